@@ -142,7 +142,7 @@ lint: deps-build deps-test deps-promtool cargo-deny ## formatting, clippy, depen
 	  { grep -v '✓' target/lint/exposure; exit 1; }
 
 bench: deps-build deps-bench deps-openvswitch ## speed, side by side in one run (release build); with STEERD_CORPORA=DIR the real rule sets
-	$(CARGO) build --release --locked --package steerd
+	$(CARGO) build --release --locked --package steerd --package softnic-preload
 	@[ ! -d $(TOOLS)/openvswitch ] || export STEERD_OVS_ROOT=$(TOOLS)/openvswitch; \
 	$(CARGO) bench --locked --package steerd-benches $(ARGS)
 

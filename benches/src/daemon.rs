@@ -13,6 +13,8 @@ use serde_json::Value;
 const PATIENCE: Duration = Duration::from_secs(60);
 /// The daemon takes its counters once a second at most; an answer costs it some milliseconds with thousands of rules.
 const STATE_LIFE: Duration = Duration::from_millis(1020);
+/// Of the port.
+const MTU_BYTES: u32 = 1500;
 /// The path of the program, if it is not where cargo puts it.
 const PROGRAM: &str = "STEERD_BENCH_DAEMON";
 
@@ -24,10 +26,63 @@ pub struct DaemonOptions<'o> {
     pub policy: &'o str,
     /// The model of the soft NIC.
     pub personality: &'o str,
+    /// Whose code its worker polls with.
+    pub provider: Provider,
     /// The core of the soft NIC's engine.
     pub engine_core: usize,
     /// The core of the worker.
     pub worker_core: usize,
+}
+
+/// The provider of libibverbs below a daemon.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Provider {
+    /// The soft NIC's own, in the daemon's process.
+    SoftNic,
+    /// rdma-core's for an mlx5, over a model of the device: `softnic exec --method mlx5`.
+    Mlx5,
+}
+
+impl Provider {
+    fn device(self) -> &'static str {
+        match self {
+            Self::SoftNic => "softnic0",
+            Self::Mlx5 => "mlx5_0",
+        }
+    }
+
+    /// What comes before the command of the daemon.
+    fn launcher(self, options: &DaemonOptions<'_>) -> Result<Vec<String>, String> {
+        if self == Self::SoftNic {
+            return Ok(Vec::new());
+        }
+        let softnic = built("softnic")?.display().to_string();
+        let words = format!("exec --method mlx5 --mtu {MTU_BYTES} --core {} --wire", options.engine_core);
+        let words = words.split(' ').map(str::to_owned);
+        Ok([softnic].into_iter().chain(words).chain([options.wire.clone(), "--".to_owned()]).collect())
+    }
+}
+
+/// What a worker had done at some time.
+#[derive(Clone, Copy, Debug)]
+struct Sample {
+    /// Of the daemon's clock.
+    seconds: f64,
+    received_packets: f64,
+    /// Its time, but for polls that found nothing.
+    busy_ns: f64,
+}
+
+impl Sample {
+    fn of(state: &Value) -> Option<Self> {
+        let worker = &state["workers"][0];
+        let regimes = worker["regimes_ns"].as_object()?.iter();
+        Some(Self {
+            seconds: state["uptime_seconds"].as_f64()?,
+            received_packets: worker["received_packets"].as_f64()?,
+            busy_ns: regimes.filter(|(name, _)| *name != "idle").filter_map(|(_, ns)| ns.as_f64()).sum(),
+        })
+    }
 }
 
 /// A running daemon. Killed when it is dropped.
@@ -53,10 +108,32 @@ pub fn program() -> Result<PathBuf, String> {
     if let Some(path) = std::env::var_os(PROGRAM) {
         return Ok(PathBuf::from(path));
     }
+    built("steerd")
+}
+
+/// A program that was built with the benches.
+fn built(name: &str) -> Result<PathBuf, String> {
     let own = std::env::current_exe().map_err(|error| error.to_string())?;
     // target/release/deps/neighbours-HASH
-    let path = own.ancestors().nth(2).unwrap_or(&own).join("steerd");
-    path.exists().then_some(path).ok_or_else(|| "steerd is not built: `make bench` does it".to_owned())
+    let path = own.ancestors().nth(2).unwrap_or(&own).join(name);
+    path.exists().then_some(path).ok_or_else(|| format!("{name} is not built: `make bench` does it"))
+}
+
+/// The settings file.
+fn settings(options: &DaemonOptions<'_>) -> String {
+    let DaemonOptions { wire, personality, provider, engine_core, worker_core, .. } = options;
+    let mut text = format!(
+        "[device]\nname = '{}'\n[policy]\nfile = 'policy.toml'\n[workers]\ncores = [{worker_core}]\n[http]\nlisten = 'off'\n\
+         [api]\nsocket = 'api.sock'\n",
+        provider.device()
+    );
+    if *provider == Provider::SoftNic {
+        text.push_str(&format!(
+            "[softnic]\npersonality = '{personality}'\ncore = {engine_core}\n\
+             ports = [{{ mtu_bytes = {MTU_BYTES}, wire = {wire} }}]\n"
+        ));
+    }
+    text
 }
 
 impl Daemon {
@@ -65,11 +142,8 @@ impl Daemon {
     /// # Errors
     /// It is not built, or ends.
     pub fn start(folder: &Path, options: &DaemonOptions<'_>) -> Result<Self, String> {
-        let DaemonOptions { wire, policy, personality, engine_core, worker_core } = options;
-        let settings = format!(
-            "[device]\nname = 'softnic0'\n[policy]\nfile = 'policy.toml'\n[workers]\ncores = [{worker_core}]\n[softnic]\npersonality = '{personality}'\ncore = {engine_core}\n\
-             ports = [{{ mtu_bytes = 1500, wire = {wire} }}]\n[http]\nlisten = 'off'\n[api]\nsocket = 'api.sock'\n"
-        );
+        let DaemonOptions { policy, provider, engine_core, worker_core, .. } = options;
+        let settings = settings(options);
         let write = |name: &str, text: &str| {
             std::fs::write(folder.join(name), text).map_err(|error| error.to_string())
         };
@@ -80,6 +154,7 @@ impl Daemon {
         // This thread is pinned, and a process inherits that.
         let child = Command::new("taskset")
             .args(["-c", &format!("{engine_core},{worker_core}")])
+            .args(provider.launcher(options)?)
             .arg(program)
             .args(["run", "--keep-running", "--config"])
             .arg(folder.join("steerd.toml"))
@@ -110,24 +185,38 @@ impl Daemon {
     /// # Errors
     /// It does not answer.
     pub fn rate(&self, time: Duration) -> Result<f64, String> {
+        let [before, after] = self.samples(time)?;
+        Ok((after.received_packets - before.received_packets) / (after.seconds - before.seconds))
+    }
+
+    /// Nanoseconds that the worker spends on a packet, by its own clock; polls that find nothing do not count.
+    ///
+    /// # Errors
+    /// It does not answer, or receives nothing.
+    pub fn worker_ns(&self, time: Duration) -> Result<f64, String> {
+        let [before, after] = self.samples(time)?;
+        let packets = after.received_packets - before.received_packets;
+        let each = (after.busy_ns - before.busy_ns) / packets;
+        (packets > 0.0).then_some(each).ok_or_else(|| "the worker received no packet".to_owned())
+    }
+
+    /// What the worker had done before and after `time` and up to a second more.
+    fn samples(&self, time: Duration) -> Result<[Sample; 2], String> {
         // The first one may have been taken some time ago.
         let first = self.sample(f64::NEG_INFINITY)?;
         std::thread::sleep(STATE_LIFE);
-        let before = self.sample(first.0)?;
+        let before = self.sample(first.seconds)?;
         std::thread::sleep(time.max(STATE_LIFE));
-        let after = self.sample(before.0)?;
-        Ok((after.1 - before.1) / (after.0 - before.0))
+        Ok([before, self.sample(before.seconds)?])
     }
 
-    /// When counters were taken, in seconds, which is later than `previous`, and the packets that the worker had received.
-    fn sample(&self, previous: f64) -> Result<(f64, f64), String> {
+    /// A sample that was taken later than `previous`, in seconds.
+    fn sample(&self, previous: f64) -> Result<Sample, String> {
         let deadline = Instant::now() + PATIENCE;
         while Instant::now() < deadline {
             let state = self.request("GET", "/v1/state")?;
-            let received = state["workers"][0]["received_packets"].as_f64();
-            let sample = state["uptime_seconds"].as_f64().zip(received);
-            let sample = sample.ok_or_else(|| format!("no counter in {state}"))?;
-            if sample.0 > previous {
+            let sample = Sample::of(&state).ok_or_else(|| format!("no counter in {state}"))?;
+            if sample.seconds > previous {
                 return Ok(sample);
             }
             std::thread::sleep(Duration::from_millis(100));

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use softnic::wire::{AfPacketConfig, AfPacketWire, Burst, MergedFrames, Wire};
 use steerd_benches::comparison::{Case, Ratio};
 use steerd_benches::competitors::{CaptureTool, ingress, load_here};
-use steerd_benches::daemon::{Daemon, DaemonOptions, ThreadTimes};
+use steerd_benches::daemon::{Daemon, DaemonOptions, Provider, ThreadTimes};
 use steerd_benches::namespace;
 use steerd_benches::rules::RuleSet;
 use steerd_benches::table::Row;
@@ -138,7 +138,14 @@ impl Drop for Sending {
 }
 
 fn options(policy: &str, wire: String) -> DaemonOptions<'_> {
-    DaemonOptions { wire, policy, personality: "ideal", engine_core: CORE, worker_core: CORE }
+    DaemonOptions {
+        wire,
+        policy,
+        personality: "ideal",
+        provider: Provider::SoftNic,
+        engine_core: CORE,
+        worker_core: CORE,
+    }
 }
 
 fn af_packet() -> String {

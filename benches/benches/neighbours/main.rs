@@ -6,6 +6,7 @@
 //! - `one-core`: engine and worker in turn, and the worker alone, beside testpmd with `net_pcap`;
 //! - `lookup`: the flow table beside `dpdk-test-acl`;
 //! - `personalities`: that process on a soft NIC with the limits of an mlx5, beside one without limits;
+//! - `providers`: its worker on rdma-core's mlx5 provider, beside the soft NIC's own;
 //! - `forward`: the sink beside testpmd's `macswap`;
 //! - `interface`: AF_PACKET on a veth pair beside its ring alone, tcpdump, nft and Open vSwitch; idle cores; memory after
 //!   reloads.
@@ -25,6 +26,7 @@ mod interface;
 mod lookup;
 mod one_core;
 mod personalities;
+mod providers;
 mod switch;
 mod whole;
 
@@ -52,11 +54,12 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// A table: its word, its cases and its ratios.
 type Table = (&'static str, fn(&Inputs) -> Vec<Case<'_>>, fn(&[Row]) -> Vec<Ratio>);
 
-const TABLES: [Table; 6] = [
+const TABLES: [Table; 7] = [
     ("daemon", whole::cases, whole::ratios),
     ("one-core", one_core::cases, one_core::ratios),
     ("lookup", lookup::cases, lookup::ratios),
     ("personalities", personalities::cases, personalities::ratios),
+    ("providers", providers::cases, providers::ratios),
     ("forward", forward::cases, forward::ratios),
     ("interface", interface::cases, interface::ratios),
 ];

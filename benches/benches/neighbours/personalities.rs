@@ -10,7 +10,7 @@ use device_model::DeviceProfile;
 use packet::DeepKey;
 use policy::{NoFiles, Source};
 use steerd_benches::comparison::{Case, Ratio};
-use steerd_benches::daemon::{Daemon, DaemonOptions};
+use steerd_benches::daemon::{Daemon, DaemonOptions, Provider};
 use steerd_benches::rules::RuleSet;
 use steerd_benches::table::Row;
 
@@ -73,6 +73,7 @@ fn daemon<'i>(
             wire: looped(&replay.capture),
             policy: &policy,
             personality,
+            provider: Provider::SoftNic,
             engine_core: CORE,
             worker_core: OTHER_CORE,
         };

@@ -12,7 +12,7 @@ use softnic::Drive;
 use steerd_benches::Rig;
 use steerd_benches::comparison::{Case, Ratio};
 use steerd_benches::competitors::{Testpmd, TestpmdOptions};
-use steerd_benches::daemon::{Daemon, DaemonOptions};
+use steerd_benches::daemon::{Daemon, DaemonOptions, Provider};
 use steerd_benches::rules::RuleSet;
 use steerd_benches::table::Row;
 
@@ -102,6 +102,7 @@ fn daemon<'i>(
             wire: looped(&replay.capture),
             policy: &policy,
             personality: "ideal",
+            provider: Provider::SoftNic,
             engine_core: CORE,
             worker_core: OTHER_CORE,
         };
