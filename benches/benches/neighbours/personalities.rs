@@ -38,7 +38,8 @@ pub(crate) fn cases(inputs: &Inputs) -> Vec<Case<'_>> {
             }
         };
         for traffic in TRAFFICS {
-            let personalities = [(IDEAL, DeviceProfile::ideal()), (MLX5, DeviceProfile::mlx5())];
+            let personalities =
+                [(IDEAL, DeviceProfile::ideal()), (MLX5, DeviceProfile::mlx5().in_software())];
             cases
                 .extend(personalities.map(|(name, profile)| daemon(inputs, &set, traffic, (name, &profile))));
         }
@@ -83,7 +84,7 @@ fn daemon<'i>(
     })
 }
 
-/// Where the packets of the trace are decided, of a sample that is evenly spread.
+/// Where the packets of the trace are decided, of a sample that is evenly spread, by the program that the daemon compiles.
 fn share(
     policy: &str,
     profile: &DeviceProfile,
