@@ -131,6 +131,17 @@ fn frames() -> impl Strategy<Value = Vec<u8>> {
 
 proptest! {
     #[test]
+    fn swapped_macs_are_those_of_the_other(frame in prop::collection::vec(any::<u8>(), 0..20)) {
+        let mut changed = frame.clone();
+        swap_macs(&mut changed);
+        if frame.len() < MACS_BYTES {
+            prop_assert_eq!(changed, frame);
+        } else {
+            prop_assert_eq!([&changed[6..12], &changed[..6], &changed[12..]].concat(), frame);
+        }
+    }
+
+    #[test]
     fn a_pushed_tag_pops_to_the_same_frame(frame in frames(), id in 0u16..4096) {
         if frame.len() >= MACS_BYTES {
             let tagged = push(&frame, id);
