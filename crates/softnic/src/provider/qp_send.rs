@@ -120,7 +120,18 @@ impl SendPoster {
     }
 
     /// The flags in the ring of a request; the data's place comes later.
+    #[inline]
     pub(crate) fn flags(&self, flags: u32) -> Verb<u16> {
+        const SIGNALED: u32 = ibv_send_flags::IBV_SEND_SIGNALED.0;
+        match flags {
+            0 => Ok(0),
+            SIGNALED => Ok(SEND_SIGNALED),
+            _ => self.unusual_flags(flags),
+        }
+    }
+
+    #[inline(never)]
+    fn unusual_flags(&self, flags: u32) -> Verb<u16> {
         // A datagram has no headers that checksums could be filled into.
         let unknown = if self.shape.datagram { ibv_send_flags::IBV_SEND_IP_CSUM.0 } else { 0 };
         known_bits(flags, KNOWN_FLAGS & !unknown, EINVAL)?;
@@ -182,6 +193,8 @@ impl SendPoster {
             return Err(ENOMEM);
         }
         let header = SendHeader { wr_id, flags, segment_bytes: 0, inline_bytes: 0 };
+        // SAFETY: there is room, so the slot is this side's; it begins with the header.
+        unsafe { self.producer.slot().cast::<SendHeader>().write(header) };
         self.batch.begun = Some(Begun { header, lacks_data: true, lacks_address: self.shape.datagram });
         Ok(())
     }
@@ -211,7 +224,8 @@ impl SendPoster {
     }
 
     /// Gives the request that was begun its buffers.
-    #[inline]
+    // Not part of `set_one`, which would need more registers.
+    #[inline(never)]
     pub(crate) fn set_list(&mut self, list: *const ibv_sge, count: u32) -> Verb<()> {
         let header = self.without_data()?;
         if count > self.shape.max_sge || (count > 0 && list.is_null()) {
@@ -234,21 +248,26 @@ impl SendPoster {
 
     /// Gives the request that was begun its only buffer.
     #[inline]
-    fn set_one(&mut self, sge: &ibv_sge) -> Verb<()> {
-        let header = self.without_data()?;
-        if header.flags & SEND_SEGMENTS != 0 || self.shape.max_sge == 0 {
-            return self.set_list(sge, 1);
+    fn set_one(&mut self, sge: ibv_sge) -> Verb<()> {
+        // Only what is needed of it: the header is in its slot, as it is to be.
+        let Some(Begun { header: SendHeader { flags, .. }, lacks_data: true, lacks_address: false }) =
+            self.batch.begun
+        else {
+            return self.set_list(&raw const sge, 1);
+        };
+        if flags & SEND_SEGMENTS != 0 || self.shape.max_sge == 0 {
+            return self.set_list(&raw const sge, 1);
         }
         let elements = self.body().cast::<Element>();
         // SAFETY: a slot's body holds `max_sge` elements, at least one; only this side writes them now.
-        unsafe { elements.write(Element::of(sge)) };
+        unsafe { elements.write(Element::of(&sge)) };
         if self.shape.max_sge > 1 {
             // SAFETY: as above, and at least two.
             let second = unsafe { elements.add(1) };
             // SAFETY: as above.
             unsafe { second.write(Element::END) };
         }
-        self.fill(header);
+        self.close();
         Ok(())
     }
 
@@ -308,11 +327,16 @@ impl SendPoster {
         }
     }
 
-    /// Counts the request as filled.
+    /// Counts the request as filled, with a header that may have changed since it was begun.
     #[inline]
     pub(super) fn finish(&mut self, header: SendHeader) {
         // SAFETY: there is room since the request was begun, so the slot is this side's; it begins with the header.
         unsafe { self.producer.slot().cast::<SendHeader>().write(header) };
+        self.close();
+    }
+
+    #[inline]
+    fn close(&mut self) {
         self.producer.advance();
         self.batch.begun = None;
     }
@@ -403,7 +427,9 @@ fn in_batch(qp: *mut ibv_qp_ex, body: impl FnOnce(&mut SendPoster, Members) -> V
     let wr_id = unsafe { (*native).wr_id };
     // SAFETY: as above.
     let wr_flags = unsafe { (*native).wr_flags };
-    poster.batch.error = body(poster, Members { wr_id, wr_flags }).err();
+    if let Err(errno) = body(poster, Members { wr_id, wr_flags }) {
+        poster.batch.error = Some(errno);
+    }
 }
 
 unsafe extern "C" fn wr_start(qp: *mut ibv_qp_ex) {
@@ -473,7 +499,7 @@ unsafe extern "C" fn wr_send_tso(
 }
 
 unsafe extern "C" fn wr_set_sge(qp: *mut ibv_qp_ex, lkey: u32, addr: u64, length: u32) {
-    in_batch(qp, |poster, _| poster.set_one(&ibv_sge { addr, length, lkey }));
+    in_batch(qp, |poster, _| poster.set_one(ibv_sge { addr, length, lkey }));
 }
 
 unsafe extern "C" fn wr_set_sge_list(qp: *mut ibv_qp_ex, count: usize, list: *const ibv_sge) {
