@@ -43,6 +43,34 @@ impl Sender {
         frame
     }
 
+    /// A batch of these packets, of which the marked ones are signalled.
+    fn send_batch(&mut self, packets: &[(&[u8], bool)]) {
+        let frames: Vec<_> = packets.iter().map(|(packet, _)| self.frame(packet)).collect();
+        let mut batch = self.pair.start_send(&mut self.pool).expect("the interface is there");
+        for (frame, (packet, is_signalled)) in frames.into_iter().zip(packets) {
+            let flags = if *is_signalled { SendFlags::empty() } else { SendFlags::UNSIGNALLED };
+            batch.send_piece(flags, frame, 0..packet.len()).expect("room");
+        }
+        assert_eq!(batch.complete().unwrap(), packets.len());
+    }
+
+    /// The lengths and statuses of the sends that each completion reports; frames are back in the pool.
+    fn reports(&mut self) -> Vec<Vec<(usize, Status)>> {
+        let mut reports = Vec::new();
+        let Some(mut batch) = self.cq.poll() else { return reports };
+        while let Some(completion) = batch.next() {
+            let (mut report, mut frames) = (Vec::new(), Vec::new());
+            let named = self.pair.reclaim(&mut self.pool, completion, |send| {
+                report.push((send.bytes as usize, send.status));
+                frames.push(send.frame);
+            });
+            assert!(named.is_ok(), "it names a frame");
+            frames.into_iter().for_each(|frame| self.pool.release(frame));
+            reports.push(report);
+        }
+        reports
+    }
+
     /// Everything that completed, by value; frames are back in the pool.
     fn completions(&mut self) -> Vec<(Status, Opcode, Option<u32>)> {
         let mut list: Vec<WorkCompletion> = Vec::new();
@@ -191,6 +219,89 @@ fn data_taken_along_need_not_complete() {
 }
 
 #[test]
+fn a_completion_gives_the_frames_of_the_unsignalled_sends_before_it() {
+    let rig = Rig::new();
+    let mut sender = Sender::whole(&rig);
+    let packets: Vec<_> = (1..=3).map(|port| udp(port, port)).collect();
+    let sizes: Vec<_> = packets.iter().map(|packet| (packet.len(), Status::Success)).collect();
+    // More often than the queue is long.
+    for _ in 0..20 {
+        sender.send_batch(&[(&packets[0], false), (&packets[1], false), (&packets[2], true)]);
+        sender.send_batch(&[(&packets[0], true)]);
+        rig.pump();
+        assert_eq!(rig.sent().len(), 4);
+        assert_eq!(sender.reports(), [sizes.clone(), vec![sizes[0]]]);
+        assert_eq!((sender.pool.free_count(), sender.pair.in_flight()), (64, 0));
+    }
+    // Signalled ones may come back by the pool, those before them then by a later send.
+    for _ in 0..20 {
+        sender.send_batch(&[(&packets[0], true)]);
+        rig.pump();
+        assert_eq!(sender.completions().len(), 1);
+    }
+    sender.send_batch(&[(&packets[0], false), (&packets[1], true)]);
+    rig.pump();
+    assert_eq!(sender.completions().len(), 1);
+    assert_eq!(sender.pool.free_count(), 63, "the unsignalled one");
+    sender.send_batch(&[(&packets[2], true)]);
+    rig.pump();
+    assert_eq!(sender.reports(), [[sizes[0], sizes[2]]]);
+    assert_eq!(sender.pool.free_count(), 64);
+}
+
+#[test]
+fn an_unsignalled_send_that_fails_has_a_completion() {
+    let rig = Rig::new();
+    let mut sender = Sender::whole(&rig);
+    let (packet, too_short) = (udp(1, 7), [0; 8]);
+    sender.send_batch(&[(&packet, false), (&too_short, false), (&packet, false), (&packet, true)]);
+    rig.pump();
+    rig.pump();
+    let bytes = packet.len();
+    assert_eq!(
+        sender.reports(),
+        [
+            vec![(bytes, Status::Success), (8, Status::LocalLength)],
+            vec![(bytes, Status::Flushed)],
+            vec![(bytes, Status::Flushed)]
+        ]
+    );
+    assert_eq!(sender.pool.free_count(), 64);
+}
+
+#[test]
+fn unsignalled_frames_are_not_mistaken() {
+    let rig = Rig::new();
+    let mut sender = Sender::new(&rig, |builder| {
+        builder.send_operations(SendOperations::SEND).signal_all(true).max_send_parts(1)
+    });
+    let packet = udp(1, 7);
+    sender.send_batch(&[(&packet, false)]);
+    let mut other = rig.pool(4);
+    assert!(sender.pair.start_send(&mut other).is_none(), "frames of one pool at a time");
+    assert_eq!(sender.pair.last_refusal().unwrap().raw_os_error(), Some(libc::EBUSY));
+    rig.pump();
+    let mut stranger = Sender::whole(&rig);
+    let mut batch = sender.cq.poll().expect("the queue pair signals all");
+    let completion = batch.next().expect("one");
+    let completion = sender.pool.reclaim(completion).expect_err("its queue pair gives it back");
+    let completion = stranger.pair.reclaim(&mut sender.pool, completion, |_| ()).expect_err("another pair");
+    let completion = sender.pair.reclaim(&mut other, completion, |_| ()).expect_err("another pool");
+    let mut frames = Vec::new();
+    assert!(sender.pair.reclaim(&mut sender.pool, completion, |send| frames.push(send.frame)).is_ok());
+    drop(batch);
+    frames.into_iter().for_each(|frame| sender.pool.release(frame));
+    assert_eq!(sender.pool.free_count(), 64);
+
+    let frame = sender.frame(&packet);
+    let mut batch = sender.pair.start_send(&mut sender.pool).unwrap();
+    batch.send_piece(SendFlags::UNSIGNALLED, frame, 0..packet.len()).expect("room");
+    batch.abort();
+    assert_eq!((sender.pool.free_count(), sender.pair.in_flight()), (64, 0));
+    assert!(sender.pair.start_send(&mut other).is_some(), "none is in flight");
+}
+
+#[test]
 fn ranges_outside_of_the_frame_are_refused() {
     let rig = Rig::new();
     let mut sender = Sender::whole(&rig);
@@ -202,7 +313,10 @@ fn ranges_outside_of_the_frame_are_refused() {
         let flags = SendFlags::empty();
         let frame = sender.pair.send_gathered(&mut sender.pool, frame, &parts, flags).expect_err("wrong");
         let mut batch = sender.pair.start_send(&mut sender.pool).unwrap();
-        let frame = batch.send(flags).gather(frame, &parts).expect_err("wrong");
+        let mut frame = batch.send(flags).gather(frame, &parts).expect_err("wrong");
+        if let [piece] = &parts[..] {
+            frame = batch.send_piece(flags, frame, piece.clone()).expect_err("wrong");
+        }
         batch.release(frame);
         assert_eq!(batch.complete().unwrap(), 0, "what was refused is not part of the batch");
         assert_eq!(sender.pair.last_refusal().unwrap().raw_os_error(), Some(libc::EINVAL));

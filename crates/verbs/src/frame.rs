@@ -18,7 +18,10 @@ pub(crate) const MAX_FRAMES: usize = 1 << 24;
 enum State {
     Free,
     Held,
+    /// Comes back by the completion that names it.
     Posted,
+    /// Comes back by the completion of its send or of a later one of the same queue pair, which keeps the order.
+    Sent,
 }
 
 /// A frame that is neither free nor posted: its bytes belong to the owner of this. Dropping it instead of releasing
@@ -94,15 +97,29 @@ impl Ledger {
         self.states[index as usize] = State::Held;
     }
 
+    /// Takes a send back that the device never had: its frame is free.
+    fn withdrawn(&mut self, index: u32) {
+        self.states[index as usize] = State::Free;
+        self.free.push(index);
+    }
+
+    /// The index that `wr_id` has, if it names a frame of this ledger.
+    #[inline]
+    fn named(&self, wr_id: u64) -> Option<u32> {
+        ((wr_id >> 32) as u32 == self.id.get()).then_some(wr_id as u32)
+    }
+
     /// The frame that `wr_id` names, if this ledger has lent it to a device.
     #[inline]
     fn reclaim(&mut self, wr_id: u64) -> Option<Frame> {
-        let index = wr_id as u32;
-        if (wr_id >> 32) as u32 != self.id.get() {
-            return None;
-        }
+        self.take_back(self.named(wr_id)?, State::Posted)
+    }
+
+    /// The frame with this index, if it was lent to a device in this way.
+    #[inline]
+    fn take_back(&mut self, index: u32, lent: State) -> Option<Frame> {
         let state = self.states.get_mut(index as usize)?;
-        if *state != State::Posted {
+        if *state != lent {
             return None;
         }
         *state = State::Held;
@@ -260,6 +277,32 @@ impl FramePool {
         }
     }
 
+    /// Notes that the device has this frame for a send. It comes back by [`FramePool::take_back`]; with `is_signalled` also
+    /// by [`FramePool::reclaim`]. Returns its index; `None` for a frame of another pool. The caller gives up its [`Frame`].
+    #[inline]
+    pub(crate) fn sent(&mut self, frame: &Frame, is_signalled: bool) -> Option<u32> {
+        let index = self.ledger.index(frame)?;
+        self.ledger.states[index as usize] = if is_signalled { State::Posted } else { State::Sent };
+        Some(index)
+    }
+
+    /// Takes [`FramePool::sent`] back: the device never had the frame, which is free now.
+    pub(crate) fn withdrawn(&mut self, index: u32) {
+        self.ledger.withdrawn(index);
+    }
+
+    /// The index of the frame that a work request id names; `None` for one of another pool.
+    #[inline]
+    pub(crate) fn named(&self, wr_id: u64) -> Option<u32> {
+        self.ledger.named(wr_id)
+    }
+
+    /// The frame with this index, if it was lent to a device by [`FramePool::sent`] with the same `is_signalled`.
+    #[inline]
+    pub(crate) fn take_back(&mut self, index: u32, is_signalled: bool) -> Option<Frame> {
+        self.ledger.take_back(index, if is_signalled { State::Posted } else { State::Sent })
+    }
+
     /// Takes [`FramePool::post_each`] back: the device has refused the frame.
     pub(crate) fn refused(&mut self, frame: &Frame) {
         if let Some(index) = self.ledger.index(frame) {
@@ -343,6 +386,22 @@ mod tests {
         assert!(ledger.release(&back));
         assert_eq!(ledger.reclaim(wr_id), None, "free, not posted");
         assert_eq!(ledger.free.len(), 2);
+    }
+
+    #[test]
+    fn a_frame_that_comes_back_with_a_later_send_is_not_the_completions() {
+        let mut ledger = ledger(7, 2);
+        let frame = ledger.take().expect("free");
+        let wr_id = frame.wr_id();
+        let index = ledger.named(wr_id).expect("of this ledger");
+        ledger.states[index as usize] = State::Sent;
+        assert_eq!(ledger.reclaim(wr_id), None);
+        assert_eq!(ledger.take_back(index, State::Posted), None);
+        assert_eq!(ledger.take_back(index, State::Sent), Some(frame));
+        assert_eq!(ledger.take_back(index, State::Sent), None, "once");
+        ledger.withdrawn(index);
+        assert_eq!(ledger.free.len(), 2);
+        assert_eq!((ledger.named(8 << 32), ledger.take_back(2, State::Sent)), (None, None));
     }
 
     #[test]

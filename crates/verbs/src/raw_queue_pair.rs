@@ -1,7 +1,8 @@
 //! Raw packet queue pairs with rings of their own: they send frames, and are flow targets without RSS.
 //!
-//! [`RawQueuePair`] belongs to the packet path; [`RawQueuePairHandle`] is the part that flows keep alive. Every send of
-//! a frame is signalled, so that every frame comes back through [`FramePool::reclaim`].
+//! [`RawQueuePair`] belongs to the packet path; [`RawQueuePairHandle`] is the part that flows keep alive. The frame of a
+//! signalled send comes back through [`FramePool::reclaim`] or [`RawQueuePair::reclaim`], that of any other send of a batch
+//! through the latter.
 
 use std::cell::Cell;
 use std::ffi::c_int;
@@ -13,6 +14,7 @@ use std::{io, ptr};
 
 use ibverbs_sys::{self as sys, ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_send_wr, ibv_sge, ibv_wr_opcode};
 
+use self::in_flight::InFlight;
 use self::send::{Parts, Segments};
 use crate::chain::{ReceiveChain, taken_before};
 use crate::completion::wr_id_of;
@@ -21,12 +23,13 @@ use crate::inline::SendFunctions;
 use crate::keep_alive::{QueuePools, QueueRegions};
 use crate::pause::Gates;
 use crate::{
-    CompletionQueueHandle, Context, Domain, Error, Frame, FramePool, PortNumber, QueueNumber,
-    QueuePairAttributes, QueuePairCaps, RegisteredFrames, Result, SharedReceiveQueue, inline, keep_alive,
-    queue_pair,
+    Completion, CompletionQueueHandle, Context, Domain, Error, Frame, FramePool, PortNumber, QueueNumber,
+    QueuePairAttributes, QueuePairCaps, RegisteredFrames, Result, SharedReceiveQueue, Status, inline,
+    keep_alive, queue_pair,
 };
 
 mod builder;
+mod in_flight;
 mod send;
 
 pub use self::builder::RawQueuePairBuilder;
@@ -64,15 +67,14 @@ impl IdleRawQueuePair {
             let attr = ibv_qp_attr { qp_state, port_num: port.0, ..ibv_qp_attr::default() };
             handle.modify(name, attr, mask)?;
         }
-        let capacity = if self.functions.is_some() { handle.caps.max_sends.min(MAX_SENDS) } else { 0 };
         Ok(RawQueuePair {
+            in_flight: InFlight::new(handle.caps.max_sends),
             send_gates: handle.send_completions.gates(&handle.domain),
             receive_gates: handle.receive_completions.gates(&handle.domain),
             handle,
             chain: ReceiveChain::new(),
             pools: self.pools,
             functions: self.functions,
-            batched: Vec::with_capacity(capacity as usize),
             errno: 0,
             _not_sync: PhantomData,
         })
@@ -88,8 +90,8 @@ pub struct RawQueuePair {
     pools: QueuePools,
     /// The sending interface, if it was asked for.
     functions: Option<SendFunctions>,
-    /// The frames of the open batch, in the order of their requests; empty without one. As long as the send queue.
-    batched: Vec<Frame>,
+    /// The sends of frames, those of an open batch at its end. As long as the send queue.
+    in_flight: InFlight,
     /// Of the last send that was refused.
     errno: c_int,
     _not_sync: PhantomData<Cell<()>>,
@@ -188,7 +190,7 @@ impl RawQueuePair {
             sg_list: &raw mut entry,
             num_sge: 1,
             opcode: ibv_wr_opcode::IBV_WR_SEND,
-            send_flags: flags.for_copy() | sys::ibv_send_flags::IBV_SEND_INLINE.0,
+            send_flags: flags.for_batch() | sys::ibv_send_flags::IBV_SEND_INLINE.0,
             ..ibv_send_wr::default()
         };
         // SAFETY: the data is read during the call only, because of the inline flag (ibv_post_send(3)).
@@ -196,8 +198,8 @@ impl RawQueuePair {
     }
 
     /// Opens a batch of sends of frames of `pool`. `None`: the queue pair was made without
-    /// [`RawQueuePairBuilder::send_operations`], the pool is not for it, or another thread uses its completion queue or
-    /// thread domain ([`RawQueuePair::last_refusal`]).
+    /// [`RawQueuePairBuilder::send_operations`], the pool is not for it, sends of frames of another pool are in flight that
+    /// are not signalled, or another thread uses its completion queue or thread domain ([`RawQueuePair::last_refusal`]).
     #[inline]
     pub fn start_send<'q>(&'q mut self, pool: &'q mut FramePool) -> Option<SendBatch<'q>> {
         let Some(functions) = self.functions else {
@@ -211,6 +213,10 @@ impl RawQueuePair {
                 return None;
             }
         };
+        if !self.in_flight.turn_to(pool) {
+            self.errno = libc::EBUSY;
+            return None;
+        }
         let Some(entered) = self.send_gates.enter() else {
             self.errno = libc::EBUSY;
             return None;
@@ -218,6 +224,42 @@ impl RawQueuePair {
         // The batch leaves when it ends.
         std::mem::forget(entered);
         Some(SendBatch::open(self, (pool, lkey), functions))
+    }
+
+    /// The frames that a completion gives back: that of its own send, which comes last, and those of the sends before it
+    /// that are not signalled ([`SendFlags::UNSIGNALLED`]), which have succeeded. The completion comes back if it names no
+    /// frame of `pool` that this queue pair sends.
+    ///
+    /// ```
+    /// fn sent(pair: &mut verbs::RawQueuePair, pool: &mut verbs::FramePool, completion: verbs::Completion<'_>) {
+    ///     let mut frames = Vec::new();
+    ///     let _other = pair.reclaim(pool, completion, |send| frames.push(send.frame));
+    ///     frames.into_iter().for_each(|frame| pool.release(frame));
+    /// }
+    /// ```
+    #[inline]
+    pub fn reclaim<'c>(
+        &mut self,
+        pool: &mut FramePool,
+        completion: Completion<'c>,
+        mut each: impl FnMut(CompletedSend),
+    ) -> std::result::Result<(), Completion<'c>> {
+        let Some(older) = self.in_flight.find(pool, completion.wr_id()) else { return Err(completion) };
+        for _ in 0..older {
+            if let Some((frame, bytes)) = self.in_flight.take(pool, false) {
+                each(CompletedSend { frame, bytes, status: Status::Success });
+            }
+        }
+        if let Some((frame, bytes)) = self.in_flight.take(pool, true) {
+            each(CompletedSend { frame, bytes, status: completion.status() });
+        }
+        Ok(())
+    }
+
+    /// How many sends of frames [`RawQueuePair::reclaim`] has not given back.
+    #[inline]
+    pub fn in_flight(&self) -> usize {
+        self.in_flight.len() as usize
     }
 
     /// Moves the queue pair to ERR: everything that is posted completes as flushed, and so does what is posted later.
@@ -289,10 +331,21 @@ impl RawQueuePair {
         // SAFETY: the frame was held and is registered, which `regions` keeps it, and it is marked as posted before
         // anyone can touch it again.
         if unsafe { self.post(&mut request) } {
-            pool.posted(&frame);
+            self.remember(pool, &frame, parts.bytes());
             return Ok(());
         }
         Err(frame)
+    }
+
+    /// Notes a signalled send. Where there is no room for it, its frame comes back by [`FramePool::reclaim`] only.
+    #[inline]
+    fn remember(&mut self, pool: &mut FramePool, frame: &Frame, bytes: u32) {
+        let no_batch = self.in_flight.position();
+        if self.in_flight.turn_to(pool) && self.in_flight.has_room(no_batch) {
+            self.in_flight.push(pool, frame, bytes, true);
+        } else {
+            pool.posted(frame);
+        }
     }
 
     /// Posts one request. False: the provider does not have it.
@@ -348,6 +401,17 @@ impl RawQueuePair {
             unsafe { inline::post_recv(qp, head, bad) }
         })
     }
+}
+
+/// A send that has completed.
+#[derive(Debug)]
+pub struct CompletedSend {
+    /// Its frame.
+    pub frame: Frame,
+    /// The bytes that were to be sent.
+    pub bytes: u32,
+    /// How it ended.
+    pub status: Status,
 }
 
 /// A raw packet queue pair, as flows to it see it.

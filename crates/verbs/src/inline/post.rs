@@ -69,6 +69,12 @@ impl SendFunctions {
         })
     }
 
+    /// Whether sends without segments were asked for.
+    #[inline]
+    pub(crate) fn can_send(&self) -> bool {
+        self.send.is_some()
+    }
+
     /// `ibv_wr_start`.
     ///
     /// # Safety
@@ -83,6 +89,7 @@ impl SendFunctions {
     ///
     /// # Safety
     /// A batch is open, by this thread. The header stays as it is until the send completes.
+    #[inline]
     pub(crate) unsafe fn build(
         &self,
         wr_id: u64,
@@ -113,6 +120,7 @@ impl SendFunctions {
     ///
     /// # Safety
     /// After [`SendFunctions::build`]; the memory stays registered and unchanged until the send completes.
+    #[inline]
     pub(crate) unsafe fn set_sge(&self, entries: &[ibv_sge]) {
         let qp = self.qp.as_ptr();
         match entries {

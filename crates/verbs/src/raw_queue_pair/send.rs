@@ -45,6 +45,8 @@ pub struct SendBatch<'q> {
     lkey: u32,
     functions: SendFunctions,
     requests: usize,
+    /// Where its sends begin among those in flight.
+    start: u32,
     open: bool,
     /// Ends on the thread it was opened on: the provider may hold a lock.
     _not_send: PhantomData<*const ()>,
@@ -60,13 +62,52 @@ impl<'q> SendBatch<'q> {
         // SAFETY: the queue pair is live and exclusively borrowed, and the gates keep others out; an earlier batch has
         // ended before its gates were left.
         unsafe { functions.start() };
-        Self { pair, pool, lkey, functions, requests: 0, open: true, _not_send: PhantomData }
+        let start = pair.in_flight.position();
+        Self { pair, pool, lkey, functions, requests: 0, start, open: true, _not_send: PhantomData }
     }
 
     /// A packet (`ibv_wr_send`).
     #[inline]
     pub fn send(&mut self, flags: SendFlags) -> SendRequest<'_, 'q> {
         SendRequest { batch: self, flags, segments: None }
+    }
+
+    /// A packet that is one piece of a frame, as [`SendRequest::gather`] with one, and with less work.
+    #[inline]
+    pub fn send_piece(&mut self, flags: SendFlags, frame: Frame, piece: Range<usize>) -> Result<(), Frame> {
+        match self.add_piece(flags, &frame, piece) {
+            Ok(()) => Ok(()),
+            Err(errno) => {
+                self.pair.errno = errno;
+                Err(frame)
+            }
+        }
+    }
+
+    /// Hands the request to the provider; the frame is the batch's after that. An errno: nothing was handed over.
+    #[inline]
+    fn add_piece(&mut self, flags: SendFlags, frame: &Frame, piece: Range<usize>) -> Result<(), i32> {
+        let slot = self.pool.slot(frame).ok_or(libc::EINVAL)?;
+        if piece.start > piece.end || piece.end > self.pool.frame_bytes() as usize {
+            return Err(libc::EINVAL);
+        }
+        if !self.pair.in_flight.has_room(self.start) {
+            return Err(libc::ENOMEM);
+        }
+        // Both fit: the end is at most `frame_bytes`, a u32.
+        let (start, length) = (piece.start as u64, (piece.end - piece.start) as u32);
+        if !self.functions.can_send() {
+            return Err(libc::EOPNOTSUPP);
+        }
+        self.pair.in_flight.push(self.pool, frame, length, flags.is_signalled());
+        self.requests += 1;
+        // SAFETY: the batch is open, by this thread. It can be built, as was asked above.
+        let _true = unsafe { self.functions.build(slot.wr_id, flags.for_batch(), None) };
+        let entry = ibv_sge { addr: slot.address + start, length, lkey: self.lkey };
+        // SAFETY: just built; the piece is in the frame, which nothing touches from here on until it is completed, or back in
+        // the pool after the batch has failed, and `regions` keeps the memory registered.
+        unsafe { self.functions.set_sge(&[entry]) };
+        Ok(())
     }
 
     /// A TCP stream in segments of `mss` bytes, each behind the first `header_bytes` bytes of the frame, which the
@@ -100,8 +141,7 @@ impl<'q> SendBatch<'q> {
         // SAFETY: opened in `open`, by this thread, as a batch is not `Send`; closed here, once.
         let code = unsafe { self.functions.complete() };
         if code == 0 {
-            let frames = self.pair.batched.drain(..);
-            frames.for_each(|frame| self.pool.posted(&frame));
+            self.start = self.pair.in_flight.position();
             return Ok(self.requests);
         }
         let error = from_code(code);
@@ -119,9 +159,7 @@ impl Drop for SendBatch<'_> {
             // SAFETY: as for `complete`.
             unsafe { self.functions.abort() };
         }
-        while let Some(frame) = self.pair.batched.pop() {
-            self.pool.release(frame);
-        }
+        self.pair.in_flight.withdraw(self.pool, self.start);
         self.pair.send_gates.leave();
     }
 }
@@ -184,7 +222,7 @@ impl SendRequest<'_, '_> {
             return false;
         }
         // SAFETY: the batch is open, by this thread.
-        if !unsafe { batch.functions.build(wr_id_of(token), self.flags.for_copy(), None) } {
+        if !unsafe { batch.functions.build(wr_id_of(token), self.flags.for_batch(), None) } {
             batch.pair.errno = libc::EOPNOTSUPP;
             return false;
         }
@@ -195,11 +233,12 @@ impl SendRequest<'_, '_> {
     }
 
     #[inline]
-    fn put<const N: usize>(self, frame: Frame, parts: &[Range<usize>]) -> Result<(), Frame> {
+    fn put<const N: usize>(mut self, frame: Frame, parts: &[Range<usize>]) -> Result<(), Frame> {
         match self.add::<N>(&frame, parts) {
-            Ok(()) => {
-                self.batch.pair.batched.push(frame);
-                self.batch.requests += 1;
+            Ok(bytes) => {
+                let SendBatch { pair, pool, requests, .. } = self.batch;
+                pair.in_flight.push(pool, &frame, bytes, self.flags.is_signalled());
+                *requests += 1;
                 Ok(())
             }
             Err(errno) => {
@@ -209,13 +248,13 @@ impl SendRequest<'_, '_> {
         }
     }
 
-    /// Hands the request to the provider; the frame is the batch's after that. An errno: nothing was handed over.
+    /// Hands the request to the provider; the frame is the batch's after that. Returns the bytes to be sent, without the header
+    /// of segments. An errno: nothing was handed over.
     #[inline]
-    fn add<const N: usize>(&self, frame: &Frame, parts: &[Range<usize>]) -> Result<(), i32> {
-        let batch = &*self.batch;
+    fn add<const N: usize>(&mut self, frame: &Frame, parts: &[Range<usize>]) -> Result<u32, i32> {
+        let batch = &mut *self.batch;
         let list = Parts::<N>::of((batch.pool, batch.lkey), frame, parts)?;
-        // Never grows: its capacity is the length of the send queue.
-        if batch.pair.batched.len() == batch.pair.batched.capacity() {
+        if !batch.pair.in_flight.has_room(batch.start) {
             return Err(libc::ENOMEM);
         }
         let segments = match self.segments {
@@ -228,12 +267,12 @@ impl SendRequest<'_, '_> {
         let segments = segments.map(|segments| (segments.header, segments.header_bytes, segments.mss));
         // SAFETY: the batch is open, by this thread; the header is in the frame, which nothing touches from here on
         // until it is completed, or back in the pool after the batch has failed.
-        if !unsafe { batch.functions.build(list.wr_id(), self.flags.for_frame(), segments) } {
+        if !unsafe { batch.functions.build(list.wr_id(), self.flags.for_batch(), segments) } {
             return Err(libc::EOPNOTSUPP);
         }
         // SAFETY: just built; as for the header, and `regions` keeps the memory registered.
         unsafe { batch.functions.set_sge(list.entries()) };
-        Ok(())
+        Ok(list.bytes())
     }
 }
 
@@ -251,9 +290,9 @@ bitflags::bitflags! {
     pub struct SendFlags: u32 {
         /// The device computes the IPv4 header and L4 checksums.
         const IP_CSUM = ibv_send_flags::IBV_SEND_IP_CSUM.0;
-        /// No completion (in C, `IBV_SEND_SIGNALED` is not set), unless the queue pair signals all. Only for data
-        /// that the queue copies; a frame comes back by its completion, so this is ignored for frames. The place in the
-        /// send queue is free again once a later send has completed.
+        /// No completion (in C, `IBV_SEND_SIGNALED` is not set), unless the queue pair signals all or the send fails. The
+        /// place in the send queue is free again, and a frame comes back ([`RawQueuePair::reclaim`]), once a later send has
+        /// completed. Ignored for frames that are not sent in a batch.
         const UNSIGNALLED = 1 << 31;
     }
 }
@@ -266,11 +305,16 @@ impl SendFlags {
         self.intersection(Self::IP_CSUM).bits() | ibv_send_flags::IBV_SEND_SIGNALED.0
     }
 
-    /// For C, for data without a frame.
+    /// For C, for requests of a batch and for data without a frame.
     #[inline]
-    pub(super) fn for_copy(self) -> u32 {
-        let signal = if self.contains(Self::UNSIGNALLED) { 0 } else { ibv_send_flags::IBV_SEND_SIGNALED.0 };
+    pub(super) fn for_batch(self) -> u32 {
+        let signal = if self.is_signalled() { ibv_send_flags::IBV_SEND_SIGNALED.0 } else { 0 };
         self.intersection(Self::IP_CSUM).bits() | signal
+    }
+
+    #[inline]
+    pub(super) fn is_signalled(self) -> bool {
+        !self.contains(Self::UNSIGNALLED)
     }
 }
 
@@ -329,6 +373,12 @@ impl<const N: usize> Parts<N> {
     pub(super) fn entries(&self) -> &[ibv_sge] {
         &self.entries[..self.count]
     }
+
+    /// The length of all of them.
+    #[inline]
+    pub(super) fn bytes(&self) -> u32 {
+        self.entries().iter().fold(0, |bytes, entry| bytes.wrapping_add(entry.length))
+    }
 }
 
 /// How a stream is cut: headers in front of the frame, and bytes of stream per segment.
@@ -370,12 +420,12 @@ mod tests {
     assert_not_send!(SendBatch<'static>);
 
     #[test]
-    fn a_frame_is_always_signalled_and_a_copy_as_asked() {
+    fn a_frame_alone_is_always_signalled_and_a_request_of_a_batch_as_asked() {
         let (signal, csum) = (ibv_send_flags::IBV_SEND_SIGNALED.0, ibv_send_flags::IBV_SEND_IP_CSUM.0);
         let all = SendFlags::from_bits_retain(u32::MAX);
         assert_eq!(all.for_frame(), signal | csum);
-        assert_eq!(all.for_copy(), csum);
-        assert_eq!(SendFlags::empty().for_copy(), signal);
+        assert_eq!(all.for_batch(), csum);
+        assert_eq!(SendFlags::empty().for_batch(), signal);
     }
 
     #[test]
