@@ -121,11 +121,22 @@ impl Batch {
         self.detached.extend(self.frames.drain(self.first_detached..).map(Some));
     }
 
-    /// The place of the frame of the packet with this index, after [`Batch::detach_frames`].
+    /// Passes each decision with its packet, the packet's timestamp, and the place of its frame to `each`, in order of reception;
+    /// after [`Batch::detach_frames`].
     #[inline]
-    pub(crate) fn detached_frame(&mut self, packet: usize) -> Option<&mut Option<Frame>> {
-        let frame = self.packets.get(packet)?.frame as usize;
-        self.detached.get_mut(frame - self.first_detached)
+    pub(crate) fn each_detached(
+        &mut self,
+        mut each: impl FnMut(&Decision, &Packet, Option<u64>, &mut Option<Frame>),
+    ) {
+        let Self { decisions, packets, timestamps, detached, first_detached, .. } = self;
+        for decision in decisions.iter() {
+            let index = decision.packet as usize;
+            if let Some(packet) = packets.get(index)
+                && let Some(place) = detached.get_mut(packet.frame as usize - *first_detached)
+            {
+                each(decision, packet, timestamps.get(index).copied(), place);
+            }
+        }
     }
 
     /// Ends [`Batch::detach_frames`].

@@ -92,21 +92,25 @@ impl Deliveries<'_> {
 
     /// Passes each packet's frame to `take`, with the packet's length and outcome. A frame that `take` returns stays
     /// with the worker; the others come back by [`Sink::poll`].
+    #[inline]
     pub fn take_each(&mut self, mut take: impl FnMut(&mut FramePool, Frame, &Taken) -> Option<Frame>) {
         let Self { batch, pool, bits } = self;
-        for index in 0..batch.decisions.len() {
-            let Decision { packet, outcome, .. } = batch.decisions[index];
-            if !is_for(&batch.decisions[index], *bits) {
-                continue;
-            }
-            let packet = packet as usize;
-            let (bytes, timestamp) = (batch.packets[packet].bytes, batch.timestamps.get(packet).copied());
-            if let Some(place) = batch.detached_frame(packet)
+        batch.each_detached(|decision, packet, timestamp, place| {
+            if is_for(decision, *bits)
                 && let Some(frame) = place.take()
             {
-                *place = take(pool, frame, &Taken { bytes, outcome, timestamp });
+                let taken = Taken { bytes: packet.bytes, outcome: decision.outcome, timestamp };
+                *place = take(pool, frame, &taken);
             }
-        }
+        });
+    }
+
+    /// A number that is not less than that of the packets.
+    #[must_use]
+    #[inline]
+    pub fn most(&self) -> u32 {
+        // A batch has fewer than 2^32.
+        self.batch.decisions.len() as u32
     }
 }
 
@@ -186,18 +190,20 @@ impl FrameBudget {
         self.total
     }
 
-    /// False: the sinks have as many frames as they may.
+    /// Takes as many frames as the sinks may have besides, at most `wanted`; returns how many.
     #[must_use]
     #[inline]
-    pub fn take(&self) -> bool {
-        let left = self.left.load(Relaxed).checked_sub(1);
-        left.inspect(|left| self.left.store(*left, Relaxed)).is_some()
+    pub fn take(&self, wanted: u32) -> u32 {
+        let left = self.left.load(Relaxed);
+        let taken = left.min(wanted);
+        self.left.store(left - taken, Relaxed);
+        taken
     }
 
-    /// A frame is the worker's again.
+    /// So many frames are the worker's again.
     #[inline]
-    pub fn put(&self) {
-        self.left.store(self.left.load(Relaxed) + 1, Relaxed);
+    pub fn put(&self, frames: u32) {
+        self.left.store(self.left.load(Relaxed) + frames, Relaxed);
     }
 }
 

@@ -6,13 +6,12 @@
 //!
 //! Invariant: every frame that was passed to [`Transmitter::queue`] is queued, in flight, or has been given back once.
 
-use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
 use verbs::{
-    CompletionQueue, Context, Domain, Errno, Frame, FramePool, PortNumber, RawQueuePair, RawQueuePairHandle,
-    RegisteredFrames, SendFlags, SendOperations, Status,
+    CompletedSend, CompletionQueue, Context, Domain, Errno, Frame, FramePool, PortNumber, RawQueuePair,
+    RawQueuePairHandle, RegisteredFrames, SendFlags, SendOperations, Status,
 };
 
 use crate::SinkDrop;
@@ -23,11 +22,15 @@ pub const SENDS_MAX: u32 = 1024;
 /// The most pieces of one packet: a new header and the rest.
 const PIECES_MAX: usize = 2;
 
-/// The bytes of a frame that are sent, in at most two pieces.
+/// How many sends have one completion; their frames come back together. The last send of a batch has one in any case.
+const SENDS_PER_COMPLETION: usize = 32;
+
+/// The bytes of a frame that are sent, in at most two pieces. Lengths are those of frames, which fit 32 bits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pieces {
-    /// The second is empty for a packet in one piece.
-    pieces: [Range<usize>; PIECES_MAX],
+    first: Range<u32>,
+    /// Empty for a packet in one piece.
+    second: Range<u32>,
 }
 
 impl Pieces {
@@ -35,47 +38,53 @@ impl Pieces {
     #[must_use]
     #[inline]
     pub fn one(piece: Range<usize>) -> Self {
-        Self { pieces: [piece, 0..0] }
+        Self { first: short(piece), second: 0..0 }
+    }
+
+    /// The first bytes.
+    #[must_use]
+    #[inline]
+    pub fn start(bytes: u32) -> Self {
+        Self { first: 0..bytes, second: 0..0 }
     }
 
     /// Two pieces, sent one after the other.
     #[must_use]
     #[inline]
     pub fn two(first: Range<usize>, second: Range<usize>) -> Self {
-        Self { pieces: [first, second] }
+        Self { first: short(first), second: short(second) }
     }
 
     /// The length of the packet.
     #[must_use]
     #[inline]
     pub fn bytes(&self) -> usize {
-        self.pieces.iter().map(Range::len).sum()
+        self.first.len() + self.second.len()
     }
 
-    /// The pieces that have bytes.
-    #[must_use]
+    /// The pieces as a list, and how many of them have bytes.
     #[inline]
-    pub fn as_slice(&self) -> &[Range<usize>] {
-        let count = if self.pieces[1].is_empty() { 1 } else { PIECES_MAX };
-        &self.pieces[..count]
+    pub(crate) fn list(&self) -> ([Range<usize>; PIECES_MAX], usize) {
+        let count = if self.second.is_empty() { 1 } else { PIECES_MAX };
+        ([long(&self.first), long(&self.second)], count)
     }
+}
+
+/// What does not fit becomes a range that no frame has.
+#[inline]
+fn short(range: Range<usize>) -> Range<u32> {
+    let end = |place: usize| u32::try_from(place).unwrap_or(u32::MAX);
+    end(range.start)..end(range.end)
+}
+
+#[inline]
+fn long(range: &Range<u32>) -> Range<usize> {
+    range.start as usize..range.end as usize
 }
 
 struct Queued {
     frame: Frame,
     pieces: Pieces,
-    flags: SendFlags,
-}
-
-/// A send that has completed.
-#[derive(Debug)]
-pub struct Completed {
-    /// Its frame.
-    pub frame: Frame,
-    /// The bytes that were to be sent.
-    pub bytes: u32,
-    /// Whether the device has sent them. The first failure ends sending until [`Transmitter::recover`].
-    pub is_sent: bool,
 }
 
 /// A queue pair for sending by one port.
@@ -89,9 +98,6 @@ pub struct Transmitter {
     port: PortNumber,
     /// Packets that are not posted yet. Its capacity is `limit`.
     queued: Vec<Queued>,
-    /// The bytes of each send in flight, oldest first: the sends of a queue pair complete in the order of their posting.
-    /// Its capacity is `limit`.
-    in_flight: VecDeque<u32>,
     limit: usize,
     failed: bool,
 }
@@ -124,7 +130,6 @@ impl Transmitter {
             frames: None,
             port,
             queued: Vec::with_capacity(limit),
-            in_flight: VecDeque::with_capacity(limit),
             limit,
             failed: false,
         })
@@ -152,7 +157,7 @@ impl Transmitter {
     #[must_use]
     #[inline]
     pub fn held(&self) -> usize {
-        self.queued.len() + self.in_flight.len()
+        self.queued.len() + self.pair.in_flight()
     }
 
     /// Whether packets wait for [`Transmitter::flush`].
@@ -180,42 +185,62 @@ impl Transmitter {
     /// # Errors
     /// The frame comes back because there is no room, or because a send has failed.
     #[inline]
-    pub fn queue(&mut self, frame: Frame, pieces: Pieces, flags: SendFlags) -> Result<(), (Frame, SinkDrop)> {
+    pub fn queue(&mut self, frame: Frame, pieces: Pieces) -> Result<(), (Frame, SinkDrop)> {
         if self.failed {
             return Err((frame, SinkDrop::TxFailed));
         }
         if self.room() == 0 {
             return Err((frame, SinkDrop::TxFull));
         }
-        self.queued.push(Queued { frame, pieces, flags });
+        self.push(frame, pieces);
         Ok(())
+    }
+
+    /// As [`Transmitter::queue`], after a look at [`Transmitter::room`] and [`Transmitter::has_failed`] for several packets.
+    #[inline]
+    pub(crate) fn push(&mut self, frame: Frame, pieces: Pieces) {
+        debug_assert!(self.room() > 0 && !self.failed, "the caller has looked");
+        self.queued.push(Queued { frame, pieces });
     }
 
     /// Posts what is queued, in order. `pool` is that of the frames. Frames that the device does not take go to
     /// `refused`. While another thread makes or destroys a queue in the same thread domain, the packets stay queued.
     #[inline]
     pub fn flush(&mut self, pool: &mut FramePool, mut refused: impl FnMut(Frame, SinkDrop)) {
-        if self.queued.is_empty() {
-            return;
-        }
-        let before = self.in_flight.len();
+        let Some(last) = self.queued.len().checked_sub(1) else { return };
         let Some(mut batch) = self.pair.start_send(pool) else {
             self.flush_without_batch(pool, refused);
             return;
         };
-        for Queued { frame, pieces, flags } in self.queued.drain(..) {
-            match batch.send(flags).gather(frame, pieces.as_slice()) {
-                Ok(()) => self.in_flight.push_back(pieces.bytes() as u32),
+        // The last request has a completion, or there is none.
+        let mut is_closed = true;
+        for (index, Queued { frame, pieces }) in self.queued.drain(..).enumerate() {
+            let is_signalled = index == last || index % SENDS_PER_COMPLETION == SENDS_PER_COMPLETION - 1;
+            let flags = if is_signalled { SendFlags::empty() } else { SendFlags::UNSIGNALLED };
+            let added = if pieces.second.is_empty() {
+                batch.send_piece(flags, frame, long(&pieces.first))
+            } else {
+                batch.send(flags).gather(frame, &pieces.list().0)
+            };
+            match added {
+                Ok(()) => is_closed = is_signalled,
                 Err(frame) => refused(frame, SinkDrop::TxFailed),
             }
         }
-        if let Err(error) = batch.complete() {
+        let sends = batch.len();
+        let reason = if !is_closed {
+            // The last one was refused, so nothing would report those before it.
+            batch.abort();
+            SinkDrop::TxFailed
+        } else if let Err(error) = batch.complete() {
             let full = error.raw_os_error() == Some(Errno::ENOMEM.0);
-            let reason = if full { SinkDrop::TxFull } else { SinkDrop::TxFailed };
-            // The batch has released its frames to the pool; nothing else was released meanwhile.
-            let frames = self.in_flight.drain(before..).map_while(|_| pool.take());
-            frames.for_each(|frame| refused(frame, reason));
-        }
+            if full { SinkDrop::TxFull } else { SinkDrop::TxFailed }
+        } else {
+            return;
+        };
+        // The batch has released its frames to the pool; nothing else was released meanwhile.
+        let frames = (0..sends).map_while(|_| pool.take());
+        frames.for_each(|frame| refused(frame, reason));
     }
 
     /// For a device without `ibv_wr_start` (mlx4), or when the queue pair is in use by another thread.
@@ -225,32 +250,29 @@ impl Transmitter {
         if busy(&self.pair) {
             return;
         }
-        for Queued { frame, pieces, flags } in self.queued.drain(..) {
-            match self.pair.send_gathered(pool, frame, pieces.as_slice(), flags) {
-                Ok(()) => self.in_flight.push_back(pieces.bytes() as u32),
-                Err(frame) => {
-                    let full = errno_of(&self.pair) == Some(Errno::ENOMEM.0) || busy(&self.pair);
-                    refused(frame, if full { SinkDrop::TxFull } else { SinkDrop::TxFailed });
-                }
+        for Queued { frame, pieces } in self.queued.drain(..) {
+            let (list, count) = pieces.list();
+            if let Err(frame) = self.pair.send_gathered(pool, frame, &list[..count], SendFlags::empty()) {
+                let full = errno_of(&self.pair) == Some(Errno::ENOMEM.0) || busy(&self.pair);
+                refused(frame, if full { SinkDrop::TxFull } else { SinkDrop::TxFailed });
             }
         }
     }
 
-    /// Takes back the frames of the sends that have completed.
+    /// Takes back the frames of the sends that have completed. The first failure ends sending until
+    /// [`Transmitter::recover`].
     #[inline]
-    pub fn reap(&mut self, pool: &mut FramePool, mut back: impl FnMut(Completed)) {
-        if self.in_flight.is_empty() {
+    pub fn reap(&mut self, pool: &mut FramePool, mut back: impl FnMut(CompletedSend)) {
+        if self.pair.in_flight() == 0 {
             return;
         }
         let Some(mut open) = self.completions.poll() else { return };
         while let Some(completion) = open.next() {
-            let is_sent = completion.status() == Status::Success;
+            let failed = completion.status() != Status::Success;
+            let reclaimed = self.pair.reclaim(pool, completion, &mut back);
             // A completion that names no frame in flight completes nothing.
-            let Ok(frame) = pool.reclaim(completion) else { continue };
-            self.failed |= !is_sent;
-            let bytes = self.in_flight.pop_front().unwrap_or_default();
-            back(Completed { frame, bytes, is_sent });
-            if self.in_flight.is_empty() {
+            self.failed |= failed && reclaimed.is_ok();
+            if self.pair.in_flight() == 0 {
                 break;
             }
         }

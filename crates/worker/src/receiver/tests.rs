@@ -1,12 +1,13 @@
 //! Every completion that a receive can have, passed to a receiver whose frames the test holds.
 
-use program::{Band, ClassId, ClassTag, WorkerId};
+use program::{Band, ClassId, ClassTag, Outcome, RuleId, Verdict, WorkerId};
 use softnic::wire::NullWire;
 use softnic::{Drive, Personality, PortConfig, SoftNic, SoftNicConfig};
 use verbs::{Context, DeviceList};
 
 use super::*;
 use crate::assembly::{Parts, assemble};
+use crate::batch::Decision;
 use crate::classifier::Classifier;
 use crate::stats::Failure;
 use crate::{Disposition, WorkerConfig, WorkerControl};
@@ -114,17 +115,24 @@ fn the_frames_of_packets_can_be_taken_and_given_back() {
     (0..3).for_each(|_| bench.receive(Some(1)));
     let Bench { receiver, batch, .. } = &mut bench;
     batch.detach_frames();
-    let taken = batch.detached_frame(1).and_then(Option::take).expect("it is there");
-    let first = batch.detached_frame(0).and_then(Option::take).expect("it is there");
-    *batch.detached_frame(0).expect("its place is there") = Some(first);
+    let outcome = Outcome { rule: RuleId::of(0), verdict: Verdict::Kernel };
+    // The last names no packet.
+    let decide = |packet| Decision { packet, outcome, sinks: 0, generation: 0 };
+    batch.decisions.extend([0, 1, 3].map(decide));
+    let mut taken = Vec::new();
+    batch.each_detached(|decision, _, timestamp, place| {
+        assert_eq!(timestamp, None);
+        let frame = place.take();
+        if decision.packet == 1 { taken.extend(frame) } else { *place = frame }
+    });
+    assert_eq!(taken.len(), 1);
     let has_data =
         |batch: &Batch, index: usize| !batch.data(&batch.packets[index], &receiver.pool).is_empty();
     assert_eq!([0, 1, 2].map(|index| has_data(batch, index)), [true, false, true]);
-    assert!(batch.detached_frame(3).is_none());
     batch.reattach_frames();
     batch.end_packets();
     assert_eq!(batch.frames.len(), 3, "all but the one that was taken");
-    receiver.pool.release(taken);
+    taken.into_iter().for_each(|frame| receiver.pool.release(frame));
 }
 
 #[test]

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use packet::rewrite::{self, MACS_BYTES};
 use program::{ForwardMode, ForwardSink, VlanChange};
-use verbs::{Context, Domain, PortNumber, RegisteredFrames, SendFlags};
+use verbs::{Context, Domain, PortNumber, RegisteredFrames, Status};
 
 use super::port::{self, ETHERNET_BYTES, Link, Port, TAGS_BYTES};
 use super::{Environment, Failure, FrameBudget, Hub, Opened, SinkError};
@@ -21,14 +21,23 @@ use crate::transmitter::{Pieces, SENDS_MAX, Transmitter};
 /// The changes of headers, and the limit of the port.
 struct Rewriter {
     options: ForwardSink,
+    /// There are no changes but, perhaps, swapped MACs: [`Rewriter::prepare_simply`] will do.
+    is_simple: bool,
     /// The longest packet behind the Ethernet header.
     mtu_bytes: usize,
 }
 
 impl Rewriter {
+    fn new(options: &ForwardSink, mtu_bytes: usize) -> Self {
+        let ForwardSink { mode, src_mac, dst_mac, vlan, .. } = options;
+        let is_simple =
+            *mode != ForwardMode::Reflect && (src_mac, dst_mac).eq(&(&None, &None)) && vlan.is_none();
+        Self { options: options.clone(), is_simple, mtu_bytes }
+    }
+
     /// Changes the first `bytes` bytes of a frame. Returns what is to be sent, or why the packet cannot be.
-    #[inline]
-    fn prepare(&self, frame: &mut [u8], bytes: usize) -> Result<Pieces, SinkDrop> {
+    fn prepare(&self, frame: &mut [u8], bytes: u32) -> Result<Pieces, SinkDrop> {
+        let bytes = bytes as usize;
         let Some((packet, room)) = frame.split_at_mut_checked(bytes) else { return Err(SinkDrop::TooLong) };
         let ForwardSink { mode, swap_macs, src_mac, dst_mac, vlan, .. } = &self.options;
         let swaps = *swap_macs || *mode == ForwardMode::Reflect;
@@ -52,28 +61,46 @@ impl Rewriter {
             Some(VlanChange::Set(vlan)) if rewrite::set_vlan(packet, *vlan) => Pieces::one(0..bytes),
             Some(VlanChange::Set(vlan) | VlanChange::Push(vlan)) => push(packet, room, *vlan)?,
         };
-        check(self.mtu_bytes, packet, pieces)
+        check(self.mtu_bytes, packet, pieces.bytes())?;
+        Ok(pieces)
+    }
+
+    /// [`Rewriter::prepare`], if it is simple.
+    #[inline]
+    fn prepare_simply(&self, frame: &mut [u8], bytes: u32) -> Result<Pieces, SinkDrop> {
+        let Some(packet) = frame.get_mut(..bytes as usize) else { return Err(SinkDrop::TooLong) };
+        if self.options.swap_macs {
+            if !rewrite::is_unicast(packet) {
+                return Err(SinkDrop::NotUnicast);
+            }
+            rewrite::swap_macs(packet);
+        }
+        check(self.mtu_bytes, packet, packet.len())?;
+        Ok(Pieces::start(bytes))
     }
 }
 
-/// Refuses what the device would answer with a failed queue pair: pieces of `packet` that are longer than `mtu_bytes` behind
-/// the Ethernet header and tags, or shorter than the header.
+/// Refuses what the device would answer with a failed queue pair: `bytes` made of `packet` that are longer than `mtu_bytes`
+/// behind the Ethernet header and tags, or shorter than the header.
 #[inline]
-pub(super) fn check(mtu_bytes: usize, packet: &[u8], pieces: Pieces) -> Result<Pieces, SinkDrop> {
-    let bytes = pieces.bytes();
+pub(super) fn check(mtu_bytes: usize, packet: &[u8], bytes: usize) -> Result<(), SinkDrop> {
     if bytes < ETHERNET_BYTES {
         return Err(SinkDrop::TooShort);
     }
-    if bytes > mtu_bytes + ETHERNET_BYTES {
-        // Rare: the header is looked at only now. What was pushed or removed is the difference of the lengths.
-        let header = rewrite::ethernet_bytes(packet) + bytes.saturating_sub(packet.len());
-        let removed = packet.len().saturating_sub(bytes);
-        let header = (header - removed).min(ETHERNET_BYTES + TAGS_BYTES);
-        if bytes > mtu_bytes + header {
-            return Err(SinkDrop::TooLong);
-        }
+    // Rare: the header is looked at only now.
+    if bytes > mtu_bytes + ETHERNET_BYTES && is_too_long(mtu_bytes, packet, bytes) {
+        return Err(SinkDrop::TooLong);
     }
-    Ok(pieces)
+    Ok(())
+}
+
+#[cold]
+fn is_too_long(mtu_bytes: usize, packet: &[u8], bytes: usize) -> bool {
+    // What was pushed or removed is the difference of the lengths.
+    let header = rewrite::ethernet_bytes(packet) + bytes.saturating_sub(packet.len());
+    let removed = packet.len().saturating_sub(bytes);
+    let header = (header - removed).min(ETHERNET_BYTES + TAGS_BYTES);
+    bytes > mtu_bytes + header
 }
 
 /// Puts the header of a packet with one tag more into the room behind it, so that the payload need not be moved.
@@ -99,38 +126,28 @@ struct Forward {
 impl Sink for Forward {
     fn run(&mut self, packets: &mut Deliveries<'_>) {
         let Self { rewriter, transmitter, budget, counters, link } = self;
-        let is_down = link.is_down();
-        let (mut count, mut bytes) = (0, 0);
-        let mut reasons = [0; SinkDrop::ALL.len()];
-        packets.take_each(|pool, mut frame, taken| {
-            count += 1;
-            bytes += u64::from(taken.bytes);
-            let mut dropped = |frame, reason: SinkDrop| {
-                reasons[reason as usize] += 1;
-                Some(frame)
-            };
-            if is_down {
-                return dropped(frame, SinkDrop::Down);
+        let refusal = match transmitter {
+            _ if link.is_down() => Some(SinkDrop::Down),
+            Some(transmitter) if !transmitter.has_failed() => None,
+            _ => Some(SinkDrop::TxFailed),
+        };
+        let room = transmitter.as_ref().map_or(0, |transmitter| transmitter.room() as u32);
+        // For all packets at once; what is not used is given back.
+        let allowed = budget.take(packets.most().min(room));
+        let tally = match (refusal, transmitter) {
+            (None, Some(transmitter)) if rewriter.is_simple => {
+                let prepare = |frame: &mut [u8], bytes| rewriter.prepare_simply(frame, bytes);
+                queue_each(packets, transmitter, allowed, prepare)
             }
-            let Some(transmitter) = transmitter else { return dropped(frame, SinkDrop::TxFailed) };
-            let pieces = match rewriter.prepare(pool.bytes_mut(&mut frame), taken.bytes as usize) {
-                Ok(pieces) => pieces,
-                Err(reason) => return dropped(frame, reason),
-            };
-            if !budget.take() {
-                return dropped(frame, SinkDrop::TxFull);
+            (None, Some(transmitter)) => {
+                queue_each(packets, transmitter, allowed, |frame, bytes| rewriter.prepare(frame, bytes))
             }
-            match transmitter.queue(frame, pieces, SendFlags::empty()) {
-                Ok(()) => None,
-                Err((frame, reason)) => {
-                    budget.put();
-                    dropped(frame, reason)
-                }
-            }
-        });
-        counters.offered(count, bytes);
+            (reason, _) => refuse_each(packets, reason.unwrap_or(SinkDrop::TxFailed)),
+        };
+        budget.put(allowed - tally.queued);
+        counters.offered(tally.packets, tally.bytes);
         // After that: no packet is dropped that was not offered.
-        counters.worker.all_dropped(&reasons);
+        counters.worker.all_dropped(&tally.dropped);
     }
 
     fn poll(&mut self, frames: &mut FramesBack<'_>) -> bool {
@@ -140,27 +157,32 @@ impl Sink for Forward {
             return false;
         };
         let (pool, back) = frames.split();
-        let (mut packets, mut bytes) = (0, 0);
-        let mut worked = sender.has_queued();
+        let (mut packets, mut bytes, mut failed) = (0, 0, 0);
+        let had_queued = sender.has_queued();
         sender.reap(pool, |done| {
-            worked = true;
-            if done.is_sent {
+            if done.status == Status::Success {
                 packets += 1;
                 bytes += u64::from(done.bytes);
             } else {
-                counters.worker.dropped(SinkDrop::TxFailed, 1);
+                failed += 1;
             }
-            budget.put();
             back.push(done.frame);
         });
+        let mut returned = packets + failed;
         if packets > 0 {
             counters.worker.delivered(packets, bytes);
         }
+        if failed > 0 {
+            counters.worker.dropped(SinkDrop::TxFailed, failed);
+        }
+        let worked = had_queued || returned > 0;
         sender.flush(pool, |frame, reason| {
             counters.worker.dropped(reason, 1);
-            budget.put();
+            returned += 1;
             back.push(frame);
         });
+        // No more than were in flight, at most `SENDS_MAX`.
+        budget.put(returned as u32);
         if sender.has_failed() && sender.held() == 0 {
             link.give_to_repair(transmitter);
         }
@@ -178,6 +200,57 @@ impl Sink for Forward {
     fn holds_frames(&self) -> bool {
         self.transmitter.as_ref().is_some_and(|transmitter| transmitter.held() > 0)
     }
+}
+
+/// What became of the packets of an iteration.
+#[derive(Default)]
+struct Tally {
+    packets: u64,
+    bytes: u64,
+    queued: u32,
+    dropped: [u64; SinkDrop::ALL.len()],
+}
+
+/// Queues what `prepare` makes of each packet, at most `allowed`.
+// By itself it has enough registers for all that the loop uses.
+#[inline(never)]
+fn queue_each(
+    packets: &mut Deliveries<'_>,
+    transmitter: &mut Transmitter,
+    allowed: u32,
+    prepare: impl Fn(&mut [u8], u32) -> Result<Pieces, SinkDrop>,
+) -> Tally {
+    let mut tally = Tally::default();
+    let (mut count, mut bytes, mut left) = (0, 0, allowed);
+    packets.take_each(|pool, mut frame, taken| {
+        count += 1;
+        bytes += u64::from(taken.bytes);
+        let reason = match prepare(pool.bytes_mut(&mut frame), taken.bytes) {
+            Ok(pieces) if left > 0 => {
+                left -= 1;
+                transmitter.push(frame, pieces);
+                return None;
+            }
+            Ok(_) => SinkDrop::TxFull,
+            Err(reason) => reason,
+        };
+        tally.dropped[reason as usize] += 1;
+        Some(frame)
+    });
+    (tally.packets, tally.bytes, tally.queued) = (count, bytes, allowed - left);
+    tally
+}
+
+/// Drops all packets.
+#[cold]
+fn refuse_each(packets: &mut Deliveries<'_>, reason: SinkDrop) -> Tally {
+    let mut tally = Tally::default();
+    for packet in packets.iter() {
+        tally.packets += 1;
+        tally.bytes += packet.bytes.len() as u64;
+    }
+    tally.dropped[reason as usize] = tally.packets;
+    tally
 }
 
 impl Drop for Forward {
@@ -223,7 +296,7 @@ fn build(
         }
         _ => by_own_device(name, options.port, environment)?,
     };
-    let rewriter = Arc::new(Rewriter { options: options.clone(), mtu_bytes });
+    let rewriter = Arc::new(Rewriter::new(options, mtu_bytes));
     let parts = transmitters.into_iter().zip(environment.budgets).zip(port.links());
     let endpoints = parts.map(|((transmitter, budget), link)| Forward {
         rewriter: Arc::clone(&rewriter),

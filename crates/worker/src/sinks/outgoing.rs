@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hugemem::{Arena, ArenaOptions, PageKind};
-use verbs::{Access, Context, Domain, Frame, FramePool, MemoryRegion, PortNumber, SendFlags};
+use verbs::{Access, Context, Domain, Frame, FramePool, MemoryRegion, PortNumber, Status};
 
 use super::Failure;
 use super::forward;
@@ -140,13 +140,14 @@ impl Outgoing {
             Filled::Refused(bytes, reason) => (bytes, Err(reason)),
             Filled::Packet(bytes) => {
                 let packet = room.get(..bytes).unwrap_or(room);
-                (bytes, forward::check(*mtu_bytes, packet, Pieces::one(0..packet.len())))
+                let checked = forward::check(*mtu_bytes, packet, packet.len());
+                (bytes, checked.map(|()| Pieces::one(0..packet.len())))
             }
         };
         counters.offered(1, bytes as u64);
         let pieces = refused.map_or(pieces, Err);
         let queued = match (pieces, transmitter) {
-            (Ok(pieces), Some(sender)) => sender.queue(frame, pieces, SendFlags::empty()),
+            (Ok(pieces), Some(sender)) => sender.queue(frame, pieces),
             (Ok(_), None) => Err((frame, SinkDrop::TxFailed)),
             (Err(reason), _) => Err((frame, reason)),
         };
@@ -177,7 +178,7 @@ impl Outgoing {
         let Some(sender) = transmitter else { return };
         let (mut packets, mut bytes, mut failed) = (0, 0, 0);
         sender.reap(pool, |completed| {
-            if completed.is_sent {
+            if completed.status == Status::Success {
                 packets += 1;
                 bytes += u64::from(completed.bytes);
             } else {

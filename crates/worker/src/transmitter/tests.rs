@@ -8,6 +8,7 @@ use softnic::{Drive, Personality, PortConfig, SoftNic, SoftNicConfig};
 use verbs::DeviceList;
 
 use super::*;
+use crate::WorkerConfig;
 use crate::assembly::assemble;
 use crate::receiver::tests::config;
 
@@ -40,6 +41,10 @@ const LIMIT: u32 = 4;
 
 impl Bench {
     fn new(personality: Personality) -> Self {
+        Self::with_limit(personality, LIMIT)
+    }
+
+    fn with_limit(personality: Personality, limit: u32) -> Self {
         let sent = Sent::default();
         let name = "send0".to_owned();
         let ports = vec![PortConfig { wire: Box::new(Keeper(Arc::clone(&sent))), mtu_bytes: 1500 }];
@@ -47,8 +52,9 @@ impl Bench {
         let nic = nic.expect("a soft NIC");
         let list = DeviceList::of(&nic).expect("a list");
         let context = list.find("send0").expect("the soft NIC").open().expect("it opens");
-        let parts = assemble(&context, &config()).expect("a worker's parts");
-        let transmitter = Transmitter::open(&context, &parts.domain, PortNumber(1), LIMIT).expect("it sends");
+        let config = WorkerConfig { frames: 2 * limit, ..config() };
+        let parts = assemble(&context, &config).expect("a worker's parts");
+        let transmitter = Transmitter::open(&context, &parts.domain, PortNumber(1), limit).expect("it sends");
         Self { transmitter, pool: parts.receiver.pool, sent, nic }
     }
 
@@ -60,7 +66,7 @@ impl Bench {
 
     fn queue(&mut self, bytes: &[u8]) -> Result<(), SinkDrop> {
         let frame = self.frame(bytes);
-        let refused = self.transmitter.queue(frame, Pieces::one(0..bytes.len()), SendFlags::empty());
+        let refused = self.transmitter.queue(frame, Pieces::one(0..bytes.len()));
         refused.map_err(|(frame, reason)| {
             self.pool.release(frame);
             reason
@@ -83,7 +89,7 @@ impl Bench {
         let (mut frames, mut completed) = (Vec::new(), Vec::new());
         self.transmitter.reap(&mut self.pool, |done| {
             frames.push(done.frame);
-            completed.push((done.bytes, done.is_sent));
+            completed.push((done.bytes, done.status == Status::Success));
         });
         frames.into_iter().for_each(|frame| self.pool.release(frame));
         completed
@@ -130,7 +136,7 @@ fn a_packet_in_two_pieces_is_sent_as_one() {
     let (rest, bytes) = (packet.len() - 14, packet.len());
     let pieces = Pieces::two(rest..bytes, 0..rest);
     assert_eq!(pieces.bytes(), bytes);
-    bench.transmitter.queue(frame, pieces, SendFlags::empty()).expect("room");
+    bench.transmitter.queue(frame, pieces).expect("room");
     assert_eq!(bench.flush(), []);
     bench.nic.pump(8);
     assert_eq!(bench.sent(), [packet]);
@@ -161,13 +167,55 @@ fn a_request_that_the_device_cannot_take_comes_back_and_the_others_are_sent() {
     bench.queue(&udp(1)).expect("room");
     let frame = bench.frame(&udp(2));
     let beyond = bench.pool.frame_bytes() as usize + 1;
-    bench.transmitter.queue(frame, Pieces::one(0..beyond), SendFlags::empty()).expect("room");
+    bench.transmitter.queue(frame, Pieces::one(0..beyond)).expect("room");
     bench.queue(&udp(3)).expect("room");
     assert_eq!(bench.flush(), [SinkDrop::TxFailed]);
     bench.nic.pump(8);
     assert_eq!(bench.sent(), [udp(1), udp(3)]);
     assert_eq!(bench.reap().len(), 2);
     assert!(bench.all_frames_are_back());
+}
+
+#[test]
+fn when_the_last_request_is_refused_nothing_is_sent() {
+    let mut bench = Bench::new(Personality::Ideal);
+    bench.queue(&udp(1)).expect("room");
+    let frame = bench.frame(&udp(2));
+    let beyond = bench.pool.frame_bytes() as usize + 1;
+    bench.transmitter.queue(frame, Pieces::one(0..beyond)).expect("room");
+    assert_eq!(bench.flush(), [SinkDrop::TxFailed; 2]);
+    bench.nic.pump(8);
+    assert!(bench.sent().is_empty() && bench.all_frames_are_back());
+    bench.queue(&udp(3)).expect("it sends");
+    assert_eq!(bench.flush(), []);
+    bench.nic.pump(8);
+    assert_eq!(bench.sent(), [udp(3)]);
+    assert_eq!(bench.reap().len(), 1);
+}
+
+#[test]
+fn sends_beyond_one_completion_come_back_in_order() {
+    const COUNT: u16 = 2 * SENDS_PER_COMPLETION as u16 + 5;
+    for personality in [Personality::Ideal, Personality::Mlx5, Personality::Mlx4] {
+        let mut bench = Bench::with_limit(personality, u32::from(COUNT));
+        // Twice around the queue, with other lengths.
+        for turn in 1..=3 {
+            let packet = |port: u16| [udp(port), vec![0; usize::from(port + turn)]].concat();
+            for port in 1..=COUNT {
+                bench.queue(&packet(port)).expect("room");
+            }
+            assert_eq!(bench.flush(), []);
+            let mut reaped = Vec::new();
+            while reaped.len() < usize::from(COUNT) {
+                bench.nic.pump(8);
+                reaped.extend(bench.reap());
+            }
+            let sent: Vec<_> = (1..=COUNT).map(packet).collect();
+            let sizes: Vec<_> = sent.iter().map(|packet| (packet.len() as u32, true)).collect();
+            assert_eq!((bench.sent(), reaped), (sent, sizes), "{personality:?}");
+            assert!(bench.all_frames_are_back());
+        }
+    }
 }
 
 #[test]

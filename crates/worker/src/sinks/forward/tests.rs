@@ -10,8 +10,9 @@ use crate::sinks::Others;
 const MTU: usize = 1500;
 const FRAME: usize = 2048;
 
+#[allow(clippy::needless_pass_by_value, reason = "made for the call")]
 fn rewriter(options: ForwardSink) -> Rewriter {
-    Rewriter { options, mtu_bytes: MTU }
+    Rewriter::new(&options, MTU)
 }
 
 fn vlan(change: VlanChange) -> Rewriter {
@@ -22,8 +23,14 @@ fn vlan(change: VlanChange) -> Rewriter {
 fn sent_in(rewriter: &Rewriter, packet: &[u8], room: usize) -> Result<Vec<u8>, SinkDrop> {
     let mut frame = packet.to_vec();
     frame.resize(room, 0xee);
-    let pieces = rewriter.prepare(&mut frame, packet.len())?;
-    Ok(pieces.as_slice().iter().flat_map(|piece| frame[piece.clone()].to_vec()).collect())
+    let mut other = frame.clone();
+    let pieces = rewriter.prepare(&mut frame, packet.len() as u32);
+    if rewriter.is_simple {
+        assert_eq!(rewriter.prepare_simply(&mut other, packet.len() as u32), pieces);
+        assert_eq!(other, frame);
+    }
+    let (list, count) = pieces?.list();
+    Ok(list[..count].iter().flat_map(|piece| frame[piece.clone()].to_vec()).collect())
 }
 
 fn sent(rewriter: &Rewriter, packet: &[u8]) -> Result<Vec<u8>, SinkDrop> {
@@ -191,8 +198,8 @@ fn a_failed_queue_pair_is_replaced(device: Option<&str>) {
 
     let frame = pool.take().expect("free");
     let sender = endpoint.transmitter.as_mut().expect("it sends");
-    sender.queue(frame, Pieces::one(0..60), SendFlags::empty()).expect("room");
-    assert!(endpoint.budget.take());
+    sender.queue(frame, Pieces::one(0..60)).expect("room");
+    assert_eq!(endpoint.budget.take(1), 1);
     sender.handle().to_error().expect("to ERR");
     assert_eq!(poll(endpoint, &mut pool), 0, "posted");
     assert!(endpoint.holds_frames());
@@ -210,8 +217,8 @@ fn a_failed_queue_pair_is_replaced(device: Option<&str>) {
     poll(endpoint, &mut pool);
     let frame = pool.take().expect("free");
     let sender = endpoint.transmitter.as_mut().expect("it sends again");
-    sender.queue(frame, Pieces::one(0..60), SendFlags::empty()).expect("room");
-    assert!(endpoint.budget.take());
+    sender.queue(frame, Pieces::one(0..60)).expect("room");
+    assert_eq!(endpoint.budget.take(1), 1);
     poll(endpoint, &mut pool);
     nic.pump(8);
     assert_eq!(poll(endpoint, &mut pool), 1);
