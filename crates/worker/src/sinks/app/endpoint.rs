@@ -43,6 +43,9 @@ pub(super) struct Endpoint {
     targets: Vec<u8>,
     /// For each packet of the batch why it is not delivered; `None` if it is.
     outcomes: Vec<Option<SinkDrop>>,
+    /// In this iteration packets were put into rings, and in an earlier one.
+    is_delivering: bool,
+    is_unconfirmed: bool,
     taker: Taker,
 }
 
@@ -64,6 +67,8 @@ impl Endpoint {
             roster: None,
             targets,
             outcomes,
+            is_delivering: false,
+            is_unconfirmed: false,
             taker: Taker::new((worker, workers), transmit),
         }
     }
@@ -90,7 +95,29 @@ impl Endpoint {
                 }
             }
         }
+        self.is_delivering = true;
         self.count(frames);
+    }
+
+    /// After the last packets for now: wakes clients that began to wait while the packets were put into their rings. As long as
+    /// packets follow each other, each batch has another look at the clients of the one before.
+    fn confirm(&mut self) {
+        if std::mem::take(&mut self.is_delivering) {
+            self.is_unconfirmed = true;
+        } else if std::mem::take(&mut self.is_unconfirmed) {
+            let clients = self.roster.as_deref().map_or(&[][..], |roster| &roster.clients);
+            for client in clients.iter().filter(|client| client.is_sound()) {
+                match client.sender(self.worker) {
+                    Some((ring, mut sender)) => {
+                        if sender.confirm() && client.want_interrupt(ring) {
+                            self.wakeup.wake();
+                        }
+                    }
+                    // Another worker uses it now.
+                    None => self.is_unconfirmed = true,
+                }
+            }
+        }
     }
 
     fn count(&self, frames: &impl Frames) {
@@ -118,6 +145,7 @@ impl Endpoint {
     /// Takes what clients have sent. Returns whether there was anything.
     pub(super) fn take(&mut self) -> bool {
         self.slot.refresh(&mut self.roster);
+        self.confirm();
         self.taker.take(self.roster.as_deref(), &self.wakeup)
     }
 }
@@ -211,7 +239,7 @@ impl Batch<'_> {
                 }
             }
         });
-        if sender.publish() && client.want_interrupt(ring) {
+        if sender.publish_unfenced() && client.want_interrupt(ring) {
             wakeup.wake();
         }
         drop(sender);
