@@ -112,7 +112,10 @@ impl Ledger {
     /// The frame that `wr_id` names, if this ledger has lent it to a device.
     #[inline]
     fn reclaim(&mut self, wr_id: u64) -> Option<Frame> {
-        self.take_back(self.named(wr_id)?, State::Posted)
+        if (wr_id >> 32) as u32 != self.id.get() {
+            return None;
+        }
+        self.take_back(wr_id as u32, State::Posted)
     }
 
     /// The frame with this index, if it was lent to a device in this way.
