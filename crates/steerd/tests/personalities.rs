@@ -188,7 +188,7 @@ impl Samples {
                 continue;
             }
             let count = self.0.entry((seen.worker, seen.outcome.rule)).or_default();
-            let wanted = if *count % sample == 0 { rule.action } else { Verdict::Drop };
+            let wanted = if count.is_multiple_of(sample) { rule.action } else { Verdict::Drop };
             assert_eq!(
                 seen.outcome.verdict, wanted,
                 "packet {count} of `{}`, 1 in {sample}\n{program}",
