@@ -391,6 +391,9 @@ fn rate(threads: usize, rules: u16, time: Duration) -> (f64, f64) {
             flows.push(Flow::create(&target, &attr).unwrap());
         }
     }
+    while nic.engine_passes().contains(&0) {
+        std::thread::sleep(Duration::from_millis(1));
+    }
     let names: Vec<String> =
         (1..=threads).map(|n| if threads == 1 { name.clone() } else { format!("{name}/{n}") }).collect();
     let now = || {
