@@ -19,24 +19,18 @@ pub(crate) fn available() -> Vec<usize> {
 pub(crate) fn of_workers(settings: &Settings, available: &[usize]) -> Result<Vec<Option<usize>>, String> {
     let engine = settings.softnic.engine_threads();
     let engine: Vec<usize> = engine.into_iter().flatten().collect();
+    if let Some(core) = engine.iter().find(|core| !available.contains(core)) {
+        let key = if settings.softnic.cores.is_some() { "softnic.cores" } else { "softnic.core" };
+        return Err(format!("{key}: {}", missing(*core, available)));
+    }
     assign(&settings.workers.cores, &engine, available)
 }
 
 /// `engine`: the cores of the soft NIC's engine threads.
 fn assign(wanted: &Cores, engine: &[usize], available: &[usize]) -> Result<Vec<Option<usize>>, String> {
-    let missing = |core: usize| {
-        let list: Vec<String> = available.iter().map(ToString::to_string).collect();
-        format!(
-            "core {core} does not exist or is not allowed to this process (hint: it may use {})",
-            list.join(", ")
-        )
-    };
-    if let Some(core) = engine.iter().find(|core| !available.contains(core)) {
-        return Err(format!("softnic.cores: {}", missing(*core)));
-    }
     match wanted {
         Cores::List(cores) => match cores.iter().find(|core| !available.contains(core)) {
-            Some(core) => Err(missing(*core)),
+            Some(core) => Err(missing(*core, available)),
             None => Ok(cores.iter().copied().map(Some).collect()),
         },
         Cores::Count(count) => {
@@ -56,6 +50,14 @@ fn assign(wanted: &Cores, engine: &[usize], available: &[usize]) -> Result<Vec<O
             Ok(free.into_iter().map(Some).collect())
         }
     }
+}
+
+fn missing(core: usize, available: &[usize]) -> String {
+    let list: Vec<String> = available.iter().map(ToString::to_string).collect();
+    format!(
+        "core {core} does not exist or is not allowed to this process (hint: it may use {})",
+        list.join(", ")
+    )
 }
 
 fn free(engine: &[usize], available: &[usize]) -> Vec<usize> {
@@ -86,7 +88,12 @@ mod tests {
     fn a_missing_core_is_named() {
         let error = assign(&Cores::List(vec![1, 7]), &[], &[0, 1]).expect_err("no core 7");
         assert!(error.contains("core 7") && error.contains("0, 1"), "{error}");
-        let error = assign(&Cores::Auto, &[0, 9], &[0]).expect_err("no core 9");
-        assert!(error.starts_with("softnic.cores: core 9"), "{error}");
+        for (core, cores, key) in [(Some(9), None, "softnic.core"), (None, Some(vec![0, 9]), "softnic.cores")]
+        {
+            let mut settings = Settings::default();
+            (settings.softnic.core, settings.softnic.cores) = (core, cores);
+            let error = of_workers(&settings, &[0]).expect_err("no core 9");
+            assert!(error.starts_with(&format!("{key}: core 9")), "{error}");
+        }
     }
 }
