@@ -89,7 +89,7 @@ fn priority_cause(
 }
 
 /// An example packet in both cubes. It is checked against the specs of both flows before it is shown.
-fn shared_packet(one: &Cube, other: &Cube) -> Option<Witness> {
+pub(super) fn shared_packet(one: &Cube, other: &Cube) -> Option<Witness> {
     let witness = Witness { frame: one.and(other)?.frame() };
     let key = witness.key();
     let takes = |cube: &Cube| {

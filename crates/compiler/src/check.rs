@@ -54,7 +54,7 @@ pub fn check(policy: &Policy, profile: &DeviceProfile, workers: usize, program: 
     let refusals = others.cloned().collect();
     let tag_bits = DeviceProfile::ideal().tag_bits;
     let tagged = DeviceProfile { tag_bits, refusals, ..profile.clone() };
-    let tagged = Job { policy, profile: &tagged, workers, previous: None }.compile();
+    let tagged = Job::new(policy, &tagged, workers).program();
     check_beside(policy, program, tagged.as_ref().unwrap_or(program), dependent)
 }
 

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use policy::policy::Action;
 use program::{Decide, GroupId, Outcome, RuleId, Step, StepList, Steps, Verdict};
 
-use super::cover::{CoveredRule, MAX_COMPARISONS, verdict};
+use super::cover::{CoveredRule, MAX_PAIRS_OF_CUBES, verdict};
 use super::cube::Cube;
 use super::mask_index::{Front, MaskIndex};
 
@@ -24,7 +24,7 @@ pub(super) const MAX_STEPS_IN_ALL: usize = 1 << 24;
 
 /// The most comparisons of cubes for all classes of a program. Beyond it only what all cubes of each rule have in common
 /// is compared.
-const MAX_COMPARISONS_IN_ALL: usize = 1 << 29;
+const MAX_PAIRS_IN_ALL: usize = 1 << 29;
 /// With more pairs of cubes, the index is faster than comparing all pairs.
 const COMPARED: usize = 1 << 22;
 
@@ -45,7 +45,12 @@ impl Deciding {
                 steps.push(rule.step(RuleId::of(index)));
             }
         }
-        Self { list: Arc::new(StepList::new(steps)), places }
+        Self { places, ..Self::of_steps(steps) }
+    }
+
+    /// For [`Self::decide_all`].
+    pub(super) fn of_steps(steps: Vec<Step>) -> Self {
+        Self { list: Arc::new(StepList::new(steps)), places: Vec::new() }
     }
 
     /// The steps of these rules, all of which decide packets.
@@ -177,7 +182,7 @@ impl Overlaps {
             fronts: Vec::new(),
             index: MaskIndex::default(),
             sizes: Vec::new(),
-            comparisons_left: Counter::new(MAX_COMPARISONS_IN_ALL),
+            comparisons_left: Counter::new(MAX_PAIRS_IN_ALL),
         };
         if pairs > 0 {
             all.fronts = claims.iter().map(|id| Front::of(rules[id.index()].common())).collect();
@@ -231,7 +236,7 @@ impl Overlaps {
     /// index, or no comparison left.
     fn overlapping(&mut self, rules: &[CoveredRule], id: RuleId) -> Option<Vec<RuleId>> {
         let cubes = &rules[id.index()].expansion.cubes;
-        let too_large = MAX_COMPARISONS / cubes.len().max(1);
+        let too_large = MAX_PAIRS_OF_CUBES / cubes.len().max(1);
         let large = self.sizes.iter().take_while(|(size, _)| *size > too_large).map(|(_, rule)| *rule);
         let mut met: Vec<RuleId> = large.filter(|rule| *rule > id).collect();
         let mut found = Vec::new();
@@ -278,7 +283,7 @@ impl Overlaps {
     }
 
     fn may_compare(&self, one: &CoveredRule, other: &CoveredRule) -> bool {
-        one.pairs_with(other) <= MAX_COMPARISONS && self.comparisons_left.get() > 0
+        one.pairs_with(other) <= MAX_PAIRS_OF_CUBES && self.comparisons_left.get() > 0
     }
 
     fn count(&self, comparisons: usize) {
@@ -377,7 +382,7 @@ mod tests {
             for index in 0..rules.len() {
                 assert!(overlaps.after(&rules, RuleId::of(index)).rules.is_empty());
             }
-            MAX_COMPARISONS_IN_ALL - overlaps.comparisons_left.get()
+            MAX_PAIRS_IN_ALL - overlaps.comparisons_left.get()
         };
         let (few, many) = (spent(2_000), spent(20_000));
         assert!(many < 20 * few, "{few} comparisons for 2,000 rules, {many} for 20,000");

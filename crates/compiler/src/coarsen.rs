@@ -1,6 +1,7 @@
 //! Wider cubes where the device has too few flows or masks for the exact ones: flows of different rules become
-//! equal, and a worker decides their packets. It is tried in steps, from the end of the policy, until the program fits; with the last
-//! step all rules together need one mask and one flow for each hash variant.
+//! equal, and a worker decides their packets. It is tried in steps until the program fits, from the end of the policy: a wide
+//! cube takes packets of later rules to a worker, and none of earlier ones. With the last step all rules together need
+//! one mask and one flow for each hash variant.
 
 use program::{UndecidedKey, UndecidedReason};
 

@@ -12,7 +12,7 @@ use super::expand::{Expansion, expand};
 /// The most flows of one program on any device: with more, installing takes minutes.
 pub(super) const MAX_FLOWS: usize = 1 << 18;
 /// Two rules with more pairs of cubes than this are not compared, and assumed to overlap.
-pub(super) const MAX_COMPARISONS: usize = 1 << 14;
+pub(super) const MAX_PAIRS_OF_CUBES: usize = 1 << 14;
 
 /// A rule and its cubes.
 pub(super) struct CoveredRule {
@@ -95,8 +95,7 @@ impl CoveredRule {
 
     /// Whether it decides received packets that it matches.
     pub(super) fn decides(&self) -> bool {
-        self.direction == Direction::Ingress
-            && matches!(self.action, Action::Steer(_) | Action::Drop | Action::Kernel)
+        decides(self.direction, self.action)
     }
 
     /// Whether it copies received packets.
@@ -122,7 +121,7 @@ impl CoveredRule {
     /// Whether some packet may be in the cubes of both: exact unless there are too many pairs to compare.
     pub(super) fn meets(&self, other: &Self) -> bool {
         self.may_overlap_with(other)
-            && (self.pairs_with(other) > MAX_COMPARISONS || self.first_overlap(other).is_some())
+            && (self.pairs_with(other) > MAX_PAIRS_OF_CUBES || self.first_overlap(other).is_some())
     }
 
     /// The place of the first of its cubes that overlaps one of the other's.
@@ -151,6 +150,11 @@ pub(super) fn common(cubes: &[Cube]) -> Cube {
         }
     }
     common
+}
+
+/// Whether a rule decides received packets that it matches.
+pub(super) fn decides(direction: Direction, action: Action) -> bool {
+    direction == Direction::Ingress && matches!(action, Action::Steer(_) | Action::Drop | Action::Kernel)
 }
 
 /// An action as a verdict.

@@ -185,7 +185,9 @@ impl Problems {
                 Problem::Limit(_, LimitProblem::Priorities { cause, .. }) => {
                     matches!(cause, PriorityCause::Masks { .. })
                 }
-                Problem::Limit(_, limit) => matches!(limit, LimitProblem::DeviceFlows { .. }),
+                Problem::Limit(_, limit) => {
+                    matches!(limit, LimitProblem::DeviceFlows { .. } | LimitProblem::Steps)
+                }
                 _ => false,
             })
     }

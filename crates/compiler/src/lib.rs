@@ -42,6 +42,7 @@ mod capacity;
 mod check;
 mod classes;
 mod coarsen;
+mod cost;
 mod cover;
 mod diagnostics;
 mod emit;
@@ -56,15 +57,17 @@ mod merge_masks;
 mod order;
 mod place;
 mod report;
+mod savings;
 mod search;
 mod share;
 mod subtract;
 mod traffic;
+mod weights;
 
 use device_model::DeviceProfile;
 use packet::cube;
 use policy::{Diagnostics, Policy};
-use program::Program;
+use program::{Program, RuleId};
 
 use classes::Overlaps;
 use coarsen::Coarse;
@@ -79,20 +82,21 @@ pub use capacity::{Capacity, CapacityRow, PriorityUse, reload_conflict};
 pub use check::{Check, RuleCheck, check};
 pub use diagnostics::Obstacle;
 pub use lost::{LostException, TakenWhy, lost_exceptions, refuse_lost_exceptions, taken_why};
-pub use report::{Decided, PolicingReport, Report, RuleReport, WorkerLimit, report};
+pub use report::{Decided, PolicingReport, Report, RuleReport, WorkerLimit};
+pub use savings::Saving;
 pub use share::{Share, Shares, shares};
 pub use traffic::{Amount, Decision, Decisions, TrafficShare, TrafficShares};
+pub use weights::{RuleCounter, Weights};
 
 /// Compiles a policy for a device and a number of workers.
 ///
 /// # Errors
 /// Everything that does not fit: workers that do not exist, tables, flows or priorities beyond the device's limits.
 pub fn compile(policy: &Policy, profile: &DeviceProfile, workers: usize) -> Result<Program, Diagnostics> {
-    compile_with(policy, profile, workers, None)
+    Job::new(policy, profile, workers).compile()
 }
 
-/// Like [`compile`], for a device with a program: a rule that is in both keeps its class, which is its flow tag, and the
-/// device must have room for both programs at once.
+/// Like [`compile`], [beside](Job::beside) the program that is on the device.
 ///
 /// # Errors
 /// As [`compile`].
@@ -102,8 +106,18 @@ pub fn compile_with(
     workers: usize,
     previous: Option<&Program>,
 ) -> Result<Program, Diagnostics> {
-    let compiled = Job { policy, profile, workers, previous }.compile();
-    compiled.map_err(|problems| problems.diagnostics(policy, profile))
+    Job::new(policy, profile, workers).beside(previous).compile()
+}
+
+/// The [report](Job::report) of a policy for a device, beside the program that is on it.
+#[must_use]
+pub fn report(
+    policy: &Policy,
+    profile: &DeviceProfile,
+    workers: usize,
+    previous: Option<&Program>,
+) -> Report {
+    Job::new(policy, profile, workers).beside(previous).report()
 }
 
 /// Like [`compile`], with at most so many pieces for one flow: for tests of what happens where they run out.
@@ -117,19 +131,57 @@ pub fn compile_with_pieces(
     workers: usize,
     pieces_of_flow: usize,
 ) -> Result<Program, Diagnostics> {
-    let compiled =
-        Job { policy, profile, workers, previous: None }.compile_in(&mut Attempts::new(pieces_of_flow));
+    let compiled = Job::new(policy, profile, workers).compile_in(&mut Attempts::new(pieces_of_flow));
     compiled.map_err(|problems| problems.diagnostics(policy, profile))
 }
 
-/// The input of the passes.
-#[derive(Clone, Copy)]
-pub(crate) struct Job<'p> {
+/// What is compiled.
+#[derive(Clone, Copy, Debug)]
+pub struct Job<'p> {
     policy: &'p Policy,
     profile: &'p DeviceProfile,
     workers: usize,
     /// The program on the device, whose tags are kept.
     previous: Option<&'p Program>,
+    weights: Option<&'p Weights>,
+    /// Two rules that are compiled as if they shared no packets.
+    apart: Option<(RuleId, RuleId)>,
+}
+
+impl<'p> Job<'p> {
+    /// A policy for a device and a number of workers.
+    #[must_use]
+    pub fn new(policy: &'p Policy, profile: &'p DeviceProfile, workers: usize) -> Self {
+        Self { policy, profile, workers, previous: None, weights: None, apart: None }
+    }
+
+    /// For a device with a program: a rule that is in both keeps its class, which is its flow tag, and the device must have
+    /// room for both programs at once.
+    #[must_use]
+    pub fn beside(self, previous: Option<&'p Program>) -> Self {
+        Self { previous, ..self }
+    }
+
+    /// For traffic of which the rules decide so many packets each; else all rules count alike. Where the device cannot decide
+    /// all packets in hardware, the program differs; what becomes of each packet does not.
+    #[must_use]
+    pub fn weighted(self, weights: Option<&'p Weights>) -> Self {
+        Self { weights, ..self }
+    }
+
+    /// The program.
+    ///
+    /// # Errors
+    /// As [`compile`].
+    pub fn compile(&self) -> Result<Program, Diagnostics> {
+        self.program().map_err(|problems| problems.diagnostics(self.policy, self.profile))
+    }
+
+    /// The program described, or why there is none.
+    #[must_use]
+    pub fn report(&self) -> Report {
+        report::describe(self)
+    }
 }
 
 /// Why there is no program.
@@ -168,7 +220,7 @@ const MAX_ROUNDS_FOR_DROPS: u32 = 2;
 
 impl Job<'_> {
     /// Compiles, with wider cubes if the device has no capacity for the exact ones.
-    pub(crate) fn compile(&self) -> Result<Program, Problems> {
+    pub(crate) fn program(&self) -> Result<Program, Problems> {
         self.compile_in(&mut Attempts::new(MAX_PIECES_OF_FLOW))
     }
 
@@ -239,7 +291,7 @@ impl Job<'_> {
         if !problems.is_empty() {
             return Err(Stage::Flows);
         }
-        let ranking = order::order(&lowered.candidates);
+        let ranking = order::order(&lowered.candidates, self.apart);
         Ok((lowered, ranking))
     }
 
@@ -257,7 +309,7 @@ impl Job<'_> {
         let assigned = loop {
             *rounds += 1;
             let (exact, mut ranking) = (lowered.candidates.len(), natural.clone());
-            let limited = limit_ranks::limit_ranks(self.profile, &mut lowered, &mut ranking, search.limits());
+            let limited = limit_ranks::limit_ranks(self, &mut lowered, &mut ranking, search.limits());
             if let Some(rule) = limited.beyond {
                 problems.limit(rule, LimitProblem::Steps);
                 return Err(Stage::Flows);
@@ -336,7 +388,7 @@ mod tests {
             profile.priority_table =
                 Some(device_model::PriorityTable { entries: 100 * masks, groups: masks, group_entries: 100 });
             let mut attempts = Attempts::new(MAX_PIECES_OF_FLOW);
-            let job = Job { policy: &policy, profile: &profile, workers: 4, previous: None };
+            let job = Job::new(&policy, &profile, 4);
             let program = job.compile_in(&mut attempts);
             assert!(program.is_ok_and(|program| program.priorities_used <= 8), "{masks}");
             assert!((4..=MAX_ROUNDS).contains(&attempts.rounds), "{} rounds for {masks}", attempts.rounds);

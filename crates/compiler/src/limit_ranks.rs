@@ -13,13 +13,17 @@
 //! length of chains of overlapping rules. Where a packet matches more rules than there are ranks, or there would be too
 //! many pieces, the flow is *compared*: a worker compares its packets with the earlier rules.
 //!
-//! Pieces are made in the order of the policy, so that equal policies give equal programs.
+//! Where there are too few pieces for all, the flows of which each piece keeps most packets from workers come first, by the
+//! [`Weights`] of the rules. The flows that such pieces are cut from have their ranks before any piece is made. Ties are
+//! decided by the order of the policy, so that equal policies with equal weights give equal programs.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 use device_model::DeviceProfile;
 use program::{GroupId, RssQueue, RuleId};
 
+use super::Job;
 use super::capacity::ACTION_SPECS;
 use super::classes::MAX_STEPS_IN_ALL;
 use super::cover::MAX_FLOWS;
@@ -28,11 +32,12 @@ use super::emit;
 use super::lower::{ActionId, Candidate, CandidateId, Lowered, LoweredAction, Steering};
 use super::mask_index::MaskIndex;
 use super::order::{Ranked, Ranking, Ranks};
+use super::weights::Weights;
 
 /// The most pieces of one flow, those of its pieces included.
 pub(super) const MAX_PIECES_OF_FLOW: usize = 1 << 9;
 /// The most pieces of a program: so many, and so many for each flow.
-const MAX_PIECES: usize = 1 << 12;
+const MAX_PIECES_OF_PROGRAM: usize = 1 << 12;
 const PIECES_BY_FLOW: usize = 2;
 /// The most masks that are compared to find out which pieces are needless. Without these comparisons workers compare more
 /// packets than they must, and decide the same.
@@ -66,11 +71,12 @@ pub(super) struct Limits {
 /// Changes the ranking until it has no more ranks than the limit, with more flows and hybrid rules. It stays longer if rules
 /// overlap that no worker can decide: those that copy, and those about sent packets.
 pub(super) fn limit_ranks(
-    profile: &DeviceProfile,
+    job: &Job<'_>,
     lowered: &mut Lowered,
     ranking: &mut Ranking,
     limits: Limits,
 ) -> Limited {
+    let profile = job.profile;
     let most = limits.ranks;
     if ranking.longest.last().is_none_or(|last| last.rank < most) || most == 0 {
         return Limited::default();
@@ -85,7 +91,8 @@ pub(super) fn limit_ranks(
         steering,
         most,
         kept: Vec::with_capacity(ranking.kept.len()),
-        ranks: Ranks::default(),
+        late: Vec::new(),
+        ranks: Ranks::new(job.apart),
         taken: MaskIndex::default(),
         lookups_left: MAX_LOOKUPS,
         pieces_left: 0,
@@ -98,14 +105,19 @@ pub(super) fn limit_ranks(
     };
     let flows = ranking.kept.len();
     limiter.pieces_left =
-        room.saturating_sub(flows).min(MAX_PIECES + PIECES_BY_FLOW * flows).min(limits.pieces);
+        room.saturating_sub(flows).min(MAX_PIECES_OF_PROGRAM + PIECES_BY_FLOW * flows).min(limits.pieces);
     limiter.may_have_pieces = limiter.pieces_left > 0;
     let first_piece = candidates.len();
     for ranked in &ranking.kept {
+        limiter.flow(candidates, *ranked, below[ranked.id.index()]);
+    }
+    let mut late = std::mem::take(&mut limiter.late);
+    sort_by_value(&mut late, candidates, job.weights);
+    for flow in late {
         if limiter.limited.beyond.is_some() {
             return limiter.limited;
         }
-        limiter.flow(candidates, *ranked, below[ranked.id.index()]);
+        limiter.late_flow(candidates, flow);
     }
     limiter.drop_unreachable(candidates, first_piece);
     let Limiter { mut kept, limited, is_too_long, .. } = limiter;
@@ -116,6 +128,24 @@ pub(super) fn limit_ranks(
         ranking.longest.retain(|ranked| ranked.rank < most);
     }
     Limited { pieces: candidates.len() - first_piece, ..limited }
+}
+
+/// Brings the flows of which most packets are kept from workers by one piece to the front, as there may not be enough
+/// pieces for all: the packets of a rule divided by its late flows, and by the earlier flows that each of them overlaps.
+/// Without weights, and among rules without packets, all rules have equally many.
+fn sort_by_value(late: &mut [Late], candidates: &[Candidate], weights: Option<&Weights>) {
+    let mut flows: BTreeMap<RuleId, usize> = BTreeMap::new();
+    for flow in late.iter() {
+        *flows.entry(candidates[flow.id.index()].rule).or_default() += 1;
+    }
+    late.sort_by_cached_key(|flow| {
+        let rule = candidates[flow.id.index()].rule;
+        // Products of two numbers of flows, far below 2^64.
+        let pieces = (flows[&rule] * flow.blockers) as u64;
+        let packets = weights.map_or(0, |weights| weights.of(rule));
+        let value = |packets: u64| Reverse((u128::from(packets) << 64) / u128::from(pieces.max(1)));
+        (value(packets), value(1), flow.id)
+    });
 }
 
 /// The most ranks that a flow's rule needs after it: there are three kinds of hash variants.
@@ -148,7 +178,8 @@ struct Limiter<'p> {
     steering: &'p [Steering],
     most: u32,
     kept: Vec<Ranked>,
-    /// The flows that are no pieces.
+    late: Vec<Late>,
+    /// The flows that are no pieces, late ones at the last rank.
     ranks: Ranks,
     /// The flows that trap received packets, pieces included.
     taken: MaskIndex,
@@ -163,6 +194,15 @@ struct Limiter<'p> {
     compared: usize,
     /// Whether some flow needs more ranks, and no worker can decide it.
     is_too_long: bool,
+}
+
+/// A flow that earlier ones would precede if there were more ranks.
+struct Late {
+    id: CandidateId,
+    /// The last rank that it can have.
+    last: u32,
+    /// How many earlier flows with at least this rank it overlaps.
+    blockers: usize,
 }
 
 /// What earlier candidates share with a flow, as far as no flow before it takes it.
@@ -186,7 +226,7 @@ impl Open {
 }
 
 impl Limiter<'_> {
-    /// Ranks one flow, with its pieces.
+    /// Ranks one flow. What can be decided by a worker is left for later if there is no rank for it.
     fn flow(&mut self, candidates: &mut Vec<Candidate>, Ranked { id, rank: natural }: Ranked, below: u32) {
         let mut candidate = candidates[id.index()];
         if candidate.comes_last(self.profile) {
@@ -198,6 +238,14 @@ impl Limiter<'_> {
         // No flow of a lower rank gets another one, so that is right for those below them, too.
         if natural + MAX_BELOW >= self.most {
             let blockers = self.ranks.overlapping(&candidate.cube, id.index(), last);
+            let traps = blockers.iter().all(|(blocker, _)| candidates[*blocker].traps);
+            let is_deferred = !blockers.is_empty() && self.may_have_pieces;
+            if is_deferred && traps && self.can_be_compared(&candidate) {
+                // Its rank will be this one or an earlier one: later flows that it may precede then do without that.
+                self.ranks.add(&candidate, Ranked { id, rank: self.most - 1 });
+                self.late.push(Late { id, last, blockers: blockers.len() });
+                return;
+            }
             rank = match blockers.is_empty() {
                 true => self.ranks.rank_of(candidates, &candidate, id.index()).0,
                 false => self.rank_late(candidates, &mut candidate, id, last, &blockers),
@@ -207,6 +255,15 @@ impl Limiter<'_> {
         let ranked = Ranked { id, rank };
         self.ranks.add(&candidate, ranked);
         self.keep(&candidate, ranked);
+    }
+
+    /// Makes the pieces of a late flow, or has it compared.
+    fn late_flow(&mut self, candidates: &mut Vec<Candidate>, Late { id, last, .. }: Late) {
+        let mut candidate = candidates[id.index()];
+        let blockers = self.ranks.overlapping(&candidate.cube, id.index(), last);
+        let rank = self.rank_late(candidates, &mut candidate, id, last, &blockers);
+        candidates[id.index()] = candidate;
+        self.keep(&candidate, Ranked { id, rank });
     }
 
     /// The rank of a flow that these earlier ones, with ranks of at least `last`, would otherwise precede.
@@ -234,8 +291,12 @@ impl Limiter<'_> {
         self.most - 1
     }
 
+    /// Keeps a flow, unless one with the same match takes all its packets: a piece can be the whole flow that it is cut from.
     fn keep(&mut self, candidate: &Candidate, Ranked { id, rank }: Ranked) {
         if candidate.traps && self.may_have_pieces {
+            if self.taken.lowest(&candidate.cube).is_some_and(|lowest| lowest <= rank) {
+                return;
+            }
             self.taken.add_lowest(&candidate.cube, id.index(), rank);
         }
         self.kept.push(Ranked { id, rank });
@@ -270,7 +331,7 @@ impl Limiter<'_> {
                 continue;
             }
             // Hash variants of one rule: their order changes the worker, not the outcome.
-            if other.rule == of.rule {
+            if other.rule == of.rule || self.ranks.are_apart(other.rule, of.rule) {
                 continue;
             }
             // Comparing with more rules than needed is right.
@@ -446,7 +507,7 @@ mod tests {
         }
     }
 
-    fn limited(cubes: &[Cube], pieces_of_flow: usize) -> usize {
+    fn limited(cubes: &[Cube], pieces_of_flow: usize, weights: Option<&Weights>) -> usize {
         let candidate = |(rule, cube): (usize, &Cube)| Candidate {
             cube: *cube,
             rule: RuleId::of(rule),
@@ -463,14 +524,17 @@ mod tests {
         };
         let actions =
             vec![LoweredAction::Drop, LoweredAction::Pass, LoweredAction::Steer(program::QueueId(0))];
-        let mut ranking = order(&candidates);
+        let mut ranking = order(&candidates, None);
         let mut lowered =
             Lowered { candidates, actions, steering: Vec::new(), queues: vec![queue], sniffer: None };
         let steering = Steering { group: GroupId(0), packets: Cube::ANY, action: ActionId(2) };
         lowered.steering.push(steering);
         let limits = Limits { ranks: RANKS, pieces: usize::MAX, pieces_of_flow };
-        let Limited { earlier, .. } =
-            limit_ranks(&DeviceProfile::ideal(), &mut lowered, &mut ranking, limits);
+        let (policy, _) = policy::parse(&policy::Source::new("p.toml", "version = 1\n"), &policy::NoFiles)
+            .expect("a policy without rules");
+        let ideal = DeviceProfile::ideal();
+        let job = Job::new(&policy, &ideal, 1).weighted(weights);
+        let Limited { earlier, .. } = limit_ranks(&job, &mut lowered, &mut ranking, limits);
         let flow = |Ranked { id, rank }: &Ranked| {
             let Candidate { cube, rule, is_compared, .. } = *lowered.candidate(*id);
             assert!(*rank < RANKS);
@@ -492,14 +556,16 @@ mod tests {
             (seed >> 33) as usize % below
         };
         let (mut ours, mut best, mut widest, mut worse) = (0, 0, 0, 0);
-        for _ in 0..300 {
+        for instance in 0..300u64 {
             let cubes: Vec<Cube> = (0..FLOWS)
                 .map(|_| udp([(); 2].map(|()| ((next(4) as u64) << 14, [0, 0x8000, 0xc000][next(3)]))))
                 .collect();
+            let weights = Weights::new((0..FLOWS as u64).map(|rule| instance * (rule + 1) % 7).collect());
             for pieces in 0..3 {
-                limited(&cubes, pieces);
+                limited(&cubes, pieces, None);
+                limited(&cubes, pieces, Some(&weights));
             }
-            let (own, other) = (limited(&cubes, MAX_PIECES_OF_FLOW), best_without_pieces(&cubes));
+            let (own, other) = (limited(&cubes, MAX_PIECES_OF_FLOW, None), best_without_pieces(&cubes));
             ours += own;
             best += other;
             widest = widest.max(other.saturating_sub(own));

@@ -22,7 +22,7 @@ use super::diagnostics::Problems;
 /// The most frames that are tried for one policy.
 const MAX_FRAMES: usize = 1 << 15;
 /// The most comparisons of a frame with a flow.
-const MAX_COMPARISONS: usize = 1 << 27;
+const MAX_FLOWS_TRIED: usize = 1 << 27;
 /// The most cubes of one rule, and the most later rules, that are tried.
 const MAX_CUBES: usize = 8;
 const MAX_LATER: usize = 64;
@@ -50,8 +50,8 @@ pub fn lost_exceptions(policy: &Policy, profile: &DeviceProfile, program: &Progr
         return Vec::new();
     }
     // Each frame is compared with every flow.
-    let frames_left = MAX_FRAMES.min(MAX_COMPARISONS / program.flows.len().max(1));
-    let job = Job { policy, profile, workers: 0, previous: None };
+    let frames_left = MAX_FRAMES.min(MAX_FLOWS_TRIED / program.flows.len().max(1));
+    let job = Job::new(policy, profile, 0);
     let rules = cover(&job, &mut Problems::default());
     let mut search = Search { program, open, found: Vec::new(), frames_left };
     for index in suspects {

@@ -10,6 +10,8 @@
 //! A candidate that copies traps nothing. Candidates that trap the copied packets may share its rank, because within a
 //! priority copies are made first.
 
+use program::RuleId;
+
 use super::cube::Cube;
 use super::lower::{Candidate, CandidateId};
 use super::mask_index::{Front, MaskId, MaskIndex};
@@ -41,9 +43,9 @@ impl Ranking {
     }
 }
 
-/// Ranks the candidates.
-pub(super) fn order(candidates: &[Candidate]) -> Ranking {
-    let mut ranks = Ranks::default();
+/// Ranks the candidates, without an order for those of two rules that are `apart`.
+pub(super) fn order(candidates: &[Candidate], apart: Option<(RuleId, RuleId)>) -> Ranking {
+    let mut ranks = Ranks::new(apart);
     let mut above: Vec<(u32, Option<CandidateId>)> = vec![(0, None); candidates.len()];
     let mut kept = Vec::new();
     let mut deepest: Option<Ranked> = None;
@@ -76,15 +78,20 @@ pub(super) struct Ranks {
     /// The masks, those with the greatest ranks first: once such a rank is found, the rest cannot matter.
     by_depth: Vec<MaskId>,
     lookups_left: usize,
-}
-
-impl Default for Ranks {
-    fn default() -> Self {
-        Self { index: MaskIndex::default(), by_depth: Vec::new(), lookups_left: MAX_LOOKUPS }
-    }
+    /// Two rules that are ranked as if they shared no packets.
+    apart: Option<(RuleId, RuleId)>,
 }
 
 impl Ranks {
+    pub(super) fn new(apart: Option<(RuleId, RuleId)>) -> Self {
+        Self { index: MaskIndex::default(), by_depth: Vec::new(), lookups_left: MAX_LOOKUPS, apart }
+    }
+
+    /// Whether two rules are ranked as if they shared no packets.
+    pub(super) fn are_apart(&self, one: RuleId, other: RuleId) -> bool {
+        self.apart.is_some_and(|pair| pair == (one, other) || pair == (other, one))
+    }
+
     pub(super) fn add(&mut self, candidate: &Candidate, Ranked { id, rank }: Ranked) {
         let (mask, deepest_before) = self.index.add(&candidate.cube, candidate.traps, id.index(), rank);
         if deepest_before.is_none() {
@@ -163,6 +170,7 @@ impl Ranks {
                 if other_rank + step > rank
                     && other < limit
                     && order_matters(&candidates[other], candidate)
+                    && !self.are_apart(candidates[other].rule, candidate.rule)
                     && !self.is_settled(candidates, other, candidate)
                 {
                     rank = other_rank + step;
@@ -192,8 +200,6 @@ fn order_matters(one: &Candidate, other: &Candidate) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use program::RuleId;
-
     use super::*;
     use crate::cube::{DST_PORT, HAS_IPV4, HAS_UDP, SRC_PORT, Slot};
     use crate::lower::ActionId;
@@ -211,7 +217,7 @@ mod tests {
     }
 
     fn kept(candidates: &[Candidate]) -> Vec<(usize, u32)> {
-        order(candidates).kept.iter().map(|ranked| (ranked.id.index(), ranked.rank)).collect()
+        order(candidates, None).kept.iter().map(|ranked| (ranked.id.index(), ranked.rank)).collect()
     }
 
     fn ranks(cubes: &[Cube]) -> Vec<(usize, u32)> {

@@ -143,15 +143,10 @@ pub enum Decided {
 }
 
 /// Compiles a policy for a device, beside the program that is on it, and describes the result.
-#[must_use]
-pub fn report(
-    policy: &Policy,
-    profile: &DeviceProfile,
-    workers: usize,
-    previous: Option<&Program>,
-) -> Report {
+pub(crate) fn describe(job: &Job<'_>) -> Report {
+    let Job { policy, profile, workers, previous, .. } = *job;
     let device = profile.name.clone();
-    match (Job { policy, profile, workers, previous }).compile() {
+    match job.program() {
         Ok(program) => {
             let checked = check(policy, profile, workers, &program);
             let mut rules = rules_of(policy, &program, &checked);
@@ -438,7 +433,7 @@ fn others(
         let kept: Vec<usize> = (0..policy.rules.len()).filter(|rule| !found.contains_key(rule)).collect();
         let rules = kept.iter().filter_map(|rule| policy.rules.get(*rule)).cloned().collect();
         let rest = Policy { rules, ..policy.clone() };
-        match (Job { policy: &rest, profile, workers, previous: None }).compile() {
+        match Job::new(&rest, profile, workers).program() {
             Ok(program) => {
                 let places = kept.into_iter().chain([policy.rules.len()]);
                 let checked = check(&rest, profile, workers, &program);

@@ -7,17 +7,19 @@ use packet::cube::{
     Cube, DST_HIGH, DST_IPV4, DST_LOW, DST_PORT, HAS_IPV4, HAS_IPV6, HAS_TCP, HAS_UDP, SRC_HIGH, SRC_IPV4,
     SRC_LOW, SRC_PORT, Slot,
 };
-use policy::policy::{Action, Direction};
 use policy::{Policy, Witness};
-use program::{Class, Decide, Program};
+use program::{Class, Decide, Program, RuleId};
 use serde::Serialize;
 
 use device_model::DeviceProfile;
 
+use crate::cost::{mean_ns, worker_ps};
+use crate::cover::decides;
 use crate::expand::expand;
+use crate::weights::Weights;
 
-/// The most comparisons of a packet with a flow.
-const MAX_COMPARISONS: usize = 1 << 26;
+/// How often packets are compared with a flow, at most.
+const MAX_FLOWS_TRIED: usize = 1 << 26;
 /// The most packets drawn from one rule.
 const MAX_DRAWN: usize = 16;
 
@@ -29,7 +31,9 @@ pub struct Share {
     /// Those that no worker compares with rules.
     pub in_hardware: u64,
     /// The rules that workers compare the others with, one after another, in all.
-    pub questions: u64,
+    pub comparisons: u64,
+    /// The time that workers take for all of them, in picoseconds.
+    pub worker_ps: u64,
     /// One of the others.
     pub example: Option<Witness>,
 }
@@ -54,16 +58,25 @@ impl Share {
 
     /// How many rules a worker compares a packet with, on average over those that it decides.
     #[must_use]
-    pub fn questions_per_packet(&self) -> f64 {
-        self.questions as f64 / (self.packets - self.in_hardware).max(1) as f64
+    pub fn comparisons_per_packet(&self) -> f64 {
+        self.comparisons as f64 / (self.packets - self.in_hardware).max(1) as f64
+    }
+
+    /// The time that a worker takes for a packet, in nanoseconds, as expected from measurements on the software NIC: the
+    /// mean of all packets. Those that reach no worker take none.
+    #[must_use]
+    pub fn worker_ns_per_packet(&self) -> f64 {
+        mean_ns(self.worker_ps, self.packets)
     }
 
     fn add(&mut self, key: &DeepKey, frame: &[u8], class: Option<&Class>) {
         self.packets += 1;
-        match comparisons(class, key) {
+        let comparisons = comparisons(class, key);
+        self.worker_ps += worker_ps(class, comparisons);
+        match comparisons {
             None => self.in_hardware += 1,
             Some(comparisons) => {
-                self.questions += comparisons;
+                self.comparisons += comparisons;
                 self.example.get_or_insert_with(|| Witness { frame: frame.to_vec() });
             }
         }
@@ -85,31 +98,85 @@ pub(crate) fn comparisons(class: Option<&Class>, key: &DeepKey) -> Option<u64> {
 #[must_use]
 pub fn shares(policy: &Policy, program: &Program) -> Shares {
     let mut shares = Shares { all: Share::default(), rules: vec![Share::default(); program.rules.len()] };
-    let per_packet = program.flows.len().max(1);
-    let rules = policy.rules.len().max(1);
-    let drawn = (MAX_COMPARISONS / per_packet / rules).clamp(1, MAX_DRAWN);
-    // Of very large policies, packets are drawn from some rules only.
-    let stride = (per_packet * rules).div_ceil(MAX_COMPARISONS).max(1);
-    let mut random = Random(1);
-    for rule in policy.rules.iter().step_by(stride) {
-        let decides = matches!(rule.action, Action::Steer(_) | Action::Drop | Action::Kernel);
-        if rule.direction != Direction::Ingress || !decides {
-            continue;
-        }
-        let Ok(expansion) = expand(&rule.matches, rule.direction, &DeviceProfile::ideal()) else { continue };
-        for _ in 0..drawn.min(MAX_DRAWN) {
-            let Some(cube) = random.one_of(&expansion.cubes) else { break };
-            let frame = random.filled(cube).frame();
-            let key = DeepKey::of(&frame);
-            let explained = program.explain_deep(&key);
-            let class = explained.class.and_then(|class| program.class(class));
-            shares.all.add(&key, &frame, class);
-            if let Some(share) = shares.rules.get_mut(explained.outcome.rule.index()) {
-                share.add(&key, &frame, class);
-            }
+    for (frame, key) in &Sample::of(policy, program).packets {
+        let (rule, class) = decision(program, key);
+        shares.all.add(key, frame, class);
+        if let Some(share) = shares.rules.get_mut(rule.index()) {
+            share.add(key, frame, class);
         }
     }
     shares
+}
+
+/// The rule that decides a packet, and the class by which a worker does.
+fn decision<'p>(program: &'p Program, key: &DeepKey) -> (RuleId, Option<&'p Class>) {
+    let explained = program.explain_deep(key);
+    (explained.outcome.rule, explained.class.and_then(|class| program.class(class)))
+}
+
+/// Packets drawn from the rules of a policy.
+pub(crate) struct Sample {
+    packets: Vec<(Vec<u8>, DeepKey)>,
+}
+
+impl Sample {
+    /// So many that those who look them up in the program are done soon.
+    pub(crate) fn of(policy: &Policy, program: &Program) -> Self {
+        let per_packet = program.flows.len().max(1);
+        let rules = policy.rules.len().max(1);
+        let drawn = (MAX_FLOWS_TRIED / per_packet / rules).clamp(1, MAX_DRAWN);
+        // Of very large policies, packets are drawn from some rules only.
+        let stride = (per_packet * rules).div_ceil(MAX_FLOWS_TRIED).max(1);
+        let (mut random, mut packets) = (Random(1), Vec::new());
+        let deciding = policy.rules.iter().step_by(stride);
+        for rule in deciding.filter(|rule| decides(rule.direction, rule.action)) {
+            let expansion = expand(&rule.matches, rule.direction, &DeviceProfile::ideal());
+            let Ok(expansion) = expansion else { continue };
+            for _ in 0..drawn {
+                let Some(cube) = random.one_of(&expansion.cubes) else { break };
+                let frame = random.filled(cube).frame();
+                let key = DeepKey::of(&frame);
+                packets.push((frame, key));
+            }
+        }
+        Self { packets }
+    }
+
+    /// The percentage of the wanted packets that no worker compares with rules: each counts alike, or those that a rule
+    /// decides as much together as the rule weighs.
+    pub(crate) fn hardware_percent(
+        &self,
+        program: &Program,
+        weights: Option<&Weights>,
+        wanted: impl Fn(&DeepKey) -> bool,
+    ) -> f64 {
+        let mut rules = vec![(0u64, 0u64); program.rules.len()];
+        for (_, key) in self.packets.iter().filter(|(_, key)| wanted(key)) {
+            let (rule, class) = decision(program, key);
+            let (all, in_hardware) = &mut rules[rule.index()];
+            *all += 1;
+            *in_hardware += u64::from(class.is_none_or(Class::is_exact));
+        }
+        let (mut total, mut part) = (0.0, 0.0);
+        for (index, (all, in_hardware)) in rules.into_iter().enumerate().filter(|(_, (all, _))| *all > 0) {
+            let weight = weights.map_or(all as f64, |weights| weights.of(RuleId::of(index)) as f64);
+            total += weight;
+            part += weight * in_hardware as f64 / all as f64;
+        }
+        if total > 0.0 { 100.0 * part / total } else { 0.0 }
+    }
+
+    /// By rule, the packets that its flows take to a worker that compares them.
+    pub(crate) fn compared(&self, program: &Program) -> Vec<u64> {
+        let mut compared = vec![0; program.rules.len()];
+        for (_, key) in &self.packets {
+            let (_, class) = decision(program, key);
+            if let Some(class) = class.filter(|class| !class.is_exact()) {
+                compared[class.rule.index()] += 1;
+            }
+        }
+        compared
+    }
 }
 
 /// A linear congruential generator (Knuth, MMIX).
@@ -166,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn packets_of_hybrid_rules_are_counted_with_their_questions() {
+    fn packets_of_hybrid_rules_are_counted_with_their_comparisons() {
         let rule = |name: &str, keys: &str| {
             format!("[[rules]]\nname = \"{name}\"\nmatch = {{ {keys} }}\naction = {{ steer = \"g\" }}\n")
         };
@@ -177,6 +244,6 @@ mod tests {
         assert_eq!(both.all.packets, 32);
         assert_eq!(both.all.in_hardware, 16);
         assert_eq!(both.rules[1].hybrid_percent(), Some(0.0));
-        assert!(both.all.example.is_some() && both.all.questions >= 16);
+        assert!(both.all.example.is_some() && both.all.comparisons >= 16);
     }
 }

@@ -32,9 +32,9 @@ use pieces::{
 /// The most flows by which a rule keeps only a part of one of its cubes; with more it keeps the cube whole.
 const MAX_PARTS: usize = 8;
 /// The most pieces that exceptions may add to one rule.
-const MAX_PIECES_PER_RULE: usize = 1 << 12;
+const MAX_ADDED_TO_RULE: usize = 1 << 12;
 /// The most pieces that they may add to a program: each may be a flow for every hash variant.
-const MAX_PIECES: usize = 1 << 14;
+const MAX_ADDED: usize = 1 << 14;
 /// The same of those around packets without ports. These are subtracted from a flow once, as a dozen pieces,
 /// whatever ports exceptions match.
 const MAX_NO_PORTS: usize = 1 << 16;
@@ -592,7 +592,7 @@ impl Budget {
     }
 
     fn in_all(&self, cost: Cost) -> (usize, usize) {
-        let most = if cost.no_ports { MAX_NO_PORTS } else { MAX_PIECES };
+        let most = if cost.no_ports { MAX_NO_PORTS } else { MAX_ADDED };
         (self.pieces[usize::from(cost.no_ports)] + cost.more, most)
     }
 
@@ -601,7 +601,7 @@ impl Budget {
         let copies_left = self.copies_left.filter(|_| self.copies[rule.index()]);
         let of_rule = if no_ports { 0 } else { more };
         let limits = [
-            (self.added[rule.index()] + of_rule, MAX_PIECES_PER_RULE),
+            (self.added[rule.index()] + of_rule, MAX_ADDED_TO_RULE),
             self.in_all(cost),
             (more, copies_left.unwrap_or(usize::MAX)),
             (more, self.trials),

@@ -7,6 +7,7 @@ use packet::DeepKey;
 use program::{Explanation, Program};
 use serde::Serialize;
 
+use crate::cost::{mean_ns, worker_ps};
 use crate::share::comparisons;
 
 /// The most packets whose decisions are kept.
@@ -36,6 +37,8 @@ pub struct Decision {
     pub explained: Explanation,
     /// The rules that a worker compares it with; `None`: no worker decides it.
     pub comparisons: Option<u64>,
+    /// The time that a worker takes for it, in picoseconds.
+    pub worker_ps: u64,
 }
 
 /// The decisions of a program, of which the latest are kept.
@@ -60,7 +63,8 @@ impl<'p> Decisions<'p> {
         self.kept.entry(*key).or_insert_with(|| {
             let explained = self.program.explain_deep(key);
             let class = explained.class.and_then(|class| self.program.class(class));
-            Decision { comparisons: comparisons(class, key), explained }
+            let comparisons = comparisons(class, key);
+            Decision { comparisons, worker_ps: worker_ps(class, comparisons), explained }
         })
     }
 }
@@ -78,11 +82,14 @@ pub struct TrafficShare {
     pub left: Amount,
     /// The rules that workers compare packets with, in all.
     pub comparisons: u64,
+    /// The time that workers take for all of them, in picoseconds.
+    pub worker_ps: u64,
 }
 
 impl TrafficShare {
     fn add(&mut self, decided: &Decision, bytes: u64) {
         self.all.add(bytes);
+        self.worker_ps += decided.worker_ps;
         match decided.comparisons {
             Some(comparisons) => {
                 self.by_workers.add(bytes);
@@ -100,6 +107,12 @@ impl TrafficShare {
     pub fn hybrid_percent(&self) -> Option<f64> {
         let (part, all) = (self.by_workers.packets, self.all.packets);
         (all > 0).then(|| 100.0 * part as f64 / all as f64)
+    }
+
+    /// As [`Share::worker_ns_per_packet`](crate::Share::worker_ns_per_packet).
+    #[must_use]
+    pub fn worker_ns_per_packet(&self) -> f64 {
+        mean_ns(self.worker_ps, self.all.packets)
     }
 
     /// The rules that a packet is compared with, on average over those that workers decide.

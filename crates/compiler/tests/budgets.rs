@@ -2,21 +2,26 @@
 //! matching rule, and most packets are decided in hardware. Runs if `STEERD_CORPORA` names the directory of the corpora.
 
 use std::collections::HashSet;
+use std::hint::black_box;
 use std::io::Write as _;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use device_model::DeviceProfile;
-use packet::DeepKey;
+use packet::build::FrameBuilder;
 use packet::cube::{Cube, DST_IPV4, DST_PORT, HAS_IPV4, HAS_TCP, HAS_UDP, PROTOCOL, SRC_IPV4, SRC_PORT};
+use packet::{DeepKey, FlowKey};
 use policy::import::{ClassBench, classbench_with};
 use policy::{NoFiles, Policy, Source};
-use program::{Predicate, Program};
+use program::{Class, ClassIndex, Decide, Outcome, Predicate, Program, Step};
 
 const SETS_1K: [&str; 5] = ["acl_1k", "acl1_1k", "acl5_1k", "fw1_1k", "ipc1_1k"];
 const SETS_10K: [&str; 2] = ["acl1_10k", "ipc1_10k"];
 /// The least share of packets decided in hardware, of those drawn from the rules.
 const GOAL: f64 = 0.9;
+
+/// Compilations of which the fastest counts.
+const ROUNDS: usize = 3;
 
 /// A rule set as a policy, and packets drawn from its rules.
 struct Set {
@@ -108,11 +113,9 @@ fn hardware_share(set: &Set, expected: &[usize], program: &Program) -> f64 {
     in_hardware as f64 / set.packets.len() as f64
 }
 
-fn compile(policy: &Policy, profile: &DeviceProfile) -> (Duration, Program) {
-    let started = Instant::now();
+fn compile(policy: &Policy, profile: &DeviceProfile) -> Program {
     let program = compiler::compile(policy, profile, 4);
-    let took = started.elapsed();
-    (took, program.unwrap_or_else(|problems| panic!("{}: {problems}", profile.name)))
+    program.unwrap_or_else(|problems| panic!("{}: {problems}", profile.name))
 }
 
 /// An mlx5 of which a program may use so many priorities.
@@ -124,23 +127,42 @@ fn models() -> [DeviceProfile; 3] {
     [DeviceProfile::ideal(), DeviceProfile::mlx5(), DeviceProfile::mlx4()]
 }
 
+/// The processor time that this thread takes for a compilation, in milliseconds: the least of some, as other processes share
+/// caches and cores.
+fn compile_ms(policy: &Policy, profile: &DeviceProfile) -> f64 {
+    let now = || {
+        let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+        time.tv_sec as f64 * 1e3 + time.tv_nsec as f64 / 1e6
+    };
+    let rounds = (0..ROUNDS).map(|_| {
+        let started = now();
+        let _ = compile(policy, profile);
+        now() - started
+    });
+    rounds.fold(f64::INFINITY, f64::min)
+}
+
 /// What became of a set on a model, as a row of the table in docs/reference/device-models.md.
 fn row(name: &str, set: &Set, expected: &[usize], profile: &DeviceProfile) -> String {
-    let (took, program) = compile(&set.policy, profile);
+    let took_ms = compile_ms(&set.policy, profile);
+    let mut program = None;
+    let memory = allocation_counter::measure(|| program = Some(compile(&set.policy, profile)));
+    let program = program.expect("it was compiled");
     let share = hardware_share(set, expected, &program);
     let all = compiler::shares(&set.policy, &program).all;
     let masks: HashSet<_> = program.flows.iter().map(program::Flow::shape).collect();
+    let kept_mb = memory.bytes_current as f64 / 1e6;
     format!(
-        "| {name} | {} | {} | {:.1} % | {:.1} % | {:.1} | {} | {} | {} | {:.0} ms |\n",
+        "| {name} | {} | {} | {:.1} % | {:.1} % | {:.1} | {:.0} | {} | {} | {} | {kept_mb:.1} | {took_ms:.0} |\n",
         set.policy.rules.len(),
         profile.name,
         100.0 * share,
         100.0 - all.hybrid_percent().unwrap_or(0.0),
-        all.questions_per_packet(),
+        all.comparisons_per_packet(),
+        all.worker_ns_per_packet(),
         program.priorities_used,
         masks.len(),
         program.flows.len(),
-        1e3 * took.as_secs_f64(),
     )
 }
 
@@ -151,7 +173,7 @@ fn most_packets_of_1k_sets_are_decided_in_hardware() {
         let set = Set::read(&folder.join(name), 1);
         let expected = set.expected();
         for priorities in [8, 15] {
-            let (_, program) = compile(&set.policy, &mlx5_with(priorities));
+            let program = compile(&set.policy, &mlx5_with(priorities));
             let share = hardware_share(&set, &expected, &program);
             assert!(share >= GOAL, "{name} with {priorities} priorities: {share}");
         }
@@ -168,9 +190,9 @@ fn every_set_compiles_for_every_model() {
         set.packets = set.packets.into_iter().step_by(stride).collect();
         let expected = set.expected();
         for profile in models() {
-            let (took, program) = compile(&set.policy, &profile);
+            let program = compile(&set.policy, &profile);
             hardware_share(&set, &expected, &program);
-            println!("{name} for {}: {} flows, {took:?}", profile.name, program.flows.len());
+            println!("{name} for {}: {} flows", profile.name, program.flows.len());
         }
     }
 }
@@ -179,13 +201,50 @@ fn every_set_compiles_for_every_model() {
 #[ignore = "prints the table of docs/reference/device-models.md: run with --release, alone"]
 fn table_of_all_sets() {
     let Some(folder) = test_support::corpora("rules") else { return };
-    let columns = "set | rules | model | at the ends of ranges | of all packets of the rules | comparisons | priorities \
-                   | masks | flows | compile time";
-    let mut table = format!("| {columns} |\n|{}\n", "---|".repeat(10));
+    let columns = "set | rules | model | ends | space | compared | ns | priorities | masks | flows | MB | ms";
+    let mut table = format!("| {columns} |\n|{}\n", "---|".repeat(12));
     for name in SETS_1K.into_iter().chain(SETS_10K) {
         let set = Set::read(&folder.join(name), 1);
         let expected = set.expected();
         models().iter().for_each(|profile| table.push_str(&row(name, &set, &expected, profile)));
     }
     let _ = std::io::stderr().write_all(table.as_bytes());
+}
+
+/// Nanoseconds of one call, the least of some rounds over all keys.
+fn least_ns<K>(keys: &[K], mut call: impl FnMut(&K)) -> f64 {
+    let rounds = (0..20 * ROUNDS).map(|_| {
+        let started = Instant::now();
+        keys.iter().for_each(&mut call);
+        started.elapsed().as_secs_f64() * 1e9 / keys.len() as f64
+    });
+    rounds.fold(f64::INFINITY, f64::min)
+}
+
+#[test]
+#[ignore = "prints the numbers of crates/compiler/src/cost.rs: run with --release, alone"]
+fn costs_of_decisions() {
+    let Some(folder) = test_support::corpora("rules") else { return };
+    let set = Set::read(&folder.join("acl1_10k"), 1);
+    // The workers of an mlx4 compare each packet with the whole policy.
+    let program = compile(&set.policy, &DeviceProfile::mlx4());
+    let class = program.classes.iter().flatten().find(|class| !class.is_exact()).expect("a hybrid class");
+    let index = ClassIndex::of(class).expect("a class of many rules");
+    let keys: Vec<FlowKey> = set.packets.iter().map(|key| key.outer).collect();
+    let search = least_ns(&keys, |key| _ = black_box(index.resolve(class, black_box(key))));
+    let few = first_steps(&program, class);
+    let compare = least_ns(&keys, |key| _ = black_box(few.resolve(black_box(key)))) / 8.0;
+    let ip = FrameBuilder::new().ip([10, 0, 0, 1].into(), [10, 0, 0, 2].into());
+    let frames: Vec<Vec<u8>> = (0..1000).map(|port| ip.clone().udp(port, 53).build()).collect();
+    let parse = least_ns(&frames, |frame| _ = black_box(FlowKey::of(black_box(frame))));
+    let line = format!("parse {parse:.1} ns, compare {compare:.1} ns per rule, search {search:.1} ns\n");
+    let _ = std::io::stderr().write_all(line.as_bytes());
+}
+
+/// The first eight steps of a class.
+fn first_steps(program: &Program, class: &Class) -> Class {
+    let Decide::Software(steps, _) = &class.decide else { panic!("an exact class") };
+    let outcome = Outcome { rule: program.default_rule(), verdict: program.default };
+    let steps: Vec<Step> = steps.iter().take(8).cloned().collect();
+    Class { rule: class.rule, decide: Decide::Software(steps.into(), outcome) }
 }

@@ -6,6 +6,7 @@ mod support;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 
+use compiler::{Job, Weights};
 use device_model::DeviceProfile;
 use packet::{DeepKey, Toeplitz};
 use program::{
@@ -458,6 +459,18 @@ fn a_program_with_few_pieces_decides_as_the_policy() {
         trial_with(&compile, &DeviceProfile { priorities: 6, ..DeviceProfile::mlx5() }, 40);
         trial_with(&compile, &DeviceProfile { priorities: 4, ..DeviceProfile::ideal() }, 40);
     }
+}
+
+/// The weights of the rules decide which pieces are made, and no packet.
+#[test]
+fn a_program_for_traffic_decides_as_the_policy() {
+    let compile = |policy: &policy::Policy, profile: &DeviceProfile| {
+        let weights = Weights::new((0..policy.rules.len() as u64).map(|rule| rule * 5 % 7).collect());
+        Job::new(policy, profile, WORKERS).weighted(Some(&weights)).compile()
+    };
+    trial_with(&compile, &DeviceProfile { priorities: 6, ..DeviceProfile::mlx5() }, 40);
+    let few = DeviceProfile { priorities: 4, max_flows: Some(24), ..DeviceProfile::ideal() };
+    trial_with(&compile, &few, 40);
 }
 
 #[test]

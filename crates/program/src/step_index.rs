@@ -151,11 +151,17 @@ impl ClassIndex {
     #[must_use]
     pub fn of(class: &Class) -> Option<Self> {
         let Decide::Software(steps, _) = &class.decide else { return None };
-        if steps.len() <= LIST_MAX {
+        if !Self::serves(class) {
             return None;
         }
         steps.list().index();
         Some(Self { list: Arc::clone(steps.list()) })
+    }
+
+    /// Whether there is an index for a class: it has more than a few steps.
+    #[must_use]
+    pub fn serves(class: &Class) -> bool {
+        matches!(&class.decide, Decide::Software(steps, _) if steps.len() > LIST_MAX)
     }
 
     /// As [`Class::resolve`], of the class that it was made of.

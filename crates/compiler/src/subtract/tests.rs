@@ -222,7 +222,7 @@ fn pieces_match_each_packet_outside_the_hole_once() {
 fn subtracted(rules: &str, profile: &DeviceProfile) -> Vec<Vec<Cube>> {
     let text = format!("version = 1\n[groups.main]\nworkers = 'all'\nhash = 'none'\n{rules}");
     let (policy, _) = policy::parse(&Source::new("subtracted.toml", text), &NoFiles).expect("a policy");
-    let job = Job { policy: &policy, profile, workers: 1, previous: None };
+    let job = Job::new(&policy, profile, 1);
     let mut rules = crate::cover::cover(&job, &mut crate::diagnostics::Problems::default());
     let exceptions = subtract(&job, &mut rules, true);
     let cubes = |index| exceptions.flow_cubes(&rules, RuleId::of(index)).unwrap_or_default().to_vec();

@@ -272,7 +272,7 @@ fn shares(report: &Report, layout: Layout) -> String {
         "decided in hardware: {:.1} % of {drawn} drawn from the rules; workers compare the others with {:.1} rules on \
          average",
         100.0 - percent,
-        all.questions_per_packet(),
+        all.comparisons_per_packet(),
     );
     let mut out = format!("\n{}", layout.lines_after(Style::Heading, "", "  ", &title));
     let percent = |rule: &RuleReport| rule.share.as_ref().and_then(compiler::Share::hybrid_percent);
@@ -289,7 +289,7 @@ fn shares(report: &Report, layout: Layout) -> String {
         let words = format!(
             "{:.0} % in hardware, {:.1} rules compared{example}",
             100.0 - percent,
-            share.questions_per_packet()
+            share.comparisons_per_packet()
         );
         out.push_str(&layout.lines(Style::Plain, &format!("  `{}` ", rule.name), &words));
     }
