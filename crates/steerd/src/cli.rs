@@ -169,7 +169,8 @@ pub(crate) struct PolicyArgs {
 pub(crate) struct CheckArgs {
     #[command(flatten)]
     pub(crate) policy: PolicyArgs,
-    /// A pcap or pcapng file with typical traffic: also show where its packets are decided.
+    /// A pcap or pcapng file with typical traffic: decide its packets in hardware rather than others, and show where they are
+    /// decided [default: policy.traffic of the settings, which is not shown].
     #[arg(long, value_name = "CAPTURE")]
     pub(crate) traffic: Option<PathBuf>,
     /// Fail on any of these: "warnings", "hybrid" rules, "hybrid=5%" where workers decide more of the packets of --traffic,
@@ -194,7 +195,7 @@ pub(crate) struct CheckArgs {
 pub(crate) struct SizeArgs {
     #[command(flatten)]
     pub(crate) policy: PolicyArgs,
-    /// A pcap or pcapng file with typical traffic.
+    /// A pcap or pcapng file with typical traffic; the policy is compiled for it, as by the setting policy.traffic.
     #[arg(long, value_name = "CAPTURE")]
     pub(crate) traffic: PathBuf,
     /// The time that a worker takes for a packet, in nanoseconds, as measured on the machine (steerd run --profile). Without

@@ -13,4 +13,4 @@ pub(crate) mod reload;
 pub(crate) mod size;
 pub(crate) mod status;
 pub(crate) mod top;
-mod traffic;
+pub(crate) mod traffic;

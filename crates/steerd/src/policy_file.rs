@@ -9,15 +9,17 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use compiler::{Job, RuleCounter, Weights};
 use device_model::DeviceProfile;
 use policy::policy::Workers;
 use policy::{Diagnostic, Diagnostics, Folder, LoadOptions, NoFiles, Policy, SetLoader, Severity, Source};
 use program::Program;
 
 use crate::cli::PolicyArgs;
+use crate::commands::traffic::for_each_key;
 use crate::daemon::runtime::TargetDevice;
 use crate::daemon::{cores, runtime};
-use crate::error::Error;
+use crate::error::{Error, chain};
 use crate::protection::{self, Protection};
 use crate::settings::{self, PolicySource, PolicyText, Request};
 use crate::terminal::output;
@@ -49,6 +51,18 @@ pub(crate) struct Read {
     pub(crate) policy: Policy,
     pub(crate) warnings: Vec<Diagnostic>,
     pub(crate) inputs: Inputs,
+}
+
+impl Read {
+    /// How many packets of a capture each rule decides. From then on the hash of the inputs covers these numbers.
+    pub(crate) fn weights(&mut self, traffic: Option<&Path>) -> Result<Option<Weights>, Error> {
+        let Some(path) = traffic else { return Ok(None) };
+        let mut counter = RuleCounter::new(&self.policy);
+        for_each_key(path, &mut |key, _| counter.add(key))?;
+        let weights = counter.weights();
+        self.inputs.add_weights(&weights);
+        Ok(Some(weights))
+    }
 }
 
 /// Reads and parses the policy with its set files and included files.
@@ -83,9 +97,15 @@ pub(crate) fn compile(
     workers: Option<usize>,
     previous: Option<&Program>,
 ) -> Result<Compiled, Diagnostics> {
-    let Read { policy, mut warnings, inputs } = load(source)?;
+    let mut read = load(source)?;
+    let weights = read.weights(source.traffic.as_deref()).map_err(|error| {
+        let place = &read.policy.default_place;
+        Diagnostics::from(vec![place.error(chain(&error), "this policy is compiled for the capture")])
+    })?;
+    let Read { policy, mut warnings, inputs } = read;
     let workers = workers.unwrap_or_else(|| workers_named(&policy));
-    let program = compiler::compile_with(&policy, profile, workers, previous)?;
+    let job = Job::new(&policy, profile, workers).beside(previous).weighted(weights.as_ref());
+    let program = job.compile()?;
     warnings.extend(compiler::check(&policy, profile, workers, &program).warnings);
     let lost = compiler::lost_exceptions(&policy, profile, &program);
     let mut refused = compiler::refuse_lost_exceptions(&policy, &program, &lost);
@@ -164,7 +184,10 @@ impl Target {
             wanted.map_or_else(|| runtime::profile(settings), |profile| Ok(TargetDevice::of(profile)))?;
         settings.workers.check_frames(&device.profile)?;
         let source = match args.policy.as_deref().filter(|path| is_standard_input(path)) {
-            Some(path) => source(path, loaded.policy.variables)?,
+            Some(path) => {
+                let traffic = loaded.policy.traffic;
+                PolicySource { traffic, ..source(path, loaded.policy.variables)? }
+            }
             None => loaded.policy,
         };
         Ok(Self { source, device, workers })
@@ -184,7 +207,7 @@ pub(crate) fn source(path: &Path, variables: BTreeMap<String, String>) -> Result
         return Ok(PolicySource::file(path.to_owned(), variables));
     }
     match policy::read_source(STANDARD_INPUT, std::io::stdin()) {
-        Ok(text) => Ok(PolicySource { text: PolicyText::Read(text), variables }),
+        Ok(text) => Ok(PolicySource { text: PolicyText::Read(text), variables, traffic: None }),
         Err(diagnostics) => {
             output::print_diagnostics(&diagnostics);
             let (file, errors) = (STANDARD_INPUT.to_owned(), error_count(&diagnostics));

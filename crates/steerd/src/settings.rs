@@ -28,11 +28,13 @@ const DEFAULTS: &str = include_str!("../../../config/steerd.toml");
 const DEMO: &str = include_str!("../../../config/demo.toml");
 const DEMO_POLICY: &str = include_str!("../../../config/examples/demo.toml");
 
-/// The policy's text and the values of its variables; read again at every reload.
+/// The policy's text, the values of its variables, and the traffic to compile it for; read again at every reload.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PolicySource {
     pub(crate) text: PolicyText,
     pub(crate) variables: BTreeMap<String, String>,
+    /// A capture of typical traffic.
+    pub(crate) traffic: Option<PathBuf>,
 }
 
 /// Where the text comes from.
@@ -49,7 +51,7 @@ pub(crate) enum PolicyText {
 
 impl PolicySource {
     pub(crate) fn file(path: PathBuf, variables: BTreeMap<String, String>) -> Self {
-        Self { text: PolicyText::File(path), variables }
+        Self { text: PolicyText::File(path), variables, traffic: None }
     }
 }
 
@@ -197,5 +199,7 @@ fn policy_source(request: &Request, settings: &Settings, layers: &Layers) -> Pol
     } else {
         PolicyText::File(settings.policy.file.clone())
     };
-    PolicySource { text, variables }
+    let traffic = &settings.policy.traffic;
+    let traffic = (!traffic.as_os_str().is_empty()).then(|| traffic.clone());
+    PolicySource { text, variables, traffic }
 }

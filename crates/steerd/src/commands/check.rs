@@ -8,7 +8,7 @@ use std::collections::HashSet;
 use std::path::Path;
 
 use analysis::{Analysis, Reach, RuleAnalysis};
-use compiler::{Decided, Decisions, Report, TrafficShares};
+use compiler::{Decided, Decisions, Job, Report, Saving, TrafficShares};
 use policy::{Diagnostic, Diagnostics, Policy};
 use program::{Program, RuleId, SinkId};
 
@@ -41,6 +41,8 @@ struct Checked {
     device_warnings: Vec<String>,
     /// Where the packets of a capture are decided; `None`: none is given, or there is no program.
     traffic: Option<TrafficShares>,
+    /// Pairs of rules that keep packets from hardware.
+    savings: Vec<Saving>,
 }
 
 pub(crate) fn run(args: &CheckArgs) -> Result<(), Error> {
@@ -52,10 +54,13 @@ pub(crate) fn run(args: &CheckArgs) -> Result<(), Error> {
         let message = "--deny shadowed needs the analysis that --no-analysis skips";
         <Cli as clap::CommandFactory>::command().error(kind, message).exit();
     }
-    let Target { source, device, workers } = Target::of(&args.policy)?;
+    let Target { mut source, device, workers } = Target::of(&args.policy)?;
+    if args.traffic.is_some() {
+        source.traffic.clone_from(&args.traffic);
+    }
     let profile = &device.profile;
     let format = args.policy.format;
-    let policy_file::Read { policy, warnings, inputs } = match policy_file::load(&source) {
+    let mut read = match policy_file::load(&source) {
         Ok(loaded) => loaded,
         Err(diagnostics) => {
             match format {
@@ -66,8 +71,13 @@ pub(crate) fn run(args: &CheckArgs) -> Result<(), Error> {
             return Err(policy_file::policy_error(&source, &diagnostics));
         }
     };
+    let weights = read.weights(source.traffic.as_deref())?;
+    let policy_file::Read { policy, warnings, inputs } = read;
     let workers = workers.unwrap_or_else(|| policy_file::workers_named(&policy));
-    let mut report = compiler::report(&policy, profile, workers, None);
+    let job = Job::new(&policy, profile, workers).weighted(weights.as_ref());
+    let mut report = job.report();
+    let wanted = report.program.as_ref().filter(|_| !args.quiet);
+    let savings = wanted.map(|program| job.savings(program)).unwrap_or_default();
     for (index, rule) in report.rules.iter_mut().enumerate() {
         rule.action = effects::written(&policy, index);
     }
@@ -97,6 +107,7 @@ pub(crate) fn run(args: &CheckArgs) -> Result<(), Error> {
         warnings,
         device_warnings,
         traffic,
+        savings,
     };
     let denied = checked.denied(&args.deny);
     match format {

@@ -130,7 +130,8 @@ struct WorkerAnswer {
 }
 
 pub(crate) fn run(args: &SizeArgs) -> Result<(), Error> {
-    let Target { source, device, workers } = Target::of(&args.policy)?;
+    let Target { mut source, device, workers } = Target::of(&args.policy)?;
+    source.traffic = Some(args.traffic.clone());
     let compiled = policy_file::compile(&source, &device.profile, workers, None).map_err(|diagnostics| {
         output::print_diagnostics(&diagnostics);
         policy_file::policy_error(&source, &diagnostics)

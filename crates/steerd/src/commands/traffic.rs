@@ -26,31 +26,31 @@ const PROGRESS_PACKETS: u64 = 1024;
 
 /// A packet of a capture.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Captured<'c> {
+pub(crate) struct Captured<'c> {
     /// What was captured of it, from its Ethernet header on.
-    pub(super) frame: &'c [u8],
+    pub(crate) frame: &'c [u8],
     /// Its length on the wire.
-    pub(super) wire_bytes: u64,
+    pub(crate) wire_bytes: u64,
     /// `None`: the file has no times.
-    pub(super) time_ns: Option<u64>,
+    pub(crate) time_ns: Option<u64>,
 }
 
 /// The packets of a capture that a program receives.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Totals {
-    pub(super) packets: u64,
-    pub(super) bytes: u64,
+pub(crate) struct Totals {
+    pub(crate) packets: u64,
+    pub(crate) bytes: u64,
     /// Frames without an Ethernet header, which every port drops; not in the others.
-    pub(super) runts: u64,
+    pub(crate) runts: u64,
     /// Those with an IPv4 or IPv6 header.
-    pub(super) ip_packets: u64,
+    pub(crate) ip_packets: u64,
 }
 
 /// Calls `each` with every packet that has an Ethernet header.
 ///
 /// # Errors
 /// The capture cannot be read to its end, or has no IP packets.
-pub(super) fn for_each_key(
+pub(crate) fn for_each_key(
     path: &Path,
     each: &mut dyn FnMut(&DeepKey, &Captured<'_>),
 ) -> Result<Totals, Error> {

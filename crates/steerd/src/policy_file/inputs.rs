@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io;
 
+use compiler::Weights;
 use policy::{SetLoader, Source};
 use sha2::{Digest, Sha256};
 
@@ -61,6 +62,13 @@ impl<'l> Recorder<'l> {
             variables: variables.clone(),
             sha256,
         }
+    }
+}
+
+impl Inputs {
+    /// Has the hash cover the packets of the rules, on which the program depends.
+    pub(crate) fn add_weights(&mut self, weights: &Weights) {
+        self.sha256 = sha256(format!("inputs {}\npackets {:?}\n", self.sha256, weights.packets()).as_bytes());
     }
 }
 

@@ -183,7 +183,9 @@ fn rebase(table: &mut Table, folder: &Path) {
             *path = folder.join(&*path).to_string_lossy().into_owned();
         }
     };
-    rebase_one(table.get_mut("policy").and_then(|policy| policy.get_mut("file")));
+    for key in ["file", "traffic"] {
+        rebase_one(table.get_mut("policy").and_then(|policy| policy.get_mut(key)));
+    }
     rebase_one(table.get_mut("http").and_then(|http| http.get_mut("token_file")));
     rebase_one(table.get_mut("api").and_then(|api| api.get_mut("socket")));
     let Some(nic) = table.get_mut("softnic") else { return };

@@ -48,7 +48,7 @@ fn every_key_has_a_default_in_the_file() {
     let defaults: toml::Table = DEFAULTS.parse().expect("TOML");
     for (section, keys) in [
         ("device", vec!["name", "ports"]),
-        ("policy", vec!["file", "variables"]),
+        ("policy", vec!["file", "variables", "traffic"]),
         (
             "workers",
             vec!["cores", "frames", "frame_bytes", "batch", "pages", "idle", "idle_us", "timestamps"],

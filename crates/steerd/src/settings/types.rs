@@ -49,6 +49,8 @@ pub(crate) struct Policy {
     /// Values of the policy's variables, as text.
     #[serde(deserialize_with = "variables")]
     pub(crate) variables: BTreeMap<String, String>,
+    /// A capture of typical traffic; empty: none.
+    pub(crate) traffic: PathBuf,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]

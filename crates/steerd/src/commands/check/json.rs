@@ -28,6 +28,8 @@ struct Answer<'c> {
     shares: Option<&'c Shares>,
     /// Where the packets of a capture are decided; `null`: none is given, or there is no program.
     traffic: Option<Traffic<'c>>,
+    /// Pairs of rules without whose overlap the device would decide more packets.
+    savings: Vec<SavingLine<'c>>,
     sinks: Vec<SinkLine<'c>>,
     capacity: Option<&'c Capacity>,
     obstacles: &'c [Obstacle],
@@ -55,6 +57,15 @@ struct RuleTraffic<'c> {
     rule: &'c str,
     #[serde(flatten)]
     share: &'c TrafficShare,
+}
+
+#[derive(Serialize)]
+struct SavingLine<'c> {
+    earlier: &'c str,
+    later: &'c str,
+    witness: Option<&'c Witness>,
+    /// Of all packets of the sample or the capture.
+    percent: f64,
 }
 
 #[derive(Serialize)]
@@ -141,6 +152,16 @@ pub(super) fn print(checked: &Checked, denied: &[String]) -> Result<(), Error> {
         workers: Some(checked.workers),
         ok: checked.is_installable(),
         protected: checked.protected(),
+        savings: checked
+            .savings
+            .iter()
+            .map(|saving| SavingLine {
+                earlier: checked.rule_name(saving.earlier),
+                later: checked.rule_name(saving.later),
+                witness: saving.witness.as_ref(),
+                percent: saving.percent,
+            })
+            .collect(),
         lost_exceptions: report
             .lost_exceptions
             .iter()

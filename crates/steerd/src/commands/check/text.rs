@@ -23,6 +23,7 @@ pub(super) fn of(checked: &Checked, layout: Layout) -> String {
     out.push_str(&reasons(report, layout));
     out.push_str(&shares(report, layout));
     out.push_str(&traffic(checked, layout));
+    out.push_str(&savings(checked, layout));
     if !report.obstacles.is_empty() {
         out.push_str(&obstacles(&report.obstacles, layout));
     }
@@ -270,9 +271,10 @@ fn shares(report: &Report, layout: Layout) -> String {
     let drawn = counted(all.packets, "packet", "packets");
     let title = format!(
         "decided in hardware: {:.1} % of {drawn} drawn from the rules; workers compare the others with {:.1} rules on \
-         average",
+         average; expected {:.0} ns of a worker per packet",
         100.0 - percent,
         all.comparisons_per_packet(),
+        all.worker_ns_per_packet(),
     );
     let mut out = format!("\n{}", layout.lines_after(Style::Heading, "", "  ", &title));
     let percent = |rule: &RuleReport| rule.share.as_ref().and_then(compiler::Share::hybrid_percent);
@@ -304,7 +306,7 @@ fn shares(report: &Report, layout: Layout) -> String {
 fn traffic(checked: &Checked, layout: Layout) -> String {
     let Some(traffic) = &checked.traffic else { return String::new() };
     let title = format!("of the capture's {}", counted(traffic.all.all.packets, "packet", "packets"));
-    let heads = ["rule", "packets", "bytes", "in hardware", "by workers", "left", "compared"];
+    let heads = ["rule", "packets", "bytes", "in hardware", "by workers", "left", "compared", "worker ns"];
     let mut grid = Grid::new(&heads);
     let rules = traffic.rules.iter().enumerate();
     let rows = rules.map(|(index, share)| (checked.rule_name(RuleId::of(index)), share));
@@ -317,9 +319,28 @@ fn traffic(checked: &Checked, layout: Layout) -> String {
             parts(share.by_workers, share.all),
             parts(share.left, share.all),
             format!("{:.1}", share.comparisons_per_packet()),
+            format!("{:.0}", share.worker_ns_per_packet()),
         ]);
     }
     format!("\n{}\n{}", layout.text(Style::Heading, &title), headed(&grid, layout))
+}
+
+/// The pairs of rules without whose overlap the device would decide more packets.
+fn savings(checked: &Checked, layout: Layout) -> String {
+    if checked.savings.is_empty() {
+        return String::new();
+    }
+    let title = "more would be decided in hardware if these rules shared no packets";
+    let mut out = format!("\n{}\n", layout.text(Style::Heading, title));
+    for saving in &checked.savings {
+        let [earlier, later] = [saving.earlier, saving.later].map(|rule| place(checked, rule));
+        let example = saving.witness.as_ref();
+        let example =
+            example.map_or_else(String::new, |packet| format!(", e.g. {}", describe::witness(packet)));
+        let words = format!("{earlier} and {later}: {:.1} % more{example}", saving.percent);
+        out.push_str(&layout.lines(Style::Plain, "  ", &words));
+    }
+    out
 }
 
 /// The percentages of the packets and of the bytes.
