@@ -19,9 +19,26 @@ const MAX_BITS: u32 = 12;
 /// How often merged masks are merged again.
 const MAX_ROUNDS: usize = 16;
 
-/// Spends flows to save masks, where the device has too few of these: first over all priorities, then within each.
+/// Spends flows to save masks, where the device has too few of these: first over all priorities, then within each. No two flows
+/// of a rank are equal in the end.
 pub(super) fn merge_masks(profile: &DeviceProfile, lowered: &mut Lowered, ranking: &mut Ranking) {
-    let candidates = &mut lowered.candidates;
+    merge(profile, &mut lowered.candidates, ranking);
+    drop_equal(&lowered.candidates, &mut ranking.kept);
+}
+
+/// Devices refuse a flow whose match is installed at its priority. Flows of a rank overlap where a worker compares packets of the
+/// later one with the earlier rule (see [`limit_ranks`](super::limit_ranks)): whichever they meet, the same rule decides them. So
+/// of equal ones the first is enough. They are equal by their rules, or because they were split into flows of one mask.
+fn drop_equal(candidates: &[Candidate], kept: &mut Vec<Ranked>) {
+    let mut known: ByMask<(u32, Image, Image), ()> = ByMask::default();
+    kept.retain(|Ranked { id, rank }| {
+        let Candidate { cube, traps, .. } = &candidates[id.index()];
+        // Copies of one packet are all made.
+        !traps || known.insert((*rank, cube.value, cube.mask), ()).is_none()
+    });
+}
+
+fn merge(profile: &DeviceProfile, candidates: &mut Vec<Candidate>, ranking: &mut Ranking) {
     let most_flows = profile.max_flows.map_or(MAX_FLOWS, |most| (most as usize / 2).min(MAX_FLOWS));
     let budget = |flows: usize| most_flows.saturating_sub(flows);
     if let Some(most) = profile.max_shapes {
@@ -424,6 +441,33 @@ mod tests {
                 assert_eq!(met, before.into_iter().collect::<Vec<_>>());
             }
         }
+    }
+
+    #[test]
+    fn of_equal_parts_of_one_rank_the_first_is_kept() {
+        let cubes = [
+            udp((0x2000, 0xff00), (0x1000, 0xfffe)),
+            udp((0x2000, 0xfffe), (0x1000, 0xfffe)),
+            udp((0x2000, 0xfffe), (0x1000, 0xffff)),
+            udp((0x2000, 0xfffe), (0x1001, 0xffff)),
+        ];
+        let mut candidates: Vec<Candidate> =
+            cubes.iter().enumerate().map(|(rule, cube)| candidate(*cube, rule)).collect();
+        let mut kept = ranked(4);
+        assert_eq!(merge_to(&mut candidates, &mut kept, 1, 1 << 20), 1);
+        let matches = |kept: &[Ranked], candidates: &[Candidate], packet: &Cube| -> Vec<usize> {
+            let own = kept.iter().map(|ranked| &candidates[ranked.id.index()]);
+            own.filter(|flow| flow.cube.contains(packet)).map(|flow| flow.rule.index()).collect()
+        };
+        let shared = udp((0x2001, 0xffff), (0x1001, 0xffff));
+        assert_eq!(matches(&kept, &candidates, &shared), [0, 1, 3]);
+        // Another rank is another priority.
+        let other = Ranked { rank: 1, ..kept[0] };
+        kept.push(other);
+        drop_equal(&candidates, &mut kept);
+        assert_eq!(matches(&kept, &candidates, &shared), [0]);
+        assert_eq!(matches(&kept, &candidates, &udp((0x2080, 0xffff), (0x1000, 0xffff))), [0]);
+        assert!(kept.iter().any(|ranked| ranked.rank == other.rank));
     }
 
     #[test]
