@@ -19,7 +19,7 @@ struct CostModel {
     search: u64,
 }
 
-const MEASURED: CostModel = CostModel { receive: 10_600, parse: 11_000, compare: 4_000, search: 60_000 };
+const MEASURED: CostModel = CostModel { receive: 10_600, parse: 14_400, compare: 9_200, search: 55_000 };
 
 const PS_PER_NS: f64 = 1e3;
 

@@ -132,8 +132,9 @@ pub(super) fn limit_ranks(
 
 /// Brings the flows of which most packets are kept from workers by one piece to the front, as there may not be enough
 /// pieces for all: the packets of a rule divided by its late flows, and by the earlier flows that each of them overlaps.
-/// Without weights, and among rules without packets, all rules have equally many.
+/// Without weights the order of the policy stays.
 fn sort_by_value(late: &mut [Late], candidates: &[Candidate], weights: Option<&Weights>) {
+    let Some(weights) = weights else { return };
     let mut flows: BTreeMap<RuleId, usize> = BTreeMap::new();
     for flow in late.iter() {
         *flows.entry(candidates[flow.id.index()].rule).or_default() += 1;
@@ -142,9 +143,8 @@ fn sort_by_value(late: &mut [Late], candidates: &[Candidate], weights: Option<&W
         let rule = candidates[flow.id.index()].rule;
         // Products of two numbers of flows, far below 2^64.
         let pieces = (flows[&rule] * flow.blockers) as u64;
-        let packets = weights.map_or(0, |weights| weights.of(rule));
-        let value = |packets: u64| Reverse((u128::from(packets) << 64) / u128::from(pieces.max(1)));
-        (value(packets), value(1), flow.id)
+        let value = (u128::from(weights.of(rule)) << 64) / u128::from(pieces.max(1));
+        (Reverse(value), flow.id)
     });
 }
 

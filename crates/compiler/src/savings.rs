@@ -13,7 +13,9 @@ use crate::expand::expand;
 use crate::share::Sample;
 
 /// How many pairs are tried.
-const MAX_TRIED: usize = 4;
+const MAX_TRIED: usize = 3;
+/// How often packets are compared with a flow, at most, to count those decided in hardware once.
+const MAX_FLOWS_TRIED: usize = 1 << 22;
 /// Programs with more flows take too long to compile several times.
 const MAX_FLOWS: usize = 1 << 14;
 /// The most cubes of a rule that are searched for a shared packet.
@@ -40,7 +42,7 @@ impl Job<'_> {
         if program.flows.len() > MAX_FLOWS {
             return Vec::new();
         }
-        let sample = Sample::of(self.policy, program);
+        let sample = Sample::of(self.policy, program, MAX_FLOWS_TRIED);
         let mut tried: Vec<Saving> = pairs(program, &sample)
             .into_iter()
             .filter_map(|pair| self.saving(program, &sample, pair))

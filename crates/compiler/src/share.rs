@@ -98,7 +98,7 @@ pub(crate) fn comparisons(class: Option<&Class>, key: &DeepKey) -> Option<u64> {
 #[must_use]
 pub fn shares(policy: &Policy, program: &Program) -> Shares {
     let mut shares = Shares { all: Share::default(), rules: vec![Share::default(); program.rules.len()] };
-    for (frame, key) in &Sample::of(policy, program).packets {
+    for (frame, key) in &Sample::of(policy, program, MAX_FLOWS_TRIED).packets {
         let (rule, class) = decision(program, key);
         shares.all.add(key, frame, class);
         if let Some(share) = shares.rules.get_mut(rule.index()) {
@@ -120,13 +120,13 @@ pub(crate) struct Sample {
 }
 
 impl Sample {
-    /// So many that those who look them up in the program are done soon.
-    pub(crate) fn of(policy: &Policy, program: &Program) -> Self {
+    /// So many that looking all up in the program takes about `most` comparisons with a flow.
+    pub(crate) fn of(policy: &Policy, program: &Program, most: usize) -> Self {
         let per_packet = program.flows.len().max(1);
         let rules = policy.rules.len().max(1);
-        let drawn = (MAX_FLOWS_TRIED / per_packet / rules).clamp(1, MAX_DRAWN);
+        let drawn = (most / per_packet / rules).clamp(1, MAX_DRAWN);
         // Of very large policies, packets are drawn from some rules only.
-        let stride = (per_packet * rules).div_ceil(MAX_FLOWS_TRIED).max(1);
+        let stride = (per_packet * rules).div_ceil(most).max(1);
         let (mut random, mut packets) = (Random(1), Vec::new());
         let deciding = policy.rules.iter().step_by(stride);
         for rule in deciding.filter(|rule| decides(rule.direction, rule.action)) {
