@@ -26,6 +26,7 @@ use device_model::DeviceProfile;
 use draw::{Flavour, Line, edges, in_words, parse, sayable, text};
 use notebook::Seen;
 use packet::DeepKey;
+use packet::build::FrameBuilder;
 use policy::policy::{Action, Direction};
 use program::{Program, RuleId, Verdict, WorkerId};
 use proptest::strategy::{Strategy, ValueTree};
@@ -95,6 +96,48 @@ fn an_mlx4_follows_the_policy() {
         features.iter().any(|feature| why.contains(feature) && why.contains("which `mlx4` does not support"))
     };
     assert!(met.refused == 0 && met.why_refused.keys().all(has_none), "{met:#?}");
+}
+
+/// Rules in a chain: on two priorities and with room for one flow more, one of the last four rules is decided in hardware.
+const CHAIN: &str = "version = 1\n[groups.g]\nworkers = 4\nhash = 'none'\n\
+    [[rules]]\nname = 'a'\nmatch = { protocol = 'udp', dst = '192.0.2.1', dst_port = 7 }\naction = { steer = 'g' }\n\
+    [[rules]]\nname = 'b'\nmatch = { protocol = 'udp', src = '198.51.100.1' }\naction = { steer = 'g' }\n";
+
+/// The share of a capture that is reported is the share of its packets that arrive with the tag of an exact class; it is
+/// greater if the policy is compiled for the capture.
+#[test]
+fn the_share_of_a_capture_is_what_the_device_decides() {
+    let last = (0..4).map(|last| {
+        format!(
+            "[[rules]]\nname = 'c{last}'\nmatch = {{ protocol = 'udp', dst = '192.0.2.1{last}' }}\naction = {{ steer = 'g' }}\n"
+        )
+    });
+    let policy = parse(&format!("{CHAIN}{}", last.collect::<String>())).expect("a policy");
+    let to = |last: u8| {
+        let ip = FrameBuilder::new().ip([203, 0, 113, 1].into(), [192, 0, 2, 10 + last].into());
+        ip.udp(1, 2).build()
+    };
+    let capture: Vec<Vec<u8>> = [to(0), to(1), to(2)].into_iter().chain(vec![to(3); 7]).collect();
+    let mut counter = compiler::RuleCounter::new(&policy);
+    capture.iter().for_each(|frame| counter.add(&DeepKey::of(frame)));
+    let weights = counter.weights();
+    let profile = DeviceProfile { priorities: 4, max_flows: Some(14), ..DeviceProfile::ideal() };
+    let job = compiler::Job::new(&policy, &profile, WORKERS as usize);
+    for (job, in_hardware) in [(job, 1), (job.weighted(Some(&weights)), 7)] {
+        let program = Arc::new(job.compile().expect("it fits"));
+        let mut rig = Rig::new(Personality::Ideal, WORKERS);
+        rig.install(&program).expect("it fits");
+        let mut shares = compiler::TrafficShares::new(&program);
+        let mut decisions = compiler::Decisions::new(&program);
+        let mut counted = 0;
+        for frame in &capture {
+            shares.add(decisions.of(&DeepKey::of(frame)), frame.len() as u64);
+            let arrival = rig.send(frame);
+            let tag = program::ClassTag::decode(arrival.seen[0].tag).expect("a tag");
+            counted += u64::from(program.class(tag.class).is_some_and(program::Class::is_exact));
+        }
+        assert_eq!((shares.all.in_hardware.packets, counted), (in_hardware, in_hardware), "{program}");
+    }
 }
 
 fn trial(personality: Personality) -> Met {

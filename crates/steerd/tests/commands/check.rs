@@ -300,3 +300,66 @@ fn limits_and_samples_are_shown_with_the_parts_of_workers() {
     assert_eq!(output.status.code(), Some(1), "a difference: {}", stdout(&output));
     assert!(stdout(&output).contains("rule `web`: sample: 7 => none\n"), "{}", stdout(&output));
 }
+
+/// A device of two priorities for each program and room for one flow more than the policy has.
+const FEW: &str =
+    "name = \"few\"\npriorities = 4\nmax_specs = 10\nmax_table = 256\ntag_bits = 24\nmax_flows = 14\n";
+
+#[test]
+fn a_policy_is_compiled_for_a_capture() {
+    let udp = |name: &str, keys: &str| {
+        format!(
+            "[[rules]]\nname = \"{name}\"\nmatch = {{ protocol = \"udp\", {keys} }}\naction = {{ steer = \"one\" }}\n"
+        )
+    };
+    let mut policy = "version = 1\n[groups.one]\nworkers = [0]\nhash = \"none\"\n".to_owned();
+    policy += &udp("a", "dst = \"192.0.2.1\", dst_port = 7");
+    policy += &udp("b", "src = \"198.51.100.1\"");
+    (0..4).for_each(|last| policy += &udp(&format!("c{last}"), &format!("dst = \"192.0.2.1{last}\"")));
+    let settings = |traffic: &str| {
+        format!(
+            "[policy]\nfile = \"p.toml\"\n{traffic}[workers]\ncores = 1\n[softnic]\nports = [{{ wire = {{ kind = \"null\" }} }}]\n"
+        )
+    };
+    let folder = policies(&[
+        ("p.toml", &policy),
+        ("few.toml", FEW),
+        ("s.toml", &settings("traffic = \"c.pcap\"\n")),
+        ("none.toml", &settings("traffic = \"none.pcap\"\n")),
+    ]);
+    let to = |last: u8| {
+        let ip = dns_frame().ip([203, 0, 113, 1].into(), [192, 0, 2, 10 + last].into());
+        ip.udp(1, 2).build()
+    };
+    let frames: Vec<Vec<u8>> = [to(0), to(1), to(2)].into_iter().chain(vec![to(3); 7]).collect();
+    write_pcap(&folder.path().join("c.pcap"), &frames);
+    let check = |args: &[&str]| {
+        let args = [&["check", "--profile", "few.toml", "--format", "json", "--no-analysis"], args].concat();
+        let output = run_in(&folder, &args);
+        let answer: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        answer
+    };
+    let hardware = |answer: &serde_json::Value| {
+        let rules = answer["rules"].as_array().expect("rules").iter();
+        let rules = rules.filter(|rule| rule["decided"] == "hardware" && rule["name"] != "default");
+        rules.map(|rule| rule["name"].as_str().expect("a name").to_owned()).collect::<Vec<_>>()
+    };
+    let (plain, weighted) = (check(&["p.toml"]), check(&["p.toml", "--traffic", "c.pcap"]));
+    assert!(hardware(&plain).contains(&"c0".to_owned()), "{plain:#}");
+    assert!(hardware(&weighted).contains(&"c3".to_owned()), "{weighted:#}");
+    assert_eq!(weighted["traffic"]["all"]["in_hardware"]["packets"], 7);
+    assert!(weighted["traffic"]["all"]["worker_ps"].as_u64().is_some_and(|ps| ps > 0));
+    // The rules in the way, with what is gained without their overlap.
+    let saving = &weighted["savings"][0];
+    assert_eq!((&saving["earlier"], &saving["later"]), (&"b".into(), &"c0".into()), "{weighted:#}");
+    assert!(
+        (saving["percent"].as_f64().expect("a number") - 10.0).abs() < 0.01 && !saving["witness"].is_null()
+    );
+    // The daemon's settings name the same capture.
+    let settled = check(&["--config", "s.toml"]);
+    assert_eq!((&settled["sha256"], hardware(&settled)), (&weighted["sha256"], hardware(&weighted)));
+    assert_ne!(settled["sha256"], plain["sha256"]);
+    let missing = run_in(&folder, &["check", "--config", "none.toml"]);
+    assert_eq!(missing.status.code(), Some(1));
+    assert!(stderr(&missing).contains("none.pcap"), "{}", stderr(&missing));
+}
