@@ -181,11 +181,6 @@ impl Ring {
     #[inline]
     fn wants_interrupt(&self) -> bool {
         fence(Ordering::SeqCst);
-        self.is_unmasked()
-    }
-
-    #[inline]
-    fn is_unmasked(&self) -> bool {
         self.word(FLAGS_OFFSET).is_ok_and(|flags| flags.load(Ordering::Relaxed) & MASK_INTERRUPT == 0)
     }
 
@@ -304,15 +299,13 @@ pub struct ServerSender {
     tail: u16,
     head: u16,
     published: u16,
-    /// The client may have begun to wait without [`ServerSender::publish_unfenced`] seeing it.
-    is_unconfirmed: bool,
 }
 
 impl ServerSender {
     pub(super) fn new(regions: Regions, place: &AddRing) -> Result<Self, Violation> {
         let ring = Ring::new(regions, place)?;
         ring.store(TAIL_OFFSET, 0);
-        Ok(Self { ring, tail: 0, head: 0, published: 0, is_unconfirmed: false })
+        Ok(Self { ring, tail: 0, head: 0, published: 0 })
     }
 
     pub(super) fn has_cookie(&self) -> bool {
@@ -374,38 +367,12 @@ impl ServerSender {
     #[inline]
     #[must_use]
     pub fn publish(&mut self) -> bool {
-        self.show() && self.ring.wants_interrupt()
-    }
-
-    /// As [`ServerSender::publish`], but may miss that the client has just begun to wait: [`ServerSender::confirm`] must be
-    /// called soon if nothing more is published. For a busy sender: a fence waits until the client's core has given up every
-    /// line that the frames were written to.
-    #[inline]
-    #[must_use]
-    pub fn publish_unfenced(&mut self) -> bool {
-        let is_new = self.show();
-        let is_waiting = is_new && self.ring.is_unmasked();
-        self.is_unconfirmed |= is_new;
-        self.is_unconfirmed &= !is_waiting;
-        is_waiting
-    }
-
-    /// Whether the client waits for an interrupt that [`ServerSender::publish_unfenced`] has missed.
-    #[inline]
-    #[must_use]
-    pub fn confirm(&mut self) -> bool {
-        std::mem::take(&mut self.is_unconfirmed) && self.ring.wants_interrupt()
-    }
-
-    /// False: there is nothing new.
-    #[inline]
-    fn show(&mut self) -> bool {
-        let is_new = self.published != self.tail;
-        if is_new {
-            self.published = self.tail;
-            self.ring.store(TAIL_OFFSET, self.tail);
+        if self.published == self.tail {
+            return false;
         }
-        is_new
+        self.published = self.tail;
+        self.ring.store(TAIL_OFFSET, self.tail);
+        self.ring.wants_interrupt()
     }
 }
 

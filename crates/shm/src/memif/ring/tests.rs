@@ -147,22 +147,6 @@ fn an_interrupt_is_wanted_only_between_arm_and_disarm() {
     assert!(!server.publish());
 }
 
-#[test]
-fn a_wait_that_begins_after_the_look_is_confirmed_once() {
-    let (mut server, mut client) = to_client();
-    server.put(&[1; 64]).unwrap();
-    assert!(!server.publish_unfenced(), "the client polls");
-    assert_eq!(client.arm(), Ok(true), "a frame waits");
-    assert!(server.confirm());
-    assert!(!server.confirm() && !server.publish_unfenced(), "nothing is new");
-    server.put(&[1; 64]).unwrap();
-    assert!(server.publish_unfenced(), "seen without a fence");
-    assert!(!server.confirm());
-    client.disarm();
-    server.put(&[1; 64]).unwrap();
-    assert!(!server.publish_unfenced() && !server.confirm());
-}
-
 fn set(ring: &Ring, at: usize, value: u16) {
     ring.store(at, value);
 }

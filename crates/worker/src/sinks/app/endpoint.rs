@@ -43,9 +43,6 @@ pub(super) struct Endpoint {
     targets: Vec<u8>,
     /// For each packet of the batch why it is not delivered; `None` if it is.
     outcomes: Vec<Option<SinkDrop>>,
-    /// In this iteration packets were put into rings, and in an earlier one.
-    is_delivering: bool,
-    is_unconfirmed: bool,
     taker: Taker,
 }
 
@@ -67,8 +64,6 @@ impl Endpoint {
             roster: None,
             targets,
             outcomes,
-            is_delivering: false,
-            is_unconfirmed: false,
             taker: Taker::new((worker, workers), transmit),
         }
     }
@@ -77,79 +72,52 @@ impl Endpoint {
     #[inline]
     pub(super) fn deliver(&mut self, frames: &impl Frames) {
         self.slot.refresh(&mut self.roster);
-        self.is_delivering = true;
+        self.outcomes.clear();
+        self.targets.clear();
         let roster = self.roster.as_deref().filter(|roster| !roster.clients.is_empty());
-        let mut tally = Tally::default();
-        match roster.map(|roster| &roster.clients[..]) {
-            // Every packet is its: one visit of each is enough.
-            Some([client]) if self.mode == AppMode::Copy && client.is_sound() => {
-                let report = |_, frame: &[u8], outcome| tally.add(frame, outcome);
-                put(frames, (client, self.worker), &self.wakeup, |_| true, report);
+        let shared = roster.filter(|_| self.mode == AppMode::Share);
+        frames.each(|frame| {
+            self.outcomes.push(Some(SinkDrop::NoClient));
+            self.targets.push(shared.map_or(EVERY, |roster| roster.client_of(frame)));
+        });
+        if let Some(roster) = roster {
+            for (number, client) in roster.clients.iter().enumerate() {
+                let number = number as u8;
+                let is_used = shared.is_none() || self.targets.contains(&number);
+                if is_used && client.is_sound() {
+                    let batch = Batch { number, targets: &self.targets, outcomes: &mut self.outcomes };
+                    batch.put(frames, client, self.worker, &self.wakeup);
+                }
             }
-            _ => self.deliver_to_several(frames, &mut tally),
         }
-        let Tally { delivered, delivered_bytes, dropped, dropped_bytes } = tally;
-        let packets = delivered + dropped.iter().sum::<u64>();
-        self.counters.offered(packets, delivered_bytes + dropped_bytes);
+        self.count(frames);
+    }
+
+    fn count(&self, frames: &impl Frames) {
+        let (mut delivered, mut delivered_bytes, mut offered_bytes) = (0, 0, 0);
+        let mut dropped = [0; SinkDrop::ALL.len()];
+        let mut outcomes = self.outcomes.iter();
+        frames.each(|frame| {
+            let bytes = frame.len() as u64;
+            offered_bytes += bytes;
+            match outcomes.next() {
+                Some(Some(reason)) => dropped[*reason as usize] += 1,
+                _ => {
+                    delivered += 1;
+                    delivered_bytes += bytes;
+                }
+            }
+        });
+        self.counters.offered(self.outcomes.len() as u64, offered_bytes);
         if delivered > 0 {
             self.counters.worker.delivered(delivered, delivered_bytes);
         }
         self.counters.worker.all_dropped(&dropped);
     }
 
-    /// Delivers a batch to any number of clients.
-    fn deliver_to_several(&mut self, frames: &impl Frames, tally: &mut Tally) {
-        let Self { worker, mode, wakeup, roster, targets, outcomes, .. } = self;
-        outcomes.clear();
-        targets.clear();
-        let roster = roster.as_deref().filter(|roster| !roster.clients.is_empty());
-        let shared = roster.filter(|_| *mode == AppMode::Share);
-        frames.each(|frame| {
-            outcomes.push(Some(SinkDrop::NoClient));
-            targets.push(shared.map_or(EVERY, |roster| roster.client_of(frame)));
-        });
-        let clients = roster.map_or(&[][..], |roster| &roster.clients);
-        for (number, client) in clients.iter().enumerate() {
-            let number = number as u8;
-            let is_used = shared.is_none() || targets.contains(&number);
-            if is_used && client.is_sound() {
-                let is_mine = |index| targets.get(index).is_some_and(|&mine| mine == EVERY || mine == number);
-                put(frames, (client, *worker), wakeup, is_mine, |index, _, outcome| {
-                    if let Some(place) = outcomes.get_mut(index) {
-                        note(place, outcome);
-                    }
-                });
-            }
-        }
-        let mut outcomes = outcomes.iter();
-        frames.each(|frame| tally.add(frame, outcomes.next().copied().flatten()));
-    }
-
-    /// After the last packets for now: wakes clients that began to wait while the packets were put into their rings. As long as
-    /// packets follow each other, each batch has another look at the clients of the one before.
-    fn confirm(&mut self) {
-        if std::mem::take(&mut self.is_delivering) {
-            self.is_unconfirmed = true;
-        } else if std::mem::take(&mut self.is_unconfirmed) {
-            let clients = self.roster.as_deref().map_or(&[][..], |roster| &roster.clients);
-            for client in clients.iter().filter(|client| client.is_sound()) {
-                match client.sender(self.worker) {
-                    Some((ring, mut sender)) => {
-                        if sender.confirm() && client.want_interrupt(ring) {
-                            self.wakeup.wake();
-                        }
-                    }
-                    // Another worker uses it now.
-                    None => self.is_unconfirmed = true,
-                }
-            }
-        }
-    }
-
     /// Takes what clients have sent. Returns whether there was anything.
     pub(super) fn take(&mut self) -> bool {
         self.slot.refresh(&mut self.roster);
-        self.confirm();
         self.taker.take(self.roster.as_deref(), &self.wakeup)
     }
 }
@@ -189,107 +157,81 @@ impl Sink for Endpoint {
     }
 }
 
-/// What became of the packets of a batch.
-#[derive(Default)]
-struct Tally {
-    delivered: u64,
-    delivered_bytes: u64,
-    dropped: [u64; SinkDrop::ALL.len()],
-    dropped_bytes: u64,
+/// The packets of a batch that are for one client.
+struct Batch<'b> {
+    number: u8,
+    targets: &'b [u8],
+    outcomes: &'b mut [Option<SinkDrop>],
 }
 
-impl Tally {
+impl Batch<'_> {
     #[inline]
-    fn add(&mut self, frame: &[u8], outcome: Option<SinkDrop>) {
-        let bytes = frame.len() as u64;
-        match outcome {
-            None => {
-                self.delivered += 1;
-                self.delivered_bytes += bytes;
-            }
-            Some(reason) => {
-                self.dropped[reason as usize] += 1;
-                self.dropped_bytes += bytes;
-            }
-        }
-    }
-}
-
-/// Puts those packets of a batch into the ring of a client that are its, by their indices. Passes the index, the packet, and why
-/// the client does not get it to `report`; `None` if it does.
-#[inline]
-fn put(
-    frames: &impl Frames,
-    (client, worker): (&Client, usize),
-    wakeup: &ThreadWakeup,
-    is_mine: impl Fn(usize) -> bool,
-    mut report: impl FnMut(usize, &[u8], Option<SinkDrop>),
-) {
-    let mut index = 0;
-    let Some((ring, mut sender)) = client.sender(worker) else {
-        let mut contended = 0;
-        frames.each(|frame| {
-            if is_mine(index) {
-                report(index, frame, Some(SinkDrop::Contended));
+    fn put(self, frames: &impl Frames, client: &Client, worker: usize, wakeup: &ThreadWakeup) {
+        let Self { number, targets, outcomes } = self;
+        let is_mine = |target: u8| target == EVERY || target == number;
+        let Some((ring, mut sender)) = client.sender(worker) else {
+            let mine = outcomes.iter_mut().zip(targets).filter(|(_, target)| is_mine(**target));
+            let mut contended = 0;
+            for (outcome, _) in mine {
+                note(outcome, SinkDrop::Contended);
                 contended += 1;
             }
-            index += 1;
-        });
-        add(&client.counters.contended, contended);
-        return;
-    };
-    let (mut delivered, mut bytes, mut full, mut too_long) = (0, 0, 0, 0);
-    let mut broken = None;
-    frames.each(|frame| {
-        let place = index;
-        index += 1;
-        if !is_mine(place) {
+            add(&client.counters.contended, contended);
             return;
-        }
-        if broken.is_some() {
-            return report(place, frame, Some(SinkDrop::Closed));
-        }
-        let outcome = match sender.put(frame) {
-            Ok(Put::Done) => {
-                delivered += 1;
-                bytes += frame.len() as u64;
-                None
-            }
-            Ok(Put::Full) => {
-                full += 1;
-                Some(SinkDrop::RingFull)
-            }
-            Ok(Put::TooLong) => {
-                too_long += 1;
-                Some(SinkDrop::TooLong)
-            }
-            Err(violation) => {
-                broken = Some(violation);
-                Some(SinkDrop::Closed)
-            }
         };
-        report(place, frame, outcome);
-    });
-    if sender.publish_unfenced() && client.want_interrupt(ring) {
-        wakeup.wake();
+        let (mut delivered, mut bytes, mut full, mut too_long) = (0, 0, 0, 0);
+        let mut broken = None;
+        let mut packets = outcomes.iter_mut().zip(targets);
+        frames.each(|frame| {
+            let Some((outcome, target)) = packets.next() else { return };
+            if !is_mine(*target) {
+                return;
+            }
+            if broken.is_some() {
+                note(outcome, SinkDrop::Closed);
+                return;
+            }
+            match sender.put(frame) {
+                Ok(Put::Done) => {
+                    *outcome = None;
+                    delivered += 1;
+                    bytes += frame.len() as u64;
+                }
+                Ok(Put::Full) => {
+                    note(outcome, SinkDrop::RingFull);
+                    full += 1;
+                }
+                Ok(Put::TooLong) => {
+                    note(outcome, SinkDrop::TooLong);
+                    too_long += 1;
+                }
+                Err(violation) => {
+                    note(outcome, SinkDrop::Closed);
+                    broken = Some(violation);
+                }
+            }
+        });
+        if sender.publish() && client.want_interrupt(ring) {
+            wakeup.wake();
+        }
+        drop(sender);
+        if let Some(violation) = broken {
+            client.note_violation(violation);
+            wakeup.wake();
+        }
+        let counters = &client.counters;
+        add(&counters.delivered, delivered);
+        add(&counters.delivered_bytes, bytes);
+        add(&counters.ring_full, full);
+        add(&counters.too_long, too_long);
     }
-    drop(sender);
-    if let Some(violation) = broken {
-        client.note_violation(violation);
-        wakeup.wake();
-    }
-    let counters = &client.counters;
-    add(&counters.delivered, delivered);
-    add(&counters.delivered_bytes, bytes);
-    add(&counters.ring_full, full);
-    add(&counters.too_long, too_long);
 }
 
-/// What came of a packet at one client; another one may have got it.
+/// A client did not get the packet; another one may have.
 #[inline]
-fn note(place: &mut Option<SinkDrop>, outcome: Option<SinkDrop>) {
-    if place.is_some() {
-        *place = outcome;
+fn note(outcome: &mut Option<SinkDrop>, reason: SinkDrop) {
+    if outcome.is_some() {
+        *outcome = Some(reason);
     }
 }
 
