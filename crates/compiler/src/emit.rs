@@ -41,6 +41,23 @@ impl Reading {
         self.ports_by_mask
     }
 
+    /// What a device matches by the specs of a cube: cubes with equal specs have the same. Conditions that no spec has are left
+    /// out.
+    pub(super) fn as_matched(self, cube: &Cube) -> Cube {
+        let mut matched = cube.without_absences();
+        for layer in [HAS_TCP, HAS_UDP] {
+            for (at, spec) in [
+                (layer, self.has_transport_spec(cube, &|slot| slot)),
+                (layer.inside(), self.has_transport_spec(cube, &Slot::inside)),
+            ] {
+                if !spec {
+                    matched = matched.without(at);
+                }
+            }
+        }
+        matched
+    }
+
     /// Whether there is a TCP or UDP spec of the outer packet, or of the one inside.
     fn has_transport_spec(self, cube: &Cube, at: &dyn Fn(Slot) -> Slot) -> bool {
         let has = |field| cube.has(at(field));

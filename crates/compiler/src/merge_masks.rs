@@ -9,6 +9,7 @@ use device_model::{DeviceProfile, PriorityTable};
 use super::assign_priorities::priorities_for;
 use super::cover::MAX_FLOWS;
 use super::cube::{Cube, DST_HIGH, DST_LOW, DST_PORT, Image, SRC_HIGH, SRC_LOW, SRC_PORT, TOS, TTL, WORDS};
+use super::emit::Reading;
 use super::lower::{Candidate, CandidateId, Lowered};
 use super::mask_index::ByMask;
 use super::order::{Ranked, Ranking};
@@ -23,18 +24,20 @@ const MAX_ROUNDS: usize = 16;
 /// of a rank are equal in the end.
 pub(super) fn merge_masks(profile: &DeviceProfile, lowered: &mut Lowered, ranking: &mut Ranking) {
     merge(profile, &mut lowered.candidates, ranking);
-    drop_equal(&lowered.candidates, &mut ranking.kept);
+    drop_equal(Reading::of(profile), &lowered.candidates, &mut ranking.kept);
 }
 
 /// Devices refuse a flow whose match is installed at its priority. Flows of a rank overlap where a worker compares packets of the
 /// later one with the earlier rule (see [`limit_ranks`](super::limit_ranks)): whichever they meet, the same rule decides them. So
-/// of equal ones the first is enough. They are equal by their rules, or because they were split into flows of one mask.
-fn drop_equal(candidates: &[Candidate], kept: &mut Vec<Ranked>) {
+/// of equal ones the first is enough. They are equal by their rules, because they were split into flows of one mask, or because the
+/// device matches no TCP or UDP header of any ports.
+fn drop_equal(reading: Reading, candidates: &[Candidate], kept: &mut Vec<Ranked>) {
     let mut known: ByMask<(u32, Image, Image), ()> = ByMask::default();
     kept.retain(|Ranked { id, rank }| {
         let Candidate { cube, traps, .. } = &candidates[id.index()];
+        let Cube { value, mask, .. } = reading.as_matched(cube);
         // Copies of one packet are all made.
-        !traps || known.insert((*rank, cube.value, cube.mask), ()).is_none()
+        !traps || known.insert((*rank, value, mask), ()).is_none()
     });
 }
 
@@ -464,7 +467,7 @@ mod tests {
         // Another rank is another priority.
         let other = Ranked { rank: 1, ..kept[0] };
         kept.push(other);
-        drop_equal(&candidates, &mut kept);
+        drop_equal(Reading::default(), &candidates, &mut kept);
         assert_eq!(matches(&kept, &candidates, &shared), [0]);
         assert_eq!(matches(&kept, &candidates, &udp((0x2080, 0xffff), (0x1000, 0xffff))), [0]);
         assert!(kept.iter().any(|ranked| ranked.rank == other.rank));

@@ -273,9 +273,8 @@ impl Sinks {
             return Err(Error::NoPlace(sink));
         };
         let Opened { hub, endpoints, counters, transmit } = opened;
-        let place = |(worker, endpoint): (&WorkerControl, _)| {
-            worker.place_sink_of(&definition.kind, slot, endpoint)
-        };
+        let place =
+            |(worker, endpoint): (&WorkerControl, _)| worker.place_sink_of(&definition.kind, slot, endpoint);
         let changes = self.workers.iter().zip(endpoints).map(place).collect();
         state.list.push(OpenSink {
             definition: definition.clone(),
@@ -293,9 +292,7 @@ impl Sinks {
         let mut changes = self.workers.iter().zip(&placing.changes);
         match changes.find(|(worker, change)| !worker.wait_for_sink(**change, PLACE_TIMEOUT)) {
             None => Ok(()),
-            Some((worker, _)) => {
-                Err(Error::NotTaken { sink: placing.sink.clone(), worker: worker.id().0 })
-            }
+            Some((worker, _)) => Err(Error::NotTaken { sink: placing.sink.clone(), worker: worker.id().0 }),
         }
     }
 
