@@ -42,6 +42,9 @@ const PIECES_BY_FLOW: usize = 2;
 /// The most masks that are compared to find out which pieces are needless. Without these comparisons workers compare more
 /// packets than they must, and decide the same.
 const MAX_LOOKUPS: usize = 1 << 25;
+/// The masks of so many flows fit into the processor's caches; a comparison takes longer where there are more, so that there
+/// are fewer.
+const CACHED_FLOWS: usize = 1 << 12;
 
 /// By rule, the default's at the end, the earlier rules with which a worker compares packets of its compared flows, in
 /// ascending order.
@@ -84,6 +87,7 @@ pub(super) fn limit_ranks(
     let below = ranks_below(lowered);
     let room = profile.max_flows.map_or(MAX_FLOWS, |flows| (flows as usize / 2).min(MAX_FLOWS));
     let Lowered { candidates, actions, queues, steering, .. } = lowered;
+    let flows = ranking.kept.len();
     let mut limiter = Limiter {
         profile,
         actions,
@@ -94,7 +98,7 @@ pub(super) fn limit_ranks(
         late: Vec::new(),
         ranks: Ranks::new(job.apart),
         taken: MaskIndex::default(),
-        lookups_left: MAX_LOOKUPS,
+        lookups_left: MAX_LOOKUPS / (1 + flows / CACHED_FLOWS),
         pieces_left: 0,
         may_have_pieces: false,
         pieces_of_flow: limits.pieces_of_flow,
@@ -103,7 +107,6 @@ pub(super) fn limit_ranks(
         compared: 0,
         is_too_long: false,
     };
-    let flows = ranking.kept.len();
     limiter.pieces_left =
         room.saturating_sub(flows).min(MAX_PIECES_OF_PROGRAM + PIECES_BY_FLOW * flows).min(limits.pieces);
     limiter.may_have_pieces = limiter.pieces_left > 0;
