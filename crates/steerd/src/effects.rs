@@ -64,14 +64,14 @@ impl Effect {
     }
 }
 
-/// The effect of a rule of the policy text, or of the default for the index after the last rule.
+/// The effect of a rule of the policy text with its limit and sample, or of the default for the index after the last rule.
 pub(crate) fn written(policy: &Policy, index: usize) -> String {
     let group = |id: program::GroupId| policy.groups.get(id.index()).map_or("?", |group| group.name.as_str());
     let (action, direction) = policy
         .rules
         .get(index)
         .map_or((policy.default, Direction::Ingress), |rule| (rule.action, rule.direction));
-    match (action, direction) {
+    let effect = match (action, direction) {
         (Action::Steer(id), _) => format!("deliver to {}", group(id)),
         (Action::Copy(id), _) => format!("copy to {}", group(id)),
         (Action::Sniff(id), _) => format!("sniff to {}", group(id)),
@@ -79,5 +79,6 @@ pub(crate) fn written(policy: &Policy, index: usize) -> String {
         (Action::Drop, Direction::Egress) => "drop when sent".to_owned(),
         (Action::Kernel, Direction::Ingress) => "kernel".to_owned(),
         (Action::Pass, _) | (Action::Kernel, Direction::Egress) => "pass when sent".to_owned(),
-    }
+    };
+    policy.rules.get(index).map(|rule| rule.policing.after(&effect)).unwrap_or(effect)
 }
