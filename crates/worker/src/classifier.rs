@@ -113,11 +113,11 @@ impl Classifier {
         for index in 0..batch.packets.len() {
             let Packet { tag, bytes, .. } = batch.packets[index];
             if let Some((view, entry, tally)) = find(&views, tag) {
-                view.count(entry, tally, (index, bytes), (all, batch));
+                view.count_and_decide(entry, tally, (index, bytes), (all, batch));
             } else if let Some((band, entry)) = self.resolve(&batch.packets[index], batch, pool, stats, now) {
                 let view = &views[band.index()];
                 match view.tallies.get(entry.tally as usize) {
-                    Some(tally) => view.count(&entry, tally, (index, bytes), (all, batch)),
+                    Some(tally) => view.count_and_decide(&entry, tally, (index, bytes), (all, batch)),
                     None => stats.dropped(DropReason::UnknownClass),
                 }
             }
@@ -212,7 +212,7 @@ impl<'t> View<'t> {
 
     /// Counts a packet, with its index and length, and adds its decision to the batch if a sink gets it, or if `all` have one.
     #[inline]
-    fn count(
+    fn count_and_decide(
         &self,
         entry: &Entry,
         tally: &Tally,
