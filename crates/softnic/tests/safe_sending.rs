@@ -302,6 +302,28 @@ fn unsignalled_frames_are_not_mistaken() {
 }
 
 #[test]
+fn the_own_completion_of_an_unsignalled_frame_does_not_give_it_back() {
+    let rig = Rig::new();
+    let mut sender = Sender::new(&rig, |builder| {
+        builder.send_operations(SendOperations::SEND).signal_all(true).max_send_parts(1)
+    });
+    let packet = udp(1, 7);
+    sender.send_batch(&[(&packet, false), (&packet, true)]);
+    rig.pump();
+    // The first send has a completion because the queue pair signals all. It is kept, and the frame comes back by the second.
+    let mut own: Vec<WorkCompletion> = Vec::new();
+    assert_eq!(sender.cq.poll_classic(&mut own, 1), 1);
+    assert_eq!(sender.reports().concat().len(), 2);
+    // Whatever frame is in the device's hands now, the kept completion names none.
+    sender.send_batch(&[(&packet, true), (&packet, true)]);
+    let own = own.pop().expect("one");
+    assert!(sender.pool.reclaim_classic(own).is_err());
+    rig.pump();
+    assert_eq!(sender.reports().concat().len(), 2);
+    assert_eq!(sender.pool.free_count(), 64);
+}
+
+#[test]
 fn ranges_outside_of_the_frame_are_refused() {
     let rig = Rig::new();
     let mut sender = Sender::whole(&rig);

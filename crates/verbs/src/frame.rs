@@ -1,8 +1,9 @@
 //! Packet frames: registered memory cut into equal pieces, each with one owner at a time.
 //!
-//! A frame is free (in the pool), held (someone has its [`Frame`]) or posted (the device has it). Only a completion
-//! that names a posted frame turns it back into a held one, so no frame ever has two owners. Used by the polling
-//! loop: nothing here allocates after [`FramePool::new`], and every step is a bounds check and a byte.
+//! A frame is free (in the pool), held (someone has its [`Frame`]), posted or sent (the device has it). Only a completion
+//! that names a posted frame turns it back into a held one, and a sent one comes back by its queue pair, which knows of which
+//! completions it is a part. So no frame ever has two owners. Used by the polling loop: nothing here allocates after
+//! [`FramePool::new`], and every step is a bounds check and a byte.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -12,6 +13,11 @@ use crate::{Completion, Domain, Error, MemoryRegion, WorkCompletion};
 
 /// Most frames of one pool: at the usual 2 KiB, 32 GiB.
 pub(crate) const MAX_FRAMES: usize = 1 << 24;
+
+/// A bit of work request ids that no index has. It marks sends without a signal: such a send may have a completion all the
+/// same, and its frame comes back by a later one as well, so that a pool must not take what the first one names.
+pub(crate) const UNSIGNALLED: u32 = 1 << 31;
+const _: () = assert!(MAX_FRAMES <= UNSIGNALLED as usize);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
@@ -103,7 +109,7 @@ impl Ledger {
         self.free.push(index);
     }
 
-    /// The index that `wr_id` has, if it names a frame of this ledger.
+    /// The index that `wr_id` has, perhaps with [`UNSIGNALLED`], if it names a frame of this ledger.
     #[inline]
     fn named(&self, wr_id: u64) -> Option<u32> {
         ((wr_id >> 32) as u32 == self.id.get()).then_some(wr_id as u32)
@@ -112,10 +118,7 @@ impl Ledger {
     /// The frame that `wr_id` names, if this ledger has lent it to a device.
     #[inline]
     fn reclaim(&mut self, wr_id: u64) -> Option<Frame> {
-        if (wr_id >> 32) as u32 != self.id.get() {
-            return None;
-        }
-        self.take_back(wr_id as u32, State::Posted)
+        self.take_back(self.named(wr_id)?, State::Posted)
     }
 
     /// The frame with this index, if it was lent to a device in this way.
@@ -189,7 +192,8 @@ impl FramePool {
     }
 
     /// The frame that a completion gives back, whatever its status. The completion comes back instead if it names one
-    /// of another pool, or one that the device does not have.
+    /// of another pool, one that the device does not have, or one that was sent without a signal
+    /// ([`RawQueuePair::reclaim`](crate::RawQueuePair::reclaim)).
     ///
     /// A completion gives one frame, once. It still names that frame when the frame has been posted anew, so it is used
     /// up here; read the other fields of the completion before:
@@ -294,7 +298,7 @@ impl FramePool {
         self.ledger.withdrawn(index);
     }
 
-    /// The index of the frame that a work request id names; `None` for one of another pool.
+    /// The index of the frame that a work request id names, perhaps with [`UNSIGNALLED`]; `None` for one of another pool.
     #[inline]
     pub(crate) fn named(&self, wr_id: u64) -> Option<u32> {
         self.ledger.named(wr_id)

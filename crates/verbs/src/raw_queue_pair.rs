@@ -213,7 +213,7 @@ impl RawQueuePair {
                 return None;
             }
         };
-        if !self.in_flight.turn_to(pool) {
+        if !self.in_flight.use_pool(pool) {
             self.errno = libc::EBUSY;
             return None;
         }
@@ -228,12 +228,15 @@ impl RawQueuePair {
 
     /// The frames that a completion gives back: that of its own send, which comes last, and those of the sends before it
     /// that are not signalled ([`SendFlags::UNSIGNALLED`]), which have succeeded. The completion comes back if it names no
-    /// frame of `pool` that this queue pair sends.
+    /// frame of `pool` that this queue pair sends. So it does for signalled frames that were sent before those of another
+    /// pool: these come back by [`FramePool::reclaim`] only.
     ///
     /// ```
     /// fn sent(pair: &mut verbs::RawQueuePair, pool: &mut verbs::FramePool, completion: verbs::Completion<'_>) {
     ///     let mut frames = Vec::new();
-    ///     let _other = pair.reclaim(pool, completion, |send| frames.push(send.frame));
+    ///     if let Err(other) = pair.reclaim(pool, completion, |send| frames.push(send.frame)) {
+    ///         frames.extend(pool.reclaim(other));
+    ///     }
     ///     frames.into_iter().for_each(|frame| pool.release(frame));
     /// }
     /// ```
@@ -256,7 +259,7 @@ impl RawQueuePair {
         Ok(())
     }
 
-    /// How many sends of frames [`RawQueuePair::reclaim`] has not given back.
+    /// How many sends of frames [`RawQueuePair::reclaim`] has not given back, of the pool whose frames were sent last.
     #[inline]
     pub fn in_flight(&self) -> usize {
         self.in_flight.len() as usize
@@ -341,7 +344,7 @@ impl RawQueuePair {
     #[inline]
     fn remember(&mut self, pool: &mut FramePool, frame: &Frame, bytes: u32) {
         let no_batch = self.in_flight.position();
-        if self.in_flight.turn_to(pool) && self.in_flight.has_room(no_batch) {
+        if self.in_flight.use_pool(pool) && self.in_flight.has_room(no_batch) {
             self.in_flight.push(pool, frame, bytes, true);
         } else {
             pool.posted(frame);

@@ -5,42 +5,43 @@
 //! that are not signalled, which have succeeded.
 //!
 //! Invariant: each frame that was sent without a signal has exactly one entry, in the queue pair that sends it, until that
-//! entry is taken. Entries of signalled sends can be stale, because [`FramePool::reclaim`] gives their frames back, too; but not
-//! before the send has completed, and with it all sends before it.
+//! entry is taken, and nothing else gives it back: a completion of its own, which a failed send has, names it with
+//! [`UNSIGNALLED`], and pools refuse that. Entries of signalled sends can be stale, because [`FramePool::reclaim`] gives their
+//! frames back, too; but not before the send has completed, and with it all sends before it.
 
 use std::num::NonZeroU32;
 
 use super::MAX_SENDS;
+use crate::frame::UNSIGNALLED;
 use crate::{Frame, FramePool};
 
 /// One send.
 #[derive(Clone, Copy, Debug, Default)]
 struct Entry {
-    /// The index of the frame in its pool, and [`SIGNALLED`].
+    /// The index of the frame in its pool, with [`UNSIGNALLED`] if there is no signal.
     frame: u32,
     /// The length of the packet.
     bytes: u32,
 }
 
-/// A bit that no index has: a pool has at most 2^24 frames.
-const SIGNALLED: u32 = 1 << 31;
-
 impl Entry {
     #[inline]
     fn index(self) -> u32 {
-        self.frame & !SIGNALLED
+        self.frame & !UNSIGNALLED
     }
 
     #[inline]
     fn is_signalled(self) -> bool {
-        self.frame & SIGNALLED != 0
+        self.frame & UNSIGNALLED == 0
     }
 }
 
 /// All sends of one queue pair that were not taken back. Never grows.
 pub(super) struct InFlight {
-    /// A ring of a power of two.
+    /// A ring of a power of two, twice as long as the send queue: of a full one at least half is not in the queue any more.
     entries: Box<[Entry]>,
+    /// The length of the send queue.
+    sends: u32,
     /// Counted without end; they wrap at 2^32.
     first: u32,
     next: u32,
@@ -51,8 +52,9 @@ pub(super) struct InFlight {
 impl InFlight {
     /// For a send queue of this length.
     pub(super) fn new(sends: u32) -> Self {
-        let capacity = sends.clamp(1, MAX_SENDS).next_power_of_two() as usize;
-        Self { entries: vec![Entry::default(); capacity].into(), first: 0, next: 0, pool: None }
+        let sends = sends.clamp(1, MAX_SENDS);
+        let capacity = 2 * sends.next_power_of_two() as usize;
+        Self { entries: vec![Entry::default(); capacity].into(), sends, first: 0, next: 0, pool: None }
     }
 
     /// The number of sends.
@@ -66,9 +68,10 @@ impl InFlight {
         self.entries[position as usize & (self.entries.len() - 1)]
     }
 
-    /// Turns to frames of this pool. False: unsignalled sends of another one are in flight.
+    /// The next sends are of frames of this pool; those of another one are forgotten, and come back by their pool. False:
+    /// unsignalled sends of another one are in flight.
     #[inline]
-    pub(super) fn turn_to(&mut self, pool: &FramePool) -> bool {
+    pub(super) fn use_pool(&mut self, pool: &FramePool) -> bool {
         self.pool == Some(pool.id()) || self.change_to(pool)
     }
 
@@ -81,23 +84,27 @@ impl InFlight {
         true
     }
 
-    /// Whether there is room for one more, made by dropping the oldest entry if it can be stale: it is signalled, and older than
-    /// `batch`, where the sends that were not posted yet begin.
+    /// Whether there is room for one more. The sends that were not posted yet begin at `batch`; the queue has no room for more of
+    /// them than its length. In a full ring the oldest entry is of a send that has completed, and is dropped if its frame can
+    /// come back without it.
     #[inline]
     pub(super) fn has_room(&mut self, batch: u32) -> bool {
+        if self.next.wrapping_sub(batch) >= self.sends {
+            return false;
+        }
         if (self.len() as usize) < self.entries.len() {
             return true;
         }
-        let is_dropped = self.first != batch && self.at(self.first).is_signalled();
+        let is_dropped = self.at(self.first).is_signalled();
         self.first = self.first.wrapping_add(u32::from(is_dropped));
         is_dropped
     }
 
-    /// Adds a send of a frame of `pool`, after [`InFlight::turn_to`] and [`InFlight::has_room`]. The caller gives up the frame.
+    /// Adds a send of a frame of `pool`, after [`InFlight::use_pool`] and [`InFlight::has_room`]. The caller gives up the frame.
     #[inline]
     pub(super) fn push(&mut self, pool: &mut FramePool, frame: &Frame, bytes: u32, is_signalled: bool) {
         if let Some(index) = pool.sent(frame, is_signalled) {
-            let signal = if is_signalled { SIGNALLED } else { 0 };
+            let signal = if is_signalled { 0 } else { UNSIGNALLED };
             let place = self.next as usize & (self.entries.len() - 1);
             self.entries[place] = Entry { frame: index | signal, bytes };
             self.next = self.next.wrapping_add(1);
@@ -107,8 +114,8 @@ impl InFlight {
     /// How many sends are older than the one of the frame that `wr_id` names; `None` if there is none.
     #[inline]
     pub(super) fn find(&self, pool: &FramePool, wr_id: u64) -> Option<u32> {
-        let index = pool.named(wr_id).filter(|_| self.pool == Some(pool.id()))?;
-        (0..self.len()).find(|nth| self.at(self.first.wrapping_add(*nth)).index() == index)
+        let frame = pool.named(wr_id).filter(|_| self.pool == Some(pool.id()))?;
+        (0..self.len()).find(|nth| self.at(self.first.wrapping_add(*nth)).frame == frame)
     }
 
     /// Takes the oldest send back, which has completed. `None`: `is_named` is false, and its frame came or comes back by a

@@ -16,6 +16,7 @@ use ibverbs_sys::{
 
 use super::{RawQueuePair, wr_id_of};
 use crate::error::from_code;
+use crate::frame::UNSIGNALLED;
 use crate::inline::SendFunctions;
 use crate::{Frame, FramePool};
 
@@ -102,7 +103,7 @@ impl<'q> SendBatch<'q> {
         self.pair.in_flight.push(self.pool, frame, length, flags.is_signalled());
         self.requests += 1;
         // SAFETY: the batch is open, by this thread. It can be built, as was asked above.
-        let _true = unsafe { self.functions.build(slot.wr_id, flags.for_batch(), None) };
+        let _true = unsafe { self.functions.build(flags.mark(slot.wr_id), flags.for_batch(), None) };
         let entry = ibv_sge { addr: slot.address + start, length, lkey: self.lkey };
         // SAFETY: just built; the piece is in the frame, which nothing touches from here on until it is completed, or back in
         // the pool after the batch has failed, and `regions` keeps the memory registered.
@@ -265,9 +266,10 @@ impl SendRequest<'_, '_> {
             None => None,
         };
         let segments = segments.map(|segments| (segments.header, segments.header_bytes, segments.mss));
+        let wr_id = self.flags.mark(list.wr_id());
         // SAFETY: the batch is open, by this thread; the header is in the frame, which nothing touches from here on
         // until it is completed, or back in the pool after the batch has failed.
-        if !unsafe { batch.functions.build(list.wr_id(), self.flags.for_batch(), segments) } {
+        if !unsafe { batch.functions.build(wr_id, self.flags.for_batch(), segments) } {
             return Err(libc::EOPNOTSUPP);
         }
         // SAFETY: just built; as for the header, and `regions` keeps the memory registered.
@@ -310,6 +312,12 @@ impl SendFlags {
     pub(super) fn for_batch(self) -> u32 {
         let signal = if self.is_signalled() { ibv_send_flags::IBV_SEND_SIGNALED.0 } else { 0 };
         self.intersection(Self::IP_CSUM).bits() | signal
+    }
+
+    /// The id of a request of a batch for the frame that `wr_id` names.
+    #[inline]
+    pub(super) fn mark(self, wr_id: u64) -> u64 {
+        if self.is_signalled() { wr_id } else { wr_id | u64::from(UNSIGNALLED) }
     }
 
     #[inline]
