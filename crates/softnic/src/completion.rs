@@ -1,12 +1,13 @@
 //! The engine's side of completion queues: completions in, overruns, and the events that wake waiting threads.
 //!
 //! Part of [`State`]; called by the engine and by the ops that flush. Events are looked at when a burst is published,
-//! under the device's mutex. A queue is armed without it ([`Wish`]): on hardware that is a write to a doorbell, and a
+//! under the device's mutex. A queue is armed without it ([`Wish`]), but for personalities whose arming counts what is not
+//! polled ([`State::arm_from_consumer`]): on hardware that is a write to a doorbell, and a
 //! thread that polls must not wait for others. The engine publishes completions and then loads the wish; the application
 //! stores the wish and then polls; a sequentially consistent fence stands between the two steps of each side. Of two such
 //! fences one is first, so either the poll sees the completion or the engine sees the wish and raises the event: the
-//! pattern of `ibv_get_cq_event(3)` (event, arm, poll until empty) loses nothing. As in the kernel, completions that were
-//! published before the queue was armed raise none by themselves.
+//! pattern of `ibv_get_cq_event(3)` (event, arm, poll until empty) loses nothing. With the exception
+//! named above, completions that were published before the queue was armed raise none by themselves.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering, fence};
@@ -323,22 +324,21 @@ impl State {
         }
     }
 
-    /// A queue was armed whose last `unpolled` published completions count as well: sends their event, unless it went already.
+    /// Arms a queue of which the published completions that are not polled count as well, and sends their event. Under the mutex,
+    /// so that the engine has not sent it already.
     #[cold]
-    pub(crate) fn announce_unpolled(&mut self, slot: u32, unpolled: u32) {
+    pub(crate) fn arm_from_consumer(&mut self, slot: u32, solicited_only: bool) {
         let Self { cqs, channels, waiting_cqs, .. } = self;
         let Some(cq) = cqs.get_mut(slot).filter(|cq| cq.notice.channel.is_some()) else { return };
-        let wish = cq.notice.wish.take();
-        if wish == Armed::No {
-            return;
-        }
-        if (wish, cq.notice.armed) == (Armed::Any, Armed::Solicited) {
+        let Completions::Own(producer) = &cq.producer else { return };
+        let end = cq.notice.published;
+        let unpolled = end.wrapping_sub(producer.consumed()).min(producer.limit());
+        if cq.notice.armed == Armed::Solicited && !solicited_only {
             // They were counted as solicited ones, and count anew.
             cq.notice.armed = Armed::No;
         }
-        let end = cq.notice.published;
         cq.notice.published = end.wrapping_sub(unpolled);
-        cq.arm(wish);
+        cq.arm(if solicited_only { Armed::Solicited } else { Armed::Any });
         cq.announce(slot, channels, waiting_cqs);
         cq.notice.published = end;
     }

@@ -206,6 +206,11 @@ impl Producer {
         self.layout.slot(index)
     }
 
+    /// Where the consumer stands. The index may be anything if the application wrote to it.
+    pub(crate) fn consumed(&self) -> u32 {
+        self.ring.indices.consumed().load(Ordering::Acquire)
+    }
+
     /// How many slots can be filled at once.
     pub(crate) fn limit(&self) -> u32 {
         self.ring.limit

@@ -316,14 +316,12 @@ pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c
     answer_status(|| {
         // SAFETY: NULL or a completion queue of this provider, by the verb's contract.
         let object = unsafe { SoftCq::of(cq.cast()) }?;
-        object.wish.arm(solicited_only != 0);
         // SAFETY: the queue keeps the context it was made with.
         let soft = unsafe { SoftContext::of(object.context) }?;
         if soft.nic().rules().objects.completion.announces_unpolled {
-            let unpolled = object.poller.with(|poller| poller.between_polls().map_or(0, Consumer::available));
-            if unpolled > 0 {
-                soft.nic().control().announce_unpolled(object.slot, unpolled);
-            }
+            soft.nic().control().arm_from_consumer(object.slot, solicited_only != 0);
+        } else {
+            object.wish.arm(solicited_only != 0);
         }
         Ok(())
     })
