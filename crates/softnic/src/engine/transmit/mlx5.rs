@@ -10,18 +10,17 @@ use super::{Cursor, Outcome, Sent, Way, fill_in, send_stream};
 use crate::clock;
 use crate::engine::tap::EgressFlows;
 use crate::memory::{MemoryTable, Regions};
-use crate::mlx5::rings::sends::{Request, SEGMENTS, SEND, SendRing, UNIT_BYTES, Units};
+use crate::mlx5::rings::sends::{MAX_UNITS, Request, SEGMENTS, SEND, SendRing, UNIT_BYTES, Units};
 use crate::work::{Cqe, Opcode, Status};
 
-/// The most units of a request, and so of its data segments.
-const MAX_UNITS: usize = 64;
-/// The bytes in a request are fewer.
-const MAX_INLINE_BYTES: usize = MAX_UNITS * UNIT_BYTES;
+/// Upper bounds of the data segments of a request, and of the bytes that it contains.
+const MAX_SEGMENTS: usize = MAX_UNITS as usize;
+const MAX_INLINE_BYTES: usize = MAX_SEGMENTS * UNIT_BYTES;
 /// What a segment with a length of 0 means; libmlx5 leaves entries without bytes out.
 const FULL_BYTES: u32 = 1 << 31;
 
 /// Buffers of a stream, or bytes of its request.
-type Parts = ArrayVec<(*const u8, usize), MAX_UNITS>;
+type Parts = ArrayVec<(*const u8, usize), MAX_SEGMENTS>;
 
 /// The Ethernet segment, up to its headers.
 struct Ethernet {

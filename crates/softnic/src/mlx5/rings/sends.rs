@@ -22,8 +22,9 @@ pub(crate) const MAX_BLOCKS: u32 = 1 << 15;
 /// A unit, by which the control segment counts.
 pub(crate) const UNIT_BYTES: usize = 16;
 const UNITS_PER_BLOCK: u32 = (BLOCK_BYTES / UNIT_BYTES) as u32;
-/// The bits of a request's length in units.
-const UNITS_MASK: u32 = 0x3f;
+/// The bits of a request's length in units, and the longest one: 1024 bytes, as the device states (`max_sq_desc_sz`).
+const UNITS_MASK: u32 = 0x7f;
+pub(crate) const MAX_UNITS: u32 = 64;
 
 /// The operations that a raw packet queue pair has (mlx5dv.h, `MLX5_OPCODE_SEND` and `_TSO`).
 pub(crate) const SEND: u8 = 0x0a;
@@ -120,7 +121,7 @@ impl SendRing {
         let control = self.unit(place);
         let units = u32::from(control[COUNT]) & UNITS_MASK;
         let blocks = units.div_ceil(UNITS_PER_BLOCK);
-        let is_malformed = self.is_corrupt || units == 0 || blocks > self.published();
+        let is_malformed = self.is_corrupt || !(1..=MAX_UNITS).contains(&units) || blocks > self.published();
         Request {
             operation: control[OPERATION],
             is_signaled: control[FLAGS] & ALWAYS != 0,

@@ -238,6 +238,17 @@ fn an_error_flushes_what_follows_and_reset_begins_anew() {
     assert_eq!((it.sent(), it.completed()), (vec![frame], vec![(GOOD, 0, 0)]));
 }
 
+/// libmlx5 fills the 1024 bytes that the device states (`max_sq_desc_sz`).
+#[test]
+fn a_request_of_the_greatest_length_is_sent() {
+    let mut it = Sender::new();
+    let frame = udp(53, 948);
+    let segments = [ethernet(0, 0, &frame[..18]), inline(&frame[18..])];
+    assert_eq!(segments.concat().len(), 63 * 16);
+    it.post(SEND, true, &segments);
+    assert_eq!((it.sent(), it.completed()), (vec![frame], vec![(GOOD, 0, 0)]));
+}
+
 /// An operation, its size in units and blocks, its segments, and the syndrome.
 type Nonsense = (u8, (usize, u32), Vec<Vec<u8>>, u8);
 
