@@ -73,13 +73,13 @@ impl EngineCell {
 
     /// Runs one pass, unless another thread is in one.
     pub(crate) fn try_pass(&self, nic: &Nic, max_frames: usize) -> usize {
-        match self.engine.try_lock() {
-            Ok(mut engine) => self.pass_with(&mut engine, nic, max_frames),
-            Err(TryLockError::Poisoned(poisoned)) => {
-                self.pass_with(&mut poisoned.into_inner(), nic, max_frames)
-            }
-            Err(TryLockError::WouldBlock) => 0,
-        }
+        let mut engine = match self.engine.try_lock() {
+            Ok(engine) => engine,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return 0,
+        };
+        // With the lock, which is taken after the device was stopped: then this is the last pass, or none.
+        if nic.stopping.load(Ordering::Relaxed) { 0 } else { self.pass_with(&mut engine, nic, max_frames) }
     }
 
     fn pass_with(&self, engine: &mut Engine, nic: &Nic, max_frames: usize) -> usize {

@@ -275,9 +275,6 @@ impl Nic {
     }
 
     fn try_passes(&self, max_frames: usize) -> usize {
-        if self.stopping.load(Ordering::Relaxed) {
-            return 0;
-        }
         self.engines.iter().map(|engine| engine.try_pass(self, max_frames)).sum()
     }
 }

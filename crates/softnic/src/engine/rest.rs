@@ -62,9 +62,9 @@ impl<'n> Rest<'n> {
 
     fn idle(&mut self) {
         self.passes = self.passes.saturating_add(1);
-        if self.passes == 1
-            && let Some(gather) = self.cell.lock().prospect(0).gather
-        {
+        // A statement of its own: the engine is not locked during the sleep.
+        let gather = if self.passes == 1 { self.cell.lock().prospect(0).gather } else { None };
+        if let Some(gather) = gather {
             self.sleep(&Descriptors::new(), gather, 0);
             // If nothing has come by then, the next pass without work sleeps.
             self.passes = SPIN_PASSES;
