@@ -71,7 +71,7 @@ struct Setup {
 }
 
 /// Both of ours beside both of testpmd's.
-pub(crate) fn ratios(rows: &[Row]) -> Vec<Ratio> {
+pub(crate) fn ratios(_: &Inputs, rows: &[Row]) -> Vec<Ratio> {
     let mut ratios = Vec::new();
     for bytes in SIZES {
         let find = |what: &str| rows.iter().find(|row| row.what == what && row.frame_bytes == bytes);

@@ -31,7 +31,7 @@ const RING: &str = "ring of the daemon (TPACKET_V2), only counted";
 const TCPDUMP: &str = "tcpdump -w /dev/null (TPACKET_V3)";
 /// After the name of a row.
 const PROCESSOR_TIME: &str = ", processor time";
-const NO_RULES: &str = "0 rules";
+const PER_PACKET: &str = ", processor time per packet";
 const SENDER: &str = "benchsend";
 const RECEIVER: &str = "benchrecv";
 const SIZES: [u32; 2] = [60, 1514];
@@ -44,22 +44,20 @@ pub(crate) fn cases(inputs: &Inputs) -> Vec<Case<'_>> {
     let veth = namespace::make_veth(SENDER, RECEIVER);
     let mut cases = Vec::new();
     for bytes in SIZES {
-        for what in [OWN, RING, TCPDUMP] {
+        let counts: &[usize] = if bytes == SIZES[0] { &[1, usize::MAX] } else { &[1] };
+        cases.extend(counts.iter().map(|count| by_daemon(inputs, *count, bytes, veth.clone())));
+        for what in [RING, TCPDUMP] {
             let veth = veth.clone();
-            cases.push(pair_of_rows(what, bytes, move || {
+            cases.push(receiver(what, bytes, move || {
                 veth.clone()?;
-                match what {
-                    OWN => by_daemon(inputs, bytes),
-                    RING => by_ring(inputs, bytes),
-                    _ => by_tcpdump(inputs, bytes),
-                }
+                if what == RING { by_ring(inputs, bytes) } else { by_tcpdump(inputs, bytes) }
             }));
         }
     }
     for count in [0, 10, usize::MAX] {
         cases.push(by_nft(inputs, count, veth.clone()));
     }
-    for count in [0, 10, usize::MAX] {
+    for count in [1, 10, usize::MAX] {
         cases.push(by_switch(inputs, count, veth.clone()));
     }
     cases.extend(idle(inputs, &veth));
@@ -74,18 +72,25 @@ struct Received {
     core_share: f64,
 }
 
-fn pair_of_rows<'c>(
+/// A case with three rows: packets, processor time, and processor time per received packet.
+fn receiver<'c>(
     what: &str,
     bytes: u32,
     mut receive: impl FnMut() -> Result<Received, String> + 'c,
 ) -> Case<'c> {
-    let rows = [("", "Mpps"), (PROCESSOR_TIME, "% of a core")].map(|(suffix, unit)| {
+    let rows = [("", "Mpps"), (PROCESSOR_TIME, "% of a core"), (PER_PACKET, "ns")].map(|(suffix, unit)| {
         let mut row = Row::new(TABLE, format!("{what}{suffix}"), bytes, unit);
         row.command = own_command(TABLE);
         row
     });
-    let run =
-        Box::new(move || receive().map(|got| vec![got.packets_per_second / 1e6, got.core_share * 100.0]));
+    let run = Box::new(move || {
+        let Received { packets_per_second, core_share } = receive()?;
+        if packets_per_second <= 0.0 {
+            return Err("no packet was received".to_owned());
+        }
+        let per_packet_ns = core_share * 1e9 / packets_per_second;
+        Ok(vec![packets_per_second / 1e6, core_share * 100.0, per_packet_ns])
+    });
     Case { rows: rows.into(), run }
 }
 
@@ -152,15 +157,21 @@ fn af_packet() -> String {
     format!("{{ kind = 'af_packet', interface = '{RECEIVER}' }}")
 }
 
-fn by_daemon(inputs: &Inputs, bytes: u32) -> Result<Received, String> {
-    let policy = one_rule().delivering().policy_text();
-    let daemon = Daemon::start(&inputs.subfolder("interface")?, &options(&policy, af_packet()))?;
-    let _sending = Sending::start(inputs, bytes)?;
-    std::thread::sleep(WARM_UP);
-    let (before, begun) = (daemon.thread_times()?, Instant::now());
-    let packets_per_second = daemon.rate(inputs.round(MILLISECONDS))?;
-    let [engine, worker] = shares(before, daemon.thread_times()?, begun.elapsed());
-    Ok(Received { packets_per_second, core_share: engine + worker })
+/// The daemon with so many rules of acl1_1k, or all. Its processor time is that of the engine and of the worker.
+fn by_daemon(inputs: &Inputs, count: usize, bytes: u32, veth: Result<(), String>) -> Case<'_> {
+    let (name, rules) = delivered_rules(inputs, count);
+    let policy = rules.map(|rules| rules.delivering().policy_text());
+    receiver(&format!("{OWN}, {name}"), bytes, move || {
+        veth.clone()?;
+        let policy = policy.clone()?;
+        let daemon = Daemon::start(&inputs.subfolder("interface")?, &options(&policy, af_packet()))?;
+        let _sending = Sending::start(inputs, bytes)?;
+        std::thread::sleep(WARM_UP);
+        let (before, begun) = (daemon.thread_times()?, Instant::now());
+        let packets_per_second = daemon.rate(inputs.round(MILLISECONDS))?;
+        let [engine, worker] = shares(before, daemon.thread_times()?, begun.elapsed());
+        Ok(Received { packets_per_second, core_share: engine + worker })
+    })
 }
 
 /// Of the engine and of the worker.
@@ -232,6 +243,15 @@ fn some_rules(inputs: &Inputs, count: usize) -> (String, Result<RuleSet, String>
     (name, some)
 }
 
+/// The same, with the last rule for all other packets, which [`RuleSet::delivering`] adds, among `count`.
+fn delivered_rules(inputs: &Inputs, count: usize) -> (String, Result<RuleSet, String>) {
+    match count {
+        1 => (one_rule().name, Ok(one_rule())),
+        usize::MAX => some_rules(inputs, count),
+        count => (format!("{count} rules"), some_rules(inputs, count - 1).1),
+    }
+}
+
 /// The kernel itself, with the rules before its network stack.
 fn by_nft(inputs: &Inputs, count: usize, veth: Result<(), String>) -> Case<'_> {
     let (name, rules) = some_rules(inputs, count);
@@ -250,10 +270,10 @@ fn by_nft(inputs: &Inputs, count: usize, veth: Result<(), String>) -> Case<'_> {
     })
 }
 
-/// Open vSwitch on the interface, which looks packets up and drops them.
+/// Open vSwitch on the interface, which looks packets up and drops them. Its processor time is that of all its threads.
 fn by_switch(inputs: &Inputs, count: usize, veth: Result<(), String>) -> Case<'_> {
-    let (name, rules) = some_rules(inputs, count);
-    pair_of_rows(&format!("{}, {name}", switch::NAME), SIZES[0], move || {
+    let (name, rules) = delivered_rules(inputs, count);
+    receiver(&format!("{}, {name}", switch::NAME), SIZES[0], move || {
         veth.clone()?;
         let send = || Ok(Box::new(Sending::start(inputs, SIZES[0])?) as Box<dyn Any>);
         let (packets_per_second, core_share) = switch::on_interface(inputs, &rules.clone()?, RECEIVER, send)?;
@@ -331,16 +351,22 @@ fn reloads(inputs: &Inputs) -> Case<'_> {
     Case { rows: rows.into(), run }
 }
 
-/// The daemon beside the others: packets, and processor time.
-pub(crate) fn ratios(rows: &[Row]) -> Vec<Ratio> {
+/// The daemon beside the others: packets, and processor time per packet. Open vSwitch is beside the daemon with the same
+/// rules; the ring and tcpdump, which look nothing up, are beside the daemon with one rule.
+pub(crate) fn ratios(_: &Inputs, rows: &[Row]) -> Vec<Ratio> {
     let mut ratios = Vec::new();
+    let one_rule = format!("{OWN}, {}", one_rule().name);
     for bytes in SIZES {
         let find = |what: &str| rows.iter().find(|row| row.what == what && row.frame_bytes == bytes);
-        let switches = [NO_RULES, "acl1_1k"].map(|rules| format!("{}, {rules}", switch::NAME));
-        for other in [RING, TCPDUMP].into_iter().chain(switches.iter().map(String::as_str)) {
-            for suffix in ["", PROCESSOR_TIME] {
-                let [own, other] = [OWN, other].map(|what| find(&format!("{what}{suffix}")));
-                ratios.extend(own.zip(other).map(|(own, other)| Ratio::of(own, other)));
+        for (suffix, unit) in [("", "Mpps"), (PER_PACKET, "ns")] {
+            let is_own =
+                |row: &&Row| row.what.starts_with(OWN) && row.frame_bytes == bytes && row.unit == unit;
+            for own in rows.iter().filter(is_own) {
+                let mut others = vec![own.what.replacen(OWN, switch::NAME, 1)];
+                if own.what == format!("{one_rule}{suffix}") {
+                    others.extend([RING, TCPDUMP].map(|what| format!("{what}{suffix}")));
+                }
+                ratios.extend(others.iter().filter_map(|what| find(what)).map(|other| Ratio::of(own, other)));
             }
         }
     }

@@ -132,7 +132,7 @@ fn classifiers<'i>(
 }
 
 /// Ours beside each algorithm.
-pub(crate) fn ratios(rows: &[Row]) -> Vec<Ratio> {
+pub(crate) fn ratios(_: &Inputs, rows: &[Row]) -> Vec<Ratio> {
     let rows: Vec<&Row> = rows.iter().filter(|row| row.table == TABLE).collect();
     let mut ratios = Vec::new();
     for own in &rows {

@@ -1,5 +1,5 @@
 //! `make bench ARGS='--bench neighbours'`: steerd beside what a user would take instead, with the same rules and the same
-//! packets, in interleaved rounds of one run, on cores 0 and 1. Takes less than ten minutes.
+//! packets, in interleaved rounds of one run, on cores 0 and 1. Takes less than half an hour.
 //!
 //! - `daemon`: a `steerd run` process beside testpmd with `net_memif` and Open vSwitch on DPDK, from core to core; few flows
 //!   and many;
@@ -52,7 +52,7 @@ const PULSE: u64 = 2048;
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A table: its word, its cases and its ratios.
-type Table = (&'static str, fn(&Inputs) -> Vec<Case<'_>>, fn(&[Row]) -> Vec<Ratio>);
+type Table = (&'static str, fn(&Inputs) -> Vec<Case<'_>>, fn(&Inputs, &[Row]) -> Vec<Ratio>);
 
 const TABLES: [Table; 7] = [
     ("daemon", whole::cases, whole::ratios),
@@ -77,7 +77,7 @@ fn main() {
         if chosen.is_empty() || chosen.iter().any(|chosen| chosen == word) {
             eprintln!("{word} ...");
             let measured = interleaved(cases(&inputs), inputs.rounds, &mut gate);
-            let compared = ratios_of(&measured);
+            let compared = ratios_of(&inputs, &measured);
             print(&measured, &compared, inputs.rounds);
             rows.extend(measured);
             ratios.extend(compared);

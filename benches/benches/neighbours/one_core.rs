@@ -146,7 +146,7 @@ pub(crate) fn alone<'i>(
 }
 
 /// The whole beside both modes, the worker beside `rxonly`.
-pub(crate) fn ratios(rows: &[Row]) -> Vec<Ratio> {
+pub(crate) fn ratios(_: &Inputs, rows: &[Row]) -> Vec<Ratio> {
     let rows: Vec<&Row> = rows.iter().filter(|row| row.table == TABLE).collect();
     let mut ratios = Vec::new();
     for own in rows.iter().filter(|row| !row.what.starts_with("testpmd")) {

@@ -116,7 +116,7 @@ fn words(share: &TrafficShare) -> String {
 }
 
 /// `mlx5` beside `ideal`.
-pub(crate) fn ratios(rows: &[Row]) -> Vec<Ratio> {
+pub(crate) fn ratios(_: &Inputs, rows: &[Row]) -> Vec<Ratio> {
     let mut ratios = Vec::new();
     let rows: Vec<&Row> = rows.iter().filter(|row| row.table == TABLE).collect();
     for own in &rows {

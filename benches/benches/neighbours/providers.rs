@@ -50,7 +50,7 @@ fn worker<'i>(inputs: &'i Inputs, (what, provider): (&str, Provider), bytes: u32
 }
 
 /// rdma-core's beside the soft NIC's.
-pub(crate) fn ratios(rows: &[Row]) -> Vec<Ratio> {
+pub(crate) fn ratios(_: &Inputs, rows: &[Row]) -> Vec<Ratio> {
     let find = |what: &str, bytes| rows.iter().find(|row| row.what == what && row.frame_bytes == bytes);
     let pairs = SIZES.into_iter().filter_map(|bytes| find(MLX5, bytes).zip(find(OWN, bytes)));
     pairs.map(|(mlx5, own)| Ratio::of(mlx5, own)).collect()

@@ -217,20 +217,23 @@ impl Pair {
 }
 
 /// The daemon beside both pairs and the switch, and with many flows beside few.
-pub(crate) fn ratios(rows: &[Row]) -> Vec<Ratio> {
+pub(crate) fn ratios(inputs: &Inputs, rows: &[Row]) -> Vec<Ratio> {
     let mut ratios = Vec::new();
+    // Without ClassBench the set has another name.
+    let large = inputs.set("acl1_10k").map_or_else(|_| "acl1_10k".to_owned(), |set| set.name);
+    let large = format!("{OWN}, {large}");
     let rows: Vec<&Row> = rows.iter().filter(|row| row.table == TABLE).collect();
     let find = |what: &str, bytes| rows.iter().find(|row| row.what == what && row.frame_bytes == bytes);
     for own in rows.iter().filter(|row| row.what.starts_with(OWN)) {
-        let pairs = if own.what.contains("10k") { &[][..] } else { &[TXONLY, IO] };
+        let pairs = if own.what.starts_with(&large) { &[][..] } else { &[TXONLY, IO] };
         let switch = own.what.replacen(OWN, switch::NAME, 1);
         let others =
             pairs.iter().copied().chain([switch.as_str()]).filter_map(|what| find(what, own.frame_bytes));
         ratios.extend(others.map(|other| Ratio::of(own, other)));
     }
-    let large = [Traffic::Flows(100_000), FEW]
-        .map(|traffic| rows.iter().find(|row| row.what == format!("{OWN}, acl1_10k, {}", traffic.name())));
-    if let [Some(many), Some(few)] = large {
+    let many_and_few =
+        [Traffic::Flows(100_000), FEW].map(|traffic| find(&format!("{large}, {}", traffic.name()), SIZES[0]));
+    if let [Some(many), Some(few)] = many_and_few {
         ratios.push(Ratio::of(many, few));
     }
     ratios

@@ -24,9 +24,12 @@ const DAEMON: &str = "usr/lib/openvswitch-switch/ovs-vswitchd";
 const DPDK_DAEMON: &str = "usr/lib/openvswitch-switch-dpdk/ovs-vswitchd-dpdk";
 /// The longest time until the caches of a switch know a trace.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Huge pages with which it keeps 131,072 packets; with fewer it gets normal ones.
+/// Free huge pages with which it has buffers for at least 131,072 packets, half of its maximum of 262,144; if fewer are free,
+/// it gets normal pages.
 const HUGE_MIB: u64 = 500;
 const NORMAL_MIB: u32 = 1400;
+/// The packets looked up for each one that its caches miss, at least, in a window of [`Switch::settle`].
+const PACKETS_PER_MISS: u64 = 100_000;
 /// No entry of the exact-match cache for any packet.
 const NO_CACHE: &str = "other_config:emc-insert-inv-prob=0";
 
@@ -116,7 +119,7 @@ impl Switch {
         lookups(&text).ok_or_else(|| format!("Open vSwitch did not count: {}", text.trim()))
     }
 
-    /// Waits until its caches know what comes: all but one packet in a thousand.
+    /// Waits until its caches miss at most one packet in 100,000 for 0.3 s.
     ///
     /// # Errors
     /// They do not, or no packets come.
@@ -126,7 +129,7 @@ impl Switch {
             std::thread::sleep(Duration::from_millis(300));
             let now = self.lookups()?;
             let (looked_up, missed) = (now.0 - before.0, now.1 - before.1);
-            if before.0 > 0 && looked_up > missed * 1000 {
+            if before.0 > 0 && looked_up > missed * PACKETS_PER_MISS {
                 return Ok(());
             }
             before = now;
