@@ -21,7 +21,7 @@ pub(crate) fn of_workers(settings: &Settings, available: &[usize]) -> Result<Vec
     let engine: Vec<usize> = engine.into_iter().flatten().collect();
     if let Some(core) = engine.iter().find(|core| !available.contains(core)) {
         let key = if settings.softnic.cores.is_some() { "softnic.cores" } else { "softnic.core" };
-        return Err(format!("{key}: {}", missing(*core, available)));
+        return Err(missing(key, *core, available));
     }
     assign(&settings.workers.cores, &engine, available)
 }
@@ -30,7 +30,7 @@ pub(crate) fn of_workers(settings: &Settings, available: &[usize]) -> Result<Vec
 fn assign(wanted: &Cores, engine: &[usize], available: &[usize]) -> Result<Vec<Option<usize>>, String> {
     match wanted {
         Cores::List(cores) => match cores.iter().find(|core| !available.contains(core)) {
-            Some(core) => Err(missing(*core, available)),
+            Some(core) => Err(missing("workers.cores", *core, available)),
             None => Ok(cores.iter().copied().map(Some).collect()),
         },
         Cores::Count(count) => {
@@ -52,10 +52,11 @@ fn assign(wanted: &Cores, engine: &[usize], available: &[usize]) -> Result<Vec<O
     }
 }
 
-fn missing(core: usize, available: &[usize]) -> String {
+/// `key`: the setting that names the core.
+fn missing(key: &str, core: usize, available: &[usize]) -> String {
     let list: Vec<String> = available.iter().map(ToString::to_string).collect();
     format!(
-        "core {core} does not exist or is not allowed to this process (hint: it may use {})",
+        "{key}: core {core} does not exist or is not allowed to this process (hint: it may use {})",
         list.join(", ")
     )
 }
@@ -87,13 +88,16 @@ mod tests {
     #[test]
     fn a_missing_core_is_named() {
         let error = assign(&Cores::List(vec![1, 7]), &[], &[0, 1]).expect_err("no core 7");
-        assert!(error.contains("core 7") && error.contains("0, 1"), "{error}");
+        assert!(error.starts_with("workers.cores: core 7 ") && error.contains("0, 1"), "{error}");
         for (core, cores, key) in [(Some(9), None, "softnic.core"), (None, Some(vec![0, 9]), "softnic.cores")]
         {
             let mut settings = Settings::default();
             (settings.softnic.core, settings.softnic.cores) = (core, cores);
             let error = of_workers(&settings, &[0]).expect_err("no core 9");
-            assert!(error.starts_with(&format!("{key}: core 9")), "{error}");
+            let expected = format!(
+                "{key}: core 9 does not exist or is not allowed to this process (hint: it may use 0)"
+            );
+            assert_eq!(crate::error::Error::Cores(error).to_string(), expected);
         }
     }
 }

@@ -184,6 +184,13 @@ fn check_engine_threads(nic: &SoftNic, report: &mut dyn FnMut(&str, String, Opti
         report(other, format!("cannot be combined with {key}"), Some(hint));
         return;
     }
+    let count = nic.threads.or(nic.cores.as_ref().map(Vec::len)).unwrap_or(1);
+    // Before the list of threads is made, which may not fit into memory.
+    if !(1..=MAX_PORTS).contains(&count) {
+        let message = format!("1 to {MAX_PORTS} engine threads are possible, not {count}");
+        report(key, message, Some("leave it out for one"));
+        return;
+    }
     let threads = nic.engine_threads();
     if nic.cores.as_deref().is_some_and(has_repetition) {
         report(key, "names a core twice".into(), Some("one thread serves several ports as well"));
@@ -191,13 +198,9 @@ fn check_engine_threads(nic: &SoftNic, report: &mut dyn FnMut(&str, String, Opti
     if let Some(core) = threads.iter().flatten().find(|core| **core > MAX_CORE) {
         report(key, format!("core {core} is beyond {MAX_CORE}"), None);
     }
-    if threads.is_empty() || threads.len() > MAX_PORTS {
-        let message = format!("1 to {MAX_PORTS} engine threads are possible, not {}", threads.len());
-        report(key, message, Some("leave it out for one"));
-    } else if !nic.ports.is_empty() && threads.len() > nic.ports.len() {
+    if !nic.ports.is_empty() && count > nic.ports.len() {
         let message = format!(
-            "{} engine threads for {} of [[softnic.ports]]: each port is served by one thread",
-            threads.len(),
+            "{count} engine threads for {} of [[softnic.ports]]: each port is served by one thread",
             nic.ports.len()
         );
         report(key, message, Some("as many threads as ports at most, or more ports"));

@@ -265,6 +265,8 @@ fn values_out_of_range_name_the_layer_that_set_them() {
         ("[softnic]\nthreads = 2\nports = [{ wire = { kind = \"null\" } }]\n", "softnic.threads"),
         ("[softnic]\nthreads = 0\n", "softnic.threads"),
         ("[softnic]\nthreads = 9\n", "softnic.threads"),
+        ("[softnic]\nthreads = 1000000000000\n", "softnic.threads"),
+        ("[softnic]\nthreads = 9223372036854775807\n", "softnic.threads"),
         ("[softnic]\ncore = 0\ncores = [1]\n", "softnic.cores"),
         ("[softnic]\ncores = [1]\nthreads = 1\n", "softnic.threads"),
         ("[device]\nports = [2]\n[[softnic.ports]]\nwire = { kind = \"null\" }\n", "device.ports"),
