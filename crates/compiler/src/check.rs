@@ -97,7 +97,7 @@ fn check_beside(
         .map(|(index, rule)| RuleCheck {
             name: rule.name.clone(),
             line: rule.line,
-            action: rule.policing.after(&program.describe(rule.action)),
+            action: rule.policing.describe(&program.describe(rule.action)),
             placement: rule.placement.clone(),
             flows: rule.flows,
             steps: steps.get(&RuleId::of(index)).copied().unwrap_or(0),

@@ -42,8 +42,8 @@ const PIECES_BY_FLOW: usize = 2;
 /// The most masks that are compared to find out which pieces are needless. Without these comparisons workers compare more
 /// packets than they must, and decide the same.
 const MAX_LOOKUPS: usize = 1 << 25;
-/// The masks of so many flows fit into the processor's caches; a comparison takes longer where there are more, so that there
-/// are fewer.
+/// The masks of so many flows fit into the processor's caches. With more flows each comparison takes longer, so fewer are
+/// made.
 const CACHED_FLOWS: usize = 1 << 12;
 
 /// By rule, the default's at the end, the earlier rules with which a worker compares packets of its compared flows, in
@@ -112,6 +112,9 @@ pub(super) fn limit_ranks(
     limiter.may_have_pieces = limiter.pieces_left > 0;
     let first_piece = candidates.len();
     for ranked in &ranking.kept {
+        if limiter.limited.beyond.is_some() {
+            return limiter.limited;
+        }
         limiter.flow(candidates, *ranked, below[ranked.id.index()]);
     }
     let mut late = std::mem::take(&mut limiter.late);
@@ -244,7 +247,8 @@ impl Limiter<'_> {
             let traps = blockers.iter().all(|(blocker, _)| candidates[*blocker].traps);
             let is_deferred = !blockers.is_empty() && self.may_have_pieces;
             if is_deferred && traps && self.can_be_compared(&candidate) {
-                // Its rank will be this one or an earlier one: later flows that it may precede then do without that.
+                // Its final rank is the last one or an earlier one. It counts as of the last rank: later flows that overlap
+                // it do not rely on its being before them.
                 self.ranks.add(&candidate, Ranked { id, rank: self.most - 1 });
                 self.late.push(Late { id, last, blockers: blockers.len() });
                 return;

@@ -27,16 +27,20 @@ pub(super) fn merge_masks(profile: &DeviceProfile, lowered: &mut Lowered, rankin
     drop_equal(Reading::of(profile), &lowered.candidates, &mut ranking.kept);
 }
 
-/// Devices refuse a flow whose match is installed at its priority. Flows of a rank overlap where a worker compares packets of the
-/// later one with the earlier rule (see [`limit_ranks`](super::limit_ranks)): whichever they meet, the same rule decides them. So
-/// of equal ones the first is enough. They are equal by their rules, because they were split into flows of one mask, or because the
-/// device matches no TCP or UDP header of any ports.
+/// Devices refuse a flow whose match is installed at its priority already. So of flows of one rank with equal matches only the
+/// first is kept, except that all copies are kept, because each copies the packet.
+///
+/// That is right: each flow that traps packets is right for every packet that reaches it (see
+/// [`limit_ranks`](super::limit_ranks); pairs settled in [`order`](super::order) share no packet that reaches them). Equal flows
+/// of one rank are reached by the same packets, so any one of them is enough.
+///
+/// Flows are equal because their rules are, because they were split into flows of one mask, or because the device matches no
+/// TCP or UDP header of any ports.
 fn drop_equal(reading: Reading, candidates: &[Candidate], kept: &mut Vec<Ranked>) {
     let mut known: ByMask<(u32, Image, Image), ()> = ByMask::default();
     kept.retain(|Ranked { id, rank }| {
         let Candidate { cube, traps, .. } = &candidates[id.index()];
         let Cube { value, mask, .. } = reading.as_matched(cube);
-        // Copies of one packet are all made.
         !traps || known.insert((*rank, value, mask), ()).is_none()
     });
 }

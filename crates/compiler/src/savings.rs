@@ -30,8 +30,8 @@ pub struct Saving {
     pub later: RuleId,
     /// A packet that both match.
     pub witness: Option<Witness>,
-    /// How much more the device would decide: a percentage of the packets drawn from the rules, or of the traffic that the
-    /// policy is compiled for.
+    /// How many percent more the device would decide. Estimated from packets drawn from the rules, without those that both
+    /// rules match. If the policy is compiled for a capture, they are weighted by the capture's packets of each rule.
     pub percent: f64,
 }
 

@@ -142,8 +142,8 @@ impl Sample {
         Self { packets }
     }
 
-    /// The percentage of the wanted packets that no worker compares with rules: each counts alike, or those that a rule
-    /// decides as much together as the rule weighs.
+    /// The percentage of the wanted packets that no worker compares with rules. Without weights every packet counts 1; with
+    /// weights the packets of a rule together count as its weight.
     pub(crate) fn hardware_percent(
         &self,
         program: &Program,

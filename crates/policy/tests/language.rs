@@ -324,7 +324,7 @@ fn sets_name_other_sets() {
 #[test]
 fn sets_in_a_cycle_are_refused_by_name() {
     let sets = |list: &str| format!("version = 1\n[sets]\n{list}\n{}", rule("x", "src = \"a\""));
-    let told = problems(
+    let message = problems(
         &sets("a = [\"10.0.0.1\", \"b\"]\nb = [\"c\"]\nc = [\"b\", \"a\"]\nd = [\"d\"]"),
         &Files::new(),
     );
@@ -333,12 +333,12 @@ fn sets_in_a_cycle_are_refused_by_name() {
         "main.toml:5:11: error: sets contain one another: `a` contains `b` contains `c` contains `a` (remove",
         "main.toml:6:6: error: sets contain one another: `d` contains `d` (remove",
     ] {
-        assert!(told.contains(wanted), "{wanted}\n{told}");
+        assert!(message.contains(wanted), "{wanted}\n{message}");
     }
-    assert_eq!(told.lines().count(), 3, "{told}");
+    assert_eq!(message.lines().count(), 3, "{message}");
     let long: String = (0..2000).map(|index| format!("s{index} = [\"s{}\"]\n", (index + 1) % 2000)).collect();
-    let told = problems(&sets(&format!("a = [\"s0\"]\n{long}")), &Files::new());
-    assert!(told.contains("`s7` contains ... contains `s0`"), "{told}");
+    let message = problems(&sets(&format!("a = [\"s0\"]\n{long}")), &Files::new());
+    assert!(message.contains("`s7` contains ... contains `s0`"), "{message}");
 }
 
 #[test]
@@ -348,14 +348,14 @@ fn errors_in_nested_sets_are_reported_at_their_items() {
          f = {{ file = \"f.txt\" }}\n{}",
         rule("x", "src = \"a\", dst_port = \"ports\"")
     );
-    let told = problems(&text, &files(&[("f.txt", "10.0.0.2\nb\n")]));
+    let message = problems(&text, &files(&[("f.txt", "10.0.0.2\nb\n")]));
     for wanted in [
         "f.txt:2:1: error: this line of the set `f` is not an address (a file contains values only",
         "main.toml:3:11: error: `bb` in the set `a` is neither an address nor a set (did you mean the set `b`?)",
         "main.toml:4:6: error: `10.0.0.300` in the set `b` is not an address",
         "main.toml:3:6: error: no item of the set `b` is a port (its first item is `10.0.0.300`",
     ] {
-        assert!(told.contains(wanted), "{wanted}\n{told}");
+        assert!(message.contains(wanted), "{wanted}\n{message}");
     }
 }
 
@@ -380,14 +380,14 @@ fn problems_are_reported_in_their_own_file() {
         "version = 1\ndefault = \"kernel\"\nincludes = [\"a.toml\", \"b.toml\"]\n{}",
         rule("x", "tos = 1")
     );
-    let told = problems(&text, &files);
+    let message = problems(&text, &files);
     for wanted in [
         "a.toml:6:11: error: unknown key `dst_prot` (did you mean `dst_port`?)",
         "b.toml:3:9: error: another group is called `g` (the first is on line 2 of a.toml)",
         "main.toml:5:8: error: another rule is called `x` (the first is on line 5 of a.toml)",
         "main.toml:2:11: error: `default` is given twice (the first is on line 2 of b.toml)",
     ] {
-        assert!(told.contains(wanted), "{wanted}\n{told}");
+        assert!(message.contains(wanted), "{wanted}\n{message}");
     }
 }
 
@@ -399,17 +399,17 @@ fn cycles_and_missing_files_are_reported() {
         ("self.toml", "version = 1\nincludes = [\"x/../self.toml\"]\n"),
         ("x/../self.toml", "version = 1\n"),
     ]);
-    let told = problems("version = 1\nincludes = [\"a.toml\"]\n", &cycle);
-    assert!(told.contains("`a.toml` includes `b.toml` includes `a.toml`"), "{told}");
-    assert!(told.starts_with("b.toml:2:13: error: files include one another"), "{told}");
-    let told = problems("version = 1\nincludes = [\"self.toml\"]\n", &cycle);
-    assert!(told.contains("`self.toml` includes `x/../self.toml`"), "{told}");
-    let told =
+    let message = problems("version = 1\nincludes = [\"a.toml\"]\n", &cycle);
+    assert!(message.contains("`a.toml` includes `b.toml` includes `a.toml`"), "{message}");
+    assert!(message.starts_with("b.toml:2:13: error: files include one another"), "{message}");
+    let message = problems("version = 1\nincludes = [\"self.toml\"]\n", &cycle);
+    assert!(message.contains("`self.toml` includes `x/../self.toml`"), "{message}");
+    let message =
         problems("version = 1\nincludes = [\"main.toml\"]\n", &files(&[("main.toml", "version = 1\n")]));
-    assert!(told.contains("`main.toml` includes `main.toml`"), "{told}");
-    let told = problems("version = 1\nincludes = [\"none.toml\", 5]\n", &Files::new());
-    assert!(told.contains("cannot read the included file: no such file"), "{told}");
-    assert!(told.contains("an included file must be a string"), "{told}");
+    assert!(message.contains("`main.toml` includes `main.toml`"), "{message}");
+    let message = problems("version = 1\nincludes = [\"none.toml\", 5]\n", &Files::new());
+    assert!(message.contains("cannot read the included file: no such file"), "{message}");
+    assert!(message.contains("an included file must be a string"), "{message}");
 }
 
 /// Names that the missing file may define are not reported; other problems are.
@@ -423,8 +423,9 @@ fn a_file_that_cannot_be_read_hides_no_other_problem() {
         rule("z", "src = [\"10.0.0.1/8\", \"odf\"]").replace("\"drop\"", "\"dorp\""),
     );
     let files = files(&[("broken.toml", "version = 1\nx\n"), ("good.toml", "version = 1\nsest = 1\n")]);
-    let told = problems(&text, &files);
-    let places: Vec<&str> = told.lines().map(|line| line.split(": error").next().expect("a place")).collect();
+    let message = problems(&text, &files);
+    let places: Vec<&str> =
+        message.lines().map(|line| line.split(": error").next().expect("a place")).collect();
     assert_eq!(
         places,
         [
@@ -439,13 +440,13 @@ fn a_file_that_cannot_be_read_hides_no_other_problem() {
             "main.toml:16:32",
             "main.toml:17:10",
         ],
-        "{told}"
+        "{message}"
     );
 }
 
 #[test]
 fn an_unknown_variable_is_reported_once_at_its_use() {
-    let told = problems(
+    let message = problems(
         &format!(
             "version = 1\n[groups.g]\nworkers = \"${{a}}\"\n[sets]\ns = [\"${{b}}\"]\n{}",
             rule("x", "src = \"s\", dst = \"${c}.${d}.${c}\", family = \"${e}\"")
@@ -453,10 +454,12 @@ fn an_unknown_variable_is_reported_once_at_its_use() {
         ),
         &Files::new(),
     );
-    let names: Vec<&str> =
-        told.lines().filter_map(|line| line.split("unknown variable `").nth(1)?.split('`').next()).collect();
-    assert_eq!(names, ["a", "b", "c", "d", "e", "f"], "{told}");
-    assert_eq!(told.lines().count(), names.len(), "{told}");
+    let names: Vec<&str> = message
+        .lines()
+        .filter_map(|line| line.split("unknown variable `").nth(1)?.split('`').next())
+        .collect();
+    assert_eq!(names, ["a", "b", "c", "d", "e", "f"], "{message}");
+    assert_eq!(message.lines().count(), names.len(), "{message}");
 }
 
 #[test]
@@ -464,12 +467,12 @@ fn includes_have_limits() {
     let chain: Files = (0..20)
         .map(|index| (format!("{index}.toml"), format!("version = 1\nincludes = [\"{}.toml\"]\n", index + 1)))
         .collect();
-    let told = problems("version = 1\nincludes = [\"0.toml\"]\n", &chain);
-    assert!(told.contains("more than 8 deep"), "{told}");
+    let message = problems("version = 1\nincludes = [\"0.toml\"]\n", &chain);
+    assert!(message.contains("more than 8 deep"), "{message}");
     let wide: Files = (0..300).map(|index| (format!("{index}.toml"), "version = 1\n".to_owned())).collect();
     let names: Vec<String> = (0..300).map(|index| format!("\"{index}.toml\"")).collect();
-    let told = problems(&format!("version = 1\nincludes = [{}]\n", names.join(", ")), &wide);
-    assert!(told.contains("at most 256 files"), "{told}");
+    let message = problems(&format!("version = 1\nincludes = [{}]\n", names.join(", ")), &wide);
+    assert!(message.contains("at most 256 files"), "{message}");
 }
 
 fn given(list: &[(&str, &str)]) -> LoadOptions {
@@ -494,8 +497,8 @@ fn variables_are_substituted() {
     let (policy, warnings) = read(&[("ttl", "64"), ("port", "[1, 2]"), ("prot", "7")]).unwrap();
     assert_eq!(policy.rules[0].matches.get(Field::DstPort).unwrap().to_string(), "1-2");
     assert!(warnings[0].message.contains("`prot` is given a value but is never used"), "{warnings:?}");
-    let told = read(&[]).unwrap_err().to_string();
-    assert!(told.contains("main.toml:8:11") || told.contains("unknown variable `ttl`"), "{told}");
+    let message = read(&[]).unwrap_err().to_string();
+    assert!(message.contains("main.toml:8:11") || message.contains("unknown variable `ttl`"), "{message}");
 }
 
 #[test]
@@ -522,9 +525,9 @@ fn substitutions_have_a_limit() {
         (0..20_000).map(|index| format!("\"10.0.{}.{}\"", index / 256 % 256, index % 256)).collect();
     let mut text = format!("version = 1\n[variables]\nhosts = [{}]\n", hosts.join(", "));
     (0..200).for_each(|index| text.push_str(&rule(&format!("r{index}"), "src = \"${hosts}\"")));
-    let told = problems(&text, &Files::new());
-    assert!(told.contains("take more than 16777216 bytes"), "{told}");
-    assert_eq!(told.matches("bytes").count(), 1, "{told}");
+    let message = problems(&text, &Files::new());
+    assert!(message.contains("take more than 16777216 bytes"), "{message}");
+    assert_eq!(message.matches("bytes").count(), 1, "{message}");
 }
 
 #[test]
@@ -643,8 +646,8 @@ fn workers_are_counted_and_weighted() {
         ("workers = 5000", "the number of workers is out of range"),
         ("workers = 2\nweights = { 2 = 1 }", "worker 2 has a weight but is not in the group"),
     ] {
-        let told = problems(&format!("version = 1\n[groups.g]\n{keys}\n"), &files(&[]));
-        assert!(told.contains(problem), "{keys}: {told}");
+        let message = problems(&format!("version = 1\n[groups.g]\n{keys}\n"), &files(&[]));
+        assert!(message.contains(problem), "{keys}: {message}");
     }
 }
 
@@ -725,7 +728,7 @@ fn limits_and_samples_without_a_meaning_are_refused() {
         ("'kernel'", "sample = 2", "not possible for packets that stay with the kernel"),
         ("'pass'\ndirection = 'egress'", "limit = '1/s'", "not possible for packets that the host sends"),
     ] {
-        let told = policing(action, keys).expect_err(keys);
-        assert!(told.contains(wanted), "{action} {keys}: {told}");
+        let message = policing(action, keys).expect_err(keys);
+        assert!(message.contains(wanted), "{action} {keys}: {message}");
     }
 }

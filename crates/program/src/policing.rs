@@ -1,6 +1,8 @@
 //! How many packets of a rule workers let through to its sinks: one in N, and at most so many per second. Each worker
-//! decides it for the packets that it receives. A limit is divided among the workers of the rule, in proportion to the
-//! entries that they have in the indirection table, so that all of them together let no more through.
+//! decides it for the packets that it receives. A limit is divided among the N workers of the rule, in proportion to the
+//! entries that they have in the indirection table, so that they together let no more through. A worker of another group
+//! that receives packets of the rule by a flow of a hybrid rule has 1/N of the limit in addition: with F such workers,
+//! limit × (1 + F/N) is the most that all let through.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -35,7 +37,7 @@ impl Policing {
 
     /// An action with what is added to it: `deliver to dns, 1 in 100, at most 10k/s`.
     #[must_use]
-    pub fn after(&self, action: &str) -> String {
+    pub fn describe(&self, action: &str) -> String {
         if self.passes_all() { action.to_owned() } else { format!("{action}, {self}") }
     }
 }
@@ -198,8 +200,8 @@ mod tests {
             ["1/s", "1500/s", "10k/s", "3M/s", "1G/s"]
         );
         let policing = Policing { sample: 100, limit: Some(RateLimit::of(10_000)) };
-        assert_eq!(policing.after("deliver to dns"), "deliver to dns, 1 in 100, at most 10k/s");
-        assert_eq!(Policing::default().after("drop"), "drop");
+        assert_eq!(policing.describe("deliver to dns"), "deliver to dns, 1 in 100, at most 10k/s");
+        assert_eq!(Policing::default().describe("drop"), "drop");
     }
 
     #[test]

@@ -34,7 +34,7 @@ impl fmt::Display for Program {
                 Placement::Hardware => "hardware".to_owned(),
                 Placement::Hybrid { reason } => format!("hybrid ({reason})"),
             };
-            let action = rule.policing.after(&self.describe(rule.action));
+            let action = rule.policing.describe(&self.describe(rule.action));
             let uncounted = if rule.count { "" } else { ", not counted" };
             let sinks = self.sink_names(rule);
             let sinks = if sinks.is_empty() { sinks } else { format!("; sinks: {sinks}") };

@@ -80,5 +80,5 @@ pub(crate) fn written(policy: &Policy, index: usize) -> String {
         (Action::Kernel, Direction::Ingress) => "kernel".to_owned(),
         (Action::Pass, _) | (Action::Kernel, Direction::Egress) => "pass when sent".to_owned(),
     };
-    policy.rules.get(index).map(|rule| rule.policing.after(&effect)).unwrap_or(effect)
+    policy.rules.get(index).map(|rule| rule.policing.describe(&effect)).unwrap_or(effect)
 }

@@ -29,6 +29,9 @@ pub(crate) enum Error {
     Packet(String),
     #[error("{}: {message}", path.display())]
     Capture { path: PathBuf, message: String },
+    /// The capture that the settings name.
+    #[error("setting policy.traffic: {0} (hint: correct the path or leave it empty)")]
+    Traffic(Box<Error>),
     #[error("no device: {0}")]
     NoDevice(String),
     /// The probe is a program of its own.
@@ -66,7 +69,8 @@ pub(crate) enum Error {
     Sink(crate::daemon::sinks::Error),
     #[error("{}", chain(.0))]
     Worker(worker::Error),
-    #[error("workers.cores: {0}")]
+    /// The message begins with the setting.
+    #[error("{0}")]
     Cores(String),
     #[error(transparent)]
     Http(#[from] crate::telemetry::http::Error),
@@ -115,7 +119,8 @@ impl Error {
             | Self::Unhealthy(_)
             | Self::ReloadRefused { .. }
             | Self::Packet(_)
-            | Self::Capture { .. } => 1,
+            | Self::Capture { .. }
+            | Self::Traffic(_) => 1,
             Self::Compare(_) | Self::NotDecided(_) => 2,
             Self::Settings(_) | Self::TooManyFrames { .. } => 3,
             Self::NoDevice(_)

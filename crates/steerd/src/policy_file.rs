@@ -12,7 +12,9 @@ use std::sync::Arc;
 use compiler::{Job, RuleCounter, Weights};
 use device_model::DeviceProfile;
 use policy::policy::Workers;
-use policy::{Diagnostic, Diagnostics, Folder, LoadOptions, NoFiles, Policy, SetLoader, Severity, Source};
+use policy::{
+    Diagnostic, Diagnostics, Folder, LoadOptions, NoFiles, Place, Policy, SetLoader, Severity, Source,
+};
 use program::Program;
 
 use crate::cli::PolicyArgs;
@@ -98,10 +100,8 @@ pub(crate) fn compile(
     previous: Option<&Program>,
 ) -> Result<Compiled, Diagnostics> {
     let mut read = load(source)?;
-    let weights = read.weights(source.traffic.as_deref()).map_err(|error| {
-        let place = &read.policy.default_place;
-        Diagnostics::from(vec![place.error(chain(&error), "this policy is compiled for the capture")])
-    })?;
+    let traffic = source.traffic.as_deref();
+    let weights = read.weights(traffic).map_err(|error| unreadable_traffic(traffic, &error))?;
     let Read { policy, mut warnings, inputs } = read;
     let workers = workers.unwrap_or_else(|| workers_named(&policy));
     let job = Job::new(&policy, profile, workers).beside(previous).weighted(weights.as_ref());
@@ -114,6 +114,15 @@ pub(crate) fn compile(
     let protected = protection::Names::of(&policy);
     let (program, inputs) = (Arc::new(program), Arc::new(inputs));
     Ok(Compiled { program, inputs, warnings, protected, refused })
+}
+
+/// The error points at the value of the setting, because no part of the policy names the capture.
+fn unreadable_traffic(traffic: Option<&Path>, error: &Error) -> Diagnostics {
+    let path = traffic.unwrap_or(Path::new("")).display().to_string();
+    let span = 0..path.len();
+    let place = Place::new(&Arc::new(Source::new("setting policy.traffic", path)), span);
+    let hint = "correct the path or leave it empty";
+    Diagnostics::from(vec![place.error(chain(error), "this capture").hint(hint)])
 }
 
 /// The most diagnostics of one policy that the daemon logs: a large policy must not flood the log at each reload.

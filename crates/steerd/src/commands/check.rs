@@ -71,7 +71,10 @@ pub(crate) fn run(args: &CheckArgs) -> Result<(), Error> {
             return Err(policy_file::policy_error(&source, &diagnostics));
         }
     };
-    let weights = read.weights(source.traffic.as_deref())?;
+    let weights = read.weights(source.traffic.as_deref()).map_err(|error| match &args.traffic {
+        Some(_) => error,
+        None => Error::Traffic(Box::new(error)),
+    })?;
     let policy_file::Read { policy, warnings, inputs } = read;
     let workers = workers.unwrap_or_else(|| policy_file::workers_named(&policy));
     let job = Job::new(&policy, profile, workers).weighted(weights.as_ref());

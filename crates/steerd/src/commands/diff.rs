@@ -135,7 +135,8 @@ fn compare(args: &DiffArgs) -> Result<Outcome, Error> {
             output::print_json(&Report::of(names, &found, (&groups, &sinks), placement.as_ref()))?;
         }
         Format::Text => {
-            let page = Page { found: &found, groups: &groups, all: args.all, colors: Colors::stdout() };
+            let (is_delivery_equal, colors) = (sinks.is_empty(), Colors::stdout());
+            let page = Page { found: &found, groups: &groups, is_delivery_equal, all: args.all, colors };
             let placement = placement.as_ref().map(Placement::text).unwrap_or_default();
             output::print(&format!("{}{}{placement}", page.text(&names), sinks::text(&sinks)))?;
         }
@@ -221,6 +222,8 @@ fn doubts(found: &Diff) -> Vec<String> {
 struct Page<'d> {
     found: &'d Diff,
     groups: &'d [GroupChange],
+    /// Whether sinks, limits and samples are equal.
+    is_delivery_equal: bool,
     all: bool,
     colors: Colors,
 }
@@ -228,9 +231,10 @@ struct Page<'d> {
 impl Page<'_> {
     fn text(&self, [old, new]: &[String; 2]) -> String {
         if self.found.pairs.is_empty() {
-            return match self.found.is_whole() {
-                true => format!("{old} and {new} treat every packet alike\n"),
-                false => String::new(),
+            return match (self.found.is_whole(), self.is_delivery_equal) {
+                (true, true) => format!("{old} and {new} treat every packet alike\n"),
+                (true, false) => format!("{old} and {new}: no packet moves to another rule or group\n"),
+                (false, _) => String::new(),
             };
         }
         let colors = self.colors;

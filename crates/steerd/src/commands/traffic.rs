@@ -55,7 +55,7 @@ pub(crate) fn for_each_key(
     each: &mut dyn FnMut(&DeepKey, &Captured<'_>),
 ) -> Result<Totals, Error> {
     let mut totals = Totals::default();
-    let read = for_each_packet(path, &mut |packet| {
+    let mut count = |packet: &Captured<'_>| {
         if packet.frame.len() < ETHERNET_HEADER_BYTES {
             totals.runts += 1;
             return;
@@ -65,14 +65,16 @@ pub(crate) fn for_each_key(
         totals.bytes += packet.wire_bytes;
         totals.ip_packets += u64::from(key.outer.layers.intersects(Layers::IPV4 | Layers::IPV6));
         each(&key, packet);
-    });
+    };
+    let read = open(path).map(|opened| packets(opened, &mut count));
     let refused = match read {
-        Err(message) => {
+        Err(message) => Some(message),
+        Ok(Err(message)) => {
             Some(format!("{message} (hint: `editcap` or `tshark -r` show what can be read of it)"))
         }
-        Ok(0) => Some("the capture has no packets".to_owned()),
-        Ok(_) if totals.ip_packets == 0 => Some("the capture has no IP packets".to_owned()),
-        Ok(_) => None,
+        Ok(Ok(0)) => Some("the capture has no packets".to_owned()),
+        Ok(Ok(_)) if totals.ip_packets == 0 => Some("the capture has no IP packets".to_owned()),
+        Ok(Ok(_)) => None,
     };
     refused.map_or(Ok(totals), |message| Err(Error::Capture { path: path.to_owned(), message }))
 }
@@ -93,6 +95,11 @@ impl Read for Counted {
 
 /// Calls `each` with every packet; returns their number. Shows the progress of long captures.
 pub(super) fn for_each_packet(path: &Path, each: &mut dyn FnMut(&Captured<'_>)) -> Result<u64, String> {
+    packets(open(path)?, each)
+}
+
+/// A capture at its start, and its first word.
+fn open(path: &Path) -> Result<(File, [u8; 4]), String> {
     let mut file =
         softnic::wire::open_capture(path).map_err(|error| format!("cannot read the capture: {error}"))?;
     let mut magic = [0; 4];
@@ -101,6 +108,10 @@ pub(super) fn for_each_packet(path: &Path, each: &mut dyn FnMut(&Captured<'_>)) 
         _ => format!("cannot read the capture: {error}"),
     })?;
     file.rewind().map_err(|error| format!("cannot read the capture: {error}"))?;
+    Ok((file, magic))
+}
+
+fn packets((file, magic): (File, [u8; 4]), each: &mut dyn FnMut(&Captured<'_>)) -> Result<u64, String> {
     let total = file.metadata().map_or(0, |found| found.len());
     let done = Rc::new(Cell::new(0));
     let file = BufReader::new(Counted { file, done: Rc::clone(&done) });

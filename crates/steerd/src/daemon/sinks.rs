@@ -52,7 +52,8 @@ pub(crate) struct Sinks {
 #[derive(Default)]
 struct Open {
     list: Vec<OpenSink>,
-    /// The programs that workers may have, among them the one in force and one that is being installed.
+    /// The programs that workers may have, in the order in which they are announced: the last one is being installed or is
+    /// in force.
     programs: Vec<Published>,
     /// The generation of the program in force; 0: none yet.
     in_force: u64,
@@ -191,7 +192,8 @@ impl Sinks {
     }
 
     /// Opens the sinks of a program that are not open yet. The result is published with the program; then
-    /// [`Sinks::installed`] or [`Sinks::abandon`] must be called. To be called by one thread at a time.
+    /// [`Sinks::installed`] or [`Sinks::abandon`] must be called. The caller holds the controller: no other `prepare`,
+    /// `close_unused` or `release_previous` runs meanwhile.
     ///
     /// # Errors
     /// A sink cannot be opened; those that were opened for this program are closed again.
@@ -250,7 +252,8 @@ impl Sinks {
                 others: Some(Others { frames: &self.frames, open: &|name| device.open_other(name) }),
             };
             let opened = sinks::open(definition, &environment)?;
-            let placed = self.place(&mut self.state(), definition, Use::Policy, opened)?;
+            let placed = self.place(&mut self.state(), definition, Use::Policy, opened);
+            let placed = placed.map_err(|_| Error::NoPlace(definition.name.clone()))?;
             slots.push(placed.slot);
             placing.push(placed);
         }
@@ -258,19 +261,20 @@ impl Sinks {
         Ok(slots)
     }
 
-    /// Gives every worker its endpoint, which [`Sinks::wait_for`] waits for.
+    /// Gives every worker its endpoint, which [`Sinks::wait_for`] waits for. If there is no place, `opened` is returned.
+    /// The caller drops it after the lock is released, because its hub waits for threads when it is dropped.
     fn place(
         &self,
         state: &mut Open,
         definition: &Sink,
         use_: Use,
         opened: Opened,
-    ) -> Result<Placing, Error> {
+    ) -> Result<Placing, Opened> {
         let sink = definition.name.clone();
         let is_free =
             |slot: &Slot| state.list.iter().all(|open| open.slot != *slot) && !state.closing.contains(slot);
         let Some(slot) = (0..Slot::COUNT).filter_map(Slot::of).find(is_free) else {
-            return Err(Error::NoPlace(sink));
+            return Err(opened);
         };
         let Opened { hub, endpoints, counters, transmit } = opened;
         let place =
@@ -304,9 +308,12 @@ impl Sinks {
     /// The program that was prepared last is not installed. Workers may have it, and packets of it, so its sinks stay
     /// until [`Sinks::close_unused`].
     pub(crate) fn abandon(&self) {
-        let state = self.state();
-        let Some(in_force) = state.in_force() else { return };
+        let mut state = self.state();
+        let Some(in_force) = state.in_force().cloned() else { return };
         state.list.iter().filter_map(|sink| sink.hub.as_ref()).for_each(|hub| in_force.announce(&***hub));
+        // For sinks that are attached later the program in force is the newest again, too.
+        state.programs.retain(|other| !Arc::ptr_eq(&other.map, &in_force.map));
+        state.programs.push(in_force);
     }
 
     /// Releases the programs that are not in force. No worker has another one, and none is being installed.
@@ -359,10 +366,12 @@ impl Sinks {
             let no_rule = || Error::NoRule(rule.to_owned());
             let in_force = state.in_force().cloned().ok_or_else(no_rule)?;
             rule_named(&in_force.program, rule).ok_or_else(no_rule)?;
-            in_force.announce(opened.hub.as_ref());
+            // Also the one that is being installed, as `prepare` has announced it to the sinks that were open.
+            state.programs.iter().for_each(|published| published.announce(opened.hub.as_ref()));
             let use_ = Use::Rule { rule: rule.to_owned(), placed: false };
-            self.place(&mut state, definition, use_, opened)?
+            self.place(&mut state, definition, use_, opened)
         };
+        let placing = placing.map_err(|_| Error::NoPlace(definition.name.clone()))?;
         let slot = placing.slot;
         if let Err(error) = self.wait_for(&placing) {
             self.detach(slot);
@@ -515,7 +524,8 @@ mod tests {
         let opened =
             Opened { hub: Box::new(hub), endpoints: Vec::new(), counters: Vec::new(), transmit: Vec::new() };
         let definition = Sink { name: "slow".into(), kind: SinkKind::Count(CountSink::default()) };
-        sinks.place(&mut sinks.state(), &definition, Use::Policy, opened).expect("a place");
+        let placed = sinks.place(&mut sinks.state(), &definition, Use::Policy, opened);
+        assert!(placed.is_ok(), "there is a place");
         let ticked = Arc::clone(&sinks);
         std::thread::spawn(move || ticked.tick(&[]));
         has_begun.recv_timeout(PATIENCE).expect("it begins");
@@ -530,6 +540,42 @@ mod tests {
         let ended = Arc::clone(&sinks);
         assert_eq!(within("end", PATIENCE, move || ended.end()), Some(()), "its end is not waited for");
         drop(release);
+    }
+
+    /// Sends the generations that are announced to it.
+    struct Announced(Sender<u64>);
+
+    impl Hub for Announced {
+        fn announce(&self, generation: u64, _: &Arc<Program>) {
+            let _ = self.0.send(generation);
+        }
+    }
+
+    #[test]
+    fn an_attached_sink_knows_the_program_that_is_being_installed() {
+        let text = "version = 1\n[groups.g]\nworkers = [0]\n[[rules]]\nname = \"r\"\nmatch = { any = true }\naction = \"steer g\"\n";
+        let source = policy::Source::new("p.toml", text);
+        let (policy, _) = policy::parse(&source, &policy::NoFiles).expect("a policy");
+        let profile = device_model::DeviceProfile::ideal();
+        let program = Arc::new(compiler::compile(&policy, &profile, 1).expect("a program"));
+        let sinks = Sinks::new(Vec::new(), (Vec::new(), Vec::new(), Vec::new()), Vec::new());
+        let published = |generation| {
+            let map = Arc::new(SinkMap::new(generation, &program, &[]));
+            Published { program: Arc::clone(&program), map, sha256: String::new() }
+        };
+        sinks.state().programs = vec![published(1), published(2)];
+        sinks.installed(&published(1).map);
+        let attach = || {
+            let (announced, generations) = channel();
+            let hub = Box::new(Announced(announced));
+            let opened = Opened { hub, endpoints: Vec::new(), counters: Vec::new(), transmit: Vec::new() };
+            let definition = Sink { name: "attached".into(), kind: SinkKind::Count(CountSink::default()) };
+            sinks.attach(&definition, "r", opened).expect("a place");
+            generations.try_iter().collect::<Vec<u64>>()
+        };
+        assert_eq!(attach(), [1, 2]);
+        sinks.abandon();
+        assert_eq!(attach(), [2, 1], "the program in force is the newest again");
     }
 
     #[test]

@@ -298,7 +298,12 @@ fn limits_and_samples_are_shown_with_the_parts_of_workers() {
 
     let output = run_in(&folder, &["diff", "p.toml", "free.toml"]);
     assert_eq!(output.status.code(), Some(1), "a difference: {}", stdout(&output));
-    assert!(stdout(&output).contains("rule `web`: sample: 7 => none\n"), "{}", stdout(&output));
+    let shown = stdout(&output);
+    assert!(shown.contains("rule `web`: sample: 7 => none\n"), "{shown}");
+    assert!(
+        shown.contains("no packet moves to another rule or group") && !shown.contains("alike"),
+        "{shown}"
+    );
 }
 
 /// A device of two priorities for each program and room for one flow more than the policy has.
@@ -361,5 +366,7 @@ fn a_policy_is_compiled_for_a_capture() {
     assert_ne!(settled["sha256"], plain["sha256"]);
     let missing = run_in(&folder, &["check", "--config", "none.toml"]);
     assert_eq!(missing.status.code(), Some(1));
-    assert!(stderr(&missing).contains("none.pcap"), "{}", stderr(&missing));
+    let message = stderr(&missing);
+    assert!(message.contains("setting policy.traffic: ") && message.contains("none.pcap"), "{message}");
+    assert!(message.contains("hint: correct the path") && !message.contains("editcap"), "{message}");
 }

@@ -64,7 +64,7 @@ struct SavingLine<'c> {
     earlier: &'c str,
     later: &'c str,
     witness: Option<&'c Witness>,
-    /// Of all packets of the sample or the capture.
+    /// An estimate from packets drawn from the rules, see [`compiler::Saving::percent`].
     percent: f64,
 }
 

@@ -250,7 +250,7 @@ impl Copy {
             action: match copied.outcome.verdict {
                 Verdict::Deliver(_) => {
                     let policing = program.rules.get(copied.outcome.rule.index()).map(|rule| rule.policing);
-                    policing.unwrap_or_default().after(&program.describe(copied.outcome.verdict))
+                    policing.unwrap_or_default().describe(&program.describe(copied.outcome.verdict))
                 }
                 verdict => program.describe(verdict),
             },

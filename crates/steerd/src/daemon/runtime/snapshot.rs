@@ -243,7 +243,7 @@ impl Rules {
         let exceptions: BTreeSet<RuleId> = program.exceptions.iter().map(|step| step.rule).collect();
         let rule = |(index, (rule, effect)): (usize, (&program::Rule, Effect))| RuleState {
             name: rule.name.clone(),
-            action: rule.policing.after(&effect.words(program, rule.action)),
+            action: rule.policing.describe(&effect.words(program, rule.action)),
             effect,
             placement: match rule.placement {
                 Placement::Hardware => "hardware",
