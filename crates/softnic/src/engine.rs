@@ -48,13 +48,13 @@ impl EngineCell {
         Self { engine, passes: AtomicU64::new(0), profile: profile::Totals::default() }
     }
 
-    /// One engine for each of `count`, at most as many as there are ports, which are dealt to them in turn.
-    pub(crate) fn deal(ports: Vec<PortConfig>, count: usize) -> Box<[Self]> {
-        let mut hands: Vec<Vec<EnginePort>> = (0..count).map(|_| Vec::new()).collect();
+    /// One engine for each of `count`, at most as many as there are ports, which are assigned to them round-robin.
+    pub(crate) fn for_ports(ports: Vec<PortConfig>, count: usize) -> Box<[Self]> {
+        let mut ports_of: Vec<Vec<EnginePort>> = (0..count).map(|_| Vec::new()).collect();
         for (number, port) in (1..).zip(ports) {
-            hands[engine_of(number, count)].push(EnginePort::new(number, port));
+            ports_of[engine_of(number, count)].push(EnginePort::new(number, port));
         }
-        hands.into_iter().map(Self::new).collect()
+        ports_of.into_iter().map(Self::new).collect()
     }
 
     /// The engine; its own thread holds it for one pass at a time.
@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn ports_are_dealt_in_turn() {
+    fn ports_are_assigned_round_robin() {
         let engines = |count| (1..=5).map(|port| engine_of(port, count)).collect::<Vec<_>>();
         assert_eq!(engines(1), [0; 5]);
         assert_eq!(engines(2), [0, 1, 0, 1, 0]);

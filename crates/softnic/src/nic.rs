@@ -33,7 +33,7 @@ pub enum Drive {
         /// The core the thread is pinned to.
         core: Option<usize>,
     },
-    /// Several of them, at most one for each port. Ports are dealt to them in turn.
+    /// Several of them, at most one for each port. Ports are assigned to them round-robin.
     Threads {
         /// The core that each is pinned to.
         cores: Vec<Option<usize>>,
@@ -324,7 +324,7 @@ impl SoftNic {
             queue_losses: Mutex::default(),
             turn: Mutex::new(()),
             waiting: AtomicU32::new(0),
-            engines: EngineCell::deal(ports, count),
+            engines: EngineCell::for_ports(ports, count),
             stopping: AtomicBool::new(false),
             personality,
             clock,

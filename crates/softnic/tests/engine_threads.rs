@@ -301,7 +301,7 @@ impl Wire for Stuck {
 }
 
 #[test]
-fn a_stuck_wire_holds_up_its_own_thread_only() {
+fn a_wire_stuck_in_receive_holds_up_its_own_thread_only() {
     let (release, held) = std::sync::mpsc::channel();
     let wires: Vec<Box<dyn Wire>> = vec![Box::new(Stuck(held)), Box::new(softnic::wire::NullWire)];
     let nic = create("stuck2", wires, two()).unwrap();
@@ -411,7 +411,7 @@ fn rate(threads: usize, rules: u16, time: Duration) -> (f64, f64) {
 /// What a second engine thread brings, with a port each, on a machine with two cores.
 #[test]
 #[ignore = "timing: for an idle machine"]
-fn two_threads_are_faster_than_one() {
+fn print_the_rates_of_one_and_two_threads() {
     let median = |mut values: Vec<f64>| {
         values.sort_by(f64::total_cmp);
         values[values.len() / 2]
