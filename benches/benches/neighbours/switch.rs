@@ -46,14 +46,9 @@ pub(crate) fn on_dpdk<'i>(
         // Of an earlier round.
         let _ = std::fs::remove_file(&socket);
         let mut receiver = Testpmd::start(&TestpmdOptions {
-            devices: &devices,
-            mode: "rxonly",
-            core: OTHER_CORE,
-            prompt_core: CORE,
-            packet_bytes: bytes,
-            stored_packets: 0,
             // The switch has a queue for each of its threads, of which one sends.
             queues: 2,
+            ..TestpmdOptions::receiver(&devices, (OTHER_CORE, CORE), bytes)
         })?;
         receiver.command("start");
         let switch = Switch::new(datapath)?;

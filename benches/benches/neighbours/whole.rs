@@ -177,15 +177,7 @@ impl Pair {
             queues: 1,
         };
         let devices = [memif("client")];
-        let receiving = TestpmdOptions {
-            devices: &devices,
-            mode: "rxonly",
-            core: OTHER_CORE,
-            prompt_core: CORE,
-            packet_bytes: bytes,
-            stored_packets: 0,
-            queues: 1,
-        };
+        let receiving = TestpmdOptions::receiver(&devices, (OTHER_CORE, CORE), bytes);
         let command = format!("{} & {}", sending.command(), receiving.command());
         let mut pair =
             Self { sender: Testpmd::start(&sending)?, receiver: Testpmd::start(&receiving)?, command };

@@ -63,15 +63,8 @@ fn memif(role: &str, socket: &Path) -> String {
 }
 
 fn receiver(socket: &Path) -> Result<Testpmd, String> {
-    let mut receiver = Testpmd::start(&TestpmdOptions {
-        devices: &[memif("client", socket)],
-        mode: "rxonly",
-        core: OTHER_CORE,
-        prompt_core: CORE,
-        packet_bytes: 64,
-        stored_packets: 0,
-        queues: 1,
-    })?;
+    let devices = [memif("client", socket)];
+    let mut receiver = Testpmd::start(&TestpmdOptions::receiver(&devices, (OTHER_CORE, CORE), 64))?;
     receiver.command("start");
     Ok(receiver)
 }

@@ -31,7 +31,13 @@ pub struct TestpmdOptions<'o> {
     pub queues: u32,
 }
 
-impl TestpmdOptions<'_> {
+impl<'o> TestpmdOptions<'o> {
+    /// One that receives packets of this length on a core and drops them, with one queue.
+    #[must_use]
+    pub fn receiver(devices: &'o [String], (core, prompt_core): (usize, usize), packet_bytes: u32) -> Self {
+        Self { devices, mode: "rxonly", core, prompt_core, packet_bytes, stored_packets: 0, queues: 1 }
+    }
+
     fn buffers(&self) -> u32 {
         4096 + self.stored_packets
     }
