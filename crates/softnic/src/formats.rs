@@ -12,12 +12,55 @@ use crate::work::{Cqe, Status};
 /// Of the smallest requests at least this many share a line, in either format.
 const REQUESTS_PER_LINE: usize = 2;
 
-/// The engine's end of a receive queue.
-pub(crate) enum Requests {
-    /// Of a queue pair that only sends.
+/// The engine's end of the queue that requests are posted to; `R` is one in mlx5's format.
+pub(crate) enum Posted<R> {
+    /// Of a queue pair without this side.
     None,
     Own(Consumer),
-    Mlx5(ReceiveRing),
+    Mlx5(R),
+}
+
+/// Of a receive queue.
+pub(crate) type Requests = Posted<ReceiveRing>;
+
+/// Of a send queue.
+pub(crate) type Sends = Posted<SendRing>;
+
+/// What a queue in mlx5's format does to be flushed and reset.
+pub(crate) trait ClientRing {
+    /// Takes the next request; returns what identifies it in a completion.
+    fn take(&mut self) -> Option<u64>;
+
+    /// Forgets what is posted, as in RESET: the client sets the doorbell record to 0 before it leaves that state.
+    fn reset(&mut self);
+}
+
+impl<R: ClientRing> Posted<R> {
+    /// Takes the next request to be flushed; returns what identifies it in a completion.
+    pub(crate) fn take(&mut self) -> Option<u64> {
+        match self {
+            Self::None => None,
+            Self::Own(consumer) => take_own(consumer),
+            Self::Mlx5(ring) => ring.take(),
+        }
+    }
+
+    /// Gives the consumed requests back to who posts them. With mlx5 the completions do that.
+    #[inline]
+    pub(crate) fn publish(&self) {
+        if let Self::Own(consumer) = self {
+            consumer.publish();
+        }
+    }
+
+    /// Forgets what is posted, as a queue does that enters RESET.
+    pub(crate) fn discard(&mut self) {
+        match self {
+            Self::None => {}
+            Self::Own(consumer) => consumer.discard(),
+            Self::Mlx5(ring) => ring.reset(),
+        }
+    }
 }
 
 impl Requests {
@@ -60,37 +103,6 @@ impl Requests {
             }
         }
     }
-
-    /// Takes the next request to be flushed; returns what identifies it in a completion.
-    pub(crate) fn take(&mut self) -> Option<u64> {
-        match self {
-            Self::None => None,
-            Self::Own(consumer) => take_own(consumer),
-            Self::Mlx5(ring) => {
-                ring.refresh(1);
-                let id = (ring.published() > 0).then(|| ring.id(0))?;
-                ring.advance_by(1);
-                Some(id)
-            }
-        }
-    }
-
-    /// Gives the consumed requests back to who posts them. With mlx5 the completions do that.
-    #[inline]
-    pub(crate) fn publish(&self) {
-        if let Self::Own(consumer) = self {
-            consumer.publish();
-        }
-    }
-
-    /// Forgets what is posted, as a queue does that enters RESET.
-    pub(crate) fn discard(&mut self) {
-        match self {
-            Self::None => {}
-            Self::Own(consumer) => consumer.discard(),
-            Self::Mlx5(ring) => ring.reset(),
-        }
-    }
 }
 
 /// Takes the next request out of a ring of this crate's, whatever it is; returns its id.
@@ -104,14 +116,6 @@ fn take_own(consumer: &mut Consumer) -> Option<u64> {
     Some(wr_id)
 }
 
-/// The engine's end of a send queue.
-pub(crate) enum Sends {
-    /// Of a queue pair that only receives.
-    None,
-    Own(Consumer),
-    Mlx5(SendRing),
-}
-
 impl Sends {
     /// Whether something is posted. A queue in mlx5's format is looked at in the client's memory.
     #[inline]
@@ -120,32 +124,6 @@ impl Sends {
             Self::None => false,
             Self::Own(consumer) => consumer.has_next(),
             Self::Mlx5(ring) => ring.has_next(),
-        }
-    }
-
-    /// Takes the next request to be flushed; returns what identifies it in a completion.
-    pub(crate) fn take(&mut self) -> Option<u64> {
-        match self {
-            Self::None => None,
-            Self::Own(consumer) => take_own(consumer),
-            Self::Mlx5(ring) => ring.take(),
-        }
-    }
-
-    /// Gives the consumed requests back to who posts them. With mlx5 the completions do that.
-    #[inline]
-    pub(crate) fn publish(&self) {
-        if let Self::Own(consumer) = self {
-            consumer.publish();
-        }
-    }
-
-    /// Forgets what is posted, as a queue does that enters RESET.
-    pub(crate) fn discard(&mut self) {
-        match self {
-            Self::None => {}
-            Self::Own(consumer) => consumer.discard(),
-            Self::Mlx5(ring) => ring.reset(),
         }
     }
 

@@ -18,6 +18,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use ibverbs_sys::ibv_wc_opcode::{IBV_WC_RECV, IBV_WC_TSO};
 
 use self::sends::{SEGMENTS, SEND};
+use crate::formats::ClientRing;
 use crate::limits::MAX_SGE;
 use crate::personality::ClockRules;
 use crate::prefetch::prefetch_read;
@@ -261,9 +262,17 @@ impl ReceiveRing {
     pub(crate) fn advance_by(&mut self, requests: u32) {
         self.next = self.next.wrapping_add(requests);
     }
+}
 
-    /// Begins anew, as a queue does in RESET: the client sets the doorbell record to 0 before it leaves that state.
-    pub(crate) fn reset(&mut self) {
+impl ClientRing for ReceiveRing {
+    fn take(&mut self) -> Option<u64> {
+        self.refresh(1);
+        let id = (self.published() > 0).then(|| self.id(0))?;
+        self.advance_by(1);
+        Some(id)
+    }
+
+    fn reset(&mut self) {
         (self.next, self.posted, self.is_corrupt) = (0, 0, false);
     }
 }

@@ -10,6 +10,7 @@
 //! This module reads units and counts blocks; what they mean is `engine::transmit::mlx5`'s. No count of the client's is
 //! believed: a request ends with the posted blocks, and an index wraps by the size of the array.
 
+use crate::formats::ClientRing;
 use std::sync::atomic::Ordering;
 
 use super::{ClientMemory, Doorbell, INDEX_MASK};
@@ -17,7 +18,8 @@ use crate::provider::answer::{EINVAL, Verb};
 
 /// `MLX5_SEND_WQE_BB`.
 const BLOCK_BYTES: usize = 64;
-/// The most blocks of a queue (`max_send_wqebb`): more than half of the doorbell's range could not be told from fewer.
+/// The most blocks of a queue (`max_send_wqebb`): half of the range of the doorbell's counter, so that a counter that went
+/// backwards is not taken for one that ran ahead.
 pub(crate) const MAX_BLOCKS: u32 = 1 << 15;
 /// A unit, by which the control segment counts.
 pub(crate) const UNIT_BYTES: usize = 16;
@@ -156,9 +158,10 @@ impl SendRing {
     pub(crate) fn advance_by(&mut self, blocks: u32) {
         self.next = self.next.wrapping_add(blocks);
     }
+}
 
-    /// Takes the next request to be flushed; returns what its completion is made from.
-    pub(crate) fn take(&mut self) -> Option<u64> {
+impl ClientRing for SendRing {
+    fn take(&mut self) -> Option<u64> {
         if !self.has_next() || self.published() == 0 {
             return None;
         }
@@ -167,8 +170,7 @@ impl SendRing {
         Some(id)
     }
 
-    /// Begins anew, as a queue does in RESET: the client sets the doorbell record to 0 before it leaves that state.
-    pub(crate) fn reset(&mut self) {
+    fn reset(&mut self) {
         (self.next, self.posted, self.is_corrupt) = (0, 0, false);
     }
 }
