@@ -44,18 +44,13 @@ impl Reading {
     /// What a device matches by the specs of a cube: cubes with equal specs have the same. Conditions that no spec has are left
     /// out.
     pub(super) fn as_matched(self, cube: &Cube) -> Cube {
-        let mut matched = cube.without_absences();
-        for layer in [HAS_TCP, HAS_UDP] {
-            for (at, spec) in [
-                (layer, self.has_transport_spec(cube, &|slot| slot)),
-                (layer.inside(), self.has_transport_spec(cube, &Slot::inside)),
-            ] {
-                if !spec {
-                    matched = matched.without(at);
-                }
+        let levels: [&dyn Fn(Slot) -> Slot; 2] = [&|field| field, &Slot::inside];
+        levels.into_iter().fold(cube.without_absences(), |matched, at| {
+            match self.has_transport_spec(cube, at) {
+                true => matched,
+                false => matched.without(at(HAS_TCP)).without(at(HAS_UDP)),
             }
-        }
-        matched
+        })
     }
 
     /// Whether there is a TCP or UDP spec of the outer packet, or of the one inside.

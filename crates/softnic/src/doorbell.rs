@@ -1,5 +1,6 @@
 //! How an idle engine sleeps, and how an application that posts a send wakes it: an eventfd(2), written to only if the
 //! engine sleeps. Each engine has one; a send wakes the engine of its port, a control call all of them.
+//! Sends to queues in mlx5's format wake none: the engine polls these ([`crate::engine`]'s `rest`).
 //!
 //! No send is missed. The engine stores `sleeping` and then looks at the send rings; the application publishes its
 //! requests and then looks at `sleeping`. Between the store and the load of each side stands a sequentially consistent
@@ -104,7 +105,7 @@ impl SendBell {
     }
 
     /// The queue pair has a port of this engine.
-    pub(crate) fn turn_to(&self, engine: usize) {
+    pub(crate) fn set_engine(&self, engine: usize) {
         self.engine.store(engine, Relaxed);
     }
 
@@ -146,11 +147,11 @@ mod tests {
         let doorbells: Arc<[Doorbell]> = (0..2).map(|_| Doorbell::new().unwrap()).collect();
         let bell = SendBell::new(&doorbells);
         doorbells.iter().for_each(Doorbell::announce_sleep);
-        bell.turn_to(1);
+        bell.set_engine(1);
         bell.ring();
         let sleeping = |doorbell: &Doorbell| doorbell.sleeping.load(Relaxed);
         assert_eq!((sleeping(&doorbells[0]), sleeping(&doorbells[1])), (true, false));
-        bell.turn_to(0);
+        bell.set_engine(0);
         bell.ring();
         assert!(!sleeping(&doorbells[0]));
     }

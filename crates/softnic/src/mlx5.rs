@@ -10,8 +10,7 @@
 //! Sends are noticed by polling their doorbell records, because a write to a doorbell page cannot be seen: at once while
 //! there is traffic, and after a pause within a nap of the engine, of 50 us to 4 ms (`engine::rest`).
 //!
-//! There are no datagram queue pairs. Nor are there: the pages from which libmlx5
-//! reads the device's clock (`ibv_query_rt_values_ex` and completions with the wall clock are EOPNOTSUPP; raw timestamps are
+//! Not modelled are datagram queue pairs, the pages from which libmlx5 reads the device's clock (`ibv_query_rt_values_ex` and completions with the wall clock are EOPNOTSUPP; raw timestamps are
 //! in every completion), raw commands for the firmware (DEVX), striding queues and compressed completions, and the hash of a
 //! frame in its completion, which no function of libmlx5 returns.
 //!
@@ -134,7 +133,7 @@ struct Channel {
 }
 
 /// A doorbell page. What the client writes there is not looked at, because memory cannot report a write: receive queues
-/// have none, and what rings it for send and completion queues is in their doorbell records as well.
+/// have none, and for send and completion queues the doorbell record has the same information.
 struct Page {
     number: u32,
     bytes: u32,

@@ -152,14 +152,14 @@ pub(crate) struct CompletionRules {
     /// Whether queues get one entry less than a power of two, as where one slot distinguishes full from empty.
     pub(crate) rounds_up: bool,
     /// Whether a queue holds one completion more than it reports: all of its power of two.
-    pub(crate) holds_one_more: bool,
+    pub(crate) has_one_spare_entry: bool,
     /// Whether fields that raw packets do not need are words of others, as in mlx5's completions: for a packet the queue's
     /// number is its flow tag, and the vendor's error is a byte of the timestamp.
     pub(crate) shares_words: bool,
     /// Whether the flags of packets of work queues have the checksums; those of queue pairs always have.
     pub(crate) checksums_of_work_queues: bool,
     /// Whether a queue that is armed raises an event for completions that were not polled before.
-    pub(crate) announces_unpolled: bool,
+    pub(crate) arming_counts_unpolled: bool,
     /// Whether `parent_domain` may also be a plain protection domain.
     pub(crate) plain_domain: bool,
     /// `ibv_context.num_comp_vectors`.

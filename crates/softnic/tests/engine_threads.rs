@@ -39,7 +39,8 @@ fn number(frame: &[u8]) -> u64 {
     u64::from_be_bytes(frame[PAYLOAD_AT..][..8].try_into().unwrap())
 }
 
-/// Numbered frames to each queue in turn, until it is told to end. Of what it sends it checks the numbers.
+/// A wire that gives numbered frames to each queue in turn, until `ended` is set, and checks the numbers of the frames that are
+/// sent by it.
 struct Numbered {
     frames: Vec<Vec<u8>>,
     next: u64,

@@ -213,7 +213,7 @@ impl Transmitter {
             return;
         };
         // The last request has a completion, or there is none.
-        let mut is_closed = true;
+        let mut last_is_signalled = true;
         for (index, Queued { frame, pieces }) in self.queued.drain(..).enumerate() {
             let is_signalled = index == last || index % SENDS_PER_COMPLETION == SENDS_PER_COMPLETION - 1;
             let flags = if is_signalled { SendFlags::empty() } else { SendFlags::UNSIGNALLED };
@@ -223,12 +223,12 @@ impl Transmitter {
                 batch.send(flags).gather(frame, &pieces.list().0)
             };
             match added {
-                Ok(()) => is_closed = is_signalled,
+                Ok(()) => last_is_signalled = is_signalled,
                 Err(frame) => refused(frame, SinkDrop::TxFailed),
             }
         }
         let sends = batch.len();
-        let reason = if !is_closed {
+        let reason = if !last_is_signalled {
             // The last one was refused, so nothing would report those before it.
             batch.abort();
             SinkDrop::TxFailed

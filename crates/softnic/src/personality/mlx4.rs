@@ -42,10 +42,10 @@ pub(super) static OBJECTS: ObjectRules = ObjectRules {
         max_entries: limits::MAX_CQE - 1,
         // The same: `roundup_pow_of_two(cqe + 1)`, one less is reported.
         rounds_up: true,
-        holds_one_more: false,
+        has_one_spare_entry: false,
         shares_words: false,
         checksums_of_work_queues: true,
-        announces_unpolled: false,
+        arming_counts_unpolled: false,
         plain_domain: false,
         vectors: limits::COMP_VECTORS,
         // kernel include/linux/mlx4/cq.h: MLX4_MAX_CQ_COUNT and MLX4_MAX_CQ_PERIOD.

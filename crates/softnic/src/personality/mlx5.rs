@@ -47,14 +47,14 @@ pub(super) static OBJECTS: ObjectRules = ObjectRules {
         // rdma-core verbs.c, `create_cq`: `align_queue_size(cqe + 1)`, one less is reported.
         rounds_up: true,
         // kernel cq.c, `create_cq_user`: the device's queue has the whole power of two.
-        holds_one_more: true,
+        has_one_spare_entry: true,
         // rdma-core cq.c, `mlx5_cq_read_wc_qp_num` and `_flow_tag`: `sop_drop_qpn`; `_vendor_err`: always the byte of
         // `struct mlx5_err_cqe`, which is in the timestamp of a completion without an error.
         shares_words: true,
         // rdma-core cq.c, `handle_responder_lazy` and `handle_responder`: of a queue pair alone.
         checksums_of_work_queues: false,
         // rdma-core cq.c, `mlx5_arm_cq`: armed from the consumer's index on.
-        announces_unpolled: true,
+        arming_counts_unpolled: true,
         // The same: `to_mparent_domain` is NULL for a plain domain, EINVAL.
         plain_domain: false,
         // One vector per event queue; a device makes one per core.

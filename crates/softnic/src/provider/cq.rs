@@ -184,7 +184,7 @@ pub(super) fn entries(rules: &CompletionRules, asked: u32) -> Verb<u32> {
 
 /// The completions that a queue of so many entries holds.
 fn held(rules: &CompletionRules, entries: u32) -> u32 {
-    entries + u32::from(rules.holds_one_more)
+    entries + u32::from(rules.has_one_spare_entry)
 }
 
 fn create(context: *mut ibv_context, request: &Request<'_>) -> Verb<*mut ibv_cq_ex> {
@@ -318,7 +318,7 @@ pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c
         let object = unsafe { SoftCq::of(cq.cast()) }?;
         // SAFETY: the queue keeps the context it was made with.
         let soft = unsafe { SoftContext::of(object.context) }?;
-        if soft.nic().rules().objects.completion.announces_unpolled {
+        if soft.nic().rules().objects.completion.arming_counts_unpolled {
             soft.nic().control().arm_from_consumer(object.slot, solicited_only != 0);
         } else {
             object.wish.arm(solicited_only != 0);

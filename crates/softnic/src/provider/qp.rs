@@ -292,7 +292,7 @@ pub(crate) fn modify(
     if mask & PORT != 0 {
         known.port = attr.port_num;
         if let QpKind::Raw { send, .. } = &known.kind {
-            send.bell.turn_to(nic.engine_of(attr.port_num));
+            send.bell.set_engine(nic.engine_of(attr.port_num));
         }
     }
     if let (Some(pace), QpKind::Raw { send, .. }) = (pace, &mut known.kind) {

@@ -117,7 +117,7 @@ fn create_completions(context: &Context, call: &mut Call<'_>, request: &Completi
         unpublished: false,
         // The checksums are in every completion.
         wants_checksums: Arc::new(AtomicBool::new(true)),
-        // libmlx5 passes them over.
+        // libmlx5 ignores them for work queues.
         checksums_of_work_queues: true,
         native: request.user_handle,
         events: 0,
