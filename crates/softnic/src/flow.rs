@@ -54,7 +54,7 @@ use deep::DeepImage;
 pub(crate) use deep::{Presence, TunnelMatcher};
 use key::Image;
 pub(crate) use key::{MatchKey, Matcher};
-use port::PortTable;
+pub(crate) use port::PortTable;
 use tree::{BURST, Rebuild, Rebuilt};
 
 /// The most flows that a table holds. The one insert for which the largest list has to grow takes some 2 ms, during which
@@ -357,21 +357,10 @@ impl FlowTable {
         }
     }
 
-    /// The flow that a verdict on a frame that arrived on `port` represents, if it represents one and no sniffer takes a copy;
-    /// otherwise [`expand`](Self::expand) lists them.
+    /// The flows of the frames that arrive on a port; `None` if it never had any.
     #[inline]
-    pub(crate) fn sole(&self, port: u8, verdict: Verdict) -> Option<FlowHit> {
-        self.ports.get(usize::from(port))?.sole(verdict)
-    }
-
-    /// Puts the flows that a verdict on a frame that arrived on `port` represents into `matches`, in place of what was
-    /// there. No flow may have been inserted or removed since.
-    #[inline]
-    pub(crate) fn expand(&self, port: u8, verdict: Verdict, matches: &mut Matches) {
-        matches.clear();
-        if let Some(table) = self.ports.get(usize::from(port)) {
-            table.expand(verdict, matches);
-        }
+    pub(crate) fn of_port(&self, port: u8) -> Option<&PortTable> {
+        self.ports.get(usize::from(port))
     }
 
     /// Begins to build the trees of one port and direction anew, if that pays.

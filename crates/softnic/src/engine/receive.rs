@@ -12,7 +12,7 @@ use super::EnginePort;
 use super::deliver::{Deliveries, Delivery, EditedFrame, Planner, Work, approach, serve};
 use super::profile::{EngineStage, Probe};
 use crate::clock;
-use crate::flow::{FlowHit, FlowTable, MatchKey, Matches, QpSlot, Verdict};
+use crate::flow::{FlowHit, FlowTable, MatchKey, Matches, PortTable, QpSlot, Verdict};
 use crate::limits::ETHERNET_BYTES;
 use crate::nic::Nic;
 use crate::prefetch::prefetch_read;
@@ -24,8 +24,7 @@ use crate::wire::{BURST_FRAMES, Burst, RxFrame};
 /// How many frames ahead their headers are fetched.
 const FRAME_LOOKAHEAD: usize = 8;
 
-/// Verdicts of a burst that are not looked at again, and queue pairs; powers of two.
-const DECIDED: usize = 8;
+/// Queue pairs of a burst that are not looked at again; a power of two.
 const ROUTES: usize = 4;
 
 /// The C-VLAN tag, the only one that a completion can report.
@@ -125,20 +124,20 @@ impl Plan {
     fn spread(&mut self, flows: &FlowTable, state: &mut State, port: u8, frames: &[RxFrame<'_>]) {
         let Self { images, ends, matches, deliveries, verdicts, .. } = self;
         let (images, verdicts) = (&images[..frames.len()], &verdicts[..frames.len()]);
-        let mut planning = Planning::new(flows, state, deliveries, port);
-        // Frames that are near each other often have the same verdict.
-        let mut decided: [Option<(Verdict, Delivery)>; DECIDED] = [None; DECIDED];
-        for (index, frame) in frames.iter().enumerate() {
-            let (image, verdict, end) = (&images[index], verdicts[index], &mut ends[index % BURST_FRAMES]);
+        let mut planning = Planning::new(state, deliveries);
+        let table = flows.of_port(port);
+        let decides_alone = table.is_some_and(PortTable::decides_alone);
+        for (index, (frame, end)) in frames.iter().zip(ends).enumerate() {
             if *end != Disposition::Unmatched {
                 continue;
             }
-            let decided = &mut decided[verdict.place(DECIDED)];
-            match decided {
-                Some((known, delivery)) if *known == verdict => {
-                    planning.planner.plan(delivery.of(index, image));
-                }
-                _ => *decided = planning.decide(verdict, (index, frame.bytes, image), matches, end),
+            let (Some(table), image, verdict) = (table, &images[index], verdicts[index]) else { continue };
+            let is_planned = decides_alone
+                && table.plain(verdict).is_some_and(|(target, tag)| {
+                    planning.plan_known(target, Delivery::new(index, image, tag))
+                });
+            if !is_planned {
+                planning.decide(table, verdict, (index, frame.bytes, image), matches, end);
             }
         }
         planning.planner.finish();
@@ -197,49 +196,41 @@ type Framed<'f> = (usize, &'f [u8], &'f MatchKey);
 
 /// What the deliveries of a burst are planned with.
 struct Planning<'p> {
-    flows: &'p FlowTable,
     counters: &'p mut Slab<CounterState>,
     qps: &'p Slab<QpState>,
     planner: Planner<'p>,
     routes: [Route; ROUTES],
-    port: u8,
 }
 
 impl<'p> Planning<'p> {
-    fn new(flows: &'p FlowTable, state: &'p mut State, deliveries: &'p mut Deliveries, port: u8) -> Self {
+    fn new(state: &'p mut State, deliveries: &'p mut Deliveries) -> Self {
         let State { counters, qps, queues, unpublished_queues, .. } = state;
         let planner = deliveries.planner(queues, unpublished_queues);
-        Self { flows, counters, qps, planner, routes: [Route::NONE; ROUTES], port }
+        Self { counters, qps, planner, routes: [Route::NONE; ROUTES] }
     }
 
-    /// Does what the flows ask for that a verdict on a frame represents. Returns what it comes to, if that is the same
-    /// delivery, and nothing else, for each frame with this verdict.
+    /// Plans the delivery to a queue pair, if this burst has found its only queue; returns whether it has.
     #[inline]
+    fn plan_known(&mut self, target: QpSlot, delivery: Delivery) -> bool {
+        let route = self.routes[target.0 as usize % ROUTES];
+        let is_known = route.target == target;
+        if is_known {
+            self.planner.plan(Delivery { queue: route.queue, ..delivery });
+        }
+        is_known
+    }
+
+    /// Does what the flows ask for that a verdict on a frame represents.
+    #[inline(never)]
     fn decide(
         &mut self,
-        verdict: Verdict,
-        frame: Framed<'_>,
-        matches: &mut Matches,
-        end: &mut Disposition,
-    ) -> Option<(Verdict, Delivery)> {
-        let Some(hit) = self.flows.sole(self.port, verdict) else {
-            self.decide_all(verdict, frame, matches, end);
-            return None;
-        };
-        let delivery = self.take(&hit, frame, end)?;
-        let is_constant = hit.actions.counter.is_none() && self.route(&hit).target == hit.actions.target;
-        is_constant.then_some((verdict, delivery))
-    }
-
-    #[inline(never)]
-    fn decide_all(
-        &mut self,
+        table: &PortTable,
         verdict: Verdict,
         frame: Framed<'_>,
         matches: &mut Matches,
         end: &mut Disposition,
     ) {
-        self.flows.expand(self.port, verdict, matches);
+        table.expand(verdict, matches);
         for hit in matches.as_slice() {
             self.take(hit, frame, end);
         }
@@ -247,13 +238,13 @@ impl<'p> Planning<'p> {
 
     /// Counts a frame for a flow with counters, and drops it or plans the copy for its queue.
     #[inline]
-    fn take(&mut self, hit: &FlowHit, frame: Framed<'_>, end: &mut Disposition) -> Option<Delivery> {
+    fn take(&mut self, hit: &FlowHit, frame: Framed<'_>, end: &mut Disposition) {
         self.count(hit, frame.1);
         if hit.actions.drop {
             *end = Disposition::FlowDropped;
-            return None;
+        } else {
+            self.plan(hit, frame);
         }
-        self.plan(hit, frame)
     }
 
     /// What may be known of the queue pair that a flow names.
@@ -273,21 +264,20 @@ impl<'p> Planning<'p> {
 
     /// Plans the copy of a frame for the queue that a flow leads to, if there is one.
     #[inline]
-    fn plan(&mut self, hit: &FlowHit, (index, bytes, image): Framed<'_>) -> Option<Delivery> {
+    fn plan(&mut self, hit: &FlowHit, (index, bytes, image): Framed<'_>) {
         let qps = self.qps;
-        let queue = self.route(hit).queue(qps, hit.actions.target, bytes)?;
-        let tag = hit.actions.tag.unwrap_or(0);
-        let delivery = Delivery { frame: 0, cvlan: 0, tag, queue, is_copy: hit.is_copy }.of(index, image);
-        self.planner.plan(delivery);
-        Some(delivery)
+        if let Some(queue) = self.route(hit).queue(qps, hit.actions.target, bytes) {
+            let delivery = Delivery::new(index, image, hit.actions.tag.unwrap_or(0));
+            self.planner.plan(Delivery { queue, is_copy: hit.is_copy, ..delivery });
+        }
     }
 }
 
 impl Delivery {
-    /// The same for another frame.
+    /// Of a frame that ends with it, to a queue that is yet to be named.
     #[inline]
-    fn of(self, index: usize, image: &MatchKey) -> Self {
-        Self { frame: index as u16, cvlan: image.c_vlan(), ..self }
+    fn new(index: usize, image: &MatchKey, tag: u32) -> Self {
+        Self { frame: index as u16, cvlan: image.c_vlan(), tag, queue: 0, is_copy: false }
     }
 }
 
@@ -335,7 +325,7 @@ pub(super) fn copy_sent(
 ) {
     let frames = &frames[..frames.len().min(BURST_FRAMES)];
     flows.sniffers(port, &mut plan.matches);
-    let mut planning = Planning::new(flows, state, &mut plan.deliveries, port);
+    let mut planning = Planning::new(state, &mut plan.deliveries);
     for (index, (frame, image)) in frames.iter().zip(&mut *plan.images).enumerate() {
         image.read(frame.bytes);
         for hit in plan.matches.as_slice() {

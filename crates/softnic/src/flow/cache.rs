@@ -29,12 +29,6 @@ impl Verdict {
     pub(super) const NO_GROUP: u32 = u32::MAX;
     /// No rule matches.
     pub(crate) const NOTHING: Self = Self { group: Self::NO_GROUP, dont_trap: 0 };
-
-    /// The place of a verdict in a small table of verdicts.
-    #[inline]
-    pub(crate) fn place(self, places: usize) -> usize {
-        self.group as usize % places
-    }
 }
 
 #[derive(Clone, Copy, Debug)]

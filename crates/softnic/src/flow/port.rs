@@ -97,6 +97,13 @@ impl Outcome {
         self.has(Self::REPLICATES)
     }
 
+    /// There is one rule, and it delivers and does nothing else.
+    #[inline]
+    fn is_plain(&self) -> bool {
+        const OTHERS: u32 = Outcome::COPIES | Outcome::DROPS | Outcome::COUNTS | Outcome::REPLICATES;
+        self.flow & (Self::EXISTS | OTHERS) == Self::EXISTS
+    }
+
     /// The oldest rule.
     #[inline]
     fn first(&self) -> Option<FlowHit> {
@@ -193,7 +200,7 @@ const _: () = assert!(MAX_DONT_TRAP <= u32::BITS as usize, "a verdict names DONT
 
 /// The rules of one port and direction.
 #[derive(Debug, Default)]
-pub(super) struct PortTable {
+pub(crate) struct PortTable {
     rules: TableRules,
     /// Trapping rules about the outer packet alone, and those about tunnels.
     plain: Trees,
@@ -319,17 +326,23 @@ impl PortTable {
         self.plain.finish_rebuild(rebuilt)
     }
 
-    /// The flow that a verdict represents, if it represents one and there are no sniffers: so it is for most frames.
-    #[inline]
-    pub(super) fn sole(&self, verdict: Verdict) -> Option<FlowHit> {
-        let outcome = self.outcomes.get(verdict.group as usize)?;
-        let is_sole = verdict.dont_trap == 0 && !outcome.is_replicated() && self.sniffers.is_empty();
-        outcome.first().filter(|_| is_sole)
+    /// Whether a verdict names all the flows that a frame meets: there are no sniffers.
+    pub(crate) fn decides_alone(&self) -> bool {
+        self.sniffers.is_empty()
     }
 
-    /// Lists the flows that a verdict represents.
+    /// The queue pair and the tag of the flow that a verdict represents, if it represents one, which only delivers: so it is for
+    /// most frames.
     #[inline]
-    pub(super) fn expand(&self, verdict: Verdict, matches: &mut Matches) {
+    pub(crate) fn plain(&self, verdict: Verdict) -> Option<(QpSlot, u32)> {
+        let outcome = self.outcomes.get(verdict.group as usize)?;
+        (verdict.dont_trap == 0 && outcome.is_plain()).then_some((QpSlot(outcome.target), outcome.tag))
+    }
+
+    /// Puts the flows that a verdict represents into `matches`, in place of what was there. No flow may have been inserted or
+    /// removed since.
+    pub(crate) fn expand(&self, verdict: Verdict, matches: &mut Matches) {
+        matches.clear();
         let mut positions = verdict.dont_trap;
         while positions != 0 {
             matches.add(self.dont_trap[positions.trailing_zeros() as usize].hit);

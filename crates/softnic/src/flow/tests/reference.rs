@@ -324,12 +324,19 @@ impl Both {
         let mut together = Matches::new();
         let mut alone = Matches::new();
         for ((key, tunnel), verdict) in frames.iter().zip(verdicts) {
-            self.table.expand(port, verdict, &mut together);
-            if let Some(sole) = self.table.sole(port, verdict) {
-                prop_assert_eq!(std::slice::from_ref(&sole), together.as_slice());
-            }
             self.table.lookup(port, key, || *tunnel, &mut alone);
+            let Some(table) = self.table.of_port(port) else {
+                prop_assert_eq!(alone.as_slice(), []);
+                continue;
+            };
+            table.expand(verdict, &mut together);
             prop_assert_eq!(together.as_slice(), alone.as_slice());
+            if let Some((target, tag)) = table.plain(verdict).filter(|_| table.decides_alone()) {
+                let [only] = together.as_slice() else { panic!("one flow: {together:?}") };
+                let actions = Actions { target, drop: false, tag: only.actions.tag, counter: None };
+                prop_assert_eq!((only.actions, only.is_copy), (actions, false));
+                prop_assert_eq!(only.actions.tag.unwrap_or(0), tag);
+            }
         }
         Ok(())
     }
