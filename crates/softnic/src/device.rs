@@ -303,9 +303,7 @@ pub(crate) unsafe extern "C" fn free_context(context: *mut ibv_context) {
         let head = unsafe { base.read() };
         // SAFETY: the count that `alloc_context` put there.
         let nic = unsafe { Arc::from_raw(head.nic) };
-        let (mut flows, mut state) = nic.control_flows();
-        state.remove_owned(&mut flows, head.slot);
-        drop((state, flows));
+        provider::flow::remove_owned(&nic, head.slot);
         let verbs_context = base.cast::<u8>().wrapping_add(VERBS_CONTEXT_OFFSET);
         // SAFETY: initialised by the library and not yet uninitialised; closes both descriptors.
         unsafe { (library.uninit_context)(verbs_context.cast()) };

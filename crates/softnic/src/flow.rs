@@ -1,9 +1,9 @@
 //! The flow table: which flows a received frame belongs to, and so what the engine does with it.
 //!
 //! The provider inserts and removes [`FlowRule`]s (one per `ibv_flow`); engines ask [`FlowTable::classify_burst`] once per
-//! burst, several at a time, which [`port`] answers from the structures of the frames' port. A lock of readers and writers is
-//! around the table ([`crate::nic::Nic`]). The table never looks at frame bytes, except for rules about tunnels, and never
-//! allocates during a lookup. `lookup` is the same for one frame, for tests.
+//! burst, several at a time, which [`port`] answers from the structures of the frames' port. The device has the table twice, so that
+//! they never wait for a change ([`crate::left_right`]). The table never looks at frame bytes, except for rules about tunnels, and
+//! never allocates during a lookup. `lookup` is the same for one frame, for tests.
 //!
 //! # What a lookup costs
 //! For rules about the outer packet, a walk down at most four decision trees for each of IPv4, IPv6 and other rules, and the
@@ -43,6 +43,8 @@ mod space;
 mod tests;
 mod tree;
 
+use std::sync::Arc;
+
 use arrayvec::ArrayVec;
 use device_model::PriorityTable;
 use packet::cube::DST_MAC;
@@ -55,10 +57,9 @@ pub(crate) use deep::{Presence, TunnelMatcher};
 use key::Image;
 pub(crate) use key::{MatchKey, Matcher};
 pub(crate) use port::PortTable;
-use tree::{BURST, Rebuild, Rebuilt};
+use tree::BURST;
 
-/// The most flows that a table holds. The one insert for which the largest list has to grow takes some 2 ms, during which
-/// the engine waits.
+/// The most flows that a table holds.
 pub(crate) const MAX_FLOWS: usize = device_model::software::MAX_FLOWS as usize;
 /// The most different masks among the flows of one port that trap. Were all of them about tunnels, a frame that the cache
 /// does not know and that all could match would cost some 160 us.
@@ -133,6 +134,34 @@ pub(crate) struct FlowRule {
     pub(crate) tunnel: Option<Box<TunnelMatcher>>,
     /// What happens to them.
     pub(crate) actions: Actions,
+}
+
+impl FlowRule {
+    /// The rule as a table takes it.
+    ///
+    /// # Errors
+    /// It makes no sense on any device.
+    pub(crate) fn checked(mut self) -> Result<Self, FlowError> {
+        match self.kind {
+            FlowKind::MulticastDefault => {
+                self.matcher.field(&[DST_MAC], GROUP_BIT, GROUP_BIT);
+            }
+            FlowKind::Sniffer => {
+                (self.matcher, self.tunnel, self.priority) = (Matcher::any(), None, 0);
+            }
+            FlowKind::Normal | FlowKind::AllDefault => {}
+        }
+        if self.dont_trap && matches!(self.kind, FlowKind::MulticastDefault | FlowKind::AllDefault) {
+            return Err(FlowError::DontTrapKind);
+        }
+        let has_tunnel = self.tunnel.as_ref().is_some_and(|tunnel| !tunnel.is_any());
+        self.tunnel.take_if(|_| !has_tunnel);
+        let contradictory = self.tunnel.as_ref().is_some_and(|tunnel| tunnel.is_contradictory());
+        if contradictory || self.matcher.is_contradictory() {
+            return Err(FlowError::Contradiction);
+        }
+        Ok(self)
+    }
 }
 
 /// How a device differs from a table that has room and takes what makes sense.
@@ -223,35 +252,12 @@ pub(crate) enum FlowError {
 #[derive(Debug, Default)]
 pub(crate) struct FlowTable {
     /// By id.
-    flows: Vec<Option<Box<FlowRule>>>,
+    flows: Vec<Option<Arc<FlowRule>>>,
     /// By port number, as far as ports have flows.
     ports: Vec<PortTable>,
     /// The same for sent frames.
     egress: Vec<PortTable>,
     rules: TableRules,
-}
-
-/// Rules whose trees are to be built anew; without the table.
-#[derive(Debug)]
-pub(crate) struct TableRebuild {
-    port: u8,
-    egress: bool,
-    rebuild: Rebuild,
-}
-
-/// Trees that are built, or are not needed any more.
-#[derive(Debug)]
-pub(crate) struct TableRebuilt {
-    port: u8,
-    egress: bool,
-    rebuilt: Rebuilt,
-}
-
-impl TableRebuild {
-    /// Builds them: some 2 us for each rule.
-    pub(crate) fn build(self) -> TableRebuilt {
-        TableRebuilt { port: self.port, egress: self.egress, rebuilt: self.rebuild.build() }
-    }
 }
 
 impl FlowTable {
@@ -261,29 +267,17 @@ impl FlowTable {
         Self { rules, ..Self::default() }
     }
 
-    /// Adds a flow; the next lookup sees it.
+    /// Checks and adds a flow.
+    #[cfg(test)]
+    pub(crate) fn insert(&mut self, rule: FlowRule) -> Result<(), FlowError> {
+        self.add(Arc::new(rule.checked()?))
+    }
+
+    /// Adds a flow that was checked; the next lookup sees it.
     ///
     /// # Errors
     /// Why it was not taken; the table is as before.
-    pub(crate) fn insert(&mut self, mut rule: FlowRule) -> Result<(), FlowError> {
-        match rule.kind {
-            FlowKind::MulticastDefault => {
-                rule.matcher.field(&[DST_MAC], GROUP_BIT, GROUP_BIT);
-            }
-            FlowKind::Sniffer => {
-                (rule.matcher, rule.tunnel, rule.priority) = (Matcher::any(), None, 0);
-            }
-            FlowKind::Normal | FlowKind::AllDefault => {}
-        }
-        if rule.dont_trap && matches!(rule.kind, FlowKind::MulticastDefault | FlowKind::AllDefault) {
-            return Err(FlowError::DontTrapKind);
-        }
-        let has_tunnel = rule.tunnel.as_ref().is_some_and(|tunnel| !tunnel.is_any());
-        rule.tunnel.take_if(|_| !has_tunnel);
-        let contradictory = rule.tunnel.as_ref().is_some_and(|tunnel| tunnel.is_contradictory());
-        if contradictory || rule.matcher.is_contradictory() {
-            return Err(FlowError::Contradiction);
-        }
+    pub(crate) fn add(&mut self, rule: Arc<FlowRule>) -> Result<(), FlowError> {
         let place = rule.id.0 as usize;
         if place >= MAX_FLOWS {
             return Err(FlowError::Full { what: "flows", limit: MAX_FLOWS });
@@ -301,7 +295,7 @@ impl FlowTable {
         if self.flows.len() <= place {
             self.flows.resize(place + 1, None);
         }
-        self.flows[place] = Some(Box::new(rule));
+        self.flows[place] = Some(rule);
         Ok(())
     }
 
@@ -361,33 +355,6 @@ impl FlowTable {
     #[inline]
     pub(crate) fn of_port(&self, port: u8) -> Option<&PortTable> {
         self.ports.get(usize::from(port))
-    }
-
-    /// Begins to build the trees of one port and direction anew, if that pays.
-    pub(crate) fn start_rebuild(&mut self) -> Option<TableRebuild> {
-        for (egress, ports) in [(false, &mut self.ports), (true, &mut self.egress)] {
-            for (port, table) in (0..).zip(ports) {
-                if let Some(rebuild) = table.start_rebuild() {
-                    return Some(TableRebuild { port, egress, rebuild });
-                }
-            }
-        }
-        None
-    }
-
-    /// Copies some of the rules that are to be built anew; false if these were the last. Each call takes a part of the rules
-    /// that is small enough for frames to wait for.
-    pub(crate) fn copy_rules(&self, rebuild: &mut TableRebuild) -> bool {
-        let TableRebuild { port, egress, rebuild } = rebuild;
-        let ports = if *egress { &self.egress } else { &self.ports };
-        ports.get(usize::from(*port)).is_some_and(|table| table.copy_rules(rebuild))
-    }
-
-    /// Does a part of taking over what was built of [`start_rebuild`](Self::start_rebuild), small enough for frames to wait
-    /// for; false if that was the last. Then `rebuilt` is what was replaced, to be dropped where nobody waits.
-    pub(crate) fn finish_rebuild(&mut self, rebuilt: &mut TableRebuilt) -> bool {
-        let TableRebuilt { port, egress, rebuilt } = rebuilt;
-        self.port_mut(*port, *egress).finish_rebuild(rebuilt)
     }
 
     /// [`lookup`](Self::lookup) for a frame that is to be sent; without sniffers, which see it whatever becomes of it.

@@ -17,6 +17,7 @@ mod error;
 mod events;
 mod flow;
 mod formats;
+mod left_right;
 mod library;
 mod limits;
 mod memory;

@@ -39,6 +39,7 @@ use crate::events::{CompletionEvents, EventChannel};
 use crate::nic::Nic;
 use crate::preload::LazyNic;
 use crate::provider::answer::{EINVAL, ENODEV, ENOMEM, ENOSPC, Errno, Verb, guard};
+use crate::provider::flow::remove_owned;
 use crate::state::ContextState;
 
 /// Bytes of a doorbell page (`log_uar_size` of 12).
@@ -215,8 +216,7 @@ impl Context {
 
     fn remove(&self) {
         if let Some(slot) = self.opened().slot.take() {
-            let (mut flows, mut state) = self.nic.control_flows();
-            state.remove_owned(&mut flows, slot);
+            remove_owned(&self.nic, slot);
         }
     }
 }

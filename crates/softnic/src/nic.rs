@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -15,6 +15,7 @@ use crate::doorbell::Doorbell;
 use crate::engine::profile::EngineProfile;
 use crate::engine::{EngineCell, engine_of};
 use crate::flow::FlowTable;
+use crate::left_right::{LeftRight, Writer};
 use crate::library::Library;
 use crate::limits::{MAX_MTU_BYTES, MAX_NAME_BYTES, MAX_PORTS, MIN_MTU_BYTES};
 use crate::personality::{ClockRules, Personality, Rules};
@@ -95,8 +96,8 @@ pub struct SoftNic {
 
 /// What the owner, the open contexts and the engines share.
 ///
-/// Locks are taken in this order: an engine, `turn`, `flows`, `state`. Who holds `flows` or `state` never waits for `turn`,
-/// so whoever has the turn gets both.
+/// Locks are taken in this order: an engine, `flows`, `turn`, `state`. Who changes `flows` waits for engines that look frames up,
+/// and therefore holds neither `turn` nor `state` meanwhile.
 pub(crate) struct Nic {
     pub(crate) name: String,
     personality: Personality,
@@ -104,13 +105,13 @@ pub(crate) struct Nic {
     pub(crate) clock: ClockRules,
     pub(crate) ports: Box<[Port]>,
     /// Engines look frames up together; what a verdict names stays as it is while they hold it.
-    flows: RwLock<FlowTable>,
+    pub(crate) flows: LeftRight<FlowTable>,
     state: Mutex<State>,
     /// The packets that each work queue lost for lack of a buffer, by its number. Never locked by the engine.
     queue_losses: Mutex<BTreeMap<u32, Weak<AtomicU64>>>,
-    /// Held by the one who is next to lock `flows` or `state`, until then.
+    /// Held by the one who is next to lock `state`, until then.
     turn: Mutex<()>,
-    /// Control calls that wait for them.
+    /// Control calls that wait for it.
     waiting: AtomicU32,
     /// At least one.
     pub(crate) engines: Box<[EngineCell]>,
@@ -184,60 +185,30 @@ impl Nic {
 
     /// The device's state, for a control call that changes nothing for the engines, which sleep on.
     pub(crate) fn quiet_control(&self) -> MutexGuard<'_, State> {
-        self.wait_for(|nic| nic.state_after_flows())
-    }
-
-    /// The flow table and the device's state, for a control call that changes both. Wakes the engines.
-    pub(crate) fn control_flows(&self) -> (RwLockWriteGuard<'_, FlowTable>, MutexGuard<'_, State>) {
-        let both = self.wait_for(|nic| {
-            let flows = nic.flows.write().unwrap_or_else(PoisonError::into_inner);
-            (flows, nic.state_after_flows())
-        });
-        self.doorbells.iter().for_each(Doorbell::ring);
-        both
-    }
-
-    /// The flow table, for a control call that changes how it finds what it finds.
-    pub(crate) fn change_flows(&self) -> RwLockWriteGuard<'_, FlowTable> {
-        self.wait_for(|nic| nic.flows.write().unwrap_or_else(PoisonError::into_inner))
-    }
-
-    /// What a control call locks, when it is its turn.
-    fn wait_for<'n, G>(&'n self, lock: impl FnOnce(&'n Self) -> G) -> G {
         self.waiting.fetch_add(1, Ordering::SeqCst);
         let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
-        let locked = lock(self);
+        let state = self.lock_state();
         drop(turn);
         self.waiting.fetch_sub(1, Ordering::SeqCst);
-        locked
+        state
+    }
+
+    /// The right to change the flow table.
+    pub(crate) fn flow_writer(&self) -> Writer<'_, FlowTable> {
+        self.flows.writer()
     }
 
     /// The device's state, for one burst of an engine. If control calls wait, it takes its turn among them: a thread that
     /// unlocks a mutex and locks it again at once would otherwise nearly always get it.
     #[inline]
     pub(crate) fn burst(&self) -> MutexGuard<'_, State> {
-        let _turn = self.turn_if_waited_for();
-        self.state_after_flows()
-    }
-
-    /// The flow table, for one burst of an engine, which takes its turn as for [`burst`](Self::burst). No control call inserts
-    /// or removes a flow meanwhile. Must not be taken twice by a thread, as a writer may wait in between.
-    #[inline]
-    pub(crate) fn flows(&self) -> RwLockReadGuard<'_, FlowTable> {
-        let _turn = self.turn_if_waited_for();
-        self.flows.read().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The device's state, for those who had their turn: they hold the flow table or `turn`.
-    #[inline]
-    pub(crate) fn state_after_flows(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    #[inline]
-    fn turn_if_waited_for(&self) -> Option<MutexGuard<'_, ()>> {
         let is_waited_for = self.waiting.load(Ordering::Relaxed) != 0;
-        is_waited_for.then(|| self.turn.lock().unwrap_or_else(PoisonError::into_inner))
+        let _turn = is_waited_for.then(|| self.turn.lock().unwrap_or_else(PoisonError::into_inner));
+        self.lock_state()
+    }
+
+    fn lock_state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Makes the losses of a new work queue known.
@@ -319,7 +290,7 @@ impl SoftNic {
             doorbells: doorbells.map_err(|source| Error::Doorbell { name: name.clone(), source })?,
             is_inline: drive == Drive::Inline,
             ports: shared.collect(),
-            flows: RwLock::new(FlowTable::new(personality.rules().flow.table)),
+            flows: LeftRight::new([(); 2].map(|()| FlowTable::new(personality.rules().flow.table))),
             state: Mutex::new(State::new()),
             queue_losses: Mutex::default(),
             turn: Mutex::new(()),

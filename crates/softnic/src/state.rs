@@ -13,7 +13,6 @@ use crate::doorbell::SendBell;
 use crate::engine::deliver::Planned;
 use crate::engine::transmit::Pace;
 use crate::events::EventChannel;
-use crate::flow::{FlowId, FlowTable};
 use crate::formats::{Requests, Sends};
 use crate::limits;
 use crate::memory::MemoryTable;
@@ -351,10 +350,7 @@ impl State {
     }
 
     /// Removes everything that a closed context left behind, users first.
-    pub(crate) fn remove_owned(&mut self, flows: &mut FlowTable, owner: u32) {
-        for slot in owned(&self.flow_objects, |object| object.owner == owner) {
-            self.remove_flow(flows, slot);
-        }
+    pub(crate) fn remove_owned(&mut self, owner: u32) {
         for slot in owned(&self.qps, |object| object.owner == owner) {
             self.senders.retain(|sender| *sender != slot);
             self.qps.remove(slot);
@@ -385,20 +381,18 @@ impl State {
         self.contexts.remove(owner);
     }
 
-    /// Takes a flow out of the table and out of use of its queue pair and counters.
-    pub(crate) fn remove_flow(&mut self, flows: &mut FlowTable, slot: u32) -> bool {
-        let Some(flow) = self.flow_objects.remove(slot) else { return false };
-        flows.remove(FlowId(slot));
+    /// Takes a flow that is in the table no more, or not yet, out of use of its queue pair and counters.
+    pub(crate) fn remove_flow(&mut self, slot: u32) {
+        let Some(flow) = self.flow_objects.remove(slot) else { return };
         if let Some(qp) = self.qps.get_mut(flow.qp) {
             qp.users -= 1;
         }
         if let Some(counter) = flow.counter.and_then(|counter| self.counters.get_mut(counter)) {
             counter.users -= 1;
         }
-        true
     }
 }
 
-fn owned<T>(slab: &Slab<T>, is_owned: impl Fn(&T) -> bool) -> Vec<u32> {
+pub(crate) fn owned<T>(slab: &Slab<T>, is_owned: impl Fn(&T) -> bool) -> Vec<u32> {
     slab.iter().filter(|(_, object)| is_owned(object)).map(|(slot, _)| slot).collect()
 }

@@ -4,15 +4,17 @@
 
 mod verbs_support;
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use packet::build::FrameBuilder;
+use rustix::thread::{CpuSet, sched_setaffinity};
 use softnic::wire::{Burst, GeneratorConfig, GeneratorWire, RxFrame, TransmitError, Wire, WireState};
 use softnic::{Drive, Error, Personality, PortConfig, SoftNic, SoftNicConfig};
 use verbs::{
-    ActionSpec, CompletionQueue, Context, DeviceList, Domain, Flow, FlowAttr, FlowKind, FlowSpec,
+    ActionSpec, CompletionQueue, Context, DeviceList, Domain, Flow, FlowAttr, FlowKind, FlowSpec, FlowTarget,
     Ipv4ExtMatch, PortMatch, PortNumber, ProtectionDomain, RawQueuePair, SendFlags,
 };
 use verbs_support::{FRAME_BYTES, Received, Receiver, pool, single, v4};
@@ -361,52 +363,110 @@ fn each_thread_sleeps_and_a_send_wakes_that_of_its_port() {
     }
 }
 
-/// Frames per second of a device with two generators and rules that drop all of their frames, and frames per second of
-/// processor time.
-fn rate(threads: usize, rules: u16, time: Duration) -> (f64, f64) {
-    let config: GeneratorConfig = serde_json::from_value(serde_json::json!({
-        "rate": "flat-out",
-        "flows": [{ "src": "10.0.0.0/16", "dst_ports": "1-1000", "count": 100_000 }]
-    }))
-    .unwrap();
-    let wire = || -> Box<dyn Wire> { Box::new(GeneratorWire::open(&config).unwrap()) };
-    let name = format!("rate{threads}");
-    let drive = Drive::Threads { cores: (0..threads).map(Some).collect() };
-    let nic = create(&name, vec![wire(), wire()], drive).unwrap();
-    let context = DeviceList::of(&nic).unwrap().find(&name).unwrap().open().unwrap();
-    let domain = Domain::from(&ProtectionDomain::new(&context).unwrap());
-    let receiver = Receiver::new(&domain, 16);
-    let target = single(&domain, &receiver.queue);
-    let mut flows = Vec::new();
-    for port in [1, 2] {
-        for rule in 0..rules {
-            let src =
-                |octets: [u8; 4]| Ipv4ExtMatch { src: u32::from_be_bytes(octets), ..Ipv4ExtMatch::default() };
-            let (value, mask) = (src([10, 0, rule as u8, 0]), src([255, 255, 255, 0]));
-            let dst_port = |dst_port| PortMatch { src_port: 0, dst_port };
-            let wide = FlowAttr::new(FlowKind::Normal, PortNumber(port)).priority(1 + rule / 256 % 2);
-            let attr = wide
-                .spec(FlowSpec::Ipv4Ext { value, mask })
-                .spec(FlowSpec::Udp { value: dst_port(64 * (rule / 256)), mask: dst_port(0xffc0) })
-                .action(ActionSpec::Drop);
-            flows.push(Flow::create(&target, &attr).unwrap());
+/// A device with a generator at each of two ports, and flows that drop their frames.
+struct Dropping {
+    flows: Vec<Flow>,
+    target: FlowTarget,
+    _receiver: Receiver,
+    nic: SoftNic,
+    threads: Vec<String>,
+}
+
+impl Dropping {
+    /// With this many flows of each port.
+    fn new(threads: usize, flows: u16) -> Self {
+        let config: GeneratorConfig = serde_json::from_value(serde_json::json!({
+            "rate": "flat-out",
+            "flows": [{ "src": "10.0.0.0/16", "dst_ports": "1-1000", "count": 100_000 }]
+        }))
+        .unwrap();
+        let wire = || -> Box<dyn Wire> { Box::new(GeneratorWire::open(&config).unwrap()) };
+        let name = format!("rate{threads}");
+        let drive = Drive::Threads { cores: (0..threads).map(Some).collect() };
+        let nic = create(&name, vec![wire(), wire()], drive).unwrap();
+        let context = DeviceList::of(&nic).unwrap().find(&name).unwrap().open().unwrap();
+        let domain = Domain::from(&ProtectionDomain::new(&context).unwrap());
+        let receiver = Receiver::new(&domain, 16);
+        let target = single(&domain, &receiver.queue);
+        let attrs =
+            [1, 2].into_iter().flat_map(|port| (0..flows).map(move |number| Self::attr(port, number)));
+        let flows = attrs.map(|attr| Flow::create(&target, &attr).unwrap()).collect();
+        while nic.engine_passes().contains(&0) {
+            std::thread::sleep(Duration::from_millis(1));
         }
+        let threads =
+            (1..=threads).map(|n| if threads == 1 { name.clone() } else { format!("{name}/{n}") }).collect();
+        Self { flows, target, _receiver: receiver, nic, threads }
     }
-    while nic.engine_passes().contains(&0) {
-        std::thread::sleep(Duration::from_millis(1));
+
+    /// One of 65,536 flows.
+    fn attr(port: u8, number: u16) -> FlowAttr {
+        let [high, low] = number.to_be_bytes();
+        let src =
+            |octets: [u8; 4]| Ipv4ExtMatch { src: u32::from_be_bytes(octets), ..Ipv4ExtMatch::default() };
+        let dst_port = |dst_port| PortMatch { src_port: 0, dst_port };
+        FlowAttr::new(FlowKind::Normal, PortNumber(port))
+            .priority(1 + u16::from(high) % 2)
+            .spec(FlowSpec::Ipv4Ext { value: src([10, 0, low, 0]), mask: src([255, 255, 255, 0]) })
+            .spec(FlowSpec::Udp { value: dst_port(64 * u16::from(high)), mask: dst_port(0xffc0) })
+            .action(ActionSpec::Drop)
     }
-    let names: Vec<String> =
-        (1..=threads).map(|n| if threads == 1 { name.clone() } else { format!("{name}/{n}") }).collect();
-    let now = || {
-        let frames: u64 = [1, 2].iter().map(|port| nic.port_stats(*port).rx_frames).sum();
-        let processor: Duration = names.iter().map(|name| test_support::thread_cpu_time(name)).sum();
-        (frames as f64, processor.as_secs_f64(), Instant::now())
-    };
-    let before = now();
-    std::thread::sleep(time);
-    let after = now();
-    let frames = after.0 - before.0;
-    (frames / (after.2 - before.2).as_secs_f64(), frames / (after.1 - before.1))
+
+    /// Frames per second, and frames per second of processor time.
+    fn rate(&self, time: Duration) -> (f64, f64) {
+        self.rate_while(|| std::thread::sleep(time))
+    }
+
+    fn rate_while(&self, meanwhile: impl FnOnce()) -> (f64, f64) {
+        let now = || {
+            let frames: u64 = [1, 2].iter().map(|port| self.nic.port_stats(*port).rx_frames).sum();
+            let processor: Duration =
+                self.threads.iter().map(|name| test_support::thread_cpu_time(name)).sum();
+            (frames as f64, processor.as_secs_f64(), Instant::now())
+        };
+        let before = now();
+        meanwhile();
+        let after = now();
+        let frames = after.0 - before.0;
+        (frames / (after.2 - before.2).as_secs_f64(), frames / (after.1 - before.1))
+    }
+}
+
+fn rate(threads: usize, flows: u16, time: Duration) -> (f64, f64) {
+    Dropping::new(threads, flows).rate(time)
+}
+
+/// How often flows can be created and destroyed while an engine on the other core looks frames up, and what that costs it.
+#[test]
+#[ignore = "timing: for an idle machine"]
+fn print_the_rate_of_flow_changes() {
+    const FLOWS: u16 = 4000;
+    const TIME: Duration = Duration::from_secs(2);
+    let mut device = Dropping::new(1, FLOWS);
+    let alone = device.rate(TIME).0;
+    let mut other_core = CpuSet::new();
+    other_core.set(1);
+    sched_setaffinity(None, &other_core).unwrap();
+    let mut flows = VecDeque::from(std::mem::take(&mut device.flows));
+    let mut changes = 0u32;
+    let beside = device.rate_while(|| {
+        let begun = Instant::now();
+        while begun.elapsed() < TIME {
+            // The oldest comes again.
+            drop(flows.pop_front());
+            let number = (changes / 2 % u32::from(2 * FLOWS)) as u16;
+            let attr = Dropping::attr(1 + u8::from(number >= FLOWS), number % FLOWS);
+            flows.push_back(Flow::create(&device.target, &attr).unwrap());
+            changes += 2;
+        }
+    });
+    let (changes, beside) = (f64::from(changes) / TIME.as_secs_f64(), beside.0);
+    println!(
+        "{} flows: {changes:.0} changes per second; the engine {:.2} Mpps, {:.2} of its rate without changes",
+        2 * FLOWS,
+        beside / 1e6,
+        beside / alone
+    );
 }
 
 /// What a second engine thread brings, with a port each, on a machine with two cores.

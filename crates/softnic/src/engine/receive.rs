@@ -78,11 +78,11 @@ pub(super) fn burst(
     stats.rx_frames += frames.len() as u64;
     stats.rx_bytes += plan.read(frames, max_frame_bytes);
     plan.probe.mark(EngineStage::Parse);
-    // Flows stay as they are until their verdicts are decided.
-    let flows = nic.flows();
+    // Of these flows none is removed, with what it names, before they are dropped.
+    let flows = nic.flows.read();
     plan.look_up(&flows, number, frames);
     plan.probe.mark(EngineStage::Lookup);
-    let mut state = nic.state_after_flows();
+    let mut state = nic.burst();
     plan.spread(&flows, &mut state, number, frames);
     drop(flows);
     plan.probe.mark(EngineStage::Spread);

@@ -72,8 +72,8 @@ pub(super) fn drain(
     (tap, plan): (&mut Tap, &mut Plan),
     stats: &mut PortStats,
 ) -> usize {
-    let flows = nic.flows();
-    let mut state = nic.state_after_flows();
+    let flows = nic.flows.read();
+    let mut state = nic.burst();
     tap.turn_to(&flows, port.number, !nic.rules().flow.emulation.sniffs_received_only);
     if !state.failed_queues.is_empty() {
         flush_failed(&mut state);

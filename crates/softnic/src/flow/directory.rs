@@ -20,10 +20,6 @@ impl Match {
     fn digest(&self) -> u64 {
         self.value.digest() ^ (u64::from(self.mask) + 1).wrapping_mul(LANES[0])
     }
-
-    fn part(&self) -> usize {
-        (self.digest() >> PART_SHIFT) as usize & (PARTS - 1)
-    }
 }
 
 impl Hash for Match {
@@ -31,12 +27,6 @@ impl Hash for Match {
         state.write_u64(self.digest());
     }
 }
-
-/// Maps that the matches are spread over: one that grows moves all that it holds, and the engine waits meanwhile.
-pub(super) const PARTS: usize = 64;
-/// Which bits of a digest name the part: a map looks at the lowest and at the highest ones.
-const PART_SHIFT: u32 = 40;
-const _: () = assert!(PARTS.is_power_of_two(), "a part is chosen by masking");
 
 /// A mask, and how many matches have it.
 #[derive(Debug)]
@@ -46,27 +36,15 @@ struct Mask {
 }
 
 /// All matches with their groups.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Directory {
     masks: HashMap<MatchKey, u32, BuildHasherDefault<DigestHasher>>,
     /// By number; those without matches are in `vacant`.
     by_number: Vec<Mask>,
     vacant: Vec<u32>,
-    parts: Box<[HashMap<Match, Bucket, BuildHasherDefault<DigestHasher>>; PARTS]>,
+    matches: HashMap<Match, Bucket, BuildHasherDefault<DigestHasher>>,
     /// Every bit that some mask has.
     relevant: MatchKey,
-}
-
-impl Default for Directory {
-    fn default() -> Self {
-        Self {
-            masks: HashMap::default(),
-            by_number: Vec::new(),
-            vacant: Vec::new(),
-            parts: Box::new(std::array::from_fn(|_| HashMap::default())),
-            relevant: MatchKey::default(),
-        }
-    }
 }
 
 impl Directory {
@@ -86,7 +64,7 @@ impl Directory {
     /// The groups with a match, best precedence first.
     fn groups(&self, value: &MatchKey, mask: &MatchKey) -> Option<&Bucket> {
         let found = Match { value: *value, mask: *self.masks.get(mask)? };
-        self.parts[found.part()].get(&found)
+        self.matches.get(&found)
     }
 
     /// The group with this match at this kind and priority.
@@ -103,7 +81,7 @@ impl Directory {
         let number = self.masks.get(mask).copied().unwrap_or_else(|| self.add_mask(mask));
         let added = Match { value: *value, mask: number };
         let matches = &mut self.by_number[number as usize].matches;
-        self.parts[added.part()].entry(added).and_modify(|bucket| bucket.add(ranked)).or_insert_with(|| {
+        self.matches.entry(added).and_modify(|bucket| bucket.add(ranked)).or_insert_with(|| {
             *matches += 1;
             Bucket::new(ranked)
         });
@@ -112,9 +90,8 @@ impl Directory {
     pub(super) fn remove(&mut self, value: &MatchKey, mask: &MatchKey, ranked: Ranked) {
         let Some(number) = self.masks.get(mask).copied() else { return };
         let removed = Match { value: *value, mask: number };
-        let part = &mut self.parts[removed.part()];
-        if part.get_mut(&removed).is_some_and(|bucket| bucket.remove(ranked)) {
-            part.remove(&removed);
+        if self.matches.get_mut(&removed).is_some_and(|bucket| bucket.remove(ranked)) {
+            self.matches.remove(&removed);
             let matches = &mut self.by_number[number as usize].matches;
             *matches -= 1;
             if *matches == 0 {
@@ -125,9 +102,9 @@ impl Directory {
         }
     }
 
-    /// Every match of one of the [`PARTS`] and its first group.
-    pub(super) fn part(&self, part: usize) -> impl Iterator<Item = (&MatchKey, &MatchKey, Ranked)> {
-        self.parts[part]
+    /// Every match and its first group.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&MatchKey, &MatchKey, Ranked)> {
+        self.matches
             .iter()
             .map(|(found, bucket)| (&found.value, &self.by_number[found.mask as usize].mask, bucket.best()))
     }
@@ -148,33 +125,5 @@ impl Directory {
         self.masks.insert(*mask, number);
         self.relevant = self.relevant.union(mask);
         number
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::flow::FlowKind;
-    use crate::flow::shape::Precedence;
-
-    /// What one insert may have to move is a part, so the parts have to be of about one size.
-    #[test]
-    fn matches_spread_over_the_parts() {
-        const MATCHES: u32 = 64 * 1024;
-        let mut directory = Directory::default();
-        for group in 0..MATCHES {
-            let mut value = MatchKey::default();
-            value.0[2] = u64::from(group) << 32;
-            let precedence = Precedence::new(FlowKind::Normal, 0, group.into());
-            directory.add(&value, &MatchKey([u64::MAX; 8]), Ranked { precedence, group });
-        }
-        let sizes = directory.parts.iter().map(HashMap::len);
-        assert_eq!(sizes.clone().sum::<usize>(), MATCHES as usize);
-        let even = MATCHES as usize / PARTS;
-        assert!(
-            sizes.clone().all(|size| (even / 2..even * 2).contains(&size)),
-            "{:?}",
-            sizes.collect::<Vec<_>>()
-        );
     }
 }

@@ -13,7 +13,7 @@ use super::deep::{DeepImage, TunnelMatcher};
 use super::key::{Image, MatchKey};
 use super::shape::{Precedence, Ranked};
 use super::space::Space;
-use super::tree::{Rebuild, Rebuilt, Trees, Winners};
+use super::tree::{Trees, Winners};
 use super::{
     Actions, CounterId, FlowError, FlowHit, FlowId, FlowKind, FlowRule, MAX_DONT_TRAP, MAX_FLOWS,
     MAX_REPLICAS, MAX_SHAPES, MAX_SNIFFERS, Matcher, Matches, QpSlot, TableRules,
@@ -309,21 +309,6 @@ impl PortTable {
     #[cfg(test)]
     pub(super) fn shapes_asked(&self, deep: &DeepImage) -> usize {
         self.deep.search(deep, self.plain.search(&deep.outer)).1
-    }
-
-    /// The trees that should be built anew, if any.
-    pub(super) fn start_rebuild(&mut self) -> Option<Rebuild> {
-        self.plain.start_rebuild()
-    }
-
-    /// Copies some of their rules; false if these were the last.
-    pub(super) fn copy_rules(&self, rebuild: &mut Rebuild) -> bool {
-        self.plain.copy_rules(rebuild)
-    }
-
-    /// Does a part of taking over what was built; false if that was the last, and it is now what was replaced.
-    pub(super) fn finish_rebuild(&mut self, rebuilt: &mut Rebuilt) -> bool {
-        self.plain.finish_rebuild(rebuilt)
     }
 
     /// Whether a verdict names all the flows that a frame meets: there are no sniffers.

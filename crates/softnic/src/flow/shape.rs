@@ -98,24 +98,14 @@ impl Bucket {
 
 type Buckets<I> = HashMap<I, Bucket, BuildHasherDefault<DigestHasher>>;
 
-/// Maps that a shape's groups are spread over.
-const PARTS: usize = 64;
-/// Which bits of a digest name the part: a map looks at the lowest and at the highest ones.
-const PART_SHIFT: u32 = 40;
-const _: () = assert!(PARTS.is_power_of_two(), "a part is chosen by masking");
-
-fn part_of(value: &impl Image) -> usize {
-    (value.digest() >> PART_SHIFT) as usize & (PARTS - 1)
-}
-
 /// The groups that share one mask.
 #[derive(Debug)]
 pub(super) struct Shape<I> {
     /// The layers that the mask asks for, which cost less to look at than the rest.
     layers: u64,
     mask: I,
-    /// The groups by value. In parts, because a map that grows moves all that it holds, and the engine waits meanwhile.
-    parts: Box<[Buckets<I>; PARTS]>,
+    /// The groups by value.
+    buckets: Buckets<I>,
     /// Every group of the shape, so that the best is known after any removal.
     ranks: BTreeSet<Ranked>,
     /// The first of `ranks`, kept beside the mask for the lookup.
@@ -124,8 +114,7 @@ pub(super) struct Shape<I> {
 
 impl<I: Image> Shape<I> {
     pub(super) fn new(mask: I) -> Self {
-        let parts = Box::new(std::array::from_fn(|_| HashMap::default()));
-        Self { layers: mask.layers(), mask, parts, ranks: BTreeSet::new(), best: None }
+        Self { layers: mask.layers(), mask, buckets: HashMap::default(), ranks: BTreeSet::new(), best: None }
     }
 
     pub(super) fn mask(&self) -> &I {
@@ -147,18 +136,16 @@ impl<I: Image> Shape<I> {
     /// The best group that an image belongs to.
     #[inline]
     pub(super) fn find(&self, image: &I) -> Option<Ranked> {
-        let value = image.masked(&self.mask);
-        self.parts[part_of(&value)].get(&value).map(|bucket| bucket.best)
+        self.buckets.get(&image.masked(&self.mask)).map(|bucket| bucket.best)
     }
 
     /// The group with these values at this kind and priority.
     pub(super) fn group_at(&self, value: &I, level: u64) -> Option<Ranked> {
-        let bucket = self.parts[part_of(value)].get(value)?;
-        bucket.iter().find(|ranked| ranked.precedence.level() == level).copied()
+        self.buckets.get(value)?.iter().find(|ranked| ranked.precedence.level() == level).copied()
     }
 
     pub(super) fn add(&mut self, value: &I, ranked: Ranked) {
-        self.parts[part_of(value)]
+        self.buckets
             .entry(*value)
             .and_modify(|bucket| bucket.add(ranked))
             .or_insert_with(|| Bucket::new(ranked));
@@ -167,9 +154,8 @@ impl<I: Image> Shape<I> {
     }
 
     pub(super) fn remove(&mut self, value: &I, ranked: Ranked) {
-        let buckets = &mut self.parts[part_of(value)];
-        if buckets.get_mut(value).is_some_and(|bucket| bucket.remove(ranked)) {
-            buckets.remove(value);
+        if self.buckets.get_mut(value).is_some_and(|bucket| bucket.remove(ranked)) {
+            self.buckets.remove(value);
         }
         self.ranks.remove(&ranked);
         self.update_best();
@@ -177,32 +163,5 @@ impl<I: Image> Shape<I> {
 
     fn update_best(&mut self) {
         self.best = self.ranks.first().map(|ranked| ranked.precedence);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::flow::MatchKey;
-
-    /// What one insert may have to move is a part, so the parts have to be of about one size.
-    #[test]
-    fn groups_spread_over_the_parts() {
-        const GROUPS: u32 = 64 * 1024;
-        let mut shape = Shape::new(MatchKey::default());
-        for group in 0..GROUPS {
-            let mut value = MatchKey::default();
-            value.0[2] = u64::from(group) << 32;
-            let precedence = Precedence::new(FlowKind::Normal, 0, group.into());
-            shape.add(&value, Ranked { precedence, group });
-        }
-        let sizes = shape.parts.iter().map(HashMap::len);
-        assert_eq!(sizes.clone().sum::<usize>(), GROUPS as usize);
-        let even = GROUPS as usize / PARTS;
-        assert!(
-            sizes.clone().all(|size| (even / 2..even * 2).contains(&size)),
-            "{:?}",
-            sizes.collect::<Vec<_>>()
-        );
     }
 }

@@ -65,11 +65,6 @@ impl<I: Image> Space<I> {
         self.shapes[self.position(mask)?].group_at(value, level)
     }
 
-    /// The first group with this match.
-    pub(super) fn best_of(&self, value: &I, mask: &I) -> Option<Ranked> {
-        self.shapes[self.position(mask)?].find(value)
-    }
-
     pub(super) fn add(&mut self, value: &I, mask: &I, ranked: Ranked) {
         let at = self.position(mask).unwrap_or_else(|| {
             self.shapes.push(Shape::new(*mask));

@@ -8,10 +8,8 @@
 //!
 //! # Changes
 //! A rule is added to and removed from every leaf that it belongs to; a leaf that overflows is split where it is
-//! ([`update`]). Trees that grew by half this way are built anew from the [`Directory`]: [`Trees::copy_rules`] copies the
-//! rules, [`Rebuild::build`] works without the table, and [`Trees::finish_rebuild`] repeats in the result what changed since
-//! the start and takes it over. Both copy and repeat a portion at a time, so that others can use the table in between: lookups
-//! and changes wait for one portion at most, and not for the building.
+//! ([`update`]). Trees that grew by half this way are built anew from the [`Directory`]: some 2 us for each rule, for which
+//! the caller who made the last change waits, and no lookup.
 //!
 //! # What is not in the trees
 //! Masks that have nothing in common make leaves that nothing splits. A leaf has at most 64 rules, a rule added later at
@@ -30,7 +28,7 @@ mod view;
 use arrayvec::ArrayVec;
 use packet::cube::{DST_IPV4, DST_MAC, HAS_IPV4, HAS_IPV6, SRC_IPV4, SRC_MAC};
 
-use super::directory::{Directory, PARTS};
+use super::directory::Directory;
 use super::key::MatchKey;
 use super::shape::Ranked;
 use super::space::Space;
@@ -53,9 +51,6 @@ const ADDRESS_BITS: u32 = 12;
 /// Changes that do not make it worth while to build anew.
 const FEW: usize = 64;
 
-/// The most changes that are repeated at once: some 100 us, during which the engine waits.
-const PORTION: usize = 64;
-
 /// Rules of a class that are not worth a tree.
 const SMALL: usize = 32;
 
@@ -70,7 +65,6 @@ pub(super) struct Trees {
     processor: Processor,
     directory: Directory,
     families: [Family; FAMILIES],
-    rebuilds: u64,
 }
 
 /// Rules by how much of the two addresses they mask.
@@ -104,30 +98,10 @@ struct Family {
     built: usize,
     /// What has made it slower since.
     debt: usize,
-    /// While it is built anew: which time that is, and the matches that changed since and were not repeated yet, in any order.
-    rebuild: Option<(u64, Vec<(MatchKey, MatchKey)>)>,
 }
 
 /// A match and its first group.
 type Rule = (MatchKey, MatchKey, Ranked);
-
-/// The rules of a family, to be built anew.
-#[derive(Debug)]
-pub(super) struct Rebuild {
-    number: u64,
-    family: usize,
-    /// Parts of the directory that were copied.
-    parts: usize,
-    rules: Vec<Rule>,
-}
-
-/// What was built.
-#[derive(Debug)]
-pub(super) struct Rebuilt {
-    number: u64,
-    family: usize,
-    built: Family,
-}
 
 /// The family of rules with this mask: every layer that a mask has is asked for.
 fn family_of(mask: &MatchKey) -> usize {
@@ -249,73 +223,25 @@ impl Trees {
         if before == after {
             return;
         }
-        let family = &mut self.families[family_of(mask)];
-        let class = class_of(family_of(mask), mask);
+        let number = family_of(mask);
+        let family = &mut self.families[number];
+        let class = class_of(number, mask);
         if let Some(before) = before {
             family.remove(class, &(*value, *mask, before));
         }
         if let Some(after) = after {
             family.insert(class, &(*value, *mask, after));
         }
-        family.note_change(value, mask);
-    }
-
-    /// The next family that should be built anew.
-    pub(super) fn start_rebuild(&mut self) -> Option<Rebuild> {
-        let family = self.families.iter().position(Family::wants_rebuild)?;
-        self.rebuilds += 1;
-        self.families[family].rebuild = Some((self.rebuilds, Vec::new()));
-        Some(Rebuild { number: self.rebuilds, family, parts: 0, rules: Vec::new() })
-    }
-
-    /// Copies the rules of the next part of the directory; false if that was the last. A rule that changes between two
-    /// parts is in the copy as it was or as it is, or missing: [`finish_rebuild`](Self::finish_rebuild) puts it right with all
-    /// others that changed since the start.
-    pub(super) fn copy_rules(&self, rebuild: &mut Rebuild) -> bool {
-        let part = self.directory.part(rebuild.parts);
-        let wanted = part.filter(|(_, mask, _)| family_of(mask) == rebuild.family);
-        rebuild.rules.extend(wanted.map(|(value, mask, ranked)| (*value, *mask, ranked)));
-        rebuild.parts += 1;
-        rebuild.parts < PARTS
-    }
-
-    /// The next family that should be built anew, with all of its rules.
-    #[cfg(test)]
-    fn whole_rebuild(&mut self) -> Option<Rebuild> {
-        let mut rebuild = self.start_rebuild()?;
-        while self.copy_rules(&mut rebuild) {}
-        Some(rebuild)
-    }
-
-    /// Repeats the next changes since the start in what was built, and takes it over with the last of them, unless too much
-    /// has changed; false if that was all. What is then in `rebuilt` is not needed any more and takes time to free.
-    pub(super) fn finish_rebuild(&mut self, rebuilt: &mut Rebuilt) -> bool {
-        self.repeat_changes(rebuilt, PORTION)
-    }
-
-    /// A change is repeated as the match is now, so a match that changes again after that is noted again, and the order does
-    /// not matter.
-    fn repeat_changes(&mut self, rebuilt: &mut Rebuilt, most: usize) -> bool {
-        let Rebuilt { number, family, built } = rebuilt;
-        let old = &mut self.families[*family];
-        let Some((expected, changes)) = &mut old.rebuild else { return false };
-        if expected != number {
-            return false;
+        if family.wants_rebuild() {
+            self.rebuild(number);
         }
-        for (value, mask) in changes.drain(changes.len().saturating_sub(most)..) {
-            let class = class_of(*family, &mask);
-            if let Some(ranked) = built.ranked_of(class, &value, &mask) {
-                built.remove(class, &(value, mask, ranked));
-            }
-            if let Some(ranked) = self.directory.best(&value, &mask) {
-                built.insert(class, &(value, mask, ranked));
-            }
-        }
-        if !changes.is_empty() {
-            return true;
-        }
-        std::mem::swap(old, built);
-        false
+    }
+
+    /// Builds the trees of a family anew.
+    fn rebuild(&mut self, family: usize) {
+        let of_family = self.directory.iter().filter(|(_, mask, _)| family_of(mask) == family);
+        let rules = of_family.map(|(value, mask, ranked)| (*value, *mask, ranked)).collect();
+        self.families[family] = Family::build(family, rules);
     }
 }
 
@@ -343,14 +269,6 @@ fn search_some(
     }
 }
 
-impl Rebuild {
-    /// Builds the trees, when all rules are copied.
-    pub(super) fn build(self) -> Rebuilt {
-        debug_assert_eq!(self.parts, PARTS, "all rules are copied");
-        Rebuilt { number: self.number, family: self.family, built: Family::build(self.family, self.rules) }
-    }
-}
-
 impl Default for Family {
     fn default() -> Self {
         Self::with_view(View::default())
@@ -374,7 +292,6 @@ impl Family {
             len: 0,
             built: 0,
             debt: 0,
-            rebuild: None,
         }
     }
 
@@ -432,17 +349,6 @@ impl Family {
     fn wants_rebuild(&self) -> bool {
         let grown = self.debt > FEW + self.built / 2;
         let shrunk = self.len + FEW < self.built / 4;
-        self.rebuild.is_none() && (grown || shrunk)
-    }
-
-    /// Remembers a change for the trees that are being built, unless there are so many that building again is better.
-    fn note_change(&mut self, value: &MatchKey, mask: &MatchKey) {
-        if let Some((_, changes)) = &mut self.rebuild {
-            if changes.len() > self.len + 1024 {
-                self.rebuild = None;
-            } else {
-                changes.push((*value, *mask));
-            }
-        }
+        grown || shrunk
     }
 }

@@ -1,6 +1,7 @@
 //! Flows. Once `ibv_create_flow` returned, the next frame meets the flow; once `ibv_destroy_flow` did, none does.
 
 use std::ffi::c_int;
+use std::sync::Arc;
 
 use ibverbs_sys::{ibv_flow, ibv_flow_attr, ibv_qp};
 
@@ -13,9 +14,9 @@ use super::flow_attr::{self, FlowRequest};
 use super::has_capability;
 use super::qp::SoftQp;
 use crate::device::SoftContext;
-use crate::flow::{Actions, CounterId, FlowError, FlowId, FlowRule, FlowTable, QpSlot, TableRebuild};
+use crate::flow::{Actions, CounterId, FlowError, FlowId, FlowRule, QpSlot};
 use crate::nic::Nic;
-use crate::state::{FlowState, State};
+use crate::state::{FlowState, State, owned};
 
 /// A flow.
 #[repr(C)]
@@ -49,13 +50,8 @@ pub(crate) unsafe extern "C" fn create_flow(qp: *mut ibv_qp, attr: *mut ibv_flow
         let request = unsafe { flow_attr::read(attr, rules) }?;
         soft.nic().port(request.port).ok_or(EINVAL)?;
         let counter = counter(&request, qp)?;
-        let (mut flows, mut state) = soft.nic().control_flows();
         let flow = FlowState { owner: soft.slot, qp: qp.slot, counter };
-        let slot = insert((&mut flows, &mut state), flow, &request)?;
-        drop(state);
-        let rebuild = flows.start_rebuild();
-        drop(flows);
-        rebuild_flows(soft.nic(), rebuild);
+        let slot = insert(soft.nic(), &request, |_| Ok(flow))?;
         let flow = ibv_flow { comp_mask: 0, context: qp.context(), handle: slot };
         Ok(SoftFlow { flow, slot }.into_native())
     })
@@ -69,24 +65,72 @@ fn counter(request: &FlowRequest, qp: &SoftQp) -> Verb<Option<u32>> {
     if counters.context() == qp.context() { Ok(Some(counters.slot)) } else { Err(EINVAL) }
 }
 
-/// Puts a flow into the table and into use of its queue pair and counters.
+/// Puts a flow, which `prepare` describes, into use of its queue pair and counters and into the table; returns its slot.
 pub(crate) fn insert(
-    (flows, state): (&mut FlowTable, &mut State),
-    flow: FlowState,
+    nic: &Nic,
     request: &FlowRequest,
+    prepare: impl FnOnce(&mut State) -> Verb<FlowState>,
 ) -> Verb<u32> {
-    let FlowState { qp, counter, .. } = flow;
-    state.qps.get(qp).ok_or(EINVAL)?;
-    if let Some(counter) = counter {
-        let set = state.counters.get(counter).ok_or(EINVAL)?;
-        // As mlx5: a set without points counts nothing, which is surely a mistake.
-        if set.points.is_empty() {
-            return Err(EINVAL);
-        }
-    }
+    let mut flows = nic.flow_writer();
+    let mut state = nic.control();
+    let flow = prepare(&mut state)?;
+    let (counter, qp) = (flow.counter, flow.qp);
     let order = state.flow_order();
-    let slot = state.flow_objects.insert(flow).ok_or(ENOMEM)?;
-    let rule = FlowRule {
+    let State { qps, counters, flow_objects, .. } = &mut *state;
+    let used = qps.get_mut(qp).ok_or(EINVAL)?;
+    let set = counter.map(|counter| counters.get_mut(counter).ok_or(EINVAL)).transpose()?;
+    // As mlx5: a set without points counts nothing, which is surely a mistake.
+    if set.as_ref().is_some_and(|set| set.points.is_empty()) {
+        return Err(EINVAL);
+    }
+    let slot = flow_objects.insert(flow).ok_or(ENOMEM)?;
+    used.users += 1;
+    let was_bound = set.is_some_and(|set| {
+        set.users += 1;
+        std::mem::replace(&mut set.bound, true)
+    });
+    let rule = rule(request, (slot, order), counter, qp);
+    drop(state);
+    let added =
+        rule.checked().map(Arc::new).and_then(|rule| flows.change(|table| table.add(Arc::clone(&rule))));
+    added.map_err(|error| {
+        let mut state = nic.control();
+        state.remove_flow(slot);
+        if let Some(set) = counter.and_then(|counter| state.counters.get_mut(counter)) {
+            set.bound = was_bound;
+        }
+        tracing::debug!(%error, "a flow was refused");
+        errno(&error)
+    })?;
+    Ok(slot)
+}
+
+/// Takes a flow of a context out of the table and out of use of its queue pair and counters; `None` if there is no such
+/// flow.
+pub(crate) fn remove(nic: &Nic, slot: u32, owner: u32) -> Option<()> {
+    let mut flows = nic.flow_writer();
+    nic.quiet_control().flow_objects.get(slot).filter(|flow| flow.owner == owner)?;
+    flows.change(|table| table.remove(FlowId(slot)));
+    nic.control().remove_flow(slot);
+    Some(())
+}
+
+/// Takes away a context and all that it owns, flows first.
+pub(crate) fn remove_owned(nic: &Nic, owner: u32) {
+    let mut flows = nic.flow_writer();
+    let slots = owned(&nic.quiet_control().flow_objects, |flow| flow.owner == owner);
+    flows.change(|table| {
+        for slot in &slots {
+            table.remove(FlowId(*slot));
+        }
+    });
+    let mut state = nic.control();
+    slots.into_iter().for_each(|slot| state.remove_flow(slot));
+    state.remove_owned(owner);
+}
+
+fn rule(request: &FlowRequest, (slot, order): (u32, u64), counter: Option<u32>, qp: u32) -> FlowRule {
+    FlowRule {
         id: FlowId(slot),
         kind: request.kind,
         port: request.port,
@@ -102,29 +146,6 @@ pub(crate) fn insert(
             counter: counter.map(CounterId),
             target: QpSlot(qp),
         },
-    };
-    if let Err(error) = flows.insert(rule) {
-        state.flow_objects.remove(slot);
-        tracing::debug!(%error, "a flow was refused");
-        return Err(errno(&error));
-    }
-    if let Some(qp) = state.qps.get_mut(qp) {
-        qp.users += 1;
-    }
-    if let Some(set) = counter.and_then(|counter| state.counters.get_mut(counter)) {
-        set.users += 1;
-        set.bound = true;
-    }
-    Ok(slot)
-}
-
-/// Builds the trees of the flow table anew where that pays. The engine goes on meanwhile; this caller waits.
-pub(crate) fn rebuild_flows(nic: &Nic, mut rebuild: Option<TableRebuild>) {
-    while let Some(mut started) = rebuild {
-        while nic.flows().copy_rules(&mut started) {}
-        let mut rebuilt = started.build();
-        while nic.change_flows().finish_rebuild(&mut rebuilt) {}
-        rebuild = nic.change_flows().start_rebuild();
     }
 }
 
@@ -143,14 +164,7 @@ pub(crate) unsafe extern "C" fn destroy_flow(flow: *mut ibv_flow) -> c_int {
         let object = unsafe { SoftFlow::of(flow) }?;
         // SAFETY: the flow keeps the context it was made with.
         let soft = unsafe { SoftContext::of(object.flow.context) }?;
-        let (mut flows, mut state) = soft.nic().control_flows();
-        if !state.remove_flow(&mut flows, object.slot) {
-            return Err(EINVAL);
-        }
-        drop(state);
-        let rebuild = flows.start_rebuild();
-        drop(flows);
-        rebuild_flows(soft.nic(), rebuild);
+        remove(soft.nic(), object.slot, soft.slot).ok_or(EINVAL)?;
         // SAFETY: the library drops the handle; `object` is not used any more.
         drop(unsafe { SoftFlow::take(flow) });
         Ok(())

@@ -174,8 +174,6 @@ enum Step {
     /// The match, kind and priority of a rule that is there, with another fate.
     InsertLike(prop::sample::Index, Actions),
     Remove(prop::sample::Index),
-    /// Starts to build trees anew, or takes over what was built.
-    Rebuild,
     Lookup(Side, Box<Frame>),
     /// Of a frame that meets what a rule asks for.
     LookupFor(prop::sample::Index, Box<Frame>),
@@ -229,7 +227,6 @@ fn step() -> impl Strategy<Value = Step> {
         4 => (rule(), any::<bool>()).prop_map(|(rule, old)| Step::Insert { rule, old }),
         2 => (index(), actions()).prop_map(|(like, actions)| Step::InsertLike(like, actions)),
         2 => index().prop_map(Step::Remove),
-        1 => Just(Step::Rebuild),
         2 => (side, frame()).prop_map(|(side, frame)| Step::Lookup(side, frame)),
         6 => (index(), frame()).prop_map(|(rule, frame)| Step::LookupFor(rule, frame)),
     ]
@@ -241,7 +238,6 @@ struct Both {
     table: FlowTable,
     rules: Vec<TestRule>,
     seen: Vec<(Side, Box<Frame>)>,
-    rebuild: Option<TableRebuild>,
 }
 
 impl Both {
@@ -278,14 +274,6 @@ impl Both {
                 prop_assert!(self.table.remove(gone.rule.id));
                 prop_assert!(!self.table.remove(gone.rule.id));
             }
-            Step::Rebuild => match self.rebuild.take() {
-                Some(mut rebuild) => {
-                    while self.table.copy_rules(&mut rebuild) {}
-                    let mut rebuilt = rebuild.build();
-                    while self.table.finish_rebuild(&mut rebuilt) {}
-                }
-                None => self.rebuild = self.table.start_rebuild(),
-            },
             Step::LookupFor(_, frame) if is_empty => self.seen.push(((1, false), frame)),
             Step::LookupFor(index, frame) => {
                 let test = index.get(&self.rules);
@@ -375,8 +363,7 @@ proptest! {
             all_default_is_two: shares,
             groups: None,
         };
-        let mut both =
-            Both { device, table: FlowTable::new(device), rules: Vec::new(), seen: Vec::new(), rebuild: None };
+        let mut both = Both { device, table: FlowTable::new(device), rules: Vec::new(), seen: Vec::new() };
         for (number, step) in steps.into_iter().enumerate() {
             both.take(step, number)?;
             both.compare()?;

@@ -59,11 +59,8 @@ enum Step {
     /// Many rules at once that differ in one field, so that leaves overflow.
     AddMany(Matcher, u16),
     Remove(prop::sample::Index),
-    StartRebuild,
-    /// Copies so many parts of the rules.
-    CopyRules(u8),
-    /// Copies the other parts and builds the trees, or repeats so many changes in them.
-    FinishRebuild(u8),
+    /// Builds all trees anew.
+    Rebuild,
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -71,9 +68,7 @@ fn step() -> impl Strategy<Value = Step> {
         12 => (matcher(), 0u16..4).prop_map(|(matcher, priority)| Step::Add(matcher, priority)),
         2 => (matcher(), 0u16..4).prop_map(|(matcher, priority)| Step::AddMany(matcher, priority)),
         6 => any::<prop::sample::Index>().prop_map(Step::Remove),
-        2 => Just(Step::StartRebuild),
-        2 => (1u8..40).prop_map(Step::CopyRules),
-        4 => (1u8..8).prop_map(Step::FinishRebuild),
+        2 => Just(Step::Rebuild),
     ]
 }
 
@@ -86,7 +81,6 @@ proptest! {
         noise in prop::collection::vec(any::<[u64; 8]>(), 8),
     ) {
         let mut both = Linear::default();
-        let (mut rebuild, mut rebuilt) = (None, None);
         for (number, step) in steps.into_iter().enumerate() {
             match step {
                 Step::Add(matcher, priority) => both.add(&matcher, priority),
@@ -101,26 +95,7 @@ proptest! {
                 }
                 Step::Remove(index) if !both.is_empty() => both.remove(index.index(both.len())),
                 Step::Remove(_) => {}
-                Step::StartRebuild => {
-                    rebuild = both.trees.start_rebuild().map(|started| (started, true)).or(rebuild);
-                }
-                Step::CopyRules(parts) => {
-                    if let Some((started, more)) = &mut rebuild {
-                        (0..parts).for_each(|_| *more = *more && both.trees.copy_rules(started));
-                    }
-                }
-                Step::FinishRebuild(changes) => {
-                    if let Some(built) = &mut rebuilt {
-                        if !both.trees.repeat_changes(built, changes.into()) {
-                            rebuilt = None;
-                        }
-                    } else if let Some((mut rebuild, mut more)) = rebuild.take() {
-                        while more {
-                            more = both.trees.copy_rules(&mut rebuild);
-                        }
-                        rebuilt = Some(rebuild.build());
-                    }
-                }
+                Step::Rebuild => both.rebuild(),
             }
             if number % 8 == 7 {
                 both.check(&noise);
@@ -211,61 +186,4 @@ fn replaced_rules_do_not_make_the_trees_grow() {
     }
     both.check(&[]);
     assert!(both.trees.families[IPV4].pool.bytes() < 2 * before);
-}
-
-/// Frames wait for no more than one part of the rules to be copied: here for two in a hundred of them at most, and for the
-/// number of a rebuild to be noted.
-#[test]
-fn rules_are_copied_in_small_parts() {
-    let mut trees = Trees::default();
-    let rules = 20_000u32;
-    for number in 0..rules {
-        let mut matcher = Matcher::any();
-        matcher.require(Layers::IPV4).field(&[DST_IPV4], number.into(), 0xffff_ffff);
-        let precedence =
-            super::super::shape::Precedence::new(super::super::FlowKind::Normal, 0, number.into());
-        trees.add(matcher.value(), matcher.mask(), Ranked { precedence, group: number });
-    }
-    let mut rebuild = trees.start_rebuild().expect("the trees have grown");
-    assert!(rebuild.rules.is_empty(), "nothing is copied at once");
-    let mut more = true;
-    while more {
-        let before = rebuild.rules.len();
-        more = trees.copy_rules(&mut rebuild);
-        let copied = rebuild.rules.len() - before;
-        assert!(copied <= rules as usize / 50, "{copied} rules at once");
-    }
-    assert_eq!(rebuild.rules.len(), rules as usize);
-    assert!(!trees.finish_rebuild(&mut rebuild.build()), "nothing has changed since");
-    assert!(trees.start_rebuild().is_none());
-}
-
-/// However much changes while trees are built, frames wait for few changes at a time to be repeated.
-#[test]
-fn changes_are_repeated_in_small_portions() {
-    let mut both = Linear::default();
-    let rule = |number: u32| {
-        let mut matcher = Matcher::any();
-        matcher.require(Layers::IPV4).field(&[DST_IPV4], number.into(), 0xffff_ffff);
-        matcher
-    };
-    (0..500).for_each(|number| both.add(&rule(number), 0));
-    let rebuild = both.trees.whole_rebuild().expect("the trees have grown");
-    for number in 500..900 {
-        both.remove(0);
-        both.add(&rule(number), 0);
-    }
-    let mut rebuilt = rebuild.build();
-    let left = |trees: &Trees| trees.families[IPV4].rebuild.as_ref().map(|(_, changes)| changes.len());
-    let mut before = left(&both.trees).expect("it is built anew");
-    assert_eq!(before, 800);
-    while both.trees.finish_rebuild(&mut rebuilt) {
-        let after = left(&both.trees).expect("it is still built anew");
-        assert!((1..=PORTION).contains(&(before - after)), "{} changes at once", before - after);
-        before = after;
-        both.check(&[]);
-    }
-    assert!(before <= PORTION, "{before} changes at once");
-    assert_eq!(left(&both.trees), None, "taken over");
-    both.check(&[]);
 }

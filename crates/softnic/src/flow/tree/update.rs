@@ -5,8 +5,6 @@
 
 use std::collections::HashMap;
 
-use super::super::key::MatchKey;
-use super::super::shape::Ranked;
 use super::build::{Builder, MAX_LEAF, agreeing};
 use super::pool::{Entry, LANES, Node, Run};
 use super::search::TREES;
@@ -33,8 +31,7 @@ impl Family {
                 self.overflow.add(value, mask, *ranked);
                 return;
             }
-            let rebuild = self.rebuild.take();
-            *self = Self { len: 1, debt: 1, rebuild, ..Self::with_view(View::new(bytes)) };
+            *self = Self { len: 1, debt: 1, ..Self::with_view(View::new(bytes)) };
         }
         let class = self.tree_of_class[usize::from(class)];
         let entry = self.entry(rule);
@@ -54,23 +51,6 @@ impl Family {
             let entry = self.entry(rule);
             self.cut_out(self.tree_of_class[usize::from(class)], &entry);
         }
-    }
-
-    /// The group that it has for a match.
-    pub(super) fn ranked_of(&self, class: Class, value: &MatchKey, mask: &MatchKey) -> Option<Ranked> {
-        if let Some(ranked) = self.overflow.best_of(value, mask) {
-            return Some(ranked);
-        }
-        if !self.view.bytes().contains(Bytes::of(mask)) {
-            return None;
-        }
-        let unranked = Ranked::from_words(0, 0)?;
-        let entry = self.entry(&(*value, *mask, unranked));
-        let class = self.tree_of_class[usize::from(class)];
-        let (leaf, _) = self.leaves(class, &entry, 1).first().copied()?;
-        let mut entries = Vec::new();
-        self.pool.read(self.pool.nodes[leaf as usize].run(), &mut entries);
-        entries.iter().find(|other| other.is_like(&entry)).map(|found| found.ranked)
     }
 
     /// Puts an entry into all leaves of its tree that it belongs to; false, and nothing has changed, if one has no room.

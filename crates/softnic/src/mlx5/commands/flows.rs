@@ -14,7 +14,7 @@ use crate::limits::MAX_SPECS;
 use crate::mlx5::block::Block;
 use crate::mlx5::{Context, counters};
 use crate::provider::answer::{EINVAL, EOPNOTSUPP, EPERM, Verb};
-use crate::provider::flow::{insert, rebuild_flows};
+use crate::provider::flow::{insert, remove};
 use crate::provider::flow_attr;
 use crate::provider::has_capability;
 use crate::state::FlowState;
@@ -42,16 +42,12 @@ pub(super) fn create(context: &Context, call: &mut Call<'_>) -> Verb<()> {
     context.nic.port(request.port).ok_or(EINVAL)?;
     let points = counters::points(call.driver)?;
     let qp = core.u32(4);
-    let (mut flows, mut state) = context.nic.control_flows();
-    state.qps.get(qp).filter(|qp| qp.owner == owner).ok_or(EINVAL)?;
-    // In a flow of this front the pointer is the handle.
-    let counter = request.counters.map(|set| counters::bind(&mut state, owner, set.addr() as u64, &points));
-    let flow = FlowState { owner, qp, counter: counter.transpose()? };
-    let slot = insert((&mut flows, &mut state), flow, &request)?;
-    drop(state);
-    let rebuild = flows.start_rebuild();
-    drop(flows);
-    rebuild_flows(&context.nic, rebuild);
+    let slot = insert(&context.nic, &request, |state| {
+        state.qps.get(qp).filter(|qp| qp.owner == owner).ok_or(EINVAL)?;
+        // In a flow of this front the pointer is the handle.
+        let counter = request.counters.map(|set| counters::bind(state, owner, set.addr() as u64, &points));
+        Ok(FlowState { owner, qp, counter: counter.transpose()? })
+    })?;
     call.reply.put_u32(4, slot);
     Ok(())
 }
@@ -62,14 +58,7 @@ pub(super) fn destroy(context: &Context, call: &mut Call<'_>) -> Verb<()> {
     if call.core.u32(0) != 0 {
         return Err(EINVAL);
     }
-    let (mut flows, mut state) = context.nic.control_flows();
-    state.flow_objects.get(slot).filter(|flow| flow.owner == owner).ok_or(ENOENT)?;
-    state.remove_flow(&mut flows, slot);
-    drop(state);
-    let rebuild = flows.start_rebuild();
-    drop(flows);
-    rebuild_flows(&context.nic, rebuild);
-    Ok(())
+    remove(&context.nic, slot, owner).ok_or(ENOENT)
 }
 
 /// Turns `struct ib_uverbs_flow_attr` with its specs into a block that begins with an `ibv_flow_attr`.

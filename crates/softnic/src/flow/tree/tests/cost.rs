@@ -103,10 +103,6 @@ fn grown(rules: &[(Matcher, u16)]) -> Trees {
     let mut trees = Trees::default();
     for (matcher, ranked) in ranked_rules(rules) {
         trees.add(matcher.value(), matcher.mask(), ranked);
-        while let Some(rebuild) = trees.whole_rebuild() {
-            let mut rebuilt = rebuild.build();
-            while trees.finish_rebuild(&mut rebuilt) {}
-        }
     }
     trees
 }
@@ -121,23 +117,8 @@ fn ranked_rules(rules: &[(Matcher, u16)]) -> impl Iterator<Item = (&Matcher, Ran
 /// What building, memory and updates of a set cost.
 fn describe(set: &str, rules: &[(Matcher, u16)], fresh: &mut Trees) -> String {
     let started = Instant::now();
-    fresh.families[super::IPV4].debt = usize::MAX / 2;
-    let mut rebuild = fresh.start_rebuild().expect("one is due");
-    let mut longest = Duration::ZERO;
-    loop {
-        let part_started = Instant::now();
-        let more = fresh.copy_rules(&mut rebuild);
-        longest = longest.max(part_started.elapsed());
-        if !more {
-            break;
-        }
-    }
-    let copied = started.elapsed();
-    let mut rebuilt = rebuild.build();
-    let built = started.elapsed() - copied;
-    assert!(!fresh.finish_rebuild(&mut rebuilt), "nothing has changed since");
-    let installed = started.elapsed() - copied - built;
-    drop(rebuilt);
+    fresh.rebuild(super::IPV4);
+    let built = started.elapsed();
     let mut updates: Vec<Duration> = Vec::new();
     for (matcher, ranked) in ranked_rules(rules).step_by(7) {
         let started = Instant::now();
@@ -149,8 +130,7 @@ fn describe(set: &str, rules: &[(Matcher, u16)], fresh: &mut Trees) -> String {
     let family = &fresh.families[super::IPV4];
     let depths: Vec<_> = family.trees.iter().map(|tree| (tree.class, tree.depth)).collect();
     format!(
-        "{set}: {} rules, {} masks; rules copied in {copied:?}, the largest part in {longest:?}, built in \
-         {built:?}, taken over in {installed:?}; {} KiB; trees and depths {depths:?}; {} masks in no tree; removed and added in {:?} (median), {:?} (most)\n",
+        "{set}: {} rules, {} masks; built in {built:?}; {} KiB; trees and depths {depths:?}; {} masks in no tree; removed and added in {:?} (median), {:?} (most)\n",
         rules.len(),
         fresh.masks(),
         family.pool.bytes() / 1024,

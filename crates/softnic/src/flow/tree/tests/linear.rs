@@ -4,7 +4,7 @@ use super::super::super::FlowKind;
 use super::super::super::key::{Image, MatchKey, Matcher};
 use super::super::super::shape::{Precedence, Ranked};
 use super::super::machine::Processor;
-use super::super::{BURST, Trees, Winners};
+use super::super::{BURST, FAMILIES, Trees, Winners};
 
 /// Both.
 #[derive(Default)]
@@ -48,12 +48,9 @@ impl Linear {
         self.trees.remove(matcher.value(), matcher.mask(), ranked);
     }
 
-    /// Builds everything anew that should be.
+    /// Builds everything anew.
     pub(super) fn rebuild(&mut self) {
-        while let Some(rebuild) = self.trees.whole_rebuild() {
-            let mut rebuilt = rebuild.build();
-            while self.trees.finish_rebuild(&mut rebuilt) {}
-        }
+        (0..FAMILIES).for_each(|family| self.trees.rebuild(family));
     }
 
     fn expected(&self, image: &MatchKey) -> Option<Ranked> {
