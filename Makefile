@@ -92,7 +92,7 @@ install-files:
 	install -D -m 755 $(BUILT)/steerd-probe $(DESTDIR)$(PREFIX)/bin/steerd-probe
 	install -D -m 755 $(BUILT)/softnic $(DESTDIR)$(PREFIX)/bin/softnic
 	install -D -m 644 $(BUILT)/libsoftnic_preload.so $(DESTDIR)$(PREFIX)/lib/softnic/libsoftnic-rdmav34.so
-	for version in 57 59 64; do \
+	for version in 57 59 64 65; do \
 	  ln -sf libsoftnic-rdmav34.so $(DESTDIR)$(PREFIX)/lib/softnic/libsoftnic-rdmav$$version.so; done
 	install -d $(DESTDIR)$(UNITDIR) $(share)/man/man1 $(share)/doc/steerd $(DESTDIR)$(SYSCONFDIR)/steerd
 	sed 's|/usr/bin/|$(PREFIX)/bin/|; s|/usr/share/|$(PREFIX)/share/|; s|/etc/|$(SYSCONFDIR)/|' systemd/steerd.service \

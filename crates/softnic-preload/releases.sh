@@ -8,7 +8,7 @@ checkout=${1:?say where rdma-core is: make releases RDMA_CORE=path}
 shift
 [ $# -gt 0 ] || set -- v44.0 v50.0 v56.0 v57.0 v59.0 v62.0 v64.0
 # softnic/src/abi.rs: NEWEST_RELEASE
-newest=64
+newest=65
 cargo=${CARGO:-cargo}
 top=$(cd "$(dirname "$0")/../.." && pwd)
 softnic=$top/target/debug/softnic

@@ -1,7 +1,7 @@
 //! The soft NIC for unmodified programs, as one shared library.
 //!
-//! *Plugin*: under the names `libsoftnic-rdmav34.so`, `-rdmav57.so`, `-rdmav59.so` and `-rdmav64.so` the stock libibverbs
-//! loads it as a provider plugin; it registers itself through whichever `verbs_register_driver_NN` that library has.
+//! *Plugin*: under the names `libsoftnic-rdmav34.so`, `-rdmav57.so`, `-rdmav59.so`, `-rdmav64.so` and `-rdmav65.so` the stock
+//! libibverbs loads it as a provider plugin; it registers itself through whichever `verbs_register_driver_NN` that library has.
 //! *Preload*: preloaded (`LD_PRELOAD`), its functions of the library's names come before the library's own.
 //! *mlx5*: preloaded, its functions of libc's names answer what rdma-core's mlx5 provider asks of the kernel ([`uverbs`]).
 //!

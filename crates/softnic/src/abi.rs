@@ -1,7 +1,7 @@
 //! The private layouts of libibverbs that a provider shares with the library, as data.
 //!
 //! `driver.h` is not installed by libibverbs-dev, so the few structs are declared here. Sources: rdma-core
-//! `libibverbs/driver.h`, releases 37 to 64. Used by `library` and `device`; independent of this crate's objects.
+//! `libibverbs/driver.h`, releases 37 to 65 (65 as of commit 691953d8d, before its tag). Used by `library` and `device`; independent of this crate's objects.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 
@@ -10,7 +10,7 @@ use ibverbs_sys::{ibv_context, ibv_device, ibv_mr};
 /// The oldest release that opens a device without sysfs.
 pub(crate) const OLDEST_RELEASE: u32 = 37;
 /// The newest release whose op table is known.
-pub(crate) const NEWEST_RELEASE: u32 = 64;
+pub(crate) const NEWEST_RELEASE: u32 = 65;
 
 /// What `verbs_context` is given: the largest known one is 368 bytes and an `ibv_context`; the rest is slack.
 pub(crate) const VERBS_CONTEXT_BYTES: usize = 368 + size_of::<ibv_context>() + 1024;
@@ -172,7 +172,8 @@ const OPS: [&str; 76] = [
 ];
 
 /// The private versions, after which each release's `verbs_register_driver_NN` is called, newest first.
-pub(crate) const REGISTER_SYMBOLS: [&CStr; 4] = [
+pub(crate) const REGISTER_SYMBOLS: [&CStr; 5] = [
+    c"verbs_register_driver_65",
     c"verbs_register_driver_64",
     c"verbs_register_driver_59",
     c"verbs_register_driver_57",
@@ -180,10 +181,25 @@ pub(crate) const REGISTER_SYMBOLS: [&CStr; 4] = [
 ];
 
 /// What later releases put in between.
-const ADDED_OPS: [(u32, &[&str]); 3] = [
+const ADDED_OPS: [(u32, &[&str]); 4] = [
     (59, &["alloc_dmah", "dealloc_dmah", "reg_mr_ex"]),
     (62, &["dm_export_dmabuf_fd", "query_port_speed"]),
     (64, &["alloc_buf", "free_buf"]),
+    (
+        65,
+        &[
+            "create_comp_cntr",
+            "destroy_comp_cntr",
+            "inc_comp_cntr",
+            "inc_err_comp_cntr",
+            "qp_attach_comp_cntr",
+            "query_comp_cntr_caps",
+            "read_comp_cntr",
+            "read_err_comp_cntr",
+            "set_comp_cntr",
+            "set_err_comp_cntr",
+        ],
+    ),
 ];
 
 /// The members of `struct verbs_context_ops` of a release, in order.
@@ -233,8 +249,8 @@ mod tests {
     #[test]
     fn op_tables_have_the_lengths_of_their_releases() {
         let lengths: Vec<_> =
-            [37, 44, 58, 59, 61, 62, 63, 64].map(|release| op_names(release).len()).to_vec();
-        assert_eq!(lengths, [76, 76, 76, 79, 79, 81, 81, 83]);
+            [37, 44, 58, 59, 61, 62, 63, 64, 65].map(|release| op_names(release).len()).to_vec();
+        assert_eq!(lengths, [76, 76, 76, 79, 79, 81, 81, 83, 93]);
     }
 
     #[test]
@@ -246,6 +262,16 @@ mod tests {
         assert_eq!(at("alloc_dmah"), Some(3));
         assert_eq!(at("free_buf"), Some(at("free_context").unwrap() - 1));
         assert_eq!(at("reg_mr_ex"), Some(at("reg_mr").unwrap() + 1));
+        let names = op_names(65);
+        let neighbours = |name| {
+            let at = names.iter().position(|candidate| *candidate == name).unwrap();
+            [names[at - 1], names[at + 1]]
+        };
+        assert_eq!(neighbours("create_comp_cntr"), ["create_ah", "create_counters"]);
+        assert_eq!(neighbours("inc_comp_cntr"), ["import_pd", "inc_err_comp_cntr"]);
+        assert_eq!(neighbours("query_comp_cntr_caps"), ["qp_attach_comp_cntr", "query_device_ex"]);
+        assert_eq!(neighbours("read_counters"), ["read_comp_cntr", "read_err_comp_cntr"]);
+        assert_eq!(neighbours("set_ece"), ["set_comp_cntr", "set_err_comp_cntr"]);
     }
 
     #[test]
@@ -253,7 +279,8 @@ mod tests {
         assert_eq!(release_of("libibverbs.so.1.14.44.0"), Some(44));
         assert_eq!(release_of("libibverbs.so.1.15.64.1"), Some(64));
         assert_eq!(release_of("libibverbs.so.1.14.36.0"), None, "dereferences sysfs");
-        assert_eq!(release_of("libibverbs.so.1.16.65.0"), None, "its op table is not known");
+        assert_eq!(release_of("libibverbs.so.1.18.65.0"), Some(65));
+        assert_eq!(release_of("libibverbs.so.1.19.66.0"), None, "its op table is not known");
         assert_eq!(release_of("libibverbs.so.1"), None);
         assert_eq!(release_of("libmlx5.so.1.24.44.0"), None);
     }

@@ -72,7 +72,7 @@ impl Library {
 
     /// The function that takes a provider, under whichever name this release has it.
     pub(crate) fn register_driver(&self) -> Result<RegisterDriver, Error> {
-        let missing = Error::LibrarySymbol { symbol: "verbs_register_driver_34, _57, _59 or _64" };
+        let missing = Error::LibrarySymbol { symbol: "verbs_register_driver_34, _57, _59, _64 or _65" };
         let found = REGISTER_SYMBOLS.into_iter().find_map(|name| symbol(self.handle.0, name).ok());
         // SAFETY: the signature is that of driver.h in every release that has one of these names.
         found.ok_or(missing).map(|at| unsafe { std::mem::transmute::<*mut c_void, RegisterDriver>(at) })

@@ -14,7 +14,7 @@ const FILES: &[&str] = &[
     "usr/bin/softnic",
     "usr/bin/steerd-probe",
     "usr/lib/softnic/libsoftnic-rdmav34.so",
-    "usr/lib/softnic/libsoftnic-rdmav64.so",
+    "usr/lib/softnic/libsoftnic-rdmav65.so",
     "usr/lib/systemd/system/steerd.service",
     "usr/lib/sysusers.d/steerd.conf",
     "etc/steerd/steerd.toml",

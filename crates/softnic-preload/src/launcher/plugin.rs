@@ -31,7 +31,7 @@ pub(crate) const DRIVER: &str = "/dev/softnic/lib/libsoftnic";
 pub(crate) const LIBRARY: &str = "/dev/softnic/lib/libsoftnic-preload.so";
 
 /// The private versions of libibverbs, after which plugins are named.
-const PRIVATE_VERSIONS: [u32; 4] = [34, 57, 59, 64];
+const PRIVATE_VERSIONS: [u32; 5] = [34, 57, 59, 64, 65];
 
 /// NETLINK_RDMA of linux/netlink.h. Where it answers the library asks it for devices and never looks at sysfs.
 const NETLINK_RDMA: NonZero<u32> = NonZero::new(20).expect("not zero");
