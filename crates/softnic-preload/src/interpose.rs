@@ -69,7 +69,10 @@ pub unsafe extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *mut ibv
             }
             return list;
         }
-        crate::register();
+        if !crate::register() {
+            set_errno(libc::ENOSYS);
+            return std::ptr::null_mut();
+        }
         let Some(stock) = stock!(c"ibv_get_device_list", V1_1, DeviceList) else {
             return std::ptr::null_mut();
         };

@@ -16,7 +16,7 @@
 pub mod interpose;
 pub mod uverbs;
 
-use std::sync::{Once, OnceLock};
+use std::sync::OnceLock;
 
 use softnic::preload::{LazyNic, METHOD_MLX5, Settings, complain, variable};
 
@@ -56,17 +56,19 @@ fn nic() -> Option<&'static LazyNic> {
 }
 
 /// Registers the provider, the first time; an error is written to stderr. Who comes meanwhile waits, because the
-/// library's list of providers has no lock for those who add to it.
-fn register() {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
+/// library's list of providers has no lock for those who add to it. Returns false if this library does not take it.
+fn register() -> bool {
+    static TAKEN: OnceLock<bool> = OnceLock::new();
+    *TAKEN.get_or_init(|| {
         if kind() != Kind::Mlx5
             && let Some(nic) = nic()
             && let Err(error) = nic.register()
         {
             complain(&error);
+            return false;
         }
-    });
+        true
+    })
 }
 
 /// Registers the provider of the library that is preloaded, for its copy that libibverbs has opened as a plugin.

@@ -196,6 +196,35 @@ fn stock_tools_find_the_device_and_nothing_is_left_behind() {
     assert_eq!(inside.trim_end(), namespace.to_str().unwrap(), "mounts of its own");
 }
 
+/// The file of this process's libibverbs (proc(5)).
+fn library_file() -> std::path::PathBuf {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let file = maps.lines().filter_map(|line| line.split_whitespace().nth(5));
+    file.filter(|file| file.contains("/libibverbs.so.")).map(Into::into).next().unwrap()
+}
+
+/// The release is in the name of the library's file. This provider needs the library's private layout, libmlx5 does not.
+#[test]
+fn releases_of_an_unknown_layout_serve_this_method_alone() {
+    if !is_installed("releases of an unknown layout serve this method alone") {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("libibverbs.so.1.99.999.0");
+    std::fs::copy(library_file(), &file).unwrap();
+    std::os::unix::fs::symlink(&file, folder.path().join("libibverbs.so.1")).unwrap();
+    let devices = |method: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_softnic"));
+        command.args(["exec", "--method", method, "--", "ibv_devinfo"]);
+        let output = command.env("LD_LIBRARY_PATH", folder.path()).output().unwrap();
+        (output.status.success(), format!("{output:?}"))
+    };
+    let (refused, said) = devices("preload");
+    assert!(!refused && said.contains("libibverbs.so.1.99.999.0 is not known"), "{said}");
+    let (works, said) = devices("mlx5");
+    assert!(works && said.contains("PORT_ACTIVE") && !said.contains("not known"), "{said}");
+}
+
 #[test]
 fn settings_of_other_devices_are_refused() {
     if !is_installed("settings of other devices are refused") {

@@ -78,10 +78,12 @@ impl Library {
         found.ok_or(missing).map(|at| unsafe { std::mem::transmute::<*mut c_void, RegisterDriver>(at) })
     }
 
-    /// The library's own function of a name and version, even if another library defines one of that name.
-    pub(crate) fn function(&self, name: &'static CStr, version: &CStr) -> Result<*mut c_void, Error> {
+    /// The library's own public function of a name and version, even if another library defines one of that name. It is
+    /// found in releases of an unknown private layout, too.
+    pub(crate) fn function(name: &'static CStr, version: &CStr) -> Result<*mut c_void, Error> {
+        let handle = LIBRARY.get().map_or_else(open, |library| Ok(library.handle.0))?;
         // SAFETY: the handle came from dlopen and is never closed; both strings are NUL-terminated.
-        let address = unsafe { libc::dlvsym(self.handle.0, name.as_ptr(), version.as_ptr()) };
+        let address = unsafe { libc::dlvsym(handle, name.as_ptr(), version.as_ptr()) };
         if address.is_null() { Err(missing(name)) } else { Ok(address) }
     }
 }

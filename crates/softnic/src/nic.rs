@@ -276,6 +276,18 @@ impl SoftNic {
     fn create_with(config: SoftNicConfig, clock: ClockRules) -> Result<Self, Error> {
         check(&config)?;
         Library::load()?;
+        Self::start(config, clock)
+    }
+
+    /// As [`SoftNic::create`], for clients that do not reach the device through this crate's provider: the release of
+    /// libibverbs does not matter.
+    pub(crate) fn create_without_provider(config: SoftNicConfig) -> Result<Self, Error> {
+        check(&config)?;
+        let clock = config.personality.rules().objects.clock;
+        Self::start(config, clock)
+    }
+
+    fn start(config: SoftNicConfig, clock: ClockRules) -> Result<Self, Error> {
         let SoftNicConfig { name, personality, ports, drive } = config;
         let shared = ports.iter().map(|port| Port {
             mac: AtomicU64::new(packed(port.wire.mac())),

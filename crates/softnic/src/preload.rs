@@ -182,7 +182,7 @@ pub unsafe fn is_soft_context(context: *mut ibv_context, without_sysfs: bool) ->
 /// # Errors
 /// There is no libibverbs, or it has no such function.
 pub fn stock_function(name: &'static CStr, version: &CStr) -> Result<*mut c_void, Error> {
-    Library::load()?.function(name, version)
+    Library::function(name, version)
 }
 
 // What a soft NIC in a foreign process is made from: environment variables, because such a process has no settings of
@@ -279,11 +279,12 @@ impl Settings {
         })
     }
 
-    /// The NIC that they describe.
+    /// The NIC that they describe. For the methods that need the provider, the library was loaded before: to register the
+    /// provider, or for the list of devices.
     fn create(&self) -> Result<SoftNic, Error> {
         let wire = self.wire.open().map_err(|source: WireError| Error::Wire { source })?;
         let mtu_bytes = self.mtu_bytes.unwrap_or_else(|| wire.mtu_bytes().min(MAX_MTU_BYTES));
-        SoftNic::create(SoftNicConfig {
+        SoftNic::create_without_provider(SoftNicConfig {
             name: self.name.clone(),
             personality: self.personality,
             ports: vec![PortConfig { wire, mtu_bytes }],
