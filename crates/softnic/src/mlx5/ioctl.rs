@@ -2,14 +2,14 @@
 //! libibverbs/cmd_ioctl.c).
 //!
 //! Only `INVOKE_WRITE`, counters and UAR pages are there. Every other method is EPROTONOSUPPORT, upon which libibverbs
-//! sends the older command of the same meaning through `INVOKE_WRITE`.
+//! sends the older command of the same meaning through `INVOKE_WRITE`. A command that is not there is EOPNOTSUPP.
 
 use super::Context;
 use super::block::{Block, Reply};
 use super::commands::{self, Call};
 use super::counters;
 use super::user_memory::{copy_in, copy_out};
-use crate::provider::answer::{EFAULT, EINVAL, ENOSPC, Errno, Verb};
+use crate::provider::answer::{EFAULT, EINVAL, ENOSPC, EOPNOTSUPP, Errno, Verb};
 
 /// `RDMA_VERBS_IOCTL`: `_IOWR(0x1b, 1, struct ib_uverbs_ioctl_hdr)`.
 pub const VERBS_IOCTL: u64 = 3 << 30 | (HEADER_BYTES as u64) << 16 | 0x1b << 8 | 1;
@@ -188,9 +188,10 @@ pub(super) fn carry_out(context: &Context, request: u64, address: u64) -> Verb<(
 fn invoke_write(context: &Context, attributes: &Attributes) -> Verb<()> {
     attributes.check(&[CORE_IN, CORE_OUT, WRITE_COMMAND, DRIVER_IN, DRIVER_OUT])?;
     let number = attributes.need(WRITE_COMMAND)?.data;
-    let number = u32::try_from(number).map_err(|_| EPROTONOSUPPORT)?;
+    let number = u32::try_from(number).map_err(|_| EINVAL)?;
     let size = |id| attributes.find(id).map_or(0, |attribute| usize::from(attribute.bytes));
-    let needed = commands::sizes(number).ok_or(EPROTONOSUPPORT)?;
+    // kernel core/rdma_core.h, `uapi_get_method`, and core/uverbs_uapi.c, `ib_uverbs_notsupp`.
+    let needed = commands::sizes(number).ok_or(EOPNOTSUPP)?;
     // kernel core/uverbs_std_types_device.c, `UVERBS_HANDLER(UVERBS_METHOD_INVOKE_WRITE)`.
     if size(CORE_IN) < needed.request || size(CORE_OUT) < needed.response {
         return Err(ENOSPC);
