@@ -58,6 +58,8 @@ pub(super) fn create_context(context: &Context, call: &mut Call<'_>) -> Verb<()>
     driver.put_u16(18, (MAX_SGE << LOG_ENTRY_BYTES) as u16);
     driver.put_u32(20, MAX_BLOCKS);
     driver.put_u32(24, MAX_REQUESTS);
+    // max_srq_recv_wr. There are no shared receive queues (`max_srq`), but with 0 libmlx5 would answer EINVAL without asking.
+    driver.put_u32(28, MAX_REQUESTS);
     driver.put_u16(32, ports);
     driver.put_u32(40, driver.length(CONTEXT_BYTES));
     driver.put_u8(44, CQE_VERSION);
