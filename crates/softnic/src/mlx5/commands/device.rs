@@ -28,8 +28,8 @@ pub(super) fn create_context(context: &Context, call: &mut Call<'_>) -> Verb<()>
     const DYNAMIC_PAGES: u64 = 2;
     /// `MLX5_CQE_VERSION_V1`: completions name their queue by the client's index.
     const CQE_VERSION: u8 = 1;
-    /// `MLX5_USER_CMDS_SUPP_UHW_QUERY_DEVICE`.
-    const DRIVER_QUERY: u8 = 1;
+    /// `MLX5_USER_CMDS_SUPP_UHW_QUERY_DEVICE` and `_CREATE_AH`: without the latter libmlx5 would make address handles itself.
+    const DRIVER_COMMANDS: u8 = 1 | 2;
     /// `MLX5_USER_INLINE_MODE_L2`.
     const INLINE_L2: u8 = 2;
     let (pages, flags, version) = (call.driver.u32(0), call.driver.u32(8), call.driver.u8(16));
@@ -63,7 +63,7 @@ pub(super) fn create_context(context: &Context, call: &mut Call<'_>) -> Verb<()>
     driver.put_u16(32, ports);
     driver.put_u32(40, driver.length(CONTEXT_BYTES));
     driver.put_u8(44, CQE_VERSION);
-    driver.put_u8(45, DRIVER_QUERY);
+    driver.put_u8(45, DRIVER_COMMANDS);
     driver.put_u8(46, INLINE_L2);
     driver.put_u32(56, PAGE_BYTES.ilog2());
     driver.put_u32(60, 1);
