@@ -70,7 +70,7 @@ conformance-libmlx5: deps-build ## records what the suite's rows answer on rdma-
 	$(CARGO) run --quiet --locked --package conformance -- --write-docs
 
 releases: deps-build deps-releases ## the soft NIC under other releases of libibverbs (RDMA_CORE=checkout, RELEASES='v50.0 ..')
-	$(CARGO) build --locked --package softnic-preload
+	$(CARGO) build --locked --package softnic-preload --package conformance
 	CARGO=$(CARGO) crates/softnic-preload/releases.sh '$(RDMA_CORE)' $(RELEASES)
 
 # Where `make install` puts things; DESTDIR goes before all of it.
