@@ -1,11 +1,12 @@
 //! `softnic-conformance`: existing clients on the soft NIC, as one table.
 //!
-//! Run by `make conformance`. rdma-core's own tests and tools come in by the plugin method; perftest runs between two
-//! processes joined by a link. Every row contains the measurement; a row that fails makes the exit code 1. Arguments pick
+//! Run by `make conformance`. rdma-core's own tests and tools run on this crate's provider and on rdma-core's own mlx5
+//! provider; perftest runs between two processes joined by a link. Every row contains the measurement; a row that fails makes the exit code 1. Arguments pick
 //! rows by a part of their name. The table goes to stdout, the same as JSON into `target/conformance`.
 
 #![forbid(unsafe_code)]
 
+mod method;
 mod process;
 mod pyverbs;
 mod raw_ethernet;
@@ -70,7 +71,7 @@ fn run(report: &Path, wanted: &[String]) -> Result<usize, String> {
     let mut cases = tools::cases();
     cases.extend(raw_ethernet::cases());
     cases.extend(rdmasniff::cases());
-    cases.push(pyverbs::case(report));
+    cases.extend(pyverbs::cases(report));
     let picked =
         |case: &Case| wanted.is_empty() || wanted.iter().any(|part| case.name.contains(part.as_str()));
     cases.retain(picked);

@@ -6,10 +6,10 @@
 //! server puts the whole tuple into its flow as it is.
 
 use std::path::Path;
-use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use crate::method::{MLX5, Method, PLUGIN};
 use crate::process::{Running, tail};
 use crate::{Case, Outcome};
 
@@ -32,12 +32,9 @@ const COUNTED: &[&str] = &["-n", "500"];
 /// Round trips.
 const PINGS: &[&str] = &["-n", "100"];
 
-/// The methods of the launcher, and the device's name there.
-const METHODS: [(&str, &str); 2] = [("plugin", "softnic0"), ("mlx5", "mlx5_0")];
-
 /// What the two ends are started with.
 struct Setup {
-    method: (&'static str, &'static str),
+    method: Method,
     tool: &'static str,
     both: Vec<&'static str>,
     server: Vec<&'static str>,
@@ -73,22 +70,31 @@ pub(crate) fn cases() -> Vec<Case> {
     let tools = [("raw_ethernet_bw", bandwidth.to_vec()), ("raw_ethernet_lat", latency.to_vec())];
     let rows = tools.into_iter().flat_map(|(tool, rows)| rows.into_iter().map(move |row| (tool, row)));
     let rows: Vec<_> = rows.collect();
-    let case = |method: (&'static str, &'static str), (tool, (name, both, server)): (&'static str, Line)| {
+    let case = |method: Method, (tool, (name, both, server)): (&'static str, Line)| {
         let setup = Setup { method, tool, both: both.concat(), server: server.to_vec() };
-        Case::new(format!("{tool}: {name} ({})", method.0), move |launcher| measure(launcher, &setup))
+        Case::new(format!("{tool}: {name} ({})", method.name), move |launcher| measure(launcher, &setup))
     };
-    METHODS.into_iter().flat_map(|method| rows.iter().map(move |row| case(method, *row))).collect()
+    [PLUGIN, MLX5].into_iter().flat_map(|method| rows.iter().map(move |row| case(method, *row))).collect()
 }
 
 fn measure(launcher: &Path, setup: &Setup) -> Outcome {
     static LINKS: AtomicU32 = AtomicU32::new(0);
     let link = format!("conformance.{}.{}", std::process::id(), LINKS.fetch_add(1, Ordering::Relaxed));
     let start = |end: char, role: &str, macs: [&str; 2], extra: &[&str]| {
-        let mut command = Command::new(launcher);
-        let (method, device) = setup.method;
-        command.args(["exec", "--method", method, "--wire", &format!("link:{link}:{end}"), "--"]);
+        let mut command = setup.method.exec(launcher, &format!("link:{link}:{end}"));
         // Without it nothing is seen of a tool before it ends.
-        command.args(["stdbuf", "-oL", setup.tool, role, "-d", device, "-B", macs[0], "-E", macs[1]]);
+        command.args([
+            "stdbuf",
+            "-oL",
+            setup.tool,
+            role,
+            "-d",
+            setup.method.device,
+            "-B",
+            macs[0],
+            "-E",
+            macs[1],
+        ]);
         Running::start(command.args(&setup.both).args(extra), &format!("{} {role}", setup.tool))
     };
     let mut server = start('a', "--server", [A, B], &setup.server)?;

@@ -2,9 +2,9 @@
 //! sniffer flow copies. Distributions build libpcap without it; `make conformance LIBPCAP=checkout` builds it.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::{Duration, Instant};
 
+use crate::method::{MLX5, Method, PLUGIN, PRELOAD};
 use crate::process::{Running, run};
 use crate::{Case, Outcome};
 
@@ -22,30 +22,33 @@ pub(crate) fn cases() -> Vec<Case> {
         return Vec::new();
     };
     let mut cases = Vec::new();
-    for method in ["plugin", "preload"] {
+    for method in [PLUGIN, PRELOAD, MLX5] {
         let folder = folder.clone();
         let case = move |launcher: &Path| list(launcher, &folder, method);
-        cases.push(Case::new(format!("libpcap rdmasniff: list ({method})"), case));
+        cases.push(Case::new(format!("libpcap rdmasniff: list ({})", method.name), case));
     }
-    cases.push(Case::new("libpcap rdmasniff: capture (plugin)", move |launcher| capture(launcher, &folder)));
+    for method in [PLUGIN, MLX5] {
+        let folder = folder.clone();
+        let case = move |launcher: &Path| capture(launcher, &folder, method);
+        cases.push(Case::new(format!("libpcap rdmasniff: capture ({})", method.name), case));
+    }
     cases
 }
 
-fn list(launcher: &Path, folder: &Path, method: &str) -> Outcome {
-    let mut command = Command::new(launcher);
-    command.args(["exec", "--method", method, "--wire", "null", "--"]).arg(folder.join("findalldevstest"));
+fn list(launcher: &Path, folder: &Path, method: Method) -> Outcome {
+    let mut command = method.exec(launcher, "null");
+    command.arg(folder.join("findalldevstest"));
     let text = run(&mut command, "findalldevstest", LIMIT)?;
-    let line = text.lines().find(|line| line.contains("softnic0"));
-    line.map(|line| line.trim().to_owned()).ok_or(format!("no softnic0 in\n{text}"))
+    let line = text.lines().find(|line| line.contains(method.device));
+    line.map(|line| line.trim().to_owned()).ok_or(format!("no {} in\n{text}", method.device))
 }
 
 /// Of generated traffic, until the capture has packets: the program runs for ever.
-fn capture(launcher: &Path, folder: &Path) -> Outcome {
+fn capture(launcher: &Path, folder: &Path, method: Method) -> Outcome {
     let scratch = tempfile::tempdir().map_err(|error| error.to_string())?;
     let file = scratch.path().join("sniffed.pcap");
-    let mut command = Command::new(launcher);
-    command.args(["exec", "--method", "plugin", "--wire", "generator:100000", "--"]);
-    command.arg(folder.join("writecaptest")).args(["-i", "softnic0", "-w"]).arg(&file);
+    let mut command = method.exec(launcher, "generator:100000");
+    command.arg(folder.join("writecaptest")).args(["-i", method.device, "-w"]).arg(&file);
     let capture = Running::start(&mut command, "writecaptest")?;
     let until = Instant::now() + LIMIT;
     loop {

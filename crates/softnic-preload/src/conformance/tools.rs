@@ -1,35 +1,41 @@
-//! The small tools of ibverbs-utils, by both methods: the device is listed, described, and watched. And a client that opens
-//! libibverbs itself, by the plugin method: the preload method is only for programs that are linked with it.
+//! The small tools of ibverbs-utils, by every method: the device is listed, described, and watched. And a client that opens
+//! libibverbs itself: not by the preload method, which is only for programs that are linked with it.
 
 use std::path::Path;
-use std::process::Command;
 use std::time::Duration;
 
+use crate::method::{MLX5, Method, PLUGIN, PRELOAD};
 use crate::process::{Running, run};
 use crate::{Case, Outcome};
 
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// Lines that say that a tool has understood the device.
-const DESCRIPTION: [&str; 6] = [
-    "hca_id:\tsoftnic0",
-    "fw_ver:\t\t\t\tsoftnic",
+/// What the description of a device must have by every method.
+const DESCRIPTION: [&str; 4] = [
     "state:\t\t\tPORT_ACTIVE",
     "link_layer:\t\tEthernet",
     "rx_hash_function:\t\t\t\t0x1",
     "SUPPORT_RAW_PACKET",
 ];
+/// What this crate's provider adds, and what the model of a ConnectX-5 does.
+const OWN_DESCRIPTION: [&str; 2] = ["hca_id:\tsoftnic0", "fw_ver:\t\t\t\tsoftnic"];
+const MLX5_DESCRIPTION: [&str; 3] =
+    ["hca_id:\tmlx5_0", "vendor_id:\t\t\t0x02c9", "vendor_part_id:\t\t\t4119"];
 
 pub(crate) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
-    for method in ["plugin", "preload"] {
-        cases.push(Case::new(format!("ibv_devices ({method})"), move |launcher| list(launcher, method)));
-        cases.push(Case::new(format!("ibv_devinfo -v ({method})"), move |launcher| {
-            describe(launcher, method)
-        }));
-        cases.push(Case::new(format!("ibv_asyncwatch ({method})"), move |launcher| watch(launcher, method)));
+    for method in [PLUGIN, PRELOAD, MLX5] {
+        let mut add = |tool: &str, run: fn(&Path, Method) -> Outcome| {
+            let name = format!("{tool} ({})", method.name);
+            cases.push(Case::new(name, move |launcher| run(launcher, method)));
+        };
+        add("ibv_devices", list);
+        add("ibv_devinfo -v", describe);
+        add("ibv_asyncwatch", watch);
+        if method.name != PRELOAD.name {
+            add("dlopen and dlsym from ctypes", open_at_run_time);
+        }
     }
-    cases.push(Case::new("dlopen and dlsym from ctypes (plugin)", open_at_run_time));
     cases
 }
 
@@ -55,45 +61,42 @@ assert function("ibv_close_device", c_int, c_void_p)(context) == 0
 print("opened")
 "#;
 
-fn open_at_run_time(launcher: &Path) -> Outcome {
-    let mut command = behind(launcher, "plugin", &["/usr/bin/python3", "-c", CTYPES_CLIENT]);
-    let text = run(&mut command, "python3", LIMIT)?;
+fn open_at_run_time(launcher: &Path, method: Method) -> Outcome {
+    let mut command = method.exec(launcher, "null");
+    let text = run(command.args(["/usr/bin/python3", "-c", CTYPES_CLIENT]), "python3", LIMIT)?;
     match text.lines().collect::<Vec<_>>()[..] {
-        ["devices: softnic0", "opened"] => Ok("softnic0 listed once and opened".to_owned()),
-        _ => Err(format!("no softnic0, or not once, in\n{text}")),
+        [devices, "opened"] if devices.strip_prefix("devices: ") == Some(method.device) => {
+            Ok(format!("{} listed once and opened", method.device))
+        }
+        _ => Err(format!("no {}, or not once, in\n{text}", method.device)),
     }
 }
 
-fn behind(launcher: &Path, method: &str, arguments: &[&str]) -> Command {
-    let mut command = Command::new(launcher);
-    command.args(["exec", "--method", method, "--wire", "null", "--"]).args(arguments);
-    command
-}
-
-fn list(launcher: &Path, method: &str) -> Outcome {
-    let text = run(&mut behind(launcher, method, &["ibv_devices"]), "ibv_devices", LIMIT)?;
-    let line =
-        text.lines().find(|line| line.contains("softnic0")).ok_or(format!("no softnic0 in\n{text}"))?;
+fn list(launcher: &Path, method: Method) -> Outcome {
+    let device = method.device;
+    let text = run(method.exec(launcher, "null").arg("ibv_devices"), "ibv_devices", LIMIT)?;
+    let line = text.lines().find(|line| line.contains(device)).ok_or(format!("no {device} in\n{text}"))?;
     let guid = line.split_whitespace().nth(1).unwrap_or_default();
     if guid.len() == 16 && guid.bytes().any(|byte| byte != b'0') {
-        return Ok(format!("softnic0, GUID {guid}"));
+        return Ok(format!("{device}, GUID {guid}"));
     }
     Err(format!("no GUID in {line:?}"))
 }
 
-fn describe(launcher: &Path, method: &str) -> Outcome {
-    let text = run(&mut behind(launcher, method, &["ibv_devinfo", "-v"]), "ibv_devinfo", LIMIT)?;
-    for wanted in DESCRIPTION {
-        if !text.contains(wanted) {
-            return Err(format!("{wanted:?} is missing in\n{text}"));
-        }
+fn describe(launcher: &Path, method: Method) -> Outcome {
+    let text = run(method.exec(launcher, "null").args(["ibv_devinfo", "-v"]), "ibv_devinfo", LIMIT)?;
+    let own: &[&str] = if method.name == MLX5.name { &MLX5_DESCRIPTION } else { &OWN_DESCRIPTION };
+    let wanted: Vec<_> = DESCRIPTION.iter().chain(own).collect();
+    if let Some(missing) = wanted.iter().find(|wanted| !text.contains(**wanted)) {
+        return Err(format!("{missing:?} is missing in\n{text}"));
     }
-    Ok(format!("{} lines", text.lines().count()))
+    Ok(format!("{0} of {0} properties, {1} lines", wanted.len(), text.lines().count()))
 }
 
 /// It prints its device, and then waits for events until it is ended.
-fn watch(launcher: &Path, method: &str) -> Outcome {
-    let mut command = behind(launcher, method, &["stdbuf", "-oL", "ibv_asyncwatch", "-d", "softnic0"]);
+fn watch(launcher: &Path, method: Method) -> Outcome {
+    let mut command = method.exec(launcher, "null");
+    command.args(["stdbuf", "-oL", "ibv_asyncwatch", "-d", method.device]);
     let mut watch = Running::start(&mut command, "ibv_asyncwatch")?;
     watch.wait_for("async event FD", LIMIT)?;
     Ok(watch.text().lines().next().unwrap_or_default().to_owned())
