@@ -107,7 +107,7 @@ enum Method {
     Plugin,
     /// Functions that come before the library's: no namespace, no privilege
     Preload,
-    /// rdma-core's own mlx5 provider over a model of a ConnectX, receiving only: no namespace, no privilege
+    /// rdma-core's own mlx5 provider over a model of a ConnectX: no namespace, no privilege
     Mlx5,
 }
 
