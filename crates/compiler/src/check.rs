@@ -41,21 +41,24 @@ pub struct RuleCheck {
     pub steps: u32,
 }
 
-/// Checks a program, which must have been compiled from this policy for this device and number of workers. On a device
-/// without flow tags one class decides all packets; which packets each flow matches is therefore read from a program that
-/// is compiled for the same device with tags.
-#[must_use]
-pub fn check(policy: &Policy, profile: &DeviceProfile, workers: usize, program: &Program) -> Check {
-    let dependent = dependences(policy, profile);
-    if profile.has_tags() {
-        return check_beside(policy, program, program, dependent);
+impl Job<'_> {
+    /// Checks the job's program. On a device without flow tags one class decides all packets; which packets each flow matches is
+    /// therefore read from a program that is compiled for the same device with tags, with the same weights.
+    #[must_use]
+    pub fn check(&self, program: &Program) -> Check {
+        let Job { policy, profile, .. } = *self;
+        let dependent = dependences(policy, profile);
+        if profile.has_tags() {
+            return check_beside(policy, program, program, dependent);
+        }
+        let others = profile.refusals.iter().filter(|refusal| refusal.feature != Feature::Tag);
+        let refusals = others.cloned().collect();
+        let tag_bits = DeviceProfile::ideal().tag_bits;
+        let tagged = DeviceProfile { tag_bits, refusals, ..profile.clone() };
+        // The previous program has no tags to be kept.
+        let tagged = Job { profile: &tagged, previous: None, ..*self }.program();
+        check_beside(policy, program, tagged.as_ref().unwrap_or(program), dependent)
     }
-    let others = profile.refusals.iter().filter(|refusal| refusal.feature != Feature::Tag);
-    let refusals = others.cloned().collect();
-    let tag_bits = DeviceProfile::ideal().tag_bits;
-    let tagged = DeviceProfile { tag_bits, refusals, ..profile.clone() };
-    let tagged = Job::new(policy, &tagged, workers).program();
-    check_beside(policy, program, tagged.as_ref().unwrap_or(program), dependent)
 }
 
 /// Warns of rules that need a capability which only some devices of the model have, which is known on installation.

@@ -1,12 +1,16 @@
 //! Wider cubes where the device has too few flows or masks for the exact ones: flows of different rules become
-//! equal, and a worker decides their packets. It is tried in steps until the program fits, from the end of the policy: a wide
-//! cube takes packets of later rules to a worker, and none of earlier ones. With the last step all rules together need
-//! one mask and one flow for each hash variant.
+//! equal, and a worker decides their packets. It is tried in steps until the program fits. A wide cube takes packets of later
+//! rules to a worker, and none of earlier ones, so that the rules at the end of the policy are the first to be widened. With
+//! [`Weights`] the rules with fewest packets are tried as well, and the program that decides more packets in hardware is
+//! taken. With the last step all rules together need one mask and one flow for each hash variant.
 
-use program::{UndecidedKey, UndecidedReason};
+use std::cmp::Reverse;
+
+use program::{RuleId, UndecidedKey, UndecidedReason};
 
 use super::cover::{CoveredRule, everything};
 use super::cube::{Cube, DST_HIGH, DST_IPV4, DST_LOW, HAS_IPV4, HAS_IPV6, SRC_HIGH, SRC_IPV4, SRC_LOW, Slot};
+use super::weights::Weights;
 
 /// What is left of the cubes of rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,32 +22,66 @@ pub(super) enum Left {
     Nothing,
 }
 
+/// Which rules are widened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Widened {
+    /// The second half of the policy.
+    Last,
+    /// The half with fewest packets, of equal ones the last.
+    Lightest,
+    All,
+}
+
 /// What is widened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Coarse {
     left: Left,
-    /// Whether the first half of the policy stays as it is.
-    second_half: bool,
+    widened: Widened,
 }
 
 impl Coarse {
-    /// In the order in which they are tried.
-    pub(super) const STEPS: [Self; 5] = [
-        Self { left: Left::Addresses, second_half: true },
-        Self { left: Left::Addresses, second_half: false },
-        Self { left: Left::Family, second_half: true },
-        Self { left: Left::Family, second_half: false },
-        Self { left: Left::Nothing, second_half: false },
+    /// In the order in which they are tried. Of the alternatives of a step, the one that decides most packets in hardware is
+    /// taken.
+    const STEPS: [&[Self]; 5] = [
+        &[
+            Self { left: Left::Addresses, widened: Widened::Last },
+            Self { left: Left::Addresses, widened: Widened::Lightest },
+        ],
+        &[Self { left: Left::Addresses, widened: Widened::All }],
+        &[
+            Self { left: Left::Family, widened: Widened::Last },
+            Self { left: Left::Family, widened: Widened::Lightest },
+        ],
+        &[Self { left: Left::Family, widened: Widened::All }],
+        &[Self { left: Left::Nothing, widened: Widened::All }],
     ];
+
+    /// The alternatives of each step. Without weights no rule is lighter than another.
+    pub(super) fn steps(is_weighted: bool) -> impl Iterator<Item = impl Iterator<Item = Self>> {
+        let is_known = move |coarse: &Self| is_weighted || coarse.widened != Widened::Lightest;
+        Self::STEPS.into_iter().map(move |step| step.iter().copied().filter(is_known))
+    }
 }
 
-/// Widens the rules that decide received packets.
-pub(super) fn coarsen(rules: &mut [CoveredRule], coarse: Option<Coarse>) {
-    let Some(Coarse { left, second_half }) = coarse else { return };
-    let first = if second_half { rules.len() / 2 } else { 0 };
-    for rule in rules[first..].iter_mut().filter(|rule| rule.decides() && !rule.expansion.cubes.is_empty()) {
-        let note = UndecidedKey { key: "match".to_owned(), why: UndecidedReason::NoCapacity };
-        rule.widen(note, |cube| widened(cube, left));
+/// Widens rules that decide received packets.
+pub(super) fn coarsen(rules: &mut [CoveredRule], coarse: Option<Coarse>, weights: Option<&Weights>) {
+    let Some(Coarse { left, widened: which }) = coarse else { return };
+    let mut order: Vec<usize> = (0..rules.len()).collect();
+    let count = match which {
+        Widened::All => rules.len(),
+        Widened::Last | Widened::Lightest => rules.len().div_ceil(2),
+    };
+    let weight = |rule: usize| match which {
+        Widened::Lightest => weights.map_or(0, |weights| weights.of(RuleId::of(rule))),
+        Widened::Last | Widened::All => 0,
+    };
+    order.sort_by_key(|rule| (weight(*rule), Reverse(*rule)));
+    for index in order.into_iter().take(count) {
+        let rule = &mut rules[index];
+        if rule.decides() && !rule.expansion.cubes.is_empty() {
+            let note = UndecidedKey { key: "match".to_owned(), why: UndecidedReason::NoCapacity };
+            rule.widen(note, |cube| widened(cube, left));
+        }
     }
 }
 

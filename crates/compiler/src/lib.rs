@@ -18,7 +18,7 @@
 //! repeated. The limits of the device are checked in `capacity`. Errors are values of `diagnostics::Problem`; only that module
 //! contains their English text. No pass depends on the order of a hash map, so equal input gives an equal program.
 //!
-//! It opens no device, reads no file and prints nothing. [`check()`] and [`report()`] describe the result to an operator,
+//! It opens no device, reads no file and prints nothing. [`Job::check`] and [`Job::report`] describe the result to an operator,
 //! [`Capacity`] counts what a program needs of a device, [`reload_conflict()`] finds why two programs cannot be installed at
 //! once.
 //!
@@ -77,9 +77,10 @@ use lower::Lowered;
 use order::Ranking;
 use place::{ByOrder, Placed};
 use search::{MAX_ROUNDS, Next, Round, Search};
+use share::{MAX_FLOWS_TRIED, Sample};
 
 pub use capacity::{Capacity, CapacityRow, PriorityUse, reload_conflict};
-pub use check::{Check, RuleCheck, check};
+pub use check::{Check, RuleCheck};
 pub use diagnostics::Obstacle;
 pub use lost::{LostException, TakenWhy, lost_exceptions, refuse_lost_exceptions, taken_why};
 pub use report::{Decided, PolicingReport, Report, RuleReport, WorkerLimit};
@@ -169,12 +170,26 @@ impl<'p> Job<'p> {
         Self { weights, ..self }
     }
 
+    /// What is compiled.
+    #[must_use]
+    pub fn policy(&self) -> &'p Policy {
+        self.policy
+    }
+
     /// The program.
     ///
     /// # Errors
     /// As [`compile`].
     pub fn compile(&self) -> Result<Program, Diagnostics> {
         self.program().map_err(|problems| problems.diagnostics(self.policy, self.profile))
+    }
+
+    /// The percentage of packets that the device decides, if each rule has so many; `None`: none has any. Estimated with packets
+    /// drawn from the rules.
+    #[must_use]
+    pub fn hardware_percent(&self, program: &Program, weights: &Weights) -> Option<f64> {
+        let sample = Sample::of(self.policy, program, MAX_FLOWS_TRIED);
+        sample.hardware_percent(program, Some(weights), |_| true)
     }
 
     /// The program described, or why there is none.
@@ -229,8 +244,25 @@ impl Job<'_> {
             Err(problems) if problems.are_about_capacity() => problems,
             result => return result,
         };
-        let mut steps = Coarse::STEPS.into_iter();
-        steps.find_map(|coarse| self.attempt(Some(coarse), attempts).ok()).ok_or(problems)
+        for alternatives in Coarse::steps(self.weights.is_some()) {
+            let fitting = alternatives.filter_map(|coarse| self.attempt(Some(coarse), attempts).ok());
+            if let Some(program) = self.best(fitting.collect()) {
+                return Ok(program);
+            }
+        }
+        Err(problems)
+    }
+
+    /// The program that decides most packets in hardware, of equal ones the first.
+    fn best(&self, programs: Vec<Program>) -> Option<Program> {
+        let [first, _, ..] = &*programs else { return programs.into_iter().next() };
+        let sample = Sample::of(self.policy, first, MAX_FLOWS_TRIED);
+        let percent =
+            |program: &Program| sample.hardware_percent(program, self.weights, |_| true).unwrap_or(0.0);
+        let rated = programs.into_iter().map(|program| (percent(&program), program));
+        let better =
+            |best: (f64, Program), other: (f64, Program)| if other.0 > best.0 { other } else { best };
+        rated.reduce(better).map(|(_, program)| program)
     }
 
     /// If flows were split for exceptions and the program does not fit, compiles again without splitting.
@@ -260,7 +292,7 @@ impl Job<'_> {
         if rules.len() < self.policy.rules.len() {
             return Err(Refused { problems, has_split: None });
         }
-        coarsen::coarsen(&mut rules, coarse);
+        coarsen::coarsen(&mut rules, coarse, self.weights);
         let exceptions = subtract::subtract(self, &mut rules, may_split);
         let mut overlaps = Overlaps::of(&rules);
         let next_groups = classes::next_groups(&rules, &mut overlaps, self.policy.default);

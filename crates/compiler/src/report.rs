@@ -3,7 +3,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use device_model::DeviceProfile;
 use packet::Field;
 use policy::{Diagnostic, Policy};
 use program::{
@@ -13,7 +12,7 @@ use program::{
 use serde::Serialize;
 
 use crate::capacity::{Capacity, reload_conflict};
-use crate::check::{Check, RuleCheck, check};
+use crate::check::{Check, RuleCheck};
 use crate::classes::outcomes;
 use crate::share::{Share, Shares, shares};
 use crate::{Job, LostException, Obstacle, lost_exceptions, refuse_lost_exceptions};
@@ -144,11 +143,11 @@ pub enum Decided {
 
 /// Compiles a policy for a device, beside the program that is on it, and describes the result.
 pub(crate) fn describe(job: &Job<'_>) -> Report {
-    let Job { policy, profile, workers, previous, .. } = *job;
+    let Job { policy, profile, previous, .. } = *job;
     let device = profile.name.clone();
     match job.program() {
         Ok(program) => {
-            let checked = check(policy, profile, workers, &program);
+            let checked = job.check(&program);
             let mut rules = rules_of(policy, &program, &checked);
             let shares = shares(policy, &program);
             for (rule, share) in rules.iter_mut().zip(&shares.rules) {
@@ -189,7 +188,7 @@ pub(crate) fn describe(job: &Job<'_>) -> Report {
                 problems.obstacles(policy, profile).into_iter().partition(|one| one.rule.is_some());
             let mut found: BTreeMap<usize, Obstacle> = BTreeMap::new();
             note(&mut found, own, Some);
-            let others = others(policy, profile, workers, &mut found);
+            let others = others(job, &mut found);
             Report {
                 rules: impossible(policy, found, others),
                 shares: None,
@@ -419,12 +418,8 @@ const MAX_ATTEMPTS: usize = 4;
 /// The rules that are possible, by their place in the policy, as they are decided in the policy without the
 /// impossible ones; the default comes last. Nothing if that policy does not compile for another
 /// reason than a rule. Adds the rules that turn out to be impossible only then.
-fn others(
-    policy: &Policy,
-    profile: &DeviceProfile,
-    workers: usize,
-    found: &mut BTreeMap<usize, Obstacle>,
-) -> BTreeMap<usize, RuleReport> {
+fn others(job: &Job<'_>, found: &mut BTreeMap<usize, Obstacle>) -> BTreeMap<usize, RuleReport> {
+    let Job { policy, profile, workers, weights, .. } = *job;
     for _ in 0..MAX_ATTEMPTS {
         let known = found.len();
         if known == 0 {
@@ -433,11 +428,13 @@ fn others(
         let kept: Vec<usize> = (0..policy.rules.len()).filter(|rule| !found.contains_key(rule)).collect();
         let rules = kept.iter().filter_map(|rule| policy.rules.get(*rule)).cloned().collect();
         let rest = Policy { rules, ..policy.clone() };
-        match Job::new(&rest, profile, workers).program() {
+        let places: Vec<usize> = kept.iter().copied().chain([policy.rules.len()]).collect();
+        let weights = weights.map(|weights| weights.of_rules(&places));
+        let job = Job::new(&rest, profile, workers).weighted(weights.as_ref());
+        match job.program() {
             Ok(program) => {
-                let places = kept.into_iter().chain([policy.rules.len()]);
-                let checked = check(&rest, profile, workers, &program);
-                return places.zip(rules_of(&rest, &program, &checked)).collect();
+                let checked = job.check(&program);
+                return places.into_iter().zip(rules_of(&rest, &program, &checked)).collect();
             }
             Err(problems) => note(found, problems.obstacles(&rest, profile), |rule| kept.get(rule).copied()),
         }

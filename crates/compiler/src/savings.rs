@@ -10,12 +10,10 @@ use policy::Witness;
 use crate::Job;
 use crate::capacity::shared_packet;
 use crate::expand::expand;
-use crate::share::Sample;
+use crate::share::{MAX_FLOWS_TRIED, Sample};
 
 /// How many pairs are tried.
 const MAX_TRIED: usize = 3;
-/// How often packets are compared with a flow, at most, to count those decided in hardware once.
-const MAX_FLOWS_TRIED: usize = 1 << 22;
 /// Programs with more flows take too long to compile several times.
 const MAX_FLOWS: usize = 1 << 14;
 /// The most cubes of a rule that are searched for a shared packet.
@@ -62,8 +60,8 @@ impl Job<'_> {
             [earlier, later].map(|rule| self.policy.rules.get(rule.index()).map(|rule| &rule.matches));
         let both: Vec<Predicate> = matches.iter().flatten().map(|matches| Predicate::of(matches)).collect();
         let counted = |key: &_| !both.iter().all(|predicate| predicate.matches_deep(key));
-        let [before, after] =
-            [program, &apart].map(|program| sample.hardware_percent(program, self.weights, counted));
+        let [before, after] = [program, &apart]
+            .map(|program| sample.hardware_percent(program, self.weights, counted).unwrap_or(0.0));
         let percent = after - before;
         let direction = self.policy.rules.get(earlier.index())?.direction;
         let cubes = matches.map(|matches| match matches {

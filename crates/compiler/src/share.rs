@@ -18,8 +18,10 @@ use crate::cover::decides;
 use crate::expand::expand;
 use crate::weights::Weights;
 
-/// How often packets are compared with a flow, at most.
-const MAX_FLOWS_TRIED: usize = 1 << 26;
+/// How often packets are compared with a flow, at most, to count those decided in hardware once.
+pub(crate) const MAX_FLOWS_TRIED: usize = 1 << 22;
+/// The same for the shares that are shown.
+const MAX_FLOWS_TRIED_FOR_SHARES: usize = 1 << 26;
 /// The most packets drawn from one rule.
 const MAX_DRAWN: usize = 16;
 
@@ -98,7 +100,7 @@ pub(crate) fn comparisons(class: Option<&Class>, key: &DeepKey) -> Option<u64> {
 #[must_use]
 pub fn shares(policy: &Policy, program: &Program) -> Shares {
     let mut shares = Shares { all: Share::default(), rules: vec![Share::default(); program.rules.len()] };
-    for (frame, key) in &Sample::of(policy, program, MAX_FLOWS_TRIED).packets {
+    for (frame, key) in &Sample::of(policy, program, MAX_FLOWS_TRIED_FOR_SHARES).packets {
         let (rule, class) = decision(program, key);
         shares.all.add(key, frame, class);
         if let Some(share) = shares.rules.get_mut(rule.index()) {
@@ -142,14 +144,14 @@ impl Sample {
         Self { packets }
     }
 
-    /// The percentage of the wanted packets that no worker compares with rules. Without weights every packet counts 1; with
+    /// The percentage of the wanted packets that no worker compares with rules; `None`: there are none. Without weights every packet counts 1; with
     /// weights the packets of a rule together count as its weight.
     pub(crate) fn hardware_percent(
         &self,
         program: &Program,
         weights: Option<&Weights>,
         wanted: impl Fn(&DeepKey) -> bool,
-    ) -> f64 {
+    ) -> Option<f64> {
         let mut rules = vec![(0u64, 0u64); program.rules.len()];
         for (_, key) in self.packets.iter().filter(|(_, key)| wanted(key)) {
             let (rule, class) = decision(program, key);
@@ -163,7 +165,7 @@ impl Sample {
             total += weight;
             part += weight * in_hardware as f64 / all as f64;
         }
-        if total > 0.0 { 100.0 * part / total } else { 0.0 }
+        (total > 0.0).then(|| 100.0 * part / total)
     }
 
     /// By rule, the packets that its flows take to a worker that compares them.

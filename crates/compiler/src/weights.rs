@@ -2,19 +2,26 @@
 //! prefers those with most packets. [`RuleCounter`] counts them in a capture; what a rule decides depends on the policy
 //! alone, so that the numbers are the same for all devices.
 
+use device_model::DeviceProfile;
 use packet::DeepKey;
+use packet::cube::Cube;
 use policy::Policy;
 use program::{Class, ClassIndex, Outcome, Predicate, RuleId, Step};
 
 use crate::classes::Deciding;
 use crate::cover::{decides, verdict};
+use crate::expand::expand;
 
-/// The packets that each rule decides.
+/// The packets that each rule decides, or numbers in proportion to them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Weights {
     /// The default's last.
     packets: Vec<u64>,
 }
+
+/// The weight of all counted packets together, a power of two. Rules with a smaller part of them than its reciprocal, about one
+/// packet in a million, count as having none.
+const COUNTED: u64 = 1 << 20;
 
 impl Weights {
     /// From the packets of each rule in the order of the policy, those of the default last. Rules beyond the list have none.
@@ -23,10 +30,44 @@ impl Weights {
         Self { packets }
     }
 
+    /// From the counters of rules that run, in the order of the policy, the default's last; `None`: the rule has none. `None` if
+    /// nothing was counted.
+    ///
+    /// Each weight is the rule's part of all counted packets, rounded to the nearest power of two: what rises or falls by less
+    /// than the square root of two between two readings keeps its weight or gets the next one, and rules whose parts are
+    /// about equal stay in the order of the policy. Parts do not change while all counters grow alike. A rule without a
+    /// counter gets the mean of the others, multiplied by the logarithm of the number of packets that it matches and
+    /// divided by the mean of these logarithms.
+    #[must_use]
+    pub fn of_counters(policy: &Policy, counters: &[Option<u64>]) -> Option<Self> {
+        let counted: u64 = counters.iter().flatten().fold(0, |sum, packets| sum.saturating_add(*packets));
+        if counted == 0 {
+            return None;
+        }
+        let volumes = volumes(policy);
+        let mean = |values: &mut dyn Iterator<Item = f64>| {
+            let (sum, count) = values.fold((0.0, 0u32), |(sum, count), value| (sum + value, count + 1));
+            sum / f64::from(count.max(1))
+        };
+        let part = |packets: u64| packets as f64 / counted as f64;
+        let mean_part = mean(&mut counters.iter().flatten().map(|packets| part(*packets)));
+        let mean_volume = mean(&mut volumes.iter().copied());
+        let parts = volumes.iter().enumerate().map(|(rule, volume)| {
+            let counter = counters.get(rule).copied().flatten();
+            counter.map_or(mean_part * volume / mean_volume, part)
+        });
+        Some(Self { packets: parts.map(rounded).collect() })
+    }
+
     /// The packets of a rule.
     #[must_use]
     pub fn of(&self, rule: RuleId) -> u64 {
         self.packets.get(rule.index()).copied().unwrap_or(0)
+    }
+
+    /// Those of some rules, in this order.
+    pub(crate) fn of_rules(&self, rules: &[usize]) -> Self {
+        Self { packets: rules.iter().map(|rule| self.of(RuleId::of(*rule))).collect() }
     }
 
     /// By rule, the default's last.
@@ -34,6 +75,29 @@ impl Weights {
     pub fn packets(&self) -> &[u64] {
         &self.packets
     }
+}
+
+/// A part of all packets as a weight: a power of two, or 0.
+fn rounded(part: f64) -> u64 {
+    let exponent = (part * COUNTED as f64).log2().round();
+    if exponent >= 0.0 { 1 << exponent.min(62.0) as u32 } else { 0 }
+}
+
+/// By rule, the default last, the logarithm of the number of packets that it matches: 1 for the rule that matches fewest, and
+/// one more for twice as many.
+fn volumes(policy: &Policy) -> Vec<f64> {
+    let ideal = DeviceProfile::ideal();
+    let part = |cubes: &[Cube]| -> f64 {
+        let bits = |cube: &Cube| cube.mask.iter().map(|word| word.count_ones()).sum::<u32>();
+        // Cubes of one rule may overlap, as those of lists of addresses do; an estimate is enough.
+        cubes.iter().map(|cube| (-f64::from(bits(cube))).exp2()).sum::<f64>().log2()
+    };
+    let expanded = policy.rules.iter().map(|rule| expand(&rule.matches, rule.direction, &ideal));
+    let mut parts: Vec<f64> =
+        expanded.map(|found| found.map_or(f64::NEG_INFINITY, |found| part(&found.cubes))).collect();
+    parts.push(0.0);
+    let least = parts.iter().copied().filter(|part| part.is_finite()).fold(0.0, f64::min);
+    parts.into_iter().map(|part| if part.is_finite() { 1.0 + part - least } else { 1.0 }).collect()
 }
 
 /// Counts received packets by the rule that decides them: the first that matches.

@@ -24,7 +24,7 @@ fn program(text: &str) -> String {
         .unwrap_or_else(|problems| panic!("{problems}"));
     let warnings: Vec<String> = warnings
         .iter()
-        .chain(&compiler::check(&policy, &DeviceProfile::ideal(), 4, &program).warnings)
+        .chain(&compiler::Job::new(&policy, &DeviceProfile::ideal(), 4).check(&program).warnings)
         .map(ToString::to_string)
         .collect();
     format!("{program}warnings\n  {}\n", warnings.join("\n  "))
@@ -150,7 +150,8 @@ fn diagnostics_serialize_for_machines() {
 fn warnings(text: &str) -> Vec<String> {
     let (policy, _) = policy::parse(&Source::new("policy.toml", text), &files()).expect("a good policy");
     let program = compiler::compile(&policy, &DeviceProfile::ideal(), 4).expect("a policy that fits");
-    compiler::check(&policy, &DeviceProfile::ideal(), 4, &program)
+    compiler::Job::new(&policy, &DeviceProfile::ideal(), 4)
+        .check(&program)
         .warnings
         .iter()
         .map(ToString::to_string)
@@ -290,7 +291,8 @@ fn the_steps_of_a_class_are_counted_and_limited() {
     };
     let few = policy(3);
     let program = compiler::compile(&few, &DeviceProfile::ideal(), 1).unwrap();
-    let steps: Vec<u32> = compiler::check(&few, &DeviceProfile::ideal(), 1, &program)
+    let steps: Vec<u32> = compiler::Job::new(&few, &DeviceProfile::ideal(), 1)
+        .check(&program)
         .rules
         .iter()
         .map(|rule| rule.steps)
@@ -300,7 +302,7 @@ fn the_steps_of_a_class_are_counted_and_limited() {
 
     let many = policy(5000);
     let program = compiler::compile(&many, &DeviceProfile::ideal(), 1).unwrap();
-    assert_eq!(compiler::check(&many, &DeviceProfile::ideal(), 1, &program).rules[0].steps, 5000);
+    assert_eq!(compiler::Job::new(&many, &DeviceProfile::ideal(), 1).check(&program).rules[0].steps, 5000);
 }
 
 /// The reason why the device does not decide the only rule of a policy; empty if it does.

@@ -24,7 +24,8 @@ fn run(text: &str, set: &str) {
             Err(problems) => problems,
             Ok(program) => {
                 assert!(!program.to_string().is_empty());
-                let mut all = compiler::check(&policy, &DeviceProfile::ideal(), 4, &program).warnings;
+                let mut all =
+                    compiler::Job::new(&policy, &DeviceProfile::ideal(), 4).check(&program).warnings;
                 all.extend(warnings);
                 return render(&all.into());
             }

@@ -1,5 +1,5 @@
 //! Policies compiled for traffic: where a device cannot decide all packets in hardware, it decides those of the rules that
-//! have most packets.
+//! have most packets, counted in a capture or by a daemon.
 
 use compiler::{Job, RuleCounter, Weights};
 use device_model::DeviceProfile;
@@ -11,20 +11,31 @@ use program::{Class, Program, RuleId};
 /// Rules at the end, each of which needs one flow more to be decided in hardware.
 const LAST: u8 = 4;
 
-/// On two priorities, the flow of `b` comes after that of `a`, and those of the last rules after that of `b`.
-fn chain() -> Policy {
-    let rule = |name: &str, keys: &str| {
-        format!(
-            "[[rules]]\nname = '{name}'\nmatch = {{ protocol = 'udp', {keys} }}\naction = {{ steer = 'g' }}\n"
-        )
-    };
-    let mut text = "version = 1\n[groups.g]\nworkers = [0]\nhash = 'none'\n".to_owned();
-    text += &rule("a", "dst = '192.0.2.1', dst_port = 7");
-    text += &rule("b", "src = '198.51.100.1'");
-    for last in 0..LAST {
-        text += &rule(&format!("c{last}"), &format!("dst = '192.0.2.{}'", 10 + last));
-    }
+fn rule(name: &str, keys: &str, group: &str) -> String {
+    format!(
+        "[[rules]]\nname = '{name}'\nmatch = {{ protocol = 'udp', {keys} }}\naction = {{ steer = '{group}' }}\n"
+    )
+}
+
+fn parse(rules: &str) -> Policy {
+    let group = |name| format!("[groups.{name}]\nworkers = [0]\nhash = 'none'\n");
+    let text = format!("version = 1\n{}{}{rules}", group("g"), group("h"));
     policy::parse(&Source::new("p.toml", text), &NoFiles).expect("a policy").0
+}
+
+/// On two priorities, the flow of `b` comes after that of `a`, and those of the last rules after that of `b`, which steers to
+/// this group.
+fn chain_with(group: &str) -> Policy {
+    let mut rules = rule("a", "dst = '192.0.2.1', dst_port = 7", "g");
+    rules += &rule("b", "src = '198.51.100.1'", group);
+    for last in 0..LAST {
+        rules += &rule(&format!("c{last}"), &format!("dst = '192.0.2.{}'", 10 + last), "g");
+    }
+    parse(&rules)
+}
+
+fn chain() -> Policy {
+    chain_with("g")
 }
 
 /// A device with room for one flow more than there are rules.
@@ -93,4 +104,74 @@ fn a_pair_of_rules_in_the_way_is_found() {
     let key = savings[0].witness.as_ref().expect("a packet").key();
     let matches = |rule: usize| program::Predicate::of(&policy.rules[rule].matches).matches_deep(&key);
     assert!(matches(1) && matches(3));
+}
+
+/// Without flow tags one class decides all packets, and the warnings are about the flows that a device with tags has.
+#[test]
+fn warnings_about_a_device_without_tags_depend_on_the_weights() {
+    let policy = chain_with("h");
+    let device = DeviceProfile { tag_bits: 0, ..device() };
+    for heavy in 0..usize::from(LAST) {
+        let mut packets = [1; LAST as usize];
+        packets[heavy] = 10;
+        let weights = weights(&policy, &traffic(packets));
+        let job = Job::new(&policy, &device, 1).weighted(Some(&weights));
+        let warnings = job.check(&job.compile().expect("it fits")).warnings;
+        let stays = |last: usize| format!("packets of `c{last}` that turn out to belong to `b` stay with");
+        let warned: Vec<usize> = (0..usize::from(LAST))
+            .filter(|last| warnings.iter().any(|warning| warning.message.contains(&stays(*last))))
+            .collect();
+        let others: Vec<usize> = (0..usize::from(LAST)).filter(|last| *last != heavy).collect();
+        assert_eq!(warned, others, "{warnings:?}");
+    }
+}
+
+/// Rules on the ports of four addresses, of which the first two belong to the first half of the rules.
+#[test]
+fn the_rules_with_fewest_packets_are_widened() {
+    let keys = |index: usize| format!("dst = '192.0.2.{}', dst_port = {index}", index / 2);
+    let rules: Vec<String> = (0..8).map(|index| rule(&format!("r{index}"), &keys(index), "g")).collect();
+    let policy = parse(&rules.concat());
+    // With all flows exact there are eight, with half of them wide six.
+    let device = DeviceProfile { max_flows: Some(6), ..DeviceProfile::ideal() };
+    let packet = |rule: usize| {
+        let ip = FrameBuilder::new().ip([203, 0, 113, 1].into(), [192, 0, 2, rule as u8 / 2].into());
+        DeepKey::of(&ip.udp(1, rule as u16).build())
+    };
+    let all: Vec<DeepKey> = (0..8).map(packet).collect();
+    for (heavy, light) in [(&all[4..], &all[..4]), (&all[..4], &all[4..])] {
+        let weights = weights(&policy, heavy);
+        let program = Job::new(&policy, &device, 1).weighted(Some(&weights)).compile().expect("it fits");
+        assert_eq!((in_hardware(&program, heavy), in_hardware(&program, light)), (4, 0), "{program}");
+        let deciding = all.iter().map(|key| program.explain_deep(key).outcome.rule.index());
+        assert!(deciding.eq(0..8), "{program}");
+    }
+}
+
+fn counted(counters: [Option<u64>; 7]) -> Option<Vec<u64>> {
+    let weights = Weights::of_counters(&chain(), &counters)?;
+    Some(weights.packets().to_vec())
+}
+
+#[test]
+fn weights_of_counters_are_parts_rounded_to_powers_of_two() {
+    let some = |packets: [u64; 7]| packets.map(Some);
+    let whole = counted(some([0, 0, 1000, 2000, 4000, 9000, 0])).expect("packets");
+    assert_eq!(whole, [0, 0, 1 << 16, 1 << 17, 1 << 18, 1 << 19, 0]);
+    // The same parts of more packets, and parts that differ by a few percent.
+    assert_eq!(counted(some([0, 0, 7000, 14_000, 28_000, 63_000, 0])).as_ref(), Some(&whole));
+    assert_eq!(counted(some([0, 0, 1040, 1950, 4100, 8950, 0])).as_ref(), Some(&whole));
+    assert_eq!(counted(some([0; 7])), None, "nothing was counted");
+    assert_eq!(counted([None; 7]), None);
+}
+
+/// `a` matches fewest packets, then the last rules, then `b`, which leaves open more bits than they do; all of them more than none.
+#[test]
+fn a_rule_without_a_counter_has_a_weight_by_what_it_matches() {
+    let mean = (1u64 << 20) / 5;
+    let weights =
+        counted([None, Some(100), Some(100), Some(100), Some(100), None, Some(100)]).expect("packets");
+    assert_eq!(weights[1..5], [mean.next_power_of_two(); 4]);
+    assert!(weights[0] < weights[5] && weights[5] <= 2 * mean, "{weights:?}");
+    assert!(weights[0] > 0);
 }

@@ -106,7 +106,7 @@ pub(crate) fn compile(
     let workers = workers.unwrap_or_else(|| workers_named(&policy));
     let job = Job::new(&policy, profile, workers).beside(previous).weighted(weights.as_ref());
     let program = job.compile()?;
-    warnings.extend(compiler::check(&policy, profile, workers, &program).warnings);
+    warnings.extend(job.check(&program).warnings);
     let lost = compiler::lost_exceptions(&policy, profile, &program);
     let mut refused = compiler::refuse_lost_exceptions(&policy, &program, &lost);
     Protection::of(&policy, Some(&program)).errors.into_iter().for_each(|error| refused.push(error));
