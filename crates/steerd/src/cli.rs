@@ -169,10 +169,14 @@ pub(crate) struct PolicyArgs {
 pub(crate) struct CheckArgs {
     #[command(flatten)]
     pub(crate) policy: PolicyArgs,
-    /// A pcap or pcapng file with typical traffic: decide its packets in hardware rather than others, and show where they are
-    /// decided [default: policy.traffic of the settings, which is not shown].
-    #[arg(long, value_name = "CAPTURE")]
-    pub(crate) traffic: Option<PathBuf>,
+    /// A pcap or pcapng file with typical traffic, or "running" for the packets that the rules of the running daemon have counted:
+    /// decide such packets in hardware rather than others, and show where they are decided [default: policy.traffic of the
+    /// settings, which is not shown].
+    #[arg(long, value_name = "CAPTURE|running", value_parser = parse_traffic)]
+    pub(crate) traffic: Option<TrafficArg>,
+    /// The unix socket of the API of the daemon that --traffic running asks; overrides api.socket of the settings.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) api_socket: Option<PathBuf>,
     /// Fail on any of these: "warnings", "hybrid" rules, "hybrid=5%" where workers decide more of the packets of --traffic,
     /// without it of those drawn from the rules, or rules that are "shadowed" by others.
     #[arg(long, value_parser = parse_deny, value_delimiter = ',', value_name = "FINDING")]
@@ -186,6 +190,19 @@ pub(crate) struct CheckArgs {
     /// Print a JSON Schema of the language for editors, and nothing else.
     #[arg(long, exclusive = true)]
     pub(crate) print_schema: bool,
+}
+
+/// The packets that a policy is checked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum TrafficArg {
+    Capture(PathBuf),
+    /// Those that the running daemon has counted.
+    Running,
+}
+
+#[allow(clippy::unnecessary_wraps)]
+fn parse_traffic(text: &str) -> Result<TrafficArg, std::convert::Infallible> {
+    Ok(if text == "running" { TrafficArg::Running } else { TrafficArg::Capture(text.into()) })
 }
 
 #[derive(Debug, Args)]

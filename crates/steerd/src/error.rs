@@ -30,7 +30,7 @@ pub(crate) enum Error {
     #[error("{}: {message}", path.display())]
     Capture { path: PathBuf, message: String },
     /// The capture that the settings name.
-    #[error("setting policy.traffic: {0} (hint: correct the path or leave it empty)")]
+    #[error("setting policy.traffic: {}", Hinted::of(&chain(.0)).or(TRAFFIC_HINT))]
     Traffic(Box<Error>),
     #[error("no device: {0}")]
     NoDevice(String),
@@ -108,6 +108,38 @@ pub(crate) enum Error {
     Unhealthy(String),
     #[error("cannot write the output: {0}")]
     Output(io::Error),
+}
+
+/// If the capture that the settings name cannot be read.
+pub(crate) const TRAFFIC_HINT: &str = "correct the path or leave it empty";
+
+/// A message of which the hint is known, as it must have one only.
+#[derive(Debug)]
+pub(crate) struct Hinted {
+    pub(crate) message: String,
+    pub(crate) hint: Option<String>,
+}
+
+impl Hinted {
+    /// Of a message that ends with its hint if it has one.
+    pub(crate) fn of(text: &str) -> Self {
+        let parts = text.strip_suffix(')').and_then(|text| text.split_once(" (hint: "));
+        let (message, hint) = parts.map_or((text, None), |(message, hint)| (message, Some(hint.to_owned())));
+        Self { message: message.to_owned(), hint }
+    }
+
+    /// With this hint if it has none.
+    pub(crate) fn or(mut self, hint: &str) -> Self {
+        self.hint.get_or_insert_with(|| hint.to_owned());
+        self
+    }
+}
+
+impl std::fmt::Display for Hinted {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.message)?;
+        self.hint.as_ref().map_or(Ok(()), |hint| write!(f, " (hint: {hint})"))
+    }
 }
 
 impl Error {

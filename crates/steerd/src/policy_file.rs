@@ -3,6 +3,7 @@
 //! `check`, `explain`, `diff`, the start of the daemon and every reload use it, so that they agree on the meaning of a
 //! policy.
 
+mod counters;
 mod inputs;
 
 use std::collections::BTreeMap;
@@ -21,10 +22,11 @@ use crate::cli::PolicyArgs;
 use crate::commands::traffic::for_each_key;
 use crate::daemon::runtime::TargetDevice;
 use crate::daemon::{cores, runtime};
-use crate::error::{Error, chain};
+use crate::error::{Error, Hinted, TRAFFIC_HINT, chain};
 use crate::protection::{self, Protection};
-use crate::settings::{self, PolicySource, PolicyText, Request};
+use crate::settings::{self, PolicySource, PolicyText, Request, Traffic};
 use crate::terminal::output;
+pub(crate) use counters::Counters;
 use inputs::Recorder;
 pub(crate) use inputs::{InputFile, Inputs, KEPT_BYTES_MAX};
 
@@ -56,14 +58,48 @@ pub(crate) struct Read {
 }
 
 impl Read {
-    /// How many packets of a capture each rule decides. From then on the hash of the inputs covers these numbers.
-    pub(crate) fn weights(&mut self, traffic: Option<&Path>) -> Result<Option<Weights>, Error> {
-        let Some(path) = traffic else { return Ok(None) };
+    /// How many packets each rule decides, of a capture or by these counters. From then on the hash of the inputs covers the
+    /// packets of a capture. It does not cover counters, which differ from one moment to the next.
+    pub(crate) fn weights(
+        &mut self,
+        traffic: Option<&Traffic>,
+        counters: Option<&Counters>,
+    ) -> Result<Option<Weights>, Error> {
+        let path = match traffic {
+            None => return Ok(None),
+            Some(Traffic::Counters) => {
+                let counters = counters.map(|counters| counters.by_rule(&self.policy));
+                return Ok(counters.and_then(|counters| Weights::of_counters(&self.policy, &counters)));
+            }
+            Some(Traffic::Capture(path)) => path,
+        };
         let mut counter = RuleCounter::new(&self.policy);
         for_each_key(path, &mut |key, _| counter.add(key))?;
         let weights = counter.weights();
         self.inputs.add_weights(&weights);
         Ok(Some(weights))
+    }
+
+    /// `workers`: their number; `None`: as many as the policy names.
+    pub(crate) fn compile(
+        self,
+        weights: Option<&Weights>,
+        profile: &DeviceProfile,
+        workers: Option<usize>,
+        previous: Option<&Program>,
+    ) -> Result<Compiled, Diagnostics> {
+        let Self { policy, mut warnings, inputs } = self;
+        let workers = workers.unwrap_or_else(|| workers_named(&policy));
+        let job = Job::new(&policy, profile, workers).beside(previous).weighted(weights);
+        let program = job.compile()?;
+        warnings.extend(job.check(&program).warnings);
+        let lost = compiler::lost_exceptions(&policy, profile, &program);
+        let mut refused = compiler::refuse_lost_exceptions(&policy, &program, &lost);
+        Protection::of(&policy, Some(&program)).errors.into_iter().for_each(|error| refused.push(error));
+        warnings.extend(protection::warning(&policy));
+        let protected = protection::Names::of(&policy);
+        let (program, inputs) = (Arc::new(program), Arc::new(inputs));
+        Ok(Compiled { program, inputs, warnings, protected, refused })
     }
 }
 
@@ -91,38 +127,39 @@ pub(crate) fn parse(
     Ok(Read { policy, warnings, inputs: recorder.into_inputs(text, variables) })
 }
 
-/// `workers`: their number; `None`: as many as the policy names. Rules that `previous` has keep their tags, and the
-/// device must have room for both programs.
+/// What is on the device when a policy replaces another.
+pub(crate) struct Running<'r> {
+    /// Rules that it has keep their tags, and the device must have room for both programs.
+    pub(crate) program: &'r Program,
+    /// For [`Traffic::Counters`].
+    pub(crate) counters: Option<Counters>,
+}
+
+/// `workers`: their number; `None`: as many as the policy names.
 pub(crate) fn compile(
     source: &PolicySource,
     profile: &DeviceProfile,
     workers: Option<usize>,
-    previous: Option<&Program>,
+    running: Option<&Running<'_>>,
 ) -> Result<Compiled, Diagnostics> {
     let mut read = load(source)?;
-    let traffic = source.traffic.as_deref();
-    let weights = read.weights(traffic).map_err(|error| unreadable_traffic(traffic, &error))?;
-    let Read { policy, mut warnings, inputs } = read;
-    let workers = workers.unwrap_or_else(|| workers_named(&policy));
-    let job = Job::new(&policy, profile, workers).beside(previous).weighted(weights.as_ref());
-    let program = job.compile()?;
-    warnings.extend(job.check(&program).warnings);
-    let lost = compiler::lost_exceptions(&policy, profile, &program);
-    let mut refused = compiler::refuse_lost_exceptions(&policy, &program, &lost);
-    Protection::of(&policy, Some(&program)).errors.into_iter().for_each(|error| refused.push(error));
-    warnings.extend(protection::warning(&policy));
-    let protected = protection::Names::of(&policy);
-    let (program, inputs) = (Arc::new(program), Arc::new(inputs));
-    Ok(Compiled { program, inputs, warnings, protected, refused })
+    let traffic = source.traffic.as_ref();
+    let counters = running.and_then(|running| running.counters.as_ref());
+    let weights = read.weights(traffic, counters).map_err(|error| unreadable_traffic(traffic, &error))?;
+    read.compile(weights.as_ref(), profile, workers, running.map(|running| running.program))
 }
 
 /// The error points at the value of the setting, because no part of the policy names the capture.
-fn unreadable_traffic(traffic: Option<&Path>, error: &Error) -> Diagnostics {
-    let path = traffic.unwrap_or(Path::new("")).display().to_string();
+fn unreadable_traffic(traffic: Option<&Traffic>, error: &Error) -> Diagnostics {
+    let path = match traffic {
+        Some(Traffic::Capture(path)) => path.display().to_string(),
+        Some(Traffic::Counters) | None => String::new(),
+    };
     let span = 0..path.len();
     let place = Place::new(&Arc::new(Source::new("setting policy.traffic", path)), span);
-    let hint = "correct the path or leave it empty";
-    Diagnostics::from(vec![place.error(chain(error), "this capture").hint(hint)])
+    let Hinted { message, hint } = Hinted::of(&chain(error)).or(TRAFFIC_HINT);
+    let error = place.error(message, "this capture");
+    Diagnostics::from(vec![hint.into_iter().fold(error, Diagnostic::hint)])
 }
 
 /// The most diagnostics of one policy that the daemon logs: a large policy must not flood the log at each reload.

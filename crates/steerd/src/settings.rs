@@ -19,8 +19,8 @@ use crate::cli::RunArgs;
 pub(crate) use layers::Origin;
 use layers::{Layer, Layers};
 pub(crate) use types::{
-    AUTO_SOCKET, Api, Cores, Http, IdleMode, Listen, Log, LogFormat, LogTarget, OtherSoftNic, Settings,
-    SoftNicMode, SoftNicPort,
+    AUTO_SOCKET, Api, COUNTERS, Cores, Http, IdleMode, Listen, Log, LogFormat, LogTarget, OtherSoftNic,
+    Settings, SoftNicMode, SoftNicPort,
 };
 
 /// config/steerd.toml is both the documented example and the defaults, so they cannot differ.
@@ -33,8 +33,17 @@ const DEMO_POLICY: &str = include_str!("../../../config/examples/demo.toml");
 pub(crate) struct PolicySource {
     pub(crate) text: PolicyText,
     pub(crate) variables: BTreeMap<String, String>,
-    /// A capture of typical traffic.
-    pub(crate) traffic: Option<PathBuf>,
+    /// `None`: without a preference for some rules.
+    pub(crate) traffic: Option<Traffic>,
+}
+
+/// The packets that a policy is compiled for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Traffic {
+    /// Those of a capture.
+    Capture(PathBuf),
+    /// Those that the rules of the running daemon have counted.
+    Counters,
 }
 
 /// Where the text comes from.
@@ -200,6 +209,10 @@ fn policy_source(request: &Request, settings: &Settings, layers: &Layers) -> Pol
         PolicyText::File(settings.policy.file.clone())
     };
     let traffic = &settings.policy.traffic;
-    let traffic = (!traffic.as_os_str().is_empty()).then(|| traffic.clone());
+    let traffic = match traffic.to_str() {
+        Some("") => None,
+        Some(COUNTERS) => Some(Traffic::Counters),
+        _ => Some(Traffic::Capture(traffic.clone())),
+    };
     PolicySource { text, variables, traffic }
 }

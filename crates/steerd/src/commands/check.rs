@@ -8,16 +8,17 @@ use std::collections::HashSet;
 use std::path::Path;
 
 use analysis::{Analysis, Reach, RuleAnalysis};
-use compiler::{Decided, Decisions, Job, Report, Saving, TrafficShares};
+use compiler::{Decided, Decisions, Job, Report, Saving, TrafficShares, Weights};
 use policy::{Diagnostic, Diagnostics, Policy};
 use program::{Program, RuleId, SinkId};
+use serde::Serialize;
 
 use super::traffic;
-use crate::cli::{CheckArgs, Cli, Deny, Format};
+use crate::cli::{ApiArgs, CheckArgs, Cli, Deny, Format, TrafficArg};
 use crate::error::Error;
-use crate::policy_file::Target;
+use crate::policy_file::{Counters, Target};
 use crate::protection::{self, Protection};
-use crate::settings::PolicySource;
+use crate::settings::{PolicySource, Traffic};
 use crate::terminal::output::{self, Progress};
 use crate::terminal::style::Layout;
 use crate::terminal::table::counted;
@@ -41,6 +42,8 @@ struct Checked {
     device_warnings: Vec<String>,
     /// Where the packets of a capture are decided; `None`: none is given, or there is no program.
     traffic: Option<TrafficShares>,
+    /// The same of the packets that a daemon has counted; `None`: none is asked.
+    counted: Option<CountedShare>,
     /// Pairs of rules that keep packets from hardware.
     savings: Vec<Saving>,
 }
@@ -55,9 +58,12 @@ pub(crate) fn run(args: &CheckArgs) -> Result<(), Error> {
         <Cli as clap::CommandFactory>::command().error(kind, message).exit();
     }
     let Target { mut source, device, workers } = Target::of(&args.policy)?;
-    if args.traffic.is_some() {
-        source.traffic.clone_from(&args.traffic);
+    match &args.traffic {
+        Some(TrafficArg::Capture(path)) => source.traffic = Some(Traffic::Capture(path.clone())),
+        Some(TrafficArg::Running) => source.traffic = Some(Traffic::Counters),
+        None => {}
     }
+    let counters = counters(args)?;
     let profile = &device.profile;
     let format = args.policy.format;
     let mut read = match policy_file::load(&source) {
@@ -71,10 +77,11 @@ pub(crate) fn run(args: &CheckArgs) -> Result<(), Error> {
             return Err(policy_file::policy_error(&source, &diagnostics));
         }
     };
-    let weights = read.weights(source.traffic.as_deref()).map_err(|error| match &args.traffic {
-        Some(_) => error,
-        None => Error::Traffic(Box::new(error)),
-    })?;
+    let weights =
+        read.weights(source.traffic.as_ref(), counters.as_ref()).map_err(|error| match &args.traffic {
+            Some(_) => error,
+            None => Error::Traffic(Box::new(error)),
+        })?;
     let policy_file::Read { policy, warnings, inputs } = read;
     let workers = workers.unwrap_or_else(|| policy_file::workers_named(&policy));
     let job = Job::new(&policy, profile, workers).weighted(weights.as_ref());
@@ -96,9 +103,10 @@ pub(crate) fn run(args: &CheckArgs) -> Result<(), Error> {
     let device_warnings = report.program.as_ref().map(|program| device.warnings(program)).unwrap_or_default();
     let sha256 = inputs.sha256;
     let traffic = match (&args.traffic, &report.program) {
-        (Some(path), Some(program)) => Some(shares_of_traffic(path, program)?),
+        (Some(TrafficArg::Capture(path)), Some(program)) => Some(shares_of_traffic(path, program)?),
         _ => None,
     };
+    let counted = counters.map(|counters| CountedShare::of(&job, report.program.as_ref(), &counters));
     let checked = Checked {
         source,
         sha256,
@@ -110,6 +118,7 @@ pub(crate) fn run(args: &CheckArgs) -> Result<(), Error> {
         warnings,
         device_warnings,
         traffic,
+        counted,
         savings,
     };
     let denied = checked.denied(&args.deny);
@@ -118,6 +127,41 @@ pub(crate) fn run(args: &CheckArgs) -> Result<(), Error> {
         Format::Text => checked.print(args.quiet)?,
     }
     checked.verdict(&denied)
+}
+
+/// The counters of the daemon that --traffic names.
+fn counters(args: &CheckArgs) -> Result<Option<Counters>, Error> {
+    if args.traffic != Some(TrafficArg::Running) {
+        return Ok(None);
+    }
+    let (config, api_socket) = (args.policy.config.clone(), args.api_socket.clone());
+    Counters::of_daemon(&ApiArgs { config, api_socket }).map(Some)
+}
+
+/// Where the packets that the rules of a daemon have counted would be decided.
+#[derive(Clone, Copy, Debug, Serialize)]
+struct CountedShare {
+    /// Those of rules that the policy has.
+    packets: u64,
+    /// The rules of the policy for which the daemon has no counter, the default among them.
+    rules_without_counter: usize,
+    /// Estimated: the packets of each rule are taken to be those that it matches, equally many of each kind. `None`: no packet
+    /// was counted, or there is no program.
+    in_hardware_percent: Option<f64>,
+}
+
+impl CountedShare {
+    fn of(job: &Job<'_>, program: Option<&Program>, counters: &Counters) -> Self {
+        let by_rule = counters.by_rule(job.policy());
+        let packets = by_rule.iter().flatten().fold(0u64, |sum, packets| sum.saturating_add(*packets));
+        let weights = Weights::new(by_rule.iter().map(|packets| packets.unwrap_or(0)).collect());
+        let program = program.filter(|_| packets > 0);
+        Self {
+            packets,
+            rules_without_counter: by_rule.iter().filter(|packets| packets.is_none()).count(),
+            in_hardware_percent: program.and_then(|program| job.hardware_percent(program, &weights)),
+        }
+    }
 }
 
 fn shares_of_traffic(path: &Path, program: &Program) -> Result<TrafficShares, Error> {
@@ -199,11 +243,13 @@ impl Checked {
         wanted.iter().filter_map(found).collect()
     }
 
-    /// That workers decide more packets than this percentage: of the capture, or else of those drawn from the rules.
+    /// That workers decide more packets than this percentage: of the capture, or of those that a daemon has counted, or else
+    /// of those drawn from the rules.
     fn excess_hybrid(&self, most: f64) -> Option<String> {
-        let percent = match &self.traffic {
-            Some(traffic) => traffic.all.hybrid_percent()?,
-            None => self.report.shares.as_ref()?.all.hybrid_percent()?,
+        let percent = match (&self.traffic, &self.counted) {
+            (Some(traffic), _) => traffic.all.hybrid_percent()?,
+            (None, Some(counted)) => 100.0 - counted.in_hardware_percent?,
+            (None, None) => self.report.shares.as_ref()?.all.hybrid_percent()?,
         };
         (percent > most)
             .then(|| format!("packets that workers decide: {percent:.1} %, {most} % allowed (denied)"))

@@ -18,6 +18,7 @@ use super::traffic::Totals;
 use crate::cli::{Format, SizeArgs};
 use crate::error::Error;
 use crate::policy_file::{self, Target};
+use crate::settings::Traffic;
 use crate::terminal::output;
 use crate::terminal::style::Layout;
 use balance::{Found, Input, Spread};
@@ -130,12 +131,14 @@ struct WorkerAnswer {
 }
 
 pub(crate) fn run(args: &SizeArgs) -> Result<(), Error> {
-    let Target { mut source, device, workers } = Target::of(&args.policy)?;
-    source.traffic = Some(args.traffic.clone());
-    let compiled = policy_file::compile(&source, &device.profile, workers, None).map_err(|diagnostics| {
+    let Target { source, device, workers } = Target::of(&args.policy)?;
+    let refused = |diagnostics| {
         output::print_diagnostics(&diagnostics);
         policy_file::policy_error(&source, &diagnostics)
-    })?;
+    };
+    let mut read = policy_file::load(&source).map_err(refused)?;
+    let weights = read.weights(Some(&Traffic::Capture(args.traffic.clone())), None)?;
+    let compiled = read.compile(weights.as_ref(), &device.profile, workers, None).map_err(refused)?;
     let program = &*compiled.program;
     let collected = Collected::of(program, &args.traffic)?;
     let load = Load::of(args, &collected);

@@ -16,7 +16,8 @@ use crate::api::model::Verdict;
 use crate::daemon::notify;
 use crate::daemon::runtime::{LATE_PACKET_GRACE, Runtime};
 use crate::error::chain;
-use crate::policy_file;
+use crate::policy_file::{self, Counters, Running};
+use crate::settings::Traffic;
 
 /// A client that waits for the verdict of a reload.
 pub(crate) type Waiter = oneshot::Sender<Verdict>;
@@ -166,7 +167,9 @@ fn replace(runtime: &Runtime) -> Result<Vec<Diagnostic>, Refused> {
     let workers = runtime.worker_count();
     let profile = runtime.opened().device.profile(workers);
     let before = runtime.program();
-    let compiled = policy_file::compile(&source, &profile, Some(workers), Some(&before))
+    let counters = (source.traffic == Some(Traffic::Counters)).then(|| Counters::of_state(&runtime.state()));
+    let running = Running { program: &before, counters };
+    let compiled = policy_file::compile(&source, &profile, Some(workers), Some(&running))
         .and_then(policy_file::Compiled::into_installable)
         .map_err(|diagnostics| {
             // Errors first: they are why the policy is refused, and only the first lines are logged.

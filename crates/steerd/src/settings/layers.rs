@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{Mode, OFlags};
 use toml::{Table, Value};
 
-use super::types::AUTO_SOCKET;
+use super::types::{AUTO_SOCKET, COUNTERS};
 use super::{Problem, Settings};
 
 const PREFIX: &str = "STEERD_";
@@ -178,7 +178,7 @@ fn rebase(table: &mut Table, folder: &Path) {
     let rebase_one = |value: Option<&mut Value>| {
         if let Some(Value::String(path)) = value
             && !path.is_empty()
-            && path != AUTO_SOCKET
+            && ![AUTO_SOCKET, COUNTERS].contains(&path.as_str())
         {
             *path = folder.join(&*path).to_string_lossy().into_owned();
         }

@@ -49,7 +49,7 @@ pub(crate) struct Policy {
     /// Values of the policy's variables, as text.
     #[serde(deserialize_with = "variables")]
     pub(crate) variables: BTreeMap<String, String>,
-    /// A capture of typical traffic; empty: none.
+    /// A capture of typical traffic, or [`COUNTERS`]; empty: none.
     pub(crate) traffic: PathBuf,
 }
 
@@ -177,6 +177,9 @@ pub(crate) struct Api {
 
 /// The socket is at the default place for the user.
 pub(crate) const AUTO_SOCKET: &str = "auto";
+
+/// In place of the path of a capture: the packets that the rules have counted.
+pub(crate) const COUNTERS: &str = "counters";
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Listen {

@@ -7,7 +7,7 @@ use policy::{Diagnostic, Diagnostics, MAX_DIAGNOSTICS};
 use program::{Program, RuleId, Sink, SinkId};
 use serde::Serialize;
 
-use super::Checked;
+use super::{Checked, CountedShare};
 use crate::error::Error;
 use crate::settings::PolicySource;
 use crate::terminal::output;
@@ -28,6 +28,8 @@ struct Answer<'c> {
     shares: Option<&'c Shares>,
     /// Where the packets of a capture are decided; `null`: none is given, or there is no program.
     traffic: Option<Traffic<'c>>,
+    /// Where the packets that a daemon has counted would be decided; `null`: none was asked.
+    counted: Option<CountedShare>,
     /// Pairs of rules without whose overlap the device would decide more packets.
     savings: Vec<SavingLine<'c>>,
     sinks: Vec<SinkLine<'c>>,
@@ -183,6 +185,7 @@ pub(super) fn print(checked: &Checked, denied: &[String]) -> Result<(), Error> {
                 .map(|(index, share)| RuleTraffic { rule: checked.rule_name(RuleId::of(index)), share })
                 .collect(),
         }),
+        counted: checked.counted,
         sinks: report.program.as_ref().map(|program| checked.sinks(program)).unwrap_or_default(),
         capacity: report.capacity.as_ref(),
         obstacles: &report.obstacles,

@@ -23,6 +23,7 @@ pub(super) fn of(checked: &Checked, layout: Layout) -> String {
     out.push_str(&reasons(report, layout));
     out.push_str(&shares(report, layout));
     out.push_str(&traffic(checked, layout));
+    out.push_str(&counted_packets(checked, layout));
     out.push_str(&savings(checked, layout));
     if !report.obstacles.is_empty() {
         out.push_str(&obstacles(&report.obstacles, layout));
@@ -323,6 +324,25 @@ fn traffic(checked: &Checked, layout: Layout) -> String {
         ]);
     }
     format!("\n{}\n{}", layout.text(Style::Heading, &title), headed(&grid, layout))
+}
+
+/// Where the packets that a daemon has counted would be decided.
+fn counted_packets(checked: &Checked, layout: Layout) -> String {
+    let Some(share) = &checked.counted else { return String::new() };
+    let title = format!("of the {} that the daemon has counted", counted(share.packets, "packet", "packets"));
+    let mut out = format!("\n{}\n", layout.text(Style::Heading, &title));
+    let words = match share.in_hardware_percent {
+        Some(percent) => format!("about {percent:.1} % would be decided in hardware"),
+        None if share.packets == 0 => "without packets all rules count alike".to_owned(),
+        None => "-".to_owned(),
+    };
+    out.push_str(&layout.lines(Style::Plain, "  ", &words));
+    if share.rules_without_counter > 0 {
+        let rules = counted(share.rules_without_counter as u64, "rule has", "rules have");
+        let words = format!("{rules} no counter; they count by the number of packets that they match");
+        out.push_str(&layout.lines(Style::Plain, "  ", &words));
+    }
+    out
 }
 
 /// The pairs of rules without whose overlap the device would decide more packets.
