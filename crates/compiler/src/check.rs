@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use device_model::{Dependence, DeviceProfile};
 use policy::policy::{Action, Direction, RuleDefinition};
 use policy::{Diagnostic, MAX_DIAGNOSTICS, Policy};
-use program::{Decide, Feature, FlowAction, GroupId, Placement, Program, RuleId, Verdict};
+use program::{Decide, Feature, FlowAction, GroupId, LimitShare, Placement, Program, RuleId, Verdict};
 use serde::Serialize;
 
 use crate::Job;
@@ -110,6 +110,7 @@ fn check_beside(
     foreign_packets(policy, tagged, &mut warnings);
     unused_groups(policy, program, &mut warnings);
     counted_only(policy, program, &mut warnings);
+    small_bursts(policy, program, &mut warnings);
     warnings.sort_by_key(|warning| (warning.line, warning.column));
     Check { rules, warnings }
 }
@@ -134,6 +135,32 @@ fn counted_only(policy: &Policy, program: &Program, warnings: &mut Vec<Diagnosti
     let hint =
         "add sinks = [\"NAME\"] and [sinks.NAME]; a sink of kind = \"count\" says that counting is all";
     warnings.push(first.place.warning(message, "no sinks").hint(hint));
+}
+
+/// Warns of limits whose burst has no packet for each worker: one that has paused lets one packet through all the same.
+fn small_bursts(policy: &Policy, program: &Program, warnings: &mut Vec<Diagnostic>) {
+    for policed in program.policed_rules() {
+        let Some(limit) = policed.policing.limit else { continue };
+        let shares = policed.shares();
+        let is_less_than_one = |share: &LimitShare| {
+            u64::from(limit.burst_packets) * u64::from(share.parts) < u64::from(share.of)
+        };
+        let Some(rule) = policy.rules.get(policed.rule.index()) else { continue };
+        if !shares.values().any(is_less_than_one) {
+            continue;
+        }
+        let together: u64 = shares.values().map(|share| u64::from(share.of_limit(limit).burst_packets)).sum();
+        let message = format!(
+            "after a pause {together} packets of `{}` pass at once, not {}: each of its {} workers lets one through at least",
+            rule.name,
+            limit.burst_packets,
+            shares.len(),
+        );
+        let hint = format!(
+            "write burst = {together} or more, or steer to fewer workers; on average {limit} are kept"
+        );
+        warnings.push(rule.place.warning(message, "this limit").hint(hint));
+    }
 }
 
 /// The steps of the class that each rule's flows lead to.

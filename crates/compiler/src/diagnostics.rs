@@ -49,14 +49,19 @@ pub(crate) enum GroupProblem {
     NoWorkers,
     /// It hashes the source or the destination alone, and the device hashes both or none.
     HalfHash,
+    Table(TableProblem),
+}
+
+/// What is wrong with the indirection table of a group.
+pub(crate) enum TableProblem {
     /// The device has tables of consecutive workers only.
     NotConsecutive(TableFault),
-    TableTooLarge {
+    TooLarge {
         entries: u32,
         most: u32,
     },
     /// Fewer entries than workers.
-    TableTooSmall {
+    TooSmall {
         entries: u32,
         workers: usize,
         needed: u32,
@@ -250,13 +255,11 @@ impl Problem {
     fn is_about_device(&self) -> bool {
         let Self::Group(_, problem) = self else { return true };
         match problem {
-            GroupProblem::HalfHash | GroupProblem::NotConsecutive(_) | GroupProblem::TableTooLarge { .. } => {
-                true
+            GroupProblem::HalfHash => true,
+            GroupProblem::Table(problem) => {
+                matches!(problem, TableProblem::NotConsecutive(_) | TableProblem::TooLarge { .. })
             }
-            GroupProblem::UnknownWorker { .. }
-            | GroupProblem::NoWorkers
-            | GroupProblem::TableTooSmall { .. }
-            | GroupProblem::StarvedWorker { .. } => false,
+            GroupProblem::UnknownWorker { .. } | GroupProblem::NoWorkers => false,
         }
     }
 }
@@ -336,21 +339,11 @@ impl<'p> Context<'p> {
                 if let Workers::Listed(listed) = &definition.workers {
                     (place, unknown) = (&listed[*share].place, listed[*share].worker);
                 }
-                let remedy = match workers {
-                    0 => "the settings configure no workers".to_owned(),
-                    1 => "the settings configure one worker: 0".to_owned(),
-                    _ => format!("the settings configure {workers} workers: 0 to {}", workers - 1),
-                };
-                (
-                    format!("the group `{name}` names worker {unknown}"),
-                    "no such worker".to_owned(),
-                    None,
-                    remedy,
-                )
+                let reason = format!("the group `{name}` names worker {unknown}");
+                (reason, "no such worker".to_owned(), None, configured(*workers))
             }
             GroupProblem::NoWorkers => {
-                let remedy = "the settings configure no workers".to_owned();
-                (format!("the group `{name}` has no workers"), "empty".to_owned(), None, remedy)
+                (format!("the group `{name}` has no workers"), "empty".to_owned(), None, configured(0))
             }
             GroupProblem::HalfHash => (
                 format!("the group `{name}` hashes source or destination alone"),
@@ -358,7 +351,20 @@ impl<'p> Context<'p> {
                 Some(self.profile.errno(Limit::Queues)),
                 "write hash = \"l3l4\", \"l3\" or \"none\"".to_owned(),
             ),
-            GroupProblem::NotConsecutive(fault) => {
+            GroupProblem::Table(problem) => self.table_of_group(definition, problem),
+        };
+        Text { obstacle: Obstacle { rule: None, reason, limit, errno, remedy }, place, label: None }
+    }
+
+    /// The texts about problems of a group's indirection table: reason, limit, errno and remedy.
+    fn table_of_group(
+        &self,
+        definition: &GroupDefinition,
+        problem: &TableProblem,
+    ) -> (String, String, Option<Errno>, String) {
+        let (name, device) = (&definition.name, &self.profile.name);
+        match problem {
+            TableProblem::NotConsecutive(fault) => {
                 let reason = match fault {
                     TableFault::Gap => format!("the workers of the group `{name}` do not follow each other"),
                     TableFault::Weights => {
@@ -373,7 +379,7 @@ impl<'p> Context<'p> {
                 let remedy = "name 1, 2, 4, 8, ... workers that follow each other, of equal weight, without table_size";
                 (reason, limit, Some(self.profile.errno(Limit::Tables)), remedy.to_owned())
             }
-            GroupProblem::TableTooLarge { entries, most } => (
+            TableProblem::TooLarge { entries, most } => (
                 format!("the table of the group `{name}` needs {entries} entries"),
                 format!("`{device}` has tables of at most {most} entries"),
                 Some(self.profile.errno(Limit::Tables)),
@@ -382,13 +388,13 @@ impl<'p> Context<'p> {
                     None => format!("name {most} workers at most"),
                 },
             ),
-            GroupProblem::TableTooSmall { entries, workers, needed } => (
+            TableProblem::TooSmall { entries, workers, needed } => (
                 format!("the table of the group `{name}` has {entries} entries for {workers} workers"),
                 "some would receive nothing".to_owned(),
                 None,
                 format!("write table_size = {needed}"),
             ),
-            GroupProblem::StarvedWorker { worker, weight, entries, needed } => (
+            TableProblem::StarvedWorker { worker, weight, entries, needed } => (
                 format!("worker {worker} of weight {weight} gets no entry in a table of {entries}"),
                 "would receive nothing".to_owned(),
                 None,
@@ -399,8 +405,7 @@ impl<'p> Context<'p> {
                     }
                 },
             ),
-        };
-        Text { obstacle: Obstacle { rule: None, reason, limit, errno, remedy }, place, label: None }
+        }
     }
 
     fn rule_problem(&self, id: RuleId, problem: &RuleProblem) -> Text<'p> {
@@ -612,6 +617,15 @@ impl<'p> Context<'p> {
             (Some(_), Limit::Copies) => text.labelled("up to here they fit"),
             (Some(_), _) => text.labelled("one of its masks is the rarest"),
         }
+    }
+}
+
+/// Which workers there are.
+fn configured(workers: usize) -> String {
+    match workers {
+        0 => "the settings configure no workers".to_owned(),
+        1 => "the settings configure one worker: 0".to_owned(),
+        _ => format!("the settings configure {workers} workers: 0 to {}", workers - 1),
     }
 }
 

@@ -11,7 +11,7 @@ use program::{Group, GroupId, HashVariant, WorkerId};
 
 use super::Job;
 use super::cube::{Cube, HAS_IPV4, HAS_IPV6, HAS_TCP, HAS_UDP, Slot};
-use super::diagnostics::{GroupProblem, Problems, TableFault};
+use super::diagnostics::{GroupProblem, Problems, TableFault, TableProblem};
 
 /// The groups of a program, in the policy's order.
 pub(super) fn groups(job: &Job<'_>, problems: &mut Problems) -> Vec<Group> {
@@ -40,7 +40,7 @@ fn group(job: &Job<'_>, id: GroupId, definition: &GroupDefinition, problems: &mu
     }
     let table = if profile.table_consecutive {
         consecutive(definition, &shares, profile).unwrap_or_else(|fault| {
-            problems.group(id, GroupProblem::NotConsecutive(fault));
+            problems.group(id, GroupProblem::Table(TableProblem::NotConsecutive(fault)));
             Vec::new()
         })
     } else {
@@ -49,7 +49,7 @@ fn group(job: &Job<'_>, id: GroupId, definition: &GroupDefinition, problems: &mu
         let is_sound = problems.len() == problems_before;
         let table = if is_sound { spread(&shares, size) } else { Vec::new() };
         if is_sound && let Some(problem) = starved_worker(definition, profile, &shares, &table) {
-            problems.group(id, problem);
+            problems.group(id, GroupProblem::Table(problem));
         }
         table
     };
@@ -111,10 +111,10 @@ fn table_size(
     let needed = entries_for(workers);
     let entries = definition.table_size.unwrap_or_else(|| DEFAULT_TABLE_SIZE.min(most).max(needed));
     if entries > most {
-        problems.group(id, GroupProblem::TableTooLarge { entries, most });
+        problems.group(id, GroupProblem::Table(TableProblem::TooLarge { entries, most }));
     }
     if entries < needed {
-        problems.group(id, GroupProblem::TableTooSmall { entries, workers, needed });
+        problems.group(id, GroupProblem::Table(TableProblem::TooSmall { entries, workers, needed }));
     }
     entries.min(most) as usize
 }
@@ -126,7 +126,7 @@ fn starved_worker(
     profile: &DeviceProfile,
     shares: &[(u32, u32)],
     table: &[WorkerId],
-) -> Option<GroupProblem> {
+) -> Option<TableProblem> {
     let starved = |table: &[WorkerId]| {
         let served: BTreeSet<u32> = table.iter().map(|worker| worker.0).collect();
         shares.iter().find(|(worker, _)| !served.contains(worker)).copied()
@@ -135,7 +135,7 @@ fn starved_worker(
     let sizes = (0..=profile.max_table.clamp(1, MAX_TABLE_SIZE).ilog2()).map(|bits| 1usize << bits);
     let needed =
         sizes.filter(|size| *size > table.len()).find(|size| starved(&spread(shares, *size)).is_none());
-    Some(GroupProblem::StarvedWorker { worker, weight, entries: table.len(), needed })
+    Some(TableProblem::StarvedWorker { worker, weight, entries: table.len(), needed })
 }
 
 /// A hash variant as the packets that it serves.

@@ -86,7 +86,7 @@ pub use lost::{LostException, TakenWhy, lost_exceptions, refuse_lost_exceptions,
 pub use report::{Decided, PolicingReport, Report, RuleReport, WorkerLimit};
 pub use savings::Saving;
 pub use share::{Share, Shares, shares};
-pub use traffic::{Amount, Decision, Decisions, TrafficShare, TrafficShares};
+pub use traffic::{Amount, Decision, Decisions, TrafficSample, TrafficShare, TrafficShares};
 pub use weights::{RuleCounter, Weights};
 
 /// Compiles a policy for a device and a number of workers.

@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use packet::Field;
 use policy::{Diagnostic, Policy};
 use program::{
-    Errno, Family, Feature, Inseparable, LimitShare, Match, Placement, PolicedRule, Policing, Program,
-    RateLimit, RuleId, UndecidedKey, UndecidedReason, WorkerId,
+    Errno, Family, Feature, Inseparable, LimitPart, LimitShare, Match, Placement, PolicedRule, Policing,
+    Program, RateLimit, RuleId, UndecidedKey, UndecidedReason, WorkerId,
 };
 use serde::Serialize;
 
@@ -45,7 +45,7 @@ pub struct Report {
 }
 
 /// One rule of a report.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct RuleReport {
     /// Its name.
     pub name: String,
@@ -76,24 +76,24 @@ pub struct RuleReport {
 }
 
 /// What part of the packets of a rule workers let through.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PolicingReport {
     /// Of so many packets one.
     pub sample: u32,
     /// Of what the sample leaves.
     pub limit: Option<RateLimit>,
-    /// The part of the limit that each worker has, rounded up.
+    /// The part of the limit that each worker has.
     pub workers: Vec<WorkerLimit>,
 }
 
 /// The part of a limit that a worker has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct WorkerLimit {
     /// The worker.
     pub worker: u32,
     /// Its part.
     #[serde(flatten)]
-    pub limit: RateLimit,
+    pub limit: LimitPart,
 }
 
 impl PolicingReport {
@@ -109,16 +109,15 @@ impl PolicingReport {
     #[must_use]
     pub fn parts(&self) -> Option<String> {
         let [first, others @ ..] = &*self.workers else { return None };
-        let words = |limit: &RateLimit| format!("{limit}, burst {}", limit.burst_packets);
         if others.is_empty() {
             return None;
         }
         if others.iter().all(|other| other.limit == first.limit) {
-            return Some(format!("each of {} workers: {}", self.workers.len(), words(&first.limit)));
+            return Some(format!("each of {} workers: {}", self.workers.len(), first.limit));
         }
         let shown = self.workers.iter().take(SHOWN_NAMES);
         let mut parts: Vec<String> =
-            shown.map(|part| format!("worker {}: {}", part.worker, words(&part.limit))).collect();
+            shown.map(|part| format!("worker {}: {}", part.worker, part.limit)).collect();
         let more = self.workers.len().saturating_sub(SHOWN_NAMES);
         parts.extend((more > 0).then(|| format!("and {more} more")));
         Some(parts.join("; "))
@@ -260,7 +259,7 @@ fn possible(
         }
         UndecidedReason::TooMany { most, .. } => Some(format!("{most} combinations of ranges and lists")),
         UndecidedReason::KernelException { inseparable: Inseparable::TooMany { most, .. }, .. } => {
-            Some(format!("{most} pieces"))
+            Some(format!("{most} parts of flows"))
         }
         _ => None,
     });
@@ -355,8 +354,8 @@ fn left_out(program: &Program, rule: usize) -> Option<String> {
         first.cloned().chain((more > 0).then(|| format!("{more} more"))).collect::<Vec<_>>().join(", ");
     let pieces = match exception.pieces {
         0 => String::new(),
-        1 => ", split into one more piece".to_owned(),
-        pieces => format!(", split into {pieces} more pieces"),
+        1 => ", split into one more part".to_owned(),
+        pieces => format!(", split into {pieces} more parts"),
     };
     (!names.is_empty()).then(|| format!("excluded from the flows of {shown}{pieces}"))
 }

@@ -182,10 +182,11 @@ impl Sample {
 }
 
 /// A linear congruential generator (Knuth, MMIX).
-struct Random(u64);
+#[derive(Debug)]
+pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
-    fn next(&mut self) -> u64 {
+    pub(crate) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         // The upper bits are the better ones.
         self.0 ^ self.0 >> 32

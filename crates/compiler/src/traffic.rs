@@ -8,7 +8,7 @@ use program::{Explanation, Program};
 use serde::Serialize;
 
 use crate::cost::{mean_ns, worker_ps};
-use crate::share::comparisons;
+use crate::share::{Random, comparisons};
 
 /// The most packets whose decisions are kept.
 const MAX_KEPT: usize = 1 << 16;
@@ -122,20 +122,46 @@ impl TrafficShare {
     }
 }
 
+/// The most packets of a capture that are all decided.
+const MAX_DECIDED: u64 = 1 << 20;
+
+/// Chooses packets of a capture: all of up to 2^20, of more about so many at random. Equal captures give equal packets.
+#[derive(Debug)]
+pub struct TrafficSample {
+    one_in: u64,
+    random: Random,
+}
+
+impl TrafficSample {
+    /// Of a capture of so many packets.
+    #[must_use]
+    pub fn of(packets: u64) -> Self {
+        Self { one_in: packets.div_ceil(MAX_DECIDED).max(1), random: Random(1) }
+    }
+
+    /// Whether the next packet is chosen.
+    pub fn takes(&mut self) -> bool {
+        self.one_in == 1 || (self.random.next() >> 16).is_multiple_of(self.one_in)
+    }
+}
+
 /// How the packets of a capture are decided, by the rule that decides them. Copies are not counted.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct TrafficShares {
-    /// All of them.
+    /// The packets of the capture. Of long ones a sample is decided, see [`TrafficSample`].
+    pub capture_packets: u64,
+    /// All that are decided.
     pub all: TrafficShare,
     /// By rule, the default last.
     pub rules: Vec<TrafficShare>,
 }
 
 impl TrafficShares {
-    /// For the rules of a program, without packets yet.
+    /// For the rules of a program and a capture of so many packets, none of them decided yet.
     #[must_use]
-    pub fn new(program: &Program) -> Self {
-        Self { all: TrafficShare::default(), rules: vec![TrafficShare::default(); program.rules.len()] }
+    pub fn new(program: &Program, capture_packets: u64) -> Self {
+        let rules = vec![TrafficShare::default(); program.rules.len()];
+        Self { capture_packets, all: TrafficShare::default(), rules }
     }
 
     /// Adds a packet.
@@ -158,6 +184,20 @@ mod tests {
     use super::*;
 
     #[test]
+    fn of_long_captures_a_sample_is_chosen() {
+        let chosen = |packets: u64| {
+            let mut sample = TrafficSample::of(packets);
+            (0..packets).filter(|_| sample.takes()).count() as u64
+        };
+        assert_eq!(chosen(MAX_DECIDED), MAX_DECIDED);
+        let some = chosen(3 * MAX_DECIDED);
+        assert!(
+            (MAX_DECIDED - some.min(MAX_DECIDED)) < MAX_DECIDED / 100 && some < MAX_DECIDED * 101 / 100,
+            "{some}"
+        );
+    }
+
+    #[test]
     fn packets_count_where_they_are_decided() {
         let rule = |name: &str, keys: &str, action: &str| {
             format!("[[rules]]\nname = \"{name}\"\nmatch = {{ {keys} }}\naction = {action}\n")
@@ -172,7 +212,7 @@ mod tests {
         let (policy, _) = policy::parse(&Source::new("p.toml", text.concat()), &NoFiles).expect("a policy");
         let program = crate::compile(&policy, &DeviceProfile::ideal(), 1).expect("it fits");
         let ip = || FrameBuilder::new().ip(IpAddr::from([10, 0, 0, 1]), IpAddr::from([10, 0, 0, 2]));
-        let mut shares = TrafficShares::new(&program);
+        let mut shares = TrafficShares::new(&program, 5);
         let mut decisions = Decisions::new(&program);
         for frame in
             [ip().udp(1, 53), ip().udp(1, 54), ip().udp(1, 55), ip().tcp(1, 80, 2), ip().tcp(1, 80, 16)]

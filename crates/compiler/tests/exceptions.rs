@@ -172,7 +172,7 @@ fn a_device_without_tags_excludes_what_it_can_match() {
     assert_eq!((report.rules[0].decided, report.rules[0].flows), (Decided::Hardware, 0));
     assert_eq!(
         report.rules[0].note.as_deref(),
-        Some("excluded from the flows of `prefix`, split into 7 more pieces")
+        Some("excluded from the flows of `prefix`, split into 7 more parts")
     );
     // It matches no protocols.
     let icmp = ("icmp", "family = 'ipv4', protocol = 'icmp'", "kernel");
@@ -189,8 +189,8 @@ fn exceptions_with_too_many_pieces_stay_hybrid_and_show_the_count() {
     let rule = &report.rules[0];
     assert_eq!((rule.decided, rule.note.as_ref()), (Decided::Hybrid, None));
     let (reason, remedy) = (rule.reason.as_deref().unwrap(), rule.remedy.as_deref().unwrap());
-    assert!(reason.contains("more pieces, and the limit is 4096"), "{reason}");
-    assert_eq!(rule.limit.as_deref(), Some("4096 pieces"));
+    assert!(reason.contains("more parts, and the limit is 4096"), "{reason}");
+    assert_eq!(rule.limit.as_deref(), Some("4096 parts of flows"));
     assert!(remedy.contains("fewer exceptions"), "{remedy}");
     // As if nothing had been tried.
     assert_eq!((rule.flows, report.rules[1].flows), (400, 1));
@@ -221,7 +221,7 @@ fn copies_are_split_up_to_the_limit_of_copies() {
     assert_eq!((few.rules[0].decided, few.rules[1].flows), (Decided::Hardware, 4));
     let many = copied("192.0.2.1");
     assert_eq!((many.rules[0].decided, many.rules[1].flows), (Decided::Hybrid, 1));
-    assert!(many.rules[0].reason.as_ref().unwrap().contains("pieces"), "{:?}", many.rules[0]);
+    assert!(many.rules[0].reason.as_ref().unwrap().contains("more parts"), "{:?}", many.rules[0]);
 }
 
 /// An mlx5 does not look for a header of any ports: such a flow takes packets without one as well.

@@ -465,3 +465,29 @@ action = { steer = 'one' }
 "
     ));
 }
+
+/// The average rate is kept, as workers count parts of packets; a burst has whole packets.
+#[test]
+fn bursts_with_less_than_a_packet_for_each_worker_are_warned_of() {
+    let ideal = DeviceProfile::ideal();
+    let warnings = |keys: &str| -> Vec<String> {
+        let text = format!(
+            "version = 1\n[sinks.s]\nkind = 'count'\n[groups.g]\nworkers = 'all'\n[[rules]]\nname = 'x'\n\
+             match = {{ protocol = 'udp' }}\naction = {{ steer = 'g' }}\nsinks = ['s']\n{keys}\n"
+        );
+        let (policy, _) = policy::parse(&Source::new("p.toml", text), &files()).unwrap();
+        let program = compiler::compile(&policy, &ideal, 8).unwrap();
+        let found = compiler::Job::new(&policy, &ideal, 8).check(&program).warnings;
+        found.into_iter().map(|warning| warning.message).collect()
+    };
+    assert_eq!(
+        warnings("limit = '1/s'\nburst = 4"),
+        [
+            "after a pause 8 packets of `x` pass at once, not 4: each of its 8 workers lets one through at least"
+        ]
+    );
+    // 64 packets at once without `burst`.
+    for keys in ["limit = '1/s'", "limit = '1/s'\nburst = 8", "limit = '10k/s'\nburst = 9", "sample = 9"] {
+        assert_eq!(warnings(keys), Vec::<String>::new(), "{keys}");
+    }
+}

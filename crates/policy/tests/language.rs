@@ -667,6 +667,7 @@ fn policies_that_part_packets_are_warned_of() {
     for (keys, lines, wanted) in [
         ("", to_group("fragment = 'any'"), "hashes ports, which fragments do not have"),
         ("symmetric = true", to_group("vxlan_vni = 7"), "hashes the ports of the tunnel"),
+        ("symmetric = true", to_group("mpls = 7"), "hashes the ports of the tunnel"),
     ] {
         let found = cautions(keys, &lines);
         assert!(found.len() == 1 && found[0].contains(wanted), "{lines}: {found:?}");
@@ -677,6 +678,9 @@ fn policies_that_part_packets_are_warned_of() {
         ("", to_group("dst_port = 53")),
         ("", to_group("vxlan_vni = 7")),
         ("hash = 'l3'\nsymmetric = true", to_group("vxlan_vni = 7")),
+        ("", to_group("mpls = 7")),
+        ("symmetric = true", to_group("mpls = 7, ethertype = 0x8847")),
+        ("symmetric = true", to_group("mpls = 7, gre_protocol = 0x8847")),
     ] {
         assert_eq!(cautions(keys, &lines), Vec::<String>::new(), "{lines}");
     }
@@ -702,6 +706,7 @@ fn rules_have_limits_and_samples() {
         ("limit = '10k/s'", 1, limit(10_000, 1000)),
         ("limit = '1G/s'\nsample = 2", 2, limit(1_000_000_000, 100_000_000)),
         ("limit = '3M/s'\nburst = 7", 1, limit(3_000_000, 7)),
+        ("limit = '2/s'\nburst = 35942400", 1, limit(2, 35_942_400)),
     ] {
         for action in ["'steer g'", "{ copy = 'g' }", "'sniff g'"] {
             assert_eq!(policing(action, keys), Ok(Policing { sample, limit: wanted }), "{action} {keys}");
@@ -723,6 +728,7 @@ fn limits_and_samples_without_a_meaning_are_refused() {
         ("'steer g'", "sample = 0", "`sample` is out of range"),
         ("'steer g'", "burst = 10", "`burst` needs a `limit`"),
         ("'steer g'", "limit = '1/s'\nburst = 0", "`burst` is out of range"),
+        ("'steer g'", "limit = '2/s'\nburst = 35942401", "`burst` is more than 2/s lets through in 208 days"),
         ("'steer g'", "rate = '1/s'", "write limit = \"10k/s\""),
         ("'drop'", "limit = '1/s'", "no effect on a rule that drops all its packets"),
         ("'kernel'", "sample = 2", "not possible for packets that stay with the kernel"),

@@ -66,6 +66,9 @@ pub struct RateLimit {
 impl RateLimit {
     /// The rates and bursts that there are.
     pub const PACKETS: RangeInclusive<u32> = 1..=1_000_000_000;
+    /// A burst is at most what the rate lets through in 208 days: workers count time in parts of nanoseconds, of which `u64` has
+    /// room for so many.
+    pub const LONGEST_BURST_SECONDS: u64 = 208 * 24 * 3600;
     /// The burst of a low rate that has none of its own.
     const LEAST_BURST: u32 = 64;
 
@@ -89,6 +92,32 @@ impl fmt::Display for RateLimit {
     }
 }
 
+/// The most packets of a rule that one worker lets through.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct LimitPart {
+    /// On average; the parts of the rule's workers add up to the limit.
+    pub packets_per_second: f64,
+    /// How many packets may pass at once after a pause: rounded up to whole packets.
+    pub burst_packets: u32,
+}
+
+/// `1250/s, burst 125`, or below one packet per second `1 in 8 s, burst 8`
+impl fmt::Display for LimitPart {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { packets_per_second: rate, burst_packets } = *self;
+        let decimals = |value: f64| usize::from(value.fract() != 0.0);
+        match rate {
+            // A part is at most the limit, which is a u32.
+            _ if rate >= 1.0 && rate.fract() == 0.0 => {
+                write!(f, "{}", RateLimit { packets_per_second: rate as u32, burst_packets })?;
+            }
+            _ if rate >= 1.0 => write!(f, "{rate:.1}/s")?,
+            _ => write!(f, "1 in {:.*} s", decimals(rate.recip()), rate.recip())?,
+        }
+        write!(f, ", burst {burst_packets}")
+    }
+}
+
 /// What part of a limit a worker has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LimitShare {
@@ -99,16 +128,14 @@ pub struct LimitShare {
 }
 
 impl LimitShare {
-    /// The worker's part of a limit, rounded up to whole packets.
+    /// The worker's part of a limit.
     #[must_use]
-    pub fn of_limit(self, limit: RateLimit) -> RateLimit {
-        let part = |packets: u32| {
-            let part = (u64::from(packets) * u64::from(self.parts)).div_ceil(u64::from(self.of.max(1)));
-            u32::try_from(part).unwrap_or(packets)
-        };
-        RateLimit {
-            packets_per_second: part(limit.packets_per_second),
-            burst_packets: part(limit.burst_packets).max(1),
+    pub fn of_limit(self, limit: RateLimit) -> LimitPart {
+        let of = self.of.max(1);
+        let burst = (u64::from(limit.burst_packets) * u64::from(self.parts)).div_ceil(of.into());
+        LimitPart {
+            packets_per_second: f64::from(limit.packets_per_second) * f64::from(self.parts) / f64::from(of),
+            burst_packets: u32::try_from(burst).unwrap_or(limit.burst_packets).max(1),
         }
     }
 }
@@ -214,9 +241,17 @@ mod tests {
         assert_eq!(shares[&WorkerId(0)], LimitShare { parts: 2, of: 4 });
         assert_eq!(shares.values().map(|share| share.parts).sum::<u32>(), 4);
         let part = shares[&WorkerId(1)].of_limit(limit);
-        assert_eq!((part.packets_per_second, part.burst_packets), (250, 16));
+        assert_eq!(part, LimitPart { packets_per_second: 250.0, burst_packets: 16 });
         assert_eq!(rule.share(WorkerId(9)), LimitShare { parts: 1, of: 3 }, "the average of three workers");
         let slow = RateLimit { packets_per_second: 1, burst_packets: 1 };
-        assert_eq!(shares[&WorkerId(2)].of_limit(slow).burst_packets, 1, "one packet passes at least");
+        let slow = shares[&WorkerId(2)].of_limit(slow);
+        assert_eq!(
+            slow,
+            LimitPart { packets_per_second: 0.25, burst_packets: 1 },
+            "one packet passes at least"
+        );
+        let shown = [part, slow, LimitPart { packets_per_second: 2.5, burst_packets: 3 }]
+            .map(|part| part.to_string());
+        assert_eq!(shown, ["250/s, burst 16", "1 in 4 s, burst 1", "2.5/s, burst 3"]);
     }
 }

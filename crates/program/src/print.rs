@@ -81,7 +81,7 @@ impl fmt::Display for Program {
                 exception.left_out_of.iter().map(|other| self.rule_name(*other)).collect();
             match others.is_empty() {
                 true => writeln!(f)?,
-                false => writeln!(f, "; left out of {}: pieces +{}", others.join(", "), exception.pieces)?,
+                false => writeln!(f, "; left out of {}: parts +{}", others.join(", "), exception.pieces)?,
             }
         }
         Ok(())

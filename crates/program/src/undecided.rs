@@ -174,7 +174,7 @@ impl Inseparable {
             }
             Self::Multicast => "would be left with multicast only, which the device matches last".to_owned(),
             Self::TooMany { pieces, most } => {
-                format!("would be split into {pieces} more pieces, and the limit is {most}")
+                format!("would be split into {pieces} more parts, and the limit is {most}")
             }
             Self::NoCapacity => "would be split into more flows than fit the device".to_owned(),
         }

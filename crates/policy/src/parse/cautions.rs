@@ -36,8 +36,8 @@ fn has_choice(group: &GroupDefinition) -> bool {
 }
 
 /// What packets of the rule the group parts from the rest of their flow. Only of rules that are about such packets: most
-/// groups hash ports, and most traffic is neither fragmented nor tunnelled. The source port of VXLAN differs between the
-/// directions of a connection inside (RFC 7348, 5), which matters where the text asks for symmetry.
+/// groups hash ports, and most traffic is neither fragmented nor tunnelled. The source ports of VXLAN and of MPLS over UDP differ
+/// between the directions of a connection inside (RFC 7348, 5; RFC 7510, 3), which matters where the text asks for symmetry.
 fn parted(
     rule: &RuleDefinition,
     group: &GroupDefinition,
@@ -52,8 +52,11 @@ fn parted(
         );
         return Some((message, "write hash = \"l3\" in the group, so that addresses alone decide"));
     }
-    let is_vxlan = matches.values().any(|(field, _)| field.row().header == packet::Header::Vxlan);
-    if is_vxlan && is_symmetric {
+    let has = |header| matches.values().any(|(field, _)| field.row().header == header);
+    // MPLS can also be right behind Ethernet, or in GRE.
+    let is_elsewhere = matches.get(packet::Field::EtherType).is_some() || has(packet::Header::Gre);
+    let is_mpls_in_udp = matches.mpls.is_some() && !is_elsewhere;
+    if is_symmetric && (has(packet::Header::Vxlan) || is_mpls_in_udp) {
         let message = format!(
             "the group `{name}` is symmetric, but hashes the ports of the tunnel: both directions of a connection inside \
              may reach different workers"

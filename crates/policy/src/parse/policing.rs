@@ -34,11 +34,30 @@ pub(super) fn read(reader: &mut Reader, table: &Table<'_>, action: Option<Action
     let limit = match table.get("limit") {
         Some(value) => {
             let usual = RateLimit::of(rate(reader, value)?);
+            refuse_long_burst(reader, table.get("burst"), burst, usual)?;
             Some(RateLimit { burst_packets: burst.unwrap_or(usual.burst_packets), ..usual })
         }
         None => None,
     };
     Some(Policing { sample, limit })
+}
+
+/// Refuses a burst that takes longer to be earned than workers can count.
+fn refuse_long_burst(
+    reader: &mut Reader,
+    value: Option<&Value<'_>>,
+    burst: Option<u32>,
+    limit: RateLimit,
+) -> Option<()> {
+    let most = u64::from(limit.packets_per_second) * RateLimit::LONGEST_BURST_SECONDS;
+    let (Some(value), Some(burst)) = (value, burst) else { return Some(()) };
+    if u64::from(burst) <= most {
+        return Some(());
+    }
+    let message = format!("`burst` is more than {limit} lets through in 208 days");
+    let hint = format!("write burst = {most} or less");
+    reader.error_with(value.span(), &message, "too many packets", &hint);
+    None
 }
 
 /// Refuses a key of a rule whose packets no worker hands on.

@@ -8,7 +8,7 @@ use std::collections::HashSet;
 use std::path::Path;
 
 use analysis::{Analysis, Reach, RuleAnalysis};
-use compiler::{Decided, Decisions, Job, Report, Saving, TrafficShares, Weights};
+use compiler::{Decided, Decisions, Job, Report, Saving, TrafficSample, TrafficShares, Weights};
 use policy::{Diagnostic, Diagnostics, Policy};
 use program::{Program, RuleId, SinkId};
 use serde::Serialize;
@@ -103,7 +103,10 @@ pub(crate) fn run(args: &CheckArgs) -> Result<(), Error> {
     let device_warnings = report.program.as_ref().map(|program| device.warnings(program)).unwrap_or_default();
     let sha256 = inputs.sha256;
     let traffic = match (&args.traffic, &report.program) {
-        (Some(TrafficArg::Capture(path)), Some(program)) => Some(shares_of_traffic(path, program)?),
+        (Some(TrafficArg::Capture(path)), Some(program)) => {
+            let packets = weights.iter().flat_map(|weights| weights.packets()).sum();
+            Some(shares_of_traffic(path, packets, program)?)
+        }
         _ => None,
     };
     let counted = counters.map(|counters| CountedShare::of(&job, report.program.as_ref(), &counters));
@@ -164,10 +167,15 @@ impl CountedShare {
     }
 }
 
-fn shares_of_traffic(path: &Path, program: &Program) -> Result<TrafficShares, Error> {
-    let mut shares = TrafficShares::new(program);
-    let mut decisions = Decisions::new(program);
-    traffic::for_each_key(path, &mut |key, packet| shares.add(decisions.of(key), packet.wire_bytes))?;
+/// Where the packets of a capture, so many in all, are decided.
+fn shares_of_traffic(path: &Path, packets: u64, program: &Program) -> Result<TrafficShares, Error> {
+    let mut shares = TrafficShares::new(program, packets);
+    let (mut decisions, mut sample) = (Decisions::new(program), TrafficSample::of(packets));
+    traffic::for_each_key(path, &mut |key, packet| {
+        if sample.takes() {
+            shares.add(decisions.of(key), packet.wire_bytes);
+        }
+    })?;
     Ok(shares)
 }
 

@@ -133,6 +133,7 @@ fn check_counts_where_the_packets_of_a_capture_are_decided() {
     );
     let bytes: usize = frames.iter().map(Vec::len).sum();
     assert_eq!(traffic["all"]["all"]["bytes"], bytes as u64);
+    assert_eq!(traffic["capture_packets"], 10);
     let text = stdout(&run_in(&folder, &["check", "p.toml", "--traffic", "mixed.pcap"]));
     assert!(text.contains("of the capture's 10 packets") && text.contains("30.0 % ("), "{text}");
     for (capture, most, code) in [("mixed.pcap", "29%", 1), ("mixed.pcap", "30%", 0), ("dns.pcap", "0%", 0)] {
@@ -284,7 +285,7 @@ fn limits_and_samples_are_shown_with_the_parts_of_workers() {
     let policing = &report["rules"][0]["policing"];
     assert_eq!(
         (&policing["sample"], &policing["workers"][1]["packets_per_second"]),
-        (&7.into(), &2500.into())
+        (&7.into(), &2500.0.into())
     );
     assert_eq!(report["rules"][0]["decided"], "hardware", "workers do not decide which rule matches");
     assert!(report["rules"][1]["policing"].is_null(), "{report:#}");

@@ -49,6 +49,8 @@ struct Answer<'c> {
 
 #[derive(Serialize)]
 struct Traffic<'c> {
+    /// Those of the capture; those in `all` are fewer if they were drawn from a long one.
+    capture_packets: u64,
     all: &'c TrafficShare,
     /// The default last.
     rules: Vec<RuleTraffic<'c>>,
@@ -177,6 +179,7 @@ pub(super) fn print(checked: &Checked, denied: &[String]) -> Result<(), Error> {
         rules: &report.rules,
         shares: report.shares.as_ref(),
         traffic: checked.traffic.as_ref().map(|traffic| Traffic {
+            capture_packets: traffic.capture_packets,
             all: &traffic.all,
             rules: traffic
                 .rules

@@ -306,7 +306,10 @@ fn shares(report: &Report, layout: Layout) -> String {
 /// Where the packets of a capture are decided, in all and by the rules that have packets of it.
 fn traffic(checked: &Checked, layout: Layout) -> String {
     let Some(traffic) = &checked.traffic else { return String::new() };
-    let title = format!("of the capture's {}", counted(traffic.all.all.packets, "packet", "packets"));
+    let (packets, decided) = (traffic.capture_packets, traffic.all.all.packets);
+    let drawn = (decided < packets).then(|| format!(", of which {} were drawn at random", number(decided)));
+    let title =
+        format!("of the capture's {}{}", counted(packets, "packet", "packets"), drawn.unwrap_or_default());
     let heads = ["rule", "packets", "bytes", "in hardware", "by workers", "left", "compared", "worker ns"];
     let mut grid = Grid::new(&heads);
     let rules = traffic.rules.iter().enumerate();

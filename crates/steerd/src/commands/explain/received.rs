@@ -4,8 +4,8 @@ use std::fmt::Write as _;
 
 use packet::DeepKey;
 use program::{
-    Band, ClassId, ClassTag, Copied, Explanation, FlowKind, Outcome, Policing, Program, RateLimit, RuleId,
-    SentExplanation, Verdict, WorkerId,
+    Band, ClassId, ClassTag, Copied, Explanation, FlowKind, LimitPart, Outcome, Policing, Program, RateLimit,
+    RuleId, SentExplanation, Verdict, WorkerId,
 };
 use serde::Serialize;
 
@@ -58,7 +58,7 @@ struct Policed {
     /// Of what the sample leaves, on all workers together.
     limit: Option<RateLimit>,
     /// The part of the limit that the packet's worker has.
-    worker_limit: Option<RateLimit>,
+    worker_limit: Option<LimitPart>,
 }
 
 impl Policed {
@@ -76,7 +76,7 @@ impl Policed {
     /// `1 in 100, at most 10k/s; this worker: 5k/s, burst 500`
     fn text(&self) -> String {
         let Self { sample, limit, worker_limit } = *self;
-        let part = worker_limit.map(|part| format!("; this worker: {part}, burst {}", part.burst_packets));
+        let part = worker_limit.map(|part| format!("; this worker: {part}"));
         format!("{}{}", Policing { sample, limit }, part.unwrap_or_default())
     }
 }
