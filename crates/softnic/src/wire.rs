@@ -8,6 +8,7 @@
 mod af_packet;
 mod config;
 mod error;
+mod gated;
 mod generator;
 mod link;
 mod loopback;
@@ -31,6 +32,7 @@ pub use config::{
     Rate, TrafficConfig, TrafficProtocol, WireConfig,
 };
 pub use error::{TransmitError, WireError};
+pub use gated::GatedWire;
 pub use generator::GeneratorWire;
 pub use link::{LinkConfig, LinkEnd, LinkName, LinkPeer, LinkWire};
 pub use loopback::{LoopbackWire, NullWire};

@@ -5,7 +5,6 @@
 //! pass through this module.
 
 pub(crate) mod cores;
-mod gated_wire;
 pub(crate) mod health;
 mod notify;
 pub(crate) mod reload;

@@ -7,7 +7,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::daemon::cores;
-use crate::daemon::gated_wire::GatedWire;
 use crate::daemon::health::{Part, Progress};
 use crate::error::Error;
 use crate::settings::{OtherSoftNic, Settings, SoftNicMode, SoftNicPort};
@@ -15,7 +14,7 @@ use control::{Device, DeviceSelector, DeviceSummary, Model};
 use device_model::DeviceProfile;
 use program::Program;
 use rustix::io::Errno;
-use softnic::wire::{LinkConfig, Promiscuous, WireConfig};
+use softnic::wire::{GatedWire, LinkConfig, Promiscuous, WireConfig};
 use softnic::{Drive, Personality, PortConfig, SoftNic, SoftNicConfig};
 use verbs::{Context, Provider};
 use worker::sinks::{Failure, Station};

@@ -1,22 +1,24 @@
-//! A wire that receives only while the whole policy is on the device, so that a capture loses no packet during the start
+//! A wire that receives only while a program lets it, so that a capture loses no packet before all flows are on the device
 //! and every packet is counted at the end.
 //!
-//! The runtime wraps every wire of the soft NIC, opens them all at once, and closes them before it removes the flows. All
-//! other calls pass through; no frame is inspected.
+//! One flag opens and closes any number of them. All other calls pass through; no frame is inspected.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use super::{Burst, SleepHint, Splits, TransmitError, Transmitted, Wire, WireState};
 use packet::MacAddr;
-use softnic::wire::{Burst, SleepHint, Splits, TransmitError, Transmitted, Wire, WireState};
 
-pub(crate) struct GatedWire {
+/// A wire behind a flag: closed, it is tended but receives nothing.
+pub struct GatedWire {
     wire: Box<dyn Wire>,
     open: Arc<AtomicBool>,
 }
 
 impl GatedWire {
-    pub(crate) fn new(wire: Box<dyn Wire>, open: &Arc<AtomicBool>) -> Self {
+    /// The wire receives while `open` is true.
+    #[must_use]
+    pub fn new(wire: Box<dyn Wire>, open: &Arc<AtomicBool>) -> Self {
         Self { wire, open: Arc::clone(open) }
     }
 }
@@ -95,7 +97,7 @@ mod tests {
 
     impl Wire for Endless {
         fn receive<'w>(&'w mut self, burst: &mut Burst<'w>) {
-            burst.push(softnic::wire::RxFrame::new(&[0; 60]));
+            burst.push(crate::wire::RxFrame::new(&[0; 60]));
         }
         fn tend(&mut self) {
             self.0.fetch_add(1, Ordering::Relaxed);
@@ -132,7 +134,7 @@ mod tests {
     /// The engine runs the wire's code, so what is wrong with a wire can end it.
     #[test]
     fn the_death_of_the_engine_is_seen() {
-        use softnic::{Drive, Personality, PortConfig, SoftNic, SoftNicConfig};
+        use crate::{Drive, Personality, PortConfig, SoftNic, SoftNicConfig};
         let open = Arc::new(AtomicBool::new(false));
         let wire = Box::new(GatedWire::new(Box::new(Faulty), &open));
         let nic = SoftNic::create(SoftNicConfig {
