@@ -23,6 +23,7 @@ use crate::nic::{Drive, Nic, PortConfig, SoftNic, SoftNicConfig, is_device_name}
 use crate::personality::{Personality, UnknownPersonality};
 use crate::wire::{WireConfig, WireError};
 
+pub mod launch;
 pub mod sysfs;
 #[cfg(test)]
 mod tests;

@@ -5,8 +5,6 @@
 
 #![forbid(unsafe_code)]
 
-mod library;
-mod mlx5;
 mod plugin;
 mod report;
 
@@ -16,7 +14,8 @@ use std::path::Path;
 use std::process::{Command, ExitCode};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use softnic::preload::sysfs::MLX5_ROOT;
+use softnic::Personality;
+use softnic::preload::launch::{self, LaunchError};
 use softnic::preload::{METHOD_MLX5, Settings, variable};
 
 /// What a shell answers for a command that it cannot find, or not run.
@@ -28,10 +27,10 @@ const NOT_RUNNABLE: u8 = 126;
 enum Error {
     #[error(transparent)]
     Settings(#[from] softnic::Error),
-    #[error("the library {names} is not beside {}: build it (cargo build -p softnic-preload), or name it in SOFTNIC_LIBRARY", exe.display())]
-    NoLibrary { names: String, exe: std::path::PathBuf },
-    #[error("{} cannot be preloaded: the dynamic linker takes no path with a space or a colon; use --method plugin", path.display())]
-    UnfitPath { path: std::path::PathBuf },
+    #[error(transparent)]
+    Launch(LaunchError),
+    #[error("{0}; use --method plugin")]
+    NotPreloadable(LaunchError),
     #[error("the plugin method cannot be set up: {reason}; --method preload needs no privilege")]
     Plugin { reason: String },
     #[error("the mlx5 method cannot be used: {reason}")]
@@ -111,6 +110,16 @@ enum Method {
     Mlx5,
 }
 
+impl From<LaunchError> for Error {
+    fn from(error: LaunchError) -> Self {
+        match error {
+            LaunchError::UnfitPath { .. } => Self::NotPreloadable(error),
+            LaunchError::NoMlx5 => Self::Mlx5 { reason: error.to_string() },
+            error => Self::Launch(error),
+        }
+    }
+}
+
 impl DeviceOptions {
     /// The variables that the options stand for.
     fn variables(&self) -> Vec<(&'static str, &str)> {
@@ -147,9 +156,9 @@ fn main() -> ExitCode {
         Action::Exec(exec) => run(&exec),
         Action::List => report::print(),
         // Whatever the settings: those are not what is tried.
-        Action::Probe => {
-            library::find().and_then(|library| plugin::enter(&Settings::read(|_| None)?, &library))
-        }
+        Action::Probe => launch::library()
+            .map_err(Error::from)
+            .and_then(|library| plugin::enter(&Settings::read(|_| None)?, &library)),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -166,9 +175,9 @@ fn main() -> ExitCode {
 /// Becomes the command. Returns only if that fails.
 fn run(exec: &Exec) -> Result<(), Error> {
     let settings = exec.device.settings(exec.method)?;
-    let library = library::find()?;
+    let library = launch::library()?;
     if exec.method == Method::Mlx5 {
-        mlx5::check(&settings)?;
+        check_mlx5(&settings)?;
     }
     let plugin = match exec.method {
         Method::Auto => plugin::probe().is_ok(),
@@ -186,33 +195,21 @@ fn run(exec: &Exec) -> Result<(), Error> {
         command.env(variable::METHOD, "plugin").env("SYSFS_PATH", plugin::SYSFS);
         // The older name for the same list would win.
         command.env("IBV_DRIVERS", plugin::DRIVER).env_remove("RDMAV_DRIVERS");
-        preload(&mut command, Path::new(plugin::LIBRARY))?;
+        command.envs([launch::preloading(Path::new(plugin::LIBRARY))?]);
     } else if exec.method == Method::Mlx5 {
-        command.env(variable::METHOD, METHOD_MLX5).env("SYSFS_PATH", MLX5_ROOT);
-        preload(&mut command, &library)?;
+        command.envs(launch::mlx5_variables(&library)?);
     } else {
-        command.env(variable::METHOD, "preload");
-        preload(&mut command, &library)?;
+        command.env(variable::METHOD, "preload").envs([launch::preloading(&library)?]);
     }
     let source = command.exec();
     Err(Error::Command { command: program.to_string_lossy().into_owned(), source })
 }
 
-/// Whether the dynamic linker takes a library of this path (ld.so(8), LD_PRELOAD).
-fn check_path(library: &Path) -> Result<(), Error> {
-    if library.to_string_lossy().contains([' ', ':']) {
-        return Err(Error::UnfitPath { path: library.to_owned() });
+/// Refuses what a device below rdma-core's mlx5 provider cannot be.
+fn check_mlx5(settings: &Settings) -> Result<(), Error> {
+    if settings.personality != Personality::Mlx5 {
+        let reason = format!("its device has the personality mlx5, not {}", settings.personality);
+        return Err(Error::Mlx5 { reason });
     }
-    Ok(())
-}
-
-fn preload(command: &mut Command, library: &Path) -> Result<(), Error> {
-    check_path(library)?;
-    let mut list = library.as_os_str().to_owned();
-    if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
-        list.push(":");
-        list.push(others);
-    }
-    command.env("LD_PRELOAD", list);
-    Ok(())
+    Ok(launch::check_mlx5()?)
 }

@@ -3,20 +3,21 @@
 use std::io::Write as _;
 
 use softnic::Personality;
+use softnic::preload::launch;
 use softnic::wire::SHORT_FORMS;
 
-use crate::{Error, library, mlx5, plugin};
+use crate::{Error, plugin};
 
 pub(crate) fn print() -> Result<(), Error> {
     let mut out = std::io::stdout().lock();
     let mut line = |text: String| {
         writeln!(out, "{text}").map_err(|source| Error::Step { step: "writing".to_owned(), source })
     };
-    let library = library::find()?;
+    let library = launch::library()?;
     line(format!("library      {}", library.display()))?;
     line("methods (--method)".to_owned())?;
-    let preload = crate::check_path(&library).map_err(|error| error.to_string());
-    let mlx5 = preload.clone().and_then(|()| mlx5::probe());
+    let preload = launch::check_path(&library).map_err(|error| Error::from(error).to_string());
+    let mlx5 = preload.clone().and_then(|()| launch::check_mlx5().map_err(|error| error.to_string()));
     for (method, works) in [("plugin", plugin::probe()), ("preload", preload), ("mlx5", mlx5)] {
         let works = works.map_or_else(|reason| format!("no: {reason}"), |()| "works".to_owned());
         line(format!("  {method:<10} {works}"))?;
