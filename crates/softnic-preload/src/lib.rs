@@ -16,8 +16,10 @@
 pub mod interpose;
 pub mod uverbs;
 
-use std::sync::OnceLock;
+use std::ffi::c_int;
+use std::sync::{Once, OnceLock};
 
+use softnic::preload::host::Status;
 use softnic::preload::{LazyNic, METHOD_MLX5, Settings, complain, variable};
 
 static NIC: OnceLock<Option<&'static LazyNic>> = OnceLock::new();
@@ -76,6 +78,25 @@ fn register() -> bool {
 pub extern "C" fn softnic_register() {
     // A panic here would end the host's process for nothing.
     let _ = std::panic::catch_unwind(register);
+}
+
+/// Opens the wire of the device, or closes it: see [`softnic::preload::host`].
+#[unsafe(no_mangle)]
+pub extern "C" fn softnic_set_wires(open: c_int) {
+    let _ = std::panic::catch_unwind(|| nic().map(|nic| nic.set_wires(open != 0)));
+}
+
+/// Fills `into` with as much of the device's status as fits.
+///
+/// # Safety
+/// `into` points to room for `bytes` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn softnic_read_status(into: *mut Status, bytes: usize) {
+    let status = std::panic::catch_unwind(|| nic().map(LazyNic::status));
+    let status = status.ok().flatten().unwrap_or_default();
+    let bytes = bytes.min(size_of::<Status>());
+    // SAFETY: so much room, by the contract of this function; the status is plain numbers without padding.
+    unsafe { into.cast::<u8>().copy_from_nonoverlapping((&raw const status).cast(), bytes) };
 }
 
 /// [`softnic_register`] of the preloaded library, or this one's where none is preloaded.

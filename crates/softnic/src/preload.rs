@@ -8,7 +8,7 @@
 
 use std::ffi::{CStr, c_int, c_void};
 use std::mem::MaybeUninit;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -21,8 +21,9 @@ use crate::library::Library;
 use crate::limits::{MAX_MTU_BYTES, MAX_NAME_BYTES, MIN_MTU_BYTES};
 use crate::nic::{Drive, Nic, PortConfig, SoftNic, SoftNicConfig, is_device_name};
 use crate::personality::{Personality, UnknownPersonality};
-use crate::wire::{WireConfig, WireError};
+use crate::wire::{GatedWire, Wire as _, WireConfig, WireError};
 
+pub mod host;
 pub mod launch;
 pub mod sysfs;
 #[cfg(test)]
@@ -46,13 +47,33 @@ const WAIT_STEP: Duration = Duration::from_millis(2);
 pub struct LazyNic {
     settings: Settings,
     nic: Mutex<Option<SoftNic>>,
+    /// Whether its wire receives.
+    wires_open: Arc<AtomicBool>,
 }
 
 impl LazyNic {
     /// A device with these settings; nothing is opened yet.
     #[must_use]
-    pub const fn new(settings: Settings) -> Self {
-        Self { settings, nic: Mutex::new(None) }
+    pub fn new(settings: Settings) -> Self {
+        let wires_open = Arc::new(AtomicBool::new(!settings.wires_closed));
+        Self { settings, nic: Mutex::new(None), wires_open }
+    }
+
+    /// Opens the wire, or closes it: then it receives nothing. Frames are sent in any case.
+    pub fn set_wires(&self, open: bool) {
+        self.wires_open.store(open, Ordering::Release);
+    }
+
+    /// How the device is; zeros before it was opened.
+    #[must_use]
+    pub fn status(&self) -> host::Status {
+        let nic = self.nic.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(nic) = nic.as_ref() else { return host::Status::default() };
+        host::Status {
+            passes: nic.engine_passes().iter().sum(),
+            finished: nic.wires_finished().into(),
+            died: nic.engine_died().into(),
+        }
     }
 
     /// The device's name.
@@ -108,7 +129,7 @@ impl LazyNic {
         if nic.is_none() {
             // The program did not ask for threads, so none of ours is to take its signals.
             let blocked = Blocked::all();
-            let made = self.settings.create();
+            let made = self.settings.create(&self.wires_open);
             drop(blocked);
             match made {
                 Ok(made) => *nic = Some(made),
@@ -206,9 +227,18 @@ pub mod variable {
     /// `plugin`, `preload` or `mlx5`: how the launcher has set the process up; see `softnic-preload`.
     pub const METHOD: &str = "SOFTNIC_METHOD";
 
+    /// `open`, or `closed`: then the port receives nothing before the program opens its wire ([`super::host`]); `open`
+    /// without it.
+    pub const WIRES: &str = "SOFTNIC_WIRES";
+
     /// All of them.
-    pub const ALL: [&str; 7] = [NAME, WIRE, PERSONALITY, MTU, CORE, WAIT, METHOD];
+    pub const ALL: [&str; 8] = [NAME, WIRE, PERSONALITY, MTU, CORE, WAIT, METHOD, WIRES];
 }
+
+/// What [`variable::WIRES`] can be.
+pub const WIRES_OPEN: &str = "open";
+/// As [`WIRES_OPEN`].
+pub const WIRES_CLOSED: &str = "closed";
 
 /// The longest time to wait for a wire, in seconds.
 pub const WAIT_LIMIT_S: u64 = 3_600;
@@ -235,6 +265,8 @@ pub struct Settings {
     pub core: Option<usize>,
     /// How long the first opening waits until the wire is up.
     pub wait: Duration,
+    /// Whether the wire receives nothing until the program opens it.
+    pub wires_closed: bool,
 }
 
 impl Settings {
@@ -268,6 +300,11 @@ impl Settings {
         let personality = text(variable::PERSONALITY, if mlx5 { "mlx5" } else { "ideal" });
         let mtu_bytes = number(variable::MTU, MIN_MTU_BYTES.into(), MAX_MTU_BYTES.into())?;
         let core = number(variable::CORE, 0, last_core())?;
+        let wires = text(variable::WIRES, WIRES_OPEN);
+        if ![WIRES_OPEN, WIRES_CLOSED].contains(&wires.as_str()) {
+            let problem = format!("`{WIRES_OPEN}` or `{WIRES_CLOSED}` is wanted");
+            return Err(refuse(variable::WIRES, &wires, problem));
+        }
         Ok(Self {
             wire: wire.parse().map_err(|problem| refuse(variable::WIRE, &wire, problem))?,
             personality: personality.parse().map_err(|unknown: UnknownPersonality| {
@@ -276,14 +313,16 @@ impl Settings {
             mtu_bytes: mtu_bytes.and_then(|bytes| u32::try_from(bytes).ok()),
             core: core.and_then(|core| usize::try_from(core).ok()),
             wait: Duration::from_secs(number(variable::WAIT, 0, WAIT_LIMIT_S)?.unwrap_or(DEFAULT_WAIT_S)),
+            wires_closed: wires == WIRES_CLOSED,
             name,
         })
     }
 
     /// The NIC that they describe. For the methods that need the provider, the library was loaded before: to register the
     /// provider, or for the list of devices.
-    fn create(&self) -> Result<SoftNic, Error> {
+    fn create(&self, wires_open: &Arc<AtomicBool>) -> Result<SoftNic, Error> {
         let wire = self.wire.open().map_err(|source: WireError| Error::Wire { source })?;
+        let wire = Box::new(GatedWire::new(wire, wires_open));
         let mtu_bytes = self.mtu_bytes.unwrap_or_else(|| wire.mtu_bytes().min(MAX_MTU_BYTES));
         SoftNic::create_without_provider(SoftNicConfig {
             name: self.name.clone(),

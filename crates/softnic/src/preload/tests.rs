@@ -30,13 +30,14 @@ fn every_variable_is_read() {
         (variable::MTU, "9000"),
         (variable::CORE, "0"),
         (variable::WAIT, "0"),
+        (variable::WIRES, "closed"),
     ])
     .unwrap();
     assert_eq!(settings.name, "left");
     assert!(matches!(settings.wire, WireConfig::Link(_)));
     assert_eq!(settings.personality, Personality::Mlx5);
     assert_eq!((settings.mtu_bytes, settings.core), (Some(9000), Some(0)));
-    assert_eq!(settings.wait, Duration::ZERO);
+    assert_eq!((settings.wait, settings.wires_closed), (Duration::ZERO, true));
 }
 
 #[test]
@@ -49,6 +50,7 @@ fn every_variable_is_checked_and_named() {
         (variable::CORE, "-1"),
         (variable::CORE, "1000000"),
         (variable::WAIT, "3601"),
+        (variable::WIRES, "ajar"),
     ] {
         let error = read(&[(name, value)]).unwrap_err().to_string();
         assert!(error.contains(name) && error.contains(value), "{error}");
@@ -92,6 +94,27 @@ fn the_engine_takes_no_signal_of_the_program() {
     for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGALRM, libc::SIGCHLD] {
         assert_ne!(blocked & 1 << (signal - 1), 0, "signal {signal}");
     }
+}
+
+#[test]
+fn a_closed_wire_receives_once_the_program_opens_it() {
+    let wire = "{ kind = \"generator\", total = 3, flows = [{}] }";
+    let settings = read(&[(variable::NAME, "shut"), (variable::WIRE, wire), (variable::WIRES, "closed")]);
+    let nic = LazyNic::new(settings.unwrap());
+    assert_eq!(nic.status(), host::Status::default(), "nothing is there before the device is opened");
+    assert!(nic.nic().is_some());
+    let until = Instant::now() + Duration::from_secs(10);
+    while nic.status().passes < 3 {
+        assert!(Instant::now() < until, "the engine makes no pass");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(nic.status().finished, 0);
+    nic.set_wires(true);
+    while nic.status().finished == 0 {
+        assert!(Instant::now() < until, "the wire does not come to its end");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(nic.status().died, 0);
 }
 
 #[test]
