@@ -52,6 +52,8 @@ pub(crate) enum Error {
     Promiscuous { interface: String, source: softnic::wire::WireError },
     #[error("soft NIC {nic}: {}", chain(source))]
     SoftNic { nic: String, source: softnic::Error },
+    #[error("softnic.provider = \"mlx5\": {0}")]
+    LibMlx5(crate::daemon::libmlx5::Error),
     #[error("{}", chain(.0))]
     Device(control::Error),
     #[error(
@@ -160,6 +162,7 @@ impl Error {
             | Self::Wire { .. }
             | Self::Promiscuous { .. }
             | Self::SoftNic { .. }
+            | Self::LibMlx5(_)
             | Self::SilentPeer { .. }
             | Self::Device(_)
             | Self::TooFewQueues { .. }

@@ -19,8 +19,8 @@ use crate::cli::RunArgs;
 pub(crate) use layers::Origin;
 use layers::{Layer, Layers};
 pub(crate) use types::{
-    AUTO_SOCKET, Api, COUNTERS, Cores, Http, IdleMode, Listen, Log, LogFormat, LogTarget, OtherSoftNic,
-    Settings, SoftNicMode, SoftNicPort,
+    AUTO_DEVICE, AUTO_SOCKET, Api, COUNTERS, Cores, Http, IdleMode, Listen, Log, LogFormat, LogTarget,
+    OtherSoftNic, Provider, Settings, SoftNic, SoftNicMode, SoftNicPort,
 };
 
 /// config/steerd.toml is both the documented example and the defaults, so they cannot differ.
@@ -178,7 +178,8 @@ fn load_with(request: &Request, environment: &[(String, String)]) -> Result<Load
     if !problems.is_empty() {
         return Err(Problems(problems));
     }
-    let settings = layers.merge().map_err(|problem| Problems(vec![problem]))?;
+    let mut settings = layers.merge().map_err(|problem| Problems(vec![problem]))?;
+    settings.softnic.wires = layers.wires();
     limits::check(&settings, &layers, &mut problems);
     let policy = policy_source(request, &settings, &layers);
     if problems.is_empty() { Ok(Loaded { settings, policy }) } else { Err(Problems(problems)) }

@@ -25,6 +25,7 @@ use crate::api::request::{CaptureBody, Refused};
 use crate::api::{self, InForce, model};
 use crate::daemon::cores;
 use crate::daemon::health::{DownPort, Health, Part, Progress};
+use crate::daemon::libmlx5::Below;
 use crate::daemon::shutdown::within;
 use crate::daemon::sinks::Sinks;
 use crate::error::Error;
@@ -430,7 +431,8 @@ impl Runtime {
             .workers
             .iter()
             .map(|entry| (Part::Worker(entry.control.id().0), entry.control.pulse().iterations));
-        workers.chain(self.opened.soft_nics().flat_map(Soft::progress)).collect()
+        let engines = self.opened.soft_nics().flat_map(Soft::progress);
+        workers.chain(engines).chain(self.opened.below.as_ref().map(Below::progress)).collect()
     }
 
     /// The ports whose link is down. Queries the device, which may block.
@@ -462,11 +464,14 @@ impl Runtime {
     /// soft NICs only send.
     pub(crate) fn wires_finished(&self) -> bool {
         self.soft_nic().is_some_and(SoftNic::wires_finished)
+            || self.opened.below.as_ref().is_some_and(Below::is_finished)
     }
 
     /// The soft NIC whose engine's thread has died.
     pub(crate) fn dead_engine(&self) -> Option<String> {
-        self.opened.soft_nics().find(|soft| soft.nic.engine_died()).map(|soft| soft.name.to_string())
+        let soft = self.opened.soft_nics().find(|soft| soft.nic.engine_died()).map(|soft| &soft.name);
+        let below = self.opened.below.as_ref().filter(|below| below.has_died()).map(Below::name);
+        soft.or(below).map(ToString::to_string)
     }
 
     /// Ends the engines, all at the same time; returns those that are still running after the timeout.
@@ -590,7 +595,7 @@ impl Runtime {
 
     /// Whether that of the workers' soft NIC is.
     fn is_engine_stalled(&self) -> bool {
-        self.opened.soft.as_ref().is_some_and(|soft| soft.is_among(&self.health.stalled()))
+        self.opened.engine_stalled(&self.health.stalled()) == Some(true)
     }
 
     fn controller(&self) -> MutexGuard<'_, Controller> {
@@ -770,7 +775,7 @@ fn worker_config(settings: &Settings, id: WorkerId, core: Option<usize>) -> Work
         },
         timestamps: wanted.timestamps,
         // In this mode nothing moves while nobody polls.
-        polls_drive_device: settings.softnic.mode == SoftNicMode::Inline && device::chooses_soft(settings),
+        polls_drive_device: settings.softnic.mode == SoftNicMode::Inline && settings.chooses_soft(),
         ..WorkerConfig::new(id)
     }
 }

@@ -142,6 +142,13 @@ impl Layers {
         })
     }
 
+    /// The wires of the soft NIC's ports, as TOML. Lists are not merged: the topmost layer that has one counts.
+    pub(super) fn wires(&self) -> Vec<String> {
+        let ports = |layer: &Layer| layer.table.get("softnic")?.get("ports")?.as_array().cloned();
+        let ports = self.0.iter().rev().find_map(ports).unwrap_or_default();
+        ports.iter().filter_map(|port| port.get("wire").map(Value::to_string)).collect()
+    }
+
     /// The topmost layer that sets `key` ("http.listen").
     pub(super) fn origin(&self, key: &str) -> Option<&Origin> {
         let sets = |layer: &&Layer| {

@@ -3,10 +3,11 @@
 //! Checked on the merged settings; each problem names the layer that set the value. Whether a core or a port exists is
 //! checked when the daemon starts.
 
+use softnic::Personality;
 use softnic::wire::{MergedFrames, WireConfig};
 
 use super::layers::Layers;
-use super::types::{Cores, Settings, SoftNic, SoftNicMode, SoftNicPort};
+use super::types::{Cores, Provider, Settings, SoftNic, SoftNicMode, SoftNicPort};
 use super::{Origin, Problem};
 use crate::telemetry::logging;
 
@@ -153,8 +154,8 @@ fn check_softnic(settings: &Settings, report: &mut dyn FnMut(&str, String, Optio
         let hint = "workers.frame_bytes = 65536, or merged = \"split\"";
         report("softnic.ports", message, Some(hint));
     }
-    let chosen =
-        !nic.ports.is_empty() && [nic.name.as_str(), "auto"].contains(&settings.device.name.as_str());
+    check_provider(nic, report);
+    let chosen = settings.chooses_soft();
     if chosen && settings.device.model != "auto" {
         let hint = "the soft NIC's model is softnic.personality";
         report("device.model", "is for a real device, and the soft NIC is chosen".into(), Some(hint));
@@ -164,6 +165,26 @@ fn check_softnic(settings: &Settings, report: &mut dyn FnMut(&str, String, Optio
     {
         let message = format!("the soft NIC has {} ports, none of them number {port}", nic.ports.len());
         report("device.ports", message, Some("add [[softnic.ports]]"));
+    }
+}
+
+/// What the model below rdma-core's mlx5 provider does not have.
+fn check_provider(nic: &SoftNic, report: &mut dyn FnMut(&str, String, Option<&str>)) {
+    let key = "softnic.provider";
+    if nic.provider != Provider::Mlx5 {
+        return;
+    }
+    if nic.personality != Personality::Mlx5 {
+        let message = format!("\"mlx5\" is for the personality \"mlx5\", not \"{}\"", nic.personality);
+        report(key, message, Some("softnic.personality = \"mlx5\""));
+    }
+    if nic.mode != SoftNicMode::Dedicated {
+        let hint = "softnic.mode = \"dedicated\"";
+        report(key, "\"mlx5\" needs an engine thread of its own".into(), Some(hint));
+    }
+    if nic.ports.len() > 1 {
+        let message = format!("\"mlx5\" has one port, and [[softnic.ports]] has {}", nic.ports.len());
+        report(key, message, Some("softnic.others for ports to send by"));
     }
 }
 

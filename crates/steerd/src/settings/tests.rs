@@ -53,7 +53,7 @@ fn every_key_has_a_default_in_the_file() {
             "workers",
             vec!["cores", "frames", "frame_bytes", "batch", "pages", "idle", "idle_us", "timestamps"],
         ),
-        ("softnic", vec!["name", "personality", "mode", "ports"]),
+        ("softnic", vec!["name", "personality", "provider", "mode", "ports"]),
         ("http", vec!["hosts", "listen", "token_file"]),
         ("log", vec!["target", "filter", "format"]),
         ("health", vec!["stall_ms"]),
@@ -148,6 +148,9 @@ fn paths_in_a_file_are_relative_to_it() {
     let WireConfig::Pcap(pcap) = &loaded.settings.softnic.ports[0].wire else { panic!("a pcap wire") };
     assert_eq!(pcap.path, PathBuf::from("/abs.pcap"));
     assert_eq!(pcap.output, Some(folder.path().join("out.pcap")));
+    // The same, as another process reads it.
+    let wires = &loaded.settings.softnic.wires;
+    assert_eq!(wires[0].parse::<WireConfig>().as_ref(), Ok(&loaded.settings.softnic.ports[0].wire));
 }
 
 #[test]
@@ -256,6 +259,17 @@ fn values_out_of_range_name_the_layer_that_set_them() {
         ("[device]\nname = \"\"\n", "device.name"),
         ("[workers]\nidle_us = 1000001\n", "workers.idle_us"),
         ("[softnic]\nmode = \"inline\"\ncore = 0\n", "softnic.core"),
+        (
+            "[softnic]\nprovider = \"mlx5\"\npersonality = \"mlx5\"\n\
+             ports = [{ wire = { kind = \"null\" } }, { wire = { kind = \"null\" } }]\n",
+            "softnic.provider",
+        ),
+        ("[softnic]\nprovider = \"mlx5\"\nports = [{ wire = { kind = \"null\" } }]\n", "softnic.provider"),
+        (
+            "[softnic]\nprovider = \"mlx5\"\npersonality = \"mlx5\"\nmode = \"inline\"\n\
+             ports = [{ wire = { kind = \"null\" } }]\n",
+            "softnic.provider",
+        ),
         ("[softnic]\nmode = \"inline\"\nthreads = 1\n", "softnic.threads"),
         ("[softnic]\ncores = []\n", "softnic.cores"),
         ("[softnic]\ncores = [1, 1]\n", "softnic.cores"),

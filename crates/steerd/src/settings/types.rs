@@ -30,10 +30,21 @@ pub(crate) struct Settings {
     pub(crate) health: Health,
 }
 
+impl Settings {
+    /// Whether the workers' device is the soft NIC.
+    pub(crate) fn chooses_soft(&self) -> bool {
+        let name = self.device.name.as_str();
+        !self.softnic.ports.is_empty() && (name == AUTO_DEVICE || name == self.softnic.name)
+    }
+}
+
+/// The name that stands for the only device there is.
+pub(crate) const AUTO_DEVICE: &str = "auto";
+
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct Device {
-    /// A name in libibverbs' list, the soft NIC's name, or "auto": the only device there is.
+    /// A name in libibverbs' list, the soft NIC's name, or [`AUTO_DEVICE`].
     pub(crate) name: String,
     /// A name of [`DeviceProfile::NAMES`], or "auto": by the device's driver.
     pub(crate) model: String,
@@ -103,6 +114,8 @@ pub(crate) enum Cores {
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct SoftNic {
     pub(crate) name: String,
+    /// Which one the workers' device is used through.
+    pub(crate) provider: Provider,
     pub(crate) personality: Personality,
     pub(crate) mode: SoftNicMode,
     /// One thread for each of these cores; `core` is one.
@@ -111,8 +124,22 @@ pub(crate) struct SoftNic {
     /// So many threads, which the scheduler places.
     pub(crate) threads: Option<usize>,
     pub(crate) ports: Vec<SoftNicPort>,
+    /// The wires of the ports as TOML, for another process.
+    #[serde(skip)]
+    pub(crate) wires: Vec<String>,
     /// Further ones, which only send.
     pub(crate) others: Vec<OtherSoftNic>,
+}
+
+/// Whose functions libibverbs calls for the soft NIC.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Provider {
+    /// The soft NIC's own.
+    #[default]
+    Softnic,
+    /// rdma-core's mlx5 provider, above a model of the kernel and of the device.
+    Mlx5,
 }
 
 impl SoftNic {

@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 
 use crate::daemon::cores;
 use crate::daemon::health::{Part, Progress};
+use crate::daemon::libmlx5::{self, Below};
 use crate::error::Error;
-use crate::settings::{OtherSoftNic, Settings, SoftNicMode, SoftNicPort};
+use crate::settings::{AUTO_DEVICE, OtherSoftNic, Settings, SoftNicMode, SoftNicPort};
 use control::{Device, DeviceSelector, DeviceSummary, Model};
 use device_model::DeviceProfile;
 use program::Program;
@@ -21,8 +22,6 @@ use worker::sinks::{Failure, Station};
 
 use super::sysfs::{self, Netdev};
 
-/// The device name that stands for the only device there is.
-const AUTO: &str = "auto";
 const NO_RDMA: &str = "this kernel has no RDMA support loaded (hint: modprobe ib_uverbs and the NIC's driver, \
                        or try the soft NIC with `steerd run --demo`)";
 
@@ -36,6 +35,8 @@ pub(crate) struct OpenDevice {
     pub(crate) ports: Vec<u8>,
     /// After the device, so that it outlives it.
     pub(super) soft: Option<Soft>,
+    /// The library below the device, where that is a soft NIC with rdma-core's mlx5 provider.
+    pub(super) below: Option<Below>,
     /// Those that sinks can send by.
     pub(super) others: Vec<OtherSoft>,
     /// Keeps the ports' interfaces promiscuous.
@@ -84,6 +85,12 @@ impl OpenDevice {
         self.soft.iter().chain(self.others.iter().map(|other| &other.soft))
     }
 
+    /// Whether the engine of the workers' soft NIC is among these; `None` for a real device.
+    pub(super) fn engine_stalled(&self, stalled: &[Part]) -> Option<bool> {
+        let soft = self.soft.as_ref().map(|soft| soft.is_among(stalled));
+        soft.or_else(|| self.below.as_ref().map(|below| below.is_among(stalled)))
+    }
+
     /// The descriptions of the soft NIC's wires; empty for a real device.
     pub(crate) fn wires(&self) -> &[String] {
         self.soft.as_ref().map_or(&[], |soft| &soft.wires)
@@ -104,7 +111,9 @@ impl OpenDevice {
         settings: &Settings,
         is_stopping: &dyn Fn() -> bool,
     ) -> Result<(), Error> {
-        let Some(soft) = &self.soft else { return Ok(()) };
+        if !settings.chooses_soft() {
+            return Ok(());
+        }
         let deadline = Instant::now() + PEER_TIMEOUT;
         for port in &self.ports {
             let wire = settings.softnic.ports.get(usize::from(*port).saturating_sub(1));
@@ -125,7 +134,9 @@ impl OpenDevice {
                     return Err(silent_peer(*port, link));
                 }
                 // No worker polls yet, so an engine without a thread needs this. The gate lets no frame in.
-                soft.nic.pump(1);
+                if let Some(soft) = &self.soft {
+                    soft.nic.pump(1);
+                }
                 std::thread::sleep(PEER_STEP);
             }
         }
@@ -175,17 +186,22 @@ impl OpenDevice {
     }
 
     pub(super) fn open_wires(&self) {
+        self.set_wires(true);
+    }
+
+    fn set_wires(&self, open: bool) {
         if let Some(soft) = &self.soft {
-            soft.wires_open.store(true, Ordering::Release);
+            soft.wires_open.store(open, Ordering::Release);
+        }
+        if let Some(below) = &self.below {
+            below.set_wires(open);
         }
     }
 
     /// Before flows are removed for good: an mlx5 forgets what a flow has counted with the flow, so packets that arrive
     /// between the last reading and the removal would be missing from the accounting.
     pub(super) fn close_wires(&self) {
-        if let Some(soft) = &self.soft {
-            soft.wires_open.store(false, Ordering::Release);
-        }
+        self.set_wires(false);
     }
 }
 
@@ -200,29 +216,43 @@ fn silent_peer(port: u8, link: &LinkConfig) -> Error {
     }
 }
 
-/// Whether the settings choose the soft NIC.
-pub(super) fn chooses_soft(settings: &Settings) -> bool {
-    let name = settings.device.name.as_str();
-    !settings.softnic.ports.is_empty() && (name == AUTO || name == settings.softnic.name)
-}
-
 pub(crate) fn open(settings: &Settings) -> Result<OpenDevice, Error> {
     let ports = settings.device.ports.clone();
     let others = settings.softnic.others.iter().map(|other| open_other(settings, other));
     let others = others.collect::<Result<Vec<_>, Error>>()?;
-    if chooses_soft(settings) {
+    if libmlx5::is_wanted(settings) {
+        let below = Below::find(&settings.softnic).map_err(Error::LibMlx5)?;
+        let device = Device::open(&DeviceSelector::named(&settings.softnic.name), None);
+        let device = device.map_err(Error::Device)?;
+        return Ok(OpenDevice {
+            device,
+            ports,
+            soft: None,
+            below: Some(below),
+            others,
+            promiscuous: Vec::new(),
+        });
+    }
+    if settings.chooses_soft() {
         let drive = match settings.softnic.mode {
             SoftNicMode::Dedicated => Drive::Threads { cores: settings.softnic.engine_threads() },
             SoftNicMode::Inline => Drive::Inline,
         };
         let nic = &settings.softnic;
         let (device, soft) = open_soft(&nic.name, nic.personality, &nic.ports, drive)?;
-        return Ok(OpenDevice { device, ports, soft: Some(soft), others, promiscuous: Vec::new() });
+        return Ok(OpenDevice {
+            device,
+            ports,
+            soft: Some(soft),
+            below: None,
+            others,
+            promiscuous: Vec::new(),
+        });
     }
     let device = open_real(settings)?;
     let promiscuous =
         if settings.device.promiscuous { promiscuous(device.name(), &ports)? } else { Vec::new() };
-    Ok(OpenDevice { device, ports, soft: None, others, promiscuous })
+    Ok(OpenDevice { device, ports, soft: None, below: None, others, promiscuous })
 }
 
 /// Makes the interfaces of these ports promiscuous.
@@ -319,9 +349,10 @@ impl TargetDevice {
 
 /// The limits of the device in the settings, which must exist.
 pub(crate) fn profile(settings: &Settings) -> Result<TargetDevice, Error> {
-    if chooses_soft(settings) {
-        let personality = settings.softnic.personality.name();
-        let profile = DeviceProfile::by_name(personality).unwrap_or_default().in_software();
+    if settings.chooses_soft() {
+        let profile = DeviceProfile::by_name(settings.softnic.personality.name()).unwrap_or_default();
+        // Through rdma-core's provider it is known as one in hardware is.
+        let profile = if libmlx5::is_wanted(settings) { profile } else { profile.in_software() };
         return Ok(TargetDevice::of(profile));
     }
     let cores = cores::of_workers(settings, &cores::available());
@@ -333,7 +364,7 @@ pub(crate) fn profile(settings: &Settings) -> Result<TargetDevice, Error> {
 
 fn selector(settings: &Settings) -> DeviceSelector {
     match settings.device.name.as_str() {
-        AUTO => DeviceSelector::default(),
+        AUTO_DEVICE => DeviceSelector::default(),
         name => DeviceSelector::named(name),
     }
 }

@@ -137,7 +137,7 @@ fn device(runtime: &Runtime, stalled: &[Part]) -> DeviceState {
     DeviceState {
         name: runtime.opened.device.name().to_owned(),
         soft: runtime.opened.soft.is_some(),
-        engine_stalled: runtime.opened.soft.as_ref().map(|soft| soft.is_among(stalled)),
+        engine_stalled: runtime.opened.engine_stalled(stalled),
         profile: runtime.opened.device.profile(runtime.workers.len()).name,
         ports: runtime.opened.ports.clone(),
     }

@@ -1,0 +1,133 @@
+//! `softnic.provider = "mlx5"`: the soft NIC below rdma-core's own mlx5 provider, in this process.
+//!
+//! libibverbs finds that provider only through sysfs and the kernel's command descriptors, which the library of
+//! `softnic-preload` answers when it is preloaded. So [`enter`] replaces the process by itself with that library in front: the
+//! process id, the descriptors and the rest of the environment stay as the service manager made them, and nothing is left
+//! behind, because the library makes no files. The second time the variables are there, and the start goes on.
+//!
+//! To everything else the device is one of libibverbs' list; only its wires and its engine are asked of the library.
+
+use std::convert::Infallible;
+use std::ffi::OsString;
+use std::io;
+use std::os::unix::process::CommandExt as _;
+use std::process::Command;
+use std::sync::Arc;
+
+use softnic::preload::host::Preloaded;
+use softnic::preload::launch::{self, LaunchError};
+use softnic::preload::{WIRES_CLOSED, variable};
+
+use crate::daemon::health::{Part, Progress};
+use crate::error::chain;
+use crate::settings::{Provider, Settings, SoftNic};
+
+/// Why the daemon cannot be run on the provider.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Error {
+    #[error("{}", chain(.0))]
+    Launch(#[from] LaunchError),
+    #[error("this program cannot be started again with the library preloaded: {0}")]
+    Exec(io::Error),
+    #[error(
+        "the dynamic linker has not preloaded the library (hint: it does not for programs with file capabilities; remove them \
+         with `setcap -r` and use AmbientCapabilities= of the unit)"
+    )]
+    NotPreloaded,
+}
+
+/// Whether the settings ask for the provider.
+pub(crate) fn is_wanted(settings: &Settings) -> bool {
+    settings.softnic.provider == Provider::Mlx5 && settings.chooses_soft()
+}
+
+/// Returns if the settings do not ask for the provider, or the process was started for it already. Otherwise the process starts
+/// again. To be called before anything else is started or opened.
+///
+/// # Errors
+/// A part is missing, or the process cannot be started again.
+pub(crate) fn enter(settings: &Settings) -> Result<(), Error> {
+    if !is_wanted(settings) {
+        return Ok(());
+    }
+    if std::env::var_os(variable::WIRES).is_some() {
+        return Preloaded::find().map(drop).ok_or(Error::NotPreloaded);
+    }
+    start_again(&settings.softnic).map(|never| match never {})
+}
+
+fn start_again(nic: &SoftNic) -> Result<Infallible, Error> {
+    launch::check_mlx5()?;
+    let library = launch::library()?;
+    let program = std::env::current_exe().map_err(|source| LaunchError::OwnFile { source })?;
+    let mut command = Command::new(program);
+    let mut arguments = std::env::args_os();
+    command.arg0(arguments.next().unwrap_or_default()).args(arguments);
+    for name in variable::ALL {
+        command.env_remove(name);
+    }
+    command.envs(launch::mlx5_variables(&library)?).envs(device_variables(nic));
+    Err(Error::Exec(command.exec()))
+}
+
+/// The device of the settings, as the library reads it.
+fn device_variables(nic: &SoftNic) -> Vec<(&'static str, OsString)> {
+    let mut variables: Vec<(&str, OsString)> =
+        vec![(variable::NAME, nic.name.clone().into()), (variable::WIRES, WIRES_CLOSED.into())];
+    if let (Some(port), Some(wire)) = (nic.ports.first(), nic.wires.first()) {
+        variables.push((variable::WIRE, wire.into()));
+        variables.push((variable::MTU, port.mtu_bytes.to_string().into()));
+    }
+    // The daemon itself waits for the peer of a link.
+    variables.push((variable::WAIT, "0".into()));
+    if let [Some(core)] = nic.engine_threads().as_slice() {
+        variables.push((variable::CORE, core.to_string().into()));
+    }
+    variables
+}
+
+/// The preloaded library below the device of the workers.
+pub(crate) struct Below {
+    name: Arc<str>,
+    library: Preloaded,
+}
+
+impl Below {
+    /// # Errors
+    /// The process was not started with the library.
+    pub(crate) fn find(nic: &SoftNic) -> Result<Self, Error> {
+        let library = Preloaded::find().ok_or(Error::NotPreloaded)?;
+        Ok(Self { name: nic.name.as_str().into(), library })
+    }
+
+    pub(crate) fn set_wires(&self, open: bool) {
+        self.library.set_wires(open);
+    }
+
+    /// Whether its port has received its last frame, and that was handed over.
+    pub(crate) fn is_finished(&self) -> bool {
+        self.library.status().finished != 0
+    }
+
+    pub(crate) fn has_died(&self) -> bool {
+        self.library.status().died != 0
+    }
+
+    pub(crate) fn name(&self) -> &Arc<str> {
+        &self.name
+    }
+
+    /// What health watches of it: the passes of its engine.
+    pub(crate) fn progress(&self) -> Progress {
+        (self.engine(), self.library.status().passes)
+    }
+
+    /// Whether its engine is among these.
+    pub(crate) fn is_among(&self, stalled: &[Part]) -> bool {
+        stalled.contains(&self.engine())
+    }
+
+    fn engine(&self) -> Part {
+        Part::Engine(Arc::clone(&self.name), None)
+    }
+}
