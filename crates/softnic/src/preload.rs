@@ -40,6 +40,8 @@ pub const DEFAULT_PKEY: u16 = 0xffff;
 /// The ABI that the plugin's sysfs tree gives for the device.
 pub const SYSFS_ABI: u32 = 1;
 
+/// The only port.
+const PORT: u8 = 1;
 /// How often a new NIC's ports are looked at while a peer is waited for.
 const WAIT_STEP: Duration = Duration::from_millis(2);
 
@@ -73,6 +75,7 @@ impl LazyNic {
             passes: nic.engine_passes().iter().sum(),
             finished: nic.wires_finished().into(),
             died: nic.engine_died().into(),
+            port: nic.port_stats(PORT),
         }
     }
 

@@ -3,7 +3,10 @@
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 /// The counters of one port. `rx_frames` is always the sum of the dispositions ([`PortStats::dispositions`]).
+///
+/// In C's layout, for another copy of this crate ([`crate::preload::host`]): numbers are only added, at the end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
 pub struct PortStats {
     /// Frames taken from the wire.
     pub rx_frames: u64,

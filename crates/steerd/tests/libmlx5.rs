@@ -1,9 +1,16 @@
-//! The daemon on rdma-core's own mlx5 provider, over the model of the kernel and of the device: `softnic exec --method mlx5
-//! -- steerd run`.
+//! The daemon on rdma-core's own mlx5 provider, over the model of the kernel and of the device: with `softnic.provider =
+//! "mlx5"`, and below the launcher, `softnic exec --method mlx5 -- steerd run`.
 
+#[path = "captures/corpus.rs"]
+#[allow(dead_code, reason = "other tests use the rest")]
+mod corpus;
+#[path = "captures/expressions.rs"]
+#[allow(dead_code, reason = "other tests use the rest")]
+mod expressions;
 mod support;
 
 use std::collections::BTreeMap;
+use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -11,7 +18,8 @@ use std::time::{Duration, Instant};
 use packet::build::FrameBuilder;
 use rustix::process::Signal;
 use softnic::wire::{LinkConfig, LinkEnd, LinkWire, Wire as _, WireState};
-use support::{Daemon, PATIENCE, not_run};
+use support::{Daemon, PATIENCE, ServiceManager, not_run, stderr, stdout, steerd};
+use test_support::namespaces::Outcome;
 
 /// The launcher, if it and rdma-core's mlx5 provider are there.
 fn softnic() -> Option<PathBuf> {
@@ -163,4 +171,267 @@ fn a_capture_survives_a_reload_and_every_packet_is_accounted_for() {
     if let Some(captured) = captured(&captures) {
         assert_eq!(captured, delivered);
     }
+}
+
+/// The settings of a daemon in its folder, whose soft NIC has the personality mlx5 below either provider.
+struct Setup {
+    folder: tempfile::TempDir,
+}
+
+impl Setup {
+    fn new(provider: &str, wire: &str, policy: &str) -> Self {
+        let folder = tempfile::tempdir().expect("folder");
+        let text = format!(
+            "[policy]\nfile = \"p.toml\"\n[workers]\ncores = 2\nframes = 4096\npages = [\"plain\"]\n\
+             [softnic]\nprovider = \"{provider}\"\npersonality = \"mlx5\"\n\
+             [[softnic.ports]]\nmtu_bytes = 9000\nwire = {wire}\n"
+        );
+        let setup = Self { folder };
+        setup.write("s.toml", text.as_bytes());
+        setup.write("p.toml", policy.as_bytes());
+        setup
+    }
+
+    fn write(&self, name: &str, bytes: &[u8]) {
+        std::fs::write(self.folder.path().join(name), bytes).expect("written");
+    }
+
+    fn command(&self) -> Command {
+        let mut command = steerd();
+        command.args(["run", "--format", "json", "--config"]).arg(self.folder.path().join("s.toml"));
+        command
+    }
+
+    /// Runs it until the capture ends; returns the summary.
+    fn run(&self) -> serde_json::Value {
+        summary(&mut self.command())
+    }
+}
+
+/// What a daemon prints that ends with its capture.
+fn summary(command: &mut Command) -> serde_json::Value {
+    let output = command.output().expect("it runs");
+    assert!(output.status.success(), "{}", stderr(&output));
+    let summary: serde_json::Value = serde_json::from_str(&stdout(&output)).expect("JSON");
+    assert_eq!(summary["accounting"]["matches"], true, "{summary:#}");
+    summary
+}
+
+/// Packets of each rule that workers took or the device dropped.
+fn counts(summary: &serde_json::Value) -> BTreeMap<String, u64> {
+    let rules = summary["rules"].as_array().expect("rules").iter();
+    let count = |rule: &serde_json::Value, field: &str| rule[field].as_u64().unwrap_or(0);
+    rules
+        .map(|rule| {
+            let packets = count(rule, "delivered_packets") + count(rule, "dropped_packets");
+            (rule["name"].as_str().expect("a name").to_owned(), packets)
+        })
+        .collect()
+}
+
+/// Rules that no packet matches two of.
+const EXCLUSIVE: [&str; 10] = [
+    "et_arp",
+    "et_pppoes",
+    "v4_tcp",
+    "v4_udp",
+    "v4_icmp",
+    "v4_igmp",
+    "v4_sctp",
+    "v6_nh_tcp",
+    "v6_nh_udp",
+    "vlan_ipv4",
+];
+
+/// All captures of the corpus in one run.
+#[test]
+fn both_providers_count_what_independent_tools_counted() {
+    let (Some(folder), Some(_)) = (corpus::folder(), softnic()) else { return };
+    let mut policy = "version = 1\ndefault = \"drop\"\n[groups.g]\nworkers = \"all\"\n".to_owned();
+    let mut expected = BTreeMap::new();
+    let known = corpus::expected(&folder);
+    for (index, rule) in EXCLUSIVE.into_iter().enumerate() {
+        let matches = expressions::expression(rule).expect("it can be expressed");
+        let action = if index % 3 == 2 { "\"drop\"" } else { "{ steer = \"g\" }" };
+        let _ = write!(policy, "[[rules]]\nname = \"{rule}\"\nmatch = {{ {matches} }}\naction = {action}\n");
+        let packets = known.iter().filter(|((_, name), _)| name == rule).map(|(_, (tshark, _))| tshark);
+        expected.insert(rule.to_owned(), packets.sum::<u64>());
+    }
+    assert!(expected.values().all(|packets| *packets > 0), "each rule is tested: {expected:?}");
+    let captures = tempfile::tempdir().expect("folder");
+    for capture in corpus::captures(&folder) {
+        let target = captures.path().join(corpus::name(&capture));
+        std::os::unix::fs::symlink(&capture, target).expect("a link");
+    }
+    let wire = format!("{{ kind = \"pcap\", path = \"{}\", mode = \"once\" }}", captures.path().display());
+    for provider in ["softnic", "mlx5"] {
+        let setup = Setup::new(provider, &wire, &policy);
+        let mut command = setup.command();
+        // The longest packets of the captures.
+        command.env("STEERD_WORKERS__FRAME_BYTES", "16384");
+        let mut counted = counts(&summary(&mut command));
+        counted.retain(|rule, _| expected.contains_key(rule));
+        assert_eq!(counted, expected, "with the provider {provider}");
+    }
+}
+
+/// A capture of these frames (pcap-savefile(5)).
+fn capture(frames: &[Vec<u8>]) -> Vec<u8> {
+    let mut file: Vec<u8> = Vec::new();
+    for word in [0xa1b2_c3d4_u32, 0x0004_0002, 0, 0, 65_535, 1] {
+        file.extend(word.to_le_bytes());
+    }
+    for frame in frames {
+        let length = frame.len() as u32;
+        for word in [0, 0, length, length] {
+            file.extend(word.to_le_bytes());
+        }
+        file.extend(frame);
+    }
+    file
+}
+
+/// By the port that received them.
+const FORWARD: &str = "version = 1\n[sinks.out]\nkind = \"forward\"\nport = 1\n\
+                       [groups.g]\nworkers = \"all\"\nsinks = \"out\"\n\
+                       [[rules]]\nname = \"udp\"\nmatch = { protocol = \"udp\" }\naction = { steer = \"g\" }\n";
+
+#[test]
+fn forwarded_packets_leave_unchanged() {
+    const COUNT: u16 = 800;
+    if softnic().is_none() {
+        return;
+    }
+    let wire = "{ kind = \"pcap\", path = \"in.pcap\", mode = \"once\", output = \"out.pcap\" }";
+    let setup = Setup::new("mlx5", wire, FORWARD);
+    let frame = |port: u16| {
+        let payload = vec![port as u8; usize::from(port) % 1_400];
+        FrameBuilder::new()
+            .ipv4([10, 0, 0, 1].into(), [10, 0, 0, 2].into())
+            .udp(port, 7)
+            .payload(&payload)
+            .build()
+    };
+    let frames: Vec<_> = (1..=COUNT).map(frame).collect();
+    setup.write("in.pcap", &capture(&frames));
+    let summary = setup.run();
+    assert_eq!(counts(&summary)["udp"], u64::from(COUNT), "{summary:#}");
+    let sent = corpus::packets(&setup.folder.path().join("out.pcap"));
+    let sorted = |mut frames: Vec<Vec<u8>>| {
+        frames.sort_unstable();
+        frames
+    };
+    assert!(sorted(sent) == sorted(frames), "the frames that left differ from those that arrived");
+}
+
+/// The service manager watches the process that it started, also after that has started itself again.
+#[test]
+fn the_process_stays_the_same_over_its_start_and_reloads_under_traffic() {
+    if softnic().is_none() {
+        return;
+    }
+    let policy = |name: &str| {
+        format!(
+            "version = 1\ndefault = \"kernel\"\n[groups.g]\nworkers = \"all\"\n\
+             [[rules]]\nname = \"{name}\"\nmatch = {{ protocol = \"udp\", dst_port = 53 }}\n\
+             action = {{ steer = \"g\" }}\n\
+             [[rules]]\nname = \"web\"\nmatch = {{ protocol = \"udp\", dst_port = 80 }}\naction = \"drop\"\n"
+        )
+    };
+    let wire =
+        "{ kind = \"generator\", rate = 50000, flows = [{ dst_ports = \"53\" }, { dst_ports = \"80\" }] }";
+    let setup = Setup::new("mlx5", wire, &policy("before"));
+    let manager = ServiceManager::new(setup.folder.path());
+    let mut daemon = Daemon::start_command(manager.watch(&mut setup.command(), "4000000"));
+    manager.until("READY=1");
+    let maps = std::fs::read_to_string(format!("/proc/{}/maps", daemon.pid())).expect("it runs");
+    assert!(maps.contains("libmlx5"), "the provider is rdma-core's:\n{maps}");
+    let of_rule = |daemon: &Daemon, rule: &str| {
+        daemon.metric("steerd_rule_packets_total", &[&format!("rule=\"{rule}\""), "action=\"deliver\""])
+    };
+    daemon.until("packets of the first rule", |daemon| of_rule(daemon, "before") > 1_000.0);
+    for (times, name) in [(1, "after"), (2, "before"), (3, "after")] {
+        setup.write("p.toml", policy(name).as_bytes());
+        daemon.signal(Signal::HUP);
+        daemon.wait_for("is in force", times);
+    }
+    daemon.until("packets of the second rule", |daemon| of_rule(daemon, "after") > 1_000.0);
+    let (status, summary, log) = daemon.terminate();
+    assert!(status.success(), "{log}");
+    let summary: serde_json::Value = serde_json::from_str(&summary).expect("JSON");
+    assert_eq!(summary["accounting"]["matches"], true, "{summary:#}");
+    assert_eq!(summary["reloads_succeeded"].as_u64().unwrap_or(3), 3, "{summary:#}");
+}
+
+#[test]
+fn a_missing_library_is_an_error_with_a_remedy() {
+    if softnic().is_none() {
+        return;
+    }
+    let setup = Setup::new("mlx5", "{ kind = \"null\" }", FORWARD);
+    let output = setup.command().env("SOFTNIC_LIBRARY", "/nonexistent.so").output().expect("it runs");
+    assert_eq!(output.status.code(), Some(4), "{}", stderr(&output));
+    for part in ["softnic.provider", "SOFTNIC_LIBRARY=/nonexistent.so", "No such file"] {
+        assert!(stderr(&output).contains(part), "{part} in {}", stderr(&output));
+    }
+    // As where the dynamic linker preloads nothing.
+    let output = setup.command().env("SOFTNIC_WIRES", "closed").output().expect("it runs");
+    assert_eq!(output.status.code(), Some(4), "{}", stderr(&output));
+    assert!(stderr(&output).contains("setcap -r"), "{}", stderr(&output));
+}
+
+/// Bytes of the process that are in memory (proc(5)).
+fn resident_kib(daemon: &Daemon) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", daemon.pid())).expect("it runs");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a size");
+    line.split_whitespace().next().and_then(|number| number.parse().ok()).expect("a number")
+}
+
+#[test]
+fn reloads_do_not_grow_memory() {
+    const RULES: usize = 2_000;
+    if softnic().is_none() {
+        return;
+    }
+    let policy = |first: &str| {
+        let mut text = "version = 1\ndefault = \"kernel\"\n[groups.g]\nworkers = \"all\"\n".to_owned();
+        for rule in 0..RULES {
+            let name = if rule == 0 { first.to_owned() } else { format!("r-{rule}") };
+            let _ = write!(
+                text,
+                "[[rules]]\nname = \"{name}\"\naction = {{ steer = \"g\" }}\n\
+                 match = {{ dst = \"10.0.{}.{}/32\", protocol = \"udp\", dst_port = 53 }}\n",
+                rule >> 8,
+                rule & 0xff
+            );
+        }
+        text
+    };
+    let setup = Setup::new("mlx5", "{ kind = \"null\" }", &policy("r-0"));
+    let mut daemon = Daemon::start_command(&mut setup.command());
+    let before = resident_kib(&daemon);
+    for times in 1..=4 {
+        setup.write("p.toml", policy(&format!("new-{times}")).as_bytes());
+        daemon.signal(Signal::HUP);
+        daemon.wait_for("is in force", times);
+    }
+    // What workers keep of the last policy is freed a second after the reload.
+    let most = before * 13 / 10;
+    daemon.until("the memory of before", |daemon| resident_kib(daemon) <= most);
+    eprintln!("{before} KiB at start, {} KiB after reloads", resident_kib(&daemon));
+}
+
+/// Packets of ordinary programs in another namespace, through a veth pair.
+#[test]
+fn packets_of_another_kernel_are_received_and_the_kernel_still_answers() {
+    if softnic().is_none() {
+        return;
+    }
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/namespaces/libmlx5.sh");
+    let Some(outcome) = Outcome::of(&path, env!("CARGO_BIN_EXE_steerd"), &[]) else { return };
+    let summary: serde_json::Value = serde_json::from_str(&outcome.read("summary.json")).expect("JSON");
+    assert_eq!(summary["accounting"]["matches"], true, "{summary:#}");
+    let counts = counts(&summary);
+    assert_eq!((counts["ping"], counts["dns"]), (10, 20), "{summary:#}");
+    assert_eq!(outcome.numbers("sent.env")["pings"], 10, "the kernel still answers: af_packet copies");
 }

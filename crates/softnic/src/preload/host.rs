@@ -1,10 +1,13 @@
-//! What a program that knows the preloaded library asks of it: to open and close the wires of its device, and how the engine is.
+//! What a program that knows the preloaded library asks of it: to open and close the wires of its device, and what the engine
+//! has done.
 //!
 //! Such a program has a copy of this crate of its own, which knows nothing of the device. The library exports two functions
 //! with C's calling convention, which the dynamic linker finds by name. Fields are only added to the structure, at its end, and
 //! the caller gives its size, because the library and the program may be of different releases.
 
 use std::ffi::{CStr, c_int, c_void};
+
+use crate::stats::PortStats;
 
 /// The names of the functions.
 pub const SET_WIRES: &CStr = c"softnic_set_wires";
@@ -21,6 +24,8 @@ pub struct Status {
     pub finished: u32,
     /// Not 0: the engine's thread has ended.
     pub died: u32,
+    /// What became of the frames of its port.
+    pub port: PortStats,
 }
 
 type SetWires = extern "C" fn(open: c_int);

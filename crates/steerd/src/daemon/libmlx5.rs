@@ -5,7 +5,7 @@
 //! process id, the descriptors and the rest of the environment stay as the service manager made them, and nothing is left
 //! behind, because the library makes no files. The second time the variables are there, and the start goes on.
 //!
-//! To everything else the device is one of libibverbs' list; only its wires and its engine are asked of the library.
+//! To everything else the device is one of libibverbs' list; only its wires, its counters and its engine are the library's.
 
 use std::convert::Infallible;
 use std::ffi::OsString;
@@ -14,6 +14,7 @@ use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 use std::sync::Arc;
 
+use softnic::PortStats;
 use softnic::preload::host::Preloaded;
 use softnic::preload::launch::{self, LaunchError};
 use softnic::preload::{WIRES_CLOSED, variable};
@@ -107,6 +108,11 @@ impl Below {
     /// Whether its port has received its last frame, and that was handed over.
     pub(crate) fn is_finished(&self) -> bool {
         self.library.status().finished != 0
+    }
+
+    /// What became of the frames of its port.
+    pub(crate) fn port_stats(&self) -> PortStats {
+        self.library.status().port
     }
 
     pub(crate) fn has_died(&self) -> bool {

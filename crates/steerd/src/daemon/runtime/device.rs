@@ -85,6 +85,11 @@ impl OpenDevice {
         self.soft.iter().chain(self.others.iter().map(|other| &other.soft))
     }
 
+    /// Whether the workers' device is a soft NIC.
+    pub(super) fn is_soft(&self) -> bool {
+        self.soft.is_some() || self.below.is_some()
+    }
+
     /// Whether the engine of the workers' soft NIC is among these; `None` for a real device.
     pub(super) fn engine_stalled(&self, stalled: &[Part]) -> Option<bool> {
         let soft = self.soft.as_ref().map(|soft| soft.is_among(stalled));
@@ -145,7 +150,7 @@ impl OpenDevice {
 
     /// Warnings before this program is put on the device; none for a soft NIC.
     pub(crate) fn warnings(&self, program: &Program) -> Vec<String> {
-        if self.soft.is_some() {
+        if self.is_soft() {
             return Vec::new();
         }
         let ports = if self.promiscuous.is_empty() { self.ports.as_slice() } else { &[] };

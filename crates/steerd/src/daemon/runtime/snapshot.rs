@@ -136,7 +136,7 @@ fn sink_status(view: SinkView) -> model::Sink {
 fn device(runtime: &Runtime, stalled: &[Part]) -> DeviceState {
     DeviceState {
         name: runtime.opened.device.name().to_owned(),
-        soft: runtime.opened.soft.is_some(),
+        soft: runtime.opened.is_soft(),
         engine_stalled: runtime.opened.engine_stalled(stalled),
         profile: runtime.opened.device.profile(runtime.workers.len()).name,
         ports: runtime.opened.ports.clone(),
@@ -173,8 +173,13 @@ fn unclassified(before: &Before, snapshots: &[WorkerSnapshot]) -> Vec<u64> {
 
 /// The ports' counters; `None` for a device without them.
 fn stats(runtime: &Runtime) -> Option<Vec<PortStats>> {
-    let nic = runtime.soft_nic()?;
-    Some(runtime.opened.ports.iter().map(|port| nic.port_stats(*port)).collect())
+    let of_port = |port: &u8| match (runtime.soft_nic(), &runtime.opened.below) {
+        (Some(nic), _) => Some(nic.port_stats(*port)),
+        // It has one port.
+        (None, Some(below)) => Some(below.port_stats()),
+        (None, None) => None,
+    };
+    runtime.opened.ports.iter().map(of_port).collect()
 }
 
 /// The ports' counters once they have caught up with workers and drop rules: the engine delivers a burst and then
