@@ -30,6 +30,13 @@ enum State {
     Sent,
 }
 
+impl State {
+    #[inline]
+    fn of_send(is_signalled: bool) -> Self {
+        if is_signalled { Self::Posted } else { Self::Sent }
+    }
+}
+
 /// A frame that is neither free nor posted: its bytes belong to the owner of this. Dropping it instead of releasing
 /// it loses the frame until the pool goes.
 #[derive(Debug, PartialEq, Eq)]
@@ -46,13 +53,13 @@ const _: () = assert!(size_of::<Option<Frame>>() == 8);
 impl Frame {
     /// The work request id that names it.
     #[inline]
-    fn wr_id(&self) -> u64 {
+    pub(crate) fn wr_id(&self) -> u64 {
         u64::from(self.pool.get()) << 32 | u64::from(self.index)
     }
 }
 
 /// Where each frame of a pool is, apart from the memory itself.
-struct Ledger {
+pub(crate) struct Ledger {
     /// Unique in this process, so that frames and work request ids of other pools are recognised.
     id: NonZeroU32,
     states: Box<[State]>,
@@ -61,7 +68,7 @@ struct Ledger {
 }
 
 impl Ledger {
-    fn new(id: NonZeroU32, count: u32) -> Self {
+    pub(crate) fn new(id: NonZeroU32, count: u32) -> Self {
         Self {
             id,
             states: vec![State::Free; count as usize].into_boxed_slice(),
@@ -69,8 +76,14 @@ impl Ledger {
         }
     }
 
+    /// Unique in this process.
     #[inline]
-    fn take(&mut self) -> Option<Frame> {
+    pub(crate) fn id(&self) -> NonZeroU32 {
+        self.id
+    }
+
+    #[inline]
+    pub(crate) fn take(&mut self) -> Option<Frame> {
         let index = self.free.pop()?;
         self.states[index as usize] = State::Held;
         Some(Frame { index, pool: self.id })
@@ -84,7 +97,7 @@ impl Ledger {
 
     /// Takes a held frame back; false if it belongs to another pool.
     #[inline]
-    fn release(&mut self, frame: &Frame) -> bool {
+    pub(crate) fn release(&mut self, frame: &Frame) -> bool {
         let Some(index) = self.index(frame) else { return false };
         debug_assert_eq!(self.states[index as usize], State::Held, "a frame exists only while it is held");
         self.states[index as usize] = State::Free;
@@ -103,33 +116,47 @@ impl Ledger {
         self.states[index as usize] = State::Held;
     }
 
-    /// Takes a send back that the device never had: its frame is free.
-    fn withdrawn(&mut self, index: u32) {
+    /// Notes that the device has this frame for a send. It comes back by [`Ledger::take_back`]; with `is_signalled` also
+    /// by [`Ledger::reclaim`]. Returns its index; `None` for a frame of another pool. The caller gives up its [`Frame`].
+    #[inline]
+    pub(crate) fn sent(&mut self, frame: &Frame, is_signalled: bool) -> Option<u32> {
+        let index = self.index(frame)?;
+        self.states[index as usize] = State::of_send(is_signalled);
+        Some(index)
+    }
+
+    /// Takes [`Ledger::sent`] back: the device never had the frame, which is free now.
+    pub(crate) fn withdrawn(&mut self, index: u32) {
         self.states[index as usize] = State::Free;
         self.free.push(index);
     }
 
     /// The index that `wr_id` has, perhaps with [`UNSIGNALLED`], if it names a frame of this ledger.
     #[inline]
-    fn named(&self, wr_id: u64) -> Option<u32> {
+    pub(crate) fn named(&self, wr_id: u64) -> Option<u32> {
         ((wr_id >> 32) as u32 == self.id.get()).then_some(wr_id as u32)
     }
 
     /// The frame that `wr_id` names, if this ledger has lent it to a device.
     #[inline]
     fn reclaim(&mut self, wr_id: u64) -> Option<Frame> {
-        self.take_back(self.named(wr_id)?, State::Posted)
+        self.take_back(self.named(wr_id)?, true)
     }
 
-    /// The frame with this index, if it was lent to a device in this way.
+    /// The frame with this index, if the device has it: for a send with the same `is_signalled`, or, with that, for a receive.
     #[inline]
-    fn take_back(&mut self, index: u32, lent: State) -> Option<Frame> {
+    pub(crate) fn take_back(&mut self, index: u32, is_signalled: bool) -> Option<Frame> {
         let state = self.states.get_mut(index as usize)?;
-        if *state != lent {
+        if *state != State::of_send(is_signalled) {
             return None;
         }
         *state = State::Held;
         Some(Frame { index, pool: self.id })
+    }
+
+    #[cfg(test)]
+    pub(crate) fn free_count(&self) -> usize {
+        self.free.len()
     }
 }
 
@@ -137,7 +164,7 @@ impl Ledger {
 pub struct FramePool {
     /// Shared with the queues that frames were posted to.
     region: Arc<MemoryRegion>,
-    ledger: Ledger,
+    pub(crate) ledger: Ledger,
     frame_bytes: u32,
 }
 
@@ -284,32 +311,6 @@ impl FramePool {
         }
     }
 
-    /// Notes that the device has this frame for a send. It comes back by [`FramePool::take_back`]; with `is_signalled` also
-    /// by [`FramePool::reclaim`]. Returns its index; `None` for a frame of another pool. The caller gives up its [`Frame`].
-    #[inline]
-    pub(crate) fn sent(&mut self, frame: &Frame, is_signalled: bool) -> Option<u32> {
-        let index = self.ledger.index(frame)?;
-        self.ledger.states[index as usize] = if is_signalled { State::Posted } else { State::Sent };
-        Some(index)
-    }
-
-    /// Takes [`FramePool::sent`] back: the device never had the frame, which is free now.
-    pub(crate) fn withdrawn(&mut self, index: u32) {
-        self.ledger.withdrawn(index);
-    }
-
-    /// The index of the frame that a work request id names, perhaps with [`UNSIGNALLED`]; `None` for one of another pool.
-    #[inline]
-    pub(crate) fn named(&self, wr_id: u64) -> Option<u32> {
-        self.ledger.named(wr_id)
-    }
-
-    /// The frame with this index, if it was lent to a device by [`FramePool::sent`] with the same `is_signalled`.
-    #[inline]
-    pub(crate) fn take_back(&mut self, index: u32, is_signalled: bool) -> Option<Frame> {
-        self.ledger.take_back(index, if is_signalled { State::Posted } else { State::Sent })
-    }
-
     /// Takes [`FramePool::post_each`] back: the device has refused the frame.
     pub(crate) fn refused(&mut self, frame: &Frame) {
         if let Some(index) = self.ledger.index(frame) {
@@ -403,12 +404,12 @@ mod tests {
         let index = ledger.named(wr_id).expect("of this ledger");
         ledger.states[index as usize] = State::Sent;
         assert_eq!(ledger.reclaim(wr_id), None);
-        assert_eq!(ledger.take_back(index, State::Posted), None);
-        assert_eq!(ledger.take_back(index, State::Sent), Some(frame));
-        assert_eq!(ledger.take_back(index, State::Sent), None, "once");
+        assert_eq!(ledger.take_back(index, true), None);
+        assert_eq!(ledger.take_back(index, false), Some(frame));
+        assert_eq!(ledger.take_back(index, false), None, "once");
         ledger.withdrawn(index);
         assert_eq!(ledger.free.len(), 2);
-        assert_eq!((ledger.named(8 << 32), ledger.take_back(2, State::Sent)), (None, None));
+        assert_eq!((ledger.named(8 << 32), ledger.take_back(2, false)), (None, None));
     }
 
     #[test]

@@ -213,7 +213,7 @@ impl RawQueuePair {
                 return None;
             }
         };
-        if !self.in_flight.use_pool(pool) {
+        if !self.in_flight.use_pool(&pool.ledger) {
             self.errno = libc::EBUSY;
             return None;
         }
@@ -247,13 +247,15 @@ impl RawQueuePair {
         completion: Completion<'c>,
         mut each: impl FnMut(CompletedSend),
     ) -> std::result::Result<(), Completion<'c>> {
-        let Some(older) = self.in_flight.find(pool, completion.wr_id()) else { return Err(completion) };
+        let Some(older) = self.in_flight.find(&pool.ledger, completion.wr_id()) else {
+            return Err(completion);
+        };
         for _ in 0..older {
-            if let Some((frame, bytes)) = self.in_flight.take(pool, false) {
+            if let Some((frame, bytes)) = self.in_flight.take(&mut pool.ledger, false) {
                 each(CompletedSend { frame, bytes, status: Status::Success });
             }
         }
-        if let Some((frame, bytes)) = self.in_flight.take(pool, true) {
+        if let Some((frame, bytes)) = self.in_flight.take(&mut pool.ledger, true) {
             each(CompletedSend { frame, bytes, status: completion.status() });
         }
         Ok(())
@@ -344,8 +346,8 @@ impl RawQueuePair {
     #[inline]
     fn remember(&mut self, pool: &mut FramePool, frame: &Frame, bytes: u32) {
         let no_batch = self.in_flight.position();
-        if self.in_flight.use_pool(pool) && self.in_flight.has_room(no_batch) {
-            self.in_flight.push(pool, frame, bytes, true);
+        if self.in_flight.use_pool(&pool.ledger) && self.in_flight.has_room(no_batch) {
+            self.in_flight.push(&mut pool.ledger, frame, bytes, true);
         } else {
             pool.posted(frame);
         }

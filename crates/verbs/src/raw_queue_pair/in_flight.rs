@@ -6,14 +6,14 @@
 //!
 //! Invariant: each frame that was sent without a signal has exactly one entry, in the queue pair that sends it, until that
 //! entry is taken, and nothing else gives it back: a completion of its own, which a failed send has, names it with
-//! [`UNSIGNALLED`], and pools refuse that. Entries of signalled sends can be stale, because [`FramePool::reclaim`] gives their
+//! [`UNSIGNALLED`], and pools refuse that. Entries of signalled sends can be stale, because [`FramePool::reclaim`](crate::FramePool::reclaim) gives their
 //! frames back, too; but not before the send has completed, and with it all sends before it.
 
 use std::num::NonZeroU32;
 
 use super::MAX_SENDS;
-use crate::frame::UNSIGNALLED;
-use crate::{Frame, FramePool};
+use crate::Frame;
+use crate::frame::{Ledger, UNSIGNALLED};
 
 /// One send.
 #[derive(Clone, Copy, Debug, Default)]
@@ -71,12 +71,12 @@ impl InFlight {
     /// The next sends are of frames of this pool; those of another one are forgotten, and come back by their pool. False:
     /// unsignalled sends of another one are in flight.
     #[inline]
-    pub(super) fn use_pool(&mut self, pool: &FramePool) -> bool {
+    pub(super) fn use_pool(&mut self, pool: &Ledger) -> bool {
         self.pool == Some(pool.id()) || self.change_to(pool)
     }
 
     #[cold]
-    fn change_to(&mut self, pool: &FramePool) -> bool {
+    fn change_to(&mut self, pool: &Ledger) -> bool {
         if (0..self.len()).any(|nth| !self.at(self.first.wrapping_add(nth)).is_signalled()) {
             return false;
         }
@@ -102,7 +102,7 @@ impl InFlight {
 
     /// Adds a send of a frame of `pool`, after [`InFlight::use_pool`] and [`InFlight::has_room`]. The caller gives up the frame.
     #[inline]
-    pub(super) fn push(&mut self, pool: &mut FramePool, frame: &Frame, bytes: u32, is_signalled: bool) {
+    pub(super) fn push(&mut self, pool: &mut Ledger, frame: &Frame, bytes: u32, is_signalled: bool) {
         if let Some(index) = pool.sent(frame, is_signalled) {
             let signal = if is_signalled { 0 } else { UNSIGNALLED };
             let place = self.next as usize & (self.entries.len() - 1);
@@ -113,7 +113,7 @@ impl InFlight {
 
     /// How many sends are older than the one of the frame that `wr_id` names; `None` if there is none.
     #[inline]
-    pub(super) fn find(&self, pool: &FramePool, wr_id: u64) -> Option<u32> {
+    pub(super) fn find(&self, pool: &Ledger, wr_id: u64) -> Option<u32> {
         let frame = pool.named(wr_id).filter(|_| self.pool == Some(pool.id()))?;
         (0..self.len()).find(|nth| self.at(self.first.wrapping_add(*nth)).frame == frame)
     }
@@ -121,7 +121,7 @@ impl InFlight {
     /// Takes the oldest send back, which has completed. `None`: `is_named` is false, and its frame came or comes back by a
     /// completion of its own.
     #[inline]
-    pub(super) fn take(&mut self, pool: &mut FramePool, is_named: bool) -> Option<(Frame, u32)> {
+    pub(super) fn take(&mut self, pool: &mut Ledger, is_named: bool) -> Option<(Frame, u32)> {
         let entry = self.at(self.first);
         self.first = self.first.wrapping_add(1);
         let is_due = is_named || !entry.is_signalled();
@@ -136,10 +136,131 @@ impl InFlight {
     }
 
     /// Removes the sends since `position`, which the device never had; their frames are free.
-    pub(super) fn withdraw(&mut self, pool: &mut FramePool, position: u32) {
+    pub(super) fn withdraw(&mut self, pool: &mut Ledger, position: u32) {
         while self.next != position {
             self.next = self.next.wrapping_sub(1);
             pool.withdrawn(self.at(self.next).index());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SENDS: u32 = 4;
+
+    fn ledger(id: u32) -> Ledger {
+        Ledger::new(NonZeroU32::new(id).expect("not 0"), 64)
+    }
+
+    /// In flight, from a position on that may be about to wrap.
+    fn at(first: u32, pool: &Ledger) -> InFlight {
+        let mut sends = InFlight { first, next: first, ..InFlight::new(SENDS) };
+        assert!(sends.use_pool(pool));
+        sends
+    }
+
+    /// Sends a frame whose packet has this length; returns the id that its completion would have.
+    fn send(sends: &mut InFlight, pool: &mut Ledger, bytes: u32, is_signalled: bool) -> u64 {
+        let frame = pool.take().expect("free");
+        let signal = if is_signalled { 0 } else { u64::from(UNSIGNALLED) };
+        let wr_id = frame.wr_id() | signal;
+        assert!(sends.has_room(sends.position()));
+        sends.push(pool, &frame, bytes, is_signalled);
+        wr_id
+    }
+
+    /// The lengths that a completion reports; their frames are free again.
+    fn complete(sends: &mut InFlight, pool: &mut Ledger, wr_id: u64) -> Option<Vec<u32>> {
+        let older = sends.find(pool, wr_id)?;
+        let mut lengths = Vec::new();
+        for is_named in (0..older).map(|_| false).chain([true]) {
+            if let Some((frame, bytes)) = sends.take(pool, is_named) {
+                assert!(pool.release(&frame));
+                lengths.push(bytes);
+            }
+        }
+        Some(lengths)
+    }
+
+    #[test]
+    fn a_completion_gives_the_unsignalled_sends_before_it_also_where_positions_wrap() {
+        for first in [0, u32::MAX - 9, u32::MAX - 1, u32::MAX] {
+            let mut pool = ledger(7);
+            let mut sends = at(first, &pool);
+            // More than the ring has entries, so that it wraps as well.
+            for round in 0..10 {
+                let lengths = [10 * round + 1, 10 * round + 2, 10 * round + 3];
+                send(&mut sends, &mut pool, lengths[0], false);
+                send(&mut sends, &mut pool, lengths[1], false);
+                let last = send(&mut sends, &mut pool, lengths[2], true);
+                assert_eq!(sends.len(), 3);
+                assert_eq!(complete(&mut sends, &mut pool, last), Some(lengths.to_vec()), "from {first}");
+                assert_eq!(complete(&mut sends, &mut pool, last), None, "once");
+                assert_eq!((sends.len(), pool.free_count()), (0, 64));
+            }
+        }
+    }
+
+    #[test]
+    fn a_failed_unsignalled_send_is_found_by_its_own_completion() {
+        let mut pool = ledger(7);
+        let mut sends = at(u32::MAX, &pool);
+        let first = send(&mut sends, &mut pool, 1, false);
+        let second = send(&mut sends, &mut pool, 2, true);
+        assert_eq!(complete(&mut sends, &mut pool, first), Some(vec![1]));
+        assert_eq!(complete(&mut sends, &mut pool, second), Some(vec![2]));
+    }
+
+    #[test]
+    fn a_full_ring_drops_the_oldest_send_only_if_its_frame_comes_back_without_it() {
+        for first in [0, u32::MAX - 3] {
+            let mut pool = ledger(7);
+            let mut sends = at(first, &pool);
+            // Signalled, and given back by the pool: the entries are stale.
+            for _ in 0..2 * SENDS {
+                send(&mut sends, &mut pool, 1, true);
+            }
+            assert!(sends.has_room(sends.position()));
+            assert_eq!(sends.len(), 2 * SENDS - 1, "one was dropped");
+
+            let mut sends = at(first, &pool);
+            for _ in 0..2 * SENDS {
+                send(&mut sends, &mut pool, 1, false);
+            }
+            assert!(!sends.has_room(sends.position()));
+            assert_eq!(sends.len(), 2 * SENDS, "none was dropped");
+        }
+    }
+
+    #[test]
+    fn a_batch_has_room_for_as_many_sends_as_the_queue() {
+        let mut pool = ledger(7);
+        let mut sends = at(u32::MAX - 1, &pool);
+        let batch = sends.position();
+        for _ in 0..SENDS {
+            assert!(sends.has_room(batch));
+            let frame = pool.take().expect("free");
+            sends.push(&mut pool, &frame, 1, false);
+        }
+        assert!(!sends.has_room(batch));
+        sends.withdraw(&mut pool, batch);
+        assert_eq!((sends.len(), sends.position(), pool.free_count()), (0, batch, 64));
+    }
+
+    #[test]
+    fn another_pool_waits_for_unsignalled_sends() {
+        let (mut one, other) = (ledger(7), ledger(8));
+        let mut sends = at(u32::MAX, &one);
+        let signalled = send(&mut sends, &mut one, 1, true);
+        assert!(sends.use_pool(&other), "what is signalled comes back by its pool");
+        assert_eq!(sends.len(), 0);
+        assert!(sends.use_pool(&one) && sends.find(&one, signalled).is_none());
+        let wr_id = send(&mut sends, &mut one, 1, false);
+        assert!(!sends.use_pool(&other));
+        assert_eq!(sends.find(&other, wr_id), None);
+        assert_eq!(complete(&mut sends, &mut one, wr_id), Some(vec![1]));
+        assert!(sends.use_pool(&other));
     }
 }

@@ -100,7 +100,7 @@ impl<'q> SendBatch<'q> {
         if !self.functions.can_send() {
             return Err(libc::EOPNOTSUPP);
         }
-        self.pair.in_flight.push(self.pool, frame, length, flags.is_signalled());
+        self.pair.in_flight.push(&mut self.pool.ledger, frame, length, flags.is_signalled());
         self.requests += 1;
         // SAFETY: the batch is open, by this thread. It can be built, as was asked above.
         let _true = unsafe { self.functions.build(flags.mark(slot.wr_id), flags.for_batch(), None) };
@@ -160,7 +160,7 @@ impl Drop for SendBatch<'_> {
             // SAFETY: as for `complete`.
             unsafe { self.functions.abort() };
         }
-        self.pair.in_flight.withdraw(self.pool, self.start);
+        self.pair.in_flight.withdraw(&mut self.pool.ledger, self.start);
         self.pair.send_gates.leave();
     }
 }
@@ -238,7 +238,7 @@ impl SendRequest<'_, '_> {
         match self.add::<N>(&frame, parts) {
             Ok(bytes) => {
                 let SendBatch { pair, pool, requests, .. } = self.batch;
-                pair.in_flight.push(pool, &frame, bytes, self.flags.is_signalled());
+                pair.in_flight.push(&mut pool.ledger, &frame, bytes, self.flags.is_signalled());
                 *requests += 1;
                 Ok(())
             }
