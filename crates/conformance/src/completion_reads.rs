@@ -274,10 +274,11 @@ fn raw_clock(bench: &Bench<'_>) -> Outcome {
 fn raw_clock_rate(bench: &Bench<'_>) -> Outcome {
     let clock = bench.context.clock()?;
     let (start, first) = (std::time::Instant::now(), bench.context.raw_clock()?);
-    std::thread::sleep(Duration::from_millis(20));
+    // A clock that is read from memory is some milliseconds late on a busy machine.
+    std::thread::sleep(Duration::from_millis(100));
     let second = bench.context.raw_clock()?;
     let (apart, most) = (clock.between(first, second), start.elapsed());
-    ensure!(apart + Duration::from_millis(5) >= Duration::from_millis(20), "{apart:?} in {most:?}");
+    ensure!(apart >= Duration::from_millis(75), "{apart:?} in {most:?}");
     ensure!(apart <= most + SLACK, "{apart:?} in {most:?}");
     Ok(())
 }

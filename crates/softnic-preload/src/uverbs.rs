@@ -23,7 +23,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
 use libc_next::Next;
 use own::{Own, entry, process};
-use softnic::mlx5::CommandDescriptors;
+use softnic::mlx5::{CommandDescriptors, Mapping, MappingRequest};
 use softnic::preload::complain;
 use softnic::preload::sysfs::MLX5_ROOT as SYSFS;
 use tree::Tree;
@@ -378,15 +378,22 @@ pub unsafe extern "C" fn mmap(
         // SAFETY: the caller's arguments, passed on.
         return unsafe { Next::mmap(address, bytes, protection, flags, descriptor, offset) };
     }
-    let has_page = |commands: &CommandDescriptors| commands.has_page(descriptor, offset);
-    if !guard(false, || DESCRIPTORS.get().and_then(Option::as_ref).is_some_and(has_page)) {
-        fail(libc::EINVAL);
-        return libc::MAP_FAILED;
-    }
-    // A doorbell page is written to and nothing more.
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    let is_written = protection & (libc::PROT_WRITE | libc::PROT_EXEC) != 0;
+    let request = MappingRequest { offset, bytes, is_written };
+    let found = guard(Err(libc::EIO), || {
+        let commands = DESCRIPTORS.get().and_then(Option::as_ref).ok_or(libc::ENODEV)?;
+        commands.mapping(descriptor, &request)
+    });
+    let (flags, file, offset) = match found {
+        Ok(Mapping::Doorbell) => (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0),
+        Ok(Mapping::Clock { file, offset }) => (libc::MAP_SHARED, file, offset),
+        Err(errno) => {
+            fail(errno);
+            return libc::MAP_FAILED;
+        }
+    };
     // SAFETY: a new mapping where the kernel likes it.
-    unsafe { Next::mmap(std::ptr::null_mut(), bytes, protection, flags, -1, 0) }
+    unsafe { Next::mmap(std::ptr::null_mut(), bytes, protection, flags, file, offset) }
 }
 
 /// # Safety

@@ -20,6 +20,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread::JoinHandle;
 
 use crate::Error;
+use crate::clock;
 use crate::limits::{ETHERNET_BYTES, VLAN_TAGS_BYTES};
 use crate::nic::{Nic, PortConfig};
 use crate::state::QueueOwner;
@@ -312,6 +313,11 @@ fn run(nic: &Nic, index: usize) {
     let (cell, mut rest) = (&nic.engines[index], rest::Rest::new(nic, index));
     while !nic.stopping.load(Ordering::Relaxed) {
         let frames = cell.pass(nic, THREAD_FRAMES);
+        if index == 0
+            && let Some(pages) = nic.clock_pages.get()
+        {
+            pages.update(clock::now_ns());
+        }
         rest.after(frames);
         if cell.profile.is_on() {
             cell.lock().rested(&cell.profile);

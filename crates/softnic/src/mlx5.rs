@@ -10,15 +10,16 @@
 //! Sends are noticed by polling their doorbell records, because a write to a doorbell page cannot be seen: at once while
 //! there is traffic, and after a pause within a nap of the engine, of 50 us to 4 ms (`engine::rest`).
 //!
-//! Not modelled are datagram queue pairs, the pages from which libmlx5 reads the device's clock (`ibv_query_rt_values_ex` and completions with the wall clock are EOPNOTSUPP; raw timestamps are
-//! in every completion), raw commands for the firmware (DEVX), striding queues and compressed completions, and the hash of a
-//! frame in its completion, which no function of libmlx5 returns.
+//! Not modelled are datagram queue pairs, raw commands for the firmware (DEVX), striding queues and compressed completions,
+//! rate limits, and the hash of a frame in its completion, which no function of libmlx5 returns.
 //!
 //! * `ioctl`: attributes of an ioctl, and the copies from and to the client's memory (`user_memory`)
 //! * `commands`: a file per family; they see blocks of bytes (`block`) and no pointer
+//! * `clock_pages`: the pages from which libmlx5 reads the device's clock; written by the engine
 //! * `rings`: requests to receive and to send, completions and doorbell records; used by the engine
 
 mod block;
+mod clock_pages;
 mod commands;
 mod counters;
 mod ioctl;
@@ -34,6 +35,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::fs::fstat;
 
+pub(crate) use self::clock_pages::{ClockPage, ClockPages};
+use crate::clock;
 use crate::completion::ChannelState;
 use crate::events::{CompletionEvents, EventChannel};
 use crate::nic::Nic;
@@ -93,13 +96,30 @@ impl CommandDescriptors {
         answer.map_err(|errno| errno.0)
     }
 
-    /// Whether a mapping of a command descriptor at `offset` is one of its doorbell pages.
-    #[must_use]
-    pub fn has_page(&self, descriptor: RawFd, offset: i64) -> bool {
-        let context = self.contexts().get(&descriptor).map(Arc::clone);
-        let (Some(context), Ok(offset)) = (context, u64::try_from(offset)) else { return false };
-        let number = u32::try_from(offset / u64::from(PAGE_BYTES));
-        number.is_ok_and(|number| context.opened().pages.contains(&number))
+    /// What a mapping of a command descriptor at `offset` is (kernel hw/mlx5/main.c, `mlx5_ib_mmap`).
+    ///
+    /// # Errors
+    /// EINVAL if there is no such page, and EPERM if one would be written that is only to be read.
+    pub fn mapping(&self, descriptor: RawFd, request: &MappingRequest) -> Result<Mapping, c_int> {
+        let context = self.contexts().get(&descriptor).map(Arc::clone).ok_or(libc::EBADF)?;
+        let number = u64::try_from(request.offset).map_err(|_| libc::EINVAL)? / u64::from(PAGE_BYTES);
+        let number = u32::try_from(number).map_err(|_| libc::EINVAL)?;
+        if context.opened().pages.contains(&number) {
+            return Ok(Mapping::Doorbell);
+        }
+        let page = match number {
+            CORE_CLOCK => ClockPage::Core,
+            CLOCK_INFO => ClockPage::Info,
+            _ => return Err(libc::EINVAL),
+        };
+        if request.bytes != clock_pages::PAGE_BYTES {
+            return Err(libc::EINVAL);
+        }
+        if request.is_written {
+            return Err(libc::EPERM);
+        }
+        let (file, offset) = context.nic.clock_pages.get().ok_or(libc::EOPNOTSUPP)?.place(page);
+        Ok(Mapping::Clock { file, offset })
     }
 
     /// The descriptor is about to be closed: everything that was made through it goes.
@@ -109,6 +129,37 @@ impl CommandDescriptors {
             guard((), || context.remove());
         }
     }
+}
+
+/// Numbers of pages that are no doorbell pages: `MLX5_IB_MMAP_CORE_CLOCK`, and `MLX5_IB_MMAP_CLOCK_INFO` with
+/// `MLX5_IB_CLOCK_INFO_V1`, in the bits of a command. Doorbell pages have smaller ones.
+const CORE_CLOCK: u32 = 5 << 8;
+const CLOCK_INFO: u32 = 7 << 8;
+const _: () = assert!(MAX_PAGES < CORE_CLOCK);
+
+/// What is asked to be mapped.
+#[derive(Clone, Copy, Debug)]
+pub struct MappingRequest {
+    /// The place in the command descriptor.
+    pub offset: i64,
+    /// How much.
+    pub bytes: usize,
+    /// Whether it may be written or executed.
+    pub is_written: bool,
+}
+
+/// What a mapping of a command descriptor shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mapping {
+    /// A doorbell page: it is written to and nothing more.
+    Doorbell,
+    /// A page of the clock, which another file has. That stays open as long as the process runs.
+    Clock {
+        /// The file.
+        file: RawFd,
+        /// The place in it.
+        offset: i64,
+    },
 }
 
 /// A command descriptor, and the context that it is for, once GET_CONTEXT has made it.
@@ -164,7 +215,20 @@ impl Context {
         let (events, client) = EventChannel::new()?;
         let slot = self.nic.control().contexts.insert(ContextState { events }).ok_or(ENOMEM)?;
         opened.slot = Some(slot);
+        self.make_clock();
         Ok(client.into_raw_fd())
+    }
+
+    /// Makes the pages of the clock, for the first context of the device. Without them the clock cannot be read.
+    fn make_clock(&self) {
+        if self.nic.clock_pages.get().is_some() {
+            return;
+        }
+        match ClockPages::new(self.nic.clock, clock::now_ns()) {
+            // Another context may have been faster.
+            Ok(pages) => drop(self.nic.clock_pages.set(pages)),
+            Err(error) => tracing::warn!(%error, "the device has no pages for its clock"),
+        }
     }
 
     /// Makes a completion channel; returns the descriptor of its events.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -18,6 +18,7 @@ use crate::flow::FlowTable;
 use crate::left_right::{LeftRight, Writer};
 use crate::library::Library;
 use crate::limits::{MAX_MTU_BYTES, MAX_NAME_BYTES, MAX_PORTS, MIN_MTU_BYTES};
+use crate::mlx5::ClockPages;
 use crate::personality::{ClockRules, Personality, Rules};
 use crate::preload::{LINK_LOCAL, eui64};
 use crate::state::State;
@@ -117,6 +118,8 @@ pub(crate) struct Nic {
     pub(crate) engines: Box<[EngineCell]>,
     /// Wake the engines' own threads, by index.
     pub(crate) doorbells: Arc<[Doorbell]>,
+    /// From which rdma-core's mlx5 provider reads the clock, once a context of it exists.
+    pub(crate) clock_pages: OnceLock<ClockPages>,
     /// [`Drive::Inline`].
     is_inline: bool,
     pub(crate) stopping: AtomicBool,
@@ -300,6 +303,7 @@ impl SoftNic {
         let doorbells = (0..count).map(|_| Doorbell::new()).collect::<Result<_, _>>();
         let nic = Arc::new(Nic {
             doorbells: doorbells.map_err(|source| Error::Doorbell { name: name.clone(), source })?,
+            clock_pages: OnceLock::new(),
             is_inline: drive == Drive::Inline,
             ports: shared.collect(),
             flows: LeftRight::new([(); 2].map(|()| FlowTable::new(personality.rules().flow.table))),

@@ -32,6 +32,9 @@ pub(super) fn create_context(context: &Context, call: &mut Call<'_>) -> Verb<()>
     const DRIVER_COMMANDS: u8 = 1 | 2;
     /// `MLX5_USER_INLINE_MODE_L2`.
     const INLINE_L2: u8 = 2;
+    /// `MLX5_IB_ALLOC_UCONTEXT_RESP_MASK_CORE_CLOCK_OFFSET` and `MLX5_IB_CLOCK_INFO_V1`.
+    const CORE_CLOCK: u32 = 1;
+    const CLOCK_INFO_VERSION: u8 = 0;
     let (pages, flags, version) = (call.driver.u32(0), call.driver.u32(8), call.driver.u8(16));
     // The only flag asks for raw access to the firmware, which is not modelled; libmlx5 then asks again without it.
     if pages == 0 || flags != 0 {
@@ -61,6 +64,11 @@ pub(super) fn create_context(context: &Context, call: &mut Call<'_>) -> Verb<()>
     // max_srq_recv_wr. There are no shared receive queues (`max_srq`), but with 0 libmlx5 would answer EINVAL without asking.
     driver.put_u32(28, MAX_REQUESTS);
     driver.put_u16(32, ports);
+    if context.nic.clock_pages.get().is_some() {
+        // `comp_mask`: the clock is at `hca_core_clock_offset`, 0. `clock_info_versions`.
+        driver.put_u32(36, CORE_CLOCK);
+        driver.put_u8(47, 1 << CLOCK_INFO_VERSION);
+    }
     driver.put_u32(40, driver.length(CONTEXT_BYTES));
     driver.put_u8(44, CQE_VERSION);
     driver.put_u8(45, DRIVER_COMMANDS);
