@@ -95,8 +95,9 @@ fn share(
     let (policy, _) = policy::parse(&source, &NoFiles).map_err(|_| "the policy is not valid".to_owned())?;
     let program =
         compiler::compile(&policy, profile, 1).map_err(|_| "the policy does not compile".to_owned())?;
-    let (mut shares, mut decisions) = (TrafficShares::new(&program), Decisions::new(&program));
     let trace = traffic.trace(set);
+    let (mut shares, mut decisions) =
+        (TrafficShares::new(&program, trace.len() as u64), Decisions::new(&program));
     for frame in trace.frames(SIZES[0]).step_by((trace.len() / SAMPLE).max(1)) {
         shares.add(decisions.of(&DeepKey::of(&frame)), frame.len() as u64);
     }

@@ -17,7 +17,7 @@ pub mod interpose;
 pub mod uverbs;
 
 use std::ffi::c_int;
-use std::sync::{Once, OnceLock};
+use std::sync::OnceLock;
 
 use softnic::preload::host::Status;
 use softnic::preload::{LazyNic, METHOD_MLX5, Settings, complain, variable};

@@ -127,7 +127,7 @@ fn the_share_of_a_capture_is_what_the_device_decides() {
         let program = Arc::new(job.compile().expect("it fits"));
         let mut rig = Rig::new(Personality::Ideal, WORKERS);
         rig.install(&program).expect("it fits");
-        let mut shares = compiler::TrafficShares::new(&program);
+        let mut shares = compiler::TrafficShares::new(&program, capture.len() as u64);
         let mut decisions = compiler::Decisions::new(&program);
         let mut counted = 0;
         for frame in &capture {
