@@ -448,7 +448,8 @@ impl<'r, 'v> Writer<'r, 'v> {
     fn finish(mut self) -> Imported {
         if let (Some(missing), 1..) = (&self.missing, self.comments) {
             let message = format!(
-                "{} of the rules that drop, the policy of the chain included, are comments, because {missing} is left out, which may accept packets",
+                "{} of the rules that drop, the policy of the chain included, are comments, because {missing} is left out, which may accept packets \
+                 (hint: remove the `# ` before those that may drop such packets, too; the others stay with the kernel)",
                 self.comments
             );
             self.notes.push(note(message));

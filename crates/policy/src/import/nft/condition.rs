@@ -337,7 +337,8 @@ fn left_of(left: &Value) -> Result<Left, String> {
     }
     let Some((protocol, field)) = payload(left) else {
         let what = left.as_object().and_then(|left| left.keys().next()).map_or("this", String::as_str);
-        return Err(format!("`{}` cannot be matched", quoted(what)));
+        let why = if what == "ct" { ": a policy does not know the state of connections" } else { "" };
+        return Err(format!("`{}` cannot be matched{why}", quoted(what)));
     };
     let (v4, v6) = (Some("ipv4"), Some("ipv6"));
     let byte = Kind::Number(u8::MAX.into());
