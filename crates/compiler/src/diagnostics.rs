@@ -32,6 +32,8 @@ pub struct Obstacle {
 
 /// One reason why a policy does not compile for a device.
 pub(crate) enum Problem {
+    /// The device has no flows that match packets.
+    NoSteering,
     Group(GroupId, GroupProblem),
     Rule(RuleId, RuleProblem),
     /// A limit of the compiler or the device is exceeded, at this rule if one rule shows it best.
@@ -304,6 +306,17 @@ impl<'p> Context<'p> {
             Problem::Group(group, problem) => self.group(&self.policy.groups[group.index()], problem),
             Problem::Rule(rule, problem) => self.rule_problem(*rule, problem),
             Problem::Limit(rule, problem) => self.limit(*rule, problem),
+            Problem::NoSteering => {
+                let refusal = self.profile.refusal(Feature::Normal);
+                let source = refusal.map_or("", |refusal| refusal.source.as_str());
+                self.of_rule(
+                    None,
+                    format!("`{}` cannot steer: it has no flows that match packets ({source})", self.profile.name),
+                    "no flows",
+                    refusal.map(|refusal| refusal.errno),
+                    "no policy can run on this device: use one whose driver has ibv_create_flow, or the software NIC",
+                )
+            }
             Problem::DefaultCannotDrop => self.of_rule(
                 None,
                 format!("the default drops, which `{}` cannot", self.profile.name),

@@ -71,7 +71,7 @@ use program::{Program, RuleId};
 
 use classes::Overlaps;
 use coarsen::Coarse;
-use diagnostics::{LimitProblem, Problems};
+use diagnostics::{LimitProblem, Problem, Problems};
 use limit_ranks::{Earlier, MAX_PIECES_OF_FLOW};
 use lower::Lowered;
 use order::Ranking;
@@ -240,6 +240,11 @@ impl Job<'_> {
     }
 
     fn compile_in(&self, attempts: &mut Attempts) -> Result<Program, Problems> {
+        if !self.profile.can_steer() {
+            let mut problems = Problems::default();
+            problems.push(Problem::NoSteering);
+            return Err(problems);
+        }
         let problems = match self.attempt(None, attempts) {
             Err(problems) if problems.are_about_capacity() => problems,
             result => return result,

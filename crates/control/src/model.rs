@@ -14,10 +14,6 @@ use verbs::Provider;
 /// Where the kernel shows RDMA devices (Documentation/ABI/stable/sysfs-class-infiniband).
 const SYSFS: &str = "/sys/class/infiniband";
 
-/// Drivers whose devices are known, and the name of their profile. The driver of a subfunction has a suffix
-/// ("mlx5_core.sf").
-const DRIVERS: &[(&str, &str)] = &[("mlx5_core", "mlx5"), ("mlx4_core", "mlx4")];
-
 /// A device's model, and how it is known.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Model {
@@ -60,11 +56,17 @@ impl Model {
         Self { profile, known: Known::Named }
     }
 
+    /// The model that a software NIC of this process imitates.
+    #[must_use]
+    pub fn imitated(profile: DeviceProfile) -> Self {
+        Self { profile: profile.in_software(), known: Known::Provider }
+    }
+
     /// Of a device that libibverbs or a provider lists under that name.
     pub(crate) fn of(device: &str, provider: Option<&dyn Provider>) -> Self {
         let provided = provider.and_then(Provider::model).and_then(DeviceProfile::by_name);
         match provided {
-            Some(profile) => Self { profile: profile.in_software(), known: Known::Provider },
+            Some(profile) => Self::imitated(profile),
             None => Self::by_driver(Path::new(SYSFS), device),
         }
     }
@@ -72,9 +74,7 @@ impl Model {
     fn by_driver(sysfs: &Path, device: &str) -> Self {
         let link = std::fs::read_link(sysfs.join(device).join("device/driver")).ok();
         let driver = link.and_then(|link| Some(link.file_name()?.to_string_lossy().into_owned()));
-        let family = driver.as_deref().map(|driver| driver.split('.').next().unwrap_or(driver));
-        let known = DRIVERS.iter().find(|(name, _)| Some(*name) == family);
-        match (known.and_then(|(_, model)| DeviceProfile::by_name(model)), driver) {
+        match (driver.as_deref().and_then(DeviceProfile::by_driver), driver) {
             (Some(profile), Some(driver)) => Self { profile, known: Known::Driver(driver) },
             (_, driver) => Self { profile: DeviceProfile::conservative(), known: Known::Not(driver) },
         }
@@ -113,7 +113,13 @@ mod tests {
 
     #[test]
     fn a_real_device_is_known_by_its_driver_whatever_its_numbers() {
-        for (driver, name) in [("mlx5_core", "mlx5"), ("mlx5_core.sf", "mlx5"), ("mlx4_core", "mlx4")] {
+        for (driver, name) in [
+            ("mlx5_core", "mlx5"),
+            ("mlx5_core.sf", "mlx5"),
+            ("mlx4_core", "mlx4"),
+            ("mana", "mana"),
+            ("bnxt_en", "bnxt_re"),
+        ] {
             let model = model(Some(driver));
             assert_eq!(model.profile.name, name);
             assert_eq!(model.known, Known::Driver(driver.to_owned()));
@@ -123,7 +129,7 @@ mod tests {
 
     #[test]
     fn an_unknown_device_is_never_taken_for_ideal() {
-        for driver in [None, Some("bnxt_en"), Some("mlx5_corex")] {
+        for driver in [None, Some("irdma"), Some("mlx5_corex")] {
             let model = model(driver);
             assert_eq!(model.profile, DeviceProfile::conservative());
             assert_eq!(model.known, Known::Not(driver.map(str::to_owned)));

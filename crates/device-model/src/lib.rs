@@ -1,6 +1,6 @@
 //! What a device can do, as data: limits, the layout of flow tables, and refusals, each with its errno and a source where
-//! that can be read. The built-in models are `ideal`, `mlx5` and `mlx4` (files in `models/`), and `conservative`, which is
-//! the intersection of the last two. A file can describe another device.
+//! that can be read. The built-in models are `ideal`, `mlx5`, `mlx4`, `mana` and `bnxt_re` (files in `models/`), and
+//! `conservative`, which is the intersection of `mlx5` and `mlx4`. A file can describe another device.
 //!
 //! The compiler reads a [`DeviceProfile`] and does not depend on the vendor, `control` completes one with the answers of
 //! the device, and the software NIC imitates one.
@@ -19,7 +19,9 @@
 
 mod profile;
 
-pub use profile::{Dependence, DeviceProfile, Emulation, Limit, LimitRow, LoadError, PriorityTable, Refusal};
+pub use profile::{
+    Base, Dependence, DeviceProfile, Emulation, Limit, LimitRow, LoadError, Origin, PriorityTable, Refusal,
+};
 pub use program::{Errno, Feature};
 
 /// The capacity of the software NIC, whatever device it imitates.

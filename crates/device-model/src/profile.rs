@@ -66,9 +66,47 @@ pub struct DeviceProfile {
     /// The errno beyond each limit; EINVAL where there is no row.
     #[serde(default)]
     pub limits: Vec<LimitRow>,
-    /// What only the software NIC has to know to behave like the device.
+    /// The personality that the software NIC has in all that the model does not describe.
+    #[serde(default)]
+    pub personality: Base,
+    /// What only the software NIC has to know to behave like the device. In a file, what is left out is as in
+    /// [`DeviceProfile::personality`].
     #[serde(default)]
     pub emulation: Emulation,
+    /// Where a model that was found by trying comes from.
+    #[serde(default)]
+    pub device: Origin,
+}
+
+/// A personality of the software NIC: the built-in models for which it knows every attribute of queues and domains.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Base {
+    /// Everything that libibverbs can express.
+    #[default]
+    Ideal,
+    /// ConnectX-4 and later.
+    Mlx5,
+    /// ConnectX-3.
+    Mlx4,
+}
+
+/// The device that a model was found on, as documentation; nothing depends on it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Origin {
+    /// Its name in libibverbs.
+    pub name: String,
+    /// Its kernel driver.
+    pub driver: String,
+    /// Its firmware.
+    pub firmware: String,
+    /// The file name of the library, which has its release.
+    pub libibverbs: String,
+    /// The day.
+    pub date: String,
+    /// The capabilities that it reports, as C names them.
+    pub capabilities: Vec<String>,
 }
 
 /// How a device and its driver create flows, beyond what the compiler has to know. The software NIC imitates it.
@@ -104,8 +142,6 @@ pub struct Emulation {
     pub whole_protocol_beside_transport: bool,
     /// How many labels of a stack can be matched, else EOPNOTSUPP.
     pub max_labels: u8,
-    /// How wide a flow tag is where this differs from [`DeviceProfile::tag_bits`].
-    pub tag_bits: Option<u32>,
     /// Whether counters can be read while no flow is bound to them, else EINVAL.
     pub reads_idle_counters: bool,
     /// Whether flows with the same match and priority must agree in their tags.
@@ -141,7 +177,6 @@ impl Default for Emulation {
             whole_ether_type_beside_ip: false,
             whole_protocol_beside_transport: false,
             max_labels: u8::MAX,
-            tag_bits: None,
             reads_idle_counters: false,
             one_tag_per_match: false,
             one_copy_per_priority: false,
@@ -231,7 +266,12 @@ pub enum Limit {
 
 impl DeviceProfile {
     /// The profiles that [`by_name`](Self::by_name) knows.
-    pub const NAMES: [&'static str; 4] = ["ideal", "mlx5", "mlx4", "conservative"];
+    pub const NAMES: [&'static str; 6] = ["ideal", "mlx5", "mlx4", "mana", "bnxt_re", "conservative"];
+
+    /// Kernel drivers whose devices are known, and the names of their models. The driver of a subfunction has a suffix
+    /// ("mlx5_core.sf"). The devices of bnxt_re belong to the Ethernet driver.
+    pub const DRIVERS: [(&'static str, &'static str); 4] =
+        [("mlx5_core", "mlx5"), ("mlx4_core", "mlx4"), ("mana", "mana"), ("bnxt_en", "bnxt_re")];
 
     /// Everything that libibverbs can express, within the limits of the software NIC. Hash fields stay exclusive, so that
     /// a program is the same as for real devices.
@@ -252,10 +292,18 @@ impl DeviceProfile {
         BUILT_IN[2].clone()
     }
 
-    /// For an unknown device: the tightest of each limit, and all refusals, of `mlx5` and `mlx4`.
+    /// For an unknown device: the tightest of each limit, and all refusals, of `mlx5` and `mlx4`, the devices that steer.
     #[must_use]
     pub fn conservative() -> Self {
-        BUILT_IN[3].clone()
+        BUILT_IN[5].clone()
+    }
+
+    /// The model of the devices of a kernel driver, if it is known.
+    #[must_use]
+    pub fn by_driver(driver: &str) -> Option<Self> {
+        let family = driver.split('.').next()?;
+        let (_, model) = Self::DRIVERS.iter().find(|(name, _)| *name == family)?;
+        Self::by_name(model)
     }
 
     /// One of [`NAMES`](Self::NAMES).
@@ -280,6 +328,12 @@ impl DeviceProfile {
     #[must_use]
     pub fn allows(&self, feature: Feature) -> bool {
         self.refusal(feature).is_none()
+    }
+
+    /// Whether the device steers at all: it has flows that match packets.
+    #[must_use]
+    pub fn can_steer(&self) -> bool {
+        self.allows(Feature::Normal)
     }
 
     /// The errno beyond a limit; EINVAL where nothing is known.
@@ -332,7 +386,9 @@ impl DeviceProfile {
             dependences: [a.dependences, b.dependences].concat(),
             refusals,
             limits: a.limits,
+            personality: a.personality,
             emulation: a.emulation,
+            device: Origin::default(),
         }
     }
 
@@ -380,14 +436,17 @@ fn least(a: Option<u32>, b: Option<u32>) -> Option<u32> {
 }
 
 /// The profiles of [`DeviceProfile::NAMES`], in that order.
-static BUILT_IN: LazyLock<[DeviceProfile; 4]> = LazyLock::new(|| {
+static BUILT_IN: LazyLock<[DeviceProfile; 6]> = LazyLock::new(|| {
     let [mlx5, mlx4] = [load::built_in("mlx5", MLX5), load::built_in("mlx4", MLX4)];
+    let [mana, bnxt_re] = [load::built_in("mana", MANA), load::built_in("bnxt_re", BNXT_RE)];
     let conservative = DeviceProfile::strictest("conservative", mlx5.clone(), mlx4.clone());
-    [load::built_in("ideal", IDEAL).in_software(), mlx5, mlx4, conservative]
+    [load::built_in("ideal", IDEAL).in_software(), mlx5, mlx4, mana, bnxt_re, conservative]
 });
 const IDEAL: &str = include_str!("../models/ideal.toml");
 const MLX5: &str = include_str!("../models/mlx5.toml");
 const MLX4: &str = include_str!("../models/mlx4.toml");
+const MANA: &str = include_str!("../models/mana.toml");
+const BNXT_RE: &str = include_str!("../models/bnxt_re.toml");
 
 impl Default for DeviceProfile {
     fn default() -> Self {
@@ -438,6 +497,24 @@ mod tests {
         }
         let silent = conservative.refusal(Feature::SrcMac).expect("mlx4 ignores it");
         assert_eq!(silent.errno, Errno::Silent);
+    }
+
+    #[test]
+    fn drivers_choose_models_by_their_family() {
+        for (driver, name) in DeviceProfile::DRIVERS {
+            assert_eq!(DeviceProfile::by_driver(driver).expect("a model").name, name);
+        }
+        assert_eq!(DeviceProfile::by_driver("mlx5_core.sf"), Some(DeviceProfile::mlx5()));
+        assert_eq!(DeviceProfile::by_driver("mlx5_corex"), None);
+    }
+
+    #[test]
+    fn devices_without_flows_cannot_steer() {
+        for (name, steers) in
+            [("ideal", true), ("mlx4", true), ("conservative", true), ("mana", false), ("bnxt_re", false)]
+        {
+            assert_eq!(DeviceProfile::by_name(name).expect("built in").can_steer(), steers, "{name}");
+        }
     }
 
     #[test]

@@ -54,6 +54,8 @@ pub enum Feature {
     AnyMpls,
     /// The same for TCP and UDP.
     AnyPorts,
+    /// A flow that matches packets (NORMAL). A device that refuses it cannot steer.
+    Normal,
     /// A flow tag.
     Tag,
     /// A flow that drops.
@@ -86,6 +88,16 @@ pub enum Errno {
     Eexist,
     /// Not supported.
     Eopnotsupp,
+    /// Not implemented.
+    Enosys,
+    /// In use.
+    Ebusy,
+    /// The device failed.
+    Eio,
+    /// Protocol error: the device refused what its driver asked for.
+    Eproto,
+    /// The firmware refused what its driver asked for.
+    Eremoteio,
     /// No error: the device ignores the feature.
     Silent,
 }
@@ -98,12 +110,52 @@ impl fmt::Display for Errno {
             Self::Enospc => "ENOSPC",
             Self::Eexist => "EEXIST",
             Self::Eopnotsupp => "EOPNOTSUPP",
+            Self::Enosys => "ENOSYS",
+            Self::Ebusy => "EBUSY",
+            Self::Eio => "EIO",
+            Self::Eproto => "EPROTO",
+            Self::Eremoteio => "EREMOTEIO",
             Self::Silent => "silently ignored",
         })
     }
 }
 
 impl Feature {
+    /// All of them.
+    pub const ALL: [Self; 31] = [
+        Self::SrcMac,
+        Self::EtherType,
+        Self::Vlan,
+        Self::Ipv6,
+        Self::Protocol,
+        Self::Tos,
+        Self::Ttl,
+        Self::HopLimit,
+        Self::IpFlags,
+        Self::FlowLabel,
+        Self::Esp,
+        Self::EspSeq,
+        Self::Vxlan,
+        Self::Gre,
+        Self::GreFlags,
+        Self::Mpls,
+        Self::Inner,
+        Self::AnyEsp,
+        Self::AnyVxlan,
+        Self::AnyGre,
+        Self::AnyMpls,
+        Self::AnyPorts,
+        Self::Normal,
+        Self::Tag,
+        Self::Drop,
+        Self::Count,
+        Self::Copy,
+        Self::Sniffer,
+        Self::Egress,
+        Self::HashInner,
+        Self::HashSpi,
+    ];
+
     /// The feature that a condition on a field of an IP spec needs; not for the protocol, which other specs imply.
     #[must_use]
     pub const fn of_ip_field(field: Field, is_ipv6: bool) -> Option<Self> {
@@ -142,6 +194,7 @@ impl Feature {
             Self::AnyGre => "a GRE header of any protocol and key",
             Self::AnyMpls => "an MPLS label of any value",
             Self::AnyPorts => "a TCP or UDP header of any ports",
+            Self::Normal => "flows that match packets (NORMAL)",
             Self::Tag => "flow tags",
             Self::Drop => "dropping",
             Self::Count => "counting",

@@ -331,7 +331,6 @@ impl FlowRules {
             model.refusals.iter().partition(|refusal| refusal.errno == device_model::Errno::Silent);
         let ignored: Vec<Feature> = ignored.iter().map(|refusal| refusal.feature).collect();
         let egress = if model.allows(Feature::Egress) { IBV_FLOW_ATTR_FLAGS_EGRESS } else { 0 };
-        let tag_bits = emulation.tag_bits.unwrap_or(model.tag_bits);
         Self {
             max_priority: u16::try_from(model.priorities.saturating_sub(1)).unwrap_or(u16::MAX),
             priority_refusal: model.errno(device_model::Limit::Priorities).into(),
@@ -344,7 +343,7 @@ impl FlowRules {
             dont_trap_sniffer_refusal: emulation.dont_trap_with_sniffer.map(Errno::from),
             dont_trap_egress_refusal: emulation.dont_trap_with_egress.map(Errno::from),
             multicast_comes_last: model.multicast_ignores_priority,
-            max_tag: u32::MAX.checked_shr(u32::BITS - tag_bits.min(u32::BITS)).unwrap_or(0),
+            max_tag: u32::MAX.checked_shr(u32::BITS - model.tag_bits.min(u32::BITS)).unwrap_or(0),
             empty_masks_ask_for_no_header: ignored.contains(&Feature::AnyEsp),
             table: TableRules {
                 one_tag_per_match: emulation.one_tag_per_match,

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use program::TAG_BITS;
 
-use super::{DeviceProfile, PriorityTable};
+use super::{Base, DeviceProfile, Emulation, PriorityTable};
 
 /// The most bytes of a device model file.
 const MAX_BYTES: u64 = 1 << 20;
@@ -52,12 +52,18 @@ pub enum LoadError {
 }
 
 impl DeviceProfile {
-    /// A built-in model by its name, or the model of a file: whatever has a `/` or ends with `.toml` is a path.
+    /// Whether a model of that name is a file: whatever has a `/` or ends with `.toml`.
+    #[must_use]
+    pub fn is_path(name: &str) -> bool {
+        name.contains('/') || name.ends_with(".toml")
+    }
+
+    /// A built-in model by its name, or the model of a file ([`is_path`](Self::is_path)).
     ///
     /// # Errors
     /// [`LoadError`].
     pub fn named_or_file(name: &str) -> Result<Self, LoadError> {
-        if !name.contains('/') && !name.ends_with(".toml") {
+        if !Self::is_path(name) {
             return Self::by_name(name).ok_or_else(|| LoadError::UnknownName { name: name.to_owned() });
         }
         let file = PathBuf::from(name);
@@ -79,11 +85,13 @@ impl DeviceProfile {
     /// # Errors
     /// [`LoadError::Invalid`].
     pub fn parse(file: &Path, text: &str) -> Result<Self, LoadError> {
-        let profile: Self = toml::from_str(text).map_err(|error| {
+        let unreadable = |error: toml::de::Error| {
             let at = error.span().map_or(0, |span| span.start);
             let hint = "the keys are those of config/device-model.toml".to_owned();
             invalid(file, text, at, error.message().to_owned(), hint)
-        })?;
+        };
+        let mut profile: Self = toml::from_str(text).map_err(unreadable)?;
+        profile.emulation = emulation(profile.personality, text).map_err(unreadable)?;
         profile.check().map_err(|(key, problem, hint)| {
             let at = key_offset(text, key).unwrap_or(0);
             let mut error = invalid(file, text, at, problem, hint.to_owned());
@@ -98,14 +106,22 @@ impl DeviceProfile {
     /// The first key whose value is out of range, with the problem and the remedy.
     fn check(&self) -> Result<(), (&'static str, String, &'static str)> {
         let table = self.priority_table.unwrap_or(PriorityTable { entries: 1, groups: 1, group_entries: 1 });
+        // A device that cannot steer has none of what flows need. Of what is halved, a program needs one.
+        let least = |least: u32| if self.can_steer() { least } else { 0 };
+        let optional = |limit: Option<u32>| limit.unwrap_or(u32::MAX);
         let ranges = [
-            ("priorities", self.priorities, 2..=1 << 16),
-            ("max_specs", self.max_specs, 1..=255),
-            ("max_table", self.max_table, 1..=1 << 16),
+            ("priorities", self.priorities, least(2)..=1 << 16),
+            ("max_specs", self.max_specs, least(1)..=255),
+            ("max_table", self.max_table, least(1)..=1 << 16),
             ("tag_bits", self.tag_bits, 0..=32),
             ("priority_table", table.entries, 1..=u32::MAX),
             ("priority_table", table.groups, 1..=table.entries),
             ("priority_table", table.group_entries, 1..=table.entries / table.groups.max(1)),
+            ("max_flows", optional(self.max_flows), least(2)..=u32::MAX),
+            ("max_shapes", optional(self.max_shapes), least(1)..=u32::MAX),
+            ("max_queues", optional(self.max_queues), least(2)..=u32::MAX),
+            ("max_tables", optional(self.max_tables), least(2)..=u32::MAX),
+            ("max_receives", optional(self.max_receives), least(1)..=u32::MAX),
         ];
         for (key, value, range) in ranges {
             if !range.contains(&value) {
@@ -137,6 +153,25 @@ impl DeviceProfile {
         }
         Ok(())
     }
+}
+
+/// What the software NIC has to know: as in the model of that name, but for the keys of the text.
+fn emulation(base: Base, text: &str) -> Result<Emulation, toml::de::Error> {
+    #[derive(serde::Deserialize)]
+    struct File {
+        #[serde(default)]
+        emulation: toml::Table,
+    }
+    let model: File = toml::from_str(match base {
+        Base::Ideal => super::IDEAL,
+        Base::Mlx5 => super::MLX5,
+        Base::Mlx4 => super::MLX4,
+    })?;
+    let mut table = model.emulation;
+    // The length of tables is the file's own.
+    table.remove("firmware_sets_max_table");
+    table.extend(toml::from_str::<File>(text)?.emulation);
+    table.try_into()
 }
 
 /// A value that occurs twice.
@@ -196,6 +231,47 @@ mod tests {
     }
 
     #[test]
+    fn what_a_model_leaves_out_is_as_in_its_personality() {
+        let text = format!("{LEAST}personality = \"mlx5\"\n[emulation]\nmax_labels = 3\n");
+        let profile = DeviceProfile::parse(Path::new("nic.toml"), &text).expect("a model");
+        let mlx5 = DeviceProfile::mlx5().emulation;
+        assert!(mlx5.firmware_sets_max_table);
+        assert_eq!(profile.emulation, Emulation { max_labels: 3, firmware_sets_max_table: false, ..mlx5 });
+        let plain = DeviceProfile::parse(Path::new("nic.toml"), LEAST).expect("a model");
+        assert_eq!(plain.emulation, DeviceProfile::ideal().emulation);
+    }
+
+    #[test]
+    fn a_device_that_cannot_steer_needs_no_priorities() {
+        let text = "name = \"nic\"\npriorities = 0\nmax_specs = 0\nmax_table = 0\ntag_bits = 0\n\
+                    refusals = [{ feature = \"normal\", errno = \"EOPNOTSUPP\", source = \"x\" }]\n";
+        assert!(!DeviceProfile::parse(Path::new("nic.toml"), text).expect("a model").can_steer());
+        assert!(refused(&text.replace("\"normal\"", "\"tag\"")).contains("priorities: 0 is outside 2..="));
+    }
+
+    /// Models cut off after each byte, and with each byte replaced.
+    #[test]
+    fn a_broken_file_is_an_error_or_a_model_and_never_a_panic() {
+        let text = include_str!("../../models/mlx4.toml");
+        let read = |text: &str| DeviceProfile::parse(Path::new("nic.toml"), text).map(|_| ());
+        for end in (0..text.len()).step_by(13) {
+            let _ = text.get(..end).map(read);
+        }
+        for (at, replacement) in (0..text.len()).step_by(17).zip("\0\"[]{}=#-9.\u{7f}".chars().cycle()) {
+            let mut broken = text.to_owned();
+            broken.replace_range(at..=at, &replacement.to_string());
+            if let Err(error) = read(&broken) {
+                assert!(error.to_string().starts_with("nic.toml:"), "{error}");
+            }
+        }
+        assert!(matches!(
+            read(text.get(..text.len() / 2).unwrap_or_default()),
+            Err(LoadError::Invalid { .. })
+        ));
+        assert!(read(&format!("emulation = {}", "[".repeat(100_000))).is_err());
+    }
+
+    #[test]
     fn the_example_is_a_model() {
         let example = concat!(env!("CARGO_MANIFEST_DIR"), "/../../config/device-model.toml");
         let profile = DeviceProfile::named_or_file(example).expect("a model");
@@ -249,6 +325,22 @@ mod tests {
             let error = refused(&text);
             assert!(error.contains(words), "{error}: {words}");
         }
+        for (row, words) in [
+            ("max_queues = 0", "nic.toml:6: max_queues: 0 is outside 2..=4294967295 (hint: "),
+            ("max_flows = 1", "nic.toml:6: max_flows: 1 is outside 2..=4294967295"),
+            ("max_shapes = 0", "nic.toml:6: max_shapes: 0 is outside 1..="),
+            ("max_tables = -1", "nic.toml:6: max_tables: invalid value"),
+            ("max_receives = 4294967296", "nic.toml:6: max_receives: invalid value"),
+            ("personality = \"mlx6\"", "nic.toml:6: personality: unknown variant `mlx6`"),
+            ("emulation = { unknown = 1 }", "nic.toml:6: unknown: unknown field"),
+            ("device = { colour = \"red\" }", "nic.toml:6: colour: unknown field"),
+            ("refusals = [{ feature = ", "nic.toml:6: "),
+        ] {
+            let error = refused(&format!("{LEAST}{row}\n"));
+            assert!(error.contains(words) && error.contains("hint"), "{error}: {words}");
+        }
+        let huge = refused(&LEAST.replace("= 8", "= 65537"));
+        assert!(huge.contains("nic.toml:2: priorities: 65537 is outside 2..=65536"), "{huge}");
         let row = "{ feature = \"ttl\", errno = \"EINVAL\", source = \"x\" }";
         let twice = refused(&format!("{LEAST}refusals = [{row}, {row}]\n"));
         assert!(twice.contains("nic.toml:6: refusals: IPv4 times to live are refused twice"), "{twice}");
@@ -258,7 +350,7 @@ mod tests {
     fn a_name_is_a_built_in_model_and_a_path_is_a_file() {
         assert_eq!(DeviceProfile::named_or_file("mlx5").expect("built in"), DeviceProfile::mlx5());
         let error = DeviceProfile::named_or_file("mlx6").expect_err("no model").to_string();
-        assert!(error.contains("ideal, mlx5, mlx4, conservative"), "{error}");
+        assert!(error.contains("ideal, mlx5, mlx4, mana, bnxt_re, conservative"), "{error}");
         assert!(matches!(DeviceProfile::named_or_file("./no.toml"), Err(LoadError::Read { .. })));
     }
 }

@@ -43,6 +43,11 @@ impl From<device_model::Errno> for Errno {
             device_model::Errno::Enomem => ENOMEM,
             device_model::Errno::Enospc => ENOSPC,
             device_model::Errno::Eexist => EEXIST,
+            device_model::Errno::Enosys => Self(libc::ENOSYS),
+            device_model::Errno::Ebusy => EBUSY,
+            device_model::Errno::Eio => EIO,
+            device_model::Errno::Eproto => Self(libc::EPROTO),
+            device_model::Errno::Eremoteio => Self(libc::EREMOTEIO),
             // What is ignored in silence is not refused; callers filter it out.
             device_model::Errno::Eopnotsupp | device_model::Errno::Silent => EOPNOTSUPP,
         }
