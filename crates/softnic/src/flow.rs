@@ -46,7 +46,7 @@ mod tree;
 use std::sync::Arc;
 
 use arrayvec::ArrayVec;
-use device_model::PriorityTable;
+use device_model::{Limit, PriorityTable};
 use packet::cube::DST_MAC;
 use packet::{DeepKey, FlowKey, TunnelKey};
 
@@ -165,7 +165,7 @@ impl FlowRule {
 }
 
 /// How a device differs from a table that has room and takes what makes sense.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct TableRules {
     /// Whether flows with the same match and priority must agree in their tags.
     pub(crate) one_tag_per_match: bool,
@@ -177,6 +177,25 @@ pub(crate) struct TableRules {
     pub(crate) all_default_is_two: bool,
     /// How many matches there can be at one priority.
     pub(crate) groups: Option<PriorityTable>,
+    /// The most flows of the table, different masks of a port and DONT_TRAP flows of a port; at most [`MAX_FLOWS`],
+    /// [`MAX_SHAPES`] and [`MAX_DONT_TRAP`].
+    pub(crate) max_flows: usize,
+    pub(crate) max_shapes: usize,
+    pub(crate) max_copies: usize,
+}
+
+impl Default for TableRules {
+    fn default() -> Self {
+        Self {
+            one_tag_per_match: false,
+            one_copy_per_priority: false,
+            all_default_is_two: false,
+            groups: None,
+            max_flows: MAX_FLOWS,
+            max_shapes: MAX_SHAPES,
+            max_copies: MAX_DONT_TRAP,
+        }
+    }
 }
 
 /// One flow that a frame belongs to.
@@ -245,6 +264,8 @@ pub(crate) enum FlowError {
         what: &'static str,
         /// The limit.
         limit: usize,
+        /// The limit of a device model that this is.
+        of: Limit,
     },
 }
 
@@ -279,8 +300,9 @@ impl FlowTable {
     /// Why it was not taken; the table is as before.
     pub(crate) fn add(&mut self, rule: Arc<FlowRule>) -> Result<(), FlowError> {
         let place = rule.id.0 as usize;
-        if place >= MAX_FLOWS {
-            return Err(FlowError::Full { what: "flows", limit: MAX_FLOWS });
+        let limit = self.rules.max_flows;
+        if place >= limit {
+            return Err(FlowError::Full { what: "flows", limit, of: Limit::Flows });
         }
         if self.flows.get(place).is_some_and(Option::is_some) {
             return Err(FlowError::DuplicateId(rule.id));

@@ -41,6 +41,6 @@ mod work;
 pub use engine::profile::{EngineProfile, EngineStage};
 pub use error::Error;
 pub use nic::{Drive, PortConfig, SoftNic, SoftNicConfig};
-pub use personality::{Personality, UnknownPersonality};
+pub use personality::{Imitated, Personality, UnknownPersonality};
 pub use queue_memory::resource;
 pub use stats::PortStats;

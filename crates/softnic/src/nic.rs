@@ -307,7 +307,7 @@ impl SoftNic {
             is_inline: drive == Drive::Inline,
             ports: shared.collect(),
             flows: LeftRight::new([(); 2].map(|()| FlowTable::new(personality.rules().flow.table))),
-            state: Mutex::new(State::new()),
+            state: Mutex::new(State::new(personality.rules())),
             queue_losses: Mutex::default(),
             turn: Mutex::new(()),
             waiting: AtomicU32::new(0),

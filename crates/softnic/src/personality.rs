@@ -1,8 +1,9 @@
 //! What the device refuses and how it orders flows: one table of rules per personality.
 //!
 //! Verbs compare with `nic.rules()`; nothing else in this crate distinguishes personalities. Limits, matching and flows
-//! come from the device model of the same name (`device_model`); the attributes of queues and domains are rows of
-//! `ideal`, `mlx5` and `mlx4`, each with the source of the fact. Whatever no row forbids is possible.
+//! come from a device model (`device_model`), which may be a file; the attributes of queues and domains are rows of
+//! `ideal`, `mlx5` and `mlx4`, each with the source of the fact, of which a model names one. Whatever no row forbids is
+//! possible.
 
 mod ideal;
 mod mlx4;
@@ -10,21 +11,20 @@ mod mlx5;
 
 use std::fmt;
 use std::str::FromStr;
-use std::sync::LazyLock;
+use std::sync::{LazyLock, Mutex, PoisonError};
 
-use device_model::{DeviceProfile, Emulation, Feature};
+use device_model::{Base, DeviceProfile, Emulation, Feature, Limit, LoadError};
 use ibverbs_sys::{
     IBV_FLOW_ATTR_FLAGS_DONT_TRAP, IBV_FLOW_ATTR_FLAGS_EGRESS, IBV_RX_HASH_INNER, IBV_RX_HASH_IPSEC_SPI,
 };
 
-use crate::flow::TableRules;
-use crate::limits::MAX_WR;
+use crate::flow::{MAX_DONT_TRAP, MAX_FLOWS, MAX_SHAPES, TableRules};
+use crate::limits::{MAX_COUNTERS, MAX_QPS, MAX_SPECS, MAX_TABLES, MAX_WR};
 use crate::provider::answer::{Errno, Verb, known_bits};
 use crate::rss::MAX_INDIRECTION_ENTRIES;
 
 /// What the device refuses, and how it orders flows.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Deserialize, serde::Serialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Personality {
     /// Supports the whole verbs API.
@@ -34,32 +34,105 @@ pub enum Personality {
     Mlx5,
     /// Refuses what Mellanox ConnectX-3 refuses, with the same errno.
     Mlx4,
+    /// That of another device model.
+    Model(Imitated),
+}
+
+/// A device model that a soft NIC imitates. It is kept as long as the process: a process names few.
+#[derive(Clone, Copy)]
+pub struct Imitated(&'static Imitation);
+
+struct Imitation {
+    name: String,
+    model: DeviceProfile,
+    rules: Rules,
+}
+
+impl Imitated {
+    /// The same for the same name and model.
+    fn of(name: &str, model: DeviceProfile) -> Self {
+        static KNOWN: Mutex<Vec<Imitated>> = Mutex::new(Vec::new());
+        let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(same) = known.iter().find(|one| one.0.name == name && one.0.model == model) {
+            return *same;
+        }
+        let rules = Rules::new(&model, objects(model.personality));
+        let new = Self(Box::leak(Box::new(Imitation { name: name.to_owned(), model, rules })));
+        known.push(new);
+        new
+    }
+}
+
+impl PartialEq for Imitated {
+    fn eq(&self, other: &Self) -> bool {
+        std::ptr::eq(self.0, other.0)
+    }
+}
+
+impl Eq for Imitated {}
+
+impl fmt::Debug for Imitated {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.name)
+    }
+}
+
+/// The attributes of queues and domains.
+fn objects(base: Base) -> &'static ObjectRules {
+    match base {
+        Base::Ideal => &ideal::OBJECTS,
+        Base::Mlx5 => &mlx5::OBJECTS,
+        Base::Mlx4 => &mlx4::OBJECTS,
+    }
 }
 
 impl Personality {
-    /// All of them, in the order in which they are listed to an operator.
+    /// Those with a table of their own, in the order in which they are listed to an operator.
     pub const ALL: [Self; 3] = [Self::Ideal, Self::Mlx5, Self::Mlx4];
 
-    /// The word for it in settings.
+    /// The personality of a device model: limits, matching and flows are those of the model, the attributes of queues and
+    /// domains those of the personality that it names.
+    #[must_use]
+    pub fn of(model: DeviceProfile) -> Self {
+        Self::Model(Imitated::of(&model.name.clone(), model))
+    }
+
+    /// The word for it in settings: a name, or the path of a file.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Ideal => "ideal",
             Self::Mlx5 => "mlx5",
             Self::Mlx4 => "mlx4",
+            Self::Model(imitated) => &imitated.0.name,
+        }
+    }
+
+    /// The device model. The software NIC holds no more than [`DeviceProfile::in_software`].
+    #[must_use]
+    pub fn model(self) -> DeviceProfile {
+        match self {
+            Self::Ideal => DeviceProfile::ideal(),
+            Self::Mlx5 => DeviceProfile::mlx5(),
+            Self::Mlx4 => DeviceProfile::mlx4(),
+            Self::Model(imitated) => imitated.0.model.clone(),
         }
     }
 
     /// Its table, made when it is first asked for.
     pub(crate) fn rules(self) -> &'static Rules {
         static RULES: LazyLock<[Rules; 3]> = LazyLock::new(|| {
-            [
-                Rules::new(&DeviceProfile::ideal(), &ideal::OBJECTS),
-                Rules::new(&DeviceProfile::mlx5(), &mlx5::OBJECTS),
-                Rules::new(&DeviceProfile::mlx4(), &mlx4::OBJECTS),
-            ]
+            Personality::ALL.map(|own| {
+                let model = own.model();
+                Rules::new(&model, objects(model.personality))
+            })
         });
-        &RULES[self as usize]
+        match self {
+            Self::Ideal => &RULES[0],
+            Self::Mlx5 => &RULES[1],
+            Self::Mlx4 => &RULES[2],
+            Self::Model(imitated) => &imitated.0.rules,
+        }
     }
 }
 
@@ -70,19 +143,41 @@ impl fmt::Display for Personality {
 }
 
 /// A word that is no personality.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{found:?} is no personality: expected \"ideal\", \"mlx5\" or \"mlx4\"")]
-pub struct UnknownPersonality {
-    /// The word.
-    pub found: String,
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum UnknownPersonality {
+    /// It is not a name either.
+    #[error(
+        "{found:?} is no personality: expected \"ideal\", \"mlx5\", \"mlx4\", or the file of a device model, like ./nic.toml"
+    )]
+    Name {
+        /// The word.
+        found: String,
+    },
+    /// The file is no device model.
+    #[error("{}", whole(.0))]
+    Model(LoadError),
+}
+
+/// With its cause.
+fn whole(error: &LoadError) -> String {
+    use std::error::Error as _;
+    error.source().map_or_else(|| error.to_string(), |source| format!("{error}: {source}"))
 }
 
 impl FromStr for Personality {
     type Err = UnknownPersonality;
 
+    /// A name, or the path of a device model, as [`DeviceProfile::named_or_file`] reads it.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let known = Self::ALL.into_iter().find(|personality| personality.name() == text);
-        known.ok_or_else(|| UnknownPersonality { found: text.to_owned() })
+        if let Some(own) = Self::ALL.into_iter().find(|personality| personality.name() == text) {
+            return Ok(own);
+        }
+        match DeviceProfile::named_or_file(text) {
+            Ok(model) => Ok(Self::Model(Imitated::of(text, model))),
+            Err(LoadError::UnknownName { name }) => Err(UnknownPersonality::Name { found: name }),
+            Err(error) => Err(UnknownPersonality::Model(error)),
+        }
     }
 }
 
@@ -91,6 +186,7 @@ pub(crate) struct Rules {
     pub(crate) objects: &'static ObjectRules,
     /// `max_qp_wr`: the most work requests of a queue, of work queues as well.
     pub(crate) max_requests: u32,
+    pub(crate) most: Most,
     pub(crate) hash: HashRules,
     pub(crate) flow: FlowRules,
 }
@@ -100,9 +196,39 @@ impl Rules {
         Self {
             objects,
             max_requests: model.max_receives.unwrap_or(MAX_WR).min(MAX_WR),
+            most: Most {
+                queues: at_most(model.max_queues, MAX_QPS),
+                tables: at_most(model.max_tables, MAX_TABLES),
+                counters: at_most(model.max_counters, MAX_COUNTERS),
+            },
             hash: HashRules::new(model),
             flow: FlowRules::new(model),
         }
+    }
+}
+
+/// The most objects of a kind.
+#[derive(Clone, Copy)]
+pub(crate) struct Most {
+    pub(crate) queues: usize,
+    pub(crate) tables: usize,
+    pub(crate) counters: usize,
+}
+
+/// The limit of a model, as far as this device has room.
+fn at_most(limit: Option<u32>, room: usize) -> usize {
+    limit.map_or(room, |limit| room.min(limit as usize))
+}
+
+/// The errno beyond each limit.
+#[derive(Clone)]
+pub(crate) struct LimitErrnos(Vec<(Limit, Errno)>);
+
+impl LimitErrnos {
+    /// EINVAL where the model has no row.
+    pub(crate) fn of(&self, limit: Limit) -> Errno {
+        let row = self.0.iter().find(|(known, _)| *known == limit);
+        row.map_or(crate::provider::answer::EINVAL, |(_, errno)| *errno)
     }
 }
 
@@ -312,9 +438,9 @@ pub(crate) struct FlowRules {
     pub(crate) multicast_comes_last: bool,
     /// The last tag there is, else EINVAL.
     pub(crate) max_tag: u32,
-    /// Whether a spec whose masks are zero asks for no header: a TCP, UDP or GRE spec only for the protocol, which the IP
-    /// header names, and an ESP, VXLAN, MPLS or inner Ethernet spec for nothing.
-    pub(crate) empty_masks_ask_for_no_header: bool,
+    /// The most specs of a flow.
+    pub(crate) max_specs: u8,
+    pub(crate) limits: LimitErrnos,
     pub(crate) table: TableRules,
     /// Further properties.
     pub(crate) emulation: Emulation,
@@ -344,12 +470,16 @@ impl FlowRules {
             dont_trap_egress_refusal: emulation.dont_trap_with_egress.map(Errno::from),
             multicast_comes_last: model.multicast_ignores_priority,
             max_tag: u32::MAX.checked_shr(u32::BITS - model.tag_bits.min(u32::BITS)).unwrap_or(0),
-            empty_masks_ask_for_no_header: ignored.contains(&Feature::AnyEsp),
+            max_specs: u8::try_from(model.max_specs).unwrap_or(MAX_SPECS).min(MAX_SPECS),
+            limits: LimitErrnos(model.limits.iter().map(|row| (row.limit, row.errno.into())).collect()),
             table: TableRules {
                 one_tag_per_match: emulation.one_tag_per_match,
                 one_copy_per_priority: emulation.one_copy_per_priority,
                 all_default_is_two: emulation.all_default_is_two,
                 groups: model.priority_table,
+                max_flows: at_most(model.max_flows, MAX_FLOWS),
+                max_shapes: at_most(model.max_shapes, MAX_SHAPES),
+                max_copies: at_most(model.max_copies, MAX_DONT_TRAP),
             },
             emulation: emulation.clone(),
             refusals: refused.iter().map(|refusal| (refusal.feature, refusal.errno.into())).collect(),
@@ -381,14 +511,33 @@ mod tests {
     #[test]
     fn names_are_read_back() {
         for personality in Personality::ALL {
-            assert_eq!(personality.to_string().parse(), Ok(personality));
-            assert_eq!(serde_json::to_value(personality).unwrap(), personality.name());
+            assert_eq!(personality.to_string().parse::<Personality>().unwrap(), personality);
         }
         let unknown = "mlx6".parse::<Personality>().unwrap_err();
         assert_eq!(
             unknown.to_string(),
-            "\"mlx6\" is no personality: expected \"ideal\", \"mlx5\" or \"mlx4\""
+            "\"mlx6\" is no personality: expected \"ideal\", \"mlx5\", \"mlx4\", or the file of a device model, like ./nic.toml"
         );
+    }
+
+    #[test]
+    fn a_file_is_a_personality_and_its_mistakes_have_a_line() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("nic.toml");
+        let name = path.to_str().unwrap();
+        let missing = name.parse::<Personality>().unwrap_err().to_string();
+        assert!(missing.contains("nic.toml: cannot be read: No such file"), "{missing}");
+        let text = "name = \"nic\"\npersonality = \"mlx5\"\npriorities = 8\nmax_specs = 4\nmax_table = 64\ntag_bits = 0\n";
+        std::fs::write(&path, text).unwrap();
+        let personality: Personality = name.parse().unwrap();
+        assert_eq!((personality.name(), personality.model().name.as_str()), (name, "nic"));
+        assert_eq!(personality, name.parse().unwrap(), "read twice, kept once");
+        let rules = personality.rules();
+        assert_eq!((rules.flow.max_priority, rules.flow.max_specs, rules.hash.max_entries), (7, 4, 64));
+        assert!(rules.objects.completion.shares_words && rules.flow.emulation.one_tag_per_match, "as mlx5");
+        std::fs::write(&path, text.replace("= 8", "= 1")).unwrap();
+        let wrong = name.parse::<Personality>().unwrap_err().to_string();
+        assert!(wrong.contains("nic.toml:3: priorities: 1 is outside 2..=65536 (hint: "), "{wrong}");
     }
 
     #[test]

@@ -219,7 +219,7 @@ pub mod variable {
     pub const NAME: &str = "SOFTNIC_NAME";
     /// The wire of its port, as `WireConfig` reads it from a string; `null` without it.
     pub const WIRE: &str = "SOFTNIC_WIRE";
-    /// `ideal`, `mlx5` or `mlx4`; without it `ideal`, or `mlx5` with the method of that name.
+    /// `ideal`, `mlx5`, `mlx4` or the file of a device model; without it `ideal`, or `mlx5` with the method of that name.
     pub const PERSONALITY: &str = "SOFTNIC_PERSONALITY";
     /// Bytes of the port's MTU; what the wire can carry without it.
     pub const MTU: &str = "SOFTNIC_MTU";

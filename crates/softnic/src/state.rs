@@ -16,12 +16,15 @@ use crate::events::EventChannel;
 use crate::formats::{Requests, Sends};
 use crate::limits;
 use crate::memory::MemoryTable;
+use crate::personality::{LimitErrnos, Most, Rules};
 use crate::rss::Rss;
 use crate::slab::Slab;
 use crate::work::{Cqe, MAX_TAGGED_NUMBER, Opcode, SendShape, Status};
 
 /// Everything that belongs to no port.
 pub(crate) struct State {
+    /// The errno beyond each limit.
+    pub(crate) limits: LimitErrnos,
     pub(crate) contexts: Slab<ContextState>,
     pub(crate) domains: Slab<DomainState>,
     pub(crate) thread_domains: Slab<ThreadDomainState>,
@@ -234,8 +237,10 @@ pub(crate) struct FlowState {
 }
 
 impl State {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(rules: &Rules) -> Self {
+        let Most { queues, tables, counters } = rules.most;
         Self {
+            limits: rules.flow.limits.clone(),
             contexts: Slab::new(limits::MAX_CONTEXTS),
             domains: Slab::new(limits::MAX_DOMAINS),
             thread_domains: Slab::new(limits::MAX_DOMAINS),
@@ -243,9 +248,9 @@ impl State {
             channels: Slab::new(limits::MAX_CHANNELS),
             cqs: Slab::new(limits::MAX_CQS),
             queues: Slab::new(limits::MAX_QUEUES),
-            tables: Slab::new(limits::MAX_TABLES),
-            qps: Slab::new(limits::MAX_QPS),
-            counters: Slab::new(limits::MAX_COUNTERS),
+            tables: Slab::new(tables),
+            qps: Slab::new(queues),
+            counters: Slab::new(counters),
             flow_objects: Slab::new(crate::flow::MAX_FLOWS),
             senders: Vec::new(),
             failed_queues: Vec::new(),

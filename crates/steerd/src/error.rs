@@ -41,6 +41,10 @@ pub(crate) enum Error {
         program.display()
     )]
     Probe { program: PathBuf, source: io::Error },
+    #[error("device.model: {}", chain(.0))]
+    Model(device_model::LoadError),
+    #[error("softnic.personality: {0}")]
+    Personality(softnic::UnknownPersonality),
     #[error("soft NIC {nic}: port {port}: {}", chain(source))]
     Wire { nic: String, port: usize, source: softnic::wire::WireError },
     #[error(
@@ -156,7 +160,7 @@ impl Error {
             | Self::Capture { .. }
             | Self::Traffic(_) => 1,
             Self::Compare(_) | Self::NotDecided(_) => 2,
-            Self::Settings(_) | Self::TooManyFrames { .. } => 3,
+            Self::Settings(_) | Self::Model(_) | Self::Personality(_) | Self::TooManyFrames { .. } => 3,
             Self::NoDevice(_)
             | Self::Probe { .. }
             | Self::Wire { .. }

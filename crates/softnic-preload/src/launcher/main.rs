@@ -14,7 +14,7 @@ use std::path::Path;
 use std::process::{Command, ExitCode};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use softnic::Personality;
+use device_model::{Base, DeviceProfile};
 use softnic::preload::launch::{self, LaunchError};
 use softnic::preload::{METHOD_MLX5, Settings, variable};
 
@@ -84,7 +84,7 @@ struct DeviceOptions {
     /// The device's name [default: softnic0, or mlx5_0 with the method mlx5]
     #[arg(long)]
     name: Option<String>,
-    /// What the device refuses: `ideal`, `mlx5`, `mlx4` [default: ideal, or mlx5 with that method]
+    /// What the device refuses: `ideal`, `mlx5`, `mlx4`, or the file of a device model [default: ideal, or mlx5 with that method]
     #[arg(long)]
     personality: Option<String>,
     /// Bytes of the port's MTU [default: what the wire can carry]
@@ -122,16 +122,21 @@ impl From<LaunchError> for Error {
 
 impl DeviceOptions {
     /// The variables that the options stand for.
-    fn variables(&self) -> Vec<(&'static str, &str)> {
+    fn variables(&self) -> Vec<(&'static str, String)> {
+        // The command may change its folder before it opens the device.
+        let personality = self.personality.as_ref().map(|name| match std::path::absolute(name) {
+            Ok(path) if DeviceProfile::is_path(name) => path.to_string_lossy().into_owned(),
+            _ => name.clone(),
+        });
         let all = [
             (variable::WIRE, &self.wire),
             (variable::NAME, &self.name),
-            (variable::PERSONALITY, &self.personality),
+            (variable::PERSONALITY, &personality),
             (variable::MTU, &self.mtu),
             (variable::CORE, &self.core),
             (variable::WAIT, &self.wait),
         ];
-        all.into_iter().filter_map(|(name, value)| Some((name, value.as_deref()?))).collect()
+        all.into_iter().filter_map(|(name, value)| Some((name, value.clone()?))).collect()
     }
 
     fn settings(&self, method: Method) -> Result<Settings, Error> {
@@ -140,7 +145,7 @@ impl DeviceOptions {
             if name == variable::METHOD {
                 return (method == Method::Mlx5).then(|| METHOD_MLX5.to_owned());
             }
-            variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
+            variables.iter().find(|(known, _)| *known == name).map(|(_, value)| value.clone())
         };
         let inherited = |name: &str| Some(std::env::var_os(name)?.to_string_lossy().into_owned());
         // The method of a launcher that this one was started under is not inherited.
@@ -207,7 +212,7 @@ fn run(exec: &Exec) -> Result<(), Error> {
 
 /// Refuses what a device below rdma-core's mlx5 provider cannot be.
 fn check_mlx5(settings: &Settings) -> Result<(), Error> {
-    if settings.personality != Personality::Mlx5 {
+    if settings.personality.model().personality != Base::Mlx5 {
         let reason = format!("its device has the personality mlx5, not {}", settings.personality);
         return Err(Error::Mlx5 { reason });
     }

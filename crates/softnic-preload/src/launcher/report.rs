@@ -27,5 +27,7 @@ pub(crate) fn print() -> Result<(), Error> {
         line(format!("  {form:<22} {meaning}"))?;
     }
     let personalities = Personality::ALL.map(Personality::name).join(", ");
-    line(format!("personalities (--personality, SOFTNIC_PERSONALITY)\n  {personalities}"))
+    line(format!(
+        "personalities (--personality, SOFTNIC_PERSONALITY)\n  {personalities}, or the file of a device model"
+    ))
 }

@@ -16,8 +16,10 @@ use super::space::Space;
 use super::tree::{Trees, Winners};
 use super::{
     Actions, CounterId, FlowError, FlowHit, FlowId, FlowKind, FlowRule, MAX_DONT_TRAP, MAX_FLOWS,
-    MAX_REPLICAS, MAX_SHAPES, MAX_SNIFFERS, Matcher, Matches, QpSlot, TableRules,
+    MAX_REPLICAS, MAX_SNIFFERS, Matcher, Matches, QpSlot, TableRules,
 };
+use device_model::Limit;
+
 use crate::prefetch::prefetch_read;
 
 /// Rules that differ only in age, queue pair and tag. The oldest is in the [`Outcome`]; most groups have no other, and those
@@ -357,13 +359,17 @@ impl PortTable {
         let hit = FlowHit { flow: rule.id, kind: rule.kind, is_copy, actions: rule.actions };
         let mut copy_rule = CopyRule { precedence, matcher: rule.matcher, tunnel: rule.tunnel.clone(), hit };
         if rule.kind == FlowKind::Sniffer {
-            return add_copy_rule(&mut self.sniffers, copy_rule, "sniffers on this port");
+            let full =
+                FlowError::Full { what: "sniffers on this port", limit: MAX_SNIFFERS, of: Limit::Flows };
+            return add_copy_rule(&mut self.sniffers, copy_rule, full);
         }
         if rule.dont_trap {
             if let Some(other) = self.dont_trap.iter().find(|other| other.shares_entry(&copy_rule)) {
                 self.rules.agree(&mut copy_rule.hit, &other.hit)?;
             }
-            add_copy_rule(&mut self.dont_trap, copy_rule, "DONT_TRAP flows on this port")?;
+            let limit = self.rules.max_copies;
+            let full = FlowError::Full { what: "DONT_TRAP flows on this port", limit, of: Limit::Copies };
+            add_copy_rule(&mut self.dont_trap, copy_rule, full)?;
         } else {
             self.insert_trapping(rule, precedence, hit)?;
         }
@@ -392,8 +398,10 @@ impl PortTable {
         if let Some(ranked) = self.group_of(rule, precedence.level()) {
             return self.join(rule, hit, ranked);
         }
-        if !self.has_mask_of(rule) && self.plain.masks() + self.deep.len() >= MAX_SHAPES {
-            return Err(FlowError::Full { what: "different masks of flows on this port", limit: MAX_SHAPES });
+        let limit = self.rules.max_shapes;
+        if !self.has_mask_of(rule) && self.plain.masks() + self.deep.len() >= limit {
+            let what = "different masks of flows on this port";
+            return Err(FlowError::Full { what, limit, of: Limit::Shapes });
         }
         let mut place = None;
         if let Some(limits) = self.rules.groups.filter(|_| rule.kind == FlowKind::Normal) {
@@ -431,6 +439,7 @@ impl PortTable {
             return Err(FlowError::Full {
                 what: "queue pairs of this match and priority",
                 limit: MAX_REPLICAS,
+                of: Limit::Flows,
             });
         }
         let (oldest, youngest) = self.groups[at].insert(first, rule.order, hit);
@@ -543,13 +552,17 @@ fn whole_mask(rule: &FlowRule) -> DeepImage {
     }
 }
 
+/// Adds a rule, unless there are as many as `full` names.
 fn add_copy_rule<const LIMIT: usize>(
     rules: &mut ArrayVec<CopyRule, LIMIT>,
     rule: CopyRule,
-    what: &'static str,
+    full: FlowError,
 ) -> Result<(), FlowError> {
+    if matches!(full, FlowError::Full { limit, .. } if rules.len() >= limit) {
+        return Err(full);
+    }
     let place = rules.partition_point(|other| other.precedence < rule.precedence);
-    rules.try_insert(place, rule).map_err(|_| FlowError::Full { what, limit: LIMIT })
+    rules.try_insert(place, rule).map_err(|_| full)
 }
 
 fn remove_copy_rule<const LIMIT: usize>(rules: &mut ArrayVec<CopyRule, LIMIT>, id: FlowId) {

@@ -236,7 +236,11 @@ fn different_masks_are_limited_for_each_port() {
         table.insert(with_mask(id)).unwrap();
     }
     let one_more = with_mask(MAX_SHAPES as u32);
-    let full = FlowError::Full { what: "different masks of flows on this port", limit: MAX_SHAPES };
+    let full = FlowError::Full {
+        what: "different masks of flows on this port",
+        limit: MAX_SHAPES,
+        of: Limit::Shapes,
+    };
     assert_eq!(table.insert(one_more.clone()), Err(full));
     assert_eq!(table.len(), MAX_SHAPES);
     let known_mask = FlowRule { priority: 1, id: FlowId(10_000), ..with_mask(5) };
@@ -249,7 +253,7 @@ fn different_masks_are_limited_for_each_port() {
 #[test]
 fn ids_are_below_the_most_flows() {
     let mut table = FlowTable::default();
-    let full = FlowError::Full { what: "flows", limit: MAX_FLOWS };
+    let full = FlowError::Full { what: "flows", limit: MAX_FLOWS, of: Limit::Flows };
     assert_eq!(table.insert(rule(MAX_FLOWS as u32, 0, 53, 1)), Err(full));
     assert!(table.len() == 0);
     table.insert(rule(MAX_FLOWS as u32 - 1, 0, 53, 1)).unwrap();

@@ -1,11 +1,13 @@
 //! Counter sets. Their points come with the first flow that has them (`struct mlx5_ib_create_flow`), as with the kernel's
 //! driver (hw/mlx5/fs.c, `flow_counters_set_data`).
 
+use device_model::Limit;
+
 use super::Context;
 use super::block::{Block, Reply};
 use super::user_memory::copy_in;
 use crate::limits::MAX_COUNTER_POINTS;
-use crate::provider::answer::{EBUSY, EINVAL, ENOMEM, Errno, Verb};
+use crate::provider::answer::{EBUSY, EINVAL, Errno, Verb};
 use crate::provider::counters::values;
 use crate::state::{CounterPoint, CounterState, State};
 
@@ -14,7 +16,8 @@ const ENOENT: Errno = Errno(libc::ENOENT);
 pub(super) fn create(context: &Context) -> Verb<u32> {
     let owner = context.slot()?;
     let set = CounterState { owner, users: 0, bound: false, points: Vec::new(), packets: 0, bytes: 0 };
-    context.nic.control().counters.insert(set).ok_or(ENOMEM)
+    let full = context.nic.rules().flow.limits.of(Limit::Counters);
+    context.nic.control().counters.insert(set).ok_or(full)
 }
 
 /// The slot of one of the context's sets.

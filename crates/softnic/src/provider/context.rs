@@ -78,7 +78,7 @@ pub(crate) fn attributes(nic: &Nic) -> ibv_device_attr_ex {
         max_ah: c_int::MAX,
         max_mr_size: u64::MAX,
         page_size_cap: !0xfff,
-        max_qp: int(limits::MAX_QPS),
+        max_qp: int(rules.most.queues),
         max_qp_wr: int(rules.max_requests),
         device_cap_flags: IBV_DEVICE_RAW_IP_CSUM | IBV_DEVICE_MANAGED_FLOW_STEERING,
         max_sge: int(limits::MAX_SGE),
@@ -98,7 +98,7 @@ pub(crate) fn attributes(nic: &Nic) -> ibv_device_attr_ex {
         hca_core_clock: nic.clock.kilohertz,
         rss_caps: ibv_rss_caps {
             supported_qpts: RAW_PACKET,
-            max_rwq_indirection_tables: limits::MAX_TABLES as u32,
+            max_rwq_indirection_tables: rules.most.tables as u32,
             max_rwq_indirection_table_size: rules.hash.max_entries,
             rx_hash_fields_mask: rules.hash.fields,
             rx_hash_function: IBV_RX_HASH_FUNC_TOEPLITZ as u8,

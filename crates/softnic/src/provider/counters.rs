@@ -2,7 +2,7 @@
 
 use std::ffi::c_int;
 
-use device_model::Feature;
+use device_model::{Feature, Limit};
 use ibverbs_sys::{
     IBV_COUNTER_BYTES, IBV_COUNTER_PACKETS, ibv_context, ibv_counter_attach_attr, ibv_counters,
     ibv_counters_init_attr, ibv_flow,
@@ -57,7 +57,8 @@ pub(crate) unsafe extern "C" fn create_counters(
             packets: 0,
             bytes: 0,
         };
-        let slot = soft.nic().control().counters.insert(set).ok_or(ENOMEM)?;
+        let full = soft.nic().rules().flow.limits.of(Limit::Counters);
+        let slot = soft.nic().control().counters.insert(set).ok_or(full)?;
         Ok(SoftCounters { counters: ibv_counters { context }, slot }.into_native())
     })
 }

@@ -3,10 +3,11 @@
 use std::ffi::c_int;
 use std::sync::Arc;
 
+use device_model::Limit;
 use ibverbs_sys::{ibv_flow, ibv_flow_attr, ibv_qp};
 
 use super::Object;
-use super::answer::{EEXIST, EINVAL, ENOMEM, ENOSPC, EPERM, Errno, Verb, answer_handle, answer_status};
+use super::answer::{EEXIST, EINVAL, EPERM, Errno, Verb, answer_handle, answer_status};
 use rustix::thread::CapabilitySet;
 
 use super::counters::SoftCounters;
@@ -16,6 +17,7 @@ use super::qp::SoftQp;
 use crate::device::SoftContext;
 use crate::flow::{Actions, CounterId, FlowError, FlowId, FlowRule, QpSlot};
 use crate::nic::Nic;
+use crate::personality::FlowRules;
 use crate::state::{FlowState, State, owned};
 
 /// A flow.
@@ -71,6 +73,7 @@ pub(crate) fn insert(
     request: &FlowRequest,
     prepare: impl FnOnce(&mut State) -> Verb<FlowState>,
 ) -> Verb<u32> {
+    let rules = &nic.rules().flow;
     let mut flows = nic.flow_writer();
     let mut state = nic.control();
     let flow = prepare(&mut state)?;
@@ -83,7 +86,7 @@ pub(crate) fn insert(
     if set.as_ref().is_some_and(|set| set.points.is_empty()) {
         return Err(EINVAL);
     }
-    let slot = flow_objects.insert(flow).ok_or(ENOMEM)?;
+    let slot = flow_objects.insert(flow).ok_or(rules.limits.of(Limit::Flows))?;
     used.users += 1;
     let was_bound = set.is_some_and(|set| {
         set.users += 1;
@@ -100,7 +103,7 @@ pub(crate) fn insert(
             set.bound = was_bound;
         }
         tracing::debug!(%error, "a flow was refused");
-        errno(&error)
+        errno(&error, rules)
     })?;
     Ok(slot)
 }
@@ -149,12 +152,12 @@ fn rule(request: &FlowRequest, (slot, order): (u32, u64), counter: Option<u32>, 
     }
 }
 
-fn errno(error: &FlowError) -> Errno {
+fn errno(error: &FlowError, rules: &FlowRules) -> Errno {
     match error {
         FlowError::DuplicateId(_) | FlowError::Conflict(_) => EEXIST,
         FlowError::Contradiction | FlowError::DontTrapKind => EINVAL,
-        FlowError::Full { .. } => ENOMEM,
-        FlowError::NoSpace => ENOSPC,
+        FlowError::Full { of, .. } => rules.limits.of(*of),
+        FlowError::NoSpace => rules.limits.of(Limit::PriorityTable),
     }
 }
 

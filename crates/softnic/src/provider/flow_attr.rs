@@ -10,7 +10,7 @@ mod filter;
 mod spec;
 
 use arrayvec::ArrayVec;
-use device_model::Feature;
+use device_model::{Feature, Limit};
 use ibverbs_sys::{
     IBV_FLOW_ATTR_ALL_DEFAULT, IBV_FLOW_ATTR_FLAGS_DONT_TRAP, IBV_FLOW_ATTR_FLAGS_EGRESS,
     IBV_FLOW_ATTR_MC_DEFAULT, IBV_FLOW_ATTR_NORMAL, IBV_FLOW_ATTR_SNIFFER, ibv_counters, ibv_flow_attr,
@@ -157,11 +157,25 @@ fn read_head(head: &ibv_flow_attr, specs: &Specs, rules: &FlowRules) -> Verb<Flo
         IBV_FLOW_ATTR_SNIFFER => FlowKind::Sniffer,
         _ => return Err(rules.type_refusal),
     };
+    match kind {
+        FlowKind::Sniffer => rules.check(Feature::Sniffer)?,
+        // A device without the one kind does not have the others.
+        FlowKind::Normal | FlowKind::MulticastDefault | FlowKind::AllDefault => {
+            rules.check(Feature::Normal)?;
+        }
+    }
+    if head.num_of_specs > rules.max_specs {
+        return Err(rules.limits.of(Limit::Specs));
+    }
     if head.priority > rules.max_priority {
         return Err(rules.priority_refusal);
     }
     known_bits(head.flags, rules.flags.bits, rules.flags.refusal)?;
     let dont_trap = head.flags & IBV_FLOW_ATTR_FLAGS_DONT_TRAP != 0;
+    // A device that copies to promiscuous flows alone has no copies for steerd.
+    if dont_trap && kind == FlowKind::Normal && !rules.emulation.dont_trap_is_promiscuous {
+        rules.check(Feature::Copy)?;
+    }
     if dont_trap && kind == FlowKind::Sniffer {
         rules.dont_trap_sniffer_refusal.map_or(Ok(()), Err)?;
     }

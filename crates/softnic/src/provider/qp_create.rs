@@ -4,6 +4,7 @@ use std::cell::UnsafeCell;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 
+use device_model::Limit;
 use ibverbs_sys::{
     IBV_QP_CREATE_BLOCK_SELF_MCAST_LB, IBV_QP_CREATE_CVLAN_STRIPPING, IBV_QP_CREATE_PCI_WRITE_END_PADDING,
     IBV_QP_CREATE_SCATTER_FCS, IBV_QP_CREATE_SOURCE_QPN, IBV_QP_INIT_ATTR_CREATE_FLAGS,
@@ -270,7 +271,7 @@ pub(crate) fn insert_plain(state: &mut State, receives: NewQueue, send: SendStat
     let queue = state.insert_queue(receives).ok_or(ENOMEM)?;
     let Some(slot) = state.qps.insert(QpState::new(owner, domain, QpKind::Raw { queue, send })) else {
         state.queues.remove(queue);
-        return Err(ENOMEM);
+        return Err(state.limits.of(Limit::Queues));
     };
     let number = qp_number(slot);
     if let Some(qp) = state.qps.get_mut(slot) {
@@ -387,7 +388,8 @@ pub(crate) fn insert_rss(
     let entries = state.tables.get_mut(table).ok_or(EINVAL)?;
     let rss = Rss::new(key, fields, &entries.queues).map_err(|_| EINVAL)?;
     let qp = QpState::new(owner, domain, QpKind::Rss { table, rss: Box::new(rss) });
-    let slot = state.qps.insert(qp).ok_or(ENOMEM)?;
+    let full = state.limits.of(Limit::Queues);
+    let slot = state.qps.insert(qp).ok_or(full)?;
     entries.users += 1;
     Ok(slot)
 }

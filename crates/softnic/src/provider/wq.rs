@@ -7,6 +7,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use device_model::Limit;
 use ibverbs_sys::{
     IBV_WQ_ATTR_CURR_STATE, IBV_WQ_ATTR_FLAGS, IBV_WQ_ATTR_STATE, IBV_WQ_FLAGS_CVLAN_STRIPPING,
     IBV_WQ_FLAGS_DELAY_DROP, IBV_WQ_FLAGS_SCATTER_FCS, IBV_WQ_INIT_ATTR_FLAGS, IBV_WQS_ERR, IBV_WQS_RDY,
@@ -368,7 +369,9 @@ pub(crate) fn insert_table(state: &mut State, owner: u32, queues: &[u32], rules:
     if rules.consecutive && numbers.windows(2).any(|pair| pair[1] != pair[0] + 1) {
         return Err(EINVAL);
     }
-    let slot = state.tables.insert(TableState { owner, users: 0, queues: queues.into() }).ok_or(ENOMEM)?;
+    let table = TableState { owner, users: 0, queues: queues.into() };
+    let full = state.limits.of(Limit::Tables);
+    let slot = state.tables.insert(table).ok_or(full)?;
     for queue in queues {
         if let Some(queue) = state.queues.get_mut(*queue) {
             queue.users += 1;

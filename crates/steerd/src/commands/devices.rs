@@ -52,7 +52,7 @@ pub(crate) fn run(args: &DevicesArgs) -> Result<(), Error> {
         .collect();
     if !settings.softnic.ports.is_empty() {
         let ports = Some(settings.softnic.ports.len());
-        let model = settings.softnic.personality.name().to_owned();
+        let model = settings.softnic.personality.clone();
         rows.push(Row { name: settings.softnic.name, kind: "softnic", model, guid: None, ports });
     }
     match args.format {
@@ -71,7 +71,7 @@ fn probe(settings: &Settings, name: &str, format: Format) -> Result<(), Error> {
         command.args(["--format", "json"]);
     }
     if name == settings.softnic.name && !settings.softnic.ports.is_empty() {
-        command.args(["--soft", settings.softnic.personality.name()]);
+        command.args(["--soft", settings.softnic.personality.as_str()]);
     } else {
         let port = settings.device.ports.first().copied().unwrap_or(FIRST_PORT);
         command.args(["--port", &port.to_string(), "--", name]);

@@ -75,6 +75,7 @@ fn start_again(nic: &SoftNic) -> Result<Infallible, Error> {
 fn device_variables(nic: &SoftNic) -> Vec<(&'static str, OsString)> {
     let mut variables: Vec<(&str, OsString)> =
         vec![(variable::NAME, nic.name.clone().into()), (variable::WIRES, WIRES_CLOSED.into())];
+    variables.push((variable::PERSONALITY, nic.personality.clone().into()));
     if let (Some(port), Some(wire)) = (nic.ports.first(), nic.wires.first()) {
         variables.push((variable::WIRE, wire.into()));
         variables.push((variable::MTU, port.mtu_bytes.to_string().into()));

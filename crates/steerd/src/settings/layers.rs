@@ -9,6 +9,7 @@ use std::io::{self, Read};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+use device_model::DeviceProfile;
 use rustix::fs::{Mode, OFlags};
 use toml::{Table, Value};
 
@@ -192,6 +193,10 @@ fn rebase(table: &mut Table, folder: &Path) {
     };
     for key in ["file", "traffic"] {
         rebase_one(table.get_mut("policy").and_then(|policy| policy.get_mut(key)));
+    }
+    for (section, key) in [("device", "model"), ("softnic", "personality")] {
+        let value = table.get_mut(section).and_then(|section| section.get_mut(key));
+        rebase_one(value.filter(|value| value.as_str().is_some_and(DeviceProfile::is_path)));
     }
     rebase_one(table.get_mut("http").and_then(|http| http.get_mut("token_file")));
     rebase_one(table.get_mut("api").and_then(|api| api.get_mut("socket")));

@@ -3,7 +3,9 @@
 //! Checked on the merged settings; each problem names the layer that set the value. Whether a core or a port exists is
 //! checked when the daemon starts.
 
-use softnic::Personality;
+use std::error::Error as _;
+
+use device_model::{Base, DeviceProfile, LoadError};
 use softnic::wire::{MergedFrames, WireConfig};
 
 use super::layers::Layers;
@@ -78,10 +80,17 @@ fn check_device(settings: &Settings, report: &mut dyn FnMut(&str, String, Option
     if device.name.is_empty() {
         report("device.name", "must not be empty".into(), Some("\"auto\" takes the only device there is"));
     }
-    if device.model != "auto" && device_model::DeviceProfile::by_name(&device.model).is_none() {
-        let known: Vec<String> =
-            device_model::DeviceProfile::NAMES.iter().map(|name| format!("\"{name}\"")).collect();
-        let message = format!("{:?} is no model, expected \"auto\", {}", device.model, known.join(", "));
+    if device.model != "auto"
+        && let Err(error) = DeviceProfile::named_or_file(&device.model)
+    {
+        let message = match (&error, error.source()) {
+            (LoadError::UnknownName { name }, _) => {
+                let known = DeviceProfile::NAMES.map(|name| format!("{name:?}")).join(", ");
+                format!("{name:?} is no model, expected \"auto\", {known}, or a file like ./nic.toml")
+            }
+            (_, Some(source)) => format!("{error}: {source}"),
+            (_, None) => error.to_string(),
+        };
         report("device.model", message, Some("\"auto\" chooses the model by the device's driver"));
     }
     if device.ports.is_empty() || device.ports.len() > MAX_PORTS {
@@ -154,7 +163,10 @@ fn check_softnic(settings: &Settings, report: &mut dyn FnMut(&str, String, Optio
         let hint = "workers.frame_bytes = 65536, or merged = \"split\"";
         report("softnic.ports", message, Some(hint));
     }
-    check_provider(nic, report);
+    match nic.personality.parse::<softnic::Personality>() {
+        Ok(personality) => check_provider(nic, personality.model().personality, report),
+        Err(error) => report("softnic.personality", error.to_string(), None),
+    }
     let chosen = settings.chooses_soft();
     if chosen && settings.device.model != "auto" {
         let hint = "the soft NIC's model is softnic.personality";
@@ -169,12 +181,12 @@ fn check_softnic(settings: &Settings, report: &mut dyn FnMut(&str, String, Optio
 }
 
 /// What the model below rdma-core's mlx5 provider does not have.
-fn check_provider(nic: &SoftNic, report: &mut dyn FnMut(&str, String, Option<&str>)) {
+fn check_provider(nic: &SoftNic, base: Base, report: &mut dyn FnMut(&str, String, Option<&str>)) {
     let key = "softnic.provider";
     if nic.provider != Provider::Mlx5 {
         return;
     }
-    if nic.personality != Personality::Mlx5 {
+    if base != Base::Mlx5 {
         let message = format!("\"mlx5\" is for the personality \"mlx5\", not \"{}\"", nic.personality);
         report(key, message, Some("softnic.personality = \"mlx5\""));
     }

@@ -154,6 +154,33 @@ fn paths_in_a_file_are_relative_to_it() {
 }
 
 #[test]
+fn device_models_are_files_relative_to_the_settings() {
+    let folder = tempfile::tempdir().expect("folder");
+    let model = "name = \"nic\"\npriorities = 8\nmax_specs = 4\nmax_table = 64\ntag_bits = 24\n";
+    std::fs::write(folder.path().join("nic.toml"), model).expect("written");
+    std::fs::write(folder.path().join("bad.toml"), model.replace("= 8", "= 0")).expect("written");
+    let path = folder.path().join("s.toml");
+    let load = |text: &str| {
+        std::fs::write(&path, text).expect("written");
+        load_with(&Request { file: Some(path.clone()), ..Request::default() }, &[])
+    };
+    let loaded = load("[softnic]\npersonality = \"nic.toml\"\n").expect("settings");
+    assert_eq!(loaded.settings.softnic.personality().expect("a model").model().priorities, 8);
+    let loaded = load("[device]\nmodel = \"./nic.toml\"\n").expect("settings");
+    assert_eq!(PathBuf::from(loaded.settings.device.model), folder.path().join("./nic.toml"));
+    for (text, key) in [
+        ("[softnic]\npersonality = \"bad.toml\"\n", "softnic.personality"),
+        ("[device]\nmodel = \"./bad.toml\"\n", "device.model"),
+    ] {
+        let problem = load(text).expect_err("out of range").to_string();
+        assert!(
+            problem.contains(key) && problem.contains("bad.toml:2: priorities: 0 is outside"),
+            "{problem}"
+        );
+    }
+}
+
+#[test]
 fn paths_of_further_soft_nics_are_relative_to_the_file() {
     let text = "[[softnic.others]]\nname = \"softnic1\"\n\
                 ports = [{ wire = { kind = \"pcap\", path = \"in.pcap\", mode = \"once\", output = \"/out.pcap\" } }]\n";

@@ -46,7 +46,7 @@ pub(crate) const AUTO_DEVICE: &str = "auto";
 pub(crate) struct Device {
     /// A name in libibverbs' list, the soft NIC's name, or [`AUTO_DEVICE`].
     pub(crate) name: String,
-    /// A name of [`DeviceProfile::NAMES`], or "auto": by the device's driver.
+    /// A name of [`DeviceProfile::NAMES`], a file, or "auto": by the device's driver.
     pub(crate) model: String,
     /// Whether the interfaces of a real device's ports are kept promiscuous.
     pub(crate) promiscuous: bool,
@@ -116,7 +116,9 @@ pub(crate) struct SoftNic {
     pub(crate) name: String,
     /// Which one the workers' device is used through.
     pub(crate) provider: Provider,
-    pub(crate) personality: Personality,
+    /// A name of [`Personality`], or the file of a device model.
+    #[serde(deserialize_with = "personality")]
+    pub(crate) personality: String,
     pub(crate) mode: SoftNicMode,
     /// One thread for each of these cores; `core` is one.
     pub(crate) cores: Option<Vec<usize>>,
@@ -143,6 +145,14 @@ pub(crate) enum Provider {
 }
 
 impl SoftNic {
+    /// The personality, read anew if it is a file.
+    ///
+    /// # Errors
+    /// The file cannot be read, or is no device model.
+    pub(crate) fn personality(&self) -> Result<Personality, Error> {
+        self.personality.parse().map_err(Error::Personality)
+    }
+
     /// The core of each engine thread, with [`SoftNicMode::Dedicated`]; none is pinned without `cores` or `core`.
     pub(crate) fn engine_threads(&self) -> Vec<Option<usize>> {
         match (&self.cores, self.threads) {
@@ -267,6 +277,15 @@ fn mode<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
     let text = String::deserialize(deserializer)?;
     let mode = u32::from_str_radix(&text, 8).ok().filter(|mode| *mode <= 0o777 && text.len() <= 4);
     mode.ok_or_else(|| de::Error::custom(format!("\"{text}\" is no mode: write e.g. \"0660\" or \"0600\"")))
+}
+
+/// The files that layers name are read when the layers are merged: their paths are relative to the layer.
+fn personality<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    if DeviceProfile::is_path(&text) || DeviceProfile::NAMES.contains(&text.as_str()) {
+        return Ok(text);
+    }
+    Err(de::Error::unknown_variant(&text, &DeviceProfile::NAMES))
 }
 
 fn pages<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<PageKind>, D::Error> {

@@ -131,10 +131,10 @@ fn verdict_on(device: &TableRules, rules: &[TestRule], test: &TestRule) -> Resul
     let count = |is: fn(&TestRule) -> bool| {
         rules.iter().filter(|other| other.side() == test.side() && is(other)).count()
     };
-    let full = |what, limit| Err(FlowError::Full { what, limit });
+    let full = |what, limit, of| Err(FlowError::Full { what, limit, of });
     if test.sniffs() {
         let many = count(TestRule::sniffs) >= MAX_SNIFFERS;
-        return if many { full("sniffers on this port", MAX_SNIFFERS) } else { Ok(own) };
+        return if many { full("sniffers on this port", MAX_SNIFFERS, Limit::Flows) } else { Ok(own) };
     }
     let mut group: Vec<&TestRule> = rules.iter().filter(|other| other.shares_entry(test)).collect();
     group.sort_by_key(|other| other.rule.order);
@@ -154,13 +154,17 @@ fn verdict_on(device: &TableRules, rules: &[TestRule], test: &TestRule) -> Resul
     }
     if test.passes() {
         let many = count(TestRule::passes) >= MAX_DONT_TRAP;
-        return if many { full("DONT_TRAP flows on this port", MAX_DONT_TRAP) } else { Ok(tag) };
+        return if many {
+            full("DONT_TRAP flows on this port", MAX_DONT_TRAP, Limit::Copies)
+        } else {
+            Ok(tag)
+        };
     }
     let mut targets: Vec<QpSlot> = group.iter().map(|other| other.rule.actions.target).collect();
     targets.sort_by_key(|target| target.0);
     targets.dedup();
     if targets.len() >= MAX_REPLICAS && !targets.contains(&rule.actions.target) {
-        return full("queue pairs of this match and priority", MAX_REPLICAS);
+        return full("queue pairs of this match and priority", MAX_REPLICAS, Limit::Flows);
     }
     Ok(tag)
 }
@@ -361,7 +365,7 @@ proptest! {
             one_tag_per_match: shares,
             one_copy_per_priority: shares,
             all_default_is_two: shares,
-            groups: None,
+            ..TableRules::default()
         };
         let mut both = Both { device, table: FlowTable::new(device), rules: Vec::new(), seen: Vec::new() };
         for (number, step) in steps.into_iter().enumerate() {

@@ -163,7 +163,13 @@ impl Reader<'_> {
         let inner = filter.inner.then_some(Feature::Inner);
         let masked = filter.fields.iter().filter(|field| field.mask != 0);
         let fields = masked.filter_map(|field| field.feature);
-        inner.into_iter().chain(header).chain(fields).try_for_each(|feature| self.rules.check(feature))?;
+        let presence = filter.presence().filter(|_| filter.is_open());
+        inner
+            .into_iter()
+            .chain(header)
+            .chain(presence)
+            .chain(fields)
+            .try_for_each(|feature| self.rules.check(feature))?;
         if filter.fields.iter().any(Field::has_unknown_flags) { Err(EOPNOTSUPP) } else { Ok(()) }
     }
 
@@ -259,7 +265,7 @@ impl Reader<'_> {
 
     /// Whether the device asks for the header of a filter.
     fn asks_for_header(&self, filter: &Filter) -> bool {
-        !filter.is_open() || !self.rules.empty_masks_ask_for_no_header
+        !filter.is_open() || !self.rules.ignores(filter.presence())
     }
 
     /// Whether a filter about the packet inside does not even ask for one: IP versions and protocols do.

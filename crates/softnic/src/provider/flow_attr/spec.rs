@@ -241,6 +241,20 @@ impl Filter {
         self.fields.iter().all(|field| field.mask == 0)
     }
 
+    /// What a device may ignore about it where [all masks are zero](Self::is_open). An Ethernet header inside follows the
+    /// VXLAN header.
+    pub(super) fn presence(&self) -> Option<Feature> {
+        match self.header {
+            Header::Ethernet if self.inner => Some(Feature::AnyVxlan),
+            Header::Ethernet | Header::Ipv4 | Header::Ipv6 => None,
+            Header::Tcp | Header::Udp => Some(Feature::AnyPorts),
+            Header::Esp => Some(Feature::AnyEsp),
+            Header::Vxlan => Some(Feature::AnyVxlan),
+            Header::Gre => Some(Feature::AnyGre),
+            Header::Mpls => Some(Feature::AnyMpls),
+        }
+    }
+
     /// As mlx5 sees it: of an IPv4 filter only the value counts.
     pub(super) fn is_multicast_only(&self) -> bool {
         let (dst_mac, mask) = self.get(cube::DST_MAC);

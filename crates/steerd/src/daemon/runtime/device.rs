@@ -244,7 +244,7 @@ pub(crate) fn open(settings: &Settings) -> Result<OpenDevice, Error> {
             SoftNicMode::Inline => Drive::Inline,
         };
         let nic = &settings.softnic;
-        let (device, soft) = open_soft(&nic.name, nic.personality, &nic.ports, drive)?;
+        let (device, soft) = open_soft(&nic.name, nic.personality()?, &nic.ports, drive)?;
         return Ok(OpenDevice {
             device,
             ports,
@@ -285,11 +285,11 @@ fn open_real(settings: &Settings) -> Result<Device, Error> {
         error if no_rdma_in_kernel(&error) => Error::NoDevice(NO_RDMA.into()),
         error => Error::Device(error),
     })?;
-    // "auto" is no profile's name.
-    Ok(match DeviceProfile::by_name(&settings.device.model) {
-        Some(profile) => device.with_model(Model::named(profile)),
-        None => device,
-    })
+    if settings.device.model == AUTO_DEVICE {
+        return Ok(device);
+    }
+    let profile = DeviceProfile::named_or_file(&settings.device.model).map_err(Error::Model)?;
+    Ok(device.with_model(Model::named(profile)))
 }
 
 /// Warnings for a real device: an unknown model, and packets that do not reach the flows through these ports.
@@ -320,6 +320,7 @@ fn open_soft(
     let config = SoftNicConfig { name: name.to_owned(), personality, ports: configs, drive };
     let nic = SoftNic::create(config).map_err(|source| Error::SoftNic { nic: name.to_owned(), source })?;
     let device = Device::open(&DeviceSelector::named(name), Some(&nic)).map_err(Error::Device)?;
+    let device = device.with_model(Model::imitated(personality.model()));
     Ok((device, Soft { name: name.into(), nic, wires, wires_open }))
 }
 
@@ -327,7 +328,7 @@ fn open_soft(
 fn open_other(settings: &Settings, other: &OtherSoftNic) -> Result<OtherSoft, Error> {
     // No worker polls it while nothing is sent.
     let drive = Drive::Thread { core: None };
-    let (device, soft) = open_soft(&other.name, settings.softnic.personality, &other.ports, drive)?;
+    let (device, soft) = open_soft(&other.name, settings.softnic.personality()?, &other.ports, drive)?;
     soft.wires_open.store(true, Ordering::Release);
     Ok(OtherSoft { device, soft })
 }
@@ -355,7 +356,7 @@ impl TargetDevice {
 /// The limits of the device in the settings, which must exist.
 pub(crate) fn profile(settings: &Settings) -> Result<TargetDevice, Error> {
     if settings.chooses_soft() {
-        let profile = DeviceProfile::by_name(settings.softnic.personality.name()).unwrap_or_default();
+        let profile = settings.softnic.personality()?.model().clone();
         // Through rdma-core's provider it is known as one in hardware is.
         let profile = if libmlx5::is_wanted(settings) { profile } else { profile.in_software() };
         return Ok(TargetDevice::of(profile));
