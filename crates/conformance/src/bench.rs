@@ -13,7 +13,7 @@ use verbs::{
     MemoryRegion, PortNumber, ProtectionDomain,
 };
 
-use crate::{Failure, Needs};
+use crate::{Failure, Needs, Outcome};
 
 /// The destination of all frames: locally administered and not in use.
 pub(crate) const MAC: [u8; 6] = [0x02, 0x73, 0x74, 0x65, 0x65, 0x72];
@@ -58,6 +58,11 @@ impl<'p> Bench<'p> {
             Needs::Peer if self.peer.and_then(Peer::sent).is_none() => Some("needs a peer that sees"),
             Needs::Frames | Needs::Peer => None,
         }
+    }
+
+    /// Ends a case that has created its objects, and sends frames next.
+    pub(crate) fn needs_peer(&self) -> Outcome {
+        self.lacks(Needs::Frames).map_or(Ok(()), |why| Err(Failure::NotRun(why)))
     }
 
     pub(crate) fn domain(&self) -> Domain {

@@ -162,6 +162,7 @@ fn transport() -> Vec<Case> {
 pub(crate) fn decides(bench: &Bench<'_>, attr: &FlowAttr, hits: &[Vec<u8>], misses: &[Vec<u8>]) -> Outcome {
     let mut receiver = Receiver::new(bench)?;
     let _flow = receiver.flow(attr)?;
+    bench.needs_peer()?;
     bench.deliver(hits.iter().chain(misses).cloned());
     let came = receiver.frames()?;
     if !misses.is_empty() && came.len() == hits.len() + misses.len() {

@@ -289,7 +289,7 @@ fn table_sizes(bench: &Bench<'_>) -> Outcome {
 const MAX_OWN_QUEUES: usize = 1024;
 
 /// A table over one queue; where queues must be consecutive, over as many as there are entries.
-fn table_of(bench: &Bench<'_>, entries: usize) -> Outcome {
+pub(crate) fn table_of(bench: &Bench<'_>, entries: usize) -> Outcome {
     let cq = CompletionQueue::builder(&bench.context, 16).build().map_err(unprepared)?;
     let queue = || {
         let queue = verbs::WorkQueue::builder(&bench.domain(), &cq.handle()).build();
@@ -323,7 +323,7 @@ fn beyond_largest(bench: &Bench<'_>) -> Outcome {
     table_of(bench, 2 * bench.attributes.rss_caps.max_table_size as usize)
 }
 
-fn repeated(bench: &Bench<'_>) -> Outcome {
+pub(crate) fn repeated(bench: &Bench<'_>) -> Outcome {
     let cq = CompletionQueue::builder(&bench.context, 16).build().map_err(unprepared)?;
     let (queue, _receives) =
         verbs::WorkQueue::builder(&bench.domain(), &cq.handle()).build().map_err(unprepared)?;

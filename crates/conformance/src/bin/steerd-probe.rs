@@ -1,38 +1,51 @@
-//! `steerd-probe`: runs the cases that do not affect other users of a device and prints its answers. A separate binary, so
-//! that `steerd`, which runs it for `steerd devices --probe`, does not contain the suite.
+//! `steerd-probe`: runs the cases that do not affect other users of a device, prints its answers and writes its device
+//! model. A separate binary, so that `steerd`, which runs it for `steerd devices --probe`, does not contain the suite.
 #![forbid(unsafe_code)]
 
 use std::fmt::Write as _;
-use std::io::{self, Write as _};
+use std::fs::OpenOptions;
+use std::io::{self, IsTerminal as _, Write as _};
+use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use clap::{Parser, ValueEnum};
+use conformance::model::{Bounds, FoundModel};
 use conformance::soft::SoftDevice;
-use conformance::{Report, Verdict, probe};
+use conformance::{Bench, Peer, Report, Verdict, model, origin, probe};
+use device_model::{Base, DeviceProfile};
 use softnic::Personality;
-use verbs::DeviceList;
+use verbs::{Context, DeviceList, PortNumber};
 
 /// The exit code of `steerd` for a device that is missing or cannot be used.
 const NO_DEVICE: u8 = 4;
 /// The text of a row whose case did what was asked.
 const WORKS: &str = "works";
+/// What stands for the driver of a soft NIC.
+const SOFT: &str = "softnic";
 
-/// Tests every field and value of the four verbs on a device, with objects that do not affect other users, and prints its
-/// answers.
+/// Tests every field and value of the four verbs on a device, with objects that do not affect other users, prints its
+/// answers and writes its device model.
 #[derive(Debug, Parser)]
 struct Arguments {
     /// A device of libibverbs' list.
     #[arg(value_name = "NAME", required_unless_present = "soft")]
     device: Option<String>,
     /// A soft NIC instead, with the limits of this device.
-    #[arg(long, value_name = "ideal|mlx5|mlx4", conflicts_with = "device")]
+    #[arg(long, value_name = "ideal|mlx5|mlx4|FILE", conflicts_with = "device")]
     soft: Option<Personality>,
     /// The device's port.
     #[arg(long, default_value_t = 1)]
     port: u8,
-    /// How to print the answer.
+    /// How to print the answers.
     #[arg(long, value_enum, default_value_t = Format::Text)]
     format: Format,
+    /// The file for the device model, which must not exist; "-": print the model and not the answers.
+    #[arg(long, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// The most flows that are created at once. A limit above is not found.
+    #[arg(long, value_name = "NUMBER", default_value_t = Bounds::default().flows, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    max_flows: u32,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -45,28 +58,70 @@ type Failed = Box<dyn std::error::Error>;
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    let report = match probed(&arguments) {
-        Ok(report) => report,
-        Err(error) => {
-            let _ = writeln!(io::stderr(), "steerd-probe: {error}");
-            return ExitCode::from(NO_DEVICE);
-        }
-    };
-    match print(&report, arguments.format) {
+    match act(&arguments) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            let _ = writeln!(io::stderr(), "steerd-probe: cannot write the output: {error}");
-            ExitCode::FAILURE
+            let _ = writeln!(io::stderr(), "steerd-probe: {error}");
+            ExitCode::from(NO_DEVICE)
         }
     }
 }
 
-fn probed(arguments: &Arguments) -> Result<Report, Failed> {
+fn act(arguments: &Arguments) -> Result<(), Failed> {
+    let to_stdout = arguments.output.as_ref().is_some_and(|file| file.as_os_str() == "-");
+    // Before the device is tried, which takes seconds.
+    let mut file = match &arguments.output {
+        Some(path) if !to_stdout => {
+            let file = OpenOptions::new().write(true).create_new(true).open(path);
+            let hint = "name another file with --output";
+            Some((path, file.map_err(|error| format!("{}: {error} (hint: {hint})", path.display()))?))
+        }
+        _ => None,
+    };
+    let probed = probed(arguments).inspect_err(|_| {
+        if let Some((path, _)) = &file {
+            let _ = std::fs::remove_file(path);
+        }
+    })?;
+    if !to_stdout {
+        print(&match arguments.format {
+            Format::Text => answers(&probed.report),
+            Format::Json => serde_json::to_string_pretty(&probed.report)? + "\n",
+        })?;
+    }
+    let Some(found) = &probed.model else { return Ok(()) };
+    let text = model::text(found);
+    if let Some((path, file)) = &mut file {
+        file.write_all(text.as_bytes()).map_err(|error| format!("{}: {error}", path.display()))?;
+        let shown = path.display();
+        let _ = writeln!(
+            io::stderr(),
+            "the device model is in {shown} (steerd check --profile ./{shown} POLICY, device.model = \"{shown}\")"
+        );
+        return Ok(());
+    }
+    print(&text)
+}
+
+/// What was found.
+struct Probed {
+    report: Report,
+    /// Where a file for it is wanted.
+    model: Option<FoundModel>,
+}
+
+fn probed(arguments: &Arguments) -> Result<Probed, Failed> {
     if let Some(personality) = arguments.soft {
         let device = SoftDevice::new(personality)?;
-        let mut report = probe(device.context(), arguments.port)?;
-        report.device = format!("soft NIC ({personality})");
-        return Ok(report);
+        // What a soft NIC does cannot be found only where it takes too many objects.
+        let fallback = match personality.model().personality {
+            Base::Ideal => DeviceProfile::ideal(),
+            Base::Mlx5 => DeviceProfile::mlx5(),
+            Base::Mlx4 => DeviceProfile::mlx4(),
+        };
+        let mut probed = of(device.context(), arguments, Some(&device), &fallback, SOFT)?;
+        probed.report.device = format!("soft NIC ({personality})");
+        return Ok(probed);
     }
     let name = arguments.device.as_deref().unwrap_or_default();
     let list = DeviceList::system().map_err(|error| {
@@ -75,23 +130,67 @@ fn probed(arguments: &Arguments) -> Result<Report, Failed> {
     let device = list
         .find(name)
         .ok_or_else(|| format!("no device {name} (hint: `steerd devices` lists what there is)"))?;
-    Ok(probe(&device.open()?, arguments.port)?)
+    let driver = origin::driver(name).unwrap_or_default();
+    let fallback = DeviceProfile::by_driver(&driver).unwrap_or_else(DeviceProfile::conservative);
+    if !fallback.can_steer() {
+        // An RSS queue pair of such a device may take the packets of the whole port.
+        let source =
+            fallback.refusal(device_model::Feature::Normal).map_or("", |refusal| refusal.source.as_str());
+        let message = format!(
+            "{name} (driver {driver}) cannot steer, so nothing is tried on it: it has no flows ({source}); its model is {:?}",
+            fallback.name
+        );
+        return Err(message.into());
+    }
+    of(&device.open()?, arguments, None, &fallback, &driver)
 }
 
-fn print(report: &Report, format: Format) -> io::Result<()> {
-    let text = match format {
-        Format::Text => text(report),
-        Format::Json => serde_json::to_string_pretty(report)? + "\n",
+fn of(
+    context: &Arc<Context>,
+    arguments: &Arguments,
+    peer: Option<&dyn Peer>,
+    fallback: &DeviceProfile,
+    driver: &str,
+) -> Result<Probed, Failed> {
+    let found = arguments.output.is_some().then(|| -> Result<FoundModel, Failed> {
+        let bench = Bench::new(context, PortNumber(arguments.port), peer)?;
+        let bounds = Bounds { flows: arguments.max_flows, ..Bounds::default() };
+        let mut found = model::find(&bench, fallback, bounds, &mut progress)
+            .map_err(|failure| format!("the device cannot be tried: {failure:?}"))?;
+        found.profile.device = origin::origin(context, driver)?;
+        Ok(found)
+    });
+    let model = found.transpose()?;
+    // What takes the packets of a port that has no flows is not tried.
+    if let Some(found) = model.as_ref().filter(|found| !found.profile.can_steer()) {
+        let report = Report { device: found.profile.name.clone(), port: arguments.port, rows: Vec::new() };
+        return Ok(Probed { report, model });
+    }
+    Ok(Probed { report: probe(context, arguments.port)?, model })
+}
+
+/// A line for each step; on a terminal all on one line.
+fn progress(number: usize, steps: usize, name: &str) {
+    let mut err = io::stderr().lock();
+    let _ = if err.is_terminal() {
+        let end = if number == steps { "\n" } else { "" };
+        write!(err, "\r\x1b[Ktrying {number}/{steps}: {name}{end}")
+    } else {
+        writeln!(err, "trying {number}/{steps}: {name}")
     };
+}
+
+fn print(text: &str) -> Result<(), Failed> {
     match io::stdout().lock().write_all(text.as_bytes()) {
         // The reader has closed the pipe.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        result => result,
+        Err(error) => Err(format!("cannot write the output: {error}").into()),
+        Ok(()) => Ok(()),
     }
 }
 
 /// A line for each row and a summary.
-fn text(report: &Report) -> String {
+fn answers(report: &Report) -> String {
     let mut text = String::new();
     let mut line = |verb: &str, field: &str, value: &str, answer: &str| {
         let _ = writeln!(text, "{verb:<24}  {field:<42}  {value:<46}  {answer}");
