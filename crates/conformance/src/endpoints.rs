@@ -101,6 +101,36 @@ impl Sender {
     }
 }
 
+impl Sender {
+    /// The lengths and statuses of the sends that each completion reports, after the first one was waited for; the frames
+    /// are back in the pool.
+    pub(crate) fn reports(&mut self, bench: &Bench<'_>) -> Result<Vec<Vec<(usize, Status)>>, Failure> {
+        let mut reports = Vec::new();
+        for _ in 0..PATIENCE_POLLS {
+            bench.deliver([]);
+            while let Some(mut batch) = self.cq.poll() {
+                while let Some(completion) = batch.next() {
+                    let (mut report, mut frames) = (Vec::new(), Vec::new());
+                    let each = |send: verbs::CompletedSend| {
+                        report.push((send.bytes as usize, send.status));
+                        frames.push(send.frame);
+                    };
+                    if self.pair.reclaim(&mut self.pool, completion, each).is_err() {
+                        return Err(Failure::Differs("a completion names no sent frame".into()));
+                    }
+                    frames.into_iter().for_each(|frame| self.pool.release(frame));
+                    reports.push(report);
+                }
+            }
+            if !reports.is_empty() {
+                break;
+            }
+            std::thread::sleep(std::time::Duration::from_micros(100));
+        }
+        Ok(reports)
+    }
+}
+
 /// Frames of a receiver.
 pub(crate) const FRAMES: u32 = 32;
 /// The key of the published test vectors.

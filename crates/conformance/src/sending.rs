@@ -72,6 +72,15 @@ pub(crate) fn cases() -> Vec<Case> {
         batch(
             [
                 "ibv_qp_ex.wr_complete",
+                "three requests, the last one with IBV_SEND_SIGNALED",
+                "verbs::RawQueuePair::reclaim",
+                "all are sent in order, one completion gives all frames back",
+            ],
+            last_signalled,
+        ),
+        batch(
+            [
+                "ibv_qp_ex.wr_complete",
                 "one request more than the queue holds",
                 "verbs::SendBatch::complete",
                 "nothing is sent: ENOMEM",
@@ -175,6 +184,28 @@ fn complete(bench: &Bench<'_>) -> Outcome {
     let seen: Vec<_> = sender.completions(bench, 3)?.into_iter().map(|seen| seen.2).collect();
     ensure!(seen == [None, None, Some(3)], "{seen:?}");
     ensure!(sender.pool.free_count() == SEND_FRAMES, "frames are lost");
+    Ok(())
+}
+
+/// More often than the queue is long.
+fn last_signalled(bench: &Bench<'_>) -> Outcome {
+    let mut sender = Sender::batched(bench)?;
+    let packets = [udp(1, 7), udp(2, 7), udp(3, 7)];
+    for _ in 0..2 * sender.pair.caps().max_sends {
+        let frames = packets.iter().map(|packet| sender.frame(packet)).collect::<Result<Vec<_>, _>>()?;
+        let mut batch = open!(sender);
+        for (index, (frame, packet)) in frames.into_iter().zip(&packets).enumerate() {
+            let is_last = index + 1 == packets.len();
+            let flags = if is_last { SendFlags::empty() } else { SendFlags::UNSIGNALLED };
+            batch.send(flags).frame(frame, packet.len()).map_err(refused)?;
+        }
+        ensure!(matches!(batch.complete(), Ok(3)), "it does not complete");
+        left(bench, &packets)?;
+        let reports = sender.reports(bench)?;
+        let lengths = packets.each_ref().map(|packet| (packet.len(), Status::Success));
+        ensure!(reports == [lengths.to_vec()], "{reports:?} instead of one completion of three packets");
+        ensure!(sender.pool.free_count() == SEND_FRAMES, "frames are lost");
+    }
     Ok(())
 }
 
