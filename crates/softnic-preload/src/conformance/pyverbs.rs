@@ -38,15 +38,12 @@ const EXPECTATIONS: [Expectation; 2] = [
     Expectation {
         method: MLX5,
         name: "rdma-core's test-suite with that of mlx5",
-        least_ok: 43,
+        least_ok: 47,
         // See docs/reference/clients.md.
         errors: &[
             // They create a queue pair for connections and are not skipped where there are none.
             "tests.test_mlx5_huge_page.ResourcesOnHugePageTest.test_obj_on_huge",
             "tests.test_mlx5_huge_page.ResourcesOnHugePageTest.test_prefer_obj_on_huge",
-            // They convert timestamps by the page with the kernel's clock.
-            "tests.test_mlx5_timestamp.TimeStampTest.test_timestamp_free_running_recv_raw_traffic",
-            "tests.test_mlx5_timestamp.TimeStampTest.test_timestamp_free_running_send_raw_traffic",
         ],
     },
 ];
