@@ -61,20 +61,23 @@ fn read_ipv4<const L3: usize>(frame: &[u8], words: &mut Words) -> bool {
     let Some((headers, l4)) = split::<L3, IPV4_BYTES, TCP_BYTES>(frame) else { return false };
     let ip = &headers[L3..];
     let Some((layer, l4_bytes)) = transport(ip[9]) else { return false };
+    // Identification, flags and fragment offset, TTL, protocol, checksum.
+    let middle = number64(&ip[4..]);
     // A total length beyond the frame's end is an anomaly; one of 0 leaves the end to the frame.
     let is_whole = usize::from(number16(&ip[2..])) >= IPV4_BYTES + l4_bytes;
-    if ip[0] != 0x45 || !is_whole || number16(&ip[6..]) & FRAGMENT != 0 {
+    if ip[0] != 0x45 || !is_whole || (middle >> 32) as u16 & FRAGMENT != 0 {
         return false;
     }
+    let addresses = number64(&ip[12..]);
     words[0] = 1 << HAS_IPV4.shift()
         | layer
-        | u64::from(ip[6] >> 5) << IP_FLAGS.shift()
+        | (middle >> 45 & 0b111) << IP_FLAGS.shift()
         // TTL and protocol.
-        | u64::from(number16(&ip[8..])) << PROTOCOL.shift()
+        | (middle >> 16 & 0xffff) << PROTOCOL.shift()
         | u64::from(ip[1]) << TOS.shift()
         | u64::from(number32(l4));
-    words[1] = u64::from(number32(&ip[16..])) << 32;
-    words[2] = u64::from(number32(&ip[12..])) << 32;
+    words[1] = addresses << 32;
+    words[2] = addresses & !0xffff_ffff;
     (words[3], words[4]) = (0, 0);
     read_ethernet(headers, EtherType::IPV4, words);
     words[7] = 0;
@@ -130,17 +133,25 @@ fn transport(protocol: u8) -> Option<(u64, usize)> {
 
 #[inline]
 fn number16(bytes: &[u8]) -> u16 {
-    u16::from_be_bytes([bytes[0], bytes[1]])
+    u16::from_be_bytes(first(bytes))
 }
 
 #[inline]
 fn number32(bytes: &[u8]) -> u32 {
-    u32::from_be_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])
+    u32::from_be_bytes(first(bytes))
 }
 
 #[inline]
 fn number64(bytes: &[u8]) -> u64 {
-    u64::from(number32(bytes)) << 32 | u64::from(number32(&bytes[4..]))
+    u64::from_be_bytes(first(bytes))
+}
+
+/// The first octets of so many at least: one load.
+#[inline]
+fn first<const OCTETS: usize>(bytes: &[u8]) -> [u8; OCTETS] {
+    let mut octets = [0; OCTETS];
+    octets.copy_from_slice(&bytes[..OCTETS]);
+    octets
 }
 
 #[cfg(test)]
