@@ -33,9 +33,9 @@ impl Weights {
     /// From the counters of rules that run, in the order of the policy, the default's last; `None`: the rule has none. `None` if
     /// nothing was counted.
     ///
-    /// Each weight is the rule's part of all counted packets, rounded to the nearest power of two: what rises or falls by less
-    /// than the square root of two between two readings keeps its weight or gets the next one, and rules whose parts are
-    /// about equal stay in the order of the policy. Parts do not change while all counters grow alike. A rule without a
+    /// Each weight is the rule's part of all counted packets, rounded to the nearest power of two: a part that
+    /// changes by less than a factor of two keeps its weight or gets the next one, and rules of equal weight stay in the order
+    /// of the policy. Parts do not change while all counters grow alike. A rule without a
     /// counter gets the mean of the others, multiplied by the logarithm of the number of packets that it matches and
     /// divided by the mean of these logarithms.
     #[must_use]

@@ -187,6 +187,7 @@ fn unusable_input_is_refused() {
         (&["--traffic", "cut.pcap"][..], 1, "after packet 1: the file ends in the middle"),
         (&["--traffic", "empty.pcap"], 1, "the capture has no packets"),
         (&["--traffic", "none.pcap"], 1, "cannot read the capture"),
+        (&["--traffic", "/dev/null"], 1, "it is not a regular file (hint: "),
         (&[], 2, "--traffic"),
         (&["--traffic", "c.pcap", "--times", "0"], 2, "greater than 0"),
         (&["--traffic", "c.pcap", "--ns-per-packet", "nan"], 2, "greater than 0"),
@@ -194,5 +195,6 @@ fn unusable_input_is_refused() {
         let output = run_in(&folder, &[&["size", "p.toml"], args].concat());
         assert_eq!(output.status.code(), Some(code), "{args:?}: {}", stderr(&output));
         assert!(stderr(&output).contains(reason), "{args:?}: {}", stderr(&output));
+        assert!(stderr(&output).matches("hint: ").count() <= 1, "{args:?}: {}", stderr(&output));
     }
 }
