@@ -9,7 +9,7 @@ use std::{fs, io};
 use clap::Parser;
 use conformance::link::LinkPeer;
 use conformance::soft::SoftDevice;
-use conformance::{Bench, Peer, Report, Verdict, libmlx5, markdown, run};
+use conformance::{Bench, Peer, Report, Verdict, libmlx5, markdown, model, run};
 use softnic::Personality;
 use verbs::{Context, DeviceList, PortNumber};
 
@@ -38,7 +38,7 @@ struct Arguments {
     /// With --link: write the answers to this file instead, as the document's column of rdma-core's mlx5 provider.
     #[arg(long, value_name = "FILE", requires = "link")]
     record: Option<PathBuf>,
-    /// Write docs/reference/conformance.md instead of running anything.
+    /// Write docs/reference/conformance.md and config/device-model-probed.toml instead of running anything.
     #[arg(long)]
     write_docs: bool,
 }
@@ -60,6 +60,7 @@ fn main() -> ExitCode {
 fn act(arguments: &Arguments) -> Result<bool, Failed> {
     if arguments.write_docs {
         fs::write(document(), markdown())?;
+        fs::write(example(), model::example()?)?;
         return Ok(true);
     }
     let reports = match arguments.device.as_deref().filter(|name| !name.is_empty()) {
@@ -111,6 +112,11 @@ fn print(reports: &[Report], arguments: &Arguments) -> Result<(), Failed> {
         write!(out, "{}", report.text(arguments.verbose))?;
     }
     Ok(())
+}
+
+/// A device model that was found by trying.
+fn example() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../config/device-model-probed.toml")
 }
 
 /// In the repository this binary was built from.

@@ -10,16 +10,19 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use device_model::{DeviceProfile, Errno, Feature, Limit, LimitRow, Refusal};
+use device_model::{DeviceProfile, Emulation, Errno, Feature, Limit, LimitRow, Refusal};
+use softnic::Personality;
 use verbs::{
     ActionSpec, CompletionQueue, Counters, Flow, FlowAttr, FlowSpec, FlowTag, FlowTarget, HashConfig,
-    HashFields, IndirectionTable, Ipv4Match, RssQueuePair, WorkQueue,
+    HashFields, IndirectionTable, Ipv4Match, PortNumber, RssQueuePair, WorkQueue,
 };
 
 use crate::bench::{unprepared, v4};
 use crate::endpoints::{KEY, Receiver};
 use crate::filters::{any_ipv4, any_udp};
+use crate::origin::origin;
 use crate::rss::{repeated, table_of};
+use crate::soft::SoftDevice;
 use crate::tunnels::network;
 use crate::{Bench, Case, Failure, Outcome, cases};
 
@@ -114,8 +117,11 @@ pub fn find(
     bounds: Bounds,
     progress: &mut dyn FnMut(usize, usize, &str),
 ) -> Result<FoundModel, Failure> {
+    // The length of tables is found, or taken over.
+    let emulation = Emulation { firmware_sets_max_table: false, ..fallback.emulation.clone() };
     let profile = DeviceProfile {
         name: bench.context.name().to_owned(),
+        emulation,
         refusals: Vec::new(),
         dependences: Vec::new(),
         ..fallback.clone()
@@ -132,6 +138,23 @@ pub fn find(
     finder.rest();
     let Finder { profile, notes, .. } = finder;
     Ok(FoundModel { profile, fallback: fallback.name.clone(), notes })
+}
+
+/// The file of config/device-model-probed.toml: the soft NIC as an mlx5.
+///
+/// # Errors
+/// The soft NIC cannot be made or tried.
+pub fn example() -> Result<String, Box<dyn std::error::Error>> {
+    let device = SoftDevice::new(Personality::Mlx5)?;
+    let bench = Bench::new(device.context(), PortNumber(1), Some(&device))?;
+    let found = find(&bench, &DeviceProfile::mlx5(), Bounds::default(), &mut |_, _, _| ());
+    let mut found = found.map_err(|failure| format!("the soft NIC cannot be tried: {failure:?}"))?;
+    let mut device = origin(device.context(), "softnic")?;
+    "1970-01-01".clone_into(&mut device.date);
+    "libibverbs.so".clone_into(&mut device.libibverbs);
+    "softnic".clone_into(&mut device.firmware);
+    found.profile.device = device;
+    Ok(text(&found))
 }
 
 type Step = fn(&mut Finder<'_>) -> Result<(), Failure>;
@@ -570,7 +593,6 @@ impl Finder<'_> {
             }
         }
         self.profile.max_table = entries;
-        self.profile.emulation.firmware_sets_max_table = false;
         self.tried("max_table");
         if let Some(errno) = refusal {
             self.beyond(Limit::Tables, errno);

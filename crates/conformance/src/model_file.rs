@@ -133,7 +133,7 @@ fn limit_line(LimitRow { limit, errno, source }: &LimitRow) -> String {
     format!("{{ limit = {limit}, errno = {errno}, source = {} }}", quoted(source))
 }
 
-/// The keys that are not as in the personality.
+/// The keys that are not as in the personality. That firmware sets the length of tables is not taken over from it.
 fn emulation(out: &mut String, profile: &DeviceProfile) {
     let base = match profile.personality {
         Base::Ideal => DeviceProfile::ideal(),
@@ -141,7 +141,8 @@ fn emulation(out: &mut String, profile: &DeviceProfile) {
         Base::Mlx4 => DeviceProfile::mlx4(),
     };
     let values = |emulation: &Emulation| serde_json::to_value(emulation).unwrap_or_default();
-    let (own, base) = (values(&profile.emulation), values(&base.emulation));
+    let base = Emulation { firmware_sets_max_table: false, ..base.emulation };
+    let (own, base) = (values(&profile.emulation), values(&base));
     let own = own.as_object().into_iter().flatten();
     let other: String = own
         .filter(|(key, value)| base.get(key.as_str()) != Some(*value) && !value.is_null())

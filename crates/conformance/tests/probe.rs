@@ -29,6 +29,28 @@ fn a_probe_prints_what_a_device_answers() {
 }
 
 #[test]
+fn a_model_is_written_and_no_file_is_overwritten() {
+    let folder = tempfile::tempdir().expect("folder");
+    let path = folder.path().join("nic.toml");
+    let file = path.to_str().expect("path");
+    let output = run(&["--soft", "ideal", "--output", file, "--max-flows", "16"]);
+    assert!(output.status.success(), "{output:?}");
+    let progress = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(progress.contains("trying 1/12: whether it steers\n") && progress.contains(file), "{progress}");
+    let text = std::fs::read_to_string(&path).expect("written");
+    let model = device_model::DeviceProfile::named_or_file(file).expect("a model");
+    assert_eq!((model.device.driver.as_str(), model.priorities), ("softnic", 65536));
+    let again = run(&["--soft", "ideal", "--output", file]);
+    assert_eq!(again.status.code(), Some(4));
+    let complaint = String::from_utf8_lossy(&again.stderr).into_owned();
+    assert!(complaint.contains("File exists") && complaint.contains("--output"), "{complaint}");
+    assert_eq!(std::fs::read_to_string(&path).expect("there"), text);
+    // The soft NIC imitates it.
+    let printed = ok(&["--soft", file, "--output", "-", "--max-flows", "16"]);
+    assert_eq!(printed, text);
+}
+
+#[test]
 fn a_missing_device_is_an_error() {
     let output = run(&["nosuch"]);
     assert_eq!(output.status.code(), Some(4), "{output:?}");

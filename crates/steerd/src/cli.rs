@@ -156,7 +156,7 @@ pub(crate) struct PolicyArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) workers: Option<u32>,
     /// Compile for a device model instead of the device of the settings, which then need not exist: ideal, mlx5, mlx4,
-    /// conservative, or a file that describes a device.
+    /// mana, bnxt_re, conservative, or a file that describes a device.
     #[arg(long, value_name = "NAME|FILE", value_parser = parse_profile)]
     pub(crate) profile: Option<DeviceProfile>,
     /// The output format.
@@ -278,7 +278,7 @@ pub(crate) struct DiffArgs {
     pub(crate) api: ApiArgs,
     #[command(flatten)]
     pub(crate) variables: VariableArgs,
-    /// Also list rules that move between device and workers on a device model: ideal, mlx5, mlx4, conservative, or a file
+    /// Also list rules that move between device and workers on a device model: ideal, mlx5, mlx4, mana, bnxt_re, conservative, or a file
     /// that describes a device [default with --workers: ideal].
     #[arg(long, value_name = "NAME|FILE", value_parser = parse_profile)]
     pub(crate) profile: Option<DeviceProfile>,
@@ -456,10 +456,13 @@ pub(crate) struct DevicesArgs {
     /// The settings file whose soft NIC is listed too.
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
-    /// Try every field and value of the verbs on this device, with objects that affect no other program, and show the
-    /// results.
+    /// Try every field and value of the verbs on this device, with objects that affect no other program, show the
+    /// results, and write a device model, which `--profile` reads.
     #[arg(long, value_name = "NAME")]
     pub(crate) probe: Option<String>,
+    /// The file for the model, which must not exist; "-" prints the model in place of the results. [default: NAME.toml]
+    #[arg(long, value_name = "FILE", requires = "probe")]
+    pub(crate) output: Option<PathBuf>,
     /// The output format.
     #[arg(long, value_enum, default_value_t = Format::Text)]
     pub(crate) format: Format,

@@ -38,7 +38,7 @@ pub(crate) fn run(args: &DevicesArgs) -> Result<(), Error> {
     let request = Request { file: args.config.clone(), ..Request::default() };
     let settings = settings::load(&request).map_err(Error::Settings)?.settings;
     if let Some(name) = &args.probe {
-        return probe(&settings, name, args.format);
+        return probe(&settings, name, args);
     }
     let mut rows: Vec<Row> = runtime::list()?
         .into_iter()
@@ -61,15 +61,21 @@ pub(crate) fn run(args: &DevicesArgs) -> Result<(), Error> {
     }
 }
 
-/// Replaces this process by `steerd-probe`, which tries what the verbs can express on the device's first port.
-fn probe(settings: &Settings, name: &str, format: Format) -> Result<(), Error> {
+/// Replaces this process by `steerd-probe`, which tries what the verbs can express on the device's first port, and writes the
+/// device model.
+fn probe(settings: &Settings, name: &str, args: &DevicesArgs) -> Result<(), Error> {
     let failed = |program: &Path, source| Error::Probe { program: program.to_owned(), source };
     let own = env::current_exe().map_err(|source| failed(Path::new(PROBE), source))?;
     let program = own.with_file_name(PROBE);
     let mut command = Command::new(&program);
-    if format == Format::Json {
+    if args.format == Format::Json {
         command.args(["--format", "json"]);
     }
+    match &args.output {
+        Some(file) => command.arg("--output").arg(file),
+        // A name of libibverbs has no slash.
+        None => command.arg("--output").arg(format!("{}.toml", name.replace('/', "_"))),
+    };
     if name == settings.softnic.name && !settings.softnic.ports.is_empty() {
         command.args(["--soft", settings.softnic.personality.as_str()]);
     } else {
