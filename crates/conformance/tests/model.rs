@@ -5,7 +5,7 @@ use std::path::Path;
 
 use conformance::model::{self, Bounds, FoundModel, Note};
 use conformance::soft::SoftDevice;
-use conformance::{Bench, Peer};
+use conformance::{Bench, Peer, cases, run};
 use device_model::{DeviceProfile, Errno, Feature, Limit};
 use softnic::Personality;
 use test_support::not_run;
@@ -151,6 +151,44 @@ fn a_device_without_flows_is_found_to_have_none() {
         let text = model::text(&found);
         assert_eq!(read(&text), found.profile);
         assert!(text.contains("{ feature = \"normal\", errno = \"EOPNOTSUPP\""), "{text}");
+    }
+}
+
+/// Models at both ends of what a file may say, with everything refused, ignored or allowed: the whole suite and the probe
+/// run on each.
+#[test]
+fn no_model_makes_the_soft_nic_panic() {
+    let least = "priorities = 2\nmax_specs = 1\nmax_table = 1\nmax_flows = 2\nmax_shapes = 1\nmax_queues = 2\nmax_tables = 2\n\
+                 max_receives = 1\nmax_counters = 0\nmax_copies = 0\n\
+                 priority_table = { entries = 1, groups = 1, group_entries = 1 }\n";
+    let most = "priorities = 65536\nmax_specs = 255\nmax_table = 65536\nmax_flows = 4294967295\nmax_shapes = 4294967295\n\
+                max_queues = 4294967295\nmax_tables = 4294967295\nmax_receives = 4294967295\nmax_counters = 4294967295\n\
+                max_copies = 4294967295\n\
+                priority_table = { entries = 4294967295, groups = 4294967295, group_entries = 1 }\n";
+    let refusals = |errno: &str| {
+        let rows = Feature::ALL.iter().filter(|feature| **feature != Feature::Normal).map(|feature| {
+            let feature = serde_json::to_value(feature).expect("plain data");
+            format!("{{ feature = {feature}, errno = \"{errno}\", source = \"x\" }},\n")
+        });
+        format!("refusals = [\n{}]\n", rows.collect::<String>())
+    };
+    for limits in [least, most] {
+        for (base, refused, tag_bits) in [
+            ("ideal", String::new(), 32),
+            ("ideal", refusals("EREMOTEIO"), 0),
+            ("mlx5", refusals("SILENT"), 24),
+            ("mlx4", String::new(), 0),
+        ] {
+            let text =
+                format!("name = \"nic\"\npersonality = \"{base}\"\n{limits}tag_bits = {tag_bits}\n{refused}");
+            let personality = Personality::of(read(&text));
+            let device = SoftDevice::new(personality).expect("a soft NIC");
+            let bench = Bench::new(device.context(), PortNumber(1), Some(&device)).expect("a bench");
+            assert_eq!(run(&bench, None, |_| true).rows.len(), cases().len());
+            let bounds = Bounds { flows: 64, objects: 16, copies: 40 };
+            let found = model::find(&bench, &DeviceProfile::conservative(), bounds, &mut |_, _, _| ());
+            read(&model::text(&found.expect("it can be tried")));
+        }
     }
 }
 
