@@ -19,6 +19,9 @@ use crate::stats::Counter;
 
 /// Readings of which the one that was interrupted least is used.
 const READINGS: usize = 8;
+/// How long a reading waits for the next step of a clock that advances in steps: one that is read from memory, to which
+/// someone writes it.
+const STEP_PATIENCE: Duration = Duration::from_millis(8);
 /// Two readings this far apart give a rate, if it differs from the nominal one by at most one part in `RATE_TOLERANCE`.
 const RATE_INTERVAL: Duration = Duration::from_millis(500);
 const RATE_TOLERANCE: u64 = 1000;
@@ -132,17 +135,35 @@ impl DeviceClock {
     /// As [`Context::raw_clock`].
     pub fn read(&mut self) -> Result<ClockRelation, verbs::Error> {
         let mut best: Option<(Duration, u64, Instant)> = None;
+        let mut advances = false;
         for _ in 0..READINGS {
             let before = Instant::now();
             let raw = self.context.raw_clock()?;
             let took = before.elapsed();
+            advances |= best.is_some_and(|(_, other, _)| other != raw);
             if best.is_none_or(|(least, ..)| took < least) {
                 best = Some((took, raw, before + took / 2));
             }
         }
-        let Some((_, raw, at)) = best else { unreachable!("there is at least one reading") };
+        let Some((_, mut raw, mut at)) = best else { unreachable!("there is at least one reading") };
+        if !advances && let Some(step) = self.next_step(raw)? {
+            (raw, at) = step;
+        }
         self.measure_rate(raw, at);
         Ok(ClockRelation { raw, at, mask: self.mask, rate: self.rate })
+    }
+
+    /// The first reading after `raw` that differs from it, if one does soon: only then the clock shows the time.
+    fn next_step(&self, raw: u64) -> Result<Option<(u64, Instant)>, verbs::Error> {
+        let begin = Instant::now();
+        while begin.elapsed() < STEP_PATIENCE {
+            let now = self.context.raw_clock()?;
+            if now != raw {
+                return Ok(Some((now, Instant::now())));
+            }
+            std::hint::spin_loop();
+        }
+        Ok(None)
     }
 
     fn measure_rate(&mut self, raw: u64, at: Instant) {
