@@ -12,7 +12,7 @@ use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use libfuzzer_sys::fuzz_target;
-use softnic::mlx5::{CommandDescriptors, VERBS_IOCTL};
+use softnic::mlx5::{CommandDescriptors, MappingRequest, VERBS_IOCTL};
 use softnic::preload::{LazyNic, Settings, variable};
 
 const ARENA_BYTES: usize = 1 << 20;
@@ -209,15 +209,27 @@ fn scribble(bytes: &mut Input<'_>) -> Option<()> {
     Some(())
 }
 
+/// Asks what a mapping shows.
+fn mapping(commands: &CommandDescriptors, bytes: &mut Input<'_>) -> Option<()> {
+    let (page, rest) = (bytes.u64()?, bytes.u8()?);
+    // Mostly near one of the pages there are.
+    let page = if rest & 0x80 == 0 { page & 0xfff } else { page };
+    let offset = page.wrapping_mul(4_096).cast_signed();
+    let bytes = usize::from(rest & 3) * 4_096;
+    let _ = commands.mapping(DESCRIPTOR, &MappingRequest { offset, bytes, is_written: rest & 4 != 0 });
+    Some(())
+}
+
 fuzz_target!(|data: &[u8]| {
     let commands = CommandDescriptors::new(&NIC);
     commands.open(DESCRIPTOR).expect("a NIC");
     let (mut bytes, mut kept) = (Input(data), Vec::new());
     while let Some(operation) = bytes.u8() {
-        let done = match operation % 8 {
+        let done = match operation % 9 {
             0..=4 => command(&commands, &mut bytes, &mut kept),
             5 => method(&commands, &mut bytes),
             6 => scribble(&mut bytes),
+            7 => mapping(&commands, &mut bytes),
             _ => {
                 std::thread::yield_now();
                 Some(())

@@ -127,3 +127,57 @@ fn a_folder_lists_each_name_once() {
     assert_eq!(names.iter().collect::<BTreeSet<_>>().len(), names.len(), "{names:?}");
     assert!(names.iter().any(|name| name == "gids") && names.iter().any(|name| name == "pkeys"), "{names:?}");
 }
+
+/// mmap(2) of a page of the command descriptor; the errno if it fails.
+fn map(descriptor: c_int, page: i64, bytes: usize, protection: c_int) -> Result<*mut libc::c_void, c_int> {
+    let offset = page * 4_096;
+    // SAFETY: a new mapping at an address that the kernel chooses.
+    let address =
+        unsafe { libc::mmap(std::ptr::null_mut(), bytes, protection, libc::MAP_SHARED, descriptor, offset) };
+    if address == libc::MAP_FAILED {
+        return Err(std::io::Error::last_os_error().raw_os_error().unwrap());
+    }
+    Ok(address)
+}
+
+/// That of the only open context: /dev/full is open in its place.
+fn command_descriptor() -> c_int {
+    let entries = std::fs::read_dir("/proc/self/fd").unwrap().map(|entry| entry.unwrap().path());
+    let is_full = |path: &std::path::PathBuf| {
+        std::fs::read_link(path).is_ok_and(|target| target == std::path::Path::new("/dev/full"))
+    };
+    let found: Vec<_> = entries.filter(is_full).collect();
+    assert_eq!(found.len(), 1, "{found:?}");
+    found[0].file_name().unwrap().to_str().unwrap().parse().unwrap()
+}
+
+/// `MLX5_IB_MMAP_CORE_CLOCK` and `MLX5_IB_MMAP_CLOCK_INFO`, in the bits of a command.
+const CLOCK_PAGES: [i64; 2] = [5 << 8, 7 << 8];
+
+#[test]
+fn the_pages_of_the_clock_are_only_to_be_read() {
+    if !is_client("the_pages_of_the_clock_are_only_to_be_read", NULL_WIRE) {
+        return;
+    }
+    let descriptor = support::open(NODE, libc::O_RDWR);
+    for page in CLOCK_PAGES {
+        assert_eq!(map(descriptor, page, 4_096, libc::PROT_READ), Err(libc::EINVAL), "there is no context");
+    }
+    support::close(descriptor);
+    let list = DeviceList::system().unwrap();
+    let context = list.find("mlx5_0").unwrap().open().unwrap();
+    let descriptor = command_descriptor();
+    for page in CLOCK_PAGES {
+        let address = map(descriptor, page, 4_096, libc::PROT_READ).unwrap();
+        // SAFETY: the mapping was just made, and nothing refers to it.
+        assert_eq!(unsafe { libc::mprotect(address, 4_096, libc::PROT_READ | libc::PROT_WRITE) }, -1);
+        // SAFETY: as above.
+        assert_eq!(unsafe { libc::munmap(address, 4_096) }, 0);
+        for protection in [libc::PROT_WRITE, libc::PROT_READ | libc::PROT_WRITE, libc::PROT_EXEC] {
+            assert_eq!(map(descriptor, page, 4_096, protection), Err(libc::EPERM));
+        }
+        assert_eq!(map(descriptor, page, 8_192, libc::PROT_READ), Err(libc::EINVAL));
+        assert_eq!(map(descriptor, page + 1, 4_096, libc::PROT_READ), Err(libc::EINVAL));
+    }
+    assert!(context.raw_clock().is_ok());
+}

@@ -11,7 +11,7 @@
 //! there is traffic, and after a pause within a nap of the engine, of 50 us to 4 ms (`engine::rest`).
 //!
 //! Not modelled are datagram queue pairs, raw commands for the firmware (DEVX), striding queues and compressed completions,
-//! rate limits, and the hash of a frame in its completion, which no function of libmlx5 returns.
+//! and the hash of a frame in its completion, which no function of libmlx5 returns.
 //!
 //! * `ioctl`: attributes of an ioctl, and the copies from and to the client's memory (`user_memory`)
 //! * `commands`: a file per family; they see blocks of bytes (`block`) and no pointer
@@ -99,9 +99,10 @@ impl CommandDescriptors {
     /// What a mapping of a command descriptor at `offset` is (kernel hw/mlx5/main.c, `mlx5_ib_mmap`).
     ///
     /// # Errors
-    /// EINVAL if there is no such page, and EPERM if one would be written that is only to be read.
+    /// EINVAL if there is no such page or no context, and EPERM if one would be written that is only to be read.
     pub fn mapping(&self, descriptor: RawFd, request: &MappingRequest) -> Result<Mapping, c_int> {
         let context = self.contexts().get(&descriptor).map(Arc::clone).ok_or(libc::EBADF)?;
+        context.slot().map_err(|errno| errno.0)?;
         let number = u64::try_from(request.offset).map_err(|_| libc::EINVAL)? / u64::from(PAGE_BYTES);
         let number = u32::try_from(number).map_err(|_| libc::EINVAL)?;
         if context.opened().pages.contains(&number) {
