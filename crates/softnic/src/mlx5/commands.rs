@@ -67,6 +67,7 @@ static ROWS: &[Row] = &[
     row(EXTENDED | 1, 8, 184, device::query_device_extended),
     row(EXTENDED | 18, 32, 16, queues::create_completion_queue_extended),
     row(EXTENDED | 24, 52, 40, queue_pairs::create),
+    row(EXTENDED | 26, 112, 8, raw_queue_pairs::modify_extended),
     row(EXTENDED | 50, 24, 8, flows::create),
     row(EXTENDED | 51, 8, 0, flows::destroy),
     row(EXTENDED | 52, 32, 24, queues::create_work_queue),

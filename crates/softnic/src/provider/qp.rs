@@ -204,7 +204,7 @@ const PKEY_INDEX: u32 = ibv_qp_attr_mask::IBV_QP_PKEY_INDEX.0;
 const PORT: u32 = ibv_qp_attr_mask::IBV_QP_PORT.0;
 const QKEY: u32 = ibv_qp_attr_mask::IBV_QP_QKEY.0;
 const SQ_PSN: u32 = ibv_qp_attr_mask::IBV_QP_SQ_PSN.0;
-const RATE_LIMIT: u32 = ibv_qp_attr_mask::IBV_QP_RATE_LIMIT.0;
+pub(crate) const RATE_LIMIT: u32 = ibv_qp_attr_mask::IBV_QP_RATE_LIMIT.0;
 
 /// The attributes a queue pair must and may be given for a transition; `None` if there is no such one.
 type Attributes = Option<(u32, u32)>;
@@ -246,7 +246,7 @@ pub(crate) unsafe extern "C" fn modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_att
         // SAFETY: the queue pair keeps the context it was made with.
         let soft = unsafe { SoftContext::of(object.context()) }?;
         let kind = Kind { is_rss: object.plain.is_none(), is_datagram: object.datagram };
-        modify(soft.nic(), object.slot, kind, &object.state, (attr, mask.cast_unsigned()))
+        modify(soft.nic(), object.slot, kind, &object.state, (attr, mask.cast_unsigned(), 0))
     })
 }
 
@@ -257,13 +257,13 @@ pub(crate) struct Kind {
     pub(crate) is_datagram: bool,
 }
 
-/// Changes a queue pair, everything in the request or nothing. `native` is its state.
+/// Changes a queue pair, everything in the request or nothing. `native` is its state; the bytes of a burst belong to a rate.
 pub(crate) fn modify(
     nic: &Nic,
     slot: u32,
     kind: Kind,
     native: &AtomicU32,
-    (attr, mask): (&ibv_qp_attr, u32),
+    (attr, mask, burst_bytes): (&ibv_qp_attr, u32, u32),
 ) -> Verb<()> {
     let rules = nic.rules();
     let mut state = nic.control();
@@ -273,8 +273,8 @@ pub(crate) fn modify(
     if mask & PORT != 0 {
         nic.port(attr.port_num).ok_or(EINVAL)?;
     }
-    let pace =
-        (mask & RATE_LIMIT != 0).then(|| pace(attr.rate_limit, 0, &rules.objects.queue_pair)).transpose()?;
+    let paced = || pace(attr.rate_limit, burst_bytes, &rules.objects.queue_pair);
+    let pace = (mask & RATE_LIMIT != 0).then(paced).transpose()?;
     // Nothing is refused from here on.
     let known = state.qps.get_mut(slot).ok_or(EINVAL)?;
     let attributes = &mut known.attributes;

@@ -86,7 +86,6 @@ fn front_attributes(nic: &Nic) -> ibv_device_attr_ex {
     attr.orig_attr.max_qp_wr = MAX_REQUESTS.cast_signed();
     attr.orig_attr.max_cqe = (MAX_COMPLETIONS - 1).cast_signed();
     attr.orig_attr.max_mr = MAX_REGIONS as i32;
-    attr.packet_pacing_caps = ibverbs_sys::ibv_packet_pacing_caps::default();
     attr
 }
 
@@ -136,6 +135,8 @@ fn firmware() -> u64 {
 
 /// The extended QUERY_DEVICE, with the driver's part.
 pub(super) fn query_device_extended(context: &Context, call: &mut Call<'_>) -> Verb<()> {
+    /// `MLX5_IB_PP_SUPPORT_BURST`.
+    const PACED_BURSTS: u8 = 1;
     context.slot()?;
     // kernel core/uverbs_cmd.c, `ib_uverbs_ex_query_device`.
     if call.core.u32(0) != 0 || call.core.u32(4) != 0 {
@@ -161,6 +162,11 @@ pub(super) fn query_device_extended(context: &Context, call: &mut Call<'_>) -> V
     driver.put_u32(12, attr.tso_caps.supported_qpts);
     driver.put_u64(16, attr.rss_caps.rx_hash_fields_mask);
     driver.put_u8(24, attr.rss_caps.rx_hash_function);
+    let pacing = attr.packet_pacing_caps;
+    driver.put_u32(40, pacing.qp_rate_limit_min);
+    driver.put_u32(44, pacing.qp_rate_limit_max);
+    driver.put_u32(48, pacing.supported_qpts);
+    driver.put_u8(52, PACED_BURSTS);
     Ok(())
 }
 

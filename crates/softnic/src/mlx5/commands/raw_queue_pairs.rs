@@ -174,8 +174,46 @@ fn queues(state: &State, owner: u32, slot: u32) -> Verb<(&QueueState, &SendState
     Ok((state.queues.get(*queue).ok_or(EINVAL)?, send))
 }
 
-/// MODIFY_QP: `struct ib_uverbs_modify_qp`. What raw packets have no use for is checked by the mask.
+/// MODIFY_QP: `struct ib_uverbs_modify_qp`, which has no rate.
 pub(super) fn modify(context: &Context, call: &mut Call<'_>) -> Verb<()> {
+    known_bits(call.core.u32(MASK), !qp::RATE_LIMIT, EOPNOTSUPP)?;
+    change(context, call, (0, 0))
+}
+
+/// The extended MODIFY_QP: the same with a rate, and `struct mlx5_ib_modify_qp` with the bytes of a burst (kernel
+/// core/uverbs_cmd.c, `ib_uverbs_ex_modify_qp`; hw/mlx5/qp.c, `mlx5_ib_modify_qp` and `__mlx5_ib_modify_qp`).
+pub(super) fn modify_extended(context: &Context, call: &mut Call<'_>) -> Verb<()> {
+    /// Bytes of the core's structure, and of the driver's up to the options.
+    const CORE_BYTES: usize = 120;
+    const DRIVER_BYTES: usize = 16;
+    let (core, driver) = (call.core, call.driver);
+    core.known(CORE_BYTES)?;
+    if core.u32(116) != 0 {
+        return Err(EOPNOTSUPP);
+    }
+    if (1..DRIVER_BYTES).contains(&driver.len()) {
+        return Err(EINVAL);
+    }
+    driver.known(DRIVER_BYTES)?;
+    if driver.u32(0) != 0 || driver.u16(10) != 0 {
+        return Err(EOPNOTSUPP);
+    }
+    // The typical size of a packet is a hint for shaping by the packet; here every frame counts with its bytes.
+    let (rate_kbps, burst_bytes, packet_bytes) = (core.u32(112), driver.u32(4), driver.u16(8));
+    let has_rate = core.u32(MASK) & qp::RATE_LIMIT != 0;
+    if has_rate && rate_kbps == 0 && (burst_bytes != 0 || packet_bytes != 0) {
+        return Err(EINVAL);
+    }
+    change(context, call, (rate_kbps, burst_bytes))?;
+    call.reply.put_u32(4, call.reply.length(8));
+    Ok(())
+}
+
+/// Where a request to change a queue pair names what is to be changed.
+const MASK: usize = 68;
+
+/// Changes a queue pair. What raw packets have no use for is checked by the mask.
+fn change(context: &Context, call: &Call<'_>, (rate_limit, burst_bytes): (u32, u32)) -> Verb<()> {
     let (owner, slot, core) = (context.slot()?, call.core.u32(64), call.core);
     let state = context.nic.quiet_control();
     let native = Arc::clone(&queues(&state, owner, slot)?.0.native_state);
@@ -187,9 +225,10 @@ pub(super) fn modify(context: &Context, call: &mut Call<'_>) -> Verb<()> {
         qp_state: core.u8(96).into(),
         cur_qp_state: core.u8(97).into(),
         port_num: core.u8(104),
+        rate_limit,
         ..ibv_qp_attr::default()
     };
-    qp::modify(&context.nic, slot, RAW, &native, (&attr, core.u32(68)))
+    qp::modify(&context.nic, slot, RAW, &native, (&attr, core.u32(MASK), burst_bytes))
 }
 
 /// QUERY_QP: `struct ib_uverbs_query_qp_resp`.

@@ -293,3 +293,35 @@ fn requests_that_make_no_sense_fail_their_queue_and_send_nothing() {
     it.post_frame(&udp(53, 20), true);
     assert_eq!((it.sent().len(), it.completed()), (1, vec![(GOOD, 0, 0)]));
 }
+
+/// `IBV_QP_RATE_LIMIT`.
+const RATE_LIMIT: u32 = 1 << 25;
+
+#[test]
+fn a_rate_limits_what_is_sent() {
+    let mut sender = Sender::new();
+    let limit = |sender: &Sender, rate_kbps: u32, driver: &Bytes| {
+        let core = receiving::change(sender.qp, RATE_LIMIT, RTS).u32(rate_kbps).u32(0);
+        sender.rig.call(EXTENDED | 26, &core, driver, (8, 0)).map(|answer| answer.u32(4))
+    };
+    let burst =
+        |bytes_of_burst: u32, packet: u16| bytes().u32(0).u32(bytes_of_burst).u16(packet).u16(0).u32(0);
+    assert_eq!(limit(&sender, 0, &burst(1, 0)), Err(EINVAL), "a burst without a rate");
+    assert_eq!(limit(&sender, 8, &burst(0, 1)).map(|_| ()), Ok(()));
+    assert_eq!(limit(&sender, 8, &bytes().u32(1)), Err(EINVAL), "shorter than any release has it");
+    assert_eq!(limit(&sender, 8, &bytes().u32(1).u64(0).u32(0)), Err(EOPNOTSUPP));
+    assert_eq!(limit(&sender, u32::MAX, &bytes()), Err(EINVAL), "faster than the device");
+    let plain = receiving::change(sender.qp, RATE_LIMIT, RTS);
+    let refused = sender.rig.call(26, &plain, &bytes(), (0, 0)).map(|_| ());
+    assert_eq!(refused, Err(EOPNOTSUPP), "the older command has no rate");
+
+    // A kilobit a second: after the first frame the next one is due in half a second.
+    assert_eq!(limit(&sender, 1, &burst(1, 0)), Ok(8));
+    let frame = FrameBuilder::new().ipv4([10, 0, 0, 1].into(), [10, 0, 0, 2].into()).udp(1, 2).build();
+    sender.post_frame(&frame, true);
+    assert_eq!(sender.sent().len(), 1);
+    sender.post_frame(&frame, true);
+    assert_eq!(sender.sent().len(), 0, "not due yet");
+    assert_eq!(limit(&sender, 0, &bytes()), Ok(8), "no limit any more");
+    assert_eq!(sender.sent().len(), 1);
+}
