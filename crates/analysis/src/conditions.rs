@@ -57,7 +57,8 @@ impl<'m> Conditions<'m> {
             self.values(level, field, values, matches.or_no_ports);
         }
         if matches.or_no_ports {
-            self.transport_protocol(level);
+            let [protocol, ..] = matches.transport_fields();
+            self.transport_protocol(Coordinate::Field(protocol, level));
         }
         self.tag(level, 1, matches.vlan);
         self.tag(level, 2, matches.inner_vlan);
@@ -92,7 +93,7 @@ impl<'m> Conditions<'m> {
             }
             // With the value that an id or a priority implies.
             Field::VlanTpid | Field::InnerVlanTpid => {}
-            _ if or_no_ports && field.row().header == Header::Ports => {
+            _ if or_no_ports && field.row().header.has_ports() => {
                 self.list.push(Condition::Ranges(coordinate, within(coordinate, values)));
             }
             _ => self.numbers(coordinate, Some(values)),
@@ -158,10 +159,10 @@ impl<'m> Conditions<'m> {
         self.list.push(Condition::Ranges(v6, within(v6, &addresses.v6)));
     }
 
-    fn transport_protocol(&mut self, level: Level) {
-        self.has_header(Header::Ip, level);
+    fn transport_protocol(&mut self, protocol: Coordinate) {
+        self.has(protocol);
         let transports = [IpProtocol::TCP, IpProtocol::UDP].map(|one| (one.0.into(), one.0.into()));
-        self.list.push(Condition::Ranges(Coordinate::Field(Field::Protocol, level), transports.to_vec()));
+        self.list.push(Condition::Ranges(protocol, transports.to_vec()));
     }
 
     fn fragments(&mut self, level: Level, fragments: Fragments) {

@@ -63,10 +63,13 @@ impl Dimensions {
                     Condition::Ranges(field, ranges) => {
                         cut(&mut cuts, field, &ranges);
                         // Regions distinguish TCP from UDP by the protocol number.
-                        if let Coordinate::Field(of, level) = field
-                            && of.row().header.is_transport()
-                        {
-                            cuts.entry(Coordinate::Field(Field::Protocol, level)).or_default();
+                        if let Coordinate::Field(of, level) = field {
+                            let of = of
+                                .without_extension_headers()
+                                .map_or((of, Field::Protocol), |of| (of, Field::ExtProtocol));
+                            if of.0.row().header.is_transport() {
+                                cuts.entry(Coordinate::Field(of.1, level)).or_default();
+                            }
                         }
                     }
                     Condition::Macs(field, of) => {

@@ -13,13 +13,14 @@ pub fn match_text(matches: &Match) -> String {
         Family::V4 => quoted("ipv4"),
         Family::V6 => quoted("ipv6"),
     });
-    let is_ip = |header: Header| header.needs_ip() && !header.is_transport();
+    let is_ip = |header: Header| header.needs_ip() && !header.is_transport() && !header.is_extended();
     let mut keys: Vec<String> = field_keys(matches, Header::is_link).collect();
     keys.extend(key("family", family));
     keys.extend(field_keys(matches, is_ip));
     keys.extend(key("ip_options", matches.ip_options.map(|has| has.to_string())));
     keys.extend(key("fragment", matches.fragment.map(fragments)));
     keys.extend(field_keys(matches, Header::is_transport));
+    keys.extend(field_keys(matches, Header::is_extended));
     keys.extend(field_keys(matches, Header::is_tunnel));
     let stack = matches.mpls.as_ref().map(|stack| match stack[..] {
         [] => quoted("any"),

@@ -271,6 +271,15 @@ fn narrowings(dimensions: &Dimensions, product: &Product) -> Vec<Narrowing> {
             all.push(Box::new(move |matches| level_of(matches, level).set(Field::IpFlags, flags.ranges())));
         }
     }
+    for header in [Header::Extended, Header::ExtendedPorts, Header::ExtendedTcp, Header::ExtendedIcmpv6] {
+        all.push(Box::new(move |matches| require_header(matches, header)));
+    }
+    if dimensions.position(Coordinate::Field(Field::ExtProtocol, Level::Outer), 0).is_some() {
+        for protocol in [IpProtocol::TCP, IpProtocol::UDP] {
+            let protocol = RangeSet::single(protocol.0.into());
+            all.push(Box::new(move |matches| matches.set(Field::ExtProtocol, protocol.clone())));
+        }
+    }
     all.extend(tunnels());
     // Tunnels that have no key in the language.
     if dimensions.position(Coordinate::Field(Field::Protocol, Level::Outer), 0).is_some() {

@@ -8,7 +8,7 @@ use std::sync::LazyLock;
 use packet::stack::{Coordinate, Domain, HeaderStack, Level};
 use packet::{FIELDS, Header};
 
-const WORDS: usize = 10;
+const WORDS: usize = 11;
 /// The first of the three alternatives for the number of outer tags: none, one, two.
 pub(super) const TAGS: usize = 64 * WORDS - 3;
 const TAG_BITS: u64 = 0b111 << 61;

@@ -142,6 +142,10 @@ pub(super) fn expand(
         }
     }
     let without = |cube: Cube| cube.layer(HAS_TCP, false)?.layer(HAS_UDP, false)?.closed();
+    // Ports behind extension headers are no part of the cubes.
+    if others.cubes == with_ports {
+        return Ok(Expansion { cubes: with_ports, software });
+    }
     let no_ports =
         others.cubes.into_iter().filter_map(|cube| if is_exact { without(cube) } else { Some(cube) });
     // These come first: once they are subtracted from a flow, the rest of it has the headers that the other cubes match.
@@ -244,12 +248,9 @@ fn packet_factors(matches: &Match, level: Level, needs_ip: bool, factors: &mut F
     }
     for (field, _) in matches.values() {
         let header = field.row().header;
-        if let [protocol] = header.protocols()
-            && header.is_behind_ip()
-            && !header.is_transport()
-        {
-            let announced = (u64::from(protocol.0), PROTOCOL.ones());
-            factors.list(level.key(field.name()), one_slot(level.at(PROTOCOL), [announced]));
+        if header.is_behind_ip() && !header.is_transport() {
+            let announced = header.protocols().iter().map(|protocol| (protocol.0.into(), PROTOCOL.ones()));
+            factors.list(level.key(field.name()), one_slot(level.at(PROTOCOL), announced));
         }
     }
     link_factors(matches, level, factors);

@@ -200,6 +200,10 @@ impl Search<'_> {
             let flags = [0x02, 0x12, 0x01, 0x04, 0x00];
             frames.extend(flags.map(|flags| builder.clone().set(Field::TcpFlags, flags).build()));
         }
+        if DeepKey::of(&frame).outer.has_extension_headers() {
+            let messages = [builder.clone().tcp(1024, 9, 0x02), builder.clone().udp(1024, 9)];
+            frames.extend(messages.map(|message| message.build()));
+        }
         if cube.mask_of(VLAN_TCI) == 0 {
             let tagged = |tpid| builder.clone().vlan(EtherType(tpid), 5);
             frames.extend([0x8100, 0x88a8].map(|tpid| tagged(tpid).build()));
@@ -241,6 +245,7 @@ fn is_whole(frame: &[u8]) -> bool {
     let is_ip = outer.layers.intersects(Layers::IPV4 | Layers::IPV6);
     let lacks = match IpProtocol(outer.protocol) {
         _ if !is_ip || outer.layers.contains(Layers::LATER_FRAGMENT) => false,
+        _ if outer.has_extension_headers() => IpProtocol(outer.extended.protocol).is_extension_header(),
         IpProtocol::TCP => !outer.layers.contains(Layers::TCP),
         IpProtocol::UDP => {
             let announced = match outer.dst_port {

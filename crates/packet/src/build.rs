@@ -30,6 +30,7 @@ pub struct FrameBuilder {
     tos: u8,
     ttl: u8,
     ip_flags: u8,
+    extensions: Vec<IpProtocol>,
     fragment: Option<Fragment>,
     flow_label: u32,
     ip_options: Vec<u8>,
@@ -91,6 +92,7 @@ impl FrameBuilder {
             tos: 0,
             ttl: 64,
             ip_flags: 0,
+            extensions: Vec::new(),
             fragment: None,
             flow_label: 0,
             ip_options: Vec::new(),
@@ -191,30 +193,35 @@ impl FrameBuilder {
             Field::InnerVlanTpid => self.set_tag(1, |tag| tag.0 = EtherType(word)),
             Field::EtherType => self.ether_type = Some(EtherType(word)),
             Field::SrcV4 | Field::DstV4 | Field::SrcV6 | Field::DstV6 => self.set_address(field, value),
-            Field::Protocol => self.protocol = Some(IpProtocol(byte)),
+            Field::Protocol => match self.extensions.first_mut() {
+                Some(first) => *first = IpProtocol(byte),
+                None => self.protocol = Some(IpProtocol(byte)),
+            },
+            Field::ExtProtocol => self.protocol = Some(IpProtocol(byte)),
             Field::Tos => self.tos = byte,
             Field::Ttl => self.ttl = byte,
             Field::FlowLabel => return self.flow_label(value as u32),
             Field::IpFlags => return self.ip_flags(byte),
-            Field::SrcPort | Field::DstPort => {
+            Field::SrcPort | Field::DstPort | Field::ExtSrcPort | Field::ExtDstPort => {
                 let (Transport::Tcp { src_port, dst_port, .. } | Transport::Udp { src_port, dst_port }) =
                     &mut self.transport
                 else {
                     return self;
                 };
-                *if field == Field::SrcPort { src_port } else { dst_port } = word;
+                let is_src = matches!(field, Field::SrcPort | Field::ExtSrcPort);
+                *if is_src { src_port } else { dst_port } = word;
             }
-            Field::TcpFlags => {
+            Field::TcpFlags | Field::ExtTcpFlags => {
                 if let Transport::Tcp { flags, .. } = &mut self.transport {
                     *flags = byte;
                 }
             }
-            Field::IcmpType | Field::Icmpv6Type => {
+            Field::IcmpType | Field::Icmpv6Type | Field::ExtIcmpv6Type => {
                 if let Transport::Icmp { icmp_type, .. } = &mut self.transport {
                     *icmp_type = Some(byte);
                 }
             }
-            Field::IcmpCode | Field::Icmpv6Code => {
+            Field::IcmpCode | Field::Icmpv6Code | Field::ExtIcmpv6Code => {
                 if let Transport::Icmp { code, .. } = &mut self.transport {
                     *code = byte;
                 }
@@ -245,10 +252,19 @@ impl FrameBuilder {
         }
     }
 
+    /// Adds an IPv6 extension header of 8 bytes behind those already added; the header of a [fragment](Self::fragment)
+    /// is the last.
+    pub fn extension(mut self, header: IpProtocol) -> Self {
+        self.extensions.push(header);
+        self
+    }
+
     /// A fragment at `offset` units of 8 bytes (13 bits); IPv6 gets a fragment header. A later fragment is payload
     /// only; a first fragment has a transport header, whose lengths and checksum cover this fragment alone.
     pub fn fragment(mut self, offset: u16, more: bool) -> Self {
         self.fragment = Some(Fragment { offset: offset & 0x1fff, more });
+        // It takes the place of a header of a whole packet.
+        self.extensions.pop_if(|last| *last == IpProtocol::FRAGMENT);
         self
     }
 
@@ -342,12 +358,17 @@ impl FrameBuilder {
         })
     }
 
+    /// The IPv6 extension headers.
+    fn extension_headers(&self) -> impl Iterator<Item = IpProtocol> {
+        self.extensions.iter().copied().chain(self.fragment.map(|_| IpProtocol::FRAGMENT))
+    }
+
     fn network_bytes(&self) -> usize {
         match self.network {
             Network::None => 0,
             Network::Arp { .. } => 28,
             Network::V4 { .. } => 20 + self.ip_options.len(),
-            Network::V6 { .. } => 40 + if self.fragment.is_some() { 8 } else { 0 },
+            Network::V6 { .. } => 40 + 8 * self.extension_headers().count(),
         }
     }
 
@@ -459,18 +480,23 @@ impl FrameBuilder {
 
     fn write_ipv6(&self, frame: &mut Vec<u8>, src: Ipv6Addr, dst: Ipv6Addr, segment_bytes: usize) {
         let first_word = 6 << 28 | u32::from(self.tos) << 20 | self.flow_label;
-        let protocol = self.ip_protocol();
-        let (next_header, extension_bytes) =
-            if self.fragment.is_some() { (IpProtocol::FRAGMENT, 8) } else { (protocol, 0) };
+        let headers: Vec<IpProtocol> = self.extension_headers().chain([self.ip_protocol()]).collect();
         frame.extend(first_word.to_be_bytes());
-        frame.extend(((extension_bytes + segment_bytes) as u16).to_be_bytes());
-        frame.extend([next_header.0, self.ttl]);
+        frame.extend(((self.network_bytes() - 40 + segment_bytes) as u16).to_be_bytes());
+        frame.extend([headers[0].0, self.ttl]);
         frame.extend(src.octets());
         frame.extend(dst.octets());
+        for pair in headers.windows(2) {
+            frame.extend([pair[1].0, 0]);
+            frame.extend(match pair[0] {
+                // Four octets of padding.
+                IpProtocol::HOP_BY_HOP | IpProtocol::DESTINATION_OPTIONS => [1, 4, 0, 0, 0, 0],
+                _ => [0, 0, 0, 0, 0, 1],
+            });
+        }
         if let Some(Fragment { offset, more }) = self.fragment {
-            frame.extend([protocol.0, 0]);
-            frame.extend((offset << 3 | u16::from(more)).to_be_bytes());
-            frame.extend([0, 0, 0, 1]);
+            let at = frame.len() - 6;
+            frame[at..at + 2].copy_from_slice(&(offset << 3 | u16::from(more)).to_be_bytes());
         }
     }
 

@@ -36,6 +36,14 @@ pub enum Header {
     Icmp,
     /// ICMPv6.
     Icmpv6,
+    /// IPv6 extension headers.
+    Extended,
+    /// TCP or UDP behind IPv6 extension headers.
+    ExtendedPorts,
+    /// TCP behind IPv6 extension headers.
+    ExtendedTcp,
+    /// ICMPv6 behind IPv6 extension headers.
+    ExtendedIcmpv6,
     /// ESP right behind the IP header.
     Esp,
     /// VXLAN.
@@ -107,6 +115,9 @@ const ADDRESS_HINT: &str =
 const ETHER_TYPE_HINT: &str = "write a name like arp, a number like 0x0806, or a range like 0-1500";
 const VLAN_HINT: &str = "write none, any, an id from 0 to 4095, or a range like 100-199";
 const PORT_HINT: &str = "write a number from 0 to 65535 or a range like 1024-65535";
+const PROTOCOL_HINT: &str = "write a name like tcp, a number from 0 to 255, or a range of numbers";
+const TCP_FLAGS_HINT: &str =
+    "write fin, syn, rst, psh, ack, urg, ece, cwr, with ! for \"not set\": \"syn,!ack\"";
 const BYTE_HINT: &str = "write a number from 0 to 255 or a range";
 const U32_HINT: &str = "write a number from 0 to 0xffffffff or a range";
 
@@ -189,7 +200,7 @@ fields! {
 
     "IPv4 protocol or first IPv6 next header."
     Protocol: "protocol", 8, Header::Ip, Form::Protocol, [PROTOCOL], Read::Packet(|key| key.protocol.into());
-        "a protocol", "write a name like tcp, a number from 0 to 255, or a range of numbers";
+        "a protocol", PROTOCOL_HINT;
 
     "The whole IPv4 type of service or IPv6 traffic class."
     Tos: "tos", 8, Header::Ip, Form::Bits, [TOS], Read::Packet(|key| key.tos.into());
@@ -217,7 +228,7 @@ fields! {
 
     "TCP flags that are set, and with ! not set."
     TcpFlags: "tcp_flags", 8, Header::Tcp, Form::Flags(&TCP_FLAGS), [], Read::Packet(|key| key.tcp_flags.into());
-        "a combination of TCP flags", "write fin, syn, rst, psh, ack, urg, ece, cwr, with ! for \"not set\": \"syn,!ack\"";
+        "a combination of TCP flags", TCP_FLAGS_HINT;
 
     "Type of an ICMP message: 8 is an echo request."
     IcmpType: "icmp_type", 8, Header::Icmp, Form::Number, [], Read::Packet(|key| key.icmp_type.into());
@@ -233,6 +244,30 @@ fields! {
 
     "Code of an ICMPv6 message."
     Icmpv6Code: "icmpv6_code", 8, Header::Icmpv6, Form::Number, [], Read::Packet(|key| key.icmp_code.into());
+        "an ICMP code", BYTE_HINT;
+
+    "Protocol behind IPv6 extension headers."
+    ExtProtocol: "ext_protocol", 8, Header::Extended, Form::Protocol, [], Read::Packet(|key| key.extended.protocol.into());
+        "a protocol", PROTOCOL_HINT;
+
+    "TCP or UDP source port behind IPv6 extension headers."
+    ExtSrcPort: "ext_src_port", 16, Header::ExtendedPorts, Form::Port, [], Read::Packet(|key| key.extended.src_port.into());
+        "a port", PORT_HINT;
+
+    "TCP or UDP destination port behind IPv6 extension headers."
+    ExtDstPort: "ext_dst_port", 16, Header::ExtendedPorts, Form::Port, [], Read::Packet(|key| key.extended.dst_port.into());
+        "a port", PORT_HINT;
+
+    "TCP flags behind IPv6 extension headers that are set, and with ! not set."
+    ExtTcpFlags: "ext_tcp_flags", 8, Header::ExtendedTcp, Form::Flags(&TCP_FLAGS), [], Read::Packet(|key| key.extended.tcp_flags.into());
+        "a combination of TCP flags", TCP_FLAGS_HINT;
+
+    "Type of an ICMPv6 message behind IPv6 extension headers."
+    ExtIcmpv6Type: "ext_icmpv6_type", 8, Header::ExtendedIcmpv6, Form::Number, [], Read::Packet(|key| key.extended.icmp_type.into());
+        "an ICMP type", BYTE_HINT;
+
+    "Code of an ICMPv6 message behind IPv6 extension headers."
+    ExtIcmpv6Code: "ext_icmpv6_code", 8, Header::ExtendedIcmpv6, Form::Number, [], Read::Packet(|key| key.extended.icmp_code.into());
         "an ICMP code", BYTE_HINT;
 
     "Security parameters index of ESP."
@@ -271,6 +306,16 @@ impl Field {
     /// Its key in the policy language.
     pub const fn name(self) -> &'static str {
         self.row().name
+    }
+
+    /// The same field behind IPv6 extension headers, if it has one there.
+    pub fn behind_extension_headers(self) -> Option<Self> {
+        EXTENDED.iter().find(|(field, _)| *field == self).map(|(_, behind)| *behind)
+    }
+
+    /// The field without extension headers, if it is one behind them.
+    pub fn without_extension_headers(self) -> Option<Self> {
+        EXTENDED.iter().find(|(_, behind)| *behind == self).map(|(field, _)| *field)
     }
 
     /// The largest value.
@@ -322,6 +367,16 @@ impl Field {
     }
 }
 
+/// The fields that are read behind IPv6 extension headers as well, each with the field there.
+const EXTENDED: [(Field, Field); 6] = [
+    (Field::Protocol, Field::ExtProtocol),
+    (Field::SrcPort, Field::ExtSrcPort),
+    (Field::DstPort, Field::ExtDstPort),
+    (Field::TcpFlags, Field::ExtTcpFlags),
+    (Field::Icmpv6Type, Field::ExtIcmpv6Type),
+    (Field::Icmpv6Code, Field::ExtIcmpv6Code),
+];
+
 impl Header {
     /// Whether it is Ethernet or a VLAN tag.
     pub const fn is_link(self) -> bool {
@@ -346,6 +401,9 @@ impl Header {
             Self::Tcp => "TCP",
             Self::Icmp => "ICMP",
             Self::Icmpv6 => "ICMPv6",
+            Self::Extended | Self::ExtendedPorts | Self::ExtendedTcp | Self::ExtendedIcmpv6 => {
+                "IPv6 extension headers"
+            }
             Self::Esp => "ESP",
             Self::Vxlan => "VXLAN",
             Self::Gre | Self::GreKey => "GRE",
@@ -357,6 +415,7 @@ impl Header {
         match self {
             Self::Ipv4 | Self::Icmp => Some(Layers::IPV4),
             Self::Ipv6 | Self::Icmpv6 => Some(Layers::IPV6),
+            header if header.is_extended() => Some(Layers::IPV6),
             _ => None,
         }
     }
@@ -368,6 +427,9 @@ impl Header {
             Self::Tcp => &[IpProtocol::TCP],
             Self::Icmp => &[IpProtocol::ICMP],
             Self::Icmpv6 => &[IpProtocol::ICMPV6],
+            Self::Extended | Self::ExtendedPorts | Self::ExtendedTcp | Self::ExtendedIcmpv6 => {
+                &IpProtocol::EXTENSION_HEADERS
+            }
             Self::Esp => &[IpProtocol::ESP],
             Self::Vxlan => &[IpProtocol::UDP],
             Self::Gre | Self::GreKey => &[IpProtocol::GRE],
@@ -388,6 +450,21 @@ impl Header {
         self.needs_ip() && !self.is_ip()
     }
 
+    /// Whether it has ports.
+    pub const fn has_ports(self) -> bool {
+        matches!(self, Self::Ports | Self::ExtendedPorts)
+    }
+
+    /// Whether it is an IPv6 extension header or behind one. It is read of the outer packet only.
+    pub const fn is_extended(self) -> bool {
+        matches!(self, Self::Extended | Self::ExtendedPorts | Self::ExtendedTcp | Self::ExtendedIcmpv6)
+    }
+
+    /// Whether a packet inside a tunnel may have it.
+    pub const fn is_inside_tunnels(self) -> bool {
+        !self.is_tunnel() && !self.is_extended()
+    }
+
     /// Whether it is TCP or UDP.
     pub const fn is_transport(self) -> bool {
         matches!(self, Self::Ports | Self::Tcp)
@@ -403,7 +480,8 @@ impl Header {
         !self.is_link() && !self.is_tunnel()
     }
 
-    /// The layers of which a packet has at least one if it has the header; empty if no layer stands for it.
+    /// The layers of which a packet has at least one if it has the header; empty if no layer stands for it. Those of
+    /// extension headers need a [protocol](Self::protocols) as well.
     pub const fn layers(self) -> Layers {
         match self {
             Self::Vlan => Layers::VLAN,
@@ -415,6 +493,10 @@ impl Header {
             Self::Tcp => Layers::TCP,
             Self::Icmp => Layers::ICMP,
             Self::Icmpv6 => Layers::ICMPV6,
+            Self::Extended => Layers::IPV6,
+            Self::ExtendedPorts => Layers::EXTENDED_TCP.union(Layers::EXTENDED_UDP),
+            Self::ExtendedTcp => Layers::EXTENDED_TCP,
+            Self::ExtendedIcmpv6 => Layers::EXTENDED_ICMPV6,
             Self::Ethernet | Self::Esp | Self::Vxlan | Self::Gre | Self::GreKey => Layers::empty(),
         }
     }
@@ -434,8 +516,10 @@ impl Header {
 impl FlowKey {
     /// The fields that the packet has, with their values, in the order of [`FIELDS`].
     pub fn fields(&self, has_ethernet: bool) -> impl Iterator<Item = (Field, u128)> {
+        let extended = self.has_extension_headers();
         let has = move |header: Header| match header {
             Header::Ethernet => has_ethernet,
+            Header::Extended => extended,
             header => self.layers.intersects(header.layers()),
         };
         let rows = FIELDS.iter().filter(move |row| has(row.header));

@@ -9,7 +9,7 @@ use crate::cube::{
     DST_MAC, DST_PORT, ETHER_TYPE, FLOW_LABEL, HAS_C_TAG, HAS_IPV4, HAS_IPV6, HAS_TCP, HAS_UDP, IP_FLAGS,
     LEVEL_WORDS, PROTOCOL, SRC_MAC, SRC_PORT, Slot, TOS, TTL, VLAN_TCI,
 };
-use crate::{EtherType, MacAddr, mac_number, parse};
+use crate::{EtherType, IpProtocol, MacAddr, mac_number, parse};
 
 bitflags::bitflags! {
     /// Which layers a frame has. TCP and UDP mean that the whole fixed header is there, ports included.
@@ -38,6 +38,12 @@ bitflags::bitflags! {
         const ICMP = 1 << 9;
         /// The common part of an ICMPv6 header (RFC 4443, 2.1).
         const ICMPV6 = 1 << 10;
+        /// A TCP header behind IPv6 extension headers.
+        const EXTENDED_TCP = 1 << 11;
+        /// A UDP header behind IPv6 extension headers.
+        const EXTENDED_UDP = 1 << 12;
+        /// The common part of an ICMPv6 header behind IPv6 extension headers.
+        const EXTENDED_ICMPV6 = 1 << 13;
     }
 }
 
@@ -84,6 +90,26 @@ pub struct FlowKey {
     pub icmp_type: u8,
     /// Code of an ICMP or ICMPv6 message.
     pub icmp_code: u8,
+    /// What follows the extension headers of an IPv6 packet.
+    pub extended: ExtendedKey,
+}
+
+/// The matchable fields behind IPv6 extension headers; zero where the layer is absent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub struct ExtendedKey {
+    /// The number of the first header that is no extension header, or of the extension header that is not read because
+    /// it is cut off, behind the header of a later fragment, or one too many.
+    pub protocol: u8,
+    /// TCP or UDP source port.
+    pub src_port: u16,
+    /// TCP or UDP destination port.
+    pub dst_port: u16,
+    /// TCP flags.
+    pub tcp_flags: u8,
+    /// Type of an ICMPv6 message.
+    pub icmp_type: u8,
+    /// Code of an ICMPv6 message.
+    pub icmp_code: u8,
 }
 
 impl FlowKey {
@@ -101,6 +127,12 @@ impl FlowKey {
     /// Destination address, if there is an IP layer.
     pub fn dst_addr(&self) -> Option<IpAddr> {
         self.address(&self.dst_ip)
+    }
+
+    /// Whether it is an IPv6 packet with extension headers, so that [`extended`](Self::extended) is about it.
+    #[inline]
+    pub fn has_extension_headers(&self) -> bool {
+        self.layers.contains(Layers::IPV6) && IpProtocol(self.protocol).is_extension_header()
     }
 
     /// VLAN identifier of the outer tag, if there is one.

@@ -42,12 +42,12 @@ pub use field::{
     FIELDS, Field, Flag, Form, GRE_FLAGS, Header, IP_FLAGS, Row, TCP_FLAGS, flag_pattern, mac_address,
     mac_number,
 };
-pub use flow_key::{FlowKey, Layers};
+pub use flow_key::{ExtendedKey, FlowKey, Layers};
 pub use hash_fields::{HASH_INPUT_BYTES, HashFields};
 pub use image::read_image;
 pub use mac::MacAddr;
 pub use numbers::{EtherType, IpProtocol};
-pub use parse::{Parsed, parse};
+pub use parse::{MAX_EXTENSION_HEADERS, Parsed, parse};
 pub use toeplitz::{RSS_KEY_BYTES, RssKey, Toeplitz};
 pub use tunnel::{
     BOTTOM_OF_STACK, DeepKey, GRE_HAS_KEY, MAX_MPLS_LABELS, MPLS_UDP_PORT, TunnelKey, TunnelLayers,

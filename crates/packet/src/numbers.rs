@@ -103,6 +103,19 @@ impl FromStr for EtherType {
 pub struct IpProtocol(pub u8);
 
 impl IpProtocol {
+    /// The IPv6 extension headers that another header may follow, as in Linux (`ipv6_ext_hdr`).
+    pub const EXTENSION_HEADERS: [Self; 5] =
+        [Self::HOP_BY_HOP, Self::ROUTING, Self::FRAGMENT, Self::AH, Self::DESTINATION_OPTIONS];
+
+    /// Whether it is one of [`EXTENSION_HEADERS`](Self::EXTENSION_HEADERS).
+    #[inline]
+    pub const fn is_extension_header(self) -> bool {
+        matches!(
+            self,
+            Self::HOP_BY_HOP | Self::ROUTING | Self::FRAGMENT | Self::AH | Self::DESTINATION_OPTIONS
+        )
+    }
+
     /// IPv6 hop-by-hop options.
     pub const HOP_BY_HOP: Self = Self(0);
     /// ICMP for IPv4.

@@ -11,9 +11,12 @@
 //! Every header is taken as a fixed-size array (`first_chunk`), so that one length check covers all of its fields.
 
 use crate::lengths::{ETHERNET_BYTES, IPV4_BYTES, IPV6_BYTES, TAG_BYTES, TCP_BYTES, UDP_BYTES};
-use crate::{Anomaly, EtherType, FlowKey, IpProtocol, Layers, MacAddr};
+use crate::{Anomaly, EtherType, ExtendedKey, FlowKey, IpProtocol, Layers, MacAddr};
 
-const IPV6_FRAGMENT_BYTES: usize = 8;
+/// The length of a fragment header, and the least of any other extension header.
+const IPV6_EXTENSION_BYTES: usize = 8;
+/// How many IPv6 extension headers are read; what follows more of them is not.
+pub const MAX_EXTENSION_HEADERS: usize = 8;
 const ICMP_BYTES: usize = 4;
 
 /// Where TCP or UDP begins in an untagged frame with an IPv4 header without options, and the end of a TCP header there.
@@ -262,20 +265,77 @@ fn ipv6<const INSIDE: bool>(parsed: &mut Parsed, packet: &[u8]) {
             rest
         }),
     };
-    let offset = parsed.l3_offset + IPV6_BYTES as u16;
-    if IpProtocol(header[6]) == IpProtocol::FRAGMENT {
-        ipv6_fragment(parsed, payload);
-    } else {
-        transport(parsed, payload, offset);
+    let protocol = IpProtocol(header[6]);
+    if !protocol.is_extension_header() {
+        let offset = parsed.l3_offset + IPV6_BYTES as u16;
+        return transport(parsed, payload, offset);
     }
+    if protocol == IpProtocol::FRAGMENT {
+        ipv6_fragment(parsed, payload);
+    }
+    if !INSIDE {
+        extended(parsed, payload);
+    }
+}
+
+/// Reads what follows the extension headers (RFC 8200, 4). Where one cannot be read, its number is the protocol. The
+/// checks of lengths behind them are left to the host: there is no anomaly.
+#[cold]
+fn extended(parsed: &mut Parsed, payload: &[u8]) {
+    let (protocol, segment) = upper_layer(IpProtocol(parsed.key.protocol), payload);
+    parsed.key.extended.protocol = protocol.0;
+    let Some(segment) = segment else { return };
+    let key = FlowKey { layers: Layers::IPV6, protocol: protocol.0, ..FlowKey::default() };
+    let mut upper = Parsed { key, ..Parsed::default() };
+    transport(&mut upper, segment, 0);
+    let FlowKey { layers, protocol, src_port, dst_port, tcp_flags, icmp_type, icmp_code, .. } = upper.key;
+    parsed.key.extended = ExtendedKey { protocol, src_port, dst_port, tcp_flags, icmp_type, icmp_code };
+    for (layer, behind) in [
+        (Layers::TCP, Layers::EXTENDED_TCP),
+        (Layers::UDP, Layers::EXTENDED_UDP),
+        (Layers::ICMPV6, Layers::EXTENDED_ICMPV6),
+    ] {
+        parsed.key.layers.set(behind, layers.contains(layer));
+    }
+}
+
+/// The header behind a chain of extension headers, and its bytes, which later fragments do not have. If the chain
+/// cannot be read to its end, the extension header where that is.
+fn upper_layer(first: IpProtocol, payload: &[u8]) -> (IpProtocol, Option<&[u8]>) {
+    let (mut protocol, mut rest) = (first, payload);
+    for _ in 0..MAX_EXTENSION_HEADERS {
+        let Some(header) = rest.first_chunk::<IPV6_EXTENSION_BYTES>() else { return (protocol, None) };
+        let length = usize::from(header[1]);
+        let bytes = match protocol {
+            IpProtocol::FRAGMENT => IPV6_EXTENSION_BYTES,
+            // In units of four bytes, two of them not counted (RFC 4302, 2.2).
+            IpProtocol::AH => (length + 2) * 4,
+            _ => (length + 1) * 8,
+        };
+        let Some(behind) = rest.get(bytes..) else { return (protocol, None) };
+        let is_later = protocol == IpProtocol::FRAGMENT && fragment_offset_and_more(header) & 0xfff8 != 0;
+        protocol = IpProtocol(header[0]);
+        if is_later {
+            return (protocol, None);
+        }
+        if !protocol.is_extension_header() {
+            return (protocol, Some(behind));
+        }
+        rest = behind;
+    }
+    (protocol, None)
+}
+
+fn fragment_offset_and_more(header: &[u8; IPV6_EXTENSION_BYTES]) -> u16 {
+    u16::from_be_bytes([header[2], header[3]])
 }
 
 /// Distinguishes real fragments from "atomic" ones (RFC 6946), which are whole packets behind a fragment header.
 fn ipv6_fragment(parsed: &mut Parsed, payload: &[u8]) {
-    let Some(header) = payload.first_chunk::<IPV6_FRAGMENT_BYTES>() else {
+    let Some(header) = payload.first_chunk::<IPV6_EXTENSION_BYTES>() else {
         return parsed.note(Anomaly::Ipv6Truncated);
     };
-    let offset_and_more = u16::from_be_bytes([header[2], header[3]]);
+    let offset_and_more = fragment_offset_and_more(header);
     if offset_and_more & 0xfff9 != 0 {
         parsed.key.layers |= Layers::FRAGMENT;
     }

@@ -95,11 +95,19 @@ pub struct PacketHeaders {
     pub network: Network,
     /// The transport header.
     pub transport: Transport,
+    /// The transport header behind IPv6 extension headers; `None`: there are none, or they are inside a tunnel. Then
+    /// `transport` is none.
+    pub extended: Option<Transport>,
 }
 
 impl PacketHeaders {
     /// No header that is read.
-    pub const NONE: Self = Self { network: Network::None, transport: Transport::None };
+    pub const NONE: Self = Self::of(Network::None, Transport::None);
+
+    /// Those of a packet without extension headers.
+    const fn of(network: Network, transport: Transport) -> Self {
+        Self { network, transport, extended: None }
+    }
 
     /// Whether there is a TCP or UDP header.
     pub const fn has_ports(self) -> bool {
@@ -186,6 +194,21 @@ pub const MAX_TAGS: u8 = 2;
 /// Inclusive ranges of values, sorted.
 pub type Domain = Vec<(u128, u128)>;
 
+/// The numbers of IPv6 extension headers.
+static EXTENSIONS: LazyLock<Domain> =
+    LazyLock::new(|| these(&IpProtocol::EXTENSION_HEADERS.map(|header| header.0.into())));
+/// The other numbers of IPv6 headers.
+static NO_EXTENSIONS: LazyLock<Domain> = LazyLock::new(|| {
+    let mut others: Domain = Vec::new();
+    for protocol in (0..=u8::MAX).filter(|protocol| !IpProtocol(*protocol).is_extension_header()) {
+        let protocol = u128::from(protocol);
+        match others.last_mut() {
+            Some((_, last)) if *last + 1 == protocol => *last = protocol,
+            _ => others.push((protocol, protocol)),
+        }
+    }
+    others
+});
 const MPLS_TYPES: [u128; 2] = [EtherType::MPLS.0 as u128, EtherType::MPLS_MULTICAST.0 as u128];
 const TAG_TYPES: [u128; 3] =
     [EtherType::VLAN.0 as u128, EtherType::SVLAN.0 as u128, EtherType::QINQ.0 as u128];
@@ -196,7 +219,7 @@ impl Coordinate {
         let mut all = Vec::new();
         for level in Level::ALL {
             let fields = Field::all().filter(|field| {
-                *field != Field::IpFlags && (level == Level::Outer || !field.row().header.is_tunnel())
+                *field != Field::IpFlags && (level == Level::Outer || field.row().header.is_inside_tunnels())
             });
             all.extend(fields.map(|field| Self::Field(field, level)));
             all.extend([Self::FlagsAndFragment(level), Self::Fragment6(level), Self::Options(level)]);
@@ -247,17 +270,17 @@ const fn usual(field: Field) -> u128 {
         Field::DstV4 => 0xc633_6401,
         Field::SrcV6 => 0x2001_0db8 << 96 | 1,
         Field::DstV6 => 0x2001_0db8 << 96 | 2,
-        Field::SrcPort => 49_152,
-        Field::DstPort => 9,
+        Field::SrcPort | Field::ExtSrcPort => 49_152,
+        Field::DstPort | Field::ExtDstPort => 9,
         Field::SrcMac => 0x0200_0000_0001,
         Field::DstMac => 0x0200_0000_0002,
         // For experiments: IEEE 802 local, RFC 3692.
         Field::EtherType | Field::GreProtocol => 0x88b5,
-        Field::Protocol => 253,
+        Field::Protocol | Field::ExtProtocol => 253,
         Field::VlanTpid | Field::InnerVlanTpid => EtherType::VLAN.0 as u128,
         Field::VlanId | Field::InnerVlanId => 1,
         Field::Ttl => 64,
-        Field::TcpFlags => 0x10,
+        Field::TcpFlags | Field::ExtTcpFlags => 0x10,
         _ => 0,
     }
 }
@@ -266,11 +289,18 @@ const fn usual(field: Field) -> u128 {
 static STACKS: LazyLock<Vec<HeaderStack>> = LazyLock::new(|| {
     let mut stacks: Vec<HeaderStack> = Vec::new();
     let plain = |outer| HeaderStack { outer, tunnel: Tunnel::None, labels: None, inner: None };
-    let (v4, v6) = (ip_packets(&[Network::V4]), ip_packets(&[Network::V6, Network::V6Fragment]));
+    let (v4, v6) = (ip_packets(&[Network::V4]), ip_packets(&[Network::V6]));
     stacks.extend(v4.iter().chain(&v6).chain([&PacketHeaders::NONE]).map(|headers| plain(*headers)));
+    for network in [Network::V6, Network::V6Fragment] {
+        let extended = TRANSPORTS.map(|behind| PacketHeaders {
+            extended: Some(behind),
+            ..PacketHeaders::of(network, Transport::None)
+        });
+        stacks.extend(extended.map(plain));
+    }
     for network in [Network::V4, Network::V6] {
-        let raw = plain(PacketHeaders { network, transport: Transport::None });
-        let udp = plain(PacketHeaders { network, transport: Transport::Udp });
+        let raw = plain(PacketHeaders::of(network, Transport::None));
+        let udp = plain(PacketHeaders::of(network, Transport::Udp));
         stacks.push(HeaderStack { tunnel: Tunnel::Esp, ..raw });
         let vxlan = HeaderStack { tunnel: Tunnel::Vxlan, ..udp };
         stacks.extend(ethernet_insides().map(|inner| HeaderStack { inner: Some(inner), ..vxlan }));
@@ -290,13 +320,15 @@ static STACKS: LazyLock<Vec<HeaderStack>> = LazyLock::new(|| {
     stacks
 });
 
+const TRANSPORTS: [Transport; 4] = [Transport::Tcp, Transport::Udp, Transport::Icmp, Transport::None];
+
 fn ip_packets(networks: &[Network]) -> Vec<PacketHeaders> {
     let mut packets = Vec::new();
-    for transport in [Transport::Tcp, Transport::Udp, Transport::Icmp, Transport::None] {
+    for transport in TRANSPORTS {
         for network in networks.iter().copied() {
-            // What is behind a fragment header is not read.
+            // What is behind a fragment header inside a tunnel is not read.
             if network != Network::V6Fragment || transport == Transport::None {
-                packets.push(PacketHeaders { network, transport });
+                packets.push(PacketHeaders::of(network, transport));
             }
         }
     }
@@ -372,6 +404,10 @@ impl HeaderStack {
             Header::Tcp => headers.transport == Transport::Tcp,
             Header::Icmp => headers.transport == Transport::Icmp && headers.is_v4(),
             Header::Icmpv6 => headers.transport == Transport::Icmp && headers.is_v6(),
+            Header::Extended => headers.extended.is_some(),
+            Header::ExtendedPorts => matches!(headers.extended, Some(Transport::Tcp | Transport::Udp)),
+            Header::ExtendedTcp => headers.extended == Some(Transport::Tcp),
+            Header::ExtendedIcmpv6 => headers.extended == Some(Transport::Icmp),
             Header::Esp => level == Level::Outer && self.tunnel == Tunnel::Esp,
             Header::Vxlan => level == Level::Outer && self.tunnel == Tunnel::Vxlan,
             Header::Gre => level == Level::Outer && matches!(self.tunnel, Tunnel::Gre { .. }),
@@ -401,7 +437,12 @@ impl HeaderStack {
                 };
                 Some(codes.filter(is_possible).map(|code| (code, code)).collect())
             }
-            Coordinate::Fragment6(level) => (self.headers(level)?.network == Network::V6Fragment).then(all),
+            Coordinate::Fragment6(level) => {
+                let headers = self.headers(level).filter(|headers| headers.network == Network::V6Fragment)?;
+                // A later fragment has no transport header.
+                let is_first = headers.extended.is_some_and(|behind| behind != Transport::None);
+                Some(if is_first { these(&[0]) } else { all() })
+            }
             Coordinate::Options(level) => self.headers(level)?.is_v4().then(all),
             Coordinate::Label(_, Level::Outer, entry) => {
                 self.labels.is_some_and(|labels| entry < labels.depth).then(all)
@@ -437,7 +478,19 @@ impl HeaderStack {
                 }
             },
             Field::VlanTpid | Field::InnerVlanTpid => Some(these(&TAG_TYPES)),
-            Field::Protocol => self.protocol(headers, level).map(|protocol| these(&[protocol.0.into()])),
+            Field::Protocol => match self.protocol(headers, level) {
+                Some(protocol) => Some(these(&[protocol.0.into()])),
+                None if headers.extended.is_some() => Some(EXTENSIONS.clone()),
+                None if level == Level::Outer && headers.is_v6() => Some(NO_EXTENSIONS.clone()),
+                None => None,
+            },
+            Field::ExtProtocol => match headers.extended? {
+                Transport::Tcp => Some(these(&[IpProtocol::TCP.0.into()])),
+                Transport::Udp => Some(these(&[IpProtocol::UDP.0.into()])),
+                Transport::Icmp => Some(these(&[IpProtocol::ICMPV6.0.into()])),
+                // Any, since headers may be cut off.
+                Transport::None => None,
+            },
             Field::DstPort if level == Level::Outer => match (self.tunnel, self.labels) {
                 (Tunnel::Vxlan, _) => Some(these(&[VXLAN_UDP_PORT.into()])),
                 (Tunnel::None, Some(_)) => Some(these(&[MPLS_UDP_PORT.into()])),
@@ -516,10 +569,17 @@ impl HeaderStack {
                 (_, true) => Transport::Udp,
                 _ => Transport::None,
             };
-            PacketHeaders { network, transport }
+            PacketHeaders::of(network, transport)
         };
         let is_masked = |slot| cube.mask_of(slot) != 0;
         let mut outer = headers(|slot| slot);
+        let has_protocol = cube.mask_of(cube::PROTOCOL) == u64::from(u8::MAX);
+        if outer.is_v6()
+            && has_protocol
+            && IpProtocol(cube.value_of(cube::PROTOCOL) as u8).is_extension_header()
+        {
+            outer.extended = Some(Transport::None);
+        }
         // What carries a packet has an IP header, unless there is another type.
         if cube.has(cube::HAS_INNER) && outer == PacketHeaders::NONE && !is_masked(cube::ETHER_TYPE) {
             outer.network = Network::V4;
@@ -709,7 +769,11 @@ impl<V: Fn(Coordinate) -> u128> Values<'_, V> {
             Network::V4 => builder.ipv4(Ipv4Addr::UNSPECIFIED, Ipv4Addr::UNSPECIFIED),
             Network::V6 | Network::V6Fragment => builder.ipv6(Ipv6Addr::UNSPECIFIED, Ipv6Addr::UNSPECIFIED),
         };
-        builder = match headers.transport {
+        if headers.network == Network::V6 && headers.extended.is_some() {
+            // Which one it is follows from the protocol.
+            builder = builder.extension(IpProtocol::DESTINATION_OPTIONS);
+        }
+        builder = match headers.extended.unwrap_or(headers.transport) {
             Transport::None => builder,
             Transport::Tcp => builder.tcp(0, 0, 0),
             Transport::Udp => builder.udp(0, 0),

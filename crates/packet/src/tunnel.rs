@@ -8,7 +8,9 @@
 use crate::hash_fields::Input;
 use crate::lengths::{GRE_BYTES, IPV6_BYTES, UDP_BYTES, VXLAN_BYTES};
 use crate::parse::parse_packet;
-use crate::{EtherType, FlowKey, HASH_INPUT_BYTES, HashFields, IpProtocol, Layers, Parsed, parse};
+use crate::{
+    EtherType, ExtendedKey, FlowKey, HASH_INPUT_BYTES, HashFields, IpProtocol, Layers, Parsed, parse,
+};
 
 /// The destination port of VXLAN (IANA).
 pub const VXLAN_UDP_PORT: u16 = 4789;
@@ -277,7 +279,10 @@ impl TunnelKey {
             return;
         }
         self.layers |= TunnelLayers::INNER_ETHERNET | TunnelLayers::INNER;
-        self.inner = parsed.key;
+        // What follows extension headers is read of the outer packet alone.
+        let extended = Layers::EXTENDED_TCP | Layers::EXTENDED_UDP | Layers::EXTENDED_ICMPV6;
+        self.inner =
+            FlowKey { layers: parsed.key.layers - extended, extended: ExtendedKey::default(), ..parsed.key };
         if is_mpls(parsed.key.ether_type)
             && let Some(stack) = frame.get(usize::from(parsed.l3_offset)..)
         {

@@ -356,7 +356,7 @@ pub(crate) static MATCH: LazyLock<Vec<Key>> = LazyLock::new(|| {
         };
         // An address is one key for both IP versions.
         if keys.iter().all(|key| key.name != row.name) {
-            let inner = !row.header.is_tunnel();
+            let inner = row.header.is_inside_tunnels();
             keys.push(Key { name: row.name, values, required: false, inner, doc: row.doc });
         }
     }

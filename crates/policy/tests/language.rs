@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use packet::build::FrameBuilder;
-use packet::{DeepKey, Field, FlowKey};
+use packet::{DeepKey, Field, FlowKey, IpProtocol};
 use policy::policy::{Action, Direction, Policy};
 use policy::protect::ProtectedMatch;
 use policy::{Diagnostic, Diagnostics, LoadOptions, NoFiles, Source};
@@ -736,5 +736,57 @@ fn limits_and_samples_without_a_meaning_are_refused() {
     ] {
         let message = policing(action, keys).expect_err(keys);
         assert!(message.contains(wanted), "{action} {keys}: {message}");
+    }
+}
+
+#[test]
+fn fields_behind_extension_headers_match_packets() {
+    let extended = || ipv6().extension(IpProtocol::HOP_BY_HOP).extension(IpProtocol::DESTINATION_OPTIONS);
+    let syn = [
+        ("ext_protocol = \"tcp\"", true),
+        ("ext_protocol = { not = \"udp\" }", true),
+        ("ext_dst_port = 22, ext_src_port = \"1024-65535\"", true),
+        ("ext_dst_port = { not = 22 }", false),
+        ("ext_tcp_flags = \"syn,!ack\", protocol = \"hop_by_hop\"", true),
+        ("ext_icmpv6_type = \"0-255\"", false),
+        ("dst_port = 22", false),
+        ("protocol = \"tcp\"", false),
+    ];
+    table(&extended().tcp(1024, 22, 2).build(), &syn);
+    let ping = [("ext_icmpv6_type = 128, ext_icmpv6_code = 0", true), ("ext_tcp_flags = \"!syn\"", false)];
+    table(&extended().icmp_echo(1, 1).build(), &ping);
+    let without =
+        [("ext_dst_port = 22", false), ("ext_protocol = \"0-255\"", false), ("dst_port = 22", true)];
+    table(&ipv6().tcp(1024, 22, 2).build(), &without);
+    let ah = [("ext_protocol = \"0-255\"", false), ("protocol = \"ah\"", true)];
+    table(&ipv4().protocol(IpProtocol::AH).payload(&[6; 40]).build(), &ah);
+    let first = [("ext_dst_port = 53, fragment = \"first\"", true), ("fragment = \"none\"", false)];
+    table(&ipv6().fragment(0, true).udp(1, 53).build(), &first);
+    let later =
+        [("ext_protocol = \"udp\", fragment = \"later\"", true), ("ext_dst_port = \"0-65535\"", false)];
+    table(&ipv6().fragment(1, true).protocol(IpProtocol::UDP).payload(&[0; 16]).build(), &later);
+}
+
+#[test]
+fn contradictions_behind_extension_headers_are_refused() {
+    for (matches, message) in [
+        ("ext_dst_port = 22, dst_port = 22", "no packet has both"),
+        ("ext_tcp_flags = \"syn\", ext_icmpv6_type = 1", "no packet has both"),
+        (
+            "ext_protocol = \"udp\", ext_tcp_flags = \"syn\"",
+            "`ext_tcp_flags` needs TCP, and `ext_protocol` excludes it",
+        ),
+        (
+            "protocol = \"tcp\", ext_dst_port = 22",
+            "`ext_dst_port` needs IPv6 extension headers, and `protocol` excludes it",
+        ),
+        ("family = \"ipv4\", ext_dst_port = 22", "`ext_dst_port` is an IPv6 field, but `family` is ipv4"),
+        ("fragment = \"later\", ext_dst_port = 22", "later fragments have no TCP, UDP or ICMP header"),
+        ("esp_spi = 1, ext_dst_port = 22", "`ext_dst_port` cannot be combined with a tunnel"),
+        ("inner = { ext_dst_port = 22 }", "`ext_dst_port` is a field of the outer packet"),
+    ] {
+        let text = format!("version = 1\n{}", rule("x", matches));
+        let problems = problems(&text, &Files::new());
+        assert!(problems.contains(message), "{matches}: {problems}");
     }
 }

@@ -186,10 +186,16 @@ impl Match {
         self.needs(|needed| needed.version() == Some(version))
     }
 
-    /// Whether a header behind the IP header is needed, which later fragments lack.
+    /// Whether a header right behind the IP header is needed, which later fragments lack.
     #[must_use]
     pub fn needs_payload(&self) -> bool {
-        self.needs(Header::is_behind_ip)
+        self.needs(|header| header.is_behind_ip() && !header.is_extended())
+    }
+
+    /// Whether a condition is on what follows IPv6 extension headers.
+    #[must_use]
+    pub fn needs_extended(&self) -> bool {
+        self.needs(Header::is_extended)
     }
 
     /// Whether a TCP or UDP header is needed.
@@ -202,8 +208,8 @@ impl Match {
     /// fragments decides about packets without one.
     #[must_use]
     pub fn may_ignore_ports(&self) -> bool {
-        self.needs_header(Header::Ports)
-            && !self.needs_header(Header::Tcp)
+        self.needs(Header::has_ports)
+            && !self.needs(|header| matches!(header, Header::Tcp | Header::ExtendedTcp))
             && self.fragment.is_none()
             && !self.needs_tunnel()
     }
@@ -213,13 +219,23 @@ impl Match {
     #[must_use]
     pub fn no_ports(&self) -> Option<Self> {
         let transports = RangeSet::of(vec![(TCP, TCP), (UDP, UDP)]);
-        let protocol = self.get(Field::Protocol).map_or(transports.clone(), |own| own.intersect(&transports));
+        let [field, src_port, dst_port] = self.transport_fields();
+        let protocol = self.get(field).map_or(transports.clone(), |own| own.intersect(&transports));
         if !self.or_no_ports || protocol.is_empty() {
             return None;
         }
-        let mut part = Self { or_no_ports: false, ..self.clone() }.with(Field::Protocol, protocol);
-        part.remove(&[Field::SrcPort, Field::DstPort]);
+        let mut part = Self { or_no_ports: false, ..self.clone() }.with(field, protocol);
+        part.remove(&[src_port, dst_port]);
         Some(part)
+    }
+
+    /// The fields of protocol and ports: those behind IPv6 extension headers if there is a condition on one.
+    #[must_use]
+    pub fn transport_fields(&self) -> [Field; 3] {
+        match self.needs_extended() {
+            false => [Field::Protocol, Field::SrcPort, Field::DstPort],
+            true => [Field::ExtProtocol, Field::ExtSrcPort, Field::ExtDstPort],
+        }
     }
 
     /// Whether an IP header is needed.

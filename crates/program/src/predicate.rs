@@ -7,7 +7,9 @@
 
 use std::sync::Arc;
 
-use packet::{DeepKey, Field, FlowKey, IpProtocol, Layers, MacAddr, TunnelKey, TunnelLayers, mac_number};
+use packet::{
+    DeepKey, Field, FlowKey, Header, IpProtocol, Layers, MacAddr, TunnelKey, TunnelLayers, mac_number,
+};
 
 use crate::byte_set::ByteSet;
 use crate::matching::{Addresses, Family, Fragments, Macs, MaskedMac, Match, MplsEntry};
@@ -38,8 +40,8 @@ enum Test {
     Lacks(Layers),
     Fragment(Fragments),
     Value(Field, Values),
-    /// These source and destination ports, or a TCP or UDP packet whose ports cannot be read.
-    PortsIfAny(Box<[Option<RangeSet<u32>>; 2]>),
+    /// The fields of protocol and ports, and sets of ports: these, or a TCP or UDP packet whose ports cannot be read.
+    PortsIfAny([Field; 3], Box<[Option<RangeSet<u32>>; 2]>),
     Mac(Field, Box<Macs>),
     Src(Box<Addresses>),
     Dst(Box<Addresses>),
@@ -183,7 +185,7 @@ impl Predicate {
                     }
                 }
                 Test::Value(..) => {}
-                Test::Mac(..) | Test::Fragment(_) | Test::PortsIfAny(_) => outlined.is_complete = false,
+                Test::Mac(..) | Test::Fragment(_) | Test::PortsIfAny(..) => outlined.is_complete = false,
             }
         }
         outlined
@@ -208,14 +210,15 @@ fn tests(matches: &Match) -> Vec<Test> {
     let mut tests = Vec::new();
     ip_tests(matches, &mut tests);
     vlan_tests(matches, &mut tests);
-    let (src_port, dst_port) = (Field::SrcPort, Field::DstPort);
+    let transport = matches.transport_fields();
+    let [_, src_port, dst_port] = transport;
     let with_ports = !matches.or_no_ports;
     let own = matches.values().filter(|(field, _)| !field.row().header.is_tunnel());
     let plain = own.filter(|(field, _)| with_ports || ![src_port, dst_port].contains(field));
     tests.extend(plain.map(|(field, set)| Test::Value(field, Values::of(field, set))));
     if matches.or_no_ports {
         let ports = [src_port, dst_port].map(|field| matches.get(field).cloned());
-        tests.push(Test::PortsIfAny(Box::new(ports)));
+        tests.push(Test::PortsIfAny(transport, Box::new(ports)));
     }
     let macs = matches.macs().into_iter();
     tests.extend(macs.filter_map(|(field, macs)| Some(Test::Mac(field, Box::new(macs?.clone())))));
@@ -261,10 +264,19 @@ fn ip_tests(matches: &Match, tests: &mut Vec<Test>) {
     if !lacks.is_empty() {
         tests.push(Test::Lacks(lacks));
     }
-    if matches.needs_transport() && !matches.or_no_ports && !has.contains(Layers::TCP) {
+    let may_lack_ports = matches.or_no_ports && !matches.needs_extended();
+    if matches.needs_transport() && !may_lack_ports && !has.contains(Layers::TCP) {
         tests.push(Test::HasAny(Layers::TCP | Layers::UDP));
     } else if matches.needs_ip() && !has.intersects(Layers::IPV4 | Layers::IPV6 | Layers::TCP) {
         tests.push(Test::HasAny(Layers::IPV4 | Layers::IPV6));
+    }
+    if matches.needs_extended() {
+        let ports = Header::ExtendedPorts;
+        if matches.needs_header(ports) && !matches.or_no_ports && !has.contains(Layers::EXTENDED_TCP) {
+            tests.push(Test::HasAny(ports.layers()));
+        }
+        let headers = RangeSet::each(IpProtocol::EXTENSION_HEADERS.map(|header| header.0.into()));
+        tests.push(Test::Value(Field::Protocol, Values::of(Field::Protocol, &headers)));
     }
     tests.extend(either.map(Test::Fragment));
 }
@@ -326,7 +338,9 @@ impl Test {
             }
             Self::Src(addresses) => Some((Value::Src, address_ranges(addresses))),
             Self::Dst(addresses) => Some((Value::Dst, address_ranges(addresses))),
-            Self::Has(_) | Self::HasAny(_) | Self::Lacks(_) | Self::Fragment(_) | Self::PortsIfAny(_) => None,
+            Self::Has(_) | Self::HasAny(_) | Self::Lacks(_) | Self::Fragment(_) | Self::PortsIfAny(..) => {
+                None
+            }
         }
     }
 
@@ -348,7 +362,7 @@ impl Test {
             Self::Lacks(layers) => !key.layers.intersects(*layers),
             Self::Fragment(set) => set.contains(fragment_of(key.layers)),
             Self::Value(field, values) => values.contains(field.in_packet(key)),
-            Self::PortsIfAny(ports) => ports_if_any(ports, key),
+            Self::PortsIfAny(fields, ports) => ports_if_any(*fields, ports, key),
             Self::Mac(Field::SrcMac, macs) => macs.contains(key.src_mac),
             Self::Mac(_, macs) => macs.contains(key.dst_mac),
             Self::Src(addresses) => key.src_addr().is_some_and(|address| addresses.contains(address)),
@@ -358,14 +372,19 @@ impl Test {
 }
 
 /// Whether the ports are these, or the packet is TCP or UDP and its ports cannot be read.
-fn ports_if_any([src, dst]: &[Option<RangeSet<u32>>; 2], key: &FlowKey) -> bool {
-    if !key.layers.intersects(Layers::TCP | Layers::UDP) {
-        return matches!(IpProtocol(key.protocol), IpProtocol::TCP | IpProtocol::UDP);
+fn ports_if_any(
+    [protocol, src_port, dst_port]: [Field; 3],
+    [src, dst]: &[Option<RangeSet<u32>>; 2],
+    key: &FlowKey,
+) -> bool {
+    let value = |field: Field| field.in_packet(key) as u32;
+    if !key.layers.intersects(src_port.row().header.layers()) {
+        return Header::Ports.protocols().iter().any(|transport| u32::from(transport.0) == value(protocol));
     }
-    let holds = |ports: &Option<RangeSet<u32>>, port: u16| {
-        ports.as_ref().is_none_or(|ports| ports.contains(port.into()))
+    let holds = |ports: &Option<RangeSet<u32>>, field: Field| {
+        ports.as_ref().is_none_or(|ports| ports.contains(value(field)))
     };
-    holds(src, key.src_port) && holds(dst, key.dst_port)
+    holds(src, src_port) && holds(dst, dst_port)
 }
 
 /// Which kind of fragment a packet is.

@@ -60,6 +60,12 @@ impl<T: Word> RangeSet<T> {
         Self { ranges: merged.into() }
     }
 
+    /// These numbers.
+    #[must_use]
+    pub fn each(values: impl IntoIterator<Item = T>) -> Self {
+        Self::of(values.into_iter().map(|value| (value, value)).collect())
+    }
+
     /// One number.
     #[must_use]
     pub fn single(value: T) -> Self {

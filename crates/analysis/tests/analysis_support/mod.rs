@@ -319,6 +319,24 @@ fn set_all<const N: usize>(matches: &mut Match, conditions: [(Field, Option<Rang
 
 /// A match of everything.
 pub(crate) fn matches() -> impl Strategy<Value = Match> {
+    (with_tunnels(), packet_match(), prop::bool::weighted(0.1)).prop_map(|(matches, headers, is_extended)| {
+        if is_extended { behind_extension_headers(headers) } else { matches }
+    })
+}
+
+/// A match with its conditions on protocol and ports behind extension headers.
+fn behind_extension_headers(mut matches: Match) -> Match {
+    for (field, values) in matches.clone().values() {
+        if let Some(behind) = field.behind_extension_headers() {
+            matches.remove(&[field]);
+            matches.set(behind, values.clone());
+        }
+    }
+    matches.remove(&[Field::IcmpType, Field::IcmpCode]);
+    matches
+}
+
+fn with_tunnels() -> impl Strategy<Value = Match> {
     let numbers = || ranges(vec![(1u32, 1), (0, 7), (7, 100)]);
     let tunnel = (
         rare(numbers()),

@@ -7,6 +7,9 @@ use packet::{EtherType, IpProtocol, MacAddr};
 use proptest::prelude::*;
 use proptest::sample::select;
 
+/// IPv6 extension headers; the header of a fragment is one of a whole packet.
+const EXTENSIONS: [IpProtocol; 5] = IpProtocol::EXTENSION_HEADERS;
+
 /// The headers of one packet, with nothing behind them.
 fn headers() -> impl Strategy<Value = FrameBuilder> {
     let mac = || {
@@ -48,8 +51,10 @@ fn headers() -> impl Strategy<Value = FrameBuilder> {
         select(vec![0u32, 7, 8]),
     );
     let fragment = prop::option::weighted(0.15, (0u16..2, any::<bool>()));
+    let extensions =
+        prop_oneof![2 => Just(Vec::new()), 1 => prop::collection::vec(select(EXTENSIONS.to_vec()), 1..11)];
     let ty = select(vec![0x0800u16, 0x0806, 0x8847, 100, 0x86dd]);
-    (mac(), mac(), tags, network, transport, odd, fragment, any::<bool>(), ty).prop_map(
+    (mac(), mac(), tags, network, transport, odd, (extensions, fragment), any::<bool>(), ty).prop_map(
         |(
             dst,
             src,
@@ -57,7 +62,7 @@ fn headers() -> impl Strategy<Value = FrameBuilder> {
             network,
             (which, src_port, dst_port, flags, protocol),
             odd,
-            fragment,
+            (extensions, fragment),
             options,
             ty,
         )| {
@@ -68,6 +73,7 @@ fn headers() -> impl Strategy<Value = FrameBuilder> {
             let Some((from, to)) = network else { return frame.ether_type(EtherType(ty)) };
             let (tos, ttl, ip_flags, label) = odd;
             frame = frame.ip(from, to).tos(tos).ttl(ttl).ip_flags(ip_flags).flow_label(label);
+            frame = extensions.into_iter().fold(frame, FrameBuilder::extension);
             if let Some((offset, more)) = fragment {
                 frame = frame.fragment(offset, more);
             }

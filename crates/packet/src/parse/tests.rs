@@ -206,13 +206,13 @@ fn first_fragments_may_speak_of_a_longer_datagram() {
 #[test]
 fn ipv6_ports_stand_only_behind_the_first_header() {
     let fragment = parse(&v6().fragment(0, true).udp(5, 6).build());
-    assert_eq!(fragment.key.layers, Layers::IPV6 | Layers::FRAGMENT);
+    assert_eq!(fragment.key.layers, Layers::IPV6 | Layers::FRAGMENT | Layers::EXTENDED_UDP);
     assert_eq!((fragment.key.protocol, fragment.key.src_port, fragment.anomaly), (44, 0, None));
     let atomic = parse(&v6().fragment(0, false).udp(5, 6).build());
-    assert_eq!(atomic.key.layers, Layers::IPV6);
+    assert_eq!(atomic.key.layers, Layers::IPV6 | Layers::EXTENDED_UDP);
     // Between offset and flag stand two reserved bits (RFC 8200, 4.5).
     let reserved = damaged(&v6().fragment(0, false).udp(5, 6), &[(V6_L4 + 3, 0x06)]);
-    assert_eq!(reserved.key.layers, Layers::IPV6);
+    assert_eq!(reserved.key.layers, Layers::IPV6 | Layers::EXTENDED_UDP);
     let hop_by_hop =
         parse(&v6().protocol(IpProtocol::HOP_BY_HOP).payload(&[17, 0, 1, 4, 0, 0, 0, 0]).build());
     assert_eq!((hop_by_hop.key.layers, hop_by_hop.key.protocol), (Layers::IPV6, 0));
@@ -277,5 +277,105 @@ proptest! {
         prop_assert_eq!(layers.intersects(Layers::TCP | Layers::UDP), parsed.l4_offset != 0);
         prop_assert_eq!(layers.contains(Layers::INNER_VLAN), parsed.key.inner_vlan_tpid != 0);
         prop_assert_eq!(FlowKey::of(&frame), parsed.key);
+    }
+}
+
+/// An IPv6 packet of these extension headers, each with its number and its octets from the second on, and of a last
+/// header with a number.
+fn chain(headers: &[(u8, &[u8])], (last, segment): (u8, &[u8])) -> Parsed {
+    let numbers: Vec<u8> = headers.iter().map(|(number, _)| *number).chain([last]).collect();
+    let mut payload = Vec::new();
+    for ((_, octets), next) in headers.iter().zip(&numbers[1..]) {
+        payload.push(*next);
+        payload.extend(*octets);
+    }
+    payload.extend(segment);
+    parse(&v6().protocol(IpProtocol(numbers[0])).payload(&payload).build())
+}
+
+const EMPTY: &[u8] = &[0; 7];
+const SYN: &[u8] = &[0x12, 0x34, 0, 22, 0, 0, 0, 1, 0, 0, 0, 0, 0x50, 0x02, 1, 1, 0, 0, 0, 0];
+const PORTS: ExtendedKey =
+    ExtendedKey { protocol: 6, src_port: 0x1234, dst_port: 22, tcp_flags: 2, icmp_type: 0, icmp_code: 0 };
+
+/// A key that has only a protocol.
+fn only(protocol: u8) -> ExtendedKey {
+    ExtendedKey { protocol, ..ExtendedKey::default() }
+}
+
+#[test]
+fn extension_headers_are_skipped_by_their_lengths() {
+    // Authentication headers count words of four octets, without two of them; fragment headers have no length.
+    let (long, ah, atomic) = ([1; 15], [&[4][..], &[9; 22]].concat(), [255, 0, 0, 0, 0, 0, 7]);
+    let parsed = chain(&[(0, EMPTY), (60, &long), (43, EMPTY), (51, &ah), (44, &atomic)], (6, SYN));
+    assert_eq!((parsed.key.extended, parsed.key.protocol, parsed.anomaly), (PORTS, 0, None));
+    assert_eq!(parsed.key.layers, Layers::IPV6 | Layers::EXTENDED_TCP);
+    assert_eq!((parsed.key.src_port, parsed.key.tcp_flags, parsed.l4_offset), (0, 0, 0));
+    let parsed = chain(&[(60, EMPTY)], (58, &[128, 3, 0, 0]));
+    assert_eq!(parsed.key.extended, ExtendedKey { icmp_type: 128, icmp_code: 3, ..only(58) });
+    assert_eq!(parsed.key.layers, Layers::IPV6 | Layers::EXTENDED_ICMPV6);
+}
+
+#[test]
+fn other_headers_end_the_chain() {
+    for last in [50, 59, 135, 139, 140, 4, 41, 47, 1] {
+        let parsed = chain(&[(0, EMPTY)], (last, SYN));
+        assert_eq!((parsed.key.extended, parsed.key.layers), (only(last), Layers::IPV6));
+        assert!(!chain(&[], (last, SYN)).key.has_extension_headers());
+    }
+    assert_eq!(chain(&[], (6, SYN)).key.extended, ExtendedKey::default());
+}
+
+#[test]
+fn eight_extension_headers_are_read_and_no_more() {
+    let headers = [(60, EMPTY); MAX_EXTENSION_HEADERS + 1];
+    assert_eq!(chain(&headers[1..], (6, SYN)).key.extended, PORTS);
+    let parsed = chain(&headers, (6, SYN));
+    assert_eq!((parsed.key.extended, parsed.key.layers), (only(60), Layers::IPV6));
+}
+
+#[test]
+fn truncated_extension_headers_are_the_protocol() {
+    let frame = v6().extension(IpProtocol::HOP_BY_HOP).extension(IpProtocol::AH).tcp(1, 22, 2).build();
+    for length in V6_L4..frame.len() {
+        let key = parse(&frame[..length]).key;
+        let protocol = if length < V6_L4 + 8 {
+            0
+        } else if length < V6_L4 + 16 {
+            51
+        } else {
+            6
+        };
+        assert_eq!((key.extended, key.layers), (only(protocol), Layers::IPV6), "{length}");
+    }
+    // A header that is longer than the packet, and one that is longer than the payload but not than the frame.
+    for length in [4, 255] {
+        assert_eq!(chain(&[(43, &[length, 0, 0, 0, 0, 0, 0])], (6, SYN)).key.extended, only(43));
+    }
+    let key = damaged(&v6().extension(IpProtocol::ROUTING).tcp(1, 22, 2), &[(18, 0), (19, 27)]).key;
+    assert_eq!((key.extended, key.layers), (only(6), Layers::IPV6));
+}
+
+#[test]
+fn first_fragments_have_ports_behind_their_header_and_later_ones_a_protocol() {
+    let (first, later) = ([0, 0, 1, 0, 0, 0, 7], [0, 0, 8, 0, 0, 0, 7]);
+    assert_eq!(chain(&[(60, EMPTY), (44, &first), (60, EMPTY)], (6, SYN)).key.extended, PORTS);
+    assert_eq!(chain(&[(60, EMPTY), (44, &later)], (6, SYN)).key.extended, only(6));
+    // What a later fragment begins with is not the header that its number announces.
+    assert_eq!(chain(&[(44, &later), (60, EMPTY)], (6, SYN)).key.extended, only(60));
+    // A datagram may be longer than its first fragment.
+    let key = damaged(&v6().fragment(0, true).udp(1, 53), &[(V6_L4 + 12, 9)]).key;
+    assert_eq!(
+        (key.extended.dst_port, key.layers),
+        (53, Layers::IPV6 | Layers::FRAGMENT | Layers::EXTENDED_UDP)
+    );
+}
+
+#[test]
+fn extension_headers_inside_tunnels_are_not_skipped() {
+    let inside = v6().extension(IpProtocol::HOP_BY_HOP).tcp(1, 22, 2);
+    for outer in [v4().vxlan(7, &inside.build()), v4().ip_in_ip(&inside.build_packet())] {
+        let inner = crate::DeepKey::of(&outer.build()).tunnel.inner;
+        assert_eq!((inner.layers, inner.extended), (Layers::IPV6, ExtendedKey::default()));
     }
 }

@@ -22,6 +22,12 @@ fn layers(headers: PacketHeaders, tags: u8) -> Layers {
         Transport::Icmp if headers.network == Network::V4 => Layers::ICMP,
         Transport::Icmp => Layers::ICMPV6,
     };
+    layers |= match headers.extended {
+        None | Some(Transport::None) => Layers::empty(),
+        Some(Transport::Tcp) => Layers::EXTENDED_TCP,
+        Some(Transport::Udp) => Layers::EXTENDED_UDP,
+        Some(Transport::Icmp) => Layers::EXTENDED_ICMPV6,
+    };
     layers.set(Layers::VLAN, tags > 0);
     layers.set(Layers::INNER_VLAN, tags > 1);
     layers
@@ -98,6 +104,7 @@ fn stack_of(key: &DeepKey) -> Option<(HeaderStack, u8)> {
     let is_it = |stack: &&HeaderStack| {
         let inside = tunnel.layers.contains(TunnelLayers::INNER).then_some(tunnel.inner.layers);
         layers(stack.outer, tags) == plain(key.outer.layers)
+            && stack.outer.extended.is_some() == key.outer.has_extension_headers()
             && tunnel_layers(stack) == tunnel.layers
             && stack.labels == labels(key)
             && stack.inner.map(|of| (layers(of.headers, of.tags.unwrap_or(0)), of.label))
@@ -144,6 +151,15 @@ fn samples() -> Vec<Vec<u8>> {
     let tagged = || FrameBuilder::new().vlan(EtherType::SVLAN, 1).vlan(EtherType::VLAN, 2);
     let insides = [v4().tcp(1, 2, 2), v6().udp(1, 2), v6().fragment(0, true), v4().fragment(1, false)];
     let mut all = vec![v4().udp(1, 2), v6().tcp(3, 4, 2), v4().ip_options(&[1; 4]).udp(5, 6), tagged()];
+    for header in IpProtocol::EXTENSION_HEADERS {
+        let extended = v6().extension(header).extension(IpProtocol::DESTINATION_OPTIONS);
+        all.extend([
+            extended.clone().tcp(1, 2, 2),
+            extended.clone().udp(3, 4),
+            extended.clone().icmp(128, 0),
+        ]);
+        all.extend([extended.clone().fragment(0, true).udp(5, 6), extended.fragment(1, false).tcp(7, 8, 2)]);
+    }
     for inside in insides {
         let (frame, packet) = (inside.clone().build(), inside.clone().build_packet());
         let stack = label_stack(&labels, &packet);
@@ -175,6 +191,7 @@ fn a_frame_of_a_cube_has_the_values_of_the_cube() {
         cube_of(&[(cube::HAS_IPV6, 1), (cube::SRC_HIGH, 5), (cube::FLOW_LABEL, 9), (cube::HAS_UDP, 1)]),
         cube_of(&[(cube::VLAN_TCI, 0x2007), (cube::ETHER_TYPE, 0x0806), (cube::DST_MAC, 0xffff_ffff_ffff)]),
         cube_of(&[(cube::HAS_IPV4, 1), (cube::IP_FLAGS, 2), (cube::PROTOCOL, 47)]),
+        cube_of(&[(cube::HAS_IPV6, 1), (cube::TOS, 4), (cube::PROTOCOL, 43)]),
         cube_of(&[(cube::HAS_IPV4, 1), (cube::HAS_ESP, 1), (cube::ESP_SPI, 7)]),
         cube_of(&[
             (cube::HAS_IPV4, 1),

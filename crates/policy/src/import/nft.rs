@@ -496,8 +496,7 @@ fn vmaps_of(rule: &Map<String, Value>) -> impl Iterator<Item = (&Value, &Vec<Val
 
 /// Whether all of these protocols have ports that the language reads.
 fn has_ports(protocols: &RangeSet<u32>) -> bool {
-    let with_ports =
-        RangeSet::of([IpProtocol::TCP, IpProtocol::UDP].map(|one| (one.0.into(), one.0.into())).to_vec());
+    let with_ports = RangeSet::each([IpProtocol::TCP, IpProtocol::UDP].map(|one| one.0.into()));
     protocols.intersect(&with_ports) == *protocols
 }
 

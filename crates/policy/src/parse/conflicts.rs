@@ -3,7 +3,7 @@
 
 use std::sync::LazyLock;
 
-use packet::{EtherType, FIELDS, Field, Form, Header, IpProtocol, Layers};
+use packet::{EtherType, FIELDS, Field, Form, Header, IpProtocol, Layers, Row};
 use program::{Family, Fragments, Match, RangeSet};
 
 use super::matches::Spans;
@@ -18,7 +18,14 @@ pub(super) fn check(reader: &mut Reader, matches: &Match, spans: &Spans) {
     tag_protocols(matches, &mut findings);
     vlans(matches, &mut findings);
     families(matches, spans, &mut findings);
-    protocols(matches, &mut findings);
+    protocols(matches, Field::Protocol, |row| row.header.is_behind_ip().then_some(row.header), &mut findings);
+    let extended = |row: &Row| Some(row.field.without_extension_headers()?.row().header);
+    protocols(
+        matches,
+        Field::ExtProtocol,
+        |row| extended(row).filter(|header| header.is_behind_ip()),
+        &mut findings,
+    );
     tunnels(matches, &mut findings);
     fragments(matches, &mut findings);
     for (key, message, hint) in findings {
@@ -213,46 +220,71 @@ fn families(matches: &Match, spans: &Spans, findings: &mut Vec<Finding>) {
     }
 }
 
-fn protocols(matches: &Match, findings: &mut Vec<Finding>) {
-    let rows = || matches.values().map(|(field, _)| field.row()).filter(|row| row.header.is_behind_ip());
+/// Conflicts of the keys behind an IP header, or behind extension headers, with each other and with the key of the
+/// protocol there. `header_of` gives their headers.
+fn protocols(
+    matches: &Match,
+    key: Field,
+    header_of: impl Fn(&Row) -> Option<Header>,
+    findings: &mut Vec<Finding>,
+) {
+    let rows = || {
+        let rows = matches.values().map(|(field, _)| field.row());
+        rows.filter_map(|row| Some((row.name, header_of(row)?)))
+    };
     let disjoint =
         |one: Header, other: Header| !one.protocols().iter().any(|own| other.protocols().contains(own));
     let pairs = rows().flat_map(|one| rows().map(move |other| (one, other)));
     // Fields of two IP versions are another conflict.
-    let pair =
-        pairs.filter(|(one, other)| one.header.version().is_none() || other.header.version().is_none());
-    if let Some((one, other)) = pair.into_iter().find(|(one, other)| disjoint(one.header, other.header)) {
-        let (key, name) = (other.name, other.header.name());
+    let mut pair =
+        pairs.filter(|((_, one), (_, other))| one.version().is_none() || other.version().is_none());
+    if let Some(((one, of), (other, name))) = pair.find(|((_, one), (_, other))| disjoint(*one, *other)) {
         let message = format!(
-            "`{}` is a field of {} and `{key}` of {name}: no packet has both",
-            one.name,
-            one.header.name()
+            "`{one}` is a field of {} and `{other}` of {}: no packet has both",
+            of.name(),
+            name.name()
         );
-        return findings.push((key, message, "write a rule for each"));
+        return findings.push((other, message, "write a rule for each"));
     }
-    let Some(protocols) = matches.get(Field::Protocol).filter(|protocols| !protocols.is_empty()) else {
+    let Some(protocols) = matches.get(key).filter(|protocols| !protocols.is_empty()) else {
         return;
     };
     let excluded = |header: Header| !header.protocols().iter().any(|own| protocols.contains(own.0.into()));
     // The last of the keys that need the fewest protocols: flags rather than ports.
-    let Some(row) = rows().filter(|row| excluded(row.header)).min_by_key(|row| row.header.protocols().len())
-    else {
-        return;
+    let without = rows().filter(|(_, header)| excluded(*header));
+    let Some((first, header)) = without.min_by_key(|(_, header)| header.protocols().len()) else { return };
+    let name = rows().filter(|(_, other)| *other == header).map(|(name, _)| name).last().unwrap_or(first);
+    let (which, hint) = match (header, key) {
+        (Header::Ports, Field::Protocol) => {
+            ("both", "write protocol = \"tcp\" or \"udp\", or leave it out for both")
+        }
+        (Header::Ports, _) => ("both", "write ext_protocol = \"tcp\" or \"udp\", or leave it out for both"),
+        (_, Field::Protocol) => ("it", "leave `protocol` out: the key implies it"),
+        _ => ("it", "leave `ext_protocol` out: the key implies it"),
     };
-    let key =
-        rows().filter(|other| other.header == row.header).map(|row| row.name).last().unwrap_or(row.name);
-    let (which, hint) = match row.header {
-        Header::Ports => ("both", "write protocol = \"tcp\" or \"udp\", or leave it out for both"),
-        _ => ("it", "leave `protocol` out: the key implies it"),
-    };
-    let message = format!("`{key}` needs {}, and `protocol` excludes {which}", row.header.name());
-    findings.push((key, message, hint));
+    let message = format!("`{name}` needs {}, and `{}` excludes {which}", header.name(), key.name());
+    findings.push((name, message, hint));
+}
+
+/// Whether a header behind IPv6 extension headers is needed.
+fn needs_header_behind(matches: &Match) -> bool {
+    let mut headers = matches.values().map(|(field, _)| field.row().header);
+    headers.any(|header| header.is_extended() && header != Header::Extended)
 }
 
 /// The headers of tunnels that have keys.
 const TUNNELS: [Header; 3] = [Header::Esp, Header::Vxlan, Header::Gre];
 
 fn tunnels(matches: &Match, findings: &mut Vec<Finding>) {
+    let mut rows = matches.values().map(|(field, _)| field.row());
+    if let Some(row) = rows.find(|row| row.header.is_extended()).filter(|_| matches.needs_tunnel()) {
+        let message = format!("`{}` cannot be combined with a tunnel", row.name);
+        findings.push((
+            row.name,
+            message,
+            "tunnels behind extension headers are not read: remove one of them",
+        ));
+    }
     let mut named: Option<(&str, &str)> = None;
     for header in TUNNELS {
         let mut rows = matches.values().map(|(field, _)| field.row());
@@ -316,7 +348,7 @@ fn tunnels(matches: &Match, findings: &mut Vec<Finding>) {
 
 fn fragments(matches: &Match, findings: &mut Vec<Finding>) {
     let Some(fragment) = matches.fragment else { return };
-    if fragment == Fragments::LATER && matches.needs_payload() {
+    if fragment == Fragments::LATER && (matches.needs_payload() || needs_header_behind(matches)) {
         let message = "later fragments have no TCP, UDP or ICMP header".to_owned();
         let hint = "match them by address and protocol, in a rule of their own";
         return findings.push(("fragment", message, hint));

@@ -31,11 +31,11 @@ impl fmt::Display for Test {
             Self::Lacks(layers) => write!(f, "not {}", layer_names(*layers, "|")),
             Self::Fragment(set) => write!(f, "fragment {set}"),
             Self::Value(field, values) => write_value(f, *field, values),
-            Self::PortsIfAny(ports) => {
+            Self::PortsIfAny([_, src_port, dst_port], ports) => {
                 let [src, dst] = &**ports;
-                for (name, ports) in [("src_port", src), ("dst_port", dst)] {
+                for (field, ports) in [(src_port, src), (dst_port, dst)] {
                     if let Some(ports) = ports {
-                        write!(f, "{name} {ports} ")?;
+                        write!(f, "{} {ports} ", field.name())?;
                     }
                 }
                 f.write_str("or no ports")

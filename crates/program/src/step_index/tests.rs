@@ -1,7 +1,8 @@
 //! The index against the comparison with every step in turn.
 
-use packet::{Layers, MacAddr, TunnelLayers};
+use packet::{ExtendedKey, IpProtocol, Layers, MacAddr, TunnelLayers};
 use proptest::prelude::*;
+use proptest::sample::select;
 
 use super::*;
 use crate::matching::{Addresses, Family, Fragments, Macs, MaskedMac, Match};
@@ -62,6 +63,8 @@ const FIELDS: &[(Field, u32)] = &[
     (Field::DstPort, 16),
     (Field::TcpFlags, 8),
     (Field::EtherType, 16),
+    (Field::ExtProtocol, 8),
+    (Field::ExtDstPort, 16),
 ];
 
 fn plain_match() -> impl Strategy<Value = Match> {
@@ -123,12 +126,30 @@ fn key() -> impl Strategy<Value = FlowKey> {
     })
 }
 
+/// A key of a packet with extension headers, where it is of IPv6.
+fn extended_key() -> impl Strategy<Value = FlowKey> {
+    (key(), select(IpProtocol::EXTENSION_HEADERS.to_vec()), word(8), word(16), any::<bool>()).prop_map(
+        |(key, header, protocol, dst_port, has_ports)| {
+            if !key.layers.contains(Layers::IPV6) {
+                return key;
+            }
+            let layers = key.layers - Layers::TCP - Layers::UDP;
+            let layers = if has_ports { layers | Layers::EXTENDED_UDP } else { layers };
+            let dst_port = if has_ports { dst_port as u16 } else { 0 };
+            let extended = ExtendedKey { protocol: protocol as u8, dst_port, ..ExtendedKey::default() };
+            FlowKey { layers, protocol: header.0, src_port: 0, dst_port: 0, tcp_flags: 0, extended, ..key }
+        },
+    )
+}
+
 fn deep_key() -> impl Strategy<Value = DeepKey> {
-    (key(), key(), word(24), any::<bool>()).prop_map(|(outer, inner, vxlan_vni, is_tunnel)| {
-        let layers = TunnelLayers::VXLAN | TunnelLayers::INNER | TunnelLayers::INNER_ETHERNET;
-        let tunnel = TunnelKey { layers, vxlan_vni, inner, ..TunnelKey::default() };
-        DeepKey { outer, tunnel: if is_tunnel { tunnel } else { TunnelKey::default() } }
-    })
+    (prop_oneof![key(), extended_key()], key(), word(24), any::<bool>()).prop_map(
+        |(outer, inner, vxlan_vni, is_tunnel)| {
+            let layers = TunnelLayers::VXLAN | TunnelLayers::INNER | TunnelLayers::INNER_ETHERNET;
+            let tunnel = TunnelKey { layers, vxlan_vni, inner, ..TunnelKey::default() };
+            DeepKey { outer, tunnel: if is_tunnel { tunnel } else { TunnelKey::default() } }
+        },
+    )
 }
 
 /// A class of some steps of another.

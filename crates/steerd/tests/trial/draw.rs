@@ -133,6 +133,7 @@ pub(crate) fn in_words(matches: Match) -> Match {
         Field::GreFlags,
         Field::GreKey,
     ]);
+    refused.extend(Field::all().filter(|field| field.row().header.is_extended()));
     let mut matches = Match {
         dst_mac,
         src_mac,

@@ -59,6 +59,8 @@ fn meets(m: &Match, k: &FlowKey, t: &TunnelKey) -> bool {
     let number = |field, is_there, value: u32| all(&m.get(field), |set| is_there && set.contains(value));
     // Packets left to the kernel by ports include those without ports: later fragments and truncated headers.
     let portless = m.or_no_ports && ip && !port && matches!(k.protocol, 6 | 17);
+    let (extended, port_behind) = (has(L::IPV6) && EXTENSIONS.contains(&k.protocol), has(L::EXTENDED_TCP | L::EXTENDED_UDP));
+    let portless_behind = m.or_no_ports && extended && !port_behind && matches!(k.extended.protocol, 6 | 17);
     all(&m.dst_mac, |set| set.contains(k.dst_mac)) && all(&m.src_mac, |set| set.contains(k.src_mac))
         && number(F::EtherType, true, k.ether_type.into())
         && tag(m, [F::VlanId, F::VlanTpid], m.vlan, has(L::VLAN), [k.vlan_tci, k.vlan_tpid])
@@ -76,6 +78,10 @@ fn meets(m: &Match, k: &FlowKey, t: &TunnelKey) -> bool {
         && number(F::TcpFlags, has(L::TCP), k.tcp_flags.into())
         && number(F::IcmpType, has(L::ICMP), k.icmp_type.into()) && number(F::IcmpCode, has(L::ICMP), k.icmp_code.into())
         && number(F::Icmpv6Type, has(L::ICMPV6), k.icmp_type.into()) && number(F::Icmpv6Code, has(L::ICMPV6), k.icmp_code.into())
+        && number(F::ExtProtocol, extended, k.extended.protocol.into())
+        && (portless_behind || number(F::ExtSrcPort, port_behind, k.extended.src_port.into()) && number(F::ExtDstPort, port_behind, k.extended.dst_port.into()))
+        && number(F::ExtTcpFlags, has(L::EXTENDED_TCP), k.extended.tcp_flags.into())
+        && number(F::ExtIcmpv6Type, has(L::EXTENDED_ICMPV6), k.extended.icmp_type.into()) && number(F::ExtIcmpv6Code, has(L::EXTENDED_ICMPV6), k.extended.icmp_code.into())
         && number(F::EspSpi, within(T::ESP), t.esp_spi) && number(F::EspSeq, within(T::ESP), t.esp_seq)
         && number(F::VxlanVni, within(T::VXLAN), t.vxlan_vni)
         && number(F::GreProtocol, within(T::GRE), t.gre_protocol.into())
@@ -84,6 +90,9 @@ fn meets(m: &Match, k: &FlowKey, t: &TunnelKey) -> bool {
         && all(&m.mpls, |stack| within(T::MPLS) && stack.len() <= usize::from(t.mpls_depth) && stack.iter().zip(&t.mpls).all(|(label, entry)| label.matches(*entry)))
         && all(&m.inner, |inner| within(T::INNER) && (within(T::INNER_ETHERNET) || !(inner.needs_ethernet() || inner.mpls.is_some())) && meets(inner, &t.inner, &inside(t)))
 }
+
+/// The numbers of extension headers that rules skip.
+const EXTENSIONS: [u8; 5] = [0, 43, 44, 51, 60];
 
 /// The tunnel's headers as the packet inside has them: one label at most.
 fn inside(t: &TunnelKey) -> TunnelKey {

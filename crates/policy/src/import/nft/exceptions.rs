@@ -10,15 +10,6 @@ use program::{Family, Match, RangeSet};
 
 use super::super::Keys;
 
-/// The headers that nft skips (`ipv6_ext_hdr` of Linux).
-const EXTENSION_HEADERS: [IpProtocol; 5] = [
-    IpProtocol::HOP_BY_HOP,
-    IpProtocol::ROUTING,
-    IpProtocol::FRAGMENT,
-    IpProtocol::AH,
-    IpProtocol::DESTINATION_OPTIONS,
-];
-
 /// Packets that stay with the kernel by a rule of their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Exception {
@@ -41,7 +32,8 @@ impl Exception {
         let mut keys = Keys::default();
         match self {
             Self::ExtensionHeaders => {
-                let headers = EXTENSION_HEADERS.map(|header| format!("\"{header}\""));
+                // Those that nft skips.
+                let headers = IpProtocol::EXTENSION_HEADERS.map(|header| format!("\"{header}\""));
                 keys.text("family", "ipv6");
                 keys.push("protocol", format!("[{}]", headers.join(", ")));
             }
@@ -70,8 +62,7 @@ impl Exception {
     fn meets(self, matches: &Match) -> bool {
         match self {
             Self::ExtensionHeaders => {
-                let headers =
-                    RangeSet::of(EXTENSION_HEADERS.map(|header| (header.0.into(), header.0.into())).to_vec());
+                let headers = RangeSet::each(IpProtocol::EXTENSION_HEADERS.map(|header| header.0.into()));
                 let protocol = matches.get(Field::Protocol);
                 matches.implied_family() != Some(Family::V4)
                     && protocol.is_none_or(|protocol| !protocol.intersect(&headers).is_empty())

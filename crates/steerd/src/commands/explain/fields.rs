@@ -229,8 +229,9 @@ pub(super) fn packet_key(given: &Given<'_>) -> Result<FlowKey, String> {
             _ => {}
         }
     }
+    let protocols = [Field::Protocol, Field::ExtProtocol].map(value);
     match version {
-        Some(version) => frame = network(frame, given, version, value(Field::Protocol))?,
+        Some(version) => frame = network(frame, given, version, protocols)?,
         None if value(Field::EtherType).is_none() => {
             return Err("an ethertype, an address or a protocol is needed".into());
         }
@@ -243,7 +244,8 @@ pub(super) fn packet_key(given: &Given<'_>) -> Result<FlowKey, String> {
     }
     let frame = fields.iter().fold(frame, |frame, (field, _, value)| {
         // The transport header implies the protocol.
-        if *field == Field::Protocol { frame } else { frame.set(*field, *value) }
+        let is_implied = matches!(field, Field::Protocol | Field::ExtProtocol);
+        if is_implied { frame } else { frame.set(*field, *value) }
     });
     let key = FlowKey::of(&frame.build());
     let is_ipv6_fragment = version == Some(IpVersion::V6) && key.protocol == IpProtocol::FRAGMENT.0;
@@ -251,7 +253,7 @@ pub(super) fn packet_key(given: &Given<'_>) -> Result<FlowKey, String> {
         // A fragment has the flag "more fragments" in addition to the given ones.
         let is_value = |found| found == *value || is_flags(*field) && found & value == *value;
         let is_present = key.fields(true).any(|(present, found)| present == *field && is_value(found));
-        // The first next header of an IPv6 fragment is the fragment header; the parser does not look behind it.
+        // The first next header of an IPv6 fragment is the fragment header.
         let is_hidden = *field == Field::Protocol && is_ipv6_fragment;
         if !is_present && !is_hidden {
             return Err(format!("{name}: the packet has no {}", header_name(field.row().header)));
@@ -269,6 +271,12 @@ fn header_name(header: Header) -> String {
         Header::Vlan => "VLAN tag (give vlan)".to_owned(),
         Header::InnerVlan => "second VLAN tag (give vlan and inner_vlan)".to_owned(),
         header if header.is_tunnel() => "tunnel header".to_owned(),
+        header if header.is_extended() => {
+            format!(
+                "such header behind IPv6 extension headers (give protocol and {})",
+                Field::ExtProtocol.name()
+            )
+        }
         header => format!("{} header", header.name()),
     }
 }
@@ -326,7 +334,7 @@ fn network(
     frame: FrameBuilder,
     given: &Given<'_>,
     version: IpVersion,
-    protocol: Option<u128>,
+    [protocol, behind]: [Option<u128>; 2],
 ) -> Result<FrameBuilder, String> {
     if let Some(name) = given.any(&ipv6_names()).filter(|_| version == IpVersion::V4) {
         return Err(format!("{name} needs IPv6"));
@@ -337,6 +345,12 @@ fn network(
             (frame.ipv6(Ipv6Addr::UNSPECIFIED, Ipv6Addr::UNSPECIFIED), IpProtocol::NO_NEXT_HEADER)
         }
     };
+    // The number of the header that the fields are of: behind an extension header, `behind`.
+    let (extension, protocol) = match (protocol.map(|number| IpProtocol(number as u8)), behind) {
+        (Some(header), Some(behind)) if header.is_extension_header() => (Some(header), Some(behind)),
+        _ => (None, protocol),
+    };
+    let frame = extension.into_iter().fold(frame, FrameBuilder::extension);
     let mut behind_ip = packet_rows().filter(|row| row.header.is_behind_ip());
     let frame = match (protocol, behind_ip.find(|row| given.text(row.name).is_some())) {
         (None, Some(row)) => {

@@ -52,6 +52,22 @@ fn later_fragments_have_no_ports() {
 }
 
 #[test]
+fn headers_behind_extension_headers_have_fields() {
+    let key = |text: &str| key_of_fields(text).expect(text).outer;
+    let found = key("src=2001:db8::1,protocol=hop_by_hop,ext_protocol=tcp,ext_dst_port=22,ext_tcp_flags=syn");
+    assert_eq!((found.protocol, found.extended.dst_port, found.extended.tcp_flags), (0, 22, 2));
+    let found = key("family=ipv6,protocol=fragment,fragment=first,ext_protocol=udp,ext_dst_port=53");
+    assert_eq!((found.protocol, found.extended.dst_port), (44, 53));
+    assert!(found.layers.contains(Layers::FRAGMENT));
+    assert_eq!(key("protocol=ah,ext_protocol=icmpv6,ext_icmpv6_type=128").extended.icmp_type, 128);
+    let refused = |text: &str| key_of_fields(text).expect_err(text);
+    assert!(refused("ext_dst_port=22").contains("needs protocol=hop_by_hop or protocol=routing"));
+    assert!(refused("protocol=hop_by_hop,ext_dst_port=22").contains("give protocol and ext_protocol"));
+    assert!(refused("protocol=tcp,ext_protocol=udp").contains("give protocol and ext_protocol"));
+    assert!(refused("src=10.0.0.1,protocol=ah,ext_protocol=udp").contains("ext_protocol needs IPv6"));
+}
+
+#[test]
 fn what_makes_no_sense_is_refused_with_the_field_named() {
     for (fields, named) in [
         ("", "needed"),
