@@ -79,6 +79,7 @@ pub(crate) const POLICY: &[Key] = &[
         Boolean,
         "Whether packets that are left to the kernel may reach workers, where they are lost; false if left out.",
     ),
+    key("ipv6_extensions", IPV6_EXTENSIONS, "That of rules without the key; \"stop\" if left out."),
     key("includes", ListOf("file_name"), "Other policy files, read before this one; relative to it."),
     key(
         "variables",
@@ -95,6 +96,8 @@ pub(crate) const POLICY: &[Key] = &[
     ),
     key("rules", ListOf("rule"), "The first that matches decides."),
 ];
+
+const IPV6_EXTENSIONS: Values = Word(&["stop", "skip"]);
 
 /// A set has either `file` or `items`.
 pub(crate) const SET: &[Key] = &[FILE, ITEMS, ALLOW_EMPTY, MIN_ITEMS];
@@ -127,6 +130,11 @@ pub(crate) const RULE: &[Key] = &[
         "priority",
         Integer(PRIORITIES.0 as i64, PRIORITIES.1 as i64),
         "Rules with lower numbers come first; 0 if left out.",
+    ),
+    key(
+        "ipv6_extensions",
+        IPV6_EXTENSIONS,
+        "\"skip\": match protocol, ports and the like behind IPv6 extension headers as well; \"stop\": only right behind the IP header.",
     ),
     key("count", Boolean, "Whether its counters are exported; true if left out."),
     key("sinks", Shape("sink_names"), "Where its packets go, instead of the group's sinks."),

@@ -4,6 +4,7 @@
 mod actions;
 mod cautions;
 mod conflicts;
+mod extensions;
 mod files;
 mod groups;
 mod matches;
@@ -125,17 +126,24 @@ fn assemble(reader: &mut Reader, main: &Arc<Source>, found: &[File<'_>], files: 
     let mut rules = Rules::default();
     let mut seen = 0;
     let mut defaults = [("default", None), ("default_multicast", None)];
-    let mut allow_lost_exceptions = None;
+    let (mut allow_lost_exceptions, mut skips_extensions) = (None, None);
+    for file in found {
+        reader.source = Arc::clone(&file.source);
+        once(reader, &file.document, extensions::KEY, &mut skips_extensions, extensions::read);
+    }
+    let skips_extensions = skips_extensions.is_some_and(|(skips, _)| skips);
     let mut protected: Option<Vec<ProtectedMatch>> = None;
     for file in found {
         reader.source = Arc::clone(&file.source);
         if let Some(value) = file.document.get("rules") {
-            rules.read(reader, value, (&groups, &sinks), &mut sets, &mut seen);
+            rules.read(reader, value, (&groups, &sinks), &mut sets, (&mut seen, skips_extensions));
         }
         for (key, given) in &mut defaults {
             default(reader, &file.document, &groups, key, given);
         }
-        allowed(reader, &file.document, &mut allow_lost_exceptions);
+        once(reader, &file.document, "allow_lost_exceptions", &mut allow_lost_exceptions, |reader, value| {
+            reader.boolean(value, "`allow_lost_exceptions`")
+        });
         if let Some((key, value)) = file.document.get_key_value("protect") {
             protect::read(reader, key, value, &mut sets, protected.get_or_insert_default());
         }
@@ -188,16 +196,21 @@ fn default(reader: &mut Reader, table: &Table<'_>, groups: &Groups, key: &str, g
     *given = actions::of_default(reader, value, groups, key).map(|action| Default { action, place });
 }
 
-/// Reads `allow_lost_exceptions` of one file; only one file may have it.
-fn allowed(reader: &mut Reader, table: &Table<'_>, given: &mut Option<(bool, Place)>) {
-    const KEY: &str = "allow_lost_exceptions";
-    let Some(value) = table.get(KEY) else { return };
+/// Reads a key of one file that is true or false in the end; only one file may have it.
+fn once(
+    reader: &mut Reader,
+    table: &Table<'_>,
+    key: &str,
+    given: &mut Option<(bool, Place)>,
+    read: fn(&mut Reader, &reader::Value<'_>) -> Option<bool>,
+) {
+    let Some(value) = table.get(key) else { return };
     if let Some((_, first)) = given {
-        given_twice(reader, value, KEY, first);
+        given_twice(reader, value, key, first);
         return;
     }
     let place = reader.place(value.span());
-    *given = reader.boolean(value, "`allow_lost_exceptions`").map(|allows| (allows, place));
+    *given = read(reader, value).map(|value| (value, place));
 }
 
 fn given_twice(reader: &mut Reader, value: &reader::Value<'_>, key: &str, first: &Place) {

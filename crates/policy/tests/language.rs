@@ -767,6 +767,76 @@ fn fields_behind_extension_headers_match_packets() {
     table(&ipv6().fragment(1, true).protocol(IpProtocol::UDP).payload(&[0; 16]).build(), &later);
 }
 
+/// The rules of a policy with one rule, and its warnings.
+fn skipping(top: &str, rule: &str) -> (Vec<String>, Vec<String>) {
+    let text = format!("version = 1\n{top}\n[groups.g]\nworkers = 1\n[[rules]]\nname = \"r\"\n{rule}\n");
+    let (policy, warnings) =
+        with(&text, &Files::new(), &LoadOptions::default()).unwrap_or_else(|bad| panic!("{bad}\n{text}"));
+    let rules = policy.rules.iter().map(|rule| format!("{}: {}", rule.name, Predicate::of(&rule.matches)));
+    (rules.collect(), warnings.into_iter().map(|warning| warning.message).collect())
+}
+
+#[test]
+fn rules_that_skip_extension_headers_have_a_part_behind_them() {
+    let ssh = "match = { dst = \"2001:db8::/32\", protocol = \"tcp\", dst_port = 22 }\naction = \"drop\"";
+    let (rules, warnings) = skipping("", &format!("{ssh}\nipv6_extensions = \"skip\""));
+    assert_eq!(
+        rules,
+        [
+            "r: tcp|udp and protocol tcp and dst_port 22 and dst 2001:db8::/32",
+            "r~extensions: ipv6 and extended_tcp|extended_udp and protocol hop_by_hop,43-44,ah,destination_options and ext_protocol tcp and ext_dst_port 22 and dst 2001:db8::/32",
+        ]
+    );
+    assert!(warnings.is_empty(), "{warnings:?}");
+    assert_eq!(skipping("ipv6_extensions = \"skip\"", ssh).0, rules);
+    assert_eq!(skipping("", ssh).0, rules[..1]);
+    let stops = format!("{ssh}\nipv6_extensions = \"stop\"");
+    assert_eq!(skipping("ipv6_extensions = \"skip\"", &stops).0, rules[..1]);
+    let twice = files(&[("other.toml", "version = 1\nipv6_extensions = \"stop\"\n")]);
+    let text = "version = 1\nincludes = [\"other.toml\"]\nipv6_extensions = \"skip\"\n";
+    assert!(problems(text, &twice).contains("`ipv6_extensions` is given twice"));
+}
+
+/// The number of an extension header is a protocol of IPv4 packets, but none of IPv6 packets.
+#[test]
+fn protocols_that_are_extension_headers_are_of_ipv4_only() {
+    let top = "ipv6_extensions = \"skip\"";
+    let (rules, _) = skipping(top, "match = { protocol = [\"udp\", \"ah\"] }\naction = \"drop\"");
+    let [ipv4, ipv6, behind] = &rules[..] else { panic!("{rules:?}") };
+    assert_eq!([ipv4, ipv6], ["r: ipv4 and protocol udp,ah", "r~ipv6: ipv6 and protocol udp"]);
+    assert!(behind.ends_with("ext_protocol udp"), "{behind}");
+    let (rules, _) =
+        skipping(top, "match = { family = \"ipv6\", protocol = [\"udp\", \"ah\"] }\naction = \"drop\"");
+    assert_eq!((rules.len(), &*rules[0]), (2, "r: ipv6 and protocol udp"));
+}
+
+#[test]
+fn rules_that_cannot_skip_extension_headers_say_why() {
+    for (lines, why) in [
+        ("match = { dst = \"192.0.2.1\", dst_port = 53 }\naction = \"drop\"", "IPv4 packets only"),
+        ("match = { ethertype = \"ipv4\", dst_port = 53 }\naction = \"drop\"", "IPv4 packets only"),
+        ("match = { icmp_type = 8 }\naction = \"drop\"", "IPv4 packets only"),
+        ("match = { dst = \"2001:db8::1\" }\naction = \"drop\"", "no condition is on what follows"),
+        ("match = { family = [\"ipv4\", \"ipv6\"] }\naction = \"drop\"", "no condition is on what follows"),
+        ("match = { protocol = \"ah\" }\naction = \"drop\"", "extension headers themselves"),
+        ("match = { ext_dst_port = 53 }\naction = \"drop\"", "extension headers or on a tunnel"),
+        (
+            "match = { vxlan_vni = 5, protocol = \"udp\" }\naction = \"drop\"",
+            "extension headers or on a tunnel",
+        ),
+        ("match = { dst_port = 53 }\naction = \"drop\"\ndirection = \"egress\"", "does not get sent packets"),
+        ("match = { dst_port = 53 }\naction = { sniff = \"g\" }", "a sniffer gets all packets"),
+    ] {
+        let (rules, warnings) = skipping("", &format!("{lines}\nipv6_extensions = \"skip\""));
+        assert_eq!(rules.len(), 1, "{lines}");
+        assert!(warnings.iter().any(|warning| warning.contains(why)), "{lines}: {warnings:?}");
+        // The key of the policy is for the rules on which it has an effect.
+        let (rules, warnings) = skipping("ipv6_extensions = \"skip\"", lines);
+        assert_eq!(rules.len(), 1, "{lines}");
+        assert!(!warnings.iter().any(|warning| warning.contains("ipv6_extensions")), "{warnings:?}");
+    }
+}
+
 #[test]
 fn contradictions_behind_extension_headers_are_refused() {
     for (matches, message) in [

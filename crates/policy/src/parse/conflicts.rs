@@ -107,7 +107,7 @@ fn vlans(matches: &Match, findings: &mut Vec<Finding>) {
 }
 
 /// Whether the match can match IPv4 packets, and IPv6 packets.
-fn possible(matches: &Match) -> (bool, bool) {
+pub(super) fn possible(matches: &Match) -> (bool, bool) {
     let implied = matches.implied_family();
     let mut v4 = implied != Some(Family::V6) && matches.family != Some(Family::V6);
     let mut v6 = implied != Some(Family::V4) && matches.family != Some(Family::V4);

@@ -8,6 +8,7 @@ use crate::keys;
 use crate::policy::{Action, DEFAULT_MULTICAST, Direction, PRIORITIES, RuleDefinition};
 
 use super::actions;
+use super::extensions;
 use super::groups::Groups;
 use super::matches;
 use super::policing;
@@ -30,7 +31,7 @@ impl Rules {
         value: &Value<'_>,
         places: (&Groups, &Sinks),
         sets: &mut Sets,
-        seen: &mut usize,
+        (seen, skips_extensions): (&mut usize, bool),
     ) {
         let Some(array) = value.get_ref().as_array() else {
             return reader.wrong_type(value, "`rules`", "a list of tables");
@@ -42,8 +43,17 @@ impl Rules {
             return;
         }
         for value in array {
-            let rule = self.rule(reader, value, places, sets);
-            self.list.extend(rule);
+            let skips_own = extensions::of_rule(reader, value);
+            if let Some(rule) = self.rule(reader, value, places, sets) {
+                self.list.extend(extensions::rules(reader, rule, skips_own, skips_extensions));
+            }
+        }
+        if self.list.len() > MAX_RULES {
+            let message = format!(
+                "there are {} rules with those behind extension headers, a policy has at most {MAX_RULES}",
+                self.list.len()
+            );
+            reader.error(value.span(), message, "too many");
         }
     }
 

@@ -119,7 +119,7 @@ pub(crate) fn call<'r>(method: &str, path: &str, query: Option<&'r str>) -> Resu
 
 /// Names of rules need no escapes in a query.
 fn is_name(text: &str) -> bool {
-    !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
+    !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || "-_.~".contains(c))
 }
 
 /// An answer that names the path which was probably meant.
@@ -223,7 +223,10 @@ mod tests {
 
     #[test]
     fn flows_can_be_those_of_one_rule() {
-        assert_eq!(call("GET", "/v1/flows", Some("rule=web.a-1")), Ok(Call::Flows { rule: Some("web.a-1") }));
+        assert_eq!(
+            call("GET", "/v1/flows", Some("rule=web.a-1~ipv6")),
+            Ok(Call::Flows { rule: Some("web.a-1~ipv6") })
+        );
         for query in ["rule=", "rule=a%20b", "x=1", "rule"] {
             assert_eq!(call("GET", "/v1/flows", Some(query)).expect_err(query).status, 400);
         }

@@ -1,9 +1,12 @@
 //! The linear reference matcher: evaluates a policy rule by rule and field by field. It shares no code with the
 //! compiler, with the workers' predicates or with `explain`; of the policy crate it uses only sets' `contains`.
 
+use std::net::Ipv6Addr;
+
+use packet::build::FrameBuilder;
 use packet::{DeepKey, Field, Field as F, FlowKey, Layers as L, TunnelKey, TunnelLayers as T};
 use policy::Policy;
-use policy::policy::{Action, Direction};
+use policy::policy::{Action, Direction, RuleDefinition};
 use program::{Family, Fragments, Match};
 
 /// The rules that copy a packet, and the rule that decides it; `None`: the policy's default, or no rule for a sent
@@ -16,11 +19,33 @@ pub(crate) struct Meaning {
 
 /// The result of a policy for a received or sent packet.
 pub(crate) fn meaning(policy: &Policy, direction: Direction, key: &DeepKey) -> Meaning {
+    meaning_by(policy, direction, |rule| meets(&rule.matches, &key.outer, &key.tunnel))
+}
+
+/// The same if all rules skip IPv6 extension headers, of a policy that does not say so.
+pub(crate) fn meaning_skipping(
+    policy: &Policy,
+    direction: Direction,
+    frame: &[u8],
+    key: &DeepKey,
+) -> Meaning {
+    meaning_by(policy, direction, |rule| {
+        let stops = rule.direction == Direction::Egress
+            || matches!(rule.action, Action::Sniff(_))
+            || rule.matches.needs_tunnel();
+        match stops {
+            true => meets(&rule.matches, &key.outer, &key.tunnel),
+            false => meets_skipping(&rule.matches, frame, key),
+        }
+    })
+}
+
+fn meaning_by(policy: &Policy, direction: Direction, matches: impl Fn(&RuleDefinition) -> bool) -> Meaning {
     let mut meaning = Meaning { copies: Vec::new(), last: None };
     for (index, rule) in policy.rules.iter().enumerate() {
         let sniffs = matches!(rule.action, Action::Sniff(_));
         let comes_here = sniffs || (rule.direction == direction && meaning.last.is_none());
-        if comes_here && meets(&rule.matches, &key.outer, &key.tunnel) {
+        if comes_here && matches(rule) {
             match rule.action {
                 Action::Copy(_) | Action::Sniff(_) => meaning.copies.push(index),
                 _ => meaning.last = Some(index),
@@ -93,6 +118,62 @@ fn meets(m: &Match, k: &FlowKey, t: &TunnelKey) -> bool {
 
 /// The numbers of extension headers that rules skip.
 const EXTENSIONS: [u8; 5] = [0, 43, 44, 51, 60];
+
+/// The key of a frame behind its extension headers: the first header that is none is taken for the one behind the IP
+/// header; and whether there is one.
+fn skipped(frame: &[u8], key: &FlowKey) -> (FlowKey, bool) {
+    if !key.layers.contains(L::IPV6) || !EXTENSIONS.contains(&key.protocol) {
+        return (*key, true);
+    }
+    let tags = key.layers.iter().filter(|layer| [L::VLAN, L::INNER_VLAN].contains(layer)).count();
+    let ip = &frame[14 + 4 * tags..];
+    let length = usize::from(ip[4]) << 8 | usize::from(ip[5]);
+    let end = if length == 0 { ip.len() } else { ip.len().min(40 + length) };
+    let (mut at, mut protocol, mut is_later) = (40, key.protocol, false);
+    for _ in 0..8 {
+        if !EXTENSIONS.contains(&protocol) || is_later || at + 8 > end {
+            break;
+        }
+        let bytes = match protocol {
+            44 => 8,
+            51 => 4 * usize::from(ip[at + 1]) + 8,
+            _ => 8 * usize::from(ip[at + 1]) + 8,
+        };
+        if at + bytes > end {
+            break;
+        }
+        is_later = protocol == 44 && (ip[at + 2] != 0 || ip[at + 3] > 7);
+        protocol = ip[at];
+        at += bytes;
+    }
+    if EXTENSIONS.contains(&protocol) || is_later {
+        let whole = !EXTENSIONS.contains(&protocol);
+        return (FlowKey { protocol, ..*key }, whole);
+    }
+    // What follows, as a packet without extension headers.
+    let upper = FrameBuilder::new().ipv6(Ipv6Addr::LOCALHOST, Ipv6Addr::LOCALHOST);
+    let upper = upper.protocol(packet::IpProtocol(protocol)).payload(&ip[at..end]);
+    let found = FlowKey::of(&upper.build());
+    let layers = key.layers | found.layers & (L::TCP | L::UDP | L::ICMPV6);
+    let FlowKey { src_port, dst_port, tcp_flags, icmp_type, icmp_code, .. } = found;
+    (FlowKey { layers, protocol, src_port, dst_port, tcp_flags, icmp_type, icmp_code, ..*key }, true)
+}
+
+/// Whether a rule that skips extension headers matches.
+fn meets_skipping(m: &Match, frame: &[u8], key: &DeepKey) -> bool {
+    let (behind, has_end) = skipped(frame, &key.outer);
+    let protocols = m.get(F::Protocol).filter(|set| !(0..=255).all(|number| set.contains(number)));
+    // A rule without conditions on what follows looks at no header behind them.
+    let is_on_headers =
+        [F::SrcPort, F::DstPort, F::TcpFlags, F::Icmpv6Type, F::Icmpv6Code].iter().any(|field| m.has(*field));
+    let others = protocols.is_none_or(|set| {
+        (0..=255u8).any(|number| set.contains(number.into()) && !EXTENSIONS.contains(&number))
+    });
+    match (protocols.is_some() || is_on_headers) && others {
+        true => has_end && meets(m, &behind, &key.tunnel),
+        false => meets(m, &key.outer, &key.tunnel),
+    }
+}
 
 /// The tunnel's headers as the packet inside has them: one label at most.
 fn inside(t: &TunnelKey) -> TunnelKey {

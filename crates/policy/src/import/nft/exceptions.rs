@@ -119,7 +119,7 @@ impl Exceptions {
             let rest = headers
                 .map(|rule| format!("; {rule} leaves the others to the kernel, where one could drop them"));
             notes.push(format!(
-                "rules on protocols, ports and types of messages match IPv6 packets without extension headers only{}",
+                "rules on protocols, ports and types of messages match IPv6 packets without extension headers only (hint: ipv6_extensions = \"skip\"){}",
                 rest.unwrap_or_default()
             ));
         }
