@@ -91,6 +91,8 @@ fn device_variables(nic: &SoftNic) -> Vec<(&'static str, OsString)> {
 /// The preloaded library below the device of the workers.
 pub(crate) struct Below {
     name: Arc<str>,
+    /// The wire of its port, as in the settings.
+    wires: Vec<String>,
     library: Preloaded,
 }
 
@@ -99,7 +101,11 @@ impl Below {
     /// The process was not started with the library.
     pub(crate) fn find(nic: &SoftNic) -> Result<Self, Error> {
         let library = Preloaded::find().ok_or(Error::NotPreloaded)?;
-        Ok(Self { name: nic.name.as_str().into(), library })
+        Ok(Self { name: nic.name.as_str().into(), wires: nic.wires.clone(), library })
+    }
+
+    pub(crate) fn wires(&self) -> &[String] {
+        &self.wires
     }
 
     pub(crate) fn set_wires(&self, open: bool) {

@@ -98,7 +98,11 @@ impl OpenDevice {
 
     /// The descriptions of the soft NIC's wires; empty for a real device.
     pub(crate) fn wires(&self) -> &[String] {
-        self.soft.as_ref().map_or(&[], |soft| &soft.wires)
+        match (&self.soft, &self.below) {
+            (Some(soft), _) => &soft.wires,
+            (None, Some(below)) => below.wires(),
+            (None, None) => &[],
+        }
     }
 
     /// The name of a soft port's wire, without the details in brackets.

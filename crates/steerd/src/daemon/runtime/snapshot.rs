@@ -12,7 +12,7 @@ use softnic::PortStats;
 use worker::sinks::{PacketSizes, TopFlow};
 use worker::{Disposition, Distribution, SinkTraffic, WorkerSnapshot};
 
-use super::device::{OtherSoft, Soft};
+use super::device::OtherSoft;
 use super::{Runtime, WorkerEntry, profile};
 use crate::api::model;
 use crate::daemon::health::Part;
@@ -432,21 +432,21 @@ fn buckets(distribution: &Distribution, bounds: &[u64]) -> Buckets {
 fn ports(runtime: &Runtime, stats: Option<&[PortStats]>) -> Vec<PortState> {
     let device = &runtime.opened.device;
     let state = |(index, number): (usize, &u8)| {
-        let soft = runtime.opened.soft.as_ref();
+        let wires = runtime.opened.wires();
         let stats = stats.and_then(|stats| stats.get(index));
         let out_of_buffer = || runtime.out_of_buffer.since_start(index);
         let lost_packets = || out_of_buffer().map(|packets| ("out_of_buffer", packets)).into_iter().collect();
         PortState {
             lost_packets: stats.map_or_else(lost_packets, losses),
-            ..port(device, soft, *number, stats)
+            ..port(device, wires, *number, stats)
         }
     };
     runtime.opened.ports.iter().enumerate().map(state).collect()
 }
 
 /// Without its losses.
-fn port(device: &Device, soft: Option<&Soft>, number: u8, stats: Option<&PortStats>) -> PortState {
-    let wire = soft.and_then(|soft| soft.wires.get(usize::from(number).saturating_sub(1)));
+fn port(device: &Device, wires: &[String], number: u8, stats: Option<&PortStats>) -> PortState {
+    let wire = wires.get(usize::from(number).saturating_sub(1));
     PortState {
         port: number,
         wire: wire.cloned().unwrap_or_default(),
@@ -468,7 +468,7 @@ fn other_devices(runtime: &Runtime, stalled: &[Part]) -> Vec<OtherDeviceState> {
             .zip(&soft.wires)
             .map(|(number, _)| {
                 let stats = soft.nic.port_stats(number);
-                PortState { lost_packets: losses(&stats), ..port(device, Some(soft), number, Some(&stats)) }
+                PortState { lost_packets: losses(&stats), ..port(device, &soft.wires, number, Some(&stats)) }
             })
             .collect(),
     };
