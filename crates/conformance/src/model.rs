@@ -117,8 +117,9 @@ pub fn find(
     bounds: Bounds,
     progress: &mut dyn FnMut(usize, usize, &str),
 ) -> Result<FoundModel, Failure> {
-    // The length of tables is found, or taken over.
-    let emulation = Emulation { firmware_sets_max_table: false, ..fallback.emulation.clone() };
+    // The length of tables and the combinations of hash fields are found, or taken over.
+    let emulation =
+        Emulation { firmware_sets_max_table: false, hashes_any_fields: false, ..fallback.emulation.clone() };
     let profile = DeviceProfile {
         name: bench.context.name().to_owned(),
         emulation,

@@ -133,7 +133,7 @@ fn limit_line(LimitRow { limit, errno, source }: &LimitRow) -> String {
     format!("{{ limit = {limit}, errno = {errno}, source = {} }}", quoted(source))
 }
 
-/// The keys that are not as in the personality. That firmware sets the length of tables is not taken over from it.
+/// The keys that are not as in the personality, from which the two that are about a model's own numbers are not taken over.
 fn emulation(out: &mut String, profile: &DeviceProfile) {
     let base = match profile.personality {
         Base::Ideal => DeviceProfile::ideal(),
@@ -141,7 +141,7 @@ fn emulation(out: &mut String, profile: &DeviceProfile) {
         Base::Mlx4 => DeviceProfile::mlx4(),
     };
     let values = |emulation: &Emulation| serde_json::to_value(emulation).unwrap_or_default();
-    let base = Emulation { firmware_sets_max_table: false, ..base.emulation };
+    let base = Emulation { firmware_sets_max_table: false, hashes_any_fields: false, ..base.emulation };
     let (own, base) = (values(&profile.emulation), values(&base));
     let own = own.as_object().into_iter().flatten();
     let other: String = own

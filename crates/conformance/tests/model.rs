@@ -60,16 +60,13 @@ fn limits_of_a_file_are_those_of_the_soft_nic() {
     let found =
         find(Personality::of(wanted.clone()), &DeviceProfile::ideal(), true).expect("no privilege needed");
     let found = found.profile;
-    // The combinations of hash fields are those of the personality, which takes any.
-    let pairs = found.hash_field_pairs;
-    assert!(!pairs && !found.hash_field_exclusive);
     let numbers = |model: &DeviceProfile| {
         let flows = [model.max_flows, model.max_shapes, model.max_copies, model.max_counters];
         let objects = [model.max_queues, model.max_tables, model.max_receives];
         (model.priorities, model.max_specs, model.max_table, model.tag_bits, flows, objects)
     };
     assert_eq!(numbers(&found), numbers(&wanted));
-    assert!(found.table_consecutive && found.multicast_ignores_priority);
+    assert!(found.table_consecutive && found.multicast_ignores_priority && found.hash_field_pairs);
     let refused: Vec<(Feature, Errno)> = found.refusals.iter().map(|row| (row.feature, row.errno)).collect();
     assert_eq!(refused, [(Feature::Vlan, Errno::Silent), (Feature::Tos, Errno::Eio)]);
     assert_eq!((found.errno(Limit::Flows), found.errno(Limit::Shapes)), (Errno::Ebusy, Errno::Enospc));

@@ -409,6 +409,7 @@ impl HashRules {
                     HashCombinations::Any
                 }
                 DeviceProfile { hash_field_pairs: true, .. } => HashCombinations::WholePairs,
+                DeviceProfile { hash_field_exclusive: false, .. } => HashCombinations::Any,
                 _ => HashCombinations::OneOfEach,
             },
             max_entries: if model.emulation.firmware_sets_max_table {
