@@ -51,6 +51,31 @@ fn unknown_keys_and_bad_values_of_the_settings() {
     refused(&run_with(SOFT, &variable), 3, &["STEERD_WORKERS__IDLE", "workers.idle", "adaptive"]);
 }
 
+/// The soft NIC as a device without flows.
+#[test]
+fn a_device_that_cannot_steer() {
+    let output = run_with(SOFT, &[("STEERD_SOFTNIC__PERSONALITY", "mana")]);
+    let errors = stderr(&output);
+    assert_eq!(output.status.code(), Some(1), "{errors}");
+    assert!(errors.contains("cannot steer: it has no flows that match packets"), "{errors}");
+    assert!(errors.contains("EOPNOTSUPP") && !errors.contains("panicked"), "{errors}");
+}
+
+#[test]
+fn a_model_file_as_personality() {
+    let folder = tempfile::tempdir().expect("folder");
+    let file = folder.path().join("nic.toml");
+    let model = "name = \"nic\"\npersonality = \"mlx5\"\npriorities = 8\nmax_specs = 6\nmax_table = 64\ntag_bits = 24\n\
+                 emulation = { needs_net_raw = false }\n";
+    std::fs::write(&file, model).expect("written");
+    let name = file.to_str().expect("path");
+    let output = run_with(SOFT, &[("STEERD_SOFTNIC__PERSONALITY", name)]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    std::fs::write(&file, model.replace("= 8", "= 99999999999")).expect("written");
+    let broken = [("STEERD_SOFTNIC__PERSONALITY", name)];
+    refused(&run_with(SOFT, &broken), 3, &["softnic.personality", "nic.toml:3: priorities: invalid value"]);
+}
+
 #[test]
 fn a_missing_settings_file() {
     let output = steerd().args(["run", "--config", "/nonexistent.toml"]).output().expect("runs");

@@ -1,6 +1,6 @@
 //! `steerd check`: its output and its exit codes.
 
-use crate::rig::{POLICY, dns_frame, json, ok, policies, run, run_in, write_pcap};
+use crate::rig::{DNS, POLICY, dns_frame, json, ok, policies, run, run_in, write_pcap};
 use crate::support::{config, stderr, stdout, steerd};
 
 #[test]
@@ -305,6 +305,46 @@ fn limits_and_samples_are_shown_with_the_parts_of_workers() {
         shown.contains("no packet moves to another rule or group") && !shown.contains("alike"),
         "{shown}"
     );
+}
+
+#[test]
+fn a_device_that_cannot_steer_is_one_error_with_its_reason() {
+    let folder = policies(&[("p.toml", POLICY), ("q.toml", &POLICY.replace("80", "81"))]);
+    for (name, source) in [("mana", "mana_ctx_ops"), ("bnxt_re", "bnxt_re_create_flow")] {
+        let output = run_in(&folder, &["check", "--profile", name, "p.toml"]);
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        let shown = stderr(&output);
+        assert_eq!(shown.matches("cannot steer").count(), 1, "{shown}");
+        for words in ["no flows that match packets", source, "EOPNOTSUPP", "or the software NIC"] {
+            assert!(shown.contains(words), "{words}: {shown}");
+        }
+        assert!(stdout(&output).contains(&format!("impossible on {name}")), "{}", stdout(&output));
+        // What the policy means does not depend on the device.
+        let explained = run_in(&folder, &["explain", "p.toml", "--profile", name, "--packet", DNS]);
+        let left_out = format!("as `{name}` cannot run this policy");
+        assert!(stdout(&explained).contains(&left_out), "{}{}", stdout(&explained), stderr(&explained));
+        let output = run_in(&folder, &["diff", "p.toml", "q.toml", "--profile", name]);
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+    }
+}
+
+#[test]
+fn mistakes_in_a_model_file_have_a_line_and_a_remedy() {
+    let model = "name = \"nic\"\npriorities = 8\nmax_specs = 4\nmax_table = 64\ntag_bits = 24\n";
+    for (text, words) in [
+        (model.replace("= 8", "= 4294967296"), "nic.toml:2: priorities: invalid value"),
+        (format!("{model}max_queues = 0\n"), "nic.toml:6: max_queues: 0 is outside 2..="),
+        (format!("{model}colour = 1\n"), "nic.toml:6: colour: unknown field `colour`"),
+        (format!("{model}refusals = [{{ feature = "), "nic.toml:6: "),
+    ] {
+        let folder = policies(&[("p.toml", POLICY), ("nic.toml", &text)]);
+        for command in ["check", "size"] {
+            let output = run_in(&folder, &[command, "--profile", "nic.toml", "p.toml"]);
+            assert_eq!(output.status.code(), Some(2), "{output:?}");
+            let shown = stderr(&output);
+            assert!(shown.contains(words) && shown.contains("hint"), "{command}: {words}: {shown}");
+        }
+    }
 }
 
 /// A device of two priorities for each program and room for one flow more than the policy has.
