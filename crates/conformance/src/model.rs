@@ -10,7 +10,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use device_model::{DeviceProfile, Emulation, Errno, Feature, Limit, LimitRow, Refusal};
+use device_model::{DeviceProfile, Emulation, Errno, Feature, Limit, LimitRow, Origin, Refusal};
 use softnic::Personality;
 use verbs::{
     ActionSpec, CompletionQueue, Counters, Flow, FlowAttr, FlowSpec, FlowTag, FlowTarget, HashConfig,
@@ -150,7 +150,8 @@ pub fn example() -> Result<String, Box<dyn std::error::Error>> {
     let bench = Bench::new(device.context(), PortNumber(1), Some(&device))?;
     let found = find(&bench, &DeviceProfile::mlx5(), Bounds::default(), &mut |_, _, _| ());
     let mut found = found.map_err(|failure| format!("the soft NIC cannot be tried: {failure:?}"))?;
-    let mut device = origin(device.context(), "softnic")?;
+    let masks_refused = std::mem::take(&mut found.profile.device.masks_refused);
+    let mut device = Origin { masks_refused, ..origin(device.context(), "softnic")? };
     "1970-01-01".clone_into(&mut device.date);
     "libibverbs.so".clone_into(&mut device.libibverbs);
     "softnic".clone_into(&mut device.firmware);
@@ -356,6 +357,7 @@ impl Finder<'_> {
                 Some(Seen::Unseen(why)) => self.unseen(feature, &why),
             }
         }
+        self.profile.device.masks_refused = self.refused_masks(&all);
         if !self.profile.allows(Feature::Tag) && self.profile.allows(Feature::Sniffer) {
             let source = "follows: without flow tags its copies cannot be distinguished from other packets";
             let (feature, errno) = (Feature::Sniffer, Errno::Silent);
@@ -363,6 +365,22 @@ impl Finder<'_> {
             self.note(row(feature), Note::Follows("there are no flow tags"));
         }
         Ok(())
+    }
+
+    /// The masks of some bits that have no effect or are refused, of fields that the device matches.
+    fn refused_masks(&self, all: &[Case]) -> Vec<String> {
+        let tried =
+            MASKS.into_iter().filter(|(feature, ..)| feature.is_none_or(|one| self.profile.allows(one)));
+        let refused = tried.filter_map(|(_, field, value)| {
+            let case = all.iter().find(|case| (case.field, case.value) == (field, value))?;
+            match (case.run)(self.bench).into() {
+                seen @ (Seen::Refused(_) | Seen::Ignored) => {
+                    Some(format!("{field}, {value}: {}", seen.words()))
+                }
+                Seen::Works | Seen::Unseen(_) => None,
+            }
+        });
+        refused.collect()
     }
 
     /// A part of something that is refused. That a header is there without its fields is not asked for then.
@@ -815,6 +833,15 @@ fn base(feature: Feature) -> Option<Feature> {
     })
 }
 
+/// The cases of masks of some bits, and the features that they are of.
+const MASKS: [(Option<Feature>, &str, &str); 5] = [
+    (None, "ibv_flow_eth_filter.dst_mac", "a mask of some bits"),
+    (Some(Feature::Vlan), "ibv_flow_eth_filter.vlan_tag", "a priority, any VLAN"),
+    (None, "ibv_flow_ipv4_filter.dst_ip", "a prefix of 25 bits"),
+    (None, "ibv_flow_tcp_udp_filter.dst_port", "a mask of some bits"),
+    (Some(Feature::Mpls), "ibv_flow_mpls_filter.label", "traffic class 5"),
+];
+
 /// The field and value of the case that tries a feature.
 pub(crate) fn case_of(feature: Feature) -> Option<(&'static str, &'static str)> {
     const TYPE: &str = "ibv_flow_spec.type";
@@ -860,6 +887,9 @@ mod tests {
         for feature in Feature::ALL {
             let Some((field, value)) = case_of(feature) else { continue };
             assert!(all.iter().any(|case| (case.field, case.value) == (field, value)), "{feature:?}");
+        }
+        for (_, field, value) in MASKS {
+            assert!(all.iter().any(|case| (case.field, case.value) == (field, value)), "{field}: {value}");
         }
     }
 }

@@ -155,7 +155,7 @@ fn emulation(out: &mut String, profile: &DeviceProfile) {
 
 /// Documentation.
 fn origin(out: &mut String, origin: &Origin) {
-    let Origin { name, driver, firmware, libibverbs, date, capabilities } = origin;
+    let Origin { name, driver, firmware, libibverbs, date, capabilities, masks_refused } = origin;
     out.push_str("\n# Where this was found. Nothing depends on it.\n[device]\n");
     let rows = [
         ("name", name),
@@ -167,8 +167,10 @@ fn origin(out: &mut String, origin: &Origin) {
     for (key, value) in rows {
         let _ = writeln!(out, "{key} = {}", quoted(value));
     }
-    let capabilities: Vec<String> = capabilities.iter().map(|name| quoted(name)).collect();
-    let _ = writeln!(out, "capabilities = [{}]", capabilities.join(", "));
+    for (key, words) in [("capabilities", capabilities), ("masks_refused", masks_refused)] {
+        let words: Vec<String> = words.iter().map(|word| quoted(word)).collect();
+        let _ = writeln!(out, "{key} = [{}]", words.join(", "));
+    }
 }
 
 fn word(base: Base) -> String {

@@ -45,6 +45,7 @@ pub fn origin(context: &Context, driver: &str) -> verbs::Result<Origin> {
         libibverbs: library().unwrap_or_default(),
         date: today(),
         capabilities,
+        masks_refused: Vec::new(),
     })
 }
 

@@ -107,6 +107,9 @@ pub struct Origin {
     pub date: String,
     /// The capabilities that it reports, as C names them.
     pub capabilities: Vec<String>,
+    /// Masks of some bits that it refuses or ignores, of fields that it matches whole. The compiler does not know of such
+    /// devices.
+    pub masks_refused: Vec<String>,
 }
 
 /// How a device and its driver create flows, beyond what the compiler has to know. The software NIC imitates it.

@@ -13,7 +13,7 @@ use clap::{Parser, ValueEnum};
 use conformance::model::{Bounds, FoundModel};
 use conformance::soft::SoftDevice;
 use conformance::{Bench, Peer, Report, Verdict, model, origin, probe};
-use device_model::{Base, DeviceProfile};
+use device_model::{Base, DeviceProfile, Origin};
 use softnic::Personality;
 use verbs::{Context, DeviceList, PortNumber};
 
@@ -157,7 +157,8 @@ fn of(
         let bounds = Bounds { flows: arguments.max_flows, ..Bounds::default() };
         let mut found = model::find(&bench, fallback, bounds, &mut progress)
             .map_err(|failure| format!("the device cannot be tried: {failure:?}"))?;
-        found.profile.device = origin::origin(context, driver)?;
+        let masks_refused = std::mem::take(&mut found.profile.device.masks_refused);
+        found.profile.device = Origin { masks_refused, ..origin::origin(context, driver)? };
         Ok(found)
     });
     let model = found.transpose()?;
