@@ -93,10 +93,12 @@ fn act(arguments: &Arguments) -> Result<(), Failed> {
     let text = model::text(found);
     if let Some((path, file)) = &mut file {
         file.write_all(text.as_bytes()).map_err(|error| format!("{}: {error}", path.display()))?;
-        let shown = path.display();
+        let name = path.display().to_string();
+        // What is no path to `--profile` is one with a folder.
+        let shown = if DeviceProfile::is_path(&name) { name } else { format!("./{name}") };
         let _ = writeln!(
             io::stderr(),
-            "the device model is in {shown} (steerd check --profile ./{shown} POLICY, device.model = \"{shown}\")"
+            "the device model is in {shown} (steerd check --profile {shown} POLICY, device.model = \"{shown}\")"
         );
         return Ok(());
     }
