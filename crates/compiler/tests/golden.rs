@@ -64,6 +64,12 @@ fn hybrid_rules_continue_with_later_rules() {
     insta::assert_snapshot!(program(include_str!("../../policy/tests/policies/hybrid.toml")));
 }
 
+/// The device decides packets without extension headers, and a worker the others.
+#[test]
+fn rules_that_skip_extension_headers_have_flows_of_their_own_for_them() {
+    insta::assert_snapshot!(program(include_str!("../../policy/tests/policies/extensions.toml")));
+}
+
 #[test]
 fn link_layer_rules() {
     insta::assert_snapshot!(program(include_str!("../../policy/tests/policies/link.toml")));

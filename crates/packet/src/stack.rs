@@ -209,6 +209,7 @@ static NO_EXTENSIONS: LazyLock<Domain> = LazyLock::new(|| {
     }
     others
 });
+
 const MPLS_TYPES: [u128; 2] = [EtherType::MPLS.0 as u128, EtherType::MPLS_MULTICAST.0 as u128];
 const TAG_TYPES: [u128; 3] =
     [EtherType::VLAN.0 as u128, EtherType::SVLAN.0 as u128, EtherType::QINQ.0 as u128];
