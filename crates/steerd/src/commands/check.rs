@@ -104,7 +104,7 @@ pub(crate) fn run(args: &CheckArgs) -> Result<(), Error> {
     let sha256 = inputs.sha256;
     let traffic = match (&args.traffic, &report.program) {
         (Some(TrafficArg::Capture(path)), Some(program)) => {
-            let packets = weights.iter().flat_map(|weights| weights.packets()).sum();
+            let packets = weights.iter().flat_map(compiler::Weights::packets).sum();
             Some(shares_of_traffic(path, packets, program)?)
         }
         _ => None,
