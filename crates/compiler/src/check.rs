@@ -6,7 +6,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use device_model::{Dependence, DeviceProfile};
 use policy::policy::{Action, Direction, RuleDefinition};
 use policy::{Diagnostic, MAX_DIAGNOSTICS, Policy};
-use program::{Decide, Feature, FlowAction, GroupId, LimitShare, Placement, Program, RuleId, Verdict};
+use program::{
+    Decide, Feature, FlowAction, GroupId, LimitShare, Placement, Program, RuleId, Verdict, WorkerId,
+};
 use serde::Serialize;
 
 use crate::Job;
@@ -111,6 +113,7 @@ fn check_beside(
     unused_groups(policy, program, &mut warnings);
     counted_only(policy, program, &mut warnings);
     small_bursts(policy, program, &mut warnings);
+    exceeded_limits(policy, tagged, &mut warnings);
     warnings.sort_by_key(|warning| (warning.line, warning.column));
     Check { rules, warnings }
 }
@@ -159,6 +162,49 @@ fn small_bursts(policy: &Policy, program: &Program, warnings: &mut Vec<Diagnosti
         let hint = format!(
             "write burst = {together} or more, or steer to fewer workers; on average {limit} are kept"
         );
+        warnings.push(rule.place.warning(message, "this limit").hint(hint));
+    }
+}
+
+/// Warns of limits beyond which packets pass because workers of other groups receive some, each of which has a part of the
+/// limit in addition.
+fn exceeded_limits(policy: &Policy, program: &Program, warnings: &mut Vec<Diagnostic>) {
+    for policed in program.policed_rules() {
+        let (Some(limit), Some(rule)) = (policed.policing.limit, policy.rules.get(policed.rule.index()))
+        else {
+            continue;
+        };
+        let own: BTreeSet<WorkerId> = policed.shares().into_keys().collect();
+        let receives = |flow: &&program::Flow| match flow.action {
+            FlowAction::Steer { class, .. } => program
+                .class(class)
+                .is_some_and(|class| outcomes(&class.decide).any(|outcome| outcome.rule == policed.rule)),
+            FlowAction::Drop | FlowAction::Pass => false,
+        };
+        let queues = program.flows.iter().filter(receives).filter_map(|flow| match flow.action {
+            FlowAction::Steer { queue, .. } => program.queues.get(queue.index()),
+            FlowAction::Drop | FlowAction::Pass => None,
+        });
+        let others: BTreeSet<WorkerId> = queues
+            .flat_map(|queue| queue.table.iter().copied())
+            .filter(|worker| !own.contains(worker))
+            .collect();
+        if others.is_empty() {
+            continue;
+        }
+        let most =
+            f64::from(limit.packets_per_second) * (1.0 + others.len() as f64 / own.len().max(1) as f64);
+        let message = format!(
+            "up to {most:.0} packets of `{}` may pass in a second, not {}: {} some of them, too",
+            rule.name,
+            limit.packets_per_second,
+            match others.len() {
+                1 => "a worker of another group receives".to_owned(),
+                count => format!("{count} workers of other groups receive"),
+            },
+        );
+        let hint = "flows of other rules match packets of this one, and each such worker has a part of the limit in addition: \
+                    steer these rules to the same group";
         warnings.push(rule.place.warning(message, "this limit").hint(hint));
     }
 }

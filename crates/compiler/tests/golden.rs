@@ -497,3 +497,29 @@ fn bursts_with_less_than_a_packet_for_each_worker_are_warned_of() {
         assert_eq!(warnings(keys), Vec::<String>::new(), "{keys}");
     }
 }
+
+/// The flow of the first rule matches packets of the second one, whose workers are others.
+#[test]
+fn limits_that_workers_of_other_groups_exceed_are_warned_of() {
+    let ideal = DeviceProfile::ideal();
+    let warnings = |other: &str| -> Vec<String> {
+        let text = format!(
+            "version = 1\n[sinks.s]\nkind = 'count'\n[groups.g]\nworkers = [0, 1]\n[groups.h]\nworkers = [2]\n\
+             [[rules]]\nname = 'syn'\nmatch = {{ protocol = 'tcp', tcp_flags = 'syn' }}\naction = {{ steer = '{other}' }}\nsinks = ['s']\n\
+             [[rules]]\nname = 'x'\nmatch = {{ protocol = 'tcp' }}\naction = {{ steer = 'g' }}\nsinks = ['s']\nlimit = '1k/s'\n\
+             [[rules]]\nname = 'rest'\nmatch = {{ any = true }}\naction = {{ steer = 'h' }}\nsinks = ['s']\n"
+        );
+        let (policy, _) = policy::parse(&Source::new("p.toml", text), &files()).unwrap();
+        let program = compiler::compile(&policy, &ideal, 3).unwrap();
+        let found = compiler::Job::new(&policy, &ideal, 3).check(&program).warnings;
+        let found = found.into_iter().map(|warning| warning.message);
+        found.filter(|message| message.contains("may pass in a second")).collect()
+    };
+    assert_eq!(
+        warnings("h"),
+        [
+            "up to 1500 packets of `x` may pass in a second, not 1000: a worker of another group receives some of them, too"
+        ]
+    );
+    assert_eq!(warnings("g"), Vec::<String>::new());
+}
