@@ -64,7 +64,7 @@ pub fn lost_exceptions(policy: &Policy, profile: &DeviceProfile, program: &Progr
     search.found
 }
 
-/// The lost exceptions as errors, unless the policy allows them: [`check()`](crate::check()) warns in both cases.
+/// The lost exceptions as errors, unless the policy allows them: `check` warns in both cases.
 #[must_use]
 pub fn refuse_lost_exceptions(policy: &Policy, program: &Program, lost: &[LostException]) -> Diagnostics {
     let diagnostic = |lost: &LostException| -> Diagnostic {
