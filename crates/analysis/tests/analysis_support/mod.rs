@@ -217,9 +217,10 @@ fn label() -> impl Strategy<Value = MplsEntry> {
         .prop_map(|(label, tc, bottom, ttl)| MplsEntry { label, tc, bottom, ttl })
 }
 
-/// A match of one packet's own headers.
+/// A match of one packet's own headers. Boxed, because other strategies contain it several times, and their values are made
+/// on the stack.
 #[allow(clippy::too_many_lines, reason = "a value per field")]
-fn packet_match() -> impl Strategy<Value = Match> {
+fn packet_match() -> BoxedStrategy<Match> {
     let types = ranges(vec![(0x0800u32, 0x0800), (0x0806, 0x0806), (0x8847, 0x8847), (0, 1500), (0, 0xffff)]);
     let tpids = || ranges(vec![(0x8100u32, 0x8100), (0x88a8, 0x88a8), (0x8000, 0xffff)]);
     let link = (rare(macs()), rare(macs()), rare(types), rare(vlan()), rare(ranges(vec![(0u32, 3), (5, 5)])));
@@ -259,54 +260,56 @@ fn packet_match() -> impl Strategy<Value = Match> {
         rare(bytes(vec![ByteSet::pattern(2, 0x12), ByteSet::pattern(4, 4)])),
         (messages(), messages(), messages(), messages()),
     );
-    (link, tags, network, rest, transport).prop_map(
-        |(
-            (dst_mac, src_mac, ethertype, vlan, vlan_priority),
-            (vlan_tpid, inner_vlan, inner_vlan_tpid),
-            network,
-            rest,
-            transport,
-        )| {
-            let (family, src, dst, protocol, tos) = network;
-            let (ttl, flow_label, ip_flags, fragment, ip_options) = rest;
-            let (src_port, dst_port, tcp_flags, icmp) = transport;
-            let mut matches =
-                Match { dst_mac, src_mac, family, src, dst, fragment, ip_options, ..Match::default() };
-            let bytes = |set: Option<ByteSet>| set.map(|set| set.ranges());
-            // The language refuses a tag's fields beside its absence.
-            let has_no_tag = vlan == Some(Ok(false));
-            let has_no_second = has_no_tag || inner_vlan == Some(Ok(false));
-            let of_tag = |values: Option<RangeSet<u32>>| values.filter(|_| !has_no_tag);
-            let ids = |tag: &Option<Result<bool, RangeSet<u32>>>| tag.clone().and_then(Result::err);
-            let inner_vlan = inner_vlan.filter(|_| !has_no_tag);
-            matches.vlan = vlan.clone().and_then(Result::ok);
-            matches.inner_vlan = inner_vlan.clone().and_then(Result::ok);
-            set_all(
-                &mut matches,
-                [
-                    (Field::EtherType, ethertype),
-                    (Field::VlanId, ids(&vlan)),
-                    (Field::VlanPriority, of_tag(vlan_priority)),
-                    (Field::VlanTpid, of_tag(vlan_tpid)),
-                    (Field::InnerVlanId, ids(&inner_vlan)),
-                    (Field::InnerVlanTpid, inner_vlan_tpid.filter(|_| !has_no_second)),
-                    (Field::Protocol, protocol),
-                    (Field::Tos, bytes(tos)),
-                    (Field::Ttl, ttl),
-                    (Field::FlowLabel, flow_label),
-                    (Field::IpFlags, bytes(ip_flags)),
-                    (Field::SrcPort, src_port),
-                    (Field::DstPort, dst_port),
-                    (Field::TcpFlags, bytes(tcp_flags)),
-                    (Field::IcmpType, icmp.0),
-                    (Field::IcmpCode, icmp.1),
-                    (Field::Icmpv6Type, icmp.2),
-                    (Field::Icmpv6Code, icmp.3),
-                ],
-            );
-            matches
-        },
-    )
+    (link, tags, network, rest, transport)
+        .prop_map(
+            |(
+                (dst_mac, src_mac, ethertype, vlan, vlan_priority),
+                (vlan_tpid, inner_vlan, inner_vlan_tpid),
+                network,
+                rest,
+                transport,
+            )| {
+                let (family, src, dst, protocol, tos) = network;
+                let (ttl, flow_label, ip_flags, fragment, ip_options) = rest;
+                let (src_port, dst_port, tcp_flags, icmp) = transport;
+                let mut matches =
+                    Match { dst_mac, src_mac, family, src, dst, fragment, ip_options, ..Match::default() };
+                let bytes = |set: Option<ByteSet>| set.map(|set| set.ranges());
+                // The language refuses a tag's fields beside its absence.
+                let has_no_tag = vlan == Some(Ok(false));
+                let has_no_second = has_no_tag || inner_vlan == Some(Ok(false));
+                let of_tag = |values: Option<RangeSet<u32>>| values.filter(|_| !has_no_tag);
+                let ids = |tag: &Option<Result<bool, RangeSet<u32>>>| tag.clone().and_then(Result::err);
+                let inner_vlan = inner_vlan.filter(|_| !has_no_tag);
+                matches.vlan = vlan.clone().and_then(Result::ok);
+                matches.inner_vlan = inner_vlan.clone().and_then(Result::ok);
+                set_all(
+                    &mut matches,
+                    [
+                        (Field::EtherType, ethertype),
+                        (Field::VlanId, ids(&vlan)),
+                        (Field::VlanPriority, of_tag(vlan_priority)),
+                        (Field::VlanTpid, of_tag(vlan_tpid)),
+                        (Field::InnerVlanId, ids(&inner_vlan)),
+                        (Field::InnerVlanTpid, inner_vlan_tpid.filter(|_| !has_no_second)),
+                        (Field::Protocol, protocol),
+                        (Field::Tos, bytes(tos)),
+                        (Field::Ttl, ttl),
+                        (Field::FlowLabel, flow_label),
+                        (Field::IpFlags, bytes(ip_flags)),
+                        (Field::SrcPort, src_port),
+                        (Field::DstPort, dst_port),
+                        (Field::TcpFlags, bytes(tcp_flags)),
+                        (Field::IcmpType, icmp.0),
+                        (Field::IcmpCode, icmp.1),
+                        (Field::Icmpv6Type, icmp.2),
+                        (Field::Icmpv6Code, icmp.3),
+                    ],
+                );
+                matches
+            },
+        )
+        .boxed()
 }
 
 fn set_all<const N: usize>(matches: &mut Match, conditions: [(Field, Option<RangeSet<u32>>); N]) {
