@@ -60,9 +60,9 @@ impl<'p> Bench<'p> {
         }
     }
 
-    /// Ends a case that has created its objects, and sends frames next.
+    /// Ends a case whose verb has succeeded and that sends frames next, if there is no peer.
     pub(crate) fn needs_peer(&self) -> Outcome {
-        self.lacks(Needs::Frames).map_or(Ok(()), |why| Err(Failure::NotRun(why)))
+        self.lacks(Needs::Frames).map_or(Ok(()), |why| Err(Failure::Unobserved(why)))
     }
 
     pub(crate) fn domain(&self) -> Domain {

@@ -77,6 +77,8 @@ pub enum Failure {
     Ignored,
     /// The verb succeeded and something else happened; or a step before it failed.
     Differs(String),
+    /// The verb succeeded; its effect could not be observed, for this reason.
+    Unobserved(&'static str),
     /// The case could not be run.
     NotRun(&'static str),
 }

@@ -174,7 +174,7 @@ impl Receiver {
         Self::with(bench, &bench.domain(), cq, WorkQueueFlags::empty())
     }
 
-    /// With a completion queue of the caller's. The work queue's flags are tried, the rest is preparation.
+    /// With a completion queue of the caller's. The work queue's flags are tried if there are any; the rest is preparation.
     pub(crate) fn with(
         bench: &Bench<'_>,
         domain: &Domain,
@@ -182,7 +182,7 @@ impl Receiver {
         flags: WorkQueueFlags,
     ) -> Result<Self, Failure> {
         let queue = WorkQueue::builder(domain, &cq.handle()).max_receives(FRAMES).flags(flags).build();
-        let (queue, receives) = queue?;
+        let (queue, receives) = if flags.is_empty() { queue.map_err(unprepared)? } else { queue? };
         queue.ready().map_err(unprepared)?;
         let pool = bench.pool(domain, FRAMES as usize)?;
         let mut receiver = Self { cq, queue, receives, pool, spare: Vec::new() };

@@ -83,12 +83,14 @@ const LEAST_TAG_BITS: u32 = 24;
 
 const NO_PRIVILEGE: &str = "needs CAP_NET_RAW";
 
-/// What trying came to.
+/// The result of a trial.
 enum Seen {
     Works,
     /// Accepted without an effect.
     Ignored,
     Refused(i32),
+    /// Accepted; whether it has an effect is unknown, and why.
+    Unobserved(String),
     /// Unknown, and why.
     Unseen(String),
 }
@@ -100,13 +102,14 @@ impl From<Outcome> for Seen {
             Err(Failure::Ignored) => Self::Ignored,
             Err(Failure::Refused(libc::EPERM)) => Self::Unseen(NO_PRIVILEGE.into()),
             Err(Failure::Refused(errno)) => Self::Refused(errno),
+            Err(Failure::Unobserved(why)) => Self::Unobserved(why.into()),
             Err(Failure::NotRun(why)) => Self::Unseen(why.into()),
             Err(Failure::Differs(how)) => Self::Unseen(how),
         }
     }
 }
 
-/// Finds the model of a device. `progress` is told each step before it begins: its number from 1, how many there are, and
+/// Finds the model of a device. `progress` is called before each step with its number from 1, the number of steps, and
 /// its name.
 ///
 /// # Errors
@@ -284,7 +287,7 @@ impl Finder<'_> {
                 self.cannot_steer();
             }
             // The rows of the fallback stay, those of features among them.
-            Seen::Unseen(why) => {
+            Seen::Unobserved(why) | Seen::Unseen(why) => {
                 self.profile.refusals.clone_from(&self.fallback.refusals);
                 self.profile.dependences.clone_from(&self.fallback.dependences);
                 for refusal in &self.fallback.refusals {
@@ -354,6 +357,7 @@ impl Finder<'_> {
                     self.profile.refusals.push(Refusal { feature, errno: Errno::Silent, source });
                     self.tried(&row(feature));
                 }
+                Some(Seen::Unobserved(why)) => self.unobserved(feature, &why),
                 Some(Seen::Unseen(why)) => self.unseen(feature, &why),
             }
         }
@@ -377,7 +381,7 @@ impl Finder<'_> {
                 seen @ (Seen::Refused(_) | Seen::Ignored) => {
                     Some(format!("{field}, {value}: {}", seen.words()))
                 }
-                Seen::Works | Seen::Unseen(_) => None,
+                Seen::Works | Seen::Unobserved(_) | Seen::Unseen(_) => None,
             }
         });
         refused.collect()
@@ -393,17 +397,17 @@ impl Finder<'_> {
         self.note(row(feature), Note::Follows("what it is a part of is refused"));
     }
 
-    /// The row of the fallback for a feature that was not tried, or accepted without seeing its effect.
-    fn unseen(&mut self, feature: Feature, why: &str) {
-        let (accepted, why) = match why.strip_prefix(ACCEPTED) {
-            Some(why) => (true, why),
-            None => (false, why),
-        };
-        let Some(refusal) = self.fallback.refusal(feature) else { return self.keep(&row(feature), why) };
-        if accepted && refusal.errno != Errno::Silent {
+    /// A feature that was accepted is not refused; that it has no effect only the fallback knows.
+    fn unobserved(&mut self, feature: Feature, why: &str) {
+        if self.fallback.refusal(feature).is_some_and(|refusal| refusal.errno != Errno::Silent) {
             return self.note(row(feature), Note::Tried("accepted; its effect was not seen".into()));
         }
-        self.profile.refusals.push(refusal.clone());
+        self.unseen(feature, why);
+    }
+
+    /// The row of the fallback for a feature that could not be tried.
+    fn unseen(&mut self, feature: Feature, why: &str) {
+        self.profile.refusals.extend(self.fallback.refusal(feature).cloned());
         self.keep(&row(feature), why);
     }
 
@@ -418,12 +422,7 @@ impl Finder<'_> {
                 (Some(_), None) if feature == Feature::Sniffer => {
                     Seen::Unseen("it would copy the packets of other users".into())
                 }
-                _ => match (case.run)(bench).into() {
-                    Seen::Unseen(why) if bench.needs_peer().is_err() => {
-                        Seen::Unseen(format!("{ACCEPTED}{why}"))
-                    }
-                    seen => seen,
-                },
+                _ => (case.run)(bench).into(),
             });
         }
         match feature {
@@ -436,7 +435,7 @@ impl Finder<'_> {
 
     fn only_created(&self, attr: &FlowAttr, why: &str) -> Seen {
         match self.accepts(attr).into() {
-            Seen::Works => Seen::Unseen(format!("{ACCEPTED}{why}")),
+            Seen::Works => Seen::Unobserved(why.to_owned()),
             seen => seen,
         }
     }
@@ -474,7 +473,7 @@ impl Finder<'_> {
                     found.1 = Some(errno);
                     break;
                 }
-                Seen::Unseen(why) => {
+                Seen::Unobserved(why) | Seen::Unseen(why) => {
                     self.keep("tag_bits", why);
                     return Ok(());
                 }
@@ -594,27 +593,40 @@ impl Finder<'_> {
         Ok(())
     }
 
-    fn tables(&mut self) -> Result<(), Failure> {
-        let reported = self.bench.attributes.rss_caps.max_table_size.clamp(1, MAX_TABLE);
-        let works = |entries: u32| table_of(self.bench, entries as usize);
-        let mut entries = 1 << reported.ilog2();
-        let mut refusal = None;
+    /// The most entries of a table, from a number that may be too small or too large, and the refusal of more.
+    fn largest_table(&self, start: u32) -> Result<(u32, Option<i32>), Failure> {
+        let refused = |entries: u32| refusal(table_of(self.bench, entries as usize));
+        let (mut entries, mut errno) = (start, None);
         while entries > 1
-            && let Err(Failure::Refused(errno)) = works(entries)
+            && let Some(refused) = refused(entries)?
         {
-            (entries, refusal) = (entries / 2, Some(errno));
+            (entries, errno) = (entries / 2, Some(refused));
         }
-        while refusal.is_none() && entries < MAX_TABLE {
-            match works(2 * entries) {
-                Ok(()) => entries *= 2,
-                Err(Failure::Refused(errno)) => refusal = Some(errno),
-                Err(_) => break,
+        while errno.is_none() && entries < MAX_TABLE {
+            errno = refused(2 * entries)?;
+            if errno.is_none() {
+                entries *= 2;
             }
         }
-        self.profile.max_table = entries;
-        self.tried("max_table");
-        if let Some(errno) = refusal {
-            self.beyond(Limit::Tables, errno);
+        Ok((entries, errno))
+    }
+
+    fn tables(&mut self) -> Result<(), Failure> {
+        let reported = self.bench.attributes.rss_caps.max_table_size;
+        let start = 1 << reported.clamp(1, MAX_TABLE).ilog2();
+        match self.largest_table(start) {
+            Ok((entries, errno)) => {
+                self.profile.max_table = entries;
+                self.tried("max_table");
+                if let Some(errno) = errno {
+                    self.beyond(Limit::Tables, errno);
+                }
+            }
+            Err(failure) if reported == 0 => self.keep("max_table", Seen::from(Err(failure)).words()),
+            Err(failure) => {
+                self.profile.max_table = start;
+                self.note("max_table", Note::Reported(Seen::from(Err(failure)).words()));
+            }
         }
         match repeated(self.bench).into() {
             Seen::Works => self.profile.table_consecutive = false,
@@ -630,9 +642,9 @@ impl Finder<'_> {
 
     fn receives(&mut self) -> Result<(), Failure> {
         let cq = CompletionQueue::builder(&self.bench.context, 16).build().map_err(unprepared)?;
-        let works = |receives: u32| -> Outcome {
-            WorkQueue::builder(&self.bench.domain(), &cq.handle()).max_receives(receives).build()?;
-            Ok(())
+        let refused = |receives: u32| {
+            let queue = WorkQueue::builder(&self.bench.domain(), &cq.handle()).max_receives(receives);
+            refusal(queue.build().map(drop).map_err(Failure::from))
         };
         let reported = self.bench.attributes.max_qp_wr;
         if reported == 0 {
@@ -644,13 +656,23 @@ impl Finder<'_> {
         let (mut least, mut most) = (1, reported + 1);
         let mut next = reported;
         while least < most {
-            match works(next) {
-                Ok(()) => least = next + 1,
-                Err(_) => most = next,
+            match refused(next) {
+                Ok(None) => least = next + 1,
+                Ok(Some(_)) => most = next,
+                Err(failure) => {
+                    self.profile.max_receives = Some(reported);
+                    self.note("max_receives", Note::Reported(Seen::from(Err(failure)).words()));
+                    return Ok(());
+                }
             }
             next = least.midpoint(most);
         }
-        self.profile.max_receives = Some((least - 1).max(1));
+        if least == 1 {
+            self.profile.max_receives = self.fallback.max_receives;
+            self.keep("max_receives", "not even one was accepted");
+            return Ok(());
+        }
+        self.profile.max_receives = Some(least - 1);
         self.tried("max_receives");
         Ok(())
     }
@@ -693,7 +715,15 @@ impl Finder<'_> {
         let Some((_, receiver)) = &self.target else { return Ok(()) };
         let (domain, queue) = (receiver.queue.domain().clone(), Arc::clone(&receiver.queue));
         let table = || Ok(IndirectionTable::new(domain.context(), &[Arc::clone(&queue)])?);
-        let shared = table()?;
+        let shared = match table() {
+            Ok(shared) => shared,
+            Err(failure) => {
+                let why = Seen::from(Err(failure)).words();
+                self.keep("max_queues", why.clone());
+                self.keep("max_tables", why);
+                return Ok(());
+            }
+        };
         let hash = HashConfig { key: KEY, fields: HashFields::empty() };
         let pairs = self.fill(self.bounds.objects, |_| Ok(RssQueuePair::new(&domain, &shared, &hash)?));
         let tables = self.fill(self.bounds.objects, |_| table());
@@ -737,6 +767,11 @@ impl Finder<'_> {
     ) -> Option<u32> {
         let made = filled.made;
         match filled.refusal.map(|failure| Seen::from(Err(failure))) {
+            // Too few for a program, and for the reader of the file: others may hold the rest.
+            Some(seen @ Seen::Refused(_)) if made < least(limit) => {
+                self.keep(key, format!("{made} can be created, the next is {}", seen.words()));
+                return fallback;
+            }
             Some(Seen::Refused(errno)) => {
                 self.beyond(limit, errno);
                 let words = if made == 0 { "none can be created" } else { "" };
@@ -767,6 +802,24 @@ impl Finder<'_> {
     }
 }
 
+/// The errno of a refusal, or `None` for what works.
+fn refusal(outcome: Outcome) -> Result<Option<i32>, Failure> {
+    match outcome {
+        Ok(()) => Ok(None),
+        Err(Failure::Refused(errno)) => Ok(Some(errno)),
+        Err(failure) => Err(failure),
+    }
+}
+
+/// The least that a model of a device that steers can have (`device_model`, profile/load.rs).
+fn least(limit: Limit) -> u32 {
+    match limit {
+        Limit::Flows | Limit::Queues | Limit::Tables => 2,
+        Limit::Shapes => 1,
+        _ => 0,
+    }
+}
+
 /// What creating many objects came to.
 struct Filled {
     made: u32,
@@ -779,15 +832,12 @@ impl Seen {
             Self::Works => "it works".into(),
             Self::Ignored => "it is ignored".into(),
             Self::Refused(errno) => format!("refused: {}", crate::case::errno_name(*errno)),
-            Self::Unseen(why) => why.clone(),
+            Self::Unobserved(why) | Self::Unseen(why) => why.clone(),
         }
     }
 }
 
 const ADDRESSES: HashFields = HashFields::SRC_IPV4.union(HashFields::DST_IPV4);
-
-/// Marks the reason of a flow that was created, and whose effect could not be seen.
-const ACCEPTED: &str = "accepted, and its effect ";
 
 /// The key of a feature's note.
 pub(crate) fn row(feature: Feature) -> String {

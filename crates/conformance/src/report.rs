@@ -92,6 +92,9 @@ pub fn judge(outcome: &Outcome, expected: Option<Answer>) -> (Verdict, String) {
         Err(Failure::Ignored) => (Answer::Ignored, Answer::Ignored.to_string()),
         Err(Failure::Refused(errno)) => (Answer::Refused(*errno), Answer::Refused(*errno).to_string()),
         Err(Failure::Differs(how)) => (Answer::Differs, format!("differs: {how}")),
+        Err(Failure::Unobserved(why)) => {
+            return (Verdict::NotRun, format!("accepted, effect not observed: {why}"));
+        }
         Err(Failure::NotRun(why)) => return (Verdict::NotRun, format!("not run: {why}")),
     };
     match expected {

@@ -1,7 +1,9 @@
 //! Device models that are found by trying: on the soft NIC they are those that it imitates, and a soft NIC that imitates a
 //! file is found to be what the file says.
 
+use std::panic;
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use conformance::model::{self, Bounds, FoundModel, Note};
 use conformance::soft::SoftDevice;
@@ -14,7 +16,7 @@ use verbs::PortNumber;
 /// Enough for the most masks of the soft NIC.
 const BOUNDS: Bounds = Bounds { flows: 5000, objects: 64, copies: 64 };
 
-/// `None`, said loudly: this user may not create flows.
+/// `None`, with a message on stderr: this user may not create flows.
 fn find(personality: Personality, fallback: &DeviceProfile, has_peer: bool) -> Option<FoundModel> {
     let device = SoftDevice::new(personality).expect("a soft NIC");
     let peer = has_peer.then_some(&device as &dyn Peer);
@@ -137,6 +139,25 @@ fn rows_that_need_frames_are_those_of_the_fallback_and_say_so() {
     assert_eq!(read(&text), found.profile);
 }
 
+/// With one queue pair the probe can create flows on its own, but no case can prepare its receiver: the flow of the case was
+/// never created, so the fallback's refusals stay.
+#[test]
+fn features_whose_case_was_not_prepared_are_those_of_the_fallback() {
+    let conservative = DeviceProfile::conservative();
+    let refusal = conservative.refusal(Feature::Ipv6).expect("mlx4 has no IPv6 flows");
+    let one = DeviceProfile { max_queues: Some(1), ..DeviceProfile::ideal() };
+    for has_peer in [false, true] {
+        let Some(found) = find(Personality::of(one.clone()), &conservative, has_peer) else { return };
+        assert_eq!(found.profile.refusal(Feature::Ipv6), Some(refusal));
+        let noted = found.notes.get("refusals.ipv6");
+        assert!(matches!(noted, Some(Note::Fallback(why)) if why.contains("not prepared")), "{noted:?}");
+        assert_eq!(found.profile.max_queues, conservative.max_queues, "a model has two or more");
+        let noted = found.notes.get("max_queues");
+        assert!(matches!(noted, Some(Note::Fallback(why)) if why.contains("1 can be created")), "{noted:?}");
+        assert_eq!(read(&model::text(&found)), found.profile);
+    }
+}
+
 #[test]
 fn a_device_without_flows_is_found_to_have_none() {
     for name in ["mana", "bnxt_re"] {
@@ -152,9 +173,15 @@ fn a_device_without_flows_is_found_to_have_none() {
 }
 
 /// Models at both ends of what a file may say, with everything refused, ignored or allowed: the whole suite and the probe
-/// run on each.
+/// run on each. A verb that panics returns EIO, which a device may return as well, so panics are counted.
 #[test]
 fn no_model_makes_the_soft_nic_panic() {
+    static PANICS: AtomicUsize = AtomicUsize::new(0);
+    let report = panic::take_hook();
+    panic::set_hook(Box::new(move |info| {
+        PANICS.fetch_add(1, Ordering::Relaxed);
+        report(info);
+    }));
     let least = "priorities = 2\nmax_specs = 1\nmax_table = 1\nmax_flows = 2\nmax_shapes = 1\nmax_queues = 2\nmax_tables = 2\n\
                  max_receives = 1\nmax_counters = 0\nmax_copies = 0\n\
                  priority_table = { entries = 1, groups = 1, group_entries = 1 }\n";
@@ -185,6 +212,7 @@ fn no_model_makes_the_soft_nic_panic() {
             let bounds = Bounds { flows: 64, objects: 16, copies: 40 };
             let found = model::find(&bench, &DeviceProfile::conservative(), bounds, &mut |_, _, _| ());
             read(&model::text(&found.expect("it can be tried")));
+            assert_eq!(PANICS.load(Ordering::Relaxed), 0, "{base}, {limits}");
         }
     }
 }
