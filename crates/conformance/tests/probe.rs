@@ -45,9 +45,32 @@ fn a_model_is_written_and_no_file_is_overwritten() {
     let complaint = String::from_utf8_lossy(&again.stderr).into_owned();
     assert!(complaint.contains("File exists") && complaint.contains("--output"), "{complaint}");
     assert_eq!(std::fs::read_to_string(&path).expect("there"), text);
+    assert_eq!(std::fs::read_dir(folder.path()).expect("folder").count(), 1, "no temporary file is left");
     // The soft NIC imitates it.
     let printed = ok(&["--soft", file, "--output", "-", "--max-flows", "16"]);
     assert_eq!(printed, text);
+}
+
+/// As `steerd devices --probe` without `--output` runs it.
+#[test]
+fn a_default_file_that_cannot_be_created_is_left_out() {
+    let folder = tempfile::tempdir().expect("folder");
+    let program = env!("CARGO_BIN_EXE_steerd-probe");
+    let probe = || {
+        let arguments = ["--soft", "ideal", "--default-output", "nic.toml", "--max-flows", "16"];
+        Command::new(program).current_dir(folder.path()).args(arguments).output().expect("the binary runs")
+    };
+    let path = folder.path().canonicalize().expect("folder").join("nic.toml");
+    let first = probe();
+    let advice = String::from_utf8_lossy(&first.stderr).into_owned();
+    assert!(advice.contains(&format!("check --profile {} POLICY", path.display())), "{advice}");
+    let text = std::fs::read_to_string(&path).expect("written");
+    let second = probe();
+    assert!(second.status.success(), "{second:?}");
+    assert_eq!(second.stdout, first.stdout, "the answers");
+    let notice = String::from_utf8_lossy(&second.stderr).into_owned();
+    assert!(notice.contains("no device model is written") && notice.contains("File exists"), "{notice}");
+    assert_eq!(std::fs::read_to_string(&path).expect("there"), text);
 }
 
 #[test]

@@ -3,9 +3,9 @@
 #![forbid(unsafe_code)]
 
 use std::fmt::Write as _;
-use std::fs::OpenOptions;
+use std::fs::{self, OpenOptions};
 use std::io::{self, IsTerminal as _, Write as _};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -43,6 +43,9 @@ struct Arguments {
     /// The file for the device model, which must not exist; "-": print the model and not the answers.
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
+    /// The file for the device model if it can be created; else only the answers are printed, with a notice on stderr.
+    #[arg(long, value_name = "FILE", conflicts_with = "output")]
+    default_output: Option<PathBuf>,
     /// The most flows that are created at once. A limit above is not found.
     #[arg(long, value_name = "NUMBER", default_value_t = Bounds::default().flows, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     max_flows: u32,
@@ -67,23 +70,67 @@ fn main() -> ExitCode {
     }
 }
 
-fn act(arguments: &Arguments) -> Result<(), Failed> {
-    let to_stdout = arguments.output.as_ref().is_some_and(|file| file.as_os_str() == "-");
-    // Before the device is tried, which takes seconds.
-    let mut file = match &arguments.output {
-        Some(path) if !to_stdout => {
-            let file = OpenOptions::new().write(true).create_new(true).open(path);
-            let hint = "name another file with --output";
-            Some((path, file.map_err(|error| format!("{}: {error} (hint: {hint})", path.display()))?))
+/// Where the device model goes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Destination {
+    Nowhere,
+    Stdout,
+    /// An absolute path.
+    File(PathBuf),
+}
+
+impl Destination {
+    /// Checks that a file can be created, because the device is tried first, which takes seconds.
+    fn of(arguments: &Arguments) -> Result<Self, Failed> {
+        match (&arguments.output, &arguments.default_output) {
+            (Some(path), _) if path.as_os_str() == "-" => Ok(Self::Stdout),
+            (Some(path), _) => Ok(Self::File(creatable(path)?)),
+            (None, Some(path)) => Ok(creatable(path).map_or_else(
+                |error| {
+                    let _ = writeln!(io::stderr(), "steerd-probe: no device model is written: {error}");
+                    Self::Nowhere
+                },
+                Self::File,
+            )),
+            (None, None) => Ok(Self::Nowhere),
         }
-        _ => None,
+    }
+}
+
+/// The absolute path of a file that does not exist, in a folder in which files can be created.
+fn creatable(path: &Path) -> Result<PathBuf, Failed> {
+    let absolute = std::path::absolute(path)?;
+    let temporary = beside(&absolute);
+    let created = match fs::symlink_metadata(&absolute) {
+        Ok(_) => Err(io::Error::from_raw_os_error(libc::EEXIST)),
+        Err(_) => OpenOptions::new().write(true).create_new(true).open(&temporary),
     };
-    let probed = probed(arguments).inspect_err(|_| {
-        if let Some((path, _)) = &file {
-            let _ = std::fs::remove_file(path);
-        }
-    })?;
-    if !to_stdout {
+    let hint = "name another file with --output";
+    created.map_err(|error| format!("{}: {error} (hint: {hint})", path.display()))?;
+    fs::remove_file(&temporary)?;
+    Ok(absolute)
+}
+
+/// The temporary file for a file.
+fn beside(path: &Path) -> PathBuf {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    path.with_file_name(format!(".{name}.{}", std::process::id()))
+}
+
+/// Writes a file that must not exist: the whole text, or nothing.
+fn write_new(path: &Path, text: &str) -> io::Result<()> {
+    let temporary = beside(path);
+    let mut file = OpenOptions::new().write(true).create_new(true).open(&temporary)?;
+    // Unlike rename(2), link(2) does not replace a file.
+    let written = file.write_all(text.as_bytes()).and_then(|()| fs::hard_link(&temporary, path));
+    let _ = fs::remove_file(&temporary);
+    written
+}
+
+fn act(arguments: &Arguments) -> Result<(), Failed> {
+    let destination = Destination::of(arguments)?;
+    let probed = probed(arguments, destination != Destination::Nowhere)?;
+    if destination != Destination::Stdout {
         print(&match arguments.format {
             Format::Text => answers(&probed.report),
             Format::Json => serde_json::to_string_pretty(&probed.report)? + "\n",
@@ -91,11 +138,9 @@ fn act(arguments: &Arguments) -> Result<(), Failed> {
     }
     let Some(found) = &probed.model else { return Ok(()) };
     let text = model::text(found);
-    if let Some((path, file)) = &mut file {
-        file.write_all(text.as_bytes()).map_err(|error| format!("{}: {error}", path.display()))?;
-        let name = path.display().to_string();
-        // What is no path to `--profile` is one with a folder.
-        let shown = if DeviceProfile::is_path(&name) { name } else { format!("./{name}") };
+    if let Destination::File(path) = &destination {
+        let shown = path.display();
+        write_new(path, &text).map_err(|error| format!("{shown}: {error}"))?;
         let _ = writeln!(
             io::stderr(),
             "the device model is in {shown} (steerd check --profile {shown} POLICY, device.model = \"{shown}\")"
@@ -112,7 +157,7 @@ struct Probed {
     model: Option<FoundModel>,
 }
 
-fn probed(arguments: &Arguments) -> Result<Probed, Failed> {
+fn probed(arguments: &Arguments, wants_model: bool) -> Result<Probed, Failed> {
     if let Some(personality) = arguments.soft {
         let device = SoftDevice::new(personality)?;
         // What a soft NIC does cannot be found only where it takes too many objects.
@@ -121,7 +166,7 @@ fn probed(arguments: &Arguments) -> Result<Probed, Failed> {
             Base::Mlx5 => DeviceProfile::mlx5(),
             Base::Mlx4 => DeviceProfile::mlx4(),
         };
-        let mut probed = of(device.context(), arguments, Some(&device), &fallback, SOFT)?;
+        let mut probed = of(device.context(), (arguments, wants_model), Some(&device), &fallback, SOFT)?;
         probed.report.device = format!("soft NIC ({personality})");
         return Ok(probed);
     }
@@ -144,17 +189,17 @@ fn probed(arguments: &Arguments) -> Result<Probed, Failed> {
         );
         return Err(message.into());
     }
-    of(&device.open()?, arguments, None, &fallback, &driver)
+    of(&device.open()?, (arguments, wants_model), None, &fallback, &driver)
 }
 
 fn of(
     context: &Arc<Context>,
-    arguments: &Arguments,
+    (arguments, wants_model): (&Arguments, bool),
     peer: Option<&dyn Peer>,
     fallback: &DeviceProfile,
     driver: &str,
 ) -> Result<Probed, Failed> {
-    let found = arguments.output.is_some().then(|| -> Result<FoundModel, Failed> {
+    let found = wants_model.then(|| -> Result<FoundModel, Failed> {
         let bench = Bench::new(context, PortNumber(arguments.port), peer)?;
         let bounds = Bounds { flows: arguments.max_flows, ..Bounds::default() };
         let mut found = model::find(&bench, fallback, bounds, &mut progress)

@@ -74,7 +74,7 @@ fn probe(settings: &Settings, name: &str, args: &DevicesArgs) -> Result<(), Erro
     match &args.output {
         Some(file) => command.arg("--output").arg(file),
         // A name of libibverbs has no slash.
-        None => command.arg("--output").arg(format!("{}.toml", name.replace('/', "_"))),
+        None => command.arg("--default-output").arg(format!("{}.toml", name.replace('/', "_"))),
     };
     if name == settings.softnic.name && !settings.softnic.ports.is_empty() {
         command.args(["--soft", settings.softnic.personality.as_str()]);

@@ -45,12 +45,15 @@ fn probe_runs_the_program_beside_steerd() {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/commands/print-arguments");
     symlink(script, folder.path().join("steerd-probe")).expect("linked");
     let soft = probe(&["mysoft", "--format", "json"]);
-    assert_eq!(String::from_utf8_lossy(&soft.stdout), "--format json --output mysoft.toml --soft ideal\n");
+    assert_eq!(
+        String::from_utf8_lossy(&soft.stdout),
+        "--format json --default-output mysoft.toml --soft ideal\n"
+    );
     assert_eq!(soft.status.code(), Some(9), "its exit code");
     let named = probe(&["mysoft", "--output", "-"]);
     assert_eq!(String::from_utf8_lossy(&named.stdout), "--output - --soft ideal\n");
     assert_eq!(
         String::from_utf8_lossy(&probe(&["mlx5_0"]).stdout),
-        "--output mlx5_0.toml --port 1 -- mlx5_0\n"
+        "--default-output mlx5_0.toml --port 1 -- mlx5_0\n"
     );
 }
