@@ -6,6 +6,7 @@
 use std::collections::BTreeSet;
 
 use device_model::DeviceProfile;
+use packet::build::FrameBuilder;
 use packet::{
     DeepKey, EtherType, Field, Header, IpProtocol, Layers, MPLS_UDP_PORT, TunnelLayers, VXLAN_UDP_PORT,
 };
@@ -177,13 +178,13 @@ impl Search<'_> {
                 return;
             }
             for cube in values.around(cube) {
-                self.variants(&cube);
+                self.variants(&cube, &values);
             }
         }
     }
 
     /// One packet of a cube, and variants of it in fields that flows cannot match.
-    fn variants(&mut self, cube: &Cube) {
+    fn variants(&mut self, cube: &Cube, values: &Values) {
         let frame = cube.frame();
         let builder = cube.headers();
         let mut frames = vec![frame.clone()];
@@ -201,8 +202,7 @@ impl Search<'_> {
             frames.extend(flags.map(|flags| builder.clone().set(Field::TcpFlags, flags).build()));
         }
         if DeepKey::of(&frame).outer.has_extension_headers() {
-            let messages = [builder.clone().tcp(1024, 9, 0x02), builder.clone().udp(1024, 9)];
-            frames.extend(messages.map(|message| message.build()));
+            frames.extend(values.behind_extension_headers(&builder));
         }
         if cube.mask_of(VLAN_TCI) == 0 {
             let tagged = |tpid| builder.clone().vlan(EtherType(tpid), 5);
@@ -279,6 +279,8 @@ fn few(cubes: &[Cube]) -> Vec<Cube> {
 #[derive(Default)]
 struct Values {
     list: Vec<(Slot, Vec<u64>)>,
+    /// Of the fields behind extension headers, which no cube has. The first value of each is in the rule.
+    extended: Vec<(Field, Vec<u64>)>,
 }
 
 impl Values {
@@ -289,7 +291,48 @@ impl Values {
         let list = values
             .filter_map(|(field, set)| Some((*field.row().slots.first()?, edges(set, field.row().bits))))
             .collect();
-        Self { list }
+        let extended = rule.matches.values().filter(|(field, _)| field.row().header.is_extended());
+        let extended = extended.map(|(field, set)| {
+            let first = set.ranges().first().map(|(low, _)| u64::from(*low));
+            (field, first.into_iter().chain(edges(set, field.row().bits)).collect())
+        });
+        Self { list, extended: extended.collect() }
+    }
+
+    /// Frames with these headers, the last of which is an extension header, and with TCP, UDP, ICMPv6 or other protocols
+    /// behind it: with usual values, with the first values of the rule, and with one field set to one value.
+    fn behind_extension_headers(&self, headers: &FrameBuilder) -> Vec<Vec<u8>> {
+        let (protocols, others): (Vec<_>, Vec<_>) =
+            self.extended.iter().partition(|(field, _)| *field == Field::ExtProtocol);
+        let mut frames = Vec::new();
+        // The headers have the number of what follows them.
+        let before = |protocol| headers.clone().protocol(protocol);
+        for usual in [
+            before(IpProtocol::TCP).tcp(1024, 9, 0x02),
+            before(IpProtocol::UDP).udp(1024, 9),
+            before(IpProtocol::ICMPV6).icmp(128, 0),
+        ] {
+            let firsts = others.iter().filter_map(|(field, values)| Some((*field, *values.first()?)));
+            let first =
+                firsts.fold(usual.clone(), |builder, (field, value)| builder.set(field, value.into()));
+            frames.push(usual.build());
+            for (field, values) in &others {
+                frames.extend(values.iter().map(|value| first.clone().set(*field, (*value).into()).build()));
+            }
+        }
+        // Packets of these need a header, but later fragments do not have one.
+        let with_header = [IpProtocol::TCP, IpProtocol::UDP, IpProtocol::ICMPV6];
+        let given = protocols.into_iter().flat_map(|(_, values)| values);
+        let others = given.map(|value| IpProtocol(*value as u8)).filter(|other| !with_header.contains(other));
+        for protocol in others {
+            frames.push(before(protocol).build());
+        }
+        let fragment = headers.clone().fragment(8, false);
+        frames.extend(with_header.map(|protocol| fragment.clone().protocol(protocol).build()));
+        // A value may be one of several edges, and headers do not have all of the fields.
+        let mut seen = BTreeSet::new();
+        frames.retain(|frame| seen.insert(frame.clone()));
+        frames
     }
 
     /// The cube, its parts with one field set to one value, and its parts with each header that it does not exclude.

@@ -177,3 +177,42 @@ fn a_coarse_flow_beside_many_exact_ones_is_found() {
     let found = lost(&rules("", &[("blocked", &both, "drop")]), &DeviceProfile::mlx4());
     assert_eq!(found, [("default".to_owned(), "blocked".to_owned())]);
 }
+
+/// A device cannot match ports behind extension headers, so flows give all packets with such headers to workers.
+#[test]
+fn exceptions_behind_extension_headers_are_found() {
+    let hosts = ("hosts", "dst = '2001:db8::/32'", "steer main");
+    for matches in [
+        "protocol = 'tcp', dst_port = 22",
+        "protocol = 'udp', src_port = '4000-4100', dst_port = 53",
+        "protocol = 'tcp', dst_port = 22, tcp_flags = 'ack,!syn'",
+        "icmpv6_type = 135",
+        "icmpv6_type = 1, icmpv6_code = 4",
+        "protocol = 'ospf'",
+        "protocol = 'tcp'",
+    ] {
+        let head = "ipv6_extensions = 'skip'\ndefault = 'drop'";
+        let policy = rules(head, &[("own", matches, "kernel"), hosts]);
+        for profile in [DeviceProfile::mlx5(), DeviceProfile::ideal()] {
+            let found = lost(&policy, &profile);
+            let names: Vec<&str> = found.iter().map(|(rule, _)| rule.as_str()).collect();
+            assert!(names.contains(&"own~extensions"), "{matches} on {}: {names:?}", profile.name);
+            let refused = report(&policy, &profile, WORKERS, None);
+            assert_eq!(refused.problems.len(), found.len(), "{:?}", refused.problems);
+        }
+        let kept = format!("{head}\n[sinks.host]\nkind = 'kernel'\ninterface = 'host0'");
+        let policy = rules(&kept, &[("own", matches, "kernel"), hosts]);
+        assert_eq!(lost(&policy, &DeviceProfile::mlx5()), [], "{matches}");
+    }
+}
+
+/// Later fragments have the protocol of the packet, and no port by which the rule could exclude them.
+#[test]
+fn later_fragments_behind_extension_headers_are_found() {
+    let own =
+        ("own", "family = 'ipv6', protocol = 'fragment', fragment = 'later', ext_protocol = 'udp'", "kernel");
+    let hosts = ("hosts", "dst = '2001:db8::/32'", "steer main");
+    let found = lost(&rules("default = 'drop'", &[own, hosts]), &DeviceProfile::mlx5());
+    assert_eq!(found.len(), 1, "{found:?}");
+    assert_eq!(found[0].0, "own");
+}
