@@ -842,6 +842,8 @@ fn contradictions_behind_extension_headers_are_refused() {
     for (matches, message) in [
         ("ext_dst_port = 22, dst_port = 22", "no packet has both"),
         ("ext_tcp_flags = \"syn\", ext_icmpv6_type = 1", "no packet has both"),
+        ("icmpv6_type = 128, ext_dst_port = 22", "no packet has both"),
+        ("icmpv6_type = 128, ext_icmpv6_type = 128", "no packet has both"),
         (
             "ext_protocol = \"udp\", ext_tcp_flags = \"syn\"",
             "`ext_tcp_flags` needs TCP, and `ext_protocol` excludes it",

@@ -236,13 +236,16 @@ fn protocols(
         |one: Header, other: Header| !one.protocols().iter().any(|own| other.protocols().contains(own));
     let pairs = rows().flat_map(|one| rows().map(move |other| (one, other)));
     // Fields of two IP versions are another conflict.
-    let mut pair =
-        pairs.filter(|((_, one), (_, other))| one.version().is_none() || other.version().is_none());
-    if let Some(((one, of), (other, name))) = pair.find(|((_, one), (_, other))| disjoint(*one, *other)) {
+    let have_two_versions = |one: Header, other: Header| {
+        one.version().zip(other.version()).is_some_and(|(one, other)| one != other)
+    };
+    let mut pairs = pairs.filter(|((_, one), (_, other))| !have_two_versions(*one, *other));
+    let found = pairs.find(|((_, header), (_, other_header))| disjoint(*header, *other_header));
+    if let Some(((one, header), (other, other_header))) = found {
         let message = format!(
             "`{one}` is a field of {} and `{other}` of {}: no packet has both",
-            of.name(),
-            name.name()
+            header.name(),
+            other_header.name()
         );
         return findings.push((other, message, "write a rule for each"));
     }
