@@ -54,6 +54,15 @@ pub struct Place {
     span: Range<usize>,
 }
 
+impl PartialEq for Place {
+    /// Whether both are the same bytes of the same source.
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.source, &other.source) && self.span == other.span
+    }
+}
+
+impl Eq for Place {}
+
 impl Place {
     /// The bytes `span` of `source`.
     #[must_use]

@@ -808,6 +808,19 @@ fn protocols_that_are_extension_headers_are_of_ipv4_only() {
     let (rules, _) =
         skipping(top, "match = { family = \"ipv6\", protocol = [\"udp\", \"ah\"] }\naction = \"drop\"");
     assert_eq!((rules.len(), &*rules[0]), (2, "r: ipv6 and protocol udp"));
+    let typed = "match = { ethertype = \"ipv6\", protocol = { not = \"udp\" } }\naction = \"drop\"";
+    let (rules, _) = skipping(top, typed);
+    let [ipv6, behind] = &rules[..] else { panic!("{rules:?}") };
+    assert!(ipv6.starts_with("r: ipv6 and ") && behind.starts_with("r~extensions: "), "{rules:?}");
+}
+
+#[test]
+fn a_rule_with_a_part_behind_extension_headers_has_one_warning() {
+    let rule =
+        "rules = [{ name = 'x', match = { fragment = 'first', dst_port = 53 }, action = { steer = 'g' } }]";
+    let stops = cautions("", rule);
+    assert_eq!(stops.len(), 1, "{stops:?}");
+    assert_eq!(cautions("", &format!("ipv6_extensions = 'skip'\n{rule}")), stops);
 }
 
 #[test]

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use packet::HashFields;
 use program::{Fragments, GroupId};
 
+use crate::diagnostics::Place;
 use crate::policy::{Action, GroupDefinition, Policy, RuleDefinition, Workers};
 
 use super::reader::Reader;
@@ -14,7 +15,12 @@ const PORTS: HashFields = HashFields::TCP.union(HashFields::UDP);
 
 /// Warns of groups that part what belongs together.
 pub(super) fn warn(reader: &mut Reader, policy: &Policy, symmetry_asked: &BTreeSet<GroupId>) {
+    let mut warned: Option<&Place> = None;
     for rule in &policy.rules {
+        // The parts of a rule that skips extension headers follow one another.
+        if warned == Some(&rule.place) {
+            continue;
+        }
         let (Action::Steer(group) | Action::Copy(group)) = rule.action else { continue };
         let is_symmetric = symmetry_asked.contains(&group);
         let Some(group) = policy.groups.get(group.index()).filter(|group| has_choice(group)) else {
@@ -22,6 +28,7 @@ pub(super) fn warn(reader: &mut Reader, policy: &Policy, symmetry_asked: &BTreeS
         };
         if let Some((message, hint)) = parted(rule, group, is_symmetric) {
             reader.push(rule.place.warning(message, "these packets").hint(hint));
+            warned = Some(&rule.place);
         }
     }
 }

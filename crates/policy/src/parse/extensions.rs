@@ -86,9 +86,18 @@ fn is_any(protocols: &RangeSet<u32>) -> bool {
     protocols.ranges() == [(0, u8::MAX.into())]
 }
 
+fn may_be_ipv4(matches: &Match) -> bool {
+    let (ipv4, _) = conflicts::possible(matches);
+    ipv4 && may_have_type(matches, EtherType::IPV4)
+}
+
 fn may_be_ipv6(matches: &Match) -> bool {
     let (_, ipv6) = conflicts::possible(matches);
-    ipv6 && matches.get(Field::EtherType).is_none_or(|types| types.contains(EtherType::IPV6.0.into()))
+    ipv6 && may_have_type(matches, EtherType::IPV6)
+}
+
+fn may_have_type(matches: &Match, ether_type: EtherType) -> bool {
+    matches.get(Field::EtherType).is_none_or(|types| types.contains(ether_type.0.into()))
 }
 
 /// The protocols that are no extension headers.
@@ -112,8 +121,7 @@ fn split(rule: RuleDefinition) -> Vec<RuleDefinition> {
         return vec![rule, behind];
     };
     let ipv6 = Match { family: Some(Family::V6), ..rule.matches.clone() }.with(Field::Protocol, others);
-    let (may_be_ipv4, _) = conflicts::possible(&rule.matches);
-    if !may_be_ipv4 {
+    if !may_be_ipv4(&rule.matches) {
         return vec![named("", ipv6), behind];
     }
     let ipv4 = Match { family: Some(Family::V4), ..rule.matches.clone() };
