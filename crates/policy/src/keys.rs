@@ -79,7 +79,7 @@ pub(crate) const POLICY: &[Key] = &[
         Boolean,
         "Whether packets that are left to the kernel may reach workers, where they are lost; false if left out.",
     ),
-    key("ipv6_extensions", IPV6_EXTENSIONS, "That of rules without the key; \"stop\" if left out."),
+    key("ipv6_extensions", IPV6_EXTENSIONS, "The value for rules without this key; \"stop\" if left out."),
     key("includes", ListOf("file_name"), "Other policy files, read before this one; relative to it."),
     key(
         "variables",

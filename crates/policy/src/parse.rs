@@ -129,7 +129,7 @@ fn assemble(reader: &mut Reader, main: &Arc<Source>, found: &[File<'_>], files: 
     let (mut allow_lost_exceptions, mut skips_extensions) = (None, None);
     for file in found {
         reader.source = Arc::clone(&file.source);
-        once(reader, &file.document, extensions::KEY, &mut skips_extensions, extensions::read);
+        key_of_one_file(reader, &file.document, extensions::KEY, &mut skips_extensions, extensions::read);
     }
     let skips_extensions = skips_extensions.is_some_and(|(skips, _)| skips);
     let mut protected: Option<Vec<ProtectedMatch>> = None;
@@ -141,9 +141,13 @@ fn assemble(reader: &mut Reader, main: &Arc<Source>, found: &[File<'_>], files: 
         for (key, given) in &mut defaults {
             default(reader, &file.document, &groups, key, given);
         }
-        once(reader, &file.document, "allow_lost_exceptions", &mut allow_lost_exceptions, |reader, value| {
-            reader.boolean(value, "`allow_lost_exceptions`")
-        });
+        key_of_one_file(
+            reader,
+            &file.document,
+            "allow_lost_exceptions",
+            &mut allow_lost_exceptions,
+            |reader, value| reader.boolean(value, "`allow_lost_exceptions`"),
+        );
         if let Some((key, value)) = file.document.get_key_value("protect") {
             protect::read(reader, key, value, &mut sets, protected.get_or_insert_default());
         }
@@ -196,8 +200,8 @@ fn default(reader: &mut Reader, table: &Table<'_>, groups: &Groups, key: &str, g
     *given = actions::of_default(reader, value, groups, key).map(|action| Default { action, place });
 }
 
-/// Reads a key of one file that is true or false in the end; only one file may have it.
-fn once(
+/// Reads a key that only one file may have, and whose value becomes true or false.
+fn key_of_one_file(
     reader: &mut Reader,
     table: &Table<'_>,
     key: &str,
