@@ -1,9 +1,12 @@
 //! Profiles from TOML. Errors name the file, the line, the key and the remedy.
 
 use std::collections::BTreeSet;
+use std::fs::{File, Metadata};
+use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 
 use program::TAG_BITS;
+use rustix::fs::{Mode, OFlags};
 
 use super::{Base, DeviceProfile, Emulation, PriorityTable};
 
@@ -67,16 +70,10 @@ impl DeviceProfile {
             return Self::by_name(name).ok_or_else(|| LoadError::UnknownName { name: name.to_owned() });
         }
         let file = PathBuf::from(name);
-        let read = || -> std::io::Result<(u64, String)> {
-            use std::io::Read as _;
-            let mut text = String::new();
-            let bytes = std::fs::File::open(&file)?.take(MAX_BYTES + 1).read_to_string(&mut text)?;
-            Ok((bytes as u64, text))
-        };
-        match read() {
+        match read(&file) {
             Err(source) => Err(LoadError::Read { file, source }),
-            Ok((bytes, _)) if bytes > MAX_BYTES => Err(LoadError::TooLarge { file }),
-            Ok((_, text)) => Self::parse(&file, &text),
+            Ok(text) if text.len() as u64 > MAX_BYTES => Err(LoadError::TooLarge { file }),
+            Ok(text) => Self::parse(&file, &text),
         }
     }
 
@@ -155,6 +152,23 @@ impl DeviceProfile {
     }
 }
 
+/// The first bytes of a regular file, at most one more than [`MAX_BYTES`]: a device may never end, and a FIFO blocks until it
+/// has a writer.
+fn read(file: &Path) -> io::Result<String> {
+    let only_regular = |found: &Metadata| {
+        let problem = "it is not a regular file";
+        if found.is_file() { Ok(()) } else { Err(io::Error::new(io::ErrorKind::InvalidInput, problem)) }
+    };
+    only_regular(&file.metadata()?)?;
+    // NONBLOCK: a FIFO may have replaced the file meanwhile (open(2)).
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
+    let file = File::from(rustix::fs::open(file, flags, Mode::empty())?);
+    only_regular(&file.metadata()?)?;
+    let mut text = String::new();
+    file.take(MAX_BYTES + 1).read_to_string(&mut text)?;
+    Ok(text)
+}
+
 /// What the software NIC has to know: as in the model of that name, but for the keys of the text.
 fn emulation(base: Base, text: &str) -> Result<Emulation, toml::de::Error> {
     #[derive(serde::Deserialize)]
@@ -216,6 +230,7 @@ pub(super) fn built_in(name: &str, text: &str) -> DeviceProfile {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::fs::FileType;
 
     fn refused(text: &str) -> String {
         DeviceProfile::parse(Path::new("nic.toml"), text).expect_err(text).to_string()
@@ -356,5 +371,17 @@ mod tests {
         let error = DeviceProfile::named_or_file("mlx6").expect_err("no model").to_string();
         assert!(error.contains("ideal, mlx5, mlx4, mana, bnxt_re, conservative"), "{error}");
         assert!(matches!(DeviceProfile::named_or_file("./no.toml"), Err(LoadError::Read { .. })));
+    }
+
+    #[test]
+    fn only_a_regular_file_is_read() {
+        let folder = tempfile::tempdir().expect("folder");
+        let fifo = folder.path().join("nic.toml");
+        rustix::fs::mknodat(rustix::fs::CWD, &fifo, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0)
+            .expect("made");
+        for path in [fifo.to_str().expect("path"), "/dev/zero"] {
+            let error = DeviceProfile::named_or_file(path).expect_err(path);
+            assert!(matches!(error, LoadError::Read { .. }), "{error}");
+        }
     }
 }
