@@ -75,6 +75,7 @@ impl LazyNic {
             passes: nic.engine_passes().iter().sum(),
             finished: nic.wires_finished().into(),
             died: nic.engine_died().into(),
+            mac: nic.port_mac(PORT).map_or(0, host::Status::number_of),
             port: nic.port_stats(PORT),
         }
     }

@@ -7,6 +7,8 @@
 
 use std::ffi::{CStr, c_int, c_void};
 
+use packet::MacAddr;
+
 use crate::stats::PortStats;
 
 /// The names of the functions.
@@ -24,8 +26,24 @@ pub struct Status {
     pub finished: u32,
     /// Not 0: the engine's thread has ended.
     pub died: u32,
+    /// The address of its port, the first byte in bits 40 to 47; 0 before the device was opened.
+    pub mac: u64,
     /// What became of the frames of its port.
     pub port: PortStats,
+}
+
+impl Status {
+    /// The address of its port, if the device was opened.
+    #[must_use]
+    pub fn mac(&self) -> Option<MacAddr> {
+        let [_, _, address @ ..] = self.mac.to_be_bytes();
+        (self.mac != 0).then_some(MacAddr(address))
+    }
+
+    /// As in the field.
+    pub(super) fn number_of(MacAddr([a, b, c, d, e, f]): MacAddr) -> u64 {
+        u64::from_be_bytes([0, 0, a, b, c, d, e, f])
+    }
 }
 
 type SetWires = extern "C" fn(open: c_int);
@@ -75,6 +93,13 @@ fn symbol(name: &CStr) -> Option<*mut c_void> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_address_is_a_number_and_back() {
+        let mac = MacAddr([0x02, 0, 0, 0x5e, 0, 1]);
+        assert_eq!(Status { mac: Status::number_of(mac), ..Status::default() }.mac(), Some(mac));
+        assert_eq!(Status::default().mac(), None);
+    }
 
     #[test]
     #[cfg_attr(miri, ignore = "Miri has no dlsym(3)")]

@@ -103,6 +103,7 @@ fn a_closed_wire_receives_once_the_program_opens_it() {
     let nic = LazyNic::new(settings.unwrap());
     assert_eq!(nic.status(), host::Status::default(), "nothing is there before the device is opened");
     assert!(nic.nic().is_some());
+    assert_eq!(nic.status().mac(), Some(nic.settings.wire.station()));
     let until = Instant::now() + Duration::from_secs(10);
     while nic.status().passes < 3 {
         assert!(Instant::now() < until, "the engine makes no pass");
