@@ -324,6 +324,53 @@ fn forwarded_packets_leave_unchanged() {
     assert!(sorted(sent) == sorted(frames), "the frames that left differ from those that arrived");
 }
 
+/// With the limits of an mlx5 the device would refuse the program.
+#[test]
+fn a_policy_is_compiled_for_the_model_file_that_the_device_imitates() {
+    if softnic().is_none() {
+        return;
+    }
+    let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../device-model/models/mlx5.toml");
+    let model = std::fs::read_to_string(model).expect("the model");
+    let narrow = model.replace("\npriorities = 16", "\npriorities = 4");
+    assert_ne!(model, narrow);
+    // Each matches some packets of all others.
+    let matches = [
+        "dst_port = 7",
+        "src_port = 1",
+        "src = \"10.0.0.1/32\"",
+        "dst = \"10.0.0.2/32\"",
+        "src = \"10.0.0.0/8\"",
+        "dst = \"10.0.0.0/8\"",
+    ];
+    let mut policy = "version = 1\ndefault = \"drop\"\n[groups.g]\nworkers = \"all\"\n".to_owned();
+    for (index, matches) in matches.into_iter().enumerate() {
+        let action = if index % 2 == 0 { "{ steer = \"g\" }" } else { "\"drop\"" };
+        let udp = format!("match = {{ protocol = \"udp\", {matches} }}");
+        let _ = write!(policy, "[[rules]]\nname = \"r{index}\"\n{udp}\naction = {action}\n");
+    }
+    let wire = "{ kind = \"pcap\", path = \"in.pcap\", mode = \"once\" }";
+    let setup = Setup::new("mlx5", wire, &policy);
+    let udp = |src: [u8; 4], dst: [u8; 4], src_port, dst_port| {
+        FrameBuilder::new().ipv4(src.into(), dst.into()).udp(src_port, dst_port).build()
+    };
+    let frames = [
+        udp([10, 0, 0, 1], [10, 0, 0, 2], 1, 7),
+        udp([10, 0, 0, 1], [10, 0, 0, 2], 1, 8),
+        udp([10, 0, 0, 1], [10, 0, 0, 2], 2, 8),
+        udp([10, 0, 0, 9], [10, 0, 0, 2], 2, 8),
+        udp([10, 0, 0, 9], [10, 0, 0, 9], 2, 8),
+        udp([11, 0, 0, 9], [10, 0, 0, 9], 2, 8),
+    ];
+    setup.write("in.pcap", &capture(&frames));
+    setup.write("narrow.toml", narrow.as_bytes());
+    let narrow = setup.folder.path().join("narrow.toml");
+    let counted = counts(&summary(setup.command().env("STEERD_SOFTNIC__PERSONALITY", narrow)));
+    for index in 0..matches.len() {
+        assert_eq!(counted[&format!("r{index}")], 1, "r{index} of {counted:?}");
+    }
+}
+
 /// The service manager watches the process that it started, also after that has started itself again.
 #[test]
 fn the_process_stays_the_same_over_its_start_and_reloads_under_traffic() {

@@ -14,6 +14,7 @@ use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 use std::sync::Arc;
 
+use packet::MacAddr;
 use softnic::PortStats;
 use softnic::preload::host::Preloaded;
 use softnic::preload::launch::{self, LaunchError};
@@ -93,6 +94,7 @@ pub(crate) struct Below {
     name: Arc<str>,
     /// The wire of its port, as in the settings.
     wires: Vec<String>,
+    mtu_bytes: Option<u32>,
     library: Preloaded,
 }
 
@@ -101,11 +103,21 @@ impl Below {
     /// The process was not started with the library.
     pub(crate) fn find(nic: &SoftNic) -> Result<Self, Error> {
         let library = Preloaded::find().ok_or(Error::NotPreloaded)?;
-        Ok(Self { name: nic.name.as_str().into(), wires: nic.wires.clone(), library })
+        let mtu_bytes = nic.ports.first().map(|port| port.mtu_bytes);
+        Ok(Self { name: nic.name.as_str().into(), wires: nic.wires.clone(), mtu_bytes, library })
     }
 
     pub(crate) fn wires(&self) -> &[String] {
         &self.wires
+    }
+
+    /// The address of its port, once the device was opened.
+    pub(crate) fn mac(&self) -> Option<MacAddr> {
+        self.library.status().mac()
+    }
+
+    pub(crate) fn mtu_bytes(&self) -> Option<u32> {
+        self.mtu_bytes
     }
 
     pub(crate) fn set_wires(&self, open: bool) {

@@ -163,16 +163,16 @@ impl OpenDevice {
 
     /// The ports in use as stations on their links.
     pub(crate) fn stations(&self) -> Vec<Station> {
-        let station = |port: &u8| match &self.soft {
-            Some(soft) => {
-                let (mac, mtu_bytes) = (soft.nic.port_mac(*port), soft.nic.port_mtu_bytes(*port));
-                Station { port: *port, mac, mtu_bytes }
-            }
-            None => {
-                let netdev = Netdev::of_port(Path::new(sysfs::CLASSES), self.device.name(), *port);
-                let (mac, mtu_bytes) = netdev.map_or((None, None), |netdev| (netdev.mac, netdev.mtu_bytes));
-                Station { port: *port, mac, mtu_bytes }
-            }
+        let station = |port: &u8| {
+            let (mac, mtu_bytes) = match (&self.soft, &self.below) {
+                (Some(soft), _) => (soft.nic.port_mac(*port), soft.nic.port_mtu_bytes(*port)),
+                (None, Some(below)) => (below.mac(), below.mtu_bytes()),
+                (None, None) => {
+                    let netdev = Netdev::of_port(Path::new(sysfs::CLASSES), self.device.name(), *port);
+                    netdev.map_or((None, None), |netdev| (netdev.mac, netdev.mtu_bytes))
+                }
+            };
+            Station { port: *port, mac, mtu_bytes }
         };
         self.ports.iter().map(station).collect()
     }
@@ -232,7 +232,9 @@ pub(crate) fn open(settings: &Settings) -> Result<OpenDevice, Error> {
     if libmlx5::is_wanted(settings) {
         let below = Below::find(&settings.softnic).map_err(Error::LibMlx5)?;
         let device = Device::open(&DeviceSelector::named(&settings.softnic.name), None);
-        let device = device.map_err(Error::Device)?;
+        // A personality can be a file, and the driver is that of an mlx5 in any case.
+        let model = Model::named(settings.softnic.personality()?.model());
+        let device = device.map_err(Error::Device)?.with_model(model);
         return Ok(OpenDevice {
             device,
             ports,
