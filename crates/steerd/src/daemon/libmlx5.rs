@@ -18,7 +18,7 @@ use packet::MacAddr;
 use softnic::PortStats;
 use softnic::preload::host::Preloaded;
 use softnic::preload::launch::{self, LaunchError};
-use softnic::preload::{WIRES_CLOSED, variable};
+use softnic::preload::{METHOD_MLX5, WIRES_CLOSED, variable};
 
 use crate::daemon::health::{Part, Progress};
 use crate::error::chain;
@@ -52,10 +52,17 @@ pub(crate) fn enter(settings: &Settings) -> Result<(), Error> {
     if !is_wanted(settings) {
         return Ok(());
     }
-    if std::env::var_os(variable::WIRES).is_some() {
+    if is_second_start(&settings.softnic.name, std::env::var_os) {
         return Preloaded::find().map(drop).ok_or(Error::NotPreloaded);
     }
     start_again(&settings.softnic).map(|never| match never {})
+}
+
+/// Whether this process was started by [`start_again`] for this device. One variable alone may be an operator's own.
+fn is_second_start(device: &str, variable: impl Fn(&'static str) -> Option<OsString>) -> bool {
+    let expected =
+        [(variable::METHOD, METHOD_MLX5), (variable::NAME, device), (variable::WIRES, WIRES_CLOSED)];
+    expected.iter().all(|(name, value)| variable(name).is_some_and(|found| found == *value))
 }
 
 fn start_again(nic: &SoftNic) -> Result<Infallible, Error> {
@@ -154,5 +161,28 @@ impl Below {
 
     fn engine(&self) -> Part {
         Part::Engine(Arc::clone(&self.name), None)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_all_variables_together_are_those_of_the_second_start() {
+        let all = [(variable::METHOD, "mlx5"), (variable::NAME, "nic7"), (variable::WIRES, "closed")];
+        let is_second = |set: &[(&str, &str)]| {
+            let value =
+                |name: &'static str| set.iter().find(|(set, _)| *set == name).map(|(_, value)| value.into());
+            is_second_start("nic7", value)
+        };
+        assert!(is_second(&all));
+        for left_out in 0..all.len() {
+            let mut some = all.to_vec();
+            some[left_out].1 = "other";
+            assert!(!is_second(&some), "{some:?}");
+            some.remove(left_out);
+            assert!(!is_second(&some), "{some:?}");
+        }
     }
 }
