@@ -9,10 +9,7 @@ use crate::terminal::table::{Grid, number};
 
 pub(crate) fn run(args: &FlowsArgs) -> Result<(), Error> {
     let client = Client::new(&args.api)?;
-    let path = match &args.rule {
-        Some(rule) => format!("/v1/flows?rule={}", escaped(rule)),
-        None => "/v1/flows".to_owned(),
-    };
+    let path = target(args.rule.as_deref());
     if args.output.is_json() {
         let answer: serde_json::Value = client.get(&path)?;
         return output::print_json(&answer);
@@ -20,9 +17,17 @@ pub(crate) fn run(args: &FlowsArgs) -> Result<(), Error> {
     output::print(&text(&client.get(&path)?))
 }
 
-/// Percent-encoded, as a query is (RFC 3986, 2.1).
+/// Of the request: the flows of all rules, or of one.
+fn target(rule: Option<&str>) -> String {
+    match rule {
+        Some(rule) => format!("/v1/flows?rule={}", escaped(rule)),
+        None => "/v1/flows".to_owned(),
+    }
+}
+
+/// Percent-encoded but for the unreserved characters (RFC 3986, 2.1 and 2.3): the API takes no escapes.
 fn escaped(name: &str) -> String {
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.~".contains(&byte);
     name.bytes()
         .map(|byte| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") })
         .collect()
@@ -71,6 +76,18 @@ fn action(flow: &Flow) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::api::request::{Call, call};
+
+    #[test]
+    fn the_api_accepts_every_target() {
+        for rule in [None, Some("web-1.a_b"), Some("web~extensions"), Some("default")] {
+            let target = target(rule);
+            let (path, query) =
+                target.split_once('?').map_or((&*target, None), |(path, query)| (path, Some(query)));
+            let accepted = call("GET", path, query);
+            assert_eq!(accepted, Ok(Call::Flows { rule }), "{target}");
+        }
+    }
 
     #[test]
     fn names_are_escaped_for_the_query() {
