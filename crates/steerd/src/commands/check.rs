@@ -251,12 +251,13 @@ impl Checked {
         wanted.iter().filter_map(found).collect()
     }
 
-    /// That workers decide more packets than this percentage: of the capture, or of those that a daemon has counted, or else
-    /// of those drawn from the rules.
+    /// That workers decide more packets than this percentage: of the capture, or of those that a daemon has counted, or else,
+    /// also if it has counted none, of those drawn from the rules.
     fn excess_hybrid(&self, most: f64) -> Option<String> {
-        let percent = match (&self.traffic, &self.counted) {
+        let in_hardware = self.counted.as_ref().and_then(|counted| counted.in_hardware_percent);
+        let percent = match (&self.traffic, in_hardware) {
             (Some(traffic), _) => traffic.all.hybrid_percent()?,
-            (None, Some(counted)) => 100.0 - counted.in_hardware_percent?,
+            (None, Some(percent)) => 100.0 - percent,
             (None, None) => self.report.shares.as_ref()?.all.hybrid_percent()?,
         };
         (percent > most)

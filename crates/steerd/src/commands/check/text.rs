@@ -336,13 +336,14 @@ fn counted_packets(checked: &Checked, layout: Layout) -> String {
     let mut out = format!("\n{}\n", layout.text(Style::Heading, &title));
     let words = match share.in_hardware_percent {
         Some(percent) => format!("about {percent:.1} % would be decided in hardware"),
-        None if share.packets == 0 => "without packets all rules count alike".to_owned(),
+        None if share.packets == 0 => "without packets the order of the policy decides".to_owned(),
         None => "-".to_owned(),
     };
     out.push_str(&layout.lines(Style::Plain, "  ", &words));
-    if share.rules_without_counter > 0 {
-        let rules = counted(share.rules_without_counter as u64, "rule has", "rules have");
-        let words = format!("{rules} no counter; they count by the number of packets that they match");
+    if share.rules_without_counter > 0 && share.in_hardware_percent.is_some() {
+        let one = "rule has no counter and is not part of this share";
+        let several = "rules have no counter and are not part of this share";
+        let words = counted(share.rules_without_counter as u64, one, several);
         out.push_str(&layout.lines(Style::Plain, "  ", &words));
     }
     out
