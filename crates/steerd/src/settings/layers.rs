@@ -186,20 +186,24 @@ fn rebase(table: &mut Table, folder: &Path) {
     let rebase_one = |value: Option<&mut Value>| {
         if let Some(Value::String(path)) = value
             && !path.is_empty()
-            && ![AUTO_SOCKET, COUNTERS].contains(&path.as_str())
         {
             *path = folder.join(&*path).to_string_lossy().into_owned();
         }
     };
-    for key in ["file", "traffic"] {
-        rebase_one(table.get_mut("policy").and_then(|policy| policy.get_mut(key)));
+    // The last column: a value that is no path.
+    for (section, key, word) in [
+        ("policy", "file", None),
+        ("policy", "traffic", Some(COUNTERS)),
+        ("http", "token_file", None),
+        ("api", "socket", Some(AUTO_SOCKET)),
+    ] {
+        let value = table.get_mut(section).and_then(|section| section.get_mut(key));
+        rebase_one(value.filter(|value| value.as_str() != word));
     }
     for (section, key) in [("device", "model"), ("softnic", "personality")] {
         let value = table.get_mut(section).and_then(|section| section.get_mut(key));
         rebase_one(value.filter(|value| value.as_str().is_some_and(DeviceProfile::is_path)));
     }
-    rebase_one(table.get_mut("http").and_then(|http| http.get_mut("token_file")));
-    rebase_one(table.get_mut("api").and_then(|api| api.get_mut("socket")));
     let Some(nic) = table.get_mut("softnic") else { return };
     let rebase_ports = |nic: &mut Value| {
         let ports = nic.get_mut("ports").and_then(Value::as_array_mut);

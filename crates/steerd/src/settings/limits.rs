@@ -83,15 +83,18 @@ fn check_device(settings: &Settings, report: &mut dyn FnMut(&str, String, Option
     if device.model != "auto"
         && let Err(error) = DeviceProfile::named_or_file(&device.model)
     {
-        let message = match (&error, error.source()) {
+        let auto = "\"auto\" chooses the model by the device's driver";
+        let (message, hint) = match (&error, error.source()) {
             (LoadError::UnknownName { name }, _) => {
                 let known = DeviceProfile::NAMES.map(|name| format!("{name:?}")).join(", ");
-                format!("{name:?} is no model, expected \"auto\", {known}, or a file like ./nic.toml")
+                let expected = format!("expected \"auto\", {known}, or a file like ./nic.toml");
+                (format!("{name:?} is no model, {expected}"), Some(auto))
             }
-            (_, Some(source)) => format!("{error}: {source}"),
-            (_, None) => error.to_string(),
+            (_, Some(source)) => (format!("{error}: {source}"), Some(auto)),
+            // With a hint of its own.
+            (_, None) => (error.to_string(), None),
         };
-        report("device.model", message, Some("\"auto\" chooses the model by the device's driver"));
+        report("device.model", message, hint);
     }
     if device.ports.is_empty() || device.ports.len() > MAX_PORTS {
         report("device.ports", format!("must list 1 to {MAX_PORTS} ports"), Some("ports count from 1"));

@@ -177,7 +177,23 @@ fn device_models_are_files_relative_to_the_settings() {
             problem.contains(key) && problem.contains("bad.toml:2: priorities: 0 is outside"),
             "{problem}"
         );
+        assert_eq!(problem.matches("hint").count(), 1, "{problem}");
     }
+}
+
+#[test]
+fn a_word_that_is_no_path_is_one_in_other_settings() {
+    let file = file(
+        "[policy]\nfile = \"counters\"\ntraffic = \"counters\"\n[api]\nsocket = \"auto\"\n[http]\ntoken_file = \"auto\"\n",
+    );
+    let request = Request { file: Some(file.path().to_owned()), ..Request::default() };
+    let settings = load_with(&request, &[]).expect("settings").settings;
+    assert_eq!(settings.policy.file, file.path().with_file_name("counters"));
+    assert_eq!(settings.http.token_file, file.path().with_file_name("auto"));
+    assert_eq!(
+        (settings.policy.traffic.to_str(), settings.api.socket.to_str()),
+        (Some("counters"), Some("auto"))
+    );
 }
 
 #[test]
