@@ -7,7 +7,7 @@ use device_model::DeviceProfile;
 use verbs::{Context, DeviceAttributes, DeviceList, LinkLayer, PortNumber, PortState, Provider};
 
 use crate::Error;
-use crate::model::Model;
+use crate::model::{Known, Model};
 
 /// Which device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -127,13 +127,13 @@ impl Device {
     /// Its limits for the compiler, beside `workers` workers, each of which has a queue pair.
     #[must_use]
     pub fn profile(&self, workers: usize) -> DeviceProfile {
-        profile_of(&self.name, &self.model.profile, &self.attributes, workers)
+        profile_of(&self.name, &self.model, &self.attributes, workers)
     }
 
     /// Its limits for a controller.
     #[must_use]
     pub fn limits(&self) -> Limits {
-        limits_of(&self.name, &self.model.profile, &self.attributes)
+        limits_of(&self.name, &self.model, &self.attributes)
     }
 
     /// Whether packets can be steered on that port now.
@@ -183,23 +183,32 @@ fn choose(selector: &DeviceSelector, mut available: Vec<String>) -> Result<Strin
 /// The controller has one queue pair and one table of its own, for flows that drop.
 const OWN_OBJECTS: u32 = 1;
 
-fn profile_of(
-    name: &str,
-    model: &DeviceProfile,
-    attributes: &DeviceAttributes,
-    workers: usize,
-) -> DeviceProfile {
+/// A limit that the device reports, 0 if it reports none. A model that the operator names can be lower: its author may know
+/// what the device does not report.
+fn limit(model: &Model, of_model: Option<u32>, reported: u32) -> Option<u32> {
+    let reported = (reported > 0).then_some(reported);
+    let named = of_model.filter(|_| model.known == Known::Named);
+    reported.into_iter().chain(named).min()
+}
+
+fn max_tables(model: &Model, attributes: &DeviceAttributes) -> Option<u32> {
+    let tables = limit(model, model.profile.max_tables, attributes.rss_caps.max_tables);
+    tables.map(|tables| tables.saturating_sub(OWN_OBJECTS))
+}
+
+fn profile_of(name: &str, model: &Model, attributes: &DeviceAttributes, workers: usize) -> DeviceProfile {
     // The workers' queue pairs for sending and the controller's own are counted among them.
     let others = u32::try_from(workers).unwrap_or(u32::MAX).saturating_add(OWN_OBJECTS);
-    let ideal_table = DeviceProfile::ideal().max_table;
-    let rss = &attributes.rss_caps;
+    let of_model = &model.profile;
+    let max_table = limit(model, Some(of_model.max_table), attributes.rss_caps.max_table_size);
+    let max_queues = limit(model, of_model.max_queues, attributes.max_qp);
     DeviceProfile {
-        name: format!("{name} ({})", model.name),
-        max_table: rss.max_table_size.min(ideal_table).max(1),
-        max_tables: (rss.max_tables > 0).then(|| rss.max_tables.saturating_sub(OWN_OBJECTS)),
-        max_receives: (attributes.max_qp_wr > 0).then_some(attributes.max_qp_wr),
-        max_queues: (attributes.max_qp > 0).then(|| attributes.max_qp.saturating_sub(others)),
-        ..model.clone()
+        name: format!("{name} ({})", of_model.name),
+        max_table: max_table.unwrap_or(1).clamp(1, DeviceProfile::ideal().max_table),
+        max_tables: max_tables(model, attributes),
+        max_receives: limit(model, of_model.max_receives, attributes.max_qp_wr),
+        max_queues: max_queues.map(|queues| queues.saturating_sub(others)),
+        ..of_model.clone()
     }
 }
 
@@ -217,13 +226,12 @@ pub struct Limits {
     pub multicast_ignores_priority: bool,
 }
 
-fn limits_of(name: &str, model: &DeviceProfile, attributes: &DeviceAttributes) -> Limits {
-    let tables = attributes.rss_caps.max_tables;
+fn limits_of(name: &str, model: &Model, attributes: &DeviceAttributes) -> Limits {
     Limits {
         device: name.to_owned(),
-        multicast_ignores_priority: model.multicast_ignores_priority,
+        multicast_ignores_priority: model.profile.multicast_ignores_priority,
         priorities: profile_of(name, model, attributes, 0).priorities_per_program(),
-        tables: (tables > 0).then(|| (tables.saturating_sub(OWN_OBJECTS) / 2) as usize),
+        tables: max_tables(model, attributes).map(|tables| (tables / 2) as usize),
     }
 }
 
@@ -256,29 +264,62 @@ mod tests {
         DeviceAttributes { max_qp: 100, rss_caps, ..DeviceAttributes::default() }
     }
 
+    /// A model that is known by the driver.
+    fn driven(profile: DeviceProfile) -> Model {
+        Model { profile, known: Known::Driver("driver".to_owned()) }
+    }
+
+    #[test]
+    fn a_named_model_can_only_narrow_what_the_device_reports() {
+        let attributes = DeviceAttributes { max_qp_wr: 1000, ..attributes() };
+        let limits = |profile: &DeviceProfile| {
+            (profile.max_table, profile.max_tables, profile.max_queues, profile.max_receives)
+        };
+        let model = |max_table, most| DeviceProfile {
+            max_table,
+            max_tables: Some(most),
+            max_queues: Some(most),
+            max_receives: Some(most),
+            ..DeviceProfile::mlx5()
+        };
+        let reported = (512, Some(8), Some(98), Some(1000));
+        for (model, expected) in [
+            (Model::named(model(64, 5)), (64, Some(4), Some(3), Some(5))),
+            (Model::named(model(4096, 5000)), reported),
+            (driven(model(64, 5)), reported),
+        ] {
+            assert_eq!(limits(&profile_of("nic0", &model, &attributes, 1)), expected);
+        }
+        assert_eq!(limits_of("nic0", &Model::named(model(64, 5)), &attributes).tables, Some(2));
+        let silent = profile_of("nic0", &Model::named(model(64, 5)), &DeviceAttributes::default(), 1);
+        assert_eq!(limits(&silent), (64, Some(4), Some(3), Some(5)), "what the device does not report");
+    }
+
     #[test]
     fn queue_pairs_are_those_that_workers_and_the_controller_leave() {
-        assert_eq!(profile_of("nic0", &DeviceProfile::ideal(), &attributes(), 3).max_queues, Some(96));
-        assert_eq!(profile_of("nic0", &DeviceProfile::ideal(), &attributes(), 1000).max_queues, Some(0));
+        let ideal = &driven(DeviceProfile::ideal());
+        assert_eq!(profile_of("nic0", ideal, &attributes(), 3).max_queues, Some(96));
+        assert_eq!(profile_of("nic0", ideal, &attributes(), 1000).max_queues, Some(0));
         let silent = DeviceAttributes { max_qp: 0, ..attributes() };
-        assert_eq!(profile_of("nic0", &DeviceProfile::ideal(), &silent, 3).max_queues, None);
+        assert_eq!(profile_of("nic0", ideal, &silent, 3).max_queues, None);
     }
 
     #[test]
     fn a_program_has_half_the_tables_that_the_controller_leaves() {
-        assert_eq!(limits_of("nic0", &DeviceProfile::ideal(), &attributes()).tables, Some(4));
-        assert_eq!(limits_of("nic0", &DeviceProfile::ideal(), &DeviceAttributes::default()).tables, None);
+        let ideal = &driven(DeviceProfile::ideal());
+        assert_eq!(limits_of("nic0", ideal, &attributes()).tables, Some(4));
+        assert_eq!(limits_of("nic0", ideal, &DeviceAttributes::default()).tables, None);
     }
 
     #[test]
     fn the_model_gives_what_a_device_does_not_report() {
-        let limits = |model| limits_of("nic0", &model, &attributes());
+        let limits = |model| limits_of("nic0", &driven(model), &attributes());
         let (mlx5, mlx4) = (limits(DeviceProfile::mlx5()), limits(DeviceProfile::mlx4()));
         assert_eq!((mlx5.priorities, mlx4.priorities), (8, 0x800));
         assert!(mlx5.multicast_ignores_priority && !mlx4.multicast_ignores_priority);
-        let profile = profile_of("nic0", &DeviceProfile::mlx4(), &attributes(), 1);
+        let profile = profile_of("nic0", &driven(DeviceProfile::mlx4()), &attributes(), 1);
         assert!(!profile.hash_field_exclusive);
         assert_eq!(profile.max_table, 512, "the device's own answer goes before the model's");
-        assert_eq!(profile_of("nic0", &DeviceProfile::mlx5(), &attributes(), 1).name, "nic0 (mlx5)");
+        assert_eq!(profile_of("nic0", &driven(DeviceProfile::mlx5()), &attributes(), 1).name, "nic0 (mlx5)");
     }
 }
