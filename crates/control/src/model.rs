@@ -17,7 +17,8 @@ const SYSFS: &str = "/sys/class/infiniband";
 /// A device's model, and how it is known.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Model {
-    /// Its limits and refusals; the device's own answers go before them.
+    /// Its limits and refusals. The device's own answers go before its numbers; of a model that the settings name, the lower one
+    /// counts.
     pub profile: DeviceProfile,
     /// How it is known.
     pub known: Known,
@@ -84,11 +85,13 @@ impl Model {
     #[must_use]
     pub fn warning(&self, device: &str) -> Option<String> {
         let Known::Not(_) = self.known else { return None };
-        let models: Vec<String> = DeviceProfile::NAMES.iter().map(|name| format!("\"{name}\"")).collect();
+        let steers = |name: &&str| DeviceProfile::by_name(name).is_some_and(|model| model.can_steer());
+        let models: Vec<_> =
+            DeviceProfile::NAMES.into_iter().filter(steers).map(|name| format!("{name:?}")).collect();
         Some(format!(
             "the model of {device} is not known ({}): it is used as far as all known models go, most packets are \
              decided by workers, and nothing is counted or copied by the device (hint: if it is like one of these, name \
-             it with device.model: {})",
+             it with device.model: {}; `steerd devices --probe {device}` writes a model of its own)",
             self.known,
             models.join(", ")
         ))
@@ -135,7 +138,11 @@ mod tests {
             assert_eq!(model.known, Known::Not(driver.map(str::to_owned)));
             let warning = model.warning("rdma0").expect("it is not known");
             assert!(warning.starts_with("the model of rdma0 is not known"), "{warning}");
-            assert!(warning.contains("device.model: \"ideal\", \"mlx5\", \"mlx4\""), "{warning}");
+            assert!(
+                warning.contains("device.model: \"ideal\", \"mlx5\", \"mlx4\", \"conservative\""),
+                "{warning}"
+            );
+            assert!(warning.contains("`steerd devices --probe rdma0`"), "{warning}");
         }
         assert_eq!(Model::by_driver(Path::new("/nowhere"), "rdma0").known, Known::Not(None));
     }

@@ -148,7 +148,8 @@ impl fmt::Display for Personality {
 pub enum UnknownPersonality {
     /// It is not a name either.
     #[error(
-        "{found:?} is no personality: expected \"ideal\", \"mlx5\", \"mlx4\", or the file of a device model, like ./nic.toml"
+        "{found:?} is no personality: expected {}, or the file of a device model, like ./nic.toml",
+        DeviceProfile::NAMES.map(|name| format!("{name:?}")).join(", ")
     )]
     Name {
         /// The word.
@@ -517,7 +518,8 @@ mod tests {
         let unknown = "mlx6".parse::<Personality>().unwrap_err();
         assert_eq!(
             unknown.to_string(),
-            "\"mlx6\" is no personality: expected \"ideal\", \"mlx5\", \"mlx4\", or the file of a device model, like ./nic.toml"
+            "\"mlx6\" is no personality: expected \"ideal\", \"mlx5\", \"mlx4\", \"mana\", \"bnxt_re\", \"conservative\", \
+             or the file of a device model, like ./nic.toml"
         );
     }
 
