@@ -135,18 +135,19 @@ impl DeviceClock {
     /// As [`Context::raw_clock`].
     pub fn read(&mut self) -> Result<ClockRelation, verbs::Error> {
         let mut best: Option<(Duration, u64, Instant)> = None;
-        let mut advances = false;
+        let (mut last, mut repeats) = (None, false);
         for _ in 0..READINGS {
             let before = Instant::now();
             let raw = self.context.raw_clock()?;
             let took = before.elapsed();
-            advances |= best.is_some_and(|(_, other, _)| other != raw);
+            repeats |= last.replace(raw) == Some(raw);
             if best.is_none_or(|(least, ..)| took < least) {
                 best = Some((took, raw, before + took / 2));
             }
         }
         let Some((_, mut raw, mut at)) = best else { unreachable!("there is at least one reading") };
-        if !advances && let Some(step) = self.next_step(raw)? {
+        // A clock that advances in steps also differs between two readings if a step falls between them.
+        if repeats && let Some(step) = self.next_step(last.unwrap_or(raw))? {
             (raw, at) = step;
         }
         self.measure_rate(raw, at);
