@@ -21,7 +21,7 @@ pub(super) fn create(context: &Context) -> Verb<u32> {
 }
 
 /// The slot of one of the context's sets.
-fn find(state: &State, owner: u32, handle: u64, errno: Errno) -> Verb<u32> {
+pub(super) fn find(state: &State, owner: u32, handle: u64, errno: Errno) -> Verb<u32> {
     let slot = u32::try_from(handle).map_err(|_| errno)?;
     let known = state.counters.get(slot).filter(|set| set.owner == owner);
     known.map(|_| slot).ok_or(errno)
@@ -55,16 +55,6 @@ pub(super) fn read(context: &Context, handle: u64, flags: u32, array: &mut Reply
         array.put_u64(index * size_of::<u64>(), *value);
     }
     Ok(())
-}
-
-/// The set that a COUNT action names, with the points that the flow's driver data describes, if it was not bound yet.
-pub(super) fn bind(state: &mut State, owner: u32, handle: u64, points: &[(u32, CounterPoint)]) -> Verb<u32> {
-    let slot = find(state, owner, handle, EINVAL)?;
-    let set = state.counters.get_mut(slot).ok_or(EINVAL)?;
-    if !set.bound && !points.is_empty() {
-        set.points = points.to_vec();
-    }
-    Ok(slot)
 }
 
 /// Reads `struct mlx5_ib_create_flow`: the points of the counters of a flow.

@@ -18,7 +18,7 @@ use crate::device::SoftContext;
 use crate::flow::{Actions, CounterId, FlowError, FlowId, FlowRule, QpSlot};
 use crate::nic::Nic;
 use crate::personality::FlowRules;
-use crate::state::{FlowState, State, owned};
+use crate::state::{CounterPoint, FlowState, State, owned};
 
 /// A flow.
 #[repr(C)]
@@ -53,7 +53,7 @@ pub(crate) unsafe extern "C" fn create_flow(qp: *mut ibv_qp, attr: *mut ibv_flow
         soft.nic().port(request.port).ok_or(EINVAL)?;
         let counter = counter(&request, qp)?;
         let flow = FlowState { owner: soft.slot, qp: qp.slot, counter };
-        let slot = insert(soft.nic(), &request, |_| Ok(flow))?;
+        let slot = insert(soft.nic(), &request, |_| Ok((flow, Vec::new())))?;
         let flow = ibv_flow { comp_mask: 0, context: qp.context(), handle: slot };
         Ok(SoftFlow { flow, slot }.into_native())
     })
@@ -68,29 +68,32 @@ fn counter(request: &FlowRequest, qp: &SoftQp) -> Verb<Option<u32>> {
 }
 
 /// Puts a flow, which `prepare` describes, into use of its queue pair and counters and into the table; returns its slot.
+/// The points that it brings become those of its counters if these are not bound yet. If it is refused, nothing changes.
 pub(crate) fn insert(
     nic: &Nic,
     request: &FlowRequest,
-    prepare: impl FnOnce(&mut State) -> Verb<FlowState>,
+    prepare: impl FnOnce(&State) -> Verb<(FlowState, Vec<(u32, CounterPoint)>)>,
 ) -> Verb<u32> {
     let rules = &nic.rules().flow;
     let mut flows = nic.flow_writer();
     let mut state = nic.control();
-    let flow = prepare(&mut state)?;
+    let (flow, points) = prepare(&state)?;
     let (counter, qp) = (flow.counter, flow.qp);
     let order = state.flow_order();
     let State { qps, counters, flow_objects, .. } = &mut *state;
     let used = qps.get_mut(qp).ok_or(EINVAL)?;
     let set = counter.map(|counter| counters.get_mut(counter).ok_or(EINVAL)).transpose()?;
+    let points = set.as_ref().filter(|set| !set.bound && !points.is_empty()).map(|_| points);
     // As mlx5: a set without points counts nothing, which is surely a mistake.
-    if set.as_ref().is_some_and(|set| set.points.is_empty()) {
+    if points.is_none() && set.as_ref().is_some_and(|set| set.points.is_empty()) {
         return Err(EINVAL);
     }
     let slot = flow_objects.insert(flow).ok_or(rules.limits.of(Limit::Flows))?;
     used.users += 1;
-    let was_bound = set.is_some_and(|set| {
+    let before = set.map(|set| {
         set.users += 1;
-        std::mem::replace(&mut set.bound, true)
+        let points = points.map(|points| std::mem::replace(&mut set.points, points));
+        (std::mem::replace(&mut set.bound, true), points)
     });
     let rule = rule(request, (slot, order), counter, qp);
     drop(state);
@@ -99,8 +102,12 @@ pub(crate) fn insert(
     added.map_err(|error| {
         let mut state = nic.control();
         state.remove_flow(slot);
-        if let Some(set) = counter.and_then(|counter| state.counters.get_mut(counter)) {
+        let set = counter.and_then(|counter| state.counters.get_mut(counter));
+        if let (Some(set), Some((was_bound, points))) = (set, before) {
             set.bound = was_bound;
+            if let Some(points) = points {
+                set.points = points;
+            }
         }
         tracing::debug!(%error, "a flow was refused");
         errno(&error, rules)

@@ -45,8 +45,8 @@ pub(super) fn create(context: &Context, call: &mut Call<'_>) -> Verb<()> {
     let slot = insert(&context.nic, &request, |state| {
         state.qps.get(qp).filter(|qp| qp.owner == owner).ok_or(EINVAL)?;
         // In a flow of this front the pointer is the handle.
-        let counter = request.counters.map(|set| counters::bind(state, owner, set.addr() as u64, &points));
-        Ok(FlowState { owner, qp, counter: counter.transpose()? })
+        let counter = request.counters.map(|set| counters::find(state, owner, set.addr() as u64, EINVAL));
+        Ok((FlowState { owner, qp, counter: counter.transpose()? }, points))
     })?;
     call.reply.put_u32(4, slot);
     Ok(())
