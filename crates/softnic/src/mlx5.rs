@@ -214,9 +214,10 @@ impl Context {
             return Err(EINVAL);
         }
         let (events, client) = EventChannel::new()?;
+        // `control` wakes the engines. Without the pages one may sleep too long for the clock afterwards.
+        self.make_clock();
         let slot = self.nic.control().contexts.insert(ContextState { events }).ok_or(ENOMEM)?;
         opened.slot = Some(slot);
-        self.make_clock();
         Ok(client.into_raw_fd())
     }
 

@@ -6,7 +6,8 @@
 //! pass, without by a nap of the engine, up to 4 ms. It is never ahead.
 //!
 //! Invariants: the pages are mapped as long as this value exists, and are written through atomics only, because the client
-//! reads them at any time. The client cannot write: its descriptors of the file cannot be mapped writable.
+//! reads them at any time. The client cannot write: its descriptors of the file cannot be mapped writable. Where the kernel
+//! cannot ensure this (before 5.1), there are no pages and the device has no clock.
 
 use std::os::fd::{AsRawFd as _, OwnedFd, RawFd};
 use std::ptr::NonNull;
@@ -71,9 +72,8 @@ impl ClockPages {
         let address = unsafe { mmap(std::ptr::null_mut(), BYTES, protection, MapFlags::SHARED, &file, 0) }?;
         let address = NonNull::new(address.cast()).ok_or(rustix::io::Errno::NOMEM)?;
         let pages = Self { address, file, clock, written_ns: AtomicU64::new(0) };
-        // From here on it cannot be mapped writable; kernels before 5.1 do not know that seal.
-        let _ = fcntl_add_seals(&pages.file, SealFlags::FUTURE_WRITE);
-        fcntl_add_seals(&pages.file, SealFlags::SHRINK | SealFlags::GROW)?;
+        // From here on it cannot be mapped writable. Kernels before 5.1 do not know that seal.
+        fcntl_add_seals(&pages.file, SealFlags::FUTURE_WRITE | SealFlags::SHRINK | SealFlags::GROW)?;
         pages.short(MULTIPLIER).store(multiplier(clock), Ordering::Relaxed);
         pages.short(SHIFT).store(SHIFT_BITS, Ordering::Relaxed);
         pages.long(MASK).store(clock.mask, Ordering::Relaxed);
