@@ -360,7 +360,7 @@ impl PortTable {
         let mut copy_rule = CopyRule { precedence, matcher: rule.matcher, tunnel: rule.tunnel.clone(), hit };
         if rule.kind == FlowKind::Sniffer {
             let full =
-                FlowError::Full { what: "sniffers on this port", limit: MAX_SNIFFERS, of: Limit::Flows };
+                FlowError::Full { what: "sniffers on this port", limit: MAX_SNIFFERS, of: Limit::Sniffers };
             return add_copy_rule(&mut self.sniffers, copy_rule, full);
         }
         if rule.dont_trap {

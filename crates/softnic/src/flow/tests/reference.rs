@@ -134,7 +134,7 @@ fn verdict_on(device: &TableRules, rules: &[TestRule], test: &TestRule) -> Resul
     let full = |what, limit, of| Err(FlowError::Full { what, limit, of });
     if test.sniffs() {
         let many = count(TestRule::sniffs) >= MAX_SNIFFERS;
-        return if many { full("sniffers on this port", MAX_SNIFFERS, Limit::Flows) } else { Ok(own) };
+        return if many { full("sniffers on this port", MAX_SNIFFERS, Limit::Sniffers) } else { Ok(own) };
     }
     let mut group: Vec<&TestRule> = rules.iter().filter(|other| other.shares_entry(test)).collect();
     group.sort_by_key(|other| other.rule.order);
