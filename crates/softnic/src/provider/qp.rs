@@ -246,7 +246,8 @@ pub(crate) unsafe extern "C" fn modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_att
         // SAFETY: the queue pair keeps the context it was made with.
         let soft = unsafe { SoftContext::of(object.context()) }?;
         let kind = Kind { is_rss: object.plain.is_none(), is_datagram: object.datagram };
-        modify(soft.nic(), object.slot, kind, &object.state, (attr, mask.cast_unsigned(), 0))
+        let mut state = soft.nic().control();
+        modify(soft.nic(), &mut state, object.slot, kind, &object.state, (attr, mask.cast_unsigned(), 0))
     })
 }
 
@@ -260,13 +261,13 @@ pub(crate) struct Kind {
 /// Changes a queue pair, everything in the request or nothing. `native` is its state; the bytes of a burst belong to a rate.
 pub(crate) fn modify(
     nic: &Nic,
+    state: &mut State,
     slot: u32,
     kind: Kind,
     native: &AtomicU32,
     (attr, mask, burst_bytes): (&ibv_qp_attr, u32, u32),
 ) -> Verb<()> {
     let rules = nic.rules();
-    let mut state = nic.control();
     let from = native.load(Ordering::Relaxed);
     let to = if mask & STATE == 0 { from } else { attr.qp_state };
     check(kind, rules, (from, to), (attr, mask))?;
@@ -298,7 +299,7 @@ pub(crate) fn modify(
     if let (Some(pace), QpKind::Raw { send, .. }) = (pace, &mut known.kind) {
         send.pace = pace;
     }
-    enter(&mut state, slot, kind, native, to)
+    enter(state, slot, kind, native, to)
 }
 
 /// What of a call cannot be.

@@ -215,9 +215,9 @@ const MASK: usize = 68;
 /// Changes a queue pair. What raw packets have no use for is checked by the mask.
 fn change(context: &Context, call: &Call<'_>, (rate_limit, burst_bytes): (u32, u32)) -> Verb<()> {
     let (owner, slot, core) = (context.slot()?, call.core.u32(64), call.core);
-    let state = context.nic.quiet_control();
+    // Held until the change is made: another call could destroy the queue pair and reuse its slot.
+    let mut state = context.nic.control();
     let native = Arc::clone(&queues(&state, owner, slot)?.0.native_state);
-    drop(state);
     let attr = ibv_qp_attr {
         qkey: core.u32(72),
         sq_psn: core.u32(80),
@@ -228,7 +228,7 @@ fn change(context: &Context, call: &Call<'_>, (rate_limit, burst_bytes): (u32, u
         rate_limit,
         ..ibv_qp_attr::default()
     };
-    qp::modify(&context.nic, slot, RAW, &native, (&attr, core.u32(MASK), burst_bytes))
+    qp::modify(&context.nic, &mut state, slot, RAW, &native, (&attr, core.u32(MASK), burst_bytes))
 }
 
 /// QUERY_QP: `struct ib_uverbs_query_qp_resp`.
