@@ -1,4 +1,4 @@
-//! A value in two copies, so that who reads it never waits for who changes it ("left-right", Ramalhete and Correia, 2015).
+//! A value in two copies, so that readers never wait for writers ("left-right", Ramalhete and Correia, 2015).
 //!
 //! Readers use the current copy. A change is made in the other one, which then becomes the current one, and is repeated in
 //! the first when its last reader has left. Why it is right: a copy is written to by the holder of `writer` alone, and only
@@ -7,7 +7,11 @@
 //! the other copy is current, and who has seen it never sees the value before it again.
 
 use sync::{AtomicUsize, Mutex, MutexGuard, Ordering, RwLock, RwLockReadGuard, RwLockWriteGuard};
-use sync::{PoisonError, TryLockError, pause};
+use sync::{PoisonError, TryLockError, pause, rest};
+
+/// How often a writer yields to a reader before it sleeps between attempts: a reader whose thread does not run, or that has a
+/// lower priority, may need the core of the writer.
+const YIELDS: usize = 100;
 
 /// Both copies.
 pub(crate) struct LeftRight<T> {
@@ -55,14 +59,19 @@ impl<T> LeftRight<T> {
         Writer { value: self, _alone: self.writer.lock().unwrap_or_else(PoisonError::into_inner) }
     }
 
-    /// A copy when its last reader has left. By trying: a reader that leaves a lock which somebody sleeps on has to wake him
-    /// with a system call.
+    /// A copy when its last reader has left. By trying: a reader that leaves a lock which a thread sleeps on has to wake the
+    /// sleeper with a system call.
     fn vacated(&self, copy: usize) -> RwLockWriteGuard<'_, T> {
+        let mut attempts = 0;
         loop {
             match self.copies[copy].try_write() {
                 Ok(copy) => return copy,
                 Err(TryLockError::Poisoned(poisoned)) => return poisoned.into_inner(),
-                Err(TryLockError::WouldBlock) => pause(),
+                Err(TryLockError::WouldBlock) if attempts == YIELDS => rest(),
+                Err(TryLockError::WouldBlock) => {
+                    attempts += 1;
+                    pause();
+                }
             }
         }
     }
@@ -85,6 +94,11 @@ mod sync {
     pub(super) use std::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
     pub(super) use std::sync::{PoisonError, TryLockError};
     pub(super) use std::thread::yield_now as pause;
+
+    /// Between two attempts of a writer that has waited for some time.
+    pub(super) fn rest() {
+        std::thread::sleep(std::time::Duration::from_micros(50));
+    }
 }
 
 /// Those of loom, which runs the threads of `model` in every order.
@@ -93,6 +107,7 @@ mod sync {
     pub(super) use loom::sync::atomic::{AtomicUsize, Ordering};
     pub(super) use loom::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
     pub(super) use loom::thread::yield_now as pause;
+    pub(super) use loom::thread::yield_now as rest;
     pub(super) use std::sync::{PoisonError, TryLockError};
 }
 

@@ -8,8 +8,9 @@
 //!
 //! # Changes
 //! A rule is added to and removed from every leaf that it belongs to; a leaf that overflows is split where it is
-//! ([`update`]). Trees that grew by half this way are built anew from the [`Directory`]: some 2 us for each rule, for which
-//! the caller who made the last change waits, and no lookup.
+//! ([`update`]). Trees that grew by half this way are built anew from the [`Directory`]: some 2 us for each rule. The
+//! caller of the last change waits for it twice, because there are two copies ([`crate::left_right`]), and so do other
+//! changes meanwhile; no lookup does.
 //!
 //! # What is not in the trees
 //! Masks that have nothing in common make leaves that nothing splits. A leaf has at most 64 rules, a rule added later at
