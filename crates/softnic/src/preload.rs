@@ -9,7 +9,7 @@
 use std::ffi::{CStr, c_int, c_void};
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use ibverbs_sys::{ibv_context, ibv_device};
@@ -48,7 +48,9 @@ const WAIT_STEP: Duration = Duration::from_millis(2);
 /// A soft NIC that is made when a program opens its device.
 pub struct LazyNic {
     settings: Settings,
-    nic: Mutex<Option<SoftNic>>,
+    nic: OnceLock<SoftNic>,
+    /// Held by the first caller while it makes the NIC and waits for its peer; other callers that open the device wait too.
+    opening: Mutex<()>,
     /// Whether its wire receives.
     wires_open: Arc<AtomicBool>,
 }
@@ -58,7 +60,7 @@ impl LazyNic {
     #[must_use]
     pub fn new(settings: Settings) -> Self {
         let wires_open = Arc::new(AtomicBool::new(!settings.wires_closed));
-        Self { settings, nic: Mutex::new(None), wires_open }
+        Self { settings, nic: OnceLock::new(), opening: Mutex::new(()), wires_open }
     }
 
     /// Opens the wire, or closes it: then it receives nothing. Frames are sent in any case.
@@ -66,11 +68,10 @@ impl LazyNic {
         self.wires_open.store(open, Ordering::Release);
     }
 
-    /// How the device is; zeros before it was opened.
+    /// How the device is; zeros before it was opened. Does not wait for a thread that opens it.
     #[must_use]
     pub fn status(&self) -> host::Status {
-        let nic = self.nic.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(nic) = nic.as_ref() else { return host::Status::default() };
+        let Some(nic) = self.nic.get() else { return host::Status::default() };
         host::Status {
             passes: nic.engine_passes().iter().sum(),
             finished: nic.wires_finished().into(),
@@ -116,8 +117,7 @@ impl LazyNic {
     #[must_use]
     pub fn channel_maker(&self) -> Option<ibv_provider::CreateChannel> {
         use ibv_provider::Provider as _;
-        let nic = self.nic.lock().unwrap_or_else(PoisonError::into_inner);
-        nic.as_ref().and_then(SoftNic::channel_maker)
+        self.nic.get().and_then(SoftNic::channel_maker)
     }
 
     /// What `ibv_get_device_guid` returns in host byte order: EUI-64 of the first port's address, as it is known before
@@ -129,22 +129,21 @@ impl LazyNic {
 
     /// The NIC, made by the first who asks. An error is written to stderr, because C has only errno.
     pub(crate) fn nic(&self) -> Option<Arc<Nic>> {
-        let mut nic = self.nic.lock().unwrap_or_else(PoisonError::into_inner);
-        if nic.is_none() {
+        let _opening = self.opening.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.nic.get().is_none() {
             // The program did not ask for threads, so none of ours is to take its signals.
             let blocked = Blocked::all();
             let made = self.settings.create(&self.wires_open);
             drop(blocked);
             match made {
-                Ok(made) => *nic = Some(made),
+                Ok(made) => self.wait_for_peer(self.nic.get_or_init(|| made).shared()),
                 Err(error) => {
                     complain(&error);
                     return None;
                 }
             }
-            self.wait_for_peer(nic.as_ref()?.shared());
         }
-        nic.as_ref().map(|nic| Arc::clone(nic.shared()))
+        self.nic.get().map(|nic| Arc::clone(nic.shared()))
     }
 
     /// Gives a link's two ends time to meet: most programs look at the port once, when they start, and give up.

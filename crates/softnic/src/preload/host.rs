@@ -2,8 +2,9 @@
 //! has done.
 //!
 //! Such a program has a copy of this crate of its own, which knows nothing of the device. The library exports two functions
-//! with C's calling convention, which the dynamic linker finds by name. Fields are only added to the structure, at its end, and
-//! the caller gives its size, because the library and the program may be of different releases.
+//! with C's calling convention, which the dynamic linker finds by name. Counters are only added at the end of [`PortStats`], which
+//! stays the last field of the structure, and the caller gives its size, because the library and the program may be of different
+//! releases.
 
 use std::ffi::{CStr, c_int, c_void};
 
@@ -28,7 +29,7 @@ pub struct Status {
     pub died: u32,
     /// The address of its port, the first byte in bits 40 to 47; 0 before the device was opened.
     pub mac: u64,
-    /// What became of the frames of its port.
+    /// What became of the frames of its port. The last field: it grows.
     pub port: PortStats,
 }
 

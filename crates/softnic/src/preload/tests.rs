@@ -50,7 +50,7 @@ fn every_variable_is_checked_and_named() {
         (variable::CORE, "-1"),
         (variable::CORE, "1000000"),
         (variable::WAIT, "3601"),
-        (variable::WIRES, "ajar"),
+        (variable::WIRES, "half-open"),
     ] {
         let error = read(&[(name, value)]).unwrap_err().to_string();
         assert!(error.contains(name) && error.contains(value), "{error}");
@@ -121,6 +121,6 @@ fn a_closed_wire_receives_once_the_program_opens_it() {
 #[test]
 fn no_nic_is_made_before_the_device_is_opened() {
     let nic = LazyNic::new(read(&[(variable::WIRE, "af_packet:no-such-interface")]).unwrap());
-    assert!(nic.nic.lock().unwrap().is_none());
+    assert!(nic.nic.get().is_none());
     assert!(nic.nic().is_none(), "and none at all without its wire");
 }
