@@ -128,8 +128,12 @@ impl DeviceOptions {
             Ok(path) if DeviceProfile::is_path(name) => path.to_string_lossy().into_owned(),
             _ => name.clone(),
         });
+        let wire = self.wire.as_ref().map(|wire| match wire.strip_prefix("pcap:").map(std::path::absolute) {
+            Some(Ok(path)) => format!("pcap:{}", path.display()),
+            _ => wire.clone(),
+        });
         let all = [
-            (variable::WIRE, &self.wire),
+            (variable::WIRE, &wire),
             (variable::NAME, &self.name),
             (variable::PERSONALITY, &personality),
             (variable::MTU, &self.mtu),
