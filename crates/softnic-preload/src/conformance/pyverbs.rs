@@ -17,7 +17,7 @@ const SUITE: &str = "/usr/share/doc/rdma-core/tests";
 /// The stock suite ends with a segmentation fault in this one, on any device that has no SRQ.
 const EXCLUDED: &str = "test_mem_align_srq_excq_rc_traffic";
 
-/// What the suite comes to by a method.
+/// The expected result of the suite by a method.
 struct Expectation {
     method: Method,
     name: &'static str,

@@ -66,7 +66,7 @@ pub enum LaunchError {
 /// The library; of several the newest, because cargo keeps one of its two copies behind.
 ///
 /// # Errors
-/// There is none.
+/// No library was found.
 pub fn library() -> Result<PathBuf, LaunchError> {
     if let Some(path) = std::env::var_os(LIBRARY).map(PathBuf::from) {
         return path.canonicalize().map_err(|source| LaunchError::NamedLibrary { path, source });
@@ -82,10 +82,10 @@ pub fn library() -> Result<PathBuf, LaunchError> {
     newest.map(|(_, path)| path).ok_or_else(|| LaunchError::NoLibrary { names: PLACES.join(" or "), exe })
 }
 
-/// Whether the dynamic linker takes a library of this path (ld.so(8), LD_PRELOAD).
+/// Checks that the dynamic linker can preload a library of this path (ld.so(8), LD_PRELOAD).
 ///
 /// # Errors
-/// It does not.
+/// The path has a space or a colon.
 pub fn check_path(library: &Path) -> Result<(), LaunchError> {
     if library.to_string_lossy().contains([' ', ':']) {
         return Err(LaunchError::UnfitPath { path: library.to_owned() });
@@ -93,10 +93,10 @@ pub fn check_path(library: &Path) -> Result<(), LaunchError> {
     Ok(())
 }
 
-/// Whether rdma-core's mlx5 provider is installed.
+/// Checks that rdma-core's mlx5 provider is installed.
 ///
 /// # Errors
-/// It is not.
+/// It is not installed.
 pub fn check_mlx5() -> Result<(), LaunchError> {
     if Path::new(MLX5_DRIVER).exists() { Ok(()) } else { Err(LaunchError::NoMlx5) }
 }

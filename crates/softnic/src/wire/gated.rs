@@ -148,11 +148,11 @@ mod tests {
         open.store(true, Ordering::Relaxed);
         let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
         while !nic.engine_died() {
-            assert!(std::time::Instant::now() < deadline, "its death went unseen");
+            assert!(std::time::Instant::now() < deadline, "engine_died() stayed false");
             std::thread::sleep(std::time::Duration::from_millis(1));
         }
         nic.stop();
-        assert!(!nic.engine_died(), "once it was stopped there is nothing to say");
+        assert!(!nic.engine_died(), "an engine that was stopped has not died");
     }
 
     #[test]
