@@ -211,7 +211,7 @@ impl QpState {
 }
 
 /// What a counter point counts.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CounterPoint {
     Packets,
     Bytes,

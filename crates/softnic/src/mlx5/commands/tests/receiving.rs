@@ -1,7 +1,8 @@
 //! A well-behaved client: frames, completions, events, resizing and counters.
 
 use super::*;
-use crate::provider::answer::{EBUSY, EINVAL};
+use crate::provider::answer::{EBUSY, EEXIST, EINVAL};
+use crate::state::CounterPoint;
 
 const GOOD: u8 = 2;
 const ERROR: u8 = 14;
@@ -268,6 +269,25 @@ fn counters_count_what_their_flow_takes() {
     assert_eq!(destroy(), Err(EBUSY));
     it.rig.call(EXTENDED | 51, &bytes().u32(0).u32(flow), &bytes(), (0, 0)).unwrap();
     assert_eq!(destroy(), Ok(()));
+}
+
+#[test]
+fn a_refused_flow_leaves_the_points_of_its_counters() {
+    let it = Receiving::new(15, 16);
+    let set = crate::mlx5::counters::create(&it.rig.context).unwrap();
+    let count = |port, tag, points: &[[u32; 2]]| {
+        let address = points.as_ptr().expose_provenance() as u64;
+        let specs = [spec_ipv4(), spec_udp(port), spec_number(0x1000, tag), spec_number(0x1003, set)];
+        let driver = bytes().u32(1).u32(0).u64(address).u32(points.len() as u32).u32(0);
+        it.rig.call(EXTENDED | 50, &flow(it.qp, &specs), &driver, (8, 0)).map(|reply| reply.u32(4))
+    };
+    let points = || it.rig.nic.shared().control().counters.get(set).unwrap().points.clone();
+    let tagged = [spec_ipv4(), spec_udp(99), spec_number(0x1000, 1)];
+    it.rig.call(EXTENDED | 50, &flow(it.qp, &tagged), &bytes(), (8, 0)).unwrap();
+    assert_eq!(count(99, 2, &[[0, 1]]), Err(EEXIST), "the same match has another tag");
+    assert_eq!(points(), []);
+    assert!(count(98, 2, &[[1, 2]]).is_ok());
+    assert_eq!(points(), [(2, CounterPoint::Bytes)]);
 }
 
 #[test]
