@@ -119,6 +119,27 @@ fn a_closed_wire_receives_once_the_program_opens_it() {
 }
 
 #[test]
+fn the_status_does_not_wait_for_the_peer_of_the_wire() {
+    let [wire, peer] = ["a", "b"].map(|end| format!("link:status-{}:{end}", std::process::id()));
+    // A peer that does not answer.
+    let _peer = peer.parse::<WireConfig>().unwrap().open().unwrap();
+    let settings = read(&[(variable::NAME, "alone"), (variable::WIRE, &wire), (variable::WAIT, "2")]);
+    let nic = LazyNic::new(settings.unwrap());
+    let opened = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            assert!(nic.nic().is_some());
+            opened.store(true, Ordering::Release);
+        });
+        while nic.status().passes == 0 {
+            assert!(!opened.load(Ordering::Acquire), "it waited for the peer, or there is no engine");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert!(!opened.load(Ordering::Acquire), "it waited for the peer");
+    });
+}
+
+#[test]
 fn no_nic_is_made_before_the_device_is_opened() {
     let nic = LazyNic::new(read(&[(variable::WIRE, "af_packet:no-such-interface")]).unwrap());
     assert!(nic.nic.get().is_none());
