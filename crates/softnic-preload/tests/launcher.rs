@@ -59,6 +59,15 @@ fn options_reach_the_command_as_variables() {
 }
 
 #[test]
+fn the_path_of_a_capture_becomes_absolute() {
+    let output = softnic(&["exec", "--method", "preload", "--wire", "pcap:in/a.pcap", "--", "env"]);
+    let path = std::env::current_dir().expect("a folder").join("in/a.pcap");
+    let line = format!("SOFTNIC_WIRE=pcap:{}", path.display());
+    let environment = text(&output.stdout);
+    assert!(environment.lines().any(|found| found == line), "{line} is missing in\n{environment}");
+}
+
+#[test]
 fn invalid_options_are_reported_before_anything_runs() {
     for (option, value, hint) in [
         ("--wire", "carrier-pigeon", "SOFTNIC_WIRE=carrier-pigeon"),
