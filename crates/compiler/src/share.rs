@@ -2,13 +2,16 @@
 //! many, and from all packets that it matches with equal probability as far as the fields of the first IP and
 //! transport header are concerned. The same program gives the same numbers.
 
-use packet::DeepKey;
+use std::collections::BTreeMap;
+
+use packet::build::FrameBuilder;
 use packet::cube::{
     Cube, DST_HIGH, DST_IPV4, DST_LOW, DST_PORT, HAS_IPV4, HAS_IPV6, HAS_TCP, HAS_UDP, SRC_HIGH, SRC_IPV4,
     SRC_LOW, SRC_PORT, Slot,
 };
+use packet::{DeepKey, Field, IpProtocol};
 use policy::{Policy, Witness};
-use program::{Class, Decide, Program, RuleId};
+use program::{Class, Decide, Match, Placement, Program, RangeSet, RuleId};
 use serde::Serialize;
 
 use device_model::DeviceProfile;
@@ -100,7 +103,7 @@ pub(crate) fn comparisons(class: Option<&Class>, key: &DeepKey) -> Option<u64> {
 #[must_use]
 pub fn shares(policy: &Policy, program: &Program) -> Shares {
     let mut shares = Shares { all: Share::default(), rules: vec![Share::default(); program.rules.len()] };
-    for (frame, key) in &Sample::of(policy, program, MAX_FLOWS_TRIED_FOR_SHARES).packets {
+    for Drawn { frame, key, .. } in &Sample::of(policy, program, MAX_FLOWS_TRIED_FOR_SHARES).packets {
         let (rule, class) = decision(program, key);
         shares.all.add(key, frame, class);
         if let Some(share) = shares.rules.get_mut(rule.index()) {
@@ -118,7 +121,14 @@ fn decision<'p>(program: &'p Program, key: &DeepKey) -> (RuleId, Option<&'p Clas
 
 /// Packets drawn from the rules of a policy.
 pub(crate) struct Sample {
-    packets: Vec<(Vec<u8>, DeepKey)>,
+    packets: Vec<Drawn>,
+}
+
+struct Drawn {
+    /// The rule from which it was drawn. Another one may decide it.
+    rule: RuleId,
+    frame: Vec<u8>,
+    key: DeepKey,
 }
 
 impl Sample {
@@ -130,40 +140,49 @@ impl Sample {
         // Of very large policies, packets are drawn from some rules only.
         let stride = (per_packet * rules).div_ceil(most).max(1);
         let (mut random, mut packets) = (Random(1), Vec::new());
-        let deciding = policy.rules.iter().step_by(stride);
-        for rule in deciding.filter(|rule| decides(rule.direction, rule.action)) {
+        let deciding = policy.rules.iter().enumerate().step_by(stride);
+        for (index, rule) in deciding.filter(|(_, rule)| decides(rule.direction, rule.action)) {
             let expansion = expand(&rule.matches, rule.direction, &DeviceProfile::ideal());
             let Ok(expansion) = expansion else { continue };
             for _ in 0..drawn {
                 let Some(cube) = random.one_of(&expansion.cubes) else { break };
-                let frame = random.filled(cube).frame();
+                let frame = random.frame(cube, &rule.matches);
                 let key = DeepKey::of(&frame);
-                packets.push((frame, key));
+                packets.push(Drawn { rule: RuleId::of(index), frame, key });
             }
         }
         Self { packets }
     }
 
-    /// The percentage of the wanted packets that no worker compares with rules; `None`: there are none. Without weights every packet counts 1; with
-    /// weights the packets of a rule together count as its weight.
+    /// The percentage of the wanted packets that no worker compares with rules; `None`: there are none. Without weights every packet counts 1.
+    ///
+    /// With weights the packets that a rule decides, of those drawn from it, together count as its weight. A rule that decides none of
+    /// them counts by its placement: a hybrid one has no part in hardware. The default, from which no packet is drawn, does not count.
     pub(crate) fn hardware_percent(
         &self,
         program: &Program,
         weights: Option<&Weights>,
         wanted: impl Fn(&DeepKey) -> bool,
     ) -> Option<f64> {
-        let mut rules = vec![(0u64, 0u64); program.rules.len()];
-        for (_, key) in self.packets.iter().filter(|(_, key)| wanted(key)) {
-            let (rule, class) = decision(program, key);
-            let (all, in_hardware) = &mut rules[rule.index()];
-            *all += 1;
-            *in_hardware += u64::from(class.is_none_or(Class::is_exact));
+        let mut rules: BTreeMap<RuleId, (u64, u64)> = BTreeMap::new();
+        for drawn in self.packets.iter().filter(|drawn| wanted(&drawn.key)) {
+            let (rule, class) = decision(program, &drawn.key);
+            let (all, in_hardware) = rules.entry(drawn.rule).or_default();
+            if weights.is_none() || rule == drawn.rule {
+                *all += 1;
+                *in_hardware += u64::from(class.is_none_or(Class::is_exact));
+            }
         }
         let (mut total, mut part) = (0.0, 0.0);
-        for (index, (all, in_hardware)) in rules.into_iter().enumerate().filter(|(_, (all, _))| *all > 0) {
-            let weight = weights.map_or(all as f64, |weights| weights.of(RuleId::of(index)) as f64);
+        for (rule, (all, in_hardware)) in rules {
+            let weight = weights.map_or(all as f64, |weights| weights.of(rule) as f64);
+            let placement = program.rules.get(rule.index()).map(|rule| &rule.placement);
+            let share = match all {
+                0 => f64::from(u8::from(placement == Some(&Placement::Hardware))),
+                all => in_hardware as f64 / all as f64,
+            };
             total += weight;
-            part += weight * in_hardware as f64 / all as f64;
+            part += weight * share;
         }
         (total > 0.0).then(|| 100.0 * part / total)
     }
@@ -171,7 +190,7 @@ impl Sample {
     /// By rule, the packets that its flows take to a worker that compares them.
     pub(crate) fn compared(&self, program: &Program) -> Vec<u64> {
         let mut compared = vec![0; program.rules.len()];
-        for (_, key) in &self.packets {
+        for Drawn { key, .. } in &self.packets {
             let (_, class) = decision(program, key);
             if let Some(class) = class.filter(|class| !class.is_exact()) {
                 compared[class.rule.index()] += 1;
@@ -179,6 +198,22 @@ impl Sample {
         }
         compared
     }
+}
+
+/// Whether it is a field of the header behind extension headers.
+fn is_behind(field: Field) -> bool {
+    field.row().header.is_extended() && field != Field::ExtProtocol
+}
+
+/// Whether packets of the match may have the protocol behind extension headers.
+fn may_follow(protocol: IpProtocol, matches: &Match) -> bool {
+    let is_given = matches.get(Field::ExtProtocol).is_none_or(|set| set.contains(protocol.0.into()));
+    let mut fields = matches.values().filter(|(field, _)| is_behind(*field));
+    is_given
+        && fields.all(|(field, _)| {
+            let elsewhere = field.without_extension_headers();
+            elsewhere.is_none_or(|field| field.row().header.protocols().contains(&protocol))
+        })
 }
 
 /// A linear congruential generator (Knuth, MMIX).
@@ -192,9 +227,51 @@ impl Random {
         self.0 ^ self.0 >> 32
     }
 
-    fn one_of<'c>(&mut self, cubes: &'c [Cube]) -> Option<&'c Cube> {
-        let count = cubes.len() as u64;
-        cubes.get((self.next() >> 16).checked_rem(count)? as usize)
+    fn one_of<'c, T>(&mut self, list: &'c [T]) -> Option<&'c T> {
+        let count = list.len() as u64;
+        list.get((self.next() >> 16).checked_rem(count)? as usize)
+    }
+
+    /// A packet of the cube of a match, also in the fields behind extension headers, which no cube has.
+    fn frame(&mut self, cube: &Cube, matches: &Match) -> Vec<u8> {
+        let cube = self.filled(cube);
+        let frame = cube.frame();
+        if !matches.needs_extended() || !DeepKey::of(&frame).outer.has_extension_headers() {
+            return frame;
+        }
+        let protocols: Vec<IpProtocol> = (0..=u8::MAX)
+            .map(IpProtocol)
+            .filter(|protocol| !protocol.is_extension_header() && may_follow(*protocol, matches))
+            .collect();
+        let Some(protocol) = self.one_of(&protocols) else { return frame };
+        let headers: FrameBuilder = cube.headers().protocol(*protocol);
+        let [src_port, dst_port] = [self.next() >> 16, self.next() >> 16].map(|port| port as u16);
+        let usual = match *protocol {
+            IpProtocol::TCP => headers.tcp(src_port, dst_port, 0x10),
+            IpProtocol::UDP => headers.udp(src_port, dst_port),
+            IpProtocol::ICMPV6 => headers.icmp(128, 0),
+            _ => headers,
+        };
+        let fields = matches.values().filter(|(field, _)| is_behind(*field));
+        let set = |frame: FrameBuilder, (field, values): (Field, &RangeSet<u32>)| match self.value_in(values)
+        {
+            Some(value) => frame.set(field, value.into()),
+            None => frame,
+        };
+        fields.fold(usual, set).build()
+    }
+
+    fn value_in(&mut self, values: &RangeSet<u32>) -> Option<u32> {
+        let size = |(low, high): &(u32, u32)| u64::from(*high) - u64::from(*low) + 1;
+        let count: u64 = values.ranges().iter().map(size).sum();
+        let mut place = (self.next() >> 16).checked_rem(count)?;
+        for range in values.ranges() {
+            if place < size(range) {
+                return Some(range.0 + place as u32);
+            }
+            place -= size(range);
+        }
+        None
     }
 
     /// A packet of the cube, with headers that the cube leaves open.
@@ -248,5 +325,46 @@ mod tests {
         assert_eq!(both.all.in_hardware, 16);
         assert_eq!(both.rules[1].hybrid_percent(), Some(0.0));
         assert!(both.all.example.is_some() && both.all.comparisons >= 16);
+    }
+
+    #[test]
+    fn packets_behind_extension_headers_are_of_their_rule() {
+        let rule = |name: &str, keys: &str| {
+            format!(
+                "[[rules]]\nname = \"{name}\"\nmatch = {{ {keys} }}\naction = {{ steer = \"g\" }}\nipv6_extensions = \"skip\"\n"
+            )
+        };
+        for keys in [
+            "protocol = \"tcp\", dst_port = 22",
+            "dst_port = [53, 123]",
+            "tcp_flags = \"syn\"",
+            "icmpv6_type = 135",
+            "protocol = { not = \"udp\" }",
+        ] {
+            let found = shares_of(&rule("r", keys));
+            let behind = &found.rules[found.rules.len() - 2];
+            assert_eq!((behind.packets, behind.in_hardware), (16, 0), "{keys}");
+        }
+    }
+
+    #[test]
+    fn a_packet_that_another_rule_decides_has_no_weight() {
+        let text = "version = 1\n[groups.g]\nworkers = [0]\n\
+            [[rules]]\nname = \"behind\"\nmatch = { ext_dst_port = 22 }\naction = { steer = \"g\" }\n\
+            [[rules]]\nname = \"v6\"\nmatch = { family = \"ipv6\" }\naction = { steer = \"g\" }\n";
+        let (policy, _) = policy::parse(&Source::new("p.toml", text), &NoFiles).expect("a policy");
+        let program = crate::compile(&policy, &DeviceProfile::ideal(), 1).expect("it fits");
+        let packet = |rule, frame: Vec<u8>| Drawn { rule: RuleId::of(rule), key: DeepKey::of(&frame), frame };
+        let v6 = || FrameBuilder::new().ipv6(1.into(), 2.into());
+        // The first one was drawn from a rule that does not decide it.
+        let other = v6().extension(IpProtocol::HOP_BY_HOP).tcp(1, 80, 2).build();
+        let sample = Sample { packets: vec![packet(0, other), packet(1, v6().tcp(1, 80, 2).build())] };
+        let percent = |weights: &[u64]| {
+            sample.hardware_percent(&program, Some(&Weights::new(weights.to_vec())), |_| true)
+        };
+        assert_eq!(percent(&[0, 1, 0]), Some(100.0));
+        assert_eq!(percent(&[1, 0, 0]), Some(0.0));
+        assert_eq!(percent(&[1, 3, 0]), Some(75.0));
+        assert_eq!(percent(&[0, 0, 1]), None);
     }
 }
