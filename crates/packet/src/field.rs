@@ -540,7 +540,7 @@ impl DeepKey {
     /// The fields with their names in the policy language: `src = 192.0.2.1, dst_port = 53`. Values that
     /// nearly all packets have (no flags, flow label 0) are left out.
     pub fn describe(&self) -> String {
-        let mut parts = packet_parts(&self.outer, true);
+        let mut parts = packet_parts(&self.outer, false, true);
         let tunnel = &self.tunnel;
         parts.extend(tunnel.fields().map(|(field, value)| part(field, value)));
         let depth = usize::from(tunnel.mpls_depth).min(tunnel.mpls.len());
@@ -551,7 +551,7 @@ impl DeepKey {
         }
         if tunnel.layers.contains(TunnelLayers::INNER) {
             let has_ethernet = tunnel.layers.contains(TunnelLayers::INNER_ETHERNET);
-            parts.push(format!("inner {{ {} }}", packet_parts(&tunnel.inner, has_ethernet).join(", ")));
+            parts.push(format!("inner {{ {} }}", packet_parts(&tunnel.inner, true, has_ethernet).join(", ")));
         }
         parts.join(", ")
     }
@@ -561,7 +561,7 @@ fn part(field: Field, value: u128) -> String {
     format!("{} = {}", field.name(), field.text(value))
 }
 
-fn packet_parts(key: &FlowKey, has_ethernet: bool) -> Vec<String> {
+fn packet_parts(key: &FlowKey, is_inner: bool, has_ethernet: bool) -> Vec<String> {
     let is_ip = key.layers.intersects(Layers::IPV4 | Layers::IPV6);
     let is_usual = |field: Field, value: u128| match field {
         Field::VlanTpid | Field::InnerVlanTpid => value == EtherType::VLAN.0.into(),
@@ -572,7 +572,9 @@ fn packet_parts(key: &FlowKey, has_ethernet: bool) -> Vec<String> {
         Field::IpFlags => value & 6 == 0,
         _ => false,
     };
-    let fields = key.fields(has_ethernet).filter(|(field, value)| !is_usual(*field, *value));
+    let may_have = |field: Field| !is_inner || field.row().header.is_inside_tunnels();
+    let fields = key.fields(has_ethernet);
+    let fields = fields.filter(|(field, value)| may_have(*field) && !is_usual(*field, *value));
     let mut parts: Vec<String> = fields.map(|(field, value)| part(field, value)).collect();
     let has = |layer| key.layers.contains(layer);
     if has(Layers::LATER_FRAGMENT) {

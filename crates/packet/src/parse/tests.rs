@@ -375,7 +375,10 @@ fn first_fragments_have_ports_behind_their_header_and_later_ones_a_protocol() {
 fn extension_headers_inside_tunnels_are_not_skipped() {
     let inside = v6().extension(IpProtocol::HOP_BY_HOP).tcp(1, 22, 2);
     for outer in [v4().vxlan(7, &inside.build()), v4().ip_in_ip(&inside.build_packet())] {
-        let inner = crate::DeepKey::of(&outer.build()).tunnel.inner;
+        let key = crate::DeepKey::of(&outer.build());
+        let inner = key.tunnel.inner;
         assert_eq!((inner.layers, inner.extended), (Layers::IPV6, ExtendedKey::default()));
+        let text = key.describe();
+        assert!(text.contains("protocol = hop_by_hop") && !text.contains("ext_"), "{text}");
     }
 }
