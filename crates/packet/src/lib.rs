@@ -47,7 +47,7 @@ pub use hash_fields::{HASH_INPUT_BYTES, HashFields};
 pub use image::read_image;
 pub use mac::MacAddr;
 pub use numbers::{EtherType, IpProtocol};
-pub use parse::{MAX_EXTENSION_HEADERS, Parsed, parse};
+pub use parse::{Parsed, parse};
 pub use toeplitz::{RSS_KEY_BYTES, RssKey, Toeplitz};
 pub use tunnel::{
     BOTTOM_OF_STACK, DeepKey, GRE_HAS_KEY, MAX_MPLS_LABELS, MPLS_UDP_PORT, TunnelKey, TunnelLayers,

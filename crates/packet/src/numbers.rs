@@ -110,10 +110,14 @@ impl IpProtocol {
     /// Whether it is one of [`EXTENSION_HEADERS`](Self::EXTENSION_HEADERS).
     #[inline]
     pub const fn is_extension_header(self) -> bool {
-        matches!(
-            self,
-            Self::HOP_BY_HOP | Self::ROUTING | Self::FRAGMENT | Self::AH | Self::DESTINATION_OPTIONS
-        )
+        let mut place = 0;
+        while place < Self::EXTENSION_HEADERS.len() {
+            if Self::EXTENSION_HEADERS[place].0 == self.0 {
+                return true;
+            }
+            place += 1;
+        }
+        false
     }
 
     /// IPv6 hop-by-hop options.

@@ -16,7 +16,7 @@ use crate::{Anomaly, EtherType, ExtendedKey, FlowKey, IpProtocol, Layers, MacAdd
 /// The length of a fragment header, and the least of any other extension header.
 const IPV6_EXTENSION_BYTES: usize = 8;
 /// How many IPv6 extension headers are read; what follows more of them is not.
-pub const MAX_EXTENSION_HEADERS: usize = 8;
+const MAX_EXTENSION_HEADERS: usize = 8;
 const ICMP_BYTES: usize = 4;
 
 /// Where TCP or UDP begins in an untagged frame with an IPv4 header without options, and the end of a TCP header there.
