@@ -7,7 +7,8 @@ use device_model::{Dependence, DeviceProfile};
 use policy::policy::{Action, Direction, RuleDefinition};
 use policy::{Diagnostic, MAX_DIAGNOSTICS, Policy};
 use program::{
-    Decide, Feature, FlowAction, GroupId, LimitShare, Placement, Program, RuleId, Verdict, WorkerId,
+    ClassId, Decide, Feature, FlowAction, GroupId, LimitShare, Placement, Program, QueueId, RuleId, Verdict,
+    WorkerId,
 };
 use serde::Serialize;
 
@@ -159,36 +160,27 @@ fn small_bursts(policy: &Policy, program: &Program, warnings: &mut Vec<Diagnosti
             limit.burst_packets,
             shares.len(),
         );
-        let hint = format!(
-            "write burst = {together} or more, or steer to fewer workers; on average {limit} are kept"
-        );
-        warnings.push(rule.place.warning(message, "this limit").hint(hint));
+        let enough = shares.values().map(|share| share.of.div_ceil(share.parts)).max().unwrap_or(1);
+        let hint =
+            format!("write burst = {enough} or more, or steer to fewer workers; on average {limit} are kept");
+        warnings.push(rule.place.warning(message, "this rule").hint(hint));
     }
 }
 
 /// Warns of limits beyond which packets pass because workers of other groups receive some, each of which has a part of the
 /// limit in addition.
 fn exceeded_limits(policy: &Policy, program: &Program, warnings: &mut Vec<Diagnostic>) {
+    let limited = program.policed_rules().into_iter().filter(|policed| policed.policing.limit.is_some());
+    let limited: BTreeSet<RuleId> = limited.map(|policed| policed.rule).collect();
+    let receivers = receivers(program, &limited);
     for policed in program.policed_rules() {
         let (Some(limit), Some(rule)) = (policed.policing.limit, policy.rules.get(policed.rule.index()))
         else {
             continue;
         };
         let own: BTreeSet<WorkerId> = policed.shares().into_keys().collect();
-        let receives = |flow: &&program::Flow| match flow.action {
-            FlowAction::Steer { class, .. } => program
-                .class(class)
-                .is_some_and(|class| outcomes(&class.decide).any(|outcome| outcome.rule == policed.rule)),
-            FlowAction::Drop | FlowAction::Pass => false,
-        };
-        let queues = program.flows.iter().filter(receives).filter_map(|flow| match flow.action {
-            FlowAction::Steer { queue, .. } => program.queues.get(queue.index()),
-            FlowAction::Drop | FlowAction::Pass => None,
-        });
-        let others: BTreeSet<WorkerId> = queues
-            .flat_map(|queue| queue.table.iter().copied())
-            .filter(|worker| !own.contains(worker))
-            .collect();
+        let Some(receivers) = receivers.get(&policed.rule) else { continue };
+        let others: BTreeSet<WorkerId> = receivers.difference(&own).copied().collect();
         if others.is_empty() {
             continue;
         }
@@ -205,8 +197,32 @@ fn exceeded_limits(policy: &Policy, program: &Program, warnings: &mut Vec<Diagno
         );
         let hint = "flows of other rules match packets of this one, and each such worker has a part of the limit in addition: \
                     steer these rules to the same group";
-        warnings.push(rule.place.warning(message, "this limit").hint(hint));
+        warnings.push(rule.place.warning(message, "this rule").hint(hint));
     }
+}
+
+/// The workers that receive packets which these rules may decide.
+fn receivers(program: &Program, rules: &BTreeSet<RuleId>) -> BTreeMap<RuleId, BTreeSet<WorkerId>> {
+    if rules.is_empty() {
+        return BTreeMap::new();
+    }
+    let mut queues: BTreeMap<ClassId, BTreeSet<QueueId>> = BTreeMap::new();
+    for flow in &program.flows {
+        if let FlowAction::Steer { class, queue, .. } = flow.action {
+            queues.entry(class).or_default().insert(queue);
+        }
+    }
+    let mut receivers: BTreeMap<RuleId, BTreeSet<WorkerId>> = BTreeMap::new();
+    for (class, queues) in queues {
+        let Some(class) = program.class(class) else { continue };
+        let decided: BTreeSet<RuleId> = outcomes(&class.decide).map(|outcome| outcome.rule).collect();
+        let queues = queues.into_iter().filter_map(|queue| program.queues.get(queue.index()));
+        let workers: BTreeSet<WorkerId> = queues.flat_map(|queue| queue.table.iter().copied()).collect();
+        for rule in decided.intersection(rules) {
+            receivers.entry(*rule).or_default().extend(&workers);
+        }
+    }
+    receivers
 }
 
 /// The steps of the class that each rule's flows lead to.
