@@ -246,9 +246,12 @@ fn packet_factors(matches: &Match, level: Level, needs_ip: bool, factors: &mut F
     if matches.needs_transport() {
         factors.list(level.key("protocol"), transports(matches, level));
     }
+    let extended = matches.values().map(|(field, _)| field).find(|field| field.row().header.is_extended());
     for (field, _) in matches.values() {
         let header = field.row().header;
-        if header.is_behind_ip() && !header.is_transport() {
+        // All fields behind extension headers need the same protocols.
+        let is_known = header.is_extended() && Some(field) != extended;
+        if header.is_behind_ip() && !header.is_transport() && !is_known {
             let announced = header.protocols().iter().map(|protocol| (protocol.0.into(), PROTOCOL.ones()));
             factors.list(level.key(field.name()), one_slot(level.at(PROTOCOL), announced));
         }
