@@ -31,7 +31,7 @@ impl Weights {
     }
 
     /// From the counters of rules that run, in the order of the policy, the default's last; `None`: the rule has none. `None` if
-    /// nothing was counted.
+    /// nothing was counted. Rules that do not decide received packets have no weight.
     ///
     /// Each weight is the rule's part of all counted packets, rounded to the nearest power of two: a part that
     /// changes by less than a factor of two keeps its weight or gets the next one, and rules of equal weight stay in the order
@@ -40,7 +40,15 @@ impl Weights {
     /// divided by the mean of these logarithms.
     #[must_use]
     pub fn of_counters(policy: &Policy, counters: &[Option<u64>]) -> Option<Self> {
-        let counted: u64 = counters.iter().flatten().fold(0, |sum, packets| sum.saturating_add(*packets));
+        let deciding = policy.rules.iter().map(|rule| decides(rule.direction, rule.action)).chain([true]);
+        let deciding: Vec<bool> = deciding.collect();
+        // By rule that decides packets. Others count packets that another rule decides, or sent ones.
+        let counters: Vec<(usize, Option<u64>)> = (0..deciding.len())
+            .filter(|rule| deciding[*rule])
+            .map(|rule| (rule, counters.get(rule).copied().flatten()))
+            .collect();
+        let given = || counters.iter().filter_map(|(_, packets)| *packets);
+        let counted = given().fold(0u64, u64::saturating_add);
         if counted == 0 {
             return None;
         }
@@ -50,13 +58,13 @@ impl Weights {
             sum / f64::from(count.max(1))
         };
         let part = |packets: u64| packets as f64 / counted as f64;
-        let mean_part = mean(&mut counters.iter().flatten().map(|packets| part(*packets)));
-        let mean_volume = mean(&mut volumes.iter().copied());
-        let parts = volumes.iter().enumerate().map(|(rule, volume)| {
-            let counter = counters.get(rule).copied().flatten();
-            counter.map_or(mean_part * volume / mean_volume, part)
-        });
-        Some(Self { packets: parts.map(rounded).collect() })
+        let mean_part = mean(&mut given().map(part));
+        let mean_volume = mean(&mut counters.iter().map(|(rule, _)| volumes[*rule]));
+        let mut packets = vec![0; volumes.len()];
+        for (rule, counter) in &counters {
+            packets[*rule] = rounded(counter.map_or(mean_part * volumes[*rule] / mean_volume, part));
+        }
+        Some(Self { packets })
     }
 
     /// The packets of a rule.
