@@ -116,10 +116,13 @@ impl Exceptions {
         let mut notes = Vec::new();
         let headers = rule(Exception::ExtensionHeaders);
         if self.is_note_due || headers.is_some() {
+            let remedy =
+                headers.as_ref().map(|rule| format!(" and remove {rule}; needs a sink of kind `kernel`"));
             let rest = headers
                 .map(|rule| format!("; {rule} leaves the others to the kernel, where one could drop them"));
             notes.push(format!(
-                "rules on protocols, ports and types of messages match IPv6 packets without extension headers only (hint: ipv6_extensions = \"skip\"){}",
+                "rules on protocols, ports and types of messages match IPv6 packets without extension headers only (hint: ipv6_extensions = \"skip\"{}){}",
+                remedy.unwrap_or_default(),
                 rest.unwrap_or_default()
             ));
         }
