@@ -184,8 +184,8 @@ impl<'p> Job<'p> {
         self.program().map_err(|problems| problems.diagnostics(self.policy, self.profile))
     }
 
-    /// The percentage of packets that the device decides, if each rule has so many; `None`: none has any. Estimated with packets
-    /// drawn from the rules.
+    /// The percentage of packets that the device decides, if each rule decides as many as its weight; `None`: no rule that packets
+    /// are drawn from has a weight. Estimated with packets drawn from the rules; those of the default do not count.
     #[must_use]
     pub fn hardware_percent(&self, program: &Program, weights: &Weights) -> Option<f64> {
         let sample = Sample::of(self.policy, program, MAX_FLOWS_TRIED);

@@ -125,7 +125,7 @@ impl TrafficShare {
 /// The most packets of a capture that are all decided.
 const MAX_DECIDED: u64 = 1 << 20;
 
-/// Chooses packets of a capture: all of up to 2^20, of more about so many at random. Equal captures give equal packets.
+/// Chooses packets of a capture: all of up to 2^20, of more between half and all of so many, at random. Equal captures give equal packets.
 #[derive(Debug)]
 pub struct TrafficSample {
     one_in: u64,

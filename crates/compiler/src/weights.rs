@@ -19,8 +19,8 @@ pub struct Weights {
     packets: Vec<u64>,
 }
 
-/// The weight of all counted packets together, a power of two. Rules with a smaller part of them than its reciprocal, about one
-/// packet in a million, count as having none.
+/// The weight of all counted packets together, a power of two. Rules with less than about 0.7
+/// packets in a million count as having none, because such a part is rounded to less than 1.
 const COUNTED: u64 = 1 << 20;
 
 impl Weights {
