@@ -215,6 +215,7 @@ enum Stage {
 }
 
 /// What the attempts to compile a policy have in common.
+#[derive(Clone)]
 struct Attempts {
     /// The most pieces of one flow.
     pieces_of_flow: usize,
@@ -250,7 +251,12 @@ impl Job<'_> {
             result => return result,
         };
         for alternatives in Coarse::steps(self.weights.is_some()) {
-            let fitting = alternatives.filter_map(|coarse| self.attempt(Some(coarse), attempts).ok());
+            // No alternative depends on what another one has tried.
+            let before = attempts.clone();
+            let fitting = alternatives.filter_map(|coarse| {
+                *attempts = before.clone();
+                self.attempt(Some(coarse), attempts).ok()
+            });
             if let Some(program) = self.best(fitting.collect()) {
                 return Ok(program);
             }
