@@ -175,3 +175,16 @@ fn a_rule_without_a_counter_has_a_weight_by_what_it_matches() {
     assert!(weights[0] < weights[5] && weights[5] <= 2 * mean, "{weights:?}");
     assert!(weights[0] > 0);
 }
+
+/// A copy counts packets that another rule decides.
+#[test]
+fn rules_that_only_copy_have_no_weight() {
+    let copy = rule("copy", "dst_port = 7", "g").replace("steer", "copy");
+    let policy = parse(&[copy, rule("a", "dst_port = 7", "g"), rule("b", "dst_port = 8", "g")].concat());
+    let counted = |counters: [u64; 4]| {
+        let weights = Weights::of_counters(&policy, &counters.map(Some))?;
+        Some(weights.packets().to_vec())
+    };
+    assert_eq!(counted([600, 600, 600, 0]), Some(vec![0, 1 << 19, 1 << 19, 0]));
+    assert_eq!(counted([600, 0, 0, 0]), None, "no rule has decided a packet");
+}
