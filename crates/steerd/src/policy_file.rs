@@ -270,10 +270,16 @@ pub(crate) struct AnswerModel {
     pub(crate) refused_by: Option<String>,
 }
 
+const COUNTED_ELSEWHERE: &str = "warning: policy.traffic is \"counters\": the running daemon may have compiled another program at a \
+                                 reload, with other flows, tags and decisions by workers for the same rules";
+
 /// Compiles the policy of these arguments; prints the diagnostics if that fails. If the device cannot run the policy, the
 /// result is for one without limits: what the policy means does not depend on the device.
 pub(crate) fn compile_for(args: &PolicyArgs) -> Result<(Compiled, AnswerModel), Error> {
     let Target { source, device, workers } = Target::of(args)?;
+    if source.traffic == Some(Traffic::Counters) {
+        output::print_error(COUNTED_ELSEWHERE);
+    }
     let name = device.profile.name.clone();
     match compile(&source, &device.profile, workers, None) {
         Ok(compiled) => Ok((compiled, AnswerModel { name, refused_by: None })),
