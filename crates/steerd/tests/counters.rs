@@ -152,8 +152,31 @@ fn check_compiles_for_the_counters_of_a_running_daemon() {
     assert!(output.status.success(), "{}", stderr(&output));
     let shown = stdout(&output);
     assert!(
-        shown.contains("that the daemon has counted\n") && shown.contains("1 rule has no counter"),
+        shown.contains("that the daemon has counted\n")
+            && shown.contains("1 rule has no counter and is not part of"),
         "{shown}"
+    );
+    // Of none of these rules the daemon has a counter.
+    std::fs::write(place.path("none.toml"), text.replace("'source", "'other")).expect("written");
+    let output = place.run(&[
+        "check",
+        "none.toml",
+        "--profile",
+        "mlx5",
+        "--traffic",
+        "running",
+        "--deny",
+        "hybrid=0%",
+    ]);
+    assert!(
+        !output.status.success() && stderr(&output).contains("packets that workers decide"),
+        "{}",
+        stderr(&output)
+    );
+    assert!(
+        stdout(&output).contains("without packets the order of the policy decides"),
+        "{}",
+        stdout(&output)
     );
     drop(daemon);
 }
