@@ -429,7 +429,8 @@ fn a_missing_library_is_an_error_with_a_remedy() {
         assert!(stderr(&output).contains(part), "{part} in {}", stderr(&output));
     }
     // As where the dynamic linker preloads nothing.
-    let second_start = [("SOFTNIC_METHOD", "mlx5"), ("SOFTNIC_NAME", "softnic0"), ("SOFTNIC_WIRES", "closed")];
+    let second_start =
+        [("SOFTNIC_METHOD", "mlx5"), ("SOFTNIC_NAME", "softnic0"), ("SOFTNIC_WIRES", "closed")];
     let output = setup.command().envs(second_start).output().expect("it runs");
     assert_eq!(output.status.code(), Some(4), "{}", stderr(&output));
     assert!(stderr(&output).contains("setcap -r"), "{}", stderr(&output));

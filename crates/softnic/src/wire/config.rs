@@ -481,6 +481,19 @@ impl WireConfig {
             _ => SOFT_MAC,
         }
     }
+
+    /// What the wire is, for a log line, as far as it is known before it is opened ([`Wire::describe`](super::Wire::describe)).
+    #[must_use]
+    pub fn describe(&self) -> String {
+        match self {
+            Self::Generator(_) => "generator".to_owned(),
+            Self::Pcap(pcap) => format!("{} (pcap)", pcap.path.display()),
+            Self::AfPacket(live) => format!("{} (af_packet)", live.interface),
+            Self::Link(link) => link.describe(),
+            Self::Loopback {} => "loopback".to_owned(),
+            Self::Null {} => "null".to_owned(),
+        }
+    }
 }
 
 fn from_table(text: &str) -> Result<WireConfig, String> {
@@ -495,6 +508,19 @@ mod tests {
 
     fn wire(text: &str) -> WireConfig {
         text.parse().unwrap()
+    }
+
+    #[test]
+    fn a_wire_is_described_before_it_is_opened() {
+        for (text, description) in [
+            ("null", "null"),
+            ("generator:100", "generator"),
+            ("pcap:/var/a.pcap", "/var/a.pcap (pcap)"),
+            ("af_packet:eth0", "eth0 (af_packet)"),
+            ("link:lab:b", "lab (link, end b)"),
+        ] {
+            assert_eq!(wire(text).describe(), description);
+        }
     }
 
     #[test]

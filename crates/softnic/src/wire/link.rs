@@ -168,7 +168,7 @@ impl Wire for LinkWire {
     }
 
     fn describe(&self) -> String {
-        format!("{} (link, end {})", self.config.name, self.config.end.letter())
+        self.config.describe()
     }
 
     fn mac(&self) -> MacAddr {
@@ -305,5 +305,10 @@ impl LinkConfig {
             LinkEnd::B => 0x0b,
         };
         MacAddr([0x02, 0x73, 0x6f, a ^ c, b ^ d, end])
+    }
+
+    /// What the wire is, for a log line.
+    pub(super) fn describe(&self) -> String {
+        format!("{} (link, end {})", self.name, self.end.letter())
     }
 }

@@ -99,7 +99,7 @@ fn device_variables(nic: &SoftNic) -> Vec<(&'static str, OsString)> {
 /// The preloaded library below the device of the workers.
 pub(crate) struct Below {
     name: Arc<str>,
-    /// The wire of its port, as in the settings.
+    /// The description of its port's wire.
     wires: Vec<String>,
     mtu_bytes: Option<u32>,
     library: Preloaded,
@@ -111,7 +111,8 @@ impl Below {
     pub(crate) fn find(nic: &SoftNic) -> Result<Self, Error> {
         let library = Preloaded::find().ok_or(Error::NotPreloaded)?;
         let mtu_bytes = nic.ports.first().map(|port| port.mtu_bytes);
-        Ok(Self { name: nic.name.as_str().into(), wires: nic.wires.clone(), mtu_bytes, library })
+        let wires = nic.ports.iter().map(|port| port.wire.describe()).collect();
+        Ok(Self { name: nic.name.as_str().into(), wires, mtu_bytes, library })
     }
 
     pub(crate) fn wires(&self) -> &[String] {
