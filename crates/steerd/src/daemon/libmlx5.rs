@@ -97,7 +97,7 @@ fn device_variables(nic: &SoftNic) -> Vec<(&'static str, OsString)> {
 }
 
 /// The preloaded library below the device of the workers.
-pub(crate) struct Below {
+pub(crate) struct PreloadedNic {
     name: Arc<str>,
     /// The description of its port's wire.
     wires: Vec<String>,
@@ -105,7 +105,7 @@ pub(crate) struct Below {
     library: Preloaded,
 }
 
-impl Below {
+impl PreloadedNic {
     /// # Errors
     /// The process was not started with the library.
     pub(crate) fn find(nic: &SoftNic) -> Result<Self, Error> {

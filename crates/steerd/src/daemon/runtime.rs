@@ -25,7 +25,7 @@ use crate::api::request::{CaptureBody, Refused};
 use crate::api::{self, InForce, model};
 use crate::daemon::cores;
 use crate::daemon::health::{DownPort, Health, Part, Progress};
-use crate::daemon::libmlx5::Below;
+use crate::daemon::libmlx5::PreloadedNic;
 use crate::daemon::shutdown::within;
 use crate::daemon::sinks::Sinks;
 use crate::error::Error;
@@ -432,7 +432,7 @@ impl Runtime {
             .iter()
             .map(|entry| (Part::Worker(entry.control.id().0), entry.control.pulse().iterations));
         let engines = self.opened.soft_nics().flat_map(Soft::progress);
-        workers.chain(engines).chain(self.opened.below.as_ref().map(Below::progress)).collect()
+        workers.chain(engines).chain(self.opened.preloaded.as_ref().map(PreloadedNic::progress)).collect()
     }
 
     /// The ports whose link is down. Queries the device, which may block.
@@ -464,14 +464,15 @@ impl Runtime {
     /// soft NICs only send.
     pub(crate) fn wires_finished(&self) -> bool {
         self.soft_nic().is_some_and(SoftNic::wires_finished)
-            || self.opened.below.as_ref().is_some_and(Below::is_finished)
+            || self.opened.preloaded.as_ref().is_some_and(PreloadedNic::is_finished)
     }
 
     /// The soft NIC whose engine's thread has died.
     pub(crate) fn dead_engine(&self) -> Option<String> {
         let soft = self.opened.soft_nics().find(|soft| soft.nic.engine_died()).map(|soft| &soft.name);
-        let below = self.opened.below.as_ref().filter(|below| below.has_died()).map(Below::name);
-        soft.or(below).map(ToString::to_string)
+        let preloaded =
+            self.opened.preloaded.as_ref().filter(|preloaded| preloaded.has_died()).map(PreloadedNic::name);
+        soft.or(preloaded).map(ToString::to_string)
     }
 
     /// Ends the engines, all at the same time; returns those that are still running after the timeout.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::daemon::cores;
 use crate::daemon::health::{Part, Progress};
-use crate::daemon::libmlx5::{self, Below};
+use crate::daemon::libmlx5::{self, PreloadedNic};
 use crate::error::Error;
 use crate::settings::{AUTO_DEVICE, OtherSoftNic, Settings, SoftNicMode, SoftNicPort};
 use control::{Device, DeviceSelector, DeviceSummary, Model};
@@ -36,7 +36,7 @@ pub(crate) struct OpenDevice {
     /// After the device, so that it outlives it.
     pub(super) soft: Option<Soft>,
     /// The library below the device, where that is a soft NIC with rdma-core's mlx5 provider.
-    pub(super) below: Option<Below>,
+    pub(super) preloaded: Option<PreloadedNic>,
     /// Those that sinks can send by.
     pub(super) others: Vec<OtherSoft>,
     /// Keeps the ports' interfaces promiscuous.
@@ -87,20 +87,20 @@ impl OpenDevice {
 
     /// Whether the workers' device is a soft NIC.
     pub(super) fn is_soft(&self) -> bool {
-        self.soft.is_some() || self.below.is_some()
+        self.soft.is_some() || self.preloaded.is_some()
     }
 
     /// Whether the engine of the workers' soft NIC is among these; `None` for a real device.
     pub(super) fn engine_stalled(&self, stalled: &[Part]) -> Option<bool> {
         let soft = self.soft.as_ref().map(|soft| soft.is_among(stalled));
-        soft.or_else(|| self.below.as_ref().map(|below| below.is_among(stalled)))
+        soft.or_else(|| self.preloaded.as_ref().map(|preloaded| preloaded.is_among(stalled)))
     }
 
     /// The descriptions of the soft NIC's wires; empty for a real device.
     pub(crate) fn wires(&self) -> &[String] {
-        match (&self.soft, &self.below) {
+        match (&self.soft, &self.preloaded) {
             (Some(soft), _) => &soft.wires,
-            (None, Some(below)) => below.wires(),
+            (None, Some(preloaded)) => preloaded.wires(),
             (None, None) => &[],
         }
     }
@@ -164,9 +164,9 @@ impl OpenDevice {
     /// The ports in use as stations on their links.
     pub(crate) fn stations(&self) -> Vec<Station> {
         let station = |port: &u8| {
-            let (mac, mtu_bytes) = match (&self.soft, &self.below) {
+            let (mac, mtu_bytes) = match (&self.soft, &self.preloaded) {
                 (Some(soft), _) => (soft.nic.port_mac(*port), soft.nic.port_mtu_bytes(*port)),
-                (None, Some(below)) => (below.mac(), below.mtu_bytes()),
+                (None, Some(preloaded)) => (preloaded.mac(), preloaded.mtu_bytes()),
                 (None, None) => {
                     let netdev = Netdev::of_port(Path::new(sysfs::CLASSES), self.device.name(), *port);
                     netdev.map_or((None, None), |netdev| (netdev.mac, netdev.mtu_bytes))
@@ -202,8 +202,8 @@ impl OpenDevice {
         if let Some(soft) = &self.soft {
             soft.wires_open.store(open, Ordering::Release);
         }
-        if let Some(below) = &self.below {
-            below.set_wires(open);
+        if let Some(preloaded) = &self.preloaded {
+            preloaded.set_wires(open);
         }
     }
 
@@ -230,7 +230,7 @@ pub(crate) fn open(settings: &Settings) -> Result<OpenDevice, Error> {
     let others = settings.softnic.others.iter().map(|other| open_other(settings, other));
     let others = others.collect::<Result<Vec<_>, Error>>()?;
     if libmlx5::is_wanted(settings) {
-        let below = Below::find(&settings.softnic).map_err(Error::LibMlx5)?;
+        let preloaded = PreloadedNic::find(&settings.softnic).map_err(Error::LibMlx5)?;
         let device = Device::open(&DeviceSelector::named(&settings.softnic.name), None);
         // A personality can be a file, and the driver is that of an mlx5 in any case.
         let model = Model::named(settings.softnic.personality()?.model());
@@ -239,7 +239,7 @@ pub(crate) fn open(settings: &Settings) -> Result<OpenDevice, Error> {
             device,
             ports,
             soft: None,
-            below: Some(below),
+            preloaded: Some(preloaded),
             others,
             promiscuous: Vec::new(),
         });
@@ -255,7 +255,7 @@ pub(crate) fn open(settings: &Settings) -> Result<OpenDevice, Error> {
             device,
             ports,
             soft: Some(soft),
-            below: None,
+            preloaded: None,
             others,
             promiscuous: Vec::new(),
         });
@@ -263,7 +263,7 @@ pub(crate) fn open(settings: &Settings) -> Result<OpenDevice, Error> {
     let device = open_real(settings)?;
     let promiscuous =
         if settings.device.promiscuous { promiscuous(device.name(), &ports)? } else { Vec::new() };
-    Ok(OpenDevice { device, ports, soft: None, below: None, others, promiscuous })
+    Ok(OpenDevice { device, ports, soft: None, preloaded: None, others, promiscuous })
 }
 
 /// Makes the interfaces of these ports promiscuous.

@@ -173,10 +173,10 @@ fn unclassified(before: &Before, snapshots: &[WorkerSnapshot]) -> Vec<u64> {
 
 /// The ports' counters; `None` for a device without them.
 fn stats(runtime: &Runtime) -> Option<Vec<PortStats>> {
-    let of_port = |port: &u8| match (runtime.soft_nic(), &runtime.opened.below) {
+    let of_port = |port: &u8| match (runtime.soft_nic(), &runtime.opened.preloaded) {
         (Some(nic), _) => Some(nic.port_stats(*port)),
         // It has one port.
-        (None, Some(below)) => Some(below.port_stats()),
+        (None, Some(preloaded)) => Some(preloaded.port_stats()),
         (None, None) => None,
     };
     runtime.opened.ports.iter().map(of_port).collect()
