@@ -51,6 +51,10 @@ impl Place {
 
     /// The demonstration's traffic, in which 10.1.0.0/16 sends UDP.
     fn start(&self, traffic: &str) -> Daemon {
+        Daemon::start_command(&mut self.daemon(traffic))
+    }
+
+    fn daemon(&self, traffic: &str) -> Command {
         let mut command = steerd();
         let settings = [
             ("STEERD_API__ENABLED", "true"),
@@ -58,7 +62,8 @@ impl Place {
             ("STEERD_POLICY__TRAFFIC", traffic),
         ];
         command.envs(settings).args(["run", "--demo", "--policy"]).arg(self.path("p.toml"));
-        Daemon::start_command(command.arg("--api-socket").arg(self.path("api.sock")))
+        command.arg("--api-socket").arg(self.path("api.sock"));
+        command
     }
 
     fn run(&self, args: &[&str]) -> Output {
@@ -156,28 +161,19 @@ fn check_compiles_for_the_counters_of_a_running_daemon() {
             && shown.contains("1 rule has no counter and is not part of"),
         "{shown}"
     );
-    // Of none of these rules the daemon has a counter.
-    std::fs::write(place.path("none.toml"), text.replace("'source", "'other")).expect("written");
-    let output = place.run(&[
-        "check",
-        "none.toml",
-        "--profile",
-        "mlx5",
-        "--traffic",
-        "running",
-        "--deny",
-        "hybrid=0%",
-    ]);
-    assert!(
-        !output.status.success() && stderr(&output).contains("packets that workers decide"),
-        "{}",
-        stderr(&output)
-    );
-    assert!(
-        stdout(&output).contains("without packets the order of the policy decides"),
-        "{}",
-        stdout(&output)
-    );
+    drop(daemon);
+}
+
+#[test]
+fn without_packets_the_share_of_the_rules_can_be_denied() {
+    let place = Place::new();
+    let wire = "[{ wire = { kind = 'null' } }]";
+    let daemon = Daemon::start_command(place.daemon("").env("STEERD_SOFTNIC__PORTS", wire));
+    let denied = ["--traffic", "running", "--deny", "hybrid=0%"];
+    let output = place.run(&[&["check", "p.toml", "--profile", "mlx5"], denied.as_slice()].concat());
+    let (shown, errors) = (stdout(&output), stderr(&output));
+    assert!(!output.status.success() && errors.contains("packets that workers decide"), "{errors}");
+    assert!(shown.contains("without packets the order of the policy decides"), "{shown}");
     drop(daemon);
 }
 
