@@ -34,6 +34,9 @@ test: deps-build deps-test deps-promtool ## every test; with STEERD_CORPORA=DIR 
 	$(CARGO) build --locked --package softnic-preload --package conformance
 	$(CARGO) test --workspace --locked
 
+# What is measured is what users build: incremental builds, which the environment may ask for, inline otherwise.
+budgets bench: export CARGO_INCREMENTAL := 0
+
 # Counted by valgrind: the load of the machine does not matter.
 budgets: deps-build deps-test ## the instructions of the hot paths beside their budgets (UPDATE=1 sets benches/budgets.tsv anew)
 	$(if $(UPDATE),STEERD_UPDATE_BUDGETS=1) $(CARGO) bench --locked --package steerd-benches --features valgrind --bench instructions
