@@ -2,8 +2,8 @@
 //! `ibv_query_rt_values_ex`, and the relation of its ticks to UTC, for completions with the wall clock (rdma-core mlx5.c,
 //! `mlx5_map_internal_clock` and `mlx5_map_clock_info`; kernel hw/mlx5/main.c, `mlx5_ib_mmap`).
 //!
-//! A page of memory does not tick by itself: the engine writes the time to it after each pass. With traffic it is late by a
-//! pass, without by a nap of the engine, up to 4 ms. It is never ahead.
+//! The engine writes the time to the page after each pass, so the time in it is that of the last pass. Without traffic
+//! it is up to 4 ms old, the longest sleep of the engine between two passes. It is never in the future.
 //!
 //! Invariants: the pages are mapped as long as this value exists, and are written through atomics only, because the client
 //! reads them at any time. The client cannot write: its descriptors of the file cannot be mapped writable. Where the kernel

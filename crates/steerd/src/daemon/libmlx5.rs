@@ -1,9 +1,10 @@
 //! `softnic.provider = "mlx5"`: the soft NIC below rdma-core's own mlx5 provider, in this process.
 //!
-//! libibverbs finds that provider only through sysfs and the kernel's command descriptors, which the library of
-//! `softnic-preload` answers when it is preloaded. So [`enter`] replaces the process by itself with that library in front: the
-//! process id, the descriptors and the rest of the environment stay as the service manager made them, and nothing is left
-//! behind, because the library makes no files. The second time the variables are there, and the start goes on.
+//! libibverbs finds that provider only through sysfs and the kernel's command descriptors. The library of `softnic-preload`
+//! provides both if the dynamic linker preloads it (LD_PRELOAD, ld.so(8)). So [`enter`] executes this program again in the same
+//! process (execve(2)) with that variable set: the process id, the descriptors and the rest of the environment stay as the
+//! service manager made them. The library makes no files, so none are left at the end. In the second execution the variables
+//! are set, and [`enter`] returns.
 //!
 //! To everything else the device is one of libibverbs' list; only its wires, its counters and its engine are the library's.
 
