@@ -858,7 +858,7 @@ pub(crate) fn errno_name(errno: Errno) -> String {
 }
 
 /// The word of a value in a file.
-fn word(value: &impl serde::Serialize) -> String {
+pub(crate) fn word(value: &impl serde::Serialize) -> String {
     serde_json::to_value(value).ok().and_then(|value| value.as_str().map(str::to_owned)).unwrap_or_default()
 }
 

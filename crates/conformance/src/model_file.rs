@@ -2,9 +2,9 @@
 
 use std::fmt::Write as _;
 
-use device_model::{Base, DeviceProfile, Emulation, LimitRow, Origin, Refusal};
+use device_model::{DeviceProfile, Emulation, LimitRow, Origin, Refusal};
 
-use crate::model::{FoundModel, KEYS, Note, errno_name, feature_name, limit_name, row};
+use crate::model::{FoundModel, KEYS, Note, errno_name, feature_name, limit_name, row, word};
 
 /// The column of comments.
 const COMMENT: usize = 40;
@@ -18,7 +18,7 @@ pub fn text(found: &FoundModel) -> String {
          name = {}\npersonality = {}\n",
         quoted(fallback),
         quoted(&profile.name),
-        quoted(&word(profile.personality)),
+        quoted(&word(&profile.personality)),
     );
     for key in KEYS {
         // A limit that is not there, and a table that no device of the kind has, have no row.
@@ -135,11 +135,7 @@ fn limit_line(LimitRow { limit, errno, source }: &LimitRow) -> String {
 
 /// The keys that are not as in the personality, from which the two that are about a model's own numbers are not taken over.
 fn emulation(out: &mut String, profile: &DeviceProfile) {
-    let base = match profile.personality {
-        Base::Ideal => DeviceProfile::ideal(),
-        Base::Mlx5 => DeviceProfile::mlx5(),
-        Base::Mlx4 => DeviceProfile::mlx4(),
-    };
+    let base = DeviceProfile::of_base(profile.personality);
     let values = |emulation: &Emulation| serde_json::to_value(emulation).unwrap_or_default();
     let base = Emulation { firmware_sets_max_table: false, hashes_any_fields: false, ..base.emulation };
     let (own, base) = (values(&profile.emulation), values(&base));
@@ -171,10 +167,6 @@ fn origin(out: &mut String, origin: &Origin) {
         let words: Vec<String> = words.iter().map(|word| quoted(word)).collect();
         let _ = writeln!(out, "{key} = [{}]", words.join(", "));
     }
-}
-
-fn word(base: Base) -> String {
-    serde_json::to_value(base).ok().and_then(|value| value.as_str().map(str::to_owned)).unwrap_or_default()
 }
 
 /// A string of TOML: those of JSON are, but for the one control character that JSON leaves.

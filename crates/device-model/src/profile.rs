@@ -295,6 +295,16 @@ impl DeviceProfile {
         BUILT_IN[2].clone()
     }
 
+    /// The built-in model of a base personality.
+    #[must_use]
+    pub fn of_base(base: Base) -> Self {
+        match base {
+            Base::Ideal => Self::ideal(),
+            Base::Mlx5 => Self::mlx5(),
+            Base::Mlx4 => Self::mlx4(),
+        }
+    }
+
     /// For an unknown device: the tightest of each limit, and all refusals, of `mlx5` and `mlx4`, the devices that steer.
     #[must_use]
     pub fn conservative() -> Self {

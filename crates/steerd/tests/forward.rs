@@ -38,22 +38,6 @@ name = "softnic1"
 ports = [{ wire = { kind = "pcap", path = "none.pcap", mode = "once", output = "out.pcap" } }]
 "#;
 
-/// A capture of these frames (pcap-savefile(5)).
-fn capture(frames: &[Vec<u8>]) -> Vec<u8> {
-    let mut file: Vec<u8> = Vec::new();
-    for word in [0xa1b2_c3d4_u32, 0x0004_0002, 0, 0, 65_535, 1] {
-        file.extend(word.to_le_bytes());
-    }
-    for frame in frames {
-        let length = frame.len() as u32;
-        for word in [0, 0, length, length] {
-            file.extend(word.to_le_bytes());
-        }
-        file.extend(frame);
-    }
-    file
-}
-
 #[test]
 fn packets_leave_by_a_second_soft_nic() {
     const COUNT: u16 = 500;
@@ -62,8 +46,8 @@ fn packets_leave_by_a_second_soft_nic() {
     let udp =
         |port| FrameBuilder::new().ipv4([10, 0, 0, 1].into(), [10, 0, 0, 2].into()).udp(port, 7).build();
     let frames: Vec<_> = (1..=COUNT).map(udp).collect();
-    write("in.pcap", &capture(&frames));
-    write("none.pcap", &capture(&[]));
+    write("in.pcap", &test_support::capture(&frames));
+    write("none.pcap", &test_support::capture(&[]));
     write("p.toml", POLICY.as_bytes());
     write("s.toml", SETTINGS.as_bytes());
     // It ends when the capture does.

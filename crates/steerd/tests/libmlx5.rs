@@ -275,22 +275,6 @@ fn both_providers_count_what_independent_tools_counted() {
     }
 }
 
-/// A capture of these frames (pcap-savefile(5)).
-fn capture(frames: &[Vec<u8>]) -> Vec<u8> {
-    let mut file: Vec<u8> = Vec::new();
-    for word in [0xa1b2_c3d4_u32, 0x0004_0002, 0, 0, 65_535, 1] {
-        file.extend(word.to_le_bytes());
-    }
-    for frame in frames {
-        let length = frame.len() as u32;
-        for word in [0, 0, length, length] {
-            file.extend(word.to_le_bytes());
-        }
-        file.extend(frame);
-    }
-    file
-}
-
 /// By the port that received them.
 const FORWARD: &str = "version = 1\n[sinks.out]\nkind = \"forward\"\nport = 1\n\
                        [groups.g]\nworkers = \"all\"\nsinks = \"out\"\n\
@@ -313,7 +297,7 @@ fn forwarded_packets_leave_unchanged() {
             .build()
     };
     let frames: Vec<_> = (1..=COUNT).map(frame).collect();
-    setup.write("in.pcap", &capture(&frames));
+    setup.write("in.pcap", &test_support::capture(&frames));
     let summary = setup.run();
     assert_eq!(counts(&summary)["udp"], u64::from(COUNT), "{summary:#}");
     let sent = corpus::packets(&setup.folder.path().join("out.pcap"));
@@ -362,7 +346,7 @@ fn a_policy_is_compiled_for_the_model_file_that_the_device_imitates() {
         udp([10, 0, 0, 9], [10, 0, 0, 9], 2, 8),
         udp([11, 0, 0, 9], [10, 0, 0, 9], 2, 8),
     ];
-    setup.write("in.pcap", &capture(&frames));
+    setup.write("in.pcap", &test_support::capture(&frames));
     setup.write("narrow.toml", narrow.as_bytes());
     let narrow = setup.folder.path().join("narrow.toml");
     let counted = counts(&summary(setup.command().env("STEERD_SOFTNIC__PERSONALITY", narrow)));

@@ -111,3 +111,20 @@ pub fn frames(file: &[u8]) -> Vec<&[u8]> {
     }
     frames
 }
+
+/// A capture file of these frames, from which [`frames`] reads them again (pcap-savefile(5)).
+#[must_use]
+pub fn capture(frames: &[Vec<u8>]) -> Vec<u8> {
+    let mut file: Vec<u8> = Vec::new();
+    for word in [0xa1b2_c3d4_u32, 0x0004_0002, 0, 0, 65_535, 1] {
+        file.extend(word.to_le_bytes());
+    }
+    for frame in frames {
+        let length = frame.len() as u32;
+        for word in [0, 0, length, length] {
+            file.extend(word.to_le_bytes());
+        }
+        file.extend(frame);
+    }
+    file
+}

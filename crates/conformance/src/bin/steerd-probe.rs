@@ -13,7 +13,7 @@ use clap::{Parser, ValueEnum};
 use conformance::model::{Bounds, FoundModel};
 use conformance::soft::SoftDevice;
 use conformance::{Bench, Peer, Report, Verdict, model, origin, probe};
-use device_model::{Base, DeviceProfile, Origin};
+use device_model::{DeviceProfile, Origin};
 use softnic::Personality;
 use verbs::{Context, DeviceList, PortNumber};
 
@@ -161,11 +161,7 @@ fn probed(arguments: &Arguments, wants_model: bool) -> Result<Probed, Failed> {
     if let Some(personality) = arguments.soft {
         let device = SoftDevice::new(personality)?;
         // What a soft NIC does cannot be found only where it takes too many objects.
-        let fallback = match personality.model().personality {
-            Base::Ideal => DeviceProfile::ideal(),
-            Base::Mlx5 => DeviceProfile::mlx5(),
-            Base::Mlx4 => DeviceProfile::mlx4(),
-        };
+        let fallback = DeviceProfile::of_base(personality.model().personality);
         let mut probed = of(device.context(), (arguments, wants_model), Some(&device), &fallback, SOFT)?;
         probed.report.device = format!("soft NIC ({personality})");
         return Ok(probed);
