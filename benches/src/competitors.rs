@@ -1,7 +1,7 @@
 //! Other programs that do the same work. They load rules: `nft` into a new network namespace, `ovs-ofctl` into a new
-//! virtual switch. They classify packets: `dpdk-test-acl`, CutSplit, Open vSwitch. They move packets: testpmd, and programs that capture. The processes that they need are started and
-//! ended here; the machine's own configuration is not changed. `Err` is the reason why a program cannot run on this
-//! machine.
+//! virtual switch. They classify packets: `dpdk-test-acl`, CutSplit, Open vSwitch. They move packets: testpmd, and programs that
+//! capture. The processes that they need are started and ended here; the machine's own configuration is not changed. `Err` is
+//! the reason why a program cannot run on this machine.
 
 mod acl;
 mod capture;
@@ -19,6 +19,9 @@ pub use cutsplit::{Classifier, CutSplitProgram, Outcomes, Step};
 pub use nft::{Namespace, ingress, linear, load_here, mapped};
 pub use ovs::{Datapath, Switch, flows};
 pub use testpmd::{Testpmd, TestpmdOptions};
+
+/// The variables of the environment that name a folder with such a program.
+pub const FOLDERS: [&str; 2] = [cutsplit::FOLDER, ovs::ROOT];
 
 /// Seconds after which a load is ended.
 const TIMEOUT_S: &str = "60";

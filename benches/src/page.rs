@@ -1,4 +1,4 @@
-//! The tables of docs/explanation/performance.md from the JSON of a run, as Markdown: nothing on that page is copied by hand.
+//! docs/explanation/measurements.md from the JSON of a run: nothing on that page is copied by hand.
 
 use std::fmt::Write as _;
 
@@ -6,10 +6,18 @@ use serde_json::Value;
 
 use crate::table::digits;
 
-/// All tables of a run of the bench `neighbours`, with its conditions, ratios and commands.
+/// What the page says before the tables.
+const HEAD: &str = "# Measurements
+
+Written by the bench `neighbours`: see [performance](performance.md#beside-what-you-would-take-instead) for what is compared with
+what, under which conditions, and why. Absolute figures are those of one machine in one run; only ratios are claims.
+
+";
+
+/// The page: all tables of a run of the bench `neighbours`, with its conditions, ratios and commands.
 #[must_use]
-pub fn tables(run: &Value) -> String {
-    let mut text = String::new();
+pub fn page(run: &Value) -> String {
+    let mut text = HEAD.to_owned();
     let conditions = string(&run["conditions"], "conditions");
     paragraph(
         &mut text,
@@ -17,10 +25,6 @@ pub fn tables(run: &Value) -> String {
     );
     let provisional = run["conditions"]["provisional"] == true;
     paragraph(&mut text, &if provisional { format!("**{conditions}**") } else { conditions.to_owned() });
-    paragraph(
-        &mut text,
-        "![millions of packets per second from core to core, frames of 64 bytes](neighbours.svg)",
-    );
     let rows = run["rows"].as_array().map_or(&[][..], Vec::as_slice);
     let mut names: Vec<&str> = Vec::new();
     for row in rows {
@@ -32,22 +36,12 @@ pub fn tables(run: &Value) -> String {
     for name in names {
         let of_table: Vec<&Value> = rows.iter().filter(|row| row["table"] == name).collect();
         table(&mut text, name, &of_table);
-        commands(&mut text, &of_table);
+        commands(&mut text, &of_table, &run["variables"]);
     }
     ratios(&mut text, run["ratios"].as_array().map_or(&[][..], Vec::as_slice));
+    text.truncate(text.trim_end().len());
+    text.push('\n');
     text
-}
-
-/// The lines of a page between which the tables stand.
-const BEGIN: &str = "<!-- tables: begin -->\n";
-const END: &str = "<!-- tables: end -->\n";
-
-/// The page with these tables in place of earlier ones; `None` if it has no place for them.
-#[must_use]
-pub fn filled(page: &str, tables: &str) -> Option<String> {
-    let (before, rest) = page.split_once(BEGIN)?;
-    let (_, after) = rest.split_once(END)?;
-    Some(format!("{before}{BEGIN}\n{}\n\n{END}{after}", tables.trim()))
 }
 
 fn string<'v>(value: &'v Value, key: &str) -> &'v str {
@@ -59,7 +53,7 @@ fn paragraph(text: &mut String, words: &str) {
 }
 
 fn table(text: &mut String, name: &str, rows: &[&Value]) {
-    write!(text, "### {name}\n\n| what | frame | median | least to most | |\n|---|---|---|---|---|\n")
+    write!(text, "## {name}\n\n| what | frame | median | least to most | |\n|---|---|---|---|---|\n")
         .expect("a String");
     for row in rows {
         let what = string(row, "what");
@@ -82,7 +76,7 @@ fn ratios(text: &mut String, ratios: &[Value]) {
     if ratios.is_empty() {
         return;
     }
-    text.push_str("### How many times as fast\n\n| what | median | least to most |\n|---|---|---|\n");
+    text.push_str("## How many times as fast\n\n| what | median | least to most |\n|---|---|---|\n");
     for ratio in ratios {
         let what = string(ratio, "what");
         match ratio["median"].as_f64() {
@@ -96,17 +90,25 @@ fn ratios(text: &mut String, ratios: &[Value]) {
     text.push('\n');
 }
 
-/// The commands of the rows that other programs ran, each once.
-fn commands(text: &mut String, rows: &[&Value]) {
-    let mut seen: Vec<&str> = Vec::new();
+/// The commands of the rows that other programs ran, each once, folded away. Folders that variables of the environment name
+/// are written as these variables.
+fn commands(text: &mut String, rows: &[&Value], variables: &Value) {
+    let mut seen: Vec<String> = Vec::new();
     for row in rows {
-        let command = string(row, "command");
+        let mut command = string(row, "command").to_owned();
+        for (variable, folder) in variables.as_object().into_iter().flatten() {
+            if let Some(folder) = folder.as_str().filter(|folder| !folder.is_empty()) {
+                command = command.replace(folder, &format!("${variable}"));
+            }
+        }
         if !command.is_empty() && !seen.contains(&command) {
             seen.push(command);
         }
     }
     if !seen.is_empty() {
-        write!(text, "Commands:\n\n```console\n{}\n```\n\n", seen.join("\n")).expect("a String");
+        let commands = seen.join("\n");
+        write!(text, "<details><summary>Commands</summary>\n\n```console\n{commands}\n```\n\n</details>\n\n")
+            .expect("a String");
     }
 }
 
@@ -121,29 +123,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn new_tables_replace_the_old_ones_only() {
-        let page = format!("a\n{BEGIN}old\n{END}z\n");
-        let once = filled(&page, "new\n").expect("a place");
-        assert_eq!(once, format!("a\n{BEGIN}\nnew\n\n{END}z\n"));
-        assert_eq!(filled(&once, "new\n"), Some(once));
-        assert_eq!(filled("a page", "new"), None);
-    }
-
-    #[test]
     fn a_busy_machine_and_a_missing_program_are_on_the_page() {
         let run = json!({
             "machine": "m", "command": "make bench",
             "conditions": { "provisional": true, "conditions": "machine busy: figures are provisional" },
             "rows": [
                 { "table": "lookup", "what": "ours", "frame_bytes": 64, "unit": "ns", "median": 12.34, "least": 1.0, "most": 20.0 },
-                { "table": "lookup", "what": "theirs", "frame_bytes": 64, "unit": "ns", "not_measured": "no program", "command": "x -y" },
+                { "table": "lookup", "what": "theirs", "frame_bytes": 64, "unit": "ns", "not_measured": "no program", "command": "x -y /tmp/a/rules" },
             ],
+            "variables": { "FOLDER": "/tmp/a", "UNSET": "" },
             "ratios": [{ "what": "ours beside theirs", "not_measured": "no program" }],
         });
-        let text = tables(&run);
+        let text = page(&run);
         assert!(text.contains("**machine busy: figures are provisional**"), "{text}");
         assert!(text.contains("| ours | 64 B | 12.3 ns | 1.00 to 20.0 |  |"), "{text}");
         assert!(text.contains("| theirs | 64 B | not measured | | no program |"), "{text}");
-        assert!(text.contains("```console\nx -y\n```"), "{text}");
+        assert!(text.contains("```console\nx -y $FOLDER/rules\n```"), "{text}");
     }
 }

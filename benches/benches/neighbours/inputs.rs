@@ -3,6 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use serde_json::{Map, Value};
+use steerd_benches::competitors::FOLDERS;
 use steerd_benches::rules::{RuleSet, generated};
 use steerd_benches::trace::Trace;
 
@@ -74,6 +76,18 @@ impl Inputs {
         let corpora = std::env::var_os("STEERD_CORPORA").map(PathBuf::from);
         let rounds = if is_quick { 2 } else { 5 };
         Self { folder, corpora, rounds, is_quick, _temporary: temporary }
+    }
+
+    /// The variables of the environment that name folders, for commands that are the same on every machine.
+    pub(crate) fn variables(&self) -> Value {
+        let given = FOLDERS.map(|name| (name.to_owned(), std::env::var(name).unwrap_or_default()));
+        let own = (FOLDER.to_owned(), self.folder.display().to_string());
+        given
+            .into_iter()
+            .chain([own])
+            .map(|(name, folder)| (name, folder.into()))
+            .collect::<Map<_, _>>()
+            .into()
     }
 
     /// How long a figure is measured.

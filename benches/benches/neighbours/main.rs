@@ -16,8 +16,8 @@
 //!
 //! `STEERD_CORPORA` names the folder of the real ClassBench sets. `STEERD_BENCH_FOLDER` keeps rules and traces, so that the
 //! commands of the rows can be repeated. `STEERD_BENCH_QUICK=1` tests the bench itself with short rounds on any machine.
-//! Writes `neighbours.json`, `neighbours.svg` and `performance-tables.md` to `target/bench`, and, with `STEERD_BENCH_DOCS=1`,
-//! tables and plot to `docs/explanation`.
+//! Writes `neighbours.json`, `neighbours.svg` and `measurements.md` to `target/bench`, and, with `STEERD_BENCH_DOCS=1`, the page
+//! and the plot to `docs/explanation`.
 #![forbid(unsafe_code)]
 
 mod forward;
@@ -84,7 +84,7 @@ fn main() {
         }
     }
     println!("\n{}\n{}; took {} s", machine::description(), gate.text(), begun.elapsed().as_secs());
-    write(&rows, &ratios, &gate);
+    write(&inputs, &rows, &ratios, &gate);
 }
 
 fn print(rows: &[Row], ratios: &[Ratio], rounds: usize) {
@@ -100,7 +100,7 @@ fn print(rows: &[Row], ratios: &[Ratio], rounds: usize) {
     ratios.iter().for_each(|ratio| println!("{}", ratio.line()));
 }
 
-fn write(rows: &[Row], ratios: &[Ratio], gate: &Gate) {
+fn write(inputs: &Inputs, rows: &[Row], ratios: &[Ratio], gate: &Gate) {
     let target = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/bench");
     std::fs::create_dir_all(&target).expect("target can be written");
     let write =
@@ -108,20 +108,17 @@ fn write(rows: &[Row], ratios: &[Ratio], gate: &Gate) {
     let ratios: Vec<_> = ratios.iter().map(Ratio::json).collect();
     let run = json!({
         "machine": machine::description(), "conditions": gate.json(), "command": own_command(""),
-        "rows": table::json(rows), "ratios": ratios,
+        "rows": table::json(rows), "ratios": ratios, "variables": inputs.variables(),
     });
     write("neighbours.json", &format!("{run:#}\n"));
-    let tables = page::tables(&run);
+    let page = page::page(&run);
     let image = plot::bars("Millions of packets per second, from core to core", &bars(rows));
-    write("performance-tables.md", &tables);
+    write("measurements.md", &page);
     write("neighbours.svg", &image);
-    println!("in target/bench: neighbours.json, performance-tables.md, neighbours.svg");
+    println!("in target/bench: neighbours.json, measurements.md, neighbours.svg");
     if std::env::var_os("STEERD_BENCH_DOCS").is_some() {
         let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/explanation");
-        let file = docs.join("performance.md");
-        let old = std::fs::read_to_string(&file).expect("the page");
-        std::fs::write(&file, page::filled(&old, &tables).expect("a place for the tables"))
-            .expect("docs can be written");
+        std::fs::write(docs.join("measurements.md"), &page).expect("docs can be written");
         std::fs::write(docs.join("neighbours.svg"), &image).expect("docs can be written");
     }
 }

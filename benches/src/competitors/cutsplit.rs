@@ -9,8 +9,8 @@ use std::process::Command;
 
 use super::run;
 
-/// The variable.
-const FOLDER: &str = "STEERD_CUTSPLIT";
+/// The variable of the environment with the folder of its sources.
+pub(super) const FOLDER: &str = "STEERD_CUTSPLIT";
 /// Of leaves, and of the lengths of prefixes that count as small: those that its README gives.
 const PARAMETERS: &str = "-b 8 -t 20";
 /// It keeps arrays on its stack that are as long as a trace.

@@ -18,7 +18,7 @@ use super::{TIMEOUT_S, processor_time, run};
 
 const BRIDGE: &str = "bench";
 /// The variable with the folder below which the programs are; without it they are installed.
-const ROOT: &str = "STEERD_OVS_ROOT";
+pub(super) const ROOT: &str = "STEERD_OVS_ROOT";
 const DAEMON: &str = "usr/lib/openvswitch-switch/ovs-vswitchd";
 /// Of Debian's package openvswitch-switch-dpdk.
 const DPDK_DAEMON: &str = "usr/lib/openvswitch-switch-dpdk/ovs-vswitchd-dpdk";
