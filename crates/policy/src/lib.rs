@@ -38,7 +38,8 @@ pub use parse::{
 };
 pub use policy::Policy;
 pub use schema::schema;
-pub use source::{Folder, MAX_FILE_BYTES, NoFiles, SetLoader, Source, Unreadable, read_all, read_file};
+use source::Unreadable;
+pub use source::{Folder, MAX_FILE_BYTES, NoFiles, SetLoader, Source};
 pub use witness::Witness;
 
 /// Reads a policy file; the files that it names are relative to it.
@@ -67,7 +68,7 @@ pub fn load_with(
 /// # Errors
 /// As [`load`], if the text cannot be read.
 pub fn read_policy(path: &Path) -> Result<Source, Diagnostics> {
-    source_of(path.display().to_string(), source::read_file(path, MAX_FILE_BYTES))
+    source_of(path.display().to_string(), regular_file::read(path, MAX_FILE_BYTES))
 }
 
 /// Reads a policy's text from a reader, such as standard input, for [`parse_with`]; diagnostics call it `name`. The files
@@ -76,11 +77,11 @@ pub fn read_policy(path: &Path) -> Result<Source, Diagnostics> {
 /// # Errors
 /// As [`load`], if the text cannot be read.
 pub fn read_source(name: impl Into<String>, reader: impl Read) -> Result<Source, Diagnostics> {
-    source_of(name.into(), source::read_all(reader, MAX_FILE_BYTES))
+    source_of(name.into(), regular_file::read_bounded(reader, MAX_FILE_BYTES))
 }
 
-fn source_of(name: String, read: Result<Vec<u8>, Unreadable>) -> Result<Source, Diagnostics> {
-    let unreadable = match read.and_then(source::text_of) {
+fn source_of(name: String, read: Result<Vec<u8>, regular_file::Error>) -> Result<Source, Diagnostics> {
+    let unreadable = match read.map_err(Unreadable::from).and_then(source::text_of) {
         Ok(text) => return Ok(Source::new(name, text)),
         Err(unreadable) => unreadable,
     };
@@ -94,7 +95,9 @@ fn source_of(name: String, read: Result<Vec<u8>, Unreadable>) -> Result<Source, 
             let nowhere = Place::new(&Arc::new(Source::new(name, "")), 0..0);
             let problem = nowhere.error(format!("cannot read the policy: {other}"), "");
             match other {
-                Unreadable::NotAFile(_) => problem.hint("name a regular file, or - for standard input"),
+                Unreadable::File(regular_file::Error::NotRegular(_)) => {
+                    problem.hint("name a regular file, or - for standard input")
+                }
                 _ => problem,
             }
         }

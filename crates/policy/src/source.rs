@@ -2,13 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::fs::{self, File, FileType};
-use std::io::{self, Read};
-use std::os::unix::fs::FileTypeExt;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
-
-use rustix::fs::{Mode, OFlags};
 
 /// The largest policy or set file that is read, in bytes.
 pub const MAX_FILE_BYTES: u64 = 64 << 20;
@@ -131,13 +127,9 @@ impl SetLoader for BTreeMap<String, String> {
 
 /// The reason why a text cannot be read.
 #[derive(Debug)]
-pub enum Unreadable {
-    /// The system reports an error.
-    Io(io::Error),
-    /// It is a directory, a device or a pipe; the text names it with its article.
-    NotAFile(&'static str),
-    /// It has more bytes than this.
-    TooLarge(u64),
+pub(crate) enum Unreadable {
+    /// The file cannot be read, or is too large.
+    File(regular_file::Error),
     /// It is not UTF-8.
     NotUtf8 {
         /// The text before the first invalid byte, followed by U+FFFD.
@@ -156,9 +148,10 @@ pub(crate) const SAVE_AS_UTF8: &str =
 impl fmt::Display for Unreadable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Io(error) => error.fmt(f),
-            Self::NotAFile(what) => write!(f, "this is {what}, not a regular file"),
-            Self::TooLarge(most) => write!(f, "more than the {most} bytes that a policy file may have"),
+            Self::File(regular_file::Error::TooLarge(most)) => {
+                write!(f, "more than the {most} bytes that a policy file may have")
+            }
+            Self::File(error) => error.fmt(f),
             Self::NotUtf8 { is_utf16: true, .. } => f.write_str("this is UTF-16: save it as UTF-8"),
             Self::NotUtf8 { text, at, .. } => {
                 let (line, column) = Source::new("", text.as_str()).position(*at);
@@ -170,73 +163,28 @@ impl fmt::Display for Unreadable {
 
 impl std::error::Error for Unreadable {}
 
-impl From<io::Error> for Unreadable {
-    fn from(error: io::Error) -> Self {
-        Self::Io(error)
-    }
-}
-
-impl Unreadable {
-    fn kind(&self) -> io::ErrorKind {
-        match self {
-            Self::Io(error) => error.kind(),
-            Self::NotAFile(_) => io::ErrorKind::InvalidInput,
-            Self::TooLarge(_) => io::ErrorKind::FileTooLarge,
-            Self::NotUtf8 { .. } => io::ErrorKind::InvalidData,
-        }
+impl From<regular_file::Error> for Unreadable {
+    fn from(error: regular_file::Error) -> Self {
+        Self::File(error)
     }
 }
 
 /// Reads a file for a loader; errors name the path.
 fn read(path: &Path) -> io::Result<Source> {
     let name = path.display().to_string();
-    let text = read_file(path, MAX_FILE_BYTES).and_then(text_of);
-    let text = text.map_err(|error| io::Error::new(error.kind(), format!("{name}: {error}")))?;
+    let text = read_text(path).map_err(|error| {
+        let problem = format!("{name}: {error}");
+        let kind = match error {
+            Unreadable::File(error) => io::Error::from(error).kind(),
+            Unreadable::NotUtf8 { .. } => io::ErrorKind::InvalidData,
+        };
+        io::Error::new(kind, problem)
+    })?;
     Ok(Source::new(name, text))
 }
 
-/// The bytes of a regular file, at most `most`. Devices, pipes, sockets and directories are refused, because reading them
-/// may never end.
-///
-/// # Errors
-/// All variants of [`Unreadable`] except `NotUtf8`.
-pub fn read_file(path: &Path, most: u64) -> Result<Vec<u8>, Unreadable> {
-    let regular = |kind: FileType| match what_it_is(kind) {
-        None => Ok(()),
-        Some(what) => Err(Unreadable::NotAFile(what)),
-    };
-    // Checked before opening, because opening a device may have an effect.
-    regular(fs::metadata(path)?.file_type())?;
-    // The file may have been replaced since, and without NONBLOCK opening a FIFO waits for a writer (open(2)).
-    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
-    let file = File::from(rustix::fs::open(path, flags, Mode::empty()).map_err(io::Error::from)?);
-    regular(file.metadata()?.file_type())?;
-    read_all(file, most)
-}
-
-/// The bytes of a reader, at most `most`. The limit holds while reading, because a file may grow.
-///
-/// # Errors
-/// As [`read_file`].
-pub fn read_all(reader: impl Read, most: u64) -> Result<Vec<u8>, Unreadable> {
-    let mut bytes = Vec::new();
-    reader.take(most.saturating_add(1)).read_to_end(&mut bytes)?;
-    if bytes.len() as u64 > most {
-        return Err(Unreadable::TooLarge(most));
-    }
-    Ok(bytes)
-}
-
-/// The name, with its article, of a file type that is not a regular file.
-fn what_it_is(kind: FileType) -> Option<&'static str> {
-    let kinds = [
-        (kind.is_dir(), "a directory"),
-        (kind.is_fifo(), "a FIFO"),
-        (kind.is_socket(), "a socket"),
-        (kind.is_char_device() || kind.is_block_device(), "a device"),
-        (!kind.is_file(), "something else"),
-    ];
-    kinds.into_iter().find(|(is_it, _)| *is_it).map(|(_, what)| what)
+fn read_text(path: &Path) -> Result<String, Unreadable> {
+    text_of(regular_file::read(path, MAX_FILE_BYTES)?)
 }
 
 /// The bytes as text.

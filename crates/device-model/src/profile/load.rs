@@ -1,12 +1,10 @@
 //! Profiles from TOML. Errors name the file, the line, the key and the remedy.
 
 use std::collections::BTreeSet;
-use std::fs::{File, Metadata};
-use std::io::{self, Read as _};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use program::TAG_BITS;
-use rustix::fs::{Mode, OFlags};
 
 use super::{Base, DeviceProfile, Emulation, PriorityTable};
 
@@ -70,11 +68,7 @@ impl DeviceProfile {
             return Self::by_name(name).ok_or_else(|| LoadError::UnknownName { name: name.to_owned() });
         }
         let file = PathBuf::from(name);
-        match read(&file) {
-            Err(source) => Err(LoadError::Read { file, source }),
-            Ok(text) if text.len() as u64 > MAX_BYTES => Err(LoadError::TooLarge { file }),
-            Ok(text) => Self::parse(&file, &text),
-        }
+        Self::parse(&file, &read(&file)?)
     }
 
     /// A model from the text of a file, which is named in errors.
@@ -152,21 +146,14 @@ impl DeviceProfile {
     }
 }
 
-/// The first bytes of a regular file, at most one more than [`MAX_BYTES`]: a device may never end, and a FIFO blocks until it
-/// has a writer.
-fn read(file: &Path) -> io::Result<String> {
-    let only_regular = |found: &Metadata| {
-        let problem = "it is not a regular file";
-        if found.is_file() { Ok(()) } else { Err(io::Error::new(io::ErrorKind::InvalidInput, problem)) }
-    };
-    only_regular(&file.metadata()?)?;
-    // NONBLOCK: a FIFO may have replaced the file meanwhile (open(2)).
-    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
-    let file = File::from(rustix::fs::open(file, flags, Mode::empty())?);
-    only_regular(&file.metadata()?)?;
-    let mut text = String::new();
-    file.take(MAX_BYTES + 1).read_to_string(&mut text)?;
-    Ok(text)
+/// The text of a device model's file.
+fn read(file: &Path) -> Result<String, LoadError> {
+    let unreadable = |source| LoadError::Read { file: file.to_owned(), source };
+    let bytes = regular_file::read(file, MAX_BYTES).map_err(|error| match error {
+        regular_file::Error::TooLarge(_) => LoadError::TooLarge { file: file.to_owned() },
+        error => unreadable(error.into()),
+    })?;
+    String::from_utf8(bytes).map_err(|error| unreadable(io::Error::new(io::ErrorKind::InvalidData, error)))
 }
 
 /// What the software NIC has to know: as in the model of that name, but for the keys of the text.
@@ -230,7 +217,7 @@ pub(super) fn built_in(name: &str, text: &str) -> DeviceProfile {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rustix::fs::FileType;
+    use rustix::fs::{FileType, Mode};
 
     fn refused(text: &str) -> String {
         DeviceProfile::parse(Path::new("nic.toml"), text).expect_err(text).to_string()

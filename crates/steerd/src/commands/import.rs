@@ -4,7 +4,6 @@
 use std::fs;
 use std::path::Path;
 
-use policy::Unreadable;
 use policy::import::{Imported, classbench, ethtool, nft};
 use serde::Serialize;
 
@@ -75,12 +74,14 @@ impl Input {
         let is_stdin = path == Path::new("-");
         let left = MAX_INPUT_BYTES.saturating_sub(self.text.len() as u64);
         let read = match is_stdin {
-            true => policy::read_all(std::io::stdin(), left),
-            false => policy::read_file(path, left),
+            true => regular_file::read_bounded(std::io::stdin(), left),
+            false => regular_file::read(path, left),
         };
         let bytes = read.map_err(|error| match error {
-            Unreadable::TooLarge(_) => refused(format!("more than {MAX_INPUT_BYTES} bytes in all")),
-            Unreadable::NotAFile(_) => refused(format!("cannot read: {error} (hint: - is standard input)")),
+            regular_file::Error::TooLarge(_) => refused(format!("more than {MAX_INPUT_BYTES} bytes in all")),
+            regular_file::Error::NotRegular(_) => {
+                refused(format!("cannot read: {error} (hint: - is standard input)"))
+            }
             error => refused(format!("cannot read: {error}")),
         })?;
         if !self.text.is_empty() && !self.text.ends_with('\n') {

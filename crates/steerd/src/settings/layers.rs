@@ -4,13 +4,10 @@
 //! "steerd.toml:12:5" or "STEERD_HTTP__LISTEN". Values are checked for their types only.
 
 use std::fmt;
-use std::fs::{File, Metadata};
-use std::io::{self, Read};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use device_model::DeviceProfile;
-use rustix::fs::{Mode, OFlags};
 use toml::{Table, Value};
 
 use super::types::{AUTO_SOCKET, COUNTERS};
@@ -161,24 +158,15 @@ impl Layers {
     }
 }
 
-/// Reads a regular file of at most [`MAX_FILE_BYTES`]: a device may never end, and a FIFO blocks until it has a writer.
-fn read(path: &Path) -> io::Result<String> {
-    let only_regular = |found: &Metadata| {
-        let problem = "it is not a regular file";
-        if found.is_file() { Ok(()) } else { Err(io::Error::new(io::ErrorKind::InvalidInput, problem)) }
-    };
-    only_regular(&path.metadata()?)?;
-    // NONBLOCK: a FIFO may have replaced the file meanwhile (open(2)).
-    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
-    let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
-    only_regular(&file.metadata()?)?;
-    let mut text = String::new();
-    file.take(MAX_FILE_BYTES + 1).read_to_string(&mut text)?;
-    if text.len() as u64 > MAX_FILE_BYTES {
-        let problem = format!("it has more than {MAX_FILE_BYTES} bytes; settings have a few thousand");
-        return Err(io::Error::new(io::ErrorKind::FileTooLarge, problem));
-    }
-    Ok(text)
+/// The text of a settings file.
+fn read(path: &Path) -> Result<String, String> {
+    let bytes = regular_file::read(path, MAX_FILE_BYTES).map_err(|error| match error {
+        regular_file::Error::TooLarge(most) => {
+            format!("it has more than {most} bytes; settings have a few thousand")
+        }
+        error => error.to_string(),
+    })?;
+    String::from_utf8(bytes).map_err(|error| error.to_string())
 }
 
 /// Paths in a file are relative to that file, wherever the daemon is started.

@@ -187,7 +187,7 @@ fn unusable_input_is_refused() {
         (&["--traffic", "cut.pcap"][..], 1, "after packet 1: the file ends in the middle"),
         (&["--traffic", "empty.pcap"], 1, "the capture has no packets"),
         (&["--traffic", "none.pcap"], 1, "cannot read the capture"),
-        (&["--traffic", "/dev/null"], 1, "it is not a regular file (hint: "),
+        (&["--traffic", "/dev/null"], 1, "this is a device, not a regular file (hint: "),
         (&[], 2, "--traffic"),
         (&["--traffic", "c.pcap", "--times", "0"], 2, "greater than 0"),
         (&["--traffic", "c.pcap", "--ns-per-packet", "nan"], 2, "greater than 0"),

@@ -8,7 +8,7 @@ use std::io::{self, Seek, SeekFrom, Write};
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use super::create_capture;
+use super::with_hint;
 use crate::wire::MAX_FRAME_BYTES;
 
 /// "pcap with nanoseconds" (pcap-savefile(5)), written in the byte order of the machine.
@@ -50,7 +50,7 @@ pub(super) struct Writer<M: Medium = File> {
 impl Writer {
     /// Makes the file, over one that may be there.
     pub(super) fn create(path: &Path) -> io::Result<Self> {
-        Self::begin(create_capture(path)?)
+        Self::begin(regular_file::create(path).map_err(with_hint)?)
     }
 }
 

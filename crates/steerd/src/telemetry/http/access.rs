@@ -5,18 +5,16 @@
 //! is never printed: not in errors, logs or debug output.
 
 use std::fmt;
-use std::fs::File;
 use std::hint::black_box;
 use std::io::Read;
 use std::net::{IpAddr, Ipv6Addr};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use hyper::header::{AUTHORIZATION, HOST, HeaderValue};
 use hyper::http::request::Parts;
 use hyper::http::uri::Authority;
 use hyper::{StatusCode, Version};
-use rustix::fs::OFlags;
 
 use super::Error;
 use crate::settings::Http;
@@ -95,15 +93,10 @@ impl Access {
 }
 
 impl Token {
-    /// Opens the file non-blocking, so that a FIFO is refused and not waited for.
     fn read(path: &Path) -> Result<Self, String> {
         let cannot = |error: std::io::Error| format!("cannot be read: {error}");
-        let nonblocking = OFlags::NONBLOCK.bits().cast_signed();
-        let file = File::options().read(true).custom_flags(nonblocking).open(path).map_err(cannot)?;
+        let file = regular_file::open(path).map_err(|error| cannot(error.into()))?;
         let metadata = file.metadata().map_err(cannot)?;
-        if !metadata.is_file() {
-            return Err("is not a regular file".into());
-        }
         if metadata.mode() & 0o004 != 0 {
             tracing::warn!("http.token_file: {} can be read by every user of this host", path.display());
         }

@@ -1,0 +1,165 @@
+//! Opens and reads regular files that a user names.
+//!
+//! Directories, devices, FIFOs and sockets are refused: reading a device may never end, and opening a FIFO waits for its
+//! other end. A file is read up to a bound, which holds while it is read, because it may grow.
+//!
+//! ```
+//! let folder = tempfile::tempdir()?;
+//! let file = folder.path().join("rules.toml");
+//! std::fs::write(&file, "[[rules]]")?;
+//! assert_eq!(regular_file::read(&file, 1024)?, b"[[rules]]");
+//! assert!(matches!(regular_file::read(&file, 8), Err(regular_file::Error::TooLarge(8))));
+//! assert!(matches!(regular_file::read(folder.path(), 8), Err(regular_file::Error::NotRegular("a directory"))));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+use std::fs::{File, FileType};
+use std::io::{self, Read};
+use std::os::unix::fs::FileTypeExt;
+use std::path::Path;
+
+use rustix::fs::{Mode, OFlags};
+
+/// Why a file was not opened or read.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The system reports an error.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    /// It is something else, which is named with its article.
+    #[error("this is {0}, not a regular file")]
+    NotRegular(&'static str),
+    /// It has more bytes than this.
+    #[error("more than {0} bytes")]
+    TooLarge(u64),
+}
+
+impl From<Error> for io::Error {
+    fn from(error: Error) -> Self {
+        let kind = match error {
+            Error::Io(error) => return error,
+            Error::NotRegular(_) => io::ErrorKind::InvalidInput,
+            Error::TooLarge(_) => io::ErrorKind::FileTooLarge,
+        };
+        Self::new(kind, error)
+    }
+}
+
+/// Opens a file for reading.
+///
+/// # Errors
+/// [`Error::Io`] and [`Error::NotRegular`].
+pub fn open(path: &Path) -> Result<File, Error> {
+    open_with(path, OFlags::RDONLY)
+}
+
+/// Opens a file for writing, without its old contents; it is created if it does not exist.
+///
+/// # Errors
+/// As [`open`].
+pub fn create(path: &Path) -> Result<File, Error> {
+    let file = open_with(path, OFlags::WRONLY | OFlags::CREATE)?;
+    file.set_len(0)?;
+    Ok(file)
+}
+
+/// The bytes of a file, at most `most`.
+///
+/// # Errors
+/// [`Error`].
+pub fn read(path: &Path, most: u64) -> Result<Vec<u8>, Error> {
+    read_bounded(open(path)?, most)
+}
+
+/// The bytes of a reader, such as standard input, at most `most`.
+///
+/// # Errors
+/// [`Error::Io`] and [`Error::TooLarge`].
+pub fn read_bounded(reader: impl Read, most: u64) -> Result<Vec<u8>, Error> {
+    let mut bytes = Vec::new();
+    reader.take(most.saturating_add(1)).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > most { Err(Error::TooLarge(most)) } else { Ok(bytes) }
+}
+
+fn open_with(path: &Path, flags: OFlags) -> Result<File, Error> {
+    match path.metadata() {
+        // Checked before opening, because opening a device may have an effect.
+        Ok(found) => check(found.file_type())?,
+        Err(error) if error.kind() == io::ErrorKind::NotFound && flags.contains(OFlags::CREATE) => {}
+        Err(error) => return Err(error.into()),
+    }
+    // The file may have been replaced since, and without NONBLOCK opening a FIFO waits for its other end (open(2)).
+    let flags = flags | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
+    let file = rustix::fs::open(path, flags, Mode::from_raw_mode(0o666)).map_err(io::Error::from)?;
+    let file = File::from(file);
+    check(file.metadata()?.file_type())?;
+    Ok(file)
+}
+
+fn check(kind: FileType) -> Result<(), Error> {
+    let others = [
+        (kind.is_dir(), "a directory"),
+        (kind.is_fifo(), "a FIFO"),
+        (kind.is_socket(), "a socket"),
+        (kind.is_char_device() || kind.is_block_device(), "a device"),
+        (!kind.is_file(), "something else"),
+    ];
+    match others.into_iter().find(|(is_it, _)| *is_it) {
+        Some((_, name)) => Err(Error::NotRegular(name)),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    /// Nobody opens the other end of the FIFO, and the device has no end: a test that hangs is a failed one.
+    #[test]
+    fn only_regular_files_are_opened() {
+        let folder = tempfile::tempdir().expect("folder");
+        let (fifo, socket) = (folder.path().join("fifo"), folder.path().join("socket"));
+        let mode = Mode::RUSR | Mode::WUSR;
+        rustix::fs::mkfifoat(rustix::fs::CWD, &fifo, mode).expect("a FIFO");
+        let _listener = UnixListener::bind(&socket).expect("a socket");
+        for (path, name) in [
+            (folder.path(), "a directory"),
+            (&fifo, "a FIFO"),
+            (&socket, "a socket"),
+            (Path::new("/dev/zero"), "a device"),
+        ] {
+            for opened in [open(path), create(path)] {
+                assert!(
+                    matches!(opened, Err(Error::NotRegular(found)) if found == name),
+                    "{name}: {opened:?}"
+                );
+            }
+        }
+        let missing = open(&folder.path().join("missing"));
+        assert!(matches!(missing, Err(Error::Io(error)) if error.kind() == io::ErrorKind::NotFound));
+    }
+
+    #[test]
+    fn a_file_is_read_up_to_its_bound() {
+        let folder = tempfile::tempdir().expect("folder");
+        let path = folder.path().join("file");
+        std::fs::write(&path, [7; 100]).expect("written");
+        assert_eq!(read(&path, 100).expect("read"), [7; 100]);
+        assert!(matches!(read(&path, 99), Err(Error::TooLarge(99))));
+        assert!(matches!(read_bounded(io::repeat(0), 9), Err(Error::TooLarge(9))));
+    }
+
+    #[test]
+    fn a_created_file_is_empty() {
+        let folder = tempfile::tempdir().expect("folder");
+        let path = folder.path().join("file");
+        for _ in 0..2 {
+            create(&path).expect("created");
+            assert_eq!(read(&path, 10).expect("read"), b"");
+            std::fs::write(&path, "old").expect("written");
+        }
+    }
+}
