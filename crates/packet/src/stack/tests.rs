@@ -1,11 +1,14 @@
 //! Every stack has a frame, and every frame has a stack that admits its values.
 
+use std::net::Ipv6Addr;
+
 use proptest::prelude::*;
 use proptest::sample::{Index, select};
 
 use super::*;
-use crate::build::{label_stack, mpls_label};
-use crate::{DeepKey, Layers, TunnelLayers};
+use crate::build::{FrameBuilder, label_stack, mpls_label};
+use crate::cube::{self, Cube, Slot};
+use crate::{DeepKey, FIELDS, Layers, TunnelLayers};
 
 /// The layers that the parser has to find in a packet.
 fn layers(headers: PacketHeaders, tags: u8) -> Layers {
