@@ -10,7 +10,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use ibverbs_sys::{ibv_comp_channel, ibv_context, ibv_device};
 use softnic::preload::sysfs::COMMAND_DEVICE;
-use softnic::preload::{self, complain, is_soft, is_soft_context};
+use softnic::preload::{self, is_soft, is_soft_context, print_error};
 
 use crate::Kind;
 
@@ -36,7 +36,7 @@ macro_rules! stock {
             // SAFETY: the signature is that of infiniband/verbs.h, which a symbol version pins.
             Ok(address) => Some(unsafe { std::mem::transmute::<*mut c_void, $type>(address) }),
             Err(error) => {
-                complain(&error);
+                print_error(&error);
                 set_errno(libc::ENOSYS);
                 None
             }
@@ -90,7 +90,7 @@ fn own_list() -> (*mut *mut ibv_device, c_int) {
     match nic.device_list(&mut devices) {
         Ok(list) => (list, devices),
         Err(error) => {
-            complain(&error);
+            print_error(&error);
             set_errno(libc::ENOSYS);
             (std::ptr::null_mut(), 0)
         }

@@ -20,7 +20,7 @@ use std::ffi::c_int;
 use std::sync::OnceLock;
 
 use softnic::preload::host::Status;
-use softnic::preload::{LazyNic, METHOD_MLX5, Settings, complain, variable};
+use softnic::preload::{LazyNic, METHOD_MLX5, Settings, print_error, variable};
 
 static NIC: OnceLock<Option<&'static LazyNic>> = OnceLock::new();
 
@@ -51,7 +51,7 @@ fn nic() -> Option<&'static LazyNic> {
         // The library keeps pointers to it for as long as the process runs.
         Ok(settings) => Some(Box::leak(Box::new(LazyNic::new(settings)))),
         Err(error) => {
-            complain(&error);
+            print_error(&error);
             None
         }
     })
@@ -66,7 +66,7 @@ fn register() -> bool {
             && let Some(nic) = nic()
             && let Err(error) = nic.register()
         {
-            complain(&error);
+            print_error(&error);
             return false;
         }
         true

@@ -24,7 +24,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use libc_next::Next;
 use own::{Own, entry, process};
 use softnic::mlx5::{CommandDescriptors, Mapping, MappingRequest};
-use softnic::preload::complain;
+use softnic::preload::print_error;
 use softnic::preload::sysfs::MLX5_ROOT as SYSFS;
 use tree::Tree;
 
@@ -151,7 +151,7 @@ fn open_node() -> c_int {
 fn make_command(descriptor: c_int) -> Result<(), c_int> {
     let (process, owner) = (process(), NIC_PROCESS.load(Ordering::Relaxed));
     if owner != 0 && owner != process {
-        complain(&ForkedError { process, owner });
+        print_error(&ForkedError { process, owner });
         return Err(libc::ENODEV);
     }
     descriptors().ok_or(libc::ENODEV)?.open(descriptor)?;

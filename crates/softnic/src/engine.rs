@@ -215,7 +215,7 @@ impl Engine {
     }
 
     /// Adds what the wires have lost since it was last read.
-    pub(crate) fn close_books(&mut self, nic: &Nic) {
+    pub(crate) fn count_wire_losses(&mut self, nic: &Nic) {
         for port in &mut self.ports {
             let mut stats = PortStats::default();
             port.note_receive_losses(&mut stats);
@@ -323,7 +323,7 @@ fn run(nic: &Nic, index: usize) {
             cell.lock().rested(&cell.profile);
         }
     }
-    cell.lock().close_books(nic);
+    cell.lock().count_wire_losses(nic);
 }
 
 #[cfg(test)]

@@ -77,7 +77,7 @@ impl CommandDescriptors {
     /// # Errors
     /// ENODEV if the NIC cannot be made; the reason was written to stderr.
     pub fn open(&self, descriptor: RawFd) -> Result<(), c_int> {
-        let nic = self.nic.nic().ok_or(ENODEV.0)?;
+        let nic = self.nic.nic().ok_or(ENODEV.number())?;
         let before = self.contexts().insert(descriptor, Arc::new(Context::new(nic)));
         if let Some(before) = before {
             // Its descriptor was closed by other means, or it could not be given away again.
@@ -92,8 +92,9 @@ impl CommandDescriptors {
     /// The errno of the kernel's answer.
     pub fn ioctl(&self, descriptor: RawFd, request: c_ulong, address: usize) -> Result<(), c_int> {
         let context = self.contexts().get(&descriptor).map(Arc::clone).ok_or(libc::EBADF)?;
-        let answer = guard(Err(Errno(libc::EIO)), || ioctl::carry_out(&context, request, address as u64));
-        answer.map_err(|errno| errno.0)
+        let answer =
+            guard(Err(Errno::new(libc::EIO)), || ioctl::carry_out(&context, request, address as u64));
+        answer.map_err(Errno::number)
     }
 
     /// What a mapping of a command descriptor at `offset` is (kernel hw/mlx5/main.c, `mlx5_ib_mmap`).
@@ -102,7 +103,7 @@ impl CommandDescriptors {
     /// EINVAL if there is no such page or no context, and EPERM if one would be written that is only to be read.
     pub fn mapping(&self, descriptor: RawFd, request: &MappingRequest) -> Result<Mapping, c_int> {
         let context = self.contexts().get(&descriptor).map(Arc::clone).ok_or(libc::EBADF)?;
-        context.slot().map_err(|errno| errno.0)?;
+        context.slot().map_err(Errno::number)?;
         let number = u64::try_from(request.offset).map_err(|_| libc::EINVAL)? / u64::from(PAGE_BYTES);
         let number = u32::try_from(number).map_err(|_| libc::EINVAL)?;
         if context.opened().pages.contains(&number) {
@@ -261,7 +262,7 @@ impl Context {
     fn channel(&self, descriptor: RawFd) -> Verb<u32> {
         let channel = self.opened().channels.get(&descriptor).copied().ok_or(EINVAL)?;
         let abandoned = |known: &ChannelState| known.events.is_abandoned();
-        if self.nic.quiet_control().channels.get(channel.slot).is_none_or(abandoned) {
+        if self.nic.control_without_wakeup().channels.get(channel.slot).is_none_or(abandoned) {
             return Err(EINVAL);
         }
         Ok(channel.slot)
@@ -277,7 +278,7 @@ impl Context {
 
     fn free_page(&self, number: u64) -> Verb<()> {
         let number = u32::try_from(number).map_err(|_| EINVAL)?;
-        if self.opened().pages.remove(&number) { Ok(()) } else { Err(Errno(libc::ENOENT)) }
+        if self.opened().pages.remove(&number) { Ok(()) } else { Err(Errno::new(libc::ENOENT)) }
     }
 
     fn remove(&self) {

@@ -181,13 +181,13 @@ impl Nic {
 
     /// The device's state, for a control call. Wakes the engines, which may have something to do after it.
     pub(crate) fn control(&self) -> MutexGuard<'_, State> {
-        let state = self.quiet_control();
+        let state = self.control_without_wakeup();
         self.doorbells.iter().for_each(Doorbell::ring);
         state
     }
 
     /// The device's state, for a control call that changes nothing for the engines, which sleep on.
-    pub(crate) fn quiet_control(&self) -> MutexGuard<'_, State> {
+    pub(crate) fn control_without_wakeup(&self) -> MutexGuard<'_, State> {
         self.waiting.fetch_add(1, Ordering::SeqCst);
         let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         let state = self.lock_state();
@@ -424,7 +424,7 @@ impl SoftNic {
         self.nic.doorbells.iter().for_each(Doorbell::wake);
         if self.drive == Drive::Inline {
             // After the passes that other threads may be in.
-            self.nic.engines.iter().for_each(|engine| engine.lock().close_books(&self.nic));
+            self.nic.engines.iter().for_each(|engine| engine.lock().count_wire_losses(&self.nic));
         }
         let threads = std::mem::take(&mut *self.threads());
         let deadline = Instant::now() + patience;

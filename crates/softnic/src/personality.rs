@@ -187,7 +187,7 @@ pub(crate) struct Rules {
     pub(crate) objects: &'static ObjectRules,
     /// `max_qp_wr`: the most work requests of a queue, of work queues as well.
     pub(crate) max_requests: u32,
-    pub(crate) most: Most,
+    pub(crate) most: ObjectLimits,
     pub(crate) hash: HashRules,
     pub(crate) flow: FlowRules,
 }
@@ -197,7 +197,7 @@ impl Rules {
         Self {
             objects,
             max_requests: model.max_receives.unwrap_or(MAX_WR).min(MAX_WR),
-            most: Most {
+            most: ObjectLimits {
                 queues: at_most(model.max_queues, MAX_QPS),
                 tables: at_most(model.max_tables, MAX_TABLES),
                 counters: at_most(model.max_counters, MAX_COUNTERS),
@@ -210,7 +210,7 @@ impl Rules {
 
 /// The most objects of a kind.
 #[derive(Clone, Copy)]
-pub(crate) struct Most {
+pub(crate) struct ObjectLimits {
     pub(crate) queues: usize,
     pub(crate) tables: usize,
     pub(crate) counters: usize,
@@ -282,7 +282,7 @@ pub(crate) struct CompletionRules {
     pub(crate) has_one_spare_entry: bool,
     /// Whether fields that raw packets do not need are words of others, as in mlx5's completions: for a packet the queue's
     /// number is its flow tag, and the vendor's error is a byte of the timestamp.
-    pub(crate) shares_words: bool,
+    pub(crate) overlays_fields: bool,
     /// Whether the flags of packets of work queues have the checksums; those of queue pairs always have.
     pub(crate) checksums_of_work_queues: bool,
     /// Whether a queue that is armed raises an event for completions that were not polled before.
@@ -302,7 +302,7 @@ pub(crate) struct DomainRules {
     pub(crate) parent_domains: bool,
     /// What `ibv_alloc_td` returns to a `comp_mask`.
     pub(crate) thread_domain_refusal: Errno,
-    /// What errno is set to when that allocator refuses memory for a completion queue or a queue pair.
+    /// The failure when that allocator refuses memory for a completion queue or a queue pair.
     pub(crate) allocator_refusal: Errno,
     /// The purpose of the memory, which a parent domain's allocator receives.
     pub(crate) resources: Resources,
@@ -537,7 +537,10 @@ mod tests {
         assert_eq!(personality, name.parse().unwrap(), "read twice, kept once");
         let rules = personality.rules();
         assert_eq!((rules.flow.max_priority, rules.flow.max_specs, rules.hash.max_entries), (7, 4, 64));
-        assert!(rules.objects.completion.shares_words && rules.flow.emulation.one_tag_per_match, "as mlx5");
+        assert!(
+            rules.objects.completion.overlays_fields && rules.flow.emulation.one_tag_per_match,
+            "as mlx5"
+        );
         std::fs::write(&path, text.replace("= 8", "= 1")).unwrap();
         let wrong = name.parse::<Personality>().unwrap_err().to_string();
         assert!(wrong.contains("nic.toml:3: priorities: 1 is outside 2..=65536 (hint: "), "{wrong}");

@@ -138,7 +138,7 @@ impl LazyNic {
             match made {
                 Ok(made) => self.wait_for_peer(self.nic.get_or_init(|| made).shared()),
                 Err(error) => {
-                    complain(&error);
+                    print_error(&error);
                     return None;
                 }
             }
@@ -157,7 +157,7 @@ impl LazyNic {
 }
 
 /// Writes to stderr why something failed, with its causes.
-pub fn complain(error: &dyn std::error::Error) {
+pub fn print_error(error: &dyn std::error::Error) {
     use std::io::Write as _;
     let mut text = format!("softnic: {error}");
     let mut cause = error.source();

@@ -16,7 +16,7 @@ use crate::events::EventChannel;
 use crate::formats::{Requests, Sends};
 use crate::limits;
 use crate::memory::MemoryTable;
-use crate::personality::{LimitErrnos, Most, Rules};
+use crate::personality::{LimitErrnos, ObjectLimits, Rules};
 use crate::rss::Rss;
 use crate::slab::Slab;
 use crate::work::{Cqe, MAX_TAGGED_NUMBER, Opcode, SendShape, Status};
@@ -238,7 +238,7 @@ pub(crate) struct FlowState {
 
 impl State {
     pub(crate) fn new(rules: &Rules) -> Self {
-        let Most { queues, tables, counters } = rules.most;
+        let ObjectLimits { queues, tables, counters } = rules.most;
         Self {
             limits: rules.flow.limits.clone(),
             contexts: Slab::new(limits::MAX_CONTEXTS),

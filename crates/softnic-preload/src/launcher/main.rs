@@ -172,7 +172,7 @@ fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            softnic::preload::complain(&error);
+            softnic::preload::print_error(&error);
             ExitCode::from(match &error {
                 Error::Command { source, .. } if source.kind() == std::io::ErrorKind::NotFound => NOT_FOUND,
                 _ => NOT_RUNNABLE,

@@ -11,7 +11,7 @@ use crate::provider::answer::{EBUSY, EINVAL, Errno, Verb};
 use crate::provider::counters::values;
 use crate::state::{CounterPoint, CounterState, State};
 
-const ENOENT: Errno = Errno(libc::ENOENT);
+const ENOENT: Errno = Errno::new(libc::ENOENT);
 
 pub(super) fn create(context: &Context) -> Verb<u32> {
     let owner = context.slot()?;
@@ -46,7 +46,7 @@ pub(super) fn read(context: &Context, handle: u64, flags: u32, array: &mut Reply
         return Err(EINVAL);
     }
     let owner = context.slot()?;
-    let state = context.nic.quiet_control();
+    let state = context.nic.control_without_wakeup();
     let slot = find(&state, owner, handle, EINVAL)?;
     let set = state.counters.get(slot).ok_or(EINVAL)?;
     let count = array.0.len() / size_of::<u64>();

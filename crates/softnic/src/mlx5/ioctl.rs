@@ -14,8 +14,8 @@ use crate::provider::answer::{EFAULT, EINVAL, ENOSPC, EOPNOTSUPP, Errno, Verb};
 /// `RDMA_VERBS_IOCTL`: `_IOWR(0x1b, 1, struct ib_uverbs_ioctl_hdr)`.
 pub const VERBS_IOCTL: u64 = 3 << 30 | (HEADER_BYTES as u64) << 16 | 0x1b << 8 | 1;
 
-const EPROTONOSUPPORT: Errno = Errno(libc::EPROTONOSUPPORT);
-const ENOTTY: Errno = Errno(libc::ENOTTY);
+const EPROTONOSUPPORT: Errno = Errno::new(libc::EPROTONOSUPPORT);
+const ENOTTY: Errno = Errno::new(libc::ENOTTY);
 
 const HEADER_BYTES: usize = 24;
 const ATTRIBUTE_BYTES: usize = 16;

@@ -80,7 +80,7 @@ pub(super) static OBJECTS: ObjectRules = ObjectRules {
         max_entries: limits::MAX_CQE,
         rounds_up: false,
         has_one_spare_entry: false,
-        shares_words: false,
+        overlays_fields: false,
         checksums_of_work_queues: true,
         arming_counts_unpolled: false,
         plain_domain: true,

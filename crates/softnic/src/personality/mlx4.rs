@@ -43,7 +43,7 @@ pub(super) static OBJECTS: ObjectRules = ObjectRules {
         // The same: `roundup_pow_of_two(cqe + 1)`, one less is reported.
         rounds_up: true,
         has_one_spare_entry: false,
-        shares_words: false,
+        overlays_fields: false,
         checksums_of_work_queues: true,
         arming_counts_unpolled: false,
         plain_domain: false,

@@ -19,7 +19,7 @@ use super::{
     WorkQueueRules,
 };
 use crate::limits;
-use crate::provider::answer::{EINVAL, EOPNOTSUPP, UNCHANGED};
+use crate::provider::answer::{EINVAL, ENOMEM, EOPNOTSUPP};
 
 /// `RDMA_DRIVER_MLX5` (rdma/ib_user_ioctl_verbs.h) in the upper half of a resource type.
 const DRIVER: u64 = 1 << 32;
@@ -50,7 +50,7 @@ pub(super) static OBJECTS: ObjectRules = ObjectRules {
         has_one_spare_entry: true,
         // rdma-core cq.c, `mlx5_cq_read_wc_qp_num` and `_flow_tag`: `sop_drop_qpn`; `_vendor_err`: always the byte of
         // `struct mlx5_err_cqe`, which is in the timestamp of a completion without an error.
-        shares_words: true,
+        overlays_fields: true,
         // rdma-core cq.c, `handle_responder_lazy` and `handle_responder`: of a queue pair alone.
         checksums_of_work_queues: false,
         // rdma-core cq.c, `mlx5_arm_cq`: armed from the consumer's index on.
@@ -68,7 +68,7 @@ pub(super) static OBJECTS: ObjectRules = ObjectRules {
         // rdma-core verbs.c, `mlx5_alloc_td`.
         thread_domain_refusal: EINVAL,
         // rdma-core verbs.c, `create_cq` and `create_qp`: errno is left as it was.
-        allocator_refusal: UNCHANGED,
+        allocator_refusal: ENOMEM.without_setting_errno(),
         // rdma-core mlx5dv.h: MLX5DV_RES_TYPE_CQ, _RWQ, _QP, _DBR.
         resources: Resources {
             completion_queue: DRIVER | 5,

@@ -4,35 +4,40 @@ use std::ffi::c_int;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// An error number, never 0.
+/// How an op fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Errno(pub(crate) c_int);
+pub(crate) struct Errno {
+    /// Never 0.
+    number: c_int,
+    /// Whether a failing op also sets errno.
+    is_set: bool,
+}
 
-pub(crate) const EBUSY: Errno = Errno(libc::EBUSY);
-pub(crate) const EEXIST: Errno = Errno(libc::EEXIST);
-pub(crate) const EFAULT: Errno = Errno(libc::EFAULT);
-pub(crate) const EINVAL: Errno = Errno(libc::EINVAL);
-pub(crate) const EIO: Errno = Errno(libc::EIO);
-pub(crate) const ENODATA: Errno = Errno(libc::ENODATA);
-pub(crate) const ENODEV: Errno = Errno(libc::ENODEV);
-pub(crate) const ENOMEM: Errno = Errno(libc::ENOMEM);
-pub(crate) const ENETUNREACH: Errno = Errno(libc::ENETUNREACH);
-pub(crate) const ENOSPC: Errno = Errno(libc::ENOSPC);
-pub(crate) const EOPNOTSUPP: Errno = Errno(libc::EOPNOTSUPP);
-pub(crate) const EPERM: Errno = Errno(libc::EPERM);
+pub(crate) const EBUSY: Errno = Errno::new(libc::EBUSY);
+pub(crate) const EEXIST: Errno = Errno::new(libc::EEXIST);
+pub(crate) const EFAULT: Errno = Errno::new(libc::EFAULT);
+pub(crate) const EINVAL: Errno = Errno::new(libc::EINVAL);
+pub(crate) const EIO: Errno = Errno::new(libc::EIO);
+pub(crate) const ENODATA: Errno = Errno::new(libc::ENODATA);
+pub(crate) const ENODEV: Errno = Errno::new(libc::ENODEV);
+pub(crate) const ENOMEM: Errno = Errno::new(libc::ENOMEM);
+pub(crate) const ENETUNREACH: Errno = Errno::new(libc::ENETUNREACH);
+pub(crate) const ENOSPC: Errno = Errno::new(libc::ENOSPC);
+pub(crate) const EOPNOTSUPP: Errno = Errno::new(libc::EOPNOTSUPP);
+pub(crate) const EPERM: Errno = Errno::new(libc::EPERM);
 
 /// What a verb comes to.
 pub(crate) type Verb<T> = Result<T, Errno>;
 
 impl From<io::Error> for Errno {
     fn from(error: io::Error) -> Self {
-        error.raw_os_error().map_or(EIO, Self)
+        error.raw_os_error().filter(|number| *number != 0).map_or(EIO, Self::new)
     }
 }
 
 impl From<rustix::io::Errno> for Errno {
     fn from(errno: rustix::io::Errno) -> Self {
-        Self(errno.raw_os_error())
+        Self::new(errno.raw_os_error())
     }
 }
 
@@ -43,29 +48,41 @@ impl From<device_model::Errno> for Errno {
             device_model::Errno::Enomem => ENOMEM,
             device_model::Errno::Enospc => ENOSPC,
             device_model::Errno::Eexist => EEXIST,
-            device_model::Errno::Enosys => Self(libc::ENOSYS),
+            device_model::Errno::Enosys => Self::new(libc::ENOSYS),
             device_model::Errno::Ebusy => EBUSY,
             device_model::Errno::Eio => EIO,
-            device_model::Errno::Eproto => Self(libc::EPROTO),
-            device_model::Errno::Eremoteio => Self(libc::EREMOTEIO),
+            device_model::Errno::Eproto => Self::new(libc::EPROTO),
+            device_model::Errno::Eremoteio => Self::new(libc::EREMOTEIO),
             // What is ignored in silence is not refused; callers filter it out.
             device_model::Errno::Eopnotsupp | device_model::Errno::Silent => EOPNOTSUPP,
         }
     }
 }
 
-/// Of an op that fails without setting errno.
-pub(crate) const UNCHANGED: Errno = Errno(0);
-
 impl Errno {
+    /// An error number, which the op also sets errno to.
+    pub(crate) const fn new(number: c_int) -> Self {
+        assert!(number != 0, "0 is success");
+        Self { number, is_set: true }
+    }
+
+    /// Of an op that leaves errno as it was.
+    pub(crate) const fn without_setting_errno(self) -> Self {
+        Self { is_set: false, ..self }
+    }
+
+    pub(crate) const fn number(self) -> c_int {
+        self.number
+    }
+
     fn set(self) {
-        if self == UNCHANGED {
+        if !self.is_set {
             return;
         }
         // SAFETY: returns this thread's errno, always a valid address.
         let errno = unsafe { libc::__errno_location() };
         // SAFETY: as above; no one else writes to this thread's errno.
-        unsafe { errno.write(self.0) };
+        unsafe { errno.write(self.number) };
     }
 }
 
@@ -83,7 +100,7 @@ pub(crate) fn answer_status(body: impl FnOnce() -> Verb<()>) -> c_int {
         Ok(()) => 0,
         Err(errno) => {
             errno.set();
-            errno.0
+            errno.number()
         }
     }
 }

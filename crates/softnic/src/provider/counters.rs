@@ -110,7 +110,7 @@ pub(crate) unsafe extern "C" fn read_counters(
         known_bits(flags, PREFER_CACHED, EINVAL)?;
         // SAFETY: the set keeps the context it was made with.
         let soft = unsafe { SoftContext::of(object.context()) }?;
-        let state = soft.nic().quiet_control();
+        let state = soft.nic().control_without_wakeup();
         let set = state.counters.get(object.slot).ok_or(EINVAL)?;
         if values.is_null() {
             return Err(EINVAL);

@@ -119,7 +119,7 @@ pub(crate) fn insert(
 /// flow.
 pub(crate) fn remove(nic: &Nic, slot: u32, owner: u32) -> Option<()> {
     let mut flows = nic.flow_writer();
-    nic.quiet_control().flow_objects.get(slot).filter(|flow| flow.owner == owner)?;
+    nic.control_without_wakeup().flow_objects.get(slot).filter(|flow| flow.owner == owner)?;
     flows.change(|table| table.remove(FlowId(slot)));
     nic.control().remove_flow(slot);
     Some(())
@@ -128,7 +128,7 @@ pub(crate) fn remove(nic: &Nic, slot: u32, owner: u32) -> Option<()> {
 /// Takes away a context and all that it owns, flows first.
 pub(crate) fn remove_owned(nic: &Nic, owner: u32) {
     let mut flows = nic.flow_writer();
-    let slots = owned(&nic.quiet_control().flow_objects, |flow| flow.owner == owner);
+    let slots = owned(&nic.control_without_wakeup().flow_objects, |flow| flow.owner == owner);
     flows.change(|table| {
         for slot in &slots {
             table.remove(FlowId(*slot));

@@ -75,13 +75,13 @@ pub(crate) unsafe extern "C" fn post_recv(
     bad: *mut *mut ibv_recv_wr,
 ) -> c_int {
     // SAFETY: NULL or a queue pair of this provider, by the verb's contract.
-    let Ok(qp) = (unsafe { SoftQp::of(qp) }) else { return EINVAL.0 };
+    let Ok(qp) = (unsafe { SoftQp::of(qp) }) else { return EINVAL.number() };
     // RSS queue pairs receive through their work queues; a queue pair in RESET forgets what is posted.
     let Some(plain) =
         qp.plain.as_ref().filter(|_| qp.state.load(Ordering::Relaxed) != ibv_qp_state::IBV_QPS_RESET)
     else {
         refuse(request, bad);
-        return EINVAL.0;
+        return EINVAL.number();
     };
     post(&plain.receives, request, bad)
 }

@@ -69,12 +69,12 @@ pub(crate) unsafe extern "C" fn post_send(
     bad: *mut *mut ibv_send_wr,
 ) -> c_int {
     // SAFETY: NULL or a queue pair of this provider, by the verb's contract.
-    let Ok(qp) = (unsafe { SoftQp::of(qp) }) else { return EINVAL.0 };
+    let Ok(qp) = (unsafe { SoftQp::of(qp) }) else { return EINVAL.number() };
     let plain = match sender(qp) {
         Ok(plain) => plain,
         Err(errno) => {
             refuse(request, bad);
-            return errno.0;
+            return errno.number();
         }
     };
     let outcome = plain.sends.with(|poster| {
@@ -98,7 +98,7 @@ pub(crate) unsafe extern "C" fn post_send(
         Ok(()) => 0,
         Err(errno) => {
             refuse(request, bad);
-            errno.0
+            errno.number()
         }
     }
 }
@@ -469,17 +469,17 @@ unsafe extern "C" fn wr_abort(qp: *mut ibv_qp_ex) {
 /// Closes the batch.
 fn end(qp: *mut ibv_qp_ex, body: impl FnOnce(&mut SendPoster) -> Verb<()>) -> c_int {
     // SAFETY: NULL or a queue pair of this provider, by the verb's contract.
-    let Ok(object) = (unsafe { SoftQp::of(qp.cast()) }) else { return EINVAL.0 };
-    let Some(plain) = &object.plain else { return EINVAL.0 };
+    let Ok(object) = (unsafe { SoftQp::of(qp.cast()) }) else { return EINVAL.number() };
+    let Some(plain) = &object.plain else { return EINVAL.number() };
     // SAFETY: called after `wr_start`, by the verb's contract, so the lock is held.
     let poster = unsafe { &mut *plain.sends.held() };
     if !poster.batch.open {
-        return EINVAL.0;
+        return EINVAL.number();
     }
     let outcome = body(poster);
     poster.batch = Batch::default();
     plain.sends.unlock();
-    outcome.map_or_else(|errno| errno.0, |()| 0)
+    outcome.map_or_else(Errno::number, |()| 0)
 }
 
 unsafe extern "C" fn wr_send(qp: *mut ibv_qp_ex) {

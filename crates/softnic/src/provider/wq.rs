@@ -213,11 +213,11 @@ unsafe extern "C" fn post_recv(
     bad: *mut *mut ibv_recv_wr,
 ) -> c_int {
     // SAFETY: NULL or a work queue of this provider, by the verb's contract.
-    let Ok(wq) = (unsafe { SoftWq::of(wq) }) else { return EINVAL.0 };
+    let Ok(wq) = (unsafe { SoftWq::of(wq) }) else { return EINVAL.number() };
     // A queue in RESET forgets what is posted, so nothing may be; one in ERR flushes it.
     if wq.state.load(Ordering::Relaxed) == IBV_WQS_RESET {
         refuse(request, bad);
-        return EINVAL.0;
+        return EINVAL.number();
     }
     post(&wq.poster, request, bad)
 }
@@ -454,7 +454,7 @@ pub(crate) fn post(
         Ok(()) => 0,
         Err(errno) => {
             refuse(wr, bad);
-            errno.0
+            errno.number()
         }
     }
 }

@@ -234,7 +234,7 @@ fn change(context: &Context, call: &Call<'_>, (rate_limit, burst_bytes): (u32, u
 /// QUERY_QP: `struct ib_uverbs_query_qp_resp`.
 pub(super) fn query(context: &Context, call: &mut Call<'_>) -> Verb<()> {
     let (owner, slot) = (context.slot()?, call.core.u32(8));
-    let state = context.nic.quiet_control();
+    let state = context.nic.control_without_wakeup();
     let (queue, send) = queues(&state, owner, slot)?;
     let (requests, entries) = capacity(&queue.consumer);
     let current = queue.native_state.load(Ordering::Relaxed);

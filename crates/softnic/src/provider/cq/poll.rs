@@ -68,15 +68,15 @@ pub(crate) struct Poller {
     /// Of raw timestamps.
     clock: ClockRules,
     /// As in the rules.
-    shares_words: bool,
+    overlays_fields: bool,
     /// A `poll_cq` or `start_poll` is under way.
     polling: bool,
 }
 
 impl Poller {
     pub(crate) fn new(consumer: Consumer, wants_checksums: Arc<AtomicBool>, nic: &Nic) -> Self {
-        let shares_words = nic.rules().objects.completion.shares_words;
-        Self { consumer, run: 0, wants_checksums, clock: nic.clock, shares_words, polling: false }
+        let overlays_fields = nic.rules().objects.completion.overlays_fields;
+        Self { consumer, run: 0, wants_checksums, clock: nic.clock, overlays_fields, polling: false }
     }
 
     /// The ring's end, unless a batch is under way, which reads completions in place.
@@ -120,12 +120,12 @@ pub(crate) fn fill(cq: &mut ibv_cq_ex, fields: u32, rules: &CompletionRules) {
     cq.next_poll = Some(next_poll);
     cq.end_poll = Some(end_poll);
     cq.read_opcode = Some(read_opcode);
-    cq.read_vendor_err = Some(if rules.shares_words { read_vendor_byte } else { read_zero });
+    cq.read_vendor_err = Some(if rules.overlays_fields { read_vendor_byte } else { read_zero });
     cq.read_wc_flags = Some(read_wc_flags);
     let asked = |field: u32| fields & field != 0;
     cq.read_byte_len = asked(IBV_WC_EX_WITH_BYTE_LEN).then_some(read_byte_len as _);
     cq.read_imm_data = asked(IBV_WC_EX_WITH_IMM).then_some(read_immediate as _);
-    let read_qp_num = if rules.shares_words { read_tag_or_number } else { read_qp_num };
+    let read_qp_num = if rules.overlays_fields { read_tag_or_number } else { read_qp_num };
     cq.read_qp_num = asked(IBV_WC_EX_WITH_QP_NUM).then_some(read_qp_num as _);
     cq.read_src_qp = asked(IBV_WC_EX_WITH_SRC_QP).then_some(read_source as _);
     cq.read_slid = asked(IBV_WC_EX_WITH_SLID).then_some(read_zero as _);
@@ -339,7 +339,7 @@ fn poll_once(cq: &SoftCq, count: usize, completions: *mut WorkCompletion) -> c_i
                 opcode: cqe.opcode(),
                 byte_len: cqe.byte_len,
                 imm_data: cqe.immediate(),
-                qp_num: if poller.shares_words { cqe.tag_or_number() } else { cqe.queue_number },
+                qp_num: if poller.overlays_fields { cqe.tag_or_number() } else { cqe.queue_number },
                 src_qp: cqe.source(),
                 wc_flags: cqe.wc_flags(),
                 ..WorkCompletion::default()
