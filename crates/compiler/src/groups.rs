@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use device_model::DeviceProfile;
 use packet::HashFields;
 use policy::policy::{DEFAULT_TABLE_SIZE, GroupDefinition, MAX_TABLE_SIZE, Workers};
-use policy::spread::{entries_for, everyone, shares_of, spread};
+use policy::spread::{all_workers, entries_for, shares_of, spread};
 use program::{Group, GroupId, HashVariant, WorkerId};
 
 use super::Job;
@@ -23,7 +23,7 @@ fn group(job: &Job<'_>, id: GroupId, definition: &GroupDefinition, problems: &mu
     let (profile, workers) = (job.profile, job.workers);
     let problems_before = problems.len();
     let shares: Vec<(u32, u32)> = match &definition.workers {
-        Workers::All => everyone(workers),
+        Workers::All => all_workers(workers),
         Workers::Listed(listed) => {
             for (share, _) in listed.iter().enumerate().filter(|(_, share)| share.worker as usize >= workers)
             {

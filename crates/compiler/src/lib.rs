@@ -72,7 +72,7 @@ use program::{Program, RuleId};
 use classes::Overlaps;
 use coarsen::Coarse;
 use diagnostics::{LimitProblem, Problem, Problems};
-use limit_ranks::{Earlier, MAX_PIECES_OF_FLOW};
+use limit_ranks::{Earlier, MAX_SHARED_OF_FLOW};
 use lower::Lowered;
 use order::Ranking;
 use place::{ByOrder, Placed};
@@ -82,7 +82,9 @@ use share::{MAX_FLOWS_TRIED, Sample};
 pub use capacity::{Capacity, CapacityRow, PriorityUse, reload_conflict};
 pub use check::{Check, RuleCheck};
 pub use diagnostics::Obstacle;
-pub use lost::{LostException, TakenWhy, lost_exceptions, refuse_lost_exceptions, taken_why};
+pub use lost::{
+    LostException, LostExceptionReason, lost_exception_reason, lost_exceptions, refuse_lost_exceptions,
+};
 pub use report::{Decided, PolicingReport, Report, RuleReport, WorkerLimit};
 pub use savings::Saving;
 pub use share::{Share, Shares, shares};
@@ -121,18 +123,18 @@ pub fn report(
     Job::new(policy, profile, workers).beside(previous).report()
 }
 
-/// Like [`compile`], with at most so many pieces for one flow: for tests of what happens where they run out.
+/// Like [`compile`], with at most so many shared flows for one flow: for tests of what happens where they run out.
 ///
 /// # Errors
 /// As [`compile`].
 #[doc(hidden)]
-pub fn compile_with_pieces(
+pub fn compile_with_shared_flows(
     policy: &Policy,
     profile: &DeviceProfile,
     workers: usize,
-    pieces_of_flow: usize,
+    shared_of_flow: usize,
 ) -> Result<Program, Diagnostics> {
-    let compiled = Job::new(policy, profile, workers).compile_in(&mut Attempts::new(pieces_of_flow));
+    let compiled = Job::new(policy, profile, workers).compile_in(&mut Attempts::new(shared_of_flow));
     compiled.map_err(|problems| problems.diagnostics(policy, profile))
 }
 
@@ -217,8 +219,8 @@ enum Stage {
 /// What the attempts to compile a policy have in common.
 #[derive(Clone)]
 struct Attempts {
-    /// The most pieces of one flow.
-    pieces_of_flow: usize,
+    /// The most shared flows of one flow.
+    shared_of_flow: usize,
     /// How often the passes from ranking to priorities have run.
     rounds: u32,
     /// The rules that got a worker because the device has too few priorities; they keep it.
@@ -226,8 +228,8 @@ struct Attempts {
 }
 
 impl Attempts {
-    fn new(pieces_of_flow: usize) -> Self {
-        Self { pieces_of_flow, rounds: 0, by_order: ByOrder::new() }
+    fn new(shared_of_flow: usize) -> Self {
+        Self { shared_of_flow, rounds: 0, by_order: ByOrder::new() }
     }
 }
 
@@ -237,7 +239,7 @@ const MAX_ROUNDS_FOR_DROPS: u32 = 2;
 impl Job<'_> {
     /// Compiles, with wider cubes if the device has no capacity for the exact ones.
     pub(crate) fn program(&self) -> Result<Program, Problems> {
-        self.compile_in(&mut Attempts::new(MAX_PIECES_OF_FLOW))
+        self.compile_in(&mut Attempts::new(MAX_SHARED_OF_FLOW))
     }
 
     fn compile_in(&self, attempts: &mut Attempts) -> Result<Program, Problems> {
@@ -313,7 +315,7 @@ impl Job<'_> {
         let mut placed =
             Placed { groups, rules, exceptions, overlaps, next_groups, earlier, by_order, placements };
         let search = match coarse {
-            None => Search::new(self.profile, attempts.pieces_of_flow),
+            None => Search::new(self.profile, attempts.shared_of_flow),
             Some(_) => Search::from_narrowest(self.profile),
         };
         let written = self.write(&mut placed, search, &mut attempts.rounds, &mut problems);
@@ -357,7 +359,7 @@ impl Job<'_> {
                 problems.limit(rule, LimitProblem::Steps);
                 return Err(Stage::Flows);
             }
-            let pieces = limited.pieces;
+            let shared_flows = limited.shared_flows;
             if placed.needs_workers(limited) {
                 rounds_for_drops += 1;
                 if rounds_for_drops == MAX_ROUNDS_FOR_DROPS || *rounds >= MAX_ROUNDS {
@@ -370,7 +372,7 @@ impl Job<'_> {
             merge_masks::merge_masks(self.profile, &mut lowered, &mut ranking);
             let assigned =
                 assign_priorities::assign_priorities(&lowered.candidates, &ranking.kept, self.profile);
-            let round = Round { priorities: assigned.priorities, pieces, ranks };
+            let round = Round { priorities: assigned.priorities, shared_flows, ranks };
             match search.next(round, *rounds < MAX_ROUNDS) {
                 Next::Accept | Next::Refuse => {
                     capacity::refuse_flows(self, &lowered, &ranking, &assigned, problems);
@@ -430,7 +432,7 @@ mod tests {
             let mut profile = DeviceProfile::mlx5();
             profile.priority_table =
                 Some(device_model::PriorityTable { entries: 100 * masks, groups: masks, group_entries: 100 });
-            let mut attempts = Attempts::new(MAX_PIECES_OF_FLOW);
+            let mut attempts = Attempts::new(MAX_SHARED_OF_FLOW);
             let job = Job::new(&policy, &profile, 4);
             let program = job.compile_in(&mut attempts);
             assert!(program.is_ok_and(|program| program.priorities_used <= 8), "{masks}");

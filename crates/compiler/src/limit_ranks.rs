@@ -6,15 +6,15 @@
 //! - The class of R compares its packets with E before it decides for R.
 //!
 //! The first is what [`order`](super::order) gives to all flows. Here a flow whose rank is too great gets the last rank,
-//! and for each earlier flow that does not precede it then, the packets that both match become a *piece*: a flow with the
-//! action of the earlier rule, at a rank before the last. The piece has to precede less than the whole flow that it is cut
-//! from, so its rank is usually small; if not, the same is done for the piece. Cubes that overlap in pairs share a packet
-//! all together, so with enough pieces the ranks of a policy depend on how many rules match one packet, not on the
+//! and for each earlier flow that does not precede it then, the packets that both match become a *shared flow*: a flow with the
+//! action of the earlier rule, at a rank before the last. The shared flow has to precede less than the whole flow that it is cut
+//! from, so its rank is usually small; if not, the same is done for the shared flow. Cubes that overlap in pairs share a packet
+//! all together, so with enough shared flows the ranks of a policy depend on how many rules match one packet, not on the
 //! length of chains of overlapping rules. Where a packet matches more rules than there are ranks, or there would be too
-//! many pieces, the flow is *compared*: a worker compares its packets with the earlier rules.
+//! many shared flows, the flow is *compared*: a worker compares its packets with the earlier rules.
 //!
-//! Where there are too few pieces for all, the flows of which each piece keeps most packets from workers come first, by the
-//! [`Weights`] of the rules. The flows that such pieces are cut from have their ranks before any piece is made. Ties are
+//! Where there are too few shared flows for all, the flows of which each shared flow keeps most packets from workers come first, by the
+//! [`Weights`] of the rules. The flows that such shared flows are cut from have their ranks before any shared flow is made. Ties are
 //! decided by the order of the policy, so that equal policies with equal weights give equal programs.
 
 use std::cmp::Reverse;
@@ -34,12 +34,12 @@ use super::mask_index::MaskIndex;
 use super::order::{Ranked, Ranking, Ranks};
 use super::weights::Weights;
 
-/// The most pieces of one flow, those of its pieces included.
-pub(super) const MAX_PIECES_OF_FLOW: usize = 1 << 9;
-/// The most pieces of a program: so many, and so many for each flow.
-const MAX_PIECES_OF_PROGRAM: usize = 1 << 12;
-const PIECES_BY_FLOW: usize = 2;
-/// The most masks that are compared to find out which pieces are needless. Without these comparisons workers compare more
+/// The most shared flows of one flow, those of its shared flows included.
+pub(super) const MAX_SHARED_OF_FLOW: usize = 1 << 9;
+/// The most shared flows of a program: so many, and so many for each flow.
+const MAX_SHARED_OF_PROGRAM: usize = 1 << 12;
+const SHARED_BY_FLOW: usize = 2;
+/// The most masks that are compared to find out which shared flows are needless. Without these comparisons workers compare more
 /// packets than they must, and decide the same.
 const MAX_LOOKUPS: usize = 1 << 25;
 /// The masks of so many flows fit into the processor's caches. With more flows each comparison takes longer, so fewer are
@@ -54,10 +54,10 @@ pub(super) type Earlier = BTreeMap<RuleId, Vec<RuleId>>;
 #[derive(Default)]
 pub(super) struct Limited {
     pub(super) earlier: Earlier,
-    /// The rules with compared flows that are no pieces.
+    /// The rules with compared flows, shared flows not counted.
     pub(super) hybrid: BTreeSet<RuleId>,
-    /// How many pieces were made.
-    pub(super) pieces: usize,
+    /// How many shared flows were made.
+    pub(super) shared_flows: usize,
     /// The rule with which workers would compare packets with too many rules in all; the rest of the result is void then.
     pub(super) beyond: Option<RuleId>,
 }
@@ -66,9 +66,9 @@ pub(super) struct Limited {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Limits {
     pub(super) ranks: u32,
-    /// The most pieces of the program, and of one flow, those of its pieces included.
-    pub(super) pieces: usize,
-    pub(super) pieces_of_flow: usize,
+    /// The most shared flows of the program, and of one flow, those of its shared flows included.
+    pub(super) shared_flows: usize,
+    pub(super) shared_of_flow: usize,
 }
 
 /// Changes the ranking until it has no more ranks than the limit, with more flows and hybrid rules. It stays longer if rules
@@ -99,18 +99,20 @@ pub(super) fn limit_ranks(
         ranks: Ranks::new(job.apart),
         taken: MaskIndex::default(),
         lookups_left: MAX_LOOKUPS / (1 + flows / CACHED_FLOWS),
-        pieces_left: 0,
-        may_have_pieces: false,
-        pieces_of_flow: limits.pieces_of_flow,
+        shared_left: 0,
+        may_share: false,
+        shared_of_flow: limits.shared_of_flow,
         of_flow_left: 0,
         limited: Limited::default(),
         compared: 0,
         is_too_long: false,
     };
-    limiter.pieces_left =
-        room.saturating_sub(flows).min(MAX_PIECES_OF_PROGRAM + PIECES_BY_FLOW * flows).min(limits.pieces);
-    limiter.may_have_pieces = limiter.pieces_left > 0;
-    let first_piece = candidates.len();
+    limiter.shared_left = room
+        .saturating_sub(flows)
+        .min(MAX_SHARED_OF_PROGRAM + SHARED_BY_FLOW * flows)
+        .min(limits.shared_flows);
+    limiter.may_share = limiter.shared_left > 0;
+    let first_shared = candidates.len();
     for ranked in &ranking.kept {
         if limiter.limited.beyond.is_some() {
             return limiter.limited;
@@ -125,7 +127,7 @@ pub(super) fn limit_ranks(
         }
         limiter.late_flow(candidates, flow);
     }
-    limiter.drop_unreachable(candidates, first_piece);
+    limiter.drop_unreachable(candidates, first_shared);
     let Limiter { mut kept, limited, is_too_long, .. } = limiter;
     kept.sort_by_key(|Ranked { id, .. }| (candidates[id.index()].rule, *id));
     ranking.kept = kept;
@@ -133,11 +135,11 @@ pub(super) fn limit_ranks(
     if !is_too_long {
         ranking.longest.retain(|ranked| ranked.rank < most);
     }
-    Limited { pieces: candidates.len() - first_piece, ..limited }
+    Limited { shared_flows: candidates.len() - first_shared, ..limited }
 }
 
-/// Brings the flows of which most packets are kept from workers by one piece to the front, as there may not be enough
-/// pieces for all: the packets of a rule divided by its late flows, and by the earlier flows that each of them overlaps.
+/// Brings the flows of which most packets are kept from workers by one shared flow to the front, as there may not be enough
+/// shared flows for all: the packets of a rule divided by its late flows, and by the earlier flows that each of them overlaps.
 /// Without weights the order of the policy stays.
 fn sort_by_value(late: &mut [Late], candidates: &[Candidate], weights: Option<&Weights>) {
     let Some(weights) = weights else { return };
@@ -148,8 +150,8 @@ fn sort_by_value(late: &mut [Late], candidates: &[Candidate], weights: Option<&W
     late.sort_by_cached_key(|flow| {
         let rule = candidates[flow.id.index()].rule;
         // Products of two numbers of flows, far below 2^64.
-        let pieces = (flows[&rule] * flow.blockers) as u64;
-        let value = (u128::from(weights.of(rule)) << 64) / u128::from(pieces.max(1));
+        let shared_flows = (flows[&rule] * flow.blockers) as u64;
+        let value = (u128::from(weights.of(rule)) << 64) / u128::from(shared_flows.max(1));
         (Reverse(value), flow.id)
     });
 }
@@ -185,14 +187,14 @@ struct Limiter<'p> {
     most: u32,
     kept: Vec<Ranked>,
     late: Vec<Late>,
-    /// The flows that are no pieces, late ones at the last rank.
+    /// All flows but the shared ones, late ones at the last rank.
     ranks: Ranks,
-    /// The flows that trap received packets, pieces included.
+    /// The flows that trap received packets, shared flows included.
     taken: MaskIndex,
     lookups_left: usize,
-    pieces_left: usize,
-    may_have_pieces: bool,
-    pieces_of_flow: usize,
+    shared_left: usize,
+    may_share: bool,
+    shared_of_flow: usize,
     /// Of the flow at hand.
     of_flow_left: usize,
     limited: Limited,
@@ -245,7 +247,7 @@ impl Limiter<'_> {
         if natural + MAX_BELOW >= self.most {
             let blockers = self.ranks.overlapping(&candidate.cube, id.index(), last);
             let traps = blockers.iter().all(|(blocker, _)| candidates[*blocker].traps);
-            let is_deferred = !blockers.is_empty() && self.may_have_pieces;
+            let is_deferred = !blockers.is_empty() && self.may_share;
             if is_deferred && traps && self.can_be_compared(&candidate) {
                 // Its final rank is the last one or an earlier one. It counts as of the last rank: later flows that overlap
                 // it do not rely on its being before them.
@@ -264,7 +266,7 @@ impl Limiter<'_> {
         self.keep(&candidate, ranked);
     }
 
-    /// Makes the pieces of a late flow, or has it compared.
+    /// Makes the shared flows of a late flow, or has it compared.
     fn late_flow(&mut self, candidates: &mut Vec<Candidate>, Late { id, last, .. }: Late) {
         let mut candidate = candidates[id.index()];
         let blockers = self.ranks.overlapping(&candidate.cube, id.index(), last);
@@ -282,7 +284,7 @@ impl Limiter<'_> {
         last: u32,
         blockers: &[(usize, u32)],
     ) -> u32 {
-        self.of_flow_left = self.pieces_of_flow;
+        self.of_flow_left = self.shared_of_flow;
         let open = self.precede(candidates, candidate, last, blockers);
         if open.is_copy || !open.rules.is_empty() && !self.can_be_compared(candidate) {
             self.is_too_long = true;
@@ -298,9 +300,9 @@ impl Limiter<'_> {
         self.most - 1
     }
 
-    /// Keeps a flow, unless one with the same match takes all its packets: a piece can be the whole flow that it is cut from.
+    /// Keeps a flow, unless one with the same match takes all its packets: a shared flow can be the whole flow that it is cut from.
     fn keep(&mut self, candidate: &Candidate, Ranked { id, rank }: Ranked) {
-        if candidate.traps && self.may_have_pieces {
+        if candidate.traps && self.may_share {
             if self.taken.lowest(&candidate.cube).is_some_and(|lowest| lowest <= rank) {
                 return;
             }
@@ -321,7 +323,7 @@ impl Limiter<'_> {
         }
     }
 
-    /// Makes pieces, so that flows before `rank` take what a cube of a candidate shares with these earlier ones.
+    /// Makes shared flows, so that flows before `rank` take what a cube of a candidate shares with these earlier ones.
     fn precede(
         &mut self,
         candidates: &mut Vec<Candidate>,
@@ -333,7 +335,7 @@ impl Limiter<'_> {
         for (blocker, own) in blockers.iter().copied() {
             let other = candidates[blocker];
             if !other.traps {
-                // A copy may share the rank of a flow that traps the packet, and has no pieces.
+                // A copy may share the rank of a flow that traps the packet, and has no shared flows.
                 open.is_copy |= !of.traps || own > rank;
                 continue;
             }
@@ -350,7 +352,7 @@ impl Limiter<'_> {
             let Some(cube) = other.cube.and(&of.cube) else { continue };
             let is_needless = self.ranks.is_part_contained(&cube, blocker, &mut self.lookups_left)
                 || self.is_taken(&cube, rank);
-            if !is_needless && !self.piece(candidates, Candidate { cube, ..other }, blocker, rank) {
+            if !is_needless && !self.add_shared(candidates, Candidate { cube, ..other }, blocker, rank) {
                 open.add(other.rule, self.group(other.action));
             }
         }
@@ -365,7 +367,7 @@ impl Limiter<'_> {
 
     /// Whether nothing more is done to have fewer packets compared.
     fn is_spent(&self) -> bool {
-        self.pieces_left == 0 || self.of_flow_left == 0 || self.lookups_left == 0
+        self.shared_left == 0 || self.of_flow_left == 0 || self.lookups_left == 0
     }
 
     /// Whether a flow before the rank takes all packets of the cube.
@@ -373,31 +375,37 @@ impl Limiter<'_> {
         self.taken.is_contained_above(cube, rank, &mut self.lookups_left)
     }
 
-    /// Makes a piece of a flow, at a rank before the given one; false: that is not possible.
-    fn piece(&mut self, candidates: &mut Vec<Candidate>, mut piece: Candidate, of: usize, rank: u32) -> bool {
-        let has_room = rank > 0 && self.pieces_left > 0 && self.of_flow_left > 0;
-        if !has_room || !self.is_possible(&piece) {
+    /// Adds a shared flow cut from a flow, at a rank before the given one; false: that is not possible.
+    fn add_shared(
+        &mut self,
+        candidates: &mut Vec<Candidate>,
+        mut shared: Candidate,
+        of: usize,
+        rank: u32,
+    ) -> bool {
+        let has_room = rank > 0 && self.shared_left > 0 && self.of_flow_left > 0;
+        if !has_room || !self.is_possible(&shared) {
             return false;
         }
-        self.pieces_left -= 1;
+        self.shared_left -= 1;
         self.of_flow_left -= 1;
-        piece.is_compared = false;
-        let natural = self.ranks.rank_of(candidates, &piece, of).0;
+        shared.is_compared = false;
+        let natural = self.ranks.rank_of(candidates, &shared, of).0;
         if natural >= rank {
-            let blockers = self.ranks.overlapping(&piece.cube, of, rank - 1);
-            let open = self.precede(candidates, &piece, rank - 1, &blockers);
+            let blockers = self.ranks.overlapping(&shared.cube, of, rank - 1);
+            let open = self.precede(candidates, &shared, rank - 1, &blockers);
             if open.is_copy {
                 return false;
             }
             if !open.rules.is_empty() {
-                let Some(action) = self.action_of_worker(&piece, &open) else { return false };
-                piece = Candidate { action, is_compared: true, ..piece };
-                self.compare(piece.rule, open);
+                let Some(action) = self.action_of_worker(&shared, &open) else { return false };
+                shared = Candidate { action, is_compared: true, ..shared };
+                self.compare(shared.rule, open);
             }
         }
         let id = CandidateId::of(candidates.len());
-        candidates.push(piece);
-        self.keep(&piece, Ranked { id, rank: natural.min(rank - 1) });
+        candidates.push(shared);
+        self.keep(&shared, Ranked { id, rank: natural.min(rank - 1) });
         true
     }
 
@@ -409,28 +417,29 @@ impl Limiter<'_> {
         }
     }
 
-    /// An action by which a worker receives the packets of a piece; `None`: there is none.
-    fn action_of_worker(&self, piece: &Candidate, open: &Open) -> Option<ActionId> {
-        if piece.is_sent() {
+    /// An action by which a worker receives the packets of a shared flow; `None`: there is none.
+    fn action_of_worker(&self, shared: &Candidate, open: &Open) -> Option<ActionId> {
+        if shared.is_sent() {
             return None;
         }
-        if self.group(piece.action).is_some() {
-            return Some(piece.action);
+        if self.group(shared.action).is_some() {
+            return Some(shared.action);
         }
         let group = open.group.unwrap_or(GroupId(0));
-        let serves = |steering: &&Steering| steering.group == group && steering.packets.contains(&piece.cube);
+        let serves =
+            |steering: &&Steering| steering.group == group && steering.packets.contains(&shared.cube);
         self.steering.iter().find(serves).map(|steering| steering.action)
     }
 
-    /// Whether the device can have a flow for the piece.
-    fn is_possible(&self, piece: &Candidate) -> bool {
-        let specs = emit::spec_count(&piece.cube, emit::Reading::of(self.profile));
-        !piece.comes_last(self.profile) && specs + ACTION_SPECS <= self.profile.max_specs
+    /// Whether the device can have this shared flow.
+    fn is_possible(&self, shared: &Candidate) -> bool {
+        let specs = emit::spec_count(&shared.cube, emit::Reading::of(self.profile));
+        !shared.comes_last(self.profile) && specs + ACTION_SPECS <= self.profile.max_specs
     }
 
-    /// Removes flows of which all packets are taken before, as pieces take them from late flows and other pieces.
-    fn drop_unreachable(&mut self, candidates: &[Candidate], first_piece: usize) {
-        if candidates.len() == first_piece {
+    /// Removes flows of which all packets are taken before, as shared flows take them from late flows and other shared flows.
+    fn drop_unreachable(&mut self, candidates: &[Candidate], first_shared: usize) {
+        if candidates.len() == first_shared {
             return;
         }
         let kept = std::mem::take(&mut self.kept);
@@ -443,7 +452,7 @@ impl Limiter<'_> {
                 return false;
             }
             // Few others are taken, which is harmless.
-            let may_be_taken = id.index() >= first_piece || rank + MAX_BELOW >= self.most;
+            let may_be_taken = id.index() >= first_shared || rank + MAX_BELOW >= self.most;
             !may_be_taken || self.lookups_left == 0 || !self.is_taken(&candidate.cube, *rank)
         };
         self.kept = kept.into_iter().filter(reached).collect();
@@ -482,7 +491,7 @@ mod tests {
     }
 
     /// The most packets in hardware for any ranks of the whole flows.
-    fn best_without_pieces(cubes: &[Cube]) -> usize {
+    fn best_without_shared_flows(cubes: &[Cube]) -> usize {
         let ranks = |code: u32| -> Vec<u32> {
             (0..cubes.len() as u32).map(|flow| code / RANKS.pow(flow) % RANKS).collect()
         };
@@ -514,7 +523,7 @@ mod tests {
         }
     }
 
-    fn limited(cubes: &[Cube], pieces_of_flow: usize, weights: Option<&Weights>) -> usize {
+    fn limited(cubes: &[Cube], shared_of_flow: usize, weights: Option<&Weights>) -> usize {
         let candidate = |(rule, cube): (usize, &Cube)| Candidate {
             cube: *cube,
             rule: RuleId::of(rule),
@@ -536,7 +545,7 @@ mod tests {
             Lowered { candidates, actions, steering: Vec::new(), queues: vec![queue], sniffer: None };
         let steering = Steering { group: GroupId(0), packets: Cube::ANY, action: ActionId(2) };
         lowered.steering.push(steering);
-        let limits = Limits { ranks: RANKS, pieces: usize::MAX, pieces_of_flow };
+        let limits = Limits { ranks: RANKS, shared_flows: usize::MAX, shared_of_flow };
         let (policy, _) = policy::parse(&policy::Source::new("p.toml", "version = 1\n"), &policy::NoFiles)
             .expect("a policy without rules");
         let ideal = DeviceProfile::ideal();
@@ -552,11 +561,11 @@ mod tests {
         in_hardware(&flows)
     }
 
-    /// On small instances the result is compared with the best of all assignments of ranks to whole flows. Pieces decide
+    /// On small instances the result is compared with the best of all assignments of ranks to whole flows. Shared flows decide
     /// more in hardware on the whole: 4568 packets against 4499 of 4800. In 12 of 300 instances they decide fewer, by up to
-    /// 10 of 16 packets: a large piece is compared because a small earlier flow overlaps it.
+    /// 10 of 16 packets: a large shared flow is compared because a small earlier flow overlaps it.
     #[test]
-    fn pieces_decide_more_in_hardware_than_any_ranks_of_whole_flows() {
+    fn shared_flows_decide_more_in_hardware_than_any_ranks_of_whole_flows() {
         let mut seed = 1u64;
         let mut next = |below: usize| {
             seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -568,11 +577,11 @@ mod tests {
                 .map(|_| udp([(); 2].map(|()| ((next(4) as u64) << 14, [0, 0x8000, 0xc000][next(3)]))))
                 .collect();
             let weights = Weights::new((0..FLOWS as u64).map(|rule| instance * (rule + 1) % 7).collect());
-            for pieces in 0..3 {
-                limited(&cubes, pieces, None);
-                limited(&cubes, pieces, Some(&weights));
+            for shared_flows in 0..3 {
+                limited(&cubes, shared_flows, None);
+                limited(&cubes, shared_flows, Some(&weights));
             }
-            let (own, other) = (limited(&cubes, MAX_PIECES_OF_FLOW, None), best_without_pieces(&cubes));
+            let (own, other) = (limited(&cubes, MAX_SHARED_OF_FLOW, None), best_without_shared_flows(&cubes));
             ours += own;
             best += other;
             widest = widest.max(other.saturating_sub(own));

@@ -73,7 +73,7 @@ pub fn refuse_lost_exceptions(policy: &Policy, program: &Program, lost: &[LostEx
         let rule = name(lost.rule);
         let place = policy.rules.get(lost.taken_by.index()).or_else(|| policy.rules.get(lost.rule.index()));
         let place = place.map_or(&policy.default_place, |rule| &rule.place);
-        let TakenWhy { later, reason, remedy } = taken_why(program, lost.taken_by);
+        let LostExceptionReason { later, reason, remedy } = lost_exception_reason(program, lost.taken_by);
         let message = format!(
             "packets that `{rule}` leaves to the kernel are lost: flows of `{later}` take them, and a worker cannot give \
              them back, for example {}",
@@ -93,7 +93,7 @@ pub fn refuse_lost_exceptions(policy: &Policy, program: &Program, lost: &[LostEx
 
 /// Why flows of a rule take packets that belong to the host.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TakenWhy {
+pub struct LostExceptionReason {
     /// The rule that takes packets like these: this one, or a later one of which the device cannot exclude them.
     pub later: String,
     /// What the device cannot do.
@@ -104,7 +104,7 @@ pub struct TakenWhy {
 
 /// Why flows of a rule take packets that belong to the host, from what the compiler noted about the rule.
 #[must_use]
-pub fn taken_why(program: &Program, rule: RuleId) -> TakenWhy {
+pub fn lost_exception_reason(program: &Program, rule: RuleId) -> LostExceptionReason {
     let name = |rule: RuleId| program.rules.get(rule.index()).map_or("?", |rule| rule.name.as_str());
     let reasons = program.rules.get(rule.index()).map(|rule| &*rule.undecided).unwrap_or_default();
     let kept = reasons.iter().find_map(|note| match note.why {
@@ -115,7 +115,7 @@ pub fn taken_why(program: &Program, rule: RuleId) -> TakenWhy {
         let later = name(by).to_owned();
         let reason = format!("`{later}` {}", inseparable.words());
         let remedy = format!("narrow `{later}` until it does not match them");
-        return TakenWhy { later, reason, remedy };
+        return LostExceptionReason { later, reason, remedy };
     }
     let later = name(rule).to_owned();
     let keys: Vec<String> =
@@ -123,7 +123,7 @@ pub fn taken_why(program: &Program, rule: RuleId) -> TakenWhy {
     let reason = format!("the device does not decide {}", keys.join(", "));
     let remedy =
         format!("leave these keys of `{later}` out, or steer or drop the other packets by a later rule");
-    TakenWhy { later, reason, remedy }
+    LostExceptionReason { later, reason, remedy }
 }
 
 /// The rules whose flows lead to a class that may leave packets to the host, and the rules, the default among them,

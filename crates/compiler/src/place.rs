@@ -95,7 +95,7 @@ pub(super) fn place(job: &Job<'_>, placed: &Placed, problems: &mut Problems) -> 
             (Direction::Egress, Action::Drop) => Placement::Drop,
             (_, Action::Drop) if !rule.needs_worker() && !by_order.contains_key(&id) => Placement::Drop,
             // Its packets stay with the kernel because no flow matches them.
-            (_, Action::Kernel) if exceptions.keeps_nothing(id) => Placement::Nothing,
+            (_, Action::Kernel) if exceptions.needs_no_flow(id) => Placement::Nothing,
             // A worker must receive its packets. The best one is in the group that gets them if the rule does not match.
             (_, Action::Drop | Action::Kernel) => {
                 let before = earlier.get(&id).and_then(|earlier| first_group(rules, earlier));

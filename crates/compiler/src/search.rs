@@ -1,4 +1,4 @@
-//! The search for limits of the ranking with which a program fits on the device. Fewer pieces and fewer ranks need fewer
+//! The search for limits of the ranking with which a program fits on the device. Fewer shared flows and fewer ranks need fewer
 //! masks, for which some devices have little room in one priority; they leave more packets to workers. Each round of the
 //! passes from ranking to priorities tries one set of limits.
 
@@ -10,8 +10,8 @@ use super::limit_ranks::Limits;
 /// set of cubes.
 pub(super) const MAX_ROUNDS: u32 = 24;
 
-/// Pieces are left out at once where a part of them would be so few.
-const FEW_PIECES: usize = 1 << 9;
+/// Shared flows are left out at once where a part of them would be so few.
+const FEW_SHARED_FLOWS: usize = 1 << 9;
 
 /// What to do after a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,37 +28,37 @@ pub(super) enum Next {
 pub(super) struct Round {
     /// How many priorities the flows take.
     pub(super) priorities: u32,
-    /// How many pieces were made.
-    pub(super) pieces: usize,
+    /// How many shared flows were made.
+    pub(super) shared_flows: usize,
     /// How many ranks the flows have.
     pub(super) ranks: u32,
 }
 
-/// The rounds for one set of cubes: first with all pieces, then with none, then with an eighth of them if there is room
+/// The rounds for one set of cubes: first with all shared flows, then with none, then with an eighth of them if there is room
 /// without, or else with the most ranks that fit.
 #[derive(Debug)]
 pub(super) struct Search {
     offered: u32,
     limits: Limits,
-    /// How many pieces there are without a limit.
+    /// How many shared flows there are without a limit.
     all: usize,
-    /// Without pieces, so many ranks are known to fit; 0: none.
+    /// Without shared flows, so many ranks are known to fit; 0: none.
     fits: u32,
     /// So many are known not to.
     fails: u32,
 }
 
 impl Search {
-    pub(super) fn new(profile: &DeviceProfile, pieces_of_flow: usize) -> Self {
+    pub(super) fn new(profile: &DeviceProfile, shared_of_flow: usize) -> Self {
         let offered = profile.priorities_per_program();
-        let limits = Limits { ranks: offered, pieces: usize::MAX, pieces_of_flow };
+        let limits = Limits { ranks: offered, shared_flows: usize::MAX, shared_of_flow };
         Self { offered, limits, all: 0, fits: 0, fails: offered + 1 }
     }
 
     /// One that begins with the narrowest limits: if these do not fit, nothing does.
     pub(super) fn from_narrowest(profile: &DeviceProfile) -> Self {
         let mut search = Self::new(profile, 0);
-        search.limits = Limits { ranks: 1, pieces: 0, ..search.limits };
+        search.limits = Limits { ranks: 1, shared_flows: 0, ..search.limits };
         search
     }
 
@@ -72,16 +72,16 @@ impl Search {
         let tried = self.limits;
         let has_room = round.priorities <= self.offered;
         let is_known = tried.ranks == self.fits || round.ranks < tried.ranks;
-        if has_room && (tried.pieces > 0 || is_known) {
+        if has_room && (tried.shared_flows > 0 || is_known) {
             return Next::Accept;
         }
-        let first = tried.pieces == usize::MAX;
+        let first = tried.shared_flows == usize::MAX;
         if first {
-            self.all = round.pieces;
+            self.all = round.shared_flows;
         }
         if has_room {
             self.fits = tried.ranks;
-        } else if round.pieces == 0 {
+        } else if round.shared_flows == 0 {
             self.fails = tried.ranks.min(round.ranks);
             // Since that was found, rules may have got workers, which takes more flows.
             self.fits = if self.fits < self.fails { self.fits } else { 0 };
@@ -91,13 +91,13 @@ impl Search {
         }
         let few = self.all / 8;
         self.limits = match self.fails - self.fits {
-            _ if !may_go_on => Limits { ranks: self.fits.max(1), pieces: 0, ..tried },
-            _ if first && round.pieces > 0 => Limits { pieces: 0, ..tried },
-            _ if self.fits == self.offered && tried.pieces == 0 && few > FEW_PIECES => {
-                Limits { pieces: few, ..tried }
+            _ if !may_go_on => Limits { ranks: self.fits.max(1), shared_flows: 0, ..tried },
+            _ if first && round.shared_flows > 0 => Limits { shared_flows: 0, ..tried },
+            _ if self.fits == self.offered && tried.shared_flows == 0 && few > FEW_SHARED_FLOWS => {
+                Limits { shared_flows: few, ..tried }
             }
-            1 => Limits { ranks: self.fits, pieces: 0, ..tried },
-            _ => Limits { ranks: self.guess(tried.ranks, round.priorities), pieces: 0, ..tried },
+            1 => Limits { ranks: self.fits, shared_flows: 0, ..tried },
+            _ => Limits { ranks: self.guess(tried.ranks, round.priorities), shared_flows: 0, ..tried },
         };
         if has_room && self.limits == tried { Next::Accept } else { Next::Try(self.limits) }
     }
@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     /// The limits that are tried until the search ends, on an mlx5 where so many ranks take so many priorities and more
-    /// than so many pieces one more than there are.
+    /// than so many shared flows one more than there are.
     fn tried(
         mut search: Search,
         priorities: impl Fn(u32) -> u32,
@@ -123,11 +123,11 @@ mod tests {
     ) -> (Vec<(u32, usize)>, Next) {
         let mut tried = Vec::new();
         loop {
-            let Limits { ranks, pieces, .. } = search.limits();
-            let pieces = pieces.min(made);
-            tried.push((ranks, pieces));
-            let priorities = if pieces > most { 9 } else { priorities(ranks) };
-            match search.next(Round { priorities, pieces, ranks }, tried.len() < most_rounds) {
+            let Limits { ranks, shared_flows, .. } = search.limits();
+            let shared_flows = shared_flows.min(made);
+            tried.push((ranks, shared_flows));
+            let priorities = if shared_flows > most { 9 } else { priorities(ranks) };
+            match search.next(Round { priorities, shared_flows, ranks }, tried.len() < most_rounds) {
                 Next::Try(limits) => assert_eq!(limits, search.limits()),
                 next => return (tried, next),
             }
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn as_many_pieces_as_there_is_room_for_are_kept() {
+    fn as_many_shared_flows_as_there_is_room_for_are_kept() {
         let of = |most, made| {
             let [search, _] = searches();
             let (tried, next) = tried(search, |ranks| ranks, (most, made), 99);

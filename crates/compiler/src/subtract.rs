@@ -26,7 +26,8 @@ use super::legalize::{is_multicast_only, matchable, no_tags, without_group_bit};
 use super::mask_index::MaskIndex;
 
 use pieces::{
-    around, bits_beyond, can_be_matched, fields, has_any_ports, missing_header, port_halves, twins,
+    around, bits_beyond, can_be_matched, fields, has_any_ports, indistinguishable, missing_header,
+    port_halves,
 };
 
 /// The most flows by which a rule keeps only a part of one of its cubes; with more it keeps the cube whole.
@@ -75,7 +76,7 @@ impl Exceptions {
     }
 
     /// Whether a rule that leaves packets to the kernel needs no flow for it.
-    pub(super) fn keeps_nothing(&self, rule: RuleId) -> bool {
+    pub(super) fn needs_no_flow(&self, rule: RuleId) -> bool {
         self.cubes.get(&rule).is_none_or(Vec::is_empty)
     }
 
@@ -121,7 +122,7 @@ pub(super) fn subtract(job: &Job<'_>, rules: &mut [CoveredRule], may_split: bool
     };
     for (index, rule) in rules.iter_mut().enumerate().filter(|(_, rule)| rule.decides()) {
         let index = RuleId::of(index);
-        let has_flow = rule.action != Action::Kernel || !exceptions.keeps_nothing(index);
+        let has_flow = rule.action != Action::Kernel || !exceptions.needs_no_flow(index);
         if !profile.has_tags() && has_flow {
             rule.notes.push(no_tags(profile));
         }
@@ -331,7 +332,7 @@ impl Subtraction<'_> {
     }
 
     fn whole_if_met(&mut self, hole: &Cube) -> Vec<Cube> {
-        let is_met = match twins(hole, self.profile) {
+        let is_met = match indistinguishable(hole, self.profile) {
             None => self.flows.any_overlaps(hole),
             Some(_) => !self.matching_flows(hole).is_empty(),
         };
@@ -342,7 +343,7 @@ impl Subtraction<'_> {
     /// are more than those whose cubes overlap it.
     fn matching_flows(&mut self, hole: &Cube) -> Vec<FlowId> {
         let mut met = self.flows.overlapping(hole);
-        for twin in twins(hole, self.profile).into_iter().flatten() {
+        for twin in indistinguishable(hole, self.profile).into_iter().flatten() {
             let others = self.flows.overlapping(&twin);
             met.extend(others.into_iter().filter(|flow| has_any_ports(&self.flows[*flow].cube)));
         }

@@ -449,19 +449,19 @@ fn a_program_for_few_priorities_decides_as_the_policy() {
     }
 }
 
-/// Where pieces run out in the middle of a flow.
+/// Where shared flows run out in the middle of a flow.
 #[test]
 fn a_program_with_few_pieces_decides_as_the_policy() {
-    for pieces in 0..3 {
+    for shared_flows in 0..3 {
         let compile = move |policy: &policy::Policy, profile: &DeviceProfile| {
-            compiler::compile_with_pieces(policy, profile, WORKERS, pieces)
+            compiler::compile_with_shared_flows(policy, profile, WORKERS, shared_flows)
         };
         trial_with(&compile, &DeviceProfile { priorities: 6, ..DeviceProfile::mlx5() }, 40);
         trial_with(&compile, &DeviceProfile { priorities: 4, ..DeviceProfile::ideal() }, 40);
     }
 }
 
-/// The weights of the rules decide which pieces are made, and no packet.
+/// The weights of the rules decide which shared flows are made, and no packet.
 #[test]
 fn a_program_for_traffic_decides_as_the_policy() {
     let compile = |policy: &policy::Policy, profile: &DeviceProfile| {

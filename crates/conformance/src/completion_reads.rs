@@ -163,7 +163,7 @@ fn seen(
     fields: CompletionFields,
     frames: Vec<Vec<u8>>,
 ) -> Result<(Vec<crate::endpoints::Packet>, Receiver), Failure> {
-    let mut receiver = Receiver::knowing(bench, fields)?;
+    let mut receiver = Receiver::with_fields(bench, fields)?;
     let _flow =
         receiver.flow(&bench.flow()).map_err(|failure| Failure::Differs(format!("no flow: {failure:?}")))?;
     let count = frames.len();
@@ -198,7 +198,7 @@ fn number(bench: &Bench<'_>) -> Outcome {
 }
 
 fn tags(bench: &Bench<'_>) -> Outcome {
-    let mut receiver = Receiver::knowing(bench, CompletionFields::FLOW_TAG)?;
+    let mut receiver = Receiver::with_fields(bench, CompletionFields::FLOW_TAG)?;
     let target = receiver.target()?;
     for (attr, tag) in
         [(bench.flow().action(verbs::ActionSpec::Tag(verbs::FlowTag(77))), 77), (bench.flow(), 0)]

@@ -168,7 +168,7 @@ impl Receiver {
     }
 
     /// With these fields in completions.
-    pub(crate) fn knowing(bench: &Bench<'_>, fields: CompletionFields) -> Result<Self, Failure> {
+    pub(crate) fn with_fields(bench: &Bench<'_>, fields: CompletionFields) -> Result<Self, Failure> {
         let fields = fields | CompletionFields::BYTE_LEN;
         let cq = CompletionQueue::builder(&bench.context, 4 * FRAMES).fields(fields).build()?;
         Self::with(bench, &bench.domain(), cq, WorkQueueFlags::empty())

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use program::{Band, ClassTag, Flow, FlowAction, FlowKind, Program, QueueId, RuleId, WorkerId};
 use verbs::{HashConfig, HashFields, WorkQueue};
 
-use crate::counters::{Counted, CounterBook, DropTotals, Reading};
+use crate::counters::{Counted, DropTotals, Reading, RuleCounters};
 use crate::installer::{FlowRequest, Installer, VerbsInstaller};
 use crate::plan::{Plan, Step, distinct_tables, plan, rule_name};
 use crate::{Device, Error, Limits, Refusal};
@@ -54,7 +54,7 @@ pub struct Controller<I: Installer = VerbsInstaller> {
     drop_queue: I::Queue,
     _drop_table: I::Table,
     /// By [`Counted`].
-    counters: [CounterBook<I::Counter>; Counted::ALL.len()],
+    counters: [RuleCounters<I::Counter>; Counted::ALL.len()],
     /// Whether the device can count the packets of a flow, as far as known.
     counts: bool,
     installer: I,

@@ -63,7 +63,7 @@ pub struct Reading {
 }
 
 /// The counters of one kind.
-pub(crate) struct CounterBook<C> {
+pub(crate) struct RuleCounters<C> {
     live: BTreeMap<String, Live<C>>,
     retired: BTreeMap<String, CounterValues>,
 }
@@ -77,13 +77,13 @@ struct Live<C> {
     flows: usize,
 }
 
-impl<C> Default for CounterBook<C> {
+impl<C> Default for RuleCounters<C> {
     fn default() -> Self {
         Self { live: BTreeMap::new(), retired: BTreeMap::new() }
     }
 }
 
-impl<C> CounterBook<C> {
+impl<C> RuleCounters<C> {
     /// Whether a rule of this name has a counter here.
     pub(crate) fn has(&self, rule: &str) -> bool {
         self.live.contains_key(rule)

@@ -8,7 +8,7 @@ use crate::policy::{DEFAULT_TABLE_SIZE, GroupDefinition, MAX_TABLE_SIZE, WorkerS
 #[must_use]
 pub fn table_of(definition: &GroupDefinition, workers: usize) -> Vec<WorkerId> {
     let shares: Vec<(u32, u32)> = match &definition.workers {
-        Workers::All => everyone(workers),
+        Workers::All => all_workers(workers),
         Workers::Listed(listed) => shares_of(listed),
     };
     let size = definition.table_size.unwrap_or_else(|| DEFAULT_TABLE_SIZE.max(entries_for(shares.len())));
@@ -23,7 +23,7 @@ pub fn shares_of(listed: &[WorkerShare]) -> Vec<(u32, u32)> {
 
 /// The workers and weights of a group of all workers.
 #[must_use]
-pub fn everyone(workers: usize) -> Vec<(u32, u32)> {
+pub fn all_workers(workers: usize) -> Vec<(u32, u32)> {
     (0..u32::try_from(workers).unwrap_or(u32::MAX).min(MAX_TABLE_SIZE)).map(|worker| (worker, 1)).collect()
 }
 

@@ -142,8 +142,8 @@ fn a_filter_with_an_address_of_the_other_family_is_left_out() {
     let import = import::ethtool(listing);
     let policy = parsed(&import);
     assert!(policy.rules.is_empty(), "{policy:?}");
-    let told = import.notes.iter().any(|note| note.message.contains("not an IPv4 address"));
-    assert!(told, "{:?}", import.notes);
+    let is_reported = import.notes.iter().any(|note| note.message.contains("not an IPv4 address"));
+    assert!(is_reported, "{:?}", import.notes);
 }
 
 proptest! {

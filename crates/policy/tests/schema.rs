@@ -26,7 +26,7 @@ fn parse(text: &str) -> Result<(), Diagnostics> {
 const WRONG: &str = "1979-05-27";
 
 /// The message that a key brings about where it has a wrong value.
-fn told(text: &str) -> String {
+fn error_of(text: &str) -> String {
     parse(text).expect_err(text).to_string()
 }
 
@@ -36,27 +36,27 @@ fn every_key_of_the_schema_is_read() {
         format!("version = 1\n[[rules]]\nname = \"x\"\nmatch = {{ {matches} }}\naction = \"drop\"\n")
     };
     for key in definition("match") {
-        let message = told(&rule(&format!("{key} = {WRONG}")));
+        let message = error_of(&rule(&format!("{key} = {WRONG}")));
         assert!(
             !message.contains("unknown key") && message.contains(&format!("`{key}`")),
             "{key}: {message}"
         );
     }
     for key in definition("inner_match") {
-        let message = told(&rule(&format!("inner = {{ {key} = {WRONG} }}")));
+        let message = error_of(&rule(&format!("inner = {{ {key} = {WRONG} }}")));
         assert!(message.contains(&format!("`{key}`")) && !message.contains("outer"), "{key}: {message}");
     }
     for key in definition("mpls_entry") {
-        let message = told(&rule(&format!("mpls = {{ {key} = {WRONG} }}")));
+        let message = error_of(&rule(&format!("mpls = {{ {key} = {WRONG} }}")));
         assert!(message.contains(&format!("`{key}`")) && !message.contains("unknown"), "{key}: {message}");
     }
     for key in definition("rule") {
-        let message = told(&format!("version = 1\n[[rules]]\n{key} = {WRONG}\n"));
+        let message = error_of(&format!("version = 1\n[[rules]]\n{key} = {WRONG}\n"));
         assert!(!message.contains("unknown key"), "{key}: {message}");
         assert!(message.contains(&format!("3:{}: ", key.len() + 4)), "{key} is not looked at: {message}");
     }
     for key in definition("group") {
-        let message = told(
+        let message = error_of(
             &format!("version = 1\n[groups.g]\nworkers = [0]\n{key} = {WRONG}\n")
                 .replace(if key == "workers" { "workers = [0]\n" } else { "\0" }, ""),
         );
@@ -73,14 +73,14 @@ fn every_key_of_the_schema_is_read() {
                 .map(|other| some(&kind, other))
                 .collect();
             let message =
-                told(&format!("version = 1\n[sinks.s]\nkind = \"{kind}\"\n{others}{key} = {WRONG}\n"));
+                error_of(&format!("version = 1\n[sinks.s]\nkind = \"{kind}\"\n{others}{key} = {WRONG}\n"));
             let is_read = !message.contains("unknown key") && message.contains(&format!("`{key}`"));
             assert!(is_read, "{kind}.{key}: {message}");
         }
     }
     for key in properties(&policy::schema()) {
         let version = if key == "version" { "" } else { "version = 1\n" };
-        let message = told(&format!("{version}{key} = {WRONG}\n"));
+        let message = error_of(&format!("{version}{key} = {WRONG}\n"));
         assert!(!message.contains("unknown key") && message.contains("error"), "{key}: {message}");
     }
 }
@@ -123,7 +123,7 @@ fn the_schema_and_the_parser_have_the_same_keys_in_tunnels() {
         let text = format!(
             "version = 1\n[[rules]]\nname = \"x\"\nmatch = {{ inner = {{ {key} = 1 }} }}\naction = \"drop\"\n"
         );
-        let message = told(&text);
+        let message = error_of(&text);
         assert!(message.contains(&format!("`{key}` is a field of the outer packet")), "{key}: {message}");
     }
 }
@@ -132,7 +132,7 @@ fn the_schema_and_the_parser_have_the_same_keys_in_tunnels() {
 fn every_key_of_the_parser_is_in_the_schema() {
     // For an unknown key the parser lists the known ones.
     let listed = |text: &str, of: &str| -> BTreeSet<String> {
-        let message = told(text);
+        let message = error_of(text);
         let marker = format!("(the keys of {of} are ");
         let start = message.find(&marker).unwrap_or_else(|| panic!("{message}")) + marker.len();
         let end = start + message[start..].find(')').expect("the list ends");

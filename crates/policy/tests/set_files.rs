@@ -8,9 +8,9 @@ use policy::{Diagnostics, NoFiles, Source};
 
 const RULE: &str = "[[rules]]\nname = \"x\"\nmatch = { src = \"s\" }\naction = \"drop\"\n";
 
-type Told = Result<Vec<String>, Diagnostics>;
+type Parsed = Result<Vec<String>, Diagnostics>;
 
-fn parse(text: &str, files: &[(&str, &str)]) -> Told {
+fn parse(text: &str, files: &[(&str, &str)]) -> Parsed {
     let files: BTreeMap<String, String> =
         files.iter().map(|(name, text)| ((*name).to_owned(), (*text).to_owned())).collect();
     let (_, warnings) = policy::parse(&Source::new("p.toml", text), &files)?;
@@ -18,21 +18,21 @@ fn parse(text: &str, files: &[(&str, &str)]) -> Told {
 }
 
 /// A policy with one rule on the set `s`.
-fn with_set(set: &str, file: &str) -> Told {
+fn with_set(set: &str, file: &str) -> Parsed {
     parse(&format!("version = 1\n[sets]\ns = {set}\n{RULE}"), &[("s.txt", file)])
 }
 
-fn refused(told: Told) -> String {
-    told.expect_err("it is refused").to_string()
+fn refused(parsed: Parsed) -> String {
+    parsed.expect_err("it is refused").to_string()
 }
 
 #[test]
 fn an_empty_set_is_an_error_unless_it_may_be_empty() {
     for text in ["", "\n", "# all gone\n", "\u{feff}", " \r\n"] {
-        let told = refused(with_set("{ file = \"s.txt\" }", text));
+        let message = refused(with_set("{ file = \"s.txt\" }", text));
         let wanted = "p.toml:3:14: error: the set `s` is empty: the file `s.txt` has no values (fill the file, \
                       or write allow_empty = true if it may be empty)";
-        assert_eq!(told, wanted, "{text:?}");
+        assert_eq!(message, wanted, "{text:?}");
         let allowed = with_set("{ file = \"s.txt\", allow_empty = true }", text).expect("allowed");
         assert!(allowed.iter().any(|one| one.contains("warning: the set `s` is empty")), "{allowed:?}");
     }
@@ -52,10 +52,10 @@ fn an_empty_set_is_an_error_unless_it_may_be_empty() {
 fn a_set_with_fewer_values_than_it_must_have_is_an_error() {
     let file = "{ file = \"s.txt\", min_items = 3 }";
     with_set(file, "10.0.0.1\n10.0.0.2\n10.0.0.3\n").expect("three");
-    let told = refused(with_set(file, "10.0.0.1\n10.0.0.2\n"));
+    let message = refused(with_set(file, "10.0.0.1\n10.0.0.2\n"));
     assert!(
-        told.contains("p.toml:3:35: error: the set `s` has 2 values, fewer than min_items = 3"),
-        "{told}"
+        message.contains("p.toml:3:35: error: the set `s` has 2 values, fewer than min_items = 3"),
+        "{message}"
     );
     with_set("{ items = [\"10.0.0.1\"], min_items = 1 }", "").expect("one");
     // Values of the sets that it names count, each set once.
@@ -83,9 +83,9 @@ fn a_set_with_fewer_values_than_it_must_have_is_an_error() {
 /// Of 192.0.2.17 an address is left, too, if the file ends within it.
 #[test]
 fn a_set_file_without_a_final_newline_gets_a_warning() {
-    let told = with_set("{ file = \"s.txt\" }", "10.0.0.1\n192.0.2.1").expect("a policy");
+    let warnings = with_set("{ file = \"s.txt\" }", "10.0.0.1\n192.0.2.1").expect("a policy");
     let wanted = "s.txt:2:1: warning: the last line has no newline: the file may have been cut off";
-    assert!(told.iter().any(|one| one.starts_with(wanted)), "{told:?}");
+    assert!(warnings.iter().any(|one| one.starts_with(wanted)), "{warnings:?}");
     assert_eq!(with_set("{ file = \"s.txt\" }", "10.0.0.1\n192.0.2.1\n").expect("a policy"), [""; 0]);
 }
 
@@ -96,11 +96,11 @@ fn includes_of_nothing_get_a_warning() {
             "version = 1\nincludes = {includes}\n[[rules]]\nname = \"x\"\nmatch = {{ any = true }}\naction = \"drop\"\n"
         )
     };
-    let told = parse(&main("[]"), &[]).expect("a policy").join("\n");
-    assert!(told.contains("p.toml:2:12: warning: `includes` is an empty list"), "{told}");
+    let message = parse(&main("[]"), &[]).expect("a policy").join("\n");
+    assert!(message.contains("p.toml:2:12: warning: `includes` is an empty list"), "{message}");
     for text in ["version = 1\n", "version = 1\n[sets]\n", "version = 1\nrules = []\n"] {
-        let told = parse(&main("[\"i.toml\"]"), &[("i.toml", text)]).expect("a policy").join("\n");
-        assert!(told.contains("i.toml:1:1: warning: the included file defines nothing"), "{told}");
+        let message = parse(&main("[\"i.toml\"]"), &[("i.toml", text)]).expect("a policy").join("\n");
+        assert!(message.contains("i.toml:1:1: warning: the included file defines nothing"), "{message}");
     }
     assert!(refused(parse(&main("[\"i.toml\"]"), &[("i.toml", "")])).contains("has no `version`"));
 }
@@ -155,10 +155,10 @@ fn a_file_that_is_not_a_list_is_not_quoted() {
 /// A line that is nearly an address is quoted: a file that is not a list does not have such lines.
 #[test]
 fn a_wrong_address_in_a_file_is_quoted() {
-    let told = refused(with_set("{ file = \"s.txt\" }", "10.0.0.1\n10.1.2.3/24\n"));
+    let message = refused(with_set("{ file = \"s.txt\" }", "10.0.0.1\n10.1.2.3/24\n"));
     let wanted =
         "s.txt:2:1: error: `10.1.2.3/24` in the set `s` is not an address (it has bits beyond its prefix";
-    assert!(told.contains(wanted), "{told}");
+    assert!(message.contains(wanted), "{message}");
     // An included policy is quoted as the main one is.
     let include = format!("version = 1\nincludes = [\"i\"]\n{}", RULE.replace("\"s\"", "\"10.0.0.1\""));
     let problems = parse(&include, &[("i", "version = 1\n[groups.g]\nworkres = [0]\n")]).expect_err("a slip");
@@ -193,7 +193,7 @@ fn files_that_are_not_regular_are_refused_at_once() {
     let socket = folder.0.join("socket");
     let _listener = std::os::unix::net::UnixListener::bind(&socket).expect("a socket");
     let policy = folder.0.join("p.toml");
-    let told = |text: String| {
+    let error_of = |text: String| {
         std::fs::write(&policy, text).expect("written");
         policy::load(&policy).expect_err("refused").to_string()
     };
@@ -205,9 +205,9 @@ fn files_that_are_not_regular_are_refused_at_once() {
         ("/dev/zero".to_owned(), "a device"),
     ] {
         let wanted = format!("this is {what}, not a regular file");
-        let set = told(format!("version = 1\n[sets]\ns = {{ file = \"{name}\" }}\n{RULE}"));
+        let set = error_of(format!("version = 1\n[sets]\ns = {{ file = \"{name}\" }}\n{RULE}"));
         assert!(set.contains(":3:14: error: cannot read the set: ") && set.contains(&wanted), "{set}");
-        let include = told(format!("version = 1\nincludes = [\"{name}\"]\n"));
+        let include = error_of(format!("version = 1\nincludes = [\"{name}\"]\n"));
         assert!(include.contains(":2:13: error: cannot read the included file: "), "{include}");
         assert!(include.contains(&wanted), "{include}");
         let main = match name.as_str() {

@@ -6,15 +6,15 @@ use std::path::Path;
 use policy::{Folder, NoFiles, Source};
 
 /// The diagnostics of a file of the folder.
-fn told(name: &str) -> String {
+fn error_of(name: &str) -> String {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/wrong");
     let text = std::fs::read_to_string(folder.join(name)).expect("the file is there");
     // Names without the folder: it is elsewhere on every machine.
-    let told = match policy::parse(&Source::new(name, text), &Folder(folder.clone())) {
+    let message = match policy::parse(&Source::new(name, text), &Folder(folder.clone())) {
         Ok((_, warnings)) => panic!("{name} is taken: {warnings:?}"),
         Err(problems) => problems.to_string(),
     };
-    told.replace(&format!("{}/", folder.display()), "")
+    message.replace(&format!("{}/", folder.display()), "")
 }
 
 #[test]
@@ -26,7 +26,7 @@ fn every_mistake_is_reported_with_its_remedy() {
     names.sort();
     assert!(names.len() >= 25, "{names:?}");
     for name in names {
-        insta::assert_snapshot!(name.trim_end_matches(".toml"), told(&name));
+        insta::assert_snapshot!(name.trim_end_matches(".toml"), error_of(&name));
     }
 }
 
@@ -55,16 +55,18 @@ fn files_that_are_not_policies_are_refused() {
     let folder = std::env::temp_dir().join(format!("policy-wrong-{}", std::process::id()));
     std::fs::create_dir_all(&folder).expect("a folder");
     let path = folder.join("policy.toml");
-    let told = |bytes: &[u8]| {
+    let error_of = |bytes: &[u8]| {
         std::fs::write(&path, bytes).expect("written");
         policy::load(&path).expect_err("it is no policy").to_string()
     };
-    assert!(told(b"version = 1\n# Stra\xdfe\n").contains("policy.toml:2:7: error: this byte is not UTF-8"));
-    assert!(told(b"\xff\xfev\0e\0r\0").contains("this is UTF-16"));
-    assert!(told(b"").contains("has no `version`"));
-    assert!(told(b"version = 1\n\0\0\n").contains("policy.toml:2:"));
+    assert!(
+        error_of(b"version = 1\n# Stra\xdfe\n").contains("policy.toml:2:7: error: this byte is not UTF-8")
+    );
+    assert!(error_of(b"\xff\xfev\0e\0r\0").contains("this is UTF-16"));
+    assert!(error_of(b"").contains("has no `version`"));
+    assert!(error_of(b"version = 1\n\0\0\n").contains("policy.toml:2:"));
     let large = vec![b' '; usize::try_from(policy::MAX_FILE_BYTES).expect("small") + 1];
-    assert!(told(&large).contains("more than the 67108864 bytes"));
+    assert!(error_of(&large).contains("more than the 67108864 bytes"));
     assert!(policy::load(&folder).expect_err("a folder").to_string().contains("this is a directory"));
     std::fs::remove_dir_all(&folder).expect("removed");
 }
@@ -101,15 +103,15 @@ fn unclosed_and_invisible_characters_are_reported_at_their_place() {
             "4:17: error: not TOML: string values must be quoted (write it in straight quotes: \"10.0.0.1\")",
         ),
     ] {
-        let told =
+        let message =
             policy::parse(&Source::new("p.toml", text.clone()), &NoFiles).expect_err(&text).to_string();
-        assert!(told.starts_with(&format!("p.toml:{wanted}")), "{text}\n{told}");
-        assert_eq!(told.lines().count(), 1, "no guesses behind it: {told}");
+        assert!(message.starts_with(&format!("p.toml:{wanted}")), "{text}\n{message}");
+        assert_eq!(message.lines().count(), 1, "no guesses behind it: {message}");
     }
     // A missing comma is none of these.
     let comma = text("\"10.0.0.1\"", "\"10.0.0.1\" dst = \"10.0.0.1\"");
-    let told = policy::parse(&Source::new("p.toml", comma), &NoFiles).expect_err("no comma").to_string();
-    assert!(told.contains("missing comma"), "{told}");
+    let message = policy::parse(&Source::new("p.toml", comma), &NoFiles).expect_err("no comma").to_string();
+    assert!(message.contains("missing comma"), "{message}");
 }
 
 /// Control characters are not printed.
@@ -117,10 +119,10 @@ fn unclosed_and_invisible_characters_are_reported_at_their_place() {
 fn messages_have_no_control_characters() {
     let text = "version = 1\n[groups.g]\nworkers = [0]\nhash = \"\\u001b[31m\"\n[[rules]]\nname = \"x\"\n\
                 match = { src = \"\\u0007\", \"a\\u001bb\" = 1 }\naction = \"\\u001b\"\n";
-    let told =
+    let message =
         policy::parse(&Source::new("p.toml", text), &NoFiles).expect_err("it is no policy").to_string();
-    assert!(told.lines().count() > 2, "{told:?}");
-    assert!(!told.contains(|c: char| c.is_control() && c != '\n'), "{told:?}");
+    assert!(message.lines().count() > 2, "{message:?}");
+    assert!(!message.contains(|c: char| c.is_control() && c != '\n'), "{message:?}");
 }
 
 #[test]

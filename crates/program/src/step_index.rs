@@ -25,7 +25,7 @@ use packet::{DeepKey, Field, FlowKey, TunnelKey};
 use crate::predicate::Predicate;
 use crate::program::{Class, Decide, Outcome, Step};
 use crate::steps::{StepList, Steps};
-use outline::{Columns, Outline, Sight};
+use outline::{Columns, Outline, OutlineKey};
 
 /// Lists up to this length are not divided: comparing is as fast.
 const LIST_MAX: usize = 8;
@@ -211,7 +211,7 @@ impl StepIndex {
         answer: &impl Fn(Question) -> u128,
         matches: &impl Fn(&Predicate) -> bool,
     ) -> Option<&'s Step> {
-        let sight = Sight::of(key, &self.columns);
+        let sight = OutlineKey::of(key, &self.columns);
         let matches = |step: u32| {
             self.outlines.get(step as usize).is_some_and(|outline| {
                 outline.may_match(&sight)

@@ -112,10 +112,10 @@ fn child() {
         })
         .unwrap();
     std::thread::sleep(WARM_UP);
-    let (packets, allocations) = (control.pulse().received_packets, ALLOCATIONS.load(Ordering::Relaxed));
+    let (packets, allocations) = (control.progress().received_packets, ALLOCATIONS.load(Ordering::Relaxed));
     std::thread::sleep(WINDOW);
     let allocations = ALLOCATIONS.load(Ordering::Relaxed) - allocations;
-    let packets = control.pulse().received_packets - packets;
+    let packets = control.progress().received_packets - packets;
     let hot: &[&str] = match mode.as_str() {
         "inline" => &[WORKER],
         "two engines" => &[ENGINES[0], ENGINES[1], WORKER],

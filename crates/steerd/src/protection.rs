@@ -2,7 +2,7 @@
 //! which a protected packet may miss the host, and a policy for which that is not decided.
 
 use analysis::{Missed, Protected};
-use compiler::TakenWhy;
+use compiler::LostExceptionReason;
 use packet::Field;
 use policy::policy::{Action, RuleDefinition};
 use policy::protect::ProtectedMatch;
@@ -134,7 +134,7 @@ fn taken_on_device(
     missed: &Missed,
 ) -> Diagnostic {
     let (place, ..) = named(policy, policy.rules.get(missed.taken_by.index()));
-    let TakenWhy { later, reason, .. } = compiler::taken_why(program, missed.taken_by);
+    let LostExceptionReason { later, reason, .. } = compiler::lost_exception_reason(program, missed.taken_by);
     let message = format!(
         "packets that [protect] leaves to the host by {} miss it on this device: flows of `{later}` take them, and a worker \
          cannot give them back, for example {}",

@@ -179,11 +179,11 @@ fn reload_returns_the_daemons_verdict() {
     let diagnostics = stderr(&check);
     let of_policy: Vec<&str> = diagnostics.lines().filter(|line| line.contains(": error: ")).collect();
     assert_eq!(of_policy.len(), 2, "{diagnostics}");
-    let told = stderr(&output);
+    let message = stderr(&output);
     for line in &of_policy {
-        assert!(told.contains(line), "{line} is not in\n{told}");
+        assert!(message.contains(line), "{line} is not in\n{message}");
     }
-    assert!(told.contains("refused, the previous policy stays in force"), "{told}");
+    assert!(message.contains("refused, the previous policy stays in force"), "{message}");
 
     // The same as JSON; `text` and `diagnostics` agree.
     let output = place.run(&["reload", "--json"]);
@@ -234,9 +234,9 @@ fn the_service_manager_learns_of_a_reload_by_the_api() {
     manager.until("READY=1");
     place.ok(&["reload"]);
     // All was sent before the verdict.
-    let told = manager.drain().join("\n");
-    let place_of = |text: &str| told.find(text).unwrap_or_else(|| panic!("no {text} in {told}"));
-    assert!(place_of("RELOADING=1") < place_of("READY=1"), "{told}");
+    let message = manager.drain().join("\n");
+    let place_of = |text: &str| message.find(text).unwrap_or_else(|| panic!("no {text} in {message}"));
+    assert!(place_of("RELOADING=1") < place_of("READY=1"), "{message}");
 }
 
 #[test]
@@ -348,12 +348,12 @@ fn without_a_daemon_commands_name_the_socket_and_the_remedy() {
     for args in [&["status"][..], &["reload"], &["flows"], &["top"], &["diff", "--running", "p.toml"]] {
         let output = place.run(args);
         assert_eq!(output.status.code(), Some(8), "{args:?}");
-        let told = stderr(&output);
-        assert!(told.contains("api.sock") && told.contains("steerd run"), "{args:?}: {told}");
+        let message = stderr(&output);
+        assert!(message.contains("api.sock") && message.contains("steerd run"), "{args:?}: {message}");
     }
     drop(std::os::unix::net::UnixListener::bind(place.socket()).expect("bound"));
-    let told = stderr(&place.run(&["status"]));
-    assert!(told.contains("has died"), "{told}");
+    let message = stderr(&place.run(&["status"]));
+    assert!(message.contains("has died"), "{message}");
 }
 
 #[test]
@@ -362,8 +362,11 @@ fn two_daemons_do_not_share_a_socket() {
     let mut first = place.start();
     let output = place.daemon().args(["--for", "1s"]).output().expect("it runs");
     assert_eq!(output.status.code(), Some(6), "{}", stderr(&output));
-    let told = stderr(&output);
-    assert!(told.contains(&format!("process {}", first.pid())) && told.contains("--api-socket"), "{told}");
+    let message = stderr(&output);
+    assert!(
+        message.contains(&format!("process {}", first.pid())) && message.contains("--api-socket"),
+        "{message}"
+    );
     assert!(first.is_running());
     assert_eq!(place.json(&["status"])["pid"], first.pid(), "it still has its socket");
     // Killed, it leaves its files behind; the next one replaces them and removes its own.
@@ -429,8 +432,11 @@ fn other_users_read_if_they_can_connect_and_change_only_if_listed() {
     let Some(read) = as_nobody(&place, "GET", "/v1/status") else { return };
     assert!(stdout(&read).contains("\"generation\":1"), "{}{}", stdout(&read), stderr(&read));
     let Some(change) = as_nobody(&place, "POST", "/v1/reload") else { return };
-    let told = stdout(&change);
-    assert!(told.contains("user id 65534 may read but not change") && told.contains("api.admins"), "{told}");
+    let message = stdout(&change);
+    assert!(
+        message.contains("user id 65534 may read but not change") && message.contains("api.admins"),
+        "{message}"
+    );
     assert_eq!(daemon.state()["policy"]["generation"], 1);
 
     let (place, daemon) = start("\"0666\"", "[65534]");

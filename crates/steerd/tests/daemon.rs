@@ -417,10 +417,10 @@ fn a_long_reload_does_not_starve_the_watchdog() {
     daemon.signal(Signal::HUP);
     manager.until("RELOADING=1");
     assert_eq!(daemon.page("/readyz").0, 200);
-    let told = manager.until("READY=1");
+    let messages = manager.until("READY=1");
     assert!(
-        told.iter().any(|told| told.contains("WATCHDOG=1")),
-        "the watchdog was not fed meanwhile: {told:?}"
+        messages.iter().any(|messages| messages.contains("WATCHDOG=1")),
+        "the watchdog was not fed meanwhile: {messages:?}"
     );
     daemon.wait_for("is in force", 1);
 
@@ -726,7 +726,7 @@ fn the_service_manager_is_notified() {
     let mut command = steerd();
     command.args(["run", "--demo"]);
     let daemon = Daemon::start_command(manager.watch(&mut command, "400000"));
-    let last = |told: Vec<String>| told.into_iter().next_back().expect("a message");
+    let last = |messages: Vec<String>| messages.into_iter().next_back().expect("a message");
     assert!(last(manager.until("READY=1")).contains("STATUS="));
     manager.until("WATCHDOG=1");
     daemon.signal(Signal::HUP);

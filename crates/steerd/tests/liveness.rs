@@ -180,8 +180,8 @@ fn the_watchdog_is_not_fed_while_the_engine_is_stalled() {
     // Messages from before the stop.
     manager.drain();
     std::thread::sleep(Duration::from_secs(3));
-    let told = manager.drain();
-    assert!(!told.iter().any(|told| told.contains("WATCHDOG=1")), "{told:?}");
+    let messages = manager.drain();
+    assert!(!messages.iter().any(|messages| messages.contains("WATCHDOG=1")), "{messages:?}");
     drop(stopped);
     manager.until("WATCHDOG=1");
     assert!(daemon.terminate().0.success());

@@ -33,9 +33,9 @@ pub struct WorkerControl {
     shared: Arc<Shared>,
 }
 
-/// The progress of a worker; see [`WorkerControl::pulse`]. None of the counts ever decreases.
+/// The progress of a worker; see [`WorkerControl::progress`]. None of the counts ever decreases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Pulse {
+pub struct WorkerProgress {
     /// Iterations of the loop.
     pub iterations: u64,
     /// Packets taken from the queue.
@@ -274,9 +274,9 @@ impl WorkerControl {
 
     /// The worker's progress, without a lock or a copy, for watchdogs.
     #[must_use]
-    pub fn pulse(&self) -> Pulse {
+    pub fn progress(&self) -> WorkerProgress {
         let stats = &self.shared.stats;
-        Pulse {
+        WorkerProgress {
             iterations: stats.iterations.read(),
             received_packets: stats.received.read().packets,
             poll_errors: stats.poll_errors.read(),

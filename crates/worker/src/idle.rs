@@ -184,7 +184,7 @@ impl Events {
 
 /// What limits the time of a sleep.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Wishes {
+pub(crate) struct SleepLimits {
     /// How soon a sink wants to be polled.
     pub(crate) interval: Option<Duration>,
     /// The sleeps before this one without work between them.
@@ -198,7 +198,7 @@ pub(crate) fn prepare(
     events: Option<&mut Events>,
     completions: &mut CompletionQueue,
     wakeup: Option<&Wakeup>,
-    wishes: Wishes,
+    wishes: SleepLimits,
 ) -> Duration {
     let is_armed = events.is_some_and(|events| events.arm(completions));
     if let Some(wakeup) = wakeup {

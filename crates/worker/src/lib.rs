@@ -52,7 +52,7 @@ pub use classifier::Disposition;
 pub use config::{
     BATCH_MAX, CORE_MAX, FRAME_BYTES_MAX, FRAME_BYTES_MIN, FRAMES_MAX, PORTS_MAX, WorkerConfig,
 };
-pub use control::{Publication, Pulse, SinkChange, WorkerControl};
+pub use control::{Publication, SinkChange, WorkerControl, WorkerProgress};
 pub use distribution::Distribution;
 pub use error::{Error, Object, Warning};
 pub use idle::{HEARTBEAT, Idle, LONGEST_NAP};

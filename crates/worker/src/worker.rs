@@ -17,7 +17,7 @@ use crate::assembly::{Parts, assemble, first_fill};
 use crate::batch::Batch;
 use crate::classifier::Classifier;
 use crate::distribution::IterationRecorder;
-use crate::idle::{self, Backoff, Wishes};
+use crate::idle::{self, Backoff, SleepLimits};
 use crate::latency::{DeviceClock, LatencyMeter};
 use crate::receiver::Receiver;
 use crate::regime::{Monotonic, Regime, Stopwatch};
@@ -203,7 +203,7 @@ impl Worker {
         let shared = Arc::clone(self.control.shared());
         let wakeup = shared.wakeup.as_deref();
         let (interval, polls_drive_device) = (self.sinks.poll_interval(), self.config.polls_drive_device);
-        let wishes = Wishes { interval, sleeps, polls_drive_device };
+        let wishes = SleepLimits { interval, sleeps, polls_drive_device };
         let Receiver { events, completions, .. } = &mut self.receiver;
         let longest = idle::prepare(events.as_mut(), completions, wakeup, wishes);
         // What came before this is found now, and what comes later ends the wait.

@@ -122,7 +122,7 @@ fn run(workers: usize, idle: Idle) {
     let handles: Vec<WorkerHandle> =
         workers.into_iter().map(|worker| worker.spawn().expect("a thread")).collect();
     let begun = Instant::now();
-    let received = || controls.iter().map(|control| control.pulse().received_packets).sum::<u64>();
+    let received = || controls.iter().map(|control| control.progress().received_packets).sum::<u64>();
     while !nic.wires_finished() || received() < nic.port_stats(1).delivered {
         assert!(begun.elapsed() < PATIENCE, "{:?}", nic.port_stats(1));
         std::thread::sleep(Duration::from_millis(1));

@@ -112,9 +112,9 @@ fn the_regimes_of_a_running_worker_add_up_to_its_time() {
         let Rig { _controller, worker, device, nic, feed, .. } = Rig::new(1_000_000, false, idle);
         let control = worker.control();
         let worker = worker.with_observer(Box::new(Slow(Duration::from_micros(300))));
-        let begun = control.pulse().iterations;
+        let begun = control.progress().iterations;
         let handle = worker.spawn().expect("a thread");
-        while control.pulse().iterations == begun {
+        while control.progress().iterations == begun {
             std::thread::yield_now();
         }
         let running = Instant::now();

@@ -110,7 +110,7 @@ fn a_worker_without_work_sleeps_in_almost_every_iteration() {
         let counted = Sleeps::count(
             &name,
             10,
-            || control.pulse().iterations,
+            || control.progress().iterations,
             || {
                 percent = test_support::thread_cpu_percent(&name, Duration::from_secs(2));
             },
@@ -140,7 +140,7 @@ fn a_packet_wakes_a_worker() {
             std::thread::yield_now();
         }
         let begun = Instant::now();
-        while control.pulse().received_packets < round {
+        while control.progress().received_packets < round {
             assert!(begun.elapsed() < PATIENCE, "the worker sleeps on");
             std::thread::yield_now();
         }
@@ -162,7 +162,7 @@ fn a_worker_that_drives_the_device_takes_naps() {
     let started = Instant::now();
     loop {
         let pause = || std::thread::sleep(HEARTBEAT * 2);
-        let counted = Sleeps::count("worker-21", 1, || control.pulse().iterations, pause);
+        let counted = Sleeps::count("worker-21", 1, || control.progress().iterations, pause);
         // A busy machine makes naps longer, but nothing makes sleeps of a heartbeat shorter.
         if counted.iterations > 4 * counted.fitting(HEARTBEAT) {
             println!("naps after a pause: {counted:?}");
@@ -172,7 +172,7 @@ fn a_worker_that_drives_the_device_takes_naps() {
     }
     wanted.store(1, Ordering::Release);
     let begun = Instant::now();
-    while control.pulse().received_packets < 1 {
+    while control.progress().received_packets < 1 {
         assert!(begun.elapsed() < PATIENCE, "the packet is not taken");
         std::thread::yield_now();
     }

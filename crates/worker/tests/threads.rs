@@ -172,11 +172,11 @@ fn a_worker_that_does_not_end_is_not_waited_for_beyond_the_deadline() {
         nic.pump(64);
     }
     let handle = worker.spawn().expect("a thread");
-    until("the first iteration is on", || control.pulse().received_packets > 0);
-    let iterations = control.pulse().iterations;
+    until("the first iteration is on", || control.progress().received_packets > 0);
+    let iterations = control.progress().iterations;
     let error = handle.join_by(Instant::now() + Duration::from_millis(50)).err().expect("it is stuck");
     assert!(matches!(error, worker::Error::StillRunning { .. }), "{error}");
-    assert_eq!(control.pulse().iterations, iterations, "a stuck worker counts no iteration");
+    assert_eq!(control.progress().iterations, iterations, "a stuck worker counts no iteration");
     drop(open);
     until("it goes on, and takes what was waiting", || control.snapshot().received.packets == WAITING);
     controller.clear().expect("the soft NIC removes flows");
@@ -204,7 +204,7 @@ fn a_stopped_worker_has_taken_everything_that_was_waiting() {
         nic.pump(64);
     }
     let handle = worker.spawn().expect("a thread");
-    until("the first iteration is on", || control.pulse().received_packets > 0);
+    until("the first iteration is on", || control.progress().received_packets > 0);
     handle.stop();
     drop(open);
     let worker = handle.join().expect("no panic");
@@ -224,7 +224,7 @@ fn a_worker_that_cannot_be_pinned_runs_all_the_same_and_says_so() {
         let config = worker::WorkerConfig { core: Some(core), ..small(0) };
         let handle = Worker::new(device.context(), config).expect("a worker").spawn().expect("a thread");
         let control = handle.control();
-        until("it iterations", || control.pulse().iterations > 0);
+        until("it iterations", || control.progress().iterations > 0);
         handle.join().expect("no panic");
         assert_eq!(control.warnings(), expected, "core {core}");
     }

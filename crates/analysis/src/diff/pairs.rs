@@ -28,12 +28,12 @@ const LEFT_FOR_COUNTING: f64 = 0.75;
 pub(super) struct Pair {
     pub(super) after: u32,
     pub(super) before: u32,
-    pub(super) what: What,
+    pub(super) what: Difference,
 }
 
 /// What differs for the packets of a pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum What {
+pub(super) enum Difference {
     /// Another rule decides where the packet goes.
     Action,
     /// The old rule's copy is not made any more.
@@ -47,7 +47,7 @@ pub(super) enum What {
 }
 
 impl Pair {
-    fn of(is_old: bool, ours: u32, theirs: u32, what: What) -> Self {
+    fn of(is_old: bool, ours: u32, theirs: u32, what: Difference) -> Self {
         let (before, after) = if is_old { (ours, theirs) } else { (theirs, ours) };
         Self { after, before, what }
     }
@@ -100,11 +100,13 @@ impl Pairs {
                     // Pairs of two changed rules are found from the old one.
                     let is_asked = |entry: &Entry| is_old || !theirs.contains(&entry.rule);
                     let differs = |entry: &Entry| is_asked(entry) && entry.action != part.action;
-                    asks.ends(part, rules, other, is_old, |entry| differs(entry).then_some(What::Action));
+                    asks.ends(part, rules, other, is_old, |entry| {
+                        differs(entry).then_some(Difference::Action)
+                    });
                 }
             }
             // Packets that are copied on this side only.
-            let copied = if is_old { What::CopyLost } else { What::CopyWon };
+            let copied = if is_old { Difference::CopyLost } else { Difference::CopyWon };
             for part in rules.entries.iter().filter(|entry| matches!(entry.action, Action::Copy(_))) {
                 let is_asked = |entry: &Entry| ours.contains(&part.rule) || theirs.contains(&entry.rule);
                 asks.ends(part, rules, other, is_old, |entry| is_asked(entry).then_some(copied));
@@ -162,7 +164,7 @@ impl Asks<'_> {
         rules: &RuleList,
         other: &RuleList,
         is_old: bool,
-        what: impl Fn(&Entry) -> Option<What>,
+        what: impl Fn(&Entry) -> Option<Difference>,
     ) {
         if self.is_stopped() {
             return;
@@ -187,7 +189,7 @@ impl Asks<'_> {
 
     /// Packets that a group sniffs on one side only.
     fn sniffed(&mut self, ours: &[Entry], theirs: &[Entry], is_old: bool) {
-        let what = if is_old { What::SniffLost } else { What::SniffWon };
+        let what = if is_old { Difference::SniffLost } else { Difference::SniffWon };
         for part in ours {
             if self.is_stopped() {
                 return;

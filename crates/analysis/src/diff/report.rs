@@ -6,7 +6,7 @@ use policy::Policy;
 use policy::policy::{Action, Direction};
 use program::{DEFAULT_RULE, GroupId};
 
-use crate::diff::pairs::{Found, Pair, Pairs, What};
+use crate::diff::pairs::{Difference, Found, Pair, Pairs};
 use crate::diff::{Change, Detail, Diff, Effect, MAX_NAMED_OPEN, MAX_NAMED_RULES, MAX_TOLD_VALUES};
 use crate::diff::{Names, OpenPair, PairSummary};
 use crate::dimensions::Dimensions;
@@ -150,11 +150,11 @@ impl Side<'_> {
         self.policy.rules.get(rule as usize).map_or(DEFAULT_RULE, |rule| &rule.name)
     }
 
-    fn effect(&self, rule: u32, what: What, is_old: bool) -> Effect {
+    fn effect(&self, rule: u32, what: Difference, is_old: bool) -> Effect {
         let name = self.name(rule).to_owned();
         let action = match (what, is_old) {
-            (What::CopyWon, true) | (What::CopyLost, false) => "no such copy".to_owned(),
-            (What::SniffWon, true) | (What::SniffLost, false) => {
+            (Difference::CopyWon, true) | (Difference::CopyLost, false) => "no such copy".to_owned(),
+            (Difference::SniffWon, true) | (Difference::SniffLost, false) => {
                 return Effect { rule: None, name: String::new(), action: "not heard".to_owned() };
             }
             _ => self.words(rule),

@@ -116,7 +116,7 @@ pub(super) fn port_halves(cube: &Cube, fields: &[Slot]) -> Vec<Cube> {
 
 /// The packets that a device cannot distinguish from the hole's if it does not check for a header when any port matches: those with
 /// the header that the hole's packets lack. `None`: it checks, or the hole's packets lack none.
-pub(super) fn twins(hole: &Cube, profile: &DeviceProfile) -> Option<Vec<Cube>> {
+pub(super) fn indistinguishable(hole: &Cube, profile: &DeviceProfile) -> Option<Vec<Cube>> {
     if profile.allows(Feature::AnyPorts) || !hole.has_unmatchable_absence() {
         return None;
     }

@@ -17,11 +17,11 @@ const IP: Layers = Layers::IPV4.union(Layers::IPV6);
 const PORTS: Layers = Layers::TCP.union(Layers::UDP);
 const _: () = assert!(Layers::all().bits() < HAS_IP);
 
-/// Fields of at most eight bits that steps of the list test; each has a byte of [`Sight::columns`].
+/// Fields of at most eight bits that steps of the list test; each has a byte of [`OutlineKey::columns`].
 pub(super) type Columns = Vec<Value>;
 
 /// What outlines look at in a packet.
-pub(super) struct Sight {
+pub(super) struct OutlineKey {
     src: u64,
     dst: u64,
     columns: u64,
@@ -31,7 +31,7 @@ pub(super) struct Sight {
     protocol: u8,
 }
 
-impl Sight {
+impl OutlineKey {
     #[inline]
     pub(super) fn of(key: &FlowKey, columns: &Columns) -> Self {
         let byte = |value: &Value| (value.of(key) >> (u128::BITS - COLUMN_BITS)) as u64;
@@ -186,7 +186,7 @@ impl Outline {
 
     /// Whether the step may match; all conditions together, because each alone is hard to predict.
     #[inline]
-    pub(super) fn may_match(&self, sight: &Sight) -> bool {
+    pub(super) fn may_match(&self, sight: &OutlineKey) -> bool {
         self.src.contains(sight.src)
             & self.dst.contains(sight.dst)
             & self.src_port.contains(sight.src_port)

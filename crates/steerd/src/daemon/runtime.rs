@@ -430,7 +430,7 @@ impl Runtime {
         let workers = self
             .workers
             .iter()
-            .map(|entry| (Part::Worker(entry.control.id().0), entry.control.pulse().iterations));
+            .map(|entry| (Part::Worker(entry.control.id().0), entry.control.progress().iterations));
         let engines = self.opened.soft_nics().flat_map(Soft::progress);
         workers.chain(engines).chain(self.opened.preloaded.as_ref().map(PreloadedNic::progress)).collect()
     }
@@ -457,7 +457,7 @@ impl Runtime {
 
     /// The number of failed polls of each worker.
     pub(crate) fn poll_errors(&self) -> Vec<u64> {
-        self.workers.iter().map(|entry| entry.control.pulse().poll_errors).collect()
+        self.workers.iter().map(|entry| entry.control.progress().poll_errors).collect()
     }
 
     /// Whether every port of the workers' soft NIC has received its last frame and all frames have been handed over. Other

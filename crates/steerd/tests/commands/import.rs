@@ -13,7 +13,7 @@ fn import_writes_a_policy_and_reports_unsupported_lines() {
     let output = run_in(&folder, &["check", "set.toml"]);
     assert!(output.status.success(), "{}{}", stdout(&output), stderr(&output));
     let output = run_in(&folder, &["import", "ethtool", "odd"]);
-    assert!(output.status.success(), "what does not carry over is told: {}", stderr(&output));
+    assert!(output.status.success(), "unsupported lines are reported: {}", stderr(&output));
     assert!(stderr(&output).contains("odd:"), "{}", stderr(&output));
     let output = run_in(&folder, &["import", "classbench", "nowhere"]);
     assert_eq!(output.status.code(), Some(1));

@@ -251,28 +251,30 @@ impl ServiceManager {
 
     /// All messages up to one with a line that begins with `text`.
     pub fn until(&self, text: &str) -> Vec<String> {
-        let (mut told, mut buffer) = (Vec::new(), [0; 4096]);
+        let (mut messages, mut buffer) = (Vec::new(), [0; 4096]);
         loop {
-            let bytes =
-                self.socket.recv(&mut buffer).unwrap_or_else(|error| panic!("no {text}: {error}\n{told:?}"));
+            let bytes = self
+                .socket
+                .recv(&mut buffer)
+                .unwrap_or_else(|error| panic!("no {text}: {error}\n{messages:?}"));
             let message = String::from_utf8_lossy(&buffer[..bytes]).into_owned();
             let found = message.lines().any(|line| line.starts_with(text));
-            told.push(message);
+            messages.push(message);
             if found {
-                return told;
+                return messages;
             }
         }
     }
 
     /// All messages that were not returned yet.
     pub fn drain(&self) -> Vec<String> {
-        let (mut told, mut buffer) = (Vec::new(), [0; 4096]);
+        let (mut messages, mut buffer) = (Vec::new(), [0; 4096]);
         self.socket.set_nonblocking(true).expect("non-blocking");
         while let Ok(bytes) = self.socket.recv(&mut buffer) {
-            told.push(String::from_utf8_lossy(&buffer[..bytes]).into_owned());
+            messages.push(String::from_utf8_lossy(&buffer[..bytes]).into_owned());
         }
         self.socket.set_nonblocking(false).expect("blocking");
-        told
+        messages
     }
 }
 

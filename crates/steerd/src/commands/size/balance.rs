@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use packet::{HASH_INPUT_BYTES, RSS_KEY_BYTES, RssKey, Toeplitz};
-use policy::spread::{entries_for, everyone, spread};
+use policy::spread::{all_workers, entries_for, spread};
 use program::WorkerId;
 
 /// The most hashes that the search for a key computes.
@@ -193,7 +193,7 @@ pub(super) fn workers_for(
     let all: u64 = hashes.iter().map(|(_, packets)| packets).sum();
     (1..=MAX_WORKERS).filter(|count| !consecutive || count.is_power_of_two()).find(|count| {
         let size = if consecutive { *count } else { table_size.max(entries_for(*count) as usize) };
-        let loads = loads(hashes, &spread(&everyone(*count), size));
+        let loads = loads(hashes, &spread(&all_workers(*count), size));
         let largest = loads.values().max().copied().unwrap_or(0);
         largest as f64 / all.max(1) as f64 * per_second <= most
     })
@@ -219,7 +219,7 @@ mod tests {
     fn flows_that_collide_under_a_key_are_spread_by_another() {
         let mut key = RssKey::MICROSOFT;
         key.0[8..].fill(0);
-        let table = spread(&everyone(4), 128);
+        let table = spread(&all_workers(4), 128);
         let flows: Vec<_> = (0..64).map(|port| flow(port, 10)).collect();
         let before = loads(&hashes(&flows, &key), &table);
         assert_eq!(largest_to_mean(&before), Some(4.0), "{before:?}");
@@ -241,7 +241,7 @@ mod tests {
     #[test]
     fn weights_even_out_what_keys_cannot() {
         let key = RssKey::MICROSOFT;
-        let table = spread(&everyone(2), 128);
+        let table = spread(&all_workers(2), 128);
         // A flow with a third of the packets, and many small ones.
         let flows: Vec<_> = (0..1000).map(|port| flow(port, if port == 0 { 500 } else { 1 })).collect();
         let found = search(&flows, group(&table, &key), 0).expect("packets");

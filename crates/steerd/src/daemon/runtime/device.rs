@@ -301,7 +301,11 @@ fn open_real(settings: &Settings) -> Result<Device, Error> {
 /// Warnings for a real device: an unknown model, and packets that do not reach the flows through these ports.
 fn warnings(device: &str, model: &Model, ports: &[u8], program: &Program) -> Vec<String> {
     let netdevs = ports.iter().filter_map(|port| Netdev::of_port(Path::new(sysfs::CLASSES), device, *port));
-    model.warning(device).into_iter().chain(netdevs.filter_map(|netdev| netdev.unreached(program))).collect()
+    model
+        .warning(device)
+        .into_iter()
+        .chain(netdevs.filter_map(|netdev| netdev.reception_warning(program)))
+        .collect()
 }
 
 /// Makes a soft NIC and opens it. Its wires are closed.

@@ -158,7 +158,7 @@ impl Before {
             received: rx_frames(stats.as_deref()),
             dropped: dropped(stats.as_deref()),
             sent_dropped: sent_dropped(stats.as_deref()),
-            taken: runtime.workers.iter().map(|entry| entry.control.pulse().received_packets).collect(),
+            taken: runtime.workers.iter().map(|entry| entry.control.progress().received_packets).collect(),
         }
     }
 }

@@ -53,7 +53,7 @@ impl Netdev {
     }
 
     /// A warning if the program has flows for packets that this interface does not receive.
-    pub(super) fn unreached(&self, program: &Program) -> Option<String> {
+    pub(super) fn reception_warning(&self, program: &Program) -> Option<String> {
         if self.promiscuous {
             return None;
         }
@@ -187,7 +187,7 @@ mod tests {
         let steer = |keys: &str| {
             format!("[[rules]]\nname = \"r\"\nmatch = {{ {keys} }}\naction = {{ steer = \"g\" }}")
         };
-        let warned = |flags: &str, keys: &str| netdev(flags).unreached(&program(&steer(keys)));
+        let warned = |flags: &str, keys: &str| netdev(flags).reception_warning(&program(&steer(keys)));
         let own = warned("0x1003", "dst_mac = \"02:00:00:00:00:01\"");
         assert_eq!(own, None, "its own address");
         assert_eq!(warned("0x1003", "dst_mac = \"01:00:5e:00:00:01\""), None, "a group");
