@@ -47,7 +47,7 @@ pub const MAX_PAIRS: usize = 65_536;
 /// The most regions of a pair that are counted.
 pub const MAX_COUNTED_REGIONS: usize = 64;
 /// The most list values in all reported regions; one region may contain a whole block list.
-pub const MAX_TOLD_VALUES: u64 = 1 << 21;
+pub const MAX_SHOWN_VALUES: u64 = 1 << 21;
 /// The most rules with precedence over a pair that are named; all are counted.
 pub const MAX_NAMED_RULES: usize = 32;
 /// The most undecided pairs that are named; all are counted.

@@ -39,7 +39,7 @@ mod stack_set;
 
 pub use diff::{
     Change, Detail, Diff, Effect, GroupChange, KeyChange, MAX_COUNTED_REGIONS, MAX_NAMED_OPEN,
-    MAX_NAMED_RULES, MAX_PAIRS, MAX_TOLD_VALUES, Names, OpenPair, PairSummary, ShareChange, changed_groups,
+    MAX_NAMED_RULES, MAX_PAIRS, MAX_SHOWN_VALUES, Names, OpenPair, PairSummary, ShareChange, changed_groups,
     diff, diff_in_detail,
 };
 pub use dimensions::MAX_PRODUCTS;

@@ -2,7 +2,7 @@
 //! something that is not a regular file does not block.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use policy::{Diagnostics, NoFiles, Source};
 
@@ -166,33 +166,16 @@ fn a_wrong_address_in_a_file_is_quoted() {
     assert!(shown(&problems).contains("workres = [0]"), "the line is shown: {}", shown(&problems));
 }
 
-/// A folder that is removed at the end.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("policy-{name}-{}", std::process::id()));
-        std::fs::create_dir_all(&path).expect("a folder");
-        Self(path)
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
 /// Nobody writes into the FIFO, and /dev/zero has no end: a test that hangs or runs out of memory is a failed one.
 #[test]
 fn files_that_are_not_regular_are_refused_at_once() {
-    let folder = Folder::new("not-files");
-    let fifo = folder.0.join("fifo");
+    let folder = tempfile::tempdir().expect("a folder");
+    let fifo = folder.path().join("fifo");
     let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
     rustix::fs::mkfifoat(rustix::fs::CWD, &fifo, mode).expect("a FIFO");
-    let socket = folder.0.join("socket");
+    let socket = folder.path().join("socket");
     let _listener = std::os::unix::net::UnixListener::bind(&socket).expect("a socket");
-    let policy = folder.0.join("p.toml");
+    let policy = folder.path().join("p.toml");
     let error_of = |text: String| {
         std::fs::write(&policy, text).expect("written");
         policy::load(&policy).expect_err("refused").to_string()
@@ -211,7 +194,7 @@ fn files_that_are_not_regular_are_refused_at_once() {
         assert!(include.contains(":2:13: error: cannot read the included file: "), "{include}");
         assert!(include.contains(&wanted), "{include}");
         let main = match name.as_str() {
-            "." => policy::load(&folder.0),
+            "." => policy::load(folder.path()),
             name => policy::load(name),
         };
         let main = main.expect_err("refused").to_string();
@@ -219,7 +202,7 @@ fn files_that_are_not_regular_are_refused_at_once() {
     }
     let odd = policy::parse(
         &Source::new("p.toml", format!("version = 1\n[sets]\ns = {{ file = \"a\\u001bb\" }}\n{RULE}")),
-        &policy::Folder(folder.0.clone()),
+        &policy::Folder(folder.path().to_owned()),
     );
     let odd = odd.expect_err("refused").to_string();
     assert!(odd.contains("its name has a control character") && !odd.contains('\u{1b}'), "{odd:?}");

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use policy::{NoFiles, SetLoader, Source};
 
@@ -11,7 +11,7 @@ use policy::{NoFiles, SetLoader, Source};
 fn best(mut run: impl FnMut()) -> Duration {
     (0..5)
         .map(|_| {
-            let started = Instant::now();
+            let started = test_support::CpuTime::now();
             run();
             started.elapsed()
         })

@@ -52,9 +52,8 @@ fn texts_of_other_systems_are_read() {
 /// Files that are not text, are not regular or are too large give one line.
 #[test]
 fn files_that_are_not_policies_are_refused() {
-    let folder = std::env::temp_dir().join(format!("policy-wrong-{}", std::process::id()));
-    std::fs::create_dir_all(&folder).expect("a folder");
-    let path = folder.join("policy.toml");
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("policy.toml");
     let error_of = |bytes: &[u8]| {
         std::fs::write(&path, bytes).expect("written");
         policy::load(&path).expect_err("it is no policy").to_string()
@@ -65,10 +64,12 @@ fn files_that_are_not_policies_are_refused() {
     assert!(error_of(b"\xff\xfev\0e\0r\0").contains("this is UTF-16"));
     assert!(error_of(b"").contains("has no `version`"));
     assert!(error_of(b"version = 1\n\0\0\n").contains("policy.toml:2:"));
-    let large = vec![b' '; usize::try_from(policy::MAX_FILE_BYTES).expect("small") + 1];
-    assert!(error_of(&large).contains("more than the 67108864 bytes"));
-    assert!(policy::load(&folder).expect_err("a folder").to_string().contains("this is a directory"));
-    std::fs::remove_dir_all(&folder).expect("removed");
+    // Without blocks on the disk.
+    let large = std::fs::File::create(&path).expect("created");
+    large.set_len(policy::MAX_FILE_BYTES + 1).expect("extended");
+    let error = policy::load(&path).expect_err("it is no policy").to_string();
+    assert!(error.contains("more than the 67108864 bytes"), "{error}");
+    assert!(policy::load(folder.path()).expect_err("a folder").to_string().contains("this is a directory"));
 }
 
 /// Problems are reported where they begin, not where the TOML parser fails.

@@ -12,7 +12,7 @@ mod patience;
 mod threads;
 
 pub use patience::Patience;
-pub use threads::{Sleeps, assert_wakes, thread_cpu_percent, thread_cpu_time, thread_sleeps};
+pub use threads::{CpuTime, Sleeps, assert_wakes, thread_cpu_percent, thread_cpu_time, thread_sleeps};
 
 /// Reports on stderr that `what` is not tested on this machine, and why.
 ///

@@ -3,6 +3,8 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use rustix::time::{ClockId, clock_gettime};
+
 /// How long a test waits for a thread at most.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Events in a row of which [`assert_wakes`] takes the time.
@@ -29,6 +31,26 @@ pub fn thread_cpu_time(name: &str) -> Duration {
     });
     let first = times.next().unwrap_or_else(|| panic!("no thread `{name}` with a time"));
     times.fold(first, |sum, time| sum + time)
+}
+
+/// A moment in the CPU time of the calling thread. For limits of the time that a computation may take: other programs on a busy
+/// machine do not use it up. It does not count what other threads do for the caller.
+#[derive(Clone, Copy, Debug)]
+pub struct CpuTime(Duration);
+
+impl CpuTime {
+    /// Now.
+    #[must_use]
+    pub fn now() -> Self {
+        let time = clock_gettime(ClockId::ThreadCPUTime);
+        Self(Duration::try_from(time).unwrap_or_default())
+    }
+
+    /// The CPU time of the calling thread since then, which must be the one that called [`CpuTime::now`].
+    #[must_use]
+    pub fn elapsed(&self) -> Duration {
+        Self::now().0.saturating_sub(self.0)
+    }
 }
 
 /// The part of a core that threads with this name use, in percent: the least of three measurements that together take

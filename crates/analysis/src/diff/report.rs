@@ -7,7 +7,7 @@ use policy::policy::{Action, Direction};
 use program::{DEFAULT_RULE, GroupId};
 
 use crate::diff::pairs::{Difference, Found, Pair, Pairs};
-use crate::diff::{Change, Detail, Diff, Effect, MAX_NAMED_OPEN, MAX_NAMED_RULES, MAX_TOLD_VALUES};
+use crate::diff::{Change, Detail, Diff, Effect, MAX_NAMED_OPEN, MAX_NAMED_RULES, MAX_SHOWN_VALUES};
 use crate::diff::{Names, OpenPair, PairSummary};
 use crate::dimensions::Dimensions;
 use crate::product::Product;
@@ -119,7 +119,7 @@ impl<'a> Report<'a> {
     /// Whether a region's lists may be listed; if so, they are counted.
     fn has_room_for(&mut self, product: &Product) -> bool {
         let values = self.values + product.intervals;
-        let has_room = values <= MAX_TOLD_VALUES;
+        let has_room = values <= MAX_SHOWN_VALUES;
         if has_room {
             self.values = values;
         }
