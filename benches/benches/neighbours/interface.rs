@@ -1,5 +1,6 @@
-//! A veth pair, whose one end sends as fast as the kernel lets it and whose other end is received by the daemon (AF_PACKET),
-//! by the daemon's receive ring alone, and by tcpdump; and what the daemon takes when it has nothing to do.
+//! A veth pair, whose one end sends as fast as the kernel lets it and whose other end is received by the daemon (AF_PACKET, frame
+//! by frame and in blocks), by the daemon's receive ring alone, and by tcpdump; and what the daemon takes when it has nothing
+//! to do.
 //!
 //! The ring alone is the soft NIC's wire (a ring of TPACKET_V2) in a loop that only counts frames: no parser, no flow table
 //! and no worker. tcpdump reads blocks of TPACKET_V3 by libpcap and writes the packets to /dev/null. Open vSwitch reads an AF_PACKET
@@ -12,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use softnic::wire::{AfPacketConfig, AfPacketWire, Burst, MergedFrames, Wire};
+use softnic::wire::{AfPacketConfig, AfPacketWire, Burst, HandOver, MergedFrames, Wire};
 use steerd_benches::comparison::{Case, Ratio};
 use steerd_benches::competitors::{CaptureTool, ingress, load_here};
 use steerd_benches::daemon::{Daemon, DaemonOptions, Provider, ThreadTimes};
@@ -27,6 +28,8 @@ use super::{CORE, OTHER_CORE, own_command, pin, switch};
 pub(crate) const TABLE: &str = "interface";
 pub(crate) const FOOTPRINT: &str = "footprint";
 const OWN: &str = "daemon, AF_PACKET";
+/// After `OWN`, of a daemon that gets its frames in blocks.
+const BLOCKS: &str = " in blocks (TPACKET_V3)";
 const RING: &str = "ring of the daemon (TPACKET_V2), only counted";
 const TCPDUMP: &str = "tcpdump -w /dev/null (TPACKET_V3)";
 /// After the name of a row.
@@ -45,7 +48,11 @@ pub(crate) fn cases(inputs: &Inputs) -> Vec<Case<'_>> {
     let mut cases = Vec::new();
     for bytes in SIZES {
         let counts: &[usize] = if bytes == SIZES[0] { &[1, usize::MAX] } else { &[1] };
-        cases.extend(counts.iter().map(|count| by_daemon(inputs, *count, bytes, veth.clone())));
+        for hand_over in [HandOver::Frames, HandOver::Blocks] {
+            cases.extend(
+                counts.iter().map(|count| by_daemon(inputs, (*count, hand_over), bytes, veth.clone())),
+            );
+        }
         for what in [RING, TCPDUMP] {
             let veth = veth.clone();
             cases.push(receiver(what, bytes, move || {
@@ -101,6 +108,7 @@ fn wire(interface: &str) -> Result<AfPacketWire, String> {
         ring_frames: 4096,
         merged: MergedFrames::Split,
         busy_poll: false,
+        hand_over: HandOver::Frames,
     };
     AfPacketWire::open(&config).map_err(|error| error.to_string())
 }
@@ -153,18 +161,25 @@ fn options(policy: &str, wire: String) -> DaemonOptions<'_> {
     }
 }
 
-fn af_packet() -> String {
-    format!("{{ kind = 'af_packet', interface = '{RECEIVER}' }}")
+fn af_packet(hand_over: HandOver) -> String {
+    let hand_over = if hand_over == HandOver::Blocks { "blocks" } else { "frames" };
+    format!("{{ kind = 'af_packet', interface = '{RECEIVER}', hand_over = '{hand_over}' }}")
 }
 
 /// The daemon with so many rules of acl1_1k, or all. Its processor time is that of the engine and of the worker.
-fn by_daemon(inputs: &Inputs, count: usize, bytes: u32, veth: Result<(), String>) -> Case<'_> {
+fn by_daemon(
+    inputs: &Inputs,
+    (count, hand_over): (usize, HandOver),
+    bytes: u32,
+    veth: Result<(), String>,
+) -> Case<'_> {
     let (name, rules) = delivered_rules(inputs, count);
     let policy = rules.map(|rules| rules.delivering().policy_text());
-    receiver(&format!("{OWN}, {name}"), bytes, move || {
+    let kind = if hand_over == HandOver::Blocks { BLOCKS } else { "" };
+    receiver(&format!("{OWN}{kind}, {name}"), bytes, move || {
         veth.clone()?;
         let policy = policy.clone()?;
-        let daemon = Daemon::start(&inputs.subfolder("interface")?, &options(&policy, af_packet()))?;
+        let daemon = Daemon::start(&inputs.subfolder("interface")?, &options(&policy, af_packet(hand_over)))?;
         let _sending = Sending::start(inputs, bytes)?;
         std::thread::sleep(WARM_UP);
         let (before, begun) = (daemon.thread_times()?, Instant::now());
@@ -309,7 +324,8 @@ fn idle<'i>(inputs: &'i Inputs, veth: &Result<(), String>) -> Vec<Case<'i>> {
     let policy = one_rule().delivering().policy_text();
     let run = Box::new(move || {
         veth.clone()?;
-        let daemon = Daemon::start(&inputs.subfolder("idle")?, &options(&policy, af_packet()))?;
+        let daemon =
+            Daemon::start(&inputs.subfolder("idle")?, &options(&policy, af_packet(HandOver::Frames)))?;
         std::thread::sleep(inputs.round(500));
         let (before, begun) = (daemon.thread_times()?, Instant::now());
         std::thread::sleep(inputs.round(1000));
@@ -362,9 +378,11 @@ pub(crate) fn ratios(_: &Inputs, rows: &[Row]) -> Vec<Ratio> {
             let is_own =
                 |row: &&Row| row.what.starts_with(OWN) && row.frame_bytes == bytes && row.unit == unit;
             for own in rows.iter().filter(is_own) {
-                let mut others = vec![own.what.replacen(OWN, switch::NAME, 1)];
-                if own.what == format!("{one_rule}{suffix}") {
-                    others.extend([RING, TCPDUMP].map(|what| format!("{what}{suffix}")));
+                let by_frame = own.what.replacen(BLOCKS, "", 1);
+                let mut others = vec![by_frame.replacen(OWN, switch::NAME, 1)];
+                if by_frame == format!("{one_rule}{suffix}") {
+                    let ring = (own.what == by_frame).then_some(RING);
+                    others.extend(ring.into_iter().chain([TCPDUMP]).map(|what| format!("{what}{suffix}")));
                 }
                 ratios.extend(others.iter().filter_map(|what| find(what)).map(|other| Ratio::of(own, other)));
             }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use program::{CaptureSink, SinkKind};
 use softnic::Drive;
-use softnic::wire::{AfPacketConfig, AfPacketWire, Burst, MergedFrames, Wire, WireConfig};
+use softnic::wire::{AfPacketConfig, AfPacketWire, Burst, HandOver, MergedFrames, Wire, WireConfig};
 use steerd_benches::competitors::{CaptureTool, packets_in, processor_time};
 use steerd_benches::table::Row;
 use steerd_benches::{Rig, namespace};
@@ -233,6 +233,7 @@ fn by_tool(tool: CaptureTool, file: &Path, bytes: u32, rate: f64) -> Result<Tria
         ring_frames: 128,
         merged: MergedFrames::Split,
         busy_poll: false,
+        hand_over: HandOver::Frames,
     })
     .map_err(|error| error.to_string())?;
     let mut generator = generator(bytes);

@@ -28,8 +28,8 @@ use crate::limits::MAX_MTU_BYTES;
 pub use af_packet::{AfPacketWire, Promiscuous};
 pub use config::SHORT_FORMS;
 pub use config::{
-    AddressRange, AfPacketConfig, FrameSizes, GeneratorConfig, MergedFrames, PcapConfig, PcapMode, PortRange,
-    Rate, TrafficConfig, TrafficProtocol, WireConfig,
+    AddressRange, AfPacketConfig, FrameSizes, GeneratorConfig, HandOver, MergedFrames, PcapConfig, PcapMode,
+    PortRange, Rate, TrafficConfig, TrafficProtocol, WireConfig,
 };
 pub use error::{TransmitError, WireError};
 pub use gated::GatedWire;

@@ -65,7 +65,9 @@ impl<'n> Rest<'n> {
         // A statement of its own: the engine is not locked during the sleep.
         let gather = if self.passes == 1 { self.cell.lock().prospect(0).gather } else { None };
         if let Some(gather) = gather {
-            self.sleep(&Descriptors::new(), gather, 0);
+            if !gather.is_zero() {
+                self.sleep(&Descriptors::new(), gather, 0);
+            }
             // If nothing has come by then, the next pass without work sleeps.
             self.passes = SPIN_PASSES;
             return;

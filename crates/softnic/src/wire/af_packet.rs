@@ -6,8 +6,9 @@
 //! are completed, so that frames are as a wire would carry them. The wire never blocks.
 //!
 //! Merged frames of up to 64 KiB would need slots of that size for every frame. So there are two sockets, each with a
-//! ring, and a filter that sends each frame to one of them by its length. Frames are taken in the order of their time
-//! stamps, which is that of their arrival for the frames of a stream (see [`AfPacketWire::earliest`]). `split` cuts merged
+//! ring of slots, and a filter that sends each frame to one of them by its length. Frames are taken in the order of their
+//! time stamps, which is that of their arrival for the frames of a stream (see [`AfPacketWire::earliest`]). A ring of blocks
+//! ([`HandOver::Blocks`]) has room for frames of any length, and is the only one then. `split` cuts merged
 //! frames into those that they were merged from; a frame whose segments do not all fit a burst stays in its slot until
 //! the next one.
 //!
@@ -28,12 +29,12 @@ use packet::MacAddr;
 use packet::offload::{Split, Unsplittable};
 use rustix::event::epoll;
 
-use self::ring::{Arrival, Ring, Taken};
+use self::ring::{Arrival, Layout, Ring, Taken};
 use self::socket::{Flushed, Sender};
 use self::socket::{Interface, Lengths, Link, PacketSocket, failed};
 use super::{
-    AfPacketConfig, BURST_FRAMES, Burst, Checksum, MAX_FRAME_BYTES, MergedFrames, RxFrame, SleepHint, Splits,
-    TransmitError, Wire, WireError, WireState,
+    AfPacketConfig, BURST_FRAMES, Burst, Checksum, HandOver, MAX_FRAME_BYTES, MergedFrames, RxFrame,
+    SleepHint, Splits, TransmitError, Wire, WireError, WireState,
 };
 
 /// An Ethernet header.
@@ -109,11 +110,9 @@ pub struct AfPacketWire {
 #[derive(Debug)]
 struct Attached {
     interface: Interface,
-    /// For frames of the length that the interface carries.
-    frames: Receiver,
-    /// For those that are longer.
-    merged: Receiver,
-    /// Readable when one of the two sockets is.
+    /// For frames of the length that the interface carries and for those that are longer, or one for all.
+    receivers: ArrayVec<Receiver, 2>,
+    /// Readable when one of the sockets is.
     readable: OwnedFd,
 }
 
@@ -124,17 +123,16 @@ struct Receiver {
     socket: PacketSocket,
 }
 
-/// One of the two receivers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Source {
-    Frames,
-    Merged,
-}
+/// The receiver for frames of the length that the interface carries. It sends, too.
+const FRAMES: usize = 0;
+/// The one for longer frames.
+const MERGED: usize = 1;
 
 /// A merged frame that is being split. It is the last one that was taken from its ring.
 #[derive(Debug)]
 struct Splitting {
-    source: Source,
+    /// The receiver that it came from.
+    source: usize,
     arrival: Arrival,
     split: Split,
     /// The segment that is next.
@@ -144,12 +142,10 @@ struct Splitting {
 /// What a burst gets.
 #[derive(Debug)]
 enum Piece {
-    Frame(Source, Arrival),
+    /// With the receiver that it came from.
+    Frame(usize, Arrival),
     /// So many bytes in the place of `segments` that has the piece's number.
-    Segment {
-        bytes: usize,
-        timestamp_ns: u64,
-    },
+    Segment { bytes: usize, timestamp_ns: u64 },
 }
 
 /// The search for an interface that was removed.
@@ -175,51 +171,42 @@ impl Attached {
     /// Opens the packet sockets of an interface, with their rings, and starts receiving.
     fn to(config: &AfPacketConfig) -> Result<Self, WireError> {
         let interface = Interface::find(&config.interface)?;
-        let layout = ring::layout(config, interface.mtu_bytes)?;
-        let limit = ring::slot_frame_bytes(&layout);
-        let frames = Receiver::open(&interface, &layout, Lengths::UpTo(limit))?;
-        let merged = Receiver::open(&interface, &ring::MERGED_LAYOUT, Lengths::Beyond(limit))?;
-        let readable = readable(&[&frames.socket, &merged.socket])
-            .map_err(|error| failed(&interface.name, "epoll", error.into()))?;
+        let layout = Layout::of(config, interface.mtu_bytes)?;
+        let mut receivers = ArrayVec::new();
+        receivers.push(Receiver::open(&interface, &layout, layout.longest().map(Lengths::UpTo))?);
+        if let Some(longest) = layout.longest() {
+            receivers.push(Receiver::open(&interface, &Layout::merged(), Some(Lengths::Beyond(longest)))?);
+        }
+        let readable =
+            readable(&receivers).map_err(|error| failed(&interface.name, "epoll", error.into()))?;
         if config.promiscuous {
-            frames.socket.make_promiscuous()?;
+            receivers[FRAMES].socket.make_promiscuous()?;
         }
-        merged.socket.bind()?;
-        frames.socket.bind()?;
-        Ok(Self { interface, frames, merged, readable })
+        for receiver in receivers.iter().rev() {
+            receiver.socket.bind()?;
+        }
+        Ok(Self { interface, receivers, readable })
     }
 
-    fn receiver(&self, source: Source) -> &Receiver {
-        match source {
-            Source::Frames => &self.frames,
-            Source::Merged => &self.merged,
-        }
-    }
-
-    fn receiver_mut(&mut self, source: Source) -> &mut Receiver {
-        match source {
-            Source::Frames => &mut self.frames,
-            Source::Merged => &mut self.merged,
-        }
-    }
-
-    fn bytes(&self, source: Source, arrival: &Arrival) -> &[u8] {
-        self.receiver(source).ring.frame(arrival)
+    fn bytes(&self, source: usize, arrival: &Arrival) -> &[u8] {
+        self.receivers[source].ring.frame(arrival)
     }
 
     fn take_drops(&self) -> u64 {
-        self.frames.socket.take_drops() + self.merged.socket.take_drops()
+        self.receivers.iter().map(|receiver| receiver.socket.take_drops()).sum()
     }
 
-    /// How the interface is. Clears the errors of both sockets.
+    /// How the interface is. Clears the errors of the sockets.
     fn link(&self) -> Link {
-        let _ = self.merged.socket.link();
-        self.frames.socket.link()
+        if let Some(merged) = self.receivers.get(MERGED) {
+            let _ = merged.socket.link();
+        }
+        self.receivers[FRAMES].socket.link()
     }
 }
 
 impl Receiver {
-    fn open(interface: &Interface, layout: &libc::tpacket_req, lengths: Lengths) -> Result<Self, WireError> {
+    fn open(interface: &Interface, layout: &Layout, lengths: Option<Lengths>) -> Result<Self, WireError> {
         let socket = PacketSocket::open(interface, layout, lengths)?;
         let ring =
             Ring::map(&socket, layout).map_err(|error| failed(&interface.name, "mmap", error.into()))?;
@@ -227,11 +214,11 @@ impl Receiver {
     }
 }
 
-/// A descriptor that is readable when one of these is.
-fn readable(sockets: &[&PacketSocket]) -> rustix::io::Result<OwnedFd> {
+/// A descriptor that is readable when the socket of one of these is.
+fn readable(receivers: &[Receiver]) -> rustix::io::Result<OwnedFd> {
     let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-    for socket in sockets {
-        epoll::add(&epoll, socket, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
+    for receiver in receivers {
+        epoll::add(&epoll, &receiver.socket, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
     }
     Ok(epoll)
 }
@@ -267,19 +254,12 @@ impl AfPacketWire {
 
     /// Gives the slots of the last burst back, but the one of a frame that is still being split.
     fn release(&mut self) {
-        let Attached { frames, merged, .. } = &mut self.attached;
-        match &mut self.splitting {
-            Some(Splitting { source: Source::Frames, arrival, .. }) => {
-                frames.ring.release_before(arrival);
-                merged.ring.release();
-            }
-            Some(Splitting { source: Source::Merged, arrival, .. }) => {
-                frames.ring.release();
-                merged.ring.release_before(arrival);
-            }
-            None => {
-                frames.ring.release();
-                merged.ring.release();
+        for (number, receiver) in self.attached.receivers.iter_mut().enumerate() {
+            match &mut self.splitting {
+                Some(Splitting { source, arrival, .. }) if *source == number => {
+                    receiver.ring.release_before(arrival);
+                }
+                _ => receiver.ring.release(),
             }
         }
     }
@@ -295,7 +275,7 @@ impl AfPacketWire {
                 continue;
             }
             let Some(source) = self.earliest() else { break };
-            match self.attached.receiver_mut(source).ring.take(kept) {
+            match self.attached.receivers[source].ring.take(kept) {
                 Some(Taken::Frame(arrival)) if self.begins_split(source, &arrival) => {}
                 Some(Taken::Frame(arrival)) => pieces.push(Piece::Frame(source, arrival)),
                 Some(Taken::Outgoing) => {}
@@ -309,17 +289,19 @@ impl AfPacketWire {
     /// The ring whose next frame arrived first. The kernel puts the frames of a stream into the rings one after the other,
     /// and stamps them in that order. So a ring that is still empty when a frame of the other one has been seen has none
     /// that is earlier.
-    fn earliest(&self) -> Option<Source> {
-        let Attached { frames, merged, .. } = &self.attached;
-        let frame = frames.ring.next_timestamp_ns();
-        let Some(merged) = merged.ring.next_timestamp_ns() else { return frame.map(|_| Source::Frames) };
+    fn earliest(&mut self) -> Option<usize> {
+        let mut rings = self.attached.receivers.iter_mut().map(|receiver| &mut receiver.ring);
+        let frames = rings.next()?;
+        let frame = frames.next_timestamp_ns();
+        let merged = rings.next().and_then(Ring::next_timestamp_ns);
+        let Some(merged) = merged else { return frame.map(|_| FRAMES) };
         // If there was none, one may have come before the merged frame did.
-        let frame = frame.or_else(|| frames.ring.next_timestamp_ns());
-        Some(if frame.is_some_and(|frame| frame <= merged) { Source::Frames } else { Source::Merged })
+        let frame = frame.or_else(|| frames.next_timestamp_ns());
+        Some(if frame.is_some_and(|frame| frame <= merged) { FRAMES } else { MERGED })
     }
 
     /// Begins to split a frame that was just taken, if it is a merged one and can be split.
-    fn begins_split(&mut self, source: Source, arrival: &Arrival) -> bool {
+    fn begins_split(&mut self, source: usize, arrival: &Arrival) -> bool {
         let merged = match &arrival.merged {
             Some(merged) if self.config.merged == MergedFrames::Split => merged,
             _ => return false,
@@ -498,7 +480,7 @@ impl Wire for AfPacketWire {
     }
 
     fn flush(&mut self) {
-        if self.sender.flush(&self.attached.frames.socket) == Flushed::Down {
+        if self.sender.flush(&self.attached.receivers[FRAMES].socket) == Flushed::Down {
             // `receive` finds out whether it is down or gone.
             self.state = WireState::Down;
         }
@@ -517,7 +499,12 @@ impl Wire for AfPacketWire {
         SleepHint::Readable {
             descriptor: self.attached.readable.as_raw_fd(),
             within: if self.sender.is_empty() { CHECK_INTERVAL } else { FLUSH_INTERVAL },
-            gather: (!self.config.busy_poll).then_some(GATHER),
+            gather: match self.config {
+                AfPacketConfig { busy_poll: true, .. } => None,
+                // They gather in the kernel.
+                AfPacketConfig { hand_over: HandOver::Blocks, .. } => Some(Duration::ZERO),
+                _ => Some(GATHER),
+            },
         }
     }
 

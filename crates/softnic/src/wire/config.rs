@@ -137,6 +137,9 @@ pub struct AfPacketConfig {
     /// What becomes of frames that the kernel merged.
     #[serde(default)]
     pub merged: MergedFrames,
+    /// How the kernel hands received frames over.
+    #[serde(default)]
+    pub hand_over: HandOver,
     /// Whether the engine polls the ring for some time before it waits in the kernel. It does not let frames gather: that
     /// takes a core at a moderate rate, and saves some hundred microseconds.
     #[serde(default)]
@@ -153,6 +156,17 @@ pub enum MergedFrames {
     Split,
     /// Takes them whole, whatever the MTU; receive buffers need room for [`MAX_MERGED_BYTES`](super::MAX_MERGED_BYTES).
     Whole,
+}
+
+/// How the kernel hands the frames of a live interface over.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum HandOver {
+    /// Each as it comes (TPACKET_V2): a lone frame does not wait.
+    #[default]
+    Frames,
+    /// In blocks (TPACKET_V3): a frame takes much less processor time, and up to a millisecond more.
+    Blocks,
 }
 
 /// How fast generated frames come.
@@ -456,6 +470,7 @@ impl FromStr for WireConfig {
                 promiscuous: false,
                 ring_frames: 4096,
                 merged: MergedFrames::Split,
+                hand_over: HandOver::Frames,
                 busy_poll: false,
             })),
             ("link", Some(rest)) => {

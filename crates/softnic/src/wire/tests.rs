@@ -17,6 +17,7 @@ fn every_kind_is_read_with_its_defaults() {
         promiscuous: false,
         ring_frames: 4096,
         merged: MergedFrames::Split,
+        hand_over: HandOver::Frames,
         busy_poll: false,
     };
     assert_eq!(

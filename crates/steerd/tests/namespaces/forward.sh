@@ -50,7 +50,7 @@ pages = ["plain"]
 [[softnic.ports]]
 wire = { kind = "af_packet", interface = "steer0" }
 [[softnic.ports]]
-wire = { kind = "af_packet", interface = "steer1" }
+wire = { kind = "af_packet", interface = "steer1", hand_over = "blocks" }
 [http]
 listen = "127.0.0.1:9464"
 END

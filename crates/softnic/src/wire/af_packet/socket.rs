@@ -11,6 +11,7 @@ use packet::MacAddr;
 use packet::offload::OFFLOAD_HEADER_BYTES;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, netdevice, socket_with, sockopt};
 
+use super::ring::Layout;
 use crate::wire::{BURST_FRAMES, TransmitError, WireError};
 
 /// What an interface is, as its name resolves in this network namespace.
@@ -117,23 +118,32 @@ impl Lengths {
 }
 
 impl PacketSocket {
-    /// Opens the socket with a receive ring of TPACKET_V2 for frames of some lengths.
+    /// Opens the socket with a receive ring, for frames of some lengths if they are given.
     pub(super) fn open(
         interface: &Interface,
-        ring: &libc::tpacket_req,
-        lengths: Lengths,
+        ring: &Layout,
+        lengths: Option<Lengths>,
     ) -> Result<Self, WireError> {
         let socket = Self::unbound(interface)?;
-        socket.attach_filter(&mut lengths.filter())?;
-        let version: libc::c_int = libc::tpacket_versions::TPACKET_V2 as libc::c_int;
-        socket.set(libc::PACKET_VERSION, &version, "PACKET_VERSION")?;
+        if let Some(lengths) = lengths {
+            socket.attach_filter(&mut lengths.filter())?;
+        }
+        let version = match ring {
+            Layout::Slots(_) => libc::tpacket_versions::TPACKET_V2,
+            Layout::Blocks(_) => libc::tpacket_versions::TPACKET_V3,
+        };
+        socket.set(libc::PACKET_VERSION, &(version as libc::c_int), "PACKET_VERSION")?;
         // Room before each frame to put a stripped VLAN tag back, as libpcap does.
         let reserve: libc::c_uint = super::ring::TAG_ROOM_BYTES as libc::c_uint;
         socket.set(libc::PACKET_RESERVE, &reserve, "PACKET_RESERVE")?;
         // Before each frame, what offload left to do: unfinished checksums, merged segments. Sent frames carry it too.
         let on: libc::c_int = 1;
         socket.set(libc::PACKET_VNET_HDR, &on, "PACKET_VNET_HDR")?;
-        socket.set(libc::PACKET_RX_RING, ring, "PACKET_RX_RING (lower ring_frames?)")?;
+        let operation = "PACKET_RX_RING (lower ring_frames?)";
+        match ring {
+            Layout::Slots(request) => socket.set(libc::PACKET_RX_RING, request, operation)?,
+            Layout::Blocks(request) => socket.set(libc::PACKET_RX_RING, request, operation)?,
+        }
         // Only saves work: without it (before Linux 4.20) sent frames are recognised by their packet type. Sent frames
         // pass the queueing discipline (no PACKET_QDISC_BYPASS): past it they would be lost whenever the interface's
         // ring is busy, and no packet tap would see them.
