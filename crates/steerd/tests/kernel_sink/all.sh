@@ -42,7 +42,7 @@ EOF
 arrived() { client nft list counter netdev arrived "$1" | sed -nE 's/.*packets ([0-9]+).*/\1/p'; }
 
 low=$(client ping -q -c 5 -i 0.05 -W 1 -t 4 $host4 | sed -nE 's/.* ([0-9]+) received.*/\1/p' || true)
-pings=$(client ping -q -c 10 -i 0.05 -W 2 $host4 | sed -nE 's/.* ([0-9]+) received.*/\1/p')
+pings=$(pings 10)
 echo_server udp 7
 converse udp 7
 echoes=$(answers 20)
@@ -50,15 +50,15 @@ for direction in up down; do
   head -c 4000000 /dev/urandom > "$dir/$direction"
 done
 # One after the other: a listening nc ends with the peer's last byte, whatever it still has to send.
-timeout 40 nc -l $host4 5002 > "$dir/up.received" &
+timeout 120 nc -l $host4 5002 > "$dir/up.received" &
 server=$!
 listens --tcp 5002
-client timeout 40 nc -N $host4 5002 < "$dir/up"
+client timeout 120 nc -N $host4 5002 < "$dir/up"
 wait $server
-timeout 40 nc -N -l $host4 5003 < "$dir/down" &
+timeout 120 nc -N -l $host4 5003 < "$dir/down" &
 server=$!
 listens --tcp 5003
-client timeout 40 nc -d $host4 5003 > "$dir/down.received"
+client timeout 120 nc -d $host4 5003 > "$dir/down.received"
 wait $server
 quiet
 

@@ -61,15 +61,18 @@ listen = "127.0.0.1:9464"
 EOF
 }
 
-page() { curl -s -m 5 "http://127.0.0.1:9464/$1"; }
+page() { curl -s -m 20 "http://127.0.0.1:9464/$1"; }
 fail() { echo "$*" >&2; cat "$dir/steerd.log" >&2; exit 1; }
-until_page() { # the page has a line that matches, within 20 s
-  for _ in $(seq 200); do page "$1" | grep -q "$2" && return; sleep 0.1; done
+# How long a script waits for what must happen, in seconds: long, because the machine may be busy with other tests.
+patience=60
+until_page() { # the page has a line that matches
+  local end=$((SECONDS + patience))
+  while [ $SECONDS -lt $end ]; do page "$1" | grep -q "$2" && return; sleep 0.1; done
   page "$1" >&2
   fail "$1 has no $2"
 }
 start() {
-  "$steerd" run --config "$dir/steerd.toml" --for 120s 2> "$dir/steerd.log" > "$dir/summary.txt" &
+  "$steerd" run --config "$dir/steerd.toml" --for 300s 2> "$dir/steerd.log" > "$dir/summary.txt" &
   daemon=$!
   until_page readyz '^ready'
 }
@@ -86,11 +89,26 @@ tap_received() { ip -s -o link show dev host0 | sed -E 's/.*RX:[^0-9]*//' | awk 
 sink() { # the sum of a metric of the sink over its workers, with further labels
   page metrics | grep "^steerd_sink_$1{" | grep "${2:-}" | awk '{ sum += $2 } END { print sum + 0 }'
 }
-until_sink() { # a metric has at least this value, within 20 s
-  for _ in $(seq 200); do [ "$(sink "$1" "${3:-}")" -ge "$2" ] && return; sleep 0.1; done
+until_sink() { # a metric has at least this value
+  local end=$((SECONDS + patience))
+  while [ $SECONDS -lt $end ]; do [ "$(sink "$1" "${3:-}")" -ge "$2" ] && return; sleep 0.1; done
   fail "steerd_sink_$1 ${3:-} is $(sink "$1" "${3:-}"), not $2: $(page metrics | grep steerd_sink)"
 }
-listens() { for _ in $(seq 100); do ss -Hln "$1" sport = ":$2" | grep -q . && return; sleep 0.1; done; fail "nobody listens to $2"; }
+listens() { # PROTOCOL PORT
+  local end=$((SECONDS + patience))
+  while [ $SECONDS -lt $end ]; do ss -Hln "$1" sport = ":$2" | grep -q . && return; sleep 0.1; done
+  fail "nobody listens to $2"
+}
+acknowledged() { # waits until both ends of the TCP connections to a port know that all was received
+  local end=$((SECONDS + patience)) port=":$1"
+  while [ $SECONDS -lt $end ]; do
+    # Without the state, the second column is what was sent and not acknowledged.
+    { ss -Htn state established sport = "$port"; client ss -Htn state established dport = "$port"; } |
+      awk '$2 != 0 { waiting = 1 } END { exit waiting }' && return
+    sleep 0.1
+  done
+  fail "no acknowledgement on port $1"
+}
 
 echo_server() { # answers everything on one socket with itself: PROTOCOL PORT
   mkfifo "$dir/echo-$1-$2"
@@ -103,20 +121,28 @@ converse() {
   local name="$dir/talk-$1-$2"
   mkfifo "$name.in" "$name.out"
   if [ "$1" = udp ]; then set -- "$@" -u; fi
-  ip netns exec client timeout 60 nc ${3:-} $host4 "$2" < "$name.in" > "$name.out" &
+  ip netns exec client timeout 240 nc ${3:-} $host4 "$2" < "$name.in" > "$name.out" &
   exec {write}> "$name.in" {read}< "$name.out"
 }
 answers() { # COUNT LINES over $write and $read; prints how many came back
   local right=0 answer i
   for i in $(seq "$1"); do
     echo "line $i" >&"$write"
-    if read -r -t 5 -u "$read" answer && [ "$answer" = "line $i" ]; then right=$((right + 1)); fi
+    if read -r -t 20 -u "$read" answer && [ "$answer" = "line $i" ]; then right=$((right + 1)); fi
   done
   echo $right
 }
-quiet() { # waits until nothing has come for the host for a second: acknowledgements can be late
-  local before after=$(claimed)
-  for _ in $(seq 20); do before=$after; sleep 1; after=$(claimed); [ "$before" = "$after" ] && return; done
+pings() { # COUNT; prints how many were answered, however late each
+  local answered=0
+  for _ in $(seq "$1"); do
+    if client ping -q -c 1 -W 20 $host4 > /dev/null; then answered=$((answered + 1)); fi
+  done
+  echo $answered
+}
+arrivals() { echo "$(claimed) $(tap_received)"; }
+quiet() { # waits until nothing has come for the host, or to it by the sink, for a second: acknowledgements can be late
+  local before after=$(arrivals)
+  for _ in $(seq $patience); do before=$after; sleep 1; after=$(arrivals); [ "$before" = "$after" ] && return; done
   fail "the client does not come to rest"
 }
 datagrams() { # COUNT BYTES: to a port that nobody answers from

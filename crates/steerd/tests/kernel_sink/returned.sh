@@ -16,7 +16,7 @@ ssh=($write $read)
 session() { write=${ssh[0]} read=${ssh[1]} answers "$1"; }
 session_before=$(session 3)
 # The last acknowledgement can be late.
-sleep 1
+acknowledged 22
 
 start
 # As in docs/how-to.md.
@@ -29,13 +29,13 @@ session_after=$(session 20)
 echo_server udp 123
 converse udp 123
 echoes=$(answers 20)
-pings=$(client ping -q -c 10 -i 0.05 -W 2 $host4 | sed -nE 's/.* ([0-9]+) received.*/\1/p')
+pings=$(pings 10)
 datagrams 15 100
 head -c 8000000 /dev/urandom > "$dir/upload"
-timeout 40 nc -l $host4 5001 > "$dir/received" &
+timeout 120 nc -l $host4 5001 > "$dir/received" &
 server=$!
 listens --tcp 5001
-client timeout 40 nc -N $host4 5001 < "$dir/upload"
+client timeout 120 nc -N $host4 5001 < "$dir/upload"
 wait $server
 session_end=$(session 7)
 quiet
