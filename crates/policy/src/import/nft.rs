@@ -33,6 +33,8 @@ const MAX_INLINED: usize = 1 << 14;
 const MAX_CONVERTED: usize = MAX_RULES - Exception::ALL.len() - 1;
 /// Bytes of the rules and of the sets.
 const MAX_BYTES: usize = MAX_FILE_BYTES as usize - (1 << 16);
+/// The most rules that one message names.
+const MAX_NAMED: usize = 16;
 /// Statements that neither end a rule nor change a packet.
 const WITHOUT_VERDICT: [&str; 4] = ["counter", "comment", "log", "continue"];
 
@@ -155,7 +157,8 @@ struct Writer<'r, 'v> {
     rules: String,
     /// Those that drop and are comments count as well.
     count: usize,
-    comments: usize,
+    /// The number of these, and the names of the first.
+    comments: (usize, Vec<String>),
     /// The names of rules, each with the next number for one more of that name.
     names: BTreeMap<String, u32>,
     /// Those of the table, the names of those that rules have, and the bytes of these.
@@ -178,7 +181,7 @@ impl<'r, 'v> Writer<'r, 'v> {
             notes,
             rules: String::new(),
             count: 0,
-            comments: 0,
+            comments: (0, Vec::new()),
             names: BTreeMap::new(),
             sets: Sets::default(),
             used: BTreeSet::new(),
@@ -371,10 +374,14 @@ impl<'r, 'v> Writer<'r, 'v> {
             }
         }
         self.exceptions.add(&matches, condition.is_on_transport, drops);
-        let rule = super::rule(&self.unused(name), &keys, action);
+        let name = self.unused(name);
+        let rule = super::rule(&name, &keys, action);
         match &self.missing {
             Some(missing) if drops => {
-                self.comments += 1;
+                self.comments.0 += 1;
+                if self.comments.0 <= MAX_NAMED {
+                    self.comments.1.push(format!("`{name}`"));
+                }
                 let _ = write!(
                     self.rules,
                     "\n# Left out, because {missing} is left out, which may accept packets:"
@@ -446,11 +453,15 @@ impl<'r, 'v> Writer<'r, 'v> {
     }
 
     fn finish(mut self) -> Imported {
-        if let (Some(missing), 1..) = (&self.missing, self.comments) {
+        if let (Some(missing), (count @ 1.., names)) = (&self.missing, &self.comments) {
+            let more = match count - names.len() {
+                0 => String::new(),
+                more => format!(" and {more} more"),
+            };
             let message = format!(
-                "{} of the rules that drop, the policy of the chain included, are comments, because {missing} is left out, which may accept packets \
+                "{count} of the rules that drop, the policy of the chain included, are comments, because {missing} is left out, which may accept packets: {}{more} \
                  (hint: remove the `# ` before those that may drop such packets, too; the others stay with the kernel)",
-                self.comments
+                names.join(", ")
             );
             self.notes.push(note(message));
         }
