@@ -23,6 +23,10 @@ pub struct Weights {
 /// packets in a million count as having none, because such a part is rounded to less than 1.
 const COUNTED: u64 = 1 << 20;
 
+/// A rule keeps its weight while the binary logarithm of its part is this close to that of the weight: half of the distance of two
+/// weights, and a quarter, so that a part near the middle of two weights has to change by a fifth before the weight changes back.
+const KEPT_DISTANCE: f64 = 0.75;
+
 impl Weights {
     /// From the packets of each rule in the order of the policy, those of the default last. Rules beyond the list have none.
     #[must_use]
@@ -35,11 +39,12 @@ impl Weights {
     ///
     /// Each weight is the rule's part of all counted packets, rounded to the nearest power of two: a part that
     /// changes by less than a factor of two keeps its weight or gets the next one, and rules of equal weight stay in the order
-    /// of the policy. Parts do not change while all counters grow alike. A rule without a
-    /// counter gets the mean of the others, multiplied by the logarithm of the number of packets that it matches and
+    /// of the policy. Parts do not change while all counters grow alike. `previous`, in the same order, are the weights for
+    /// which the running program was compiled; `None`: the rule had none, as all those beyond the list. They are kept
+    /// while parts change by less than a fifth, so that such a change makes a reload move no rule. A rule without a counter gets the mean of the others, multiplied by the logarithm of the number of packets that it matches and
     /// divided by the mean of these logarithms.
     #[must_use]
-    pub fn of_counters(policy: &Policy, counters: &[Option<u64>]) -> Option<Self> {
+    pub fn of_counters(policy: &Policy, counters: &[Option<u64>], previous: &[Option<u64>]) -> Option<Self> {
         let deciding = policy.rules.iter().map(|rule| decides(rule.direction, rule.action)).chain([true]);
         let deciding: Vec<bool> = deciding.collect();
         // By rule that decides packets. Others count packets that another rule decides, or sent ones.
@@ -62,7 +67,8 @@ impl Weights {
         let mean_volume = mean(&mut counters.iter().map(|(rule, _)| volumes[*rule]));
         let mut packets = vec![0; volumes.len()];
         for (rule, counter) in &counters {
-            packets[*rule] = rounded(counter.map_or(mean_part * volumes[*rule] / mean_volume, part));
+            let part = counter.map_or(mean_part * volumes[*rule] / mean_volume, part);
+            packets[*rule] = rounded(part, previous.get(*rule).copied().flatten());
         }
         Some(Self { packets })
     }
@@ -85,10 +91,17 @@ impl Weights {
     }
 }
 
-/// A part of all packets as a weight: a power of two, or 0.
-fn rounded(part: f64) -> u64 {
-    let exponent = (part * COUNTED as f64).log2().round();
-    if exponent >= 0.0 { 1 << exponent.min(62.0) as u32 } else { 0 }
+/// A part of all packets as a weight, a power of two or 0: the previous one if it is close, else the nearest.
+fn rounded(part: f64, previous: Option<u64>) -> u64 {
+    // -1 stands for a weight of 0, and for all smaller parts.
+    let exponent = (part * COUNTED as f64).log2().max(-1.0);
+    let exponent_of = |weight: u64| weight.checked_ilog2().map_or(-1.0, f64::from);
+    if let Some(previous) = previous.filter(|weight| (exponent - exponent_of(*weight)).abs() <= KEPT_DISTANCE)
+    {
+        return previous;
+    }
+    let nearest = exponent.round();
+    if nearest >= 0.0 { 1 << nearest.min(62.0) as u32 } else { 0 }
 }
 
 /// By rule, the default last, the logarithm of the number of packets that it matches: 1 for the rule that matches fewest, and

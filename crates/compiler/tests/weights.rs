@@ -7,6 +7,7 @@ use packet::DeepKey;
 use packet::build::FrameBuilder;
 use policy::{NoFiles, Policy, Source};
 use program::{Class, Program, RuleId};
+use proptest::prelude::*;
 
 /// Rules at the end, each of which needs one flow more to be decided in hardware.
 const LAST: u8 = 4;
@@ -149,7 +150,7 @@ fn the_rules_with_fewest_packets_are_widened() {
 }
 
 fn counted(counters: [Option<u64>; 7]) -> Option<Vec<u64>> {
-    let weights = Weights::of_counters(&chain(), &counters)?;
+    let weights = Weights::of_counters(&chain(), &counters, &[])?;
     Some(weights.packets().to_vec())
 }
 
@@ -176,13 +177,60 @@ fn a_rule_without_a_counter_has_a_weight_by_what_it_matches() {
     assert!(weights[0] > 0);
 }
 
+/// Counters that differ by a twentieth each: parts by less than a ninth.
+fn slightly_changed() -> impl Strategy<Value = ([u64; 7], [u64; 7])> {
+    let counter = prop_oneof![1 => Just(0), 6 => (7u32..30).prop_flat_map(|bits| 1u64 << bits..2 << bits)];
+    let change = prop::array::uniform7(-50i64..=50);
+    (prop::array::uniform7(counter), change).prop_map(|(before, change)| {
+        let after = std::array::from_fn(|rule| {
+            let packets = before[rule];
+            packets.saturating_add_signed(packets.cast_signed() * change[rule] / 1000)
+        });
+        (before, after)
+    })
+}
+
+proptest! {
+    #[test]
+    fn a_small_change_of_the_counters_keeps_all_weights((before, after) in slightly_changed()) {
+        let policy = chain();
+        let of = |counters: [u64; 7], previous: &[Option<u64>]| {
+            Weights::of_counters(&policy, &counters.map(Some), previous)
+        };
+        let Some(weights) = of(before, &[]) else { return Ok(()) };
+        let previous: Vec<Option<u64>> = weights.packets().iter().copied().map(Some).collect();
+        prop_assert_eq!(of(after, &previous), Some(weights), "{:?} {:?}", before, after);
+    }
+}
+
+/// Two rules whose parts are near the middle of two powers of two, one above and one below.
+#[test]
+fn a_small_change_of_the_counters_moves_no_rule() {
+    let (policy, device) = (chain(), device());
+    let flows = |weights: &Weights| {
+        let program = Job::new(&policy, &device, 1).weighted(Some(weights)).compile().expect("it fits");
+        format!("{:?}", program.flows)
+    };
+    let of = |counters: [u64; 7], previous: &[Option<u64>]| {
+        Weights::of_counters(&policy, &counters.map(Some), previous).expect("packets")
+    };
+    let (before, after) = ([0, 0, 360, 350, 0, 0, 290], [0, 0, 350, 360, 0, 0, 290]);
+    let weights = of(before, &[]);
+    let previous: Vec<Option<u64>> = weights.packets().iter().copied().map(Some).collect();
+    assert_eq!(flows(&of(after, &previous)), flows(&weights));
+    assert_ne!(flows(&of(after, &[])), flows(&weights), "without the previous weights");
+    // A rule that has four times as many packets gets another weight.
+    let grown = of([0, 0, 360, 1400, 0, 0, 290], &previous);
+    assert_ne!(grown.packets()[3], weights.packets()[3]);
+}
+
 /// A copy counts packets that another rule decides.
 #[test]
 fn rules_that_only_copy_have_no_weight() {
     let copy = rule("copy", "dst_port = 7", "g").replace("steer", "copy");
     let policy = parse(&[copy, rule("a", "dst_port = 7", "g"), rule("b", "dst_port = 8", "g")].concat());
     let counted = |counters: [u64; 4]| {
-        let weights = Weights::of_counters(&policy, &counters.map(Some))?;
+        let weights = Weights::of_counters(&policy, &counters.map(Some), &[])?;
         Some(weights.packets().to_vec())
     };
     assert_eq!(counted([600, 600, 600, 0]), Some(vec![0, 1 << 19, 1 << 19, 0]));

@@ -26,7 +26,7 @@ use crate::error::{Error, Hinted, TRAFFIC_HINT, chain};
 use crate::protection::{self, Protection};
 use crate::settings::{self, PolicySource, PolicyText, Request, Traffic};
 use crate::terminal::output;
-pub(crate) use counters::Counters;
+pub(crate) use counters::{Counters, RuleWeights};
 use inputs::Recorder;
 pub(crate) use inputs::{InputFile, Inputs, KEPT_BYTES_MAX};
 
@@ -34,6 +34,8 @@ pub(crate) use inputs::{InputFile, Inputs, KEPT_BYTES_MAX};
 pub(crate) struct Compiled {
     pub(crate) program: Arc<Program>,
     pub(crate) inputs: Arc<Inputs>,
+    /// Empty if it was compiled without weights.
+    pub(crate) weights: RuleWeights,
     pub(crate) warnings: Vec<Diagnostic>,
     /// The protected packets of the policy.
     pub(crate) protected: protection::Names,
@@ -68,8 +70,7 @@ impl Read {
         let path = match traffic {
             None => return Ok(None),
             Some(Traffic::Counters) => {
-                let counters = counters.map(|counters| counters.by_rule(&self.policy));
-                return Ok(counters.and_then(|counters| Weights::of_counters(&self.policy, &counters)));
+                return Ok(counters.and_then(|counters| counters.weights(&self.policy)));
             }
             Some(Traffic::Capture(path)) => path,
         };
@@ -98,8 +99,9 @@ impl Read {
         Protection::of(&policy, Some(&program)).errors.into_iter().for_each(|error| refused.push(error));
         warnings.extend(protection::warning(&policy));
         let protected = protection::Names::of(&policy);
+        let weights = weights.map(|weights| counters::by_name(&policy, weights)).unwrap_or_default();
         let (program, inputs) = (Arc::new(program), Arc::new(inputs));
-        Ok(Compiled { program, inputs, warnings, protected, refused })
+        Ok(Compiled { program, inputs, weights, warnings, protected, refused })
     }
 }
 

@@ -167,7 +167,8 @@ fn replace(runtime: &Runtime) -> Result<Vec<Diagnostic>, Refused> {
     let workers = runtime.worker_count();
     let profile = runtime.opened().device.profile(workers);
     let before = runtime.program();
-    let counters = (source.traffic == Some(Traffic::Counters)).then(|| Counters::of_state(&runtime.state()));
+    let counters = (source.traffic == Some(Traffic::Counters))
+        .then(|| Counters::of_state(&runtime.state(), runtime.weights()));
     let running = Running { program: &before, counters };
     let compiled = policy_file::compile(&source, &profile, Some(workers), Some(&running))
         .and_then(policy_file::Compiled::into_installable)

@@ -29,7 +29,7 @@ use crate::daemon::libmlx5::PreloadedNic;
 use crate::daemon::shutdown::within;
 use crate::daemon::sinks::Sinks;
 use crate::error::Error;
-use crate::policy_file::{Compiled, Inputs};
+use crate::policy_file::{Compiled, Inputs, RuleWeights};
 use crate::settings::{IdleMode, PolicySource, Settings, SoftNicMode};
 use crate::telemetry::logging::Log;
 use crate::telemetry::pages::Source;
@@ -106,6 +106,7 @@ struct PolicyInForce {
     source: PolicySource,
     inputs: Arc<Inputs>,
     program: Arc<Program>,
+    weights: RuleWeights,
     /// The names of the previous policy's rules: their counters are still shown by name.
     before: Vec<String>,
     /// The names of rules with `count = false`, of this policy and the one before.
@@ -244,6 +245,7 @@ impl Builder {
                 source,
                 inputs: Arc::clone(&compiled.inputs),
                 program: Arc::clone(&compiled.program),
+                weights: RuleWeights::new(),
                 before: Vec::new(),
                 unexported: HashSet::new(),
                 generation: 0,
@@ -277,7 +279,7 @@ impl Builder {
 impl Runtime {
     /// All or nothing: after an error the device and the workers are as before.
     pub(crate) fn install(&self, compiled: Compiled) -> Result<(), Error> {
-        let Compiled { program, inputs, warnings, .. } = compiled;
+        let Compiled { program, inputs, weights, warnings, .. } = compiled;
         let mut controller = self.controller();
         // Checked while the controller is locked: `stop` sets the flag before it locks the controller to clear it.
         if self.stopping.load(Ordering::Acquire) {
@@ -311,6 +313,7 @@ impl Runtime {
         });
         policy.unexported = unexported;
         policy.program = program;
+        policy.weights = weights;
         policy.inputs = inputs;
         policy.generation = installed.generation.0;
         policy.loaded_at_seconds = unix_seconds();
@@ -408,6 +411,11 @@ impl Runtime {
     /// The program in force. The next one must fit on the device together with it.
     pub(crate) fn program(&self) -> Arc<Program> {
         Arc::clone(&self.policy().program)
+    }
+
+    /// The weights for which the program was compiled.
+    pub(crate) fn weights(&self) -> RuleWeights {
+        self.policy().weights.clone()
     }
 
     pub(crate) fn policy_source(&self) -> PolicySource {

@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 
+use compiler::Weights;
 use policy::Policy;
 use program::DEFAULT_RULE;
 
@@ -12,29 +13,53 @@ use crate::error::Error;
 use crate::telemetry::state::State;
 use crate::telemetry::top::Top;
 
-/// The packets of rules; those that the device does not count are left out.
+/// The weights for which a program was compiled, by the names of its rules.
+pub(crate) type RuleWeights = HashMap<String, u64>;
+
+/// The counters of rules, and the weights for which the running program was compiled.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Counters(HashMap<String, u64>);
+pub(crate) struct Counters {
+    /// Without the rules that the device does not count.
+    packets: HashMap<String, u64>,
+    /// Empty if they are not known.
+    previous: RuleWeights,
+}
 
 impl Counters {
     /// Of this daemon.
-    pub(crate) fn of_state(state: &State) -> Self {
+    pub(crate) fn of_state(state: &State, previous: RuleWeights) -> Self {
         let counted = state.rules.iter().filter(|rule| !rule.uncounted);
-        Self(counted.map(|rule| (rule.name.clone(), rule.packets())).collect())
+        Self { packets: counted.map(|rule| (rule.name.clone(), rule.packets())).collect(), previous }
     }
 
     /// Of a daemon that is asked by its API.
     pub(crate) fn of_daemon(args: &ApiArgs) -> Result<Self, Error> {
         let top: Top = Client::new(args)?.get("/v1/top")?;
         let counted = top.rules.into_iter().filter(|rule| !rule.uncounted);
-        Ok(Self(counted.map(|rule| (rule.name, rule.packets)).collect()))
+        let packets = counted.map(|rule| (rule.name, rule.packets)).collect();
+        Ok(Self { packets, previous: RuleWeights::new() })
     }
 
     /// For the rules of a policy, the default last; `None`: the rule has no counter.
     pub(crate) fn by_rule(&self, policy: &Policy) -> Vec<Option<u64>> {
-        let names = policy.rules.iter().map(|rule| rule.name.as_str()).chain([DEFAULT_RULE]);
-        names.map(|name| self.0.get(name).copied()).collect()
+        names(policy).map(|name| self.packets.get(name).copied()).collect()
     }
+
+    /// The weights of the rules of a policy by these counters; `None`: nothing was counted.
+    pub(crate) fn weights(&self, policy: &Policy) -> Option<Weights> {
+        let previous: Vec<_> = names(policy).map(|name| self.previous.get(name).copied()).collect();
+        Weights::of_counters(policy, &self.by_rule(policy), &previous)
+    }
+}
+
+/// The names of the rules of a policy, the default last.
+fn names(policy: &Policy) -> impl Iterator<Item = &str> {
+    policy.rules.iter().map(|rule| rule.name.as_str()).chain([DEFAULT_RULE])
+}
+
+/// Weights by the names of the rules.
+pub(super) fn by_name(policy: &Policy, weights: &Weights) -> RuleWeights {
+    names(policy).map(str::to_owned).zip(weights.packets().iter().copied()).collect()
 }
 
 #[cfg(test)]
@@ -46,7 +71,7 @@ mod tests {
 
     #[test]
     fn rules_have_the_counters_of_their_names() {
-        let rule = |name: &str, packets, uncounted| RuleState {
+        let state_of = |name: &str, packets, uncounted| RuleState {
             name: name.to_owned(),
             delivered_packets: packets,
             kernel_packets: 1,
@@ -55,10 +80,10 @@ mod tests {
         };
         let state = State {
             rules: vec![
-                rule("a", 6, false),
-                rule("gone", 1, false),
-                rule("b", 3, true),
-                rule("default", 8, false),
+                state_of("a", 6, false),
+                state_of("gone", 1, false),
+                state_of("b", 3, true),
+                state_of("default", 8, false),
             ],
             ..State::default()
         };
@@ -66,6 +91,17 @@ mod tests {
             |name: &str| format!("[[rules]]\nname = '{name}'\nmatch = {{ any = true }}\naction = 'kernel'\n");
         let text = format!("version = 1\n{}{}{}", rule("new"), rule("b"), rule("a"));
         let (policy, _) = policy::parse(&Source::new("p.toml", text), &NoFiles).expect("a policy");
-        assert_eq!(Counters::of_state(&state).by_rule(&policy), [None, None, Some(7), Some(9)]);
+        let counters = Counters::of_state(&state, RuleWeights::new());
+        assert_eq!(counters.by_rule(&policy), [None, None, Some(7), Some(9)]);
+        // 9 of 16 packets are half of them, unless they were all of them before.
+        let weight = |counters: &Counters| counters.weights(&policy).expect("packets").packets()[3];
+        assert_eq!(weight(&counters), 1 << 19);
+        let previous = RuleWeights::from([("default".to_owned(), 1 << 20), ("gone".to_owned(), 1)]);
+        assert_eq!(weight(&Counters::of_state(&state, previous)), 1 << 19, "too far away");
+        let state =
+            State { rules: vec![state_of("a", 5, false), state_of("default", 8, false)], ..State::default() };
+        let previous = RuleWeights::from([("default".to_owned(), 1 << 20)]);
+        let half = Counters::of_state(&state, RuleWeights::new());
+        assert_eq!((weight(&half), weight(&Counters::of_state(&state, previous))), (1 << 19, 1 << 20));
     }
 }
