@@ -3,7 +3,7 @@
 //! A real device is known by its kernel driver, which is the same for a ConnectX, a BlueField, a virtual function and
 //! what comes next, while lists of PCI numbers fall behind. A device of a provider in this process is known by what the
 //! provider reports. The settings can name the model. An unknown device is [`DeviceProfile::conservative`]: with a more
-//! capable profile it could refuse every reload and ignore fields that it was expected to match.
+//! capable model it could refuse every reload and ignore fields that it was expected to match.
 
 use std::fmt;
 use std::path::Path;

@@ -26,7 +26,7 @@ fn a_refused_flow_names_rule_line_specs_priority_port_and_errno_with_a_remedy() 
         error,
         "rule `dns` (line 2): the device refused the flow [ipv4 dst=192.0.2.7/32 | udp dport=53 | tag 2] at \
          priority 1 of port 2: EINVAL (invalid argument): the device does not take this combination of matches, \
-         masks or priority; `steerd check` with its profile shows which rules it can hold"
+         masks or priority; `steerd check` with its device model shows which rules it can hold"
     );
     assert_eq!(records(&state), []);
 }

@@ -1,4 +1,4 @@
-//! The profile of a device: its limits, and what it refuses to match or do.
+//! A device model: the limits of a device, and what it refuses to match or do.
 
 mod load;
 
@@ -11,7 +11,7 @@ pub use load::LoadError;
 
 use crate::software;
 
-/// The limits and refusals of a device. All numbers are those of the whole device. In a file, keys that are optional
+/// A device model: the limits and refusals of a device. All numbers are those of the whole device. In a file, keys that are optional
 /// here or have a default may be left out.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -268,7 +268,7 @@ pub enum Limit {
 }
 
 impl DeviceProfile {
-    /// The profiles that [`by_name`](Self::by_name) knows.
+    /// The names of the models that [`by_name`](Self::by_name) knows.
     pub const NAMES: [&'static str; 6] = ["ideal", "mlx5", "mlx4", "mana", "bnxt_re", "conservative"];
 
     /// Kernel drivers whose devices are known, and the names of their models. The driver of a subfunction has a suffix
@@ -448,7 +448,7 @@ fn least(a: Option<u32>, b: Option<u32>) -> Option<u32> {
     a.into_iter().chain(b).min()
 }
 
-/// The profiles of [`DeviceProfile::NAMES`], in that order.
+/// The models of [`DeviceProfile::NAMES`], in that order.
 static BUILT_IN: LazyLock<[DeviceProfile; 6]> = LazyLock::new(|| {
     let [mlx5, mlx4] = [load::built_in("mlx5", MLX5), load::built_in("mlx4", MLX4)];
     let [mana, bnxt_re] = [load::built_in("mana", MANA), load::built_in("bnxt_re", BNXT_RE)];

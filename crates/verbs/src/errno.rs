@@ -63,7 +63,7 @@ const TABLE: &[Entry] = &[
         number: libc::EINVAL,
         name: "EINVAL",
         meaning: "invalid argument",
-        remedy: "the device does not take this combination of matches, masks or priority; `steerd check` with its profile shows which rules it can hold",
+        remedy: "the device does not take this combination of matches, masks or priority; `steerd check` with its device model shows which rules it can hold",
     },
     Entry {
         number: libc::ENOSPC,

@@ -45,7 +45,7 @@ struct Report<'d> {
     equal: Option<bool>,
     groups: &'d [GroupChange],
     sinks: &'d [SinkChange],
-    /// `null`: neither a profile nor a number of workers was given.
+    /// `null`: neither a device model nor a number of workers was given.
     placement: Option<&'d Placement>,
     pairs: Vec<Directed<&'d PairSummary>>,
     regions: Vec<Directed<&'d Change>>,
