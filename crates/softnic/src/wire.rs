@@ -24,6 +24,7 @@ use arrayvec::ArrayVec;
 use packet::MacAddr;
 
 use crate::limits::MAX_MTU_BYTES;
+use crate::prefetch::prefetch_read;
 
 pub use af_packet::{AfPacketWire, Promiscuous};
 pub use config::SHORT_FORMS;
@@ -257,13 +258,26 @@ impl<'w> Burst<'w> {
 
     /// Appends a frame; a full burst does not take it and returns `false`.
     pub fn push(&mut self, frame: RxFrame<'w>) -> bool {
+        prefetch_read(frame.bytes.as_ptr());
         self.capacity_left() > 0 && self.frames.try_push(frame).is_ok()
     }
 
-    /// Appends complete frames that the engine is to stamp, as many as there are and fit.
-    pub fn extend(&mut self, frames: impl IntoIterator<Item = &'w [u8]>) {
-        let room = self.capacity_left();
-        self.frames.extend(frames.into_iter().take(room).map(RxFrame::new));
+    /// Appends the complete frames at `places`, which the engine is to stamp, as many as there are and fit. Their headers are
+    /// on the way into the cache then.
+    #[inline]
+    pub(crate) fn fill<P>(&mut self, places: &[P], frame: impl Fn(&P) -> &'w [u8]) {
+        let count = self.frames.len();
+        let places = &places[..places.len().min(self.capacity_left())];
+        let mut next = self.frames.as_mut_ptr().wrapping_add(count);
+        for place in places {
+            let frame = RxFrame::new(frame(place));
+            prefetch_read(frame.bytes.as_ptr());
+            // SAFETY: there is room for as many frames as there are places.
+            unsafe { next.write(frame) };
+            next = next.wrapping_add(1);
+        }
+        // SAFETY: as above, and they were written.
+        unsafe { self.frames.set_len(count + places.len()) };
     }
 
     /// The number of frames.

@@ -79,7 +79,7 @@ impl Wire for GeneratorWire {
         let mut left = frames;
         while left > 0 {
             let taken = left.min(self.replay.schedule.len() - self.place);
-            burst.extend(self.replay.frames(self.place, taken));
+            self.replay.fill(self.place, taken, burst);
             left -= taken;
             self.place = (self.place + taken) % self.replay.schedule.len();
         }
@@ -164,10 +164,11 @@ impl Replay {
         Ok(Self { store, schedule })
     }
 
-    /// The `count` frames from a place of the schedule on.
+    /// Appends the `count` frames from a place of the schedule on to a burst.
     #[inline]
-    fn frames(&self, place: usize, count: usize) -> impl Iterator<Item = &[u8]> {
-        self.schedule[place..place + count].iter().map(|place| self.store.frame(*place))
+    fn fill<'w>(&'w self, place: usize, count: usize, burst: &mut Burst<'w>) {
+        let frames = self.store.frames();
+        burst.fill(&self.schedule[place..place + count], |place| frames.at(*place));
     }
 }
 

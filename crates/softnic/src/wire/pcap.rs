@@ -108,7 +108,7 @@ impl Wire for PcapWire {
             if due == 0 {
                 return;
             }
-            burst.extend(self.recording.packets(self.place, due));
+            self.recording.fill(self.place, due, burst);
             self.place += due;
         }
     }

@@ -46,10 +46,23 @@ impl FrameStore {
         }
     }
 
+    /// All frames, to be read.
+    #[inline]
+    pub(super) fn frames(&self) -> Frames<'_> {
+        Frames(&self.bytes[self.start..])
+    }
+}
+
+/// The frames of a store: for loops over many.
+#[derive(Clone, Copy)]
+pub(super) struct Frames<'s>(&'s [u8]);
+
+impl<'s> Frames<'s> {
     /// The frame at a place.
     #[inline]
-    pub(super) fn frame(&self, place: Place) -> &[u8] {
-        &self.bytes[self.start + place.offset as usize..][..place.bytes as usize]
+    pub(super) fn at(self, place: Place) -> &'s [u8] {
+        let start = place.offset as usize;
+        &self.0[start..start + place.bytes as usize]
     }
 }
 
@@ -63,13 +76,13 @@ mod tests {
         let mut store = FrameStore::default();
         let places: Vec<Place> = frames.iter().map(|frame| store.push(frame)).collect();
         let read = |store: &FrameStore| -> Vec<Vec<u8>> {
-            places.iter().map(|place| store.frame(*place).to_vec()).collect()
+            places.iter().map(|place| store.frames().at(*place).to_vec()).collect()
         };
         assert_eq!(read(&store), frames);
         store.align();
         assert_eq!(read(&store), frames);
         for place in &places {
-            assert!(store.frame(*place).as_ptr().addr().is_multiple_of(LINE_BYTES));
+            assert!(store.frames().at(*place).as_ptr().addr().is_multiple_of(LINE_BYTES));
         }
     }
 }

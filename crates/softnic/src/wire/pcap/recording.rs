@@ -18,8 +18,8 @@ use pcap_file::pcapng::{Block, PcapNgReader};
 use pcap_file::{DataLink, Endianness, PcapError, TsResolution};
 
 use super::open_capture;
-use crate::wire::WireError;
 use crate::wire::store::{FrameStore, LINE_BYTES, Place};
+use crate::wire::{Burst, WireError};
 
 /// The most bytes of packets that are kept, each on cache lines of its own.
 const MAX_BYTES: usize = 1 << 30;
@@ -66,11 +66,12 @@ impl Recording {
         self.entries.len()
     }
 
-    /// The captured bytes of `count` packets from a place on. What a snapshot length has cut off is gone; the rest is replayed
-    /// as a frame.
+    /// Appends `count` packets from a place on to a burst: their captured bytes. What a snapshot length has cut off is gone; the
+    /// rest is replayed as a frame.
     #[inline]
-    pub(super) fn packets(&self, place: usize, count: usize) -> impl Iterator<Item = &[u8]> {
-        self.entries[place..place + count].iter().map(|entry| self.store.frame(entry.place))
+    pub(super) fn fill<'w>(&'w self, place: usize, count: usize, burst: &mut Burst<'w>) {
+        let frames = self.store.frames();
+        burst.fill(&self.entries[place..place + count], |entry| frames.at(entry.place));
     }
 
     /// How many packets from a place on are due at `position_ns`, at most `wanted`.
