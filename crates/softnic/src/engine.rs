@@ -14,6 +14,7 @@ mod receive;
 mod rest;
 mod tap;
 pub(crate) mod transmit;
+mod v3;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};

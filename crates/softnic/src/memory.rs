@@ -146,6 +146,32 @@ impl Found {
         let holds = u64::from(key) == self.key && end <= self.bytes;
         holds.then(|| self.address.wrapping_add(offset as usize))
     }
+
+    /// For buffers of `bytes` bytes, if `key` names this region and it holds such.
+    #[inline]
+    pub(crate) fn window(&self, key: u32, bytes: u32) -> Option<Window> {
+        let last = self.bytes.checked_sub(bytes.into())?;
+        (u64::from(key) == self.key).then_some(Window { start: self.start, last, address: self.address })
+    }
+}
+
+/// Where buffers of one length begin that a region holds.
+#[derive(Clone, Copy)]
+pub(crate) struct Window {
+    start: u64,
+    /// The last place, counted from the start.
+    last: u64,
+    address: *mut u8,
+}
+
+impl Window {
+    /// Where a buffer at `address` really is, if the region holds it. The same as [`Found::resolve`].
+    #[inline]
+    pub(crate) fn resolve(&self, address: u64) -> Option<*mut u8> {
+        // An address below the start is an offset beyond the last place: no region reaches as far.
+        let offset = address.wrapping_sub(self.start);
+        (offset <= self.last).then(|| self.address.wrapping_add(offset as usize))
+    }
 }
 
 impl Regions<'_> {
@@ -202,6 +228,24 @@ mod tests {
         assert_eq!(at(0x1000, 101), None);
         assert_eq!(at(0x0fff, 1), None);
         assert_eq!(at(u64::MAX, u32::MAX), None);
+    }
+
+    #[test]
+    fn a_window_holds_the_same_buffers_as_the_region() {
+        let mut table = MemoryTable::new();
+        let key = table.insert(region(3, true)).unwrap().0;
+        let mut regions = table.of_domain(3, true);
+        assert!(regions.last().window(key, 1).is_none(), "no region was found yet");
+        assert!(regions.resolve(key, 0x1000, 1).is_some());
+        let found = regions.last();
+        for bytes in [0, 1, 99, 100] {
+            let window = found.window(key, bytes).unwrap();
+            for address in [0, 0xfff, 0x1000, 0x1001, 0x1063, 0x1064, 0x1065, u64::MAX] {
+                assert_eq!(window.resolve(address), found.resolve(key, address, bytes), "{address} {bytes}");
+            }
+        }
+        assert!(found.window(key, 101).is_none());
+        assert!(found.window(key ^ 1, 1).is_none());
     }
 
     #[test]

@@ -199,6 +199,12 @@ impl Element {
     /// What ends a list shorter than the ring's `max_sge`.
     pub(crate) const END: Self = Self { address: 0, bytes: 0, key: 0 };
 
+    /// Its length and its key in one number.
+    #[inline]
+    pub(crate) fn shape(&self) -> u64 {
+        u64::from(self.key) << u32::BITS | u64::from(self.bytes)
+    }
+
     #[inline]
     pub(crate) fn of(sge: &ibv_sge) -> Self {
         let key = if sge.lkey == 0 { INVALID_KEY } else { sge.lkey };

@@ -15,6 +15,7 @@ use packet::Parsed;
 use packet::checksum::{Check, verify_ip, verify_l4};
 
 use super::receive::C_VLAN_TPID;
+use super::v3::{Copies, Inline, Portable, V3, copy};
 use crate::formats::{Completions, Requests};
 use crate::memory::Regions;
 use crate::prefetch::prefetch_write;
@@ -25,13 +26,16 @@ use crate::stats::{Disposition, PortStats};
 use crate::wire::{BURST_FRAMES, Checksum, MAX_MERGED_BYTES, RxFrame};
 use crate::work::{Cqe, Element, Opcode, RECEIVE_HEADER_BYTES, Status};
 
-/// Lines are taken over from the application's core after every so many deliveries: those of the buffers up to twice as many
-/// deliveries ahead, those of the completions up to three times as many ([`Filling::fetch`]).
-const LOOKAHEAD: u32 = 8;
+/// How many deliveries ahead the lines of buffers are taken over from the application's core.
+const LOOKAHEAD: u32 = 16;
+/// The same for the lines of completions: so a burst begins with lines that the burst before it has fetched.
+const COMPLETION_LOOKAHEAD: u32 = 24;
+/// How many of its first buffers are fetched before a queue's turn comes.
+const APPROACHED: u32 = 8;
 /// Of completions two share a line.
 const COMPLETIONS_PER_LINE: u32 = 2;
-/// Room for this many copies per frame on average; further ones would allocate once.
-const COPIES_PER_FRAME: usize = crate::flow::MAX_MATCHES;
+/// The most deliveries of a burst.
+const MAX_DELIVERIES: usize = BURST_FRAMES * crate::flow::MAX_MATCHES;
 
 /// A frame that a queue wants otherwise than it came.
 pub(super) type EditedFrame = ArrayVec<u8, { MAX_MERGED_BYTES + FCS_BYTES }>;
@@ -39,16 +43,36 @@ pub(super) type EditedFrame = ArrayVec<u8, { MAX_MERGED_BYTES + FCS_BYTES }>;
 /// One copy of one frame for one queue.
 #[derive(Clone, Copy)]
 pub(super) struct Delivery {
-    /// Which frame of the burst.
-    pub(super) frame: u16,
-    pub(super) cvlan: u16,
     pub(super) tag: u32,
     pub(super) queue: u32,
+    pub(super) cvlan: u16,
+    /// Which frame of the burst.
+    pub(super) frame: u8,
+    pub(super) kind: DeliveryKind,
+}
+
+const _: () = assert!(BURST_FRAMES <= 1 << u8::BITS, "a delivery has room for the place of its frame");
+
+/// What a delivery is to its frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum DeliveryKind {
+    /// The only one, and no copy. The frame counts as delivered from when it is planned; what becomes of it if that fails
+    /// is what becomes of the frame.
+    Only,
+    /// One of several.
+    Shared,
     /// Made by a flow that lets the frame go on: whatever becomes of it, it is not what becomes of the frame.
-    pub(super) is_copy: bool,
+    Copy,
 }
 
 impl Delivery {
+    /// The place of its frame in the burst, if it is the only delivery of that; otherwise beyond all frames.
+    #[inline]
+    fn only(&self) -> usize {
+        usize::from(self.frame) | usize::from(self.kind as u8) << u8::BITS
+    }
+
     /// Its completion by the queue with this number, of which `bytes` bytes of the frame are reported.
     #[inline]
     fn completion(
@@ -76,15 +100,18 @@ pub(crate) struct Planned {
 
 /// The deliveries of a burst: while they are planned in the order of their frames, afterwards queue by queue.
 pub(super) struct Deliveries {
-    list: Vec<Delivery>,
+    list: Box<[Delivery]>,
+    /// How many there are.
+    count: usize,
     /// The same, while they are put into the other order.
-    sorted: Vec<Delivery>,
+    sorted: Box<[Delivery]>,
 }
 
 impl Deliveries {
     pub(super) fn new() -> Self {
-        let room = BURST_FRAMES * COPIES_PER_FRAME;
-        Self { list: Vec::with_capacity(room), sorted: Vec::with_capacity(room) }
+        let none = Delivery { tag: 0, queue: 0, cvlan: 0, frame: 0, kind: DeliveryKind::Copy };
+        let room = || vec![none; MAX_DELIVERIES].into_boxed_slice();
+        Self { list: room(), count: 0, sorted: room() }
     }
 
     /// Begins a burst. Queues that get deliveries are added to `touched`.
@@ -93,12 +120,12 @@ impl Deliveries {
         queues: &'p mut Slab<QueueState>,
         touched: &'p mut Vec<u32>,
     ) -> Planner<'p> {
-        self.list.clear();
+        self.count = 0;
         Planner { deliveries: self, queues, touched, queue: None, before: 0 }
     }
 
     pub(super) fn as_slice(&self) -> &[Delivery] {
-        &self.list
+        &self.list[..self.count]
     }
 }
 
@@ -113,12 +140,29 @@ pub(super) struct Planner<'p> {
 }
 
 impl Planner<'_> {
-    /// Adds a delivery, unless its queue is gone.
+    /// Adds a delivery, unless its queue is gone; returns whether it has.
     #[inline]
-    pub(super) fn plan(&mut self, delivery: Delivery) {
-        if self.queue == Some(delivery.queue) || self.turn_to(delivery.queue) {
-            self.deliveries.list.push(delivery);
-        }
+    pub(super) fn plan(&mut self, delivery: Delivery) -> bool {
+        let is_there = self.queue == Some(delivery.queue) || self.turn_to(delivery.queue);
+        let Some(place) = self.deliveries.list.get_mut(self.deliveries.count).filter(|_| is_there) else {
+            return false;
+        };
+        *place = delivery;
+        self.deliveries.count += 1;
+        true
+    }
+
+    /// The queue of the last delivery, and the places of further ones for it, which are to be counted
+    /// ([`add`](Self::add)).
+    #[inline]
+    pub(super) fn places(&mut self) -> (Option<u32>, &mut [Delivery]) {
+        (self.queue, &mut self.deliveries.list[self.deliveries.count..])
+    }
+
+    /// Adds the first `count` of the [`places`](Self::places).
+    #[inline]
+    pub(super) fn add(&mut self, count: usize) {
+        self.deliveries.count += count;
     }
 
     /// Counts the deliveries of the queue so far, and goes on with another one; returns whether it exists.
@@ -141,7 +185,7 @@ impl Planner<'_> {
     }
 
     fn count(&mut self) {
-        let end = self.deliveries.list.len();
+        let end = self.deliveries.count;
         if let Some(queue) = self.queue.and_then(|slot| self.queues.get_mut(slot)) {
             queue.planned.count += (end - self.before) as u32;
         }
@@ -151,7 +195,7 @@ impl Planner<'_> {
     /// Puts the deliveries of each queue next to each other, in the order of their frames.
     pub(super) fn finish(mut self) {
         self.count();
-        let Self { deliveries: Deliveries { list, sorted }, queues, touched, .. } = self;
+        let Self { deliveries: Deliveries { list, count, sorted }, queues, touched, .. } = self;
         // Of one queue they are in order; then its first is 0.
         if touched.len() < 2 {
             return;
@@ -163,8 +207,8 @@ impl Planner<'_> {
             queue.planned.first = first;
             first += count;
         }
-        sorted.clone_from(list);
-        for delivery in list.iter() {
+        sorted[..*count].copy_from_slice(&list[..*count]);
+        for delivery in &list[..*count] {
             let Some(queue) = queues.get_mut(delivery.queue) else { continue };
             let Planned { first, count } = &mut queue.planned;
             if let Some(place) = sorted.get_mut((*first + *count) as usize) {
@@ -178,6 +222,7 @@ impl Planner<'_> {
 
 /// What a burst's deliveries are carried out with.
 pub(super) struct Work<'b, 'w> {
+    pub(super) v3: Option<V3>,
     pub(super) deliveries: &'b [Delivery],
     pub(super) frames: &'b [RxFrame<'w>],
     pub(super) now_ns: u64,
@@ -192,7 +237,11 @@ impl Work<'_, '_> {
     #[inline]
     fn settle(&mut self, delivery: &Delivery, end: Disposition) {
         let so_far = &mut self.ends[usize::from(delivery.frame) % BURST_FRAMES];
-        self.stats.settle(so_far, end, delivery.is_copy);
+        match delivery.kind {
+            DeliveryKind::Only => *so_far = end,
+            DeliveryKind::Shared => self.stats.settle(so_far, end, false),
+            DeliveryKind::Copy => self.stats.settle(so_far, end, true),
+        }
     }
 }
 
@@ -202,7 +251,7 @@ pub(super) fn approach(state: &State, slot: u32) {
     let Some(queue) = state.queues.get(slot) else { return };
     let Requests::Own(consumer) = &queue.consumer else { return };
     let requests = consumer.slots();
-    for nth in 0..queue.planned.count.min(LOOKAHEAD).min(consumer.published()) {
+    for nth in 0..queue.planned.count.min(APPROACHED).min(consumer.published()) {
         prefetch_buffer(requests.at(nth));
     }
 }
@@ -268,8 +317,8 @@ fn fill(state: &mut State, slot: u32, deliveries: &[Delivery], work: &mut Work<'
     while let Some(next) = deliveries.get(filling.made as usize)
         && !faulty
     {
-        if !is_plain && filling.made.is_multiple_of(LOOKAHEAD) {
-            filling.fetch(count.min(filling.made + 2 * LOOKAHEAD));
+        if !is_plain {
+            filling.fetch(count.min(filling.made + LOOKAHEAD));
         }
         // The first one finds the region that the others are in.
         faulty = filling.make(next, work) == Disposition::MemoryFault;
@@ -327,57 +376,104 @@ impl Filling<'_> {
         end
     }
 
-    /// Makes those of the next deliveries that are as most are: the frame as it came, into one buffer of the region found
-    /// last, where the rings do not start again. Stops at the first other one. The same as [`make`](Self::make) for each,
-    /// with as little as possible in the loop.
-    #[inline(never)]
-    fn make_plain(&mut self, deliveries: &[Delivery], work: &mut Work<'_, '_>) {
-        let run = self.requests.run(self.made).min(self.completions.run(self.made));
-        let deliveries = &deliveries[..deliveries.len().min(run as usize)];
-        let (region, number, now_ns) = (self.buffers.regions.last(), self.number, work.now_ns);
-        let (frames, ends) = (work.frames, &mut *work.ends);
-        let (mut request, stride) = (self.requests.at(self.made), self.requests.stride());
-        let mut completion = self.completions.at(self.made).cast::<Cqe>();
-        let end_of_run = self.made + deliveries.len() as u32;
-        for part in deliveries.chunks(LOOKAHEAD as usize) {
-            self.fetch(end_of_run.min(self.made + 2 * LOOKAHEAD));
-            for delivery in part {
-                let Some(frame) = frames.get(usize::from(delivery.frame)) else { return };
-                let end = &mut ends[usize::from(delivery.frame) % BURST_FRAMES];
-                // SAFETY: the request was published, so its slot is this side's, and slots begin with the id.
-                let wr_id = unsafe { request.cast::<u64>().read() };
-                // SAFETY: as above; it holds at least one element.
-                let element = unsafe { first_element(request).read() };
-                let bytes = frame.bytes.len();
-                let is_other = delivery.is_copy || *end != Disposition::Unmatched;
-                if bytes > element.bytes as usize || is_other {
-                    return;
-                }
-                let Some(address) = region.resolve(element.key, element.address, element.bytes) else {
-                    return;
-                };
-                // SAFETY: as in `Buffers::scatter`.
-                unsafe { copy(frame.bytes.as_ptr(), address, bytes) };
-                let cqe = delivery.completion(wr_id, (Status::Success, number), (frame, bytes), now_ns);
-                // SAFETY: as in `make`.
-                unsafe { completion.write(cqe) };
-                *end = Disposition::Delivered;
-                self.made += 1;
-                // SAFETY: at most the end of the ring's slots, since the run does not reach beyond it.
-                request = unsafe { request.add(stride) };
-                // SAFETY: as above.
-                completion = unsafe { completion.add(1) };
-            }
+    /// Makes those of the next deliveries that are as most are: the frame as it came, delivered once, into one buffer of the
+    /// region found last and as long as the next one, where the rings do not start again. Stops at the first other one. The
+    /// same as [`make`](Self::make) for each, with as little as possible in the loop.
+    #[inline]
+    fn make_plain(&mut self, deliveries: &[Delivery], work: &Work<'_, '_>) {
+        match work.v3 {
+            // SAFETY: a `V3` is made only where the processor has what the function asks for.
+            #[cfg(target_arch = "x86_64")]
+            Some(_) => unsafe { self.make_plain_v3(deliveries, work) },
+            _ => self.make_run::<Portable>(deliveries, work),
         }
     }
 
-    /// Takes over the buffers of the deliveries up to one, and the lines of as many completions. These are farther ahead, so
-    /// that a burst begins with lines that the burst before it has fetched.
+    /// As [`make_run`](Self::make_run).
+    #[cfg(target_arch = "x86_64")]
+    #[inline(never)]
+    #[target_feature(enable = "avx2")]
+    fn make_plain_v3(&mut self, deliveries: &[Delivery], work: &Work<'_, '_>) {
+        self.make_run::<Inline>(deliveries, work);
+    }
+
+    /// What [`make_plain`](Self::make_plain) does.
+    #[inline(always)]
+    fn make_run<C: Copies>(&mut self, deliveries: &[Delivery], work: &Work<'_, '_>) {
+        let run = self.requests.run(self.made).min(self.completions.run(self.made));
+        let deliveries = &deliveries[..deliveries.len().min(run as usize)];
+        let count = deliveries.len() as u32;
+        self.fetch(self.made + count.min(LOOKAHEAD));
+        // Of the others each fetches one that is as far ahead, as long as there is one.
+        let left = self.room.saturating_sub(self.made + COMPLETION_LOOKAHEAD);
+        let ahead = left.min(run.saturating_sub(COMPLETION_LOOKAHEAD)).min(count.saturating_sub(LOOKAHEAD));
+        let (ahead, last) = deliveries.split_at(ahead as usize);
+        if self.make_part::<C, true>(ahead, work) {
+            self.make_part::<C, false>(last, work);
+        }
+    }
+
+    /// A part of [`make_run`](Self::make_run); returns whether all of it was made. With `FETCH` there are as many requests
+    /// and completions behind it as are to be fetched ahead.
+    #[inline(always)]
+    fn make_part<C: Copies, const FETCH: bool>(
+        &mut self,
+        deliveries: &[Delivery],
+        work: &Work<'_, '_>,
+    ) -> bool {
+        let (mut request, stride) = (self.requests.at(self.made), self.requests.stride());
+        let mut completion = self.completions.at(self.made).cast::<Cqe>();
+        if deliveries.is_empty() {
+            return true;
+        }
+        // SAFETY: the request was published, so its slot is this side's; it holds at least one element.
+        let first = unsafe { first_element(request).read() };
+        let Some(window) = self.buffers.regions.last().window(first.key, first.bytes) else { return false };
+        let (frames, number, now_ns) = (work.frames, self.number, work.now_ns);
+        for delivery in deliveries {
+            // SAFETY: as above.
+            let element = unsafe { first_element(request).read() };
+            let Some(frame) = frames.get(delivery.only()) else { break };
+            let bytes = frame.bytes.len();
+            if element.shape() != first.shape() || bytes > first.bytes as usize {
+                break;
+            }
+            let Some(address) = window.resolve(element.address) else { break };
+            if FETCH {
+                // SAFETY: by the contract of `FETCH` as above.
+                prefetch_buffer(unsafe { request.add(LOOKAHEAD as usize * stride) });
+                prefetch_write(completion.as_ptr().wrapping_add(COMPLETION_LOOKAHEAD as usize).cast());
+            }
+            // SAFETY: as in `Buffers::scatter`.
+            if !unsafe { C::copy(frame.bytes.as_ptr(), address, bytes) } {
+                break;
+            }
+            // SAFETY: as above, and slots begin with the id.
+            let wr_id = unsafe { request.cast::<u64>().read() };
+            let cqe = delivery.completion(wr_id, (Status::Success, number), (frame, bytes), now_ns);
+            // SAFETY: as in `make`.
+            unsafe { completion.write(cqe) };
+            // SAFETY: at most the end of the ring's slots, since the run does not reach beyond it.
+            request = unsafe { request.add(stride) };
+            // SAFETY: as above.
+            completion = unsafe { completion.add(1) };
+        }
+        let first = self.completions.at(self.made).cast::<Cqe>();
+        let made = (completion.addr().get() - first.addr().get()) / size_of::<Cqe>();
+        self.made += made as u32;
+        if FETCH {
+            self.fetched = self.fetched.max(self.made + LOOKAHEAD);
+        }
+        made == deliveries.len()
+    }
+
+    /// Takes over the buffers of the deliveries up to one, and the lines of completions that are farther ahead, as far as there
+    /// is room.
     #[inline]
     fn fetch(&mut self, until: u32) {
         for nth in self.fetched..until {
             prefetch_buffer(self.requests.at(nth));
-            let ahead = nth + LOOKAHEAD;
+            let ahead = nth + (COMPLETION_LOOKAHEAD - LOOKAHEAD);
             if nth.is_multiple_of(COMPLETIONS_PER_LINE) && ahead < self.room {
                 prefetch_write(self.completions.at(ahead).as_ptr());
             }
@@ -408,35 +504,6 @@ fn refuse(state: &mut State, slot: u32, left: &[Delivery], work: &mut Work<'_, '
         state.overrun(cq);
     }
     refused
-}
-
-/// Copies a frame. Short ones by two moves of fixed size that may overlap: a call of `memcpy` costs as much as the copy.
-///
-/// # Safety
-/// As for [`std::ptr::copy_nonoverlapping`].
-#[inline]
-unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
-    match bytes {
-        // SAFETY: by the contract of this function; there are as many bytes as one move takes.
-        32..=64 => unsafe { copy_ends::<32>(from, to, bytes) },
-        // SAFETY: as above.
-        65..=128 => unsafe { copy_ends::<64>(from, to, bytes) },
-        // SAFETY: by the contract of this function.
-        _ => unsafe { to.copy_from_nonoverlapping(from, bytes) },
-    }
-}
-
-/// Copies the first and the last `MOVE` bytes of `bytes`: all of them, if they are at most twice as many.
-///
-/// # Safety
-/// As for [`std::ptr::copy_nonoverlapping`], and `bytes` is not less than `MOVE`.
-#[inline]
-unsafe fn copy_ends<const MOVE: usize>(from: *const u8, to: *mut u8, bytes: usize) {
-    let last = bytes - MOVE;
-    // SAFETY: by the contract of this function.
-    unsafe { to.copy_from_nonoverlapping(from, MOVE) };
-    // SAFETY: as above: the move ends with the last byte.
-    unsafe { to.wrapping_add(last).copy_from_nonoverlapping(from.wrapping_add(last), MOVE) };
 }
 
 /// Makes of a frame what a queue wants. The check sequence is that of the frame on the medium, tag included.

@@ -9,20 +9,17 @@
 use packet::DeepKey;
 
 use super::EnginePort;
-use super::deliver::{Deliveries, Delivery, EditedFrame, Planner, Work, approach, serve};
+use super::deliver::{Deliveries, Delivery, DeliveryKind, EditedFrame, Planner, Work, approach, serve};
 use super::profile::{EngineStage, Probe};
+use super::v3::V3;
 use crate::clock;
-use crate::flow::{FlowHit, FlowTable, MatchKey, Matches, PortTable, QpSlot, Verdict};
+use crate::flow::{Actions, FlowHit, FlowTable, MatchKey, Matches, PortTable, QpSlot, Verdict};
 use crate::limits::ETHERNET_BYTES;
 use crate::nic::Nic;
-use crate::prefetch::prefetch_read;
 use crate::slab::Slab;
 use crate::state::{CounterState, QpKind, QpState, State};
 use crate::stats::{Disposition, PortStats};
 use crate::wire::{BURST_FRAMES, Burst, RxFrame};
-
-/// How many frames ahead their headers are fetched.
-const FRAME_LOOKAHEAD: usize = 8;
 
 /// Queue pairs of a burst that are not looked at again; a power of two.
 const ROUTES: usize = 4;
@@ -41,6 +38,7 @@ pub(super) struct Plan {
     matches: Matches,
     deliveries: Deliveries,
     edited: Box<EditedFrame>,
+    v3: Option<V3>,
     pub(super) probe: Probe,
 }
 
@@ -53,6 +51,7 @@ impl Plan {
             matches: Matches::new(),
             deliveries: Deliveries::new(),
             edited: Box::default(),
+            v3: V3::detect(),
             probe: Probe::default(),
         }
     }
@@ -96,21 +95,13 @@ pub(super) fn burst(
 impl Plan {
     /// Reads the headers of the frames, and sorts out those that cannot be delivered. Returns the sum of their bytes.
     fn read(&mut self, frames: &[RxFrame<'_>], max_frame_bytes: usize) -> u64 {
-        for ahead in frames.iter().take(FRAME_LOOKAHEAD) {
-            prefetch_read(ahead.bytes.as_ptr());
+        let (ends, images) = (&mut self.ends[..frames.len()], &mut self.images[..frames.len()]);
+        match self.v3 {
+            // SAFETY: a `V3` is made only where the processor has what the function asks for.
+            #[cfg(target_arch = "x86_64")]
+            Some(_) => unsafe { read_v3(frames, max_frame_bytes, ends, images) },
+            _ => read(frames, max_frame_bytes, ends, images),
         }
-        let mut bytes = 0;
-        for (index, ((frame, end), image)) in
-            frames.iter().zip(&mut self.ends).zip(&mut *self.images).enumerate()
-        {
-            if let Some(ahead) = frames.get(index + FRAME_LOOKAHEAD) {
-                prefetch_read(ahead.bytes.as_ptr());
-            }
-            bytes += frame.bytes.len() as u64;
-            *end = admit(frame, max_frame_bytes);
-            image.read(frame.bytes);
-        }
-        bytes
     }
 
     /// Looks the frames up.
@@ -123,22 +114,27 @@ impl Plan {
     /// delivery succeeds or fails.
     fn spread(&mut self, flows: &FlowTable, state: &mut State, port: u8, frames: &[RxFrame<'_>]) {
         let Self { images, ends, matches, deliveries, verdicts, .. } = self;
-        let (images, verdicts) = (&images[..frames.len()], &verdicts[..frames.len()]);
+        let (images, verdicts, ends) =
+            (&images[..frames.len()], &verdicts[..frames.len()], &mut ends[..frames.len()]);
         let mut planning = Planning::new(state, deliveries);
-        let table = flows.of_port(port);
-        let decides_alone = table.is_some_and(PortTable::decides_alone);
-        for (index, (frame, end)) in frames.iter().zip(ends).enumerate() {
-            if *end != Disposition::Unmatched {
-                continue;
+        let Some(table) = flows.of_port(port) else { return };
+        let decides_alone = table.decides_alone();
+        let mut at = 0;
+        while at < frames.len() {
+            if decides_alone {
+                at = planning.plan_run(table, at, (images, verdicts, ends));
             }
-            let (Some(table), image, verdict) = (table, &images[index], verdicts[index]) else { continue };
-            let is_planned = decides_alone
-                && table.plain(verdict).is_some_and(|(target, tag)| {
-                    planning.plan_known(target, Delivery::new(index, image, tag))
-                });
-            if !is_planned {
-                planning.decide(table, verdict, (index, frame.bytes, image), matches, end);
+            // What `plan_run` does not plan.
+            if let Some((end, frame)) = ends.get_mut(at).zip(frames.get(at))
+                && *end == Disposition::Unmatched
+            {
+                let (verdict, framed) = (verdicts[at], (at, frame.bytes, &images[at]));
+                match table.plain(verdict).filter(|_| decides_alone) {
+                    Some(flow) => planning.plan_only(flow, framed, end),
+                    None => planning.decide(table, verdict, framed, matches, end),
+                }
             }
+            at += 1;
         }
         planning.planner.finish();
     }
@@ -146,8 +142,9 @@ impl Plan {
     /// Carries out the deliveries, queue by queue; the buffers of the next queue are on their way into the cache
     /// meanwhile.
     fn carry_out(&mut self, state: &mut State, frames: &[RxFrame<'_>], now_ns: u64, stats: &mut PortStats) {
-        let Self { ends, deliveries, edited, .. } = self;
-        let mut work = Work { deliveries: deliveries.as_slice(), frames, now_ns, edited, ends, stats };
+        let Self { ends, deliveries, edited, v3, .. } = self;
+        let mut work =
+            Work { v3: *v3, deliveries: deliveries.as_slice(), frames, now_ns, edited, ends, stats };
         let mut turn = 0;
         if let Some(first) = state.unpublished_queues.first() {
             approach(state, *first);
@@ -178,21 +175,54 @@ impl Plan {
     }
 }
 
+/// [`read`] with wider loads, and such that turn the order of bytes around.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,movbe")]
+fn read_v3(
+    frames: &[RxFrame<'_>],
+    max_frame_bytes: usize,
+    ends: &mut [Disposition],
+    images: &mut [MatchKey],
+) -> u64 {
+    read(frames, max_frame_bytes, ends, images)
+}
+
+/// [`Plan::read`].
+#[inline(always)]
+fn read(
+    frames: &[RxFrame<'_>],
+    max_frame_bytes: usize,
+    ends: &mut [Disposition],
+    images: &mut [MatchKey],
+) -> u64 {
+    let mut bytes = 0;
+    for ((frame, end), image) in frames.iter().zip(ends).zip(images) {
+        bytes += frame.bytes.len() as u64;
+        *end = admit(frame, max_frame_bytes);
+        image.read(frame.bytes);
+    }
+    bytes
+}
+
 /// Whether a frame is looked up at all: `Unmatched` so far, if it is.
 #[inline]
 fn admit(frame: &RxFrame<'_>, max_frame_bytes: usize) -> Disposition {
-    if frame.bytes.len() < ETHERNET_BYTES {
-        return Disposition::Runt;
-    }
+    let is_valid = frame.bytes.len() <= max_frame_bytes && frame.bytes.len() >= ETHERNET_BYTES;
+    if is_valid && !frame.is_truncated() { Disposition::Unmatched } else { refuse(frame) }
+}
+
+/// What becomes of a frame that is not looked up.
+#[cold]
+fn refuse(frame: &RxFrame<'_>) -> Disposition {
     // A frame that the wire had to cut is as undeliverable as one that is too long.
-    if frame.bytes.len() > max_frame_bytes || frame.is_truncated() {
-        return Disposition::Oversize;
-    }
-    Disposition::Unmatched
+    if frame.bytes.len() < ETHERNET_BYTES { Disposition::Runt } else { Disposition::Oversize }
 }
 
 /// A frame of a burst: its place, its bytes and its image.
 type Framed<'f> = (usize, &'f [u8], &'f MatchKey);
+
+/// The frames of a burst that were looked up: images, verdicts, and what becomes of them.
+type Looked<'f> = (&'f [MatchKey], &'f [Verdict], &'f mut [Disposition]);
 
 /// What the deliveries of a burst are planned with.
 struct Planning<'p> {
@@ -209,15 +239,26 @@ impl<'p> Planning<'p> {
         Self { counters, qps, planner, routes: [Route::NONE; ROUTES] }
     }
 
-    /// Plans the delivery to a queue pair, if this burst has found its only queue; returns whether it has.
-    #[inline]
-    fn plan_known(&mut self, target: QpSlot, delivery: Delivery) -> bool {
-        let route = self.routes[target.0 as usize % ROUTES];
-        let is_known = route.target == target;
-        if is_known {
-            self.planner.plan(Delivery { queue: route.queue, ..delivery });
+    /// Plans deliveries as most are, of the frames from `at` on: the only one of its frame, to a queue pair of which this burst
+    /// has found the only queue, which is that of the delivery before. Returns where the first other frame is.
+    #[inline(never)]
+    fn plan_run(&mut self, table: &PortTable, at: usize, (images, verdicts, ends): Looked<'_>) -> usize {
+        let (queue, places) = self.planner.places();
+        let Some(queue) = queue else { return at };
+        let mut planned = 0;
+        let (images, verdicts, ends) = (&images[at..], &verdicts[at..], &mut ends[at..]);
+        for (((end, image), verdict), place) in ends.iter_mut().zip(images).zip(verdicts).zip(places) {
+            let Some((target, tag)) = table.plain(*verdict) else { break };
+            let route = self.routes[target.0 as usize % ROUTES];
+            if *end != Disposition::Unmatched || route.target != target || route.queue != queue {
+                break;
+            }
+            *end = Disposition::Delivered;
+            *place = Delivery::new(at + planned, image, tag, queue, DeliveryKind::Only);
+            planned += 1;
         }
-        is_known
+        self.planner.add(planned);
+        at + planned
     }
 
     /// Does what the flows ask for that a verdict on a frame represents.
@@ -231,8 +272,26 @@ impl<'p> Planning<'p> {
         end: &mut Disposition,
     ) {
         table.expand(verdict, matches);
-        for hit in matches.as_slice() {
-            self.take(hit, frame, end);
+        match matches.as_slice() {
+            [hit] if !hit.is_copy && !hit.actions.drop => {
+                self.count(hit, frame.1);
+                self.plan_only((hit.actions.target, hit.actions.tag.unwrap_or(0)), frame, end);
+            }
+            hits => hits.iter().for_each(|hit| self.take(hit, frame, end)),
+        }
+    }
+
+    /// Plans the only delivery of a frame, to the queue pair and with the tag of its flow.
+    fn plan_only(
+        &mut self,
+        (target, tag): (QpSlot, u32),
+        (index, bytes, image): Framed<'_>,
+        end: &mut Disposition,
+    ) {
+        if let Some(queue) = self.queue_of(target, bytes)
+            && self.planner.plan(Delivery::new(index, image, tag, queue, DeliveryKind::Only))
+        {
+            *end = Disposition::Delivered;
         }
     }
 
@@ -247,10 +306,10 @@ impl<'p> Planning<'p> {
         }
     }
 
-    /// What may be known of the queue pair that a flow names.
+    /// The queue of a frame for a queue pair, unless that is gone.
     #[inline]
-    fn route(&mut self, hit: &FlowHit) -> &mut Route {
-        &mut self.routes[hit.actions.target.0 as usize % ROUTES]
+    fn queue_of(&mut self, target: QpSlot, frame: &[u8]) -> Option<u32> {
+        self.routes[target.0 as usize % ROUTES].queue(self.qps, target, frame)
     }
 
     /// Counts a frame for a flow with counters.
@@ -265,19 +324,18 @@ impl<'p> Planning<'p> {
     /// Plans the copy of a frame for the queue that a flow leads to, if there is one.
     #[inline]
     fn plan(&mut self, hit: &FlowHit, (index, bytes, image): Framed<'_>) {
-        let qps = self.qps;
-        if let Some(queue) = self.route(hit).queue(qps, hit.actions.target, bytes) {
-            let delivery = Delivery::new(index, image, hit.actions.tag.unwrap_or(0));
-            self.planner.plan(Delivery { queue, is_copy: hit.is_copy, ..delivery });
+        let Actions { target, tag, .. } = hit.actions;
+        if let Some(queue) = self.queue_of(target, bytes) {
+            let kind = if hit.is_copy { DeliveryKind::Copy } else { DeliveryKind::Shared };
+            self.planner.plan(Delivery::new(index, image, tag.unwrap_or(0), queue, kind));
         }
     }
 }
 
 impl Delivery {
-    /// Of a frame that ends with it, to a queue that is yet to be named.
     #[inline]
-    fn new(index: usize, image: &MatchKey, tag: u32) -> Self {
-        Self { frame: index as u16, cvlan: image.c_vlan(), tag, queue: 0, is_copy: false }
+    fn new(index: usize, image: &MatchKey, tag: u32, queue: u32, kind: DeliveryKind) -> Self {
+        Self { tag, queue, cvlan: image.c_vlan(), frame: index as u8, kind }
     }
 }
 

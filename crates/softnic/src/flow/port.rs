@@ -268,7 +268,7 @@ impl PortTable {
         let mut winners = Winners::NONE;
         self.plain.search_burst(images, &mut winners);
         // `Winners` has `Verdict::NO_GROUP` where there is none.
-        for (verdict, group) in verdicts.iter_mut().zip(winners.groups) {
+        for (verdict, &group) in verdicts.iter_mut().zip(&winners.groups) {
             *verdict = Verdict { group, dont_trap: 0 };
             if let Some(outcome) = self.outcomes.get(group as usize) {
                 prefetch_read((&raw const *outcome).cast());
