@@ -18,6 +18,7 @@ use super::wq::{refuse, write_elements};
 use crate::abi::qp_ex_functions;
 use crate::doorbell::SendBell;
 use crate::limits::{ETHERNET_BYTES, MAX_TSO_SEGMENTS};
+use crate::prefetch::prefetch_write;
 use crate::ring::Producer;
 use crate::work::{
     Element, SEND_CHECKSUM, SEND_HEADER_BYTES, SEND_INLINE, SEND_SEGMENTS, SEND_SIGNALED, SEND_SOLICITED,
@@ -30,6 +31,11 @@ const KNOWN_FLAGS: u32 = ibv_send_flags::IBV_SEND_SIGNALED.0
     | ibv_send_flags::IBV_SEND_IP_CSUM.0
     | ibv_send_flags::IBV_SEND_FENCE.0
     | ibv_send_flags::IBV_SEND_SOLICITED.0;
+
+/// How many requests ahead their lines are taken over from the engine's core.
+const LOOKAHEAD: u32 = 6;
+/// The engine's index is looked at only if there is room for fewer requests.
+const ROOM_WANTED: u32 = 64;
 
 /// The application's end of a send ring.
 pub(crate) struct SendPoster {
@@ -80,10 +86,10 @@ pub(crate) unsafe extern "C" fn post_send(
     let outcome = plain.sends.with(|poster| {
         // Not between `wr_start` and `wr_complete` (ibv_wr_post(3)); only a queue without a lock comes here then.
         let mut outcome = if poster.batch.open { Err(EINVAL) } else { Ok(()) };
-        // SAFETY: NULL or a request of the application's chain.
-        while let Some(wr) = unsafe { request.as_ref() }
-            && outcome.is_ok()
-        {
+        while outcome.is_ok() {
+            poster.push_plain(&mut request);
+            // SAFETY: NULL or a request of the application's chain.
+            let Some(wr) = (unsafe { request.as_ref() }) else { break };
             outcome = poster.push(wr);
             if outcome.is_ok() {
                 request = wr.next;
@@ -139,6 +145,38 @@ impl SendPoster {
         Ok(wants(ibv_send_flags::IBV_SEND_SIGNALED, SEND_SIGNALED)
             | wants(ibv_send_flags::IBV_SEND_IP_CSUM, SEND_CHECKSUM)
             | wants(ibv_send_flags::IBV_SEND_SOLICITED, SEND_SOLICITED))
+    }
+
+    /// Fills slots with the first requests of a chain, those that are as most are: a frame in one piece, as it is. `request` ends
+    /// at the first other one, or where there is no room.
+    // By itself it has enough registers for all that the loop uses.
+    #[inline(never)]
+    fn push_plain(&mut self, request: &mut *mut ibv_send_wr) {
+        if self.shape.datagram || self.shape.max_sge == 0 {
+            return;
+        }
+        let ends_list = self.shape.max_sge > 1;
+        let (mut filled, mut next) = (0, *request);
+        let room = self.producer.room_for(ROOM_WANTED);
+        let slots = self.producer.slots();
+        let (stride, ahead) = (slots.stride(), LOOKAHEAD as usize * slots.stride());
+        'chain: while filled < room {
+            // Slots that follow each other in memory.
+            let run = slots.run(filled).min(room - filled);
+            let mut slot = slots.at(filled).as_ptr();
+            for _ in 0..run {
+                // SAFETY: NULL or a request of the application's chain.
+                let Some(wr) = (unsafe { next.as_ref() }).filter(|wr| is_plain(wr)) else { break 'chain };
+                if filled + LOOKAHEAD < room {
+                    prefetch_write(slot.wrapping_add(ahead));
+                }
+                // SAFETY: one of the run, for each of which there is room, so it is this side's.
+                unsafe { write_plain(slot, wr, ends_list) };
+                (slot, filled, next) = (slot.wrapping_add(stride), filled + 1, wr.next);
+            }
+        }
+        *request = next;
+        self.producer.advance_by(filled);
     }
 
     fn push(&mut self, wr: &ibv_send_wr) -> Verb<()> {
@@ -339,6 +377,38 @@ impl SendPoster {
     fn close(&mut self) {
         self.producer.advance();
         self.batch.begun = None;
+    }
+}
+
+/// Whether a request is for a frame in one piece, with no flag but that it is signalled, and by a key that can be one.
+#[inline]
+fn is_plain(wr: &ibv_send_wr) -> bool {
+    let is_plain = wr.opcode == ibv_wr_opcode::IBV_WR_SEND
+        && wr.num_sge == 1
+        && wr.send_flags & !ibv_send_flags::IBV_SEND_SIGNALED.0 == 0
+        && !wr.sg_list.is_null();
+    // SAFETY: not NULL, so the application's list has an entry.
+    is_plain && unsafe { (*wr.sg_list).lkey } != 0
+}
+
+/// Writes a request as in [`is_plain`] into a slot. `ends_list`: the slot holds more than one element.
+///
+/// # Safety
+/// There is room for the request in its ring, and no other thread writes the slot.
+#[inline]
+unsafe fn write_plain(slot: *mut u8, wr: &ibv_send_wr, ends_list: bool) {
+    let flags = if wr.send_flags == 0 { 0 } else { SEND_SIGNALED };
+    let header = SendHeader { wr_id: wr.wr_id, flags, segment_bytes: 0, inline_bytes: 0 };
+    // SAFETY: slots begin with the header.
+    unsafe { slot.cast::<SendHeader>().write(header) };
+    // SAFETY: the application's list has an entry.
+    let ibv_sge { addr: address, length: bytes, lkey: key } = unsafe { *wr.sg_list };
+    let elements = slot.wrapping_add(SEND_HEADER_BYTES).cast::<Element>();
+    // SAFETY: a slot's body holds `max_sge` elements, at least one.
+    unsafe { elements.write(Element { address, bytes, key }) };
+    if ends_list {
+        // SAFETY: as above, and at least two.
+        unsafe { elements.wrapping_add(1).write(Element::END) };
     }
 }
 
