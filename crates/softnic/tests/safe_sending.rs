@@ -5,8 +5,8 @@ mod verbs_support;
 
 use packet::build::FrameBuilder;
 use verbs::{
-    CompletionFields, CompletionQueue, Frame, FramePool, Opcode, RawQueuePair, RawQueuePairBuilder,
-    SendFlags, SendOperations, Status, WorkCompletion,
+    CompletionFields, CompletionQueue, Frame, FramePool, Opcode, Pieces, QueuedSend, RawQueuePair,
+    RawQueuePairBuilder, SendFlags, SendOperations, Status, WorkCompletion,
 };
 use verbs_support::*;
 
@@ -49,9 +49,26 @@ impl Sender {
         let mut batch = self.pair.start_send(&mut self.pool).expect("the interface is there");
         for (frame, (packet, is_signalled)) in frames.into_iter().zip(packets) {
             let flags = if *is_signalled { SendFlags::empty() } else { SendFlags::UNSIGNALLED };
-            batch.send_piece(flags, frame, 0..packet.len()).expect("room");
+            batch.send(flags).frame(frame, packet.len()).expect("room");
         }
         assert_eq!(batch.complete().unwrap(), packets.len());
+    }
+
+    /// These packets, in a frame each.
+    fn queued(&mut self, packets: &[Vec<u8>]) -> Vec<QueuedSend> {
+        let queued = |packet: &Vec<u8>| QueuedSend {
+            frame: self.frame(packet),
+            pieces: Pieces::start(packet.len() as u32),
+        };
+        packets.iter().map(queued).collect()
+    }
+
+    fn send_each(&mut self, queued: &mut Vec<QueuedSend>) -> usize {
+        self.pair.send_each(&mut self.pool, queued)
+    }
+
+    fn last_errno(&self) -> Option<i32> {
+        self.pair.last_refusal()?.raw_os_error()
     }
 
     /// The lengths and statuses of the sends that each completion reports; frames are back in the pool.
@@ -295,10 +312,119 @@ fn unsignalled_frames_are_not_mistaken() {
 
     let frame = sender.frame(&packet);
     let mut batch = sender.pair.start_send(&mut sender.pool).unwrap();
-    batch.send_piece(SendFlags::UNSIGNALLED, frame, 0..packet.len()).expect("room");
+    batch.send(SendFlags::UNSIGNALLED).frame(frame, packet.len()).expect("room");
     batch.abort();
     assert_eq!((sender.pool.free_count(), sender.pair.in_flight()), (64, 0));
     assert!(sender.pair.start_send(&mut other).is_some(), "none is in flight");
+}
+
+/// Packets of different lengths.
+fn packets(count: u16) -> Vec<Vec<u8>> {
+    (0..count).map(|number| [udp(number, 7), vec![0; usize::from(number)]].concat()).collect()
+}
+
+#[test]
+fn packets_sent_together_leave_in_order_with_a_completion_for_every_32nd_and_the_last() {
+    let rig = Rig::new();
+    for signal_all in [false, true] {
+        let mut sender =
+            Sender::new(&rig, |builder| builder.max_sends(64).signal_all(signal_all).max_send_parts(2));
+        let packets = packets(40);
+        // More than once around the ring of sends.
+        for round in 0..5 {
+            let mut queued = sender.queued(&packets);
+            let middle = packets[1].len() / 2;
+            queued[1].pieces = Pieces::two(0..middle, middle..packets[1].len());
+            assert_eq!((sender.send_each(&mut queued), queued.len()), (40, 0));
+            assert_eq!((sender.pair.in_flight(), sender.pool.free_count()), (40, 24));
+            rig.pump();
+            assert_eq!(rig.sent(), packets);
+            let reports = sender.reports();
+            let counts: Vec<_> = reports.iter().map(Vec::len).collect();
+            if signal_all {
+                assert_eq!(counts, [1; 40]);
+            } else if round == 0 {
+                assert_eq!(counts, [32, 8]);
+            } else {
+                assert!(counts.len() <= 3 && counts.iter().all(|count| *count <= 32), "{counts:?}");
+            }
+            let lengths: Vec<_> = packets.iter().map(|packet| (packet.len(), Status::Success)).collect();
+            assert_eq!(reports.concat(), lengths);
+            assert_eq!((sender.pair.in_flight(), sender.pool.free_count()), (0, 64));
+        }
+    }
+}
+
+#[test]
+fn packets_that_cannot_be_sent_together_stay_with_those_behind_them() {
+    let rig = Rig::new();
+    let mut sender = Sender::whole(&rig);
+    let mut other = rig.pool(4);
+    let packets = packets(3);
+    let wrong = [Pieces::one(0..FRAME_BYTES as usize + 1), Pieces::two(0..8, usize::MAX - 1..usize::MAX)];
+    for pieces in wrong.into_iter().map(Some).chain([None]) {
+        let mut queued = sender.queued(&packets);
+        let own = match pieces {
+            Some(pieces) => {
+                queued[1].pieces = pieces;
+                None
+            }
+            None => Some(std::mem::replace(&mut queued[1].frame, other.take().expect("free"))),
+        };
+        assert_eq!((sender.send_each(&mut queued), queued.len()), (1, 2));
+        assert_eq!(sender.last_errno(), Some(libc::EINVAL));
+        let refused = queued.remove(0).frame;
+        match own {
+            Some(own) => {
+                other.release(refused);
+                sender.pool.release(own);
+            }
+            None => sender.pool.release(refused),
+        }
+        assert_eq!(sender.send_each(&mut queued), 1, "the next one is sent");
+        rig.pump();
+        assert_eq!(rig.sent(), [packets[0].clone(), packets[2].clone()]);
+        assert_eq!(sender.reports().concat().len(), 2);
+        assert_eq!((sender.pool.free_count(), other.free_count()), (64, 4));
+    }
+    let frame = other.take().expect("free");
+    let mut foreign = vec![QueuedSend { frame, pieces: Pieces::start(60) }];
+    let mut own = sender.queued(&packets);
+    assert_eq!(sender.send_each(&mut own), 3);
+    rig.pump();
+    assert_eq!(sender.pair.send_each(&mut other, &mut foreign), 0, "frames of one pool at a time");
+    assert_eq!((sender.last_errno(), foreign.len()), (Some(libc::EBUSY), 1));
+}
+
+#[test]
+fn what_a_full_queue_does_not_take_stays_and_the_rest_comes_back() {
+    let rig = Rig::new();
+    let mut sender = Sender::whole(&rig);
+    let room = sender.pair.caps().max_sends as usize;
+    let packets = packets(u16::try_from(room).expect("few") + 4);
+    // The queue takes a part of the second call, so no completion is asked for that part.
+    let mut first = sender.queued(&packets[..6]);
+    assert_eq!(sender.send_each(&mut first), 6);
+    let mut queued = sender.queued(&packets[..room]);
+    assert_eq!((sender.send_each(&mut queued), queued.len()), (room - 6, 6));
+    assert_eq!(sender.last_errno(), Some(libc::ENOMEM));
+    rig.pump();
+    assert_eq!(sender.reports().concat().len(), 6);
+    assert_eq!(sender.pair.in_flight(), room - 6);
+    assert_eq!(sender.send_each(&mut queued), 6);
+    rig.pump();
+    assert_eq!(sender.reports().concat().len(), room, "with the next completion");
+    assert_eq!((sender.pair.in_flight(), sender.pool.free_count()), (0, 64));
+    let mut queued = sender.queued(&packets);
+    assert_eq!((sender.send_each(&mut queued), queued.len()), (room, 4));
+    assert_eq!(sender.last_errno(), Some(libc::ENOMEM));
+    rig.pump();
+    let back = sender.reports().concat().len();
+    assert_eq!(back + sender.pair.in_flight(), room);
+    assert_eq!(sender.send_each(&mut queued), 4);
+    rig.pump();
+    assert_eq!(back + sender.reports().concat().len(), room + 4);
+    assert_eq!((sender.pair.in_flight(), sender.pool.free_count()), (0, 64));
 }
 
 #[test]
@@ -335,10 +461,7 @@ fn ranges_outside_of_the_frame_are_refused() {
         let flags = SendFlags::empty();
         let frame = sender.pair.send_gathered(&mut sender.pool, frame, &parts, flags).expect_err("wrong");
         let mut batch = sender.pair.start_send(&mut sender.pool).unwrap();
-        let mut frame = batch.send(flags).gather(frame, &parts).expect_err("wrong");
-        if let [piece] = &parts[..] {
-            frame = batch.send_piece(flags, frame, piece.clone()).expect_err("wrong");
-        }
+        let frame = batch.send(flags).gather(frame, &parts).expect_err("wrong");
         batch.release(frame);
         assert_eq!(batch.complete().unwrap(), 0, "what was refused is not part of the batch");
         assert_eq!(sender.pair.last_refusal().unwrap().raw_os_error(), Some(libc::EINVAL));

@@ -111,18 +111,25 @@ impl Ledger {
         self.states[index as usize] = State::Posted;
     }
 
-    /// Takes [`Ledger::posted`] back: the device has refused the frame, and the caller keeps its [`Frame`].
-    fn refused(&mut self, index: u32) {
+    /// Takes [`Ledger::posted`] or [`Ledger::sent`] back: the device has refused the frame, and the caller keeps its [`Frame`].
+    pub(crate) fn refused(&mut self, index: u32) {
         self.states[index as usize] = State::Held;
     }
 
-    /// Notes that the device has this frame for a send. It comes back by [`Ledger::take_back`]; with `is_signalled` also
+    /// Notes that the device has this frame for a send. It comes back by [`Taker::take_back`]; with `is_signalled` also
     /// by [`Ledger::reclaim`]. Returns its index; `None` for a frame of another pool. The caller gives up its [`Frame`].
     #[inline]
     pub(crate) fn sent(&mut self, frame: &Frame, is_signalled: bool) -> Option<u32> {
         let index = self.index(frame)?;
         self.states[index as usize] = State::of_send(is_signalled);
         Some(index)
+    }
+
+    /// The send of this frame has a signal after all. Returns the id of its request.
+    #[inline]
+    pub(crate) fn signalled(&mut self, index: u32) -> u64 {
+        self.states[index as usize] = State::Posted;
+        Frame { index, pool: self.id }.wr_id()
     }
 
     /// Takes [`Ledger::sent`] back: the device never had the frame, which is free now.
@@ -140,9 +147,29 @@ impl Ledger {
     /// The frame that `wr_id` names, if this ledger has lent it to a device.
     #[inline]
     fn reclaim(&mut self, wr_id: u64) -> Option<Frame> {
-        self.take_back(self.named(wr_id)?, true)
+        let index = self.named(wr_id)?;
+        self.taker().take_back(index, true)
     }
 
+    /// For loops that take frames back.
+    #[inline]
+    pub(crate) fn taker(&mut self) -> Taker<'_> {
+        Taker { id: self.id, states: &mut self.states }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn free_count(&self) -> usize {
+        self.free.len()
+    }
+}
+
+/// Takes frames of a ledger back from a device.
+pub(crate) struct Taker<'l> {
+    id: NonZeroU32,
+    states: &'l mut [State],
+}
+
+impl Taker<'_> {
     /// The frame with this index, if the device has it: for a send with the same `is_signalled`, or, with that, for a receive.
     #[inline]
     pub(crate) fn take_back(&mut self, index: u32, is_signalled: bool) -> Option<Frame> {
@@ -152,11 +179,6 @@ impl Ledger {
         }
         *state = State::Held;
         Some(Frame { index, pool: self.id })
-    }
-
-    #[cfg(test)]
-    pub(crate) fn free_count(&self) -> usize {
-        self.free.len()
     }
 }
 
@@ -311,6 +333,14 @@ impl FramePool {
         }
     }
 
+    /// For a loop that sends frames.
+    #[inline]
+    pub(crate) fn lender(&mut self) -> Lender<'_> {
+        let (start, frame_bytes) = (self.region.start().as_ptr().addr() as u64, u64::from(self.frame_bytes));
+        let Ledger { id, states, .. } = &mut self.ledger;
+        Lender { id: *id, states, start, frame_bytes }
+    }
+
     /// Takes [`FramePool::post_each`] back: the device has refused the frame.
     pub(crate) fn refused(&mut self, frame: &Frame) {
         if let Some(index) = self.ledger.index(frame) {
@@ -322,6 +352,27 @@ impl FramePool {
     #[inline]
     pub(crate) fn owns(&self, frame: &Frame) -> bool {
         self.ledger.index(frame).is_some()
+    }
+}
+
+/// Lends frames of a pool to a device, for sends. Has copies of what stays the same, as in [`FramePool::post_each`].
+pub(crate) struct Lender<'p> {
+    id: NonZeroU32,
+    states: &'p mut [State],
+    start: u64,
+    frame_bytes: u64,
+}
+
+impl Lender<'_> {
+    /// Notes that the device has this frame for a send without a signal, as [`Ledger::sent`]. Returns how a work request names
+    /// it; `None` for a frame of another pool.
+    #[inline]
+    pub(crate) fn send(&mut self, frame: &Frame) -> Option<Slot> {
+        if frame.pool != self.id {
+            return None;
+        }
+        self.states[frame.index as usize] = State::Sent;
+        Some(Slot { wr_id: frame.wr_id(), address: self.start + u64::from(frame.index) * self.frame_bytes })
     }
 }
 
@@ -404,12 +455,12 @@ mod tests {
         let index = ledger.named(wr_id).expect("of this ledger");
         ledger.states[index as usize] = State::Sent;
         assert_eq!(ledger.reclaim(wr_id), None);
-        assert_eq!(ledger.take_back(index, true), None);
-        assert_eq!(ledger.take_back(index, false), Some(frame));
-        assert_eq!(ledger.take_back(index, false), None, "once");
+        assert_eq!(ledger.taker().take_back(index, true), None);
+        assert_eq!(ledger.taker().take_back(index, false), Some(frame));
+        assert_eq!(ledger.taker().take_back(index, false), None, "once");
         ledger.withdrawn(index);
         assert_eq!(ledger.free.len(), 2);
-        assert_eq!((ledger.named(8 << 32), ledger.take_back(2, false)), (None, None));
+        assert_eq!((ledger.named(8 << 32), ledger.taker().take_back(2, false)), (None, None));
     }
 
     #[test]

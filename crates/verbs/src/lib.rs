@@ -113,8 +113,8 @@ pub use queue_pair::{
     QueuePairAttributes, QueuePairCaps, QueuePairFlags, QueuePairKind, QueuePairState, SendOperations,
 };
 pub use raw_queue_pair::{
-    CompletedSend, IdleRawQueuePair, MAX_SEND_PARTS, RawQueuePair, RawQueuePairBuilder, RawQueuePairHandle,
-    SendBatch, SendFlags, SendRequest,
+    CompletedSend, IdleRawQueuePair, MAX_SEND_PARTS, Pieces, QueuedSend, RawQueuePair, RawQueuePairBuilder,
+    RawQueuePairHandle, SENDS_PER_COMPLETION, SendBatch, SendFlags, SendRequest,
 };
 pub use rss::{
     HASH_KEY_BYTES, HashConfig, HashFunction, IndirectionTable, RssQueuePair, RssQueuePairBuilder,

@@ -15,6 +15,7 @@ use std::{io, ptr};
 use ibverbs_sys::{self as sys, ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_send_wr, ibv_sge, ibv_wr_opcode};
 
 use self::in_flight::InFlight;
+use self::post::SendChain;
 use self::send::{Parts, Segments};
 use crate::chain::{ReceiveChain, taken_before};
 use crate::completion::wr_id_of;
@@ -30,9 +31,11 @@ use crate::{
 
 mod builder;
 mod in_flight;
+mod post;
 mod send;
 
 pub use self::builder::RawQueuePairBuilder;
+pub use self::post::{Pieces, QueuedSend, SENDS_PER_COMPLETION};
 pub use self::send::{MAX_SEND_PARTS, SendBatch, SendFlags, SendRequest};
 
 /// Most sends of one queue pair at once: no known device offers more.
@@ -73,6 +76,7 @@ impl IdleRawQueuePair {
             receive_gates: handle.receive_completions.gates(&handle.domain),
             handle,
             chain: ReceiveChain::new(),
+            sends: SendChain::new(),
             pools: self.pools,
             functions: self.functions,
             errno: 0,
@@ -87,6 +91,8 @@ pub struct RawQueuePair {
     send_gates: Gates,
     receive_gates: Gates,
     chain: ReceiveChain,
+    /// For [`RawQueuePair::send_each`].
+    sends: SendChain,
     pools: QueuePools,
     /// The sending interface, if it was asked for.
     functions: Option<SendFunctions>,
@@ -250,12 +256,10 @@ impl RawQueuePair {
         let Some(older) = self.in_flight.find(&pool.ledger, completion.wr_id()) else {
             return Err(completion);
         };
-        for _ in 0..older {
-            if let Some((frame, bytes)) = self.in_flight.take(&mut pool.ledger, false) {
-                each(CompletedSend { frame, bytes, status: Status::Success });
-            }
-        }
-        if let Some((frame, bytes)) = self.in_flight.take(&mut pool.ledger, true) {
+        self.in_flight.take_unnamed(&mut pool.ledger, older, |frame, bytes| {
+            each(CompletedSend { frame, bytes, status: Status::Success });
+        });
+        if let Some((frame, bytes)) = self.in_flight.take_named(&mut pool.ledger) {
             each(CompletedSend { frame, bytes, status: completion.status() });
         }
         Ok(())

@@ -64,7 +64,7 @@ pub use sink::{
     SinkTraffic, Slot, Taken,
 };
 pub use stats::{DropReason, Failure, Latency, RuleSnapshot, Traffic, WorkerSnapshot};
-pub use transmitter::{Pieces, SENDS_MAX, Transmitter};
+pub use transmitter::{SENDS_MAX, Transmitter};
 pub use worker::{Worker, WorkerHandle};
 
 #[cfg(test)]

@@ -6,12 +6,11 @@
 //!
 //! Invariant: every frame that was passed to [`Transmitter::queue`] is queued, in flight, or has been given back once.
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use verbs::{
-    CompletedSend, CompletionQueue, Context, Domain, Errno, Frame, FramePool, PortNumber, RawQueuePair,
-    RawQueuePairHandle, RegisteredFrames, SendFlags, SendOperations, Status,
+    CompletedSend, CompletionQueue, Context, Domain, Errno, Frame, FramePool, Pieces, PortNumber, QueuedSend,
+    RawQueuePair, RawQueuePairHandle, RegisteredFrames, Status,
 };
 
 use crate::SinkDrop;
@@ -19,73 +18,8 @@ use crate::sinks::Failure;
 
 /// The most sends of one transmitter that can be in flight.
 pub const SENDS_MAX: u32 = 1024;
-/// The most pieces of one packet: a new header and the rest.
-const PIECES_MAX: usize = 2;
-
-/// How many sends have one completion; their frames come back together. The last send of a batch has one in any case.
-const SENDS_PER_COMPLETION: usize = 32;
-
-/// The bytes of a frame that are sent, in at most two pieces. Lengths are those of frames, which fit 32 bits.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Pieces {
-    first: Range<u32>,
-    /// Empty for a packet in one piece.
-    second: Range<u32>,
-}
-
-impl Pieces {
-    /// One piece.
-    #[must_use]
-    #[inline]
-    pub fn one(piece: Range<usize>) -> Self {
-        Self { first: short(piece), second: 0..0 }
-    }
-
-    /// The first bytes.
-    #[must_use]
-    #[inline]
-    pub fn start(bytes: u32) -> Self {
-        Self { first: 0..bytes, second: 0..0 }
-    }
-
-    /// Two pieces, sent one after the other.
-    #[must_use]
-    #[inline]
-    pub fn two(first: Range<usize>, second: Range<usize>) -> Self {
-        Self { first: short(first), second: short(second) }
-    }
-
-    /// The length of the packet.
-    #[must_use]
-    #[inline]
-    pub fn bytes(&self) -> usize {
-        self.first.len() + self.second.len()
-    }
-
-    /// The pieces as a list, and how many of them have bytes.
-    #[inline]
-    pub(crate) fn list(&self) -> ([Range<usize>; PIECES_MAX], usize) {
-        let count = if self.second.is_empty() { 1 } else { PIECES_MAX };
-        ([long(&self.first), long(&self.second)], count)
-    }
-}
-
-/// What does not fit becomes a range that no frame has.
-#[inline]
-fn short(range: Range<usize>) -> Range<u32> {
-    let end = |place: usize| u32::try_from(place).unwrap_or(u32::MAX);
-    end(range.start)..end(range.end)
-}
-
-#[inline]
-fn long(range: &Range<u32>) -> Range<usize> {
-    range.start as usize..range.end as usize
-}
-
-struct Queued {
-    frame: Frame,
-    pieces: Pieces,
-}
+/// The most pieces of one packet ([`Pieces`]).
+const PIECES_MAX: u32 = 2;
 
 /// A queue pair for sending by one port.
 pub struct Transmitter {
@@ -97,7 +31,7 @@ pub struct Transmitter {
     frames: Option<RegisteredFrames>,
     port: PortNumber,
     /// Packets that are not posted yet. Its capacity is `limit`.
-    queued: Vec<Queued>,
+    queued: Vec<QueuedSend>,
     limit: usize,
     failed: bool,
 }
@@ -200,63 +134,34 @@ impl Transmitter {
     #[inline]
     pub(crate) fn push(&mut self, frame: Frame, pieces: Pieces) {
         debug_assert!(self.room() > 0 && !self.failed, "the caller has looked");
-        self.queued.push(Queued { frame, pieces });
+        // Never grows: its capacity is the limit.
+        self.queued.push(QueuedSend { frame, pieces });
     }
 
     /// Posts what is queued, in order. `pool` is that of the frames. Frames that the device does not take go to
     /// `refused`. While another thread makes or destroys a queue in the same thread domain, the packets stay queued.
     #[inline]
     pub fn flush(&mut self, pool: &mut FramePool, mut refused: impl FnMut(Frame, SinkDrop)) {
-        let Some(last) = self.queued.len().checked_sub(1) else { return };
-        let Some(mut batch) = self.pair.start_send(pool) else {
-            self.flush_without_batch(pool, refused);
-            return;
-        };
-        // The last request has a completion, or there is none.
-        let mut last_is_signalled = true;
-        for (index, Queued { frame, pieces }) in self.queued.drain(..).enumerate() {
-            let is_signalled = index == last || index % SENDS_PER_COMPLETION == SENDS_PER_COMPLETION - 1;
-            let flags = if is_signalled { SendFlags::empty() } else { SendFlags::UNSIGNALLED };
-            let added = if pieces.second.is_empty() {
-                batch.send_piece(flags, frame, long(&pieces.first))
-            } else {
-                batch.send(flags).gather(frame, &pieces.list().0)
-            };
-            match added {
-                Ok(()) => last_is_signalled = is_signalled,
-                Err(frame) => refused(frame, SinkDrop::TxFailed),
+        while !self.queued.is_empty() {
+            self.pair.send_each(pool, &mut self.queued);
+            if !self.queued.is_empty() && !self.refuse(&mut refused) {
+                break;
             }
         }
-        let sends = batch.len();
-        let reason = if !last_is_signalled {
-            // The last one was refused, so nothing would report those before it.
-            batch.abort();
-            SinkDrop::TxFailed
-        } else if let Err(error) = batch.complete() {
-            let full = error.raw_os_error() == Some(Errno::ENOMEM.0);
-            if full { SinkDrop::TxFull } else { SinkDrop::TxFailed }
-        } else {
-            return;
-        };
-        // The batch has released its frames to the pool; nothing else was released meanwhile.
-        let frames = (0..sends).map_while(|_| pool.take());
-        frames.for_each(|frame| refused(frame, reason));
     }
 
-    /// For a device without `ibv_wr_start` (mlx4), or when the queue pair is in use by another thread.
+    /// After a refusal: drops what the device does not take. False: all stay queued, because another thread uses the queue
+    /// pair.
     #[cold]
-    fn flush_without_batch(&mut self, pool: &mut FramePool, mut refused: impl FnMut(Frame, SinkDrop)) {
-        let busy = |pair: &RawQueuePair| errno_of(pair) == Some(Errno::EBUSY.0);
-        if busy(&self.pair) {
-            return;
-        }
-        for Queued { frame, pieces } in self.queued.drain(..) {
-            let (list, count) = pieces.list();
-            if let Err(frame) = self.pair.send_gathered(pool, frame, &list[..count], SendFlags::empty()) {
-                let full = errno_of(&self.pair) == Some(Errno::ENOMEM.0) || busy(&self.pair);
-                refused(frame, if full { SinkDrop::TxFull } else { SinkDrop::TxFailed });
-            }
-        }
+    fn refuse(&mut self, refused: &mut impl FnMut(Frame, SinkDrop)) -> bool {
+        let (count, reason) = match self.pair.last_refusal().and_then(|error| error.raw_os_error()) {
+            Some(errno) if errno == Errno::EBUSY.0 => return false,
+            Some(errno) if errno == Errno::ENOMEM.0 => (self.queued.len(), SinkDrop::TxFull),
+            // The others are tried without it.
+            _ => (1, SinkDrop::TxFailed),
+        };
+        self.queued.drain(..count).for_each(|queued| refused(queued.frame, reason));
+        true
     }
 
     /// Takes back the frames of the sends that have completed. The first failure ends sending until
@@ -296,10 +201,6 @@ impl Transmitter {
     }
 }
 
-fn errno_of(pair: &RawQueuePair) -> Option<i32> {
-    pair.last_refusal().and_then(|error| error.raw_os_error())
-}
-
 fn queue_pair(
     domain: &Domain,
     completions: &CompletionQueue,
@@ -307,19 +208,8 @@ fn queue_pair(
     limit: u32,
 ) -> Result<RawQueuePair, verbs::Error> {
     let handle = completions.handle();
-    let build = |operations| {
-        RawQueuePair::builder(domain, &handle, &handle)
-            .max_sends(limit)
-            .max_send_parts(PIECES_MAX as u32)
-            .send_operations(operations)
-            .build()
-    };
-    let idle = match build(SendOperations::SEND) {
-        // mlx4 knows no send operations (rdma-core, providers/mlx4/verbs.c, MLX4_CREATE_QP_SUP_COMP_MASK).
-        Err(error) if error.errno() == Some(Errno::EOPNOTSUPP.0) => build(SendOperations::empty()),
-        made => made,
-    };
-    idle?.to_rts(port)
+    let builder = RawQueuePair::builder(domain, &handle, &handle).max_sends(limit).max_send_parts(PIECES_MAX);
+    builder.build()?.to_rts(port)
 }
 
 #[cfg(test)]

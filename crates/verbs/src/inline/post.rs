@@ -69,12 +69,6 @@ impl SendFunctions {
         })
     }
 
-    /// Whether sends without segments were asked for.
-    #[inline]
-    pub(crate) fn can_send(&self) -> bool {
-        self.send.is_some()
-    }
-
     /// `ibv_wr_start`.
     ///
     /// # Safety

@@ -12,8 +12,9 @@
 use std::num::NonZeroU32;
 
 use super::MAX_SENDS;
-use crate::Frame;
+use super::post::{Pieces, QueuedSend};
 use crate::frame::{Ledger, UNSIGNALLED};
+use crate::{Frame, FramePool};
 
 /// One send.
 #[derive(Clone, Copy, Debug, Default)]
@@ -111,21 +112,106 @@ impl InFlight {
         }
     }
 
+    /// How many more sends there is room for, at most `wanted`; none of them was posted yet. As in [`InFlight::has_room`], old
+    /// entries are dropped if that is needed: the ring is twice as long as the queue, so they are of sends that have completed.
+    #[inline]
+    fn room(&mut self, wanted: usize) -> usize {
+        let wanted = wanted.min(self.sends as usize);
+        while self.entries.len() - (self.len() as usize) < wanted && self.at(self.first).is_signalled() {
+            self.first = self.first.wrapping_add(1);
+        }
+        wanted.min(self.entries.len() - self.len() as usize)
+    }
+
+    /// Adds the first of `packets` as sends without a signal, after [`InFlight::use_pool`]: as many as there is room for before the
+    /// end of the ring, and none from the first on that is not in a frame of `pool`. Passes to `each` the id of the request, the address of the frame, and
+    /// the pieces. Returns how many; the caller gives up these frames.
+    #[inline]
+    pub(super) fn push_each(
+        &mut self,
+        pool: &mut FramePool,
+        packets: &[QueuedSend],
+        mut each: impl FnMut(u64, u64, Pieces),
+    ) -> usize {
+        let room = self.room(packets.len());
+        let (frame_bytes, place) = (pool.frame_bytes(), self.next as usize & (self.entries.len() - 1));
+        let mut lender = pool.lender();
+        let mut added = 0;
+        for (packet, entry) in packets[..room].iter().zip(&mut self.entries[place..]) {
+            let &QueuedSend { ref frame, pieces } = packet;
+            if !pieces.are_within(frame_bytes) {
+                break;
+            }
+            let Some(slot) = lender.send(frame) else { break };
+            let named = slot.wr_id | u64::from(UNSIGNALLED);
+            // The index is the lower half.
+            *entry = Entry { frame: named as u32, bytes: pieces.bytes() as u32 };
+            added += 1;
+            each(named, slot.address, pieces);
+        }
+        self.next = self.next.wrapping_add(added);
+        added as usize
+    }
+
+    /// Gives the newest send a signal; there is one. Returns the id of its request.
+    #[inline]
+    pub(super) fn signal_last(&mut self, pool: &mut Ledger) -> u64 {
+        let place = self.next.wrapping_sub(1) as usize & (self.entries.len() - 1);
+        let entry = &mut self.entries[place];
+        entry.frame &= !UNSIGNALLED;
+        pool.signalled(entry.frame)
+    }
+
+    /// Removes the sends since `position`, which the device never had; their frames are held again.
+    #[cold]
+    pub(super) fn refused(&mut self, pool: &mut Ledger, position: u32) {
+        while self.next != position {
+            self.next = self.next.wrapping_sub(1);
+            pool.refused(self.at(self.next).index());
+        }
+    }
+
     /// How many sends are older than the one of the frame that `wr_id` names; `None` if there is none.
     #[inline]
     pub(super) fn find(&self, pool: &Ledger, wr_id: u64) -> Option<u32> {
         let frame = pool.named(wr_id).filter(|_| self.pool == Some(pool.id()))?;
-        (0..self.len()).find(|nth| self.at(self.first.wrapping_add(*nth)).frame == frame)
+        let (before_wrap, after_wrap) = self.slices();
+        let place = |entries: &[Entry]| entries.iter().position(|entry| entry.frame == frame);
+        let place = place(before_wrap).or_else(|| Some(before_wrap.len() + place(after_wrap)?))?;
+        Some(place as u32)
     }
 
-    /// Takes the oldest send back, which has completed. `None`: `is_named` is false, and its frame came or comes back by a
-    /// completion of its own.
+    /// All entries, oldest first: those up to the end of the ring, and those from its start on.
     #[inline]
-    pub(super) fn take(&mut self, pool: &mut Ledger, is_named: bool) -> Option<(Frame, u32)> {
+    fn slices(&self) -> (&[Entry], &[Entry]) {
+        let (start, count) = (self.first as usize & (self.entries.len() - 1), self.len() as usize);
+        let before_wrap = count.min(self.entries.len() - start);
+        (&self.entries[start..start + before_wrap], &self.entries[..count - before_wrap])
+    }
+
+    /// Takes the `count` oldest sends back, which have completed and are not named by the completion: passes the frames of
+    /// those without a signal to `each`, with the lengths of their packets. The others came or come back by completions of
+    /// their own.
+    #[inline]
+    pub(super) fn take_unnamed(&mut self, pool: &mut Ledger, count: u32, mut each: impl FnMut(Frame, u32)) {
+        let (mask, mut taker) = (self.entries.len() - 1, pool.taker());
+        for nth in 0..count {
+            let entry = self.entries[self.first.wrapping_add(nth) as usize & mask];
+            if !entry.is_signalled()
+                && let Some(frame) = taker.take_back(entry.index(), false)
+            {
+                each(frame, entry.bytes);
+            }
+        }
+        self.first = self.first.wrapping_add(count);
+    }
+
+    /// Takes the oldest send back, which the completion names. `None`: its frame came back by its pool.
+    #[inline]
+    pub(super) fn take_named(&mut self, pool: &mut Ledger) -> Option<(Frame, u32)> {
         let entry = self.at(self.first);
         self.first = self.first.wrapping_add(1);
-        let is_due = is_named || !entry.is_signalled();
-        let frame = if is_due { pool.take_back(entry.index(), entry.is_signalled()) } else { None };
+        let frame = pool.taker().take_back(entry.index(), entry.is_signalled());
         Some((frame?, entry.bytes))
     }
 
@@ -174,14 +260,14 @@ mod tests {
     /// The lengths that a completion reports; their frames are free again.
     fn complete(sends: &mut InFlight, pool: &mut Ledger, wr_id: u64) -> Option<Vec<u32>> {
         let older = sends.find(pool, wr_id)?;
-        let mut lengths = Vec::new();
-        for is_named in (0..older).map(|_| false).chain([true]) {
-            if let Some((frame, bytes)) = sends.take(pool, is_named) {
-                assert!(pool.release(&frame));
-                lengths.push(bytes);
-            }
-        }
-        Some(lengths)
+        let mut taken = Vec::new();
+        sends.take_unnamed(pool, older, |frame, bytes| taken.push((frame, bytes)));
+        taken.extend(sends.take_named(pool));
+        let lengths = taken.into_iter().map(|(frame, bytes)| {
+            assert!(pool.release(&frame));
+            bytes
+        });
+        Some(lengths.collect())
     }
 
     #[test]

@@ -73,44 +73,6 @@ impl<'q> SendBatch<'q> {
         SendRequest { batch: self, flags, segments: None }
     }
 
-    /// A packet that is one piece of a frame, as [`SendRequest::gather`] with one, and with less work.
-    #[inline]
-    pub fn send_piece(&mut self, flags: SendFlags, frame: Frame, piece: Range<usize>) -> Result<(), Frame> {
-        match self.add_piece(flags, &frame, piece) {
-            Ok(()) => Ok(()),
-            Err(errno) => {
-                self.pair.errno = errno;
-                Err(frame)
-            }
-        }
-    }
-
-    /// Hands the request to the provider; the frame is the batch's after that. An errno: nothing was handed over.
-    #[inline]
-    fn add_piece(&mut self, flags: SendFlags, frame: &Frame, piece: Range<usize>) -> Result<(), i32> {
-        let slot = self.pool.slot(frame).ok_or(libc::EINVAL)?;
-        if piece.start > piece.end || piece.end > self.pool.frame_bytes() as usize {
-            return Err(libc::EINVAL);
-        }
-        if !self.pair.in_flight.has_room(self.start) {
-            return Err(libc::ENOMEM);
-        }
-        // Both fit: the end is at most `frame_bytes`, a u32.
-        let (start, length) = (piece.start as u64, (piece.end - piece.start) as u32);
-        if !self.functions.can_send() {
-            return Err(libc::EOPNOTSUPP);
-        }
-        self.pair.in_flight.push(&mut self.pool.ledger, frame, length, flags.is_signalled());
-        self.requests += 1;
-        // SAFETY: the batch is open, by this thread. It can be built, as was asked above.
-        let _true = unsafe { self.functions.build(flags.mark(slot.wr_id), flags.for_batch(), None) };
-        let entry = ibv_sge { addr: slot.address + start, length, lkey: self.lkey };
-        // SAFETY: just built; the piece is in the frame, which nothing touches from here on until it is completed, or back in
-        // the pool after the batch has failed, and `regions` keeps the memory registered.
-        unsafe { self.functions.set_sge(&[entry]) };
-        Ok(())
-    }
-
     /// A TCP stream in segments of `mss` bytes, each behind the first `header_bytes` bytes of the frame, which the
     /// device completes (`ibv_wr_send_tso`).
     pub fn tso(&mut self, flags: SendFlags, header_bytes: u16, mss: u16) -> SendRequest<'_, 'q> {

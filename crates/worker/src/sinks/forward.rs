@@ -11,12 +11,12 @@ use std::sync::Arc;
 
 use packet::rewrite::{self, MACS_BYTES};
 use program::{ForwardMode, ForwardSink, VlanChange};
-use verbs::{Context, Domain, PortNumber, RegisteredFrames, Status};
+use verbs::{Context, Domain, Pieces, PortNumber, RegisteredFrames, Status};
 
 use super::port::{self, ETHERNET_BYTES, Link, Port, TAGS_BYTES};
 use super::{Environment, Failure, FrameBudget, Hub, Opened, SinkError};
 use crate::sink::{Deliveries, FramesBack, Sink, SinkCounters, SinkDrop};
-use crate::transmitter::{Pieces, SENDS_MAX, Transmitter};
+use crate::transmitter::{SENDS_MAX, Transmitter};
 
 /// The changes of headers, and the limit of the port.
 struct Rewriter {

@@ -9,13 +9,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hugemem::{Arena, ArenaOptions, PageKind};
-use verbs::{Access, Context, Domain, Frame, FramePool, MemoryRegion, PortNumber, Status};
+use verbs::{Access, Context, Domain, Frame, FramePool, MemoryRegion, Pieces, PortNumber, Status};
 
 use super::Failure;
 use super::forward;
 use super::port::{ETHERNET_BYTES, TAGS_BYTES};
 use crate::sink::{POLL_INTERVAL, SinkCounters, SinkDrop};
-use crate::transmitter::{Pieces, Transmitter};
+use crate::transmitter::Transmitter;
 
 /// Packets in flight.
 const SENDS: u32 = 256;

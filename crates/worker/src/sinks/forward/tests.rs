@@ -29,8 +29,7 @@ fn sent_in(rewriter: &Rewriter, packet: &[u8], room: usize) -> Result<Vec<u8>, S
         assert_eq!(rewriter.prepare_simply(&mut other, packet.len() as u32), pieces);
         assert_eq!(other, frame);
     }
-    let (list, count) = pieces?.list();
-    Ok(list[..count].iter().flat_map(|piece| frame[piece.clone()].to_vec()).collect())
+    Ok(pieces?.ranges().into_iter().flat_map(|piece| frame[piece].to_vec()).collect())
 }
 
 fn sent(rewriter: &Rewriter, packet: &[u8]) -> Result<Vec<u8>, SinkDrop> {
