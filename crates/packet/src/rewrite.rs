@@ -16,18 +16,13 @@ const VLAN_ID: u16 = 0x0fff;
 /// Exchanges source and destination address.
 #[inline]
 pub fn swap_macs(frame: &mut [u8]) {
-    /// A whole number of words, of which the addresses are the first 12 bytes.
-    const WORDS_BYTES: usize = 16;
-    if let Some(words) = frame.first_chunk_mut::<WORDS_BYTES>() {
-        let both = u128::from_le_bytes(*words);
-        let (low, high) = (both as u64, (both >> 64) as u64);
-        // The destination is in the 48 low bits of the first word, the source behind it.
-        let source = low >> 48 | high << 16;
-        let low_swapped = source & 0xffff_ffff_ffff | low << 48;
-        let high_swapped = high & !0xffff_ffff | low >> 16 & 0xffff_ffff;
-        *words = (u128::from(high_swapped) << 64 | u128::from(low_swapped)).to_le_bytes();
-    } else if let Some(macs) = frame.first_chunk_mut::<MACS_BYTES>() {
-        macs.rotate_left(6);
+    if let Some(macs) = frame.first_chunk_mut::<MACS_BYTES>() {
+        let [start @ .., a, b, c, d] = *macs;
+        // The last two bytes come first: the beginning of the source, and the destination behind it.
+        let turned = u64::from_le_bytes(start).rotate_left(16).to_le_bytes();
+        macs[4..].copy_from_slice(&turned);
+        macs[..2].copy_from_slice(&turned[..2]);
+        macs[2..6].copy_from_slice(&[a, b, c, d]);
     }
 }
 
