@@ -2,6 +2,8 @@
 //! its outcome, sinks read them or take their frames, and the refill posts the frames again. All memory is allocated when
 //! the worker is built.
 
+use std::vec::Drain;
+
 use program::Outcome;
 use verbs::{Frame, FramePool};
 
@@ -35,9 +37,11 @@ pub(crate) struct Batch {
     /// Frames to be posted at the end of the iteration: those that the queue did not take in the last refill, and those of
     /// completions, with packets and without.
     pub(crate) frames: Vec<Frame>,
-    /// While sinks run that take frames: the frames from [`Batch::first_detached`] on, `None` where one was taken.
+    /// While several sinks run that take frames: the frames from [`Batch::first_detached`] on, `None` where one was taken.
     detached: Vec<Option<Frame>>,
     first_detached: usize,
+    /// For [`Batch::take_runs`].
+    returned: Vec<Frame>,
     /// At most the configured batch.
     pub(crate) packets: Vec<Packet>,
     /// The device's timestamps of the packets; empty where none were asked for.
@@ -62,6 +66,7 @@ impl Batch {
             frames: Vec::with_capacity(frame_count),
             detached: Vec::with_capacity(frame_count),
             first_detached: 0,
+            returned: Vec::with_capacity(limit),
             packets: Vec::with_capacity(limit),
             timestamps: Vec::with_capacity(limit),
             decisions: Vec::with_capacity(limit),
@@ -115,27 +120,54 @@ impl Batch {
         }
     }
 
-    /// Before sinks run that take frames.
+    /// The index of the first packet's frame.
+    #[inline]
+    fn first_of_packets(&self) -> usize {
+        self.packets.first().map_or(self.frames.len(), |packet| packet.frame as usize)
+    }
+
+    /// Before several sinks run that take frames.
     pub(crate) fn detach_frames(&mut self) {
-        self.first_detached = self.packets.first().map_or(self.frames.len(), |packet| packet.frame as usize);
+        self.first_detached = self.first_of_packets();
         self.detached.extend(self.frames.drain(self.first_detached..).map(Some));
     }
 
-    /// Passes each decision with its packet, the packet's timestamp, and the place of its frame to `each`, in order of reception;
-    /// after [`Batch::detach_frames`].
+    /// Passes the packets of the decisions that `is_for` chooses to `take`, in order of reception, in one or more runs. Without
+    /// [`Batch::detach_frames`] before, for the last sink only.
     #[inline]
-    pub(crate) fn each_detached(
-        &mut self,
-        mut each: impl FnMut(&Decision, &Packet, Option<u64>, &mut Option<Frame>),
-    ) {
-        let Self { decisions, packets, timestamps, detached, first_detached, .. } = self;
-        for decision in decisions.iter() {
+    pub(crate) fn take_runs(&mut self, is_for: impl Fn(&Decision) -> bool, mut take: impl FnMut(Run<'_>)) {
+        let is_detached = !self.detached.is_empty();
+        let (first, count) = (self.first_of_packets(), self.packets.len());
+        let has_all = !is_detached
+            && self.decisions.len() == count
+            && self.frames.len() - first == count
+            && self.decisions.iter().all(&is_for);
+        if !has_all && !is_detached {
+            self.detach_frames();
+        }
+        let Self { decisions, packets, timestamps, detached, first_detached, frames, returned, .. } = self;
+        if has_all {
+            // Decisions, packets and frames have the same order and number, so they belong together.
+            take(Run { decisions, packets, timestamps, frames: frames.drain(first..), returned });
+            frames.append(returned);
+            return;
+        }
+        for decision in decisions.iter().filter(|decision| is_for(decision)) {
             let index = decision.packet as usize;
             if let Some(packet) = packets.get(index)
                 && let Some(place) = detached.get_mut(packet.frame as usize - *first_detached)
+                && let Some(frame) = place.take()
             {
-                each(decision, packet, timestamps.get(index).copied(), place);
+                frames.push(frame);
+                let (decisions, packets) = (std::slice::from_ref(decision), std::slice::from_ref(packet));
+                let timestamps = timestamps.get(index..).unwrap_or_default();
+                let frames = frames.drain(frames.len() - 1..);
+                take(Run { decisions, packets, timestamps, frames, returned });
+                *place = returned.pop();
             }
+        }
+        if !is_detached {
+            self.reattach_frames();
         }
     }
 
@@ -155,5 +187,33 @@ impl Batch {
     pub(crate) fn data<'b>(&'b self, packet: &Packet, pool: &'b FramePool) -> &'b [u8] {
         let whole = self.frame(packet).map_or(&[][..], |frame| pool.bytes(frame));
         whole.get(..packet.bytes as usize).unwrap_or(whole)
+    }
+}
+
+/// Packets whose frames are taken, in order of reception.
+pub(crate) struct Run<'b> {
+    /// As many of each.
+    decisions: &'b [Decision],
+    packets: &'b [Packet],
+    frames: Drain<'b, Frame>,
+    /// Of these packets, and perhaps of others behind them; or none.
+    timestamps: &'b [u64],
+    /// Never grows: a batch has at most as many packets.
+    returned: &'b mut Vec<Frame>,
+}
+
+impl Run<'_> {
+    /// Passes each packet with its decision, its timestamp and its frame to `take`. What that returns stays in the batch.
+    #[inline]
+    pub(crate) fn take_each(
+        self,
+        mut take: impl FnMut(&Decision, &Packet, Option<u64>, Frame) -> Option<Frame>,
+    ) {
+        let Self { decisions, packets, frames, timestamps, returned } = self;
+        for (index, ((decision, packet), frame)) in decisions.iter().zip(packets).zip(frames).enumerate() {
+            if let Some(frame) = take(decision, packet, timestamps.get(index).copied(), frame) {
+                returned.push(frame);
+            }
+        }
     }
 }

@@ -61,7 +61,7 @@ pub use program::Band;
 pub use regime::{Regime, WorkerProfile};
 pub use sink::{
     Deliveries, Delivery, FrameBudget, FramesBack, Sink, SinkCounters, SinkDrop, SinkMap, SinkSide,
-    SinkTraffic, Slot, Taken,
+    SinkTraffic, Slot, Taken, TakenRun,
 };
 pub use stats::{DropReason, Failure, Latency, RuleSnapshot, Traffic, WorkerSnapshot};
 pub use transmitter::{SENDS_MAX, Transmitter};

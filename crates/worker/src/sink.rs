@@ -14,7 +14,7 @@ use crossbeam::utils::CachePadded;
 use program::{MAX_SINKS, Outcome, Program, RuleId, SinkId, Verdict};
 use verbs::{FlowTag, Frame, FramePool};
 
-use crate::batch::{Batch, Decision};
+use crate::batch::{Batch, Decision, Run};
 use crate::regime::{KindIndex, Stopwatch};
 use crate::stats::{Counter, Tally, Traffic};
 
@@ -90,19 +90,12 @@ impl Deliveries<'_> {
         mine.filter_map(|decision| delivery(decision, batch, pool))
     }
 
-    /// Passes each packet's frame to `take`, with the packet's length and outcome. A frame that `take` returns stays
-    /// with the worker; the others come back by [`Sink::poll`].
+    /// Passes the packets to `take` with their frames, in order of reception, in one or more runs. Frames that are taken come
+    /// back by [`Sink::poll`].
     #[inline]
-    pub fn take_each(&mut self, mut take: impl FnMut(&mut FramePool, Frame, &Taken) -> Option<Frame>) {
+    pub fn take_runs(&mut self, mut take: impl FnMut(&mut FramePool, TakenRun<'_>)) {
         let Self { batch, pool, bits } = self;
-        batch.each_detached(|decision, packet, timestamp, place| {
-            if is_for(decision, *bits)
-                && let Some(frame) = place.take()
-            {
-                let taken = Taken { bytes: packet.bytes, outcome: decision.outcome, timestamp };
-                *place = take(pool, frame, &taken);
-            }
-        });
+        batch.take_runs(|decision| is_for(decision, *bits), |run| take(pool, TakenRun(run)));
     }
 
     /// A number that is not less than that of the packets.
@@ -120,6 +113,20 @@ const EVERY: u64 = u64::MAX;
 #[inline]
 fn is_for(decision: &Decision, bits: u64) -> bool {
     decision.sinks & bits != 0 || bits == EVERY
+}
+
+/// Packets whose frames a sink takes.
+pub struct TakenRun<'b>(Run<'b>);
+
+impl TakenRun<'_> {
+    /// Passes each packet's frame to `take`, with the packet's length and outcome. A frame that `take` returns stays with the
+    /// worker.
+    #[inline]
+    pub fn each(self, mut take: impl FnMut(Frame, &Taken) -> Option<Frame>) {
+        self.0.take_each(|decision, packet, timestamp, frame| {
+            take(frame, &Taken { bytes: packet.bytes, outcome: decision.outcome, timestamp })
+        });
+    }
 }
 
 /// A packet whose frame a sink takes.
@@ -602,7 +609,8 @@ impl Slots {
     pub(crate) fn run(&mut self, batch: &mut Batch, pool: &mut FramePool, watch: &mut Stopwatch) -> bool {
         let taking = batch.sinks & self.taking;
         let observer = self.observer.as_mut().filter(|_| !batch.packets.is_empty());
-        let detaches = taking != 0 || observer.as_ref().is_some_and(|sink| sink.takes_frames());
+        // One sink takes the frames from the batch itself.
+        let detaches = taking.count_ones() > 1 || observer.as_ref().is_some_and(|sink| sink.takes_frames());
         if detaches {
             batch.detach_frames();
         }

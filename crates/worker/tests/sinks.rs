@@ -69,10 +69,12 @@ struct Keeper {
 impl Sink for Keeper {
     fn run(&mut self, packets: &mut Deliveries<'_>) {
         let Self { got, kept } = self;
-        packets.take_each(|pool, frame, taken| {
-            got.lock().expect("got").push(port(&pool.bytes(&frame)[..taken.bytes as usize]));
-            kept.push(frame);
-            None
+        packets.take_runs(|pool, run| {
+            run.each(|frame, taken| {
+                got.lock().expect("got").push(port(&pool.bytes(&frame)[..taken.bytes as usize]));
+                kept.push(frame);
+                None
+            });
         });
     }
 

@@ -7,7 +7,7 @@ use verbs::{Context, DeviceList};
 
 use super::*;
 use crate::assembly::{Parts, assemble};
-use crate::batch::Decision;
+use crate::batch::{Decision, Packet};
 use crate::classifier::Classifier;
 use crate::stats::Failure;
 use crate::{Disposition, WorkerConfig, WorkerControl};
@@ -120,11 +120,16 @@ fn the_frames_of_packets_can_be_taken_and_given_back() {
     let decide = |packet| Decision { packet, outcome, sinks: 0, generation: 0 };
     batch.decisions.extend([0, 1, 3].map(decide));
     let mut taken = Vec::new();
-    batch.each_detached(|decision, _, timestamp, place| {
-        assert_eq!(timestamp, None);
-        let frame = place.take();
-        if decision.packet == 1 { taken.extend(frame) } else { *place = frame }
-    });
+    batch.take_runs(
+        |decision| decision.packet > 0,
+        |run| {
+            run.take_each(|decision, _, timestamp, frame| {
+                assert_eq!((decision.packet, timestamp), (1, None));
+                taken.push(frame);
+                None
+            });
+        },
+    );
     assert_eq!(taken.len(), 1);
     let has_data =
         |batch: &Batch, index: usize| !batch.data(&batch.packets[index], &receiver.pool).is_empty();
@@ -133,6 +138,50 @@ fn the_frames_of_packets_can_be_taken_and_given_back() {
     batch.end_packets();
     assert_eq!(batch.frames.len(), 3, "all but the one that was taken");
     taken.into_iter().for_each(|frame| receiver.pool.release(frame));
+}
+
+#[test]
+fn one_sink_takes_the_frames_of_all_packets_or_of_some_without_a_step_before() {
+    let mut bench = Bench::new("detach1");
+    bench.reject(Status::Success);
+    let Bench { receiver, batch, .. } = &mut bench;
+    for (decided, is_taken) in
+        [(4, [true; 4]), (4, [true, false, true, true]), (3, [true, false, true, false])]
+    {
+        for length in 60..64 {
+            let frame = receiver.pool.take().expect("free");
+            batch.receive(frame, length, 0);
+        }
+        batch.timestamps.extend([5, 6, 7, 8]);
+        let outcome = Outcome { rule: RuleId::of(0), verdict: Verdict::Kernel };
+        let decide = |packet| Decision { packet, outcome, sinks: 0, generation: 0 };
+        batch.decisions.extend((0..decided).map(decide));
+        let (mut taken, mut seen) = (Vec::new(), Vec::new());
+        let mut take = |decision: &Decision, packet: &Packet, timestamp, frame| {
+            seen.push((decision.packet, packet.bytes, timestamp));
+            if is_taken[decision.packet as usize] {
+                taken.push(frame);
+                return None;
+            }
+            Some(frame)
+        };
+        batch.take_runs(
+            // Of the second case all, of the third not all packets are decided or chosen.
+            |decision| is_taken == [true, false, true, true] || is_taken[decision.packet as usize],
+            |run| run.take_each(&mut take),
+        );
+        let expected: Vec<_> = (0..decided)
+            .filter(|packet| decided == 4 || is_taken[*packet as usize])
+            .map(|packet| (packet, 60 + packet, Some(5 + u64::from(packet))))
+            .collect();
+        assert_eq!(seen, expected);
+        let count = is_taken.iter().filter(|is_taken| **is_taken).count();
+        assert_eq!((taken.len(), batch.frames.len()), (count, 1 + 4 - count));
+        taken.into_iter().for_each(|frame| receiver.pool.release(frame));
+        batch.frames.drain(1..).for_each(|frame| receiver.pool.release(frame));
+        batch.end_packets();
+        batch.clear();
+    }
 }
 
 #[test]

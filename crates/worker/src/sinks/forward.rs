@@ -36,6 +36,7 @@ impl Rewriter {
     }
 
     /// Changes the first `bytes` bytes of a frame. Returns what is to be sent, or why the packet cannot be.
+    #[inline(never)]
     fn prepare(&self, frame: &mut [u8], bytes: u32) -> Result<Pieces, SinkDrop> {
         let bytes = bytes as usize;
         let Some((packet, room)) = frame.split_at_mut_checked(bytes) else { return Err(SinkDrop::TooLong) };
@@ -68,15 +69,17 @@ impl Rewriter {
     /// [`Rewriter::prepare`], if it is simple.
     #[inline]
     fn prepare_simply(&self, frame: &mut [u8], bytes: u32) -> Result<Pieces, SinkDrop> {
-        let Some(packet) = frame.get_mut(..bytes as usize) else { return Err(SinkDrop::TooLong) };
-        if self.options.swap_macs {
-            if !rewrite::is_unicast(packet) {
-                return Err(SinkDrop::NotUnicast);
+        let swaps = self.options.swap_macs;
+        let lengths = ETHERNET_BYTES..=ETHERNET_BYTES + self.mtu_bytes;
+        match frame.get_mut(..bytes as usize) {
+            Some(packet) if lengths.contains(&packet.len()) && (!swaps || rewrite::is_unicast(packet)) => {
+                if swaps {
+                    rewrite::swap_macs(packet);
+                }
+                Ok(Pieces::start(bytes))
             }
-            rewrite::swap_macs(packet);
+            _ => self.prepare(frame, bytes),
         }
-        check(self.mtu_bytes, packet, packet.len())?;
-        Ok(Pieces::start(bytes))
     }
 }
 
@@ -212,8 +215,7 @@ struct Tally {
 }
 
 /// Queues what `prepare` makes of each packet, at most `allowed`.
-// By itself it has enough registers for all that the loop uses.
-#[inline(never)]
+#[inline]
 fn queue_each(
     packets: &mut Deliveries<'_>,
     transmitter: &mut Transmitter,
@@ -221,23 +223,29 @@ fn queue_each(
     prepare: impl Fn(&mut [u8], u32) -> Result<Pieces, SinkDrop>,
 ) -> Tally {
     let mut tally = Tally::default();
-    let (mut count, mut bytes, mut left) = (0, 0, allowed);
-    packets.take_each(|pool, mut frame, taken| {
-        count += 1;
-        bytes += u64::from(taken.bytes);
-        let reason = match prepare(pool.bytes_mut(&mut frame), taken.bytes) {
-            Ok(pieces) if left > 0 => {
-                left -= 1;
-                transmitter.push(frame, pieces);
-                return None;
-            }
-            Ok(_) => SinkDrop::TxFull,
-            Err(reason) => reason,
-        };
-        tally.dropped[reason as usize] += 1;
-        Some(frame)
+    let mut all_left = allowed;
+    packets.take_runs(|pool, run| {
+        // Of this run; in registers.
+        let (mut bytes, mut left) = (0, all_left);
+        run.each(|mut frame, taken| {
+            bytes += u64::from(taken.bytes);
+            let reason = match prepare(pool.bytes_mut(&mut frame), taken.bytes) {
+                Ok(pieces) if left > 0 => {
+                    left -= 1;
+                    transmitter.push(frame, pieces);
+                    return None;
+                }
+                Ok(_) => SinkDrop::TxFull,
+                Err(reason) => reason,
+            };
+            tally.dropped[reason as usize] += 1;
+            Some(frame)
+        });
+        tally.bytes += bytes;
+        all_left = left;
     });
-    (tally.packets, tally.bytes, tally.queued) = (count, bytes, allowed - left);
+    tally.queued = allowed - all_left;
+    tally.packets = u64::from(tally.queued) + tally.dropped.iter().sum::<u64>();
     tally
 }
 
