@@ -163,6 +163,8 @@ fn drain_qp(
 /// Sends up to `limit` of the next requests together: those that are as most are, a frame in one piece, as it is, on a port
 /// whose sent frames no flow is about. Stops at the first other one, or where the completion queue has no room. Returns how
 /// many it sent.
+// By itself it has enough registers for all that the loop uses.
+#[inline(never)]
 fn send_plain(state: &mut State, slot: u32, limit: usize, exit: &mut Exit<'_>) -> usize {
     let State { qps, cqs, memory, unpublished_cqs, .. } = state;
     let Some(QpState { kind: QpKind::Raw { send, .. }, domain, number, .. }) = qps.get_mut(slot) else {
@@ -182,28 +184,35 @@ fn send_plain(state: &mut State, slot: u32, limit: usize, exit: &mut Exit<'_>) -
     let (slots, completions) = (requests.slots(), producer.slots());
     let mut regions = memory.of_domain(*domain, false);
     let mut frames = ArrayVec::<&[u8], FRAMES_PER_PASS>::new();
-    let mut completed = 0;
-    for nth in 0..count {
-        if nth + REQUEST_LOOKAHEAD < count {
-            prefetch_read(slots.at(nth + REQUEST_LOOKAHEAD).as_ptr());
-        }
-        let request = slots.at(nth);
-        // SAFETY: the request was published, so its slot is this side's, and slots begin with the header.
-        let header = unsafe { request.cast::<SendHeader>().read() };
-        if header.flags & SEND_SEGMENTS != 0 {
-            break;
-        }
-        let frame = in_one_piece(send.shape, request, &header, &mut regions).ok().flatten();
-        let Some(frame) = frame.filter(|frame| exit.carries(frame)) else { break };
-        if frames.try_push(frame).is_err() {
-            break;
-        }
-        if send.signal_all || header.flags & SEND_SIGNALED != 0 {
-            let mut cqe = Cqe::new(header.wr_id, Opcode::Send, Status::Success, *number);
-            cqe.byte_len = frame.len() as u32;
-            // SAFETY: no more are written than there is room for, so the slot is the producer's; slots are aligned `Cqe`s.
-            unsafe { completions.at(completed).cast::<Cqe>().write(cqe) };
-            completed += 1;
+    let (shape, signal_all, stride) = (send.shape, send.signal_all, slots.stride());
+    let (mut completed, mut nth) = (0, 0);
+    'requests: while nth < count {
+        // Slots that follow each other in memory.
+        let mut request = slots.at(nth);
+        for _ in 0..slots.run(nth).min(count - nth) {
+            if nth + REQUEST_LOOKAHEAD < count {
+                prefetch_read(request.as_ptr().wrapping_add(REQUEST_LOOKAHEAD as usize * stride));
+            }
+            // SAFETY: the request was published, so its slot is this side's, and slots begin with the header.
+            let header = unsafe { request.cast::<SendHeader>().read() };
+            if header.flags & SEND_SEGMENTS != 0 {
+                break 'requests;
+            }
+            let frame = in_one_piece(shape, request, &header, &mut regions).ok().flatten();
+            let Some(frame) = frame.filter(|frame| exit.carries(frame)) else { break 'requests };
+            if frames.try_push(frame).is_err() {
+                break 'requests;
+            }
+            if signal_all || header.flags & SEND_SIGNALED != 0 {
+                let mut cqe = Cqe::new(header.wr_id, Opcode::Send, Status::Success, *number);
+                cqe.byte_len = frame.len() as u32;
+                // SAFETY: no more are written than there is room for, so the slot is the producer's; slots are aligned `Cqe`s.
+                unsafe { completions.at(completed).cast::<Cqe>().write(cqe) };
+                completed += 1;
+            }
+            nth += 1;
+            // SAFETY: within the slots that follow each other, or behind the last one of them.
+            request = unsafe { request.add(stride) };
         }
     }
     if frames.is_empty() {
@@ -296,10 +305,11 @@ fn in_one_piece<'m>(
     header: &SendHeader,
     regions: &mut Regions<'m>,
 ) -> Result<Option<&'m [u8]>, Status> {
-    if header.flags & (SEND_CHECKSUM | SEND_INLINE) == SEND_INLINE {
-        return Ok(Some(inline(slot, 0, header.inline_bytes.min(shape.max_inline))));
+    if header.flags & (SEND_CHECKSUM | SEND_INLINE) != 0 {
+        let is_plain = header.flags & SEND_CHECKSUM == 0;
+        return Ok(is_plain.then(|| inline(slot, 0, header.inline_bytes.min(shape.max_inline))));
     }
-    if header.flags & (SEND_CHECKSUM | SEND_INLINE) != 0 || shape.max_sge == 0 {
+    if shape.max_sge == 0 {
         return Ok(None);
     }
     let first = element(slot, 0);
