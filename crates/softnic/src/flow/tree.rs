@@ -8,9 +8,11 @@
 //!
 //! # Changes
 //! A rule is added to and removed from every leaf that it belongs to; a leaf that overflows is split where it is
-//! ([`update`]). Trees that grew by half this way are built anew from the [`Directory`]: some 2 us for each rule. The
-//! caller of the last change waits for it twice, because there are two copies ([`crate::left_right`]), and so do other
-//! changes meanwhile; no lookup does.
+//! ([`update`]). A tree that grew by a quarter this way is built anew from the rules in its leaves: each by itself, because
+//! policies install rules about both addresses first, and those that leave them open last, when a family as a whole grows little.
+//! A family that has four times as many rules as when it was built, or too many in its tuple space, is built anew from the
+//! [`Directory`]. Both take some 2 us for each rule. The caller of the last change waits for it twice, because there are two copies
+//! ([`crate::left_right`]), and so do other changes meanwhile; no lookup does.
 //!
 //! # What is not in the trees
 //! Masks that have nothing in common make leaves that nothing splits. A leaf has at most 64 rules, a rule added later at
@@ -79,6 +81,21 @@ struct Tree {
     root: u32,
     /// The steps from there to the farthest leaf.
     depth: usize,
+    /// Rules.
+    len: usize,
+    /// Rules when it was built.
+    built: usize,
+    /// What has made it slower since.
+    debt: usize,
+}
+
+impl Tree {
+    /// Whether it would be faster if it were built anew. Rules that replace others do less harm than those that are
+    /// added, and it is they that come fast for a long time.
+    fn wants_rebuild(&self) -> bool {
+        let grown = self.len > FEW + self.built + self.built / 4;
+        grown || self.debt > FEW + self.built / 2
+    }
 }
 
 /// The rules of one family.
@@ -90,6 +107,8 @@ struct Family {
     trees: ArrayVec<Tree, TREES>,
     /// Which class has the tree of each class.
     tree_of_class: [Class; TREES],
+    /// Rules of each class that has no tree of its own.
+    guests: [usize; TREES],
     /// The greatest depth.
     depth: usize,
     overflow: Space<MatchKey>,
@@ -97,7 +116,7 @@ struct Family {
     len: usize,
     /// Rules when it was built.
     built: usize,
-    /// What has made it slower since.
+    /// What has made it slower since, apart from changes of its trees.
     debt: usize,
 }
 
@@ -235,6 +254,8 @@ impl Trees {
         }
         if family.wants_rebuild() {
             self.rebuild(number);
+        } else {
+            family.rebuild_tree(class);
         }
     }
 
@@ -288,6 +309,7 @@ impl Family {
             view,
             trees: ArrayVec::new(),
             tree_of_class: [0; TREES],
+            guests: [0; TREES],
             depth: 0,
             overflow: Space::default(),
             len: 0,
@@ -313,14 +335,16 @@ impl Family {
             if list.is_empty() {
                 continue;
             }
+            let len = list.len();
             let root = built.pool.take_nodes(0);
             let mut builder = Builder::new(&entries, &mut built.pool, max_blocks);
             builder.build(root, list, 0);
             let (mut evicted, depth) = (builder.evicted, builder.depth);
-            built.trees.insert(0, Tree { class, root, depth });
+            built.trees.insert(0, Tree { class, root, depth, len, built: len, debt: 0 });
             built.depth = built.depth.max(depth);
             evicted.sort_unstable();
             evicted.dedup();
+            built.trees[0].len -= evicted.len();
             for number in evicted {
                 let (value, mask, ranked) = &rules[number as usize];
                 built.cut_out(class, &entries[number as usize]);
@@ -335,6 +359,7 @@ impl Family {
         for class in 1..TREES {
             if classes[class].len() < SMALL {
                 let moved = std::mem::take(&mut classes[class]);
+                self.guests[class] = moved.len();
                 classes[0].extend(moved);
                 self.tree_of_class[class] = 0;
             }
@@ -346,10 +371,14 @@ impl Family {
         Entry { value: self.view.cut(value), mask: self.view.cut(mask), ranked: *ranked }
     }
 
-    /// Whether it would be faster if it were built anew.
+    /// Whether it would be faster if all of it were built anew.
     fn wants_rebuild(&self) -> bool {
-        let grown = self.debt > FEW + self.built / 2;
+        let overflows = self.debt > FEW + self.built / 2;
+        let grown = self.len > FEW + 4 * self.built;
         let shrunk = self.len + FEW < self.built / 4;
-        grown || shrunk
+        let is_crowded = self.guests.iter().any(|guests| *guests > SMALL);
+        // A tree that is built by itself takes more blocks of the pool, which all of them share.
+        let is_full = self.pool.blocks() > Self::max_blocks(self.len);
+        overflows || grown || shrunk || is_crowded || is_full && self.trees.iter().any(Tree::wants_rebuild)
     }
 }

@@ -9,7 +9,10 @@
 //! equals. Several leaves may refer to one run; the run with no rules is shared by all empty leaves. The precedence of the
 //! first rule of each block is also kept apart, so that a search passes over blocks that cannot win.
 //!
-//! Runs that are not in use any more are kept for others of the same size. Nodes stay until the trees are built again.
+//! Runs that are not in use any more are kept for others of the same size, and so are the children of nodes of a tree that is
+//! built anew.
+
+use std::collections::HashSet;
 
 use super::super::shape::Ranked;
 use super::build::MAX_DEPTH;
@@ -162,6 +165,8 @@ pub(super) struct Pool {
     users: Vec<u32>,
     /// Vacant runs of blocks, by their number less one.
     vacant_runs: [Vec<u32>; MAX_BLOCKS],
+    /// Vacant nodes for the children of one, by the number of its bits.
+    vacant_nodes: [Vec<u32>; MAX_BITS + 1],
     words: usize,
 }
 
@@ -173,6 +178,7 @@ impl Pool {
             bests: Vec::new(),
             users: Vec::new(),
             vacant_runs: Default::default(),
+            vacant_nodes: Default::default(),
             words,
         };
         let empty = pool.take_run(1);
@@ -206,9 +212,36 @@ impl Pool {
 
     /// Room for the children of a node that looks at so many bits.
     pub(super) fn take_nodes(&mut self, bits: usize) -> u32 {
-        let first = self.nodes.len();
-        self.nodes.resize(first + (1 << bits), Node::default());
-        first as u32
+        self.vacant_nodes[bits].pop().unwrap_or_else(|| {
+            let first = self.nodes.len();
+            self.nodes.resize(first + (1 << bits), Node::default());
+            first as u32
+        })
+    }
+
+    /// Gives the nodes of a tree back except its root, which becomes a leaf without rules that is not counted as a user of
+    /// its run, and the runs. Returns the entries, best precedence first.
+    pub(super) fn take_tree(&mut self, root: u32) -> Vec<Entry> {
+        let (mut entries, mut of_run) = (Vec::new(), Vec::new());
+        let (mut open, mut runs) = (vec![root], HashSet::new());
+        while let Some(at) = open.pop() {
+            let node = self.nodes[at as usize];
+            if node.is_leaf() {
+                if runs.insert(node.run()) {
+                    self.read(node.run(), &mut of_run);
+                    entries.append(&mut of_run);
+                }
+                self.leave(node.run());
+            } else {
+                let bits = node.mask.count_ones() as usize;
+                open.extend(node.base..node.base + (1 << bits));
+                self.vacant_nodes[bits].push(node.base);
+            }
+        }
+        self.place(root, Node::leaf(Run::EMPTY));
+        entries.sort_unstable_by_key(|entry| entry.ranked);
+        entries.dedup_by_key(|entry| entry.ranked);
+        entries
     }
 
     /// The child of a node that an image belongs to; `extract` takes the bits of a mask out of a word.

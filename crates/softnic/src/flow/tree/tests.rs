@@ -163,6 +163,37 @@ fn more_rules_about_either_port_than_16_bits_count_are_built() {
     }
 }
 
+/// Rules about both addresses, and then rules about one: their tree is not left as the first few of them made it.
+#[test]
+fn a_tree_that_grows_is_built_anew_though_its_family_does_not_grow_much() {
+    let mut both = Linear::default();
+    let add = |both: &mut Linear, slots: &[Slot], number: u32| {
+        let mut matcher = Matcher::any();
+        matcher.require(Layers::IPV4);
+        for slot in slots {
+            let address = number.wrapping_mul(0x9e37_79b9).rotate_left(slot.shift() / 2);
+            matcher.field(&[*slot], address.into(), 0xffff_fff0);
+        }
+        both.add(&matcher, (number % 5) as u16);
+    };
+    (0..1500).for_each(|number| add(&mut both, &[SRC_IPV4, DST_IPV4], number));
+    (0..600).for_each(|number| add(&mut both, &[DST_IPV4], number));
+    let family = &both.trees.families[IPV4];
+    assert!(family.built < 1700, "the family was built when it had {} rules", family.built);
+    let tree = family.trees.iter().find(|tree| tree.class == 1).expect("the rules have a tree of their own");
+    assert_eq!(tree.len, 600);
+    assert!(tree.built > 350, "it was built when it had {} rules", tree.built);
+    both.check(&[[0; 8]]);
+    let nodes = both.trees.families[IPV4].pool.bytes();
+    // Rules that replace others: the trees are built anew in the nodes and blocks that they have.
+    for number in 600..3600 {
+        both.remove(1500);
+        add(&mut both, &[DST_IPV4], number);
+    }
+    assert!(both.trees.families[IPV4].pool.bytes() < nodes * 3 / 2);
+    both.check(&[[!0; 8]]);
+}
+
 /// However the trees came to be, they take a bounded number of blocks.
 #[test]
 fn replaced_rules_do_not_make_the_trees_grow() {

@@ -12,7 +12,7 @@ use super::view::{Bytes, View};
 use super::{Class, Family, Rule, Tree};
 
 /// The most leaves that a rule is added to.
-pub(super) const MAX_COPIES: usize = 512;
+pub(super) const MAX_COPIES: usize = 2048;
 
 /// A leaf: its node, and the steps from the root.
 type Leaf = (u32, usize);
@@ -22,7 +22,6 @@ impl Family {
     pub(super) fn insert(&mut self, class: Class, rule: &Rule) {
         let (value, mask, ranked) = rule;
         self.len += 1;
-        self.debt += 1;
         let bytes = Bytes::of(mask);
         if !self.view.bytes().contains(bytes) {
             if self.len > 1 {
@@ -31,12 +30,13 @@ impl Family {
                 self.overflow.add(value, mask, *ranked);
                 return;
             }
-            *self = Self { len: 1, debt: 1, ..Self::with_view(View::new(bytes)) };
+            *self = Self { len: 1, ..Self::with_view(View::new(bytes)) };
         }
-        let class = self.tree_of_class[usize::from(class)];
+        let host = self.tree_of_class[usize::from(class)];
+        self.guests[usize::from(class)] += usize::from(host != class);
         let entry = self.entry(rule);
-        if !self.add_to_leaves(class, &entry) {
-            self.debt += 1;
+        if !self.add_to_leaves(host, &entry) {
+            self.debt += 2;
             self.overflow.add(value, mask, *ranked);
         }
     }
@@ -45,11 +45,16 @@ impl Family {
     pub(super) fn remove(&mut self, class: Class, rule: &Rule) {
         let (value, mask, ranked) = rule;
         self.len -= 1;
+        let host = self.tree_of_class[usize::from(class)];
+        let guests = &mut self.guests[usize::from(class)];
+        *guests = guests.saturating_sub(usize::from(host != class));
         if self.overflow.group_at(value, mask, ranked.precedence.level()).is_some() {
             self.overflow.remove(value, mask, *ranked);
         } else {
-            let entry = self.entry(rule);
-            self.cut_out(self.tree_of_class[usize::from(class)], &entry);
+            self.cut_out(host, &self.entry(rule));
+            if let Some(tree) = self.tree_mut(host) {
+                tree.len -= 1;
+            }
         }
     }
 
@@ -63,7 +68,7 @@ impl Family {
             self.pool.share(Run::EMPTY);
             self.pool.place(root, Node::leaf(Run::EMPTY));
             let place = self.trees.partition_point(|tree| tree.class > class);
-            self.trees.insert(place, Tree { class, root, depth: 0 });
+            self.trees.insert(place, Tree { class, root, depth: 0, len: 0, built: 0, debt: 0 });
         }
         let leaves = self.leaves(class, entry, MAX_COPIES + 1);
         if leaves.len() > MAX_COPIES || self.pool.blocks() + leaves.len() > 2 * Self::max_blocks(self.len) {
@@ -76,7 +81,15 @@ impl Family {
                 return false;
             }
         }
+        if let Some(tree) = self.tree_mut(class) {
+            tree.len += 1;
+            tree.debt += 1;
+        }
         true
+    }
+
+    fn tree_mut(&mut self, class: Class) -> Option<&mut Tree> {
+        self.trees.iter_mut().find(|tree| tree.class == class)
     }
 
     fn add_to_leaf(
@@ -102,8 +115,10 @@ impl Family {
         if entries.len() > MAX_LEAF {
             return false;
         }
-        if entries.len() > LANES {
-            self.debt += 1;
+        if entries.len() > LANES
+            && let Some(tree) = self.tree_mut(class)
+        {
+            tree.debt += 1;
         }
         if !is_shared && entries.len() <= old.blocks as usize * LANES {
             self.pool.write(old, &entries);
@@ -129,10 +144,39 @@ impl Family {
         let reached = builder.depth;
         self.pool.leave(old.run());
         self.depth = self.depth.max(reached);
-        if let Some(tree) = self.trees.iter_mut().find(|tree| tree.class == class) {
+        if let Some(tree) = self.tree_mut(class) {
             tree.depth = tree.depth.max(reached);
         }
         true
+    }
+
+    /// Builds the tree of a class anew, from the entries in its leaves, if that makes it faster.
+    pub(super) fn rebuild_tree(&mut self, class: Class) {
+        let class = self.tree_of_class[usize::from(class)];
+        let Some(at) = self.trees.iter().position(|tree| tree.class == class && tree.wants_rebuild()) else {
+            return;
+        };
+        let root = self.trees[at].root;
+        let entries = self.pool.take_tree(root);
+        let max_blocks = 2 * Self::max_blocks(self.len);
+        let mut builder = Builder::new(&entries, &mut self.pool, max_blocks);
+        builder.build(root, (0..entries.len() as u32).collect(), 0);
+        let (mut evicted, depth) = (builder.evicted, builder.depth);
+        let len = entries.len();
+        self.trees[at] = Tree { class, root, depth, len, built: len, debt: 0 };
+        self.depth = self.trees.iter().map(|tree| tree.depth).max().unwrap_or(0);
+        evicted.sort_unstable();
+        evicted.dedup();
+        for number in evicted {
+            let entry = &entries[number as usize];
+            self.cut_out(class, entry);
+            self.trees[at].len -= 1;
+            self.overflow.add(
+                &self.view.restored(&entry.value),
+                &self.view.restored(&entry.mask),
+                entry.ranked,
+            );
+        }
     }
 
     /// Removes an entry from all leaves that have it.

@@ -111,6 +111,16 @@ impl View {
         }
         words
     }
+
+    /// The image that was cut down, whose other bytes were zero.
+    pub(super) fn restored(&self, words: &Words) -> MatchKey {
+        let mut image = MatchKey::default();
+        for (place, to) in self.source[..self.kept()].iter().enumerate() {
+            let byte = words[place / 8] >> (place % 8 * 8) & 0xff;
+            image.0[usize::from(to / 8) % WORDS] |= byte << (to % 8 * 8);
+        }
+        image
+    }
 }
 
 #[cfg(test)]
@@ -128,6 +138,8 @@ mod tests {
                 let mut image = MatchKey::default();
                 image.0[byte / 8] = 0xa5 << (8 * (byte % 8));
                 let cut = view.cut(&image);
+                let kept = if bytes >> byte & 1 == 1 { image } else { MatchKey::default() };
+                assert_eq!(view.restored(&cut), kept, "byte {byte} of {bytes:#x}");
                 let bits: u32 = cut.iter().map(|word| word.count_ones()).sum();
                 assert_eq!(bits, if bytes >> byte & 1 == 1 { 4 } else { 0 }, "byte {byte} of {bytes:#x}");
                 for (seen, word) in seen.iter_mut().zip(cut) {
