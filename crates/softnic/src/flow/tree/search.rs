@@ -1,10 +1,11 @@
 //! The search: from the root of each tree to a leaf, and the rules of that leaf together.
 //!
 //! A step of the descent has no branch that depends on the frame, and every frame takes the same number of steps: what
-//! the search costs is loads that the processor can overlap, for a burst those of all its frames. Of the leaves that a
-//! burst reaches, the blocks whose first rule could win are listed, again without a branch, and then compared one after
-//! the other ([`Machine::matching`]). The trees whose rules ask for most come first: as a rule what they find wins, and
-//! the other trees' leaves are not even fetched.
+//! the search costs is loads that the processor can overlap, for a burst those of all its frames in all trees. Of the leaves
+//! that a burst reaches, the blocks whose first rule could win are listed tree by tree, again without a branch, and then
+//! compared one after the other ([`Machine::matching`]). How many they are is not predictable, and all that follows waits
+//! for it: so every descent is done before, and long bursts cost less than short ones. The trees whose rules ask for most
+//! come first: as a rule what they find wins, and the other trees' leaves are not even fetched.
 
 use std::hint::select_unpredictable;
 
@@ -20,7 +21,7 @@ use super::view::{WORDS, Words};
 use crate::prefetch::prefetch_read;
 
 /// Frames of one burst.
-pub(in super::super) const BURST: usize = 32;
+pub(in super::super) const BURST: usize = 64;
 /// Trees of one family.
 pub(super) const TREES: usize = 4;
 
@@ -186,9 +187,9 @@ fn burst<M: Machine, const K: usize>(family: &Family, images: &[MatchKey], winne
     for (words, image) in words.iter_mut().zip(&images[..count]) {
         *words = M::cut(&family.view, image);
     }
-    let mut candidates = [Candidate::default(); MAX_CANDIDATES];
-    for tree in &family.trees {
-        let mut leaves = [tree.root; BURST];
+    let mut leaves_of_trees = [[0; BURST]; TREES];
+    for (tree, leaves) in family.trees.iter().zip(&mut leaves_of_trees) {
+        *leaves = [tree.root; BURST];
         // Frames beyond the last take the steps too: so there is no remainder to be counted.
         let (groups, _) = leaves.as_chunks_mut::<GROUP>();
         let (words_of_groups, _) = words.as_chunks::<GROUP>();
@@ -198,16 +199,11 @@ fn burst<M: Machine, const K: usize>(family: &Family, images: &[MatchKey], winne
                 unsafe { step::<M>(family, leaves, words) };
             }
         }
+    }
+    let mut candidates = [Candidate::default(); MAX_CANDIDATES];
+    for leaves in &leaves_of_trees[..family.trees.len().min(TREES)] {
         // SAFETY: steps from a root led there.
-        let listed = unsafe { list(family, &leaves[..count], winners, &mut candidates) };
-        let stride = if K == 0 { family.pool.stride() } else { K + 1 };
-        for candidate in &candidates[..listed] {
-            // SAFETY: `list` named it for this pool.
-            for column in unsafe { family.pool.block(candidate.block, stride) } {
-                prefetch_read(column.masks().as_ptr().cast());
-                prefetch_read(column.values().as_ptr().cast());
-            }
-        }
+        let listed = unsafe { list::<K>(family, &leaves[..count], winners, &mut candidates) };
         for candidate in &candidates[..listed] {
             // SAFETY: `list` named it for this family.
             unsafe { compare::<M, K>(family, *candidate, words, winners) };
@@ -215,12 +211,13 @@ fn burst<M: Machine, const K: usize>(family: &Family, images: &[MatchKey], winne
     }
 }
 
-/// Lists the blocks of leaves that may have a rule which comes before what was found; returns how many these are.
+/// Lists the blocks of leaves that may have a rule which comes before what was found, and fetches the first of each leaf;
+/// returns how many these are.
 ///
 /// # Safety
 /// Steps from a root led to the leaves.
 #[inline(always)]
-unsafe fn list(
+unsafe fn list<const K: usize>(
     family: &Family,
     leaves: &[u32],
     winners: &Winners,
@@ -236,10 +233,16 @@ unsafe fn list(
         listed += usize::from(best < *limit);
     }
     let winning = &winning[..listed.min(BURST)];
+    let stride = if K == 0 { pool.stride() } else { K + 1 };
     listed = 0;
     for (frame, leaf) in winning {
         // SAFETY: as above.
         let (run, _) = unsafe { pool.leaf(*leaf) };
+        // SAFETY: the run of a leaf of this pool.
+        for column in unsafe { pool.block(run.first, stride) } {
+            prefetch_read(column.masks().as_ptr().cast());
+            prefetch_read(column.values().as_ptr().cast());
+        }
         // Most leaves have one block or two, but which is not predictable.
         for (block, exists) in [(run.first, true), (run.first + 1, run.blocks > 1)] {
             candidates[listed % MAX_CANDIDATES] = Candidate { frame: *frame, block };
