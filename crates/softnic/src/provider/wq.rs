@@ -3,6 +3,7 @@
 use std::cell::UnsafeCell;
 use std::collections::HashSet;
 use std::ffi::c_int;
+use std::mem::offset_of;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -31,7 +32,7 @@ use crate::limits::MAX_SGE;
 use crate::nic::Nic;
 use crate::personality::{HashRules, Rules, WorkQueueRules};
 use crate::prefetch::prefetch_write;
-use crate::ring::Producer;
+use crate::ring::{Producer, Slots};
 use crate::state::{FrameEdits, NewQueue, QueueOwner, QueueState, State, TableState};
 use crate::work::{Element, RECEIVE_HEADER_BYTES, receive_slot_bytes};
 
@@ -233,7 +234,7 @@ pub(crate) unsafe extern "C" fn modify_wq(wq: *mut ibv_wq, attr: *mut ibv_wq_att
         let rules = &soft.nic().rules().objects.work_queue;
         modify(&mut soft.nic().control(), object.slot, attr, rules)?;
         if attr.attr_mask & IBV_WQ_ATTR_STATE != 0 {
-            let place = wq.wrapping_byte_add(std::mem::offset_of!(ibv_wq, state)).cast::<ibv_wq_state>();
+            let place = wq.wrapping_byte_add(offset_of!(ibv_wq, state)).cast::<ibv_wq_state>();
             // SAFETY: the application's handle; as with any provider, it must not read the state while it changes it.
             unsafe { place.write(attr.wq_state) };
         }
@@ -434,8 +435,6 @@ pub(crate) unsafe extern "C" fn destroy_rwq_ind_table(table: *mut ibv_rwq_ind_ta
 
 /// How many requests ahead their lines are taken over from the engine's core.
 const LOOKAHEAD: u32 = 8;
-/// Of the smallest requests at least this many share a line.
-const REQUESTS_PER_LINE: u32 = 2;
 
 /// The application's end of a receive ring.
 pub(crate) struct ReceivePoster {
@@ -489,19 +488,13 @@ impl ReceivePoster {
     /// Fills slots up to `room`, as far as the chain goes.
     fn fill(&self, wr: &mut *mut ibv_recv_wr, filled: &mut u32, room: u32) -> Verb<()> {
         let slots = self.producer.slots();
-        let is_single = self.max_sge == 1;
         while *filled < room {
+            if self.max_sge == 1 {
+                fill_single(slots, wr, filled, room);
+            }
             // SAFETY: NULL or a request of the application's chain.
-            let Some(request) = (unsafe { wr.as_ref() }) else { break };
-            if filled.is_multiple_of(REQUESTS_PER_LINE) && *filled + LOOKAHEAD < room {
-                prefetch_write(slots.at(*filled + LOOKAHEAD).as_ptr());
-            }
-            let slot = slots.at(*filled);
-            if is_single && request.num_sge == 1 && !request.sg_list.is_null() {
-                write_single(slot, request);
-            } else {
-                self.write(slot, request)?;
-            }
+            let Some(request) = (unsafe { wr.as_ref() }).filter(|_| *filled < room) else { break };
+            self.write(slots.at(*filled), request)?;
             *filled += 1;
             *wr = request.next;
         }
@@ -525,17 +518,55 @@ impl ReceivePoster {
     }
 }
 
-/// Writes a request of one element into a slot for one, for which there is room.
+/// A slot of a ring of requests with one element each.
+#[repr(C)]
+struct Single {
+    wr_id: u64,
+    element: Element,
+}
+
+const _: () = assert!(size_of::<Single>() == receive_slot_bytes(1) && RECEIVE_HEADER_BYTES == 8);
+
+// An entry of the application's list is an element as it stands, but for a key of 0.
+const _: () = {
+    assert!(size_of::<ibv_sge>() == size_of::<Element>() && align_of::<ibv_sge>() == align_of::<Element>());
+    assert!(offset_of!(ibv_sge, addr) == offset_of!(Element, address));
+    assert!(offset_of!(ibv_sge, length) == offset_of!(Element, bytes));
+    assert!(offset_of!(ibv_sge, lkey) == offset_of!(Element, key));
+};
+
+/// Fills slots for one element each up to `room`, or to where the ring starts again, as long as the requests of the chain
+/// are as most are: of one element, with a key other than 0.
 #[inline]
-fn write_single(slot: NonNull<u8>, request: &ibv_recv_wr) {
-    // SAFETY: there is room, so the slot is this side's; it begins with the id.
-    unsafe { slot.cast::<u64>().write(request.wr_id) };
-    // SAFETY: the application's list has an entry.
-    let element = Element::of(unsafe { &*request.sg_list });
-    // SAFETY: a slot holds an element behind the id.
-    let place = unsafe { slot.add(RECEIVE_HEADER_BYTES) };
-    // SAFETY: as above; only this side writes it now.
-    unsafe { place.cast::<Element>().write(element) };
+fn fill_single(slots: Slots<'_>, wr: &mut *mut ibv_recv_wr, filled: &mut u32, room: u32) {
+    let run = slots.run(*filled).min(room.saturating_sub(*filled));
+    let mut slot = slots.at(*filled).cast::<Single>();
+    let (mut request, mut count, fetching) = (*wr, 0, run.saturating_sub(LOOKAHEAD));
+    while count < run {
+        // SAFETY: NULL or a request of the application's chain.
+        let Some(next) = (unsafe { request.as_ref() }) else { break };
+        // SAFETY: NULL or, if the request has an entry, the application's list.
+        let Some(entry) = (unsafe { next.sg_list.cast::<Element>().as_ref() }).filter(|_| next.num_sge == 1)
+        else {
+            break;
+        };
+        if entry.key == 0 {
+            break;
+        }
+        if count < fetching {
+            prefetch_write(slot.as_ptr().wrapping_add(LOOKAHEAD as usize).cast());
+        }
+        // SAFETY: there is room, so the slot is this side's; slots of a ring for one element are of this form.
+        unsafe { (*slot.as_ptr()).wr_id = next.wr_id };
+        // SAFETY: as above.
+        unsafe { (*slot.as_ptr()).element = *entry };
+        count += 1;
+        // SAFETY: at most the end of the ring's slots, since the run does not reach beyond it.
+        slot = unsafe { slot.add(1) };
+        request = next.next;
+    }
+    *filled += count;
+    *wr = request;
 }
 
 /// Copies a scatter/gather list of `count` entries, at most `elements.len()`, and ends it.
