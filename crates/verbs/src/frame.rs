@@ -5,7 +5,7 @@
 //! completions it is a part. So no frame ever has two owners. Used by the polling loop: nothing here allocates after
 //! [`FramePool::new`], and every step is a bounds check and a byte.
 
-use std::num::NonZeroU32;
+use std::num::{NonZeroU32, NonZeroU64};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -42,20 +42,32 @@ impl State {
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "a frame that is neither posted nor released is lost to its pool"]
 pub struct Frame {
-    /// Below the pool's count; only [`Ledger`] makes frames.
-    index: u32,
-    /// The id of the pool it belongs to. Never 0, so that an `Option<Frame>` is no larger than a frame.
-    pool: NonZeroU32,
+    /// The work request id that names it: the id of its pool, and below its index, which is less than the pool's count.
+    /// Only [`Ledger`] makes frames. Never 0, so that an `Option<Frame>` is no larger than a frame.
+    wr_id: NonZeroU64,
 }
 
 const _: () = assert!(size_of::<Option<Frame>>() == 8);
 
 impl Frame {
+    #[inline]
+    fn new(index: u32, pool: NonZeroU32) -> Self {
+        const PLACE: NonZeroU64 = NonZeroU64::new(1 << u32::BITS).unwrap();
+        Self { wr_id: NonZeroU64::from(pool).saturating_mul(PLACE) | u64::from(index) }
+    }
+
     /// The work request id that names it.
     #[inline]
     pub(crate) fn wr_id(&self) -> u64 {
-        u64::from(self.pool.get()) << 32 | u64::from(self.index)
+        self.wr_id.get()
     }
+}
+
+/// The index of the frame that a work request id names, if that is one of the pool with this id; otherwise beyond all
+/// indices.
+#[inline]
+fn place(pool: NonZeroU32, wr_id: u64) -> usize {
+    (wr_id ^ Frame::new(0, pool).wr_id()) as usize
 }
 
 /// Where each frame of a pool is, apart from the memory itself.
@@ -86,13 +98,13 @@ impl Ledger {
     pub(crate) fn take(&mut self) -> Option<Frame> {
         let index = self.free.pop()?;
         self.states[index as usize] = State::Held;
-        Some(Frame { index, pool: self.id })
+        Some(Frame::new(index, self.id))
     }
 
     /// The frame's index, if it is one of this ledger's.
     #[inline]
     fn index(&self, frame: &Frame) -> Option<u32> {
-        (frame.pool == self.id).then_some(frame.index)
+        self.named(frame.wr_id())
     }
 
     /// Takes a held frame back; false if it belongs to another pool.
@@ -129,7 +141,7 @@ impl Ledger {
     #[inline]
     pub(crate) fn signalled(&mut self, index: u32) -> u64 {
         self.states[index as usize] = State::Posted;
-        Frame { index, pool: self.id }.wr_id()
+        Frame::new(index, self.id).wr_id()
     }
 
     /// Takes [`Ledger::sent`] back: the device never had the frame, which is free now.
@@ -147,8 +159,13 @@ impl Ledger {
     /// The frame that `wr_id` names, if this ledger has lent it to a device.
     #[inline]
     fn reclaim(&mut self, wr_id: u64) -> Option<Frame> {
-        let index = self.named(wr_id)?;
-        self.taker().take_back(index, true)
+        let state = self.states.get_mut(place(self.id, wr_id))?;
+        if *state != State::of_send(true) {
+            return None;
+        }
+        *state = State::Held;
+        // SAFETY: `place` has found it to be of this pool, so its upper half is the pool's id, which is not 0.
+        Some(Frame { wr_id: unsafe { NonZeroU64::new_unchecked(wr_id) } })
     }
 
     /// For loops that take frames back.
@@ -178,7 +195,7 @@ impl Taker<'_> {
             return None;
         }
         *state = State::Held;
-        Some(Frame { index, pool: self.id })
+        Some(Frame::new(index, self.id))
     }
 }
 
@@ -327,9 +344,12 @@ impl FramePool {
         let (start, frame_bytes) = (self.region.start().as_ptr().addr() as u64, u64::from(self.frame_bytes));
         let Ledger { id, states, .. } = &mut self.ledger;
         let (id, states) = (*id, &mut **states);
-        for frame in frames.iter().filter(|frame| frame.pool == id) {
-            states[frame.index as usize] = State::Posted;
-            each(Slot { wr_id: frame.wr_id(), address: start + u64::from(frame.index) * frame_bytes });
+        for frame in frames {
+            let index = place(id, frame.wr_id());
+            if let Some(state) = states.get_mut(index) {
+                *state = State::Posted;
+                each(Slot { wr_id: frame.wr_id(), address: start + index as u64 * frame_bytes });
+            }
         }
     }
 
@@ -368,11 +388,9 @@ impl Lender<'_> {
     /// it; `None` for a frame of another pool.
     #[inline]
     pub(crate) fn send(&mut self, frame: &Frame) -> Option<Slot> {
-        if frame.pool != self.id {
-            return None;
-        }
-        self.states[frame.index as usize] = State::Sent;
-        Some(Slot { wr_id: frame.wr_id(), address: self.start + u64::from(frame.index) * self.frame_bytes })
+        let index = place(self.id, frame.wr_id());
+        *self.states.get_mut(index)? = State::Sent;
+        Some(Slot { wr_id: frame.wr_id(), address: self.start + index as u64 * self.frame_bytes })
     }
 }
 
@@ -425,8 +443,12 @@ mod tests {
         Ledger::new(NonZeroU32::new(id).expect("not 0"), count)
     }
 
+    fn index(frame: &Frame) -> u32 {
+        frame.wr_id() as u32
+    }
+
     fn wr_id(ledger: &Ledger, index: u32) -> u64 {
-        Frame { index, pool: ledger.id }.wr_id()
+        Frame::new(index, ledger.id).wr_id()
     }
 
     #[test]
@@ -435,10 +457,10 @@ mod tests {
         let frame = ledger.take().expect("free");
         let wr_id = frame.wr_id();
         assert_eq!(ledger.reclaim(wr_id), None, "held, not posted");
-        ledger.posted(frame.index);
-        ledger.refused(frame.index);
+        ledger.posted(index(&frame));
+        ledger.refused(index(&frame));
         assert_eq!(ledger.reclaim(wr_id), None, "held again, as the device refused it");
-        ledger.posted(frame.index);
+        ledger.posted(index(&frame));
         let back = ledger.reclaim(wr_id).expect("posted");
         assert_eq!(back, frame);
         assert_eq!(ledger.reclaim(wr_id), None, "a second completion of one frame gives nothing");
@@ -468,7 +490,7 @@ mod tests {
         let (mut ours, mut theirs) = (ledger(1, 4), ledger(2, 4));
         let frame = theirs.take().expect("free");
         assert!(!ours.release(&frame));
-        theirs.posted(frame.index);
+        theirs.posted(index(&frame));
         assert_eq!(ours.reclaim(frame.wr_id()), None);
         assert_eq!(ours.reclaim(1 << 32 | 4), None, "one past the last frame");
         assert_eq!(ours.reclaim(u64::MAX), None);
@@ -501,8 +523,8 @@ mod tests {
                     }
                     2 if !held.is_empty() => {
                         let frame = held.swap_remove(pick as usize % held.len());
-                        ledger.posted(frame.index);
-                        posted.push(frame.index);
+                        ledger.posted(index(&frame));
+                        posted.push(index(&frame));
                     }
                     _ => {
                         let index = pick % (COUNT + 1);
@@ -515,7 +537,7 @@ mod tests {
                 }
                 prop_assert_eq!(ledger.free.len() + held.len() + posted.len(), COUNT as usize);
                 let mut all: Vec<u32> = ledger.free.clone();
-                all.extend(held.iter().map(|frame| frame.index));
+                all.extend(held.iter().map(index));
                 all.extend(&posted);
                 all.sort_unstable();
                 prop_assert!(all.into_iter().eq(0..COUNT));

@@ -7,6 +7,8 @@ use std::vec::Drain;
 use program::Outcome;
 use verbs::{Frame, FramePool};
 
+use crate::stats::Traffic;
+
 /// One received packet.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Packet {
@@ -108,6 +110,12 @@ impl Batch {
         self.packets.push(Packet { bytes, tag, frame: self.frames.len() as u32 });
         // Never grows: its capacity is the number of the pool's frames.
         self.frames.push(frame);
+    }
+
+    /// How many packets there are, and their bytes.
+    pub(crate) fn received(&self) -> Traffic {
+        let bytes = self.packets.iter().map(|packet| u64::from(packet.bytes)).sum();
+        Traffic { packets: self.packets.len() as u64, bytes }
     }
 
     /// The frame of a packet; `None` once a sink has taken it.

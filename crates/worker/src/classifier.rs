@@ -110,18 +110,20 @@ impl Classifier {
         now: &mut dyn FnMut() -> u64,
     ) {
         let views = Band::ALL.map(|band| View::of(self.bands[band.index()].as_deref()));
-        for index in 0..batch.packets.len() {
-            let Packet { tag, bytes, .. } = batch.packets[index];
-            if let Some((view, entry, tally)) = find(&views, tag) {
-                view.count_and_decide(entry, tally, (index, bytes), (all, batch));
-            } else if let Some((band, entry)) = self.resolve(&batch.packets[index], batch, pool, stats, now) {
+        // Out of the batch for the loop, which adds to the batch.
+        let packets = std::mem::take(&mut batch.packets);
+        for (index, packet) in packets.iter().enumerate() {
+            if let Some((view, entry, tally)) = find(&views, packet.tag) {
+                view.count_and_decide(entry, tally, (index, packet.bytes), (all, batch));
+            } else if let Some((band, entry)) = self.resolve(packet, batch, pool, stats, now) {
                 let view = &views[band.index()];
                 match view.tallies.get(entry.tally as usize) {
-                    Some(tally) => view.count_and_decide(&entry, tally, (index, bytes), (all, batch)),
+                    Some(tally) => view.count_and_decide(&entry, tally, (index, packet.bytes), (all, batch)),
                     None => stats.dropped(DropReason::UnknownClass),
                 }
             }
         }
+        batch.packets = packets;
     }
 
     /// What is done with a packet whose class is not exact, that has no tag, or whose rule is policed. Counts a packet for

@@ -72,13 +72,15 @@ impl Receiver {
             {
                 let arrival =
                     Arrival { bytes, tag: completion.flow_tag(), timestamp: completion.timestamp() };
-                accept(arrival, pool.reclaim(completion).ok(), batch, stats);
-                received += Traffic { packets: 1, bytes: u64::from(bytes) };
+                if !accept(arrival, pool.reclaim(completion).ok(), batch, stats) {
+                    received += Traffic { packets: 1, bytes: u64::from(bytes) };
+                }
             } else if accept_other(completion, pool, batch, stats) {
                 received.packets += 1;
             }
         }
         batch.completions = completions;
+        received += batch.received();
         stats.received.add(received.packets, received.bytes);
     }
 
@@ -96,17 +98,18 @@ impl Receiver {
     }
 }
 
-/// Adds a packet to the batch, or counts that the completion named no frame.
+/// Adds a packet to the batch, or counts that the completion named no frame; returns whether it is in the batch.
 #[inline]
-pub(crate) fn accept(arrival: Arrival, frame: Option<Frame>, batch: &mut Batch, stats: &Stats) {
+pub(crate) fn accept(arrival: Arrival, frame: Option<Frame>, batch: &mut Batch, stats: &Stats) -> bool {
     let Some(frame) = frame else {
         stats.dropped(DropReason::BadFrame);
-        return;
+        return false;
     };
     batch.receive(frame, arrival.bytes, arrival.tag.map_or(0, |tag| tag.0));
     if let Some(timestamp) = arrival.timestamp {
         batch.timestamps.push(timestamp);
     }
+    true
 }
 
 /// Takes a completion that failed, or whose length is missing or exceeds the frame. Returns whether a packet is to be
