@@ -60,8 +60,9 @@ impl Receiver {
         batch.empty_iterations = 0;
         let (frame_bytes, pool) = (self.pool.frame_bytes(), &mut self.pool);
         let (mut completions, mut received) = (0, Traffic::default());
-        while completions < self.limit {
-            let Some(completion) = open.next() else {
+        let mut next = open.next();
+        loop {
+            let Some(completion) = next else {
                 batch.drained = true;
                 break;
             };
@@ -78,6 +79,10 @@ impl Receiver {
             } else if accept_other(completion, pool, batch, stats) {
                 received.packets += 1;
             }
+            if completions >= self.limit {
+                break;
+            }
+            next = open.next();
         }
         batch.completions = completions;
         received += batch.received();
