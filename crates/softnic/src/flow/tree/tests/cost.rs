@@ -4,16 +4,18 @@
 use std::fmt::Write as _;
 use std::hint::black_box;
 use std::io::Write as _;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use packet::{FlowKey, Layers};
 
-use super::super::super::FlowKind;
 use super::super::super::key::{Image, MatchKey, Matcher};
 use super::super::super::shape::{Precedence, Ranked};
 use super::super::super::space::Space;
+use super::super::super::{Actions, FlowId, FlowKind, FlowRule, FlowTable, QpSlot};
 use super::super::{BURST, Trees, Winners};
 use super::classbench::{Numbers, rules};
+use crate::left_right::LeftRight;
 
 const SETS: [&str; 4] = ["acl1_10k", "ipc1_10k", "fw1_1k", "acl5_1k"];
 /// Frames between two looks at the clock.
@@ -173,6 +175,47 @@ fn lookups_cost() {
             }
             let _ = writeln!(text);
         }
+        let _ = std::io::stderr().write_all(text.as_bytes());
+    }
+}
+
+/// What both copies of a flow table take, with the rules, as the allocator counts it.
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+#[test]
+#[ignore = "prints figures"]
+fn print_the_memory_of_both_copies() {
+    let in_use = || {
+        // SAFETY: fills in a structure of numbers.
+        let heap = unsafe { libc::mallinfo2() };
+        heap.uordblks + heap.hblkhd
+    };
+    let Some(folder) = test_support::corpora("rules") else { return };
+    for set in ["acl1_10k", "ipc1_10k"] {
+        let rules = rules(&folder.join(set));
+        let before = in_use();
+        let flows = LeftRight::new([FlowTable::default(), FlowTable::default()]);
+        for (id, (matcher, priority)) in (0u32..).zip(&rules) {
+            let rule = Arc::new(FlowRule {
+                id: FlowId(id),
+                kind: FlowKind::Normal,
+                port: 1,
+                egress: false,
+                priority: *priority,
+                dont_trap: false,
+                order: id.into(),
+                matcher: *matcher,
+                tunnel: None,
+                actions: Actions { tag: Some(id), drop: false, counter: None, target: QpSlot(0) },
+            });
+            flows.writer().change(|table| table.add(Arc::clone(&rule))).expect("there is room");
+        }
+        let bytes = in_use() - before;
+        let text = format!(
+            "{set}: {} flows, {:.1} MB, {} bytes for each\n",
+            rules.len(),
+            bytes as f64 / 1e6,
+            bytes / rules.len()
+        );
         let _ = std::io::stderr().write_all(text.as_bytes());
     }
 }
