@@ -8,6 +8,7 @@
 //! come first: as a rule what they find wins, and the other trees' leaves are not even fetched.
 
 use std::hint::select_unpredictable;
+use std::mem::MaybeUninit;
 
 use super::super::cache::Verdict;
 use super::super::key::MatchKey;
@@ -60,8 +61,14 @@ impl Winners {
     }
 }
 
+/// What the frames of a burst are cut down to. Only as many are written as are read: the rest is kilobytes.
+type WordsOfBurst = [MaybeUninit<Words>; BURST];
+
+/// Blocks that a burst may be compared with; the first ones are written.
+type Candidates = [MaybeUninit<Candidate>; MAX_CANDIDATES];
+
 /// A block that may have the rule of a frame.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy)]
 struct Candidate {
     /// The place of the frame among those that are looked up.
     frame: u32,
@@ -182,37 +189,43 @@ fn one<M: Machine>(family: &Family, image: &MatchKey, winner: Option<Ranked>) ->
 #[inline(always)]
 fn burst<M: Machine, const K: usize>(family: &Family, images: &[MatchKey], winners: &mut Winners) {
     let count = images.len().min(BURST);
-    let mut words = Aligned([[0; WORDS]; BURST]);
-    let words = &mut words.0;
+    let mut words = Aligned([MaybeUninit::uninit(); BURST]);
+    let words: &mut WordsOfBurst = &mut words.0;
     for (words, image) in words.iter_mut().zip(&images[..count]) {
-        *words = M::cut(&family.view, image);
+        words.write(M::cut(&family.view, image));
     }
+    // Frames beyond the last take the steps too: so there is no remainder to be counted.
+    let stepping = count.next_multiple_of(GROUP);
+    for words in &mut words[count..stepping] {
+        words.write([0; WORDS]);
+    }
+    // SAFETY: `stepping` of them are written.
+    let written: &[Words] = unsafe { std::slice::from_raw_parts(words.as_ptr().cast(), stepping) };
     let mut leaves_of_trees = [[0; BURST]; TREES];
     for (tree, leaves) in family.trees.iter().zip(&mut leaves_of_trees) {
         *leaves = [tree.root; BURST];
-        // Frames beyond the last take the steps too: so there is no remainder to be counted.
         let (groups, _) = leaves.as_chunks_mut::<GROUP>();
-        let (words_of_groups, _) = words.as_chunks::<GROUP>();
+        let (words_of_groups, _) = written.as_chunks::<GROUP>();
         for _ in 0..tree.depth {
-            for (leaves, words) in groups[..count.div_ceil(GROUP)].iter_mut().zip(words_of_groups) {
+            for (leaves, words) in groups.iter_mut().zip(words_of_groups) {
                 // SAFETY: the first step is from a root.
                 unsafe { step::<M>(family, leaves, words) };
             }
         }
     }
-    let mut candidates = [Candidate::default(); MAX_CANDIDATES];
+    let mut candidates: Candidates = [MaybeUninit::uninit(); MAX_CANDIDATES];
     for leaves in &leaves_of_trees[..family.trees.len().min(TREES)] {
         // SAFETY: steps from a root led there.
         let listed = unsafe { list::<K>(family, &leaves[..count], winners, &mut candidates) };
         for candidate in &candidates[..listed] {
-            // SAFETY: `list` named it for this family.
-            unsafe { compare::<M, K>(family, *candidate, words, winners) };
+            // SAFETY: `list` wrote so many, with blocks of this family and frames below `count`, whose words are written.
+            unsafe { compare::<M, K>(family, candidate.assume_init(), words, winners) };
         }
     }
 }
 
 /// Lists the blocks of leaves that may have a rule which comes before what was found, and fetches the first of each leaf;
-/// returns how many these are.
+/// returns how many these are, all of which are written.
 ///
 /// # Safety
 /// Steps from a root led to the leaves.
@@ -221,7 +234,7 @@ unsafe fn list<const K: usize>(
     family: &Family,
     leaves: &[u32],
     winners: &Winners,
-    candidates: &mut [Candidate; MAX_CANDIDATES],
+    candidates: &mut Candidates,
 ) -> usize {
     let pool = &family.pool;
     let mut winning = [(0, 0); BURST];
@@ -245,7 +258,7 @@ unsafe fn list<const K: usize>(
         }
         // Most leaves have one block or two, but which is not predictable.
         for (block, exists) in [(run.first, true), (run.first + 1, run.blocks > 1)] {
-            candidates[listed % MAX_CANDIDATES] = Candidate { frame: *frame, block };
+            candidates[listed % MAX_CANDIDATES].write(Candidate { frame: *frame, block });
             listed += usize::from(exists);
         }
         if run.blocks > 2 {
@@ -257,14 +270,9 @@ unsafe fn list<const K: usize>(
 
 /// The same for the blocks of a run behind the second.
 #[cold]
-fn list_others(
-    frame: u32,
-    run: Run,
-    mut listed: usize,
-    candidates: &mut [Candidate; MAX_CANDIDATES],
-) -> usize {
+fn list_others(frame: u32, run: Run, mut listed: usize, candidates: &mut Candidates) -> usize {
     for block in run.first + 2..run.first + run.blocks {
-        candidates[listed % MAX_CANDIDATES] = Candidate { frame, block };
+        candidates[listed % MAX_CANDIDATES].write(Candidate { frame, block });
         listed += 1;
     }
     listed
@@ -273,20 +281,22 @@ fn list_others(
 /// Compares an image with the rules of a block.
 ///
 /// # Safety
-/// [`list`] named the block for this family.
+/// [`list`] named the block for this family, and the words of the frame are written.
 #[inline(always)]
 unsafe fn compare<M: Machine, const K: usize>(
     family: &Family,
     Candidate { frame, block }: Candidate,
-    words: &[Words; BURST],
+    words: &WordsOfBurst,
     winners: &mut Winners,
 ) {
     let frame = frame as usize % BURST;
+    // SAFETY: by the contract of this function.
+    let words = unsafe { words[frame].assume_init_ref() };
     let stride = if K == 0 { family.pool.stride() } else { K + 1 };
     // SAFETY: by the contract of this function the block is one of this pool.
     let block = unsafe { family.pool.block(block, stride) };
     let Some((ranks, columns)) = block.split_last() else { return };
-    let matching = M::matching(columns, &words[frame]);
+    let matching = M::matching(columns, words);
     let (precedence, group) = ranks.rank(matching.trailing_zeros() as usize % LANES);
     let (best, winner) = (&mut winners.precedences[frame], &mut winners.groups[frame]);
     let wins = (matching != 0) & (precedence < *best);
