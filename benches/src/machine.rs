@@ -112,7 +112,7 @@ fn busy_share() -> f64 {
     (to.busy - from.busy) / (to.all - from.all).max(1.0)
 }
 
-/// The model of the processors, their number, and the kernel.
+/// The model of the processors, their number, and the kernel without what its builder has added to its release.
 #[must_use]
 pub fn description() -> String {
     let model = cpu_line("model name").unwrap_or_else(|| "unknown processor".to_owned());
@@ -120,7 +120,21 @@ pub fn description() -> String {
     let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let count = text.lines().filter(|line| line.starts_with("processor")).count();
     let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
-    format!("{count} processors {model}, Linux {}", kernel.trim())
+    let kernel = kernel.split('-').next().unwrap_or_default().trim();
+    format!("{count} processors {model}, Linux {kernel}")
+}
+
+/// The day and the commit that a bench is run at, as far as date(1) and git(1) tell.
+#[must_use]
+pub fn occasion() -> String {
+    let first_line = |program: &str, arguments: &[&str]| {
+        let output = std::process::Command::new(program).args(arguments).output().ok()?;
+        let line = String::from_utf8(output.stdout).ok()?.trim().to_owned();
+        (output.status.success() && !line.is_empty()).then_some(line)
+    };
+    let day = first_line("date", &["-u", "+%F"]).unwrap_or_else(|| "an unknown day".to_owned());
+    let commit = first_line("git", &["rev-parse", "--short", "HEAD"]);
+    commit.map_or(day.clone(), |commit| format!("{day}, commit {commit}"))
 }
 
 /// Whether the processors have a feature, by the name of /proc/cpuinfo.

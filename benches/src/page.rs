@@ -21,7 +21,12 @@ pub fn page(run: &Value) -> String {
     let conditions = string(&run["conditions"], "conditions");
     paragraph(
         &mut text,
-        &format!("Measured with `{}` on {}.", string(run, "command"), string(run, "machine")),
+        &format!(
+            "Measured with `{}` on {}, {}.",
+            string(run, "command"),
+            string(run, "machine"),
+            string(run, "occasion")
+        ),
     );
     let provisional = run["conditions"]["provisional"] == true;
     paragraph(&mut text, &if provisional { format!("**{conditions}**") } else { conditions.to_owned() });
@@ -125,7 +130,7 @@ mod tests {
     #[test]
     fn a_busy_machine_and_a_missing_program_are_on_the_page() {
         let run = json!({
-            "machine": "m", "command": "make bench",
+            "machine": "m", "occasion": "2026-01-01", "command": "make bench",
             "conditions": { "provisional": true, "conditions": "machine busy: figures are provisional" },
             "rows": [
                 { "table": "lookup", "what": "ours", "frame_bytes": 64, "unit": "ns", "median": 12.34, "least": 1.0, "most": 20.0 },

@@ -218,8 +218,10 @@ fn burst<M: Machine, const K: usize>(family: &Family, images: &[MatchKey], winne
         // SAFETY: steps from a root led there.
         let listed = unsafe { list::<K>(family, &leaves[..count], winners, &mut candidates) };
         for candidate in &candidates[..listed] {
-            // SAFETY: `list` wrote so many, with blocks of this family and frames below `count`, whose words are written.
-            unsafe { compare::<M, K>(family, candidate.assume_init(), words, winners) };
+            // SAFETY: `list` wrote so many.
+            let candidate = unsafe { candidate.assume_init() };
+            // SAFETY: `list` named it for this family, and a frame below `count`, whose words are written.
+            unsafe { compare::<M, K>(family, candidate, words, winners) };
         }
     }
 }
