@@ -66,7 +66,8 @@ impl Frame {
 /// The index of the frame that a work request id names, if that is one of the pool with this id; otherwise beyond all
 /// indices.
 #[inline]
-fn place(pool: NonZeroU32, wr_id: u64) -> usize {
+fn index_of(pool: NonZeroU32, wr_id: u64) -> usize {
+    const { assert!(usize::BITS >= u64::BITS, "the pool's id must not be cut off") };
     (wr_id ^ Frame::new(0, pool).wr_id()) as usize
 }
 
@@ -159,12 +160,12 @@ impl Ledger {
     /// The frame that `wr_id` names, if this ledger has lent it to a device.
     #[inline]
     fn reclaim(&mut self, wr_id: u64) -> Option<Frame> {
-        let state = self.states.get_mut(place(self.id, wr_id))?;
+        let state = self.states.get_mut(index_of(self.id, wr_id))?;
         if *state != State::of_send(true) {
             return None;
         }
         *state = State::Held;
-        // SAFETY: `place` has found it to be of this pool, so its upper half is the pool's id, which is not 0.
+        // SAFETY: `index_of` has found it to be of this pool, so its upper half is the pool's id, which is not 0.
         Some(Frame { wr_id: unsafe { NonZeroU64::new_unchecked(wr_id) } })
     }
 
@@ -345,7 +346,7 @@ impl FramePool {
         let Ledger { id, states, .. } = &mut self.ledger;
         let (id, states) = (*id, &mut **states);
         for frame in frames {
-            let index = place(id, frame.wr_id());
+            let index = index_of(id, frame.wr_id());
             if let Some(state) = states.get_mut(index) {
                 *state = State::Posted;
                 each(Slot { wr_id: frame.wr_id(), address: start + index as u64 * frame_bytes });
@@ -388,7 +389,7 @@ impl Lender<'_> {
     /// it; `None` for a frame of another pool.
     #[inline]
     pub(crate) fn send(&mut self, frame: &Frame) -> Option<Slot> {
-        let index = place(self.id, frame.wr_id());
+        let index = index_of(self.id, frame.wr_id());
         *self.states.get_mut(index)? = State::Sent;
         Some(Slot { wr_id: frame.wr_id(), address: self.start + index as u64 * self.frame_bytes })
     }

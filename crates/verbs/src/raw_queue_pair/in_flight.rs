@@ -124,8 +124,9 @@ impl InFlight {
     }
 
     /// Adds the first of `packets` as sends without a signal, after [`InFlight::use_pool`]: as many as there is room for before the
-    /// end of the ring, and none from the first on that is not in a frame of `pool`. Passes to `each` the id of the request, the address of the frame, and
-    /// the pieces. Returns how many; the caller gives up these frames.
+    /// end of the ring, and none from the first on that is not in a frame of `pool` or has pieces outside its frame. Passes to
+    /// `each` the id of the request, the address of the frame, and the pieces. Returns how many; the caller gives up these
+    /// frames.
     #[inline]
     pub(super) fn push_each(
         &mut self,
@@ -151,6 +152,12 @@ impl InFlight {
         }
         self.next = self.next.wrapping_add(added);
         added as usize
+    }
+
+    /// Whether the newest send has no signal, because the device has taken a chain in part: then no completion is to come for it.
+    #[inline]
+    pub(super) fn ends_unsignalled(&self) -> bool {
+        self.len() > 0 && !self.at(self.next.wrapping_sub(1)).is_signalled()
     }
 
     /// Gives the newest send a signal; there is one. Returns the id of its request.

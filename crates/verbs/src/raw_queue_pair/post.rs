@@ -115,7 +115,7 @@ pub struct QueuedSend {
 /// A request and its list, of which one entry is used for most packets.
 #[repr(C, align(64))]
 #[derive(Clone, Copy, Default)]
-struct Send {
+struct SendSlot {
     request: ibv_send_wr,
     entries: [ibv_sge; PIECES_MAX],
 }
@@ -126,15 +126,16 @@ struct Send {
 /// Between two calls of the provider every request but the last links to the next one, and to its own list; none is
 /// signalled. Providers only read requests (ibv_post_send(3)).
 pub(super) struct SendChain {
-    sends: NonNull<Send>,
+    sends: NonNull<SendSlot>,
     /// The key in all entries: that of the frames of one pool.
     lkey: u32,
 }
 
 impl SendChain {
     pub(super) fn new() -> Self {
-        let sends: Box<[Send; SENDS_PER_COMPLETION]> = Box::new([Send::default(); SENDS_PER_COMPLETION]);
-        let sends: NonNull<Send> = NonNull::from(Box::leak(sends)).cast();
+        let sends: Box<[SendSlot; SENDS_PER_COMPLETION]> =
+            Box::new([SendSlot::default(); SENDS_PER_COMPLETION]);
+        let sends: NonNull<SendSlot> = NonNull::from(Box::leak(sends)).cast();
         for index in 0..SENDS_PER_COMPLETION {
             let send = sends.as_ptr().wrapping_add(index);
             // SAFETY: `index` is below the length of the array, which was just made.
@@ -211,7 +212,7 @@ impl SendChain {
         wr_id: u64,
         call: impl FnOnce(*mut ibv_send_wr, &mut *mut ibv_send_wr) -> c_int,
     ) -> (usize, c_int) {
-        let head: *mut Send = self.sends.as_ptr();
+        let head: *mut SendSlot = self.sends.as_ptr();
         let last = head.wrapping_add(filled - 1);
         // SAFETY: `filled` is at least 1 and at most the length of the array, which this chain owns.
         unsafe { (*last).request.next = ptr::null_mut() };
@@ -235,7 +236,7 @@ impl SendChain {
 
 /// What a request links to: the next one.
 #[inline]
-fn link(sends: NonNull<Send>, index: usize) -> *mut ibv_send_wr {
+fn link(sends: NonNull<SendSlot>, index: usize) -> *mut ibv_send_wr {
     if index + 1 < SENDS_PER_COMPLETION {
         sends.as_ptr().wrapping_add(index + 1).cast()
     } else {
@@ -246,12 +247,12 @@ fn link(sends: NonNull<Send>, index: usize) -> *mut ibv_send_wr {
 impl Drop for SendChain {
     fn drop(&mut self) {
         // SAFETY: leaked from a box of this type in `new`, taken back once.
-        drop(unsafe { Box::from_raw(self.sends.as_ptr().cast::<[Send; SENDS_PER_COMPLETION]>()) });
+        drop(unsafe { Box::from_raw(self.sends.as_ptr().cast::<[SendSlot; SENDS_PER_COMPLETION]>()) });
     }
 }
 
 // SAFETY: the array belongs to this chain alone.
-unsafe impl std::marker::Send for SendChain {}
+unsafe impl Send for SendChain {}
 
 impl RawQueuePair {
     /// Sends packets of `pool`, in order, with a completion for at most [`SENDS_PER_COMPLETION`] and for the last one; their
@@ -297,7 +298,11 @@ impl RawQueuePair {
         let mut total = 0;
         while total < packets.len() {
             let position = in_flight.position();
-            let filled = sends.fill((pool, lkey), in_flight, &packets[total..]);
+            // After a part of a chain the device may have only sends without a signal, and no room for a whole chain with one:
+            // then nothing would ever complete. A chain of one send is taken with its signal or not at all.
+            let most = if in_flight.ends_unsignalled() { 1 } else { SENDS_PER_COMPLETION };
+            let chain = &packets[total..];
+            let filled = sends.fill((pool, lkey), in_flight, &chain[..chain.len().min(most)]);
             if filled == 0 {
                 let has_room = in_flight.has_room(position);
                 *errno = if has_room { libc::EINVAL } else { libc::ENOMEM };
@@ -307,7 +312,7 @@ impl RawQueuePair {
             let qp = handle.raw();
             let (accepted, code) = sends.hand_over(filled, wr_id, |head, bad| {
                 // SAFETY: the queue pair is live and in RTS or ERR and this is its only poster, alone behind the gates. The
-                // frames are held and registered, which `regions` keeps them, and are marked as sent, so nothing touches
+                // frames are held, their memory stays registered because `regions` owns the registration, and they are marked as sent, so nothing touches
                 // them until the device has completed them.
                 unsafe { inline::post_send(qp, head, bad) }
             });
