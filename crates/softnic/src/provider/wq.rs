@@ -545,14 +545,12 @@ fn fill_single(slots: Slots<'_>, wr: &mut *mut ibv_recv_wr, filled: &mut u32, ro
     while count < run {
         // SAFETY: NULL or a request of the application's chain.
         let Some(next) = (unsafe { request.as_ref() }) else { break };
-        // SAFETY: NULL or, if the request has an entry, the application's list.
-        let Some(entry) = (unsafe { next.sg_list.cast::<Element>().as_ref() }).filter(|_| next.num_sge == 1)
-        else {
-            break;
-        };
-        if entry.key == 0 {
+        if next.num_sge != 1 {
             break;
         }
+        // SAFETY: NULL or the application's list, of one entry.
+        let entry = unsafe { next.sg_list.cast::<Element>().as_ref() };
+        let Some(entry) = entry.filter(|entry| entry.key != 0) else { break };
         if count < fetching {
             prefetch_write(slot.as_ptr().wrapping_add(LOOKAHEAD as usize).cast());
         }
