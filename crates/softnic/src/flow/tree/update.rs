@@ -25,6 +25,7 @@ impl Family {
         let bytes = Bytes::of(mask);
         if !self.view.bytes().contains(bytes) {
             if self.len > 1 {
+                self.count_guest(class);
                 // Nothing short of building anew makes the view wider; until then each frame pays for this rule.
                 self.debt += self.built + super::FEW;
                 self.overflow.add(value, mask, *ranked);
@@ -32,13 +33,18 @@ impl Family {
             }
             *self = Self { len: 1, ..Self::with_view(View::new(bytes)) };
         }
+        self.count_guest(class);
         let host = self.tree_of_class[usize::from(class)];
-        self.guests[usize::from(class)] += usize::from(host != class);
         let entry = self.entry(rule);
         if !self.add_to_leaves(host, &entry) {
             self.debt += 2;
             self.overflow.add(value, mask, *ranked);
         }
+    }
+
+    fn count_guest(&mut self, class: Class) {
+        let host = self.tree_of_class[usize::from(class)];
+        self.guests[usize::from(class)] += usize::from(host != class);
     }
 
     /// Removes a match and its first group.
@@ -75,15 +81,17 @@ impl Family {
             return false;
         }
         let mut replaced = HashMap::new();
+        let debt = self.tree_mut(class).map(|tree| tree.debt);
         for leaf in leaves {
             if !self.add_to_leaf(class, leaf, entry, &mut replaced) {
                 self.cut_out(class, entry);
                 return false;
             }
         }
-        if let Some(tree) = self.tree_mut(class) {
+        if let (Some(tree), Some(before)) = (self.tree_mut(class), debt) {
             tree.len += 1;
-            tree.debt += 1;
+            // However many leaves the rule is in: building anew does not put it into fewer.
+            tree.debt = tree.debt.min(before + 1) + 1;
         }
         true
     }
