@@ -143,7 +143,8 @@ pub enum SleepHint {
         within: Duration,
         /// For how long frames may gather before they are taken. With it the engine does not poll the wire after it has
         /// taken frames: it sleeps for this time, takes what has gathered, and waits for the descriptor if that was
-        /// nothing. `None`: the engine polls for some time before it sleeps.
+        /// nothing; with zero, because frames gather below the wire, at once. `None`: the engine polls for some time before
+        /// it sleeps.
         gather: Option<Duration>,
     },
 }

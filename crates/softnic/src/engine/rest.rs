@@ -40,7 +40,7 @@ pub(super) struct Rest<'n> {
 struct Prospect {
     descriptors: Descriptors,
     longest: Duration,
-    /// For how long frames may gather; `None` if a wire is to be polled.
+    /// For how long the frames of all wires may gather; `None` if one is to be polled.
     gather: Option<Duration>,
 }
 
@@ -108,7 +108,7 @@ impl Engine {
     /// Asks the wires, after `naps` naps.
     fn prospect(&mut self, naps: u32) -> Prospect {
         let mut prospect =
-            Prospect { descriptors: Descriptors::new(), longest: HEARTBEAT, gather: Some(Duration::MAX) };
+            Prospect { descriptors: Descriptors::new(), longest: HEARTBEAT, gather: Some(Duration::ZERO) };
         for port in &mut self.ports {
             let (longest, gather) = match port.wire.sleep_hint() {
                 SleepHint::Poll => (nap(naps), None),
@@ -120,7 +120,7 @@ impl Engine {
                 }
             };
             prospect.longest = prospect.longest.min(longest);
-            prospect.gather = prospect.gather.zip(gather).map(|(one, other)| one.min(other));
+            prospect.gather = prospect.gather.zip(gather).map(|(one, other)| one.max(other));
         }
         prospect
     }

@@ -501,7 +501,7 @@ impl Wire for AfPacketWire {
             within: if self.sender.is_empty() { CHECK_INTERVAL } else { FLUSH_INTERVAL },
             gather: match self.config {
                 AfPacketConfig { busy_poll: true, .. } => None,
-                // They gather in the kernel.
+                // Frames gather in the kernel.
                 AfPacketConfig { hand_over: HandOver::Blocks, .. } => Some(Duration::ZERO),
                 _ => Some(GATHER),
             },

@@ -131,7 +131,8 @@ pub struct AfPacketConfig {
     /// Whether frames for other stations are taken too.
     #[serde(default)]
     pub promiscuous: bool,
-    /// How many received frames the kernel may hold for the engine.
+    /// How many received frames the kernel may hold for the engine; in blocks, as much memory as these take, and 8 MiB at
+    /// least.
     #[serde(default = "default_ring_frames")]
     pub ring_frames: u32,
     /// What becomes of frames that the kernel merged.
@@ -165,7 +166,8 @@ pub enum HandOver {
     /// Each as it comes (TPACKET_V2): a lone frame does not wait.
     #[default]
     Frames,
-    /// In blocks (TPACKET_V3): a frame takes much less processor time, and up to a millisecond more.
+    /// In blocks (TPACKET_V3): a frame takes much less processor time, and waits for up to a millisecond, or
+    /// a tick of the kernel's clock if that is longer.
     Blocks,
 }
 

@@ -165,7 +165,7 @@ pub fn open_capture(path: &Path) -> io::Result<File> {
 fn with_hint(error: regular_file::Error) -> io::Error {
     match error {
         regular_file::Error::NotRegular(_) => {
-            let hint = "pipes and devices are not read or written; save the capture first";
+            let hint = "name a file: pipes and devices are not read or written";
             io::Error::new(io::ErrorKind::InvalidInput, format!("{error} (hint: {hint})"))
         }
         error => error.into(),

@@ -195,8 +195,8 @@ fn frames_that_find_the_ring_full_are_counted_as_losses() {
     in_namespace("the_ring_full", || {
         let (mut left, mut right) = (open("left").unwrap(), open("right").unwrap());
         let frames: Vec<Vec<u8>> = (0..1000).map(|n| frame(n, 60).build()).collect();
-        // 128 slots, or eight blocks of 256 KiB.
-        let rounds = if HAND_OVER.get() == HandOver::Frames { 1 } else { 30 };
+        // 128 slots, or 64 blocks of 128 KiB.
+        let rounds = if HAND_OVER.get() == HandOver::Frames { 1 } else { 90 };
         (0..rounds).for_each(|_| send(&mut left, &frames));
         let sent = rounds * 1000;
         let start = Instant::now();
