@@ -15,7 +15,9 @@ use packet::Parsed;
 use packet::checksum::{Check, verify_ip, verify_l4};
 
 use super::receive::C_VLAN_TPID;
-use super::v3::{Copies, Inline, Portable, V3, copy};
+#[cfg(target_arch = "x86_64")]
+use super::v3::Inline;
+use super::v3::{Avx2Movbe, Copies, Portable, copy};
 use crate::formats::{Completions, Requests};
 use crate::memory::Regions;
 use crate::prefetch::prefetch_write;
@@ -222,7 +224,7 @@ impl Planner<'_> {
 
 /// What a burst's deliveries are carried out with.
 pub(super) struct Work<'b, 'w> {
-    pub(super) v3: Option<V3>,
+    pub(super) v3: Option<Avx2Movbe>,
     pub(super) deliveries: &'b [Delivery],
     pub(super) frames: &'b [RxFrame<'w>],
     pub(super) now_ns: u64,
@@ -382,7 +384,7 @@ impl Filling<'_> {
     #[inline]
     fn make_plain(&mut self, deliveries: &[Delivery], work: &Work<'_, '_>) {
         match work.v3 {
-            // SAFETY: a `V3` is made only where the processor has what the function asks for.
+            // SAFETY: an `Avx2Movbe` is made only where the processor has what the function asks for.
             #[cfg(target_arch = "x86_64")]
             Some(_) => unsafe { self.make_plain_v3(deliveries, work) },
             _ => self.make_run::<Portable>(deliveries, work),

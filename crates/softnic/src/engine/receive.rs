@@ -11,7 +11,7 @@ use packet::DeepKey;
 use super::EnginePort;
 use super::deliver::{Deliveries, Delivery, DeliveryKind, EditedFrame, Planner, Work, approach, serve};
 use super::profile::{EngineStage, Probe};
-use super::v3::V3;
+use super::v3::Avx2Movbe;
 use crate::clock;
 use crate::flow::{Actions, FlowHit, FlowTable, MatchKey, Matches, PortTable, QpSlot, Verdict};
 use crate::limits::ETHERNET_BYTES;
@@ -38,7 +38,7 @@ pub(super) struct Plan {
     matches: Matches,
     deliveries: Deliveries,
     edited: Box<EditedFrame>,
-    v3: Option<V3>,
+    v3: Option<Avx2Movbe>,
     pub(super) probe: Probe,
 }
 
@@ -51,7 +51,7 @@ impl Plan {
             matches: Matches::new(),
             deliveries: Deliveries::new(),
             edited: Box::default(),
-            v3: V3::detect(),
+            v3: Avx2Movbe::detect(),
             probe: Probe::default(),
         }
     }
@@ -97,7 +97,7 @@ impl Plan {
     fn read(&mut self, frames: &[RxFrame<'_>], max_frame_bytes: usize) -> u64 {
         let (ends, images) = (&mut self.ends[..frames.len()], &mut self.images[..frames.len()]);
         match self.v3 {
-            // SAFETY: a `V3` is made only where the processor has what the function asks for.
+            // SAFETY: an `Avx2Movbe` is made only where the processor has what the function asks for.
             #[cfg(target_arch = "x86_64")]
             Some(_) => unsafe { read_v3(frames, max_frame_bytes, ends, images) },
             _ => read(frames, max_frame_bytes, ends, images),

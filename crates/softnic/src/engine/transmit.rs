@@ -189,8 +189,10 @@ fn send_plain(state: &mut State, slot: u32, limit: usize, exit: &mut Exit<'_>) -
     'requests: while nth < count {
         // Slots that follow each other in memory.
         let mut request = slots.at(nth);
-        for _ in 0..slots.run(nth).min(count - nth) {
-            if nth + REQUEST_LOOKAHEAD < count {
+        let run = slots.run(nth).min(count - nth);
+        let fetching = nth + run.saturating_sub(REQUEST_LOOKAHEAD);
+        for _ in 0..run {
+            if nth < fetching {
                 prefetch_read(request.as_ptr().wrapping_add(REQUEST_LOOKAHEAD as usize * stride));
             }
             // SAFETY: the request was published, so its slot is this side's, and slots begin with the header.

@@ -1,13 +1,14 @@
-//! What the engine does otherwise on processors with AVX2 and MOVBE, as all of x86-64-v3 are: its two longest loops are
-//! compiled a second time with these instructions, and frames are copied without a call of `memcpy`. Such a call costs as
-//! much as the copy of a short frame, and the loop has to keep its variables on the stack.
+//! Processors with AVX2 and MOVBE, as all of x86-64-v3 are: the engine's two longest loops are compiled a second time for them,
+//! and copy frames without a call of `memcpy`. Such a call costs as much as the copy of a short frame, and makes the loop keep
+//! its variables on the stack.
 
-/// The processor has AVX2 and MOVBE.
+/// The proof that this processor has AVX2 and MOVBE.
 #[derive(Clone, Copy)]
-pub(super) struct V3(());
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+pub(super) struct Avx2Movbe(());
 
-impl V3 {
-    /// If it has.
+impl Avx2Movbe {
+    /// `None`: it lacks one of them.
     pub(super) fn detect() -> Option<Self> {
         #[cfg(target_arch = "x86_64")]
         if std::arch::is_x86_feature_detected!("avx2") && std::arch::is_x86_feature_detected!("movbe") {
@@ -39,13 +40,16 @@ impl Copies for Portable {
 }
 
 /// By moves of fixed size, without a call. For functions with AVX2, of which one moves 32 bytes.
+#[cfg(any(test, target_arch = "x86_64"))]
 pub(super) struct Inline;
 
+#[cfg(any(test, target_arch = "x86_64"))]
 impl Inline {
     /// Bytes of a step of long copies.
     const STEP: usize = 128;
 }
 
+#[cfg(any(test, target_arch = "x86_64"))]
 impl Copies for Inline {
     #[inline(always)]
     unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) -> bool {

@@ -164,10 +164,11 @@ impl SendPoster {
             // Slots that follow each other in memory.
             let run = slots.run(filled).min(room - filled);
             let mut slot = slots.at(filled).as_ptr();
+            let fetching = filled + run.saturating_sub(LOOKAHEAD);
             for _ in 0..run {
                 // SAFETY: NULL or a request of the application's chain.
                 let Some(wr) = (unsafe { next.as_ref() }).filter(|wr| is_plain(wr)) else { break 'chain };
-                if filled + LOOKAHEAD < room {
+                if filled < fetching {
                     prefetch_write(slot.wrapping_add(ahead));
                 }
                 // SAFETY: one of the run, for each of which there is room, so it is this side's.
