@@ -343,8 +343,8 @@ impl Subtraction<'_> {
     /// are more than those whose cubes overlap it.
     fn matching_flows(&mut self, hole: &Cube) -> Vec<FlowId> {
         let mut met = self.flows.overlapping(hole);
-        for twin in indistinguishable(hole, self.profile).into_iter().flatten() {
-            let others = self.flows.overlapping(&twin);
+        for alike in indistinguishable(hole, self.profile).into_iter().flatten() {
+            let others = self.flows.overlapping(&alike);
             met.extend(others.into_iter().filter(|flow| has_any_ports(&self.flows[*flow].cube)));
         }
         met

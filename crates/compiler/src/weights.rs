@@ -23,8 +23,10 @@ pub struct Weights {
 /// packets in a million count as having none, because such a part is rounded to less than 1.
 const COUNTED: u64 = 1 << 20;
 
-/// A rule keeps its weight while the binary logarithm of its part is this close to that of the weight: half of the distance of two
-/// weights, and a quarter, so that a part near the middle of two weights has to change by a fifth before the weight changes back.
+/// A rule keeps its previous weight while the binary logarithms of its part and of that weight differ by at most this, which is
+/// while the part is between 1/1.68 and 1.68 times the weight. Rounding alone would change the weight at a difference of 0.5, and
+/// counters near such a point would change it back and forth. So a rule can keep the weight above that of another one that
+/// has up to 1.41 times its packets.
 const KEPT_DISTANCE: f64 = 0.75;
 
 impl Weights {
@@ -37,12 +39,11 @@ impl Weights {
     /// From the counters of rules that run, in the order of the policy, the default's last; `None`: the rule has none. `None` if
     /// nothing was counted. Rules that do not decide received packets have no weight.
     ///
-    /// Each weight is the rule's part of all counted packets, rounded to the nearest power of two: a part that
-    /// changes by less than a factor of two keeps its weight or gets the next one, and rules of equal weight stay in the order
-    /// of the policy. Parts do not change while all counters grow alike. `previous`, in the same order, are the weights for
-    /// which the running program was compiled; `None`: the rule had none, as all those beyond the list. They are kept
-    /// while parts change by less than a fifth, so that such a change makes a reload move no rule. A rule without a counter gets the mean of the others, multiplied by the logarithm of the number of packets that it matches and
-    /// divided by the mean of these logarithms.
+    /// Each weight is the rule's part of all counted packets, rounded to the nearest power of two; rules of equal weight stay in
+    /// the order of the policy. Parts do not change while all counters grow alike. `previous`, in the same order, are the weights
+    /// for which the running program was compiled; `None`: the rule had none, as all those beyond the list. A rule keeps such a
+    /// weight while its part is between 1/1.68 and 1.68 times it. A rule without a counter gets the mean of the others,
+    /// multiplied by the logarithm of the number of packets that it matches and divided by the mean of these logarithms.
     #[must_use]
     pub fn of_counters(policy: &Policy, counters: &[Option<u64>], previous: &[Option<u64>]) -> Option<Self> {
         let deciding = policy.rules.iter().map(|rule| decides(rule.direction, rule.action)).chain([true]);

@@ -451,7 +451,7 @@ fn a_program_for_few_priorities_decides_as_the_policy() {
 
 /// Where shared flows run out in the middle of a flow.
 #[test]
-fn a_program_with_few_pieces_decides_as_the_policy() {
+fn a_program_with_few_shared_flows_decides_as_the_policy() {
     for shared_flows in 0..3 {
         let compile = move |policy: &policy::Policy, profile: &DeviceProfile| {
             compiler::compile_with_shared_flows(policy, profile, WORKERS, shared_flows)

@@ -1,7 +1,7 @@
 //! Opens and reads regular files that a user names.
 //!
 //! Directories, devices, FIFOs and sockets are refused: reading a device may never end, and opening a FIFO waits for its
-//! other end. A file is read up to a bound, which holds while it is read, because it may grow.
+//! other end. A file is read up to a bound, which holds while it is read, because it may grow. Symbolic links are followed.
 //!
 //! ```
 //! let folder = tempfile::tempdir()?;
@@ -54,7 +54,7 @@ pub fn open(path: &Path) -> Result<File, Error> {
     open_with(path, OFlags::RDONLY)
 }
 
-/// Opens a file for writing, without its old contents; it is created if it does not exist.
+/// Opens a file for writing, without its old contents; it is created if it does not exist, with mode 0666 less the umask.
 ///
 /// # Errors
 /// As [`open`].
@@ -138,6 +138,9 @@ mod tests {
                 );
             }
         }
+        let link = folder.path().join("link");
+        std::os::unix::fs::symlink(&fifo, &link).expect("a link");
+        assert!(matches!(open(&link), Err(Error::NotRegular("a FIFO"))), "what a link names counts");
         let missing = open(&folder.path().join("missing"));
         assert!(matches!(missing, Err(Error::Io(error)) if error.kind() == io::ErrorKind::NotFound));
     }
@@ -149,6 +152,8 @@ mod tests {
         std::fs::write(&path, [7; 100]).expect("written");
         assert_eq!(read(&path, 100).expect("read"), [7; 100]);
         assert!(matches!(read(&path, 99), Err(Error::TooLarge(99))));
+        // Its length is 0, as far as the file system tells.
+        assert!(!read(Path::new("/proc/self/status"), 1 << 20).expect("read").is_empty());
         assert!(matches!(read_bounded(io::repeat(0), 9), Err(Error::TooLarge(9))));
     }
 

@@ -419,7 +419,7 @@ fn a_long_reload_does_not_starve_the_watchdog() {
     assert_eq!(daemon.page("/readyz").0, 200);
     let messages = manager.until("READY=1");
     assert!(
-        messages.iter().any(|messages| messages.contains("WATCHDOG=1")),
+        messages.iter().any(|message| message.contains("WATCHDOG=1")),
         "the watchdog was not fed meanwhile: {messages:?}"
     );
     daemon.wait_for("is in force", 1);

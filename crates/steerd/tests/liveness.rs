@@ -181,7 +181,7 @@ fn the_watchdog_is_not_fed_while_the_engine_is_stalled() {
     manager.drain();
     std::thread::sleep(Duration::from_secs(3));
     let messages = manager.drain();
-    assert!(!messages.iter().any(|messages| messages.contains("WATCHDOG=1")), "{messages:?}");
+    assert!(!messages.iter().any(|message| message.contains("WATCHDOG=1")), "{messages:?}");
     drop(stopped);
     manager.until("WATCHDOG=1");
     assert!(daemon.terminate().0.success());

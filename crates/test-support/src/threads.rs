@@ -40,10 +40,13 @@ pub struct CpuTime(Duration);
 
 impl CpuTime {
     /// Now.
+    ///
+    /// # Panics
+    /// Never: the clock begins with 0.
     #[must_use]
     pub fn now() -> Self {
         let time = clock_gettime(ClockId::ThreadCPUTime);
-        Self(Duration::try_from(time).unwrap_or_default())
+        Self(Duration::try_from(time).expect("a time that has passed"))
     }
 
     /// The CPU time of the calling thread since then, which must be the one that called [`CpuTime::now`].

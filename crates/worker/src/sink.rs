@@ -91,7 +91,7 @@ impl Deliveries<'_> {
     }
 
     /// Passes the packets to `take` with their frames, in order of reception, in one or more runs. Frames that are taken come
-    /// back by [`Sink::poll`].
+    /// back by [`Sink::poll`]. To be called at most once, and nothing else after it: frames that are kept change their places.
     #[inline]
     pub fn take_runs(&mut self, mut take: impl FnMut(&mut FramePool, TakenRun<'_>)) {
         let Self { batch, pool, bits } = self;

@@ -155,7 +155,7 @@ impl Side<'_> {
         let action = match (what, is_old) {
             (Difference::CopyWon, true) | (Difference::CopyLost, false) => "no such copy".to_owned(),
             (Difference::SniffWon, true) | (Difference::SniffLost, false) => {
-                return Effect { rule: None, name: String::new(), action: "not heard".to_owned() };
+                return Effect { rule: None, name: String::new(), action: "not sniffed".to_owned() };
             }
             _ => self.words(rule),
         };

@@ -1,4 +1,4 @@
-//! Profiles from TOML. Errors name the file, the line, the key and the remedy.
+//! Device models from TOML. Errors name the file, the line, the key and the remedy.
 
 use std::collections::BTreeSet;
 use std::io;

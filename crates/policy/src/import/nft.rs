@@ -157,8 +157,10 @@ struct Writer<'r, 'v> {
     rules: String,
     /// Those that drop and are comments count as well.
     count: usize,
-    /// The number of these, and the names of the first.
-    comments: (usize, Vec<String>),
+    /// How many these are.
+    comments: usize,
+    /// The names of the first.
+    named_comments: Vec<String>,
     /// The names of rules, each with the next number for one more of that name.
     names: BTreeMap<String, u32>,
     /// Those of the table, the names of those that rules have, and the bytes of these.
@@ -181,7 +183,8 @@ impl<'r, 'v> Writer<'r, 'v> {
             notes,
             rules: String::new(),
             count: 0,
-            comments: (0, Vec::new()),
+            comments: 0,
+            named_comments: Vec::new(),
             names: BTreeMap::new(),
             sets: Sets::default(),
             used: BTreeSet::new(),
@@ -378,9 +381,9 @@ impl<'r, 'v> Writer<'r, 'v> {
         let rule = super::rule(&name, &keys, action);
         match &self.missing {
             Some(missing) if drops => {
-                self.comments.0 += 1;
-                if self.comments.0 <= MAX_NAMED {
-                    self.comments.1.push(format!("`{name}`"));
+                self.comments += 1;
+                if self.comments <= MAX_NAMED {
+                    self.named_comments.push(format!("`{name}`"));
                 }
                 let _ = write!(
                     self.rules,
@@ -453,13 +456,13 @@ impl<'r, 'v> Writer<'r, 'v> {
     }
 
     fn finish(mut self) -> Imported {
-        if let (Some(missing), (count @ 1.., names)) = (&self.missing, &self.comments) {
+        if let (Some(missing), count @ 1.., names) = (&self.missing, self.comments, &self.named_comments) {
             let more = match count - names.len() {
                 0 => String::new(),
                 more => format!(" and {more} more"),
             };
             let message = format!(
-                "{count} of the rules that drop, the policy of the chain included, are comments, because {missing} is left out, which may accept packets: {}{more} \
+                "{count} of the rules that drop, the policy of the chain included, are comments ({}{more}), because {missing} is left out, which may accept packets \
                  (hint: remove the `# ` before those that may drop such packets, too; the others stay with the kernel)",
                 names.join(", ")
             );

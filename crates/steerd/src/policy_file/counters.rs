@@ -93,14 +93,15 @@ mod tests {
         let (policy, _) = policy::parse(&Source::new("p.toml", text), &NoFiles).expect("a policy");
         let counters = Counters::of_state(&state, RuleWeights::new());
         assert_eq!(counters.by_rule(&policy), [None, None, Some(7), Some(9)]);
-        // 9 of 16 packets are half of them, unless they were all of them before.
         let weight = |counters: &Counters| counters.weights(&policy).expect("packets").packets()[3];
+        // 9 of 16 packets, to the nearest power of two.
         assert_eq!(weight(&counters), 1 << 19);
         let previous = RuleWeights::from([("default".to_owned(), 1 << 20), ("gone".to_owned(), 1)]);
         assert_eq!(weight(&Counters::of_state(&state, previous)), 1 << 19, "too far away");
         let state =
             State { rules: vec![state_of("a", 5, false), state_of("default", 8, false)], ..State::default() };
         let previous = RuleWeights::from([("default".to_owned(), 1 << 20)]);
+        // 9 of 15: between a half and one, and close enough to both.
         let half = Counters::of_state(&state, RuleWeights::new());
         assert_eq!((weight(&half), weight(&Counters::of_state(&state, previous))), (1 << 19, 1 << 20));
     }

@@ -166,7 +166,11 @@ fn read(path: &Path) -> Result<String, String> {
         }
         error => error.to_string(),
     })?;
-    String::from_utf8(bytes).map_err(|error| error.to_string())
+    String::from_utf8(bytes).map_err(|error| {
+        let valid = &error.as_bytes()[..error.utf8_error().valid_up_to()];
+        let line = 1 + valid.iter().filter(|byte| **byte == b'\n').count();
+        format!("line {line} has a byte that is not UTF-8")
+    })
 }
 
 /// Paths in a file are relative to that file, wherever the daemon is started.
