@@ -4,6 +4,9 @@
 //! its own. Packets are queued, posted together, and their frames come back when their sends have completed. What the
 //! device refuses comes back at once, with the reason.
 //!
+//! Sends before one that the device refuses in the middle of a chain have no completion of their own: their frames come back,
+//! and are counted, with the next send that has one.
+//!
 //! Invariant: every frame that was passed to [`Transmitter::queue`] is queued, in flight, or has been given back once.
 
 use std::sync::Arc;
