@@ -71,7 +71,11 @@ impl BlockRing {
 
     /// When the next frame arrived, if the kernel has handed it over.
     pub(super) fn next_timestamp_ns(&mut self) -> Option<u64> {
-        self.open().then(|| Header::read(self.rest(self.next), &Members::OF_BLOCK).timestamp_ns)
+        if self.open() {
+            return Some(Header::read(self.rest(self.next), &Members::OF_BLOCK).timestamp_ns);
+        }
+        // What is next is to be taken as malformed.
+        self.is_broken.then_some(0)
     }
 
     /// Takes the next frame, if the kernel has handed it over.
@@ -288,6 +292,7 @@ mod tests {
             let first = ring.take(false);
             assert!(matches!(first, Some(Taken::Frame(_))), "{first:?}");
             // The lost frames count as one.
+            assert!(ring.next_timestamp_ns().is_some(), "there is something to take");
             let lost = ring.take(false);
             assert!(matches!(lost, Some(Taken::Malformed)), "{claimed} frames, {step} bytes apart: {lost:?}");
             let mut next = ring.take(false);
