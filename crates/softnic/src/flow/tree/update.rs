@@ -14,6 +14,9 @@ use super::{Class, Family, Rule, Tree};
 /// The most leaves that a rule is added to.
 pub(super) const MAX_COPIES: usize = 2048;
 
+/// The most that one rule adds to what a tree owes for leaves that it has made longer.
+const MAX_DEBT: usize = 8;
+
 /// A leaf: its node, and the steps from the root.
 type Leaf = (u32, usize);
 
@@ -90,8 +93,8 @@ impl Family {
         }
         if let (Some(tree), Some(before)) = (self.tree_mut(class), debt) {
             tree.len += 1;
-            // However many leaves the rule is in: building anew does not put it into fewer.
-            tree.debt = tree.debt.min(before + 1) + 1;
+            // A rule in very many leaves counts as a few changes: building anew does not put it into fewer.
+            tree.debt = tree.debt.min(before + MAX_DEBT) + 1;
         }
         true
     }
