@@ -126,7 +126,7 @@ pub fn description() -> String {
 
 /// The day and the commit that a bench is run at, as far as date(1) and git(1) tell.
 #[must_use]
-pub fn occasion() -> String {
+pub fn day_and_commit() -> String {
     let first_line = |program: &str, arguments: &[&str]| {
         let output = std::process::Command::new(program).args(arguments).output().ok()?;
         let line = String::from_utf8(output.stdout).ok()?.trim().to_owned();

@@ -25,7 +25,7 @@ pub fn page(run: &Value) -> String {
             "Measured with `{}` on {}, {}.",
             string(run, "command"),
             string(run, "machine"),
-            string(run, "occasion")
+            string(run, "day_and_commit")
         ),
     );
     let provisional = run["conditions"]["provisional"] == true;
@@ -130,7 +130,7 @@ mod tests {
     #[test]
     fn a_busy_machine_and_a_missing_program_are_on_the_page() {
         let run = json!({
-            "machine": "m", "occasion": "2026-01-01", "command": "make bench",
+            "machine": "m", "day_and_commit": "2026-01-01", "command": "make bench",
             "conditions": { "provisional": true, "conditions": "machine busy: figures are provisional" },
             "rows": [
                 { "table": "lookup", "what": "ours", "frame_bytes": 64, "unit": "ns", "median": 12.34, "least": 1.0, "most": 20.0 },

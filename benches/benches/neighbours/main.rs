@@ -107,7 +107,7 @@ fn write(inputs: &Inputs, rows: &[Row], ratios: &[Ratio], gate: &Gate) {
         |name: &str, text: &str| std::fs::write(target.join(name), text).expect("target can be written");
     let ratios: Vec<_> = ratios.iter().map(Ratio::json).collect();
     let run = json!({
-        "machine": machine::description(), "occasion": machine::occasion(), "conditions": gate.json(), "command": own_command(""),
+        "machine": machine::description(), "day_and_commit": machine::day_and_commit(), "conditions": gate.json(), "command": own_command(""),
         "rows": table::json(rows), "ratios": ratios, "variables": inputs.variables(),
     });
     write("neighbours.json", &format!("{run:#}\n"));

@@ -175,7 +175,7 @@ impl Plan {
     }
 }
 
-/// [`read`] with wider loads, and such that turn the order of bytes around.
+/// [`read`] with the loads of AVX2, and those of MOVBE, which swap bytes.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,movbe")]
 fn read_v3(

@@ -16,7 +16,7 @@ use super::{Arrival, Header, Mapping, Members, Taken, examine};
 const BLOCK_BYTES: u32 = 1 << 17;
 /// The fewest blocks. With little traffic each has the frames of a millisecond, so that is for how many the engine may be away.
 const MIN_BLOCKS: u32 = 64;
-/// What the kernel wants to know and does not use with blocks, but that it has to divide them.
+/// The kernel checks that this divides a block, and does not use it with TPACKET_V3 (`packet_set_ring`).
 const FRAME_BYTES: u32 = 1 << 11;
 /// When a block is handed over that is not full: the shortest time that can be asked for.
 const RETIRE_MS: u32 = 1;
@@ -31,7 +31,11 @@ const DESCRIPTOR_BYTES: usize = 48;
 pub(super) fn layout(slots: &libc::tpacket_req) -> libc::tpacket_req3 {
     // At most MAX_RING_BYTES, checked for the slots.
     let bytes = slots.tp_block_size * slots.tp_block_nr;
-    let blocks = bytes.div_ceil(BLOCK_BYTES).max(MIN_BLOCKS);
+    request(bytes.div_ceil(BLOCK_BYTES).max(MIN_BLOCKS))
+}
+
+/// What the kernel is asked for to get so many blocks.
+fn request(blocks: u32) -> libc::tpacket_req3 {
     libc::tpacket_req3 {
         tp_block_size: BLOCK_BYTES,
         tp_block_nr: blocks,
@@ -209,16 +213,7 @@ mod tests {
     fn ring() -> (OwnedFd, BlockRing) {
         let memory = memfd_create("blocks", MemfdFlags::CLOEXEC).unwrap();
         ftruncate(&memory, (BLOCKS * BLOCK_BYTES as usize) as u64).unwrap();
-        let layout = libc::tpacket_req3 {
-            tp_block_size: BLOCK_BYTES,
-            tp_block_nr: BLOCKS as u32,
-            tp_frame_size: FRAME_BYTES,
-            tp_frame_nr: 0,
-            tp_retire_blk_tov: RETIRE_MS,
-            tp_sizeof_priv: 0,
-            tp_feature_req_word: 0,
-        };
-        let ring = BlockRing::map(&memory, &layout).unwrap();
+        let ring = BlockRing::map(&memory, &request(BLOCKS as u32)).unwrap();
         (memory, ring)
     }
 
