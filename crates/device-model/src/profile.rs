@@ -57,10 +57,10 @@ pub struct DeviceProfile {
     /// Flows that match multicast only come after all others, whatever their priority.
     #[serde(default)]
     pub multicast_ignores_priority: bool,
-    /// What it refuses to match or to do, at most one row per feature.
+    /// The matches and actions that the device refuses, at most one row per feature.
     #[serde(default)]
     pub refusals: Vec<Refusal>,
-    /// What only some devices of this kind do, depending on firmware or configuration; found out by trying.
+    /// The abilities that only some devices of this kind have, depending on firmware or configuration; found out by trying.
     #[serde(default)]
     pub dependences: Vec<Dependence>,
     /// The errno beyond each limit; EINVAL where there is no row.
@@ -69,7 +69,7 @@ pub struct DeviceProfile {
     /// The personality that the software NIC has in all that the model does not describe.
     #[serde(default)]
     pub personality: Base,
-    /// What only the software NIC has to know to behave like the device. In a file, what is left out is as in
+    /// The attributes that only the software NIC needs to behave like the device. In a file, what is left out is as in
     /// [`DeviceProfile::personality`].
     #[serde(default)]
     pub emulation: Emulation,
@@ -95,11 +95,11 @@ pub enum Base {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Origin {
-    /// Its name in libibverbs.
+    /// The name of the device in libibverbs.
     pub name: String,
-    /// Its kernel driver.
+    /// The kernel driver of the device.
     pub driver: String,
-    /// Its firmware.
+    /// The firmware of the device.
     pub firmware: String,
     /// The file name of the library, which has its release.
     pub libibverbs: String,
@@ -355,7 +355,7 @@ impl DeviceProfile {
         self.limits.iter().find(|row| row.limit == limit).map_or(Errno::Einval, |row| row.errno)
     }
 
-    /// The same limits on the software NIC, which imitates the device but holds no more flows, masks and copies than
+    /// Returns the limits on the software NIC, which imitates the device but holds no more flows, masks and copies than
     /// [`software`] allows. The size of its receive queues does not depend on the device that it imitates.
     #[must_use]
     pub fn in_software(self) -> Self {
@@ -368,7 +368,7 @@ impl DeviceProfile {
         }
     }
 
-    /// What both devices can do; beyond a limit it answers like the first.
+    /// Returns the limits that both devices have; beyond one it answers like the first.
     fn strictest(name: &str, a: Self, b: Self) -> Self {
         let mut refusals = a.refusals;
         for refusal in b.refusals {

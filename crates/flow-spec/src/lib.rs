@@ -41,7 +41,7 @@ struct SpecField {
     bits: u32,
     /// How its values are written. `Bits` always shows the mask; `Flags` is the IPv4 flags alone.
     form: Form,
-    /// Its place in the packed image. If that is narrower than the field, it holds the upper bits.
+    /// The place of the field in the packed image. If that is narrower than the field, it holds the upper bits.
     slots: &'static [Slot],
     /// The value in a packet; `None` if the packet lacks the field.
     read: Read,
@@ -64,7 +64,7 @@ impl SpecField {
         }
     }
 
-    /// Its value from the words of a packed image.
+    /// Reads the value from the words of a packed image.
     fn gather(&self, word: impl Fn(Slot) -> u64) -> u128 {
         let (bits, number) = self.slots.iter().fold((0, 0), |(bits, number), slot| {
             (bits + slot.bits(), number << slot.bits() | u128::from(word(*slot)))
@@ -319,7 +319,7 @@ macro_rules! specs {
                 }
             }
 
-            /// Its type.
+            /// The type of the spec.
             #[must_use]
             pub const fn kind(&self) -> SpecKind {
                 match self {
@@ -394,7 +394,7 @@ impl SpecKind {
 /// A field of a spec with the bits that a packet's field must have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MaskedField {
-    /// Its place in the packed image, the most significant word first. If that is narrower than the field, it is the
+    /// The place in the packed image, the most significant word first. If that is narrower than the field, it is the
     /// place of the upper bits.
     pub slots: &'static [Slot],
     /// The width of the field.
@@ -457,7 +457,7 @@ impl FlowSpec {
         (encode(value), encode(mask))
     }
 
-    /// The same mask with a value of zeros: devices store flows by it.
+    /// Returns the spec with its mask and a value of zeros: devices store flows by it.
     #[must_use]
     pub fn shape(&self) -> Self {
         let mut shape = *self;
@@ -481,7 +481,7 @@ impl FlowSpec {
             })
     }
 
-    /// The same for all specs; `inside`: whether the spec is about the packet in the tunnel.
+    /// Returns whether all specs match; `inside`: whether the spec is about the packet in the tunnel.
     #[must_use]
     pub fn matches_deep(&self, key: &DeepKey, inside: bool) -> bool {
         let (kind, tunnel) = (self.kind(), &key.tunnel);

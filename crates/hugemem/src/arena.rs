@@ -15,7 +15,7 @@ use crate::{Error, PageKind, Warning};
 /// The largest arena: more is a mistake in the settings.
 pub(crate) const MAX_ARENA_BYTES: usize = 1 << 40;
 
-/// What to map.
+/// The size and the pages of an arena to be mapped.
 #[derive(Clone, Debug)]
 pub struct ArenaOptions {
     /// Least usable size; rounded up to whole pages of the kind that is found.
@@ -82,7 +82,7 @@ impl Arena {
         self.page_kind
     }
 
-    /// Its whole size: what was asked for, rounded up to pages.
+    /// The whole size in bytes: what was asked for, rounded up to pages.
     pub fn bytes(&self) -> usize {
         self.mapping.bytes()
     }

@@ -66,7 +66,7 @@ impl<'m> Hierarchy<'m> {
         }
     }
 
-    /// What the group and each of its ancestors leave, as far as they are visible: a container's root is its own group,
+    /// The room that the group and each of its ancestors leave, as far as they are visible: a container's root is its own group,
     /// whose place elsewhere ("/../x", or a path of the host's) means nothing here.
     fn limits(&self, read: impl Fn(&Path) -> Option<String>) -> Vec<Available> {
         let mut group = self.root.clone();

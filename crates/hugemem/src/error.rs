@@ -12,7 +12,7 @@ pub enum Error {
     /// Not the name of a page kind.
     #[error("`{text}` is not a kind of page: write huge_1g, huge_2m, transparent or plain")]
     PageKind {
-        /// What was given.
+        /// The given text.
         text: String,
     },
     /// A size of 0 or beyond 1 TiB.

@@ -44,7 +44,7 @@ impl PageKind {
         }
     }
 
-    /// What an arena's size is rounded up to and its start is aligned to.
+    /// The page size that an arena's size is rounded up to and its start is aligned to.
     pub const fn page_bytes(self) -> usize {
         match self {
             Self::Huge1G => 1 << 30,

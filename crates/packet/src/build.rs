@@ -300,7 +300,7 @@ impl FrameBuilder {
         self
     }
 
-    /// What follows the headers.
+    /// Sets the bytes that follow the headers.
     pub fn payload(mut self, payload: &[u8]) -> Self {
         self.payload = payload.to_vec();
         self

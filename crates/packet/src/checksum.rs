@@ -17,7 +17,7 @@ const TCP_CHECKSUM: Range<usize> = 16..18;
 /// Where the checksum of a UDP header is in it (RFC 768).
 const UDP_CHECKSUM: Range<usize> = 6..8;
 
-/// What a verification found.
+/// The result of a verification.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Check {
     /// Computed and right.
@@ -150,7 +150,7 @@ fn length_and_protocol(length: usize, protocol: IpProtocol) -> u64 {
     sum(&(length as u64).to_be_bytes()) + sum(&[0, protocol.0])
 }
 
-/// What is sent for a sum.
+/// Returns the checksum that is sent for a sum.
 fn sent(protocol: IpProtocol, sum: u64) -> u16 {
     match !fold(sum) {
         0 if protocol == IpProtocol::UDP => 0xffff,

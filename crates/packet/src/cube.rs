@@ -288,7 +288,7 @@ impl Cube {
         IMPLYING.map(|(word, bits)| (self.value[word] & bits, self.mask[word] & bits))
     }
 
-    /// What the headers of one packet imply about each other.
+    /// Adds what the headers of one packet imply about each other.
     fn close_level(&mut self, at: &dyn Fn(Slot) -> Slot) -> Option<()> {
         let [v4, v6, tcp, udp] = [HAS_IPV4, HAS_IPV6, HAS_TCP, HAS_UDP].map(at);
         // A packet inside may have no Ethernet header, and then no type.
@@ -320,7 +320,7 @@ impl Cube {
         Some(())
     }
 
-    /// What a tunnel implies about the packet that carries it.
+    /// Adds what a tunnel implies about the packet that carries it.
     fn close_tunnel(&mut self) -> Option<()> {
         if self.mask[TUNNEL] >> HAS_INNER.shift == 0 {
             return Some(());
@@ -383,17 +383,17 @@ impl Slot {
         self.word != DST_MAC.word && self.word != SRC_MAC.word
     }
 
-    /// The same field of the packet inside.
+    /// Returns the slot of the same field of the packet inside.
     pub const fn inside(self) -> Self {
         Self { word: self.word + LEVEL_WORDS, ..self }
     }
 
-    /// Its word.
+    /// The index of the slot's word.
     pub const fn word(self) -> usize {
         self.word
     }
 
-    /// Its lowest bit in the word.
+    /// The lowest bit of the slot in its word.
     pub const fn shift(self) -> u32 {
         self.shift
     }

@@ -8,25 +8,25 @@ pub enum Error {
     /// Not six hexadecimal octets.
     #[error("`{text}` is not a MAC address: write six hexadecimal octets, such as 02:00:00:00:00:01")]
     MacAddr {
-        /// What was given.
+        /// The given text.
         text: String,
     },
     /// Neither a known EtherType name nor a number that fits 16 bits.
     #[error("`{text}` is not an EtherType: write a name such as ipv4 or arp, or a number such as 0x88cc")]
     EtherType {
-        /// What was given.
+        /// The given text.
         text: String,
     },
     /// Neither a known IP protocol name nor a number that fits 8 bits.
     #[error("`{text}` is not an IP protocol: write a name such as tcp or icmpv6, or a number from 0 to 255")]
     IpProtocol {
-        /// What was given.
+        /// The given text.
         text: String,
     },
     /// Not forty hexadecimal octets.
     #[error("an RSS key is 40 octets, written as 80 hexadecimal digits with or without colons; {reason}")]
     RssKey {
-        /// What is wrong with the given text.
+        /// The fault of the given text.
         reason: String,
     },
 }

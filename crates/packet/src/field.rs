@@ -77,12 +77,12 @@ pub enum Form {
     Address,
 }
 
-/// What is known of a field.
+/// The row of a field in the table.
 #[derive(Clone, Copy, Debug)]
 pub struct Row {
     /// The field.
     pub field: Field,
-    /// Its key in the policy language.
+    /// The key of the field in the policy language.
     pub name: &'static str,
     /// The width of its values.
     pub bits: u32,
@@ -90,16 +90,16 @@ pub struct Row {
     pub header: Header,
     /// How its values are written.
     pub form: Form,
-    /// Its place in the packed image ([`crate::cube`]), the most significant word first; none for fields that no device
+    /// The place of the field in the packed image ([`crate::cube`]), the most significant word first; none for fields that no device
     /// can match.
     pub slots: &'static [Slot],
     /// Where its value is in a parsed packet.
     read: Read,
-    /// What a value is called, with its article.
+    /// The noun for a value, with its article.
     pub noun: &'static str,
     /// How to write a value.
     pub hint: &'static str,
-    /// What the field is.
+    /// The description of the field.
     pub doc: &'static str,
 }
 
@@ -296,19 +296,19 @@ fields! {
 }
 
 impl Field {
-    /// What is known of it.
+    /// The row of the field in the table.
     #[inline]
     pub const fn row(self) -> &'static Row {
         const ROWS: &[Row; FIELDS.len()] = &FIELDS;
         &ROWS[self as usize]
     }
 
-    /// Its key in the policy language.
+    /// The key of the field in the policy language.
     pub const fn name(self) -> &'static str {
         self.row().name
     }
 
-    /// The same field behind IPv6 extension headers, if it has one there.
+    /// Returns the corresponding field behind IPv6 extension headers, if there is one.
     pub fn behind_extension_headers(self) -> Option<Self> {
         EXTENDED.iter().find(|(field, _)| *field == self).map(|(_, behind)| *behind)
     }
@@ -333,7 +333,7 @@ impl Field {
         !matches!(self.row().form, Form::Mac | Form::Address)
     }
 
-    /// Its value in a packet, inside a tunnel or not; 0 if the packet lacks the header. Fields of tunnel headers are
+    /// The value in a packet, inside a tunnel or not; 0 if the packet lacks the header. Fields of tunnel headers are
     /// not in a packet's own headers.
     #[inline]
     pub fn in_packet(self, key: &FlowKey) -> u128 {
@@ -343,7 +343,7 @@ impl Field {
         }
     }
 
-    /// Its value in the tunnel headers.
+    /// The value in the tunnel headers.
     #[inline]
     pub fn in_tunnel(self, key: &TunnelKey) -> u128 {
         match self.row().read {
@@ -388,7 +388,7 @@ impl Header {
         matches!(self, Self::Ip | Self::Ipv4 | Self::Ipv6)
     }
 
-    /// What people call it.
+    /// The usual name of the header.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Ethernet => "Ethernet",

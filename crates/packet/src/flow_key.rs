@@ -56,7 +56,7 @@ pub struct FlowKey {
     pub dst_mac: MacAddr,
     /// Source address of the frame.
     pub src_mac: MacAddr,
-    /// What follows the peeled VLAN tags; up to 1500 an 802.3 length.
+    /// The EtherType behind the peeled VLAN tags; up to 1500 an 802.3 length.
     pub ether_type: u16,
     /// Tag protocol of the outer tag.
     pub vlan_tpid: u16,
@@ -90,7 +90,7 @@ pub struct FlowKey {
     pub icmp_type: u8,
     /// Code of an ICMP or ICMPv6 message.
     pub icmp_code: u8,
-    /// What follows the extension headers of an IPv6 packet.
+    /// The headers behind the extension headers of an IPv6 packet.
     pub extended: ExtendedKey,
 }
 

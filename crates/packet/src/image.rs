@@ -30,7 +30,7 @@ fn parsed(frame: &[u8]) -> Words {
     parse(frame).key.image()
 }
 
-/// As [`read_image`] for frames of the frequent kinds; `false` for others, of which nothing is written.
+/// Reads an image as [`read_image`] does, for frames of the frequent kinds; `false` for others, of which nothing is written.
 #[inline(always)]
 fn read_frequent(frame: &[u8], words: &mut Words) -> bool {
     let Some(ethernet) = frame.first_chunk::<TAGGED_BYTES>() else { return false };

@@ -17,10 +17,10 @@ const NEEDS_CHECKSUM: u8 = 1;
 /// Where the checksum of SCTP is in its header. It is a CRC32c (RFC 9260, 6.8), which sums cannot complete.
 const SCTP_CHECKSUM_AT: usize = 8;
 
-/// What offload left to do on a frame: `virtio_net_hdr`, in the machine's byte order.
+/// The work that offload left to do on a frame: `virtio_net_hdr`, in the machine's byte order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Offload {
-    /// It is several packets.
+    /// The frame is several packets, merged into one.
     pub merged: Option<Merged>,
     /// The checksum is unfinished: where the bytes that it covers start in the frame, and where in them the field is. Of a
     /// frame whose tag was stripped, without the tag.
@@ -60,7 +60,7 @@ impl Offload {
     }
 }
 
-/// What an offload header states about a merged frame.
+/// The statements of an offload header about a merged frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Merged {
     /// `gso_type`

@@ -27,7 +27,7 @@ const PLAIN_BYTES: usize = PLAIN_L4 + TCP_BYTES;
 const MORE_FRAGMENTS: u16 = 0x2000;
 const FRAGMENT_OFFSET: u16 = 0x1fff;
 
-/// What [`parse`] found.
+/// The result of [`parse`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Parsed {
     /// The matchable fields.

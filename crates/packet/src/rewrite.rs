@@ -77,7 +77,7 @@ pub fn set_vlan(frame: &mut [u8], vlan: u16) -> bool {
     true
 }
 
-/// What replaces the addresses of a frame so that it has one tag more: the same addresses and the tag. It has the
+/// Returns the bytes that replace the addresses of a frame so that it has one tag more: the addresses and the tag. It has the
 /// priority of the tag that is the outer one now, and is an S-tag in front of that; otherwise a C-tag of priority 0.
 /// `None`: the frame has no addresses.
 #[must_use]

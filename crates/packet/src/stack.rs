@@ -102,7 +102,7 @@ impl PacketHeaders {
     /// No header that is read.
     pub const NONE: Self = Self::of(Network::None, Transport::None);
 
-    /// Those of a packet without extension headers.
+    /// The headers of a packet without extension headers.
     const fn of(network: Network, transport: Transport) -> Self {
         Self { network, transport, extended: None }
     }
@@ -154,7 +154,7 @@ pub struct LabelStack {
 pub enum InnerLabel {
     /// The bottom bit is set.
     Bottom,
-    /// It is not, and the TTL is not 0.
+    /// The packet is not, and the TTL is not 0.
     Ttl,
     /// Neither, and the label is not 0.
     Label,
@@ -167,7 +167,7 @@ pub enum InnerLabel {
 pub struct InnerPacket {
     /// How many VLAN tags its Ethernet header has; `None`: there is no Ethernet header.
     pub tags: Option<u8>,
-    /// Its headers.
+    /// The headers of the packet.
     pub headers: PacketHeaders,
     /// The label behind its Ethernet header.
     pub label: Option<InnerLabel>,
@@ -461,7 +461,7 @@ impl HeaderStack {
         }
     }
 
-    /// What the other headers imply about a field whose header is there; `None`: nothing.
+    /// The values that the other headers imply for a field whose header is there; `None`: any.
     fn implied(&self, field: Field, level: Level) -> Option<Domain> {
         let headers = self.headers(level)?;
         match field {

@@ -123,7 +123,7 @@ impl Toeplitz {
         self.hash_first(&input, length)
     }
 
-    /// As [`Toeplitz::hash_key`], with the fields that need a look into tunnels.
+    /// Hashes a packet as [`Toeplitz::hash_key`] does, with the fields that need a look into tunnels.
     pub fn hash_deep(&self, key: &DeepKey, fields: HashFields) -> u32 {
         let mut input = [0; HASH_INPUT_BYTES];
         let length = key.hash_input(fields, &mut input);

@@ -47,7 +47,7 @@ bitflags::bitflags! {
         const ESP = 1;
         /// A GRE header of version 0, whole with its optional fields.
         const GRE = 1 << 1;
-        /// That header has a key.
+        /// The GRE header has a key.
         const GRE_KEY = 1 << 2;
         /// A VXLAN header whose network identifier is valid.
         const VXLAN = 1 << 3;
@@ -105,7 +105,7 @@ impl DeepKey {
         Self { outer: parsed.key, tunnel: parse_tunnel(frame, &parsed) }
     }
 
-    /// As [`FlowKey::hash_input`], with the fields that need a look into tunnels: with [`HashFields::INNER`] it is the
+    /// Writes the hash input as [`FlowKey::hash_input`] does, with the fields that need a look into tunnels: with [`HashFields::INNER`] it is the
     /// packet inside whose addresses and ports count, and a frame without one has nothing to hash;
     /// [`HashFields::IPSEC_SPI`] appends the index of an outer ESP header.
     pub fn hash_input(&self, fields: HashFields, out: &mut [u8; HASH_INPUT_BYTES]) -> usize {

@@ -247,7 +247,7 @@ fn malformed_captures_are_noted() {
     }
 }
 
-/// What tcpdump 4.99 prints of these captures.
+/// The tunnels that tcpdump 4.99 prints of these captures.
 #[test]
 fn captured_tunnels_are_what_tcpdump_prints() {
     let Some(folder) = corpora("pcaps") else { return };

@@ -70,7 +70,7 @@ impl ByteSet {
         bytes.filter_map(|byte| u8::try_from(byte).ok()).collect()
     }
 
-    /// The same set as ranges.
+    /// Returns the set as ranges.
     #[must_use]
     pub fn ranges(&self) -> RangeSet<u32> {
         let mut ranges: Vec<(u32, u32)> = Vec::new();

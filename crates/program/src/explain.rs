@@ -7,7 +7,7 @@ use packet::{DeepKey, FlowKey, HASH_INPUT_BYTES, RssKey, TunnelKey};
 use crate::ids::{ClassId, GroupId, QueueId, RuleId, WorkerId};
 use crate::program::{Flow, FlowAction, FlowKind, Outcome, Program, Verdict};
 
-/// What happens to one received packet.
+/// The result of [`Program::explain`]: what happens to one received packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Explanation {
     /// The flow that the packet matches, an index into `Program::flows`; `None`: the device leaves it to the kernel.
@@ -65,7 +65,7 @@ pub struct Copied {
     pub outcome: Outcome,
 }
 
-/// What happens to one packet that the host sends.
+/// The result of [`Program::explain_sent`]: what happens to one packet that the host sends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SentExplanation {
     /// The egress flow that decides and counts, an index into `Program::flows`; `None`: no egress rule matches.
@@ -87,13 +87,13 @@ struct Landing {
 }
 
 impl Program {
-    /// What happens to a received packet that has no tunnel, or where no rule matches tunnel headers.
+    /// Explains a received packet that has no tunnel, or where no rule matches tunnel headers.
     #[must_use]
     pub fn explain(&self, key: &FlowKey) -> Explanation {
         self.explain_deep(&DeepKey { outer: *key, tunnel: TunnelKey::default() })
     }
 
-    /// What happens to a received packet.
+    /// Explains a received packet.
     #[must_use]
     pub fn explain_deep(&self, key: &DeepKey) -> Explanation {
         let left = self.exceptions.iter().find(|exception| exception.predicate.matches_deep(key));
@@ -148,7 +148,7 @@ impl Program {
         }
     }
 
-    /// What happens to a packet that the host sends. Ingress rules and the policy's default do not apply to it.
+    /// Explains a packet that the host sends. Ingress rules and the policy's default do not apply to it.
     #[must_use]
     pub fn explain_sent(&self, key: &DeepKey) -> SentExplanation {
         let decides = |flow: &Flow| flow.kind == FlowKind::Egress && flow.matches(key);

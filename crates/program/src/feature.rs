@@ -46,13 +46,13 @@ pub enum Feature {
     Inner,
     /// An ESP spec with an empty mask, which matches the presence of the header.
     AnyEsp,
-    /// The same for VXLAN.
+    /// VXLAN with any values.
     AnyVxlan,
-    /// The same for GRE.
+    /// GRE with any values.
     AnyGre,
-    /// The same for MPLS.
+    /// MPLS with any values.
     AnyMpls,
-    /// The same for TCP and UDP.
+    /// TCP or UDP with any values.
     AnyPorts,
     /// A flow that matches packets (NORMAL). A device that refuses it cannot steer.
     Normal,

@@ -65,7 +65,7 @@ pub struct MplsEntry {
 pub struct Macs {
     /// An address must be one of these. Sorted, full masks last; a mask of zeros matches every address.
     pub any_of: Vec<MaskedMac>,
-    /// It must be none of these, in the same order.
+    /// The patterns that the address must match none of, in the same order.
     pub none_of: Vec<MaskedMac>,
 }
 
@@ -137,7 +137,7 @@ impl Match {
         }
     }
 
-    /// The same match with a condition on a field.
+    /// Returns the match with a further condition on a field.
     #[must_use]
     pub fn with(mut self, field: Field, values: RangeSet<u32>) -> Self {
         self.set(field, values);

@@ -13,12 +13,12 @@ use serde::Serialize;
 use crate::ids::{RuleId, WorkerId};
 use crate::program::{FlowAction, Program, Verdict};
 
-/// What part of the packets of a rule is let through.
+/// The part of a rule's packets that is let through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Policing {
-    /// Of so many packets one; 1: all of them.
+    /// One of this many packets is let through; 1: all of them.
     pub sample: u32,
-    /// Of the packets that the sample leaves.
+    /// The limit on the packets that the sample leaves.
     pub limit: Option<RateLimit>,
 }
 
@@ -80,7 +80,7 @@ impl RateLimit {
     }
 }
 
-/// As in a policy: `10k/s`.
+/// The text form of a policy: `10k/s`.
 impl fmt::Display for RateLimit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let rate = self.packets_per_second;
@@ -118,12 +118,12 @@ impl fmt::Display for LimitPart {
     }
 }
 
-/// What part of a limit a worker has.
+/// A worker's share of a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LimitShare {
-    /// So many parts.
+    /// The worker's parts.
     pub parts: u32,
-    /// Of so many.
+    /// All parts.
     pub of: u32,
 }
 
@@ -145,7 +145,7 @@ impl LimitShare {
 pub struct PolicedRule<'p> {
     /// The rule.
     pub rule: RuleId,
-    /// What is let through.
+    /// The part of the packets that is let through.
     pub policing: Policing,
     /// The workers over which the device spreads its packets.
     table: &'p [WorkerId],

@@ -59,7 +59,7 @@ enum TunnelTest {
     InnerMpls(Box<Option<MplsEntry>>),
 }
 
-/// What a predicate tests beside values.
+/// The tests of a predicate beside those of values.
 pub(crate) struct Outlined {
     /// A packet has all of these layers.
     pub(crate) has: Layers,
@@ -86,7 +86,7 @@ impl Values {
         }
     }
 
-    /// Those of the field, aligned to the left.
+    /// The ranges of the field, aligned to the left.
     fn ranges(&self, field: Field) -> Ranges {
         let of = |set: &RangeSet<u32>| {
             set.ranges().iter().map(|(low, high)| aligned(field, (*low).into(), (*high).into())).collect()
@@ -113,7 +113,7 @@ fn aligned(field: Field, low: u128, high: u128) -> (u128, u128) {
     (low << shift, high << shift | !(u128::MAX << shift))
 }
 
-/// Of both versions, as numbers that are aligned to the left: the predicate distinguishes them.
+/// The ranges of both versions, as numbers that are aligned to the left: the predicate distinguishes them.
 fn address_ranges(addresses: &Addresses) -> Ranges {
     let shift = u128::BITS - u32::BITS;
     let v4 = addresses.v4.ranges().iter();
@@ -164,7 +164,7 @@ impl Predicate {
 }
 
 impl Predicate {
-    /// What an outline needs beside [`ranges`](Self::ranges).
+    /// The part of the predicate that an outline needs beside [`ranges`](Self::ranges).
     pub(crate) fn outlined(&self) -> Outlined {
         let mut outlined = Outlined {
             has: Layers::empty(),
@@ -191,7 +191,7 @@ impl Predicate {
         outlined
     }
 
-    /// What can be asked of a packet before it is compared: questions, each with the values of packets that pass, and
+    /// The questions that can be asked of a packet before it is compared, each with the values of packets that pass, and
     /// maybe of others.
     pub(crate) fn ranges(&self) -> impl Iterator<Item = (Question, Ranges)> {
         let outer = self.outer.iter().filter_map(Test::ranges);

@@ -134,7 +134,7 @@ impl Program {
     }
 }
 
-/// Its kind and its specs: `ipv4 | udp dport=4789 | vxlan vni=7 | inner ipv4 dst=192.0.2.0/24`.
+/// The kind and the specs of a flow: `ipv4 | udp dport=4789 | vxlan vni=7 | inner ipv4 dst=192.0.2.0/24`.
 impl fmt::Display for Flow {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = match self.kind {

@@ -37,7 +37,7 @@ pub struct Program {
     pub queues: Vec<RssQueue>,
     /// Highest precedence first.
     pub flows: Vec<Flow>,
-    /// What workers do with packets, by the class in their flow tag. `None` is a class of the previous program only: a
+    /// The classes, by the number in the flow tag. `None` is a class of the previous program only: a
     /// rule that stays keeps its class, and a class is not used for another rule in the very next program.
     pub classes: Vec<Option<Class>>,
     /// The class of packets without a flow tag: all packets on a device without tags, otherwise the copies of sniffers.
@@ -56,7 +56,7 @@ pub struct Program {
 pub struct Rule {
     /// Unique; what counters are named after.
     pub name: String,
-    /// What the rule does with its packets.
+    /// The verdict on the rule's packets.
     pub action: Verdict,
     /// Line of the policy file, from 1 (the pseudo rule: the line of `default`, or 0).
     pub line: u32,
@@ -70,7 +70,7 @@ pub struct Rule {
     pub undecided: Vec<UndecidedKey>,
     /// Where the packets go that workers deliver for it: its own sinks, or those of its group.
     pub sinks: Vec<SinkId>,
-    /// What part of these packets workers let through.
+    /// The part of these packets that workers let through.
     pub policing: Policing,
 }
 
@@ -79,7 +79,7 @@ pub struct Rule {
 pub struct Exception {
     /// The rule.
     pub rule: RuleId,
-    /// Its whole match.
+    /// The whole match of the rule.
     pub predicate: Predicate,
     /// The outcome if it matches.
     pub outcome: Outcome,
@@ -97,7 +97,7 @@ pub enum Placement {
     Hardware,
     /// The device matches a superset, and the worker evaluates the whole match.
     Hybrid {
-        /// What the device cannot match, by the keys of the policy.
+        /// The conditions that the device cannot match, by the keys of the policy.
         reason: String,
     },
 }
@@ -111,7 +111,7 @@ pub struct Group {
     pub table: Vec<WorkerId>,
     /// The Toeplitz key of every queue of the group.
     pub key: RssKey,
-    /// What is hashed, over all variants.
+    /// The hashed fields, over all variants.
     pub fields: HashFields,
     /// Whether both directions of a connection reach the same worker.
     pub symmetric: bool,
@@ -142,7 +142,7 @@ pub enum HashVariant {
 /// One RSS queue pair.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RssQueue {
-    /// Its group, which also has its key.
+    /// The group, which also has the key.
     pub group: GroupId,
     /// The packets it receives.
     pub variant: HashVariant,
@@ -155,21 +155,21 @@ pub struct RssQueue {
 /// One `ibv_flow` to create.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Flow {
-    /// Its rule.
+    /// The rule that the flow belongs to.
     pub rule: RuleId,
     /// 0 is the highest precedence.
     pub priority: u16,
-    /// Its kind.
+    /// The kind of the flow.
     pub kind: FlowKind,
     /// Outer headers first; empty only for sniffers.
     pub specs: Vec<FlowSpec>,
     /// The index in `specs` of the first spec of the packet inside a tunnel; `specs.len()` if there is none.
     pub inner_from: usize,
-    /// What the device does with matching packets.
+    /// The device's action for matching packets.
     pub action: FlowAction,
 }
 
-/// What the device does with a flow's packets.
+/// The device's action for a flow's packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
 pub enum FlowAction {
@@ -235,7 +235,7 @@ fn is_multicast_ipv4(address: u32) -> bool {
     Ipv4Addr::from_bits(address).is_multicast()
 }
 
-/// What is done with one packet. The verdict follows from the action of the rule that decides the packet, or from the
+/// The verdict on one packet. It follows from the action of the rule that decides the packet, or from the
 /// policy's default.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case", tag = "kind", content = "group")]
@@ -256,11 +256,11 @@ pub enum Verdict {
 pub struct Outcome {
     /// The rule, or the pseudo rule `default`.
     pub rule: RuleId,
-    /// Its verdict.
+    /// The verdict of the rule.
     pub verdict: Verdict,
 }
 
-/// What a worker does with packets that have one class in their flow tag.
+/// A class: how a worker decides packets that have one number in their flow tag.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Class {
     /// The rule whose flows have the tag.
@@ -283,7 +283,7 @@ pub enum Decide {
 pub struct Step {
     /// The rule.
     pub rule: RuleId,
-    /// Its whole match.
+    /// The whole match of the step.
     pub predicate: Predicate,
     /// The outcome if it matches.
     pub outcome: Outcome,

@@ -6,11 +6,11 @@ use std::fmt;
 
 /// A number that ranges are made of.
 pub trait Word: Copy + Ord + fmt::Debug {
-    /// Its width in bits.
+    /// The width of a word in bits.
     const BITS: u32;
-    /// The same number, wider.
+    /// Returns the number as 128 bits.
     fn wide(self) -> u128;
-    /// The same number, narrower; the callers' values fit.
+    /// Returns the number from 128 bits; the callers' values fit.
     fn narrow(wide: u128) -> Self;
 }
 
@@ -183,7 +183,7 @@ fn split(low: u128, high: u128, bits: u32, emit: &mut dyn FnMut(u128, u128)) {
     }
 }
 
-/// As the language writes it: `7,10-20`.
+/// The text form of the language: `7,10-20`.
 impl<T: Word + fmt::Display> fmt::Display for RangeSet<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, (low, high)) in self.ranges.iter().enumerate() {

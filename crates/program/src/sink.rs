@@ -18,7 +18,7 @@ pub const MAX_TOP_FLOWS: u32 = 1 << 16;
 pub struct Sink {
     /// The name in the policy.
     pub name: String,
-    /// Its kind and options.
+    /// The kind and the options of the sink.
     #[serde(flatten)]
     pub kind: SinkKind,
 }
@@ -70,7 +70,7 @@ pub struct KernelSink {
     pub interface: String,
     /// The address that it gets.
     pub mac: TapMac,
-    /// Its MTU; `None`: that of the port.
+    /// The MTU in bytes; `None`: that of the port.
     pub mtu: Option<u16>,
     /// Whether what the host sends by the interface is sent by the port.
     pub transmit: bool,
@@ -106,7 +106,7 @@ impl KernelSink {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(into = "String")]
 pub enum TapMac {
-    /// That of the port, so that packets to the port are the host's.
+    /// The address of the port, so that packets to the port are the host's.
     Port,
     /// The one that it has.
     Keep,
@@ -131,9 +131,9 @@ pub struct CaptureSink {
     pub path: PathBuf,
     /// The most octets of a packet that are written.
     pub snap_bytes: u32,
-    /// Of this many packets one is written.
+    /// One of this many packets is written.
     pub one_in: u32,
-    /// Of each flow this many packets are written; 0: all.
+    /// The number of packets of each flow that are written; 0: all.
     pub first_of_flow: u32,
     /// The length at which the next file is begun.
     pub file_bytes: u64,
@@ -250,7 +250,7 @@ pub struct ForwardSink {
     /// The port of the device, from 1; `None` for the only port of a device.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub port: Option<u8>,
-    /// What becomes of the headers apart from the following.
+    /// The treatment of the headers apart from the following.
     pub mode: ForwardMode,
     /// Source and destination address are exchanged, before the following are set.
     pub swap_macs: bool,
@@ -260,12 +260,12 @@ pub struct ForwardSink {
     /// The new destination address.
     #[serde(serialize_with = "as_text", skip_serializing_if = "Option::is_none")]
     pub dst_mac: Option<MacAddr>,
-    /// What becomes of the VLAN tags.
+    /// The treatment of the VLAN tags.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vlan: Option<VlanChange>,
 }
 
-/// What a sink of kind `forward` does with packets.
+/// The treatment of packets by a sink of kind `forward`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ForwardMode {

@@ -30,12 +30,12 @@ use outline::{Columns, Outline, OutlineKey};
 /// Lists up to this length are not divided: comparing is as fast.
 const LIST_MAX: usize = 8;
 
-/// What a node asks of a packet.
+/// The value of a packet that a node examines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Question {
     Packet(Value),
     Tunnel(Field),
-    /// Of the packet inside the tunnel.
+    /// A value of the packet inside the tunnel.
     Inner(Value),
 }
 
@@ -88,7 +88,7 @@ impl Question {
 #[derive(Debug)]
 pub(crate) struct StepIndex {
     columns: Columns,
-    /// By step.
+    /// The outlines, by step.
     outlines: Vec<Outline>,
     nodes: Vec<Node>,
     /// The steps of all leaves, the children of all divisions, and the first values of their parts by width.
@@ -164,7 +164,7 @@ impl ClassIndex {
         matches!(&class.decide, Decide::Software(steps, _) if steps.len() > LIST_MAX)
     }
 
-    /// As [`Class::resolve`], of the class that it was made of.
+    /// Resolves a packet as [`Class::resolve`] does, for the class that the index was made of.
     #[must_use]
     #[inline]
     pub fn resolve(&self, class: &Class, key: &FlowKey) -> Outcome {
@@ -172,7 +172,7 @@ impl ClassIndex {
         self.first(class, key, answer, |predicate| predicate.matches(key))
     }
 
-    /// As [`Class::resolve_deep`], of the class that it was made of.
+    /// Resolves a packet as [`Class::resolve_deep`] does, for the class that the index was made of.
     #[must_use]
     #[inline]
     pub fn resolve_deep(&self, class: &Class, key: &DeepKey) -> Outcome {

@@ -48,7 +48,7 @@ pub struct Steps {
 #[derive(Clone, Debug)]
 enum Members {
     All,
-    /// By their places, in rising order.
+    /// Steps by their places, in rising order.
     Few(Box<[u32]>),
     /// One bit for each step of the list.
     Many(Box<[u64]>),

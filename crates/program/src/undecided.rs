@@ -7,7 +7,7 @@ use crate::ids::RuleId;
 /// A key of a match that the device does not decide, so that a worker has to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UndecidedKey {
-    /// Its name in the policy.
+    /// The name of the key in the policy.
     pub key: String,
     /// The reason.
     pub why: UndecidedReason,
@@ -20,17 +20,17 @@ pub enum UndecidedReason {
     NoSpec,
     /// The device refuses such a spec.
     Refused {
-        /// What it refuses.
+        /// The refused feature.
         feature: Feature,
         /// The error.
         errno: Errno,
     },
     /// The match asks for a header with any values, and the device ignores a spec with an empty mask.
     PresenceIgnored {
-        /// What it does not check for.
+        /// The feature that the device does not check for.
         feature: Feature,
     },
-    /// It takes too many masks in combination with the rule's other keys.
+    /// The key takes too many masks in combination with the rule's other keys.
     TooMany {
         /// The number of masks that this key alone takes.
         masks: usize,
@@ -73,15 +73,15 @@ pub enum Inseparable {
         /// A TCP or UDP header.
         ports: bool,
     },
-    /// The same for a tunnel header, or the packet inside.
+    /// A tunnel header, or the packet inside.
     Tunnel,
-    /// The same for a VLAN tag.
+    /// A VLAN tag.
     Tag,
     /// No spec of verbs can match the rest.
     NoSpec,
     /// The device refuses the specs that would match the rest.
     Refused {
-        /// What it refuses.
+        /// The refused feature.
         feature: Feature,
         /// The error.
         errno: Errno,

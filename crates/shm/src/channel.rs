@@ -33,9 +33,9 @@ const GROUPS_MAX: usize = 65_536;
 pub struct Peer {
     /// The process; 0 if it is in a process namespace that is not visible here.
     pub process: i32,
-    /// Its user.
+    /// The user id of the peer.
     pub user: u32,
-    /// Its groups, the primary one first.
+    /// The group ids of the peer, the primary one first.
     pub groups: Vec<u32>,
 }
 
@@ -51,7 +51,7 @@ pub struct Channel {
     socket: ForeignFile,
 }
 
-/// What arrived on a channel.
+/// The result of receiving on a channel.
 #[derive(Debug)]
 pub enum Received {
     /// A message and the file that came with it.

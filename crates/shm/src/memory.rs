@@ -121,7 +121,7 @@ impl Memory {
         inside.then(|| self.base.as_ptr().wrapping_add(at))
     }
 
-    /// As [`Memory::place`], for a word, which must be aligned. The mapping itself is aligned to a page.
+    /// Returns a place as [`Memory::place`] does, for a word, which must be aligned. The mapping itself is aligned to a page.
     #[inline]
     fn word<T>(&self, at: usize) -> Option<*mut T> {
         let aligned = at.is_multiple_of(align_of::<T>());

@@ -28,7 +28,7 @@ pub struct SocketFile {
 type Identity = (u64, u64);
 
 impl SocketFile {
-    /// Its name.
+    /// The path of the socket.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
@@ -55,7 +55,7 @@ pub enum BindError {
         prefix.display(), prefix.display(), NAMES_MAX - 1
     )]
     NamesTaken {
-        /// Of the names, with their folder.
+        /// The common start of the names, with their folder.
         prefix: PathBuf,
     },
     /// A system call failed.

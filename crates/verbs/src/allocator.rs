@@ -18,14 +18,14 @@ pub trait StableMemory: StableDeref + DerefMut<Target = [u8]> + Send {}
 
 impl<T: StableDeref + DerefMut<Target = [u8]> + Send> StableMemory for T {}
 
-/// What a provider asks of a parent domain's allocator (ibv_alloc_parent_domain(3)).
+/// A request to a parent domain's allocator (ibv_alloc_parent_domain(3)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AllocationRequest {
     /// At least so much.
     pub bytes: usize,
     /// A power of two; the first byte's address must be a multiple of it.
     pub align: usize,
-    /// What it is for, as the provider numbers its resources (mlx5dv.h: `MLX5DV_RES_TYPE_*`).
+    /// The use of the memory, as the provider numbers its resources (mlx5dv.h: `MLX5DV_RES_TYPE_*`).
     pub resource_type: u64,
 }
 
@@ -36,7 +36,7 @@ impl AllocationRequest {
         (self.resource_type >> 32) as u32
     }
 
-    /// What the memory is for in that numbering, the lower half (mlx5dv.h: 1 queue pair, 2 receive work queue, 3
+    /// The lower half of the resource type (mlx5dv.h: 1 queue pair, 2 receive work queue, 3
     /// doorbell record, 4 shared receive queue, 5 completion queue).
     pub fn vendor_code(&self) -> u32 {
         self.resource_type as u32
@@ -71,7 +71,7 @@ const USE_DEFAULT: usize = usize::MAX;
 /// An allocator and what it has given out: the `pd_context` of a parent domain.
 pub(crate) struct AllocatorState {
     allocator: Box<dyn DomainAllocator>,
-    /// By address of the first byte.
+    /// The memory that was given out, by the address of its first byte.
     given: Mutex<HashMap<usize, Box<dyn StableMemory>>>,
 }
 

@@ -56,7 +56,7 @@ impl fmt::Display for HashFields {
     }
 }
 
-/// What receive side scaling can do (`ibv_rss_caps`).
+/// The abilities of receive side scaling (`ibv_rss_caps`).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RssCaps {
     /// RSS queue pairs may be RAW_PACKET ones.
@@ -249,7 +249,7 @@ fn mtu_bytes(raw: ibv_mtu) -> Option<u32> {
 pub struct PortAttributes {
     /// Logical state.
     pub state: PortState,
-    /// Its link layer.
+    /// The link layer of the port.
     pub link_layer: LinkLayer,
     /// Largest MTU, at most 4096, the largest of the enum; `None` if the port does not report it.
     pub max_mtu_bytes: Option<u32>,

@@ -33,7 +33,7 @@ pub(crate) struct ReceiveChain {
     receives: NonNull<Receive>,
     /// Length and key in all entries: those of the frames of one pool.
     shape: (u32, u32),
-    /// Of the last refusal; 0 before the first.
+    /// The errno of the last refusal; 0 before the first.
     errno: c_int,
     /// A frame of another pool was met, and logged.
     met_foreign: bool,
@@ -195,7 +195,7 @@ impl ReceiveChain {
     }
 }
 
-/// What a request links to: the next one.
+/// Returns the request that request `index` links to: the next one.
 #[inline]
 fn link(receives: NonNull<Receive>, index: usize) -> *mut ibv_recv_wr {
     if index + 1 < CHAIN { receives.as_ptr().wrapping_add(index + 1).cast() } else { ptr::null_mut() }

@@ -34,7 +34,7 @@ unsafe impl Sync for CompletionChannel {}
 /// A queue has completions, or had some since notification was requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CompletionEvent {
-    /// What the queue was given with its channel ([`CompletionQueueBuilder::channel`](crate::CompletionQueueBuilder::channel)).
+    /// The token that the queue was given with its channel ([`CompletionQueueBuilder::channel`](crate::CompletionQueueBuilder::channel)).
     pub token: usize,
 }
 

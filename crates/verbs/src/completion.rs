@@ -70,7 +70,7 @@ pub struct FlowTag(pub u32);
 /// How a work request ended (`ibv_wc_status`), as far as raw packet queues know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Status {
-    /// As asked.
+    /// The request was carried out.
     Success,
     /// The packet was longer than the buffer.
     LocalLength,
@@ -123,7 +123,7 @@ impl fmt::Display for Status {
     }
 }
 
-/// What kind of work request ended (`ibv_wc_opcode`).
+/// The kind of work request that ended (`ibv_wc_opcode`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Opcode {
     /// A send.
@@ -241,7 +241,7 @@ impl<'b> Completion<'b> {
         unsafe { (*self.raw()).status }
     }
 
-    /// What ended.
+    /// The kind of work request that ended.
     #[inline]
     pub fn opcode(&self) -> Opcode {
         Opcode::from(self.read(self.queue.functions().opcode))
@@ -350,7 +350,7 @@ impl WorkCompletion {
         self.0.wr_id
     }
 
-    /// As [`Completion::token`](crate::Completion::token).
+    /// The token, as in [`Completion::token`](crate::Completion::token).
     pub fn token(&self) -> Option<u32> {
         token_of(self.0.wr_id)
     }
@@ -360,7 +360,7 @@ impl WorkCompletion {
         Status::from(self.0.status)
     }
 
-    /// What ended.
+    /// The kind of work request that ended.
     pub fn opcode(&self) -> Opcode {
         Opcode::from(self.0.opcode)
     }

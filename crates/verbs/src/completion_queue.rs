@@ -28,7 +28,7 @@ pub const MAX_COMPLETIONS: u32 = 1 << 22;
 /// How many completions one call of `ibv_poll_cq` is asked for.
 const CLASSIC_CHUNK: usize = 32;
 
-/// What a completion queue is to everything but its poller: an object that must outlive what completes into it.
+/// A completion queue for everything but its poller: an object that must outlive what completes into it.
 pub struct CompletionQueueHandle {
     raw: NonNull<ibv_cq_ex>,
     context: Arc<Context>,
@@ -37,7 +37,7 @@ pub struct CompletionQueueHandle {
     /// Entered by the poller while a batch is open, and by threads that post to queues that complete here. The thread
     /// domain's, if there is one.
     gate: Arc<Gate>,
-    /// What the provider set when the queue was made.
+    /// The functions that the provider set when the queue was made.
     functions: PollFunctions,
     /// Where it reports that it has something.
     channel: Option<Arc<CompletionChannel>>,
@@ -78,12 +78,12 @@ impl CompletionQueueHandle {
         self.gate.pause()
     }
 
-    /// As [`CompletionQueueHandle::pause`], for two queues: those of one thread domain have one gate.
+    /// Pauses two queues as [`CompletionQueueHandle::pause`] does: those of one thread domain have one gate.
     pub(crate) fn pause_with<'q>(&'q self, other: &'q Self) -> Option<(Paused<'q>, Option<Paused<'q>>)> {
         pause_both(&self.gate, &other.gate)
     }
 
-    /// What a poster in `domain` passes whose requests complete here.
+    /// The gates that a poster in `domain` passes whose requests complete here.
     pub(crate) fn gates(&self, domain: &Domain) -> Gates {
         Gates::new(&self.gate, domain.gate())
     }
@@ -126,7 +126,7 @@ impl CompletionQueue {
         CompletionQueueBuilder::new(context, entries)
     }
 
-    /// What work queues and queue pairs are made on.
+    /// The handle on which work queues and queue pairs are made.
     pub fn handle(&self) -> Arc<CompletionQueueHandle> {
         Arc::clone(&self.handle)
     }
@@ -301,7 +301,7 @@ impl Drop for Batch<'_> {
     }
 }
 
-/// What a completion queue is to be like.
+/// The attributes of a completion queue to be made.
 #[must_use]
 pub struct CompletionQueueBuilder {
     context: Arc<Context>,
@@ -328,7 +328,7 @@ impl CompletionQueueBuilder {
         }
     }
 
-    /// What completions can be asked for; each may cost the device and the poller something.
+    /// Sets the fields that completions can be asked for; each may cost the device and the poller something.
     pub fn fields(mut self, fields: CompletionFields) -> Self {
         self.fields = fields;
         self

@@ -23,12 +23,12 @@ bitflags::bitflags! {
     }
 }
 
-/// What is counted (`ibv_counter_description`).
+/// A counted quantity (`ibv_counter_description`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CounterPoint {
     /// Packets that matched.
     Packets,
-    /// Their bytes.
+    /// The bytes of matching packets.
     Bytes,
     /// Something this crate has no name for, by its number.
     Unknown(u32),
@@ -58,7 +58,7 @@ impl fmt::Display for CounterPoint {
 pub struct Counters {
     raw: NonNull<ibv_counters>,
     context: Arc<Context>,
-    /// Those it was made with, each at the index it has in a reading.
+    /// The points that it was made with, each at the index it has in a reading.
     points: Box<[CounterPoint]>,
 }
 
@@ -72,7 +72,7 @@ unsafe impl Sync for Counters {}
 pub struct CounterValues {
     /// Packets that matched.
     pub packets: u64,
-    /// Their bytes.
+    /// The bytes of these packets.
     pub bytes: u64,
 }
 

@@ -105,13 +105,13 @@ impl Errno {
         TABLE.iter().find(|entry| entry.number == self.0)
     }
 
-    /// Its name, such as `EINVAL`.
+    /// The name of the number, such as `EINVAL`.
     #[must_use]
     pub fn name(self) -> Option<&'static str> {
         self.entry().map(|entry| entry.name)
     }
 
-    /// What to do when a device refuses a flow with this number, if that is known.
+    /// The remedy when a device refuses a flow with this number, if one is known.
     #[must_use]
     pub fn flow_remedy(self) -> Option<&'static str> {
         self.entry().map(|entry| entry.remedy)

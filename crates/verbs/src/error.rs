@@ -130,7 +130,7 @@ pub(crate) fn created<T>(create: impl FnOnce() -> *mut T) -> io::Result<NonNull<
     })
 }
 
-/// What is known of a refusal without a number.
+/// The text for a refusal without a number.
 const NO_ERRNO: &str = "the provider refused without giving an error number (errno 0)";
 
 /// Clears `errno`, before a call that may fail without setting it.
@@ -149,7 +149,7 @@ pub(crate) fn last() -> io::Error {
     }
 }
 
-/// What was attempted, as far as it changes what an errno means.
+/// The attempted verb, as far as it changes what an errno means.
 #[derive(Clone, Copy)]
 enum Verb {
     List,
@@ -179,7 +179,7 @@ impl fmt::Display for Hint<'_> {
     }
 }
 
-/// What an errno of a verb usually means, by the kernel's checks (uverbs_cmd.c) and those of the mlx5 driver, and what
+/// The usual meaning of a verb's errno, by the kernel's checks (uverbs_cmd.c) and those of the mlx5 driver, and what
 /// to do about it.
 fn remedy(verb: Verb, errno: i32) -> Option<&'static str> {
     Some(match (verb, errno) {

@@ -15,7 +15,7 @@ use ibverbs_sys::{
 use crate::error::{forget_last, last};
 use crate::{Context, Error, PortNumber, QueueNumber, Result};
 
-/// What happened (`ibv_event_type`).
+/// The kind of an asynchronous event (`ibv_event_type`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 #[allow(missing_docs)] // the names are those of ibv_get_async_event(3)
@@ -88,7 +88,7 @@ pub enum EventSource {
 /// An asynchronous event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AsyncEvent {
-    /// What happened.
+    /// The kind of event.
     pub kind: EventKind,
     /// Whom it happened to.
     pub source: EventSource,

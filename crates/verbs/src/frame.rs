@@ -282,7 +282,7 @@ impl FramePool {
         self.ledger.reclaim(completion.wr_id()).ok_or(completion)
     }
 
-    /// As [`FramePool::reclaim`], for a completion by value.
+    /// Reclaims a frame as [`FramePool::reclaim`] does, for a completion by value.
     pub fn reclaim_classic(&mut self, completion: WorkCompletion) -> Result<Frame, WorkCompletion> {
         self.ledger.reclaim(completion.wr_id()).ok_or(completion)
     }

@@ -323,7 +323,7 @@ pub(crate) unsafe fn create_flow(
 #[cfg(test)]
 mod tests;
 
-/// What posting to an object without that operation amounts to: the first request is the bad one.
+/// The result of posting to an object without that operation: the first request is the bad one.
 #[cold]
 fn nothing_posted<R>(first: *mut R, bad: &mut *mut R) -> c_int {
     *bad = first;

@@ -68,7 +68,7 @@ impl QueuePools {
         }
     }
 
-    /// As [`QueuePools::keep`], before frames are posted to receive into. A device that is not allowed to write to one would
+    /// Keeps a pool as [`QueuePools::keep`] does, before frames are posted to receive into. A device that is not allowed to write to one would
     /// put the queue into the error state when a packet arrives.
     ///
     /// # Errors
@@ -99,7 +99,7 @@ impl QueuePools {
         self.pools.iter().find(|pool| pool.id == id)
     }
 
-    /// As [`QueuePools::keep`], by this registration of a pool's memory, for all frames of the pool from now on.
+    /// Keeps a pool as [`QueuePools::keep`] does, by this registration of its memory, for all its frames from now on.
     #[cold]
     pub(crate) fn admit(
         &mut self,

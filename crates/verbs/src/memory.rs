@@ -15,7 +15,7 @@ use crate::error::{created, from_code};
 use crate::{Domain, Error, Result, StableMemory, keep_alive};
 
 bitflags::bitflags! {
-    /// What the device may do with registered memory besides reading it for sends (`ibv_access_flags`). There is no
+    /// The accesses that a device has to registered memory besides reading it for sends (`ibv_access_flags`). There is no
     /// remote access here: raw packets have no use for it.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct Access: u32 {
@@ -26,7 +26,7 @@ bitflags::bitflags! {
     }
 }
 
-/// What keeps the memory of a region.
+/// The owner of a region's memory.
 #[allow(dead_code)] // held, not used
 enum Owner {
     /// Never touched through this owner while registered.
@@ -112,7 +112,7 @@ impl MemoryRegion {
         self.is_writable
     }
 
-    /// Its length.
+    /// The length of the region in bytes.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }
@@ -121,7 +121,7 @@ impl MemoryRegion {
         &self.domain
     }
 
-    /// Its first byte; valid for `bytes` bytes until `drop`.
+    /// The address of the first byte; valid for `bytes` bytes until `drop`.
     pub(crate) fn start(&self) -> NonNull<u8> {
         self.start
     }

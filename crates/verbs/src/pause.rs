@@ -116,7 +116,7 @@ impl Gates {
         Some(Entered(self))
     }
 
-    /// What dropping an [`Entered`] does, for one that was forgotten.
+    /// Does what dropping an [`Entered`] does, for one that was forgotten.
     #[inline]
     pub(crate) fn leave(&self) {
         if let Some(thread) = &self.thread {

@@ -33,7 +33,7 @@ bitflags::bitflags! {
     pub struct SendOperations: u64 {
         /// Writes to the memory of a peer.
         const RDMA_WRITE = sys::IBV_QP_EX_WITH_RDMA_WRITE as u64;
-        /// The same, with immediate data.
+        /// An RDMA write with immediate data.
         const RDMA_WRITE_WITH_IMM = sys::IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM as u64;
         /// [`SendBatch::send`](crate::SendBatch::send).
         const SEND = sys::IBV_QP_EX_WITH_SEND as u64;
@@ -61,7 +61,7 @@ bitflags::bitflags! {
     }
 }
 
-/// What a queue pair carries (`ibv_qp_type`).
+/// The service type of a queue pair (`ibv_qp_type`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum QueuePairKind {
     /// Whole frames, as on the wire.
@@ -172,9 +172,9 @@ impl From<QueuePairCaps> for ibv_qp_cap {
 /// The attributes of a queue pair (`ibv_query_qp`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueuePairAttributes {
-    /// Its state.
+    /// The state of the queue pair.
     pub state: QueuePairState,
-    /// What it carries.
+    /// The service type of the queue pair.
     pub kind: QueuePairKind,
     /// The port it is bound to; 0 before it is.
     pub port: PortNumber,
@@ -182,7 +182,7 @@ pub struct QueuePairAttributes {
     pub caps: QueuePairCaps,
     /// Every send completes visibly, whether it asks for that or not (`sq_sig_all`).
     pub signal_all: bool,
-    /// What it was given as its token.
+    /// The token that the queue pair was given.
     pub token: usize,
 }
 

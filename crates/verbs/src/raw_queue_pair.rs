@@ -49,7 +49,7 @@ pub struct IdleRawQueuePair {
 }
 
 impl IdleRawQueuePair {
-    /// What flows to it are made on.
+    /// The handle on which flows are made.
     pub fn handle(&self) -> Arc<RawQueuePairHandle> {
         Arc::clone(&self.handle)
     }
@@ -98,7 +98,7 @@ pub struct RawQueuePair {
     functions: Option<SendFunctions>,
     /// The sends of frames, those of an open batch at its end. As long as the send queue.
     in_flight: InFlight,
-    /// Of the last send that was refused.
+    /// The errno of the last send that was refused.
     errno: c_int,
     _not_sync: PhantomData<Cell<()>>,
 }
@@ -113,7 +113,7 @@ impl RawQueuePair {
         RawQueuePairBuilder::new(domain, send_completions, receive_completions)
     }
 
-    /// What flows to it are made on.
+    /// The handle on which flows are made.
     pub fn handle(&self) -> Arc<RawQueuePairHandle> {
         Arc::clone(&self.handle)
     }
@@ -415,7 +415,7 @@ impl RawQueuePair {
 /// A send that has completed.
 #[derive(Debug)]
 pub struct CompletedSend {
-    /// Its frame.
+    /// The frame of the send.
     pub frame: Frame,
     /// The bytes that were to be sent.
     pub bytes: u32,
@@ -431,9 +431,9 @@ pub struct RawQueuePairHandle {
     pub(super) send_completions: Arc<CompletionQueueHandle>,
     pub(super) receive_completions: Arc<CompletionQueueHandle>,
     pub(super) shared_receives: Option<Arc<SharedReceiveQueue>>,
-    /// As the device gave them.
+    /// The capabilities as the device gave them.
     pub(super) caps: QueuePairCaps,
-    /// What the device may read and write.
+    /// The memory that the device may read and write.
     pub(super) regions: QueueRegions,
 }
 
@@ -448,13 +448,13 @@ impl RawQueuePairHandle {
         self.caps
     }
 
-    /// Its current attributes. Queries the device each time.
+    /// Returns the current attributes. Queries the device each time.
     pub fn query(&self) -> Result<QueuePairAttributes> {
         // SAFETY: the queue pair is live and of this context.
         unsafe { queue_pair::query(self.context(), self.raw()) }
     }
 
-    /// As [`RawQueuePair::to_error`], from any thread: the owner finds the flushed completions at its next poll.
+    /// Moves the queue pair to the error state as [`RawQueuePair::to_error`] does, from any thread: the owner finds the flushed completions at its next poll.
     ///
     /// # Errors
     /// As there.

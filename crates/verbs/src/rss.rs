@@ -71,12 +71,12 @@ impl Drop for IndirectionTable {
     }
 }
 
-/// What an RSS queue pair hashes, and with what key. Without fields, everything goes to the table's first entry.
+/// The hash of an RSS queue pair: fields and key. Without fields, everything goes to the table's first entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HashConfig {
     /// The Toeplitz key.
     pub key: [u8; HASH_KEY_BYTES],
-    /// What is hashed.
+    /// The hashed fields.
     pub fields: HashFields,
 }
 
@@ -99,7 +99,7 @@ impl HashFunction {
     }
 }
 
-/// What an RSS queue pair is to be like.
+/// The attributes of an RSS queue pair to be made.
 #[must_use]
 pub struct RssQueuePairBuilder {
     domain: Domain,
@@ -113,7 +113,7 @@ pub struct RssQueuePairBuilder {
 }
 
 impl RssQueuePairBuilder {
-    /// What is hashed, and with what key.
+    /// Sets the hashed fields and the key.
     pub fn hash(mut self, hash: &HashConfig) -> Self {
         self.fields = hash.fields;
         self.key(&hash.key)
@@ -131,13 +131,13 @@ impl RssQueuePairBuilder {
         self
     }
 
-    /// What the queue pair carries; raw packets unless set.
+    /// Sets the service type of the queue pair; raw packets unless set.
     pub fn kind(mut self, kind: QueuePairKind) -> Self {
         self.kind = kind;
         self
     }
 
-    /// What it is to do besides. VLAN stripping and check sequences are its work queues' ([`crate::WorkQueueFlags`]).
+    /// Sets further features. VLAN stripping and check sequences are its work queues' ([`crate::WorkQueueFlags`]).
     pub fn flags(mut self, flags: QueuePairFlags) -> Self {
         self.flags = flags;
         self
@@ -221,7 +221,7 @@ impl RssQueuePair {
         Self::builder(domain, table).hash(hash).build()
     }
 
-    /// Its current attributes. Queries the device each time.
+    /// Returns the current attributes. Queries the device each time.
     ///
     /// # Errors
     /// ENOSYS or EOPNOTSUPP where a device cannot query such queue pairs, as on mlx5 (drivers/infiniband/hw/mlx5/qp.c).

@@ -70,7 +70,7 @@ pub struct WorkQueue {
     number: QueueNumber,
     domain: Domain,
     completions: Arc<CompletionQueueHandle>,
-    /// What the device may write to.
+    /// The memory that the device may write to.
     regions: QueueRegions,
     /// An `ibv_wq_state`, changed only while the completion queue is paused; in RDY the owner may post.
     state: AtomicU32,
@@ -209,7 +209,7 @@ impl Drop for WorkQueue {
     }
 }
 
-/// What a work queue is to be like.
+/// The attributes of a work queue to be made.
 #[must_use]
 pub struct WorkQueueBuilder {
     domain: Domain,

@@ -156,7 +156,7 @@ fn read(file: &Path) -> Result<String, LoadError> {
     String::from_utf8(bytes).map_err(|error| unreadable(io::Error::new(io::ErrorKind::InvalidData, error)))
 }
 
-/// What the software NIC has to know: as in the model of that name, but for the keys of the text.
+/// Reads what the software NIC has to know: as in the model of that name, but for the keys of the text.
 fn emulation(base: Base, text: &str) -> Result<Emulation, toml::de::Error> {
     #[derive(serde::Deserialize)]
     struct File {

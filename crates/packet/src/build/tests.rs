@@ -191,7 +191,7 @@ proptest! {
         prop_assert_eq!(checksum::verify_l4(&frame, &parsed), Check::Good);
     }
 
-    /// What is cut off a frame takes only its own layers with it.
+    /// A truncated frame lacks only the layers that were cut off.
     #[test]
     fn every_truncation_parses_to_no_more_than_the_whole(described in description()) {
         let frame = built(&described);

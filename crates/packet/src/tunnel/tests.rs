@@ -18,7 +18,7 @@ fn v6() -> FrameBuilder {
     FrameBuilder::new().ip("2001:db8::1".parse().unwrap(), "2001:db8::2".parse().unwrap())
 }
 
-/// What the tunnels of these tests carry.
+/// The packet that the tunnels of these tests carry.
 fn inside() -> FrameBuilder {
     FrameBuilder::new()
         .ethernet(MacAddr([2, 0, 0, 0, 9, 2]), MacAddr([2, 0, 0, 0, 9, 1]))

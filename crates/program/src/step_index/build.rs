@@ -10,7 +10,7 @@ use crate::program::Step;
 const DEPTH_MAX: u32 = 16;
 /// The places of a list that an index may have for each range of a step, on average.
 const COPIES: f64 = 16.0;
-/// The same for one division, unless none is worth it otherwise.
+/// The limit on copies by one division, unless none is worth it otherwise.
 const COPIES_OF_DIVISION: f64 = 3.0;
 /// A division that leaves more than this part of its steps (in percent) is not worth its search.
 const GAIN_PERCENT: usize = 85;
@@ -22,7 +22,7 @@ const SAMPLE: usize = 512;
 /// Bits that a guide tells apart, at most.
 const GUIDE_BITS_MAX: u32 = 12;
 
-/// What a question would do to some steps.
+/// The effect of a question on some steps.
 struct Division {
     question: Question,
     /// The expected cost of a search, in comparisons.

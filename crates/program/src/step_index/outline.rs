@@ -20,7 +20,7 @@ const _: () = assert!(Layers::all().bits() < HAS_IP);
 /// Fields of at most eight bits that steps of the list test; each has a byte of [`OutlineKey::columns`].
 pub(super) type Columns = Vec<Value>;
 
-/// What outlines look at in a packet.
+/// The part of a packet that outlines look at.
 pub(super) struct OutlineKey {
     src: u64,
     dst: u64,
@@ -100,7 +100,7 @@ pub(super) struct Outline {
     /// The packet has all of these, and none of the others.
     has: u16,
     lacks: u16,
-    /// What it passes matches.
+    /// A packet that passes the outline matches.
     pub(super) is_exact: bool,
 }
 

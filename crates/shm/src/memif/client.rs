@@ -26,7 +26,7 @@ const REGION_BYTES_MAX: u64 = 1 << 32;
 /// How long to wait before connecting again to a server with too many waiting connections.
 const RETRY: Duration = Duration::from_millis(5);
 
-/// What a client asks for.
+/// The settings of a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     /// The name of the application.
@@ -76,7 +76,7 @@ pub enum ClientError {
     Config {
         /// The field of [`Config`].
         what: &'static str,
-        /// Its value.
+        /// The refused value.
         value: u64,
         /// The least possible value.
         least: u64,
@@ -86,7 +86,7 @@ pub enum ClientError {
     /// A system call failed.
     #[error("{operation} failed")]
     System {
-        /// What was to be done.
+        /// The operation that failed.
         operation: &'static str,
         /// The reason.
         #[source]
@@ -101,7 +101,7 @@ pub enum ClientError {
     /// The server closed the connection.
     #[error("the server closed the connection: {reason}")]
     Closed {
-        /// What it gave as reason.
+        /// The reason that the peer gave.
         reason: String,
     },
     /// The server speaks another version.
@@ -115,9 +115,9 @@ pub enum ClientError {
     /// The server does not follow the protocol.
     #[error("the server sent {got} where {expected} was expected")]
     Unexpected {
-        /// What it sent.
+        /// The message that the peer sent.
         got: &'static str,
-        /// What the protocol demands.
+        /// The message that the protocol demands.
         expected: &'static str,
     },
     /// The server broke a rule of the rings.

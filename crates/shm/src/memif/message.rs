@@ -29,7 +29,7 @@ pub enum Direction {
     S2c,
 }
 
-/// What a server offers.
+/// The offer of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hello {
     /// The name of the application.
@@ -66,13 +66,13 @@ pub struct Init {
 /// A ring that the client has created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AddRing {
-    /// Its direction.
+    /// The direction of the ring.
     pub direction: Direction,
-    /// Its index among those of the direction.
+    /// The index among the rings of the direction.
     pub index: u16,
     /// The region that contains it.
     pub region: u16,
-    /// Its place in the region.
+    /// The offset of the ring in the region, in bytes.
     pub offset: u32,
     /// The binary logarithm of the number of descriptors.
     pub log2_size: u8,
@@ -89,9 +89,9 @@ pub enum Message {
     Init(Init),
     /// A region of shared memory; its file comes with the message.
     AddRegion {
-        /// Its index.
+        /// The index of the region.
         index: u16,
-        /// Its size.
+        /// The size of the region in bytes.
         bytes: u64,
     },
     /// A ring; the eventfd for interrupts comes with the message.

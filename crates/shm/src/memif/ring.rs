@@ -221,18 +221,18 @@ impl Ring {
     }
 }
 
-/// What became of a frame.
+/// The result of putting a frame into the ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Put {
-    /// It is in the ring; the other side sees it after `publish`.
+    /// The frame is in the ring; the other side sees it after `publish`.
     Done,
     /// The ring has no room for it now.
     Full,
-    /// It does not fit into an empty ring.
+    /// The frame does not fit into an empty ring.
     TooLong,
 }
 
-/// What `take` found.
+/// The result of `take`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Taken {
     /// Nothing.

@@ -16,7 +16,7 @@ pub const REGIONS_MAX: u16 = 16;
 /// The most rings of one client in each direction.
 pub const RINGS_MAX: u16 = 64;
 
-/// What a server allows one client.
+/// The limits of one client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Rings in each direction, 1 to [`RINGS_MAX`].
@@ -75,7 +75,7 @@ pub enum Refusal {
     /// The regions are too large.
     #[error("{bytes} bytes of shared memory where {limit} are allowed")]
     TooLarge {
-        /// What the client has with the refused region.
+        /// The size of the client's memory with the refused region, in bytes.
         bytes: u64,
         /// The limit.
         limit: u64,
@@ -96,7 +96,7 @@ pub enum Refusal {
     Ring {
         /// The index.
         index: u16,
-        /// What is wrong.
+        /// The violation of the protocol.
         violation: Violation,
     },
     /// The magic number of a ring is missing.
@@ -111,12 +111,12 @@ pub enum Refusal {
     /// The client ended the handshake.
     #[error("the client closed the connection: {reason}")]
     Closed {
-        /// What it gave as reason.
+        /// The reason that the client gave.
         reason: String,
     },
 }
 
-/// What the server does next.
+/// The next thing that the server does.
 #[derive(Debug)]
 pub enum Progress {
     /// Send this and wait for the next message.

@@ -56,7 +56,7 @@ pub struct EspAction {
     pub seq: u32,
     /// Bytes of traffic flow confidentiality padding.
     pub tfc_pad_bytes: u32,
-    /// What is done.
+    /// The actions that are carried out.
     pub flags: EspFlags,
     /// Packets after which the association ends; 0: none.
     pub hard_limit_packets: u64,

@@ -20,7 +20,7 @@ use crate::{Counters, Error, FlowTag, PortNumber, Result};
 /// Most specs of one flow, actions included: the count is a byte. The kernel takes ten (uverbs_cmd.c).
 pub(crate) const MAX_SPECS: usize = u8::MAX as usize;
 
-/// What kind of flow it is (`ibv_flow_attr_type`).
+/// The kind of a flow (`ibv_flow_attr_type`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FlowKind {
     /// Packets that match the specs.
@@ -44,7 +44,7 @@ impl FlowKind {
     }
 }
 
-/// What is done with matching packets (`IBV_FLOW_SPEC_ACTION_*`).
+/// The treatment of matching packets (`IBV_FLOW_SPEC_ACTION_*`).
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum ActionSpec {

@@ -14,7 +14,7 @@ pub(crate) type Read<T> = unsafe extern "C" fn(*mut ibv_cq_ex) -> T;
 /// Reads the tag matching information of the current completion.
 pub(crate) type ReadTagMatching = unsafe extern "C" fn(*mut ibv_cq_ex, *mut ibv_wc_tm_info);
 
-/// What can be called on one completion queue.
+/// The functions that can be called on one completion queue.
 #[derive(Clone, Copy)]
 pub(crate) struct PollFunctions {
     start_poll: unsafe extern "C" fn(*mut ibv_cq_ex, *mut ibv_poll_cq_attr) -> c_int,
@@ -38,7 +38,7 @@ pub(crate) struct PollFunctions {
 }
 
 impl PollFunctions {
-    /// Those of a queue that was asked for `fields`. `None`: the provider left one out.
+    /// The functions of a queue that was asked for `fields`. `None`: the provider left one out.
     pub(crate) fn of(cq: &ibv_cq_ex, fields: CompletionFields) -> Option<Self> {
         /// `None` for a function that should be there and is not.
         fn asked<F>(asked: bool, read: Option<F>) -> Option<Option<F>> {
@@ -120,7 +120,7 @@ mod tests {
         7
     }
 
-    /// What every queue has.
+    /// A queue with the functions that every queue has.
     fn bare() -> ibv_cq_ex {
         ibv_cq_ex {
             start_poll: Some(start),

@@ -14,7 +14,7 @@ use crate::SendOperations;
 
 type Plain = unsafe extern "C" fn(*mut ibv_qp_ex);
 
-/// What can be called on one queue pair between `start` and `complete` or `abort`.
+/// The functions that can be called on one queue pair between `start` and `complete` or `abort`.
 #[derive(Clone, Copy)]
 pub(crate) struct SendFunctions {
     qp: NonNull<ibv_qp_ex>,
@@ -32,7 +32,7 @@ pub(crate) struct SendFunctions {
 unsafe impl Send for SendFunctions {}
 
 impl SendFunctions {
-    /// Those of a queue pair that was asked for `operations`. `None`: the provider left one out, or the queue pair has no
+    /// The functions of a queue pair that was asked for `operations`. `None`: the provider left one out, or the queue pair has no
     /// such interface.
     ///
     /// # Safety

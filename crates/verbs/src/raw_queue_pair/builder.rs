@@ -90,7 +90,7 @@ impl RawQueuePairBuilder {
         self
     }
 
-    /// What it carries; raw packets unless set.
+    /// Sets the service type of the queue pair; raw packets unless set.
     pub fn kind(mut self, kind: QueuePairKind) -> Self {
         self.kind = kind;
         self
@@ -115,7 +115,7 @@ impl RawQueuePairBuilder {
         self
     }
 
-    /// What it is to do besides.
+    /// Sets further features.
     pub fn flags(mut self, flags: QueuePairFlags) -> Self {
         self.flags = flags;
         self

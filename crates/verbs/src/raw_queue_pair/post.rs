@@ -30,7 +30,7 @@ pub struct Pieces {
     pub(super) second: Piece,
 }
 
-/// Some bytes of a frame, whose lengths fit 32 bits.
+/// A part of a frame, whose lengths fit 32 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Piece {
     start: u32,
@@ -40,7 +40,7 @@ pub(super) struct Piece {
 impl Piece {
     const EMPTY: Self = Self { start: 0, bytes: 0 };
 
-    /// What does not fit becomes a piece that no frame has.
+    /// The part of a frame in this range; a range beyond 32 bits becomes a part that no frame has.
     #[inline]
     fn of(range: &Range<usize>) -> Self {
         let bytes = range.end.checked_sub(range.start).and_then(|bytes| u32::try_from(bytes).ok());
@@ -234,7 +234,7 @@ impl SendChain {
     }
 }
 
-/// What a request links to: the next one.
+/// Returns the request that request `index` links to: the next one.
 #[inline]
 fn link(sends: NonNull<SendSlot>, index: usize) -> *mut ibv_send_wr {
     if index + 1 < SENDS_PER_COMPLETION {

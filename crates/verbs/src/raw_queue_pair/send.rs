@@ -42,7 +42,7 @@ use crate::{Frame, FramePool};
 pub struct SendBatch<'q> {
     pair: &'q mut RawQueuePair,
     pool: &'q mut FramePool,
-    /// Of the pool's memory.
+    /// The local key of the pool's memory.
     lkey: u32,
     functions: SendFunctions,
     requests: usize,
@@ -84,7 +84,7 @@ impl<'q> SendBatch<'q> {
         self.requests
     }
 
-    /// It has no requests yet.
+    /// Returns whether the batch has no requests yet.
     pub fn is_empty(&self) -> bool {
         self.requests == 0
     }
