@@ -17,7 +17,7 @@ use crate::{Failure, Needs, Outcome};
 
 /// The destination of all frames: locally administered and not in use.
 pub(crate) const MAC: [u8; 6] = [0x02, 0x73, 0x74, 0x65, 0x65, 0x72];
-/// Their source.
+/// The source address of the test frames.
 pub(crate) const OTHER_MAC: [u8; 6] = [0x02, 0x73, 0x74, 0x65, 0x65, 0x00];
 /// Bytes of a frame in a pool.
 pub(crate) const FRAME_BYTES: u32 = 2048;

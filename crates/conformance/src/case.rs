@@ -53,7 +53,7 @@ impl fmt::Display for Verb {
     }
 }
 
-/// What a case needs of the device and of its peer.
+/// The parts of device and peer that a case needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Needs {
     /// Objects that do not affect other users: part of the probe.
@@ -107,7 +107,7 @@ pub struct Case {
     pub shows: &'static str,
     /// The expected answer of each personality.
     pub expected: Expected,
-    /// What it needs.
+    /// The parts of device and peer that the case needs.
     pub needs: Needs,
     /// Runs the case.
     pub run: fn(&Bench<'_>) -> Outcome,
@@ -145,13 +145,13 @@ impl Case {
 /// The answer of a device to a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Answer {
-    /// It does what was asked.
+    /// The device does what was asked.
     Works,
-    /// It accepts the request, without any effect.
+    /// The device accepts the request, without any effect.
     Ignored,
-    /// It refuses with this errno.
+    /// The device refuses with this errno.
     Refused(i32),
-    /// It accepts the request and does something else, or refuses it without an errno; the source says what.
+    /// The device accepts the request and does something else, or refuses it without an errno; the source says what.
     Differs,
 }
 

@@ -249,7 +249,7 @@ fn flood(bench: &Bench<'_>, receiver: &Receiver) -> Outcome {
     Ok(())
 }
 
-/// What happened to the device since it was asked last.
+/// The events of the device since the last call.
 fn events(context: &Context) -> Result<Vec<EventKind>, Failure> {
     let mut kinds = Vec::new();
     while let Some(event) = context.async_event()? {

@@ -318,7 +318,7 @@ fn send_cq(bench: &Bench<'_>) -> Outcome {
     Ok(())
 }
 
-/// What a queue pair with a receive side receives of these frames.
+/// The frames that a queue pair with a receive side receives of these.
 pub(crate) fn received(
     bench: &Bench<'_>,
     flags: QueuePairFlags,

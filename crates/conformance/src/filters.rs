@@ -366,7 +366,7 @@ fn ip() -> Vec<Case> {
     ]
 }
 
-/// What a builder gives as a UDP packet.
+/// The frame of a builder as a UDP packet.
 fn packet(builder: FrameBuilder) -> Vec<u8> {
     builder.udp(1, 2).payload(&[1; 30]).build()
 }

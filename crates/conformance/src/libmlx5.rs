@@ -10,7 +10,7 @@ use crate::{Case, Report, Row, Verdict};
 pub const RECORD: &str = include_str!("libmlx5.tsv");
 const HEAD: &str = "# Written by `make conformance-libmlx5`; see docs/reference/conformance.md.\n";
 
-/// What stands for a feature that the model does not have: it refuses those with EOPNOTSUPP.
+/// The mark of a feature that the model does not have: it refuses those with EOPNOTSUPP.
 const NOT_MODELLED: &str = "not modelled";
 
 /// A row's name in the record.

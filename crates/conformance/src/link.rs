@@ -31,7 +31,7 @@ pub struct LinkPeer(Mutex<End>);
 
 struct End {
     wire: LinkWire,
-    /// What the device has sent, and nobody asked for yet.
+    /// The frames that the device has sent and nobody has asked for yet.
     sent: Vec<Vec<u8>>,
 }
 

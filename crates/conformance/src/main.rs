@@ -19,7 +19,7 @@ struct Arguments {
     /// A device of libibverbs' list, instead of the soft NIC [env: STEERD_TEST_DEVICE].
     #[arg(long, value_name = "NAME", env = "STEERD_TEST_DEVICE", hide_env = true)]
     device: Option<String>,
-    /// Its port.
+    /// The port of the device.
     #[arg(long, default_value_t = 1)]
     port: u8,
     /// With --device: the link at whose end `a` the device is; its end `b` is the peer.
@@ -97,7 +97,7 @@ fn on_device(name: &str, arguments: &Arguments) -> Result<Report, Failed> {
     Ok(run(&bench, arguments.personality.or_else(|| kind_of(&context)), |_| true))
 }
 
-/// By the names that the kernel's drivers give.
+/// The personality, by the names that the kernel's drivers give.
 fn kind_of(context: &Context) -> Option<Personality> {
     [Personality::Mlx5, Personality::Mlx4].into_iter().find(|kind| context.name().starts_with(kind.name()))
 }

@@ -52,13 +52,13 @@ impl Default for Bounds {
 /// How a row of a model is known.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Note {
-    /// By trying. Empty, or with what was found beside the value.
+    /// The value was found by trying. Empty, or with what was found beside the value.
     Tried(String),
     /// The device reports it, and it was not reached by trying.
     Reported(String),
     /// Not by trying, for this reason: it is that of the fallback.
     Fallback(String),
-    /// It follows from another row.
+    /// The value follows from another row.
     Follows(&'static str),
 }
 
@@ -69,7 +69,7 @@ pub struct FoundModel {
     pub profile: DeviceProfile,
     /// The model that has the rows that could not be tried.
     pub fallback: String,
-    /// By key; rows of lists as "refusals.ttl" and "limits.flows".
+    /// The notes by key; rows of lists as "refusals.ttl" and "limits.flows".
     pub notes: BTreeMap<String, Note>,
 }
 
@@ -247,7 +247,7 @@ impl Finder<'_> {
         self.note(format!("limits.{}", limit_name(limit)), Note::Tried(unknown));
     }
 
-    /// What no step has found is the fallback's.
+    /// Fills in the fallback's values where no step has found one.
     fn rest(&mut self) {
         let why = self.stopped.clone().unwrap_or_else(|| "it was not tried".into());
         for key in KEYS {
@@ -591,7 +591,7 @@ pub(crate) fn row(feature: Feature) -> String {
     format!("refusals.{}", feature_name(feature))
 }
 
-/// As in files.
+/// The name of a feature in model files.
 pub(crate) fn feature_name(feature: Feature) -> String {
     word(&feature)
 }

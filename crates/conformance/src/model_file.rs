@@ -109,7 +109,7 @@ fn list(out: &mut String, key: &str, rows: impl Iterator<Item = (String, String)
     out.push_str("]\n");
 }
 
-/// What is not refused, as far as that was not seen.
+/// Writes the features that are not refused, as far as that was not seen.
 fn works(out: &mut String, found: &FoundModel) {
     let unseen = device_model::Feature::ALL.into_iter().filter(|feature| found.profile.allows(*feature));
     let unseen = unseen.filter_map(|feature| {

@@ -291,7 +291,7 @@ fn copies_twice(bench: &Bench<'_>) -> Outcome {
     Ok(())
 }
 
-/// Of two flows that both match a packet, whichever the device asks first has the only copy.
+/// A case: of two flows that both match a packet, whichever the device asks first has the only copy.
 fn copies_at_once(bench: &Bench<'_>) -> Outcome {
     let attrs = [specific(bench).dont_trap(true), general(bench).dont_trap(true)];
     match counts(bench, attrs, &both())? {

@@ -17,7 +17,7 @@ pub fn driver(device: &str) -> Option<String> {
     Some(link.file_name()?.to_string_lossy().into_owned())
 }
 
-/// Of an open device with that driver.
+/// Returns the origin of a model: an open device with that driver.
 ///
 /// # Errors
 /// It cannot be queried.

@@ -167,9 +167,9 @@ const SILENT: Expected = REFUSED
     .mlx5(Answer::Differs)
     .because("ibv_alloc_parent_domain(3): NULL fails the verb; rdma-core mlx5 verbs.c, `create_cq` and `create_qp`: refused without an errno; mlx4 has none at all");
 
-/// What an allocator is to answer.
+/// The answer that an allocator is to give.
 enum Give {
-    /// As the workers' queues have it: zeroed, and not shared with a child after `fork`.
+    /// Memory like that of the workers' queues: zeroed, and not shared with a child after `fork`.
     Memory(Arc<Arena>),
     Default,
     Nothing,
@@ -224,7 +224,7 @@ impl Watched {
         Domain::from(&self.domain)
     }
 
-    /// What was asked since the last call.
+    /// The requests since the last call.
     fn asked(&self) -> Vec<AllocationRequest> {
         std::mem::take(&mut self.asked.lock().unwrap_or_else(PoisonError::into_inner))
     }

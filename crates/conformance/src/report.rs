@@ -13,7 +13,7 @@ use crate::{Answer, Bench, Case, Failure, Needs, Outcome, cases};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
-    /// As expected. Without an expectation: the device did what was asked, ignored it or refused it.
+    /// The answer is the expected one. Without an expectation: the device did what was asked, ignored it or refused it.
     Ok,
     /// Not as expected, or the device accepted the request and did something else.
     Mismatch,

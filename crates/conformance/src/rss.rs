@@ -152,7 +152,7 @@ struct Sample {
 }
 
 impl Sample {
-    /// What is hashed of it.
+    /// The bytes of the packet that are hashed.
     fn hashed(&self, fields: u64) -> Vec<u8> {
         let chosen = self.input.iter().filter(|(field, _)| fields & field != 0);
         chosen.flat_map(|(_, bytes)| bytes.clone()).collect()

@@ -294,7 +294,7 @@ fn l4(version: u8) -> usize {
     14 + if version == 4 { 20 } else { 40 }
 }
 
-/// What must leave: segment by segment, from RFC 9293, RFC 791 and RFC 8200.
+/// The segments that must leave, from RFC 9293, RFC 791 and RFC 8200.
 fn segments(headers: &[u8], version: u8, stream: &[u8], mss: usize) -> Vec<Vec<u8>> {
     let (l3, l4) = (14, l4(version));
     let put =

@@ -78,7 +78,7 @@ pub(crate) fn cases() -> Vec<Case> {
     ]
 }
 
-/// What is inside: UDP from 11 to `port`.
+/// The packet inside: UDP from 11 to `port`.
 pub(crate) fn inside(port: u16) -> Vec<u8> {
     FrameBuilder::new().ipv4(v4(11), v4(12)).udp(11, port).payload(&[3; 20]).build()
 }
@@ -180,7 +180,7 @@ fn inner(bench: &Bench<'_>, specs: impl IntoIterator<Item = FlowSpec>) -> FlowAt
     specs.into_iter().fold(to_vxlan(bench).spec(network(7, 0x00ff_ffff)), FlowAttr::inner)
 }
 
-/// What of these inner packets comes; the hit as a packet of its own does not.
+/// A case: of these inner packets only the hit comes; the hit as a packet of its own does not.
 #[allow(clippy::needless_pass_by_value)] // made for this call
 fn inner_decides(bench: &Bench<'_>, attr: &FlowAttr, hit: FrameBuilder, miss: FrameBuilder) -> Outcome {
     let outside = hit.build();

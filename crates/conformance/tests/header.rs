@@ -34,7 +34,7 @@ const ENUMS: &[&str] = &[
     "ibv_values_mask",
 ];
 
-/// Their structures, and the functions of `ibv_qp_ex`.
+/// The structures of the verbs, and the functions of `ibv_qp_ex`.
 const STRUCTS: &[&str] = &[
     "ibv_parent_domain_init_attr",
     "ibv_td_init_attr",

@@ -74,7 +74,7 @@ fn limits_of_a_file_are_those_of_the_soft_nic() {
     assert_eq!((found.errno(Limit::Flows), found.errno(Limit::Shapes)), (Errno::Ebusy, Errno::Enospc));
 }
 
-/// What is found on the soft NIC is the model that it imitates. The exceptions, and why they cannot be found:
+/// The model found on the soft NIC is the model that it imitates. The exceptions, and why they cannot be found:
 /// - `max_flows`: the soft NIC holds 131,072, more than are tried;
 /// - `max_queues`, `max_tables`: the device reports them, and `control` prefers that to the model;
 /// - `max_table`: of mlx5 the model has an estimate, and `control` prefers what the device reports;

@@ -51,7 +51,7 @@ fn a_model_is_written_and_no_file_is_overwritten() {
     assert_eq!(printed, text);
 }
 
-/// As `steerd devices --probe` without `--output` runs it.
+/// The command of `steerd devices --probe` without `--output`.
 #[test]
 fn a_default_file_that_cannot_be_created_is_left_out() {
     let folder = tempfile::tempdir().expect("folder");

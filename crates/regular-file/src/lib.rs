@@ -27,10 +27,10 @@ pub enum Error {
     /// The system reports an error.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// It is something else, which is named with its article.
+    /// The file is something else, which is named with its article.
     #[error("this is {0}, not a regular file")]
     NotRegular(&'static str),
-    /// It has more bytes than this.
+    /// The file has more bytes than this.
     #[error("more than {0} bytes")]
     TooLarge(u64),
 }

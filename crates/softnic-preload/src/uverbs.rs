@@ -266,7 +266,7 @@ pub unsafe extern "C" fn stat64(path: *const c_char, into: *mut libc::stat) -> c
     unsafe { stat(path, into) }
 }
 
-/// What programs call that were linked with a glibc before 2.33.
+/// The function that programs call that were linked with a glibc before 2.33.
 ///
 /// # Safety
 /// As [`stat`].

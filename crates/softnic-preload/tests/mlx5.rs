@@ -58,7 +58,7 @@ struct Receiver {
     pool: FramePool,
 }
 
-/// What was received.
+/// A received packet.
 #[derive(Debug, PartialEq, Eq)]
 struct Packet {
     tag: u32,
@@ -460,7 +460,7 @@ fn contexts_and_their_objects_are_apart() {
     }
 }
 
-/// What programs do between fork(2) and exec(3): they close all descriptors.
+/// Closes all descriptors, as programs do between fork(2) and exec(3).
 extern "C" fn close_all(_: *mut libc::c_void) -> libc::c_int {
     for descriptor in 3..200 {
         // SAFETY: takes any number, and may be called between fork(2) and exec(3).
@@ -477,7 +477,7 @@ fn ends_well(child: libc::pid_t) {
     assert_eq!(status, 0);
 }
 
-/// That must end neither the device nor the child. One of vfork(2) has its parent's memory.
+/// The call must end neither the device nor the child. A child of vfork(2) has its parent's memory.
 #[test]
 fn a_child_leaves_the_device_alone() {
     if !is_client("a_child_leaves_the_device_alone", WIRE) {

@@ -140,7 +140,7 @@ fn map(descriptor: c_int, page: i64, bytes: usize, protection: c_int) -> Result<
     Ok(address)
 }
 
-/// That of the only open context: /dev/full is open in its place.
+/// The command descriptor of the only open context: /dev/full is open in its place.
 fn command_descriptor() -> c_int {
     let entries = std::fs::read_dir("/proc/self/fd").unwrap().map(|entry| entry.unwrap().path());
     let is_full = |path: &std::path::PathBuf| {

@@ -12,7 +12,7 @@ pub(crate) const OLDEST_RELEASE: u32 = 37;
 /// The newest release whose op table is known.
 pub(crate) const NEWEST_RELEASE: u32 = 65;
 
-/// What `verbs_context` is given: the largest known one is 368 bytes and an `ibv_context`; the rest is slack.
+/// The size of a `verbs_context`: the largest known one is 368 bytes and an `ibv_context`; the rest is slack.
 pub(crate) const VERBS_CONTEXT_BYTES: usize = 368 + size_of::<ibv_context>() + 1024;
 
 /// `IB_UVERBS_CORE_SUPPORT_OPTIONAL_MR_ACCESS`: without it `ibv_reg_mr` strips the optional access flags.
@@ -180,7 +180,7 @@ pub(crate) const REGISTER_SYMBOLS: [&CStr; 5] = [
     c"verbs_register_driver_34",
 ];
 
-/// What later releases put in between.
+/// The operations that later releases put in between.
 const ADDED_OPS: [(u32, &[&str]); 4] = [
     (59, &["alloc_dmah", "dealloc_dmah", "reg_mr_ex"]),
     (62, &["dm_export_dmabuf_fd", "query_port_speed"]),

@@ -49,7 +49,7 @@ pub(crate) struct ChannelState {
     pub(crate) events: CompletionEvents,
 }
 
-/// What the application waits for (`ibv_req_notify_cq`).
+/// The event that the application waits for (`ibv_req_notify_cq`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Armed {
     #[default]
@@ -60,7 +60,7 @@ enum Armed {
     Any,
 }
 
-/// What the application waits for, as it last asked: shared by both sides of the queue.
+/// The event that the application last asked for: shared by both sides of the queue.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Wish(Arc<AtomicU8>);
 
@@ -104,7 +104,7 @@ pub(crate) struct Notice {
     /// Completions per event, and how long fewer may wait (`ibv_modify_cq`). Both 0: an event at once.
     count: u16,
     period_us: u16,
-    /// It is in the list of queues with an event to come.
+    /// The queue is in the list of queues with an event to come.
     listed: bool,
     /// Completion events sent.
     pub(crate) events: u32,

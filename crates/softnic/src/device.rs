@@ -24,7 +24,7 @@ use crate::provider;
 use crate::provider::answer::{EINVAL, ENODEV, ENOMEM, Verb, answer_handle, guard};
 use crate::state::ContextState;
 
-/// What `struct verbs_device_ops` calls this provider.
+/// The name of this provider in `struct verbs_device_ops`.
 const PROVIDER_NAME: &CStr = c"softnic";
 /// `RDMA_DRIVER_UNKNOWN` (rdma/ib_user_ioctl_verbs.h).
 const DRIVER_ID: u32 = 0;
@@ -45,7 +45,7 @@ static DEVICE_OPS: VerbsDeviceOps = VerbsDeviceOps {
 /// The NIC whose devices the library creates when it discovers providers. The callbacks for that have no context pointer.
 static REGISTERED: OnceLock<&'static LazyNic> = OnceLock::new();
 
-/// What a device represents.
+/// The soft NIC that a device represents.
 #[derive(Clone)]
 pub(crate) enum Backing {
     /// A NIC of this process's own.

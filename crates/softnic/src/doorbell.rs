@@ -99,7 +99,7 @@ pub(crate) struct SendBell {
 }
 
 impl SendBell {
-    /// Of a queue pair without a port.
+    /// Makes the doorbell of a queue pair without a port.
     pub(crate) fn new(doorbells: &Arc<[Doorbell]>) -> Arc<Self> {
         Arc::new(Self { doorbells: Arc::clone(doorbells), engine: AtomicUsize::new(0) })
     }

@@ -40,7 +40,7 @@ pub(crate) struct EngineCell {
     engine: Mutex<Engine>,
     /// Passes that it has made; written by the holder of `engine`.
     passes: AtomicU64,
-    /// Its time by stage.
+    /// The time of the engine, by stage.
     pub(crate) profile: profile::Totals,
 }
 

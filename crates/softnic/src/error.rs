@@ -79,7 +79,7 @@ pub enum Error {
         name: &'static str,
         /// The message.
         value: String,
-        /// What would make sense.
+        /// The problem, with what would make sense.
         problem: String,
     },
     /// The wire of a NIC that was set up by the environment cannot be opened.

@@ -98,14 +98,14 @@ pub(crate) enum FlowKind {
     Sniffer,
 }
 
-/// What happens to the packets of a flow.
+/// The treatment of a flow's packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Actions {
     /// The tag that completions report.
     pub(crate) tag: Option<u32>,
     /// Whether they are dropped instead of delivered.
     pub(crate) drop: bool,
-    /// What counts them.
+    /// The counter of these packets.
     pub(crate) counter: Option<CounterId>,
     /// Where they go.
     pub(crate) target: QpSlot,
@@ -114,15 +114,15 @@ pub(crate) struct Actions {
 /// One flow, as the provider inserts it.
 #[derive(Clone, Debug)]
 pub(crate) struct FlowRule {
-    /// Its name; unique in the table.
+    /// The name of the flow; unique in the table.
     pub(crate) id: FlowId,
-    /// Its kind.
+    /// The kind of the flow.
     pub(crate) kind: FlowKind,
     /// The port it applies to.
     pub(crate) port: u8,
     /// Whether it applies to sent frames.
     pub(crate) egress: bool,
-    /// Its priority; 0 comes first. Sniffers have none.
+    /// The priority; 0 comes first. Sniffers have none.
     pub(crate) priority: u16,
     /// Whether frames go on to later rules after this one took a copy.
     pub(crate) dont_trap: bool,
@@ -130,9 +130,9 @@ pub(crate) struct FlowRule {
     pub(crate) order: u64,
     /// The frames it is about. Multicast defaults need not ask for a multicast address, sniffers match everything.
     pub(crate) matcher: Matcher,
-    /// What it asks of their tunnels besides, if anything.
+    /// The conditions on the packets' tunnels, if any.
     pub(crate) tunnel: Option<Box<TunnelMatcher>>,
-    /// What happens to them.
+    /// The treatment of matching packets.
     pub(crate) actions: Actions,
 }
 
@@ -203,11 +203,11 @@ impl Default for TableRules {
 pub(crate) struct FlowHit {
     /// The flow.
     pub(crate) flow: FlowId,
-    /// Its kind.
+    /// The kind of the flow.
     pub(crate) kind: FlowKind,
     /// Whether it takes a copy and the frame goes on: a DONT_TRAP flow or a sniffer.
     pub(crate) is_copy: bool,
-    /// What to do.
+    /// The treatment of matching packets.
     pub(crate) actions: Actions,
 }
 
@@ -251,7 +251,7 @@ pub(crate) enum FlowError {
     /// DONT_TRAP has no meaning for this kind.
     #[error("DONT_TRAP cannot be combined with this kind of flow")]
     DontTrapKind,
-    /// The same match exists at the same priority with another action (drop or deliver) or, where that matters, tag.
+    /// A flow with the same match and priority has another action (drop or deliver) or, where that matters, tag.
     #[error("flow {0:?} has the same match and priority, and one of the two drops or has another tag")]
     Conflict(FlowId),
     /// The device that this one imitates has no entry left for this mask at this priority.
@@ -260,7 +260,7 @@ pub(crate) enum FlowError {
     /// A limit of the table.
     #[error("the table already holds {limit} {what}")]
     Full {
-        /// What there are too many of.
+        /// The objects that there are too many of.
         what: &'static str,
         /// The limit.
         limit: usize,
@@ -272,11 +272,11 @@ pub(crate) enum FlowError {
 /// All flows of a device.
 #[derive(Debug, Default)]
 pub(crate) struct FlowTable {
-    /// By id.
+    /// The flows, by id.
     flows: Vec<Option<Arc<FlowRule>>>,
-    /// By port number, as far as ports have flows.
+    /// The tables for received frames, by port number, as far as ports have flows.
     ports: Vec<PortTable>,
-    /// The same for sent frames.
+    /// The tables for sent frames, by port number.
     egress: Vec<PortTable>,
     rules: TableRules,
 }
@@ -413,7 +413,7 @@ impl FlowTable {
         }
     }
 
-    /// What an ALL_DEFAULT flow is for multicast, on a device where that is an entry of its own.
+    /// The multicast half of an ALL_DEFAULT flow, on a device where that is an entry of its own.
     fn multicast_half(&self, rule: &FlowRule) -> Option<FlowRule> {
         if rule.kind != FlowKind::AllDefault || !self.rules.all_default_is_two {
             return None;

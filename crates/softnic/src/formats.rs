@@ -9,24 +9,24 @@ use crate::mlx5::rings::{CompletionRing, ReceiveRing};
 use crate::ring::{Consumer, Producer};
 use crate::work::{Cqe, Status};
 
-/// Of the smallest requests at least this many share a line, in either format.
+/// The least number of the smallest requests that share a line, in either format.
 const REQUESTS_PER_LINE: usize = 2;
 
 /// The engine's end of the queue that requests are posted to; `R` is one in mlx5's format.
 pub(crate) enum Posted<R> {
-    /// Of a queue pair without this side.
+    /// The queue pair does not have this side.
     None,
     Own(Consumer),
     Mlx5(R),
 }
 
-/// Of a receive queue.
+/// The requests of a receive queue.
 pub(crate) type Requests = Posted<ReceiveRing>;
 
-/// Of a send queue.
+/// The requests of a send queue.
 pub(crate) type Sends = Posted<SendRing>;
 
-/// What a queue in mlx5's format does to be flushed and reset.
+/// The operations by which a queue in mlx5's format is flushed and reset.
 pub(crate) trait ClientRing {
     /// Takes the next request; returns what identifies it in a completion.
     fn take(&mut self) -> Option<u64>;
@@ -84,7 +84,7 @@ impl Requests {
         }
     }
 
-    /// As [`refresh`](Self::refresh), and fetches up to `wanted` of the posted requests.
+    /// Refreshes as [`refresh`](Self::refresh) does, and fetches up to `wanted` of the posted requests.
     #[inline]
     pub(crate) fn fetch(&mut self, wanted: u32) {
         match self {

@@ -101,7 +101,7 @@ mod sync {
     }
 }
 
-/// Those of loom, which runs the threads of `model` in every order.
+/// The types of loom, which runs the threads of `model` in every order.
 #[cfg(all(test, loom))]
 mod sync {
     pub(super) use loom::sync::atomic::{AtomicUsize, Ordering};

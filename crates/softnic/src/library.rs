@@ -28,7 +28,7 @@ pub(crate) struct Library {
     handle: Handle,
 }
 
-/// What dlopen answered; never closed.
+/// The handle of dlopen(3); never closed.
 struct Handle(*mut c_void);
 
 // SAFETY: a handle may be used by every thread, and so may what it represents.

@@ -41,7 +41,7 @@ pub(crate) const MAX_SGE: u32 = 4;
 pub(crate) const MAX_INLINE_BYTES: u32 = 972;
 /// Bytes of a TCP stream that one request can have segmented, as with ConnectX-4.
 pub(crate) const MAX_TSO_BYTES: u32 = 1 << 18;
-/// Its segments: the device is held by one request no longer than by a few bursts of whole frames.
+/// The most segments of a request: the device is held by one request no longer than by a few bursts of whole frames.
 pub(crate) const MAX_TSO_SEGMENTS: u32 = 1 << 12;
 /// Bytes of headers before each of its segments.
 pub(crate) const MAX_TSO_HEADER_BYTES: u16 = 512;

@@ -36,7 +36,7 @@ pub(crate) struct Region {
     pub(crate) virtual_address: u64,
     /// Where it really is.
     pub(crate) address: *mut u8,
-    /// Its length.
+    /// The length of the region in bytes.
     pub(crate) bytes: u64,
 }
 
@@ -184,7 +184,7 @@ impl Regions<'_> {
         self.found.resolve(key, address, bytes)
     }
 
-    /// What the last [`resolve`](Self::resolve) found.
+    /// The place that the last [`resolve`](Self::resolve) found.
     #[inline]
     pub(crate) fn last(&self) -> Found {
         self.found

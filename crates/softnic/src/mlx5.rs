@@ -97,7 +97,7 @@ impl CommandDescriptors {
         answer.map_err(Errno::number)
     }
 
-    /// What a mapping of a command descriptor at `offset` is (kernel hw/mlx5/main.c, `mlx5_ib_mmap`).
+    /// Returns what a mapping of a command descriptor at `offset` shows (kernel hw/mlx5/main.c, `mlx5_ib_mmap`).
     ///
     /// # Errors
     /// EINVAL if there is no such page or no context, and EPERM if one would be written that is only to be read.
@@ -139,7 +139,7 @@ const CORE_CLOCK: u32 = 5 << 8;
 const CLOCK_INFO: u32 = 7 << 8;
 const _: () = assert!(MAX_PAGES < CORE_CLOCK);
 
-/// What is asked to be mapped.
+/// A request for a mapping.
 #[derive(Clone, Copy, Debug)]
 pub struct MappingRequest {
     /// The place in the command descriptor.
@@ -150,7 +150,7 @@ pub struct MappingRequest {
     pub is_written: bool,
 }
 
-/// What a mapping of a command descriptor shows.
+/// The contents of a mapping of a command descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mapping {
     /// A doorbell page: it is written to and nothing more.
@@ -170,7 +170,7 @@ pub(crate) struct Context {
     opened: Mutex<Opened>,
 }
 
-/// What a context has beside its objects in the state.
+/// The part of a context that is not objects in the state.
 #[derive(Default)]
 struct Opened {
     slot: Option<u32>,
@@ -182,7 +182,7 @@ struct Opened {
 #[derive(Clone, Copy)]
 struct Channel {
     slot: u32,
-    /// Of the client's descriptor: whether that is still the one of the channel.
+    /// The inode of the client's descriptor: whether that is still the one of the channel.
     inode: u64,
 }
 

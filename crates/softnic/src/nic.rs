@@ -76,13 +76,13 @@ pub struct PortConfig {
     pub mtu_bytes: u32,
 }
 
-/// What a soft NIC is made from.
+/// The parts of a soft NIC to be made.
 pub struct SoftNicConfig {
     /// The device's name, e.g. `softnic0`.
     pub name: String,
-    /// What it accepts.
+    /// The personality of the device.
     pub personality: Personality,
-    /// Its ports; port numbers count from 1 in this order.
+    /// The ports; port numbers count from 1 in this order.
     pub ports: Vec<PortConfig>,
     /// Who runs its engines.
     pub drive: Drive,
@@ -95,14 +95,14 @@ pub struct SoftNic {
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
-/// What the owner, the open contexts and the engines share.
+/// The part of a soft NIC that the owner, the open contexts and the engines share.
 ///
 /// Locks are taken in this order: an engine, `flows`, `turn`, `state`. Who changes `flows` waits for engines that look frames up,
 /// and therefore holds neither `turn` nor `state` meanwhile.
 pub(crate) struct Nic {
     pub(crate) name: String,
     personality: Personality,
-    /// That of the personality, perhaps at another rate.
+    /// The clock of the personality, perhaps at another rate.
     pub(crate) clock: ClockRules,
     pub(crate) ports: Box<[Port]>,
     /// Engines look frames up together; what a verdict names stays as it is while they hold it.
@@ -125,7 +125,7 @@ pub(crate) struct Nic {
     pub(crate) stopping: AtomicBool,
 }
 
-/// What is known of a port without the engine.
+/// The part of a port that is known without the engine.
 pub(crate) struct Port {
     mac: AtomicU64,
     pub(crate) mtu_bytes: u32,
@@ -146,7 +146,7 @@ impl Port {
         self.mac.swap(packed(mac), Ordering::Relaxed) != packed(mac)
     }
 
-    /// Its only GID, the link-local one (RFC 4291, 2.5.6), as the plugin's sysfs tree has it.
+    /// The only GID of the port, the link-local one (RFC 4291, 2.5.6), as the plugin's sysfs tree has it.
     pub(crate) fn gid(&self) -> [u8; 16] {
         let words = u128::from(LINK_LOCAL) << 64 | u128::from(eui64(self.mac()));
         words.to_be_bytes()
@@ -174,7 +174,7 @@ const INLINE_FRAMES: usize = crate::wire::BURST_FRAMES;
 pub(crate) const MAX_CLOCK_KILOHERTZ: u64 = 1_000_000;
 
 impl Nic {
-    /// What this device refuses, and how it orders things.
+    /// The rules of this device: what it refuses, and how it orders things.
     pub(crate) fn rules(&self) -> &'static Rules {
         self.personality.rules()
     }
@@ -263,7 +263,7 @@ impl SoftNic {
         Self::create_with(config, clock)
     }
 
-    /// As [`SoftNic::create`], with a clock behind the raw timestamps of completions that ticks at another rate than the
+    /// Makes a soft NIC as [`SoftNic::create`] does, with a clock behind the raw timestamps of completions that ticks at another rate than the
     /// personality's: devices of one driver differ in it (`hca_core_clock`). At 78,125 kHz a tick is 12.8 ns.
     ///
     /// # Errors
@@ -282,7 +282,7 @@ impl SoftNic {
         Self::start(config, clock)
     }
 
-    /// As [`SoftNic::create`], for clients that do not reach the device through this crate's provider: the release of
+    /// Makes a soft NIC as [`SoftNic::create`] does, for clients that do not reach the device through this crate's provider: the release of
     /// libibverbs does not matter.
     pub(crate) fn create_without_provider(config: SoftNicConfig) -> Result<Self, Error> {
         check(&config)?;
@@ -404,7 +404,7 @@ impl SoftNic {
         self.nic.engines.iter().map(EngineCell::passes).take(self.drive.threads().len()).collect()
     }
 
-    /// What the device's contexts share.
+    /// The part of the device that its contexts share.
     pub(crate) fn shared(&self) -> &Arc<Nic> {
         &self.nic
     }

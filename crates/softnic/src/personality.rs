@@ -23,7 +23,7 @@ use crate::limits::{MAX_COUNTERS, MAX_QPS, MAX_SPECS, MAX_TABLES, MAX_WR};
 use crate::provider::answer::{Errno, Verb, known_bits};
 use crate::rss::MAX_INDIRECTION_ENTRIES;
 
-/// What the device refuses, and how it orders flows.
+/// The device that the soft NIC imitates: what it refuses, and how it orders flows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Personality {
@@ -34,7 +34,7 @@ pub enum Personality {
     Mlx5,
     /// Refuses what Mellanox ConnectX-3 refuses, with the same errno.
     Mlx4,
-    /// That of another device model.
+    /// The personality of another device model.
     Model(Imitated),
 }
 
@@ -49,7 +49,7 @@ struct Imitation {
 }
 
 impl Imitated {
-    /// The same for the same name and model.
+    /// Returns the personality of a name and model; equal ones are one object.
     fn of(name: &str, model: DeviceProfile) -> Self {
         static KNOWN: Mutex<Vec<Imitated>> = Mutex::new(Vec::new());
         let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -87,7 +87,7 @@ fn objects(base: Base) -> &'static ObjectRules {
 }
 
 impl Personality {
-    /// Those with a table of their own, in the order in which they are listed to an operator.
+    /// The personalities with a table of their own, in the order in which they are listed to an operator.
     pub const ALL: [Self; 3] = [Self::Ideal, Self::Mlx5, Self::Mlx4];
 
     /// The personality of a device model: limits, matching and flows are those of the model, the attributes of queues and
@@ -119,7 +119,7 @@ impl Personality {
         }
     }
 
-    /// Its table, made when it is first asked for.
+    /// The table of the personality, made when it is first asked for.
     pub(crate) fn rules(self) -> &'static Rules {
         static RULES: LazyLock<[Rules; 3]> = LazyLock::new(|| {
             Personality::ALL.map(|own| {
@@ -146,7 +146,7 @@ impl fmt::Display for Personality {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum UnknownPersonality {
-    /// It is not a name either.
+    /// The text is neither a name nor a file.
     #[error(
         "{found:?} is no personality: expected {}, or the file of a device model, like ./nic.toml",
         DeviceProfile::NAMES.map(|name| format!("{name:?}")).join(", ")
@@ -233,7 +233,7 @@ impl LimitErrnos {
     }
 }
 
-/// What the device model does not have: attributes of clocks, queues, domains and queue pairs.
+/// The attributes that the device model does not have: clocks, queues, domains and queue pairs.
 pub(crate) struct ObjectRules {
     pub(crate) clock: ClockRules,
     pub(crate) completion: CompletionRules,
@@ -300,7 +300,7 @@ pub(crate) struct CompletionRules {
 pub(crate) struct DomainRules {
     /// Whether there are thread and parent domains.
     pub(crate) parent_domains: bool,
-    /// What `ibv_alloc_td` returns to a `comp_mask`.
+    /// The errno of `ibv_alloc_td` for a `comp_mask`.
     pub(crate) thread_domain_refusal: Errno,
     /// The failure when that allocator refuses memory for a completion queue or a queue pair.
     pub(crate) allocator_refusal: Errno,
@@ -379,7 +379,7 @@ pub(crate) struct RssRules {
 pub(crate) struct HashRules {
     /// `rx_hash_fields_mask`: the fields that can be hashed.
     pub(crate) fields: u64,
-    /// Those of them that the plain verb refuses, EOPNOTSUPP.
+    /// The fields of these that the plain verb refuses, EOPNOTSUPP.
     pub(crate) refused_fields: u64,
     pub(crate) combinations: HashCombinations,
     /// The most entries of an indirection table.
@@ -446,9 +446,9 @@ pub(crate) struct FlowRules {
     pub(crate) table: TableRules,
     /// Further properties.
     pub(crate) emulation: Emulation,
-    /// What is refused, and with which errno.
+    /// The refused features, each with its errno.
     refusals: Vec<(Feature, Errno)>,
-    /// What is ignored without an error.
+    /// The features that are ignored without an error.
     ignored: Vec<Feature>,
 }
 

@@ -120,7 +120,7 @@ impl LazyNic {
         self.nic.get().and_then(SoftNic::channel_maker)
     }
 
-    /// What `ibv_get_device_guid` returns in host byte order: EUI-64 of the first port's address, as it is known before
+    /// The answer of `ibv_get_device_guid` in host byte order: EUI-64 of the first port's address, as it is known before
     /// the wire is open.
     #[must_use]
     pub fn guid(&self) -> u64 {
@@ -238,9 +238,9 @@ pub mod variable {
     pub const ALL: [&str; 8] = [NAME, WIRE, PERSONALITY, MTU, CORE, WAIT, METHOD, WIRES];
 }
 
-/// What [`variable::WIRES`] can be.
+/// A value of [`variable::WIRES`]: the wires are open.
 pub const WIRES_OPEN: &str = "open";
-/// As [`WIRES_OPEN`].
+/// A value of [`variable::WIRES`]: the wires are closed.
 pub const WIRES_CLOSED: &str = "closed";
 
 /// The longest time to wait for a wire, in seconds.
@@ -260,7 +260,7 @@ pub struct Settings {
     pub name: String,
     /// The wire of its only port.
     pub wire: WireConfig,
-    /// What the device refuses.
+    /// The personality of the device.
     pub personality: Personality,
     /// Bytes of the port's MTU; `None` for what the wire can carry.
     pub mtu_bytes: Option<u32>,

@@ -9,7 +9,7 @@ use std::ptr::NonNull;
 
 use ibverbs_sys::ibv_pd;
 
-/// What an allocation is for: the `resource_type` that a parent domain's allocator receives.
+/// The use of an allocation: the `resource_type` that a parent domain's allocator receives.
 ///
 /// The upper half is this provider's mark (`SN`), as mlx5 puts its driver id there.
 pub mod resource {

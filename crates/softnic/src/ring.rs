@@ -177,7 +177,7 @@ impl Producer {
         self.advance_by(1);
     }
 
-    /// As [`Producer::advance`], for several slots.
+    /// Advances as [`Producer::advance`] does, by several slots.
     #[inline]
     pub(crate) fn advance_by(&mut self, slots: u32) {
         self.next = self.next.wrapping_add(slots);
@@ -298,7 +298,7 @@ impl Consumer {
         self.advance_by(1);
     }
 
-    /// As [`Consumer::advance`], for several slots.
+    /// Advances as [`Consumer::advance`] does, by several slots.
     #[inline]
     pub(crate) fn advance_by(&mut self, slots: u32) {
         self.next = self.next.wrapping_add(slots);

@@ -27,7 +27,7 @@ pub(crate) struct Rss<Q> {
     fields: HashFields,
     /// Whether some of them need a look into tunnels.
     deep: bool,
-    /// Its length is a power of two.
+    /// The indirection table. The length is a power of two.
     table: Box<[Q]>,
     /// The queue of all entries, if they are of one: then no frame needs a hash.
     only: Option<Q>,

@@ -108,7 +108,7 @@ pub(crate) struct QueueState {
     pub(crate) events: u32,
 }
 
-/// What a receive queue is made from.
+/// The parts of a receive queue to be made.
 pub(crate) struct NewQueue {
     pub(crate) owner: u32,
     pub(crate) domain: u32,
@@ -210,7 +210,7 @@ impl QpState {
     }
 }
 
-/// What a counter point counts.
+/// The quantity that a counter point counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CounterPoint {
     Packets,

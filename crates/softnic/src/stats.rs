@@ -156,7 +156,7 @@ impl PortStats {
     }
 }
 
-/// What became of one received frame.
+/// The outcome of one received frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Disposition {

@@ -37,7 +37,7 @@ const _: () = {
     assert!(Status::WorkRequestFlush as u32 == ibv_wc_status::IBV_WC_WR_FLUSH_ERR);
 };
 
-/// What was completed.
+/// The kind of work that was completed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Opcode {
     Send,
@@ -74,7 +74,7 @@ pub(crate) struct Cqe {
 const _: () = assert!(size_of::<Cqe>() == 32);
 
 impl Cqe {
-    /// What is read outside a poll.
+    /// The completion that is read outside a poll.
     pub(crate) const EMPTY: Self = Self {
         wr_id: 0,
         timestamp_ns: 0,
@@ -147,7 +147,7 @@ impl Cqe {
         self.flags & FLAG_SOLICITED != 0
     }
 
-    /// As `enum ibv_wc_flags`.
+    /// The flags as `enum ibv_wc_flags`.
     #[inline]
     pub(crate) fn wc_flags(&self) -> u32 {
         let says = |flag: u8, wc: ibv_wc_flags| if self.flags & flag == 0 { 0 } else { wc.0 };
@@ -163,13 +163,13 @@ impl Cqe {
         if is_packet && self.status == Status::Success as u8 { self.flow_tag } else { self.queue_number }
     }
 
-    /// As `enum ibv_wc_status`.
+    /// The status as `enum ibv_wc_status`.
     #[inline]
     pub(crate) fn status(&self) -> u32 {
         u32::from(self.status)
     }
 
-    /// As `enum ibv_wc_opcode`.
+    /// The kind of work as `enum ibv_wc_opcode`.
     #[inline]
     pub(crate) fn opcode(&self) -> u32 {
         match self.flags & (FLAG_RECEIVE | FLAG_SEGMENTS) {
@@ -196,10 +196,10 @@ pub(crate) struct Element {
 }
 
 impl Element {
-    /// What ends a list shorter than the ring's `max_sge`.
+    /// The end of a list that is shorter than the ring's `max_sge`.
     pub(crate) const END: Self = Self { address: 0, bytes: 0, key: 0 };
 
-    /// Its length and its key in one number.
+    /// The length and the key in one number.
     #[inline]
     pub(crate) fn shape(&self) -> u64 {
         u64::from(self.key) << u32::BITS | u64::from(self.bytes)
@@ -258,7 +258,7 @@ pub(crate) struct Envelope {
     pub(crate) immediate: u32,
 }
 
-/// What an address handle comes to. Datagrams go from one port of the device to another, or back to the same.
+/// The destination of an address handle. Datagrams go from one port of the device to another, or back to the same.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Route {
@@ -274,13 +274,13 @@ pub(crate) struct Route {
 /// Bytes before the elements of a send request.
 pub(crate) const SEND_HEADER_BYTES: usize = size_of::<SendHeader>();
 
-/// What the requests of a send ring have room for. Both sides of the ring hold the same.
+/// The room in each request of a send ring. Both sides of the ring hold the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SendShape {
     pub(crate) max_sge: u32,
     pub(crate) max_inline: u32,
     pub(crate) max_tso_header: u32,
-    /// They are datagrams: each has an [`Envelope`].
+    /// The requests are datagrams: each has an [`Envelope`].
     pub(crate) datagram: bool,
 }
 

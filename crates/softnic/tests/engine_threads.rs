@@ -469,7 +469,7 @@ fn print_the_rate_of_flow_changes() {
     );
 }
 
-/// What a second engine thread brings, with a port each, on a machine with two cores.
+/// Prints the gain by a second engine thread, with a port each, on a machine with two cores.
 #[test]
 #[ignore = "timing: for an idle machine"]
 fn print_the_rates_of_one_and_two_threads() {

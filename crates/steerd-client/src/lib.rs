@@ -66,7 +66,7 @@ const RETRY: Duration = Duration::from_millis(200);
 /// How often a busy client checks that the server is there, in calls of [`Client::receive`]. An idle one learns it at once.
 const CALLS_PER_CHECK: u32 = 256;
 
-/// What a client asks for.
+/// The options of a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
     /// The name of the application, for the status of the server.
@@ -88,7 +88,7 @@ impl Default for Options {
     }
 }
 
-/// What a client has done since it was made.
+/// The totals of a client since it was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Packets received.
@@ -266,7 +266,7 @@ impl Client {
         self.last_error.as_ref()
     }
 
-    /// What it has done.
+    /// Returns the totals since the client was made.
     #[must_use]
     pub fn counts(&self) -> Counts {
         self.counts

@@ -28,11 +28,11 @@ pub fn obstacle(needs: &str) -> Option<String> {
     }
 }
 
-/// What the scripts need: links, TAP interfaces and nft(8).
+/// The requirements of the scripts: links, TAP interfaces and nft(8).
 const NEEDS: &str =
     "ip link add t0 type veth peer name t1 && ip tuntap add dev t2 mode tap multi_queue && nft list tables";
 
-/// What a script has left in its folder.
+/// The files that a script has left in its folder.
 #[derive(Debug)]
 pub struct Outcome(TempDir);
 

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-/// What a pause of the whole machine counts for.
+/// The time that a pause of the whole machine counts for.
 const LONGEST_GAP: Duration = Duration::from_secs(1);
 
 /// A limit of time for a test that looks for something again and again. A virtual machine may be stopped for a minute while

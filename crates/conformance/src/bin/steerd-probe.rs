@@ -21,7 +21,7 @@ use verbs::{Context, DeviceList, PortNumber};
 const NO_DEVICE: u8 = 4;
 /// The text of a row whose case did what was asked.
 const WORKS: &str = "works";
-/// What stands for the driver of a soft NIC.
+/// The name that stands for the driver of a soft NIC.
 const SOFT: &str = "softnic";
 
 /// Tests every field and value of the four verbs on a device, with objects that do not affect other users, prints its
@@ -150,7 +150,7 @@ fn act(arguments: &Arguments) -> Result<(), Failed> {
     print(&text)
 }
 
-/// What was found.
+/// The result of probing a device.
 struct Probed {
     report: Report,
     /// Where a file for it is wanted.

@@ -145,7 +145,7 @@ fn least(limit: Limit) -> u32 {
     }
 }
 
-/// What creating many objects came to.
+/// The result of creating many objects.
 struct Filled {
     made: u32,
     refusal: Option<Failure>,

@@ -79,7 +79,7 @@ impl Finder<'_> {
         self.keep(&row(feature), why);
     }
 
-    /// What a device does with a feature; `None` for those of other steps.
+    /// The device's treatment of a feature; `None` for features of other steps.
     fn seen(&self, feature: Feature, all: &[Case]) -> Option<Seen> {
         let bench = self.bench;
         if let Some((field, value)) = case_of(feature) {
@@ -126,7 +126,7 @@ impl Finder<'_> {
     }
 }
 
-/// What a feature is a part of.
+/// The feature that a feature is a part of.
 fn base(feature: Feature) -> Option<Feature> {
     Some(match feature {
         Feature::HopLimit | Feature::FlowLabel => Feature::Ipv6,

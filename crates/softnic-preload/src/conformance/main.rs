@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-/// What a row came to: what was measured, or what went wrong.
+/// The result of a row: what was measured, or what went wrong.
 type Outcome = Result<String, String>;
 
 /// One thing to show.

@@ -31,7 +31,7 @@ impl Running {
         Ok(Self { child, output, name: name.to_owned() })
     }
 
-    /// What it has printed so far.
+    /// The text that the process has printed so far.
     pub(crate) fn text(&self) -> String {
         let mut bytes = Vec::new();
         let mut chunk = [0; 4096];

@@ -13,7 +13,7 @@ use crate::method::{MLX5, Method, PLUGIN};
 use crate::process::{Running, tail};
 use crate::{Case, Outcome};
 
-/// What a row may take: a few seconds of traffic, on a machine that may be busy with something else.
+/// The most time that a row may take: a few seconds of traffic, on a machine that may be busy with something else.
 const LIMIT: Duration = Duration::from_secs(60);
 /// Between the server's last line before it polls, and its polling.
 const SETTLE: Duration = Duration::from_millis(300);
@@ -27,12 +27,12 @@ const IPV4: &[&str] = &["-J", "10.0.0.2", "-j", "10.0.0.1"];
 const IPV6: &[&str] = &["--raw_ipv6", "-J", "fe80::2", "-j", "fe80::1"];
 const PORTS: &[&str] = &["-K", "2000", "-k", "1000"];
 const DURATION: &[&str] = &["-D", "2"];
-/// As many as the server has buffers posted when it begins, so that none is lost however busy the machine is.
+/// The arguments for as many frames as the server has buffers posted when it begins, so that none is lost however busy the machine is.
 const COUNTED: &[&str] = &["-n", "500"];
 /// Round trips.
 const PINGS: &[&str] = &["-n", "100"];
 
-/// What the two ends are started with.
+/// The arguments and wires of the two ends.
 struct Setup {
     method: Method,
     tool: &'static str,
@@ -129,7 +129,7 @@ fn figures(text: &str) -> Result<Vec<f64>, String> {
     if numbers.len() >= 3 { Ok(numbers) } else { Err(format!("no figures in\n{}", tail(text))) }
 }
 
-/// What the tools say of a failed flow, and go on.
+/// The line by which the tools report a failed flow, after which they go on.
 fn complaint(text: &str) -> Option<String> {
     text.lines().find(|line| line.contains("Couldn't") || line.starts_with("error")).map(str::to_owned)
 }

@@ -43,7 +43,7 @@ fn list(launcher: &Path, folder: &Path, method: Method) -> Outcome {
     line.map(|line| line.trim().to_owned()).ok_or(format!("no {} in\n{text}", method.device))
 }
 
-/// Of generated traffic, until the capture has packets: the program runs for ever.
+/// Captures generated traffic until the capture has packets: the program runs for ever.
 fn capture(launcher: &Path, folder: &Path, method: Method) -> Outcome {
     let scratch = tempfile::tempdir().map_err(|error| error.to_string())?;
     let file = scratch.path().join("sniffed.pcap");

@@ -10,14 +10,14 @@ use crate::{Case, Outcome};
 
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// What the description of a device must have by every method.
+/// The lines that the description of a device must have by every method.
 const DESCRIPTION: [&str; 4] = [
     "state:\t\t\tPORT_ACTIVE",
     "link_layer:\t\tEthernet",
     "rx_hash_function:\t\t\t\t0x1",
     "SUPPORT_RAW_PACKET",
 ];
-/// What this crate's provider adds, and what the model of a ConnectX-5 does.
+/// The lines that this crate's provider adds, and those that the model of a ConnectX-5 adds.
 const OWN_DESCRIPTION: [&str; 2] = ["hca_id:\tsoftnic0", "fw_ver:\t\t\t\tsoftnic"];
 const MLX5_DESCRIPTION: [&str; 3] =
     ["hca_id:\tmlx5_0", "vendor_id:\t\t\t0x02c9", "vendor_part_id:\t\t\t4119"];
@@ -93,7 +93,7 @@ fn describe(launcher: &Path, method: Method) -> Outcome {
     Ok(format!("{0} of {0} properties, {1} lines", wanted.len(), text.lines().count()))
 }
 
-/// It prints its device, and then waits for events until it is ended.
+/// Runs a program that prints its device, and then waits for events until it is ended.
 fn watch(launcher: &Path, method: Method) -> Outcome {
     let mut command = method.exec(launcher, "null");
     command.args(["stdbuf", "-oL", "ibv_asyncwatch", "-d", method.device]);

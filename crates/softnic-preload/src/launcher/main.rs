@@ -18,11 +18,11 @@ use device_model::{Base, DeviceProfile};
 use softnic::preload::launch::{self, LaunchError};
 use softnic::preload::{METHOD_MLX5, Settings, variable};
 
-/// What a shell answers for a command that it cannot find, or not run.
+/// The exit code of a shell for a command that it cannot find, or not run.
 const NOT_FOUND: u8 = 127;
 const NOT_RUNNABLE: u8 = 126;
 
-/// What can go wrong before the command runs.
+/// An error before the command runs.
 #[derive(Debug, thiserror::Error)]
 enum Error {
     #[error(transparent)]

@@ -25,9 +25,9 @@ use crate::Error;
 
 /// The tree that the library is shown instead of `/sys`.
 pub(crate) const SYSFS: &str = "/dev/softnic/sys";
-/// What goes into `IBV_DRIVERS`; the library appends `-rdmavNN.so`.
+/// The value of `IBV_DRIVERS`; the library appends `-rdmavNN.so`.
 pub(crate) const DRIVER: &str = "/dev/softnic/lib/libsoftnic";
-/// What is preloaded.
+/// The preloaded library.
 pub(crate) const LIBRARY: &str = "/dev/softnic/lib/libsoftnic-preload.so";
 
 /// The private versions of libibverbs, after which plugins are named.

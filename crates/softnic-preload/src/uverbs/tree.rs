@@ -22,7 +22,7 @@ const KERNEL_SYSFS: &str = "/sys/class/infiniband/";
 const DRIVER_LINK: &str = "/device/driver";
 const DRIVER: &str = "../../../../bus/pci/drivers/mlx5_core";
 
-/// What a path names.
+/// A node of the tree that a path names.
 enum Node<'t> {
     File(&'t str),
     Folder,
@@ -32,7 +32,7 @@ enum Node<'t> {
 struct Folder {
     descriptor: c_int,
     path: String,
-    /// Of the file that stands for it: whether the descriptor is still the one that was opened.
+    /// The identity of the file that stands for it: whether the descriptor is still the one that was opened.
     file: (libc::dev_t, libc::ino_t),
 }
 
@@ -45,7 +45,7 @@ struct Stream {
     entry: Box<libc::dirent>,
 }
 
-/// What is open.
+/// The open descriptors.
 #[derive(Default)]
 struct Opened {
     folders: Vec<Folder>,
@@ -53,7 +53,7 @@ struct Opened {
 }
 
 static OPENED: Mutex<Opened> = Mutex::new(Opened { folders: Vec::new(), streams: Vec::new() });
-/// The same, to be found without the lock.
+/// The open folders, to be found without the lock.
 static FOLDERS: Own = Own::new();
 static STREAMS: Own = Own::new();
 
@@ -82,7 +82,7 @@ impl Tree {
         self.names(path).next().map(|_| Node::Folder)
     }
 
-    /// What is in a folder; a name may come several times.
+    /// The names in a folder; a name may come several times.
     fn names<'t>(&'t self, folder: &'t str) -> impl Iterator<Item = &'t str> {
         self.files.iter().filter_map(move |(file, _)| {
             let rest = if folder.is_empty() { file } else { file.strip_prefix(folder)?.strip_prefix('/')? };
@@ -90,7 +90,7 @@ impl Tree {
         })
     }
 
-    /// What a link names: there is one, from the device to its driver.
+    /// The target of a link: there is one, from the device to its driver.
     pub(super) fn link(&self, path: &str) -> Option<&'static str> {
         let device = path.strip_prefix(KERNEL_SYSFS)?.strip_suffix(DRIVER_LINK)?;
         (device == self.device).then_some(DRIVER)

@@ -28,7 +28,7 @@ pub fn is_client(test: &str, wire: &str) -> bool {
     is_client_with(test, wire, &[])
 }
 
-/// The same, with variables that libmlx5 reads.
+/// Runs the test as a client, with variables that libmlx5 reads.
 pub fn is_client_with(test: &str, wire: &str, variables: &[(&str, &str)]) -> bool {
     if std::env::var_os(METHOD).is_some_and(|method| method == "mlx5") {
         return true;

@@ -30,11 +30,11 @@ use crate::work::{Cqe, Element, Opcode, RECEIVE_HEADER_BYTES, Status};
 
 /// How many deliveries ahead the lines of buffers are taken over from the application's core.
 const LOOKAHEAD: u32 = 16;
-/// The same for the lines of completions: so a burst begins with lines that the burst before it has fetched.
+/// The lookahead for the lines of completions: so a burst begins with lines that the burst before it has fetched.
 const COMPLETION_LOOKAHEAD: u32 = 24;
 /// How many of its first buffers are fetched before a queue's turn comes.
 const APPROACHED: u32 = 8;
-/// Of completions two share a line.
+/// The number of completions that share a line.
 const COMPLETIONS_PER_LINE: u32 = 2;
 /// The most deliveries of a burst.
 const MAX_DELIVERIES: usize = BURST_FRAMES * crate::flow::MAX_MATCHES;
@@ -55,7 +55,7 @@ pub(super) struct Delivery {
 
 const _: () = assert!(BURST_FRAMES <= 1 << u8::BITS, "a delivery has room for the place of its frame");
 
-/// What a delivery is to its frame.
+/// The relation of a delivery to its frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum DeliveryKind {
@@ -75,7 +75,7 @@ impl Delivery {
         usize::from(self.frame) | usize::from(self.kind as u8) << u8::BITS
     }
 
-    /// Its completion by the queue with this number, of which `bytes` bytes of the frame are reported.
+    /// The completion by the queue with this number, of which `bytes` bytes of the frame are reported.
     #[inline]
     fn completion(
         &self,
@@ -105,7 +105,7 @@ pub(super) struct Deliveries {
     list: Box<[Delivery]>,
     /// How many there are.
     count: usize,
-    /// The same, while they are put into the other order.
+    /// The deliveries while they are put into the other order.
     sorted: Box<[Delivery]>,
 }
 
@@ -222,14 +222,14 @@ impl Planner<'_> {
     }
 }
 
-/// What a burst's deliveries are carried out with.
+/// The parts that carry out a burst's deliveries.
 pub(super) struct Work<'b, 'w> {
     pub(super) v3: Option<Avx2Movbe>,
     pub(super) deliveries: &'b [Delivery],
     pub(super) frames: &'b [RxFrame<'w>],
     pub(super) now_ns: u64,
     pub(super) edited: &'b mut EditedFrame,
-    /// What becomes of each frame.
+    /// The outcome of each frame.
     pub(super) ends: &'b mut [Disposition; BURST_FRAMES],
     pub(super) stats: &'b mut PortStats,
 }
@@ -343,9 +343,9 @@ fn fill(state: &mut State, slot: u32, deliveries: &[Delivery], work: &mut Work<'
 
 /// The deliveries that are made of one queue in a row.
 struct Filling<'f> {
-    /// Of these as many are published as there are deliveries.
+    /// The slots of requests; as many are published as there are deliveries.
     requests: Slots<'f>,
-    /// Of these `room` are the producer's, at least as many.
+    /// The slots of completions; `room` of them are the producer's, at least as many.
     completions: Slots<'f>,
     buffers: Buffers<'f>,
     number: u32,
@@ -391,7 +391,7 @@ impl Filling<'_> {
         }
     }
 
-    /// As [`make_run`](Self::make_run).
+    /// Makes deliveries as [`make_run`](Self::make_run) does.
     #[cfg(target_arch = "x86_64")]
     #[inline(never)]
     #[target_feature(enable = "avx2")]
@@ -399,7 +399,7 @@ impl Filling<'_> {
         self.make_run::<Inline>(deliveries, work);
     }
 
-    /// What [`make_plain`](Self::make_plain) does.
+    /// The body of [`make_plain`](Self::make_plain).
     #[inline(always)]
     fn make_run<C: Copies>(&mut self, deliveries: &[Delivery], work: &Work<'_, '_>) {
         let run = self.requests.run(self.made).min(self.completions.run(self.made));

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use crate::clock;
 
-/// What the engine does in a pass.
+/// A stage of the engine's pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum EngineStage {
     /// Taking frames from the wires.
@@ -115,9 +115,9 @@ pub(super) struct Probe {
     /// Passes until one is timed.
     left: u32,
     random: u32,
-    /// What a reading of the clock adds to each stage; measured before the first.
+    /// The time that a reading of the clock adds to each stage; measured before the first.
     reading_ns: Option<u64>,
-    /// Of a pass that is timed.
+    /// The sample of a pass that is timed.
     sample: Option<Sample>,
     /// The end of a timed pass.
     rest_from_ns: Option<u64>,
@@ -160,7 +160,7 @@ impl Probe {
         }
     }
 
-    /// What was done since the last border was of this stage.
+    /// Counts the time since the last border for this stage.
     #[inline]
     pub(super) fn mark(&mut self, stage: EngineStage) {
         if let Some(sample) = &mut self.sample {
@@ -206,7 +206,7 @@ impl Sample {
     }
 }
 
-/// What a reading of the clock costs: the least of some.
+/// The cost of a reading of the clock: the least of some.
 fn reading_ns() -> u64 {
     let mut last_ns = clock::steady_ns();
     let readings = (0..COST_READINGS).map(|_| {

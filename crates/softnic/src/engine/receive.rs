@@ -27,13 +27,13 @@ const ROUTES: usize = 4;
 /// The C-VLAN tag, the only one that a completion can report.
 pub(super) const C_VLAN_TPID: u16 = 0x8100;
 
-/// What a burst works with; kept from burst to burst so that nothing is allocated.
+/// The working memory of a burst; kept from burst to burst so that nothing is allocated.
 pub(super) struct Plan {
     /// The headers of each frame, as they are looked up.
     images: Box<[MatchKey; BURST_FRAMES]>,
-    /// What becomes of each frame, as far as it is known.
+    /// The outcome of each frame, as far as it is known.
     ends: [Disposition; BURST_FRAMES],
-    /// What the flow table decides over each frame.
+    /// The flow table's verdict on each frame.
     verdicts: [Verdict; BURST_FRAMES],
     matches: Matches,
     deliveries: Deliveries,
@@ -211,7 +211,7 @@ fn admit(frame: &RxFrame<'_>, max_frame_bytes: usize) -> Disposition {
     if is_valid && !frame.is_truncated() { Disposition::Unmatched } else { refuse(frame) }
 }
 
-/// What becomes of a frame that is not looked up.
+/// The outcome of a frame that is not looked up.
 #[cold]
 fn refuse(frame: &RxFrame<'_>) -> Disposition {
     // A frame that the wire had to cut is as undeliverable as one that is too long.
@@ -224,7 +224,7 @@ type Framed<'f> = (usize, &'f [u8], &'f MatchKey);
 /// The frames of a burst that were looked up: images, verdicts, and what becomes of them.
 type Looked<'f> = (&'f [MatchKey], &'f [Verdict], &'f mut [Disposition]);
 
-/// What the deliveries of a burst are planned with.
+/// The parts that plan the deliveries of a burst.
 struct Planning<'p> {
     counters: &'p mut Slab<CounterState>,
     qps: &'p Slab<QpState>,

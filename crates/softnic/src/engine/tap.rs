@@ -31,7 +31,7 @@ pub(super) struct Tap {
     ends: Vec<usize>,
 }
 
-/// What an EGRESS flow touches.
+/// The part of the state that an EGRESS flow touches.
 pub(super) struct EgressFlows<'s> {
     pub(super) flows: &'s FlowTable,
     pub(super) counters: &'s mut Slab<CounterState>,

@@ -31,7 +31,7 @@ pub(super) const FRAMES_PER_PASS: usize = 64;
 /// How many requests ahead their lines are fetched from the application's core.
 const REQUEST_LOOKAHEAD: u32 = 6;
 
-/// What came of one request.
+/// The outcome of one request.
 enum Outcome {
     /// The ring is empty, or nothing is due yet.
     Nothing,
@@ -41,7 +41,7 @@ enum Outcome {
     Failed(Cqe),
 }
 
-/// What went to the wire.
+/// The frames and bytes that went to the wire.
 #[derive(Clone, Copy, Default)]
 struct Sent {
     frames: usize,
@@ -527,7 +527,7 @@ impl<'a> Cursor<'a> {
 // what was sent; a request that is not due stays in its ring. Times are those of a clock that cannot be set: one that was
 // set back would hold a queue pair up for as long.
 
-/// What an idle queue pair may have saved up by default: somewhat more than the engine sleeps while sends wait.
+/// The time whose sends an idle queue pair may have saved up by default: somewhat more than the engine sleeps while sends wait.
 const DEFAULT_BURST_NS: u64 = 100_000;
 
 const NS_PER_S: u64 = 1_000_000_000;

@@ -27,7 +27,7 @@ pub(super) trait Copies {
     unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) -> bool;
 }
 
-/// By [`copy`].
+/// Copies by [`copy`].
 pub(super) struct Portable;
 
 impl Copies for Portable {
@@ -39,7 +39,7 @@ impl Copies for Portable {
     }
 }
 
-/// By moves of fixed size, without a call. For functions with AVX2, of which one moves 32 bytes.
+/// Copies by moves of fixed size, without a call. For functions with AVX2, of which one moves 32 bytes.
 #[cfg(any(test, target_arch = "x86_64"))]
 pub(super) struct Inline;
 

@@ -20,7 +20,7 @@ use super::key::{Image, LANES, MatchKey, Matcher, folded, words};
 const WORDS: usize = 6;
 
 bitflags::bitflags! {
-    /// What a rule can ask to be there.
+    /// The headers whose presence a rule can demand.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub(crate) struct Presence: u64 {
         const ESP = 1;
@@ -32,7 +32,7 @@ bitflags::bitflags! {
         const MPLS_OVER_UDP = 1 << 5;
         /// A packet inside.
         const INNER = 1 << 6;
-        /// It begins with an Ethernet header.
+        /// The packet inside begins with an Ethernet header.
         const INNER_ETHERNET = 1 << 7;
         /// Behind which there is a label.
         const INNER_MPLS = 1 << 8;
@@ -145,10 +145,10 @@ impl Hash for DeepImage {
     }
 }
 
-/// What a rule asks of the tunnel. The default asks for nothing.
+/// The conditions of a rule on the tunnel. The default has none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct TunnelMatcher {
-    /// What it asks of the packet inside; [`TunnelMatcher::require`] asks for there to be one.
+    /// The conditions on the packet inside; [`TunnelMatcher::require`] demands that there is one.
     pub(crate) inner: Matcher,
     value: [u64; WORDS],
     mask: [u64; WORDS],

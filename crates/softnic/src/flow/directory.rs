@@ -39,7 +39,7 @@ struct Mask {
 #[derive(Debug, Default)]
 pub(super) struct Directory {
     masks: HashMap<MatchKey, u32, BuildHasherDefault<DigestHasher>>,
-    /// By number; those without matches are in `vacant`.
+    /// The masks by number; those without matches are in `vacant`.
     by_number: Vec<Mask>,
     vacant: Vec<u32>,
     matches: HashMap<Match, Bucket, BuildHasherDefault<DigestHasher>>,

@@ -32,9 +32,9 @@ pub(super) const LANES: [u64; WORDS] = [
     0x5be0_cd19_137e_2179,
 ];
 
-/// What a tuple space, its shapes and its cache ask of an image of a frame, of a rule's values, or of a rule's mask.
+/// The operations that a tuple space, its shapes and its cache need of an image of a frame, of a rule's values, or of a rule's mask.
 pub(super) trait Image: Copy + Default + Eq + Hash + std::fmt::Debug {
-    /// What is left of the image under a mask.
+    /// Returns the image under a mask.
     fn masked(&self, mask: &Self) -> Self;
     /// The layers that are present, or that a mask asks for.
     fn layers(&self) -> u64;

@@ -38,11 +38,11 @@ struct Group {
 struct Younger {
     /// Oldest first.
     rules: Vec<(u64, FlowHit)>,
-    /// What a matching frame gets besides the [`Outcome`]: the oldest rule of each further queue pair.
+    /// The deliveries of a matching frame besides the [`Outcome`]: the oldest rule of each further queue pair.
     replicas: Vec<FlowHit>,
 }
 
-/// What a frame that matches a group gets: the oldest rule, if there is one. Apart from the groups and packed, so that
+/// The delivery of a frame that matches a group: the oldest rule, if there is one. Apart from the groups and packed, so that
 /// lookups touch one cache line, which four share.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(align(16))]
@@ -208,7 +208,7 @@ pub(crate) struct PortTable {
     plain: Trees,
     deep: Space<DeepImage>,
     groups: Vec<Group>,
-    /// By group.
+    /// The outcomes, by group.
     outcomes: Vec<Outcome>,
     /// Indices into `groups` that are not in use.
     vacant: Vec<u32>,
@@ -218,7 +218,7 @@ pub(crate) struct PortTable {
     sniffers: ArrayVec<CopyRule, MAX_SNIFFERS>,
     /// Every bit that any rule looks at; nothing while no rule is about tunnels.
     deep_relevant: Option<DeepImage>,
-    /// What the last lookups of frames with tunnels found; made with the first rule about tunnels. One engine looks up the
+    /// The results of the last lookups of frames with tunnels; made with the first rule about tunnels. One engine looks up the
     /// frames of a port, so that nobody waits for the lock.
     recent: Option<Box<Mutex<ExactCache<DeepImage>>>>,
     capacity: Capacity,
@@ -229,13 +229,13 @@ impl PortTable {
         Self { rules, ..Self::default() }
     }
 
-    /// What to keep of the image of a frame with a tunnel; `None` if no rule is about tunnels.
+    /// The part of the image of a frame with a tunnel that is kept; `None` if no rule is about tunnels.
     #[inline]
     pub(super) fn deep_relevant(&self) -> Option<&DeepImage> {
         self.deep_relevant.as_ref()
     }
 
-    /// What the last lookups of frames with tunnels found; `None` if there never was a rule about tunnels.
+    /// The results of the last lookups of frames with tunnels; `None` if there never was a rule about tunnels.
     pub(super) fn recent(&self) -> Option<MutexGuard<'_, ExactCache<DeepImage>>> {
         self.recent.as_ref().map(|recent| recent.lock().unwrap_or_else(PoisonError::into_inner))
     }

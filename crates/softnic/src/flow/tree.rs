@@ -77,7 +77,7 @@ type Class = u8;
 #[derive(Clone, Copy, Debug)]
 struct Tree {
     class: Class,
-    /// Its node.
+    /// The root node of the tree.
     root: u32,
     /// The steps from there to the farthest leaf.
     depth: usize,
@@ -85,7 +85,7 @@ struct Tree {
     len: usize,
     /// Rules when it was built.
     built: usize,
-    /// What has made it slower since.
+    /// The cost that changes have added since it was built.
     debt: usize,
 }
 
@@ -103,7 +103,7 @@ impl Tree {
 struct Family {
     view: View,
     pool: Pool,
-    /// Those of rules about both addresses first.
+    /// The trees; those of rules about both addresses come first.
     trees: ArrayVec<Tree, TREES>,
     /// Which class has the tree of each class.
     tree_of_class: [Class; TREES],
@@ -116,7 +116,7 @@ struct Family {
     len: usize,
     /// Rules when it was built.
     built: usize,
-    /// What has made it slower since, apart from changes of its trees.
+    /// The cost that has been added since the build, apart from changes of its trees.
     debt: usize,
 }
 
@@ -214,7 +214,7 @@ impl Trees {
         }
     }
 
-    /// The same for what is in no tree.
+    /// Searches the rules that are in no tree.
     #[inline]
     fn search_overflow(&self, image: &MatchKey, mut winner: Option<Ranked>) -> Option<Ranked> {
         for family in &self.families {

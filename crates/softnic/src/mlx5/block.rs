@@ -2,7 +2,7 @@
 
 use crate::provider::answer::{EOPNOTSUPP, Verb};
 
-/// What a client sent. Fields behind its end are 0, as in the kernel's `uverbs_request_start`.
+/// The request of a client. Fields behind its end are 0, as in the kernel's `uverbs_request_start`.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Block<'b>(pub(super) &'b [u8]);
 
@@ -45,7 +45,7 @@ impl Block<'_> {
     }
 }
 
-/// What goes back: as many bytes as the client has room for, zeros first. Fields behind its end are left out, as by the
+/// The response: as many bytes as the client has room for, zeros first. Fields behind its end are left out, as by the
 /// kernel's `uverbs_response`.
 #[derive(Debug, Default)]
 pub(super) struct Reply(pub(super) Vec<u8>);

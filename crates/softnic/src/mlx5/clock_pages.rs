@@ -44,7 +44,7 @@ const INFO_PERIOD_NS: u64 = 1_000_000_000;
 pub(crate) enum ClockPage {
     /// The clock.
     Core,
-    /// Its relation to UTC.
+    /// The relation of the clock to UTC.
     Info,
 }
 
@@ -141,7 +141,7 @@ mod tests {
     const CLOCK: ClockRules = ClockRules { kilohertz: 156_250, mask: 0x7fff_ffff_ffff_ffff };
     const NOW_NS: u64 = 1_800_000_000_123_456_789;
 
-    /// As libmlx5 converts ticks (mlx5dv.h, `mlx5dv_ts_to_ns`).
+    /// Converts ticks as libmlx5 does (mlx5dv.h, `mlx5dv_ts_to_ns`).
     fn nanoseconds(pages: &ClockPages, ticks: u64) -> u64 {
         let read = |offset| pages.long(offset).load(Ordering::Relaxed);
         let (last, mask) = (read(CYCLES), read(MASK));

@@ -13,7 +13,7 @@ use super::Context;
 use super::block::{Block, Reply};
 use crate::provider::answer::{EOPNOTSUPP, Errno, Verb};
 
-/// What the kernel answers to a destroyed or unknown handle of an object to be destroyed.
+/// The kernel's answer to a destroyed or unknown handle of an object to be destroyed.
 const ENOENT: Errno = Errno::new(libc::ENOENT);
 
 /// One command: the core's and the driver's request, and room for both responses.

@@ -40,7 +40,7 @@ const UNKNOWN_KEY: u32 = u32::MAX;
 
 /// The bits of a consumer index.
 const INDEX_MASK: u32 = 0x00ff_ffff;
-/// What is put into the arm word when it was read. No client writes it: bits 27 to 25 of the word are never set.
+/// The value of the arm word after it was read. No client writes it: bits 27 to 25 of the word are never set.
 const NOT_ARMED: u32 = u32::MAX;
 /// `MLX5_CQ_DB_REQ_NOT_SOL`.
 const SOLICITED_ONLY: u32 = 1 << 24;
@@ -54,7 +54,7 @@ const RESP_ERR: u8 = 14;
 
 /// Bytes of a completion that are in use; one of 128 bytes has them in its second half.
 const CQE_BYTES: usize = 64;
-/// Its eight words of 8 bytes; the last one has the owner bit.
+/// The eight words of 8 bytes; the last one has the owner bit.
 const CQE_WORDS: usize = CQE_BYTES / size_of::<u64>();
 
 /// Memory of the client that this side uses as long as a queue exists.
@@ -136,7 +136,7 @@ impl Request {
     }
 }
 
-/// What a receive queue is made from: fields of `struct mlx5_ib_create_wq`.
+/// The layout of a receive queue to be made: fields of `struct mlx5_ib_create_wq`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ReceiveLayout {
     pub(crate) buffer: u64,
@@ -145,7 +145,7 @@ pub(crate) struct ReceiveLayout {
     pub(crate) requests: u32,
     /// The bytes of a request, as a power of two.
     pub(crate) log_request_bytes: u32,
-    /// What completions name the queue by.
+    /// The number by which completions name the queue.
     pub(crate) user_index: u32,
 }
 
@@ -234,7 +234,7 @@ impl ReceiveRing {
         }
     }
 
-    /// What the completion of a request is made from: the queue's index and the request's counter.
+    /// The id from which the completion of a request is made: the queue's index and the request's counter.
     #[inline]
     pub(crate) fn id(&self, nth: u32) -> u64 {
         u64::from(self.user_index) << u16::BITS | u64::from(self.next.wrapping_add(nth) as u16)
@@ -277,7 +277,7 @@ impl ClientRing for ReceiveRing {
     }
 }
 
-/// What a completion queue is made from: fields of `struct mlx5_ib_create_cq`.
+/// The layout of a completion queue to be made: fields of `struct mlx5_ib_create_cq`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CompletionLayout {
     pub(crate) buffer: u64,
@@ -463,7 +463,7 @@ fn header_word(cqe: &Cqe, is_ipv4: bool) -> u64 {
     /// `MLX5_CQE_L2_OK`, `_L3_OK` and `_L4_OK` of `hds_ip_ext`.
     const L2_OK: u64 = 1;
     const L3_L4_OK: u64 = 6;
-    /// Of `l4_hdr_type_etc`: there is a VLAN tag, and `MLX5_CQE_L3_HDR_TYPE_IPV4`.
+    /// The bits of `l4_hdr_type_etc`: there is a VLAN tag, and `MLX5_CQE_L3_HDR_TYPE_IPV4`.
     const HAS_VLAN: u64 = 1;
     const L3_IPV4: u64 = 2 << 2;
     let checksums = if cqe.is_checksum_ok() { L2_OK | L3_L4_OK } else { L2_OK };

@@ -14,7 +14,7 @@ use crate::stats::PortStats;
 
 /// The names of the functions.
 pub const SET_WIRES: &CStr = c"softnic_set_wires";
-/// As [`SET_WIRES`].
+/// The name of the function that reads the status.
 pub const READ_STATUS: &CStr = c"softnic_read_status";
 
 /// How the device of the preloaded library is.
@@ -29,7 +29,7 @@ pub struct Status {
     pub died: u32,
     /// The address of its port, the first byte in bits 40 to 47; 0 before the device was opened.
     pub mac: u64,
-    /// What became of the frames of its port. The last field: it grows.
+    /// The outcomes of the frames of its port. The last field: it grows.
     pub port: PortStats,
 }
 
@@ -41,7 +41,7 @@ impl Status {
         (self.mac != 0).then_some(MacAddr(address))
     }
 
-    /// As in the field.
+    /// The address as a number, as in the field.
     pub(super) fn number_of(MacAddr([a, b, c, d, e, f]): MacAddr) -> u64 {
         u64::from_be_bytes([0, 0, a, b, c, d, e, f])
     }

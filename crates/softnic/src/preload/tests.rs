@@ -63,7 +63,7 @@ fn the_guid_is_the_address_with_the_universal_bit_turned() {
     assert_eq!(eui64(MacAddr([0x02, 0x73, 0x6f, 0x66, 0x74, 0x00])), 0x0073_6fff_fe66_7400);
 }
 
-/// Of a thread of this process: its `SigBlk` in /proc/self/task/TID/status (proc(5)).
+/// The blocked signals of a thread of this process: its `SigBlk` in /proc/self/task/TID/status (proc(5)).
 fn blocked_signals(task: &str) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{task}/status")).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("SigBlk:")).unwrap();

@@ -26,7 +26,7 @@ pub(crate) const ENOSPC: Errno = Errno::new(libc::ENOSPC);
 pub(crate) const EOPNOTSUPP: Errno = Errno::new(libc::EOPNOTSUPP);
 pub(crate) const EPERM: Errno = Errno::new(libc::EPERM);
 
-/// What a verb comes to.
+/// The result of a verb.
 pub(crate) type Verb<T> = Result<T, Errno>;
 
 impl From<io::Error> for Errno {
@@ -66,7 +66,7 @@ impl Errno {
         Self { number, is_set: true }
     }
 
-    /// Of an op that leaves errno as it was.
+    /// Returns the answer of an op that leaves errno as it was.
     pub(crate) const fn without_setting_errno(self) -> Self {
         Self { is_set: false, ..self }
     }

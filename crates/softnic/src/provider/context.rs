@@ -64,7 +64,7 @@ fn int<T: TryInto<c_int>>(value: T) -> c_int {
     value.try_into().unwrap_or(c_int::MAX)
 }
 
-/// What the device reports of itself.
+/// The attributes that the device reports of itself.
 pub(crate) fn attributes(nic: &Nic) -> ibv_device_attr_ex {
     let ports = nic.ports.len();
     let rules = nic.rules();
@@ -124,7 +124,7 @@ pub(crate) fn attributes(nic: &Nic) -> ibv_device_attr_ex {
     }
 }
 
-/// What work queues, and raw packet queue pairs with them, can do to a frame.
+/// The changes of a frame that work queues, and raw packet queue pairs with them, can make.
 fn raw_packet_caps(rules: &WorkQueueRules) -> u32 {
     let can = |flag: u32, cap: u32| if rules.create_flags.bits & flag == 0 { 0 } else { cap };
     IBV_RAW_PACKET_CAP_IP_CSUM
@@ -171,7 +171,7 @@ pub(crate) unsafe extern "C" fn query_port(
     })
 }
 
-/// What a port reports of itself, with the lengths of its tables of GIDs and of partition keys.
+/// The attributes that a port reports of itself, with the lengths of its tables of GIDs and of partition keys.
 pub(crate) fn port_attributes(nic: &Nic, number: u8, (gids, pkeys): (c_int, u16)) -> Verb<ibv_port_attr> {
     /// `phys_state` of the InfiniBand specification: LinkUp and Disabled.
     const PHYSICAL_UP: u8 = 5;

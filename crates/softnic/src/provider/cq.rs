@@ -94,7 +94,7 @@ impl SoftCq {
     }
 }
 
-/// What is asked of a new queue.
+/// A request for a new queue.
 struct Request<'a> {
     entries: u32,
     fields: u32,
@@ -324,7 +324,7 @@ pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c
     })
 }
 
-/// What of a change of moderation cannot be.
+/// Checks a change of moderation.
 pub(crate) fn check_moderation(
     mask: u32,
     (count, period_us): (u16, u16),

@@ -26,10 +26,10 @@ use crate::personality::FlowRules;
 
 /// `IBV_FLOW_ATTR_FLAGS_RESERVED` of the kernel: bits from here on have never had a meaning.
 const FLAGS_RESERVED: u32 = IBV_FLOW_ATTR_FLAGS_EGRESS << 1;
-/// What multicast-only flows of a device that puts them last have as their priority: after every other.
+/// The priority of multicast-only flows of a device that puts them last: after every other.
 const LAST_PRIORITY: u16 = u16::MAX;
 
-/// What an attribute block asks for.
+/// The flow that an attribute block asks for.
 #[derive(Debug)]
 pub(crate) struct FlowRequest {
     pub(crate) kind: FlowKind,
@@ -95,7 +95,7 @@ unsafe fn extent(specs: *const u8, count: u8) -> Verb<usize> {
     Ok(bytes)
 }
 
-/// What the kernel asks of every device's flows.
+/// Checks what the kernel checks for flows of every device.
 fn check_head(head: &ibv_flow_attr) -> Verb<()> {
     let dont_trap = head.flags & IBV_FLOW_ATTR_FLAGS_DONT_TRAP != 0;
     let is_default = matches!(head.type_, IBV_FLOW_ATTR_ALL_DEFAULT | IBV_FLOW_ATTR_MC_DEFAULT);
@@ -117,7 +117,7 @@ fn walk(mut block: &[u8], count: u8) -> Verb<Specs> {
     if block.is_empty() { Ok(specs) } else { Err(EINVAL) }
 }
 
-/// What the device makes of it.
+/// Interprets the request as the device does.
 fn interpret(head: &ibv_flow_attr, specs: &Specs, rules: &FlowRules) -> Verb<FlowRequest> {
     let mut request = read_head(head, specs, rules)?;
     let is_normal = request.kind == FlowKind::Normal;

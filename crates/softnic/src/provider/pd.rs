@@ -26,14 +26,14 @@ const ALLOW_CC_UNPROTECTED_ALLOC: u32 = 1 << 2;
 #[repr(C)]
 pub(crate) struct SoftPd {
     pd: ibv_pd,
-    /// Its slot among the domains.
+    /// The slot among the domains.
     pub(crate) slot: u32,
     /// The protection domain that regions and queues are checked against: its own, or the parent's base.
     pub(crate) base: u32,
     parent: Option<Parent>,
 }
 
-/// What a parent domain adds.
+/// The additions of a parent domain.
 struct Parent {
     thread_domain: Option<u32>,
     allocator: Option<Allocator>,

@@ -44,9 +44,9 @@ pub(crate) struct SoftQp {
     pub(crate) state: Arc<AtomicU32>,
     pub(crate) cap: ibv_qp_cap,
     pub(crate) signal_all: bool,
-    /// Of type UD: what it sends are datagrams to others of this device.
+    /// The type is UD: it sends datagrams to others of this device.
     pub(crate) datagram: bool,
-    /// What only plain queue pairs have.
+    /// The part that only plain queue pairs have.
     pub(crate) plain: Option<Plain>,
 }
 
@@ -209,7 +209,7 @@ pub(crate) const RATE_LIMIT: u32 = ibv_qp_attr_mask::IBV_QP_RATE_LIMIT.0;
 /// The attributes a queue pair must and may be given for a transition; `None` if there is no such one.
 type Attributes = Option<(u32, u32)>;
 
-/// Those of a raw packet queue pair.
+/// The attributes for a transition of a raw packet queue pair.
 fn raw_transition(from: ibv_qp_state::Type, to: ibv_qp_state::Type) -> Attributes {
     match (from, to) {
         (IBV_QPS_RESET..=IBV_QPS_ERR, IBV_QPS_RESET | IBV_QPS_ERR) => Some((0, 0)),
@@ -223,7 +223,7 @@ fn raw_transition(from: ibv_qp_state::Type, to: ibv_qp_state::Type) -> Attribute
     }
 }
 
-/// Those of a datagram queue pair.
+/// The attributes for a transition of a datagram queue pair.
 fn datagram_transition(from: ibv_qp_state::Type, to: ibv_qp_state::Type) -> Attributes {
     match (from, to) {
         (IBV_QPS_RESET, IBV_QPS_INIT) => Some((PKEY_INDEX | PORT | QKEY, 0)),
@@ -251,7 +251,7 @@ pub(crate) unsafe extern "C" fn modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_att
     })
 }
 
-/// What decides which states a queue pair has.
+/// The properties that decide which states a queue pair has.
 #[derive(Clone, Copy)]
 pub(crate) struct Kind {
     pub(crate) is_rss: bool,
@@ -302,7 +302,7 @@ pub(crate) fn modify(
     enter(state, slot, kind, native, to)
 }
 
-/// What of a call cannot be.
+/// Refuses a call that cannot be carried out.
 fn check(
     kind: Kind,
     rules: &Rules,

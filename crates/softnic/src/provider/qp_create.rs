@@ -46,7 +46,7 @@ const CREATE_FLAGS: u32 = IBV_QP_CREATE_BLOCK_SELF_MCAST_LB
     | IBV_QP_CREATE_SOURCE_QPN
     | IBV_QP_CREATE_PCI_WRITE_END_PADDING;
 
-/// What is asked of a queue pair with rings of its own.
+/// A request for a queue pair with rings of its own.
 struct Request {
     context: *mut ibv_context,
     qp_context: *mut std::ffi::c_void,
@@ -60,7 +60,7 @@ struct Request {
     extras: Extras,
 }
 
-/// What only `ibv_create_qp_ex` can ask for.
+/// The attributes that only `ibv_create_qp_ex` has.
 #[derive(Default)]
 struct Extras {
     create_flags: u32,
@@ -256,7 +256,7 @@ fn create_plain(request: &Request) -> Verb<(*mut ibv_qp, ibv_qp_cap)> {
     Ok((Box::into_raw(object).cast(), cap))
 }
 
-/// What flags of a queue pair mean for the frames that it receives.
+/// The edits of received frames that flags of a queue pair ask for.
 pub(crate) fn edits(create_flags: u32) -> FrameEdits {
     FrameEdits {
         strip_cvlan: create_flags & IBV_QP_CREATE_CVLAN_STRIPPING != 0,
@@ -394,14 +394,14 @@ pub(crate) fn insert_rss(
     Ok(slot)
 }
 
-/// What belongs to a receive queue, beside a table of them: refused on every device (libibverbs/cmd_qp.c,
+/// Refuses attributes of a receive queue beside a table of them, as every device does (libibverbs/cmd_qp.c,
 /// `ibv_icmd_create_qp`, and kernel core/uverbs_cmd.c, `create_qp`).
 pub(super) fn check_receives(attr: &ibv_qp_init_attr_ex) -> Verb<()> {
     let receives = attr.cap.max_recv_wr > 0 || attr.cap.max_recv_sge > 0;
     if receives || !attr.recv_cq.is_null() || !attr.srq.is_null() { Err(EINVAL) } else { Ok(()) }
 }
 
-/// What belongs to queues that an RSS queue pair does not have.
+/// Refuses attributes of queues that an RSS queue pair does not have.
 fn check(attr: &ibv_qp_init_attr_ex, rules: &RssRules) -> Verb<()> {
     if attr.comp_mask & IBV_QP_INIT_ATTR_CREATE_FLAGS != 0 {
         known_bits(attr.create_flags, 0, rules.create_flags_refusal)?;

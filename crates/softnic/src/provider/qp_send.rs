@@ -47,7 +47,7 @@ pub(crate) struct SendPoster {
     pub(crate) bell: Arc<SendBell>,
 }
 
-/// What was built since `wr_start`.
+/// The requests that were built since `wr_start`.
 #[derive(Default)]
 pub(crate) struct Batch {
     /// Between `wr_start` and `wr_complete` or `wr_abort`.
@@ -65,7 +65,7 @@ pub(crate) struct Batch {
 pub(crate) struct Begun {
     pub(crate) header: SendHeader,
     pub(crate) lacks_data: bool,
-    /// It is a datagram's.
+    /// The request is a datagram's.
     pub(crate) lacks_address: bool,
 }
 

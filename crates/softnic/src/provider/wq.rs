@@ -144,7 +144,7 @@ pub(crate) fn check_flags(flags: u32, rules: &WorkQueueRules) -> Verb<()> {
     rules.create_flags.check(flags)
 }
 
-/// What a queue with these flags does to its frames.
+/// The edits of received frames that flags of a work queue ask for.
 pub(crate) fn edits(flags: u32) -> FrameEdits {
     FrameEdits {
         strip_cvlan: flags & IBV_WQ_FLAGS_CVLAN_STRIPPING != 0,

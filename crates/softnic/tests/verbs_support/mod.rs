@@ -113,7 +113,7 @@ impl Rig {
         self.pump();
     }
 
-    /// What the device has sent since the last call.
+    /// The frames that the device has sent since the last call.
     pub(crate) fn sent(&self) -> Vec<Vec<u8>> {
         std::mem::take(&mut self.sent.lock().unwrap())
     }

@@ -16,7 +16,7 @@ use crate::work::{Cqe, Opcode, Status};
 /// Upper bounds of the data segments of a request, and of the bytes that it contains.
 const MAX_SEGMENTS: usize = MAX_UNITS as usize;
 const MAX_INLINE_BYTES: usize = MAX_SEGMENTS * UNIT_BYTES;
-/// What a segment with a length of 0 means; libmlx5 leaves entries without bytes out.
+/// The meaning of a segment with a length of 0; libmlx5 leaves entries without bytes out.
 const FULL_BYTES: u32 = 1 << 31;
 
 /// Buffers of a stream, or bytes of its request.
@@ -55,7 +55,7 @@ impl Ethernet {
 
 /// A data segment.
 enum Data {
-    /// So many bytes behind the length, and in the units that follow.
+    /// This many bytes stand behind the length, and in the units that follow.
     Inline(usize),
     Address {
         key: u32,

@@ -57,7 +57,7 @@ impl Condition {
         matcher.field(slots, number(&value), number(&mask));
     }
 
-    /// What is compared, byte by byte: which field, the values, the mask.
+    /// The comparison, byte by byte: which field, the values, the mask.
     pub(super) fn asks(self) -> (&'static str, Vec<u8>, Vec<u8>) {
         let short = |value: u16, mask: u16| (value.to_be_bytes().to_vec(), mask.to_be_bytes().to_vec());
         let (field, (value, mask)) = match self {

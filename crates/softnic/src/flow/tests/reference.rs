@@ -41,7 +41,7 @@ impl TestRule {
         (self.rule.kind, self.rule.priority)
     }
 
-    /// What the rule comes to ask: multicast defaults for a multicast address besides, sniffers for nothing.
+    /// The conditions that the rule has in the end: multicast defaults also ask for a multicast address, sniffers for nothing.
     fn all_asks(&self) -> Vec<Asked> {
         const GROUP_BIT: [u8; 6] = [1, 0, 0, 0, 0, 0];
         let mut asks = self.asks.clone();
@@ -71,7 +71,7 @@ impl TestRule {
             && images(self) == images(other)
     }
 
-    /// What an ALL_DEFAULT flow is besides on a device where it is two entries.
+    /// The second entry of an ALL_DEFAULT flow on a device where it is two entries.
     fn multicast_half(&self, device: &TableRules) -> Option<Self> {
         let mut half = self.clone();
         (half.rule.kind, half.rule.actions.tag) = (FlowKind::MulticastDefault, self.multicast_tag);
@@ -119,7 +119,7 @@ fn linear(device: &TableRules, rules: &[TestRule], side: Side, frame: &Frame) ->
     ([hits(&copies), hits(&taken)].concat(), hits(&sniffers))
 }
 
-/// What inserting a rule has to answer: the tag that it gets.
+/// The answer that inserting a rule must give: the tag that it gets.
 fn verdict_on(device: &TableRules, rules: &[TestRule], test: &TestRule) -> Result<Option<u32>, FlowError> {
     let (rule, own) = (&test.rule, test.rule.actions.tag);
     if rule.dont_trap && matches!(rule.kind, FlowKind::MulticastDefault | FlowKind::AllDefault) {
@@ -179,7 +179,7 @@ enum Step {
     InsertLike(prop::sample::Index, Actions),
     Remove(prop::sample::Index),
     Lookup(Side, Box<Frame>),
-    /// Of a frame that meets what a rule asks for.
+    /// A lookup of a frame that meets the conditions of a rule.
     LookupFor(prop::sample::Index, Box<Frame>),
 }
 

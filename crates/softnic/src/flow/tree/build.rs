@@ -211,13 +211,13 @@ fn separating(pairs: &[(u64, u64)]) -> u64 {
     some & !(every & (ones | zeros))
 }
 
-/// What a part of `rules` rules of the sample costs.
+/// The cost of a part with `rules` rules of the sample.
 fn cost(rules: u64, scale: u64) -> u64 {
     let rules = rules * scale;
     rules * rules.max(LANES as u64)
 }
 
-/// What the parts of a sample would cost after each bit, if that were the next.
+/// The costs of the parts of a sample after each bit, if that were the next.
 fn costs_of_bits(parts: &[Vec<(u64, u64)>], scale: u64) -> [u64; 64] {
     let mut costs = [0; 64];
     for part in parts {

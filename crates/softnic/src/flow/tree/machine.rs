@@ -294,7 +294,7 @@ mod tests {
         }
     }
 
-    /// What the kernel lists is found by other means than `is_x86_feature_detected`.
+    /// The features that the kernel lists are found by other means than `is_x86_feature_detected`.
     #[cfg(all(target_arch = "x86_64", target_os = "linux", not(miri)))]
     #[test]
     fn the_machine_is_the_fastest_that_the_kernel_lists_the_features_of() {

@@ -36,7 +36,7 @@ const CAPACITY: usize = 1 << (u32::BITS - WORD_BITS - COUNT_BITS);
 /// The most blocks by which a split exceeds what its tree may have. They are counted before a node gets its children; when
 /// there are enough, the children of the nodes on the way from the root that are still to be made become leaves.
 const MAX_OVERSHOOT: usize = (MAX_DEPTH * MAX_BLOCKS) << MAX_BITS;
-/// What the insertion of rules makes of them. What a removal leaves of a run may take another, shorter one, which comes on top
+/// The runs that insertions of rules make of them. What a removal leaves of a run may take another, shorter one, which comes on top
 /// until the trees are built anew; so [`Pool::take_run`] checks each run.
 const _: () = assert!(
     2 * super::Family::max_blocks(crate::flow::MAX_FLOWS) + MAX_OVERSHOOT + MAX_COPIES * MAX_BLOCKS

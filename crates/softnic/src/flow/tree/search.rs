@@ -48,7 +48,7 @@ impl Winners {
     pub(in super::super) const NONE: Self =
         Self { precedences: [u64::MAX; BURST], groups: [Verdict::NO_GROUP; BURST] };
 
-    /// What was found for one frame.
+    /// The rule that was found for one frame.
     #[inline]
     pub(in super::super) fn ranked(&self, frame: usize) -> Option<Ranked> {
         Ranked::from_words(self.precedences[frame], self.groups[frame].into())
@@ -61,7 +61,7 @@ impl Winners {
     }
 }
 
-/// What the frames of a burst are cut down to. Only as many are written as are read: the rest is kilobytes.
+/// The words that the frames of a burst are cut down to. Only as many are written as are read: the rest is kilobytes.
 type WordsOfBurst = [MaybeUninit<Words>; BURST];
 
 /// Blocks that a burst may be compared with; the first ones are written.
@@ -125,7 +125,7 @@ impl Family {
         }
     }
 
-    /// The same for up to [`BURST`] images.
+    /// Searches for up to [`BURST`] images.
     #[inline]
     pub(super) fn search_burst(&self, processor: Processor, images: &[MatchKey], winners: &mut Winners) {
         match processor.0 {
@@ -270,7 +270,7 @@ unsafe fn list<const K: usize>(
     listed
 }
 
-/// The same for the blocks of a run behind the second.
+/// Lists the rules of a run's blocks behind the second.
 #[cold]
 fn list_others(frame: u32, run: Run, mut listed: usize, candidates: &mut Candidates) -> usize {
     for block in run.first + 2..run.first + run.blocks {

@@ -135,7 +135,7 @@ fn masks_without_a_common_bit_overflow_and_are_found() {
     }
 }
 
-/// So many rules that no bit separates well: half of them leave the source port open, the others the destination port.
+/// The rules are too many that no bit separates well: half of them leave the source port open, the others the destination port.
 #[test]
 fn more_rules_about_either_port_than_16_bits_count_are_built() {
     const RULES: u32 = 40_000;

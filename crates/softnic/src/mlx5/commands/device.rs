@@ -78,7 +78,7 @@ pub(super) fn create_context(context: &Context, call: &mut Call<'_>) -> Verb<()>
     Ok(())
 }
 
-/// What this front has of the device's attributes: queues of mlx5's sizes.
+/// The device's attributes at this front: queues of mlx5's sizes.
 fn front_attributes(nic: &Nic) -> ibv_device_attr_ex {
     let mut attr = attributes(nic);
     attr.orig_attr.vendor_id = VENDOR;

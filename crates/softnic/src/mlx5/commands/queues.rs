@@ -26,7 +26,7 @@ pub(super) fn create_channel(context: &Context, call: &mut Call<'_>) -> Verb<()>
     Ok(())
 }
 
-/// What CREATE_CQ and its extended form ask for.
+/// The request of CREATE_CQ and its extended form.
 struct CompletionRequest {
     user_handle: u64,
     entries: u32,
@@ -204,7 +204,7 @@ fn retract(state: &State, descriptor: i32, channel: Channel, native: u64) -> u32
     }
 }
 
-/// What is asked of a work queue: `struct ib_uverbs_ex_create_wq` and `struct mlx5_ib_create_wq`.
+/// A request for a work queue: `struct ib_uverbs_ex_create_wq` and `struct mlx5_ib_create_wq`.
 struct WorkQueueRequest {
     user_handle: u64,
     domain: u32,

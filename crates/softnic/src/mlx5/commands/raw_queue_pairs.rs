@@ -21,7 +21,7 @@ use crate::work::{SendShape, qp_number};
 
 const RAW: Kind = Kind { is_rss: false, is_datagram: false };
 
-/// What is asked of a queue pair: fields of `struct ib_uverbs_create_qp` or its extended form, which has them 8 bytes
+/// A request for a queue pair: fields of `struct ib_uverbs_create_qp` or its extended form, which has them 8 bytes
 /// earlier, and of `struct mlx5_ib_create_qp`.
 struct Request {
     user_handle: u64,

@@ -140,7 +140,7 @@ fn bytes() -> Bytes {
     Bytes::default()
 }
 
-/// What comes back of a command: the core's response and the driver's.
+/// The answer to a command: the core's response and the driver's.
 struct Answer(Vec<u8>, Vec<u8>);
 
 impl Answer {
@@ -259,10 +259,10 @@ impl Rig {
     }
 }
 
-/// What events name the queues by.
+/// The token by which events name the queues.
 const CQ_TOKEN: u64 = 0xc0;
 const WQ_TOKEN: u64 = 0x30;
-/// What completions name a work queue by.
+/// The number by which completions name a work queue.
 const USER_INDEX: u32 = 0x1234;
 
 fn open(context: &Context) -> OwnedFd {
@@ -369,7 +369,7 @@ struct Completed {
 }
 
 impl Completions {
-    /// As libmlx5 does: no completion is valid.
+    /// Clears the queue as libmlx5 does: no completion is valid.
     fn clear(&self) {
         (0..u64::from(self.size)).for_each(|index| put_long(self.buffer + index * 64 + 56, 0xf0));
     }

@@ -32,14 +32,14 @@ pub(crate) const MAX_UNITS: u32 = 64;
 pub(crate) const SEND: u8 = 0x0a;
 pub(crate) const SEGMENTS: u8 = 0x0e;
 
-/// What a send queue is made from: fields of `struct mlx5_ib_create_qp`.
+/// The layout of a send queue to be made: fields of `struct mlx5_ib_create_qp`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SendLayout {
     pub(crate) buffer: u64,
     pub(crate) doorbell: u64,
     /// A power of two.
     pub(crate) blocks: u32,
-    /// What completions name the queue pair by.
+    /// The number by which completions name the queue pair.
     pub(crate) user_index: u32,
 }
 
@@ -63,7 +63,7 @@ pub(crate) struct Request<'r> {
     pub(crate) is_signaled: bool,
     /// Blocks to be consumed with it.
     pub(crate) blocks: u32,
-    /// Its length makes no sense: it is none, or ends behind what is posted.
+    /// The length makes no sense: it is none, or ends behind what is posted.
     pub(crate) is_malformed: bool,
     pub(crate) units: Units<'r>,
 }
@@ -71,7 +71,7 @@ pub(crate) struct Request<'r> {
 /// The units of a request that were not taken yet.
 pub(crate) struct Units<'r> {
     ring: &'r SendRing,
-    /// Of the next one, in bytes; it wraps.
+    /// The place of the next request, in bytes; it wraps.
     place: usize,
     left: u32,
 }
@@ -114,7 +114,7 @@ impl SendRing {
 
     /// The next request; there must be one.
     pub(crate) fn request(&self) -> Request<'_> {
-        /// Of the control segment: opcode; units; when to complete, of which 2 and 3 are always (`MLX5_WQE_CTRL_CQ_UPDATE`).
+        /// The words of the control segment: opcode; units; when to complete, of which 2 and 3 are always (`MLX5_WQE_CTRL_CQ_UPDATE`).
         const OPERATION: usize = 3;
         const COUNT: usize = 7;
         const FLAGS: usize = 11;
@@ -148,7 +148,7 @@ impl SendRing {
         unit
     }
 
-    /// What the completion of the next request is made from: the queue's index and the request's counter.
+    /// The id from which the completion of the next request is made: the queue's index and the request's counter.
     #[inline]
     pub(crate) fn id(&self) -> u64 {
         u64::from(self.user_index) << u16::BITS | u64::from(self.next as u16)

@@ -65,9 +65,9 @@ pub(crate) struct Poller {
     /// Completions from the consumer's next one on that an open poll has in its cursor, the current one included.
     run: u32,
     wants_checksums: Arc<AtomicBool>,
-    /// Of raw timestamps.
+    /// The clock of raw timestamps.
     clock: ClockRules,
-    /// As in the rules.
+    /// The rule of the same name.
     overlays_fields: bool,
     /// A `poll_cq` or `start_poll` is under way.
     polling: bool,

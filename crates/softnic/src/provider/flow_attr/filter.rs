@@ -13,14 +13,14 @@ use crate::flow::{Matcher, Presence, TunnelMatcher};
 use crate::personality::FlowRules;
 use crate::provider::answer::{EINVAL, EOPNOTSUPP, Verb};
 
-/// What was asked of one packet so far: to hold later filters to it.
+/// The conditions on one packet so far, which later filters must agree with.
 #[derive(Default)]
 struct Packet {
     ethernet: bool,
     /// A value and a mask of the EtherType, if there is a mask.
     ether_type: Option<(u128, u128)>,
     network: Option<EtherType>,
-    /// The same of the protocol.
+    /// The condition on the protocol.
     protocol: Option<(u128, u128)>,
     /// The one protocol that a filter behind the IP header implies.
     implied: Option<IpProtocol>,

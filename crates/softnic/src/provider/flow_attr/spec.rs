@@ -31,7 +31,7 @@ const MAX_FIELDS: usize = 6;
 const SPEC_DONT_FRAGMENT: u128 = 1 << 1;
 const SPEC_MORE_FRAGMENTS: u128 = 1 << 2;
 
-/// What a filter is about.
+/// The header that a filter is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Header {
     Ethernet,
@@ -49,9 +49,9 @@ pub(super) enum Header {
 struct Row {
     offset: usize,
     bytes: usize,
-    /// Its place in the packed image, the most significant slot first.
+    /// The place in the packed image, the most significant slot first.
     slots: &'static [Slot],
-    /// What a device may refuse about it.
+    /// The feature by which a device may refuse the field.
     feature: Option<Feature>,
 }
 
@@ -241,7 +241,7 @@ impl Filter {
         self.fields.iter().all(|field| field.mask == 0)
     }
 
-    /// What a device may ignore about it where [all masks are zero](Self::is_open). An Ethernet header inside follows the
+    /// The feature that a device may ignore where [all masks are zero](Self::is_open). An Ethernet header inside follows the
     /// VXLAN header.
     pub(super) fn presence(&self) -> Option<Feature> {
         match self.header {
@@ -255,7 +255,7 @@ impl Filter {
         }
     }
 
-    /// As mlx5 sees it: of an IPv4 filter only the value counts.
+    /// Returns whether the spec is on multicast alone as mlx5 sees it: of an IPv4 filter only the value counts.
     pub(super) fn is_multicast_only(&self) -> bool {
         let (dst_mac, mask) = self.get(cube::DST_MAC);
         let (dst_ipv4, _) = self.get(cube::DST_IPV4);
@@ -351,7 +351,7 @@ fn fixed_bytes(spec: &[u8], layout: &Layout) -> Verb<usize> {
     if spec.len() == spec_bytes { Ok(layout.bytes) } else { Err(EINVAL) }
 }
 
-/// The same of a spec that may have grown: value and mask take half of it each, and a mask beyond what is known must be
+/// The bytes of a spec that may have grown: value and mask take half of it each, and a mask beyond what is known must be
 /// zero (libibverbs/cmd.c, `get_filters_size`; drivers/infiniband/core/uverbs_cmd.c, `spec_filter_size`).
 fn extended_bytes(spec: &[u8], layout: &Layout) -> Verb<usize> {
     let filters = spec.get(SPEC_HEADER_BYTES..).ok_or(EINVAL)?;

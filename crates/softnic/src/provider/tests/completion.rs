@@ -16,7 +16,7 @@ use super::{LOCAL_WRITE, Memory, Raw, udp};
 use crate::Personality;
 use crate::limits::MAX_CQE;
 
-/// What the queue of [`Waiter`] is given as its context.
+/// The context of the queue of [`Waiter`].
 const WORD: *mut c_void = std::ptr::without_provenance_mut(0x77);
 
 /// A device whose queue reports to a channel, and memory to receive in.

@@ -20,7 +20,7 @@ use crate::abi::WorkCompletion;
 const SIGNALED: u32 = ibv_send_flags::IBV_SEND_SIGNALED.0;
 const KEY: u32 = 0x1111_1111;
 const GRH_BYTES: usize = 40;
-/// Of the wire's address, 02:00:00:00:00:01.
+/// The GID of the wire's address, 02:00:00:00:00:01.
 const GID: [u8; 16] = [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xfe, 0, 0, 1];
 
 fn number(qp: *mut ibv_qp) -> u32 {

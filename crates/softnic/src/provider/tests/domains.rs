@@ -23,7 +23,7 @@ const BOTH: u32 = IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS | IBV_PARENT_DOMAIN_INI
 /// `IBV_ALLOCATOR_USE_DEFAULT`.
 const USE_DEFAULT: *mut c_void = std::ptr::without_provenance_mut(usize::MAX);
 
-/// What the allocator is to answer.
+/// The answer that the allocator is to give.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Answer {
     Memory,
@@ -43,7 +43,7 @@ struct Given {
     resource: u64,
 }
 
-/// What is behind a `pd_context`. Its memory is dirty, so that whoever needs zeroes must make them.
+/// The heap behind a `pd_context`. Its memory is dirty, so that whoever needs zeroes must make them.
 struct Heap {
     answer: Mutex<Answer>,
     asked: Mutex<Vec<u64>>,

@@ -163,7 +163,7 @@ fn a_full_ring_refuses_the_whole_batch() {
 
 type Mistake = fn(&Extended, &Memory);
 
-/// What can be done wrong in a batch, and what comes of it.
+/// The mistakes that can be made in a batch, each with its result.
 #[allow(clippy::too_many_lines, reason = "a table, a row per mistake")]
 fn mistakes() -> [(&'static str, Mistake, c_int); 15] {
     [

@@ -79,7 +79,7 @@ fn lists_that_are_too_long_or_missing_are_refused() {
     assert_eq!(raw.post_receive(16, &mut [memory.element(0, 64)]), (libc::ENOMEM, true));
 }
 
-/// What each bad element must lead to: an error completion, a counted frame, a dead queue, and an untouched memory.
+/// Each bad element must lead to an error completion, a counted frame, a dead queue, and untouched memory.
 fn faults(bad: impl FnOnce(&Raw, &Memory) -> ibv_sge) {
     let raw = Raw::new();
     let memory = raw.register(2048, LOCAL_WRITE);
@@ -231,7 +231,7 @@ fn buffers(regions: &[Memory; 2], kind: usize, offset: u64) -> Vec<ibv_sge> {
 type Outcome = (Vec<Completed>, [Vec<u8>; 2], crate::PortStats);
 type Completed = (u64, u32, u32);
 
-/// What comes of requests of these kinds and frames of these payloads, delivered in one burst or one after the other.
+/// The result of requests of these kinds and frames of these payloads, delivered in one burst or one after the other.
 fn received(together: bool, kinds: &[(usize, usize)]) -> Outcome {
     const SPACE: usize = 2048;
     // Checksums are verified after the first poll only: before, most deliveries are made in their own loop.

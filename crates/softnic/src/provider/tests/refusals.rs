@@ -18,7 +18,7 @@ pub(super) fn errno() -> i32 {
     std::io::Error::last_os_error().raw_os_error().unwrap()
 }
 
-/// As mlx5 and mlx4 say it, and no more is taken than said.
+/// The limits are those that mlx5 and mlx4 report, and no more is accepted than is reported.
 #[test]
 fn queues_have_the_requests_of_their_personality() {
     for (personality, most) in

@@ -63,7 +63,7 @@ fn places(ipv4: bool, tagged: bool) -> (usize, usize) {
     (l3, l3 + if ipv4 { 20 } else { 40 })
 }
 
-/// What the wire must carry.
+/// The frames that the wire must carry.
 fn expected(headers: &[u8], stream: &[u8], mss: usize, (ipv4, tagged): (bool, bool)) -> Vec<Vec<u8>> {
     let (l3, l4) = places(ipv4, tagged);
     let count = stream.len().div_ceil(mss).max(1);
@@ -94,7 +94,7 @@ fn expected(headers: &[u8], stream: &[u8], mss: usize, (ipv4, tagged): (bool, bo
         .collect()
 }
 
-/// By `ibv_post_send`.
+/// Posts a request by `ibv_post_send`.
 fn post(raw: &Raw, qp: &Extended, headers: &mut [u8], mss: u16, list: &mut [ibv_sge], flags: u32) -> c_int {
     let tso = ibv_send_wr__bindgen_ty_4__bindgen_ty_2 {
         hdr: headers.as_mut_ptr().cast(),

@@ -116,7 +116,7 @@ fn ranked_rules(rules: &[(Matcher, u16)]) -> impl Iterator<Item = (&Matcher, Ran
     })
 }
 
-/// What building, memory and updates of a set cost.
+/// The costs of building, memory and updates of a set.
 fn describe(set: &str, rules: &[(Matcher, u16)], fresh: &mut Trees) -> String {
     let started = Instant::now();
     fresh.rebuild(super::IPV4);
@@ -179,7 +179,7 @@ fn lookups_cost() {
     }
 }
 
-/// What both copies of a flow table take, with the rules, as the allocator counts it.
+/// The memory of both copies of a flow table, with the rules, as the allocator counts it.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 #[test]
 #[ignore = "prints figures"]

@@ -143,7 +143,7 @@ fn esp_by_index_and_number() {
     assert_eq!(refused(Block::new().spec(inner(esp_spec(7, 0)))), EOPNOTSUPP);
 }
 
-/// What a filter without a bit in its masks takes: a packet with the header, a later fragment that only names the
+/// A filter without a bit in its masks takes a packet with the header, a later fragment that only names the
 /// protocol, and another packet.
 #[test]
 fn filters_that_leave_all_open_ask_for_a_header_but_on_mlx5() {
