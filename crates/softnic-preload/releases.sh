@@ -15,7 +15,7 @@ cargo=${CARGO:-cargo}
 top=$(cd "$(dirname "$0")/../.." && pwd)
 softnic=$top/target/debug/softnic
 record=$top/crates/conformance/src/libmlx5.tsv
-tests='--test verbs_objects --test verbs_traffic --test verbs_sending --test verbs_steering --test verbs_lifetimes'
+modules='verbs_objects:: verbs_traffic:: verbs_sending:: verbs_steering:: verbs_lifetimes::'
 missed=0
 
 build() { # RELEASE FOLDER
@@ -66,7 +66,7 @@ mlx5() { # FOLDER
   tools=$(through "$1" mlx5 mlx5_0) || { echo "$tools"; return 1; }
   suite=$(rows "$1") || { echo "$tools, $suite"; return 1; }
   # Without those that run the distribution's tools, which need the private version of its library.
-  tests=$(passed softnic-preload --test mlx5 -- --skip stock_tools --skip releases_of_an_unknown_layout) || { echo "$tools, $suite, $tests"; return 1; }
+  tests=$(passed softnic-preload --test it -- mlx5:: --skip stock_tools --skip releases_of_an_unknown_layout) || { echo "$tools, $suite, $tests"; return 1; }
   echo "$tools, $suite, $tests"
 }
 
@@ -92,7 +92,7 @@ for release in "$@"; do
   plugin=$(through "$folder" plugin softnic0) || missed=1
   preload=$(through "$folder" preload softnic0) || missed=1
   # shellcheck disable=SC2086 # a list of options
-  path=$(passed softnic $tests) || missed=1
+  path=$(passed softnic --test it -- $modules) || missed=1
   provider=$(mlx5 "$folder") || missed=1
   printf '%-10s %-24s %-8s %-8s %-10s %s\n' "$release" "$library" "$plugin" "$preload" "$path" "$provider"
 done

@@ -11,7 +11,7 @@ struct CostModel {
     /// `make bench ARGS='--bench neighbours -- one-core'`, "worker alone".
     receive: u64,
     /// To parse a packet of a hybrid class. This and the following numbers are printed by
-    /// `cargo test --release -p compiler --test budgets -- --ignored --nocapture costs_of_decisions`.
+    /// `cargo test --release -p compiler --test it -- --ignored --nocapture costs_of_decisions`.
     parse: u64,
     /// To compare a packet with one rule, in a class of few rules.
     compare: u64,

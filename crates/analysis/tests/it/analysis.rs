@@ -1,8 +1,6 @@
 //! The results of `analyse` compared with the linear reference matcher: every positive result by its example packet,
 //! every negative result by packets at the edges of the rules.
 
-mod analysis_support;
-
 use analysis::{Analysis, Need, Reach, Relation, analyse};
 use packet::DeepKey;
 use policy::Policy;
@@ -10,8 +8,8 @@ use policy::policy::{Action, Direction};
 use program::Predicate;
 use proptest::prelude::*;
 
-use analysis_support::packets::frame;
-use analysis_support::{fate, policy, reached, rules, treatment};
+use crate::analysis_support::packets::frame;
+use crate::analysis_support::{fate, policy, reached, rules, treatment};
 
 const DIRECTIONS: [Direction; 2] = [Direction::Ingress, Direction::Egress];
 

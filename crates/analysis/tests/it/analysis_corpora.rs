@@ -1,15 +1,13 @@
 //! The full analysis of the ClassBench sets of the corpora: what it takes, and that nothing is left undecided.
 //! Runs where `STEERD_CORPORA` names the corpora; the times mean something in release builds only.
 
-mod analysis_support;
-
 use std::io::Write as _;
 use std::time::Instant;
 
 use analysis::{Need, Reach, analyse};
 use program::Predicate;
 
-use analysis_support::classbench::read;
+use crate::analysis_support::classbench::read;
 
 const SETS: [&str; 6] = ["acl_1k", "acl1_1k", "acl5_1k", "fw1_1k", "ipc1_1k", "acl1_10k"];
 

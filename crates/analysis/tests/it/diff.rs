@@ -1,8 +1,6 @@
 //! The results of `diff` compared with the linear reference matcher: regions by their witnesses and by packets in them,
 //! packets that are treated differently by the regions, and printed matches by parsing them.
 
-mod analysis_support;
-
 use std::collections::BTreeSet;
 
 use analysis::{Change, Detail, Diff, Effect, PairSummary, analyse, diff, diff_in_detail, match_text};
@@ -13,8 +11,8 @@ use program::{GroupId, Match, Predicate, RangeSet};
 use proptest::prelude::*;
 use proptest::sample::{Index, select};
 
-use analysis_support::packets::frame;
-use analysis_support::{action, fate, matches, policy, rules, treatment};
+use crate::analysis_support::packets::frame;
+use crate::analysis_support::{action, fate, matches, policy, rules, treatment};
 
 type Rules = Vec<(Match, Action, Direction)>;
 

@@ -2,8 +2,6 @@
 //! what was changed. Runs where `STEERD_CORPORA` names the corpora; the times mean something in release builds
 //! only.
 
-mod analysis_support;
-
 use std::io::Write as _;
 use std::time::Instant;
 
@@ -12,8 +10,8 @@ use policy::Policy;
 use policy::policy::{Action, Direction};
 use program::GroupId;
 
-use analysis_support::classbench::read;
-use analysis_support::treatment;
+use crate::analysis_support::classbench::read;
+use crate::analysis_support::treatment;
 
 fn timed(what: &str, old: &Policy, new: &Policy) -> Diff {
     let started = Instant::now();

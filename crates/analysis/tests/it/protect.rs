@@ -1,7 +1,5 @@
 //! Whether protected packets reach the host: by kind, and on random policies against the linear reference matcher.
 
-mod analysis_support;
-
 use analysis::{Protected, protection, unreachable_kinds};
 use packet::DeepKey;
 use policy::policy::{Action, Direction};
@@ -10,8 +8,8 @@ use policy::{NoFiles, Place, Policy, Source};
 use program::{Match, Predicate};
 use proptest::prelude::*;
 
-use analysis_support::packets::frame;
-use analysis_support::{fate, matches, policy, reached, rules};
+use crate::analysis_support::packets::frame;
+use crate::analysis_support::{fate, matches, policy, reached, rules};
 
 fn parsed(text: &str) -> Policy {
     let text = format!("version = 1\n{text}\n[groups.g]\nworkers = 'all'\n");

@@ -1,9 +1,6 @@
 //! Rules that leave packets to the host before rules that match them otherwise: which of them the device decides alone,
 //! how they are subtracted from flows, and what is reported if that is impossible.
 
-#[allow(dead_code, reason = "the judge has rules of its own")]
-mod support;
-
 use std::fmt::Write as _;
 use std::time::Duration;
 
@@ -16,9 +13,9 @@ use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::TestRunner;
 
-use support::clauses::{Clause, clauses};
-use support::packets::packet_key;
-use support::rules::{Act, Rule};
+use crate::support::clauses::{Clause, clauses};
+use crate::support::packets::packet_key;
+use crate::support::rules::{Act, Rule};
 
 const WORKERS: usize = 4;
 const GROUP: &str = "[groups.main]\nworkers = 'all'\nhash = 'none'\n";

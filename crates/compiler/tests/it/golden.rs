@@ -56,48 +56,50 @@ fn tight() -> DeviceProfile {
 
 #[test]
 fn a_service_with_everything_in_hardware() {
-    insta::assert_snapshot!(program(include_str!("../../policy/tests/policies/service.toml")));
+    insta::assert_snapshot!(program(include_str!("../../../policy/tests/policies/service.toml")));
 }
 
 #[test]
 fn hybrid_rules_continue_with_later_rules() {
-    insta::assert_snapshot!(program(include_str!("../../policy/tests/policies/hybrid.toml")));
+    insta::assert_snapshot!(program(include_str!("../../../policy/tests/policies/hybrid.toml")));
 }
 
 /// The device decides packets without extension headers, and a worker the others.
 #[test]
 fn rules_that_skip_extension_headers_have_flows_of_their_own_for_them() {
-    insta::assert_snapshot!(program(include_str!("../../policy/tests/policies/extensions.toml")));
+    insta::assert_snapshot!(program(include_str!("../../../policy/tests/policies/extensions.toml")));
 }
 
 #[test]
 fn link_layer_rules() {
-    insta::assert_snapshot!(program(include_str!("../../policy/tests/policies/link.toml")));
+    insta::assert_snapshot!(program(include_str!("../../../policy/tests/policies/link.toml")));
 }
 
 #[test]
 fn rules_that_never_match_cause_warnings() {
-    insta::assert_snapshot!(program(include_str!("../../policy/tests/policies/suspicious.toml")));
+    insta::assert_snapshot!(program(include_str!("../../../policy/tests/policies/suspicious.toml")));
 }
 
 #[test]
 fn all_mistakes_are_reported_at_once() {
-    insta::assert_snapshot!(problems(include_str!("../../policy/tests/policies/slips.toml")));
+    insta::assert_snapshot!(problems(include_str!("../../../policy/tests/policies/slips.toml")));
 }
 
 #[test]
 fn contradictory_matches() {
-    insta::assert_snapshot!(problems(include_str!("../../policy/tests/policies/contradictions.toml")));
+    insta::assert_snapshot!(problems(include_str!("../../../policy/tests/policies/contradictions.toml")));
 }
 
 #[test]
 fn mistakes_in_tunnel_keys() {
-    insta::assert_snapshot!(problems(include_str!("../../policy/tests/policies/header-slips.toml")));
+    insta::assert_snapshot!(problems(include_str!("../../../policy/tests/policies/header-slips.toml")));
 }
 
 #[test]
 fn contradictory_tunnels() {
-    insta::assert_snapshot!(problems(include_str!("../../policy/tests/policies/tunnel-contradictions.toml")));
+    insta::assert_snapshot!(problems(include_str!(
+        "../../../policy/tests/policies/tunnel-contradictions.toml"
+    )));
 }
 
 #[test]
@@ -107,12 +109,12 @@ fn toml_errors_have_positions() {
 
 #[test]
 fn missing_device_features_are_named() {
-    insta::assert_snapshot!(problems(include_str!("../../policy/tests/policies/too-much.toml")));
+    insta::assert_snapshot!(problems(include_str!("../../../policy/tests/policies/too-much.toml")));
 }
 
 #[test]
 fn flows_are_widened_where_the_device_has_too_few() {
-    let text = include_str!("../../policy/tests/policies/lists.toml");
+    let text = include_str!("../../../policy/tests/policies/lists.toml");
     let (policy, _) = policy::parse(&Source::new("policy.toml", text), &files()).unwrap();
     let program = compiler::compile(&policy, &tight(), 2).unwrap();
     assert!(program.flows.len() <= 40, "{program}");
@@ -129,7 +131,7 @@ fn flows_are_widened_where_the_device_has_too_few() {
 
 #[test]
 fn a_chain_longer_than_the_priorities_is_completed_by_a_worker() {
-    let text = include_str!("../../policy/tests/policies/chain.toml");
+    let text = include_str!("../../../policy/tests/policies/chain.toml");
     let (policy, _) = policy::parse(&Source::new("policy.toml", text), &files()).unwrap();
     insta::assert_snapshot!(compiler::compile(&policy, &tight(), 2).unwrap().to_string());
 }

@@ -1,8 +1,6 @@
 //! Random policies, and packets at the boundaries of their rules, decided by the compiled program and by a linear reference
 //! matcher. The matcher shares no code with the compiler: every clause has, beside its text, its own predicate.
 
-mod support;
-
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,8 +14,8 @@ use program::{
 use proptest::prelude::*;
 use proptest::test_runner::{TestRunner, contextualize_config};
 
-use support::packets::packet_key;
-use support::rules::{Act, Rule, Rules, parse, policy, rules, text};
+use crate::support::packets::packet_key;
+use crate::support::rules::{Act, Rule, Rules, parse, policy, rules, text};
 
 const WORKERS: usize = 4;
 const CASES: u32 = 256;

@@ -1,9 +1,6 @@
 //! Protected packets that a policy leaves to the host and a program does not: `analysis::protection_on_device` on compiled
 //! programs, against packets at the boundaries of random rules, and against the search for lost exceptions.
 
-#[allow(dead_code, reason = "each test uses its part")]
-mod support;
-
 use std::cell::Cell;
 
 use analysis::{Protected, protection, protection_on_device};
@@ -15,8 +12,8 @@ use program::{Match, Predicate, Program};
 use proptest::prelude::*;
 use proptest::test_runner::{TestRunner, contextualize_config};
 
-use support::packets::packet_key;
-use support::rules::{Act, Rule, Rules, policy, rules};
+use crate::support::packets::packet_key;
+use crate::support::rules::{Act, Rule, Rules, policy, rules};
 
 const WORKERS: usize = 4;
 

@@ -8,7 +8,7 @@ use policy::{LoadOptions, Source};
 use program::{Placement, Program};
 use serde_json::Value;
 
-const PAGE: &str = include_str!("../../../docs/reference/policy.md");
+const PAGE: &str = include_str!("../../../../docs/reference/policy.md");
 
 const COMMON: &str =
     "version = 1\n[sets]\nshared_servers = [\"192.0.2.0/24\"]\n[groups.common]\nworkers = \"all\"\n";

@@ -9,10 +9,10 @@ use policy::{MAX_DIAGNOSTICS, Source};
 use proptest::prelude::*;
 
 const GOOD: [&str; 4] = [
-    include_str!("../../policy/tests/policies/service.toml"),
-    include_str!("../../policy/tests/policies/hybrid.toml"),
-    include_str!("../../policy/tests/policies/link.toml"),
-    include_str!("../../policy/tests/policies/slips.toml"),
+    include_str!("../../../policy/tests/policies/service.toml"),
+    include_str!("../../../policy/tests/policies/hybrid.toml"),
+    include_str!("../../../policy/tests/policies/link.toml"),
+    include_str!("../../../policy/tests/policies/slips.toml"),
 ];
 
 fn run(text: &str, set: &str) {

@@ -112,7 +112,7 @@ fn the_same_policy_gives_the_same_bytes() {
     assert!(compile(&parse(&all_features()), &ideal, 2).is_ok(), "{text}");
     assert_eq!(compiled(), text);
     let child = std::process::Command::new(std::env::current_exe().expect("this test"))
-        .args(["--exact", "the_same_policy_gives_the_same_bytes", "--nocapture", "--test-threads=1"])
+        .args(["--exact", "tags::the_same_policy_gives_the_same_bytes", "--nocapture", "--test-threads=1"])
         .env(ONLY_PRINT, "1")
         .output()
         .expect("it starts again");

@@ -176,6 +176,10 @@ fn a_device_without_flows_is_found_to_have_none() {
 /// run on each. A verb that panics returns EIO, which a device may return as well, so panics are counted.
 #[test]
 fn no_model_makes_the_soft_nic_panic() {
+    // The hook is that of this whole process.
+    if !test_support::is_alone("model::no_model_makes_the_soft_nic_panic") {
+        return;
+    }
     static PANICS: AtomicUsize = AtomicUsize::new(0);
     let report = panic::take_hook();
     panic::set_hook(Box::new(move |info| {

@@ -1,15 +1,13 @@
 //! After the failure of any call, the device is as before; and at every moment every packet meets the old
 //! program or the new one. On a device made of a map, where the n-th call can be made to fail.
 
-mod support;
-
 use std::sync::Arc;
 
+use crate::support::*;
 use control::{Band, Error};
 use packet::FlowKey;
 use program::{ClassTag, FlowAction, Program, WorkerId};
 use proptest::prelude::*;
-use support::*;
 
 const NAMES: [&str; 7] = ["web", "dns", "ntp", "ssh", "bulk", "voice", "rest"];
 

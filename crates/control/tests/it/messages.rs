@@ -1,13 +1,11 @@
 //! What operators read: refusals, plans, counters and warnings, on a device made of a map.
 
-mod support;
-
 use std::rc::Rc;
 use std::sync::Arc;
 
+use crate::support::*;
 use control::{Controller, Counted, DropTotals, Error, Limits, Reading, Step, plan};
 use program::{QueueId, RuleId, WorkerId};
-use support::*;
 
 fn line(name: &'static str, matches: Match, steer: Option<usize>) -> Line {
     Line { name, matches, steer }

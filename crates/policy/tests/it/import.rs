@@ -30,20 +30,20 @@ fn shown(imported: &Imported) -> String {
 
 #[test]
 fn filters_that_ethtool_lists() {
-    insta::assert_snapshot!(shown(&import::ethtool(include_str!("listings/ntuple.txt"))));
+    insta::assert_snapshot!(shown(&import::ethtool(include_str!("../listings/ntuple.txt"))));
 }
 
 #[test]
 fn tables_that_ethtool_lists() {
-    insta::assert_snapshot!(shown(&import::ethtool(include_str!("listings/rxfh.txt"))));
+    insta::assert_snapshot!(shown(&import::ethtool(include_str!("../listings/rxfh.txt"))));
 }
 
 /// As operators paste them: with commands, tables of contexts, functions and hash fields between.
 #[test]
 fn listings_of_three_drivers() {
-    insta::assert_snapshot!("mlx5", shown(&import::ethtool(include_str!("listings/mlx5.txt"))));
-    insta::assert_snapshot!("ixgbe", shown(&import::ethtool(include_str!("listings/ixgbe.txt"))));
-    insta::assert_snapshot!("i40e", shown(&import::ethtool(include_str!("listings/i40e.txt"))));
+    insta::assert_snapshot!("mlx5", shown(&import::ethtool(include_str!("../listings/mlx5.txt"))));
+    insta::assert_snapshot!("ixgbe", shown(&import::ethtool(include_str!("../listings/ixgbe.txt"))));
+    insta::assert_snapshot!("i40e", shown(&import::ethtool(include_str!("../listings/i40e.txt"))));
 }
 
 #[test]
@@ -122,7 +122,7 @@ fn masks_are_converted_as_the_device_reads_them() {
 
 #[test]
 fn shares_of_a_table_are_weights() {
-    let imported = import::ethtool(include_str!("listings/rxfh.txt"));
+    let imported = import::ethtool(include_str!("../listings/rxfh.txt"));
     let policy = parsed(&imported);
     let Workers::Listed(shares) = &policy.groups[1].workers else { panic!("{:?}", policy.groups) };
     let shares: Vec<_> = shares.iter().map(|share| (share.worker, share.weight)).collect();

@@ -14,7 +14,7 @@ use policy::{NoFiles, Source};
 use program::Predicate;
 use proptest::prelude::*;
 
-const LISTING: &str = include_str!("listings/filter.json");
+const LISTING: &str = include_str!("../listings/filter.json");
 
 fn parsed(imported: &Imported) -> Policy {
     let source = Source::new("imported.toml", imported.policy_toml.clone());
@@ -281,7 +281,8 @@ fn the_installed_nft_prints_what_is_read() {
     command.args(["sh", "-c", "nft -f - && nft -j list ruleset"]);
     let started = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
     let Ok(mut child) = started else { return test_support::not_run("nft", "unshare cannot be started") };
-    let written = child.stdin.take().map(|mut input| input.write_all(include_bytes!("listings/filter.nft")));
+    let written =
+        child.stdin.take().map(|mut input| input.write_all(include_bytes!("../listings/filter.nft")));
     let output = child.wait_with_output().expect("it ends");
     if !output.status.success() || !matches!(written, Some(Ok(()))) {
         return test_support::not_run("nft", &String::from_utf8_lossy(&output.stderr));

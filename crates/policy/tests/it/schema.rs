@@ -1,6 +1,5 @@
 //! The JSON Schema and the parser agree: they have the same keys, and the schema accepts what the parser accepts.
 
-#[path = "support/json_schema.rs"]
 mod json_schema;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -161,12 +160,12 @@ fn json_of(text: &str) -> Value {
 #[test]
 fn the_schema_accepts_what_the_parser_accepts() {
     let schema = policy::schema();
-    let page = include_str!("../../../docs/reference/policy.md");
+    let page = include_str!("../../../../docs/reference/policy.md");
     let blocks = page.split("```toml\n").skip(1).map(|rest| rest.split("```").next().unwrap_or_default());
     let files = [
-        include_str!("policies/service.toml"),
-        include_str!("policies/hybrid.toml"),
-        include_str!("policies/link.toml"),
+        include_str!("../policies/service.toml"),
+        include_str!("../policies/hybrid.toml"),
+        include_str!("../policies/link.toml"),
     ];
     for text in blocks.chain(files) {
         assert_eq!(violations(&schema, &json_of(text)), [""; 0], "{text}");

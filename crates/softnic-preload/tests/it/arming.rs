@@ -1,7 +1,6 @@
 //! A program in C that arms a completion queue while a poll of it is open, on the two providers with the limits of an mlx5.
 
-mod support;
-
+use crate::support;
 use std::path::Path;
 use std::process::Command;
 

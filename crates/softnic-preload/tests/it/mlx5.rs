@@ -3,13 +3,11 @@
 //! Each test runs itself again as a client, see [`support`].
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
-mod support;
-
 use std::process::Command;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use support::{is_client, is_client_with, is_installed};
+use crate::support::{self, is_client, is_client_with, is_installed};
 use verbs::{
     Access, ActionSpec, Allocation, AllocationRequest, CompletionChannel, CompletionFields, CompletionQueue,
     Context, CounterPoint, Counters, DeviceList, Domain, DomainAllocator, Flow, FlowAttr, FlowKind, FlowSpec,

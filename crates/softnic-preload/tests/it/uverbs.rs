@@ -1,13 +1,11 @@
 //! The functions of libc that the library for `softnic exec --method mlx5` comes before, called as by any program.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
-mod support;
-
 use std::collections::BTreeSet;
 use std::ffi::{CStr, c_int};
 use std::panic::catch_unwind;
 
-use support::is_client;
+use crate::support::{self, is_client};
 use verbs::{DeviceList, ProtectionDomain};
 
 const NULL_WIRE: &str = "null";

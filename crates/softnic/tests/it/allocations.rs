@@ -1,12 +1,10 @@
 //! No allocation in the engine once it is warm: not for deliveries, copies, drops, sends, or frames that find no place.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
-mod verbs_support;
-
+use crate::verbs_support::{PORT, Receiver, single, udp_flow};
 use softnic::wire::{GeneratorConfig, GeneratorWire};
 use softnic::{Drive, Personality, PortConfig, SoftNic, SoftNicConfig};
 use verbs::{ActionSpec, Counters, DeviceList, Domain, Flow, FlowAttr, FlowKind, ProtectionDomain};
-use verbs_support::{PORT, Receiver, single, udp_flow};
 
 /// Calls to the allocator by this thread during `work`: what it took, and what it gave back.
 fn allocations(work: impl FnOnce()) -> u64 {

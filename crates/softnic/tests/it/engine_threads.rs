@@ -2,13 +2,12 @@
 //! and sends keep their order, while flows and queues come and go.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
-mod verbs_support;
-
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::verbs_support::{FRAME_BYTES, Received, Receiver, pool, single, v4};
 use packet::build::FrameBuilder;
 use rustix::thread::{CpuSet, sched_setaffinity};
 use softnic::wire::{Burst, GeneratorConfig, GeneratorWire, RxFrame, TransmitError, Wire, WireState};
@@ -17,7 +16,6 @@ use verbs::{
     ActionSpec, CompletionQueue, Context, DeviceList, Domain, Flow, FlowAttr, FlowKind, FlowSpec, FlowTarget,
     Ipv4ExtMatch, PortMatch, PortNumber, ProtectionDomain, RawQueuePair, SendFlags,
 };
-use verbs_support::{FRAME_BYTES, Received, Receiver, pool, single, v4};
 
 const PATIENCE: Duration = Duration::from_secs(120);
 /// The longest sleep of an engine's thread.

@@ -2,14 +2,12 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
-mod verbs_support;
-
 use std::time::{Duration, Instant};
 
+use crate::verbs_support::{FRAME_BYTES, ipv4_flow, pool, single};
 use softnic::wire::{GeneratorConfig, GeneratorWire};
 use softnic::{Drive, Personality, PortConfig, SoftNic, SoftNicConfig};
 use verbs::{CompletionQueue, DeviceList, Domain, Flow, Frame, ProtectionDomain, WorkQueue};
-use verbs_support::{FRAME_BYTES, ipv4_flow, pool, single};
 
 const FRAMES: u32 = 64;
 

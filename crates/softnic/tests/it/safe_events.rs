@@ -1,13 +1,11 @@
 //! Completion channels, and what else can be asked of a completion queue, on a real soft NIC.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
-mod verbs_support;
-
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use crate::verbs_support::*;
 use verbs::{CompletionChannel, CompletionFields, CompletionQueue, Flow, Status, WorkCompletion};
-use verbs_support::*;
 
 const SHORT: Option<Duration> = Some(Duration::from_millis(20));
 

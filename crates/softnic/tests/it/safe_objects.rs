@@ -1,17 +1,15 @@
 //! Attributes and states of objects made through `verbs`, on a soft NIC.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
-mod verbs_support;
-
 use std::sync::Arc;
 
+use crate::verbs_support::*;
 use softnic::Personality;
 use verbs::{
     ActionSpec, CompletionQueue, CounterPoint, Counters, EspAction, EspFlags, Flow, FlowAction, HashConfig,
     HashFields, QueuePairKind, QueuePairState, RawQueuePair, ReadFlags, RssQueuePair, SharedReceiveQueue,
     WorkQueueState,
 };
-use verbs_support::*;
 
 #[test]
 fn a_queue_pair_reports_the_attributes_it_was_made_with() {

@@ -1,14 +1,12 @@
 //! The sending interface of raw queue pairs, `ibv_qp_ex` and the work requests beside it, on a real soft NIC.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
-mod verbs_support;
-
+use crate::verbs_support::*;
 use packet::build::FrameBuilder;
 use verbs::{
     CompletionFields, CompletionQueue, Frame, FramePool, Opcode, Pieces, QueuedSend, RawQueuePair,
     RawQueuePairBuilder, SendFlags, SendOperations, Status, WorkCompletion,
 };
-use verbs_support::*;
 
 /// Bytes of Ethernet, IPv4 and TCP headers without options.
 const HEADERS: u16 = 14 + 20 + 20;

@@ -1,15 +1,13 @@
 //! Flows on tunnel headers and on the packets inside, through the verbs API on a real soft NIC.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
-mod verbs_support;
-
+use crate::verbs_support::*;
 use packet::EtherType;
 use packet::build::FrameBuilder;
 use verbs::{
     ActionSpec, EspMatch, Flow, FlowAttr, FlowKind, FlowSpec, FlowTag, GreMatch, Ipv4Match, MplsMatch,
     PortMatch, VxlanMatch,
 };
-use verbs_support::*;
 
 const ANY: Ipv4Match = Ipv4Match { src: 0, dst: 0 };
 

@@ -1,17 +1,15 @@
 //! The engine's thread sleeps while there is no work, and wakes for all that is work.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
-mod verbs_support;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::verbs_support::{FRAME_BYTES, PORT, pool, udp};
 use softnic::wire::{Burst, Rate, RxFrame, TransmitError, Wire, WireConfig};
 use softnic::{Drive, Personality, PortConfig, SoftNic, SoftNicConfig};
 use test_support::Sleeps;
 use verbs::{CompletionQueue, DeviceList, Domain, ProtectionDomain, RawQueuePair, SendFlags};
-use verbs_support::{FRAME_BYTES, PORT, pool, udp};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 /// An engine that has had nothing to do for this long sleeps as long as it ever does.

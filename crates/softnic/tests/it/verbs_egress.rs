@@ -1,16 +1,14 @@
 //! Flows about what is sent, through the verbs API on a real soft NIC: dropped, counted, and seen by sniffers.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
-mod verbs_support;
-
 use std::sync::Arc;
 
+use crate::verbs_support::*;
 use softnic::Personality;
 use verbs::{
     ActionSpec, CompletionQueue, Counters, Flow, FlowAttr, FlowKind, FlowTarget, FramePool, RawQueuePair,
     SendFlags, Status,
 };
-use verbs_support::*;
 
 /// A raw queue pair in RTS and what it completes into.
 struct Sender {

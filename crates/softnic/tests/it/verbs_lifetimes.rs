@@ -2,18 +2,16 @@
 //! that stays as long as the device may reach it.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
-mod verbs_support;
-
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use crate::verbs_support::*;
 use hugemem::{Arena, ArenaOptions, PageKind};
 use verbs::{
     Access, ActionSpec, CompletionQueue, Counters, Domain, Flow, FlowTarget, FramePool, HashConfig,
     HashFields, MemoryRegion, ParentDomain, ProtectionDomain, Provider, RawQueuePair, RssQueuePair,
     SendFlags, ThreadDomain, WorkQueue,
 };
-use verbs_support::*;
 
 /// The library itself, without this crate's ownership: a parent in use is refused with EBUSY.
 #[test]

@@ -2,18 +2,16 @@
 //! live in, and that they can be dropped in any order.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
-mod verbs_support;
-
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use crate::verbs_support::*;
 use verbs::{
     Access, ActionSpec, Allocation, AllocationRequest, CompletionQueue, Counters, DeviceList, Domain,
     DomainAllocator, Error, Flow, Guid, HashConfig, HashFields, IndirectionTable, LinkLayer, MemoryRegion,
     ParentDomain, PortNumber, PortState, ProtectionDomain, RawQueuePair, RssQueuePair, ThreadDomain,
     WorkQueue,
 };
-use verbs_support::*;
 
 #[test]
 fn a_provider_lists_its_device_and_the_context_outlives_the_list() {

@@ -1,17 +1,15 @@
 //! Flows on devices with a personality, through the verbs API: what is refused with which errno, and what comes first.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
-mod verbs_support;
-
 use std::sync::Arc;
 
+use crate::verbs_support::*;
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 use softnic::Personality;
 use verbs::{
     ActionSpec, CompletionFields, CompletionQueue, Counters, EthernetMatch, Flow, FlowAttr, FlowKind,
     FlowSpec, FlowTag, FlowTarget, HashConfig, HashFields, PortMatch, RssQueuePair,
 };
-use verbs_support::*;
 
 const MLX5: Personality = Personality::Mlx5;
 

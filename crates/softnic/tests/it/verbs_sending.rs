@@ -1,13 +1,11 @@
 //! Raw queue pairs of the verbs API on a real soft NIC: sending frames, and receiving without RSS.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
-mod verbs_support;
-
+use crate::verbs_support::*;
 use verbs::{
     CompletionFields, CompletionQueue, Flow, FlowTarget, Frame, FramePool, Opcode, RawQueuePair, SendFlags,
     Status,
 };
-use verbs_support::*;
 
 /// A raw queue pair in RTS and what it completes into.
 struct Sender {

@@ -1,17 +1,15 @@
 //! Flows through the verbs API on a real soft NIC: spreading, precedence, matching, counting, copying and dropping.
 
-mod verbs_support;
-
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
+use crate::verbs_support::*;
 use packet::build::FrameBuilder;
 use packet::{FlowKey, RssKey, Toeplitz};
 use verbs::{
     ActionSpec, CounterValues, Counters, Flow, FlowAttr, FlowKind, FlowSpec, FlowTag, FlowTarget, HashConfig,
     HashFields, RssQueuePair,
 };
-use verbs_support::*;
 
 #[test]
 fn rss_sends_each_packet_to_the_queue_of_its_hash() {

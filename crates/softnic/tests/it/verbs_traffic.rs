@@ -1,15 +1,13 @@
 //! Packets through the verbs API on a real soft NIC: receiving, steering, spreading and counting.
 
-mod verbs_support;
-
 use std::time::SystemTime;
 
+use crate::verbs_support::*;
 use packet::build::FrameBuilder;
 use verbs::{
     CompletionFields, CompletionQueue, Domain, EventKind, EventSource, Flow, FlowAttr, FlowKind, FlowTag,
     Frame, FramePool, Opcode, ParentDomain, RawQueuePair, SendFlags, ThreadDomain, WorkQueue,
 };
-use verbs_support::*;
 
 fn taken(pool: &mut FramePool) -> Vec<Frame> {
     std::iter::from_fn(|| pool.take()).collect()

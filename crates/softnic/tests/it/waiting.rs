@@ -2,20 +2,18 @@
 //! events of links and queues.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
-mod verbs_support;
-
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use crate::verbs_support::*;
 use softnic::wire::{Burst, RxFrame, TransmitError, Wire, WireState};
 use softnic::{Drive, Personality, PortConfig, SoftNic, SoftNicConfig};
 use verbs::{
     AsyncEvent, CompletionChannel, CompletionFields, CompletionQueue, Context, DeviceList, Domain, EventKind,
     EventSource, Flow, PortState, ProtectionDomain,
 };
-use verbs_support::*;
 
 /// How long anything may take on a machine that is busy with other things.
 const PATIENCE: Duration = Duration::from_secs(30);

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Run by tests/chaos.rs inside fresh network and mount namespaces: SCRIPT STEERD DIR CLIENT
+# Run by tests/it/chaos.rs inside fresh network and mount namespaces: SCRIPT STEERD DIR CLIENT
 # Generated packets go to six sinks. Then three of them are disturbed at once: the disk of a capture becomes full, the TAP
 # interface of the host is removed again and again, and clients of an app sink are killed and started. States before,
 # during and after that are left in DIR. CLIENT is a command that receives from the socket TEST_SOCKET until it is killed.
@@ -62,7 +62,7 @@ fail() { echo "$*" >&2; cat "$dir/steerd.log" >&2; exit 1; }
 # A state is served for a second before it is made again.
 state() { sleep 1.1; page api/v1/state > "$dir/$1.json"; }
 trap 'kill -KILL $(jobs -p) 2>/dev/null || true' EXIT
-receive() { TEST_SOCKET="$dir/$1.sock" "$client" --exact client_process --ignored --nocapture > "$dir/$1.out" 2>&1 & }
+receive() { TEST_SOCKET="$dir/$1.sock" "$client" --exact chaos::client_process --ignored --nocapture > "$dir/$1.out" 2>&1 & }
 until_connected() {
   for _ in $(seq 300); do grep -q connected "$dir/$1.out" && return; sleep 0.1; done
   fail "the client of $1 does not connect: $(cat "$dir/$1.out")"

@@ -1,16 +1,14 @@
 //! The local API and its commands, with the real binary.
 
-mod support;
-
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::support::{Daemon, PATIENCE, ServiceManager, not_run, stderr, stdout, steerd};
 use rustix::process::Signal;
 use serde_json::{Value, json};
-use support::{Daemon, PATIENCE, ServiceManager, not_run, stderr, stdout, steerd};
 
 const STEER_DNS: &str = "version = 1\n[groups.everyone]\nworkers = \"all\"\n[[rules]]\nname = \"dns\"\n\
      match = { protocol = \"udp\", dst_port = 53 }\naction = { steer = \"everyone\" }\n";
@@ -658,7 +656,7 @@ fn send_with(stream: &UnixStream, bytes: &[u8], descriptor: std::os::fd::OwnedFd
 #[test]
 fn descriptors_that_block_when_closed_delay_only_their_client() {
     // Processes that other tests start would close copies of the sockets, and wait for that in exec.
-    if !test_support::is_alone("descriptors_that_block_when_closed_delay_only_their_client") {
+    if !test_support::is_alone("api::descriptors_that_block_when_closed_delay_only_their_client") {
         return;
     }
     let place = Place::new(STEER_DNS);
@@ -708,7 +706,7 @@ fn as_user<T: Send>(user: u32, act: impl FnOnce() -> T + Send) -> Option<T> {
 #[test]
 fn a_user_who_blocks_connections_keeps_nobody_else_from_the_api() {
     use std::os::unix::fs::PermissionsExt;
-    if !test_support::is_alone("a_user_who_blocks_connections_keeps_nobody_else_from_the_api") {
+    if !test_support::is_alone("api::a_user_who_blocks_connections_keeps_nobody_else_from_the_api") {
         return;
     }
     let place = Place::new(STEER_DNS);

@@ -1,7 +1,5 @@
 //! Sinks of kind `app` in the running daemon: the example policy with its clients, restarts, and clients that are killed.
 
-mod support;
-
 use std::collections::HashSet;
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
@@ -9,11 +7,11 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::support::{Daemon, PATIENCE, config, not_run};
 use packet::build::FrameBuilder;
 use packet::{FlowKey, MacAddr};
 use rustix::process::Signal;
 use steerd_client::{Batch, Client, Options};
-use support::{Daemon, PATIENCE, config, not_run};
 
 /// The example policy with its sockets in a folder of the test.
 fn example(folder: &Path) -> PathBuf {
@@ -141,7 +139,7 @@ fn a_hundred_killed_clients_disturb_nobody() {
     let mut steady = connect(&socket);
     for _ in 0..100 {
         let mut child = Command::new(std::env::current_exe().expect("this binary"))
-            .args(["--exact", "client_process", "--ignored", "--nocapture"])
+            .args(["--exact", "apps::client_process", "--ignored", "--nocapture"])
             .env("TEST_SOCKET", &socket)
             .stdout(Stdio::piped())
             .spawn()

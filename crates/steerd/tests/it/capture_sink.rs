@@ -1,16 +1,14 @@
 //! The sink kind `capture` of the running daemon: its files as tshark and capinfos read them, next to the metrics.
 
-mod support;
-
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+use crate::support::{self, Daemon, config, not_run, run, stderr};
 use packet::build::FrameBuilder;
 use rustix::process::Signal;
-use support::{Daemon, config, not_run, run, stderr};
 
 /// The files of a folder in the order of their names.
 fn files(folder: &Path) -> Vec<PathBuf> {

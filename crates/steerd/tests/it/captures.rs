@@ -1,15 +1,9 @@
 //! Real captures through pcap wire, engine, libibverbs, flows and workers. The workers' counts are compared with those
 //! of tshark and libpcap; the worker of each packet with `explain` and with independently computed RSS hashes.
 
-#[path = "captures/chain.rs"]
 mod chain;
-#[path = "captures/corpus.rs"]
-mod corpus;
-#[path = "captures/expressions.rs"]
-mod expressions;
-#[path = "support/notebook.rs"]
-mod notebook;
-mod support;
+pub(crate) mod corpus;
+pub(crate) mod expressions;
 
 use std::fmt::Write as _;
 

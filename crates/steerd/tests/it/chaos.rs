@@ -1,7 +1,5 @@
 //! Several sinks at once, of which some fail: the others go on at their rate, and every packet is counted.
 
-mod support;
-
 use std::path::Path;
 use std::time::Duration;
 

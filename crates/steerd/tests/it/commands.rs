@@ -1,25 +1,16 @@
 //! Output and exit codes of the commands other than `run`: a file for each command; the tests of all commands are here.
 
-#[path = "commands/capture.rs"]
 mod capture;
-#[path = "commands/check.rs"]
 mod check;
-#[path = "commands/devices.rs"]
 mod devices;
-#[path = "commands/diff.rs"]
 mod diff;
-#[path = "commands/explain.rs"]
 mod explain;
-#[path = "commands/import.rs"]
 mod import;
-#[path = "commands/rig.rs"]
 mod rig;
-#[path = "commands/size.rs"]
 mod size;
-mod support;
 
+use crate::support::{config, stderr, stdout, steerd};
 use rig::{DNS, POLICY, ok, policies, run, run_in};
-use support::{config, stderr, stdout, steerd};
 
 #[test]
 fn a_closed_stdout_hides_no_failure() {

@@ -1,13 +1,11 @@
 //! Policies compiled for the packets that the rules of a running daemon have counted, with the real binary.
 
-mod support;
-
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::Instant;
 
+use crate::support::{Daemon, PATIENCE, stderr, stdout, steerd};
 use serde_json::Value;
-use support::{Daemon, PATIENCE, stderr, stdout, steerd};
 
 /// Rules on sources, of which the last one has the packets of the generator.
 const WIDE: usize = 20;

@@ -1,13 +1,11 @@
 //! The running daemon: the demonstration, its pages, reloads and ways to end, with the real binary.
 
-mod support;
-
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::support::{self, Daemon, ServiceManager, run, stderr, stdout, steerd};
 use rustix::process::Signal;
-use support::{Daemon, ServiceManager, run, stderr, stdout, steerd};
 
 #[test]
 fn the_demonstration_accounts_for_every_packet() {

@@ -1,11 +1,9 @@
 //! The example policies: each compiles for every device model, or is refused with a reason.
 
-mod support;
-
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
-use support::{config, stderr, stdout, steerd};
+use crate::support::{self, config, stderr, stdout, steerd};
 
 const PROFILES: [&str; 3] = ["ideal", "mlx5", "mlx4"];
 

@@ -1,9 +1,7 @@
 //! A daemon with two soft NICs: what one receives leaves by the other.
 
-mod support;
-
+use crate::support::{stderr, stdout, steerd};
 use packet::build::FrameBuilder;
-use support::{stderr, stdout, steerd};
 
 const POLICY: &str = r#"
 version = 1

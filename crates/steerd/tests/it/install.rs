@@ -1,12 +1,10 @@
 //! `make install` into a folder: every file is installed, and the installed binary works.
 
-mod support;
-
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
-use support::{not_run, stderr, stdout};
+use crate::support::{not_run, stderr, stdout};
 
 /// Of what the other files of a release stand beside: see `make install`.
 const FILES: &[&str] = &[

@@ -1,11 +1,10 @@
 //! The kernel sink with ordinary programs (ping, nc) in namespaces that the test creates: packets that a policy leaves to
 //! the host behind a rule that takes them reach it by the TAP interface alone. Every packet is counted once.
 
-mod support;
-
 use std::collections::HashMap;
 use std::path::Path;
 
+use crate::support;
 use serde_json::Value;
 use test_support::namespaces;
 

@@ -1,24 +1,17 @@
 //! The daemon on rdma-core's own mlx5 provider, over the model of the kernel and of the device: with `softnic.provider =
 //! "mlx5"`, and below the launcher, `softnic exec --method mlx5 -- steerd run`.
 
-#[path = "captures/corpus.rs"]
-#[allow(dead_code, reason = "other tests use the rest")]
-mod corpus;
-#[path = "captures/expressions.rs"]
-#[allow(dead_code, reason = "other tests use the rest")]
-mod expressions;
-mod support;
-
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use crate::captures::{corpus, expressions};
+use crate::support::{self, Daemon, PATIENCE, ServiceManager, not_run, stderr, stdout, steerd};
 use packet::build::FrameBuilder;
 use rustix::process::Signal;
 use softnic::wire::{LinkConfig, LinkEnd, LinkWire, Wire as _, WireState};
-use support::{Daemon, PATIENCE, ServiceManager, not_run, stderr, stdout, steerd};
 use test_support::namespaces::Outcome;
 
 /// The launcher, if it and rdma-core's mlx5 provider are there.

@@ -1,14 +1,12 @@
 //! Daemons whose soft NICs are connected by a link: either may start first, either may restart, a third is refused, and
 //! the wait for a peer that does not answer is bounded.
 
-mod support;
-
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::support::{Daemon, stderr, steerd};
 use rustix::process::Signal;
-use support::{Daemon, stderr, steerd};
 
 const POLICY: &str = "version = 1\n[groups.everyone]\nworkers = \"all\"\n[[rules]]\nname = \"dns\"\n\
                       match = { protocol = \"udp\", dst_port = 53 }\naction = { steer = \"everyone\" }\n";

@@ -1,14 +1,12 @@
 //! A stalled worker or engine, with the real binary: one of its threads is stopped as a debugger stops it. Pages, log,
 //! metrics and watchdog report the stall and the recovery, and the shutdown takes bounded time.
 
-mod support;
-
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::support::{self, Daemon, ServiceManager, steerd};
 use rustix::process::Signal;
-use support::{Daemon, ServiceManager, steerd};
 
 /// PTRACE_SEIZE and PTRACE_INTERRUPT stop one thread of another process (ptrace(2)); it goes on when the tracer ends.
 /// Called through perl, which every Debian has, because this crate has no unsafe code.

@@ -1,13 +1,11 @@
 //! The log of the running daemon: it never blocks, follows the settings, and reports a mistyped filter.
 
-mod support;
-
 use std::io::Read;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
+use crate::support::{self, ServiceManager, run, stderr, stdout, steerd};
 use rustix::process::{Pid, Signal, kill_process};
-use support::{ServiceManager, run, stderr, stdout, steerd};
 
 /// With a full stderr pipe the daemon starts, feeds the watchdog, reloads and ends.
 #[test]

@@ -1,14 +1,12 @@
 //! Packets that a policy leaves to the kernel and that a worker receives, with the real binary: the start, a reload and
 //! `check` refuse such a policy; where they are allowed they are counted separately.
 
-mod support;
-
 use std::fs;
 use std::path::Path;
 use std::process::Command;
 
+use crate::support::{self, Daemon, run, stderr, stdout, steerd};
 use rustix::process::Signal;
-use support::{Daemon, run, stderr, stdout, steerd};
 
 /// No device can exclude tagged frames from a default that matches everything.
 const LOSING: &str = r#"

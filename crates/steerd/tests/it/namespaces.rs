@@ -1,12 +1,11 @@
 //! `steerd` on one end of a veth pair by AF_PACKET, ordinary programs (ping, bash, nc) on the other, in namespaces that
 //! the test creates. The counters of rules, workers and kernel must add up to what the kernel's counters report as sent.
 
-mod support;
-
 use std::collections::HashMap;
 use std::path::Path;
 use std::process::Command;
 
+use crate::support;
 use serde_json::Value;
 use test_support::namespaces::Outcome;
 

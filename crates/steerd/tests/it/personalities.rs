@@ -1,30 +1,18 @@
 //! Random policies on every personality: packets at the edges of rules are treated as the linear reference matcher and
 //! `explain` predict.
 
-#[path = "../../analysis/tests/analysis_support/mod.rs"]
-mod analysis_support;
-#[path = "trial/case.rs"]
-mod case;
-#[path = "trial/draw.rs"]
-mod draw;
-#[path = "trial/ends.rs"]
-mod ends;
-#[path = "support/notebook.rs"]
-mod notebook;
-#[path = "trial/reference.rs"]
-mod reference;
-#[path = "trial/rig.rs"]
-mod rig;
-
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use case::Case;
+use crate::analysis_support;
+use crate::support::notebook::Seen;
+use crate::trial::case::Case;
+use crate::trial::draw::{Flavour, Line, edges, in_words, parse, sayable, text};
+use crate::trial::reference::{Meaning, meaning, meaning_skipping};
+use crate::trial::rig::Rig;
 use device_model::DeviceProfile;
-use draw::{Flavour, Line, edges, in_words, parse, sayable, text};
-use notebook::Seen;
 use packet::DeepKey;
 use packet::build::FrameBuilder;
 use policy::Policy;
@@ -32,8 +20,6 @@ use policy::policy::{Action, Direction};
 use program::{Program, RuleId, Verdict, WorkerId};
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
-use reference::{Meaning, meaning, meaning_skipping};
-use rig::Rig;
 use softnic::Personality;
 
 const WORKERS: u32 = 4;

@@ -1,8 +1,6 @@
 //! `check --config` with the settings of config/. `examples` tests the policies.
 
-mod support;
-
-use support::{config, run, stderr, stdout};
+use crate::support::{config, run, stderr, stdout};
 
 /// The starter policy has no rules.
 #[test]

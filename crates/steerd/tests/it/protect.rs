@@ -1,15 +1,13 @@
 //! `[protect]` with the real binary: `check`, start and reload refuse a policy under which a protected packet may miss the
 //! host, with the packet; `explain` says what is protected; a policy that drops all by default gets one warning.
 
-mod support;
-
 use std::fs;
 use std::path::Path;
 use std::process::Command;
 
+use crate::support::{Daemon, run, stderr, stdout, steerd};
 use rustix::process::Signal;
 use serde_json::Value;
-use support::{Daemon, run, stderr, stdout, steerd};
 
 const SAFE: &str = r#"
 version = 1

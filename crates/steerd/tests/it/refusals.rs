@@ -1,10 +1,8 @@
 //! Errors at the start of `steerd run`: one line on stderr, the documented exit code, nothing left behind.
 
-mod support;
-
 use std::process::Output;
 
-use support::{config, stderr, steerd};
+use crate::support::{config, stderr, steerd};
 
 /// A soft NIC with nothing on its wire, a policy, and `more`.
 fn run_with(more: &str, environment: &[(&str, &str)]) -> Output {

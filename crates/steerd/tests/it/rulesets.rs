@@ -1,18 +1,14 @@
 //! The filter sets of `STEERD_CORPORA`, imported: each compiles for each device, and the soft NIC matches every packet of a
 //! trace to the rule that an independent oracle found.
 
-#[path = "support/notebook.rs"]
-mod notebook;
-#[path = "trial/rig.rs"]
-mod rig;
-mod support;
-
 use std::fs;
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
+use crate::support;
+use crate::trial::rig::Rig;
 use compiler::{Decided, Report};
 use device_model::DeviceProfile;
 use packet::build::FrameBuilder;
@@ -20,7 +16,6 @@ use packet::{DeepKey, IpProtocol};
 use policy::import::{self, ClassBench};
 use policy::{NoFiles, Policy, Source};
 use program::Verdict;
-use rig::Rig;
 use softnic::Personality;
 
 const WORKERS: u32 = 4;

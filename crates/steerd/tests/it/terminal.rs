@@ -1,7 +1,5 @@
 //! The live table on a pseudo terminal (pty(7)) with a terminal emulator.
 
-mod support;
-
 use std::fmt::Write as _;
 use std::io::Read;
 use std::os::fd::OwnedFd;
@@ -9,10 +7,10 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use crate::support::{self, steerd};
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{Winsize, tcsetwinsize};
-use support::steerd;
 use test_support::Patience;
 
 const PATIENCE: Duration = Duration::from_secs(60);

@@ -1,9 +1,8 @@
 //! The trace of a rule set: for every packet `explain` names the rule that is first to match it.
 
-mod support;
-
 use std::sync::Arc;
 
+use crate::support;
 use device_model::DeviceProfile;
 use packet::{EtherType, FlowKey, Layers};
 use policy::import::{ClassBench, classbench_with};

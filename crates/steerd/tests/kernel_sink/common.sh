@@ -1,4 +1,4 @@
-# Sourced by the scripts of this folder, which tests/kernel_sink.rs runs inside fresh network and mount namespaces:
+# Sourced by the scripts of this folder, which tests/it/kernel_sink.rs runs inside fresh network and mount namespaces:
 #   SCRIPT STEERD DIR PERSONALITY
 # This namespace is the steered host (steer0, its TAP interface host0), `client` is its peer (client0).
 # Everything that a script leaves for the test is in DIR. Nothing outside is touched.

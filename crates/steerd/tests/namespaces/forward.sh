@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The example policy reflector.toml between two namespaces: a client behind port 1, and a server behind port 2.
-# Run by tests/namespaces.rs inside fresh network and mount namespaces:
+# Run by tests/it/namespaces.rs inside fresh network and mount namespaces:
 #   forward.sh STEERD DIR POLICY
 # Leaves in DIR the results of the client's programs (sent.env), what tcpdump saw at the server (server.txt), and the state
 # at the end (state.json, summary.txt, steerd.log). Touches nothing outside.

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # A client in a namespace of its own sends to steerd on rdma-core's mlx5 provider, whose port is this end of a veth pair.
-# Run by tests/libmlx5.rs inside fresh network and mount namespaces:
+# Run by tests/it/libmlx5.rs inside fresh network and mount namespaces:
 #   libmlx5.sh STEERD DIR
 # Leaves in DIR what was sent (sent.env), steerd's summary (summary.json) and its log.
 set -euo pipefail

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # A cable that is torn out and replaced: the interface that steerd listens to is deleted and made anew.
-# Run by tests/namespaces.rs inside fresh network and mount namespaces:
+# Run by tests/it/namespaces.rs inside fresh network and mount namespaces:
 #   reattach.sh STEERD DIR
 # Leaves in DIR what the client sent over both cables (sent.env) and what steerd says while there is none
 # (readyz.txt, down.json) and at the end (state.json, summary.txt, steerd.log). Touches nothing outside.

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Two hosts on one cable: this namespace is the steered host, `client` is its peer.
-# Run by tests/namespaces.rs inside fresh network and mount namespaces:
+# Run by tests/it/namespaces.rs inside fresh network and mount namespaces:
 #   traffic.sh STEERD DIR [OFFLOAD [BYTES]]
 # OFFLOAD is `off` (default: the cable carries what a wire would) or `on`: the client's kernel
 # leaves the cutting of its stream to the cable, as veth interfaces do by default. Uploads BYTES.

@@ -1,14 +1,12 @@
 //! No allocation in a worker's iteration once it runs: not for packets, not for hybrid classes, not while a
 //! program is taken over or retired.
 
-mod support;
-
 use std::net::Ipv4Addr;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use crate::support::Rig;
 use packet::build::FrameBuilder;
-use support::Rig;
 use worker::{Band, Disposition};
 
 /// Calls to the allocator by this thread during `work`: what it took, and what it gave back.

@@ -1,20 +1,18 @@
 //! The sink of kind `capture` behind a worker: the times in its files are those of the device's clock, and its part on the
 //! worker's thread does not allocate.
 
-mod support;
-
 use std::fs;
 use std::net::Ipv4Addr;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use crate::support::{Feed, ScriptWire, compile, small};
 use control::{Controller, Device, DeviceSelector};
 use packet::build::FrameBuilder;
 use pcap_file::pcapng::{Block, PcapNgReader};
 use program::{CaptureSink, SinkKind};
 use softnic::{Drive, Personality, PortConfig, SoftNic, SoftNicConfig};
-use support::{Feed, ScriptWire, compile, small};
 use worker::sinks::{self, Environment, Opened};
 use worker::{Band, SinkDrop, SinkMap, Slot, Worker, WorkerConfig};
 

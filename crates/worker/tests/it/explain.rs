@@ -1,17 +1,15 @@
 //! `Program::explain` agrees with the device and the workers on each packet: tag, class,
 //! worker, outcome, or the kernel, or a drop. For random packets, damaged ones included.
 
-mod support;
-
 use std::cell::RefCell;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
+use crate::support::Rig;
 use packet::build::FrameBuilder;
 use packet::{EtherType, FlowKey};
 use program::{ClassTag, FlowAction};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
-use support::Rig;
 
 const POLICY: &str = r#"
 version = 1

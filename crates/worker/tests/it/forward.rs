@@ -1,17 +1,15 @@
 //! The sink `forward` on a soft NIC of two ports: what leaves by which port, and where each packet is counted.
 
-mod support;
-
 use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use crate::support::{self, Feed, Rig, ScriptWire, compile};
 use packet::build::FrameBuilder;
 use packet::{EtherType, MacAddr, parse};
 use program::{ForwardMode, ForwardSink, Program, Sink, SinkKind, VlanChange};
 use softnic::wire::{Burst, TransmitError, Wire, WireState};
 use softnic::{Drive, SoftNic};
-use support::{Feed, Rig, ScriptWire, compile};
 use verbs::{Context, DeviceList};
 use worker::sinks::{self, Environment, Failure, Hub, Opened, Others, SinkError};
 use worker::{Band, SinkCounters, SinkDrop, SinkMap, SinkTraffic, Slot, WorkerConfig};

@@ -1,17 +1,15 @@
 //! Workers that run the engine of the soft NIC in their polls: all packets are accounted for, and each queue has its own in
 //! the order of their arrival.
 
-mod support;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::support::{compile, nic, small};
 use control::{Controller, Device, DeviceSelector};
 use packet::build::FrameBuilder;
 use softnic::Drive;
 use softnic::wire::{Burst, RxFrame, TransmitError, Wire, WireState};
-use support::{compile, nic, small};
 use worker::{Deliveries, Idle, Sink, Worker, WorkerConfig, WorkerHandle};
 
 const PATIENCE: Duration = Duration::from_secs(60);

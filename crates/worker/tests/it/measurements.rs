@@ -1,17 +1,15 @@
 //! What a worker measures about itself and its packets: its time by regime, the latency of packets in the device's clock,
 //! and the sizes and flows that a sink of kind `count` counts.
 
-mod support;
-
 use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::support::{Feed, ScriptWire, compile, small};
 use control::{Controller, Device, DeviceSelector};
 use packet::build::FrameBuilder;
 use program::Program;
 use softnic::{Drive, Personality, PortConfig, SoftNic, SoftNicConfig};
-use support::{Feed, ScriptWire, compile, small};
 use worker::sinks::{self, Environment, FlowId, Opened};
 use worker::{
     Band, Deliveries, DeviceClock, Idle, Regime, Sink, SinkMap, Slot, Worker, WorkerConfig, WorkerSnapshot,

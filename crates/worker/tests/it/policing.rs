@@ -1,15 +1,13 @@
 //! Rules of which workers let only a part of the packets through: who gets how many, and that all are accounted for.
 
-mod support;
-
 use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+use crate::support::{Rig, compile};
 use packet::FlowKey;
 use packet::build::FrameBuilder;
 use program::{Program, Verdict, WorkerId};
-use support::{Rig, compile};
 use worker::{Deliveries, Disposition, Sink, SinkMap, Slot};
 
 fn udp(src_port: u16, dst_port: u16) -> Vec<u8> {

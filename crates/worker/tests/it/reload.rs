@@ -1,15 +1,13 @@
 //! Programs change while packets arrive before every single call to the device: each packet meets
 //! one of the two programs as a whole, ends up in exactly one place, and no total goes backwards.
 
-mod support;
-
 use std::net::Ipv4Addr;
 use std::sync::Arc;
 
+use crate::support::{Rig, compile};
 use packet::FlowKey;
 use packet::build::FrameBuilder;
 use program::{ClassTag, Program};
-use support::{Rig, compile};
 use worker::{Band, Disposition};
 
 const RELOADS: usize = 60;

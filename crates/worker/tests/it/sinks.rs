@@ -1,14 +1,12 @@
 //! Which packets the sinks of a worker get, and that places are changed while packets arrive.
 
-mod support;
-
 use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
+use crate::support::{Rig, compile};
 use packet::build::FrameBuilder;
 use program::Program;
-use support::{Rig, compile};
 use verbs::Frame;
 use worker::{Band, Deliveries, Disposition, FramesBack, Sink, SinkMap, Slot};
 

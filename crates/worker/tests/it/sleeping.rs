@@ -1,16 +1,14 @@
 //! A worker's thread sleeps while there is no work, and wakes for all that is work.
 
-mod support;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::support::{compile, nic, small};
 use control::{Device, DeviceSelector};
 use program::Band;
 use softnic::wire::{Burst, NullWire, RxFrame, TransmitError, Wire};
 use softnic::{Drive, SoftNic};
-use support::{compile, nic, small};
 use test_support::Sleeps;
 use worker::{HEARTBEAT, Idle, LONGEST_NAP, Worker, WorkerConfig, WorkerHandle};
 

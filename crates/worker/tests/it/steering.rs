@@ -1,15 +1,13 @@
 //! Policies on a soft NIC, one kind of rule at a time: where each packet ends up, and that the books
 //! balance.
 
-mod support;
-
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
+use crate::support::{self, Rig};
 use packet::build::FrameBuilder;
 use packet::{EtherType, FlowKey};
 use program::{ClassTag, Verdict, WorkerId};
-use support::Rig;
 use worker::{Band, Disposition, Failure, WorkerConfig};
 
 fn udp(dst: [u8; 4], src_port: u16, dst_port: u16) -> Vec<u8> {

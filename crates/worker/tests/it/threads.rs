@@ -1,16 +1,14 @@
 //! The real thing: the soft NIC's engine and the workers on threads of their own, a generator flat
 //! out, and the controller reloading meanwhile. In any interleaving, all packets are accounted for.
 
-mod support;
-
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::support::{compile, nic, small};
 use control::{Band, Controller, Device, DeviceSelector, Error};
 use program::Program;
 use softnic::wire::{FrameSizes, GeneratorConfig, Rate, TrafficConfig, TrafficProtocol, Wire, WireConfig};
 use softnic::{Drive, SoftNic};
-use support::{compile, nic, small};
 use worker::{CORE_MAX, Deliveries, Disposition, Idle, Sink, Warning, Worker, WorkerControl, WorkerHandle};
 
 /// Enough for so many reloads on the way.

@@ -1,6 +1,6 @@
 //! Random policies, packets at their boundaries, and a linear reference matcher as the oracle. Values come from small pools, so that rules overlap and packets fall on their edges.
 
-#![allow(dead_code, reason = "each test uses its part")]
+#![allow(dead_code, reason = "tests of other crates use a part")]
 
 pub(crate) mod classbench;
 pub(crate) mod packets;

@@ -1,6 +1,6 @@
 //! A device made of a map, which fails where a test requests it, and programs over a small world of
 //! packets in which every case of overlap occurs.
-#![allow(dead_code, unreachable_pub)]
+#![allow(unreachable_pub, reason = "a module of tests")]
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;

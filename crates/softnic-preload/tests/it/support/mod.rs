@@ -1,11 +1,13 @@
 //! Tests that run themselves again as the command of `softnic exec --method mlx5`: what follows [`is_client`] in a test is that
 //! command.
-#![allow(unreachable_pub, dead_code, reason = "each test file uses its own part")]
+#![allow(unreachable_pub, reason = "a module of tests")]
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 use std::ffi::{CStr, c_int};
 use std::io::Read as _;
 use std::os::fd::FromRawFd as _;
+use std::panic::Location;
+use std::path::Path;
 use std::process::Command;
 
 /// The method's variable, which the launcher sets.
@@ -23,12 +25,15 @@ pub fn is_installed(test: &str) -> bool {
     works
 }
 
-/// Whether this process is the client of a test; if not, it runs the client and expects it to succeed.
+/// Whether this process is the client of a test of the calling module; if not, it runs the client and expects it to
+/// succeed.
+#[track_caller]
 pub fn is_client(test: &str, wire: &str) -> bool {
     is_client_with(test, wire, &[])
 }
 
 /// Runs the test as a client, with variables that libmlx5 reads.
+#[track_caller]
 pub fn is_client_with(test: &str, wire: &str, variables: &[(&str, &str)]) -> bool {
     if std::env::var_os(METHOD).is_some_and(|method| method == "mlx5") {
         return true;
@@ -36,10 +41,12 @@ pub fn is_client_with(test: &str, wire: &str, variables: &[(&str, &str)]) -> boo
     if !is_installed(test) {
         return false;
     }
+    let file = Path::new(Location::caller().file());
+    let test = format!("{}::{test}", file.file_stem().unwrap().display());
     let output = Command::new(env!("CARGO_BIN_EXE_softnic"))
         .args(["exec", "--method", "mlx5", "--mtu", "1500", "--wire", wire, "--"])
         .arg(std::env::current_exe().unwrap())
-        .args(["--exact", test, "--nocapture", "--test-threads=1"])
+        .args(["--exact", &test, "--nocapture", "--test-threads=1"])
         .envs(variables.iter().copied())
         .output()
         .unwrap();

@@ -1,6 +1,5 @@
 //! What the verbs conformance tests share: a soft NIC on wires that a test writes to and reads from, and a receiver
 //! with a pool, a completion queue and a work queue of its own.
-#![allow(dead_code, unused_imports)] // each test binary uses its part
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 mod arena;

@@ -12,7 +12,7 @@ use softnic::wire::{PcapConfig, PcapMode, WireConfig};
 use softnic::{Drive, Personality, PortConfig, PortStats, SoftNic, SoftNicConfig};
 use worker::{Worker, WorkerSnapshot};
 
-use crate::notebook::{Seen, worker};
+use crate::support::notebook::{Seen, worker};
 
 /// The fields are declared in the order in which they must be dropped: flows, workers, device.
 pub(crate) struct Chain {

@@ -3,7 +3,7 @@
 use packet::build::FrameBuilder;
 use packet::{EtherType, MacAddr};
 
-use crate::rig::{dns_frame, json, ok, policies, run, run_in, write_pcap};
+use super::rig::{dns_frame, json, ok, policies, run, run_in, write_pcap};
 use crate::support::{stderr, stdout};
 
 #[test]

@@ -1,6 +1,6 @@
 //! `steerd check`: its output and its exit codes.
 
-use crate::rig::{DNS, POLICY, dns_frame, json, ok, policies, run, run_in, write_pcap};
+use super::rig::{DNS, POLICY, dns_frame, json, ok, policies, run, run_in, write_pcap};
 use crate::support::{config, stderr, stdout, steerd};
 
 #[test]

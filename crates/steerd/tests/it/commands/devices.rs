@@ -4,7 +4,7 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::Command;
 
-use crate::rig::json;
+use super::rig::json;
 
 /// Writes settings with a soft NIC called `mysoft`; returns their path.
 fn settings_in(folder: &Path) -> String {

@@ -1,6 +1,6 @@
 //! `steerd diff`: regions, groups, placement and exit codes.
 
-use crate::rig::{POLICY, piped, policies, run_in};
+use super::rig::{POLICY, piped, policies, run_in};
 use crate::support::{stderr, stdout};
 
 #[test]

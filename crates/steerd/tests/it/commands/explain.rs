@@ -1,6 +1,6 @@
 //! `steerd explain` of one packet.
 
-use crate::rig::{DNS, dns_frame, json, ok, run};
+use super::rig::{DNS, dns_frame, json, ok, run};
 use crate::support::{stderr, stdout};
 
 #[test]

@@ -1,6 +1,6 @@
 //! `steerd import`: the output is a policy, and unsupported lines are reported.
 
-use crate::rig::{policies, run_in};
+use super::rig::{policies, run_in};
 use crate::support::{self, stderr, stdout, steerd};
 
 #[test]

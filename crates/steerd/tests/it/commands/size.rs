@@ -8,7 +8,7 @@ use pcap_file::pcap::{PcapPacket, PcapWriter};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::rig::{dns_frame, policies, run_in, write_pcap};
+use super::rig::{dns_frame, policies, run_in, write_pcap};
 use crate::support::{stderr, stdout};
 
 /// A policy whose only group has these keys.

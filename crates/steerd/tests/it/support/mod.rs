@@ -1,13 +1,15 @@
 //! Runs the real binary: commands, and a daemon with its pages and signals. Every daemon listens on a free port that its
 //! log names, so that tests can run in parallel.
-#![allow(dead_code, unreachable_pub, unused_imports)] // Each test file uses its own part.
+#![allow(unreachable_pub, reason = "a module of tests")]
+
+pub(crate) mod notebook;
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::{Arc, Condvar, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 pub use test_support::{Patience, corpora, not_run};

@@ -9,9 +9,9 @@ use program::{
     WorkerId,
 };
 
-use crate::notebook::Seen;
-use crate::reference::{Meaning, leaves, meaning};
-use crate::rig::{Arrival, Departure};
+use super::reference::{Meaning, leaves, meaning};
+use super::rig::{Arrival, Departure};
+use crate::support::notebook::Seen;
 
 /// A packet with the policy and the program that decide it.
 pub(crate) struct Case<'c> {

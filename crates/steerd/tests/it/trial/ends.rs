@@ -5,8 +5,8 @@ use device_model::DeviceProfile;
 use packet::build::FrameBuilder;
 use softnic::{Personality, PortStats};
 
-use crate::draw::parse;
-use crate::rig::Rig;
+use super::draw::parse;
+use super::rig::Rig;
 
 /// The worker of group g0 gets steered packets, those of g1 and g2 copies, that of g3 sniffed packets.
 const WORKERS: u32 = 4;

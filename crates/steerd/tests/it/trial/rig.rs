@@ -11,11 +11,8 @@ use softnic::wire::{Burst, RxFrame, TransmitError, Wire, WireState};
 use softnic::{Drive, Personality, PortConfig, PortStats, SoftNic, SoftNicConfig};
 use worker::Worker;
 
-use crate::notebook::{Seen, worker};
-use sender::Sender;
-
-#[path = "sender.rs"]
-mod sender;
+use super::sender::Sender;
+use crate::support::notebook::{Seen, worker};
 
 /// The outcome of a received frame.
 #[derive(Clone, Debug)]

@@ -1,6 +1,6 @@
 //! A soft NIC driven by hand, workers stepped by hand, and the controller between them: everything
 //! that `steerd` puts together, but deterministic.
-#![allow(dead_code, unreachable_pub)]
+#![allow(unreachable_pub, reason = "a module of tests")]
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;

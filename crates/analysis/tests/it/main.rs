@@ -1,0 +1,11 @@
+//! The integration tests of this crate, one binary: linking each file on its own takes longer than running it.
+
+mod analysis;
+mod analysis_corpora;
+mod analysis_limits;
+mod analysis_support;
+mod diff;
+mod diff_corpora;
+mod diff_examples;
+mod protect;
+mod shadowing_sinks;

@@ -1,0 +1,19 @@
+//! The integration tests of this crate, one binary: linking each file on its own takes longer than running it.
+
+mod budgets;
+mod classbench;
+mod corpora;
+mod exceptions;
+mod explain;
+mod golden;
+mod judge;
+mod lost;
+mod models;
+mod multicast;
+mod placed;
+mod protected;
+mod reference_page;
+mod robust;
+mod support;
+mod tags;
+mod weights;

@@ -1,0 +1,7 @@
+//! The integration tests of this crate, one binary: linking each file on its own takes longer than running it.
+
+mod header;
+mod libmlx5;
+mod model;
+mod probe;
+mod suite;

@@ -1,0 +1,3 @@
+//! The integration tests of this crate, one binary: linking each file on its own takes longer than running it.
+
+mod corpora;

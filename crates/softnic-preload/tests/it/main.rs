@@ -1,0 +1,7 @@
+//! The integration tests of this crate, one binary: linking each file on its own takes longer than running it.
+
+mod arming;
+mod launcher;
+mod mlx5;
+mod support;
+mod uverbs;

@@ -1,0 +1,15 @@
+//! The integration tests of this crate, one binary: linking each file on its own takes longer than running it.
+
+mod allocations;
+mod captures;
+mod explain;
+mod forward;
+mod inline;
+mod measurements;
+mod policing;
+mod reload;
+mod sinks;
+mod sleeping;
+mod steering;
+mod support;
+mod threads;
