@@ -15,7 +15,7 @@ use ibverbs_sys::{self as sys, ibv_comp_channel};
 
 use crate::context::never_wait;
 use crate::error::{created, forget_last, last};
-use crate::{Context, Error, Result, keep_alive};
+use crate::{Context, Error, Result, leak};
 
 /// A channel for the events of one or more completion queues of a device.
 pub struct CompletionChannel {
@@ -147,7 +147,7 @@ impl Drop for CompletionChannel {
     fn drop(&mut self) {
         // SAFETY: `raw` came from `create_channel`; queues that report here held an `Arc` of this and are gone.
         let code = unsafe { sys::ibv_destroy_comp_channel(self.raw()) };
-        keep_alive::keep("ibv_destroy_comp_channel", self.context.name(), code, || Arc::clone(&self.context));
+        leak::keep("ibv_destroy_comp_channel", self.context.name(), code, || Arc::clone(&self.context));
     }
 }
 

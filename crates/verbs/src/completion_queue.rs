@@ -7,19 +7,17 @@
 use std::cell::Cell;
 use std::ffi::c_int;
 use std::marker::PhantomData;
-use std::ptr::NonNull;
+use std::ptr;
 use std::sync::Arc;
-use std::{io, ptr};
 
-use ibverbs_sys::{self as sys, ibv_cq_ex, ibv_cq_init_attr_ex};
+use ibverbs_sys::{self as sys, ibv_cq_init_attr_ex};
 
-use crate::completion::{Completion, CompletionFields};
-use crate::completion::{RawCompletion, WorkCompletion};
+use crate::completion::{Completion, RawCompletion, WorkCompletion};
 use crate::error::{created, from_code};
 use crate::inline::PollFunctions;
-use crate::pause::{Gate, Gates, Paused, pause_both};
 use crate::{
-    CompletionChannel, Context, Domain, Error, ParentDomain, RawPacketCaps, Result, inline, keep_alive,
+    CompletionChannel, CompletionFields, CompletionQueueHandle, Context, Domain, Error, ParentDomain,
+    RawPacketCaps, Result, inline, leak,
 };
 
 /// Most entries of a completion queue: what the largest known device offers (mlx5, 4 Mi).
@@ -27,89 +25,6 @@ pub const MAX_COMPLETIONS: u32 = 1 << 22;
 
 /// How many completions one call of `ibv_poll_cq` is asked for.
 const CLASSIC_CHUNK: usize = 32;
-
-/// A completion queue for everything but its poller: an object that must outlive what completes into it.
-pub struct CompletionQueueHandle {
-    raw: NonNull<ibv_cq_ex>,
-    context: Arc<Context>,
-    /// The domain whose allocator holds the queue's memory.
-    domain: Option<Domain>,
-    /// Entered by the poller while a batch is open, and by threads that post to queues that complete here. The thread
-    /// domain's, if there is one.
-    gate: Arc<Gate>,
-    /// The functions that the provider set when the queue was made.
-    functions: PollFunctions,
-    /// Where it reports that it has something.
-    channel: Option<Arc<CompletionChannel>>,
-    /// The device checks checksums, so that the flag in completions means something.
-    checksums: bool,
-}
-
-// SAFETY: the structure is polled only through the one `CompletionQueue`, which is not `Sync`; everyone else only
-// keeps it alive or passes it to verbs that may be called from any thread. Where those touch the ring, and where the
-// library left its locks out, the gate admits one at a time.
-unsafe impl Send for CompletionQueueHandle {}
-// SAFETY: as above.
-unsafe impl Sync for CompletionQueueHandle {}
-
-impl CompletionQueueHandle {
-    pub(crate) fn raw(&self) -> *mut ibv_cq_ex {
-        self.raw.as_ptr()
-    }
-
-    /// `ibv_cq_ex_to_cq`: the structures begin alike (verbs.h).
-    pub(crate) fn raw_cq(&self) -> *mut sys::ibv_cq {
-        self.raw.as_ptr().cast()
-    }
-
-    #[inline]
-    pub(crate) fn functions(&self) -> &PollFunctions {
-        &self.functions
-    }
-
-    #[inline]
-    pub(crate) fn checksums(&self) -> bool {
-        self.checksums
-    }
-
-    /// Keeps the poller and posters out, for verbs that remove a queue's completions from the ring. `None`: a batch
-    /// stayed open.
-    pub(crate) fn pause(&self) -> Option<Paused<'_>> {
-        self.gate.pause()
-    }
-
-    /// Pauses two queues as [`CompletionQueueHandle::pause`] does: those of one thread domain have one gate.
-    pub(crate) fn pause_with<'q>(&'q self, other: &'q Self) -> Option<(Paused<'q>, Option<Paused<'q>>)> {
-        pause_both(&self.gate, &other.gate)
-    }
-
-    /// The gates that a poster in `domain` passes whose requests complete here.
-    pub(crate) fn gates(&self, domain: &Domain) -> Gates {
-        Gates::new(&self.gate, domain.gate())
-    }
-
-    /// The device it belongs to.
-    pub(crate) fn context(&self) -> &Arc<Context> {
-        &self.context
-    }
-
-    fn answer(&self, code: c_int, error: impl FnOnce(String, io::Error) -> Error) -> Result<()> {
-        if code == 0 { Ok(()) } else { Err(error(self.context.name().into(), from_code(code))) }
-    }
-}
-
-impl Drop for CompletionQueueHandle {
-    fn drop(&mut self) {
-        let reading = self.channel.as_ref().map(|channel| channel.hold());
-        // SAFETY: `raw` came from `create_cq_ex`; every object that completes into it held an `Arc` of this and is
-        // dropped, and so is the poller. All events of it are acknowledged.
-        let code = unsafe { sys::ibv_destroy_cq(self.raw_cq()) };
-        drop(reading);
-        keep_alive::keep("ibv_destroy_cq", self.context.name(), code, || {
-            (Arc::clone(&self.context), self.domain.clone(), self.channel.clone())
-        });
-    }
-}
 
 /// A completion queue, to be polled by its owner.
 pub struct CompletionQueue {
@@ -414,7 +329,7 @@ impl CompletionQueueBuilder {
         let Some(functions) = PollFunctions::of(unsafe { raw.as_ref() }, fields) else {
             // SAFETY: as above; nothing completes into it.
             let code = unsafe { sys::ibv_destroy_cq(raw.as_ptr().cast()) };
-            keep_alive::keep("ibv_destroy_cq", context.name(), code, || {
+            leak::keep("ibv_destroy_cq", context.name(), code, || {
                 (Arc::clone(&context), domain.clone(), channel.clone())
             });
             return Err(failed(from_code(libc::EOPNOTSUPP)));

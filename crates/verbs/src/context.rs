@@ -9,10 +9,7 @@ use std::time::{Duration, SystemTime};
 use ibverbs_sys::{ibv_comp_channel, ibv_context, ibv_device_attr_ex, ibv_port_attr, ibv_values_ex};
 
 use crate::error::{from_code, last};
-use crate::{
-    AsyncEvent, CreateChannel, DeviceAttributes, Error, PortAttributes, PortNumber, Result, event, inline,
-    keep_alive,
-};
+use crate::{CreateChannel, DeviceAttributes, Error, PortAttributes, PortNumber, Result, inline, leak};
 
 /// An open device. Every object made from it keeps it open.
 pub struct Context {
@@ -137,11 +134,6 @@ impl Context {
             source: from_code(libc::EOPNOTSUPP),
         })
     }
-
-    /// The next asynchronous event, acknowledged; `None` when there is none now. Never waits.
-    pub fn async_event(&self) -> Result<Option<AsyncEvent>> {
-        event::next(self)
-    }
 }
 
 /// Makes reads of a descriptor answer at once; ibv_get_async_event(3) asks for exactly this. Also shows whether there is
@@ -171,7 +163,7 @@ impl Drop for Context {
     fn drop(&mut self) {
         // SAFETY: `raw` came from `ibv_open_device`; every object made from it held an `Arc` of this and is gone.
         let code = unsafe { ibverbs_sys::ibv_close_device(self.raw()) };
-        keep_alive::log("ibv_close_device", &self.name, code);
+        leak::log("ibv_close_device", &self.name, code);
     }
 }
 

@@ -6,12 +6,10 @@ use std::fmt;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
-use ibverbs_sys::{
-    self as sys, ibv_counter_attach_attr, ibv_counter_description, ibv_counters, ibv_counters_init_attr,
-};
+use ibverbs_sys::{self as sys, ibv_counter_attach_attr, ibv_counters, ibv_counters_init_attr};
 
 use crate::error::{created, from_code};
-use crate::{Context, Error, Result, inline, keep_alive};
+use crate::{Context, CounterPoint, Error, Result, inline, leak};
 
 bitflags::bitflags! {
     /// `ibv_read_counters_flags`.
@@ -20,37 +18,6 @@ bitflags::bitflags! {
         /// A reading that the driver has kept will do, if it keeps any.
         const PREFER_CACHED = sys::IBV_READ_COUNTERS_ATTR_PREFER_CACHED;
         const _ = !0;
-    }
-}
-
-/// A counted quantity (`ibv_counter_description`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum CounterPoint {
-    /// Packets that matched.
-    Packets,
-    /// The bytes of matching packets.
-    Bytes,
-    /// Something this crate has no name for, by its number.
-    Unknown(u32),
-}
-
-impl CounterPoint {
-    fn raw(self) -> ibv_counter_description {
-        match self {
-            Self::Packets => sys::IBV_COUNTER_PACKETS,
-            Self::Bytes => sys::IBV_COUNTER_BYTES,
-            Self::Unknown(raw) => raw,
-        }
-    }
-}
-
-impl fmt::Display for CounterPoint {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Packets => f.write_str("packets"),
-            Self::Bytes => f.write_str("bytes"),
-            Self::Unknown(raw) => write!(f, "number {raw}"),
-        }
     }
 }
 
@@ -168,6 +135,6 @@ impl Drop for Counters {
     fn drop(&mut self) {
         // SAFETY: `raw` came from `create_counters`; flows that count here held an `Arc` of this and are gone.
         let code = unsafe { inline::destroy_counters(self.context.raw(), self.raw()) };
-        keep_alive::keep("ibv_destroy_counters", self.context.name(), code, || Arc::clone(&self.context));
+        leak::keep("ibv_destroy_counters", self.context.name(), code, || Arc::clone(&self.context));
     }
 }

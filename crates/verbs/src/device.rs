@@ -8,7 +8,7 @@ use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-pub use ibv_provider::{CreateChannel, Provider};
+use ibv_provider::{CreateChannel, Provider};
 use ibverbs_sys::ibv_device;
 
 use crate::error::created;
@@ -117,26 +117,6 @@ impl fmt::Display for Guid {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [a, b, c, d] = [48, 32, 16, 0].map(|shift| (self.0 >> shift) & 0xffff);
         write!(f, "{a:04x}:{b:04x}:{c:04x}:{d:04x}")
-    }
-}
-
-/// A port of a device; the first is 1.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct PortNumber(pub u8);
-
-impl fmt::Display for PortNumber {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-/// A device's number for a queue pair or a work queue, which share one range.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct QueueNumber(pub u32);
-
-impl fmt::Display for QueueNumber {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
     }
 }
 

@@ -11,7 +11,7 @@ use ibverbs_sys::{ibv_parent_domain_init_attr, ibv_pd, ibv_td, ibv_td_init_attr}
 use crate::allocator::{self, AllocatorState, DomainAllocator};
 use crate::error::created;
 use crate::pause::Gate;
-use crate::{Context, Error, Result, inline, keep_alive};
+use crate::{Context, Error, Result, inline, leak};
 
 /// A protection domain: queues reach only memory registered in their own.
 pub struct ProtectionDomain {
@@ -38,7 +38,7 @@ impl Drop for ProtectionDomain {
     fn drop(&mut self) {
         // SAFETY: `raw` came from `ibv_alloc_pd`; what was made in it held an `Arc` of this and is gone.
         let code = unsafe { ibverbs_sys::ibv_dealloc_pd(self.raw.as_ptr()) };
-        keep_alive::keep("ibv_dealloc_pd", self.context.name(), code, || Arc::clone(&self.context));
+        leak::keep("ibv_dealloc_pd", self.context.name(), code, || Arc::clone(&self.context));
     }
 }
 
@@ -72,7 +72,7 @@ impl Drop for ThreadDomain {
     fn drop(&mut self) {
         // SAFETY: `raw` came from `alloc_td`; parent domains over it held an `Arc` of this and are gone.
         let code = unsafe { inline::dealloc_td(self.context.raw(), self.raw.as_ptr()) };
-        keep_alive::keep("ibv_dealloc_td", self.context.name(), code, || Arc::clone(&self.context));
+        leak::keep("ibv_dealloc_td", self.context.name(), code, || Arc::clone(&self.context));
     }
 }
 
@@ -137,7 +137,7 @@ impl Drop for ParentDomain {
         let context = &self.protection.context;
         // SAFETY: `raw` came from `alloc_parent_domain`; what was made in it held an `Arc` of this and is gone.
         let code = unsafe { ibverbs_sys::ibv_dealloc_pd(self.raw.as_ptr()) };
-        keep_alive::keep("ibv_dealloc_pd (parent domain)", context.name(), code, || {
+        leak::keep("ibv_dealloc_pd (parent domain)", context.name(), code, || {
             (Arc::clone(&self.protection), self.thread.clone(), self.allocator.clone())
         });
         if code == 0 && self.outstanding_allocations() > 0 {

@@ -7,8 +7,6 @@ use std::fmt;
 use std::io;
 use std::ptr::NonNull;
 
-use crate::flow::MAX_SPECS;
-use crate::frame::MAX_FRAMES;
 use crate::{CounterPoint, Errno, HashFields, PortNumber, QueueNumber};
 
 /// A result of this crate.
@@ -86,10 +84,10 @@ pub enum Error {
     MixedContexts { device: String, other: String },
     #[error("an indirection table has a power of two of entries, not {size}; repeat queues to fill it")]
     TableSize { size: usize },
-    #[error("a flow takes at most {MAX_SPECS} specs, not {count}")]
-    TooManySpecs { count: usize },
-    #[error("{bytes} bytes of memory cannot be cut into 1 to {MAX_FRAMES} frames of {frame_bytes} bytes")]
-    FrameSize { bytes: usize, frame_bytes: u32 },
+    #[error("a flow takes at most {most} specs, not {count}")]
+    TooManySpecs { count: usize, most: usize },
+    #[error("{bytes} bytes of memory cannot be cut into 1 to {most} frames of {frame_bytes} bytes")]
+    FrameSize { bytes: usize, frame_bytes: u32, most: usize },
     #[error("this process has made 2^32 frame pools; frames could no longer be distinguished")]
     FramePoolIds,
 }

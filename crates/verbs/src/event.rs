@@ -205,30 +205,33 @@ unsafe fn source_of(kind: EventKind, element: ibv_async_event__bindgen_ty_1) -> 
     }
 }
 
-pub(crate) fn next(context: &Context) -> Result<Option<AsyncEvent>> {
-    let mut raw = MaybeUninit::<ibv_async_event>::zeroed();
-    loop {
-        // The library reads the descriptor and compares lengths (libibverbs/device.c): at the end of the file, which a
-        // device that is gone can come to, it fails and leaves errno as it was.
-        forget_last();
-        // SAFETY: the context is open and `raw` is writable.
-        if unsafe { ibv_get_async_event(context.raw(), raw.as_mut_ptr()) } == 0 {
-            break;
+impl Context {
+    /// The next asynchronous event, acknowledged; `None` when there is none now. Never waits.
+    pub fn async_event(&self) -> Result<Option<AsyncEvent>> {
+        let mut raw = MaybeUninit::<ibv_async_event>::zeroed();
+        loop {
+            // The library reads the descriptor and compares lengths (libibverbs/device.c): at the end of the file, which a
+            // device that is gone can come to, it fails and leaves errno as it was.
+            forget_last();
+            // SAFETY: the context is open and `raw` is writable.
+            if unsafe { ibv_get_async_event(self.raw(), raw.as_mut_ptr()) } == 0 {
+                break;
+            }
+            let source = last();
+            match source.kind() {
+                io::ErrorKind::Interrupted => {}
+                io::ErrorKind::WouldBlock => return Ok(None),
+                _ => return Err(Error::AsyncEvent { device: self.name().into(), source }),
+            }
         }
-        let source = last();
-        match source.kind() {
-            io::ErrorKind::Interrupted => {}
-            io::ErrorKind::WouldBlock => return Ok(None),
-            _ => return Err(Error::AsyncEvent { device: context.name().into(), source }),
-        }
+        // SAFETY: zero is a valid event, and the library has filled it in.
+        let mut raw = unsafe { raw.assume_init() };
+        // SAFETY: fresh from the library and not acknowledged.
+        let event = unsafe { AsyncEvent::read(&raw) };
+        // SAFETY: acknowledged once, right here.
+        unsafe { ibv_ack_async_event(&mut raw) };
+        Ok(Some(event))
     }
-    // SAFETY: zero is a valid event, and the library has filled it in.
-    let mut raw = unsafe { raw.assume_init() };
-    // SAFETY: fresh from the library and not acknowledged.
-    let event = unsafe { AsyncEvent::read(&raw) };
-    // SAFETY: acknowledged once, right here.
-    unsafe { ibv_ack_async_event(&mut raw) };
-    Ok(Some(event))
 }
 
 #[cfg(test)]

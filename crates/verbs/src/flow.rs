@@ -13,10 +13,9 @@ use std::sync::Arc;
 use ibverbs_sys::{ibv_flow, ibv_qp};
 
 pub use self::action::{EspAction, EspFlags, FlowAction};
-pub(crate) use self::attr::MAX_SPECS;
 pub use self::attr::{ActionSpec, FlowAttr, FlowKind};
 use crate::error::{created, from_code};
-use crate::{Context, Error, RawQueuePairHandle, Result, RssQueuePair, inline, keep_alive};
+use crate::{Context, Error, RawQueuePairHandle, Result, RssQueuePair, inline, leak};
 
 /// Where a flow's packets go. One that drops them needs a target as well, to name the device.
 #[derive(Clone)]
@@ -125,6 +124,6 @@ impl Drop for Flow {
     fn drop(&mut self) {
         let code = self.remove();
         let device = self.target.context().name();
-        keep_alive::keep("ibv_destroy_flow", device, code, || (self.target.clone(), self.actions.clone()));
+        leak::keep("ibv_destroy_flow", device, code, || (self.target.clone(), self.actions.clone()));
     }
 }

@@ -425,7 +425,7 @@ fn frame_count(bytes: usize, frame_bytes: u32) -> crate::Result<u32> {
     let count = bytes.checked_div(frame_bytes as usize).unwrap_or(0);
     match u32::try_from(count) {
         Ok(fits) if (1..=MAX_FRAMES).contains(&count) => Ok(fits),
-        _ => Err(Error::FrameSize { bytes, frame_bytes }),
+        _ => Err(Error::FrameSize { bytes, frame_bytes, most: MAX_FRAMES }),
     }
 }
 

@@ -57,8 +57,11 @@ mod attributes;
 mod chain;
 mod channel;
 mod completion;
+mod completion_fields;
 mod completion_queue;
+mod completion_queue_handle;
 mod context;
+mod counter_point;
 mod counters;
 mod device;
 mod domain;
@@ -68,12 +71,15 @@ mod event;
 mod flow;
 mod frame;
 mod inline;
-mod keep_alive;
+mod leak;
 mod memory;
+mod number;
 mod pause;
 mod queue_pair;
+mod queue_pools;
 mod raw_queue_pair;
 mod rss;
+mod send_operations;
 #[cfg(test)]
 mod testing;
 mod work_queue;
@@ -84,15 +90,14 @@ pub use attributes::{
     RssCaps, TsoCaps,
 };
 pub use channel::{CompletionChannel, CompletionEvent};
-pub use completion::{
-    Completion, CompletionFields, CompletionFlags, FlowTag, Opcode, Status, WorkCompletion,
-};
-pub use completion_queue::{
-    Batch, CompletionQueue, CompletionQueueBuilder, CompletionQueueHandle, MAX_COMPLETIONS,
-};
+pub use completion::{Completion, CompletionFlags, FlowTag, Opcode, Status, WorkCompletion};
+pub use completion_fields::CompletionFields;
+pub use completion_queue::{Batch, CompletionQueue, CompletionQueueBuilder, MAX_COMPLETIONS};
+pub use completion_queue_handle::CompletionQueueHandle;
 pub use context::{Clock, Context};
-pub use counters::{CounterPoint, CounterValues, Counters, ReadFlags};
-pub use device::{CreateChannel, Device, DeviceList, Guid, PortNumber, Provider, QueueNumber};
+pub use counter_point::CounterPoint;
+pub use counters::{CounterValues, Counters, ReadFlags};
+pub use device::{Device, DeviceList, Guid};
 pub use domain::{Domain, ParentDomain, ProtectionDomain, ThreadDomain};
 pub use errno::Errno;
 pub use error::{Error, Result};
@@ -103,15 +108,15 @@ pub use flow_spec::{
     VxlanMatch,
 };
 pub use frame::{Frame, FramePool, RegisteredFrames};
+pub use ibv_provider::{CreateChannel, Provider};
 /// The C structure that a [`Provider`] lists.
 pub use ibverbs_sys::ibv_device;
 /// The C structures that a [`CreateChannel`] function makes a channel of.
 pub use ibverbs_sys::{ibv_comp_channel, ibv_context};
-pub use keep_alive::MAX_POOLS;
 pub use memory::{Access, MemoryRegion};
-pub use queue_pair::{
-    QueuePairAttributes, QueuePairCaps, QueuePairFlags, QueuePairKind, QueuePairState, SendOperations,
-};
+pub use number::{PortNumber, QueueNumber};
+pub use queue_pair::{QueuePairAttributes, QueuePairCaps, QueuePairFlags, QueuePairKind, QueuePairState};
+pub use queue_pools::MAX_POOLS;
 pub use raw_queue_pair::{
     CompletedSend, IdleRawQueuePair, MAX_SEND_PARTS, Pieces, QueuedSend, RawQueuePair, RawQueuePairBuilder,
     RawQueuePairHandle, SENDS_PER_COMPLETION, SendBatch, SendFlags, SendRequest,
@@ -119,6 +124,7 @@ pub use raw_queue_pair::{
 pub use rss::{
     HASH_KEY_BYTES, HashConfig, HashFunction, IndirectionTable, RssQueuePair, RssQueuePairBuilder,
 };
+pub use send_operations::SendOperations;
 pub use work_queue::{
     MAX_RECEIVES, ReceiveQueue, SharedReceiveQueue, WorkQueue, WorkQueueBuilder, WorkQueueFlags,
     WorkQueueState,

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use ibverbs_sys::{ibv_access_flags, ibv_mr};
 
 use crate::error::{created, from_code};
-use crate::{Domain, Error, Result, StableMemory, keep_alive};
+use crate::{Domain, Error, Result, StableMemory, leak};
 
 bitflags::bitflags! {
     /// The accesses that a device has to registered memory besides reading it for sends (`ibv_access_flags`). There is no
@@ -131,7 +131,7 @@ impl Drop for MemoryRegion {
     fn drop(&mut self) {
         // SAFETY: `raw` came from a registration and is deregistered only here.
         let code = unsafe { ibverbs_sys::ibv_dereg_mr(self.raw.as_ptr()) };
-        keep_alive::keep("ibv_dereg_mr", self.domain.context().name(), code, || self.domain.clone());
+        leak::keep("ibv_dereg_mr", self.domain.context().name(), code, || self.domain.clone());
         if code == 0 {
             // SAFETY: dropped once, here; the device can no longer reach it. A refused deregistration leaks it.
             unsafe { ManuallyDrop::drop(&mut self.owner) };

@@ -21,12 +21,12 @@ use crate::chain::{ReceiveChain, taken_before};
 use crate::completion::wr_id_of;
 use crate::error::{errno_of, from_code};
 use crate::inline::SendFunctions;
-use crate::keep_alive::{QueuePools, QueueRegions};
 use crate::pause::Gates;
+use crate::queue_pools::{QueuePools, QueueRegions};
 use crate::{
     Completion, CompletionQueueHandle, Context, Domain, Error, Frame, FramePool, PortNumber, QueueNumber,
-    QueuePairAttributes, QueuePairCaps, RegisteredFrames, Result, SharedReceiveQueue, Status, inline,
-    keep_alive, queue_pair,
+    QueuePairAttributes, QueuePairCaps, RegisteredFrames, Result, SharedReceiveQueue, Status, inline, leak,
+    queue_pair,
 };
 
 mod builder;
@@ -504,7 +504,7 @@ impl Drop for RawQueuePairHandle {
     fn drop(&mut self) {
         // SAFETY: `raw` came from the creating verb, and flows to it and its owner held an `Arc` of this and are gone.
         let code = self.alone(|| unsafe { sys::ibv_destroy_qp(self.raw()) });
-        keep_alive::keep("ibv_destroy_qp", self.context().name(), code, || {
+        leak::keep("ibv_destroy_qp", self.context().name(), code, || {
             let completions = (Arc::clone(&self.send_completions), Arc::clone(&self.receive_completions));
             (self.domain.clone(), completions, self.shared_receives.clone(), self.regions.take())
         });

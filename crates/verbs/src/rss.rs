@@ -14,7 +14,7 @@ use ibverbs_sys::{
 use crate::error::{created, from_code};
 use crate::{
     Context, Domain, Error, HashFields, QueuePairAttributes, QueuePairFlags, QueuePairKind, Result,
-    WorkQueue, inline, keep_alive, queue_pair,
+    WorkQueue, inline, leak, queue_pair,
 };
 
 /// Most entries of an indirection table: beyond what any known device offers.
@@ -67,7 +67,7 @@ impl Drop for IndirectionTable {
     fn drop(&mut self) {
         // SAFETY: `raw` came from `create_rwq_ind_table`; queue pairs over it held an `Arc` of this and are gone.
         let code = unsafe { inline::destroy_rwq_ind_table(self.context.raw(), self.raw.as_ptr()) };
-        keep_alive::keep("ibv_destroy_rwq_ind_table", self.context.name(), code, || self.queues.clone());
+        leak::keep("ibv_destroy_rwq_ind_table", self.context.name(), code, || self.queues.clone());
     }
 }
 
@@ -243,7 +243,7 @@ impl Drop for RssQueuePair {
     fn drop(&mut self) {
         // SAFETY: `raw` came from `create_qp_ex`; flows to it held an `Arc` of this and are gone.
         let code = unsafe { sys::ibv_destroy_qp(self.raw()) };
-        keep_alive::keep("ibv_destroy_qp (RSS)", self.context().name(), code, || {
+        leak::keep("ibv_destroy_qp (RSS)", self.context().name(), code, || {
             (self.domain.clone(), Arc::clone(&self.table))
         });
     }

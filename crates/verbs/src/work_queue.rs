@@ -15,11 +15,9 @@ use ibverbs_sys::{
 
 use crate::chain::ReceiveChain;
 use crate::error::{created, from_code};
-use crate::keep_alive::{QueuePools, QueueRegions};
 use crate::pause::Gates;
-use crate::{
-    CompletionQueueHandle, Domain, Error, Frame, FramePool, QueueNumber, Result, inline, keep_alive,
-};
+use crate::queue_pools::{QueuePools, QueueRegions};
+use crate::{CompletionQueueHandle, Domain, Error, Frame, FramePool, QueueNumber, Result, inline, leak};
 
 /// Most receives of one queue: no known device offers more.
 pub const MAX_RECEIVES: u32 = 1 << 20;
@@ -203,7 +201,7 @@ impl Drop for WorkQueue {
             Some(_paused) => unsafe { inline::destroy_wq(context.raw(), self.raw()) },
             None => libc::EBUSY,
         };
-        keep_alive::keep("ibv_destroy_wq", context.name(), code, || {
+        leak::keep("ibv_destroy_wq", context.name(), code, || {
             (self.domain.clone(), Arc::clone(&self.completions), self.regions.take())
         });
     }
@@ -407,6 +405,6 @@ impl Drop for SharedReceiveQueue {
     fn drop(&mut self) {
         // SAFETY: `raw` came from `ibv_create_srq`; queue pairs on it held an `Arc` of this and are gone.
         let code = unsafe { sys::ibv_destroy_srq(self.raw()) };
-        keep_alive::keep("ibv_destroy_srq", self.domain.context().name(), code, || self.domain.clone());
+        leak::keep("ibv_destroy_srq", self.domain.context().name(), code, || self.domain.clone());
     }
 }

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use ibverbs_sys::{self as sys, ib_uverbs_flow_action_esp, ibv_flow_action, ibv_flow_action_esp_attr};
 
 use crate::error::created;
-use crate::{Context, Error, Result, inline, keep_alive};
+use crate::{Context, Error, Result, inline, leak};
 
 /// Bytes of the longest AES key.
 pub(crate) const MAX_AES_KEY_BYTES: usize = 32;
@@ -147,6 +147,6 @@ impl Drop for FlowAction {
     fn drop(&mut self) {
         // SAFETY: `raw` came from `create_flow_action_esp`; flows that name it held an `Arc` of this and are gone.
         let code = unsafe { inline::destroy_flow_action(self.context.raw(), self.raw()) };
-        keep_alive::keep("ibv_destroy_flow_action", self.context.name(), code, || Arc::clone(&self.context));
+        leak::keep("ibv_destroy_flow_action", self.context.name(), code, || Arc::clone(&self.context));
     }
 }

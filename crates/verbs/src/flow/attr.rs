@@ -127,7 +127,7 @@ impl FlowAttr {
     /// follows.
     pub(super) fn block(&self) -> Result<FlowBlock> {
         let count = self.spec_count();
-        let num_of_specs = u8::try_from(count).map_err(|_| Error::TooManySpecs { count })?;
+        let num_of_specs = u8::try_from(count).map_err(|_| Error::TooManySpecs { count, most: MAX_SPECS })?;
         let mut writer = Writer { bytes: vec![0; size_of::<ibv_flow_attr>()] };
         for (inner, spec) in &self.specs {
             writer.spec(*inner, spec);

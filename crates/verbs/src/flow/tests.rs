@@ -11,8 +11,8 @@ use ibverbs_sys::{
     ibv_flow_spec_action_tag, ibv_flow_spec_counter_action,
 };
 
-use super::attr::LEAD;
-use super::{ActionSpec, FlowAttr, FlowKind, MAX_SPECS};
+use super::attr::{LEAD, MAX_SPECS};
+use super::{ActionSpec, FlowAttr, FlowKind};
 use crate::{FlowTag, PortNumber};
 
 /// Header and specs, of the length in the header.

@@ -10,7 +10,7 @@ use ibverbs_sys::{self as sys, ibv_qp_init_attr_ex};
 use super::{IdleRawQueuePair, MAX_SENDS, RawQueuePairHandle};
 use crate::error::{created, from_code};
 use crate::inline::SendFunctions;
-use crate::keep_alive::{QueuePools, QueueRegions};
+use crate::queue_pools::{QueuePools, QueueRegions};
 use crate::{
     CompletionQueueHandle, Domain, Error, MAX_RECEIVES, QueueNumber, QueuePairCaps, QueuePairFlags,
     QueuePairKind, Result, SendOperations, SharedReceiveQueue, inline,

@@ -1,15 +1,14 @@
-//! What stays alive for the device: the memory of posted frames until their queue is destroyed, and the parents of an
-//! object that the library refused to destroy.
+//! The memory that a device may reach through a queue.
 //!
-//! The device may write to a posted frame, and read one being sent, as long as the queue exists, whatever happens to the
-//! pool. A queue keeps every region of which it was given frames, so it takes frames of a limited number of pools.
+//! The device may write to a posted frame, and read one being sent, as long as the queue exists, whatever happens
+//! to the pool. A queue keeps every region of which it was given frames, so it takes frames of a limited number of
+//! pools.
 
 use std::ffi::c_int;
 use std::mem;
 use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::error::from_code;
 use crate::{Domain, FramePool, MemoryRegion, RegisteredFrames};
 
 /// Most pools that one queue takes frames of.
@@ -121,23 +120,5 @@ impl QueuePools {
         let (lkey, is_writable) = (region.lkey(), region.is_writable());
         self.pools.push(QueuePool { id: frames.pool(), lkey, is_writable });
         Ok(lkey)
-    }
-}
-
-/// Logs a refused destruction. True if it was refused.
-pub(crate) fn log(verb: &'static str, device: &str, code: c_int) -> bool {
-    if code == 0 {
-        return false;
-    }
-    let error = from_code(code);
-    tracing::error!(device, verb, %error, "the device refused to release an object; it is leaked");
-    true
-}
-
-/// Logs a refused destruction and then keeps `parents` alive for good: an object that still exists may use them.
-/// `parents` are further references (`Arc` clones), so forgetting one means they are never released.
-pub(crate) fn keep<P>(verb: &'static str, device: &str, code: c_int, parents: impl FnOnce() -> P) {
-    if log(verb, device, code) {
-        mem::forget(parents());
     }
 }
