@@ -26,8 +26,8 @@ cargo:
 	@command -v $(CARGO) >/dev/null || { echo "cargo is missing: install Rust 1.89 or newer with rustup" >&2; exit 1; }
 
 run: deps-build ## build, then steer generated traffic on the soft NIC: no NIC, no privileges (ARGS='--for 10s')
-	$(CARGO) build --release --locked --package steerd
-	./target/release/steerd run --demo $(ARGS)
+	$(CARGO) build --profile try --no-default-features --locked --package steerd
+	./target/try/steerd run --demo $(ARGS)
 
 test: deps-build deps-test deps-promtool ## every test; with STEERD_CORPORA=DIR those that need the captures and rule sets too
 	@# The test of `make install` installs what is built, and `cargo test` builds neither the plugin nor the probe.

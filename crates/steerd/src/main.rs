@@ -29,6 +29,7 @@ use daemon::shutdown;
 use terminal::output;
 
 /// It returns freed memory to the kernel at once (`.cargo/config.toml`): a reload frees most of what it has allocated.
+#[cfg(feature = "jemalloc")]
 #[global_allocator]
 static HEAP: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
