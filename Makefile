@@ -29,10 +29,15 @@ run: deps-build ## build, then steer generated traffic on the soft NIC: no NIC, 
 	$(CARGO) build --profile try --no-default-features --locked --package steerd
 	./target/try/steerd run --demo $(ARGS)
 
+# Cargo builds a dependency once for each set of features, which depends on the packages of the command. These are those of
+# `cargo test --workspace`; PROGRAMS are only those that the conformance needs.
+EVERYTHING := --workspace --lib --bins --tests
+PROGRAMS   ?= --package softnic-preload --package conformance
+
 test: deps-build deps-test deps-promtool ## every test; with STEERD_CORPORA=DIR those that need the captures and rule sets too
-	@# The test of `make install` installs what is built, and `cargo test` builds neither the plugin nor the probe.
-	$(CARGO) build --locked --package softnic-preload --package conformance
-	$(CARGO) test --workspace --locked
+	@# The test of `make install` installs what is built, and `cargo test` leaves the plugin where it cannot be found.
+	$(CARGO) build --locked $(EVERYTHING)
+	.ci/test $(CARGO) test --workspace --locked
 
 # What is measured is what users build: incremental builds, which the environment may ask for, inline otherwise.
 budgets bench: export CARGO_INCREMENTAL := 0
@@ -58,22 +63,22 @@ soak-daemon: deps-build ## the daemon under traffic, reloads, scrapes, idle clie
 # libpcap with RDMA support, from a checkout that is given: Debian builds it without.
 LIBPCAP_BUILD := $(CURDIR)/target/libpcap
 conformance: deps-build deps-conformance $(if $(LIBPCAP),deps-libpcap) ## rdma-core's own tests, ibverbs-utils and perftest on the soft NIC (ROWS='part of a name', LIBPCAP=checkout for rdmasniff); our own suite on STEERD_TEST_DEVICE
+	$(CARGO) build --locked $(PROGRAMS)
 	@if [ -n "$(LIBPCAP)" ]; then \
 	  cmake -S "$(LIBPCAP)" -B $(LIBPCAP_BUILD) -DBUILD_WITH_LIBNL=OFF -DDISABLE_DBUS=ON -DDISABLE_BLUETOOTH=ON >/dev/null && \
 	  $(MAKE) -s -C $(LIBPCAP_BUILD) writecaptest findalldevstest >/dev/null; fi
 	@$(if $(LIBPCAP),export SOFTNIC_LIBPCAP=$(LIBPCAP_BUILD)/run;) if [ -z "$$STEERD_TEST_DEVICE" ]; then \
-	  $(CARGO) build --locked --package softnic-preload && \
 	  ./target/debug/softnic-conformance --report target/conformance $(ROWS); fi
-	$(CARGO) run --quiet --locked --package conformance -- $(CONFORMANCE_ARGS)
+	./target/debug/conformance $(CONFORMANCE_ARGS)
 
 conformance-libmlx5: deps-build ## records what the suite's rows answer on rdma-core's own mlx5 provider, and writes docs/reference/conformance.md
-	$(CARGO) build --locked --package softnic-preload --package conformance
+	$(CARGO) build --locked $(PROGRAMS)
 	./target/debug/softnic exec --method mlx5 --mtu 1500 --wire link:conformance:a -- \
 	  ./target/debug/conformance --device mlx5_0 --link conformance --record crates/conformance/src/libmlx5.tsv
-	$(CARGO) run --quiet --locked --package conformance -- --write-docs
+	./target/debug/conformance --write-docs
 
 releases: deps-build deps-releases ## the soft NIC under other releases of libibverbs (RDMA_CORE=checkout, RELEASES='v50.0 ..')
-	$(CARGO) build --locked --package softnic-preload --package conformance
+	$(CARGO) build --locked $(PROGRAMS)
 	CARGO=$(CARGO) crates/softnic-preload/releases.sh '$(RDMA_CORE)' $(RELEASES)
 
 # Where `make install` puts things; DESTDIR goes before all of it.
@@ -129,6 +134,7 @@ UNIT_EXPOSURE := 18
 lint: deps-build deps-test deps-promtool cargo-deny ## formatting, clippy, dependencies, unit file, alert rules
 	.ci/field-names --self-test && .ci/field-names
 	.ci/links
+	.ci/build-budgets --self-test && .ci/build-budgets
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --workspace --no-deps --locked --quiet
@@ -162,10 +168,8 @@ seeds_policy := crates/policy/tests/policies
 seeds_import := crates/policy/tests/listings
 seeds_provider := fuzz/seeds/provider
 
-fuzz: deps-build cargo-fuzz ## the fuzz targets for FUZZ_SECONDS each (FUZZ_TARGETS='provider'); crashes stay in fuzz/artifacts
-	@$(foreach target,$(FUZZ_TARGETS),mkdir -p fuzz/corpus/$(target) && \
-	  $(nightly) fuzz run --fuzz-dir fuzz $(target) fuzz/corpus/$(target) $(seeds_$(target)) -- \
-	    -max_total_time=$${FUZZ_SECONDS:-60} -max_len=4096 -len_control=0 -print_final_stats=1 &&) true
+fuzz: deps-build cargo-fuzz ## the fuzz targets for FUZZ_SECONDS each, one on each core (FUZZ_TARGETS='provider'); crashes stay in fuzz/artifacts
+	@CARGO='$(nightly)' .ci/fuzz $(foreach target,$(FUZZ_TARGETS),'$(strip $(target) $(seeds_$(target)))')
 
 # Leaks are not looked for: tests close contexts with objects in them, as programs that end do.
 asan: deps-build ## the tests of the crates with unsafe code, under the address sanitizer
@@ -191,7 +195,7 @@ define miri_ready
 endef
 
 loom: deps-build ## the rings and the flow table of softnic, in every order that the memory model allows
-	CARGO_TARGET_DIR=target/loom RUSTFLAGS='--cfg loom' $(CARGO) test --locked -p softnic --lib --release -- ring:: left_right::
+	CARGO_TARGET_DIR=target/loom RUSTFLAGS='--cfg loom' $(CARGO) test --locked -p softnic --lib --profile try -- ring:: left_right::
 
 cargo-fuzz:
 	@command -v cargo-fuzz >/dev/null || $(CARGO) install cargo-fuzz --locked --quiet --root $(TOOLS)

@@ -14,15 +14,22 @@ mod threads;
 pub use patience::Patience;
 pub use threads::{CpuTime, Sleeps, assert_wakes, thread_cpu_percent, thread_cpu_time, thread_sleeps};
 
-/// Reports on stderr that `what` is not tested on this machine, and why.
+/// Reports on stderr that `what` is not tested on this machine, and why. If the environment variable `NOT_RUN_LIST` names a
+/// file, the report is appended to it (`.ci/test` shows all of them after the last test).
 ///
 /// # Panics
-/// If the environment variable `CI` is set: there every test has to run.
+/// If the environment variable `CI` is set: there every test has to run. Also if `NOT_RUN_LIST` cannot be written.
 #[track_caller]
 pub fn not_run(what: &str, why: &str) {
     assert!(std::env::var_os("CI").is_none(), "{what} must run where CI is set: {why}");
     // Not `eprintln!`, whose output the test harness discards if the test passes.
     let _ = std::io::stderr().write_all(format!("NOT RUN: {what}: {why}\n").as_bytes());
+    if let Some(list) = std::env::var_os("NOT_RUN_LIST") {
+        // One write, because tests of several threads append.
+        let line = format!("{what}: {why}\n");
+        let file = std::fs::OpenOptions::new().append(true).create(true).open(&list);
+        file.and_then(|mut file| file.write_all(line.as_bytes())).expect("NOT_RUN_LIST can be written");
+    }
 }
 
 /// Whether this process runs only the test of this name (with the path of its modules). If not, a process of its own has
@@ -127,4 +134,31 @@ pub fn capture(frames: &[Vec<u8>]) -> Vec<u8> {
         file.extend(frame);
     }
     file
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn what_is_not_run_is_listed() {
+        let binary = std::env::current_exe().expect("this binary");
+        let folder = tempfile::tempdir().expect("a folder");
+        let list = folder.path().join("list");
+        let run = || {
+            let mut command = std::process::Command::new(&binary);
+            command.args(["--exact", "tests::child", "--ignored"]).env("NOT_RUN_LIST", &list);
+            command
+        };
+        for _ in 0..2 {
+            assert!(run().env_remove("CI").output().expect("it runs").status.success());
+        }
+        assert!(!run().env("CI", "true").output().expect("it runs").status.success());
+        let listed = std::fs::read_to_string(list).expect("a list");
+        assert_eq!(listed, "a tool: it is missing\n".repeat(2));
+    }
+
+    #[test]
+    #[ignore = "a process of the other test"]
+    fn child() {
+        super::not_run("a tool", "it is missing");
+    }
 }
