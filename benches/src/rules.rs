@@ -94,7 +94,7 @@ impl RuleSet {
     pub fn policy_text(&self) -> String {
         const HEAD: &str = "version = 1\ndefault = \"kernel\"\n[groups.a]\nworkers = \"all\"\n[groups.b]\nworkers = \"all\"\n";
         const ACTION: &str = "action = { steer = \"workers\" }";
-        let imported = policy::import::classbench(&self.filters_text()).policy_toml;
+        let imported = policy::import::classbench(&self.filters_text()).expect("filters").policy_toml;
         let rules = imported.find("[[rules]]").map_or("", |start| &imported[start..]);
         let parts: Vec<&str> = rules.split(ACTION).collect();
         assert_eq!(parts.len(), self.rules.len() + 1, "a rule for every filter of {}", self.name);

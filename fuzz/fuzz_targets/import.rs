@@ -11,7 +11,8 @@ const TEXT_TIME: Duration = Duration::from_secs(5);
 
 fuzz_target!(|text: &str| {
     let started = Instant::now();
-    for imported in [import::ethtool(text), import::classbench(text), import::nft(text)] {
+    let nft = import::nft(text, &import::NftOptions::default());
+    for imported in [import::ethtool(text), import::classbench(text), nft].into_iter().flatten() {
         let source = Source::new("imported.toml", imported.policy_toml);
         assert!(policy::parse(&source, &NoFiles).is_ok(), "{source:?}");
     }

@@ -16,7 +16,7 @@ const TEXT_TIME: Duration = Duration::from_secs(5);
 
 fuzz_target!(|data: (&str, &str, &[u8])| {
     let (text, other, frame) = data;
-    for imported in [import::ethtool(other), import::classbench(other)] {
+    for imported in [import::ethtool(other), import::classbench(other)].into_iter().flatten() {
         let source = Source::new("imported.toml", imported.policy_toml);
         assert!(policy::parse(&source, &NoFiles).is_ok(), "{source:?}");
     }

@@ -1,6 +1,6 @@
 //! Conversion of the rules of other tools into a policy: ClassBench filter sets ([`classbench`]), the output of
-//! `ethtool -n` and `ethtool --show-rxfh` ([`ethtool`]), and rule sets of nftables ([`nft`]). Pure functions of text whose result is always a valid policy;
-//! unsupported input is left out and noted with its line.
+//! `ethtool -n` and `ethtool --show-rxfh` ([`ethtool`]), and rule sets of nftables ([`nft`]). Pure functions of text whose result is a valid policy;
+//! unsupported input is left out and noted with its line. Text of another format is an error.
 
 mod classbench;
 mod ethtool;
@@ -14,7 +14,7 @@ use program::Word;
 
 pub use classbench::{ClassBench, classbench, classbench_with};
 pub use ethtool::ethtool;
-pub use nft::nft;
+pub use nft::{NftOptions, nft};
 
 /// A policy converted from something else.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,6 +23,15 @@ pub struct Imported {
     pub policy_toml: String,
     /// Differences from the input, in its order.
     pub notes: Vec<Note>,
+}
+
+/// The text is not of the format, so that there is no policy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WrongFormat {
+    /// The line of the input, from 1.
+    pub line: u32,
+    /// What is wrong, and how the format is made.
+    pub message: String,
 }
 
 /// A part of the input that the policy has in another form, or not at all.
@@ -35,6 +44,12 @@ pub struct Note {
 }
 
 impl fmt::Display for Note {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "line {}: {}", self.line, self.message)
+    }
+}
+
+impl fmt::Display for WrongFormat {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "line {}: {}", self.line, self.message)
     }

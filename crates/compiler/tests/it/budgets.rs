@@ -33,7 +33,7 @@ struct Set {
 impl Set {
     fn read(path: &Path, per_rule: usize) -> Self {
         let text = std::fs::read_to_string(path).expect("the set can be read");
-        let imported = classbench_with(&text, ClassBench { tcp_flags: false });
+        let imported = classbench_with(&text, ClassBench { tcp_flags: false }).expect("a filter set");
         let source = Source::new("set.toml", imported.policy_toml);
         let (policy, _) = policy::parse(&source, &NoFiles).expect("an imported policy parses");
         let mut random = Random(1);
@@ -314,7 +314,8 @@ fn every_set_can_be_installed() {
     let Some(folder) = test_support::corpora("rules") else { return };
     for name in SETS_1K.into_iter().chain(SETS_10K) {
         let text = std::fs::read_to_string(folder.join(name)).expect("the set can be read");
-        let imported = classbench_with(&text, ClassBench { tcp_flags: true }).policy_toml;
+        let imported =
+            classbench_with(&text, ClassBench { tcp_flags: true }).expect("a filter set").policy_toml;
         let group = imported.lines().find_map(|line| line.strip_prefix("[groups.")?.strip_suffix(']'));
         let group = group.expect("an imported policy has a group");
         let rest =

@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use packet::{IpProtocol, TCP_FLAGS, flag_pattern};
 use program::MAX_RULES;
 
-use super::{Imported, Keys, Note, line_number, masked_addresses, masked_ranges, quoted, rule};
+use super::{Imported, Keys, Note, WrongFormat, line_number, masked_addresses, masked_ranges, quoted, rule};
 
 /// Options for reading a filter set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,14 +41,18 @@ const ICMP: u8 = 1;
 const ICMPV6: u8 = 58;
 
 /// Converts a filter set; filter `n`, from 0, becomes the rule `rn`.
-#[must_use]
-pub fn classbench(text: &str) -> Imported {
+///
+/// # Errors
+/// No line is a filter.
+pub fn classbench(text: &str) -> Result<Imported, WrongFormat> {
     classbench_with(text, ClassBench::default())
 }
 
 /// As [`classbench`], with options.
-#[must_use]
-pub fn classbench_with(text: &str, options: ClassBench) -> Imported {
+///
+/// # Errors
+/// As [`classbench`].
+pub fn classbench_with(text: &str, options: ClassBench) -> Result<Imported, WrongFormat> {
     let mut imported = Imported { policy_toml: String::new(), notes: Vec::new() };
     let mut has_types = false;
     let mut count = 0usize;
@@ -80,8 +84,16 @@ pub fn classbench_with(text: &str, options: ClassBench) -> Imported {
         count += 1;
     }
     let allow = if has_types { ALLOW } else { "" };
+    if imported.policy_toml.is_empty() {
+        let (line, why) = match imported.notes.first() {
+            Some(note) => (note.line, format!(": {}", note.message)),
+            None => (1, String::new()),
+        };
+        let message = format!("not a ClassBench filter set, as no line is a filter{why}");
+        return Err(WrongFormat { line, message });
+    }
     imported.policy_toml.insert_str(0, &format!("{HEAD}{allow}{GROUP}"));
-    imported
+    Ok(imported)
 }
 
 /// One filter.

@@ -11,7 +11,7 @@ mod rss;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
-use super::{Imported, Keys, Note, line_number, masked_addresses, masked_ranges, quoted, rule};
+use super::{Imported, Keys, Note, WrongFormat, line_number, masked_addresses, masked_ranges, quoted, rule};
 use filter::{Filter, Target};
 use rss::Spread;
 
@@ -23,13 +23,19 @@ use crate::policy::{MAX_GROUPS, MAX_WORKER};
 ///
 /// Unmatched packets stay with the kernel, since `default = "rss"` would disconnect the host. The filters are ordered by
 /// location.
-#[must_use]
-pub fn ethtool(text: &str) -> Imported {
+///
+/// # Errors
+/// The text has no filter, no table and no heading of them.
+pub fn ethtool(text: &str) -> Result<Imported, WrongFormat> {
     let mut listing = Listing::default();
     for (index, line) in text.lines().enumerate() {
         listing.line(line_number(index), line);
     }
-    listing.finish()
+    if !listing.is_listing {
+        let message = "not a listing of ethtool (hint: use ethtool -n DEV, or ethtool -x DEV)".to_owned();
+        return Err(WrongFormat { line: 1, message });
+    }
+    Ok(listing.finish())
 }
 
 /// The sections found so far.
@@ -38,6 +44,8 @@ struct Listing {
     filters: Vec<Filter>,
     spreads: Vec<Spread>,
     notes: Vec<Note>,
+    /// Whether a filter, a table or a heading was found.
+    is_listing: bool,
     /// The section that the next lines belong to.
     part: Part,
     /// The context of the next table.
@@ -66,18 +74,22 @@ impl Listing {
             }
         } else if let Some(location) = text.strip_prefix("Filter:") {
             self.part = Part::Filter;
+            self.is_listing = true;
             self.filters.push(Filter::new(number, location.trim()));
         } else if text.starts_with("RX flow hash indirection table for") {
             self.part = Part::Spread;
+            self.is_listing = true;
             self.spreads.push(Spread::new(number, text, std::mem::take(&mut self.context)));
         } else if let Some((kind, _)) = text.split_once(" flows use these fields for computing Hash flow key")
         {
+            self.is_listing = true;
             self.part = Part::HashFields;
             note(format!("the hash fields of {} are left out: set `hash` in a group", quoted(kind)));
         } else if is_command(text) {
             self.part = Part::None;
             self.context = context_of(text).unwrap_or(0);
         } else if is_heading(text) {
+            self.is_listing = true;
             self.part = Part::None;
         } else {
             match self.part {

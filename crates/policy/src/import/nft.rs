@@ -17,7 +17,7 @@ use packet::{Field, IpProtocol};
 use program::{MAX_RULES, Match, RangeSet};
 use serde_json::{Map, Value};
 
-use super::{Imported, Note, quoted};
+use super::{Imported, Note, WrongFormat, quoted};
 use crate::{MAX_FILE_BYTES, NoFiles, Source};
 use condition::{Condition, Sets};
 use exceptions::{Exception, Exceptions};
@@ -41,29 +41,42 @@ const WITHOUT_VERDICT: [&str; 4] = ["counter", "comment", "log", "continue"];
 /// Family, table and name of a chain or a set.
 type Name<'v> = (&'v str, &'v str, &'v str);
 
+/// Choices for a rule set.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NftOptions {
+    /// The base chain to convert, as table/name or family/table/name; if left out, all that received packets meet.
+    pub chain: Option<String>,
+    /// The interface of the port; if left out, rules of any interface may apply.
+    pub interface: Option<String>,
+}
+
 /// Converts a rule set, or several.
-#[must_use]
-pub fn nft(text: &str) -> Imported {
-    let mut notes = Vec::new();
+///
+/// # Errors
+/// The text is not JSON of nft.
+pub fn nft(text: &str, _options: &NftOptions) -> Result<Imported, WrongFormat> {
+    let notes = Vec::new();
     let mut objects = Vec::new();
     for document in serde_json::Deserializer::from_str(text).into_iter::<Value>() {
         match document {
             Ok(mut document) => match document.get_mut("nftables").map(Value::take) {
                 Some(Value::Array(list)) => objects.extend(list),
-                _ => notes.push(note("not a rule set: it has no list `nftables`".to_owned())),
+                _ => {
+                    let message = "not a rule set: it has no list `nftables`".to_owned();
+                    return Err(WrongFormat { line: 1, message });
+                }
             },
             Err(error) => {
                 let line = u32::try_from(error.line()).unwrap_or(u32::MAX);
                 let message = format!("not JSON (hint: use nft -j list ruleset): {error}");
-                notes.push(Note { line, message });
-                break;
+                return Err(WrongFormat { line, message });
             }
         }
     }
     let ruleset = Ruleset::of(&objects);
     let mut writer = Writer::new(&ruleset, notes);
     writer.base_chain();
-    writer.finish()
+    Ok(writer.finish())
 }
 
 /// nft prints everything in one line.

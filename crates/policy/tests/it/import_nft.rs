@@ -8,11 +8,16 @@ use std::process::Stdio;
 
 use packet::build::FrameBuilder;
 use packet::{DeepKey, IpProtocol};
-use policy::import::{self, Imported};
+use policy::import::{self, Imported, NftOptions};
 use policy::policy::{Action, Policy};
 use policy::{NoFiles, Source};
 use program::Predicate;
 use proptest::prelude::*;
+
+/// A rule set without choices.
+fn nft(text: &str) -> Imported {
+    import::nft(text, &NftOptions::default()).expect("the format")
+}
 
 const LISTING: &str = include_str!("../listings/filter.json");
 
@@ -26,7 +31,7 @@ fn parsed(imported: &Imported) -> Policy {
 
 #[test]
 fn the_rules_of_a_firewall() {
-    let imported = import::nft(LISTING);
+    let imported = nft(LISTING);
     parsed(&imported);
     let notes = imported.notes.iter().fold(String::new(), |mut text, note| {
         writeln!(text, "{note}").expect("strings take text");
@@ -48,7 +53,7 @@ fn ipv4(src: [u8; 4], dst: [u8; 4]) -> FrameBuilder {
 
 #[test]
 fn packets_get_the_verdict_of_the_chain() {
-    let policy = parsed(&import::nft(LISTING));
+    let policy = parsed(&nft(LISTING));
     let (host, other) = ([192, 0, 2, 80], [198, 18, 0, 1]);
     let inside = [10, 1, 2, 3];
     for (frame, wanted) in [
@@ -91,7 +96,7 @@ fn sets_of_tcp_flags_are_choices_and_lists_are_flags() {
     const PSH: u8 = 8;
     const ACK: u8 = 16;
     const URG: u8 = 32;
-    let policy = parsed(&import::nft(LISTING));
+    let policy = parsed(&nft(LISTING));
     let ofs: [(&str, Meaning); 6] = [
         ("input-13", |flags| flags & (FIN | SYN) == FIN | SYN),
         ("input-14", |flags| flags & (SYN | ACK) == SYN),
@@ -122,7 +127,7 @@ fn packets_whose_transport_header_the_policy_misses_stay_with_the_kernel() {
     let mld = ipv6().protocol(IpProtocol::HOP_BY_HOP).build();
     let rest = ipv4([10, 1, 2, 3], [10, 1, 2, 4]).protocol(IpProtocol::ICMP).fragment(100, false).build();
     let of = |rules: &[&str]| {
-        let imported = import::nft(&ruleset("inet", "drop", rules));
+        let imported = nft(&ruleset("inet", "drop", rules));
         let policy = parsed(&imported);
         let names = [&mld, &rest].map(|frame| decided(&policy, frame).0);
         (names, imported.notes.iter().map(|note| note.message.clone()).collect::<Vec<_>>().join("\n"))
@@ -168,14 +173,14 @@ fn tests(left: &str, op: &str, right: &str) -> String {
 #[test]
 fn no_rule_drops_behind_a_missing_one_that_may_accept() {
     let port = tests("{\"payload\": {\"protocol\": \"tcp\", \"field\": \"dport\"}}", ">=", "1024");
-    let whole = parsed(&import::nft(&ruleset("ip", "drop", &[&port])));
+    let whole = parsed(&nft(&ruleset("ip", "drop", &[&port])));
     let last = whole.rules.last().expect("a rule");
     assert_eq!((last.name.as_str(), last.action), ("policy", Action::Drop));
     assert_eq!(whole.default, Action::Kernel, "other families than that of the table");
     let state = tests("{\"ct\": {\"key\": \"state\"}}", "in", "\"established\"");
     let drops = "{\"drop\": null}";
     let names = |missing: &str| {
-        let imported = import::nft(&ruleset("ip", "drop", &[&port, missing, drops]));
+        let imported = nft(&ruleset("ip", "drop", &[&port, missing, drops]));
         let policy = parsed(&imported);
         let names: Vec<String> = policy.rules.iter().map(|rule| rule.name.clone()).collect();
         (names.join(" "), imported.notes.into_iter().map(|note| note.message).collect::<Vec<_>>())
@@ -188,7 +193,7 @@ fn no_rule_drops_behind_a_missing_one_that_may_accept() {
     // Of many, the first are named.
     let accepts = state.replace("drop", "accept");
     let many: Vec<&str> = std::iter::once(&*accepts).chain(std::iter::repeat_n(drops, 40)).collect();
-    let notes = import::nft(&ruleset("ip", "drop", &many)).notes;
+    let notes = nft(&ruleset("ip", "drop", &many)).notes;
     assert!(
         notes[1].message.starts_with("41 of the rules")
             && notes[1].message.contains(" and 25 more), because "),
@@ -214,12 +219,12 @@ fn vmap(protocol: &str, field: &str, pairs: &str) -> String {
 fn a_pair_without_a_counterpart_is_left_out_alone() {
     let pairs = "[\"syn\", {\"drop\": null}], [\"x\", {\"accept\": null}], [\"rst\", {\"drop\": null}]";
     let map = vmap("tcp", "flags", pairs);
-    let imported = import::nft(&ruleset("ip", "accept", &[&map]));
+    let imported = nft(&ruleset("ip", "accept", &[&map]));
     assert_eq!(parsed(&imported).rules.len(), 1, "{}", imported.policy_toml);
     let notes: Vec<&str> = imported.notes.iter().map(|note| note.message.as_str()).collect();
     assert_eq!(notes[0], "\"x\" of rule 0 of ip t c is left out: not TCP flags: \"x\"");
     assert!(notes[1].starts_with("1 of the rules that drop"), "{notes:?}");
-    let imported = import::nft(&ruleset("ip", "accept", &[&map.replace("accept", "drop")]));
+    let imported = nft(&ruleset("ip", "accept", &[&map.replace("accept", "drop")]));
     assert_eq!(parsed(&imported).rules.len(), 2, "{}", imported.policy_toml);
 }
 
@@ -227,7 +232,7 @@ fn a_pair_without_a_counterpart_is_left_out_alone() {
 fn more_pairs_than_a_policy_has_rules_are_left_out() {
     let pair = |port: u32| format!("[{}, {{\"accept\": null}}]", port % 65_536);
     let pairs = (0..70_000).map(pair).collect::<Vec<_>>().join(", ");
-    let imported = import::nft(&ruleset("ip", "drop", &[&vmap("udp", "dport", &pairs), "{\"drop\": null}"]));
+    let imported = nft(&ruleset("ip", "drop", &[&vmap("udp", "dport", &pairs), "{\"drop\": null}"]));
     let policy = parsed(&imported);
     assert!(policy.rules.len() <= program::MAX_RULES, "{}", policy.rules.len());
     assert!(policy.rules.len() + 4 > program::MAX_RULES, "{}", policy.rules.len());
@@ -255,7 +260,7 @@ fn what_the_language_cannot_express_is_left_out() {
         ),
         ("{\"jump\": {\"target\": \"c\"}}".to_owned(), "chains call each other too deep"),
     ] {
-        let imported = import::nft(&ruleset("ip", "accept", &[&rule]));
+        let imported = nft(&ruleset("ip", "accept", &[&rule]));
         assert!(parsed(&imported).rules.is_empty(), "{}", imported.policy_toml);
         assert!(
             imported.notes.iter().any(|note| note.message.contains(reason)),
@@ -269,7 +274,7 @@ fn what_the_language_cannot_express_is_left_out() {
 fn chains_that_call_each_other_have_an_end() {
     let jump = "{\"jump\": {\"target\": \"c\"}}";
     let started = test_support::CpuTime::now();
-    let imported = import::nft(&ruleset("ip", "accept", &[jump, jump, "{\"drop\": null}", jump]));
+    let imported = nft(&ruleset("ip", "accept", &[jump, jump, "{\"drop\": null}", jump]));
     parsed(&imported);
     assert!(started.elapsed() < std::time::Duration::from_secs(2), "{:?}", started.elapsed());
 }
@@ -287,8 +292,8 @@ fn the_installed_nft_prints_what_is_read() {
     if !output.status.success() || !matches!(written, Some(Ok(()))) {
         return test_support::not_run("nft", &String::from_utf8_lossy(&output.stderr));
     }
-    let listed = import::nft(&String::from_utf8_lossy(&output.stdout));
-    assert_eq!(listed, import::nft(LISTING));
+    let listed = nft(&String::from_utf8_lossy(&output.stdout));
+    assert_eq!(listed, nft(LISTING));
 }
 
 proptest! {
@@ -299,13 +304,17 @@ proptest! {
             "0", "9", "@", "x", "null", "[", "]", "{", "}", ",", "\"", "drop", "tcp", "ip6", "goto", "range", "in", "!=",
         ])), 0..6),
     ) {
-        parsed(&import::nft(&text));
+        if let Ok(imported) = import::nft(&text, &NftOptions::default()) {
+            parsed(&imported);
+        }
         let mut listing = LISTING.to_owned();
         for (at, change) in changes {
             let at = at.min(listing.len());
             let to = (at + change.len()).min(listing.len());
             listing.replace_range(at..to, change);
         }
-        parsed(&import::nft(&listing));
+        if let Ok(imported) = import::nft(&listing, &NftOptions::default()) {
+            parsed(&imported);
+        }
     }
 }

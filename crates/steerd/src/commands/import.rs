@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::Path;
 
-use policy::import::{Imported, classbench, ethtool, nft};
+use policy::import::{Imported, NftOptions, classbench, ethtool, nft};
 use serde::Serialize;
 
 use crate::cli::{Format, Import, ImportArgs};
@@ -33,11 +33,15 @@ struct Unsupported {
 pub(crate) fn run(args: &ImportArgs) -> Result<(), Error> {
     let mut input = Input::default();
     args.files.iter().try_for_each(|path| input.add(path))?;
-    let Imported { policy_toml, notes } = match args.kind {
+    let imported = match args.kind {
         Import::Classbench => classbench(&input.text),
         Import::Ethtool => ethtool(&input.text),
-        Import::Nft => nft(&input.text),
+        Import::Nft => nft(&input.text, &NftOptions::default()),
     };
+    let Imported { policy_toml, notes } = imported.map_err(|wrong| {
+        let (file, line) = input.place(wrong.line);
+        Error::Import { path: file.into(), message: format!("line {line}: {}", wrong.message) }
+    })?;
     if args.format == Format::Json {
         let place = |note: &policy::import::Note| {
             let (file, line) = input.place(note.line);

@@ -34,7 +34,7 @@ const SETS: [(&str, usize); 9] = [
 
 fn policy(folder: &Path, set: &str, options: ClassBench) -> Policy {
     let text = fs::read_to_string(folder.join(set)).unwrap_or_else(|error| panic!("{set}: {error}"));
-    let imported = import::classbench_with(&text, options);
+    let imported = import::classbench_with(&text, options).expect("a filter set");
     let source = Source::new(format!("{set}.toml"), imported.policy_toml);
     let (policy, _) = policy::parse(&source, &NoFiles).unwrap_or_else(|bad| panic!("{set}: {bad}"));
     policy

@@ -39,7 +39,7 @@ fn explain_names_the_expected_rule_for_every_packet_of_the_trace() {
     let Some(rules) = support::corpora("rules") else { return };
     let read = |name: &str| std::fs::read_to_string(rules.join(name)).expect("the corpora are there");
     // The expectations leave TCP flags out.
-    let imported = classbench_with(&read("acl_1k"), ClassBench { tcp_flags: false });
+    let imported = classbench_with(&read("acl_1k"), ClassBench { tcp_flags: false }).expect("a filter set");
     let source: Arc<Source> = Arc::new(Source::new("acl_1k", imported.policy_toml));
     let (policy, _) = policy::parse(&source, &NoFiles).expect("a policy");
     let trace = read("acl_1k_trace");
