@@ -33,8 +33,6 @@ mod rss;
 mod slab;
 mod state;
 mod stats;
-#[cfg(test)]
-mod testing;
 pub mod wire;
 mod work;
 

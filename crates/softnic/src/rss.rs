@@ -85,12 +85,10 @@ impl<Q: Copy + PartialEq> Rss<Q> {
 mod tests {
     use std::collections::HashMap;
     use std::net::IpAddr;
-    use std::path::PathBuf;
 
     use packet::build::FrameBuilder;
 
     use super::*;
-    use crate::testing::not_run;
 
     fn frame(src: IpAddr, dst: IpAddr, src_port: u16, dst_port: u16) -> FlowKey {
         FlowKey::of(&FrameBuilder::new().ip(src, dst).tcp(src_port, dst_port, 2).build())
@@ -164,14 +162,8 @@ mod tests {
     /// The known answers of Microsoft's verification suite, and those of the symmetric key.
     #[test]
     fn the_hash_points_where_the_known_answers_say() {
-        let Some(folder) = std::env::var_os("STEERD_CORPORA").map(PathBuf::from) else {
-            not_run(
-                "the_hash_points_where_the_known_answers_say: STEERD_CORPORA is not set",
-                "CI has to set STEERD_CORPORA",
-            );
-            return;
-        };
-        let text = std::fs::read_to_string(folder.join("rss/toeplitz_kat.json")).unwrap();
+        let Some(folder) = test_support::corpora("rss") else { return };
+        let text = std::fs::read_to_string(folder.join("toeplitz_kat.json")).unwrap();
         let answers: serde_json::Value = serde_json::from_str(&text).unwrap();
         let table: Vec<u32> = (0..128).collect();
         let vectors = answers["vectors"].as_array().unwrap();

@@ -15,9 +15,9 @@ use packet::offload::OFFLOAD_HEADER_BYTES;
 use rustix::thread::{
     CapabilitySet, CapabilitySets, UnshareFlags, capabilities, set_capabilities, unshare_unsafe,
 };
+use test_support::not_run;
 
 use super::*;
-use crate::testing::not_run;
 use crate::wire::Checksum;
 
 /// How long a frame may take through a veth pair on a busy machine.
@@ -55,7 +55,7 @@ fn in_namespace_by(hand_over: HandOver, name: &str, test: fn()) {
     match thread.join() {
         Ok(Ok(())) => {}
         Ok(Err(reason)) => {
-            not_run(&format!("af_packet {name}: {reason}"), "CI has to run this as root with `ip`");
+            not_run(&format!("af_packet {name}"), &format!("it needs root and `ip`: {reason}"));
         }
         Err(panic) => std::panic::resume_unwind(panic),
     }
@@ -424,7 +424,7 @@ fn datagrams_that_the_kernel_left_uncut_are_split() {
         for checksums in ["noudpcsum", "udpcsum"] {
             let tunnel = "vxlan id 7 local 10.9.9.1 remote 10.9.9.2 dstport 4789 dev left";
             if let Err(reason) = ip(&format!("link add tunnel type {tunnel} {checksums}")) {
-                return not_run(&format!("merged frames in VXLAN: {reason}"), "CI needs a kernel with VXLAN");
+                return not_run("merged frames in VXLAN", &format!("it needs a kernel with VXLAN: {reason}"));
             }
             ip("link set tunnel addrgenmode none").unwrap();
             ip("link set tunnel up").unwrap();
@@ -508,7 +508,7 @@ fn errors_of_opening_contain_a_remedy() {
         }
         ip("tuntap add dev tun0 mode tun").map_or_else(
             |reason| {
-                not_run(&format!("an interface that is not Ethernet: {reason}"), "CI needs /dev/net/tun");
+                not_run("an interface that is not Ethernet", &format!("it needs /dev/net/tun: {reason}"));
             },
             |()| assert!(matches!(open("tun0").unwrap_err(), WireError::NotEthernet { .. })),
         );

@@ -138,10 +138,9 @@ fn while_another_user_holds(end: LinkEnd, test: impl FnOnce()) {
     };
     match std::thread::spawn(bind_name).join().unwrap() {
         Ok(_socket) => test(),
-        Err(error) => crate::testing::not_run(
-            &format!("a link's name held by another user: {error}"),
-            "CI has to run this as root",
-        ),
+        Err(error) => {
+            test_support::not_run("a link's name held by another user", &format!("it needs root: {error}"));
+        }
     }
 }
 

@@ -7,7 +7,6 @@ use std::time::Duration;
 use proptest::prelude::*;
 
 use super::*;
-use crate::testing::not_run;
 
 /// Writes numbers in one byte order.
 #[derive(Clone, Copy)]
@@ -277,12 +276,9 @@ fn errors_name_the_packet_that_cannot_be_replayed() {
 /// The captures of the corpora, if `STEERD_CORPORA` says where they are.
 #[test]
 fn the_corpora_replay_in_full() {
-    let Some(folder) = std::env::var_os("STEERD_CORPORA").map(PathBuf::from) else {
-        not_run("the_corpora_replay_in_full: STEERD_CORPORA is not set", "CI has to set STEERD_CORPORA");
-        return;
-    };
-    let mut wire = PcapWire::open(&config(&folder.join("pcaps"), PcapMode::Once)).unwrap();
-    let manifest = fs::read_to_string(folder.join("pcaps/MANIFEST.tsv")).unwrap();
+    let Some(folder) = test_support::corpora("pcaps") else { return };
+    let mut wire = PcapWire::open(&config(&folder, PcapMode::Once)).unwrap();
+    let manifest = fs::read_to_string(folder.join("MANIFEST.tsv")).unwrap();
     let packets = |line: &str| line.split('\t').nth(3).unwrap().parse::<usize>().unwrap();
     let expected: usize = manifest.lines().skip(1).map(packets).sum();
     let mut frames = 0;

@@ -130,7 +130,7 @@ fn an_interface_that_cannot_be_attached_to_is_retried_and_logged_once() {
         until(WireState::Down, &mut right);
         // Not Ethernet, and so no interface for this wire.
         if let Err(reason) = ip("tuntap add dev right mode tun") {
-            return not_run(&format!("an interface that is not Ethernet: {reason}"), "CI needs /dev/net/tun");
+            return not_run("an interface that is not Ethernet", &format!("it needs /dev/net/tun: {reason}"));
         }
         ip("link set right up").unwrap();
         let start = Instant::now();
