@@ -195,10 +195,14 @@ define miri_ready
 endef
 
 loom: deps-build ## the rings and the flow table of softnic, in every order that the memory model allows
-	CARGO_TARGET_DIR=target/loom RUSTFLAGS='--cfg loom' $(CARGO) test --locked -p softnic --lib --profile try -- ring:: left_right::
+	CARGO_TARGET_DIR=target/loom RUSTFLAGS='--cfg loom' CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 \
+	  CARGO_PROFILE_RELEASE_DEBUG=0 $(CARGO) test --locked -p softnic --lib --release -- ring:: left_right::
+
+# Without optimisation: each runs for seconds, and building it takes minutes.
+install_tool = CARGO_PROFILE_DEV_DEBUG=0 $(CARGO) install --locked --quiet --debug --root $(TOOLS)
 
 cargo-fuzz:
-	@command -v cargo-fuzz >/dev/null || $(CARGO) install cargo-fuzz --locked --quiet --root $(TOOLS)
+	@command -v cargo-fuzz >/dev/null || $(install_tool) cargo-fuzz
 
 cargo-deny:
-	@command -v cargo-deny >/dev/null || $(CARGO) install cargo-deny --locked --quiet --root $(TOOLS)
+	@command -v cargo-deny >/dev/null || $(install_tool) cargo-deny
