@@ -313,14 +313,18 @@ impl Sets {
         if refused.is_empty() || !is_news {
             return (count, others);
         }
-        if count > 1 && refused.len() == count {
+        // Items with a hint of their own are of this kind, and written wrongly.
+        if count > 1 && refused.len() == count && refused.iter().all(|(_, why)| why.0.is_none()) {
             // The set is of another kind and was named by mistake: the error points at the use, not at every item.
             let message = format!("no item of the set `{}` is {}", this.name, kind.name());
             let hint = match this.items {
                 Items::Inline(..) => {
                     format!("its first item is `{}`; {}", shortened(this.items.text(0)), kind.hint())
                 }
-                Items::File(..) => kind.hint().to_owned(),
+                Items::File(..) => {
+                    let place = this.items.place(0);
+                    format!("its first value is in {}:{}; {}", place.file(), place.line(), kind.hint())
+                }
             };
             let error = named.error(message, format!("expects {}", kind.name()));
             reader.push(error.hint(hint));
@@ -456,6 +460,13 @@ impl Sets {
 /// Whether a line of a file is nearly an address. Other lines are not quoted in messages: the file may not be a list at
 /// all, and the reader of the message may not be allowed to see it.
 fn looks_like_an_address(text: &str) -> bool {
+    match text.split_once('-') {
+        Some((first, last)) => is_nearly_an_address(first.trim()) && is_nearly_an_address(last.trim()),
+        None => is_nearly_an_address(text),
+    }
+}
+
+fn is_nearly_an_address(text: &str) -> bool {
     let (address, length) = text.split_once('/').unwrap_or((text, ""));
     let octets = || address.split('.');
     let is_octet = |octet: &str| (1..=3).contains(&octet.len()) && octet.bytes().all(|b| b.is_ascii_digit());

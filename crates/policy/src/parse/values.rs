@@ -348,8 +348,43 @@ fn mac_address(text: &str) -> Parsed<MacAddr> {
     text.parse().map_err(|_| Refused(None))
 }
 
-/// An address, a prefix, or a range of addresses, as its first and last address.
+/// An address, a prefix, or a range of addresses, as its first and last address. IPv4-mapped addresses are refused: a list of
+/// them is one of IPv4 addresses. The prefix of all of them is not, which lists of invalid addresses contain.
 fn address(text: &str) -> Parsed<(IpAddr, IpAddr)> {
+    let (first, last) = addresses(text)?;
+    match (mapped(first), mapped(last)) {
+        (Some(low), Some(high)) if (low, high) != (Ipv4Addr::UNSPECIFIED, Ipv4Addr::BROADCAST) => {
+            Err(Refused(Some(format!(
+                "no packet has an IPv4-mapped address, which stands for IPv4 in programs only: write {}",
+                as_written(text, low, high)
+            ))))
+        }
+        _ => Ok((first, last)),
+    }
+}
+
+/// The IPv4 address that an IPv4-mapped IPv6 address stands for (RFC 4291, 2.5.5.2). Such addresses are for the interface of
+/// programs and not for packets (RFC 6890, 2.2.3, "Forwardable: False").
+fn mapped(address: IpAddr) -> Option<Ipv4Addr> {
+    match address {
+        IpAddr::V4(_) => None,
+        IpAddr::V6(v6) => v6.to_ipv4_mapped(),
+    }
+}
+
+/// IPv4 addresses in the notation of a text: one, a prefix, or a range.
+fn as_written(text: &str, low: Ipv4Addr, high: Ipv4Addr) -> String {
+    let hosts = u32::from(low) ^ u32::from(high);
+    if low == high {
+        low.to_string()
+    } else if text.contains('/') {
+        format!("{low}/{}", hosts.leading_zeros())
+    } else {
+        format!("{low}-{high}")
+    }
+}
+
+fn addresses(text: &str) -> Parsed<(IpAddr, IpAddr)> {
     if let Some((low, high)) = text.split_once('-') {
         let (low, high) = (ip(low.trim())?, ip(high.trim())?);
         return match (low, high) {

@@ -221,3 +221,36 @@ fn a_text_from_a_reader_has_a_limit_and_a_name() {
         "{latin}"
     );
 }
+
+/// Its lines are like those of another kind of list: the policy is wrong, or the file.
+#[test]
+fn a_file_of_another_kind_of_values_is_named_with_its_line() {
+    let message = refused(with_set("{ file = \"s.txt\" }", "# ports\n\n22\n443\n"));
+    let wanted = "p.toml:6:17: error: no item of the set `s` is an address (its first value is in s.txt:3; ";
+    assert!(message.starts_with(wanted), "{message}");
+}
+
+/// As `ipset save` and logs of IPv6 sockets write IPv4 addresses; no packet has them.
+#[test]
+fn ipv4_mapped_addresses_are_refused_with_the_ipv4_form() {
+    let why = "no packet has an IPv4-mapped address, which stands for IPv4 in programs only";
+    let message = refused(with_set("{ file = \"s.txt\" }", "192.0.2.1\n::ffff:198.51.100.0/120\n"));
+    let wanted = format!(
+        "s.txt:2:1: error: `::ffff:198.51.100.0/120` in the set `s` is not an address ({why}: write 198.51.100.0/24)"
+    );
+    assert_eq!(message, wanted);
+    // A list of nothing else is not of another kind.
+    let message = refused(with_set("{ file = \"s.txt\" }", "::ffff:198.51.100.1\n::ffff:198.51.100.2\n"));
+    assert!(message.contains("s.txt:1:1: ") && message.contains("write 198.51.100.2)"), "{message}");
+    for matches in [
+        "src = '::ffff:198.51.100.1'",
+        "dst = { not = '::ffff:c633:6401' }",
+        "dst = ['2001:db8::1', '::ffff:198.51.100.1-::ffff:198.51.100.9']",
+        "inner = { src = '::ffff:198.51.100.1' }",
+    ] {
+        let text = format!("version = 1\n[[rules]]\nname = 'x'\nmatch = {{ {matches} }}\naction = 'drop'\n");
+        assert!(refused(parse(&text, &[])).contains(why), "{matches}");
+    }
+    let all = format!("version = 1\n[sets]\ns = ['::ffff:0:0/96', '100::/64']\n{RULE}");
+    parse(&all, &[]).expect("a list of what must not be on a wire");
+}

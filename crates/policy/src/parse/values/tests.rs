@@ -23,6 +23,17 @@ fn bad_addresses_give_the_reason() {
     assert_eq!(why("10.0.0.0/33"), "a prefix has at most 32 bits");
     assert_eq!(why("10.0.0.2-10.0.0.1"), "the range is reversed: write 10.0.0.1-10.0.0.2");
     assert_eq!(why("10.0.0.2-::1"), "both ends of a range must be IPv4, or both IPv6");
+    let mapped = |written: &str| {
+        format!(
+            "no packet has an IPv4-mapped address, which stands for IPv4 in programs only: write {written}"
+        )
+    };
+    assert_eq!(why("::ffff:198.51.100.1"), mapped("198.51.100.1"));
+    assert_eq!(why("::ffff:c633:6401/128"), mapped("198.51.100.1"));
+    assert_eq!(why("::ffff:198.51.100.0/120"), mapped("198.51.100.0/24"));
+    assert_eq!(why("::ffff:198.51.100.1 - ::ffff:198.51.100.9"), mapped("198.51.100.1-198.51.100.9"));
+    // Lists of addresses that must not be on a wire name the whole of them.
+    assert!(address("::ffff:0:0/96").is_ok() && address("::/64").is_ok() && address("::1.2.3.4").is_ok());
     for text in ["", "10.0.0", "10.0.0.0/", "10.0.0.0/+8", "/8", "-", "10.0.0.0/8/8", "example.org"] {
         assert_eq!(address(text), Err(Refused(None)), "{text}");
     }
