@@ -128,7 +128,8 @@ fn split(rule: RuleDefinition) -> Vec<RuleDefinition> {
     vec![named("", ipv4), named(IPV6_SUFFIX, ipv6), behind]
 }
 
-/// The same match with the conditions on the fields behind extension headers.
+/// The same match with the conditions on the fields behind extension headers. The number of such a header stays a value of the
+/// protocol there: it is that of packets whose headers cannot be read to their end.
 fn behind(matches: &Match) -> Match {
     let mut behind = matches.clone();
     for (field, values) in matches.values() {
@@ -136,7 +137,6 @@ fn behind(matches: &Match) -> Match {
             behind.remove(&[field]);
             match field {
                 Field::Protocol if is_any(values) => {}
-                Field::Protocol => behind.set(extended, without_extensions(values)),
                 _ => behind.set(extended, values.clone()),
             }
         }

@@ -797,14 +797,15 @@ fn rules_that_skip_extension_headers_have_a_part_behind_them() {
     assert!(problems(text, &twice).contains("`ipv6_extensions` is given twice"));
 }
 
-/// The number of an extension header is a protocol of IPv4 packets, but none of IPv6 packets.
+/// The number of an extension header is a protocol of IPv4 packets, and of IPv6 packets whose headers cannot be read to their
+/// end.
 #[test]
-fn protocols_that_are_extension_headers_are_of_ipv4_only() {
+fn protocols_that_are_extension_headers_are_of_ipv4_or_of_headers_that_are_not_read() {
     let top = "ipv6_extensions = \"skip\"";
     let (rules, _) = skipping(top, "match = { protocol = [\"udp\", \"ah\"] }\naction = \"drop\"");
     let [ipv4, ipv6, behind] = &rules[..] else { panic!("{rules:?}") };
     assert_eq!([ipv4, ipv6], ["r: ipv4 and protocol udp,ah", "r~ipv6: ipv6 and protocol udp"]);
-    assert!(behind.ends_with("ext_protocol udp"), "{behind}");
+    assert!(behind.ends_with("ext_protocol udp,ah"), "{behind}");
     let (rules, _) =
         skipping(top, "match = { family = \"ipv6\", protocol = [\"udp\", \"ah\"] }\naction = \"drop\"");
     assert_eq!((rules.len(), &*rules[0]), (2, "r: ipv6 and protocol udp"));

@@ -119,11 +119,11 @@ fn meets(m: &Match, k: &FlowKey, t: &TunnelKey) -> bool {
 /// The numbers of extension headers that rules skip.
 const EXTENSIONS: [u8; 5] = [0, 43, 44, 51, 60];
 
-/// The key of a frame behind its extension headers: the first header that is none is taken for the one behind the IP
-/// header; and whether there is one.
-fn skipped(frame: &[u8], key: &FlowKey) -> (FlowKey, bool) {
+/// The key of a frame behind its extension headers: the first header that is none, or that is not read, is taken for the one
+/// behind the IP header.
+fn skipped(frame: &[u8], key: &FlowKey) -> FlowKey {
     if !key.layers.contains(L::IPV6) || !EXTENSIONS.contains(&key.protocol) {
-        return (*key, true);
+        return *key;
     }
     let tags = key.layers.iter().filter(|layer| [L::VLAN, L::INNER_VLAN].contains(layer)).count();
     let ip = &frame[14 + 4 * tags..];
@@ -147,8 +147,7 @@ fn skipped(frame: &[u8], key: &FlowKey) -> (FlowKey, bool) {
         at += bytes;
     }
     if EXTENSIONS.contains(&protocol) || is_later {
-        let whole = !EXTENSIONS.contains(&protocol);
-        return (FlowKey { protocol, ..*key }, whole);
+        return FlowKey { protocol, ..*key };
     }
     // What follows, as a packet without extension headers.
     let upper = FrameBuilder::new().ipv6(Ipv6Addr::LOCALHOST, Ipv6Addr::LOCALHOST);
@@ -156,12 +155,11 @@ fn skipped(frame: &[u8], key: &FlowKey) -> (FlowKey, bool) {
     let found = FlowKey::of(&upper.build());
     let layers = key.layers | found.layers & (L::TCP | L::UDP | L::ICMPV6);
     let FlowKey { src_port, dst_port, tcp_flags, icmp_type, icmp_code, .. } = found;
-    (FlowKey { layers, protocol, src_port, dst_port, tcp_flags, icmp_type, icmp_code, ..*key }, true)
+    FlowKey { layers, protocol, src_port, dst_port, tcp_flags, icmp_type, icmp_code, ..*key }
 }
 
 /// Whether a rule that skips extension headers matches.
 fn meets_skipping(m: &Match, frame: &[u8], key: &DeepKey) -> bool {
-    let (behind, has_end) = skipped(frame, &key.outer);
     let protocols = m.get(F::Protocol).filter(|set| !(0..=255).all(|number| set.contains(number)));
     // A rule without conditions on what follows looks at no header behind them.
     let is_on_headers =
@@ -170,7 +168,7 @@ fn meets_skipping(m: &Match, frame: &[u8], key: &DeepKey) -> bool {
         (0..=255u8).any(|number| set.contains(number.into()) && !EXTENSIONS.contains(&number))
     });
     match (protocols.is_some() || is_on_headers) && others {
-        true => has_end && meets(m, &behind, &key.tunnel),
+        true => meets(m, &skipped(frame, &key.outer), &key.tunnel),
         false => meets(m, &key.outer, &key.tunnel),
     }
 }
