@@ -3,11 +3,13 @@
 
 use std::io;
 use std::ops::{Deref, DerefMut, Range};
+use std::path::PathBuf;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use stable_deref_trait::StableDeref;
 
+use crate::available::hugepage_limit;
 use crate::free_list::FreeList;
 use crate::mapping::Mapping;
 use crate::{Error, PageKind, Warning};
@@ -26,6 +28,14 @@ pub struct ArenaOptions {
     pub numa_node: Option<u32>,
     /// The owner's name in warnings and errors.
     pub label: String,
+}
+
+/// The limit of a control group that refuses so many bytes of hugepages, and the bytes that it leaves.
+fn group_limit(kind: PageKind, bytes: usize) -> Option<(PathBuf, u64)> {
+    if !matches!(kind, PageKind::Huge1G | PageKind::Huge2M) {
+        return None;
+    }
+    hugepage_limit(kind.page_bytes(), bytes).map(|limit| (limit.file, limit.bytes))
 }
 
 impl ArenaOptions {
@@ -66,8 +76,14 @@ impl Arena {
                     return Ok(Arc::new(Self { mapping, page_kind, warnings, free }));
                 }
                 Err(source) => {
-                    let (label, numa_node) = (label.clone(), options.numa_node);
-                    warnings.push(Warning::Refused { label, kind: page_kind, bytes, numa_node, source });
+                    warnings.push(Warning::Refused {
+                        label: label.clone(),
+                        kind: page_kind,
+                        bytes,
+                        numa_node: options.numa_node,
+                        group_limit: group_limit(page_kind, bytes),
+                        source,
+                    });
                 }
             }
         }

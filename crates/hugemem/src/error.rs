@@ -1,6 +1,7 @@
 //! The crate's error type, and the warnings of an arena: what the kernel refused, and the remedy. An arena collects
 //! warnings while it is mapped; workers and `steerd` print them.
 
+use std::path::PathBuf;
 use std::{fmt, io};
 
 use crate::PageKind;
@@ -58,6 +59,8 @@ pub enum Warning {
         bytes: usize,
         /// The node that was asked for.
         numa_node: Option<u32>,
+        /// The limit of a control group that leaves too few hugepages, and the bytes that it leaves.
+        group_limit: Option<(PathBuf, u64)>,
         /// The kernel's error.
         source: io::Error,
     },
@@ -82,8 +85,19 @@ pub enum Warning {
 impl fmt::Display for Warning {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Refused { label, kind, bytes, numa_node, source } => {
+            Self::Refused { label, kind, bytes, numa_node, group_limit, source } => {
                 write!(f, "arena {label}: no {kind} pages for {} ({source}): ", Size(*bytes))?;
+                if let Some((file, left)) = group_limit {
+                    // More pages in the pool would not help: the group could not use them.
+                    let missing = (*bytes as u64).saturating_sub(*left);
+                    return write!(
+                        f,
+                        "a control group leaves {}: raise {} by {missing} bytes at least (in a unit of systemd or a \
+                         container, by its settings)",
+                        Size(usize::try_from(*left).unwrap_or(usize::MAX)),
+                        file.display()
+                    );
+                }
                 remedy(f, *kind, bytes.div_ceil(kind.page_bytes()), *numa_node, source)
             }
             Self::NumaBind { label, numa_node, source } => write!(
@@ -165,7 +179,24 @@ mod tests {
     use super::*;
 
     fn refused(kind: PageKind, bytes: usize, numa_node: Option<u32>, source: io::Error) -> String {
-        Warning::Refused { label: "worker3".to_owned(), kind, bytes, numa_node, source }.to_string()
+        let label = "worker3".to_owned();
+        Warning::Refused { label, kind, bytes, numa_node, group_limit: None, source }.to_string()
+    }
+
+    #[test]
+    fn a_control_group_that_limits_hugepages_is_named() {
+        let file = "/sys/fs/cgroup/a/hugetlb.2MB.max";
+        let text = Warning::Refused {
+            label: "worker3".to_owned(),
+            kind: PageKind::Huge2M,
+            bytes: 64 << 20,
+            numa_node: None,
+            group_limit: Some((file.into(), 16 << 20)),
+            source: errno(libc::ENOMEM),
+        }
+        .to_string();
+        assert!(text.contains(&format!("leaves 16 MiB: raise {file} by 50331648 bytes")), "{text}");
+        assert!(!text.contains("nr_hugepages"), "{text}");
     }
 
     fn errno(errno: i32) -> io::Error {
