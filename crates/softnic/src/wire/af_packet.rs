@@ -32,6 +32,8 @@ use rustix::event::epoll;
 use self::ring::{Arrival, Layout, Ring, Taken};
 use self::socket::{Flushed, Sender};
 use self::socket::{Interface, Lengths, Link, PacketSocket, failed};
+use crate::limits::MAX_MTU_BYTES;
+
 use super::{
     AfPacketConfig, BURST_FRAMES, Burst, Checksum, HandOver, MAX_FRAME_BYTES, MergedFrames, RxFrame,
     SleepHint, Splits, TransmitError, Wire, WireError, WireState,
@@ -404,8 +406,8 @@ impl AfPacketWire {
     fn note_unsplittable(&mut self, reason: NotSplit) {
         if !self.met_unsplittable {
             self.met_unsplittable = true;
-            let name = &self.attached.interface.name;
-            let advice = advice(reason, name);
+            let Interface { name, mtu_bytes, .. } = &self.attached.interface;
+            let advice = advice(reason, name, *mtu_bytes);
             tracing::warn!(interface = %name, "a merged frame cannot be split and counts as oversize: {advice}");
         }
     }
@@ -416,15 +418,15 @@ impl AfPacketWire {
             return;
         }
         let Interface { name, mtu_bytes, .. } = &self.attached.interface;
-        let longest = *mtu_bytes as usize + HEADER_BYTES + 2 * TAG_BYTES;
+        let longest = segment_bytes(&self.attached.interface);
         let is_long = |piece: &Piece| matches!(piece, Piece::Frame(_, arrival) if arrival.merged.is_none() && arrival.wire_len as usize > longest);
         if !self.met_long && pieces.iter().any(is_long) {
             self.met_long = true;
             tracing::warn!(
                 interface = %name,
                 mtu_bytes,
-                "frames longer than the MTU arrive and count as oversize: raise the MTU of {name} to that of its \
-                 neighbours and start again"
+                "frames arrive that are too long and count as oversize: {}",
+                mtu_advice(name, *mtu_bytes)
             );
         }
     }
@@ -564,7 +566,7 @@ enum NotSplit {
 }
 
 /// What it is and what to do about it, for the log.
-fn advice(reason: NotSplit, name: &str) -> String {
+fn advice(reason: NotSplit, name: &str, mtu_bytes: u32) -> String {
     match reason {
         NotSplit::Cut => format!(
             "it is longer than 65,535 bytes: `ip link set dev {name} gro_max_size 65536 gro_ipv4_max_size 65536`, and \
@@ -578,9 +580,21 @@ fn advice(reason: NotSplit, name: &str) -> String {
              where the sender is a veth or tap on this machine, `ethtool -K SENDER tso off gso off`"
         ),
         NotSplit::Unsplittable(Unsplittable::SegmentTooLong) => {
-            format!(
-                "its packets are longer than the MTU: raise the MTU of {name} to that of its neighbours, 9216 at most"
-            )
+            format!("its packets are too long: {}", mtu_advice(name, mtu_bytes))
         }
     }
+}
+
+/// What to do about frames that are longer than those of the interface, or than a port takes.
+fn mtu_advice(name: &str, mtu_bytes: u32) -> String {
+    if mtu_bytes > MAX_MTU_BYTES {
+        return format!(
+            "the MTU of {name} is {mtu_bytes}, and a port takes {MAX_MTU_BYTES} at most: `ip link set dev {name} mtu \
+             {MAX_MTU_BYTES}`, and start again"
+        );
+    }
+    format!(
+        "they are longer than the MTU of {name}: raise it to that of its neighbours, {MAX_MTU_BYTES} at most, and start \
+         again"
+    )
 }

@@ -541,3 +541,12 @@ fn an_interface_is_promiscuous_for_as_long_as_that_is_held() {
         assert!(matches!(Promiscuous::hold("nowhere"), Err(WireError::UnknownInterface { .. })));
     });
 }
+
+#[test]
+fn an_mtu_that_no_port_has_is_not_to_be_raised() {
+    let reason = NotSplit::Unsplittable(Unsplittable::SegmentTooLong);
+    let loopback = advice(reason, "lo", 65_536);
+    assert!(loopback.contains("`ip link set dev lo mtu 9216`") && !loopback.contains("raise"), "{loopback}");
+    let usual = advice(reason, "eth0", 1500);
+    assert!(usual.contains("raise it to that of its neighbours, 9216 at most"), "{usual}");
+}
