@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::flag;
 
 use crate::api::client::{Client, Next};
 use crate::api::request::CaptureBody;
@@ -24,7 +25,9 @@ pub(crate) fn run(args: &CaptureArgs) -> Result<(), Error> {
     let client = Client::new(&args.api)?;
     let ended = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM] {
-        signal_hook::flag::register(signal, Arc::clone(&ended)).map_err(Error::Signals)?;
+        // A reader of the output that does not read delays the regular end: a second signal ends at once.
+        flag::register_conditional_default(signal, Arc::clone(&ended)).map_err(Error::Signals)?;
+        flag::register(signal, Arc::clone(&ended)).map_err(Error::Signals)?;
     }
     let body = CaptureBody { rule: args.rule.clone(), snap: args.snap, one_in: args.one_in };
     let deadline = args.seconds.map(|seconds| Instant::now() + Duration::from_secs(seconds));

@@ -1,7 +1,7 @@
 //! `steerd top`: rules, workers, sinks, ports and flows of the running daemon with their rates, once a second.
 //!
-//! On a terminal a screen that scrolls and sorts; elsewhere one table of each kind. A thread asks the daemon, so that keys
-//! are answered while it does not.
+//! On a terminal a screen that scrolls and sorts; elsewhere one table of each kind. One thread asks the daemon, so that keys
+//! are answered while it does not; another owns the screen, so that the command ends while the terminal does not answer.
 
 mod screen;
 mod tables;
@@ -11,30 +11,34 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use crossbeam::channel::{self, Receiver};
+use crossbeam::channel::{self, Receiver, RecvTimeoutError};
 use ratatui::crossterm::event::{self, Event, KeyEventKind};
-use signal_hook::consts::{SIGHUP, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::api::client::{self, Client};
 use crate::cli::TopArgs;
 use crate::error::Error;
 use crate::telemetry::top::Top;
-use crate::terminal::output;
+use crate::terminal::hang_up::Terminals;
+use crate::terminal::{self, output};
 use screen::{Next, Screen};
 
 /// Between two samples. A page of the daemon is made at most once a second.
 const INTERVAL: Duration = Duration::from_millis(1050);
 /// How long a key waits for the screen at most, and the screen for an answer.
 const STEP: Duration = Duration::from_millis(100);
+/// How long the screen may take to end after a signal.
+const SCREEN_TIMEOUT: Duration = Duration::from_secs(1);
 
 pub(crate) fn run(args: &TopArgs) -> Result<(), Error> {
     let client = Client::new(&args.api)?;
     // The first answer is an average over a long time.
     let first = ask(&client)?;
+    let terminals = Terminals::open();
     let is_dumb = std::env::var_os("TERM").is_none_or(|term| term == "dumb");
     let is_terminal = io::stdout().is_terminal() && io::stdin().is_terminal() && !is_dumb;
     if is_terminal && !args.output.is_json() {
-        return watch(client, first);
+        return watch(client, first, terminals);
     }
     std::thread::sleep(INTERVAL);
     let top = ask(&client)?;
@@ -63,27 +67,64 @@ fn answers(client: Client) -> Result<Receiver<Result<Top, client::Error>>, Error
     Ok(answers)
 }
 
-fn watch(client: Client, first: Top) -> Result<(), Error> {
+/// Shows the screen on a thread of its own until a key, a signal or the end of the terminal ends it.
+///
+/// That thread can be out of reach: the reader of keys never returns from a terminal that has hung up, and a terminal that
+/// accepts no output (after Ctrl-S) holds who draws. So it is left to the end of the process then.
+fn watch(client: Client, first: Top, terminals: Terminals) -> Result<(), Error> {
     let ended = Arc::new(AtomicBool::new(false));
-    for signal in [SIGTERM, SIGHUP] {
+    for signal in [SIGINT, SIGTERM, SIGHUP] {
         signal_hook::flag::register(signal, Arc::clone(&ended)).map_err(Error::Signals)?;
     }
     let answers = answers(client)?;
+    let (done, result) = channel::bounded(1);
+    let is_ended = Arc::clone(&ended);
+    let show = move || {
+        // An error means that nobody waits any more.
+        let _ = done.send(show(first, &answers, &is_ended));
+    };
+    let thread = std::thread::Builder::new().name("screen".into()).spawn(show).map_err(Error::Thread)?;
+    let mut left = SCREEN_TIMEOUT;
+    loop {
+        match result.recv_timeout(STEP) {
+            Ok(_) if terminals.hung_up() => return Ok(()),
+            Ok(result) => return result.map_err(Error::Output),
+            Err(RecvTimeoutError::Disconnected) => {
+                return thread.join().map_err(|panic| std::panic::resume_unwind(panic));
+            }
+            Err(RecvTimeoutError::Timeout) => {}
+        }
+        if terminals.hung_up() {
+            return Ok(());
+        }
+        if ended.load(Ordering::Relaxed) {
+            left = left.saturating_sub(STEP);
+        }
+        if left.is_zero() {
+            let _ = ratatui::crossterm::terminal::disable_raw_mode();
+            terminal::screen::write_leave_at_once();
+            return Ok(());
+        }
+    }
+}
+
+/// Draws and obeys keys until one of them, or `ended`, ends it.
+fn show(first: Top, answers: &Receiver<Result<Top, client::Error>>, ended: &AtomicBool) -> io::Result<()> {
     // Also restores the terminal if the program panics.
-    let mut terminal = ratatui::try_init().map_err(Error::Output)?;
+    let mut terminal = ratatui::try_init()?;
     let mut screen = Screen::new(first);
     let result = loop {
         if let Err(error) = terminal.draw(|frame| screen.draw(frame)) {
             break Err(error);
         }
-        match wait(&mut screen, &answers, &ended) {
+        match wait(&mut screen, answers, ended) {
             Ok(Next::Draw) => {}
             Ok(Next::Quit) => break Ok(()),
             Err(error) => break Err(error),
         }
     };
     ratatui::restore();
-    result.map_err(Error::Output)
+    result
 }
 
 /// Waits until something has changed.

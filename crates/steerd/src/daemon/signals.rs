@@ -4,7 +4,7 @@
 //! events between the stages of its start and in the run loop. If a part hangs, the process still ends [`STOP_LIMIT`]
 //! after it was asked to.
 
-use std::io::{self, IsTerminal};
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -13,6 +13,7 @@ use crossbeam::channel::{self, Receiver};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::daemon::shutdown::within;
+use crate::terminal::hang_up::Terminals;
 use crate::terminal::output;
 use crate::terminal::screen;
 
@@ -72,7 +73,7 @@ pub(crate) struct Signals {
 pub(crate) fn listen() -> io::Result<Signals> {
     let mut signals = signal_hook::iterator::Signals::new([SIGHUP, SIGTERM, SIGINT])?;
     let pending = Arc::new(Pending::default());
-    let terminals = Terminals::now();
+    let terminals = Terminals::open();
     // One wake-up is enough for any number of flags.
     let (waker, wake) = channel::bounded(1);
     let flags = Arc::clone(&pending);
@@ -80,7 +81,7 @@ pub(crate) fn listen() -> io::Result<Signals> {
         let mut limited = false;
         for signal in signals.forever() {
             let flag = match signal {
-                SIGHUP if terminals.gone() => &flags.hang_up,
+                SIGHUP if terminals.hung_up() => &flags.hang_up,
                 SIGHUP => &flags.reload,
                 SIGINT => &flags.interrupt,
                 _ => &flags.terminate,
@@ -138,27 +139,7 @@ impl Signals {
 
     /// Whether the terminal that the process was started on has hung up.
     pub(crate) fn terminal_is_gone(&self) -> bool {
-        self.terminals.gone()
-    }
-}
-
-/// Which of the standard streams were a terminal at the start.
-#[derive(Clone, Copy, Debug)]
-struct Terminals {
-    stdin: bool,
-    stdout: bool,
-}
-
-impl Terminals {
-    fn now() -> Self {
-        Self { stdin: io::stdin().is_terminal(), stdout: io::stdout().is_terminal() }
-    }
-
-    /// A terminal that has hung up answers every request with EIO (tty_io.c, hung_up_tty_ioctl), so it is no terminal
-    /// any more. Its SIGHUP means the end of the session and not a reload.
-    fn gone(self) -> bool {
-        let now = Self::now();
-        (self.stdin && !now.stdin) || (self.stdout && !now.stdout)
+        self.terminals.hung_up()
     }
 }
 

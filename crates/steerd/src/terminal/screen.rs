@@ -105,9 +105,13 @@ impl Screen {
 /// Leaves the alternate screen if it is on, before the process exits. Does not wait for a terminal that accepts no
 /// output.
 pub(crate) fn leave_at_once() {
-    if !ENTERED.swap(false, Ordering::AcqRel) {
-        return;
+    if ENTERED.swap(false, Ordering::AcqRel) {
+        write_leave_at_once();
     }
+}
+
+/// Leaves the alternate screen, which another library has switched on. Does not wait for a terminal that accepts no output.
+pub(crate) fn write_leave_at_once() {
     let stdout = io::stdout();
     let mut ready = [PollFd::new(&stdout, PollFlags::OUT)];
     if poll(&mut ready, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok_and(|ready| ready > 0) {

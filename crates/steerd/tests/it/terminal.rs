@@ -3,14 +3,18 @@
 use std::fmt::Write as _;
 use std::io::Read;
 use std::os::fd::OwnedFd;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crate::support::{self, steerd};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
-use rustix::termios::{Winsize, tcsetwinsize};
+use rustix::termios::{Action, Winsize, tcflow, tcsetwinsize};
 use test_support::Patience;
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -18,7 +22,11 @@ const PATIENCE: Duration = Duration::from_secs(60);
 struct Terminal {
     master: OwnedFd,
     emulator: Arc<Mutex<vt100::Parser>>,
-    child: Child,
+    child: Program,
+    /// The path of the end that programs open.
+    name: String,
+    is_open: Arc<AtomicBool>,
+    reader: JoinHandle<()>,
 }
 
 impl Terminal {
@@ -47,16 +55,26 @@ impl Terminal {
                 .spawn()
                 .expect("steerd")
         };
+        let child = Program(child);
         let mut output = std::fs::File::from(master.try_clone().expect("cloned"));
         let screen = Arc::clone(&emulator);
-        std::thread::spawn(move || {
+        let is_open = Arc::new(AtomicBool::new(true));
+        let goes_on = Arc::clone(&is_open);
+        let reader = std::thread::spawn(move || {
             let mut buffer = [0; 4096];
-            // EIO after the last other end was closed.
-            while let Ok(bytes @ 1..) = output.read(&mut buffer) {
+            while goes_on.load(Ordering::Relaxed) {
+                let tick = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
+                match poll(&mut [PollFd::new(&output, PollFlags::IN)], Some(&tick)) {
+                    Ok(1..) => {}
+                    Ok(0) | Err(Errno::INTR) => continue,
+                    Err(error) => panic!("{error}"),
+                }
+                // EIO after the last other end was closed.
+                let Ok(bytes @ 1..) = output.read(&mut buffer) else { return };
                 screen.lock().expect("screen").process(&buffer[..bytes]);
             }
         });
-        Self { master, emulator, child }
+        Self { master, emulator, child, name, is_open, reader }
     }
 
     fn size_of(rows: u16, columns: u16) -> Winsize {
@@ -92,16 +110,44 @@ impl Terminal {
     }
 
     fn signal(&self, signal: Signal) {
-        let pid = Pid::from_child(&self.child);
-        kill_process(pid, signal).expect("signal");
+        self.child.signal(signal);
+    }
+
+    /// Closes the terminal as a window is closed. No SIGHUP follows: the program is not in a session of the terminal.
+    fn hang_up(self) -> Program {
+        let Self { master, child, is_open, reader, .. } = self;
+        is_open.store(false, Ordering::Relaxed);
+        reader.join().expect("read");
+        drop(master);
+        child
     }
 }
 
-impl Drop for Terminal {
+/// A program that is killed when the test fails.
+struct Program(Child);
+
+impl Program {
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.0), signal).expect("signal");
+    }
+
+    fn ended(&mut self, after: &str) -> ExitStatus {
+        let mut patience = Patience::new(PATIENCE);
+        loop {
+            if let Some(status) = self.0.try_wait().expect("its status") {
+                return status;
+            }
+            assert!(!patience.is_over(), "still running after {after}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+impl Drop for Program {
     fn drop(&mut self) {
         // Already ended is what tests leave behind.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }
 
@@ -179,14 +225,57 @@ fn log_lines_are_not_lost_behind_the_table() {
     assert!(above.contains("is in force") || text.contains("is in force"), "{above}");
 }
 
+/// A daemon with the demonstration, and the path of its API.
+fn demo(folder: &tempfile::TempDir) -> (support::Daemon, std::path::PathBuf) {
+    let (policy, socket) = (forty_rules(folder), folder.path().join("api.sock"));
+    let mut daemon = steerd();
+    daemon.env("STEERD_API__ENABLED", "true").args(["run", "--demo", "--policy", &policy]);
+    (support::Daemon::start_command(daemon.arg("--api-socket").arg(&socket)), socket)
+}
+
+fn top(socket: &std::path::Path) -> Terminal {
+    let top = Terminal::start_command(24, 80, steerd().arg("top").arg("--api-socket").arg(socket));
+    top.until("the rules", |text| text.contains("rule-0 "));
+    top
+}
+
+/// A window that is closed, a connection that is lost.
+#[test]
+fn what_owns_a_terminal_ends_when_it_hangs_up() {
+    let folder = tempfile::tempdir().expect("folder");
+    let (_daemon, socket) = demo(&folder);
+    let status = top(&socket).hang_up().ended("the end of top's terminal");
+    assert!(status.success(), "{status}");
+}
+
+/// Also while the terminal accepts no output, as after Ctrl-S.
+#[test]
+fn top_ends_by_every_signal_and_leaves_the_screen_as_it_was() {
+    let folder = tempfile::tempdir().expect("folder");
+    let (_daemon, socket) = demo(&folder);
+    for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
+        let mut top = top(&socket);
+        top.signal(signal);
+        let status = top.child.ended("a signal");
+        assert!(status.success(), "{signal:?}: {status}");
+        top.until("the screen from before", |text| !text.contains("sort: "));
+        assert!(!top.emulator.lock().expect("screen").screen().alternate_screen(), "{signal:?}");
+    }
+    let mut top = top(&socket);
+    let other_end = std::fs::OpenOptions::new().read(true).write(true).open(&top.name).expect("opened");
+    tcflow(&other_end, Action::OOff).expect("stopped");
+    // Enough for a few drawings, which nobody takes.
+    std::thread::sleep(Duration::from_millis(2500));
+    top.signal(Signal::TERM);
+    let status = top.child.ended("a signal while the terminal is stopped");
+    assert!(status.success(), "{status}");
+}
+
 /// `steerd top` on 80x24: pages, order and scrolling by keys; it follows the size and leaves the screen as it was.
 #[test]
 fn top_fits_the_screen_and_obeys_keys() {
     let folder = tempfile::tempdir().expect("folder");
-    let (policy, socket) = (forty_rules(&folder), folder.path().join("api.sock"));
-    let mut daemon = steerd();
-    daemon.env("STEERD_API__ENABLED", "true").args(["run", "--demo", "--policy", &policy]);
-    let daemon = support::Daemon::start_command(daemon.arg("--api-socket").arg(&socket));
+    let (daemon, socket) = demo(&folder);
     let mut top = Terminal::start_command(24, 80, steerd().arg("top").arg("--api-socket").arg(&socket));
     let has =
         |text: &str, row: usize, part: &str| text.lines().nth(row).is_some_and(|line| line.contains(part));
@@ -209,7 +298,7 @@ fn top_fits_the_screen_and_obeys_keys() {
     assert!(daemon.terminate().0.success());
     top.until("that the daemon has gone", |text| text.contains("no answer: "));
     top.press(b"q");
-    let status = top.child.wait().expect("ended");
+    let status = top.child.ended("q");
     assert!(status.success(), "{status}");
     top.until("the screen from before", |text| !text.contains("sort: "));
 }
