@@ -27,11 +27,11 @@ const HEAD: &str =
 version = 1
 default = \"kernel\"
 ";
-/// No device matches types of ICMP messages.
-const ALLOW: &str = "# Workers decide about types of ICMP messages, and receive all types for such filters.
+/// No device matches TCP flags or types of ICMP messages.
+const ALLOW: &str = "# Workers decide about TCP flags and types of ICMP messages, and receive all packets but for these of such filters.
 allow_lost_exceptions = true
 ";
-const LOST_TYPES: &str = "workers decide about types of ICMP messages: other types that the policy leaves to the kernel are lost, which it allows";
+const LOST: &str = "workers decide about TCP flags and types of ICMP messages: packets with others that the policy leaves to the kernel are lost, which it allows; a sink of kind \"kernel\" instead of `allow_lost_exceptions` returns them";
 const GROUP: &str = "\n[groups.workers]\nworkers = \"all\"\n";
 const ACTION: &str = "{ steer = \"workers\" }";
 
@@ -54,7 +54,7 @@ pub fn classbench(text: &str) -> Result<Imported, WrongFormat> {
 /// As [`classbench`].
 pub fn classbench_with(text: &str, options: ClassBench) -> Result<Imported, WrongFormat> {
     let mut imported = Imported { policy_toml: String::new(), notes: Vec::new() };
-    let mut has_types = false;
+    let mut loses_exceptions = false;
     let mut count = 0usize;
     for (index, line) in text.lines().enumerate() {
         let line = line.trim();
@@ -67,9 +67,11 @@ pub fn classbench_with(text: &str, options: ClassBench) -> Result<Imported, Wron
         match Filter::read(line) {
             Ok(filter) => {
                 let keys = filter.keys(options, &mut note);
-                if filter.message_types(options).is_some() && !has_types {
-                    has_types = true;
-                    note(LOST_TYPES.to_owned());
+                let needs_workers =
+                    filter.message_types(options).is_some() || filter.tcp_flags(options).is_some();
+                if needs_workers && !loses_exceptions {
+                    loses_exceptions = true;
+                    note(LOST.to_owned());
                 }
                 imported.policy_toml.push_str(&rule(&format!("r{count}"), &keys, ACTION));
             }
@@ -83,7 +85,7 @@ pub fn classbench_with(text: &str, options: ClassBench) -> Result<Imported, Wron
         // Filters that are left out count, so that a rule has the number of its filter.
         count += 1;
     }
-    let allow = if has_types { ALLOW } else { "" };
+    let allow = if loses_exceptions { ALLOW } else { "" };
     if imported.policy_toml.is_empty() {
         let (line, why) = match imported.notes.first() {
             Some(note) => (note.line, format!(": {}", note.message)),
@@ -193,6 +195,13 @@ impl Filter {
         (is_type && options.tcp_flags).then_some((IpProtocol(protocol), ranges))
     }
 
+    /// The value and mask of the TCP flags that the flags column is about.
+    fn tcp_flags(&self, options: ClassBench) -> Option<(u8, u8)> {
+        let (value, mask) = self.flags;
+        let is_flags = self.protocol == (TCP, u8::MAX) && mask & 0xff == 0 && mask != 0;
+        (is_flags && options.tcp_flags).then_some(((value >> 8) as u8, (mask >> 8) as u8))
+    }
+
     /// The upper byte is that of the TCP flags or the ICMP type.
     fn flag_keys(
         &self,
@@ -208,11 +217,10 @@ impl Filter {
         if let Some((protocol, ranges)) = self.message_types(options) {
             return keys.ranges(&format!("{protocol}_type"), &ranges);
         }
+        if let Some((value, mask)) = self.tcp_flags(options) {
+            return keys.text("tcp_flags", flag_pattern(&TCP_FLAGS, value, mask));
+        }
         let what = match only {
-            Some(TCP) if mask & 0xff == 0 && options.tcp_flags => {
-                return keys
-                    .text("tcp_flags", flag_pattern(&TCP_FLAGS, (value >> 8) as u8, (mask >> 8) as u8));
-            }
             Some(TCP) => "the TCP flags are",
             Some(ICMP | ICMPV6) => "the ICMP type is",
             _ => "the flags column is",

@@ -1,6 +1,7 @@
 //! The output of `ethtool`: receive filters (`ethtool -n DEV`; printed by its rxclass.c) and the indirection tables of
 //! receive-side scaling (`ethtool -x DEV`), either or both in one text. Queue *n* becomes worker *n*. A filter that the
-//! language cannot express exactly is left out, never widened.
+//! language cannot express exactly is left out, never widened but for the drop-eligible bit of VLAN tags, which gets a note.
+//! Filters that a listing counts but does not have are noted.
 //!
 //! ethtool does not always print the RSS context of a table. It is then taken from a line with the command before the
 //! table, as a shell shows it or as a comment: `# ethtool -x eth0 context 1`.
@@ -25,7 +26,7 @@ use crate::policy::{MAX_GROUPS, MAX_WORKER};
 /// location.
 ///
 /// # Errors
-/// The text has no filter, no table and no heading of them.
+/// The text has no filter, no table and no heading of them, or ethtool could not list any.
 pub fn ethtool(text: &str) -> Result<Imported, WrongFormat> {
     let mut listing = Listing::default();
     for (index, line) in text.lines().enumerate() {
@@ -34,6 +35,11 @@ pub fn ethtool(text: &str) -> Result<Imported, WrongFormat> {
     if !listing.is_listing {
         let message = "not a listing of ethtool (hint: use ethtool -n DEV, or ethtool -x DEV)".to_owned();
         return Err(WrongFormat { line: 1, message });
+    }
+    if let Some(Note { line, message }) =
+        listing.failure.take_if(|_| listing.filters.is_empty() && listing.spreads.is_empty())
+    {
+        return Err(WrongFormat { line, message });
     }
     Ok(listing.finish())
 }
@@ -50,6 +56,18 @@ struct Listing {
     part: Part,
     /// The context of the next table.
     context: u32,
+    /// The number of filters that the listing in hand announces.
+    announced: Option<Announced>,
+    /// The first note on filters that ethtool could not list.
+    failure: Option<Note>,
+}
+
+/// `Total 3 rules`.
+struct Announced {
+    line: u32,
+    filters: usize,
+    /// How many filters were listed before it.
+    before: usize,
 }
 
 /// A part of a listing.
@@ -88,9 +106,20 @@ impl Listing {
         } else if is_command(text) {
             self.part = Part::None;
             self.context = context_of(text).unwrap_or(0);
-        } else if is_heading(text) {
-            self.is_listing = true;
+        } else if let Some(filters) = announced(text) {
             self.part = Part::None;
+            self.is_listing = true;
+            self.compare_with_announced();
+            self.announced = Some(Announced { line: number, filters, before: self.filters.len() });
+        } else if let Some(problem) = failure(text) {
+            self.part = Part::None;
+            self.is_listing = true;
+            let message = format!("ethtool could not list all filters: {}", quoted(problem));
+            self.failure.get_or_insert_with(|| Note { line: number, message: message.clone() });
+            note(message);
+        } else if text.ends_with("RX rings available") {
+            self.part = Part::None;
+            self.is_listing = true;
         } else {
             match self.part {
                 Part::Filter => {
@@ -110,7 +139,19 @@ impl Listing {
         }
     }
 
+    /// Notes filters that a listing announced, but does not have: ethtool prints none of a type that it does not know.
+    fn compare_with_announced(&mut self) {
+        let Some(Announced { line, filters, before }) = self.announced.take() else { return };
+        let listed = self.filters.len() - before;
+        if listed < filters {
+            let message =
+                format!("the listing announces {filters} filters and has {listed}: the others are left out");
+            self.notes.push(Note { line, message });
+        }
+    }
+
     fn finish(mut self) -> Imported {
+        self.compare_with_announced();
         // A stable sort: filters with the same location, or without one, stay in the order of the listing.
         self.filters.sort_by_key(|filter| filter.location);
         let mut names = BTreeMap::new();
@@ -219,11 +260,16 @@ fn context_of(text: &str) -> Option<u32> {
     words.nth(1)?.trim_end_matches(':').parse().ok()
 }
 
-/// Whether a line is a heading of the listing.
-fn is_heading(text: &str) -> bool {
-    text.ends_with("RX rings available")
-        || (text.starts_with("Total ") && text.ends_with(" rules"))
-        || text.starts_with("rxclass: ")
+/// The number of filters in `Total 3 rules`.
+fn announced(text: &str) -> Option<usize> {
+    text.strip_prefix("Total ")?.strip_suffix(" rules")?.parse().ok()
+}
+
+/// The problem in a line that ethtool prints where it cannot list filters, as with tg3.
+fn failure(text: &str) -> Option<&str> {
+    const RETRIEVAL: &str = "RX classification rule retrieval failed";
+    let is_failure = text == RETRIEVAL || text.starts_with("Cannot get RX rings");
+    text.strip_prefix("rxclass: ").or(is_failure.then_some(text))
 }
 
 /// A name for the rule of a filter; listings of several devices may have the same location twice.

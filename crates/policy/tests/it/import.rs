@@ -143,6 +143,115 @@ fn masks_are_converted_as_the_device_reads_them() {
     }
 }
 
+/// A filter of the importer's usual kind with these lines.
+fn udp_filter(lines: &str) -> Imported {
+    import::ethtool(&format!(
+        "4 RX rings available\nTotal 1 rules\n\nFilter: 3\n\tRule Type: UDP over IPv4\n\
+         \tSrc IP addr: 0.0.0.0 mask: 255.255.255.255\n\tDest IP addr: 198.51.100.7 mask: 0.0.0.0\n\
+         \tTOS: 0x0 mask: 0xff\n\tSrc port: 0 mask: 0xffff\n\tDest port: 4791 mask: 0x0\n{lines}"
+    ))
+    .expect("the format")
+}
+
+fn notes(imported: &Imported) -> String {
+    imported.notes.iter().map(|note| note.message.as_str()).collect::<Vec<_>>().join("\n")
+}
+
+/// As ethtool 6.1 and 6.14 print it: of a filter for IP packets, this mask alone has the bits that are compared.
+#[test]
+fn the_destination_mac_of_a_udp_filter_is_compared_under_its_mask() {
+    for (mask, rule) in [
+        ("FF:FF:FF:FF:FF:FF", "dst_mac = \"02:00:5e:10:00:01\""),
+        ("FF:FF:FF:00:00:00", "dst_mac = \"02:00:5e:00:00:00/ff:ff:ff:00:00:00\""),
+    ] {
+        let line = format!("\tDest MAC addr: 02:00:5E:10:00:01 mask: {mask}\n\tAction: Direct to queue 2\n");
+        let imported = udp_filter(&line);
+        assert!(shown(&imported).contains(rule), "{}", imported.policy_toml);
+        assert_eq!(imported.notes, []);
+    }
+}
+
+/// i40e lists filters without masks, ethtool then shows each value as one that is not compared.
+#[test]
+fn a_filter_whose_mask_ignores_a_listed_value_is_left_out() {
+    for line in [
+        "Src MAC addr: 02:00:5E:10:00:01 mask: FF:FF:FF:FF:FF:FF",
+        "Dest MAC addr: 02:00:5E:10:00:01 mask: 00:00:00:00:00:00",
+        "VLAN: 0x5 mask: 0xffff",
+        "User-defined: 0xffffffff00000000 mask: 0xffffffffffffffff",
+    ] {
+        let imported = udp_filter(&format!("\t{line}\n\tAction: Direct to queue 2\n"));
+        assert!(parsed(&imported).rules.is_empty(), "{line}: {}", imported.policy_toml);
+        assert!(notes(&imported).contains("compares none of it"), "{line}: {}", notes(&imported));
+    }
+    let listing = "Filter: 1\n\tRule Type: TCP over IPv4\n\tSrc IP addr: 192.0.2.1 mask: 255.255.255.255\n\
+        \tDest port: 80 mask: 0xffff\n\tAction: Drop\n";
+    assert!(parsed(&import::ethtool(listing).expect("the format")).rules.is_empty());
+}
+
+/// `ethtool -N eth0 flow-type udp4 ... vlan 5` compares all bits of the tag.
+#[test]
+fn a_vlan_without_a_mask_is_its_id_and_priority() {
+    let imported = udp_filter(
+        "\tVLAN EtherType: 0x0 mask: 0xffff\n\tVLAN: 0x5 mask: 0x0\n\
+         \tUser-defined: 0x0 mask: 0xffffffffffffffff\n\tAction: Direct to queue 2\n",
+    );
+    assert!(shown(&imported).contains("vlan = 5, vlan_priority = 0"), "{}", imported.policy_toml);
+    assert!(notes(&imported).contains("drop-eligible bit"), "{}", notes(&imported));
+    let marked = udp_filter("\tVLAN: 0x1005 mask: 0x0\n\tAction: Direct to queue 2\n");
+    assert!(parsed(&marked).rules.is_empty(), "the bit itself: {}", marked.policy_toml);
+}
+
+#[test]
+fn rss_contexts_are_read_as_ethtool_6_14_prints_them() {
+    for (action, offset) in [
+        ("Direct to RSS Context 1", None),
+        ("Direct to RSS Context 1 (queue base offset: 4)", Some("offset 4")),
+    ] {
+        let imported = udp_filter(&format!("\tAction: {action}\n"));
+        assert!(shown(&imported).contains("action = { steer = \"rss-1\" }"), "{}", imported.policy_toml);
+        let notes = notes(&imported);
+        assert_eq!(notes.contains("offset"), offset.is_some(), "{notes}");
+        assert!(offset.is_none_or(|offset| notes.contains(offset)), "{notes}");
+    }
+}
+
+/// The notes on a device without filters (tg3), on a filter that could not be read, and on one that ethtool does not know.
+#[test]
+fn filters_that_ethtool_could_not_list_are_noted() {
+    let tg3 = "4 RX rings available\nrxclass: Cannot get RX class rule count: Operation not supported\n\
+        RX classification rule retrieval failed\n";
+    let refused = import::ethtool(tg3).expect_err("no filter");
+    assert!(refused.line == 2 && refused.message.contains("Operation not supported"), "{refused}");
+    let tables = "\nRX flow hash indirection table for eth0 with 2 RX ring(s):\n    0:      0     1\n";
+    let imported = import::ethtool(&format!("{tg3}{tables}")).expect("the format");
+    let notes_of_tg3 = notes(&imported);
+    assert!(notes_of_tg3.contains("Operation not supported"), "{notes_of_tg3}");
+    assert!(!notes_of_tg3.contains("not understood"), "{notes_of_tg3}");
+    let missing =
+        import::ethtool("Total 2 rules\n\nFilter: 1\n\tRule Type: UDP over IPv4\n\tAction: Drop\n\n")
+            .expect("the format");
+    assert!(notes(&missing).contains("announces 2 filters and has 1"), "{}", notes(&missing));
+}
+
+#[test]
+fn a_line_that_a_filter_has_twice_is_a_reason_to_leave_it_out() {
+    let listing = "Filter: 1\n\tRule Type: UDP over IPv4\n\tDest port: 53 mask: 0x0\n\tDest port: 54 mask: 0x0\n\
+        \tAction: Drop\n";
+    let imported = import::ethtool(listing).expect("the format");
+    assert!(parsed(&imported).rules.is_empty() && notes(&imported).contains("listed twice"));
+}
+
+#[test]
+fn filter_sets_with_tcp_flags_allow_lost_exceptions() {
+    let set = "@0.0.0.0/0 0.0.0.0/0 0 : 65535 80 : 80 0x06/0xFF 0x0200/0x1200\n";
+    let imported = import::classbench(set).expect("the format");
+    assert!(parsed(&imported).allow_lost_exceptions, "{}", imported.policy_toml);
+    assert!(notes(&imported).contains("allow_lost_exceptions"), "{}", notes(&imported));
+    let without = import::classbench_with(set, ClassBench { tcp_flags: false }).expect("the format");
+    assert!(!parsed(&without).allow_lost_exceptions, "{}", without.policy_toml);
+}
+
 #[test]
 fn shares_of_a_table_are_weights() {
     let imported = import::ethtool(include_str!("../listings/rxfh.txt")).expect("the format");

@@ -1,5 +1,9 @@
 //! One filter of `ethtool -n`: lines of the form `Name: value mask: mask`, where a set bit of the mask is a bit that is
-//! *not* compared.
+//! *not* compared. The destination MAC address of a filter for IP packets is the exception: `rxclass.c` of ethtool prints that
+//! mask as the driver has it, where a set bit is compared (read in ethtool 6.1 and 6.14).
+//!
+//! A value under a mask that compares none of its bits is a contradiction: i40e lists filters without their masks, though
+//! the device compares them. Such a filter is left out, because a rule without the value would match more.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -8,6 +12,9 @@ use packet::MacAddr;
 
 use super::MAX_WORKER;
 use super::{Keys, Note, masked_addresses, masked_ranges, quoted};
+
+/// The drop-eligible bit in the control information of a VLAN tag (IEEE 802.1Q).
+const DROP_ELIGIBLE: u128 = 0x1000;
 
 /// Where a filter sends packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,7 +57,11 @@ impl Filter {
     pub(super) fn take(&mut self, text: &str) {
         match text.split_once(':') {
             Some((name, value)) => {
-                self.fields.entry(name.trim().to_owned()).or_insert_with(|| value.trim().to_owned());
+                let (name, value) = (name.trim(), value.trim());
+                let earlier = self.fields.entry(name.to_owned()).or_insert_with(|| value.to_owned());
+                if *earlier != value {
+                    self.problem = Some(format!("`{}` is listed twice", quoted(name)));
+                }
             }
             None => self.problem = Some(format!("not understood: {}", quoted(text))),
         }
@@ -65,7 +76,7 @@ impl Filter {
             Reading { filter: self, left: self.fields.clone(), keys: Keys::default(), has_tag: false };
         let target = reading.target(notes)?;
         reading.kind()?;
-        reading.link()?;
+        reading.link(notes)?;
         match reading.left.keys().next() {
             Some(name) => Err(format!("`{}` is not supported", quoted(name))),
             None => Ok((reading.keys, target)),
@@ -97,8 +108,8 @@ impl Reading<'_> {
                 quoted(target)
             ));
         }
-        let (context, base) = match target.strip_prefix("RSS context id ") {
-            // Since ethtool 6.13; older versions print the context separately and the offset as the queue.
+        let (context, base) = match target.strip_prefix("RSS Context ") {
+            // Since ethtool 6.14; older versions print the context separately and the offset as the queue.
             Some(rest) => {
                 let (context, offset) = rest.split_once(' ').unwrap_or((rest, ""));
                 let base: String = offset.chars().filter(char::is_ascii_digit).collect();
@@ -217,10 +228,10 @@ impl Reading<'_> {
     }
 
     /// MAC addresses, the VLAN tag and user-defined data.
-    fn link(&mut self) -> Result<(), Reason> {
-        for (name, key) in [("Src MAC addr", "src_mac"), ("Dest MAC addr", "dst_mac")] {
-            self.mac(name, key)?;
-        }
+    fn link(&mut self, notes: &mut Vec<Note>) -> Result<(), Reason> {
+        let for_frames = self.filter.fields.contains_key("Flow Type");
+        self.mac("Src MAC addr", "src_mac", true)?;
+        self.mac("Dest MAC addr", "dst_mac", for_frames)?;
         let types = self.number("VLAN EtherType", 16)?;
         match *types {
             [] => {}
@@ -236,8 +247,17 @@ impl Reading<'_> {
                 masked_ranges(value >> shift & ones, matters >> shift & ones, bits)
                     .ok_or("the mask of its VLAN takes too many ranges")
             };
-            if matters & 0x1000 != 0 {
-                return Err("a policy cannot match the drop-eligible bit of a VLAN tag".to_owned());
+            if matters & DROP_ELIGIBLE != 0 {
+                if value & DROP_ELIGIBLE != 0 {
+                    return Err("a policy cannot match the drop-eligible bit of a VLAN tag".to_owned());
+                }
+                // Every `vlan N` without a mask of its own is listed so, and drivers do not compare the bit.
+                let message = format!(
+                    "filter {}: the drop-eligible bit of its VLAN is not compared; the priority is, as listed: remove \
+                     `vlan_priority` if the driver compares the VLAN ID alone, as mlx5 does",
+                    self.filter.shown()
+                );
+                notes.push(Note { line: self.filter.line, message });
             }
             self.keys.ranges("vlan", &part(0, 12)?);
             self.keys.ranges("vlan_priority", &part(13, 3)?);
@@ -256,7 +276,9 @@ impl Reading<'_> {
         let wrong = || format!("`{name}` is not understood: {}", quoted(&text));
         let (value, mask) = halves(&text).ok_or_else(wrong)?;
         let (value, mask) = (number(value).ok_or_else(wrong)?, number(mask).ok_or_else(wrong)?);
-        Ok(Some((value, !mask & ((1 << bits) - 1))))
+        let matters = !mask & ((1 << bits) - 1);
+        compared(name, value != 0, matters != 0)?;
+        Ok(Some((value, matters)))
     }
 
     /// The same as ranges.
@@ -282,6 +304,7 @@ impl Reading<'_> {
         if value.is_ipv4() != matters.is_ipv4() {
             return Err(wrong());
         }
+        compared(name, !value.is_unspecified(), !matters.is_unspecified())?;
         let list = masked_addresses(value, matters)
             .ok_or_else(|| format!("the mask of `{name}` takes too many prefixes"))?;
         match &*list {
@@ -292,13 +315,15 @@ impl Reading<'_> {
         Ok(())
     }
 
-    fn mac(&mut self, name: &str, key: &str) -> Result<(), Reason> {
+    /// A MAC address, whose mask has the bits that are not compared (`is_inverted`) or those that are.
+    fn mac(&mut self, name: &str, key: &str, is_inverted: bool) -> Result<(), Reason> {
         let Some(text) = self.left.remove(name) else { return Ok(()) };
         let wrong = || format!("`{name}` is not understood: {}", quoted(&text));
         let (value, mask) = halves(&text).ok_or_else(wrong)?;
         let address = |text: &str| text.to_lowercase().parse::<MacAddr>().map_err(|_| wrong());
         let (value, mask) = (address(value)?, address(mask)?);
-        let matters = MacAddr(mask.0.map(|byte| !byte));
+        let matters = if is_inverted { MacAddr(mask.0.map(|byte| !byte)) } else { mask };
+        compared(name, value.0 != [0; 6], matters.0 != [0; 6])?;
         let value = MacAddr(std::array::from_fn(|i| value.0[i] & matters.0[i]));
         match matters {
             MacAddr([0, 0, 0, 0, 0, 0]) => {}
@@ -306,6 +331,17 @@ impl Reading<'_> {
             _ => self.keys.text(key, format!("{value}/{matters}")),
         }
         Ok(())
+    }
+}
+
+/// Refuses a value that the listing has, but says is not compared.
+fn compared(name: &str, has_value: bool, is_compared: bool) -> Result<(), Reason> {
+    match has_value && !is_compared {
+        true => Err(format!(
+            "the listing has a value of `{name}` and a mask that compares none of it; i40e lists no masks: write the rule \
+             by hand if the device compares it"
+        )),
+        false => Ok(()),
     }
 }
 

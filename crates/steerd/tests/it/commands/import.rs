@@ -20,6 +20,18 @@ fn import_writes_a_policy_and_reports_unsupported_lines() {
     assert!(stderr(&output).contains("nowhere"), "{}", stderr(&output));
 }
 
+/// No device matches TCP flags: without `allow_lost_exceptions` the policy would be refused.
+#[test]
+fn a_filter_set_with_tcp_flags_gives_a_policy_that_check_accepts() {
+    let folder = policies(&[("set", "@0.0.0.0/0 0.0.0.0/0 0 : 65535 80 : 80 0x06/0xFF 0x0200/0x1200\n")]);
+    let output = run_in(&folder, &["import", "classbench", "set", "-o", "set.toml"]);
+    assert!(stderr(&output).contains("allow_lost_exceptions"), "{}", stderr(&output));
+    for profile in ["ideal", "mlx5"] {
+        let output = run_in(&folder, &["check", "set.toml", "--profile", profile]);
+        assert!(output.status.success(), "{profile}: {}{}", stdout(&output), stderr(&output));
+    }
+}
+
 #[test]
 fn import_reads_standard_input() {
     let mut child = steerd()
