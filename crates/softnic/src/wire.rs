@@ -37,7 +37,7 @@ pub use gated::GatedWire;
 pub use generator::GeneratorWire;
 pub use link::{LinkConfig, LinkEnd, LinkName, LinkPeer, LinkWire};
 pub use loopback::{LoopbackWire, NullWire};
-pub use pcap::{CaptureLink, PcapWire, open_capture, raw_time_ns};
+pub use pcap::{CaptureError, CaptureReader, CapturedPacket, PcapWire, open_capture};
 
 /// The most frames that one [`Burst`] holds.
 pub const BURST_FRAMES: usize = 64;

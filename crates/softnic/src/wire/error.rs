@@ -64,6 +64,17 @@ pub enum WireError {
         /// Number and name.
         link_type: String,
     },
+    /// A folder of captures with one that cannot be replayed.
+    #[error(
+        "{problem}; nothing of the folder {} is replayed: repair this file, or move it out of the folder",
+        folder.display()
+    )]
+    InFolder {
+        /// The folder.
+        folder: PathBuf,
+        /// The file and its problem.
+        problem: Box<WireError>,
+    },
     /// The captures together are beyond a limit.
     #[error("{}: {problem}", path.display())]
     CaptureLimit {

@@ -8,13 +8,15 @@ use std::io;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+pub use self::reader::{CaptureError, CaptureReader, CapturedPacket};
 use self::recording::Recording;
-pub use self::recording::{CaptureLink, raw_time_ns};
 use self::writer::Writer;
 use super::{
     Burst, MAX_FRAME_BYTES, PcapConfig, PcapMode, SleepHint, TransmitError, Wire, WireError, WireState,
 };
 
+mod link;
+mod reader;
 mod recording;
 #[cfg(test)]
 mod tests;

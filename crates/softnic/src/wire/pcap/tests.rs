@@ -165,6 +165,99 @@ fn captures_may_say_how_long_their_check_sequences_are() {
     assert!(error.to_string().contains("link type 113 (LINUX_SLL)"), "{error}");
 }
 
+/// An option of a pcapng block, padded.
+fn option(order: Order, code: u16, value: &[u8]) -> Vec<u8> {
+    let mut out = Vec::new();
+    order.u16(&mut out, code);
+    order.u16(&mut out, value.len() as u16);
+    out.extend(value);
+    out.resize(out.len().next_multiple_of(4), 0);
+    out
+}
+
+/// A section, an interface, a packet and statistics, each with these options.
+fn pcapng_with_options(order: Order, [section, interface, packet, statistics]: [&[u8]; 4]) -> Vec<u8> {
+    let (mut out, mut body) = (Vec::new(), Vec::new());
+    order.u32(&mut body, 0x1a2b_3c4d);
+    order.u16(&mut body, 1);
+    order.u16(&mut body, 0);
+    body.extend([0xff; 8]);
+    block(order, &mut out, 0x0a0d_0d0a, &[&*body, section].concat());
+    body.clear();
+    order.u16(&mut body, 1);
+    order.u16(&mut body, 0);
+    order.u32(&mut body, 65_535);
+    block(order, &mut out, 1, &[&*body, interface].concat());
+    body.clear();
+    for field in [0, 0, 0, A.len() as u32, A.len() as u32] {
+        order.u32(&mut body, field);
+    }
+    block(order, &mut out, 6, &[&*body, A, packet].concat());
+    block(order, &mut out, 5, &[&[0; 12], statistics].concat());
+    out
+}
+
+/// Options may end with their block (draft-ietf-opsawg-pcapng, 3.5), and what is in one that no replay needs is not its
+/// concern: tcpdump and tshark read all of these.
+#[test]
+fn options_need_no_end_and_may_hold_anything() {
+    let folder = tempfile::tempdir().unwrap();
+    for big in [false, true] {
+        let order = Order { big };
+        let option = |code: u16, value: &[u8]| option(order, code, value);
+        let end = option(0, b"");
+        for (name, options) in [
+            ("a name", [vec![], option(2, b"eth0"), vec![], vec![]]),
+            ("a name of six bytes", [vec![], option(2, b"lspgen"), vec![], vec![]]),
+            ("an application", [option(4, b"rtbrick-lspgen"), vec![], vec![], vec![]]),
+            ("flags", [vec![], vec![], option(2, &[0; 4]), vec![]]),
+            ("statistics", [vec![], vec![], vec![], option(4, &[3; 8])]),
+            ("a name in Latin-1", [vec![], [option(2, b"caf\xe9"), end.clone()].concat(), vec![], vec![]]),
+            ("a comment that is not UTF-8", [vec![], vec![], option(1, b"\xff\xfe"), vec![]]),
+            ("a short custom option", [vec![], option(2988, &[1, 2, 3]), vec![], vec![]]),
+            ("an address of another length", [vec![], option(4, &[1, 2, 3]), vec![], vec![]]),
+        ] {
+            let file = pcapng_with_options(order, options.each_ref().map(Vec::as_slice));
+            let path = write(&folder, "x.pcapng", &file);
+            let mut wire = PcapWire::open(&config(&path, PcapMode::Once))
+                .unwrap_or_else(|error| panic!("{name}, big {big}: {error}"));
+            assert_eq!(receive(&mut wire), [(A.to_vec(), 60)], "{name}, big {big}");
+        }
+        let beyond = [&[], &[2, 0, 2, 0, 1, 2, 3, 4, 0, 9, 0, 9][..], &[], &[]];
+        let path = write(&folder, "x.pcapng", &pcapng_with_options(order, beyond));
+        let error = PcapWire::open(&config(&path, PcapMode::Once)).unwrap_err().to_string();
+        assert!(error.contains("its block is too short"), "{error}");
+    }
+}
+
+/// The options that a replay needs are found behind others, and without an end.
+#[test]
+fn resolution_and_check_sequence_are_read_without_an_end_of_the_options() {
+    let folder = tempfile::tempdir().unwrap();
+    let order = Order { big: false };
+    let interface = [option(order, 2, b"\xe9"), option(order, 9, &[9]), option(order, 13, &[32])].concat();
+    let file = pcapng_with_options(order, [&[], &interface, &[], &[]]);
+    let mut wire = PcapWire::open(&config(&write(&folder, "x", &file), PcapMode::Once)).unwrap();
+    assert_eq!(receive(&mut wire), [(A[4..].to_vec(), 56)]);
+    let two_bytes = option(order, 2, &(2u32 << 5).to_le_bytes());
+    let file = pcapng_with_options(order, [&[], &interface, &two_bytes, &[]]);
+    let mut wire = PcapWire::open(&config(&write(&folder, "x", &file), PcapMode::Once)).unwrap();
+    assert_eq!(receive(&mut wire), [(A[2..].to_vec(), 58)]);
+}
+
+#[test]
+fn a_broken_file_of_a_folder_is_named_with_the_remedy() {
+    let folder = tempfile::tempdir().unwrap();
+    let good = pcap(Order { big: false }, MICROSECONDS, 1, &[(1, 0, A, 60), (2, 0, B, 61)]);
+    write(&folder, "1.pcap", &good);
+    let broken = write(&folder, "2.pcap", &good[..good.len() - 1]);
+    let error = PcapWire::open(&config(folder.path(), PcapMode::Once)).unwrap_err().to_string();
+    assert!(error.starts_with(&broken.display().to_string()), "{error}");
+    assert!(error.contains("damaged at packet 2") && error.contains("move it out of the folder"), "{error}");
+    fs::remove_file(broken).unwrap();
+    assert!(PcapWire::open(&config(folder.path(), PcapMode::Once)).is_ok());
+}
+
 #[test]
 fn a_folder_is_replayed_in_the_order_of_names_and_loops() {
     let folder = tempfile::tempdir().unwrap();

@@ -157,7 +157,7 @@ fn captures_without_usable_packets_are_refused() {
         ("empty.pcap", "the capture has no packets"),
         ("arp.pcap", "the capture has no IP packets"),
         ("truncated.pcap", "after packet 0: the file ends in the middle"),
-        ("text.pcap", "not a pcap file"),
+        ("text.pcap", "not a pcap or pcapng file"),
         ("none.pcap", "cannot read the capture"),
         (".", "cannot read the capture"),
     ] {
