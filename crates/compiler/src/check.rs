@@ -12,11 +12,12 @@ use program::{
 };
 use serde::Serialize;
 
-use crate::Job;
+use crate::capacity::{Capacity, reload_conflict};
 use crate::classes::outcomes;
 use crate::cube::Cube;
 use crate::expand::{Expansion, expand};
 use crate::mask_index::MaskIndex;
+use crate::{Job, Obstacle};
 
 /// The findings.
 #[derive(Clone, Debug, Serialize)]
@@ -50,7 +51,8 @@ impl Job<'_> {
     #[must_use]
     pub fn check(&self, program: &Program) -> Check {
         let Job { policy, profile, .. } = *self;
-        let dependent = dependences(policy, profile);
+        let mut dependent = dependences(policy, profile);
+        dependent.extend(self.reload_warnings(program));
         if profile.has_tags() {
             return check_beside(policy, program, program, dependent);
         }
@@ -61,6 +63,37 @@ impl Job<'_> {
         // The previous program has no tags to be kept.
         let tagged = Job { profile: &tagged, previous: None, ..*self }.program();
         check_beside(policy, program, tagged.as_ref().unwrap_or(program), dependent)
+    }
+
+    /// Warns of a program that cannot be reloaded even unchanged: the device has no capacity for it twice, or cannot keep a
+    /// flow of both.
+    fn reload_warnings(&self, program: &Program) -> Vec<Diagnostic> {
+        let Job { policy, profile, previous, .. } = *self;
+        let capacity = Capacity::of(program, profile, previous);
+        let rows = capacity.rows.iter().filter(|row| row.blocks_a_reload());
+        let mut warnings: Vec<Diagnostic> = rows
+            .map(|row| {
+                let most = row.most.unwrap_or(0);
+                let message = format!(
+                    "a reload will not fit: {} {} of {most} that `{}` has",
+                    row.used, row.what, profile.name
+                );
+                let hint = format!(
+                    "the old and the new program are installed at once; beyond the limit the device answers {}",
+                    row.errno
+                );
+                policy.default_place.warning(message, "more than half").hint(hint)
+            })
+            .collect();
+        if let Some(Obstacle { rule, reason, limit, errno, remedy }) =
+            reload_conflict(program, program, profile)
+        {
+            let place = rule.and_then(|rule| policy.rules.get(rule.index())).map(|rule| &rule.place);
+            let errno = errno.map_or_else(String::new, |errno| format!(" ({errno})"));
+            let message = format!("a reload that keeps this is refused: {reason}: {limit}{errno}");
+            warnings.push(place.unwrap_or(&policy.default_place).warning(message, "here").hint(remedy));
+        }
+        warnings
     }
 }
 

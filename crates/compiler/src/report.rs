@@ -11,7 +11,7 @@ use program::{
 };
 use serde::Serialize;
 
-use crate::capacity::{Capacity, reload_conflict};
+use crate::capacity::Capacity;
 use crate::check::{Check, RuleCheck};
 use crate::classes::outcomes;
 use crate::share::{Share, Shares, shares};
@@ -152,22 +152,7 @@ pub(crate) fn describe(job: &Job<'_>) -> Report {
             for (rule, share) in rules.iter_mut().zip(&shares.rules) {
                 rule.share = (share.packets > 0).then(|| share.clone());
             }
-            let mut warnings = checked.warnings;
             let capacity = Capacity::of(&program, profile, previous);
-            warnings.extend(capacity.rows.iter().filter(|row| row.blocks_a_reload()).map(|row| {
-                let message = format!(
-                    "a reload will not fit: {} {} of {} that `{device}` has",
-                    row.used,
-                    row.what,
-                    row.most.unwrap_or(0)
-                );
-                let hint =
-                    format!("the old and the new program are installed at once; beyond the limit the device answers {}", row.errno);
-                policy.default_place.warning(message, "more than half").hint(hint)
-            }));
-            warnings.extend(
-                reload_conflict(&program, &program, profile).map(|obstacle| never_reloads(policy, obstacle)),
-            );
             let lost = lost_exceptions(policy, profile, &program);
             let problems = refuse_lost_exceptions(policy, &program, &lost).list;
             Report {
@@ -177,7 +162,7 @@ pub(crate) fn describe(job: &Job<'_>) -> Report {
                 obstacles: Vec::new(),
                 problems,
                 lost_exceptions: lost,
-                warnings,
+                warnings: checked.warnings,
                 program: Some(program),
                 device,
             }
@@ -214,15 +199,6 @@ fn rules_of(policy: &Policy, program: &Program, checked: &Check) -> Vec<RuleRepo
         ..possible(policy, program, index, checked, tested.contains(&index))
     });
     rules.collect()
-}
-
-/// Warns of a program that cannot be reloaded even unchanged: the device has no capacity for it twice.
-fn never_reloads(policy: &Policy, obstacle: Obstacle) -> Diagnostic {
-    let place = obstacle.rule.and_then(|rule| policy.rules.get(rule.index())).map(|rule| &rule.place);
-    let errno = obstacle.errno.map_or_else(String::new, |errno| format!(" ({errno})"));
-    let message =
-        format!("a reload that keeps this is refused: {}: {}{errno}", obstacle.reason, obstacle.limit);
-    place.unwrap_or(&policy.default_place).warning(message, "here").hint(obstacle.remedy)
 }
 
 /// The rules that workers test for in the classes of other rules.

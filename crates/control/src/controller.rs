@@ -4,7 +4,7 @@
 //! Invariant: after any failure the device is as before, or the error or warning names what is left over and the next
 //! change removes it first.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use program::{Band, ClassTag, Flow, FlowAction, FlowKind, Program, QueueId, RuleId, WorkerId};
@@ -64,8 +64,6 @@ pub struct Controller<I: Installer = VerbsInstaller> {
     generation: Generation,
     /// What the device cannot do.
     warnings: Vec<String>,
-    /// How it applies the installed program differently.
-    remark: Option<String>,
 }
 
 impl Controller<VerbsInstaller> {
@@ -109,7 +107,6 @@ impl<I: Installer> Controller<I> {
             workers,
             generation: Generation::default(),
             warnings: Vec::new(),
-            remark: None,
         })
     }
 
@@ -137,11 +134,6 @@ impl<I: Installer> Controller<I> {
 
     /// Records that the new program has replaced the old one, except for what is left over.
     fn replaced(&mut self, new: Placed<I>, leftover: Option<Placed<I>>, warning: Option<Error>) -> Installed {
-        self.remark =
-            self.limits.multicast_ignores_priority.then(|| multicast_remark(&new.program)).flatten();
-        if let Some(remark) = &self.remark {
-            tracing::warn!(device = self.limits.device, "{remark}");
-        }
         (self.installed, self.leftover) = (Some(new), leftover);
         self.generation.0 += 1;
         Installed { generation: self.generation, warning }
@@ -211,9 +203,9 @@ impl<I: Installer> Controller<I> {
         self.generation
     }
 
-    /// What the device cannot do, and where it applies the installed program differently, as text.
+    /// The functions that the device does not have, as text.
     pub fn warnings(&self) -> impl Iterator<Item = &str> {
-        self.warnings.iter().chain(&self.remark).map(String::as_str)
+        self.warnings.iter().map(String::as_str)
     }
 
     /// Checks a program before anything is done on the device.
@@ -578,28 +570,4 @@ fn cannot_count() -> String {
 
 fn inconsistent(what: String) -> Error {
     Error::Inconsistent { what }
-}
-
-/// Rules that a remark names; it counts the others.
-const NAMES_MAX: usize = 3;
-
-/// The rules of `program` that a device which ignores the priority of multicast flows applies last (mlx5:
-/// drivers/infiniband/hw/mlx5/fs.c, `flow_is_multicast_only`); `None` if there are none.
-fn multicast_remark(program: &Program) -> Option<String> {
-    let rules: BTreeSet<_> =
-        program.flows.iter().filter(|flow| flow.is_multicast_only()).map(|flow| flow.rule).collect();
-    if rules.is_empty() {
-        return None;
-    }
-    let names: Vec<String> =
-        rules.iter().take(NAMES_MAX).map(|rule| format!("`{}`", rule_name(program, *rule))).collect();
-    let more = match rules.len().saturating_sub(NAMES_MAX) {
-        0 => String::new(),
-        more => format!(" and {more} more"),
-    };
-    Some(format!(
-        "rules that match multicast only come after all others on this device, whatever their place, and no \
-         reload can keep one that steers (EEXIST): {}{more}",
-        names.join(", ")
-    ))
 }

@@ -222,14 +222,11 @@ pub struct Limits {
     pub priorities: u32,
     /// Indirection tables of one program, if the device reports a limit.
     pub tables: Option<usize>,
-    /// Flows that match multicast only are applied after all others, whatever their priority.
-    pub multicast_ignores_priority: bool,
 }
 
 fn limits_of(name: &str, model: &Model, attributes: &DeviceAttributes) -> Limits {
     Limits {
         device: name.to_owned(),
-        multicast_ignores_priority: model.profile.multicast_ignores_priority,
         priorities: profile_of(name, model, attributes, 0).priorities_per_program(),
         tables: max_tables(model, attributes).map(|tables| (tables / 2) as usize),
     }
@@ -316,7 +313,6 @@ mod tests {
         let limits = |model| limits_of("nic0", &driven(model), &attributes());
         let (mlx5, mlx4) = (limits(DeviceProfile::mlx5()), limits(DeviceProfile::mlx4()));
         assert_eq!((mlx5.priorities, mlx4.priorities), (8, 0x800));
-        assert!(mlx5.multicast_ignores_priority && !mlx4.multicast_ignores_priority);
         let profile = profile_of("nic0", &driven(DeviceProfile::mlx4()), &attributes(), 1);
         assert!(!profile.hash_field_exclusive);
         assert_eq!(profile.max_table, 512, "the device's own answer goes before the model's");

@@ -154,33 +154,6 @@ fn a_program_with_more_tables_than_the_device_gives_it_is_refused_at_once() {
 }
 
 #[test]
-fn rules_for_multicast_are_remarked_where_their_priority_is_ignored() {
-    let multicast = |name| line(name, Match::Multicast, Some(0));
-    let lines = [
-        multicast("a"),
-        line("web", Match::Ipv4To(1), Some(1)),
-        multicast("b"),
-        multicast("c"),
-        multicast("d"),
-    ];
-    for ignored in [false, true] {
-        let state = Shared::default();
-        let limits = Limits { multicast_ignores_priority: ignored, ..limits() };
-        let mut controller =
-            Controller::over(Fake(Rc::clone(&state)), limits, vec![1], WORKERS).expect("nothing fails");
-        install(&mut controller, &state, &program(&lines), false).expect("nothing fails");
-        let warnings: Vec<&str> = controller.warnings().collect();
-        assert_eq!(warnings.len(), usize::from(ignored), "{warnings:?}");
-        assert!(
-            warnings.iter().all(|warning| warning.ends_with(": `a`, `b`, `c` and 1 more")),
-            "{warnings:?}"
-        );
-        install(&mut controller, &state, &program(&lines[1..2]), false).expect("nothing fails");
-        assert_eq!(controller.warnings().count(), 0, "the rules are gone");
-    }
-}
-
-#[test]
 fn nothing_to_steer_with_is_an_error() {
     let fake = || Fake(Shared::default());
     assert!(matches!(

@@ -199,12 +199,7 @@ impl Installer for Fake {
 
 /// Of the fake device.
 pub fn limits() -> Limits {
-    Limits {
-        device: "fake0".to_owned(),
-        priorities: PRIORITIES,
-        tables: None,
-        multicast_ignores_priority: false,
-    }
+    Limits { device: "fake0".to_owned(), priorities: PRIORITIES, tables: None }
 }
 
 /// A controller over a fresh fake device, and the device.
@@ -247,7 +242,6 @@ pub struct Line {
 pub enum Match {
     Everything,
     Ipv4To(u8),
-    Multicast,
     UdpPort(u16),
     UdpPortTo(u8, u16),
 }
@@ -258,11 +252,6 @@ impl Match {
         match self {
             Self::Everything => vec![FlowSpec::Ethernet { value: zero, mask: zero }],
             Self::Ipv4To(last) => vec![ipv4_to(last)],
-            Self::Multicast => {
-                let mac = EthernetMatch { dst_mac: [1, 0, 0x5e, 0, 0, 1], ..zero };
-                let mask = EthernetMatch { dst_mac: [0xff; 6], ..zero };
-                vec![FlowSpec::Ethernet { value: mac, mask }]
-            }
             Self::UdpPort(port) => vec![udp_port(port)],
             Self::UdpPortTo(last, port) => vec![ipv4_to(last), udp_port(port)],
         }

@@ -1,7 +1,7 @@
 //! `steerd check`: its output and its exit codes.
 
 use super::rig::{DNS, POLICY, dns_frame, json, ok, policies, run, run_in, write_pcap};
-use crate::support::{config, stderr, stdout, steerd};
+use crate::support::{Daemon, config, stderr, stdout, steerd};
 
 #[test]
 fn check_shows_where_every_rule_is_decided() {
@@ -268,6 +268,21 @@ fn check_warns_of_policies_that_no_reload_can_keep() {
             "{policy} {profile}: {found}"
         );
     }
+    // So does the daemon, with the same place and remedy.
+    let mut command = steerd();
+    command.env("STEERD_SOFTNIC__PERSONALITY", "mlx5").current_dir(folder.path());
+    let daemon = Daemon::start_command(command.args(["run", "--demo", "--policy", "alone"]));
+    let log = daemon.log();
+    let line = log.lines().find(|line| line.contains("a reload that keeps this is refused"));
+    assert!(
+        line.is_some_and(|line| line.contains(" alone:2:") && line.contains("match groups by `dst`")),
+        "{log}"
+    );
+    assert_eq!(
+        log.matches("multicast").count(),
+        line.map_or(0, |line| line.matches("multicast").count()),
+        "{log}"
+    );
 }
 
 /// The parts of a limit, in the output of the commands that describe a policy.
