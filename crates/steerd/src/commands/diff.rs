@@ -206,7 +206,7 @@ const fn way(direction: Direction) -> &'static str {
 /// What was not decided, and why.
 fn doubts(found: &Diff) -> Vec<String> {
     let pairs = found.open.iter().map(|open| {
-        format!("not decided: {} => {}: {}", effect(&open.before), effect(&open.after), open.why)
+        format!("not decided: {} => {}: {}", effect(&open.before), after(&open.before, &open.after), open.why)
     });
     let mut doubts: Vec<String> = pairs.collect();
     let more = found.not_decided - found.open.len();
@@ -267,7 +267,7 @@ impl Page<'_> {
         if told.is_empty() && pair.within.is_empty() {
             return false;
         }
-        let head = format!("{} => {}", effect(&pair.before), effect(&pair.after));
+        let head = format!("{} => {}", effect(&pair.before), after(&pair.before, &pair.after));
         let _ = writeln!(out, "\n{}", self.colors.text(Style::Heading, &head));
         let sent = if pair.direction == Direction::Egress { "sent: " } else { "" };
         let is_exact = match told[..] {
@@ -288,7 +288,8 @@ impl Page<'_> {
             let _ = writeln!(out, "  {sent}{}", shortened(&region.to_string()));
         }
         if pair.but_for.count > 0 {
-            let _ = writeln!(out, "      except packets that {} take first", names(&pair.but_for));
+            let verb = if pair.but_for.count == 1 { "takes" } else { "take" };
+            let _ = writeln!(out, "      except packets that {} {verb} first", names(&pair.but_for));
         }
         self.example(&describe::witness(&pair.witness), out);
         true
@@ -301,7 +302,7 @@ impl Page<'_> {
     fn summary(&self) -> String {
         let mut grid = Grid::new(&["before", "after", "regions"]);
         for pair in &self.found.pairs {
-            grid.row(vec![effect(&pair.before), effect(&pair.after), regions(pair)]);
+            grid.row(vec![effect(&pair.before), after(&pair.before, &pair.after), regions(pair)]);
         }
         format!("\n{}", grid.text())
     }
@@ -345,6 +346,14 @@ fn effect(effect: &Effect) -> String {
     match effect.name.as_str() {
         "" => effect.action.clone(),
         name => format!("{name}: {}", effect.action),
+    }
+}
+
+/// The effect of the new policy. Where its text is that of the old one, the workers of the group or their shares differ.
+fn after(before: &Effect, after: &Effect) -> String {
+    match effect(before) == effect(after) {
+        true => "the same, spread in another way".to_owned(),
+        false => effect(after),
     }
 }
 

@@ -3,10 +3,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
+use std::path::PathBuf;
 
 use policy::Policy;
-use policy::policy::Action;
-use program::{DEFAULT_RULE, Policing, SinkId};
+use policy::policy::{Action, SinkDefinition};
+use program::{
+    AppSink, CaptureSink, CountSink, DEFAULT_RULE, ForwardSink, KernelSink, Policing, SinkId, SinkKind,
+};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -26,7 +29,7 @@ pub(super) struct SinkChange {
 /// The changes of sinks by name and option, then of the rules that both policies have.
 pub(super) fn changes(old: &Policy, new: &Policy) -> Vec<SinkChange> {
     let mut changes = Vec::new();
-    let (before, after) = (options(old), options(new));
+    let (before, after) = (options(old, new), options(new, old));
     for place in before.keys().chain(after.keys()).collect::<BTreeSet<_>>() {
         let (name, key) = place;
         let (before, after) = (before.get(place).cloned(), after.get(place).cloned());
@@ -70,17 +73,56 @@ fn policing(policing: &Policing) -> [(&'static str, Option<String>); 3] {
     ]
 }
 
-/// The values of all options, by sink and option.
-fn options(policy: &Policy) -> BTreeMap<(String, String), String> {
+/// The values of the options by sink and option. Of a sink that `other` does not have, the kind and what is not by default.
+fn options(policy: &Policy, other: &Policy) -> BTreeMap<(String, String), String> {
     let mut options = BTreeMap::new();
-    for definition in &policy.sinks {
-        // Serialising plain data cannot fail.
-        let Ok(Value::Object(fields)) = serde_json::to_value(&definition.sink.kind) else { continue };
-        let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-        let rows = fields.iter().filter(|(_, value)| !value.is_null());
-        options.extend(rows.map(|(key, value)| ((definition.sink.name.clone(), key.clone()), text(value))));
+    for SinkDefinition { sink, .. } in &policy.sinks {
+        let is_known = other.sinks.iter().any(|other| other.sink.name == sink.name);
+        let defaults = if is_known { BTreeMap::new() } else { written(&defaults_of(&sink.kind)) };
+        let rows = written(&sink.kind).into_iter();
+        let rows = rows.filter(|(key, value)| key == "kind" || defaults.get(key) != Some(value));
+        options.extend(rows.map(|(key, value)| ((sink.name.clone(), key), value)));
     }
     options
+}
+
+/// A sink of this kind with its required options alone.
+fn defaults_of(kind: &SinkKind) -> SinkKind {
+    match kind {
+        SinkKind::Count(_) => SinkKind::Count(CountSink::default()),
+        SinkKind::Kernel(_) => SinkKind::Kernel(KernelSink::new("")),
+        SinkKind::Capture(_) => {
+            SinkKind::Capture(CaptureSink { path: PathBuf::new(), ..CaptureSink::default() })
+        }
+        SinkKind::App(_) => SinkKind::App(AppSink::new(PathBuf::new())),
+        SinkKind::Forward(_) => SinkKind::Forward(ForwardSink::default()),
+    }
+}
+
+/// The options as a policy has them: their keys, and their values without quotation marks.
+fn written(kind: &SinkKind) -> BTreeMap<String, String> {
+    // Serialising plain data cannot fail.
+    let Ok(Value::Object(fields)) = serde_json::to_value(kind) else { return BTreeMap::new() };
+    let megabytes = |value: &Value| (value.as_u64().unwrap_or(0) / CaptureSink::MB).to_string();
+    let option = |(key, value): (String, Value)| match (&*key, &value) {
+        (_, Value::Null) | ("swap_macs", Value::Bool(false)) => None,
+        ("swap_macs", _) => Some(("mac".to_owned(), "swap".to_owned())),
+        ("file_bytes", _) => Some(("file_mb".to_owned(), megabytes(&value))),
+        ("disk_bytes", _) => Some(("disk_mb".to_owned(), megabytes(&value))),
+        ("socket_mode", _) => Some((key, format!("{:04o}", value.as_u64().unwrap_or(0)))),
+        ("vlan", Value::String(change)) => Some((key, format!("{{ {change} = true }}"))),
+        (_, Value::String(text)) => Some((key, text.clone())),
+        (_, Value::Array(list)) => {
+            let list: Vec<String> = list.iter().map(Value::to_string).collect();
+            Some((key, format!("[{}]", list.join(", "))))
+        }
+        (_, Value::Object(table)) => {
+            let list: Vec<String> = table.iter().map(|(key, value)| format!("{key} = {value}")).collect();
+            Some((key, format!("{{ {} }}", list.join(", "))))
+        }
+        _ => Some((key, value.to_string())),
+    };
+    fields.into_iter().filter_map(option).collect()
 }
 
 /// The names of the sinks that get the packets of each rule that delivers packets.
@@ -140,6 +182,42 @@ mod tests {
         assert!(lines.contains("sink `b`: kind: none => count\n"), "{lines}");
         assert!(lines.contains("rule `r`: sinks: a => a, b\n"), "{lines}");
         assert_eq!(changes(&old, &old), []);
+    }
+
+    /// A sink that only one policy has is its kind and what is not by default, with keys and values of the language.
+    #[test]
+    fn options_are_shown_as_a_policy_has_them() {
+        let sinks = |sinks: &str| read(&format!("{sinks}\n[groups.g]\nworkers = \"all\"\n"));
+        let none = sinks("");
+        let all = sinks(
+            "[sinks.a]\nkind = \"app\"\nsocket = \"/run/x\"\nsocket_mode = \"0660\"\nuids = [1, 2]\n\
+             [sinks.c]\nkind = \"capture\"\npath = \"/tmp\"\nfile_mb = 7\n\
+             [sinks.f]\nkind = \"forward\"\nport = 2\nmac = \"swap\"\nvlan = { set = 100 }\n\
+             [sinks.g]\nkind = \"forward\"\nport = 2\nvlan = { pop = true }\n\
+             [sinks.k]\nkind = \"kernel\"\ninterface = \"host0\"\n",
+        );
+        let expected = "\
+sink `a`: kind: none => app
+sink `a`: socket: none => /run/x
+sink `a`: socket_mode: none => 0660
+sink `a`: uids: none => [1, 2]
+sink `c`: file_mb: none => 7
+sink `c`: kind: none => capture
+sink `c`: path: none => /tmp
+sink `f`: kind: none => forward
+sink `f`: mac: none => swap
+sink `f`: port: none => 2
+sink `f`: vlan: none => { set = 100 }
+sink `g`: kind: none => forward
+sink `g`: port: none => 2
+sink `g`: vlan: none => { pop = true }
+sink `k`: interface: none => host0
+sink `k`: kind: none => kernel
+";
+        assert_eq!(text(&changes(&none, &all)), expected);
+        let mode = sinks("[sinks.a]\nkind = \"app\"\nsocket = \"/run/x\"");
+        let changed = sinks("[sinks.a]\nkind = \"app\"\nsocket = \"/run/x\"\nsocket_mode = \"0640\"");
+        assert_eq!(text(&changes(&mode, &changed)), "sink `a`: socket_mode: 0600 => 0640\n");
     }
 
     #[test]
