@@ -10,6 +10,7 @@ mod chaos;
 mod commands;
 mod counters;
 mod daemon;
+mod documents;
 mod examples;
 mod forward;
 mod install;
