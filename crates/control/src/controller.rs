@@ -7,8 +7,8 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use program::{Band, ClassTag, Flow, FlowAction, FlowKind, Program, QueueId, RuleId, WorkerId};
-use verbs::{HashConfig, HashFields, WorkQueue};
+use program::{Band, ClassTag, Flow, FlowAction, FlowKind, FlowSpec, Program, QueueId, RuleId, WorkerId};
+use verbs::{EthernetMatch, HashConfig, HashFields, WorkQueue};
 
 use crate::counters::{Counted, DropTotals, Reading, RuleCounters};
 use crate::installer::{FlowRequest, Installer, VerbsInstaller};
@@ -57,6 +57,8 @@ pub struct Controller<I: Installer = VerbsInstaller> {
     counters: [RuleCounters<I::Counter>; Counted::ALL.len()],
     /// Whether the device can count the packets of a flow, as far as known.
     counts: bool,
+    /// How many counters had their last reading before the removal of their last flow.
+    early_readings: u64,
     installer: I,
     limits: Limits,
     ports: Vec<u8>,
@@ -101,6 +103,7 @@ impl<I: Installer> Controller<I> {
             _drop_table: table,
             counters: Default::default(),
             counts: true,
+            early_readings: 0,
             installer,
             limits,
             ports,
@@ -177,6 +180,13 @@ impl<I: Installer> Controller<I> {
     pub fn drop_totals(&self) -> Vec<DropTotals> {
         let books = self.counters.iter().zip(Counted::ALL);
         books.flat_map(|(book, kind)| book.totals(kind)).collect()
+    }
+
+    /// How many counters were read for the last time before the removal of their flow, because the device refused the
+    /// flow that would have kept them readable. Packets that the device counted between the two are in no total.
+    #[must_use]
+    pub fn early_readings(&self) -> u64 {
+        self.early_readings
     }
 
     /// Sums up what rules have counted that are neither in `keep` nor on the device, under the name
@@ -320,20 +330,46 @@ impl<I: Installer> Controller<I> {
     /// Removes one flow of a program; if the device refuses, the flow is returned.
     fn destroy_flow(
         &mut self,
-        program: &Program,
-        index: usize,
-        flow: I::Flow,
-    ) -> Result<(), (I::Flow, Refusal)> {
-        let placed = &program.flows[index];
-        let counted = Counted::of(placed).map(|kind| (kind as usize, rule_name(program, placed.rule)));
-        if let Some((kind, rule)) = counted {
-            self.counters[kind].before_removal(&mut self.installer, rule);
+        placed: &Placed<I>,
+        removed: PlacedFlow<I::Flow>,
+    ) -> Result<(), (PlacedFlow<I::Flow>, Refusal)> {
+        let PlacedFlow { index, port, flow } = removed;
+        let counted = Counted::of(&placed.program.flows[index]);
+        let holder = counted.and_then(|kind| self.hold_counter(placed, index, port, kind));
+        let destroyed = self.installer.destroy_flow(flow);
+        if let (Ok(()), Some(kind)) = (&destroyed, counted) {
+            let rule = rule_name(&placed.program, placed.program.flows[index].rule);
+            self.counters[kind as usize].flow_removed(&mut self.installer, rule);
         }
-        self.installer.destroy_flow(flow)?;
-        if let Some((kind, rule)) = counted {
-            self.counters[kind].flow_removed(&mut self.installer, rule);
+        if let Some(Err((holder, refusal))) = holder.map(|holder| self.installer.destroy_flow(holder)) {
+            tracing::warn!("a flow that no packet matches stays on the device: {refusal}");
+            drop(holder);
         }
-        Ok(())
+        destroyed.map_err(|(flow, refusal)| (PlacedFlow { index, port, flow }, refusal))
+    }
+
+    /// Keeps the counter of a rule in use while its last flow is removed, by a flow that no packet matches: a device
+    /// like mlx5 refuses to read a counter without a flow (drivers/infiniband/core/uverbs_std_types_counters.c), and what
+    /// is counted between a reading and the removal would be lost. If the device refuses that flow, the counter is read
+    /// before the removal.
+    fn hold_counter(&mut self, placed: &Placed<I>, index: usize, port: u8, kind: Counted) -> Option<I::Flow> {
+        if self.limits.reads_idle_counters {
+            return None;
+        }
+        let flow = &placed.program.flows[index];
+        let rule = rule_name(&placed.program, flow.rule);
+        let counter = self.counters[kind as usize].of_last_flow(rule)?;
+        let unmatched = unmatched(flow);
+        let request = self.request(&placed.program, &unmatched, placed.band, port);
+        match self.installer.create_flow(&request, &self.drop_queue, Some(counter)) {
+            Ok(holder) => Some(holder),
+            Err(refusal) => {
+                tracing::debug!(rule, "the counter is read before its last flow is removed: {refusal}");
+                self.early_readings += 1;
+                self.counters[kind as usize].refresh(&mut self.installer, rule);
+                None
+            }
+        }
     }
 
     /// Creates the counter of a rule that no worker sees, unless it has one.
@@ -450,9 +486,10 @@ impl<I: Installer> Controller<I> {
 
     /// Removes the flow of the lowest precedence and returns its port; a flow that the device does not remove stays.
     fn remove_last(&mut self, placed: &mut Placed<I>) -> Result<u8, Error> {
-        let Some(PlacedFlow { index, port, flow }) = placed.flows.pop() else { return Ok(0) };
-        self.destroy_flow(&placed.program, index, flow).map(|()| port).map_err(|(flow, source)| {
-            placed.flows.push(PlacedFlow { index, port, flow });
+        let Some(removed) = placed.flows.pop() else { return Ok(0) };
+        let (index, port) = (removed.index, removed.port);
+        self.destroy_flow(placed, removed).map(|()| port).map_err(|(removed, source)| {
+            placed.flows.push(removed);
             let flow = &placed.program.flows[index];
             let request = self.request(&placed.program, flow, placed.band, port);
             Error::RemoveFlow {
@@ -562,6 +599,15 @@ impl<I: Installer> Change<I> {
     fn new(program: Arc<Program>, band: Band, old: Option<Placed<I>>) -> Self {
         Self { new: Placed::new(program, band), old, removed: Vec::new() }
     }
+}
+
+/// A flow like `flow` that no packet matches: no frame has a group address as its source (IEEE 802.3, clause 3.2.3), nor the
+/// reserved EtherType 0xffff (RFC 1701).
+fn unmatched(flow: &Flow) -> Flow {
+    let value = EthernetMatch { src_mac: [0xff; 6], ether_type: 0xffff, ..EthernetMatch::default() };
+    let mask = EthernetMatch { dst_mac: [0xff; 6], ..value };
+    let kind = if flow.kind == FlowKind::Egress { FlowKind::Egress } else { FlowKind::Normal };
+    Flow { kind, specs: vec![FlowSpec::Ethernet { value, mask }], inner_from: 1, ..flow.clone() }
 }
 
 fn cannot_count() -> String {

@@ -1,8 +1,9 @@
 //! Totals of the rules whose packets no worker sees, by rule name, over all programs that had such a rule.
 //!
 //! A rule keeps its counter object while it has a flow on the device; after that only its sum is kept, until the rule is
-//! retired. No total ever decreases, nor does the sum over all names. Reading queries the device (a real NIC's
-//! firmware), so callers cache the readings.
+//! retired. The last reading of a counter comes after the removal of its last flow, so that it has every packet; where a
+//! device reads no counter without a flow, the controller keeps one on it until then. No total ever decreases, nor does
+//! the sum over all names. Reading queries the device (a real NIC's firmware), so callers cache the readings.
 
 use std::collections::{BTreeMap, HashSet};
 use std::ops::Bound;
@@ -104,12 +105,9 @@ impl<C> RuleCounters<C> {
         }
     }
 
-    /// A flow of the rule is about to be removed. Before the last one the counter is read, because a device may forget
-    /// its readings with that flow (mlx5 unbinds it).
-    pub(crate) fn before_removal<I: Installer<Counter = C>>(&mut self, installer: &mut I, rule: &str) {
-        if self.live.get(rule).is_some_and(|live| live.flows == 1) {
-            self.refresh(installer, rule);
-        }
+    /// The counter of a rule that has one flow left.
+    pub(crate) fn of_last_flow(&self, rule: &str) -> Option<&C> {
+        self.live.get(rule).filter(|live| live.flows == 1)?.counter.as_ref()
     }
 
     /// A flow of the rule was removed. With the last one the counter is released and its sum kept: a device that forgets
@@ -138,7 +136,7 @@ impl<C> RuleCounters<C> {
     }
 
     /// Reads one rule's counter into its last value.
-    fn refresh<I: Installer<Counter = C>>(&mut self, installer: &mut I, rule: &str) {
+    pub(crate) fn refresh<I: Installer<Counter = C>>(&mut self, installer: &mut I, rule: &str) {
         if let Err(refusal) = self.read(installer, rule) {
             tracing::warn!(rule, "cannot read the drop counter: {refusal}");
         }
@@ -153,7 +151,7 @@ impl<C> RuleCounters<C> {
         Ok(())
     }
 
-    /// Releases a counter. It is read once more, for packets counted while the last flow was removed.
+    /// Releases a counter that counts no more packets, after its last reading.
     fn close<I: Installer<Counter = C>>(&mut self, installer: &mut I, rule: &str) {
         if let Err(refusal) = self.read(installer, rule) {
             tracing::debug!(rule, "the drop counter was released with its last flow: {refusal}");

@@ -222,11 +222,14 @@ pub struct Limits {
     pub priorities: u32,
     /// Indirection tables of one program, if the device reports a limit.
     pub tables: Option<usize>,
+    /// Counters can be read while they have no flow.
+    pub reads_idle_counters: bool,
 }
 
 fn limits_of(name: &str, model: &Model, attributes: &DeviceAttributes) -> Limits {
     Limits {
         device: name.to_owned(),
+        reads_idle_counters: model.profile.emulation.reads_idle_counters,
         priorities: profile_of(name, model, attributes, 0).priorities_per_program(),
         tables: max_tables(model, attributes).map(|tables| (tables / 2) as usize),
     }
@@ -313,6 +316,7 @@ mod tests {
         let limits = |model| limits_of("nic0", &driven(model), &attributes());
         let (mlx5, mlx4) = (limits(DeviceProfile::mlx5()), limits(DeviceProfile::mlx4()));
         assert_eq!((mlx5.priorities, mlx4.priorities), (8, 0x800));
+        assert!(!mlx5.reads_idle_counters && limits(DeviceProfile::ideal()).reads_idle_counters);
         let profile = profile_of("nic0", &driven(DeviceProfile::mlx4()), &attributes(), 1);
         assert!(!profile.hash_field_exclusive);
         assert_eq!(profile.max_table, 512, "the device's own answer goes before the model's");

@@ -394,6 +394,44 @@ fn the_process_stays_the_same_over_its_start_and_reloads_under_traffic() {
     }
 }
 
+/// Each reload removes a drop rule under traffic: for another name, for a group, or for the kernel.
+#[test]
+fn reloads_that_remove_drop_rules_lose_no_count() {
+    const RELOADS: usize = 42;
+    if softnic().is_none() {
+        return;
+    }
+    let policy = |times: usize| {
+        let rule = |name: &str, action: &str| {
+            format!("[[rules]]\nname = \"{name}\"\nmatch = {{ protocol = \"udp\" }}\naction = {action}\n")
+        };
+        let rules = match times % 3 {
+            0 => rule(&format!("bad-{times}"), "\"drop\""),
+            1 => rule(&format!("bad-{times}"), "\"drop\"") + &rule("good", "{ steer = \"g\" }"),
+            _ => String::new(),
+        };
+        format!("version = 1\ndefault = \"kernel\"\n[groups.g]\nworkers = \"all\"\n{rules}")
+    };
+    let wire =
+        "{ kind = \"generator\", rate = 100000, flows = [{ dst_ports = \"53\" }, { dst_ports = \"80\" }] }";
+    for provider in ["softnic", "mlx5"] {
+        let setup = Setup::new(provider, wire, &policy(0));
+        let mut daemon = Daemon::start_command(&mut setup.command());
+        for times in 1..=RELOADS {
+            setup.write("p.toml", policy(times).as_bytes());
+            daemon.signal(Signal::HUP);
+            daemon.wait_for("is in force", times);
+            let accounting = daemon.state()["accounting"].clone();
+            assert_eq!(accounting["matches"], true, "{provider}, {times} reloads: {accounting:#}");
+        }
+        let (status, summary, log) = daemon.terminate();
+        assert!(status.success(), "{provider}: {log}");
+        let summary: serde_json::Value = serde_json::from_str(&summary).expect("JSON");
+        assert_eq!(summary["accounting"]["matches"], true, "{provider}: {summary:#}");
+        assert!(summary["accounting"]["rule_dropped"].as_u64() > Some(10_000), "{summary:#}");
+    }
+}
+
 #[test]
 fn a_missing_library_is_an_error_with_a_remedy() {
     if softnic().is_none() {

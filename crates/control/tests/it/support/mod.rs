@@ -49,6 +49,10 @@ pub struct State {
     pub no_counters: bool,
     pub no_count_action: bool,
     pub no_reads: bool,
+    /// Counters keep their values, and can be read, without a flow.
+    pub keeps_counters: bool,
+    /// Flows that no packet matches are refused.
+    pub no_unmatched: bool,
     /// Counters read so far.
     pub reads: usize,
     /// Packets that flows with counters have met.
@@ -68,6 +72,8 @@ pub struct Fake(pub Shared);
 pub struct FakeFlow {
     id: u64,
     counter: Option<FakeCounter>,
+    /// Whether any packet of the world does.
+    matches: bool,
     state: Shared,
 }
 
@@ -81,7 +87,8 @@ impl Drop for FakeFlow {
     }
 }
 
-/// As real NICs have them: with its last flow a counter loses what it counted (mlx5 unbinds it).
+/// As real NICs have them: with its last flow a counter loses what it counted (mlx5 unbinds it). As if one packet had met
+/// the flow when it was installed, and one just before it was removed: what is counted must never be lost again.
 #[derive(Default)]
 pub struct CounterState {
     values: CounterValues,
@@ -104,7 +111,19 @@ fn refusal(errno: i32) -> Refusal {
     Refusal { errno: Some(errno), source: Box::new(std::io::Error::from_raw_os_error(errno)) }
 }
 
+pub fn matches_something(specs: &[FlowSpec]) -> bool {
+    world().iter().any(|key| specs.iter().all(|spec| spec.matches(key)))
+}
+
 impl Fake {
+    /// A packet meets a flow with this counter.
+    fn count(&self, counter: &FakeCounter) {
+        let values = &mut counter.borrow_mut().values;
+        values.packets += 1;
+        values.bytes += 60;
+        self.0.borrow_mut().counted += 1;
+    }
+
     fn call(&self) -> Result<(), Refusal> {
         let mut state = self.0.borrow_mut();
         let call = state.calls;
@@ -141,7 +160,7 @@ impl Installer for Fake {
         let mut state = self.0.borrow_mut();
         state.reads += 1;
         let counter = counter.borrow();
-        if counter.flows == 0 || state.no_reads {
+        if (counter.flows == 0 && !state.keeps_counters) || state.no_reads {
             return Err(refusal(EINVAL));
         }
         Ok(counter.values)
@@ -157,16 +176,19 @@ impl Installer for Fake {
         if counter.is_some() && self.0.borrow().no_count_action {
             return Err(refusal(EOPNOTSUPP));
         }
+        let matches = matches_something(&request.flow.specs);
+        if !matches && self.0.borrow().no_unmatched {
+            return Err(refusal(ENOMEM));
+        }
         if let Some(counter) = counter {
             let mut state = counter.borrow_mut();
-            if state.flows == 0 {
+            if state.flows == 0 && !self.0.borrow().keeps_counters {
                 state.values = CounterValues::default();
             }
             state.flows += 1;
-            // As if one packet had met the flow at once: what is counted must never be lost again.
-            state.values.packets += 1;
-            state.values.bytes += 60;
-            self.0.borrow_mut().counted += 1;
+        }
+        if let Some(counter) = counter.filter(|_| matches) {
+            self.count(counter);
         }
         let record = Record {
             port: request.port,
@@ -183,12 +205,15 @@ impl Installer for Fake {
         state.flows.insert(id, (record, request.flow.specs.clone()));
         drop(state);
         remember(&self.0);
-        Ok(FakeFlow { id, counter: counter.cloned(), state: Rc::clone(&self.0) })
+        Ok(FakeFlow { id, counter: counter.cloned(), matches, state: Rc::clone(&self.0) })
     }
 
     fn destroy_flow(&mut self, flow: Self::Flow) -> Result<(), (Self::Flow, Refusal)> {
         match self.call() {
             Ok(()) => {
+                if let Some(counter) = flow.counter.as_ref().filter(|_| flow.matches) {
+                    self.count(counter);
+                }
                 drop(flow);
                 Ok(())
             }
@@ -199,13 +224,17 @@ impl Installer for Fake {
 
 /// Of the fake device.
 pub fn limits() -> Limits {
-    Limits { device: "fake0".to_owned(), priorities: PRIORITIES, tables: None }
+    Limits { device: "fake0".to_owned(), priorities: PRIORITIES, tables: None, reads_idle_counters: false }
 }
 
 /// A controller over a fresh fake device, and the device.
 pub fn controller(ports: &[u8]) -> (Controller<Fake>, Shared) {
+    controller_of(limits(), ports)
+}
+
+pub fn controller_of(limits: Limits, ports: &[u8]) -> (Controller<Fake>, Shared) {
     let state = Shared::default();
-    let controller = Controller::over(Fake(Rc::clone(&state)), limits(), ports.to_vec(), WORKERS);
+    let controller = Controller::over(Fake(Rc::clone(&state)), limits, ports.to_vec(), WORKERS);
     (controller.expect("nothing fails yet"), state)
 }
 
