@@ -83,7 +83,7 @@ pub(crate) struct Verdict {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Flows {
     pub(crate) generation: u64,
-    /// How many flows there are, of the rule if one was asked for.
+    /// How many flows there are; if a rule was asked for, those that can have packets of it.
     pub(crate) count: usize,
     /// The first of them, highest precedence first.
     pub(crate) flows: Vec<Flow>,
@@ -91,7 +91,12 @@ pub(crate) struct Flows {
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Flow {
+    /// The rule that the flow is of.
     pub(crate) rule: String,
+    /// The first rules that can decide its packets: several where a worker compares the packets with them.
+    pub(crate) rules: Vec<String>,
+    /// How many rules these are.
+    pub(crate) rule_count: usize,
     /// "normal", "copy", "sniffer" or "egress".
     pub(crate) kind: String,
     /// A lower number wins.
@@ -105,9 +110,10 @@ pub(crate) struct Flow {
     /// The packets that the queue pair receives.
     pub(crate) variant: Option<String>,
     pub(crate) group: Option<String>,
-    /// The packets of the flow, or of its rule: see `counted`.
+    /// The packets of the flow, or of its rules: see `counted`.
     pub(crate) packets: u64,
-    /// "flow": the packets of this flow alone. "rule": of all flows of the rule. "none": the device does not count them.
+    /// "flow": the packets of this flow alone. "rule": of all flows of the rule. "rules": of all flows of its rules. "none":
+    /// the device does not count them.
     pub(crate) counted: String,
 }
 

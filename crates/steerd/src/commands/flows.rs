@@ -38,7 +38,7 @@ fn text(flows: &Flows) -> String {
     for flow in &flows.flows {
         grid.row(vec![
             flow.priority.to_string(),
-            flow.rule.clone(),
+            rules(flow),
             packets(flow),
             action(flow),
             if flow.specs.is_empty() { "any".to_owned() } else { flow.specs.clone() },
@@ -49,16 +49,29 @@ fn text(flows: &Flows) -> String {
     if more > 0 {
         text.push_str(&format!("and {} more (--rule NAME shows those of one rule)\n", number(more as u64)));
     }
-    if flows.flows.iter().any(|flow| flow.counted == "rule") {
-        text.push_str("* of all flows of the rule\n");
+    if flows.flows.iter().any(|flow| ["rule", "rules"].contains(&flow.counted.as_str())) {
+        text.push_str("* of all flows of the rule, or of the rules\n");
     }
     text
+}
+
+/// The rules of a flow that are named; the others are counted.
+const RULES_SHOWN: usize = 3;
+
+/// `web`, or `web, dns and 4 more` where a worker compares the packets with several rules.
+fn rules(flow: &Flow) -> String {
+    let shown = flow.rules.len().min(RULES_SHOWN);
+    let more = match flow.rule_count.saturating_sub(shown) {
+        0 => String::new(),
+        more => format!(" and {} more", number(more as u64)),
+    };
+    format!("{}{more}", flow.rules[..shown].join(", "))
 }
 
 fn packets(flow: &Flow) -> String {
     match flow.counted.as_str() {
         "flow" => number(flow.packets),
-        "rule" => format!("{} *", number(flow.packets)),
+        "rule" | "rules" => format!("{} *", number(flow.packets)),
         _ => "-".to_owned(),
     }
 }

@@ -117,6 +117,28 @@ fn a_reload_decides_the_rules_with_most_packets_in_hardware() {
 }
 
 #[test]
+fn the_flows_of_a_hybrid_rule_are_those_whose_packets_workers_compare_with_it() {
+    let place = Place::new();
+    let daemon = place.start("");
+    place.wait_for_packets("source1");
+    let flows = place.json(&["flows", "--rule", "source1", "--json"]);
+    let flow = &flows["flows"][0];
+    let rules = flow["rules"].as_array().expect("rules");
+    assert!(rules.len() > 1 && flow["rule_count"].as_u64() >= Some(rules.len() as u64), "{flow:#}");
+    assert_eq!(flow["counted"], "rules", "{flow:#}");
+    assert!(flow["packets"].as_u64() >= Some(1000), "{flow:#}");
+    let one = place.json(&["flows", "--rule", "port7", "--json"]);
+    let exact = one["flows"].as_array().expect("flows").iter().filter(|flow| flow["rule_count"] == 1);
+    exact.for_each(|flow| assert_eq!((&flow["rule"], &flow["rules"][0]), (&"port7".into(), &"port7".into())));
+    let shown = stdout(&place.run(&["flows", "--rule", "source1"]));
+    assert!(
+        shown.contains(" more ") && shown.contains("* of all flows of the rule, or of the rules"),
+        "{shown}"
+    );
+    drop(daemon);
+}
+
+#[test]
 fn without_the_setting_a_reload_does_not_depend_on_counters() {
     let place = Place::new();
     let daemon = place.start("");
