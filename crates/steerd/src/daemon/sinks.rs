@@ -57,8 +57,8 @@ struct Open {
     programs: Vec<Published>,
     /// The generation of the program in force; 0: none yet.
     in_force: u64,
-    /// The places of sinks that are being closed.
-    closing: Vec<Slot>,
+    /// The sinks that are being closed.
+    closing: Vec<ClosingSink>,
     /// What closed sinks have counted, by name.
     past: BTreeMap<String, Counted>,
 }
@@ -85,6 +85,32 @@ impl Open {
         self.programs.iter().rev().find(|published| published.map.generation() == self.in_force)
     }
 
+    /// One sink for each name, in the order of the policy in force, attached ones last.
+    fn shown(&self) -> Vec<&OpenSink> {
+        let in_force = self.in_force().map_or(&[][..], |published| &published.program.sinks);
+        let place = |sink: &OpenSink| in_force.iter().position(|definition| *definition == sink.definition);
+        let mut shown: Vec<&OpenSink> = Vec::with_capacity(self.list.len());
+        for sink in &self.list {
+            match shown.iter_mut().find(|other| other.definition.name == sink.definition.name) {
+                Some(other) if place(sink).is_some() => *other = sink,
+                Some(_) => {}
+                None => shown.push(sink),
+            }
+        }
+        shown.sort_by_key(|sink| (sink.use_ != Use::Policy, place(sink).unwrap_or(usize::MAX)));
+        shown
+    }
+
+    /// The packets of all sinks that have or had this name.
+    fn counted(&self, name: &str) -> Counted {
+        let open = self.list.iter().filter(|sink| sink.definition.name == name).map(|sink| &sink.counters);
+        let closing = self.closing.iter().filter(|sink| sink.name == name).map(|sink| &sink.counters);
+        let mut sum = Counted::default();
+        open.chain(closing).for_each(|counters| sum.add(&counters.read()));
+        self.past.get(name).into_iter().for_each(|past| sum.add(past));
+        sum
+    }
+
     /// Takes out the sinks that no program names. Their places stay taken until they are closed.
     fn take_unused(&mut self) -> Vec<OpenSink> {
         let names = |sink: &OpenSink| {
@@ -93,8 +119,21 @@ impl Open {
         let is_used = |sink: &OpenSink| matches!(sink.use_, Use::Rule { .. }) || names(sink);
         let (used, unused): (Vec<_>, Vec<_>) = std::mem::take(&mut self.list).into_iter().partition(is_used);
         self.list = used;
-        self.closing.extend(unused.iter().map(|sink| sink.slot));
+        self.closing.extend(unused.iter().map(ClosingSink::of));
         unused
+    }
+}
+
+/// A sink that is taken out: its place stays taken, and its packets are counted, until it is closed.
+struct ClosingSink {
+    slot: Slot,
+    name: String,
+    counters: OpenCounters,
+}
+
+impl ClosingSink {
+    fn of(sink: &OpenSink) -> Self {
+        Self { slot: sink.slot, name: sink.definition.name.clone(), counters: sink.counters.clone() }
     }
 }
 
@@ -109,19 +148,26 @@ struct OpenSink {
     hub: Option<SharedHub>,
     /// What the hub had counted at the end.
     last: Measured,
-    counters: Vec<Arc<SinkCounters>>,
+    counters: OpenCounters,
+}
+
+/// The counters of a sink that is open.
+#[derive(Clone)]
+struct OpenCounters {
+    traffic: Vec<Arc<SinkCounters>>,
     /// Of what it sends by a port for others.
     transmit: Vec<Arc<SinkCounters>>,
 }
 
-impl OpenSink {
-    fn counted(&self) -> Counted {
+impl OpenCounters {
+    fn read(&self) -> Counted {
         let read = |counters: &[Arc<SinkCounters>]| counters.iter().map(|counters| counters.read()).collect();
-        Counted { traffic: read(&self.counters), transmit: read(&self.transmit) }
+        Counted { traffic: read(&self.traffic), transmit: read(&self.transmit) }
     }
 }
 
 /// The counts of a sink.
+#[derive(Default)]
 pub(crate) struct Counted {
     /// By worker.
     pub(crate) traffic: Vec<SinkTraffic>,
@@ -271,8 +317,10 @@ impl Sinks {
         opened: Opened,
     ) -> Result<Placing, Opened> {
         let sink = definition.name.clone();
-        let is_free =
-            |slot: &Slot| state.list.iter().all(|open| open.slot != *slot) && !state.closing.contains(slot);
+        let is_free = |slot: &Slot| {
+            state.list.iter().all(|open| open.slot != *slot)
+                && state.closing.iter().all(|closing| closing.slot != *slot)
+        };
         let Some(slot) = (0..Slot::COUNT).filter_map(Slot::of).find(is_free) else {
             return Err(opened);
         };
@@ -286,8 +334,7 @@ impl Sinks {
             use_,
             hub: Some(Arc::new(hub)),
             last: Measured::default(),
-            counters,
-            transmit,
+            counters: OpenCounters { traffic: counters, transmit },
         });
         Ok(Placing { sink, slot, changes })
     }
@@ -352,8 +399,8 @@ impl Sinks {
         }
         self.workers.iter().for_each(WorkerControl::free_sinks);
         let mut state = self.state();
-        add_past(&mut state.past, &definition.name, sink.counted());
-        state.closing.retain(|closing| *closing != slot);
+        add_past(&mut state.past, &definition.name, sink.counters.read());
+        state.closing.retain(|closing| closing.slot != slot);
     }
 
     /// Lets a sink get the packets of a rule, beside the rule's own sinks, until [`Sinks::detach`]; reloads keep it.
@@ -404,7 +451,7 @@ impl Sinks {
                     map.detach(rule, slot);
                 }
             }
-            state.closing.push(slot);
+            state.closing.push(ClosingSink::of(&sink));
             sink
         };
         self.close(sink);
@@ -429,14 +476,11 @@ impl Sinks {
         hubs.into_iter().for_each(end_hub);
     }
 
-    /// The sinks in the order of the policy, attached ones last. Counts of closed sinks of the same name are included.
+    /// The sinks in the order of the policy, attached ones last. Of the sinks of one name that are open over a reload only
+    /// the one in force is shown, with the counts of all of that name.
     pub(crate) fn view(&self) -> Vec<SinkView> {
         let state = self.state();
         let view = |sink: &OpenSink| {
-            let mut counted = sink.counted();
-            if let Some(past) = state.past.get(&sink.definition.name) {
-                counted.add(past);
-            }
             let measured = sink.hub.as_ref().map(|hub| Measured::of(&***hub));
             let Measured { sizes, top_flows } = measured.unwrap_or_else(|| sink.last.clone());
             SinkView {
@@ -445,13 +489,13 @@ impl Sinks {
                     Use::Policy => None,
                     Use::Rule { rule, .. } => Some(rule.clone()),
                 },
-                counted,
+                counted: state.counted(&sink.definition.name),
                 status: sink.hub.as_ref().map(|hub| hub.status()).unwrap_or_default(),
                 sizes,
                 top_flows,
             }
         };
-        state.list.iter().map(view).collect()
+        state.shown().into_iter().map(view).collect()
     }
 
     fn state(&self) -> MutexGuard<'_, Open> {
@@ -576,6 +620,62 @@ mod tests {
         assert_eq!(attach(), [1, 2]);
         sinks.abandon();
         assert_eq!(attach(), [2, 1], "the program in force is the newest again");
+    }
+
+    /// A program with a sink of this name and options.
+    fn program_with(top_flows: u32) -> Arc<Program> {
+        let text = format!(
+            "version = 1\n[sinks.tap]\nkind = \"count\"\ntop_flows = {top_flows}\n[groups.g]\nworkers = [0]\n\
+             sinks = \"tap\"\n[[rules]]\nname = \"r\"\nmatch = {{ any = true }}\naction = \"steer g\"\n"
+        );
+        let source = policy::Source::new("p.toml", &text);
+        let (policy, _) = policy::parse(&source, &policy::NoFiles).expect("a policy");
+        Arc::new(compiler::compile(&policy, &device_model::DeviceProfile::ideal(), 1).expect("a program"))
+    }
+
+    struct Idle;
+
+    impl Hub for Idle {}
+
+    #[test]
+    fn a_sink_with_new_options_is_one_sink() {
+        let sinks = Sinks::new(Vec::new(), (Vec::new(), Vec::new(), Vec::new()), Vec::new());
+        let (old, new) = (program_with(1), program_with(2));
+        let open = |program: &Arc<Program>, packets| {
+            let counters = Arc::new(SinkCounters::default());
+            counters.offered(packets, 64 * packets);
+            let opened = Opened {
+                hub: Box::new(Idle),
+                endpoints: Vec::new(),
+                counters: vec![counters],
+                transmit: Vec::new(),
+            };
+            let placed = sinks.place(&mut sinks.state(), &program.sinks[0], Use::Policy, opened);
+            assert!(placed.is_ok(), "there is a place");
+        };
+        let published = |generation, program: &Arc<Program>| {
+            let map = Arc::new(SinkMap::new(generation, program, &[]));
+            Published { program: Arc::clone(program), map, sha256: String::new() }
+        };
+        let shown = |sinks: &Sinks| -> Vec<(Sink, u64)> {
+            let view = sinks.view().into_iter();
+            view.map(|sink| (sink.definition, sink.counted.traffic[0].offered.packets)).collect()
+        };
+        open(&old, 5);
+        sinks.state().programs = vec![published(1, &old)];
+        sinks.installed(&published(1, &old).map);
+        assert_eq!(shown(&sinks), [(old.sinks[0].clone(), 5)]);
+        open(&new, 3);
+        sinks.state().programs.push(published(2, &new));
+        assert_eq!(shown(&sinks), [(old.sinks[0].clone(), 8)], "the new one is not in force yet");
+        sinks.installed(&published(2, &new).map);
+        assert_eq!(shown(&sinks), [(new.sinks[0].clone(), 8)]);
+        sinks.release_previous();
+        let unused = sinks.state().take_unused();
+        assert_eq!(unused.len(), 1);
+        assert_eq!(shown(&sinks), [(new.sinks[0].clone(), 8)], "one that is being closed still counts");
+        sinks.close_all(unused);
+        assert_eq!(shown(&sinks), [(new.sinks[0].clone(), 8)]);
     }
 
     #[test]
