@@ -13,6 +13,7 @@ pub(crate) mod runtime;
 mod servers;
 pub(crate) mod shutdown;
 pub(crate) mod signals;
+pub(crate) mod sink_health;
 pub(crate) mod sinks;
 
 use std::sync::Arc;
@@ -28,6 +29,7 @@ use crate::daemon::runtime::{Builder, Runtime, WorkerThreads};
 use crate::daemon::servers::Servers;
 use crate::daemon::shutdown::{LOG_TIMEOUT, Reporting, stop};
 use crate::daemon::signals::{Event, Signals};
+use crate::daemon::sink_health::SinkMonitor;
 use crate::error::{Error, chain};
 use crate::policy_file;
 use crate::settings::{self, Loaded, Request};
@@ -294,13 +296,16 @@ impl Background {
     }
 }
 
-/// Asks the device which ports are down, and what its clock shows.
+/// Asks the device which ports are down and what its clock shows, and sinks whether they pass packets on.
 fn watch_ports(runtime: &Arc<Runtime>) -> Result<Background, Error> {
     let runtime = Arc::clone(runtime);
+    let mut sinks = SinkMonitor::default();
     Background::start("ports", move || {
         let down = runtime.ports_down();
         runtime.sinks.tick(&down.iter().map(|port| port.port).collect::<Vec<_>>());
         runtime.health.set_ports_down(down).iter().for_each(Change::log);
+        let losing = sinks.update(Instant::now(), runtime.sinks.progress());
+        runtime.health.set_losing_sinks(losing).iter().for_each(Change::log);
         runtime.read_clock();
     })
 }

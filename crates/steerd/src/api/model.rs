@@ -27,6 +27,9 @@ pub(crate) struct Health {
     pub(crate) alive: bool,
     /// Why not.
     pub(crate) problem: Option<String>,
+    /// What is wrong although packets are steered: sinks that lose all their packets.
+    #[serde(default)]
+    pub(crate) degraded: Option<String>,
 }
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]

@@ -52,7 +52,10 @@ fn text(status: &Status, colors: Colors) -> String {
         lines.push(colors.text(Style::Bad, &format!("         last reload failed: {error}")));
     }
     let health = match &health.problem {
-        None => colors.text(Style::Good, "ready"),
+        None => match &health.degraded {
+            None => colors.text(Style::Good, "ready"),
+            Some(degraded) => colors.text(Style::Warning, &format!("ready, {degraded}")),
+        },
         Some(problem) => colors.text(Style::Bad, problem),
     };
     lines.push(format!("health   {health}"));

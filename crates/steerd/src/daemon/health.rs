@@ -9,6 +9,8 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::daemon::sink_health::LosingSink;
+
 /// A longer gap between two updates counts as this much: if the whole process was stopped (SIGSTOP, a suspended virtual
 /// machine), no part could make progress.
 const LONGEST_GAP: Duration = Duration::from_secs(2);
@@ -60,6 +62,7 @@ struct Status {
     steering: bool,
     stalled: Vec<Part>,
     ports_down: Vec<DownPort>,
+    losing_sinks: Vec<LosingSink>,
     /// When the run loop must have made its next update. `None`: it does not run yet, or no more.
     due: Option<Instant>,
 }
@@ -82,6 +85,28 @@ impl Health {
         let down = now.iter().filter(|port| !before.contains(port)).cloned().map(Change::Down);
         let up = before.iter().filter(|port| !now.contains(port)).cloned().map(Change::Up);
         down.chain(up).collect()
+    }
+
+    /// Replaces the sinks that lose all their packets; returns those that began or ceased to.
+    pub(crate) fn set_losing_sinks(&self, now: Vec<LosingSink>) -> Vec<Change> {
+        let mut status = self.status();
+        let before = std::mem::replace(&mut status.losing_sinks, now);
+        let now = &status.losing_sinks;
+        let is_in = |list: &[LosingSink], sink: &LosingSink| list.iter().any(|other| other.name == sink.name);
+        let began = now.iter().filter(|sink| !is_in(&before, sink)).cloned().map(Change::Losing);
+        let ceased = before.iter().filter(|sink| !is_in(now, sink)).cloned().map(Change::Passing);
+        began.chain(ceased).collect()
+    }
+
+    /// The reason why the sink of this name loses all its packets, if it does.
+    pub(crate) fn loses(&self, sink: &str) -> Option<&'static str> {
+        self.status().losing_sinks.iter().find(|losing| losing.name == sink).map(|losing| losing.reason)
+    }
+
+    /// What is wrong although packets are steered, in one line.
+    pub(crate) fn degraded(&self) -> Option<String> {
+        let reasons: Vec<String> = self.status().losing_sinks.iter().map(ToString::to_string).collect();
+        (!reasons.is_empty()).then(|| format!("degraded: {}", reasons.join(", ")))
     }
 
     /// # Errors
@@ -144,6 +169,8 @@ pub(crate) enum Change {
     Recovered(Part, Duration),
     Down(DownPort),
     Up(DownPort),
+    Losing(LosingSink),
+    Passing(LosingSink),
 }
 
 impl Change {
@@ -157,6 +184,8 @@ impl Change {
             }
             Self::Down(port) => tracing::warn!("{port} is down: nothing is received there"),
             Self::Up(port) => tracing::info!("{port} is up again"),
+            Self::Losing(sink) => tracing::warn!("{sink}"),
+            Self::Passing(sink) => tracing::info!("sink `{}` passes packets on again", sink.name),
         }
     }
 }
@@ -283,5 +312,20 @@ mod tests {
         assert_eq!(health.alive(), Ok(()));
         assert_eq!(health.set_ports_down(vec![]), [Change::Up(port)]);
         assert_eq!(health.ready(), Ok(()));
+    }
+
+    #[test]
+    fn a_sink_that_loses_all_packets_degrades_a_ready_daemon() {
+        let health = Health::default();
+        health.set_steering(true);
+        let sink = |reason| LosingSink { name: "files".into(), reason };
+        assert_eq!(health.set_losing_sinks(vec![sink("disk_full")]), [Change::Losing(sink("disk_full"))]);
+        assert_eq!(health.set_losing_sinks(vec![sink("ring_full")]), [], "still");
+        assert_eq!((health.ready(), health.alive()), (Ok(()), Ok(())));
+        let degraded = "degraded: sink `files` loses all its packets (ring_full)";
+        assert_eq!(health.degraded().as_deref(), Some(degraded));
+        assert_eq!((health.loses("files"), health.loses("other")), (Some("ring_full"), None));
+        assert_eq!(health.set_losing_sinks(vec![]), [Change::Passing(sink("ring_full"))]);
+        assert_eq!(health.degraded(), None);
     }
 }

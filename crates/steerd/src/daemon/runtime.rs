@@ -4,6 +4,7 @@
 //! thread. Nothing here is on the packet path.
 
 mod device;
+mod drops;
 mod profile;
 mod snapshot;
 mod sysfs;
@@ -15,7 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use control::{Band, Controller, DropTotals, Reading};
+use control::{Band, Controller, DropTotals};
 use program::{CaptureSink, Program, Sink, SinkKind, Verdict, WorkerId};
 use softnic::SoftNic;
 use worker::sinks::capture;
@@ -56,9 +57,6 @@ const STATE_TIMEOUT: Duration = Duration::from_secs(3);
 /// just removed.
 pub(crate) const LATE_PACKET_GRACE: Duration = Duration::from_secs(1);
 
-/// How many counters are read before the controller is released to other threads.
-const COUNTERS_AT_ONCE: usize = 256;
-
 /// Sleeps almost at once: a moderate rate then leaves most of a shared core to others.
 const RELAXED: Idle = Idle::Adaptive { idle_us: 0 };
 
@@ -78,8 +76,11 @@ pub(crate) struct Runtime {
     pub(crate) health: Arc<Health>,
     /// Set when the shutdown begins; from then on no program is installed.
     pub(crate) stopping: AtomicBool,
-    /// The counters of drop rules at the last time that they could be read.
-    drops: Mutex<Vec<DropTotals>>,
+    /// The counters of drop rules at the last time that they could be read; `None`: they were not read yet.
+    drops: Mutex<Option<Vec<DropTotals>>>,
+    /// The most dropped packets that are in no counter, because the counter could not be read after the removal of its
+    /// flows.
+    uncounted_drops: AtomicU64,
     out_of_buffer: OutOfBuffer,
     /// If completions have timestamps that can be converted.
     clock: Mutex<Option<DeviceClock>>,
@@ -259,6 +260,7 @@ impl Builder {
             health: Arc::default(),
             stopping: AtomicBool::new(false),
             drops: Mutex::default(),
+            uncounted_drops: AtomicU64::new(0),
             out_of_buffer,
             clock: Mutex::new(self.clock),
             recent: Mutex::default(),
@@ -289,7 +291,14 @@ impl Runtime {
         let map =
             self.sinks.prepare(&self.opened, &program, generation, &inputs.sha256).map_err(Error::Sink)?;
         let mut publish = |band: Band, program: Arc<Program>| self.publish(band, &program, &map);
-        let installed = match controller.install(Arc::clone(&program), &mut publish) {
+        let (early_readings, dropped) = (controller.early_readings(), self.dropped_by_ports());
+        let outcome = controller.install(Arc::clone(&program), &mut publish);
+        if controller.early_readings() > early_readings {
+            // A port counts a burst after it has dropped it.
+            let burst = self.opened.ports.len() * softnic::wire::BURST_FRAMES;
+            self.note_uncounted_drops(self.dropped_by_ports().saturating_sub(dropped) + burst as u64);
+        }
+        let installed = match outcome {
             Ok(installed) => installed,
             Err(error) => {
                 self.sinks.abandon();
@@ -564,41 +573,6 @@ impl Runtime {
                 entry.control.id().0,
                 PUBLISH_TIMEOUT.as_secs()
             ))),
-        }
-    }
-
-    /// The counters of drop rules; `false`: read earlier, as a program is being installed now.
-    fn drop_totals(&self, moment: snapshot::Moment) -> (Vec<DropTotals>, bool) {
-        let now = match moment {
-            snapshot::Moment::Ended => Some(self.controller().drop_counters()),
-            // A soft device answers between two bursts of its engine: if the engine is stalled, never.
-            snapshot::Moment::Running if self.is_engine_stalled() => None,
-            snapshot::Moment::Running => self.read_drops(),
-        };
-        let fresh = now.is_some();
-        // Locked after the device was read, so that nobody waits for the device at this lock.
-        let mut last = self.drops.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(now) = now {
-            *last = now;
-        }
-        (last.clone(), fresh)
-    }
-
-    /// Reads a few counters at a time, so that a reload does not wait for thousands; `None` if a reload is running.
-    fn read_drops(&self) -> Option<Vec<DropTotals>> {
-        let mut reading = Reading::default();
-        loop {
-            let mut controller = match self.controller.try_lock() {
-                Ok(controller) => controller,
-                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-                Err(TryLockError::WouldBlock) => return None,
-            };
-            if !controller.read_counters(&mut reading, COUNTERS_AT_ONCE) {
-                return Some(controller.drop_totals());
-            }
-            drop(controller);
-            // A reload that waits for it gets it.
-            std::thread::sleep(Duration::from_micros(1));
         }
     }
 

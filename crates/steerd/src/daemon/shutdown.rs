@@ -86,7 +86,7 @@ pub(super) fn stop(
 
 /// An accounting mismatch is a fault of steerd, so the exit status reports it even if nothing else failed.
 fn mismatch(accounting: &Accounting) -> Option<Error> {
-    (!accounting.matches).then(|| Error::AccountingMismatch(accounting.verdict()))
+    (accounting.matches == Some(false)).then(|| Error::AccountingMismatch(accounting.verdict()))
 }
 
 /// Returns the first failure and logs the others.
@@ -114,13 +114,13 @@ mod tests {
 
     #[test]
     fn an_accounting_mismatch_is_a_failure() {
-        let accounting = Accounting { matches: false, ..Accounting::default() };
+        let accounting = Accounting { matches: Some(false), ..Accounting::default() };
         let error = first_of(mismatch(&accounting).into_iter()).expect_err("a failure");
         assert_eq!(error.exit_code(), 7);
         assert!(error.to_string().starts_with("packet accounting mismatch"), "{error}");
         let earlier = [Error::WorkerDied(1)].into_iter().chain(mismatch(&accounting));
         assert!(matches!(first_of(earlier), Err(Error::WorkerDied(1))), "the first is the cause");
-        let accounting = Accounting { matches: true, ..Accounting::default() };
+        let accounting = Accounting { matches: Some(true), ..Accounting::default() };
         assert!(first_of(mismatch(&accounting).into_iter()).is_ok());
     }
 }

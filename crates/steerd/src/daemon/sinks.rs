@@ -11,6 +11,7 @@ use worker::sinks::{self, Environment, Hub, Opened, Others, PacketSizes, SinkErr
 use worker::{FrameBudget, SinkChange, SinkCounters, SinkMap, SinkTraffic, Slot, WorkerControl};
 
 use crate::daemon::runtime::OpenDevice;
+use crate::daemon::sink_health::SinkProgress;
 
 /// How long a worker may take to put a sink in its place. It checks once per iteration.
 const PLACE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -496,6 +497,17 @@ impl Sinks {
             }
         };
         state.shown().into_iter().map(view).collect()
+    }
+
+    /// What the sinks of the policy have passed on and lost so far.
+    pub(crate) fn progress(&self) -> Vec<SinkProgress> {
+        let state = self.state();
+        let of_policy = state.shown().into_iter().filter(|sink| sink.use_ == Use::Policy);
+        of_policy
+            .map(|sink| {
+                SinkProgress::of(&sink.definition.name, &state.counted(&sink.definition.name).traffic)
+            })
+            .collect()
     }
 
     fn state(&self) -> MutexGuard<'_, Open> {

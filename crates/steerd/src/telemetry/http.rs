@@ -113,9 +113,9 @@ impl Router for Answers {
         match request.uri.path() {
             "/" => text(StatusCode::OK, "steerd: /metrics /healthz /readyz /api/v1/state\n"),
             // Whether the process need not be restarted.
-            "/healthz" => verdict("ok\n", self.health.alive()),
+            "/healthz" => verdict(self.health.alive().map(|()| "ok".to_owned())),
             // Whether packets are steered.
-            "/readyz" => verdict("ready\n", self.health.ready()),
+            "/readyz" => verdict(self.health.ready().map(|()| ready(self.health.degraded()))),
             "/metrics" => self.page(&request, Page::Metrics).await,
             "/api/v1/state" => self.page(&request, Page::State).await,
             _ => text(StatusCode::NOT_FOUND, "no such page\n"),
@@ -137,9 +137,13 @@ impl Answers {
     }
 }
 
-fn verdict(good: &'static str, health: Result<(), String>) -> Answer {
+fn ready(degraded: Option<String>) -> String {
+    degraded.map_or_else(|| "ready".to_owned(), |why| format!("ready, {why}"))
+}
+
+fn verdict(health: Result<String, String>) -> Answer {
     match health {
-        Ok(()) => text(StatusCode::OK, good),
+        Ok(good) => text(StatusCode::OK, format!("{good}\n")),
         Err(reason) => text(StatusCode::SERVICE_UNAVAILABLE, format!("{reason}\n")),
     }
 }

@@ -108,8 +108,9 @@ static METRICS: &[Metric] = &[
     gauge("steerd_engine_stalled", &["device"], "1 while an engine thread of this soft NIC makes no progress.",
         engines_stalled),
     gauge("steerd_accounting_matches", &[],
-        "1 while every received packet is in exactly one counter or in flight, else 0.",
-        |s| some(s.accounting().map(|accounting| flag(accounting.matches)))),
+        "1 while every received packet is in exactly one counter or in flight, else 0; absent while the counters of \
+         drop rules cannot be read.",
+        |s| some(s.accounting().and_then(|accounting| accounting.matches).map(flag))),
     gauge("steerd_in_flight_packets", &[],
         "Packets received and not yet counted by outcome: waiting in a receive queue, waiting in a worker \
          to be classified, or dropped since the counters of drop rules were read.",
@@ -213,6 +214,9 @@ static METRICS: &[Metric] = &[
     counter("steerd_sink_transmit_dropped_packets_total", &["sink", "kind", "worker", "reason"],
         "Those that were not sent, by reason.",
         |s| sink_drops(s, Direction::Out)),
+    gauge("steerd_sink_losing", &["sink", "kind"],
+        "1 while the sink loses all its packets, else 0; /readyz names it as degraded.",
+        sinks_losing),
     histogram("steerd_sink_packet_size_bytes", &["sink", "kind"],
         "Packets by size with the frame check sequence, in the classes of RFC 2819, of sinks of kind count.",
         packet_sizes),
@@ -333,6 +337,12 @@ fn latencies<'s>(s: &'s Sources<'s>, value: fn(&'s LatencyState) -> Value<'s>) -
     let measured =
         s.state.workers.iter().filter_map(|worker| Some((worker.worker, worker.latency.as_ref()?)));
     measured.map(|(worker, latency)| (vec![worker.to_string().into()], value(latency))).collect()
+}
+
+fn sinks_losing<'s>(s: &'s Sources<'s>) -> Vec<Series<'s>> {
+    let sinks = s.state.sinks.iter().filter(|sink| sink.attached_to.is_none());
+    let labels = |sink: &'s SinkState| vec![Cow::from(&sink.name), sink.kind.into()];
+    sinks.map(|sink| (labels(sink), Value::Number(flag(sink.losing.is_some())))).collect()
 }
 
 fn packet_sizes<'s>(s: &'s Sources<'s>) -> Vec<Series<'s>> {
@@ -456,14 +466,14 @@ fn rule_actions(rule: &RuleState) -> impl Iterator<Item = ActionCount> + use<> {
     let uncounted = rule.uncounted;
     [
         ("deliver", rule.delivered_packets, Some(rule.delivered_bytes)),
-        ("drop", rule.dropped_packets, Some(rule.dropped_bytes)),
+        ("drop", rule.dropped_packets.unwrap_or(0), rule.dropped_bytes),
         ("kernel", rule.kernel_packets, rule.kernel_bytes),
         ("returned", rule.returned_packets, Some(rule.returned_bytes)),
         ("lost_exception", rule.lost_exception_packets, Some(rule.lost_exception_bytes)),
         ("rate_limited", rule.rate_limited_packets, Some(rule.rate_limited_bytes)),
         ("not_sampled", rule.not_sampled_packets, Some(rule.not_sampled_bytes)),
-        ("drop_sent", rule.sent_dropped_packets, Some(rule.sent_dropped_bytes)),
-        ("pass_sent", rule.sent_passed_packets, Some(rule.sent_passed_bytes)),
+        ("drop_sent", rule.sent_dropped_packets.unwrap_or(0), rule.sent_dropped_bytes),
+        ("pass_sent", rule.sent_passed_packets.unwrap_or(0), rule.sent_passed_bytes),
     ]
     .into_iter()
     .filter(move |(action, packets, _)| if *action == own { !uncounted } else { *packets > 0 })

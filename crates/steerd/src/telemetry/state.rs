@@ -18,6 +18,8 @@ pub(crate) struct State {
     pub(crate) started_at_seconds: f64,
     pub(crate) uptime_seconds: f64,
     pub(crate) ready: bool,
+    /// What is wrong although packets are steered: sinks that lose all their packets.
+    pub(crate) degraded: Option<String>,
     pub(crate) device: DeviceState,
     /// The soft NICs that only send.
     pub(crate) other_devices: Vec<OtherDeviceState>,
@@ -115,9 +117,11 @@ pub(crate) struct RuleState {
     pub(crate) unexported: bool,
     pub(crate) delivered_packets: u64,
     pub(crate) delivered_bytes: u64,
-    pub(crate) dropped_packets: u64,
-    pub(crate) dropped_bytes: u64,
-    /// The device does not count all packets of this rule: the counts here are incomplete.
+    /// `None`, here and of what is sent: the device's counter has not been read yet.
+    pub(crate) dropped_packets: Option<u64>,
+    pub(crate) dropped_bytes: Option<u64>,
+    /// The device does not count all packets of this rule, or its counter has not been read yet: the counts here are
+    /// incomplete.
     pub(crate) uncounted: bool,
     /// Left to the kernel by the device.
     pub(crate) kernel_packets: u64,
@@ -139,10 +143,10 @@ pub(crate) struct RuleState {
     pub(crate) not_sampled_packets: u64,
     pub(crate) not_sampled_bytes: u64,
     /// Of packets that the host sends: dropped, or passed by an exception.
-    pub(crate) sent_dropped_packets: u64,
-    pub(crate) sent_dropped_bytes: u64,
-    pub(crate) sent_passed_packets: u64,
-    pub(crate) sent_passed_bytes: u64,
+    pub(crate) sent_dropped_packets: Option<u64>,
+    pub(crate) sent_dropped_bytes: Option<u64>,
+    pub(crate) sent_passed_packets: Option<u64>,
+    pub(crate) sent_passed_bytes: Option<u64>,
 }
 
 impl Default for RuleState {
@@ -157,8 +161,8 @@ impl Default for RuleState {
             unexported: false,
             delivered_packets: 0,
             delivered_bytes: 0,
-            dropped_packets: 0,
-            dropped_bytes: 0,
+            dropped_packets: Some(0),
+            dropped_bytes: Some(0),
             uncounted: false,
             kernel_packets: 0,
             kernel_bytes: Some(0),
@@ -172,10 +176,10 @@ impl Default for RuleState {
             rate_limited_bytes: 0,
             not_sampled_packets: 0,
             not_sampled_bytes: 0,
-            sent_dropped_packets: 0,
-            sent_dropped_bytes: 0,
-            sent_passed_packets: 0,
-            sent_passed_bytes: 0,
+            sent_dropped_packets: Some(0),
+            sent_dropped_bytes: Some(0),
+            sent_passed_packets: Some(0),
+            sent_passed_bytes: Some(0),
         }
     }
 }
@@ -185,10 +189,10 @@ impl RuleState {
     pub(crate) fn add(&mut self, other: &Self) {
         self.delivered_packets += other.delivered_packets;
         self.delivered_bytes += other.delivered_bytes;
-        self.dropped_packets += other.dropped_packets;
-        self.dropped_bytes += other.dropped_bytes;
+        self.dropped_packets = sum_if_known(self.dropped_packets, other.dropped_packets);
+        self.dropped_bytes = sum_if_known(self.dropped_bytes, other.dropped_bytes);
         self.kernel_packets += other.kernel_packets;
-        self.kernel_bytes = self.kernel_bytes.zip(other.kernel_bytes).map(|(sum, more)| sum + more);
+        self.kernel_bytes = sum_if_known(self.kernel_bytes, other.kernel_bytes);
         self.lost_exception_packets += other.lost_exception_packets;
         self.lost_exception_bytes += other.lost_exception_bytes;
         self.returned_packets += other.returned_packets;
@@ -199,35 +203,44 @@ impl RuleState {
         self.rate_limited_bytes += other.rate_limited_bytes;
         self.not_sampled_packets += other.not_sampled_packets;
         self.not_sampled_bytes += other.not_sampled_bytes;
-        self.sent_dropped_packets += other.sent_dropped_packets;
-        self.sent_dropped_bytes += other.sent_dropped_bytes;
-        self.sent_passed_packets += other.sent_passed_packets;
-        self.sent_passed_bytes += other.sent_passed_bytes;
+        self.sent_dropped_packets = sum_if_known(self.sent_dropped_packets, other.sent_dropped_packets);
+        self.sent_dropped_bytes = sum_if_known(self.sent_dropped_bytes, other.sent_dropped_bytes);
+        self.sent_passed_packets = sum_if_known(self.sent_passed_packets, other.sent_passed_packets);
+        self.sent_passed_bytes = sum_if_known(self.sent_passed_bytes, other.sent_passed_bytes);
+    }
+
+    /// Dropped by workers because of `limit` or `sample`; part of [`RuleState::packets`].
+    pub(crate) fn policed_packets(&self) -> u64 {
+        self.rate_limited_packets + self.not_sampled_packets
     }
 
     pub(crate) fn packets(&self) -> u64 {
         self.delivered_packets
-            + self.dropped_packets
+            + self.dropped_packets.unwrap_or(0)
             + self.kernel_packets
             + self.lost_exception_packets
             + self.returned_packets
             + self.rate_limited_packets
             + self.not_sampled_packets
-            + self.sent_dropped_packets
-            + self.sent_passed_packets
+            + self.sent_dropped_packets.unwrap_or(0)
+            + self.sent_passed_packets.unwrap_or(0)
     }
 
     pub(crate) fn bytes(&self) -> u64 {
         self.delivered_bytes
-            + self.dropped_bytes
+            + self.dropped_bytes.unwrap_or(0)
             + self.kernel_bytes.unwrap_or(0)
             + self.lost_exception_bytes
             + self.returned_bytes
             + self.rate_limited_bytes
             + self.not_sampled_bytes
-            + self.sent_dropped_bytes
-            + self.sent_passed_bytes
+            + self.sent_dropped_bytes.unwrap_or(0)
+            + self.sent_passed_bytes.unwrap_or(0)
     }
+}
+
+fn sum_if_known(sum: Option<u64>, more: Option<u64>) -> Option<u64> {
+    Some(sum? + more?)
 }
 
 #[derive(Clone, Debug, Default, Serialize)]
@@ -301,6 +314,8 @@ pub(crate) struct SinkState {
     /// What it sends by a port for others: frames of clients (kind `app`, by worker), or of the host (kind `kernel`, by queue
     /// of the interface). Delivered means sent. Empty if it does not send.
     pub(crate) transmit: Vec<SinkTrafficState>,
+    /// The reason why it has been losing all its packets; `None`: it passes packets on, or has had none.
+    pub(crate) losing: Option<&'static str>,
     /// Its own state: files, clients, errors.
     pub(crate) status: BTreeMap<String, String>,
     /// Its packets by size in bytes, with the frame check sequence; `None`: not counted.
@@ -308,6 +323,22 @@ pub(crate) struct SinkState {
     /// The flows with most packets since it was opened, at most [`TOP_FLOWS_MAX`], those with most first; `None`: not
     /// counted.
     pub(crate) top_flows: Option<Vec<TopFlowState>>,
+}
+
+impl SinkState {
+    /// The sum over all workers.
+    pub(crate) fn sum(&self, of: fn(&SinkTrafficState) -> u64) -> u64 {
+        self.workers.iter().map(of).sum()
+    }
+
+    /// The packets of all workers that it did not pass on, by reason.
+    pub(crate) fn dropped(&self) -> Reasons {
+        let mut sums = Reasons::new();
+        for (reason, packets) in self.workers.iter().flat_map(|traffic| &traffic.dropped_packets) {
+            *sums.entry(reason).or_default() += packets;
+        }
+        sums
+    }
 }
 
 /// The most flows of a sink that the state lists.
@@ -397,7 +428,8 @@ pub(crate) struct Accounting {
     /// Lost on the wire before that; also part of `lost`.
     pub(crate) wire_lost: u64,
     pub(crate) delivered: u64,
-    pub(crate) rule_dropped: u64,
+    /// `None`: the counters of drop rules have not been read yet.
+    pub(crate) rule_dropped: Option<u64>,
     pub(crate) kernel: Option<u64>,
     /// Left to the kernel by the policy, but received by workers; not part of `kernel` or `lost`.
     pub(crate) lost_exceptions: u64,
@@ -416,8 +448,10 @@ pub(crate) struct Accounting {
     /// Such packets wait in a queue, wait in a worker to be classified, or were dropped by a port after the counters of
     /// drop rules had been read.
     pub(crate) in_flight: Option<i64>,
-    /// Whether all equations hold.
-    pub(crate) matches: bool,
+    /// Whether all equations hold; `None`: those that could be checked do, but the counters of drop rules could not be read.
+    pub(crate) matches: Option<bool>,
+    /// The most packets that no counter of a drop rule has, because it could not be read after the removal of its flows.
+    pub(crate) uncounted_drops_limit: u64,
     /// Whether the device counts what its ports receive; otherwise only the workers' counters are checked.
     pub(crate) ports_counted: bool,
 }

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use serde::{Deserialize, Serialize};
 
 use crate::telemetry::state::{
-    PortState, RuleState, SinkState, SinkTrafficState, State, TOP_FLOWS_MAX, TopFlowState, WorkerState,
+    PortState, RuleState, SinkState, State, TOP_FLOWS_MAX, TopFlowState, WorkerState,
 };
 
 /// Described in docs/reference/api.md.
@@ -19,6 +19,9 @@ pub(crate) struct Top {
     /// What the rates are averages of. It is the time since the start in the first answer.
     pub(crate) interval_seconds: f64,
     pub(crate) ready: bool,
+    /// What is wrong although packets are steered; `null`: nothing.
+    #[serde(default)]
+    pub(crate) degraded: Option<String>,
     pub(crate) device: String,
     pub(crate) policy: String,
     pub(crate) generation: u64,
@@ -42,6 +45,9 @@ pub(crate) struct Sink {
     pub(crate) offered: u64,
     pub(crate) delivered: u64,
     pub(crate) dropped: u64,
+    /// The reason why it has been losing all its packets; `null`: it passes packets on, or has had none.
+    #[serde(default)]
+    pub(crate) losing: Option<String>,
     /// By a port, for clients or the host. `null`: it does not send.
     pub(crate) sent: Option<u64>,
     /// Offered.
@@ -68,7 +74,11 @@ pub(crate) struct Rule {
     pub(crate) placement: String,
     /// The device does not count all packets of this rule.
     pub(crate) uncounted: bool,
+    /// Whatever became of them.
     pub(crate) packets: u64,
+    /// Those of them that workers dropped because of `limit` or `sample`.
+    #[serde(default)]
+    pub(crate) policed: u64,
     /// `null`: not counted.
     pub(crate) bytes: Option<u64>,
     pub(crate) packets_per_second: f64,
@@ -129,6 +139,7 @@ impl Sampler {
             uptime_seconds: state.uptime_seconds,
             interval_seconds,
             ready: state.ready,
+            degraded: state.degraded.clone(),
             device: state.device.name.clone(),
             policy: state.policy.source.clone(),
             generation: state.policy.generation,
@@ -167,6 +178,7 @@ impl Rates<'_> {
             placement: rule.placement.to_owned(),
             uncounted: rule.uncounted,
             packets: rule.packets(),
+            policed: rule.policed_packets(),
             bytes,
             packets_per_second: self.of(format!("rule {} packets", rule.name), rule.packets()),
             bytes_per_second: bytes.map(|bytes| self.of(format!("rule {} bytes", rule.name), bytes)),
@@ -193,14 +205,14 @@ impl Rates<'_> {
     }
 
     fn sink(&mut self, sink: &SinkState) -> Sink {
-        let sum = |of: fn(&SinkTrafficState) -> u64| sink.workers.iter().map(of).sum::<u64>();
-        let offered = sum(|traffic| traffic.offered_packets);
+        let offered = sink.sum(|traffic| traffic.offered_packets);
         Sink {
             name: sink.name.clone(),
             kind: sink.kind.to_owned(),
             offered,
-            delivered: sum(|traffic| traffic.delivered_packets),
-            dropped: sum(|traffic| traffic.dropped_packets.values().sum()),
+            delivered: sink.sum(|traffic| traffic.delivered_packets),
+            dropped: sink.sum(|traffic| traffic.dropped_packets.values().sum()),
+            losing: sink.losing.map(str::to_owned),
             sent: (!sink.transmit.is_empty())
                 .then(|| sink.transmit.iter().map(|sent| sent.delivered_packets).sum()),
             packets_per_second: self.of(format!("sink {}", sink.name), offered),
@@ -269,6 +281,19 @@ mod tests {
     }
 
     #[test]
+    fn policed_packets_are_shown_beside_all_of_a_rule() {
+        let rule = RuleState {
+            current: true,
+            delivered_packets: 552,
+            rate_limited_packets: 1_200,
+            not_sampled_packets: 68,
+            ..RuleState::default()
+        };
+        let top = Sampler::default().top(&State { rules: vec![rule], ..State::default() });
+        assert_eq!((top.rules[0].packets, top.rules[0].policed), (1_820, 1_268));
+    }
+
+    #[test]
     fn a_worker_is_idle_by_time_and_not_by_polls() {
         let mut sampler = Sampler::default();
         let worker = |idle, sink, polls| WorkerState {
@@ -293,7 +318,7 @@ mod tests {
         let rule = |name: &str, current, packets| RuleState {
             name: name.into(),
             current,
-            dropped_packets: packets,
+            dropped_packets: Some(packets),
             ..RuleState::default()
         };
         let mut state = State { uptime_seconds: 1.0, ..State::default() };

@@ -13,7 +13,7 @@ use crate::telemetry::state::State;
 use crate::terminal::output;
 use crate::terminal::table::{
     Grid, bytes, counted, dropped_log_lines, duration, has_latency, known, latency, losses, number, rate,
-    regimes, rule_bytes, rule_packets, worker_heads,
+    regimes, rule_bytes, rule_heads, rule_packets, sinks, worker_heads,
 };
 
 /// The flows of a sink that are listed.
@@ -49,18 +49,21 @@ fn text(state: &State, ran_for: Duration) -> String {
         counted(state.policy.reloads_succeeded, "reload", "reloads"),
         state.policy.reloads_failed,
     );
-    let mut rules = Grid::new(&["rule", "action", "in", "packets", "bytes", "packets/s"]);
+    let is_policed = state.rules.iter().any(|rule| rule.policed_packets() > 0);
+    let mut rules = Grid::new(&rule_heads(is_policed));
     for rule in &state.rules {
         let by_name = rule.current || rule.name == program::RETIRED_RULES;
         let name = if by_name { rule.name.clone() } else { format!("{} (earlier)", rule.name) };
-        rules.row(vec![
+        let mut row = vec![
             name,
             rule.action.clone(),
             rule.placement.into(),
             rule_packets(rule),
             rule_bytes(rule),
             if rule.uncounted { "-".into() } else { per_second(rule.packets()) },
-        ]);
+        ];
+        row.extend(is_policed.then(|| number(rule.policed_packets())));
+        rules.row(row);
     }
     out.push_str(&rules.text());
     let mut workers = Grid::new(&worker_heads(&state.workers));
@@ -79,9 +82,13 @@ fn text(state: &State, ran_for: Duration) -> String {
     }
     out.push('\n');
     out.push_str(&workers.text());
+    out.push_str(&sinks(&state.sinks));
     out.push_str(&top_flows(state));
     out.push_str(&profile(state));
     out.push_str(&format!("\nlost: {}\n", losses(state)));
+    if let Some(degraded) = &state.degraded {
+        out.push_str(&format!("{degraded}\n"));
+    }
     out.push_str(&dropped_log_lines(state));
     out.push_str(&accounting(state));
     out
@@ -131,7 +138,7 @@ fn accounting(state: &State) -> String {
     } else {
         sum.row(vec!["delivered by rule".into(), number(accounting.delivered)]);
     }
-    sum.row(vec!["+ dropped by rule".into(), number(accounting.rule_dropped)]);
+    sum.row(vec!["+ dropped by rule".into(), known(accounting.rule_dropped)]);
     if accounting.rate_limited > 0 {
         sum.row(vec!["+ dropped beyond limits of rules".into(), number(accounting.rate_limited)]);
     }
@@ -189,7 +196,7 @@ mod tests {
             RuleState {
                 name: "scan".into(),
                 action: "drop".into(),
-                dropped_packets: 300,
+                dropped_packets: Some(300),
                 ..RuleState::default()
             },
         ];

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use crate::telemetry::state::{
-    OtherDeviceState, PortCounters, PortState, Reasons, RuleState, State, WorkerState,
+    OtherDeviceState, PortCounters, PortState, Reasons, RuleState, SinkState, State, WorkerState,
 };
 
 /// The counts of the last update.
@@ -69,10 +69,13 @@ pub(crate) fn dropped_log_lines(state: &State) -> String {
 const LEAST_LINES: usize = 3;
 
 /// The table in at most `rows` rows if possible. If rows are missing, rules are left out first, then workers: the
-/// busiest are shown and the others summed. Ports, losses and the accounting are always shown.
+/// busiest are shown and the others summed. Sinks, ports, losses and the accounting are always shown.
 pub(crate) fn live(state: &State, rates: &PerSecond, rows: usize) -> String {
-    let ports = ports(state, rates) + &sending_ports(state, rates);
+    let ports = sinks(&state.sinks) + &ports(state, rates) + &sending_ports(state, rates);
     let mut end = format!("\nlost: {}\n{}\n", losses(state), state.accounting.verdict());
+    if let Some(degraded) = &state.degraded {
+        end.push_str(&format!("{degraded}\n"));
+    }
     end.push_str(&dropped_log_lines(state));
     if let Some(error) = &state.policy.last_error {
         end.push_str(&format!("last reload failed: {error}\n"));
@@ -174,21 +177,31 @@ fn rate_of(rates: &PerSecond, key: &str) -> f64 {
     rates.get(key).copied().unwrap_or(0.0)
 }
 
+/// The heads of a table of rules; the last is for the packets that `limit` and `sample` have dropped, if there are any.
+pub(crate) fn rule_heads(is_policed: bool) -> Vec<&'static str> {
+    let mut heads = vec!["rule", "action", "in", "packets", "bytes", "packets/s"];
+    heads.extend(is_policed.then_some("policed"));
+    heads
+}
+
 fn rules_table(rules: &Chosen<'_, &RuleState>, rates: &PerSecond) -> String {
-    let mut grid = Grid::new(&["rule", "action", "in", "packets", "bytes", "packets/s"]);
+    let is_policed = rules.shown.iter().chain(&rules.others).any(|rule| rule.policed_packets() > 0);
+    let mut grid = Grid::new(&rule_heads(is_policed));
     for rule in &rules.shown {
-        grid.row(vec![
+        let mut row = vec![
             rule.name.clone(),
             rule.action.clone(),
             rule.placement.into(),
             rule_packets(rule),
             rule_bytes(rule),
             if rule.uncounted { "-".into() } else { rate(rate_of(rates, &rule_key(rule))) },
-        ]);
+        ];
+        row.extend(is_policed.then(|| number(rule.policed_packets())));
+        grid.row(row);
     }
     if !rules.others.is_empty() {
         let sum = |of: fn(&RuleState) -> u64| rules.others.iter().map(|rule| of(rule)).sum();
-        grid.row(vec![
+        let mut row = vec![
             format!("and {} more rules", number(rules.others.len() as u64)),
             String::new(),
             String::new(),
@@ -199,7 +212,9 @@ fn rules_table(rules: &Chosen<'_, &RuleState>, rates: &PerSecond) -> String {
                 bytes(sum(RuleState::bytes))
             },
             rate(rules.others.iter().map(|rule| rate_of(rates, &rule_key(rule))).sum()),
-        ]);
+        ];
+        row.extend(is_policed.then(|| number(sum(RuleState::policed_packets))));
+        grid.row(row);
     }
     grid.text()
 }
@@ -237,6 +252,36 @@ fn workers_table(workers: &Chosen<'_, WorkerState>, all: &[WorkerState], rates: 
         grid.row(row);
     }
     grid.text()
+}
+
+/// The sinks with a blank line before them; nothing if there are none.
+pub(crate) fn sinks(sinks: &[SinkState]) -> String {
+    if sinks.is_empty() {
+        return String::new();
+    }
+    let is_sending = sinks.iter().any(|sink| !sink.transmit.is_empty());
+    let mut heads = vec!["sink", "kind", "offered", "delivered", "dropped", "in flight"];
+    heads.extend(is_sending.then_some("sent"));
+    heads.push("dropped because");
+    let mut grid = Grid::new(&heads);
+    for sink in sinks {
+        let losing = if sink.losing.is_some() { " (loses all)" } else { "" };
+        let dropped = sink.dropped();
+        let in_flight: i64 = sink.workers.iter().map(|traffic| traffic.in_flight_packets).sum();
+        let mut row = vec![
+            format!("{}{losing}", sink.name),
+            sink.kind.to_owned(),
+            number(sink.sum(|traffic| traffic.offered_packets)),
+            number(sink.sum(|traffic| traffic.delivered_packets)),
+            number(dropped.values().sum()),
+            number(u64::try_from(in_flight).unwrap_or(0)),
+        ];
+        let sent = || sink.transmit.iter().map(|sent| sent.delivered_packets).sum();
+        row.extend(is_sending.then(|| known((!sink.transmit.is_empty()).then(sent))));
+        row.push(listed(&dropped));
+        grid.row(row);
+    }
+    format!("\n{}", grid.text())
 }
 
 /// The ports with a blank line before them; nothing if there is no port.
@@ -295,17 +340,24 @@ fn sending_ports(state: &State, rates: &PerSecond) -> String {
 /// One line for the log.
 pub(crate) fn line(state: &State, rates: &PerSecond) -> String {
     let sum = |kind: &str| rates.iter().filter(|(key, _)| key.starts_with(kind)).map(|(_, rate)| rate).sum();
+    let policed = match state.accounting.rate_limited + state.accounting.not_sampled {
+        0 => String::new(),
+        packets => format!(", {} policed", number(packets)),
+    };
     format!(
-        "{} packets to workers ({}/s), {} dropped by rule, {} left to the kernel, lost: {}",
+        "{} packets to workers ({}/s), {} dropped by rule{policed}, {} left to the kernel, lost: {}",
         number(state.accounting.delivered),
         rate(sum("worker ")),
-        number(state.accounting.rule_dropped),
+        known(state.accounting.rule_dropped),
         known(state.accounting.kernel),
         losses(state),
     )
 }
 
-/// All losses, without drops by rules, by reason: "none", or "out_of_buffer 12".
+/// Reasons why a sink drops packets because its options ask for it.
+const INTENDED: [&str; 2] = ["sampled", "limit"];
+
+/// All losses, without drops by rules, by reason: "none", or "out_of_buffer 12, sink files: disk_full 7".
 pub(crate) fn losses(state: &State) -> String {
     let mut sums = Reasons::new();
     let ports = state.ports.iter().flat_map(|port| &port.lost_packets);
@@ -316,12 +368,23 @@ pub(crate) fn losses(state: &State) -> String {
     sums.extend(
         Some(state.accounting.lost_exceptions).filter(|lost| *lost > 0).map(|lost| ("lost_exception", lost)),
     );
-    let list: Vec<String> = sums
-        .iter()
-        .filter(|(_, packets)| **packets > 0)
-        .map(|(reason, packets)| format!("{reason} {}", number(*packets)))
-        .collect();
+    let mut list = vec![listed(&sums)];
+    for sink in &state.sinks {
+        let mut dropped = sink.dropped();
+        dropped.retain(|reason, _| !INTENDED.contains(reason));
+        let reasons = listed(&dropped);
+        list.extend((!reasons.is_empty()).then(|| format!("sink {}: {reasons}", sink.name)));
+    }
+    list.retain(|reasons| !reasons.is_empty());
     if list.is_empty() { "none".into() } else { list.join(", ") }
+}
+
+/// Those that occurred: "disk_full 7, ring_full 12".
+fn listed(reasons: &Reasons) -> String {
+    let occurred = reasons.iter().filter(|(_, packets)| **packets > 0);
+    let list: Vec<String> =
+        occurred.map(|(reason, packets)| format!("{reason} {}", number(*packets))).collect();
+    list.join(", ")
 }
 
 /// A table with columns as wide as their widest cell; numbers are right-aligned.
@@ -458,7 +521,7 @@ pub(crate) fn duration(time: Duration) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::telemetry::state::LatencyState;
+    use crate::telemetry::state::{LatencyState, SinkTrafficState};
 
     #[test]
     fn singular_and_plural() {
@@ -503,7 +566,7 @@ mod tests {
             name: name.into(),
             action: "drop".into(),
             current,
-            dropped_packets: 1234,
+            dropped_packets: Some(1234),
             ..RuleState::default()
         };
         state.rules = vec![rule("now", true), rule("then", false)];
@@ -515,6 +578,40 @@ mod tests {
         assert!(text.contains("1 234"), "{text}");
         assert!(!text.contains("then"), "{text}");
         assert!(text.contains("lost: unknown_tag 2\n"), "{text}");
+    }
+
+    /// What a sink or a policer has dropped is shown wherever packets are.
+    #[test]
+    fn the_table_shows_what_sinks_and_policers_have_dropped() {
+        let traffic = SinkTrafficState {
+            offered_packets: 12_007,
+            delivered_packets: 3,
+            dropped_packets: [("disk_full", 12_000), ("sampled", 4)].into(),
+            ..SinkTrafficState::default()
+        };
+        let sink = SinkState {
+            name: "files".into(),
+            kind: "capture",
+            workers: vec![traffic],
+            losing: Some("disk_full"),
+            ..SinkState::default()
+        };
+        let rule = RuleState {
+            name: "web".into(),
+            current: true,
+            delivered_packets: 552,
+            rate_limited_packets: 1_268,
+            ..RuleState::default()
+        };
+        let degraded = Some("degraded: sink `files` loses all its packets (disk_full)".to_owned());
+        let state = State { sinks: vec![sink], rules: vec![rule], degraded, ..State::default() };
+        let text = live(&state, &PerSecond::new(), 24);
+        let row = |name: &str| text.lines().find(|line| line.starts_with(name)).unwrap_or("").to_owned();
+        assert!(row("rule").ends_with("policed") && row("web").ends_with(" 1 268"), "{text}");
+        assert!(row("web").contains(" 1 820 "), "{text}");
+        assert!(row("files (loses all)").ends_with("disk_full 12 000, sampled 4"), "{text}");
+        assert!(text.contains("lost: sink files: disk_full 12 000\n"), "{text}");
+        assert!(text.contains("\ndegraded: sink `files`"), "{text}");
     }
 
     #[test]
@@ -562,6 +659,7 @@ mod tests {
     #[test]
     fn rules_are_left_out_first_then_workers() {
         let mut state = State { version: "0", ..State::default() };
+        state.accounting.matches = Some(true);
         let rule = |n: u64| RuleState {
             name: format!("rule-{n}"),
             current: true,

@@ -97,6 +97,34 @@ fn the_example_serves_its_clients() {
 }
 
 #[test]
+fn a_sink_without_client_degrades_the_daemon_until_it_has_one() {
+    let folder = tempfile::tempdir().expect("folder");
+    let daemon = start(&example(folder.path()));
+    let losing = |sink: &str| format!("sink `{sink}` loses all its packets (no_client)");
+    let both = format!("ready, degraded: {}, {}\n", losing("analyser"), losing("resolver"));
+    daemon.until_page("/readyz", &(200, both));
+    assert_eq!(daemon.page("/healthz"), (200, "ok\n".to_owned()));
+    let mut client = connect(&folder.path().join("analyser.sock"));
+    receive(&mut client, 100);
+    let degraded = format!("degraded: {}", losing("resolver"));
+    let deadline = Instant::now() + PATIENCE;
+    while daemon.page("/readyz") != (200, format!("ready, {degraded}\n")) {
+        assert!(Instant::now() < deadline, "{:?}\n{}", daemon.page("/readyz"), daemon.log());
+        receive(&mut client, 100);
+    }
+    let analyser = |daemon: &Daemon| daemon.metric("steerd_sink_losing", &["sink=\"analyser\""]);
+    daemon.until("the metric", |daemon| analyser(daemon) < 0.5);
+    let state = daemon.state();
+    assert_eq!((&state["ready"], state["degraded"].as_str()), (&true.into(), Some(&*degraded)), "{state:#}");
+    let (status, summary, log) = daemon.terminate();
+    assert!(status.success(), "{log}");
+    assert!(summary.contains("\nlost: ") && summary.contains("sink resolver: no_client "), "{summary}");
+    let row = summary.lines().find(|line| line.starts_with("resolver (loses all)")).expect("its row");
+    assert!(row.contains(" app ") && row.contains("no_client "), "{summary}");
+    assert!(summary.contains(&format!("\n{degraded}\n")), "{summary}");
+}
+
+#[test]
 fn clients_connect_again_when_the_daemon_restarts() {
     let folder = tempfile::tempdir().expect("folder");
     let policy = example(folder.path());

@@ -324,6 +324,7 @@ mod tests {
         let sink = |name: &str, kind: &str, sent| Sink {
             name: name.into(),
             kind: kind.into(),
+            losing: None,
             offered: 123_456_789_012,
             delivered: 123_456_000_000,
             dropped: 789_012,

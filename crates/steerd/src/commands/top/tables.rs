@@ -130,7 +130,7 @@ pub(super) struct Table {
 impl Table {
     pub(super) fn of(top: &Top, page: Page) -> Self {
         match page {
-            Page::Rules => Self { columns: RULES, rows: top.rules.iter().map(rule).collect() },
+            Page::Rules => rules(top),
             Page::Workers => Self { columns: WORKERS, rows: top.workers.iter().map(worker).collect() },
             Page::Sinks => Self { columns: SINKS, rows: top.sinks.iter().map(sink).collect() },
             Page::Ports => Self { columns: PORTS, rows: top.ports.iter().map(port).collect() },
@@ -156,7 +156,16 @@ const RULES: &[Column] = &[
     number_column("bytes", 'b'),
     number_column("packets/s", 'r'),
     number_column("bits/s", 't'),
+    number_column("policed", 'l'),
 ];
+
+/// Without the last column if no packet was policed.
+fn rules(top: &Top) -> Table {
+    let is_policed = top.rules.iter().any(|rule| rule.policed > 0);
+    let columns = &RULES[..RULES.len() - usize::from(!is_policed)];
+    let row = |of: &Rule| rule(of).into_iter().take(columns.len()).collect();
+    Table { columns, rows: top.rules.iter().map(row).collect() }
+}
 
 fn rule(rule: &Rule) -> Vec<Cell> {
     let counted = |cell: Cell| Cell::known((!rule.uncounted).then_some(cell));
@@ -168,6 +177,7 @@ fn rule(rule: &Rule) -> Vec<Cell> {
         Cell::known(rule.bytes.map(Cell::bytes)),
         counted(Cell::rate(rule.packets_per_second)),
         Cell::known(rule.bytes_per_second.map(Cell::bits)),
+        Cell::rounded(rule.policed),
     ]
 }
 
@@ -210,8 +220,9 @@ const SINKS: &[Column] = &[
 ];
 
 fn sink(sink: &Sink) -> Vec<Cell> {
+    let losing = if sink.losing.is_some() { " (loses all)" } else { "" };
     vec![
-        Cell::text(sink.name.as_str()),
+        Cell::text(format!("{}{losing}", sink.name)),
         Cell::text(sink.kind.as_str()),
         Cell::count(sink.offered),
         Cell::count(sink.delivered),
@@ -282,7 +293,11 @@ pub(super) fn text(top: &Top) -> String {
 /// Version, device, policy and health in one line.
 pub(super) fn head(top: &Top) -> String {
     let ready = if top.ready { "ready" } else { "not ready" };
-    format!("steerd {}  {}  {}  generation {}  {ready}", top.version, top.device, top.policy, top.generation)
+    let degraded = top.degraded.as_ref().map_or_else(String::new, |why| format!(", {why}"));
+    format!(
+        "steerd {}  {}  {}  generation {}  {ready}{degraded}",
+        top.version, top.device, top.policy, top.generation
+    )
 }
 
 #[cfg(test)]
@@ -302,6 +317,15 @@ mod tests {
                 assert!(!"qhjkg".contains(column.key) || column.key == 'k', "{page:?}: a key of the screen");
             }
         }
+    }
+
+    #[test]
+    fn policed_packets_have_a_column_if_there_are_any() {
+        let rule = |policed| Rule { name: "web".into(), packets: 1_820, policed, ..Rule::default() };
+        let top = |policed| Top { rules: vec![rule(policed)], ..Top::default() };
+        assert!(!text(&top(0)).contains("policed"));
+        let text = text(&top(1_268));
+        assert!(text.contains("policed\n") && text.contains(" 1.27 k\n"), "{text}");
     }
 
     #[test]

@@ -53,7 +53,7 @@ pub(super) fn of(runtime: &Runtime, moment: Moment) -> State {
     let snapshots: Vec<WorkerSnapshot> =
         runtime.workers.iter().map(|entry| entry.control.snapshot()).collect();
     let (drops, drops_are_fresh) = runtime.drop_totals(moment);
-    let stats = caught_up(runtime, &snapshots, &drops);
+    let stats = caught_up(runtime, &snapshots, drops.as_deref().unwrap_or_default());
     let ports = ports(runtime, stats.as_deref());
     let (program, unexported) = {
         let policy = runtime.policy();
@@ -62,7 +62,10 @@ pub(super) fn of(runtime: &Runtime, moment: Moment) -> State {
 
     let mut rules = Rules::of(&program);
     snapshots.iter().for_each(|snapshot| rules.add_worker(snapshot));
-    drops.iter().for_each(|drop| rules.add_drops(drop));
+    match &drops {
+        Some(drops) => drops.iter().for_each(|drop| rules.add_drops(drop)),
+        None => rules.drops_are_unknown(),
+    }
     rules.add_unmatched(stats.as_deref());
     let mut rules = rules.list;
     rules.iter_mut().for_each(|rule| rule.unexported = unexported.contains(&rule.name));
@@ -77,9 +80,11 @@ pub(super) fn of(runtime: &Runtime, moment: Moment) -> State {
             ..worker(entry, snapshot)
         })
         .collect();
+    let uncounted_drops = runtime.uncounted_drops.load(Ordering::Relaxed);
     let in_flight = match moment {
-        Moment::Ended => InFlight::default(),
+        Moment::Ended => InFlight { uncounted_drops, ..InFlight::default() },
         Moment::Running => InFlight {
+            uncounted_drops,
             handed_over: runtime.frames + rx_frames(stats.as_deref()).saturating_sub(before.received),
             dropped: dropped(stats.as_deref()).saturating_sub(before.dropped),
             sent_dropped: sent_dropped(stats.as_deref()).saturating_sub(before.sent_dropped),
@@ -100,7 +105,8 @@ pub(super) fn of(runtime: &Runtime, moment: Moment) -> State {
         profile: profile::of(runtime.soft_nic(), &snapshots),
         rules,
         workers,
-        sinks: runtime.sinks.view().into_iter().map(|view| sink(&program, view)).collect(),
+        sinks: sinks(runtime, &program),
+        degraded: runtime.health.degraded(),
         ports,
     }
 }
@@ -119,6 +125,7 @@ pub(super) fn status(runtime: &Runtime) -> model::Status {
             ready: ready.is_ok(),
             alive: alive.is_ok(),
             problem: ready.err().or(alive.err()),
+            degraded: runtime.health.degraded(),
         },
         sinks: runtime.sinks.view().into_iter().map(sink_status).collect(),
     }
@@ -172,7 +179,7 @@ fn unclassified(before: &Before, snapshots: &[WorkerSnapshot]) -> Vec<u64> {
 }
 
 /// The ports' counters; `None` for a device without them.
-fn stats(runtime: &Runtime) -> Option<Vec<PortStats>> {
+pub(super) fn stats(runtime: &Runtime) -> Option<Vec<PortStats>> {
     let of_port = |port: &u8| match (runtime.soft_nic(), &runtime.opened.preloaded) {
         (Some(nic), _) => Some(nic.port_stats(*port)),
         // It has one port.
@@ -208,11 +215,11 @@ fn rx_frames(stats: Option<&[PortStats]>) -> u64 {
     stats.unwrap_or_default().iter().map(|port| port.rx_frames).sum()
 }
 
-fn dropped(stats: Option<&[PortStats]>) -> u64 {
+pub(super) fn dropped(stats: Option<&[PortStats]>) -> u64 {
     stats.unwrap_or_default().iter().map(|port| port.flow_dropped).sum()
 }
 
-fn sent_dropped(stats: Option<&[PortStats]>) -> u64 {
+pub(super) fn sent_dropped(stats: Option<&[PortStats]>) -> u64 {
     stats.unwrap_or_default().iter().map(|port| port.tx_flow_dropped).sum()
 }
 
@@ -283,11 +290,19 @@ impl Rules {
             Counted::SentDropped => (&mut rule.sent_dropped_packets, &mut rule.sent_dropped_bytes),
             Counted::SentPassed => (&mut rule.sent_passed_packets, &mut rule.sent_passed_bytes),
         };
-        *packets += drops.packets;
-        *bytes += drops.bytes;
-        let counted_there = matches!(rule.effect, Effect::Drop | Effect::DropSent | Effect::PassSent);
-        let in_device = rule.current && counted_there && rule.placement == "hardware";
-        rule.uncounted |= in_device && !drops.counted;
+        add(packets, drops.packets);
+        add(bytes, drops.bytes);
+        rule.uncounted |= is_counted_by_device(rule) && !drops.counted;
+    }
+
+    /// No counter of the device has been read yet: the rules that have one are marked as uncounted.
+    fn drops_are_unknown(&mut self) {
+        for rule in self.list.iter_mut().filter(|rule| is_counted_by_device(rule)) {
+            rule.uncounted = true;
+            (rule.dropped_packets, rule.dropped_bytes) = (None, None);
+            (rule.sent_dropped_packets, rule.sent_dropped_bytes) = (None, None);
+            (rule.sent_passed_packets, rule.sent_passed_bytes) = (None, None);
+        }
     }
 
     /// Unmatched packets are those that the default leaves to the kernel. The device does not count their bytes, and a
@@ -307,9 +322,14 @@ impl Rules {
     fn add_worker(&mut self, snapshot: &WorkerSnapshot) {
         for counted in &snapshot.rules {
             let rule = self.named(&counted.name);
+            let worker::Traffic { packets: more, bytes: more_bytes } = counted.traffic;
             let (packets, bytes) = match counted.disposition {
                 Disposition::Delivered => (&mut rule.delivered_packets, &mut rule.delivered_bytes),
-                Disposition::Dropped => (&mut rule.dropped_packets, &mut rule.dropped_bytes),
+                Disposition::Dropped => {
+                    add(&mut rule.dropped_packets, more);
+                    add(&mut rule.dropped_bytes, more_bytes);
+                    continue;
+                }
                 Disposition::LostException => {
                     (&mut rule.lost_exception_packets, &mut rule.lost_exception_bytes)
                 }
@@ -318,10 +338,21 @@ impl Rules {
                 Disposition::RateLimited => (&mut rule.rate_limited_packets, &mut rule.rate_limited_bytes),
                 Disposition::NotSampled => (&mut rule.not_sampled_packets, &mut rule.not_sampled_bytes),
             };
-            *packets += counted.traffic.packets;
-            *bytes += counted.traffic.bytes;
+            *packets += more;
+            *bytes += more_bytes;
         }
     }
+}
+
+/// Whether the packets of a current rule meet no worker, so that only the device counts them.
+fn is_counted_by_device(rule: &RuleState) -> bool {
+    let counted_there = matches!(rule.effect, Effect::Drop | Effect::DropSent | Effect::PassSent);
+    rule.current && counted_there && rule.placement == "hardware"
+}
+
+/// Adds to a count, which stays unknown if it is.
+fn add(sum: &mut Option<u64>, more: u64) {
+    *sum = sum.map(|sum| sum + more);
 }
 
 fn worker(entry: &WorkerEntry, snapshot: &WorkerSnapshot) -> WorkerState {
@@ -383,6 +414,15 @@ fn top_flow(flow: &TopFlow) -> TopFlowState {
     TopFlowState { flow: flow.flow.to_string(), packets: flow.packets, error: flow.error, bytes: flow.bytes }
 }
 
+fn sinks(runtime: &Runtime, program: &Program) -> Vec<SinkState> {
+    let state = |view: SinkView| {
+        let losing =
+            view.attached_to.is_none().then(|| runtime.health.loses(&view.definition.name)).flatten();
+        SinkState { losing, ..sink(program, view) }
+    };
+    runtime.sinks.view().into_iter().map(state).collect()
+}
+
 fn sink(program: &Program, view: SinkView) -> SinkState {
     let SinkView { definition, attached_to, counted, status, sizes, top_flows } = view;
     let id = program.sinks.iter().position(|sink| *sink == definition).map(SinkId::of);
@@ -397,6 +437,7 @@ fn sink(program: &Program, view: SinkView) -> SinkState {
         transmit: sink_traffic(&counted.transmit),
         name: definition.name,
         attached_to,
+        losing: None,
         status: status.into_iter().collect(),
         packet_sizes: sizes.as_ref().map(packet_sizes),
         top_flows: top_flows.map(|flows| flows.iter().take(TOP_FLOWS_MAX).map(top_flow).collect()),
@@ -508,6 +549,32 @@ fn losses(stats: &PortStats) -> Reasons {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn unread_counters_of_the_device_are_not_zero() {
+        let rule = |name: &str, effect| RuleState {
+            name: name.to_owned(),
+            effect,
+            placement: "hardware",
+            current: true,
+            ..RuleState::default()
+        };
+        let mut rules = Rules {
+            list: vec![
+                rule("scan", Effect::Drop),
+                rule("web", Effect::Deliver),
+                rule("mail", Effect::DropSent),
+            ],
+            places: HashMap::new(),
+        };
+        rules.drops_are_unknown();
+        let [scan, web, mail] = &rules.list[..] else { panic!("three rules") };
+        assert_eq!((scan.uncounted, scan.dropped_packets, scan.dropped_bytes), (true, None, None));
+        assert_eq!((mail.uncounted, mail.sent_dropped_packets), (true, None));
+        assert_eq!((web.uncounted, web.dropped_packets), (false, Some(0)), "a worker counts it");
+        let json = serde_json::to_value(scan).expect("JSON");
+        assert!(json["dropped_packets"].is_null(), "{json:#}");
+    }
 
     /// A search through all names for each would be twelve times as many searches as they are compared with here,
     /// on the same machine at the same time.

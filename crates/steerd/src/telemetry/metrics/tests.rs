@@ -17,7 +17,7 @@ fn scene() -> State {
                 action: "drop".into(),
                 effect: Effect::Drop,
                 current: true,
-                dropped_packets: 7,
+                dropped_packets: Some(7),
                 ..RuleState::default()
             },
             RuleState {
@@ -28,7 +28,7 @@ fn scene() -> State {
                 uncounted: true,
                 ..RuleState::default()
             },
-            RuleState { name: "renamed".into(), dropped_packets: 3, ..RuleState::default() },
+            RuleState { name: "renamed".into(), dropped_packets: Some(3), ..RuleState::default() },
             RuleState {
                 name: "quiet".into(),
                 current: true,
@@ -42,8 +42,8 @@ fn scene() -> State {
                 unexported: true,
                 delivered_packets: 1,
                 delivered_bytes: 60,
-                dropped_packets: 2,
-                dropped_bytes: 120,
+                dropped_packets: Some(2),
+                dropped_bytes: Some(120),
                 ..RuleState::default()
             },
             RuleState {
@@ -82,6 +82,11 @@ fn sink() -> SinkState {
         name: "sizes".into(),
         kind: "count",
         packet_sizes: Some(Buckets { at_most: vec![(64, 3), (127, 4)], count: 4, sum: 300 }),
+        workers: vec![SinkTrafficState {
+            dropped_packets: [("disk_full", 3)].into(),
+            ..SinkTrafficState::default()
+        }],
+        losing: Some("disk_full"),
         transmit: vec![SinkTrafficState {
             worker: 1,
             offered_packets: 9,
@@ -122,6 +127,8 @@ fn a_state_becomes_text() {
     let text = text();
     for line in [
         "steerd_build_info{version=\"1.2.3\"} 1",
+        "steerd_sink_losing{kind=\"count\",sink=\"sizes\"} 1",
+        "steerd_sink_dropped_packets_total{kind=\"count\",reason=\"disk_full\",sink=\"sizes\",worker=\"0\"} 3",
         "steerd_sink_transmit_offered_packets_total{kind=\"count\",sink=\"sizes\",worker=\"1\"} 9",
         "steerd_sink_transmit_sent_packets_total{kind=\"count\",sink=\"sizes\",worker=\"1\"} 6",
         "steerd_sink_transmit_sent_bytes_total{kind=\"count\",sink=\"sizes\",worker=\"1\"} 600",
@@ -235,6 +242,7 @@ fn every_metric_of_the_alert_rules_is_exported() {
     let rules = include_str!("../../../../../deploy/prometheus/steerd.rules.yml");
     let mut state = scene();
     state.accounting.ports_counted = true;
+    state.accounting.matches = Some(false);
     state.ports[0].counters = Some(PortCounters::default());
     state.device.engine_stalled = Some(false);
     let text = render(&state).expect("text");
@@ -251,6 +259,7 @@ fn every_metric_of_the_alert_rules_is_exported() {
 fn what_ports_count_is_there() {
     let mut state = scene();
     state.accounting.ports_counted = true;
+    state.accounting.matches = Some(false);
     state.ports[0].counters = Some(PortCounters { received_packets: 12, ..PortCounters::default() });
     let text = render(&state).expect("text");
     assert!(text.contains("steerd_port_received_packets_total{port=\"1\"} 12"), "{text}");
