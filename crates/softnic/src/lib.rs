@@ -38,6 +38,7 @@ mod work;
 
 pub use engine::profile::{EngineProfile, EngineStage};
 pub use error::Error;
+pub use limits::PORT_MTU_BYTES;
 pub use nic::{Drive, PortConfig, SoftNic, SoftNicConfig};
 pub use personality::{Imitated, Personality, UnknownPersonality};
 pub use queue_memory::resource;

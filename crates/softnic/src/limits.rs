@@ -8,6 +8,8 @@ pub(crate) const MAX_PORTS: usize = 8;
 pub(crate) const MIN_MTU_BYTES: u32 = 68;
 /// The largest MTU a port can have.
 pub(crate) const MAX_MTU_BYTES: u32 = 9_216;
+/// The MTUs that a port can have.
+pub const PORT_MTU_BYTES: std::ops::RangeInclusive<u32> = MIN_MTU_BYTES..=MAX_MTU_BYTES;
 /// Bytes of an Ethernet header.
 pub(crate) const ETHERNET_BYTES: usize = 14;
 /// Bytes of the two VLAN tags that may come on top of the MTU.

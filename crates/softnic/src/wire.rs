@@ -29,8 +29,8 @@ use crate::prefetch::prefetch_read;
 pub use af_packet::{AfPacketWire, Promiscuous};
 pub use config::SHORT_FORMS;
 pub use config::{
-    AddressRange, AfPacketConfig, FrameSizes, GeneratorConfig, HandOver, MergedFrames, PcapConfig, PcapMode,
-    PortRange, Rate, TrafficConfig, TrafficProtocol, WireConfig,
+    AddressRange, AfPacketConfig, FrameSizes, GeneratorConfig, HandOver, LiveInterface, MergedFrames,
+    PcapConfig, PcapMode, PortRange, Rate, TrafficConfig, TrafficProtocol, WireConfig,
 };
 pub use error::{TransmitError, WireError};
 pub use gated::GatedWire;

@@ -69,6 +69,21 @@ pub(crate) enum Error {
          to {limit} or less; each further worker has a queue of its own)"
     )]
     TooManyFrames { device: String, frames: u32, limit: u32 },
+    #[error(
+        "{place}: mtu_bytes = {mtu_bytes}, and the MTU of {interface} is {interface_mtu_bytes}: longer packets would be lost \
+         (hint: leave mtu_bytes out, or ip link set dev {interface} mtu {mtu_bytes})"
+    )]
+    PortMtu { place: String, mtu_bytes: u32, interface: String, interface_mtu_bytes: u32 },
+    #[error(
+        "{place}: the MTU of {interface} is {interface_mtu_bytes}, and a port carries {most} at most (hint: ip link set dev \
+         {interface} mtu {most}, or mtu_bytes = {most} if longer packets may be lost as oversize)"
+    )]
+    InterfaceMtu { place: String, interface: String, interface_mtu_bytes: u32, most: u32 },
+    #[error(
+        "workers.frame_bytes = {frame_bytes}, and the MTU of port {port} is {mtu_bytes}: packets of up to {needed} bytes with \
+         header and VLAN tags would be lost as oversize (hint: workers.frame_bytes = \"auto\", or {needed} or more)"
+    )]
+    FrameBytes { frame_bytes: u32, port: u8, mtu_bytes: u32, needed: u32 },
     #[error("the policy cannot be installed on the device: {}", chain(.0))]
     Install(control::Error),
     #[error("{}", chain(.0))]
@@ -160,7 +175,13 @@ impl Error {
             | Self::Capture { .. }
             | Self::Traffic(_) => 1,
             Self::Compare(_) | Self::NotDecided(_) => 2,
-            Self::Settings(_) | Self::Model(_) | Self::Personality(_) | Self::TooManyFrames { .. } => 3,
+            Self::Settings(_)
+            | Self::Model(_)
+            | Self::Personality(_)
+            | Self::TooManyFrames { .. }
+            | Self::PortMtu { .. }
+            | Self::InterfaceMtu { .. }
+            | Self::FrameBytes { .. } => 3,
             Self::NoDevice(_)
             | Self::Probe { .. }
             | Self::Wire { .. }

@@ -231,6 +231,8 @@ impl Target {
         let device =
             wanted.map_or_else(|| runtime::profile(settings), |profile| Ok(TargetDevice::of(profile)))?;
         settings.workers.check_frames(&device.profile)?;
+        settings.check_mtus()?;
+        settings.frame_bytes(&device.mtus)?;
         let source = match args.policy.as_deref().filter(|path| is_standard_input(path)) {
             Some(path) => {
                 let traffic = loaded.policy.traffic;

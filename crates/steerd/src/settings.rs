@@ -5,6 +5,7 @@
 //! is opened or started here.
 
 mod layers;
+mod lengths;
 mod limits;
 mod types;
 
@@ -18,6 +19,7 @@ use std::path::PathBuf;
 use crate::cli::RunArgs;
 pub(crate) use layers::Origin;
 use layers::{Layer, Layers};
+pub(crate) use lengths::PortMtu;
 pub(crate) use types::{
     AUTO_DEVICE, AUTO_SOCKET, Api, COUNTERS, Cores, Http, IdleMode, Listen, Log, LogFormat, LogTarget,
     OtherSoftNic, Provider, Settings, SoftNic, SoftNicMode, SoftNicPort,

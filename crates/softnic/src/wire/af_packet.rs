@@ -35,8 +35,8 @@ use self::socket::{Interface, Lengths, Link, PacketSocket, failed};
 use crate::limits::MAX_MTU_BYTES;
 
 use super::{
-    AfPacketConfig, BURST_FRAMES, Burst, Checksum, HandOver, MAX_FRAME_BYTES, MergedFrames, RxFrame,
-    SleepHint, Splits, TransmitError, Wire, WireError, WireState,
+    AfPacketConfig, BURST_FRAMES, Burst, Checksum, HandOver, LiveInterface, MAX_FRAME_BYTES, MergedFrames,
+    RxFrame, SleepHint, Splits, TransmitError, Wire, WireError, WireState,
 };
 
 /// An Ethernet header.
@@ -57,9 +57,10 @@ const FLUSH_INTERVAL: Duration = Duration::from_micros(50);
 const ATTACH_INTERVAL: Duration = Duration::from_millis(250);
 
 impl AfPacketConfig {
-    /// The address of the interface, if it is one that could be opened now; asks the kernel, and opens no packet socket.
-    pub(super) fn station(&self) -> Option<MacAddr> {
-        Interface::find(&self.interface).ok().map(|interface| interface.mac)
+    /// The interface, if it is one that could be opened now; asks the kernel, and opens no packet socket.
+    pub(super) fn live_interface(&self) -> Option<LiveInterface> {
+        let Interface { mac, mtu_bytes, .. } = Interface::find(&self.interface).ok()?;
+        Some(LiveInterface { mac, mtu_bytes })
     }
 }
 

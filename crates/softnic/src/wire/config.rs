@@ -122,6 +122,15 @@ pub enum PcapMode {
     Paced,
 }
 
+/// What the kernel says about a live interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LiveInterface {
+    /// Its address.
+    pub mac: MacAddr,
+    /// Its MTU.
+    pub mtu_bytes: u32,
+}
+
 /// A live interface.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -494,8 +503,18 @@ impl WireConfig {
     pub fn station(&self) -> MacAddr {
         match self {
             Self::Link(link) => link.station(),
-            Self::AfPacket(live) => live.station().unwrap_or(SOFT_MAC),
+            Self::AfPacket(live) => live.live_interface().map_or(SOFT_MAC, |live| live.mac),
             _ => SOFT_MAC,
+        }
+    }
+
+    /// The live interface below the wire as it is now; `None` if the wire has none, or if it could not be
+    /// opened. Asks the kernel.
+    #[must_use]
+    pub fn live_interface(&self) -> Option<LiveInterface> {
+        match self {
+            Self::AfPacket(live) => live.live_interface(),
+            _ => None,
         }
     }
 

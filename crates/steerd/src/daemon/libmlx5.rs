@@ -23,7 +23,7 @@ use softnic::preload::{METHOD_MLX5, WIRES_CLOSED, variable};
 
 use crate::daemon::health::{Part, Progress};
 use crate::error::chain;
-use crate::settings::{Provider, Settings, SoftNic};
+use crate::settings::{Provider, Settings, SoftNic, SoftNicPort};
 
 /// Why the daemon cannot be run on the provider.
 #[derive(Debug, thiserror::Error)]
@@ -87,7 +87,7 @@ fn device_variables(nic: &SoftNic) -> Vec<(&'static str, OsString)> {
     variables.push((variable::PERSONALITY, nic.personality.clone().into()));
     if let (Some(port), Some(wire)) = (nic.ports.first(), nic.wires.first()) {
         variables.push((variable::WIRE, wire.into()));
-        variables.push((variable::MTU, port.mtu_bytes.to_string().into()));
+        variables.push((variable::MTU, port.mtu_bytes().to_string().into()));
     }
     // The daemon itself waits for the peer of a link.
     variables.push((variable::WAIT, "0".into()));
@@ -111,7 +111,7 @@ impl PreloadedNic {
     /// The process was not started with the library.
     pub(crate) fn find(nic: &SoftNic) -> Result<Self, Error> {
         let library = Preloaded::find().ok_or(Error::NotPreloaded)?;
-        let mtu_bytes = nic.ports.first().map(|port| port.mtu_bytes);
+        let mtu_bytes = nic.ports.first().map(SoftNicPort::mtu_bytes);
         let wires = nic.ports.iter().map(|port| port.wire.describe()).collect();
         Ok(Self { name: nic.name.as_str().into(), wires, mtu_bytes, library })
     }

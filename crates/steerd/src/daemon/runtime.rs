@@ -19,7 +19,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use control::{Band, Controller, DropTotals};
 use program::{CaptureSink, Program, Sink, SinkKind, Verdict, WorkerId};
 use softnic::SoftNic;
-use worker::sinks::capture;
+use worker::sinks::{Station, capture};
 use worker::{DeviceClock, Idle, SinkMap, Slot, Worker, WorkerConfig, WorkerControl, WorkerHandle};
 
 use crate::api::request::{CaptureBody, Refused};
@@ -168,6 +168,7 @@ impl Builder {
         is_stopping: &dyn Fn() -> bool,
     ) -> Result<Self, Error> {
         let cores = cores::of_workers(settings, &cores::available()).map_err(Error::Cores)?;
+        settings.check_mtus()?;
         let opened = open(settings)?;
         opened.wait_for_peers(settings, is_stopping)?;
         for port in &settings.device.ports {
@@ -179,11 +180,16 @@ impl Builder {
             return Err(Error::TooFewQueues { device, queues, workers: cores.len() });
         }
         settings.workers.check_frames(&opened.device.profile(cores.len()))?;
+        let frame_bytes = settings.frame_bytes(&opened.mtus())?;
         let workers = cores
             .iter()
             .enumerate()
             .map(|(index, core)| {
-                let config = WorkerConfig { profile, ..worker_config(settings, WorkerId::of(index), *core) };
+                let config = WorkerConfig {
+                    profile,
+                    frame_bytes,
+                    ..worker_config(settings, WorkerId::of(index), *core)
+                };
                 Worker::new(opened.device.context(), config).map_err(Error::Worker)
             })
             .collect::<Result<Vec<_>, _>>()?;
@@ -333,6 +339,11 @@ impl Runtime {
         self.retire_rules();
         self.invalidate_state();
         Ok(())
+    }
+
+    /// The ports in use, as they are now.
+    pub(crate) fn stations(&self) -> Vec<Station> {
+        self.opened.stations()
     }
 
     /// Sums the counters of rules that neither the policy in force nor the previous one has under one name. Otherwise
@@ -748,7 +759,6 @@ fn worker_config(settings: &Settings, id: WorkerId, core: Option<usize>) -> Work
         core,
         ports: settings.device.ports.clone(),
         frames: wanted.frames,
-        frame_bytes: wanted.frame_bytes,
         batch: wanted.batch,
         pages: wanted.pages.clone(),
         idle: match wanted.idle {

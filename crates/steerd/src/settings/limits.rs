@@ -6,10 +6,10 @@
 use std::error::Error as _;
 
 use device_model::{Base, DeviceProfile, LoadError};
-use softnic::wire::{MergedFrames, WireConfig};
+use softnic::PORT_MTU_BYTES;
 
 use super::layers::Layers;
-use super::types::{Cores, Provider, Settings, SoftNic, SoftNicMode, SoftNicPort};
+use super::types::{Cores, FrameBytes, Provider, Settings, SoftNic, SoftNicMode, SoftNicPort};
 use super::{Origin, Problem};
 use crate::telemetry::logging;
 
@@ -29,7 +29,6 @@ const IDLE_US: std::ops::RangeInclusive<u32> = 0..=1_000_000;
 const BATCH: std::ops::RangeInclusive<usize> = 1..=256;
 /// A busy machine may keep a thread waiting for less; a limit of more than an hour would be of no use.
 const STALL_MS: std::ops::RangeInclusive<u64> = 100..=3_600_000;
-const MTU_BYTES: std::ops::RangeInclusive<u32> = 68..=9_600;
 
 pub(super) fn check(settings: &Settings, layers: &Layers, problems: &mut Vec<Problem>) {
     let mut report = |key: &str, message: String, hint: Option<&str>| {
@@ -128,8 +127,10 @@ fn check_workers(settings: &Settings, report: &mut dyn FnMut(&str, String, Optio
     if !FRAMES.contains(&workers.frames) {
         report("workers.frames", out_of_range(workers.frames, FRAMES), None);
     }
-    if !FRAME_BYTES.contains(&workers.frame_bytes) {
-        report("workers.frame_bytes", out_of_range(workers.frame_bytes, FRAME_BYTES), None);
+    if let FrameBytes::Bytes(frame_bytes) = workers.frame_bytes
+        && !FRAME_BYTES.contains(&frame_bytes)
+    {
+        report("workers.frame_bytes", out_of_range(frame_bytes, FRAME_BYTES), Some("\"auto\": by the MTUs"));
     }
     if !BATCH.contains(&workers.batch) {
         report("workers.batch", out_of_range(workers.batch, BATCH), None);
@@ -157,13 +158,14 @@ fn check_softnic(settings: &Settings, report: &mut dyn FnMut(&str, String, Optio
     check_engine_threads(nic, report);
     check_mtu("softnic.ports", "", &nic.ports, report);
     check_other_softnics(nic, &settings.device.name, report);
-    let takes_merged = |port: &SoftNicPort| matches!(&port.wire, WireConfig::AfPacket(wire) if wire.merged == MergedFrames::Whole);
-    let frame_bytes = settings.workers.frame_bytes;
-    if frame_bytes < *FRAME_BYTES.end() && nic.ports.iter().any(takes_merged) {
+    if let FrameBytes::Bytes(frame_bytes) = settings.workers.frame_bytes
+        && frame_bytes < *FRAME_BYTES.end()
+        && nic.takes_merged()
+    {
         let message = format!(
             "merged = \"whole\" needs receive buffers for the longest merged frame, and workers.frame_bytes is {frame_bytes}"
         );
-        let hint = "workers.frame_bytes = 65536, or merged = \"split\"";
+        let hint = "workers.frame_bytes = \"auto\", or merged = \"split\"";
         report("softnic.ports", message, Some(hint));
     }
     match nic.personality.parse::<softnic::Personality>() {
@@ -245,8 +247,10 @@ fn check_engine_threads(nic: &SoftNic, report: &mut dyn FnMut(&str, String, Opti
 
 /// `of`: what messages begin with.
 fn check_mtu(key: &str, of: &str, ports: &[SoftNicPort], report: &mut dyn FnMut(&str, String, Option<&str>)) {
-    for port in ports.iter().filter(|port| !MTU_BYTES.contains(&port.mtu_bytes)) {
-        report(key, format!("{of}mtu_bytes {}", out_of_range(port.mtu_bytes, MTU_BYTES)), None);
+    for mtu_bytes in ports.iter().filter_map(|port| port.mtu_bytes) {
+        if !PORT_MTU_BYTES.contains(&mtu_bytes) {
+            report(key, format!("{of}mtu_bytes {}", out_of_range(mtu_bytes, PORT_MTU_BYTES)), None);
+        }
     }
 }
 

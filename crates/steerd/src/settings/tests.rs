@@ -6,6 +6,7 @@ use hugemem::PageKind;
 use proptest::prelude::*;
 use softnic::wire::WireConfig;
 
+use super::types::FrameBytes;
 use super::*;
 
 fn file(text: &str) -> tempfile::NamedTempFile {
@@ -88,7 +89,7 @@ fn later_layers_win() {
     let settings = load_with(&request, &variables(&environment)).expect("settings").settings;
     assert_eq!(settings.http.listen, Listen::On("127.0.0.1:2".parse().expect("address")));
     assert_eq!((settings.workers.frames, settings.workers.batch), (200, 8));
-    assert_eq!(settings.workers.frame_bytes, 2048, "from the defaults");
+    assert_eq!(settings.workers.frame_bytes, FrameBytes::Auto, "from the defaults");
     request.listen = Some("off".into());
     let settings = load_with(&request, &variables(&environment)).expect("settings").settings;
     assert_eq!(settings.http.listen, Listen::Off);
@@ -133,7 +134,7 @@ fn variables_take_toml_and_bare_words() {
     let ports = [("STEERD_SOFTNIC__PORTS", "[{ wire = { kind = \"null\" } }]")];
     let settings = load_with(&Request::default(), &variables(&ports)).expect("ports").settings;
     assert_eq!(settings.softnic.ports[0].wire, WireConfig::Null {});
-    assert_eq!(settings.softnic.ports[0].mtu_bytes, 1500);
+    assert_eq!(settings.softnic.ports[0].mtu_bytes(), 1500);
 }
 
 #[test]
@@ -329,7 +330,8 @@ fn values_out_of_range_name_the_layer_that_set_them() {
         ("[device]\nports = [2]\n[[softnic.ports]]\nwire = { kind = \"null\" }\n", "device.ports"),
         ("[[softnic.ports]]\nmtu_bytes = 1\nwire = { kind = \"null\" }\n", "softnic.ports"),
         (
-            "[[softnic.ports]]\nwire = { kind = \"af_packet\", interface = \"eth0\", merged = \"whole\" }\n",
+            "[workers]\nframe_bytes = 2048\n\
+             [[softnic.ports]]\nwire = { kind = \"af_packet\", interface = \"eth0\", merged = \"whole\" }\n",
             "softnic.ports",
         ),
         ("[log]\nfilter = \"a=b=c\"\n", "log.filter"),

@@ -69,7 +69,7 @@ pub(crate) struct Policy {
 pub(crate) struct Workers {
     pub(crate) cores: Cores,
     pub(crate) frames: u32,
-    pub(crate) frame_bytes: u32,
+    pub(crate) frame_bytes: FrameBytes,
     pub(crate) batch: usize,
     #[serde(deserialize_with = "pages")]
     pub(crate) pages: Vec<PageKind>,
@@ -98,6 +98,15 @@ pub(crate) enum IdleMode {
     Adaptive,
     Relaxed,
     Spin,
+}
+
+/// The bytes of a worker's frame.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum FrameBytes {
+    /// By the MTUs of the ports.
+    #[default]
+    Auto,
+    Bytes(u32),
 }
 
 /// Which cores run workers, one each.
@@ -186,8 +195,8 @@ pub(crate) enum SoftNicMode {
 #[serde(deny_unknown_fields)]
 pub(crate) struct SoftNicPort {
     pub(crate) wire: WireConfig,
-    #[serde(default = "default_mtu_bytes")]
-    pub(crate) mtu_bytes: u32,
+    /// `None`: that of the live interface, see [`SoftNicPort::mtu_bytes`].
+    pub(crate) mtu_bytes: Option<u32>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -257,11 +266,6 @@ pub(crate) enum LogTarget {
     Journald,
 }
 
-/// The default MTU of the soft NIC's ports, that of Ethernet.
-fn default_mtu_bytes() -> u32 {
-    1500
-}
-
 /// Strings as they are, other values as TOML text.
 fn variables<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<String, String>, D::Error> {
     let text = |value: toml::Value| match value {
@@ -311,6 +315,41 @@ impl<'de> Deserialize<'de> for Listen {
                 "\"{text}\" is no address and port: write \"127.0.0.1:9464\", \"[::1]:9464\" or \"off\""
             ))
         })
+    }
+}
+
+impl<'de> Deserialize<'de> for FrameBytes {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(FrameBytesVisitor)
+    }
+}
+
+struct FrameBytesVisitor;
+
+impl Visitor<'_> for FrameBytesVisitor {
+    type Value = FrameBytes;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("\"auto\" or a number of bytes")
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<FrameBytes, E> {
+        if text == "auto" {
+            return Ok(FrameBytes::Auto);
+        }
+        text.parse().map(FrameBytes::Bytes).map_err(|_| E::invalid_value(de::Unexpected::Str(text), &self))
+    }
+
+    fn visit_i64<E: de::Error>(self, bytes: i64) -> Result<FrameBytes, E> {
+        u32::try_from(bytes)
+            .map(FrameBytes::Bytes)
+            .map_err(|_| E::invalid_value(de::Unexpected::Signed(bytes), &self))
+    }
+
+    fn visit_u64<E: de::Error>(self, bytes: u64) -> Result<FrameBytes, E> {
+        u32::try_from(bytes)
+            .map(FrameBytes::Bytes)
+            .map_err(|_| E::invalid_value(de::Unexpected::Unsigned(bytes), &self))
     }
 }
 

@@ -10,9 +10,10 @@ use crate::daemon::cores;
 use crate::daemon::health::{Part, Progress};
 use crate::daemon::libmlx5::{self, PreloadedNic};
 use crate::error::Error;
-use crate::settings::{AUTO_DEVICE, OtherSoftNic, Settings, SoftNicMode, SoftNicPort};
+use crate::settings::{AUTO_DEVICE, OtherSoftNic, PortMtu, Settings, SoftNicMode, SoftNicPort};
 use control::{Device, DeviceSelector, DeviceSummary, Model};
 use device_model::DeviceProfile;
+use packet::MacAddr;
 use program::Program;
 use rustix::io::Errno;
 use softnic::wire::{GatedWire, LinkConfig, Promiscuous, WireConfig};
@@ -39,6 +40,8 @@ pub(crate) struct OpenDevice {
     pub(super) preloaded: Option<PreloadedNic>,
     /// Those that sinks can send by.
     pub(super) others: Vec<OtherSoft>,
+    /// What the ports of a soft NIC are on, in order; empty for a real device.
+    soft_wires: Vec<WireConfig>,
     /// Keeps the ports' interfaces promiscuous.
     promiscuous: Vec<Promiscuous>,
 }
@@ -161,12 +164,19 @@ impl OpenDevice {
         warnings(self.device.name(), self.device.model(), ports, program)
     }
 
-    /// The ports in use as stations on their links.
+    /// The ports in use as stations on their links, as they are now. Asks the kernel for live interfaces.
     pub(crate) fn stations(&self) -> Vec<Station> {
         let station = |port: &u8| {
+            let live = self.soft_wires.get(usize::from(*port).wrapping_sub(1));
+            let live = live.and_then(WireConfig::live_interface);
+            // A port carries no more than it was made for.
+            let as_now = |(mac, mtu_bytes): (Option<MacAddr>, Option<u32>)| {
+                let mtu_now = live.map(|live| live.mtu_bytes.min(mtu_bytes.unwrap_or(live.mtu_bytes)));
+                (live.map(|live| live.mac).or(mac), mtu_now.or(mtu_bytes))
+            };
             let (mac, mtu_bytes) = match (&self.soft, &self.preloaded) {
-                (Some(soft), _) => (soft.nic.port_mac(*port), soft.nic.port_mtu_bytes(*port)),
-                (None, Some(preloaded)) => (preloaded.mac(), preloaded.mtu_bytes()),
+                (Some(soft), _) => as_now((soft.nic.port_mac(*port), soft.nic.port_mtu_bytes(*port))),
+                (None, Some(preloaded)) => as_now((preloaded.mac(), preloaded.mtu_bytes())),
                 (None, None) => {
                     let netdev = Netdev::of_port(Path::new(sysfs::CLASSES), self.device.name(), *port);
                     netdev.map_or((None, None), |netdev| (netdev.mac, netdev.mtu_bytes))
@@ -175,6 +185,12 @@ impl OpenDevice {
             Station { port: *port, mac, mtu_bytes }
         };
         self.ports.iter().map(station).collect()
+    }
+
+    /// The MTUs of the ports in use, as far as they are known.
+    pub(super) fn mtus(&self) -> Vec<PortMtu> {
+        let known = |station: Station| Some(PortMtu { port: station.port, mtu_bytes: station.mtu_bytes? });
+        self.stations().into_iter().filter_map(known).collect()
     }
 
     /// Opens a device for sinks that send by it: another soft NIC of the settings, or one of libibverbs' list.
@@ -229,6 +245,7 @@ pub(crate) fn open(settings: &Settings) -> Result<OpenDevice, Error> {
     let ports = settings.device.ports.clone();
     let others = settings.softnic.others.iter().map(|other| open_other(settings, other));
     let others = others.collect::<Result<Vec<_>, Error>>()?;
+    let soft_wires = settings.softnic.ports.iter().map(|port| port.wire.clone()).collect();
     if libmlx5::is_wanted(settings) {
         let preloaded = PreloadedNic::find(&settings.softnic).map_err(Error::LibMlx5)?;
         let device = Device::open(&DeviceSelector::named(&settings.softnic.name), None);
@@ -241,6 +258,7 @@ pub(crate) fn open(settings: &Settings) -> Result<OpenDevice, Error> {
             soft: None,
             preloaded: Some(preloaded),
             others,
+            soft_wires,
             promiscuous: Vec::new(),
         });
     }
@@ -257,13 +275,14 @@ pub(crate) fn open(settings: &Settings) -> Result<OpenDevice, Error> {
             soft: Some(soft),
             preloaded: None,
             others,
+            soft_wires,
             promiscuous: Vec::new(),
         });
     }
     let device = open_real(settings)?;
     let promiscuous =
         if settings.device.promiscuous { promiscuous(device.name(), &ports)? } else { Vec::new() };
-    Ok(OpenDevice { device, ports, soft: None, preloaded: None, others, promiscuous })
+    Ok(OpenDevice { device, ports, soft: None, preloaded: None, others, soft_wires: Vec::new(), promiscuous })
 }
 
 /// Makes the interfaces of these ports promiscuous.
@@ -325,7 +344,7 @@ fn open_soft(
         })?;
         wires.push(wire.describe());
         let wire = Box::new(GatedWire::new(wire, &wires_open));
-        configs.push(PortConfig { wire, mtu_bytes: port.mtu_bytes });
+        configs.push(PortConfig { wire, mtu_bytes: port.mtu_bytes() });
     }
     let config = SoftNicConfig { name: name.to_owned(), personality, ports: configs, drive };
     let nic = SoftNic::create(config).map_err(|source| Error::SoftNic { nic: name.to_owned(), source })?;
@@ -348,12 +367,14 @@ pub(crate) struct TargetDevice {
     pub(crate) profile: DeviceProfile,
     /// The real device, and the ports whose interfaces `steerd run` would not make promiscuous.
     real: Option<(Device, Vec<u8>)>,
+    /// The MTUs of the ports in use, as far as they are known.
+    pub(crate) mtus: Vec<PortMtu>,
 }
 
 impl TargetDevice {
     /// A device of this kind, which need not exist.
     pub(crate) fn of(profile: DeviceProfile) -> Self {
-        Self { profile, real: None }
+        Self { profile, real: None, mtus: Vec::new() }
     }
 
     /// Warnings before this program is put on the device; none for a soft NIC.
@@ -369,13 +390,18 @@ pub(crate) fn profile(settings: &Settings) -> Result<TargetDevice, Error> {
         let profile = settings.softnic.personality()?.model().clone();
         // Through rdma-core's provider it is known as one in hardware is.
         let profile = if libmlx5::is_wanted(settings) { profile } else { profile.in_software() };
-        return Ok(TargetDevice::of(profile));
+        return Ok(TargetDevice { mtus: settings.soft_mtus(), ..TargetDevice::of(profile) });
     }
     let cores = cores::of_workers(settings, &cores::available());
     let workers = cores.map_err(Error::Cores)?.len();
     let device = open_real(settings)?;
     let ports = if settings.device.promiscuous { Vec::new() } else { settings.device.ports.clone() };
-    Ok(TargetDevice { profile: device.profile(workers), real: Some((device, ports)) })
+    let mtu_of = |port: &u8| {
+        let netdev = Netdev::of_port(Path::new(sysfs::CLASSES), device.name(), *port)?;
+        Some(PortMtu { port: *port, mtu_bytes: netdev.mtu_bytes? })
+    };
+    let mtus = settings.device.ports.iter().filter_map(mtu_of).collect();
+    Ok(TargetDevice { profile: device.profile(workers), mtus, real: Some((device, ports)) })
 }
 
 fn selector(settings: &Settings) -> DeviceSelector {
