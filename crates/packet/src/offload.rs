@@ -14,7 +14,8 @@ use crate::{IpProtocol, checksum};
 pub const OFFLOAD_HEADER_BYTES: usize = 10;
 /// VIRTIO_NET_HDR_F_NEEDS_CSUM.
 const NEEDS_CHECKSUM: u8 = 1;
-/// Where the checksum of SCTP is in its header. It is a CRC32c (RFC 9260, 6.8), which sums cannot complete.
+/// Where the checksum of SCTP is in its header: a CRC32c of four bytes, the lowest first (RFC 9260, 6.8 and
+/// appendix A).
 const SCTP_CHECKSUM_AT: usize = 8;
 
 /// The work that offload left to do on a frame: `virtio_net_hdr`, in the machine's byte order.
@@ -40,16 +41,22 @@ impl Offload {
         Self { unfinished, merged }
     }
 
-    /// Completes an unfinished checksum as `skb_checksum_help` does (net/core/dev.c): the field holds the sum of the
-    /// pseudo header, and what it covers reaches to the frame's end. By place and not by protocol, because it may be
-    /// the inner one of a tunnel. Returns whether the frame is now as a wire would carry it.
+    /// Completes an unfinished checksum as `skb_checksum_help` does (net/core/dev.c): the field holds the sum
+    /// of the pseudo header, and what it covers reaches to the frame's end. By place and not by protocol,
+    /// because it may be the inner one of a tunnel. A place of 8 is that of SCTP alone, whose checksum is
+    /// made as `skb_crc32c_csum_help` does. Returns whether the frame is now as a wire would carry it.
     pub fn complete_checksum(&self, frame: &mut [u8]) -> bool {
-        let Some((start, at)) = self.unfinished.filter(|(_, at)| *at != SCTP_CHECKSUM_AT) else {
-            return false;
-        };
+        let Some((start, at)) = self.unfinished else { return false };
         let Some(covered) = frame.get_mut(start..).filter(|covered| at + 2 <= covered.len()) else {
             return false;
         };
+        if at == SCTP_CHECKSUM_AT {
+            let Some(field) = covered.get_mut(at..at + 4) else { return false };
+            field.fill(0);
+            let checksum = crc32c::crc32c(covered).to_le_bytes();
+            covered[at..at + 4].copy_from_slice(&checksum);
+            return true;
+        }
         let checksum = match checksum::ipv4_header(covered) {
             // For UDP a field of 0 means that there is none (RFC 768); the two are equal in ones' complement.
             0 => 0xffff,
@@ -96,7 +103,8 @@ impl Merged {
 pub enum Unsplittable {
     /// Neither TCP nor UDP, or without the number of bytes of a segment.
     Kind,
-    /// Headers that do not match the kind, as more than one tunnel or a tunnel with checksums or sequence numbers of its own.
+    /// Headers that do not match the kind, or that are not known: too many tunnels, GRE with sequence
+    /// numbers, a tunnel whose port is not known and of which the offload header does not name the stream.
     Headers,
     /// The packets that it was merged from are themselves longer than a frame of this interface.
     SegmentTooLong,

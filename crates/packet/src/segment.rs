@@ -23,9 +23,17 @@ const MAX_VLANS: usize = 2;
 
 const GENEVE_BYTES: usize = 8;
 const GENEVE_UDP_PORT: u16 = 6081;
-/// The bit of the key in the first word of GRE (RFC 2890, 2); the key has four bytes.
+/// The bits of the checksum and of the key in the first word of GRE (RFC 2890, 2); each announces four bytes,
+/// in this order.
+const GRE_CHECKSUM: u16 = 0x8000;
 const GRE_KEY: u16 = 0x2000;
-const GRE_KEY_BYTES: usize = 4;
+const GRE_FIELD_BYTES: usize = 4;
+
+/// The most IP headers outside of that of the stream.
+const MAX_TUNNELS: usize = 3;
+/// An IP header inside a tunnel is looked for so many bytes behind the IP header outside of it: UDP, Geneve
+/// with all its options, Ethernet with two tags, MPLS labels.
+const MAX_TUNNEL_HEADER_BYTES: usize = 400;
 
 /// IPv6 extension headers that leave the pseudo-header as it is: hop-by-hop and destination options (RFC 8200, 4).
 const IPV6_OPTIONS: [u8; 2] = [0, 60];
@@ -38,7 +46,8 @@ const TCP_CWR: u8 = 0x80;
 /// Where the headers are that change from segment to segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Template {
-    tunnel: Option<Tunnel>,
+    /// The IP headers of the tunnels, outermost first.
+    outer: [Option<Network>; MAX_TUNNELS],
     network: Network,
     /// Bytes of all headers. The payload follows.
     pub header_bytes: usize,
@@ -52,14 +61,6 @@ struct Network {
     protocol: IpProtocol,
     /// The end of its options.
     end: usize,
-}
-
-/// The headers outside of those of the stream.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Tunnel {
-    network: Network,
-    /// Where the UDP header is, for VXLAN and Geneve.
-    udp: Option<usize>,
 }
 
 /// Which part of the stream a frame carries.
@@ -78,24 +79,31 @@ impl Template {
     /// for anything else, and for fragments, which have no stream of their own.
     pub fn of_header(header: &[u8]) -> Option<Self> {
         let template = Self::of_frame(header, IpProtocol::TCP, None)?;
-        (template.tunnel.is_none() && template.header_bytes == header.len()).then_some(template)
+        (template.outer == [None; MAX_TUNNELS] && template.header_bytes == header.len()).then_some(template)
     }
 
-    /// Reads the headers of a frame with a stream of this protocol, TCP or UDP: as in [`of_header`](Self::of_header), or
-    /// inside one tunnel: IP in IP, GRE without checksum and sequence number, VXLAN or Geneve. With `stream_at` the header
-    /// of the stream is the one at that place.
+    /// Reads the headers of a frame with a stream of this protocol, TCP or UDP: as in
+    /// [`of_header`](Self::of_header), or inside tunnels. With `stream_at` the header of the stream is the
+    /// one at that place, and the tunnels are of any kind that has IP headers whose lengths cover the frame
+    /// to its end, at most [`MAX_TUNNELS`]: so no UDP port need be known. Without, there can be one tunnel:
+    /// IP in IP, GRE, and VXLAN or Geneve on their own ports. GRE has no sequence number.
     pub fn of_frame(frame: &[u8], protocol: IpProtocol, stream_at: Option<usize>) -> Option<Self> {
         let (l3, ether_type) = ethernet(frame, 0)?;
         let outer = Network::parse(frame, l3, ether_type)?;
         let is_stream =
             |network: &Network| network.protocol == protocol && stream_at.is_none_or(|at| at == network.end);
-        let (tunnel, network) = if is_stream(&outer) {
-            (None, outer)
-        } else {
-            let (udp, l3, ether_type) = tunnelled(frame, &outer)?;
-            let inner = Network::parse(frame, l3, ether_type).filter(is_stream)?;
-            (Some(Tunnel { network: outer, udp }), inner)
-        };
+        let (mut networks, mut network) = ([None; MAX_TUNNELS], outer);
+        let mut tunnels = networks.iter_mut();
+        while !is_stream(&network) {
+            *tunnels.next()? = Some(network);
+            network = match stream_at {
+                Some(stream_at) => network.next(frame, stream_at)?,
+                None => {
+                    let (l3, ether_type) = tunnelled(frame, &network)?;
+                    Network::parse(frame, l3, ether_type).filter(is_stream)?
+                }
+            };
+        }
         let stream_bytes = match protocol {
             IpProtocol::TCP => {
                 let bytes = usize::from(frame.get(network.end + 12)? >> 4) * 4;
@@ -105,7 +113,7 @@ impl Template {
             _ => return None,
         };
         let header_bytes = network.end + stream_bytes;
-        (header_bytes <= frame.len()).then_some(Self { tunnel, network, header_bytes })
+        (header_bytes <= frame.len()).then_some(Self { outer: networks, network, header_bytes })
     }
 
     /// Completes a segment: `frame` is a copy of the headers that this was read from, and the payload behind it. IP
@@ -130,11 +138,13 @@ impl Template {
         } else {
             self.network.complete_udp(frame, l4);
         }
-        if let Some(tunnel) = &self.tunnel {
-            tunnel.network.complete(frame, segment.index);
-            // Last: it covers everything inside.
-            if let Some(udp) = tunnel.udp {
-                tunnel.network.complete_udp(frame, udp);
+        // From the inside: a checksum outside covers everything inside.
+        for tunnel in self.outer.iter().rev().flatten() {
+            tunnel.complete(frame, segment.index);
+            match tunnel.protocol {
+                IpProtocol::UDP => tunnel.complete_udp(frame, tunnel.end),
+                IpProtocol::GRE => complete_gre(&mut frame[tunnel.end..]),
+                _ => {}
             }
         }
     }
@@ -148,6 +158,30 @@ impl Network {
             _ => return None,
         };
         Some(Self { at, ipv4, protocol: IpProtocol(protocol), end })
+    }
+
+    /// The first IP header inside of this one's tunnel whose packet reaches to the end of the frame, where
+    /// the header of a stream inside is at `stream_at`. Lengths and, for IPv4, the checksum make it unlikely
+    /// that other bytes are taken for one.
+    fn next(&self, frame: &[u8], stream_at: usize) -> Option<Self> {
+        if self.protocol == IpProtocol::GRE {
+            gre(frame, self.end)?;
+        }
+        let ends = (stream_at.checked_sub(IPV4_BYTES)?).min(self.end + MAX_TUNNEL_HEADER_BYTES);
+        (self.end..=ends).find_map(|at| Self::whole(frame, at).filter(|network| network.end <= stream_at))
+    }
+
+    /// The IP header at `at`, if its packet reaches to the end of the frame.
+    fn whole(frame: &[u8], at: usize) -> Option<Self> {
+        let rest = frame.len().checked_sub(at)?;
+        match frame.get(at)? >> 4 {
+            4 if usize::from(word(frame, at + 2)?) == rest => Self::parse(frame, at, ETHER_TYPE_IPV4)
+                .filter(|network| frame.get(at..network.end).map(checksum::ipv4_header) == Some(0)),
+            6 if usize::from(word(frame, at + 4)?) + IPV6_BYTES == rest => {
+                Self::parse(frame, at, ETHER_TYPE_IPV6)
+            }
+            _ => None,
+        }
     }
 
     /// Writes the length, and for IPv4 the identification and the checksum.
@@ -202,37 +236,50 @@ fn ethernet(frame: &[u8], at: usize) -> Option<(usize, u16)> {
     Some((l3, ether_type))
 }
 
-/// The UDP header of the tunnel behind an IP header, where the packet inside is, and its type.
-fn tunnelled(frame: &[u8], outer: &Network) -> Option<(Option<usize>, usize, u16)> {
+/// Where the packet inside is, and its type, of the GRE header at `at`; `None` for one with a sequence number
+/// or a route.
+fn gre(frame: &[u8], at: usize) -> Option<(usize, u16)> {
+    let flags = word(frame, at).filter(|flags| flags & !(GRE_CHECKSUM | GRE_KEY) == 0)?;
+    let fields = usize::from(flags & GRE_CHECKSUM != 0) + usize::from(flags & GRE_KEY != 0);
+    Some((at + GRE_BYTES + fields * GRE_FIELD_BYTES, word(frame, at + 2)?))
+}
+
+/// Writes the checksum of a GRE packet, if it has one: over all of it (RFC 2784, 2.3).
+fn complete_gre(packet: &mut [u8]) {
+    if packet[0] & (GRE_CHECKSUM >> 8) as u8 != 0 {
+        put_word(packet, GRE_BYTES, 0);
+        let sum = checksum::ipv4_header(packet);
+        put_word(packet, GRE_BYTES, sum);
+    }
+}
+
+/// Where the packet in the tunnel behind an IP header is, and its type.
+fn tunnelled(frame: &[u8], outer: &Network) -> Option<(usize, u16)> {
     let at = outer.end;
     let inside = |at, ether_type| match ether_type {
         ETHER_TYPE_BRIDGED => ethernet(frame, at),
         _ => Some((at, ether_type)),
     };
-    let (udp, (l3, ether_type)) = match outer.protocol {
-        IpProtocol::IPV4 => (None, (at, ETHER_TYPE_IPV4)),
-        IpProtocol::IPV6 => (None, (at, ETHER_TYPE_IPV6)),
+    match outer.protocol {
+        IpProtocol::IPV4 => Some((at, ETHER_TYPE_IPV4)),
+        IpProtocol::IPV6 => Some((at, ETHER_TYPE_IPV6)),
         IpProtocol::GRE => {
-            let flags = word(frame, at)?;
-            let key_bytes = if flags & GRE_KEY == 0 { 0 } else { GRE_KEY_BYTES };
-            let plain = flags & !GRE_KEY == 0;
-            (None, inside(at + GRE_BYTES + key_bytes, word(frame, at + 2).filter(|_| plain)?)?)
+            let (at, ether_type) = gre(frame, at)?;
+            inside(at, ether_type)
         }
         IpProtocol::UDP => {
             let tunnel = at + UDP_BYTES;
-            let inside = match word(frame, at + 2)? {
-                VXLAN_UDP_PORT => ethernet(frame, tunnel + VXLAN_BYTES)?,
+            match word(frame, at + 2)? {
+                VXLAN_UDP_PORT => ethernet(frame, tunnel + VXLAN_BYTES),
                 GENEVE_UDP_PORT => {
                     let options = usize::from(*frame.get(tunnel)? & 0x3f) * 4;
-                    inside(tunnel + GENEVE_BYTES + options, word(frame, tunnel + 2)?)?
+                    inside(tunnel + GENEVE_BYTES + options, word(frame, tunnel + 2)?)
                 }
-                _ => return None,
-            };
-            (Some(at), inside)
+                _ => None,
+            }
         }
-        _ => return None,
-    };
-    Some((udp, l3, ether_type))
+        _ => None,
+    }
 }
 
 /// The protocol of an IPv4 packet and where its payload is.
@@ -283,7 +330,7 @@ mod tests {
 
     fn tcp(at: usize, end: usize, ipv4: bool) -> Option<Template> {
         let network = Network { at, ipv4, protocol: IpProtocol::TCP, end };
-        Some(Template { tunnel: None, network, header_bytes: end + TCP_BYTES })
+        Some(Template { outer: [None; MAX_TUNNELS], network, header_bytes: end + TCP_BYTES })
     }
 
     #[test]

@@ -131,6 +131,77 @@ fn streams_in_tunnels_are_split_with_their_outer_headers() {
     }
 }
 
+/// Where the header of the stream is, if the last `payload_bytes` are what a TCP header of 20 bytes is
+/// before.
+fn named(merged: &[u8], payload_bytes: usize, segment_bytes: u16) -> Merged {
+    Merged { stream_at: Some(merged.len() - payload_bytes - 20), ..tcp(segment_bytes) }
+}
+
+/// Every checksum and length from the outside to the inside: `starts` are the offsets of the IP headers.
+fn are_right(segment: &[u8], starts: &[usize]) {
+    for start in starts {
+        let ether_type = if segment[*start] >> 4 == 4 { [0x08, 0x00] } else { [0x86, 0xdd] };
+        let alone = [&[2; 12][..], &ether_type, &segment[*start..]].concat();
+        let (ip, l4) = checksums(&alone);
+        assert!(ip != Check::Bad && l4 != Check::Bad, "at {start}: {ip:?} {l4:?}");
+        let covered = if ether_type == [0x08, 0x00] { half(&alone, 16) } else { half(&alone, 18) + 40 };
+        assert_eq!(usize::from(covered), alone.len() - 14, "the length at {start}");
+    }
+}
+
+/// The offload header names the place of the stream, so that the port of the tunnel need not be known.
+#[test]
+fn tunnels_on_any_port_are_split_where_the_stream_is_named() {
+    let inner = v4().tcp(1, 2, FLAGS).payload(&payload(1000));
+    let (whole, packet) = (inner.build(), inner.build_packet());
+    let mut other_port = v4().vxlan(7, &whole).build();
+    other_port[36..38].copy_from_slice(&8472u16.to_be_bytes());
+    other_port[40..42].fill(0);
+    // Geneve with three words of options on a port of its own, with an outer checksum.
+    let geneve = [&[3, 0, 0x65, 0x58, 0, 0, 7, 0][..], &[1; 12], &whole].concat();
+    let geneve = v6().udp(5, 1234).payload(&geneve).build();
+    // GRE with a checksum, which is that of the whole packet.
+    let mut gre = [&[0x80, 0, 0x08, 0, 0, 0, 0, 0][..], &packet].concat();
+    let sum = checksum::ipv4_header(&gre);
+    gre[4..6].copy_from_slice(&sum.to_be_bytes());
+    let gre = v4().protocol(IpProtocol::GRE).payload(&gre).build();
+    let nested = v6().ip_in_ip(&v4().vxlan(9, &whole).build_packet()).build();
+    for (name, merged, starts) in [
+        ("VXLAN on 8472", other_port, vec![14, 64]),
+        ("Geneve on 1234", geneve, vec![14, 96]),
+        ("GRE with a checksum", gre, vec![14, 42]),
+        ("VXLAN in IP in IP", nested, vec![14, 54, 104]),
+    ] {
+        let headers = merged.len() - 1000;
+        let segments = split(&merged, &named(&merged, 1000, 300)).expect(name);
+        let together: Vec<u8> = segments.iter().flat_map(|segment| segment[headers..].to_vec()).collect();
+        assert_eq!(together, payload(1000), "{name}");
+        for segment in &segments {
+            are_right(segment, &starts);
+            if name.starts_with("GRE") {
+                assert_eq!(checksum::ipv4_header(&segment[34..]), 0, "{name}");
+            }
+        }
+    }
+}
+
+/// The check value of CRC-32C (RFC 3720, B.4, and the catalogue of CRCs) shows which polynomial it is.
+#[test]
+fn the_checksum_of_sctp_is_completed() {
+    assert_eq!(crc32c::crc32c(b"123456789"), 0xe306_9283);
+    let sctp = [&[0x30, 0x39, 0x00, 0x50, 1, 2, 3, 4, 0, 0, 0, 0][..], &payload(40)].concat();
+    let whole = v4().protocol(IpProtocol(132)).payload(&sctp).build();
+    let mut frame = whole.clone();
+    frame[42..46].fill(0x55);
+    let offload = Offload { merged: None, unfinished: Some((34, SCTP_CHECKSUM_AT)) };
+    assert!(offload.complete_checksum(&mut frame));
+    let mut expected = whole;
+    let checksum = crc32c::crc32c(&expected[34..]);
+    expected[42..46].copy_from_slice(&checksum.to_le_bytes());
+    assert_eq!(frame, expected);
+    assert!(!offload.complete_checksum(&mut frame[..45]), "cut in the field");
+}
+
 #[test]
 fn what_cannot_be_split_is_refused() {
     let merged = v4().tcp(1, 2, FLAGS).payload(&payload(1000)).build();
@@ -150,6 +221,16 @@ fn what_cannot_be_split_is_refused() {
     let mut sequenced = sequenced.build();
     sequenced[34] |= 0x10;
     assert_eq!(Split::of(&sequenced, &tcp(300), LONGEST).unwrap_err(), Unsplittable::Headers);
+    let place = named(&sequenced, 900, 300);
+    assert_eq!(Split::of(&sequenced, &place, LONGEST).unwrap_err(), Unsplittable::Headers);
+    let inner = v4().tcp(1, 2, 0).payload(&payload(900)).build_packet();
+    let deep = (0..4).fold(inner, |packet, _| v4().ip_in_ip(&packet).build_packet());
+    let deep = [&merged[..14], &deep].concat();
+    let refused = Split::of(&deep, &named(&deep, 900, 300), LONGEST);
+    assert_eq!(refused.unwrap_err(), Unsplittable::Headers, "four tunnels");
+    let mut unknown = v4().vxlan(7, &merged).build();
+    unknown[36..38].copy_from_slice(&8472u16.to_be_bytes());
+    assert_eq!(Split::of(&unknown, &tcp(300), LONGEST).unwrap_err(), Unsplittable::Headers, "not named");
 }
 
 /// A large packet of a stream and how it was merged.

@@ -577,7 +577,7 @@ fn advice(reason: NotSplit, name: &str, mtu_bytes: u32) -> String {
             "it is neither TCP nor UDP: switch segmentation offload off at the sender".to_owned()
         }
         NotSplit::Unsplittable(Unsplittable::Headers) => format!(
-            "its headers are not those of one stream in at most one known tunnel: `ethtool -K {name} gro off`, and \
+            "its headers are not those of one stream in tunnels that can be found: `ethtool -K {name} gro off`, and \
              where the sender is a veth or tap on this machine, `ethtool -K SENDER tso off gso off`"
         ),
         NotSplit::Unsplittable(Unsplittable::SegmentTooLong) => {
