@@ -21,6 +21,7 @@ use std::time::{Duration, Instant};
 
 use control::EventKind;
 use crossbeam::channel::{self, Receiver, RecvTimeoutError, Sender};
+use worker::sinks::Ports;
 
 use crate::cli::{Format, RunArgs};
 use crate::daemon::health::{Change, Monitor};
@@ -302,7 +303,9 @@ fn watch_ports(runtime: &Arc<Runtime>) -> Result<Background, Error> {
     let mut sinks = SinkMonitor::default();
     Background::start("ports", move || {
         let down = runtime.ports_down();
-        runtime.sinks.tick(&down.iter().map(|port| port.port).collect::<Vec<_>>());
+        let numbers: Vec<u8> = down.iter().map(|port| port.port).collect();
+        let stations = runtime.stations();
+        runtime.sinks.tick(&Ports { down: &numbers, stations: &stations });
         runtime.health.set_ports_down(down).iter().for_each(Change::log);
         let losing = sinks.update(Instant::now(), runtime.sinks.progress());
         runtime.health.set_losing_sinks(losing).iter().for_each(Change::log);

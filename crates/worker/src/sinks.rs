@@ -64,6 +64,23 @@ pub struct Station {
     pub mtu_bytes: Option<u32>,
 }
 
+/// The ports that the daemon uses, at some moment.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Ports<'p> {
+    /// Those whose link is down.
+    pub down: &'p [u8],
+    /// What is known of them.
+    pub stations: &'p [Station],
+}
+
+impl<'p> Ports<'p> {
+    /// Nothing is known but the ports whose link is down.
+    #[must_use]
+    pub fn with_down(down: &'p [u8]) -> Self {
+        Self { down, stations: &[] }
+    }
+}
+
 impl Environment<'_> {
     /// The number of workers.
     #[must_use]
@@ -82,8 +99,8 @@ pub trait Hub: Send + Sync {
     /// [`Hub::announce`], if the daemon knows it.
     fn digest(&self, _generation: u64, _sha256: &str) {}
 
-    /// Called about once a second, with the ports whose link is down.
-    fn tick(&self, _ports_down: &[u8]) {}
+    /// Called about once a second, with the ports as they are.
+    fn tick(&self, _ports: &Ports<'_>) {}
 
     /// Its state for operators, as names and values: files, clients, errors.
     fn status(&self) -> Vec<(String, String)> {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use program::{Program, RuleId, Sink};
 use verbs::{Domain, RegisteredFrames};
-use worker::sinks::{self, Environment, Hub, Opened, Others, PacketSizes, SinkError, TopFlow};
+use worker::sinks::{self, Environment, Hub, Opened, Others, PacketSizes, Ports, SinkError, TopFlow};
 use worker::{FrameBudget, SinkChange, SinkCounters, SinkMap, SinkTraffic, Slot, WorkerControl};
 
 use crate::daemon::runtime::OpenDevice;
@@ -460,10 +460,10 @@ impl Sinks {
 
     /// To be called about once a second. A hub may query a device, which may block, so the lock is not held; nor are other
     /// hubs than the one that is called, so that their sinks can be closed.
-    pub(crate) fn tick(&self, ports_down: &[u8]) {
+    pub(crate) fn tick(&self, ports: &Ports<'_>) {
         let hubs: Vec<_> =
             self.state().list.iter().filter_map(|sink| sink.hub.as_ref()).map(Arc::downgrade).collect();
-        hubs.iter().filter_map(Weak::upgrade).for_each(|hub| hub.tick(ports_down));
+        hubs.iter().filter_map(Weak::upgrade).for_each(|hub| hub.tick(ports));
     }
 
     /// Ends the threads of all sinks, when the workers have ended. The counters can still be read.
@@ -559,7 +559,7 @@ mod tests {
     }
 
     impl Hub for Slow {
-        fn tick(&self, _: &[u8]) {
+        fn tick(&self, _: &Ports<'_>) {
             self.begun.send(()).expect("the test waits");
             let _ = self.released.lock().expect("one tick").recv();
         }
@@ -583,7 +583,7 @@ mod tests {
         let placed = sinks.place(&mut sinks.state(), &definition, Use::Policy, opened);
         assert!(placed.is_ok(), "there is a place");
         let ticked = Arc::clone(&sinks);
-        std::thread::spawn(move || ticked.tick(&[]));
+        std::thread::spawn(move || ticked.tick(&Ports::default()));
         has_begun.recv_timeout(PATIENCE).expect("it begins");
         (sinks, release, is_dropped)
     }

@@ -170,6 +170,28 @@ fn an_interface_in_trouble_costs_counted_packets_only() {
 }
 
 #[test]
+fn an_interface_that_others_have_used_is_set_right_follows_its_port_and_is_claimed() {
+    let Some(outcome) = Outcome::of("adopted.sh", "mlx5") else { return };
+    let (seen, state) = (outcome.seen(), outcome.json("state.json"));
+    assert_eq!((seen["pings"], seen["pings_after"]), (5, 5), "no frame is shifted: {seen:?}");
+    assert_eq!((seen["followed"], seen["reloaded"]), (1, 1), "{seen:?}");
+    let (code, second) = (outcome.read("second.code"), outcome.read("second.txt").replace('\n', " "));
+    assert_ne!(code.trim(), "0", "{second}");
+    let second = second.split_whitespace().collect::<Vec<_>>().join(" ");
+    for part in ["sink `host`", "the TAP interface `host0` is in use by process ", "(steerd)", "of its own"] {
+        assert!(second.contains(part), "no {part:?} in {second}");
+    }
+    let log = outcome.read("steerd.log");
+    for part in
+        ["host0 follows its port", "(perl) has attached to host0", "no other process has queues of host0"]
+    {
+        assert!(log.contains(part), "no {part:?} in\n{log}");
+    }
+    assert_sink_balanced(sink(&state, "host"));
+    outcome.assert_balanced();
+}
+
+#[test]
 fn an_unprivileged_daemon_uses_the_interface_of_the_administrator() {
     if !rustix::process::geteuid().is_root() {
         return support::not_run("a TAP interface of another user", "it needs root");

@@ -25,7 +25,7 @@ use self::server::{Server, Shared};
 use self::taker::{FRAME_BYTES_MAX, Transmit};
 use super::outgoing::Outgoing;
 use super::port::{self, Port};
-use super::{Environment, Hub, Opened, SinkError};
+use super::{Environment, Hub, Opened, Ports, SinkError};
 use crate::sink::Sink;
 
 mod client;
@@ -129,9 +129,9 @@ impl Drop for App {
 }
 
 impl Hub for App {
-    fn tick(&self, ports_down: &[u8]) {
+    fn tick(&self, ports: &Ports<'_>) {
         if let Some(port) = &self.port {
-            port.tick(ports_down);
+            port.look(ports.down);
         }
     }
 

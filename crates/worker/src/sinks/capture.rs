@@ -42,7 +42,7 @@ use self::ring::{Captured, Consumer, Producer};
 use self::sampler::Sampler;
 use self::writer::{Output, Settings, Shared, Writer};
 use super::handoff::Wakeup;
-use super::{Hub, Opened, SinkError};
+use super::{Hub, Opened, Ports, SinkError};
 use crate::BATCH_MAX;
 use crate::sink::{Deliveries, Sink, SinkCounters, SinkDrop};
 
@@ -270,7 +270,7 @@ impl Hub for CaptureHub {
         *self.digest.lock().unwrap_or_else(PoisonError::into_inner) = (generation, sha256.to_owned());
     }
 
-    fn tick(&self, _ports_down: &[u8]) {
+    fn tick(&self, _ports: &Ports<'_>) {
         self.clock.read();
     }
 

@@ -14,7 +14,7 @@ use program::{ForwardMode, ForwardSink, VlanChange};
 use verbs::{Context, Domain, Pieces, PortNumber, RegisteredFrames, Status};
 
 use super::port::{self, ETHERNET_BYTES, Link, Port, TAGS_BYTES};
-use super::{Environment, Failure, FrameBudget, Hub, Opened, SinkError};
+use super::{Environment, Failure, FrameBudget, Hub, Opened, Ports, SinkError};
 use crate::sink::{Deliveries, FramesBack, Sink, SinkCounters, SinkDrop};
 use crate::transmitter::{SENDS_MAX, Transmitter};
 
@@ -271,8 +271,8 @@ impl Drop for Forward {
 }
 
 impl Hub for Port {
-    fn tick(&self, ports_down: &[u8]) {
-        self.tick(ports_down);
+    fn tick(&self, ports: &Ports<'_>) {
+        self.look(ports.down);
     }
 
     fn status(&self) -> Vec<(String, String)> {

@@ -10,6 +10,8 @@ mod back;
 mod pump;
 mod tap;
 
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -20,9 +22,9 @@ use verbs::PortNumber;
 use self::back::Back;
 use self::pump::{Condition, Pump, Shared};
 pub use self::tap::TapError;
-use self::tap::{Interface, MTU_DEFAULT, Queue};
+use self::tap::{Interface, MTU_DEFAULT, Queue, Wanted};
 use super::handoff::{self, Consumer, PACKET_BYTES_MAX, Producer, Wakeup, record_bytes};
-use super::{Environment, Hub, Opened, Station};
+use super::{Environment, Hub, Opened, Ports, Station};
 use crate::FRAME_BYTES_MAX;
 use crate::sink::{Deliveries, Sink, SinkCounters, SinkDrop};
 
@@ -42,7 +44,7 @@ pub(super) fn open(
     let queues = interface.attach_all(environment.workers())?;
     let counters: Vec<Arc<SinkCounters>> = (0..environment.workers()).map(|_| Arc::default()).collect();
     let threads = queues.len();
-    let mut hub = KernelHub::new(&interface, options.transmit.then_some(port), threads);
+    let mut hub = KernelHub::new(&interface, options, port, threads);
     let (mut pumps, endpoints) = pumps(name, options, &interface, &hub.shared, queues, &counters)?;
     if options.transmit {
         let failed = |source| TapError::Transmit { port, source };
@@ -50,6 +52,7 @@ pub(super) fn open(
         for pump in &mut pumps {
             let mtu = pump.queue.as_ref().map_or(MTU_DEFAULT, Queue::mtu);
             let back = Back::open(environment.context, port, &attributes, mtu, name).map_err(failed)?;
+            hub.mtu_max = Some(back.mtu_max());
             hub.sent.push(Arc::clone(back.counters()));
             pump.back = Some(back);
         }
@@ -60,25 +63,27 @@ pub(super) fn open(
 }
 
 fn interface(options: &KernelSink, port: u8, stations: &[Station]) -> Result<Interface, TapError> {
+    let wanted = wanted(options, port, stations);
+    if options.mac == TapMac::Port && wanted.mac.is_none() {
+        return Err(TapError::NoStation { port });
+    }
+    let (name, made, offloads) = (options.interface.clone(), Mutex::default(), OnceLock::new());
+    Ok(Interface { name, wanted: Mutex::new(wanted), made, offloads })
+}
+
+/// The address and the MTU of the interface: those of the port as it is now, unless the policy has others.
+fn wanted(options: &KernelSink, port: u8, stations: &[Station]) -> Wanted {
     let station = stations.iter().find(|station| station.port == port);
     let mac = match options.mac {
-        TapMac::Port => Some(station.and_then(|station| station.mac).ok_or(TapError::NoStation { port })?),
+        TapMac::Port => station.and_then(|station| station.mac),
         TapMac::Keep => None,
         TapMac::Address(address) => Some(address),
     };
     let (least, most) = KernelSink::MTU.into_inner();
-    let mtu_of_port = station
+    let of_port = station
         .and_then(|station| station.mtu_bytes)
-        .map_or(MTU_DEFAULT, |bytes| u16::try_from(bytes).unwrap_or(most).clamp(least, most));
-    let name = options.interface.clone();
-    Ok(Interface {
-        name,
-        mac,
-        mtu: options.mtu,
-        mtu_of_port,
-        made: Mutex::default(),
-        offloads: OnceLock::new(),
-    })
+        .map(|bytes| u16::try_from(bytes).unwrap_or(most).clamp(least, most));
+    Wanted { mac, mtu: options.mtu.or(of_port) }
 }
 
 type Endpoints = Vec<Box<dyn Sink>>;
@@ -105,6 +110,7 @@ fn pumps(
             rings: Vec::new(),
             wakeup: Wakeup::new().map_err(failed)?,
             back: None,
+            given: interface.wanted(),
         });
     }
     let threads = pumps.len();
@@ -154,8 +160,13 @@ const END_TIMEOUT: Duration = Duration::from_secs(3);
 /// Owns the threads.
 struct KernelHub {
     interface: Arc<Interface>,
-    /// The port that what the host sends is sent by.
-    transmits: Option<u8>,
+    options: KernelSink,
+    /// The port that the interface belongs to.
+    port: u8,
+    /// The longest MTU that what the host sends can be sent with.
+    mtu_max: Option<u16>,
+    /// It was reported that the MTU of the port is longer.
+    is_limited: AtomicBool,
     /// What each thread has sent by it.
     sent: Vec<Arc<SinkCounters>>,
     shared: Arc<Shared>,
@@ -163,10 +174,13 @@ struct KernelHub {
 }
 
 impl KernelHub {
-    fn new(interface: &Arc<Interface>, transmits: Option<u8>, threads: usize) -> Self {
+    fn new(interface: &Arc<Interface>, options: &KernelSink, port: u8, threads: usize) -> Self {
         Self {
             interface: Arc::clone(interface),
-            transmits,
+            options: options.clone(),
+            port,
+            mtu_max: None,
+            is_limited: AtomicBool::new(false),
             sent: Vec::new(),
             shared: Shared::new(threads),
             threads: Mutex::default(),
@@ -190,12 +204,13 @@ impl Hub for KernelHub {
         // The threads see the same interface; one that cannot be used by a single thread is worth showing.
         let conditions = reports.iter().map(pump::Report::condition);
         let worst = conditions.max_by_key(|condition| match condition {
-            Condition::Up { .. } => 0,
-            Condition::Down => 1,
-            Condition::Closed(_) => 2,
+            Condition::Up { others, .. } => (*others > 0).into(),
+            Condition::Down => 2,
+            Condition::Closed(_) => 3,
         });
         let state = match worst {
-            Some(Condition::Up { mtu }) => format!("up, MTU {mtu}"),
+            Some(Condition::Up { mtu, others: 0 }) => format!("up, MTU {mtu}"),
+            Some(Condition::Up { mtu, .. }) => format!("up, MTU {mtu}, shared with another process"),
             Some(Condition::Down) | None => "down".to_owned(),
             Some(Condition::Closed(reason)) => format!("cannot be used: {reason}"),
         };
@@ -209,10 +224,27 @@ impl Hub for KernelHub {
                     .to_owned(),
             ),
         ];
-        if let Some(port) = self.transmits {
-            status.push(("port".to_owned(), port.to_string()));
+        if self.options.transmit {
+            status.push(("port".to_owned(), self.port.to_string()));
         }
         status
+    }
+
+    /// The interface follows the address and the MTU of its port, as far as the frames of the way back have
+    /// room.
+    fn tick(&self, ports: &Ports<'_>) {
+        let Wanted { mac, mtu } = wanted(&self.options, self.port, ports.stations);
+        let before = self.interface.wanted();
+        let most = self.mtu_max.filter(|_| self.options.mtu.is_none()).unwrap_or(u16::MAX);
+        if mtu.is_some_and(|mtu| mtu > most) && !self.is_limited.swap(true, Relaxed) {
+            let (name, port) = (&self.interface.name, self.port);
+            tracing::warn!(
+                "{name} does not follow the MTU of port {port} beyond {most}, for which its frames were made: start again"
+            );
+        }
+        // What is not known now stays as it was.
+        self.interface
+            .follow(Wanted { mac: mac.or(before.mac), mtu: mtu.map(|mtu| mtu.min(most)).or(before.mtu) });
     }
 }
 

@@ -2,7 +2,7 @@
 //! replacement of queue pairs whose sends have failed.
 //!
 //! After a failed send, an endpoint passes its transmitter to the [`Port`] once all frames are back
-//! ([`Link::give_to_repair`]); the next [`Port::tick`] replaces the queue pair and returns it.
+//! ([`Link::give_to_repair`]); the next [`Port::look`] replaces the queue pair and returns it.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -117,7 +117,7 @@ impl Port {
 
     /// Called about once a second, with the ports of the daemon's device whose link is down. Queries another device,
     /// which may block.
-    pub(super) fn tick(&self, ports_down: &[u8]) {
+    pub(super) fn look(&self, ports_down: &[u8]) {
         let is_down = match &self.other {
             None => ports_down.contains(&self.number),
             Some(device) => self.is_down_after(device.port(PortNumber(self.number))),
@@ -245,7 +245,7 @@ mod tests {
         let text = refused.to_string();
         assert!(port.is_down_after(Err(refused)));
         assert_eq!(error(), Some(text));
-        port.tick(&[]);
+        port.look(&[]);
         assert_eq!(error(), None);
     }
 }

@@ -13,7 +13,7 @@ use packet::build::FrameBuilder;
 use pcap_file::pcapng::{Block, PcapNgReader};
 use program::{CaptureSink, SinkKind};
 use softnic::{Drive, Personality, PortConfig, SoftNic, SoftNicConfig};
-use worker::sinks::{self, Environment, Opened};
+use worker::sinks::{self, Environment, Opened, Ports};
 use worker::{Band, SinkDrop, SinkMap, Slot, Worker, WorkerConfig};
 
 /// 78.125 MHz: a tick is 12.8 ns.
@@ -178,7 +178,7 @@ fn the_workers_part_does_not_allocate() {
                 rig.receive(if number % 2 == 0 { 53 } else { 80 });
             }
             offered += 64;
-            rig.opened.hub.tick(&[]);
+            rig.opened.hub.tick(&Ports::default());
             let counted = allocation_counter::measure(|| while rig.worker.step() > 0 {});
             assert_eq!((counted.count_total, counted.count_current), (0, 0), "round {rounds}");
             rounds += 1;

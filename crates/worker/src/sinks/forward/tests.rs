@@ -202,7 +202,7 @@ fn a_failed_queue_pair_is_replaced(device: Option<&str>) {
     sender.handle().to_error().expect("to ERR");
     assert_eq!(poll(endpoint, &mut pool), 0, "posted");
     assert!(endpoint.holds_frames());
-    hub.tick(&[]);
+    hub.tick(&Ports::default());
     nic.pump(8);
     assert_eq!(poll(endpoint, &mut pool), 1, "flushed");
     assert!(endpoint.transmitter.is_none() && !endpoint.holds_frames());
@@ -211,7 +211,7 @@ fn a_failed_queue_pair_is_replaced(device: Option<&str>) {
 
     poll(endpoint, &mut pool);
     assert!(endpoint.transmitter.is_none(), "not before the tick");
-    hub.tick(&[]);
+    hub.tick(&Ports::default());
     assert!(hub.status().contains(&("queue_pairs_replaced".to_owned(), "1".to_owned())));
     poll(endpoint, &mut pool);
     let frame = pool.take().expect("free");

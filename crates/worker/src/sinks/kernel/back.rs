@@ -62,9 +62,9 @@ impl Cutter {
             // One that fills the room may be longer.
             Some((_, bytes)) if bytes >= room.len() => Filled::Refused(bytes, SinkDrop::TooLong),
             Some((offload, bytes)) => {
-                // One that cannot be completed is sent as it is.
-                let _ = offload.complete_checksum(&mut room[..bytes]);
-                Filled::Packet(bytes)
+                let is_finished =
+                    offload.unfinished.is_none() || offload.complete_checksum(&mut room[..bytes]);
+                if is_finished { Filled::Packet(bytes) } else { Filled::Refused(bytes, SinkDrop::Malformed) }
             }
         }
     }
@@ -117,6 +117,12 @@ impl Back {
         let mtu_bytes = usize::from(mtu.max(MTU_DEFAULT)).min(port::mtu_bytes(attributes));
         let outgoing = Outgoing::open(context, &port::domain(context)?, number, mtu_bytes, label)?;
         Ok(Self { outgoing, cutter: Cutter::new(mtu_bytes) })
+    }
+
+    /// The longest MTU that its frames have room for.
+    pub(super) fn mtu_max(&self) -> u16 {
+        let bytes = self.cutter.segment_bytes - ETHERNET_BYTES - TAGS_BYTES;
+        u16::try_from(bytes).unwrap_or(u16::MAX)
     }
 
     /// What it has counted.

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::back::Back;
-use super::tap::{Interface, Queue, TapError, Written};
+use super::tap::{Interface, Queue, Refreshed, TapError, Wanted, Written};
 use crate::sink::{SinkCounters, SinkDrop};
 use crate::sinks::handoff::{Consumer, Wakeup};
 
@@ -29,6 +29,8 @@ const END_TIMEOUT: Duration = Duration::from_secs(1);
 pub(super) enum Condition {
     Up {
         mtu: u16,
+        /// Queues of other processes, which get a part of what the host sends.
+        others: usize,
     },
     Down,
     /// Why it cannot be attached to.
@@ -85,6 +87,8 @@ pub(super) struct Pump {
     pub(super) wakeup: Arc<Wakeup>,
     /// `None`: what the host sends is not sent.
     pub(super) back: Option<Back>,
+    /// The address and MTU that the interface was given last.
+    pub(super) given: Wanted,
 }
 
 /// When the interface is to be looked at, or attached to.
@@ -150,19 +154,56 @@ impl Pump {
             return;
         }
         schedule.next = now + LOOK_INTERVAL;
+        self.follow();
         let Some(queue) = &mut self.queue else { return self.attach(schedule, now) };
-        if queue.refresh().is_some() {
-            let condition = if queue.is_up() { Condition::Up { mtu: queue.mtu() } } else { Condition::Down };
-            self.note(condition);
-        } else {
+        match queue.refresh() {
+            Refreshed::Same if queue.is_up() => {
+                let mtu = queue.mtu();
+                // One thread looks for all.
+                let others = if self.index == 0 { self.interface.queues_of_others() } else { 0 };
+                self.note(Condition::Up { mtu, others });
+            }
+            Refreshed::Same => self.note(Condition::Down),
+            Refreshed::OtherHeader => {
+                let reason = "another process has changed the header before each frame";
+                self.note(Condition::Closed(reason.to_owned()));
+                self.queue = None;
+                schedule.next = now;
+            }
             // The next pass notes it.
-            self.queue = None;
+            Refreshed::Gone => self.queue = None,
+        }
+    }
+
+    /// Gives the interface the address and MTU of the port when these have changed. What others have changed
+    /// at the interface itself stays.
+    fn follow(&mut self) {
+        let Self { sink, interface, queue, given, index, .. } = self;
+        let wanted = interface.wanted();
+        let Some(queue) = queue.as_mut().filter(|_| *index == 0 && wanted != *given) else { return };
+        let changed = Wanted {
+            mac: wanted.mac.filter(|_| wanted.mac != given.mac),
+            mtu: wanted.mtu.filter(|_| wanted.mtu != given.mtu),
+        };
+        *given = wanted;
+        let name = &interface.name;
+        match queue.configure(interface, changed) {
+            Ok(()) => {
+                let mac = changed.mac.map_or_else(String::new, |mac| format!(" address {mac}"));
+                let mtu = changed.mtu.map_or_else(String::new, |mtu| format!(" mtu {mtu}"));
+                tracing::info!("sink `{sink}`: {name} follows its port:{mac}{mtu}");
+            }
+            Err(error) => {
+                tracing::warn!("sink `{sink}`: {name} does not follow its port: {}", sentence(&error));
+            }
         }
     }
 
     fn attach(&mut self, schedule: &mut Schedule, now: Instant) {
+        let wanted = self.interface.wanted();
         match self.interface.attach(self.multi_queue) {
             Ok(queue) => {
+                self.given = wanted;
                 *schedule = Schedule { next: now, pause: RETRY.0 };
                 self.queue = Some(queue);
             }
@@ -200,10 +241,22 @@ impl Pump {
                         "sink `{sink}`: {name} is down; packets for the host are dropped (hint: ip link set dev {name} up)"
                     );
                 }
-                (Condition::Up { .. }, Condition::Up { mtu }) => {
+                (Condition::Up { others: before, .. }, Condition::Up { others, .. }) if before != others => {
+                    if *others > 0 {
+                        let holder = tap::other_holder(name);
+                        let holder = holder.as_deref().unwrap_or("another process");
+                        tracing::warn!(
+                            "sink `{sink}`: {holder} has attached to {name} and gets a part of what the host sends \
+                             (hint: end it)"
+                        );
+                    } else {
+                        tracing::info!("sink `{sink}`: no other process has queues of {name} any more");
+                    }
+                }
+                (Condition::Up { .. }, Condition::Up { mtu, .. }) => {
                     tracing::info!("sink `{sink}`: {name} has the MTU {mtu}");
                 }
-                (_, Condition::Up { mtu }) => tracing::info!("sink `{sink}`: {name} is up, MTU {mtu}"),
+                (_, Condition::Up { mtu, .. }) => tracing::info!("sink `{sink}`: {name} is up, MTU {mtu}"),
             }
         }
         *report.condition.lock().unwrap_or_else(PoisonError::into_inner) = condition;

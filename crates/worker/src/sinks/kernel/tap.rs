@@ -5,10 +5,16 @@
 //! Where the kernel offers it, the queues have offloads (IFF_VNET_HDR, TUNSETOFFLOAD): the host leaves checksums and the
 //! cutting of streams to the reader, who finds in a header before each frame what is left to do. Frames for the host have
 //! that header, too, which asks for nothing. The offloads are those of the interface, so all queues have them or none.
+//!
+//! Nothing is assumed about an interface that others have used: what it keeps from them is set when a queue
+//! is attached ([`tap::adopt`]), and looked at again while the sink runs. Another process that holds a queue
+//! would take a part of what the host sends, so such an interface is refused.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread;
+use std::time::Duration;
 
 use packet::MacAddr;
 use packet::offload::{OFFLOAD_HEADER_BYTES, Offload};
@@ -62,6 +68,17 @@ pub enum TapError {
     InUse {
         /// Its name.
         interface: String,
+    },
+    /// Another process has queues of it.
+    #[error(
+        "the TAP interface `{interface}` is in use by {holder}: each would get a part of what the host sends (hint: end \
+         it, or give each daemon an interface of its own)"
+    )]
+    Shared {
+        /// Its name.
+        interface: String,
+        /// Who has them.
+        holder: String,
     },
     /// The kernel refuses another queue.
     #[error("the TAP interface `{interface}` cannot be attached to")]
@@ -121,16 +138,26 @@ pub enum TapError {
     },
 }
 
+/// How often, and how long apart, the queues of others are counted before the interface is refused: a queue
+/// that is being closed is counted for a moment.
+const CLAIM_LOOKS: u32 = 10;
+const CLAIM_STEP: Duration = Duration::from_millis(20);
+
+/// The address and the MTU that the interface is to have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Wanted {
+    /// `None`: it keeps its address.
+    pub(super) mac: Option<MacAddr>,
+    /// `None`: it keeps its MTU, because that of the port is not known.
+    pub(super) mtu: Option<u16>,
+}
+
 /// The interface as the policy wants it.
 #[derive(Debug)]
 pub(super) struct Interface {
     pub(super) name: String,
-    /// `None`: it keeps its address.
-    pub(super) mac: Option<MacAddr>,
-    /// As configured.
-    pub(super) mtu: Option<u16>,
-    /// The MTU of one that is created, unless configured.
-    pub(super) mtu_of_port: u16,
+    /// By the policy and the port, which may change.
+    pub(super) wanted: Mutex<Wanted>,
     /// The index of the interface that this object has created. Locked while a queue is attached, so that only one
     /// thread creates it.
     pub(super) made: Mutex<Option<u32>>,
@@ -153,6 +180,9 @@ impl Interface {
     pub(super) fn attach(&self, multi_queue: bool) -> Result<Queue, TapError> {
         let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
         let existing = index_of(&self.name);
+        if existing.is_some() {
+            self.claim()?;
+        }
         let build = |offloads| {
             DeviceBuilder::new()
                 .name(self.name.clone())
@@ -169,15 +199,60 @@ impl Interface {
             None => build(true).or_else(|_| build(false)),
         };
         let device = device.map_err(|source| self.refused(existing.is_some(), multi_queue, source))?;
+        // Again, for a process that has attached at the same time.
+        self.claim()?;
         let offloads = *self.offloads.get_or_init(|| device.tcp_gso());
         device.set_nonblocking(true).map_err(|source| self.not_attached(source))?;
+        let header_bytes = if offloads { OFFLOAD_HEADER_BYTES } else { 0 };
+        tap::adopt(device.as_fd(), header_bytes).map_err(|source| self.not_attached(source))?;
         if existing.is_none() {
             *made = index_of(&self.name);
         }
         let is_made = made.is_some() && (existing.is_none() || *made == existing);
-        self.configure(&device, is_made)?;
+        self.configure(&device, self.wanted())?;
+        if is_made {
+            device.enabled(true).map_err(self.cannot("the state", "up".to_owned()))?;
+        }
         let mtu = device.mtu().map_err(|source| self.not_attached(source))?;
         Ok(Queue { device, mtu, multi_queue, offloads })
+    }
+
+    /// Refuses an interface that another process holds queues of. The kernel refuses a second queue of one
+    /// that has only one.
+    fn claim(&self) -> Result<(), TapError> {
+        for _ in 0..CLAIM_LOOKS {
+            if self.queues_of_others() == 0 {
+                return Ok(());
+            }
+            thread::sleep(CLAIM_STEP);
+        }
+        let holder = tap::other_holder(&self.name).unwrap_or_else(|| "another process".to_owned());
+        Err(TapError::Shared { interface: self.name.clone(), holder })
+    }
+
+    /// How many queues of the interface other processes hold; 0 if that cannot be found out.
+    pub(super) fn queues_of_others(&self) -> usize {
+        let attached = || tap::queues(&self.name).ok().flatten().unwrap_or_default();
+        let before = attached();
+        if before == 0 {
+            return 0;
+        }
+        let own = tap::own_queues(&self.name).unwrap_or(before);
+        // Asked twice: another thread of this process may attach or close a queue meanwhile.
+        before.min(attached()).saturating_sub(own)
+    }
+
+    pub(super) fn wanted(&self) -> Wanted {
+        *self.locked_wanted()
+    }
+
+    /// Notes what the interface is to have from now on.
+    pub(super) fn follow(&self, wanted: Wanted) {
+        *self.locked_wanted() = wanted;
+    }
+
+    fn locked_wanted(&self) -> MutexGuard<'_, Wanted> {
+        self.wanted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The errors of TUNSETIFF (drivers/net/tun.c, `tun_set_iff`): EINVAL for an interface of another kind or with
@@ -197,24 +272,28 @@ impl Interface {
         TapError::Attach { interface: self.name.clone(), source }
     }
 
-    /// What an existing interface has already is not set, so that no privilege is needed.
-    fn configure(&self, device: &SyncDevice, is_made: bool) -> Result<(), TapError> {
-        let failed = |what, remedy: String| {
-            move |source| TapError::Configure { interface: self.name.clone(), what, remedy, source }
-        };
-        if let Some(mac) = self.mac
+    fn cannot(&self, what: &'static str, remedy: String) -> impl FnOnce(io::Error) -> TapError {
+        let interface = self.name.clone();
+        move |source| TapError::Configure { interface, what, remedy, source }
+    }
+
+    /// Gives the interface its address and MTU. What it has already is not set, so that no privilege is
+    /// needed.
+    fn configure(&self, device: &SyncDevice, wanted: Wanted) -> Result<(), TapError> {
+        let other = || io::Error::other("the interface has another value afterwards");
+        if let Some(mac) = wanted.mac
             && device.mac_address().ok() != Some(mac.0)
         {
-            device.set_mac_address(mac.0).map_err(failed("the address", format!("address {mac}")))?;
+            let set = device.set_mac_address(mac.0).and_then(|()| device.mac_address());
+            let set = set.and_then(|found| if found == mac.0 { Ok(()) } else { Err(other()) });
+            set.map_err(self.cannot("the address", format!("address {mac}")))?;
         }
-        let wanted = self.mtu.or_else(|| is_made.then_some(self.mtu_of_port));
-        if let Some(mtu) = wanted
+        if let Some(mtu) = wanted.mtu
             && device.mtu().ok() != Some(mtu)
         {
-            device.set_mtu(mtu).map_err(failed("the MTU", format!("mtu {mtu}")))?;
-        }
-        if is_made {
-            device.enabled(true).map_err(failed("the state", "up".to_owned()))?;
+            let set = device.set_mtu(mtu).and_then(|()| device.mtu());
+            let set = set.and_then(|found| if found == mtu { Ok(()) } else { Err(other()) });
+            set.map_err(self.cannot("the MTU", format!("mtu {mtu}")))?;
         }
         Ok(())
     }
@@ -240,6 +319,16 @@ pub(super) enum Written {
     /// The interface no longer exists, and this queue is of no use.
     Gone,
     Failed,
+}
+
+/// What a look at the interface has found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Refreshed {
+    Same,
+    /// Another process has changed the header before each frame.
+    OtherHeader,
+    /// The interface no longer exists.
+    Gone,
 }
 
 impl Queue {
@@ -269,10 +358,22 @@ impl Queue {
         Some((Offload::read(&header), bytes))
     }
 
-    /// Asks for the MTU anew, which others can change. `None`: the interface no longer exists.
-    pub(super) fn refresh(&mut self) -> Option<()> {
-        self.mtu = self.device.mtu().ok()?;
-        Some(())
+    /// Asks for the MTU anew, which others can change.
+    pub(super) fn refresh(&mut self) -> Refreshed {
+        let wanted = if self.offloads { OFFLOAD_HEADER_BYTES } else { 0 };
+        match (self.device.mtu(), tap::header_bytes(self.device.as_fd())) {
+            (Ok(mtu), Ok(header_bytes)) if header_bytes == wanted => {
+                self.mtu = mtu;
+                Refreshed::Same
+            }
+            (Ok(_), Ok(_)) => Refreshed::OtherHeader,
+            _ => Refreshed::Gone,
+        }
+    }
+
+    /// Gives the interface another address or MTU.
+    pub(super) fn configure(&mut self, interface: &Interface, wanted: Wanted) -> Result<(), TapError> {
+        interface.configure(&self.device, wanted)
     }
 
     pub(super) fn is_up(&self) -> bool {

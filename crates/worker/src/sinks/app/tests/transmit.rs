@@ -99,11 +99,11 @@ fn what_the_port_does_not_take_is_dropped_by_reason() {
     assert_eq!(sending.counted(), (2, dropped));
     let client_line = sending.fixture.status("client ")[0].clone();
     assert!(client_line.ends_with("returned 3, returned_too_long 3"), "{client_line}");
-    sending.fixture.app.tick(&[2]);
+    sending.fixture.app.tick(&Ports::with_down(&[2]));
     send(&mut client, 0, &vec![frame(60); 5]);
     let (sent, dropped) = sending.counted();
     assert_eq!((sent, dropped.contains(&(SinkDrop::Down, 5))), (2, true), "{dropped:?}");
-    sending.fixture.app.tick(&[]);
+    sending.fixture.app.tick(&Ports::default());
     send(&mut client, 0, &vec![frame(60); 5]);
     assert_eq!(sending.counted().0, 7);
 }
@@ -139,7 +139,7 @@ fn a_failed_queue_pair_is_replaced_and_sends_again() {
     sending.step();
     assert_eq!(sending.fixture.number("returned"), 5, "frames wait for the repair");
     sending.step();
-    sending.fixture.app.tick(&[]);
+    sending.fixture.app.tick(&Ports::default());
     assert_eq!(sending.fixture.number("queue_pairs_replaced"), 1);
     eventually("the rest is sent", || {
         sending.step();
