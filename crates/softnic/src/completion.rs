@@ -249,6 +249,11 @@ impl State {
         Some(cq)
     }
 
+    /// Whether a completion can be written.
+    pub(crate) fn has_room_for_completion(&mut self, cq_slot: u32) -> bool {
+        self.cqs.get_mut(cq_slot).is_some_and(|cq| !cq.failed && cq.producer.has_room(1))
+    }
+
     /// Writes a completion. Returns whether there was room; an overrun of a queue that does not ignore it is fatal
     /// for the queue, and reported.
     #[inline]

@@ -146,6 +146,15 @@ impl EnginePort {
         self.receive_losses = losses;
     }
 
+    /// Adds the frames that the wire took and could not send since the last call; returns their number.
+    fn note_transmit_losses(&mut self, stats: &mut PortStats) -> u64 {
+        let losses = self.wire.transmit_losses();
+        let lost = losses.saturating_sub(self.transmit_losses);
+        stats.tx_errors += lost;
+        self.transmit_losses = losses;
+        lost
+    }
+
     fn note_splits(&mut self, stats: &mut PortStats) {
         let splits = self.wire.splits();
         stats.split_frames += splits.frames.saturating_sub(self.splits.frames);

@@ -67,13 +67,24 @@ pub trait Wire: Send {
     /// The reason why this frame will not be sent.
     fn transmit(&mut self, frame: &[u8]) -> Result<(), TransmitError>;
 
-    /// Sends frames in order, each as [`transmit`](Wire::transmit) does. Returns what was taken of them.
+    /// Whether the longest frame would find room in the queue to the medium. By default there is no such
+    /// queue.
+    fn has_room(&mut self) -> bool {
+        true
+    }
+
+    /// Sends at most [`BURST_FRAMES`] frames in order, each as [`transmit`](Wire::transmit) does, up to the
+    /// first one that finds no room. Returns what became of them.
     fn transmit_burst(&mut self, frames: &[&[u8]]) -> Transmitted {
         let mut taken = Transmitted::default();
-        for frame in frames {
-            if self.transmit(frame).is_ok() {
-                taken.frames += 1;
-                taken.bytes += frame.len() as u64;
+        for (nth, frame) in frames.iter().take(BURST_FRAMES).enumerate() {
+            match self.transmit(frame) {
+                Ok(()) => {
+                    taken.frames += 1;
+                    taken.bytes += frame.len() as u64;
+                }
+                Err(TransmitError::QueueFull) => break,
+                Err(_) => taken.refused |= 1 << nth,
             }
         }
         taken
@@ -170,6 +181,17 @@ pub struct Transmitted {
     pub frames: u64,
     /// Bytes of those frames.
     pub bytes: u64,
+    /// A bit for each frame that will not be sent, by its place among them. The frames behind the last one
+    /// that was taken or refused are to be offered again.
+    pub refused: u64,
+}
+
+impl Transmitted {
+    /// The frames that need not be offered again.
+    #[must_use]
+    pub fn settled(&self) -> usize {
+        self.frames as usize + self.refused.count_ones() as usize
+    }
 }
 
 /// Whether more frames can be expected from a wire.

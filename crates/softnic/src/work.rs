@@ -28,12 +28,15 @@ pub(crate) enum Status {
     LocalOperation = 2,
     LocalProtection = 4,
     WorkRequestFlush = 5,
+    /// The wire has refused the frame; the queue goes on.
+    General = 21,
 }
 
 const _: () = {
     assert!(Status::LocalLength as u32 == ibv_wc_status::IBV_WC_LOC_LEN_ERR);
     assert!(Status::LocalOperation as u32 == ibv_wc_status::IBV_WC_LOC_QP_OP_ERR);
     assert!(Status::LocalProtection as u32 == ibv_wc_status::IBV_WC_LOC_PROT_ERR);
+    assert!(Status::General as u32 == ibv_wc_status::IBV_WC_GENERAL_ERR);
     assert!(Status::WorkRequestFlush as u32 == ibv_wc_status::IBV_WC_WR_FLUSH_ERR);
 };
 

@@ -7,6 +7,10 @@
 //! Sends before one that the device refuses in the middle of a chain have no completion of their own: their frames come back,
 //! and are counted, with the next send that has one.
 //!
+//! A send that completes with [`Status::General`] was no fault of the queue pair: the software NIC's wire has
+//! refused that frame, and the next ones are sent. Any other failure ends sending until
+//! [`Transmitter::recover`]. A device that means more by that status flushes the sends behind it.
+//!
 //! Invariant: every frame that was passed to [`Transmitter::queue`] is queued, in flight, or has been given back once.
 
 use std::sync::Arc;
@@ -167,8 +171,8 @@ impl Transmitter {
         true
     }
 
-    /// Takes back the frames of the sends that have completed. The first failure ends sending until
-    /// [`Transmitter::recover`].
+    /// Takes back the frames of the sends that have completed. The first failure of the queue pair ends
+    /// sending until [`Transmitter::recover`].
     #[inline]
     pub fn reap(&mut self, pool: &mut FramePool, mut back: impl FnMut(CompletedSend)) {
         if self.pair.in_flight() == 0 {
@@ -176,7 +180,7 @@ impl Transmitter {
         }
         let Some(mut open) = self.completions.poll() else { return };
         while let Some(completion) = open.next() {
-            let failed = completion.status() != Status::Success;
+            let failed = !matches!(completion.status(), Status::Success | Status::General);
             let reclaimed = self.pair.reclaim(pool, completion, &mut back);
             // A completion that names no frame in flight completes nothing.
             self.failed |= failed && reclaimed.is_ok();

@@ -1,4 +1,10 @@
 //! What was posted to be sent, onto the wire. Requests in mlx5's format are read in `mlx5`.
+//!
+//! A request waits in its queue while the wire has no room, as a NIC whose medium is slower than the
+//! application lets it wait. A frame that the wire refuses, because the medium is down or does not take this
+//! frame, is no fault of its request: the request completes with IBV_WC_GENERAL_ERR, and its queue goes on
+//! with the next one. In mlx5's format it completes as sent, as on that hardware, and the loss shows in the
+//! port's counters alone.
 
 mod mlx5;
 
@@ -46,6 +52,8 @@ enum Outcome {
 struct Sent {
     frames: usize,
     bytes: u64,
+    /// The wire has refused the frame.
+    is_refused: bool,
 }
 
 /// The buffers of a request, found and allowed: where and how long.
@@ -104,9 +112,7 @@ pub(super) fn drain(
     drop((state, flows));
     // Also when nothing new was sent: what the medium refused for a moment waits in the wire.
     port.wire.flush();
-    let losses = port.wire.transmit_losses();
-    stats.tx_errors += losses.saturating_sub(port.transmit_losses);
-    port.transmit_losses = losses;
+    port.note_transmit_losses(stats);
     sent
 }
 
@@ -119,9 +125,12 @@ fn drain_qp(
     plan: &mut Plan,
 ) -> usize {
     let mut handled = 0;
-    while handled < FRAMES_PER_PASS && state.senders.get(index) == Some(&slot) {
+    while handled < FRAMES_PER_PASS
+        && state.senders.get(index) == Some(&slot)
+        && way.exit.port.wire.has_room()
+    {
         handled += send_plain(state, slot, FRAMES_PER_PASS - handled, &mut way.exit);
-        if handled == FRAMES_PER_PASS {
+        if handled == FRAMES_PER_PASS || !way.exit.port.wire.has_room() {
             break;
         }
         let State { qps, memory, counters, .. } = state;
@@ -136,7 +145,8 @@ fn drain_qp(
                     send.pace.sent(sent.bytes, clock::steady_ns());
                 }
                 handled += sent.frames;
-                if signaled {
+                // For a request without a signal the completion queue may not have been made long enough.
+                if signaled || (sent.is_refused && state.has_room_for_completion(cq)) {
                     state.complete(cq, &cqe);
                 }
                 let Exit { port, tap, stats } = &mut way.exit;
@@ -220,12 +230,24 @@ fn send_plain(state: &mut State, slot: u32, limit: usize, exit: &mut Exit<'_>) -
     if frames.is_empty() {
         return 0;
     }
-    let taken = exit.port.wire.transmit_burst(&frames);
-    exit.stats.tx_frames += taken.frames;
-    exit.stats.tx_bytes += taken.bytes;
-    // As on a real wire: the device did its part, and the loss shows in the counters.
-    exit.stats.tx_errors += (frames.len() as u64).saturating_sub(taken.frames);
-    requests.advance_by(frames.len() as u32);
+    let (settled, refused) = exit.hand_over(&frames);
+    if refused != 0 || settled < frames.len() {
+        completed = 0;
+        for nth in 0..settled as u32 {
+            // SAFETY: the request was published, so its slot is this side's, and slots begin with the header.
+            let header = unsafe { slots.at(nth).cast::<SendHeader>().read() };
+            let is_refused = refused >> nth & 1 != 0;
+            if is_refused || signal_all || header.flags & SEND_SIGNALED != 0 {
+                let status = if is_refused { Status::General } else { Status::Success };
+                let mut cqe = Cqe::new(header.wr_id, Opcode::Send, status, *number);
+                cqe.byte_len = frames[nth as usize].len() as u32;
+                // SAFETY: as above: at most one for each of the requests, for which there is room.
+                unsafe { completions.at(completed).cast::<Cqe>().write(cqe) };
+                completed += 1;
+            }
+        }
+    }
+    requests.advance_by(settled as u32);
     if completed > 0 {
         producer.advance_by(completed);
         if !cq.unpublished {
@@ -233,7 +255,7 @@ fn send_plain(state: &mut State, slot: u32, limit: usize, exit: &mut Exit<'_>) -
             unpublished_cqs.push(send.cq);
         }
     }
-    frames.len()
+    settled
 }
 
 fn send_one(
@@ -269,7 +291,8 @@ fn send_one(
     let opcode = if segmented { Opcode::Segments } else { Opcode::Send };
     match sent {
         Ok(sent) => {
-            let mut done = Cqe::new(header.wr_id, opcode, Status::Success, number);
+            let status = if sent.is_refused { Status::General } else { Status::Success };
+            let mut done = Cqe::new(header.wr_id, opcode, status, number);
             done.byte_len = u32::try_from(sent.bytes).unwrap_or(u32::MAX);
             Outcome::Done(done, sent, signal_all || header.flags & SEND_SIGNALED != 0)
         }
@@ -294,8 +317,8 @@ fn send_frame(
     if !exit.carries(frame) {
         return Err(Status::LocalLength);
     }
-    exit.transmit(frame, egress);
-    Ok(Sent { frames: 1, bytes: frame.len() as u64 })
+    let is_refused = !exit.transmit(frame, egress);
+    Ok(Sent { frames: 1, bytes: frame.len() as u64, is_refused })
 }
 
 /// The frame of a request where it is, if it is sent as it is and in one piece: in the request itself or in its only
@@ -428,21 +451,46 @@ impl Exit<'_> {
         (ETHERNET_BYTES..=self.port.max_frame_bytes).contains(&frame.len())
     }
 
-    /// Hands a frame to the wire, unless a flow drops it.
+    /// Hands frames to the wire and the wire's queue to the medium. Returns how many of the frames need not
+    /// be offered again, and a bit for each that is not sent. Which frames the medium has refused is not
+    /// known: the last ones stand for them.
+    fn hand_over(&mut self, frames: &[&[u8]]) -> (usize, u64) {
+        let taken = self.port.wire.transmit_burst(frames);
+        self.port.wire.flush();
+        let lost = self.port.note_transmit_losses(self.stats);
+        let settled = taken.settled();
+        let mut refused = taken.refused;
+        let accepted = (0..settled).rev().filter(|nth| taken.refused >> nth & 1 == 0);
+        accepted.take(usize::try_from(lost).unwrap_or(usize::MAX)).for_each(|nth| refused |= 1 << nth);
+        self.stats.tx_errors += u64::from(taken.refused.count_ones());
+        let (mut sent, mut bytes) = (taken.frames, taken.bytes);
+        for nth in (0..settled).filter(|nth| (refused & !taken.refused) >> nth & 1 != 0) {
+            sent -= 1;
+            bytes -= frames[nth].len() as u64;
+        }
+        self.stats.tx_frames += sent;
+        self.stats.tx_bytes += bytes;
+        (settled, refused)
+    }
+
+    /// Hands a frame to the wire, unless a flow drops it. `false`: the wire has refused it.
     #[inline]
-    fn transmit(&mut self, frame: &[u8], egress: &mut EgressFlows<'_>) {
+    fn transmit(&mut self, frame: &[u8], egress: &mut EgressFlows<'_>) -> bool {
         if self.tap.drops(egress, self.port.number, frame) {
             self.stats.tx_flow_dropped += 1;
-            return;
+            return true;
         }
         match self.port.wire.transmit(frame) {
             Ok(()) => {
                 self.stats.tx_frames += 1;
                 self.stats.tx_bytes += frame.len() as u64;
                 self.tap.keep(frame, self.stats);
+                true
             }
-            // As on a real wire: the device did its part, and the loss shows in the counters.
-            Err(_) => self.stats.tx_errors += 1,
+            Err(_) => {
+                self.stats.tx_errors += 1;
+                false
+            }
         }
     }
 }

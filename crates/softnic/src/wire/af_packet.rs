@@ -482,6 +482,13 @@ impl Wire for AfPacketWire {
         self.sender.push(frame)
     }
 
+    fn has_room(&mut self) -> bool {
+        if self.sender.is_full() {
+            self.flush();
+        }
+        !self.sender.is_full()
+    }
+
     fn flush(&mut self) {
         if self.sender.flush(&self.attached.receivers[FRAMES].socket) == Flushed::Down {
             // `receive` finds out whether it is down or gone.

@@ -40,6 +40,10 @@ impl Wire for GatedWire {
         self.wire.transmit(frame)
     }
 
+    fn has_room(&mut self) -> bool {
+        self.wire.has_room()
+    }
+
     fn transmit_burst(&mut self, frames: &[&[u8]]) -> Transmitted {
         self.wire.transmit_burst(frames)
     }

@@ -156,6 +156,12 @@ impl Wire for LinkWire {
         }
     }
 
+    fn has_room(&mut self) -> bool {
+        // A peer that writes invalid indices is found out when a frame is put.
+        let session = self.session.as_mut().filter(|_| !self.closing);
+        session.is_none_or(|session| session.sender.takes_longest().unwrap_or(true))
+    }
+
     fn flush(&mut self) {
         if let Some(session) = &self.session {
             session.sender.publish();

@@ -54,6 +54,10 @@ impl Wire for LoopbackWire {
         }
     }
 
+    fn has_room(&mut self) -> bool {
+        self.sender.takes_longest().unwrap_or(true)
+    }
+
     fn flush(&mut self) {
         self.sender.publish();
     }

@@ -138,3 +138,57 @@ fn a_signal_ends_the_wait_for_a_peer() {
     assert!(status.success() && begun.elapsed() < Duration::from_secs(8), "{status}, {:?}", begun.elapsed());
     silent.signal(Signal::CONT);
 }
+
+/// Reads the packets of a generator and forwards them by the link.
+fn forwarding(link: &Link) -> Command {
+    let write =
+        |name: &str, text: &str| std::fs::write(link.folder.path().join(name), text).expect("written");
+    write(
+        "f.toml",
+        "version = 1\n[sinks.out]\nkind = \"forward\"\ndevice = \"softnic1\"\nport = 1\n[groups.main]\nworkers = \"all\"\n\
+         sinks = \"out\"\n[[rules]]\nname = \"udp\"\nmatch = { protocol = \"udp\" }\naction = { steer = \"main\" }\n",
+    );
+    let wire = "wire = { kind = \"generator\", rate = 100000, total = 300000, flows = [{ protocol = \"udp\", \
+                frame_bytes = 1000 }] }";
+    write(
+        "f-settings.toml",
+        &format!(
+            "[policy]\nfile = \"f.toml\"\n[http]\nlisten = \"off\"\n[api]\nenabled = false\n[workers]\ncores = 1\n\
+             pages = [\"plain\"]\n[[softnic.ports]]\n{wire}\n[[softnic.others]]\nname = \"softnic1\"\n\
+             ports = [{{ wire = {{ kind = \"link\", name = \"{}\", end = \"b\" }} }}]\n",
+            link.name
+        ),
+    );
+    let mut command = steerd();
+    command.args(["run", "--format", "json", "--config"]).arg(link.folder.path().join("f-settings.toml"));
+    command
+}
+
+/// The link's ring has room for about 4,000 of the 300,000 packets: those are delivered, all others dropped.
+#[test]
+fn packets_that_a_stopped_peer_does_not_take_are_not_delivered() {
+    let link = Link::new("stopped");
+    let mut peer = link.start('a');
+    is_ready(&peer);
+    let mut command = forwarding(&link);
+    let child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("it starts");
+    peer.wait_for("the peer at end", 1);
+    peer.signal(Signal::STOP);
+    let output = child.wait_with_output().expect("it ends");
+    peer.signal(Signal::CONT);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let summary: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let sink = &summary["sinks"][0]["workers"][0];
+    let number = |value: &serde_json::Value| value.as_u64().unwrap_or_default();
+    let (offered, delivered) = (number(&sink["offered_packets"]), number(&sink["delivered_packets"]));
+    let dropped: u64 = sink["dropped_packets"].as_object().expect("reasons").values().map(number).sum();
+    let sent = number(&summary["other_devices"][0]["ports"][0]["sent_packets"]);
+    assert_eq!(offered, delivered + dropped, "{sink:#}");
+    assert_eq!(delivered, sent, "{sink:#}");
+    assert!(number(&sink["dropped_packets"]["tx_full"]) > 1_000, "{sink:#}");
+}

@@ -89,6 +89,29 @@ fn a_stream_in_merged_frames_arrives_in_segments() {
 }
 
 #[test]
+fn the_mtu_of_the_interface_is_that_of_the_port_and_of_the_frames() {
+    let Some(outcome) = outcome("jumbo.sh", &[]) else { return };
+    assert_eq!(outcome.read("check.code"), "0\n", "{}", outcome.read("check.txt"));
+    let state = json(&outcome, "state.json");
+    assert_eq!(rule(&state, "discard"), [4, 0, 0], "up to the MTU");
+    assert_eq!(number(&state, "/ports/0/lost_packets/oversize"), 0);
+    for (name, parts) in [
+        ("short-port", ["port 1: mtu_bytes = 1500", "the MTU of steer0 is 9000", "leave mtu_bytes out"]),
+        ("short-frames", ["workers.frame_bytes = 2048", "the MTU of port 1 is 9000", "\"auto\""]),
+        ("loopback", ["the MTU of lo is 65536", "9216 at most", "ip link set dev lo mtu 9216"]),
+    ] {
+        for kind in ["check", "run"] {
+            let text = outcome.read(&format!("{name}-{kind}.txt"));
+            let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
+            assert_eq!(outcome.read(&format!("{name}-{kind}.code")), "3\n", "{name} {kind}: {text}");
+            for part in parts {
+                assert!(text.contains(part), "{name} {kind}: no {part:?} in {text}");
+            }
+        }
+    }
+}
+
+#[test]
 fn a_recreated_interface_is_received_from_again() {
     let Some(outcome) = outcome("reattach.sh", &[]) else { return };
     let read = |name: &str| outcome.read(name);
@@ -150,10 +173,12 @@ fn forwarded_packets_reach_other_kernels_and_reflected_ones_their_sender() {
         number(sink, "/workers/0/delivered_packets")
     };
     assert_eq!(["answers", "to-servers", "to-vlan", "to-clients"].map(delivered), [11, 15, 5, 15]);
+    assert_eq!(number(&state, "/ports/1/send_errors"), 4, "an S-VLAN tag beyond the MTU");
     assert_eq!(number(&state, "/ports/0/sent_packets"), 11 + 15);
     assert_eq!(number(&state, "/ports/1/sent_packets"), 15 + 5);
     let out = sinks.iter().find(|sink| sink["name"] == "to-servers").expect("it");
     assert_eq!(number(out, "/workers/0/dropped_packets/down"), 3, "{out:#}");
+    assert_eq!(number(out, "/workers/0/dropped_packets/tx_failed"), 4, "what the port refuses: {out:#}");
     let summary = read("summary.txt");
     assert!(summary.contains("\npacket accounting matches\n"), "{summary}");
 }

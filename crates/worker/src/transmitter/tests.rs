@@ -17,11 +17,27 @@ type Sent = Arc<Mutex<Vec<Vec<u8>>>>;
 /// Keeps what is sent.
 struct Keeper(Sent);
 
+/// The source port of datagrams that the wire refuses.
+const REFUSED_PORT: u16 = 0xdead;
+/// How many frames the wire has room for, until the test takes them.
+const WIRE_ROOM: usize = 16;
+
 impl Wire for Keeper {
     fn receive<'w>(&'w mut self, _: &mut Burst<'w>) {}
 
+    fn has_room(&mut self) -> bool {
+        self.0.lock().expect("frames").len() < WIRE_ROOM
+    }
+
     fn transmit(&mut self, frame: &[u8]) -> Result<(), TransmitError> {
-        self.0.lock().expect("frames").push(frame.to_vec());
+        let mut frames = self.0.lock().expect("frames");
+        if frames.len() == WIRE_ROOM {
+            return Err(TransmitError::QueueFull);
+        }
+        if frame.get(34..36) == Some(&REFUSED_PORT.to_be_bytes()) {
+            return Err(TransmitError::TooLong);
+        }
+        frames.push(frame.to_vec());
         Ok(())
     }
 
@@ -251,4 +267,54 @@ fn another_thread_can_end_the_sends_in_flight() {
     bench.nic.pump(8);
     assert_eq!(bench.reap(), [(udp(1).len() as u32, false)]);
     assert!(bench.all_frames_are_back() && bench.sent().is_empty());
+}
+
+/// The last byte is in another piece where `is_gathered`: such a send takes the general path of the device.
+fn sends_with_a_refused_one(is_gathered: bool) {
+    let mut bench = Bench::with_limit(Personality::Ideal, 8);
+    for port in [1, REFUSED_PORT, 2] {
+        let bytes = udp(port);
+        let frame = bench.frame(&bytes);
+        let last = bytes.len() - 1;
+        let pieces =
+            if is_gathered { Pieces::two(0..last, last..last + 1) } else { Pieces::one(0..last + 1) };
+        assert!(bench.transmitter.queue(frame, pieces).is_ok());
+    }
+    assert_eq!(bench.flush(), []);
+    bench.nic.pump(8);
+    let bytes = udp(1).len() as u32;
+    assert_eq!(bench.reap(), [(bytes, true), (bytes, false), (bytes, true)]);
+    assert!(!bench.transmitter.has_failed() && bench.all_frames_are_back());
+    assert_eq!(bench.sent(), [udp(1), udp(2)]);
+    let stats = bench.nic.port_stats(1);
+    assert_eq!((stats.tx_frames, stats.tx_errors), (2, 1));
+}
+
+#[test]
+fn a_frame_that_the_wire_refuses_fails_alone() {
+    sends_with_a_refused_one(false);
+    sends_with_a_refused_one(true);
+}
+
+#[test]
+fn what_a_full_wire_cannot_take_waits_and_is_no_loss() {
+    let mut bench = Bench::with_limit(Personality::Ideal, 64);
+    for port in 0..40 {
+        bench.queue(&udp(port)).expect("room");
+    }
+    assert_eq!(bench.flush(), []);
+    let mut sent = Vec::new();
+    for frames in [16, 16, 8] {
+        // The second pass finds no room.
+        bench.nic.pump(8);
+        bench.nic.pump(8);
+        let taken = bench.sent();
+        assert_eq!(taken.len(), frames);
+        sent.extend(taken);
+        bench.reap();
+    }
+    assert!(bench.all_frames_are_back() && !bench.transmitter.has_failed());
+    assert_eq!(sent, (0..40).map(udp).collect::<Vec<_>>(), "in order");
+    let stats = bench.nic.port_stats(1);
+    assert_eq!((stats.tx_frames, stats.tx_errors), (40, 0));
 }

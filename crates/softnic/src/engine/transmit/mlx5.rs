@@ -149,8 +149,9 @@ fn send_frame(
     if ethernet.wants_checksums {
         fill_in(frame);
     }
+    // A refusal by the wire shows in the port's counters alone.
     exit.transmit(frame, egress);
-    Ok(Sent { frames: 1, bytes: frame.len() as u64 })
+    Ok(Sent { frames: 1, bytes: frame.len() as u64, is_refused: false })
 }
 
 /// Sends a request that is a TCP stream behind the headers in the Ethernet segment. Checksums are always filled in.

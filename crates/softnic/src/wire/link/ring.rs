@@ -156,6 +156,11 @@ impl RingSender {
         Ok(true)
     }
 
+    /// Whether the longest frame finds room, also if it does not fit before the end of the ring.
+    pub(in crate::wire) fn takes_longest(&mut self) -> Result<bool, Invalid> {
+        self.has_room(2 * record_bytes(MAX_FRAME_BYTES as u32))
+    }
+
     fn has_room(&mut self, wanted: u32) -> Result<bool, Invalid> {
         let fits = |consumed: u32| self.next.wrapping_sub(consumed).saturating_add(wanted) <= RING_BYTES;
         if fits(self.consumed) {

@@ -37,6 +37,8 @@ impl Medium for File {
 #[derive(Debug)]
 pub(super) struct Writer<M: Medium = File> {
     medium: M,
+    /// Of the file, for the log.
+    name: String,
     /// Where the last whole record ends.
     end: u64,
     /// Whether a failed write may have left something behind `end`.
@@ -50,13 +52,13 @@ pub(super) struct Writer<M: Medium = File> {
 impl Writer {
     /// Makes the file, over one that may be there.
     pub(super) fn create(path: &Path) -> io::Result<Self> {
-        Self::begin(regular_file::create(path).map_err(with_hint)?)
+        Self::begin(regular_file::create(path).map_err(with_hint)?, path.display().to_string())
     }
 }
 
 impl<M: Medium> Writer<M> {
     /// Writes the header of the file.
-    fn begin(mut medium: M) -> io::Result<Self> {
+    fn begin(mut medium: M, name: String) -> io::Result<Self> {
         let mut header = Vec::new();
         header.extend(MAGIC.to_ne_bytes());
         // Version 2.4, then time zone and accuracy, which are always 0.
@@ -68,6 +70,7 @@ impl<M: Medium> Writer<M> {
         medium.write_all(&header)?;
         Ok(Self {
             medium,
+            name,
             end: header.len() as u64,
             torn: false,
             buffer: Vec::with_capacity(BUFFER_BYTES),
@@ -97,7 +100,11 @@ impl<M: Medium> Writer<M> {
         }
         match self.write_buffer() {
             Ok(()) => self.end += self.buffer.len() as u64,
-            Err(_) => {
+            Err(error) => {
+                if !self.torn {
+                    let frames = self.buffered_frames;
+                    tracing::error!(%error, frames, "sent frames cannot be written to {} and are lost", self.name);
+                }
                 self.torn = true;
                 self.lost_frames += self.buffered_frames;
             }
@@ -114,9 +121,17 @@ impl<M: Medium> Writer<M> {
     fn write_buffer(&mut self) -> io::Result<()> {
         if self.torn {
             self.medium.cut(self.end)?;
-            self.torn = false;
         }
-        self.medium.write_all(&self.buffer)
+        self.medium.write_all(&self.buffer)?;
+        if self.torn {
+            self.torn = false;
+            tracing::info!(
+                "sent frames are written to {} again, after {} that were lost",
+                self.name,
+                self.lost_frames
+            );
+        }
+        Ok(())
     }
 }
 
@@ -186,7 +201,7 @@ mod tests {
     fn a_full_disk_costs_whole_frames_which_are_counted() {
         let disk = Disk::default();
         disk.resize(24 + 3 * (16 + 60) + 20);
-        let mut writer = Writer::begin(disk.clone()).unwrap();
+        let mut writer = Writer::begin(disk.clone(), "sent.pcap".to_owned()).unwrap();
         for value in 0..2 {
             writer.write(&[value; 60]);
         }
@@ -213,7 +228,7 @@ mod tests {
     fn more_than_the_buffer_holds_is_written_unasked() {
         let disk = Disk::default();
         disk.resize(usize::MAX);
-        let mut writer = Writer::begin(disk.clone()).unwrap();
+        let mut writer = Writer::begin(disk.clone(), "sent.pcap".to_owned()).unwrap();
         let long = vec![7; MAX_FRAME_BYTES];
         for _ in 0..20 {
             writer.write(&long);
