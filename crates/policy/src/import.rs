@@ -37,7 +37,7 @@ pub struct WrongFormat {
 /// A part of the input that the policy has in another form, or not at all.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Note {
-    /// The line of the input, from 1.
+    /// The line of the input, from 1; 0 if the message names the place itself, as a line would not.
     pub line: u32,
     /// The difference and the reason.
     pub message: String,
@@ -45,6 +45,9 @@ pub struct Note {
 
 impl fmt::Display for Note {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.line == 0 {
+            return f.write_str(&self.message);
+        }
         write!(f, "line {}: {}", self.line, self.message)
     }
 }

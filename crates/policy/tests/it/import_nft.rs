@@ -70,7 +70,8 @@ fn packets_get_the_verdict_of_the_chain() {
         (ipv4(inside, other).protocol(IpProtocol::OSPF), ("input-38", Action::Drop)),
         // The last rule drops these, behind a rule that may accept them and is left out.
         (ipv4(inside, other).tcp(1, 8005, 0x10), ("default", Action::Kernel)),
-        (ipv4(inside, other).udp(1, 53), ("default", Action::Kernel)),
+        // Of the ports of any protocol, those of TCP and UDP.
+        (ipv4(inside, other).udp(1, 53), ("input-39", Action::Drop)),
     ] {
         let (name, action) = decided(&policy, &frame.build());
         assert_eq!((name.as_str(), action), wanted);
@@ -160,7 +161,7 @@ fn ruleset(family: &str, policy: &str, rules: &[&str]) -> String {
         format!(", {{\"rule\": {{{table}, \"chain\": \"c\", \"handle\": {number}, \"expr\": [{expr}]}}}}")
     };
     format!(
-        "{{\"nftables\": [{{\"chain\": {{{table}, \"name\": \"c\", \"type\": \"filter\", \"hook\": \"prerouting\", \
+        "{{\"nftables\": [{{\"table\": {{\"family\": \"{family}\", \"name\": \"t\"}}}}, {{\"chain\": {{{table}, \"name\": \"c\", \"type\": \"filter\", \"hook\": \"prerouting\", \
          \"prio\": 0, \"policy\": \"{policy}\"}}}}{}]}}",
         rules.iter().enumerate().map(rule).collect::<String>()
     )
@@ -179,33 +180,39 @@ fn no_rule_drops_behind_a_missing_one_that_may_accept() {
     assert_eq!(whole.default, Action::Kernel, "other families than that of the table");
     let state = tests("{\"ct\": {\"key\": \"state\"}}", "in", "\"established\"");
     let drops = "{\"drop\": null}";
+    let expired = tests("{\"payload\": {\"protocol\": \"ip\", \"field\": \"ttl\"}}", "==", "1");
     let names = |missing: &str| {
-        let imported = nft(&ruleset("ip", "drop", &[&port, missing, drops]));
+        let imported = nft(&ruleset("ip", "drop", &[&port, missing, &expired]));
         let policy = parsed(&imported);
         let names: Vec<String> = policy.rules.iter().map(|rule| rule.name.clone()).collect();
         (names.join(" "), imported.notes.into_iter().map(|note| note.message).collect::<Vec<_>>())
     };
     let (rules, notes) = names(&state.replace("drop", "accept"));
     assert_eq!(rules, "c-0");
-    assert!(notes[0].starts_with("rule 1 of ip t c is left out: `ct` cannot"), "{notes:?}");
-    let wanted = "2 of the rules that drop, the policy of the chain included, are comments (`c-2`, `policy`), because rule 1 of ip t c is";
+    assert!(notes[0].starts_with("a policy does not know the state of connections"), "{notes:?}");
+    assert!(notes[0].ends_with("(rule 1 of ip t c (`ct state established accept`))"), "{notes:?}");
+    let wanted = "2 of the rules that drop, policies of chains included, are comments (`c-2`, `policy`), because rule 1 of ip t c (";
     assert!(notes[1].starts_with(wanted), "{notes:?}");
     // Of many, the first are named.
     let accepts = state.replace("drop", "accept");
-    let many: Vec<&str> = std::iter::once(&*accepts).chain(std::iter::repeat_n(drops, 40)).collect();
+    let many: Vec<&str> = std::iter::once(&*accepts).chain(std::iter::repeat_n(&*expired, 40)).collect();
     let notes = nft(&ruleset("ip", "drop", &many)).notes;
     assert!(
         notes[1].message.starts_with("41 of the rules")
             && notes[1].message.contains(" and 25 more), because "),
         "{notes:?}"
     );
-    for verdict in ["{\"jump\": {\"target\": \"d\"}}", "{\"queue\": {\"num\": 1}}", "{\"return\": null}"] {
+    for verdict in ["{\"jump\": {\"target\": \"d\"}}", "{\"queue\": {\"num\": 1}}"] {
         assert_eq!(names(&state.replace(drops, verdict)).0, "c-0", "{verdict}");
     }
     // What is missing here accepts nothing.
-    for verdict in
-        [drops, "{\"limit\": {\"rate\": 1}}, {\"drop\": null}", "{\"reject\": null}", "{\"counter\": null}"]
-    {
+    for verdict in [
+        "{\"return\": null}",
+        drops,
+        "{\"limit\": {\"rate\": 1}}, {\"drop\": null}",
+        "{\"reject\": null}",
+        "{\"counter\": null}",
+    ] {
         assert_eq!(names(&state.replace(drops, verdict)).0, "c-0 c-2 policy", "{verdict}");
     }
 }
@@ -220,10 +227,12 @@ fn a_pair_without_a_counterpart_is_left_out_alone() {
     let pairs = "[\"syn\", {\"drop\": null}], [\"x\", {\"accept\": null}], [\"rst\", {\"drop\": null}]";
     let map = vmap("tcp", "flags", pairs);
     let imported = nft(&ruleset("ip", "accept", &[&map]));
-    assert_eq!(parsed(&imported).rules.len(), 1, "{}", imported.policy_toml);
+    let actions: Vec<Action> = parsed(&imported).rules.iter().map(|rule| rule.action).collect();
+    // The second pair may accept any TCP packet that the first one does not match.
+    assert_eq!(actions[..2], [Action::Drop, Action::Kernel], "{}", imported.policy_toml);
     let notes: Vec<&str> = imported.notes.iter().map(|note| note.message.as_str()).collect();
-    assert_eq!(notes[0], "\"x\" of rule 0 of ip t c is left out: not TCP flags: \"x\"");
-    assert!(notes[1].starts_with("1 of the rules that drop"), "{notes:?}");
+    assert!(notes[0].starts_with("rule 0 of ip t c (`tcp flags vmap { syn : drop, x : accept"), "{notes:?}");
+    assert!(notes[0].ends_with("not TCP flags: \"x\""), "{notes:?}");
     let imported = nft(&ruleset("ip", "accept", &[&map.replace("accept", "drop")]));
     assert_eq!(parsed(&imported).rules.len(), 2, "{}", imported.policy_toml);
 }
@@ -247,10 +256,13 @@ fn what_the_language_cannot_express_is_left_out() {
         format!("{{\"payload\": {{\"protocol\": \"{protocol}\", \"field\": \"{field}\"}}}}")
     };
     for (rule, reason) in [
-        (tests("{\"meta\": {\"key\": \"iifname\"}}", "==", "\"eth0\""), "one port"),
+        (
+            tests("{\"meta\": {\"key\": \"iifname\"}}", "==", "\"eth0\""),
+            "the interface of the port is not known",
+        ),
         (tests(&payload("ip", "id"), "==", "7"), "`ip id` cannot be matched"),
         (tests(&payload("ip", "saddr"), "==", "\"@none\""), "there is no set none"),
-        (tests(&payload("ip", "saddr"), "==", "\"2001:db8::1\""), "IPv6 addresses only"),
+        (tests(&payload("ip", "saddr"), "==", "\"2001:db8::1\""), "a value that is not supported"),
         (tests(&payload("tcp", "dport"), "<", "0"), "it matches nothing"),
         (tests(&payload("tcp", "dport"), "==", "\"x\\\"\\n[rules]\""), "not supported"),
         ("{\"reject\": null}".to_owned(), "answers packets"),
@@ -316,5 +328,125 @@ proptest! {
         if let Ok(imported) = import::nft(&listing, &NftOptions::default()) {
             parsed(&imported);
         }
+    }
+}
+
+/// The rules and the notes of rules in a chain of hook input, with other objects of its table.
+fn of_input(policy: &str, objects: &str, rules: &[&str]) -> (Policy, String) {
+    let listing = ruleset("inet", policy, rules).replace("prerouting", "input");
+    let imported = nft(&listing.replacen("{\"chain\"", &format!("{objects}{{\"chain\""), 1));
+    let notes = imported.notes.iter().map(|note| note.message.clone()).collect::<Vec<_>>().join("\n");
+    (parsed(&imported), notes)
+}
+
+fn dropped(policy: &Policy) -> usize {
+    policy.rules.iter().filter(|rule| rule.action == Action::Drop).count()
+}
+
+#[test]
+fn what_a_listing_does_not_show_may_accept_packets() {
+    let of = "\"family\": \"inet\", \"table\": \"t\"";
+    let jump = "{\"jump\": {\"target\": \"services\"}}";
+    let (policy, notes) = of_input("drop", "", &[jump]);
+    assert_eq!(dropped(&policy), 0);
+    assert!(
+        notes.contains("rule 0 of inet t c (`jump services`) leaves its packets to the kernel"),
+        "{notes}"
+    );
+    let listed = format!("{{\"chain\": {{{of}, \"name\": \"services\"}}}}, ");
+    assert_eq!(dropped(&of_input("drop", &listed, &[jump]).0), 1, "a chain that is listed and empty");
+    // Chains of a table that is not listed, as `nft list chain` prints them.
+    let chain =
+        ruleset("inet", "drop", &[]).replace("{\"table\": {\"family\": \"inet\", \"name\": \"t\"}}, ", "");
+    let imported = nft(&chain);
+    assert!(imported.notes[0].message.starts_with("table inet t is not listed"), "{:?}", imported.notes);
+}
+
+#[test]
+fn chains_of_dormant_tables_are_left_out() {
+    for flags in ["\"dormant\"", "[\"dormant\"]", "\"unheard\""] {
+        let listing = ruleset("inet", "drop", &[])
+            .replace("\"name\": \"t\"", &format!("\"name\": \"t\", \"flags\": {flags}"));
+        let imported = nft(&listing);
+        assert!(parsed(&imported).rules.is_empty(), "{}", imported.policy_toml);
+        assert!(imported.notes[0].message.contains("is left out: its table is"), "{:?}", imported.notes);
+    }
+    let listing =
+        ruleset("inet", "drop", &[]).replace("\"name\": \"t\"", "\"name\": \"t\", \"flags\": \"owner\"");
+    assert_eq!(dropped(&parsed(&nft(&listing))), 1);
+}
+
+#[test]
+fn elements_that_expire_are_noted_at_their_rule() {
+    let of = "\"family\": \"inet\", \"table\": \"t\"";
+    let set = |flags: &str| {
+        format!(
+            "{{\"set\": {{{of}, \"name\": \"s\", \"type\": \"ipv4_addr\", \"flags\": [{flags}], \"elem\": [{{\"elem\": {{\"val\": \"192.0.2.1\", \"timeout\": 60}}}}]}}}}, "
+        )
+    };
+    let saddr = "{\"payload\": {\"protocol\": \"ip\", \"field\": \"saddr\"}}";
+    let drops = tests(saddr, "==", "\"@s\"");
+    let (policy, notes) = of_input("accept", &set("\"timeout\""), &[&drops]);
+    assert_eq!(dropped(&policy), 1);
+    assert!(
+        notes.contains("rule 0 of inet t c (`ip saddr @s drop`) drops the elements that s has now"),
+        "{notes}"
+    );
+    // Others may be accepted later, so neither a negation nor the policy of the chain drops them.
+    let (policy, _) = of_input("accept", &set("\"timeout\""), &[&tests(saddr, "!=", "\"@s\"")]);
+    assert_eq!(dropped(&policy), 0);
+    let accepts = drops.replace("drop", "accept");
+    let frame = ipv4([198, 51, 100, 1], [10, 0, 0, 1]).udp(1, 9).build();
+    let (policy, _) = of_input("drop", &set("\"dynamic\""), &[&accepts]);
+    assert_eq!(decided(&policy, &frame).1, Action::Kernel);
+    let (policy, notes) = of_input("drop", &set("\"interval\""), &[&accepts]);
+    assert_eq!(decided(&policy, &frame).1, Action::Drop, "{notes}");
+}
+
+#[test]
+fn chains_are_read_in_the_order_of_the_kernel() {
+    let chain = |name: &str, hook: &str, prio: i32, drops: &str| {
+        let of = "\"family\": \"inet\", \"table\": \"t\"";
+        format!(
+            "{{\"chain\": {{{of}, \"name\": \"{name}\", \"type\": \"filter\", \"hook\": \"{hook}\", \"prio\": {prio}, \"policy\": \"accept\"}}}}, \
+             {{\"rule\": {{{of}, \"chain\": \"{name}\", \"handle\": 1, \"expr\": [{drops}]}}}}"
+        )
+    };
+    let port = |port: u16| {
+        tests("{\"payload\": {\"protocol\": \"udp\", \"field\": \"dport\"}}", "==", &port.to_string())
+    };
+    let listing = format!(
+        "{{\"nftables\": [{{\"table\": {{\"family\": \"inet\", \"name\": \"t\"}}}}, {}, {}, {}]}}",
+        chain("last", "input", 0, &port(1)),
+        chain("second", "prerouting", -150, &port(2)),
+        chain("first", "prerouting", -300, &port(3)),
+    );
+    let names = |options: &NftOptions| -> Vec<String> {
+        let imported = import::nft(&listing, options).expect("the format");
+        parsed(&imported).rules.iter().map(|rule| rule.name.clone()).collect()
+    };
+    assert_eq!(names(&NftOptions::default()), ["first-1", "second-1", "last-1"]);
+    let one = NftOptions { chain: Some("t/second".to_owned()), interface: None };
+    assert_eq!(names(&one), ["second-1"]);
+}
+
+#[test]
+fn documents_of_commands_are_read() {
+    let listing: serde_json::Value = serde_json::from_str(LISTING).expect("JSON");
+    let objects = listing["nftables"].as_array().expect("a list");
+    let added: Vec<_> = objects.iter().map(|object| serde_json::json!({ "add": object })).collect();
+    let flush = serde_json::json!({ "flush": { "ruleset": null } });
+    let all = [&[flush][..], &added].concat();
+    let commands = serde_json::json!({ "nftables": all });
+    assert_eq!(nft(&commands.to_string()), nft(LISTING));
+    for wrong in [
+        "{\"nftables\": [{\"delete\": {\"table\": {}}}]}",
+        "{\"nftables\": [7]}",
+        "{\"a\": 1}",
+        "",
+        "[]",
+        &LISTING[..LISTING.len() / 2],
+    ] {
+        import::nft(wrong, &NftOptions::default()).expect_err(wrong);
     }
 }

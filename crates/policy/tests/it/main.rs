@@ -3,6 +3,8 @@
 mod import;
 mod import_nft;
 mod language;
+mod nft_differential;
+mod nft_evaluator;
 mod schema;
 mod set_files;
 mod sinks;

@@ -1,440 +1,409 @@
 //! The matches of a rule of nftables as keys of a match.
+//!
+//! A comparison that the language cannot express is approximated from both sides: [`Packets::upper`] has all packets that
+//! a rule may match and [`Packets::lower`] those that it matches for certain. Rules that accept use the first, rules that
+//! drop the second.
 
-use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
-use std::sync::Arc;
 
-use packet::{EtherType, IpProtocol, MacAddr, TCP_FLAGS, flag_pattern};
+use packet::IpProtocol;
+use program::RangeSet;
 use serde_json::Value;
 
 use super::super::{Keys, quoted};
+use super::ruleset::Sets;
+use super::values::{
+    Constraint, Kind, Left, flags_of, fragments_of, is_on_transport, left_of, payload, version,
+};
 
-/// The values of a set for one key, in TOML.
-pub(super) type Values = Arc<[String]>;
-
-/// The named sets of a table, and those that were converted, by their name in the policy.
-#[derive(Default)]
-pub(super) struct Sets<'v> {
-    pub(super) elements: BTreeMap<&'v str, &'v [Value]>,
-    /// With the name in nftables.
-    pub(super) known: RefCell<BTreeMap<String, (String, Values)>>,
+/// The reason why a comparison is not exact.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Doubt {
+    /// It is on the state of connections.
+    Connection,
+    /// It is on an interface, and that of the port is not known.
+    Interface,
+    Other(String),
 }
 
-impl Sets<'_> {
-    /// The name of a set in the policy, for values of a key.
-    fn named(&self, set: &str, left: &Left) -> Result<String, String> {
-        let plain = |c: char| if c.is_ascii_alphanumeric() { c } else { '-' };
-        let word = |text: &str| text.chars().map(plain).take(24).collect::<String>();
-        let name = format!("nft-{}-{}", word(&left.key), word(set));
-        let mut known = self.known.borrow_mut();
-        if let Some((other, _)) = known.get(&name) {
-            return if other == set {
-                Ok(name)
-            } else {
-                Err(format!("the name of the set {} is not unique", quoted(set)))
-            };
+impl Doubt {
+    pub(super) fn text(&self) -> String {
+        match self {
+            Self::Connection => {
+                "`ct` cannot be matched: a policy does not know the state of connections".to_owned()
+            }
+            Self::Interface => "the interface of the port is not known (hint: --interface)".to_owned(),
+            Self::Other(text) => text.clone(),
         }
-        let elements = self.elements.get(set).ok_or_else(|| format!("there is no set {}", quoted(set)))?;
-        let values: Values = elements.iter().map(|item| left.item(item)).collect::<Result<_, _>>()?;
-        if values.is_empty() {
-            return Err(format!("the set {} is empty", quoted(set)));
-        }
-        known.insert(name.clone(), (set.to_owned(), values));
-        Ok(name)
     }
 }
 
+/// The meaning of a comparison.
+enum Compared {
+    Always,
+    Never,
+    /// These keys, exactly.
+    Keys(Vec<(&'static str, Constraint)>),
+    /// At most these keys; for certain, if they are given, the second ones.
+    Between(Vec<(&'static str, Constraint)>, Option<Vec<(&'static str, Constraint)>>, Doubt),
+}
+
+/// Facts that comparisons depend on.
+pub(super) struct Context<'c, 'v> {
+    pub(super) sets: &'c Sets<'v>,
+    /// The interface of the port.
+    pub(super) interface: Option<&'c str>,
+    /// Whether the chain may get packets that the kernel has put together from fragments.
+    pub(super) is_reassembled: bool,
+}
+
 /// All matches of a rule, and of those that lead to its chain.
-#[derive(Clone, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Condition {
-    /// Values in TOML by key.
-    keys: BTreeMap<String, String>,
-    /// Named sets that they refer to.
-    sets: BTreeSet<String>,
+    keys: BTreeMap<&'static str, Constraint>,
     /// Whether one is on the transport protocol or its header, which nft finds behind IPv6 extension headers.
     pub(super) is_on_transport: bool,
-    /// Whether one is on ports of any protocol.
-    pub(super) is_on_any_ports: bool,
+    /// Sets whose elements expire.
+    pub(super) expiring: BTreeSet<String>,
 }
 
-/// What values of a key are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
-    Address,
-    Mac,
-    Number(u64),
-    Protocol,
-    EtherType,
-    MessageType,
-    Dscp,
+/// Conditions are equal if they hold for the same packets of the policy.
+impl PartialEq for Condition {
+    fn eq(&self, other: &Self) -> bool {
+        self.keys == other.keys
+    }
 }
 
-/// A key for what nft compares, and what the comparison implies.
-struct Left {
-    key: String,
-    kind: Kind,
-    family: Option<&'static str>,
-    protocol: Option<u8>,
-}
-
-/// Names of message types in nft, of ICMP and of ICMPv6.
-const ICMP_TYPES: [(&str, u8); 14] = [
-    ("echo-reply", 0),
-    ("destination-unreachable", 3),
-    ("source-quench", 4),
-    ("redirect", 5),
-    ("echo-request", 8),
-    ("router-advertisement", 9),
-    ("router-solicitation", 10),
-    ("time-exceeded", 11),
-    ("parameter-problem", 12),
-    ("timestamp-request", 13),
-    ("timestamp-reply", 14),
-    ("info-request", 15),
-    ("address-mask-request", 17),
-    ("address-mask-reply", 18),
-];
-const ICMPV6_TYPES: [(&str, u8); 17] = [
-    ("destination-unreachable", 1),
-    ("packet-too-big", 2),
-    ("time-exceeded", 3),
-    ("parameter-problem", 4),
-    ("echo-request", 128),
-    ("echo-reply", 129),
-    ("mld-listener-query", 130),
-    ("mld-listener-report", 131),
-    ("mld-listener-done", 132),
-    ("mld-listener-reduction", 132),
-    ("nd-router-solicit", 133),
-    ("nd-router-advert", 134),
-    ("nd-neighbor-solicit", 135),
-    ("nd-neighbor-advert", 136),
-    ("nd-redirect", 137),
-    ("router-renumbering", 138),
-    ("mld2-listener-report", 143),
-];
-
-const ICMP: u8 = IpProtocol::ICMP.0;
-const ICMPV6: u8 = IpProtocol::ICMPV6.0;
+impl Eq for Condition {}
 
 impl Condition {
     /// The packets that tables of a family see.
     pub(super) fn of_family(family: &str) -> Result<Self, String> {
         let mut condition = Self::default();
-        match family {
-            "ip" => condition.set("family", "\"ipv4\"".to_owned())?,
-            "ip6" => condition.set("family", "\"ipv6\"".to_owned())?,
-            "inet" => condition.set("family", "[\"ipv4\", \"ipv6\"]".to_owned())?,
-            "netdev" | "bridge" => {}
+        let versions: &[u128] = match family {
+            "ip" => &[4],
+            "ip6" => &[6],
+            "inet" => &[4, 6],
+            "netdev" | "bridge" => return Ok(condition),
             other => return Err(format!("tables of the family {} are not supported", quoted(other))),
-        }
+        };
+        let versions = RangeSet::each(versions.iter().copied());
+        condition.keys.insert("family", Constraint::of(Kind::Family, versions));
         Ok(condition)
     }
 
     /// The match, and the sets that it names.
-    pub(super) fn keys(&self) -> (Keys, &BTreeSet<String>) {
+    pub(super) fn keys(&self) -> (Keys, BTreeSet<String>) {
         let mut keys = Keys::default();
-        self.keys.iter().for_each(|(key, value)| keys.push(key, value));
-        (keys, &self.sets)
+        self.keys.iter().for_each(|(key, constraint)| keys.push(key, &constraint.shown));
+        (keys, self.keys.values().filter_map(|constraint| constraint.set.clone()).collect())
     }
 
-    /// Adds a key; what a rule tests twice must be the same.
-    fn set(&mut self, key: &str, value: String) -> Result<(), String> {
-        match self.keys.get(key) {
-            Some(before) if *before == value => Ok(()),
-            // Both versions and one of them.
-            Some(before) if key == "family" && before.starts_with('[') => {
-                self.keys.insert(key.to_owned(), value);
-                Ok(())
-            }
-            Some(_) => Err(format!("it tests `{key}` in two ways")),
-            None => {
-                self.keys.insert(key.to_owned(), value);
-                Ok(())
-            }
-        }
-    }
-
-    /// Adds a `match` statement.
-    pub(super) fn add(&mut self, body: &Value, sets: &Sets<'_>) -> Result<(), String> {
-        let (Some(left), Some(right)) = (body.get("left"), body.get("right")) else {
-            return Err("an incomplete match".to_owned());
+    /// Narrows a key. `None`: no packet is left; `Some(false)`: the language cannot express it, and nothing is changed.
+    fn narrow(&mut self, key: &'static str, new: &Constraint) -> Option<bool> {
+        let Some(before) = self.keys.get(key) else {
+            self.keys.insert(key, new.clone());
+            return (!new.values.is_empty()).then_some(true);
         };
-        self.compare(body.get("op").and_then(Value::as_str).unwrap_or("=="), left, right, sets)
+        let both = before.values.intersect(&new.values);
+        if both.is_empty() {
+            return None;
+        }
+        if both == *before.values {
+            return Some(true);
+        }
+        let narrowed =
+            if both == *new.values { Some(new.clone()) } else { Constraint::computed(new.kind, both) };
+        let Some(narrowed) = narrowed else { return Some(false) };
+        self.keys.insert(key, narrowed);
+        Some(true)
     }
 
-    /// Adds a comparison.
+    /// Narrows several keys; the same answers as of one.
+    fn narrow_all(&mut self, keys: &[(&'static str, Constraint)]) -> Option<bool> {
+        keys.iter()
+            .try_fold(true, |is_exact, (key, constraint)| Some(self.narrow(key, constraint)? && is_exact))
+    }
+}
+
+/// Packets that reach a place of a chain.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Packets {
+    /// At least these.
+    pub(super) upper: Condition,
+    /// At most these; `None`: none for certain.
+    pub(super) lower: Option<Condition>,
+    /// The last reason why the two differ, and the number of reasons.
+    pub(super) doubt: Option<Doubt>,
+    pub(super) doubts: u32,
+}
+
+impl Packets {
+    pub(super) fn of(condition: Condition) -> Self {
+        Self { lower: Some(condition.clone()), upper: condition, doubt: None, doubts: 0 }
+    }
+
+    /// The rule may match fewer packets.
+    pub(super) fn doubt(&mut self, doubt: Doubt) {
+        self.lower = None;
+        self.doubt = Some(doubt);
+        self.doubts += 1;
+    }
+
+    /// The packets that are also in this family; `None`: there are none.
+    pub(super) fn and(&self, family: &Condition) -> Option<Self> {
+        let mut both = self.clone();
+        let keys: Vec<_> = family.keys.iter().map(|(key, constraint)| (*key, constraint.clone())).collect();
+        both.apply(Compared::Keys(keys), false).then_some(both)
+    }
+
+    /// Adds a `match` statement. Returns whether packets are left.
+    pub(super) fn add(&mut self, body: &Value, context: &Context<'_, '_>) -> bool {
+        let (Some(left), Some(right)) = (body.get("left"), body.get("right")) else {
+            self.doubt(Doubt::Other("an incomplete match".to_owned()));
+            return true;
+        };
+        self.compare(body.get("op").and_then(Value::as_str).unwrap_or("=="), left, right, context)
+    }
+
+    /// Adds a comparison. Returns whether packets are left.
     pub(super) fn compare(
         &mut self,
         op: &str,
         left: &Value,
         right: &Value,
-        sets: &Sets<'_>,
-    ) -> Result<(), String> {
-        if let Some(pattern) = flags_of(op, left, right)? {
-            self.is_on_transport = true;
-            self.set("protocol", protocol(IpProtocol::TCP.0))?;
-            return self.set(&pattern.0, pattern.1);
+        context: &Context<'_, '_>,
+    ) -> bool {
+        if let (Some(lefts), Some(rights)) = (concat_of(left), concat_of(right))
+            && op != "!="
+            && lefts.len() == rights.len()
+        {
+            return lefts.iter().zip(rights).all(|(left, right)| self.compare("==", left, right, context));
         }
-        if let Some((family, word)) = version_of(left, right) {
-            let other = if family == "ipv4" { "ipv6" } else { "ipv4" };
-            return match op {
-                "==" => self.set("family", format!("\"{family}\"")),
-                "!=" if word == "nfproto" => self.set("family", format!("\"{other}\"")),
-                _ => Err(format!("the comparison `{}` of an IP version", quoted(op))),
-            };
+        let compared = compared(op, left, right, &self.upper, context);
+        let expiring = context.sets.expiring(right);
+        let is_left = self.apply(compared, is_on_transport(left));
+        if let (Some(set), Some(lower)) = (expiring, &mut self.lower) {
+            lower.expiring.insert(set.to_owned());
         }
-        self.is_on_transport |= is_on_transport(left);
-        self.is_on_any_ports |= payload(left).is_some_and(|(protocol, _)| protocol == "th");
-        let left = left_of(left)?;
-        if let Some(family) = left.family {
-            self.set("family", format!("\"{family}\""))?;
-        }
-        if let Some(number) = left.protocol {
-            self.set("protocol", protocol(number))?;
-        }
-        let values = self.values(op, &left, right, sets)?;
-        let value = match (op, &left.kind) {
-            ("!=", _) => format!("{{ not = {values} }}"),
-            ("==" | "in", _) | ("<" | ">" | "<=" | ">=", Kind::Number(_)) => values,
-            (op, _) => return Err(format!("the comparison `{}` of `{}`", quoted(op), left.key)),
+        is_left
+    }
+
+    fn apply(&mut self, compared: Compared, is_on_transport: bool) -> bool {
+        let (upper, lower, doubt) = match compared {
+            Compared::Always => return true,
+            Compared::Never => return false,
+            Compared::Keys(keys) => (keys.clone(), Some(keys), None),
+            Compared::Between(upper, lower, doubt) => (upper, lower, Some(doubt)),
         };
-        self.set(&left.key, value)
+        let Some(is_exact) = self.upper.narrow_all(&upper) else { return false };
+        self.upper.is_on_transport |= is_on_transport;
+        let narrowed = self.lower.take().zip(lower).and_then(|(mut before, keys)| {
+            before.is_on_transport |= is_on_transport;
+            before.narrow_all(&keys)?.then_some(before)
+        });
+        self.lower = narrowed;
+        if let Some(doubt) = doubt {
+            self.doubt = Some(doubt);
+            self.doubts += 1;
+        } else if !is_exact {
+            self.doubt(Doubt::Other("it tests a key in two ways".to_owned()));
+        }
+        true
     }
+}
 
-    /// The right side in TOML.
-    fn values(&mut self, op: &str, left: &Left, right: &Value, sets: &Sets<'_>) -> Result<String, String> {
-        if let (Kind::Number(most), "<" | ">" | "<=" | ">=") = (left.kind, op) {
-            let number = right.as_u64().filter(|number| number <= &most).ok_or("not a number")?;
-            let (low, high) = match op {
-                "<" => (0, number.checked_sub(1).ok_or("it matches nothing")?),
-                "<=" => (0, number),
-                ">" => (number + 1, most),
-                _ => (number, most),
-            };
-            return if low <= high {
-                Ok(format!("\"{low}-{high}\""))
+/// The parts of a concatenation.
+pub(super) fn concat_of(value: &Value) -> Option<&Vec<Value>> {
+    value.pointer("/elem/val").unwrap_or(value).get("concat")?.as_array()
+}
+
+/// The meaning of a comparison for packets of a condition.
+fn compared(
+    op: &str,
+    left: &Value,
+    right: &Value,
+    packets: &Condition,
+    context: &Context<'_, '_>,
+) -> Compared {
+    if let Some(key) = left.pointer("/meta/key").and_then(Value::as_str)
+        && matches!(key, "iif" | "iifname")
+    {
+        return interface(op, right, context);
+    }
+    if left.get("ct").is_some() {
+        return Compared::Between(Vec::new(), None, Doubt::Connection);
+    }
+    let tcp = || ("protocol", Constraint::of(Kind::Protocol, RangeSet::single(IpProtocol::TCP.0.into())));
+    match flags_of(op, left, right) {
+        None => {}
+        Some(Ok(flags)) => return Compared::Keys(vec![tcp(), ("tcp_flags", flags)]),
+        Some(Err(why)) => return Compared::Between(vec![tcp()], None, Doubt::Other(why)),
+    }
+    if let Some(fragments) = fragments_of(op, left, right) {
+        let family = ("family", Constraint::of(Kind::Family, RangeSet::single(4)));
+        let keys = vec![family.clone(), ("fragment", fragments)];
+        if !context.is_reassembled {
+            return Compared::Keys(keys);
+        }
+        let why = "the kernel puts fragments together before this chain".to_owned();
+        return Compared::Between(vec![family], None, Doubt::Other(why));
+    }
+    if let Some(versions) = versions_of(left, right) {
+        let named = match op {
+            "==" | "in" => Some(Constraint::of(Kind::Family, versions)),
+            "!=" if packets.keys.contains_key("family") => {
+                Some(Constraint::not_in(Kind::Family, &versions, None))
+            }
+            _ => None,
+        };
+        if let Some(named) = named {
+            return if named.values.is_empty() {
+                Compared::Never
             } else {
-                Err("it matches nothing".to_owned())
+                Compared::Keys(vec![("family", named)])
             };
         }
-        if let Some(set) = right.as_str().and_then(|text| text.strip_prefix('@')) {
-            let name = sets.named(set, left)?;
-            let value = format!("\"{name}\"");
-            self.sets.insert(name);
-            return Ok(value);
+    }
+    let (left, mut implied) = match left_of(left) {
+        (Ok(left), implied) => (left, implied),
+        (Err(why), implied) => return Compared::Between(implied, None, Doubt::Other(why)),
+    };
+    let (values, is_certain) = match values(op, &left, right, context.sets) {
+        Ok(found) => found,
+        Err(why) => return Compared::Between(implied, None, Doubt::Other(why)),
+    };
+    let Some(constraint) = values else { return Compared::Between(implied, None, expires()) };
+    if constraint.values.is_empty() {
+        return if is_certain { Compared::Never } else { Compared::Between(implied, None, expires()) };
+    }
+    let upper = implied.clone();
+    implied.push((left.key, constraint));
+    if left.is_any_port {
+        let protocols = packets.keys.get("protocol").map(|constraint| &*constraint.values);
+        let with_ports = RangeSet::each([IpProtocol::TCP, IpProtocol::UDP].map(|one| one.0.into()));
+        if protocols.is_none_or(|protocols| protocols.intersect(&with_ports) != *protocols) {
+            implied.push(("protocol", Constraint::of(Kind::Protocol, with_ports)));
+            let why = "it tests ports of every protocol (hint: add meta l4proto { tcp, udp })".to_owned();
+            return Compared::Between(upper, Some(implied), Doubt::Other(why));
         }
-        match right.get("set").and_then(Value::as_array) {
-            Some(items) if items.is_empty() => Err("it matches nothing".to_owned()),
-            Some(items) => {
-                let items: Vec<String> =
-                    items.iter().map(|item| left.item(item)).collect::<Result<_, _>>()?;
-                Ok(format!("[{}]", items.join(", ")))
-            }
-            None => left.item(right),
-        }
+    }
+    match is_certain {
+        true => Compared::Keys(implied),
+        false => Compared::Between(upper, Some(implied), expires()),
     }
 }
 
-/// A protocol as the language writes it.
-fn protocol(number: u8) -> String {
-    format!("\"{}\"", IpProtocol(number))
+/// The IP versions that ethertypes stand for, if all of them do.
+fn versions_of(left: &Value, right: &Value) -> Option<RangeSet<u128>> {
+    let is_type = left.pointer("/meta/key").and_then(Value::as_str) == Some("protocol")
+        || payload(left) == Some(("ether", "type"));
+    let one = |value: &Value| version(value.as_str()?);
+    let versions: Option<Vec<u128>> = match right.get("set").and_then(Value::as_array) {
+        Some(items) => items.iter().map(one).collect(),
+        None => one(right).map(|version| vec![version]),
+    };
+    versions.filter(|_| is_type).map(RangeSet::each)
 }
 
-/// `meta nfproto ipv4` and `meta protocol ip`, with the key of `meta`.
-fn version_of<'v>(left: &'v Value, right: &Value) -> Option<(&'static str, &'v str)> {
-    let key = left.pointer("/meta/key")?.as_str()?;
-    let family = match (key, right.as_str()?) {
-        ("nfproto", "ipv4") | ("protocol", "ip") => "ipv4",
-        ("nfproto", "ipv6") | ("protocol", "ip6") => "ipv6",
-        _ => return None,
-    };
-    Some((family, key))
+fn expires() -> Doubt {
+    Doubt::Other("its set gets elements while nft runs, or loses them".to_owned())
 }
 
-/// The payload that an expression is about.
-fn payload(left: &Value) -> Option<(&str, &str)> {
-    let payload = left.get("payload")?;
-    Some((payload.get("protocol")?.as_str()?, payload.get("field")?.as_str()?))
-}
-
-/// Whether a field is the transport protocol or behind the IP header.
-fn is_on_transport(left: &Value) -> bool {
-    let meta = left.pointer("/meta/key").and_then(Value::as_str);
-    meta == Some("l4proto")
-        || payload(left)
-            .is_some_and(|(protocol, _)| matches!(protocol, "tcp" | "udp" | "th" | "icmp" | "icmpv6"))
-}
-
-/// TCP flags: under a mask, any or none of several, or one of several combinations. The key, and the pattern in TOML.
-fn flags_of(op: &str, left: &Value, right: &Value) -> Result<Option<(String, String)>, String> {
-    let masked = left.get("&").and_then(Value::as_array);
-    let subject = masked.and_then(|both| both.first()).unwrap_or(left);
-    let Some((protocol @ "tcp", field @ "flags")) = payload(subject) else { return Ok(None) };
-    let mask = match masked.and_then(|both| both.get(1)) {
-        Some(mask) => flags(mask)?,
-        None => u8::MAX,
+/// The values of a comparison, and whether they stay the same; no values: any may be compared.
+fn values(
+    op: &str,
+    left: &Left,
+    right: &Value,
+    sets: &Sets<'_>,
+) -> Result<(Option<Constraint>, bool), String> {
+    if let Some(set) = right.as_str().and_then(|text| text.strip_prefix('@')) {
+        let (name, ranges, is_constant) = sets.named(set, left)?;
+        let constraint = match op {
+            "!=" if !is_constant => return Ok((None, false)),
+            "!=" if ranges.is_empty() => Constraint::of(left.kind, RangeSet::of(vec![(0, left.kind.most())])),
+            "!=" => Constraint::not_in(left.kind, &ranges, Some(name)),
+            "==" | "in" => Constraint::in_set(left.kind, ranges, name),
+            _ => return Err(format!("the comparison `{}` of a set", quoted(op))),
+        };
+        return Ok((Some(constraint), is_constant));
+    }
+    let ranges = match right.get("set").and_then(Value::as_array) {
+        Some(items) => items.iter().map(|item| left.item(item)).collect::<Result<Vec<_>, _>>()?,
+        None => vec![left.item(right)?],
     };
-    let refused = || format!("the comparison `{}` of TCP flags", quoted(op));
-    let exactly = |value: &Value| match flags(value)? {
-        value if value & !mask == 0 && mask != 0 => {
-            Ok(format!("\"{}\"", flag_pattern(&TCP_FLAGS, value, mask)))
-        }
-        _ => Err(refused()),
-    };
-    let any = |of: u8| {
-        let set = TCP_FLAGS.iter().filter(|(_, bit)| of & bit != 0);
-        format!("[{}]", set.map(|(name, _)| format!("\"{name}\"")).collect::<Vec<_>>().join(", "))
-    };
-    let pattern = match (op, masked.is_some()) {
-        ("==", _) => match right.get("set").and_then(Value::as_array) {
-            // The flags are one of these combinations; a list of names is one combination.
-            Some(choices) if !choices.is_empty() => {
-                let choices: Vec<String> = choices.iter().map(exactly).collect::<Result<_, _>>()?;
-                format!("[{}]", choices.join(", "))
-            }
-            _ => exactly(right)?,
+    let ranges = RangeSet::of(ranges);
+    let number = || ranges.only().ok_or("not a number".to_owned());
+    let most = left.kind.most();
+    let constraint = match op {
+        "==" | "in" => Constraint::of(left.kind, ranges),
+        "!=" => Constraint::not_in(left.kind, &ranges, None),
+        "<" => match number()?.checked_sub(1) {
+            Some(last) => Constraint::of(left.kind, RangeSet::of(vec![(0, last)])),
+            None => Constraint::of(left.kind, RangeSet::default()),
         },
-        ("in", false) if flags(right)? != 0 => any(flags(right)?),
-        ("!", false) if flags(right)? != 0 => {
-            format!("\"{}\"", flag_pattern(&TCP_FLAGS, 0, flags(right)?))
-        }
-        // `flags & (syn | ack) != 0`
-        ("!=", true) if flags(right)? == 0 && mask != 0 => any(mask),
-        _ => return Err(refused()),
+        "<=" => Constraint::of(left.kind, RangeSet::of(vec![(0, number()?)])),
+        ">" => Constraint::of(left.kind, RangeSet::of(vec![(number()?.saturating_add(1), most)])),
+        ">=" => Constraint::of(left.kind, RangeSet::of(vec![(number()?, most)])),
+        other => return Err(format!("the comparison `{}` of `{}`", quoted(other), left.key)),
     };
-    Ok(Some((format!("{protocol}_{field}"), pattern)))
+    Ok((Some(constraint), true))
 }
 
-/// A name, a number, or a list of names of flags that are all set.
-fn flags(value: &Value) -> Result<u8, String> {
-    if let Value::Array(list) = value.get("|").unwrap_or(value) {
-        return list.iter().try_fold(0, |all, value| Ok(all | flags(value)?));
-    }
-    let name = value.as_str().map(|name| if name == "ecn" { "ece" } else { name });
-    let named = name.and_then(|name| TCP_FLAGS.iter().find(|(known, _)| *known == name));
-    let number = || value.as_u64().and_then(|number| u8::try_from(number).ok());
-    named
-        .map(|(_, bit)| *bit)
-        .or_else(number)
-        .ok_or_else(|| format!("not TCP flags: {}", quoted(&value.to_string())))
-}
-
-/// The key for what is compared.
-fn left_of(left: &Value) -> Result<Left, String> {
-    let of = |key: &str, kind, family, protocol| Ok(Left { key: key.to_owned(), kind, family, protocol });
-    let port = Kind::Number(u16::MAX.into());
-    if let Some(key) = left.pointer("/meta/key").and_then(Value::as_str) {
-        return match key {
-            "l4proto" => of("protocol", Kind::Protocol, None, None),
-            "protocol" => of("ethertype", Kind::EtherType, None, None),
-            "iif" | "iifname" => {
-                Err("the policy is that of one port, whatever its interface is called".to_owned())
-            }
-            other => Err(format!("`meta {}` cannot be matched", quoted(other))),
-        };
-    }
-    let Some((protocol, field)) = payload(left) else {
-        let what = left.as_object().and_then(|left| left.keys().next()).map_or("this", String::as_str);
-        let why = if what == "ct" { ": a policy does not know the state of connections" } else { "" };
-        return Err(format!("`{}` cannot be matched{why}", quoted(what)));
+/// A comparison of the interface that packets come from; never that of the host's own packets.
+fn interface(op: &str, right: &Value, context: &Context<'_, '_>) -> Compared {
+    let named = right.as_str().and_then(|text| text.strip_prefix('@'));
+    let items: Vec<&Value> = match (named, right.get("set").and_then(Value::as_array)) {
+        (Some(set), _) => match context.sets.elements(set) {
+            Some(elements) => elements,
+            None => return Compared::Between(Vec::new(), None, Doubt::Interface),
+        },
+        (None, Some(items)) => items.iter().collect(),
+        (None, None) => vec![right],
     };
-    let (v4, v6) = (Some("ipv4"), Some("ipv6"));
-    let byte = Kind::Number(u8::MAX.into());
-    match (protocol, field) {
-        ("ip", "saddr") => of("src", Kind::Address, v4, None),
-        ("ip", "daddr") => of("dst", Kind::Address, v4, None),
-        ("ip", "protocol") => of("protocol", Kind::Protocol, v4, None),
-        ("ip", "ttl") => of("ttl", byte, v4, None),
-        ("ip", "dscp") => of("dscp", Kind::Dscp, v4, None),
-        ("ip6", "saddr") => of("src", Kind::Address, v6, None),
-        ("ip6", "daddr") => of("dst", Kind::Address, v6, None),
-        ("ip6", "nexthdr") => of("protocol", Kind::Protocol, v6, None),
-        ("ip6", "hoplimit") => of("hop_limit", byte, v6, None),
-        ("ip6", "dscp") => of("dscp", Kind::Dscp, v6, None),
-        ("tcp", "sport") => of("src_port", port, None, Some(IpProtocol::TCP.0)),
-        ("tcp", "dport") => of("dst_port", port, None, Some(IpProtocol::TCP.0)),
-        ("udp", "sport") => of("src_port", port, None, Some(IpProtocol::UDP.0)),
-        ("udp", "dport") => of("dst_port", port, None, Some(IpProtocol::UDP.0)),
-        ("th", "sport") => of("src_port", port, None, None),
-        ("th", "dport") => of("dst_port", port, None, None),
-        ("icmp", "type") => of(&format!("{protocol}_{field}"), Kind::MessageType, v4, Some(ICMP)),
-        ("icmp", "code") => of(&format!("{protocol}_{field}"), byte, v4, Some(ICMP)),
-        ("icmpv6", "type") => of(&format!("{protocol}_{field}"), Kind::MessageType, v6, Some(ICMPV6)),
-        ("icmpv6", "code") => of(&format!("{protocol}_{field}"), byte, v6, Some(ICMPV6)),
-        ("ether", "saddr") => of("src_mac", Kind::Mac, None, None),
-        ("ether", "daddr") => of("dst_mac", Kind::Mac, None, None),
-        ("ether", "type") => of("ethertype", Kind::EtherType, None, None),
-        ("vlan", "id") => of("vlan", Kind::Number(4095), None, None),
-        _ => Err(format!("`{} {}` cannot be matched", quoted(protocol), quoted(field))),
+    let mut is_member = Some(false);
+    for item in items {
+        match is_interface(item.pointer("/elem/val").unwrap_or(item), context.interface) {
+            Some(true) => is_member = Some(true),
+            None if is_member == Some(false) => is_member = None,
+            _ => {}
+        }
+    }
+    match (is_member, op) {
+        (Some(is_member), "==" | "in") if is_member => Compared::Always,
+        (Some(is_member), "!=") if !is_member => Compared::Always,
+        (Some(_), "==" | "in" | "!=") => Compared::Never,
+        _ => Compared::Between(Vec::new(), None, Doubt::Interface),
     }
 }
 
-impl Left {
-    /// One value in TOML: a value, a prefix or a range.
-    fn item(&self, value: &Value) -> Result<String, String> {
-        // Elements with a timeout or a counter.
-        let value = value.pointer("/elem/val").unwrap_or(value);
-        let wrong =
-            || format!("`{}` has a value that is not supported: {}", self.key, quoted(&value.to_string()));
-        if let Some(prefix) = value.get("prefix") {
-            let address =
-                prefix.get("addr").and_then(Value::as_str).and_then(|text| text.parse::<IpAddr>().ok());
-            let (Some(address), Some(length)) = (address, prefix.get("len").and_then(Value::as_u64)) else {
-                return Err(wrong());
-            };
-            return if self.kind == Kind::Address {
-                Ok(format!("\"{address}/{length}\""))
-            } else {
-                Err(wrong())
-            };
-        }
-        if let Some(range) = value.get("range") {
-            let end = |index: usize| range.get(index).and_then(|end| self.text(end));
-            let is_range = matches!(self.kind, Kind::Address | Kind::Number(_));
-            return match (end(0), end(1)) {
-                (Some(low), Some(high)) if is_range => Ok(format!("\"{low}-{high}\"")),
-                _ => Err(wrong()),
-            };
-        }
-        let text = self.text(value).ok_or_else(wrong)?;
-        match self.kind {
-            Kind::Number(_) | Kind::MessageType => Ok(text),
-            _ => Ok(format!("\"{text}\"")),
-        }
+/// Whether the port's interface is this one; `None`: not known.
+pub(super) fn is_interface(item: &Value, interface: Option<&str>) -> Option<bool> {
+    let name = item.as_str()?;
+    match (name, interface) {
+        ("lo", Some(own)) => Some(own == "lo"),
+        ("lo", None) => Some(false),
+        ("*", _) => Some(true),
+        (name, Some(own)) => Some(match name.strip_suffix('*') {
+            Some(start) => own.starts_with(start),
+            None => own == name,
+        }),
+        (_, None) => None,
     }
+}
 
-    /// A single value, if it is one of the key.
-    fn text(&self, value: &Value) -> Option<String> {
-        let number =
-            |most: u64| value.as_u64().filter(|number| *number <= most).map(|number| number.to_string());
-        match self.kind {
-            Kind::Address => value.as_str()?.parse::<IpAddr>().ok().map(|address| address.to_string()),
-            Kind::Mac => value.as_str()?.parse::<MacAddr>().ok().map(|mac| mac.to_string()),
-            Kind::Number(most) => number(most),
-            Kind::Protocol => match value.as_str() {
-                Some("ipv6-icmp") => Some(IpProtocol::ICMPV6.to_string()),
-                Some(name) => name.parse::<IpProtocol>().ok().map(|protocol| protocol.to_string()),
-                None => number(u8::MAX.into()),
-            },
-            Kind::EtherType => match value.as_str() {
-                Some("ip") => Some(EtherType::IPV4.to_string()),
-                Some("ip6") => Some(EtherType::IPV6.to_string()),
-                Some(name) => name.parse::<EtherType>().ok().map(|known| known.to_string()),
-                None => number(u16::MAX.into()),
-            },
-            Kind::MessageType => {
-                let known: &[(&str, u8)] =
-                    if self.protocol == Some(ICMP) { &ICMP_TYPES } else { &ICMPV6_TYPES };
-                let named = value.as_str().and_then(|name| known.iter().find(|(known, _)| *known == name));
-                named.map(|(_, kind)| kind.to_string()).or_else(|| number(u8::MAX.into()))
-            }
-            Kind::Dscp => match value.as_str() {
-                Some(name) if name.chars().all(|c| c.is_ascii_alphanumeric()) => Some(name.to_owned()),
-                Some(_) => None,
-                None => number(63),
-            },
-        }
+/// The alternatives of a match on a concatenation: the elements of its set.
+pub(super) fn alternatives<'v>(body: &'v Value, sets: &Sets<'v>) -> Option<Vec<&'v Value>> {
+    concat_of(body.get("left")?)?;
+    let op = body.get("op").and_then(Value::as_str).unwrap_or("==");
+    if !matches!(op, "==" | "in") {
+        return None;
     }
+    let right = body.get("right")?;
+    let elements = match right.as_str().and_then(|text| text.strip_prefix('@')) {
+        Some(set) if sets.expiring(right).is_none() => sets.elements(set)?,
+        Some(_) => return None,
+        None => right.get("set")?.as_array()?.iter().collect(),
+    };
+    (elements.len() <= 256).then_some(elements)
 }
