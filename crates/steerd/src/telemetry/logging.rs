@@ -14,11 +14,12 @@ use std::time::{Duration, Instant};
 use crossbeam::channel::{self, Receiver, Sender};
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Subscriber};
+use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::layer::{Context, SubscriberExt};
 use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::util::SubscriberInitExt;
-use tracing_subscriber::{EnvFilter, Layer, Registry, fmt};
+use tracing_subscriber::{Layer, Registry, fmt};
 
 use crate::settings::{self, LogFormat, LogTarget};
 use crate::terminal::screen::Screen;
@@ -49,7 +50,7 @@ impl Log {
 /// The writer's thread cannot be started, or there is a log already.
 pub(crate) fn start(settings: &settings::Log, screen: &Screen) -> io::Result<Log> {
     let dropped = Arc::default();
-    let filter = EnvFilter::try_new(&settings.filter).unwrap_or_else(|_| EnvFilter::new("info"));
+    let filter = settings.filter.parse().unwrap_or_else(|_| Targets::new().with_default(LevelFilter::INFO));
     let journal = match settings.target {
         LogTarget::Stderr => None,
         LogTarget::Journald => Some(connect_journal()),
@@ -134,11 +135,10 @@ const CRATES: &[&str] = &[
 /// What is wrong with the filter, and what can be written instead.
 pub(crate) fn check_filter(filter: &str) -> Result<(), String> {
     filter.split(',').try_for_each(check_directive)?;
-    // Syntax errors that are left: the brackets of spans.
-    filter.parse::<EnvFilter>().map(drop).map_err(|error| format!("not a filter: {error}"))
+    filter.parse::<Targets>().map(drop).map_err(|error| format!("not a filter: {error}"))
 }
 
-/// `level`, `module` or `module=level`; a module may name spans in brackets.
+/// `level`, `module` or `module=level`.
 fn check_directive(directive: &str) -> Result<(), String> {
     let is_level = |word: &str| LEVELS.contains(&word.to_ascii_lowercase().as_str());
     let levels = LEVELS.join(", ");
@@ -152,7 +152,7 @@ fn check_directive(directive: &str) -> Result<(), String> {
     if level.is_none() && is_level(directive) {
         return Ok(());
     }
-    let root = module.split(['[', ':']).next().unwrap_or_default();
+    let root = module.split(':').next().unwrap_or_default();
     if CRATES.contains(&root) {
         return Ok(());
     }
@@ -327,6 +327,7 @@ mod tests {
             ("info,", "``"),
             ("warn, softnic=trace", "` softnic`"),
             ("3", "`3`"),
+            ("steerd[span]=debug", "`steerd[span]` is not a module"),
         ] {
             let error = check_filter(bad).expect_err(bad);
             assert!(error.contains(named), "{bad}: {error}");
