@@ -26,12 +26,12 @@ pub use program::{Errno, Feature};
 
 /// The capacity of the software NIC, whatever device it imitates.
 pub mod software {
-    /// The most flows of its table.
-    pub const MAX_FLOWS: u32 = 1 << 17;
+    /// The most flows of all its ports.
+    pub const MAX_FLOWS: u32 = 1 << 18;
     /// The most different masks among the flows of one port.
     pub const MAX_MASKS: u32 = 4096;
-    /// The most flows of one port that copy (DONT_TRAP).
-    pub const MAX_COPIES: u32 = 32;
+    /// The most flows of one port that copy (DONT_TRAP). Each frame of the port is compared with each of them.
+    pub const MAX_COPIES: u32 = 1024;
     /// The most packets that one receive queue holds.
     pub const MAX_RECEIVES: u32 = 1 << 16;
 }

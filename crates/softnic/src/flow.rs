@@ -54,7 +54,6 @@ use cache::ExactCache;
 pub(crate) use cache::Verdict;
 use deep::DeepImage;
 pub(crate) use deep::{Presence, TunnelMatcher};
-use key::Image;
 pub(crate) use key::{MatchKey, Matcher};
 pub(crate) use port::PortTable;
 use tree::BURST;
@@ -442,11 +441,12 @@ impl FlowTable {
 #[inline]
 fn find(table: &PortTable, (key, tunnel): (&FlowKey, impl FnOnce() -> TunnelKey), matches: &mut Matches) {
     let image = MatchKey::of(key);
+    let tunnel = table.deep_relevant().map_or_else(TunnelKey::default, |_| tunnel());
     let verdict = match table.deep_relevant() {
-        Some(relevant) => find_deep(table, table.recent().as_deref_mut(), (key, &image, &tunnel(), relevant)),
+        Some(relevant) => find_deep(table, table.recent().as_deref_mut(), (key, &image, &tunnel, relevant)),
         None => table.classify(&image, None),
     };
-    table.expand(verdict, matches);
+    table.expand(verdict, &image, || DeepKey { outer: *key, tunnel }, matches);
 }
 
 /// On a port with rules about tunnels: the cache is never shared with frames without.
@@ -456,11 +456,9 @@ fn find_deep(
     recent: Option<&mut ExactCache<DeepImage>>,
     (key, image, tunnel, relevant): (&FlowKey, &MatchKey, &TunnelKey, &DeepImage),
 ) -> Verdict {
-    if tunnel.layers.is_empty() {
+    let Some(deep) = DeepImage::of_tunnel(image, key, tunnel, relevant) else {
         return table.classify(image, None);
-    }
-    // Fields that no rule of the port names would only split what shares one verdict.
-    let deep = DeepImage::of(*image, key, tunnel).masked(relevant);
+    };
     let classify = || table.classify(&deep.outer, Some(&deep));
     match recent {
         Some(cache) => cache.find_or_insert(&deep, classify),

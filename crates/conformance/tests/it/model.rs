@@ -13,8 +13,8 @@ use softnic::Personality;
 use test_support::not_run;
 use verbs::PortNumber;
 
-/// Enough for the most masks of the soft NIC.
-const BOUNDS: Bounds = Bounds { flows: 5000, objects: 64, copies: 64 };
+/// Enough for the most masks and copies of the soft NIC.
+const BOUNDS: Bounds = Bounds { flows: 5000, objects: 64, copies: 1100 };
 
 /// `None`, with a message on stderr: this user may not create flows.
 fn find(personality: Personality, fallback: &DeviceProfile, has_peer: bool) -> Option<FoundModel> {
@@ -75,7 +75,7 @@ fn limits_of_a_file_are_those_of_the_soft_nic() {
 }
 
 /// The model found on the soft NIC is the model that it imitates. The exceptions, and why they cannot be found:
-/// - `max_flows`: the soft NIC holds 131,072, more than are tried;
+/// - `max_flows`: the soft NIC holds 262,144, more than are tried;
 /// - `max_queues`, `max_tables`: the device reports them, and `control` prefers that to the model;
 /// - `max_table`: of mlx5 the model has an estimate, and `control` prefers what the device reports;
 /// - `max_copies` of mlx4: it refuses copies;
@@ -95,7 +95,7 @@ fn what_is_found_on_the_soft_nic_is_what_it_imitates() {
             max_queues: found.max_queues,
             max_tables: found.max_tables,
             max_table: found.max_table,
-            max_copies: if is(Personality::Mlx4) { found.max_copies } else { Some(32) },
+            max_copies: if is(Personality::Mlx4) { found.max_copies } else { Some(1024) },
             hash_field_exclusive: built_in.hash_field_exclusive && !is(Personality::Ideal),
             name: found.name.clone(),
             dependences: Vec::new(),

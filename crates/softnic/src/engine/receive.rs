@@ -271,7 +271,7 @@ impl<'p> Planning<'p> {
         matches: &mut Matches,
         end: &mut Disposition,
     ) {
-        table.expand(verdict, matches);
+        table.expand(verdict, frame.2, || DeepKey::of(frame.1), matches);
         match matches.as_slice() {
             [hit] if !hit.is_copy && !hit.actions.drop => {
                 self.count(hit, frame.1);

@@ -21,7 +21,7 @@ const _: () = assert!(SETS.is_power_of_two(), "a set is chosen by masking");
 pub(crate) struct Verdict {
     /// The group that decides; [`Verdict::NO_GROUP`] leaves the frame to the kernel.
     pub(super) group: u32,
-    /// Which DONT_TRAP rules take a copy, by position.
+    /// How many DONT_TRAP rules there are up to the last one that takes a copy.
     pub(super) dont_trap: u32,
 }
 

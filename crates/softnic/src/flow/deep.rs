@@ -58,6 +58,17 @@ pub(crate) struct DeepImage {
 }
 
 impl DeepImage {
+    /// The image of a frame, in the fields that rules name: others would only split what shares one verdict. `None`: the frame
+    /// has no tunnel.
+    pub(super) fn of_tunnel(
+        outer: &MatchKey,
+        key: &FlowKey,
+        tunnel: &TunnelKey,
+        relevant: &Self,
+    ) -> Option<Self> {
+        (!tunnel.layers.is_empty()).then(|| Self::of(*outer, key, tunnel).masked(relevant))
+    }
+
     /// The image of a frame.
     pub(super) fn of(outer: MatchKey, key: &FlowKey, tunnel: &TunnelKey) -> Self {
         let [vxlan, gre, mpls, esp] = tunnel.image();

@@ -19,6 +19,7 @@ use super::{
     MAX_REPLICAS, MAX_SNIFFERS, Matcher, Matches, QpSlot, TableRules,
 };
 use device_model::Limit;
+use packet::DeepKey;
 
 use crate::prefetch::prefetch_read;
 
@@ -187,6 +188,13 @@ impl CopyRule {
             && self.tunnel == other.tunnel
     }
 
+    /// Whether a rule takes a copy besides another one of its level that takes one: on a device where a frame meets one
+    /// entry of each priority, and every queue pair once.
+    fn copies_beside(&self, other: &Self) -> bool {
+        self.shares_entry(other) && self.hit.actions.target != other.hit.actions.target
+    }
+
+    #[inline]
     fn matches(&self, image: &MatchKey, deep: Option<&DeepImage>) -> bool {
         match (&self.tunnel, deep) {
             (None, _) => self.matcher.matches(image),
@@ -197,8 +205,6 @@ impl CopyRule {
         }
     }
 }
-
-const _: () = assert!(MAX_DONT_TRAP <= u32::BITS as usize, "a verdict names DONT_TRAP rules by bit");
 
 /// The rules of one port and direction.
 #[derive(Debug, Default)]
@@ -213,9 +219,9 @@ pub(crate) struct PortTable {
     /// Indices into `groups` that are not in use.
     vacant: Vec<u32>,
     /// In order of precedence.
-    dont_trap: ArrayVec<CopyRule, MAX_DONT_TRAP>,
+    dont_trap: Vec<CopyRule>,
     /// Oldest first.
-    sniffers: ArrayVec<CopyRule, MAX_SNIFFERS>,
+    sniffers: Vec<CopyRule>,
     /// Every bit that any rule looks at; nothing while no rule is about tunnels.
     deep_relevant: Option<DeepImage>,
     /// The results of the last lookups of frames with tunnels; made with the first rule about tunnels. One engine looks up the
@@ -284,27 +290,32 @@ impl PortTable {
     /// The result for an image when it is known which group decides.
     #[inline]
     fn verdict(&self, image: &MatchKey, deep: Option<&DeepImage>, winner: Option<Ranked>) -> Verdict {
-        let mut dont_trap = 0;
-        for (position, rule) in self.dont_trap.iter().enumerate() {
-            if winner.is_some_and(|winner| winner.precedence.level() < rule.precedence.level()) {
-                break;
-            }
-            if rule.matches(image, deep) && !self.is_passed_over(rule, dont_trap) {
-                dont_trap |= 1 << position;
-            }
-        }
+        let is_late = |rule: &CopyRule| {
+            winner.is_some_and(|winner| winner.precedence.level() < rule.precedence.level())
+        };
+        // Which of them take a copy is found again if it is asked: of most frames it is not.
+        let in_time = self.dont_trap.iter().take_while(|rule| !is_late(rule));
+        let last = in_time.enumerate().filter(|(_, rule)| rule.matches(image, deep)).last();
+        let dont_trap = last.map_or(0, |(position, _)| position as u32 + 1);
         Verdict { group: winner.map_or(Verdict::NO_GROUP, |winner| winner.group), dont_trap }
     }
 
-    /// Whether a rule takes no copy for those that do already: on a device where a frame meets one entry of each priority,
-    /// and every queue pair once.
-    fn is_passed_over(&self, rule: &CopyRule, taken: u32) -> bool {
-        let level = rule.precedence.level();
-        self.rules.one_copy_per_priority
-            && self.dont_trap.iter().enumerate().any(|(position, other)| {
-                let same = rule.shares_entry(other) && rule.hit.actions.target != other.hit.actions.target;
-                taken & 1 << position != 0 && level == other.precedence.level() && !same
-            })
+    /// Lists the copies that DONT_TRAP rules take, of the first so many.
+    fn copy(&self, count: u32, image: &MatchKey, deep: Option<&DeepImage>, matches: &mut Matches) {
+        // Those of the same level that take a copy, which has the first of them that matches.
+        let mut taken: ArrayVec<&CopyRule, MAX_DONT_TRAP> = ArrayVec::new();
+        for rule in self.dont_trap.iter().take(count as usize).filter(|rule| rule.matches(image, deep)) {
+            if self.rules.one_copy_per_priority {
+                if taken.last().is_some_and(|last| last.precedence.level() != rule.precedence.level()) {
+                    taken.clear();
+                }
+                if taken.iter().any(|other| !rule.copies_beside(other)) {
+                    continue;
+                }
+                taken.push(rule);
+            }
+            matches.add(rule.hit);
+        }
     }
 
     /// How many shapes about tunnels have to be asked for an image.
@@ -326,14 +337,24 @@ impl PortTable {
         (verdict.dont_trap == 0 && outcome.is_plain()).then_some((QpSlot(outcome.target), outcome.tag))
     }
 
-    /// Puts the flows that a verdict represents into `matches`, in place of what was there. No flow may have been inserted or
-    /// removed since.
-    pub(crate) fn expand(&self, verdict: Verdict, matches: &mut Matches) {
+    /// Puts the flows that a verdict on a frame represents into `matches`, in place of what was there. No flow may have been
+    /// inserted or removed since. `parse` parses the frame and its tunnel, and is asked only if some flow of the port is about
+    /// tunnels.
+    pub(crate) fn expand(
+        &self,
+        verdict: Verdict,
+        image: &MatchKey,
+        parse: impl FnOnce() -> DeepKey,
+        matches: &mut Matches,
+    ) {
         matches.clear();
-        let mut positions = verdict.dont_trap;
-        while positions != 0 {
-            matches.add(self.dont_trap[positions.trailing_zeros() as usize].hit);
-            positions &= positions - 1;
+        if verdict.dont_trap > 0 {
+            let deep = self.deep_relevant.as_ref().and_then(|relevant| {
+                let DeepKey { outer, tunnel } = parse();
+                DeepImage::of_tunnel(image, &outer, &tunnel, relevant)
+            });
+            let image = deep.as_ref().map_or(image, |deep| &deep.outer);
+            self.copy(verdict.dont_trap, image, deep.as_ref(), matches);
         }
         if let Some(outcome) = self.outcomes.get(verdict.group as usize) {
             outcome.first().into_iter().for_each(|hit| matches.add(hit));
@@ -553,19 +574,16 @@ fn whole_mask(rule: &FlowRule) -> DeepImage {
 }
 
 /// Adds a rule, unless there are as many as `full` names.
-fn add_copy_rule<const LIMIT: usize>(
-    rules: &mut ArrayVec<CopyRule, LIMIT>,
-    rule: CopyRule,
-    full: FlowError,
-) -> Result<(), FlowError> {
+fn add_copy_rule(rules: &mut Vec<CopyRule>, rule: CopyRule, full: FlowError) -> Result<(), FlowError> {
     if matches!(full, FlowError::Full { limit, .. } if rules.len() >= limit) {
         return Err(full);
     }
     let place = rules.partition_point(|other| other.precedence < rule.precedence);
-    rules.try_insert(place, rule).map_err(|_| full)
+    rules.insert(place, rule);
+    Ok(())
 }
 
-fn remove_copy_rule<const LIMIT: usize>(rules: &mut ArrayVec<CopyRule, LIMIT>, id: FlowId) {
+fn remove_copy_rule(rules: &mut Vec<CopyRule>, id: FlowId) {
     rules.retain(|rule| rule.hit.flow != id);
 }
 

@@ -321,7 +321,8 @@ impl Both {
                 prop_assert_eq!(alone.as_slice(), []);
                 continue;
             };
-            table.expand(verdict, &mut together);
+            let parse = || DeepKey { outer: *key, tunnel: *tunnel };
+            table.expand(verdict, &MatchKey::of(key), parse, &mut together);
             prop_assert_eq!(together.as_slice(), alone.as_slice());
             if let Some((target, tag)) = table.plain(verdict).filter(|_| table.decides_alone()) {
                 let [only] = together.as_slice() else { panic!("one flow: {together:?}") };
