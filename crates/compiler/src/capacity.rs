@@ -1,6 +1,7 @@
 //! All limits of a device: what a program needs, whether that fits, and whether the installed program and the one that
-//! replaces it fit at once. `compile` refuses programs that do not fit, `check` shows the counts, and `steerd` compares
-//! two programs before a reload.
+//! replaces it fit at once. A reload has both on the device, so one program gets half of what each needs for itself: a
+//! program that fits can be replaced by another one that fits. `compile` refuses programs that do not fit, `check` shows
+//! the counts, and `steerd` compares two programs before a reload.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -19,11 +20,12 @@ use super::lower::{Candidate, CandidateId, Lowered};
 use super::mask_index::ByMask;
 use super::order::{Ranked, Ranking};
 
+/// The name of the limit of one indirection table.
+const ENTRIES: &str = "entries of one table";
 /// Specs beside which a flow carries two actions: the tag or drop, and a counter.
 pub(super) const ACTION_SPECS: u32 = 2;
 
-/// Refuses flows that the device has no room for, before they are written out. `previous` is counted in: a reload has
-/// both programs on the device.
+/// Refuses flows that the device has no room for, before they are written out.
 pub(super) fn refuse_flows(
     job: &Job<'_>,
     lowered: &Lowered,
@@ -41,11 +43,9 @@ pub(super) fn refuse_flows(
     if let Some(id) = assigned.overflow {
         problems.limit(rule_of(id), LimitProblem::MulticastTable);
     }
-    let previous = job.previous.map_or(0, |previous| previous.flows.len());
-    let most = profile.max_flows.map_or(MAX_FLOWS, |most| (most as usize).saturating_sub(previous));
-    if let Some(first) = ranking.kept.get(most.min(MAX_FLOWS)) {
-        let flows = ranking.kept.len();
-        problems.limit(rule_of(first.id), LimitProblem::DeviceFlows { flows, previous });
+    let most = profile.flows_per_program().unwrap_or(MAX_FLOWS).min(MAX_FLOWS);
+    if let Some(first) = ranking.kept.get(most) {
+        problems.limit(rule_of(first.id), LimitProblem::DeviceFlows { flows: ranking.kept.len(), most });
     }
     let reading = emit::Reading::of(profile);
     let kept = ranking.kept.iter().map(|ranked| lowered.candidate(ranked.id));
@@ -103,7 +103,7 @@ pub(super) fn shared_packet(one: &Cube, other: &Cube) -> Option<Witness> {
 /// Refuses a program that does not fit on the device beside the previous program.
 pub(super) fn refuse_program(job: &Job<'_>, program: &Program, problems: &mut Problems) {
     let masks = Masks::of(program, job.previous);
-    let capacity = Capacity::with(&masks, program, job.profile, job.previous);
+    let capacity = Capacity::with(&masks, program, job.profile);
     for row in capacity.rows.into_iter().filter(CapacityRow::exceeds) {
         let rule = blamed(&row, &masks, program);
         problems.push(Problem::Limit(rule, LimitProblem::Capacity(row)));
@@ -128,11 +128,11 @@ pub struct CapacityRow {
     pub limit: Limit,
     /// What is counted, in English.
     pub what: &'static str,
-    /// What the program needs.
+    /// What the program needs; of flows, on each port.
     pub used: u64,
-    /// What the previous program needs while both are on the device.
+    /// What the previous program has besides, of what programs share.
     pub previous: u64,
-    /// What the device has for both; `None`: there is no known limit.
+    /// What the device has for one program, and of what programs share for both; `None`: there is no known limit.
     pub most: Option<u64>,
     /// The error of the device when the limit is exceeded.
     pub errno: Errno,
@@ -201,11 +201,10 @@ impl Capacity {
     /// What `program` needs, and `previous` if that is on the device.
     #[must_use]
     pub fn of(program: &Program, profile: &DeviceProfile, previous: Option<&Program>) -> Self {
-        Self::with(&Masks::of(program, previous), program, profile, previous)
+        Self::with(&Masks::of(program, previous), program, profile)
     }
 
-    fn with(masks: &Masks, program: &Program, profile: &DeviceProfile, previous: Option<&Program>) -> Self {
-        // Priorities are halved already: each program has its own half.
+    fn with(masks: &Masks, program: &Program, profile: &DeviceProfile) -> Self {
         let own = |limit, what, used: u64, most| CapacityRow {
             limit,
             what,
@@ -214,9 +213,8 @@ impl Capacity {
             most,
             errno: profile.errno(limit),
         };
-        let row = |limit, what, count: &dyn Fn(&Program) -> usize, most: Option<u64>| CapacityRow {
-            previous: previous.map_or(0, count) as u64,
-            ..own(limit, what, count(program) as u64, most)
+        let row = |limit, what, used: usize, most: Option<usize>| {
+            own(limit, what, used as u64, most.map(|most| most as u64))
         };
         let wide = |most: Option<u32>| most.map(u64::from);
         let priorities = u64::from(profile.priorities_per_program());
@@ -225,17 +223,17 @@ impl Capacity {
         let tags = if profile.has_tags() { program::CLASSES_MAX } else { 1 };
         let rows = vec![
             own(Limit::Priorities, "priorities", u64::from(program.priorities_used), Some(priorities)),
-            row(Limit::Flows, "flows", &|program| program.flows.len(), wide(profile.max_flows)),
+            row(Limit::Flows, "flows", program.flows.len(), profile.flows_per_program()),
             CapacityRow {
                 previous: masks.previous as u64,
                 ..own(Limit::Shapes, "mask shapes", masks.taking as u64, wide(profile.max_shapes))
             },
             own(Limit::Specs, "specs of one flow", specs as u64, Some(u64::from(profile.max_specs))),
-            row(Limit::Queues, "queue pairs", &|program| program.queues.len(), wide(profile.max_queues)),
-            row(Limit::Tables, "indirection tables", &tables, wide(profile.max_tables)),
-            own(Limit::Tables, "entries of one table", longest as u64, Some(u64::from(profile.max_table))),
-            row(Limit::Counters, "counters", &counters, wide(profile.max_counters)),
-            row(Limit::Copies, "flows that copy", &copies, wide(profile.max_copies)),
+            row(Limit::Queues, "queue pairs", program.queues.len(), profile.queues_per_program()),
+            row(Limit::Tables, "indirection tables", tables(program), profile.tables_per_program()),
+            own(Limit::Tables, ENTRIES, longest as u64, Some(u64::from(profile.max_table))),
+            own(Limit::Counters, "counters", counters(program) as u64, wide(profile.max_counters)),
+            row(Limit::Copies, "flows that copy", copies(program), profile.copies_per_program()),
             own(Limit::Sniffers, "flows that sniff", sniffers(program) as u64, Some(1)),
             own(Limit::Tags, "classes", program.classes.len() as u64, Some(u64::from(tags))),
         ];
@@ -250,12 +248,10 @@ impl CapacityRow {
         self.limit != Limit::Counters && self.most.is_some_and(|most| self.used + self.previous > most)
     }
 
-    /// Whether this program and another one like it would not fit together, as a reload needs.
-    #[must_use]
-    pub fn blocks_a_reload(&self) -> bool {
-        let doubled = matches!(self.limit, Limit::Flows | Limit::Queues | Limit::Copies)
-            || (self.limit == Limit::Tables && self.what != "entries of one table");
-        doubled && self.most.is_some_and(|most| self.used * 2 > most)
+    /// Whether one program may have half of what the device has.
+    pub(super) fn is_halved(&self) -> bool {
+        matches!(self.limit, Limit::Flows | Limit::Queues | Limit::Copies)
+            || (self.limit == Limit::Tables && self.what != ENTRIES)
     }
 }
 

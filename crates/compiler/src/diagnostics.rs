@@ -4,7 +4,9 @@
 use device_model::{DeviceProfile, Limit, PriorityTable};
 use policy::policy::{Action, GroupDefinition, RuleDefinition, Workers};
 use policy::{Diagnostic, Diagnostics, Place, Policy, Severity, Witness};
-use program::{DEFAULT_RULE, Errno, Feature, GroupId, Program, RuleId, UndecidedKey, UndecidedReason};
+use program::{
+    DEFAULT_RULE, Errno, Feature, GroupId, Inseparable, Program, RuleId, UndecidedKey, UndecidedReason,
+};
 use serde::Serialize;
 
 use crate::assign_priorities::single_entries;
@@ -93,7 +95,11 @@ pub(crate) enum RuleProblem {
         errno: Option<Errno>,
     },
     /// This earlier hybrid rule takes packets that the rule would copy.
-    HiddenCopy(RuleId),
+    HiddenCopy {
+        earlier: RuleId,
+        /// The first key that the device does not decide.
+        why: Option<UndecidedKey>,
+    },
     /// The flows of a rule that copies overlap.
     CopiedTwice,
     /// The device applies flows that match only multicast last, so this later rule overtakes the rule.
@@ -116,9 +122,10 @@ pub(crate) enum LimitProblem {
     },
     /// The one table for flows that match only multicast is full.
     MulticastTable,
+    /// More flows than the device has for one program on each of its ports.
     DeviceFlows {
         flows: usize,
-        previous: usize,
+        most: usize,
     },
     Specs(u32),
     /// Another limit of the device.
@@ -453,12 +460,7 @@ impl<'p> Context<'p> {
                 *errno,
                 "leave these keys out".to_owned(),
             ),
-            RuleProblem::HiddenCopy(earlier) => (
-                format!("packets that `{name}` copies go to the worker by `{}` first", self.name(*earlier)),
-                "copies are made by the device".to_owned(),
-                None,
-                format!("move `{name}` before `{}`: a worker makes no copies", self.name(*earlier)),
-            ),
+            RuleProblem::HiddenCopy { earlier, why } => self.hidden_copy(id, *earlier, why.as_ref()),
             RuleProblem::CopiedTwice => (
                 format!("`{name}` covers some packets more than once, and would copy them twice"),
                 "one copy per rule".to_owned(),
@@ -476,6 +478,32 @@ impl<'p> Context<'p> {
             ),
         };
         self.of_rule(Some(id), reason, limit, errno, remedy)
+    }
+
+    /// Reason, limit, errno and remedy of a copy of packets that a worker receives by an earlier rule.
+    fn hidden_copy(
+        &self,
+        copy: RuleId,
+        earlier: RuleId,
+        why: Option<&UndecidedKey>,
+    ) -> (String, String, Option<Errno>, String) {
+        let (name, first) = (self.name(copy), self.name(earlier));
+        let because = why.map_or_else(String::new, |note| format!(": {}: {}", note.key, note.why.words()));
+        let remedy = match why.map(|note| note.why) {
+            Some(UndecidedReason::KernelException { by, inseparable }) => {
+                let later = self.rule(by).map(|rule| rule.name.as_str());
+                exclusion_remedy(later, inseparable, false)
+            }
+            _ => format!("write `{first}` with keys that the device matches"),
+        };
+        (
+            format!("packets that `{name}` copies go to the worker by `{first}` first{because}"),
+            "copies are made by the device, not by workers".to_owned(),
+            why.and_then(|note| note.why.errno()),
+            format!(
+                "{remedy}; or move `{name}` before `{first}`, if it may copy the packets of `{first}` as well"
+            ),
+        )
     }
 
     fn limit(&self, rule: Option<RuleId>, problem: &LimitProblem) -> Text<'p> {
@@ -516,17 +544,23 @@ impl<'p> Context<'p> {
                 self.of_rule(rule, reason, table_limit(profile), errno, remedy)
                     .labelled("up to here they fit")
             }
-            LimitProblem::DeviceFlows { flows, previous } => {
-                let beside = match previous {
-                    0 => String::new(),
-                    _ => format!(", {previous} of them in the previous program"),
+            LimitProblem::DeviceFlows { flows, most } => {
+                let (on_ports, of_ports) = match profile.ports {
+                    1 => (String::new(), String::new()),
+                    ports => (format!(" on each of {ports} ports"), format!(" on {ports} ports")),
                 };
-                let most = profile.max_flows.map_or(MAX_FLOWS, |most| most as usize);
-                let reason = format!("the policy needs {flows} flows, `{device}` has {most}{beside}");
+                let reason =
+                    format!("the policy needs {flows} flows{on_ports}, `{device}` has {most} for it");
+                let limit = profile.max_flows.map_or_else(
+                    || format!("{most} flows"),
+                    |all| format!("{most} flows: of {all}{of_ports} a reload takes two programs"),
+                );
                 let errno = Some(profile.errno(Limit::Flows));
-                let remedy = "a reload needs the old and the new flows at once; use shorter lists";
-                self.of_rule(rule, reason, format!("{most} flows"), errno, remedy)
-                    .labelled("up to here they fit")
+                let remedy = match profile.ports {
+                    1 => "use shorter lists or wider prefixes",
+                    _ => "use shorter lists or wider prefixes, or fewer ports in `device.ports`",
+                };
+                self.of_rule(rule, reason, limit, errno, remedy).labelled("up to here they fit")
             }
             LimitProblem::Specs(specs) => self.of_rule(
                 rule,
@@ -623,12 +657,52 @@ impl<'p> Context<'p> {
             Limit::Counters => "write fewer rules that drop",
             _ => "write fewer rules",
         };
-        let reason = format!("the policy needs {used} {what}{beside}, `{}` has {most}", self.profile.name);
-        let text = self.of_rule(rule, reason, format!("{most} {what}"), Some(*errno), remedy);
+        let (for_it, two) = match row.is_halved() {
+            true => (" for it", ": half of what the device has, because a reload has two programs there"),
+            false => ("", ""),
+        };
+        let reason =
+            format!("the policy needs {used} {what}{beside}, `{}` has {most}{for_it}", self.profile.name);
+        let text = self.of_rule(rule, reason, format!("{most} {what}{two}"), Some(*errno), remedy);
         match (rule, limit) {
             (None, _) => text,
             (Some(_), Limit::Copies) => text.labelled("up to here they fit"),
             (Some(_), _) => text.labelled("one of its masks is the rarest"),
+        }
+    }
+}
+
+/// What to write so that an exception can be subtracted from the flows of a later rule, the default if it has no name.
+/// `lacks_ipv6`: the flows of that rule match every frame, because the device steers no IPv6.
+pub(crate) fn exclusion_remedy(name: Option<&str>, inseparable: Inseparable, lacks_ipv6: bool) -> String {
+    let later = name.map_or("the default".to_owned(), |name| format!("`{name}`"));
+    let (ports, others) = ("`dst_port = \"1-65535\"`", "`protocol = { not = [\"tcp\", \"udp\"] }`");
+    let not_ip = "`ethertype = { not = [\"ipv4\", \"ipv6\"] }`";
+    let in_place = match name {
+        Some(_) => format!("write, in place of {later},"),
+        None => "make the default \"kernel\" and write, in its place,".to_owned(),
+    };
+    match inseparable {
+        Inseparable::Header { .. } if lacks_ipv6 => {
+            format!("write family = \"ipv4\" in {later}: for its IPv6 packets the flows match every frame")
+        }
+        Inseparable::Header { ip: true, ports: true } => {
+            format!("{in_place} rules on {ports}, on {others} and on {not_ip}: no fragments, no broken headers")
+        }
+        Inseparable::Header { ip: true, .. } => {
+            format!("{in_place} rules on `protocol = \"0-255\"` and on {not_ip}: no broken headers")
+        }
+        Inseparable::Header { .. } => {
+            format!("{in_place} two rules with its keys, one on {ports}, one on {others}: no fragments")
+        }
+        Inseparable::Tag => format!("{in_place} a rule on `vlan = \"0-4095\"`: no untagged frames"),
+        Inseparable::Tunnel => format!("{in_place} a rule that matches the same headers"),
+        Inseparable::TooMany { .. } | Inseparable::NoCapacity => {
+            "write fewer exceptions, on wider values, and all on the same keys: those on different keys multiply"
+                .to_owned()
+        }
+        Inseparable::Inexact | Inseparable::NoSpec | Inseparable::Refused { .. } | Inseparable::Multicast => {
+            format!("narrow {later}, so that it does not match these packets")
         }
     }
 }

@@ -85,7 +85,7 @@ pub(super) fn limit_ranks(
         return Limited::default();
     }
     let below = ranks_below(lowered);
-    let room = profile.max_flows.map_or(MAX_FLOWS, |flows| (flows as usize / 2).min(MAX_FLOWS));
+    let room = profile.flows_per_program().unwrap_or(MAX_FLOWS).min(MAX_FLOWS);
     let Lowered { candidates, actions, queues, steering, .. } = lowered;
     let flows = ranking.kept.len();
     let mut limiter = Limiter {

@@ -46,7 +46,7 @@ fn drop_equal(reading: Reading, candidates: &[Candidate], kept: &mut Vec<Ranked>
 }
 
 fn merge(profile: &DeviceProfile, candidates: &mut Vec<Candidate>, ranking: &mut Ranking) {
-    let most_flows = profile.max_flows.map_or(MAX_FLOWS, |most| (most as usize / 2).min(MAX_FLOWS));
+    let most_flows = profile.flows_per_program().unwrap_or(MAX_FLOWS).min(MAX_FLOWS);
     let budget = |flows: usize| most_flows.saturating_sub(flows);
     if let Some(most) = profile.max_shapes {
         let flows = ranking.kept.len();

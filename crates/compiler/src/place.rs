@@ -197,7 +197,8 @@ fn refuse_kind_of_flow(
     if feature == Feature::Copy {
         let hides = |earlier: &CoveredRule| earlier.decides() && earlier.is_hybrid() && earlier.meets(rule);
         if let Some(earlier) = rules[..id.index()].iter().position(hides) {
-            problems.rule(id, RuleProblem::HiddenCopy(RuleId::of(earlier)));
+            let why = rules[earlier].expansion.software.first().cloned();
+            problems.rule(id, RuleProblem::HiddenCopy { earlier: RuleId::of(earlier), why });
         }
         let cubes = &rule.expansion.cubes;
         let mut pairs = cubes.iter().enumerate();

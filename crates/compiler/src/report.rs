@@ -14,6 +14,7 @@ use serde::Serialize;
 use crate::capacity::Capacity;
 use crate::check::{Check, RuleCheck};
 use crate::classes::outcomes;
+use crate::diagnostics::exclusion_remedy;
 use crate::share::{Share, Shares, shares};
 use crate::{Job, LostException, Obstacle, lost_exceptions, refuse_lost_exceptions};
 
@@ -314,7 +315,10 @@ fn remedy(policy: &Policy, program: &Program, note: &UndecidedKey, matches: Opti
             format!("narrow this rule or `{name}` until they share no packet")
         }
         UndecidedReason::KernelException { by, inseparable } => {
-            left_out_after_all(policy, program, by, inseparable)
+            let name = policy.rules.get(by.index()).map(|rule| rule.name.as_str());
+            // The device matches every frame in place of the rule's IPv6.
+            let lacks_ipv6 = undecided(program, by.index()).iter().any(UndecidedKey::lacks_ipv6);
+            exclusion_remedy(name, inseparable, lacks_ipv6)
         }
     }
 }
@@ -334,44 +338,6 @@ fn left_out(program: &Program, rule: usize) -> Option<String> {
         pieces => format!(", split into {pieces} more parts"),
     };
     (!names.is_empty()).then(|| format!("excluded from the flows of {shown}{pieces}"))
-}
-
-/// What to write so that the exception can be subtracted from the flows of a later rule.
-fn left_out_after_all(policy: &Policy, program: &Program, by: RuleId, inseparable: Inseparable) -> String {
-    let name = policy.rules.get(by.index()).map(|rule| rule.name.as_str());
-    let later = name.map_or("the default".to_owned(), |name| format!("`{name}`"));
-    let (ports, others) = ("`dst_port = \"1-65535\"`", "`protocol = { not = [\"tcp\", \"udp\"] }`");
-    let not_ip = "`ethertype = { not = [\"ipv4\", \"ipv6\"] }`";
-    let in_place = match name {
-        Some(_) => format!("write, in place of {later},"),
-        None => "make the default \"kernel\" and write, in its place,".to_owned(),
-    };
-    let lacks_ipv6 =
-        |note: &UndecidedKey| matches!(note.why, UndecidedReason::Refused { feature: Feature::Ipv6, .. });
-    match inseparable {
-        // The device matches every frame in place of the rule's IPv6.
-        Inseparable::Header { .. } if undecided(program, by.index()).iter().any(lacks_ipv6) => {
-            format!("write family = \"ipv4\" in {later}: for its IPv6 packets the flows match every frame")
-        }
-        Inseparable::Header { ip: true, ports: true } => {
-            format!("{in_place} rules on {ports}, on {others} and on {not_ip}: no fragments, no broken headers")
-        }
-        Inseparable::Header { ip: true, .. } => {
-            format!("{in_place} rules on `protocol = \"0-255\"` and on {not_ip}: no broken headers")
-        }
-        Inseparable::Header { .. } => {
-            format!("{in_place} two rules with its keys, one on {ports}, one on {others}: no fragments")
-        }
-        Inseparable::Tag => format!("{in_place} a rule on `vlan = \"0-4095\"`: no untagged frames"),
-        Inseparable::Tunnel => format!("{in_place} a rule that matches the same headers"),
-        Inseparable::TooMany { .. } | Inseparable::NoCapacity => {
-            "write fewer exceptions, on wider values, and all on the same keys: those on different keys multiply"
-                .to_owned()
-        }
-        Inseparable::Inexact | Inseparable::NoSpec | Inseparable::Refused { .. } | Inseparable::Multicast => {
-            format!("narrow {later}, so that it does not match these packets")
-        }
-    }
 }
 
 /// Notes the first obstacle of each rule; `place` gives a rule's place in the whole policy.

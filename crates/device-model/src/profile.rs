@@ -21,9 +21,9 @@ pub struct DeviceProfile {
     /// How many flow priorities there are, from 0, at most 65,536. One program may use half of
     /// them, because a reload needs both.
     pub priorities: u32,
-    /// The most flows it holds, if known. One program may use half of them.
+    /// The most flows it holds on all ports, if known. One program may use half of them, and has its flows on each port.
     pub max_flows: Option<u32>,
-    /// The most different masks of its flows, if there is a limit over all priorities. Programs share the
+    /// The most different masks of the flows of a port, if there is a limit over all priorities. Programs share the
     /// masks that they have in common.
     pub max_shapes: Option<u32>,
     /// The size of the flow table of one priority, if it is limited.
@@ -50,7 +50,7 @@ pub struct DeviceProfile {
     pub max_receives: Option<u32>,
     /// The most counters, if known.
     pub max_counters: Option<u32>,
-    /// The most flows that copy, if there is a limit. One program may use half of them.
+    /// The most flows of a port that copy, if there is a limit. One program may use half of them.
     pub max_copies: Option<u32>,
     /// How wide a flow tag is; 0: completions do not name the flow.
     pub tag_bits: u32,
@@ -76,6 +76,13 @@ pub struct DeviceProfile {
     /// Where a model that was found by trying comes from.
     #[serde(default)]
     pub device: Origin,
+    /// The number of ports that a program is installed on: the settings name them, not the file of a model.
+    #[serde(skip, default = "one_port")]
+    pub ports: u32,
+}
+
+fn one_port() -> u32 {
+    1
 }
 
 /// A personality of the software NIC: the built-in models for which it knows every attribute of queues and domains.
@@ -368,6 +375,12 @@ impl DeviceProfile {
         }
     }
 
+    /// Returns this device with programs on so many of its ports; at least one.
+    #[must_use]
+    pub fn on_ports(self, ports: usize) -> Self {
+        Self { ports: u32::try_from(ports).unwrap_or(u32::MAX).max(1), ..self }
+    }
+
     /// Returns the limits that both devices have; beyond one it answers like the first.
     fn strictest(name: &str, a: Self, b: Self) -> Self {
         let mut refusals = a.refusals;
@@ -402,6 +415,7 @@ impl DeviceProfile {
             personality: a.personality,
             emulation: a.emulation,
             device: Origin::default(),
+            ports: one_port(),
         }
     }
 
@@ -417,10 +431,10 @@ impl DeviceProfile {
         (self.priorities / 2).clamp(1, 1 << 15)
     }
 
-    /// Flows that one program may use, by the same reasoning.
+    /// Flows that one program may use on each of its ports, by the same reasoning.
     #[must_use]
     pub fn flows_per_program(&self) -> Option<usize> {
-        self.max_flows.map(|most| (most / 2) as usize)
+        self.max_flows.map(|most| (most / 2 / self.ports) as usize)
     }
 
     /// Queue pairs that one program may use, by the same reasoning.

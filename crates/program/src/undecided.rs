@@ -99,6 +99,14 @@ pub enum Inseparable {
     NoCapacity,
 }
 
+impl UndecidedKey {
+    /// Whether it is a condition on IPv6, which the device does not match.
+    #[must_use]
+    pub fn lacks_ipv6(&self) -> bool {
+        matches!(self.why, UndecidedReason::Refused { feature: Feature::Ipv6, .. })
+    }
+}
+
 impl UndecidedReason {
     /// A text that follows the name of the key.
     #[must_use]

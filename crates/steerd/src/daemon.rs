@@ -105,7 +105,8 @@ fn start(
     }
     let builder = builder?;
     let (device, workers) = (&builder.opened().device, builder.worker_count());
-    let compiled = policy_file::compile(&loaded.policy, &device.profile(workers), Some(workers), None)
+    let profile = builder.opened().profile(workers);
+    let compiled = policy_file::compile(&loaded.policy, &profile, Some(workers), None)
         .and_then(policy_file::Compiled::into_installable)
         .map_err(|diagnostics| {
             output::print_diagnostics(&diagnostics);

@@ -228,8 +228,10 @@ impl Target {
             let cores = cores::of_workers(settings, &cores::available());
             workers = Some(cores.map_err(Error::Cores)?.len());
         }
-        let device =
-            wanted.map_or_else(|| runtime::profile(settings), |profile| Ok(TargetDevice::of(profile)))?;
+        let device = wanted.map_or_else(
+            || runtime::profile(settings),
+            |profile| Ok(TargetDevice::of(profile.on_ports(settings.device.ports.len()))),
+        )?;
         settings.workers.check_frames(&device.profile)?;
         settings.check_mtus()?;
         settings.frame_bytes(&device.mtus)?;

@@ -457,3 +457,23 @@ fn refusals_apply_to_the_packet_inside() {
         assert_eq!(first(&policy, &DeviceProfile::ideal()).0, Decided::Hardware, "{feature}");
     }
 }
+
+/// What a worker receives is not copied. Copying before the exception would copy what it excludes.
+#[test]
+fn a_copy_behind_an_exception_that_a_worker_decides_says_why() {
+    let text = format!(
+        "{GROUP}[[rules]]\nname = 'own'\nmatch = {{ dst_port = 873 }}\naction = 'kernel'\n\
+         [[rules]]\nname = 'tap'\nmatch = {{ any = true }}\naction = {{ copy = 'main' }}\n"
+    );
+    let problems = compiler::compile(&parse(&text), &DeviceProfile::mlx5(), WORKERS).unwrap_err().to_string();
+    let (reason, remedy) = (
+        "packets that `tap` copies go to the worker by `own` first: kernel: a later rule also matches packets without an IP \
+         header, and no flow can match only those",
+        "write, in place of `tap`, rules on `protocol = \"0-255\"`",
+    );
+    assert!(problems.contains(reason) && problems.contains(remedy), "{problems}");
+    assert!(
+        problems.contains("move `tap` before `own`, if it may copy the packets of `own` as well"),
+        "{problems}"
+    );
+}

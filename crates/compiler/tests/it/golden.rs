@@ -41,15 +41,15 @@ fn problems(text: &str) -> String {
     }
 }
 
-/// A device that has little of everything.
+/// A device that has little of everything; a program may use half of the flows and queue pairs.
 fn tight() -> DeviceProfile {
     DeviceProfile {
         name: "tight".to_owned(),
         priorities: 8,
-        max_flows: Some(40),
+        max_flows: Some(80),
         max_specs: 5,
         max_table: 64,
-        max_queues: Some(8),
+        max_queues: Some(16),
         ..DeviceProfile::ideal()
     }
 }
@@ -444,9 +444,9 @@ fn an_exceeded_limit_names_a_rule() {
             )
         })
         .collect();
-    let two_copies = DeviceProfile { max_copies: Some(2), ..DeviceProfile::ideal() };
+    let two_copies = DeviceProfile { max_copies: Some(4), ..DeviceProfile::ideal() };
     let problems = compiled(&copies, two_copies).expect_err("too much");
-    let wanted = "policy.toml:15:9: error: the policy needs 4 flows that copy, `ideal` has 2 (ENOMEM)";
+    let wanted = "policy.toml:15:9: error: the policy needs 4 flows that copy, `ideal` has 2 for it (ENOMEM)";
     assert!(problems.contains(wanted), "{problems}");
 }
 

@@ -165,7 +165,7 @@ fn verdict(runtime: &Runtime, begun: Instant, error: Option<String>, diagnostics
 fn replace(runtime: &Runtime) -> Result<Vec<Diagnostic>, Refused> {
     let source = runtime.policy_source();
     let workers = runtime.worker_count();
-    let profile = runtime.opened().device.profile(workers);
+    let profile = runtime.opened().profile(workers);
     let before = runtime.program();
     let counters = (source.traffic == Some(Traffic::Counters))
         .then(|| Counters::of_state(&runtime.state(), runtime.weights()));

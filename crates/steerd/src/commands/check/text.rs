@@ -483,8 +483,6 @@ fn headed(grid: &Grid, layout: Layout) -> String {
 fn remark(row: &CapacityRow) -> String {
     if row.exceeds() {
         format!("too many: {}", row.errno)
-    } else if row.blocks_a_reload() {
-        format!("no room for a reload: {}", row.errno)
     } else if row.most.is_some_and(|most| row.used > most) {
         format!("not all: {}", row.errno)
     } else {

@@ -164,6 +164,11 @@ impl OpenDevice {
         warnings(self.device.name(), self.device.model(), ports, program)
     }
 
+    /// The limits of the workers' device for the compiler, beside so many workers.
+    pub(crate) fn profile(&self, workers: usize) -> DeviceProfile {
+        self.device.profile(workers).on_ports(self.ports.len())
+    }
+
     /// The ports in use as stations on their links, as they are now. Asks the kernel for live interfaces.
     pub(crate) fn stations(&self) -> Vec<Station> {
         let station = |port: &u8| {
@@ -250,7 +255,7 @@ pub(crate) fn open(settings: &Settings) -> Result<OpenDevice, Error> {
         let preloaded = PreloadedNic::find(&settings.softnic).map_err(Error::LibMlx5)?;
         let device = Device::open(&DeviceSelector::named(&settings.softnic.name), None);
         // A personality can be a file, and the driver is that of an mlx5 in any case.
-        let model = Model::named(settings.softnic.personality()?.model());
+        let model = Model::named(preloaded_model(settings)?);
         let device = device.map_err(Error::Device)?.with_model(model);
         return Ok(OpenDevice {
             device,
@@ -387,9 +392,11 @@ impl TargetDevice {
 /// The limits of the device in the settings, which must exist.
 pub(crate) fn profile(settings: &Settings) -> Result<TargetDevice, Error> {
     if settings.chooses_soft() {
-        let profile = settings.softnic.personality()?.model().clone();
-        // Through rdma-core's provider it is known as one in hardware is.
-        let profile = if libmlx5::is_wanted(settings) { profile } else { profile.in_software() };
+        let profile = match libmlx5::is_wanted(settings) {
+            true => preloaded_model(settings)?,
+            false => settings.softnic.personality()?.model().in_software(),
+        };
+        let profile = profile.on_ports(settings.device.ports.len());
         return Ok(TargetDevice { mtus: settings.soft_mtus(), ..TargetDevice::of(profile) });
     }
     let cores = cores::of_workers(settings, &cores::available());
@@ -401,7 +408,15 @@ pub(crate) fn profile(settings: &Settings) -> Result<TargetDevice, Error> {
         Some(PortMtu { port: *port, mtu_bytes: netdev.mtu_bytes? })
     };
     let mtus = settings.device.ports.iter().filter_map(mtu_of).collect();
-    Ok(TargetDevice { profile: device.profile(workers), mtus, real: Some((device, ports)) })
+    let profile = device.profile(workers).on_ports(settings.device.ports.len());
+    Ok(TargetDevice { profile, mtus, real: Some((device, ports)) })
+}
+
+/// The model of a soft NIC below rdma-core's provider, whose receive queues are as large as the model's.
+fn preloaded_model(settings: &Settings) -> Result<DeviceProfile, Error> {
+    let model = settings.softnic.personality()?.model();
+    let max_receives = model.max_receives;
+    Ok(DeviceProfile { max_receives, ..model.in_software() })
 }
 
 fn selector(settings: &Settings) -> DeviceSelector {
