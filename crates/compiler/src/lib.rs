@@ -10,6 +10,7 @@
 //! | `lower` | rules | candidates: a cube, its rule and its action, one for each hash variant |
 //! | `order` | candidates | candidates with ranks, by overlap |
 //! | `limit_ranks` | ranked candidates | the same with fewer ranks, where the device has few priorities |
+//! | `spread_ranks` | ranked candidates | the same with fewer flows in ranks that a priority has no room for |
 //! | `merge_masks` | ranked candidates | the same with fewer masks, where the device has room for few |
 //! | `assign_priorities` | ranks | priorities of the program, from 0 |
 //! | `assemble` | prioritized candidates | the program: flow specs (`emit`), queues, classes (`classes`) |
@@ -60,6 +61,7 @@ mod report;
 mod savings;
 mod search;
 mod share;
+mod spread_ranks;
 mod subtract;
 mod traffic;
 mod weights;
@@ -369,6 +371,7 @@ impl Job<'_> {
                 continue;
             }
             let ranks = ranking.ranks();
+            spread_ranks::spread_ranks(self.profile, &lowered.candidates, &mut ranking);
             merge_masks::merge_masks(self.profile, &mut lowered, &mut ranking);
             let assigned =
                 assign_priorities::assign_priorities(&lowered.candidates, &ranking.kept, self.profile);

@@ -1,0 +1,91 @@
+//! Flows of ranks that a priority has no room for, moved to later ranks. A rank is the first that a flow can have; most flows
+//! overlap few others and could have a later one. Where ranks of many masks take several priorities, there would be fewer
+//! ranks otherwise, and more packets for workers.
+//!
+//! Why it is right: of two flows that overlap and have different ranks, the same one has the lower rank afterwards. Flows of
+//! equal rank need no order.
+
+use std::cmp::Reverse;
+
+use device_model::{DeviceProfile, PriorityTable};
+
+use super::assign_priorities::{priorities_for, single_entries};
+use super::cube::Image;
+use super::lower::Candidate;
+use super::mask_index::{ByMask, MaskIndex};
+use super::order::{Ranked, Ranking};
+
+/// Moves flows until each rank fits into one priority, as far as that is possible.
+pub(super) fn spread_ranks(profile: &DeviceProfile, candidates: &[Candidate], ranking: &mut Ranking) {
+    let Some(table) = profile.priority_table else { return };
+    let is_received = |candidate: &Candidate| !candidate.is_sent() && !candidate.comes_last(profile);
+    let mut ranks: Vec<Vec<usize>> = vec![Vec::new(); ranking.ranks() as usize];
+    for (place, Ranked { id, rank }) in ranking.kept.iter().enumerate() {
+        if is_received(&candidates[id.index()]) {
+            ranks[*rank as usize].push(place);
+        }
+    }
+    let of_place = |kept: &[Ranked], place: usize| &candidates[kept[place].id.index()];
+    let mut single = Vec::new();
+    let mut priorities = 0;
+    for places in &ranks {
+        let masks = masks(places.iter().map(|place| of_place(&ranking.kept, *place)));
+        priorities += priorities_for(masks.iter().map(|(_, flows)| *flows), table);
+        single.push(single_flows(&masks, table));
+    }
+    if priorities <= profile.priorities_per_program() {
+        return;
+    }
+    let most = single_entries(table) as usize;
+    let (mut later, mut met) = (MaskIndex::default(), Vec::new());
+    for rank in (0..ranks.len()).rev() {
+        for place in rarest(&ranks[rank], &ranking.kept, candidates, table) {
+            if single[rank] <= most {
+                break;
+            }
+            let candidate = of_place(&ranking.kept, place);
+            later.overlapping(&candidate.cube, &mut met);
+            let next = met.drain(..).map(|other: usize| ranking.kept[other].rank as usize).min();
+            let free = rank + 1..next.unwrap_or(ranks.len());
+            let emptiest = free.min_by_key(|rank| single[*rank]).filter(|rank| single[*rank] < most);
+            if let Some(emptiest) = emptiest.filter(|_| candidate.traps) {
+                single[rank] -= 1;
+                single[emptiest] += 1;
+                ranking.kept[place].rank = emptiest as u32;
+            }
+        }
+        for place in &ranks[rank] {
+            let Candidate { cube, traps, .. } = of_place(&ranking.kept, *place);
+            later.add(cube, *traps, *place, ranking.kept[*place].rank);
+        }
+    }
+}
+
+/// The masks of flows as the device sees them, most numerous first.
+fn masks<'c>(flows: impl Iterator<Item = &'c Candidate>) -> Vec<(Image, usize)> {
+    let mut masks: ByMask<Image, usize> = ByMask::default();
+    flows.for_each(|flow| *masks.entry(flow.cube.without_absences().mask).or_default() += 1);
+    let mut masks: Vec<(Image, usize)> = masks.into_iter().collect();
+    masks.sort_by_key(|(mask, flows)| (Reverse(*flows), *mask));
+    masks
+}
+
+/// How many flows have no place in the groups of one priority.
+fn single_flows(masks: &[(Image, usize)], table: PriorityTable) -> usize {
+    let all: usize = masks.iter().map(|(_, flows)| flows).sum();
+    let groups = masks.iter().take(table.groups as usize);
+    all - groups.map(|(_, flows)| (*flows).min(table.group_entries as usize)).sum::<usize>()
+}
+
+/// The flows of a rank whose masks get no group, those of the rarest masks first.
+fn rarest(places: &[usize], kept: &[Ranked], candidates: &[Candidate], table: PriorityTable) -> Vec<usize> {
+    let of_place = |place: &usize| &candidates[kept[*place].id.index()];
+    let masks = masks(places.iter().map(of_place));
+    let numbers: ByMask<Image, usize> =
+        masks.iter().enumerate().map(|(number, (mask, _))| (*mask, number)).collect();
+    let number = |place: &usize| numbers[&of_place(place).cube.without_absences().mask];
+    let mut rarest: Vec<usize> =
+        places.iter().copied().filter(|place| number(place) >= table.groups as usize).collect();
+    rarest.sort_by_key(|place| (Reverse(number(place)), *place));
+    rarest
+}
