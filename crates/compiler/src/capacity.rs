@@ -19,6 +19,7 @@ use super::emit;
 use super::lower::{Candidate, CandidateId, Lowered};
 use super::mask_index::ByMask;
 use super::order::{Ranked, Ranking};
+use super::separate::{agree, match_key, multicast_flows};
 
 /// The name of the limit of one indirection table.
 const ENTRIES: &str = "entries of one table";
@@ -333,19 +334,13 @@ pub fn reload_conflict(before: &Program, after: &Program, profile: &DeviceProfil
     Some(conflict.obstacle(after, profile))
 }
 
-/// Flows that are equal in this cannot be in a table twice.
-fn match_key(flow: &Flow) -> (FlowKind, usize, &[FlowSpec]) {
-    (flow.kind, flow.inner_from, &flow.specs)
-}
-
 /// Finds a multicast-only flow of `after` that has the match of a flow of `before` and another tag or action: the device
-/// returns EEXIST for it. Tags never agree, because each program has its own.
+/// returns EEXIST for it.
 fn same_match<'p>(before: &Program, after: &'p Program) -> Option<&'p Flow> {
     let known: HashMap<_, FlowAction> =
         multicast_flows(before).map(|flow| (match_key(flow), flow.action)).collect();
-    let is_same = |old: FlowAction, new: FlowAction| old == new && !matches!(new, FlowAction::Steer { .. });
     multicast_flows(after)
-        .find(|flow| known.get(&match_key(flow)).is_some_and(|old| !is_same(*old, flow.action)))
+        .find(|flow| known.get(&match_key(flow)).is_some_and(|old| !agree(*old, flow.action)))
 }
 
 /// The first flow of `after` that the tables, one for each direction, have no room for. Flows of both are there once.
@@ -361,11 +356,6 @@ fn overflow<'p>(before: &Program, after: &'p Program, profile: &DeviceProfile) -
     multicast_flows(after).find(|flow| !known.contains(&match_key(flow)) && !add(flow))
 }
 
-/// Flows that the device applies last; copies are kept with the others of their priority.
-fn multicast_flows(program: &Program) -> impl Iterator<Item = &Flow> {
-    program.flows.iter().filter(|flow| flow.is_multicast_only())
-}
-
 #[cfg(test)]
 mod tests {
     use device_model::PriorityTable;
@@ -374,10 +364,13 @@ mod tests {
 
     use super::*;
 
+    fn text(rules: &str) -> String {
+        format!("version = 1\n[groups.one]\nworkers = [0]\nhash = 'none'\n{rules}")
+    }
+
     fn program(rules: &str, profile: &DeviceProfile) -> Program {
-        let text = format!("version = 1\n[groups.one]\nworkers = [0]\nhash = 'none'\n{rules}");
         let (policy, _) =
-            policy::parse(&Source::new("reload_conflict.toml", text), &NoFiles).expect("a policy");
+            policy::parse(&Source::new("reload_conflict.toml", text(rules)), &NoFiles).expect("a policy");
         crate::compile(&policy, profile, 1).expect("a program")
     }
 
@@ -395,6 +388,21 @@ mod tests {
         let obstacle = reload_conflict(&all, &all, &mlx5).expect("tags differ");
         assert_eq!((obstacle.errno, obstacle.rule), (Some(Errno::Eexist), Some(RuleId(0))));
         assert_eq!(reload_conflict(&all, &all, &DeviceProfile::ideal()), None);
+        // Made beside the first, the same policy has the match in halves, and beside those as a whole again.
+        let source = Source::new("again.toml", text(&rule("r", "dst_mac = 'multicast'", STEER)));
+        let (policy, _) = policy::parse(&source, &NoFiles).expect("a policy");
+        let beside = |previous: &Program| {
+            let again = crate::compile_with(&policy, &mlx5, 1, Some(previous)).expect("a program");
+            assert_eq!(reload_conflict(previous, &again, &mlx5), None);
+            again
+        };
+        let halves = beside(&all);
+        let specs: Vec<String> = halves.flows.iter().map(ToString::to_string).collect();
+        assert_eq!(
+            specs,
+            ["eth dst=01:00:00:00:00:00/01:00:00:00:00:01", "eth dst=01:00:00:00:00:01/01:00:00:00:00:01"]
+        );
+        assert_eq!(beside(&halves).flows, all.flows);
         let dropped = of("dst_mac = 'multicast'", "'drop'");
         assert!(
             reload_conflict(&dropped, &all, &mlx5).is_some()

@@ -86,7 +86,7 @@ impl Job<'_> {
             })
             .collect();
         if let Some(Obstacle { rule, reason, limit, errno, remedy }) =
-            reload_conflict(program, program, profile)
+            self.conflict_with_itself(program)
         {
             let place = rule.and_then(|rule| policy.rules.get(rule.index())).map(|rule| &rule.place);
             let errno = errno.map_or_else(String::new, |errno| format!(" ({errno})"));
@@ -94,6 +94,13 @@ impl Job<'_> {
             warnings.push(place.unwrap_or(&policy.default_place).warning(message, "here").hint(remedy));
         }
         warnings
+    }
+
+    /// The reason why the policy, as it is, could not replace itself.
+    fn conflict_with_itself(&self, program: &Program) -> Option<Obstacle> {
+        reload_conflict(program, program, self.profile)?;
+        let again = self.beside(Some(program)).program().ok()?;
+        reload_conflict(program, &again, self.profile)
     }
 }
 

@@ -14,6 +14,7 @@
 //! | `merge_masks` | ranked candidates | the same with fewer masks, where the device has room for few |
 //! | `assign_priorities` | ranks | priorities of the program, from 0 |
 //! | `assemble` | prioritized candidates | the program: flow specs (`emit`), queues, classes (`classes`) |
+//! | `separate` | the program, and the one that it replaces | the same without matches that cannot be on the device twice |
 //!
 //! While the flows need too many priorities, `search` narrows the limits of `limit_ranks`, and the passes from there on are
 //! repeated. The limits of the device are checked in `capacity`. Errors are values of `diagnostics::Problem`; only that module
@@ -60,6 +61,7 @@ mod place;
 mod report;
 mod savings;
 mod search;
+mod separate;
 mod share;
 mod spread_ranks;
 mod subtract;
@@ -387,7 +389,8 @@ impl Job<'_> {
         if !problems.is_empty() {
             return Err(Stage::Flows);
         }
-        let program = assemble::assemble(self, placed, lowered, &assigned, problems);
+        let mut program = assemble::assemble(self, placed, lowered, &assigned, problems);
+        program.iter_mut().for_each(|program| separate::separate(program, self.previous, self.profile));
         program.iter().for_each(|program| capacity::refuse_program(self, program, problems));
         program.filter(|_| problems.is_empty()).ok_or(Stage::Flows)
     }

@@ -1,0 +1,98 @@
+//! Flows that match only multicast, of a program that replaces another one. Some devices keep those of all programs in one
+//! table, where a match is only once, with one action and one tag: a flow whose match is there with another one is made as
+//! two flows, each for half of its packets.
+
+use std::collections::HashMap;
+
+use device_model::{DeviceProfile, Feature};
+use program::{Flow, FlowAction, FlowKind, FlowSpec, Program};
+
+/// The parts of a flow of which no two flows of a table agree in all.
+pub(super) type MatchKey<'f> = (FlowKind, usize, &'f [FlowSpec]);
+
+pub(super) fn match_key(flow: &Flow) -> MatchKey<'_> {
+    (flow.kind, flow.inner_from, &flow.specs)
+}
+
+/// Flows that the device applies last; copies are kept with the others of their priority.
+pub(super) fn multicast_flows(program: &Program) -> impl Iterator<Item = &Flow> {
+    program.flows.iter().filter(|flow| flow.is_multicast_only())
+}
+
+/// Divides the flows that cannot be made while the flows of the previous program are there.
+pub(super) fn separate(program: &mut Program, previous: Option<&Program>, profile: &DeviceProfile) {
+    let Some(previous) = previous.filter(|_| profile.multicast_ignores_priority) else { return };
+    let known: HashMap<MatchKey<'_>, FlowAction> =
+        multicast_flows(previous).map(|flow| (match_key(flow), flow.action)).collect();
+    if known.is_empty() {
+        return;
+    }
+    let flows = std::mem::take(&mut program.flows);
+    for flow in flows {
+        let is_free = known.get(&match_key(&flow)).is_none_or(|action| agree(*action, flow.action));
+        let halves = if is_free { None } else { halves(&flow, profile, &known) };
+        match halves {
+            Some(halves) => program.flows.extend(halves),
+            None => program.flows.push(flow),
+        }
+    }
+}
+
+/// Whether two flows of one match can be in the table together. Tags never agree, because each program has its own.
+pub(super) fn agree(old: FlowAction, new: FlowAction) -> bool {
+    old == new && !matches!(new, FlowAction::Steer { .. })
+}
+
+/// A flow as two that differ in one more bit; `None`: it matches all bits.
+fn halves(
+    flow: &Flow,
+    profile: &DeviceProfile,
+    known: &HashMap<MatchKey<'_>, FlowAction>,
+) -> Option<[Flow; 2]> {
+    const BITS: u32 = 96;
+    let sources = profile.allows(Feature::SrcMac);
+    let most = if sources { BITS } else { BITS / 2 };
+    (0..most).find_map(|bit| {
+        let half = |set: bool| {
+            let mut half = flow.clone();
+            fix(half.specs.first_mut()?, bit, set).then_some(half)
+        };
+        let halves = [half(false)?, half(true)?];
+        let is_free = |half: &Flow| !known.contains_key(&match_key(half)) && half.is_multicast_only();
+        halves.iter().all(is_free).then_some(halves)
+    })
+}
+
+/// Adds one bit to the match, counted from the lowest of the destination and then of the source, if it is not there.
+fn fix(spec: &mut FlowSpec, bit: u32, set: bool) -> bool {
+    let (is_source, bit) = (bit >= 48, bit % 48);
+    match spec {
+        FlowSpec::Ethernet { value, mask } => {
+            let (value, mask) = match is_source {
+                true => (&mut value.src_mac, &mut mask.src_mac),
+                false => (&mut value.dst_mac, &mut mask.dst_mac),
+            };
+            let (byte, bit) = (5 - (bit / 8) as usize, 1 << (bit % 8));
+            let is_new = mask[byte] & bit == 0;
+            mask[byte] |= bit;
+            value[byte] |= if set { bit } else { 0 };
+            is_new
+        }
+        FlowSpec::Ipv4 { value, mask } if bit < 32 => match is_source {
+            true => fix_address((&mut value.src, &mut mask.src), bit, set),
+            false => fix_address((&mut value.dst, &mut mask.dst), bit, set),
+        },
+        FlowSpec::Ipv4Ext { value, mask } if bit < 32 => match is_source {
+            true => fix_address((&mut value.src, &mut mask.src), bit, set),
+            false => fix_address((&mut value.dst, &mut mask.dst), bit, set),
+        },
+        _ => false,
+    }
+}
+
+fn fix_address((value, mask): (&mut u32, &mut u32), bit: u32, set: bool) -> bool {
+    let is_new = *mask >> bit & 1 == 0;
+    *mask |= 1 << bit;
+    *value |= u32::from(set) << bit;
+    is_new
+}
