@@ -7,7 +7,7 @@ use crate::support::{self, config, stderr, stdout, steerd};
 
 const PROFILES: [&str; 3] = ["ideal", "mlx5", "mlx4"];
 
-fn examples() -> Vec<String> {
+pub(crate) fn examples() -> Vec<String> {
     let folder = std::fs::read_dir(config().join("examples")).expect("config/examples");
     let mut files: Vec<PathBuf> = folder.map(|entry| entry.expect("entry").path()).collect();
     files.retain(|path| path.extension().is_some_and(|extension| extension == "toml"));

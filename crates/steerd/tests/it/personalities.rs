@@ -115,7 +115,7 @@ fn the_share_of_a_capture_is_what_the_device_decides() {
     let job = compiler::Job::new(&policy, &profile, WORKERS as usize);
     for (job, in_hardware) in [(job, 1), (job.weighted(Some(&weights)), 7)] {
         let program = Arc::new(job.compile().expect("it fits"));
-        let mut rig = Rig::new(Personality::Ideal, WORKERS);
+        let mut rig = Rig::new(Personality::Ideal, WORKERS, 1);
         rig.install(&program).expect("it fits");
         let mut shares = compiler::TrafficShares::new(&program, capture.len() as u64);
         let mut decisions = compiler::Decisions::new(&program);
@@ -132,7 +132,8 @@ fn the_share_of_a_capture_is_what_the_device_decides() {
 
 fn trial(personality: Personality) -> Met {
     let profile = DeviceProfile::by_name(personality.name()).expect("a profile of its name").in_software();
-    let mut rig = Rig::new(personality, WORKERS);
+    let mut rigs =
+        [1, 2].map(|ports| (Rig::new(personality, WORKERS, ports), profile.clone().on_ports(ports.into())));
     let mut met = Met::default();
     let (started, (seeds, patience)) = (Instant::now(), seeds());
     for seed in seeds {
@@ -143,7 +144,8 @@ fn trial(personality: Personality) -> Met {
         // Shown if the test panics: names the seed.
         println!("{}: STEERD_TRIAL_SEED={seed}", profile.name);
         met.policies += 1;
-        one(&mut rig, &profile, seed, &mut met);
+        let (rig, profile) = &mut rigs[usize::from(seed % 5 == 0)];
+        one(rig, profile, seed, &mut met);
     }
     println!("{}: {met:#?} in {:?}", profile.name, started.elapsed());
     assert!(met.not_sampled > 50 && met.skipped > 50, "{met:#?}");
@@ -187,7 +189,7 @@ fn one(rig: &mut Rig, profile: &DeviceProfile, seed: u64, met: &mut Met) {
     let installed = rig.installed();
     let compiled = compiler::compile_with(&policy, profile, WORKERS as usize, installed.as_deref());
     let program = match compiled {
-        Ok(program) => Arc::new(program),
+        Ok(program) => program,
         Err(bad) => {
             met.refused += 1;
             *met.why_refused.entry(bad.list[0].message.clone()).or_default() += 1;
@@ -195,8 +197,8 @@ fn one(rig: &mut Rig, profile: &DeviceProfile, seed: u64, met: &mut Met) {
         }
     };
     met.hybrid += u64::from(program.classes.iter().flatten().any(|class| !class.is_exact()));
-    rig.install(&program)
-        .unwrap_or_else(|error| panic!("what compiles must install: {error}\n{text}\n{program}"));
+    let program = started_and_reloaded(rig, &policy, profile, program)
+        .unwrap_or_else(|error| panic!("what compiles must install and reload: {error}\n{text}"));
     let mut samples = Samples::default();
     let mut frames = edges(&policy);
     frames.extend((0..FRAMES).map(|_| value(&mut runner, &analysis_support::packets::frame())));
@@ -210,6 +212,24 @@ fn one(rig: &mut Rig, profile: &DeviceProfile, seed: u64, met: &mut Met) {
         met.note_received(&case, rig, &mut samples);
         met.note_sent(&case, rig, &mut samples);
     }
+}
+
+/// Puts a program on the device, and then the program that a reload of the unchanged policy makes; returns that.
+pub(crate) fn started_and_reloaded(
+    rig: &mut Rig,
+    policy: &Policy,
+    profile: &DeviceProfile,
+    program: Program,
+) -> Result<Arc<Program>, String> {
+    let program = Arc::new(program);
+    rig.install(&program).map_err(|error| format!("start: {error}\n{program}"))?;
+    let again = compiler::compile_with(policy, profile, rig.worker_count(), Some(&program));
+    let again = Arc::new(again.map_err(|bad| format!("compiling again: {bad}"))?);
+    if let Some(conflict) = compiler::reload_conflict(&program, &again, profile) {
+        return Err(format!("reload: {conflict:?}"));
+    }
+    rig.install(&again).map_err(|error| format!("reload: {error}\n{again}"))?;
+    Ok(again)
 }
 
 /// How many packets of each rule each worker has had, in a linear model of `sample`.

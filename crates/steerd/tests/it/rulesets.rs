@@ -1,19 +1,23 @@
 //! The filter sets of `STEERD_CORPORA`, imported: each compiles for each device, and the soft NIC matches every packet of a
 //! trace to the rule that an independent oracle found.
 
+use std::fmt::Write as _;
 use std::fs;
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::support;
+use crate::examples::examples;
+use crate::personalities::started_and_reloaded;
+use crate::support::{self, config};
 use crate::trial::rig::Rig;
 use compiler::{Decided, Report};
 use device_model::DeviceProfile;
 use packet::build::FrameBuilder;
 use packet::{DeepKey, IpProtocol};
 use policy::import::{self, ClassBench};
+use policy::policy::Workers;
 use policy::{NoFiles, Policy, Source};
 use program::Verdict;
 use softnic::Personality;
@@ -114,7 +118,7 @@ fn packets_of_a_trace_match_the_rules_that_the_oracle_found() {
     let policy = policy(&folder, "acl_1k", ClassBench { tcp_flags: false });
     let program = compiler::compile(&policy, &DeviceProfile::ideal(), WORKERS as usize);
     let program = Arc::new(program.unwrap_or_else(|bad| panic!("{bad}")));
-    let mut rig = Rig::new(Personality::Ideal, WORKERS);
+    let mut rig = Rig::new(Personality::Ideal, WORKERS, 1);
     rig.install(&program).expect("it installs");
     let read = |name: &str| fs::read_to_string(folder.join(name)).expect("the corpus is whole");
     let (trace, expected) = (read("acl_1k_trace"), read("acl_1k_expected.tsv"));
@@ -137,4 +141,85 @@ fn packets_of_a_trace_match_the_rules_that_the_oracle_found() {
     }
     assert_eq!(packets.len(), expected.lines().count(), "every line of the trace is expected");
     assert!(met.len() > 100, "only {} rules were met", met.len());
+}
+
+/// How many workers a policy names.
+fn workers_of(policy: &Policy) -> u32 {
+    let highest = policy.groups.iter().flat_map(|group| match &group.workers {
+        Workers::All => Vec::new(),
+        Workers::Listed(shares) => shares.iter().map(|share| share.worker + 1).collect(),
+    });
+    highest.max().unwrap_or(1)
+}
+
+/// Whatever compiles for the soft NIC starts there, and the unchanged policy reloads. Returns on how many devices it compiles.
+fn starts_and_reloads(name: &str, policy: &Policy) -> usize {
+    let workers = workers_of(policy);
+    let mut accepted = 0;
+    for personality in [Personality::Ideal, Personality::Mlx5] {
+        for ports in [1, 2] {
+            let profile = personality.model().in_software().on_ports(ports.into());
+            let Ok(program) = compiler::compile(policy, &profile, workers as usize) else { continue };
+            let (place, flows) = (format!("{name} on {personality} with {ports} ports"), program.flows.len());
+            let mut rig = Rig::new(personality, workers, ports);
+            let reloaded = started_and_reloaded(&mut rig, policy, &profile, program);
+            assert!(reloaded.is_ok(), "{place}: {flows} flows: {}", reloaded.unwrap_err());
+            accepted += 1;
+        }
+    }
+    accepted
+}
+
+#[test]
+fn every_example_that_compiles_starts_and_reloads() {
+    let mut accepted = 0;
+    for example in examples() {
+        let path = config().join("examples").join(&example);
+        let (policy, _) = policy::load(&path).unwrap_or_else(|bad| panic!("{example}: {bad}"));
+        accepted += starts_and_reloads(&example, &policy);
+    }
+    assert!(accepted > 60, "only {accepted} of four devices for each");
+}
+
+#[test]
+fn every_set_that_compiles_starts_and_reloads() {
+    let Some(folder) = rules() else { return };
+    for (set, _) in SETS {
+        let policy = policy(&folder, set, ClassBench::default());
+        assert_eq!(starts_and_reloads(set, &policy), 4, "{set}");
+    }
+}
+
+/// As many prefixes as a large list of attackers has: each is a flow on each port, and a reload makes them all again.
+#[test]
+fn a_large_block_list_starts_and_reloads_on_two_ports_or_is_refused() {
+    let mut text =
+        "version = 1\n[groups.g]\nworkers = 1\n[[rules]]\nname = 'list'\naction = 'drop'\nmatch = { src = ["
+            .to_owned();
+    for number in 0..60_000u32 {
+        let _ = write!(text, "'{}', ", Ipv4Addr::from_bits(0x0a00_0000 + 16 * number));
+    }
+    text += "] }\n";
+    let (policy, _) = policy::parse(&Source::new("list.toml", text), &NoFiles).expect("a policy");
+    assert_eq!(starts_and_reloads("list", &policy), 4);
+    let eight = DeviceProfile::ideal().on_ports(8);
+    let refused = compiler::compile(&policy, &eight, 1).expect_err("480,000 flows twice").to_string();
+    let wanted = "the policy needs 60000 flows on each of 8 ports, `ideal` has 16384 for it (ENOMEM)";
+    assert!(refused.contains(wanted) && refused.contains("fewer ports in `device.ports`"), "{refused}");
+}
+
+/// Each bit of the addresses is a flow, which a device has as many of as it has flows.
+#[test]
+fn an_exception_to_a_copy_is_possible_on_the_soft_nic_as_on_the_device() {
+    let text = "version = 1\n[groups.g]\nworkers = 1\n\
+        [[rules]]\nname = 'backups'\naction = 'kernel'\n\
+        match = { src = '192.0.2.7', dst = '198.51.100.9', protocol = 'tcp', dst_port = 873 }\n\
+        [[rules]]\nname = 'tap'\naction = { copy = 'g' }\n\
+        match = { protocol = 'tcp', src = '0.0.0.0/0', dst_port = '1-65535' }\n";
+    let (policy, _) = policy::parse(&Source::new("tap.toml", text), &NoFiles).expect("a policy");
+    let program = compiler::compile(&policy, &DeviceProfile::mlx5(), 1).unwrap_or_else(|bad| panic!("{bad}"));
+    assert!(program.flows.len() > 64, "{program}");
+    let soft = compiler::compile(&policy, &DeviceProfile::mlx5().in_software(), 1);
+    assert_eq!(soft.unwrap_or_else(|bad| panic!("{bad}")).flows, program.flows);
+    assert_eq!(starts_and_reloads("tap", &policy), 4);
 }

@@ -80,7 +80,7 @@ impl Trial {
         let text = self.policy();
         let policy = parse(&text).unwrap_or_else(|bad| panic!("{bad}\n{text}"));
         let Ok(program) = compiler::compile(&policy, &profile, WORKERS as usize) else { return false };
-        let mut rig = Rig::new(personality, WORKERS);
+        let mut rig = Rig::new(personality, WORKERS, 1);
         rig.install(&program.into()).expect("what compiles installs");
         if let Some(full) = self.full {
             rig.fill(full, &to([10, 0, 1, full as u8]).tcp(1, 80, 0x10).build());

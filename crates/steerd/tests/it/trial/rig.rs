@@ -54,16 +54,21 @@ pub(crate) struct Rig {
 }
 
 impl Rig {
-    /// A device of the personality, with nothing installed.
-    pub(crate) fn new(personality: Personality, workers: u32) -> Self {
+    /// A device of the personality, with nothing installed. Frames come and go by the first of its ports.
+    pub(crate) fn new(personality: Personality, workers: u32, ports: u8) -> Self {
         let line = Arc::<Mutex<VecDeque<Vec<u8>>>>::default();
         let out = Arc::<Mutex<Vec<Vec<u8>>>>::default();
         let (waiting, gone) = (Arc::clone(&line), Arc::clone(&out));
-        let wire = Box::new(Line { waiting, handed_over: Vec::new(), gone });
+        let line_of = |waiting, gone| Line { waiting, handed_over: Vec::new(), gone };
+        let lines = [line_of(waiting, gone)].into_iter();
+        let lines = lines.chain((1..ports).map(|_| line_of(Arc::default(), Arc::default())));
+        let ports: Vec<PortConfig> =
+            lines.map(|line| PortConfig { wire: Box::new(line), mtu_bytes: 9000 }).collect();
+        let numbers = (1..).take(ports.len()).collect();
         let nic = SoftNic::create(SoftNicConfig {
             name: "softnic0".to_owned(),
             personality,
-            ports: vec![PortConfig { wire, mtu_bytes: 9000 }],
+            ports,
             drive: Drive::Manual,
         })
         .expect("a soft NIC");
@@ -71,7 +76,7 @@ impl Rig {
         let seen = Arc::default();
         let workers: Vec<_> = (0..workers).map(|id| worker(&device, WorkerId(id), FRAMES, &seen)).collect();
         let queues = workers.iter().map(Worker::work_queue).collect();
-        let controller = Controller::new(&device, vec![1], queues).expect("a controller");
+        let controller = Controller::new(&device, numbers, queues).expect("a controller");
         let sender = Sender::new(&device);
         Self { controller, workers, sender, seen, counted: Vec::new(), nic, line, out }
     }
@@ -92,6 +97,10 @@ impl Rig {
         assert!(installed.warning.is_none(), "{:?}", installed.warning);
         self.counted = self.counts();
         Ok(())
+    }
+
+    pub(crate) fn worker_count(&self) -> usize {
+        self.workers.len()
     }
 
     /// The program that is on the device.
