@@ -318,8 +318,37 @@ fn unreachable_rules(policy: &Policy, program: &Program, warnings: &mut Vec<Diag
 struct Foreign {
     /// The flows, as text, with packets that should reach the kernel.
     from_kernel: Vec<String>,
+    kernel_packets: KernelPackets,
     /// The first rule of another group whose packets are among them.
     elsewhere: Option<Elsewhere>,
+}
+
+/// Whose packets the flows of a rule take from the kernel.
+#[derive(Clone, Copy, Default)]
+struct KernelPackets {
+    is_own: bool,
+    is_of_others: bool,
+}
+
+impl KernelPackets {
+    fn of(rule: RuleId, decide: &Decide) -> Self {
+        let mut packets = Self::default();
+        for outcome in outcomes(decide).filter(|outcome| outcome.verdict == Verdict::Kernel) {
+            packets.is_own |= outcome.rule == rule;
+            packets.is_of_others |= outcome.rule != rule;
+        }
+        packets
+    }
+
+    /// In a sentence about the rule; `None`: it takes none.
+    const fn words(self) -> Option<&'static str> {
+        match (self.is_own, self.is_of_others) {
+            (false, false) => None,
+            (true, false) => Some("its own packets"),
+            (true, true) => Some("its own packets and those of other rules"),
+            (false, true) => Some("packets of other rules"),
+        }
+    }
 }
 
 /// A rule whose packets are processed by workers of another group.
@@ -337,17 +366,26 @@ struct Elsewhere {
 fn foreign_packets(policy: &Policy, program: &Program, warnings: &mut Vec<Diagnostic>) {
     let returns = program.kernel_sink().is_some();
     let mut found: BTreeMap<RuleId, Foreign> = BTreeMap::new();
+    let mut by_class: BTreeMap<(RuleId, ClassId), KernelPackets> = BTreeMap::new();
     for flow in &program.flows {
-        let FlowAction::Steer { queue, class } = flow.action else { continue };
-        let (Some(queue), Some(class)) = (program.queues.get(queue.index()), program.class(class)) else {
+        let FlowAction::Steer { queue, class: class_id } = flow.action else { continue };
+        let (Some(queue), Some(class)) = (program.queues.get(queue.index()), program.class(class_id)) else {
             continue;
         };
         let foreign = found.entry(flow.rule).or_insert_with(|| Foreign {
             elsewhere: elsewhere(&class.decide, queue.group),
             ..Foreign::default()
         });
-        if !returns && outcomes(&class.decide).any(|outcome| outcome.verdict == Verdict::Kernel) {
+        if returns {
+            continue;
+        }
+        let of_class = by_class
+            .entry((flow.rule, class_id))
+            .or_insert_with(|| KernelPackets::of(flow.rule, &class.decide));
+        if of_class.words().is_some() {
             foreign.from_kernel.push(flow.to_string());
+            foreign.kernel_packets.is_own |= of_class.is_own;
+            foreign.kernel_packets.is_of_others |= of_class.is_of_others;
         }
     }
     warnings
@@ -365,19 +403,19 @@ fn foreign_warning(policy: &Policy, program: &Program, id: RuleId, foreign: &For
     });
     let notes = program.rules.get(id.index()).map(|rule| &*rule.undecided).unwrap_or_default();
     let is_kept = notes.iter().any(|note| note.why.keeps_from_host());
+    let whose = foreign.kernel_packets.words().unwrap_or_default();
+    let why_lost = if foreign.kernel_packets.is_own { LATER } else { LOST };
     let (message, label, hint) = match (other, foreign.from_kernel.is_empty()) {
         (_, false) if is_kept => (
             format!("packets of `{}` belong to the host, but a worker receives them: {flows}", rule.name),
             "for the host",
-            "flows of later rules match such packets and cannot exclude these: `steerd check` shows why, and what \
-             to write"
-                .to_owned(),
+            LATER.to_owned(),
         ),
         (None, true) => return None,
         (None, false) => (
-            format!("`{}` takes packets of other rules from the kernel: {flows}", rule.name),
+            format!("`{}` takes {whose} from the kernel: {flows}", rule.name),
             "decided by the worker",
-            LOST.to_owned(),
+            why_lost.to_owned(),
         ),
         (Some((other, there, here)), true) => (
             format!(
@@ -391,16 +429,20 @@ fn foreign_warning(policy: &Policy, program: &Program, id: RuleId, foreign: &For
         ),
         (Some((other, there, here)), false) => (
             format!(
-                "`{}` takes packets of other rules from the kernel: {flows}; those of \
+                "`{}` takes {whose} from the kernel: {flows}; those of \
                  `{other}` stay with the workers of `{here}`",
                 rule.name
             ),
             "decided by the worker",
-            format!("{LOST}; `{other}` goes to `{there}`: give both rules the same group"),
+            format!("{why_lost}; `{other}` goes to `{there}`: give both rules the same group"),
         ),
     };
     Some(rule.place.warning(message, label).hint(hint))
 }
+
+/// Why a worker receives packets of a rule that leaves them to the host.
+const LATER: &str = "flows of later rules match such packets and cannot exclude these: `steerd check` shows why, and \
+    what to write";
 
 /// What happens to unmatched packets that a worker receives.
 const LOST: &str = "a worker receives all of these, and the host does not receive those that match no rule: \
