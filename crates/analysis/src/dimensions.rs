@@ -54,7 +54,18 @@ pub(super) struct Dimensions {
 impl Dimensions {
     /// The dimensions that these matches need.
     pub(super) fn of<'m>(matches: impl Iterator<Item = &'m Match>) -> Self {
+        Self::with_ranges(matches, &[])
+    }
+
+    /// The same, and the dimensions of some ranges of values, so that their products are exact.
+    pub(super) fn with_ranges<'m>(
+        matches: impl Iterator<Item = &'m Match>,
+        ranges: &[(Coordinate, Domain)],
+    ) -> Self {
         let mut cuts: BTreeMap<Coordinate, BTreeSet<u128>> = BTreeMap::new();
+        for (field, ranges) in ranges {
+            cut(&mut cuts, *field, ranges);
+        }
         let mut macs: BTreeMap<Coordinate, BTreeSet<MaskedMac>> = BTreeMap::new();
         for matches in matches {
             for condition in conditions(matches) {

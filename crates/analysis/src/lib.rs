@@ -1,10 +1,10 @@
-//! Exact analysis of policies: which rules shadow which, and which packets two policies treat differently, each with
-//! an example packet. Nothing is sampled or guessed; a question that exceeds its limit is reported as not decided.
+//! Exact analysis of policies: which rules shadow which, which packets two policies treat differently, and which packets
+//! of the host a program gives to workers (`protect`, `lost`), each with an example packet. Nothing is sampled or guessed; a question that exceeds its limit is reported as not decided.
 //!
 //! A policy's matches are converted (`conditions`) to products of sets (`product`) over the constrained fields
 //! (`dimensions`) and header stacks (`stack_set`). `search` decides whether a product has packets outside of others;
 //! `shadowing` and `diff` are built on that. `region` and `match_text` write products in the policy language. Every
-//! limit is a named constant. For `steerd check` and `steerd diff`; never used on the packet path.
+//! limit is a named constant. For `steerd check`, `steerd diff`, start and reload; never used on the packet path.
 //!
 //! ```
 //! use policy::{NoFiles, Source};
@@ -24,9 +24,11 @@
 #![forbid(unsafe_code)]
 
 mod conditions;
+mod cut_headers;
 mod diff;
 mod dimensions;
 mod interval_set;
+mod lost;
 mod mac_layout;
 mod match_text;
 mod product;
@@ -36,6 +38,7 @@ mod rule_list;
 mod search;
 mod shadowing;
 mod stack_set;
+mod suspects;
 
 pub use diff::{
     Change, Detail, Diff, Effect, GroupChange, KeyChange, MAX_COUNTED_REGIONS, MAX_NAMED_OPEN,
@@ -43,6 +46,7 @@ pub use diff::{
     diff, diff_in_detail,
 };
 pub use dimensions::MAX_PRODUCTS;
+pub use lost::{LostException, LostExceptions, OpenException, lost_exceptions};
 pub use match_text::match_text;
 pub use protect::{Missed, Protected, protection, protection_on_device, unreachable_kinds};
 pub use region::Region;

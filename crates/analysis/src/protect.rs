@@ -12,19 +12,18 @@
 //! a product of sets: it takes an intersection and no search, and a flow for which every class decides otherwise than
 //! "left to the host" cannot contain such a packet and is skipped. Each witness is confirmed by [`Program::explain_deep`].
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 
 use policy::policy::{Action, Direction, RuleDefinition};
 use policy::protect::{Kind, ProtectedMatch};
 use policy::{Policy, Witness};
-use program::{
-    Decide, FlowAction, FlowKind, FlowPackets, Match, Predicate, Program, RuleId, SinkId, SinkKind, Verdict,
-};
+use program::{FlowPackets, Match, Predicate, Program, RuleId, SinkId, SinkKind};
 
 use crate::dimensions::Dimensions;
 use crate::product::Product;
 use crate::rule_list::{Entry, RuleList, is_final};
 use crate::search::{Cover, Free, Space};
+use crate::suspects::suspects;
 
 /// The most flows that are converted at once: memory grows with their different values.
 const FLOWS_AT_ONCE: usize = 4096;
@@ -77,7 +76,8 @@ pub fn protection_on_device(policy: &Policy, program: &Program, by_policy: &[Pro
     if program.kernel_sink().is_some() || !found.contains(&Protected::Safe) {
         return found;
     }
-    let flows = suspects(program);
+    let flows = suspects(program).map(|suspect| (suspect.flow.rule, suspect.flow.packets()));
+    let flows: Vec<(RuleId, FlowPackets)> = flows.collect();
     for flows in flows.chunks(FLOWS_AT_ONCE) {
         let open = found.iter().zip(protected).filter(|(found, _)| **found == Protected::Safe);
         let open = open.map(|(_, protected)| &protected.matches);
@@ -92,27 +92,6 @@ pub fn protection_on_device(policy: &Policy, program: &Program, by_policy: &[Pro
         }
     }
     found
-}
-
-/// The flows that take packets and lead to a class that may leave some to the host, highest precedence first.
-fn suspects(program: &Program) -> Vec<(RuleId, FlowPackets)> {
-    let mut may_return = HashMap::new();
-    let mut list = Vec::new();
-    for flow in program.flows.iter().filter(|flow| flow.kind == FlowKind::Normal) {
-        let FlowAction::Steer { class: id, .. } = flow.action else { continue };
-        let Some(class) = program.class(id) else { continue };
-        let returns = may_return.entry(id).or_insert_with(|| match &class.decide {
-            Decide::Exact(outcome) => outcome.verdict == Verdict::Kernel,
-            Decide::Software(steps, otherwise) => {
-                let outcomes = steps.iter().map(|step| &step.outcome).chain([otherwise]);
-                outcomes.into_iter().any(|outcome| outcome.verdict == Verdict::Kernel)
-            }
-        });
-        if *returns {
-            list.push((flow.rule, flow.packets()));
-        }
-    }
-    list
 }
 
 /// Whether one of the flows contains a packet of a protected match.

@@ -86,8 +86,16 @@ impl Space {
     /// The same for questions about other matches, too.
     pub(super) fn with<'m>(policies: &[&'m Policy], others: impl Iterator<Item = &'m Match>) -> Self {
         let matches = policies.iter().flat_map(|policy| &policy.rules).map(|rule| &rule.matches);
-        let dimensions = Dimensions::of(matches.chain(others));
-        Self { dimensions, left: Cell::new(MAX_COMPARISONS_IN_ALL) }
+        Self::new(Dimensions::of(matches.chain(others)), MAX_COMPARISONS_IN_ALL)
+    }
+
+    /// The space of some dimensions, and how many comparisons may be spent in it.
+    pub(super) fn new(dimensions: Dimensions, comparisons: u64) -> Self {
+        Self { dimensions, left: Cell::new(comparisons) }
+    }
+
+    pub(super) fn comparisons_left(&self) -> u64 {
+        self.left.get()
     }
 
     /// The part of all comparisons that is left.
@@ -108,6 +116,12 @@ impl Space {
     pub(super) fn overlaps(&self, one: &Product, other: &Product) -> bool {
         self.spend(one.effort(other));
         one.overlaps(other, &self.dimensions)
+    }
+
+    /// Whether one product contains another; counted.
+    pub(super) fn contains(&self, one: &Product, other: &Product) -> bool {
+        self.spend(one.effort(other));
+        one.contains(other, &self.dimensions)
     }
 
     /// The intersection of two products; counted.

@@ -50,6 +50,6 @@ pub use numbers::{EtherType, IpProtocol};
 pub use parse::{Parsed, parse};
 pub use toeplitz::{RSS_KEY_BYTES, RssKey, Toeplitz};
 pub use tunnel::{
-    BOTTOM_OF_STACK, DeepKey, GRE_HAS_KEY, MAX_MPLS_LABELS, MPLS_UDP_PORT, TunnelKey, TunnelLayers,
-    VXLAN_UDP_PORT, parse_tunnel,
+    BOTTOM_OF_STACK, BRIDGED_ETHERNET, DeepKey, GRE_HAS_KEY, MAX_MPLS_LABELS, MPLS_UDP_PORT, TunnelKey,
+    TunnelLayers, VXLAN_UDP_PORT, parse_tunnel,
 };

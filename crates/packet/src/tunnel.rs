@@ -28,7 +28,7 @@ const GRE_VERSION: u16 = 0x0007;
 /// Each optional field of a GRE header: a checksum with reserved bits, the key, the sequence number.
 const GRE_FIELD_BYTES: usize = 4;
 /// Transparent Ethernet bridging.
-pub(crate) const BRIDGED_ETHERNET: EtherType = EtherType(0x6558);
+pub const BRIDGED_ETHERNET: EtherType = EtherType(0x6558);
 /// How many entries of a stack are read; the packet behind a deeper stack is not.
 pub const MAX_MPLS_LABELS: usize = 4;
 /// The destination port of MPLS in UDP (IANA).

@@ -1,0 +1,33 @@
+//! The flows of a program that may take packets which the policy leaves to the host.
+
+use std::collections::HashMap;
+
+use program::{Class, Decide, Flow, FlowAction, FlowKind, Outcome, Program, Verdict};
+
+/// A flow that takes packets and leads to a class that may leave some to the host.
+#[derive(Clone, Copy)]
+pub(super) struct Suspect<'p> {
+    pub(super) flow: &'p Flow,
+    pub(super) class: &'p Class,
+}
+
+/// All of them, highest precedence first. The packets of any other flow have another outcome.
+pub(super) fn suspects(program: &Program) -> impl Iterator<Item = Suspect<'_>> {
+    let mut may_return = HashMap::new();
+    program.flows.iter().filter(|flow| flow.kind == FlowKind::Normal).filter_map(move |flow| {
+        let FlowAction::Steer { class: id, .. } = flow.action else { return None };
+        let class = program.class(id)?;
+        let returns =
+            may_return.entry(id).or_insert_with(|| outcomes(class).any(|one| one.verdict == Verdict::Kernel));
+        returns.then_some(Suspect { flow, class })
+    })
+}
+
+/// Every outcome that a class may decide.
+pub(super) fn outcomes(class: &Class) -> impl Iterator<Item = Outcome> {
+    let (steps, last) = match &class.decide {
+        Decide::Exact(outcome) => (None, outcome),
+        Decide::Software(steps, otherwise) => (Some(steps), otherwise),
+    };
+    steps.into_iter().flatten().map(|step| step.outcome).chain([*last])
+}
