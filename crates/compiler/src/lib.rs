@@ -52,7 +52,6 @@ mod expand;
 mod groups;
 mod legalize;
 mod limit_ranks;
-mod lost;
 mod lower;
 mod mask_index;
 mod merge_masks;
@@ -86,9 +85,6 @@ use share::{MAX_FLOWS_TRIED, Sample};
 pub use capacity::{Capacity, CapacityRow, PriorityUse, reload_conflict};
 pub use check::{Check, RuleCheck};
 pub use diagnostics::Obstacle;
-pub use lost::{
-    LostException, LostExceptionReason, lost_exception_reason, lost_exceptions, refuse_lost_exceptions,
-};
 pub use report::{Decided, PolicingReport, Report, RuleReport, WorkerLimit};
 pub use savings::Saving;
 pub use share::{Share, Shares, shares};

@@ -16,7 +16,7 @@ use crate::check::{Check, RuleCheck};
 use crate::classes::outcomes;
 use crate::diagnostics::exclusion_remedy;
 use crate::share::{Share, Shares, shares};
-use crate::{Job, LostException, Obstacle, lost_exceptions, refuse_lost_exceptions};
+use crate::{Job, Obstacle};
 
 /// How many rules a note names.
 const SHOWN_NAMES: usize = 4;
@@ -34,10 +34,8 @@ pub struct Report {
     pub capacity: Option<Capacity>,
     /// Why the policy as a whole is impossible on the device.
     pub obstacles: Vec<Obstacle>,
-    /// Why it does not compile, or why its program may not be installed, with places.
+    /// Why it does not compile, with places.
     pub problems: Vec<Diagnostic>,
-    /// Packets that the policy leaves to the kernel and that a worker receives; problems unless the policy allows them.
-    pub lost_exceptions: Vec<LostException>,
     /// Likely mistakes, in the order of the policy.
     pub warnings: Vec<Diagnostic>,
     /// The program itself.
@@ -154,15 +152,12 @@ pub(crate) fn describe(job: &Job<'_>) -> Report {
                 rule.share = (share.packets > 0).then(|| share.clone());
             }
             let capacity = Capacity::of(&program, profile, previous);
-            let lost = lost_exceptions(policy, profile, &program);
-            let problems = refuse_lost_exceptions(policy, &program, &lost).list;
             Report {
                 rules,
                 shares: Some(shares),
                 capacity: Some(capacity),
                 obstacles: Vec::new(),
-                problems,
-                lost_exceptions: lost,
+                problems: Vec::new(),
                 warnings: checked.warnings,
                 program: Some(program),
                 device,
@@ -180,7 +175,6 @@ pub(crate) fn describe(job: &Job<'_>) -> Report {
                 capacity: None,
                 obstacles: whole,
                 problems: problems.diagnostics(policy, profile).list,
-                lost_exceptions: Vec::new(),
                 warnings: Vec::new(),
                 program: None,
                 device,

@@ -10,6 +10,7 @@ mod commands;
 mod daemon;
 mod effects;
 mod error;
+mod lost_exceptions;
 mod policy_file;
 mod protection;
 mod server;

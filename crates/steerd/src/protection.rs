@@ -2,7 +2,6 @@
 //! which a protected packet may miss the host, and a policy for which that is not decided.
 
 use analysis::{Missed, Protected};
-use compiler::LostExceptionReason;
 use packet::Field;
 use policy::policy::{Action, RuleDefinition};
 use policy::protect::ProtectedMatch;
@@ -10,6 +9,7 @@ use policy::{Diagnostic, Policy};
 use program::{DEFAULT_RULE, Match, Predicate, Program, RangeSet};
 
 use crate::commands::describe;
+use crate::lost_exceptions::{TakenReason, taken_reason};
 
 /// The longest match that a remedy quotes, in bytes.
 const MAX_QUOTED: usize = 400;
@@ -134,7 +134,7 @@ fn taken_on_device(
     missed: &Missed,
 ) -> Diagnostic {
     let (place, ..) = named(policy, policy.rules.get(missed.taken_by.index()));
-    let LostExceptionReason { later, reason, .. } = compiler::lost_exception_reason(program, missed.taken_by);
+    let TakenReason { later, reason, .. } = taken_reason(program, missed.taken_by);
     let message = format!(
         "packets that [protect] leaves to the host by {} miss it on this device: flows of `{later}` take them, and a worker \
          cannot give them back, for example {}",

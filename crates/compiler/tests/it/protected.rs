@@ -1,5 +1,5 @@
 //! Protected packets that a policy leaves to the host and a program does not: `analysis::protection_on_device` on compiled
-//! programs, against packets at the boundaries of random rules, and against the search for lost exceptions.
+//! programs, against packets at the boundaries of random rules, and against the lost exceptions.
 
 use std::cell::Cell;
 
@@ -125,7 +125,7 @@ fn missed_exactly_if_a_packet_is(profile: &DeviceProfile) {
         policy.protect = Some(protect.collect());
         let by_policy = protection(&policy);
         let on_device = protection_on_device(&policy, &program, &by_policy);
-        let lost = compiler::lost_exceptions(&policy, profile, &program);
+        let lost = analysis::lost_exceptions(&policy, &program).found;
         let lost: Vec<DeepKey> = lost.iter().map(|lost| lost.witness.key()).collect();
         for (protected, (found, before)) in
             policy.protect.iter().flatten().zip(on_device.iter().zip(&by_policy))

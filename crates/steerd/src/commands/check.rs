@@ -16,6 +16,7 @@ use serde::Serialize;
 use super::traffic;
 use crate::cli::{ApiArgs, CheckArgs, Cli, Deny, Format, TrafficArg};
 use crate::error::Error;
+use crate::lost_exceptions::Lost;
 use crate::policy_file::{Counters, Target};
 use crate::protection::{self, Protection};
 use crate::settings::{PolicySource, Traffic};
@@ -32,6 +33,8 @@ struct Checked {
     workers: usize,
     policy: Policy,
     report: Report,
+    /// Packets that the policy leaves to the kernel and that a worker receives.
+    lost: Lost,
     /// What becomes of the protected packets.
     protection: Protection,
     /// `None`: skipped.
@@ -91,13 +94,8 @@ pub(crate) fn run(args: &CheckArgs) -> Result<(), Error> {
     for (index, rule) in report.rules.iter_mut().enumerate() {
         rule.action = effects::written(&policy, index);
     }
-    // With --quiet the analysis runs only if --deny needs it.
-    let is_wanted =
-        !args.quiet || args.deny.iter().any(|what| !matches!(what, Deny::Hybrid | Deny::HybridShare(_)));
-    let analysis = (is_wanted && !args.no_analysis).then(|| {
-        let mut progress = Progress::new();
-        analysis::analyse(&policy, &mut |at| progress.show(at))
-    });
+    let analysis = analysed(args, &policy);
+    let lost = report.program.as_ref().map(|program| Lost::of(&policy, program)).unwrap_or_default();
     let protection = Protection::of(&policy, report.program.as_ref());
     let warnings = all_warnings(&policy, &report, analysis.as_ref(), warnings);
     let device_warnings = report.program.as_ref().map(|program| device.warnings(program)).unwrap_or_default();
@@ -116,6 +114,7 @@ pub(crate) fn run(args: &CheckArgs) -> Result<(), Error> {
         workers,
         policy,
         report,
+        lost,
         protection,
         analysis,
         warnings,
@@ -130,6 +129,16 @@ pub(crate) fn run(args: &CheckArgs) -> Result<(), Error> {
         Format::Text => checked.print(args.quiet)?,
     }
     checked.verdict(&denied)
+}
+
+/// The analysis of the rules. With --quiet it runs only if --deny needs it.
+fn analysed(args: &CheckArgs, policy: &Policy) -> Option<Analysis> {
+    let is_wanted =
+        !args.quiet || args.deny.iter().any(|what| !matches!(what, Deny::Hybrid | Deny::HybridShare(_)));
+    (is_wanted && !args.no_analysis).then(|| {
+        let mut progress = Progress::new();
+        analysis::analyse(policy, &mut |at| progress.show(at))
+    })
 }
 
 /// The counters of the daemon that --traffic names.
@@ -215,7 +224,7 @@ impl Checked {
 
     /// Why the policy is refused, with places.
     fn problems(&self) -> impl Iterator<Item = &Diagnostic> {
-        self.report.problems.iter().chain(&self.protection.errors)
+        self.report.problems.iter().chain(&self.lost.errors).chain(&self.protection.errors)
     }
 
     /// Whether it compiles, and loses no exceptions and no protected packets.
@@ -226,9 +235,11 @@ impl Checked {
     /// Why a policy that compiles is refused, in short.
     fn refusal(&self) -> String {
         let mut found = Vec::new();
-        if !self.report.problems.is_empty() {
-            let rules = counted(self.report.lost_exceptions.len() as u64, "rule", "rules");
-            found.push(format!("lost exceptions of {rules}"));
+        if !self.lost.errors.is_empty() {
+            let rules = counted(self.lost.errors.len() as u64, "rule", "rules");
+            let known =
+                if self.lost.found.is_empty() { "lost exceptions not decided" } else { "lost exceptions" };
+            found.push(format!("{known} of {rules}"));
         }
         if !self.protection.errors.is_empty() {
             found.push("protected packets may miss the host".to_owned());

@@ -56,13 +56,137 @@ fn check_and_start_refuse_them_with_the_packet() {
         for output in [checked, started] {
             assert!(!output.status.success(), "{}", stdout(&output));
             let errors = stderr(&output);
-            for part in ["`tagged`", "`default`", "vlan = 42", "without a tag", "allow_lost_exceptions"] {
+            let wanted = "allow_lost_exceptions = true";
+            for part in ["error", "`tagged`", "`default`", "vlan = 42", "without a tag", wanted] {
                 assert!(errors.contains(part), "no {part} in {errors}");
             }
         }
         fs::write(&policy, allowing()).expect("a policy");
         let checked = run(&["check", "--profile", personality, &policy.to_string_lossy()]);
         assert!(checked.status.success() && stderr(&checked).contains("warning"), "{}", stderr(&checked));
+    }
+}
+
+/// Each rule of which packets are lost has an error of its own.
+#[test]
+fn every_rule_that_loses_packets_is_named() {
+    let text = r#"
+version = 1
+default = "drop"
+ipv6_extensions = "skip"
+[groups.main]
+workers = "all"
+[[rules]]
+name = "own"
+match = { protocol = "tcp", dst_port = 22 }
+action = "kernel"
+[[rules]]
+name = "hosts"
+match = { dst = "2001:db8::/32" }
+action = "steer main"
+"#;
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let policy = folder.path().join("p.toml");
+    fs::write(&policy, text).expect("a policy");
+    for personality in PERSONALITIES {
+        let args = ["check", "--profile", personality, "--format", "json", &policy.to_string_lossy()];
+        let answer: serde_json::Value = serde_json::from_str(&stdout(&run(&args))).expect("JSON");
+        let lost = answer["lost_exceptions"].as_array().expect("lost_exceptions");
+        assert!(lost.iter().any(|lost| lost["rule"] == "own~extensions"), "{lost:?}");
+        let list = answer["diagnostics"].as_array().expect("diagnostics");
+        let errors = list.iter().filter(|one| one["severity"] == "error").count();
+        assert_eq!(errors, lost.len(), "{answer:#}");
+    }
+}
+
+/// The refusal of a policy on a device, with its hint; `check` and start give the same.
+fn refusal(personality: &str, text: &str) -> String {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let policy = folder.path().join("p.toml");
+    fs::write(&policy, text).expect("a policy");
+    let checked = run(&["check", "--profile", personality, &policy.to_string_lossy()]);
+    let started = demo(personality, &policy).args(["--for", "1s"]).output().expect("steerd");
+    assert_eq!(checked.status.code(), Some(1), "{}", stderr(&checked));
+    assert!(!started.status.success(), "{}", stdout(&started));
+    let errors = stderr(&checked);
+    let log = stderr(&started);
+    assert!(log.contains("kernel") && log.contains("allow_lost_exceptions"), "{log}");
+    errors
+}
+
+/// Packets of the host that no usual packet stands for: other addresses than those for examples, and types of messages.
+#[test]
+fn rare_packets_of_the_host_are_not_lost_silently() {
+    let head = "version = 1\n[groups.main]\nworkers = \"all\"\n";
+    let rule = |name: &str, matches: &str, action: &str| {
+        format!("[[rules]]\nname = \"{name}\"\nmatch = {{ {matches} }}\naction = \"{action}\"\n")
+    };
+    for personality in PERSONALITIES {
+        let bogons = format!(
+            "{head}{}{}",
+            rule("bogons", "src = \"192.0.2.0/24\"", "drop"),
+            rule("syn-fin", "protocol = \"tcp\", tcp_flags = \"syn,fin\"", "drop")
+        );
+        let errors = refusal(personality, &bogons);
+        for part in [
+            "`default` leaves to the kernel are lost",
+            "flows of `syn-fin`",
+            "tcp_flags (the device cannot match this field)",
+        ] {
+            assert!(errors.contains(part), "no {part} in {errors}");
+        }
+        let discovery = format!(
+            "{head}{}{}",
+            rule("nd", "icmpv6_type = [133, 134, 135, 136, 137]", "kernel"),
+            rule("rest", "family = \"ipv6\"", "drop")
+        );
+        let errors = refusal(personality, &discovery);
+        for part in [
+            "`nd` leaves to the kernel are lost",
+            "flows of `rest`",
+            "icmpv6_type = 133",
+            "`nd` takes its own packets from the kernel",
+        ] {
+            assert!(errors.contains(part), "no {part} in {errors}");
+        }
+    }
+}
+
+/// A policy that the analysis does not decide is refused with its limit.
+#[test]
+fn what_is_not_known_is_refused() {
+    let bits = |bits: &[u32]| {
+        let value: u64 = bits.iter().map(|bit| 1u64 << bit).sum();
+        let bytes: Vec<String> = value.to_be_bytes()[2..].iter().map(|byte| format!("{byte:02x}")).collect();
+        format!("\"{0}/{0}\"", bytes.join(":"))
+    };
+    let pairs: Vec<String> = (0..24).map(|pair| bits(&[2 * pair, 2 * pair + 1])).collect();
+    let ones: Vec<String> = (0..48).map(|bit| bits(&[bit])).collect();
+    let text = format!(
+        "version = 1\n[groups.main]\nworkers = \"all\"\n\
+         [[rules]]\nname = \"pairs\"\nmatch = {{ src_mac = {{ not = [{}] }}, dst_port = 80 }}\naction = \"drop\"\n\
+         [[rules]]\nname = \"ones\"\nmatch = {{ src_mac = [{}], dst_port = 81 }}\naction = \"steer main\"\n\
+         [[rules]]\nname = \"syn\"\nmatch = {{ protocol = \"tcp\", dst_port = 80, tcp_flags = \"syn\" }}\naction = \"drop\"\n",
+        pairs.join(", "),
+        ones.join(", ")
+    );
+    for personality in PERSONALITIES {
+        let errors = refusal(personality, &text);
+        for part in [
+            "it is not known",
+            "`default`",
+            "cross in more than 512 ways",
+            "kind = \"kernel\"",
+            "not decided",
+        ] {
+            assert!(errors.contains(part), "no {part} in {errors}");
+        }
+        let allowed = text.replace("version = 1", "version = 1\nallow_lost_exceptions = true");
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let policy = folder.path().join("p.toml");
+        fs::write(&policy, allowed).expect("a policy");
+        let checked = run(&["check", "--profile", personality, &policy.to_string_lossy()]);
+        assert!(checked.status.success(), "{}", stderr(&checked));
     }
 }
 

@@ -4,3 +4,4 @@ pub(crate) mod clauses;
 pub(crate) mod packets;
 pub(crate) mod rules;
 pub(crate) mod tunnels;
+pub(crate) mod universe;

@@ -36,7 +36,7 @@ struct Answer<'c> {
     capacity: Option<&'c Capacity>,
     obstacles: &'c [Obstacle],
     /// Packets that rules leave to the kernel but workers receive.
-    lost_exceptions: Vec<Lost<'c>>,
+    lost_exceptions: Vec<LostLine<'c>>,
     /// By protected match: what becomes of its packets.
     protected: Vec<ProtectedPackets<'c>>,
     /// `null`: skipped.
@@ -81,7 +81,7 @@ struct SinkLine<'c> {
 }
 
 #[derive(Serialize)]
-struct Lost<'c> {
+struct LostLine<'c> {
     rule: &'c str,
     /// The rule whose flow takes the packet.
     taken_by: &'c str,
@@ -166,10 +166,11 @@ pub(super) fn print(checked: &Checked, denied: &[String]) -> Result<(), Error> {
                 percent: saving.percent,
             })
             .collect(),
-        lost_exceptions: report
-            .lost_exceptions
+        lost_exceptions: checked
+            .lost
+            .found
             .iter()
-            .map(|lost| Lost {
+            .map(|lost| LostLine {
                 rule: checked.rule_name(lost.rule),
                 taken_by: checked.rule_name(lost.taken_by),
                 witness: &lost.witness,

@@ -1,0 +1,105 @@
+//! Lost exceptions for operators: the results of the analysis as diagnostics. `check`, start and reload refuse a policy that
+//! leaves packets to the kernel which a worker receives and cannot give back, and a policy for which that is not decided,
+//! unless it allows them.
+
+use analysis::{LostException, LostExceptions, OpenException};
+use policy::{Diagnostic, Place, Policy};
+use program::{Program, RuleId, UndecidedReason};
+
+/// What to do about lost exceptions of any kind.
+const REMEDIES: &str = "add [sinks.host] with kind = \"kernel\" so that workers give such packets back, or write \
+    allow_lost_exceptions = true at the top of the policy";
+
+/// The rules of which packets are lost.
+#[derive(Default)]
+pub(crate) struct Lost {
+    pub(crate) found: Vec<LostException>,
+    /// Why the policy is refused.
+    pub(crate) errors: Vec<Diagnostic>,
+}
+
+impl Lost {
+    /// All of them, for reports, and those that the policy does not allow as errors.
+    pub(crate) fn of(policy: &Policy, program: &Program) -> Self {
+        let LostExceptions { found, not_decided } = analysis::lost_exceptions(policy, program);
+        if policy.allow_lost_exceptions {
+            return Self { found, errors: Vec::new() };
+        }
+        let lost = found.iter().map(|lost| refused(policy, program, lost));
+        let errors = lost.chain(not_decided.iter().map(|open| not_known(policy, program, open))).collect();
+        Self { found, errors }
+    }
+
+    /// The errors alone, without a search if the policy allows all.
+    pub(crate) fn errors(policy: &Policy, program: &Program) -> Vec<Diagnostic> {
+        if policy.allow_lost_exceptions { Vec::new() } else { Self::of(policy, program).errors }
+    }
+}
+
+fn refused(policy: &Policy, program: &Program, lost: &LostException) -> Diagnostic {
+    let TakenReason { later, reason, remedy } = taken_reason(program, lost.taken_by);
+    let message = format!(
+        "packets that `{}` leaves to the kernel are lost: flows of `{later}` take them, and a worker cannot give \
+         them back, for example {}",
+        name(program, lost.rule),
+        lost.witness.fields()
+    );
+    let hint = format!("{reason}: {remedy} (`steerd check` shows more), or {REMEDIES}");
+    place(policy, lost.taken_by, lost.rule).error(message, "the host would not see these").hint(hint)
+}
+
+fn not_known(policy: &Policy, program: &Program, open: &OpenException) -> Diagnostic {
+    let taker = name(program, open.taken_by);
+    let message = format!(
+        "it is not known whether packets that `{}` leaves to the kernel are lost: flows of `{taker}` may take some of them, \
+         and a worker could not give them back",
+        name(program, open.rule)
+    );
+    let hint = format!(
+        "{}: write fewer overlapping rules before `{taker}`, leave keys that the device does not match out of it, {REMEDIES}",
+        open.why
+    );
+    place(policy, open.taken_by, open.rule).error(message, "refused, because it is not known").hint(hint)
+}
+
+fn name(program: &Program, rule: RuleId) -> &str {
+    program.rules.get(rule.index()).map_or("?", |rule| rule.name.as_str())
+}
+
+/// The place of the rule whose flow takes a packet, or else of the rule that leaves it to the kernel.
+fn place(policy: &Policy, taken_by: RuleId, rule: RuleId) -> &Place {
+    let rule = policy.rules.get(taken_by.index()).or_else(|| policy.rules.get(rule.index()));
+    rule.map_or(&policy.default_place, |rule| &rule.place)
+}
+
+/// Why flows of a rule take packets that belong to the host.
+pub(crate) struct TakenReason {
+    /// The rule that takes packets like these: this one, or a later one of which the device cannot exclude them.
+    pub(crate) later: String,
+    /// What the device cannot do.
+    pub(crate) reason: String,
+    /// What to change.
+    remedy: String,
+}
+
+/// The same, from what the compiler noted about the rule.
+pub(crate) fn taken_reason(program: &Program, rule: RuleId) -> TakenReason {
+    let reasons = program.rules.get(rule.index()).map(|rule| &*rule.undecided).unwrap_or_default();
+    let kept = reasons.iter().find_map(|note| match note.why {
+        UndecidedReason::KernelException { by, inseparable } => Some((by, inseparable)),
+        _ => None,
+    });
+    if let Some((by, inseparable)) = kept {
+        let later = name(program, by).to_owned();
+        let reason = format!("`{later}` {}", inseparable.words());
+        let remedy = format!("narrow `{later}` until it does not match them");
+        return TakenReason { later, reason, remedy };
+    }
+    let later = name(program, rule).to_owned();
+    let keys: Vec<String> =
+        reasons.iter().map(|note| format!("{} ({})", note.key, note.why.words())).collect();
+    let reason = format!("the device does not decide {}", keys.join(", "));
+    let remedy =
+        format!("leave these keys of `{later}` out, or steer or drop the other packets by a later rule");
+    TakenReason { later, reason, remedy }
+}
