@@ -295,7 +295,10 @@ pub(crate) struct DiffArgs {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = "Unsupported lines are reported on stderr; the exit code is still 0.")]
+#[command(
+    after_help = "Unsupported lines are reported on stderr; the exit code is still 0. Input of another format, or cut off, \
+gives exit code 1 and no policy."
+)]
 pub(crate) struct ImportArgs {
     /// The format of the rules.
     #[arg(value_enum, value_name = "KIND")]
@@ -306,6 +309,20 @@ pub(crate) struct ImportArgs {
     /// Where the policy goes [default: standard output].
     #[arg(short, long, value_name = "FILE", conflicts_with = "format")]
     pub(crate) output: Option<PathBuf>,
+    /// nft: convert this base chain alone, as TABLE/NAME or FAMILY/TABLE/NAME [default: all base chains that received
+    /// packets to the host meet].
+    #[arg(long, value_name = "TABLE/NAME")]
+    pub(crate) chain: Option<String>,
+    /// nft: the interface of the port; rules of other interfaces do not apply [default: rules of any interface but lo
+    /// may apply].
+    #[arg(long, value_name = "NAME")]
+    pub(crate) interface: Option<String>,
+    /// Add a group of all workers, for rules that no device decides alone.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) group: Option<String>,
+    /// Add a sink of kind kernel, which returns packets to the host by this TAP interface.
+    #[arg(long, value_name = "INTERFACE")]
+    pub(crate) kernel_sink: Option<String>,
     /// The output format: the policy itself, or an object with the policy and the unsupported lines.
     #[arg(long, value_enum, default_value_t = Format::Text)]
     pub(crate) format: Format,

@@ -1,19 +1,28 @@
 //! `steerd import`: converts rules of other tools to a policy. Unsupported lines are reported on stderr and stay in the
-//! policy as comments. Reads files and standard input; no device is used.
+//! policy as comments. The policy is checked for an ideal device; if that refuses it, the end of the output says what to
+//! add. Reads files and standard input; no device is used.
 
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
 use std::fs;
+use std::io::{self, Write as _};
 use std::path::Path;
 
-use policy::import::{Imported, NftOptions, classbench, ethtool, nft};
+use device_model::DeviceProfile;
+use policy::import::{Imported, NftOptions, Note, classbench, ethtool, nft};
+use policy::{Diagnostics, NoFiles, Policy, Source};
 use serde::Serialize;
 
-use crate::cli::{Format, Import, ImportArgs};
+use crate::cli::{Cli, Format, Import, ImportArgs};
 use crate::error::Error;
-use crate::policy_file::STANDARD_INPUT;
+use crate::policy_file::{self, Compiled, STANDARD_INPUT};
 use crate::terminal::output;
 
 /// The most input, as much as a policy may have.
 const MAX_INPUT_BYTES: u64 = policy::MAX_FILE_BYTES;
+/// Names of additions that are proposed.
+const GROUP: &str = "workers";
+const INTERFACE: &str = "host0";
 
 /// Described in docs/reference/commands.md.
 #[derive(Serialize)]
@@ -26,42 +35,153 @@ struct Answer<'a> {
 #[derive(Serialize)]
 struct Unsupported {
     file: String,
-    line: u32,
+    /// `None`: the message names the place.
+    line: Option<u32>,
     message: String,
 }
 
 pub(crate) fn run(args: &ImportArgs) -> Result<(), Error> {
+    if args.kind != Import::Nft && (args.chain.is_some() || args.interface.is_some()) {
+        let kind = clap::error::ErrorKind::ArgumentConflict;
+        let message = "--chain and --interface are for rule sets of nft";
+        <Cli as clap::CommandFactory>::command().error(kind, message).exit();
+    }
     let mut input = Input::default();
     args.files.iter().try_for_each(|path| input.add(path))?;
     let imported = match args.kind {
         Import::Classbench => classbench(&input.text),
         Import::Ethtool => ethtool(&input.text),
-        Import::Nft => nft(&input.text, &NftOptions::default()),
+        Import::Nft => {
+            nft(&input.text, &NftOptions { chain: args.chain.clone(), interface: args.interface.clone() })
+        }
     };
-    let Imported { policy_toml, notes } = imported.map_err(|wrong| {
+    let Imported { mut policy_toml, mut notes } = imported.map_err(|wrong| {
         let (file, line) = input.place(wrong.line);
         Error::Import { path: file.into(), message: format!("line {line}: {}", wrong.message) }
     })?;
+    let has_rules = complete(&mut policy_toml, &mut notes, args);
     if args.format == Format::Json {
-        let place = |note: &policy::import::Note| {
+        let place = |note: &Note| {
             let (file, line) = input.place(note.line);
+            let line = (note.line > 0).then_some(line);
             Unsupported { file: file.to_owned(), line, message: note.message.clone() }
         };
         let answer = Answer { policy: &policy_toml, notes: notes.iter().map(place).collect() };
         return output::print_json(&answer);
     }
-    match &args.output {
-        None => output::print(&policy_toml)?,
-        Some(path) => fs::write(path, &policy_toml).map_err(|error| Error::Import {
-            path: path.clone(),
-            message: format!("cannot write: {error}"),
-        })?,
-    }
     for note in &notes {
         let (file, line) = input.place(note.line);
-        output::print_error(&format!("{file}:{line}: {}", note.message));
+        match note.line {
+            0 => output::print_error(&format!("{file}: {}", note.message)),
+            _ => output::print_error(&format!("{file}:{line}: {}", note.message)),
+        }
     }
-    Ok(())
+    match &args.output {
+        None => output::print(&policy_toml),
+        Some(path) => replace(path, &policy_toml, has_rules),
+    }
+}
+
+/// Appends what the arguments ask for, and checks the policy. Returns whether it has rules or groups.
+fn complete(policy_toml: &mut String, notes: &mut Vec<Note>, args: &ImportArgs) -> bool {
+    let mut note = |message: String| notes.push(Note { line: 0, message });
+    let policy = match policy_file::parse(&Source::new("policy", &**policy_toml), &NoFiles, &BTreeMap::new())
+    {
+        Ok(read) => read.policy,
+        Err(problems) => {
+            note(format!("check refuses this policy: {}", first_of(&problems)));
+            return true;
+        }
+    };
+    policy_toml.push_str(&additions(&policy, args.group.as_deref(), args.kernel_sink.as_deref()));
+    if policy.rules.is_empty() && policy.groups.is_empty() {
+        note("the policy has no active rule".to_owned());
+        return false;
+    }
+    let Err(problems) = check(policy_toml) else { return true };
+    let group = args.group.is_none().then_some(GROUP);
+    let sink = args.kernel_sink.is_none().then_some(INTERFACE);
+    for (group, sink) in [(group, None), (None, sink), (group, sink)] {
+        let added = additions(&policy, group, sink);
+        if added.is_empty() || check(&format!("{policy_toml}{added}")).is_err() {
+            continue;
+        }
+        let mut options = String::new();
+        group.into_iter().for_each(|name| options.push_str(&format!(" --group {name}")));
+        sink.into_iter().for_each(|name| options.push_str(&format!(" --kernel-sink {name}")));
+        let _ = write!(policy_toml, "\n# `steerd check` accepts this policy with the following lines:\n");
+        for line in added.lines().filter(|line| !line.is_empty()) {
+            let _ = writeln!(policy_toml, "# {line}");
+        }
+        note(format!(
+            "check refuses this policy, but not with the commented lines at its end (hint: import with{options}): {}",
+            first_of(&problems)
+        ));
+        return true;
+    }
+    note(format!("check refuses this policy: {}", first_of(&problems)));
+    true
+}
+
+/// The tables of a group and of a sink for a policy that lacks them.
+fn additions(policy: &Policy, group: Option<&str>, interface: Option<&str>) -> String {
+    let mut text = String::new();
+    if let Some(name) = group.filter(|name| policy.groups.iter().all(|known| known.name != **name)) {
+        let _ = write!(text, "\n[groups.{name}]\nworkers = \"all\"\n");
+    }
+    if let Some(interface) = interface {
+        let _ = write!(text, "\n[sinks.host]\nkind = \"kernel\"\ninterface = \"{interface}\"\n");
+    }
+    text
+}
+
+/// Whether an ideal device can run the policy; the same question as that of `steerd check`.
+fn check(policy_toml: &str) -> Result<(), Diagnostics> {
+    let read = policy_file::parse(&Source::new("policy", policy_toml), &NoFiles, &BTreeMap::new())?;
+    let compiled = read.compile(None, &DeviceProfile::ideal(), None, None)?;
+    Compiled::into_installable(compiled).map(|_| ())
+}
+
+/// The first error of several.
+fn first_of(problems: &Diagnostics) -> String {
+    let mut errors = problems.list.iter().filter(|problem| problem.severity == policy::Severity::Error);
+    let first = errors.next().map(|problem| problem.message.clone()).unwrap_or_default();
+    match errors.count() {
+        0 => first,
+        more => format!("{first} (and {more} more)"),
+    }
+}
+
+/// Writes a file as a whole or not at all, and no policy without rules over one that is there.
+fn replace(path: &Path, text: &str, has_rules: bool) -> Result<(), Error> {
+    let refused = |message: String| Error::Import { path: path.to_owned(), message };
+    let known = fs::metadata(path).ok();
+    if !has_rules && known.as_ref().is_some_and(|known| known.len() > 0) {
+        return Err(refused("left as it is, because the new policy has no active rule".to_owned()));
+    }
+    let written = match known {
+        Some(known) if !known.is_file() => fs::write(path, text),
+        known => replace_file(path, text, known),
+    };
+    written.map_err(|error| refused(format!("cannot write: {error}")))
+}
+
+fn replace_file(path: &Path, text: &str, known: Option<fs::Metadata>) -> io::Result<()> {
+    // A link stays, and what it names is replaced.
+    let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    let mut name = target.file_name().map(std::ffi::OsStr::to_owned).unwrap_or_default();
+    name.push(format!(".{}.new", std::process::id()));
+    let new = target.with_file_name(name);
+    let write = || {
+        let mut file = fs::File::create_new(&new)?;
+        file.write_all(text.as_bytes())?;
+        if let Some(known) = known {
+            file.set_permissions(known.permissions())?;
+        }
+        file.sync_all()?;
+        fs::rename(&new, &target)
+    };
+    write().inspect_err(|_| drop(fs::remove_file(&new)))
 }
 
 /// The input files as one text, and the line at which each begins.
@@ -101,8 +221,9 @@ impl Input {
 
     /// The file of a line, and the line number in it.
     fn place(&self, line: u32) -> (&str, u32) {
-        let file = self.files.iter().rev().find(|(_, first)| *first <= line);
-        file.map_or(("", line), |(name, first)| (name, line - first + 1))
+        // Line 0 is none of a file; with several files, that of the first.
+        let file = self.files.iter().rev().find(|(_, first)| *first <= line.max(1));
+        file.map_or(("", line), |(name, first)| (name, (line + 1).saturating_sub(*first)))
     }
 }
 

@@ -103,3 +103,170 @@ fn rule_sets_of_the_corpora_are_imported_and_checked() {
         }
     }
 }
+
+/// A table with one chain of hook input, and these rules in JSON.
+fn nft_listing(policy: &str, rules: &[&str]) -> String {
+    let of = "\"family\": \"inet\", \"table\": \"filter\"";
+    let rule = |expr: &&str| {
+        format!(", {{\"rule\": {{{of}, \"chain\": \"input\", \"handle\": 7, \"expr\": [{expr}]}}}}")
+    };
+    format!(
+        "{{\"nftables\": [{{\"table\": {{\"family\": \"inet\", \"name\": \"filter\"}}}}, \
+         {{\"chain\": {{{of}, \"name\": \"input\", \"type\": \"filter\", \"hook\": \"input\", \"prio\": 0, \
+         \"policy\": \"{policy}\"}}}}{}]}}",
+        rules.iter().map(rule).collect::<String>()
+    )
+}
+
+fn port_match(port: u16) -> String {
+    format!(
+        "{{\"match\": {{\"op\": \"==\", \"left\": {{\"payload\": {{\"protocol\": \"tcp\", \"field\": \"dport\"}}}}, \"right\": {port}}}}}"
+    )
+}
+
+#[test]
+fn import_of_wrong_or_truncated_input_leaves_the_policy_as_it_is() {
+    let whole = nft_listing("accept", &[&format!("{}, {{\"drop\": null}}", port_match(25))]);
+    let empty = nft_listing("accept", &[]);
+    let folder = policies(&[
+        ("cut", &whole[..whole.len() - 20]),
+        ("text", "table inet filter {\n}\n"),
+        ("empty-file", ""),
+        ("empty-set", &empty),
+        ("whole", &whole),
+    ]);
+    let output = run_in(&folder, &["import", "nft", "whole", "-o", "policy.toml"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let before = std::fs::read_to_string(folder.path().join("policy.toml")).expect("written");
+    assert!(before.contains("dst_port = 25"), "{before}");
+    for (kind, file) in [
+        ("nft", "cut"),
+        ("nft", "text"),
+        ("nft", "empty-file"),
+        ("nft", "empty-set"),
+        ("ethtool", "text"),
+        ("ethtool", "empty-file"),
+        ("classbench", "text"),
+        ("classbench", "empty-file"),
+    ] {
+        let output = run_in(&folder, &["import", kind, file, "-o", "policy.toml"]);
+        assert_eq!(output.status.code(), Some(1), "{kind} {file}: {}", stderr(&output));
+        assert!(
+            stderr(&output).contains(if file == "empty-set" { "policy.toml" } else { file }),
+            "{}",
+            stderr(&output)
+        );
+        let after = std::fs::read_to_string(folder.path().join("policy.toml")).expect("still there");
+        assert_eq!(before, after, "{kind} {file}");
+    }
+    // Where nothing is replaced, an empty rule set is a policy.
+    let output = run_in(&folder, &["import", "nft", "empty-set", "-o", "new.toml"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(stderr(&output).contains("no active rule"), "{}", stderr(&output));
+    let left: Vec<_> = std::fs::read_dir(folder.path())
+        .expect("a folder")
+        .map(|entry| entry.expect("an entry").file_name())
+        .collect();
+    assert!(left.iter().all(|name| !name.to_string_lossy().ends_with(".new")), "{left:?}");
+}
+
+/// A drop by TCP flags needs workers, and those a way back to the host.
+#[test]
+fn the_imported_policy_passes_check_or_says_what_to_add() {
+    let flags = "{\"match\": {\"op\": \"==\", \"left\": {\"&\": [{\"payload\": {\"protocol\": \"tcp\", \"field\": \"flags\"}}, \
+                 [\"fin\", \"syn\"]]}, \"right\": [\"fin\", \"syn\"]}}, {\"drop\": null}";
+    let folder = policies(&[("set", &nft_listing("accept", &[flags]))]);
+    let output = run_in(&folder, &["import", "nft", "set", "-o", "bare.toml"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let says = stderr(&output);
+    assert!(says.contains("hint: import with --group workers --kernel-sink host0"), "{says}");
+    assert!(!run_in(&folder, &["check", "bare.toml"]).status.success());
+    // The commented lines are what is missing.
+    let text = std::fs::read_to_string(folder.path().join("bare.toml")).expect("written");
+    let (rules, proposal) = text.split_once("# `steerd check` accepts").expect("a proposal");
+    let (_, proposal) = proposal.split_once('\n').expect("lines");
+    let whole = format!("{rules}{}", proposal.replace("# ", ""));
+    std::fs::write(folder.path().join("whole.toml"), whole).expect("written");
+    let output = run_in(&folder, &["check", "whole.toml"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let args = ["import", "nft", "set", "--group", "crew", "--kernel-sink", "back0", "-o", "added.toml"];
+    let output = run_in(&folder, &args);
+    assert!(output.status.success() && !stderr(&output).contains("check refuses"), "{}", stderr(&output));
+    let output = run_in(&folder, &["check", "added.toml"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+}
+
+#[test]
+fn notes_name_the_rule_by_its_text() {
+    let accept = format!(
+        "{}, {{\"limit\": {{\"rate\": 4, \"per\": \"second\"}}}}, {{\"accept\": null}}",
+        port_match(22)
+    );
+    let listing: serde_json::Value = serde_json::from_str(&nft_listing("drop", &[&accept])).expect("JSON");
+    let pretty = serde_json::to_string_pretty(&listing).expect("JSON");
+    let folder = policies(&[("set", &pretty)]);
+    let output = run_in(&folder, &["import", "nft", "set"]);
+    let says = stderr(&output);
+    assert!(
+        says.contains("set: rule 7 of inet filter input (`tcp dport 22 limit rate 4/second accept`)"),
+        "{says}"
+    );
+    assert!(!says.contains("set:1:"), "{says}");
+    let output = run_in(&folder, &["import", "nft", "set", "--format", "json"]);
+    let answer: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert!(answer["notes"][0]["line"].is_null(), "{answer:#}");
+}
+
+#[test]
+fn import_converts_the_chain_of_an_interface_that_is_asked_for() {
+    let iif =
+        "{\"match\": {\"op\": \"==\", \"left\": {\"meta\": {\"key\": \"iifname\"}}, \"right\": \"eth0\"}}";
+    let folder = policies(&[(
+        "set",
+        &nft_listing("accept", &[&format!("{iif}, {}, {{\"drop\": null}}", port_match(25))]),
+    )]);
+    let policy = |args: &[&str]| {
+        let output = run_in(&folder, &[&["import", "nft", "set"], args].concat());
+        (output.status.code(), stdout(&output), stderr(&output))
+    };
+    assert!(!policy(&[]).1.contains("\naction = \"drop\""), "{}", policy(&[]).1);
+    assert!(policy(&["--interface", "eth0"]).1.contains("\naction = \"drop\""));
+    assert!(!policy(&["--interface", "eth1"]).1.contains("\naction = \"drop\""));
+    assert!(
+        policy(&["--interface", "eth0", "--chain", "inet/filter/input"]).1.contains("\naction = \"drop\"")
+    );
+    let (code, _, says) = policy(&["--chain", "filter/output"]);
+    assert_eq!(code, Some(1), "{says}");
+    assert!(says.contains("hint: inet/filter/input"), "{says}");
+    let output = run_in(&folder, &["import", "ethtool", "set", "--interface", "eth0"]);
+    assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
+}
+
+/// Rule sets as hosts and routers have them, made by nft. A rule set whose rules cannot be told apart by packets gives no rules.
+#[test]
+fn the_policies_of_most_rule_sets_pass_check() {
+    let folder = policies(&[]);
+    let sets = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../policy/tests/listings/nft");
+    let (mut all, mut good) = (0, Vec::new());
+    for entry in std::fs::read_dir(sets).expect("rule sets") {
+        let path = entry.expect("an entry").path();
+        if path.extension().is_none_or(|extension| extension != "json") {
+            continue;
+        }
+        all += 1;
+        let args =
+            ["import", "nft", path.to_str().expect("a path"), "--interface", "eth0", "--group", "workers"];
+        let output = run_in(&folder, &[&args[..], &["--kernel-sink", "host0", "-o", "policy.toml"]].concat());
+        assert!(output.status.success(), "{}: {}", path.display(), stderr(&output));
+        let text = std::fs::read_to_string(folder.path().join("policy.toml")).expect("written");
+        let output = run_in(&folder, &["check", "policy.toml", "--quiet"]);
+        let has_rule = text.lines().any(|line| line == "[[rules]]");
+        println!("{}: check {:?}, a rule: {has_rule}", path.display(), output.status.code());
+        assert!(output.status.success(), "{}: {}\n{text}", path.display(), stderr(&output));
+        if has_rule {
+            good.push(path);
+        }
+        std::fs::remove_file(folder.path().join("policy.toml")).expect("removed");
+    }
+    assert!(all >= 15 && good.len() * 43 >= all * 30, "{} of {all}", good.len());
+}
