@@ -12,7 +12,7 @@ use program::{
 };
 use serde::Serialize;
 
-use crate::capacity::{Capacity, reload_conflict};
+use crate::capacity::reload_conflict;
 use crate::classes::outcomes;
 use crate::cube::Cube;
 use crate::expand::{Expansion, expand};
@@ -52,7 +52,7 @@ impl Job<'_> {
     pub fn check(&self, program: &Program) -> Check {
         let Job { policy, profile, .. } = *self;
         let mut dependent = dependences(policy, profile);
-        dependent.extend(self.reload_warnings(program));
+        dependent.extend(self.reload_warning(program));
         if profile.has_tags() {
             return check_beside(policy, program, program, dependent);
         }
@@ -65,35 +65,13 @@ impl Job<'_> {
         check_beside(policy, program, tagged.as_ref().unwrap_or(program), dependent)
     }
 
-    /// Warns of a program that cannot be reloaded even unchanged: the device has no capacity for it twice, or cannot keep a
-    /// flow of both.
-    fn reload_warnings(&self, program: &Program) -> Vec<Diagnostic> {
-        let Job { policy, profile, previous, .. } = *self;
-        let capacity = Capacity::of(program, profile, previous);
-        let rows = capacity.rows.iter().filter(|row| row.blocks_a_reload());
-        let mut warnings: Vec<Diagnostic> = rows
-            .map(|row| {
-                let most = row.most.unwrap_or(0);
-                let message = format!(
-                    "a reload will not fit: {} {} of {most} that `{}` has",
-                    row.used, row.what, profile.name
-                );
-                let hint = format!(
-                    "the old and the new program are installed at once; beyond the limit the device answers {}",
-                    row.errno
-                );
-                policy.default_place.warning(message, "more than half").hint(hint)
-            })
-            .collect();
-        if let Some(Obstacle { rule, reason, limit, errno, remedy }) =
-            self.conflict_with_itself(program)
-        {
-            let place = rule.and_then(|rule| policy.rules.get(rule.index())).map(|rule| &rule.place);
-            let errno = errno.map_or_else(String::new, |errno| format!(" ({errno})"));
-            let message = format!("a reload that keeps this is refused: {reason}: {limit}{errno}");
-            warnings.push(place.unwrap_or(&policy.default_place).warning(message, "here").hint(remedy));
-        }
-        warnings
+    /// Warns of a program that cannot be reloaded even unchanged: the device cannot keep a flow of both.
+    fn reload_warning(&self, program: &Program) -> Option<Diagnostic> {
+        let Obstacle { rule, reason, limit, errno, remedy } = self.conflict_with_itself(program)?;
+        let place = rule.and_then(|rule| self.policy.rules.get(rule.index())).map(|rule| &rule.place);
+        let errno = errno.map_or_else(String::new, |errno| format!(" ({errno})"));
+        let message = format!("a reload that keeps this is refused: {reason}: {limit}{errno}");
+        Some(place.unwrap_or(&self.policy.default_place).warning(message, "here").hint(remedy))
     }
 
     /// The reason why the policy, as it is, could not replace itself.
