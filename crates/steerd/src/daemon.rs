@@ -45,12 +45,9 @@ const TICK: Duration = Duration::from_secs(1);
 const LINE_INTERVAL: Duration = Duration::from_secs(10);
 
 pub(crate) fn run(args: &RunArgs) -> Result<(), Error> {
-    let signals = signals::listen().map_err(Error::Signals)?;
     let loaded = settings::load(&Request::from(args)).map_err(Error::Settings)?;
-    if signals.stop().is_some() {
-        return Ok(());
-    }
     libmlx5::enter(&loaded.settings).map_err(Error::LibMlx5)?;
+    let signals = signals::listen().map_err(Error::Signals)?;
     let screen = Screen::new(args.format == Format::Text);
     let log = logging::start(&loaded.settings.log, &screen).map_err(Error::Log)?;
     let result = steer(args, &loaded, &signals, &screen, &log);

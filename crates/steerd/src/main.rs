@@ -26,7 +26,7 @@ use cli::{Cli, Command};
 use commands::{
     capture, check, devices, diff, explain, flows, healthcheck, import, reload, size, status, top,
 };
-use daemon::shutdown;
+use daemon::{shutdown, signals};
 use terminal::output;
 
 /// It returns freed memory to the kernel at once (`.cargo/config.toml`): a reload frees most of what it has allocated.
@@ -38,7 +38,12 @@ static HEAP: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 const STDERR_TIMEOUT: Duration = Duration::from_secs(1);
 
 fn main() -> ExitCode {
-    let result = match Cli::parse().command {
+    signals::hold();
+    let command = Cli::parse().command;
+    if !matches!(command, Command::Run(_)) {
+        signals::release();
+    }
+    let result = match command {
         Command::Run(args) => daemon::run(&args).map(|()| Outcome::Success),
         Command::Check(args) => check::run(&args).map(|()| Outcome::Success),
         Command::Size(args) => size::run(&args).map(|()| Outcome::Success),

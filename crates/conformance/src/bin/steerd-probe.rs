@@ -60,6 +60,8 @@ enum Format {
 type Failed = Box<dyn std::error::Error>;
 
 fn main() -> ExitCode {
+    // A write beyond the limit of file sizes fails with EFBIG then, and leaves no temporary file.
+    let _ = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, Arc::default());
     let arguments = Arguments::parse();
     match act(&arguments) {
         Ok(()) => ExitCode::SUCCESS,

@@ -1,5 +1,9 @@
 //! Signals as events: SIGHUP reloads, SIGTERM and Ctrl-C end, a second Ctrl-C ends at once.
 //!
+//! The three are held back from the first statement of `main` ([`hold`]) until the daemon listens, also over its second
+//! execution for libmlx5 (a mask and pending signals survive execve(2)). So a SIGHUP that comes early does not end the
+//! process, and a mask or an ignored signal of whoever started the process has no effect.
+//!
 //! A thread turns signals into flags and a wake-up (signal-hook's iterator, no work in a handler); the daemon takes the
 //! events between the stages of its start and in the run loop. If a part hangs, the process still ends [`STOP_LIMIT`]
 //! after it was asked to.
@@ -10,7 +14,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crossbeam::channel::{self, Receiver};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use nix::sys::signal::{SigSet, Signal};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 
 use crate::daemon::shutdown::within;
 use crate::terminal::hang_up::Terminals;
@@ -68,8 +73,27 @@ pub(crate) struct Signals {
     terminals: Terminals,
 }
 
-/// Starts to listen; must be the first action of `run`, as a SIGHUP before it would kill the process. A SIGHUP after it
-/// is kept until there is a policy to reload.
+/// The signals that are events.
+fn events() -> SigSet {
+    [Signal::SIGHUP, Signal::SIGTERM, Signal::SIGINT].into_iter().collect()
+}
+
+/// Holds the events back until [`release`], and lets a write beyond the limit of file sizes (RLIMIT_FSIZE) fail with EFBIG
+/// instead of ending the process by SIGXFSZ. SIGPIPE is ignored by the standard library. To be called first in `main`.
+pub(crate) fn hold() {
+    // Fails only for a wrong argument.
+    let _ = events().thread_block();
+    // A handler and not SIG_IGN, which programs that this one starts would inherit. It fails for no valid signal.
+    let _ = signal_hook::flag::register(SIGXFSZ, Arc::default());
+}
+
+/// Lets events come, by default to the end of the process; so also if whoever started it had blocked them.
+pub(crate) fn release() {
+    let _ = events().thread_unblock();
+}
+
+/// Starts to listen, and releases the events. One that came before counts, and a SIGHUP is kept until there is a policy to
+/// reload.
 pub(crate) fn listen() -> io::Result<Signals> {
     let mut signals = signal_hook::iterator::Signals::new([SIGHUP, SIGTERM, SIGINT])?;
     let pending = Arc::new(Pending::default());
@@ -99,6 +123,7 @@ pub(crate) fn listen() -> io::Result<Signals> {
             }
         }
     })?;
+    release();
     Ok(Signals { pending, wake, terminals })
 }
 

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::support::{self, Daemon, ServiceManager, run, stderr, stdout, steerd};
+use crate::support::{self, Daemon, ServiceManager, run, stderr, stdout, steerd, steerd_by};
 use rustix::process::Signal;
 
 #[test]
@@ -376,6 +376,28 @@ fn sigint_and_sigterm_end_the_daemon_with_the_summary() {
         assert!(status.success(), "{log}");
         assert!(log.contains("draining"), "{log}");
         assert!(summary.contains("\npacket accounting matches\n"), "{summary}");
+    }
+}
+
+/// Whoever starts the daemon may have blocked or ignored its signals, and one may come before the daemon listens.
+#[test]
+fn signals_work_whatever_the_starter_did_with_them() {
+    let early = ["env", "--block-signal=HUP", "sh", "-c", "kill -HUP $$; exec \"$0\" \"$@\""];
+    let blocked: &[&str] = &["env", "--block-signal=HUP,INT,TERM"];
+    let ignored: &[&str] = &["env", "--ignore-signal=HUP,INT,TERM"];
+    for (starter, signal, reloads) in [
+        (blocked, Signal::TERM, 0),
+        (blocked, Signal::INT, 0),
+        (ignored, Signal::TERM, 0),
+        (&early, Signal::TERM, 1),
+    ] {
+        let mut daemon = Daemon::start_command(steerd_by(starter).args(["run", "--demo"]));
+        daemon.wait_for("is in force", reloads);
+        daemon.signal(Signal::HUP);
+        daemon.wait_for("is in force", reloads + 1);
+        daemon.signal(signal);
+        let (status, _, log) = daemon.end();
+        assert!(status.success(), "{starter:?} {signal:?}: {status}\n{log}");
     }
 }
 

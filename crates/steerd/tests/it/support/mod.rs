@@ -31,6 +31,20 @@ pub fn steerd() -> Command {
     command
 }
 
+/// The binary, started by another program, such as `prlimit`: the name and the arguments of that.
+pub fn steerd_by(starter: &[&str]) -> Command {
+    let steerd = steerd();
+    let mut command = Command::new(starter[0]);
+    command.args(&starter[1..]).arg(steerd.get_program());
+    for (name, value) in steerd.get_envs() {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
+    command
+}
+
 pub fn run(args: &[&str]) -> Output {
     steerd().args(args).stdin(Stdio::null()).output().expect("the binary runs")
 }
