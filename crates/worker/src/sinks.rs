@@ -107,6 +107,11 @@ pub trait Hub: Send + Sync {
         Vec::new()
     }
 
+    /// How many of its files were deleted to make room for others, if it writes files.
+    fn deleted_files(&self) -> Option<u64> {
+        None
+    }
+
     /// Its packets by size, if it counts them.
     fn packet_sizes(&self) -> Option<PacketSizes> {
         None
@@ -180,6 +185,21 @@ pub enum SinkError {
         /// Its name.
         sink: String,
         /// The folder or pattern of its options.
+        path: std::path::PathBuf,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// A capture of an earlier time is in the way of the next one.
+    #[error(
+        "sink `{sink}`: {} cannot be deleted to keep within `disk_mb`: {source} (hint: delete it, or let the user of the \
+         daemon delete files there)",
+        path.display()
+    )]
+    CaptureRoom {
+        /// Its name.
+        sink: String,
+        /// The file.
         path: std::path::PathBuf,
         /// Why.
         #[source]

@@ -190,13 +190,15 @@ impl Counted {
 /// What a hub counts beside the sink's counters.
 #[derive(Clone, Default)]
 struct Measured {
+    deleted_files: Option<u64>,
     sizes: Option<PacketSizes>,
     top_flows: Option<Vec<TopFlow>>,
 }
 
 impl Measured {
     fn of(hub: &dyn Hub) -> Self {
-        Self { sizes: hub.packet_sizes(), top_flows: hub.top_flows() }
+        let (sizes, top_flows) = (hub.packet_sizes(), hub.top_flows());
+        Self { deleted_files: hub.deleted_files(), sizes, top_flows }
     }
 }
 
@@ -224,6 +226,7 @@ pub(crate) struct SinkView {
     pub(crate) attached_to: Option<String>,
     pub(crate) counted: Counted,
     pub(crate) status: Vec<(String, String)>,
+    pub(crate) deleted_files: Option<u64>,
     pub(crate) sizes: Option<PacketSizes>,
     /// Those with most packets first.
     pub(crate) top_flows: Option<Vec<TopFlow>>,
@@ -483,7 +486,7 @@ impl Sinks {
         let state = self.state();
         let view = |sink: &OpenSink| {
             let measured = sink.hub.as_ref().map(|hub| Measured::of(&***hub));
-            let Measured { sizes, top_flows } = measured.unwrap_or_else(|| sink.last.clone());
+            let Measured { deleted_files, sizes, top_flows } = measured.unwrap_or_else(|| sink.last.clone());
             SinkView {
                 definition: sink.definition.clone(),
                 attached_to: match &sink.use_ {
@@ -492,6 +495,7 @@ impl Sinks {
                 },
                 counted: state.counted(&sink.definition.name),
                 status: sink.hub.as_ref().map(|hub| hub.status()).unwrap_or_default(),
+                deleted_files,
                 sizes,
                 top_flows,
             }

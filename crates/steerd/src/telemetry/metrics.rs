@@ -217,6 +217,9 @@ static METRICS: &[Metric] = &[
     gauge("steerd_sink_losing", &["sink", "kind"],
         "1 while the sink loses all its packets, else 0; /readyz names it as degraded.",
         sinks_losing),
+    counter("steerd_sink_deleted_files_total", &["sink", "kind"],
+        "Files of a sink of kind capture that were deleted to make room for others.",
+        deleted_files),
     histogram("steerd_sink_packet_size_bytes", &["sink", "kind"],
         "Packets by size with the frame check sequence, in the classes of RFC 2819, of sinks of kind count.",
         packet_sizes),
@@ -343,6 +346,13 @@ fn sinks_losing<'s>(s: &'s Sources<'s>) -> Vec<Series<'s>> {
     let sinks = s.state.sinks.iter().filter(|sink| sink.attached_to.is_none());
     let labels = |sink: &'s SinkState| vec![Cow::from(&sink.name), sink.kind.into()];
     sinks.map(|sink| (labels(sink), Value::Number(flag(sink.losing.is_some())))).collect()
+}
+
+fn deleted_files<'s>(s: &'s Sources<'s>) -> Vec<Series<'s>> {
+    let sinks = s.state.sinks.iter().filter(|sink| sink.attached_to.is_none());
+    let counted = sinks.filter_map(|sink| Some((sink, sink.deleted_files?)));
+    let labels = |sink: &'s SinkState| vec![Cow::from(&sink.name), sink.kind.into()];
+    counted.map(|(sink, files)| (labels(sink), Value::Number(files as f64))).collect()
 }
 
 fn packet_sizes<'s>(s: &'s Sources<'s>) -> Vec<Series<'s>> {

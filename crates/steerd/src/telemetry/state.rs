@@ -318,6 +318,8 @@ pub(crate) struct SinkState {
     pub(crate) losing: Option<&'static str>,
     /// Its own state: files, clients, errors.
     pub(crate) status: BTreeMap<String, String>,
+    /// How many of its files were deleted to stay within `disk_mb`; `None`: it writes none.
+    pub(crate) deleted_files: Option<u64>,
     /// Its packets by size in bytes, with the frame check sequence; `None`: not counted.
     pub(crate) packet_sizes: Option<Buckets>,
     /// The flows with most packets since it was opened, at most [`TOP_FLOWS_MAX`], those with most first; `None`: not

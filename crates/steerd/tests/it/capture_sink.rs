@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use crate::support::{self, Daemon, config, not_run, run, stderr};
+use crate::support::{self, Daemon, config, not_run, run, stderr, stdout, steerd_by};
 use packet::build::FrameBuilder;
 use rustix::process::Signal;
 
@@ -189,4 +189,41 @@ fn a_reload_begins_a_file_and_every_packet_is_in_one_under_its_rule() {
         ))
     });
     assert_eq!(sum, delivered.collect());
+}
+
+#[test]
+fn a_limit_of_file_sizes_costs_no_packets_and_ends_no_process() {
+    let folder = tempfile::tempdir().expect("folder");
+    let captures = folder.path().join("captures");
+    fs::create_dir(&captures).expect("created");
+    let policy = folder.path().join("p.toml");
+    let text = format!(
+        "version = 1\ndefault = \"kernel\"\n[sinks.all]\nkind = \"capture\"\npath = {captures:?}\n\
+         [groups.tap]\nworkers = \"all\"\nsinks = \"all\"\n\
+         [[rules]]\nname = \"all\"\nmatch = {{ protocol = \"udp\" }}\naction = {{ steer = \"tap\" }}\n"
+    );
+    fs::write(&policy, text).expect("written");
+    let settings = recorded(folder.path());
+    let paths = [&settings, &policy].map(|path| path.to_str().expect("path"));
+    let mut command = steerd_by(&["prlimit", "--fsize=10000"]);
+    let output =
+        command.args(["run", "--format", "json", "--config", paths[0], "--policy", paths[1]]).output();
+    let output = output.expect("it runs");
+    assert!(output.status.success(), "{}: {}", output.status, stderr(&output));
+    assert!(stderr(&output).contains("sink `all`: its files end at 10000 bytes"), "{}", stderr(&output));
+    let state: serde_json::Value = serde_json::from_str(&stdout(&output)).expect("JSON");
+    let workers = state["sinks"][0]["workers"].as_array().expect("workers");
+    let sum = |key: &str| workers.iter().map(|worker| worker[key].as_u64().expect("a number")).sum::<u64>();
+    assert_eq!((sum("offered_packets"), sum("delivered_packets")), (315, 315), "{state:#}");
+    let lengths: Vec<u64> =
+        files(&captures).iter().map(|file| fs::metadata(file).expect("it is there").len()).collect();
+    assert!(lengths.len() > 2 && lengths.iter().all(|bytes| *bytes <= 10_000), "{lengths:?}");
+
+    // A file that grows beyond the limit otherwise is an error with a message.
+    let report = fs::File::create(folder.path().join("report")).expect("created");
+    let mut command = steerd_by(&["prlimit", "--fsize=10"]);
+    let output =
+        command.args(["check", "--format", "json", paths[1]]).stdout(report).output().expect("it runs");
+    assert_eq!(output.status.code(), Some(7), "{}", output.status);
+    assert!(stderr(&output).contains("cannot write the output: File too large"), "{}", stderr(&output));
 }

@@ -35,7 +35,7 @@ use program::{CaptureSink, Program};
 use verbs::Context;
 
 use self::clock::{ClockHub, Timestamps, now_ns};
-use self::files::Files;
+use self::files::{CreateError, Files};
 use self::interfaces::Names;
 use self::pcapng::packet_block_bytes;
 use self::ring::{Captured, Consumer, Producer};
@@ -82,7 +82,19 @@ pub(super) fn open(
 ) -> Result<Opened, SinkError> {
     let failed = |source| SinkError::Capture { sink: name.to_owned(), path: options.path.clone(), source };
     let mut files = Files::new(&options.path, name, options.disk_bytes).map_err(failed)?;
-    files.create(options.file_bytes).map_err(failed)?;
+    let limit = files::size_limit();
+    if limit < options.file_bytes {
+        tracing::warn!(
+            "sink `{name}`: its files end at {limit} bytes, the limit of the process, and not at `file_mb` (hint: \
+             `ulimit -f`, LimitFSIZE= of the service)"
+        );
+    }
+    files.create(options.file_bytes.min(limit)).map_err(|error| match error {
+        CreateError::Io(source) => failed(source),
+        CreateError::Delete { path, source } => {
+            SinkError::CaptureRoom { sink: name.to_owned(), path, source }
+        }
+    })?;
     let rules = Rules::OfSink(name.to_owned());
     start(name, options, origin, workers, Output::Files(files), rules).map_err(failed)
 }
@@ -274,6 +286,10 @@ impl Hub for CaptureHub {
         self.clock.read();
     }
 
+    fn deleted_files(&self) -> Option<u64> {
+        matches!(self.rules, Rules::OfSink(_)).then(|| self.shared.status().deleted_files)
+    }
+
     fn status(&self) -> Vec<(String, String)> {
         let status = self.shared.status().clone();
         let state = match (&status.error, status.ended) {
@@ -283,6 +299,7 @@ impl Hub for CaptureHub {
         };
         let named = |name: &str, value: String| (name.to_owned(), value);
         let mut list = vec![named("state", state.to_owned()), named("files", status.files.to_string())];
+        list.extend(self.deleted_files().map(|deleted| named("deleted_files", deleted.to_string())));
         list.extend(status.file.map(|file| named("file", file)));
         list.extend(status.error.map(|error| named("error", error)));
         list

@@ -424,7 +424,7 @@ fn sinks(runtime: &Runtime, program: &Program) -> Vec<SinkState> {
 }
 
 fn sink(program: &Program, view: SinkView) -> SinkState {
-    let SinkView { definition, attached_to, counted, status, sizes, top_flows } = view;
+    let SinkView { definition, attached_to, counted, status, deleted_files, sizes, top_flows } = view;
     let id = program.sinks.iter().position(|sink| *sink == definition).map(SinkId::of);
     let gets = |rule: &&program::Rule| match &attached_to {
         Some(name) => rule.name == *name,
@@ -439,6 +439,7 @@ fn sink(program: &Program, view: SinkView) -> SinkState {
         attached_to,
         losing: None,
         status: status.into_iter().collect(),
+        deleted_files,
         packet_sizes: sizes.as_ref().map(packet_sizes),
         top_flows: top_flows.map(|flows| flows.iter().take(TOP_FLOWS_MAX).map(top_flow).collect()),
     }

@@ -81,6 +81,7 @@ fn sink() -> SinkState {
     SinkState {
         name: "sizes".into(),
         kind: "count",
+        deleted_files: Some(8),
         packet_sizes: Some(Buckets { at_most: vec![(64, 3), (127, 4)], count: 4, sum: 300 }),
         workers: vec![SinkTrafficState {
             dropped_packets: [("disk_full", 3)].into(),
@@ -153,6 +154,7 @@ fn a_state_becomes_text() {
         "steerd_worker_time_seconds_total{worker=\"0\",regime=\"sink\"} 0.25",
         "steerd_worker_latency_seconds_bucket{worker=\"0\",le=\"0.000001023\"} 2",
         "steerd_worker_negative_latencies_total{worker=\"0\"} 1",
+        "steerd_sink_deleted_files_total{sink=\"sizes\",kind=\"count\"} 8",
         "steerd_sink_packet_size_bytes_bucket{sink=\"sizes\",kind=\"count\",le=\"127\"} 4",
         "steerd_sink_packet_size_bytes_sum{sink=\"sizes\",kind=\"count\"} 300",
         "steerd_port_up{port=\"1\"} 0",

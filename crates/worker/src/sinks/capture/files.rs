@@ -1,5 +1,8 @@
 //! The files of a capture: their names, the limit on the room that they use, and writes that leave whole blocks.
 //!
+//! A name contains the time, and a number by which the files sort in the order in which they were written: each file gets the
+//! highest number in the folder and one, also over restarts. The time could not give that order, because clocks are set.
+//!
 //! A file has its final name from the start. Every write appends whole blocks; one that fails is undone by cutting the
 //! file back to its previous length, so that it ends with a whole block. Only a process that is killed, or a machine that
 //! fails, during a write leaves a part of a block at the end.
@@ -10,7 +13,7 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// What stands for the time in a file name pattern.
+/// What stands for the time and the number in a file name pattern.
 pub(super) const TIME: &str = "{time}";
 /// Readable for the owner and the group, whatever the process's umask is.
 const MODE: u32 = 0o640;
@@ -18,21 +21,54 @@ const MODE: u32 = 0o640;
 const TIME_BYTES: usize = "20260102T030405.678Z".len();
 /// The most pieces of one write (UIO_MAXIOV).
 const PIECES_MAX: usize = 1024;
+/// The least and the most digits of a number.
+const NUMBER_DIGITS: std::ops::RangeInclusive<usize> = 6..=18;
 /// Names that are tried before an existing file is an error.
 const NAMES_TRIED: u64 = 100;
+
+/// Why no file can be begun.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum CreateError {
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    #[error("{} cannot be deleted to make room for the next file: {source}", path.display())]
+    Delete { path: PathBuf, source: io::Error },
+}
+
+impl From<CreateError> for io::Error {
+    fn from(error: CreateError) -> Self {
+        match error {
+            CreateError::Io(error) => error,
+            CreateError::Delete { ref source, .. } => Self::new(source.kind(), error.to_string()),
+        }
+    }
+}
 
 /// The file that is written and the place of the others.
 #[derive(Debug)]
 pub(super) struct Files {
     folder: PathBuf,
-    /// The file name before and after the time.
+    /// For messages.
+    sink: String,
+    /// The file name before and after the time and the number.
     prefix: String,
     suffix: String,
     /// The most octets that all files together may have.
     disk_bytes: u64,
-    /// The time in the last name, in milliseconds; each name has a later one.
-    named_ms: u64,
+    /// The number in the last name.
+    number: u64,
+    /// Files that were deleted to make room.
+    deleted: u64,
     current: Option<Current>,
+}
+
+/// A file whose name this capture could have given.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct CaptureFile {
+    /// First, because files sort by it; 0 in names of earlier versions, which have none and sort by time.
+    number: u64,
+    path: PathBuf,
+    bytes: u64,
 }
 
 #[derive(Debug)]
@@ -60,17 +96,22 @@ impl Files {
             return Err(io::Error::new(io::ErrorKind::NotFound, text));
         };
         let (prefix, suffix) = (prefix.to_owned(), suffix.to_owned());
-        Ok(Self { folder, prefix, suffix, disk_bytes, named_ms: 0, current: None })
+        let sink = name.to_owned();
+        Ok(Self { folder, sink, prefix, suffix, disk_bytes, number: 0, deleted: 0, current: None })
     }
 
     /// Starts a file that may become `room` octets long; deletes the oldest files as far as the limit demands it.
-    pub(super) fn create(&mut self, room: u64) -> io::Result<()> {
+    pub(super) fn create(&mut self, room: u64) -> Result<(), CreateError> {
+        self.create_at(room, SystemTime::now())
+    }
+
+    fn create_at(&mut self, room: u64, now: SystemTime) -> Result<(), CreateError> {
         self.current = None;
         self.make_room(room)?;
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        self.named_ms = (now.as_millis() as u64).max(self.named_ms + 1);
+        self.number += 1;
+        let now_ms = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64;
         for attempt in 0.. {
-            let name = format!("{}{}{}", self.prefix, time_text(self.named_ms), self.suffix);
+            let name = format!("{}{}-{:06}{}", self.prefix, time_text(now_ms), self.number, self.suffix);
             let path = self.folder.join(name);
             match OpenOptions::new().write(true).create_new(true).mode(MODE).open(&path) {
                 Ok(file) => {
@@ -80,9 +121,9 @@ impl Files {
                     return Ok(());
                 }
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists && attempt < NAMES_TRIED => {
-                    self.named_ms += 1;
+                    self.number += 1;
                 }
-                Err(error) => return Err(error),
+                Err(error) => return Err(error.into()),
             }
         }
         Ok(())
@@ -138,53 +179,101 @@ impl Files {
         self.current.as_ref().map(|current| current.path.as_path())
     }
 
-    /// Deletes the oldest files until the others and one of `room` octets are within the limit.
-    fn make_room(&self, room: u64) -> io::Result<()> {
+    /// How many files were deleted to make room.
+    pub(super) fn deleted(&self) -> u64 {
+        self.deleted
+    }
+
+    /// Deletes the oldest files until the others and one of `room` octets are within the limit. Numbers of new files follow
+    /// those of all that were there.
+    fn make_room(&mut self, room: u64) -> Result<(), CreateError> {
         let mut files = self.existing()?;
         files.sort();
-        let mut sum: u64 = files.iter().map(|(_, bytes)| bytes).sum();
-        for (path, bytes) in files {
+        self.number = self.number.max(files.last().map_or(0, |newest| newest.number));
+        let mut sum: u64 = files.iter().map(|file| file.bytes).sum();
+        let mut deleted = Vec::new();
+        let mut refused = None;
+        for CaptureFile { path, bytes, .. } in files {
             if sum.saturating_add(room) <= self.disk_bytes {
                 break;
             }
             match fs::remove_file(&path) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-                _ => sum -= bytes,
+                Err(source) if source.kind() != io::ErrorKind::NotFound => {
+                    refused = Some(CreateError::Delete { path, source });
+                    break;
+                }
+                result => {
+                    sum -= bytes;
+                    deleted.extend(result.is_ok().then_some(path));
+                }
             }
         }
-        Ok(())
+        self.report(&deleted);
+        refused.map_or(Ok(()), Err)
     }
 
-    /// The files whose names this capture could have given, and the room that they take. Names sort by time.
-    fn existing(&self) -> io::Result<Vec<(PathBuf, u64)>> {
+    /// Counts deleted files, and logs them in one line.
+    fn report(&mut self, deleted: &[PathBuf]) {
+        self.deleted += deleted.len() as u64;
+        let (sink, limit) = (&self.sink, self.disk_bytes);
+        match deleted {
+            [] => {}
+            [one] => tracing::info!("sink `{sink}`: deleted {} to stay within {limit} bytes", one.display()),
+            [first, .., last] => tracing::info!(
+                "sink `{sink}`: deleted {} files, {} to {}, to stay within {limit} bytes",
+                deleted.len(),
+                first.display(),
+                last.display()
+            ),
+        }
+    }
+
+    /// The files whose names this capture could have given.
+    fn existing(&self) -> io::Result<Vec<CaptureFile>> {
         let mut files = Vec::new();
         let folder = if self.folder.as_os_str().is_empty() { Path::new(".") } else { &self.folder };
         for entry in fs::read_dir(folder)? {
             let entry = entry?;
             let name = entry.file_name();
-            let is_ours = name.to_str().is_some_and(|name| self.is_name(name));
-            if is_ours
+            if let Some(number) = name.to_str().and_then(|name| self.number_of(name))
                 && let Ok(metadata) = entry.metadata()
                 && metadata.is_file()
             {
-                files.push((entry.path(), metadata.len()));
+                files.push(CaptureFile { number, path: entry.path(), bytes: metadata.len() });
             }
         }
         Ok(files)
     }
 
-    fn is_name(&self, name: &str) -> bool {
-        let middle = name.strip_prefix(&self.prefix).and_then(|rest| rest.strip_suffix(&self.suffix));
-        middle.is_some_and(|time| {
-            time.len() == TIME_BYTES
-                && time.bytes().enumerate().all(|(at, byte)| match at {
-                    8 => byte == b'T',
-                    15 => byte == b'.',
-                    19 => byte == b'Z',
-                    _ => byte.is_ascii_digit(),
-                })
-        })
+    /// The number in a name that this capture could have given; 0 in one of an earlier version.
+    fn number_of(&self, name: &str) -> Option<u64> {
+        let middle = name.strip_prefix(&self.prefix)?.strip_suffix(&self.suffix)?;
+        let (time, number) = middle.split_at_checked(TIME_BYTES)?;
+        if !is_time(time) {
+            return None;
+        }
+        match number.strip_prefix('-') {
+            None => number.is_empty().then_some(0),
+            Some(digits) if digits.bytes().all(|byte| byte.is_ascii_digit()) => {
+                NUMBER_DIGITS.contains(&digits.len()).then(|| digits.parse().ok())?
+            }
+            Some(_) => None,
+        }
     }
+}
+
+/// The limit of the size of files (RLIMIT_FSIZE), at which writes fail with EFBIG.
+pub(super) fn size_limit() -> u64 {
+    rustix::process::getrlimit(rustix::process::Resource::Fsize).current.unwrap_or(u64::MAX)
+}
+
+fn is_time(text: &str) -> bool {
+    text.bytes().enumerate().all(|(at, byte)| match at {
+        8 => byte == b'T',
+        15 => byte == b'.',
+        19 => byte == b'Z',
+        _ => byte.is_ascii_digit(),
+    })
 }
 
 /// Passes all octets to `write`, which returns how many it has taken.
@@ -262,8 +351,8 @@ mod tests {
         Files::new(path, "dns", 0).unwrap().create(0).unwrap();
         Files::new(&path.join("x-{time}.cap"), "dns", 0).unwrap().create(0).unwrap();
         let names = names(path);
-        assert!(names[0].starts_with("dns_20") && names[0].ends_with("Z.pcapng"), "{names:?}");
-        assert!(names[1].starts_with("x-20") && names[1].ends_with("Z.cap"), "{names:?}");
+        assert!(names[0].starts_with("dns_20") && names[0].ends_with("Z-000001.pcapng"), "{names:?}");
+        assert!(names[1].starts_with("x-20") && names[1].ends_with("Z-000001.cap"), "{names:?}");
         let refused = Files::new(&path.join("missing"), "dns", 0).expect_err("no folder");
         assert!(refused.to_string().contains("{time}"), "{refused}");
     }
@@ -287,7 +376,8 @@ mod tests {
         for name in foreign {
             fs::write(folder.path().join(name), [0; 1000]).unwrap();
         }
-        fs::write(folder.path().join("dns_20200102T030405.678Z.pcapng"), [0; 60]).unwrap();
+        // The last of an earlier version, which has no number, is the oldest, although its clock was ahead.
+        fs::write(folder.path().join("dns_20990102T030405.678Z.pcapng"), [0; 60]).unwrap();
         let mut files = Files::new(folder.path(), "dns", 300).unwrap();
         let mut created = Vec::new();
         for _ in 0..5 {
@@ -299,6 +389,46 @@ mod tests {
             names(folder.path()).into_iter().filter(|name| !foreign.contains(&&**name)).collect();
         assert_eq!(left, created[2..], "three files of 100 octets are within the limit");
         assert_eq!(names(folder.path()).len(), 3 + foreign.len());
+        assert_eq!(files.deleted(), 3);
+    }
+
+    /// Files are deleted in the order in which they were written, over a restart and whatever the clock was.
+    #[test]
+    fn a_clock_that_is_set_does_not_change_which_file_is_the_oldest() {
+        let folder = tempfile::tempdir().unwrap();
+        let (future, past) = (4_102_444_800, 951_782_400);
+        let mut created = Vec::new();
+        for (run, clocks) in [[past, future, future], [past, past, future]].into_iter().enumerate() {
+            let mut files = Files::new(folder.path(), "dns", 300).unwrap();
+            for seconds in clocks {
+                files.create_at(100, UNIX_EPOCH + Duration::from_secs(seconds)).unwrap();
+                files.write(&mut [IoSlice::new(&[run as u8; 100])]).unwrap();
+                created.push(files.path().unwrap().to_owned());
+                let first = created.len().saturating_sub(3);
+                let is_there = created.iter().map(|path| path.exists());
+                assert!(
+                    is_there.eq((0..created.len()).map(|file| file >= first)),
+                    "{:?}",
+                    names(folder.path())
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_deleted_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let old = folder.path().join("dns_20200102T030405.678Z-000001.pcapng");
+        fs::write(&old, [0; 60]).unwrap();
+        let immutable = |flag: &str| std::process::Command::new("chattr").arg(flag).arg(&old).output();
+        if !immutable("+i").is_ok_and(|output| output.status.success()) {
+            return test_support::not_run("a capture that cannot be deleted", "chattr +i needs root");
+        }
+        let mut files = Files::new(folder.path(), "dns", 100).unwrap();
+        let error = files.create(100).expect_err("there is no room");
+        immutable("-i").unwrap();
+        let text = error.to_string();
+        assert!(text.contains(old.to_str().unwrap()) && text.contains("cannot be deleted"), "{text}");
     }
 
     #[test]

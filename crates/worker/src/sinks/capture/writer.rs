@@ -14,7 +14,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::clock::now_ns;
-use super::files::{Files, write_all};
+use super::files::{self, Files, write_all};
 use super::interfaces::{Interfaces, Names};
 use super::losses::NO_RULE;
 use super::pcapng::{self, Section};
@@ -85,6 +85,8 @@ pub(super) struct Shared {
 pub(super) struct Status {
     pub(super) file: Option<String>,
     pub(super) files: u64,
+    /// Those that were deleted to make room for others.
+    pub(super) deleted_files: u64,
     /// The error that the thread waits after, or that has ended the capture.
     pub(super) error: Option<String>,
     pub(super) ended: bool,
@@ -147,6 +149,8 @@ pub(super) struct Writer {
     started_ns: u64,
     generation: u64,
     packets: u64,
+    /// The length at which the current file ends: that of the settings, or the limit of the process if that is less.
+    file_bytes: u64,
 }
 
 impl Writer {
@@ -176,6 +180,7 @@ impl Writer {
             started_ns: now_ns(),
             generation: 0,
             packets: 0,
+            file_bytes: u64::MAX,
         }
     }
 
@@ -378,7 +383,7 @@ impl Writer {
         match &self.output {
             Output::Files(files) if matches!(self.state, State::Writing) => {
                 let used = files.bytes() + self.unwritten.bytes() + self.interfaces.statistics_bytes();
-                self.settings.file_bytes.saturating_sub(used + DESCRIPTION_BYTES + pcapng::DROPS_BYTES as u64)
+                self.file_bytes.saturating_sub(used + DESCRIPTION_BYTES + pcapng::DROPS_BYTES as u64)
             }
             _ => u64::MAX,
         }
@@ -392,11 +397,14 @@ impl Writer {
     /// Begins a file or the stream: headers, which are written at once.
     fn start(&mut self) {
         let newest = self.interfaces.newest().cloned();
+        self.file_bytes = self.settings.file_bytes.min(files::size_limit());
         if let Output::Files(files) = &mut self.output {
             // The first file exists already, since the sink was opened.
             let is_new = files.is_open() && files.bytes() == 0;
-            if !is_new && let Err(error) = files.create(self.settings.file_bytes) {
-                self.fail(&error);
+            let created = if is_new { Ok(()) } else { files.create(self.file_bytes) };
+            self.shared.status().deleted_files = files.deleted();
+            if let Err(error) = created {
+                self.fail(&error.into());
                 return;
             }
         }
@@ -509,7 +517,9 @@ impl Writer {
     #[cold]
     fn fail(&mut self, error: &io::Error) {
         let reason = match error.kind() {
-            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => SinkDrop::DiskFull,
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => {
+                SinkDrop::DiskFull
+            }
             io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => SinkDrop::Closed,
             _ => SinkDrop::WriteFailed,
         };
@@ -538,8 +548,11 @@ impl Writer {
                 self.shared.status().ended = true;
             }
         }
-        if is_first {
-            let sink = &self.settings.sink;
+        let sink = &self.settings.sink;
+        if reason == SinkDrop::Closed {
+            // How clients end a capture that they have asked for.
+            tracing::debug!("sink `{sink}`: its reader has closed: {error}");
+        } else if is_first {
             tracing::warn!("sink `{sink}`: packets are lost, because writing the capture failed: {error}");
         }
     }
