@@ -24,10 +24,12 @@ use super::roster::{Roster, RosterSlot, Shares};
 
 /// The longest time from the connection to the end of the handshake.
 pub(super) const HANDSHAKE: Duration = Duration::from_secs(3);
-/// The most handshakes at once; further connections wait in the socket.
-const PENDING_MAX: usize = 16;
-/// And of one user, other than root and that of the daemon.
-const USER_PENDING_MAX: usize = PENDING_MAX / 2;
+/// The most handshakes of users at once, and of one user. They are no places of clients: whoever does not complete one takes
+/// nothing that another user could have. Two users cannot have all.
+const PENDING_MAX: usize = 32;
+pub(super) const USER_PENDING_MAX: usize = PENDING_MAX / 4;
+/// Further handshakes of root and the daemon's user; beyond them connections wait in the socket.
+const RESERVED: usize = PENDING_MAX / 4;
 /// How long the thread sleeps at most, and while it waits for workers to give up a client.
 const TICK: Duration = Duration::from_secs(1);
 const RELEASE_TICK: Duration = Duration::from_millis(5);
@@ -39,6 +41,8 @@ const CLOSER_TICK: Duration = Duration::from_millis(20);
 const INTERRUPT_GAP: Duration = Duration::from_micros(20);
 /// Lines that are logged per second about clients; more are counted.
 const LINES_PER_SECOND: u32 = 10;
+/// Why a handshake fails whose messages find no room in the socket.
+const UNREAD: &str = "it does not read its messages";
 /// Clients that have gone and are still named in the status.
 const GONE_MAX: usize = 8;
 
@@ -173,7 +177,8 @@ impl Server {
 
     fn wait(&mut self) -> Ready {
         let is_busy = self.is_closer_busy();
-        let accepts = !is_busy && self.pending.len() < PENDING_MAX && self.accept_after <= Instant::now();
+        let accepts =
+            !is_busy && self.pending.len() < PENDING_MAX + RESERVED && self.accept_after <= Instant::now();
         let wakeup = &self.shared.wakeup;
         let mut files: Vec<BorrowedFd<'_>> = vec![wakeup.interrupt.as_fd()];
         if !is_busy {
@@ -220,7 +225,7 @@ impl Server {
     }
 
     fn accept(&mut self) {
-        while self.pending.len() < PENDING_MAX {
+        while self.pending.len() < PENDING_MAX + RESERVED {
             let channel = match self.listener.accept() {
                 Ok(Some(channel)) => channel,
                 Ok(None) => {
@@ -230,10 +235,8 @@ impl Server {
                 Err(errno) => return self.pause_accepting(errno),
             };
             let Ok(peer) = channel.peer() else { continue };
-            if let Err(reason) = self.check_access(&peer) {
-                self.shared.events.denied.fetch_add(1, Ordering::Relaxed);
-                let _ = channel.send(&Message::Disconnect(1, reason.clone()), None);
-                self.log.line(|| tracing::warn!("sink `{}`: {peer} was not accepted: {reason}", self.name));
+            if let Err(reason) = self.check_access(&peer).and_then(|()| self.check_place()) {
+                self.deny(&channel, &peer, reason);
                 continue;
             }
             let negotiation = Negotiation::new(self.limits());
@@ -270,19 +273,36 @@ impl Server {
     }
 
     fn check_access(&self, peer: &Peer) -> Result<(), String> {
-        let AppSink { uids, gids, clients, .. } = &self.options;
-        let always = peer.user == 0 || peer.user == geteuid().as_raw();
-        if !always && !uids.contains(&peer.user) && !peer.groups.iter().any(|group| gids.contains(group)) {
+        if is_privileged(peer) {
+            return Ok(());
+        }
+        let AppSink { uids, gids, .. } = &self.options;
+        if !uids.contains(&peer.user) && !peer.groups.iter().any(|group| gids.contains(group)) {
             return Err(format!("neither user {} nor one of its groups is allowed", peer.user));
         }
         let own = self.pending.iter().filter(|pending| pending.peer.user == peer.user);
-        if !always && own.count() >= USER_PENDING_MAX {
+        if own.count() >= USER_PENDING_MAX {
             return Err(format!("user {} has {USER_PENDING_MAX} unfinished handshakes", peer.user));
         }
-        if self.channels.len() + self.pending.len() >= usize::from(*clients) {
-            return Err(format!("{clients} clients are connected already"));
+        if self.pending.iter().filter(|pending| !is_privileged(&pending.peer)).count() >= PENDING_MAX {
+            return Err(format!("there are {PENDING_MAX} unfinished handshakes"));
         }
         Ok(())
+    }
+
+    /// Whether there is a place for one more client.
+    fn check_place(&self) -> Result<(), String> {
+        let clients = self.options.clients;
+        if self.channels.len() < usize::from(clients) {
+            return Ok(());
+        }
+        Err(format!("{clients} clients are connected already"))
+    }
+
+    fn deny(&mut self, channel: &Channel, peer: &Peer, reason: String) {
+        self.shared.events.denied.fetch_add(1, Ordering::Relaxed);
+        self.log.line(|| tracing::warn!("sink `{}`: {peer} was not accepted: {reason}", self.name));
+        let _ = channel.send(&Message::Disconnect(1, reason), None);
     }
 
     fn negotiate(&mut self) {
@@ -292,10 +312,20 @@ impl Server {
                 Ok(None) if self.pending[index].deadline > now => {}
                 Ok(None) => self.give_up(index, "the handshake was not completed in time"),
                 Err(refusal) => self.give_up(index, &refusal.to_string()),
-                Ok(Some(connection)) => {
-                    let Pending { channel, peer, .. } = self.pending.swap_remove(index);
-                    self.join(channel, peer, *connection);
-                }
+                // Others may have taken the place during the handshake, so the last reply is not sent before this.
+                Ok(Some((reply, connection))) => match self.check_place() {
+                    Err(reason) => {
+                        let Pending { channel, peer, .. } = self.pending.swap_remove(index);
+                        self.deny(&channel, &peer, reason);
+                    }
+                    Ok(()) if self.pending[index].channel.send(&reply, None).is_err() => {
+                        self.give_up(index, UNREAD);
+                    }
+                    Ok(()) => {
+                        let Pending { channel, peer, .. } = self.pending.swap_remove(index);
+                        self.join(channel, peer, *connection);
+                    }
+                },
             }
         }
     }
@@ -441,6 +471,11 @@ impl Server {
     }
 }
 
+/// Whether the limits of users do not apply: root, and the daemon's user.
+fn is_privileged(peer: &Peer) -> bool {
+    peer.user == 0 || peer.user == geteuid().as_raw()
+}
+
 /// What the thread was woken for.
 struct Ready {
     clients: bool,
@@ -466,8 +501,8 @@ fn departure(channel: &Channel) -> Option<Leave> {
 }
 
 impl Pending {
-    /// Handles the messages that have arrived.
-    fn advance(&mut self, interface: &str) -> Result<Option<Box<Connection>>, Refusal> {
+    /// Handles the messages that have arrived. Returns the connection and the reply to its last message, once that has come.
+    fn advance(&mut self, interface: &str) -> Result<Option<(Message, Box<Connection>)>, Refusal> {
         let closed = |reason: &str| Refusal::Closed { reason: reason.to_owned() };
         loop {
             match self.channel.receive() {
@@ -476,13 +511,11 @@ impl Pending {
                 Received::Invalid => return Err(closed("unexpected bytes on the socket")),
                 Received::Message(message, file) => {
                     self.began = true;
-                    let (reply, connection) = match self.negotiation.receive(message, file, interface)? {
-                        Progress::Reply(reply) => (reply, None),
-                        Progress::Established(reply, connection) => (reply, Some(connection)),
-                    };
-                    self.channel.send(&reply, None).map_err(|_| closed("it does not read its messages"))?;
-                    if connection.is_some() {
-                        return Ok(connection);
+                    match self.negotiation.receive(message, file, interface)? {
+                        Progress::Reply(reply) => {
+                            self.channel.send(&reply, None).map_err(|_| closed(UNREAD))?;
+                        }
+                        Progress::Established(reply, connection) => return Ok(Some((reply, connection))),
                     }
                 }
             }

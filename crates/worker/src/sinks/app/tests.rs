@@ -594,6 +594,59 @@ fn a_user_cannot_have_all_handshakes() {
     drop(silent);
 }
 
+/// Handshakes that are not completed take no place of a client, and one user has a part of them only.
+#[test]
+fn unfinished_handshakes_keep_nobody_out() {
+    use std::os::unix::fs::PermissionsExt;
+    let users = [65_531, 65_532, 65_533, 65_534];
+    let fixture = fixture(1, |options| {
+        (options.uids, options.socket_mode, options.clients) = (users.to_vec(), 0o666, 2);
+    });
+    std::fs::set_permissions(fixture.folder.path(), PermissionsExt::from_mode(0o755)).unwrap();
+    let path = fixture.path();
+    // While the queue of the socket is full, connecting fails with EAGAIN.
+    let connection = |_| {
+        let mut channel = None;
+        eventually("there is room in the socket", || {
+            channel = shm::Channel::connect(&path).ok();
+            channel.is_some()
+        });
+        channel.unwrap()
+    };
+    let silent = || (0..server::USER_PENDING_MAX).map(connection);
+    let mut held = Vec::new();
+    let begun = Instant::now();
+    for user in &users[1..] {
+        let Some(channels) = as_user(*user, || silent().collect::<Vec<_>>()) else { return };
+        held.extend(channels);
+    }
+    let connect = || Peer::connect(&path, &Config::default()).unwrap();
+    let other = as_user(users[0], connect);
+    held.extend(as_user(users[0], || silent().collect::<Vec<_>>()).unwrap());
+    let _own = fixture.connect(1);
+    if begun.elapsed() < server::HANDSHAKE {
+        assert_eq!((fixture.number("clients"), fixture.number("denied")), (2, 0));
+    }
+    drop((held, other));
+}
+
+#[test]
+fn handshakes_at_the_same_time_do_not_exceed_the_places() {
+    let fixture = fixture(1, |options| options.clients = 1);
+    let path = fixture.path();
+    let results: Vec<_> = std::thread::scope(|scope| {
+        let connect = || Peer::connect(&path, &Config::default());
+        let threads: Vec<_> = (0..6).map(|_| scope.spawn(connect)).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    assert_eq!(results.iter().filter(|result| result.is_ok()).count(), 1, "{results:?}");
+    for error in results.iter().filter_map(|result| result.as_ref().err()) {
+        let text = error.to_string();
+        assert!(text.contains("1 clients are connected already"), "{text}");
+    }
+    assert_eq!((fixture.number("clients"), fixture.number("denied")), (1, 5));
+}
+
 #[test]
 fn only_allowed_users_and_groups_connect() {
     use std::os::unix::fs::PermissionsExt;
