@@ -12,6 +12,7 @@ mod report;
 pub use groups::{GroupChange, KeyChange, ShareChange, changed_groups};
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use policy::policy::{Direction, RuleDefinition};
 use policy::{Policy, Witness};
@@ -26,20 +27,23 @@ use crate::region::Region;
 use crate::rule_list::RuleList;
 use crate::search::Space;
 
-/// How many differences are reported.
+/// How many differences are reported, and how long may be looked for them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Detail {
     /// The most regions of one pair of rules; if there are more, the last stands for all others.
     pub regions_per_pair: usize,
     /// The most regions in total.
     pub regions: usize,
+    /// The longest time to look for them; what is not decided by then is reported as not decided. Without this limit the
+    /// number of comparisons is limited only, so that the result is the same on each machine.
+    pub time: Option<Duration>,
 }
 
 impl Detail {
     /// For people.
-    pub const SHORT: Self = Self { regions_per_pair: 16, regions: 4096 };
+    pub const SHORT: Self = Self { regions_per_pair: 16, regions: 4096, time: None };
     /// For programs.
-    pub const FULL: Self = Self { regions_per_pair: 4096, regions: 65_536 };
+    pub const FULL: Self = Self { regions_per_pair: 4096, regions: 65_536, time: None };
 }
 
 /// The most pairs of rules that are reported. Two policies can have as many as the product of their numbers of rules.
@@ -193,7 +197,7 @@ pub fn diff_in_detail(
     detail: Detail,
     progress: &mut dyn FnMut(Progress),
 ) -> Diff {
-    let space = Space::of(&[old, new]);
+    let space = Space::of(&[old, new]).within(detail.time);
     let groups = same_groups(old, new);
     let policed = Policed::of(old, new);
     let old_group = |group: GroupId, rule: Option<&RuleDefinition>| policed.group(group, rule);

@@ -6,6 +6,7 @@
 use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::fmt;
+use std::time::{Duration, Instant};
 
 use policy::Policy;
 use program::Match;
@@ -19,6 +20,8 @@ use crate::product::Product;
 pub const MAX_COMPARISONS: u64 = 20_000_000;
 /// The most comparisons for all questions of one analysis or one diff: about ten seconds.
 pub const MAX_COMPARISONS_IN_ALL: u64 = 400_000_000;
+/// The same for one question of a comparison that is limited in time: how often the clock is looked at.
+const MAX_COMPARISONS_TIMED: u64 = 500_000;
 /// The cost of looking for a sparsely covered place, which sorts the ends of the covers, in comparisons per cover.
 const PROBE_WEIGHT: u64 = 8;
 
@@ -26,6 +29,8 @@ const PROBE_WEIGHT: u64 = 8;
 pub(super) struct Space {
     pub(super) dimensions: Dimensions,
     left: Cell<u64>,
+    /// When the work ends in any case, and how long that is after its begin.
+    deadline: Option<(Instant, Duration)>,
 }
 
 /// A product whose packets are excluded, and its rule.
@@ -53,6 +58,8 @@ pub(super) enum Undecided {
     OneQuestion,
     /// It and those before it take more than [`MAX_COMPARISONS_IN_ALL`].
     AllQuestions,
+    /// It and those before it take longer than the caller allows.
+    Time(Duration),
     /// The MAC addresses of one match fall into more than [`MAX_PRODUCTS`] parts.
     CrossedMasks,
     /// Packets change hands between more than [`MAX_PAIRS`] pairs of rules.
@@ -69,6 +76,7 @@ impl fmt::Display for Undecided {
                 f,
                 "all questions together take more than {MAX_COMPARISONS_IN_ALL} comparisons of header regions"
             ),
+            Self::Time(limit) => write!(f, "the comparison takes more than {} s", limit.as_secs_f64()),
             Self::Pairs => write!(f, "more than {MAX_PAIRS} pairs of rules differ"),
             Self::CrossedMasks => {
                 write!(f, "the masks of MAC addresses cross in more than {MAX_PRODUCTS} ways")
@@ -91,7 +99,13 @@ impl Space {
 
     /// The space of some dimensions, and how many comparisons may be spent in it.
     pub(super) fn new(dimensions: Dimensions, comparisons: u64) -> Self {
-        Self { dimensions, left: Cell::new(comparisons) }
+        Self { dimensions, left: Cell::new(comparisons), deadline: None }
+    }
+
+    /// The same, but the work ends after this time.
+    pub(super) fn within(self, time: Option<Duration>) -> Self {
+        let end = |time: Duration| Some((Instant::now().checked_add(time)?, time));
+        Self { deadline: time.and_then(end), ..self }
     }
 
     pub(super) fn comparisons_left(&self) -> u64 {
@@ -107,9 +121,18 @@ impl Space {
         self.left.get() == 0
     }
 
+    /// The limit that was reached, if [`Space::is_spent`].
+    pub(super) fn reached(&self) -> Undecided {
+        match self.deadline {
+            Some((end, time)) if Instant::now() >= end => Undecided::Time(time),
+            _ => Undecided::AllQuestions,
+        }
+    }
+
     /// Counts comparisons that were made outside of questions.
     pub(super) fn spend(&self, comparisons: u64) {
-        self.left.set(self.left.get().saturating_sub(comparisons));
+        let is_late = self.deadline.is_some_and(|(end, _)| Instant::now() >= end);
+        self.left.set(if is_late { 0 } else { self.left.get().saturating_sub(comparisons) });
     }
 
     /// Whether two products overlap; counted.
@@ -163,12 +186,13 @@ impl Space {
             takers.insert(whole.rule);
             return Free::None;
         }
-        let most = self.left.get().min(MAX_COMPARISONS);
+        let one = if self.deadline.is_some() { MAX_COMPARISONS_TIMED } else { MAX_COMPARISONS };
+        let most = self.left.get().min(one);
         let mut search = Search { dimensions: &self.dimensions, covers, left: most };
         let found = search.all(product, takers);
         self.spend(most - search.left);
         match found {
-            Free::NotDecided(_) if self.is_spent() => Free::NotDecided(Undecided::AllQuestions),
+            Free::NotDecided(_) if self.is_spent() => Free::NotDecided(self.reached()),
             found => found,
         }
     }
@@ -299,7 +323,7 @@ mod tests {
     fn a_spent_space_decides_nothing_more() {
         let port = |port| Match::default().with(Field::DstPort, RangeSet::single(port));
         let matches = [port(80), port(443)];
-        let space = Space { dimensions: Dimensions::of(matches.iter()), left: Cell::new(3) };
+        let space = Space { dimensions: Dimensions::of(matches.iter()), left: Cell::new(3), deadline: None };
         let all = space.dimensions.everything();
         let products: Vec<Product> =
             matches.iter().flat_map(|matches| space.dimensions.products(matches)).collect();
@@ -319,8 +343,8 @@ mod tests {
         let every_fifth =
             |from: u32| RangeSet::of((0..length).map(|index| 5 * index + from).map(|at| (at, at)).collect());
         let matches = [every_fifth(0), every_fifth(1), every_fifth(2), RangeSet::single(8)].map(ports);
-        let space =
-            Space { dimensions: Dimensions::of(matches.iter()), left: Cell::new(MAX_COMPARISONS_IN_ALL) };
+        let left = Cell::new(MAX_COMPARISONS_IN_ALL);
+        let space = Space { dimensions: Dimensions::of(matches.iter()), left, deadline: None };
         let mut products: Vec<Product> =
             matches.iter().flat_map(|matches| space.dimensions.products(matches)).collect();
         let target = products.remove(if of_last { 3 } else { 0 });

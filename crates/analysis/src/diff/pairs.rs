@@ -202,7 +202,7 @@ impl Asks<'_> {
 
     fn is_stopped(&mut self) -> bool {
         if self.space.is_spent() {
-            self.pairs.stopped = Some(Undecided::AllQuestions);
+            self.pairs.stopped = Some(self.space.reached());
         } else if self.pairs.found.len() + self.pairs.open.len() >= MAX_PAIRS {
             self.pairs.stopped = Some(Undecided::Pairs);
         }

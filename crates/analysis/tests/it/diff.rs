@@ -16,6 +16,24 @@ use crate::analysis_support::{action, fate, matches, policy, rules, treatment};
 
 type Rules = Vec<(Match, Action, Direction)>;
 
+/// What is not decided in time is not taken for equal.
+#[test]
+fn a_comparison_without_time_decides_nothing() {
+    let parse = |action: &str| {
+        let text = format!(
+            "version = 1\ndefault = \"kernel\"\n[[rules]]\nname = \"a\"\nmatch = {{ dst_port = 53, protocol = \"udp\" }}\naction = \"{action}\"\n"
+        );
+        policy::parse(&Source::new("p.toml", text), &NoFiles).expect("a policy").0
+    };
+    let (old, new) = (parse("drop"), parse("kernel"));
+    let within = |time| diff_in_detail(&old, &new, Detail { time, ..Detail::SHORT }, &mut |_| {});
+    let late = within(Some(std::time::Duration::ZERO));
+    assert!(!late.is_whole(), "{late:?}");
+    assert!(late.stopped.is_some_and(|why| why.contains("takes more than 0 s")));
+    let whole = within(Some(std::time::Duration::from_secs(600)));
+    assert!(whole.is_whole() && whole.pairs.len() == 1, "{whole:?}");
+}
+
 /// Another policy that is near: rules swapped, left out, changed, added.
 fn near(rules: Rules) -> impl Strategy<Value = Rules> {
     let change = (0u8..5, any::<Index>(), any::<Index>(), matches(), action());
@@ -179,7 +197,7 @@ proptest! {
     /// All regions are the same packets as the few, and no fewer regions.
     #[test]
     fn all_regions_hold_what_a_few_hold((old, new) in two(), frames in prop::collection::vec(frame(), 48)) {
-        let few = diff_in_detail(&old, &new, Detail { regions_per_pair: 2, regions: 4096 }, &mut |_| {});
+        let few = diff_in_detail(&old, &new, Detail { regions_per_pair: 2, ..Detail::SHORT }, &mut |_| {});
         let all = diff_in_detail(&old, &new, Detail::FULL, &mut |_| {});
         prop_assert_eq!(few.pairs.len(), all.pairs.len());
         for (few, all) in few.pairs.iter().zip(&all.pairs) {
