@@ -3,6 +3,7 @@
 //! source excerpts, and JSON.
 
 use std::fmt;
+use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -41,6 +42,8 @@ pub struct Diagnostic {
     pub label: String,
     /// The remedy.
     pub hint: Option<String>,
+    #[serde(skip)]
+    is_unreadable: bool,
     #[serde(skip)]
     span: Range<usize>,
     #[serde(skip)]
@@ -112,6 +115,7 @@ impl Place {
             column,
             label,
             hint: None,
+            is_unreadable: false,
             span: self.span.start.min(text.len())..self.span.end.min(text.len()),
             source: Arc::new(source),
         }
@@ -123,6 +127,19 @@ impl Diagnostic {
     #[must_use]
     pub fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(printable(hint.into()));
+        self
+    }
+
+    /// Notes that the system has refused to open or to read a file, unless the error is about what the file is.
+    #[must_use]
+    pub(crate) fn caused_by(mut self, error: &io::Error) -> Self {
+        self.is_unreadable = !matches!(
+            error.kind(),
+            io::ErrorKind::InvalidInput
+                | io::ErrorKind::InvalidData
+                | io::ErrorKind::FileTooLarge
+                | io::ErrorKind::Unsupported
+        );
         self
     }
 }
@@ -227,6 +244,13 @@ pub struct Diagnostics {
 }
 
 impl Diagnostics {
+    /// Whether a file could not be opened or read, because it is not there, or the system lacks something. Then the policy
+    /// may be right, and readable later.
+    #[must_use]
+    pub fn is_unreadable(&self) -> bool {
+        self.list.iter().any(|diagnostic| diagnostic.is_unreadable)
+    }
+
     /// Adds one, or counts it when there are too many. A warning makes room for an error.
     pub fn push(&mut self, diagnostic: Diagnostic) {
         let severity = diagnostic.severity;

@@ -98,7 +98,8 @@ fn source_of(name: String, read: Result<Vec<u8>, regular_file::Error>) -> Result
                 Unreadable::File(regular_file::Error::NotRegular(_)) => {
                     problem.hint("name a regular file, or - for standard input")
                 }
-                _ => problem,
+                Unreadable::File(error) => problem.caused_by(&error.into()),
+                Unreadable::NotUtf8 { .. } => problem,
             }
         }
     };

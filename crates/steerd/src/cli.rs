@@ -27,6 +27,8 @@ Exit codes:
   6  the HTTP address or the socket of the API cannot be used
   7  something failed while running
   8  the running daemon cannot be reached, does not answer, or refuses the request
+  9  run: a file of the policy cannot be read now; settings: neither, for lack of descriptors or
+     memory; a later try may succeed
   130  terminated by a second Ctrl-C";
 
 const CHECK_EXIT_CODES: &str = "\

@@ -107,7 +107,10 @@ fn start(
         .and_then(policy_file::Compiled::into_installable)
         .map_err(|diagnostics| {
             output::print_diagnostics(&diagnostics);
-            policy_file::policy_error(&loaded.policy, &diagnostics)
+            match diagnostics.is_unreadable() {
+                true => Error::PolicyUnreadable { file: loaded.policy.to_string() },
+                false => policy_file::policy_error(&loaded.policy, &diagnostics),
+            }
         })?;
     if stopped(signals) {
         return Ok(None);

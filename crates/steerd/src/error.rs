@@ -15,6 +15,9 @@ pub(crate) enum Error {
     /// The diagnostics have been printed already.
     #[error("{file}: {errors} in the policy")]
     Policy { file: String, errors: String },
+    /// The same, but the text may be right: the system has refused to read a file.
+    #[error("{file}: a file of the policy cannot be read now")]
+    PolicyUnreadable { file: String },
     /// What `--deny` names was found, or the device cannot run the policy.
     #[error("{file}: {found}")]
     Denied { file: String, found: String },
@@ -175,6 +178,8 @@ impl Error {
             | Self::Capture { .. }
             | Self::Traffic(_) => 1,
             Self::Compare(_) | Self::NotDecided(_) => 2,
+            // The text of the file may be right.
+            Self::Settings(problems) if problems.are_unreadable() => 9,
             Self::Settings(_)
             | Self::Model(_)
             | Self::Personality(_)
@@ -196,6 +201,7 @@ impl Error {
             Self::Worker(_) | Self::Cores(_) => 5,
             Self::Http(_) | Self::Api(_) => 6,
             Self::Client(_) => 8,
+            Self::PolicyUnreadable { .. } => 9,
             Self::WorkerDied(_)
             | Self::AccountingMismatch(_)
             | Self::DeviceFailed(_)

@@ -119,6 +119,8 @@ pub(crate) struct Problem {
     pub(crate) key: String,
     pub(crate) message: String,
     pub(crate) hint: Option<String>,
+    /// Whether the system has refused to read a file that exists, for lack of descriptors or memory, or by an error of the disk.
+    pub(crate) is_unreadable: bool,
 }
 
 impl fmt::Display for Problem {
@@ -138,6 +140,13 @@ impl fmt::Display for Problem {
 /// All problems, one per line.
 #[derive(Debug, thiserror::Error)]
 pub(crate) struct Problems(pub(crate) Vec<Problem>);
+
+impl Problems {
+    /// Whether the settings may be right, and readable later.
+    pub(crate) fn are_unreadable(&self) -> bool {
+        self.0.iter().any(|problem| problem.is_unreadable)
+    }
+}
 
 impl fmt::Display for Problems {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -225,9 +225,8 @@ impl<'t, 'r, 'l> Walk<'t, 'r, 'l> {
             match self.files.load(name) {
                 Ok(included) => self.included(included, value, &folder.join(name)),
                 Err(error) => {
-                    let message = format!("cannot read the included file: {error}");
                     let hint = "the name is relative to the file that contains it";
-                    self.reader.error_with(value.span(), message, "named here", hint);
+                    self.reader.unreadable(value.span(), "cannot read the included file", hint, &error);
                     self.reader.is_whole = false;
                 }
             }

@@ -3,6 +3,7 @@
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
+use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -63,6 +64,12 @@ impl Reader {
         hint: impl Into<String>,
     ) {
         self.report(span, |place| place.error(message, label).hint(hint));
+    }
+
+    /// Reports that a file cannot be read.
+    pub(super) fn unreadable(&mut self, span: Range<usize>, message: &str, hint: &str, error: &io::Error) {
+        let message = format!("{message}: {error}");
+        self.report(span, |place| place.error(message, "named here").hint(hint).caused_by(error));
     }
 
     /// Reports an error whose message, label and hint take long to find: they are made only if the error is listed.

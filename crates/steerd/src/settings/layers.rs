@@ -4,6 +4,7 @@
 //! "steerd.toml:12:5" or "STEERD_HTTP__LISTEN". Values are checked for their types only.
 
 use std::fmt;
+use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -53,8 +54,9 @@ impl Layer {
             vec![Problem {
                 origin: path.display().to_string(),
                 key: String::new(),
-                message: format!("cannot read the settings file: {error}"),
+                message: format!("cannot read the settings file: {}", error.message),
                 hint: None,
+                is_unreadable: error.is_unreadable,
             }]
         })?;
         let mut layer = Self::parse(Origin::File(path.to_owned()), &text)?;
@@ -78,6 +80,7 @@ impl Layer {
                     key: String::new(),
                     message: "no such setting".into(),
                     hint: Some(hint),
+                    is_unreadable: false,
                 }])
             });
         }
@@ -89,6 +92,7 @@ impl Layer {
                 key: String::new(),
                 message: "no such setting".into(),
                 hint: Some("the form is STEERD_SECTION__KEY, e.g. STEERD_HTTP__LISTEN".into()),
+                is_unreadable: false,
             }]));
         }
         // A TOML value (a number, a list, true) is taken as such, all else as a string.
@@ -137,6 +141,7 @@ impl Layers {
             key: String::new(),
             message: error.to_string(),
             hint: None,
+            is_unreadable: false,
         })
     }
 
@@ -159,17 +164,35 @@ impl Layers {
 }
 
 /// The text of a settings file.
-fn read(path: &Path) -> Result<String, String> {
+/// Why a settings file is not read.
+struct Unreadable {
+    message: String,
+    is_unreadable: bool,
+}
+
+impl From<String> for Unreadable {
+    fn from(message: String) -> Self {
+        Self { message, is_unreadable: false }
+    }
+}
+
+fn read(path: &Path) -> Result<String, Unreadable> {
     let bytes = regular_file::read(path, MAX_FILE_BYTES).map_err(|error| match error {
         regular_file::Error::TooLarge(most) => {
-            format!("it has more than {most} bytes; settings have a few thousand")
+            format!("it has more than {most} bytes; settings have a few thousand").into()
         }
-        error => error.to_string(),
+        regular_file::Error::Io(error) => {
+            // These two are as wrong the next time.
+            let is_lasting =
+                matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied);
+            Unreadable { message: error.to_string(), is_unreadable: !is_lasting }
+        }
+        error => error.to_string().into(),
     })?;
     String::from_utf8(bytes).map_err(|error| {
         let valid = &error.as_bytes()[..error.utf8_error().valid_up_to()];
         let line = 1 + valid.iter().filter(|byte| **byte == b'\n').count();
-        format!("line {line} has a byte that is not UTF-8")
+        format!("line {line} has a byte that is not UTF-8").into()
     })
 }
 
@@ -221,7 +244,7 @@ fn describe(origin: &Origin, text: &str, error: &toml::de::Error) -> Problem {
         Origin::Variable(_) | Origin::Flag(_) => origin.to_string(),
     };
     let hint = nearest(&message).map(|name| format!("did you mean `{name}`?"));
-    Problem { origin: origin_text, key: key_at(text, &span), message, hint }
+    Problem { origin: origin_text, key: key_at(text, &span), message, hint, is_unreadable: false }
 }
 
 fn line_and_column(text: &str, offset: usize) -> (usize, usize) {

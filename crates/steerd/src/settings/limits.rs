@@ -33,7 +33,8 @@ const STALL_MS: std::ops::RangeInclusive<u64> = 100..=3_600_000;
 pub(super) fn check(settings: &Settings, layers: &Layers, problems: &mut Vec<Problem>) {
     let mut report = |key: &str, message: String, hint: Option<&str>| {
         let origin = layers.origin(key).map_or_else(|| "settings".into(), Origin::to_string);
-        problems.push(Problem { origin, key: key.into(), message, hint: hint.map(Into::into) });
+        let hint = hint.map(Into::into);
+        problems.push(Problem { origin, key: key.into(), message, hint, is_unreadable: false });
     };
     check_device(settings, &mut report);
     check_workers(settings, &mut report);

@@ -137,7 +137,7 @@ fn from_file(reader: &mut Reader, file: &Value<'_>, files: &mut Files<'_>) -> Op
         Ok(source) => Arc::new(source),
         Err(error) => {
             let hint = "the name is relative to the policy file";
-            reader.error_with(file.span(), format!("cannot read the set: {error}"), "named here", hint);
+            reader.unreadable(file.span(), "cannot read the set", hint, &error);
             return None;
         }
     };
