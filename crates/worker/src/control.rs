@@ -19,12 +19,17 @@ use crate::sink::{Changes, Sink, SinkMap, Slot};
 use crate::sinks::handoff::Wakeup;
 use crate::stats::Stats;
 use crate::stats::{RuleSnapshot, WorkerSnapshot};
+use crate::thread_activity::{ThreadActivity, WorkerThread};
 use crate::{Disposition, Traffic, Warning};
 
-/// How long [`WorkerControl::wait`] sleeps between checks.
+/// How long [`WorkerControl::wait`] sleeps between checks at first, and after [`PROMPT`], when it also looks at what the worker
+/// does.
 const WAIT_STEP: Duration = Duration::from_micros(50);
-/// A longer step counts as this one, so that the wait is longer on a machine that is busy; at most so many times as long.
-const LONGEST_STEP: Duration = Duration::from_millis(1);
+const LATE_STEP: Duration = Duration::from_millis(5);
+const PROMPT: Duration = Duration::from_millis(100);
+/// A longer step counts as this one: the waiting thread did not run, so the whole machine may have been busy or stopped.
+const LONGEST_STEP: Duration = Duration::from_millis(10);
+/// A wait ends after so many times the patience in any case.
 const MOST_PATIENCE: u32 = 12;
 
 /// A handle to one worker.
@@ -54,6 +59,7 @@ pub(crate) struct Shared {
     pub(crate) clock: SharedClock,
     /// Wakes the worker; `None` without a file descriptor left, and then it sleeps for short times only.
     pub(crate) wakeup: Option<Arc<Wakeup>>,
+    pub(crate) thread: WorkerThread,
     ledger: Mutex<Ledger>,
     warnings: Mutex<Vec<Warning>>,
 }
@@ -133,6 +139,7 @@ impl WorkerControl {
             sinks: Changes::default(),
             clock: SharedClock::default(),
             wakeup: Wakeup::new().ok(),
+            thread: WorkerThread::default(),
             ledger: Mutex::default(),
             warnings: Mutex::new(warnings),
         };
@@ -183,7 +190,7 @@ impl WorkerControl {
     /// Waits at most `patience` until the worker has applied `change`.
     #[must_use]
     pub fn wait_for_sink(&self, change: SinkChange, patience: Duration) -> bool {
-        wait_until(patience, || self.shared.sinks.is_applied(change.0))
+        self.wait_until(patience, || self.shared.sinks.is_applied(change.0))
     }
 
     /// Lets the worker convert the device's timestamps: to be called about once a second, with a new reading. Workers
@@ -195,7 +202,7 @@ impl WorkerControl {
     /// Waits until no sink that was removed has frames of the worker. False: one still has at the end of that time.
     #[must_use]
     pub fn wait_for_frames(&self, patience: Duration) -> bool {
-        wait_until(patience, || self.shared.sinks.leaving() == 0)
+        self.wait_until(patience, || self.shared.sinks.leaving() == 0)
     }
 
     /// Frees the sinks that the worker has removed.
@@ -247,11 +254,29 @@ impl WorkerControl {
         self.shared.mailbox.acknowledged() >= publication
     }
 
-    /// Waits at most `patience` until [`WorkerControl::acknowledged`]; longer while other processes keep this thread from
-    /// running, up to twelve times.
+    /// Waits at most `patience` until [`WorkerControl::acknowledged`]. Time in which the worker would run but gets no core
+    /// does not count, nor does most of the time in which this thread gets none; but the wait ends after twelve times
+    /// `patience`.
     #[must_use]
     pub fn wait(&self, publication: Publication, patience: Duration) -> bool {
-        wait_until(patience, || self.acknowledged(publication))
+        self.wait_until(patience, || self.acknowledged(publication))
+    }
+
+    fn wait_until(&self, patience: Duration, is_done: impl Fn() -> bool) -> bool {
+        let begun = Instant::now();
+        let (mut last, mut activity, mut waited) = (begun, None, Duration::ZERO);
+        while !is_done() {
+            if waited >= patience || last - begun >= patience * MOST_PATIENCE {
+                return false;
+            }
+            let is_prompt = last - begun < PROMPT;
+            std::thread::sleep(if is_prompt { WAIT_STEP } else { LATE_STEP });
+            let now = Instant::now();
+            let next = if is_prompt { None } else { self.shared.thread.activity() };
+            waited += counted(now - last, activity, next);
+            (last, activity) = (now, next);
+        }
+        true
     }
 
     /// Whether the worker's receive queue has failed permanently: it receives nothing, and packets that indirection
@@ -308,25 +333,13 @@ impl WorkerControl {
     }
 }
 
-fn wait_until(patience: Duration, is_done: impl Fn() -> bool) -> bool {
-    let mut waited = Duration::ZERO;
-    let mut last = Instant::now();
-    while !is_done() {
-        if waited >= patience {
-            return false;
-        }
-        std::thread::sleep(WAIT_STEP);
-        let now = Instant::now();
-        waited += counted(now - last);
-        last = now;
+/// How much of the patience a step uses that took so long, between these two activities of the worker.
+fn counted(step: Duration, before: Option<ThreadActivity>, after: Option<ThreadActivity>) -> Duration {
+    match (before, after) {
+        // It waits for a core, or is on one.
+        (Some(before), Some(after)) if after.is_runnable => after.cpu.saturating_sub(before.cpu).min(step),
+        _ => step.min(LONGEST_STEP),
     }
-    true
-}
-
-/// How much of the patience a step uses that took so long. On a machine that is busy with other things the step of the
-/// waiting thread takes long, and the worker does not run either: that does not show that the worker hangs.
-fn counted(step: Duration) -> Duration {
-    step.min(LONGEST_STEP).max(step / MOST_PATIENCE)
 }
 
 /// Counts the changes of one worker's sinks.
@@ -428,9 +441,60 @@ mod tests {
     #[test]
     fn only_a_starved_wait_is_prolonged() {
         let ms = Duration::from_millis;
-        assert_eq!(counted(Duration::from_micros(120)), Duration::from_micros(120));
-        assert_eq!(counted(ms(4)), ms(1), "a slice of the scheduler");
-        assert_eq!(counted(ms(24)), ms(2), "twelve times the patience at most");
-        assert!(!wait_until(ms(5), || false));
+        let activity = |is_runnable, cpu_ms| Some(ThreadActivity { is_runnable, cpu: ms(cpu_ms) });
+        let us = Duration::from_micros;
+        assert_eq!(counted(us(120), None, None), us(120), "nothing is known of the worker");
+        assert_eq!(counted(ms(400), None, None), LONGEST_STEP, "this thread got no core");
+        assert_eq!(counted(ms(5), activity(true, 7), activity(true, 7)), ms(0), "the worker got no core");
+        assert_eq!(
+            counted(ms(5), activity(true, 7), activity(true, 12)),
+            ms(5),
+            "it runs and does not answer"
+        );
+        assert_eq!(
+            counted(ms(5), activity(true, 7), activity(false, 7)),
+            ms(5),
+            "it sleeps and does not answer"
+        );
+        let control = WorkerControl::new(WorkerId(0), Vec::new());
+        assert!(!control.wait_until(ms(5), || false), "a worker without a thread");
+        let (asleep, end) = std::sync::mpsc::channel::<()>();
+        std::thread::scope(|scope| {
+            let (shared, (begun, has_begun)) = (control.shared(), std::sync::mpsc::channel());
+            scope.spawn(move || {
+                shared.thread.begin();
+                begun.send(()).unwrap();
+                assert!(end.recv().is_err());
+            });
+            has_begun.recv().unwrap();
+            assert!(
+                !control.wait_until(PROMPT + ms(50), || false),
+                "a worker that sleeps and does not answer"
+            );
+            drop(asleep);
+        });
+    }
+
+    /// Two threads on one core: one never sleeps, the other is the worker.
+    #[test]
+    fn the_activity_of_a_thread_is_its_own() {
+        let (running, stop) = (WorkerThread::default(), std::sync::atomic::AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                running.begin();
+                while !stop.load(Ordering::Relaxed) {
+                    std::hint::spin_loop();
+                }
+            });
+            let begun = Instant::now();
+            let ran =
+                |activity: &ThreadActivity| activity.is_runnable && activity.cpu > Duration::from_millis(20);
+            while running.activity().as_ref().is_none_or(|activity| !ran(activity)) {
+                assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", running.activity());
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            stop.store(true, Ordering::Relaxed);
+        });
+        assert_eq!(WorkerThread::default().activity(), None, "no thread has begun");
     }
 }

@@ -45,6 +45,7 @@ mod regime;
 mod sink;
 pub mod sinks;
 mod stats;
+mod thread_activity;
 mod transmitter;
 mod worker;
 

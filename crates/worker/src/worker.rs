@@ -285,6 +285,7 @@ impl Worker {
     }
 
     fn run(mut self, stop: &AtomicBool) -> Self {
+        self.control.shared().thread.begin();
         if let Some(core) = self.config().core
             && !core_affinity::set_for_current(CoreId { id: core })
         {
