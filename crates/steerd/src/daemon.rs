@@ -66,12 +66,14 @@ fn steer(
     let Some((runtime, threads)) = start(args, loaded, signals, log)? else { return Ok(()) };
     let (reloads, asked) = channel::bounded(WAITERS_MAX);
     let servers = bound.serve(&runtime, reloads)?;
+    let ports = watch_ports(&runtime)?;
+    let view = start_view(&runtime, screen)?;
+    // Nothing that the daemon needs can be missing from here on.
+    runtime.health.set_steering(true);
     let status = format!("steering on {} with {}", runtime.opened().device.name(), runtime.policy_source());
     tracing::info!("{status}");
     notify::ready(&status);
 
-    let ports = watch_ports(&runtime)?;
-    let view = start_view(&runtime, screen)?;
     let stall = Duration::from_millis(loaded.settings.health.stall_ms);
     let ended = Daemon {
         runtime: Arc::clone(&runtime),

@@ -6,6 +6,8 @@
 use std::io;
 use std::path::PathBuf;
 
+use rustix::io::Errno;
+
 use crate::settings::Problems;
 
 #[derive(Debug, thiserror::Error)]
@@ -122,11 +124,11 @@ pub(crate) enum Error {
     /// The parts that still run.
     #[error("did not end in time: {0} (the process ends without waiting any longer)")]
     StillRunning(String),
-    #[error("the log cannot be started: {0}")]
+    #[error("the log cannot be started: {}{}", .0, lacking(.0))]
     Log(io::Error),
-    #[error("no thread can be started: {0}")]
+    #[error("no thread can be started: {}{}", .0, lacking(.0))]
     Thread(io::Error),
-    #[error("signals cannot be received: {0}")]
+    #[error("signals cannot be received: {}{}", .0, lacking(.0))]
     Signals(io::Error),
     #[error("not healthy: {0}")]
     Unhealthy(String),
@@ -136,6 +138,20 @@ pub(crate) enum Error {
 
 /// If the capture that the settings name cannot be read.
 pub(crate) const TRAFFIC_HINT: &str = "correct the path or leave it empty";
+
+/// The hint where the system has no thread, or no descriptor, left for the process; else nothing.
+pub(crate) fn lacking(error: &io::Error) -> &'static str {
+    match Errno::from_io_error(error) {
+        Some(Errno::AGAIN | Errno::NOMEM) => {
+            " (hint: raise the limits of threads and memory: TasksMax=, LimitNPROC=, LimitAS= and MemoryMax= of the \
+             service, `ulimit -u`, `ulimit -v`)"
+        }
+        Some(Errno::MFILE | Errno::NFILE) => {
+            " (hint: raise the limit of file descriptors: LimitNOFILE= of the service, `ulimit -n`)"
+        }
+        _ => "",
+    }
+}
 
 /// A message of which the hint is known, as it must have one only.
 #[derive(Debug)]

@@ -99,10 +99,11 @@ struct Running {
 impl Drop for Running {
     fn drop(&mut self) {
         let (captures, id) = (Arc::clone(&self.captures), self.id);
-        // The thread of the server must not wait for workers. Without a thread the sink stays until the daemon ends.
-        let stop = std::thread::Builder::new().name("capture end".into()).spawn(move || captures.stop(id));
-        if let Err(error) = stop {
-            tracing::warn!("a capture cannot be stopped: {error}");
+        // The thread of the server should not wait for workers. If there is no other, it does: for a short time.
+        let stop = Arc::clone(&captures);
+        let thread = std::thread::Builder::new().name("capture end".into()).spawn(move || stop.stop(id));
+        if thread.is_err() {
+            captures.stop(id);
         }
     }
 }

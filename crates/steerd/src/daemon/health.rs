@@ -58,7 +58,7 @@ pub(crate) struct Health(Mutex<Status>);
 
 #[derive(Debug, Default)]
 struct Status {
-    /// The policy is on the device and the shutdown has not begun.
+    /// The policy is on the device, all servers answer, and the shutdown has not begun.
     steering: bool,
     stalled: Vec<Part>,
     ports_down: Vec<DownPort>,
@@ -68,7 +68,7 @@ struct Status {
 }
 
 impl Health {
-    /// `true` once the policy is on the device, `false` when the shutdown begins.
+    /// `true` once the policy is on the device and all servers answer, `false` when the shutdown begins.
     pub(crate) fn set_steering(&self, steering: bool) {
         let mut status = self.status();
         status.steering = steering;

@@ -15,7 +15,7 @@ use tokio::sync::oneshot;
 use crate::api::model::Verdict;
 use crate::daemon::notify;
 use crate::daemon::runtime::{LATE_PACKET_GRACE, Runtime};
-use crate::error::chain;
+use crate::error::{Error, chain};
 use crate::policy_file::{self, Counters, Running};
 use crate::settings::Traffic;
 
@@ -58,7 +58,8 @@ impl Reloader {
         match thread {
             Ok(_) => self.running = Some(running),
             Err(error) => {
-                let refused = Refused::because(format!("no thread can be started: {error}"));
+                // Not here: the run loop must not wait for it.
+                let refused = Refused::because(Error::Thread(error).to_string());
                 self.answer(&failed(&self.runtime, refused, Instant::now()));
             }
         }

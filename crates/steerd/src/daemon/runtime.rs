@@ -279,7 +279,6 @@ impl Builder {
         };
         runtime.install(compiled)?;
         runtime.opened.open_wires();
-        runtime.health.set_steering(true);
         Ok((Arc::new(runtime), threads))
     }
 }

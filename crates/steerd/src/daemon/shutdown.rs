@@ -1,9 +1,14 @@
 //! The end of the daemon, in steps that each take a limited time.
 //!
+//! Without a free thread (TasksMax=, RLIMIT_NPROC, RLIMIT_AS) a step runs on the thread of its caller, without a limit: a
+//! process at that limit must still report and end.
+//!
 //! A thread that hangs cannot be ended, but the process must end. So each step that may block runs on a thread of its own
 //! and is given up after a time; the error names the parts that did not end. The exit status is that of the first failure.
 
-use std::sync::{Arc, mpsc};
+use std::io;
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
 use crate::cli::Format;
@@ -23,20 +28,43 @@ const SERVER_TIMEOUT: Duration = Duration::from_secs(2);
 const BACKGROUND_TIMEOUT: Duration = Duration::from_secs(1);
 pub(super) const LOG_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Runs `step` on a thread called `name`. `None`: it was not done after `timeout`, or panicked; its thread then keeps what
-/// it owns until the process ends.
+/// Runs `step` on a thread called `name`, or here if there is none. `None`: it was not done after `timeout`, or panicked; its
+/// thread then keeps what it owns until the process ends.
 pub(crate) fn within<T: Send + 'static>(
     name: &str,
     timeout: Duration,
     step: impl FnOnce() -> T + Send + 'static,
 ) -> Option<T> {
+    within_by(Builder::spawn, name, timeout, step)
+}
+
+/// Starts a thread; tests have one that fails.
+type Spawn = fn(Builder, Box<dyn FnOnce() + Send>) -> io::Result<JoinHandle<()>>;
+
+fn within_by<T: Send + 'static>(
+    spawn: Spawn,
+    name: &str,
+    timeout: Duration,
+    step: impl FnOnce() -> T + Send + 'static,
+) -> Option<T> {
     let (done, result) = mpsc::sync_channel(1);
-    let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || {
-        // An error means that the caller has given up.
-        let _ = done.send(step());
-    });
-    thread.ok()?;
-    result.recv_timeout(timeout).ok()
+    // A thread that cannot be started drops its closure, so the step is in a place that both can take it from.
+    let place = Arc::new(Mutex::new(Some(step)));
+    let on_thread = Arc::clone(&place);
+    let run = move || {
+        if let Some(step) = taken(&on_thread) {
+            // An error means that the caller has given up.
+            let _ = done.send(step());
+        }
+    };
+    match spawn(Builder::new().name(name.to_owned()), Box::new(run)) {
+        Ok(_) => result.recv_timeout(timeout).ok(),
+        Err(_) => taken(&place).map(|step| step()),
+    }
+}
+
+fn taken<S>(place: &Mutex<Option<S>>) -> Option<S> {
+    place.lock().unwrap_or_else(PoisonError::into_inner).take()
 }
 
 /// The parts that report on the running daemon.
@@ -110,6 +138,14 @@ mod tests {
         assert!(hung.is_none() && begun.elapsed() < Duration::from_secs(30));
         drop(release);
         assert_eq!(within("panicking", Duration::from_secs(60), || -> u8 { panic!("a test's panic") }), None);
+    }
+
+    #[test]
+    fn a_step_without_a_thread_runs_on_that_of_its_caller() {
+        let own = std::thread::current().id();
+        let no_thread: Spawn = |_, _| Err(io::ErrorKind::WouldBlock.into());
+        let ran_on = within_by(no_thread, "step", Duration::ZERO, || std::thread::current().id());
+        assert_eq!(ran_on, Some(own));
     }
 
     #[test]

@@ -1,8 +1,9 @@
 //! Errors at the start of `steerd run`: one line on stderr, the documented exit code, nothing left behind.
 
+use std::os::unix::fs::PermissionsExt;
 use std::process::Output;
 
-use crate::support::{config, stderr, steerd};
+use crate::support::{self, config, stderr, steerd, steerd_by};
 
 /// A soft NIC with nothing on its wire, a policy, and `more`.
 fn run_with(more: &str, environment: &[(&str, &str)]) -> Output {
@@ -78,6 +79,70 @@ fn a_model_file_as_personality() {
 fn a_missing_settings_file() {
     let output = steerd().args(["run", "--config", "/nonexistent.toml"]).output().expect("runs");
     refused(&output, 3, &["/nonexistent.toml", "cannot read"]);
+}
+
+/// The unit restarts the daemon after this exit code, not after that of wrong policies and settings.
+#[test]
+fn files_that_cannot_be_read_now() {
+    let folder = tempfile::tempdir().expect("folder");
+    let policy = folder.path().join("p.toml");
+    let path = policy.to_str().expect("path");
+    let run = || run_with(SOFT, &[("STEERD_POLICY__FILE", path)]);
+    refused(&run(), 9, &["p.toml", "cannot be read now"]);
+    let set = "version = 1\ndefault = \"kernel\"\n[sets.bad]\nkind = \"address\"\nfile = \"no.txt\"\n";
+    std::fs::write(&policy, set).expect("written");
+    refused(&run(), 9, &["p.toml", "cannot be read now"]);
+    std::fs::write(&policy, "version = 1\ndefault = \"kernel\"\nincludes = [\"no.toml\"]\n")
+        .expect("written");
+    refused(&run(), 9, &["p.toml", "cannot be read now"]);
+    std::fs::write(&policy, "version = 1\ndefault = \"kernle\"\n").expect("written");
+    refused(&run(), 1, &["p.toml", "1 error"]);
+    let unit = config().join("../systemd/steerd.service");
+    let unit = std::fs::read_to_string(unit).expect("the unit");
+    assert!(unit.contains("\nRestartPreventExitStatus=1 2 3\n"), "{unit}");
+}
+
+/// A process may be allowed no further thread, or few descriptors: it says so, and is never ready before.
+#[test]
+fn a_process_at_its_limits_says_so() {
+    let settings = tempfile::tempdir().expect("folder");
+    let file = settings.path().join("s.toml");
+    let policy = config().join("examples/demo.toml");
+    let text = format!("[policy]\nfile = {:?}\n{SOFT}", policy.display().to_string());
+    std::fs::write(&file, text).expect("written");
+    let run = |limit: &str| {
+        let mut command = steerd_by(&["prlimit", limit]);
+        command.args(["run", "--for", "200ms", "--config"]).arg(&file);
+        command.output().expect("it runs")
+    };
+    for descriptors in [6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28] {
+        let output = run(&format!("--nofile={descriptors}"));
+        let errors = stderr(&output);
+        if !output.status.success() {
+            assert!(
+                matches!(output.status.code(), Some(4..=7 | 9)),
+                "{descriptors}: {:?} {errors}",
+                output.status
+            );
+            assert!(errors.lines().last().is_some_and(|line| line.starts_with("steerd: ")), "{errors}");
+            assert!(!errors.contains("steering on"), "{descriptors}: ready before: {errors}");
+        }
+    }
+    // Threads of root are not limited, so another user's are. That user may not read the folder of the build.
+    let binary = settings.path().join("steerd");
+    std::fs::copy(steerd().get_program(), &binary).expect("copied");
+    for path in [settings.path(), &binary] {
+        std::fs::set_permissions(path, PermissionsExt::from_mode(0o755)).expect("permitted");
+    }
+    let mut command = std::process::Command::new("setpriv");
+    command.args(["--reuid=65534", "--clear-groups", "prlimit", "--nproc=1"]).arg(&binary);
+    command.env("STEERD_API__ENABLED", "false").env("STEERD_HTTP__LISTEN", "off");
+    let output = command.args(["run", "--demo", "--for", "200ms"]).output().expect("util-linux is there");
+    let errors = stderr(&output);
+    if errors.contains("setpriv:") {
+        return support::not_run("a process without a free thread", "it needs root");
+    }
+    refused(&output, 7, &["Resource temporarily unavailable", "TasksMax="]);
 }
 
 #[test]
