@@ -34,7 +34,7 @@ use std::os::unix::net::UnixListener;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::{Builder, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use http_body_util::combinators::BoxBody;
 use http_body_util::{BodyExt, Full};
@@ -495,6 +495,7 @@ where
         .max_buf_size(HEADER_BYTES_MAX)
         .max_headers(HEADERS_MAX)
         .keep_alive(false)
+        .auto_date_header(has_http_date(SystemTime::now()))
         .half_close(R::LIMITS.half_close)
         .serve_connection(TokioIo::new(WriteLimit::new(stream, R::LIMITS.write)), service)
         .without_shutdown();
@@ -512,6 +513,12 @@ where
         Ok(Err(error)) => tracing::debug!("an HTTP connection ended early: {error}"),
         Err(limit) => tracing::debug!("an HTTP client took more than {limit:?}"),
     }
+}
+
+/// Whether an answer can have a Date header at this time: HTTP has no dates before 1970, and the library that writes them
+/// panics. A server without a clock sends none (RFC 9110, 6.6.1).
+fn has_http_date(now: SystemTime) -> bool {
+    now >= UNIX_EPOCH
 }
 
 async fn linger(mut stream: impl AsyncRead + AsyncWrite + Unpin) -> io::Result<()> {

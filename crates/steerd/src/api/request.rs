@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 
 /// The paths and what they answer, for GET /.
@@ -193,6 +194,18 @@ pub(crate) fn body<'b, T: Deserialize<'b>>(bytes: &'b [u8]) -> Result<T, Refused
     })
 }
 
+/// Checks the body of a request without options: none, `null` (which `steerd reload` sends), or an empty object.
+pub(crate) fn no_options(bytes: &[u8]) -> Result<(), Refused> {
+    if bytes.trim_ascii().is_empty() {
+        return Ok(());
+    }
+    let options: Option<BTreeMap<String, IgnoredAny>> = body(bytes)?;
+    match options.unwrap_or_default().pop_first() {
+        None => Ok(()),
+        Some((name, _)) => Err(Refused::new(400, format!("there is no option `{}`", shown(&name)))),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -241,6 +254,12 @@ mod tests {
             ["", "{", "[]", "{}", r#"{"text": 1}"#, r#"{"text": "", "txet": ""}"#, "{\"text\": \"\"} x"]
         {
             assert_eq!(body(text).expect_err(text).status, 400);
+        }
+        for text in ["", " \n", "null", "{}", " {} "] {
+            assert_eq!(no_options(text.as_bytes()), Ok(()), "{text}");
+        }
+        for text in ["{", "[]", "1", "version = 1", r#"{"policy": "p.toml"}"#, "\0"] {
+            assert_eq!(no_options(text.as_bytes()).expect_err(text).status, 400);
         }
         let deep = "[".repeat(100_000);
         assert_eq!(body(&deep).expect_err("nested").status, 400);

@@ -151,7 +151,8 @@ impl Api {
             Call::Policy => json(&policy_text(&self.links.daemon.in_force())),
             Call::Flows { rule } => self.flows(rule).await?,
             Call::Reload => {
-                body(incoming, call.body_bytes_max()).await?;
+                let bytes = body(incoming, call.body_bytes_max()).await?;
+                request::no_options(&bytes)?;
                 self.reload().await?
             }
             Call::StartCapture => {

@@ -109,3 +109,10 @@ fn users_close_no_connection_of_root() {
         drop((of_root, of_users));
     });
 }
+
+#[test]
+fn answers_have_a_date_only_where_http_has_one() {
+    assert!(has_http_date(SystemTime::now()));
+    assert!(has_http_date(UNIX_EPOCH));
+    assert!(!has_http_date(UNIX_EPOCH - Duration::from_nanos(1)));
+}

@@ -465,6 +465,7 @@ fn bad_requests_are_refused_with_the_reason() {
         assert!(status == 400 && why.contains("not valid"), "{status} {why}");
     }
     assert_eq!(refused("POST", "/v1/reload", &"x".repeat(100_000)).0, 413);
+    assert_eq!(refused("POST", "/v1/reload", "{\"policy\": \"other.toml\"}").0, 400, "it has no options");
     // A body that is announced and never sent is refused at once.
     let mut stream = place.connect();
     write!(stream, "POST /v1/diff HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n", 1_u64 << 40)
