@@ -411,7 +411,7 @@ fn what_exceeds_a_limit_is_not_decided() {
 
 /// How many random policies are compared with brute force: `STEERD_LOST_POLICIES`, or few.
 fn policies_to_try() -> usize {
-    std::env::var("STEERD_LOST_POLICIES").ok().and_then(|number| number.parse().ok()).unwrap_or(400)
+    std::env::var("STEERD_LOST_POLICIES").ok().and_then(|number| number.parse().ok()).unwrap_or(200)
 }
 
 /// The rules of which packets are lost, exactly: none is missed and none is named without reason.

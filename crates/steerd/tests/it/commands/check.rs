@@ -258,7 +258,7 @@ fn check_warns_of_policies_that_no_reload_can_keep() {
     let alone = POLICY.replace("version = 1\n", "version = 1\ndefault_multicast = \"one\"\n");
     let small = "name = \"small\"\npriorities = 64\nmax_specs = 10\nmax_table = 64\ntag_bits = 24\n\
                  multicast_ignores_priority = true\n\
-                 priority_table = { entries = 16, groups = 1, group_entries = 4 }\n";
+                 priority_table = { entries = 2, groups = 1, group_entries = 1 }\n";
     let folder = policies(&[("ok", POLICY), ("alone", &alone), ("small.toml", small)]);
     for (policy, profile, warned) in [
         ("alone", "mlx5", false),
