@@ -216,8 +216,17 @@ pub(super) struct Left {
 }
 
 impl Left {
-    /// One value as the first and the last number: a value, a prefix or a range.
+    /// One value as the first and the last number: a value, a prefix or a range. The language refuses IPv4-mapped addresses.
     pub(super) fn item(&self, value: &Value) -> Result<(u128, u128), String> {
+        let (low, high) = self.range(value)?;
+        let is_mapped = |number: u128| Ipv6Addr::from(number).to_ipv4_mapped().is_some();
+        if self.kind == Kind::V6 && is_mapped(low) && is_mapped(high) {
+            return Err(format!("no packet has an IPv4-mapped address: {}", quoted(&value.to_string())));
+        }
+        Ok((low, high))
+    }
+
+    fn range(&self, value: &Value) -> Result<(u128, u128), String> {
         // Elements with a timeout or a counter.
         let value = value.pointer("/elem/val").unwrap_or(value);
         let wrong =
