@@ -15,23 +15,25 @@ use crate::receiver::tests::config;
 type Sent = Arc<Mutex<Vec<Vec<u8>>>>;
 
 /// Keeps what is sent.
-struct Keeper(Sent);
+struct Keeper {
+    sent: Sent,
+    /// How many frames there is room for, until the test takes them.
+    room: usize,
+}
 
 /// The source port of datagrams that the wire refuses.
 const REFUSED_PORT: u16 = 0xdead;
-/// How many frames the wire has room for, until the test takes them.
-const WIRE_ROOM: usize = 16;
 
 impl Wire for Keeper {
     fn receive<'w>(&'w mut self, _: &mut Burst<'w>) {}
 
     fn has_room(&mut self) -> bool {
-        self.0.lock().expect("frames").len() < WIRE_ROOM
+        self.sent.lock().expect("frames").len() < self.room
     }
 
     fn transmit(&mut self, frame: &[u8]) -> Result<(), TransmitError> {
-        let mut frames = self.0.lock().expect("frames");
-        if frames.len() == WIRE_ROOM {
+        let mut frames = self.sent.lock().expect("frames");
+        if frames.len() >= self.room {
             return Err(TransmitError::QueueFull);
         }
         if frame.get(34..36) == Some(&REFUSED_PORT.to_be_bytes()) {
@@ -61,9 +63,15 @@ impl Bench {
     }
 
     fn with_limit(personality: Personality, limit: u32) -> Self {
+        Self::on_wire(personality, limit, usize::MAX)
+    }
+
+    /// On a wire that has room for so many frames.
+    fn on_wire(personality: Personality, limit: u32, room: usize) -> Self {
         let sent = Sent::default();
+        let wire = Keeper { sent: Arc::clone(&sent), room };
         let name = "send0".to_owned();
-        let ports = vec![PortConfig { wire: Box::new(Keeper(Arc::clone(&sent))), mtu_bytes: 1500 }];
+        let ports = vec![PortConfig { wire: Box::new(wire), mtu_bytes: 1500 }];
         let nic = SoftNic::create(SoftNicConfig { name, personality, ports, drive: Drive::Manual });
         let nic = nic.expect("a soft NIC");
         let list = DeviceList::of(&nic).expect("a list");
@@ -298,7 +306,7 @@ fn a_frame_that_the_wire_refuses_fails_alone() {
 
 #[test]
 fn what_a_full_wire_cannot_take_waits_and_is_no_loss() {
-    let mut bench = Bench::with_limit(Personality::Ideal, 64);
+    let mut bench = Bench::on_wire(Personality::Ideal, 64, 16);
     for port in 0..40 {
         bench.queue(&udp(port)).expect("room");
     }
