@@ -15,7 +15,7 @@ use crate::stack_set::StackSet;
 const TAGS: [u16; 3] = [EtherType::VLAN.0, EtherType::SVLAN.0, EtherType::QINQ.0];
 const NETWORKS: [u16; 4] =
     [EtherType::IPV4.0, EtherType::IPV6.0, EtherType::MPLS.0, EtherType::MPLS_MULTICAST.0];
-/// What GRE carries, as far as it is read.
+/// The protocols in GRE, as far as they are read.
 const IN_GRE: [u16; 5] = [
     EtherType::IPV4.0,
     EtherType::IPV6.0,

@@ -60,7 +60,7 @@ pub const MAX_NAMED_OPEN: usize = 64;
 /// The difference of two policies.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Diff {
-    /// By direction and pair of rules. Regions of one pair may overlap; together they are all packets that the pair
+    /// The regions by direction and pair of rules. Regions of one pair may overlap; together they are all packets that the pair
     /// treats differently, unless its summary counts more.
     pub regions: Vec<Change>,
     /// Every pair of rules between which packets move, by rule of the new policy, then of the old one.
@@ -81,22 +81,22 @@ pub struct Change {
     pub direction: Direction,
     /// The packets.
     pub region: Region,
-    /// What the old policy does with them.
+    /// The effect of the old policy on them.
     pub before: Effect,
-    /// What the new policy does with them.
+    /// The effect of the new policy on them.
     pub after: Effect,
     /// One of the packets.
     pub witness: Witness,
 }
 
-/// What a policy does with the packets of a region.
+/// The effect of a policy on the packets of a region.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Effect {
     /// The rule, or the default; `None`: no rule applies.
     pub rule: Option<RuleId>,
-    /// Its name.
+    /// The name of the rule.
     pub name: String,
-    /// What the rule does, as text.
+    /// The action of the rule, as text.
     pub action: String,
 }
 

@@ -24,7 +24,7 @@ const MAX_CROSSED_MACS: usize = 8192;
 #[derive(Clone, Debug)]
 pub(super) struct Dimension {
     pub(super) field: Coordinate,
-    /// Its place among the dimensions.
+    /// The place among the dimensions.
     rank: u32,
     /// Which bits of a MAC address; 0 for other fields.
     pub(super) part: usize,
@@ -57,7 +57,7 @@ impl Dimensions {
         Self::with_ranges(matches, &[])
     }
 
-    /// The same, and the dimensions of some ranges of values, so that their products are exact.
+    /// The dimensions of the matches and of some ranges of values, so that their products are exact.
     pub(super) fn with_ranges<'m>(
         matches: impl Iterator<Item = &'m Match>,
         ranges: &[(Coordinate, Domain)],
@@ -208,7 +208,7 @@ impl Dimensions {
         Some(wanted)
     }
 
-    /// Some products without another; `None` if there are too many.
+    /// Returns the products without another; `None` if there are too many.
     fn without(&self, products: &[Product], hole: &Product) -> Option<Vec<Product>> {
         let mut left = Vec::new();
         for product in products {

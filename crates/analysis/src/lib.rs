@@ -56,7 +56,7 @@ pub use shadowing::{Analysis, MAX_LISTED_PAIRS, Need, Pair, Pairs, Reach, Relati
 /// The progress of a long analysis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
-    /// What is being analysed: `rules` or `changes`.
+    /// The stage of the analysis: `rules` or `changes`.
     pub stage: &'static str,
     /// The number done.
     pub done: usize,

@@ -93,7 +93,7 @@ struct LossSearch<'p> {
     /// The rules that leave packets to the kernel and of which no packet is known to be lost.
     open: BTreeSet<RuleId>,
     found: Vec<LostException>,
-    /// By rule, the first question that was not decided.
+    /// The first question of each rule that was not decided.
     not_decided: BTreeMap<RuleId, OpenException>,
     comparisons_left: u64,
 }

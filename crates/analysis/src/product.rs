@@ -14,7 +14,7 @@ use crate::stack_set::StackSet;
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Product {
     pub(super) stacks: StackSet,
-    /// By dimension; the whole dimension where no stack of the product has its field.
+    /// The sets by dimension; the whole dimension where no stack of the product has its field.
     pub(super) sets: Box<[IntervalSet]>,
     /// Whether it may contain packets that its match does not: the match would need too many products.
     pub(super) is_rough: bool,
@@ -40,7 +40,7 @@ impl Product {
         1 + pairs.map(|(ours, theirs)| ours.effort(theirs)).sum::<u64>() / INTERVALS_PER_COMPARISON
     }
 
-    /// Its packets that have one of these stacks.
+    /// Returns the packets that have one of these stacks.
     pub(super) fn within(&self, stacks: StackSet, dimensions: &Dimensions) -> Self {
         let mut part = Self { stacks, ..self.clone() };
         part.close(dimensions);
@@ -155,7 +155,7 @@ impl Product {
         parts
     }
 
-    /// Its packets with the first of its stacks and the fewest tags.
+    /// Returns the packets with the first of its stacks and the fewest tags.
     pub(super) fn plainest(&self, dimensions: &Dimensions) -> Self {
         self.within(self.stacks.plainest(), dimensions)
     }

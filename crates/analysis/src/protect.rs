@@ -28,12 +28,12 @@ use crate::suspects::suspects;
 /// The most flows that are converted at once: memory grows with their different values.
 const FLOWS_AT_ONCE: usize = 4096;
 
-/// What becomes of the packets of one protected match.
+/// The outcome of the packets of one protected match.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Protected {
     /// All of them reach the host.
     Safe,
-    /// Some may miss the host.
+    /// A part of the packets may miss the host.
     Missed(Missed),
     /// Not decided within the limits; the reason.
     NotDecided(String),
@@ -128,7 +128,7 @@ struct View<'p> {
     policy: &'p Policy,
     space: Space,
     rules: RuleList,
-    /// By rule, the default last: whether it leaves its packets to the host.
+    /// The rules that leave their packets to the host, the default last.
     leaves: Vec<bool>,
 }
 

@@ -20,7 +20,7 @@ use crate::product::Product;
 pub const MAX_COMPARISONS: u64 = 20_000_000;
 /// The most comparisons for all questions of one analysis or one diff: about ten seconds.
 pub const MAX_COMPARISONS_IN_ALL: u64 = 400_000_000;
-/// The same for one question of a comparison that is limited in time: how often the clock is looked at.
+/// The most comparisons of one question of a comparison that is limited in time: how often the clock is read.
 const MAX_COMPARISONS_TIMED: u64 = 500_000;
 /// The cost of looking for a sparsely covered place, which sorts the ends of the covers, in comparisons per cover.
 const PROBE_WEIGHT: u64 = 8;
@@ -54,11 +54,11 @@ pub(super) enum Free {
 /// Why a question has no answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Undecided {
-    /// It takes more than [`MAX_COMPARISONS`].
+    /// The question takes more than [`MAX_COMPARISONS`].
     OneQuestion,
-    /// It and those before it take more than [`MAX_COMPARISONS_IN_ALL`].
+    /// The question and those before it take more than [`MAX_COMPARISONS_IN_ALL`].
     AllQuestions,
-    /// It and those before it take longer than the caller allows.
+    /// The question and those before it take longer than the caller allows.
     Time(Duration),
     /// The MAC addresses of one match fall into more than [`MAX_PRODUCTS`] parts.
     CrossedMasks,
@@ -91,7 +91,7 @@ impl Space {
         Self::with(policies, std::iter::empty())
     }
 
-    /// The same for questions about other matches, too.
+    /// The dimensions for questions about other matches, too.
     pub(super) fn with<'m>(policies: &[&'m Policy], others: impl Iterator<Item = &'m Match>) -> Self {
         let matches = policies.iter().flat_map(|policy| &policy.rules).map(|rule| &rule.matches);
         Self::new(Dimensions::of(matches.chain(others)), MAX_COMPARISONS_IN_ALL)
@@ -102,7 +102,7 @@ impl Space {
         Self { dimensions, left: Cell::new(comparisons), deadline: None }
     }
 
-    /// The same, but the work ends after this time.
+    /// Returns the space with an end of the work after this time.
     pub(super) fn within(self, time: Option<Duration>) -> Self {
         let end = |time: Duration| Some((Instant::now().checked_add(time)?, time));
         Self { deadline: time.and_then(end), ..self }
@@ -180,7 +180,7 @@ impl Space {
         }
     }
 
-    /// The same with covers that all overlap the product, rough ones taken as exact.
+    /// Cuts the product with covers that all overlap it, rough ones taken as exact.
     fn cut(&self, product: &Product, covers: &[Cover<'_>], takers: &mut BTreeSet<u32>) -> Free {
         if let Some(whole) = covers.iter().find(|cover| cover.product.contains(product, &self.dimensions)) {
             takers.insert(whole.rule);

@@ -23,7 +23,7 @@ const MAX_REDUCED_TAKERS: usize = 32;
 /// The result for a policy.
 #[derive(Clone, Debug, Serialize)]
 pub struct Analysis {
-    /// By rule.
+    /// The results, by rule.
     pub rules: Vec<RuleAnalysis>,
     /// The number of rules with an undecided question.
     pub not_decided: usize,
@@ -95,7 +95,7 @@ pub enum Relation {
     Exception,
     /// The earlier one matches all packets of the later one.
     Shadow,
-    /// They match the same packets.
+    /// Both match the same packets.
     Same,
     /// Each has packets of its own.
     Correlation,
@@ -180,7 +180,7 @@ pub fn analyse(policy: &Policy, progress: &mut dyn FnMut(Progress)) -> Analysis 
 struct View<'v> {
     space: &'v Space,
     rules: &'v RuleList,
-    /// By rule.
+    /// The predicates, by rule.
     predicates: &'v [Predicate],
 }
 

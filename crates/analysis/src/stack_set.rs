@@ -131,7 +131,7 @@ impl StackSet {
         one
     }
 
-    /// Its plainest stack and its fewest tags.
+    /// The plainest stack of the set and its fewest tags.
     pub(super) fn first(&self) -> Option<(&'static HeaderStack, u8)> {
         let kind = (0..STACKS.len()).find(|index| self.has(*index)).and_then(|index| STACKS.get(index))?;
         let tags = (0..3u8).find(|tags| self.has(TAGS + usize::from(*tags)))?;

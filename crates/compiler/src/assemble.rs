@@ -297,7 +297,7 @@ fn rules(
     listed
 }
 
-/// That a rule is hybrid because the device has too few priorities: workers compare packets of some of its flows
+/// Notes that a rule is hybrid because the device has too few priorities: workers compare packets of some of its flows
 /// (shared flows included) with earlier rules, or have to drop all of them.
 fn order_note(
     job: &Job<'_>,

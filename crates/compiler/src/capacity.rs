@@ -114,7 +114,7 @@ pub(super) fn refuse_program(job: &Job<'_>, program: &Program, problems: &mut Pr
 /// A program against a device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Capacity {
-    /// What the device is called.
+    /// The name of the device.
     pub device: String,
     /// One row for each thing that can run out.
     pub rows: Vec<CapacityRow>,
@@ -127,13 +127,13 @@ pub struct Capacity {
 pub struct CapacityRow {
     /// Which limit.
     pub limit: Limit,
-    /// What is counted, in English.
+    /// The counted objects, in English.
     pub what: &'static str,
-    /// What the program needs; of flows, on each port.
+    /// The number that the program needs; of flows, on each port.
     pub used: u64,
-    /// What the previous program has besides, of what programs share.
+    /// The number that the previous program has besides, of what programs share.
     pub previous: u64,
-    /// What the device has for one program, and of what programs share for both; `None`: there is no known limit.
+    /// The number that the device has for one program, and of what programs share for both; `None`: there is no known limit.
     pub most: Option<u64>,
     /// The error of the device when the limit is exceeded.
     pub errno: Errno,
@@ -156,9 +156,9 @@ pub struct PriorityUse {
 
 /// The masks of a program's flows, numbered, so that each is written out once.
 struct Masks {
-    /// By flow its mask's number; `None` for what has no mask.
+    /// The number of each flow's mask; `None` for what has no mask.
     of_flows: Vec<Option<usize>>,
-    /// By number how many flows have the mask.
+    /// The number of flows with each mask.
     flows: Vec<usize>,
     /// How many masks the flows have that are not copies, which the device does not keep by mask.
     taking: usize,
@@ -199,7 +199,7 @@ impl Masks {
 }
 
 impl Capacity {
-    /// What `program` needs, and `previous` if that is on the device.
+    /// Counts what `program` needs, and `previous` if that is on the device.
     #[must_use]
     pub fn of(program: &Program, profile: &DeviceProfile, previous: Option<&Program>) -> Self {
         Self::with(&Masks::of(program, previous), program, profile)

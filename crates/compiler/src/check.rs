@@ -31,11 +31,11 @@ pub struct Check {
 /// One rule's line.
 #[derive(Clone, Debug, Serialize)]
 pub struct RuleCheck {
-    /// Its name.
+    /// The name of the rule.
     pub name: String,
-    /// Its line in the policy.
+    /// The line of the rule in the policy.
     pub line: u32,
-    /// What it does, in English.
+    /// The effect of the rule, in English.
     pub action: String,
     /// Where it is decided.
     pub placement: Placement,
@@ -422,7 +422,7 @@ fn foreign_warning(policy: &Policy, program: &Program, id: RuleId, foreign: &For
 const LATER: &str = "flows of later rules match such packets and cannot exclude these: `steerd check` shows why, and \
     what to write";
 
-/// What happens to unmatched packets that a worker receives.
+/// The loss of unmatched packets that a worker receives.
 const LOST: &str = "a worker receives all of these, and the host does not receive those that match no rule: \
     match the rest by a later rule, or add keys that the device matches, so that there are fewer";
 

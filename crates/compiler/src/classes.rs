@@ -31,7 +31,7 @@ const COMPARED: usize = 1 << 22;
 /// The rules that decide packets, as steps of classes.
 pub(super) struct Deciding {
     list: Arc<StepList>,
-    /// By rule, where it is in the list; rules that decide nothing have the place of the next one.
+    /// The place of each rule in the list; rules that decide nothing have the place of the next one.
     places: Vec<u32>,
 }
 
@@ -150,7 +150,7 @@ pub(super) fn next_groups(
 pub(super) struct Overlaps {
     /// The rules that decide packets; none if no rule is hybrid.
     rules: Vec<RuleId>,
-    /// Of the bits that all cubes of a rule have in common, the words that differ most between rules.
+    /// The words that differ most between rules, of the bits that all cubes of a rule have in common.
     fronts: Vec<Front>,
     /// All their cubes, each with its rule; empty where there are few.
     index: MaskIndex,

@@ -12,7 +12,7 @@ use super::cover::{CoveredRule, everything};
 use super::cube::{Cube, DST_HIGH, DST_IPV4, DST_LOW, HAS_IPV4, HAS_IPV6, SRC_HIGH, SRC_IPV4, SRC_LOW, Slot};
 use super::weights::Weights;
 
-/// What is left of the cubes of rules.
+/// The part of the cubes of rules that is left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Left {
     /// IP addresses and the version.
@@ -32,7 +32,7 @@ enum Widened {
     All,
 }
 
-/// What is widened.
+/// The cubes to be widened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Coarse {
     left: Left,

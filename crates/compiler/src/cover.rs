@@ -23,7 +23,7 @@ pub(super) struct CoveredRule {
     pub(super) predicate: Predicate,
     pub(super) action: Action,
     pub(super) direction: Direction,
-    /// What all its cubes have in common.
+    /// The bits that all its cubes have in common.
     common: Cube,
 }
 
@@ -103,7 +103,7 @@ impl CoveredRule {
         matches!(self.action, Action::Copy(_))
     }
 
-    /// What all its cubes have in common.
+    /// The bits that all its cubes have in common.
     pub(super) fn common(&self) -> &Cube {
         &self.common
     }

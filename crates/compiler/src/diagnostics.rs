@@ -22,13 +22,13 @@ use crate::place::Placement;
 pub struct Obstacle {
     /// The rule; `None`: the default, or the policy as a whole.
     pub rule: Option<RuleId>,
-    /// What is wrong.
+    /// The problem.
     pub reason: String,
     /// The limit that is exceeded.
     pub limit: String,
     /// The error of the device; `None`: only the compiler has this limit.
     pub errno: Option<Errno>,
-    /// What to do.
+    /// The remedy.
     pub remedy: String,
 }
 
@@ -43,20 +43,20 @@ pub(crate) enum Problem {
     DefaultCannotDrop,
 }
 
-/// What is wrong with a group.
+/// A problem of a group.
 pub(crate) enum GroupProblem {
-    /// It lists a worker that is not configured; `share` is its place in the list.
+    /// The group lists a worker that is not configured; `share` is its place in the list.
     UnknownWorker {
         share: usize,
         workers: usize,
     },
     NoWorkers,
-    /// It hashes the source or the destination alone, and the device hashes both or none.
+    /// The group hashes the source or the destination alone, and the device hashes both or none.
     HalfHash,
     Table(TableProblem),
 }
 
-/// What is wrong with the indirection table of a group.
+/// A problem of the indirection table of a group.
 pub(crate) enum TableProblem {
     /// The device has tables of consecutive workers only.
     NotConsecutive(TableFault),
@@ -79,7 +79,7 @@ pub(crate) enum TableProblem {
     },
 }
 
-/// What the device cannot do for one rule.
+/// An ability that the device lacks for one rule.
 pub(crate) enum RuleProblem {
     /// A worker would have to see these packets, and there is no group.
     NeedsWorker {
@@ -106,7 +106,7 @@ pub(crate) enum RuleProblem {
     OvertakenMulticast(RuleId),
 }
 
-/// What there is too much of.
+/// An exceeded limit.
 pub(crate) enum LimitProblem {
     Combinations(Explosion),
     /// The policy exceeds [`MAX_FLOWS`] at the rule.
@@ -217,7 +217,7 @@ impl Problems {
         diagnostics
     }
 
-    /// Those that are about the device, in the order in which they were found.
+    /// The problems that are about the device, in the order in which they were found.
     pub(crate) fn obstacles(&self, policy: &Policy, profile: &DeviceProfile) -> Vec<Obstacle> {
         let context = Context { policy, profile };
         let about_device = self.0.iter().filter(|problem| problem.is_about_device());
@@ -672,7 +672,7 @@ impl<'p> Context<'p> {
     }
 }
 
-/// What to write so that an exception can be subtracted from the flows of a later rule, the default if it has no name.
+/// The remedy by which an exception can be subtracted from the flows of a later rule, the default if it has no name.
 /// `lacks_ipv6`: the flows of that rule match every frame, because the device steers no IPv6.
 pub(crate) fn exclusion_remedy(name: Option<&str>, inseparable: Inseparable, lacks_ipv6: bool) -> String {
     let later = name.map_or("the default".to_owned(), |name| format!("`{name}`"));
@@ -731,7 +731,7 @@ pub(crate) const BY_EARLIER_RULES: &str =
 /// Why a default that drops is hybrid.
 pub(crate) const NO_DROP: &str = "the device cannot drop; a worker drops";
 
-/// What a worker decides of a rule that overlaps more earlier ones than the device can order; in place of a key.
+/// The pseudo-key for what a worker decides of a rule that overlaps more earlier ones than the device can order.
 pub(crate) const ORDER: &str = "order";
 
 /// Why a rule, or the default, is hybrid by its [`ORDER`].

@@ -21,9 +21,9 @@ pub(super) struct Chain {
 /// How a device interprets specs.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Reading {
-    /// It detects multicast in the first spec only; an Ethernet spec before an IPv4 multicast address prevents that.
+    /// The device detects multicast in the first spec only; an Ethernet spec before an IPv4 multicast address prevents that.
     ethernet_first: bool,
-    /// It reads a TCP or UDP spec without ports as a condition on the protocol. Such a cube becomes that condition,
+    /// The device reads a TCP or UDP spec without ports as a condition on the protocol. Such a cube becomes that condition,
     /// so that the program describes what the device does.
     ports_by_mask: bool,
 }
@@ -41,7 +41,7 @@ impl Reading {
         self.ports_by_mask
     }
 
-    /// What a device matches by the specs of a cube: cubes with equal specs have the same. Conditions that no spec has are left
+    /// Returns what a device matches by the specs of a cube: cubes with equal specs have the same. Conditions that no spec has are left
     /// out.
     pub(super) fn as_matched(self, cube: &Cube) -> Cube {
         let levels: [&dyn Fn(Slot) -> Slot; 2] = [&|field| field, &Slot::inside];

@@ -33,7 +33,7 @@ const MAX_COMBINATIONS: usize = 1 << 24;
 /// The drop-eligible bit of a tag. A cube with the bit and one without together match any tag.
 const DEI: u64 = 0x1000;
 
-/// What covers a match.
+/// The cubes that cover a match.
 pub(super) struct Expansion {
     /// None: no packet can match.
     pub(super) cubes: Vec<Cube>,
@@ -107,7 +107,7 @@ impl Factors {
         true
     }
 
-    /// By which limit ranges make too many combinations, if they do.
+    /// The limit by which ranges make too many combinations, if they do.
     fn excess_of_ranges(&self) -> Option<Excess> {
         let ranges = combinations(self.list.iter().filter(|factor| factor.is_range));
         let all = combinations(self.list.iter());

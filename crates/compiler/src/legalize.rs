@@ -79,9 +79,9 @@ fn legalized(cube: Cube, matches: &Match, profile: &DeviceProfile, notes: &mut V
 /// The headers of a tunnel.
 struct Tunnel {
     layer: Slot,
-    /// What a flow with its fields needs, and the key that is reported without it.
+    /// The feature that a flow with its fields needs, and the key that is reported without it.
     feature: (Feature, &'static str),
-    /// The same of a flow with a spec that matches none of its fields.
+    /// The feature and the key of a flow with a spec that matches none of its fields.
     without_fields: (Feature, &'static str),
 }
 
@@ -202,7 +202,7 @@ impl Legalizer<'_> {
         }
     }
 
-    /// The same of TCP and UDP headers, but the condition stays, because it selects the hash variant and so the queue
+    /// Legalizes TCP and UDP headers, but the condition stays, because it selects the hash variant and so the queue
     /// pair. The flow also matches packets without the header, such as later fragments.
     fn ports(&mut self) {
         let inner = self.matches.inner.as_deref();
@@ -311,7 +311,7 @@ pub(super) fn without_group_bit(cube: &Cube) -> Cube {
     open.with(DST_MAC, cube.value_of(DST_MAC), mask).and_then(Cube::closed).unwrap_or(open)
 }
 
-/// What a worker must test on a device without flow tags.
+/// The test that a worker must make on a device without flow tags.
 pub(super) fn no_tags(profile: &DeviceProfile) -> UndecidedKey {
     let errno = profile.refusal(Feature::Tag).map_or(Errno::Eopnotsupp, |refusal| refusal.errno);
     UndecidedKey {

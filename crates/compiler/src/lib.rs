@@ -138,7 +138,7 @@ pub fn compile_with_shared_flows(
     compiled.map_err(|problems| problems.diagnostics(policy, profile))
 }
 
-/// What is compiled.
+/// The inputs of a compilation.
 #[derive(Clone, Copy, Debug)]
 pub struct Job<'p> {
     policy: &'p Policy,
@@ -172,7 +172,7 @@ impl<'p> Job<'p> {
         Self { weights, ..self }
     }
 
-    /// What is compiled.
+    /// The policy that is compiled.
     #[must_use]
     pub fn policy(&self) -> &'p Policy {
         self.policy
@@ -216,7 +216,7 @@ enum Stage {
     Flows,
 }
 
-/// What the attempts to compile a policy have in common.
+/// The state that the attempts to compile a policy share.
 #[derive(Clone)]
 struct Attempts {
     /// The most shared flows of one flow.

@@ -46,11 +46,11 @@ const MAX_LOOKUPS: usize = 1 << 25;
 /// made.
 const CACHED_FLOWS: usize = 1 << 12;
 
-/// By rule, the default's at the end, the earlier rules with which a worker compares packets of its compared flows, in
+/// The earlier rules with which a worker compares packets of a rule's compared flows, in ascending order; by rule, the default's at the end.
 /// ascending order.
 pub(super) type Earlier = BTreeMap<RuleId, Vec<RuleId>>;
 
-/// What has become of the rules.
+/// The outcome for the rules.
 #[derive(Default)]
 pub(super) struct Limited {
     pub(super) earlier: Earlier,
@@ -159,7 +159,7 @@ fn sort_by_value(late: &mut [Late], candidates: &[Candidate], weights: Option<&W
 /// The most ranks that a flow's rule needs after it: there are three kinds of hash variants.
 const MAX_BELOW: u32 = 2;
 
-/// By candidate, how many ranks its rule needs after it: those of more general hash variants.
+/// The number of ranks that a candidate's rule needs after it: those of more general hash variants.
 fn ranks_below(lowered: &Lowered) -> Vec<u32> {
     let candidates = &lowered.candidates;
     let mut below = vec![0; candidates.len()];
@@ -195,7 +195,7 @@ struct Limiter<'p> {
     shared_left: usize,
     may_share: bool,
     shared_of_flow: usize,
-    /// Of the flow at hand.
+    /// The shared flows that the flow at hand may still get.
     of_flow_left: usize,
     limited: Limited,
     /// How many entries `limited.earlier` has.
@@ -213,7 +213,7 @@ struct Late {
     blockers: usize,
 }
 
-/// What earlier candidates share with a flow, as far as no flow before it takes it.
+/// The packets that earlier candidates share with a flow, as far as no flow before it takes them.
 #[derive(Default)]
 struct Open {
     /// The rules of these candidates, in ascending order.

@@ -38,14 +38,14 @@ pub(super) struct Candidate {
     pub(super) is_compared: bool,
 }
 
-/// What a queue pair of a group receives.
+/// The packets that a queue pair of a group receives.
 pub(super) struct Steering {
     pub(super) group: GroupId,
     pub(super) packets: Cube,
     pub(super) action: ActionId,
 }
 
-/// What a candidate does, with queues that may yet end without a flow.
+/// The action of a candidate, with queues that may yet end without a flow.
 #[derive(Clone, Copy)]
 pub(super) enum LoweredAction {
     Drop,
@@ -59,9 +59,9 @@ const PASS: ActionId = ActionId(1);
 /// The flows of a policy before they are ordered.
 pub(super) struct Lowered {
     pub(super) candidates: Vec<Candidate>,
-    /// By [`ActionId`].
+    /// The actions, by [`ActionId`].
     pub(super) actions: Vec<LoweredAction>,
-    /// By group, specific variants first.
+    /// The queue pairs by group, specific variants first.
     pub(super) steering: Vec<Steering>,
     /// One for every group and hash variant, by group.
     pub(super) queues: Vec<RssQueue>,
@@ -147,7 +147,7 @@ fn refuse_masks(candidates: &[Candidate], problems: &mut Problems) {
 
 struct Lowering<'v> {
     lowered: Lowered,
-    /// Of each group.
+    /// The variants of each group.
     variants: &'v [Vec<Variant>],
     action_of: BTreeMap<(GroupId, HashVariant), ActionId>,
 }

@@ -15,16 +15,16 @@ pub(super) struct MaskId(u32);
 #[derive(Default)]
 pub(super) struct MaskIndex {
     shapes: Vec<Shape>,
-    /// By mask, and whether its cubes trap packets.
+    /// The ids by mask, and whether its cubes trap packets.
     ids: ByMask<(Image, bool), MaskId>,
     /// Side by side, because every query reads all of them.
     heads: Vec<Head>,
-    /// Of each mask the words that differ most.
+    /// The words of each mask that differ most.
     fronts: Vec<[u64; FRONT]>,
     containing: Containing,
 }
 
-/// What is enough to rule most masks out.
+/// The part of a mask that suffices to rule most masks out.
 #[derive(Clone, Copy)]
 struct Head {
     front: Front,
@@ -150,12 +150,12 @@ impl MaskIndex {
         found.map(|entry| entry.candidate as usize).any(|entry| entry < limit)
     }
 
-    /// The same for a cube whose mask is hardly queried again: which masks are subsets of it is not kept.
+    /// Returns whether a cube is contained whose mask is hardly queried again: the masks that are subsets of it are not kept.
     pub(super) fn is_contained_once(&self, cube: &Cube, limit: usize, cost: &mut usize) -> bool {
         self.any_containing(cube, cost, |entry| (entry.candidate as usize) < limit)
     }
 
-    /// The same for an entry of a rank before this one.
+    /// Returns whether the cube is contained in an entry of a rank before this one.
     pub(super) fn is_contained_above(&self, cube: &Cube, rank: u32, cost: &mut usize) -> bool {
         self.any_containing(cube, cost, |entry| entry.rank < rank)
     }
@@ -184,7 +184,7 @@ struct Containing {
     of: ByMask<Image, Known>,
 }
 
-/// What is known of one mask.
+/// The entries and joints of one mask.
 #[derive(Default)]
 struct Known {
     masks: Vec<MaskId>,
@@ -239,7 +239,7 @@ impl Front {
         }
     }
 
-    /// The same words of a mask.
+    /// The head's words of a mask.
     fn mask(mask: &Image) -> [u64; FRONT] {
         std::array::from_fn(|place| mask[WORD_ORDER[place]])
     }
@@ -278,7 +278,7 @@ struct Shape {
     exact: Map<u32>,
     /// Entries that another value with the same hash has replaced there.
     collided: Vec<u32>,
-    /// By the part of the mask that a cube shares with it.
+    /// The joints, by the part of the mask that a cube shares with it.
     joints: HashMap<Vec<u64>, Joint, BuildHasherDefault<Hashed>>,
 }
 

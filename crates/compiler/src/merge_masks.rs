@@ -202,11 +202,11 @@ impl Masks {
 
 /// Which masks are merged into others.
 struct Merging {
-    /// By group, how many flows it has by now.
+    /// The number of flows that each group has by now.
     flows: Vec<usize>,
-    /// By group, the group into whose mask its flows are split.
+    /// The group into whose mask a group's flows are split, by group.
     into: Vec<Option<usize>>,
-    /// By group the next position in its family to try: a mask that was not suitable will not be later.
+    /// The next position of each group in its family to try: a mask that was not suitable will not be later.
     next: Vec<usize>,
 }
 
@@ -291,16 +291,16 @@ impl Merging {
 /// The masks by families: flows can be split into flows of another mask of the family.
 struct Families {
     list: Vec<Family>,
-    /// By group its family, and its position there.
+    /// The family of each group, and the group's position there.
     of: Vec<(usize, usize)>,
 }
 
 /// Masks that differ in splittable bits only, in ascending order of their number of bits: the flows of a mask can only be
 /// split into those of a later one.
 struct Family {
-    /// Of each mask the number of its bits, and the group.
+    /// The number of bits of each mask, and the group.
     members: Vec<(u32, usize)>,
-    /// Of each the splittable words, one mask after another.
+    /// The splittable words, one mask after another.
     words: Vec<u64>,
     width: usize,
 }

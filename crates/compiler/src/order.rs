@@ -30,7 +30,7 @@ pub(super) struct Ranked {
 /// The candidates that are kept, with their ranks.
 #[derive(Clone)]
 pub(super) struct Ranking {
-    /// By precedence.
+    /// The kept candidates, by precedence.
     pub(super) kept: Vec<Ranked>,
     /// A longest chain, first to last.
     pub(super) longest: Vec<Ranked>,
@@ -116,7 +116,7 @@ impl Ranks {
         self.index.is_contained(cube, limit, &mut 0)
     }
 
-    /// The same for what two candidates share; `cost` is lowered by the masks compared.
+    /// Returns whether the packets that two candidates share are contained; `cost` is lowered by the masks compared.
     pub(super) fn is_part_contained(&self, part: &Cube, limit: usize, cost: &mut usize) -> bool {
         self.index.is_contained_once(part, limit, cost)
     }
@@ -259,7 +259,7 @@ mod tests {
         assert_eq!(ranks(&[dst, both, src]), [(0, 0), (2, 1)]);
     }
 
-    /// Of the flows that a packet meets the first one ranks above all others.
+    /// The first of the flows that a packet meets ranks above all others.
     #[test]
     fn the_first_flow_that_a_packet_meets_ranks_highest() {
         let prefixes = [0u64, 0x8000, 0xc000, 0xe000];

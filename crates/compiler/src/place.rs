@@ -18,7 +18,7 @@ use super::subtract::Exceptions;
 /// The most flows of one rule that copies: each is compared with all others.
 const MAX_COPIED_CUBES: usize = 1 << 12;
 
-/// What the flows of a rule do.
+/// The action of a rule's flows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Placement {
     /// There are none.
@@ -30,13 +30,13 @@ pub(super) enum Placement {
     Sniff(GroupId),
 }
 
-/// What the passes before `lower` made, for the program's description of its rules.
+/// The results of the passes before `lower`, for the program's description of its rules.
 pub(super) struct Placed {
     pub(super) groups: Vec<Group>,
     pub(super) rules: Vec<CoveredRule>,
     pub(super) exceptions: Exceptions,
     pub(super) overlaps: Overlaps,
-    /// By rule that steers to no group, where its packets most likely go if a worker finds that it does not match them.
+    /// The group where a packet most likely goes if a worker finds that a rule that steers to no group does not match it, by rule.
     pub(super) next_groups: BTreeMap<RuleId, GroupId>,
     /// Which earlier rules workers compare the packets of rules with.
     pub(super) earlier: Earlier,
@@ -46,7 +46,7 @@ pub(super) struct Placed {
     pub(super) placements: Vec<Placement>,
 }
 
-/// By rule that is hybrid because the device has too few priorities, the default's at the end: the first of the earlier
+/// The first of the earlier rules that a rule's packets are compared with, and how many there are, by rule that is hybrid because the device has too few priorities, the default's at the end.
 /// rules that its packets are compared with, and how many there are.
 pub(super) type ByOrder = BTreeMap<RuleId, (RuleId, usize)>;
 
@@ -78,7 +78,7 @@ impl Placed {
     }
 }
 
-/// What the flows of each rule do, the default's last.
+/// Chooses the action of each rule's flows, the default's last.
 pub(super) fn place(job: &Job<'_>, placed: &Placed, problems: &mut Problems) -> Vec<Placement> {
     let Placed { rules, exceptions, next_groups, earlier, by_order, .. } = placed;
     refuse_overtaken_multicast(job.profile, rules, problems);

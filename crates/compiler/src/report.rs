@@ -21,16 +21,16 @@ use crate::{Job, Obstacle};
 /// How many rules a note names.
 const SHOWN_NAMES: usize = 4;
 
-/// What `steerd check` shows, whether the policy compiles or not.
+/// The report of `steerd check`, whether the policy compiles or not.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
-    /// What the device is called.
+    /// The name of the device.
     pub device: String,
     /// One entry per rule, `default` last.
     pub rules: Vec<RuleReport>,
     /// Where packets drawn from the rules are decided; `None` if there is no program.
     pub shares: Option<Shares>,
-    /// What the program needs of the device; `None` if there is no program.
+    /// The capacity that the program needs; `None` if there is no program.
     pub capacity: Option<Capacity>,
     /// Why the policy as a whole is impossible on the device.
     pub obstacles: Vec<Obstacle>,
@@ -46,11 +46,11 @@ pub struct Report {
 /// One rule of a report.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct RuleReport {
-    /// Its name.
+    /// The name of the rule.
     pub name: String,
-    /// Its line in the policy.
+    /// The line of the rule in the policy.
     pub line: u32,
-    /// What it does, in English; empty if unknown.
+    /// The action of the rule, in English; empty if unknown.
     pub action: String,
     /// Where it is decided.
     pub decided: Decided,
@@ -58,13 +58,13 @@ pub struct RuleReport {
     pub note: Option<String>,
     /// Why the device does not decide it alone.
     pub reason: Option<String>,
-    /// What part of its packets workers let through; `None`: all of them.
+    /// The part of its packets that workers let through; `None`: all of them.
     pub policing: Option<PolicingReport>,
     /// The limit that is exceeded.
     pub limit: Option<String>,
     /// The error of the device.
     pub errno: Option<Errno>,
-    /// What to do.
+    /// The remedy.
     pub remedy: Option<String>,
     /// How many flows it has.
     pub flows: u32,
@@ -74,12 +74,12 @@ pub struct RuleReport {
     pub share: Option<Share>,
 }
 
-/// What part of the packets of a rule workers let through.
+/// The part of the packets of a rule that workers let through.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PolicingReport {
-    /// Of so many packets one.
+    /// One of this many packets is let through.
     pub sample: u32,
-    /// Of what the sample leaves.
+    /// The limit on the packets that the sample leaves.
     pub limit: Option<RateLimit>,
     /// The part of the limit that each worker has.
     pub workers: Vec<WorkerLimit>,
@@ -90,7 +90,7 @@ pub struct PolicingReport {
 pub struct WorkerLimit {
     /// The worker.
     pub worker: u32,
-    /// Its part.
+    /// The worker's part of the limit.
     #[serde(flatten)]
     pub limit: LimitPart,
 }
@@ -127,9 +127,9 @@ impl PolicingReport {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Decided {
-    /// By the device alone.
+    /// The device decides alone.
     Hardware,
-    /// By the device, except for packets that flows of an earlier hybrid rule match.
+    /// The device decides, except for packets that flows of an earlier hybrid rule match.
     PartlyHybrid,
     /// The device matches more, a worker decides.
     Hybrid,
@@ -270,7 +270,7 @@ fn remoteness(note: &UndecidedKey, matches: Option<&Match>) -> u32 {
     }
 }
 
-/// What to do about the first thing that the device does not decide.
+/// The remedy for the first condition that the device does not decide.
 fn remedy(policy: &Policy, program: &Program, note: &UndecidedKey, matches: Option<&Match>) -> String {
     match note.why {
         UndecidedReason::Refused { feature: Feature::Tag, .. } => {
@@ -380,7 +380,7 @@ fn others(job: &Job<'_>, found: &mut BTreeMap<usize, Obstacle>) -> BTreeMap<usiz
     BTreeMap::new()
 }
 
-/// What is known of the rules of a policy that does not compile.
+/// The reports on the rules of a policy that does not compile.
 fn impossible(
     policy: &Policy,
     mut found: BTreeMap<usize, Obstacle>,

@@ -13,7 +13,7 @@ pub(super) const MAX_ROUNDS: u32 = 24;
 /// Shared flows are left out at once where a part of them would be so few.
 const FEW_SHARED_FLOWS: usize = 1 << 9;
 
-/// What to do after a round.
+/// The step after a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Next {
     /// The result is the best that was found.
@@ -23,7 +23,7 @@ pub(super) enum Next {
     Refuse,
 }
 
-/// What came of a round.
+/// The result of a round.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Round {
     /// How many priorities the flows take.
@@ -44,7 +44,7 @@ pub(super) struct Search {
     all: usize,
     /// Without shared flows, so many ranks are known to fit; 0: none.
     fits: u32,
-    /// So many are known not to.
+    /// A number that is known not to fit.
     fails: u32,
 }
 
@@ -62,12 +62,12 @@ impl Search {
         search
     }
 
-    /// Of the next round.
+    /// The limits of the next round.
     pub(super) fn limits(&self) -> Limits {
         self.limits
     }
 
-    /// What follows a round; `may_go_on`: whether there may be more rounds than one.
+    /// The step after a round; `may_go_on`: whether there may be more rounds than one.
     pub(super) fn next(&mut self, round: Round, may_go_on: bool) -> Next {
         let tried = self.limits;
         let has_room = round.priorities <= self.offered;

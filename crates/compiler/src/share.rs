@@ -23,7 +23,7 @@ use crate::weights::Weights;
 
 /// How often packets are compared with a flow, at most, to count those decided in hardware once.
 pub(crate) const MAX_FLOWS_TRIED: usize = 1 << 22;
-/// The same for the shares that are shown.
+/// The most comparisons for the shares that are shown.
 const MAX_FLOWS_TRIED_FOR_SHARES: usize = 1 << 26;
 /// The most packets drawn from one rule.
 const MAX_DRAWN: usize = 16;
@@ -33,7 +33,7 @@ const MAX_DRAWN: usize = 16;
 pub struct Share {
     /// How many were drawn.
     pub packets: u64,
-    /// Those that no worker compares with rules.
+    /// The packets that no worker compares with rules.
     pub in_hardware: u64,
     /// The rules that workers compare the others with, one after another, in all.
     pub comparisons: u64,
@@ -48,7 +48,7 @@ pub struct Share {
 pub struct Shares {
     /// All of them.
     pub all: Share,
-    /// By the rule that decides them, the default last.
+    /// The shares by the rule that decides the packets, the default last.
     #[serde(skip)]
     pub rules: Vec<Share>,
 }
@@ -132,7 +132,7 @@ struct Drawn {
 }
 
 impl Sample {
-    /// So many that looking all up in the program takes about `most` comparisons with a flow.
+    /// Draws as many packets as can be looked up in the program with about `most` comparisons with a flow.
     pub(crate) fn of(policy: &Policy, program: &Program, most: usize) -> Self {
         let per_packet = program.flows.len().max(1);
         let rules = policy.rules.len().max(1);
@@ -187,7 +187,7 @@ impl Sample {
         (total > 0.0).then(|| 100.0 * part / total)
     }
 
-    /// By rule, the packets that its flows take to a worker that compares them.
+    /// The packets that each rule's flows take to a worker that compares them.
     pub(crate) fn compared(&self, program: &Program) -> Vec<u64> {
         let mut compared = vec![0; program.rules.len()];
         for Drawn { key, .. } in &self.packets {

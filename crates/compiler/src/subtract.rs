@@ -36,16 +36,16 @@ const MAX_PARTS: usize = 8;
 const MAX_ADDED_TO_RULE: usize = 1 << 12;
 /// The most pieces that they may add to a program: each may be a flow for every hash variant.
 const MAX_ADDED: usize = 1 << 14;
-/// The same of those around packets without ports. These are subtracted from a flow once, as a dozen pieces,
+/// The most pieces around packets without ports. These are subtracted from a flow once, as a dozen pieces,
 /// whatever ports exceptions match.
 const MAX_NO_PORTS: usize = 1 << 16;
 /// The most pieces that are tried for a program, those included that no flow can match.
 const MAX_TRIALS: usize = 1 << 18;
 
-/// What is subtracted from flows, and what they match then.
+/// The packets that are subtracted from flows, and what the flows match then.
 #[derive(Default)]
 pub(super) struct Exceptions {
-    /// By rule, the default's at the end, the cubes of flows that are not the cubes of the rule. Rules that leave packets
+    /// The cubes of flows that are not the cubes of the rule, by rule, the default's at the end. Rules that leave packets
     /// to the kernel have what they keep here.
     cubes: BTreeMap<RuleId, Vec<Cube>>,
     left: BTreeMap<RuleId, LeftOut>,
@@ -140,7 +140,7 @@ pub(super) fn subtract(job: &Job<'_>, rules: &mut [CoveredRule], may_split: bool
     exceptions
 }
 
-/// Some devices apply a flow that matches only multicast after all others, whatever its priority. Where that would be
+/// Widens flows that match only multicast. Some devices apply such a flow after all others, whatever its priority. Where that would be
 /// wrong, the flow is widened to unicast and a worker decides. Returns whether a rule was widened.
 fn widen_multicast(job: &Job<'_>, rules: &mut [CoveredRule], exceptions: &Exceptions) -> bool {
     let flows = |index: usize| match rules[index].decides() || rules[index].copies() {
@@ -379,7 +379,7 @@ impl Subtraction<'_> {
         matchable.map(|()| Split { flow, cost, pieces })
     }
 
-    /// What it costs to subtract a hole from a flow.
+    /// The cost of subtracting a hole from a flow.
     fn cost(&self, flow: FlowId, hole: &Cube) -> Cost {
         let Flow { rule, cube, .. } = &self.flows[flow];
         let more = match cube.overlaps(hole) {
@@ -549,7 +549,7 @@ impl Flows {
     }
 }
 
-/// What one split costs.
+/// The cost of one split.
 #[derive(Clone, Copy)]
 struct Cost {
     /// Whose flow is split.
@@ -562,11 +562,11 @@ struct Cost {
 
 /// How many pieces may still be added to flows.
 struct Budget {
-    /// By rule, how many pieces it has more, those around packets without ports not counted.
+    /// The pieces that each rule has more, those around packets without ports not counted.
     added: Vec<usize>,
     /// Around packets with all their headers, and around those without ports.
     pieces: [usize; 2],
-    /// By rule, whether it copies.
+    /// The rules that copy.
     copies: Vec<bool>,
     /// Flows that copy, as far as there is room for them; `None`: the device has no known limit.
     copies_left: Option<usize>,

@@ -18,7 +18,7 @@ const MAX_KEPT: usize = 1 << 16;
 pub struct Amount {
     /// The packets.
     pub packets: u64,
-    /// Their bytes.
+    /// The bytes of these packets.
     pub bytes: u64,
 }
 
@@ -30,7 +30,7 @@ impl Amount {
     }
 }
 
-/// What a program does with a packet.
+/// The decision of a program on a packet.
 #[derive(Clone, Debug)]
 pub struct Decision {
     /// The flow, the worker and the rule.
@@ -49,13 +49,13 @@ pub struct Decisions<'p> {
 }
 
 impl<'p> Decisions<'p> {
-    /// Those of a program, none yet.
+    /// The decisions of a program, none yet.
     #[must_use]
     pub fn new(program: &'p Program) -> Self {
         Self { program, kept: HashMap::new() }
     }
 
-    /// What the program does with a received packet.
+    /// The decision of the program on a received packet.
     pub fn of(&mut self, key: &DeepKey) -> &Decision {
         if self.kept.len() >= MAX_KEPT && !self.kept.contains_key(key) {
             self.kept.clear();
@@ -109,7 +109,7 @@ impl TrafficShare {
         (all > 0).then(|| 100.0 * part as f64 / all as f64)
     }
 
-    /// As [`Share::worker_ns_per_packet`](crate::Share::worker_ns_per_packet).
+    /// The nanoseconds of workers, as in [`Share::worker_ns_per_packet`](crate::Share::worker_ns_per_packet).
     #[must_use]
     pub fn worker_ns_per_packet(&self) -> f64 {
         mean_ns(self.worker_ps, self.all.packets)
@@ -133,7 +133,7 @@ pub struct TrafficSample {
 }
 
 impl TrafficSample {
-    /// Of a capture of so many packets.
+    /// The shares of a capture of this many packets.
     #[must_use]
     pub fn of(packets: u64) -> Self {
         Self { one_in: packets.div_ceil(MAX_DECIDED).max(1), random: Random(1) }
@@ -152,7 +152,7 @@ pub struct TrafficShares {
     pub capture_packets: u64,
     /// All that are decided.
     pub all: TrafficShare,
-    /// By rule, the default last.
+    /// The shares by rule, the default last.
     pub rules: Vec<TrafficShare>,
 }
 

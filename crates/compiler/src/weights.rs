@@ -80,12 +80,12 @@ impl Weights {
         self.packets.get(rule.index()).copied().unwrap_or(0)
     }
 
-    /// Those of some rules, in this order.
+    /// Returns the weights of some rules, in this order.
     pub(crate) fn of_rules(&self, rules: &[usize]) -> Self {
         Self { packets: rules.iter().map(|rule| self.of(RuleId::of(*rule))).collect() }
     }
 
-    /// By rule, the default's last.
+    /// The packets by rule, the default's last.
     #[must_use]
     pub fn packets(&self) -> &[u64] {
         &self.packets
@@ -105,7 +105,7 @@ fn rounded(part: f64, previous: Option<u64>) -> u64 {
     if nearest >= 0.0 { 1 << nearest.min(62.0) as u32 } else { 0 }
 }
 
-/// By rule, the default last, the logarithm of the number of packets that it matches: 1 for the rule that matches fewest, and
+/// The logarithm of the number of packets that each rule matches, the default last: 1 for the rule that matches fewest, and
 /// one more for twice as many.
 fn volumes(policy: &Policy) -> Vec<f64> {
     let ideal = DeviceProfile::ideal();

@@ -28,7 +28,7 @@ impl std::fmt::Display for Generation {
 /// The result of installing a program.
 #[derive(Debug)]
 pub struct Installed {
-    /// Its number.
+    /// The number of the program.
     pub generation: Generation,
     /// Why flows of the program before are still on the device, if some are: they decide their packets
     /// as before until the next change removes them.
@@ -53,7 +53,7 @@ pub struct Controller<I: Installer = VerbsInstaller> {
     /// `ib_uverbs_ex_create_flow`).
     drop_queue: I::Queue,
     _drop_table: I::Table,
-    /// By [`Counted`].
+    /// The counters, by [`Counted`].
     counters: [RuleCounters<I::Counter>; Counted::ALL.len()],
     /// Whether the device can count the packets of a flow, as far as known.
     counts: bool,
@@ -64,7 +64,7 @@ pub struct Controller<I: Installer = VerbsInstaller> {
     ports: Vec<u8>,
     workers: usize,
     generation: Generation,
-    /// What the device cannot do.
+    /// The abilities that the device lacks.
     warnings: Vec<String>,
 }
 
@@ -270,7 +270,7 @@ impl<I: Installer> Controller<I> {
         self.limits.priorities * u32::from(band == Band::B)
     }
 
-    /// What the device is asked for a flow of `program` in `band`.
+    /// The request to the device for a flow of `program` in `band`.
     fn request<'r>(&self, program: &'r Program, flow: &'r Flow, band: Band, port: u8) -> FlowRequest<'r> {
         // A sniffer has no priority.
         let base = if flow.kind == FlowKind::Sniffer { 0 } else { self.base(band) };
@@ -568,7 +568,7 @@ struct Placed<I: Installer> {
 }
 
 struct PlacedFlow<F> {
-    /// Its place in the program.
+    /// The index of the flow in the program.
     index: usize,
     port: u8,
     flow: F,

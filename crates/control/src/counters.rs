@@ -13,7 +13,7 @@ use verbs::CounterValues;
 
 use crate::{Installer, Refusal};
 
-/// What a device counts for a rule, because no worker sees it. A name with different kinds in different
+/// A quantity that a device counts for a rule, because no worker sees the packets. A name with different kinds in different
 /// programs has a total of each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Counted {
@@ -29,7 +29,7 @@ impl Counted {
     /// All of them, in the order of their indices.
     pub const ALL: [Self; 3] = [Self::Dropped, Self::SentDropped, Self::SentPassed];
 
-    /// What the device counts of a flow's packets, if it does.
+    /// The quantity that the device counts of a flow's packets, if it does.
     #[must_use]
     pub fn of(flow: &Flow) -> Option<Self> {
         match (flow.kind, flow.action) {
@@ -41,12 +41,12 @@ impl Counted {
     }
 }
 
-/// What a device has counted for a rule.
+/// The totals that a device has counted for a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DropTotals {
     /// The rule's name.
     pub rule: String,
-    /// What was counted.
+    /// The counted quantity.
     pub kind: Counted,
     /// Packets.
     pub packets: u64,
@@ -201,7 +201,7 @@ impl<C> RuleCounters<C> {
         more
     }
 
-    /// As last read.
+    /// The totals as last read.
     pub(crate) fn totals(&self, kind: Counted) -> impl Iterator<Item = DropTotals> {
         let mut sums: BTreeMap<&str, (CounterValues, bool)> =
             self.retired.iter().map(|(name, sum)| (name.as_str(), (*sum, true))).collect();

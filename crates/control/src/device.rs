@@ -12,7 +12,7 @@ use crate::model::{Known, Model};
 /// Which device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeviceSelector {
-    /// Its name; `None` means the only one there is.
+    /// The name of the device; `None` means the only one there is.
     pub name: Option<String>,
 }
 
@@ -27,11 +27,11 @@ impl DeviceSelector {
 /// One line of the list of devices.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceSummary {
-    /// Its name.
+    /// The name of the device.
     pub name: String,
-    /// Its GUID; 0 where it has none.
+    /// The GUID of the device; 0 where it has none.
     pub guid: u64,
-    /// Its model, unless the settings name another.
+    /// The model of the device, unless the settings name another.
     pub model: Model,
 }
 
@@ -94,13 +94,13 @@ impl Device {
         Ok(Self { context, name, attributes, model })
     }
 
-    /// The same device with another model.
+    /// Returns the device with another model.
     #[must_use]
     pub fn with_model(self, model: Model) -> Self {
         Self { model, ..self }
     }
 
-    /// Its model.
+    /// The model of the device.
     #[must_use]
     pub fn model(&self) -> &Model {
         &self.model
@@ -112,25 +112,25 @@ impl Device {
         &self.context
     }
 
-    /// Its name.
+    /// The name of the device.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Its attributes.
+    /// The attributes of the device.
     #[must_use]
     pub fn attributes(&self) -> &DeviceAttributes {
         &self.attributes
     }
 
-    /// Its limits for the compiler, beside `workers` workers, each of which has a queue pair.
+    /// The limits for the compiler, beside `workers` workers, each of which has a queue pair.
     #[must_use]
     pub fn profile(&self, workers: usize) -> DeviceProfile {
         profile_of(&self.name, &self.model, &self.attributes, workers)
     }
 
-    /// Its limits for a controller.
+    /// The limits for a controller.
     #[must_use]
     pub fn limits(&self) -> Limits {
         limits_of(&self.name, &self.model, &self.attributes)
@@ -216,7 +216,7 @@ fn profile_of(name: &str, model: &Model, attributes: &DeviceAttributes, workers:
 /// two programs on the device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// What the device is called.
+    /// The name of the device.
     pub device: String,
     /// Flow priorities of one program.
     pub priorities: u32,

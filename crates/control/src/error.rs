@@ -8,7 +8,7 @@ use verbs::Errno;
 #[derive(Debug, thiserror::Error)]
 #[error("{source}")]
 pub struct Refusal {
-    /// Its errno, if it gave one.
+    /// The errno of the refusal, if there is one.
     pub errno: Option<i32>,
     /// The error of the call.
     #[source]
@@ -59,50 +59,50 @@ pub enum Error {
     /// No device has that name.
     #[error("no device called `{name}`; there is {}", one_of(available))]
     NoSuchDevice {
-        /// What was asked for.
+        /// The name that was asked for.
         name: String,
-        /// What there is.
+        /// The available devices.
         available: Vec<String>,
     },
     /// No name was given, and there are several devices.
     #[error("several devices, name one of them: {}", available.join(", "))]
     SeveralDevices {
-        /// What there is.
+        /// The available devices.
         available: Vec<String>,
     },
-    /// It could not be opened.
+    /// The device could not be opened.
     #[error("{source}")]
     Open {
-        /// Its name.
+        /// The name of the device.
         device: String,
         /// Why.
         source: Refusal,
     },
-    /// Its limits or a port could not be queried.
+    /// The limits or a port of the device could not be queried.
     #[error("{source}")]
     Query {
-        /// Its name.
+        /// The name of the device.
         device: String,
-        /// What was asked.
+        /// The query that failed.
         what: String,
         /// Why.
         source: Refusal,
     },
-    /// It has no Toeplitz RSS for raw packet queue pairs.
+    /// The device has no Toeplitz RSS for raw packet queue pairs.
     #[error(
         "device {device} cannot spread raw packets over queues (no Toeplitz RSS for raw packet queue pairs): \
          choose another of `steerd devices`, or the soft NIC (`steerd run --demo`)"
     )]
     NoRss {
-        /// Its name.
+        /// The name of the device.
         device: String,
     },
-    /// It has no such port.
+    /// The device has no such port.
     #[error("device {device} has no port {port}; its ports are 1 to {ports}")]
     NoSuchPort {
-        /// Its name.
+        /// The name of the device.
         device: String,
-        /// What was asked for.
+        /// The port that was asked for.
         port: u8,
         /// How many it has.
         ports: u32,
@@ -116,7 +116,7 @@ pub enum Error {
         device: String,
         /// Which port.
         port: u8,
-        /// Its state.
+        /// The state of the port.
         state: String,
     },
     /// The port is not Ethernet.
@@ -128,7 +128,7 @@ pub enum Error {
         device: String,
         /// Which port.
         port: u8,
-        /// What it is.
+        /// The link layer of the port.
         link_layer: String,
     },
     /// A controller without queues or ports steers nothing.
@@ -157,9 +157,9 @@ pub enum Error {
     Priorities {
         /// The device's name.
         device: String,
-        /// What the program uses.
+        /// The number that the program uses.
         needed: u32,
-        /// What one band has.
+        /// The number that one band has.
         offered: u32,
     },
     /// The program needs more indirection tables than one program has.
@@ -172,13 +172,13 @@ pub enum Error {
         device: String,
         /// Different tables of the program's queue pairs.
         needed: usize,
-        /// What one program has.
+        /// The number that one program has.
         offered: usize,
     },
     /// The program refers to a part that it does not have: a bug in the compiler.
     #[error("the program is inconsistent: {what}")]
     Inconsistent {
-        /// What refers to what.
+        /// The reference that leads nowhere.
         what: String,
     },
     /// The controller's own objects were refused.
@@ -186,7 +186,7 @@ pub enum Error {
     Setup {
         /// The device's name.
         device: String,
-        /// What was being made.
+        /// The object that was being made.
         what: &'static str,
         /// Why.
         source: Refusal,
@@ -196,7 +196,7 @@ pub enum Error {
     Table {
         /// The first group that needs it.
         group: String,
-        /// Its length.
+        /// The length of the table in entries.
         entries: usize,
         /// Why.
         source: Refusal,
@@ -216,7 +216,7 @@ pub enum Error {
     Counter {
         /// The rule.
         rule: String,
-        /// Its line in the policy.
+        /// The line of the rule in the policy.
         line: u32,
         /// Why.
         source: Refusal,
@@ -229,7 +229,7 @@ pub enum Error {
     InstallFlow {
         /// The rule.
         rule: String,
-        /// Its line in the policy.
+        /// The line of the rule in the policy.
         line: u32,
         /// The port.
         port: u8,
@@ -248,7 +248,7 @@ pub enum Error {
     RemoveFlow {
         /// The rule.
         rule: String,
-        /// Its line in the policy.
+        /// The line of the rule in the policy.
         line: u32,
         /// The port.
         port: u8,
@@ -264,22 +264,22 @@ pub enum Error {
         "{first}; and the rollback failed too ({second}): the program before is in force, but {left} flows of the refused one are still installed until the next reload removes them"
     )]
     RollbackFailed {
-        /// What failed first.
+        /// The first failure.
         first: Box<Error>,
-        /// What failed during the rollback.
+        /// The failure during the rollback.
         second: Box<Error>,
         /// Flows of the refused program.
         left: usize,
     },
-    /// As [`Error::RollbackFailed`], but the new program is in force, because an old flow could not be installed again.
+    /// The rollback failed as in [`Error::RollbackFailed`], but the new program is in force, because an old flow could not be installed again.
     /// Never returned as an error, see [`crate::Installed::warning`].
     #[error(
         "{first}; and the rollback failed too ({second}): the new program is in force, but {left} flows of the one before are still installed until the next reload removes them"
     )]
     OldFlowsLeft {
-        /// What failed first.
+        /// The first failure.
         first: Box<Error>,
-        /// What failed during the rollback.
+        /// The failure during the rollback.
         second: Box<Error>,
         /// Flows of the program before.
         left: usize,

@@ -26,7 +26,7 @@ pub struct FlowRequest<'r> {
 }
 
 impl FlowRequest<'_> {
-    /// Its specs and actions as text: `ipv4 dst=192.0.2.0/24 | udp dport=53 | tag 7`.
+    /// The specs and actions as text: `ipv4 dst=192.0.2.0/24 | udp dport=53 | tag 7`.
     #[must_use]
     pub fn text(&self) -> String {
         let tag = self.tag.map_or_else(String::new, |tag| format!(" | tag {tag}"));

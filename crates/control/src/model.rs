@@ -17,7 +17,7 @@ const SYSFS: &str = "/sys/class/infiniband";
 /// A device's model, and how it is known.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Model {
-    /// Its limits and refusals. The device's own answers go before its numbers; of a model that the settings name, the lower one
+    /// The limits and refusals. The device's own answers go before the model's numbers; of a model that the settings name, the lower one
     /// counts.
     pub profile: DeviceProfile,
     /// How it is known.
@@ -32,9 +32,9 @@ pub enum Known {
     Named,
     /// The provider of the device names it.
     Provider,
-    /// By its kernel driver.
+    /// The model was chosen by the kernel driver.
     Driver(String),
-    /// It is not known: its kernel driver is another one, or it has none.
+    /// The device is not known: its kernel driver is another one, or it has none.
     Not(Option<String>),
 }
 
@@ -63,7 +63,7 @@ impl Model {
         Self { profile: profile.in_software(), known: Known::Provider }
     }
 
-    /// Of a device that libibverbs or a provider lists under that name.
+    /// The model of a device that libibverbs or a provider lists under that name.
     pub(crate) fn of(device: &str, provider: Option<&dyn Provider>) -> Self {
         let provided = provider.and_then(Provider::model).and_then(DeviceProfile::by_name);
         match provided {

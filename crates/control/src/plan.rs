@@ -25,7 +25,7 @@ pub enum Step {
     Publish,
     /// An indirection table is created.
     CreateTable {
-        /// Its place in [`Plan::tables`].
+        /// The index of the table in [`Plan::tables`].
         table: usize,
     },
     /// An RSS queue pair is created.
@@ -37,17 +37,17 @@ pub enum Step {
     CreateCounter {
         /// The rule.
         rule: RuleId,
-        /// What it counts.
+        /// The counted quantity.
         kind: Counted,
     },
     /// A new flow is installed on every port.
     InstallFlow {
-        /// Its place in the program.
+        /// The index of the flow in the program.
         flow: usize,
     },
     /// An old flow is removed from every port.
     RemoveFlow {
-        /// Its place in the program.
+        /// The index of the flow in the program.
         flow: usize,
     },
     /// The old queue pairs and tables are released.

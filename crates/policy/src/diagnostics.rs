@@ -28,7 +28,7 @@ pub enum Severity {
 /// One problem.
 #[derive(Clone, Serialize)]
 pub struct Diagnostic {
-    /// Its severity.
+    /// The severity of the problem.
     pub severity: Severity,
     /// The problem, in one line.
     pub message: String,
@@ -174,7 +174,7 @@ impl fmt::Debug for Diagnostic {
 
 impl std::error::Error for Diagnostic {}
 
-/// The same problem for miette, which takes message, place and hint separately.
+/// A problem for miette, which takes message, place and hint separately.
 #[derive(Debug)]
 struct Excerpt(Diagnostic);
 
@@ -257,7 +257,7 @@ impl Diagnostics {
         self.push_with(severity, || diagnostic);
     }
 
-    /// The same for one that is made only if it is listed: finding its column and its hint takes longer
+    /// Adds a problem that is made only if it is listed: finding its column and its hint takes longer
     /// than finding that something is wrong.
     pub fn push_with(&mut self, severity: Severity, make: impl FnOnce() -> Diagnostic) {
         let is_error = severity == Severity::Error;
@@ -301,7 +301,7 @@ impl Diagnostics {
         self.list.iter().map(|diagnostic| miette::Report::new(Excerpt(diagnostic.clone()))).collect()
     }
 
-    /// The same as text without colours, for a terminal of another process.
+    /// The problems as text without colours, for a terminal of another process.
     #[must_use]
     pub fn excerpts(&self) -> String {
         let handler = GraphicalReportHandler::new_themed(GraphicalTheme::unicode_nocolor()).with_links(false);

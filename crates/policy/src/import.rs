@@ -30,7 +30,7 @@ pub struct Imported {
 pub struct WrongFormat {
     /// The line of the input, from 1.
     pub line: u32,
-    /// What is wrong, and how the format is made.
+    /// The problem, and how the format is made.
     pub message: String,
 }
 

@@ -50,7 +50,7 @@ pub fn load(path: impl AsRef<Path>) -> Result<(Policy, Vec<Diagnostic>), Diagnos
     load_with(path, &LoadOptions::default())
 }
 
-/// As [`load`], with options.
+/// Loads a policy as [`load`] does, with options.
 ///
 /// # Errors
 /// As [`load`].

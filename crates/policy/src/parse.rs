@@ -57,7 +57,7 @@ pub fn parse(source: &Source, loader: &dyn SetLoader) -> Result<(Policy, Vec<Dia
     parse_with(source, loader, &LoadOptions::default())
 }
 
-/// As [`parse`], with options.
+/// Parses a policy as [`parse`] does, with options.
 ///
 /// # Errors
 /// As [`parse`].

@@ -44,7 +44,7 @@ pub(crate) const DEFAULT_MULTICAST: &str = "default_multicast";
 /// A policy in which all names are resolved and all values are in range.
 #[derive(Clone, Debug)]
 pub struct Policy {
-    /// Its text, for diagnostics.
+    /// The text of the policy, for diagnostics.
     pub source: Arc<Source>,
     /// In the order of the text.
     pub groups: Vec<GroupDefinition>,
@@ -85,7 +85,7 @@ pub struct GroupDefinition {
     pub name: String,
     /// The workers and their shares.
     pub workers: Workers,
-    /// What is hashed.
+    /// The hashed fields.
     pub fields: HashFields,
     /// The Toeplitz key.
     pub key: RssKey,
@@ -122,9 +122,9 @@ pub enum Workers {
 pub struct WorkerShare {
     /// The worker's number in the settings.
     pub worker: u32,
-    /// Its share of the table in proportion to the weights of the others.
+    /// The share of the table in proportion to the weights of the others.
     pub weight: u32,
-    /// Its place in the text.
+    /// The place in the text.
     pub place: Place,
 }
 
@@ -143,7 +143,7 @@ pub struct RuleDefinition {
     pub name: String,
     /// The packets that it applies to.
     pub matches: Match,
-    /// What it does with them.
+    /// The action of the rule.
     pub action: Action,
     /// Whether it applies to received or sent packets.
     pub direction: Direction,
@@ -153,7 +153,7 @@ pub struct RuleDefinition {
     pub count: bool,
     /// Where its packets go instead of the group's sinks.
     pub sinks: Option<Vec<SinkId>>,
-    /// What part of its packets workers let through to these sinks.
+    /// The part of its packets that workers let through to these sinks.
     pub policing: Policing,
     /// Whether it is the policy's `default_multicast`: the last rule, for multicast packets that match no other.
     pub multicast_default: bool,

@@ -12,7 +12,7 @@ pub(crate) const DEFAULT_KINDS: [&str; 3] = ["arp", "nd", "ra"];
 /// Packets that must reach the host.
 #[derive(Clone, Debug)]
 pub struct ProtectedMatch {
-    /// What `[protect]` calls them: the name of a protocol, or the key.
+    /// The name in `[protect]`: that of a protocol, or the key.
     pub name: String,
     /// The packets.
     pub matches: Match,
@@ -23,17 +23,17 @@ pub struct ProtectedMatch {
 /// A kind of packet that hosts need and that is not one protocol number.
 #[derive(Clone, Copy, Debug)]
 pub struct Kind {
-    /// Its name under `protocols`.
+    /// The name under `protocols`.
     pub name: &'static str,
-    /// Its name in messages.
+    /// The name in messages.
     pub title: &'static str,
-    /// What it is, in one line.
+    /// The description, in one line.
     pub doc: &'static str,
     matches: fn() -> Match,
 }
 
 impl Kind {
-    /// Its packets.
+    /// The packets of the protocol.
     #[must_use]
     pub fn matches(&self) -> Match {
         (self.matches)()

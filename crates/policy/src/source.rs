@@ -14,7 +14,7 @@ const MAX_COLUMN: usize = 1 << 16;
 /// A named text.
 #[derive(Clone, Debug)]
 pub struct Source {
-    /// Its name in diagnostics, usually the path.
+    /// The name in diagnostics, usually the path.
     pub name: String,
     /// The whole text.
     pub text: String,
@@ -31,7 +31,7 @@ impl Source {
         Self { name: name.into(), text: text.into(), lines: OnceLock::new(), may_be_quoted }
     }
 
-    /// The same text, which diagnostics do not quote until [`quote`](Self::quote) is called.
+    /// Returns the text as one that diagnostics do not quote until [`quote`](Self::quote) is called.
     ///
     /// A policy may name any file as a set or an include, and the daemon that reads it may be root. Messages
     /// go to logs that other users read, so they give the place in such a file and not its content.
@@ -130,7 +130,7 @@ impl SetLoader for BTreeMap<String, String> {
 pub(crate) enum Unreadable {
     /// The file cannot be read, or is too large.
     File(regular_file::Error),
-    /// It is not UTF-8.
+    /// The file is not UTF-8.
     NotUtf8 {
         /// The text before the first invalid byte, followed by U+FFFD.
         text: String,

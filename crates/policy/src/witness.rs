@@ -14,13 +14,13 @@ pub struct Witness {
 }
 
 impl Witness {
-    /// Its parsed headers.
+    /// The parsed headers of the packet.
     #[must_use]
     pub fn key(&self) -> DeepKey {
         DeepKey::of(&self.frame)
     }
 
-    /// Its header fields by the keys of the language.
+    /// The header fields by the keys of the language.
     #[must_use]
     pub fn fields(&self) -> String {
         self.key().describe()
@@ -33,7 +33,7 @@ impl Witness {
     }
 }
 
-/// As an object with the header fields and the frame in hexadecimal, both strings.
+/// An object with the header fields and the frame in hexadecimal, both strings.
 impl Serialize for Witness {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut witness = serializer.serialize_struct("Witness", 2)?;

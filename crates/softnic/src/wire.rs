@@ -105,7 +105,7 @@ pub trait Wire: Send {
         SleepHint::Poll
     }
 
-    /// What this wire is, for a log line: `generator (3 flows, 200000/s)`, `eth0 (af_packet)`.
+    /// The description of this wire for a log line: `generator (3 flows, 200000/s)`, `eth0 (af_packet)`.
     fn describe(&self) -> String;
 
     /// The station address of the port.
@@ -142,13 +142,13 @@ pub trait Wire: Send {
 /// How an idle engine learns that a frame has arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SleepHint {
-    /// By asking again: the engine sleeps for 50 microseconds at first, and up to four milliseconds after a long pause.
+    /// The engine asks again: it sleeps for 50 microseconds at first, and up to four milliseconds after a long pause.
     Poll,
     /// No frame arrives before this time has passed.
     Within(Duration),
-    /// By a descriptor.
+    /// The engine waits for a descriptor.
     Readable {
-        /// It is readable when a frame has arrived. It stays open until the wire is called again.
+        /// The descriptor, which is readable when a frame has arrived. It stays open until the wire is called again.
         descriptor: RawFd,
         /// The wire wants to be asked again after this time in any case.
         within: Duration,
@@ -174,7 +174,7 @@ pub struct Splits {
     pub segments: u64,
 }
 
-/// What a wire has taken of a burst to be sent.
+/// The part of a burst to be sent that a wire has taken.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Transmitted {
     /// Frames.
@@ -205,7 +205,7 @@ pub enum WireState {
     Down,
 }
 
-/// What is known of the layer 4 checksum of a received frame.
+/// The state of the layer 4 checksum of a received frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Checksum {
     /// Not checked.
@@ -222,11 +222,11 @@ pub enum Checksum {
 pub struct RxFrame<'w> {
     /// The frame from the destination address on, VLAN tags in place, without FCS.
     pub bytes: &'w [u8],
-    /// Its length on the medium; more than `bytes.len()` when the wire could only keep the beginning.
+    /// The length on the medium; more than `bytes.len()` when the wire could only keep the beginning.
     pub wire_len: u32,
     /// Arrival in nanoseconds of `CLOCK_REALTIME`; 0 asks the engine to stamp it.
     pub timestamp_ns: u64,
-    /// What is known of its layer 4 checksum.
+    /// The state of the layer 4 checksum.
     pub checksum: Checksum,
 }
 

@@ -83,7 +83,7 @@ pub(crate) struct Served {
 }
 
 impl Served {
-    /// As [`Server::stop`]; the socket is removed first, so that nobody connects to a server that has ended.
+    /// Stops the server as [`Server::stop`] does; the socket is removed first, so that nobody connects to a server that has ended.
     pub(crate) fn stop(self, timeout: Duration) -> bool {
         let Self { server, file } = self;
         drop(file);

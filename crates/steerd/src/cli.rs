@@ -198,7 +198,7 @@ pub(crate) struct CheckArgs {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum TrafficArg {
     Capture(PathBuf),
-    /// Those that the running daemon has counted.
+    /// The packets that the running daemon has counted.
     Running,
 }
 
@@ -224,7 +224,7 @@ pub(crate) struct SizeArgs {
     /// The rate of all packets that the port receives, in packets per second [default: that of the capture].
     #[arg(long, value_name = "PPS", value_parser = parse_positive)]
     pub(crate) rate: Option<f64>,
-    /// So many times the rate.
+    /// The factor of the rate.
     #[arg(long, value_name = "N", default_value_t = 1.0, value_parser = parse_positive)]
     pub(crate) times: f64,
     /// The load of the busiest worker that the recommended number of workers allows, as a percentage of its capacity.

@@ -5,7 +5,7 @@ use policy::policy::{Action, Direction, Policy};
 use program::{FlowAction, FlowKind, Program, Rule, Verdict};
 use serde::Serialize;
 
-/// What a rule does with packets.
+/// The effect of a rule on packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Effect {

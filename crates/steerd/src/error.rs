@@ -17,10 +17,10 @@ pub(crate) enum Error {
     /// The diagnostics have been printed already.
     #[error("{file}: {errors} in the policy")]
     Policy { file: String, errors: String },
-    /// The same, but the text may be right: the system has refused to read a file.
+    /// The policy was not read, but the text may be right: the system has refused to read a file.
     #[error("{file}: a file of the policy cannot be read now")]
     PolicyUnreadable { file: String },
-    /// What `--deny` names was found, or the device cannot run the policy.
+    /// A problem that `--deny` names was found, or the device cannot run the policy.
     #[error("{file}: {found}")]
     Denied { file: String, found: String },
     /// The policies cannot be compared; the exit code is diff(1)'s.
@@ -161,7 +161,7 @@ pub(crate) struct Hinted {
 }
 
 impl Hinted {
-    /// Of a message that ends with its hint if it has one.
+    /// Splits a message that ends with its hint, if it has one.
     pub(crate) fn of(text: &str) -> Self {
         let parts = text.strip_suffix(')').and_then(|text| text.split_once(" (hint: "));
         let (message, hint) = parts.map_or((text, None), |(message, hint)| (message, Some(hint.to_owned())));

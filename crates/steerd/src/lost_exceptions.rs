@@ -6,7 +6,7 @@ use analysis::{LostException, LostExceptions, OpenException};
 use policy::{Diagnostic, Place, Policy};
 use program::{Program, RuleId, UndecidedReason};
 
-/// What to do about lost exceptions of any kind.
+/// The remedies for lost exceptions of any kind.
 const REMEDIES: &str = "add [sinks.host] with kind = \"kernel\" so that workers give such packets back, or write \
     allow_lost_exceptions = true at the top of the policy";
 
@@ -76,13 +76,13 @@ fn place(policy: &Policy, taken_by: RuleId, rule: RuleId) -> &Place {
 pub(crate) struct TakenReason {
     /// The rule that takes packets like these: this one, or a later one of which the device cannot exclude them.
     pub(crate) later: String,
-    /// What the device cannot do.
+    /// The ability that the device lacks.
     pub(crate) reason: String,
-    /// What to change.
+    /// The change of the policy that is the remedy.
     remedy: String,
 }
 
-/// The same, from what the compiler noted about the rule.
+/// The reason, from what the compiler noted about the rule.
 pub(crate) fn taken_reason(program: &Program, rule: RuleId) -> TakenReason {
     let reasons = program.rules.get(rule.index()).map(|rule| &*rule.undecided).unwrap_or_default();
     let kept = reasons.iter().find_map(|note| match note.why {

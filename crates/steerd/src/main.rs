@@ -29,7 +29,7 @@ use commands::{
 use daemon::{shutdown, signals};
 use terminal::output;
 
-/// It returns freed memory to the kernel at once (`.cargo/config.toml`): a reload frees most of what it has allocated.
+/// The allocator returns freed memory to the kernel at once (`.cargo/config.toml`): a reload frees most of what it has allocated.
 #[cfg(feature = "jemalloc")]
 #[global_allocator]
 static HEAP: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;

@@ -130,7 +130,7 @@ pub(crate) fn parse(
     Ok(Read { policy, warnings, inputs: recorder.into_inputs(text, variables) })
 }
 
-/// What is on the device when a policy replaces another.
+/// The program on the device when a policy replaces another.
 pub(crate) struct Running<'r> {
     /// Rules that it has keep their tags, and the device must have room for both programs.
     pub(crate) program: &'r Program,

@@ -14,9 +14,9 @@ use crate::lost_exceptions::{TakenReason, taken_reason};
 /// The longest match that a remedy quotes, in bytes.
 const MAX_QUOTED: usize = 400;
 
-/// What becomes of the protected packets.
+/// The outcome of the protected packets.
 pub(crate) struct Protection {
-    /// By protected match of the policy.
+    /// The results, by protected match of the policy.
     pub(crate) found: Vec<Protected>,
     /// Why the policy is refused.
     pub(crate) errors: Vec<Diagnostic>,

@@ -93,7 +93,7 @@ pub(crate) struct Peer {
     pub(crate) uid: u32,
 }
 
-/// What distinguishes one server from another.
+/// The limits by which one server differs from another.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
     /// The name of the thread.
@@ -276,7 +276,7 @@ struct Connections<R> {
     router: Arc<R>,
     /// Oldest first.
     open: VecDeque<Connection>,
-    /// Those without a thread: their users have too many, or it could not be started. They are not closed here, because
+    /// The connections without a thread: their users have too many, or it could not be started. They are not closed here, because
     /// that could block.
     waiting: VecDeque<(UnixStream, Option<u32>)>,
     spawn: Spawn,
@@ -534,7 +534,7 @@ mod tests;
 
 #[cfg(test)]
 impl Server {
-    /// The same server with another thread.
+    /// Returns the server with another thread.
     pub(crate) fn with_thread(self, thread: JoinHandle<()>) -> Self {
         Self { thread, ..self }
     }

@@ -42,9 +42,9 @@ pub(crate) struct PolicySource {
 /// The packets that a policy is compiled for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Traffic {
-    /// Those of a capture.
+    /// The counts of a capture.
     Capture(PathBuf),
-    /// Those that the rules of the running daemon have counted.
+    /// The counts of the rules of the running daemon.
     Counters,
 }
 

@@ -89,7 +89,7 @@ fn set(queue: BorrowedFd<'_>, request: libc::Ioctl, value: c_int) -> io::Result<
     if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// As [`set`], for requests that older or smaller kernels do not have: there the attribute does not exist
+/// Sets an attribute as [`set`] does, for requests that older or smaller kernels do not have: there the attribute does not exist
 /// either.
 fn set_if_known(queue: BorrowedFd<'_>, request: libc::Ioctl, value: c_int) -> io::Result<()> {
     match set(queue, request, value) {

@@ -12,7 +12,7 @@ use crate::stats::Traffic;
 /// One received packet.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Packet {
-    /// Its length; never more than its frame's.
+    /// The length in bytes; never more than its frame's.
     pub(crate) bytes: u32,
     /// The tag of its flow, 0 for none.
     pub(crate) tag: u32,
@@ -200,11 +200,11 @@ impl Batch {
 
 /// Packets whose frames are taken, in order of reception.
 pub(crate) struct Run<'b> {
-    /// As many of each.
+    /// The decisions on the packets, one for each.
     decisions: &'b [Decision],
     packets: &'b [Packet],
     frames: Drain<'b, Frame>,
-    /// Of these packets, and perhaps of others behind them; or none.
+    /// The timestamps of these packets, and perhaps of others behind them; or none.
     timestamps: &'b [u64],
     /// Never grows: a batch has at most as many packets.
     returned: &'b mut Vec<Frame>,

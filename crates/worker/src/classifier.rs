@@ -126,7 +126,7 @@ impl Classifier {
         batch.packets = packets;
     }
 
-    /// What is done with a packet whose class is not exact, that has no tag, or whose rule is policed. Counts a packet for
+    /// Decides a packet whose class is not exact, that has no tag, or whose rule is policed. Counts a packet for
     /// which there is none.
     #[inline(never)]
     fn resolve(
@@ -232,7 +232,7 @@ impl<'t> View<'t> {
     }
 }
 
-/// What is done with packets of an exact class, and where they are counted.
+/// Finds the decision on packets of an exact class, and where they are counted.
 #[inline]
 fn find<'v, 't>(views: &'v [View<'t>; 2], tag: u32) -> Option<(&'v View<'t>, &'t Entry, &'t Tally)> {
     let (band, class) = ClassTag::indices(tag);
@@ -272,7 +272,7 @@ impl Disposition {
         Self::NotSampled,
     ];
 
-    /// As a metric label.
+    /// The name of the reason as a metric label.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -305,7 +305,7 @@ impl Disposition {
 struct Lookup {
     /// The tunnel headers must be parsed.
     is_deep: bool,
-    /// Of a class with many steps.
+    /// The index of a class with many steps.
     index: Option<ClassIndex>,
 }
 
@@ -332,7 +332,7 @@ impl Lookup {
     }
 }
 
-/// What is done with packets of an exact class or with an outcome.
+/// The decision on packets of an exact class or with an outcome.
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     outcome: Outcome,
@@ -352,9 +352,9 @@ const NO_OUTCOME: Outcome = Outcome { rule: RuleId(u32::MAX), verdict: Verdict::
 pub(crate) struct ClassTable {
     program: Arc<Program>,
     sinks: Arc<SinkMap>,
-    /// By class.
+    /// The entries, by class.
     entries: Box<[Entry]>,
-    /// By class.
+    /// The lookups, by class.
     lookups: Box<[Lookup]>,
     /// The dispositions that a rule's classes can have, by rule: snapshots have them even at zero.
     possible: Box<[[bool; Disposition::ALL.len()]]>,
@@ -381,12 +381,12 @@ impl ClassTable {
         Self { program, sinks, entries, lookups, possible, policers, tallies }
     }
 
-    /// What is done with packets with this outcome that are let through.
+    /// The decision on packets with this outcome that are let through.
     fn entry(&self, outcome: &Outcome) -> Entry {
         entry(self.possible.len(), &self.sinks, outcome)
     }
 
-    /// What is done with a packet with this outcome, which may be one that its rule does not let through.
+    /// The decision on a packet with this outcome, which may be one that its rule does not let through.
     fn police(&self, outcome: Outcome, now: &mut dyn FnMut() -> u64) -> Entry {
         let refused = self.policers.of_outcome(&outcome).and_then(|policer| policer.refuses(now));
         match refused {
@@ -436,7 +436,7 @@ impl ClassTable {
     }
 }
 
-/// What is done with packets of a program of so many rules that have this outcome.
+/// The decision on packets with this outcome, of a program with this many rules.
 fn entry(rules: usize, sinks: &SinkMap, outcome: &Outcome) -> Entry {
     entry_of(rules, sinks, outcome, Disposition::of(outcome.verdict, sinks.returns()))
 }

@@ -38,7 +38,7 @@ pub struct WorkerConfig {
     pub pages: Vec<PageKind>,
     /// NUMA node of its memory; `None` takes that of `core`.
     pub numa_node: Option<u32>,
-    /// What to do when there is nothing to do.
+    /// The behaviour without work.
     pub idle: Idle,
     /// The device works only when it is polled, as a software NIC without a thread: an idle worker then sleeps for at most
     /// four milliseconds at a time.

@@ -49,7 +49,7 @@ pub struct WorkerProgress {
     pub poll_errors: u64,
 }
 
-/// What a worker and its handles share.
+/// The state that a worker and its handles share.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) id: WorkerId,
@@ -164,7 +164,7 @@ impl WorkerControl {
         self.publish_with_sinks(band, program, sinks)
     }
 
-    /// As [`WorkerControl::publish`], with sinks, which are in place before ([`WorkerControl::place_sink`]). Several workers
+    /// Publishes as [`WorkerControl::publish`] does, with sinks, which are in place before ([`WorkerControl::place_sink`]). Several workers
     /// share one map.
     pub fn publish_with_sinks(&self, band: Band, program: Arc<Program>, sinks: Arc<SinkMap>) -> Publication {
         self.push(band, Some(Arc::new(ClassTable::new(program, sinks, self.shared.id))))

@@ -56,7 +56,7 @@ impl Distribution {
         self.histogram.len()
     }
 
-    /// Their sum.
+    /// The sum of all values.
     #[must_use]
     pub fn sum(&self) -> u64 {
         self.sum

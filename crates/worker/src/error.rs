@@ -10,9 +10,9 @@ pub enum Error {
     /// A setting outside its range.
     #[error("worker setting `{setting}` is {value}, but must be within {least}..={most}")]
     Setting {
-        /// Its name in [`crate::WorkerConfig`].
+        /// The name of the setting in [`crate::WorkerConfig`].
         setting: &'static str,
-        /// What was asked for.
+        /// The value that was asked for.
         value: u64,
         /// The least allowed.
         least: u64,
@@ -71,7 +71,7 @@ pub enum Error {
     Verb {
         /// Which worker.
         worker: WorkerId,
-        /// What was being made.
+        /// The object that was being made.
         object: Object,
         /// The refusal.
         #[source]
@@ -119,15 +119,15 @@ pub enum Object {
     Attributes,
     /// The attributes of a port.
     Port,
-    /// Its protection domain.
+    /// The protection domain.
     ProtectionDomain,
-    /// Its thread domain.
+    /// The thread domain.
     ThreadDomain,
-    /// Its parent domain.
+    /// The parent domain.
     ParentDomain,
-    /// Its completion queue.
+    /// The completion queue.
     CompletionQueue,
-    /// Its receive work queue.
+    /// The receive work queue.
     WorkQueue,
     /// Moving the receive work queue to ready.
     ReadyWorkQueue,
@@ -164,17 +164,17 @@ pub enum Warning {
     },
     /// The device has no thread domains, so its driver locks the queues and allocates their memory.
     NoThreadDomain {
-        /// Its refusal.
+        /// The reason of the refusal.
         reason: String,
     },
     /// The device cannot report completions to a worker that sleeps.
     NoEvents {
-        /// Its refusal.
+        /// The reason of the refusal.
         reason: String,
     },
     /// The device's clock cannot be read or has no rate, so its timestamps cannot be converted.
     NoDeviceClock {
-        /// Its refusal.
+        /// The reason of the refusal.
         reason: String,
     },
 }

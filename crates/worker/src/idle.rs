@@ -21,7 +21,7 @@ use verbs::{CompletionChannel, CompletionQueue};
 
 use crate::sinks::handoff::Wakeup;
 
-/// What a worker does on iterations that have no work.
+/// The behaviour of a worker on iterations that have no work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Idle {
     /// Polls again at once: least latency, a whole core.
@@ -68,7 +68,7 @@ pub(crate) struct Backoff {
     /// When the first of them was seen.
     since: Option<Instant>,
     sleeps: u32,
-    /// It has polled for longer than a short poll.
+    /// The worker has polled for longer than a short poll.
     is_long: bool,
     /// Pauses that ended after a sleep, since work last came late in a long poll; from [`WASTED_MAX`] on polls are short.
     wasted: u32,
@@ -107,7 +107,7 @@ impl Backoff {
         }
     }
 
-    /// What [`Self::wasted`] is once there is work again.
+    /// The value of [`Self::wasted`] once there is work again.
     fn wasted_then(&self) -> u32 {
         match self.wasted {
             // Only a poll for longer than a short one has spared a sleep that a short one would not.
@@ -119,7 +119,7 @@ impl Backoff {
         }
     }
 
-    /// What to do after an iteration without work.
+    /// The pause after an iteration without work.
     #[inline]
     pub(crate) fn next(&mut self, now: impl FnOnce() -> Instant) -> Pause {
         let Idle::Adaptive { idle_us } = self.idle else { return Pause::Spin };
@@ -182,7 +182,7 @@ impl Events {
     }
 }
 
-/// What limits the time of a sleep.
+/// The limits on the time of a sleep.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SleepLimits {
     /// How soon a sink wants to be polled.

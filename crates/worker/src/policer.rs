@@ -37,7 +37,7 @@ impl OneIn {
 /// nothing is lost to rounding, however often the bucket is filled.
 #[derive(Debug)]
 struct Bucket {
-    /// Of one packet, in [`PARTS_OF_NS`]; rounded up, so that the rate is not exceeded.
+    /// The cost of one packet, in [`PARTS_OF_NS`]; rounded up, so that the rate is not exceeded.
     cost: u64,
     /// The most credit: the cost of a burst.
     full: u64,
@@ -100,7 +100,7 @@ impl Policer {
 /// The policers of a program on one worker.
 #[derive(Debug, Default)]
 pub(crate) struct Policers {
-    /// By rule, the place in the list, or [`NONE`]; empty if there are none.
+    /// The place in the list or [`NONE`], by rule; empty if there are no places.
     places: Box<[u32]>,
     /// Padded, so that workers write to different cache lines.
     list: Box<[CachePadded<Policer>]>,

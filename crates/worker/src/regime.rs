@@ -16,7 +16,7 @@ use program::SinkKind;
 
 use crate::stats::Counter;
 
-/// What a worker spends its time on.
+/// An activity that a worker spends its time on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Regime {
     /// Iterations that find neither a completion nor work of a sink, with the pauses between them.
@@ -33,7 +33,7 @@ impl Regime {
     /// All of them, in the order of their indices.
     pub const ALL: [Self; 4] = [Self::Idle, Self::Poll, Self::Classify, Self::Sink];
 
-    /// As a metric label.
+    /// The name of the regime as a metric label.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -56,7 +56,7 @@ pub(crate) const SINK_KINDS: usize = SinkKind::NAMES.len() + 1;
 pub(crate) struct KindIndex(u8);
 
 impl KindIndex {
-    /// Of sinks whose kind is not known.
+    /// The stage of sinks whose kind is not known.
     pub(crate) const OTHER: Self = Self(SinkKind::NAMES.len() as u8);
 
     pub(crate) fn of(kind: &SinkKind) -> Self {
@@ -79,7 +79,7 @@ pub(crate) struct DetailCounters {
     timed: Counter,
 }
 
-/// What a worker has spent its time on, by stage.
+/// The time of a worker, by stage.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WorkerProfile {
     /// Nanoseconds since the first iteration; they add up to the time since then. Regimes are divided as in the timed
@@ -163,12 +163,12 @@ pub(crate) struct Stopwatch<C = Monotonic> {
     timed: Option<Timed>,
     /// Nanoseconds of the last timed iterations by regime, earlier ones with less weight.
     shares: [u64; Regime::ALL.len()],
-    /// Of these, for taking completions alone, and the completions.
+    /// The part of these for taking completions alone, and the completions.
     poll_ns: u64,
     polled: u64,
     /// Nanoseconds from the beginning of the last iteration with work of sinks alone to the end of that work.
     sink_only_ns: u64,
-    /// What a reading of the clock adds to each stage.
+    /// The time that a reading of the clock adds to each stage.
     reading_ns: u64,
     /// Sinks are timed one by one.
     times_sinks: bool,
@@ -183,12 +183,12 @@ struct Timed {
     poll_ns: u64,
     /// Whether it was timed from its beginning.
     is_whole: bool,
-    /// It has no completions; until a sink has work its stages are not timed.
+    /// The iteration has no completions; until a sink has work its stages are not timed.
     is_empty: bool,
     /// The end of the last sink that was timed, and the time of each kind.
     last_sink_ns: u64,
     kinds: [u64; SINK_KINDS],
-    /// What reading the clock after each sink has added.
+    /// The time that reading the clock after each sink has added.
     sink_readings_ns: u64,
 }
 

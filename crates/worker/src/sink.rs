@@ -207,7 +207,7 @@ impl FrameBudget {
         taken
     }
 
-    /// So many frames are the worker's again.
+    /// Returns frames to the worker.
     #[inline]
     pub fn put(&self, frames: u32) {
         self.left.store(self.left.load(Relaxed) + frames, Relaxed);
@@ -292,7 +292,7 @@ impl SinkDrop {
     }
 }
 
-/// What one side of a sink has done with packets: counters with one writer.
+/// The totals of one side of a sink: counters with one writer.
 #[derive(Debug, Default)]
 pub struct SinkSide {
     delivered: Tally,
@@ -356,14 +356,14 @@ impl SinkCounters {
     }
 }
 
-/// What a sink did with the packets of a worker.
+/// The totals of a sink over the packets of a worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SinkTraffic {
     /// Packets that the worker had for it.
     pub offered: Traffic,
-    /// Those that it passed on.
+    /// The packets that the sink passed on.
     pub delivered: Traffic,
-    /// Those that it did not, by reason.
+    /// The packets that the sink did not pass on, by reason.
     pub dropped: [(SinkDrop, u64); SinkDrop::ALL.len()],
 }
 

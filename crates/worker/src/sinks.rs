@@ -31,11 +31,11 @@ pub struct Environment<'e> {
     pub context: &'e Arc<Context>,
     /// The domain of each worker, for queues that only its thread uses.
     pub domains: &'e [Domain],
-    /// Of each worker, for sinks that take frames.
+    /// The budget of each worker, for sinks that take frames.
     pub budgets: &'e [Arc<FrameBudget>],
     /// The device's ports that the daemon uses, from 1.
     pub ports: &'e [u8],
-    /// What is known of these ports.
+    /// The addresses and MTUs of these ports, as far as they are known.
     pub stations: &'e [Station],
     /// For sinks that send by another device; `None`: none can.
     pub others: Option<Others<'e>>,
@@ -58,18 +58,18 @@ pub type Failure = Box<dyn std::error::Error + Send + Sync>;
 pub struct Station {
     /// The port.
     pub port: u8,
-    /// Its address, if it is known.
+    /// The address of the port, if it is known.
     pub mac: Option<MacAddr>,
-    /// Its MTU, if it is known.
+    /// The MTU of the port in bytes, if it is known.
     pub mtu_bytes: Option<u32>,
 }
 
 /// The ports that the daemon uses, at some moment.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Ports<'p> {
-    /// Those whose link is down.
+    /// The ports whose link is down.
     pub down: &'p [u8],
-    /// What is known of them.
+    /// The addresses and MTUs of the ports, as far as they are known.
     pub stations: &'p [Station],
 }
 
@@ -102,7 +102,7 @@ pub trait Hub: Send + Sync {
     /// Called about once a second, with the ports as they are.
     fn tick(&self, _ports: &Ports<'_>) {}
 
-    /// Its state for operators, as names and values: files, clients, errors.
+    /// The state of the sink for operators, as names and values: files, clients, errors.
     fn status(&self) -> Vec<(String, String)> {
         Vec::new()
     }
@@ -112,7 +112,7 @@ pub trait Hub: Send + Sync {
         None
     }
 
-    /// Its packets by size, if it counts them.
+    /// The packets by size, if the sink counts them.
     fn packet_sizes(&self) -> Option<PacketSizes> {
         None
     }
@@ -139,13 +139,13 @@ fn join_within(thread: JoinHandle<()>, timeout: Duration) -> thread::Result<bool
 
 /// An open sink.
 pub struct Opened {
-    /// What its endpoints share.
+    /// The part that the endpoints share.
     pub hub: Box<dyn Hub>,
     /// One for each worker, in order.
     pub endpoints: Vec<Box<dyn Sink>>,
-    /// Those of each endpoint.
+    /// The counters of each endpoint.
     pub counters: Vec<Arc<SinkCounters>>,
-    /// What it sends by a port for others, the host or clients: of each of its threads that send. Empty if it does not.
+    /// The counters of each thread that sends by a port for others, the host or clients. Empty if no thread does.
     pub transmit: Vec<Arc<SinkCounters>>,
 }
 
@@ -158,7 +158,7 @@ pub enum SinkError {
         "sink `{sink}`: its socket cannot be used (hint: choose another `socket`, or a folder that exists)"
     )]
     Listen {
-        /// Its name.
+        /// The name of the sink.
         sink: String,
         /// The path and the reason.
         #[source]
@@ -167,9 +167,9 @@ pub enum SinkError {
     /// A sink of kind `app` lacks a resource of the system.
     #[error("sink `{sink}`: {operation} failed")]
     App {
-        /// Its name.
+        /// The name of the sink.
         sink: String,
-        /// What failed.
+        /// The operation that failed.
         operation: &'static str,
         /// The reason.
         #[source]
@@ -182,7 +182,7 @@ pub enum SinkError {
         path.display()
     )]
     Capture {
-        /// Its name.
+        /// The name of the sink.
         sink: String,
         /// The folder or pattern of its options.
         path: std::path::PathBuf,
@@ -197,7 +197,7 @@ pub enum SinkError {
         path.display()
     )]
     CaptureRoom {
-        /// Its name.
+        /// The name of the sink.
         sink: String,
         /// The file.
         path: std::path::PathBuf,
@@ -211,21 +211,21 @@ pub enum SinkError {
          or add it to `ports` in [device] of the settings; for a port of another device set `device`)"
     )]
     UnknownPort {
-        /// Its name.
+        /// The name of the sink.
         sink: String,
         /// The port.
         port: u8,
-        /// Those in use.
+        /// The ports in use.
         ports: String,
     },
     /// The other device that packets are to leave by cannot be used.
     #[error("sink `{sink}`: packets cannot leave by the device `{device}`")]
     OtherDevice {
-        /// Its name.
+        /// The name of the sink.
         sink: String,
         /// The device.
         device: String,
-        /// What could not be had.
+        /// The failure.
         #[source]
         source: Failure,
     },
@@ -234,15 +234,15 @@ pub enum SinkError {
         "sink `{sink}`: the device has the ports {ports} (hint: set `port` to the one that packets leave by)"
     )]
     NoPort {
-        /// Its name.
+        /// The name of the sink.
         sink: String,
-        /// Those in use.
+        /// The ports in use.
         ports: String,
     },
     /// The device refuses to send.
     #[error("sink `{sink}`: packets cannot be sent by port {port}: {source}")]
     Send {
-        /// Its name.
+        /// The name of the sink.
         sink: String,
         /// The port.
         port: u8,
@@ -250,21 +250,21 @@ pub enum SinkError {
         #[source]
         source: Box<verbs::Error>,
     },
-    /// What clients of a sink of kind `app` send cannot be sent.
+    /// The packets of clients of a sink of kind `app` cannot be sent.
     #[error("sink `{sink}`: what its clients send cannot be sent by port {port}")]
     Transmit {
-        /// Its name.
+        /// The name of the sink.
         sink: String,
         /// The port.
         port: u8,
-        /// What could not be had.
+        /// The failure.
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// The interface of a sink of kind `kernel` cannot be used.
     #[error("sink `{sink}`")]
     Kernel {
-        /// Its name.
+        /// The name of the sink.
         sink: String,
         /// Why.
         #[source]

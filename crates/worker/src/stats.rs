@@ -45,7 +45,7 @@ impl DropReason {
         }
     }
 
-    /// Its place in [`DropReason::ALL`].
+    /// The index of the reason in [`DropReason::ALL`].
     #[must_use]
     pub const fn index(self) -> usize {
         self as usize
@@ -87,7 +87,7 @@ impl Failure {
         }
     }
 
-    /// Its place in [`Failure::ALL`].
+    /// The index of the failure in [`Failure::ALL`].
     #[must_use]
     pub const fn index(self) -> usize {
         self as usize
@@ -270,7 +270,7 @@ impl TallyRow {
         Self((0..len + 2 * MARGIN).map(|_| Tally::default()).collect())
     }
 
-    /// Its tallies.
+    /// The tallies of the rules.
     #[inline]
     pub(crate) fn all(&self) -> &[Tally] {
         &self.0[MARGIN..self.0.len() - MARGIN]
@@ -301,7 +301,7 @@ pub struct WorkerSnapshot {
     pub id: WorkerId,
     /// Packets that the device has delivered here: receives that succeeded.
     pub received: Traffic,
-    /// By rule and disposition, sorted by name.
+    /// The totals by rule and disposition, sorted by name.
     pub rules: Vec<RuleSnapshot>,
     /// Packets dropped without a rule, by reason.
     pub dropped: [(DropReason, u64); DropReason::ALL.len()],

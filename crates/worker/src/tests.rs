@@ -13,7 +13,7 @@ use crate::batch::Batch;
 use crate::classifier::Classifier;
 use crate::{Band, Disposition, Traffic, WorkerControl};
 
-/// What completions may be outstanding in these tests.
+/// The most completions that may be outstanding in these tests.
 const OUTSTANDING: u32 = 8;
 
 fn outcome(rule: usize) -> Outcome {

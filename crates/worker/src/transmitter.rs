@@ -115,7 +115,7 @@ impl Transmitter {
         self.failed
     }
 
-    /// What other threads may use to end all sends ([`RawQueuePairHandle::to_error`]).
+    /// The handle by which other threads may end all sends ([`RawQueuePairHandle::to_error`]).
     #[must_use]
     pub fn handle(&self) -> Arc<RawQueuePairHandle> {
         self.pair.handle()
@@ -137,7 +137,7 @@ impl Transmitter {
         Ok(())
     }
 
-    /// As [`Transmitter::queue`], after a look at [`Transmitter::room`] and [`Transmitter::has_failed`] for several packets.
+    /// Queues a packet as [`Transmitter::queue`] does, after a look at [`Transmitter::room`] and [`Transmitter::has_failed`] for several packets.
     #[inline]
     pub(crate) fn push(&mut self, frame: Frame, pieces: Pieces) {
         debug_assert!(self.room() > 0 && !self.failed, "the caller has looked");

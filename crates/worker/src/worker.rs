@@ -87,7 +87,7 @@ impl Worker {
         self.config.id
     }
 
-    /// Its configuration.
+    /// The configuration of the worker.
     #[must_use]
     pub fn config(&self) -> &WorkerConfig {
         &self.config

@@ -197,7 +197,7 @@ fn other_stacks(dimensions: &Dimensions, wide: &Product, free: &Product, cover: 
     named.or(others).map(|part| wide.within(part, dimensions))
 }
 
-/// The same address of the other IP version; both are one key of a match.
+/// The corresponding address of the other IP version; both are one key of a match.
 fn other_version(coordinate: Coordinate) -> Option<Coordinate> {
     let Coordinate::Field(field, level) = coordinate else { return None };
     let is_other = |other: &Field| *other != field && other.name() == field.name();

@@ -53,9 +53,9 @@ fn greatest_divisor(a: u32, b: u32) -> u32 {
 /// A group of both policies that is not the same in both.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct GroupChange {
-    /// Its name, in both.
+    /// The name of the group, in both policies.
     pub name: String,
-    /// What changed, as the policy writes it.
+    /// The changes, as the policy writes them.
     pub changes: Vec<KeyChange>,
     /// For each worker that is in either, the part of the group's table that is its own.
     pub shares: Vec<ShareChange>,
@@ -69,20 +69,20 @@ pub struct GroupChange {
 pub struct KeyChange {
     /// `workers`, `hash`, `key`, `symmetric` or `table_size`.
     pub key: &'static str,
-    /// Its old value.
+    /// The old value.
     pub before: String,
-    /// Its new value.
+    /// The new value.
     pub after: String,
 }
 
-/// What one worker gets of a group, from 0 to 1.
+/// The share of a group that one worker gets, from 0 to 1.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ShareChange {
-    /// Its number.
+    /// The number of the worker.
     pub worker: u32,
-    /// By the old policy; 0: nothing.
+    /// The share by the old policy; 0: nothing.
     pub before: f64,
-    /// By the new policy.
+    /// The share by the new policy.
     pub after: f64,
 }
 

@@ -31,7 +31,7 @@ pub(super) struct Pair {
     pub(super) what: Difference,
 }
 
-/// What differs for the packets of a pair.
+/// The difference for the packets of a pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Difference {
     /// Another rule decides where the packet goes.

@@ -140,7 +140,7 @@ fn names(sides: &[Side<'_>; 2], found: &Found) -> Names {
     Names { count: names.len(), listed: listed.collect() }
 }
 
-/// What either policy does with the packets of a pair.
+/// The effects of the old and the new policy on the packets of a pair.
 fn effects(sides: &[Side<'_>; 2], pair: Pair) -> [Effect; 2] {
     [sides[0].effect(pair.before, pair.what, true), sides[1].effect(pair.after, pair.what, false)]
 }
@@ -162,7 +162,7 @@ impl Side<'_> {
         Effect { rule: Some(id(rule)), name, action }
     }
 
-    /// What a rule does, or the default.
+    /// The effect of a rule or the default, in words.
     fn words(&self, rule: u32) -> String {
         let group = |id: GroupId| self.policy.groups.get(id.index()).map_or("?", |group| &group.name);
         let default = default_of(self.policy, self.direction);

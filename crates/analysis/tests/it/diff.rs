@@ -16,7 +16,7 @@ use crate::analysis_support::{action, fate, matches, policy, rules, treatment};
 
 type Rules = Vec<(Match, Action, Direction)>;
 
-/// What is not decided in time is not taken for equal.
+/// Packets that are not compared in time are not taken for equal.
 #[test]
 fn a_comparison_without_time_decides_nothing() {
     let parse = |action: &str| {
@@ -56,7 +56,7 @@ fn near(rules: Rules) -> impl Strategy<Value = Rules> {
     })
 }
 
-/// What leaves the host is dropped, or let pass as an exception.
+/// Makes the rules legal: what leaves the host is dropped, or let pass as an exception.
 fn legal(mut rules: Rules) -> Rules {
     for (_, action, direction) in &mut rules {
         if matches!((&action, &direction), (Action::Steer(_) | Action::Kernel, Direction::Egress)) {
@@ -165,7 +165,7 @@ proptest! {
         }
     }
 
-    /// What two rules share changes hands, but for what the rules that are named take first.
+    /// The packets that two rules share change hands, but for those that the rules that are named take first.
     #[test]
     fn pairs_are_what_they_share_but_for_what_others_take(
         (old, new) in two(),

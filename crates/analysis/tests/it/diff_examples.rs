@@ -131,7 +131,7 @@ fn a_list_of_both_versions_is_one_region() {
     );
 }
 
-/// What changes hands has no IPv4 in it, so it says nothing of the addresses that the rule has there.
+/// The packets that change hands are not IPv4, so the region does not contain the addresses that the rule has there.
 #[test]
 fn a_pair_is_within_its_rules() {
     let tunnelled =
@@ -158,7 +158,7 @@ fn fragments_are_one_region_where_no_rule_distinguishes_them() {
     );
 }
 
-/// What is around either of the two first rules has the same packets of IPv6.
+/// The regions around either of the two first rules have the same packets of IPv6.
 #[test]
 fn no_region_is_listed_twice() {
     let rule = |name: &str, matches: &str, action: &str| {

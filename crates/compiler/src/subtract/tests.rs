@@ -74,7 +74,7 @@ fn match_text() -> impl Strategy<Value = String> {
     })
 }
 
-/// What covers a match, if a policy may say it and the device decides it alone.
+/// The cubes that cover a match, if a policy may have it and the device decides it alone.
 fn cubes(text: &str, profile: &DeviceProfile) -> Option<Vec<Cube>> {
     let text = format!("version = 1\n[[rules]]\nname = 'r'\nmatch = {{ {text} }}\naction = 'drop'\n");
     let (policy, _) = policy::parse(&Source::new("random.toml", text), &NoFiles).ok()?;
@@ -158,7 +158,7 @@ fn takes(cube: &Cube, key: &DeepKey, profile: &DeviceProfile) -> bool {
     chain.specs.iter().enumerate().all(|(at, spec)| spec.matches_deep(key, at >= chain.inner_from))
 }
 
-/// What the trial has met, so that an empty one is seen.
+/// The cases that the trial has met, so that an empty one is seen.
 #[derive(Debug, Default)]
 struct Met {
     cut: usize,
@@ -218,7 +218,7 @@ fn pieces_match_each_packet_outside_the_hole_once() {
     }
 }
 
-/// What each rule's flows match once the exceptions are subtracted.
+/// The matches of each rule's flows once the exceptions are subtracted.
 fn subtracted(rules: &str, profile: &DeviceProfile) -> Vec<Vec<Cube>> {
     let text = format!("version = 1\n[groups.main]\nworkers = 'all'\nhash = 'none'\n{rules}");
     let (policy, _) = policy::parse(&Source::new("subtracted.toml", text), &NoFiles).expect("a policy");

@@ -53,7 +53,7 @@ impl Set {
         self
     }
 
-    /// By rule, the length of the longest chain of earlier rules, each of which overlaps the next, up to a rule that overlaps it.
+    /// The length of the longest chain of earlier rules, each of which overlaps the next, up to a rule that overlaps it; by rule.
     fn chains(&self) -> Vec<u32> {
         let mut chains: Vec<u32> = Vec::with_capacity(self.lines.len());
         for line in &self.lines {
@@ -200,7 +200,7 @@ fn compile_ms(policy: &Policy, profile: &DeviceProfile) -> f64 {
     rounds.fold(f64::INFINITY, f64::min)
 }
 
-/// What became of a set on a model, as a row of the table in docs/reference/device-models.md.
+/// The result of a set on a model, as a row of the table in docs/reference/device-models.md.
 fn row(name: &str, set: &Set, expected: &[usize], profile: &DeviceProfile) -> String {
     let took_ms = compile_ms(&set.policy, profile);
     let mut program = None;
@@ -303,7 +303,7 @@ fn no_fewer_rules_and_packets_are_decided_in_hardware_than_with_short_chains() {
     }
 }
 
-/// The same of packets on an mlx5 for 10,000 rules of a firewall: the flows of the first rank have 1,800 masks, for which one
+/// The packets of 10,000 rules of a firewall on an mlx5: the flows of the first rank have 1,800 masks, for which one
 /// priority has no room.
 #[test]
 fn many_masks_of_one_rank_leave_the_priorities_to_the_others() {

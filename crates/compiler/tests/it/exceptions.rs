@@ -93,7 +93,7 @@ fn exceptions_that_flows_cannot_exclude_are_received_by_a_worker() {
     insta::assert_snapshot!(shown(&policy("kernel", &[SSH, prefix]), &DeviceProfile::mlx4()));
 }
 
-/// What the remedies of the report say to write.
+/// The remedies of the report lead to hardware when they are followed.
 #[test]
 fn remedies_lead_to_hardware() {
     let (ports, others) = ("dst_port = '1-65535'", "protocol = { not = ['tcp', 'udp'] }");
@@ -337,7 +337,7 @@ const POLICIES: usize = 120;
 
 type Line = (Vec<Clause>, &'static str);
 
-/// What the trial has met, so that an empty one is seen.
+/// The cases that the trial has met, so that an empty one is seen.
 #[derive(Debug, Default)]
 struct Met {
     programs: usize,
@@ -435,7 +435,7 @@ fn the_program_decides_as_the_policy() {
     }
 }
 
-/// What a device model refuses of an outer header it refuses of the packet inside a tunnel as well.
+/// A device model refuses of the packet inside a tunnel what it refuses of an outer header.
 #[test]
 fn refusals_apply_to_the_packet_inside() {
     let fields = [
@@ -458,7 +458,7 @@ fn refusals_apply_to_the_packet_inside() {
     }
 }
 
-/// What a worker receives is not copied. Copying before the exception would copy what it excludes.
+/// Packets that a worker receives are not copied. Copying before the exception would copy what it excludes.
 #[test]
 fn a_copy_behind_an_exception_that_a_worker_decides_says_why() {
     let text = format!(

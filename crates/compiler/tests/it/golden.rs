@@ -341,7 +341,7 @@ fn the_limit_that_leaves_a_range_to_a_worker_is_named_with_the_count() {
     assert!(reason.starts_with(wanted), "{reason}");
 }
 
-/// What the device cannot tell apart needs an order, too, though no packet belongs to both rules.
+/// Packets that the device cannot tell apart need an order, too, though no packet belongs to both rules.
 #[test]
 fn without_priorities_a_worker_compares_with_earlier_rules() {
     let rule = |name: &str, matches: &str| {

@@ -21,7 +21,7 @@ const WORKERS: usize = 4;
 const CASES: u32 = 256;
 const KEYS: usize = 64;
 
-/// What a policy means for a packet: who hears of it, and the rule that ends its way.
+/// The meaning of a policy for a packet: who gets a copy, and the rule that decides.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Meaning {
     copies: Vec<(RuleId, GroupId)>,
@@ -222,7 +222,7 @@ fn wanted_of(copied: &[Copied]) -> Vec<RuleId> {
     rules
 }
 
-/// As the driver of mlx5 sees it, which looks at no copies so (kernel fs.c, `flow_is_multicast_only`): by the first spec.
+/// Returns whether the flow is on multicast alone as the driver of mlx5 sees it: by the first spec (kernel fs.c, `flow_is_multicast_only`).
 fn is_for_multicast_only(flow: &Flow) -> bool {
     match flow.specs.first() {
         _ if flow.inner_from == 0 || flow.kind == FlowKind::Copy => false,
@@ -233,7 +233,7 @@ fn is_for_multicast_only(flow: &Flow) -> bool {
     }
 }
 
-/// What a device has refused, and how much there was.
+/// The refusals of a device, and their number.
 #[derive(Debug, Default)]
 struct Tally {
     policies: usize,

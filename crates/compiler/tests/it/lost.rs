@@ -295,7 +295,7 @@ fn rare_packets_are_excepted() -> Vec<LosingPolicy> {
     all
 }
 
-/// Of a list, the value that the rule before does not take: each of them, in turn; then of networks of twelve lengths.
+/// Policies of which a list has one value that the rule before does not take: each of them, in turn; then of networks of twelve lengths.
 fn one_value_is_left() -> Vec<LosingPolicy> {
     let mut all = Vec::new();
     for kept in 0..12 {
@@ -328,7 +328,7 @@ fn one_value_is_left() -> Vec<LosingPolicy> {
     all
 }
 
-/// The same by the hop limit, which an mlx5 does not match.
+/// An exception by the hop limit, which an mlx5 does not match.
 #[test]
 fn an_exception_by_the_hop_limit_is_found() {
     for own in ["hop_limit = 255", "hop_limit = 1, dst = 'ff02::/16'", "ttl = { not = 64 }"] {

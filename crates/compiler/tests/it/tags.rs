@@ -84,7 +84,7 @@ fn all_features() -> Vec<String> {
     rules
 }
 
-/// What every profile makes of them, or says.
+/// The program that every profile makes of them, or the diagnostics.
 fn compiled() -> String {
     let policies = [all_features(), all_features().split_off(10)];
     let profiles = DeviceProfile::NAMES.map(|name| DeviceProfile::by_name(name).expect("it is listed"));

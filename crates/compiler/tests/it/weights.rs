@@ -44,7 +44,7 @@ fn device() -> DeviceProfile {
     DeviceProfile { priorities: 4, max_flows: Some(2 * (2 + u32::from(LAST) + 1)), ..DeviceProfile::ideal() }
 }
 
-/// So many packets of the last rules.
+/// A number of packets of the last rules.
 fn traffic(packets: [usize; LAST as usize]) -> Vec<DeepKey> {
     let to = |last: usize| {
         let dst = [192, 0, 2, 10 + last as u8];

@@ -32,7 +32,7 @@ fn programs() -> impl Strategy<Value = Arc<Program>> {
     })
 }
 
-/// What becomes of a packet, as far as the device decides it.
+/// The outcome of a packet, as far as the device decides it.
 #[derive(Debug, PartialEq, Eq)]
 enum Fate {
     Kernel,
@@ -40,7 +40,7 @@ enum Fate {
     Steered { tag: u32, table: Vec<WorkerId> },
 }
 
-/// By the program alone: the first flow that matches.
+/// The outcome by the program alone: the first flow that matches.
 fn intended(program: Option<(&Program, Band)>, key: &FlowKey) -> Fate {
     let Some((program, band)) = program else { return Fate::Kernel };
     let first = program.flows.iter().find(|flow| flow.specs.iter().all(|spec| spec.matches(key)));
@@ -54,7 +54,7 @@ fn intended(program: Option<(&Program, Band)>, key: &FlowKey) -> Fate {
     }
 }
 
-/// By the device: the matching flow of the lowest priority number.
+/// The outcome by the device: the matching flow of the lowest priority number.
 fn actual(moment: &Moment, port: u8, key: &FlowKey) -> Fate {
     let matching = moment
         .flows

@@ -48,7 +48,7 @@ pub fn classbench(text: &str) -> Result<Imported, WrongFormat> {
     classbench_with(text, ClassBench::default())
 }
 
-/// As [`classbench`], with options.
+/// Imports filters as [`classbench`] does, with options.
 ///
 /// # Errors
 /// As [`classbench`].

@@ -128,7 +128,7 @@ fn split(rule: RuleDefinition) -> Vec<RuleDefinition> {
     vec![named("", ipv4), named(IPV6_SUFFIX, ipv6), behind]
 }
 
-/// The same match with the conditions on the fields behind extension headers. The number of such a header stays a value of the
+/// Returns the match with the conditions on the fields behind extension headers. The number of such a header stays a value of the
 /// protocol there: it is that of packets whose headers cannot be read to their end.
 fn behind(matches: &Match) -> Match {
     let mut behind = matches.clone();

@@ -20,7 +20,7 @@ use super::sinks::Sinks;
 #[derive(Default)]
 pub(super) struct Groups {
     pub(super) list: Vec<GroupDefinition>,
-    /// Those whose text has `symmetric = true`.
+    /// The groups whose text has `symmetric = true`.
     pub(super) symmetry_asked: BTreeSet<GroupId>,
     index: BTreeMap<String, GroupId>,
     names: Names,

@@ -20,7 +20,7 @@ use items::{Items, Limits, Written};
 /// All sets of a policy.
 pub(super) struct Sets {
     list: Vec<Set>,
-    /// By name.
+    /// The indices by name.
     index: BTreeMap<String, usize>,
     names: Names,
     /// How many values all rules have read so far; `None` once there were too many.

@@ -267,7 +267,7 @@ fn capture(reader: &mut Reader, table: &Table<'_>) -> Option<SinkKind> {
     }))
 }
 
-/// As the default is a multiple, no part is lost.
+/// The number of megabytes. As the default is a multiple, no part is lost.
 fn megabytes(bytes: u64) -> u32 {
     u32::try_from(bytes / CaptureSink::MB).unwrap_or(u32::MAX)
 }

@@ -79,7 +79,7 @@ impl<T> Kind for Plain<T> {
 }
 
 impl Numbers {
-    /// Those of a header field.
+    /// The values of a header field.
     pub(super) fn of(field: Field) -> Self {
         let row = field.row();
         Self { name: row.noun, hint: row.hint, most: field.max() as u32, form: row.form }
@@ -123,7 +123,7 @@ impl Kind for Numbers {
 }
 
 impl Flags {
-    /// Those of a header field that has named bits.
+    /// The values of a header field that has named bits.
     pub(super) fn of(field: Field) -> Option<Self> {
         let row = field.row();
         let Form::Flags(known) = row.form else { return None };
@@ -241,7 +241,7 @@ fn range(text: &str, most: u64) -> Parsed<(u64, u64)> {
     bounded(text, most, number)
 }
 
-/// As [`range`], with another function for the ends.
+/// Reads a range as [`range`] does, with another function for the ends.
 fn bounded(text: &str, most: u64, read: fn(&str) -> Parsed<u64>) -> Parsed<(u64, u64)> {
     let (low, high) = match text.split_once('-') {
         Some((low, high)) => (read(low.trim())?, read(high.trim())?),

@@ -42,7 +42,7 @@ fn tables_that_ethtool_lists() {
     ));
 }
 
-/// As operators paste them: with commands, tables of contexts, functions and hash fields between.
+/// The listings are as operators paste them: with commands, tables of contexts, functions and hash fields between.
 #[test]
 fn listings_of_three_drivers() {
     insta::assert_snapshot!(
@@ -157,7 +157,7 @@ fn notes(imported: &Imported) -> String {
     imported.notes.iter().map(|note| note.message.as_str()).collect::<Vec<_>>().join("\n")
 }
 
-/// As ethtool 6.1 and 6.14 print it: of a filter for IP packets, this mask alone has the bits that are compared.
+/// The listings are as ethtool 6.1 and 6.14 print them: of a filter for IP packets, this mask alone has the bits that are compared.
 #[test]
 fn the_destination_mac_of_a_udp_filter_is_compared_under_its_mask() {
     for (mask, rule) in [

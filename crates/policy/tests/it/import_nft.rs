@@ -40,7 +40,7 @@ fn the_rules_of_a_firewall() {
     insta::assert_snapshot!(format!("{}---\n{notes}", imported.policy_toml));
 }
 
-/// What the policy does with a frame, and by which rule.
+/// The action of the policy for a frame, and the rule.
 fn decided(policy: &Policy, frame: &[u8]) -> (String, Action) {
     let key = DeepKey::of(frame);
     let first = policy.rules.iter().find(|rule| Predicate::of(&rule.matches).matches_deep(&key));

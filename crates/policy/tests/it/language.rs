@@ -558,7 +558,7 @@ fn icmp_messages_are_matched_by_type_and_code() {
     );
 }
 
-/// What a policy protects, as `name: match`.
+/// The packets that a policy protects, as `name: match`.
 fn protected(text: &str) -> Option<Vec<String>> {
     let files = std::collections::BTreeMap::from([(
         "site.toml".to_owned(),
@@ -686,7 +686,7 @@ fn policies_that_part_packets_are_warned_of() {
     }
 }
 
-/// What a rule with this action and these keys lets through, or the problem.
+/// The part that a rule with this action and these keys lets through, or the problem.
 fn policing(action: &str, keys: &str) -> Result<Policing, String> {
     let text = format!(
         "version = 1\n[groups.g]\nworkers = 'all'\n[[rules]]\nname = 'x'\nmatch = {{ protocol = 'udp' }}\n\

@@ -45,7 +45,7 @@ pub(crate) struct World {
 enum End {
     Accept,
     Drop,
-    /// Of the rule: its other statements are not carried out.
+    /// The rule ends: its other statements are not carried out.
     Break,
     Return,
     Next,

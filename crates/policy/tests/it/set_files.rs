@@ -80,7 +80,7 @@ fn a_set_with_fewer_values_than_it_must_have_is_an_error() {
     }
 }
 
-/// Of 192.0.2.17 an address is left, too, if the file ends within it.
+/// A set file that ends within 192.0.2.17 still has an address.
 #[test]
 fn a_set_file_without_a_final_newline_gets_a_warning() {
     let warnings = with_set("{ file = \"s.txt\" }", "10.0.0.1\n192.0.2.1").expect("a policy");
@@ -222,7 +222,7 @@ fn a_text_from_a_reader_has_a_limit_and_a_name() {
     );
 }
 
-/// Its lines are like those of another kind of list: the policy is wrong, or the file.
+/// The lines are like those of another kind of list: the policy is wrong, or the file.
 #[test]
 fn a_file_of_another_kind_of_values_is_named_with_its_line() {
     let message = refused(with_set("{ file = \"s.txt\" }", "# ports\n\n22\n443\n"));
@@ -230,7 +230,7 @@ fn a_file_of_another_kind_of_values_is_named_with_its_line() {
     assert!(message.starts_with(wanted), "{message}");
 }
 
-/// As `ipset save` and logs of IPv6 sockets write IPv4 addresses; no packet has them.
+/// The form in which `ipset save` and logs of IPv6 sockets write IPv4 addresses; no packet has them.
 #[test]
 fn ipv4_mapped_addresses_are_refused_with_the_ipv4_form() {
     let why = "no packet has an IPv4-mapped address, which stands for IPv4 in programs only";

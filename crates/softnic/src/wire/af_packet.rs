@@ -142,12 +142,12 @@ struct Splitting {
     next: usize,
 }
 
-/// What a burst gets.
+/// A part of a burst.
 #[derive(Debug)]
 enum Piece {
     /// With the receiver that it came from.
     Frame(usize, Arrival),
-    /// So many bytes in the place of `segments` that has the piece's number.
+    /// This many bytes in the place of `segments` that has the piece's number.
     Segment { bytes: usize, timestamp_ns: u64 },
 }
 
@@ -156,7 +156,7 @@ enum Piece {
 struct Gone {
     /// When it is looked for again.
     next: Instant,
-    /// What was in the way last, if not that it is not there or not up; each obstacle is said once.
+    /// The last obstacle, apart from an interface that is missing or down; each obstacle is logged once.
     obstacle: String,
 }
 
@@ -413,7 +413,7 @@ impl AfPacketWire {
         }
     }
 
-    /// So do frames that are longer than the interface's own, unless those are taken too.
+    /// Notes frames that are longer than the interface's own, unless those are taken too.
     fn note_long(&mut self, pieces: &[Piece]) {
         if self.takes_merged() {
             return;
@@ -553,7 +553,7 @@ impl Wire for AfPacketWire {
 }
 
 impl Drop for AfPacketWire {
-    /// What waits is sent or at least counted.
+    /// Sends what waits, or at least counts it.
     fn drop(&mut self) {
         self.flush();
         let frames = self.sender.abandon();
@@ -568,12 +568,12 @@ impl Drop for AfPacketWire {
 /// Why a merged frame counts as oversize.
 #[derive(Clone, Copy)]
 enum NotSplit {
-    /// It is longer than a slot of the ring for merged frames: more than an IP header can count (BIG TCP).
+    /// The frame is longer than a slot of the ring for merged frames: more than an IP header can count (BIG TCP).
     Cut,
     Unsplittable(Unsplittable),
 }
 
-/// What it is and what to do about it, for the log.
+/// The reason and the remedy, for the log.
 fn advice(reason: NotSplit, name: &str, mtu_bytes: u32) -> String {
     match reason {
         NotSplit::Cut => format!(
@@ -593,7 +593,7 @@ fn advice(reason: NotSplit, name: &str, mtu_bytes: u32) -> String {
     }
 }
 
-/// What to do about frames that are longer than those of the interface, or than a port takes.
+/// The remedy for frames that are longer than those of the interface, or than a port takes.
 fn mtu_advice(name: &str, mtu_bytes: u32) -> String {
     if mtu_bytes > MAX_MTU_BYTES {
         return format!(

@@ -14,7 +14,7 @@ use serde::de::{self, Deserializer, SeqAccess, Visitor};
 
 use super::{LinkConfig, SOFT_MAC};
 
-/// What is at the other end of a port.
+/// The source and destination of a port's frames.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub enum WireConfig {
@@ -45,7 +45,7 @@ pub struct GeneratorConfig {
     /// How many frames come before the wire is finished; without it they never end.
     #[serde(default)]
     pub total: Option<u64>,
-    /// What the traffic consists of.
+    /// The ingredients of the traffic.
     pub flows: Vec<TrafficConfig>,
 }
 
@@ -56,7 +56,7 @@ pub struct TrafficConfig {
     /// Named in errors.
     #[serde(default)]
     pub name: String,
-    /// Its part of the frames, relative to the other flows' shares.
+    /// The part of the frames, relative to the other flows' shares.
     #[serde(default = "one")]
     pub share: u32,
     /// Source addresses: `10.1.0.0/16`, `2001:db8::/48`, or one address.
@@ -122,12 +122,12 @@ pub enum PcapMode {
     Paced,
 }
 
-/// What the kernel says about a live interface.
+/// The attributes of a live interface, as the kernel has them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LiveInterface {
-    /// Its address.
+    /// The MAC address of the interface.
     pub mac: MacAddr,
-    /// Its MTU.
+    /// The MTU of the interface in bytes.
     pub mtu_bytes: u32,
 }
 
@@ -135,7 +135,7 @@ pub struct LiveInterface {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AfPacketConfig {
-    /// Its name: `eth0`.
+    /// The name of the interface: `eth0`.
     pub interface: String,
     /// Whether frames for other stations are taken too.
     #[serde(default)]
@@ -144,7 +144,7 @@ pub struct AfPacketConfig {
     /// least.
     #[serde(default = "default_ring_frames")]
     pub ring_frames: u32,
-    /// What becomes of frames that the kernel merged.
+    /// The treatment of frames that the kernel merged.
     #[serde(default)]
     pub merged: MergedFrames,
     /// How the kernel hands received frames over.
@@ -156,7 +156,7 @@ pub struct AfPacketConfig {
     pub busy_poll: bool,
 }
 
-/// What a live interface does with frames that consist of several packets of a stream: merged by the kernel on arrival
+/// The treatment of frames that consist of several packets of a stream: merged by the kernel on arrival
 /// (GRO, LRO), or not yet cut by a local sender (TSO, GSO).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -183,7 +183,7 @@ pub enum HandOver {
 /// How fast generated frames come.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Rate {
-    /// As fast as they are taken.
+    /// The rate at which they are taken.
     #[default]
     FlatOut,
     /// This many per second.
@@ -208,7 +208,7 @@ pub struct PortRange {
     pub last: u16,
 }
 
-/// What generated frames carry.
+/// The protocol of generated frames.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TrafficProtocol {
     /// UDP datagrams.
@@ -518,7 +518,7 @@ impl WireConfig {
         }
     }
 
-    /// What the wire is, for a log line, as far as it is known before it is opened ([`Wire::describe`](super::Wire::describe)).
+    /// A description of the wire for a log line, as far as it is known before it is opened ([`Wire::describe`](super::Wire::describe)).
     #[must_use]
     pub fn describe(&self) -> String {
         match self {

@@ -14,13 +14,13 @@ pub enum WireError {
     Traffic {
         /// The name of the flow in the settings, or its position.
         flow: String,
-        /// What is wrong and what is accepted.
+        /// The problem, and what is accepted.
         problem: String,
     },
     /// The described traffic as a whole is beyond a limit.
     #[error("generator: {problem}")]
     Generator {
-        /// What is wrong and what to do.
+        /// The problem and the remedy.
         problem: String,
     },
     /// A capture could not be read.
@@ -43,7 +43,7 @@ pub enum WireError {
     NotACapture {
         /// The file.
         path: PathBuf,
-        /// What the reader found.
+        /// The problem that the reader found.
         problem: String,
     },
     /// A capture that breaks off or is damaged. Nothing of it is used.
@@ -53,7 +53,7 @@ pub enum WireError {
         path: PathBuf,
         /// The number of the packet that could not be read, counted from 1.
         packet: u64,
-        /// What the reader found.
+        /// The problem that the reader found.
         problem: String,
     },
     /// A capture of something else than Ethernet.
@@ -88,7 +88,7 @@ pub enum WireError {
     CaptureSetting {
         /// The capture.
         path: PathBuf,
-        /// What is wrong and what is accepted.
+        /// The problem, and what is accepted.
         problem: String,
     },
     /// The file for sent packets could not be made.
@@ -103,19 +103,19 @@ pub enum WireError {
     /// There is no such interface.
     #[error("there is no interface `{interface}` in this network namespace; `ip link` lists them")]
     UnknownInterface {
-        /// Its name in the settings.
+        /// The name of the interface in the settings.
         interface: String,
     },
     /// The interface is set down.
     #[error("interface `{interface}` is down; bring it up with `ip link set {interface} up`")]
     InterfaceDown {
-        /// Its name.
+        /// The name of the interface.
         interface: String,
     },
     /// The interface does not carry Ethernet frames.
     #[error("interface `{interface}` is not Ethernet (ARPHRD type {hardware_type})")]
     NotEthernet {
-        /// Its name.
+        /// The name of the interface.
         interface: String,
         /// The ARPHRD_* value.
         hardware_type: u16,
@@ -145,7 +145,7 @@ pub enum WireError {
     InterfaceSetting {
         /// The interface.
         interface: String,
-        /// What is wrong and what is accepted.
+        /// The problem, and what is accepted.
         problem: String,
     },
     /// Another process has this end of the link.
@@ -186,7 +186,7 @@ pub enum WireError {
     },
 }
 
-/// What to do about a capture that is damaged at a packet.
+/// The remedy for a capture that is damaged at a packet.
 fn salvage(packet: u64) -> String {
     match packet {
         0 | 1 => "nothing before it can be saved".to_owned(),

@@ -296,7 +296,7 @@ fn common_factor(mut a: u128, mut b: u128) -> u128 {
     a
 }
 
-/// What all frames of one ingredient have in common, checked.
+/// The checked properties that all frames of one ingredient have in common.
 struct Template<'c> {
     traffic: &'c TrafficConfig,
     tcp_flags: u8,
@@ -454,7 +454,7 @@ fn host(range: AddressRange, index: u128) -> IpAddr {
 
 const NS_PER_S: u128 = 1_000_000_000;
 
-/// What an engine that was held up may catch up on: this part of a second, and at least a burst.
+/// The frames that an engine that was held up may catch up on: this part of a second, and at least a burst.
 const BACKLOG_PER_S: u64 = 100;
 
 /// Frames by rate.

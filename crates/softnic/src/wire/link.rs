@@ -313,7 +313,7 @@ impl LinkConfig {
         MacAddr([0x02, 0x73, 0x6f, a ^ c, b ^ d, end])
     }
 
-    /// What the wire is, for a log line.
+    /// A description of the wire for a log line.
     pub(super) fn describe(&self) -> String {
         format!("{} (link, end {})", self.name, self.end.letter())
     }

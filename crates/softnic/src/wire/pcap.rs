@@ -84,7 +84,7 @@ impl PcapWire {
         })
     }
 
-    /// What is due by now on the recording's time line.
+    /// The position on the recording's time line that is due by now.
     fn position_ns(&mut self) -> u64 {
         if self.mode != PcapMode::Paced {
             return u64::MAX;

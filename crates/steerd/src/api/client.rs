@@ -64,7 +64,7 @@ const STEP: Duration = Duration::from_millis(100);
 /// How long the end of a capture is waited for after it was asked for.
 const END_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What follows some bytes of a capture.
+/// The part that follows some bytes of a capture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
     More,

@@ -35,9 +35,9 @@ pub(super) fn of(in_force: &InForce, state: &State, rule: Option<&str>) -> Resul
 
 /// The rules that decide the packets of flows, and their counts.
 struct Deciders<'s> {
-    /// By class: workers compare the packets of some classes with several rules.
+    /// The rules by class: workers compare the packets of some classes with several rules.
     classes: HashMap<ClassId, BTreeSet<RuleId>>,
-    /// By rule, for flows without a class.
+    /// The rules by rule, for flows without a class.
     alone: HashMap<RuleId, BTreeSet<RuleId>>,
     /// How many flows can have packets of a rule.
     flows: HashMap<RuleId, usize>,

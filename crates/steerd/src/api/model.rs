@@ -21,13 +21,13 @@ pub(crate) struct Status {
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Health {
-    /// As /readyz: whether packets are steered.
+    /// The answer of /readyz: whether packets are steered.
     pub(crate) ready: bool,
-    /// As /healthz: whether all parts make progress.
+    /// The answer of /healthz: whether all parts make progress.
     pub(crate) alive: bool,
     /// Why not.
     pub(crate) problem: Option<String>,
-    /// What is wrong although packets are steered: sinks that lose all their packets.
+    /// The fault, although packets are steered: sinks that lose all their packets.
     #[serde(default)]
     pub(crate) degraded: Option<String>,
 }
@@ -38,7 +38,7 @@ pub(crate) struct Sink {
     pub(crate) kind: String,
     /// The rule that it was attached to while the daemon runs; `null`: the policy names it.
     pub(crate) attached_to: Option<String>,
-    /// What the sink reports about itself, for people.
+    /// The state that the sink reports about itself, for people.
     pub(crate) status: Vec<(String, String)>,
 }
 
@@ -52,7 +52,7 @@ pub(crate) struct PolicyText {
     pub(crate) text: Option<String>,
     /// Included files and set files, by the name in the policy.
     pub(crate) files: BTreeMap<String, File>,
-    /// Those that the settings and flags give.
+    /// The variables that the settings and flags give.
     pub(crate) variables: BTreeMap<String, String>,
 }
 
@@ -67,7 +67,7 @@ pub(crate) struct File {
 pub(crate) struct Verdict {
     pub(crate) accepted: bool,
     pub(crate) source: String,
-    /// Of the policy that is in force now.
+    /// The generation of the policy that is in force now.
     pub(crate) generation: u64,
     pub(crate) sha256: String,
     pub(crate) milliseconds: u64,
@@ -78,7 +78,7 @@ pub(crate) struct Verdict {
     pub(crate) omitted_diagnostics: usize,
     /// The diagnostics as text, a line each.
     pub(crate) text: String,
-    /// The same with excerpts of the policy.
+    /// The diagnostics with excerpts of the policy.
     pub(crate) excerpts: String,
 }
 

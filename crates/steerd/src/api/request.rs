@@ -31,7 +31,7 @@ const OPTIONS_BYTES_MAX: usize = 64 << 10;
 /// The most characters of an error about a body.
 const SHOWN_ERROR: usize = 200;
 
-/// What a request asks for.
+/// The call that a request asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Call<'r> {
     Index,
@@ -39,7 +39,7 @@ pub(crate) enum Call<'r> {
     State,
     Top,
     Policy,
-    /// Of all rules, or of one.
+    /// The flows of all rules, or of one.
     Flows {
         rule: Option<&'r str>,
     },
@@ -153,7 +153,7 @@ fn shown(text: &str) -> String {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct PolicyBody {
-    /// Its name in the answer.
+    /// The name in the answer.
     #[serde(default = "caller")]
     pub(crate) name: String,
     pub(crate) text: String,
@@ -180,7 +180,7 @@ pub(crate) struct CaptureBody {
     /// The most bytes of a packet; `None`: all.
     #[serde(default)]
     pub(crate) snap: Option<u32>,
-    /// Of this many packets one is taken; `None`: all.
+    /// One of this many packets is taken; `None`: all.
     #[serde(default)]
     pub(crate) one_in: Option<u32>,
 }

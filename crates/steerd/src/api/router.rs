@@ -41,7 +41,7 @@ const DIFFS_MAX: usize = 1;
 /// The most lists of flows that are made at once: each may query the device and take the memory of a long answer. More wait.
 const LISTS_MAX: usize = 4;
 
-/// What the API asks of the daemon.
+/// The operations that the API needs of the daemon.
 pub(crate) trait Daemon: Send + Sync {
     /// Does not ask the device, but may wait for sinks that are being opened.
     fn status(&self) -> Status;

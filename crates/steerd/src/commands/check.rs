@@ -28,14 +28,14 @@ use crate::{effects, policy_file};
 /// The result for a policy without syntax errors.
 struct Checked {
     source: PolicySource,
-    /// Of its text, files and variables.
+    /// The SHA-256 of the text, the files and the variables.
     sha256: String,
     workers: usize,
     policy: Policy,
     report: Report,
     /// Packets that the policy leaves to the kernel and that a worker receives.
     lost: Lost,
-    /// What becomes of the protected packets.
+    /// The outcome of the protected packets.
     protection: Protection,
     /// `None`: skipped.
     analysis: Option<Analysis>,
@@ -45,7 +45,7 @@ struct Checked {
     device_warnings: Vec<String>,
     /// Where the packets of a capture are decided; `None`: none is given, or there is no program.
     traffic: Option<TrafficShares>,
-    /// The same of the packets that a daemon has counted; `None`: none is asked.
+    /// The share of the packets that a daemon has counted; `None`: none is asked.
     counted: Option<CountedShare>,
     /// Pairs of rules that keep packets from hardware.
     savings: Vec<Saving>,
@@ -153,7 +153,7 @@ fn counters(args: &CheckArgs) -> Result<Option<Counters>, Error> {
 /// Where the packets that the rules of a daemon have counted would be decided.
 #[derive(Clone, Copy, Debug, Serialize)]
 struct CountedShare {
-    /// Those of rules that the policy has.
+    /// The packets of rules that the policy has.
     packets: u64,
     /// The rules of the policy for which the daemon has no counter, the default among them.
     rules_without_counter: usize,
@@ -262,7 +262,7 @@ impl Checked {
         wanted.iter().filter_map(found).collect()
     }
 
-    /// That workers decide more packets than this percentage: of the capture, or of those that a daemon has counted, or else,
+    /// The finding that workers decide more packets than this percentage: of the capture, or of those that a daemon has counted, or else,
     /// also if it has counted none, of those drawn from the rules.
     fn excess_hybrid(&self, most: f64) -> Option<String> {
         let in_hardware = self.counted.as_ref().and_then(|counted| counted.in_hardware_percent);

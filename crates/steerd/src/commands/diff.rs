@@ -208,7 +208,7 @@ const fn way(direction: Direction) -> &'static str {
     }
 }
 
-/// What was not decided, and why.
+/// The questions that were not decided, and why.
 fn doubts(found: &Diff) -> Vec<String> {
     let pairs = found.open.iter().map(|open| {
         format!("not decided: {} => {}: {}", effect(&open.before), after(&open.before, &open.after), open.why)

@@ -17,7 +17,7 @@ pub(crate) fn run(args: &FlowsArgs) -> Result<(), Error> {
     output::print(&text(&client.get(&path)?))
 }
 
-/// Of the request: the flows of all rules, or of one.
+/// The target of the request: the flows of all rules, or of one.
 fn target(rule: Option<&str>) -> String {
     match rule {
         Some(rule) => format!("/v1/flows?rule={}", escaped(rule)),

@@ -27,7 +27,7 @@ pub(crate) fn run(args: &ReloadArgs) -> Result<(), Error> {
     Ok(())
 }
 
-/// As `check` prints them.
+/// Prints diagnostics as `check` does.
 fn print_diagnostics(verdict: &Verdict) {
     let text = if std::io::stderr().is_terminal() { &verdict.excerpts } else { &verdict.text };
     if !text.is_empty() {

@@ -46,7 +46,7 @@ struct Answer {
     max_load_percent: u32,
     groups: Vec<GroupAnswer>,
     workers: Vec<WorkerAnswer>,
-    /// Of all packets that workers receive, the share that exceeds their capacity; `null`: not known.
+    /// The share of all packets that workers receive that exceeds their capacity; `null`: not known.
     expected_loss: Option<f64>,
     /// Within which packets exceed the capacity or do not.
     interval_ms: u64,
@@ -62,7 +62,7 @@ struct GroupAnswer {
     workers: Vec<Share>,
     /// The packets of the busiest worker divided by the mean; 1 is perfectly even. `null`: no packet.
     largest_to_mean: Option<f64>,
-    /// The same if all but the largest flow were spread evenly: no key and no equal weights are better.
+    /// The ratio if all but the largest flow were spread evenly: no key and no equal weights are better.
     least_possible: Option<f64>,
     flows: usize,
     /// Packets of flows beyond the limit, which have no part in what is recommended.
@@ -77,20 +77,20 @@ struct Share {
     worker: WorkerId,
     #[serde(flatten)]
     amount: Amount,
-    /// Of the group's packets.
+    /// The share of the group's packets.
     share: f64,
 }
 
 #[derive(Debug, Serialize)]
 struct FlowAnswer {
     packets: u64,
-    /// Of the group's packets.
+    /// The share of the group's packets.
     share: f64,
-    /// Of the packets that each worker would receive if all received equally many. More than 1: no hash can split it.
+    /// The share of the packets that each worker would receive if all received equally many. More than 1: no hash can split it.
     of_worker_share: f64,
     /// Whether there is nothing to hash in its packets, so that no key moves it.
     unhashed: bool,
-    /// Its first packet.
+    /// The first packet of the flow.
     packet: String,
 }
 
@@ -120,7 +120,7 @@ struct Weight {
 #[derive(Debug, Serialize)]
 struct WorkerAnswer {
     worker: WorkerId,
-    /// Of all groups, copies included.
+    /// The packets of all groups, copies included.
     packets: u64,
     /// Packets per second.
     rate: Option<f64>,
@@ -278,7 +278,7 @@ fn group_answer(group: &Group, traffic: &GroupTraffic, load: &Load, consecutive:
     }
 }
 
-/// What is better than the group's key and table.
+/// The key and table that are better than the group's.
 fn recommended(
     group: &Group,
     found: &Found,

@@ -25,7 +25,7 @@ pub(crate) struct Totals {
     pub(crate) bytes: u64,
     /// Frames without an Ethernet header, which every port drops; not in the others.
     pub(crate) runts: u64,
-    /// Those with an IPv4 or IPv6 header.
+    /// The packets with an IPv4 or IPv6 header.
     pub(crate) ip_packets: u64,
 }
 

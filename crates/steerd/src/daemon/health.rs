@@ -19,7 +19,7 @@ const LONGEST_GAP: Duration = Duration::from_secs(2);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Part {
     Worker(u32),
-    /// Of the soft NIC of this name; of several threads, the number from 1.
+    /// The engine of the soft NIC of this name; of several threads, the number from 1.
     Engine(Arc<str>, Option<usize>),
     RunLoop,
 }
@@ -103,7 +103,7 @@ impl Health {
         self.status().losing_sinks.iter().find(|losing| losing.name == sink).map(|losing| losing.reason)
     }
 
-    /// What is wrong although packets are steered, in one line.
+    /// The fault, although packets are steered, in one line.
     pub(crate) fn degraded(&self) -> Option<String> {
         let reasons: Vec<String> = self.status().losing_sinks.iter().map(ToString::to_string).collect();
         (!reasons.is_empty()).then(|| format!("degraded: {}", reasons.join(", ")))

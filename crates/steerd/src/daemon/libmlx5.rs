@@ -138,7 +138,7 @@ impl PreloadedNic {
         self.library.status().finished != 0
     }
 
-    /// What became of the frames of its port.
+    /// The outcomes of the frames of its port.
     pub(crate) fn port_stats(&self) -> PortStats {
         self.library.status().port
     }
@@ -151,7 +151,7 @@ impl PreloadedNic {
         &self.name
     }
 
-    /// What health watches of it: the passes of its engine.
+    /// The progress that health watches: the passes of its engine.
     pub(crate) fn progress(&self) -> Progress {
         (self.engine(), self.library.status().passes)
     }

@@ -29,7 +29,7 @@ pub(crate) const WAITERS_MAX: usize = 64;
 pub(crate) struct Reloader {
     runtime: Arc<Runtime>,
     running: Option<Receiver<Verdict>>,
-    /// Those who wait for the running one.
+    /// The callers that wait for the running reload.
     waiting: Vec<Waiter>,
     /// The file may have changed since the running one read it; with those who wait for the next one.
     next: Option<Vec<Waiter>>,

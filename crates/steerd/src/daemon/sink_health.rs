@@ -12,14 +12,14 @@ use worker::{SinkDrop, SinkTraffic};
 /// How long a sink must have passed nothing on: longer than a client takes to connect again, or a disk to be tidied.
 const LOSING_AFTER: Duration = Duration::from_secs(5);
 
-/// What a sink has done with its packets so far.
+/// The packets that a sink has passed on and lost so far.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SinkProgress {
     pub(crate) name: String,
     pub(crate) delivered: u64,
     /// Without packets that its options leave out.
     pub(crate) lost: u64,
-    /// By reason, in the order of [`SinkDrop::ALL`].
+    /// The losses by reason, in the order of [`SinkDrop::ALL`].
     by_reason: Vec<u64>,
 }
 

@@ -60,7 +60,7 @@ struct Open {
     in_force: u64,
     /// The sinks that are being closed.
     closing: Vec<ClosingSink>,
-    /// What closed sinks have counted, by name.
+    /// The totals of closed sinks, by name.
     past: BTreeMap<String, Counted>,
 }
 
@@ -147,7 +147,7 @@ struct OpenSink {
     use_: Use,
     /// `None` once the workers have ended.
     hub: Option<SharedHub>,
-    /// What the hub had counted at the end.
+    /// The hub's totals at the end.
     last: Measured,
     counters: OpenCounters,
 }
@@ -156,7 +156,7 @@ struct OpenSink {
 #[derive(Clone)]
 struct OpenCounters {
     traffic: Vec<Arc<SinkCounters>>,
-    /// Of what it sends by a port for others.
+    /// The counters of what the sink sends by a port for others.
     transmit: Vec<Arc<SinkCounters>>,
 }
 
@@ -170,9 +170,9 @@ impl OpenCounters {
 /// The counts of a sink.
 #[derive(Default)]
 pub(crate) struct Counted {
-    /// By worker.
+    /// The totals by worker.
     pub(crate) traffic: Vec<SinkTraffic>,
-    /// What it sends by a port for others, by thread; empty if it does not.
+    /// The totals of what the sink sends by a port for others, by thread; empty if it does not.
     pub(crate) transmit: Vec<SinkTraffic>,
 }
 
@@ -187,7 +187,7 @@ impl Counted {
     }
 }
 
-/// What a hub counts beside the sink's counters.
+/// The values that a hub measures beside the sink's counters.
 #[derive(Clone, Default)]
 struct Measured {
     deleted_files: Option<u64>,
@@ -202,12 +202,12 @@ impl Measured {
     }
 }
 
-/// What a sink is open for.
+/// The use for which a sink is open.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Use {
     /// A policy names it.
     Policy,
-    /// It is attached to the rule of this name, or will be when all workers have it.
+    /// The sink is attached to the rule of this name, or will be when all workers have it.
     Rule { rule: String, placed: bool },
 }
 
@@ -215,7 +215,7 @@ enum Use {
 struct Placing {
     sink: String,
     slot: Slot,
-    /// Of each worker.
+    /// The changes for each worker.
     changes: Vec<SinkChange>,
 }
 
@@ -228,7 +228,7 @@ pub(crate) struct SinkView {
     pub(crate) status: Vec<(String, String)>,
     pub(crate) deleted_files: Option<u64>,
     pub(crate) sizes: Option<PacketSizes>,
-    /// Those with most packets first.
+    /// The flows with most packets first.
     pub(crate) top_flows: Option<Vec<TopFlow>>,
 }
 
@@ -374,7 +374,7 @@ impl Sinks {
         state.programs = in_force.into_iter().collect();
     }
 
-    /// As [`Sinks::release_previous`], and closes the sinks that the program in force does not name.
+    /// Releases sinks as [`Sinks::release_previous`] does, and closes the sinks that the program in force does not name.
     pub(crate) fn close_unused(&self) {
         self.release_previous();
         let unused = self.state().take_unused();
@@ -503,7 +503,7 @@ impl Sinks {
         state.shown().into_iter().map(view).collect()
     }
 
-    /// What the sinks of the policy have passed on and lost so far.
+    /// The packets that the sinks of the policy have passed on and lost so far.
     pub(crate) fn progress(&self) -> Vec<SinkProgress> {
         let state = self.state();
         let of_policy = state.shown().into_iter().filter(|sink| sink.use_ == Use::Policy);
@@ -555,7 +555,7 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_secs(30);
 
-    /// Its tick lasts until the test releases it.
+    /// A hub whose tick lasts until the test releases it.
     struct Slow {
         begun: Sender<()>,
         released: Mutex<Receiver<()>>,

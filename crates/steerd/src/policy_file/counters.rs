@@ -26,13 +26,13 @@ pub(crate) struct Counters {
 }
 
 impl Counters {
-    /// Of this daemon.
+    /// The counters of this daemon.
     pub(crate) fn of_state(state: &State, previous: RuleWeights) -> Self {
         let counted = state.rules.iter().filter(|rule| !rule.uncounted);
         Self { packets: counted.map(|rule| (rule.name.clone(), rule.packets())).collect(), previous }
     }
 
-    /// Of a daemon that is asked by its API.
+    /// The counters of a daemon that is asked by its API.
     pub(crate) fn of_daemon(args: &ApiArgs) -> Result<Self, Error> {
         let top: Top = Client::new(args)?.get("/v1/top")?;
         let counted = top.rules.into_iter().filter(|rule| !rule.uncounted);

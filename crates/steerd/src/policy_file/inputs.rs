@@ -13,14 +13,14 @@ use sha2::{Digest, Sha256};
 /// The most bytes of text that are kept of one policy, for `steerd diff --running`; the hash covers all of it.
 pub(crate) const KEPT_BYTES_MAX: usize = 16 << 20;
 
-/// What a policy was read from.
+/// The inputs of a policy.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Inputs {
     /// The name of the policy in diagnostics.
     pub(crate) name: String,
     /// `None`: the texts have more than [`KEPT_BYTES_MAX`] bytes together. The texts of files are left out, too.
     pub(crate) text: Option<String>,
-    /// By name, relative to the policy's folder, as the parser asks for them.
+    /// The files by name, relative to the policy's folder, as the parser asks for them.
     pub(crate) files: BTreeMap<String, InputFile>,
     pub(crate) variables: BTreeMap<String, String>,
     /// In hexadecimal, of the text that `manifest` makes.

@@ -31,7 +31,7 @@ pub(crate) struct PortMtu {
 }
 
 impl SoftNicPort {
-    /// As configured, or that of the live interface as it is now.
+    /// The configured MTU, or that of the live interface as it is now, in bytes.
     pub(crate) fn mtu_bytes(&self) -> u32 {
         let of_wire = || {
             let live = self.wire.live_interface();

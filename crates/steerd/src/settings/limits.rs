@@ -186,7 +186,7 @@ fn check_softnic(settings: &Settings, report: &mut dyn FnMut(&str, String, Optio
     }
 }
 
-/// What the model below rdma-core's mlx5 provider does not have.
+/// Refuses settings that the model below rdma-core's mlx5 provider does not have.
 fn check_provider(nic: &SoftNic, base: Base, report: &mut dyn FnMut(&str, String, Option<&str>)) {
     let key = "softnic.provider";
     if nic.provider != Provider::Mlx5 {

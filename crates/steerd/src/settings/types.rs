@@ -103,7 +103,7 @@ pub(crate) enum IdleMode {
 /// The bytes of a worker's frame.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum FrameBytes {
-    /// By the MTUs of the ports.
+    /// The length follows from the MTUs of the ports.
     #[default]
     Auto,
     Bytes(u32),
@@ -132,7 +132,7 @@ pub(crate) struct SoftNic {
     /// One thread for each of these cores; `core` is one.
     pub(crate) cores: Option<Vec<usize>>,
     pub(crate) core: Option<usize>,
-    /// So many threads, which the scheduler places.
+    /// The number of threads, which the scheduler places.
     pub(crate) threads: Option<usize>,
     pub(crate) ports: Vec<SoftNicPort>,
     /// The wires of the ports as TOML, for another process.

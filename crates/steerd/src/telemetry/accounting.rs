@@ -350,7 +350,7 @@ mod tests {
         assert_eq!((accounting.rule_dropped, accounting.matches), (None, None), "unknown is not zero");
     }
 
-    /// What removed rules have dropped and no counter has is no mismatch, up to the limit.
+    /// Packets that removed rules have dropped and no counter has are no mismatch, up to the limit.
     #[test]
     fn drops_without_a_counter_are_limited() {
         let (mut port, steer, drop, worker) = scene();

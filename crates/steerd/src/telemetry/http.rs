@@ -24,7 +24,7 @@ use crate::settings::Http;
 use crate::telemetry::pages::{Page, Pages};
 use access::Access;
 
-/// As long as Prometheus waits for a scrape by default.
+/// The most time of an exchange: as long as Prometheus waits for a scrape by default.
 const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[derive(Debug, thiserror::Error)]

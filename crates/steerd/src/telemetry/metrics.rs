@@ -27,7 +27,7 @@ pub(crate) fn render(state: &State) -> Result<String, prometheus::Error> {
     TextEncoder::new().encode_to_string(&families)
 }
 
-/// What the metrics are read from.
+/// The sources of the metrics.
 struct Sources<'s> {
     state: &'s State,
     rules: Vec<Cow<'s, RuleState>>,

@@ -18,7 +18,7 @@ pub(crate) struct State {
     pub(crate) started_at_seconds: f64,
     pub(crate) uptime_seconds: f64,
     pub(crate) ready: bool,
-    /// What is wrong although packets are steered: sinks that lose all their packets.
+    /// The fault, although packets are steered: sinks that lose all their packets.
     pub(crate) degraded: Option<String>,
     pub(crate) device: DeviceState,
     /// The soft NICs that only send.
@@ -36,7 +36,7 @@ pub(crate) struct State {
     pub(crate) profile: Option<Vec<ThreadProfile>>,
 }
 
-/// What a thread spends its time on.
+/// The time of a thread, by stage.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(crate) struct ThreadProfile {
     /// `engine`, `worker 0`, ...
@@ -54,7 +54,7 @@ pub(crate) struct ThreadProfile {
 pub(crate) struct StageTime {
     pub(crate) stage: String,
     pub(crate) ns: u64,
-    /// Of the thread's time, from 0 to 1.
+    /// The share of the thread's time, from 0 to 1.
     pub(crate) share: f64,
     /// `None`: idle, or there was no packet.
     pub(crate) ns_per_packet: Option<f64>,
@@ -83,7 +83,7 @@ pub(crate) struct OtherDeviceState {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct PolicyState {
     pub(crate) source: String,
-    /// Of its text, files and variables.
+    /// The SHA-256 of the text, the files and the variables.
     pub(crate) sha256: String,
     pub(crate) generation: u64,
     /// Unix time of the last successful reload, or of the start.
@@ -142,7 +142,7 @@ pub(crate) struct RuleState {
     /// Dropped by workers because of its `sample`.
     pub(crate) not_sampled_packets: u64,
     pub(crate) not_sampled_bytes: u64,
-    /// Of packets that the host sends: dropped, or passed by an exception.
+    /// The packets that the host sends and that were dropped, or passed by an exception.
     pub(crate) sent_dropped_packets: Option<u64>,
     pub(crate) sent_dropped_bytes: Option<u64>,
     pub(crate) sent_passed_packets: Option<u64>,
@@ -272,7 +272,7 @@ pub(crate) struct WorkerState {
     pub(crate) failed_receives: Reasons,
     /// The receive queue is in its error state: it receives nothing any more.
     pub(crate) failed: bool,
-    /// Its loop makes no progress.
+    /// The loop makes no progress.
     pub(crate) stalled: bool,
     /// Failed polls.
     pub(crate) poll_errors: u64,
@@ -283,7 +283,7 @@ pub(crate) struct WorkerState {
     pub(crate) batches: Buckets,
     /// Durations of iterations that received packets; a sample.
     pub(crate) turn_ns: Buckets,
-    /// What its loop spent its time on since the start: idle, poll, classify, sink. They add up to the time it has run.
+    /// The time of the loop since the start: idle, poll, classify, sink. They add up to the time it has run.
     pub(crate) regimes_ns: BTreeMap<&'static str, u64>,
     /// How long packets waited for it; `None` without timestamps.
     pub(crate) latency: Option<LatencyState>,
@@ -311,16 +311,16 @@ pub(crate) struct SinkState {
     /// The rules whose packets it gets.
     pub(crate) rules: Vec<String>,
     pub(crate) workers: Vec<SinkTrafficState>,
-    /// What it sends by a port for others: frames of clients (kind `app`, by worker), or of the host (kind `kernel`, by queue
+    /// The packets that the sink sends by a port for others: frames of clients (kind `app`, by worker), or of the host (kind `kernel`, by queue
     /// of the interface). Delivered means sent. Empty if it does not send.
     pub(crate) transmit: Vec<SinkTrafficState>,
     /// The reason why it has been losing all its packets; `None`: it passes packets on, or has had none.
     pub(crate) losing: Option<&'static str>,
-    /// Its own state: files, clients, errors.
+    /// The state of the sink: files, clients, errors.
     pub(crate) status: BTreeMap<String, String>,
     /// How many of its files were deleted to stay within `disk_mb`; `None`: it writes none.
     pub(crate) deleted_files: Option<u64>,
-    /// Its packets by size in bytes, with the frame check sequence; `None`: not counted.
+    /// The packets by size in bytes, with the frame check sequence; `None`: not counted.
     pub(crate) packet_sizes: Option<Buckets>,
     /// The flows with most packets since it was opened, at most [`TOP_FLOWS_MAX`], those with most first; `None`: not
     /// counted.
@@ -351,10 +351,10 @@ pub(crate) const TOP_FLOWS_MAX: usize = 100;
 pub(crate) struct TopFlowState {
     /// `udp 192.0.2.1:53 > 198.51.100.7:4242`; or the EtherType and the MAC addresses.
     pub(crate) flow: String,
-    /// Its packets, or up to `error` more.
+    /// The packets of the flow, or up to `error` more.
     pub(crate) packets: u64,
     pub(crate) error: u64,
-    /// Its bytes, or less.
+    /// The bytes of the flow, or less.
     pub(crate) bytes: u64,
 }
 

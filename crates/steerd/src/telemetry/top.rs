@@ -16,10 +16,10 @@ use crate::telemetry::state::{
 pub(crate) struct Top {
     pub(crate) version: String,
     pub(crate) uptime_seconds: f64,
-    /// What the rates are averages of. It is the time since the start in the first answer.
+    /// The time that the rates are averages of. It is the time since the start in the first answer.
     pub(crate) interval_seconds: f64,
     pub(crate) ready: bool,
-    /// What is wrong although packets are steered; `null`: nothing.
+    /// The fault, although packets are steered; `null`: none.
     #[serde(default)]
     pub(crate) degraded: Option<String>,
     pub(crate) device: String,
@@ -48,7 +48,7 @@ pub(crate) struct Sink {
     /// The reason why it has been losing all its packets; `null`: it passes packets on, or has had none.
     #[serde(default)]
     pub(crate) losing: Option<String>,
-    /// By a port, for clients or the host. `null`: it does not send.
+    /// The packets sent by a port, for clients or the host. `null`: the sink does not send.
     pub(crate) sent: Option<u64>,
     /// Offered.
     pub(crate) packets_per_second: f64,
@@ -76,7 +76,7 @@ pub(crate) struct Rule {
     pub(crate) uncounted: bool,
     /// Whatever became of them.
     pub(crate) packets: u64,
-    /// Those of them that workers dropped because of `limit` or `sample`.
+    /// The part of them that workers dropped because of `limit` or `sample`.
     #[serde(default)]
     pub(crate) policed: u64,
     /// `null`: not counted.

@@ -26,7 +26,7 @@ pub(crate) fn is_wanted(stream: &impl IsTerminal) -> bool {
 pub(crate) struct Colors(bool);
 
 impl Colors {
-    /// Of stdout.
+    /// The style of stdout.
     pub(crate) fn stdout() -> Self {
         Self(is_wanted(&std::io::stdout()))
     }
@@ -58,7 +58,7 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    /// Of stdout.
+    /// The style of stdout.
     pub(crate) fn stdout() -> Self {
         let stdout = std::io::stdout();
         let columns = stdout.is_terminal().then(|| rustix::termios::tcgetwinsize(&stdout).ok()).flatten();

@@ -94,7 +94,7 @@ fn text(state: &State, ran_for: Duration) -> String {
     out
 }
 
-/// What the threads spent their time on.
+/// The time of the threads, by stage.
 fn profile(state: &State) -> String {
     let mut out = String::new();
     for thread in state.profile.iter().flatten() {

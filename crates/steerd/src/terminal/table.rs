@@ -308,7 +308,7 @@ fn ports(state: &State, rates: &PerSecond) -> String {
     format!("\n{}", ports.text())
 }
 
-/// Its name, and the key of its rate.
+/// The name of the port, which is the key of its rate.
 fn sending_port(device: &OtherDeviceState, port: &PortState) -> String {
     format!("{} port {}", device.name, port.port)
 }
@@ -379,7 +379,7 @@ pub(crate) fn losses(state: &State) -> String {
     if list.is_empty() { "none".into() } else { list.join(", ") }
 }
 
-/// Those that occurred: "disk_full 7, ring_full 12".
+/// The reasons that occurred: "disk_full 7, ring_full 12".
 fn listed(reasons: &Reasons) -> String {
     let occurred = reasons.iter().filter(|(_, packets)| **packets > 0);
     let list: Vec<String> =
@@ -580,7 +580,7 @@ mod tests {
         assert!(text.contains("lost: unknown_tag 2\n"), "{text}");
     }
 
-    /// What a sink or a policer has dropped is shown wherever packets are.
+    /// Packets that a sink or a policer has dropped are shown wherever packets are.
     #[test]
     fn the_table_shows_what_sinks_and_policers_have_dropped() {
         let traffic = SinkTrafficState {

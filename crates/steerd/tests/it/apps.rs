@@ -258,7 +258,7 @@ match = { protocol = "udp", dst_port = 53 }
 action = { steer = "main" }
 "#;
 
-/// What testpmd sends leaves by the port, and every frame is counted once.
+/// The frames that testpmd sends leave by the port, and every frame is counted once.
 #[test]
 fn frames_of_testpmd_leave_on_the_wire() {
     let folder = tempfile::tempdir().expect("folder");

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use crate::support::{not_run, stderr, stdout};
 
-/// Of what the other files of a release stand beside: see `make install`.
+/// The files that a release needs beside the others: see `make install`.
 const FILES: &[&str] = &[
     "usr/bin/steerd",
     "usr/bin/softnic",

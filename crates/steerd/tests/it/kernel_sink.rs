@@ -8,7 +8,7 @@ use crate::support;
 use serde_json::Value;
 use test_support::namespaces;
 
-/// What a script of the folder has left.
+/// The files that a script of the folder has left.
 struct Outcome(namespaces::Outcome);
 
 impl Outcome {
@@ -60,7 +60,7 @@ fn sum(sink: &Value, pointer: &str) -> u64 {
     sink["workers"].as_array().expect("workers").iter().map(|worker| number(worker, pointer)).sum()
 }
 
-/// What was offered was delivered or dropped, and nothing is on its way.
+/// Asserts that every offered packet was delivered or dropped, and that none is on its way.
 #[track_caller]
 fn assert_sink_balanced(sink: &Value) {
     assert_eq!(sink["workers"].as_array().map_or(0, Vec::len), 2, "{sink:#}");

@@ -201,7 +201,7 @@ impl Setup {
     }
 }
 
-/// What a daemon prints that ends with its capture.
+/// The summary of a daemon that ends with its capture.
 fn summary(command: &mut Command) -> serde_json::Value {
     let output = command.output().expect("it runs");
     assert!(output.status.success(), "{}", stderr(&output));
@@ -268,7 +268,7 @@ fn both_providers_count_what_independent_tools_counted() {
     }
 }
 
-/// By the port that received them.
+/// A policy that forwards packets by the port that received them.
 const FORWARD: &str = "version = 1\n[sinks.out]\nkind = \"forward\"\nport = 1\n\
                        [groups.g]\nworkers = \"all\"\nsinks = \"out\"\n\
                        [[rules]]\nname = \"udp\"\nmatch = { protocol = \"udp\" }\naction = { steer = \"g\" }\n";

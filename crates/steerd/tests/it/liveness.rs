@@ -74,7 +74,7 @@ fn demonstration() -> Command {
     command
 }
 
-/// The same with two engine threads.
+/// The command with two engine threads.
 fn with_two_threads() -> Command {
     let mut command = demonstration();
     command.env("STEERD_SOFTNIC__PORTS", TWO_PORTS).env("STEERD_SOFTNIC__THREADS", "2");

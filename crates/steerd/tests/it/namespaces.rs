@@ -30,7 +30,7 @@ fn rule(state: &Value, name: &str) -> [u64; 3] {
     ["/delivered_packets", "/dropped_packets", "/kernel_packets"].map(|field| number(rule, field))
 }
 
-/// What was sent, the daemon's state after it, and its summary.
+/// The packets that were sent, the daemon's state after it, and its summary.
 type Traffic = (HashMap<String, u64>, Value, String);
 
 /// Runs traffic.sh with these arguments; `None` where it cannot run.
@@ -59,7 +59,7 @@ fn packets_of_ordinary_programs_are_all_accounted_for() {
     assert!(summary.contains("\npacket accounting matches\n"), "{summary}");
 }
 
-/// As veth interfaces are by default: the cable carries frames of up to 64 KiB with unfinished checksums.
+/// The interfaces are as veth interfaces are by default: the cable carries frames of up to 64 KiB with unfinished checksums.
 #[test]
 fn a_stream_in_merged_frames_arrives_in_segments() {
     const UPLOAD_BYTES: u64 = 6_000_000;

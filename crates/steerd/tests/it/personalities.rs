@@ -52,7 +52,7 @@ struct Met {
     by_workers: u64,
     /// Deliveries that the samples of rules left out.
     not_sampled: u64,
-    /// Of packets that the host sent.
+    /// The packets that the host sent and that were kept.
     kept_by_rule: u64,
     passed_by_rule: u64,
     passed: u64,
@@ -76,7 +76,7 @@ fn an_mlx5_follows_the_policy() {
     assert!(met.refused * 8 < met.policies && met.lines_refused * 100 < met.lines, "{met:#?}");
 }
 
-/// It refuses only rules that its flows cannot express.
+/// An mlx4 refuses only rules that its flows cannot express.
 #[test]
 fn an_mlx4_follows_the_policy() {
     let met = trial(Personality::Mlx4);

@@ -191,7 +191,7 @@ fn every_set_that_compiles_starts_and_reloads() {
     }
 }
 
-/// As many prefixes as a large list of attackers has: each is a flow on each port, and a reload makes them all again.
+/// The list has as many prefixes as a large list of attackers: each is a flow on each port, and a reload makes them all again.
 #[test]
 fn a_large_block_list_starts_and_reloads_on_two_ports_or_is_refused() {
     let mut text =

@@ -53,9 +53,9 @@ const END_TIMEOUT: Duration = Duration::from_secs(2);
 /// Which rules' packets a capture gets.
 #[derive(Clone, Debug)]
 enum Rules {
-    /// Those that name the sink.
+    /// The captures that name the sink.
     OfSink(String),
-    /// That of this name, to which the sink is attached.
+    /// The capture of this name, to which the sink is attached.
     One(String),
 }
 
@@ -184,7 +184,7 @@ struct Endpoint {
     counters: Arc<SinkCounters>,
     sampler: Option<Sampler>,
     timestamps: Timestamps,
-    /// By packet of the iteration: whether it is taken.
+    /// The choice for each packet of the iteration: whether it is taken.
     chosen: Vec<bool>,
     snap_bytes: usize,
 }

@@ -22,13 +22,13 @@ use crate::sink::{Deliveries, Sink, SinkCounters};
 /// A flow with many packets. Its packets are at most `packets` and at least `packets - error`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TopFlow {
-    /// Its addresses.
+    /// The addresses of the flow.
     pub flow: FlowId,
-    /// Its packets, or up to `error` more.
+    /// The packets of the flow, or up to `error` more.
     pub packets: u64,
     /// How many of the packets may be of other flows.
     pub error: u64,
-    /// Its bytes, or less: without those of packets that came before a worker began to count the flow.
+    /// The bytes of the flow, or less: without those of packets that came before a worker began to count the flow.
     pub bytes: u64,
 }
 
@@ -60,7 +60,7 @@ impl Sink for Count {
 
 struct CountHub {
     sizes: Vec<Arc<SizeCounters>>,
-    /// By worker; `None` without `top_flows`.
+    /// The counters by worker; `None` without `top_flows`.
     flows: Option<Vec<Arc<Counters>>>,
 }
 

@@ -205,7 +205,7 @@ impl Sink for Forward {
     }
 }
 
-/// What became of the packets of an iteration.
+/// The outcomes of the packets of an iteration.
 #[derive(Default)]
 struct Tally {
     packets: u64,
@@ -262,7 +262,7 @@ fn refuse_each(packets: &mut Deliveries<'_>, reason: SinkDrop) -> Tally {
 }
 
 impl Drop for Forward {
-    /// What the device has not sent by now is not counted as sent.
+    /// Ends the sends. A packet that the device has not sent by now is not counted as sent.
     fn drop(&mut self) {
         if let Some(transmitter) = &self.transmitter {
             self.counters.worker.dropped(SinkDrop::TxFailed, transmitter.held() as u64);
@@ -332,7 +332,7 @@ fn by_own_device(name: &str, port: Option<u8>, environment: &Environment<'_>) ->
     Ok((Port::new(number, &attributes, transmitters.iter()), port::mtu_bytes(&attributes), transmitters))
 }
 
-/// As [`by_own_device`], in domains of their own, where the workers' frames are registered, too.
+/// Opens the ports as [`by_own_device`] does, in domains of their own, where the workers' frames are registered, too.
 fn by_other_device(
     name: &str,
     device: &str,

@@ -199,7 +199,7 @@ pub struct Consumer {
 }
 
 impl Consumer {
-    /// What is in the ring now. The room is given back by [`Records::release`].
+    /// The records that are in the ring now. The room is given back by [`Records::release`].
     #[must_use]
     pub fn read(&mut self) -> Records<'_> {
         let bytes = self.ring.slots();

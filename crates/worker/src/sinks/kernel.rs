@@ -165,9 +165,9 @@ struct KernelHub {
     port: u8,
     /// The longest MTU that what the host sends can be sent with.
     mtu_max: Option<u16>,
-    /// It was reported that the MTU of the port is longer.
+    /// The log has a line that the MTU of the port is longer.
     is_limited: AtomicBool,
-    /// What each thread has sent by it.
+    /// The counters of what each thread has sent by the port.
     sent: Vec<Arc<SinkCounters>>,
     shared: Arc<Shared>,
     threads: Mutex<Vec<(Arc<Wakeup>, JoinHandle<()>)>>,

@@ -27,7 +27,7 @@ pub(super) const END_PATIENCE: Duration = Duration::from_millis(200);
 /// Frames start at multiples of this.
 const FRAME_ALIGN: usize = 64;
 
-/// What was written into a frame.
+/// The result of filling a frame.
 pub(super) enum Filled {
     /// A packet of this length.
     Packet(usize),

@@ -26,7 +26,7 @@ const VERBS_MTU_MAX: u32 = 4096;
 /// A longest message beyond this is not that of an Ethernet port.
 const FRAME_MAX: u32 = 1 << 16;
 
-/// What the endpoint of one worker shares with the [`Port`].
+/// The state that the endpoint of one worker shares with the [`Port`].
 #[derive(Default)]
 pub(super) struct Link {
     is_down: AtomicBool,
@@ -80,7 +80,7 @@ pub(super) struct Port {
     links: Vec<Arc<Link>>,
     repairs: AtomicU64,
     errors: Mutex<Errors>,
-    /// Of the queue pairs in use, by worker.
+    /// The handles of the queue pairs in use, by worker.
     handles: Mutex<Vec<Arc<RawQueuePairHandle>>>,
 }
 
@@ -186,7 +186,7 @@ impl Port {
 }
 
 impl Drop for Port {
-    /// So workers get the frames back also from a port that stalls.
+    /// Ends the sends, so that workers get the frames back also from a port that stalls.
     fn drop(&mut self) {
         self.fail_all();
     }

@@ -17,7 +17,7 @@ use program::{
 use proptest::prelude::*;
 use proptest::sample::select;
 
-/// What becomes of a packet: who gets copies, and its fate with the rule that decides it.
+/// The treatment of a packet: who gets copies, and the outcome with the rule that decides it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Treatment {
     pub(crate) copies: BTreeSet<String>,
@@ -40,7 +40,7 @@ pub(crate) fn reached(policy: &Policy, direction: Direction, key: &DeepKey) -> V
     reached
 }
 
-/// What rules do with a packet, without one of them.
+/// The treatment of a packet by rules, without one of them.
 pub(crate) fn treatment(
     policy: &Policy,
     direction: Direction,

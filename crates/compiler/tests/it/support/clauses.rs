@@ -19,7 +19,7 @@ pub(crate) struct Clause {
     pub(crate) is_link: bool,
 }
 
-/// What a clause says of a packet: of its own headers, or of its tunnel.
+/// The subject of a clause: a packet's own headers, or its tunnel.
 #[derive(Clone)]
 pub(crate) enum Meaning {
     Packet(Arc<dyn Fn(&FlowKey) -> bool + Send + Sync>),
@@ -67,7 +67,7 @@ pub(crate) fn clauses() -> impl Strategy<Value = Vec<Clause>> {
     (packet_clauses(), tunnel).prop_map(|(packet, tunnel)| packet.into_iter().chain(tunnel).collect())
 }
 
-/// Of a packet's own headers.
+/// Clauses on a packet's own headers.
 pub(crate) fn packet_clauses() -> impl Strategy<Value = Vec<Clause>> {
     let link = (maybe(mac()), maybe(ether_type()), maybe(tag()), maybe(inner_tag()));
     let network = (maybe(family()), often(address()), often(protocol()), maybe(service()), maybe(fragment()));

@@ -23,7 +23,7 @@ workers = [1]
 hash = "none"
 "#;
 
-/// What a rule does, or the default.
+/// The action of a rule, or of the default.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Act {
     Steer(GroupId),
@@ -96,7 +96,7 @@ pub(crate) struct Rules {
 }
 
 impl Rules {
-    /// The same as far as the device has such rules at all, with one sniffer at most.
+    /// Returns the rules as far as the device has such rules at all, with one sniffer at most.
     pub(crate) fn on(mut self, profile: &DeviceProfile) -> Self {
         let mut sniffs = !profile.allows(Feature::Sniffer);
         let last_sent = self.rules.iter().rposition(|rule| rule.act.is_about_sent());

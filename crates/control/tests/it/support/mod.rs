@@ -87,7 +87,7 @@ impl Drop for FakeFlow {
     }
 }
 
-/// As real NICs have them: with its last flow a counter loses what it counted (mlx5 unbinds it). As if one packet had met
+/// A counter as real NICs have them: with its last flow it loses what it counted (mlx5 unbinds it). As if one packet had met
 /// the flow when it was installed, and one just before it was removed: what is counted must never be lost again.
 #[derive(Default)]
 pub struct CounterState {
@@ -222,7 +222,7 @@ impl Installer for Fake {
     }
 }
 
-/// Of the fake device.
+/// The limits of the fake device.
 pub fn limits() -> Limits {
     Limits { device: "fake0".to_owned(), priorities: PRIORITIES, tables: None, reads_idle_counters: false }
 }

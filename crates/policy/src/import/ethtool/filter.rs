@@ -29,7 +29,7 @@ pub(super) enum Target {
 pub(super) struct Filter {
     /// The line of its beginning.
     pub(super) line: u32,
-    /// Its location in the device's table.
+    /// The location in the device's table.
     pub(super) location: u64,
     /// The text after each name.
     fields: BTreeMap<String, String>,
@@ -281,7 +281,7 @@ impl Reading<'_> {
         Ok(Some((value, matters)))
     }
 
-    /// The same as ranges.
+    /// Reads a number and its mask as ranges.
     fn number(&mut self, name: &str, bits: u32) -> Result<Vec<(u128, u128)>, Reason> {
         let Some((value, matters)) = self.masked(name, bits)? else { return Ok(Vec::new()) };
         masked_ranges(value, matters, bits)

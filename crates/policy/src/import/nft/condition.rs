@@ -19,9 +19,9 @@ use super::values::{
 /// The reason why a comparison is not exact.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Doubt {
-    /// It is on the state of connections.
+    /// The condition is on the state of connections.
     Connection,
-    /// It is on an interface, and that of the port is not known.
+    /// The condition is on an interface, and that of the port is not known.
     Interface,
     Other(String),
 }

@@ -72,12 +72,12 @@ impl Exception {
     }
 }
 
-/// What is known of the rules so far.
+/// The exceptions of the rules so far.
 #[derive(Default)]
 pub(super) struct Exceptions {
-    /// Those that a rule may have left to the kernel in nft, but not in the policy.
+    /// The exceptions that a rule may have left to the kernel in nft, but not in the policy.
     missed: Vec<Exception>,
-    /// Those that have a rule.
+    /// The exceptions that have a rule.
     written: Vec<Exception>,
     /// Whether a rule is on the transport header of IPv6 packets.
     is_note_due: bool,

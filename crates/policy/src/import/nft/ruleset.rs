@@ -262,7 +262,7 @@ struct NamedSet {
 pub(super) struct Sets<'v> {
     table: (&'v str, &'v str),
     own: BTreeMap<&'v str, (Vec<&'v Value>, bool)>,
-    /// By key, family, table and name in nftables.
+    /// The known sets, by key, family, table and name in nftables.
     known: RefCell<BTreeMap<(&'static str, String), NamedSet>>,
 }
 

@@ -47,7 +47,7 @@ const ACCEPTS: [&str; 2] = ["accept", "queue"];
 /// The result of a part of the walk for the packets that it is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Outcome {
-    /// Some may meet the next rule.
+    /// A part of the packets may meet the next rule.
     Next,
     /// All leave the chain.
     EndOfChain,
@@ -83,7 +83,7 @@ struct Called<'c, 'v> {
 /// The base chain that is converted.
 #[derive(Clone, Default)]
 struct Current {
-    /// Its place in the order.
+    /// The place in the order.
     index: usize,
     /// All packets that meet it.
     entry: Condition,

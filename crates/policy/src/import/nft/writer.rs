@@ -54,7 +54,7 @@ pub(super) struct Writer {
     /// Messages that were given, as a chain may be inlined more than once.
     noted: HashSet<String>,
     rules: String,
-    /// Those that drop and are comments count as well.
+    /// The number of rules; those that drop and are comments count as well.
     count: usize,
     comments: Named,
     /// The first place that made rules comments.

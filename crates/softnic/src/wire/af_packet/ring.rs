@@ -27,18 +27,18 @@ const TAG_BYTES: usize = 4;
 pub(super) const TAG_ROOM_BYTES: usize = TAG_BYTES;
 /// The addresses that are before a tag.
 const ADDRESSES_BYTES: usize = 12;
-/// What a tag is if the kernel does not provide it.
+/// The TPID of a tag if the kernel does not provide it.
 const C_VLAN_TPID: u16 = 0x8100;
 const NS_PER_S: u64 = 1_000_000_000;
 
-/// What the kernel is asked for by PACKET_RX_RING.
+/// The request of PACKET_RX_RING.
 pub(super) enum Layout {
     Slots(libc::tpacket_req),
     Blocks(libc::tpacket_req3),
 }
 
 impl Layout {
-    /// Of the ring for the frames of an interface, or why there can be none.
+    /// The layout of the ring for the frames of an interface, or why there can be none.
     pub(super) fn of(config: &AfPacketConfig, mtu_bytes: u32) -> Result<Self, WireError> {
         let slots = slots::layout(config, mtu_bytes)?;
         Ok(match config.hand_over {
@@ -47,7 +47,7 @@ impl Layout {
         })
     }
 
-    /// Of a ring for frames that are too long for the slots of the other one: merged ones.
+    /// The layout of a ring for frames that are too long for the slots of the other one: merged ones.
     pub(super) fn merged() -> Self {
         Self::Slots(slots::MERGED_LAYOUT)
     }
@@ -83,7 +83,7 @@ impl Arrival {
     }
 }
 
-/// What [`Ring::take`] found.
+/// The result of [`Ring::take`].
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Taken {
     /// A received frame.

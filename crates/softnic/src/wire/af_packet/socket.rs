@@ -14,7 +14,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, netdevice, socket_with
 use super::ring::Layout;
 use crate::wire::{BURST_FRAMES, TransmitError, WireError};
 
-/// What an interface is, as its name resolves in this network namespace.
+/// An interface, as its name resolves in this network namespace.
 #[derive(Clone, Debug)]
 pub(super) struct Interface {
     pub(super) name: String,
@@ -99,7 +99,7 @@ pub(super) enum Lengths {
 }
 
 impl Lengths {
-    /// As a program of the classic packet filter (socket(7), SO_ATTACH_FILTER; linux/filter.h): loads the length, compares,
+    /// The filter as a program of the classic packet filter (socket(7), SO_ATTACH_FILTER; linux/filter.h): loads the length, compares,
     /// returns how many bytes are taken, 0 for none. Its length is that of the frame with its Ethernet header, because
     /// the socket is of type SOCK_RAW (`tpacket_rcv`).
     fn filter(self) -> [libc::sock_filter; 4] {
@@ -262,7 +262,7 @@ pub(super) fn failed(interface: &str, operation: &'static str, source: io::Error
     WireError::Interface { interface: interface.to_owned(), operation, source }
 }
 
-/// Its `IFF_*` flags.
+/// The `IFF_*` flags of the interface.
 fn flags(socket: BorrowedFd<'_>, name: &str) -> io::Result<libc::c_int> {
     let answer = request(socket, name, libc::SIOCGIFFLAGS)?;
     // SAFETY: SIOCGIFFLAGS succeeded, so the kernel filled this member of the union.
@@ -291,7 +291,7 @@ fn request(socket: BorrowedFd<'_>, name: &str, what: libc::Ioctl) -> io::Result<
 /// Frames that can wait for a flush.
 const QUEUE_FRAMES: usize = BURST_FRAMES;
 
-/// What became of a flush.
+/// The result of a flush.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Flushed {
     /// All queued frames are gone.

@@ -99,7 +99,7 @@ fn frame(number: u16, frame_bytes: usize) -> FrameBuilder {
     builder.udp(number, 9).frame_bytes(frame_bytes)
 }
 
-/// What one burst brought: bytes, length on the wire, time stamp, checksum.
+/// The frames of one burst: bytes, length on the wire, time stamp, checksum.
 fn burst(wire: &mut AfPacketWire) -> Vec<(Vec<u8>, u32, u64, Checksum)> {
     let mut burst = Burst::new();
     wire.receive(&mut burst);

@@ -37,7 +37,7 @@ const MAX_PENDING: usize = 8;
 pub struct LinkPeer {
     /// The process; 0 if it is in a process namespace that is not visible here.
     pub process: i32,
-    /// Its user.
+    /// The user of the peer.
     pub user: u32,
 }
 

@@ -38,7 +38,7 @@ const TAKEN_OFFSET: usize = 132;
 
 const HEADER_BYTES: u32 = 8;
 const RECORD_ALIGN: u32 = 16;
-/// What the memory is sealed against (fcntl(2), F_ADD_SEALS): its size cannot change under a mapping.
+/// The seals of the memory (fcntl(2), F_ADD_SEALS): its size cannot change under a mapping.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 /// The length of a record that only fills the ring up to its end.
 const SKIP: u32 = u32::MAX;

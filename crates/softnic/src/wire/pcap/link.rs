@@ -33,7 +33,7 @@ pub(super) struct CaptureLink {
 const DEFAULT_RESOLUTION: u8 = 6;
 
 impl CaptureLink {
-    /// That of a pcap file with this link type in its header.
+    /// The link type of a pcap file with this one in its header.
     pub(super) fn of_pcap(link: DataLink) -> Self {
         let word = u32::from(link);
         let words = if word & FCS_LENGTH_PRESENT == 0 { 0 } else { word >> FCS_LENGTH_SHIFT };
@@ -41,7 +41,7 @@ impl CaptureLink {
         Self { link: DataLink::from(word & LINK_TYPE), fcs_bytes, snaplen: 0, resolution: DEFAULT_RESOLUTION }
     }
 
-    /// That of a pcapng interface, with the values of its options `if_tsresol` and `if_fcslen`.
+    /// The link type of a pcapng interface, with the values of its options `if_tsresol` and `if_fcslen`.
     pub(super) fn of_interface(
         link: DataLink,
         snaplen: u32,

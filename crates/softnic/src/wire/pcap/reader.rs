@@ -64,7 +64,7 @@ impl CaptureError {
         }
     }
 
-    /// The same error, where it says that the file is no capture.
+    /// Returns the error for the start of a file, where it means that the file is no capture.
     fn at_start(self) -> Self {
         match self {
             Self::Truncated => Self::NotACapture("it ends in its header".to_owned()),

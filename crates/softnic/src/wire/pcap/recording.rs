@@ -18,7 +18,7 @@ const MAX_BYTES: usize = 1 << 30;
 const MAX_PACKETS: usize = 1 << 24;
 /// The longest packet that tcpdump and Wireshark write (MAXIMUM_SNAPLEN); more is a damaged length.
 const MAX_CAPTURED_BYTES: usize = 262_144;
-/// What a folder's captures are called.
+/// The extensions of a folder's captures.
 const EXTENSIONS: [&str; 3] = ["pcap", "pcapng", "cap"];
 
 #[derive(Clone, Copy, Debug)]

@@ -60,7 +60,7 @@ fn pcapng(order: Order, link: u16, packets: Packets<'_>) -> Vec<u8> {
     pcapng_with_fcs(order, link, 0, packets)
 }
 
-/// The same with an `if_fcslen` option.
+/// A pcapng file with an `if_fcslen` option.
 fn pcapng_with_fcs(order: Order, link: u16, fcs_bits: u8, packets: Packets<'_>) -> Vec<u8> {
     let mut out = Vec::new();
     let mut section = Vec::new();

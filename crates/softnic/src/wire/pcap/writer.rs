@@ -15,12 +15,12 @@ use crate::wire::MAX_FRAME_BYTES;
 const MAGIC: u32 = 0xa1b2_3c4d;
 const LINK_TYPE_ETHERNET: u32 = 1;
 const SNAPLEN: u32 = 262_144;
-/// What is gathered before it is written without being asked.
+/// The bytes that are gathered before they are written without being asked.
 const BUFFER_BYTES: usize = 1 << 16;
 const RECORD_HEADER_BYTES: usize = 16;
 const _: () = assert!(RECORD_HEADER_BYTES + MAX_FRAME_BYTES <= BUFFER_BYTES, "every record fits");
 
-/// What records go to: a file, but for tests.
+/// The destination of records: a file, but for tests.
 pub(super) trait Medium: Write {
     /// Cuts off everything from this place on, and goes on there.
     fn cut(&mut self, at: u64) -> io::Result<()>;
@@ -37,7 +37,7 @@ impl Medium for File {
 #[derive(Debug)]
 pub(super) struct Writer<M: Medium = File> {
     medium: M,
-    /// Of the file, for the log.
+    /// The name of the file, for the log.
     name: String,
     /// Where the last whole record ends.
     end: u64,
@@ -136,7 +136,7 @@ impl<M: Medium> Writer<M> {
 }
 
 impl<M: Medium> Drop for Writer<M> {
-    /// What was gathered is written; a record that was torn is cut off.
+    /// Writes what was gathered; a record that was torn is cut off.
     fn drop(&mut self) {
         self.flush();
         let cut = if self.torn { self.medium.cut(self.end) } else { Ok(()) };

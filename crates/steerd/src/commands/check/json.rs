@@ -15,7 +15,7 @@ use crate::terminal::output;
 #[derive(Default, Serialize)]
 struct Answer<'c> {
     policy: String,
-    /// Of its text, files and variables, as the running daemon reports it; `null` if the policy has syntax errors.
+    /// The SHA-256 of the text, the files and the variables, as the running daemon reports it; `null` if the policy has syntax errors.
     sha256: Option<&'c str>,
     profile: &'c str,
     /// `null` if the policy has syntax errors.
@@ -37,7 +37,7 @@ struct Answer<'c> {
     obstacles: &'c [Obstacle],
     /// Packets that rules leave to the kernel but workers receive.
     lost_exceptions: Vec<LostLine<'c>>,
-    /// By protected match: what becomes of its packets.
+    /// The outcome of the packets of each protected match.
     protected: Vec<ProtectedPackets<'c>>,
     /// `null`: skipped.
     analysis: Option<Analysis<'c>>,
@@ -49,7 +49,7 @@ struct Answer<'c> {
 
 #[derive(Serialize)]
 struct Traffic<'c> {
-    /// Those of the capture; those in `all` are fewer if they were drawn from a long one.
+    /// The packets of the capture; those in `all` are fewer if they were drawn from a long one.
     capture_packets: u64,
     all: &'c TrafficShare,
     /// The default last.
@@ -90,7 +90,7 @@ struct LostLine<'c> {
 
 #[derive(Serialize)]
 struct ProtectedPackets<'c> {
-    /// As in `[protect]`: the name of a protocol, or the key.
+    /// The name in `[protect]`: that of a protocol, or the key.
     name: &'c str,
     line: u32,
     /// "safe", "missed" or "not_decided".

@@ -33,7 +33,7 @@ pub(super) struct ReceivedPacket {
     table_index: Option<usize>,
     table_size: Option<usize>,
     worker: Option<u32>,
-    /// What part of such packets is let through; left out if all are.
+    /// The part of such packets that is let through; left out if all are.
     #[serde(skip_serializing_if = "Option::is_none")]
     policing: Option<Policed>,
     /// Whether the host's network stack receives it, if its rule lets it through, on a device that delivers matched packets to workers only.
@@ -50,12 +50,12 @@ pub(super) struct ReceivedPacket {
     copies: Vec<Copy>,
 }
 
-/// What part of the packets of a rule is let through.
+/// The part of the packets of a rule that is let through.
 #[derive(Debug, Serialize)]
 struct Policed {
-    /// Of so many packets one.
+    /// One of this many packets is let through.
     sample: u32,
-    /// Of what the sample leaves, on all workers together.
+    /// The limit on what the sample leaves, on all workers together.
     limit: Option<RateLimit>,
     /// The part of the limit that the packet's worker has.
     worker_limit: Option<LimitPart>,
@@ -264,7 +264,7 @@ impl Copy {
         Self { queue: None, worker: None, ..self }
     }
 
-    /// As a line of its own.
+    /// The text as a line of its own.
     pub(super) fn text(&self) -> String {
         let worker = match (self.worker, self.queue) {
             (Some(worker), _) => format!(", worker {worker}"),
@@ -274,7 +274,7 @@ impl Copy {
         format!("{}: {}{worker}", placed(&self.rule, self.line), self.action)
     }
 
-    /// As part of the line of a packet.
+    /// The text as part of the line of a packet.
     pub(super) fn short(&self) -> String {
         let worker = self.worker.map_or_else(|| "-".into(), |worker| worker.to_string());
         format!(" {}={}:{worker}", self.kind, self.rule)

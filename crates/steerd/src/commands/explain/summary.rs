@@ -39,7 +39,7 @@ pub(super) struct Summary {
     pub(super) packets: u64,
     /// Frames without an Ethernet header, which every port drops.
     pub(super) runts: u64,
-    /// By rule name and action; copies have actions of their own.
+    /// The sums by rule name and action; copies have actions of their own.
     rules: BTreeMap<String, BTreeMap<&'static str, Sum>>,
     /// Sent packets that no rule matches: they are sent.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -22,7 +22,7 @@ const LEAST_IMPROVEMENT: f64 = 0.01;
 /// The most workers that are recommended.
 pub(super) const MAX_WORKERS: usize = 64;
 
-/// What the hash of a packet is computed from. Packets with equal inputs have equal hashes under every key.
+/// The input of a packet's hash. Packets with equal inputs have equal hashes under every key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Input {
     bytes: [u8; HASH_INPUT_BYTES],

@@ -31,7 +31,7 @@ pub(super) struct GroupTraffic {
     pub(super) all: Amount,
     pub(super) workers: BTreeMap<WorkerId, Amount>,
     pub(super) flows: HashMap<Input, Flow>,
-    /// Of more flows than [`MAX_FLOWS`].
+    /// The packets of flows beyond [`MAX_FLOWS`].
     pub(super) other_packets: u64,
 }
 
@@ -101,7 +101,7 @@ pub(super) struct Intervals {
     pub(super) length_ns: u64,
     counts: Vec<BTreeMap<WorkerId, u64>>,
     first_ns: Option<u64>,
-    /// Of the last packet, and of the packet that is being added, after the first one.
+    /// The time of the last packet, and of the packet that is being added, after the first one.
     pub(super) duration_ns: u64,
     now_ns: u64,
 }

@@ -15,7 +15,7 @@ const LEAST_TEXT: usize = 6;
 /// Between two columns.
 const GAP: usize = 2;
 
-/// What follows a key.
+/// The result of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Next {
     Draw,
@@ -34,7 +34,7 @@ pub(super) struct Screen {
     /// Why the last answer is missing.
     error: Option<String>,
     page: Page,
-    /// By page; `None`: the daemon's order.
+    /// The order of each page; `None`: the daemon's order.
     sorts: [Option<Sort>; Page::ALL.len()],
     /// The first row that is shown.
     offset: usize,
@@ -87,7 +87,7 @@ impl Screen {
         }
     }
 
-    /// By the column of this key; numbers descend at first, and the same key again reverses.
+    /// Sorts by the column of this key; numbers descend at first, and the same key again reverses.
     fn sort_by(&mut self, key: char) {
         let columns = Table::of(&self.top, self.page).columns;
         let Some(column) = columns.iter().position(|column| column.key == key) else { return };
@@ -185,7 +185,7 @@ fn head(table: &Table, index: usize, sort: Option<Sort>) -> String {
     format!("{}{mark}", table.columns[index].head)
 }
 
-/// As wide as the widest cell. If that is too wide for the screen, the widest column of text for its share is cut, again and
+/// The widths of the columns: that of the widest cell. If that is too wide for the screen, the widest column of text for its share is cut, again and
 /// again.
 fn widths(table: &Table, heads: &[String], screen: usize) -> Vec<usize> {
     let widest = |index: usize| {

@@ -30,7 +30,7 @@ impl Page {
         }
     }
 
-    /// What an empty page shows.
+    /// The text of an empty page.
     pub(super) fn nothing(self) -> &'static str {
         match self {
             Self::Sinks => "the policy has no sinks: packets for workers are counted",

@@ -38,9 +38,9 @@ pub(crate) struct OpenDevice {
     pub(super) soft: Option<Soft>,
     /// The library below the device, where that is a soft NIC with rdma-core's mlx5 provider.
     pub(super) preloaded: Option<PreloadedNic>,
-    /// Those that sinks can send by.
+    /// The devices that sinks can send by.
     pub(super) others: Vec<OtherSoft>,
-    /// What the ports of a soft NIC are on, in order; empty for a real device.
+    /// The wires of a soft NIC's ports, in order; empty for a real device.
     soft_wires: Vec<WireConfig>,
     /// Keeps the ports' interfaces promiscuous.
     promiscuous: Vec<Promiscuous>,
@@ -60,7 +60,7 @@ impl Soft {
         Part::Engine(Arc::clone(&self.name), None)
     }
 
-    /// What health watches of it: the passes of each engine thread.
+    /// The progress that health watches: the passes of each engine thread.
     pub(super) fn progress(&self) -> impl Iterator<Item = Progress> {
         let passes = self.nic.engine_passes();
         let is_one = passes.len() == 1;

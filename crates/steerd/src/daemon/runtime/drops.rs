@@ -22,7 +22,7 @@ impl Runtime {
         snapshot::dropped(stats.as_deref()) + snapshot::sent_dropped(stats.as_deref())
     }
 
-    /// Some of the packets that were dropped during a reload may be in no rule's counter.
+    /// Notes that up to `dropped` packets that were dropped during a reload may be in no rule's counter.
     pub(super) fn note_uncounted_drops(&self, dropped: u64) {
         self.uncounted_drops.fetch_add(dropped, Ordering::Relaxed);
         tracing::warn!(

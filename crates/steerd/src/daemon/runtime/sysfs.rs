@@ -19,7 +19,7 @@ const IFF_PROMISC: u32 = 0x100;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Netdev {
     pub(super) name: String,
-    /// Its address.
+    /// The address of the interface.
     pub(super) mac: Option<MacAddr>,
     pub(super) mtu_bytes: Option<u32>,
     promiscuous: bool,

@@ -181,7 +181,7 @@ fn a_rule_of_the_past_has_only_what_it_has_counted() {
     assert_eq!(series(&text), 2, "packets and bytes that it dropped, nothing delivered: {text}");
 }
 
-/// They are summed, so that a sum over all rules is complete.
+/// The rules are summed, so that a sum over all rules is complete.
 #[test]
 fn rules_that_are_not_to_be_counted_have_no_series_of_their_own() {
     let text = text();

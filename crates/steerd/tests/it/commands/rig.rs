@@ -58,7 +58,7 @@ pub(crate) fn run_in(folder: &tempfile::TempDir, args: &[&str]) -> Output {
     steerd().current_dir(folder.path()).args(args).output().expect("the binary runs")
 }
 
-/// The same with standard input.
+/// Runs the command with standard input.
 pub(crate) fn piped(folder: &tempfile::TempDir, args: &[&str], input: &str) -> Output {
     use std::io::Write;
     use std::process::Stdio;

@@ -19,7 +19,7 @@ fn policy(group: &str) -> String {
     )
 }
 
-/// So many packets of a flow.
+/// A number of packets of a flow.
 fn flow(port: u16, packets: usize) -> Vec<Vec<u8>> {
     vec![dns_frame().udp(port, 53).build(); packets]
 }

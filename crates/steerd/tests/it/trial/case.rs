@@ -40,7 +40,7 @@ impl Case<'_> {
         explained
     }
 
-    /// The same for a packet that the host sends.
+    /// Explains a packet that the host sends.
     pub(crate) fn sent(&self, departure: &Departure) -> SentExplanation {
         let meant = meaning(self.policy, Direction::Egress, &self.key);
         let explained = self.program.explain_sent(&self.key);
@@ -100,7 +100,7 @@ impl Case<'_> {
         (copies(outcomes), explained.outcome)
     }
 
-    /// The same from the soft NIC. It names no rule for a packet left to the kernel; the rule comes from `explain`.
+    /// The result from the soft NIC. It names no rule for a packet left to the kernel; the rule comes from `explain`.
     fn arrived(&self, arrival: &Arrival, explained: &Explanation) -> (Vec<RuleId>, Outcome) {
         let is_copy = |outcome: &Outcome| {
             let rule = self.policy.rules.get(outcome.rule.index());

@@ -22,7 +22,7 @@ pub(crate) fn meaning(policy: &Policy, direction: Direction, key: &DeepKey) -> M
     meaning_by(policy, direction, |rule| meets(&rule.matches, &key.outer, &key.tunnel))
 }
 
-/// The same if all rules skip IPv6 extension headers, of a policy that does not say so.
+/// The meaning if all rules skip IPv6 extension headers, of a policy that does not say so.
 pub(crate) fn meaning_skipping(
     policy: &Policy,
     direction: Direction,

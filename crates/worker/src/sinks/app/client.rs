@@ -17,7 +17,7 @@ const LOCK_ATTEMPTS: u32 = 128;
 
 const _: () = assert!(RINGS_MAX as u32 <= u64::BITS && RINGS_MAX == program::APP_RINGS_MAX);
 
-/// What a client did with packets. Workers add to it once per batch.
+/// The totals of a client's packets. Workers add to them once per batch.
 #[derive(Debug, Default)]
 pub(super) struct ClientCounters {
     pub(super) delivered: AtomicU64,
@@ -55,7 +55,7 @@ pub(super) struct Client {
     receivers: Box<[CachePadded<Mutex<ServerReceiver>>]>,
     /// The eventfds of `senders`.
     pub(super) interrupts: Box<[ForeignFile]>,
-    /// By ring of `senders`: the client waits for an interrupt.
+    /// A bit for each ring of `senders`: the client waits for an interrupt.
     wanted: AtomicU64,
     /// 0 while it is connected; else 1 and the index of the violation in [`Violation::ALL`].
     broken: AtomicU8,

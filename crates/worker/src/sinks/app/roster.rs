@@ -70,7 +70,7 @@ impl Roster {
 pub(super) struct RosterSlot {
     /// The latest roster that the worker has not taken.
     latest: ArrayQueue<Arc<Roster>>,
-    /// Those that the worker has replaced.
+    /// The rosters that the worker has replaced.
     returned: ArrayQueue<Arc<Roster>>,
 }
 

@@ -46,7 +46,7 @@ const UNREAD: &str = "it does not read its messages";
 /// Clients that have gone and are still named in the status.
 const GONE_MAX: usize = 8;
 
-/// What the thread shares with the owner of the sink.
+/// The state that the thread shares with the owner of the sink.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) stop: AtomicBool,
@@ -57,7 +57,7 @@ pub(super) struct Shared {
     pub(super) events: Events,
 }
 
-/// What has happened with connections, for the status.
+/// The events of connections, for the status.
 #[derive(Debug, Default)]
 pub(super) struct Events {
     pub(super) connected: AtomicU64,
@@ -91,7 +91,7 @@ struct Pending {
     peer: Peer,
     negotiation: Negotiation,
     deadline: Instant,
-    /// It has sent a message. A process that only looks whether somebody listens sends none.
+    /// The peer has sent a message. A process that only looks whether somebody listens sends none.
     began: bool,
 }
 
@@ -100,7 +100,7 @@ pub(super) struct Server {
     name: String,
     options: AppSink,
     closer: Closer,
-    /// That `closer` is busy was logged.
+    /// The log has a line that `closer` is busy.
     is_busy_logged: bool,
     listener: Listener,
     /// Until then nothing is accepted, after an error.
@@ -476,7 +476,7 @@ fn is_privileged(peer: &Peer) -> bool {
     peer.user == 0 || peer.user == geteuid().as_raw()
 }
 
-/// What the thread was woken for.
+/// The descriptors for which the thread was woken.
 struct Ready {
     clients: bool,
     listener: bool,

@@ -16,7 +16,7 @@ use crate::sink::SinkDrop;
 use crate::sinks::outgoing::{Attempt, Filled, Outgoing};
 use crate::sinks::port::Link;
 
-/// What a worker takes from all clients together per iteration, so that they cannot keep it busy. The last frame may
+/// The most bytes that a worker takes from all clients together per iteration, so that they cannot keep it busy. The last frame may
 /// exceed it, by [`CHAIN_MAX`] descriptors and [`FRAME_BYTES_MAX`] bytes at most. A ring that is looked at counts as a
 /// descriptor.
 const TAKE: Budget = Budget { descriptors: 256, bytes: 128 << 10 };
@@ -54,7 +54,7 @@ impl Budget {
     }
 }
 
-/// What came of looking at the rings of a client.
+/// The result of looking at the rings of a client.
 #[derive(Default)]
 struct Visit {
     /// There was a frame.

@@ -228,7 +228,7 @@ fn frames_of_clients_are_taken_and_counted() {
     );
 }
 
-/// What a client can write into its memory, and the violation that is found. Ring 0 to the server is at 0, the ring to the
+/// The values that a client can write into its memory, and the violation that is found. Ring 0 to the server is at 0, the ring to the
 /// client behind it; see `shm::memif::ring` for the layout.
 fn lies() -> Vec<(&'static str, Violation, usize, Vec<u8>)> {
     let to_client = ring_bytes(LOG2);

@@ -13,7 +13,7 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// What stands for the time and the number in a file name pattern.
+/// The marks that stand for the time and the number in a file name pattern.
 pub(super) const TIME: &str = "{time}";
 /// Readable for the owner and the group, whatever the process's umask is.
 const MODE: u32 = 0o640;

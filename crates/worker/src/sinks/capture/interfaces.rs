@@ -11,7 +11,7 @@ pub(super) struct Names {
     pub(super) generation: u64,
     /// The digest of the policy's text; empty if it is not known.
     pub(super) policy: String,
-    /// By index: the name, and whether the sink gets the rule's packets.
+    /// The rules by index: the name, and whether the sink gets the rule's packets.
     pub(super) rules: Vec<(String, bool)>,
 }
 
@@ -22,7 +22,7 @@ pub(super) type RuleKey = (u64, u32);
 #[derive(Debug)]
 struct Interface {
     name: String,
-    /// Its number in the current file, once its description is written.
+    /// The number in the current file, once its description is written.
     number: Option<u32>,
     statistics: Statistics,
     /// Lost since the last packet that was taken out of the ring.
@@ -143,7 +143,7 @@ impl Interfaces {
         }
     }
 
-    /// What was taken could not be written, and the file has ended without statistics. The losses are counted in the next.
+    /// Notes that packets could not be written, and that the file has ended without statistics. The losses are counted in the next.
     pub(super) fn failed(&mut self) {
         self.described = 0;
         for interface in &mut self.list {

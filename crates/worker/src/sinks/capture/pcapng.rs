@@ -10,7 +10,7 @@ const SECTION_HEADER: u32 = 0x0a0d_0d0a;
 const INTERFACE_DESCRIPTION: u32 = 1;
 const INTERFACE_STATISTICS: u32 = 5;
 const ENHANCED_PACKET: u32 = 6;
-/// By which a reader finds out the byte order.
+/// The number by which a reader finds out the byte order.
 const BYTE_ORDER_MAGIC: u32 = 0x1a2b_3c4d;
 /// LINKTYPE_ETHERNET.
 const ETHERNET: u16 = 1;
@@ -127,7 +127,7 @@ pub(super) fn write_packet(place: &mut [u8], packet: &Packet, bytes: &[u8]) {
     end.copy_from_slice(&length);
 }
 
-/// What [`write_packet`] wrote: the fields, and the size of the block. `None` if `blocks` does not begin with such a
+/// Reads what [`write_packet`] wrote: the fields, and the size of the block. `None` if `blocks` does not begin with such a
 /// block.
 #[inline]
 pub(super) fn read_packet(blocks: &[u8]) -> Option<(Packet, usize)> {

@@ -51,7 +51,7 @@ pub(super) struct Run {
     pub(super) skipped: u32,
 }
 
-/// Some of the blocks of a run, from the first.
+/// The first blocks of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Blocks {
     pub(super) packets: u32,
@@ -61,7 +61,7 @@ pub(super) struct Blocks {
     pub(super) original_bytes: u64,
 }
 
-/// What a ring keeps of a packet beside its bytes.
+/// The record that a ring keeps of a packet beside its bytes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Captured {
     pub(super) generation: u64,
@@ -336,7 +336,7 @@ impl Batch<'_> {
 pub(super) struct Consumer {
     bytes: rtrb::Consumer<u8>,
     runs: rtrb::Consumer<Run>,
-    /// What is left of the run that was read last.
+    /// The rest of the run that was read last.
     head: Option<Run>,
     /// Octets of the ring that were taken and not given back, padding included.
     taken: usize,
@@ -417,7 +417,7 @@ impl Consumer {
         start
     }
 
-    /// What was taken and the blocks of the head up to the end of `part`.
+    /// The blocks that were taken and the blocks of the head up to the end of `part`.
     fn blocks(&mut self, part: Blocks) -> ReadChunk<'_, u8> {
         let padding = self.head.map_or(0, |head| head.padding as usize);
         self.bytes

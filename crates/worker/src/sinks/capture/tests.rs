@@ -55,7 +55,7 @@ impl Rig {
         Self { producers, hub, counters }
     }
 
-    /// As the endpoint does. A rule, a time and the bytes of each packet.
+    /// Pushes packets as the endpoint does: a rule, a time and the bytes of each.
     fn push(&mut self, worker: usize, generation: u64, packets: &[(u32, u64, Vec<u8>)]) {
         let room = packets.iter().map(|(_, _, bytes)| packet_block_bytes(bytes.len())).sum();
         let mut batch = self.producers[worker].batch(packets.len(), room);
@@ -109,7 +109,7 @@ fn files_in(folder: &Path) -> Vec<PathBuf> {
     files
 }
 
-/// What pcap-file reads from one section.
+/// The content that pcap-file reads from one section.
 #[derive(Debug, Default, PartialEq)]
 struct Content {
     interfaces: Vec<String>,

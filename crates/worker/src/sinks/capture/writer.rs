@@ -23,7 +23,7 @@ use crate::sink::{SinkCounters, SinkDrop};
 use crate::sinks::handoff::Wakeup;
 use crate::stats::Traffic;
 
-/// As much as this is written at once, or [`RING_PART`] of a ring.
+/// The most bytes that are written at once, or [`RING_PART`] of a ring.
 const WRITE_BYTES: u64 = 1 << 20;
 const RING_PART: usize = 4;
 /// How much is taken out of the rings before a look at the clock.
@@ -57,7 +57,7 @@ pub(super) enum Output {
     Stream(Box<dyn Write + Send>),
 }
 
-/// What the thread writes by.
+/// The settings of the thread.
 #[derive(Clone, Debug)]
 pub(super) struct Settings {
     /// For messages.
@@ -68,7 +68,7 @@ pub(super) struct Settings {
     pub(super) hardware: String,
 }
 
-/// What the thread shares with the hub.
+/// The state that the thread shares with the hub.
 #[derive(Debug, Default)]
 pub(super) struct Shared {
     stop: AtomicBool,
@@ -85,7 +85,7 @@ pub(super) struct Shared {
 pub(super) struct Status {
     pub(super) file: Option<String>,
     pub(super) files: u64,
-    /// Those that were deleted to make room for others.
+    /// The number of files that were deleted to make room for others.
     pub(super) deleted_files: u64,
     /// The error that the thread waits after, or that has ended the capture.
     pub(super) error: Option<String>,
@@ -133,10 +133,10 @@ pub(super) struct Writer {
     output: Output,
     wakeup: Arc<Wakeup>,
     shared: Arc<Shared>,
-    /// By ring.
+    /// The counters, by ring.
     counters: Vec<Arc<SinkCounters>>,
     rings: Vec<Consumer>,
-    /// By ring: the packets that are not written yet.
+    /// The packets that are not written yet, by ring.
     pending: Vec<Traffic>,
     unwritten: Unwritten,
     interfaces: Interfaces,
@@ -144,7 +144,7 @@ pub(super) struct Writer {
     state: State,
     retry_pause: Duration,
     flushed: Instant,
-    /// Of the current file or stream.
+    /// The start of the current file or stream.
     started: Instant,
     started_ns: u64,
     generation: u64,
@@ -231,7 +231,7 @@ impl Writer {
         }
     }
 
-    /// What is due by time: the first header, a retry, a flush, the end of a file.
+    /// Does what is due by time: the first header, a retry, a flush, the end of a file.
     fn keep_up(&mut self, now: Instant) {
         match self.state {
             State::Starting if self.interfaces.newest().is_some() => self.start(),
@@ -558,7 +558,7 @@ impl Writer {
     }
 }
 
-/// What is to be written next, in order: regions of rings, and blocks that the thread makes.
+/// The data to be written next, in order: regions of rings, and blocks that the thread makes.
 #[derive(Debug, Default)]
 struct Unwritten {
     pieces: Vec<Piece>,

@@ -24,7 +24,7 @@ pub enum FlowId {
         src: MacAddr,
         /// The destination address.
         dst: MacAddr,
-        /// What follows the tags.
+        /// The EtherType behind the tags.
         ether_type: u16,
     },
 }

@@ -34,7 +34,7 @@ struct Slot {
     /// 0: not in use.
     packets: AtomicU64,
     error: AtomicU64,
-    /// Of the packets since the flow has the counter.
+    /// The bytes of the packets since the flow has the counter.
     bytes: AtomicU64,
 }
 

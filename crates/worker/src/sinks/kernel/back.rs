@@ -125,7 +125,7 @@ impl Back {
         u16::try_from(bytes).unwrap_or(u16::MAX)
     }
 
-    /// What it has counted.
+    /// The counters of this direction.
     pub(super) fn counters(&self) -> &Arc<SinkCounters> {
         &self.outgoing.counters
     }

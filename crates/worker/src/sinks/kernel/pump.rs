@@ -37,7 +37,7 @@ pub(super) enum Condition {
     Closed(String),
 }
 
-/// What one thread reports.
+/// The report of one thread.
 #[derive(Debug)]
 pub(super) struct Report {
     condition: Mutex<Condition>,
@@ -55,7 +55,7 @@ impl Report {
     }
 }
 
-/// What the threads share with the hub.
+/// The state that the threads share with the hub.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) stopping: AtomicBool,

@@ -46,7 +46,7 @@ pub enum TapError {
         if *.exists { "attaching to" } else { "creating" }
     )]
     NotPermitted {
-        /// Its name.
+        /// The name of the interface.
         interface: String,
         /// Whether it exists.
         exists: bool,
@@ -57,16 +57,16 @@ pub enum TapError {
     /// An interface of another kind has the name.
     #[error("`{interface}` exists and is not a TAP interface (hint: choose another name)")]
     NotTap {
-        /// Its name.
+        /// The name of the interface.
         interface: String,
     },
-    /// Its only queue is in use.
+    /// The only queue of the interface is in use.
     #[error(
         "the TAP interface `{interface}` has one queue, which is in use by another process or by the policy in force \
          (hint: make it with `ip tuntap add dev {interface} mode tap multi_queue`)"
     )]
     InUse {
-        /// Its name.
+        /// The name of the interface.
         interface: String,
     },
     /// Another process has queues of it.
@@ -75,7 +75,7 @@ pub enum TapError {
          it, or give each daemon an interface of its own)"
     )]
     Shared {
-        /// Its name.
+        /// The name of the interface.
         interface: String,
         /// Who has them.
         holder: String,
@@ -83,7 +83,7 @@ pub enum TapError {
     /// The kernel refuses another queue.
     #[error("the TAP interface `{interface}` cannot be attached to")]
     Attach {
-        /// Its name.
+        /// The name of the interface.
         interface: String,
         /// The kernel's answer.
         #[source]
@@ -94,7 +94,7 @@ pub enum TapError {
         "{what} of the TAP interface `{interface}` cannot be set (hint: as root, `ip link set dev {interface} {remedy}`)"
     )]
     Configure {
-        /// Its name.
+        /// The name of the interface.
         interface: String,
         /// The attribute.
         what: &'static str,
@@ -130,7 +130,7 @@ pub enum TapError {
     /// No thread or descriptor is left.
     #[error("a thread for the TAP interface `{interface}` cannot be made")]
     Thread {
-        /// Its name.
+        /// The name of the interface.
         interface: String,
         /// The system's answer.
         #[source]
@@ -156,7 +156,7 @@ pub(super) struct Wanted {
 #[derive(Debug)]
 pub(super) struct Interface {
     pub(super) name: String,
-    /// By the policy and the port, which may change.
+    /// The attributes by the policy and the port, which may change.
     pub(super) wanted: Mutex<Wanted>,
     /// The index of the interface that this object has created. Locked while a queue is attached, so that only one
     /// thread creates it.
@@ -309,7 +309,7 @@ pub(super) struct Queue {
     pub(super) offloads: bool,
 }
 
-/// What became of a frame that was written.
+/// The result of writing a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Written {
     Yes,
@@ -321,7 +321,7 @@ pub(super) enum Written {
     Failed,
 }
 
-/// What a look at the interface has found.
+/// The result of a look at the interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Refreshed {
     Same,

@@ -41,7 +41,7 @@ fn an_address_that_is_not_known_is_an_error_with_a_remedy() {
     assert!(interface(&keep, 1, &stations(None)).is_ok());
 }
 
-/// What the port is given of a frame of the host.
+/// The frames that the port is given for a frame of the host.
 fn cut(cutter: &mut Cutter, offload: Offload, frame: &[u8]) -> Vec<Vec<u8>> {
     let mut packets = Vec::new();
     let mut frame = Some(frame);

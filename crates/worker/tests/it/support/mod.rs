@@ -34,7 +34,7 @@ impl ScriptWire {
         Self::between(feed, &Feed::default())
     }
 
-    /// As [`ScriptWire::of`]; what is sent goes to `sent`.
+    /// A wire like that of [`ScriptWire::of`]; sent frames go to `sent`.
     pub fn between(feed: &Feed, sent: &Feed) -> Box<dyn Wire> {
         Box::new(Self { feed: Arc::clone(feed), current: Vec::new(), sent: Arc::clone(sent) })
     }
@@ -75,7 +75,7 @@ impl Wire for ScriptWire {
     }
 }
 
-/// What a worker's sink saw.
+/// The packets that a worker's sink saw.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Seen {
     pub worker: WorkerId,
@@ -167,7 +167,7 @@ pub struct Rig {
     pub device: Device,
     pub nic: Rc<SoftNic>,
     pub feeds: Vec<Feed>,
-    /// What each port has sent.
+    /// The frames that each port has sent.
     pub sent: Vec<Feed>,
     pub witness: Witness,
     pub frames_per_call: Rc<Cell<usize>>,
@@ -298,7 +298,7 @@ impl Rig {
         self.snapshots().iter().map(|snapshot| snapshot.rule(rule, disposition).packets).sum()
     }
 
-    /// What the witness saw since it was last asked.
+    /// The packets that the witness saw since the last call.
     pub fn seen(&self) -> Vec<Seen> {
         std::mem::take(&mut *self.witness.0.lock().expect("witness"))
     }

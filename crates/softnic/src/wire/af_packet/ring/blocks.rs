@@ -24,7 +24,7 @@ const RETIRE_MS: u32 = 1;
 const STATUS_AT: usize = 8;
 const FRAMES_AT: usize = 12;
 const FIRST_FRAME_AT: usize = 16;
-/// Its length: the first frame comes behind it.
+/// The length of a block's descriptor: the first frame comes behind it.
 const DESCRIPTOR_BYTES: usize = 48;
 
 /// The layout of a ring that takes as much memory as a ring of these slots, and 8 MiB at least.
@@ -34,7 +34,7 @@ pub(super) fn layout(slots: &libc::tpacket_req) -> libc::tpacket_req3 {
     request(bytes.div_ceil(BLOCK_BYTES).max(MIN_BLOCKS))
 }
 
-/// What the kernel is asked for to get so many blocks.
+/// The request to the kernel for this many blocks.
 fn request(blocks: u32) -> libc::tpacket_req3 {
     libc::tpacket_req3 {
         tp_block_size: BLOCK_BYTES,

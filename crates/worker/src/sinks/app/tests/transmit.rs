@@ -49,7 +49,7 @@ impl Sending {
         self.nic.pump(64);
     }
 
-    /// What was taken is sent or dropped, when nothing is in flight any more.
+    /// The packets that were sent and dropped of those that were taken, when nothing is in flight any more.
     fn counted(&mut self) -> (u64, Vec<(SinkDrop, u64)>) {
         eventually("nothing is in flight", || {
             self.step();
@@ -147,7 +147,7 @@ fn a_failed_queue_pair_is_replaced_and_sends_again() {
     });
 }
 
-/// What is in flight when the sink is closed is counted.
+/// Packets that are in flight when the sink is closed are counted.
 #[test]
 fn counters_add_up_when_the_sink_is_closed() {
     let mut sending = sending_until("apptx4", None, Duration::ZERO);

@@ -47,7 +47,7 @@ fn check_structure(sketch: &Sketch) {
     assert_eq!(sketch.table.entries.iter().filter(|entry| **entry != EMPTY).count(), counters as usize);
 }
 
-/// What the algorithm promises for these packets.
+/// Checks what the algorithm promises for these packets.
 fn check_promises(sketch: &Sketch, packets: &[(u64, u64)]) {
     let mut exact: HashMap<Packed, (u64, u64)> = HashMap::new();
     for (number, bytes) in packets {
