@@ -1,4 +1,5 @@
-//! Compiles the static inline functions of the installed `infiniband/verbs.h` into functions that Rust can call.
+//! Compiles the static inline functions of the installed `infiniband/verbs.h` into functions that Rust can
+//! call.
 
 fn main() {
     println!("cargo:rerun-if-changed=fuzz_targets/provider/inlines.c");

@@ -56,7 +56,8 @@ fn resolve(criterion: &mut Criterion) {
         .bench_function("resolve a hybrid class", |bencher| bencher.iter(|| class.resolve(black_box(&key))));
 }
 
-/// A class of many rules behind one flow, each with one of three fields, and packets that match one of the last, or none.
+/// A class of many rules behind one flow, each with one of three fields, and packets that match one of the
+/// last, or none.
 fn resolve_many(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("resolve a class of rules");
     for count in [10u32, 100, 1000, 10_000] {

@@ -1,6 +1,6 @@
-//! What a sink of kind `count` costs the worker per packet: by size only, and by flow with as many counters as flows, with an
-//! eighth of that (almost every packet takes over a counter), and with many more. Medians of interleaved rounds of one run,
-//! beside a worker without a sink.
+//! What a sink of kind `count` costs the worker per packet: by size only, and by flow with as many counters
+//! as flows, with an eighth of that (almost every packet takes over a counter), and with many more. Medians
+//! of interleaved rounds of one run, beside a worker without a sink.
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;

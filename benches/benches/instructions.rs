@@ -1,13 +1,15 @@
-//! `make budgets`: the instructions that a packet costs on the hot paths, counted by valgrind, beside the budgets in
-//! `benches/budgets.tsv`. Counts do not depend on the load of the machine, so that this can run with the tests; they say
-//! nothing about caches, branches and vector widths.
+//! `make budgets`: the instructions that a packet costs on the hot paths, counted by valgrind, beside the
+//! budgets in `benches/budgets.tsv`. Counts do not depend on the load of the machine, so that this can run
+//! with the tests; they say nothing about caches, branches and vector widths.
 //!
-//! The engine parses 64 packets at a time, finds their rules, and copies them into posted buffers; the worker takes them, finds
-//! their classes, counts them and posts the buffers again; with the sink `forward` it also queues them to be sent, which
-//! the engine does. valgrind offers AVX2, not AVX-512, so what is counted is the path
-//! of processors without it. A budget is the count when it was set, and a tenth more. `make budgets UPDATE=1` sets them anew.
+//! The engine parses 64 packets at a time, finds their rules, and copies them into posted buffers; the worker
+//! takes them, finds their classes, counts them and posts the buffers again; with the sink `forward` it also
+//! queues them to be sent, which the engine does. valgrind offers AVX2, not AVX-512, so what is counted is
+//! the path of processors without it. A budget is the count when it was set, and a tenth more. `make budgets
+//! UPDATE=1` sets them anew.
 //!
-//! The crate `rustix` looks for the vDSO, which valgrind hides: the feature `valgrind` makes it ask libc instead.
+//! The crate `rustix` looks for the vDSO, which valgrind hides: the feature `valgrind` makes it ask libc
+//! instead.
 #![forbid(unsafe_code)]
 
 use std::fmt::Write as _;
@@ -150,7 +152,8 @@ fn run(path: &HotPath, folder: &Path) {
         let options = ForwardSink { port: Some(1), swap_macs: true, ..ForwardSink::default() };
         let _opened = rig.open_sink(SinkKind::Forward(options));
         run_pulses(&mut rig);
-        // All but those of the last pulses: the engine sends in one what the worker has queued in earlier ones.
+        // All but those of the last pulses: the engine sends in one what the worker has queued in earlier
+        // ones.
         let sent = (WARM_UP + PACKETS - 3 * PULSE) as u64;
         assert!(rig.port().tx_frames >= sent, "fewer than {sent}: {:?}", rig.port());
         return;

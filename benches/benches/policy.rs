@@ -1,6 +1,6 @@
-//! `make bench`: the cost of reading, compiling, analysing and comparing policies on one core, compared with the targets,
-//! by number of rules, and compared with other programs that load the same rules. Every figure is the median of
-//! interleaved rounds of one run: compare ratios, not runs.
+//! `make bench`: the cost of reading, compiling, analysing and comparing policies on one core, compared with
+//! the targets, by number of rules, and compared with other programs that load the same rules. Every figure
+//! is the median of interleaved rounds of one run: compare ratios, not runs.
 //!
 //! `STEERD_CORPORA` names the folder of the real ClassBench sets; without it generated sets are used.
 //! Writes `target/bench/policy.tsv` and, with `STEERD_BENCH_PLOT=1`, `docs/explanation/policy-cost.svg`.
@@ -249,7 +249,8 @@ fn beside(
     interleaved(loading(folder, set, &text, namespace, switch), ROUNDS)
 }
 
-/// From the text to installed rules: by this project into the soft NIC, by the others into their own datapath.
+/// From the text to installed rules: by this project into the soft NIC, by the others into their own
+/// datapath.
 fn loading<'a>(
     folder: &Path,
     set: &'a RuleSet,

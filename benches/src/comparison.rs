@@ -1,4 +1,5 @@
-//! Measurements of one run that are compared with each other: taken in turn, round by round, and divided within a round.
+//! Measurements of one run that are compared with each other: taken in turn, round by round, and divided
+//! within a round.
 
 use serde_json::{Value, json};
 
@@ -52,7 +53,8 @@ pub fn interleaved(mut cases: Vec<Case<'_>>, rounds: usize, gate: &mut Gate) -> 
 pub struct Ratio {
     /// What is compared, in words.
     pub text: String,
-    /// The median of the rounds, with the least and the greatest; or why there is none. Above 1 the first row is faster.
+    /// The median of the rounds, with the least and the greatest; or why there is none. Above 1 the first row
+    /// is faster.
     pub figures: Result<(f64, f64, f64), String>,
 }
 

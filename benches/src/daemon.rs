@@ -11,7 +11,8 @@ use serde_json::Value;
 
 /// The longest time until packets flow, for an answer, and until it has ended.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// The daemon takes its counters once a second at most; an answer costs it some milliseconds with thousands of rules.
+/// The daemon takes its counters once a second at most; an answer costs it some milliseconds with thousands
+/// of rules.
 const STATE_LIFE: Duration = Duration::from_millis(1020);
 /// Of the port.
 const MTU_BYTES: u32 = 1500;
@@ -179,8 +180,8 @@ impl Daemon {
         }
     }
 
-    /// Packets per second that the worker receives over `time` and up to a second more, by its own counter and the daemon's
-    /// clock.
+    /// Packets per second that the worker receives over `time` and up to a second more, by its own counter
+    /// and the daemon's clock.
     ///
     /// # Errors
     /// It does not answer.
@@ -189,7 +190,8 @@ impl Daemon {
         Ok((after.received_packets - before.received_packets) / (after.seconds - before.seconds))
     }
 
-    /// Nanoseconds that the worker spends on a packet, by its own clock; polls that find nothing do not count.
+    /// Nanoseconds that the worker spends on a packet, by its own clock; polls that find nothing do not
+    /// count.
     ///
     /// # Errors
     /// It does not answer, or receives nothing.

@@ -1,5 +1,6 @@
-//! Code shared by the benches: a soft NIC fed from memory with a policy and workers, or a daemon of its own process; rule
-//! sets and traces; other programs that do the same work; interleaved rounds, tables, pages and plots of their figures.
+//! Code shared by the benches: a soft NIC fed from memory with a policy and workers, or a daemon of its own
+//! process; rule sets and traces; other programs that do the same work; interleaved rounds, tables, pages and
+//! plots of their figures.
 #![forbid(unsafe_code)]
 
 pub mod comparison;

@@ -6,7 +6,8 @@ use serde_json::{Value, json};
 
 /// How long the processors are observed before each round.
 const WINDOW: Duration = Duration::from_millis(250);
-/// The share of all processors that other processes may use: two ticks of the kernel's clock on two processors.
+/// The share of all processors that other processes may use: two ticks of the kernel's clock on two
+/// processors.
 const BUSY_MAX: f64 = 0.05;
 
 /// Waits before each round until nothing else runs.
@@ -112,7 +113,8 @@ fn busy_share() -> f64 {
     (to.busy - from.busy) / (to.all - from.all).max(1.0)
 }
 
-/// The model of the processors, their number, and the kernel without what its builder has added to its release.
+/// The model of the processors, their number, and the kernel without what its builder has added to its
+/// release.
 #[must_use]
 pub fn description() -> String {
     let model = cpu_line("model name").unwrap_or_else(|| "unknown processor".to_owned());

@@ -95,8 +95,8 @@ fn ratios(text: &mut String, ratios: &[Value]) {
     text.push('\n');
 }
 
-/// The commands of the rows that other programs ran, each once, folded away. Folders that variables of the environment name
-/// are written as these variables.
+/// The commands of the rows that other programs ran, each once, folded away. Folders that variables of the
+/// environment name are written as these variables.
 fn commands(text: &mut String, rows: &[&Value], variables: &Value) {
     let mut seen: Vec<String> = Vec::new();
     for row in rows {

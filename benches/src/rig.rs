@@ -1,5 +1,5 @@
-//! A complete dataplane in one process: generator, engine, flows, workers. Driven manually to measure one part at a time,
-//! or by its threads to measure the whole.
+//! A complete dataplane in one process: generator, engine, flows, workers. Driven manually to measure one
+//! part at a time, or by its threads to measure the whole.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -45,7 +45,8 @@ pub struct Rig {
 }
 
 impl Rig {
-    /// `workers` workers that receive UDP frames of `frame_bytes` from memory, as fast as they are taken, by one rule.
+    /// `workers` workers that receive UDP frames of `frame_bytes` from memory, as fast as they are taken, by
+    /// one rule.
     ///
     /// # Panics
     /// If the dataplane cannot be set up.
@@ -93,7 +94,8 @@ impl Rig {
         Self { controller, workers, device, nic }
     }
 
-    /// Lets the engine and the first worker run alternately on this thread for `time`, `pulse` frames at a time.
+    /// Lets the engine and the first worker run alternately on this thread for `time`, `pulse` frames at a
+    /// time.
     pub fn alternate(&mut self, pulse: u64, time: Duration) -> Parts {
         let (mut engine, mut worker, mut frames) = (Duration::ZERO, Duration::ZERO, 0);
         let end = Instant::now() + time;
@@ -113,8 +115,8 @@ impl Rig {
         Parts { engine_ns: each(engine), worker_ns: each(worker) }
     }
 
-    /// The frames per second that the first worker receives over `time`, on its core, while the engine runs on its own.
-    /// Ends the dataplane.
+    /// The frames per second that the first worker receives over `time`, on its core, while the engine runs
+    /// on its own. Ends the dataplane.
     ///
     /// # Panics
     /// If a thread cannot be started.
@@ -148,7 +150,8 @@ impl Rig {
             .expect("it installs");
     }
 
-    /// Gives the packets of all rules to a sink, on every worker. What it returns must be dropped before the rig.
+    /// Gives the packets of all rules to a sink, on every worker. What it returns must be dropped before the
+    /// rig.
     ///
     /// # Panics
     /// If the sink cannot be opened.
@@ -188,7 +191,8 @@ impl Rig {
         Ok(opened)
     }
 
-    /// Opens a sink for the workers without giving it packets. What it returns must be dropped before the rig.
+    /// Opens a sink for the workers without giving it packets. What it returns must be dropped before the
+    /// rig.
     ///
     /// # Errors
     /// The sink cannot be opened.

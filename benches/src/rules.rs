@@ -1,5 +1,5 @@
-//! Rule sets for the benches of the policy compiler: ClassBench filters with actions, read from files or generated, and
-//! written as a policy. `competitors` writes the same filters for other programs.
+//! Rule sets for the benches of the policy compiler: ClassBench filters with actions, read from files or
+//! generated, and written as a policy. `competitors` writes the same filters for other programs.
 
 mod filter;
 mod generate;
@@ -46,8 +46,9 @@ impl RuleSet {
         Self { name: name.to_owned(), rules: filters.into_iter().enumerate().map(rule).collect() }
     }
 
-    /// The same filters, all of whose packets are delivered, with a last one for the packets that match none of them: what
-    /// differs between two such sets is how long it takes to find the rule, not what is done with the packet.
+    /// The same filters, all of whose packets are delivered, with a last one for the packets that match none
+    /// of them: what differs between two such sets is how long it takes to find the rule, not what is done
+    /// with the packet.
     #[must_use]
     pub fn delivering(&self) -> Self {
         let rest = Filter {
@@ -126,7 +127,8 @@ impl RuleSet {
         Self { name: format!("{} changed", self.name), rules }
     }
 
-    /// Equivalent rules: every fourth source prefix as two halves, and neighbours that share no packet swapped.
+    /// Equivalent rules: every fourth source prefix as two halves, and neighbours that share no packet
+    /// swapped.
     #[must_use]
     pub fn written_differently(&self) -> Self {
         let mut rules = Vec::with_capacity(self.rules.len() * 5 / 4);

@@ -1,6 +1,6 @@
-//! Traffic to classify: distinct flows drawn from rules, or random ones; as frames in a capture file, which the soft NIC and
-//! testpmd replay, and as the trace of `dpdk-test-acl`. Each flow has one packet, in random order; whoever replays a trace
-//! starts it again at its end.
+//! Traffic to classify: distinct flows drawn from rules, or random ones; as frames in a capture file, which
+//! the soft NIC and testpmd replay, and as the trace of `dpdk-test-acl`. Each flow has one packet, in random
+//! order; whoever replays a trace starts it again at its end.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -124,8 +124,8 @@ impl Trace {
         file.flush()
     }
 
-    /// Writes the flows as ClassBench does, each with the number of the first of `rules` that matches it: for programs that ignore
-    /// TCP flags.
+    /// Writes the flows as ClassBench does, each with the number of the first of `rules` that matches it: for
+    /// programs that ignore TCP flags.
     ///
     /// # Errors
     /// The file cannot be written.

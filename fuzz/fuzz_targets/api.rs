@@ -1,5 +1,5 @@
-//! Any request line and body of the local API gives a call or a refusal with a status and a short text. The router
-//! behind it needs a daemon; what reads the requests does not.
+//! Any request line and body of the local API gives a call or a refusal with a status and a short text. The
+//! router behind it needs a daemon; what reads the requests does not.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,5 @@
-//! Two random policies: the witness packets confirm the analysis of each and their difference, within a bounded time.
+//! Two random policies: the witness packets confirm the analysis of each and their difference, within a
+//! bounded time.
 #![no_main]
 
 use std::fmt::Write as _;

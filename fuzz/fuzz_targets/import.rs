@@ -1,4 +1,5 @@
-//! Importing any text as ClassBench, ethtool or nftables listing gives a policy that parses, within a bounded time.
+//! Importing any text as ClassBench, ethtool or nftables listing gives a policy that parses, within a bounded
+//! time.
 #![no_main]
 
 use std::time::{Duration, Instant};

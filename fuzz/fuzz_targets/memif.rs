@@ -1,8 +1,8 @@
-//! A hostile client of memif: any messages of the handshake with any files, then any bytes in the shared memory while the
-//! server puts and takes frames.
+//! A hostile client of memif: any messages of the handshake with any files, then any bytes in the shared
+//! memory while the server puts and takes frames.
 //!
-//! The input is a sequence of operations. A message is taken from the input as it is, except that its type and, mostly,
-//! its version and indices are made plausible, so that handshakes get far.
+//! The input is a sequence of operations. A message is taken from the input as it is, except that its type
+//! and, mostly, its version and indices are made plausible, so that handshakes get far.
 #![no_main]
 
 use std::os::fd::OwnedFd;

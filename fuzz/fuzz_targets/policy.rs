@@ -1,5 +1,6 @@
-//! Parsing any text gives a policy or diagnostics within a bounded time; a compiled policy explains every packet. The
-//! first text may include the second or read a set from it; the second is also imported as a listing.
+//! Parsing any text gives a policy or diagnostics within a bounded time; a compiled policy explains every
+//! packet. The first text may include the second or read a set from it; the second is also imported as a
+//! listing.
 #![no_main]
 
 use std::collections::BTreeMap;

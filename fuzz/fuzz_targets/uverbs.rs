@@ -1,9 +1,11 @@
-//! A hostile client of the kernel's command interface that `softnic --method mlx5` models: any commands with any blocks,
-//! through the ioctl, and any words in the memory of its queues while the generator's frames arrive.
+//! A hostile client of the kernel's command interface that `softnic --method mlx5` models: any commands with
+//! any blocks, through the ioctl, and any words in the memory of its queues while the generator's frames
+//! arrive.
 //!
-//! The input is a sequence of operations. Addresses in it are made to point into an arena, or nowhere: a client that
-//! names memory of the process for its queues owns that memory, and here it is the fuzzer's. Around the arena is a
-//! gigabyte that nobody may touch, so that a queue that begins in it and is too long is a fault.
+//! The input is a sequence of operations. Addresses in it are made to point into an arena, or nowhere: a
+//! client that names memory of the process for its queues owns that memory, and here it is the fuzzer's.
+//! Around the arena is a gigabyte that nobody may touch, so that a queue that begins in it and is too long is
+//! a fault.
 #![no_main]
 
 use std::ffi::c_int;

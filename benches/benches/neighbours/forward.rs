@@ -1,8 +1,9 @@
 //! The sink `forward` beside testpmd's `macswap`, on one core, per packet.
 //!
-//! `net_null` with `copy=1` copies a packet on receive and on send, which is what the soft NIC's engine does besides parsing,
-//! looking up and hashing: the equal of engine and worker together. Without copies it only gives buffers from a pool and takes
-//! them back, as a NIC does: the equal of the worker alone. testpmd neither classifies nor counts by rule.
+//! `net_null` with `copy=1` copies a packet on receive and on send, which is what the soft NIC's engine does
+//! besides parsing, looking up and hashing: the equal of engine and worker together. Without copies it only
+//! gives buffers from a pool and takes them back, as a NIC does: the equal of the worker alone. testpmd
+//! neither classifies nor counts by rule.
 
 use program::{ForwardSink, SinkKind};
 use softnic::Drive;

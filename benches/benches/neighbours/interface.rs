@@ -1,10 +1,11 @@
-//! A veth pair, whose one end sends as fast as the kernel lets it and whose other end is received by the daemon (AF_PACKET, frame
-//! by frame and in blocks), by the daemon's receive ring alone, and by tcpdump; and what the daemon takes when it has nothing
-//! to do.
+//! A veth pair, whose one end sends as fast as the kernel lets it and whose other end is received by the
+//! daemon (AF_PACKET, frame by frame and in blocks), by the daemon's receive ring alone, and by tcpdump; and
+//! what the daemon takes when it has nothing to do.
 //!
-//! The ring alone is the soft NIC's wire (a ring of TPACKET_V2) in a loop that only counts frames: no parser, no flow table
-//! and no worker. tcpdump reads blocks of TPACKET_V3 by libpcap and writes the packets to /dev/null. Open vSwitch reads an AF_PACKET
-//! socket by recvmmsg(2). The kernel receives on the sender's core, so the rates are mostly the sender's.
+//! The ring alone is the soft NIC's wire (a ring of TPACKET_V2) in a loop that only counts frames: no parser,
+//! no flow table and no worker. tcpdump reads blocks of TPACKET_V3 by libpcap and writes the packets to
+//! /dev/null. Open vSwitch reads an AF_PACKET socket by recvmmsg(2). The kernel receives on the sender's
+//! core, so the rates are mostly the sender's.
 
 use std::any::Any;
 use std::path::Path;
@@ -166,7 +167,8 @@ fn af_packet(hand_over: HandOver) -> String {
     format!("{{ kind = 'af_packet', interface = '{RECEIVER}', hand_over = '{hand_over}' }}")
 }
 
-/// The daemon with so many rules of acl1_1k, or all. Its processor time is that of the engine and of the worker.
+/// The daemon with so many rules of acl1_1k, or all. Its processor time is that of the engine and of the
+/// worker.
 fn by_daemon(
     inputs: &Inputs,
     (count, hand_over): (usize, HandOver),
@@ -285,7 +287,8 @@ fn by_nft(inputs: &Inputs, count: usize, veth: Result<(), String>) -> Case<'_> {
     })
 }
 
-/// Open vSwitch on the interface, which looks packets up and drops them. Its processor time is that of all its threads.
+/// Open vSwitch on the interface, which looks packets up and drops them. Its processor time is that of all
+/// its threads.
 fn by_switch(inputs: &Inputs, count: usize, veth: Result<(), String>) -> Case<'_> {
     let (name, rules) = delivered_rules(inputs, count);
     receiver(&format!("{}, {name}", switch::NAME), SIZES[0], move || {
@@ -367,8 +370,8 @@ fn reloads(inputs: &Inputs) -> Case<'_> {
     Case { rows: rows.into(), run }
 }
 
-/// The daemon beside the others: packets, and processor time per packet. Open vSwitch is beside the daemon with the same
-/// rules; the ring and tcpdump, which look nothing up, are beside the daemon with one rule.
+/// The daemon beside the others: packets, and processor time per packet. Open vSwitch is beside the daemon
+/// with the same rules; the ring and tcpdump, which look nothing up, are beside the daemon with one rule.
 pub(crate) fn ratios(_: &Inputs, rows: &[Row]) -> Vec<Ratio> {
     let mut ratios = Vec::new();
     let one_rule = format!("{OWN}, {}", one_rule().name);

@@ -1,8 +1,9 @@
-//! Finding the rule of a packet, beside `dpdk-test-acl` and the classifiers of CutSplit's program with the same rules and the same
-//! flows; these ignore TCP flags.
+//! Finding the rule of a packet, beside `dpdk-test-acl` and the classifiers of CutSplit's program with the
+//! same rules and the same flows; these ignore TCP flags.
 //!
-//! The soft NIC's flow table is private. Its cost is that of the engine per frame of a trace with the rules, less that of
-//! the same trace with one rule, which matches every packet. Both deliver every frame to the same worker.
+//! The soft NIC's flow table is private. Its cost is that of the engine per frame of a trace with the rules,
+//! less that of the same trace with one rule, which matches every packet. Both deliver every frame to the
+//! same worker.
 
 use std::cell::RefCell;
 use std::path::PathBuf;
@@ -93,7 +94,8 @@ fn acl<'i>(inputs: &'i Inputs, set: &RuleSet, traffic: Traffic, algorithm: AclAl
     Case::new(row, move || algorithm.nanoseconds(CORE, &rules, &trace, sizes))
 }
 
-/// All classifiers of the program, which runs once in a round: the first case that asks for a figure of it starts it.
+/// All classifiers of the program, which runs once in a round: the first case that asks for a figure of it
+/// starts it.
 fn classifiers<'i>(
     inputs: &'i Inputs,
     program: &CutSplitProgram,

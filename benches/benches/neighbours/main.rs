@@ -1,23 +1,24 @@
-//! `make bench ARGS='--bench neighbours'`: steerd beside what a user would take instead, with the same rules and the same
-//! packets, in interleaved rounds of one run, on cores 0 and 1. Takes less than half an hour.
+//! `make bench ARGS='--bench neighbours'`: steerd beside what a user would take instead, with the same rules
+//! and the same packets, in interleaved rounds of one run, on cores 0 and 1. Takes less than half an hour.
 //!
-//! - `daemon`: a `steerd run` process beside testpmd with `net_memif` and Open vSwitch on DPDK, from core to core; few flows
-//!   and many;
+//! - `daemon`: a `steerd run` process beside testpmd with `net_memif` and Open vSwitch on DPDK, from core to
+//!   core; few flows and many;
 //! - `one-core`: engine and worker in turn, and the worker alone, beside testpmd with `net_pcap`;
 //! - `lookup`: the flow table beside `dpdk-test-acl`;
 //! - `personalities`: that process on a soft NIC with the limits of an mlx5, beside one without limits;
 //! - `providers`: its worker on rdma-core's mlx5 provider, beside the soft NIC's own;
 //! - `forward`: the sink beside testpmd's `macswap`;
-//! - `interface`: AF_PACKET on a veth pair beside its ring alone, tcpdump, nft and Open vSwitch; idle cores; memory after
-//!   reloads.
+//! - `interface`: AF_PACKET on a veth pair beside its ring alone, tcpdump, nft and Open vSwitch; idle cores;
+//!   memory after reloads.
 //!
-//! These words as arguments select tables. Each round waits for an idle machine; if it does not become idle, the output and
-//! the JSON say that the figures are provisional. What cannot run is "not measured", with the reason.
+//! These words as arguments select tables. Each round waits for an idle machine; if it does not become idle,
+//! the output and the JSON say that the figures are provisional. What cannot run is "not measured", with the
+//! reason.
 //!
-//! `STEERD_CORPORA` names the folder of the real ClassBench sets. `STEERD_BENCH_FOLDER` keeps rules and traces, so that the
-//! commands of the rows can be repeated. `STEERD_BENCH_QUICK=1` tests the bench itself with short rounds on any machine.
-//! Writes `neighbours.json`, `neighbours.svg` and `measurements.md` to `target/bench`, and, with `STEERD_BENCH_DOCS=1`, the page
-//! and the plot to `docs/explanation`.
+//! `STEERD_CORPORA` names the folder of the real ClassBench sets. `STEERD_BENCH_FOLDER` keeps rules and
+//! traces, so that the commands of the rows can be repeated. `STEERD_BENCH_QUICK=1` tests the bench itself
+//! with short rounds on any machine. Writes `neighbours.json`, `neighbours.svg` and `measurements.md` to
+//! `target/bench`, and, with `STEERD_BENCH_DOCS=1`, the page and the plot to `docs/explanation`.
 #![forbid(unsafe_code)]
 
 mod forward;

@@ -1,9 +1,10 @@
-//! One core: the soft NIC's engine and the worker in turn, beside testpmd on `net_pcap` with the same capture, and the
-//! worker alone, beside testpmd's `rxonly`.
+//! One core: the soft NIC's engine and the worker in turn, beside testpmd on `net_pcap` with the same
+//! capture, and the worker alone, beside testpmd's `rxonly`.
 //!
-//! `net_pcap` with `infinite_rx` copies each packet of the capture into a new buffer, as the engine does. `5tswap` parses
-//! packets to their ports and swaps addresses and ports; it looks nothing up. The equal of `rxonly`, which includes that copy,
-//! is engine and worker together: the worker alone copies nothing, so that row is no fair comparison with long packets.
+//! `net_pcap` with `infinite_rx` copies each packet of the capture into a new buffer, as the engine does.
+//! `5tswap` parses packets to their ports and swaps addresses and ports; it looks nothing up. The equal of
+//! `rxonly`, which includes that copy, is engine and worker together: the worker alone copies nothing, so
+//! that row is no fair comparison with long packets.
 
 use std::cell::RefCell;
 use std::path::Path;

@@ -1,7 +1,8 @@
-//! The whole daemon on a soft NIC that refuses what an mlx5 refuses, beside one that takes every flow (`ideal`), with the same rules
-//! and the same traffic. On `mlx5` rules that do not fit are decided by the worker, behind a wide flow: less to look up for the
-//! engine, more for the worker. The soft NIC's engine does in software what a NIC does in hardware, so the rows compare what the two
-//! programs cost, and are not the speed of a NIC.
+//! The whole daemon on a soft NIC that refuses what an mlx5 refuses, beside one that takes every flow
+//! (`ideal`), with the same rules and the same traffic. On `mlx5` rules that do not fit are decided by the
+//! worker, behind a wide flow: less to look up for the engine, more for the worker. The soft NIC's engine
+//! does in software what a NIC does in hardware, so the rows compare what the two programs cost, and are not
+//! the speed of a NIC.
 
 use std::time::Duration;
 
@@ -84,7 +85,8 @@ fn daemon<'i>(
     })
 }
 
-/// Where the packets of the trace are decided, of a sample that is evenly spread, by the program that the daemon compiles.
+/// Where the packets of the trace are decided, of a sample that is evenly spread, by the program that the
+/// daemon compiles.
 fn share(
     policy: &str,
     profile: &DeviceProfile,

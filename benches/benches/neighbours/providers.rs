@@ -1,9 +1,11 @@
-//! The worker of a daemon on the soft NIC's own provider of libibverbs and on rdma-core's unmodified one for an mlx5, over a model of
-//! that device (`softnic exec --method mlx5`): what the polling code of a real NIC costs. The rest of the worker is the same.
+//! The worker of a daemon on the soft NIC's own provider of libibverbs and on rdma-core's unmodified one for
+//! an mlx5, over a model of that device (`softnic exec --method mlx5`): what the polling code of a real NIC
+//! costs. The rest of the worker is the same.
 //!
-//! By the worker's own times: poll, classify and count, one rule, which matches every packet. The model writes completions and
-//! reads posted buffers from the provider's rings, as the device would, on the other core. Where it is slower than the worker,
-//! batches are small, and a packet costs more than it would at the worker's full rate.
+//! By the worker's own times: poll, classify and count, one rule, which matches every packet. The model
+//! writes completions and reads posted buffers from the provider's rings, as the device would, on the other
+//! core. Where it is slower than the worker, batches are small, and a packet costs more than it would at the
+//! worker's full rate.
 
 use std::time::Duration;
 

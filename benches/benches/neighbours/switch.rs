@@ -1,8 +1,10 @@
-//! Open vSwitch in user space, which classifies packets by the same rules without its exact-match cache: on DPDK, from a
-//! capture on one core to testpmd on the other, as the daemon from its engine to its worker; and on an interface of the kernel.
+//! Open vSwitch in user space, which classifies packets by the same rules without its exact-match cache: on
+//! DPDK, from a capture on one core to testpmd on the other, as the daemon from its engine to its worker; and
+//! on an interface of the kernel.
 //!
-//! On DPDK `net_pcap` copies each packet of the capture into a buffer, a polling thread parses it and looks it up, and `net_memif`
-//! copies it for a testpmd that only receives. A round starts the switch anew, since that thread never waits.
+//! On DPDK `net_pcap` copies each packet of the capture into a buffer, a polling thread parses it and looks
+//! it up, and `net_memif` copies it for a testpmd that only receives. A round starts the switch anew, since
+//! that thread never waits.
 
 use std::time::{Duration, Instant};
 

@@ -1,9 +1,10 @@
-//! The whole daemon on two cores: a capture replayed by the soft NIC's engine on one, received by the worker on the other,
-//! beside two testpmd that hand packets from one core to the other through `net_memif`, which copies them.
+//! The whole daemon on two cores: a capture replayed by the soft NIC's engine on one, received by the worker
+//! on the other, beside two testpmd that hand packets from one core to the other through `net_memif`, which
+//! copies them.
 //!
-//! testpmd's `txonly` sends one packet over and over; its `io` sends the same capture as the daemon gets, from `net_pcap`,
-//! which copies it as well. Neither parses, looks up or hashes. Open vSwitch on DPDK gets that capture in the same way, looks
-//! packets up by the same rules, and hands them to a testpmd.
+//! testpmd's `txonly` sends one packet over and over; its `io` sends the same capture as the daemon gets,
+//! from `net_pcap`, which copies it as well. Neither parses, looks up or hashes. Open vSwitch on DPDK gets
+//! that capture in the same way, looks packets up by the same rules, and hands them to a testpmd.
 
 use std::path::Path;
 use std::time::{Duration, Instant};

@@ -1,10 +1,12 @@
-//! The highest rate that is captured to a file in memory without the loss of a packet: by the sink `capture` from the soft
-//! NIC, and by other programs from a veth pair. All have the same packets at the same paces, from the soft NIC's
-//! generator, a buffer of 4 MiB, and the other core for the thread that writes; the sink's worker and engine are on the
-//! core of the generator, as the kernel's receive path is for the others. What was captured is counted in the file.
+//! The highest rate that is captured to a file in memory without the loss of a packet: by the sink `capture`
+//! from the soft NIC, and by other programs from a veth pair. All have the same packets at the same paces,
+//! from the soft NIC's generator, a buffer of 4 MiB, and the other core for the thread that writes; the
+//! sink's worker and engine are on the core of the generator, as the kernel's receive path is for the others.
+//! What was captured is counted in the file.
 //!
-//! On a busy machine, and where the kernel cannot send more, these rates are limits of the machine. So a second row has the
-//! rate at which the thread that writes would use its whole core, by the processor time that a packet took.
+//! On a busy machine, and where the kernel cannot send more, these rates are limits of the machine. So a
+//! second row has the rate at which the thread that writes would use its whole core, by the processor time
+//! that a packet took.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -84,8 +86,8 @@ pub(crate) fn rows(memory: &Result<&Path, String>) -> Vec<Row> {
     cases.into_iter().flat_map(|case| [case.row, case.by_time]).collect()
 }
 
-/// The name of the row with the rate at which a program, or the thread of the sink, would use its whole core, by the time
-/// that a packet took at the highest rate without loss.
+/// The name of the row with the rate at which a program, or the thread of the sink, would use its whole core,
+/// by the time that a packet took at the highest rate without loss.
 pub(crate) fn by_time(tool: &str) -> String {
     format!("{tool}, its core fully used")
 }

@@ -1,5 +1,6 @@
-//! The worker's cost per packet with each kind of sink. The engine runs on the same thread between the measurements; the
-//! other side of a sink has the other core, and time enough between pulses to take what it got.
+//! The worker's cost per packet with each kind of sink. The engine runs on the same thread between the
+//! measurements; the other side of a sink has the other core, and time enough between pulses to take what it
+//! got.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -36,7 +37,8 @@ impl Variant {
     }
 }
 
-/// A rig with its sink and the other side of it. The fields are declared in the order in which they must be dropped.
+/// A rig with its sink and the other side of it. The fields are declared in the order in which they must be
+/// dropped.
 struct Setup {
     clients: Option<Clients>,
     opened: Option<Opened>,

@@ -1,9 +1,10 @@
-//! Packets per second through shared memory from one core to another: from the sink `app` to testpmd, beside two testpmd
-//! joined by `net_memif`. The receiver is the same program with the same options.
+//! Packets per second through shared memory from one core to another: from the sink `app` to testpmd, beside
+//! two testpmd joined by `net_memif`. The receiver is the same program with the same options.
 //!
-//! The sink's endpoint is called with the same 32 received packets over and over, as testpmd's txonly sends packets of one
-//! content: neither receives. testpmd's `io` receives from `net_null`, which gives empty buffers; its counterpart is the
-//! whole worker, whose packets the soft NIC's engine has to copy on the same core.
+//! The sink's endpoint is called with the same 32 received packets over and over, as testpmd's txonly sends
+//! packets of one content: neither receives. testpmd's `io` receives from `net_null`, which gives empty
+//! buffers; its counterpart is the whole worker, whose packets the soft NIC's engine has to copy on the same
+//! core.
 
 use std::path::Path;
 use std::sync::Arc;

@@ -1,11 +1,12 @@
-//! `make bench`: what packets cost beyond the worker's loop, beside other programs that do the same work in the same run:
-//! the worker's cost with each kind of sink, the hand-off to a process beside `net_memif`, and the rate of captures without
-//! loss beside dumpcap, tcpdump and netsniff-ng. Every figure is the median of interleaved rounds: compare ratios, not
-//! runs. Forwarding beside testpmd is in the bench `neighbours`.
+//! `make bench`: what packets cost beyond the worker's loop, beside other programs that do the same work in
+//! the same run: the worker's cost with each kind of sink, the hand-off to a process beside `net_memif`, and
+//! the rate of captures without loss beside dumpcap, tcpdump and netsniff-ng. Every figure is the median of
+//! interleaved rounds: compare ratios, not runs. Forwarding beside testpmd is in the bench `neighbours`.
 //!
-//! It runs in a network namespace of its own (it starts itself by `unshare`), on two cores: what is measured on core 0,
-//! the other side on core 1. A program or privilege that is missing makes its rows "not measured". Takes about four minutes;
-//! `cost`, `handoff` and `capture` as arguments select tables. Writes `target/bench/sinks.json`.
+//! It runs in a network namespace of its own (it starts itself by `unshare`), on two cores: what is measured
+//! on core 0, the other side on core 1. A program or privilege that is missing makes its rows "not measured".
+//! Takes about four minutes; `cost`, `handoff` and `capture` as arguments select tables. Writes
+//! `target/bench/sinks.json`.
 #![forbid(unsafe_code)]
 
 mod capture;
@@ -115,8 +116,8 @@ fn print_goals(rows: &[Row]) {
         }
     }
     for bytes in SIZES {
-        // Measured beside measured, computed beside computed, and measured beside what dumpcap could do with a faster
-        // generator.
+        // Measured beside measured, computed beside computed, and measured beside what dumpcap could do with
+        // a faster generator.
         let computed = (capture::by_time(capture::OWN), capture::by_time("dumpcap"));
         let own = capture::OWN.to_owned();
         let pairs = [(own.clone(), "dumpcap".to_owned()), computed.clone(), (own, computed.1)];

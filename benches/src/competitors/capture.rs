@@ -1,5 +1,5 @@
-//! Programs that capture an interface to a file, in the network namespace of this process: dumpcap, tcpdump and
-//! netsniff-ng.
+//! Programs that capture an interface to a file, in the network namespace of this process: dumpcap, tcpdump
+//! and netsniff-ng.
 
 use std::io::{self, BufRead as _, BufReader, Read, Seek as _};
 use std::path::Path;
@@ -46,8 +46,8 @@ impl CaptureTool {
         }
     }
 
-    /// How long after the last packet it has read all: libpcap's block of packets is full, or that old. tcpdump waits for
-    /// 1 s, dumpcap for 250 ms.
+    /// How long after the last packet it has read all: libpcap's block of packets is full, or that old.
+    /// tcpdump waits for 1 s, dumpcap for 250 ms.
     #[must_use]
     pub fn settles(self) -> Duration {
         Duration::from_millis(if self == Self::Tcpdump { 1200 } else { 400 })

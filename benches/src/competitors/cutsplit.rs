@@ -1,6 +1,6 @@
-//! The program of github.com/lyxocs/CutSplit (Apache-2.0), which runs the classifiers `CutTSS`, `PSTSS`, `PartitionSort` and `CutSplit` one
-//! after the other on a file of rules and a trace, and times them itself. Its sources are not part of this repository: a variable of
-//! the environment names a folder with them.
+//! The program of github.com/lyxocs/CutSplit (Apache-2.0), which runs the classifiers `CutTSS`, `PSTSS`,
+//! `PartitionSort` and `CutSplit` one after the other on a file of rules and a trace, and times them itself.
+//! Its sources are not part of this repository: a variable of the environment names a folder with them.
 
 use std::collections::HashMap;
 use std::os::unix::process::ExitStatusExt as _;

@@ -1,5 +1,5 @@
-//! `nft -f` with the same rules: as a chain, or as a verdict map of concatenated intervals with the other rules in a
-//! chain after it.
+//! `nft -f` with the same rules: as a chain, or as a verdict map of concatenated intervals with the other
+//! rules in a chain after it.
 
 use std::fmt::Write as _;
 use std::net::Ipv4Addr;
@@ -102,8 +102,8 @@ pub fn load_here(file: &Path) -> Result<(), String> {
     run(Command::new("nft").arg("-f").arg(file)).map(|_| ())
 }
 
-/// A verdict map of the filters that share no packet with an earlier one and may therefore be evaluated first, and the
-/// others as rules after it. Returns how many are in the map, too.
+/// A verdict map of the filters that share no packet with an earlier one and may therefore be evaluated
+/// first, and the others as rules after it. Returns how many are in the map, too.
 #[must_use]
 pub fn mapped(rules: &[Rule]) -> (String, usize) {
     let (mut elements, mut rest) = (Vec::new(), String::new());

@@ -1,9 +1,10 @@
-//! Open vSwitch with the same rules, in a temporary folder and without a kernel module: a switch without ports, into which
-//! `ovs-ofctl` loads flows (the `dummy` datapath, which needs no privilege), or one that classifies packets in user space (the
-//! `netdev` datapath), of the kernel's interfaces or of DPDK's devices.
+//! Open vSwitch with the same rules, in a temporary folder and without a kernel module: a switch without
+//! ports, into which `ovs-ofctl` loads flows (the `dummy` datapath, which needs no privilege), or one that
+//! classifies packets in user space (the `netdev` datapath), of the kernel's interfaces or of DPDK's devices.
 //!
-//! A switch that classifies does so without its exact-match cache: one entry of it for each flow of a short trace would
-//! answer everything. Its wildcard cache, which keeps what earlier packets were decided by, is its classifier.
+//! A switch that classifies does so without its exact-match cache: one entry of it for each flow of a short
+//! trace would answer everything. Its wildcard cache, which keeps what earlier packets were decided by, is
+//! its classifier.
 
 use std::fmt::Write as _;
 use std::net::Ipv4Addr;
@@ -24,8 +25,8 @@ const DAEMON: &str = "usr/lib/openvswitch-switch/ovs-vswitchd";
 const DPDK_DAEMON: &str = "usr/lib/openvswitch-switch-dpdk/ovs-vswitchd-dpdk";
 /// The longest time until the caches of a switch know a trace.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Free huge pages with which it has buffers for at least 131,072 packets, half of its maximum of 262,144; if fewer are free,
-/// it gets normal pages.
+/// Free huge pages with which it has buffers for at least 131,072 packets, half of its maximum of 262,144; if
+/// fewer are free, it gets normal pages.
 const HUGE_MIB: u64 = 500;
 const NORMAL_MIB: u32 = 1400;
 /// The packets looked up for each one that its caches miss, at least, in a window of [`Switch::settle`].
@@ -92,7 +93,8 @@ impl Switch {
         Ok(started.elapsed())
     }
 
-    /// Adds a port with this number, by the columns of its interface in the database (ovs-vswitchd.conf.db(5)).
+    /// Adds a port with this number, by the columns of its interface in the database
+    /// (ovs-vswitchd.conf.db(5)).
     ///
     /// # Errors
     /// The message of `ovs-vsctl` or of the switch.
@@ -255,7 +257,8 @@ impl Datapath {
     }
 }
 
-/// All, and those that were missed, of `  lookups: hit:155266908 missed:1242 lost:19306`; no packet is among two of these.
+/// All, and those that were missed, of `  lookups: hit:155266908 missed:1242 lost:19306`; no packet is among
+/// two of these.
 fn lookups(text: &str) -> Option<(u64, u64)> {
     let line = text.lines().find_map(|line| line.trim_start().strip_prefix("lookups: "))?;
     let count = |name: &str| -> Option<u64> {
@@ -265,8 +268,8 @@ fn lookups(text: &str) -> Option<(u64, u64)> {
     Some((count("hit")? + missed, missed))
 }
 
-/// The rules as flows, the first with the highest priority. OpenFlow has no port ranges: they become prefixes.
-/// Returns the number of flows, too; `None` if there are more rules than priorities.
+/// The rules as flows, the first with the highest priority. OpenFlow has no port ranges: they become
+/// prefixes. Returns the number of flows, too; `None` if there are more rules than priorities.
 #[must_use]
 pub fn flows(rules: &[Rule]) -> Option<(String, usize)> {
     let (mut text, mut count) = (String::new(), 0);

@@ -1,5 +1,5 @@
-//! DPDK's testpmd on virtual devices (Debian's package `dpdk-dev`) with one forwarding core, on reserved huge pages where
-//! there are enough of them.
+//! DPDK's testpmd on virtual devices (Debian's package `dpdk-dev`) with one forwarding core, on reserved huge
+//! pages where there are enough of them.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::{Child, ChildStdin, Command, Stdio};

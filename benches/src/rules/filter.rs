@@ -85,7 +85,8 @@ impl Filter {
             && ranges(self.dst_port, other.dst_port)
     }
 
-    /// Whether a packet of these addresses, ports and this protocol matches. Flags are ignored, and ports of all protocols count.
+    /// Whether a packet of these addresses, ports and this protocol matches. Flags are ignored, and ports of
+    /// all protocols count.
     #[must_use]
     pub(crate) fn matches(&self, [src, dst]: [u32; 2], [src_port, dst_port]: [u16; 2], protocol: u8) -> bool {
         let prefix = |(address, length): (u32, u32), packet: u32| (address ^ packet) & mask(length) == 0;

@@ -1,5 +1,6 @@
-//! Generated filters that resemble ClassBench's access lists: hosts and prefixes of few sites, mostly any source port,
-//! services, ranges, some flags, the more specific filters first. The same count gives the same set on every machine.
+//! Generated filters that resemble ClassBench's access lists: hosts and prefixes of few sites, mostly any
+//! source port, services, ranges, some flags, the more specific filters first. The same count gives the same
+//! set on every machine.
 
 use std::cmp::Reverse;
 use std::collections::HashSet;

@@ -1,5 +1,5 @@
-//! The conditions of a match on single numbers and on header stacks. Besides `Predicate`, which the tests compare it
-//! with, only this module defines what each key of a match means.
+//! The conditions of a match on single numbers and on header stacks. Besides `Predicate`, which the tests
+//! compare it with, only this module defines what each key of a match means.
 
 use packet::stack::{Coordinate, Domain, FRAGMENT_CODES, InnerLabel, LabelPart, Level};
 use packet::{Field, Header, IpProtocol};
@@ -82,8 +82,8 @@ impl<'m> Conditions<'m> {
         }
     }
 
-    /// The condition on a field that is a number. With `or_no_ports` a packet without ports meets any condition on
-    /// them.
+    /// The condition on a field that is a number. With `or_no_ports` a packet without ports meets any
+    /// condition on them.
     fn values(&mut self, level: Level, field: Field, values: &RangeSet<u32>, or_no_ports: bool) {
         let coordinate = Coordinate::Field(field, level);
         match field {

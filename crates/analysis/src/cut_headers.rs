@@ -1,6 +1,7 @@
-//! Frames in which a header that another one announces is missing: it is cut off or malformed in every frame with these
-//! header fields, and no host can use such a packet. A header that is missing because the announcement means something
-//! else (a later fragment, GRE of another version, UDP to the port of VXLAN without its flag) is no such case.
+//! Frames in which a header that another one announces is missing: it is cut off or malformed in every frame
+//! with these header fields, and no host can use such a packet. A header that is missing because the
+//! announcement means something else (a later fragment, GRE of another version, UDP to the port of VXLAN
+//! without its flag) is no such case.
 
 use packet::stack::{
     Coordinate, Domain, HeaderStack, Level, MAX_TAGS, Network, PacketHeaders, Transport, Tunnel,

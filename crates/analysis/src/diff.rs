@@ -1,8 +1,10 @@
-//! The packets that two policies treat differently, as regions in the policy language with an example packet each. Texts
-//! are not compared: policies that treat every packet alike have no difference, however they are written. A change of a
-//! group's workers or hashing is a change of all its traffic; a change of its name is none.
+//! The packets that two policies treat differently, as regions in the policy language with an example packet
+//! each. Texts are not compared: policies that treat every packet alike have no difference, however they are
+//! written. A change of a group's workers or hashing is a change of all its traffic; a change of its name is
+//! none.
 //!
-//! `pairs` finds between which rules packets move, `expand` makes regions of them, and `report` adds names and texts.
+//! `pairs` finds between which rules packets move, `expand` makes regions of them, and `report` adds names
+//! and texts.
 
 mod expand;
 mod groups;
@@ -34,8 +36,8 @@ pub struct Detail {
     pub regions_per_pair: usize,
     /// The most regions in total.
     pub regions: usize,
-    /// The longest time to look for them; what is not decided by then is reported as not decided. Without this limit the
-    /// number of comparisons is limited only, so that the result is the same on each machine.
+    /// The longest time to look for them; what is not decided by then is reported as not decided. Without
+    /// this limit the number of comparisons is limited only, so that the result is the same on each machine.
     pub time: Option<Duration>,
 }
 
@@ -46,7 +48,8 @@ impl Detail {
     pub const FULL: Self = Self { regions_per_pair: 4096, regions: 65_536, time: None };
 }
 
-/// The most pairs of rules that are reported. Two policies can have as many as the product of their numbers of rules.
+/// The most pairs of rules that are reported. Two policies can have as many as the product of their numbers
+/// of rules.
 pub const MAX_PAIRS: usize = 65_536;
 /// The most regions of a pair that are counted.
 pub const MAX_COUNTED_REGIONS: usize = 64;
@@ -60,8 +63,8 @@ pub const MAX_NAMED_OPEN: usize = 64;
 /// The difference of two policies.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Diff {
-    /// The regions by direction and pair of rules. Regions of one pair may overlap; together they are all packets that the pair
-    /// treats differently, unless its summary counts more.
+    /// The regions by direction and pair of rules. Regions of one pair may overlap; together they are all
+    /// packets that the pair treats differently, unless its summary counts more.
     pub regions: Vec<Change>,
     /// Every pair of rules between which packets move, by rule of the new policy, then of the old one.
     pub pairs: Vec<PairSummary>,
@@ -110,8 +113,8 @@ pub struct PairSummary {
     pub before: Effect,
     /// The new policy's rule.
     pub after: Effect,
-    /// The packets that both rules match; those that move are these without what other rules match first. Empty if no
-    /// regions are reported.
+    /// The packets that both rules match; those that move are these without what other rules match first.
+    /// Empty if no regions are reported.
     pub within: Vec<Region>,
     /// The rules that match some of them first.
     pub but_for: Names,
@@ -164,8 +167,8 @@ impl Diff {
     }
 }
 
-/// The rules that do not let all packets through in one of two policies. No other rule treats packets like such a rule, so
-/// each has groups of its own; a change of what it lets through moves no packets.
+/// The rules that do not let all packets through in one of two policies. No other rule treats packets like
+/// such a rule, so each has groups of its own; a change of what it lets through moves no packets.
 struct Policed<'p> {
     /// The groups of both policies.
     groups: usize,

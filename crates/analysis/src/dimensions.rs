@@ -1,6 +1,7 @@
-//! The dimensions of a packet space: the fields that some match constrains. Each is cut into segments at every value
-//! where a condition or a domain begins or ends, so that two values of one segment are in the same conditions and sets
-//! of segments are exact. Made once from all matches that are to be compared; turns each match into products.
+//! The dimensions of a packet space: the fields that some match constrains. Each is cut into segments at
+//! every value where a condition or a domain begins or ends, so that two values of one segment are in the
+//! same conditions and sets of segments are exact. Made once from all matches that are to be compared; turns
+//! each match into products.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,8 +15,8 @@ use crate::mac_layout::Layout;
 use crate::product::Product;
 use crate::stack_set::{self, StackSet, alternatives, domain, present};
 
-/// The most products for one match; lists of MAC addresses whose masks neither include nor exclude each other may need
-/// more. Such a match is then a single rough product, and questions about it may remain undecided.
+/// The most products for one match; lists of MAC addresses whose masks neither include nor exclude each other
+/// may need more. Such a match is then a single rough product, and questions about it may remain undecided.
 pub const MAX_PRODUCTS: usize = 512;
 /// The longest list of such addresses that is attempted.
 const MAX_CROSSED_MACS: usize = 8192;
@@ -133,7 +134,8 @@ impl Dimensions {
         product
     }
 
-    /// The packets of a match, as disjoint products: one, unless MAC addresses need several; or one rough product.
+    /// The packets of a match, as disjoint products: one, unless MAC addresses need several; or one rough
+    /// product.
     pub(super) fn products(&self, matches: &Match) -> Vec<Product> {
         let mut product = self.everything();
         let mut lists = Vec::new();
@@ -251,8 +253,8 @@ const PLACES: [u8; FIELDS.len()] = {
     places
 };
 
-/// The place of a number among the dimensions. Numbers that are not in the table of fields follow a field of the same
-/// header.
+/// The place of a number among the dimensions. Numbers that are not in the table of fields follow a field of
+/// the same header.
 const fn rank(coordinate: Coordinate) -> u32 {
     let (field, sub, level, entry) = match coordinate {
         Coordinate::Field(field, level) => (field, 0, level, 0),
@@ -267,8 +269,8 @@ const fn rank(coordinate: Coordinate) -> u32 {
     (PLACES[field as usize] as u32) << 16 | sub << 8 | is_inner << 4 | entry as u32
 }
 
-/// Joins boxes that differ in one dimension only, last dimension first, until none is left; what lists of addresses
-/// with the same mask become is then one part_sets.
+/// Joins boxes that differ in one dimension only, last dimension first, until none is left; what lists of
+/// addresses with the same mask become is then one part_sets.
 fn merge(boxes: &mut Vec<Vec<IntervalSet>>, dimensions: usize) {
     for dimension in (0..dimensions).rev() {
         let mut joined: BTreeMap<Vec<Vec<Interval>>, Vec<Interval>> = BTreeMap::new();

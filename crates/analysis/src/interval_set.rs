@@ -179,8 +179,9 @@ struct Walk<'s> {
 }
 
 impl<'s> Walk<'s> {
-    /// The intervals from the first that ends at `low` or later; `low` must not decrease between calls. The cost is
-    /// logarithmic in the number of intervals passed, so walking through two lists costs at most their lengths.
+    /// The intervals from the first that ends at `low` or later; `low` must not decrease between calls. The
+    /// cost is logarithmic in the number of intervals passed, so walking through two lists costs at most
+    /// their lengths.
     #[inline]
     fn reaching(&mut self, low: u32) -> &'s [Interval] {
         let is_passed = |interval: &Interval| interval.1 < low;

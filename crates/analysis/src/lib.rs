@@ -1,10 +1,12 @@
-//! Exact analysis of policies: which rules shadow which, which packets two policies treat differently, and which packets
-//! of the host a program gives to workers (`protect`, `lost`), each with an example packet. Nothing is sampled or guessed; a question that exceeds its limit is reported as not decided.
+//! Exact analysis of policies: which rules shadow which, which packets two policies treat differently, and
+//! which packets of the host a program gives to workers (`protect`, `lost`), each with an example packet.
+//! Nothing is sampled or guessed; a question that exceeds its limit is reported as not decided.
 //!
-//! A policy's matches are converted (`conditions`) to products of sets (`product`) over the constrained fields
-//! (`dimensions`) and header stacks (`stack_set`). `search` decides whether a product has packets outside of others;
-//! `shadowing` and `diff` are built on that. `region` and `match_text` write products in the policy language. Every
-//! limit is a named constant. For `steerd check`, `steerd diff`, start and reload; never used on the packet path.
+//! A policy's matches are converted (`conditions`) to products of sets (`product`) over the constrained
+//! fields (`dimensions`) and header stacks (`stack_set`). `search` decides whether a product has packets
+//! outside of others; `shadowing` and `diff` are built on that. `region` and `match_text` write products in
+//! the policy language. Every limit is a named constant. For `steerd check`, `steerd diff`, start and reload;
+//! never used on the packet path.
 //!
 //! ```
 //! use policy::{NoFiles, Source};

@@ -1,10 +1,12 @@
-//! Lost exceptions: packets that a policy leaves to the kernel and that a worker receives which cannot give them back.
+//! Lost exceptions: packets that a policy leaves to the kernel and that a worker receives which cannot give
+//! them back.
 //!
-//! No flow leaves a packet to the host: packets that match no flow do. So a packet that the policy leaves to the kernel is
-//! lost exactly if some flow matches it, whichever is the first, since the first one leads to a class that decides as the
-//! policy does. The question is therefore asked of each flow, as a product of sets, and each rule that leaves packets to the
-//! kernel: is there a packet of both that no earlier rule matches? Flows of classes that decide otherwise for every packet
-//! contain none and are skipped. Each witness is confirmed by [`Program::explain_deep`].
+//! No flow leaves a packet to the host: packets that match no flow do. So a packet that the policy leaves to
+//! the kernel is lost exactly if some flow matches it, whichever is the first, since the first one leads to a
+//! class that decides as the policy does. The question is therefore asked of each flow, as a product of sets,
+//! and each rule that leaves packets to the kernel: is there a packet of both that no earlier rule matches?
+//! Flows of classes that decide otherwise for every packet contain none and are skipped. Each witness is
+//! confirmed by [`Program::explain_deep`].
 //!
 //! Frames with [cut headers](crate::cut_headers) are left out: a host cannot use them.
 
@@ -49,13 +51,15 @@ pub struct OpenException {
 /// The lost exceptions of a program.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LostExceptions {
-    /// One packet for each rule that leaves packets to the kernel, the default among them, of which some are lost.
+    /// One packet for each rule that leaves packets to the kernel, the default among them, of which some are
+    /// lost.
     pub found: Vec<LostException>,
     /// The rules that exceed a limit of the analysis.
     pub not_decided: Vec<OpenException>,
 }
 
-/// Which rules of a policy, the default among them, leave packets to the kernel that the flows of its program take.
+/// Which rules of a policy, the default among them, leave packets to the kernel that the flows of its program
+/// take.
 #[must_use]
 pub fn lost_exceptions(policy: &Policy, program: &Program) -> LostExceptions {
     // With a kernel sink, workers give these packets back.
@@ -173,7 +177,8 @@ impl LossSearch<'_> {
         let (rule, taken_by) = (explained.outcome.rule, explained.rule);
         let is_lost = explained.is_lost_exception();
         if rule != RuleId(entry.rule) || !is_lost {
-            // A set that is not exact contains more packets than the flow or the match, and the witness is one of them.
+            // A set that is not exact contains more packets than the flow or the match, and the witness is
+            // one of them.
             debug_assert!(!is_exact || free.is_rough, "{witness} is in a flow, and {rule} decides it");
             let why = "the masks of a flow, or of MAC addresses, do not form few ranges";
             self.leave_open(RuleId(entry.rule), suspect, why.to_owned());

@@ -1,7 +1,7 @@
-//! MAC addresses as numbers in which masked addresses are intervals. Masks need not be prefixes, so the bits are put in
-//! an order in which they are, which is possible if of any two masks one includes the other. Otherwise the bits are
-//! split into groups that each mask contains whole or not at all, and each group is a dimension of its own: there a
-//! masked address is one value or all. Both ways are exact.
+//! MAC addresses as numbers in which masked addresses are intervals. Masks need not be prefixes, so the bits
+//! are put in an order in which they are, which is possible if of any two masks one includes the other.
+//! Otherwise the bits are split into groups that each mask contains whole or not at all, and each group is a
+//! dimension of its own: there a masked address is one value or all. Both ways are exact.
 
 use packet::{MacAddr, mac_number};
 use program::MaskedMac;

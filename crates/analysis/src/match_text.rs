@@ -1,5 +1,5 @@
-//! Matches as text in the policy language, which parses back to an equivalent match. Of a list and its complement
-//! behind `not` the shorter is written.
+//! Matches as text in the policy language, which parses back to an equivalent match. Of a list and its
+//! complement behind `not` the shorter is written.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 

@@ -1,6 +1,6 @@
-//! Sets of packets that are products: some header stacks, and a set of values on each dimension. A dimension restricts
-//! only packets whose stack has its field. All operations are exact, except on products that are marked as rough; only
-//! the interval sets allocate.
+//! Sets of packets that are products: some header stacks, and a set of values on each dimension. A dimension
+//! restricts only packets whose stack has its field. All operations are exact, except on products that are
+//! marked as rough; only the interval sets allocate.
 
 use packet::stack::{Coordinate, pick};
 use policy::Witness;
@@ -9,8 +9,9 @@ use crate::dimensions::{Dimension, Dimensions};
 use crate::interval_set::IntervalSet;
 use crate::stack_set::StackSet;
 
-/// A product of sets. Invariant, kept by [`Product::close`]: it has no stack without packets and no value without a
-/// stack, so it is empty exactly if its set of stacks is, and equal sets of packets are equal values.
+/// A product of sets. Invariant, kept by [`Product::close`]: it has no stack without packets and no value
+/// without a stack, so it is empty exactly if its set of stacks is, and equal sets of packets are equal
+/// values.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Product {
     pub(super) stacks: StackSet,
@@ -31,7 +32,8 @@ impl Product {
         1 + self.intervals / INTERVALS_PER_COMPARISON
     }
 
-    /// The cost of comparing it with another product, in comparisons: more where both have long lists of nearby values.
+    /// The cost of comparing it with another product, in comparisons: more where both have long lists of
+    /// nearby values.
     pub(super) fn effort(&self, other: &Self) -> u64 {
         if self.intervals + other.intervals < INTERVALS_PER_COMPARISON {
             return 1;
@@ -126,9 +128,10 @@ impl Product {
 
     /// The packets of `self` that are not in `other`, as disjoint products.
     ///
-    /// First the packets with other stacks. Then, dimension by dimension, the packets whose value `other` lacks become
-    /// a part, and `rest` keeps those whose value it has or that lack the field. A packet outside `other` differs from it
-    /// in a first dimension, so it is in exactly one part; what remains in `rest` at the end is in `other`.
+    /// First the packets with other stacks. Then, dimension by dimension, the packets whose value `other`
+    /// lacks become a part, and `rest` keeps those whose value it has or that lack the field. A packet
+    /// outside `other` differs from it in a first dimension, so it is in exactly one part; what remains in
+    /// `rest` at the end is in `other`.
     pub(super) fn minus(&self, other: &Self, dimensions: &Dimensions) -> Vec<Self> {
         let other_structures = self.stacks.minus(&other.stacks);
         let mut parts: Vec<Self> = other_structures.map(|stacks| self.within(stacks, dimensions)).collect();
@@ -160,7 +163,8 @@ impl Product {
         self.within(self.stacks.plainest(), dimensions)
     }
 
-    /// A packet of it, unless it is empty: each number has its usual value where the product has it, else the least.
+    /// A packet of it, unless it is empty: each number has its usual value where the product has it, else the
+    /// least.
     pub(super) fn witness(&self, dimensions: &Dimensions) -> Option<Witness> {
         let (stack, tags) = self.stacks.first()?;
         let value = |coordinate: Coordinate| {
@@ -182,8 +186,9 @@ impl Product {
         Some(Witness { frame: stack.frame(tags, value) })
     }
 
-    /// Removes the stacks that have no packet left, then the values that no remaining stack can have, and counts the
-    /// intervals. One round is enough: a stack that remains has a value on each of its dimensions, and those values stay.
+    /// Removes the stacks that have no packet left, then the values that no remaining stack can have, and
+    /// counts the intervals. One round is enough: a stack that remains has a value on each of its dimensions,
+    /// and those values stay.
     pub(super) fn close(&mut self, dimensions: &Dimensions) {
         for (dimension, set) in dimensions.list.iter().zip(&self.sets) {
             dimension.close(&mut self.stacks, set);
@@ -203,8 +208,8 @@ impl Product {
         self.sets.iter().map(IntervalSet::len).collect()
     }
 
-    /// A rough estimate of the part of `self`, whose sets have `sizes` segments, that is in `other`. It guides choices
-    /// that affect speed, never a result.
+    /// A rough estimate of the part of `self`, whose sets have `sizes` segments, that is in `other`. It
+    /// guides choices that affect speed, never a result.
     pub(super) fn share(&self, sizes: &[u64], other: &Self) -> f64 {
         let part = |((ours, theirs), size): ((&IntervalSet, &IntervalSet), &u64)| match theirs.contains(ours)
         {

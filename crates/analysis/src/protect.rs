@@ -1,16 +1,18 @@
-//! Whether protected packets reach the host: under a policy, on any device, and with a compiled program, on one device.
-//! Both questions are about sets of packets and are answered exactly, or as not decided.
+//! Whether protected packets reach the host: under a policy, on any device, and with a compiled program, on
+//! one device. Both questions are about sets of packets and are answered exactly, or as not decided.
 //!
-//! **Policy.** A protected packet misses the host if the first final rule that matches it, or else the default, does
-//! something else than leave it to the host or deliver it to the sink of kind `kernel`. The rules are gone through in order. For each that takes packets, its share of
-//! the protected ones without those that earlier rules leave to the host is computed; earlier rules that take packets need
-//! not be subtracted, because the search ends at the first of them whose share is not empty.
+//! **Policy.** A protected packet misses the host if the first final rule that matches it, or else the
+//! default, does something else than leave it to the host or deliver it to the sink of kind `kernel`. The
+//! rules are gone through in order. For each that takes packets, its share of the protected ones without
+//! those that earlier rules leave to the host is computed; earlier rules that take packets need not be
+//! subtracted, because the search ends at the first of them whose share is not empty.
 //!
-//! **Program.** With a sink of kind `kernel`, workers return what the policy leaves to the host, and nothing is to be
-//! asked. Without one: no flow leaves a packet to the host: packets that match no flow do. So a packet that the policy leaves to
-//! the host misses it exactly if some flow matches it. That is a question about pairs, a protected match and a flow, each
-//! a product of sets: it takes an intersection and no search, and a flow for which every class decides otherwise than
-//! "left to the host" cannot contain such a packet and is skipped. Each witness is confirmed by [`Program::explain_deep`].
+//! **Program.** With a sink of kind `kernel`, workers return what the policy leaves to the host, and nothing
+//! is to be asked. Without one: no flow leaves a packet to the host: packets that match no flow do. So a
+//! packet that the policy leaves to the host misses it exactly if some flow matches it. That is a question
+//! about pairs, a protected match and a flow, each a product of sets: it takes an intersection and no search,
+//! and a flow for which every class decides otherwise than "left to the host" cannot contain such a packet
+//! and is skipped. Each witness is confirmed by [`Program::explain_deep`].
 
 use std::collections::BTreeSet;
 
@@ -58,7 +60,8 @@ pub fn protection(policy: &Policy) -> Vec<Protected> {
     protected.iter().map(|protected| view.missed(&protected.matches)).collect()
 }
 
-/// The kinds of packets, of those that hosts need, of which the policy leaves none to the host, each with an example.
+/// The kinds of packets, of those that hosts need, of which the policy leaves none to the host, each with an
+/// example.
 #[must_use]
 pub fn unreachable_kinds(policy: &Policy) -> Vec<(&'static Kind, Witness)> {
     let kinds: Vec<(&Kind, Match)> =
@@ -67,8 +70,8 @@ pub fn unreachable_kinds(policy: &Policy) -> Vec<(&'static Kind, Witness)> {
     kinds.iter().filter_map(|(kind, matches)| Some((*kind, view.example_if_none_is_left(matches)?))).collect()
 }
 
-/// For each match of `[protect]`, whether the program leaves all of its packets to the host. Matches of which the policy
-/// itself takes packets (see [`protection`]) have the same result.
+/// For each match of `[protect]`, whether the program leaves all of its packets to the host. Matches of which
+/// the policy itself takes packets (see [`protection`]) have the same result.
 #[must_use]
 pub fn protection_on_device(policy: &Policy, program: &Program, by_policy: &[Protected]) -> Vec<Protected> {
     let protected = policy.protect.as_deref().unwrap_or_default();
@@ -114,7 +117,8 @@ fn in_flows(
             if !explained.reaches_host() && predicate.matches_deep(&key) {
                 return Protected::Missed(Missed { taken_by: explained.rule, witness });
             }
-            // A set that is not exact contains more packets than the flow or the match, and the witness is one of them.
+            // A set that is not exact contains more packets than the flow or the match, and the witness is
+            // one of them.
             let is_exact = packets.is_exact && !shared.is_rough;
             debug_assert!(!is_exact, "{witness} is in a flow of {rule:?} and reaches the host");
             open = Some("the masks of a flow, or of MAC addresses, do not form few ranges".to_owned());

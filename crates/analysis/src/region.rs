@@ -1,5 +1,6 @@
-//! Products as matches of the policy language. Nearly every product equals some match. For one that the language cannot
-//! express (packets with a truncated TCP header, for example) the smallest match around it is given with a remark.
+//! Products as matches of the policy language. Nearly every product equals some match. For one that the
+//! language cannot express (packets with a truncated TCP header, for example) the smallest match around it is
+//! given with a remark.
 
 use std::fmt;
 use std::sync::LazyLock;
@@ -57,7 +58,8 @@ pub(super) fn parts(dimensions: &Dimensions, product: &Product) -> Vec<Product> 
     whole
 }
 
-/// The smallest match around a product, which is one of its [`parts`], and which of its packets are in the product.
+/// The smallest match around a product, which is one of its [`parts`], and which of its packets are in the
+/// product.
 pub(super) fn of(dimensions: &Dimensions, product: &Product) -> Region {
     let matches = nearest(dimensions, product);
     let surplus: Vec<Product> =
@@ -120,8 +122,8 @@ pub(super) fn of_key(coordinate: Coordinate) -> StackSet {
     }
 }
 
-/// A product between a part and the whole that contains it: as close to the part as possible without longer lists, and
-/// one match. On fields that the part's packets lack, the whole's set is kept.
+/// A product between a part and the whole that contains it: as close to the part as possible without longer
+/// lists, and one match. On fields that the part's packets lack, the whole's set is kept.
 pub(super) fn narrowed(dimensions: &Dimensions, whole: &Product, part: &Product) -> Product {
     let with = |stacks: StackSet| {
         let mut narrow = Product { stacks, ..whole.clone() };
@@ -141,8 +143,8 @@ pub(super) fn narrowed(dimensions: &Dimensions, whole: &Product, part: &Product)
     narrow.find(is_one).unwrap_or_else(|| whole.clone())
 }
 
-/// The product in parts, if it is not one match: some packets lack a field that is restricted for others, or the
-/// combination of fragments and flags needs several matches.
+/// The product in parts, if it is not one match: some packets lack a field that is restricted for others, or
+/// the combination of fragments and flags needs several matches.
 fn splits(dimensions: &Dimensions, product: &Product) -> Option<Vec<Product>> {
     let with = |stacks: StackSet| product.within(stacks, dimensions);
     for (index, dimension) in dimensions.list.iter().enumerate() {
@@ -186,8 +188,8 @@ fn nearest_is_exact(dimensions: &Dimensions, product: &Product) -> bool {
     matches!(&dimensions.products(&nearest(dimensions, product))[..], [one] if one == product)
 }
 
-/// The smallest match around a product: the values of its fields, then every further condition that still contains the
-/// product and excludes other packets.
+/// The smallest match around a product: the values of its fields, then every further condition that still
+/// contains the product and excludes other packets.
 fn nearest(dimensions: &Dimensions, product: &Product) -> Match {
     let mut matches = of_values(dimensions, product);
     let mut around = dimensions.products(&matches);
@@ -437,8 +439,8 @@ fn addresses(dimensions: &Dimensions, product: &Product, [v4, v6]: [Coordinate; 
     Addresses { v4: ranges(&values(v4)), v6: ranges(&values(v6)) }
 }
 
-/// The addresses of a MAC field, which may have several dimensions: the product over the dimensions of the wanted
-/// prefixes, or of the unwanted ones where these are fewer.
+/// The addresses of a MAC field, which may have several dimensions: the product over the dimensions of the
+/// wanted prefixes, or of the unwanted ones where these are fewer.
 fn macs(dimensions: &Dimensions, product: &Product, field: Coordinate) -> Option<Macs> {
     let layout = dimensions.layout(field)?;
     let first = dimensions.position(field, 0)?;

@@ -1,5 +1,5 @@
-//! The rules of one direction of a policy as products with their actions, and an index of those that may overlap a
-//! product. Shadowing and diff both work on it.
+//! The rules of one direction of a policy as products with their actions, and an index of those that may
+//! overlap a product. Shadowing and diff both work on it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -25,8 +25,8 @@ fn with_group(action: Action, rule: Option<&RuleDefinition>, group: &GroupOf<'_>
     }
 }
 
-/// The group that stands for the group of a rule, or of the default, and for what the rule does otherwise with the packets:
-/// actions are compared by it.
+/// The group that stands for the group of a rule, or of the default, and for what the rule does otherwise
+/// with the packets: actions are compared by it.
 pub(super) type GroupOf<'g> = dyn Fn(GroupId, Option<&RuleDefinition>) -> GroupId + 'g;
 
 /// Part of a rule.
@@ -43,7 +43,8 @@ impl Entry {
     }
 }
 
-/// The rules of one direction in order, then the default. Sniff rules are kept apart, because their order has no effect.
+/// The rules of one direction in order, then the default. Sniff rules are kept apart, because their order has
+/// no effect.
 pub(super) struct RuleList {
     pub(super) entries: Vec<Entry>,
     pub(super) sniffers: Vec<Entry>,
@@ -127,9 +128,9 @@ pub(super) const fn id(rule: u32) -> RuleId {
 /// The number of entries whose furthest end is known together.
 const BLOCK: usize = 32;
 
-/// The products of one policy, sorted by their first segment on the dimension that separates most pairs of them. It
-/// finds all products that may overlap a given one: those that start behind its end, and blocks that end before its
-/// start, are skipped.
+/// The products of one policy, sorted by their first segment on the dimension that separates most pairs of
+/// them. It finds all products that may overlap a given one: those that start behind its end, and blocks that
+/// end before its start, are skipped.
 struct Index {
     dimension: Option<usize>,
     /// First and last segment on the dimension, and the product's number; sorted.

@@ -1,7 +1,8 @@
-//! The question that every analysis reduces to: does a product contain a packet that is in none of some other products
-//! (its covers)? It is decided exactly, by subtracting one cover after the other until a part overlaps no cover or no
-//! part remains. The question is NP-hard (satisfiability reduces to it), so the work for one question and for all
-//! questions of an analysis or a diff is limited; beyond the limit the answer is "not decided", never a guess.
+//! The question that every analysis reduces to: does a product contain a packet that is in none of some other
+//! products (its covers)? It is decided exactly, by subtracting one cover after the other until a part
+//! overlaps no cover or no part remains. The question is NP-hard (satisfiability reduces to it), so the work
+//! for one question and for all questions of an analysis or a diff is limited; beyond the limit the answer is
+//! "not decided", never a guess.
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
@@ -22,7 +23,8 @@ pub const MAX_COMPARISONS: u64 = 20_000_000;
 pub const MAX_COMPARISONS_IN_ALL: u64 = 400_000_000;
 /// The most comparisons of one question of a comparison that is limited in time: how often the clock is read.
 const MAX_COMPARISONS_TIMED: u64 = 500_000;
-/// The cost of looking for a sparsely covered place, which sorts the ends of the covers, in comparisons per cover.
+/// The cost of looking for a sparsely covered place, which sorts the ends of the covers, in comparisons per
+/// cover.
 const PROBE_WEIGHT: u64 = 8;
 
 /// The packet space of some policies: their dimensions, and the comparisons that may still be spent.
@@ -153,8 +155,8 @@ impl Space {
         one.and(other, &self.dimensions)
     }
 
-    /// Finds packets of `product` that are in no cover. If there are none, the rules of covers that suffice are added to
-    /// `takers`.
+    /// Finds packets of `product` that are in no cover. If there are none, the rules of covers that suffice
+    /// are added to `takers`.
     pub(super) fn free_of(
         &self,
         product: &Product,
@@ -220,9 +222,10 @@ impl Search<'_, '_> {
         self.run(product.clone(), (0..self.covers.len() as u32).collect(), takers)
     }
 
-    /// Subtracts covers, the one with the largest share first, from the parts that remain. Each part keeps the list of
-    /// covers not yet subtracted from it: the parts of `minus` are disjoint from the cover, so it need not be looked at
-    /// again, and the lists get shorter until a part overlaps none (free) or lies within one (dropped).
+    /// Subtracts covers, the one with the largest share first, from the parts that remain. Each part keeps
+    /// the list of covers not yet subtracted from it: the parts of `minus` are disjoint from the cover, so it
+    /// need not be looked at again, and the lists get shorter until a part overlaps none (free) or lies
+    /// within one (dropped).
     fn run(&mut self, product: Product, covers: Vec<u32>, takers: &mut BTreeSet<u32>) -> Free {
         let mut open = vec![(product, covers)];
         while let Some((product, mut covers)) = open.pop() {
@@ -265,7 +268,8 @@ impl Search<'_, '_> {
         self.covers[index as usize]
     }
 
-    /// A part of the product that overlaps few covers: on one dimension after the other the segment in the fewest.
+    /// A part of the product that overlaps few covers: on one dimension after the other the segment in the
+    /// fewest.
     fn least_covered(&self, product: &Product) -> (Product, Vec<u32>) {
         let mut product = product.clone();
         let mut near: Vec<u32> = (0..self.covers.len() as u32).collect();

@@ -1,5 +1,5 @@
-//! How the rules of a policy affect each other: which are never reached, which are redundant, and which take packets
-//! from others, each with an example packet. The result is for operators; nothing else depends on it.
+//! How the rules of a policy affect each other: which are never reached, which are redundant, and which take
+//! packets from others, each with an example packet. The result is for operators; nothing else depends on it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -101,9 +101,9 @@ pub enum Relation {
     Correlation,
 }
 
-/// The groups together with the sinks that rules have instead of the group's: rules that deliver to one group but to other
-/// sinks have different actions. A rule that does not let all packets through has an action that no other rule has, because
-/// what it lets through depends on all its packets.
+/// The groups together with the sinks that rules have instead of the group's: rules that deliver to one group
+/// but to other sinks have different actions. A rule that does not let all packets through has an action that
+/// no other rule has, because what it lets through depends on all its packets.
 struct OwnSinks<'p> {
     policy: &'p Policy,
     list: Vec<(GroupId, &'p [SinkId])>,
@@ -242,8 +242,8 @@ impl View<'_> {
         takers.into_iter().map(id).collect()
     }
 
-    /// Whether a rule that is reached has an effect: whether the rules behind it would treat some of its packets
-    /// differently.
+    /// Whether a rule that is reached has an effect: whether the rules behind it would treat some of its
+    /// packets differently.
     fn need(&self, parts: &[&Entry], near: &[Vec<&Entry>], reached: &Witness) -> Need {
         let Some(action) = parts.first().map(|part| part.action) else { return Need::Redundant };
         if is_final(action) && self.action_without(parts, near, reached).is_some_and(|other| other != action)
@@ -276,8 +276,8 @@ impl View<'_> {
         open.map_or(Need::Redundant, |why| Need::NotDecided(why.to_string()))
     }
 
-    /// The action that a packet that reaches a rule would meet without that rule. Testing one packet answers the question
-    /// for most rules without a search.
+    /// The action that a packet that reaches a rule would meet without that rule. Testing one packet answers
+    /// the question for most rules without a search.
     fn action_without(&self, parts: &[&Entry], near: &[Vec<&Entry>], reached: &Witness) -> Option<Action> {
         let own = parts.first()?.rule;
         let packet = reached.key();
@@ -350,7 +350,8 @@ impl View<'_> {
         })
     }
 
-    /// A sniff rule: no rule takes packets from it, and it is redundant if others of its group sniff the same packets.
+    /// A sniff rule: no rule takes packets from it, and it is redundant if others of its group sniff the same
+    /// packets.
     fn sniffer(&self, parts: &[&Entry]) -> RuleAnalysis {
         let others = |part: &Entry| {
             let same = |entry: &&Entry| entry.rule != part.rule && entry.action == part.action;

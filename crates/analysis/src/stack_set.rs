@@ -1,6 +1,7 @@
-//! Sets of header stacks and of outer tag counts. Within one stack each number is independent of the others, so that a
-//! set of packets is a product of sets of values; what one header implies about another is in the domains of the numbers.
-//! The tags of the outer frame are independent of all the rest and have alternatives of their own.
+//! Sets of header stacks and of outer tag counts. Within one stack each number is independent of the others,
+//! so that a set of packets is a product of sets of values; what one header implies about another is in the
+//! domains of the numbers. The tags of the outer frame are independent of all the rest and have alternatives
+//! of their own.
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
@@ -97,8 +98,8 @@ impl StackSet {
         (0..WORDS).all(|i| other.words[i] & !self.words[i] == 0)
     }
 
-    /// The packets in `self` that are not in `other`, as disjoint parts: other stacks, and the same stacks with other
-    /// tag counts.
+    /// The packets in `self` that are not in `other`, as disjoint parts: other stacks, and the same stacks
+    /// with other tag counts.
     pub(super) fn minus(&self, other: &Self) -> impl Iterator<Item = Self> + use<> {
         let mut other_kinds = self.without(other);
         other_kinds.words[WORDS - 1] |= self.words[WORDS - 1] & TAG_BITS;

@@ -1,5 +1,6 @@
-//! The last pass: assigned candidates written out as a program. Only what a kept flow uses gets a queue or a class, because
-//! each costs every worker; a rule keeps the class number, which is its flow tag, that it had in the previous program.
+//! The last pass: assigned candidates written out as a program. Only what a kept flow uses gets a queue or a
+//! class, because each costs every worker; a rule keeps the class number, which is its flow tag, that it had
+//! in the previous program.
 
 use std::collections::{HashMap, HashSet};
 
@@ -74,8 +75,9 @@ fn used_queues(lowered: &Lowered, assigned: &Assigned) -> Vec<bool> {
     used
 }
 
-/// The assigned flows in their order, and the sniffer's. Where a device has one match for several hash variants of a rule,
-/// only the first becomes a flow: a second would match no packet, or match each packet again.
+/// The assigned flows in their order, and the sniffer's. Where a device has one match for several hash
+/// variants of a rule, only the first becomes a flow: a second would match no packet, or match each packet
+/// again.
 fn flows(
     job: &Job<'_>,
     lowered: &Lowered,
@@ -124,7 +126,8 @@ fn hardware_priority(priority: u32) -> u16 {
 /// The class of a rule's flows, and that of its compared flows.
 type ClassesOfRule = [Option<ClassId>; 2];
 
-/// The classes of each rule, the default's last, and the classes by number; numbers without a class are `None`.
+/// The classes of each rule, the default's last, and the classes by number; numbers without a class are
+/// `None`.
 type Numbered = (Vec<ClassesOfRule>, Vec<Option<Class>>);
 
 /// The classes of each rule with a flow to a worker, and all classes.
@@ -251,8 +254,8 @@ fn rules(
         let order = order_note(job, placed, RuleId::of(index), class_of);
         let undecided: Vec<UndecidedKey> = rule.undecided().cloned().chain(order).collect();
         let has_flows = placements[index] != Placement::Nothing;
-        // Without tags, workers test for all rules; a rule without flows gets packets only from the flows of earlier
-        // hybrid rules.
+        // Without tags, workers test for all rules; a rule without flows gets packets only from the flows of
+        // earlier hybrid rules.
         let is_tested =
             tested[index] && (job.profile.has_tags() || has_flows || is_brought(&rules[..index], rule));
         let placement = if !undecided.is_empty() && (has_flows || is_tested) {
@@ -297,8 +300,8 @@ fn rules(
     listed
 }
 
-/// Notes that a rule is hybrid because the device has too few priorities: workers compare packets of some of its flows
-/// (shared flows included) with earlier rules, or have to drop all of them.
+/// Notes that a rule is hybrid because the device has too few priorities: workers compare packets of some of
+/// its flows (shared flows included) with earlier rules, or have to drop all of them.
 fn order_note(
     job: &Job<'_>,
     placed: &Placed,

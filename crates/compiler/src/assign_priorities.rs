@@ -1,6 +1,7 @@
-//! Ranks to priorities, from 0 for each program; `control` adds the first priority of the program's band. Where a priority
-//! has room for few masks only, the flows of one rank are spread over several priorities, which is safe because flows of
-//! equal rank need no order. Flows that the device applies after all others share one priority of their own.
+//! Ranks to priorities, from 0 for each program; `control` adds the first priority of the program's band.
+//! Where a priority has room for few masks only, the flows of one rank are spread over several priorities,
+//! which is safe because flows of equal rank need no order. Flows that the device applies after all others
+//! share one priority of their own.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -37,7 +38,8 @@ pub(super) struct Widest {
     pub(super) rarest: CandidateId,
 }
 
-/// One table of a priority. The first masks get groups, and a flow that fits in no group gets one of the single entries.
+/// One table of a priority. The first masks get groups, and a flow that fits in no group gets one of the
+/// single entries.
 pub(super) struct Table<M> {
     limits: PriorityTable,
     /// The mask of each group and how many flows it has.
@@ -95,8 +97,8 @@ pub(super) fn assign_priorities(
     assigned
 }
 
-/// Flows that the device applies after all others, in the order of their ranks: where two of these overlap, the device
-/// looks first at the mask that was installed first.
+/// Flows that the device applies after all others, in the order of their ranks: where two of these overlap,
+/// the device looks first at the mask that was installed first.
 fn assign_last(candidates: &[Candidate], late: &[Ranked], limits: PriorityTable, assigned: &mut Assigned) {
     if late.is_empty() {
         return;
@@ -114,11 +116,11 @@ fn assign_last(candidates: &[Candidate], late: &[Ranked], limits: PriorityTable,
     assigned.priorities += 1;
 }
 
-/// Flows for copies, received and sent packets have tables of their own. Copies precede the flows that trap the packet.
-/// Returns which of the tables needs most priorities, if one needs several.
+/// Flows for copies, received and sent packets have tables of their own. Copies precede the flows that trap
+/// the packet. Returns which of the tables needs most priorities, if one needs several.
 ///
-/// Flows of one rank need no order, so any distribution over the priorities of the rank is right. Filling the most
-/// numerous masks first is the usual first-fit-decreasing heuristic of bin packing.
+/// Flows of one rank need no order, so any distribution over the priorities of the rank is right. Filling the
+/// most numerous masks first is the usual first-fit-decreasing heuristic of bin packing.
 fn assign_rank(
     candidates: &[Candidate],
     rank: &[Ranked],
@@ -175,8 +177,9 @@ pub(super) fn priorities_for(masks: impl Iterator<Item = usize>, table: Priority
     bins(&shapes, table).len() as u32
 }
 
-/// Fills one priority after another: the most numerous masks left get its groups, and flows of the rarest masks its
-/// single entries. The device gives groups to the masks that come first, so those of groups precede the others.
+/// Fills one priority after another: the most numerous masks left get its groups, and flows of the rarest
+/// masks its single entries. The device gives groups to the masks that come first, so those of groups precede
+/// the others.
 fn bins<F: Copy>(shapes: &[Vec<F>], table: PriorityTable) -> Vec<Vec<F>> {
     let group_entries = table.group_entries.max(1) as usize;
     let groups_per_bin = table.groups.max(1) as usize;

@@ -1,7 +1,7 @@
-//! All limits of a device: what a program needs, whether that fits, and whether the installed program and the one that
-//! replaces it fit at once. A reload has both on the device, so one program gets half of what each needs for itself: a
-//! program that fits can be replaced by another one that fits. `compile` refuses programs that do not fit, `check` shows
-//! the counts, and `steerd` compares two programs before a reload.
+//! All limits of a device: what a program needs, whether that fits, and whether the installed program and the
+//! one that replaces it fit at once. A reload has both on the device, so one program gets half of what each
+//! needs for itself: a program that fits can be replaced by another one that fits. `compile` refuses programs
+//! that do not fit, `check` shows the counts, and `steerd` compares two programs before a reload.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -133,7 +133,8 @@ pub struct CapacityRow {
     pub used: u64,
     /// The number that the previous program has besides, of what programs share.
     pub previous: u64,
-    /// The number that the device has for one program, and of what programs share for both; `None`: there is no known limit.
+    /// The number that the device has for one program, and of what programs share for both; `None`: there is
+    /// no known limit.
     pub most: Option<u64>,
     /// The error of the device when the limit is exceeded.
     pub errno: Errno,
@@ -243,7 +244,8 @@ impl Capacity {
 }
 
 impl CapacityRow {
-    /// Whether it does not fit. Counters that are missing cost counts, no packets: that is no reason to refuse.
+    /// Whether it does not fit. Counters that are missing cost counts, no packets: that is no reason to
+    /// refuse.
     #[must_use]
     pub fn exceeds(&self) -> bool {
         self.limit != Limit::Counters && self.most.is_some_and(|most| self.used + self.previous > most)
@@ -319,9 +321,9 @@ fn by_priority(masks: &Masks, program: &Program, profile: &DeviceProfile) -> Vec
     uses.collect()
 }
 
-/// Why `after` cannot be on a device beside `before`, beyond what [`Capacity`] counts; `None`: nothing is known. Devices
-/// that apply flows that match only multicast after all others keep those of both programs in one table, whatever their
-/// priority. The named rule is one of `after`.
+/// Why `after` cannot be on a device beside `before`, beyond what [`Capacity`] counts; `None`: nothing is
+/// known. Devices that apply flows that match only multicast after all others keep those of both programs in
+/// one table, whatever their priority. The named rule is one of `after`.
 #[must_use]
 pub fn reload_conflict(before: &Program, after: &Program, profile: &DeviceProfile) -> Option<Obstacle> {
     if !profile.multicast_ignores_priority {
@@ -334,8 +336,8 @@ pub fn reload_conflict(before: &Program, after: &Program, profile: &DeviceProfil
     Some(conflict.obstacle(after, profile))
 }
 
-/// Finds a multicast-only flow of `after` that has the match of a flow of `before` and another tag or action: the device
-/// returns EEXIST for it.
+/// Finds a multicast-only flow of `after` that has the match of a flow of `before` and another tag or action:
+/// the device returns EEXIST for it.
 fn same_match<'p>(before: &Program, after: &'p Program) -> Option<&'p Flow> {
     let known: HashMap<_, FlowAction> =
         multicast_flows(before).map(|flow| (match_key(flow), flow.action)).collect();
@@ -343,7 +345,8 @@ fn same_match<'p>(before: &Program, after: &'p Program) -> Option<&'p Flow> {
         .find(|flow| known.get(&match_key(flow)).is_some_and(|old| !agree(*old, flow.action)))
 }
 
-/// The first flow of `after` that the tables, one for each direction, have no room for. Flows of both are there once.
+/// The first flow of `after` that the tables, one for each direction, have no room for. Flows of both are
+/// there once.
 fn overflow<'p>(before: &Program, after: &'p Program, profile: &DeviceProfile) -> Option<&'p Flow> {
     let limits = profile.priority_table?;
     let mut tables: BTreeMap<FlowKind, Table<_>> = BTreeMap::new();

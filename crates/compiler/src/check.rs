@@ -1,5 +1,5 @@
-//! Warnings about a compiled policy, and where each rule of it is decided, for `steerd check`. Prints nothing. Rules that
-//! several others hide together are found by `analysis`.
+//! Warnings about a compiled policy, and where each rule of it is decided, for `steerd check`. Prints
+//! nothing. Rules that several others hide together are found by `analysis`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -46,8 +46,9 @@ pub struct RuleCheck {
 }
 
 impl Job<'_> {
-    /// Checks the job's program. On a device without flow tags one class decides all packets; which packets each flow matches is
-    /// therefore read from a program that is compiled for the same device with tags, with the same weights.
+    /// Checks the job's program. On a device without flow tags one class decides all packets; which packets
+    /// each flow matches is therefore read from a program that is compiled for the same device with tags,
+    /// with the same weights.
     #[must_use]
     pub fn check(&self, program: &Program) -> Check {
         let Job { policy, profile, .. } = *self;
@@ -82,7 +83,8 @@ impl Job<'_> {
     }
 }
 
-/// Warns of rules that need a capability which only some devices of the model have, which is known on installation.
+/// Warns of rules that need a capability which only some devices of the model have, which is known on
+/// installation.
 fn dependences(policy: &Policy, profile: &DeviceProfile) -> Vec<Diagnostic> {
     let warning = |rule: &RuleDefinition| {
         let feature = match rule.action {
@@ -159,7 +161,8 @@ fn counted_only(policy: &Policy, program: &Program, warnings: &mut Vec<Diagnosti
     warnings.push(first.place.warning(message, "no sinks").hint(hint));
 }
 
-/// Warns of limits whose burst has no packet for each worker: one that has paused lets one packet through all the same.
+/// Warns of limits whose burst has no packet for each worker: one that has paused lets one packet through all
+/// the same.
 fn small_bursts(policy: &Policy, program: &Program, warnings: &mut Vec<Diagnostic>) {
     for policed in program.policed_rules() {
         let Some(limit) = policed.policing.limit else { continue };
@@ -185,8 +188,8 @@ fn small_bursts(policy: &Policy, program: &Program, warnings: &mut Vec<Diagnosti
     }
 }
 
-/// Warns of limits beyond which packets pass because workers of other groups receive some, each of which has a part of the
-/// limit in addition.
+/// Warns of limits beyond which packets pass because workers of other groups receive some, each of which has
+/// a part of the limit in addition.
 fn exceeded_limits(policy: &Policy, program: &Program, warnings: &mut Vec<Diagnostic>) {
     let limited = program.policed_rules().into_iter().filter(|policed| policed.policing.limit.is_some());
     let limited: BTreeSet<RuleId> = limited.map(|policed| policed.rule).collect();
@@ -255,8 +258,8 @@ fn software_steps(program: &Program) -> BTreeMap<RuleId, u32> {
     steps.collect()
 }
 
-/// Warns of rules that neither a flow nor a software class leads to. Rules that leave packets to the kernel without a flow
-/// are in the program's exceptions.
+/// Warns of rules that neither a flow nor a software class leads to. Rules that leave packets to the kernel
+/// without a flow are in the program's exceptions.
 fn unreachable_rules(policy: &Policy, program: &Program, warnings: &mut Vec<Diagnostic>) {
     let mut reached: BTreeSet<RuleId> = program.flows.iter().map(|flow| flow.rule).collect();
     reached.extend(program.exceptions.iter().map(|step| step.rule));
@@ -339,8 +342,8 @@ struct Elsewhere {
     here: GroupId,
 }
 
-/// Warns of hybrid rules whose flows match packets that should reach the kernel or another group. Workers cannot pass them
-/// to another group, and to the kernel only by a kernel sink.
+/// Warns of hybrid rules whose flows match packets that should reach the kernel or another group. Workers
+/// cannot pass them to another group, and to the kernel only by a kernel sink.
 fn foreign_packets(policy: &Policy, program: &Program, warnings: &mut Vec<Diagnostic>) {
     let returns = program.kernel_sink().is_some();
     let mut found: BTreeMap<RuleId, Foreign> = BTreeMap::new();
@@ -470,7 +473,8 @@ enum Taken {
     By(Vec<usize>),
 }
 
-/// The cubes of a policy's rules, to find which earlier rules match all packets of a rule; slow, for diagnostics only.
+/// The cubes of a policy's rules, to find which earlier rules match all packets of a rule; slow, for
+/// diagnostics only.
 struct Covers(Vec<(Expansion, bool)>);
 
 impl Covers {
@@ -485,8 +489,8 @@ impl Covers {
         Self(policy.rules.iter().map(cover).collect())
     }
 
-    /// Which earlier rules match the packets of a rule that gets none. The cubes of a hybrid rule cover more than its
-    /// match, so hybrid rules are not named.
+    /// Which earlier rules match the packets of a rule that gets none. The cubes of a hybrid rule cover more
+    /// than its match, so hybrid rules are not named.
     fn taken_by(&self, rule: usize) -> Taken {
         let mut left = self.0.get(rule).map(|(expansion, _)| expansion.cubes.clone()).unwrap_or_default();
         if left.is_empty() {

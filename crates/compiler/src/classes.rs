@@ -1,12 +1,13 @@
-//! Software classes: what a worker does with packets that the device cannot decide. A class starts with its hybrid rule
-//! and continues with the later rules that may share packets with it, up to one that matches all of them.
+//! Software classes: what a worker does with packets that the device cannot decide. A class starts with its
+//! hybrid rule and continues with the later rules that may share packets with it, up to one that matches all
+//! of them.
 //!
-//! The steps of all classes are taken from one list of the rules that decide packets, in their order: workers hold it, and
-//! its index, once.
+//! The steps of all classes are taken from one list of the rules that decide packets, in their order: workers
+//! hold it, and its index, once.
 //!
-//! [`Overlaps`] finds these rules. Comparing all pairs of rules would take quadratic time, so large policies use the
-//! mask index, and beyond a budget of comparisons a rule is included unless it surely shares no packet: a worker then
-//! tests more rules than it must, and decides the same.
+//! [`Overlaps`] finds these rules. Comparing all pairs of rules would take quadratic time, so large policies
+//! use the mask index, and beyond a budget of comparisons a rule is included unless it surely shares no
+//! packet: a worker then tests more rules than it must, and decides the same.
 
 use std::cell::Cell as Counter;
 use std::collections::BTreeMap;
@@ -22,8 +23,8 @@ use super::mask_index::{Front, MaskIndex};
 /// The most steps of all classes together. A class has up to four bytes for each.
 pub(super) const MAX_STEPS_IN_ALL: usize = 1 << 24;
 
-/// The most comparisons of cubes for all classes of a program. Beyond it only what all cubes of each rule have in common
-/// is compared.
+/// The most comparisons of cubes for all classes of a program. Beyond it only what all cubes of each rule
+/// have in common is compared.
 const MAX_PAIRS_IN_ALL: usize = 1 << 29;
 /// With more pairs of cubes, the index is faster than comparing all pairs.
 const COMPARED: usize = 1 << 22;
@@ -58,15 +59,16 @@ impl Deciding {
         Steps::of(&self.list, rules.filter_map(|rule| self.places.get(rule.index()).copied()).collect())
     }
 
-    /// How packets are decided on a device without flow tags, where a worker knows nothing of them: by the whole policy.
+    /// How packets are decided on a device without flow tags, where a worker knows nothing of them: by the
+    /// whole policy.
     pub(super) fn decide_all(&self, default: Outcome) -> Decide {
         let steps = Steps::all(&self.list);
         if steps.is_empty() { Decide::Exact(default) } else { Decide::Software(steps, default) }
     }
 }
 
-/// How the packets of the flows of a rule are decided; `default` is for unmatched packets. Packets may belong to the
-/// `earlier` rules, if there are some.
+/// How the packets of the flows of a rule are decided; `default` is for unmatched packets. Packets may belong
+/// to the `earlier` rules, if there are some.
 pub(super) fn decide(
     rules: &[CoveredRule],
     deciding: &Deciding,
@@ -94,8 +96,8 @@ pub(super) fn decide(
     if steps.is_empty() { Decide::Exact(otherwise) } else { Decide::Software(steps, otherwise) }
 }
 
-/// The earlier rules, with those that follow a hybrid one of them: the cubes of that one cover packets which may belong
-/// to these.
+/// The earlier rules, with those that follow a hybrid one of them: the cubes of that one cover packets which
+/// may belong to these.
 fn with_following<'r>(
     rules: &'r [CoveredRule],
     earlier: &'r [RuleId],
@@ -118,8 +120,8 @@ pub(super) fn outcomes(decide: &Decide) -> impl Iterator<Item = Outcome> {
     steps.into_iter().flatten().map(|step: &Step| step.outcome).chain([*last])
 }
 
-/// For each rule that a worker may have to receive although it steers to no group, the group to which packets of its flows
-/// most likely go if it does not match them itself.
+/// For each rule that a worker may have to receive although it steers to no group, the group to which packets
+/// of its flows most likely go if it does not match them itself.
 pub(super) fn next_groups(
     rules: &[CoveredRule],
     overlaps: &mut Overlaps,
@@ -232,8 +234,8 @@ impl Overlaps {
         rules.filter(move |(_, own)| !own.differs(&front)).map(|(rule, _)| *rule)
     }
 
-    /// The later rules that overlap a rule by the index, and those too large to be compared; `None` where there is no
-    /// index, or no comparison left.
+    /// The later rules that overlap a rule by the index, and those too large to be compared; `None` where
+    /// there is no index, or no comparison left.
     fn overlapping(&mut self, rules: &[CoveredRule], id: RuleId) -> Option<Vec<RuleId>> {
         let cubes = &rules[id.index()].expansion.cubes;
         let too_large = MAX_PAIRS_OF_CUBES / cubes.len().max(1);

@@ -1,8 +1,9 @@
-//! Wider cubes where the device has too few flows or masks for the exact ones: flows of different rules become
-//! equal, and a worker decides their packets. It is tried in steps until the program fits. A wide cube takes packets of later
-//! rules to a worker, and none of earlier ones, so that the rules at the end of the policy are the first to be widened. With
-//! [`Weights`] the rules with fewest packets are tried as well, and the program that decides more packets in hardware is
-//! taken. With the last step all rules together need one mask and one flow for each hash variant.
+//! Wider cubes where the device has too few flows or masks for the exact ones: flows of different rules
+//! become equal, and a worker decides their packets. It is tried in steps until the program fits. A wide cube
+//! takes packets of later rules to a worker, and none of earlier ones, so that the rules at the end of the
+//! policy are the first to be widened. With [`Weights`] the rules with fewest packets are tried as well, and
+//! the program that decides more packets in hardware is taken. With the last step all rules together need one
+//! mask and one flow for each hash variant.
 
 use std::cmp::Reverse;
 
@@ -40,8 +41,8 @@ pub(super) struct Coarse {
 }
 
 impl Coarse {
-    /// In the order in which they are tried. Of the alternatives of a step, the one that decides most packets in hardware is
-    /// taken.
+    /// In the order in which they are tried. Of the alternatives of a step, the one that decides most packets
+    /// in hardware is taken.
     const STEPS: [&[Self]; 5] = [
         &[
             Self { left: Left::Addresses, widened: Widened::Last },

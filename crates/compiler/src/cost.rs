@@ -1,6 +1,6 @@
-//! The time that a worker takes for a packet, by how the packet is decided. The numbers were measured on the software NIC,
-//! on two cores of an AMD EPYC; no NIC was measured. They compare policies with one another and do not predict the rate of
-//! a machine, for which `steerd run --profile` measures.
+//! The time that a worker takes for a packet, by how the packet is decided. The numbers were measured on the
+//! software NIC, on two cores of an AMD EPYC; no NIC was measured. They compare policies with one another and
+//! do not predict the rate of a machine, for which `steerd run --profile` measures.
 
 use program::{Class, ClassIndex, Decide};
 
@@ -23,8 +23,8 @@ const MEASURED: CostModel = CostModel { receive: 10_600, parse: 14_400, compare:
 
 const PS_PER_NS: f64 = 1e3;
 
-/// The time that a worker takes for a packet of a class, in picoseconds. `comparisons` is the number of rules that the packet
-/// is compared with, if it is known. Packets without a class reach no worker.
+/// The time that a worker takes for a packet of a class, in picoseconds. `comparisons` is the number of rules
+/// that the packet is compared with, if it is known. Packets without a class reach no worker.
 pub(crate) fn worker_ps(class: Option<&Class>, comparisons: Option<u64>) -> u64 {
     let CostModel { receive, parse, compare, search } = MEASURED;
     match class {

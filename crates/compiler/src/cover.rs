@@ -1,5 +1,5 @@
-//! The pass that turns each rule of the policy into cubes that cover it and are legal for the device. If the device cannot
-//! match a rule exactly, its cubes cover more, and the keys that a worker must test are listed.
+//! The pass that turns each rule of the policy into cubes that cover it and are legal for the device. If the
+//! device cannot match a rule exactly, its cubes cover more, and the keys that a worker must test are listed.
 
 use policy::policy::{Action, Direction};
 use program::{Outcome, Predicate, RuleId, Step, UndecidedKey, UndecidedReason, Verdict};

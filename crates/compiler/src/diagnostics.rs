@@ -1,5 +1,6 @@
-//! Every reason why a policy does not compile for a device, as typed values, and their English text: a [`Diagnostic`] with the line in the policy, and, where a limit of the device is the cause, an
-//! [`Obstacle`] with limit, errno and remedy for reports.
+//! Every reason why a policy does not compile for a device, as typed values, and their English text: a
+//! [`Diagnostic`] with the line in the policy, and, where a limit of the device is the cause, an [`Obstacle`]
+//! with limit, errno and remedy for reports.
 
 use device_model::{DeviceProfile, Limit, PriorityTable};
 use policy::policy::{Action, GroupDefinition, RuleDefinition, Workers};
@@ -113,8 +114,8 @@ pub(crate) enum LimitProblem {
     Flows,
     /// The policy exceeds [`MAX_MASKS`] at the rule.
     Masks,
-    /// Workers would test packets for too many rules: in the rule's class, which has so many steps, or in all classes up
-    /// to it.
+    /// Workers would test packets for too many rules: in the rule's class, which has so many steps, or in all
+    /// classes up to it.
     Steps,
     Priorities {
         needed: u32,
@@ -672,8 +673,8 @@ impl<'p> Context<'p> {
     }
 }
 
-/// The remedy by which an exception can be subtracted from the flows of a later rule, the default if it has no name.
-/// `lacks_ipv6`: the flows of that rule match every frame, because the device steers no IPv6.
+/// The remedy by which an exception can be subtracted from the flows of a later rule, the default if it has
+/// no name. `lacks_ipv6`: the flows of that rule match every frame, because the device steers no IPv6.
 pub(crate) fn exclusion_remedy(name: Option<&str>, inseparable: Inseparable, lacks_ipv6: bool) -> String {
     let later = name.map_or("the default".to_owned(), |name| format!("`{name}`"));
     let (ports, others) = ("`dst_port = \"1-65535\"`", "`protocol = { not = [\"tcp\", \"udp\"] }`");
@@ -731,7 +732,8 @@ pub(crate) const BY_EARLIER_RULES: &str =
 /// Why a default that drops is hybrid.
 pub(crate) const NO_DROP: &str = "the device cannot drop; a worker drops";
 
-/// The pseudo-key for what a worker decides of a rule that overlaps more earlier ones than the device can order.
+/// The pseudo-key for what a worker decides of a rule that overlaps more earlier ones than the device can
+/// order.
 pub(crate) const ORDER: &str = "order";
 
 /// Why a rule, or the default, is hybrid by its [`ORDER`].

@@ -1,5 +1,6 @@
-//! Cubes to flow specs. Fields that a layer implies (the ethertype of an IP header, the protocol of a transport header) are not repeated:
-//! devices refuse some of those combinations, and none makes a match faster.
+//! Cubes to flow specs. Fields that a layer implies (the ethertype of an IP header, the protocol of a
+//! transport header) are not repeated: devices refuse some of those combinations, and none makes a match
+//! faster.
 
 use device_model::DeviceProfile;
 use flow_spec::{FlowSpec, SpecKind};
@@ -21,10 +22,11 @@ pub(super) struct Chain {
 /// How a device interprets specs.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Reading {
-    /// The device detects multicast in the first spec only; an Ethernet spec before an IPv4 multicast address prevents that.
+    /// The device detects multicast in the first spec only; an Ethernet spec before an IPv4 multicast address
+    /// prevents that.
     ethernet_first: bool,
-    /// The device reads a TCP or UDP spec without ports as a condition on the protocol. Such a cube becomes that condition,
-    /// so that the program describes what the device does.
+    /// The device reads a TCP or UDP spec without ports as a condition on the protocol. Such a cube becomes
+    /// that condition, so that the program describes what the device does.
     ports_by_mask: bool,
 }
 
@@ -41,8 +43,8 @@ impl Reading {
         self.ports_by_mask
     }
 
-    /// Returns what a device matches by the specs of a cube: cubes with equal specs have the same. Conditions that no spec has are left
-    /// out.
+    /// Returns what a device matches by the specs of a cube: cubes with equal specs have the same. Conditions
+    /// that no spec has are left out.
     pub(super) fn as_matched(self, cube: &Cube) -> Cube {
         let levels: [&dyn Fn(Slot) -> Slot; 2] = [&|field| field, &Slot::inside];
         levels.into_iter().fold(cube.without_absences(), |matched, at| {
@@ -77,7 +79,8 @@ pub(super) fn chain(cube: &Cube, reading: Reading) -> Chain {
     Chain { specs, inner_from }
 }
 
-/// The specs of the outer packet, or of the one inside; whether there is one of Ethernet, and of a transport header.
+/// The specs of the outer packet, or of the one inside; whether there is one of Ethernet, and of a transport
+/// header.
 fn level(
     cube: &Cube,
     at: &dyn Fn(Slot) -> Slot,

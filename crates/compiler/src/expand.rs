@@ -1,7 +1,7 @@
-//! One match to the cubes that cover it. Lists and ranges become prefix masks, and each combination of these becomes a
-//! cube. A range of n-bit numbers needs at most 2n - 2 prefixes, and the prefixes of one set are disjoint. If the device
-//! cannot match a key, or there would be too many masks, the cubes cover more than the match and the key is listed for
-//! the worker to test.
+//! One match to the cubes that cover it. Lists and ranges become prefix masks, and each combination of these
+//! becomes a cube. A range of n-bit numbers needs at most 2n - 2 prefixes, and the prefixes of one set are
+//! disjoint. If the device cannot match a key, or there would be too many masks, the cubes cover more than
+//! the match and the key is listed for the worker to test.
 
 use device_model::DeviceProfile;
 use packet::cube::{
@@ -121,8 +121,8 @@ impl Factors {
     }
 }
 
-/// Covers a match as exactly as the device can. Packets without a complete TCP or UDP header have cubes of their own,
-/// which no flow can match but which can be subtracted from flows.
+/// Covers a match as exactly as the device can. Packets without a complete TCP or UDP header have cubes of
+/// their own, which no flow can match but which can be subtracted from flows.
 pub(super) fn expand(
     matches: &Match,
     direction: Direction,
@@ -131,8 +131,9 @@ pub(super) fn expand(
     let expansion = cover(matches, direction, profile)?;
     let Some(no_ports) = matches.no_ports() else { return Ok(expansion) };
     let Expansion { cubes: with_ports, mut software } = expansion;
-    // A worker decides a rule that is not exact, so its flows match these packets together with all of their protocol.
-    // Excluding the headers here would widen those flows: the cubes could no longer be cut to the flows of later rules.
+    // A worker decides a rule that is not exact, so its flows match these packets together with all of their
+    // protocol. Excluding the headers here would widen those flows: the cubes could no longer be cut to the
+    // flows of later rules.
     let is_exact = software.is_empty();
     let exactly = DeviceProfile::ideal();
     let others = cover(&no_ports, direction, if is_exact { &exactly } else { profile })?;
@@ -148,7 +149,8 @@ pub(super) fn expand(
     }
     let no_ports =
         others.cubes.into_iter().filter_map(|cube| if is_exact { without(cube) } else { Some(cube) });
-    // These come first: once they are subtracted from a flow, the rest of it has the headers that the other cubes match.
+    // These come first: once they are subtracted from a flow, the rest of it has the headers that the other
+    // cubes match.
     Ok(Expansion { cubes: no_ports.chain(with_ports).collect(), software })
 }
 
@@ -237,8 +239,8 @@ impl Level {
     }
 }
 
-/// The factors of one packet's own headers. The order of the factors is the order of the cubes: headers first, then
-/// numbers, then addresses, whose lists are the longest.
+/// The factors of one packet's own headers. The order of the factors is the order of the cubes: headers
+/// first, then numbers, then addresses, whose lists are the longest.
 fn packet_factors(matches: &Match, level: Level, needs_ip: bool, factors: &mut Factors) {
     if needs_ip {
         factors.list(level.key("family"), families(matches, level));
@@ -378,8 +380,8 @@ fn vlan(matches: &Match, factors: &mut Factors) -> Option<Vec<Cube>> {
     Some(one_slot(VLAN_TCI, alternatives))
 }
 
-/// Values and masks that cover a field's values exactly: aligned prefixes, or patterns of bits where bits have
-/// meanings of their own.
+/// Values and masks that cover a field's values exactly: aligned prefixes, or patterns of bits where bits
+/// have meanings of their own.
 fn masks(field: Field, set: &RangeSet<u32>) -> Vec<(u64, u64)> {
     match field.row().form {
         Form::Bits | Form::Flags(_) => {

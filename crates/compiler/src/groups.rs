@@ -1,5 +1,5 @@
-//! The pass that turns the weights of groups into indirection tables. Also lists the hash variants that a group's queue
-//! pairs need, by which `lower` splits flows.
+//! The pass that turns the weights of groups into indirection tables. Also lists the hash variants that a
+//! group's queue pairs need, by which `lower` splits flows.
 
 use std::collections::BTreeSet;
 
@@ -119,8 +119,8 @@ fn table_size(
     entries.min(most) as usize
 }
 
-/// The first worker whose weight is too small for an entry. A group that hashes nothing has one receiver anyway, which
-/// the language warns of.
+/// The first worker whose weight is too small for an entry. A group that hashes nothing has one receiver
+/// anyway, which the language warns of.
 fn starved_worker(
     definition: &GroupDefinition,
     profile: &DeviceProfile,

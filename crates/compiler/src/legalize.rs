@@ -1,5 +1,5 @@
-//! Makes cubes legal for a device: conditions on fields that it refuses are removed, and the keys that the worker must
-//! test instead are listed with the device's errno. All decisions follow from the device model.
+//! Makes cubes legal for a device: conditions on fields that it refuses are removed, and the keys that the
+//! worker must test instead are listed with the device's errno. All decisions follow from the device model.
 //!
 //! Removing a condition only widens a cube, so the result always covers the match.
 
@@ -183,9 +183,9 @@ impl Legalizer<'_> {
         self.reserved_flag(prefix, at(RESERVED_FLAG));
     }
 
-    /// Removes tunnel headers without conditions on their fields if the device ignores such specs: its flow would match
-    /// all packets whose IP or UDP header announces the tunnel, truncated ones included. A packet inside is only found
-    /// behind a complete tunnel header, so matching it is enough.
+    /// Removes tunnel headers without conditions on their fields if the device ignores such specs: its flow
+    /// would match all packets whose IP or UDP header announces the tunnel, truncated ones included. A packet
+    /// inside is only found behind a complete tunnel header, so matching it is enough.
     fn presence(&mut self) {
         for tunnel in &TUNNELS {
             let (feature, key) = tunnel.without_fields;
@@ -202,8 +202,8 @@ impl Legalizer<'_> {
         }
     }
 
-    /// Legalizes TCP and UDP headers, but the condition stays, because it selects the hash variant and so the queue
-    /// pair. The flow also matches packets without the header, such as later fragments.
+    /// Legalizes TCP and UDP headers, but the condition stays, because it selects the hash variant and so the
+    /// queue pair. The flow also matches packets without the header, such as later fragments.
     fn ports(&mut self) {
         let inner = self.matches.inner.as_deref();
         let outer = (self.matches, "", [HAS_TCP, HAS_UDP, SRC_PORT, DST_PORT]);
@@ -293,8 +293,8 @@ fn key_of(matches: &Match, layer: Slot) -> Option<&'static str> {
     fields.find(|field| field.row().header.tunnel_layer() == Some(layer)).map(Field::name)
 }
 
-/// Whether the cube matches only multicast, so that a device with `multicast_ignores_priority` applies its flow after all
-/// others.
+/// Whether the cube matches only multicast, so that a device with `multicast_ignores_priority` applies its
+/// flow after all others.
 pub(super) fn is_multicast_only(cube: &Cube) -> bool {
     cube.value_of(DST_MAC) & cube.mask_of(DST_MAC) & GROUP_BIT != 0
 }

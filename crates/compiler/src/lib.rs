@@ -16,13 +16,14 @@
 //! | `assemble` | prioritized candidates | the program: flow specs (`emit`), queues, classes (`classes`) |
 //! | `separate` | the program, and the one that it replaces | the same without matches that cannot be on the device twice |
 //!
-//! While the flows need too many priorities, `search` narrows the limits of `limit_ranks`, and the passes from there on are
-//! repeated. The limits of the device are checked in `capacity`. Errors are values of `diagnostics::Problem`; only that module
-//! contains their English text. No pass depends on the order of a hash map, so equal input gives an equal program.
+//! While the flows need too many priorities, `search` narrows the limits of `limit_ranks`, and the passes
+//! from there on are repeated. The limits of the device are checked in `capacity`. Errors are values of
+//! `diagnostics::Problem`; only that module contains their English text. No pass depends on the order of a
+//! hash map, so equal input gives an equal program.
 //!
-//! It opens no device, reads no file and prints nothing. [`Job::check`] and [`Job::report`] describe the result to an operator,
-//! [`Capacity`] counts what a program needs of a device, [`reload_conflict()`] finds why two programs cannot be installed at
-//! once.
+//! It opens no device, reads no file and prints nothing. [`Job::check`] and [`Job::report`] describe the
+//! result to an operator, [`Capacity`] counts what a program needs of a device, [`reload_conflict()`] finds
+//! why two programs cannot be installed at once.
 //!
 //! ```
 //! use device_model::DeviceProfile;
@@ -94,7 +95,8 @@ pub use weights::{RuleCounter, Weights};
 /// Compiles a policy for a device and a number of workers.
 ///
 /// # Errors
-/// Everything that does not fit: workers that do not exist, tables, flows or priorities beyond the device's limits.
+/// Everything that does not fit: workers that do not exist, tables, flows or priorities beyond the device's
+/// limits.
 pub fn compile(policy: &Policy, profile: &DeviceProfile, workers: usize) -> Result<Program, Diagnostics> {
     Job::new(policy, profile, workers).compile()
 }
@@ -123,7 +125,8 @@ pub fn report(
     Job::new(policy, profile, workers).beside(previous).report()
 }
 
-/// Like [`compile`], with at most so many shared flows for one flow: for tests of what happens where they run out.
+/// Like [`compile`], with at most so many shared flows for one flow: for tests of what happens where they run
+/// out.
 ///
 /// # Errors
 /// As [`compile`].
@@ -158,15 +161,16 @@ impl<'p> Job<'p> {
         Self { policy, profile, workers, previous: None, weights: None, apart: None }
     }
 
-    /// For a device with a program: a rule that is in both keeps its class, which is its flow tag, and the device must have
-    /// room for both programs at once.
+    /// For a device with a program: a rule that is in both keeps its class, which is its flow tag, and the
+    /// device must have room for both programs at once.
     #[must_use]
     pub fn beside(self, previous: Option<&'p Program>) -> Self {
         Self { previous, ..self }
     }
 
-    /// For traffic of which the rules decide so many packets each; else all rules count alike. Where the device cannot decide
-    /// all packets in hardware, the program differs; what becomes of each packet does not.
+    /// For traffic of which the rules decide so many packets each; else all rules count alike. Where the
+    /// device cannot decide all packets in hardware, the program differs; what becomes of each packet does
+    /// not.
     #[must_use]
     pub fn weighted(self, weights: Option<&'p Weights>) -> Self {
         Self { weights, ..self }
@@ -186,8 +190,9 @@ impl<'p> Job<'p> {
         self.program().map_err(|problems| problems.diagnostics(self.policy, self.profile))
     }
 
-    /// The percentage of packets that the device decides, if each rule decides as many as its weight; `None`: no rule that packets
-    /// are drawn from has a weight. Estimated with packets drawn from the rules; those of the default do not count.
+    /// The percentage of packets that the device decides, if each rule decides as many as its weight; `None`:
+    /// no rule that packets are drawn from has a weight. Estimated with packets drawn from the rules; those
+    /// of the default do not count.
     #[must_use]
     pub fn hardware_percent(&self, program: &Program, weights: &Weights) -> Option<f64> {
         let sample = Sample::of(self.policy, program, MAX_FLOWS_TRIED);
@@ -340,8 +345,9 @@ impl Job<'_> {
         Ok((lowered, ranking))
     }
 
-    /// The passes from cubes to the program. Where there are too few priorities, some are repeated: with a worker for
-    /// rules that drop and become hybrid, and with other limits if one rank takes several priorities.
+    /// The passes from cubes to the program. Where there are too few priorities, some are repeated: with a
+    /// worker for rules that drop and become hybrid, and with other limits if one rank takes several
+    /// priorities.
     fn write(
         &self,
         placed: &mut Placed,

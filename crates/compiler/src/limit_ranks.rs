@@ -1,21 +1,24 @@
 //! Ranks within a limit, for policies whose overlaps demand more ranks than the device has priorities.
 //!
-//! Any ranks are right if for each flow F of a rule R and each earlier rule E that shares packets with F one of these
-//! holds, because the first rule that matches a packet then decides it, whichever flow the packet meets:
+//! Any ranks are right if for each flow F of a rule R and each earlier rule E that shares packets with F one
+//! of these holds, because the first rule that matches a packet then decides it, whichever flow the packet
+//! meets:
 //! - Flows of higher precedence together take all packets that E shares with F: no such packet reaches F.
 //! - The class of R compares its packets with E before it decides for R.
 //!
-//! The first is what [`order`](super::order) gives to all flows. Here a flow whose rank is too great gets the last rank,
-//! and for each earlier flow that does not precede it then, the packets that both match become a *shared flow*: a flow with the
-//! action of the earlier rule, at a rank before the last. The shared flow has to precede less than the whole flow that it is cut
-//! from, so its rank is usually small; if not, the same is done for the shared flow. Cubes that overlap in pairs share a packet
-//! all together, so with enough shared flows the ranks of a policy depend on how many rules match one packet, not on the
-//! length of chains of overlapping rules. Where a packet matches more rules than there are ranks, or there would be too
-//! many shared flows, the flow is *compared*: a worker compares its packets with the earlier rules.
+//! The first is what [`order`](super::order) gives to all flows. Here a flow whose rank is too great gets the
+//! last rank, and for each earlier flow that does not precede it then, the packets that both match become a
+//! *shared flow*: a flow with the action of the earlier rule, at a rank before the last. The shared flow has
+//! to precede less than the whole flow that it is cut from, so its rank is usually small; if not, the same is
+//! done for the shared flow. Cubes that overlap in pairs share a packet all together, so with enough shared
+//! flows the ranks of a policy depend on how many rules match one packet, not on the length of chains of
+//! overlapping rules. Where a packet matches more rules than there are ranks, or there would be too many
+//! shared flows, the flow is *compared*: a worker compares its packets with the earlier rules.
 //!
-//! Where there are too few shared flows for all, the flows of which each shared flow keeps most packets from workers come first, by the
-//! [`Weights`] of the rules. The flows that such shared flows are cut from have their ranks before any shared flow is made. Ties are
-//! decided by the order of the policy, so that equal policies with equal weights give equal programs.
+//! Where there are too few shared flows for all, the flows of which each shared flow keeps most packets from
+//! workers come first, by the [`Weights`] of the rules. The flows that such shared flows are cut from have
+//! their ranks before any shared flow is made. Ties are decided by the order of the policy, so that equal
+//! policies with equal weights give equal programs.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -39,15 +42,15 @@ pub(super) const MAX_SHARED_OF_FLOW: usize = 1 << 9;
 /// The most shared flows of a program: so many, and so many for each flow.
 const MAX_SHARED_OF_PROGRAM: usize = 1 << 12;
 const SHARED_BY_FLOW: usize = 2;
-/// The most masks that are compared to find out which shared flows are needless. Without these comparisons workers compare more
-/// packets than they must, and decide the same.
+/// The most masks that are compared to find out which shared flows are needless. Without these comparisons
+/// workers compare more packets than they must, and decide the same.
 const MAX_LOOKUPS: usize = 1 << 25;
-/// The masks of so many flows fit into the processor's caches. With more flows each comparison takes longer, so fewer are
-/// made.
+/// The masks of so many flows fit into the processor's caches. With more flows each comparison takes longer,
+/// so fewer are made.
 const CACHED_FLOWS: usize = 1 << 12;
 
-/// The earlier rules with which a worker compares packets of a rule's compared flows, in ascending order; by rule, the default's at the end.
-/// ascending order.
+/// The earlier rules with which a worker compares packets of a rule's compared flows, in ascending order; by
+/// rule, the default's at the end. ascending order.
 pub(super) type Earlier = BTreeMap<RuleId, Vec<RuleId>>;
 
 /// The outcome for the rules.
@@ -58,7 +61,8 @@ pub(super) struct Limited {
     pub(super) hybrid: BTreeSet<RuleId>,
     /// How many shared flows were made.
     pub(super) shared_flows: usize,
-    /// The rule with which workers would compare packets with too many rules in all; the rest of the result is void then.
+    /// The rule with which workers would compare packets with too many rules in all; the rest of the result
+    /// is void then.
     pub(super) beyond: Option<RuleId>,
 }
 
@@ -71,8 +75,8 @@ pub(super) struct Limits {
     pub(super) shared_of_flow: usize,
 }
 
-/// Changes the ranking until it has no more ranks than the limit, with more flows and hybrid rules. It stays longer if rules
-/// overlap that no worker can decide: those that copy, and those about sent packets.
+/// Changes the ranking until it has no more ranks than the limit, with more flows and hybrid rules. It stays
+/// longer if rules overlap that no worker can decide: those that copy, and those about sent packets.
 pub(super) fn limit_ranks(
     job: &Job<'_>,
     lowered: &mut Lowered,
@@ -138,9 +142,9 @@ pub(super) fn limit_ranks(
     Limited { shared_flows: candidates.len() - first_shared, ..limited }
 }
 
-/// Brings the flows of which most packets are kept from workers by one shared flow to the front, as there may not be enough
-/// shared flows for all: the packets of a rule divided by its late flows, and by the earlier flows that each of them overlaps.
-/// Without weights the order of the policy stays.
+/// Brings the flows of which most packets are kept from workers by one shared flow to the front, as there may
+/// not be enough shared flows for all: the packets of a rule divided by its late flows, and by the earlier
+/// flows that each of them overlaps. Without weights the order of the policy stays.
 fn sort_by_value(late: &mut [Late], candidates: &[Candidate], weights: Option<&Weights>) {
     let Some(weights) = weights else { return };
     let mut flows: BTreeMap<RuleId, usize> = BTreeMap::new();
@@ -249,8 +253,8 @@ impl Limiter<'_> {
             let traps = blockers.iter().all(|(blocker, _)| candidates[*blocker].traps);
             let is_deferred = !blockers.is_empty() && self.may_share;
             if is_deferred && traps && self.can_be_compared(&candidate) {
-                // Its final rank is the last one or an earlier one. It counts as of the last rank: later flows that overlap
-                // it do not rely on its being before them.
+                // Its final rank is the last one or an earlier one. It counts as of the last rank: later
+                // flows that overlap it do not rely on its being before them.
                 self.ranks.add(&candidate, Ranked { id, rank: self.most - 1 });
                 self.late.push(Late { id, last, blockers: blockers.len() });
                 return;
@@ -300,7 +304,8 @@ impl Limiter<'_> {
         self.most - 1
     }
 
-    /// Keeps a flow, unless one with the same match takes all its packets: a shared flow can be the whole flow that it is cut from.
+    /// Keeps a flow, unless one with the same match takes all its packets: a shared flow can be the whole
+    /// flow that it is cut from.
     fn keep(&mut self, candidate: &Candidate, Ranked { id, rank }: Ranked) {
         if candidate.traps && self.may_share {
             if self.taken.lowest(&candidate.cube).is_some_and(|lowest| lowest <= rank) {
@@ -323,7 +328,8 @@ impl Limiter<'_> {
         }
     }
 
-    /// Makes shared flows, so that flows before `rank` take what a cube of a candidate shares with these earlier ones.
+    /// Makes shared flows, so that flows before `rank` take what a cube of a candidate shares with these
+    /// earlier ones.
     fn precede(
         &mut self,
         candidates: &mut Vec<Candidate>,
@@ -359,8 +365,8 @@ impl Limiter<'_> {
         open
     }
 
-    /// Whether a worker can decide a flow's packets instead: none makes copies or sees what is sent, and without groups
-    /// there is none.
+    /// Whether a worker can decide a flow's packets instead: none makes copies or sees what is sent, and
+    /// without groups there is none.
     fn can_be_compared(&self, flow: &Candidate) -> bool {
         flow.traps && !flow.is_sent() && !self.steering.is_empty()
     }
@@ -437,7 +443,8 @@ impl Limiter<'_> {
         !shared.comes_last(self.profile) && specs + ACTION_SPECS <= self.profile.max_specs
     }
 
-    /// Removes flows of which all packets are taken before, as shared flows take them from late flows and other shared flows.
+    /// Removes flows of which all packets are taken before, as shared flows take them from late flows and
+    /// other shared flows.
     fn drop_unreachable(&mut self, candidates: &[Candidate], first_shared: usize) {
         if candidates.len() == first_shared {
             return;
@@ -561,9 +568,10 @@ mod tests {
         in_hardware(&flows)
     }
 
-    /// On small instances the result is compared with the best of all assignments of ranks to whole flows. Shared flows decide
-    /// more in hardware on the whole: 4568 packets against 4499 of 4800. In 12 of 300 instances they decide fewer, by up to
-    /// 10 of 16 packets: a large shared flow is compared because a small earlier flow overlaps it.
+    /// On small instances the result is compared with the best of all assignments of ranks to whole flows.
+    /// Shared flows decide more in hardware on the whole: 4568 packets against 4499 of 4800. In 12 of 300
+    /// instances they decide fewer, by up to 10 of 16 packets: a large shared flow is compared because a
+    /// small earlier flow overlaps it.
     #[test]
     fn shared_flows_decide_more_in_hardware_than_any_ranks_of_whole_flows() {
         let mut seed = 1u64;

@@ -1,5 +1,6 @@
-//! Rules to candidates, which become flows once they are ordered: each cube with what its flow does. The cubes of a
-//! rule that steers are split by the hash variants of its group, because a queue pair hashes the fields of one variant.
+//! Rules to candidates, which become flows once they are ordered: each cube with what its flow does. The
+//! cubes of a rule that steers are split by the hash variants of its group, because a queue pair hashes the
+//! fields of one variant.
 
 use std::collections::BTreeMap;
 

@@ -1,7 +1,8 @@
-//! An index of cubes by mask, for the passes that compare many cubes. Cubes of one mask are stored together, so that a
-//! query costs one lookup per mask instead of one comparison per cube (tuple space search: Srinivasan, Suri, Varghese,
-//! "Packet Classification using Tuple Space Search", SIGCOMM 1999). It finds the cubes that overlap a cube, and whether one
-//! cube contains it. Hashes only select entries; every entry that is returned has been compared.
+//! An index of cubes by mask, for the passes that compare many cubes. Cubes of one mask are stored together,
+//! so that a query costs one lookup per mask instead of one comparison per cube (tuple space search:
+//! Srinivasan, Suri, Varghese, "Packet Classification using Tuple Space Search", SIGCOMM 1999). It finds the
+//! cubes that overlap a cube, and whether one cube contains it. Hashes only select entries; every entry that
+//! is returned has been compared.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -43,8 +44,8 @@ impl MaskIndex {
         self.shapes.len()
     }
 
-    /// Adds an entry, with a rank for [`Self::overlapping_from`]. Returns its mask, and the greatest rank that the mask
-    /// had before; `None`: the mask is new.
+    /// Adds an entry, with a rank for [`Self::overlapping_from`]. Returns its mask, and the greatest rank
+    /// that the mask had before; `None`: the mask is new.
     pub(super) fn add(&mut self, cube: &Cube, traps: bool, entry: usize, rank: u32) -> (MaskId, Option<u32>) {
         let known = self.shapes.len();
         let Self { shapes, ids, heads, fronts, .. } = self;
@@ -103,8 +104,8 @@ impl MaskIndex {
         self.shapes[mask.index()].overlapping_entries(cube, rank, found);
     }
 
-    /// Adds the entries of all masks that overlap the cube, in an order that depends on nothing but what was added.
-    /// Returns how many masks and entries it has compared.
+    /// Adds the entries of all masks that overlap the cube, in an order that depends on nothing but what was
+    /// added. Returns how many masks and entries it has compared.
     pub(super) fn overlapping(&mut self, cube: &Cube, found: &mut Vec<usize>) -> usize {
         let (front, mut met) = (Front::of(cube), Vec::new());
         let mut compared = self.shapes.len();
@@ -135,14 +136,15 @@ impl MaskIndex {
         self.shapes[mask.index()].find(cube).map(|entry| entry.rank)
     }
 
-    /// Whether the entries of a mask trap packets and every bit of it is one of this mask: such an entry contains a cube of
-    /// this mask, or shares no packet with it.
+    /// Whether the entries of a mask trap packets and every bit of it is one of this mask: such an entry
+    /// contains a cube of this mask, or shares no packet with it.
     pub(super) fn contains_or_differs(&self, mask: MaskId, other: &Image) -> bool {
         let shape = &self.shapes[mask.index()];
         shape.traps && shape.is_subset_of(other)
     }
 
-    /// Whether one trapping entry before `limit` contains the cube; `cost` is lowered by the masks compared and looked up.
+    /// Whether one trapping entry before `limit` contains the cube; `cost` is lowered by the masks compared
+    /// and looked up.
     pub(super) fn is_contained(&mut self, cube: &Cube, limit: usize, cost: &mut usize) -> bool {
         let masks = self.containing.of(&cube.mask, &self.shapes, &self.fronts, cost);
         *cost = cost.saturating_sub(masks.len());
@@ -150,7 +152,8 @@ impl MaskIndex {
         found.map(|entry| entry.candidate as usize).any(|entry| entry < limit)
     }
 
-    /// Returns whether a cube is contained whose mask is hardly queried again: the masks that are subsets of it are not kept.
+    /// Returns whether a cube is contained whose mask is hardly queried again: the masks that are subsets of
+    /// it are not kept.
     pub(super) fn is_contained_once(&self, cube: &Cube, limit: usize, cost: &mut usize) -> bool {
         self.any_containing(cube, cost, |entry| (entry.candidate as usize) < limit)
     }
@@ -178,7 +181,8 @@ fn is_subset(one: &[u64; FRONT], other: &[u64; FRONT]) -> bool {
     (0..FRONT).fold(0, |all, place| all | one[place] & !other[place]) == 0
 }
 
-/// For each queried mask, the masks of the index that are subsets of it. Masks repeat, so each pair is compared once.
+/// For each queried mask, the masks of the index that are subsets of it. Masks repeat, so each pair is
+/// compared once.
 #[derive(Default)]
 struct Containing {
     of: ByMask<Image, Known>,
@@ -220,8 +224,8 @@ const MAX_INDICES: usize = 64;
 /// Words that differ most between cubes come first.
 const WORD_ORDER: [usize; WORDS] = [1, 2, 0, 5, 6, 3, 4, 7, 16, 17, 18, 19, 9, 10, 8, 13, 14, 11, 12, 15];
 
-/// The first words of a cube, or of the bits that all cubes of a shape have in common, in [`WORD_ORDER`]. The fronts of
-/// all shapes are in one array, so that most shapes are excluded by reading it in sequence.
+/// The first words of a cube, or of the bits that all cubes of a shape have in common, in [`WORD_ORDER`]. The
+/// fronts of all shapes are in one array, so that most shapes are excluded by reading it in sequence.
 #[derive(Clone, Copy)]
 pub(super) struct Front {
     bits: [u64; FRONT],
@@ -301,7 +305,8 @@ struct Joint {
 
 type Map<V> = HashMap<u64, V, BuildHasherDefault<Hashed>>;
 
-/// A map by masks. The hash resists no attacker; who writes a policy could slow down only its own compilation.
+/// A map by masks. The hash resists no attacker; who writes a policy could slow down only its own
+/// compilation.
 pub(super) type ByMask<K, V> = HashMap<K, V, BuildHasherDefault<Hashed>>;
 
 /// Mixes words; a single word is used as the hash.
@@ -418,8 +423,8 @@ impl Shape {
         hash_of(self.words.iter().map(|(word, mask)| cube.value[*word] & mask))
     }
 
-    /// Adds the candidates and ranks of the entries that overlap the cube and have at least this rank. Returns how many
-    /// entries were compared.
+    /// Adds the candidates and ranks of the entries that overlap the cube and have at least this rank.
+    /// Returns how many entries were compared.
     fn overlapping_entries(&mut self, cube: &Cube, rank: u32, met: &mut Vec<(usize, u32)>) -> usize {
         if self.entries.len() < SCANNED {
             return self.scan(cube, rank, met);

@@ -1,6 +1,6 @@
-//! Fewer masks, for devices that have room for few different ones: the flows of a rare mask are split into flows of
-//! a mask that has more bits and is there anyway. That costs flows and saves masks. It changes no packet's outcome: the
-//! parts of a flow are disjoint, together match what it matched, and keep its rank.
+//! Fewer masks, for devices that have room for few different ones: the flows of a rare mask are split into
+//! flows of a mask that has more bits and is there anyway. That costs flows and saves masks. It changes no
+//! packet's outcome: the parts of a flow are disjoint, together match what it matched, and keep its rank.
 
 use std::collections::BTreeMap;
 
@@ -20,22 +20,22 @@ const MAX_BITS: u32 = 12;
 /// How often merged masks are merged again.
 const MAX_ROUNDS: usize = 16;
 
-/// Spends flows to save masks, where the device has too few of these: first over all priorities, then within each. No two flows
-/// of a rank are equal in the end.
+/// Spends flows to save masks, where the device has too few of these: first over all priorities, then within
+/// each. No two flows of a rank are equal in the end.
 pub(super) fn merge_masks(profile: &DeviceProfile, lowered: &mut Lowered, ranking: &mut Ranking) {
     merge(profile, &mut lowered.candidates, ranking);
     drop_equal(Reading::of(profile), &lowered.candidates, &mut ranking.kept);
 }
 
-/// Devices refuse a flow whose match is installed at its priority already. So of flows of one rank with equal matches only the
-/// first is kept, except that all copies are kept, because each copies the packet.
+/// Devices refuse a flow whose match is installed at its priority already. So of flows of one rank with equal
+/// matches only the first is kept, except that all copies are kept, because each copies the packet.
 ///
 /// That is right: each flow that traps packets is right for every packet that reaches it (see
-/// [`limit_ranks`](super::limit_ranks); pairs settled in [`order`](super::order) share no packet that reaches them). Equal flows
-/// of one rank are reached by the same packets, so any one of them is enough.
+/// [`limit_ranks`](super::limit_ranks); pairs settled in [`order`](super::order) share no packet that reaches
+/// them). Equal flows of one rank are reached by the same packets, so any one of them is enough.
 ///
-/// Flows are equal because their rules are, because they were split into flows of one mask, or because the device matches no
-/// TCP or UDP header of any ports.
+/// Flows are equal because their rules are, because they were split into flows of one mask, or because the
+/// device matches no TCP or UDP header of any ports.
 fn drop_equal(reading: Reading, candidates: &[Candidate], kept: &mut Vec<Ranked>) {
     let mut known: ByMask<(u32, Image, Image), ()> = ByMask::default();
     kept.retain(|Ranked { id, rank }| {
@@ -98,9 +98,9 @@ impl RankMasks {
     }
 }
 
-/// Merges within each rank, as little as the priorities demand: the more of them a rank may spread over, the more masks
-/// it keeps. The number of flows of each mask is enough to find out how many priorities a rank takes, so flows are split
-/// once that is known.
+/// Merges within each rank, as little as the priorities demand: the more of them a rank may spread over, the
+/// more masks it keeps. The number of flows of each mask is enough to find out how many priorities a rank
+/// takes, so flows are split once that is known.
 fn merge_in_ranks(
     profile: &DeviceProfile,
     table: PriorityTable,
@@ -142,7 +142,8 @@ fn merge_in_ranks(
 }
 
 impl RankMasks {
-    /// Merges masks until the flows take at most so many priorities; `left` is lowered by the flows that this adds.
+    /// Merges masks until the flows take at most so many priorities; `left` is lowered by the flows that this
+    /// adds.
     fn merged(&self, most: u32, table: PriorityTable, left: &mut usize) -> Merging {
         let merging = Merging::of(&self.masks);
         if self.priorities(&merging, table) <= most {
@@ -220,7 +221,8 @@ impl Merging {
         }
     }
 
-    /// Merges until there are at most `most` masks, for at most `budget` flows more, by which `left` is lowered.
+    /// Merges until there are at most `most` masks, for at most `budget` flows more, by which `left` is
+    /// lowered.
     fn to(mut self, masks: &Masks, most: usize, budget: usize, left: &mut usize) -> Self {
         let (mut count, mut budget_left) = (masks.groups.len(), budget);
         for _ in 0..MAX_ROUNDS {
@@ -266,7 +268,8 @@ impl Merging {
         merged
     }
 
-    /// The mask that a group's flows are split into by the fewest bits, and by how many; none that is split itself.
+    /// The mask that a group's flows are split into by the fewest bits, and by how many; none that is split
+    /// itself.
     fn nearest(&mut self, families: &Families, from: usize) -> Option<(u32, usize)> {
         let (family, place) = families.of[from];
         let family = &families.list[family];
@@ -295,8 +298,8 @@ struct Families {
     of: Vec<(usize, usize)>,
 }
 
-/// Masks that differ in splittable bits only, in ascending order of their number of bits: the flows of a mask can only be
-/// split into those of a later one.
+/// Masks that differ in splittable bits only, in ascending order of their number of bits: the flows of a mask
+/// can only be split into those of a later one.
 struct Family {
     /// The number of bits of each mask, and the group.
     members: Vec<(u32, usize)>,

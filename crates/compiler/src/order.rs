@@ -1,14 +1,16 @@
 //! Ranks candidates by overlap, into as few ranks as their order demands.
 //!
-//! A candidate must rank below every earlier one that traps packets it matches too, and below nothing else, so its
-//! rank is the length of the longest chain of such candidates above it: fewer ranks would give two of a chain the same
-//! priority, where the device may choose either. Two exceptions save ranks and change no packet's outcome:
+//! A candidate must rank below every earlier one that traps packets it matches too, and below nothing else,
+//! so its rank is the length of the longest chain of such candidates above it: fewer ranks would give two of
+//! a chain the same priority, where the device may choose either. Two exceptions save ranks and change no
+//! packet's outcome:
 //! - A candidate that an earlier one contains is left out, because no packet reaches it.
-//! - Two candidates need no order if an earlier candidate takes every packet that both match. For every packet, the first
-//!   candidate that matches it still ranks above all others that do, as nothing earlier can settle those pairs.
+//! - Two candidates need no order if an earlier candidate takes every packet that both match. For every
+//!   packet, the first candidate that matches it still ranks above all others that do, as nothing earlier can
+//!   settle those pairs.
 //!
-//! A candidate that copies traps nothing. Candidates that trap the copied packets may share its rank, because within a
-//! priority copies are made first.
+//! A candidate that copies traps nothing. Candidates that trap the copied packets may share its rank, because
+//! within a priority copies are made first.
 
 use program::RuleId;
 
@@ -16,8 +18,8 @@ use super::cube::Cube;
 use super::lower::{Candidate, CandidateId};
 use super::mask_index::{Front, MaskId, MaskIndex};
 
-/// The most masks that are compared or looked up for candidates that make an order needless. Without them a program has
-/// more ranks than it must, and is correct all the same.
+/// The most masks that are compared or looked up for candidates that make an order needless. Without them a
+/// program has more ranks than it must, and is correct all the same.
 const MAX_LOOKUPS: usize = 1 << 25;
 
 /// A candidate that is kept, and its rank.
@@ -116,12 +118,14 @@ impl Ranks {
         self.index.is_contained(cube, limit, &mut 0)
     }
 
-    /// Returns whether the packets that two candidates share are contained; `cost` is lowered by the masks compared.
+    /// Returns whether the packets that two candidates share are contained; `cost` is lowered by the masks
+    /// compared.
     pub(super) fn is_part_contained(&self, part: &Cube, limit: usize, cost: &mut usize) -> bool {
         self.index.is_contained_once(part, limit, cost)
     }
 
-    /// The candidates before `limit` that overlap the cube and have at least this rank, in their order, with their ranks.
+    /// The candidates before `limit` that overlap the cube and have at least this rank, in their order, with
+    /// their ranks.
     pub(super) fn overlapping(&mut self, cube: &Cube, limit: usize, rank: u32) -> Vec<(usize, u32)> {
         let mut met = Vec::new();
         let front = Front::of(cube);
@@ -138,7 +142,8 @@ impl Ranks {
         met
     }
 
-    /// The rank that a candidate takes below those before `limit`, none of which contains it, and the one right above it.
+    /// The rank that a candidate takes below those before `limit`, none of which contains it, and the one
+    /// right above it.
     pub(super) fn rank_of(
         &mut self,
         candidates: &[Candidate],

@@ -1,5 +1,5 @@
-//! The pass that decides what the flows of each rule do: to which group they deliver, whether they drop, or that there
-//! are none. Rules whose kind of flow the device does not have are refused here.
+//! The pass that decides what the flows of each rule do: to which group they deliver, whether they drop, or
+//! that there are none. Rules whose kind of flow the device does not have are refused here.
 
 use std::collections::BTreeMap;
 
@@ -36,7 +36,8 @@ pub(super) struct Placed {
     pub(super) rules: Vec<CoveredRule>,
     pub(super) exceptions: Exceptions,
     pub(super) overlaps: Overlaps,
-    /// The group where a packet most likely goes if a worker finds that a rule that steers to no group does not match it, by rule.
+    /// The group where a packet most likely goes if a worker finds that a rule that steers to no group does
+    /// not match it, by rule.
     pub(super) next_groups: BTreeMap<RuleId, GroupId>,
     /// Which earlier rules workers compare the packets of rules with.
     pub(super) earlier: Earlier,
@@ -46,12 +47,14 @@ pub(super) struct Placed {
     pub(super) placements: Vec<Placement>,
 }
 
-/// The first of the earlier rules that a rule's packets are compared with, and how many there are, by rule that is hybrid because the device has too few priorities, the default's at the end.
-/// rules that its packets are compared with, and how many there are.
+/// The first of the earlier rules that a rule's packets are compared with, and how many there are, by rule
+/// that is hybrid because the device has too few priorities, the default's at the end. rules that its packets
+/// are compared with, and how many there are.
 pub(super) type ByOrder = BTreeMap<RuleId, (RuleId, usize)>;
 
 impl Placed {
-    /// Notes what the limit of ranks demands. Returns whether a rule that drops packets in hardware needs a worker.
+    /// Notes what the limit of ranks demands. Returns whether a rule that drops packets in hardware needs a
+    /// worker.
     pub(super) fn needs_workers(&mut self, limited: Limited) -> bool {
         let Limited { earlier, hybrid, .. } = limited;
         let mut drops =
@@ -96,7 +99,8 @@ pub(super) fn place(job: &Job<'_>, placed: &Placed, problems: &mut Problems) -> 
             (_, Action::Drop) if !rule.needs_worker() && !by_order.contains_key(&id) => Placement::Drop,
             // Its packets stay with the kernel because no flow matches them.
             (_, Action::Kernel) if exceptions.needs_no_flow(id) => Placement::Nothing,
-            // A worker must receive its packets. The best one is in the group that gets them if the rule does not match.
+            // A worker must receive its packets. The best one is in the group that gets them if the rule does
+            // not match.
             (_, Action::Drop | Action::Kernel) => {
                 let before = earlier.get(&id).and_then(|earlier| first_group(rules, earlier));
                 let next = before.or_else(|| next_groups.get(&id).copied());
@@ -145,9 +149,9 @@ fn any_group(job: &Job<'_>) -> Option<GroupId> {
     (!job.policy.groups.is_empty()).then_some(GroupId(0))
 }
 
-/// Refuses rules on multicast that the host sends, if the device would give their packets to a later rule: flows that
-/// match only multicast come last on such a device, and workers do not receive sent packets, so they cannot correct
-/// it. For received packets, `subtract` widens such flows instead.
+/// Refuses rules on multicast that the host sends, if the device would give their packets to a later rule:
+/// flows that match only multicast come last on such a device, and workers do not receive sent packets, so
+/// they cannot correct it. For received packets, `subtract` widens such flows instead.
 fn refuse_overtaken_multicast(profile: &DeviceProfile, rules: &[CoveredRule], problems: &mut Problems) {
     if !profile.multicast_ignores_priority {
         return;

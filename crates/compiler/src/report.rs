@@ -1,5 +1,5 @@
-//! The report of `steerd check` about a policy and a device: where each rule is decided and why, and what the program
-//! needs of the device. It installs and prints nothing.
+//! The report of `steerd check` about a policy and a device: where each rule is decided and why, and what the
+//! program needs of the device. It installs and prints nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -347,7 +347,8 @@ fn note(
     }
 }
 
-/// How often a policy is compiled again without the rules that were found impossible: without them others may be.
+/// How often a policy is compiled again without the rules that were found impossible: without them others may
+/// be.
 const MAX_ATTEMPTS: usize = 4;
 
 /// The rules that are possible, by their place in the policy, as they are decided in the policy without the

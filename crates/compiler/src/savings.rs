@@ -1,6 +1,7 @@
-//! Which pairs of rules keep packets from being decided in hardware, because they overlap and the device has too few priorities.
-//! Each of the likeliest pairs is tried: the policy is compiled as if the two shared no packets, and the packets decided in
-//! hardware are counted anew. Those that both rules match are left out, as nothing is known of them then.
+//! Which pairs of rules keep packets from being decided in hardware, because they overlap and the device has
+//! too few priorities. Each of the likeliest pairs is tried: the policy is compiled as if the two shared no
+//! packets, and the packets decided in hardware are counted anew. Those that both rules match are left out,
+//! as nothing is known of them then.
 
 use program::{Decide, Predicate, Program, RuleId, UndecidedReason};
 use serde::Serialize;
@@ -28,13 +29,15 @@ pub struct Saving {
     pub later: RuleId,
     /// A packet that both match.
     pub witness: Option<Witness>,
-    /// How many percent more the device would decide. Estimated from packets drawn from the rules, without those that both
-    /// rules match. If the policy is compiled for a capture, they are weighted by the capture's packets of each rule.
+    /// How many percent more the device would decide. Estimated from packets drawn from the rules, without
+    /// those that both rules match. If the policy is compiled for a capture, they are weighted by the
+    /// capture's packets of each rule.
     pub percent: f64,
 }
 
 impl Job<'_> {
-    /// The pairs of rules that keep most packets from hardware in the job's program, most first. Not all pairs are tried.
+    /// The pairs of rules that keep most packets from hardware in the job's program, most first. Not all
+    /// pairs are tried.
     #[must_use]
     pub fn savings(&self, program: &Program) -> Vec<Saving> {
         if program.flows.len() > MAX_FLOWS {

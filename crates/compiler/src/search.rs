@@ -1,6 +1,6 @@
-//! The search for limits of the ranking with which a program fits on the device. Fewer shared flows and fewer ranks need fewer
-//! masks, for which some devices have little room in one priority; they leave more packets to workers. Each round of the
-//! passes from ranking to priorities tries one set of limits.
+//! The search for limits of the ranking with which a program fits on the device. Fewer shared flows and fewer
+//! ranks need fewer masks, for which some devices have little room in one priority; they leave more packets
+//! to workers. Each round of the passes from ranking to priorities tries one set of limits.
 
 use device_model::DeviceProfile;
 
@@ -34,8 +34,8 @@ pub(super) struct Round {
     pub(super) ranks: u32,
 }
 
-/// The rounds for one set of cubes: first with all shared flows, then with none, then with an eighth of them if there is room
-/// without, or else with the most ranks that fit.
+/// The rounds for one set of cubes: first with all shared flows, then with none, then with an eighth of them
+/// if there is room without, or else with the most ranks that fit.
 #[derive(Debug)]
 pub(super) struct Search {
     offered: u32,
@@ -113,8 +113,8 @@ impl Search {
 mod tests {
     use super::*;
 
-    /// The limits that are tried until the search ends, on an mlx5 where so many ranks take so many priorities and more
-    /// than so many shared flows one more than there are.
+    /// The limits that are tried until the search ends, on an mlx5 where so many ranks take so many
+    /// priorities and more than so many shared flows one more than there are.
     fn tried(
         mut search: Search,
         priorities: impl Fn(u32) -> u32,

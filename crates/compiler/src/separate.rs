@@ -1,6 +1,6 @@
-//! Flows that match only multicast, of a program that replaces another one. Some devices keep those of all programs in one
-//! table, where a match is only once, with one action and one tag: a flow whose match is there with another one is made as
-//! two flows, each for half of its packets.
+//! Flows that match only multicast, of a program that replaces another one. Some devices keep those of all
+//! programs in one table, where a match is only once, with one action and one tag: a flow whose match is
+//! there with another one is made as two flows, each for half of its packets.
 
 use std::collections::HashMap;
 
@@ -38,7 +38,8 @@ pub(super) fn separate(program: &mut Program, previous: Option<&Program>, profil
     }
 }
 
-/// Whether two flows of one match can be in the table together. Tags never agree, because each program has its own.
+/// Whether two flows of one match can be in the table together. Tags never agree, because each program has
+/// its own.
 pub(super) fn agree(old: FlowAction, new: FlowAction) -> bool {
     old == new && !matches!(new, FlowAction::Steer { .. })
 }
@@ -63,7 +64,8 @@ fn halves(
     })
 }
 
-/// Adds one bit to the match, counted from the lowest of the destination and then of the source, if it is not there.
+/// Adds one bit to the match, counted from the lowest of the destination and then of the source, if it is not
+/// there.
 fn fix(spec: &mut FlowSpec, bit: u32, set: bool) -> bool {
     let (is_source, bit) = (bit >= 48, bit % 48);
     match spec {

@@ -1,6 +1,6 @@
-//! The share of packets that the device decides alone, estimated with packets drawn from the rules: from each rule equally
-//! many, and from all packets that it matches with equal probability as far as the fields of the first IP and
-//! transport header are concerned. The same program gives the same numbers.
+//! The share of packets that the device decides alone, estimated with packets drawn from the rules: from each
+//! rule equally many, and from all packets that it matches with equal probability as far as the fields of the
+//! first IP and transport header are concerned. The same program gives the same numbers.
 
 use std::collections::BTreeMap;
 
@@ -67,8 +67,8 @@ impl Share {
         self.comparisons as f64 / (self.packets - self.in_hardware).max(1) as f64
     }
 
-    /// The time that a worker takes for a packet, in nanoseconds, as expected from measurements on the software NIC: the
-    /// mean of all packets. Those that reach no worker take none.
+    /// The time that a worker takes for a packet, in nanoseconds, as expected from measurements on the
+    /// software NIC: the mean of all packets. Those that reach no worker take none.
     #[must_use]
     pub fn worker_ns_per_packet(&self) -> f64 {
         mean_ns(self.worker_ps, self.packets)
@@ -154,10 +154,12 @@ impl Sample {
         Self { packets }
     }
 
-    /// The percentage of the wanted packets that no worker compares with rules; `None`: there are none. Without weights every packet counts 1.
+    /// The percentage of the wanted packets that no worker compares with rules; `None`: there are none.
+    /// Without weights every packet counts 1.
     ///
-    /// With weights the packets that a rule decides, of those drawn from it, together count as its weight. A rule that decides none of
-    /// them counts by its placement: a hybrid one has no part in hardware. The default, from which no packet is drawn, does not count.
+    /// With weights the packets that a rule decides, of those drawn from it, together count as its weight. A
+    /// rule that decides none of them counts by its placement: a hybrid one has no part in hardware. The
+    /// default, from which no packet is drawn, does not count.
     pub(crate) fn hardware_percent(
         &self,
         program: &Program,

@@ -1,9 +1,9 @@
-//! Flows of ranks that a priority has no room for, moved to later ranks. A rank is the first that a flow can have; most flows
-//! overlap few others and could have a later one. Where ranks of many masks take several priorities, there would be fewer
-//! ranks otherwise, and more packets for workers.
+//! Flows of ranks that a priority has no room for, moved to later ranks. A rank is the first that a flow can
+//! have; most flows overlap few others and could have a later one. Where ranks of many masks take several
+//! priorities, there would be fewer ranks otherwise, and more packets for workers.
 //!
-//! Why it is right: of two flows that overlap and have different ranks, the same one has the lower rank afterwards. Flows of
-//! equal rank need no order.
+//! Why it is right: of two flows that overlap and have different ranks, the same one has the lower rank
+//! afterwards. Flows of equal rank need no order.
 
 use std::cmp::Reverse;
 

@@ -1,12 +1,14 @@
-//! Rules that leave packets to the kernel. No flow has the action "to the kernel": a packet stays there if it matches no
-//! flow at all. So the cubes of such a rule, the *exceptions*, are subtracted from the flows of every later rule, which
-//! are split into pieces around them. Where no flow can match a piece, or there are too many, the rule keeps flows of its
-//! own for the packets that later flows would match, and a worker receives these packets.
+//! Rules that leave packets to the kernel. No flow has the action "to the kernel": a packet stays there if it
+//! matches no flow at all. So the cubes of such a rule, the *exceptions*, are subtracted from the flows of
+//! every later rule, which are split into pieces around them. Where no flow can match a piece, or there are
+//! too many, the rule keeps flows of its own for the packets that later flows would match, and a worker
+//! receives these packets.
 //!
-//! Why the result is right: rules are handled last to first, so when a rule subtracts its exceptions, all flows of later
-//! rules are there, the flows that later exceptions keep included. Each of these flows that overlaps an exception is
-//! either replaced by disjoint pieces that together match the flow without the exception, or stays and the exception is
-//! kept as a flow that precedes it. Earlier rules precede the exception and are not touched.
+//! Why the result is right: rules are handled last to first, so when a rule subtracts its exceptions, all
+//! flows of later rules are there, the flows that later exceptions keep included. Each of these flows that
+//! overlaps an exception is either replaced by disjoint pieces that together match the flow without the
+//! exception, or stays and the exception is kept as a flow that precedes it. Earlier rules precede the
+//! exception and are not touched.
 
 mod pieces;
 #[cfg(test)]
@@ -45,8 +47,8 @@ const MAX_TRIALS: usize = 1 << 18;
 /// The packets that are subtracted from flows, and what the flows match then.
 #[derive(Default)]
 pub(super) struct Exceptions {
-    /// The cubes of flows that are not the cubes of the rule, by rule, the default's at the end. Rules that leave packets
-    /// to the kernel have what they keep here.
+    /// The cubes of flows that are not the cubes of the rule, by rule, the default's at the end. Rules that
+    /// leave packets to the kernel have what they keep here.
     cubes: BTreeMap<RuleId, Vec<Cube>>,
     left: BTreeMap<RuleId, LeftOut>,
     /// The rules that keep flows which match more than their packets: a worker decides these.
@@ -109,8 +111,8 @@ impl Exceptions {
     }
 }
 
-/// Subtracts exceptions from flows, lists what else a worker must receive, and widens flows that the device would apply out
-/// of order. `may_split`: whether flows may be split for exceptions.
+/// Subtracts exceptions from flows, lists what else a worker must receive, and widens flows that the device
+/// would apply out of order. `may_split`: whether flows may be split for exceptions.
 pub(super) fn subtract(job: &Job<'_>, rules: &mut [CoveredRule], may_split: bool) -> Exceptions {
     let profile = job.profile;
     // Wider flows overlap more exceptions. Each round widens at least one rule for good, so this ends.
@@ -140,8 +142,9 @@ pub(super) fn subtract(job: &Job<'_>, rules: &mut [CoveredRule], may_split: bool
     exceptions
 }
 
-/// Widens flows that match only multicast. Some devices apply such a flow after all others, whatever its priority. Where that would be
-/// wrong, the flow is widened to unicast and a worker decides. Returns whether a rule was widened.
+/// Widens flows that match only multicast. Some devices apply such a flow after all others, whatever its
+/// priority. Where that would be wrong, the flow is widened to unicast and a worker decides. Returns whether
+/// a rule was widened.
 fn widen_multicast(job: &Job<'_>, rules: &mut [CoveredRule], exceptions: &Exceptions) -> bool {
     let flows = |index: usize| match rules[index].decides() || rules[index].copies() {
         true => exceptions.flow_cubes(rules, RuleId::of(index)).unwrap_or_default(),
@@ -245,12 +248,12 @@ impl Subtraction<'_> {
     fn subtract(&mut self, id: RuleId, rule: &CoveredRule) {
         let holes = &rule.expansion.cubes;
         let mut left = LeftOut::default();
-        // Packets without ports come first: once they are subtracted from a flow, the rest has the headers that the other
-        // cubes match.
+        // Packets without ports come first: once they are subtracted from a flow, the rest has the headers
+        // that the other cubes match.
         let no_ports = holes.iter().take_while(|hole| hole.has_unmatchable_absence()).count();
         let mut kept: Vec<Vec<Cube>> = Vec::with_capacity(holes.len());
-        // Flows that the rule keeps for packets without ports. They match those with ports as well, whose subtraction
-        // would be in vain.
+        // Flows that the rule keeps for packets without ports. They match those with ports as well, whose
+        // subtraction would be in vain.
         let mut coarse = MaskIndex::default();
         for part in [0..no_ports, no_ports..holes.len()] {
             let (before, mut tried) = (self.done.len(), LeftOut::default());
@@ -339,8 +342,8 @@ impl Subtraction<'_> {
         if is_met { vec![*hole] } else { Vec::new() }
     }
 
-    /// The flows that match packets of the hole. On a device that does not check for a header when any port matches, these
-    /// are more than those whose cubes overlap it.
+    /// The flows that match packets of the hole. On a device that does not check for a header when any port
+    /// matches, these are more than those whose cubes overlap it.
     fn matching_flows(&mut self, hole: &Cube) -> Vec<FlowId> {
         let mut met = self.flows.overlapping(hole);
         for alike in indistinguishable(hole, self.profile).into_iter().flatten() {
@@ -425,7 +428,8 @@ impl Subtraction<'_> {
             return whole();
         }
         if takers.len() > MAX_PARTS {
-            // The common bits of the flows of one rule with equal headers contain each flow, and less than the whole.
+            // The common bits of the flows of one rule with equal headers contain each flow, and less than
+            // the whole.
             let mut alike: BTreeMap<_, Vec<Cube>> = BTreeMap::new();
             for (rule, cube) in rules.zip(takers) {
                 alike.entry((rule, LAYERS.map(|layer| cube.has(layer)))).or_default().push(cube);

@@ -1,5 +1,5 @@
-//! Where the packets of real traffic are decided: by the device, by workers, or by nobody but the host. Packets are
-//! given one by one; equal ones are decided once.
+//! Where the packets of real traffic are decided: by the device, by workers, or by nobody but the host.
+//! Packets are given one by one; equal ones are decided once.
 
 use std::collections::HashMap;
 
@@ -125,7 +125,8 @@ impl TrafficShare {
 /// The most packets of a capture that are all decided.
 const MAX_DECIDED: u64 = 1 << 20;
 
-/// Chooses packets of a capture: all of up to 2^20, of more between half and all of so many, at random. Equal captures give equal packets.
+/// Chooses packets of a capture: all of up to 2^20, of more between half and all of so many, at random. Equal
+/// captures give equal packets.
 #[derive(Debug)]
 pub struct TrafficSample {
     one_in: u64,

@@ -1,6 +1,6 @@
-//! How many packets each rule decides in some traffic. Where a device cannot decide all rules in hardware, the compiler
-//! prefers those with most packets. [`RuleCounter`] counts them in a capture; what a rule decides depends on the policy
-//! alone, so that the numbers are the same for all devices.
+//! How many packets each rule decides in some traffic. Where a device cannot decide all rules in hardware,
+//! the compiler prefers those with most packets. [`RuleCounter`] counts them in a capture; what a rule
+//! decides depends on the policy alone, so that the numbers are the same for all devices.
 
 use device_model::DeviceProfile;
 use packet::DeepKey;
@@ -23,27 +23,29 @@ pub struct Weights {
 /// packets in a million count as having none, because such a part is rounded to less than 1.
 const COUNTED: u64 = 1 << 20;
 
-/// A rule keeps its previous weight while the binary logarithms of its part and of that weight differ by at most this, which is
-/// while the part is between 1/1.68 and 1.68 times the weight. Rounding alone would change the weight at a difference of 0.5, and
-/// counters near such a point would change it back and forth. So a rule can keep the weight above that of another one that
-/// has up to 1.41 times its packets.
+/// A rule keeps its previous weight while the binary logarithms of its part and of that weight differ by at
+/// most this, which is while the part is between 1/1.68 and 1.68 times the weight. Rounding alone would
+/// change the weight at a difference of 0.5, and counters near such a point would change it back and forth.
+/// So a rule can keep the weight above that of another one that has up to 1.41 times its packets.
 const KEPT_DISTANCE: f64 = 0.75;
 
 impl Weights {
-    /// From the packets of each rule in the order of the policy, those of the default last. Rules beyond the list have none.
+    /// From the packets of each rule in the order of the policy, those of the default last. Rules beyond the
+    /// list have none.
     #[must_use]
     pub fn new(packets: Vec<u64>) -> Self {
         Self { packets }
     }
 
-    /// From the counters of rules that run, in the order of the policy, the default's last; `None`: the rule has none. `None` if
-    /// nothing was counted. Rules that do not decide received packets have no weight.
+    /// From the counters of rules that run, in the order of the policy, the default's last; `None`: the rule
+    /// has none. `None` if nothing was counted. Rules that do not decide received packets have no weight.
     ///
-    /// Each weight is the rule's part of all counted packets, rounded to the nearest power of two; rules of equal weight stay in
-    /// the order of the policy. Parts do not change while all counters grow alike. `previous`, in the same order, are the weights
-    /// for which the running program was compiled; `None`: the rule had none, as all those beyond the list. A rule keeps such a
-    /// weight while its part is between 1/1.68 and 1.68 times it. A rule without a counter gets the mean of the others,
-    /// multiplied by the logarithm of the number of packets that it matches and divided by the mean of these logarithms.
+    /// Each weight is the rule's part of all counted packets, rounded to the nearest power of two; rules of
+    /// equal weight stay in the order of the policy. Parts do not change while all counters grow alike.
+    /// `previous`, in the same order, are the weights for which the running program was compiled; `None`: the
+    /// rule had none, as all those beyond the list. A rule keeps such a weight while its part is between
+    /// 1/1.68 and 1.68 times it. A rule without a counter gets the mean of the others, multiplied by the
+    /// logarithm of the number of packets that it matches and divided by the mean of these logarithms.
     #[must_use]
     pub fn of_counters(policy: &Policy, counters: &[Option<u64>], previous: &[Option<u64>]) -> Option<Self> {
         let deciding = policy.rules.iter().map(|rule| decides(rule.direction, rule.action)).chain([true]);
@@ -105,8 +107,8 @@ fn rounded(part: f64, previous: Option<u64>) -> u64 {
     if nearest >= 0.0 { 1 << nearest.min(62.0) as u32 } else { 0 }
 }
 
-/// The logarithm of the number of packets that each rule matches, the default last: 1 for the rule that matches fewest, and
-/// one more for twice as many.
+/// The logarithm of the number of packets that each rule matches, the default last: 1 for the rule that
+/// matches fewest, and one more for twice as many.
 fn volumes(policy: &Policy) -> Vec<f64> {
     let ideal = DeviceProfile::ideal();
     let part = |cubes: &[Cube]| -> f64 {

@@ -1,7 +1,7 @@
 //! The test bench of a case: an open device and, if there is one, the peer at the other end of its port.
 //!
-//! Flows of cases match a locally administered MAC address that is not in use, so that a device in use loses no
-//! packets. Only cases with [`crate::Needs::Port`] receive other packets.
+//! Flows of cases match a locally administered MAC address that is not in use, so that a device in use loses
+//! no packets. Only cases with [`crate::Needs::Port`] receive other packets.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;

@@ -1,4 +1,5 @@
-//! A case: a row of data, the function that tests it, and the expected answer of each personality with its source.
+//! A case: a row of data, the function that tests it, and the expected answer of each personality with its
+//! source.
 
 use std::fmt;
 
@@ -151,7 +152,8 @@ pub enum Answer {
     Ignored,
     /// The device refuses with this errno.
     Refused(i32),
-    /// The device accepts the request and does something else, or refuses it without an errno; the source says what.
+    /// The device accepts the request and does something else, or refuses it without an errno; the source
+    /// says what.
     Differs,
 }
 
@@ -181,7 +183,8 @@ pub struct Expected {
     mlx4: Answer,
     /// The source of refusals: manual page, kernel file or provider file.
     pub source: &'static str,
-    /// Where a real mlx5 device may differ from the soft NIC that imitates it, and why; empty if nothing is known.
+    /// Where a real mlx5 device may differ from the soft NIC that imitates it, and why; empty if nothing is
+    /// known.
     pub mlx5_varies: &'static str,
 }
 

@@ -1,8 +1,8 @@
-//! Checks of `ibv_create_flow` that involve several parts of a flow, or several flows: values outside their masks,
-//! filters that contradict each other, combinations of flags and tags.
+//! Checks of `ibv_create_flow` that involve several parts of a flow, or several flows: values outside their
+//! masks, filters that contradict each other, combinations of flags and tags.
 //!
-//! These checks are documented only by drivers' sources, so each case uses objects only and runs without a peer as
-//! well.
+//! These checks are documented only by drivers' sources, so each case uses objects only and runs without a
+//! peer as well.
 
 use verbs::{
     ActionSpec, EspMatch, EthernetMatch, FlowAttr, FlowKind, FlowSpec, FlowTag, GreMatch, Ipv4ExtMatch,

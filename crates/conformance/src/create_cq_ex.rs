@@ -1,5 +1,5 @@
-//! `ibv_create_cq_ex`: every member and flag of `ibv_cq_init_attr_ex`. The readers of completions, which `wc_flags`
-//! enables, are tested in `completion_reads`.
+//! `ibv_create_cq_ex`: every member and flag of `ibv_cq_init_attr_ex`. The readers of completions, which
+//! `wc_flags` enables, are tested in `completion_reads`.
 
 use verbs::{
     CompletionFields, CompletionQueue, CompletionQueueBuilder, Context, EventKind, ParentDomain,

@@ -1,4 +1,5 @@
-//! `ibv_create_qp_ex`: every member and flag of `ibv_qp_init_attr_ex`, with `create_flags` and `send_ops_flags`.
+//! `ibv_create_qp_ex`: every member and flag of `ibv_qp_init_attr_ex`, with `create_flags` and
+//! `send_ops_flags`.
 
 use verbs::{
     CompletionQueue, IdleRawQueuePair, QueueNumber, QueuePairFlags, QueuePairKind, QueuePairState,

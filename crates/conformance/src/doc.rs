@@ -1,5 +1,5 @@
-//! Generates docs/reference/conformance.md from the cases and from the names of verbs.h that the safe crate does not
-//! offer.
+//! Generates docs/reference/conformance.md from the cases and from the names of verbs.h that the safe crate
+//! does not offer.
 
 use std::collections::HashMap;
 use std::fmt::Write;

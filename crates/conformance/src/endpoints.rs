@@ -24,7 +24,8 @@ pub(crate) struct Sender {
 }
 
 impl Sender {
-    /// Only a failure of the settings in `set` is the outcome of a case; other failures are those of a step before.
+    /// Only a failure of the settings in `set` is the outcome of a case; other failures are those of a step
+    /// before.
     pub(crate) fn new(
         bench: &Bench<'_>,
         set: impl FnOnce(RawQueuePairBuilder) -> RawQueuePairBuilder,
@@ -102,8 +103,8 @@ impl Sender {
 }
 
 impl Sender {
-    /// The lengths and statuses of the sends that each completion reports, after the first one was waited for; the frames
-    /// are back in the pool.
+    /// The lengths and statuses of the sends that each completion reports, after the first one was waited
+    /// for; the frames are back in the pool.
     pub(crate) fn reports(&mut self, bench: &Bench<'_>) -> Result<Vec<Vec<(usize, Status)>>, Failure> {
         let mut reports = Vec::new();
         for _ in 0..PATIENCE_POLLS {
@@ -174,7 +175,8 @@ impl Receiver {
         Self::with(bench, &bench.domain(), cq, WorkQueueFlags::empty())
     }
 
-    /// With a completion queue of the caller's. The work queue's flags are tried if there are any; the rest is preparation.
+    /// With a completion queue of the caller's. The work queue's flags are tried if there are any; the rest
+    /// is preparation.
     pub(crate) fn with(
         bench: &Bench<'_>,
         domain: &Domain,

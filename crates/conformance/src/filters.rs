@@ -1,5 +1,5 @@
-//! Filters of `ibv_create_flow` on the outermost headers: each field on its own, with packets that match and packets
-//! that do not.
+//! Filters of `ibv_create_flow` on the outermost headers: each field on its own, with packets that match and
+//! packets that do not.
 
 use packet::EtherType;
 use packet::build::FrameBuilder;

@@ -1,8 +1,8 @@
-//! The Toeplitz hash, the internet checksum and the frame check sequence, computed from their definitions. Slow and
-//! short; nothing here uses the crates under test.
+//! The Toeplitz hash, the internet checksum and the frame check sequence, computed from their definitions.
+//! Slow and short; nothing here uses the crates under test.
 
-/// The Toeplitz hash by its definition: for every set bit of the input, the 32 key bits from there on. Keys end in
-/// zeros.
+/// The Toeplitz hash by its definition: for every set bit of the input, the 32 key bits from there on. Keys
+/// end in zeros.
 pub fn toeplitz(key: &[u8], input: &[u8]) -> u32 {
     let bit = |bytes: &[u8], i: usize| bytes.get(i / 8).map_or(0, |byte| u32::from(byte >> (7 - i % 8) & 1));
     let mut hash = 0;

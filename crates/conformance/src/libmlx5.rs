@@ -1,5 +1,6 @@
-//! What rows answer on rdma-core's mlx5 provider over the model of the kernel and of the device (`softnic exec --method mlx5`).
-//! `make conformance-libmlx5` writes the record, the document shows it, and a test runs the rows again.
+//! What rows answer on rdma-core's mlx5 provider over the model of the kernel and of the device (`softnic
+//! exec --method mlx5`). `make conformance-libmlx5` writes the record, the document shows it, and a test runs
+//! the rows again.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;

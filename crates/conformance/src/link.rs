@@ -1,5 +1,5 @@
-//! The other end of a link as the peer of a device that runs on its own: of one below rdma-core's mlx5 provider (`softnic exec
-//! --method mlx5 --wire link:NAME:a`), with an MTU of 1,500 bytes.
+//! The other end of a link as the peer of a device that runs on its own: of one below rdma-core's mlx5
+//! provider (`softnic exec --method mlx5 --wire link:NAME:a`), with an MTU of 1,500 bytes.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -86,8 +86,8 @@ impl Peer for LinkPeer {
             let _ = end.wire.transmit(frame);
         }
         end.settle();
-        // The device receives the next burst when it has processed the last one, and everything of that when it looks for
-        // another: two passes. In each of them it also sends what was posted before.
+        // The device receives the next burst when it has processed the last one, and everything of that when
+        // it looks for another: two passes. In each of them it also sends what was posted before.
         for _ in 0..2 {
             let _ = end.wire.transmit(&MARKER);
             end.settle();

@@ -35,7 +35,8 @@ struct Arguments {
     /// Print rows that are as expected, too.
     #[arg(long)]
     verbose: bool,
-    /// With --link: write the answers to this file instead, as the document's column of rdma-core's mlx5 provider.
+    /// With --link: write the answers to this file instead, as the document's column of rdma-core's mlx5
+    /// provider.
     #[arg(long, value_name = "FILE", requires = "link")]
     record: Option<PathBuf>,
     /// Write docs/reference/conformance.md and config/device-model-probed.toml instead of running anything.

@@ -1,11 +1,12 @@
 //! Finds the device model of a device by trying: limits, refusals and the order of flows.
 //!
-//! Objects are created and destroyed again, at most [`Bounds`] of a kind at a time, and flows match an unused address, so that
-//! no packet of another user is touched. A row that cannot be tried (it needs frames, or a privilege) is that of the
-//! *fallback*: the model of the device's driver, or the conservative one. A [`Note`] for each row says how it is known.
+//! Objects are created and destroyed again, at most [`Bounds`] of a kind at a time, and flows match an unused
+//! address, so that no packet of another user is touched. A row that cannot be tried (it needs frames, or a
+//! privilege) is that of the *fallback*: the model of the device's driver, or the conservative one. A
+//! [`Note`] for each row says how it is known.
 //!
-//! The first flow is on a plain queue pair: on a device without flows the creation of an RSS queue pair can take the
-//! packets of the whole port (mana), so none is created there.
+//! The first flow is on a plain queue pair: on a device without flows the creation of an RSS queue pair can
+//! take the packets of the whole port (mana), so none is created there.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -112,8 +113,8 @@ impl From<Outcome> for Seen {
     }
 }
 
-/// Finds the model of a device. `progress` is called before each step with its number from 1, the number of steps, and
-/// its name.
+/// Finds the model of a device. `progress` is called before each step with its number from 1, the number of
+/// steps, and its name.
 ///
 /// # Errors
 /// The device cannot even create a protection domain or a completion queue.
@@ -271,7 +272,8 @@ impl Finder<'_> {
         self.create(attr).map(drop)
     }
 
-    /// A flow on a plain queue pair, then what steerd has beside it: a work queue, a table and an RSS queue pair.
+    /// A flow on a plain queue pair, then what steerd has beside it: a work queue, a table and an RSS queue
+    /// pair.
     fn steering(&mut self) -> Result<(), Failure> {
         let bench = self.bench;
         let plain = crate::create_qp_ex::make(bench, |pair| pair)
@@ -479,7 +481,8 @@ impl Finder<'_> {
         Ok(())
     }
 
-    /// The most entries of a table, from a number that may be too small or too large, and the refusal of more.
+    /// The most entries of a table, from a number that may be too small or too large, and the refusal of
+    /// more.
     fn largest_table(&self, start: u32) -> Result<(u32, Option<i32>), Failure> {
         let refused = |entries: u32| refusal(table_of(self.bench, entries as usize));
         let (mut entries, mut errno) = (start, None);

@@ -133,7 +133,8 @@ fn limit_line(LimitRow { limit, errno, source }: &LimitRow) -> String {
     format!("{{ limit = {limit}, errno = {errno}, source = {} }}", quoted(source))
 }
 
-/// The keys that are not as in the personality, from which the two that are about a model's own numbers are not taken over.
+/// The keys that are not as in the personality, from which the two that are about a model's own numbers are
+/// not taken over.
 fn emulation(out: &mut String, profile: &DeviceProfile) {
     let base = DeviceProfile::of_base(profile.personality);
     let values = |emulation: &Emulation| serde_json::to_value(emulation).unwrap_or_default();

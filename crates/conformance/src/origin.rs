@@ -63,8 +63,8 @@ fn today() -> String {
     date(seconds / DAY)
 }
 
-/// The date of a day since 1970. Years are counted from March, so that the day of a leap year is the last of its year, and
-/// in eras of 400 years, which have 146,097 days each.
+/// The date of a day since 1970. Years are counted from March, so that the day of a leap year is the last of
+/// its year, and in eras of 400 years, which have 146,097 days each.
 fn date(days: u64) -> String {
     let days = days + 719_468;
     let (era, day) = (days / 146_097, days % 146_097);

@@ -13,7 +13,8 @@ use crate::{Answer, Bench, Case, Failure, Needs, Outcome, cases};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
-    /// The answer is the expected one. Without an expectation: the device did what was asked, ignored it or refused it.
+    /// The answer is the expected one. Without an expectation: the device did what was asked, ignored it or
+    /// refused it.
     Ok,
     /// Not as expected, or the device accepted the request and did something else.
     Mismatch,
@@ -108,7 +109,8 @@ pub fn judge(outcome: &Outcome, expected: Option<Answer>) -> (Verdict, String) {
     }
 }
 
-/// Runs the cases that `wanted` selects. Without a personality there are no expectations: refusals are reported only.
+/// Runs the cases that `wanted` selects. Without a personality there are no expectations: refusals are
+/// reported only.
 pub fn run(bench: &Bench<'_>, personality: Option<Personality>, wanted: impl Fn(&Case) -> bool) -> Report {
     let rows = cases().iter().filter(|case| wanted(case)).map(|case| row(bench, personality, case)).collect();
     Report { device: bench.context.name().into(), port: bench.port.0, rows }
@@ -138,8 +140,8 @@ fn row(bench: &Bench<'_>, personality: Option<Personality>, case: &Case) -> Row 
     }
 }
 
-/// Runs the cases that do not affect other users: they create objects and destroy them at once, and flows match an
-/// unused address.
+/// Runs the cases that do not affect other users: they create objects and destroy them at once, and flows
+/// match an unused address.
 ///
 /// # Errors
 /// The device cannot be queried.

@@ -1,5 +1,5 @@
-//! Receive side scaling: `rwq_ind_tbl` and `rx_hash_conf` of `ibv_create_qp_ex`, compared with a hash computed in this
-//! crate.
+//! Receive side scaling: `rwq_ind_tbl` and `rx_hash_conf` of `ibv_create_qp_ex`, compared with a hash
+//! computed in this crate.
 
 use std::sync::Arc;
 
@@ -238,7 +238,8 @@ fn other_key(bench: &Bench<'_>) -> Outcome {
 /// Source address and port, destination address and port, hash.
 type Vector = ([u8; 4], u16, [u8; 4], u16, u32);
 
-/// "Verifying the RSS hash calculation", Windows driver documentation: the addresses and ports, and the hash of both.
+/// "Verifying the RSS hash calculation", Windows driver documentation: the addresses and ports, and the hash
+/// of both.
 const VECTORS: [Vector; 5] = [
     ([66, 9, 149, 187], 2794, [161, 142, 100, 80], 1766, 0x51cc_c178),
     ([199, 92, 111, 2], 14230, [65, 69, 140, 83], 4739, 0xc626_b0ea),

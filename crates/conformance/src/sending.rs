@@ -1,5 +1,5 @@
-//! Sent frames: batches of `ibv_qp_ex`, `ibv_post_send`, and TCP segmentation by both. Segments and checksums are
-//! compared with results computed in this crate.
+//! Sent frames: batches of `ibv_qp_ex`, `ibv_post_send`, and TCP segmentation by both. Segments and checksums
+//! are compared with results computed in this crate.
 
 use verbs::{Opcode, SendFlags, SendOperations, Status};
 
@@ -280,7 +280,8 @@ fn stream(bytes: usize) -> Vec<u8> {
     (0..bytes).map(|i| (i * 7 + i / 256) as u8).collect()
 }
 
-/// Headers for a stream from port 40000 to 443, whose numbers are about to wrap; FIN and PSH are for the last segment.
+/// Headers for a stream from port 40000 to 443, whose numbers are about to wrap; FIN and PSH are for the last
+/// segment.
 fn headers(version: u8) -> Vec<u8> {
     let builder = if version == 4 { frame().ipv4(v4(1), v4(2)) } else { frame().ipv6(v6(1), v6(2)) };
     let mut headers = builder.tcp(40_000, 443, 0x10 | 0x08 | 0x01).build();

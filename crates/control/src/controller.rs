@@ -1,8 +1,9 @@
-//! The controller: what is installed on a device, and the change from one program to the next, whose steps and
-//! order come from [`plan()`]. `steerd` owns it, and calls it when the policy changes and when counters are scraped.
+//! The controller: what is installed on a device, and the change from one program to the next, whose steps
+//! and order come from [`plan()`]. `steerd` owns it, and calls it when the policy changes and when counters
+//! are scraped.
 //!
-//! Invariant: after any failure the device is as before, or the error or warning names what is left over and the next
-//! change removes it first.
+//! Invariant: after any failure the device is as before, or the error or warning names what is left over and
+//! the next change removes it first.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -42,8 +43,8 @@ pub type Publish<'p> = dyn FnMut(Band, Arc<Program>) -> Result<(), Error> + 'p;
 /// The key of the queue pair of flows that drop; nothing is hashed with it.
 const DROP_QUEUE_KEY: [u8; 40] = [0x6d; 40];
 
-/// Puts programs on one device. It must be dropped before the workers: the table of `drop_queue` refers to a worker's
-/// queue even when no program is installed.
+/// Puts programs on one device. It must be dropped before the workers: the table of `drop_queue` refers to a
+/// worker's queue even when no program is installed.
 pub struct Controller<I: Installer = VerbsInstaller> {
     /// Declared, and so dropped, before everything that its flows refer to.
     installed: Option<Placed<I>>,
@@ -182,8 +183,9 @@ impl<I: Installer> Controller<I> {
         books.flat_map(|(book, kind)| book.totals(kind)).collect()
     }
 
-    /// How many counters were read for the last time before the removal of their flow, because the device refused the
-    /// flow that would have kept them readable. Packets that the device counted between the two are in no total.
+    /// How many counters were read for the last time before the removal of their flow, because the device
+    /// refused the flow that would have kept them readable. Packets that the device counted between the two
+    /// are in no total.
     #[must_use]
     pub fn early_readings(&self) -> u64 {
         self.early_readings
@@ -348,10 +350,10 @@ impl<I: Installer> Controller<I> {
         destroyed.map_err(|(flow, refusal)| (PlacedFlow { index, port, flow }, refusal))
     }
 
-    /// Keeps the counter of a rule in use while its last flow is removed, by a flow that no packet matches: a device
-    /// like mlx5 refuses to read a counter without a flow (drivers/infiniband/core/uverbs_std_types_counters.c), and what
-    /// is counted between a reading and the removal would be lost. If the device refuses that flow, the counter is read
-    /// before the removal.
+    /// Keeps the counter of a rule in use while its last flow is removed, by a flow that no packet matches: a
+    /// device like mlx5 refuses to read a counter without a flow
+    /// (drivers/infiniband/core/uverbs_std_types_counters.c), and what is counted between a reading and the
+    /// removal would be lost. If the device refuses that flow, the counter is read before the removal.
     fn hold_counter(&mut self, placed: &Placed<I>, index: usize, port: u8, kind: Counted) -> Option<I::Flow> {
         if self.limits.reads_idle_counters {
             return None;
@@ -484,7 +486,8 @@ impl<I: Installer> Controller<I> {
         Ok(())
     }
 
-    /// Removes the flow of the lowest precedence and returns its port; a flow that the device does not remove stays.
+    /// Removes the flow of the lowest precedence and returns its port; a flow that the device does not remove
+    /// stays.
     fn remove_last(&mut self, placed: &mut Placed<I>) -> Result<u8, Error> {
         let Some(removed) = placed.flows.pop() else { return Ok(0) };
         let (index, port) = (removed.index, removed.port);
@@ -513,15 +516,18 @@ impl<I: Installer> Controller<I> {
         Ok(())
     }
 
-    /// Rolls back: removed flows of the old program are installed again, highest precedence first; then the new
-    /// flows are removed, lowest first; then the queues and tables that they used. If an old flow cannot be installed
-    /// again, the new program stays: old flows are removed only after all new ones are installed, so it is complete.
+    /// Rolls back: removed flows of the old program are installed again, highest precedence first; then the
+    /// new flows are removed, lowest first; then the queues and tables that they used. If an old flow cannot
+    /// be installed again, the new program stays: old flows are removed only after all new ones are
+    /// installed, so it is complete.
     ///
-    /// This is the change run backwards, so the argument of [`plan()`] applies to each step: a packet is decided by one
-    /// of the two programs, never by a mixture. Nothing is removed before all old flows are installed again, so a
-    /// failure at any step leaves at least one complete program. Workers keep the classes of both bands throughout.
+    /// This is the change run backwards, so the argument of [`plan()`] applies to each step: a packet is
+    /// decided by one of the two programs, never by a mixture. Nothing is removed before all old flows are
+    /// installed again, so a failure at any step leaves at least one complete program. Workers keep the
+    /// classes of both bands throughout.
     ///
-    /// Workers classify packets without a tag by the program published last, so the old one is published again.
+    /// Workers classify packets without a tag by the program published last, so the old one is published
+    /// again.
     fn roll_back(
         &mut self,
         change: Change<I>,
@@ -601,8 +607,8 @@ impl<I: Installer> Change<I> {
     }
 }
 
-/// A flow like `flow` that no packet matches: no frame has a group address as its source (IEEE 802.3, clause 3.2.3), nor the
-/// reserved EtherType 0xffff (RFC 1701).
+/// A flow like `flow` that no packet matches: no frame has a group address as its source (IEEE 802.3, clause
+/// 3.2.3), nor the reserved EtherType 0xffff (RFC 1701).
 fn unmatched(flow: &Flow) -> Flow {
     let value = EthernetMatch { src_mac: [0xff; 6], ether_type: 0xffff, ..EthernetMatch::default() };
     let mask = EthernetMatch { dst_mac: [0xff; 6], ..value };

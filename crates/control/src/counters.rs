@@ -1,9 +1,10 @@
 //! Totals of the rules whose packets no worker sees, by rule name, over all programs that had such a rule.
 //!
-//! A rule keeps its counter object while it has a flow on the device; after that only its sum is kept, until the rule is
-//! retired. The last reading of a counter comes after the removal of its last flow, so that it has every packet; where a
-//! device reads no counter without a flow, the controller keeps one on it until then. No total ever decreases, nor does
-//! the sum over all names. Reading queries the device (a real NIC's firmware), so callers cache the readings.
+//! A rule keeps its counter object while it has a flow on the device; after that only its sum is kept, until
+//! the rule is retired. The last reading of a counter comes after the removal of its last flow, so that it
+//! has every packet; where a device reads no counter without a flow, the controller keeps one on it until
+//! then. No total ever decreases, nor does the sum over all names. Reading queries the device (a real NIC's
+//! firmware), so callers cache the readings.
 
 use std::collections::{BTreeMap, HashSet};
 use std::ops::Bound;
@@ -13,8 +14,8 @@ use verbs::CounterValues;
 
 use crate::{Installer, Refusal};
 
-/// A quantity that a device counts for a rule, because no worker sees the packets. A name with different kinds in different
-/// programs has a total of each.
+/// A quantity that a device counts for a rule, because no worker sees the packets. A name with different
+/// kinds in different programs has a total of each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Counted {
     /// Received and dropped.
@@ -110,8 +111,8 @@ impl<C> RuleCounters<C> {
         self.live.get(rule).filter(|live| live.flows == 1)?.counter.as_ref()
     }
 
-    /// A flow of the rule was removed. With the last one the counter is released and its sum kept: a device that forgets
-    /// readings would count from zero again if the same counter were given to another flow.
+    /// A flow of the rule was removed. With the last one the counter is released and its sum kept: a device
+    /// that forgets readings would count from zero again if the same counter were given to another flow.
     pub(crate) fn flow_removed<I: Installer<Counter = C>>(&mut self, installer: &mut I, rule: &str) {
         let Some(live) = self.live.get_mut(rule) else { return };
         live.flows = live.flows.saturating_sub(1);

@@ -1,5 +1,5 @@
-//! Finding and opening a device, and its limits for the compiler. `steerd` calls this at start-up; every error is one
-//! line with the existing names or the remedy.
+//! Finding and opening a device, and its limits for the compiler. `steerd` calls this at start-up; every
+//! error is one line with the existing names or the remedy.
 
 use std::sync::Arc;
 
@@ -183,8 +183,8 @@ fn choose(selector: &DeviceSelector, mut available: Vec<String>) -> Result<Strin
 /// The controller has one queue pair and one table of its own, for flows that drop.
 const OWN_OBJECTS: u32 = 1;
 
-/// A limit that the device reports, 0 if it reports none. A model that the operator names can be lower: its author may know
-/// what the device does not report.
+/// A limit that the device reports, 0 if it reports none. A model that the operator names can be lower: its
+/// author may know what the device does not report.
 fn limit(model: &Model, of_model: Option<u32>, reported: u32) -> Option<u32> {
     let reported = (reported > 0).then_some(reported);
     let named = of_model.filter(|_| model.known == Known::Named);
@@ -212,8 +212,8 @@ fn profile_of(name: &str, model: &Model, attributes: &DeviceAttributes, workers:
     }
 }
 
-/// The limits that a controller checks before it changes a device. One program has half of each, because a reload has
-/// two programs on the device.
+/// The limits that a controller checks before it changes a device. One program has half of each, because a
+/// reload has two programs on the device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// The name of the device.

@@ -1,5 +1,5 @@
-//! Errors between a program and a device. Every message is one line that an operator can act on: the rule, the
-//! device's refusal and what to do about it.
+//! Errors between a program and a device. Every message is one line that an operator can act on: the rule,
+//! the device's refusal and what to do about it.
 
 use program::WorkerId;
 use verbs::Errno;
@@ -271,8 +271,8 @@ pub enum Error {
         /// Flows of the refused program.
         left: usize,
     },
-    /// The rollback failed as in [`Error::RollbackFailed`], but the new program is in force, because an old flow could not be installed again.
-    /// Never returned as an error, see [`crate::Installed::warning`].
+    /// The rollback failed as in [`Error::RollbackFailed`], but the new program is in force, because an old
+    /// flow could not be installed again. Never returned as an error, see [`crate::Installed::warning`].
     #[error(
         "{first}; and the rollback failed too ({second}): the new program is in force, but {left} flows of the one before are still installed until the next reload removes them"
     )]

@@ -1,5 +1,5 @@
-//! The calls by which the controller changes a device, as a trait: [`VerbsInstaller`] implements it with `verbs`, and
-//! tests with a map that fails at the n-th call.
+//! The calls by which the controller changes a device, as a trait: [`VerbsInstaller`] implements it with
+//! `verbs`, and tests with a map that fails at the n-th call.
 
 use std::sync::Arc;
 

@@ -1,8 +1,9 @@
 //! Puts a compiled program on a device, all or nothing.
 //!
 //! `steerd` opens a [`Device`], compiles a policy for its [`Device::profile`], and passes each program to a
-//! [`Controller`], which creates indirection tables and RSS queue pairs for groups and an `ibv_flow` on every port for
-//! each flow. A change is make before break: see [`plan()`]. Nothing here reads a packet or runs on a worker's thread.
+//! [`Controller`], which creates indirection tables and RSS queue pairs for groups and an `ibv_flow` on every
+//! port for each flow. A change is make before break: see [`plan()`]. Nothing here reads a packet or runs on
+//! a worker's thread.
 //!
 //! ```
 //! use std::sync::Arc;

@@ -1,9 +1,10 @@
 //! Which model a device is: the limits and refusals that it has beside those that it reports itself.
 //!
-//! A real device is known by its kernel driver, which is the same for a ConnectX, a BlueField, a virtual function and
-//! what comes next, while lists of PCI numbers fall behind. A device of a provider in this process is known by what the
-//! provider reports. The settings can name the model. An unknown device is [`DeviceProfile::conservative`]: with a more
-//! capable model it could refuse every reload and ignore fields that it was expected to match.
+//! A real device is known by its kernel driver, which is the same for a ConnectX, a BlueField, a virtual
+//! function and what comes next, while lists of PCI numbers fall behind. A device of a provider in this
+//! process is known by what the provider reports. The settings can name the model. An unknown device is
+//! [`DeviceProfile::conservative`]: with a more capable model it could refuse every reload and ignore fields
+//! that it was expected to match.
 
 use std::fmt;
 use std::path::Path;
@@ -17,8 +18,8 @@ const SYSFS: &str = "/sys/class/infiniband";
 /// A device's model, and how it is known.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Model {
-    /// The limits and refusals. The device's own answers go before the model's numbers; of a model that the settings name, the lower one
-    /// counts.
+    /// The limits and refusals. The device's own answers go before the model's numbers; of a model that the
+    /// settings name, the lower one counts.
     pub profile: DeviceProfile,
     /// How it is known.
     pub known: Known,

@@ -1,16 +1,17 @@
 //! The steps from one program to the next, in order, as data that the controller carries out.
 //!
-//! At every moment, each packet must be decided by the old program or by the new one, never by a mixture. Two rules
-//! suffice, whichever of the two bands of priorities is above the other:
-//! - New flows are installed from the highest precedence to the lowest. Let F be the flow that decides a packet in the
-//!   new program. Before F is installed, no flow below it is, and those above it do not match, so the old program
-//!   decides the packet. From then on F decides it, if the new band is above.
+//! At every moment, each packet must be decided by the old program or by the new one, never by a mixture. Two
+//! rules suffice, whichever of the two bands of priorities is above the other:
+//! - New flows are installed from the highest precedence to the lowest. Let F be the flow that decides a
+//!   packet in the new program. Before F is installed, no flow below it is, and those above it do not match,
+//!   so the old program decides the packet. From then on F decides it, if the new band is above.
 //! - Old flows are removed from the lowest precedence to the highest; the same argument holds in reverse.
 //!
-//! If the new band is below, the old program decides the packets that its flows match until the flow is removed; the
-//! packets that it leaves to the kernel are decided by the new program as soon as that is installed. Workers get the
-//! new classes before the first new flow, and keep the old ones until the caller clears their band, because a device may
-//! still deliver packets by a flow that was just removed. So no tag is ever unknown.
+//! If the new band is below, the old program decides the packets that its flows match until the flow is
+//! removed; the packets that it leaves to the kernel are decided by the new program as soon as that is
+//! installed. Workers get the new classes before the first new flow, and keep the old ones until the caller
+//! clears their band, because a device may still deliver packets by a flow that was just removed. So no tag
+//! is ever unknown.
 
 use std::collections::HashMap;
 
@@ -96,8 +97,8 @@ pub fn plan(installed: Option<&Program>, new: &Program) -> Plan {
     let mut sniffers = Some(sniffers);
     if let Some(old) = installed {
         for flow in by_precedence(old).into_iter().rev() {
-            // A port has one sniffer (drivers/infiniband/hw/mlx5/fs.c, `mlx5_ib_create_flow`): the old one is removed
-            // first.
+            // A port has one sniffer (drivers/infiniband/hw/mlx5/fs.c, `mlx5_ib_create_flow`): the old one is
+            // removed first.
             if old.flows[flow].kind != FlowKind::Sniffer {
                 steps.extend(sniffers.take().into_iter().flatten().map(install));
             }

@@ -1,9 +1,10 @@
-//! What a device can do, as data: limits, the layout of flow tables, and refusals, each with its errno and a source where
-//! that can be read. The built-in models are `ideal`, `mlx5`, `mlx4`, `mana` and `bnxt_re` (files in `models/`), and
-//! `conservative`, which is the intersection of `mlx5` and `mlx4`. A file can describe another device.
+//! What a device can do, as data: limits, the layout of flow tables, and refusals, each with its errno and a
+//! source where that can be read. The built-in models are `ideal`, `mlx5`, `mlx4`, `mana` and `bnxt_re`
+//! (files in `models/`), and `conservative`, which is the intersection of `mlx5` and `mlx4`. A file can
+//! describe another device.
 //!
-//! The compiler reads a [`DeviceProfile`] and does not depend on the vendor, `control` completes one with the answers of
-//! the device, and the software NIC imitates one.
+//! The compiler reads a [`DeviceProfile`] and does not depend on the vendor, `control` completes one with the
+//! answers of the device, and the software NIC imitates one.
 //!
 //! ```
 //! use device_model::{DeviceProfile, Limit};
@@ -30,7 +31,8 @@ pub mod software {
     pub const MAX_FLOWS: u32 = 1 << 18;
     /// The most different masks among the flows of one port.
     pub const MAX_MASKS: u32 = 4096;
-    /// The most flows of one port that copy (DONT_TRAP). Each frame of the port is compared with each of them.
+    /// The most flows of one port that copy (DONT_TRAP). Each frame of the port is compared with each of
+    /// them.
     pub const MAX_COPIES: u32 = 1024;
     /// The most packets that one receive queue holds.
     pub const MAX_RECEIVES: u32 = 1 << 16;

@@ -11,8 +11,8 @@ pub use load::LoadError;
 
 use crate::software;
 
-/// A device model: the limits and refusals of a device. All numbers are those of the whole device. In a file, keys that are optional
-/// here or have a default may be left out.
+/// A device model: the limits and refusals of a device. All numbers are those of the whole device. In a file,
+/// keys that are optional here or have a default may be left out.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DeviceProfile {
@@ -21,10 +21,11 @@ pub struct DeviceProfile {
     /// How many flow priorities there are, from 0, at most 65,536. One program may use half of
     /// them, because a reload needs both.
     pub priorities: u32,
-    /// The most flows it holds on all ports, if known. One program may use half of them, and has its flows on each port.
+    /// The most flows it holds on all ports, if known. One program may use half of them, and has its flows on
+    /// each port.
     pub max_flows: Option<u32>,
-    /// The most different masks of the flows of a port, if there is a limit over all priorities. Programs share the
-    /// masks that they have in common.
+    /// The most different masks of the flows of a port, if there is a limit over all priorities. Programs
+    /// share the masks that they have in common.
     pub max_shapes: Option<u32>,
     /// The size of the flow table of one priority, if it is limited.
     pub priority_table: Option<PriorityTable>,
@@ -60,7 +61,8 @@ pub struct DeviceProfile {
     /// The matches and actions that the device refuses, at most one row per feature.
     #[serde(default)]
     pub refusals: Vec<Refusal>,
-    /// The abilities that only some devices of this kind have, depending on firmware or configuration; found out by trying.
+    /// The abilities that only some devices of this kind have, depending on firmware or configuration; found
+    /// out by trying.
     #[serde(default)]
     pub dependences: Vec<Dependence>,
     /// The errno beyond each limit; EINVAL where there is no row.
@@ -69,8 +71,8 @@ pub struct DeviceProfile {
     /// The personality that the software NIC has in all that the model does not describe.
     #[serde(default)]
     pub personality: Base,
-    /// The attributes that only the software NIC needs to behave like the device. In a file, what is left out is as in
-    /// [`DeviceProfile::personality`].
+    /// The attributes that only the software NIC needs to behave like the device. In a file, what is left out
+    /// is as in [`DeviceProfile::personality`].
     #[serde(default)]
     pub emulation: Emulation,
     /// Where a model that was found by trying comes from.
@@ -85,7 +87,8 @@ fn one_port() -> u32 {
     1
 }
 
-/// A personality of the software NIC: the built-in models for which it knows every attribute of queues and domains.
+/// A personality of the software NIC: the built-in models for which it knows every attribute of queues and
+/// domains.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Base {
@@ -114,12 +117,13 @@ pub struct Origin {
     pub date: String,
     /// The capabilities that it reports, as C names them.
     pub capabilities: Vec<String>,
-    /// Masks of some bits that it refuses or ignores, of fields that it matches whole. The compiler does not know of such
-    /// devices.
+    /// Masks of some bits that it refuses or ignores, of fields that it matches whole. The compiler does not
+    /// know of such devices.
     pub masks_refused: Vec<String>,
 }
 
-/// How a device and its driver create flows, beyond what the compiler has to know. The software NIC imitates it.
+/// How a device and its driver create flows, beyond what the compiler has to know. The software NIC imitates
+/// it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Emulation {
@@ -137,8 +141,8 @@ pub struct Emulation {
     pub dont_trap_with_egress: Option<Errno>,
     /// Whether DONT_TRAP is only for priority 0 and at most one Ethernet spec, of the multicast bit.
     pub dont_trap_is_promiscuous: bool,
-    /// Whether the specs of default flows and sniffers are checked and then ignored. Otherwise matching specs on them are
-    /// EINVAL and actions work.
+    /// Whether the specs of default flows and sniffers are checked and then ignored. Otherwise matching specs
+    /// on them are EINVAL and actions work.
     pub ignores_specs_of_defaults: bool,
     /// Whether default flows of one kind all have the same priority, whatever they ask for.
     pub ignores_priority_of_defaults: bool,
@@ -156,11 +160,11 @@ pub struct Emulation {
     pub reads_idle_counters: bool,
     /// Whether flows with the same match and priority must agree in their tags.
     pub one_tag_per_match: bool,
-    /// Whether a packet meets only one match of each priority also where it goes on: of several DONT_TRAP flows that
-    /// match, those with the match of the oldest take a copy.
+    /// Whether a packet meets only one match of each priority also where it goes on: of several DONT_TRAP
+    /// flows that match, those with the match of the oldest take a copy.
     pub one_copy_per_priority: bool,
-    /// Whether an ALL_DEFAULT flow is two entries, of which the one for multicast is like that of an MC_DEFAULT flow:
-    /// multicast packets go to both.
+    /// Whether an ALL_DEFAULT flow is two entries, of which the one for multicast is like that of an
+    /// MC_DEFAULT flow: multicast packets go to both.
     pub all_default_is_two: bool,
     /// Whether any hash fields can be combined, although [`DeviceProfile::hash_field_exclusive`].
     pub hashes_any_fields: bool,
@@ -278,13 +282,13 @@ impl DeviceProfile {
     /// The names of the models that [`by_name`](Self::by_name) knows.
     pub const NAMES: [&'static str; 6] = ["ideal", "mlx5", "mlx4", "mana", "bnxt_re", "conservative"];
 
-    /// Kernel drivers whose devices are known, and the names of their models. The driver of a subfunction has a suffix
-    /// ("mlx5_core.sf"). The devices of bnxt_re belong to the Ethernet driver.
+    /// Kernel drivers whose devices are known, and the names of their models. The driver of a subfunction has
+    /// a suffix ("mlx5_core.sf"). The devices of bnxt_re belong to the Ethernet driver.
     pub const DRIVERS: [(&'static str, &'static str); 4] =
         [("mlx5_core", "mlx5"), ("mlx4_core", "mlx4"), ("mana", "mana"), ("bnxt_en", "bnxt_re")];
 
-    /// Everything that libibverbs can express, within the limits of the software NIC. Hash fields stay exclusive, so that
-    /// a program is the same as for real devices.
+    /// Everything that libibverbs can express, within the limits of the software NIC. Hash fields stay
+    /// exclusive, so that a program is the same as for real devices.
     #[must_use]
     pub fn ideal() -> Self {
         BUILT_IN[0].clone()
@@ -312,7 +316,8 @@ impl DeviceProfile {
         }
     }
 
-    /// For an unknown device: the tightest of each limit, and all refusals, of `mlx5` and `mlx4`, the devices that steer.
+    /// For an unknown device: the tightest of each limit, and all refusals, of `mlx5` and `mlx4`, the devices
+    /// that steer.
     #[must_use]
     pub fn conservative() -> Self {
         BUILT_IN[5].clone()
@@ -362,8 +367,9 @@ impl DeviceProfile {
         self.limits.iter().find(|row| row.limit == limit).map_or(Errno::Einval, |row| row.errno)
     }
 
-    /// Returns the limits on the software NIC, which imitates the device but holds no more flows, masks and copies than
-    /// [`software`] allows. The size of its receive queues does not depend on the device that it imitates.
+    /// Returns the limits on the software NIC, which imitates the device but holds no more flows, masks and
+    /// copies than [`software`] allows. The size of its receive queues does not depend on the device that it
+    /// imitates.
     #[must_use]
     pub fn in_software(self) -> Self {
         Self {
@@ -449,8 +455,8 @@ impl DeviceProfile {
         self.max_tables.map(|most| (most / 2) as usize)
     }
 
-    /// Whether a completion names the flow that took a packet. Without it workers classify every packet by the whole
-    /// policy.
+    /// Whether a completion names the flow that took a packet. Without it workers classify every packet by
+    /// the whole policy.
     #[must_use]
     pub fn has_tags(&self) -> bool {
         self.tag_bits > 0 && self.allows(Feature::Tag)

@@ -1,8 +1,8 @@
 //! Flow specs: the header fields that `ibv_create_flow(3)` can match, as values and masks in host byte order.
 //!
-//! The compiler makes a [`FlowSpec`] from a packed image ([`FlowSpec::from_image`]), `verbs` writes it into an
-//! `ibv_flow_attr` ([`FlowSpec::encode`]), and programs print it. All of them use the rows below, one for each field of
-//! each C structure. A field that devices can match is added here and nowhere else.
+//! The compiler makes a [`FlowSpec`] from a packed image ([`FlowSpec::from_image`]), `verbs` writes it into
+//! an `ibv_flow_attr` ([`FlowSpec::encode`]), and programs print it. All of them use the rows below, one for
+//! each field of each C structure. A field that devices can match is added here and nowhere else.
 //!
 //! ```
 //! use flow_spec::{FlowSpec, PortMatch};
@@ -41,7 +41,8 @@ struct SpecField {
     bits: u32,
     /// How its values are written. `Bits` always shows the mask; `Flags` is the IPv4 flags alone.
     form: Form,
-    /// The place of the field in the packed image. If that is narrower than the field, it holds the upper bits.
+    /// The place of the field in the packed image. If that is narrower than the field, it holds the upper
+    /// bits.
     slots: &'static [Slot],
     /// The value in a packet; `None` if the packet lacks the field.
     read: Read,
@@ -55,8 +56,8 @@ enum Read {
 
 impl SpecField {
     /// Converts the IPv4 flags between the order of the header (reserved 4, DF 2, MF 1; RFC 791) and that of
-    /// `enum ib_ipv4_flags` (MF 4, DF 2; include/rdma/ib_verbs.h of the kernel), either way. The reserved bit has no
-    /// name there; devices refuse it. Other fields stay as they are.
+    /// `enum ib_ipv4_flags` (MF 4, DF 2; include/rdma/ib_verbs.h of the kernel), either way. The reserved bit
+    /// has no name there; devices refuse it. Other fields stay as they are.
     fn renumber(&self, number: u128) -> u128 {
         match self.form {
             Form::Flags(_) => number & 2 | (number & 1) << 2 | (number & 4) >> 2,
@@ -191,8 +192,8 @@ filters! {
         src_mac: [u8; 6] = "src", 6, 48, Form::Mac, [SRC_MAC], Read::Packet(|key| Some(key.src_mac.0.number()));
         /// The type behind the VLAN tags.
         ether_type: u16 = "type", 12, 16, Form::EtherType, [ETHER_TYPE], Read::Packet(|key| Some(key.ether_type.into()));
-        /// Tag control information of the outermost tag: priority 3 bits, DEI 1, VLAN id 12. Any mask asks for an
-        /// 802.1Q tag (0x8100).
+        /// Tag control information of the outermost tag: priority 3 bits, DEI 1, VLAN id 12. Any mask asks
+        /// for an 802.1Q tag (0x8100).
         vlan_tag: u16 = "vlan", 14, 16, Form::Bits, [VLAN_TCI], Read::Packet(|key| {
             let is_c_tag = key.layers.contains(Layers::VLAN) && key.vlan_tpid == EtherType::VLAN.0;
             is_c_tag.then(|| key.vlan_tci.into())
@@ -217,8 +218,9 @@ filters! {
         tos: u8 = "tos", 9, 8, Form::Bits, [TOS], Read::Packet(|key| Some(key.tos.into()));
         /// Time to live.
         ttl: u8 = "ttl", 10, 8, Form::Bits, [TTL], Read::Packet(|key| Some(key.ttl.into()));
-        /// Don't fragment 2, more fragments 4: the numbers of `enum ib_ipv4_flags` (include/rdma/ib_verbs.h of the
-        /// kernel), which are not those of the header and lack its reserved bit. Text has the header's numbers.
+        /// Don't fragment 2, more fragments 4: the numbers of `enum ib_ipv4_flags` (include/rdma/ib_verbs.h
+        /// of the kernel), which are not those of the header and lack its reserved bit. Text has the header's
+        /// numbers.
         flags: u8 = "flags", 11, 3, FLAGS, [IP_FLAGS], Read::Packet(|key| Some(key.ip_flags.into()));
     }
     /// Fields of an IPv6 header, as values or as a mask (`ibv_flow_ipv6_filter`).
@@ -243,16 +245,16 @@ filters! {
         /// Destination port.
         dst_port: u16 = "dport", 0, 16, Form::Port, [DST_PORT], Read::Packet(|key| Some(key.dst_port.into()));
     }
-    /// Fields of an ESP header (RFC 4303), as values or as a mask (`ibv_flow_esp_filter`). IP protocol 50 is for the
-    /// flow to ask for.
+    /// Fields of an ESP header (RFC 4303), as values or as a mask (`ibv_flow_esp_filter`). IP protocol 50 is
+    /// for the flow to ask for.
     EspMatch {
         /// Security parameters index.
         spi: u32 = "spi", 0, 32, Form::Number, [ESP_SPI], Read::Tunnel(|key| Some(key.esp_spi.into()));
         /// Sequence number. mlx5 cannot match it (drivers/infiniband/hw/mlx5/fs.c).
         seq: u32 = "seq", 4, 32, Form::Number, [ESP_SEQ], Read::Tunnel(|key| Some(key.esp_seq.into()));
     }
-    /// The network identifier of a VXLAN header (RFC 7348), as a value or as a mask (`ibv_flow_tunnel_filter`). UDP
-    /// port 4789 is for the flow to ask for.
+    /// The network identifier of a VXLAN header (RFC 7348), as a value or as a mask
+    /// (`ibv_flow_tunnel_filter`). UDP port 4789 is for the flow to ask for.
     VxlanMatch {
         /// 24 bits; the kernel refuses more with EINVAL (uverbs_cmd.c).
         vni: u32 = "vni", 0, 24, Form::Number, [VXLAN_VNI], Read::Tunnel(|key| Some(key.vxlan_vni.into()));
@@ -286,8 +288,8 @@ fn ipv4_dst(key: &FlowKey) -> Option<u128> {
 /// The specs with their filter structures and their names in text.
 macro_rules! specs {
     ($($(#[$doc:meta])* $kind:ident($filter:ident) = $name:literal,)*) => {
-        /// A header that a packet must have, and bits that its fields must have. A bit counts where the mask has it;
-        /// where the mask does not have it, the value must be 0 on mlx5 (EINVAL;
+        /// A header that a packet must have, and bits that its fields must have. A bit counts where the mask
+        /// has it; where the mask does not have it, the value must be 0 on mlx5 (EINVAL;
         /// drivers/net/ethernet/mellanox/mlx5/core/fs_core.c, `check_valid_spec`).
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[allow(missing_docs)] // `value` and `mask`
@@ -394,8 +396,8 @@ impl SpecKind {
 /// A field of a spec with the bits that a packet's field must have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MaskedField {
-    /// The place in the packed image, the most significant word first. If that is narrower than the field, it is the
-    /// place of the upper bits.
+    /// The place in the packed image, the most significant word first. If that is narrower than the field, it
+    /// is the place of the upper bits.
     pub slots: &'static [Slot],
     /// The width of the field.
     pub bits: u32,
@@ -414,8 +416,8 @@ impl FlowSpec {
 
     /// The spec whose fields have the values and masks of a packed image, which `field` returns by place.
     ///
-    /// Of IPv4, some devices (mlx4) have the plain spec only: [`SpecKind::Ipv4Ext`] gives [`FlowSpec::Ipv4`] unless a
-    /// field beyond the addresses is masked.
+    /// Of IPv4, some devices (mlx4) have the plain spec only: [`SpecKind::Ipv4Ext`] gives [`FlowSpec::Ipv4`]
+    /// unless a field beyond the addresses is masked.
     #[must_use]
     pub fn from_image(kind: SpecKind, field: impl Fn(Slot) -> (u64, u64)) -> Self {
         let mut spec = Self::any(kind);
@@ -441,8 +443,8 @@ impl FlowSpec {
         })
     }
 
-    /// The value and the mask as the C filter structure has them: in network byte order, padding zero. Bytes behind
-    /// the structure are zero.
+    /// The value and the mask as the C filter structure has them: in network byte order, padding zero. Bytes
+    /// behind the structure are zero.
     #[must_use]
     pub fn encode(&self) -> ([u8; MAX_FILTER_BYTES], [u8; MAX_FILTER_BYTES]) {
         let encode = |filter: &dyn Filter| {
@@ -468,8 +470,8 @@ impl FlowSpec {
         shape
     }
 
-    /// Whether the packet has the header and agrees with every masked bit. Specs of tunnel headers match nothing: they
-    /// need [`matches_deep`](Self::matches_deep).
+    /// Whether the packet has the header and agrees with every masked bit. Specs of tunnel headers match
+    /// nothing: they need [`matches_deep`](Self::matches_deep).
     #[must_use]
     pub fn matches(&self, key: &FlowKey) -> bool {
         let kind = self.kind();

@@ -1,5 +1,6 @@
-//! The arena and its blocks. Workers and the parent domain's allocator carve blocks; the packet path only uses them. An
-//! arena stays mapped until its last block is dropped, so that memory which a device may still write to is never unmapped.
+//! The arena and its blocks. Workers and the parent domain's allocator carve blocks; the packet path only
+//! uses them. An arena stays mapped until its last block is dropped, so that memory which a device may still
+//! write to is never unmapped.
 
 use std::io;
 use std::ops::{Deref, DerefMut, Range};
@@ -159,23 +160,26 @@ fn populated(
 pub struct Block {
     start: NonNull<u8>,
     bytes: usize,
-    // Invariant: taken from the arena's free list by `carve`, given back only by `Drop`; `start..start + bytes` lies
-    // inside it.
+    // Invariant: taken from the arena's free list by `carve`, given back only by `Drop`; `start..start +
+    // bytes` lies inside it.
     range: Range<usize>,
     arena: Arc<Arena>,
 }
 
-// SAFETY: the bytes belong to this block alone (invariant of `range`), and its arena may be used from any thread.
+// SAFETY: the bytes belong to this block alone (invariant of `range`), and its arena may be used from any
+// thread.
 unsafe impl Send for Block {}
 
-// SAFETY: the bytes lie in the arena's mapping, which `arena` keeps in place; moving a block moves only its pointer.
+// SAFETY: the bytes lie in the arena's mapping, which `arena` keeps in place; moving a block moves only its
+// pointer.
 unsafe impl StableDeref for Block {}
 
 impl Deref for Block {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: the bytes are mapped as long as `arena` lives, were zeroed by `carve`, and only this block names them.
+        // SAFETY: the bytes are mapped as long as `arena` lives, were zeroed by `carve`, and only this block
+        // names them.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.bytes) }
     }
 }

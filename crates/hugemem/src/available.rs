@@ -1,8 +1,8 @@
-//! How much memory this process can still allocate, by the host and by each of its control groups, and whether a group limits
-//! hugepages.
+//! How much memory this process can still allocate, by the host and by each of its control groups, and
+//! whether a group limits hugepages.
 //!
-//! Mappings ask before overcommit promises memory which populating would then get by killing processes. Nothing here
-//! changes a setting; what cannot be read limits nothing.
+//! Mappings ask before overcommit promises memory which populating would then get by killing processes.
+//! Nothing here changes a setting; what cannot be read limits nothing.
 
 use std::fs;
 use std::path::{Component, Path, PathBuf};
@@ -107,8 +107,8 @@ impl<'m> Hierarchy<'m> {
         }
     }
 
-    /// The group and each of its ancestors, as far as they are visible: a container's root is its own group, whose place
-    /// elsewhere ("/../x", or a path of the host's) means nothing here.
+    /// The group and each of its ancestors, as far as they are visible: a container's root is its own group,
+    /// whose place elsewhere ("/../x", or a path of the host's) means nothing here.
     fn groups(&self) -> Vec<PathBuf> {
         let names = Path::new(self.place.trim_start_matches('/')).components().map_while(|part| match part {
             Component::Normal(name) => Some(name),

@@ -1,5 +1,5 @@
-//! The crate's error type, and the warnings of an arena: what the kernel refused, and the remedy. An arena collects
-//! warnings while it is mapped; workers and `steerd` print them.
+//! The crate's error type, and the warnings of an arena: what the kernel refused, and the remedy. An arena
+//! collects warnings while it is mapped; workers and `steerd` print them.
 
 use std::path::PathBuf;
 use std::{fmt, io};
@@ -149,8 +149,9 @@ fn remedy(
     }
 }
 
-/// The file with the number of reserved pages of this size (Documentation/admin-guide/mm/hugetlbpage.rst). The
-/// sysctl vm.nr_hugepages is only that of the default size, and any node's pages do not help a bound arena.
+/// The file with the number of reserved pages of this size (Documentation/admin-guide/mm/hugetlbpage.rst).
+/// The sysctl vm.nr_hugepages is only that of the default size, and any node's pages do not help a bound
+/// arena.
 fn pool(kind: PageKind, numa_node: Option<u32>) -> String {
     let size = format!("hugepages-{}kB", kind.page_bytes() >> 10);
     match numa_node {

@@ -1,7 +1,7 @@
 //! Which bytes of an arena are free: offsets only, no memory.
 //!
-//! The arena holds one behind its mutex. First fit over a sorted list is enough: blocks are few, large, and taken while
-//! setting up.
+//! The arena holds one behind its mutex. First fit over a sorted list is enough: blocks are few, large, and
+//! taken while setting up.
 
 use std::ops::Range;
 
@@ -24,8 +24,9 @@ impl FreeList {
         Self { free: std::iter::once(0..bytes).collect(), taken: 0 }
     }
 
-    /// Takes the first free range of at least `bytes`, rounded up to the granule, at which `base` plus its start is a
-    /// multiple of `align`. `None` when there is none, `bytes` is 0 or `align` is not a power of two.
+    /// Takes the first free range of at least `bytes`, rounded up to the granule, at which `base` plus its
+    /// start is a multiple of `align`. `None` when there is none, `bytes` is 0 or `align` is not a power of
+    /// two.
     pub(crate) fn take(&mut self, bytes: usize, align: usize, base: usize) -> Option<Range<usize>> {
         if bytes == 0 || !align.is_power_of_two() || self.taken == MAX_BLOCKS {
             return None;

@@ -1,9 +1,9 @@
 //! Hugepage arenas: the memory of packet frames, queues and completion rings.
 //!
-//! A worker maps one [`Arena`] on its NUMA node and carves [`Block`]s from it, for packet frames and for the buffers
-//! that a parent domain's allocator gives to the driver. Arenas are mapped and carved at start-up, never on the packet
-//! path. They do not grow and do not change the system's hugepage settings: what the kernel refuses becomes a [`Warning`]
-//! with the setting to change.
+//! A worker maps one [`Arena`] on its NUMA node and carves [`Block`]s from it, for packet frames and for the
+//! buffers that a parent domain's allocator gives to the driver. Arenas are mapped and carved at start-up,
+//! never on the packet path. They do not grow and do not change the system's hugepage settings: what the
+//! kernel refuses becomes a [`Warning`] with the setting to change.
 //!
 //! ```
 //! use hugemem::{Arena, ArenaOptions, PageKind};

@@ -1,5 +1,5 @@
-//! Kinds of pages, and one anonymous mapping of such pages with its system calls. The arena owns the mapping, which
-//! returns no references to its bytes.
+//! Kinds of pages, and one anonymous mapping of such pages with its system calls. The arena owns the mapping,
+//! which returns no references to its bytes.
 
 use std::ffi::c_void;
 use std::ptr::NonNull;
@@ -130,7 +130,8 @@ impl Mapping {
         nodes[numa_node as usize / 64] = 1 << (numa_node % 64);
         // The kernel reads one bit less than `maxnode` (get_nodes in mm/mempolicy.c).
         let max_node = u64::from(MAX_NUMA_NODES) + 1;
-        // SAFETY: mbind reads `nodes`, which has MAX_NUMA_NODES bits, and changes only the policy of our own mapping.
+        // SAFETY: mbind reads `nodes`, which has MAX_NUMA_NODES bits, and changes only the policy of our own
+        // mapping.
         let rc = unsafe {
             libc::syscall(
                 libc::SYS_mbind,
@@ -145,8 +146,8 @@ impl Mapping {
         if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 
-    /// Gives every page its memory now, so that packets do not wait for first faults. Nothing is locked here: that pages
-    /// stay is up to the device, which pins what is registered with it.
+    /// Gives every page its memory now, so that packets do not wait for first faults. Nothing is locked here:
+    /// that pages stay is up to the device, which pins what is registered with it.
     ///
     /// MADV_POPULATE_WRITE returns an error where touching would be killed by SIGBUS.
     pub(crate) fn populate(&mut self, kind: PageKind, bound: bool) -> io::Result<()> {
@@ -161,8 +162,8 @@ impl Mapping {
         for offset in (0..self.bytes).step_by(SMALLEST_PAGE_BYTES) {
             // SAFETY: `offset` lies inside the mapping.
             let page = unsafe { self.base.add(offset) };
-            // SAFETY: mapped writable (invariant of `base`), and no block of the mapping exists yet, so that nothing
-            // refers to this byte.
+            // SAFETY: mapped writable (invariant of `base`), and no block of the mapping exists yet, so that
+            // nothing refers to this byte.
             unsafe { page.write_volatile(0) };
         }
     }
@@ -222,8 +223,9 @@ impl Drop for Mapping {
     }
 }
 
-/// Whether to touch the pages after MADV_POPULATE_WRITE was refused: kernels before 5.14 do not know it (EINVAL).
-/// Touching is safe unless a hugetlb mapping is bound to a node: mmap reserved its pages, but on any node.
+/// Whether to touch the pages after MADV_POPULATE_WRITE was refused: kernels before 5.14 do not know it
+/// (EINVAL). Touching is safe unless a hugetlb mapping is bound to a node: mmap reserved its pages, but on
+/// any node.
 pub(crate) fn may_touch(refused: io::Error, kind: PageKind, bound: bool) -> io::Result<()> {
     let is_hugetlb = matches!(kind, PageKind::Huge1G | PageKind::Huge2M);
     match refused.raw_os_error() {

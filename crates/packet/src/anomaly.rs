@@ -1,4 +1,5 @@
-//! Malformed headers that [`crate::parse`] found. They are counted only: an anomaly never makes a frame undeliverable.
+//! Malformed headers that [`crate::parse`] found. They are counted only: an anomaly never makes a frame
+//! undeliverable.
 
 use std::fmt;
 

@@ -1,8 +1,8 @@
 //! A frame builder for tests, benches and the generator wire.
 //!
-//! [`FrameBuilder::build`] writes the described frame with correct lengths and checksums. It
-//! allocates, so it never runs on the packet path; a sender builds once and replays. Frames that are meant to be wrong
-//! are built right and then damaged.
+//! [`FrameBuilder::build`] writes the described frame with correct lengths and checksums. It allocates, so it
+//! never runs on the packet path; a sender builds once and replays. Frames that are meant to be wrong are
+//! built right and then damaged.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -114,7 +114,8 @@ impl FrameBuilder {
         self
     }
 
-    /// Overrides the type after the tags, which otherwise follows from the network layer; up to 1500 a length.
+    /// Overrides the type after the tags, which otherwise follows from the network layer; up to 1500 a
+    /// length.
     pub fn ether_type(mut self, ether_type: EtherType) -> Self {
         self.ether_type = Some(ether_type);
         self
@@ -132,7 +133,8 @@ impl FrameBuilder {
         self
     }
 
-    /// An IP packet of the addresses' family; a mixed pair becomes IPv6 with a mapped address (RFC 4291, 2.5.5.2).
+    /// An IP packet of the addresses' family; a mixed pair becomes IPv6 with a mapped address (RFC 4291,
+    /// 2.5.5.2).
     pub fn ip(self, src: IpAddr, dst: IpAddr) -> Self {
         let v6 = |address| match address {
             IpAddr::V4(v4) => v4.to_ipv6_mapped(),
@@ -150,7 +152,8 @@ impl FrameBuilder {
         self
     }
 
-    /// Overrides the IPv4 protocol or last IPv6 next header, which otherwise follows from the transport (253 without).
+    /// Overrides the IPv4 protocol or last IPv6 next header, which otherwise follows from the transport (253
+    /// without).
     pub fn protocol(mut self, protocol: IpProtocol) -> Self {
         self.protocol = Some(protocol);
         self
@@ -252,15 +255,16 @@ impl FrameBuilder {
         }
     }
 
-    /// Adds an IPv6 extension header of 8 bytes behind those already added; the header of a [fragment](Self::fragment)
-    /// is the last.
+    /// Adds an IPv6 extension header of 8 bytes behind those already added; the header of a
+    /// [fragment](Self::fragment) is the last.
     pub fn extension(mut self, header: IpProtocol) -> Self {
         self.extensions.push(header);
         self
     }
 
-    /// A fragment at `offset` units of 8 bytes (13 bits); IPv6 gets a fragment header. A later fragment is payload
-    /// only; a first fragment has a transport header, whose lengths and checksum cover this fragment alone.
+    /// A fragment at `offset` units of 8 bytes (13 bits); IPv6 gets a fragment header. A later fragment is
+    /// payload only; a first fragment has a transport header, whose lengths and checksum cover this fragment
+    /// alone.
     pub fn fragment(mut self, offset: u16, more: bool) -> Self {
         self.fragment = Some(Fragment { offset: offset & 0x1fff, more });
         // It takes the place of a header of a whole packet.
@@ -306,8 +310,8 @@ impl FrameBuilder {
         self
     }
 
-    /// Lengthens the payload with zeros until the frame has this many bytes, not counting the frame check sequence.
-    /// A frame that is longer already stays as it is.
+    /// Lengthens the payload with zeros until the frame has this many bytes, not counting the frame check
+    /// sequence. A frame that is longer already stays as it is.
     pub fn frame_bytes(mut self, frame_bytes: usize) -> Self {
         self.frame_bytes = frame_bytes;
         self
@@ -436,8 +440,8 @@ impl FrameBuilder {
         segment
     }
 
-    /// Where [`FrameBuilder::build`] puts what has a checksum. A parse would not find all of it: not behind a third tag
-    /// or an overridden type or protocol, nor in fragments.
+    /// Where [`FrameBuilder::build`] puts what has a checksum. A parse would not find all of it: not behind a
+    /// third tag or an overridden type or protocol, nor in fragments.
     fn laid_out(&self) -> Parsed {
         let l3_offset = 14 + 4 * self.tags.len();
         let mut key = FlowKey::default();
@@ -532,10 +536,11 @@ pub fn label_stack(entries: &[u32], inner: &[u8]) -> Vec<u8> {
     stack
 }
 
-/// Frames inside frames: the packet inside is bytes, so that tunnels nest, and takes the place of the payload. The outer
-/// lengths and checksums are right even if it is malformed.
+/// Frames inside frames: the packet inside is bytes, so that tunnels nest, and takes the place of the
+/// payload. The outer lengths and checksums are right even if it is malformed.
 impl FrameBuilder {
-    /// VXLAN: the frame `inner` in a UDP datagram, with a valid network identifier of 24 bits. Needs an IP layer.
+    /// VXLAN: the frame `inner` in a UDP datagram, with a valid network identifier of 24 bits. Needs an IP
+    /// layer.
     pub fn vxlan(self, vni: u32, inner: &[u8]) -> Self {
         let [_, n0, n1, n2] = vni.to_be_bytes();
         let mut payload = vec![VNI_VALID, 0, 0, 0, n0, n1, n2, 0];
@@ -552,8 +557,8 @@ impl FrameBuilder {
         self.protocol(IpProtocol::GRE).payload(&payload)
     }
 
-    /// A label stack, top first, before the packet `inner`; see [`mpls_label`]. Without an IP layer behind Ethernet, with
-    /// one in a UDP datagram. In GRE: give [`label_stack`] to [`FrameBuilder::gre`].
+    /// A label stack, top first, before the packet `inner`; see [`mpls_label`]. Without an IP layer behind
+    /// Ethernet, with one in a UDP datagram. In GRE: give [`label_stack`] to [`FrameBuilder::gre`].
     pub fn mpls(self, entries: &[u32], inner: &[u8]) -> Self {
         let payload = label_stack(entries, inner);
         match self.network {

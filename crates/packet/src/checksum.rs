@@ -1,8 +1,8 @@
 //! Internet checksums (RFC 1071): computed for frames that are built, verified for frames that arrive.
 //!
 //! softnic's engine reports the verdicts in completions, and [`fill`]s what a sender leaves to the NIC, as
-//! [`crate::build`] does for its frames. A wrong checksum of a received frame is never corrected, and never a reason to
-//! drop.
+//! [`crate::build`] does for its frames. A wrong checksum of a received frame is never corrected, and never a
+//! reason to drop.
 
 use std::net::IpAddr;
 use std::ops::Range;
@@ -34,7 +34,8 @@ pub fn verify_ip(frame: &[u8], parsed: &Parsed) -> Check {
     header.map_or(Check::Absent, |header| verdict(sum(header)))
 }
 
-/// Verifies the TCP or UDP checksum. A UDP checksum of 0 was not sent (RFC 768; for tunnels over IPv6, RFC 6935).
+/// Verifies the TCP or UDP checksum. A UDP checksum of 0 was not sent (RFC 768; for tunnels over IPv6, RFC
+/// 6935).
 pub fn verify_l4(frame: &[u8], parsed: &Parsed) -> Check {
     let Some((protocol, field, segment)) = segment(frame, parsed) else { return Check::Absent };
     let Some(segment) = frame.get(segment) else { return Check::Absent };
@@ -44,10 +45,12 @@ pub fn verify_l4(frame: &[u8], parsed: &Parsed) -> Check {
     verdict(pseudo_header(&parsed.key, segment.len(), protocol) + sum(segment))
 }
 
-/// Writes the checksums of the IPv4 header and of TCP or UDP, whatever value is there, also for a UDP datagram that was sent without one.
+/// Writes the checksums of the IPv4 header and of TCP or UDP, whatever value is there, also for a UDP
+/// datagram that was sent without one.
 ///
-/// `parsed` has the offsets of the headers of `frame`. Two checksums are left as they are: those of truncated packets,
-/// whose bytes are not all here, and those of TCP or UDP in fragments, which cover the whole datagram.
+/// `parsed` has the offsets of the headers of `frame`. Two checksums are left as they are: those of truncated
+/// packets, whose bytes are not all here, and those of TCP or UDP in fragments, which cover the whole
+/// datagram.
 pub fn fill(frame: &mut [u8], parsed: &Parsed) {
     if let Some(header) = header(frame, parsed).and_then(|range| frame.get_mut(range)) {
         write(header, IPV4_CHECKSUM, |header| !fold(sum(header)));
@@ -81,8 +84,9 @@ pub fn ipv4_header(header: &[u8]) -> u16 {
     !fold(sum(header))
 }
 
-/// The checksum of a TCP segment, UDP datagram or ICMPv6 message whose checksum field is zero, pseudo-header included
-/// (RFC 9293 3.1, RFC 768, RFC 8200 8.1). A UDP result of 0 becomes 0xffff, since 0 means "not sent".
+/// The checksum of a TCP segment, UDP datagram or ICMPv6 message whose checksum field is zero, pseudo-header
+/// included (RFC 9293 3.1, RFC 768, RFC 8200 8.1). A UDP result of 0 becomes 0xffff, since 0 means "not
+/// sent".
 pub fn l4(src: IpAddr, dst: IpAddr, protocol: IpProtocol, segment: &[u8]) -> u16 {
     let addresses = address(src) + address(dst);
     sent(protocol, addresses + length_and_protocol(segment.len(), protocol) + sum(segment))
@@ -98,8 +102,9 @@ fn header(frame: &[u8], parsed: &Parsed) -> Option<Range<usize>> {
     Some(start..start + words * 4)
 }
 
-/// The protocol whose checksum follows the IP header, the range of the checksum field in the bytes that it covers, and
-/// the range of those bytes. `None` when there is none, the frame does not hold all of the bytes, or the lengths make no sense.
+/// The protocol whose checksum follows the IP header, the range of the checksum field in the bytes that it
+/// covers, and the range of those bytes. `None` when there is none, the frame does not hold all of the bytes,
+/// or the lengths make no sense.
 fn segment(frame: &[u8], parsed: &Parsed) -> Option<(IpProtocol, Range<usize>, Range<usize>)> {
     let layers = parsed.key.layers;
     let (protocol, field) = if layers.contains(Layers::FRAGMENT) {
@@ -162,8 +167,8 @@ fn verdict(sum: u64) -> Check {
     if fold(sum) == 0xffff { Check::Good } else { Check::Bad }
 }
 
-/// Adds up 32-bit words in the machine's own byte order, which [`fold`] undoes once (RFC 1071, 2 (B)). 64 bits do not
-/// overflow before 2^32 words.
+/// Adds up 32-bit words in the machine's own byte order, which [`fold`] undoes once (RFC 1071, 2 (B)). 64
+/// bits do not overflow before 2^32 words.
 fn sum(bytes: &[u8]) -> u64 {
     let (words, tail) = bytes.as_chunks::<4>();
     let mut last = [0; 4];

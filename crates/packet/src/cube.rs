@@ -1,9 +1,10 @@
-//! The packed image of everything that a device can match in a packet, and sets of packets as a value and a mask over this
-//! image. The compiler turns rules into such sets, and these into flows. Intersection, containment and overlap are a few word operations.
+//! The packed image of everything that a device can match in a packet, and sets of packets as a value and a
+//! mask over this image. The compiler turns rules into such sets, and these into flows. Intersection,
+//! containment and overlap are a few word operations.
 //!
 //! What one header implies about others (IPv4 about the EtherType, TCP about the protocol) is filled in by
-//! [`Cube::closed`]. It does not fill in which tunnel carries an inner packet, so two such cubes may seem to overlap
-//! although no packet is in both: the compiler then orders two flows that need no order.
+//! [`Cube::closed`]. It does not fill in which tunnel carries an inner packet, so two such cubes may seem to
+//! overlap although no packet is in both: the compiler then orders two flows that need no order.
 //!
 //! | word | bits 63..0 |
 //! |---|---|
@@ -75,7 +76,8 @@ pub const VLAN_ID: Slot = slot(6, 0, 12);
 /// The priority in it.
 pub const VLAN_PRIORITY: Slot = slot(6, 13, 3);
 pub const FLOW_LABEL: Slot = slot(7, 0, 20);
-/// The outer tag is an 802.1Q tag. Only images of packets have this bit: cubes imply it by a mask of [`VLAN_TCI`].
+/// The outer tag is an 802.1Q tag. Only images of packets have this bit: cubes imply it by a mask of
+/// [`VLAN_TCI`].
 pub const HAS_C_TAG: Slot = slot(7, 63, 1);
 
 /// Layers of the tunnel.
@@ -197,8 +199,8 @@ impl Cube {
             value: std::array::from_fn(|i| self.value[i] | other.value[i]),
             mask: std::array::from_fn(|i| self.mask[i] | other.mask[i]),
         };
-        // Unless a field that implies others has changed, nothing new is implied. Most pairs differ only in addresses and
-        // ports.
+        // Unless a field that implies others has changed, nothing new is implied. Most pairs differ only in
+        // addresses and ports.
         if both.implies_as(self) || both.implies_as(other) { Some(both) } else { both.closed() }
     }
 
@@ -271,7 +273,8 @@ impl Cube {
     pub fn closed(self) -> Option<Self> {
         let mut cube = self;
         let mut known = Self::ANY.implying();
-        // The other fields imply nothing. Each round sets at least one bit of the implying fields, so this ends.
+        // The other fields imply nothing. Each round sets at least one bit of the implying fields, so this
+        // ends.
         while cube.implying() != known {
             known = cube.implying();
             cube.close_tunnel()?;

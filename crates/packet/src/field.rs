@@ -1,9 +1,10 @@
 //! The header fields that a policy, a device or a worker can match: one row each. Code that needs a list of
-//! fields iterates over [`FIELDS`]; code that needs a property of a field reads its row. Adding a field takes a row here, its
-//! reading in [`parse`](crate::parse()), its encoding for devices (where devices have one) and a line of documentation.
+//! fields iterates over [`FIELDS`]; code that needs a property of a field reads its row. Adding a field takes
+//! a row here, its reading in [`parse`](crate::parse()), its encoding for devices (where devices have one)
+//! and a line of documentation.
 //!
-//! Not in the table, because they are no numbers in one place: fragmentation, the presence of IPv4 options and VLAN
-//! tags, and label stacks.
+//! Not in the table, because they are no numbers in one place: fragmentation, the presence of IPv4 options
+//! and VLAN tags, and label stacks.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -90,8 +91,8 @@ pub struct Row {
     pub header: Header,
     /// How its values are written.
     pub form: Form,
-    /// The place of the field in the packed image ([`crate::cube`]), the most significant word first; none for fields that no device
-    /// can match.
+    /// The place of the field in the packed image ([`crate::cube`]), the most significant word first; none
+    /// for fields that no device can match.
     pub slots: &'static [Slot],
     /// Where its value is in a parsed packet.
     read: Read,
@@ -125,7 +126,8 @@ const U32_HINT: &str = "write a number from 0 to 0xffffffff or a range";
 macro_rules! fields {
     ($($doc:literal $field:ident: $name:literal, $bits:literal, $header:expr, $form:expr, [$($slot:ident),*], $read:expr;
         $noun:expr, $hint:expr;)*) => {
-        /// A header field, in the order in which matches are written. Its discriminant is its place in [`FIELDS`].
+        /// A header field, in the order in which matches are written. Its discriminant is its place in
+        /// [`FIELDS`].
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub enum Field {
             $(#[doc = $doc] $field,)*
@@ -147,8 +149,8 @@ macro_rules! fields {
     };
 }
 
-// Each row: what the field is; its key in the policy language, bits, header, how its values are written, its slots in the
-// packed image, where its value is in a parsed packet; what a value is called, how to write one.
+// Each row: what the field is; its key in the policy language, bits, header, how its values are written, its
+// slots in the packed image, where its value is in a parsed packet; what a value is called, how to write one.
 fields! {
     "Destination MAC, also with a mask, multicast or broadcast."
     DstMac: "dst_mac", 48, Header::Ethernet, Form::Mac, [DST_MAC], Read::Packet(|key| mac_number(key.dst_mac));
@@ -333,8 +335,8 @@ impl Field {
         !matches!(self.row().form, Form::Mac | Form::Address)
     }
 
-    /// The value in a packet, inside a tunnel or not; 0 if the packet lacks the header. Fields of tunnel headers are
-    /// not in a packet's own headers.
+    /// The value in a packet, inside a tunnel or not; 0 if the packet lacks the header. Fields of tunnel
+    /// headers are not in a packet's own headers.
     #[inline]
     pub fn in_packet(self, key: &FlowKey) -> u128 {
         match self.row().read {
@@ -480,8 +482,8 @@ impl Header {
         !self.is_link() && !self.is_tunnel()
     }
 
-    /// The layers of which a packet has at least one if it has the header; empty if no layer stands for it. Those of
-    /// extension headers need a [protocol](Self::protocols) as well.
+    /// The layers of which a packet has at least one if it has the header; empty if no layer stands for it.
+    /// Those of extension headers need a [protocol](Self::protocols) as well.
     pub const fn layers(self) -> Layers {
         match self {
             Self::Vlan => Layers::VLAN,
@@ -618,7 +620,8 @@ pub const TCP_FLAGS: [Flag; 8] = [
 /// The three bits of an IPv4 header as a number (RFC 791).
 pub const IP_FLAGS: [Flag; 3] = [("mf", 1), ("df", 2), ("reserved", 4)];
 
-/// The upper byte of a GRE header's first word (RFC 2784 and 2890). A routing field (0x40) is of version 0 no longer.
+/// The upper byte of a GRE header's first word (RFC 2784 and 2890). A routing field (0x40) is of version 0 no
+/// longer.
 pub const GRE_FLAGS: [Flag; 3] = [("sequence", 0x10), ("key", GRE_HAS_KEY), ("checksum", 0x80)];
 
 /// The flags of `mask` as a policy has them: those that `value` has by name, the others behind `!`.

@@ -1,7 +1,7 @@
 //! The flow key: everything about a frame that a policy or a device can match, as plain values.
 //!
-//! [`crate::parse`] makes one per packet; softnic's flow table, the worker's software matcher and policy's `explain`
-//! read it. It never borrows from the frame.
+//! [`crate::parse`] makes one per packet; softnic's flow table, the worker's software matcher and policy's
+//! `explain` read it. It never borrows from the frame.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -25,8 +25,8 @@ bitflags::bitflags! {
         const IPV6 = 1 << 3;
         /// An IPv4 header longer than 20 bytes.
         const IP_OPTIONS = 1 << 4;
-        /// Any fragment: IPv4, or IPv6 whose first extension header is the fragment header, except "atomic" fragments
-        /// (RFC 6946), which are whole packets.
+        /// Any fragment: IPv4, or IPv6 whose first extension header is the fragment header, except "atomic"
+        /// fragments (RFC 6946), which are whole packets.
         const FRAGMENT = 1 << 5;
         /// A fragment that is not the first.
         const LATER_FRAGMENT = 1 << 6;
@@ -97,8 +97,8 @@ pub struct FlowKey {
 /// The matchable fields behind IPv6 extension headers; zero where the layer is absent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct ExtendedKey {
-    /// The number of the first header that is no extension header, or of the extension header that is not read because
-    /// it is cut off, behind the header of a later fragment, or one too many.
+    /// The number of the first header that is no extension header, or of the extension header that is not
+    /// read because it is cut off, behind the header of a later fragment, or one too many.
     pub protocol: u8,
     /// TCP or UDP source port.
     pub src_port: u16,
@@ -153,7 +153,8 @@ impl FlowKey {
 }
 
 impl FlowKey {
-    /// The words of the packed image of one packet's headers. Straight-line code: softnic makes one per frame.
+    /// The words of the packed image of one packet's headers. Straight-line code: softnic makes one per
+    /// frame.
     #[inline]
     pub fn image(&self) -> [u64; LEVEL_WORDS] {
         let layer = |layer, slot: Slot| u64::from(self.layers.contains(layer)) << slot.shift;

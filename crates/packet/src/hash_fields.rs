@@ -1,7 +1,7 @@
 //! Which fields a receive-side hash covers, and the bytes that it is computed over.
 //!
-//! softnic's engine asks for every frame that meets an RSS queue pair, and policy's `explain` for the packet whose queue
-//! it predicts. All is taken from a [`FlowKey`]: nothing here looks at a frame.
+//! softnic's engine asks for every frame that meets an RSS queue pair, and policy's `explain` for the packet
+//! whose queue it predicts. All is taken from a [`FlowKey`]: nothing here looks at a frame.
 
 use crate::{FlowKey, Layers};
 
@@ -30,7 +30,8 @@ bitflags::bitflags! {
         const DST_PORT_UDP = 1 << 7;
         /// Security parameters index of ESP; only [`crate::DeepKey::hash_input`] hashes it.
         const IPSEC_SPI = 1 << 8;
-        /// The other fields are those of the packet inside a tunnel; only [`crate::DeepKey::hash_input`] reads them.
+        /// The other fields are those of the packet inside a tunnel; only [`crate::DeepKey::hash_input`]
+        /// reads them.
         const INNER = 1 << 31;
     }
 }
@@ -53,12 +54,14 @@ impl HashFields {
 }
 
 impl FlowKey {
-    /// Writes what `fields` selects from this key: source address, destination address, source port, destination port.
+    /// Writes what `fields` selects from this key: source address, destination address, source port,
+    /// destination port.
     ///
-    /// Returns the number of bytes written, 0 when nothing selected is present. Ports count only right behind a plain
-    /// IP header: not those of fragments, of which only the first has any and all must meet the same queue, and not
-    /// those behind IPv4 options or IPv6 extension headers, which this NIC does not skip when it hashes. (A NIC may do
-    /// either: the Windows drivers' NetAdapterReceiveScalingProtocolTypeIPv4Options and ...IPv6Extensions report which.)
+    /// Returns the number of bytes written, 0 when nothing selected is present. Ports count only right behind
+    /// a plain IP header: not those of fragments, of which only the first has any and all must meet the same
+    /// queue, and not those behind IPv4 options or IPv6 extension headers, which this NIC does not skip when
+    /// it hashes. (A NIC may do either: the Windows drivers' NetAdapterReceiveScalingProtocolTypeIPv4Options
+    /// and ...IPv6Extensions report which.)
     #[inline]
     pub fn hash_input(&self, fields: HashFields, out: &mut [u8; HASH_INPUT_BYTES]) -> usize {
         let mut input = Input { out, length: 0 };

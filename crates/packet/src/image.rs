@@ -1,8 +1,10 @@
-//! The packed image of a frame's outer headers, straight from its bytes: what softnic's engine needs of most frames.
+//! The packed image of a frame's outer headers, straight from its bytes: what softnic's engine needs of most
+//! frames.
 //!
-//! It is that of the frame's [`FlowKey`](crate::FlowKey) by definition, and tested against it. Frames of the frequent
-//! kinds, which are TCP or UDP in plain IPv4 or IPv6 with at most one VLAN tag, are read word by word; all others are
-//! parsed. What [`parse`] only notes as an anomaly changes no image, so it is not looked for.
+//! It is that of the frame's [`FlowKey`](crate::FlowKey) by definition, and tested against it. Frames of the
+//! frequent kinds, which are TCP or UDP in plain IPv4 or IPv6 with at most one VLAN tag, are read word by
+//! word; all others are parsed. What [`parse`] only notes as an anomaly changes no image, so it is not looked
+//! for.
 
 use crate::cube::{
     FLOW_LABEL, HAS_C_TAG, HAS_IPV4, HAS_IPV6, HAS_TCP, HAS_UDP, IP_FLAGS, LEVEL_WORDS, PROTOCOL, TOS,
@@ -30,7 +32,8 @@ fn parsed(frame: &[u8]) -> Words {
     parse(frame).key.image()
 }
 
-/// Reads an image as [`read_image`] does, for frames of the frequent kinds; `false` for others, of which nothing is written.
+/// Reads an image as [`read_image`] does, for frames of the frequent kinds; `false` for others, of which
+/// nothing is written.
 #[inline(always)]
 fn read_frequent(frame: &[u8], words: &mut Words) -> bool {
     let Some(ethernet) = frame.first_chunk::<TAGGED_BYTES>() else { return false };

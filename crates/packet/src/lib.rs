@@ -1,8 +1,9 @@
-//! Frames: the table of header fields ([`FIELDS`]), packed images of matches ([`cube`]), the parser, RSS hashing,
-//! checksums and a frame builder. No I/O; nothing on the packet path panics or allocates.
+//! Frames: the table of header fields ([`FIELDS`]), packed images of matches ([`cube`]), the parser, RSS
+//! hashing, checksums and a frame builder. No I/O; nothing on the packet path panics or allocates.
 //!
-//! [`parse`] and [`parse_tunnel`] read the headers of a frame; [`FlowKey`] and [`TunnelKey`] are what matches are compared
-//! with. Code that needs a list of fields iterates over [`FIELDS`] and asks each row for its properties.
+//! [`parse`] and [`parse_tunnel`] read the headers of a frame; [`FlowKey`] and [`TunnelKey`] are what matches
+//! are compared with. Code that needs a list of fields iterates over [`FIELDS`] and asks each row for its
+//! properties.
 //!
 //! ```
 //! use packet::{Field, FlowKey, build::FrameBuilder};

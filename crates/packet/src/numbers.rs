@@ -1,6 +1,7 @@
 //! EtherTypes and IP protocol numbers: the names that operators write and read.
 //!
-//! Policy and the generator read them, metrics and `explain` print them. They are open sets: any number is a value.
+//! Policy and the generator read them, metrics and `explain` print them. They are open sets: any number is a
+//! value.
 
 use std::fmt;
 use std::str::FromStr;

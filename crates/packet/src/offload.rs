@@ -1,11 +1,12 @@
-//! What Linux leaves to do on frames that it passes between interfaces and programs: checksums to be completed, and merged
-//! frames to be split into the frames that a medium would have carried.
+//! What Linux leaves to do on frames that it passes between interfaces and programs: checksums to be
+//! completed, and merged frames to be split into the frames that a medium would have carried.
 //!
-//! Linux passes one frame for several packets of a stream: where the receiving interface merged them (GRO, LRO), and where a
-//! local sender left the cutting to an interface that never did it, as a veth or a TAP interface (TSO, GSO, UDP GSO). The
-//! header in front of the frame, `virtio_net_hdr`, has the payload bytes of each packet ([`Offload`]). [`Split`] is a pure
-//! function over the bytes: segment n of a frame depends on the frame and n alone, so a frame may be split in several
-//! steps. Nothing is allocated, and any header with any frame gives segments within the limit or [`Unsplittable`].
+//! Linux passes one frame for several packets of a stream: where the receiving interface merged them (GRO,
+//! LRO), and where a local sender left the cutting to an interface that never did it, as a veth or a TAP
+//! interface (TSO, GSO, UDP GSO). The header in front of the frame, `virtio_net_hdr`, has the payload bytes
+//! of each packet ([`Offload`]). [`Split`] is a pure function over the bytes: segment n of a frame depends on
+//! the frame and n alone, so a frame may be split in several steps. Nothing is allocated, and any header with
+//! any frame gives segments within the limit or [`Unsplittable`].
 
 use crate::segment::{Segment, Template};
 use crate::{IpProtocol, checksum};
@@ -23,8 +24,8 @@ const SCTP_CHECKSUM_AT: usize = 8;
 pub struct Offload {
     /// The frame is several packets, merged into one.
     pub merged: Option<Merged>,
-    /// The checksum is unfinished: where the bytes that it covers start in the frame, and where in them the field is. Of a
-    /// frame whose tag was stripped, without the tag.
+    /// The checksum is unfinished: where the bytes that it covers start in the frame, and where in them the
+    /// field is. Of a frame whose tag was stripped, without the tag.
     pub unfinished: Option<(usize, usize)>,
 }
 
@@ -88,7 +89,8 @@ pub const UDP_L4: u8 = 5;
 const ECN: u8 = 0x80;
 
 impl Merged {
-    /// The protocol of the stream; `None` for kinds that cannot be split, as UDP fragments (VIRTIO_NET_HDR_GSO_UDP).
+    /// The protocol of the stream; `None` for kinds that cannot be split, as UDP fragments
+    /// (VIRTIO_NET_HDR_GSO_UDP).
     fn protocol(&self) -> Option<IpProtocol> {
         match self.kind & !ECN {
             TCP_V4 | TCP_V6 => Some(IpProtocol::TCP),
@@ -136,8 +138,8 @@ impl Split {
         self.payload_bytes.div_ceil(self.segment_bytes).max(1)
     }
 
-    /// Writes segment `index` of the frame that this was made for to the beginning of `to`, which holds the longest one;
-    /// returns its length.
+    /// Writes segment `index` of the frame that this was made for to the beginning of `to`, which holds the
+    /// longest one; returns its length.
     pub fn write(&self, frame: &[u8], index: usize, to: &mut [u8]) -> usize {
         let headers = self.template.header_bytes;
         let offset = index * self.segment_bytes;

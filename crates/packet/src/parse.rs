@@ -1,14 +1,16 @@
-//! From Ethernet to the ports in one pass. Whatever else reads a frame's headers, as [`crate::checksum`] does, starts
-//! from the offsets found here.
+//! From Ethernet to the ports in one pass. Whatever else reads a frame's headers, as [`crate::checksum`]
+//! does, starts from the offsets found here.
 //!
-//! softnic's engine calls [`parse`] once per frame, the worker once for each packet of a class that needs it. It never
-//! panics, allocates or follows a tunnel (that is [`crate::parse_tunnel`]), and it never refuses: what is malformed is
-//! read as far as it is well-formed and noted as an [`Anomaly`].
+//! softnic's engine calls [`parse`] once per frame, the worker once for each packet of a class that needs it.
+//! It never panics, allocates or follows a tunnel (that is [`crate::parse_tunnel`]), and it never refuses:
+//! what is malformed is read as far as it is well-formed and noted as an [`Anomaly`].
 //!
-//! Strictness follows tshark where tshark and libpcap differ: a header that gives the wrong version, an impossible
-//! header length or a total length below that is no IP header, and only the Ethernet fields of such a frame can match.
+//! Strictness follows tshark where tshark and libpcap differ: a header that gives the wrong version, an
+//! impossible header length or a total length below that is no IP header, and only the Ethernet fields of
+//! such a frame can match.
 //!
-//! Every header is taken as a fixed-size array (`first_chunk`), so that one length check covers all of its fields.
+//! Every header is taken as a fixed-size array (`first_chunk`), so that one length check covers all of its
+//! fields.
 
 use crate::lengths::{ETHERNET_BYTES, IPV4_BYTES, IPV6_BYTES, TAG_BYTES, TCP_BYTES, UDP_BYTES};
 use crate::{Anomaly, EtherType, ExtendedKey, FlowKey, IpProtocol, Layers, MacAddr};
@@ -19,7 +21,8 @@ const IPV6_EXTENSION_BYTES: usize = 8;
 const MAX_EXTENSION_HEADERS: usize = 8;
 const ICMP_BYTES: usize = 4;
 
-/// Where TCP or UDP begins in an untagged frame with an IPv4 header without options, and the end of a TCP header there.
+/// Where TCP or UDP begins in an untagged frame with an IPv4 header without options, and the end of a TCP
+/// header there.
 const PLAIN_L4: usize = ETHERNET_BYTES + IPV4_BYTES;
 const PLAIN_BYTES: usize = PLAIN_L4 + TCP_BYTES;
 
@@ -48,14 +51,15 @@ impl Parsed {
     }
 }
 
-/// Reads a frame, from the destination address on and without the frame check sequence. Total: any bytes have a key.
+/// Reads a frame, from the destination address on and without the frame check sequence. Total: any bytes have
+/// a key.
 #[inline]
 pub fn parse(frame: &[u8]) -> Parsed {
     plain(frame).unwrap_or_else(|| layers(frame))
 }
 
-/// Reads a frame of the most frequent kind: untagged IPv4 without options, no fragment, with UDP or TCP and with every
-/// length in order, so that one length check covers all headers. `None`: it is another one.
+/// Reads a frame of the most frequent kind: untagged IPv4 without options, no fragment, with UDP or TCP and
+/// with every length in order, so that one length check covers all headers. `None`: it is another one.
 #[inline]
 fn plain(frame: &[u8]) -> Option<Parsed> {
     let head = frame.first_chunk::<PLAIN_BYTES>()?;
@@ -174,8 +178,8 @@ fn peel_tags<'f>(parsed: &mut Parsed, rest: &'f [u8]) -> &'f [u8] {
     after_inner
 }
 
-// `INSIDE` only gives what looks into tunnels a body of its own: with one body for both callers `parse` takes a tenth
-// longer, with this one forced into each a fifth.
+// `INSIDE` only gives what looks into tunnels a body of its own: with one body for both callers `parse` takes
+// a tenth longer, with this one forced into each a fifth.
 fn ipv4<const INSIDE: bool>(parsed: &mut Parsed, packet: &[u8]) {
     let Some(header) = packet.first_chunk::<IPV4_BYTES>() else {
         return parsed.note(Anomaly::Ipv4Truncated);
@@ -187,9 +191,9 @@ fn ipv4<const INSIDE: bool>(parsed: &mut Parsed, packet: &[u8]) {
     if header_bytes < IPV4_BYTES {
         return parsed.note(Anomaly::Ipv4HeaderLength);
     }
-    // Segmentation offload leaves 0 in frames that it is still to cut: then the packet is all that follows. Any other
-    // length below the header's is as impossible as a header of four words: tshark ("Bogus IP length") reads nothing
-    // behind it, and Linux drops the packet (net/ipv4/ip_input.c, `ip_rcv_core`).
+    // Segmentation offload leaves 0 in frames that it is still to cut: then the packet is all that follows.
+    // Any other length below the header's is as impossible as a header of four words: tshark ("Bogus IP
+    // length") reads nothing behind it, and Linux drops the packet (net/ipv4/ip_input.c, `ip_rcv_core`).
     let total_bytes = usize::from(u16::from_be_bytes([header[2], header[3]]));
     if total_bytes != 0 && total_bytes < header_bytes {
         return parsed.note(Anomaly::Ipv4TotalLength);
@@ -228,8 +232,8 @@ fn ipv4<const INSIDE: bool>(parsed: &mut Parsed, packet: &[u8]) {
     }
 }
 
-/// An IPv4 address in the space of an IPv6 address. Written whole: the flow table reads it as two words, and a
-/// load that spans a narrower store waits for it.
+/// An IPv4 address in the space of an IPv6 address. Written whole: the flow table reads it as two words, and
+/// a load that spans a narrower store waits for it.
 #[inline]
 fn widened([a, b, c, d]: [u8; 4]) -> [u8; 16] {
     [a, b, c, d, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]
@@ -278,8 +282,8 @@ fn ipv6<const INSIDE: bool>(parsed: &mut Parsed, packet: &[u8]) {
     }
 }
 
-/// Reads what follows the extension headers (RFC 8200, 4). Where one cannot be read, its number is the protocol. The
-/// checks of lengths behind them are left to the host: there is no anomaly.
+/// Reads what follows the extension headers (RFC 8200, 4). Where one cannot be read, its number is the
+/// protocol. The checks of lengths behind them are left to the host: there is no anomaly.
 #[cold]
 fn extended(parsed: &mut Parsed, payload: &[u8]) {
     let (protocol, segment) = upper_layer(IpProtocol(parsed.key.protocol), payload);
@@ -299,8 +303,8 @@ fn extended(parsed: &mut Parsed, payload: &[u8]) {
     }
 }
 
-/// The header behind a chain of extension headers, and its bytes, which later fragments do not have. If the chain
-/// cannot be read to its end, the extension header where that is.
+/// The header behind a chain of extension headers, and its bytes, which later fragments do not have. If the
+/// chain cannot be read to its end, the extension header where that is.
 fn upper_layer(first: IpProtocol, payload: &[u8]) -> (IpProtocol, Option<&[u8]>) {
     let (mut protocol, mut rest) = (first, payload);
     for _ in 0..MAX_EXTENSION_HEADERS {
@@ -330,7 +334,8 @@ fn fragment_offset_and_more(header: &[u8; IPV6_EXTENSION_BYTES]) -> u16 {
     u16::from_be_bytes([header[2], header[3]])
 }
 
-/// Distinguishes real fragments from "atomic" ones (RFC 6946), which are whole packets behind a fragment header.
+/// Distinguishes real fragments from "atomic" ones (RFC 6946), which are whole packets behind a fragment
+/// header.
 fn ipv6_fragment(parsed: &mut Parsed, payload: &[u8]) {
     let Some(header) = payload.first_chunk::<IPV6_EXTENSION_BYTES>() else {
         return parsed.note(Anomaly::Ipv6Truncated);

@@ -1,5 +1,5 @@
-//! Changes of the headers of a frame in place: addresses, VLAN tags, and the answer of a reflector. The payload is not
-//! moved, and checksums that were right stay right.
+//! Changes of the headers of a frame in place: addresses, VLAN tags, and the answer of a reflector. The
+//! payload is not moved, and checksums that were right stay right.
 //!
 //! Nothing here fails: a header that is not there or is cut is left as it is.
 
@@ -42,7 +42,8 @@ pub fn set_source(frame: &mut [u8], address: MacAddr) {
     }
 }
 
-/// Whether the frame is for one station; the address of several cannot become a source (IEEE 802-2014, 8.2.2).
+/// Whether the frame is for one station; the address of several cannot become a source (IEEE 802-2014,
+/// 8.2.2).
 #[must_use]
 #[inline]
 pub fn is_unicast(frame: &[u8]) -> bool {
@@ -77,9 +78,9 @@ pub fn set_vlan(frame: &mut [u8], vlan: u16) -> bool {
     true
 }
 
-/// Returns the bytes that replace the addresses of a frame so that it has one tag more: the addresses and the tag. It has the
-/// priority of the tag that is the outer one now, and is an S-tag in front of that; otherwise a C-tag of priority 0.
-/// `None`: the frame has no addresses.
+/// Returns the bytes that replace the addresses of a frame so that it has one tag more: the addresses and the
+/// tag. It has the priority of the tag that is the outer one now, and is an S-tag in front of that; otherwise
+/// a C-tag of priority 0. `None`: the frame has no addresses.
 #[must_use]
 #[inline]
 pub fn pushed_vlan(frame: &[u8], vlan: u16) -> Option<[u8; MACS_BYTES + TAG_BYTES]> {
@@ -96,7 +97,8 @@ pub fn pushed_vlan(frame: &[u8], vlan: u16) -> Option<[u8; MACS_BYTES + TAG_BYTE
     Some(header)
 }
 
-/// Removes the outer tag by moving the addresses over it. Returns where the frame now begins: 0 without a tag.
+/// Removes the outer tag by moving the addresses over it. Returns where the frame now begins: 0 without a
+/// tag.
 #[inline]
 pub fn pop_vlan(frame: &mut [u8]) -> usize {
     if frame.len() < MACS_BYTES + TAG_BYTES || !is_tag(frame, MACS_BYTES) {
@@ -106,9 +108,9 @@ pub fn pop_vlan(frame: &mut [u8]) -> usize {
     TAG_BYTES
 }
 
-/// Makes a frame the answer of a reflector: addresses of Ethernet and IP and the ports of TCP and UDP are exchanged, and
-/// an echo request (RFC 792, RFC 4443) becomes the reply. Behind IPv6 extension headers and in later fragments, ports and
-/// ICMP messages stay.
+/// Makes a frame the answer of a reflector: addresses of Ethernet and IP and the ports of TCP and UDP are
+/// exchanged, and an echo request (RFC 792, RFC 4443) becomes the reply. Behind IPv6 extension headers and in
+/// later fragments, ports and ICMP messages stay.
 ///
 /// An exchange does not change a checksum, which is a sum over both (RFC 1071).
 #[inline]

@@ -1,10 +1,10 @@
 //! Segmentation: the headers of one large packet, many frames.
 //!
-//! A [`Template`] is read out of headers: those of an `IBV_WR_TSO` request, or those of a frame that the kernel has merged
-//! ([`offload`](crate::offload)). It then completes each frame, a copy of the headers with a part of the payload behind
-//! it. What changes from segment to segment is what Linux's `inet_gso_segment`, `ipv6_gso_segment`, `tcp_gso_segment`,
-//! `__udp_gso_segment` and `__skb_udp_tunnel_segment` change: lengths, IPv4 identification, TCP sequence number and flags,
-//! checksums. The payload is read only for its checksum.
+//! A [`Template`] is read out of headers: those of an `IBV_WR_TSO` request, or those of a frame that the
+//! kernel has merged ([`offload`](crate::offload)). It then completes each frame, a copy of the headers with
+//! a part of the payload behind it. What changes from segment to segment is what Linux's `inet_gso_segment`,
+//! `ipv6_gso_segment`, `tcp_gso_segment`, `__udp_gso_segment` and `__skb_udp_tunnel_segment` change: lengths,
+//! IPv4 identification, TCP sequence number and flags, checksums. The payload is read only for its checksum.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -35,7 +35,8 @@ const MAX_TUNNELS: usize = 3;
 /// with all its options, Ethernet with two tags, MPLS labels.
 const MAX_TUNNEL_HEADER_BYTES: usize = 400;
 
-/// IPv6 extension headers that leave the pseudo-header as it is: hop-by-hop and destination options (RFC 8200, 4).
+/// IPv6 extension headers that leave the pseudo-header as it is: hop-by-hop and destination options (RFC
+/// 8200, 4).
 const IPV6_OPTIONS: [u8; 2] = [0, 60];
 const MAX_IPV6_OPTIONS: usize = 4;
 
@@ -75,8 +76,8 @@ pub struct Segment {
 }
 
 impl Template {
-    /// Reads the headers of a TCP stream: Ethernet with up to two VLAN tags, IPv4 or IPv6, TCP, and not a byte more. `None`
-    /// for anything else, and for fragments, which have no stream of their own.
+    /// Reads the headers of a TCP stream: Ethernet with up to two VLAN tags, IPv4 or IPv6, TCP, and not a
+    /// byte more. `None` for anything else, and for fragments, which have no stream of their own.
     pub fn of_header(header: &[u8]) -> Option<Self> {
         let template = Self::of_frame(header, IpProtocol::TCP, None)?;
         (template.outer == [None; MAX_TUNNELS] && template.header_bytes == header.len()).then_some(template)
@@ -116,8 +117,8 @@ impl Template {
         (header_bytes <= frame.len()).then_some(Self { outer: networks, network, header_bytes })
     }
 
-    /// Completes a segment: `frame` is a copy of the headers that this was read from, and the payload behind it. IP
-    /// headers count at most 65,535 bytes, so a frame must not be longer.
+    /// Completes a segment: `frame` is a copy of the headers that this was read from, and the payload behind
+    /// it. IP headers count at most 65,535 bytes, so a frame must not be longer.
     pub fn complete(&self, frame: &mut [u8], segment: Segment) {
         self.network.complete(frame, segment.index);
         let l4 = self.network.end;
@@ -125,7 +126,8 @@ impl Template {
             let tcp = &mut frame[l4..];
             let sequence = u32::from_be_bytes(octets(tcp, 4)).wrapping_add(segment.offset);
             tcp[4..8].copy_from_slice(&sequence.to_be_bytes());
-            // The end of the stream is in the last segment, the word of a reduced window in the first (RFC 3168, 6.1.2).
+            // The end of the stream is in the last segment, the word of a reduced window in the first (RFC
+            // 3168, 6.1.2).
             if !segment.last {
                 tcp[13] &= !(TCP_FIN | TCP_PSH);
             }
@@ -200,7 +202,8 @@ impl Network {
         put_word(ip, 10, sum);
     }
 
-    /// Writes the length of the UDP header at `udp`, and its checksum if one was sent (0: it was not, RFC 768).
+    /// Writes the length of the UDP header at `udp`, and its checksum if one was sent (0: it was not, RFC
+    /// 768).
     fn complete_udp(&self, frame: &mut [u8], udp: usize) {
         let bytes = frame.len() - udp;
         put_word(frame, udp + 4, bytes as u16);

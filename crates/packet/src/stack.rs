@@ -1,11 +1,11 @@
 //! Header stacks: which headers can follow which in a frame, as [`parse`](crate::parse()) and
-//! [`parse_tunnel`](crate::parse_tunnel()) read them; which values a stack implies for each number in its headers; and
-//! a frame of a stack. The analysis computes with sets of stacks, and every frame that is shown to a user as an example
-//! is built here.
+//! [`parse_tunnel`](crate::parse_tunnel()) read them; which values a stack implies for each number in its
+//! headers; and a frame of a stack. The analysis computes with sets of stacks, and every frame that is shown
+//! to a user as an example is built here.
 //!
-//! A frame has exactly one stack and zero, one or two outer VLAN tags. Within one stack every number is independent of
-//! the others: what one header implies about another (IPv4 about the EtherType, VXLAN about the UDP port) is in the
-//! domain of the number.
+//! A frame has exactly one stack and zero, one or two outer VLAN tags. Within one stack every number is
+//! independent of the others: what one header implies about another (IPv4 about the EtherType, VXLAN about
+//! the UDP port) is in the domain of the number.
 
 use std::sync::LazyLock;
 
@@ -35,8 +35,8 @@ impl Level {
 pub enum Coordinate {
     /// A header field, but for the IPv4 flags; fields of tunnel headers are of the outer packet.
     Field(Field, Level),
-    /// IPv4: eight times 0 (whole), 1 (first fragment) or 2 (later fragment), plus the three flag bits. One number,
-    /// because the lowest flag bit (more fragments) is not independent of the fragmentation.
+    /// IPv4: eight times 0 (whole), 1 (first fragment) or 2 (later fragment), plus the three flag bits. One
+    /// number, because the lowest flag bit (more fragments) is not independent of the fragmentation.
     FlagsAndFragment(Level),
     /// IPv6 behind a fragment header: 0 the first fragment, 1 a later one.
     Fragment6(Level),
@@ -93,8 +93,8 @@ pub struct PacketHeaders {
     pub network: Network,
     /// The transport header.
     pub transport: Transport,
-    /// The transport header behind IPv6 extension headers; `None`: there are none, or they are inside a tunnel. Then
-    /// `transport` is none.
+    /// The transport header behind IPv6 extension headers; `None`: there are none, or they are inside a
+    /// tunnel. Then `transport` is none.
     pub extended: Option<Transport>,
 }
 
@@ -148,8 +148,8 @@ pub struct LabelStack {
     pub bottom: bool,
 }
 
-/// The label behind an inner Ethernet header. [`TunnelKey`](crate::TunnelKey) marks its absence by an entry of 0, so
-/// the ways of not being 0 are distinguished.
+/// The label behind an inner Ethernet header. [`TunnelKey`](crate::TunnelKey) marks its absence by an entry
+/// of 0, so the ways of not being 0 are distinguished.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InnerLabel {
     /// The bottom bit is set.
@@ -173,7 +173,8 @@ pub struct InnerPacket {
     pub label: Option<InnerLabel>,
 }
 
-/// All headers of a frame, but for the VLAN tags of the outer Ethernet header, which are independent of all others.
+/// All headers of a frame, but for the VLAN tags of the outer Ethernet header, which are independent of all
+/// others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeaderStack {
     /// The headers of the packet itself.
@@ -414,8 +415,8 @@ impl HeaderStack {
         }
     }
 
-    /// The values that a number can have in frames of this stack with so many outer tags, or `None` if they have no such
-    /// number.
+    /// The values that a number can have in frames of this stack with so many outer tags, or `None` if they
+    /// have no such number.
     pub fn domain(&self, outer_tags: u8, coordinate: Coordinate) -> Option<Domain> {
         let all = || vec![(0, coordinate.max())];
         match coordinate {

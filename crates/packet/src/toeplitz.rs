@@ -1,8 +1,8 @@
 //! The Toeplitz hash of receive-side scaling, and its key.
 //!
-//! softnic prepares one [`Toeplitz`] per RSS queue pair and hashes with it on the packet path. `explain` of `program` shares
-//! only the key: it predicts queues by a hash of its own, bit by bit, so that a mistake here cannot hide in both. It
-//! knows nothing of indirection tables: those belong to who owns the queues.
+//! softnic prepares one [`Toeplitz`] per RSS queue pair and hashes with it on the packet path. `explain` of
+//! `program` shares only the key: it predicts queues by a hash of its own, bit by bit, so that a mistake here
+//! cannot hide in both. It knows nothing of indirection tables: those belong to who owns the queues.
 
 use std::fmt;
 use std::str::FromStr;
@@ -17,15 +17,17 @@ pub const RSS_KEY_BYTES: usize = HASH_INPUT_BYTES + 4;
 pub struct RssKey(pub [u8; RSS_KEY_BYTES]);
 
 impl RssKey {
-    /// The key of Microsoft's verification suite ("Verifying the RSS hash calculation", Windows driver documentation).
+    /// The key of Microsoft's verification suite ("Verifying the RSS hash calculation", Windows driver
+    /// documentation).
     pub const MICROSOFT: Self = Self([
         0x6d, 0x5a, 0x56, 0xda, 0x25, 0x5b, 0x0e, 0xc2, 0x41, 0x67, 0x25, 0x3d, 0x43, 0xa3, 0x8f, 0xb0, 0xd0,
         0xca, 0x2b, 0xcb, 0xae, 0x7b, 0x30, 0xb4, 0x77, 0xcb, 0x2d, 0xa3, 0x80, 0x30, 0xf2, 0x0c, 0x6a, 0x42,
         0xb7, 0x3b, 0xbe, 0xac, 0x01, 0xfa,
     ]);
 
-    /// 0x6d5a repeated: a key of period 16 bits hashes both directions of a connection alike, because swapping
-    /// addresses or ports moves bits by multiples of 16 (Woo and Park, "Scalable TCP Session Monitoring", 2012).
+    /// 0x6d5a repeated: a key of period 16 bits hashes both directions of a connection alike, because
+    /// swapping addresses or ports moves bits by multiples of 16 (Woo and Park, "Scalable TCP Session
+    /// Monitoring", 2012).
     pub const SYMMETRIC: Self = {
         let mut octets = [0x6d; RSS_KEY_BYTES];
         let mut i = 1;
@@ -86,9 +88,9 @@ fn digit(byte: u8) -> Option<u8> {
     char::from(byte).to_digit(16).and_then(|value| u8::try_from(value).ok())
 }
 
-/// A key prepared for hashing: one table of 256 partial hashes per byte of input (36 KiB, of which an IPv4 packet
-/// touches 12 KiB). Measured against bitwise, nibble-table and carry-less-multiply forms, this is the fastest for the
-/// 12 bytes of an IPv4 packet.
+/// A key prepared for hashing: one table of 256 partial hashes per byte of input (36 KiB, of which an IPv4
+/// packet touches 12 KiB). Measured against bitwise, nibble-table and carry-less-multiply forms, this is the
+/// fastest for the 12 bytes of an IPv4 packet.
 #[derive(Clone)]
 pub struct Toeplitz {
     tables: Box<[[u32; 256]; HASH_INPUT_BYTES]>,
@@ -101,7 +103,8 @@ impl Toeplitz {
         for (table, window) in tables.iter_mut().zip(key.0.windows(5)) {
             let key_bits = window.iter().fold(0_u64, |bits, octet| bits << 8 | u64::from(*octet));
             for byte in 1..table.len() {
-                // The partial hash of a byte is that of the byte without its lowest set bit, and the window there.
+                // The partial hash of a byte is that of the byte without its lowest set bit, and the window
+                // there.
                 let place = byte.trailing_zeros();
                 table[byte] = table[byte & (byte - 1)] ^ (key_bits >> (place + 1)) as u32;
             }
@@ -109,13 +112,15 @@ impl Toeplitz {
         Self { tables }
     }
 
-    /// The hash of `input`, 0 if that is empty. Bytes beyond the 36th do not count: the key has no 32 bits left there.
+    /// The hash of `input`, 0 if that is empty. Bytes beyond the 36th do not count: the key has no 32 bits
+    /// left there.
     #[inline]
     pub fn hash(&self, input: &[u8]) -> u32 {
         self.tables.iter().zip(input).fold(0, |hash, (table, byte)| hash ^ table[usize::from(*byte)])
     }
 
-    /// The hash of those fields of `key` that `fields` selects and the packet has; 0 when it has none of them.
+    /// The hash of those fields of `key` that `fields` selects and the packet has; 0 when it has none of
+    /// them.
     #[inline]
     pub fn hash_key(&self, key: &FlowKey, fields: HashFields) -> u32 {
         let mut input = [0; HASH_INPUT_BYTES];

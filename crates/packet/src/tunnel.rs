@@ -1,9 +1,10 @@
 //! The first encapsulation of a frame, as plain values.
 //!
-//! softnic's engine calls [`parse_tunnel`] for frames of a port that has flows on tunnel headers, and the worker for
-//! classes that need such a field; other packets do not pay for it. It starts where [`crate::parse`] stopped, reads one
-//! tunnel and the packet inside that, and goes no deeper. Like `parse` it is total, never allocates, and is strict: a header that
-//! is truncated or of another version counts as absent.
+//! softnic's engine calls [`parse_tunnel`] for frames of a port that has flows on tunnel headers, and the
+//! worker for classes that need such a field; other packets do not pay for it. It starts where
+//! [`crate::parse`] stopped, reads one tunnel and the packet inside that, and goes no deeper. Like `parse` it
+//! is total, never allocates, and is strict: a header that is truncated or of another version counts as
+//! absent.
 
 use crate::hash_fields::Input;
 use crate::lengths::{GRE_BYTES, IPV6_BYTES, UDP_BYTES, VXLAN_BYTES};
@@ -71,7 +72,8 @@ pub struct TunnelKey {
     pub esp_spi: u32,
     /// Sequence number of the ESP packet.
     pub esp_seq: u32,
-    /// The first word of the GRE header: which optional fields are there (C, K, S from the top), reserved bits, version.
+    /// The first word of the GRE header: which optional fields are there (C, K, S from the top), reserved
+    /// bits, version.
     pub gre_flags: u16,
     /// The EtherType of what GRE carries.
     pub gre_protocol: u16,
@@ -79,11 +81,13 @@ pub struct TunnelKey {
     pub gre_key: u32,
     /// VXLAN network identifier, 24 bits.
     pub vxlan_vni: u32,
-    /// The label stack, top first, as many entries as fit: label (20 bits), traffic class (3), bottom (1), TTL (8).
+    /// The label stack, top first, as many entries as fit: label (20 bits), traffic class (3), bottom (1),
+    /// TTL (8).
     pub mpls: [u32; MAX_MPLS_LABELS],
     /// How many of them there are.
     pub mpls_depth: u8,
-    /// The first label behind the inner Ethernet header, if its type is MPLS; never 0 then, by its TTL or its S bit.
+    /// The first label behind the inner Ethernet header, if its type is MPLS; never 0 then, by its TTL or its
+    /// S bit.
     pub inner_mpls: u32,
     /// The packet inside. Without an inner Ethernet header its addresses and `ether_type` are zero.
     pub inner: FlowKey,
@@ -105,9 +109,9 @@ impl DeepKey {
         Self { outer: parsed.key, tunnel: parse_tunnel(frame, &parsed) }
     }
 
-    /// Writes the hash input as [`FlowKey::hash_input`] does, with the fields that need a look into tunnels: with [`HashFields::INNER`] it is the
-    /// packet inside whose addresses and ports count, and a frame without one has nothing to hash;
-    /// [`HashFields::IPSEC_SPI`] appends the index of an outer ESP header.
+    /// Writes the hash input as [`FlowKey::hash_input`] does, with the fields that need a look into tunnels:
+    /// with [`HashFields::INNER`] it is the packet inside whose addresses and ports count, and a frame
+    /// without one has nothing to hash; [`HashFields::IPSEC_SPI`] appends the index of an outer ESP header.
     pub fn hash_input(&self, fields: HashFields, out: &mut [u8; HASH_INPUT_BYTES]) -> usize {
         let inside = fields.contains(HashFields::INNER);
         let key = if inside { &self.tunnel.inner } else { &self.outer };
@@ -142,7 +146,8 @@ fn is_mpls(ether_type: u16) -> bool {
     matches!(EtherType(ether_type), EtherType::MPLS | EtherType::MPLS_MULTICAST)
 }
 
-/// The payload of the IP packet, to the end of the packet or of the frame, whichever is first; none of later fragments.
+/// The payload of the IP packet, to the end of the packet or of the frame, whichever is first; none of later
+/// fragments.
 fn ip_payload<'f>(frame: &'f [u8], outer: &Parsed) -> Option<&'f [u8]> {
     let packet = frame.get(usize::from(outer.l3_offset)..)?;
     if outer.key.layers.contains(Layers::LATER_FRAGMENT) {
@@ -263,7 +268,8 @@ fn esp(key: &mut TunnelKey, packet: &[u8]) {
     key.esp_seq = u32::from_be_bytes([s0, s1, s2, s3]);
 }
 
-/// IP in IP (RFC 2003, RFC 2473, RFC 4213): the packet inside must be of the version that the outer header gives.
+/// IP in IP (RFC 2003, RFC 2473, RFC 4213): the packet inside must be of the version that the outer header
+/// gives.
 fn ip_in_ip(key: &mut TunnelKey, packet: &[u8], version: Layers) {
     if key.inner_ip(packet, version) {
         key.layers |= TunnelLayers::IP_IN_IP;

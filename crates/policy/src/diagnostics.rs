@@ -1,6 +1,6 @@
-//! The problems of a policy, with their places and remedies. The parser and the compiler add to one list, so that an
-//! operator sees all problems at once. The list has three forms: plain `file:line:column` lines, miette reports with
-//! source excerpts, and JSON.
+//! The problems of a policy, with their places and remedies. The parser and the compiler add to one list, so
+//! that an operator sees all problems at once. The list has three forms: plain `file:line:column` lines,
+//! miette reports with source excerpts, and JSON.
 
 use std::fmt;
 use std::io;
@@ -130,7 +130,8 @@ impl Diagnostic {
         self
     }
 
-    /// Notes that the system has refused to open or to read a file, unless the error is about what the file is.
+    /// Notes that the system has refused to open or to read a file, unless the error is about what the file
+    /// is.
     #[must_use]
     pub(crate) fn caused_by(mut self, error: &io::Error) -> Self {
         self.is_unreadable = !matches!(
@@ -244,8 +245,8 @@ pub struct Diagnostics {
 }
 
 impl Diagnostics {
-    /// Whether a file could not be opened or read, because it is not there, or the system lacks something. Then the policy
-    /// may be right, and readable later.
+    /// Whether a file could not be opened or read, because it is not there, or the system lacks something.
+    /// Then the policy may be right, and readable later.
     #[must_use]
     pub fn is_unreadable(&self) -> bool {
         self.list.iter().any(|diagnostic| diagnostic.is_unreadable)

@@ -1,6 +1,7 @@
-//! Conversion of the rules of other tools into a policy: ClassBench filter sets ([`classbench`]), the output of
-//! `ethtool -n` and `ethtool --show-rxfh` ([`ethtool`]), and rule sets of nftables ([`nft`]). Pure functions of text whose result is a valid policy;
-//! unsupported input is left out and noted with its line. Text of another format is an error.
+//! Conversion of the rules of other tools into a policy: ClassBench filter sets ([`classbench`]), the output
+//! of `ethtool -n` and `ethtool --show-rxfh` ([`ethtool`]), and rule sets of nftables ([`nft`]). Pure
+//! functions of text whose result is a valid policy; unsupported input is left out and noted with its line.
+//! Text of another format is an error.
 
 mod classbench;
 mod ethtool;
@@ -133,8 +134,8 @@ fn masked_ranges(value: u128, matters: u128, bits: u32) -> Option<Vec<(u128, u12
     if matters == 0 {
         return Some(Vec::new());
     }
-    // The free bits below the lowest bit that matters make one range; every combination of the other free bits, the
-    // holes, gives a range of its own.
+    // The free bits below the lowest bit that matters make one range; every combination of the other free
+    // bits, the holes, gives a range of its own.
     let low_bits = matters.trailing_zeros();
     let block = (1u128 << low_bits) - 1;
     let holes = all & !matters & !block;
@@ -146,7 +147,8 @@ fn masked_ranges(value: u128, matters: u128, bits: u32) -> Option<Vec<(u128, u12
     let mut hole = 0u128;
     loop {
         ranges.push((first | hole, first | hole | block));
-        // The next subset of the holes in rising order: subtracting all of them carries through the bits between.
+        // The next subset of the holes in rising order: subtracting all of them carries through the bits
+        // between.
         hole = hole.wrapping_sub(holes) & holes;
         if hole == 0 {
             return Some(ranges);

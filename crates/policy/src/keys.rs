@@ -1,5 +1,5 @@
-//! The table of all keys of the language. The parser refuses other keys, the schema is generated from it, and tests
-//! compare the reference page with it and check that the parser reads every key.
+//! The table of all keys of the language. The parser refuses other keys, the schema is generated from it, and
+//! tests compare the reference page with it and check that the parser reads every key.
 
 use std::ops::RangeInclusive;
 use std::sync::LazyLock;

@@ -1,9 +1,9 @@
-//! The policy language: TOML text to a [`Policy`], or to [`Diagnostics`] for people. It does not depend on a device and
-//! compiles nothing; only [`load`] reads files.
+//! The policy language: TOML text to a [`Policy`], or to [`Diagnostics`] for people. It does not depend on a
+//! device and compiles nothing; only [`load`] reads files.
 //!
-//! [`parse`](parse()) reads text, included files and sets, and gives a policy whose names are resolved and whose values
-//! are checked. Every problem is a [`Diagnostic`] with place, label and hint. [`schema()`] describes the language to
-//! editors, [`import`] converts the rules of other tools.
+//! [`parse`](parse()) reads text, included files and sets, and gives a policy whose names are resolved and
+//! whose values are checked. Every problem is a [`Diagnostic`] with place, label and hint. [`schema()`]
+//! describes the language to editors, [`import`] converts the rules of other tools.
 //!
 //! ```
 //! use policy::{NoFiles, Source};
@@ -71,8 +71,8 @@ pub fn read_policy(path: &Path) -> Result<Source, Diagnostics> {
     source_of(path.display().to_string(), regular_file::read(path, MAX_FILE_BYTES))
 }
 
-/// Reads a policy's text from a reader, such as standard input, for [`parse_with`]; diagnostics call it `name`. The files
-/// that it names are relative to the current directory.
+/// Reads a policy's text from a reader, such as standard input, for [`parse_with`]; diagnostics call it
+/// `name`. The files that it names are relative to the current directory.
 ///
 /// # Errors
 /// As [`load`], if the text cannot be read.

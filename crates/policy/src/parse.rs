@@ -1,5 +1,5 @@
-//! TOML text to a checked [`Policy`], or to all problems of the text, its included files and its set files, each with its
-//! place. Files are read only through the given loader.
+//! TOML text to a checked [`Policy`], or to all problems of the text, its included files and its set files,
+//! each with its place. Files are read only through the given loader.
 
 mod actions;
 mod cautions;
@@ -43,16 +43,16 @@ use variables::Variables;
 /// Options for reading a policy.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LoadOptions {
-    /// Values of variables by name, which override those of `[variables]`. A text that is a number, `true`, `false` or a
-    /// list in TOML has that type; any other is a string.
+    /// Values of variables by name, which override those of `[variables]`. A text that is a number, `true`,
+    /// `false` or a list in TOML has that type; any other is a string.
     pub variables: BTreeMap<String, String>,
 }
 
 /// Reads a policy; returns it with its warnings.
 ///
 /// # Errors
-/// All problems of the text, its included files and its set files. If a file cannot be read or is not TOML, names that it
-/// may define are not reported as unknown elsewhere.
+/// All problems of the text, its included files and its set files. If a file cannot be read or is not TOML,
+/// names that it may define are not reported as unknown elsewhere.
 pub fn parse(source: &Source, loader: &dyn SetLoader) -> Result<(Policy, Vec<Diagnostic>), Diagnostics> {
     parse_with(source, loader, &LoadOptions::default())
 }

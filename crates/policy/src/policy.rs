@@ -1,5 +1,5 @@
-//! A checked policy: the output of the parser and the input of the compiler and the analysis. Sets are replaced by their
-//! values and group names by ids; it does not depend on a device.
+//! A checked policy: the output of the parser and the input of the compiler and the analysis. Sets are
+//! replaced by their values and group names by ids; it does not depend on a device.
 
 use std::sync::Arc;
 
@@ -65,8 +65,8 @@ pub struct Policy {
 }
 
 impl Policy {
-    /// The sinks of a rule's packets: its own, or those of its group. `own`: [`RuleDefinition::sinks`]; of the default,
-    /// `None`.
+    /// The sinks of a rule's packets: its own, or those of its group. `own`: [`RuleDefinition::sinks`]; of
+    /// the default, `None`.
     #[must_use]
     pub fn sinks_of<'p>(&'p self, action: Action, own: Option<&'p [SinkId]>) -> &'p [SinkId] {
         match action {
@@ -155,7 +155,8 @@ pub struct RuleDefinition {
     pub sinks: Option<Vec<SinkId>>,
     /// The part of its packets that workers let through to these sinks.
     pub policing: Policing,
-    /// Whether it is the policy's `default_multicast`: the last rule, for multicast packets that match no other.
+    /// Whether it is the policy's `default_multicast`: the last rule, for multicast packets that match no
+    /// other.
     pub multicast_default: bool,
     /// The place of its match.
     pub place: Place,
@@ -163,8 +164,8 @@ pub struct RuleDefinition {
     pub name_place: Place,
 }
 
-/// The action of a rule or of the default: what the operator wrote. What a worker or the device then does with one packet
-/// is a [`Verdict`](program::Verdict).
+/// The action of a rule or of the default: what the operator wrote. What a worker or the device then does
+/// with one packet is a [`Verdict`](program::Verdict).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Action {
     /// Deliver the packet to a worker of the group.

@@ -1,5 +1,6 @@
-//! Protected packets: those that must reach the host under every rule of a policy. The parser of `[protect]` reads names
-//! of [`KINDS`], and `check` looks for the kinds that a default other than "kernel" leaves to nobody.
+//! Protected packets: those that must reach the host under every rule of a policy. The parser of `[protect]`
+//! reads names of [`KINDS`], and `check` looks for the kinds that a default other than "kernel" leaves to
+//! nobody.
 
 use packet::{EtherType, Field, IpProtocol};
 use program::{Addresses, Family, Match, RangeSet};
@@ -85,7 +86,8 @@ pub static KINDS: [Kind; 6] = [
     },
 ];
 
-/// The kinds that `check` looks for under a default other than "kernel": without them an operator loses the host.
+/// The kinds that `check` looks for under a default other than "kernel": without them an operator loses the
+/// host.
 pub fn needed_by_hosts() -> impl Iterator<Item = &'static Kind> {
     KINDS.iter().filter(|kind| kind.name != "bfd")
 }

@@ -1,5 +1,6 @@
-//! The language as a JSON Schema, for editors and for programs that write policies, generated from the parser's table of
-//! keys. It describes keys and types; the contents of strings (addresses, names of sets) are checked by the parser only.
+//! The language as a JSON Schema, for editors and for programs that write policies, generated from the
+//! parser's table of keys. It describes keys and types; the contents of strings (addresses, names of sets)
+//! are checked by the parser only.
 
 use serde_json::{Map, Value, json};
 
@@ -8,7 +9,8 @@ use crate::policy::{MAX_LABEL, MAX_WEIGHT, MAX_WORKER};
 
 /// The schema of a policy file, JSON Schema draft 2020-12.
 ///
-/// TOML and JSON have the same tables, lists, strings, numbers and booleans, so editors can apply it to TOML directly.
+/// TOML and JSON have the same tables, lists, strings, numbers and booleans, so editors can apply it to TOML
+/// directly.
 #[must_use]
 pub fn schema() -> Value {
     let mut schema = object(keys::POLICY);

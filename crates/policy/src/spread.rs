@@ -33,10 +33,11 @@ pub fn entries_for(workers: usize) -> u32 {
     u32::try_from(workers).unwrap_or(MAX_TABLE_SIZE).min(MAX_TABLE_SIZE).next_power_of_two()
 }
 
-/// Fills a table in which every section has the workers in about the proportion of their weights, by smooth weighted
-/// round-robin: each step adds to every worker's credit its weight, takes the worker with the most credit, and subtracts
-/// the total weight from it. Credits always add up to 0 after a step, so after as many steps as the total weight each
-/// worker was taken as often as its weight. Equal weights give 0, 1, 2, ..., 0, 1, 2, ...
+/// Fills a table in which every section has the workers in about the proportion of their weights, by smooth
+/// weighted round-robin: each step adds to every worker's credit its weight, takes the worker with the most
+/// credit, and subtracts the total weight from it. Credits always add up to 0 after a step, so after as many
+/// steps as the total weight each worker was taken as often as its weight. Equal weights give 0, 1, 2, ...,
+/// 0, 1, 2, ...
 #[must_use]
 pub fn spread(shares: &[(u32, u32)], size: usize) -> Vec<WorkerId> {
     let total: i64 = shares.iter().map(|(_, weight)| i64::from(*weight)).sum();

@@ -1,5 +1,5 @@
-//! An example frame for a finding about a policy. The compiler and the analysis build it; reports print it with its
-//! header fields.
+//! An example frame for a finding about a policy. The compiler and the analysis build it; reports print it
+//! with its header fields.
 
 use std::fmt;
 

@@ -1,6 +1,7 @@
-//! Sets of values of fields that have at most eight bits, above all those whose bits have meanings of their own: types
-//! of service with their DSCP and ECN, TCP flags, IPv4 flags, GRE flags. A bitmap: equal sets are equal values, and a
-//! membership test takes the same time whatever the set. Devices match it as masked values ([`ByteSet::patterns`]).
+//! Sets of values of fields that have at most eight bits, above all those whose bits have meanings of their
+//! own: types of service with their DSCP and ECN, TCP flags, IPv4 flags, GRE flags. A bitmap: equal sets are
+//! equal values, and a membership test takes the same time whatever the set. Devices match it as masked
+//! values ([`ByteSet::patterns`]).
 
 use std::fmt;
 
@@ -83,11 +84,12 @@ impl ByteSet {
         RangeSet::of(ranges)
     }
 
-    /// Disjoint (value, mask) pairs over the low `bits` bits that cover the set exactly; no byte may have higher bits.
+    /// Disjoint (value, mask) pairs over the low `bits` bits that cover the set exactly; no byte may have
+    /// higher bits.
     ///
-    /// The pairs are the leaves of a binary decision tree over the bits, highest first. It splits on a bit only where the
-    /// set differs between its two values, so a set that is one pattern gives that pattern. For other sets the number of
-    /// pairs is small but not always the least.
+    /// The pairs are the leaves of a binary decision tree over the bits, highest first. It splits on a bit
+    /// only where the set differs between its two values, so a set that is one pattern gives that pattern.
+    /// For other sets the number of pairs is small but not always the least.
     #[must_use]
     pub fn patterns(&self, bits: u32) -> Vec<(u8, u8)> {
         let mut found = Vec::new();
@@ -95,8 +97,8 @@ impl ByteSet {
         found
     }
 
-    /// Covers the bytes of the set that equal `value` in the bits of `mask`. Of the lowest `open` bits none is in the mask
-    /// yet; of the bits above, those that are not make no difference.
+    /// Covers the bytes of the set that equal `value` in the bits of `mask`. Of the lowest `open` bits none
+    /// is in the mask yet; of the bits above, those that are not make no difference.
     fn split(&self, value: u8, mask: u8, open: u32, found: &mut Vec<(u8, u8)>) {
         let inside = self.intersect(&Self::pattern(value, mask));
         if inside.is_empty() {

@@ -1,6 +1,6 @@
-//! What a program does with one packet, computed in the simplest way: it compares every flow in turn and computes the
-//! hash bit by bit. It shares no code with the compiler's cubes, softnic's flow table or the hash tables of `packet`,
-//! so that tests can compare them with it. It does not run on the packet path.
+//! What a program does with one packet, computed in the simplest way: it compares every flow in turn and
+//! computes the hash bit by bit. It shares no code with the compiler's cubes, softnic's flow table or the
+//! hash tables of `packet`, so that tests can compare them with it. It does not run on the packet path.
 
 use packet::{DeepKey, FlowKey, HASH_INPUT_BYTES, RssKey, TunnelKey};
 
@@ -10,7 +10,8 @@ use crate::program::{Flow, FlowAction, FlowKind, Outcome, Program, Verdict};
 /// The result of [`Program::explain`]: what happens to one received packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Explanation {
-    /// The flow that the packet matches, an index into `Program::flows`; `None`: the device leaves it to the kernel.
+    /// The flow that the packet matches, an index into `Program::flows`; `None`: the device leaves it to the
+    /// kernel.
     pub flow: Option<usize>,
     /// The rule of this flow; without a flow, the rule that leaves the packet to the kernel, or `default`.
     pub rule: RuleId,
@@ -35,7 +36,8 @@ pub struct Explanation {
 }
 
 impl Explanation {
-    /// Whether the policy leaves the packet to the host but a worker receives it and cannot return it: the host loses it.
+    /// Whether the policy leaves the packet to the host but a worker receives it and cannot return it: the
+    /// host loses it.
     #[must_use]
     pub fn is_lost_exception(&self) -> bool {
         self.outcome.verdict == Verdict::Kernel && self.queue.is_some() && !self.returned
@@ -55,7 +57,8 @@ pub struct Copied {
     pub flow: usize,
     /// The rule of this flow.
     pub rule: RuleId,
-    /// The class of the copy. That of a sniffer's copy, which has no flow tag, is the program's untagged class.
+    /// The class of the copy. That of a sniffer's copy, which has no flow tag, is the program's untagged
+    /// class.
     pub class: Option<ClassId>,
     /// The RSS queue pair.
     pub queue: QueueId,
@@ -68,7 +71,8 @@ pub struct Copied {
 /// The result of [`Program::explain_sent`]: what happens to one packet that the host sends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SentExplanation {
-    /// The egress flow that decides and counts, an index into `Program::flows`; `None`: no egress rule matches.
+    /// The egress flow that decides and counts, an index into `Program::flows`; `None`: no egress rule
+    /// matches.
     pub flow: Option<usize>,
     /// The rule of this flow.
     pub rule: Option<RuleId>,
@@ -197,7 +201,8 @@ impl Program {
     }
 }
 
-/// The definition: the exclusive or, over every set bit of the input, of the 32 key bits from that position on.
+/// The definition: the exclusive or, over every set bit of the input, of the 32 key bits from that position
+/// on.
 fn toeplitz(key: &RssKey, input: &[u8]) -> u32 {
     let key_bit = |bit: usize| u32::from(key.0.get(bit / 8).map_or(0, |byte| byte >> (7 - bit % 8) & 1));
     let window = |start: usize| (start..start + 32).fold(0, |bits, bit| bits << 1 | key_bit(bit));

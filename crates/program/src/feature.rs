@@ -1,5 +1,6 @@
-//! The features of flows that a device may refuse, and the errors that it refuses them with. They are part of a program
-//! because each rule records why a worker has to decide it; `device-model` lists what each device refuses.
+//! The features of flows that a device may refuse, and the errors that it refuses them with. They are part of
+//! a program because each rule records why a worker has to decide it; `device-model` lists what each device
+//! refuses.
 
 use std::fmt;
 
@@ -156,7 +157,8 @@ impl Feature {
         Self::HashSpi,
     ];
 
-    /// The feature that a condition on a field of an IP spec needs; not for the protocol, which other specs imply.
+    /// The feature that a condition on a field of an IP spec needs; not for the protocol, which other specs
+    /// imply.
     #[must_use]
     pub const fn of_ip_field(field: Field, is_ipv6: bool) -> Option<Self> {
         match field {

@@ -1,5 +1,5 @@
-//! The packets of a flow as a [`Match`], for the analysis: it compares flows, which are values under masks, with the
-//! matches of a policy, which are sets of values. Never used on the packet path.
+//! The packets of a flow as a [`Match`], for the analysis: it compares flows, which are values under masks,
+//! with the matches of a policy, which are sets of values. Never used on the packet path.
 
 use flow_spec::{FlowSpec, MaskedField, SpecKind};
 use packet::cube::{MPLS_TOP, VLAN_TCI};
@@ -17,8 +17,8 @@ const MAX_RANGES: u32 = 1 << 15;
 pub struct FlowPackets {
     /// A match that holds for all of them.
     pub matches: Match,
-    /// Whether it holds for no others. Flows that the compiler makes are exact; a mask with more than 32,768 ranges, or
-    /// a bit that has no key in the language, is not.
+    /// Whether it holds for no others. Flows that the compiler makes are exact; a mask with more than 32,768
+    /// ranges, or a bit that has no key in the language, is not.
     pub is_exact: bool,
 }
 
@@ -35,8 +35,8 @@ impl Flow {
 }
 
 impl FlowPackets {
-    /// Adds the conditions of a spec: its header, then its masked fields. Each is independent of the others, so that the
-    /// match of all is exact if each condition is.
+    /// Adds the conditions of a spec: its header, then its masked fields. Each is independent of the others,
+    /// so that the match of all is exact if each condition is.
     fn add(&mut self, spec: &FlowSpec, inside: bool) {
         let kind = spec.kind();
         let is_of_tunnel =
@@ -150,8 +150,8 @@ fn narrow(matches: &mut Match, field: Field, set: RangeSet<u32>) {
     matches.set(field, set);
 }
 
-/// The values that agree with `value` in the bits of `mask`, as ranges: the bits below the lowest of the mask are free in
-/// each range, and every combination of the free bits above it is a range of its own.
+/// The values that agree with `value` in the bits of `mask`, as ranges: the bits below the lowest of the mask
+/// are free in each range, and every combination of the free bits above it is a range of its own.
 fn ranges(value: u128, mask: u128, bits: u32) -> Option<Vec<(u128, u128)>> {
     let low = mask.trailing_zeros().min(bits);
     let free: Vec<u32> = (low..bits).filter(|bit| mask >> bit & 1 == 0).collect();
@@ -269,7 +269,8 @@ mod tests {
                 );
             }
         }
-        // The drop eligible indicator has no key; a mask of the last bits of an address means too many ranges.
+        // The drop eligible indicator has no key; a mask of the last bits of an address means too many
+        // ranges.
         assert_eq!(exact, specs().len() - 4, "{exact}");
     }
 

@@ -1,5 +1,5 @@
-//! The ids by which the parts of a program refer to each other. Each is an index into the vector of the same name in
-//! `Program`, except [`WorkerId`], which the settings define.
+//! The ids by which the parts of a program refer to each other. Each is an index into the vector of the same
+//! name in `Program`, except [`WorkerId`], which the settings define.
 
 use std::fmt;
 

@@ -1,9 +1,10 @@
 //! What a device and its workers run, as plain data: ids, flow specs, flows, queues, groups, classes and
 //! predicates. The compiler makes a [`Program`], `control` installs it on a device, workers run its classes.
 //!
-//! A program does not refer to the policy's text, and the crate opens no device and reads no file. [`Program::explain`]
-//! gives what a program does with one packet. The sets and matches that the language shares with predicates ([`RangeSet`],
-//! [`ByteSet`], [`Match`]) are here because this is the lowest crate that needs them.
+//! A program does not refer to the policy's text, and the crate opens no device and reads no file.
+//! [`Program::explain`] gives what a program does with one packet. The sets and matches that the language
+//! shares with predicates ([`RangeSet`], [`ByteSet`], [`Match`]) are here because this is the lowest crate
+//! that needs them.
 //!
 //! ```
 //! use packet::{Field, FlowKey, build::FrameBuilder};

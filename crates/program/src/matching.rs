@@ -1,5 +1,6 @@
-//! The match of a rule: for each field, the set of values that a packet may have. The parser of the language makes it; the
-//! compiler, [`Predicate`](crate::Predicate) and the analysis read it. It does not depend on a device.
+//! The match of a rule: for each field, the set of values that a packet may have. The parser of the language
+//! makes it; the compiler, [`Predicate`](crate::Predicate) and the analysis read it. It does not depend on a
+//! device.
 
 use std::net::IpAddr;
 
@@ -28,8 +29,9 @@ pub struct Match {
     pub src: Option<Addresses>,
     /// Destination address.
     pub dst: Option<Addresses>,
-    /// Whether TCP and UDP packets whose ports cannot be read (later fragments, truncated headers) match whatever the
-    /// conditions on ports are. Set by the parser for rules that leave packets to the kernel; see [`Match::may_ignore_ports`].
+    /// Whether TCP and UDP packets whose ports cannot be read (later fragments, truncated headers) match
+    /// whatever the conditions on ports are. Set by the parser for rules that leave packets to the kernel;
+    /// see [`Match::may_ignore_ports`].
     pub or_no_ports: bool,
     /// Fragmentation of an IP packet.
     pub fragment: Option<Fragments>,
@@ -42,8 +44,8 @@ pub struct Match {
     pub inner: Option<Box<Match>>,
 }
 
-/// Conditions on fields that are numbers, sorted by field. Read and changed through the methods of [`Match`]; public
-/// only so that matches can be written with `..Match::default()`.
+/// Conditions on fields that are numbers, sorted by field. Read and changed through the methods of [`Match`];
+/// public only so that matches can be written with `..Match::default()`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FieldValues(Vec<(Field, RangeSet<u32>)>);
 
@@ -204,8 +206,8 @@ impl Match {
         self.needs(Header::is_transport)
     }
 
-    /// Whether conditions on ports are the only ones that need a readable TCP or UDP header, and no condition on
-    /// fragments decides about packets without one.
+    /// Whether conditions on ports are the only ones that need a readable TCP or UDP header, and no condition
+    /// on fragments decides about packets without one.
     #[must_use]
     pub fn may_ignore_ports(&self) -> bool {
         self.needs(Header::has_ports)
@@ -214,8 +216,8 @@ impl Match {
             && !self.needs_tunnel()
     }
 
-    /// The part of an [`or_no_ports`](Self::or_no_ports) match for packets whose ports cannot be read: the same match
-    /// without ports, of TCP and UDP packets; `None` if no packet can match it.
+    /// The part of an [`or_no_ports`](Self::or_no_ports) match for packets whose ports cannot be read: the
+    /// same match without ports, of TCP and UDP packets; `None` if no packet can match it.
     #[must_use]
     pub fn no_ports(&self) -> Option<Self> {
         let transports = RangeSet::of(vec![(TCP, TCP), (UDP, UDP)]);
@@ -248,7 +250,8 @@ impl Match {
             || self.fragment.is_some()
     }
 
-    /// Whether a condition is on a tunnel header or the packet inside, which takes a [`DeepKey`](packet::DeepKey).
+    /// Whether a condition is on a tunnel header or the packet inside, which takes a
+    /// [`DeepKey`](packet::DeepKey).
     #[must_use]
     pub fn needs_tunnel(&self) -> bool {
         self.needs(Header::is_tunnel) || self.mpls.is_some() || self.inner.is_some()

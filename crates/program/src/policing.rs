@@ -1,8 +1,8 @@
-//! How many packets of a rule workers let through to its sinks: one in N, and at most so many per second. Each worker
-//! decides it for the packets that it receives. A limit is divided among the N workers of the rule, in proportion to the
-//! entries that they have in the indirection table, so that they together let no more through. A worker of another group
-//! that receives packets of the rule by a flow of a hybrid rule has 1/N of the limit in addition: with F such workers,
-//! limit × (1 + F/N) is the most that all let through.
+//! How many packets of a rule workers let through to its sinks: one in N, and at most so many per second.
+//! Each worker decides it for the packets that it receives. A limit is divided among the N workers of the
+//! rule, in proportion to the entries that they have in the indirection table, so that they together let no
+//! more through. A worker of another group that receives packets of the rule by a flow of a hybrid rule has
+//! 1/N of the limit in addition: with F such workers, limit × (1 + F/N) is the most that all let through.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -66,8 +66,8 @@ pub struct RateLimit {
 impl RateLimit {
     /// The rates and bursts that there are.
     pub const PACKETS: RangeInclusive<u32> = 1..=1_000_000_000;
-    /// A burst is at most what the rate lets through in 208 days: workers count time in parts of nanoseconds, of which `u64` has
-    /// room for so many.
+    /// A burst is at most what the rate lets through in 208 days: workers count time in parts of nanoseconds,
+    /// of which `u64` has room for so many.
     pub const LONGEST_BURST_SECONDS: u64 = 208 * 24 * 3600;
     /// The burst of a low rate that has none of its own.
     const LEAST_BURST: u32 = 64;
@@ -159,8 +159,8 @@ impl PolicedRule<'_> {
         workers.into_iter().map(|worker| (worker, self.share(worker))).collect()
     }
 
-    /// The share of a worker. A worker that is none of the rule's can receive packets of it by a flow of a hybrid rule of
-    /// another group; it has, beside the others, the share of an average one.
+    /// The share of a worker. A worker that is none of the rule's can receive packets of it by a flow of a
+    /// hybrid rule of another group; it has, beside the others, the share of an average one.
     #[must_use]
     pub fn share(&self, worker: WorkerId) -> LimitShare {
         let own = self.table.iter().filter(|other| **other == worker).count();

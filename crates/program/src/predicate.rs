@@ -1,9 +1,9 @@
-//! A match in the form that software evaluates: workers run it for classes that the device cannot decide alone, and
-//! `explain` prints it. The compiler builds it once per rule; evaluating it never allocates.
+//! A match in the form that software evaluates: workers run it for classes that the device cannot decide
+//! alone, and `explain` prints it. The compiler builds it once per rule; evaluating it never allocates.
 //!
-//! A predicate holds exactly for the packets that its match describes: every condition of the match is a test, and a
-//! header that a condition needs is a test of the packet's layers. That matters because a field that a packet lacks
-//! reads as 0, which a set of values may contain.
+//! A predicate holds exactly for the packets that its match describes: every condition of the match is a
+//! test, and a header that a condition needs is a test of the packet's layers. That matters because a field
+//! that a packet lacks reads as 0, which a set of values may contain.
 
 use std::sync::Arc;
 
@@ -40,7 +40,8 @@ enum Test {
     Lacks(Layers),
     Fragment(Fragments),
     Value(Field, Values),
-    /// The fields of protocol and ports, and sets of ports: these, or a TCP or UDP packet whose ports cannot be read.
+    /// The fields of protocol and ports, and sets of ports: these, or a TCP or UDP packet whose ports cannot
+    /// be read.
     PortsIfAny([Field; 3], Box<[Option<RangeSet<u32>>; 2]>),
     Mac(Field, Box<Macs>),
     Src(Box<Addresses>),
@@ -155,7 +156,8 @@ impl Predicate {
             && self.inner.iter().all(|test| test.passes(&key.tunnel.inner))
     }
 
-    /// Whether there is a test of the tunnel, so that only [`matches_deep`](Self::matches_deep) gives the answer.
+    /// Whether there is a test of the tunnel, so that only [`matches_deep`](Self::matches_deep) gives the
+    /// answer.
     #[must_use]
     #[inline]
     pub fn needs_tunnel(&self) -> bool {
@@ -191,8 +193,8 @@ impl Predicate {
         outlined
     }
 
-    /// The questions that can be asked of a packet before it is compared, each with the values of packets that pass, and
-    /// maybe of others.
+    /// The questions that can be asked of a packet before it is compared, each with the values of packets
+    /// that pass, and maybe of others.
     pub(crate) fn ranges(&self) -> impl Iterator<Item = (Question, Ranges)> {
         let outer = self.outer.iter().filter_map(Test::ranges);
         let inner = self.inner.iter().filter_map(Test::ranges);
@@ -346,8 +348,8 @@ impl Test {
 
     #[inline]
     fn passes(&self, key: &FlowKey) -> bool {
-        // Most tests are of this kind. A branch of its own is predicted better than a jump table with the rest: six
-        // tests take 13.4 ns instead of 17.2.
+        // Most tests are of this kind. A branch of its own is predicted better than a jump table with the
+        // rest: six tests take 13.4 ns instead of 17.2.
         if let Self::Value(field, values) = self {
             return values.contains(field.in_packet(key));
         }

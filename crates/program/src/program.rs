@@ -1,6 +1,6 @@
-//! What a device and its workers run: flows, groups, queues and classes, all plain data. The compiler makes it, `control`
-//! installs it on a device, workers run its classes. It does not refer to the policy's text, and equal policies give
-//! equal programs.
+//! What a device and its workers run: flows, groups, queues and classes, all plain data. The compiler makes
+//! it, `control` installs it on a device, workers run its classes. It does not refer to the policy's text,
+//! and equal policies give equal programs.
 
 use std::net::Ipv4Addr;
 
@@ -17,11 +17,12 @@ use crate::undecided::UndecidedKey;
 
 /// The name of the pseudo rule for unmatched packets, the policy's `default`.
 pub const DEFAULT_RULE: &str = "default";
-/// The name under which the counters of rules that are no longer in the policy are summed. No rule can have it, because
-/// names have no brackets.
+/// The name under which the counters of rules that are no longer in the policy are summed. No rule can have
+/// it, because names have no brackets.
 pub const RETIRED_RULES: &str = "(retired rules)";
 
-/// The most rules of one policy. With one class per rule, classes stay far below [`CLASSES_MAX`](crate::CLASSES_MAX).
+/// The most rules of one policy. With one class per rule, classes stay far below
+/// [`CLASSES_MAX`](crate::CLASSES_MAX).
 pub const MAX_RULES: usize = 65_536;
 
 /// A compiled policy. Every id is an index into the vector of the same name.
@@ -40,10 +41,11 @@ pub struct Program {
     /// The classes, by the number in the flow tag. `None` is a class of the previous program only: a
     /// rule that stays keeps its class, and a class is not used for another rule in the very next program.
     pub classes: Vec<Option<Class>>,
-    /// The class of packets without a flow tag: all packets on a device without tags, otherwise the copies of sniffers.
+    /// The class of packets without a flow tag: all packets on a device without tags, otherwise the copies of
+    /// sniffers.
     pub untagged: Option<ClassId>,
-    /// The rules that leave packets to the host and need no flow for it. A packet that matches no flow belongs to the
-    /// first of them that matches it.
+    /// The rules that leave packets to the host and need no flow for it. A packet that matches no flow
+    /// belongs to the first of them that matches it.
     pub exceptions: Vec<Exception>,
     /// The verdict for unmatched packets.
     pub default: Verdict,
@@ -85,7 +87,8 @@ pub struct Exception {
     pub outcome: Outcome,
     /// The later rules whose flows were split to exclude its packets; the default counts as one.
     pub left_out_of: Vec<RuleId>,
-    /// How many more pieces they were split into; each piece is a flow for every hash variant that it overlaps.
+    /// How many more pieces they were split into; each piece is a flow for every hash variant that it
+    /// overlaps.
     pub pieces: u32,
 }
 
@@ -117,7 +120,8 @@ pub struct Group {
     pub symmetric: bool,
 }
 
-/// Which packets a queue pair receives; some devices accept the hash fields of only one kind of packet per queue pair.
+/// Which packets a queue pair receives; some devices accept the hash fields of only one kind of packet per
+/// queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum HashVariant {
@@ -193,10 +197,11 @@ pub enum FlowKind {
     /// Received packets, which meet no later flow.
     #[default]
     Normal,
-    /// Copies of received packets (`IBV_FLOW_ATTR_FLAGS_DONT_TRAP`); applied before other flows of its priority.
+    /// Copies of received packets (`IBV_FLOW_ATTR_FLAGS_DONT_TRAP`); applied before other flows of its
+    /// priority.
     Copy,
-    /// Copies of all packets of the port in both directions (`IBV_FLOW_ATTR_SNIFFER`). It has no specs, priority or tag,
-    /// because devices ignore them.
+    /// Copies of all packets of the port in both directions (`IBV_FLOW_ATTR_SNIFFER`). It has no specs,
+    /// priority or tag, because devices ignore them.
     Sniffer,
     /// Packets that the host sends (`IBV_FLOW_ATTR_FLAGS_EGRESS`).
     Egress,
@@ -215,9 +220,9 @@ impl Flow {
         (self.kind, self.inner_from, self.specs.iter().map(FlowSpec::shape).collect())
     }
 
-    /// Whether it takes packets and matches multicast only, as mlx5 decides it (Linux drivers/infiniband/hw/mlx5/fs.c,
-    /// `flow_is_multicast_only`): by the first spec, of an Ethernet address by value and mask, of an IPv4 address by the
-    /// value; never by a spec of the packet inside.
+    /// Whether it takes packets and matches multicast only, as mlx5 decides it (Linux
+    /// drivers/infiniband/hw/mlx5/fs.c, `flow_is_multicast_only`): by the first spec, of an Ethernet address
+    /// by value and mask, of an IPv4 address by the value; never by a spec of the packet inside.
     #[must_use]
     pub fn is_multicast_only(&self) -> bool {
         let is_multicast = match self.specs.first() {
@@ -246,8 +251,8 @@ pub enum Verdict {
     Drop,
     /// Leave it to the host's network stack.
     Kernel,
-    /// Discard it: it is a copy of a packet that the copy rule does not match, made because the device matches a superset
-    /// of the rule. The packet itself has a verdict of its own.
+    /// Discard it: it is a copy of a packet that the copy rule does not match, made because the device
+    /// matches a superset of the rule. The packet itself has a verdict of its own.
     Filtered,
 }
 
@@ -274,7 +279,8 @@ pub struct Class {
 pub enum Decide {
     /// The device has decided.
     Exact(Outcome),
-    /// The device matches a superset of the rule: the first step that matches decides, else the outcome beside them.
+    /// The device matches a superset of the rule: the first step that matches decides, else the outcome
+    /// beside them.
     Software(Steps, Outcome),
 }
 
@@ -290,8 +296,8 @@ pub struct Step {
 }
 
 impl Class {
-    /// The outcome for a packet of which only the outer headers are parsed. Does not allocate; an exact class does not
-    /// read `key`.
+    /// The outcome for a packet of which only the outer headers are parsed. Does not allocate; an exact class
+    /// does not read `key`.
     #[must_use]
     #[inline]
     pub fn resolve(&self, key: &FlowKey) -> Outcome {
@@ -321,7 +327,8 @@ impl Class {
         matches!(self.decide, Decide::Exact(_))
     }
 
-    /// Whether the outcome takes [`resolve_deep`](Self::resolve_deep). It looks at every step: not for the packet path.
+    /// Whether the outcome takes [`resolve_deep`](Self::resolve_deep). It looks at every step: not for the
+    /// packet path.
     #[must_use]
     pub fn needs_tunnel(&self) -> bool {
         match &self.decide {

@@ -1,6 +1,6 @@
-//! Sets of numbers (ports, VLAN ids, protocols, addresses) as sorted, merged, inclusive ranges, and their covers by
-//! prefixes, which is what devices match. Equal sets are equal values however they were written, so that equal
-//! policies give equal programs.
+//! Sets of numbers (ports, VLAN ids, protocols, addresses) as sorted, merged, inclusive ranges, and their
+//! covers by prefixes, which is what devices match. Equal sets are equal values however they were written, so
+//! that equal policies give equal programs.
 
 use std::fmt;
 
@@ -47,8 +47,8 @@ impl<T: Word> RangeSet<T> {
     #[must_use]
     pub fn of(mut ranges: Vec<(T, T)>) -> Self {
         ranges.retain(|(low, high)| low <= high);
-        // In rising order of `low`, a range overlaps or touches the union of those before it exactly if it overlaps or
-        // touches the last merged range, which has the highest end of all.
+        // In rising order of `low`, a range overlaps or touches the union of those before it exactly if it
+        // overlaps or touches the last merged range, which has the highest end of all.
         ranges.sort_unstable();
         let mut merged: Vec<(T, T)> = Vec::with_capacity(ranges.len());
         for (low, high) in ranges {
@@ -101,7 +101,8 @@ impl<T: Word> RangeSet<T> {
             if low <= high {
                 common.push((low, high));
             }
-            // The range that ends first meets no later range of the other set, since those begin after its end.
+            // The range that ends first meets no later range of the other set, since those begin after its
+            // end.
             if b < d {
                 left.next()
             } else {
@@ -146,10 +147,11 @@ impl<T: Word> RangeSet<T> {
         }
     }
 
-    /// The fewest prefixes, as (value, mask) over the low `bits` bits, that cover the set exactly, in rising order.
+    /// The fewest prefixes, as (value, mask) over the low `bits` bits, that cover the set exactly, in rising
+    /// order.
     ///
-    /// The fewest, because ranges do not touch: no prefix covers numbers of two of them, so each range is covered for
-    /// itself.
+    /// The fewest, because ranges do not touch: no prefix covers numbers of two of them, so each range is
+    /// covered for itself.
     #[must_use]
     pub fn prefixes(&self, bits: u32) -> Vec<(T, T)> {
         let mut cover = Vec::new();
@@ -162,11 +164,12 @@ impl<T: Word> RangeSet<T> {
     }
 }
 
-/// Splits `low..=high` into aligned blocks whose sizes are powers of two, from below, each as large as possible.
+/// Splits `low..=high` into aligned blocks whose sizes are powers of two, from below, each as large as
+/// possible.
 ///
-/// No cover has fewer blocks: in any cover the block with `low` begins at `low`, and the block taken here is the largest
-/// of those, so it contains that one. Blocks are nested or disjoint, so the others of that cover that are not inside it
-/// cover exactly what is left of the range, to which the argument applies again.
+/// No cover has fewer blocks: in any cover the block with `low` begins at `low`, and the block taken here is
+/// the largest of those, so it contains that one. Blocks are nested or disjoint, so the others of that cover
+/// that are not inside it cover exactly what is left of the range, to which the argument applies again.
 fn split(low: u128, high: u128, bits: u32, emit: &mut dyn FnMut(u128, u128)) {
     // All ones below the given bit; 128 ones for bit 128.
     let ones = |bit: u32| u128::MAX.checked_shr(u128::BITS - bit).unwrap_or(0);

@@ -1,5 +1,5 @@
-//! Where delivered packets go: the sinks of a policy with their options, as plain data. `policy` reads them, `worker`
-//! opens them.
+//! Where delivered packets go: the sinks of a policy with their options, as plain data. `policy` reads them,
+//! `worker` opens them.
 
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
@@ -139,7 +139,8 @@ pub struct CaptureSink {
     pub file_bytes: u64,
     /// The age in seconds at which the next file is begun; 0: none.
     pub file_seconds: u32,
-    /// The most octets of all files together; at least twice `file_bytes`. The oldest file is deleted for a new one.
+    /// The most octets of all files together; at least twice `file_bytes`. The oldest file is deleted for a
+    /// new one.
     pub disk_bytes: u64,
     /// The size of each worker's ring.
     pub ring_bytes: u32,
@@ -272,8 +273,8 @@ pub enum ForwardMode {
     /// Sends them as they are.
     #[default]
     Forward,
-    /// Sends them back: the addresses of Ethernet and IP and the ports of TCP and UDP are exchanged, and echo requests
-    /// become replies.
+    /// Sends them back: the addresses of Ethernet and IP and the ports of TCP and UDP are exchanged, and echo
+    /// requests become replies.
     Reflect,
 }
 

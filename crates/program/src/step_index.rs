@@ -1,19 +1,21 @@
 //! An index of steps, so that a packet is compared with few of them however many there are.
 //!
-//! The index is a tree. A node divides the values of one field into parts, and each part has the steps that a packet
-//! with such a value can match; a leaf is a short list of steps. The right result is the first step that matches:
-//! - The field of a node is one that steps test. A packet that passes the test of a step has a value in the step's
-//!   ranges, so the step is in the part of the value, and by induction in the leaf that the packet is led to. A step
-//!   that would be in too many parts, such as one without a test of the field, is in every part or in a subtree of its
-//!   own, which is searched as well.
-//! - Leaves keep the order of the steps. [`Outline`] excludes only steps that cannot match, and what remains is compared
-//!   as a whole. So the index leaves out only steps that cannot match.
+//! The index is a tree. A node divides the values of one field into parts, and each part has the steps that a
+//! packet with such a value can match; a leaf is a short list of steps. The right result is the first step
+//! that matches:
+//! - The field of a node is one that steps test. A packet that passes the test of a step has a value in the
+//!   step's ranges, so the step is in the part of the value, and by induction in the leaf that the packet is
+//!   led to. A step that would be in too many parts, such as one without a test of the field, is in every
+//!   part or in a subtree of its own, which is searched as well.
+//! - Leaves keep the order of the steps. [`Outline`] excludes only steps that cannot match, and what remains
+//!   is compared as a whole. So the index leaves out only steps that cannot match.
 //!
-//! Values are aligned to the left, whatever the width of their field: where ranges begin at multiples of a large power
-//! of two, as prefixes and ports do, nodes compare 32 bits only.
+//! Values are aligned to the left, whatever the width of their field: where ranges begin at multiples of a
+//! large power of two, as prefixes and ports do, nodes compare 32 bits only.
 //!
-//! One index serves all classes that take their steps from one list: a step that a class does not have is passed over.
-//! Built when a program is published, with memory in proportion to the number of steps; a search does not allocate.
+//! One index serves all classes that take their steps from one list: a step that a class does not have is
+//! passed over. Built when a program is published, with memory in proportion to the number of steps; a search
+//! does not allocate.
 
 mod build;
 mod outline;
@@ -108,11 +110,12 @@ enum Node {
     Both { one: Child, other: Child, first: u32 },
 }
 
-/// Where the first values of parts are, except that of the first part; all are zero beyond so many bits from the left.
+/// Where the first values of parts are, except that of the first part; all are zero beyond so many bits from
+/// the left.
 #[derive(Clone, Copy, Debug)]
 enum Starts {
-    /// In `words`, after the guide: the number of starts that are below each value of the first `bits` bits, and that of
-    /// all.
+    /// In `words`, after the guide: the number of starts that are below each value of the first `bits` bits,
+    /// and that of all.
     Words {
         guide: u32,
         bits: u32,
@@ -146,8 +149,9 @@ pub struct ClassIndex {
 }
 
 impl ClassIndex {
-    /// The index of a class, which it shares with the other classes of its list; `None` if it has so few steps that
-    /// comparing the packet with all of them is as fast. The first call for a list makes its index.
+    /// The index of a class, which it shares with the other classes of its list; `None` if it has so few
+    /// steps that comparing the packet with all of them is as fast. The first call for a list makes its
+    /// index.
     #[must_use]
     pub fn of(class: &Class) -> Option<Self> {
         let Decide::Software(steps, _) = &class.decide else { return None };

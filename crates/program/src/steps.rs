@@ -1,5 +1,6 @@
-//! The rules that the packets of a software class are compared with. All classes of a program take them from one list,
-//! so that the list and its index are in memory once. A class stores the places of its steps in the list.
+//! The rules that the packets of a software class are compared with. All classes of a program take them from
+//! one list, so that the list and its index are in memory once. A class stores the places of its steps in the
+//! list.
 
 use std::sync::{Arc, OnceLock};
 

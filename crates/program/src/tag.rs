@@ -1,7 +1,8 @@
-//! The layout of a flow tag: bits 0 to 21 are the class plus 1, bit 22 is the band, bit 23 is 0. `control` writes tags
-//! into flows, workers read them from completions. The tags of two programs can be in use at once, one per band, so
-//! that a packet in flight while the program changes is handled by the program that tagged it. No tag is 0, because
-//! devices report 0 for a flow without a tag (ibv_wc_read_flow_tag in ibv_create_cq_ex(3)).
+//! The layout of a flow tag: bits 0 to 21 are the class plus 1, bit 22 is the band, bit 23 is 0. `control`
+//! writes tags into flows, workers read them from completions. The tags of two programs can be in use at
+//! once, one per band, so that a packet in flight while the program changes is handled by the program that
+//! tagged it. No tag is 0, because devices report 0 for a flow without a tag (ibv_wc_read_flow_tag in
+//! ibv_create_cq_ex(3)).
 
 use std::fmt;
 
@@ -11,15 +12,17 @@ use crate::ids::ClassId;
 const CLASS_BITS: u32 = 22;
 /// The bits of a tag: a class and a band.
 pub const TAG_BITS: u32 = CLASS_BITS + 1;
-/// The most classes of a program. The largest tag, with the band, is below 2^23 and so not among the last 16 of the 2^24
-/// values that devices offer, which DPDK reserves.
+/// The most classes of a program. The largest tag, with the band, is below 2^23 and so not among the last 16
+/// of the 2^24 values that devices offer, which DPDK reserves.
 pub const CLASSES_MAX: u32 = CLASS_MASK;
 const CLASS_MASK: u32 = (1 << CLASS_BITS) - 1;
 
-/// The half of a device's flow tags and priorities that a program uses; two programs can be on a device at once.
+/// The half of a device's flow tags and priorities that a program uses; two programs can be on a device at
+/// once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Band {
-    /// The half of the priorities with the higher precedence (the lower numbers); the band bit of tags is clear.
+    /// The half of the priorities with the higher precedence (the lower numbers); the band bit of tags is
+    /// clear.
     A,
     /// The other half; the band bit of tags is set.
     B,
@@ -73,8 +76,9 @@ impl ClassTag {
         Some((self.class.0 + 1) | (self.band as u32) << CLASS_BITS)
     }
 
-    /// The indices of the band and of the class in a number from the device, for tables in which both are looked up with
-    /// their bounds. For a number that [`encode`](Self::encode) does not give, one of them is beyond every table.
+    /// The indices of the band and of the class in a number from the device, for tables in which both are
+    /// looked up with their bounds. For a number that [`encode`](Self::encode) does not give, one of them is
+    /// beyond every table.
     #[must_use]
     #[inline]
     pub const fn indices(tag: u32) -> (usize, usize) {

@@ -1,5 +1,5 @@
-//! The reasons why a device does not decide a key of a match, with their texts. The compiler records them for reports;
-//! nothing else depends on them.
+//! The reasons why a device does not decide a key of a match, with their texts. The compiler records them for
+//! reports; nothing else depends on them.
 
 use crate::feature::{Errno, Feature};
 use crate::ids::RuleId;
@@ -66,7 +66,8 @@ pub enum UndecidedReason {
 pub enum Inseparable {
     /// The device does not match them exactly.
     Inexact,
-    /// The later rule also matches packets without this header, and the absence of a header cannot be matched.
+    /// The later rule also matches packets without this header, and the absence of a header cannot be
+    /// matched.
     Header {
         /// An IP header.
         ip: bool,

@@ -1,7 +1,8 @@
 //! Opens and reads regular files that a user names.
 //!
-//! Directories, devices, FIFOs and sockets are refused: reading a device may never end, and opening a FIFO waits for its
-//! other end. A file is read up to a bound, which holds while it is read, because it may grow. Symbolic links are followed.
+//! Directories, devices, FIFOs and sockets are refused: reading a device may never end, and opening a FIFO
+//! waits for its other end. A file is read up to a bound, which holds while it is read, because it may grow.
+//! Symbolic links are followed.
 //!
 //! ```
 //! let folder = tempfile::tempdir()?;
@@ -54,7 +55,8 @@ pub fn open(path: &Path) -> Result<File, Error> {
     open_with(path, OFlags::RDONLY)
 }
 
-/// Opens a file for writing, without its old contents; it is created if it does not exist, with mode 0666 less the umask.
+/// Opens a file for writing, without its old contents; it is created if it does not exist, with mode 0666
+/// less the umask.
 ///
 /// # Errors
 /// As [`open`].
@@ -89,7 +91,8 @@ fn open_with(path: &Path, flags: OFlags) -> Result<File, Error> {
         Err(error) if error.kind() == io::ErrorKind::NotFound && flags.contains(OFlags::CREATE) => {}
         Err(error) => return Err(error.into()),
     }
-    // The file may have been replaced since, and without NONBLOCK opening a FIFO waits for its other end (open(2)).
+    // The file may have been replaced since, and without NONBLOCK opening a FIFO waits for its other end
+    // (open(2)).
     let flags = flags | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
     let file = rustix::fs::open(path, flags, Mode::from_raw_mode(0o666)).map_err(io::Error::from)?;
     let file = File::from(file);

@@ -1,8 +1,8 @@
 //! The control channel: a unix socket of whole messages (SOCK_SEQPACKET), each with at most one file.
 //!
-//! Nothing here blocks. Files that arrive, and the sockets themselves, are closed by a [`Closer`]. All files of a message
-//! are received, because the kernel would close those without room in the calling thread (unix(7), MSG_CTRUNC); a
-//! message with more than one is invalid.
+//! Nothing here blocks. Files that arrive, and the sockets themselves, are closed by a [`Closer`]. All files
+//! of a message are received, because the kernel would close those without room in the calling thread
+//! (unix(7), MSG_CTRUNC); a message with more than one is invalid.
 
 use std::fmt;
 use std::mem::{MaybeUninit, size_of};
@@ -244,9 +244,9 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens at `path` with these permissions of the file. A socket file that nobody listens on is replaced, and so is
-    /// that of another listener of this process, which then gets no further connections. `closer` closes what comes from
-    /// clients.
+    /// Listens at `path` with these permissions of the file. A socket file that nobody listens on is
+    /// replaced, and so is that of another listener of this process, which then gets no further connections.
+    /// `closer` closes what comes from clients.
     ///
     /// # Errors
     /// The path is in use, or a system call failed.
@@ -281,8 +281,8 @@ impl Listener {
     /// The next connection that waits. None while the [`Closer`] is busy.
     ///
     /// # Errors
-    /// The errno of accept(2). With EMFILE, ENFILE, ENOBUFS and ENOMEM the connection keeps waiting and poll(2) reports
-    /// it, so the caller should pause.
+    /// The errno of accept(2). With EMFILE, ENFILE, ENOBUFS and ENOMEM the connection keeps waiting and
+    /// poll(2) reports it, so the caller should pause.
     pub fn accept(&self) -> rustix::io::Result<Option<Channel>> {
         if self.socket.closer().is_some_and(Closer::is_busy) {
             return Ok(None);

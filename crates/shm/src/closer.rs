@@ -1,10 +1,12 @@
 //! Closes files that came from another process, on a thread of its own.
 //!
-//! close(2) of a file waits as long as its kind wants: a TCP socket with SO_LINGER until its data is sent (socket(7)), a
-//! file of FUSE until its server answers. Another process chooses the kind, so whoever receives files must not close
-//! them itself. The same holds for the unix socket: closing it releases the files of its unread messages (unix(7)).
+//! close(2) of a file waits as long as its kind wants: a TCP socket with SO_LINGER until its data is sent
+//! (socket(7)), a file of FUSE until its server answers. Another process chooses the kind, so whoever
+//! receives files must not close them itself. The same holds for the unix socket: closing it releases the
+//! files of its unread messages (unix(7)).
 //!
-//! No other thread waits for this one: it ends after the last [`Closer`] is dropped and the last file is closed.
+//! No other thread waits for this one: it ends after the last [`Closer`] is dropped and the last file is
+//! closed.
 
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd};
@@ -14,7 +16,8 @@ use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 
 /// Files that wait to be closed. More are left open.
 const WAITING_MAX: usize = 1024;
-/// From here on nothing is accepted and received, so that the files of the clients that exist still have a place.
+/// From here on nothing is accepted and received, so that the files of the clients that exist still have a
+/// place.
 const WAITING_BUSY: usize = 64;
 
 /// The thread that closes files.
@@ -73,7 +76,8 @@ impl Closer {
     }
 }
 
-/// A file whose close may wait. Dropping it passes it to its [`Closer`]; one without closer is closed at once.
+/// A file whose close may wait. Dropping it passes it to its [`Closer`]; one without closer is closed at
+/// once.
 #[derive(Debug)]
 pub struct ForeignFile {
     file: ManuallyDrop<OwnedFd>,

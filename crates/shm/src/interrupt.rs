@@ -1,9 +1,10 @@
 //! Interrupts between processes: eventfds (eventfd(2)).
 //!
-//! A server writes to eventfds that clients created. write(2) to an eventfd waits if the counter is at its maximum and
-//! the file is not O_NONBLOCK, and the client can set both whenever it wants, so a server must not call it.
-//! [`Signaller`] lets the kernel add to the counter, as the notification of a finished asynchronous read
-//! (io_submit(2), IOCB_FLAG_RESFD). That never waits, and fails with EINVAL if the file is not an eventfd.
+//! A server writes to eventfds that clients created. write(2) to an eventfd waits if the counter is at its
+//! maximum and the file is not O_NONBLOCK, and the client can set both whenever it wants, so a server must
+//! not call it. [`Signaller`] lets the kernel add to the counter, as the notification of a finished
+//! asynchronous read (io_submit(2), IOCB_FLAG_RESFD). That never waits, and fails with EINVAL if the file is
+//! not an eventfd.
 
 use std::fs::File;
 use std::mem::MaybeUninit;
@@ -124,8 +125,9 @@ impl Signaller {
             ..Request::default()
         };
         let mut requests = [&raw mut request];
-        // SAFETY: the context is alive until `Drop`; there is one request, which reads 0 bytes and needs no buffer. A
-        // read of /dev/null is finished when the call returns, so the kernel keeps no pointer to it.
+        // SAFETY: the context is alive until `Drop`; there is one request, which reads 0 bytes and needs no
+        // buffer. A read of /dev/null is finished when the call returns, so the kernel keeps no pointer to
+        // it.
         let rc = unsafe { libc::syscall(libc::SYS_io_submit, self.context, 1, requests.as_mut_ptr()) };
         let failed = || Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::INVAL);
         let result = if rc == 1 { Ok(()) } else { Err(failed()) };
@@ -138,7 +140,8 @@ impl Signaller {
         let mut completions = [MaybeUninit::<Completion>::uninit(); REQUESTS];
         let mut timeout = libc::timespec { tv_sec: 0, tv_nsec: 0 };
         let place = completions.as_mut_ptr();
-        // SAFETY: the context is alive until `Drop`, and there is room for `REQUESTS` completions, which are not read.
+        // SAFETY: the context is alive until `Drop`, and there is room for `REQUESTS` completions, which are
+        // not read.
         let _ = unsafe {
             libc::syscall(libc::SYS_io_getevents, self.context, 0, REQUESTS, place, &raw mut timeout)
         };

@@ -1,11 +1,13 @@
 //! Memory shared with processes that are not trusted, and the memif protocol over it, in both roles.
 //!
-//! [`Memory`] is a memfd that cannot shrink. [`memif`] has the messages, the handshake and the rings. [`Channel`] and
-//! [`Listener`] are the unix socket, with the credentials of the peer; a [`Closer`] closes what comes with them; [`listen_at`]
-//! makes the file of any unix socket. [`Interrupt`] and [`Signaller`] wake processes.
+//! [`Memory`] is a memfd that cannot shrink. [`memif`] has the messages, the handshake and the rings.
+//! [`Channel`] and [`Listener`] are the unix socket, with the credentials of the peer; a [`Closer`] closes
+//! what comes with them; [`listen_at`] makes the file of any unix socket. [`Interrupt`] and [`Signaller`]
+//! wake processes.
 //!
-//! Whatever a peer writes, into memory or messages, is read once, checked and then used from the copy. Every `unsafe`
-//! block of the crate is behind a safe function that checks its arguments, so code that uses the crate needs none.
+//! Whatever a peer writes, into memory or messages, is read once, checked and then used from the copy. Every
+//! `unsafe` block of the crate is behind a safe function that checks its arguments, so code that uses the
+//! crate needs none.
 //!
 //! ```
 //! use std::time::Duration;

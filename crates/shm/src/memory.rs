@@ -2,9 +2,10 @@
 //!
 //! Invariants:
 //! - Every access is checked against the size of the mapping, and every word against its alignment.
-//! - The file is sealed against shrinking before it is mapped. Otherwise the other process could truncate it, and the
-//!   next access would raise SIGBUS.
-//! - No reference to the contents exists except to atomics, because the other process writes whenever it wants.
+//! - The file is sealed against shrinking before it is mapped. Otherwise the other process could truncate it,
+//!   and the next access would raise SIGBUS.
+//! - No reference to the contents exists except to atomics, because the other process writes whenever it
+//!   wants.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
@@ -16,8 +17,9 @@ use rustix::fs::{
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
-/// The magic number of tmpfs in statfs(2). A memfd of huge pages has another one: a page of it that was released with
-/// fallocate(2) cannot always be allocated again, and then an access raises SIGBUS although the size is sealed.
+/// The magic number of tmpfs in statfs(2). A memfd of huge pages has another one: a page of it that was
+/// released with fallocate(2) cannot always be allocated again, and then an access raises SIGBUS although the
+/// size is sealed.
 const TMPFS_MAGIC: i64 = 0x0102_1994;
 
 /// Why memory was not created or not accepted.
@@ -57,8 +59,8 @@ pub struct Memory {
     bytes: usize,
 }
 
-// SAFETY: this value owns the mapping; its contents are only accessed through atomics and raw copies, which allow
-// concurrent writes by another process.
+// SAFETY: this value owns the mapping; its contents are only accessed through atomics and raw copies, which
+// allow concurrent writes by another process.
 unsafe impl Send for Memory {}
 // SAFETY: as above.
 unsafe impl Sync for Memory {}
@@ -78,10 +80,10 @@ impl Memory {
         Ok((Self::map(&file, bytes as u64)?, file))
     }
 
-    /// Maps the first `bytes` bytes of a file that another process created, and allocates its pages, so that accesses do
-    /// not usually fault. The seal does not prevent it: the other process can release pages whenever it wants
-    /// (fallocate(2), FALLOC_FL_PUNCH_HOLE), and the next access to such a page waits until the kernel has allocated
-    /// another one. It reads zeros then, which is checked like any other contents.
+    /// Maps the first `bytes` bytes of a file that another process created, and allocates its pages, so that
+    /// accesses do not usually fault. The seal does not prevent it: the other process can release pages
+    /// whenever it wants (fallocate(2), FALLOC_FL_PUNCH_HOLE), and the next access to such a page waits until
+    /// the kernel has allocated another one. It reads zeros then, which is checked like any other contents.
     ///
     /// # Errors
     /// The file is not a memfd of normal pages, could shrink, is smaller than `bytes`, or cannot be mapped.
@@ -121,7 +123,8 @@ impl Memory {
         inside.then(|| self.base.as_ptr().wrapping_add(at))
     }
 
-    /// Returns a place as [`Memory::place`] does, for a word, which must be aligned. The mapping itself is aligned to a page.
+    /// Returns a place as [`Memory::place`] does, for a word, which must be aligned. The mapping itself is
+    /// aligned to a page.
     #[inline]
     fn word<T>(&self, at: usize) -> Option<*mut T> {
         let aligned = at.is_multiple_of(align_of::<T>());
@@ -131,8 +134,8 @@ impl Memory {
     /// The 16-bit word at offset `at`.
     #[inline]
     pub(crate) fn u16_at(&self, at: usize) -> Option<&AtomicU16> {
-        // SAFETY: `word` checked that it is inside the mapping and aligned; the mapping lives as long as `self`, and
-        // this process accesses the words of rings by atomic operations only.
+        // SAFETY: `word` checked that it is inside the mapping and aligned; the mapping lives as long as
+        // `self`, and this process accesses the words of rings by atomic operations only.
         self.word(at).map(|word| unsafe { AtomicU16::from_ptr(word) })
     }
 
@@ -155,20 +158,22 @@ impl Memory {
     #[must_use]
     pub fn write(&self, at: usize, from: &[u8]) -> bool {
         let Some(to) = self.place(at, from.len()) else { return false };
-        // SAFETY: `place` checked that the destination is inside the mapping, and `from` is private memory of this
-        // process. Another process may access the destination meanwhile, which changes values only: no reference to it
-        // exists, and nothing is decided from what was written.
+        // SAFETY: `place` checked that the destination is inside the mapping, and `from` is private memory of
+        // this process. Another process may access the destination meanwhile, which changes values only: no
+        // reference to it exists, and nothing is decided from what was written.
         unsafe { to.copy_from_nonoverlapping(from.as_ptr(), from.len()) };
         true
     }
 
-    /// Copies the bytes at offset `at` to `to`; returns whether they are inside the mapping. Otherwise nothing is copied.
+    /// Copies the bytes at offset `at` to `to`; returns whether they are inside the mapping. Otherwise
+    /// nothing is copied.
     #[inline]
     #[must_use]
     pub fn read(&self, at: usize, to: &mut [u8]) -> bool {
         let Some(from) = self.place(at, to.len()) else { return false };
-        // SAFETY: `place` checked that the source is inside the mapping, and `to` is private memory of this process.
-        // Another process may write the source meanwhile; callers use the copy and never read the original again.
+        // SAFETY: `place` checked that the source is inside the mapping, and `to` is private memory of this
+        // process. Another process may write the source meanwhile; callers use the copy and never read the
+        // original again.
         unsafe { to.as_mut_ptr().copy_from_nonoverlapping(from, to.len()) };
         true
     }

@@ -1,7 +1,9 @@
-//! Listening on a unix socket whose file has the right permissions and is connectable from the moment that it has its name.
+//! Listening on a unix socket whose file has the right permissions and is connectable from the moment that it
+//! has its name.
 //!
-//! The socket is bound to another name in the same folder, with its permissions, and listens there; then the file gets its
-//! name at once. So a client that finds the file can connect, and nobody connects with other permissions.
+//! The socket is bound to another name in the same folder, with its permissions, and listens there; then the
+//! file gets its name at once. So a client that finds the file can connect, and nobody connects with other
+//! permissions.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -72,8 +74,8 @@ fn failed(operation: &'static str) -> impl Fn(Errno) -> BindError {
     move |errno| BindError::System { operation, errno }
 }
 
-/// Listens at `path` with a non-blocking socket of this type and length of the queue, and these permissions of the file.
-/// With `replaces`, a file that is there is replaced.
+/// Listens at `path` with a non-blocking socket of this type and length of the queue, and these permissions
+/// of the file. With `replaces`, a file that is there is replaced.
 ///
 /// # Errors
 /// There is a file of that name, or a system call failed. No file is left, unless removing it fails as well.
@@ -120,8 +122,9 @@ pub fn listen_at(
     Ok((socket, file))
 }
 
-/// Gives a file a name that no file has. Not all file systems can rename in this way (EINVAL); there the file gets a second
-/// name (link(2) replaces nothing either), and where that is not possible, it is renamed after a look at the name.
+/// Gives a file a name that no file has. Not all file systems can rename in this way (EINVAL); there the file
+/// gets a second name (link(2) replaces nothing either), and where that is not possible, it is renamed after
+/// a look at the name.
 fn rename_to_new(
     from: &Path,
     to: &Path,
@@ -169,8 +172,8 @@ fn bind_beside(socket: &OwnedFd, path: &Path) -> Result<Bound, BindError> {
     Err(BindError::NamesTaken { prefix })
 }
 
-/// Binds without a umask where that is possible. A container's seccomp profile may refuse unshare(2), such as that of
-/// Docker to processes without CAP_SYS_ADMIN.
+/// Binds without a umask where that is possible. A container's seccomp profile may refuse unshare(2), such as
+/// that of Docker to processes without CAP_SYS_ADMIN.
 fn bind_at(socket: &OwnedFd, path: &Path) -> Result<Bound, BindError> {
     let address = SocketAddrUnix::new(path).map_err(failed("bind"))?;
     let bind = || match bind(socket, &address) {
@@ -192,10 +195,12 @@ fn bind_at(socket: &OwnedFd, path: &Path) -> Result<Bound, BindError> {
 
 const UNSHARE: &str = "unshare";
 
-/// Runs on a thread that has a umask of its own, because the umask of the process concerns its other threads too.
+/// Runs on a thread that has a umask of its own, because the umask of the process concerns its other threads
+/// too.
 fn without_umask(run: impl FnOnce() -> Result<(), BindError> + Send) -> Result<(), BindError> {
     let run_here = || {
-        // SAFETY: no memory is concerned; only this thread, which ends below, gets a umask and a folder of its own.
+        // SAFETY: no memory is concerned; only this thread, which ends below, gets a umask and a folder of
+        // its own.
         if unsafe { libc::unshare(libc::CLONE_FS) } != 0 {
             let errno = Errno::from_io_error(&std::io::Error::last_os_error());
             return Err(failed(UNSHARE)(errno.unwrap_or(Errno::INVAL)));
@@ -211,10 +216,12 @@ fn without_umask(run: impl FnOnce() -> Result<(), BindError> + Send) -> Result<(
     })
 }
 
-/// Gives the file the permissions that the umask has removed. Nobody can connect yet, because the socket does not listen.
+/// Gives the file the permissions that the umask has removed. Nobody can connect yet, because the socket does
+/// not listen.
 ///
-/// chmod(2) of the name would follow a symbolic link that somebody puts there, so the file is opened first, and changed
-/// only if it is the one that was bound: a socket of this user, of that inode, without a second name.
+/// chmod(2) of the name would follow a symbolic link that somebody puts there, so the file is opened first,
+/// and changed only if it is the one that was bound: a socket of this user, of that inode, without a second
+/// name.
 fn restore_permissions(file: &SocketFile, permissions: Mode) -> Result<(), BindError> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let opened = open(&file.path, flags, Mode::empty()).map_err(failed("open"))?;
@@ -283,7 +290,8 @@ mod tests {
         let denied = |_: &Path, _: &Path| Err(Errno::ACCESS);
         assert_eq!(rename_to_new(&to, &from, denied), Err(Errno::ACCESS));
     }
-    /// Runs on a thread with this umask, and a seccomp filter that answers unshare(2) with `errno`, as in a container.
+    /// Runs on a thread with this umask, and a seccomp filter that answers unshare(2) with `errno`, as in a
+    /// container.
     fn without_unshare(errno: Errno, mask: u32, test: impl FnOnce() + Send) {
         const OFFSET_OF_NUMBER: u32 = 0;
         let refusal = libc::SECCOMP_RET_ERRNO | errno.raw_os_error().cast_unsigned();
@@ -302,8 +310,8 @@ mod tests {
             assert_eq!(unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) }, 0);
             let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
             let (option, mode) = (libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER);
-            // SAFETY: `program` points to `len` statements of `filter`, which lives to the end of the call; the kernel
-            // copies them.
+            // SAFETY: `program` points to `len` statements of `filter`, which lives to the end of the call;
+            // the kernel copies them.
             let rc = unsafe { libc::prctl(option, mode, &raw const program) };
             assert_eq!(rc, 0, "{}", std::io::Error::last_os_error());
             test();

@@ -1,8 +1,9 @@
 //! The functions of libibverbs that come before the library's own where this one is preloaded.
 //!
-//! They are exported without a symbol version: rustc writes the version script of a cdylib itself, and the dynamic linker
-//! accepts an unversioned definition for any version that a program wants (`check_match` in glibc's elf/dl-lookup.c).
-//! All have had one signature since `IBVERBS_1.1` of 2007. The stock ones are asked for by version.
+//! They are exported without a symbol version: rustc writes the version script of a cdylib itself, and the
+//! dynamic linker accepts an unversioned definition for any version that a program wants (`check_match` in
+//! glibc's elf/dl-lookup.c). All have had one signature since `IBVERBS_1.1` of 2007. The stock ones are asked
+//! for by version.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::mem::MaybeUninit;
@@ -29,7 +30,8 @@ type QueryPkey = unsafe extern "C" fn(*mut ibv_context, u8, c_int, *mut u16) -> 
 type CreateChannel = unsafe extern "C" fn(*mut ibv_context) -> *mut ibv_comp_channel;
 type ImportDevice = unsafe extern "C" fn(c_int) -> *mut ibv_context;
 
-/// The stock function of a name, version and type; if there is none, the reason is written to stderr and errno is ENOSYS.
+/// The stock function of a name, version and type; if there is none, the reason is written to stderr and
+/// errno is ENOSYS.
 macro_rules! stock {
     ($name:literal, $version:expr, $type:ty) => {
         match preload::stock_function($name, $version) {

@@ -1,17 +1,19 @@
 //! The soft NIC for unmodified programs, as one shared library.
 //!
-//! *Plugin*: under the names `libsoftnic-rdmav34.so`, `-rdmav57.so`, `-rdmav59.so`, `-rdmav64.so` and `-rdmav65.so` the stock
-//! libibverbs loads it as a provider plugin; it registers itself through whichever `verbs_register_driver_NN` that library has.
-//! *Preload*: preloaded (`LD_PRELOAD`), its functions of the library's names come before the library's own.
-//! *mlx5*: preloaded, its functions of libc's names answer what rdma-core's mlx5 provider asks of the kernel ([`uverbs`]).
+//! *Plugin*: under the names `libsoftnic-rdmav34.so`, `-rdmav57.so`, `-rdmav59.so`, `-rdmav64.so` and
+//! `-rdmav65.so` the stock libibverbs loads it as a provider plugin; it registers itself through whichever
+//! `verbs_register_driver_NN` that library has. *Preload*: preloaded (`LD_PRELOAD`), its functions of the
+//! library's names come before the library's own. *mlx5*: preloaded, its functions of libc's names answer
+//! what rdma-core's mlx5 provider asks of the kernel ([`uverbs`]).
 //!
-//! The launcher `softnic exec` sets up one of them. For the plugin it preloads too: the stock `ibv_create_comp_channel` and
-//! `ibv_import_device` ask the kernel and no provider. The plugin is then a copy of this file, or the library would find
-//! the preloaded one when it opens its plugin, and not run the constructor again: a program that opens libibverbs itself
-//! (dlopen(3)) would see no device, because its dlsym(3) finds the stock `ibv_get_device_list`. The copy registers through
-//! the preloaded library, so that a process has one device. Calls that are not about a soft NIC are passed on to the stock
-//! library, but when only preloaded the list of devices has the soft NIC alone. The settings
-//! of the NIC are environment variables, see [`softnic::preload::variable`].
+//! The launcher `softnic exec` sets up one of them. For the plugin it preloads too: the stock
+//! `ibv_create_comp_channel` and `ibv_import_device` ask the kernel and no provider. The plugin is then a
+//! copy of this file, or the library would find the preloaded one when it opens its plugin, and not run the
+//! constructor again: a program that opens libibverbs itself (dlopen(3)) would see no device, because its
+//! dlsym(3) finds the stock `ibv_get_device_list`. The copy registers through the preloaded library, so that
+//! a process has one device. Calls that are not about a soft NIC are passed on to the stock library, but when
+//! only preloaded the list of devices has the soft NIC alone. The settings of the NIC are environment
+//! variables, see [`softnic::preload::variable`].
 
 pub mod interpose;
 pub mod uverbs;
@@ -31,7 +33,8 @@ enum Kind {
     Plugin,
     /// This library's own `ibv_get_device_list` answers.
     Preload,
-    /// The library finds rdma-core's mlx5 provider, whose calls on the command descriptor this library answers.
+    /// The library finds rdma-core's mlx5 provider, whose calls on the command descriptor this library
+    /// answers.
     Mlx5,
 }
 
@@ -45,7 +48,8 @@ fn kind() -> Kind {
     })
 }
 
-/// The device of the process, from the settings of its environment; `None`, reported once on stderr, if these are invalid.
+/// The device of the process, from the settings of its environment; `None`, reported once on stderr, if these
+/// are invalid.
 fn nic() -> Option<&'static LazyNic> {
     *NIC.get_or_init(|| match Settings::from_environment() {
         // The library keeps pointers to it for as long as the process runs.
@@ -57,8 +61,9 @@ fn nic() -> Option<&'static LazyNic> {
     })
 }
 
-/// Registers the provider, the first time; an error is written to stderr. Who comes meanwhile waits, because the
-/// library's list of providers has no lock for those who add to it. Returns false if this library does not take it.
+/// Registers the provider, the first time; an error is written to stderr. Who comes meanwhile waits, because
+/// the library's list of providers has no lock for those who add to it. Returns false if this library does
+/// not take it.
 fn register() -> bool {
     static TAKEN: OnceLock<bool> = OnceLock::new();
     *TAKEN.get_or_init(|| {
@@ -73,7 +78,8 @@ fn register() -> bool {
     })
 }
 
-/// Registers the provider of the library that is preloaded, for its copy that libibverbs has opened as a plugin.
+/// Registers the provider of the library that is preloaded, for its copy that libibverbs has opened as a
+/// plugin.
 #[unsafe(no_mangle)]
 pub extern "C" fn softnic_register() {
     // A panic here would end the host's process for nothing.
@@ -110,8 +116,8 @@ fn registrar() -> extern "C" fn() {
     unsafe { std::mem::transmute::<*mut std::ffi::c_void, extern "C" fn()>(preloaded) }
 }
 
-/// Run by the dynamic linker. Where libibverbs comes later (the plugin, preloaded into an interpreter), the interposed
-/// `ibv_get_device_list` or the plugin's constructor makes up for it.
+/// Run by the dynamic linker. Where libibverbs comes later (the plugin, preloaded into an interpreter), the
+/// interposed `ibv_get_device_list` or the plugin's constructor makes up for it.
 extern "C" fn constructor() {
     uverbs::begin();
     let ready = std::panic::catch_unwind(|| kind() == Kind::Plugin && LazyNic::library_is_present());
@@ -120,8 +126,8 @@ extern "C" fn constructor() {
     }
 }
 
-// SAFETY: the section holds pointers to functions of this type, which the dynamic linker calls once with the library
-// mapped and its dependencies initialised (ELF gABI, "Initialization and Termination Functions").
+// SAFETY: the section holds pointers to functions of this type, which the dynamic linker calls once with the
+// library mapped and its dependencies initialised (ELF gABI, "Initialization and Termination Functions").
 #[used]
 #[unsafe(link_section = ".init_array")]
 static CONSTRUCTOR: extern "C" fn() = constructor;

@@ -1,16 +1,17 @@
-//! The functions of libc through which libibverbs and libmlx5 reach the kernel: sysfs, the command descriptor and its
-//! doorbell pages.
+//! The functions of libc through which libibverbs and libmlx5 reach the kernel: sysfs, the command descriptor
+//! and its doorbell pages.
 //!
-//! They come before libc's own where this library is preloaded, and pass every call on unless the method is mlx5 and the
-//! call is about the device: a path below the root of its sysfs tree, its node in /dev, the link that names its driver, or a
-//! descriptor that was opened at one of these. There are no files behind these paths, so nothing is left behind: a file of
-//! sysfs is a memfd(2), and the command descriptor is /dev/full, whose numbers the library checks.
+//! They come before libc's own where this library is preloaded, and pass every call on unless the method is
+//! mlx5 and the call is about the device: a path below the root of its sysfs tree, its node in /dev, the link
+//! that names its driver, or a descriptor that was opened at one of these. There are no files behind these
+//! paths, so nothing is left behind: a file of sysfs is a memfd(2), and the command descriptor is /dev/full,
+//! whose numbers the library checks.
 //!
-//! A child of fork(2) leaves its parent's device alone: `close` and `openat` look at a few atomics (`own`) and take no lock
-//! there, and commands reach /dev/full, which refuses them with ENOTTY. A child can open the device itself, unless the NIC
-//! was made before the fork: its engine is a thread of the parent's. Commands on a descriptor that dup(2) made are refused
-//! like those of a child. What closes a command descriptor without `close` (dup2(2), close_range(2)) is found out when
-//! another file has its number.
+//! A child of fork(2) leaves its parent's device alone: `close` and `openat` look at a few atomics (`own`)
+//! and take no lock there, and commands reach /dev/full, which refuses them with ENOTTY. A child can open the
+//! device itself, unless the NIC was made before the fork: its engine is a thread of the parent's. Commands
+//! on a descriptor that dup(2) made are refused like those of a child. What closes a command descriptor
+//! without `close` (dup2(2), close_range(2)) is found out when another file has its number.
 
 mod libc_next;
 mod own;
@@ -35,7 +36,8 @@ use crate::interpose::is_command_channel;
 const NODE: &CStr = c"/dev/infiniband/uverbs0";
 const COMMAND_DEVICE: &CStr = c"/dev/full";
 
-/// `NETLINK_RDMA` of linux/netlink.h: where it answers, the library asks it for devices and never looks at sysfs.
+/// `NETLINK_RDMA` of linux/netlink.h: where it answers, the library asks it for devices and never looks at
+/// sysfs.
 const NETLINK_RDMA: c_int = 20;
 
 /// Whether calls are looked at at all.
@@ -58,7 +60,8 @@ struct ForkedError {
 
 static DESCRIPTORS: OnceLock<Option<CommandDescriptors>> = OnceLock::new();
 
-/// Called by the library's constructor: resolves libc's functions and, if the method is mlx5, begins to look at calls.
+/// Called by the library's constructor: resolves libc's functions and, if the method is mlx5, begins to look
+/// at calls.
 pub(crate) fn begin() {
     libc_next::resolve();
     let active = catch_unwind(|| crate::kind() == Kind::Mlx5).unwrap_or(false);
@@ -74,8 +77,8 @@ fn descriptors() -> Option<&'static CommandDescriptors> {
     DESCRIPTORS.get_or_init(|| crate::nic().map(CommandDescriptors::new)).as_ref()
 }
 
-/// Whether a descriptor is a command descriptor of this process, not one of its parent's. Takes no lock, unless another file
-/// has the number of one: then that one is gone.
+/// Whether a descriptor is a command descriptor of this process, not one of its parent's. Takes no lock,
+/// unless another file has the number of one: then that one is gone.
 fn is_command(descriptor: c_int) -> bool {
     if !OPEN.has(entry(descriptor)) {
         return false;
@@ -160,8 +163,8 @@ fn make_command(descriptor: c_int) -> Result<(), c_int> {
 }
 
 /// # Safety
-/// As open(2). `mode` is only looked at if the flags demand one: the function of libc has variable arguments, which x86-64
-/// and AArch64 pass as others.
+/// As open(2). `mode` is only looked at if the flags demand one: the function of libc has variable arguments,
+/// which x86-64 and AArch64 pass as others.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn open(path: *const c_char, flags: c_int, mode: c_uint) -> c_int {
     if is_active() {

@@ -1,5 +1,5 @@
-//! How many packets a second the engine delivers, flat out from the in-memory generator to one consumer that polls,
-//! counts and posts again: engine on core 0, consumer on core 1, and both on one core by turns.
+//! How many packets a second the engine delivers, flat out from the in-memory generator to one consumer that
+//! polls, counts and posts again: engine on core 0, consumer on core 1, and both on one core by turns.
 //!
 //! `cargo run --release -p softnic --example flat_out [SECONDS] [FRAMES] [one|two|both]`
 
@@ -18,7 +18,8 @@ use verbs::{
 
 type Failure = Box<dyn std::error::Error>;
 
-/// An odd number of cache lines: with a power of two the first lines of all buffers would share a few cache sets.
+/// An odd number of cache lines: with a power of two the first lines of all buffers would share a few cache
+/// sets.
 const BUFFER_BYTES: u32 = 33 * 64;
 
 /// A consumer with everything it owns, dropped in this order.
@@ -97,7 +98,8 @@ fn nic(frame_bytes: u32, drive: Drive) -> Result<SoftNic, Failure> {
     })?)
 }
 
-/// Runs `turn` for `time` and prints the best and the median of short windows: a shared machine steals whole slices.
+/// Runs `turn` for `time` and prints the best and the median of short windows: a shared machine steals whole
+/// slices.
 fn measure(what: &str, frame_bytes: u32, time: Duration, mut turn: impl FnMut() -> u64) {
     const WINDOW: Duration = Duration::from_millis(20);
     let (start, mut rates) = (Instant::now(), Vec::new());
@@ -129,8 +131,8 @@ fn one_core(frame_bytes: u32, frames: u32, time: Duration) -> Result<(), Failure
 }
 
 fn two_cores(frame_bytes: u32, frames: u32, time: Duration) -> Result<(), Failure> {
-    /// After a poll that found less than half a batch the consumer waits this long, so that completions gather and
-    /// cache lines change cores less often.
+    /// After a poll that found less than half a batch the consumer waits this long, so that completions
+    /// gather and cache lines change cores less often.
     const BACKOFF_SPINS: u32 = 40;
     let mut set = rustix::thread::CpuSet::new();
     set.set(1);

@@ -1,7 +1,8 @@
 //! The private layouts of libibverbs that a provider shares with the library, as data.
 //!
 //! `driver.h` is not installed by libibverbs-dev, so the few structs are declared here. Sources: rdma-core
-//! `libibverbs/driver.h`, releases 37 to 65 (65 as of commit 691953d8d, before its tag). Used by `library` and `device`; independent of this crate's objects.
+//! `libibverbs/driver.h`, releases 37 to 65 (65 as of commit 691953d8d, before its tag). Used by `library`
+//! and `device`; independent of this crate's objects.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 
@@ -232,8 +233,8 @@ pub(crate) fn release_of(file_name: &str) -> Option<u32> {
     (OLDEST_RELEASE..=NEWEST_RELEASE).contains(&release).then_some(release)
 }
 
-/// Where `ibv_context` lies in an initialised `verbs_context`, found by its self-description: the word before it
-/// (`sz`) is the size of the whole, so its own offset plus a word plus an `ibv_context`.
+/// Where `ibv_context` lies in an initialised `verbs_context`, found by its self-description: the word before
+/// it (`sz`) is the size of the whole, so its own offset plus a word plus an `ibv_context`.
 pub(crate) fn context_offset(words: &[usize]) -> Option<usize> {
     let word = size_of::<usize>();
     (0..words.len())

@@ -1,5 +1,5 @@
-//! The device's clock: UTC in nanoseconds, and the ticks that a personality makes of it. Read once per burst, and by
-//! `query_rt_values`.
+//! The device's clock: UTC in nanoseconds, and the ticks that a personality makes of it. Read once per burst,
+//! and by `query_rt_values`.
 
 use rustix::time::{ClockId, clock_gettime};
 

@@ -1,13 +1,15 @@
-//! The engine's side of completion queues: completions in, overruns, and the events that wake waiting threads.
+//! The engine's side of completion queues: completions in, overruns, and the events that wake waiting
+//! threads.
 //!
-//! Part of [`State`]; called by the engine and by the ops that flush. Events are looked at when a burst is published,
-//! under the device's mutex. A queue is armed without it ([`Wish`]), but for personalities whose arming counts what is not
-//! polled ([`State::arm_from_consumer`]): on hardware that is a write to a doorbell, and a
-//! thread that polls must not wait for others. The engine publishes completions and then loads the wish; the application
-//! stores the wish and then polls; a sequentially consistent fence stands between the two steps of each side. Of two such
-//! fences one is first, so either the poll sees the completion or the engine sees the wish and raises the event: the
-//! pattern of `ibv_get_cq_event(3)` (event, arm, poll until empty) loses nothing. With the exception
-//! named above, completions that were published before the queue was armed raise none by themselves.
+//! Part of [`State`]; called by the engine and by the ops that flush. Events are looked at when a burst is
+//! published, under the device's mutex. A queue is armed without it ([`Wish`]), but for personalities whose
+//! arming counts what is not polled ([`State::arm_from_consumer`]): on hardware that is a write to a
+//! doorbell, and a thread that polls must not wait for others. The engine publishes completions and then
+//! loads the wish; the application stores the wish and then polls; a sequentially consistent fence stands
+//! between the two steps of each side. Of two such fences one is first, so either the poll sees the
+//! completion or the engine sees the wish and raises the event: the pattern of `ibv_get_cq_event(3)` (event,
+//! arm, poll until empty) loses nothing. With the exception named above, completions that were published
+//! before the queue was armed raise none by themselves.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering, fence};
@@ -54,7 +56,8 @@ pub(crate) struct ChannelState {
 enum Armed {
     #[default]
     No,
-    /// The next completion that failed, or of a datagram whose sender wants it. No raw packet carries such a bit.
+    /// The next completion that failed, or of a datagram whose sender wants it. No raw packet carries such a
+    /// bit.
     Solicited,
     /// The next completion.
     Any,
@@ -141,9 +144,10 @@ impl CqState {
         self.notice.armed != Armed::No
     }
 
-    /// Takes what the application waits for, if it asked since the last look. It asks for what it has not seen: a queue in
-    /// memory of the client's names the first such completion, and may have shown it already. Where it waited for solicited
-    /// completions and now waits for any, those from there on were counted as such, and count anew.
+    /// Takes what the application waits for, if it asked since the last look. It asks for what it has not
+    /// seen: a queue in memory of the client's names the first such completion, and may have shown it
+    /// already. Where it waited for solicited completions and now waits for any, those from there on were
+    /// counted as such, and count anew.
     #[inline]
     fn take_wish(&mut self) {
         if let Completions::Mlx5(ring) = &self.producer {
@@ -254,8 +258,8 @@ impl State {
         self.cqs.get_mut(cq_slot).is_some_and(|cq| !cq.failed && cq.producer.has_room(1))
     }
 
-    /// Writes a completion. Returns whether there was room; an overrun of a queue that does not ignore it is fatal
-    /// for the queue, and reported.
+    /// Writes a completion. Returns whether there was room; an overrun of a queue that does not ignore it is
+    /// fatal for the queue, and reported.
     #[inline]
     pub(crate) fn complete(&mut self, cq_slot: u32, cqe: &Cqe) -> bool {
         let Some(cq) = self.cqs.get_mut(cq_slot) else { return false };
@@ -271,9 +275,10 @@ impl State {
         true
     }
 
-    /// Notes that a completion queue had no room. One that ignores it loses the completion: where hardware writes over
-    /// the oldest one, the newest is lost here. For any other it is the end, and for the queues that complete to it
-    /// (`ibv_poll_cq(3)`: "the CQ cannot be used"; InfiniBand specification, Local Work Queue Catastrophic Error).
+    /// Notes that a completion queue had no room. One that ignores it loses the completion: where hardware
+    /// writes over the oldest one, the newest is lost here. For any other it is the end, and for the queues
+    /// that complete to it (`ibv_poll_cq(3)`: "the CQ cannot be used"; InfiniBand specification, Local Work
+    /// Queue Catastrophic Error).
     #[cold]
     pub(crate) fn overrun(&mut self, cq_slot: u32) {
         let Some(cq) = self.cqs.get_mut(cq_slot) else { return };
@@ -302,7 +307,8 @@ impl State {
         }
     }
 
-    /// Fails a queue unless it has failed already, or was never started: RESET is 0 for work queues and queue pairs.
+    /// Fails a queue unless it has failed already, or was never started: RESET is 0 for work queues and queue
+    /// pairs.
     fn fail_running_queue(&mut self, slot: u32) {
         let runs = |queue: &QueueState| queue.native_state.load(Ordering::Relaxed) != 0;
         if self.queues.get(slot).is_some_and(runs) && !self.failed_queues.contains(&slot) {
@@ -310,8 +316,8 @@ impl State {
         }
     }
 
-    /// Shows the applications what this burst consumed, and then what it completed: a thread that sees a completion may count
-    /// on the place of its request.
+    /// Shows the applications what this burst consumed, and then what it completed: a thread that sees a
+    /// completion may count on the place of its request.
     pub(crate) fn publish(&mut self) {
         let Self { unpublished_queues, queues, unpublished_cqs, cqs, channels, waiting_cqs, .. } = self;
         for slot in unpublished_queues.drain(..) {
@@ -329,8 +335,8 @@ impl State {
         }
     }
 
-    /// Arms a queue of which the published completions that are not polled count as well, and sends their event. Under the mutex,
-    /// so that the engine has not sent it already.
+    /// Arms a queue of which the published completions that are not polled count as well, and sends their
+    /// event. Under the mutex, so that the engine has not sent it already.
     #[cold]
     pub(crate) fn arm_from_consumer(&mut self, slot: u32, solicited_only: bool) {
         let Self { cqs, channels, waiting_cqs, .. } = self;

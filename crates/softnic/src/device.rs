@@ -42,7 +42,8 @@ static DEVICE_OPS: VerbsDeviceOps = VerbsDeviceOps {
     uninit_device,
 };
 
-/// The NIC whose devices the library creates when it discovers providers. The callbacks for that have no context pointer.
+/// The NIC whose devices the library creates when it discovers providers. The callbacks for that have no
+/// context pointer.
 static REGISTERED: OnceLock<&'static LazyNic> = OnceLock::new();
 
 /// The soft NIC that a device represents.
@@ -77,7 +78,8 @@ pub(crate) struct PortTables {
     pub(crate) pkeys: u16,
 }
 
-/// A context: this head, then the library's `verbs_context` with slack behind it, in memory the library calloc'ed.
+/// A context: this head, then the library's `verbs_context` with slack behind it, in memory the library
+/// calloc'ed.
 #[repr(C)]
 pub(crate) struct SoftContext {
     /// From `Arc::into_raw`, taken back in `free_context`.
@@ -101,8 +103,8 @@ impl SoftContext {
         Ok(unsafe { &*base })
     }
 
-    /// The start of the allocation, by the context's self-description (`sz`, the word before it, is the size of
-    /// `verbs_context`, which `ibv_context` ends).
+    /// The start of the allocation, by the context's self-description (`sz`, the word before it, is the size
+    /// of `verbs_context`, which `ibv_context` ends).
     fn base(context: *mut ibv_context) -> Option<*mut Self> {
         if context.is_null() {
             return None;
@@ -115,7 +117,8 @@ impl SoftContext {
     }
 
     pub(crate) fn nic(&self) -> &Nic {
-        // SAFETY: the pointer holds one count of the `Arc` until `free_context`, and contexts are not used after it.
+        // SAFETY: the pointer holds one count of the `Arc` until `free_context`, and contexts are not used
+        // after it.
         unsafe { &*self.nic }
     }
 }
@@ -183,8 +186,8 @@ pub(crate) fn register(lazy: &'static LazyNic) -> Result<(), Error> {
     Ok(())
 }
 
-/// Whether a device is one of this provider's; with `without_sysfs`, whether the library can answer nothing about
-/// it from sysfs.
+/// Whether a device is one of this provider's; with `without_sysfs`, whether the library can answer nothing
+/// about it from sysfs.
 ///
 /// # Safety
 /// `device` is NULL or a live device of the library.
@@ -216,8 +219,8 @@ unsafe extern "C" fn alloc_device(_: *const SysfsDevice) -> *mut VerbsDevice {
 
 unsafe extern "C" fn uninit_device(device: *mut VerbsDevice) {
     guard((), || {
-        // SAFETY: the library calls this once, when the count that began at 1 is back at 0; the device is the first member
-        // of the box made in `list` or `alloc_device`.
+        // SAFETY: the library calls this once, when the count that began at 1 is back at 0; the device is the
+        // first member of the box made in `list` or `alloc_device`.
         drop(unsafe { Box::from_raw(device.cast::<SoftDevice>()) });
     });
 }
@@ -231,7 +234,8 @@ unsafe extern "C" fn alloc_context(device: *mut ibv_device, cmd_fd: c_int, _: *m
             unsafe { libc::close(cmd_fd) };
         }
         let library = Library::loaded().ok_or(ENODEV)?;
-        // SAFETY: the library opens devices of `list` only through their own ops, and holds a count meanwhile.
+        // SAFETY: the library opens devices of `list` only through their own ops, and holds a count
+        // meanwhile.
         let soft = unsafe { device.cast::<SoftDevice>().as_ref() }.ok_or(EINVAL)?;
         // `ioctl` on it fails with ENOTTY, which lets the library fall back, and `write` with ENOSPC.
         let commands = OpenOptions::new().read(true).write(true).open("/dev/full")?;
@@ -240,7 +244,8 @@ unsafe extern "C" fn alloc_context(device: *mut ibv_device, cmd_fd: c_int, _: *m
         let alloc_bytes = VERBS_CONTEXT_OFFSET + VERBS_CONTEXT_BYTES;
         let offset = std::ptr::without_provenance_mut(VERBS_CONTEXT_OFFSET);
         let commands = commands.into_raw_fd();
-        // SAFETY: `device` is the library's argument; it takes over `commands`, and `offset` is one by its contract.
+        // SAFETY: `device` is the library's argument; it takes over `commands`, and `offset` is one by its
+        // contract.
         let base =
             unsafe { (library.init_and_alloc_context)(device, commands, alloc_bytes, offset, DRIVER_ID) };
         if base.is_null() {
@@ -253,7 +258,8 @@ unsafe extern "C" fn alloc_context(device: *mut ibv_device, cmd_fd: c_int, _: *m
         unsafe { base.cast::<SoftContext>().write(head) };
         let verbs_context = base.cast::<u8>().wrapping_add(VERBS_CONTEXT_OFFSET);
         let Some(context) = find_context(verbs_context) else {
-            // The layout is not as in any release: nothing in it can be trusted, so it is leaked, not unwound.
+            // The layout is not as in any release: nothing in it can be trusted, so it is leaked, not
+            // unwound.
             tracing::error!(release = library.release, "libibverbs' verbs_context has an unknown layout");
             return Err(ENODEV);
         };
@@ -288,7 +294,8 @@ fn prepare(
     vectors: u32,
 ) {
     let ops: Vec<*const c_void> = op_names(library.release).into_iter().map(provider::op).collect();
-    // SAFETY: the array has an entry for each member of this release's `verbs_context_ops`; the library copies it.
+    // SAFETY: the array has an entry for each member of this release's `verbs_context_ops`; the library
+    // copies it.
     unsafe { (library.set_ops)(verbs_context.cast(), ops.as_ptr()) };
     // SAFETY: `context` lies inside the allocation and was initialised by the library.
     let context = unsafe { &mut *context };

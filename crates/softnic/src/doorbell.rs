@@ -1,15 +1,17 @@
-//! How an idle engine sleeps, and how an application that posts a send wakes it: an eventfd(2), written to only if the
-//! engine sleeps. Each engine has one; a send wakes the engine of its port, a control call all of them.
-//! Sends to queues in mlx5's format wake none: the engine polls these ([`crate::engine`]'s `rest`).
+//! How an idle engine sleeps, and how an application that posts a send wakes it: an eventfd(2), written to
+//! only if the engine sleeps. Each engine has one; a send wakes the engine of its port, a control call all of
+//! them. Sends to queues in mlx5's format wake none: the engine polls these ([`crate::engine`]'s `rest`).
 //!
-//! No send is missed. The engine stores `sleeping` and then looks at the send rings; the application publishes its
-//! requests and then looks at `sleeping`. Between the store and the load of each side stands a sequentially consistent
-//! fence. Of two such fences one is first in their total order, and what was stored before it is visible to loads after
-//! the other. So either the engine sees the request and does not sleep, or the application sees that the engine sleeps and
-//! writes to the eventfd, which stays readable until the engine has read it: the write may come before poll(2) begins.
+//! No send is missed. The engine stores `sleeping` and then looks at the send rings; the application
+//! publishes its requests and then looks at `sleeping`. Between the store and the load of each side stands a
+//! sequentially consistent fence. Of two such fences one is first in their total order, and what was stored
+//! before it is visible to loads after the other. So either the engine sees the request and does not sleep,
+//! or the application sees that the engine sleeps and writes to the eventfd, which stays readable until the
+//! engine has read it: the write may come before poll(2) begins.
 //!
-//! Control calls look at `sleeping` while they hold the device's mutex, and the engine looks at the state under the same
-//! mutex after it has stored `sleeping`: the later one of the two sees what the earlier one did.
+//! Control calls look at `sleeping` while they hold the device's mutex, and the engine looks at the state
+//! under the same mutex after it has stored `sleeping`: the later one of the two sees what the earlier one
+//! did.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
@@ -67,8 +69,9 @@ impl Doorbell {
         let mut entries: ArrayVec<PollFd<'_>, { MAX_PORTS + 1 }> = ArrayVec::new();
         entries.push(PollFd::from_borrowed_fd(self.event.as_fd(), PollFlags::IN));
         for wire in wires.iter().take(MAX_PORTS) {
-            // SAFETY: a wire keeps the descriptor of its hint open until its next call, and only the engine, which is
-            // here, calls wires that receive. A wrong descriptor would make this return early or late, nothing else.
+            // SAFETY: a wire keeps the descriptor of its hint open until its next call, and only the engine,
+            // which is here, calls wires that receive. A wrong descriptor would make this return early or
+            // late, nothing else.
             let wire = unsafe { BorrowedFd::borrow_raw(*wire) };
             entries.push(PollFd::from_borrowed_fd(wire, PollFlags::IN));
         }
@@ -83,8 +86,8 @@ impl Doorbell {
         }
     }
 
-    /// The engine is awake, whatever woke it. An application that has seen it asleep may write only now: then the next
-    /// sleep ends early.
+    /// The engine is awake, whatever woke it. An application that has seen it asleep may write only now: then
+    /// the next sleep ends early.
     pub(crate) fn end_sleep(&self) {
         self.sleeping.store(false, Relaxed);
     }

@@ -1,11 +1,12 @@
 //! The engines: take bursts from the wires, put frames into posted buffers, and send what was posted.
 //!
-//! A device has one or several; each port belongs to one of them ([`Nic::engine_of`]), which takes the frames of the port
-//! in the order of their arrival. So each queue gets the frames of a port in that order.
+//! A device has one or several; each port belongs to one of them ([`Nic::engine_of`]), which takes the frames
+//! of the port in the order of their arrival. So each queue gets the frames of a port in that order.
 //!
-//! Run by threads of the device's own, by the thread that pumps, or by those that poll completion queues. An engine takes
-//! the device's mutex once per burst, lets waiting control calls go first, and neither allocates, locks nor logs per
-//! frame. It never waits for an application. The threads of an idle device sleep (`rest`).
+//! Run by threads of the device's own, by the thread that pumps, or by those that poll completion queues. An
+//! engine takes the device's mutex once per burst, lets waiting control calls go first, and neither
+//! allocates, locks nor logs per frame. It never waits for an application. The threads of an idle device
+//! sleep (`rest`).
 
 mod datagram;
 pub(crate) mod deliver;
@@ -33,8 +34,8 @@ const THREAD_FRAMES: usize = 256;
 /// Passes between two looks at what the wires have lost: for some that is a system call.
 const LOSS_PASSES: u32 = 256;
 
-/// An engine, and what others read of it without locking it. Engines share no cache line, nor a pair that is fetched
-/// together.
+/// An engine, and what others read of it without locking it. Engines share no cache line, nor a pair that is
+/// fetched together.
 #[repr(align(128))]
 pub(crate) struct EngineCell {
     engine: Mutex<Engine>,
@@ -50,7 +51,8 @@ impl EngineCell {
         Self { engine, passes: AtomicU64::new(0), profile: profile::Totals::default() }
     }
 
-    /// One engine for each of `count`, at most as many as there are ports, which are assigned to them round-robin.
+    /// One engine for each of `count`, at most as many as there are ports, which are assigned to them
+    /// round-robin.
     pub(crate) fn for_ports(ports: Vec<PortConfig>, count: usize) -> Box<[Self]> {
         let mut ports_of: Vec<Vec<EnginePort>> = (0..count).map(|_| Vec::new()).collect();
         for (number, port) in (1..).zip(ports) {
@@ -317,8 +319,8 @@ fn pin(core: usize) {
 }
 
 fn run(nic: &Nic, index: usize) {
-    // The kernel may lengthen sleeps by the timer slack, by default 50 us (prctl(2)): as long as the shortest nap.
-    // SAFETY: takes a number and touches nothing but this thread's slack; if it fails sleeps stay long.
+    // The kernel may lengthen sleeps by the timer slack, by default 50 us (prctl(2)): as long as the shortest
+    // nap. SAFETY: takes a number and touches nothing but this thread's slack; if it fails sleeps stay long.
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1_000 as libc::c_ulong) };
     let (cell, mut rest) = (&nic.engines[index], rest::Rest::new(nic, index));
     while !nic.stopping.load(Ordering::Relaxed) {

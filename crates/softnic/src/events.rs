@@ -1,7 +1,8 @@
 //! Events: from the engine to `ibv_get_async_event` and `ibv_get_cq_event`, and back when their object goes.
 //!
-//! As the kernel does it: an object that is destroyed takes its unread events with it, and waits for those that were
-//! read but not acknowledged, because an event points to its object. Used by `state` and the destroying ops.
+//! As the kernel does it: an object that is destroyed takes its unread events with it, and waits for those
+//! that were read but not acknowledged, because an event points to its object. Used by `state` and the
+//! destroying ops.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -16,8 +17,8 @@ const COMPLETION_BYTES: usize = 8;
 /// How many unread events of other objects can be kept when one object's are taken back.
 const MAX_KEPT: usize = 4_096;
 
-/// A context's events: a socket pair, because unlike a pipe it can be read without waiting whatever the application
-/// made of its end.
+/// A context's events: a socket pair, because unlike a pipe it can be read without waiting whatever the
+/// application made of its end.
 pub(crate) struct EventChannel {
     write: OwnedFd,
     read: OwnedFd,
@@ -31,7 +32,8 @@ impl EventChannel {
         Ok((Self { write, read }, application))
     }
 
-    /// Sends an event. Returns whether it went; a channel that no one reads from loses events, since no one waits.
+    /// Sends an event. Returns whether it went; a channel that no one reads from loses events, since no one
+    /// waits.
     pub(crate) fn send(&self, event_type: u32, element: u64) -> bool {
         let mut record = [0; ASYNC_BYTES];
         record[..8].copy_from_slice(&element.to_ne_bytes());
@@ -49,8 +51,8 @@ impl EventChannel {
     }
 }
 
-/// The device's end of a completion channel. The other one is the application's alone, so that it shows when the
-/// library closes it: `ibv_destroy_comp_channel` calls no provider.
+/// The device's end of a completion channel. The other one is the application's alone, so that it shows when
+/// the library closes it: `ibv_destroy_comp_channel` calls no provider.
 pub(crate) struct CompletionEvents {
     write: OwnedFd,
 }
@@ -67,8 +69,8 @@ impl CompletionEvents {
         send_record::<COMPLETION_BYTES>(&self.write, &cq.to_ne_bytes())
     }
 
-    /// Takes the unread events of a queue back from the application's end; returns how many. Nothing may be sent
-    /// meanwhile.
+    /// Takes the unread events of a queue back from the application's end; returns how many. Nothing may be
+    /// sent meanwhile.
     pub(crate) fn retract(&self, read: BorrowedFd<'_>, cq: u64) -> u32 {
         retract::<COMPLETION_BYTES>(self.write.as_fd(), read, cq)
     }

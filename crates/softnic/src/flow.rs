@@ -1,35 +1,38 @@
 //! The flow table: which flows a received frame belongs to, and so what the engine does with it.
 //!
-//! The provider inserts and removes [`FlowRule`]s (one per `ibv_flow`); engines ask [`FlowTable::classify_burst`] once per
-//! burst, several at a time, which [`port`] answers from the structures of the frames' port. The device has the table twice, so that
-//! they never wait for a change ([`crate::left_right`]). The table never looks at frame bytes, except for rules about tunnels, and
-//! never allocates during a lookup. `lookup` is the same for one frame, for tests.
+//! The provider inserts and removes [`FlowRule`]s (one per `ibv_flow`); engines ask
+//! [`FlowTable::classify_burst`] once per burst, several at a time, which [`port`] answers from the
+//! structures of the frames' port. The device has the table twice, so that they never wait for a change
+//! ([`crate::left_right`]). The table never looks at frame bytes, except for rules about tunnels, and never
+//! allocates during a lookup. `lookup` is the same for one frame, for tests.
 //!
 //! # What a lookup costs
-//! For rules about the outer packet, a walk down at most four decision trees for each of IPv4, IPv6 and other rules, and the
-//! rules of those leaves compared together whose first rule could win ([`tree`]). It grows little with the number of rules
-//! and of masks, and no cache is in front of it. [`FlowTable::classify_burst`] looks up to 64 frames up side by side.
-//! With the 13 300 rules of ClassBench's acl1_10k and 10^5 flows that takes some 20 ns a frame with AVX-512, a tuple space
-//! alone more than 1000 ns (`tree/tests/cost.rs`, on a busy machine, two hyperthreads of one core).
+//! For rules about the outer packet, a walk down at most four decision trees for each of IPv4, IPv6 and other
+//! rules, and the rules of those leaves compared together whose first rule could win ([`tree`]). It grows
+//! little with the number of rules and of masks, and no cache is in front of it.
+//! [`FlowTable::classify_burst`] looks up to 64 frames up side by side. With the 13 300 rules of ClassBench's
+//! acl1_10k and 10^5 flows that takes some 20 ns a frame with AVX-512, a tuple space alone more than 1000 ns
+//! (`tree/tests/cost.rs`, on a busy machine, two hyperthreads of one core).
 //!
-//! Rules that the trees have no room for, and rules about tunnels, are in tuple spaces: one hash and one probe (some 40
-//! ns) for each *shape*, which is a mask that rules share, best priority first, until no other can win, passing over those
-//! that ask for layers which the frame lacks. Frames with tunnels have an exact-match cache in front, one for each port.
+//! Rules that the trees have no room for, and rules about tunnels, are in tuple spaces: one hash and one
+//! probe (some 40 ns) for each *shape*, which is a mask that rules share, best priority first, until no other
+//! can win, passing over those that ask for layers which the frame lacks. Frames with tunnels have an
+//! exact-match cache in front, one for each port.
 //!
 //! # Which rules a frame gets
-//! The rules of the frame's port that match are taken in order of kind (normal, multicast default, all default), then
-//! priority (0 first), then age (oldest first):
-//! - The first one that traps decides. Rules with the same match, kind and priority on other queue pairs each get a copy;
-//!   on the same queue pair the oldest represents all of them.
+//! The rules of the frame's port that match are taken in order of kind (normal, multicast default, all
+//! default), then priority (0 first), then age (oldest first):
+//! - The first one that traps decides. Rules with the same match, kind and priority on other queue pairs each
+//!   get a copy; on the same queue pair the oldest represents all of them.
 //! - DONT_TRAP rules take a copy if they are no later in kind and priority than the deciding rule.
 //! - Sniffers take a copy of every frame, received or sent, whatever the verdict.
 //!
 //! Sent frames have tables of their own: those of EGRESS flows, whose queue pairs get nothing.
 //!
 //! # Tunnels
-//! Rules about tunnels and what is inside have wider images, in a tuple space of their own. Only while a port has such a
-//! rule are its frames parsed for tunnels, and only frames that have one are looked up with the wider image, in a cache of
-//! their own. So these rules cost nothing where there are none.
+//! Rules about tunnels and what is inside have wider images, in a tuple space of their own. Only while a port
+//! has such a rule are its frames parsed for tunnels, and only frames that have one are looked up with the
+//! wider image, in a cache of their own. So these rules cost nothing where there are none.
 
 mod cache;
 mod capacity;
@@ -60,8 +63,8 @@ use tree::BURST;
 
 /// The most flows that a table holds.
 pub(crate) const MAX_FLOWS: usize = device_model::software::MAX_FLOWS as usize;
-/// The most different masks among the flows of one port that trap. Were all of them about tunnels, a frame that the cache
-/// does not know and that all could match would cost some 160 us.
+/// The most different masks among the flows of one port that trap. Were all of them about tunnels, a frame
+/// that the cache does not know and that all could match would cost some 160 us.
 pub(crate) const MAX_SHAPES: usize = device_model::software::MAX_MASKS as usize;
 /// The most queue pairs that one match can be replicated to.
 pub(crate) const MAX_REPLICAS: usize = 32;
@@ -127,7 +130,8 @@ pub(crate) struct FlowRule {
     pub(crate) dont_trap: bool,
     /// When it was created, relative to the other rules: unique, growing.
     pub(crate) order: u64,
-    /// The frames it is about. Multicast defaults need not ask for a multicast address, sniffers match everything.
+    /// The frames it is about. Multicast defaults need not ask for a multicast address, sniffers match
+    /// everything.
     pub(crate) matcher: Matcher,
     /// The conditions on the packets' tunnels, if any.
     pub(crate) tunnel: Option<Box<TunnelMatcher>>,
@@ -168,16 +172,16 @@ impl FlowRule {
 pub(crate) struct TableRules {
     /// Whether flows with the same match and priority must agree in their tags.
     pub(crate) one_tag_per_match: bool,
-    /// Whether a frame meets only one match of each priority also where it goes on: of several DONT_TRAP flows that match,
-    /// those with the match of the oldest take a copy.
+    /// Whether a frame meets only one match of each priority also where it goes on: of several DONT_TRAP
+    /// flows that match, those with the match of the oldest take a copy.
     pub(crate) one_copy_per_priority: bool,
-    /// Whether an ALL_DEFAULT flow is two entries, of which the one for multicast is like that of an MC_DEFAULT flow: multicast
-    /// frames go to both.
+    /// Whether an ALL_DEFAULT flow is two entries, of which the one for multicast is like that of an
+    /// MC_DEFAULT flow: multicast frames go to both.
     pub(crate) all_default_is_two: bool,
     /// How many matches there can be at one priority.
     pub(crate) groups: Option<PriorityTable>,
-    /// The most flows of the table, different masks of a port and DONT_TRAP flows of a port; at most [`MAX_FLOWS`],
-    /// [`MAX_SHAPES`] and [`MAX_DONT_TRAP`].
+    /// The most flows of the table, different masks of a port and DONT_TRAP flows of a port; at most
+    /// [`MAX_FLOWS`], [`MAX_SHAPES`] and [`MAX_DONT_TRAP`].
     pub(crate) max_flows: usize,
     pub(crate) max_shapes: usize,
     pub(crate) max_copies: usize,
@@ -210,8 +214,8 @@ pub(crate) struct FlowHit {
     pub(crate) actions: Actions,
 }
 
-/// The flows of one frame: first those of the verdict in order of precedence, then the sniffers. Without any of the
-/// verdict the frame is left to the kernel.
+/// The flows of one frame: first those of the verdict in order of precedence, then the sniffers. Without any
+/// of the verdict the frame is left to the kernel.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Matches {
     hits: ArrayVec<FlowHit, MAX_MATCHES>,
@@ -250,7 +254,8 @@ pub(crate) enum FlowError {
     /// DONT_TRAP has no meaning for this kind.
     #[error("DONT_TRAP cannot be combined with this kind of flow")]
     DontTrapKind,
-    /// A flow with the same match and priority has another action (drop or deliver) or, where that matters, tag.
+    /// A flow with the same match and priority has another action (drop or deliver) or, where that matters,
+    /// tag.
     #[error("flow {0:?} has the same match and priority, and one of the two drops or has another tag")]
     Conflict(FlowId),
     /// The device that this one imitates has no entry left for this mask at this priority.
@@ -333,8 +338,8 @@ impl FlowTable {
         true
     }
 
-    /// Puts the flows of a frame that arrived on `port` into `matches`, in place of what was there. `tunnel` parses the
-    /// frame's tunnel, and is asked only if some flow of the port is about tunnels.
+    /// Puts the flows of a frame that arrived on `port` into `matches`, in place of what was there. `tunnel`
+    /// parses the frame's tunnel, and is asked only if some flow of the port is about tunnels.
     #[cfg(test)]
     pub(crate) fn lookup(
         &self,
@@ -348,9 +353,9 @@ impl FlowTable {
         find(table, (key, tunnel), matches);
     }
 
-    /// Decides over a burst of frames that arrived on `port`, one verdict for each image: at less cost than one lookup for
-    /// each. `parse` parses a frame and its tunnel by its place in the burst, and is asked only if some flow of the port is
-    /// about tunnels.
+    /// Decides over a burst of frames that arrived on `port`, one verdict for each image: at less cost than
+    /// one lookup for each. `parse` parses a frame and its tunnel by its place in the burst, and is asked
+    /// only if some flow of the port is about tunnels.
     pub(crate) fn classify_burst(
         &self,
         port: u8,
@@ -378,7 +383,8 @@ impl FlowTable {
         self.ports.get(usize::from(port))
     }
 
-    /// [`lookup`](Self::lookup) for a frame that is to be sent; without sniffers, which see it whatever becomes of it.
+    /// [`lookup`](Self::lookup) for a frame that is to be sent; without sniffers, which see it whatever
+    /// becomes of it.
     #[inline]
     pub(crate) fn lookup_sent(
         &self,

@@ -1,8 +1,9 @@
-//! The formats of receive, send and completion queues: this crate's own rings, or mlx5's queues in the client's memory.
+//! The formats of receive, send and completion queues: this crate's own rings, or mlx5's queues in the
+//! client's memory.
 //!
-//! The format is chosen when a queue is made and never changes. The engine looks at it once per queue and burst; what both
-//! formats share (failing, flushing, counting) uses the methods here. A queue and its completion queue always have the same
-//! format, because both belong to one context.
+//! The format is chosen when a queue is made and never changes. The engine looks at it once per queue and
+//! burst; what both formats share (failing, flushing, counting) uses the methods here. A queue and its
+//! completion queue always have the same format, because both belong to one context.
 
 use crate::mlx5::rings::sends::SendRing;
 use crate::mlx5::rings::{CompletionRing, ReceiveRing};
@@ -31,7 +32,8 @@ pub(crate) trait ClientRing {
     /// Takes the next request; returns what identifies it in a completion.
     fn take(&mut self) -> Option<u64>;
 
-    /// Forgets what is posted, as in RESET: the client sets the doorbell record to 0 before it leaves that state.
+    /// Forgets what is posted, as in RESET: the client sets the doorbell record to 0 before it leaves that
+    /// state.
     fn reset(&mut self);
 }
 
@@ -110,7 +112,8 @@ fn take_own(consumer: &mut Consumer) -> Option<u64> {
     if !consumer.has_next() {
         return None;
     }
-    // SAFETY: the slot was published, so it is this side's, and slots of requests begin with the request's id.
+    // SAFETY: the slot was published, so it is this side's, and slots of requests begin with the request's
+    // id.
     let wr_id = unsafe { consumer.slot().cast::<u64>().read() };
     consumer.advance();
     Some(wr_id)
@@ -154,7 +157,8 @@ impl Completions {
     pub(crate) fn write(&mut self, cqe: &Cqe) {
         match self {
             Self::Own(producer) => {
-                // SAFETY: there is room, so the slot is the producer's; completion slots are `Cqe`s, aligned with the ring.
+                // SAFETY: there is room, so the slot is the producer's; completion slots are `Cqe`s, aligned
+                // with the ring.
                 unsafe { producer.slot().cast::<Cqe>().write(*cqe) };
                 producer.advance();
             }
@@ -179,8 +183,8 @@ impl Completions {
         }
     }
 
-    /// Whether the completion at `index` raises an event for who waits for solicited ones only. It was written, and not yet
-    /// a ring ago.
+    /// Whether the completion at `index` raises an event for who waits for solicited ones only. It was
+    /// written, and not yet a ring ago.
     pub(crate) fn is_solicited(&self, index: u32) -> bool {
         match self {
             Self::Own(producer) => {

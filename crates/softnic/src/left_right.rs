@@ -1,16 +1,17 @@
 //! A value in two copies, so that readers never wait for writers ("left-right", Ramalhete and Correia, 2015).
 //!
-//! Readers use the current copy. A change is made in the other one, which then becomes the current one, and is repeated in
-//! the first when its last reader has left. Why it is right: a copy is written to by the holder of `writer` alone, and only
-//! with its lock, which no reader can get meanwhile; when a change returns, both copies have it. A reader that comes late to a
-//! copy finds it locked, or finds with its lock that the other one is current, and takes that. So nobody sees a change before
-//! the other copy is current, and who has seen it never sees the value before it again.
+//! Readers use the current copy. A change is made in the other one, which then becomes the current one, and
+//! is repeated in the first when its last reader has left. Why it is right: a copy is written to by the
+//! holder of `writer` alone, and only with its lock, which no reader can get meanwhile; when a change
+//! returns, both copies have it. A reader that comes late to a copy finds it locked, or finds with its lock
+//! that the other one is current, and takes that. So nobody sees a change before the other copy is current,
+//! and who has seen it never sees the value before it again.
 
 use sync::{AtomicUsize, Mutex, MutexGuard, Ordering, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use sync::{PoisonError, TryLockError, pause, rest};
 
-/// How often a writer yields to a reader before it sleeps between attempts: a reader whose thread does not run, or that has a
-/// lower priority, may need the core of the writer.
+/// How often a writer yields to a reader before it sleeps between attempts: a reader whose thread does not
+/// run, or that has a lower priority, may need the core of the writer.
 const YIELDS: usize = 100;
 
 /// Both copies.
@@ -21,8 +22,8 @@ pub(crate) struct LeftRight<T> {
     writer: Mutex<()>,
 }
 
-/// The right to change the value. Waits for readers, and so must not be used by who holds something that a reader may wait
-/// for.
+/// The right to change the value. Waits for readers, and so must not be used by who holds something that a
+/// reader may wait for.
 pub(crate) struct Writer<'v, T> {
     value: &'v LeftRight<T>,
     _alone: MutexGuard<'v, ()>,
@@ -59,8 +60,8 @@ impl<T> LeftRight<T> {
         Writer { value: self, _alone: self.writer.lock().unwrap_or_else(PoisonError::into_inner) }
     }
 
-    /// A copy when its last reader has left. By trying: a reader that leaves a lock which a thread sleeps on has to wake the
-    /// sleeper with a system call.
+    /// A copy when its last reader has left. By trying: a reader that leaves a lock which a thread sleeps on
+    /// has to wake the sleeper with a system call.
     fn vacated(&self, copy: usize) -> RwLockWriteGuard<'_, T> {
         let mut attempts = 0;
         loop {
@@ -78,7 +79,8 @@ impl<T> LeftRight<T> {
 }
 
 impl<T> Writer<'_, T> {
-    /// Changes both copies, and returns what the first change returned. When this returns no reader uses the value as it was.
+    /// Changes both copies, and returns what the first change returned. When this returns no reader uses the
+    /// value as it was.
     pub(crate) fn change<R>(&mut self, mut change: impl FnMut(&mut T) -> R) -> R {
         let before = self.value.current.load(Ordering::Relaxed);
         let result = change(&mut *self.value.vacated(1 - before));

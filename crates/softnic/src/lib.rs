@@ -1,8 +1,8 @@
 //! A software NIC underneath the unmodified libibverbs.
 //!
 //! `SoftNic` is a libibverbs provider that lives wholly in this process: it hands the stock library an
-//! `ibv_device` without sysfs, as mlx5 does in VFIO mode, and from there every verb runs through the
-//! library into this crate. Frames come from a [`wire::Wire`], pass the flow table and RSS, and are copied into
+//! `ibv_device` without sysfs, as mlx5 does in VFIO mode, and from there every verb runs through the library
+//! into this crate. Frames come from a [`wire::Wire`], pass the flow table and RSS, and are copied into
 //! posted receive buffers. `steerd` uses it where there is no RDMA NIC, and every test uses it.
 //!
 //! It never talks to a kernel RDMA driver and never changes the library it sits under.

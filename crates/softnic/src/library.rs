@@ -1,7 +1,7 @@
 //! The libibverbs in this process: its private symbols and which release it is.
 //!
-//! The symbols are looked up at run time, so that nothing links against one `IBVERBS_PRIVATE_NN` version. Used by
-//! `device`; resolved once, when the first soft NIC is created.
+//! The symbols are looked up at run time, so that nothing links against one `IBVERBS_PRIVATE_NN` version.
+//! Used by `device`; resolved once, when the first soft NIC is created.
 
 use std::ffi::{CStr, OsStr, c_int, c_void};
 use std::os::unix::ffi::OsStrExt;
@@ -78,8 +78,8 @@ impl Library {
         found.ok_or(missing).map(|at| unsafe { std::mem::transmute::<*mut c_void, RegisterDriver>(at) })
     }
 
-    /// The library's own public function of a name and version, even if another library defines one of that name. It is
-    /// found in releases of an unknown private layout, too.
+    /// The library's own public function of a name and version, even if another library defines one of that
+    /// name. It is found in releases of an unknown private layout, too.
     pub(crate) fn function(name: &'static CStr, version: &CStr) -> Result<*mut c_void, Error> {
         let handle = LIBRARY.get().map_or_else(open, |library| Ok(library.handle.0))?;
         // SAFETY: the handle came from dlopen and is never closed; both strings are NUL-terminated.

@@ -38,12 +38,13 @@ pub(crate) const MAX_WR: u32 = device_model::software::MAX_RECEIVES;
 /// Scatter/gather elements of a work request.
 pub(crate) const MAX_SGE: u32 = 4;
 /// Bytes of a send that can travel in the work request, as with ConnectX-5: a send request has 1024 bytes
-/// (`max_wqe_sz_sq`), of which a raw packet's segments take 48 and the length 4 (rdma-core providers/mlx5/verbs.c,
-/// `mlx5_calc_send_wqe`).
+/// (`max_wqe_sz_sq`), of which a raw packet's segments take 48 and the length 4 (rdma-core
+/// providers/mlx5/verbs.c, `mlx5_calc_send_wqe`).
 pub(crate) const MAX_INLINE_BYTES: u32 = 972;
 /// Bytes of a TCP stream that one request can have segmented, as with ConnectX-4.
 pub(crate) const MAX_TSO_BYTES: u32 = 1 << 18;
-/// The most segments of a request: the device is held by one request no longer than by a few bursts of whole frames.
+/// The most segments of a request: the device is held by one request no longer than by a few bursts of whole
+/// frames.
 pub(crate) const MAX_TSO_SEGMENTS: u32 = 1 << 12;
 /// Bytes of headers before each of its segments.
 pub(crate) const MAX_TSO_HEADER_BYTES: u16 = 512;

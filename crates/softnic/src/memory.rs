@@ -1,7 +1,7 @@
 //! The memory the device may touch: regions by key, checked for every scatter and gather.
 //!
-//! The provider registers and removes regions under the device's mutex; the engine checks each buffer under the same
-//! mutex, so a region that was deregistered is never touched again.
+//! The provider registers and removes regions under the device's mutex; the engine checks each buffer under
+//! the same mutex, so a region that was deregistered is never touched again.
 
 use crate::limits::MAX_REGIONS;
 
@@ -115,8 +115,8 @@ impl MemoryTable {
     }
 }
 
-/// The regions that the requests of one queue may name. The table cannot change while it exists, so the region found last
-/// is used again without a look at the table: most queues name one.
+/// The regions that the requests of one queue may name. The table cannot change while it exists, so the
+/// region found last is used again without a look at the table: most queues name one.
 pub(crate) struct Regions<'m> {
     table: &'m MemoryTable,
     domain: u32,
@@ -175,7 +175,8 @@ impl Window {
 }
 
 impl Regions<'_> {
-    /// Where `bytes` at `address` really are, if `key` names a region of the domain that holds them and allows it.
+    /// Where `bytes` at `address` really are, if `key` names a region of the domain that holds them and
+    /// allows it.
     #[inline]
     pub(crate) fn resolve(&mut self, key: u32, address: u64, bytes: u32) -> Option<*mut u8> {
         if u64::from(key) != self.found.key {

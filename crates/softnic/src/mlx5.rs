@@ -1,17 +1,19 @@
-//! The device below rdma-core's own mlx5 provider: a model of the kernel's command interface and of the queues of a ConnectX,
-//! for the unmodified libibverbs and libmlx5 of a process.
+//! The device below rdma-core's own mlx5 provider: a model of the kernel's command interface and of the
+//! queues of a ConnectX, for the unmodified libibverbs and libmlx5 of a process.
 //!
-//! `softnic-preload` gives this module the calls that a process makes on its command descriptors. What is behind them
-//! is the same state, flow table, RSS, memory keys and engine as below this crate's own provider; only the front differs:
-//! commands come in the kernel's structures (rdma-core kernel-headers/rdma), and send, receive and completion queues are in
-//! mlx5's formats, in memory that libmlx5 allocates. What the kernel and its driver check is modelled from their
-//! sources, named at each check; what libmlx5 checks is not repeated.
+//! `softnic-preload` gives this module the calls that a process makes on its command descriptors. What is
+//! behind them is the same state, flow table, RSS, memory keys and engine as below this crate's own provider;
+//! only the front differs: commands come in the kernel's structures (rdma-core kernel-headers/rdma), and
+//! send, receive and completion queues are in mlx5's formats, in memory that libmlx5 allocates. What the
+//! kernel and its driver check is modelled from their sources, named at each check; what libmlx5 checks is
+//! not repeated.
 //!
-//! Sends are noticed by polling their doorbell records, because a write to a doorbell page cannot be seen: at once while
-//! there is traffic, and after a pause within a nap of the engine, of 50 us to 4 ms (`engine::rest`).
+//! Sends are noticed by polling their doorbell records, because a write to a doorbell page cannot be seen: at
+//! once while there is traffic, and after a pause within a nap of the engine, of 50 us to 4 ms
+//! (`engine::rest`).
 //!
-//! Not modelled are datagram queue pairs, raw commands for the firmware (DEVX), striding queues and compressed completions,
-//! and the hash of a frame in its completion, which no function of libmlx5 returns.
+//! Not modelled are datagram queue pairs, raw commands for the firmware (DEVX), striding queues and
+//! compressed completions, and the hash of a frame in its completion, which no function of libmlx5 returns.
 //!
 //! * `ioctl`: attributes of an ioctl, and the copies from and to the client's memory (`user_memory`)
 //! * `commands`: a file per family; they see blocks of bytes (`block`) and no pointer
@@ -97,10 +99,12 @@ impl CommandDescriptors {
         answer.map_err(Errno::number)
     }
 
-    /// Returns what a mapping of a command descriptor at `offset` shows (kernel hw/mlx5/main.c, `mlx5_ib_mmap`).
+    /// Returns what a mapping of a command descriptor at `offset` shows (kernel hw/mlx5/main.c,
+    /// `mlx5_ib_mmap`).
     ///
     /// # Errors
-    /// EINVAL if there is no such page or no context, and EPERM if one would be written that is only to be read.
+    /// EINVAL if there is no such page or no context, and EPERM if one would be written that is only to be
+    /// read.
     pub fn mapping(&self, descriptor: RawFd, request: &MappingRequest) -> Result<Mapping, c_int> {
         let context = self.contexts().get(&descriptor).map(Arc::clone).ok_or(libc::EBADF)?;
         context.slot().map_err(Errno::number)?;
@@ -186,8 +190,8 @@ struct Channel {
     inode: u64,
 }
 
-/// A doorbell page. What the client writes there is not looked at, because memory cannot report a write: receive queues
-/// have none, and for send and completion queues the doorbell record has the same information.
+/// A doorbell page. What the client writes there is not looked at, because memory cannot report a write:
+/// receive queues have none, and for send and completion queues the doorbell record has the same information.
 struct Page {
     number: u32,
     bytes: u32,
@@ -222,7 +226,8 @@ impl Context {
         Ok(client.into_raw_fd())
     }
 
-    /// Makes the pages of the clock, for the first context of the device. Without them the clock cannot be read.
+    /// Makes the pages of the clock, for the first context of the device. Without them the clock cannot be
+    /// read.
     fn make_clock(&self) {
         if self.nic.clock_pages.get().is_some() {
             return;

@@ -1,4 +1,5 @@
-//! The soft NIC as its owner sees it: created from a configuration, pumped or self-driven, asked for its counters.
+//! The soft NIC as its owner sees it: created from a configuration, pumped or self-driven, asked for its
+//! counters.
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;
@@ -26,8 +27,8 @@ use crate::stats::PortCounters;
 use crate::wire::{Wire, WireState};
 use crate::{Error, PortStats};
 
-/// Who runs the engines. Each port belongs to one engine, so each queue gets the frames of a port in the order of their
-/// arrival.
+/// Who runs the engines. Each port belongs to one engine, so each queue gets the frames of a port in the
+/// order of their arrival.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Drive {
     /// A thread of the device's own.
@@ -42,9 +43,9 @@ pub enum Drive {
     },
     /// The owner, by [`SoftNic::pump`].
     Manual,
-    /// The threads of this process that poll completion queues: a poll that finds its queue empty makes a pass over each
-    /// port, unless another thread is making one there, and looks again. Frames move only while somebody polls; a thread that
-    /// waits for completion events without polling waits for ever.
+    /// The threads of this process that poll completion queues: a poll that finds its queue empty makes a
+    /// pass over each port, unless another thread is making one there, and looks again. Frames move only
+    /// while somebody polls; a thread that waits for completion events without polling waits for ever.
     Inline,
 }
 
@@ -97,8 +98,8 @@ pub struct SoftNic {
 
 /// The part of a soft NIC that the owner, the open contexts and the engines share.
 ///
-/// Locks are taken in this order: an engine, `flows`, `turn`, `state`. Who changes `flows` waits for engines that look frames up,
-/// and therefore holds neither `turn` nor `state` meanwhile.
+/// Locks are taken in this order: an engine, `flows`, `turn`, `state`. Who changes `flows` waits for engines
+/// that look frames up, and therefore holds neither `turn` nor `state` meanwhile.
 pub(crate) struct Nic {
     pub(crate) name: String,
     personality: Personality,
@@ -201,8 +202,8 @@ impl Nic {
         self.flows.writer()
     }
 
-    /// The device's state, for one burst of an engine. If control calls wait, it takes its turn among them: a thread that
-    /// unlocks a mutex and locks it again at once would otherwise nearly always get it.
+    /// The device's state, for one burst of an engine. If control calls wait, it takes its turn among them: a
+    /// thread that unlocks a mutex and locks it again at once would otherwise nearly always get it.
     #[inline]
     pub(crate) fn burst(&self) -> MutexGuard<'_, State> {
         let is_waited_for = self.waiting.load(Ordering::Relaxed) != 0;
@@ -241,8 +242,8 @@ impl Nic {
         self.engines.iter().map(|engine| engine.pass(self, max_frames)).sum()
     }
 
-    /// Called by a poll that has found its queue empty, which holds no lock: runs a pass of each engine that no other thread
-    /// runs, if polls drive the engines. Returns whether the queue may have something now.
+    /// Called by a poll that has found its queue empty, which holds no lock: runs a pass of each engine that
+    /// no other thread runs, if polls drive the engines. Returns whether the queue may have something now.
     #[inline]
     pub(crate) fn pass_inline(&self) -> bool {
         self.is_inline && self.try_passes(INLINE_FRAMES) > 0
@@ -263,8 +264,9 @@ impl SoftNic {
         Self::create_with(config, clock)
     }
 
-    /// Makes a soft NIC as [`SoftNic::create`] does, with a clock behind the raw timestamps of completions that ticks at another rate than the
-    /// personality's: devices of one driver differ in it (`hca_core_clock`). At 78,125 kHz a tick is 12.8 ns.
+    /// Makes a soft NIC as [`SoftNic::create`] does, with a clock behind the raw timestamps of completions
+    /// that ticks at another rate than the personality's: devices of one driver differ in it
+    /// (`hca_core_clock`). At 78,125 kHz a tick is 12.8 ns.
     ///
     /// # Errors
     /// As [`SoftNic::create`], and for a rate of 0 or above 1 GHz.
@@ -282,8 +284,8 @@ impl SoftNic {
         Self::start(config, clock)
     }
 
-    /// Makes a soft NIC as [`SoftNic::create`] does, for clients that do not reach the device through this crate's provider: the release of
-    /// libibverbs does not matter.
+    /// Makes a soft NIC as [`SoftNic::create`] does, for clients that do not reach the device through this
+    /// crate's provider: the release of libibverbs does not matter.
     pub(crate) fn create_without_provider(config: SoftNicConfig) -> Result<Self, Error> {
         check(&config)?;
         let clock = config.personality.rules().objects.clock;
@@ -331,9 +333,9 @@ impl SoftNic {
     }
 
     /// Runs one engine pass over all ports on the caller's thread: at most `max_frames` received frames, and
-    /// whatever is in the send rings. Returns the frames handled, received and sent. 0 if the device has threads, and after
-    /// [`SoftNic::stop`]. With [`Drive::Inline`] the limit is for each port, and ports where another thread makes a pass
-    /// are left out.
+    /// whatever is in the send rings. Returns the frames handled, received and sent. 0 if the device has
+    /// threads, and after [`SoftNic::stop`]. With [`Drive::Inline`] the limit is for each port, and ports
+    /// where another thread makes a pass are left out.
     pub fn pump(&self, max_frames: usize) -> usize {
         match self.drive {
             Drive::Thread { .. } | Drive::Threads { .. } => 0,
@@ -348,8 +350,8 @@ impl SoftNic {
         self.nic.engines.iter().for_each(|engine| engine.profile.start());
     }
 
-    /// The time of each engine by stage since [`SoftNic::start_profile`]; empty before. With [`Drive::Inline`] each port
-    /// has an engine.
+    /// The time of each engine by stage since [`SoftNic::start_profile`]; empty before. With
+    /// [`Drive::Inline`] each port has an engine.
     #[must_use]
     pub fn profiles(&self) -> Vec<EngineProfile> {
         self.nic.engines.iter().filter_map(|engine| engine.profile.read()).collect()
@@ -361,9 +363,9 @@ impl SoftNic {
         self.nic.port(port).map(|port| port.counters.read()).unwrap_or_default()
     }
 
-    /// Frames and copies for a work queue that met no posted buffer, by the queue's number (`ibv_wq.wq_num`); `None` if
-    /// there is no such queue. Frames among them that met no other queue either are in the port's `out_of_buffer`,
-    /// copies are in its `copies_lost`. Does not wait for the engine.
+    /// Frames and copies for a work queue that met no posted buffer, by the queue's number (`ibv_wq.wq_num`);
+    /// `None` if there is no such queue. Frames among them that met no other queue either are in the port's
+    /// `out_of_buffer`, copies are in its `copies_lost`. Does not wait for the engine.
     #[must_use]
     pub fn out_of_buffer(&self, work_queue: u32) -> Option<u64> {
         let losses = self.nic.queue_losses().get(&work_queue)?.upgrade()?;
@@ -388,7 +390,8 @@ impl SoftNic {
         self.nic.ports.iter().all(|port| port.finished.load(Ordering::Acquire))
     }
 
-    /// Whether an engine's thread has ended although it was not stopped: then no frame of its ports moves any more.
+    /// Whether an engine's thread has ended although it was not stopped: then no frame of its ports moves any
+    /// more.
     #[must_use]
     pub fn engine_died(&self) -> bool {
         // Looked at before `stopping` is: `stop` sets it before it joins.
@@ -396,9 +399,9 @@ impl SoftNic {
         ended && !self.nic.stopping.load(Ordering::Relaxed)
     }
 
-    /// How many passes each engine thread has made. Also without traffic one makes about fifty each second, so a count that
-    /// does not change is a stalled engine: no frame of its ports moves, and control calls may wait for it. Locks nothing.
-    /// Empty without threads.
+    /// How many passes each engine thread has made. Also without traffic one makes about fifty each second,
+    /// so a count that does not change is a stalled engine: no frame of its ports moves, and control calls
+    /// may wait for it. Locks nothing. Empty without threads.
     #[must_use]
     pub fn engine_passes(&self) -> Vec<u64> {
         self.nic.engines.iter().map(EngineCell::passes).take(self.drive.threads().len()).collect()
@@ -409,16 +412,16 @@ impl SoftNic {
         &self.nic
     }
 
-    /// Stops the engines for good, after the bursts they are in, and waits for that at most some seconds. Open contexts stay
-    /// valid.
+    /// Stops the engines for good, after the bursts they are in, and waits for that at most some seconds.
+    /// Open contexts stay valid.
     pub fn stop(&self) {
         if !self.stop_within(STOP_PATIENCE) {
             tracing::error!(device = %self.nic.name, "an engine thread does not end; it is left running");
         }
     }
 
-    /// Like [`SoftNic::stop`], and waits at most for `patience`. `false`: a thread is still running. It keeps what it
-    /// uses alive, so that nothing is freed under it.
+    /// Like [`SoftNic::stop`], and waits at most for `patience`. `false`: a thread is still running. It keeps
+    /// what it uses alive, so that nothing is freed under it.
     pub fn stop_within(&self, patience: Duration) -> bool {
         self.nic.stopping.store(true, Ordering::Relaxed);
         self.nic.doorbells.iter().for_each(Doorbell::wake);

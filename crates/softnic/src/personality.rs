@@ -1,9 +1,9 @@
 //! What the device refuses and how it orders flows: one table of rules per personality.
 //!
-//! Verbs compare with `nic.rules()`; nothing else in this crate distinguishes personalities. Limits, matching and flows
-//! come from a device model (`device_model`), which may be a file; the attributes of queues and domains are rows of
-//! `ideal`, `mlx5` and `mlx4`, each with the source of the fact, of which a model names one. Whatever no row forbids is
-//! possible.
+//! Verbs compare with `nic.rules()`; nothing else in this crate distinguishes personalities. Limits, matching
+//! and flows come from a device model (`device_model`), which may be a file; the attributes of queues and
+//! domains are rows of `ideal`, `mlx5` and `mlx4`, each with the source of the fact, of which a model names
+//! one. Whatever no row forbids is possible.
 
 mod ideal;
 mod mlx4;
@@ -90,8 +90,8 @@ impl Personality {
     /// The personalities with a table of their own, in the order in which they are listed to an operator.
     pub const ALL: [Self; 3] = [Self::Ideal, Self::Mlx5, Self::Mlx4];
 
-    /// The personality of a device model: limits, matching and flows are those of the model, the attributes of queues and
-    /// domains those of the personality that it names.
+    /// The personality of a device model: limits, matching and flows are those of the model, the attributes
+    /// of queues and domains those of the personality that it names.
     #[must_use]
     pub fn of(model: DeviceProfile) -> Self {
         Self::Model(Imitated::of(&model.name.clone(), model))
@@ -276,12 +276,13 @@ pub(crate) struct CompletionRules {
     pub(crate) exclusive_fields: Option<(u32, u32)>,
     /// The most entries a queue can have.
     pub(crate) max_entries: u32,
-    /// Whether queues get one entry less than a power of two, as where one slot distinguishes full from empty.
+    /// Whether queues get one entry less than a power of two, as where one slot distinguishes full from
+    /// empty.
     pub(crate) rounds_up: bool,
     /// Whether a queue holds one completion more than it reports: all of its power of two.
     pub(crate) has_one_spare_entry: bool,
-    /// Whether fields that raw packets do not need are words of others, as in mlx5's completions: for a packet the queue's
-    /// number is its flow tag, and the vendor's error is a byte of the timestamp.
+    /// Whether fields that raw packets do not need are words of others, as in mlx5's completions: for a
+    /// packet the queue's number is its flow tag, and the vendor's error is a byte of the timestamp.
     pub(crate) overlays_fields: bool,
     /// Whether the flags of packets of work queues have the checksums; those of queue pairs always have.
     pub(crate) checksums_of_work_queues: bool,
@@ -364,8 +365,8 @@ pub(crate) struct RssRules {
     /// The answers to another hash function, and to another length of the key.
     pub(crate) function_refusal: Errno,
     pub(crate) key_length_refusal: Errno,
-    /// The answers of an RSS queue pair to `create_flags`, to `send_ops_flags` and to a send queue. (The library ignores
-    /// a `send_cq` if there is no `max_send_wr`: libibverbs/cmd_qp.c, `ibv_icmd_create_qp`.)
+    /// The answers of an RSS queue pair to `create_flags`, to `send_ops_flags` and to a send queue. (The
+    /// library ignores a `send_cq` if there is no `max_send_wr`: libibverbs/cmd_qp.c, `ibv_icmd_create_qp`.)
     pub(crate) create_flags_refusal: Errno,
     pub(crate) send_operations_refusal: Errno,
     pub(crate) send_queue_refusal: Option<Errno>,
@@ -389,7 +390,8 @@ pub(crate) struct HashRules {
 }
 
 impl HashRules {
-    /// The addresses and ports of IPv4, IPv6, TCP and UDP (`enum ibv_rx_hash_fields`), which every device hashes.
+    /// The addresses and ports of IPv4, IPv6, TCP and UDP (`enum ibv_rx_hash_fields`), which every device
+    /// hashes.
     const ADDRESSES_AND_PORTS: u64 = 0xff;
 
     fn new(model: &DeviceProfile) -> Self {

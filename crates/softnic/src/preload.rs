@@ -1,10 +1,11 @@
 //! The soft NIC for unmodified programs.
 //!
-//! Used by the shared library of `softnic-preload`, never by `steerd`, which hands its own devices to the stock
-//! `ibv_open_device`. *Plugin*: the stock library finds the device in a sysfs tree and asks the registered provider
-//! for it. *Preload*: the program's `ibv_get_device_list` is interposed and returns [`LazyNic::device_list`]. *mlx5*:
-//! rdma-core's own provider talks to [`crate::mlx5`] as if it were the kernel. In every case the NIC is made when the
-//! device is first opened and lives as long as the process; nothing of it outlives that.
+//! Used by the shared library of `softnic-preload`, never by `steerd`, which hands its own devices to the
+//! stock `ibv_open_device`. *Plugin*: the stock library finds the device in a sysfs tree and asks the
+//! registered provider for it. *Preload*: the program's `ibv_get_device_list` is interposed and returns
+//! [`LazyNic::device_list`]. *mlx5*: rdma-core's own provider talks to [`crate::mlx5`] as if it were the
+//! kernel. In every case the NIC is made when the device is first opened and lives as long as the process;
+//! nothing of it outlives that.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::mem::MaybeUninit;
@@ -49,7 +50,8 @@ const WAIT_STEP: Duration = Duration::from_millis(2);
 pub struct LazyNic {
     settings: Settings,
     nic: OnceLock<SoftNic>,
-    /// Held by the first caller while it makes the NIC and waits for its peer; other callers that open the device wait too.
+    /// Held by the first caller while it makes the NIC and waits for its peer; other callers that open the
+    /// device wait too.
     opening: Mutex<()>,
     /// Whether its wire receives.
     wires_open: Arc<AtomicBool>,
@@ -87,14 +89,15 @@ impl LazyNic {
         &self.settings.name
     }
 
-    /// Whether this process has loaded libibverbs, so that [`LazyNic::register`] would not be what pulls it in.
+    /// Whether this process has loaded libibverbs, so that [`LazyNic::register`] would not be what pulls it
+    /// in.
     #[must_use]
     pub fn library_is_present() -> bool {
         Library::is_present()
     }
 
-    /// Offers the device to the library of this process, which makes it where its sysfs tree names it. Only the first
-    /// device of a process is registered.
+    /// Offers the device to the library of this process, which makes it where its sysfs tree names it. Only
+    /// the first device of a process is registered.
     ///
     /// # Errors
     /// There is no libibverbs, or none whose private layout is known.
@@ -102,8 +105,8 @@ impl LazyNic {
         device::register(self)
     }
 
-    /// A list of the device, for `ibv_free_device_list`, as `ibv_get_device_list` returns it; NULL with errno set where
-    /// there is no memory.
+    /// A list of the device, for `ibv_free_device_list`, as `ibv_get_device_list` returns it; NULL with errno
+    /// set where there is no memory.
     ///
     /// # Errors
     /// There is no libibverbs, or none whose private layout is known.
@@ -120,8 +123,8 @@ impl LazyNic {
         self.nic.get().and_then(SoftNic::channel_maker)
     }
 
-    /// The answer of `ibv_get_device_guid` in host byte order: EUI-64 of the first port's address, as it is known before
-    /// the wire is open.
+    /// The answer of `ibv_get_device_guid` in host byte order: EUI-64 of the first port's address, as it is
+    /// known before the wire is open.
     #[must_use]
     pub fn guid(&self) -> u64 {
         eui64(self.settings.wire.station())
@@ -146,7 +149,8 @@ impl LazyNic {
         self.nic.get().map(|nic| Arc::clone(nic.shared()))
     }
 
-    /// Gives a link's two ends time to meet: most programs look at the port once, when they start, and give up.
+    /// Gives a link's two ends time to meet: most programs look at the port once, when they start, and give
+    /// up.
     fn wait_for_peer(&self, nic: &Nic) {
         let up = || nic.ports.iter().all(|port| !port.down.load(Ordering::Relaxed));
         let until = Instant::now() + self.settings.wait;
@@ -210,8 +214,9 @@ pub fn stock_function(name: &'static CStr, version: &CStr) -> Result<*mut c_void
     Library::function(name, version)
 }
 
-// What a soft NIC in a foreign process is made from: environment variables, because such a process has no settings of
-// ours. Read by the shared library, written by the launcher, and checked by the same lines in both.
+// What a soft NIC in a foreign process is made from: environment variables, because such a process has no
+// settings of ours. Read by the shared library, written by the launcher, and checked by the same lines in
+// both.
 
 /// The names of the variables.
 pub mod variable {
@@ -219,7 +224,8 @@ pub mod variable {
     pub const NAME: &str = "SOFTNIC_NAME";
     /// The wire of its port, as `WireConfig` reads it from a string; `null` without it.
     pub const WIRE: &str = "SOFTNIC_WIRE";
-    /// `ideal`, `mlx5`, `mlx4` or the file of a device model; without it `ideal`, or `mlx5` with the method of that name.
+    /// `ideal`, `mlx5`, `mlx4` or the file of a device model; without it `ideal`, or `mlx5` with the method
+    /// of that name.
     pub const PERSONALITY: &str = "SOFTNIC_PERSONALITY";
     /// Bytes of the port's MTU; what the wire can carry without it.
     pub const MTU: &str = "SOFTNIC_MTU";
@@ -230,8 +236,8 @@ pub mod variable {
     /// `plugin`, `preload` or `mlx5`: how the launcher has set the process up; see `softnic-preload`.
     pub const METHOD: &str = "SOFTNIC_METHOD";
 
-    /// `open`, or `closed`: then the port receives nothing before the program opens its wire ([`super::host`]); `open`
-    /// without it.
+    /// `open`, or `closed`: then the port receives nothing before the program opens its wire
+    /// ([`super::host`]); `open` without it.
     pub const WIRES: &str = "SOFTNIC_WIRES";
 
     /// All of them.
@@ -321,8 +327,8 @@ impl Settings {
         })
     }
 
-    /// The NIC that they describe. For the methods that need the provider, the library was loaded before: to register the
-    /// provider, or for the list of devices.
+    /// The NIC that they describe. For the methods that need the provider, the library was loaded before: to
+    /// register the provider, or for the list of devices.
     fn create(&self, wires_open: &Arc<AtomicBool>) -> Result<SoftNic, Error> {
         let wire = self.wire.open().map_err(|source: WireError| Error::Wire { source })?;
         let wire = Box::new(GatedWire::new(wire, wires_open));
@@ -336,8 +342,8 @@ impl Settings {
     }
 }
 
-/// The last core that this machine can have. A thread that cannot be put on its core runs on any, and a foreign process has no
-/// log that would say so.
+/// The last core that this machine can have. A thread that cannot be put on its core runs on any, and a
+/// foreign process has no log that would say so.
 fn last_core() -> u64 {
     // SAFETY: asks for a number.
     let cores = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_CONF) };
@@ -350,9 +356,9 @@ fn refuse(name: &'static str, value: &str, problem: String) -> Error {
 
 // Keeps signals away from the threads that a soft NIC starts in a foreign process.
 //
-// A program that takes its signals in one place (sigwait, signalfd) blocks them in its own threads. A thread it does not
-// know of, with the mask of whenever the device was opened, would get them instead, and end the process. Used by `preload`
-// while it makes the NIC; the program's own mask is as before afterwards.
+// A program that takes its signals in one place (sigwait, signalfd) blocks them in its own threads. A thread
+// it does not know of, with the mask of whenever the device was opened, would get them instead, and end the
+// process. Used by `preload` while it makes the NIC; the program's own mask is as before afterwards.
 
 /// While this exists, its thread has all signals blocked, and threads that it starts begin with that mask
 /// (pthread_sigmask(3)). To be dropped on the thread that made it.

@@ -1,9 +1,9 @@
 //! The provider's ops: what libibverbs calls, one file per family of objects.
 //!
-//! Every op checks its arguments as the kernel would and returns an errno; none trusts a length, a count or a state.
-//! What C cannot let anyone check - that a handle is an object of this provider - is libibverbs' own contract; one that
-//! was destroyed is EINVAL (see `held`).
-//! Objects that the application holds are boxes that begin with the library's struct and name their slot in `state`.
+//! Every op checks its arguments as the kernel would and returns an errno; none trusts a length, a count or a
+//! state. What C cannot let anyone check - that a handle is an object of this provider - is libibverbs' own
+//! contract; one that was destroyed is EINVAL (see `held`). Objects that the application holds are boxes that
+//! begin with the library's struct and name their slot in `state`.
 
 mod ah;
 pub(crate) mod answer;
@@ -37,8 +37,8 @@ pub(crate) fn has_capability(wanted: CapabilitySet) -> bool {
 /// An object that begins with a struct of libibverbs, so that a pointer to one is a pointer to the other.
 ///
 /// # Safety
-/// `Self` is `repr(C)`, or transparent, with `Native` (possibly in a cell) as its first member, and is only ever
-/// handed out as a leaked `Box<Held<Self>>`.
+/// `Self` is `repr(C)`, or transparent, with `Native` (possibly in a cell) as its first member, and is only
+/// ever handed out as a leaked `Box<Held<Self>>`.
 pub(crate) unsafe trait Object: Sized {
     type Native;
 
@@ -77,7 +77,8 @@ impl<T> Drop for Taken<T> {
     }
 }
 
-/// The op that fills the member `name` of `struct verbs_context_ops`; NULL leaves the library's refusal in place.
+/// The op that fills the member `name` of `struct verbs_context_ops`; NULL leaves the library's refusal in
+/// place.
 pub(crate) fn op(name: &str) -> *const c_void {
     OPS.iter().find(|(known, _)| *known == name).map_or(std::ptr::null(), |(_, op)| op.0)
 }
@@ -136,9 +137,10 @@ static OPS: &[(&str, Op)] = ops![
     "rereg_mr" => mr::rereg_mr,
     "resize_cq" => cq::resize_cq,
 ];
-// Left to the library: `async_event` and `cq_event` do nothing; `query_ece`, `set_ece`, `attach_mcast`, `detach_mcast` and
-// all of SRQs, XRC and memory windows refuse with EOPNOTSUPP, for no raw packet has a use for them;
-// `query_qp_data_in_order` returns 0, for a completion is all that this device promises an order with.
+// Left to the library: `async_event` and `cq_event` do nothing; `query_ece`, `set_ece`, `attach_mcast`,
+// `detach_mcast` and all of SRQs, XRC and memory windows refuse with EOPNOTSUPP, for no raw packet has a use
+// for them; `query_qp_data_in_order` returns 0, for a completion is all that this device promises an order
+// with.
 
 #[cfg(test)]
 mod tests;

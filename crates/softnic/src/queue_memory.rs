@@ -1,7 +1,7 @@
 //! Where queues live: memory from the application's parent-domain allocator, or the device's own.
 //!
-//! Called by the provider when a queue is made; the memory goes back to where it came from when the queue's last end
-//! is dropped. Never called by the engine.
+//! Called by the provider when a queue is made; the memory goes back to where it came from when the queue's
+//! last end is dropped. Never called by the engine.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ffi::c_void;
@@ -42,8 +42,9 @@ pub(crate) struct Allocator {
 impl Allocator {
     /// Zeroed memory for `resource`; `None` when the application refuses, or returns misaligned memory.
     pub(crate) fn allocate(&self, bytes: usize, align: usize, resource: u64) -> Option<QueueMemory> {
-        // SAFETY: the callback and its arguments are those the application gave to `ibv_alloc_parent_domain`, which
-        // must stay valid as long as the parent domain; queues keep the domain in use until their memory is freed.
+        // SAFETY: the callback and its arguments are those the application gave to `ibv_alloc_parent_domain`,
+        // which must stay valid as long as the parent domain; queues keep the domain in use until their
+        // memory is freed.
         let answer = unsafe { (self.allocate)(self.domain, self.context, bytes, align, resource) };
         if answer == USE_DEFAULT {
             return QueueMemory::own(bytes, align);
@@ -97,7 +98,8 @@ impl Drop for QueueMemory {
             Owner::Device { layout } => unsafe { dealloc(self.address.as_ptr(), *layout) },
             Owner::Application { allocator, resource } => {
                 let memory = self.address.as_ptr().cast();
-                // SAFETY: the memory came from this allocator's `allocate` with this resource and goes back once.
+                // SAFETY: the memory came from this allocator's `allocate` with this resource and goes back
+                // once.
                 unsafe { (allocator.free)(allocator.domain, allocator.context, memory, *resource) };
             }
         }

@@ -1,18 +1,18 @@
 //! Single-producer single-consumer rings on memory that may belong to the application.
 //!
-//! Receive, send and completion queues are all [`Ring`]s of fixed-size slots: one side lives in the object that the
-//! application holds, the other in the engine. Each side caches the other's index and publishes its own once per
-//! batch, so the index lines change cores once per batch and not once per packet. Nothing here locks or allocates
-//! after the ring is made.
+//! Receive, send and completion queues are all [`Ring`]s of fixed-size slots: one side lives in the object
+//! that the application holds, the other in the engine. Each side caches the other's index and publishes its
+//! own once per batch, so the index lines change cores once per batch and not once per packet. Nothing here
+//! locks or allocates after the ring is made.
 //!
-//! Why it is right: each index has one writer, which stores it with release order after it used the slots, and the other
-//! side loads it with acquire order before it uses them; and a producer never has more than `capacity` slots in use. So
-//! the two sides never use one slot at the same time.
+//! Why it is right: each index has one writer, which stores it with release order after it used the slots,
+//! and the other side loads it with acquire order before it uses them; and a producer never has more than
+//! `capacity` slots in use. So the two sides never use one slot at the same time.
 //!
-//! What `model` checks with loom, in every order of the two sides' steps that the memory model allows: a slot is read
-//! only after it was filled, and filled again only after it was read and given back; nothing is lost, doubled or out of
-//! order; a batch is seen whole or not at all. Run with
-//! `RUSTFLAGS="--cfg loom" cargo test -p softnic --lib ring:: --release`.
+//! What `model` checks with loom, in every order of the two sides' steps that the memory model allows: a slot
+//! is read only after it was filled, and filled again only after it was read and given back; nothing is lost,
+//! doubled or out of order; a batch is seen whole or not at all. Run with `RUSTFLAGS="--cfg loom" cargo test
+//! -p softnic --lib ring:: --release`.
 
 mod indices;
 
@@ -44,8 +44,8 @@ pub(crate) struct Ring {
     limit: u32,
 }
 
-// SAFETY: the memory is owned by the ring until it is dropped; slots are handed from side to side by the indices'
-// release and acquire, and `Producer` and `Consumer` see to it that each side exists once.
+// SAFETY: the memory is owned by the ring until it is dropped; slots are handed from side to side by the
+// indices' release and acquire, and `Producer` and `Consumer` see to it that each side exists once.
 unsafe impl Send for Ring {}
 // SAFETY: as above.
 unsafe impl Sync for Ring {}
@@ -58,8 +58,8 @@ impl Ring {
         Some(((capacity as usize).checked_mul(slot_bytes)?, capacity))
     }
 
-    /// Makes the two ends of a ring in which `limit` slots can be filled. `slots` must hold the bytes and `capacity`
-    /// be the one of [`Ring::shape`], `doorbell` hold [`DOORBELL_BYTES`].
+    /// Makes the two ends of a ring in which `limit` slots can be filled. `slots` must hold the bytes and
+    /// `capacity` be the one of [`Ring::shape`], `doorbell` hold [`DOORBELL_BYTES`].
     pub(crate) fn ends(
         slots: QueueMemory,
         doorbell: QueueMemory,
@@ -93,7 +93,8 @@ impl Layout {
     #[inline]
     fn slot(self, index: u32) -> NonNull<u8> {
         let offset = (index & self.mask) as usize * self.slot_bytes;
-        // SAFETY: the masked index is below `capacity`, and `ends` checked that the slots hold `capacity` slots.
+        // SAFETY: the masked index is below `capacity`, and `ends` checked that the slots hold `capacity`
+        // slots.
         unsafe { self.address.add(offset) }
     }
 }
@@ -263,8 +264,8 @@ impl Consumer {
         self.produced_seen.wrapping_sub(self.next)
     }
 
-    /// The next slot, and how many slots from it on are to be read and next to each other in memory. Looks at the
-    /// producer only if none is known.
+    /// The next slot, and how many slots from it on are to be read and next to each other in memory. Looks at
+    /// the producer only if none is known.
     #[inline]
     pub(crate) fn run(&mut self) -> (NonNull<u8>, u32) {
         self.refresh(1);

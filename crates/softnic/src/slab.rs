@@ -1,4 +1,5 @@
-//! A table of objects named by small numbers, with a limit. Used by `state` for everything the device hands out.
+//! A table of objects named by small numbers, with a limit. Used by `state` for everything the device hands
+//! out.
 
 /// Objects by slot. Slots are used again after their object is removed.
 pub(crate) struct Slab<T> {

@@ -1,9 +1,10 @@
-//! The device behind its mutex: every object that an engine or another object can name. Only the flow table is apart
-//! ([`crate::nic::Nic`]).
+//! The device behind its mutex: every object that an engine or another object can name. Only the flow table
+//! is apart ([`crate::nic::Nic`]).
 //!
-//! The provider's ops create, change and remove objects here on the caller's thread; the engine reads them once per
-//! burst. What the application holds (`ibv_cq`, `ibv_wq`, ...) are boxes of the provider that name their slot here.
-//! User counts are the number of users of an object; the provider returns EBUSY while there are any.
+//! The provider's ops create, change and remove objects here on the caller's thread; the engine reads them
+//! once per burst. What the application holds (`ibv_cq`, `ibv_wq`, ...) are boxes of the provider that name
+//! their slot here. User counts are the number of users of an object; the provider returns EBUSY while there
+//! are any.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -99,7 +100,8 @@ pub(crate) struct QueueState {
     pub(crate) edits: FrameEdits,
     pub(crate) unpublished: bool,
     pub(crate) planned: Planned,
-    /// Frames and copies for this queue that met no posted buffer. Written with the state locked, read without.
+    /// Frames and copies for this queue that met no posted buffer. Written with the state locked, read
+    /// without.
     pub(crate) out_of_buffer: Arc<AtomicU64>,
     /// Shared with the posting side: an `ibv_wq_state` or `ibv_qp_state`.
     pub(crate) native_state: Arc<AtomicU32>,
@@ -184,7 +186,8 @@ pub(crate) struct QpState {
     pub(crate) domain: u32,
     pub(crate) number: u32,
     pub(crate) port: u8,
-    /// Most of these mean nothing here and are only returned by queries; the Q_Key is that of a datagram queue pair.
+    /// Most of these mean nothing here and are only returned by queries; the Q_Key is that of a datagram
+    /// queue pair.
     pub(crate) attributes: QpAttributes,
     pub(crate) kind: QpKind,
 }
@@ -315,7 +318,8 @@ impl State {
         }
     }
 
-    /// Completes everything posted to a failed queue with WR_FLUSH_ERR, as far as its completion queue has room.
+    /// Completes everything posted to a failed queue with WR_FLUSH_ERR, as far as its completion queue has
+    /// room.
     pub(crate) fn flush_queue(&mut self, slot: u32) {
         loop {
             let Some(queue) = self.queues.get_mut(slot) else { return };

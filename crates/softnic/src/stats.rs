@@ -1,10 +1,12 @@
-//! What became of every frame of a port. Written by the engine only, once per burst; read by anyone at any time.
+//! What became of every frame of a port. Written by the engine only, once per burst; read by anyone at any
+//! time.
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 /// The counters of one port. `rx_frames` is always the sum of the dispositions ([`PortStats::dispositions`]).
 ///
-/// In C's layout, for another copy of this crate ([`crate::preload::host`]): numbers are only added, at the end.
+/// In C's layout, for another copy of this crate ([`crate::preload::host`]): numbers are only added, at the
+/// end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct PortStats {
@@ -30,8 +32,8 @@ pub struct PortStats {
     pub queue_not_ready: u64,
     /// Frames whose posted buffer failed the memory key, bounds or domain check.
     pub memory_fault: u64,
-    /// Copies that were delivered beside what became of the frame: for DONT_TRAP flows, for sniffers, and for all
-    /// queues but the first that one match leads to. Not a disposition.
+    /// Copies that were delivered beside what became of the frame: for DONT_TRAP flows, for sniffers, and for
+    /// all queues but the first that one match leads to. Not a disposition.
     pub replicated: u64,
     /// Such copies that were not delivered. Not a disposition.
     pub copies_lost: u64,
@@ -86,9 +88,10 @@ impl PortStats {
         } += frames;
     }
 
-    /// Settles one delivery of a frame whose end was `so_far`. A copy is never the frame's end, and a frame that a DROP flow
-    /// took stays dropped. Otherwise the frame is delivered if any delivery succeeds, whichever comes first. Each delivery
-    /// is in exactly one of the frame's end, `replicated` and `copies_lost`.
+    /// Settles one delivery of a frame whose end was `so_far`. A copy is never the frame's end, and a frame
+    /// that a DROP flow took stays dropped. Otherwise the frame is delivered if any delivery succeeds,
+    /// whichever comes first. Each delivery is in exactly one of the frame's end, `replicated` and
+    /// `copies_lost`.
     #[inline]
     pub(crate) fn settle(&mut self, so_far: &mut Disposition, delivery: Disposition, is_copy: bool) {
         // By far the most frequent case.
@@ -243,7 +246,8 @@ mod tests {
     #[test]
     fn every_copy_is_counted_once_whichever_fails() {
         use Disposition::{Delivered, FlowDropped, OutOfBuffer, QueueNotReady, Unmatched};
-        // The end before any delivery, the deliveries and whether they are copies, and: the end, replicated, lost.
+        // The end before any delivery, the deliveries and whether they are copies, and: the end, replicated,
+        // lost.
         for (start, copies, expected) in [
             (Unmatched, vec![(Delivered, false), (OutOfBuffer, false)], (Delivered, 0, 1)),
             (Unmatched, vec![(OutOfBuffer, false), (Delivered, false)], (Delivered, 0, 1)),

@@ -1,9 +1,9 @@
 //! The wire: where a port's frames come from and where its sent frames go.
 //!
-//! The engine owns one [`Wire`] per port and calls it from its own thread, a [`Burst`] at a time. The wires here are a
-//! traffic generator, recorded captures, a live interface through an AF_PACKET socket, a link to a soft NIC of another
-//! process, a loopback plug, and nothing at all. A wire never
-//! blocks, never looks into a frame to decide anything about it, and allocates only while it is being opened.
+//! The engine owns one [`Wire`] per port and calls it from its own thread, a [`Burst`] at a time. The wires
+//! here are a traffic generator, recorded captures, a live interface through an AF_PACKET socket, a link to a
+//! soft NIC of another process, a loopback plug, and nothing at all. A wire never blocks, never looks into a
+//! frame to decide anything about it, and allocates only while it is being opened.
 
 mod af_packet;
 mod config;
@@ -42,12 +42,12 @@ pub use pcap::{CaptureError, CaptureReader, CapturedPacket, PcapWire, open_captu
 /// The most frames that one [`Burst`] holds.
 pub const BURST_FRAMES: usize = 64;
 
-/// The largest frame any wire sends, or hands over as one of its medium, in bytes without FCS: a jumbo frame with two VLAN
-/// tags. Longer ones are merged or count as oversize.
+/// The largest frame any wire sends, or hands over as one of its medium, in bytes without FCS: a jumbo frame
+/// with two VLAN tags. Longer ones are merged or count as oversize.
 pub const MAX_FRAME_BYTES: usize = MAX_MTU_BYTES as usize + 14 + 8;
 
-/// The longest frame that a wire hands over whole although it was merged from several: an IP packet of 65,535 bytes with an
-/// Ethernet header and two VLAN tags.
+/// The longest frame that a wire hands over whole although it was merged from several: an IP packet of 65,535
+/// bytes with an Ethernet header and two VLAN tags.
 pub const MAX_MERGED_BYTES: usize = u16::MAX as usize + 14 + 8;
 
 /// The address of a wire that has no interface behind it: locally administered.
@@ -55,10 +55,12 @@ pub const SOFT_MAC: MacAddr = MacAddr([0x02, 0x73, 0x6f, 0x66, 0x74, 0x00]);
 
 /// A source and sink of Ethernet frames, the lowest layer of a port.
 pub trait Wire: Send {
-    /// Appends up to `burst.capacity_left()` frames; never blocks. The frames borrow from the wire until its next call.
+    /// Appends up to `burst.capacity_left()` frames; never blocks. The frames borrow from the wire until its
+    /// next call.
     fn receive<'w>(&'w mut self, burst: &mut Burst<'w>);
 
-    /// Does what is due besides frames, while no frames are received: to be called as often as [`receive`](Wire::receive) would be.
+    /// Does what is due besides frames, while no frames are received: to be called as often as
+    /// [`receive`](Wire::receive) would be.
     fn tend(&mut self) {}
 
     /// Sends one frame, or queues it until [`flush`](Wire::flush).
@@ -90,8 +92,8 @@ pub trait Wire: Send {
         taken
     }
 
-    /// Hands every queued frame to the medium. Frames that the medium cannot take now stay queued until the next call, so
-    /// the engine keeps calling this after the last frame. By default there is no queue.
+    /// Hands every queued frame to the medium. Frames that the medium cannot take now stay queued until the
+    /// next call, so the engine keeps calling this after the last frame. By default there is no queue.
     fn flush(&mut self) {}
 
     /// Whether more frames can be expected; by default always.
@@ -99,8 +101,8 @@ pub trait Wire: Send {
         WireState::Live
     }
 
-    /// How an idle engine learns that a frame has arrived. Called when [`receive`](Wire::receive) had none, before the
-    /// engine sleeps.
+    /// How an idle engine learns that a frame has arrived. Called when [`receive`](Wire::receive) had none,
+    /// before the engine sleeps.
     fn sleep_hint(&mut self) -> SleepHint {
         SleepHint::Poll
     }
@@ -142,20 +144,22 @@ pub trait Wire: Send {
 /// How an idle engine learns that a frame has arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SleepHint {
-    /// The engine asks again: it sleeps for 50 microseconds at first, and up to four milliseconds after a long pause.
+    /// The engine asks again: it sleeps for 50 microseconds at first, and up to four milliseconds after a
+    /// long pause.
     Poll,
     /// No frame arrives before this time has passed.
     Within(Duration),
     /// The engine waits for a descriptor.
     Readable {
-        /// The descriptor, which is readable when a frame has arrived. It stays open until the wire is called again.
+        /// The descriptor, which is readable when a frame has arrived. It stays open until the wire is called
+        /// again.
         descriptor: RawFd,
         /// The wire wants to be asked again after this time in any case.
         within: Duration,
-        /// For how long frames may gather before they are taken. With it the engine does not poll the wire after it has
-        /// taken frames: it sleeps for this time, takes what has gathered, and waits for the descriptor if that was
-        /// nothing; with zero, because frames gather below the wire, at once. `None`: the engine polls for some time before
-        /// it sleeps.
+        /// For how long frames may gather before they are taken. With it the engine does not poll the wire
+        /// after it has taken frames: it sleeps for this time, takes what has gathered, and waits for the
+        /// descriptor if that was nothing; with zero, because frames gather below the wire, at once. `None`:
+        /// the engine polls for some time before it sleeps.
         gather: Option<Duration>,
     },
 }
@@ -213,7 +217,8 @@ pub enum Checksum {
     Unknown,
     /// Verified by the interface or the kernel.
     Valid,
-    /// Left unfinished by a local sender that counted on offload, and not of a kind that the wire could complete.
+    /// Left unfinished by a local sender that counted on offload, and not of a kind that the wire could
+    /// complete.
     Partial,
 }
 
@@ -285,8 +290,8 @@ impl<'w> Burst<'w> {
         self.capacity_left() > 0 && self.frames.try_push(frame).is_ok()
     }
 
-    /// Appends the complete frames at `places`, which the engine is to stamp, as many as there are and fit. Their headers are
-    /// on the way into the cache then.
+    /// Appends the complete frames at `places`, which the engine is to stamp, as many as there are and fit.
+    /// Their headers are on the way into the cache then.
     #[inline]
     pub(crate) fn fill<P>(&mut self, places: &[P], frame: impl Fn(&P) -> &'w [u8]) {
         let count = self.frames.len();

@@ -1,7 +1,8 @@
-//! The contents of the rings: completions, receive requests and send requests, with their opcodes and statuses.
+//! The contents of the rings: completions, receive requests and send requests, with their opcodes and
+//! statuses.
 //!
-//! Written and read by the provider's posting and polling ops on one side and the engine on the other. Sizes matter:
-//! a completion is half a cache line.
+//! Written and read by the provider's posting and polling ops on one side and the engine on the other. Sizes
+//! matter: a completion is half a cache line.
 
 use ibverbs_sys::{ibv_sge, ibv_wc_flags, ibv_wc_opcode, ibv_wc_status};
 
@@ -118,8 +119,8 @@ impl Cqe {
         self.flags & FLAG_CHECKSUM_OK != 0
     }
 
-    /// Makes it that of a datagram from the queue pair in slot `from`. It has neither C-VLAN nor flow tag; who reads them
-    /// all the same gets the value in their place, as with mlx5.
+    /// Makes it that of a datagram from the queue pair in slot `from`. It has neither C-VLAN nor flow tag;
+    /// who reads them all the same gets the value in their place, as with mlx5.
     pub(crate) fn set_datagram(&mut self, from: u32, immediate: Option<u32>, solicited: bool) {
         self.flags |= FLAG_DATAGRAM;
         self.cvlan = from as u16;
@@ -231,7 +232,8 @@ pub(crate) struct SendHeader {
     pub(crate) flags: u16,
     /// Payload bytes of a segment, if [`SEND_SEGMENTS`] is set.
     pub(crate) segment_bytes: u16,
-    /// Bytes that are in the request itself: the frame with [`SEND_INLINE`], its headers with [`SEND_SEGMENTS`].
+    /// Bytes that are in the request itself: the frame with [`SEND_INLINE`], its headers with
+    /// [`SEND_SEGMENTS`].
     pub(crate) inline_bytes: u32,
 }
 
@@ -261,7 +263,8 @@ pub(crate) struct Envelope {
     pub(crate) immediate: u32,
 }
 
-/// The destination of an address handle. Datagrams go from one port of the device to another, or back to the same.
+/// The destination of an address handle. Datagrams go from one port of the device to another, or back to the
+/// same.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Route {

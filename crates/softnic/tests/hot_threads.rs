@@ -1,10 +1,12 @@
-//! Under traffic the engine and a worker neither allocate nor call the kernel, with a thread for the engine and inline. Of two
-//! engine threads one may wait in the kernel where the other one is interrupted while it holds the device's mutex.
+//! Under traffic the engine and a worker neither allocate nor call the kernel, with a thread for the engine
+//! and inline. Of two engine threads one may wait in the kernel where the other one is interrupted while it
+//! holds the device's mutex.
 //!
-//! The scene runs in a child process. Its allocator counts all allocations of the process while the main thread sleeps. Then
-//! this process traces the child's threads (ptrace(2)) and counts the system calls that the kernel reports. What is covered:
-//! receiving from a generator, flow lookup, delivery, polling, classification and posting buffers again. Wires that are
-//! system calls by nature (af_packet) and sinks are not.
+//! The scene runs in a child process. Its allocator counts all allocations of the process while the main
+//! thread sleeps. Then this process traces the child's threads (ptrace(2)) and counts the system calls that
+//! the kernel reports. What is covered: receiving from a generator, flow lookup, delivery, polling,
+//! classification and posting buffers again. Wires that are system calls by nature (af_packet) and sinks are
+//! not.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 use std::alloc::{GlobalAlloc, Layout, System};

@@ -1,7 +1,8 @@
-//! Prints the flows among the packets that a sink of kind `app` delivers: addresses, ports, protocol, packets, bytes.
+//! Prints the flows among the packets that a sink of kind `app` delivers: addresses, ports, protocol,
+//! packets, bytes.
 //!
-//! `cargo run -p steerd-client --example flows -- /run/steerd/app.sock [SECONDS]`: a table every second, until it is
-//! interrupted or the given time is over.
+//! `cargo run -p steerd-client --example flows -- /run/steerd/app.sock [SECONDS]`: a table every second,
+//! until it is interrupted or the given time is over.
 
 use std::collections::HashMap;
 use std::path::PathBuf;

@@ -1,7 +1,7 @@
 //! Receives packets from a `steerd` sink of kind `app`, and sends packets back, through shared memory.
 //!
-//! [`Client`] connects to the socket of the sink and waits for packets. When the server restarts, it connects again.
-//! The protocol is memif, so it works with other servers too.
+//! [`Client`] connects to the socket of the sink and waits for packets. When the server restarts, it connects
+//! again. The protocol is memif, so it works with other servers too.
 //!
 //! ```
 //! use std::time::Duration;
@@ -63,7 +63,8 @@ pub use shm::memif::client::ClientError;
 pub const PACKET_BYTES_MAX: usize = 16 << 10;
 /// The least time between two attempts to connect.
 const RETRY: Duration = Duration::from_millis(200);
-/// How often a busy client checks that the server is there, in calls of [`Client::receive`]. An idle one learns it at once.
+/// How often a busy client checks that the server is there, in calls of [`Client::receive`]. An idle one
+/// learns it at once.
 const CALLS_PER_CHECK: u32 = 256;
 
 /// The options of a client.
@@ -199,8 +200,9 @@ impl Client {
         Ok(())
     }
 
-    /// Replaces the packets of `batch` by those that have arrived; waits for the first at most `timeout`. Without a
-    /// connection, it tries to connect, and the batch stays empty; [`Client::last_error`] has the reason.
+    /// Replaces the packets of `batch` by those that have arrived; waits for the first at most `timeout`.
+    /// Without a connection, it tries to connect, and the batch stays empty; [`Client::last_error`] has the
+    /// reason.
     pub fn receive(&mut self, batch: &mut Batch, timeout: Duration) {
         batch.clear();
         if let Err(error) = self.try_receive(batch, timeout) {

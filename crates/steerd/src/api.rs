@@ -1,9 +1,9 @@
-//! The local API: JSON over HTTP/1.1 on a unix socket, for the commands that work on the running daemon and for other
-//! programs of this host. docs/reference/api.md describes it.
+//! The local API: JSON over HTTP/1.1 on a unix socket, for the commands that work on the running daemon and
+//! for other programs of this host. docs/reference/api.md describes it.
 //!
-//! [`socket`] claims the path, [`request`] reads requests, [`router`] answers them and [`client`] is the side of the commands.
-//! Who can connect can read; only root, the daemon's user and `api.admins` can change what runs. The limits of connections
-//! and requests are those of [`server`](crate::server).
+//! [`socket`] claims the path, [`request`] reads requests, [`router`] answers them and [`client`] is the side
+//! of the commands. Who can connect can read; only root, the daemon's user and `api.admins` can change what
+//! runs. The limits of connections and requests are those of [`server`](crate::server).
 
 mod captures;
 pub(crate) mod client;
@@ -47,7 +47,8 @@ pub(crate) struct Bound {
     admins: Vec<u32>,
 }
 
-/// Claims the socket of the settings. `None`: the API is off, or no folder for the default socket is usable, which is logged.
+/// Claims the socket of the settings. `None`: the API is off, or no folder for the default socket is usable,
+/// which is logged.
 pub(crate) fn bind(settings: &settings::Api) -> Result<Option<Bound>, Error> {
     if !settings.enabled {
         return Ok(None);
@@ -83,7 +84,8 @@ pub(crate) struct Served {
 }
 
 impl Served {
-    /// Stops the server as [`Server::stop`] does; the socket is removed first, so that nobody connects to a server that has ended.
+    /// Stops the server as [`Server::stop`] does; the socket is removed first, so that nobody connects to a
+    /// server that has ended.
     pub(crate) fn stop(self, timeout: Duration) -> bool {
         let Self { server, file } = self;
         drop(file);

@@ -1,7 +1,7 @@
 //! The command line, and the man pages and completions made from it.
 //!
-//! `main` hands each command to the module that runs it. Exit codes are documented here because `--help` prints them;
-//! what the commands print is described in docs/reference/commands.md.
+//! `main` hands each command to the module that runs it. Exit codes are documented here because `--help`
+//! prints them; what the commands print is described in docs/reference/commands.md.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -66,8 +66,8 @@ pub(crate) enum Command {
     Run(RunArgs),
     /// Show for every rule of a policy whether and how the device can apply it.
     Check(CheckArgs),
-    /// Show how the packets of a capture load the workers, how many workers a rate needs, and which hash key and weights
-    /// balance them better.
+    /// Show how the packets of a capture load the workers, how many workers a rate needs, and which hash key
+    /// and weights balance them better.
     Size(SizeArgs),
     /// Show where a packet (or every packet of a capture) would go, and why.
     Explain(ExplainArgs),
@@ -83,12 +83,13 @@ pub(crate) enum Command {
     Status(StatusArgs),
     /// Let the running daemon read its policy again, and wait for its verdict.
     Reload(ReloadArgs),
-    /// Show rules, workers, sinks, ports and flows of the running daemon with their rates, once a second; on a terminal
-    /// until q is pressed, elsewhere once.
+    /// Show rules, workers, sinks, ports and flows of the running daemon with their rates, once a second; on
+    /// a terminal until q is pressed, elsewhere once.
     Top(TopArgs),
     /// List the flows that the running daemon has installed, with their rules, queues and packets.
     Flows(FlowsArgs),
-    /// Write the packets of a rule of the running daemon to a file or a pipe as pcapng, until Ctrl-C or a limit.
+    /// Write the packets of a rule of the running daemon to a file or a pipe as pcapng, until Ctrl-C or a
+    /// limit.
     Capture(CaptureArgs),
     /// Write man pages and shell completions into a folder.
     #[command(hide = true)]
@@ -114,7 +115,8 @@ pub(crate) struct RunArgs {
     /// End after this time, e.g. 500ms, 10s, 2m, 1h.
     #[arg(long = "for", value_name = "TIME", value_parser = parse_duration)]
     pub(crate) run_for: Option<Duration>,
-    /// Keep running when no port can receive anything more: after a capture played once, or traffic with a total.
+    /// Keep running when no port can receive anything more: after a capture played once, or traffic with a
+    /// total.
     #[arg(long)]
     pub(crate) keep_running: bool,
     /// Measure what the engine and the workers spend their time on, by stage, and add it to the summary.
@@ -139,7 +141,8 @@ pub(crate) struct RunArgs {
 
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct VariableArgs {
-    /// The value of a policy variable; overrides policy.variables of the settings. May be given several times.
+    /// The value of a policy variable; overrides policy.variables of the settings. May be given several
+    /// times.
     #[arg(long = "set", value_name = "NAME=VALUE", value_parser = parse_variable)]
     pub(crate) set: Vec<(String, String)>,
 }
@@ -154,11 +157,12 @@ pub(crate) struct PolicyArgs {
     /// The settings file, for the number of workers and the device.
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
-    /// The number of workers to compile for [default: that of the settings, else as many as the policy names].
+    /// The number of workers to compile for [default: that of the settings, else as many as the policy
+    /// names].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) workers: Option<u32>,
-    /// Compile for a device model instead of the device of the settings, which then need not exist: ideal, mlx5, mlx4,
-    /// mana, bnxt_re, conservative, or a file that describes a device.
+    /// Compile for a device model instead of the device of the settings, which then need not exist: ideal,
+    /// mlx5, mlx4, mana, bnxt_re, conservative, or a file that describes a device.
     #[arg(long, value_name = "NAME|FILE", value_parser = parse_profile)]
     pub(crate) profile: Option<DeviceProfile>,
     /// The output format.
@@ -171,16 +175,17 @@ pub(crate) struct PolicyArgs {
 pub(crate) struct CheckArgs {
     #[command(flatten)]
     pub(crate) policy: PolicyArgs,
-    /// A pcap or pcapng file with typical traffic, or "running" for the packets that the rules of the running daemon have counted:
-    /// decide such packets in hardware rather than others, and show where they are decided [default: policy.traffic of the
-    /// settings, which is not shown].
+    /// A pcap or pcapng file with typical traffic, or "running" for the packets that the rules of the running
+    /// daemon have counted: decide such packets in hardware rather than others, and show where they are
+    /// decided [default: policy.traffic of the settings, which is not shown].
     #[arg(long, value_name = "CAPTURE|running", value_parser = parse_traffic)]
     pub(crate) traffic: Option<TrafficArg>,
-    /// The unix socket of the API of the daemon that --traffic running asks; overrides api.socket of the settings.
+    /// The unix socket of the API of the daemon that --traffic running asks; overrides api.socket of the
+    /// settings.
     #[arg(long, value_name = "PATH")]
     pub(crate) api_socket: Option<PathBuf>,
-    /// Fail on any of these: "warnings", "hybrid" rules, "hybrid=5%" where workers decide more of the packets of --traffic,
-    /// without it of those drawn from the rules, or rules that are "shadowed" by others.
+    /// Fail on any of these: "warnings", "hybrid" rules, "hybrid=5%" where workers decide more of the packets
+    /// of --traffic, without it of those drawn from the rules, or rules that are "shadowed" by others.
     #[arg(long, value_parser = parse_deny, value_delimiter = ',', value_name = "FINDING")]
     pub(crate) deny: Vec<Deny>,
     /// Print errors only: nothing on standard output, and no warnings. What --deny names still fails.
@@ -214,11 +219,12 @@ fn parse_traffic(text: &str) -> Result<TrafficArg, std::convert::Infallible> {
 pub(crate) struct SizeArgs {
     #[command(flatten)]
     pub(crate) policy: PolicyArgs,
-    /// A pcap or pcapng file with typical traffic; the policy is compiled for it, as by the setting policy.traffic.
+    /// A pcap or pcapng file with typical traffic; the policy is compiled for it, as by the setting
+    /// policy.traffic.
     #[arg(long, value_name = "CAPTURE")]
     pub(crate) traffic: PathBuf,
-    /// The time that a worker takes for a packet, in nanoseconds, as measured on the machine (steerd run --profile). Without
-    /// it neither the number of workers nor losses are computed.
+    /// The time that a worker takes for a packet, in nanoseconds, as measured on the machine (steerd run
+    /// --profile). Without it neither the number of workers nor losses are computed.
     #[arg(long, value_name = "NS", value_parser = parse_positive)]
     pub(crate) ns_per_packet: Option<f64>,
     /// The rate of all packets that the port receives, in packets per second [default: that of the capture].
@@ -227,7 +233,8 @@ pub(crate) struct SizeArgs {
     /// The factor of the rate.
     #[arg(long, value_name = "N", default_value_t = 1.0, value_parser = parse_positive)]
     pub(crate) times: f64,
-    /// The load of the busiest worker that the recommended number of workers allows, as a percentage of its capacity.
+    /// The load of the busiest worker that the recommended number of workers allows, as a percentage of its
+    /// capacity.
     #[arg(long, value_name = "PERCENT", default_value_t = 80, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub(crate) max_load: u32,
     /// How many hash keys to try.
@@ -280,12 +287,12 @@ pub(crate) struct DiffArgs {
     pub(crate) api: ApiArgs,
     #[command(flatten)]
     pub(crate) variables: VariableArgs,
-    /// Also list rules that move between device and workers on a device model: ideal, mlx5, mlx4, mana, bnxt_re, conservative, or a file
-    /// that describes a device [default with --workers: ideal].
+    /// Also list rules that move between device and workers on a device model: ideal, mlx5, mlx4, mana,
+    /// bnxt_re, conservative, or a file that describes a device [default with --workers: ideal].
     #[arg(long, value_name = "NAME|FILE", value_parser = parse_profile)]
     pub(crate) profile: Option<DeviceProfile>,
-    /// The number of workers that "all" means; also show rules that are decided elsewhere [default: as many as the
-    /// policies name].
+    /// The number of workers that "all" means; also show rules that are decided elsewhere [default: as many
+    /// as the policies name].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) workers: Option<u32>,
     /// Describe all regions, up to 4,096 of each pair of rules and 65,536 in all, not 16 and 4,096.
@@ -311,12 +318,12 @@ pub(crate) struct ImportArgs {
     /// Where the policy goes [default: standard output].
     #[arg(short, long, value_name = "FILE", conflicts_with = "format")]
     pub(crate) output: Option<PathBuf>,
-    /// nft: convert this base chain alone, as TABLE/NAME or FAMILY/TABLE/NAME [default: all base chains that received
-    /// packets to the host meet].
+    /// nft: convert this base chain alone, as TABLE/NAME or FAMILY/TABLE/NAME [default: all base chains that
+    /// received packets to the host meet].
     #[arg(long, value_name = "TABLE/NAME")]
     pub(crate) chain: Option<String>,
-    /// nft: the interface of the port; rules of other interfaces do not apply [default: rules of any interface but lo
-    /// may apply].
+    /// nft: the interface of the port; rules of other interfaces do not apply [default: rules of any
+    /// interface but lo may apply].
     #[arg(long, value_name = "NAME")]
     pub(crate) interface: Option<String>,
     /// Add a group of all workers, for rules that no device decides alone.
@@ -346,9 +353,9 @@ pub(crate) enum Import {
 pub(crate) struct ExplainArgs {
     #[command(flatten)]
     pub(crate) policy: PolicyArgs,
-    /// A packet by its fields, e.g. src=10.0.0.1,protocol=udp,dst_port=53; for tunnels vxlan_vni, gre_key, mpls,
-    /// esp_spi, ..., and the fields of the inner packet with "inner." before them. An unknown name is answered with a
-    /// list of all names.
+    /// A packet by its fields, e.g. src=10.0.0.1,protocol=udp,dst_port=53; for tunnels vxlan_vni, gre_key,
+    /// mpls, esp_spi, ..., and the fields of the inner packet with "inner." before them. An unknown name is
+    /// answered with a list of all names.
     #[arg(long, value_name = "FIELD=VALUE,...")]
     pub(crate) packet: Option<String>,
     /// A frame in hexadecimal, starting with the destination MAC address; blanks and colons are ignored.
@@ -360,7 +367,8 @@ pub(crate) struct ExplainArgs {
     /// With --pcap: a line for every packet.
     #[arg(long, requires = "pcap")]
     pub(crate) each: bool,
-    /// The direction: received by the port, or sent by the host. Only egress rules and sniffers apply to sent packets.
+    /// The direction: received by the port, or sent by the host. Only egress rules and sniffers apply to sent
+    /// packets.
     #[arg(long, value_enum, value_name = "DIRECTION", default_value_t = DirectionArg::Ingress)]
     pub(crate) direction: DirectionArg,
 }
@@ -475,11 +483,12 @@ pub(crate) struct DevicesArgs {
     /// The settings file whose soft NIC is listed too.
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
-    /// Try every field and value of the verbs on this device, with objects that affect no other program, show the
-    /// results, and write a device model, which `--profile` reads.
+    /// Try every field and value of the verbs on this device, with objects that affect no other program, show
+    /// the results, and write a device model, which `--profile` reads.
     #[arg(long, value_name = "NAME")]
     pub(crate) probe: Option<String>,
-    /// The file for the model, which must not exist; "-" prints the model in place of the results. [default: NAME.toml]
+    /// The file for the model, which must not exist; "-" prints the model in place of the results. [default:
+    /// NAME.toml]
     #[arg(long, value_name = "FILE", requires = "probe")]
     pub(crate) output: Option<PathBuf>,
     /// The output format.

@@ -1,8 +1,8 @@
 //! `steerd run`: start in order, the run loop, then [`shutdown`].
 //!
-//! Everything that can be refused is tried before a flow is put on a device: settings, signals, the HTTP address and the API socket, the
-//! device and its ports, the workers, the policy. If a step fails, `Drop` takes back what was made before it. Packets never
-//! pass through this module.
+//! Everything that can be refused is tried before a flow is put on a device: settings, signals, the HTTP
+//! address and the API socket, the device and its ports, the workers, the policy. If a step fails, `Drop`
+//! takes back what was made before it. Packets never pass through this module.
 
 pub(crate) mod cores;
 pub(crate) mod health;
@@ -90,8 +90,8 @@ fn steer(
     stop(args.format, &runtime, threads, reporting, ended)
 }
 
-/// Sets up everything that packets need, from the device to the flows. `None`: a signal to end arrived; it is checked
-/// between the stages, as each may take long.
+/// Sets up everything that packets need, from the device to the flows. `None`: a signal to end arrived; it is
+/// checked between the stages, as each may take long.
 fn start(
     args: &RunArgs,
     loaded: &Loaded,
@@ -249,8 +249,8 @@ fn is_fatal(kind: EventKind) -> bool {
     )
 }
 
-/// Polls that the device refuses. One may be transient; if they continue the completion queue is broken, although the
-/// worker's loop still makes progress.
+/// Polls that the device refuses. One may be transient; if they continue the completion queue is broken,
+/// although the worker's loop still makes progress.
 #[derive(Debug, Default)]
 struct Polls {
     errors: Vec<u64>,
@@ -268,8 +268,8 @@ impl Polls {
     }
 }
 
-/// A task on a thread of its own, done each time it is woken: it may wait for the device or for the terminal, and the
-/// run loop must not.
+/// A task on a thread of its own, done each time it is woken: it may wait for the device or for the terminal,
+/// and the run loop must not.
 struct Background {
     wake: Sender<()>,
     /// Disconnected once the thread has ended.

@@ -1,5 +1,5 @@
-//! The effect of a rule: one word for counters, a phrase for operators. A program's verdicts alone do not determine it,
-//! as a copy is delivered, too.
+//! The effect of a rule: one word for counters, a phrase for operators. A program's verdicts alone do not
+//! determine it, as a copy is delivered, too.
 
 use policy::policy::{Action, Direction, Policy};
 use program::{FlowAction, FlowKind, Program, Rule, Verdict};
@@ -64,7 +64,8 @@ impl Effect {
     }
 }
 
-/// The effect of a rule of the policy text with its limit and sample, or of the default for the index after the last rule.
+/// The effect of a rule of the policy text with its limit and sample, or of the default for the index after
+/// the last rule.
 pub(crate) fn written(policy: &Policy, index: usize) -> String {
     let group = |id: program::GroupId| policy.groups.get(id.index()).map_or("?", |group| group.name.as_str());
     let (action, direction) = policy

@@ -1,7 +1,7 @@
 //! Errors of commands and of the daemon, and their exit codes (listed in `steerd --help`).
 //!
-//! Every message is one line with a remedy. The library crates word their own errors; this module adds the sources that
-//! their `Display` leaves out.
+//! Every message is one line with a remedy. The library crates word their own errors; this module adds the
+//! sources that their `Display` leaves out.
 
 use std::io;
 use std::path::PathBuf;

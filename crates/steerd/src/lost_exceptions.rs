@@ -1,6 +1,6 @@
-//! Lost exceptions for operators: the results of the analysis as diagnostics. `check`, start and reload refuse a policy that
-//! leaves packets to the kernel which a worker receives and cannot give back, and a policy for which that is not decided,
-//! unless it allows them.
+//! Lost exceptions for operators: the results of the analysis as diagnostics. `check`, start and reload
+//! refuse a policy that leaves packets to the kernel which a worker receives and cannot give back, and a
+//! policy for which that is not decided, unless it allows them.
 
 use analysis::{LostException, LostExceptions, OpenException};
 use policy::{Diagnostic, Place, Policy};
@@ -74,7 +74,8 @@ fn place(policy: &Policy, taken_by: RuleId, rule: RuleId) -> &Place {
 
 /// Why flows of a rule take packets that belong to the host.
 pub(crate) struct TakenReason {
-    /// The rule that takes packets like these: this one, or a later one of which the device cannot exclude them.
+    /// The rule that takes packets like these: this one, or a later one of which the device cannot exclude
+    /// them.
     pub(crate) later: String,
     /// The ability that the device lacks.
     pub(crate) reason: String,

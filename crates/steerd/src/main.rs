@@ -1,7 +1,7 @@
 //! steerd: steers packets past the kernel to pinned workers, according to a TOML policy.
 //!
-//! The command line is parsed, one module runs the command, and an error becomes one line on stderr and an exit code.
-//! `daemon` is where `steerd run` begins; ARCHITECTURE.md describes the path from there.
+//! The command line is parsed, one module runs the command, and an error becomes one line on stderr and an
+//! exit code. `daemon` is where `steerd run` begins; ARCHITECTURE.md describes the path from there.
 #![forbid(unsafe_code)]
 
 mod api;
@@ -29,7 +29,8 @@ use commands::{
 use daemon::{shutdown, signals};
 use terminal::output;
 
-/// The allocator returns freed memory to the kernel at once (`.cargo/config.toml`): a reload frees most of what it has allocated.
+/// The allocator returns freed memory to the kernel at once (`.cargo/config.toml`): a reload frees most of
+/// what it has allocated.
 #[cfg(feature = "jemalloc")]
 #[global_allocator]
 static HEAP: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;

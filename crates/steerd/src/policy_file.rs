@@ -1,7 +1,7 @@
 //! From the arguments of a command, or the settings, to a compiled policy with all its diagnostics.
 //!
-//! `check`, `explain`, `diff`, the start of the daemon and every reload use it, so that they agree on the meaning of a
-//! policy.
+//! `check`, `explain`, `diff`, the start of the daemon and every reload use it, so that they agree on the
+//! meaning of a policy.
 
 mod counters;
 mod inputs;
@@ -40,14 +40,14 @@ pub(crate) struct Compiled {
     pub(crate) warnings: Vec<Diagnostic>,
     /// The protected packets of the policy.
     pub(crate) protected: protection::Names,
-    /// Why the program may not be installed: packets that the policy leaves to the kernel but workers would receive,
-    /// unless the policy allows them, and protected packets that may miss the host.
+    /// Why the program may not be installed: packets that the policy leaves to the kernel but workers would
+    /// receive, unless the policy allows them, and protected packets that may miss the host.
     refused: Diagnostics,
 }
 
 impl Compiled {
-    /// Refused if it would lose packets that the policy leaves to the kernel and does not allow to be lost, or protected
-    /// ones.
+    /// Refused if it would lose packets that the policy leaves to the kernel and does not allow to be lost,
+    /// or protected ones.
     pub(crate) fn into_installable(self) -> Result<Self, Diagnostics> {
         if self.refused.has_errors() { Err(self.refused) } else { Ok(self) }
     }
@@ -61,8 +61,9 @@ pub(crate) struct Read {
 }
 
 impl Read {
-    /// How many packets each rule decides, of a capture or by these counters. From then on the hash of the inputs covers the
-    /// packets of a capture. It does not cover counters, which differ from one moment to the next.
+    /// How many packets each rule decides, of a capture or by these counters. From then on the hash of the
+    /// inputs covers the packets of a capture. It does not cover counters, which differ from one moment to
+    /// the next.
     pub(crate) fn weights(
         &mut self,
         traffic: Option<&Traffic>,
@@ -165,7 +166,8 @@ fn unreadable_traffic(traffic: Option<&Traffic>, error: &Error) -> Diagnostics {
     Diagnostics::from(vec![hint.into_iter().fold(error, Diagnostic::hint)])
 }
 
-/// The most diagnostics of one policy that the daemon logs: a large policy must not flood the log at each reload.
+/// The most diagnostics of one policy that the daemon logs: a large policy must not flood the log at each
+/// reload.
 const LOGGED_DIAGNOSTICS: usize = 5;
 
 /// Logs the first diagnostics and the number of the others; `omitted` were not kept in the list.
@@ -280,8 +282,8 @@ pub(crate) struct AnswerModel {
 const COUNTED_ELSEWHERE: &str = "warning: policy.traffic is \"counters\": the running daemon may have compiled another program at a \
                                  reload, with other flows, tags and decisions by workers for the same rules";
 
-/// Compiles the policy of these arguments; prints the diagnostics if that fails. If the device cannot run the policy, the
-/// result is for one without limits: what the policy means does not depend on the device.
+/// Compiles the policy of these arguments; prints the diagnostics if that fails. If the device cannot run the
+/// policy, the result is for one without limits: what the policy means does not depend on the device.
 pub(crate) fn compile_for(args: &PolicyArgs) -> Result<(Compiled, AnswerModel), Error> {
     let Target { source, device, workers } = Target::of(args)?;
     if source.traffic == Some(Traffic::Counters) {

@@ -1,5 +1,5 @@
-//! `[protect]` for operators: the results of the analysis as diagnostics. `check`, start and reload refuse a policy under
-//! which a protected packet may miss the host, and a policy for which that is not decided.
+//! `[protect]` for operators: the results of the analysis as diagnostics. `check`, start and reload refuse a
+//! policy under which a protected packet may miss the host, and a policy for which that is not decided.
 
 use analysis::{Missed, Protected};
 use packet::Field;
@@ -45,7 +45,8 @@ impl Protection {
     }
 }
 
-/// The warning about a policy without `[protect]` whose default takes packets that hosts need, in one for all kinds.
+/// The warning about a policy without `[protect]` whose default takes packets that hosts need, in one for all
+/// kinds.
 pub(crate) fn warning(policy: &Policy) -> Option<Diagnostic> {
     let default = match policy.default {
         _ if policy.protect.is_some() => return None,
@@ -112,8 +113,8 @@ fn taken_by_policy(policy: &Policy, protected: &ProtectedMatch, missed: &Missed)
         .hint(format!("{remedy}, or protect fewer packets"))
 }
 
-/// The match without the conditions that no device can match, so that a device can leave all of its packets to the host:
-/// of an ICMPv6 message it matches the protocol, not the type.
+/// The match without the conditions that no device can match, so that a device can leave all of its packets
+/// to the host: of an ICMPv6 message it matches the protocol, not the type.
 fn matched_by_devices(matches: &Match) -> Match {
     let unmatched: Vec<Field> =
         matches.values().map(|(field, _)| field).filter(|field| field.row().slots.is_empty()).collect();

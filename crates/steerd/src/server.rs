@@ -1,27 +1,30 @@
-//! HTTP/1.1 on one listener, a TCP address or a unix socket: below `telemetry::http` and `api`, whose routers answer the
-//! requests. A server has one thread. It accepts, and serves TCP connections; their requests must not compute for long.
+//! HTTP/1.1 on one listener, a TCP address or a unix socket: below `telemetry::http` and `api`, whose routers
+//! answer the requests. A server has one thread. It accepts, and serves TCP connections; their requests must
+//! not compute for long.
 //!
-//! Each connection of a unix socket has a thread of its own, on which its requests may compute and wait. The reason is
-//! that clients can send descriptors (SCM_RIGHTS in unix(7)). The kernel closes those that are not received on the
-//! thread that reads or closes the connection, and that may block for long, such as a TCP socket with SO_LINGER and
-//! unsent data (socket(7)). Then only that connection waits.
+//! Each connection of a unix socket has a thread of its own, on which its requests may compute and wait. The
+//! reason is that clients can send descriptors (SCM_RIGHTS in unix(7)). The kernel closes those that are not
+//! received on the thread that reads or closes the connection, and that may block for long, such as a TCP
+//! socket with SO_LINGER and unsent data (socket(7)). Then only that connection waits.
 //!
-//! Whatever clients do, memory, descriptors and time per client are bounded, and a client that sends a request gets an
-//! answer:
+//! Whatever clients do, memory, descriptors and time per client are bounded, and a client that sends a
+//! request gets an answer:
 //! - One request per connection (`Connection: close`): pipelined requests behind it are not answered.
-//! - At most [`CONNECTIONS_MAX`] connections. One more closes the oldest that has not sent its request yet, or else
-//!   the oldest, so idle connections never block a request.
+//! - At most [`CONNECTIONS_MAX`] connections. One more closes the oldest that has not sent its request yet,
+//!   or else the oldest, so idle connections never block a request.
 //! - At most [`THREADS_MAX`] threads of connections. A closed connection counts until its thread has ended.
-//! - A user of a unix socket has at most [`USER_CONNECTIONS_MAX`] of the connections, where one more closes one of the
-//!   user's own, and [`USER_THREADS_MAX`] of the threads. Root and the daemon's user have [`RESERVED`] of the connections
-//!   and as many further threads for themselves: other users' connections close none of theirs. Connections beyond that
-//!   wait without a thread, at most [`WAITING_MAX`] of all users; if there are more, nothing is accepted. So does one whose
-//!   thread cannot be started; until it can be, nothing is accepted, and nothing is closed.
+//! - A user of a unix socket has at most [`USER_CONNECTIONS_MAX`] of the connections, where one more closes
+//!   one of the user's own, and [`USER_THREADS_MAX`] of the threads. Root and the daemon's user have
+//!   [`RESERVED`] of the connections and as many further threads for themselves: other users' connections
+//!   close none of theirs. Connections beyond that wait without a thread, at most [`WAITING_MAX`] of all
+//!   users; if there are more, nothing is accepted. So does one whose thread cannot be started; until it can
+//!   be, nothing is accepted, and nothing is closed.
 //! - The end of the server waits for no connection: their threads have only a weak reference to the router.
-//! - The request's header must arrive within [`HEADER_TIMEOUT`] and be no larger than [`HEADER_BYTES_MAX`]. A router
-//!   limits the body that it reads, and with [`Limits`] the whole exchange.
+//! - The request's header must arrive within [`HEADER_TIMEOUT`] and be no larger than [`HEADER_BYTES_MAX`]. A
+//!   router limits the body that it reads, and with [`Limits`] the whole exchange.
 //! - A client that does not read its answer for some time ([`Limits`]) is disconnected.
-//! - Without a free file descriptor (accept(2), EMFILE) the oldest connection is closed, and accepting goes on.
+//! - Without a free file descriptor (accept(2), EMFILE) the oldest connection is closed, and accepting goes
+//!   on.
 
 mod write_limit;
 
@@ -59,8 +62,8 @@ pub(crate) const CONNECTIONS_MAX: usize = 64;
 pub(crate) const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
 const HEADER_BYTES_MAX: usize = 16 * 1024;
 const HEADERS_MAX: usize = 64;
-/// After the answer, what the client still sends is read, up to these limits: closing a socket with unread data resets
-/// the connection, and the client may lose the end of the answer (RFC 9112, 9.6).
+/// After the answer, what the client still sends is read, up to these limits: closing a socket with unread
+/// data resets the connection, and the client may lose the end of the answer (RFC 9112, 9.6).
 const LINGER_TIMEOUT: Duration = Duration::from_secs(1);
 const LINGER_BYTES_MAX: u64 = 64 * 1024;
 const ACCEPT_RETRY: Duration = Duration::from_millis(10);
@@ -102,8 +105,8 @@ pub(crate) struct Limits {
     pub(crate) exchange: Option<Duration>,
     /// How long a client may leave what it is sent unread.
     pub(crate) write: Duration,
-    /// Whether a client may close its sending side before it has read the answer. If not, closing it ends the exchange,
-    /// so that an answer without an end is not made for a client that has gone.
+    /// Whether a client may close its sending side before it has read the answer. If not, closing it ends the
+    /// exchange, so that an answer without an end is not made for a client that has gone.
     pub(crate) half_close: bool,
 }
 
@@ -154,8 +157,8 @@ impl Server {
         self.thread.is_finished()
     }
 
-    /// Closes open connections without waiting for them. `false`: the thread did not end within `timeout`; it is left to
-    /// the end of the process.
+    /// Closes open connections without waiting for them. `false`: the thread did not end within `timeout`; it
+    /// is left to the end of the process.
     pub(crate) fn stop(self, timeout: Duration) -> bool {
         // Fails if the thread has exited already.
         let _ = self.stop.send(());
@@ -276,8 +279,8 @@ struct Connections<R> {
     router: Arc<R>,
     /// Oldest first.
     open: VecDeque<Connection>,
-    /// The connections without a thread: their users have too many, or it could not be started. They are not closed here, because
-    /// that could block.
+    /// The connections without a thread: their users have too many, or it could not be started. They are not
+    /// closed here, because that could block.
     waiting: VecDeque<(UnixStream, Option<u32>)>,
     spawn: Spawn,
 }
@@ -390,7 +393,8 @@ impl<R: Router> Connections<R> {
         let (open, closed) = oneshot::channel();
         let peer = uid.map(|uid| Peer { uid });
         let (router, is_asked) = (Arc::downgrade(&self.router), Arc::clone(&asked));
-        // The server's thread drives its timers and waits for its socket; reads and writes are on its own thread.
+        // The server's thread drives its timers and waits for its socket; reads and writes are on its own
+        // thread.
         let runtime = tokio::runtime::Handle::current();
         let stream = Arc::new(Mutex::new(Some(stream)));
         let place = Arc::clone(&stream);
@@ -436,7 +440,8 @@ impl<R: Router> Connections<R> {
         found
     }
 
-    /// Waits for their threads for a short time only: nobody waits any more for what is computed for a client.
+    /// Waits for their threads for a short time only: nobody waits any more for what is computed for a
+    /// client.
     async fn close_all(mut self) {
         self.open.iter_mut().for_each(Connection::close);
         // Closing them could block; the process ends soon.
@@ -515,8 +520,8 @@ where
     }
 }
 
-/// Whether an answer can have a Date header at this time: HTTP has no dates before 1970, and the library that writes them
-/// panics. A server without a clock sends none (RFC 9110, 6.6.1).
+/// Whether an answer can have a Date header at this time: HTTP has no dates before 1970, and the library that
+/// writes them panics. A server without a clock sends none (RFC 9110, 6.6.1).
 fn has_http_date(now: SystemTime) -> bool {
     now >= UNIX_EPOCH
 }

@@ -1,8 +1,8 @@
 //! The settings: how this host runs steerd. The policy, what happens to packets, is another file.
 //!
-//! Layers, later ones win: the built-in defaults (config/steerd.toml itself), the settings file, STEERD_ variables,
-//! flags. Every layer is checked on its own first, so that an error names the file or variable that it is in. Nothing
-//! is opened or started here.
+//! Layers, later ones win: the built-in defaults (config/steerd.toml itself), the settings file, STEERD_
+//! variables, flags. Every layer is checked on its own first, so that an error names the file or variable
+//! that it is in. Nothing is opened or started here.
 
 mod layers;
 mod lengths;
@@ -30,7 +30,8 @@ const DEFAULTS: &str = include_str!("../../../config/steerd.toml");
 const DEMO: &str = include_str!("../../../config/demo.toml");
 const DEMO_POLICY: &str = include_str!("../../../config/examples/demo.toml");
 
-/// The policy's text, the values of its variables, and the traffic to compile it for; read again at every reload.
+/// The policy's text, the values of its variables, and the traffic to compile it for; read again at every
+/// reload.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PolicySource {
     pub(crate) text: PolicyText,
@@ -119,7 +120,8 @@ pub(crate) struct Problem {
     pub(crate) key: String,
     pub(crate) message: String,
     pub(crate) hint: Option<String>,
-    /// Whether the system has refused to read a file that exists, for lack of descriptors or memory, or by an error of the disk.
+    /// Whether the system has refused to read a file that exists, for lack of descriptors or memory, or by an
+    /// error of the disk.
     pub(crate) is_unreadable: bool,
 }
 

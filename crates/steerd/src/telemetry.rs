@@ -1,4 +1,5 @@
-//! What the daemon reports about itself: its state, the packet accounting, metrics, the HTTP server and the log.
+//! What the daemon reports about itself: its state, the packet accounting, metrics, the HTTP server and the
+//! log.
 
 pub(crate) mod accounting;
 pub(crate) mod http;

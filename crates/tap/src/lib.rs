@@ -89,8 +89,8 @@ fn set(queue: BorrowedFd<'_>, request: libc::Ioctl, value: c_int) -> io::Result<
     if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Sets an attribute as [`set`] does, for requests that older or smaller kernels do not have: there the attribute does not exist
-/// either.
+/// Sets an attribute as [`set`] does, for requests that older or smaller kernels do not have: there the
+/// attribute does not exist either.
 fn set_if_known(queue: BorrowedFd<'_>, request: libc::Ioctl, value: c_int) -> io::Result<()> {
     match set(queue, request, value) {
         Err(error) if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::ENOTTY)) => Ok(()),

@@ -1,5 +1,5 @@
-//! Fixtures that the tests of several crates share. It uses no other crate of the workspace, so that the unit tests of
-//! all of them can depend on it.
+//! Fixtures that the tests of several crates share. It uses no other crate of the workspace, so that the unit
+//! tests of all of them can depend on it.
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -14,11 +14,13 @@ mod threads;
 pub use patience::Patience;
 pub use threads::{CpuTime, Sleeps, assert_wakes, thread_cpu_percent, thread_cpu_time, thread_sleeps};
 
-/// Reports on stderr that `what` is not tested on this machine, and why. If the environment variable `NOT_RUN_LIST` names a
-/// file, the report is appended to it (`.ci/test` shows all of them after the last test).
+/// Reports on stderr that `what` is not tested on this machine, and why. If the environment variable
+/// `NOT_RUN_LIST` names a file, the report is appended to it (`.ci/test` shows all of them after the last
+/// test).
 ///
 /// # Panics
-/// If the environment variable `CI` is set: there every test has to run. Also if `NOT_RUN_LIST` cannot be written.
+/// If the environment variable `CI` is set: there every test has to run. Also if `NOT_RUN_LIST` cannot be
+/// written.
 #[track_caller]
 pub fn not_run(what: &str, why: &str) {
     assert!(std::env::var_os("CI").is_none(), "{what} must run where CI is set: {why}");
@@ -32,9 +34,9 @@ pub fn not_run(what: &str, why: &str) {
     }
 }
 
-/// Whether this process runs only the test of this name (with the path of its modules). If not, a process of its own has
-/// run it when this returns. For tests of the limits or the files of a process: a child process that another test starts has
-/// copies of all descriptors for a moment.
+/// Whether this process runs only the test of this name (with the path of its modules). If not, a process of
+/// its own has run it when this returns. For tests of the limits or the files of a process: a child process
+/// that another test starts has copies of all descriptors for a moment.
 ///
 /// # Panics
 /// If the test fails there.
@@ -53,9 +55,9 @@ pub fn is_alone(test: &str) -> bool {
     false
 }
 
-/// A folder of the corpora: real captures (`pcaps`), rule sets (`rules`) and hash values (`rss`). The environment
-/// variable `STEERD_CORPORA` names the folder that contains them; the repository does not contain them. `None`, after
-/// [`not_run`], if it is not set.
+/// A folder of the corpora: real captures (`pcaps`), rule sets (`rules`) and hash values (`rss`). The
+/// environment variable `STEERD_CORPORA` names the folder that contains them; the repository does not contain
+/// them. `None`, after [`not_run`], if it is not set.
 #[track_caller]
 #[must_use]
 pub fn corpora(folder: &str) -> Option<PathBuf> {

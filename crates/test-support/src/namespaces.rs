@@ -37,7 +37,8 @@ const NEEDS: &str =
 pub struct Outcome(TempDir);
 
 impl Outcome {
-    /// Runs `script PROGRAM FOLDER ARGUMENTS`, with a new folder. `None`, after [`not_run`], if it cannot run here.
+    /// Runs `script PROGRAM FOLDER ARGUMENTS`, with a new folder. `None`, after [`not_run`], if it cannot run
+    /// here.
     ///
     /// # Panics
     /// If the script fails; the message has its stderr and the file steerd.log.

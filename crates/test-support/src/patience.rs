@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 /// The time that a pause of the whole machine counts for.
 const LONGEST_GAP: Duration = Duration::from_secs(1);
 
-/// A limit of time for a test that looks for something again and again. A virtual machine may be stopped for a minute while
-/// its clock goes on: then nothing that the test waits for can happen, and a limit by the clock would be over at once. So a
-/// longer time between two looks counts as a second.
+/// A limit of time for a test that looks for something again and again. A virtual machine may be stopped for
+/// a minute while its clock goes on: then nothing that the test waits for can happen, and a limit by the
+/// clock would be over at once. So a longer time between two looks counts as a second.
 ///
 /// ```
 /// use std::time::Duration;

@@ -33,8 +33,8 @@ pub fn thread_cpu_time(name: &str) -> Duration {
     times.fold(first, |sum, time| sum + time)
 }
 
-/// A moment in the CPU time of the calling thread. For limits of the time that a computation may take: other programs on a busy
-/// machine do not use it up. It does not count what other threads do for the caller.
+/// A moment in the CPU time of the calling thread. For limits of the time that a computation may take: other
+/// programs on a busy machine do not use it up. It does not count what other threads do for the caller.
 #[derive(Clone, Copy, Debug)]
 pub struct CpuTime(Duration);
 
@@ -56,8 +56,9 @@ impl CpuTime {
     }
 }
 
-/// The part of a core that threads with this name use, in percent: the least of three measurements that together take
-/// `time`. On a busy virtual machine the kernel charges threads for time that others had. The thread that calls sleeps.
+/// The part of a core that threads with this name use, in percent: the least of three measurements that
+/// together take `time`. On a busy virtual machine the kernel charges threads for time that others had. The
+/// thread that calls sleeps.
 ///
 /// # Panics
 /// As [`thread_cpu_time`].
@@ -88,8 +89,9 @@ pub fn thread_sleeps(name: &str) -> u64 {
     sleeps.fold(first, |sum, count| sum + count)
 }
 
-/// How often a loop was run and slept in some time. Both counts have limits that do not depend on how busy the machine is:
-/// a sleep never ends before its time, and a loop that sleeps in each iteration has at least as many sleeps.
+/// How often a loop was run and slept in some time. Both counts have limits that do not depend on how busy
+/// the machine is: a sleep never ends before its time, and a loop that sleeps in each iteration has at least
+/// as many sleeps.
 #[derive(Clone, Copy, Debug)]
 pub struct Sleeps {
     /// Iterations of the loop.
@@ -131,12 +133,12 @@ impl Sleeps {
     }
 }
 
-/// Checks that `event`, which causes an event and returns when the thread with this name has handled it, wakes that thread. It
-/// sleeps for at least `asleep` unless it is woken.
+/// Checks that `event`, which causes an event and returns when the thread with this name has handled it,
+/// wakes that thread. It sleeps for at least `asleep` unless it is woken.
 ///
-/// After each event the thread is seen to sleep again. So without being woken it handles one event in each `asleep`, however
-/// fast or busy the machine is. Only the opposite needs a machine that is fast enough, once: that a number of events takes
-/// half of that time. It is tried again until it does.
+/// After each event the thread is seen to sleep again. So without being woken it handles one event in each
+/// `asleep`, however fast or busy the machine is. Only the opposite needs a machine that is fast enough,
+/// once: that a number of events takes half of that time. It is tried again until it does.
 ///
 /// # Panics
 /// If events do not wake the thread, or it does not sleep.

@@ -13,7 +13,8 @@ use std::sync::{Mutex, PoisonError};
 use ibverbs_sys::ibv_pd;
 use stable_deref_trait::StableDeref;
 
-/// Memory that stays in its place when its owner is moved, such as `Box<[u8]>`, `Vec<u8>` or a block of an arena.
+/// Memory that stays in its place when its owner is moved, such as `Box<[u8]>`, `Vec<u8>` or a block of an
+/// arena.
 pub trait StableMemory: StableDeref + DerefMut<Target = [u8]> + Send {}
 
 impl<T: StableDeref + DerefMut<Target = [u8]> + Send> StableMemory for T {}
@@ -30,8 +31,8 @@ pub struct AllocationRequest {
 }
 
 impl AllocationRequest {
-    /// Whose numbering the resource type is, the upper half: `enum rdma_driver_id` of ib_user_ioctl_verbs.h (mlx5 is
-    /// 1).
+    /// Whose numbering the resource type is, the upper half: `enum rdma_driver_id` of ib_user_ioctl_verbs.h
+    /// (mlx5 is 1).
     pub fn driver_id(&self) -> u32 {
         (self.resource_type >> 32) as u32
     }
@@ -53,15 +54,16 @@ pub enum Allocation {
     Refused,
 }
 
-/// Gives a parent domain's queues their memory: the `alloc`, `free` and `pd_context` of ibv_alloc_parent_domain(3) in
-/// one. What `free` would have to release is dropped instead, once the provider is done with it.
+/// Gives a parent domain's queues their memory: the `alloc`, `free` and `pd_context` of
+/// ibv_alloc_parent_domain(3) in one. What `free` would have to release is dropped instead, once the provider
+/// is done with it.
 ///
-/// Because devices write to it, the memory should not be shared with a child after `fork`. It need not be zeroed: that
-/// is done before the provider sees it, since mlx5 relies on it (providers/mlx5/verbs.c, `mlx5_alloc_qp_buf`, zeroes
-/// its own buffers and leaves custom ones as they are).
+/// Because devices write to it, the memory should not be shared with a child after `fork`. It need not be
+/// zeroed: that is done before the provider sees it, since mlx5 relies on it (providers/mlx5/verbs.c,
+/// `mlx5_alloc_qp_buf`, zeroes its own buffers and leaves custom ones as they are).
 pub trait DomainAllocator: Send + Sync {
-    /// Called once per buffer that the provider needs, never for 0 bytes. Memory that is too small or misaligned counts
-    /// as refused.
+    /// Called once per buffer that the provider needs, never for 0 bytes. Memory that is too small or
+    /// misaligned counts as refused.
     fn allocate(&self, request: &AllocationRequest) -> Allocation;
 }
 
@@ -81,8 +83,8 @@ impl AllocatorState {
     }
 
     fn allocate(&self, request: &AllocationRequest) -> *mut c_void {
-        // mlx5 asks for both halves of a RAW_PACKET queue pair, one of which is empty if it only sends or only
-        // receives; it takes NULL for that half and passes it to `free` later (providers/mlx5/buf.c,
+        // mlx5 asks for both halves of a RAW_PACKET queue pair, one of which is empty if it only sends or
+        // only receives; it takes NULL for that half and passes it to `free` later (providers/mlx5/buf.c,
         // `mlx5_alloc_buf_custom`).
         if request.bytes == 0 {
             return ptr::null_mut();

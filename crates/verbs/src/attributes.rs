@@ -1,7 +1,7 @@
 //! The attributes of a device and its ports, as plain data.
 //!
-//! Made by [`Context::attributes`](crate::Context::attributes) and [`Context::port`](crate::Context::port); used to
-//! plan a program for the device. Numbers the library gives as C enums keep an `Unknown` variant.
+//! Made by [`Context::attributes`](crate::Context::attributes) and [`Context::port`](crate::Context::port);
+//! used to plan a program for the device. Numbers the library gives as C enums keep an `Unknown` variant.
 
 use std::ffi::{CStr, c_int};
 use std::fmt;
@@ -92,7 +92,8 @@ pub struct TsoCaps {
     pub raw_packet: bool,
 }
 
-/// Limits of [`CompletionQueue::moderate`](crate::CompletionQueue::moderate) (`ibv_cq_moderation_caps`); 0: none.
+/// Limits of [`CompletionQueue::moderate`](crate::CompletionQueue::moderate) (`ibv_cq_moderation_caps`); 0:
+/// none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ModerationCaps {
     /// Completions.

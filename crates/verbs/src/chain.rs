@@ -1,7 +1,7 @@
 //! A reusable chain of receive work requests, and how frames become one.
 //!
-//! Owned by a [`ReceiveQueue`](crate::ReceiveQueue) or a [`RawQueuePair`](crate::RawQueuePair); filled anew for each
-//! call of the provider. Never allocates after its creation.
+//! Owned by a [`ReceiveQueue`](crate::ReceiveQueue) or a [`RawQueuePair`](crate::RawQueuePair); filled anew
+//! for each call of the provider. Never allocates after its creation.
 
 use std::ffi::c_int;
 use std::io;
@@ -27,8 +27,8 @@ struct Receive {
 /// Receive work requests, each with one scatter entry. The parts point at each other, so they stay behind raw
 /// pointers: no Rust reference to one is ever formed while the provider may follow those links.
 ///
-/// Between two calls of the provider every request but the last links to the next one, and to its own entry, so that a
-/// frame takes two words to write. Providers only read requests (ibv_post_wq_recv(3)).
+/// Between two calls of the provider every request but the last links to the next one, and to its own entry,
+/// so that a frame takes two words to write. Providers only read requests (ibv_post_wq_recv(3)).
 pub(crate) struct ReceiveChain {
     receives: NonNull<Receive>,
     /// Length and key in all entries: those of the frames of one pool.
@@ -57,9 +57,9 @@ impl ReceiveChain {
         Self { receives, shape: (0, 0), errno: 0, met_foreign: false }
     }
 
-    /// Posts `frames` from the end through `call`, which hands a chain to the provider. Accepted frames leave the
-    /// vector; the others stay, in order, those of other pools among them. Returns how many were accepted. `lkey` is that
-    /// of the pool's memory.
+    /// Posts `frames` from the end through `call`, which hands a chain to the provider. Accepted frames leave
+    /// the vector; the others stay, in order, those of other pools among them. Returns how many were
+    /// accepted. `lkey` is that of the pool's memory.
     #[inline]
     pub(crate) fn post(
         &mut self,
@@ -114,7 +114,8 @@ impl ReceiveChain {
         let mut bad = ptr::null_mut();
         // A receive begins with its request.
         let code = call(head.cast(), &mut bad);
-        // SAFETY: as above; the provider is done with the requests when the call returns (ibv_post_wq_recv(3)).
+        // SAFETY: as above; the provider is done with the requests when the call returns
+        // (ibv_post_wq_recv(3)).
         unsafe { (*last).request.next = link(self.receives, filled - 1) };
         match code {
             0 => filled,
@@ -125,8 +126,8 @@ impl ReceiveChain {
         }
     }
 
-    /// Writes the frames of `pool` into the first requests, and marks them as posted; passes over those of other pools.
-    /// Returns how many there were.
+    /// Writes the frames of `pool` into the first requests, and marks them as posted; passes over those of
+    /// other pools. Returns how many there were.
     // By itself it has enough registers for all that the loop uses.
     #[inline(never)]
     fn fill(&mut self, pool: &mut FramePool, lkey: u32, frames: &[Frame]) -> usize {
@@ -136,8 +137,8 @@ impl ReceiveChain {
         }
         let (mut filled, mut receive) = (0, self.receives.as_ptr());
         pool.post_each(&frames[..frames.len().min(CHAIN)], |slot| {
-            // SAFETY: `filled` < CHAIN, the length of the array, which this chain owns; the provider is done with what
-            // an earlier call wrote (work requests are consumed by the call, ibv_post_wq_recv(3)).
+            // SAFETY: `filled` < CHAIN, the length of the array, which this chain owns; the provider is done
+            // with what an earlier call wrote (work requests are consumed by the call, ibv_post_wq_recv(3)).
             unsafe { (*receive).entry.addr = slot.address };
             // SAFETY: as above.
             unsafe { (*receive).request.wr_id = slot.wr_id };
@@ -158,8 +159,8 @@ impl ReceiveChain {
         self.shape = (length, lkey);
     }
 
-    /// Removes the accepted frames, the first of the pool's own in `range`; the others are not posted after all. `filled`
-    /// of the range are the pool's.
+    /// Removes the accepted frames, the first of the pool's own in `range`; the others are not posted after
+    /// all. `filled` of the range are the pool's.
     #[cold]
     fn take_out(
         &mut self,
@@ -201,9 +202,9 @@ fn link(receives: NonNull<Receive>, index: usize) -> *mut ibv_recv_wr {
     if index + 1 < CHAIN { receives.as_ptr().wrapping_add(index + 1).cast() } else { ptr::null_mut() }
 }
 
-/// How many of the `count` requests from `first` on a provider has, after it has refused `bad`: the one rule for sends
-/// and receives. If it names none of them, it is unknown what was posted, and all count as posted: frames may be lost, but
-/// none is handed out that the device may still read or write.
+/// How many of the `count` requests from `first` on a provider has, after it has refused `bad`: the one rule
+/// for sends and receives. If it names none of them, it is unknown what was posted, and all count as posted:
+/// frames may be lost, but none is handed out that the device may still read or write.
 #[cold]
 pub(crate) fn taken_before<R>(first: *const R, count: usize, bad: *const R) -> usize {
     let distance = bad.addr().wrapping_sub(first.addr());

@@ -1,8 +1,9 @@
 //! Completion channels: how a thread sleeps until a queue has something.
 //!
 //! Made before the queues that report to it. A queue reports nothing until it is asked to
-//! ([`CompletionQueue::request_notification`](crate::CompletionQueue::request_notification)), once per event. Events are
-//! acknowledged before they are returned, so destroying a queue never waits for one. The polling loop has no use for this.
+//! ([`CompletionQueue::request_notification`](crate::CompletionQueue::request_notification)), once per event.
+//! Events are acknowledged before they are returned, so destroying a queue never waits for one. The polling
+//! loop has no use for this.
 
 use std::ffi::c_int;
 use std::io;
@@ -21,12 +22,13 @@ use crate::{Context, Error, Result, leak};
 pub struct CompletionChannel {
     raw: NonNull<ibv_comp_channel>,
     context: Arc<Context>,
-    /// Held while an event is read and acknowledged, and while a queue is destroyed that reports here: in between, an
-    /// event that was read points to its queue.
+    /// Held while an event is read and acknowledged, and while a queue is destroyed that reports here: in
+    /// between, an event that was read points to its queue.
     reading: Mutex<()>,
 }
 
-// SAFETY: the verbs on a channel may be called from any thread; its count of queues is kept under the library's lock.
+// SAFETY: the verbs on a channel may be called from any thread; its count of queues is kept under the
+// library's lock.
 unsafe impl Send for CompletionChannel {}
 // SAFETY: as above.
 unsafe impl Sync for CompletionChannel {}
@@ -34,12 +36,14 @@ unsafe impl Sync for CompletionChannel {}
 /// A queue has completions, or had some since notification was requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CompletionEvent {
-    /// The token that the queue was given with its channel ([`CompletionQueueBuilder::channel`](crate::CompletionQueueBuilder::channel)).
+    /// The token that the queue was given with its channel
+    /// ([`CompletionQueueBuilder::channel`](crate::CompletionQueueBuilder::channel)).
     pub token: usize,
 }
 
 impl CompletionChannel {
-    /// `ibv_create_comp_channel`, or the provider's own way ([`Provider::channel_maker`](crate::Provider::channel_maker)).
+    /// `ibv_create_comp_channel`, or the provider's own way
+    /// ([`Provider::channel_maker`](crate::Provider::channel_maker)).
     ///
     /// # Errors
     /// EMFILE without a descriptor left; EOPNOTSUPP, ENOSPC or ENOTTY where a provider has no channels.
@@ -61,7 +65,8 @@ impl CompletionChannel {
             forget_last();
             // SAFETY: the channel is live; the lock keeps the queues that report here from being destroyed.
             if unsafe { sys::ibv_get_cq_event(self.raw(), &raw mut cq, &raw mut word) } == 0 {
-                // SAFETY: the event has just been read, and its queue waits for the lock before it is destroyed.
+                // SAFETY: the event has just been read, and its queue waits for the lock before it is
+                // destroyed.
                 unsafe { sys::ibv_ack_cq_events(cq, 1) };
                 return Ok(Some(CompletionEvent { token: word.addr() }));
             }
@@ -74,8 +79,8 @@ impl CompletionChannel {
         }
     }
 
-    /// The next event, acknowledged, as soon as there is one; `None` after `timeout`, or, without a limit, never. When
-    /// several threads wait, one of them gets an event.
+    /// The next event, acknowledged, as soon as there is one; `None` after `timeout`, or, without a limit,
+    /// never. When several threads wait, one of them gets an event.
     pub fn wait(&self, timeout: Option<Duration>) -> Result<Option<CompletionEvent>> {
         let start = Instant::now();
         loop {
@@ -145,7 +150,8 @@ impl AsRawFd for CompletionChannel {
 
 impl Drop for CompletionChannel {
     fn drop(&mut self) {
-        // SAFETY: `raw` came from `create_channel`; queues that report here held an `Arc` of this and are gone.
+        // SAFETY: `raw` came from `create_channel`; queues that report here held an `Arc` of this and are
+        // gone.
         let code = unsafe { sys::ibv_destroy_comp_channel(self.raw()) };
         leak::keep("ibv_destroy_comp_channel", self.context.name(), code, || Arc::clone(&self.context));
     }

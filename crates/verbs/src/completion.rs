@@ -1,6 +1,7 @@
 //! Completions, in two forms. [`Completion`] is the current one of an open poll, read between two steps of a
-//! [`Batch`](crate::Batch): a field that was not asked for is `None`, and its function, which may be NULL, is never
-//! called. [`WorkCompletion`] is one as `ibv_poll_cq` returns it, all fields at once, by value, which costs more.
+//! [`Batch`](crate::Batch): a field that was not asked for is `None`, and its function, which may be NULL, is
+//! never called. [`WorkCompletion`] is one as `ibv_poll_cq` returns it, all fields at once, by value, which
+//! costs more.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -123,8 +124,8 @@ pub(crate) fn token_of(wr_id: u64) -> Option<u32> {
     ((wr_id >> 32) as u32 == NO_POOL).then_some(wr_id as u32)
 }
 
-/// The current completion of a batch. Unless the status is [`Status::Success`], only the work request id, the status,
-/// the vendor's code and the queue pair number mean anything (ibv_create_cq_ex(3)).
+/// The current completion of a batch. Unless the status is [`Status::Success`], only the work request id, the
+/// status, the vendor's code and the queue pair number mean anything (ibv_create_cq_ex(3)).
 pub struct Completion<'b> {
     queue: &'b CompletionQueueHandle,
     /// Stays on the polling thread.
@@ -165,8 +166,8 @@ impl<'b> Completion<'b> {
     /// Calls one of the queue's own functions.
     #[inline]
     fn read<T>(&self, read: Read<T>) -> T {
-        // SAFETY: a completion is current, by the contract of `current`; functions are there only for fields that were
-        // asked for.
+        // SAFETY: a completion is current, by the contract of `current`; functions are there only for fields
+        // that were asked for.
         unsafe { read(self.raw()) }
     }
 
@@ -177,8 +178,9 @@ impl<'b> Completion<'b> {
         unsafe { (*self.raw()).wr_id }
     }
 
-    /// The token of a send whose bytes the queue copied ([`SendRequest::inline`](crate::SendRequest::inline)); `None`
-    /// for a frame, which [`FramePool::reclaim`](crate::FramePool::reclaim) takes.
+    /// The token of a send whose bytes the queue copied
+    /// ([`SendRequest::inline`](crate::SendRequest::inline)); `None` for a frame, which
+    /// [`FramePool::reclaim`](crate::FramePool::reclaim) takes.
     #[inline]
     pub fn token(&self) -> Option<u32> {
         token_of(self.wr_id())
@@ -219,8 +221,8 @@ impl<'b> Completion<'b> {
         CompletionFlags::from_bits_retain(self.read(self.queue.functions().wc_flags))
     }
 
-    /// Whether the device found the checksums correct; `None` if it does not check them. False means that one is wrong
-    /// or that the packet has none.
+    /// Whether the device found the checksums correct; `None` if it does not check them. False means that one
+    /// is wrong or that the packet has none.
     #[inline]
     pub fn checksum_ok(&self) -> Option<bool> {
         self.queue.checksums().then(|| self.wc_flags().contains(CompletionFlags::IP_CSUM_OK))
@@ -247,7 +249,8 @@ impl<'b> Completion<'b> {
     pub fn tag_matching(&self) -> Option<(u64, u32)> {
         let read = self.queue.functions().tm_info?;
         let mut info = sys::ibv_wc_tm_info::default();
-        // SAFETY: a completion is current and the field was asked for, as in `read`; the structure is writable.
+        // SAFETY: a completion is current and the field was asked for, as in `read`; the structure is
+        // writable.
         unsafe { read(self.raw(), &raw mut info) };
         Some((info.tag, info.priv_))
     }
@@ -292,8 +295,9 @@ pub(crate) struct RawCompletion {
 const _: () = assert!(size_of::<RawCompletion>() == size_of::<ibv_wc>() && size_of::<ibv_wc>() == 48);
 const _: () = assert!(align_of::<RawCompletion>() == align_of::<ibv_wc>());
 
-/// A completion. Unless the status is [`Status::Success`], only the work request id, the status, the vendor's code and
-/// the queue pair number mean anything (ibv_poll_cq(3)). There is no flow tag, VLAN tag or timestamp here.
+/// A completion. Unless the status is [`Status::Success`], only the work request id, the status, the vendor's
+/// code and the queue pair number mean anything (ibv_poll_cq(3)). There is no flow tag, VLAN tag or timestamp
+/// here.
 ///
 /// Not `Clone`: a completion gives its frame back once, to
 /// [`FramePool::reclaim_classic`](crate::FramePool::reclaim_classic).
@@ -305,8 +309,8 @@ impl WorkCompletion {
         Self(raw)
     }
 
-    /// The id of the work request; [`FramePool::reclaim_classic`](crate::FramePool::reclaim_classic) maps it to a
-    /// frame.
+    /// The id of the work request; [`FramePool::reclaim_classic`](crate::FramePool::reclaim_classic) maps it
+    /// to a frame.
     pub fn wr_id(&self) -> u64 {
         self.0.wr_id
     }

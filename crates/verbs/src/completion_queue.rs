@@ -1,8 +1,9 @@
 //! Completion queues: polled by one owner, a batch at a time.
 //!
-//! [`CompletionQueue`] belongs to the polling loop; [`CompletionQueueHandle`] is the part that work queues and queue
-//! pairs keep alive; [`CompletionQueueBuilder`] has every field of `ibv_create_cq_ex`. It checks nothing: a device that
-//! cannot make such a queue refuses it. Polling neither returns a `Result` nor allocates nor waits for a completion.
+//! [`CompletionQueue`] belongs to the polling loop; [`CompletionQueueHandle`] is the part that work queues
+//! and queue pairs keep alive; [`CompletionQueueBuilder`] has every field of `ibv_create_cq_ex`. It checks
+//! nothing: a device that cannot make such a queue refuses it. Polling neither returns a `Result` nor
+//! allocates nor waits for a completion.
 
 use std::cell::Cell;
 use std::ffi::c_int;
@@ -35,8 +36,8 @@ pub struct CompletionQueue {
 }
 
 impl CompletionQueue {
-    /// A queue of at least `entries` entries. Without [`CompletionQueueBuilder::ignore_overrun`], one completion more
-    /// than it holds is fatal to the queue.
+    /// A queue of at least `entries` entries. Without [`CompletionQueueBuilder::ignore_overrun`], one
+    /// completion more than it holds is fatal to the queue.
     pub fn builder(context: &Arc<Context>, entries: u32) -> CompletionQueueBuilder {
         CompletionQueueBuilder::new(context, entries)
     }
@@ -57,17 +58,19 @@ impl CompletionQueue {
         self.poll_errors
     }
 
-    /// The waiting completions. `None`: none, or another thread uses the queue at this moment: posting to a queue that
-    /// completes into this one, destroying one, or using anything of the same [`ThreadDomain`](crate::ThreadDomain).
+    /// The waiting completions. `None`: none, or another thread uses the queue at this moment: posting to a
+    /// queue that completes into this one, destroying one, or using anything of the same
+    /// [`ThreadDomain`](crate::ThreadDomain).
     ///
-    /// As long as the batch is open, nothing can be posted to queues that complete here: their `post` takes no frames.
+    /// As long as the batch is open, nothing can be posted to queues that complete here: their `post` takes
+    /// no frames.
     #[inline]
     pub fn poll(&mut self) -> Option<Batch<'_>> {
         if !self.handle.gate.enter() {
             return None;
         }
-        // SAFETY: the queue is live; `&mut self` makes this the only poller, the gate keeps posters and destroyers out,
-        // and a batch borrows `self`, so none is open.
+        // SAFETY: the queue is live; `&mut self` makes this the only poller, the gate keeps posters and
+        // destroyers out, and a batch borrows `self`, so none is open.
         let code = unsafe { self.handle.functions.start_poll(self.handle.raw()) };
         if code == 0 {
             return Some(Batch { queue: self, next: Next::First, _not_send: PhantomData });
@@ -81,8 +84,8 @@ impl CompletionQueue {
 }
 
 impl CompletionQueue {
-    /// Completions by value (`ibv_poll_cq`), appended to `into`, at most `most` of them. Returns how many; 0 as well
-    /// where [`CompletionQueue::poll`] gives `None`. Allocates only if `into` is full.
+    /// Completions by value (`ibv_poll_cq`), appended to `into`, at most `most` of them. Returns how many; 0
+    /// as well where [`CompletionQueue::poll`] gives `None`. Allocates only if `into` is full.
     pub fn poll_classic(&mut self, into: &mut Vec<WorkCompletion>, most: usize) -> usize {
         let handle = &*self.handle;
         if !handle.gate.enter() {
@@ -92,8 +95,8 @@ impl CompletionQueue {
         while total < most {
             let mut chunk: [RawCompletion; CLASSIC_CHUNK] = std::array::from_fn(|_| RawCompletion::default());
             let wanted = CLASSIC_CHUNK.min(most - total);
-            // SAFETY: the queue is live, the gate and `&mut self` keep everybody else out and no batch is open; the
-            // array is large enough for the request, in the layout of the header.
+            // SAFETY: the queue is live, the gate and `&mut self` keep everybody else out and no batch is
+            // open; the array is large enough for the request, in the layout of the header.
             let got = unsafe { inline::poll_cq(handle.raw_cq(), wanted as c_int, chunk.as_mut_ptr().cast()) };
             let Ok(got) = usize::try_from(got) else {
                 self.poll_errors += 1;
@@ -109,25 +112,27 @@ impl CompletionQueue {
         total
     }
 
-    /// Asks for one event on the queue's channel: when the next completion comes, or, with `solicited_only`, the next
-    /// that failed or whose sender asked for it (`ibv_req_notify_cq`). What came before the request gives no event, so
-    /// poll once more before going to sleep.
+    /// Asks for one event on the queue's channel: when the next completion comes, or, with `solicited_only`,
+    /// the next that failed or whose sender asked for it (`ibv_req_notify_cq`). What came before the request
+    /// gives no event, so poll once more before going to sleep.
     ///
     /// # Errors
-    /// EBUSY if another thread used the queue or its thread domain for the whole time limit; EINVAL from some providers
-    /// without a channel.
+    /// EBUSY if another thread used the queue or its thread domain for the whole time limit; EINVAL from some
+    /// providers without a channel.
     pub fn request_notification(&mut self, solicited_only: bool) -> Result<()> {
         let handle = &*self.handle;
         let code = match handle.pause() {
-            // SAFETY: the queue is live, and no thread polls it or posts to queues that complete there while paused.
+            // SAFETY: the queue is live, and no thread polls it or posts to queues that complete there while
+            // paused.
             Some(_paused) => unsafe { inline::req_notify_cq(handle.raw_cq(), c_int::from(solicited_only)) },
             None => libc::EBUSY,
         };
         handle.answer(code, |device, source| Error::RequestNotification { device, source })
     }
 
-    /// Events only after `count` completions or `period_us` microseconds, whichever is first (`ibv_modify_cq`); 0 and 0
-    /// for each at once. The limits are in [`DeviceAttributes::cq_moderation`](crate::DeviceAttributes::cq_moderation).
+    /// Events only after `count` completions or `period_us` microseconds, whichever is first
+    /// (`ibv_modify_cq`); 0 and 0 for each at once. The limits are in
+    /// [`DeviceAttributes::cq_moderation`](crate::DeviceAttributes::cq_moderation).
     ///
     /// # Errors
     /// EOPNOTSUPP where the device cannot, EINVAL beyond its limits.
@@ -145,14 +150,14 @@ impl CompletionQueue {
     /// Resizes to at least `entries` completions (`ibv_resize_cq`); those in the queue stay.
     ///
     /// # Errors
-    /// EINVAL beyond the device's limit or below what the queue holds, ENOMEM, EOPNOTSUPP; EBUSY if somebody used the
-    /// queue or its thread domain all the while. After any of them the queue is as before.
+    /// EINVAL beyond the device's limit or below what the queue holds, ENOMEM, EOPNOTSUPP; EBUSY if somebody
+    /// used the queue or its thread domain all the while. After any of them the queue is as before.
     pub fn resize(&mut self, entries: u32) -> Result<()> {
         let handle = &*self.handle;
         let code = match (c_int::try_from(entries), handle.pause()) {
             (Ok(wanted), Some(_paused)) if (1..=MAX_COMPLETIONS).contains(&entries) => {
-                // SAFETY: the queue is live, and no thread polls it or posts to queues that complete there while
-                // paused.
+                // SAFETY: the queue is live, and no thread polls it or posts to queues that complete there
+                // while paused.
                 unsafe { sys::ibv_resize_cq(handle.raw_cq(), wanted) }
             }
             (_, None) => libc::EBUSY,
@@ -171,8 +176,8 @@ enum Next {
     End,
 }
 
-/// An open poll: completions in order. Ends the poll when dropped, on the thread that opened it: the library may hold a
-/// spin lock meanwhile.
+/// An open poll: completions in order. Ends the poll when dropped, on the thread that opened it: the library
+/// may hold a spin lock meanwhile.
 pub struct Batch<'cq> {
     queue: &'cq mut CompletionQueue,
     next: Next,
@@ -200,8 +205,8 @@ impl Batch<'_> {
             }
             Next::End => return None,
         }
-        // SAFETY: `start_poll` or `next_poll` has just made one current; the next call and `drop` need the batch that
-        // the completion borrows.
+        // SAFETY: `start_poll` or `next_poll` has just made one current; the next call and `drop` need the
+        // batch that the completion borrows.
         Some(unsafe { Completion::current(&self.queue.handle) })
     }
 }
@@ -249,25 +254,27 @@ impl CompletionQueueBuilder {
         self
     }
 
-    /// The library may leave out its lock. The queue can still be moved between threads and posted to from others: this
-    /// crate's own gate, which is there in any case, lets one at a time do something.
+    /// The library may leave out its lock. The queue can still be moved between threads and posted to from
+    /// others: this crate's own gate, which is there in any case, lets one at a time do something.
     pub fn single_threaded(self, on: bool) -> Self {
         self.flag(sys::IBV_CREATE_CQ_ATTR_SINGLE_THREADED, on)
     }
 
-    /// The device does not check for overruns. The owner makes the queue large enough for all that can complete.
+    /// The device does not check for overruns. The owner makes the queue large enough for all that can
+    /// complete.
     pub fn ignore_overrun(self, on: bool) -> Self {
         self.flag(sys::IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN, on)
     }
 
-    /// The queue's memory comes from this domain's allocator, if it has one, and it belongs to its thread domain. A
-    /// protection domain alone has no effect on a completion queue.
+    /// The queue's memory comes from this domain's allocator, if it has one, and it belongs to its thread
+    /// domain. A protection domain alone has no effect on a completion queue.
     pub fn domain(mut self, domain: &Arc<ParentDomain>) -> Self {
         self.domain = Some(Domain::from(domain));
         self
     }
 
-    /// Where the queue reports that it has something, and the token by which its events name it (`cq_context`).
+    /// Where the queue reports that it has something, and the token by which its events name it
+    /// (`cq_context`).
     pub fn channel(mut self, channel: &Arc<CompletionChannel>, token: usize) -> Self {
         self.channel = Some(Arc::clone(channel));
         self.token = token;
@@ -289,8 +296,9 @@ impl CompletionQueueBuilder {
     /// `ibv_create_cq_ex`.
     ///
     /// # Errors
-    /// EINVAL for more entries, a field, a flag or a completion vector that the device does not have (EOPNOTSUPP on
-    /// some), ENOMEM, and EOPNOTSUPP for a provider that leaves out a function that was asked for.
+    /// EINVAL for more entries, a field, a flag or a completion vector that the device does not have
+    /// (EOPNOTSUPP on some), ENOMEM, and EOPNOTSUPP for a provider that leaves out a function that was asked
+    /// for.
     pub fn build(self) -> Result<CompletionQueue> {
         let Self { context, entries, fields, flags, domain, channel, token, completion_vector } = self;
         let failed = |source| Error::CreateCompletionQueue { device: context.name().into(), entries, source };

@@ -18,8 +18,8 @@ pub struct CompletionQueueHandle {
     pub(crate) context: Arc<Context>,
     /// The domain whose allocator holds the queue's memory.
     pub(crate) domain: Option<Domain>,
-    /// Entered by the poller while a batch is open, and by threads that post to queues that complete here. The thread
-    /// domain's, if there is one.
+    /// Entered by the poller while a batch is open, and by threads that post to queues that complete here.
+    /// The thread domain's, if there is one.
     pub(crate) gate: Arc<Gate>,
     /// The functions that the provider set when the queue was made.
     pub(crate) functions: PollFunctions,
@@ -29,9 +29,9 @@ pub struct CompletionQueueHandle {
     pub(crate) checksums: bool,
 }
 
-// SAFETY: the structure is polled only through the one `CompletionQueue`, which is not `Sync`; everyone else only
-// keeps it alive or passes it to verbs that may be called from any thread. Where those touch the ring, and where the
-// library left its locks out, the gate admits one at a time.
+// SAFETY: the structure is polled only through the one `CompletionQueue`, which is not `Sync`; everyone else
+// only keeps it alive or passes it to verbs that may be called from any thread. Where those touch the ring,
+// and where the library left its locks out, the gate admits one at a time.
 unsafe impl Send for CompletionQueueHandle {}
 // SAFETY: as above.
 unsafe impl Sync for CompletionQueueHandle {}
@@ -56,8 +56,8 @@ impl CompletionQueueHandle {
         self.checksums
     }
 
-    /// Keeps the poller and posters out, for verbs that remove a queue's completions from the ring. `None`: a batch
-    /// stayed open.
+    /// Keeps the poller and posters out, for verbs that remove a queue's completions from the ring. `None`: a
+    /// batch stayed open.
     pub(crate) fn pause(&self) -> Option<Paused<'_>> {
         self.gate.pause()
     }
@@ -85,8 +85,8 @@ impl CompletionQueueHandle {
 impl Drop for CompletionQueueHandle {
     fn drop(&mut self) {
         let reading = self.channel.as_ref().map(|channel| channel.hold());
-        // SAFETY: `raw` came from `create_cq_ex`; every object that completes into it held an `Arc` of this and is
-        // dropped, and so is the poller. All events of it are acknowledged.
+        // SAFETY: `raw` came from `create_cq_ex`; every object that completes into it held an `Arc` of this
+        // and is dropped, and so is the poller. All events of it are acknowledged.
         let code = unsafe { sys::ibv_destroy_cq(self.raw_cq()) };
         drop(reading);
         leak::keep("ibv_destroy_cq", self.context.name(), code, || {

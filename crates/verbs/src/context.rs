@@ -1,4 +1,5 @@
-//! An open device: the parent of every other object, its attributes, and its clock. Not used on the packet path.
+//! An open device: the parent of every other object, its attributes, and its clock. Not used on the packet
+//! path.
 
 use std::ffi::c_int;
 use std::io;
@@ -19,13 +20,15 @@ pub struct Context {
     channel_maker: Option<CreateChannel>,
 }
 
-// SAFETY: libibverbs contexts may be used from any thread; the verbs that this crate calls on one lock inside.
+// SAFETY: libibverbs contexts may be used from any thread; the verbs that this crate calls on one lock
+// inside.
 unsafe impl Send for Context {}
 // SAFETY: as above.
 unsafe impl Sync for Context {}
 
 impl Context {
-    /// Takes over a context that `ibv_open_device` returned; closes it if its events could not be read without waiting.
+    /// Takes over a context that `ibv_open_device` returned; closes it if its events could not be read
+    /// without waiting.
     pub(crate) fn adopt(
         raw: NonNull<ibv_context>,
         name: &str,
@@ -46,7 +49,8 @@ impl Context {
     /// The caller destroys it before this context is closed.
     pub(crate) unsafe fn create_channel(&self) -> *mut ibv_comp_channel {
         match self.channel_maker {
-            // SAFETY: `raw` is open until `drop` and of the provider that gave the function ([`crate::Provider`]).
+            // SAFETY: `raw` is open until `drop` and of the provider that gave the function
+            // ([`crate::Provider`]).
             Some(create) => unsafe { create(self.raw()) },
             // SAFETY: `raw` is open until `drop`.
             None => unsafe { ibverbs_sys::ibv_create_comp_channel(self.raw()) },
@@ -106,7 +110,8 @@ impl Context {
         let code = unsafe { inline::query_rt_values_ex(self.raw(), &mut values) };
         let answered = values.comp_mask & ibverbs_sys::IBV_VALUES_MASK_RAW_CLOCK != 0;
         let source = match code {
-            // mlx5 puts all 64 bits of the counter into tv_nsec (providers/mlx5/verbs.c, mlx5_query_rt_values).
+            // mlx5 puts all 64 bits of the counter into tv_nsec (providers/mlx5/verbs.c,
+            // mlx5_query_rt_values).
             0 if answered => {
                 let seconds = values.raw_clock.tv_sec.cast_unsigned();
                 return Ok(seconds
@@ -119,11 +124,12 @@ impl Context {
         Err(Error::QueryClock { device: self.name.clone(), source })
     }
 
-    /// A conversion of the device's clock, good for timestamps taken around now: the device is asked for its rate, and its
-    /// clock is read beside the system's.
+    /// A conversion of the device's clock, good for timestamps taken around now: the device is asked for its
+    /// rate, and its clock is read beside the system's.
     ///
     /// # Errors
-    /// As [`Context::raw_clock`] and [`Context::attributes`]; EOPNOTSUPP if the device does not report the rate of its clock.
+    /// As [`Context::raw_clock`] and [`Context::attributes`]; EOPNOTSUPP if the device does not report the
+    /// rate of its clock.
     pub fn clock(&self) -> Result<Clock> {
         let attributes = self.attributes()?;
         let (khz, mask) = (attributes.hca_core_clock_khz, attributes.completion_timestamp_mask);
@@ -136,8 +142,8 @@ impl Context {
     }
 }
 
-/// Makes reads of a descriptor answer at once; ibv_get_async_event(3) asks for exactly this. Also shows whether there is
-/// a descriptor at all.
+/// Makes reads of a descriptor answer at once; ibv_get_async_event(3) asks for exactly this. Also shows
+/// whether there is a descriptor at all.
 pub(crate) fn never_wait(fd: c_int) -> io::Result<()> {
     // SAFETY: asks about a number.
     let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
@@ -161,7 +167,8 @@ impl AsFd for Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: `raw` came from `ibv_open_device`; every object made from it held an `Arc` of this and is gone.
+        // SAFETY: `raw` came from `ibv_open_device`; every object made from it held an `Arc` of this and is
+        // gone.
         let code = unsafe { ibverbs_sys::ibv_close_device(self.raw()) };
         leak::log("ibv_close_device", &self.name, code);
     }
@@ -194,8 +201,8 @@ impl Clock {
         Duration::from_nanos(self.nanos(later.wrapping_sub(earlier) & self.mask))
     }
 
-    /// The system's time at a timestamp, which is taken to be less than half a turn of the counter away from when this
-    /// conversion was made. `None` outside the range of [`SystemTime`].
+    /// The system's time at a timestamp, which is taken to be less than half a turn of the counter away from
+    /// when this conversion was made. `None` outside the range of [`SystemTime`].
     pub fn system_time(&self, timestamp: u64) -> Option<SystemTime> {
         let (raw, at) = self.reference;
         let ahead = timestamp.wrapping_sub(raw) & self.mask;

@@ -29,7 +29,8 @@ pub struct Counters {
     points: Box<[CounterPoint]>,
 }
 
-// SAFETY: the verbs on counters may be called from any thread; the structure is never written after it was made.
+// SAFETY: the verbs on counters may be called from any thread; the structure is never written after it was
+// made.
 unsafe impl Send for Counters {}
 // SAFETY: as above.
 unsafe impl Sync for Counters {}
@@ -49,7 +50,8 @@ impl Counters {
         Self::with_points(context, &[CounterPoint::Packets, CounterPoint::Bytes])
     }
 
-    /// `ibv_create_counters`, with these points attached for every flow bound later, each at its index in a reading.
+    /// `ibv_create_counters`, with these points attached for every flow bound later, each at its index in a
+    /// reading.
     ///
     /// # Errors
     /// EOPNOTSUPP where a device has no counters, EINVAL for a point it does not count, ENOMEM.
@@ -63,8 +65,8 @@ impl Counters {
         Ok(Arc::new(counters))
     }
 
-    /// `ibv_attach_counters_point_flow`, without a flow: the point goes to `index` of a reading. An index can be used
-    /// for several points, whose sum it then is (ibv_attach_counters_point_flow(3)).
+    /// `ibv_attach_counters_point_flow`, without a flow: the point goes to `index` of a reading. An index can
+    /// be used for several points, whose sum it then is (ibv_attach_counters_point_flow(3)).
     ///
     /// # Errors
     /// EINVAL for a point the device does not count; EINVAL or EBUSY once a flow counts here.
@@ -102,8 +104,8 @@ impl Counters {
     /// `ibv_read_counters`: the totals by index, as many as fit in `values`.
     ///
     /// # Errors
-    /// EINVAL for fewer or, on some devices, more values than there are points, and before a flow counts here;
-    /// EOPNOTSUPP for a flag the device does not know; EIO when the device does not answer.
+    /// EINVAL for fewer or, on some devices, more values than there are points, and before a flow counts
+    /// here; EOPNOTSUPP for a flag the device does not know; EIO when the device does not answer.
     pub fn values(&self, flags: ReadFlags, values: &mut [u64]) -> Result<()> {
         let count = u32::try_from(values.len()).unwrap_or(u32::MAX);
         // SAFETY: context and counters are live; the array has at least `count` entries.
@@ -133,7 +135,8 @@ impl fmt::Debug for Counters {
 
 impl Drop for Counters {
     fn drop(&mut self) {
-        // SAFETY: `raw` came from `create_counters`; flows that count here held an `Arc` of this and are gone.
+        // SAFETY: `raw` came from `create_counters`; flows that count here held an `Arc` of this and are
+        // gone.
         let code = unsafe { inline::destroy_counters(self.context.raw(), self.raw()) };
         leak::keep("ibv_destroy_counters", self.context.name(), code, || Arc::clone(&self.context));
     }

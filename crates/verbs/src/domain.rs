@@ -19,7 +19,8 @@ pub struct ProtectionDomain {
     context: Arc<Context>,
 }
 
-// SAFETY: verbs on a protection domain may be called from any thread; the structure is never written after it was made.
+// SAFETY: verbs on a protection domain may be called from any thread; the structure is never written after it
+// was made.
 unsafe impl Send for ProtectionDomain {}
 // SAFETY: as above.
 unsafe impl Sync for ProtectionDomain {}
@@ -42,10 +43,10 @@ impl Drop for ProtectionDomain {
     }
 }
 
-/// A thread domain: what is made under it (through a [`ParentDomain`]) has no locks in the library and may share a
-/// doorbell, so it is for one thread at a time (ibv_alloc_td(3)). This crate holds everybody to that: while one of its
-/// queues is polled (as long as the batch is open), posted to or sent on, all of them turn other users away, on any
-/// thread.
+/// A thread domain: what is made under it (through a [`ParentDomain`]) has no locks in the library and may
+/// share a doorbell, so it is for one thread at a time (ibv_alloc_td(3)). This crate holds everybody to that:
+/// while one of its queues is polled (as long as the batch is open), posted to or sent on, all of them turn
+/// other users away, on any thread.
 pub struct ThreadDomain {
     raw: NonNull<ibv_td>,
     context: Arc<Context>,
@@ -76,7 +77,8 @@ impl Drop for ThreadDomain {
     }
 }
 
-/// A parent domain: a protection domain whose queues belong to one thread domain and live in an allocator's memory.
+/// A parent domain: a protection domain whose queues belong to one thread domain and live in an allocator's
+/// memory.
 pub struct ParentDomain {
     raw: NonNull<ibv_pd>,
     protection: Arc<ProtectionDomain>,
@@ -85,19 +87,21 @@ pub struct ParentDomain {
     allocator: Option<Arc<AllocatorState>>,
 }
 
-// SAFETY: as a protection domain; the allocator behind the callbacks is `Send + Sync` and its list of allocations is locked.
+// SAFETY: as a protection domain; the allocator behind the callbacks is `Send + Sync` and its list of
+// allocations is locked.
 unsafe impl Send for ParentDomain {}
 // SAFETY: as above.
 unsafe impl Sync for ParentDomain {}
 
 impl ParentDomain {
-    /// `ibv_alloc_parent_domain`. The allocator serves the queues, never packet memory; with one, both bits of the
-    /// `comp_mask` are set (`..._ALLOCATORS`, `..._PD_CONTEXT`), and `pd_context` is the allocator itself. Without one and
-    /// without a thread domain, a parent domain is another name of its protection domain.
+    /// `ibv_alloc_parent_domain`. The allocator serves the queues, never packet memory; with one, both bits
+    /// of the `comp_mask` are set (`..._ALLOCATORS`, `..._PD_CONTEXT`), and `pd_context` is the allocator
+    /// itself. Without one and without a thread domain, a parent domain is another name of its protection
+    /// domain.
     ///
     /// # Errors
-    /// EINVAL for domains of two contexts, EOPNOTSUPP where a provider has no parent domains, ENOMEM. Nothing is allocated
-    /// yet: a refusal of the allocator fails the verb that needs memory, with ENOMEM.
+    /// EINVAL for domains of two contexts, EOPNOTSUPP where a provider has no parent domains, ENOMEM. Nothing
+    /// is allocated yet: a refusal of the allocator fails the verb that needs memory, with ENOMEM.
     pub fn new(
         domain: &Arc<ProtectionDomain>,
         thread: Option<&Arc<ThreadDomain>>,
@@ -120,7 +124,8 @@ impl ParentDomain {
             attr.free = Some(allocator::free);
             attr.pd_context = Arc::as_ptr(state).cast_mut().cast::<c_void>();
         }
-        // SAFETY: the context is open, both domains are live, and `pd_context` lives as long as the parent domain.
+        // SAFETY: the context is open, both domains are live, and `pd_context` lives as long as the parent
+        // domain.
         let raw = created(|| unsafe { inline::alloc_parent_domain(context.raw(), &mut attr) })
             .map_err(|source| Error::AllocParentDomain { device: context.name().into(), source })?;
         Ok(Arc::new(Self { raw, protection: Arc::clone(domain), thread: thread.map(Arc::clone), allocator }))
@@ -135,7 +140,8 @@ impl ParentDomain {
 impl Drop for ParentDomain {
     fn drop(&mut self) {
         let context = &self.protection.context;
-        // SAFETY: `raw` came from `alloc_parent_domain`; what was made in it held an `Arc` of this and is gone.
+        // SAFETY: `raw` came from `alloc_parent_domain`; what was made in it held an `Arc` of this and is
+        // gone.
         let code = unsafe { ibverbs_sys::ibv_dealloc_pd(self.raw.as_ptr()) };
         leak::keep("ibv_dealloc_pd (parent domain)", context.name(), code, || {
             (Arc::clone(&self.protection), self.thread.clone(), self.allocator.clone())
@@ -185,8 +191,8 @@ impl Domain {
         }
     }
 
-    /// The protection domain that memory is registered in: a parent domain adds nothing to a registration, and not
-    /// every provider takes one there.
+    /// The protection domain that memory is registered in: a parent domain adds nothing to a registration,
+    /// and not every provider takes one there.
     pub(crate) fn protection(&self) -> *mut ibv_pd {
         match self {
             Self::Protection(domain) => domain.raw.as_ptr(),

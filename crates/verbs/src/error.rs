@@ -102,8 +102,8 @@ impl Error {
     }
 }
 
-/// A value that a verb has just returned as its error: an errno, which some providers negate, or -1 with the reason in
-/// `errno`, which is no EPERM.
+/// A value that a verb has just returned as its error: an errno, which some providers negate, or -1 with the
+/// reason in `errno`, which is no EPERM.
 pub(crate) fn from_code(code: c_int) -> io::Error {
     match code {
         -1 => last(),
@@ -117,9 +117,10 @@ pub(crate) fn errno_of(code: c_int) -> c_int {
     from_code(code).raw_os_error().unwrap_or(libc::EIO)
 }
 
-/// The object that a verb makes. Every call that returns an object or NULL goes through here: some providers return
-/// NULL without setting `errno` (providers/mlx5/verbs.c: `create_qp` for an unknown `comp_mask`, `create_cq` when the
-/// domain's allocator refuses), and an errno left over from an earlier call would then read as this one's.
+/// The object that a verb makes. Every call that returns an object or NULL goes through here: some providers
+/// return NULL without setting `errno` (providers/mlx5/verbs.c: `create_qp` for an unknown `comp_mask`,
+/// `create_cq` when the domain's allocator refuses), and an errno left over from an earlier call would then
+/// read as this one's.
 pub(crate) fn created<T>(create: impl FnOnce() -> *mut T) -> io::Result<NonNull<T>> {
     forget_last();
     NonNull::new(create()).ok_or_else(|| match io::Error::last_os_error() {
@@ -139,7 +140,8 @@ pub(crate) fn forget_last() {
     unsafe { errno.write(0) };
 }
 
-/// The error of a call that has just failed and sets `errno`. One that did not set it must not read as success.
+/// The error of a call that has just failed and sets `errno`. One that did not set it must not read as
+/// success.
 pub(crate) fn last() -> io::Error {
     match io::Error::last_os_error() {
         error if error.raw_os_error() == Some(0) => io::Error::from_raw_os_error(libc::EIO),
@@ -177,8 +179,8 @@ impl fmt::Display for Hint<'_> {
     }
 }
 
-/// The usual meaning of a verb's errno, by the kernel's checks (uverbs_cmd.c) and those of the mlx5 driver, and what
-/// to do about it.
+/// The usual meaning of a verb's errno, by the kernel's checks (uverbs_cmd.c) and those of the mlx5 driver,
+/// and what to do about it.
 fn remedy(verb: Verb, errno: i32) -> Option<&'static str> {
     Some(match (verb, errno) {
         (Verb::Flow, errno) => return Errno(errno).flow_remedy(),

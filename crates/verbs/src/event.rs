@@ -1,7 +1,7 @@
 //! Asynchronous events: ports going up and down, queues failing.
 //!
-//! Called through [`Context::async_event`] by the thread that watches the device. Events are acknowledged before they are
-//! returned, so that destroying the object they name never waits.
+//! Called through [`Context::async_event`] by the thread that watches the device. Events are acknowledged
+//! before they are returned, so that destroying the object they name never waits.
 
 use std::fmt;
 use std::io;
@@ -144,8 +144,8 @@ impl fmt::Display for AsyncEvent {
 
 impl AsyncEvent {
     /// # Safety
-    /// `raw` was returned by `ibv_get_async_event` and is not acknowledged yet: until then the library does not
-    /// destroy the object it points to (ibv_get_async_event(3)).
+    /// `raw` was returned by `ibv_get_async_event` and is not acknowledged yet: until then the library does
+    /// not destroy the object it points to (ibv_get_async_event(3)).
     unsafe fn read(raw: &ibv_async_event) -> Self {
         let kind = EventKind::from(raw.event_type);
         let element = raw.element;
@@ -210,8 +210,8 @@ impl Context {
     pub fn async_event(&self) -> Result<Option<AsyncEvent>> {
         let mut raw = MaybeUninit::<ibv_async_event>::zeroed();
         loop {
-            // The library reads the descriptor and compares lengths (libibverbs/device.c): at the end of the file, which a
-            // device that is gone can come to, it fails and leaves errno as it was.
+            // The library reads the descriptor and compares lengths (libibverbs/device.c): at the end of the
+            // file, which a device that is gone can come to, it fails and leaves errno as it was.
             forget_last();
             // SAFETY: the context is open and `raw` is writable.
             if unsafe { ibv_get_async_event(self.raw(), raw.as_mut_ptr()) } == 0 {

@@ -1,5 +1,5 @@
-//! Flows (`ibv_flow`): what a device does with packets that match. Control code installs and removes them, never the
-//! packet path. [`attr`] describes a flow to the library.
+//! Flows (`ibv_flow`): what a device does with packets that match. Control code installs and removes them,
+//! never the packet path. [`attr`] describes a flow to the library.
 
 mod action;
 mod attr;
@@ -73,9 +73,10 @@ impl Flow {
     /// `ibv_create_flow`. The flow keeps its target, its counters and its actions alive.
     ///
     /// # Errors
-    /// By ibv_create_flow(3) and uverbs_cmd.c: EINVAL for specs, masks or flags that make no sense together, EOPNOTSUPP for
-    /// what the device cannot match or do, ENOMEM for a full table (and, on mlx5, for a priority above its highest), EEXIST
-    /// for a match that is there already, EPERM without CAP_NET_RAW, ENXIO for a port that is not there.
+    /// By ibv_create_flow(3) and uverbs_cmd.c: EINVAL for specs, masks or flags that make no sense together,
+    /// EOPNOTSUPP for what the device cannot match or do, ENOMEM for a full table (and, on mlx5, for a
+    /// priority above its highest), EEXIST for a match that is there already, EPERM without CAP_NET_RAW,
+    /// ENXIO for a port that is not there.
     pub fn create(target: &FlowTarget, attr: &FlowAttr) -> Result<Self> {
         let context = target.context();
         let failed = |source| Error::CreateFlow {
@@ -90,15 +91,15 @@ impl Flow {
             ActionSpec::Tag(_) | ActionSpec::Drop => Ok(()),
         })?;
         let mut block = attr.block()?;
-        // SAFETY: context and queue pair are live, the block is well formed, and the counters and actions in it are
-        // kept below.
+        // SAFETY: context and queue pair are live, the block is well formed, and the counters and actions in
+        // it are kept below.
         let create = || unsafe { inline::create_flow(context.raw(), target.raw(), block.as_mut_ptr()) };
         let raw = created(create).map_err(failed)?;
         Ok(Self { raw: Some(raw), target: target.clone(), actions: attr.actions.clone() })
     }
 
-    /// `ibv_destroy_flow`, for callers that want to know: after a refusal the flow is still installed and comes back.
-    /// Dropping a flow does the same but can only log.
+    /// `ibv_destroy_flow`, for callers that want to know: after a refusal the flow is still installed and
+    /// comes back. Dropping a flow does the same but can only log.
     pub fn destroy(mut self) -> std::result::Result<(), (Self, Error)> {
         match self.remove() {
             0 => Ok(()),
@@ -111,7 +112,8 @@ impl Flow {
 
     fn remove(&mut self) -> c_int {
         let Some(raw) = self.raw else { return 0 };
-        // SAFETY: `raw` came from `create_flow` and is destroyed once: it is forgotten when that has succeeded.
+        // SAFETY: `raw` came from `create_flow` and is destroyed once: it is forgotten when that has
+        // succeeded.
         let code = unsafe { inline::destroy_flow(self.target.context().raw(), raw.as_ptr()) };
         if code == 0 {
             self.raw = None;

@@ -1,9 +1,10 @@
 //! Packet frames: registered memory cut into equal pieces, each with one owner at a time.
 //!
-//! A frame is free (in the pool), held (someone has its [`Frame`]), posted or sent (the device has it). Only a completion
-//! that names a posted frame turns it back into a held one, and a sent one comes back by its queue pair, which knows of which
-//! completions it is a part. So no frame ever has two owners. Used by the polling loop: nothing here allocates after
-//! [`FramePool::new`], and every step is a bounds check and a byte.
+//! A frame is free (in the pool), held (someone has its [`Frame`]), posted or sent (the device has it). Only
+//! a completion that names a posted frame turns it back into a held one, and a sent one comes back by its
+//! queue pair, which knows of which completions it is a part. So no frame ever has two owners. Used by the
+//! polling loop: nothing here allocates after [`FramePool::new`], and every step is a bounds check and a
+//! byte.
 
 use std::num::{NonZeroU32, NonZeroU64};
 use std::sync::Arc;
@@ -14,8 +15,9 @@ use crate::{Completion, Domain, Error, MemoryRegion, WorkCompletion};
 /// Most frames of one pool: at the usual 2 KiB, 32 GiB.
 pub(crate) const MAX_FRAMES: usize = 1 << 24;
 
-/// A bit of work request ids that no index has. It marks sends without a signal: such a send may have a completion all the
-/// same, and its frame comes back by a later one as well, so that a pool must not take what the first one names.
+/// A bit of work request ids that no index has. It marks sends without a signal: such a send may have a
+/// completion all the same, and its frame comes back by a later one as well, so that a pool must not take
+/// what the first one names.
 pub(crate) const UNSIGNALLED: u32 = 1 << 31;
 const _: () = assert!(MAX_FRAMES <= UNSIGNALLED as usize);
 
@@ -26,7 +28,8 @@ enum State {
     Held,
     /// Comes back by the completion that names it.
     Posted,
-    /// Comes back by the completion of its send or of a later one of the same queue pair, which keeps the order.
+    /// Comes back by the completion of its send or of a later one of the same queue pair, which keeps the
+    /// order.
     Sent,
 }
 
@@ -37,13 +40,14 @@ impl State {
     }
 }
 
-/// A frame that is neither free nor posted: its bytes belong to the owner of this. Dropping it instead of releasing
-/// it loses the frame until the pool goes.
+/// A frame that is neither free nor posted: its bytes belong to the owner of this. Dropping it instead of
+/// releasing it loses the frame until the pool goes.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "a frame that is neither posted nor released is lost to its pool"]
 pub struct Frame {
-    /// The work request id that names it: the id of its pool, and below its index, which is less than the pool's count.
-    /// Only [`Ledger`] makes frames. Never 0, so that an `Option<Frame>` is no larger than a frame.
+    /// The work request id that names it: the id of its pool, and below its index, which is less than the
+    /// pool's count. Only [`Ledger`] makes frames. Never 0, so that an `Option<Frame>` is no larger than a
+    /// frame.
     wr_id: NonZeroU64,
 }
 
@@ -63,8 +67,8 @@ impl Frame {
     }
 }
 
-/// The index of the frame that a work request id names, if that is one of the pool with this id; otherwise beyond all
-/// indices.
+/// The index of the frame that a work request id names, if that is one of the pool with this id; otherwise
+/// beyond all indices.
 #[inline]
 fn index_of(pool: NonZeroU32, wr_id: u64) -> usize {
     const { assert!(usize::BITS >= u64::BITS, "the pool's id must not be cut off") };
@@ -124,13 +128,15 @@ impl Ledger {
         self.states[index as usize] = State::Posted;
     }
 
-    /// Takes [`Ledger::posted`] or [`Ledger::sent`] back: the device has refused the frame, and the caller keeps its [`Frame`].
+    /// Takes [`Ledger::posted`] or [`Ledger::sent`] back: the device has refused the frame, and the caller
+    /// keeps its [`Frame`].
     pub(crate) fn refused(&mut self, index: u32) {
         self.states[index as usize] = State::Held;
     }
 
-    /// Notes that the device has this frame for a send. It comes back by [`Taker::take_back`]; with `is_signalled` also
-    /// by [`Ledger::reclaim`]. Returns its index; `None` for a frame of another pool. The caller gives up its [`Frame`].
+    /// Notes that the device has this frame for a send. It comes back by [`Taker::take_back`]; with
+    /// `is_signalled` also by [`Ledger::reclaim`]. Returns its index; `None` for a frame of another pool. The
+    /// caller gives up its [`Frame`].
     #[inline]
     pub(crate) fn sent(&mut self, frame: &Frame, is_signalled: bool) -> Option<u32> {
         let index = self.index(frame)?;
@@ -165,7 +171,8 @@ impl Ledger {
             return None;
         }
         *state = State::Held;
-        // SAFETY: `index_of` has found it to be of this pool, so its upper half is the pool's id, which is not 0.
+        // SAFETY: `index_of` has found it to be of this pool, so its upper half is the pool's id, which is
+        // not 0.
         Some(Frame { wr_id: unsafe { NonZeroU64::new_unchecked(wr_id) } })
     }
 
@@ -188,7 +195,8 @@ pub(crate) struct Taker<'l> {
 }
 
 impl Taker<'_> {
-    /// The frame with this index, if the device has it: for a send with the same `is_signalled`, or, with that, for a receive.
+    /// The frame with this index, if the device has it: for a send with the same `is_signalled`, or, with
+    /// that, for a receive.
     #[inline]
     pub(crate) fn take_back(&mut self, index: u32, is_signalled: bool) -> Option<Frame> {
         let state = self.states.get_mut(index as usize)?;
@@ -245,8 +253,9 @@ impl FramePool {
     #[inline]
     pub fn bytes<'a>(&'a self, frame: &'a Frame) -> &'a [u8] {
         let Some(start) = self.address(frame) else { return &[] };
-        // SAFETY: `address` is in the region and `frame_bytes` long, initialised by its owner; the frame is held, so
-        // neither the device nor another `Frame` covers it, and posting it needs the `Frame` borrowed here.
+        // SAFETY: `address` is in the region and `frame_bytes` long, initialised by its owner; the frame is
+        // held, so neither the device nor another `Frame` covers it, and posting it needs the `Frame`
+        // borrowed here.
         unsafe { std::slice::from_raw_parts(start, self.frame_bytes as usize) }
     }
 
@@ -254,16 +263,17 @@ impl FramePool {
     #[inline]
     pub fn bytes_mut<'a>(&'a mut self, frame: &'a mut Frame) -> &'a mut [u8] {
         let Some(start) = self.address(frame) else { return &mut [] };
-        // SAFETY: as for `bytes`; the exclusive borrow of the only `Frame` for these bytes makes it exclusive.
+        // SAFETY: as for `bytes`; the exclusive borrow of the only `Frame` for these bytes makes it
+        // exclusive.
         unsafe { std::slice::from_raw_parts_mut(start, self.frame_bytes as usize) }
     }
 
-    /// The frame that a completion gives back, whatever its status. The completion comes back instead if it names one
-    /// of another pool, one that the device does not have, or one that was sent without a signal
+    /// The frame that a completion gives back, whatever its status. The completion comes back instead if it
+    /// names one of another pool, one that the device does not have, or one that was sent without a signal
     /// ([`RawQueuePair::reclaim`](crate::RawQueuePair::reclaim)).
     ///
-    /// A completion gives one frame, once. It still names that frame when the frame has been posted anew, so it is used
-    /// up here; read the other fields of the completion before:
+    /// A completion gives one frame, once. It still names that frame when the frame has been posted anew, so
+    /// it is used up here; read the other fields of the completion before:
     ///
     /// ```
     /// fn take(pool: &mut verbs::FramePool, completion: verbs::Completion<'_>) -> Option<verbs::Frame> {
@@ -337,8 +347,8 @@ impl FramePool {
         }
     }
 
-    /// Passes to `each` how a work request names a frame, for those of `frames` that are of this pool. They count as
-    /// posted from now on.
+    /// Passes to `each` how a work request names a frame, for those of `frames` that are of this pool. They
+    /// count as posted from now on.
     #[inline]
     pub(crate) fn post_each(&mut self, frames: &[Frame], mut each: impl FnMut(Slot)) {
         // Copies of what stays the same, which the compiler cannot know behind the states that are written.
@@ -376,7 +386,8 @@ impl FramePool {
     }
 }
 
-/// Lends frames of a pool to a device, for sends. Has copies of what stays the same, as in [`FramePool::post_each`].
+/// Lends frames of a pool to a device, for sends. Has copies of what stays the same, as in
+/// [`FramePool::post_each`].
 pub(crate) struct Lender<'p> {
     id: NonZeroU32,
     states: &'p mut [State],
@@ -385,8 +396,8 @@ pub(crate) struct Lender<'p> {
 }
 
 impl Lender<'_> {
-    /// Notes that the device has this frame for a send without a signal, as [`Ledger::sent`]. Returns how a work request names
-    /// it; `None` for a frame of another pool.
+    /// Notes that the device has this frame for a send without a signal, as [`Ledger::sent`]. Returns how a
+    /// work request names it; `None` for a frame of another pool.
     #[inline]
     pub(crate) fn send(&mut self, frame: &Frame) -> Option<Slot> {
         let index = index_of(self.id, frame.wr_id());
@@ -395,8 +406,8 @@ impl Lender<'_> {
     }
 }
 
-/// The memory of a pool's frames, as it is registered in one protection domain. A queue pair in another domain sends
-/// frames of the pool after [`RawQueuePair::admit`](crate::RawQueuePair::admit).
+/// The memory of a pool's frames, as it is registered in one protection domain. A queue pair in another
+/// domain sends frames of the pool after [`RawQueuePair::admit`](crate::RawQueuePair::admit).
 #[derive(Clone)]
 pub struct RegisteredFrames {
     /// The pool's id.
@@ -405,8 +416,8 @@ pub struct RegisteredFrames {
 }
 
 impl RegisteredFrames {
-    /// Registers the same memory in `domain`, which may be of another device. Its queues can send the frames, but not
-    /// receive into them.
+    /// Registers the same memory in `domain`, which may be of another device. Its queues can send the frames,
+    /// but not receive into them.
     pub fn register(&self, domain: &Domain) -> crate::Result<Self> {
         let region = Arc::new(MemoryRegion::register_again(domain, &self.region)?);
         Ok(Self { pool: self.pool, region })

@@ -1,9 +1,9 @@
 //! The static inline functions of `infiniband/verbs.h`, which no shared library exports, in Rust.
 //!
-//! Called by every handle of this crate; never by anything outside it. Each function does what its namesake in the
-//! header does and nothing else: no ownership, no checks of arguments, errors as the C function gives them.
-//! `verbs_context` is laid out as in rdma-core v44, and later releases only add in front; it is only ever touched
-//! behind the `sz` check.
+//! Called by every handle of this crate; never by anything outside it. Each function does what its namesake
+//! in the header does and nothing else: no ownership, no checks of arguments, errors as the C function gives
+//! them. `verbs_context` is laid out as in rdma-core v44, and later releases only add in front; it is only
+//! ever touched behind the `sz` check.
 
 use std::ffi::{c_int, c_void};
 use std::mem::{offset_of, size_of};
@@ -24,8 +24,8 @@ const ABI_IS_EXTENDED: usize = usize::MAX;
 /// An operation this crate never calls; it only keeps the others in their places.
 type Unused = Option<unsafe extern "C" fn()>;
 
-/// `struct verbs_context`, verbs.h. It grows at its front, so positions count from the end: a running library that is
-/// older than this declaration lacks the first fields, a newer one has more before them.
+/// `struct verbs_context`, verbs.h. It grows at its front, so positions count from the end: a running library
+/// that is older than this declaration lacks the first fields, a newer one has more before them.
 #[repr(C)]
 struct VerbsContext {
     query_port: Option<unsafe extern "C" fn(*mut ibv_context, u8, *mut ibv_port_attr, usize) -> c_int>,
@@ -103,7 +103,8 @@ unsafe fn extended(context: *mut ibv_context) -> Option<NonNull<VerbsContext>> {
     NonNull::new(context.cast::<u8>().wrapping_sub(offset_of!(VerbsContext, context)).cast())
 }
 
-/// `verbs_get_ctx_op`: the operation at `offset`, if the running library's structure reaches that far and has one.
+/// `verbs_get_ctx_op`: the operation at `offset`, if the running library's structure reaches that far and has
+/// one.
 ///
 /// # Safety
 /// `context` as for [`extended`]; `F` is the type of the field at `offset` of `VerbsContext`.
@@ -116,8 +117,8 @@ unsafe fn operation<F: Copy>(context: *mut ibv_context, offset: usize) -> Option
         return None;
     }
     let field = whole.cast::<u8>().wrapping_add(offset).cast::<Option<F>>();
-    // SAFETY: by the check above, the library's structure contains this field; an `Option` of a function pointer
-    // is a nullable C function pointer.
+    // SAFETY: by the check above, the library's structure contains this field; an `Option` of a function
+    // pointer is a nullable C function pointer.
     unsafe { field.read() }
 }
 
@@ -333,8 +334,8 @@ fn nothing_posted<R>(first: *mut R, bad: &mut *mut R) -> c_int {
 /// `ibv_post_wq_recv`.
 ///
 /// # Safety
-/// `wq` is live and in RDY, no other thread posts to it, `wr` heads a NULL-terminated chain whose buffers stay
-/// registered and untouched until they complete.
+/// `wq` is live and in RDY, no other thread posts to it, `wr` heads a NULL-terminated chain whose buffers
+/// stay registered and untouched until they complete.
 #[inline]
 pub(crate) unsafe fn post_wq_recv(
     wq: *mut ibv_wq,
@@ -368,8 +369,8 @@ pub(crate) unsafe fn post_recv(qp: *mut ibv_qp, wr: *mut ibv_recv_wr, bad: &mut 
 /// `ibv_post_send`.
 ///
 /// # Safety
-/// `qp` is live and in RTS, no other thread posts to it, and the buffers of `wr` stay registered and unchanged
-/// until the send completes.
+/// `qp` is live and in RTS, no other thread posts to it, and the buffers of `wr` stay registered and
+/// unchanged until the send completes.
 #[inline]
 pub(crate) unsafe fn post_send(qp: *mut ibv_qp, wr: *mut ibv_send_wr, bad: &mut *mut ibv_send_wr) -> c_int {
     // SAFETY: live by contract.

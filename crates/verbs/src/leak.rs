@@ -15,8 +15,8 @@ pub(crate) fn log(verb: &'static str, device: &str, code: c_int) -> bool {
     true
 }
 
-/// Logs a refused destruction and then keeps `parents` alive for good: an object that still exists may use them.
-/// `parents` are further references (`Arc` clones), so forgetting one means they are never released.
+/// Logs a refused destruction and then keeps `parents` alive for good: an object that still exists may use
+/// them. `parents` are further references (`Arc` clones), so forgetting one means they are never released.
 pub(crate) fn keep<P>(verb: &'static str, device: &str, code: c_int, parents: impl FnOnce() -> P) {
     if log(verb, device, code) {
         mem::forget(parents());

@@ -1,19 +1,21 @@
 //! Safe libibverbs for raw packet steering: queues, RSS, flows and counters, on the unmodified library.
 //!
-//! The only crate that calls libibverbs. Handles own a native object and keep its parents alive, so every drop order is
-//! correct. Queues have a shared part, which other objects keep alive, and an owner's part, which polls or posts and is
-//! used from one thread at a time. The packet path ([`CompletionQueue::poll`], [`FramePool`], [`ReceiveQueue::post`],
-//! [`RawQueuePair::send`]) neither allocates nor returns errors to handle per packet.
+//! The only crate that calls libibverbs. Handles own a native object and keep its parents alive, so every
+//! drop order is correct. Queues have a shared part, which other objects keep alive, and an owner's part,
+//! which polls or posts and is used from one thread at a time. The packet path ([`CompletionQueue::poll`],
+//! [`FramePool`], [`ReceiveQueue::post`], [`RawQueuePair::send`]) neither allocates nor returns errors to
+//! handle per packet.
 //!
 //! Four verbs are covered completely: every field and flag of `ibv_create_qp_ex` ([`RawQueuePairBuilder`],
 //! [`RssQueuePairBuilder`], [`SendOperations`], [`SendBatch`], [`SharedReceiveQueue`]), `ibv_create_cq_ex`
-//! ([`CompletionQueueBuilder`], [`CompletionFields`], [`CompletionChannel`], [`WorkCompletion`]), `ibv_create_flow`
-//! ([`FlowAttr`], [`FlowSpec`], [`ActionSpec`], [`FlowAction`], [`Counters`]) and `ibv_alloc_parent_domain`
-//! ([`ParentDomain`], [`DomainAllocator`]). The daemon uses a part of them. The rest is public because the `conformance`
-//! crate tests every field, flag and enum value on a device (docs/reference/conformance.md is the table): the senders
-//! ([`RawQueuePair`] and its batches), one-by-one polling ([`CompletionQueue::poll_classic`]), channels and moderation,
-//! [`Clock`], [`CounterPoint`], states and flags of queues, and the readers of completions. Connected transports, remote
-//! memory access and changes of a memory registration are not covered.
+//! ([`CompletionQueueBuilder`], [`CompletionFields`], [`CompletionChannel`], [`WorkCompletion`]),
+//! `ibv_create_flow` ([`FlowAttr`], [`FlowSpec`], [`ActionSpec`], [`FlowAction`], [`Counters`]) and
+//! `ibv_alloc_parent_domain` ([`ParentDomain`], [`DomainAllocator`]). The daemon uses a part of them. The
+//! rest is public because the `conformance` crate tests every field, flag and enum value on a device
+//! (docs/reference/conformance.md is the table): the senders ([`RawQueuePair`] and its batches), one-by-one
+//! polling ([`CompletionQueue::poll_classic`]), channels and moderation, [`Clock`], [`CounterPoint`], states
+//! and flags of queues, and the readers of completions. Connected transports, remote memory access and
+//! changes of a memory registration are not covered.
 //!
 //! ```
 //! use softnic::wire::NullWire;

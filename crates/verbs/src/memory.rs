@@ -1,9 +1,10 @@
 //! Memory that a device may read and write.
 //!
-//! A region owns its memory, and nothing else can reach it: only a [`FramePool`](crate::FramePool) hands out parts,
-//! and only those the device does not hold. Queues that parts were posted to keep it as well: it is deregistered once
-//! they and the pool are dropped, and the memory is released after that, never before. The same memory can be registered
-//! once more in another domain, so that another device can send from it; that region keeps the first one.
+//! A region owns its memory, and nothing else can reach it: only a [`FramePool`](crate::FramePool) hands out
+//! parts, and only those the device does not hold. Queues that parts were posted to keep it as well: it is
+//! deregistered once they and the pool are dropped, and the memory is released after that, never before. The
+//! same memory can be registered once more in another domain, so that another device can send from it; that
+//! region keeps the first one.
 
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
@@ -15,8 +16,8 @@ use crate::error::{created, from_code};
 use crate::{Domain, Error, Result, StableMemory, leak};
 
 bitflags::bitflags! {
-    /// The accesses that a device has to registered memory besides reading it for sends (`ibv_access_flags`). There is no
-    /// remote access here: raw packets have no use for it.
+    /// The accesses that a device has to registered memory besides reading it for sends (`ibv_access_flags`).
+    /// There is no remote access here: raw packets have no use for it.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct Access: u32 {
         /// Write received packets.
@@ -50,12 +51,13 @@ pub struct MemoryRegion {
 
 // SAFETY: the memory is `Send`, and deregistration may happen on any thread.
 unsafe impl Send for MemoryRegion {}
-// SAFETY: through a shared reference there are only numbers, and an address that only a pool with all its frames reads.
+// SAFETY: through a shared reference there are only numbers, and an address that only a pool with all its
+// frames reads.
 unsafe impl Sync for MemoryRegion {}
 
 impl MemoryRegion {
-    /// `ibv_reg_mr` over all of `memory`, which the region keeps. Registering with a parent domain is registering with
-    /// its protection domain. Access that has no name in [`Access`] is refused with EINVAL.
+    /// `ibv_reg_mr` over all of `memory`, which the region keeps. Registering with a parent domain is
+    /// registering with its protection domain. Access that has no name in [`Access`] is refused with EINVAL.
     pub fn register(domain: &Domain, memory: impl StableMemory + 'static, access: Access) -> Result<Self> {
         let mut memory: Box<dyn StableMemory> = Box::new(memory);
         let slice: &mut [u8] = &mut memory;
@@ -83,8 +85,8 @@ impl MemoryRegion {
         if !Access::all().contains(access) {
             return Err(failed(from_code(libc::EINVAL)));
         }
-        // SAFETY: the domain is live and `owner` keeps the memory of the range. This is what the header's macro calls when the
-        // flags are not constant; the library drops optional flags the kernel lacks.
+        // SAFETY: the domain is live and `owner` keeps the memory of the range. This is what the header's
+        // macro calls when the flags are not constant; the library drops optional flags the kernel lacks.
         let create = || unsafe {
             ibverbs_sys::ibv_reg_mr_iova2(
                 domain.protection(),
@@ -133,7 +135,8 @@ impl Drop for MemoryRegion {
         let code = unsafe { ibverbs_sys::ibv_dereg_mr(self.raw.as_ptr()) };
         leak::keep("ibv_dereg_mr", self.domain.context().name(), code, || self.domain.clone());
         if code == 0 {
-            // SAFETY: dropped once, here; the device can no longer reach it. A refused deregistration leaks it.
+            // SAFETY: dropped once, here; the device can no longer reach it. A refused deregistration leaks
+            // it.
             unsafe { ManuallyDrop::drop(&mut self.owner) };
         }
     }

@@ -1,13 +1,13 @@
 //! Exclusive use of what a provider leaves unlocked: one user at a time, and none while a queue is destroyed.
 //!
-//! Three kinds of threads use a completion queue: its poller; those that post to a queue that completes into it, as a
-//! provider checks there whether the queue is full (providers/mlx5/qp.c, `mlx5_wq_overflow`); and those that destroy such
-//! a queue or move it to RDY, as a provider then takes its completions out of the ring (providers/mlx5/cq.c,
-//! `__mlx5_cq_clean`). The library's lock between them is absent from a SINGLE_THREADED queue and from everything under a
-//! thread domain, and where it is present it would wait for ever for a batch that is open on the same thread. So this
-//! crate has a gate of its own: one per completion queue, or one per thread domain for all that is made under it. It costs
-//! one uncontended exchange per poll, post or send, nothing per completion. Users never wait for each other: entering
-//! fails.
+//! Three kinds of threads use a completion queue: its poller; those that post to a queue that completes into
+//! it, as a provider checks there whether the queue is full (providers/mlx5/qp.c, `mlx5_wq_overflow`); and
+//! those that destroy such a queue or move it to RDY, as a provider then takes its completions out of the
+//! ring (providers/mlx5/cq.c, `__mlx5_cq_clean`). The library's lock between them is absent from a
+//! SINGLE_THREADED queue and from everything under a thread domain, and where it is present it would wait for
+//! ever for a batch that is open on the same thread. So this crate has a gate of its own: one per completion
+//! queue, or one per thread domain for all that is made under it. It costs one uncontended exchange per poll,
+//! post or send, nothing per completion. Users never wait for each other: entering fails.
 
 use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,9 +17,9 @@ use std::time::{Duration, Instant};
 /// How long a destroyer waits for an open batch before it gives up: far longer than any batch lasts.
 const PAUSE_LIMIT: Duration = Duration::from_secs(1);
 
-/// Invariant: at most one user is inside, and none while the gate is paused. Users and destroyers each raise their own
-/// flag before they look at the other's, with sequential consistency, so they cannot both miss; a user that leaves
-/// releases what it did to the next one that enters.
+/// Invariant: at most one user is inside, and none while the gate is paused. Users and destroyers each raise
+/// their own flag before they look at the other's, with sequential consistency, so they cannot both miss; a
+/// user that leaves releases what it did to the next one that enters.
 #[derive(Default)]
 pub(crate) struct Gate {
     entered: AtomicBool,

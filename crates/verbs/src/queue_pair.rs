@@ -1,7 +1,8 @@
 //! What queue pairs of every kind have in common: how they are configured, and their attributes.
 //!
-//! Used by [`RawQueuePairBuilder`](crate::RawQueuePairBuilder) and [`RssQueuePairBuilder`](crate::RssQueuePairBuilder).
-//! Numbers the library gives as C enums keep an `Unknown` variant.
+//! Used by [`RawQueuePairBuilder`](crate::RawQueuePairBuilder) and
+//! [`RssQueuePairBuilder`](crate::RssQueuePairBuilder). Numbers the library gives as C enums keep an
+//! `Unknown` variant.
 
 use ibverbs_sys::{self as sys, ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_cap, ibv_qp_init_attr};
 
@@ -9,7 +10,8 @@ use crate::error::from_code;
 use crate::{Context, Error, PortNumber, Result};
 
 bitflags::bitflags! {
-    /// `ibv_qp_create_flags`. What a device lacks it refuses, with EINVAL or EOPNOTSUPP (ibv_create_qp_ex(3)).
+    /// `ibv_qp_create_flags`. What a device lacks it refuses, with EINVAL or EOPNOTSUPP
+    /// (ibv_create_qp_ex(3)).
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct QueuePairFlags: u32 {
         /// Multicast packets that it sends do not come back to it.
@@ -34,8 +36,8 @@ pub enum QueuePairKind {
     /// Whole frames, as on the wire.
     #[default]
     RawPacket,
-    /// Unreliable datagrams (UD). It can be made and asked about, and be a flow's target; sending needs addresses,
-    /// which are not this crate's business.
+    /// Unreliable datagrams (UD). It can be made and asked about, and be a flow's target; sending needs
+    /// addresses, which are not this crate's business.
     Datagram,
     /// A kind this crate has no name for, by its number.
     Unknown(u32),

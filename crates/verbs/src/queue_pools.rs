@@ -1,8 +1,8 @@
 //! The memory that a device may reach through a queue.
 //!
-//! The device may write to a posted frame, and read one being sent, as long as the queue exists, whatever happens
-//! to the pool. A queue keeps every region of which it was given frames, so it takes frames of a limited number of
-//! pools.
+//! The device may write to a posted frame, and read one being sent, as long as the queue exists, whatever
+//! happens to the pool. A queue keeps every region of which it was given frames, so it takes frames of a
+//! limited number of pools.
 
 use std::ffi::c_int;
 use std::mem;
@@ -48,12 +48,12 @@ impl QueuePools {
         Self { pools: Vec::with_capacity(MAX_POOLS) }
     }
 
-    /// Sees to it that the queue keeps the memory of `pool`, before the first frame of it is sent. Returns the key of that
-    /// memory.
+    /// Sees to it that the queue keeps the memory of `pool`, before the first frame of it is sent. Returns
+    /// the key of that memory.
     ///
     /// # Errors
-    /// An errno: EINVAL for memory that is not registered in the queue's protection domain, so that the device could
-    /// not reach it; ENOSPC for one pool too many.
+    /// An errno: EINVAL for memory that is not registered in the queue's protection domain, so that the
+    /// device could not reach it; ENOSPC for one pool too many.
     #[inline]
     pub(crate) fn keep(
         &mut self,
@@ -67,12 +67,12 @@ impl QueuePools {
         }
     }
 
-    /// Keeps a pool as [`QueuePools::keep`] does, before frames are posted to receive into. A device that is not allowed to write to one would
-    /// put the queue into the error state when a packet arrives.
+    /// Keeps a pool as [`QueuePools::keep`] does, before frames are posted to receive into. A device that is
+    /// not allowed to write to one would put the queue into the error state when a packet arrives.
     ///
     /// # Errors
-    /// Besides, EINVAL for memory that the queue knows by a registration for sends only, or that is registered without
-    /// [`Access::LOCAL_WRITE`](crate::Access::LOCAL_WRITE).
+    /// Besides, EINVAL for memory that the queue knows by a registration for sends only, or that is
+    /// registered without [`Access::LOCAL_WRITE`](crate::Access::LOCAL_WRITE).
     #[inline]
     pub(crate) fn keep_writable(
         &mut self,
@@ -98,7 +98,8 @@ impl QueuePools {
         self.pools.iter().find(|pool| pool.id == id)
     }
 
-    /// Keeps a pool as [`QueuePools::keep`] does, by this registration of its memory, for all its frames from now on.
+    /// Keeps a pool as [`QueuePools::keep`] does, by this registration of its memory, for all its frames from
+    /// now on.
     #[cold]
     pub(crate) fn admit(
         &mut self,

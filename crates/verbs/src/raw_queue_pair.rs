@@ -1,8 +1,8 @@
 //! Raw packet queue pairs with rings of their own: they send frames, and are flow targets without RSS.
 //!
-//! [`RawQueuePair`] belongs to the packet path; [`RawQueuePairHandle`] is the part that flows keep alive. The frame of a
-//! signalled send comes back through [`FramePool::reclaim`] or [`RawQueuePair::reclaim`], that of any other send of a batch
-//! through the latter.
+//! [`RawQueuePair`] belongs to the packet path; [`RawQueuePairHandle`] is the part that flows keep alive. The
+//! frame of a signalled send comes back through [`FramePool::reclaim`] or [`RawQueuePair::reclaim`], that of
+//! any other send of a batch through the latter.
 
 use std::cell::Cell;
 use std::ffi::c_int;
@@ -57,8 +57,8 @@ impl IdleRawQueuePair {
     /// Binds the queue pair to `port` and moves it to RTS, through INIT and RTR.
     ///
     /// # Errors
-    /// EINVAL for a port that is not there, or for a kind that needs more than a port; EPERM without CAP_NET_RAW.
-    /// After any of them the queue pair is destroyed.
+    /// EINVAL for a port that is not there, or for a kind that needs more than a port; EPERM without
+    /// CAP_NET_RAW. After any of them the queue pair is destroyed.
     pub fn to_rts(self, port: PortNumber) -> Result<RawQueuePair> {
         use sys::ibv_qp_state::{IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS};
         let handle = self.handle;
@@ -128,11 +128,12 @@ impl RawQueuePair {
         self.handle.caps
     }
 
-    /// Sends the first `bytes` bytes of a frame of `pool`, Ethernet header first. The frame comes back when the send
-    /// completes; or right away, if the queue is full or refuses ([`RawQueuePair::last_refusal`]), if it has not so
-    /// many bytes, or if it is of another pool. A refusal that names no request leaves the frame in doubt: it counts as
-    /// sent, and is lost to its pool unless a completion gives it back. Which pools there may be, and that a batch of
-    /// the completion queue must not be open meanwhile, is as for [`ReceiveQueue::post`](crate::ReceiveQueue::post).
+    /// Sends the first `bytes` bytes of a frame of `pool`, Ethernet header first. The frame comes back when
+    /// the send completes; or right away, if the queue is full or refuses ([`RawQueuePair::last_refusal`]),
+    /// if it has not so many bytes, or if it is of another pool. A refusal that names no request leaves the
+    /// frame in doubt: it counts as sent, and is lost to its pool unless a completion gives it back. Which
+    /// pools there may be, and that a batch of the completion queue must not be open meanwhile, is as for
+    /// [`ReceiveQueue::post`](crate::ReceiveQueue::post).
     #[inline]
     pub fn send(
         &mut self,
@@ -162,9 +163,9 @@ impl RawQueuePair {
         }
     }
 
-    /// Sends the TCP stream behind the first `header_bytes` bytes of a frame in segments of `mss` bytes, each behind
-    /// these headers, which the device completes (`IBV_WR_TSO`). `bytes` is where the stream ends. The queue pair needs
-    /// [`RawQueuePairBuilder::max_tso_header`]. Otherwise as [`RawQueuePair::send`].
+    /// Sends the TCP stream behind the first `header_bytes` bytes of a frame in segments of `mss` bytes, each
+    /// behind these headers, which the device completes (`IBV_WR_TSO`). `bytes` is where the stream ends. The
+    /// queue pair needs [`RawQueuePairBuilder::max_tso_header`]. Otherwise as [`RawQueuePair::send`].
     pub fn send_tso(
         &mut self,
         pool: &mut FramePool,
@@ -182,8 +183,8 @@ impl RawQueuePair {
 
     /// Sends a copy of `data`, which the queue takes along (`IBV_SEND_INLINE`), at most
     /// [`QueuePairCaps::max_inline_bytes`]. Its completion has `token`
-    /// ([`Completion::token`](crate::Completion::token)), and there is none with [`SendFlags::UNSIGNALLED`]. False:
-    /// refused.
+    /// ([`Completion::token`](crate::Completion::token)), and there is none with [`SendFlags::UNSIGNALLED`].
+    /// False: refused.
     #[inline]
     pub fn send_inline(&mut self, token: u32, data: &[u8], flags: SendFlags) -> bool {
         let Ok(length) = u32::try_from(data.len()) else {
@@ -204,8 +205,9 @@ impl RawQueuePair {
     }
 
     /// Opens a batch of sends of frames of `pool`. `None`: the queue pair was made without
-    /// [`RawQueuePairBuilder::send_operations`], the pool is not for it, sends of frames of another pool are in flight that
-    /// are not signalled, or another thread uses its completion queue or thread domain ([`RawQueuePair::last_refusal`]).
+    /// [`RawQueuePairBuilder::send_operations`], the pool is not for it, sends of frames of another pool are
+    /// in flight that are not signalled, or another thread uses its completion queue or thread domain
+    /// ([`RawQueuePair::last_refusal`]).
     #[inline]
     pub fn start_send<'q>(&'q mut self, pool: &'q mut FramePool) -> Option<SendBatch<'q>> {
         let Some(functions) = self.functions else {
@@ -232,10 +234,11 @@ impl RawQueuePair {
         Some(SendBatch::open(self, (pool, lkey), functions))
     }
 
-    /// The frames that a completion gives back: that of its own send, which comes last, and those of the sends before it
-    /// that are not signalled ([`SendFlags::UNSIGNALLED`]), which have succeeded. The completion comes back if it names no
-    /// frame of `pool` that this queue pair sends. So it does for signalled frames that were sent before those of another
-    /// pool: these come back by [`FramePool::reclaim`] only.
+    /// The frames that a completion gives back: that of its own send, which comes last, and those of the
+    /// sends before it that are not signalled ([`SendFlags::UNSIGNALLED`]), which have succeeded. The
+    /// completion comes back if it names no frame of `pool` that this queue pair sends. So it does for
+    /// signalled frames that were sent before those of another pool: these come back by
+    /// [`FramePool::reclaim`] only.
     ///
     /// ```
     /// fn sent(pair: &mut verbs::RawQueuePair, pool: &mut verbs::FramePool, completion: verbs::Completion<'_>) {
@@ -265,13 +268,15 @@ impl RawQueuePair {
         Ok(())
     }
 
-    /// How many sends of frames [`RawQueuePair::reclaim`] has not given back, of the pool whose frames were sent last.
+    /// How many sends of frames [`RawQueuePair::reclaim`] has not given back, of the pool whose frames were
+    /// sent last.
     #[inline]
     pub fn in_flight(&self) -> usize {
         self.in_flight.len() as usize
     }
 
-    /// Moves the queue pair to ERR: everything that is posted completes as flushed, and so does what is posted later.
+    /// Moves the queue pair to ERR: everything that is posted completes as flushed, and so does what is
+    /// posted later.
     ///
     /// # Errors
     /// EBUSY if another thread used its completion queues for the whole time limit; the device's errno.
@@ -279,8 +284,8 @@ impl RawQueuePair {
         self.handle.to_error()
     }
 
-    /// Moves the queue pair to RESET. What is posted is forgotten without a completion, and its frames are lost to
-    /// their pools; to have them back, go to ERR first and collect what is flushed.
+    /// Moves the queue pair to RESET. What is posted is forgotten without a completion, and its frames are
+    /// lost to their pools; to have them back, go to ERR first and collect what is flushed.
     ///
     /// # Errors
     /// As for [`RawQueuePair::to_error`]; the queue pair comes back as it was.
@@ -294,9 +299,9 @@ impl RawQueuePair {
         }
     }
 
-    /// Lets the queue pair send frames of a pool by this registration of their memory, which is in its protection
-    /// domain. A pool that is registered there itself needs none. The queue pair keeps the memory registered until it is
-    /// destroyed.
+    /// Lets the queue pair send frames of a pool by this registration of their memory, which is in its
+    /// protection domain. A pool that is registered there itself needs none. The queue pair keeps the memory
+    /// registered until it is destroyed.
     ///
     /// # Errors
     /// EINVAL for another protection domain; ENOSPC for more than [`MAX_POOLS`](crate::MAX_POOLS).
@@ -337,8 +342,8 @@ impl RawQueuePair {
             request.opcode = ibv_wr_opcode::IBV_WR_TSO;
             request.__bindgen_anon_2 = segments.into();
         }
-        // SAFETY: the frame was held and is registered, which `regions` keeps it, and it is marked as posted before
-        // anyone can touch it again.
+        // SAFETY: the frame was held and is registered, which `regions` keeps it, and it is marked as posted
+        // before anyone can touch it again.
         if unsafe { self.post(&mut request) } {
             self.remember(pool, &frame, parts.bytes());
             return Ok(());
@@ -346,7 +351,8 @@ impl RawQueuePair {
         Err(frame)
     }
 
-    /// Notes a signalled send. Where there is no room for it, its frame comes back by [`FramePool::reclaim`] only.
+    /// Notes a signalled send. Where there is no room for it, its frame comes back by [`FramePool::reclaim`]
+    /// only.
     #[inline]
     fn remember(&mut self, pool: &mut FramePool, frame: &Frame, bytes: u32) {
         let no_batch = self.in_flight.position();
@@ -360,8 +366,8 @@ impl RawQueuePair {
     /// Posts one request. False: the provider does not have it.
     ///
     /// # Safety
-    /// The memory it names is registered, and stays so and unchanged until the send completes; or the request has the
-    /// flag that it is copied.
+    /// The memory it names is registered, and stays so and unchanged until the send completes; or the request
+    /// has the flag that it is copied.
     #[inline]
     unsafe fn post(&mut self, request: &mut ibv_send_wr) -> bool {
         let Some(_entered) = self.send_gates.enter() else {
@@ -369,8 +375,8 @@ impl RawQueuePair {
             return false;
         };
         let (request, mut bad) = (&raw mut *request, ptr::null_mut());
-        // SAFETY: the queue pair is live and in RTS or ERR and this is its only poster, alone behind the gates; the
-        // memory meets the contract of this function. The request is read during the call only.
+        // SAFETY: the queue pair is live and in RTS or ERR and this is its only poster, alone behind the
+        // gates; the memory meets the contract of this function. The request is read during the call only.
         let code = unsafe { inline::post_send(self.handle.raw(), request, &mut bad) };
         if code == 0 {
             return true;
@@ -389,8 +395,8 @@ impl RawQueuePair {
         self.chain.last_refusal()
     }
 
-    /// Posts receives, as [`ReceiveQueue::post`](crate::ReceiveQueue::post) does. Nothing is taken from a pool that is known
-    /// by a registration for sends ([`RawQueuePair::admit`]) either.
+    /// Posts receives, as [`ReceiveQueue::post`](crate::ReceiveQueue::post) does. Nothing is taken from a
+    /// pool that is known by a registration for sends ([`RawQueuePair::admit`]) either.
     #[inline]
     pub fn post_receives(&mut self, pool: &mut FramePool, frames: &mut Vec<Frame>) -> usize {
         let lkey = match self.pools.keep_writable(pool, &self.handle.regions, &self.handle.domain) {
@@ -437,7 +443,8 @@ pub struct RawQueuePairHandle {
     pub(super) regions: QueueRegions,
 }
 
-// SAFETY: the rings are touched only through the one `RawQueuePair`; other verbs may be called from any thread.
+// SAFETY: the rings are touched only through the one `RawQueuePair`; other verbs may be called from any
+// thread.
 unsafe impl Send for RawQueuePairHandle {}
 // SAFETY: as above.
 unsafe impl Sync for RawQueuePairHandle {}
@@ -454,7 +461,8 @@ impl RawQueuePairHandle {
         unsafe { queue_pair::query(self.context(), self.raw()) }
     }
 
-    /// Moves the queue pair to the error state as [`RawQueuePair::to_error`] does, from any thread: the owner finds the flushed completions at its next poll.
+    /// Moves the queue pair to the error state as [`RawQueuePair::to_error`] does, from any thread: the owner
+    /// finds the flushed completions at its next poll.
     ///
     /// # Errors
     /// As there.
@@ -471,7 +479,8 @@ impl RawQueuePairHandle {
         self.domain.context()
     }
 
-    /// Runs `act` while no thread polls where the queue pair completes, or posts to queues that complete there.
+    /// Runs `act` while no thread polls where the queue pair completes, or posts to queues that complete
+    /// there.
     fn alone(&self, act: impl FnOnce() -> c_int) -> c_int {
         let Some(_paused) = self.send_completions.pause_with(&self.receive_completions) else {
             return libc::EBUSY;
@@ -489,8 +498,8 @@ impl RawQueuePairHandle {
         let mask = (mask | ibv_qp_attr_mask::IBV_QP_STATE).0.cast_signed();
         // SAFETY: the queue pair is live; the attributes are only read.
         let mut act = || unsafe { sys::ibv_modify_qp(self.raw(), &raw mut attr, mask) };
-        // On the way down a provider takes the queue pair's completions out of the ring (providers/mlx5/verbs.c,
-        // `mlx5_modify_qp`).
+        // On the way down a provider takes the queue pair's completions out of the ring
+        // (providers/mlx5/verbs.c, `mlx5_modify_qp`).
         let code = if matches!(name, "RESET" | "ERR") { self.alone(act) } else { act() };
         if code == 0 {
             return Ok(());
@@ -502,7 +511,8 @@ impl RawQueuePairHandle {
 
 impl Drop for RawQueuePairHandle {
     fn drop(&mut self) {
-        // SAFETY: `raw` came from the creating verb, and flows to it and its owner held an `Arc` of this and are gone.
+        // SAFETY: `raw` came from the creating verb, and flows to it and its owner held an `Arc` of this and
+        // are gone.
         let code = self.alone(|| unsafe { sys::ibv_destroy_qp(self.raw()) });
         leak::keep("ibv_destroy_qp", self.context().name(), code, || {
             let completions = (Arc::clone(&self.send_completions), Arc::clone(&self.receive_completions));

@@ -1,7 +1,7 @@
 //! Receive side scaling: indirection tables over work queues, and the queue pairs that hash into them.
 //!
-//! Made by the code that installs a program; devices can only create and destroy them. Flows keep a queue pair alive, it
-//! its table, and that its work queues.
+//! Made by the code that installs a program; devices can only create and destroy them. Flows keep a queue
+//! pair alive, it its table, and that its work queues.
 
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
@@ -36,8 +36,8 @@ unsafe impl Send for IndirectionTable {}
 unsafe impl Sync for IndirectionTable {}
 
 impl IndirectionTable {
-    /// `ibv_create_rwq_ind_table`. The low bits of a hash choose the entry, so there must be a power of two of them;
-    /// a queue may be in several.
+    /// `ibv_create_rwq_ind_table`. The low bits of a hash choose the entry, so there must be a power of two
+    /// of them; a queue may be in several.
     pub fn new(context: &Arc<Context>, queues: &[Arc<WorkQueue>]) -> Result<Arc<Self>> {
         let size = queues.len();
         if !size.is_power_of_two() || size > MAX_TABLE_ENTRIES {
@@ -65,7 +65,8 @@ impl IndirectionTable {
 
 impl Drop for IndirectionTable {
     fn drop(&mut self) {
-        // SAFETY: `raw` came from `create_rwq_ind_table`; queue pairs over it held an `Arc` of this and are gone.
+        // SAFETY: `raw` came from `create_rwq_ind_table`; queue pairs over it held an `Arc` of this and are
+        // gone.
         let code = unsafe { inline::destroy_rwq_ind_table(self.context.raw(), self.raw.as_ptr()) };
         leak::keep("ibv_destroy_rwq_ind_table", self.context.name(), code, || self.queues.clone());
     }
@@ -137,7 +138,8 @@ impl RssQueuePairBuilder {
         self
     }
 
-    /// Sets further features. VLAN stripping and check sequences are its work queues' ([`crate::WorkQueueFlags`]).
+    /// Sets further features. VLAN stripping and check sequences are its work queues'
+    /// ([`crate::WorkQueueFlags`]).
     pub fn flags(mut self, flags: QueuePairFlags) -> Self {
         self.flags = flags;
         self
@@ -149,12 +151,13 @@ impl RssQueuePairBuilder {
         self
     }
 
-    /// `ibv_create_qp_ex` with an indirection table. Such a queue pair has no states: it delivers as soon as a flow names
-    /// it and its work queues are in RDY.
+    /// `ibv_create_qp_ex` with an indirection table. Such a queue pair has no states: it delivers as soon as
+    /// a flow names it and its work queues are in RDY.
     ///
     /// # Errors
-    /// EPERM without CAP_NET_RAW; EINVAL or EOPNOTSUPP for a function, a key or a set of fields that the device does not
-    /// hash (mlx5: one address family, and one of TCP, UDP and ESP; drivers/infiniband/hw/mlx5/qp.c); ENOMEM.
+    /// EPERM without CAP_NET_RAW; EINVAL or EOPNOTSUPP for a function, a key or a set of fields that the
+    /// device does not hash (mlx5: one address family, and one of TCP, UDP and ESP;
+    /// drivers/infiniband/hw/mlx5/qp.c); ENOMEM.
     pub fn build(self) -> Result<Arc<RssQueuePair>> {
         let Self { domain, table, function, mut key, fields, kind, flags, token } = self;
         let context = Arc::clone(domain.context());
@@ -181,8 +184,8 @@ impl RssQueuePairBuilder {
         if !flags.is_empty() {
             attr.comp_mask |= sys::IBV_QP_INIT_ATTR_CREATE_FLAGS;
         }
-        // SAFETY: context, domain and table are live and, being `Arc`s below, outlive the queue pair; the key is as long as
-        // said and read during the call only.
+        // SAFETY: context, domain and table are live and, being `Arc`s below, outlive the queue pair; the key
+        // is as long as said and read during the call only.
         let create = || unsafe { inline::create_qp_ex(context.raw(), &raw mut attr) };
         let raw = created(create).map_err(failed)?;
         Ok(Arc::new(RssQueuePair { raw, domain, table }))
@@ -224,7 +227,8 @@ impl RssQueuePair {
     /// Returns the current attributes. Queries the device each time.
     ///
     /// # Errors
-    /// ENOSYS or EOPNOTSUPP where a device cannot query such queue pairs, as on mlx5 (drivers/infiniband/hw/mlx5/qp.c).
+    /// ENOSYS or EOPNOTSUPP where a device cannot query such queue pairs, as on mlx5
+    /// (drivers/infiniband/hw/mlx5/qp.c).
     pub fn query(&self) -> Result<QueuePairAttributes> {
         // SAFETY: the queue pair is live and of this context.
         unsafe { queue_pair::query(self.context(), self.raw()) }

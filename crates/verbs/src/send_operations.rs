@@ -3,8 +3,9 @@
 use ibverbs_sys as sys;
 
 bitflags::bitflags! {
-    /// `ibv_qp_create_send_ops_flags`: the operations that [`SendBatch`](crate::SendBatch) is to have. Raw packet queue
-    /// pairs have sends and segmentation; a device refuses the others, with EINVAL or EOPNOTSUPP (ibv_wr_post(3)).
+    /// `ibv_qp_create_send_ops_flags`: the operations that [`SendBatch`](crate::SendBatch) is to have. Raw
+    /// packet queue pairs have sends and segmentation; a device refuses the others, with EINVAL or EOPNOTSUPP
+    /// (ibv_wr_post(3)).
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct SendOperations: u64 {
         /// Writes to the memory of a peer.

@@ -1,6 +1,7 @@
-//! Receive queues. [`WorkQueue`] is the part of a receive work queue that indirection tables share; [`ReceiveQueue`]
-//! belongs to the packet path and posts frames. [`SharedReceiveQueue`] exists only as a field of `ibv_create_qp_ex`,
-//! which a device may refuse for raw packets: it can be made, named by a queue pair, and destroyed.
+//! Receive queues. [`WorkQueue`] is the part of a receive work queue that indirection tables share;
+//! [`ReceiveQueue`] belongs to the packet path and posts frames. [`SharedReceiveQueue`] exists only as a
+//! field of `ibv_create_qp_ex`, which a device may refuse for raw packets: it can be made, named by a queue
+//! pair, and destroyed.
 
 use std::cell::Cell;
 use std::io;
@@ -76,8 +77,8 @@ pub struct WorkQueue {
     changing: Mutex<()>,
 }
 
-// SAFETY: the ring is touched by a change of state, with everybody else kept out, and by the one `ReceiveQueue`; the
-// verbs on the queue itself may be called from any thread.
+// SAFETY: the ring is touched by a change of state, with everybody else kept out, and by the one
+// `ReceiveQueue`; the verbs on the queue itself may be called from any thread.
 unsafe impl Send for WorkQueue {}
 // SAFETY: as above.
 unsafe impl Sync for WorkQueue {}
@@ -95,12 +96,13 @@ impl WorkQueue {
         }
     }
 
-    /// Moves the queue to RDY; from then on, not before, frames can be posted. A provider empties the queue on the way
-    /// (providers/mlx5/verbs.c, `mlx5_modify_wq`), so frames posted earlier would be lost. Does nothing in RDY.
+    /// Moves the queue to RDY; from then on, not before, frames can be posted. A provider empties the queue
+    /// on the way (providers/mlx5/verbs.c, `mlx5_modify_wq`), so frames posted earlier would be lost. Does
+    /// nothing in RDY.
     ///
     /// # Errors
-    /// EBUSY if another thread used the completion queue for the whole time limit; the device's errno, as EINVAL out of
-    /// ERR, which leads to RESET only.
+    /// EBUSY if another thread used the completion queue for the whole time limit; the device's errno, as
+    /// EINVAL out of ERR, which leads to RESET only.
     pub fn ready(&self) -> Result<()> {
         self.change(sys::IBV_WQS_RDY, "RDY")
     }
@@ -113,8 +115,8 @@ impl WorkQueue {
         self.change(sys::IBV_WQS_ERR, "ERR")
     }
 
-    /// Moves the queue to RESET. What is posted is forgotten without a completion, and its frames are lost to their
-    /// pools; to have them back, go to ERR first and collect what is flushed.
+    /// Moves the queue to RESET. What is posted is forgotten without a completion, and its frames are lost to
+    /// their pools; to have them back, go to ERR first and collect what is flushed.
     ///
     /// # Errors
     /// As for [`WorkQueue::ready`].
@@ -122,8 +124,8 @@ impl WorkQueue {
         self.change(sys::IBV_WQS_RESET, "RESET")
     }
 
-    /// Changes the flags that `mask` names (`IBV_WQ_ATTR_FLAGS`), as far as the device can do that in the queue's life:
-    /// mlx5 only [`WorkQueueFlags::CVLAN_STRIPPING`].
+    /// Changes the flags that `mask` names (`IBV_WQ_ATTR_FLAGS`), as far as the device can do that in the
+    /// queue's life: mlx5 only [`WorkQueueFlags::CVLAN_STRIPPING`].
     ///
     /// # Errors
     /// EINVAL or EOPNOTSUPP for another flag.
@@ -196,8 +198,8 @@ impl Drop for WorkQueue {
     fn drop(&mut self) {
         let context = self.domain.context();
         let code = match self.completions.pause() {
-            // SAFETY: `raw` came from `create_wq`; tables over it and its owner held an `Arc` of this and are gone, and
-            // no thread polls while its completions are removed.
+            // SAFETY: `raw` came from `create_wq`; tables over it and its owner held an `Arc` of this and are
+            // gone, and no thread polls while its completions are removed.
             Some(_paused) => unsafe { inline::destroy_wq(context.raw(), self.raw()) },
             None => libc::EBUSY,
         };
@@ -304,13 +306,14 @@ pub struct ReceiveQueue {
 }
 
 impl ReceiveQueue {
-    /// Posts frames of `pool` from the end of `frames`, as many as the queue takes. Returns how many; the others stay
-    /// in the vector, in order: the queue is full or not in RDY ([`ReceiveQueue::last_refusal`]), or they are of
-    /// another pool. If a provider refuses without saying what, the frames in doubt count as posted. Nothing is taken
-    /// from a pool that is not registered in the queue's protection domain with
-    /// [`Access::LOCAL_WRITE`](crate::Access::LOCAL_WRITE), or is one more than [`MAX_POOLS`](crate::MAX_POOLS). Nor while another thread uses the completion queue or the thread domain; above
-    /// all, not while a [`Batch`](crate::Batch) of that completion queue is open, on this thread or another. The queue
-    /// keeps the pool's memory registered until it is destroyed itself.
+    /// Posts frames of `pool` from the end of `frames`, as many as the queue takes. Returns how many; the
+    /// others stay in the vector, in order: the queue is full or not in RDY ([`ReceiveQueue::last_refusal`]),
+    /// or they are of another pool. If a provider refuses without saying what, the frames in doubt count as
+    /// posted. Nothing is taken from a pool that is not registered in the queue's protection domain with
+    /// [`Access::LOCAL_WRITE`](crate::Access::LOCAL_WRITE), or is one more than
+    /// [`MAX_POOLS`](crate::MAX_POOLS). Nor while another thread uses the completion queue or the thread
+    /// domain; above all, not while a [`Batch`](crate::Batch) of that completion queue is open, on this
+    /// thread or another. The queue keeps the pool's memory registered until it is destroyed itself.
     #[inline]
     pub fn post(&mut self, pool: &mut FramePool, frames: &mut Vec<Frame>) -> usize {
         let lkey = match self.pools.keep_writable(pool, &self.queue.regions, &self.queue.domain) {
@@ -331,16 +334,16 @@ impl ReceiveQueue {
         }
         let wq = self.queue.raw();
         self.chain.post((pool, lkey), frames, |head, bad| {
-            // SAFETY: the queue is live and in RDY, this is its only poster, alone behind the gates, and the chain's
-            // frames were held: they are registered, which `regions` keeps them, and marked as posted before anyone can
-            // touch them again.
+            // SAFETY: the queue is live and in RDY, this is its only poster, alone behind the gates, and the
+            // chain's frames were held: they are registered, which `regions` keeps them, and marked as posted
+            // before anyone can touch them again.
             unsafe { inline::post_wq_recv(wq, head, bad) }
         })
     }
 
-    /// Why frames stayed in the vector last: ENOMEM usually means that the queue is full, EBUSY that another thread
-    /// used it, EINVAL that it is not in RDY or that the frames or their pool are not for it, ENOSPC that there were
-    /// too many pools.
+    /// Why frames stayed in the vector last: ENOMEM usually means that the queue is full, EBUSY that another
+    /// thread used it, EINVAL that it is not in RDY or that the frames or their pool are not for it, ENOSPC
+    /// that there were too many pools.
     pub fn last_refusal(&self) -> Option<io::Error> {
         self.chain.last_refusal()
     }

@@ -1,7 +1,7 @@
-//! Builds what a worker owns, in the order of dependencies: arena, the frames' memory in it, domains, completion queue,
-//! work queue, frames; then the work queue is made ready and filled. Runs once, before the worker's
-//! thread exists. The arena is on the NUMA node of the worker's core, and the driver's rings go into it as well
-//! ([`ArenaAllocator`]).
+//! Builds what a worker owns, in the order of dependencies: arena, the frames' memory in it, domains,
+//! completion queue, work queue, frames; then the work queue is made ready and filled. Runs once, before the
+//! worker's thread exists. The arena is on the NUMA node of the worker's core, and the driver's rings go into
+//! it as well ([`ArenaAllocator`]).
 
 use std::fs::DirEntry;
 use std::path::Path;
@@ -190,8 +190,8 @@ fn event_channel(
     made.inspect_err(|error| warnings.push(Warning::NoEvents { reason: error.to_string() })).ok()
 }
 
-/// The best completion queue that the device supports: some devices refuse to ignore overruns, and mlx4 has no flow
-/// tags (its programs have one class for all packets).
+/// The best completion queue that the device supports: some devices refuse to ignore overruns, and mlx4 has
+/// no flow tags (its programs have one class for all packets).
 fn completion_queue(
     context: &Arc<Context>,
     config: &WorkerConfig,

@@ -1,6 +1,6 @@
-//! The packets of one iteration of the worker's loop: the receiver fills the batch, the classifier gives each packet
-//! its outcome, sinks read them or take their frames, and the refill posts the frames again. All memory is allocated when
-//! the worker is built.
+//! The packets of one iteration of the worker's loop: the receiver fills the batch, the classifier gives each
+//! packet its outcome, sinks read them or take their frames, and the refill posts the frames again. All
+//! memory is allocated when the worker is built.
 
 use std::vec::Drain;
 
@@ -36,10 +36,11 @@ pub(crate) struct Decision {
 /// The packets of one iteration and the frames to be posted at its end.
 #[derive(Debug)]
 pub(crate) struct Batch {
-    /// Frames to be posted at the end of the iteration: those that the queue did not take in the last refill, and those of
-    /// completions, with packets and without.
+    /// Frames to be posted at the end of the iteration: those that the queue did not take in the last refill,
+    /// and those of completions, with packets and without.
     pub(crate) frames: Vec<Frame>,
-    /// While several sinks run that take frames: the frames from [`Batch::first_detached`] on, `None` where one was taken.
+    /// While several sinks run that take frames: the frames from [`Batch::first_detached`] on, `None` where
+    /// one was taken.
     detached: Vec<Option<Frame>>,
     first_detached: usize,
     /// For [`Batch::take_runs`].
@@ -140,8 +141,8 @@ impl Batch {
         self.detached.extend(self.frames.drain(self.first_detached..).map(Some));
     }
 
-    /// Passes the packets of the decisions that `is_for` chooses to `take`, in order of reception, in one or more runs. Without
-    /// [`Batch::detach_frames`] before, for the last sink only.
+    /// Passes the packets of the decisions that `is_for` chooses to `take`, in order of reception, in one or
+    /// more runs. Without [`Batch::detach_frames`] before, for the last sink only.
     #[inline]
     pub(crate) fn take_runs(&mut self, is_for: impl Fn(&Decision) -> bool, mut take: impl FnMut(Run<'_>)) {
         let is_detached = !self.detached.is_empty();
@@ -211,7 +212,8 @@ pub(crate) struct Run<'b> {
 }
 
 impl Run<'_> {
-    /// Passes each packet with its decision, its timestamp and its frame to `take`. What that returns stays in the batch.
+    /// Passes each packet with its decision, its timestamp and its frame to `take`. What that returns stays
+    /// in the batch.
     #[inline]
     pub(crate) fn take_each(
         self,

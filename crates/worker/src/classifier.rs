@@ -1,6 +1,6 @@
-//! From a flow tag to an outcome: the class tables of the two bands of programs, the counters of their rules, and the
-//! replacement of one program by the next. Only the worker's loop calls the classifier. Packets of hybrid classes are
-//! parsed, packets of exact classes never, so anomalies are seen in hybrid classes only.
+//! From a flow tag to an outcome: the class tables of the two bands of programs, the counters of their rules,
+//! and the replacement of one program by the next. Only the worker's loop calls the classifier. Packets of
+//! hybrid classes are parsed, packets of exact classes never, so anomalies are seen in hybrid classes only.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -96,11 +96,11 @@ impl Classifier {
         mailbox.acknowledge(command.publication);
     }
 
-    /// Finds the outcome of every packet of the batch and counts it, under its rule or with a reason. Packets that a
-    /// sink gets, or all that have an outcome if `all`, have a decision afterwards.
+    /// Finds the outcome of every packet of the batch and counts it, under its rule or with a reason. Packets
+    /// that a sink gets, or all that have an outcome if `all`, have a decision afterwards.
     ///
-    /// Packets of exact classes of rules that let all packets through take one look at a table. For all others
-    /// [`Classifier::resolve`] is called. `now` reads the clock once at most.
+    /// Packets of exact classes of rules that let all packets through take one look at a table. For all
+    /// others [`Classifier::resolve`] is called. `now` reads the clock once at most.
     pub(crate) fn classify(
         &self,
         batch: &mut Batch,
@@ -126,8 +126,8 @@ impl Classifier {
         batch.packets = packets;
     }
 
-    /// Decides a packet whose class is not exact, that has no tag, or whose rule is policed. Counts a packet for
-    /// which there is none.
+    /// Decides a packet whose class is not exact, that has no tag, or whose rule is policed. Counts a packet
+    /// for which there is none.
     #[inline(never)]
     fn resolve(
         &self,
@@ -175,8 +175,8 @@ impl Classifier {
         found
     }
 
-    /// The class of packets without a tag, by the latest program that has one. Such packets do not carry the band of
-    /// their flow's program, so while one program replaces another the new one classifies them.
+    /// The class of packets without a tag, by the latest program that has one. Such packets do not carry the
+    /// band of their flow's program, so while one program replaces another the new one classifies them.
     fn untagged(&self) -> Option<(Band, ClassId)> {
         let bands = [self.latest, self.latest.other()];
         bands.into_iter().find_map(|band| Some((band, self.table(band)?.untagged()?)))
@@ -212,7 +212,8 @@ impl<'t> View<'t> {
         }
     }
 
-    /// Counts a packet, with its index and length, and adds its decision to the batch if a sink gets it, or if `all` have one.
+    /// Counts a packet, with its index and length, and adds its decision to the batch if a sink gets it, or
+    /// if `all` have one.
     #[inline]
     fn count_and_decide(
         &self,
@@ -450,7 +451,8 @@ fn entry_of(rules: usize, sinks: &SinkMap, outcome: &Outcome, disposition: Dispo
     Entry { outcome: *outcome, tally: tally.unwrap_or(NONE), sinks }
 }
 
-/// The dispositions that each rule's classes can have. The steps of many classes are of one list, which is read once.
+/// The dispositions that each rule's classes can have. The steps of many classes are of one list, which is
+/// read once.
 fn possible(program: &Program, returns: bool) -> Box<[[bool; Disposition::ALL.len()]]> {
     let mut possible = vec![[false; Disposition::ALL.len()]; program.rules.len()];
     let mut note = |outcome: &Outcome| {

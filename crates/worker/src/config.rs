@@ -40,10 +40,11 @@ pub struct WorkerConfig {
     pub numa_node: Option<u32>,
     /// The behaviour without work.
     pub idle: Idle,
-    /// The device works only when it is polled, as a software NIC without a thread: an idle worker then sleeps for at most
-    /// four milliseconds at a time.
+    /// The device works only when it is polled, as a software NIC without a thread: an idle worker then
+    /// sleeps for at most four milliseconds at a time.
     pub polls_drive_device: bool,
-    /// Ask the device not to check for completion queue overruns, which cannot happen. Devices without the flag check.
+    /// Ask the device not to check for completion queue overruns, which cannot happen. Devices without the
+    /// flag check.
     pub ignore_overrun: bool,
     /// Have completions carry the device's timestamp (for latencies and captures).
     pub timestamps: bool,

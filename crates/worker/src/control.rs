@@ -1,8 +1,9 @@
-//! The handle by which other threads reach a worker: they publish programs, wait for the acknowledgement, and read its
-//! counters. Cheap to clone; never touches the worker's queues.
+//! The handle by which other threads reach a worker: they publish programs, wait for the acknowledgement, and
+//! read its counters. Cheap to clone; never touches the worker's queues.
 //!
-//! Programs go through a mailbox: a short queue of commands with their count in front. The worker reads one atomic per
-//! batch and opens the queue only when that changed; it never waits for the lock, and only the publisher allocates.
+//! Programs go through a mailbox: a short queue of commands with their count in front. The worker reads one
+//! atomic per batch and opens the queue only when that changed; it never waits for the lock, and only the
+//! publisher allocates.
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,12 +23,13 @@ use crate::stats::{RuleSnapshot, WorkerSnapshot};
 use crate::thread_activity::{ThreadActivity, WorkerThread};
 use crate::{Disposition, Traffic, Warning};
 
-/// How long [`WorkerControl::wait`] sleeps between checks at first, and after [`PROMPT`], when it also looks at what the worker
-/// does.
+/// How long [`WorkerControl::wait`] sleeps between checks at first, and after [`PROMPT`], when it also looks
+/// at what the worker does.
 const WAIT_STEP: Duration = Duration::from_micros(50);
 const LATE_STEP: Duration = Duration::from_millis(5);
 const PROMPT: Duration = Duration::from_millis(100);
-/// A longer step counts as this one: the waiting thread did not run, so the whole machine may have been busy or stopped.
+/// A longer step counts as this one: the waiting thread did not run, so the whole machine may have been busy
+/// or stopped.
 const LONGEST_STEP: Duration = Duration::from_millis(10);
 /// A wait ends after so many times the patience in any case.
 const MOST_PATIENCE: u32 = 12;
@@ -105,8 +107,8 @@ impl Ledger {
         });
     }
 
-    /// Sums up the totals of all names that are not in `keep` under one. A rule that a table still has is kept too:
-    /// its total would go backwards.
+    /// Sums up the totals of all names that are not in `keep` under one. A rule that a table still has is
+    /// kept too: its total would go backwards.
     fn retire(&mut self, keep: &HashSet<&str>) {
         let rules = self.tables.iter().flat_map(|entry| &entry.table.program().rules);
         let live: HashSet<&str> = rules.map(|rule| rule.name.as_str()).collect();
@@ -156,27 +158,28 @@ impl WorkerControl {
         self.shared.id
     }
 
-    /// Puts `program` in `band`, where it stays until the next one for that band. The program that it replaces is
-    /// drained: the worker takes every completion that was waiting when it saw the command, and releases it then. A
-    /// program that the worker has not yet seen is skipped.
+    /// Puts `program` in `band`, where it stays until the next one for that band. The program that it
+    /// replaces is drained: the worker takes every completion that was waiting when it saw the command, and
+    /// releases it then. A program that the worker has not yet seen is skipped.
     pub fn publish(&self, band: Band, program: Arc<Program>) -> Publication {
         let sinks = Arc::new(SinkMap::none(&program));
         self.publish_with_sinks(band, program, sinks)
     }
 
-    /// Publishes as [`WorkerControl::publish`] does, with sinks, which are in place before ([`WorkerControl::place_sink`]). Several workers
-    /// share one map.
+    /// Publishes as [`WorkerControl::publish`] does, with sinks, which are in place before
+    /// ([`WorkerControl::place_sink`]). Several workers share one map.
     pub fn publish_with_sinks(&self, band: Band, program: Arc<Program>, sinks: Arc<SinkMap>) -> Publication {
         self.push(band, Some(Arc::new(ClassTable::new(program, sinks, self.shared.id))))
     }
 
-    /// Puts a sink in a place, or removes the one that is there. It is freed by [`WorkerControl::free_sinks`], or with
-    /// the worker.
+    /// Puts a sink in a place, or removes the one that is there. It is freed by
+    /// [`WorkerControl::free_sinks`], or with the worker.
     pub fn place_sink(&self, slot: Slot, sink: Option<Box<dyn Sink>>) -> SinkChange {
         self.change_sink(slot, KindIndex::OTHER, sink)
     }
 
-    /// Like [`WorkerControl::place_sink`], of a kind by which its time is measured ([`crate::WorkerProfile`]).
+    /// Like [`WorkerControl::place_sink`], of a kind by which its time is measured
+    /// ([`crate::WorkerProfile`]).
     pub fn place_sink_of(&self, kind: &SinkKind, slot: Slot, sink: Box<dyn Sink>) -> SinkChange {
         self.change_sink(slot, KindIndex::of(kind), Some(sink))
     }
@@ -193,13 +196,14 @@ impl WorkerControl {
         self.wait_until(patience, || self.shared.sinks.is_applied(change.0))
     }
 
-    /// Lets the worker convert the device's timestamps: to be called about once a second, with a new reading. Workers
-    /// with timestamps begin with one of their own.
+    /// Lets the worker convert the device's timestamps: to be called about once a second, with a new reading.
+    /// Workers with timestamps begin with one of their own.
     pub fn set_clock(&self, relation: ClockRelation) {
         self.shared.clock.set(relation);
     }
 
-    /// Waits until no sink that was removed has frames of the worker. False: one still has at the end of that time.
+    /// Waits until no sink that was removed has frames of the worker. False: one still has at the end of that
+    /// time.
     #[must_use]
     pub fn wait_for_frames(&self, patience: Duration) -> bool {
         self.wait_until(patience, || self.shared.sinks.leaving() == 0)
@@ -210,8 +214,8 @@ impl WorkerControl {
         self.shared.sinks.free_returned();
     }
 
-    /// Empties `band` in the same way. To be called when no packet can arrive any more with a tag of its program, whose
-    /// memory is freed by the first call on this handle after the acknowledgement.
+    /// Empties `band` in the same way. To be called when no packet can arrive any more with a tag of its
+    /// program, whose memory is freed by the first call on this handle after the acknowledgement.
     pub fn clear(&self, band: Band) -> Publication {
         self.push(band, None)
     }
@@ -254,9 +258,9 @@ impl WorkerControl {
         self.shared.mailbox.acknowledged() >= publication
     }
 
-    /// Waits at most `patience` until [`WorkerControl::acknowledged`]. Time in which the worker would run but gets no core
-    /// does not count, nor does most of the time in which this thread gets none; but the wait ends after twelve times
-    /// `patience`.
+    /// Waits at most `patience` until [`WorkerControl::acknowledged`]. Time in which the worker would run but
+    /// gets no core does not count, nor does most of the time in which this thread gets none; but the wait
+    /// ends after twelve times `patience`.
     #[must_use]
     pub fn wait(&self, publication: Publication, patience: Duration) -> bool {
         self.wait_until(patience, || self.acknowledged(publication))
@@ -279,8 +283,8 @@ impl WorkerControl {
         true
     }
 
-    /// Whether the worker's receive queue has failed permanently: it receives nothing, and packets that indirection
-    /// tables spread to it are lost. The worker still takes what was received before.
+    /// Whether the worker's receive queue has failed permanently: it receives nothing, and packets that
+    /// indirection tables spread to it are lost. The worker still takes what was received before.
     #[must_use]
     pub fn has_failed(&self) -> bool {
         self.shared.stats.queue_failed()
@@ -308,8 +312,8 @@ impl WorkerControl {
         }
     }
 
-    /// The worker's counters, read while it runs: at slightly different instants, so they add up exactly only when it
-    /// is idle. No total ever decreases.
+    /// The worker's counters, read while it runs: at slightly different instants, so they add up exactly only
+    /// when it is idle. No total ever decreases.
     #[must_use]
     pub fn snapshot(&self) -> WorkerSnapshot {
         let rules = {
@@ -369,10 +373,11 @@ pub(crate) const COMMANDS_MAX: usize = Band::ALL.len();
 
 /// Commands from handles to the worker.
 ///
-/// No command is lost: `published` is stored (Release) after the command is queued, so a worker that loads the new
-/// number (Acquire) finds the command, and it advances its own number only by commands that it took. If the lock is
-/// held, the numbers still differ and the next iteration tries again. Commands are numbered in the order of the queue,
-/// and removing a replaced one keeps that order, so an acknowledged number covers every command up to it.
+/// No command is lost: `published` is stored (Release) after the command is queued, so a worker that loads
+/// the new number (Acquire) finds the command, and it advances its own number only by commands that it took.
+/// If the lock is held, the numbers still differ and the next iteration tries again. Commands are numbered in
+/// the order of the queue, and removing a replaced one keeps that order, so an acknowledged number covers
+/// every command up to it.
 #[derive(Debug)]
 pub(crate) struct Mailbox {
     published: CachePadded<AtomicU64>,
@@ -391,8 +396,8 @@ impl Default for Mailbox {
 }
 
 impl Mailbox {
-    /// Queues a publication, and returns the waiting one of the same band that it replaces. The caller holds the
-    /// ledger's lock, so publications arrive in order.
+    /// Queues a publication, and returns the waiting one of the same band that it replaces. The caller holds
+    /// the ledger's lock, so publications arrive in order.
     pub(crate) fn push(
         &self,
         band: Band,
@@ -423,8 +428,8 @@ impl Mailbox {
         }
     }
 
-    /// The worker has applied every command up to `publication`. What it counted in tables that these replaced is
-    /// visible to a thread that sees this in [`Mailbox::acknowledged`].
+    /// The worker has applied every command up to `publication`. What it counted in tables that these
+    /// replaced is visible to a thread that sees this in [`Mailbox::acknowledged`].
     pub(crate) fn acknowledge(&self, publication: Publication) {
         self.acknowledged.store(publication.0, Ordering::Release);
     }

@@ -1,9 +1,9 @@
-//! The packets and the durations of the iterations of a worker's loop, as HDR histograms. The worker records into
-//! histograms of its own and adds them from time to time to those that others read: nothing is allocated after the
-//! worker was built, and no iteration waits for a reader.
+//! The packets and the durations of the iterations of a worker's loop, as HDR histograms. The worker records
+//! into histograms of its own and adds them from time to time to those that others read: nothing is allocated
+//! after the worker was built, and no iteration waits for a reader.
 //!
-//! What it costs, measured on two busy cores: 11 to 15 ns an iteration to record its batch, 0.5 to 0.8 us every 1024
-//! iterations to publish.
+//! What it costs, measured on two busy cores: 11 to 15 ns an iteration to record its batch, 0.5 to 0.8 us
+//! every 1024 iterations to publish.
 
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
@@ -17,8 +17,8 @@ const PUBLISH_ITERATIONS: u32 = 1 << 10;
 /// Longer times, some 69 s, are recorded as this long.
 const LONGEST_NS: u64 = 1 << 36;
 
-/// Values and how often each occurred. Values below 256 are exact in that of batches, others to one part in 128; a
-/// count up to a power of two less one is always exact.
+/// Values and how often each occurred. Values below 256 are exact in that of batches, others to one part in
+/// 128; a count up to a power of two less one is always exact.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Distribution {
     histogram: Histogram<u64>,
@@ -88,7 +88,8 @@ pub(crate) struct Distributions {
 
 impl Default for Distributions {
     fn default() -> Self {
-        // Two figures distinguish every batch size up to 255; one is enough for times, and keeps them in 4 KiB.
+        // Two figures distinguish every batch size up to 255; one is enough for times, and keeps them in 4
+        // KiB.
         Self {
             batches: Distribution::new(BATCH_MAX as u64, 2),
             iteration_ns: Distribution::new(LONGEST_NS, 1),
@@ -143,8 +144,8 @@ impl IterationRecorder {
         &mut self.unpublished.latency_ns
     }
 
-    /// Called after an iteration, with its duration if it was timed. Publishes the histograms after many iterations, or
-    /// later if they are being read.
+    /// Called after an iteration, with its duration if it was timed. Publishes the histograms after many
+    /// iterations, or later if they are being read.
     #[inline]
     pub(crate) fn end(&mut self, elapsed_ns: Option<u64>, completions: usize, published: &Published) {
         self.unpublished.batches.record(completions as u64);

@@ -1,5 +1,5 @@
-//! Errors of building and stopping a worker, one variant per operation. The packet path returns none: there a bad
-//! packet is a counted drop.
+//! Errors of building and stopping a worker, one variant per operation. The packet path returns none: there a
+//! bad packet is a counted drop.
 
 use program::WorkerId;
 

@@ -1,16 +1,17 @@
-//! What a worker does while there is no work: it polls for some time, then it sleeps. It does not call sched_yield(2): Linux
-//! gives up the rest of a thread's turn for each call, and many calls keep all threads of the core waiting for seconds
-//! (kernel/sched/fair.c, `yield_task_fair`).
+//! What a worker does while there is no work: it polls for some time, then it sleeps. It does not call
+//! sched_yield(2): Linux gives up the rest of a thread's turn for each call, and many calls keep all threads
+//! of the core waiting for seconds (kernel/sched/fair.c, `yield_task_fair`).
 //!
-//! It wakes when the device reports a completion (the event channel of its queue), when a handle has something for it
-//! ([`Wakeup`]), when a sink wants to be polled ([`crate::Sink::poll_interval`]), and after [`HEARTBEAT`], so that its count of
-//! iterations shows that it is alive. Without an event channel, and where only polls have the device work, it sleeps for
-//! short times at most, which become longer the longer nothing arrives.
+//! It wakes when the device reports a completion (the event channel of its queue), when a handle has
+//! something for it ([`Wakeup`]), when a sink wants to be polled ([`crate::Sink::poll_interval`]), and after
+//! [`HEARTBEAT`], so that its count of iterations shows that it is alive. Without an event channel, and where
+//! only polls have the device work, it sleeps for short times at most, which become longer the longer nothing
+//! arrives.
 //!
-//! Nothing is missed. Before it sleeps the worker arms the queue, announces the sleep, and runs one more iteration. A
-//! completion that came before the queue was armed is found by that iteration, and one that came after raises an event,
-//! which stays in the channel until it is read (ibv_get_cq_event(3)). For what handles publish see
-//! [`crate::sinks::handoff::Wakeup`].
+//! Nothing is missed. Before it sleeps the worker arms the queue, announces the sleep, and runs one more
+//! iteration. A completion that came before the queue was armed is found by that iteration, and one that came
+//! after raises an event, which stays in the channel until it is read (ibv_get_cq_event(3)). For what handles
+//! publish see [`crate::sinks::handoff::Wakeup`].
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -26,8 +27,8 @@ use crate::sinks::handoff::Wakeup;
 pub enum Idle {
     /// Polls again at once: least latency, a whole core.
     Spin,
-    /// Polls for some time, and then sleeps until there is work. The time is a sixteenth while work keeps coming later than
-    /// that, such as in bursts of a port that lets frames gather.
+    /// Polls for some time, and then sleeps until there is work. The time is a sixteenth while work keeps
+    /// coming later than that, such as in bursts of a port that lets frames gather.
     Adaptive {
         /// Microseconds without work after which it sleeps.
         idle_us: u32,
@@ -48,10 +49,11 @@ const SHORTEST_NAP: Duration = Duration::from_micros(50);
 pub const LONGEST_NAP: Duration = Duration::from_millis(4);
 /// Sleeps of one length; each next length is twice the one before.
 const NAPS_PER_LENGTH: u32 = 16;
-/// Spin-loop hints in an idle iteration: each poll of an empty queue takes from the device the cache line that it
-/// writes next, so a short pause between polls leaves the line to the device.
+/// Spin-loop hints in an idle iteration: each poll of an empty queue takes from the device the cache line
+/// that it writes next, so a short pause between polls leaves the line to the device.
 const SPIN_HINTS: u32 = 4;
-/// After so many sleeps in a row that a whole time of polling did not spare, polls are short: for this part of the time.
+/// After so many sleeps in a row that a whole time of polling did not spare, polls are short: for this part
+/// of the time.
 const WASTED_MAX: u32 = 8;
 const SHORT_PART: u32 = 16;
 /// After so many sleeps behind short polls there is a long one, to see whether work comes within it again.
@@ -70,7 +72,8 @@ pub(crate) struct Backoff {
     sleeps: u32,
     /// The worker has polled for longer than a short poll.
     is_long: bool,
-    /// Pauses that ended after a sleep, since work last came late in a long poll; from [`WASTED_MAX`] on polls are short.
+    /// Pauses that ended after a sleep, since work last came late in a long poll; from [`WASTED_MAX`] on
+    /// polls are short.
     wasted: u32,
 }
 
@@ -257,7 +260,8 @@ mod tests {
         assert!((0..100).all(|_| spinning.next(|| unreachable!("no clock")) == Pause::Spin));
     }
 
-    /// Polls until it sleeps, a microsecond for each iteration, and then there is work. Returns the microseconds.
+    /// Polls until it sleeps, a microsecond for each iteration, and then there is work. Returns the
+    /// microseconds.
     fn polls(backoff: &mut Backoff) -> u64 {
         let (begun, mut us) = (Instant::now(), 0);
         while !matches!(backoff.next(|| begun + Duration::from_micros(us)), Pause::Sleep(_)) {

@@ -1,10 +1,10 @@
-//! How long packets wait between the device and the worker: from the timestamp of a completion, in ticks of the device's
-//! free-running clock, to the moment when the worker takes it.
+//! How long packets wait between the device and the worker: from the timestamp of a completion, in ticks of
+//! the device's free-running clock, to the moment when the worker takes it.
 //!
 //! [`DeviceClock`] reads the device's clock beside the system's, outside of workers, about once a second. Its
-//! [`ClockRelation`] lets a worker compute the device's time from its own clock without asking the device. The rate is
-//! measured between two readings, because the nominal rate (`hca_core_clock`) may be off by 100 parts per million, which is
-//! 100 us in a second.
+//! [`ClockRelation`] lets a worker compute the device's time from its own clock without asking the device.
+//! The rate is measured between two readings, because the nominal rate (`hca_core_clock`) may be off by 100
+//! parts per million, which is 100 us in a second.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Release};
@@ -19,10 +19,11 @@ use crate::stats::Counter;
 
 /// Readings of which the one that was interrupted least is used.
 const READINGS: usize = 8;
-/// How long a reading waits for the next step of a clock that advances in steps: one that is read from memory, to which
-/// someone writes it.
+/// How long a reading waits for the next step of a clock that advances in steps: one that is read from
+/// memory, to which someone writes it.
 const STEP_PATIENCE: Duration = Duration::from_millis(8);
-/// Two readings this far apart give a rate, if it differs from the nominal one by at most one part in `RATE_TOLERANCE`.
+/// Two readings this far apart give a rate, if it differs from the nominal one by at most one part in
+/// `RATE_TOLERANCE`.
 const RATE_INTERVAL: Duration = Duration::from_millis(500);
 const RATE_TOLERANCE: u64 = 1000;
 /// A relation is not used for longer: clocks drift.
@@ -59,8 +60,8 @@ impl ClockRelation {
         self.at
     }
 
-    /// Nanoseconds from the reading to a timestamp, negative if it is earlier; `None` if it is so far away that the
-    /// relation does not hold.
+    /// Nanoseconds from the reading to a timestamp, negative if it is earlier; `None` if it is so far away
+    /// that the relation does not hold.
     #[inline]
     pub(crate) fn ns_to(&self, timestamp: u64) -> Option<i64> {
         let ahead = timestamp.wrapping_sub(self.raw) & self.mask;
@@ -154,7 +155,8 @@ impl DeviceClock {
         Ok(ClockRelation { raw, at, mask: self.mask, rate: self.rate })
     }
 
-    /// The first reading after `raw` that differs from it, if one does soon: only then the clock shows the time.
+    /// The first reading after `raw` that differs from it, if one does soon: only then the clock shows the
+    /// time.
     fn next_step(&self, raw: u64) -> Result<Option<(u64, Instant)>, verbs::Error> {
         let begin = Instant::now();
         while begin.elapsed() < STEP_PATIENCE {
@@ -252,7 +254,8 @@ impl LatencyMeter {
     }
 }
 
-/// The relation for a worker, set by other threads. The worker compares one number, and tries the lock if it has changed.
+/// The relation for a worker, set by other threads. The worker compares one number, and tries the lock if it
+/// has changed.
 #[derive(Debug)]
 pub(crate) struct SharedClock {
     /// The zero of the worker's time.

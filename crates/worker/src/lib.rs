@@ -1,13 +1,13 @@
-//! The pinned polling loop: one thread that owns a completion queue, a receive queue and its frames, and classifies
-//! every packet that arrives there by its flow tag.
+//! The pinned polling loop: one thread that owns a completion queue, a receive queue and its frames, and
+//! classifies every packet that arrives there by its flow tag.
 //!
 //! `steerd` creates one [`Worker`] per configured core, passes its [`verbs::WorkQueue`] to `control` for the
-//! indirection tables, and controls it through [`WorkerControl`]. Workers share nothing, and a running worker does not
-//! call the device's control path.
+//! indirection tables, and controls it through [`WorkerControl`]. Workers share nothing, and a running worker
+//! does not call the device's control path.
 //!
-//! Invariant: every successful receive, and so every packet that a port counts as delivered, is counted in exactly one
-//! place: for a rule by [`Disposition`], or for a [`DropReason`] ([`WorkerSnapshot::imbalance`]). A failed receive is
-//! counted by its [`Failure`] only.
+//! Invariant: every successful receive, and so every packet that a port counts as delivered, is counted in
+//! exactly one place: for a rule by [`Disposition`], or for a [`DropReason`] ([`WorkerSnapshot::imbalance`]).
+//! A failed receive is counted by its [`Failure`] only.
 //!
 //! ```
 //! use program::WorkerId;

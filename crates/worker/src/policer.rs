@@ -1,7 +1,8 @@
 //! Which packets of a rule with `sample` or `limit` a worker lets through ([`program::Policing`]).
 //!
-//! The state is allocated with the class table of a program and written by one worker only. It is shared as atomics without
-//! locked instructions, as counters are, because the table is. A reload begins with full buckets and new samples.
+//! The state is allocated with the class table of a program and written by one worker only. It is shared as
+//! atomics without locked instructions, as counters are, because the table is. A reload begins with full
+//! buckets and new samples.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicU32, AtomicU64};
@@ -33,8 +34,8 @@ impl OneIn {
     }
 }
 
-/// A token bucket, in time: a packet costs the time between two packets at the rate, and time that passes is credit. So
-/// nothing is lost to rounding, however often the bucket is filled.
+/// A token bucket, in time: a packet costs the time between two packets at the rate, and time that passes is
+/// credit. So nothing is lost to rounding, however often the bucket is filled.
 #[derive(Debug)]
 struct Bucket {
     /// The cost of one packet, in [`PARTS_OF_NS`]; rounded up, so that the rate is not exceeded.

@@ -10,15 +10,15 @@ use crate::batch::Batch;
 use crate::idle::Events;
 use crate::stats::{DropReason, Stats, Traffic};
 
-/// Fields are in the order of their release. The work queue is destroyed with the last indirection table over it, so
-/// flows, queue pairs and tables must be released before the worker; otherwise the queue stays, no thread takes its
-/// completions, and `verbs` keeps its memory.
+/// Fields are in the order of their release. The work queue is destroyed with the last indirection table over
+/// it, so flows, queue pairs and tables must be released before the worker; otherwise the queue stays, no
+/// thread takes its completions, and `verbs` keeps its memory.
 pub(crate) struct Receiver {
     pub(crate) queue: ReceiveQueue,
     pub(crate) work_queue: Arc<WorkQueue>,
     pub(crate) completions: CompletionQueue,
-    /// Only for the receive queue: the frame that a completion names shows whether it is of a receive, because the
-    /// opcode of a failed completion is undefined (ibv_poll_cq(3)).
+    /// Only for the receive queue: the frame that a completion names shows whether it is of a receive,
+    /// because the opcode of a failed completion is undefined (ibv_poll_cq(3)).
     pub(crate) pool: FramePool,
     /// Completions per iteration.
     pub(crate) limit: usize,
@@ -46,13 +46,14 @@ pub(crate) struct Arrival {
 }
 
 impl Receiver {
-    /// Takes the waiting completions, at most one batch. A successful one is counted as received, and either becomes a
-    /// packet of the batch or is counted as dropped with a reason.
+    /// Takes the waiting completions, at most one batch. A successful one is counted as received, and either
+    /// becomes a packet of the batch or is counted as dropped with a reason.
     // By itself it has enough registers for all that the loop uses.
     #[inline(never)]
     pub(crate) fn poll(&mut self, batch: &mut Batch, stats: &Stats) {
         batch.clear();
-        // Also `None` while a queue that completes into this one is destroyed, but those are the worker's own.
+        // Also `None` while a queue that completes into this one is destroyed, but those are the worker's
+        // own.
         let Some(mut open) = self.completions.poll() else {
             batch.found_nothing();
             return;
@@ -89,11 +90,11 @@ impl Receiver {
         stats.received.add(received.packets, received.bytes);
     }
 
-    /// Posts the batch's frames; those that the queue does not take are posted in a later iteration. A failed queue
-    /// gets none, because it would flush them at once, again and again.
+    /// Posts the batch's frames; those that the queue does not take are posted in a later iteration. A failed
+    /// queue gets none, because it would flush them at once, again and again.
     ///
-    /// A few frames alone are not posted until there are more or the queue was empty twice: each post writes the ring's
-    /// index, whose cache line the device (softnic's engine on its core) polls.
+    /// A few frames alone are not posted until there are more or the queue was empty twice: each post writes
+    /// the ring's index, whose cache line the device (softnic's engine on its core) polls.
     pub(crate) fn refill(&mut self, batch: &mut Batch, stats: &Stats) {
         let enough = batch.frames.len() >= self.refill_at || batch.empty_iterations >= QUIET_ITERATIONS;
         if enough && !batch.frames.is_empty() && !stats.queue_failed() {
@@ -103,7 +104,8 @@ impl Receiver {
     }
 }
 
-/// Adds a packet to the batch, or counts that the completion named no frame; returns whether it is in the batch.
+/// Adds a packet to the batch, or counts that the completion named no frame; returns whether it is in the
+/// batch.
 #[inline]
 pub(crate) fn accept(arrival: Arrival, frame: Option<Frame>, batch: &mut Batch, stats: &Stats) -> bool {
     let Some(frame) = frame else {
@@ -117,8 +119,8 @@ pub(crate) fn accept(arrival: Arrival, frame: Option<Frame>, batch: &mut Batch, 
     true
 }
 
-/// Takes a completion that failed, or whose length is missing or exceeds the frame. Returns whether a packet is to be
-/// counted as received: not for a failed receive, which the port does not count as delivered.
+/// Takes a completion that failed, or whose length is missing or exceeds the frame. Returns whether a packet
+/// is to be counted as received: not for a failed receive, which the port does not count as delivered.
 #[cold]
 fn accept_other(completion: Completion<'_>, pool: &mut FramePool, batch: &mut Batch, stats: &Stats) -> bool {
     let status = completion.status();

@@ -1,9 +1,9 @@
-//! Where a worker hands its decided packets: the trait [`Sink`], the packets of one iteration that are for one sink
-//! ([`Deliveries`]), and the places of a worker's sinks ([`Slots`]).
+//! Where a worker hands its decided packets: the trait [`Sink`], the packets of one iteration that are for
+//! one sink ([`Deliveries`]), and the places of a worker's sinks ([`Slots`]).
 //!
-//! A sink runs on the worker's thread under the same rules as the loop: no lock, allocation, system call or log line per
-//! packet, and it never blocks. What it cannot take it counts by reason ([`SinkDrop`]). Sinks are made and freed by other
-//! threads: the worker takes and returns them between two iterations.
+//! A sink runs on the worker's thread under the same rules as the loop: no lock, allocation, system call or
+//! log line per packet, and it never blocks. What it cannot take it counts by reason ([`SinkDrop`]). Sinks
+//! are made and freed by other threads: the worker takes and returns them between two iterations.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize};
@@ -23,9 +23,9 @@ pub trait Sink: Send {
     /// Called once per iteration that has packets for it.
     fn run(&mut self, packets: &mut Deliveries<'_>);
 
-    /// Called once per iteration, with packets or without, if [`Sink::needs_poll`] is true: takes back frames that have
-    /// been sent, and passes on what was collected. Returns whether there was anything to do: a worker whose sinks have
-    /// work is not idle, even if it receives nothing.
+    /// Called once per iteration, with packets or without, if [`Sink::needs_poll`] is true: takes back frames
+    /// that have been sent, and passes on what was collected. Returns whether there was anything to do: a
+    /// worker whose sinks have work is not idle, even if it receives nothing.
     fn poll(&mut self, _frames: &mut FramesBack<'_>) -> bool {
         false
     }
@@ -45,18 +45,19 @@ pub trait Sink: Send {
         false
     }
 
-    /// Whether it has frames of the worker now, or sends in flight from other memory. A sink that is removed is polled until
-    /// it has none.
+    /// Whether it has frames of the worker now, or sends in flight from other memory. A sink that is removed
+    /// is polled until it has none.
     fn holds_frames(&self) -> bool {
         false
     }
 
-    /// Called when it is removed, or the worker ends: from now on [`Sink::poll`] only completes what was begun.
+    /// Called when it is removed, or the worker ends: from now on [`Sink::poll`] only completes what was
+    /// begun.
     fn retire(&mut self) {}
 }
 
-/// How often an idle worker polls a sink that expects something from others: frames that are being sent, or frames of
-/// clients.
+/// How often an idle worker polls a sink that expects something from others: frames that are being sent, or
+/// frames of clients.
 pub(crate) const POLL_INTERVAL: Duration = Duration::from_millis(2);
 
 /// One decided packet.
@@ -90,8 +91,9 @@ impl Deliveries<'_> {
         mine.filter_map(|decision| delivery(decision, batch, pool))
     }
 
-    /// Passes the packets to `take` with their frames, in order of reception, in one or more runs. Frames that are taken come
-    /// back by [`Sink::poll`]. To be called at most once, and nothing else after it: frames that are kept change their places.
+    /// Passes the packets to `take` with their frames, in order of reception, in one or more runs. Frames
+    /// that are taken come back by [`Sink::poll`]. To be called at most once, and nothing else after it:
+    /// frames that are kept change their places.
     #[inline]
     pub fn take_runs(&mut self, mut take: impl FnMut(&mut FramePool, TakenRun<'_>)) {
         let Self { batch, pool, bits } = self;
@@ -119,8 +121,8 @@ fn is_for(decision: &Decision, bits: u64) -> bool {
 pub struct TakenRun<'b>(Run<'b>);
 
 impl TakenRun<'_> {
-    /// Passes each packet's frame to `take`, with the packet's length and outcome. A frame that `take` returns stays with the
-    /// worker.
+    /// Passes each packet's frame to `take`, with the packet's length and outcome. A frame that `take`
+    /// returns stays with the worker.
     #[inline]
     pub fn each(self, mut take: impl FnMut(Frame, &Taken) -> Option<Frame>) {
         self.0.take_each(|decision, packet, timestamp, frame| {
@@ -177,8 +179,8 @@ impl FramesBack<'_> {
     }
 }
 
-/// How many frames of a worker its sinks may have at once: half of them, so that the worker goes on receiving if they do
-/// not come back. Used on the worker's thread only.
+/// How many frames of a worker its sinks may have at once: half of them, so that the worker goes on receiving
+/// if they do not come back. Used on the worker's thread only.
 #[derive(Debug)]
 pub struct FrameBudget {
     left: AtomicU32,
@@ -323,8 +325,8 @@ impl SinkSide {
     }
 }
 
-/// The counters of one sink on one worker. Every packet that the sink was offered is delivered, dropped by a reason, or
-/// on its way from the worker's side to the other.
+/// The counters of one sink on one worker. Every packet that the sink was offered is delivered, dropped by a
+/// reason, or on its way from the worker's side to the other.
 #[derive(Debug, Default)]
 pub struct SinkCounters {
     offered: CachePadded<Tally>,
@@ -341,8 +343,8 @@ impl SinkCounters {
         self.offered.add(packets, bytes);
     }
 
-    /// The counters as read at one moment. Read in the opposite order of a packet's way, so that no packet is delivered
-    /// that was not offered.
+    /// The counters as read at one moment. Read in the opposite order of a packet's way, so that no packet is
+    /// delivered that was not offered.
     #[must_use]
     pub fn read(&self) -> SinkTraffic {
         let sides = [&self.thread, &self.worker];
@@ -405,13 +407,13 @@ impl Slot {
 
 const _: () = assert!(Slot::COUNT <= u64::BITS as usize);
 
-/// Which sinks get the packets of a program's rules; one for all workers. The sinks of a rule can be changed while
-/// workers use it.
+/// Which sinks get the packets of a program's rules; one for all workers. The sinks of a rule can be changed
+/// while workers use it.
 #[derive(Debug)]
 pub struct SinkMap {
     generation: u64,
-    /// The bits of sinks: by rule those that get the packets delivered for it; behind them the sink that gets the
-    /// packets of the kernel, and none.
+    /// The bits of sinks: by rule those that get the packets delivered for it; behind them the sink that gets
+    /// the packets of the kernel, and none.
     bits: Box<[AtomicU64]>,
     /// The number of rules.
     rules: usize,
@@ -603,8 +605,8 @@ impl Slots {
         changes.applied.store(self.seen, Release);
     }
 
-    /// Hands the batch to its sinks, those that take frames last, and then polls the sinks. Returns whether a polled sink
-    /// had work.
+    /// Hands the batch to its sinks, those that take frames last, and then polls the sinks. Returns whether a
+    /// polled sink had work.
     #[inline]
     pub(crate) fn run(&mut self, batch: &mut Batch, pool: &mut FramePool, watch: &mut Stopwatch) -> bool {
         let taking = batch.sinks & self.taking;
@@ -667,8 +669,8 @@ struct Queue {
     returned: Vec<Box<dyn Sink>>,
 }
 
-/// Changes of a worker's sinks, from its handles. As for programs, the worker compares one number per iteration, and tries
-/// the lock only if it has changed. Only handles allocate.
+/// Changes of a worker's sinks, from its handles. As for programs, the worker compares one number per
+/// iteration, and tries the lock only if it has changed. Only handles allocate.
 pub(crate) struct Changes {
     made: CachePadded<AtomicU64>,
     applied: CachePadded<AtomicU64>,

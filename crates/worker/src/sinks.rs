@@ -1,8 +1,9 @@
-//! The kinds of sinks, a module each, all of one shape: options come from the program, [`open`] makes one endpoint for
-//! each worker, with its counters, and a [`Hub`] that owns what they share: threads, files, sockets, interfaces.
+//! The kinds of sinks, a module each, all of one shape: options come from the program, [`open`] makes one
+//! endpoint for each worker, with its counters, and a [`Hub`] that owns what they share: threads, files,
+//! sockets, interfaces.
 //!
-//! Opening allocates all memory. An endpoint runs on its worker's thread under the rules of [`Sink`]; a hub never runs
-//! there.
+//! Opening allocates all memory. An endpoint runs on its worker's thread under the rules of [`Sink`]; a hub
+//! never runs there.
 
 mod app;
 pub mod capture;
@@ -89,14 +90,14 @@ impl Environment<'_> {
     }
 }
 
-/// The part of a sink that is not on the workers' threads. Dropping it ends its threads and closes its files, after
-/// everything that endpoints have passed to it is written or counted.
+/// The part of a sink that is not on the workers' threads. Dropping it ends its threads and closes its files,
+/// after everything that endpoints have passed to it is written or counted.
 pub trait Hub: Send + Sync {
     /// Called before packets that a program of this generation delivers arrive at the endpoints.
     fn announce(&self, _generation: u64, _program: &Arc<Program>) {}
 
-    /// The SHA-256 of the text of the policy that a program of this generation is of, in hexadecimal; called before
-    /// [`Hub::announce`], if the daemon knows it.
+    /// The SHA-256 of the text of the policy that a program of this generation is of, in hexadecimal; called
+    /// before [`Hub::announce`], if the daemon knows it.
     fn digest(&self, _generation: u64, _sha256: &str) {}
 
     /// Called about once a second, with the ports as they are.
@@ -117,15 +118,15 @@ pub trait Hub: Send + Sync {
         None
     }
 
-    /// The flows with most packets since it was opened, those with most first, if it counts them. May take milliseconds
-    /// for thousands of flows, and does not stop workers.
+    /// The flows with most packets since it was opened, those with most first, if it counts them. May take
+    /// milliseconds for thousands of flows, and does not stop workers.
     fn top_flows(&self) -> Option<Vec<TopFlow>> {
         None
     }
 }
 
-/// Waits for the end of a thread, but not longer than `timeout`: a thread that hangs must not hang its owner. Returns
-/// whether it has ended, and with `Err` if it has panicked.
+/// Waits for the end of a thread, but not longer than `timeout`: a thread that hangs must not hang its owner.
+/// Returns whether it has ended, and with `Err` if it has panicked.
 fn join_within(thread: JoinHandle<()>, timeout: Duration) -> thread::Result<bool> {
     let begun = Instant::now();
     while !thread.is_finished() {
@@ -145,7 +146,8 @@ pub struct Opened {
     pub endpoints: Vec<Box<dyn Sink>>,
     /// The counters of each endpoint.
     pub counters: Vec<Arc<SinkCounters>>,
-    /// The counters of each thread that sends by a port for others, the host or clients. Empty if no thread does.
+    /// The counters of each thread that sends by a port for others, the host or clients. Empty if no thread
+    /// does.
     pub transmit: Vec<Arc<SinkCounters>>,
 }
 

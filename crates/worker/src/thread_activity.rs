@@ -1,5 +1,5 @@
-//! What the thread of a worker does, as the kernel accounts for it: whoever waits for a worker does not take one for hung that
-//! gets no core.
+//! What the thread of a worker does, as the kernel accounts for it: whoever waits for a worker does not take
+//! one for hung that gets no core.
 
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::Duration;
@@ -30,8 +30,8 @@ impl WorkerThread {
             thread => thread,
         };
         let read = |file: &str| std::fs::read_to_string(format!("/proc/self/task/{thread}/{file}")).ok();
-        // The time on a core, the time of waiting for one, which is counted only when the wait is over, and the number of
-        // slices (Documentation/scheduler/sched-stats.rst).
+        // The time on a core, the time of waiting for one, which is counted only when the wait is over, and
+        // the number of slices (Documentation/scheduler/sched-stats.rst).
         let times = read("schedstat")?;
         let cpu = Duration::from_nanos(times.split_whitespace().next()?.parse().ok()?);
         // The state follows the name, which is in parentheses and may contain some itself (proc_pid_stat(5)).

@@ -1,17 +1,18 @@
 //! Sends frames by a raw packet queue pair with a completion queue of its own: [`Transmitter`].
 //!
-//! Used on one thread: a worker's, with the worker's frames and domain, or that of a sink, with frames and a domain of
-//! its own. Packets are queued, posted together, and their frames come back when their sends have completed. What the
-//! device refuses comes back at once, with the reason.
+//! Used on one thread: a worker's, with the worker's frames and domain, or that of a sink, with frames and a
+//! domain of its own. Packets are queued, posted together, and their frames come back when their sends have
+//! completed. What the device refuses comes back at once, with the reason.
 //!
-//! Sends before one that the device refuses in the middle of a chain have no completion of their own: their frames come back,
-//! and are counted, with the next send that has one.
+//! Sends before one that the device refuses in the middle of a chain have no completion of their own: their
+//! frames come back, and are counted, with the next send that has one.
 //!
 //! A send that completes with [`Status::General`] was no fault of the queue pair: the software NIC's wire has
 //! refused that frame, and the next ones are sent. Any other failure ends sending until
 //! [`Transmitter::recover`]. A device that means more by that status flushes the sends behind it.
 //!
-//! Invariant: every frame that was passed to [`Transmitter::queue`] is queued, in flight, or has been given back once.
+//! Invariant: every frame that was passed to [`Transmitter::queue`] is queued, in flight, or has been given
+//! back once.
 
 use std::sync::Arc;
 
@@ -44,8 +45,8 @@ pub struct Transmitter {
 }
 
 impl Transmitter {
-    /// A queue pair in `domain` that sends by `port`, with at most `limit` packets queued or in flight (at least 1, at
-    /// most [`SENDS_MAX`]).
+    /// A queue pair in `domain` that sends by `port`, with at most `limit` packets queued or in flight (at
+    /// least 1, at most [`SENDS_MAX`]).
     ///
     /// # Errors
     /// The device refuses the completion queue or the queue pair, or has no such port.
@@ -137,7 +138,8 @@ impl Transmitter {
         Ok(())
     }
 
-    /// Queues a packet as [`Transmitter::queue`] does, after a look at [`Transmitter::room`] and [`Transmitter::has_failed`] for several packets.
+    /// Queues a packet as [`Transmitter::queue`] does, after a look at [`Transmitter::room`] and
+    /// [`Transmitter::has_failed`] for several packets.
     #[inline]
     pub(crate) fn push(&mut self, frame: Frame, pieces: Pieces) {
         debug_assert!(self.room() > 0 && !self.failed, "the caller has looked");
@@ -145,8 +147,9 @@ impl Transmitter {
         self.queued.push(QueuedSend { frame, pieces });
     }
 
-    /// Posts what is queued, in order. `pool` is that of the frames. Frames that the device does not take go to
-    /// `refused`. While another thread makes or destroys a queue in the same thread domain, the packets stay queued.
+    /// Posts what is queued, in order. `pool` is that of the frames. Frames that the device does not take go
+    /// to `refused`. While another thread makes or destroys a queue in the same thread domain, the packets
+    /// stay queued.
     #[inline]
     pub fn flush(&mut self, pool: &mut FramePool, mut refused: impl FnMut(Frame, SinkDrop)) {
         while !self.queued.is_empty() {
@@ -157,8 +160,8 @@ impl Transmitter {
         }
     }
 
-    /// After a refusal: drops what the device does not take. False: all stay queued, because another thread uses the queue
-    /// pair.
+    /// After a refusal: drops what the device does not take. False: all stay queued, because another thread
+    /// uses the queue pair.
     #[cold]
     fn refuse(&mut self, refused: &mut impl FnMut(Frame, SinkDrop)) -> bool {
         let (count, reason) = match self.pair.last_refusal().and_then(|error| error.raw_os_error()) {
@@ -190,7 +193,8 @@ impl Transmitter {
         }
     }
 
-    /// Replaces the queue pair after a failure; to be called when no frame is held. Calls the device's control path.
+    /// Replaces the queue pair after a failure; to be called when no frame is held. Calls the device's
+    /// control path.
     ///
     /// # Errors
     /// The device refuses the new queue pair; the failed one stays.

@@ -1,8 +1,9 @@
-//! A worker: the body of the polling loop ([`Worker::step`]), and the pinned thread that runs it ([`Worker::spawn`]).
-//! Tests and benches call the steps one by one. A step neither waits for a lock nor allocates or logs. It calls the kernel
-//! only to wake the sleeping thread of a sink; few steps read the clock ([`crate::regime`]). The thread sleeps between
-//! steps that have no work ([`crate::idle`]). The owner of the thread stops
-//! it and gets the worker back, so that flows can be removed before the queues they point at.
+//! A worker: the body of the polling loop ([`Worker::step`]), and the pinned thread that runs it
+//! ([`Worker::spawn`]). Tests and benches call the steps one by one. A step neither waits for a lock nor
+//! allocates or logs. It calls the kernel only to wake the sleeping thread of a sink; few steps read the
+//! clock ([`crate::regime`]). The thread sleeps between steps that have no work ([`crate::idle`]). The owner
+//! of the thread stops it and gets the worker back, so that flows can be removed before the queues they point
+//! at.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -44,7 +45,8 @@ impl Worker {
     /// Builds all that a worker owns on the device, and fills its receive queue.
     ///
     /// # Errors
-    /// The part that could not be created, why, and what to do about it. Everything made before it is released.
+    /// The part that could not be created, why, and what to do about it. Everything made before it is
+    /// released.
     pub fn new(context: &Arc<Context>, config: WorkerConfig) -> Result<Self, Error> {
         let Parts { mut receiver, domain, warnings } = assemble(context, &config)?;
         let control = WorkerControl::new(config.id, Vec::new());
@@ -157,7 +159,8 @@ impl Worker {
         self.batch.completions
     }
 
-    /// Records how long the batch's packets have waited, if it is one to measure. `now_ns` is the time if it was read.
+    /// Records how long the batch's packets have waited, if it is one to measure. `now_ns` is the time if it
+    /// was read.
     #[inline]
     fn measure_latency(&mut self, now_ns: Option<u64>) {
         if let Some(latency) = &mut self.latency
@@ -172,8 +175,8 @@ impl Worker {
         }
     }
 
-    /// Runs iterations until the queue is empty, or as many completions were taken as it can hold; then until sinks have
-    /// given their frames back, for a limited time.
+    /// Runs iterations until the queue is empty, or as many completions were taken as it can hold; then until
+    /// sinks have given their frames back, for a limited time.
     pub(crate) fn drain(&mut self) {
         let most = self.receiver.completions.entries() as usize;
         let mut taken = 0;
@@ -191,14 +194,14 @@ impl Worker {
         }
     }
 
-    /// Frees its sinks, which count what they still have in flight. To be called after the loop has ended and their hubs
-    /// are dropped; may wait for sends.
+    /// Frees its sinks, which count what they still have in flight. To be called after the loop has ended and
+    /// their hubs are dropped; may wait for sends.
     pub fn free_sinks(&mut self) {
         self.sinks.free_all(&mut self.batch.frames, &mut self.receiver.pool);
     }
 
-    /// Sleeps until there is work, unless there is already; see [`crate::idle`]. `sleeps` is how often it has slept
-    /// since there was work.
+    /// Sleeps until there is work, unless there is already; see [`crate::idle`]. `sleeps` is how often it has
+    /// slept since there was work.
     fn sleep(&mut self, stop: &AtomicBool, sleeps: u32) {
         let shared = Arc::clone(self.control.shared());
         let wakeup = shared.wakeup.as_deref();
@@ -349,8 +352,9 @@ impl WorkerHandle {
 }
 
 impl WorkerHandle {
-    /// Like [`WorkerHandle::join`], but waits at most until `deadline`. A thread that has not ended by then keeps
-    /// running with all that it owns: its queues and frames are released when it ends, or with the process.
+    /// Like [`WorkerHandle::join`], but waits at most until `deadline`. A thread that has not ended by then
+    /// keeps running with all that it owns: its queues and frames are released when it ends, or with the
+    /// process.
     ///
     /// # Errors
     /// The thread panicked, or is still running.

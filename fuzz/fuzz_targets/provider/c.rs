@@ -1,7 +1,8 @@
-//! The verbs API: the functions of libibverbs, and those that `inlines.c` makes from the header's inline functions.
+//! The verbs API: the functions of libibverbs, and those that `inlines.c` makes from the header's inline
+//! functions.
 //!
-//! All are declared safe, because that is the property under test: with any arguments a call returns, if structs and
-//! arrays have their claimed length and handles are live or destroyed ones of an open context.
+//! All are declared safe, because that is the property under test: with any arguments a call returns, if
+//! structs and arrays have their claimed length and handles are live or destroyed ones of an open context.
 
 use std::ffi::{c_int, c_void};
 

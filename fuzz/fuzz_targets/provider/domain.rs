@@ -1,4 +1,5 @@
-//! Allocators of parent domains, correct and faulty. Each records its allocations and accepts only those back.
+//! Allocators of parent domains, correct and faulty. Each records its allocations and accepts only those
+//! back.
 
 use std::alloc::{Layout, alloc, dealloc};
 use std::cell::{Cell, RefCell};

@@ -1,4 +1,5 @@
-//! Flows from raw attribute blocks, and counters. A block is exactly as long as the interface lets the library read.
+//! Flows from raw attribute blocks, and counters. A block is exactly as long as the interface lets the
+//! library read.
 
 use ibverbs_sys::*;
 

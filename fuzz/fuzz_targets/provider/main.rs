@@ -1,9 +1,10 @@
-//! Any sequence of verbs through the unmodified libibverbs, with any arguments, returns without undefined behaviour.
+//! Any sequence of verbs through the unmodified libibverbs, with any arguments, returns without undefined
+//! behaviour.
 //!
-//! Handles are live ones of two contexts, or destroyed ones; structs, lists and blocks are allocated with exactly their
-//! claimed length, so that the address sanitizer finds accesses beyond. Asserted: a destroyed handle is EINVAL, one in
-//! use EBUSY, the port's counters add up, events refer to live objects, a parent domain's allocator gets back all that
-//! it allocated, and at the end all objects can be destroyed.
+//! Handles are live ones of two contexts, or destroyed ones; structs, lists and blocks are allocated with
+//! exactly their claimed length, so that the address sanitizer finds accesses beyond. Asserted: a destroyed
+//! handle is EINVAL, one in use EBUSY, the port's counters add up, events refer to live objects, a parent
+//! domain's allocator gets back all that it allocated, and at the end all objects can be destroyed.
 #![no_main]
 
 mod c;

@@ -1,4 +1,5 @@
-//! The state of one sequence: a device, two contexts of it, the handles, and the memory that they may refer to.
+//! The state of one sequence: a device, two contexts of it, the handles, and the memory that they may refer
+//! to.
 
 use std::collections::HashMap;
 use std::ffi::c_int;

@@ -1,9 +1,11 @@
-//! Few and large products for the packets of a target that are in no cover, so that an exception becomes one `not` and
-//! not many small regions around it. As in two-level logic minimization (Espresso: Brayton et al., 1984): expand around
-//! a free packet, repeat until nothing is left, then remove redundant products and join neighbours.
+//! Few and large products for the packets of a target that are in no cover, so that an exception becomes one
+//! `not` and not many small regions around it. As in two-level logic minimization (Espresso: Brayton et al.,
+//! 1984): expand around a free packet, repeat until nothing is left, then remove redundant products and join
+//! neighbours.
 //!
-//! Every expanded product is within the target and overlaps no cover, and expansion goes on until the products and the
-//! covers contain the whole target; so, unless a limit stops it, the products together are exactly the free packets.
+//! Every expanded product is within the target and overlaps no cover, and expansion goes on until the
+//! products and the covers contain the whole target; so, unless a limit stops it, the products together are
+//! exactly the free packets.
 
 use std::collections::{BTreeSet, HashSet};
 
@@ -33,7 +35,8 @@ pub(super) struct Wanted {
 /// The free packets of a product.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Expanded {
-    /// Products of one match each, which may overlap. If not all packets of one are free, some free ones of it.
+    /// Products of one match each, which may overlap. If not all packets of one are free, some free ones of
+    /// it.
     pub(super) products: Vec<(Product, Option<Product>)>,
     /// The number of products that are not listed.
     pub(super) more: usize,
@@ -190,7 +193,8 @@ fn keep_out(dimensions: &Dimensions, wide: &mut Product, free: &Product, cover: 
     *wide = part.unwrap_or_else(|| free.clone());
 }
 
-/// The packets of `wide` with other stacks than a cover, among them the free ones; preferably a named set of stacks.
+/// The packets of `wide` with other stacks than a cover, among them the free ones; preferably a named set of
+/// stacks.
 fn other_stacks(dimensions: &Dimensions, wide: &Product, free: &Product, cover: &Product) -> Option<Product> {
     let named = region::named(&free.stacks, &cover.stacks).map(|(_, kinds)| kinds.and(&wide.stacks));
     let others = wide.stacks.minus(&cover.stacks).find(|part| part.contains(&free.stacks));

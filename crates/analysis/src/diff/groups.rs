@@ -1,5 +1,5 @@
-//! Which groups of two policies are the same: packets that come to either land on the same workers. Used by `diff`,
-//! with what changed in a group that differs.
+//! Which groups of two policies are the same: packets that come to either land on the same workers. Used by
+//! `diff`, with what changed in a group that differs.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,7 +12,8 @@ use serde::Serialize;
 
 /// For each group of the new policy the one of the old policy that is the same, or else a number of its own.
 ///
-/// The same is what has the same content, and the same name or one that took the place of a name that is gone.
+/// The same is what has the same content, and the same name or one that took the place of a name that is
+/// gone.
 pub(super) fn same_groups(old: &Policy, new: &Policy) -> Vec<GroupId> {
     let names = |policy: &Policy| -> BTreeSet<String> {
         policy.groups.iter().map(|group| group.name.clone()).collect()
@@ -86,8 +87,8 @@ pub struct ShareChange {
     pub after: f64,
 }
 
-/// The groups that have one name in both policies and another content. `workers`: how many "all" are. The tables
-/// are those of a device that can have any.
+/// The groups that have one name in both policies and another content. `workers`: how many "all" are. The
+/// tables are those of a device that can have any.
 #[must_use]
 pub fn changed_groups(old: &Policy, new: &Policy, workers: usize) -> Vec<GroupChange> {
     let before: BTreeMap<&str, &GroupDefinition> =
@@ -134,8 +135,8 @@ fn held(group: &GroupDefinition, table: &[WorkerId]) -> BTreeMap<u32, f64> {
     entries.into_iter().map(|(worker, count)| (worker, f64::from(count) / size)).collect()
 }
 
-/// The part of all hashes that lead to another worker in the second table. A table is asked at the hash modulo its
-/// size; sizes are powers of two, so the larger one shows all cases.
+/// The part of all hashes that lead to another worker in the second table. A table is asked at the hash
+/// modulo its size; sizes are powers of two, so the larger one shows all cases.
 fn moved([before, after]: &[Vec<WorkerId>; 2]) -> f64 {
     let size = before.len().max(after.len());
     let entry = |table: &[WorkerId], hash: usize| table.get(hash % table.len().max(1)).copied();

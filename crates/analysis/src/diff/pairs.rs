@@ -1,8 +1,8 @@
-//! Between which rules of two policies packets move: for each pair first whether some packet does, then which, as
-//! products. The first answer matters most, so the second is left out when comparisons run short.
+//! Between which rules of two policies packets move: for each pair first whether some packet does, then
+//! which, as products. The first answer matters most, so the second is left out when comparisons run short.
 //!
-//! Rules that both policies have in the same order need not be compared: a packet that reaches none of the changed rules
-//! is decided by the first common rule that matches it, which is the same on both sides.
+//! Rules that both policies have in the same order need not be compared: a packet that reaches none of the
+//! changed rules is decided by the first common rule that matches it, which is the same on both sides.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -156,8 +156,8 @@ struct Asks<'a> {
 }
 
 impl Asks<'_> {
-    /// Compares the packets that reach a rule on one side with the rules that decide them on the other; `what` gives the
-    /// difference, if there is one.
+    /// Compares the packets that reach a rule on one side with the rules that decide them on the other;
+    /// `what` gives the difference, if there is one.
     fn ends(
         &mut self,
         part: &Entry,
@@ -318,11 +318,12 @@ fn by_meaning<'e>(policy: &Policy, entries: &'e [Entry]) -> Vec<(u32, Meaning<'e
     by_rule(entries).into_iter().map(meaning).collect()
 }
 
-/// The longest subsequence of pairs, sorted by the first side, that is increasing on the second side too (patience
-/// sorting: Fredman, 1975).
+/// The longest subsequence of pairs, sorted by the first side, that is increasing on the second side too
+/// (patience sorting: Fredman, 1975).
 fn longest_increasing(pairs: &[(usize, usize)]) -> Vec<(usize, usize)> {
-    // For each length the pair with the least end of an increasing sequence of that length, and the predecessor of
-    // each pair. The ends increase with the length, so a binary search finds the longest one that a pair extends.
+    // For each length the pair with the least end of an increasing sequence of that length, and the
+    // predecessor of each pair. The ends increase with the length, so a binary search finds the longest one
+    // that a pair extends.
     let mut ends: Vec<usize> = Vec::new();
     let mut before: Vec<Option<usize>> = Vec::with_capacity(pairs.len());
     for (index, pair) in pairs.iter().enumerate() {

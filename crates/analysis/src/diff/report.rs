@@ -92,7 +92,8 @@ impl<'a> Report<'a> {
         });
     }
 
-    /// Regions that contain all packets that move: one per part of the rules, or one around all if there are many.
+    /// Regions that contain all packets that move: one per part of the rules, or one around all if there are
+    /// many.
     fn within(&mut self, found: &Found) -> Vec<Region> {
         if !found.within.iter().all(|product| self.has_room_for(product)) {
             return Vec::new();

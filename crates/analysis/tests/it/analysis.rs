@@ -1,5 +1,5 @@
-//! The results of `analyse` compared with the linear reference matcher: every positive result by its example packet,
-//! every negative result by packets at the edges of the rules.
+//! The results of `analyse` compared with the linear reference matcher: every positive result by its example
+//! packet, every negative result by packets at the edges of the rules.
 
 use analysis::{Analysis, Need, Reach, Relation, analyse};
 use packet::DeepKey;

@@ -1,5 +1,5 @@
-//! The full analysis of the ClassBench sets of the corpora: what it takes, and that nothing is left undecided.
-//! Runs where `STEERD_CORPORA` names the corpora; the times mean something in release builds only.
+//! The full analysis of the ClassBench sets of the corpora: what it takes, and that nothing is left
+//! undecided. Runs where `STEERD_CORPORA` names the corpora; the times mean something in release builds only.
 
 use std::io::Write as _;
 use std::time::Instant;

@@ -1,5 +1,5 @@
-//! Valid policies that are hard to analyse: the answer comes within bounds, and undecided questions are reported with
-//! the reason.
+//! Valid policies that are hard to analyse: the answer comes within bounds, and undecided questions are
+//! reported with the reason.
 
 use std::fmt::Write as _;
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! The results of `diff` compared with the linear reference matcher: regions by their witnesses and by packets in them,
-//! packets that are treated differently by the regions, and printed matches by parsing them.
+//! The results of `diff` compared with the linear reference matcher: regions by their witnesses and by
+//! packets in them, packets that are treated differently by the regions, and printed matches by parsing them.
 
 use std::collections::BTreeSet;
 
@@ -108,8 +108,8 @@ fn keys(old: &Policy, new: &Policy, frames: Vec<Vec<u8>>) -> Vec<DeepKey> {
     keys
 }
 
-/// Whether a packet is treated differently, sniff rules aside for packets that the host sends: these are reported once,
-/// with what the port receives.
+/// Whether a packet is treated differently, sniff rules aside for packets that the host sends: these are
+/// reported once, with what the port receives.
 fn differs_in_itself(old: &Policy, new: &Policy, direction: Direction, key: &DeepKey) -> bool {
     let of = |policy: &Policy| {
         let mut treatment = treatment(policy, direction, key, None);
@@ -260,7 +260,8 @@ proptest! {
         prop_assert!(same(&policy, &policy).is_empty());
     }
 
-    /// Splitting a rule in two by a port changes nothing, and neither does moving a rule past one it does not meet.
+    /// Splitting a rule in two by a port changes nothing, and neither does moving a rule past one it does not
+    /// meet.
     #[test]
     fn other_words_for_the_same_are_the_same(rules in rules(6).prop_filter("some", |rules| !rules.is_empty()), at in any::<Index>(), port in select(vec![1u32, 53, 1024])) {
         let mut rules = rules;

@@ -1,6 +1,6 @@
-//! Differences between policies of the size of the corpora's ClassBench sets: what they take, and that they show
-//! what was changed. Runs where `STEERD_CORPORA` names the corpora; the times mean something in release builds
-//! only.
+//! Differences between policies of the size of the corpora's ClassBench sets: what they take, and that they
+//! show what was changed. Runs where `STEERD_CORPORA` names the corpora; the times mean something in release
+//! builds only.
 
 use std::io::Write as _;
 use std::time::Instant;

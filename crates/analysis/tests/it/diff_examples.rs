@@ -131,7 +131,8 @@ fn a_list_of_both_versions_is_one_region() {
     );
 }
 
-/// The packets that change hands are not IPv4, so the region does not contain the addresses that the rule has there.
+/// The packets that change hands are not IPv4, so the region does not contain the addresses that the rule has
+/// there.
 #[test]
 fn a_pair_is_within_its_rules() {
     let tunnelled =

@@ -1,4 +1,5 @@
-//! Whether protected packets reach the host: by kind, and on random policies against the linear reference matcher.
+//! Whether protected packets reach the host: by kind, and on random policies against the linear reference
+//! matcher.
 
 use analysis::{Protected, protection, unreachable_kinds};
 use packet::DeepKey;
@@ -28,7 +29,8 @@ fn is_taken(policy: &Policy, key: &DeepKey) -> bool {
     decides.unwrap_or(policy.default) != Action::Kernel
 }
 
-/// The protected matches of which a packet is taken, each with the rule that takes it; every witness is checked.
+/// The protected matches of which a packet is taken, each with the rule that takes it; every witness is
+/// checked.
 fn missed(policy: &Policy) -> Vec<(String, String)> {
     let found = protection(policy);
     let protected = policy.protect.as_deref().expect("[protect]");
@@ -176,7 +178,8 @@ fn protecting(policy: Policy, protected: Vec<Match>) -> Policy {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 256, ..ProptestConfig::default() })]
 
-    /// Every witness is a protected packet that a rule takes, and no packet of a match that is called safe is taken.
+    /// Every witness is a protected packet that a rule takes, and no packet of a match that is called safe is
+    /// taken.
     #[test]
     fn protected_packets_are_missed_exactly_if_one_is_taken(
         rules in rules(8),

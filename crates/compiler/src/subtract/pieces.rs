@@ -1,5 +1,5 @@
-//! One cube without another: what is left of a flow when an exception is subtracted from it, as disjoint pieces that
-//! flows can match.
+//! One cube without another: what is left of a flow when an exception is subtracted from it, as disjoint
+//! pieces that flows can match.
 
 use std::cmp::Reverse;
 use std::collections::HashSet;
@@ -17,8 +17,8 @@ use super::super::legalize::{comes_last, refusal};
 /// How many exceptions are read to find by which fields to split first.
 const MAX_COUNTED: usize = 1 << 12;
 
-/// All fields in the order in which cubes are split by them: those first that most exceptions match, with the fewest
-/// values. The pieces around one exception then overlap few others.
+/// All fields in the order in which cubes are split by them: those first that most exceptions match, with the
+/// fewest values. The pieces around one exception then overlap few others.
 pub(super) fn fields<'c>(holes: impl Iterator<Item = &'c Cube>) -> Vec<Slot> {
     let all = all_fields();
     let mut found: Vec<(usize, HashSet<(u64, u64)>)> = vec![(0, HashSet::new()); all.len()];
@@ -35,8 +35,8 @@ pub(super) fn fields<'c>(holes: impl Iterator<Item = &'c Cube>) -> Vec<Slot> {
     counted.into_iter().map(|(_, field)| field).collect()
 }
 
-/// Every slot with values, the widest of each packet first. IPv4 addresses are parts of others, and so are the fields of
-/// a VLAN tag.
+/// Every slot with values, the widest of each packet first. IPv4 addresses are parts of others, and so are
+/// the fields of a VLAN tag.
 fn all_fields() -> Vec<Slot> {
     let is_part =
         |row: &&Row| matches!(row.header, Header::Vlan) || matches!(row.field, Field::SrcV4 | Field::DstV4);
@@ -48,7 +48,8 @@ fn all_fields() -> Vec<Slot> {
     [fields, inside].concat()
 }
 
-/// Whether packets of the cube surely have all headers which the hole matches: the absence of a header cannot be matched.
+/// Whether packets of the cube surely have all headers which the hole matches: the absence of a header cannot
+/// be matched.
 pub(super) fn missing_header(cube: &Cube, hole: &Cube) -> Result<(), Inseparable> {
     let lacks = |layers: &[Slot]| layers.iter().any(|layer| hole.has(*layer) && !cube.has(*layer));
     let (ip, ports) = (lacks(&[HAS_IPV4, HAS_IPV6]), lacks(&[HAS_TCP, HAS_UDP]));
@@ -80,16 +81,17 @@ fn absent(hole: &Cube, cube: &Cube) -> impl Iterator<Item = Slot> {
     [HAS_TCP, HAS_UDP].into_iter().filter(|layer| hole.lacks(*layer) && cube.mask_of(*layer) == 0)
 }
 
-/// A device may check for a TCP or UDP header only where a bit of a port is matched: all packets with one are two pieces,
-/// by the first bit of a port.
+/// A device may check for a TCP or UDP header only where a bit of a port is matched: all packets with one are
+/// two pieces, by the first bit of a port.
 const PORT_HALVES: usize = 2;
 const FIRST_BIT: u64 = 1 << 15;
 
-/// The cube without the hole, which it overlaps, as disjoint pieces: one for each bit that the hole's mask has beyond the
-/// cube's, and those with the headers that the hole's packets lack.
+/// The cube without the hole, which it overlaps, as disjoint pieces: one for each bit that the hole's mask
+/// has beyond the cube's, and those with the headers that the hole's packets lack.
 ///
-/// A piece differs from the hole in its bit and agrees in all bits before it. So each packet of the cube is in exactly one
-/// piece, that of the first bit in which it differs from the hole, or it differs in none and is in the hole.
+/// A piece differs from the hole in its bit and agrees in all bits before it. So each packet of the cube is
+/// in exactly one piece, that of the first bit in which it differs from the hole, or it differs in none and
+/// is in the hole.
 pub(super) fn around(cube: &Cube, hole: &Cube, fields: &[Slot]) -> Vec<Cube> {
     let mut inside = *cube;
     let mut pieces = Vec::new();
@@ -114,8 +116,9 @@ pub(super) fn port_halves(cube: &Cube, fields: &[Slot]) -> Vec<Cube> {
     [0, FIRST_BIT].into_iter().filter_map(|value| cube.with(port, value, FIRST_BIT)).collect()
 }
 
-/// The packets that a device cannot distinguish from the hole's if it does not check for a header when any port matches: those with
-/// the header that the hole's packets lack. `None`: it checks, or the hole's packets lack none.
+/// The packets that a device cannot distinguish from the hole's if it does not check for a header when any
+/// port matches: those with the header that the hole's packets lack. `None`: it checks, or the hole's packets
+/// lack none.
 pub(super) fn indistinguishable(hole: &Cube, profile: &DeviceProfile) -> Option<Vec<Cube>> {
     if profile.allows(Feature::AnyPorts) || !hole.has_unmatchable_absence() {
         return None;

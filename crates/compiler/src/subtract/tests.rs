@@ -1,4 +1,5 @@
-//! Random rules subtracted from each other, judged packet by packet by the specs that a device would be given.
+//! Random rules subtracted from each other, judged packet by packet by the specs that a device would be
+//! given.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 

@@ -1,5 +1,6 @@
-//! ClassBench rule sets on devices with few priorities: every set compiles, every packet has the outcome of its first
-//! matching rule, and most packets are decided in hardware. Runs if `STEERD_CORPORA` names the directory of the corpora.
+//! ClassBench rule sets on devices with few priorities: every set compiles, every packet has the outcome of
+//! its first matching rule, and most packets are decided in hardware. Runs if `STEERD_CORPORA` names the
+//! directory of the corpora.
 
 use std::collections::{HashMap, HashSet};
 use std::hint::black_box;
@@ -53,7 +54,8 @@ impl Set {
         self
     }
 
-    /// The length of the longest chain of earlier rules, each of which overlaps the next, up to a rule that overlaps it; by rule.
+    /// The length of the longest chain of earlier rules, each of which overlaps the next, up to a rule that
+    /// overlaps it; by rule.
     fn chains(&self) -> Vec<u32> {
         let mut chains: Vec<u32> = Vec::with_capacity(self.lines.len());
         for line in &self.lines {
@@ -185,8 +187,8 @@ fn models() -> [DeviceProfile; 3] {
     [DeviceProfile::ideal(), DeviceProfile::mlx5(), DeviceProfile::mlx4()]
 }
 
-/// The processor time that this thread takes for a compilation, in milliseconds: the least of some, as other processes share
-/// caches and cores.
+/// The processor time that this thread takes for a compilation, in milliseconds: the least of some, as other
+/// processes share caches and cores.
 fn compile_ms(policy: &Policy, profile: &DeviceProfile) -> f64 {
     let now = || {
         let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
@@ -268,9 +270,9 @@ fn for_networks(text: &str, networks: u64) -> String {
     lines
 }
 
-/// Without flows of their own for packets that rules share, a device decides in hardware what has a shorter chain of earlier
-/// overlapping rules than there are priorities. That is compared on an mlx5 with room for all masks; on an mlx5 as it is, masks may
-/// cost some rules, but no packets.
+/// Without flows of their own for packets that rules share, a device decides in hardware what has a shorter
+/// chain of earlier overlapping rules than there are priorities. That is compared on an mlx5 with room for
+/// all masks; on an mlx5 as it is, masks may cost some rules, but no packets.
 #[test]
 fn no_fewer_rules_and_packets_are_decided_in_hardware_than_with_short_chains() {
     let Some(folder) = test_support::corpora("rules") else { return };
@@ -303,8 +305,8 @@ fn no_fewer_rules_and_packets_are_decided_in_hardware_than_with_short_chains() {
     }
 }
 
-/// The packets of 10,000 rules of a firewall on an mlx5: the flows of the first rank have 1,800 masks, for which one
-/// priority has no room.
+/// The packets of 10,000 rules of a firewall on an mlx5: the flows of the first rank have 1,800 masks, for
+/// which one priority has no room.
 #[test]
 fn many_masks_of_one_rank_leave_the_priorities_to_the_others() {
     let Some(folder) = test_support::corpora("rules") else { return };
@@ -318,8 +320,8 @@ fn many_masks_of_one_rank_leave_the_priorities_to_the_others() {
     assert!(share >= least, "{share} < {least}");
 }
 
-/// One second of processor time for 10,000 rules, and 50 ms for any number: in a release build on one core of an AMD EPYC,
-/// ipc1_10k takes 0.87 s and fw1_1k 0.09 s. Tests are optimized less, and run beside others.
+/// One second of processor time for 10,000 rules, and 50 ms for any number: in a release build on one core of
+/// an AMD EPYC, ipc1_10k takes 0.87 s and fw1_1k 0.09 s. Tests are optimized less, and run beside others.
 #[test]
 fn every_set_compiles_in_time() {
     const SCALE: f64 = if cfg!(debug_assertions) { 3.0 } else { 1.0 };
@@ -354,8 +356,8 @@ fn every_set_compiles_for_every_model() {
     }
 }
 
-/// The conditions on TCP flags and a last rule for all other packets are what the sets above lack; the soft NIC has room for
-/// fewer masks than the device that it imitates.
+/// The conditions on TCP flags and a last rule for all other packets are what the sets above lack; the soft
+/// NIC has room for fewer masks than the device that it imitates.
 #[test]
 fn every_set_can_be_installed() {
     let Some(folder) = test_support::corpora("rules") else { return };

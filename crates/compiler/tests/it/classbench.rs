@@ -1,5 +1,5 @@
-//! The time to compile ClassBench rule sets. Runs if `STEERD_CORPORA` names the directory of the corpora; times are only
-//! meaningful in release builds on an idle machine.
+//! The time to compile ClassBench rule sets. Runs if `STEERD_CORPORA` names the directory of the corpora;
+//! times are only meaningful in release builds on an idle machine.
 
 use std::collections::HashSet;
 use std::fmt::Write as _;

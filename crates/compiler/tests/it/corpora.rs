@@ -1,5 +1,5 @@
-//! The language against real captures: every rule of the corpora's RULES.tsv, written as a
-//! policy of that one rule; the number of packets that it matches is compared with the number from tshark. Runs if
+//! The language against real captures: every rule of the corpora's RULES.tsv, written as a policy of that one
+//! rule; the number of packets that it matches is compared with the number from tshark. Runs if
 //! `STEERD_CORPORA` names the directory of the corpora.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,5 +1,5 @@
-//! Rules that leave packets to the host before rules that match them otherwise: which of them the device decides alone,
-//! how they are subtracted from flows, and what is reported if that is impossible.
+//! Rules that leave packets to the host before rules that match them otherwise: which of them the device
+//! decides alone, how they are subtracted from flows, and what is reported if that is impossible.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -147,7 +147,8 @@ fn a_worker_decides_what_the_device_does_not_match_exactly() {
     assert_eq!((report.rules[0].decided, report.rules[0].flows), (Decided::Hardware, 0));
 }
 
-/// On an mlx5, flows that match only multicast come after all others: such pieces would be in the wrong place.
+/// On an mlx5, flows that match only multicast come after all others: such pieces would be in the wrong
+/// place.
 #[test]
 fn multicast_stays_with_the_host_if_unicast_can_be_matched() {
     let mlx5 = DeviceProfile::mlx5();
@@ -320,7 +321,8 @@ fn many_exceptions_among_many_rules_are_compiled_in_time() {
     let one = |index: usize| format!("dst = '10.{}.{}.1'", (index + 1) / 250, (index + 1) % 250);
     let port = |index: usize| format!("protocol = 'tcp', dst_port = {index}");
     let source = |index: usize| format!("family = 'ipv4', src = '10.{}.{}.1'", index / 250, index % 250);
-    // Every exception meets one rule, all of them but cannot be left out, and all of them but soon is too dear.
+    // Every exception meets one rule, all of them but cannot be left out, and all of them but soon is too
+    // dear.
     for (what, exception) in [("one", &one as &dyn Fn(usize) -> String), ("port", &port), ("source", &source)]
     {
         let policy = rules(exception, &prefix);

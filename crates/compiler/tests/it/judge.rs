@@ -1,5 +1,6 @@
-//! Random policies, and packets at the boundaries of their rules, decided by the compiled program and by a linear reference
-//! matcher. The matcher shares no code with the compiler: every clause has, beside its text, its own predicate.
+//! Random policies, and packets at the boundaries of their rules, decided by the compiled program and by a
+//! linear reference matcher. The matcher shares no code with the compiler: every clause has, beside its text,
+//! its own predicate.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -222,7 +223,8 @@ fn wanted_of(copied: &[Copied]) -> Vec<RuleId> {
     rules
 }
 
-/// Returns whether the flow is on multicast alone as the driver of mlx5 sees it: by the first spec (kernel fs.c, `flow_is_multicast_only`).
+/// Returns whether the flow is on multicast alone as the driver of mlx5 sees it: by the first spec (kernel
+/// fs.c, `flow_is_multicast_only`).
 fn is_for_multicast_only(flow: &Flow) -> bool {
     match flow.specs.first() {
         _ if flow.inner_from == 0 || flow.kind == FlowKind::Copy => false,
@@ -360,7 +362,8 @@ fn is_too_much(message: &str, policy: &policy::Policy, profile: &DeviceProfile) 
 fn hybrid_alone(policy: &policy::Policy, profile: &DeviceProfile) -> bool {
     let received = |index: &usize| policy.rules[*index].direction == policy::policy::Direction::Ingress;
     (0..policy.rules.len()).filter(received).any(|index| {
-        // Where it leaves or drops all alone, the device may do that; what is steered shows what its match takes.
+        // Where it leaves or drops all alone, the device may do that; what is steered shows what its match
+        // takes.
         let action = policy::policy::Action::Steer(GroupId(0));
         let rules = vec![policy::policy::RuleDefinition { action, ..policy.rules[index].clone() }];
         let alone = policy::Policy { rules, ..policy.clone() };
@@ -373,8 +376,8 @@ fn hybrid_alone(policy: &policy::Policy, profile: &DeviceProfile) -> bool {
     })
 }
 
-/// Whether some rule that leaves packets without ports to the kernel has to be a worker's, because what is copied
-/// cannot leave these out either.
+/// Whether some rule that leaves packets without ports to the kernel has to be a worker's, because what is
+/// copied cannot leave these out either.
 fn keeps_packets_without_ports(policy: &policy::Policy, profile: &DeviceProfile) -> bool {
     let steer = |rule: &policy::policy::RuleDefinition| match rule.action {
         policy::policy::Action::Copy(group) => {
@@ -399,8 +402,8 @@ fn without_limits(policy: &policy::Policy, profile: &DeviceProfile) -> Option<Pr
     compiler::compile(policy, &roomy, WORKERS).ok()
 }
 
-/// How many priorities it takes if six masks that several flows have fit into one, and what comes after all others
-/// has one of its own.
+/// How many priorities it takes if six masks that several flows have fit into one, and what comes after all
+/// others has one of its own.
 fn priorities(program: &Program) -> usize {
     let mut masks: BTreeMap<(u16, FlowKind), BTreeMap<String, usize>> = BTreeMap::new();
     let (late, others): (Vec<&Flow>, Vec<&Flow>) =

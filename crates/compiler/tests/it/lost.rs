@@ -1,5 +1,6 @@
-//! Packets that a policy leaves to the kernel and that a worker receives: which policies lose some, on which devices.
-//! `analysis::lost_exceptions` on compiled programs, for single cases and against brute force over a universe of packets.
+//! Packets that a policy leaves to the kernel and that a worker receives: which policies lose some, on which
+//! devices. `analysis::lost_exceptions` on compiled programs, for single cases and against brute force over a
+//! universe of packets.
 
 use std::collections::BTreeMap;
 
@@ -113,7 +114,8 @@ fn each_kind_of_coarse_match_is_found() {
     }
 }
 
-/// A policy that locks its operator out: no device can match untagged SSH, so the flow of the rest takes it as well.
+/// A policy that locks its operator out: no device can match untagged SSH, so the flow of the rest takes it
+/// as well.
 #[test]
 fn an_exception_that_stays_with_a_worker_is_permitted_with_a_kernel_sink() {
     let ssh = ("ssh", "dst = '192.0.2.10', protocol = 'tcp', dst_port = 22, vlan = 'none'", "kernel");
@@ -171,7 +173,8 @@ fn a_coarse_flow_beside_many_exact_ones_is_found() {
     assert_eq!(found, [("default".to_owned(), "blocked".to_owned())]);
 }
 
-/// A device cannot match ports behind extension headers, so flows give all packets with such headers to workers.
+/// A device cannot match ports behind extension headers, so flows give all packets with such headers to
+/// workers.
 #[test]
 fn exceptions_behind_extension_headers_are_found() {
     let hosts = ("hosts", "dst = '2001:db8::/32'", "steer main");
@@ -223,7 +226,8 @@ impl LosingPolicy {
     }
 }
 
-/// An earlier rule takes the usual value of a field; the flow of the last rule takes the others, which are the default's.
+/// An earlier rule takes the usual value of a field; the flow of the last rule takes the others, which are
+/// the default's.
 fn usual_packets_are_taken() -> Vec<LosingPolicy> {
     let mut all = Vec::new();
     for earlier in [
@@ -295,7 +299,8 @@ fn rare_packets_are_excepted() -> Vec<LosingPolicy> {
     all
 }
 
-/// Policies of which a list has one value that the rule before does not take: each of them, in turn; then of networks of twelve lengths.
+/// Policies of which a list has one value that the rule before does not take: each of them, in turn; then of
+/// networks of twelve lengths.
 fn one_value_is_left() -> Vec<LosingPolicy> {
     let mut all = Vec::new();
     for kept in 0..12 {
@@ -357,7 +362,8 @@ fn lost_packets_that_differ_from_usual_ones_are_found() {
     }
 }
 
-/// Frames that end in a header are of no use to a host: rules for all types of messages, or all TCP flags, take the rest.
+/// Frames that end in a header are of no use to a host: rules for all types of messages, or all TCP flags,
+/// take the rest.
 #[test]
 fn packets_with_cut_headers_are_not_counted() {
     for profile in [DeviceProfile::mlx5(), DeviceProfile::ideal()] {

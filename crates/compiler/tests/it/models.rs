@@ -1,5 +1,5 @@
-//! Policies compiled for device models at and between the ends of what a file may say: no panic, in bounded time, and one
-//! error for a device that cannot steer.
+//! Policies compiled for device models at and between the ends of what a file may say: no panic, in bounded
+//! time, and one error for a device that cannot steer.
 
 use std::path::Path;
 use std::time::Duration;

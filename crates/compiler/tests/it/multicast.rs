@@ -43,7 +43,8 @@ fn flows_that_match_only_multicast_share_one_priority() {
     assert!(refused.contains("ENOSPC"), "{refused}");
 }
 
-/// All packets of the protocol and those with ports are one match there: a second flow would take each once more.
+/// All packets of the protocol and those with ports are one match there: a second flow would take each once
+/// more.
 #[test]
 fn variants_with_equal_matches_are_one_flow() {
     let udp = rule(0, "dst_mac = 'multicast', protocol = 'udp'", "action = { steer = 'g' }");

@@ -1,5 +1,6 @@
-//! Protected packets that a policy leaves to the host and a program does not: `analysis::protection_on_device` on compiled
-//! programs, against packets at the boundaries of random rules, and against the lost exceptions.
+//! Protected packets that a policy leaves to the host and a program does not:
+//! `analysis::protection_on_device` on compiled programs, against packets at the boundaries of random rules,
+//! and against the lost exceptions.
 
 use std::cell::Cell;
 
@@ -43,7 +44,8 @@ fn missed(text: &str, profile: &DeviceProfile) -> Vec<(String, String)> {
     missed.collect()
 }
 
-/// Each policy leaves the packets to the host, and its flows take them: the device cannot match what tells them apart.
+/// Each policy leaves the packets to the host, and its flows take them: the device cannot match what tells
+/// them apart.
 #[test]
 fn protected_packets_in_coarse_flows_are_found() {
     let rule = |name: &str, matches: &str, action: &str| {

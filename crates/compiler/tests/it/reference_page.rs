@@ -1,5 +1,5 @@
-//! The reference page of the language is correct: every TOML block of it compiles, every key of the language has a row in
-//! a table and is in an example, and its limits are those of the code.
+//! The reference page of the language is correct: every TOML block of it compiles, every key of the language
+//! has a row in a table and is in an example, and its limits are those of the code.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -291,7 +291,8 @@ fn set_files_that_are_no_files_are_refused() {
     }
 }
 
-/// The most CPU time that one text may take, however it is made: a release build takes a fraction of a second.
+/// The most CPU time that one text may take, however it is made: a release build takes a fraction of a
+/// second.
 const TEXT_TIME: std::time::Duration = std::time::Duration::from_secs(10);
 
 #[test]
@@ -406,7 +407,8 @@ fn udp((src, dst): (u32, u32), (src_port, dst_port): (u16, u16)) -> FlowKey {
     FlowKey::of(&FrameBuilder::new().ipv4(address(src), address(dst)).udp(src_port, dst_port).build())
 }
 
-/// Compiles in time, to classes of at most 2^24 steps in all, and every packet has the outcome of its first rule.
+/// Compiles in time, to classes of at most 2^24 steps in all, and every packet has the outcome of its first
+/// rule.
 fn is_compiled_with_wider_flows(policy: &policy::Policy, profile: &DeviceProfile, packets: &[FlowKey]) {
     let started = test_support::CpuTime::now();
     let program = compiler::compile(policy, profile, 1).unwrap_or_else(|problems| panic!("{problems}"));

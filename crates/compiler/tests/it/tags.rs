@@ -212,7 +212,8 @@ fn an_exception_needs_a_worker_only_if_a_later_rule_matches_it() {
     assert_eq!((outcome.rule.index(), outcome.verdict), (0, Verdict::Kernel));
 }
 
-/// Devices number DF and MF and know no third flag: a flow that asked for it would be refused when it is installed.
+/// Devices number DF and MF and know no third flag: a flow that asked for it would be refused when it is
+/// installed.
 #[test]
 fn the_reserved_ip_flag_is_tested_by_a_worker() {
     for (flags, in_hardware) in [("[\"df,!mf\"]", 6), ("[\"df,reserved\"]", 2), ("[\"!reserved\"]", 0)] {

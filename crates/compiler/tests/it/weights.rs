@@ -1,5 +1,5 @@
-//! Policies compiled for traffic: where a device cannot decide all packets in hardware, it decides those of the rules that
-//! have most packets, counted in a capture or by a daemon.
+//! Policies compiled for traffic: where a device cannot decide all packets in hardware, it decides those of
+//! the rules that have most packets, counted in a capture or by a daemon.
 
 use compiler::{Job, RuleCounter, Weights};
 use device_model::DeviceProfile;
@@ -24,8 +24,8 @@ fn parse(rules: &str) -> Policy {
     policy::parse(&Source::new("p.toml", text), &NoFiles).expect("a policy").0
 }
 
-/// On two priorities, the flow of `b` comes after that of `a`, and those of the last rules after that of `b`, which steers to
-/// this group.
+/// On two priorities, the flow of `b` comes after that of `a`, and those of the last rules after that of `b`,
+/// which steers to this group.
 fn chain_with(group: &str) -> Policy {
     let mut rules = rule("a", "dst = '192.0.2.1', dst_port = 7", "g");
     rules += &rule("b", "src = '198.51.100.1'", group);
@@ -107,7 +107,8 @@ fn a_pair_of_rules_in_the_way_is_found() {
     assert!(matches(1) && matches(3));
 }
 
-/// Without flow tags one class decides all packets, and the warnings are about the flows that a device with tags has.
+/// Without flow tags one class decides all packets, and the warnings are about the flows that a device with
+/// tags has.
 #[test]
 fn warnings_about_a_device_without_tags_depend_on_the_weights() {
     let policy = chain_with("h");
@@ -133,7 +134,8 @@ fn the_rules_with_fewest_packets_are_widened() {
     let keys = |index: usize| format!("dst = '192.0.2.{}', dst_port = {index}", index / 2);
     let rules: Vec<String> = (0..8).map(|index| rule(&format!("r{index}"), &keys(index), "g")).collect();
     let policy = parse(&rules.concat());
-    // With all flows exact there are eight, with half of them wide six, and a program may use half of the device's.
+    // With all flows exact there are eight, with half of them wide six, and a program may use half of the
+    // device's.
     let device = DeviceProfile { max_flows: Some(12), ..DeviceProfile::ideal() };
     let packet = |rule: usize| {
         let ip = FrameBuilder::new().ip([203, 0, 113, 1].into(), [192, 0, 2, rule as u8 / 2].into());
@@ -166,7 +168,8 @@ fn weights_of_counters_are_parts_rounded_to_powers_of_two() {
     assert_eq!(counted([None; 7]), None);
 }
 
-/// `a` matches fewest packets, then the last rules, then `b`, which leaves open more bits than they do; all of them more than none.
+/// `a` matches fewest packets, then the last rules, then `b`, which leaves open more bits than they do; all
+/// of them more than none.
 #[test]
 fn a_rule_without_a_counter_has_a_weight_by_what_it_matches() {
     let mean = (1u64 << 20) / 5;

@@ -1,5 +1,6 @@
-//! `steerd-probe`: runs the cases that do not affect other users of a device, prints its answers and writes its device
-//! model. A separate binary, so that `steerd`, which runs it for `steerd devices --probe`, does not contain the suite.
+//! `steerd-probe`: runs the cases that do not affect other users of a device, prints its answers and writes
+//! its device model. A separate binary, so that `steerd`, which runs it for `steerd devices --probe`, does
+//! not contain the suite.
 #![forbid(unsafe_code)]
 
 use std::fmt::Write as _;
@@ -24,8 +25,8 @@ const WORKS: &str = "works";
 /// The name that stands for the driver of a soft NIC.
 const SOFT: &str = "softnic";
 
-/// Tests every field and value of the four verbs on a device, with objects that do not affect other users, prints its
-/// answers and writes its device model.
+/// Tests every field and value of the four verbs on a device, with objects that do not affect other users,
+/// prints its answers and writes its device model.
 #[derive(Debug, Parser)]
 struct Arguments {
     /// A device of libibverbs' list.
@@ -43,7 +44,8 @@ struct Arguments {
     /// The file for the device model, which must not exist; "-": print the model and not the answers.
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// The file for the device model if it can be created; else only the answers are printed, with a notice on stderr.
+    /// The file for the device model if it can be created; else only the answers are printed, with a notice
+    /// on stderr.
     #[arg(long, value_name = "FILE", conflicts_with = "output")]
     default_output: Option<PathBuf>,
     /// The most flows that are created at once. A limit above is not found.

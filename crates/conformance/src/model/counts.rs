@@ -63,7 +63,8 @@ impl Finder<'_> {
         let tables = self.fill(self.bounds.objects, |_| table());
         let attributes = &self.bench.attributes;
         let (pairs_reported, tables_reported) = (attributes.max_qp, attributes.rss_caps.max_tables);
-        // Beside those that were tried there is the queue pair that flows go to, and its table and the shared one.
+        // Beside those that were tried there is the queue pair that flows go to, and its table and the shared
+        // one.
         let beside = |filled: Filled, held: u32| Filled { made: filled.made + held, ..filled };
         let known = (self.fallback.max_queues, Some(pairs_reported));
         self.profile.max_queues = self.count("max_queues", Limit::Queues, beside(pairs, 1), known);

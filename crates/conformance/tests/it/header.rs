@@ -1,4 +1,5 @@
-//! No name of verbs.h is without a row: its enumerators and the members of its structures are read from the header.
+//! No name of verbs.h is without a row: its enumerators and the members of its structures are read from the
+//! header.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,5 @@
-//! The rows on rdma-core's own mlx5 provider (`softnic exec --method mlx5`), against the record that the document shows.
+//! The rows on rdma-core's own mlx5 provider (`softnic exec --method mlx5`), against the record that the
+//! document shows.
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;

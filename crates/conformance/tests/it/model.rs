@@ -1,5 +1,5 @@
-//! Device models that are found by trying: on the soft NIC they are those that it imitates, and a soft NIC that imitates a
-//! file is found to be what the file says.
+//! Device models that are found by trying: on the soft NIC they are those that it imitates, and a soft NIC
+//! that imitates a file is found to be what the file says.
 
 use std::panic;
 use std::path::Path;
@@ -74,13 +74,14 @@ fn limits_of_a_file_are_those_of_the_soft_nic() {
     assert_eq!((found.errno(Limit::Flows), found.errno(Limit::Shapes)), (Errno::Ebusy, Errno::Enospc));
 }
 
-/// The model found on the soft NIC is the model that it imitates. The exceptions, and why they cannot be found:
+/// The model found on the soft NIC is the model that it imitates. The exceptions, and why they cannot be
+/// found:
 /// - `max_flows`: the soft NIC holds 262,144, more than are tried;
 /// - `max_queues`, `max_tables`: the device reports them, and `control` prefers that to the model;
 /// - `max_table`: of mlx5 the model has an estimate, and `control` prefers what the device reports;
 /// - `max_copies` of mlx4: it refuses copies;
-/// - `hash_field_exclusive` of ideal: the soft NIC hashes any fields together, and the model says otherwise so that its
-///   programs are those of real devices;
+/// - `hash_field_exclusive` of ideal: the soft NIC hashes any fields together, and the model says otherwise
+///   so that its programs are those of real devices;
 /// - the errno of `count` on mlx4: without counters there is no flow that could be refused;
 /// - `dependences`: found by trying, so they are either refusals or nothing.
 #[test]
@@ -139,8 +140,8 @@ fn rows_that_need_frames_are_those_of_the_fallback_and_say_so() {
     assert_eq!(read(&text), found.profile);
 }
 
-/// With one queue pair the probe can create flows on its own, but no case can prepare its receiver: the flow of the case was
-/// never created, so the fallback's refusals stay.
+/// With one queue pair the probe can create flows on its own, but no case can prepare its receiver: the flow
+/// of the case was never created, so the fallback's refusals stay.
 #[test]
 fn features_whose_case_was_not_prepared_are_those_of_the_fallback() {
     let conservative = DeviceProfile::conservative();
@@ -172,8 +173,9 @@ fn a_device_without_flows_is_found_to_have_none() {
     }
 }
 
-/// Models at both ends of what a file may say, with everything refused, ignored or allowed: the whole suite and the probe
-/// run on each. A verb that panics returns EIO, which a device may return as well, so panics are counted.
+/// Models at both ends of what a file may say, with everything refused, ignored or allowed: the whole suite
+/// and the probe run on each. A verb that panics returns EIO, which a device may return as well, so panics
+/// are counted.
 #[test]
 fn no_model_makes_the_soft_nic_panic() {
     // The hook is that of this whole process.

@@ -205,8 +205,8 @@ proptest! {
     }
 }
 
-/// Every packet that the device has counted is in a total, but for the last one of each flow whose counter it refused to
-/// keep.
+/// Every packet that the device has counted is in a total, but for the last one of each flow whose counter it
+/// refused to keep.
 fn check_counted(controller: &mut control::Controller<Fake>, state: &Shared) -> Result<(), TestCaseError> {
     let totals: u64 = controller.drop_counters().iter().map(|total| total.packets).sum();
     let missing = state.borrow().counted.checked_sub(totals);

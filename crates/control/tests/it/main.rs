@@ -1,4 +1,5 @@
-//! The integration tests of this crate, one binary: linking each file on its own takes longer than running it.
+//! The integration tests of this crate, one binary: linking each file on its own takes longer than running
+//! it.
 
 mod all_or_nothing;
 mod device;

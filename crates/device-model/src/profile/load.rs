@@ -169,7 +169,8 @@ fn emulation(base: Base, text: &str) -> Result<Emulation, toml::de::Error> {
         Base::Mlx4 => super::MLX4,
     })?;
     let mut table = model.emulation;
-    // Where the software NIC takes more than the model promises, this is about the model's own numbers, not the file's.
+    // Where the software NIC takes more than the model promises, this is about the model's own numbers, not
+    // the file's.
     for key in ["firmware_sets_max_table", "hashes_any_fields"] {
         table.remove(key);
     }

@@ -126,8 +126,8 @@ proptest! {
         prop_assert_eq!(ipv4_header(&bytes), slow(&bytes));
     }
 
-    /// A ones' complement sum catches every change of a single byte, except 0x00 for 0xff in company, which one
-    /// flipped bit cannot be.
+    /// A ones' complement sum catches every change of a single byte, except 0x00 for 0xff in company, which
+    /// one flipped bit cannot be.
     #[test]
     fn one_flipped_bit_is_caught(payload in proptest::collection::vec(any::<u8>(), 1..64), at in any::<prop::sample::Index>(), bit in 0..8) {
         let mut frame = udp_frame(&payload);

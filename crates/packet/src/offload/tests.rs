@@ -255,8 +255,8 @@ fn merged() -> impl Strategy<Value = (Vec<u8>, Merged, usize)> {
 }
 
 proptest! {
-    /// The segments put together are the stream, each has right checksums and the flow of the merged frame, all but the
-    /// last have the stated payload, and none is longer than it may be.
+    /// The segments put together are the stream, each has right checksums and the flow of the merged frame,
+    /// all but the last have the stated payload, and none is longer than it may be.
     #[test]
     fn segments_together_are_the_stream((frame, merged, headers) in merged()) {
         let segments = split(&frame, &merged).expect("can be split");

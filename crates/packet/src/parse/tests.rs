@@ -280,8 +280,8 @@ proptest! {
     }
 }
 
-/// An IPv6 packet of these extension headers, each with its number and its octets from the second on, and of a last
-/// header with a number.
+/// An IPv6 packet of these extension headers, each with its number and its octets from the second on, and of
+/// a last header with a number.
 fn chain(headers: &[(u8, &[u8])], (last, segment): (u8, &[u8])) -> Parsed {
     let numbers: Vec<u8> = headers.iter().map(|(number, _)| *number).chain([last]).collect();
     let mut payload = Vec::new();
@@ -305,7 +305,8 @@ fn only(protocol: u8) -> ExtendedKey {
 
 #[test]
 fn extension_headers_are_skipped_by_their_lengths() {
-    // Authentication headers count words of four octets, without two of them; fragment headers have no length.
+    // Authentication headers count words of four octets, without two of them; fragment headers have no
+    // length.
     let (long, ah, atomic) = ([1; 15], [&[4][..], &[9; 22]].concat(), [255, 0, 0, 0, 0, 0, 7]);
     let parsed = chain(&[(0, EMPTY), (60, &long), (43, EMPTY), (51, &ah), (44, &atomic)], (6, SYN));
     assert_eq!((parsed.key.extended, parsed.key.protocol, parsed.anomaly), (PORTS, 0, None));
@@ -348,7 +349,8 @@ fn truncated_extension_headers_are_the_protocol() {
         };
         assert_eq!((key.extended, key.layers), (only(protocol), Layers::IPV6), "{length}");
     }
-    // A header that is longer than the packet, and one that is longer than the payload but not than the frame.
+    // A header that is longer than the packet, and one that is longer than the payload but not than the
+    // frame.
     for length in [4, 255] {
         assert_eq!(chain(&[(43, &[length, 0, 0, 0, 0, 0, 0])], (6, SYN)).key.extended, only(43));
     }

@@ -1,4 +1,5 @@
-//! Frames of a header stack, and of a cube: the plainest stack that the cube admits, with usual values where it has none.
+//! Frames of a header stack, and of a cube: the plainest stack that the cube admits, with usual values where
+//! it has none.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -127,8 +128,8 @@ impl HeaderStack {
 }
 
 impl Cube {
-    /// A frame of the cube, which must be closed, with usual values where the cube has none. It may not be in the cube
-    /// if its layers contradict each other.
+    /// A frame of the cube, which must be closed, with usual values where the cube has none. It may not be in
+    /// the cube if its layers contradict each other.
     pub fn frame(&self) -> Vec<u8> {
         let (stack, tags) = HeaderStack::of(self);
         stack.frame(tags, |coordinate| stack.value_in(tags, self, coordinate))

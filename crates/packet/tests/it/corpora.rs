@@ -1,5 +1,5 @@
-//! The parser and the hash against independent tools: published vectors, hashes computed elsewhere, and what tshark and
-//! libpcap count in real captures, which the environment variable STEERD_CORPORA names.
+//! The parser and the hash against independent tools: published vectors, hashes computed elsewhere, and what
+//! tshark and libpcap count in real captures, which the environment variable STEERD_CORPORA names.
 
 #![allow(
     clippy::unwrap_used,
@@ -67,8 +67,8 @@ fn toeplitz_gives_the_known_answers() {
     }
 }
 
-/// One line of FLOWS.tsv, without what is computed from it. It names no ports of fragments and of packets with IPv4
-/// options, and hashes those on addresses only.
+/// One line of FLOWS.tsv, without what is computed from it. It names no ports of fragments and of packets
+/// with IPv4 options, and hashes those on addresses only.
 type Tuple = (String, String, String, u8, Option<(u16, u16)>);
 
 fn tuple(key: &FlowKey) -> Option<Tuple> {

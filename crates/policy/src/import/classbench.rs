@@ -1,6 +1,6 @@
-//! ClassBench filter sets: `@src/len dst/len lo : hi lo : hi proto/mask flags/mask`, one filter per line, the first that
-//! matches decides. Sets of both IP versions are read, and sets without the last column, such as those of DPDK's
-//! test-acl. Filters have no actions, so every rule steers to one group.
+//! ClassBench filter sets: `@src/len dst/len lo : hi lo : hi proto/mask flags/mask`, one filter per line, the
+//! first that matches decides. Sets of both IP versions are read, and sets without the last column, such as
+//! those of DPDK's test-acl. Filters have no actions, so every rule steers to one group.
 
 use std::net::IpAddr;
 
@@ -12,7 +12,8 @@ use super::{Imported, Keys, Note, WrongFormat, line_number, masked_addresses, ma
 /// Options for reading a filter set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClassBench {
-    /// Whether the flags column becomes TCP flags and ICMP types, which devices cannot match and workers evaluate.
+    /// Whether the flags column becomes TCP flags and ICMP types, which devices cannot match and workers
+    /// evaluate.
     pub tcp_flags: bool,
 }
 

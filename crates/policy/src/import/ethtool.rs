@@ -1,10 +1,11 @@
-//! The output of `ethtool`: receive filters (`ethtool -n DEV`; printed by its rxclass.c) and the indirection tables of
-//! receive-side scaling (`ethtool -x DEV`), either or both in one text. Queue *n* becomes worker *n*. A filter that the
-//! language cannot express exactly is left out, never widened but for the drop-eligible bit of VLAN tags, which gets a note.
-//! Filters that a listing counts but does not have are noted.
+//! The output of `ethtool`: receive filters (`ethtool -n DEV`; printed by its rxclass.c) and the indirection
+//! tables of receive-side scaling (`ethtool -x DEV`), either or both in one text. Queue *n* becomes worker
+//! *n*. A filter that the language cannot express exactly is left out, never widened but for the
+//! drop-eligible bit of VLAN tags, which gets a note. Filters that a listing counts but does not have are
+//! noted.
 //!
-//! ethtool does not always print the RSS context of a table. It is then taken from a line with the command before the
-//! table, as a shell shows it or as a comment: `# ethtool -x eth0 context 1`.
+//! ethtool does not always print the RSS context of a table. It is then taken from a line with the command
+//! before the table, as a shell shows it or as a comment: `# ethtool -x eth0 context 1`.
 
 mod filter;
 mod rss;
@@ -22,8 +23,8 @@ use crate::policy::{MAX_GROUPS, MAX_WORKER};
 
 /// Converts a listing.
 ///
-/// Unmatched packets stay with the kernel, since `default = "rss"` would disconnect the host. The filters are ordered by
-/// location.
+/// Unmatched packets stay with the kernel, since `default = "rss"` would disconnect the host. The filters are
+/// ordered by location.
 ///
 /// # Errors
 /// The text has no filter, no table and no heading of them, or ethtool could not list any.
@@ -139,7 +140,8 @@ impl Listing {
         }
     }
 
-    /// Notes filters that a listing announced, but does not have: ethtool prints none of a type that it does not know.
+    /// Notes filters that a listing announced, but does not have: ethtool prints none of a type that it does
+    /// not know.
     fn compare_with_announced(&mut self) {
         let Some(Announced { line, filters, before }) = self.announced.take() else { return };
         let listed = self.filters.len() - before;

@@ -1,11 +1,13 @@
-//! Rule sets of nftables as `nft -j list ruleset` prints them (libnftables-json(5)). The base chains that packets to the
-//! host meet become the policy, in the order of the kernel: those of the hooks ingress, prerouting and input, by
-//! priority. Accepted packets stay with the kernel, dropped ones are dropped, and chains that are called are inlined.
+//! Rule sets of nftables as `nft -j list ruleset` prints them (libnftables-json(5)). The base chains that
+//! packets to the host meet become the policy, in the order of the kernel: those of the hooks ingress,
+//! prerouting and input, by priority. Accepted packets stay with the kernel, dropped ones are dropped, and
+//! chains that are called are inlined.
 //!
-//! The policy drops no packet that the rule set accepts, whatever it does not show (the state of connections, interfaces):
-//! a rule is known by the packets that it matches at least and at most ([`Packets`]). Only the former are dropped.
-//! The latter stay with the kernel, before any later rule that drops. If these are all packets, later rules that drop are
-//! comments. Packets that the policy's rules fail to match by their transport header stay with the kernel, too.
+//! The policy drops no packet that the rule set accepts, whatever it does not show (the state of connections,
+//! interfaces): a rule is known by the packets that it matches at least and at most ([`Packets`]). Only the
+//! former are dropped. The latter stay with the kernel, before any later rule that drops. If these are all
+//! packets, later rules that drop are comments. Packets that the policy's rules fail to match by their
+//! transport header stay with the kernel, too.
 
 mod condition;
 mod exceptions;
@@ -22,7 +24,8 @@ use walk::Walk;
 /// Choices for a rule set.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NftOptions {
-    /// The base chain to convert, as table/name or family/table/name; if left out, all that received packets meet.
+    /// The base chain to convert, as table/name or family/table/name; if left out, all that received packets
+    /// meet.
     pub chain: Option<String>,
     /// The interface of the port; if left out, rules of any interface but `lo` may apply.
     pub interface: Option<String>,

@@ -42,9 +42,10 @@ fn has_choice(group: &GroupDefinition) -> bool {
     has_workers && group.fields.intersects(PORTS)
 }
 
-/// Warns of packets of the rule that the group parts from the rest of their flow. Only of rules that are about such packets: most
-/// groups hash ports, and most traffic is neither fragmented nor tunnelled. The source ports of VXLAN and of MPLS over UDP differ
-/// between the directions of a connection inside (RFC 7348, 5; RFC 7510, 3), which matters where the text asks for symmetry.
+/// Warns of packets of the rule that the group parts from the rest of their flow. Only of rules that are
+/// about such packets: most groups hash ports, and most traffic is neither fragmented nor tunnelled. The
+/// source ports of VXLAN and of MPLS over UDP differ between the directions of a connection inside (RFC 7348,
+/// 5; RFC 7510, 3), which matters where the text asks for symmetry.
 fn parted(
     rule: &RuleDefinition,
     group: &GroupDefinition,

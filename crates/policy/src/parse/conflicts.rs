@@ -1,5 +1,5 @@
-//! Combinations of keys that no packet can match. Those found here are mistakes of the operator and refused; other matches
-//! that no packet meets (those with an empty set, for example) get a warning from the compiler.
+//! Combinations of keys that no packet can match. Those found here are mistakes of the operator and refused;
+//! other matches that no packet meets (those with an empty set, for example) get a warning from the compiler.
 
 use std::sync::LazyLock;
 
@@ -220,8 +220,8 @@ fn families(matches: &Match, spans: &Spans, findings: &mut Vec<Finding>) {
     }
 }
 
-/// Conflicts of the keys behind an IP header, or behind extension headers, with each other and with the key of the
-/// protocol there. `header_of` gives their headers.
+/// Conflicts of the keys behind an IP header, or behind extension headers, with each other and with the key
+/// of the protocol there. `header_of` gives their headers.
 fn protocols(
     matches: &Match,
     key: Field,

@@ -1,6 +1,7 @@
-//! `ipv6_extensions = "skip"`: rules on protocols, ports and types of messages that also match behind IPv6 extension
-//! headers. Such a rule becomes two: the rule itself, which devices can match, and one with the same conditions on the
-//! fields behind extension headers, which workers decide. No packet matches both, so their order does not matter.
+//! `ipv6_extensions = "skip"`: rules on protocols, ports and types of messages that also match behind IPv6
+//! extension headers. Such a rule becomes two: the rule itself, which devices can match, and one with the
+//! same conditions on the fields behind extension headers, which workers decide. No packet matches both, so
+//! their order does not matter.
 
 use std::ops::Range;
 
@@ -35,7 +36,8 @@ pub(super) fn of_rule(reader: &mut Reader, rule: &Value<'_>) -> Own {
     Some((read(reader, value), value.span()))
 }
 
-/// The rules that a rule of the policy becomes; `skips`: the policy's `ipv6_extensions`, which the rule's own overrides.
+/// The rules that a rule of the policy becomes; `skips`: the policy's `ipv6_extensions`, which the rule's own
+/// overrides.
 pub(super) fn rules(reader: &mut Reader, rule: RuleDefinition, own: Own, skips: bool) -> Vec<RuleDefinition> {
     if !own.as_ref().map_or(skips, |(own, _)| *own == Some(true)) {
         return vec![rule];
@@ -128,8 +130,8 @@ fn split(rule: RuleDefinition) -> Vec<RuleDefinition> {
     vec![named("", ipv4), named(IPV6_SUFFIX, ipv6), behind]
 }
 
-/// Returns the match with the conditions on the fields behind extension headers. The number of such a header stays a value of the
-/// protocol there: it is that of packets whose headers cannot be read to their end.
+/// Returns the match with the conditions on the fields behind extension headers. The number of such a header
+/// stays a value of the protocol there: it is that of packets whose headers cannot be read to their end.
 fn behind(matches: &Match) -> Match {
     let mut behind = matches.clone();
     for (field, values) in matches.values() {

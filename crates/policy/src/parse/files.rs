@@ -1,5 +1,5 @@
-//! `includes`: finding the files of a policy. Each is read once, and the files that a file includes come before it. Names
-//! are relative to the file that contains them.
+//! `includes`: finding the files of a policy. Each is read once, and the files that a file includes come
+//! before it. Names are relative to the file that contains them.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -107,8 +107,8 @@ impl<'t, 'r, 'l> Walk<'t, 'r, 'l> {
         Self { texts, reader, files, variables, found, path, seen, taken: 0 }
     }
 
-    /// All files that can be read, in the order of their rules. Those that cannot are reported, and `Reader::is_whole` is
-    /// then false.
+    /// All files that can be read, in the order of their rules. Those that cannot are reported, and
+    /// `Reader::is_whole` is then false.
     pub(super) fn all(mut self, main: Arc<Source>) -> Vec<File<'t>> {
         self.visit(main, PathBuf::new());
         self.found
@@ -161,8 +161,8 @@ impl<'t, 'r, 'l> Walk<'t, 'r, 'l> {
         errors.is_empty().then_some(document)
     }
 
-    /// Whether the top level of an included file is that of a policy of this version. Another file may be any file of the
-    /// host: it is not read further, and messages do not quote it.
+    /// Whether the top level of an included file is that of a policy of this version. Another file may be any
+    /// file of the host: it is not read further, and messages do not quote it.
     fn is_policy(&mut self, document: &DeTable<'t>) -> bool {
         const HINT: &str = "an included file is a complete policy and begins with version = 1";
         let unknown = entries(document)

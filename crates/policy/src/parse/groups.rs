@@ -1,5 +1,5 @@
-//! `[groups.NAME]`: the workers of a group and how packets are spread over them. Whether the workers exist is checked when
-//! compiling, because a policy does not define them.
+//! `[groups.NAME]`: the workers of a group and how packets are spread over them. Whether the workers exist is
+//! checked when compiling, because a policy does not define them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -202,7 +202,8 @@ fn workers(reader: &mut Reader, value: &Value<'_>) -> Option<Workers> {
     (!listed.is_empty()).then_some(Workers::Listed(listed))
 }
 
-/// A hint for `"4"`, `"0-3"` or `"0,1"`. A single number may be meant as the count of workers or as the number of one.
+/// A hint for `"4"`, `"0-3"` or `"0,1"`. A single number may be meant as the count of workers or as the
+/// number of one.
 fn listed_workers(value: &Value<'_>) -> String {
     /// The longest list that a hint writes out.
     const SHOWN: u32 = 16;
@@ -325,16 +326,18 @@ pub const FIELDS: [(&str, HashFields); 12] = [
     ("dst_port_udp", HashFields::DST_PORT_UDP),
 ];
 
-/// Whether each source field is hashed together with its destination field, without which no key is symmetric.
+/// Whether each source field is hashed together with its destination field, without which no key is
+/// symmetric.
 fn is_two_sided(fields: HashFields) -> bool {
     [HashFields::IPV4, HashFields::IPV6, HashFields::TCP, HashFields::UDP]
         .into_iter()
         .all(|pair| fields.contains(pair) || !fields.intersects(pair))
 }
 
-/// Whether the key repeats every 16 bits. The Toeplitz hash is the exclusive or of key windows at the positions of set
-/// bits. If the key has a period of 16 bits, exchanging parts of the input whose distance is a multiple of 16 bits, such
-/// as addresses and ports, does not change it: both directions have the same hash.
+/// Whether the key repeats every 16 bits. The Toeplitz hash is the exclusive or of key windows at the
+/// positions of set bits. If the key has a period of 16 bits, exchanging parts of the input whose distance is
+/// a multiple of 16 bits, such as addresses and ports, does not change it: both directions have the same
+/// hash.
 fn has_short_period(key: &RssKey) -> bool {
     key.0.chunks(2).all(|chunk| *chunk == key.0[..2])
 }

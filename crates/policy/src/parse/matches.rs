@@ -137,8 +137,8 @@ impl Fields<'_> {
                 let mut inside = Fields { reader: self.reader, sets: self.sets, is_inner: true };
                 matches.inner = inside.table(value).map(Box::new);
             }
-            // All other keys (`dst_port`, `tcp_flags`, ...) are rows of the field table. A test checks that every key of the
-            // schema is read.
+            // All other keys (`dst_port`, `tcp_flags`, ...) are rows of the field table. A test checks that
+            // every key of the schema is read.
             _ => {
                 if let Some(field) = Field::all().find(|field| field.name() == key) {
                     self.number(value, key, field, matches);
@@ -328,8 +328,8 @@ fn leaves_some(reader: &mut Reader, value: &Value<'_>, key: &str, does: bool) ->
     does.then_some(())
 }
 
-/// Reads `mpls`, a label stack from the top; a list is the stack, not a choice: alternatives of one label are a list
-/// within it. `is_inner` for the one behind an inner Ethernet header, of which only the top is known.
+/// Reads `mpls`, a label stack from the top; a list is the stack, not a choice: alternatives of one label are
+/// a list within it. `is_inner` for the one behind an inner Ethernet header, of which only the top is known.
 fn label_stack(
     reader: &mut Reader,
     value: &Value<'_>,

@@ -1,5 +1,5 @@
-//! `[protect]`: packets that must reach the host, as matches. The tables of all files are read one by one and their
-//! packets added up, so that an included file can protect more, and none less.
+//! `[protect]`: packets that must reach the host, as matches. The tables of all files are read one by one and
+//! their packets added up, so that an included file can protect more, and none less.
 
 use std::ops::Range;
 
@@ -90,7 +90,8 @@ impl List<'_> {
         }
     }
 
-    /// `ports` and `remote_ports`, at `addresses` and from `sources`; without ports, all packets of these addresses.
+    /// `ports` and `remote_ports`, at `addresses` and from `sources`; without ports, all packets of these
+    /// addresses.
     fn addresses_and_ports(&mut self, table: &Table<'_>) {
         let mut base = self.tagged(Match::default());
         let mut of_addresses = None;

@@ -1,5 +1,5 @@
-//! Access to a TOML tree with spans that collects problems. All other modules of `parse` use it, and none stops at the
-//! first problem.
+//! Access to a TOML tree with spans that collects problems. All other modules of `parse` use it, and none
+//! stops at the first problem.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,7 +23,8 @@ pub(super) type Value<'t> = Spanned<DeValue<'t>>;
 pub(super) type Table<'t> = DeTable<'t>;
 pub(super) type Key<'t> = Spanned<Cow<'t, str>>;
 
-/// The most unknown names that are compared with known ones while files are missing; each comparison takes long.
+/// The most unknown names that are compared with known ones while files are missing; each comparison takes
+/// long.
 const MAX_GUESSES: usize = 1000;
 
 /// The file being read and the problems found so far.
@@ -33,8 +34,8 @@ pub(super) struct Reader {
     pub(super) diagnostics: Diagnostics,
     /// Whether every file was read.
     pub(super) is_whole: bool,
-    /// File and offset of strings whose variables are unknown. That was reported, and their value is not known, so
-    /// nothing else is reported about them.
+    /// File and offset of strings whose variables are unknown. That was reported, and their value is not
+    /// known, so nothing else is reported about them.
     unresolved: BTreeSet<(usize, usize)>,
     /// How many more unknown names may be compared with known ones.
     guesses_left: usize,
@@ -72,7 +73,8 @@ impl Reader {
         self.report(span, |place| place.error(message, "named here").hint(hint).caused_by(error));
     }
 
-    /// Reports an error whose message, label and hint take long to find: they are made only if the error is listed.
+    /// Reports an error whose message, label and hint take long to find: they are made only if the error is
+    /// listed.
     pub(super) fn error_lazy(
         &mut self,
         span: Range<usize>,
@@ -137,8 +139,8 @@ impl Reader {
         }
     }
 
-    /// Whether an unknown name is to be reported. If a file could not be read, that file may define it; then only names
-    /// that are nearly a known one are reported.
+    /// Whether an unknown name is to be reported. If a file could not be read, that file may define it; then
+    /// only names that are nearly a known one are reported.
     pub(super) fn reports_unknown<'k>(&mut self, name: &str, known: impl Iterator<Item = &'k str>) -> bool {
         if self.is_whole {
             return true;
@@ -282,8 +284,8 @@ impl Names {
     }
 }
 
-/// The known word that a misspelt one probably means: the nearest by insertions, deletions, replacements and swaps of
-/// neighbours.
+/// The known word that a misspelt one probably means: the nearest by insertions, deletions, replacements and
+/// swaps of neighbours.
 pub(super) fn nearest<'k>(word: &str, known: impl Iterator<Item = &'k str>) -> Option<&'k str> {
     /// Longer words are not compared, because it would take long.
     const MAX_WORD_BYTES: usize = 2 * MAX_NAME_BYTES;

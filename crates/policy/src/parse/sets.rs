@@ -1,5 +1,6 @@
-//! `[sets]`: named lists, inline or from files, and the lists of values in matches that may name them. A set has no type:
-//! its items are parsed as the kind of value of the key that names the set, or are names of other sets.
+//! `[sets]`: named lists, inline or from files, and the lists of values in matches that may name them. A set
+//! has no type: its items are parsed as the kind of value of the key that names the set, or are names of
+//! other sets.
 
 mod items;
 
@@ -77,8 +78,8 @@ impl Sets {
         }
     }
 
-    /// Reports sets with fewer values than they must have. A list that another program writes may be empty or truncated
-    /// by mistake, and the policy would be loaded without its values.
+    /// Reports sets with fewer values than they must have. A list that another program writes may be empty or
+    /// truncated by mistake, and the policy would be loaded without its values.
     pub(super) fn refuse_too_small(&self, reader: &mut Reader) {
         for (index, set) in self.list.iter().enumerate() {
             let Some(limits) = &set.limits else { continue };
@@ -315,7 +316,8 @@ impl Sets {
         }
         // Items with a hint of their own are of this kind, and written wrongly.
         if count > 1 && refused.len() == count && refused.iter().all(|(_, why)| why.0.is_none()) {
-            // The set is of another kind and was named by mistake: the error points at the use, not at every item.
+            // The set is of another kind and was named by mistake: the error points at the use, not at every
+            // item.
             let message = format!("no item of the set `{}` is {}", this.name, kind.name());
             let hint = match this.items {
                 Items::Inline(..) => {
@@ -398,8 +400,8 @@ impl Sets {
     }
 }
 
-/// Sets that name one another in a cycle. Whoever reads a set reads each set that it names once, so a cycle does no
-/// harm there.
+/// Sets that name one another in a cycle. Whoever reads a set reads each set that it names once, so a cycle
+/// does no harm there.
 impl Sets {
     /// Reports sets that name one another in a cycle.
     pub(super) fn refuse_cycles(&self, reader: &mut Reader) {
@@ -457,8 +459,8 @@ impl Sets {
     }
 }
 
-/// Whether a line of a file is nearly an address. Other lines are not quoted in messages: the file may not be a list at
-/// all, and the reader of the message may not be allowed to see it.
+/// Whether a line of a file is nearly an address. Other lines are not quoted in messages: the file may not be
+/// a list at all, and the reader of the message may not be allowed to see it.
 fn looks_like_an_address(text: &str) -> bool {
     match text.split_once('-') {
         Some((first, last)) => is_nearly_an_address(first.trim()) && is_nearly_an_address(last.trim()),

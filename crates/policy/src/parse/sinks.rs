@@ -1,5 +1,5 @@
-//! `[sinks.NAME]`: where delivered packets go. Each kind has a function that reads its options. What an option refers to
-//! (interfaces, folders, ports) is checked when the sink is opened.
+//! `[sinks.NAME]`: where delivered packets go. Each kind has a function that reads its options. What an
+//! option refers to (interfaces, folders, ports) is checked when the sink is opened.
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;

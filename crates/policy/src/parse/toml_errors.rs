@@ -1,5 +1,5 @@
-//! Messages for texts that are not TOML. Those of the TOML parser name what the grammar expects; these name the mistake:
-//! another format, an unclosed bracket or string, an unquoted value.
+//! Messages for texts that are not TOML. Those of the TOML parser name what the grammar expects; these name
+//! the mistake: another format, an unclosed bracket or string, an unquoted value.
 
 use std::ops::Range;
 
@@ -15,8 +15,8 @@ pub(super) struct Found<'e> {
     pub(super) span: Range<usize>,
 }
 
-/// Reports the problems of the reader's current text. For a text that must not be quoted, which may not be a policy at
-/// all, that is one problem with its place.
+/// Reports the problems of the reader's current text. For a text that must not be quoted, which may not be a
+/// policy at all, that is one problem with its place.
 pub(super) fn report(reader: &mut Reader, text: &str, found: &[Found<'_>]) {
     let Some(first) = found.first() else { return };
     if let Some((format, span)) = other_format(text) {
@@ -278,11 +278,11 @@ fn closing(open: char) -> char {
     if open == '{' { '}' } else { ']' }
 }
 
-/// The first unclosed strings and the first unclosed bracket. The parser notices a missing bracket only where the text no
-/// longer makes sense, which may be many lines later; this keeps a stack of open brackets.
+/// The first unclosed strings and the first unclosed bracket. The parser notices a missing bracket only where
+/// the text no longer makes sense, which may be many lines later; this keeps a stack of open brackets.
 ///
-/// Headers (`[x]`, `[[x]]`) are skipped, since the parser reports their problems well. A line within a list may look like
-/// one, so they are recognised outside of brackets only.
+/// Headers (`[x]`, `[[x]]`) are skipped, since the parser reports their problems well. A line within a list
+/// may look like one, so they are recognised outside of brackets only.
 fn faults(text: &str) -> Vec<Fault> {
     let mut faults = Vec::new();
     let mut open: Vec<(char, usize)> = Vec::new();
@@ -327,7 +327,8 @@ fn faults(text: &str) -> Vec<Fault> {
     faults
 }
 
-/// The length of the string that a text begins with; if it is not closed, its quotes and how much of the text to skip.
+/// The length of the string that a text begins with; if it is not closed, its quotes and how much of the text
+/// to skip.
 fn string(text: &str) -> Result<usize, (&'static str, usize)> {
     let quote =
         ["\"\"\"", "'''", "\"", "'"].into_iter().find(|quote| text.starts_with(quote)).unwrap_or("\"");

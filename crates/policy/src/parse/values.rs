@@ -1,5 +1,5 @@
-//! Single values: functions from the text of an item of a list, a set or a set file to its value. They do not depend on
-//! places or sets.
+//! Single values: functions from the text of an item of a list, a set or a set file to its value. They do not
+//! depend on places or sets.
 
 pub(super) mod hints;
 #[cfg(test)]
@@ -217,8 +217,8 @@ pub(super) fn is_keyword(name: &str) -> bool {
         || Field::all().filter_map(Flags::of).any(|kind| kind.parse(name).is_ok())
 }
 
-/// A number, decimal or hexadecimal after `0x`. A decimal number with leading zeros is refused: who writes `"0800"` means
-/// the IPv4 ethertype.
+/// A number, decimal or hexadecimal after `0x`. A decimal number with leading zeros is refused: who writes
+/// `"0800"` means the IPv4 ethertype.
 fn number(text: &str) -> Parsed<u64> {
     let (digits, radix) = match text.strip_prefix("0x") {
         Some(digits) => (digits, 16),
@@ -348,8 +348,9 @@ fn mac_address(text: &str) -> Parsed<MacAddr> {
     text.parse().map_err(|_| Refused(None))
 }
 
-/// An address, a prefix, or a range of addresses, as its first and last address. IPv4-mapped addresses are refused: a list of
-/// them is one of IPv4 addresses. The prefix of all of them is not, which lists of invalid addresses contain.
+/// An address, a prefix, or a range of addresses, as its first and last address. IPv4-mapped addresses are
+/// refused: a list of them is one of IPv4 addresses. The prefix of all of them is not, which lists of invalid
+/// addresses contain.
 fn address(text: &str) -> Parsed<(IpAddr, IpAddr)> {
     let (first, last) = addresses(text)?;
     match (mapped(first), mapped(last)) {
@@ -363,8 +364,8 @@ fn address(text: &str) -> Parsed<(IpAddr, IpAddr)> {
     }
 }
 
-/// The IPv4 address that an IPv4-mapped IPv6 address stands for (RFC 4291, 2.5.5.2). Such addresses are for the interface of
-/// programs and not for packets (RFC 6890, 2.2.3, "Forwardable: False").
+/// The IPv4 address that an IPv4-mapped IPv6 address stands for (RFC 4291, 2.5.5.2). Such addresses are for
+/// the interface of programs and not for packets (RFC 6890, 2.2.3, "Forwardable: False").
 fn mapped(address: IpAddr) -> Option<Ipv4Addr> {
     match address {
         IpAddr::V4(_) => None,

@@ -1,6 +1,6 @@
-//! `[variables]` and `${name}`, for values that differ from host to host. They are substituted in the tree of each file
-//! before it is read further, so no other module of `parse` deals with them. The place of a substituted value is that of
-//! its use.
+//! `[variables]` and `${name}`, for values that differ from host to host. They are substituted in the tree of
+//! each file before it is read further, so no other module of `parse` deals with them. The place of a
+//! substituted value is that of its use.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -35,7 +35,8 @@ struct Variable<'t> {
 }
 
 impl<'t> Variables<'t> {
-    /// The variables that the caller gives; a text that is a number, a boolean or a list in TOML has that type.
+    /// The variables that the caller gives; a text that is a number, a boolean or a list in TOML has that
+    /// type.
     pub(super) fn given(texts: &'t BTreeMap<String, String>) -> Self {
         let known = texts.iter().map(|(name, text)| {
             let parsed = DeValue::parse(text).map(Spanned::into_inner);

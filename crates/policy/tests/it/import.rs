@@ -1,5 +1,5 @@
-//! Conversion of listings and filter sets of other tools: the resulting policy is equivalent, or a note names the
-//! difference. The filter sets are those of `STEERD_CORPORA`.
+//! Conversion of listings and filter sets of other tools: the resulting policy is equivalent, or a note names
+//! the difference. The filter sets are those of `STEERD_CORPORA`.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -42,7 +42,8 @@ fn tables_that_ethtool_lists() {
     ));
 }
 
-/// The listings are as operators paste them: with commands, tables of contexts, functions and hash fields between.
+/// The listings are as operators paste them: with commands, tables of contexts, functions and hash fields
+/// between.
 #[test]
 fn listings_of_three_drivers() {
     insta::assert_snapshot!(
@@ -113,7 +114,8 @@ fn a_filters_location_is_its_precedence() {
     assert_eq!(names, ["filter-2", "filter-2.2", "filter-9"]);
 }
 
-/// A converted filter matches what the device's filter matches, bit by bit: bits set in the mask are not compared.
+/// A converted filter matches what the device's filter matches, bit by bit: bits set in the mask are not
+/// compared.
 #[test]
 fn masks_are_converted_as_the_device_reads_them() {
     let text = "Filter: 0\n\tRule Type: TCP over IPv4\n\tSrc IP addr: 10.0.0.4 mask: 0.0.2.3\n\
@@ -157,7 +159,8 @@ fn notes(imported: &Imported) -> String {
     imported.notes.iter().map(|note| note.message.as_str()).collect::<Vec<_>>().join("\n")
 }
 
-/// The listings are as ethtool 6.1 and 6.14 print them: of a filter for IP packets, this mask alone has the bits that are compared.
+/// The listings are as ethtool 6.1 and 6.14 print them: of a filter for IP packets, this mask alone has the
+/// bits that are compared.
 #[test]
 fn the_destination_mac_of_a_udp_filter_is_compared_under_its_mask() {
     for (mask, rule) in [
@@ -216,7 +219,8 @@ fn rss_contexts_are_read_as_ethtool_6_14_prints_them() {
     }
 }
 
-/// The notes on a device without filters (tg3), on a filter that could not be read, and on one that ethtool does not know.
+/// The notes on a device without filters (tg3), on a filter that could not be read, and on one that ethtool
+/// does not know.
 #[test]
 fn filters_that_ethtool_could_not_list_are_noted() {
     let tg3 = "4 RX rings available\nrxclass: Cannot get RX class rule count: Operation not supported\n\

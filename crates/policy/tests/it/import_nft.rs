@@ -1,5 +1,5 @@
-//! Conversion of rule sets of nftables: `listings/filter.nft` as `nft -j list ruleset` prints it is the fixture, and the
-//! nft of this machine must print the same meaning.
+//! Conversion of rule sets of nftables: `listings/filter.nft` as `nft -j list ruleset` prints it is the
+//! fixture, and the nft of this machine must print the same meaning.
 
 use std::fmt::Write as _;
 use std::io::Write as _;

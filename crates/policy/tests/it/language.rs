@@ -1,5 +1,5 @@
-//! The meaning of the language: frames are parsed and compared with one match at a time. Also negation, priorities,
-//! included files and variables.
+//! The meaning of the language: frames are parsed and compared with one match at a time. Also negation,
+//! priorities, included files and variables.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -797,8 +797,8 @@ fn rules_that_skip_extension_headers_have_a_part_behind_them() {
     assert!(problems(text, &twice).contains("`ipv6_extensions` is given twice"));
 }
 
-/// The number of an extension header is a protocol of IPv4 packets, and of IPv6 packets whose headers cannot be read to their
-/// end.
+/// The number of an extension header is a protocol of IPv4 packets, and of IPv6 packets whose headers cannot
+/// be read to their end.
 #[test]
 fn protocols_that_are_extension_headers_are_of_ipv4_or_of_headers_that_are_not_read() {
     let top = "ipv6_extensions = \"skip\"";

@@ -1,5 +1,6 @@
-//! Imports of nft rule sets against the evaluator: in no [`World`] does a policy drop a packet that the rule set accepts. The
-//! rule sets are those of `listings/nft`, as nft printed them, and those in the folder `STEERD_NFT_DUMPS`.
+//! Imports of nft rule sets against the evaluator: in no [`World`] does a policy drop a packet that the rule
+//! set accepts. The rule sets are those of `listings/nft`, as nft printed them, and those in the folder
+//! `STEERD_NFT_DUMPS`.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};

@@ -1,5 +1,6 @@
-//! An evaluator of nft rule sets in JSON for single packets, written from nft(8) and libnftables-json(5). It shares no code with
-//! the import. All that a packet does not show (the state of connections, marks, limits) is a choice of a [`World`].
+//! An evaluator of nft rule sets in JSON for single packets, written from nft(8) and libnftables-json(5). It
+//! shares no code with the import. All that a packet does not show (the state of connections, marks, limits)
+//! is a choice of a [`World`].
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -413,7 +414,8 @@ impl Run<'_> {
         Some(value == constant(left, item)?)
     }
 
-    /// The value of a field: `None`: not known; `Some(None)`: the packet does not have it, so that the rule ends.
+    /// The value of a field: `None`: not known; `Some(None)`: the packet does not have it, so that the rule
+    /// ends.
     fn number(&self, left: &Value) -> Option<Option<u128>> {
         let p = &*self.packet;
         if let Some(key) = left["meta"]["key"].as_str() {

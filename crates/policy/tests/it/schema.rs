@@ -1,4 +1,5 @@
-//! The JSON Schema and the parser agree: they have the same keys, and the schema accepts what the parser accepts.
+//! The JSON Schema and the parser agree: they have the same keys, and the schema accepts what the parser
+//! accepts.
 
 mod json_schema;
 

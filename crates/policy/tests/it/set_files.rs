@@ -1,5 +1,5 @@
-//! Files that a policy names: empty and truncated lists are reported, files that are not lists are not quoted, and reading
-//! something that is not a regular file does not block.
+//! Files that a policy names: empty and truncated lists are reported, files that are not lists are not
+//! quoted, and reading something that is not a regular file does not block.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -166,7 +166,8 @@ fn a_wrong_address_in_a_file_is_quoted() {
     assert!(shown(&problems).contains("workres = [0]"), "the line is shown: {}", shown(&problems));
 }
 
-/// Nobody writes into the FIFO, and /dev/zero has no end: a test that hangs or runs out of memory is a failed one.
+/// Nobody writes into the FIFO, and /dev/zero has no end: a test that hangs or runs out of memory is a failed
+/// one.
 #[test]
 fn files_that_are_not_regular_are_refused_at_once() {
     let folder = tempfile::tempdir().expect("a folder");

@@ -1,5 +1,6 @@
-//! The time of reading a policy in relation to its size. The limits allow for an unoptimised build on a busy machine; a
-//! release build (`cargo test --release -p policy --test it -- speed:: --nocapture`) prints its times.
+//! The time of reading a policy in relation to its size. The limits allow for an unoptimised build on a busy
+//! machine; a release build (`cargo test --release -p policy --test it -- speed:: --nocapture`) prints its
+//! times.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

@@ -1,5 +1,5 @@
-//! Policies with mistakes and all of their diagnostics: place, problem and remedy. The folder `wrong` has a policy for each
-//! kind of mistake; the diagnostics are snapshots.
+//! Policies with mistakes and all of their diagnostics: place, problem and remedy. The folder `wrong` has a
+//! policy for each kind of mistake; the diagnostics are snapshots.
 
 use std::path::Path;
 

@@ -148,8 +148,8 @@ impl Builder {
         divisions.min_by(|one, other| one.cost.total_cmp(&other.cost)).map(|division| division.question)
     }
 
-    /// The steps that get a place in every part that they can match, and the others. Those with the fewest copies come
-    /// first, as long as there are not too many copies on average.
+    /// The steps that get a place in every part that they can match, and the others. Those with the fewest
+    /// copies come first, as long as there are not too many copies on average.
     fn chosen(
         &self,
         question: Question,

@@ -1,5 +1,6 @@
-//! The outline of a step: its most common tests as bounds and masks, side by side in one cache line. A leaf compares
-//! outlines, and reads the predicate, which is in several places of the memory, only of steps that have other tests, too.
+//! The outline of a step: its most common tests as bounds and masks, side by side in one cache line. A leaf
+//! compares outlines, and reads the predicate, which is in several places of the memory, only of steps that
+//! have other tests, too.
 
 use packet::{FlowKey, Layers};
 

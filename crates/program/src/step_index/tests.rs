@@ -170,7 +170,8 @@ proptest! {
     ) {
         let whole = class(&matches);
         for class in [part_of(&whole, some), part_of(&whole, few), whole] {
-            // Classes with few steps have no index of their own, but could be looked up in that of the whole list.
+            // Classes with few steps have no index of their own, but could be looked up in that of the whole
+            // list.
             let Decide::Software(steps, _) = &class.decide else { panic!("an exact class") };
             let index = ClassIndex { list: Arc::clone(steps.list()) };
             for key in &keys {

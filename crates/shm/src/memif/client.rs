@@ -1,7 +1,7 @@
 //! The client's side: connects, allocates memory for rings and buffers, and announces it.
 //!
-//! The client does not trust the server with more than the contents of frames: regions and offsets of buffers are its
-//! own, and indices and lengths of the server are checked ([`super::ring`]).
+//! The client does not trust the server with more than the contents of frames: regions and offsets of buffers
+//! are its own, and indices and lengths of the server are checked ([`super::ring`]).
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -199,7 +199,8 @@ impl Client {
         Err(ClientError::Closed { reason })
     }
 
-    /// Waits until a frame has arrived in any ring, the server has closed the connection, or `timeout` is over.
+    /// Waits until a frame has arrived in any ring, the server has closed the connection, or `timeout` is
+    /// over.
     ///
     /// # Errors
     /// The server broke a rule; the connection must end.
@@ -233,8 +234,8 @@ impl Client {
         let _ = self.channel.send(&Message::Disconnect(0, reason.to_owned()), None);
     }
 
-    /// The shared memory, as the server sees it: rings to the server, rings from the server, buffers. For tests of
-    /// servers; what is written here breaks the protocol.
+    /// The shared memory, as the server sees it: rings to the server, rings from the server, buffers. For
+    /// tests of servers; what is written here breaks the protocol.
     #[must_use]
     pub fn memory(&self) -> &Memory {
         &self.regions.0[0]

@@ -1,5 +1,6 @@
-//! The messages of the control channel, each 128 bytes in the byte order of the machine: a type in 2 bytes, then the
-//! packed fields. Decoding is total: any bytes are a message or not one, and nothing is decided here about values.
+//! The messages of the control channel, each 128 bytes in the byte order of the machine: a type in 2 bytes,
+//! then the packed fields. Decoding is total: any bytes are a message or not one, and nothing is decided here
+//! about values.
 
 /// The length of every message.
 pub const MESSAGE_BYTES: usize = 128;
@@ -327,7 +328,8 @@ mod tests {
         }
     }
 
-    /// The places of the fields, from `drivers/net/memif/memif.h` of DPDK (packed structs after a 16-bit type).
+    /// The places of the fields, from `drivers/net/memif/memif.h` of DPDK (packed structs after a 16-bit
+    /// type).
     #[test]
     fn fields_are_where_the_specification_has_them() {
         let encoded: Vec<_> = messages().iter().map(Message::encode).collect();

@@ -1,20 +1,21 @@
 //! Rings of descriptors, and the four ways to use one: each direction from either side.
 //!
-//! A ring belongs to one direction. Its memory, in bytes: a magic number (0), flags (4), `head` (6), `tail` (64), and
-//! from 128 on the descriptors of 16 bytes: flags (0), region (2), length (4), offset in the region (8), metadata (12).
-//! In both directions the client writes `head` and the server writes `tail`:
+//! A ring belongs to one direction. Its memory, in bytes: a magic number (0), flags (4), `head` (6), `tail`
+//! (64), and from 128 on the descriptors of 16 bytes: flags (0), region (2), length (4), offset in the region
+//! (8), metadata (12). In both directions the client writes `head` and the server writes `tail`:
 //! - client to server: the client fills descriptors at `head`, the server reads them at `tail`;
 //! - server to client: the client posts empty buffers at `head`, the server fills them at `tail`.
 //!
 //! The other process may be dead, broken or hostile. So:
 //! - The own index is private; the copy in shared memory is only written.
-//! - Each word of the other side is read once, checked, and used from the copy. The indices run freely modulo 2^16 and
-//!   a ring has at most 2^15 descriptors, so `head - tail` is the number of descriptors between them for any values, and
-//!   more than the ring holds is a [`Violation`].
+//! - Each word of the other side is read once, checked, and used from the copy. The indices run freely modulo
+//!   2^16 and a ring has at most 2^15 descriptors, so `head - tail` is the number of descriptors between them
+//!   for any values, and more than the ring holds is a [`Violation`].
 //! - Every copy of a frame is checked against the mapping by [`Memory`].
 //!
-//! A peer that breaks a rule can therefore damage its own frames only. Why the order is right: an index is stored with
-//! release order after the descriptors and frames before it, and loaded with acquire order by the other side.
+//! A peer that breaks a rule can therefore damage its own frames only. Why the order is right: an index is
+//! stored with release order after the descriptors and frames before it, and loaded with acquire order by the
+//! other side.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering, fence};
@@ -26,7 +27,8 @@ use crate::Memory;
 pub(super) const COOKIE: u32 = 0x3e3_1f20;
 /// The largest ring, as binary logarithm, so that 16-bit indices tell a full ring from an empty one.
 pub const LOG2_RING_SIZE_MAX: u8 = 14;
-/// The smallest buffer that a client may post. A frame is spread over as many buffers as it needs, so tiny ones cost time.
+/// The smallest buffer that a client may post. A frame is spread over as many buffers as it needs, so tiny
+/// ones cost time.
 pub const BUFFER_BYTES_MIN: u32 = 64;
 /// The most descriptors of one frame: as many as 64 KiB need in the smallest buffers.
 pub const CHAIN_MAX: u16 = (0x1_0000 / BUFFER_BYTES_MIN) as u16;
@@ -43,7 +45,8 @@ const MASK_INTERRUPT: u16 = 1;
 /// In the flags of a descriptor: the frame continues in the next one.
 const NEXT: u16 = 1;
 
-/// The bytes of a ring of `1 << log2_size` descriptors, which follow each other in the memory of this crate's client.
+/// The bytes of a ring of `1 << log2_size` descriptors, which follow each other in the memory of this crate's
+/// client.
 #[must_use]
 pub const fn ring_bytes(log2_size: u8) -> usize {
     DESCRIPTORS_OFFSET + (DESCRIPTOR_BYTES << log2_size)
@@ -64,7 +67,8 @@ pub enum Violation {
     /// A buffer is shorter than [`BUFFER_BYTES_MIN`], or a piece of a frame is empty.
     #[error("a length is too small")]
     Length,
-    /// The last descriptor of a frame announces another one, or a frame has more than [`CHAIN_MAX`] descriptors.
+    /// The last descriptor of a frame announces another one, or a frame has more than [`CHAIN_MAX`]
+    /// descriptors.
     #[error("a chain of descriptors has no end or is too long")]
     Chain,
 }
@@ -117,8 +121,8 @@ impl Descriptor {
     }
 }
 
-/// A ring in shared memory. `new` has checked that all of it is inside its region, so the words below exist; where the
-/// type system cannot know that, a missing word is treated as a violation.
+/// A ring in shared memory. `new` has checked that all of it is inside its region, so the words below exist;
+/// where the type system cannot know that, a missing word is treated as a violation.
 #[derive(Debug)]
 struct Ring {
     regions: Regions,
@@ -176,8 +180,9 @@ impl Ring {
         }
     }
 
-    /// Whether the reader wants an interrupt. To be called after an index was stored: a reader clears the mask and then
-    /// looks at the index, with a fence between them as here, so at least one of the two sees what the other wrote.
+    /// Whether the reader wants an interrupt. To be called after an index was stored: a reader clears the
+    /// mask and then looks at the index, with a fence between them as here, so at least one of the two sees
+    /// what the other wrote.
     #[inline]
     fn wants_interrupt(&self) -> bool {
         fence(Ordering::SeqCst);
@@ -250,8 +255,8 @@ fn distance(other: u16, own: u16, size: u16) -> Result<u16, Violation> {
     if distance > size { Err(Violation::Index) } else { Ok(distance) }
 }
 
-/// Reads one frame from the descriptors that begin at `start`, of which `filled` are filled. `place` returns where the
-/// buffer of a descriptor is, after checking it. Returns the number of descriptors used.
+/// Reads one frame from the descriptors that begin at `start`, of which `filled` are filled. `place` returns
+/// where the buffer of a descriptor is, after checking it. Returns the number of descriptors used.
 #[inline]
 fn read_chain(
     ring: &Ring,
@@ -362,8 +367,8 @@ impl ServerSender {
         Ok(Put::Done)
     }
 
-    /// Makes every frame since the last call visible to the client, with one store. Returns whether the client waits for
-    /// an interrupt.
+    /// Makes every frame since the last call visible to the client, with one store. Returns whether the
+    /// client waits for an interrupt.
     #[inline]
     #[must_use]
     pub fn publish(&mut self) -> bool {
@@ -431,8 +436,8 @@ impl ServerReceiver {
     }
 }
 
-/// The buffers of one ring: one after the other in a region, one for each descriptor. The client uses these places and
-/// never those in shared memory.
+/// The buffers of one ring: one after the other in a region, one for each descriptor. The client uses these
+/// places and never those in shared memory.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Buffers {
     pub(super) region: u16,
@@ -540,7 +545,8 @@ impl ClientReceiver {
         Ok(())
     }
 
-    /// Copies the next frame to the beginning of `to`. Its buffers are posted again by [`ClientReceiver::publish`].
+    /// Copies the next frame to the beginning of `to`. Its buffers are posted again by
+    /// [`ClientReceiver::publish`].
     ///
     /// # Errors
     /// The server broke a rule; the connection must end.
@@ -569,7 +575,8 @@ impl ClientReceiver {
         Ok(filled > 0)
     }
 
-    /// Asks for an interrupt at the next frame. Returns whether there is already one, so that nobody must wait.
+    /// Asks for an interrupt at the next frame. Returns whether there is already one, so that nobody must
+    /// wait.
     ///
     /// # Errors
     /// The server broke a rule; the connection must end.

@@ -1,8 +1,9 @@
 //! `softnic-conformance`: existing clients on the soft NIC, as one table.
 //!
-//! Run by `make conformance`. rdma-core's own tests and tools run on this crate's provider and on rdma-core's own mlx5
-//! provider; perftest runs between two processes joined by a link. Every row contains the measurement; a row that fails makes the exit code 1. Arguments pick
-//! rows by a part of their name. The table goes to stdout, the same as JSON into `target/conformance`.
+//! Run by `make conformance`. rdma-core's own tests and tools run on this crate's provider and on rdma-core's
+//! own mlx5 provider; perftest runs between two processes joined by a link. Every row contains the
+//! measurement; a row that fails makes the exit code 1. Arguments pick rows by a part of their name. The
+//! table goes to stdout, the same as JSON into `target/conformance`.
 
 #![forbid(unsafe_code)]
 

@@ -1,5 +1,5 @@
-//! rdma-core's own test-suite (Debian: python3-pyverbs, its tests in the documentation of rdma-core), on this crate's
-//! provider and on rdma-core's own mlx5 provider.
+//! rdma-core's own test-suite (Debian: python3-pyverbs, its tests in the documentation of rdma-core), on this
+//! crate's provider and on rdma-core's own mlx5 provider.
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -1,9 +1,9 @@
-//! perftest's raw_ethernet_bw and raw_ethernet_lat, between two processes joined by a link: on this crate's provider, and
-//! on rdma-core's own mlx5 provider.
+//! perftest's raw_ethernet_bw and raw_ethernet_lat, between two processes joined by a link: on this crate's
+//! provider, and on rdma-core's own mlx5 provider.
 //!
-//! perftest has no control connection here: the server has to be ready before the client sends, and in the modes that
-//! count packets instead of time every one has to arrive. Both ends are given the same addresses but for the MACs; the
-//! server puts the whole tuple into its flow as it is.
+//! perftest has no control connection here: the server has to be ready before the client sends, and in the
+//! modes that count packets instead of time every one has to arrive. Both ends are given the same addresses
+//! but for the MACs; the server puts the whole tuple into its flow as it is.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -13,7 +13,8 @@ use crate::method::{MLX5, Method, PLUGIN};
 use crate::process::{Running, tail};
 use crate::{Case, Outcome};
 
-/// The most time that a row may take: a few seconds of traffic, on a machine that may be busy with something else.
+/// The most time that a row may take: a few seconds of traffic, on a machine that may be busy with something
+/// else.
 const LIMIT: Duration = Duration::from_secs(60);
 /// Between the server's last line before it polls, and its polling.
 const SETTLE: Duration = Duration::from_millis(300);
@@ -27,7 +28,8 @@ const IPV4: &[&str] = &["-J", "10.0.0.2", "-j", "10.0.0.1"];
 const IPV6: &[&str] = &["--raw_ipv6", "-J", "fe80::2", "-j", "fe80::1"];
 const PORTS: &[&str] = &["-K", "2000", "-k", "1000"];
 const DURATION: &[&str] = &["-D", "2"];
-/// The arguments for as many frames as the server has buffers posted when it begins, so that none is lost however busy the machine is.
+/// The arguments for as many frames as the server has buffers posted when it begins, so that none is lost
+/// however busy the machine is.
 const COUNTED: &[&str] = &["-n", "500"];
 /// Round trips.
 const PINGS: &[&str] = &["-n", "100"];

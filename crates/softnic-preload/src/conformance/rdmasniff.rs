@@ -1,5 +1,6 @@
-//! libpcap's capture from RDMA devices (pcap-rdmasniff.c): its own program, linked with it and not with us, counts what a
-//! sniffer flow copies. Distributions build libpcap without it; `make conformance LIBPCAP=checkout` builds it.
+//! libpcap's capture from RDMA devices (pcap-rdmasniff.c): its own program, linked with it and not with us,
+//! counts what a sniffer flow copies. Distributions build libpcap without it; `make conformance
+//! LIBPCAP=checkout` builds it.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};

@@ -1,5 +1,6 @@
-//! The small tools of ibverbs-utils, by every method: the device is listed, described, and watched. And a client that opens
-//! libibverbs itself: not by the preload method, which is only for programs that are linked with it.
+//! The small tools of ibverbs-utils, by every method: the device is listed, described, and watched. And a
+//! client that opens libibverbs itself: not by the preload method, which is only for programs that are linked
+//! with it.
 
 use std::path::Path;
 use std::time::Duration;
@@ -39,7 +40,8 @@ pub(crate) fn cases() -> Vec<Case> {
     cases
 }
 
-/// Lists the devices, opens the first and allocates a protection domain, all by dlsym(3) on the library's handle.
+/// Lists the devices, opens the first and allocates a protection domain, all by dlsym(3) on the library's
+/// handle.
 const CTYPES_CLIENT: &str = r#"
 import ctypes
 from ctypes import POINTER, byref, c_char_p, c_int, c_void_p

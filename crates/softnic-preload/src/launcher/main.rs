@@ -1,7 +1,8 @@
 //! `softnic`: runs a command that finds a soft NIC through its own, unmodified libibverbs.
 //!
-//! `softnic exec --wire link:x:a -- ibv_devinfo`. It sets up the device, then becomes the command: the exit code is the
-//! command's, and nothing is left behind, because the plugin's files live in a mount namespace of the command's own.
+//! `softnic exec --wire link:x:a -- ibv_devinfo`. It sets up the device, then becomes the command: the exit
+//! code is the command's, and nothing is left behind, because the plugin's files live in a mount namespace of
+//! the command's own.
 
 #![forbid(unsafe_code)]
 
@@ -78,13 +79,15 @@ struct Exec {
 /// Each overrides a variable of the same name, `SOFTNIC_WIRE` for `--wire`; the option wins.
 #[derive(Args)]
 struct DeviceOptions {
-    /// The other end of the port: `null`, `loopback`, `generator[:RATE]`, `pcap:FILE`, `af_packet:INTERFACE`, `link:NAME:a|b`, or a table as in steerd's settings
+    /// The other end of the port: `null`, `loopback`, `generator[:RATE]`, `pcap:FILE`, `af_packet:INTERFACE`,
+    /// `link:NAME:a|b`, or a table as in steerd's settings
     #[arg(long)]
     wire: Option<String>,
     /// The device's name [default: softnic0, or mlx5_0 with the method mlx5]
     #[arg(long)]
     name: Option<String>,
-    /// What the device refuses: `ideal`, `mlx5`, `mlx4`, or the file of a device model [default: ideal, or mlx5 with that method]
+    /// What the device refuses: `ideal`, `mlx5`, `mlx4`, or the file of a device model [default: ideal, or
+    /// mlx5 with that method]
     #[arg(long)]
     personality: Option<String>,
     /// Bytes of the port's MTU [default: what the wire can carry]

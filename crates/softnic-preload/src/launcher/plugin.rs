@@ -1,8 +1,10 @@
-//! The plugin: a mount namespace of the command's own, in which the stock library finds a provider without other help.
+//! The plugin: a mount namespace of the command's own, in which the stock library finds a provider without
+//! other help.
 //!
-//! `/dev` becomes a tmpfs with everything that was there, a command channel for the device, the sysfs tree that the
-//! library looks through, and the plugin under the name of each private version. Nobody else sees any of it, and it goes
-//! with the last process of the namespace. Root needs no user namespace for that and gets none, to keep what it may do.
+//! `/dev` becomes a tmpfs with everything that was there, a command channel for the device, the sysfs tree
+//! that the library looks through, and the plugin under the name of each private version. Nobody else sees
+//! any of it, and it goes with the last process of the namespace. Root needs no user namespace for that and
+//! gets none, to keep what it may do.
 
 use std::fs::{self, DirBuilder, File};
 use std::io;
@@ -33,12 +35,14 @@ pub(crate) const LIBRARY: &str = "/dev/softnic/lib/libsoftnic-preload.so";
 /// The private versions of libibverbs, after which plugins are named.
 const PRIVATE_VERSIONS: [u32; 5] = [34, 57, 59, 64, 65];
 
-/// NETLINK_RDMA of linux/netlink.h. Where it answers the library asks it for devices and never looks at sysfs.
+/// NETLINK_RDMA of linux/netlink.h. Where it answers the library asks it for devices and never looks at
+/// sysfs.
 const NETLINK_RDMA: NonZero<u32> = NonZero::new(20).expect("not zero");
 
 /// Without these no program works.
 const NEEDED: [&str; 4] = ["null", "zero", "full", "urandom"];
-/// Where the library looks for command channels; whatever is there belongs to devices that the tree does not show.
+/// Where the library looks for command channels; whatever is there belongs to devices that the tree does not
+/// show.
 const CHANNELS: &str = "infiniband";
 /// The tree and the plugin. What is there is another launcher's, which this one was started under.
 const OURS: &str = "softnic";

@@ -1,5 +1,5 @@
-//! libc's own functions behind the interposed ones: those of the next library that has them (dlsym(3), RTLD_NEXT), or the
-//! system call itself until the constructor has looked for them.
+//! libc's own functions behind the interposed ones: those of the next library that has them (dlsym(3),
+//! RTLD_NEXT), or the system call itself until the constructor has looked for them.
 
 use std::ffi::{CStr, c_char, c_int, c_long, c_uint, c_ulong, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};

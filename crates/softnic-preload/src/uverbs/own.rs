@@ -1,8 +1,8 @@
 //! Which descriptors and streams of a process are the device's, to be found without a lock.
 //!
-//! `close`, `openat` and `readdir` are called in children of fork(2) and vfork(2) before exec(3). There a lock may be held by
-//! a thread that does not exist in the child, and after vfork(2) the memory is the parent's. So a child finds nothing here and
-//! changes nothing, until it adds something itself.
+//! `close`, `openat` and `readdir` are called in children of fork(2) and vfork(2) before exec(3). There a
+//! lock may be held by a thread that does not exist in the child, and after vfork(2) the memory is the
+//! parent's. So a child finds nothing here and changes nothing, until it adds something itself.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicUsize, Ordering};

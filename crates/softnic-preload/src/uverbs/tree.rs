@@ -1,5 +1,5 @@
-//! The sysfs tree that exists only in the answers of this library: its files, the folders that are open in it, and the
-//! streams that list one.
+//! The sysfs tree that exists only in the answers of this library: its files, the folders that are open in
+//! it, and the streams that list one.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::MaybeUninit;
@@ -271,6 +271,7 @@ pub(super) fn close_stream(address: usize) {
     STREAMS.remove(address);
     drop(opened);
     let stream = std::ptr::with_exposed_provenance_mut::<libc::DIR>(address);
-    // SAFETY: the stream is still open: its owner is about to close it. libc then closes the descriptor without `close`.
+    // SAFETY: the stream is still open: its owner is about to close it. libc then closes the descriptor
+    // without `close`.
     forget(unsafe { libc::dirfd(stream) });
 }

@@ -1,4 +1,5 @@
-//! A program in C that arms a completion queue while a poll of it is open, on the two providers with the limits of an mlx5.
+//! A program in C that arms a completion queue while a poll of it is open, on the two providers with the
+//! limits of an mlx5.
 
 use crate::support;
 use std::path::Path;

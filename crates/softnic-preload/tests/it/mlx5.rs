@@ -1,4 +1,5 @@
-//! The unmodified libibverbs and libmlx5 over the model of a ConnectX: a client that receives the generator's frames.
+//! The unmodified libibverbs and libmlx5 over the model of a ConnectX: a client that receives the generator's
+//! frames.
 //!
 //! Each test runs itself again as a client, see [`support`].
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
@@ -201,7 +202,8 @@ fn library_file() -> std::path::PathBuf {
     file.filter(|file| file.contains("/libibverbs.so.")).map(Into::into).next().unwrap()
 }
 
-/// The release is in the name of the library's file. This provider needs the library's private layout, libmlx5 does not.
+/// The release is in the name of the library's file. This provider needs the library's private layout,
+/// libmlx5 does not.
 #[test]
 fn releases_of_an_unknown_layout_serve_this_method_alone() {
     if !is_installed("releases of an unknown layout serve this method alone") {
@@ -495,7 +497,8 @@ fn a_child_leaves_the_device_alone() {
     receiver.receive(300);
     let mut stack = vec![0_u64; 8_192];
     let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
-    // SAFETY: `stack` is the child's alone until it has ended, for which this thread waits in the call (CLONE_VFORK).
+    // SAFETY: `stack` is the child's alone until it has ended, for which this thread waits in the call
+    // (CLONE_VFORK).
     let child =
         unsafe { libc::clone(close_all, stack.as_mut_ptr_range().end.cast(), flags, std::ptr::null_mut()) };
     ends_well(child);

@@ -1,4 +1,5 @@
-//! The functions of libc that the library for `softnic exec --method mlx5` comes before, called as by any program.
+//! The functions of libc that the library for `softnic exec --method mlx5` comes before, called as by any
+//! program.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 use std::collections::BTreeSet;

@@ -1,7 +1,8 @@
 //! Datagrams: from the send queue of one queue pair into the receive queue of another one of the same device.
 //!
-//! Run by `transmit` for the queue pairs that are not for raw packets. Nothing here touches a wire, and nothing of a wire
-//! comes here. A datagram without a receiver is lost without an error for its sender, as unreliable datagrams are.
+//! Run by `transmit` for the queue pairs that are not for raw packets. Nothing here touches a wire, and
+//! nothing of a wire comes here. A datagram without a receiver is lost without an error for its sender, as
+//! unreliable datagrams are.
 
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering;
@@ -21,8 +22,8 @@ use crate::work::{
     Status,
 };
 
-/// The bytes in front of a datagram in the receiver's buffer (ibv_post_recv(3)): the header of IPv6, which RoCE has in the
-/// place of the GRH.
+/// The bytes in front of a datagram in the receiver's buffer (ibv_post_recv(3)): the header of IPv6, which
+/// RoCE has in the place of the GRH.
 const GRH_BYTES: usize = 40;
 
 /// A request as it is in the ring.
@@ -119,8 +120,8 @@ fn envelope(slot: NonNull<u8>, offset: usize) -> Envelope {
 
 /// Writes the header in front of the datagram that is in `whole`, as the packet would have it.
 fn write_grh(nic: &Nic, request: &Request, whole: &mut [u8]) {
-    /// The headers of UDP and of InfiniBand's transport (BTH and DETH) before the data; the immediate data; and the ICRC
-    /// behind the padding.
+    /// The headers of UDP and of InfiniBand's transport (BTH and DETH) before the data; the immediate data;
+    /// and the ICRC behind the padding.
     const HEADERS_BYTES: usize = 8 + 12 + 8;
     const IMMEDIATE_BYTES: usize = 4;
     const ICRC_BYTES: usize = 4;

@@ -1,9 +1,9 @@
 //! Deliveries: frames copied into the buffers of receive requests, and their completions.
 //!
-//! [`super::receive`] decides which queues get a frame and lists the deliveries of each queue; a list is carried out here
-//! in one go, so that the queue, its completion queue and its memory are looked up once. [`super::datagram`] puts
-//! datagrams into buffers by the same rules. Every buffer is checked before a byte is written. Queues in mlx5's format are
-//! served by [`mlx5`].
+//! [`super::receive`] decides which queues get a frame and lists the deliveries of each queue; a list is
+//! carried out here in one go, so that the queue, its completion queue and its memory are looked up once.
+//! [`super::datagram`] puts datagrams into buffers by the same rules. Every buffer is checked before a byte
+//! is written. Queues in mlx5's format are served by [`mlx5`].
 
 mod mlx5;
 
@@ -30,7 +30,8 @@ use crate::work::{Cqe, Element, Opcode, RECEIVE_HEADER_BYTES, Status};
 
 /// How many deliveries ahead the lines of buffers are taken over from the application's core.
 const LOOKAHEAD: u32 = 16;
-/// The lookahead for the lines of completions: so a burst begins with lines that the burst before it has fetched.
+/// The lookahead for the lines of completions: so a burst begins with lines that the burst before it has
+/// fetched.
 const COMPLETION_LOOKAHEAD: u32 = 24;
 /// How many of its first buffers are fetched before a queue's turn comes.
 const APPROACHED: u32 = 8;
@@ -59,8 +60,8 @@ const _: () = assert!(BURST_FRAMES <= 1 << u8::BITS, "a delivery has room for th
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum DeliveryKind {
-    /// The only one, and no copy. The frame counts as delivered from when it is planned; what becomes of it if that fails
-    /// is what becomes of the frame.
+    /// The only one, and no copy. The frame counts as delivered from when it is planned; what becomes of it
+    /// if that fails is what becomes of the frame.
     Only,
     /// One of several.
     Shared,
@@ -178,8 +179,8 @@ impl Planner<'_> {
             queue.unpublished = true;
             self.touched.push(slot);
         }
-        // What is posted to a queue that is not ready need not make sense: mlx5's clients clear the doorbell record of one in
-        // RESET only before it becomes ready.
+        // What is posted to a queue that is not ready need not make sense: mlx5's clients clear the doorbell
+        // record of one in RESET only before it becomes ready.
         if queue.ready && queue.planned.count == 0 {
             queue.consumer.fetch(BURST_FRAMES as u32);
         }
@@ -258,10 +259,12 @@ pub(super) fn approach(state: &State, slot: u32) {
     }
 }
 
-/// Takes over the buffer of a request. The address is not checked yet: a prefetch of a wrong one does nothing.
+/// Takes over the buffer of a request. The address is not checked yet: a prefetch of a wrong one does
+/// nothing.
 #[inline]
 fn prefetch_buffer(request: NonNull<u8>) {
-    // SAFETY: callers pass published requests only, whose slots are this side's; they hold at least one element.
+    // SAFETY: callers pass published requests only, whose slots are this side's; they hold at least one
+    // element.
     let element = unsafe { first_element(request).read() };
     prefetch_write(std::ptr::without_provenance_mut(element.address as usize));
 }
@@ -270,7 +273,8 @@ fn prefetch_buffer(request: NonNull<u8>) {
 pub(super) fn serve(state: &mut State, slot: u32, work: &mut Work<'_, '_>) {
     let Some(queue) = state.queues.get_mut(slot) else { return };
     let Planned { count, first } = std::mem::take(&mut queue.planned);
-    // The last look at the application's index in this burst: a dry queue must not be asked for every delivery.
+    // The last look at the application's index in this burst: a dry queue must not be asked for every
+    // delivery.
     if queue.ready {
         queue.consumer.refresh(count);
     }
@@ -284,8 +288,8 @@ pub(super) fn serve(state: &mut State, slot: u32, work: &mut Work<'_, '_>) {
     }
 }
 
-/// Makes deliveries of a queue in order: as many as meet a buffer and have room for their completion, or up to one that
-/// fails the queue. Returns how many it made.
+/// Makes deliveries of a queue in order: as many as meet a buffer and have room for their completion, or up
+/// to one that fails the queue. Returns how many it made.
 fn fill(state: &mut State, slot: u32, deliveries: &[Delivery], work: &mut Work<'_, '_>) -> usize {
     let State { queues, cqs, memory, unpublished_cqs, .. } = state;
     let Some(queue) = queues.get_mut(slot).filter(|queue| queue.ready) else { return 0 };
@@ -371,16 +375,18 @@ impl Filling<'_> {
         if self.checksums {
             cqe.set_checksum_ok(checksums_hold(frame, &packet::parse(frame.bytes)));
         }
-        // SAFETY: `made` is below the room, so the slot is the producer's; completion slots are aligned `Cqe`s.
+        // SAFETY: `made` is below the room, so the slot is the producer's; completion slots are aligned
+        // `Cqe`s.
         unsafe { self.completions.at(self.made).cast::<Cqe>().write(cqe) };
         work.settle(delivery, end);
         self.made += 1;
         end
     }
 
-    /// Makes those of the next deliveries that are as most are: the frame as it came, delivered once, into one buffer of the
-    /// region found last and as long as the next one, where the rings do not start again. Stops at the first other one. The
-    /// same as [`make`](Self::make) for each, with as little as possible in the loop.
+    /// Makes those of the next deliveries that are as most are: the frame as it came, delivered once, into
+    /// one buffer of the region found last and as long as the next one, where the rings do not start again.
+    /// Stops at the first other one. The same as [`make`](Self::make) for each, with as little as possible in
+    /// the loop.
     #[inline]
     fn make_plain(&mut self, deliveries: &[Delivery], work: &Work<'_, '_>) {
         match work.v3 {
@@ -415,8 +421,8 @@ impl Filling<'_> {
         }
     }
 
-    /// A part of [`make_run`](Self::make_run); returns whether all of it was made. With `FETCH` there are as many requests
-    /// and completions behind it as are to be fetched ahead.
+    /// A part of [`make_run`](Self::make_run); returns whether all of it was made. With `FETCH` there are as
+    /// many requests and completions behind it as are to be fetched ahead.
     #[inline(always)]
     fn make_part<C: Copies, const FETCH: bool>(
         &mut self,
@@ -469,8 +475,8 @@ impl Filling<'_> {
         made == deliveries.len()
     }
 
-    /// Takes over the buffers of the deliveries up to one, and the lines of completions that are farther ahead, as far as there
-    /// is room.
+    /// Takes over the buffers of the deliveries up to one, and the lines of completions that are farther
+    /// ahead, as far as there is room.
     #[inline]
     fn fetch(&mut self, until: u32) {
         for nth in self.fetched..until {
@@ -484,8 +490,8 @@ impl Filling<'_> {
     }
 }
 
-/// Settles deliveries that cannot be made: all that are left of a queue that does not receive or has no buffer, the next
-/// one where there is no room for its completion. Returns how many these are, at least one.
+/// Settles deliveries that cannot be made: all that are left of a queue that does not receive or has no
+/// buffer, the next one where there is no room for its completion. Returns how many these are, at least one.
 #[cold]
 fn refuse(state: &mut State, slot: u32, left: &[Delivery], work: &mut Work<'_, '_>) -> usize {
     let Some(queue) = state.queues.get_mut(slot) else { return left.len() };
@@ -560,9 +566,9 @@ impl Buffers<'_> {
         let Some(address) = self.regions.resolve(first.key, first.address, first.bytes) else {
             return (Status::LocalProtection, Disposition::MemoryFault);
         };
-        // SAFETY: `resolve` found the buffer inside a writable region of the queue's domain, which stays registered while
-        // the state is locked; it holds the frame, which is in memory of the wire or the engine: the application cannot
-        // register that.
+        // SAFETY: `resolve` found the buffer inside a writable region of the queue's domain, which stays
+        // registered while the state is locked; it holds the frame, which is in memory of the wire or the
+        // engine: the application cannot register that.
         unsafe { copy(frame.as_ptr(), address, frame.len()) };
         (Status::Success, Disposition::Delivered)
     }
@@ -620,8 +626,9 @@ fn checksums_hold(frame: &RxFrame<'_>, parsed: &Parsed) -> bool {
 
 // The frame check sequence, for queues that want it (`IBV_WQ_FLAGS_SCATTER_FCS`).
 //
-// The wires carry frames without it, as network interfaces hand them over, so the engine computes what the medium
-// would have carried. It is never verified: a medium drops what does not hold before this device could see it.
+// The wires carry frames without it, as network interfaces hand them over, so the engine computes what the
+// medium would have carried. It is never verified: a medium drops what does not hold before this device could
+// see it.
 
 /// Bytes of a frame check sequence.
 const FCS_BYTES: usize = 4;

@@ -1,8 +1,9 @@
 //! What the engine spends its time on, by stage ([`crate::SoftNic::profile`]).
 //!
-//! Of the passes one in 33 to 96 is timed, at random, so that no pattern of traffic can keep in step with it: the clock is
-//! read at the border of each stage. The time after a timed pass, to the next one, is idle, as is all of a pass without
-//! frames. Nothing is timed before [`Totals::start`]; then a pass that is not timed costs a branch per border.
+//! Of the passes one in 33 to 96 is timed, at random, so that no pattern of traffic can keep in step with it:
+//! the clock is read at the border of each stage. The time after a timed pass, to the next one, is idle, as
+//! is all of a pass without frames. Nothing is timed before [`Totals::start`]; then a pass that is not timed
+//! costs a branch per border.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64};

@@ -1,10 +1,11 @@
 //! One burst, from the wire into posted buffers.
 //!
-//! First the images of all frames are read from their headers, and all are looked up in the flow table. Then the device's
-//! state is locked, the verdicts give each receive queue its deliveries, and those of each queue are carried out
-//! ([`super::deliver`]). Engines of other ports look up meanwhile. So every stage stays in the caches, and
-//! what is the same for all deliveries of a queue is looked up once per burst. A frame is parsed only if its image is not
-//! enough: for rules about tunnels, and to be hashed for one of several queues.
+//! First the images of all frames are read from their headers, and all are looked up in the flow table. Then
+//! the device's state is locked, the verdicts give each receive queue its deliveries, and those of each queue
+//! are carried out ([`super::deliver`]). Engines of other ports look up meanwhile. So every stage stays in
+//! the caches, and what is the same for all deliveries of a queue is looked up once per burst. A frame is
+//! parsed only if its image is not enough: for rules about tunnels, and to be hashed for one of several
+//! queues.
 
 use packet::DeepKey;
 
@@ -93,7 +94,8 @@ pub(super) fn burst(
 }
 
 impl Plan {
-    /// Reads the headers of the frames, and sorts out those that cannot be delivered. Returns the sum of their bytes.
+    /// Reads the headers of the frames, and sorts out those that cannot be delivered. Returns the sum of
+    /// their bytes.
     fn read(&mut self, frames: &[RxFrame<'_>], max_frame_bytes: usize) -> u64 {
         let (ends, images) = (&mut self.ends[..frames.len()], &mut self.images[..frames.len()]);
         match self.v3 {
@@ -110,8 +112,8 @@ impl Plan {
         flows.classify_burst(port, images, |index| DeepKey::of(frames[index].bytes), verdicts);
     }
 
-    /// Counts the frames for their flows and plans their deliveries. Afterwards `ends` holds what becomes of them if no
-    /// delivery succeeds or fails.
+    /// Counts the frames for their flows and plans their deliveries. Afterwards `ends` holds what becomes of
+    /// them if no delivery succeeds or fails.
     fn spread(&mut self, flows: &FlowTable, state: &mut State, port: u8, frames: &[RxFrame<'_>]) {
         let Self { images, ends, matches, deliveries, verdicts, .. } = self;
         let (images, verdicts, ends) =
@@ -139,8 +141,8 @@ impl Plan {
         planning.planner.finish();
     }
 
-    /// Carries out the deliveries, queue by queue; the buffers of the next queue are on their way into the cache
-    /// meanwhile.
+    /// Carries out the deliveries, queue by queue; the buffers of the next queue are on their way into the
+    /// cache meanwhile.
     fn carry_out(&mut self, state: &mut State, frames: &[RxFrame<'_>], now_ns: u64, stats: &mut PortStats) {
         let Self { ends, deliveries, edited, v3, .. } = self;
         let mut work =
@@ -239,8 +241,9 @@ impl<'p> Planning<'p> {
         Self { counters, qps, planner, routes: [Route::NONE; ROUTES] }
     }
 
-    /// Plans deliveries as most are, of the frames from `at` on: the only one of its frame, to a queue pair of which this burst
-    /// has found the only queue, which is that of the delivery before. Returns where the first other frame is.
+    /// Plans deliveries as most are, of the frames from `at` on: the only one of its frame, to a queue pair
+    /// of which this burst has found the only queue, which is that of the delivery before. Returns where the
+    /// first other frame is.
     #[inline(never)]
     fn plan_run(&mut self, table: &PortTable, at: usize, (images, verdicts, ends): Looked<'_>) -> usize {
         let (queue, places) = self.planner.places();
@@ -339,7 +342,8 @@ impl Delivery {
     }
 }
 
-/// A queue pair of a burst that sends all of its frames to one queue, so that the next frame for it costs no look.
+/// A queue pair of a burst that sends all of its frames to one queue, so that the next frame for it costs no
+/// look.
 #[derive(Clone, Copy)]
 struct Route {
     target: QpSlot,

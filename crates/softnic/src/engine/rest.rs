@@ -1,9 +1,10 @@
 //! What an engine's thread does while there is no work: it polls for some time, then it sleeps.
 //!
-//! It wakes when a wire of its ports has a frame (the descriptors and times of [`SleepHint`]), when a send is posted there
-//! or a control call is made ([`crate::doorbell`]), and after [`HEARTBEAT`], so that its count of passes shows that it is
-//! alive. A wire that cannot announce its frames is asked again after naps, which become longer the longer nothing arrives;
-//! and so is a send queue in a client's memory, whose doorbell is not seen: a send after a pause waits for at most a nap.
+//! It wakes when a wire of its ports has a frame (the descriptors and times of [`SleepHint`]), when a send is
+//! posted there or a control call is made ([`crate::doorbell`]), and after [`HEARTBEAT`], so that its count
+//! of passes shows that it is alive. A wire that cannot announce its frames is asked again after naps, which
+//! become longer the longer nothing arrives; and so is a send queue in a client's memory, whose doorbell is
+//! not seen: a send after a pause waits for at most a nap.
 
 use std::time::Duration;
 
@@ -14,8 +15,8 @@ use crate::nic::Nic;
 use crate::state::{QpKind, QpState, State};
 use crate::wire::SleepHint;
 
-/// Passes without work after which the thread sleeps. It does not call sched_yield(2), which in a loop keeps all threads of the
-/// core waiting (Linux kernel/sched/fair.c, `yield_task_fair`).
+/// Passes without work after which the thread sleeps. It does not call sched_yield(2), which in a loop keeps
+/// all threads of the core waiting (Linux kernel/sched/fair.c, `yield_task_fair`).
 const SPIN_PASSES: u32 = 256;
 /// The shortest nap. At 64 frames per burst this still keeps up with about a million frames a second.
 const SHORTEST_NAP: Duration = Duration::from_micros(50);
@@ -112,7 +113,8 @@ impl Engine {
         for port in &mut self.ports {
             let (longest, gather) = match port.wire.sleep_hint() {
                 SleepHint::Poll => (nap(naps), None),
-                // The clock of the wire and that of the sleep may differ a little; and a sleep takes some time itself.
+                // The clock of the wire and that of the sleep may differ a little; and a sleep takes some
+                // time itself.
                 SleepHint::Within(time) => (time.max(SHORTEST_NAP), None),
                 SleepHint::Readable { descriptor, within, gather } => {
                     prospect.descriptors.push(descriptor);
@@ -126,14 +128,14 @@ impl Engine {
     }
 }
 
-/// How long an engine may sleep after `naps` naps for all that the state knows; `None`: not at all. Each engine looks after
-/// what belongs to no port, as another one may be held up by its wire.
+/// How long an engine may sleep after `naps` naps for all that the state knows; `None`: not at all. Each
+/// engine looks after what belongs to no port, as another one may be held up by its wire.
 fn patience(state: &mut State, is_own: impl Fn(u8) -> bool, naps: u32) -> Option<Duration> {
     let State { senders, qps, failed_queues, waiting_cqs, watched_cqs, .. } = state;
     let mut patience = HEARTBEAT;
     if !failed_queues.is_empty() || !watched_cqs.is_empty() {
-        // Receive buffers that are posted to failed queues are flushed, and queues in a client's memory are armed there;
-        // neither wakes the engine.
+        // Receive buffers that are posted to failed queues are flushed, and queues in a client's memory are
+        // armed there; neither wakes the engine.
         patience = LONGEST_NAP;
     }
     if !waiting_cqs.is_empty() {
@@ -152,8 +154,8 @@ fn patience(state: &mut State, is_own: impl Fn(u8) -> bool, naps: u32) -> Option
             }
             patience = SHORTEST_NAP;
         } else if send.consumer.is_polled() {
-            // A post to a client's memory does not wake the engine either. As with a wire that has to be polled, a sender
-            // that pauses is looked at ever more rarely.
+            // A post to a client's memory does not wake the engine either. As with a wire that has to be
+            // polled, a sender that pauses is looked at ever more rarely.
             patience = patience.min(nap(naps));
         }
     }

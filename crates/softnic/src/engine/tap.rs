@@ -1,8 +1,8 @@
 //! The effect of flows on sent frames: EGRESS flows drop or count them, sniffers get copies.
 //!
-//! [`super::transmit`] asks before each frame goes to the wire, and only on ports that have such flows. Sniffers cannot be
-//! served while a request is being carried out, so copies wait here until it is done. Nothing is allocated after the
-//! engine was made.
+//! [`super::transmit`] asks before each frame goes to the wire, and only on ports that have such flows.
+//! Sniffers cannot be served while a request is being carried out, so copies wait here until it is done.
+//! Nothing is allocated after the engine was made.
 
 use arrayvec::ArrayVec;
 

@@ -116,8 +116,8 @@ pub(super) fn drain(
     sent
 }
 
-/// Sends the requests posted to the queue pair at this position among the senders. Stops when the queue pair or its
-/// completion queue fails.
+/// Sends the requests posted to the queue pair at this position among the senders. Stops when the queue pair
+/// or its completion queue fails.
 fn drain_qp(
     (flows, state): (&FlowTable, &mut State),
     (index, slot): (usize, u32),
@@ -170,9 +170,9 @@ fn drain_qp(
     handled
 }
 
-/// Sends up to `limit` of the next requests together: those that are as most are, a frame in one piece, as it is, on a port
-/// whose sent frames no flow is about. Stops at the first other one, or where the completion queue has no room. Returns how
-/// many it sent.
+/// Sends up to `limit` of the next requests together: those that are as most are, a frame in one piece, as it
+/// is, on a port whose sent frames no flow is about. Stops at the first other one, or where the completion
+/// queue has no room. Returns how many it sent.
 // By itself it has enough registers for all that the loop uses.
 #[inline(never)]
 fn send_plain(state: &mut State, slot: u32, limit: usize, exit: &mut Exit<'_>) -> usize {
@@ -218,7 +218,8 @@ fn send_plain(state: &mut State, slot: u32, limit: usize, exit: &mut Exit<'_>) -
             if signal_all || header.flags & SEND_SIGNALED != 0 {
                 let mut cqe = Cqe::new(header.wr_id, Opcode::Send, Status::Success, *number);
                 cqe.byte_len = frame.len() as u32;
-                // SAFETY: no more are written than there is room for, so the slot is the producer's; slots are aligned `Cqe`s.
+                // SAFETY: no more are written than there is room for, so the slot is the producer's; slots
+                // are aligned `Cqe`s.
                 unsafe { completions.at(completed).cast::<Cqe>().write(cqe) };
                 completed += 1;
             }
@@ -321,8 +322,8 @@ fn send_frame(
     Ok(Sent { frames: 1, bytes: frame.len() as u64, is_refused })
 }
 
-/// The frame of a request where it is, if it is sent as it is and in one piece: in the request itself or in its only
-/// buffer.
+/// The frame of a request where it is, if it is sent as it is and in one piece: in the request itself or in
+/// its only buffer.
 #[inline]
 fn in_one_piece<'m>(
     shape: SendShape,
@@ -344,9 +345,9 @@ fn in_one_piece<'m>(
     }
     let from = regions.resolve(first.key, first.address, first.bytes).and_then(NonNull::new);
     let frame = NonNull::slice_from_raw_parts(from.ok_or(Status::LocalProtection)?, first.bytes as usize);
-    // SAFETY: `resolve` found the buffer inside a region of the domain, which stays registered while the state is locked.
-    // With the request the application gave it to the device: it stays as it is until the completion
-    // (ibv_post_send(3)), which is written after the slice's use.
+    // SAFETY: `resolve` found the buffer inside a region of the domain, which stays registered while the
+    // state is locked. With the request the application gave it to the device: it stays as it is until the
+    // completion (ibv_post_send(3)), which is written after the slice's use.
     Ok(Some(unsafe { frame.as_ref() }))
 }
 
@@ -422,8 +423,8 @@ fn send_stream(
     if segment_bytes == 0 || frame_bytes > way.exit.port.max_frame_bytes || !bounded {
         return Err(Status::LocalLength);
     }
-    // What a device does with a stream of something else is not documented; one that looks at the headers can only
-    // refuse the operation.
+    // What a device does with a stream of something else is not documented; one that looks at the headers can
+    // only refuse the operation.
     let template = Template::of_header(headers).ok_or(Status::LocalOperation)?;
     let mut cursor = Cursor::new(parts);
     let mut sent = Sent::default();
@@ -495,12 +496,13 @@ impl Exit<'_> {
     }
 }
 
-/// The bytes of a request that are in its slot, `offset` behind the header; `bytes` is within the send ring's shape.
+/// The bytes of a request that are in its slot, `offset` behind the header; `bytes` is within the send ring's
+/// shape.
 fn inline<'a>(slot: NonNull<u8>, offset: usize, bytes: u32) -> &'a [u8] {
     // SAFETY: the body behind the header holds as much as the shape states, and so `offset + bytes`.
     let start = unsafe { slot.add(SEND_HEADER_BYTES + offset) };
-    // SAFETY: as above; published with the request, so the slot is this side's until the request is given back, which
-    // is after its use.
+    // SAFETY: as above; published with the request, so the slot is this side's until the request is given
+    // back, which is after its use.
     unsafe { NonNull::slice_from_raw_parts(start, bytes as usize).as_ref() }
 }
 
@@ -555,9 +557,9 @@ impl<'a> Cursor<'a> {
             let count = (bytes - self.done).min(to.len());
             let (part, later) = to.split_at_mut(count);
             let from = from.wrapping_add(self.done);
-            // SAFETY: `resolve` found the buffer inside a region of the domain, which stays registered while the state
-            // is locked, or it is the engine's; `done + count` is within it. What is copied to is the engine's own and
-            // overlaps neither.
+            // SAFETY: `resolve` found the buffer inside a region of the domain, which stays registered while
+            // the state is locked, or it is the engine's; `done + count` is within it. What is copied to is
+            // the engine's own and overlaps neither.
             unsafe { part.as_mut_ptr().copy_from_nonoverlapping(from, count) };
             to = later;
             self.done += count;
@@ -571,11 +573,12 @@ impl<'a> Cursor<'a> {
 
 // How fast a queue pair may send (`ibv_modify_qp_rate_limit`, IBV_QP_RATE_LIMIT).
 //
-// A leaky bucket in time: every byte moves the moment of the next send on. The engine asks before a request and reports
-// what was sent; a request that is not due stays in its ring. Times are those of a clock that cannot be set: one that was
-// set back would hold a queue pair up for as long.
+// A leaky bucket in time: every byte moves the moment of the next send on. The engine asks before a request
+// and reports what was sent; a request that is not due stays in its ring. Times are those of a clock that
+// cannot be set: one that was set back would hold a queue pair up for as long.
 
-/// The time whose sends an idle queue pair may have saved up by default: somewhat more than the engine sleeps while sends wait.
+/// The time whose sends an idle queue pair may have saved up by default: somewhat more than the engine sleeps
+/// while sends wait.
 const DEFAULT_BURST_NS: u64 = 100_000;
 
 const NS_PER_S: u64 = 1_000_000_000;
@@ -590,7 +593,8 @@ pub(crate) struct Pace {
 }
 
 impl Pace {
-    /// A limit in kilobits per second, 0 for none, and how many bytes may go at once, 0 for the device's choice.
+    /// A limit in kilobits per second, 0 for none, and how many bytes may go at once, 0 for the device's
+    /// choice.
     pub(crate) fn new(kilobits_per_second: u32, burst_bytes: u32) -> Self {
         let bytes_per_second = u64::from(kilobits_per_second) * 1000 / 8;
         let burst_ns = match burst_bytes {

@@ -1,6 +1,6 @@
-//! Processors with AVX2 and MOVBE, as all of x86-64-v3 are: the engine's two longest loops are compiled a second time for them,
-//! and copy frames without a call of `memcpy`. Such a call costs as much as the copy of a short frame, and makes the loop keep
-//! its variables on the stack.
+//! Processors with AVX2 and MOVBE, as all of x86-64-v3 are: the engine's two longest loops are compiled a
+//! second time for them, and copy frames without a call of `memcpy`. Such a call costs as much as the copy of
+//! a short frame, and makes the loop keep its variables on the stack.
 
 /// The proof that this processor has AVX2 and MOVBE.
 #[derive(Clone, Copy)]

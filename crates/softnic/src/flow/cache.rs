@@ -1,11 +1,11 @@
 //! The exact-match cache in front of the tuple space.
 //!
-//! Only [`super::port::PortTable`] uses it. It remembers the verdict on the images seen last: a hit costs one hash and one
-//! compare, whatever the rules are. It never allocates after it was made, and does not depend on the rules: any change to
-//! them makes every entry stale at once by moving the epoch.
+//! Only [`super::port::PortTable`] uses it. It remembers the verdict on the images seen last: a hit costs one
+//! hash and one compare, whatever the rules are. It never allocates after it was made, and does not depend on
+//! the rules: any change to them makes every entry stale at once by moving the epoch.
 //!
-//! Why it is right: an entry is used only if epoch and the whole image are equal, and the verdict depends on nothing
-//! else. The digest only selects the set, so a collision costs time and never a wrong verdict.
+//! Why it is right: an entry is used only if epoch and the whole image are equal, and the verdict depends on
+//! nothing else. The digest only selects the set, so a collision costs time and never a wrong verdict.
 
 use super::key::Image;
 
@@ -70,7 +70,8 @@ impl<I: Image> ExactCache<I> {
             }
         }
         let verdict = classify();
-        // A stale way first; else the digest picks the victim, so that two images do not always displace each other.
+        // A stale way first; else the digest picks the victim, so that two images do not always displace each
+        // other.
         let stale = set.iter().position(|entry| entry.epoch != epoch);
         let way = stale.unwrap_or((digest >> 63) as usize);
         set[way] = Entry { image: *image, epoch, verdict };

@@ -1,12 +1,13 @@
 //! How much room a device has for matches that share a mask: the auto-grouped flow tables of mlx5.
 //!
-//! [`super::port::PortTable`] asks for a place before it makes a group, and gives it back with the group. That the soft NIC
-//! itself has room is checked elsewhere: a personality without such tables has no [`PriorityTable`].
+//! [`super::port::PortTable`] asks for a place before it makes a group, and gives it back with the group.
+//! That the soft NIC itself has room is checked elsewhere: a personality without such tables has no
+//! [`PriorityTable`].
 //!
-//! A table is cut into runs of entries, each for one mask. The first few masks get long runs, and another when one is
-//! full, as long as there are any; after that each match takes a run of one entry out of what is left. A run whose last
-//! match goes is given back (kernel, drivers/net/ethernet/mellanox/mlx5/core/fs_core.c, `alloc_auto_flow_group` and
-//! `del_sw_flow_group`).
+//! A table is cut into runs of entries, each for one mask. The first few masks get long runs, and another
+//! when one is full, as long as there are any; after that each match takes a run of one entry out of what is
+//! left. A run whose last match goes is given back (kernel,
+//! drivers/net/ethernet/mellanox/mlx5/core/fs_core.c, `alloc_auto_flow_group` and `del_sw_flow_group`).
 
 use std::collections::HashMap;
 

@@ -1,7 +1,7 @@
 //! The image of a frame with a tunnel, and what a rule asks of it.
 //!
-//! Only rules about tunnels have this image, and only on ports with such a rule is it ever made of a frame: then it is the
-//! image of the outer packet, that of the packet inside, and these words:
+//! Only rules about tunnels have this image, and only on ports with such a rule is it ever made of a frame:
+//! then it is the image of the outer packet, that of the packet inside, and these words:
 //!
 //! | word | bits 63..0 |
 //! |---|---|
@@ -58,8 +58,8 @@ pub(crate) struct DeepImage {
 }
 
 impl DeepImage {
-    /// The image of a frame, in the fields that rules name: others would only split what shares one verdict. `None`: the frame
-    /// has no tunnel.
+    /// The image of a frame, in the fields that rules name: others would only split what shares one verdict.
+    /// `None`: the frame has no tunnel.
     pub(super) fn of_tunnel(
         outer: &MatchKey,
         key: &FlowKey,
@@ -172,8 +172,8 @@ impl TunnelMatcher {
         self.narrow(5, presence.bits(), presence.bits())
     }
 
-    /// Asks for a field's value under a mask; the header is asked for separately, except that any mask of the key of GRE
-    /// asks for a key.
+    /// Asks for a field's value under a mask; the header is asked for separately, except that any mask of the
+    /// key of GRE asks for a key.
     pub(crate) fn field(&mut self, slots: &[Slot], value: u128, mask: u128) -> &mut Self {
         if mask != 0 && slots.first() == Some(&cube::GRE_KEY) {
             self.require(Presence::GRE_KEY);
@@ -184,7 +184,8 @@ impl TunnelMatcher {
         self
     }
 
-    /// An entry of the label stack by its place from the top; entries beyond the room of the key match nothing.
+    /// An entry of the label stack by its place from the top; entries beyond the room of the key match
+    /// nothing.
     pub(crate) fn label(&mut self, place: usize, value: u32, mask: u32) -> &mut Self {
         match place {
             0 => {}

@@ -1,7 +1,8 @@
-//! The matches that trapping rules about the outer packet have, by value and mask: which groups have a match, and which of
-//! them comes first.
+//! The matches that trapping rules about the outer packet have, by value and mask: which groups have a match,
+//! and which of them comes first.
 //!
-//! [`super::tree::Trees`] asks it whether a match is known and builds its trees from it; frames are never looked up here.
+//! [`super::tree::Trees`] asks it whether a match is known and builds its trees from it; frames are never
+//! looked up here.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hash, Hasher};

@@ -1,16 +1,17 @@
-//! The match image: everything of one packet's headers that a flow spec can name, as the eight words of the packed image
-//! (`packet::cube`). Tunnels have more words around it ([`super::deep`]).
+//! The match image: everything of one packet's headers that a flow spec can name, as the eight words of the
+//! packed image (`packet::cube`). Tunnels have more words around it ([`super::deep`]).
 //!
-//! A frame's [`FlowKey`] is turned into a [`MatchKey`] once; after that, matching a rule is eight ANDs and compares, and
-//! hashing under a mask touches only words. The provider writes the specs of a flow into a [`Matcher`] of that shape.
+//! A frame's [`FlowKey`] is turned into a [`MatchKey`] once; after that, matching a rule is eight ANDs and
+//! compares, and hashing under a mask touches only words. The provider writes the specs of a flow into a
+//! [`Matcher`] of that shape.
 
 use std::hash::{Hash, Hasher};
 
 use packet::cube::{self, LEVEL_WORDS as WORDS, Slot};
 use packet::{FlowKey, Layers};
 
-/// The layers that a flow spec can ask for: those of [`LAYERS`] in the first word, and a C-VLAN tag in the last, the only
-/// tag that `ibv_flow_eth_filter.vlan_tag` is about (802.1Q 9.6).
+/// The layers that a flow spec can ask for: those of [`LAYERS`] in the first word, and a C-VLAN tag in the
+/// last, the only tag that `ibv_flow_eth_filter.vlan_tag` is about (802.1Q 9.6).
 const LAYER_BITS: u64 = 0xf << 60;
 const C_TAG: u64 = 1 << cube::HAS_C_TAG.shift();
 const LAYERS: [(Layers, Slot); 4] = [
@@ -20,7 +21,8 @@ const LAYERS: [(Layers, Slot); 4] = [
     (Layers::UDP, cube::HAS_UDP),
 ];
 
-/// Odd constants that keep words apart in [`MatchKey::digest`]: the fractional bits of square roots, as in SHA-512.
+/// Odd constants that keep words apart in [`MatchKey::digest`]: the fractional bits of square roots, as in
+/// SHA-512.
 pub(super) const LANES: [u64; WORDS] = [
     0x6a09_e667_f3bc_c909,
     0xbb67_ae85_84ca_a73b,
@@ -32,7 +34,8 @@ pub(super) const LANES: [u64; WORDS] = [
     0x5be0_cd19_137e_2179,
 ];
 
-/// The operations that a tuple space, its shapes and its cache need of an image of a frame, of a rule's values, or of a rule's mask.
+/// The operations that a tuple space, its shapes and its cache need of an image of a frame, of a rule's
+/// values, or of a rule's mask.
 pub(super) trait Image: Copy + Default + Eq + Hash + std::fmt::Debug {
     /// Returns the image under a mask.
     fn masked(&self, mask: &Self) -> Self;
@@ -95,8 +98,8 @@ impl Image for MatchKey {
 
     /// Four independent folded multiplications, so that their latencies overlap.
     ///
-    /// It is not keyed. Frames choose what is looked up but never what is stored in the tuple space, so crafted
-    /// collisions cannot lengthen a chain; in the exact-match cache they only displace one another.
+    /// It is not keyed. Frames choose what is looked up but never what is stored in the tuple space, so
+    /// crafted collisions cannot lengthen a chain; in the exact-match cache they only displace one another.
     #[inline]
     fn digest(&self) -> u64 {
         let mut digest = 0u64;
@@ -155,7 +158,8 @@ impl Hasher for DigestHasher {
     }
 }
 
-/// The frames that a rule is about: those whose image, under the mask, equals the values. The default matches all.
+/// The frames that a rule is about: those whose image, under the mask, equals the values. The default matches
+/// all.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Matcher {
     value: MatchKey,
@@ -178,8 +182,9 @@ impl Matcher {
         self
     }
 
-    /// Asks for a field's value under a mask. Its place is one or more slots, the most significant first. The header of the
-    /// field is asked for separately, except that any mask of the VLAN tag asks for a C-VLAN tag.
+    /// Asks for a field's value under a mask. Its place is one or more slots, the most significant first. The
+    /// header of the field is asked for separately, except that any mask of the VLAN tag asks for a C-VLAN
+    /// tag.
     pub(crate) fn field(&mut self, slots: &[Slot], value: u128, mask: u128) -> &mut Self {
         if mask != 0 && slots.first() == Some(&cube::VLAN_TCI) {
             self.narrow(cube::HAS_C_TAG.word(), C_TAG, C_TAG);

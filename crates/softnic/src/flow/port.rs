@@ -1,7 +1,9 @@
-//! The rules of one port and direction: trees and a tuple space for the rules that trap, short lists for the few that only take copies.
+//! The rules of one port and direction: trees and a tuple space for the rules that trap, short lists for the
+//! few that only take copies.
 //!
-//! [`super::FlowTable`] owns them. Rules with equal match, kind and priority form a group whose copies are laid out when
-//! the group changes, so that a lookup ends with one slice. Nothing here allocates during a lookup.
+//! [`super::FlowTable`] owns them. Rules with equal match, kind and priority form a group whose copies are
+//! laid out when the group changes, so that a lookup ends with one slice. Nothing here allocates during a
+//! lookup.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -23,8 +25,8 @@ use packet::DeepKey;
 
 use crate::prefetch::prefetch_read;
 
-/// Rules that differ only in age, queue pair and tag. The oldest is in the [`Outcome`]; most groups have no other, and those
-/// allocate nothing.
+/// Rules that differ only in age, queue pair and tag. The oldest is in the [`Outcome`]; most groups have no
+/// other, and those allocate nothing.
 #[derive(Debug, Default)]
 struct Group {
     /// The age of the oldest rule.
@@ -39,12 +41,13 @@ struct Group {
 struct Younger {
     /// Oldest first.
     rules: Vec<(u64, FlowHit)>,
-    /// The deliveries of a matching frame besides the [`Outcome`]: the oldest rule of each further queue pair.
+    /// The deliveries of a matching frame besides the [`Outcome`]: the oldest rule of each further queue
+    /// pair.
     replicas: Vec<FlowHit>,
 }
 
-/// The delivery of a frame that matches a group: the oldest rule, if there is one. Apart from the groups and packed, so that
-/// lookups touch one cache line, which four share.
+/// The delivery of a frame that matches a group: the oldest rule, if there is one. Apart from the groups and
+/// packed, so that lookups touch one cache line, which four share.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(align(16))]
 struct Outcome {
@@ -129,8 +132,8 @@ impl Group {
         self.younger.as_ref().map_or(&[], |younger| &younger.replicas)
     }
 
-    /// Adds a rule to those that the group has, of which `first` is the oldest. Returns the oldest and whether the new one is the
-    /// youngest.
+    /// Adds a rule to those that the group has, of which `first` is the oldest. Returns the oldest and
+    /// whether the new one is the youngest.
     fn insert(&mut self, first: FlowHit, order: u64, hit: FlowHit) -> (FlowHit, bool) {
         let rules = &mut self.younger.get_or_insert_default().rules;
         if order < self.order {
@@ -143,7 +146,8 @@ impl Group {
         (first, youngest)
     }
 
-    /// Removes a rule of those that the group has, of which `first` is the oldest. Returns the oldest that is left.
+    /// Removes a rule of those that the group has, of which `first` is the oldest. Returns the oldest that is
+    /// left.
     fn remove(&mut self, first: FlowHit, flow: FlowId) -> Option<FlowHit> {
         let Some(younger) = &mut self.younger else { return (first.flow != flow).then_some(first) };
         let mut oldest = first;
@@ -188,8 +192,8 @@ impl CopyRule {
             && self.tunnel == other.tunnel
     }
 
-    /// Whether a rule takes a copy besides another one of its level that takes one: on a device where a frame meets one
-    /// entry of each priority, and every queue pair once.
+    /// Whether a rule takes a copy besides another one of its level that takes one: on a device where a frame
+    /// meets one entry of each priority, and every queue pair once.
     fn copies_beside(&self, other: &Self) -> bool {
         self.shares_entry(other) && self.hit.actions.target != other.hit.actions.target
     }
@@ -224,8 +228,8 @@ pub(crate) struct PortTable {
     sniffers: Vec<CopyRule>,
     /// Every bit that any rule looks at; nothing while no rule is about tunnels.
     deep_relevant: Option<DeepImage>,
-    /// The results of the last lookups of frames with tunnels; made with the first rule about tunnels. One engine looks up the
-    /// frames of a port, so that nobody waits for the lock.
+    /// The results of the last lookups of frames with tunnels; made with the first rule about tunnels. One
+    /// engine looks up the frames of a port, so that nobody waits for the lock.
     recent: Option<Box<Mutex<ExactCache<DeepImage>>>>,
     capacity: Capacity,
 }
@@ -241,7 +245,8 @@ impl PortTable {
         self.deep_relevant.as_ref()
     }
 
-    /// The results of the last lookups of frames with tunnels; `None` if there never was a rule about tunnels.
+    /// The results of the last lookups of frames with tunnels; `None` if there never was a rule about
+    /// tunnels.
     pub(super) fn recent(&self) -> Option<MutexGuard<'_, ExactCache<DeepImage>>> {
         self.recent.as_ref().map(|recent| recent.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -259,7 +264,8 @@ impl PortTable {
         self.sniffers.len()
     }
 
-    /// The result of the rules for an image; `deep` is there if the frame has a tunnel and some rule asks for one.
+    /// The result of the rules for an image; `deep` is there if the frame has a tunnel and some rule asks for
+    /// one.
     pub(super) fn classify(&self, image: &MatchKey, deep: Option<&DeepImage>) -> Verdict {
         let mut winner = self.plain.search(image);
         if let Some(deep) = deep {
@@ -329,17 +335,17 @@ impl PortTable {
         self.sniffers.is_empty()
     }
 
-    /// The queue pair and the tag of the flow that a verdict represents, if it represents one, which only delivers: so it is for
-    /// most frames.
+    /// The queue pair and the tag of the flow that a verdict represents, if it represents one, which only
+    /// delivers: so it is for most frames.
     #[inline]
     pub(crate) fn plain(&self, verdict: Verdict) -> Option<(QpSlot, u32)> {
         let outcome = self.outcomes.get(verdict.group as usize)?;
         (verdict.dont_trap == 0 && outcome.is_plain()).then_some((QpSlot(outcome.target), outcome.tag))
     }
 
-    /// Puts the flows that a verdict on a frame represents into `matches`, in place of what was there. No flow may have been
-    /// inserted or removed since. `parse` parses the frame and its tunnel, and is asked only if some flow of the port is about
-    /// tunnels.
+    /// Puts the flows that a verdict on a frame represents into `matches`, in place of what was there. No
+    /// flow may have been inserted or removed since. `parse` parses the frame and its tunnel, and is asked
+    /// only if some flow of the port is about tunnels.
     pub(crate) fn expand(
         &self,
         verdict: Verdict,
@@ -452,7 +458,8 @@ impl PortTable {
             return Err(FlowError::Conflict(first.flow));
         }
         self.rules.agree(&mut hit, &first)?;
-        // Flows on one queue pair share its copy, as mlx5 counts the uses of a rule (fs_core.c, `add_rule_fte`).
+        // Flows on one queue pair share its copy, as mlx5 counts the uses of a rule (fs_core.c,
+        // `add_rule_fte`).
         let replicas = self.groups[at].replicas();
         let mut copies = std::iter::once(&first).chain(replicas);
         let new_target = !copies.any(|copy| copy.actions.target == hit.actions.target);
@@ -479,7 +486,8 @@ impl PortTable {
         self.settle(rule, ranked, oldest);
     }
 
-    /// Puts the group of `rule`, which stood at `before`, where its rules, of which `oldest` is the first, now place it.
+    /// Puts the group of `rule`, which stood at `before`, where its rules, of which `oldest` is the first,
+    /// now place it.
     fn settle(&mut self, rule: &FlowRule, before: Ranked, oldest: Option<FlowHit>) {
         let group = &mut self.groups[before.group as usize];
         self.outcomes[before.group as usize] = group.lay_out(oldest);

@@ -1,7 +1,8 @@
 //! One shape of the tuple space: all groups of rules that share a mask, in one hash map.
 //!
-//! [`super::port::PortTable`] owns the shapes of a port, those of rules about tunnels apart, and asks each, best precedence first, for the group that an image
-//! belongs to. A shape never looks at a rule, only at masked images and precedences.
+//! [`super::port::PortTable`] owns the shapes of a port, those of rules about tunnels apart, and asks each,
+//! best precedence first, for the group that an image belongs to. A shape never looks at a rule, only at
+//! masked images and precedences.
 
 use std::collections::{BTreeSet, HashMap};
 use std::hash::BuildHasherDefault;
@@ -54,7 +55,8 @@ impl Ranked {
     }
 }
 
-/// The groups with the same values, which differ in kind or priority. Nearly always one, which allocates nothing.
+/// The groups with the same values, which differ in kind or priority. Nearly always one, which allocates
+/// nothing.
 #[derive(Debug)]
 pub(super) struct Bucket {
     best: Ranked,
@@ -127,7 +129,8 @@ impl<I: Image> Shape<I> {
         self.best
     }
 
-    /// Whether an image has all layers that the mask asks for: a rule can ask for a layer, never for its absence.
+    /// Whether an image has all layers that the mask asks for: a rule can ask for a layer, never for its
+    /// absence.
     #[inline]
     pub(super) fn is_possible(&self, image: &I) -> bool {
         image.layers() & self.layers == self.layers

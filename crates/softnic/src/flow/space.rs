@@ -1,10 +1,12 @@
 //! A tuple space: the shapes of one kind of image, in the order in which they can win.
 //!
-//! [`super::port::PortTable`] has two for its trapping rules, one for rules that look at the outer packet alone and one for
-//! rules about tunnels. A space refers to groups by number only; nothing here allocates during a search.
+//! [`super::port::PortTable`] has two for its trapping rules, one for rules that look at the outer packet
+//! alone and one for rules about tunnels. A space refers to groups by number only; nothing here allocates
+//! during a search.
 //!
-//! Why it is right: within a shape, rules that match have equal masked values, so one hash lookup finds all of them. Shapes
-//! are sorted by the best rule that each has, so the search ends at the first shape whose best rule loses to the winner.
+//! Why it is right: within a shape, rules that match have equal masked values, so one hash lookup finds all
+//! of them. Shapes are sorted by the best rule that each has, so the search ends at the first shape whose
+//! best rule loses to the winner.
 
 use super::key::Image;
 use super::shape::{Ranked, Shape};
@@ -90,7 +92,8 @@ impl<I: Image> Space<I> {
         self.shapes.iter().position(|shape| shape.mask() == mask)
     }
 
-    /// Restores the order of the shapes; they are sorted but for one, which the standard sort finds in one pass.
+    /// Restores the order of the shapes; they are sorted but for one, which the standard sort finds in one
+    /// pass.
     fn sort(&mut self) {
         if !self.shapes.is_sorted_by_key(Shape::best) {
             self.shapes.sort_by_key(Shape::best);
@@ -151,7 +154,8 @@ mod tests {
         add(&mut space, 4, 3, &with_layers(any, &[(SRC_PORT, 98, 0xffff)]));
         add(&mut space, 5, 1, &with_layers(any, &[(TOS, 0, 0xff)]));
         space.remove(gone.value(), gone.mask(), ranked);
-        // Behind the shape of ports to, that of ports from would end the search before the rule of priority 1.
+        // Behind the shape of ports to, that of ports from would end the search before the rule of priority
+        // 1.
         let found = space.search(&image(any, 53, 0), None).0;
         assert_eq!(found.map(|ranked| ranked.group), Some(5));
     }

@@ -1,4 +1,5 @@
-//! The single promises of the flow table's interface; the whole of it is held against a reference beside this file.
+//! The single promises of the flow table's interface; the whole of it is held against a reference beside this
+//! file.
 
 mod asked;
 mod condition;

@@ -1,23 +1,27 @@
-//! The trapping rules about the outer packet: decision trees, and a tuple space for what they have no room for.
+//! The trapping rules about the outer packet: decision trees, and a tuple space for what they have no room
+//! for.
 //!
-//! [`super::port::PortTable`] owns one [`Trees`] per port and direction. Rules are in three families, those for IPv4, for
-//! IPv6 and for any frame, which a frame's layers choose between. A family looks only at the bytes of the image that its
-//! rules mask ([`view`]) and has up to four trees, by whether a rule masks much of the source and of the destination
-//! address: rules that leave an address open would otherwise be copied into most leaves. Each tree leads a frame by a few
-//! bits at a time to a leaf of at most eight rules in most cases, which are compared together ([`search`], [`build`]).
+//! [`super::port::PortTable`] owns one [`Trees`] per port and direction. Rules are in three families, those
+//! for IPv4, for IPv6 and for any frame, which a frame's layers choose between. A family looks only at the
+//! bytes of the image that its rules mask ([`view`]) and has up to four trees, by whether a rule masks much
+//! of the source and of the destination address: rules that leave an address open would otherwise be copied
+//! into most leaves. Each tree leads a frame by a few bits at a time to a leaf of at most eight rules in most
+//! cases, which are compared together ([`search`], [`build`]).
 //!
 //! # Changes
-//! A rule is added to and removed from every leaf that it belongs to; a leaf that overflows is split where it is
-//! ([`update`]). A tree that grew by a quarter this way is built anew from the rules in its leaves: each by itself, because
-//! policies install rules about both addresses first, and those that leave them open last, when a family as a whole grows little.
-//! A family that has four times as many rules as when it was built, or too many in its tuple space, is built anew from the
-//! [`Directory`]. Both take some 2 us for each rule. The caller of the last change waits for it twice, because there are two copies
-//! ([`crate::left_right`]), and so do other changes meanwhile; no lookup does.
+//! A rule is added to and removed from every leaf that it belongs to; a leaf that overflows is split where it
+//! is ([`update`]). A tree that grew by a quarter this way is built anew from the rules in its leaves: each
+//! by itself, because policies install rules about both addresses first, and those that leave them open last,
+//! when a family as a whole grows little. A family that has four times as many rules as when it was built, or
+//! too many in its tuple space, is built anew from the [`Directory`]. Both take some 2 us for each rule. The
+//! caller of the last change waits for it twice, because there are two copies ([`crate::left_right`]), and so
+//! do other changes meanwhile; no lookup does.
 //!
 //! # What is not in the trees
-//! Masks that have nothing in common make leaves that nothing splits. A leaf has at most 64 rules, a rule added later at
-//! most [`update::MAX_COPIES`] leaves, and a family a limited number of blocks; what exceeds this is in the tuple space of
-//! the family, and so are rules that look at a byte which the family does not keep yet, until it is built anew.
+//! Masks that have nothing in common make leaves that nothing splits. A leaf has at most 64 rules, a rule
+//! added later at most [`update::MAX_COPIES`] leaves, and a family a limited number of blocks; what exceeds
+//! this is in the tuple space of the family, and so are rules that look at a byte which the family does not
+//! keep yet, until it is built anew.
 
 mod build;
 mod machine;
@@ -90,8 +94,8 @@ struct Tree {
 }
 
 impl Tree {
-    /// Whether it would be faster if it were built anew. Rules that replace others do less harm than those that are
-    /// added, and it is they that come fast for a long time.
+    /// Whether it would be faster if it were built anew. Rules that replace others do less harm than those
+    /// that are added, and it is they that come fast for a long time.
     fn wants_rebuild(&self) -> bool {
         let grown = self.len > FEW + self.built + self.built / 4;
         grown || self.debt > FEW + self.built / 2

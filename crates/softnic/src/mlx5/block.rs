@@ -45,8 +45,8 @@ impl Block<'_> {
     }
 }
 
-/// The response: as many bytes as the client has room for, zeros first. Fields behind its end are left out, as by the
-/// kernel's `uverbs_response`.
+/// The response: as many bytes as the client has room for, zeros first. Fields behind its end are left out,
+/// as by the kernel's `uverbs_response`.
 #[derive(Debug, Default)]
 pub(super) struct Reply(pub(super) Vec<u8>);
 

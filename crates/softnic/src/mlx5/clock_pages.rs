@@ -1,13 +1,16 @@
 //! The two pages from which libmlx5 reads the device's clock, without a system call: the clock itself, for
-//! `ibv_query_rt_values_ex`, and the relation of its ticks to UTC, for completions with the wall clock (rdma-core mlx5.c,
-//! `mlx5_map_internal_clock` and `mlx5_map_clock_info`; kernel hw/mlx5/main.c, `mlx5_ib_mmap`).
+//! `ibv_query_rt_values_ex`, and the relation of its ticks to UTC, for completions with the wall clock
+//! (rdma-core mlx5.c, `mlx5_map_internal_clock` and `mlx5_map_clock_info`; kernel hw/mlx5/main.c,
+//! `mlx5_ib_mmap`).
 //!
-//! The engine writes the time to the page after each pass, so the time in it is that of the last pass. Without traffic
-//! it is up to 4 ms old, the longest sleep of the engine between two passes. It is never in the future.
+//! The engine writes the time to the page after each pass, so the time in it is that of the last pass.
+//! Without traffic it is up to 4 ms old, the longest sleep of the engine between two passes. It is never in
+//! the future.
 //!
-//! Invariants: the pages are mapped as long as this value exists, and are written through atomics only, because the client
-//! reads them at any time. The client cannot write: its descriptors of the file cannot be mapped writable. Where the kernel
-//! cannot ensure this (before 5.1), there are no pages and the device has no clock.
+//! Invariants: the pages are mapped as long as this value exists, and are written through atomics only,
+//! because the client reads them at any time. The client cannot write: its descriptors of the file cannot be
+//! mapped writable. Where the kernel cannot ensure this (before 5.1), there are no pages and the device has
+//! no clock.
 
 use std::os::fd::{AsRawFd as _, OwnedFd, RawFd};
 use std::ptr::NonNull;
@@ -35,8 +38,9 @@ const OVERFLOW_PERIOD: usize = PAGE_BYTES + 48;
 const UPDATING: u32 = 1;
 /// Binary digits behind the point of the multiplier.
 const SHIFT_BITS: u32 = 23;
-/// How often the relation is written anew. At any rate the product of ticks and multiplier overflows after 2^41 ns, more than
-/// half an hour; and the error of the multiplier, less than one part in 10^7, is less than 0.1 us in this time.
+/// How often the relation is written anew. At any rate the product of ticks and multiplier overflows after
+/// 2^41 ns, more than half an hour; and the error of the multiplier, less than one part in 10^7, is less than
+/// 0.1 us in this time.
 const INFO_PERIOD_NS: u64 = 1_000_000_000;
 
 /// Which of the pages.
@@ -100,7 +104,8 @@ impl ClockPages {
         unsafe { AtomicU64::from_ptr(place) }
     }
 
-    /// Writes the time to the pages. Called by one thread at a time: the first engine's, or the one that makes the pages.
+    /// Writes the time to the pages. Called by one thread at a time: the first engine's, or the one that
+    /// makes the pages.
     pub(crate) fn update(&self, now_ns: u64) {
         let ticks = self.clock.ticks(now_ns);
         // One store of two words in network byte order, of which the client reads the first one twice.

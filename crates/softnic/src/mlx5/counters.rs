@@ -1,5 +1,5 @@
-//! Counter sets. Their points come with the first flow that has them (`struct mlx5_ib_create_flow`), as with the kernel's
-//! driver (hw/mlx5/fs.c, `flow_counters_set_data`).
+//! Counter sets. Their points come with the first flow that has them (`struct mlx5_ib_create_flow`), as with
+//! the kernel's driver (hw/mlx5/fs.c, `flow_counters_set_data`).
 
 use device_model::Limit;
 

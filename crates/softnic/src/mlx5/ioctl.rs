@@ -1,8 +1,9 @@
-//! The ioctl of a command descriptor: attributes to blocks, and the answers back (kernel core/uverbs_ioctl.c; rdma-core
-//! libibverbs/cmd_ioctl.c).
+//! The ioctl of a command descriptor: attributes to blocks, and the answers back (kernel core/uverbs_ioctl.c;
+//! rdma-core libibverbs/cmd_ioctl.c).
 //!
-//! Only `INVOKE_WRITE`, counters and UAR pages are there. Every other method is EPROTONOSUPPORT, upon which libibverbs
-//! sends the older command of the same meaning through `INVOKE_WRITE`. A command that is not there is EOPNOTSUPP.
+//! Only `INVOKE_WRITE`, counters and UAR pages are there. Every other method is EPROTONOSUPPORT, upon which
+//! libibverbs sends the older command of the same meaning through `INVOKE_WRITE`. A command that is not there
+//! is EOPNOTSUPP.
 
 use super::Context;
 use super::block::{Block, Reply};
@@ -117,8 +118,8 @@ impl Attributes {
         Ok(input)
     }
 
-    /// Room for an output; none if it is not wanted. Zeros are written to the client's first, and the flags of the
-    /// attribute as they are: if that fails nothing was done yet that would have to be undone.
+    /// Room for an output; none if it is not wanted. Zeros are written to the client's first, and the flags
+    /// of the attribute as they are: if that fails nothing was done yet that would have to be undone.
     fn output(&self, id: u16) -> Verb<Reply> {
         let Some(attribute) = self.find(id) else { return Ok(Reply::default()) };
         let reply = Reply::of(usize::from(attribute.bytes));
@@ -127,8 +128,8 @@ impl Attributes {
         Ok(reply)
     }
 
-    /// The attribute for the handle of a new object. It is written as it is, for the reason that [`output`](Self::output)
-    /// writes zeros.
+    /// The attribute for the handle of a new object. It is written as it is, for the reason that
+    /// [`output`](Self::output) writes zeros.
     fn handle(&self, id: u16) -> Verb<&Attribute> {
         let attribute = self.need(id)?;
         attribute.write_data(attribute.data)?;

@@ -1,14 +1,15 @@
-//! mlx5's receive and completion queues, as the device sees them: in the client's memory. Send queues are in `sends`.
+//! mlx5's receive and completion queues, as the device sees them: in the client's memory. Send queues are in
+//! `sends`.
 //!
-//! A receive queue is a cyclic array of requests, each a list of scatter entries, and a doorbell record that counts the
-//! posted ones modulo 2^16. A completion queue is an array of completions of 64 or 128 bytes, whose owner bit changes with
-//! every turn, and a doorbell record with the consumer's index modulo 2^24 and the word that arms the queue (rdma-core
-//! providers/mlx5/{mlx5dv.h,wqe.h,cq.c,qp.c}; ConnectX Programmer's Reference Manual, "Work Queue Structure" and
-//! "Completion Queues").
+//! A receive queue is a cyclic array of requests, each a list of scatter entries, and a doorbell record that
+//! counts the posted ones modulo 2^16. A completion queue is an array of completions of 64 or 128 bytes,
+//! whose owner bit changes with every turn, and a doorbell record with the consumer's index modulo 2^24 and
+//! the word that arms the queue (rdma-core providers/mlx5/{mlx5dv.h,wqe.h,cq.c,qp.c}; ConnectX Programmer's
+//! Reference Manual, "Work Queue Structure" and "Completion Queues").
 //!
-//! Nothing that the client writes is believed: indices that make no sense fail the queue, and scatter entries are checked
-//! like those of any queue. The memory was found mapped and writable when the queue was made. Hardware pins it; here a
-//! client that unmaps it before it destroys the queue ends its own process.
+//! Nothing that the client writes is believed: indices that make no sense fail the queue, and scatter entries
+//! are checked like those of any queue. The memory was found mapped and writable when the queue was made.
+//! Hardware pins it; here a client that unmaps it before it destroys the queue ends its own process.
 
 pub(crate) mod sends;
 
@@ -63,12 +64,13 @@ pub(crate) struct ClientMemory {
     address: NonNull<u8>,
 }
 
-// SAFETY: an address in memory of the process, which any thread may use; what is there is only read and written as
-// atomics, because the client does both at any time.
+// SAFETY: an address in memory of the process, which any thread may use; what is there is only read and
+// written as atomics, because the client does both at any time.
 unsafe impl Send for ClientMemory {}
 
 impl ClientMemory {
-    /// Memory that the client named; EINVAL if it is misaligned, EFAULT if it is not mapped writable throughout.
+    /// Memory that the client named; EINVAL if it is misaligned, EFAULT if it is not mapped writable
+    /// throughout.
     pub(crate) fn pin(address: u64, bytes: usize, align: usize) -> Verb<Self> {
         let address = usize::try_from(address).map_err(|_| EINVAL)?;
         let place = std::ptr::with_exposed_provenance_mut::<u8>(address);
@@ -84,7 +86,8 @@ impl ClientMemory {
     #[inline]
     fn word(&self, offset: usize) -> &AtomicU32 {
         let place = self.address.as_ptr().wrapping_add(offset).cast::<u32>();
-        // SAFETY: within the pinned range and aligned, by the contracts of `pin` and of this function; all uses are atomic.
+        // SAFETY: within the pinned range and aligned, by the contracts of `pin` and of this function; all
+        // uses are atomic.
         unsafe { AtomicU32::from_ptr(place) }
     }
 
@@ -344,7 +347,8 @@ impl CompletionRing {
             consumed: 0,
             clock,
         };
-        // The first arm word is 0, which the client has put there already: from now on only a new one differs from this.
+        // The first arm word is 0, which the client has put there already: from now on only a new one differs
+        // from this.
         ring.arm_word().store(NOT_ARMED, Ordering::Relaxed);
         Ok(ring)
     }
@@ -353,8 +357,8 @@ impl CompletionRing {
         self.doorbell.0.word(Doorbell::SECOND)
     }
 
-    /// How many completions can be written; looks at the consumer only if they are fewer than `wanted`. None can if the
-    /// client wrote an index that it cannot have reached.
+    /// How many completions can be written; looks at the consumer only if they are fewer than `wanted`. None
+    /// can if the client wrote an index that it cannot have reached.
     #[inline]
     pub(crate) fn room_for(&mut self, wanted: u32) -> u32 {
         if self.room() < wanted {
@@ -445,8 +449,8 @@ impl CompletionRing {
     }
 
     /// Goes on in another buffer, after a completion in the old one that says so (rdma-core cq.c,
-    /// `mlx5_cq_resize_copy_cqes`). EINVAL if there is no room for that one, or if the new buffer cannot hold what was not
-    /// consumed yet.
+    /// `mlx5_cq_resize_copy_cqes`). EINVAL if there is no room for that one, or if the new buffer cannot hold
+    /// what was not consumed yet.
     pub(crate) fn resize(&mut self, to: CompletionBuffer) -> Verb<()> {
         let CompletionBuffer { memory, completions, completion_bytes } = to;
         if self.room_for(u32::MAX) == 0 || self.next.wrapping_sub(self.consumed) >= completions {
@@ -458,7 +462,8 @@ impl CompletionRing {
     }
 }
 
-/// The word with the kind of headers, the checksums and the VLAN tag. `slid` and `flags_rqpn` mean nothing for raw packets.
+/// The word with the kind of headers, the checksums and the VLAN tag. `slid` and `flags_rqpn` mean nothing
+/// for raw packets.
 fn header_word(cqe: &Cqe, is_ipv4: bool) -> u64 {
     /// `MLX5_CQE_L2_OK`, `_L3_OK` and `_L4_OK` of `hds_ip_ext`.
     const L2_OK: u64 = 1;

@@ -1,8 +1,8 @@
-//! Copies from and to the client's memory at addresses that it gave in a command, as the kernel makes them: an address that
-//! is not mapped is EFAULT, and nothing crashes.
+//! Copies from and to the client's memory at addresses that it gave in a command, as the kernel makes them:
+//! an address that is not mapped is EFAULT, and nothing crashes.
 //!
-//! The client is this process, so its memory could be read directly; but only the kernel can say without a signal whether
-//! an address is mapped (process_vm_readv(2)).
+//! The client is this process, so its memory could be read directly; but only the kernel can say without a
+//! signal whether an address is mapped (process_vm_readv(2)).
 
 use std::ffi::c_ulong;
 
@@ -36,8 +36,8 @@ fn transfer(call: Transfer, local: *mut u8, bytes: usize, address: u64) -> Verb<
     let there = libc::iovec { iov_base: std::ptr::with_exposed_provenance_mut(address), iov_len: bytes };
     // SAFETY: asks for a number.
     let process = unsafe { libc::getpid() };
-    // SAFETY: the kernel reads or fills at most `bytes` bytes at `local`, which the callers hold, and checks the other
-    // address; what is there belongs to the client, who gave it for this.
+    // SAFETY: the kernel reads or fills at most `bytes` bytes at `local`, which the callers hold, and checks
+    // the other address; what is there belongs to the client, who gave it for this.
     let moved = unsafe { call(process, &raw const here, 1, &raw const there, 1, 0) };
     match usize::try_from(moved) {
         Ok(moved) if moved == bytes => Ok(()),

@@ -49,8 +49,8 @@ pub(super) const ALL_QP_ATTRIBUTES: u32 = IBV_QP_INIT_ATTR_PD
     | IBV_QP_INIT_ATTR_RX_HASH
     | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
 
-/// The flags that a raw packet queue pair can be made with. The device itself brings back nothing that is sent, so there is no
-/// multicast loopback to be blocked; and a CPU writes whole cache lines anyway.
+/// The flags that a raw packet queue pair can be made with. The device itself brings back nothing that is
+/// sent, so there is no multicast loopback to be blocked; and a CPU writes whole cache lines anyway.
 pub(super) const ALL_RAW_FLAGS: u32 = IBV_QP_CREATE_BLOCK_SELF_MCAST_LB
     | IBV_QP_CREATE_SCATTER_FCS
     | IBV_QP_CREATE_CVLAN_STRIPPING
@@ -63,7 +63,8 @@ pub(super) const ALL_WQ_FLAGS: u32 =
 /// The operations of `ibv_qp_ex` for raw packets.
 pub(super) const RAW_SEND_OPERATIONS: u64 = (IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_TSO) as u64;
 
-/// The operations of `ibv_qp_ex` for datagrams. The table has TSO for them too, which is for IPoIB: that is not Ethernet's.
+/// The operations of `ibv_qp_ex` for datagrams. The table has TSO for them too, which is for IPoIB: that is
+/// not Ethernet's.
 pub(super) const DATAGRAM_SEND_OPERATIONS: u64 = (IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM) as u64;
 
 pub(super) static OBJECTS: ObjectRules = ObjectRules {

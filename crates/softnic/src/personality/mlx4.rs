@@ -15,8 +15,8 @@ use super::{
 use crate::limits;
 use crate::provider::answer::{EINVAL, ENOMEM, EOPNOTSUPP};
 
-/// `RDMA_DRIVER_MLX4` (rdma/ib_user_ioctl_verbs.h) in the upper half of a resource type; never seen, since there are
-/// no parent domains.
+/// `RDMA_DRIVER_MLX4` (rdma/ib_user_ioctl_verbs.h) in the upper half of a resource type; never seen, since
+/// there are no parent domains.
 const DRIVER: u64 = 2 << 32;
 
 pub(super) static OBJECTS: ObjectRules = ObjectRules {
@@ -83,7 +83,8 @@ pub(super) static OBJECTS: ObjectRules = ObjectRules {
         max_tso_bytes: limits::MAX_TSO_BYTES,
         // kernel net/ethernet/mellanox/mlx4/qp.c: MLX4_CMD_RTS2SQD_QP.
         drains: true,
-        // rdma-core mlx4.c sets no `modify_qp_rate_limit`; kernel qp.c, `__mlx4_ib_modify_qp`: no packet pacing.
+        // rdma-core mlx4.c sets no `modify_qp_rate_limit`; kernel qp.c, `__mlx4_ib_modify_qp`: no packet
+        // pacing.
         max_rate_kbps: 0,
     },
     work_queue: WorkQueueRules {

@@ -1,9 +1,10 @@
-//! What ConnectX-4 and later refuse. "rdma-core" is its providers/mlx5, "kernel" drivers/infiniband/hw/mlx5, and fs_core.c
-//! is in drivers/net/ethernet/mellanox/mlx5/core.
+//! What ConnectX-4 and later refuse. "rdma-core" is its providers/mlx5, "kernel" drivers/infiniband/hw/mlx5,
+//! and fs_core.c is in drivers/net/ethernet/mellanox/mlx5/core.
 //!
-//! Some nonsense that the driver takes is refused here with EINVAL, on every personality: a second filter of a header, which
-//! would overwrite the first; a second tag; DROP with DONT_TRAP, which drops. And where matches of one priority overlap, a
-//! device asks first for the mask that came first, while here the oldest flow decides.
+//! Some nonsense that the driver takes is refused here with EINVAL, on every personality: a second filter of
+//! a header, which would overwrite the first; a second tag; DROP with DONT_TRAP, which drops. And where
+//! matches of one priority overlap, a device asks first for the mask that came first, while here the oldest
+//! flow decides.
 
 use ibverbs_sys::{
     IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN, IBV_CREATE_CQ_ATTR_SINGLE_THREADED, IBV_QP_CREATE_BLOCK_SELF_MCAST_LB,
@@ -48,8 +49,8 @@ pub(super) static OBJECTS: ObjectRules = ObjectRules {
         rounds_up: true,
         // kernel cq.c, `create_cq_user`: the device's queue has the whole power of two.
         has_one_spare_entry: true,
-        // rdma-core cq.c, `mlx5_cq_read_wc_qp_num` and `_flow_tag`: `sop_drop_qpn`; `_vendor_err`: always the byte of
-        // `struct mlx5_err_cqe`, which is in the timestamp of a completion without an error.
+        // rdma-core cq.c, `mlx5_cq_read_wc_qp_num` and `_flow_tag`: `sop_drop_qpn`; `_vendor_err`: always the
+        // byte of `struct mlx5_err_cqe`, which is in the timestamp of a completion without an error.
         overlays_fields: true,
         // rdma-core cq.c, `handle_responder_lazy` and `handle_responder`: of a queue pair alone.
         checksums_of_work_queues: false,
@@ -80,7 +81,8 @@ pub(super) static OBJECTS: ObjectRules = ObjectRules {
     queue_pair: QueuePairRules {
         // rdma-core verbs.c, `create_qp`: MLX5_CREATE_QP_SUP_COMP_MASK (it leaves errno as it was).
         attributes: Known { bits: ALL_QP_ATTRIBUTES, refusal: EOPNOTSUPP },
-        // kernel qp.c, `process_create_flags`: each flag by capability, all of which ConnectX-4 and later have.
+        // kernel qp.c, `process_create_flags`: each flag by capability, all of which ConnectX-4 and later
+        // have.
         create_flags: Known { bits: ALL_RAW_FLAGS, refusal: EOPNOTSUPP },
         // The same: SOURCE_QPN needs IPoIB, and the others raw packets.
         datagram_flags: Known { bits: IBV_QP_CREATE_BLOCK_SELF_MCAST_LB, refusal: EOPNOTSUPP },
@@ -98,8 +100,8 @@ pub(super) static OBJECTS: ObjectRules = ObjectRules {
     work_queue: WorkQueueRules {
         // kernel qp.c, `create_rq`: by capability; here as where nothing can delay a drop.
         create_flags: Known { bits: ALL_WQ_FLAGS, refusal: EOPNOTSUPP },
-        // kernel qp.c, `mlx5_ib_modify_wq`: PCI_WRITE_END_PADDING is EOPNOTSUPP, CVLAN_STRIPPING is done, other flags are
-        // not looked at.
+        // kernel qp.c, `mlx5_ib_modify_wq`: PCI_WRITE_END_PADDING is EOPNOTSUPP, CVLAN_STRIPPING is done,
+        // other flags are not looked at.
         modify_flags: Known { bits: !IBV_WQ_FLAGS_PCI_WRITE_END_PADDING, refusal: EOPNOTSUPP },
         // kernel qp.c, `mlx5_ib_create_wq`: before any capability of the device.
         delay_drop_needs_raw_io: true,

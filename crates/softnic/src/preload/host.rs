@@ -1,10 +1,10 @@
-//! What a program that knows the preloaded library asks of it: to open and close the wires of its device, and what the engine
-//! has done.
+//! What a program that knows the preloaded library asks of it: to open and close the wires of its device, and
+//! what the engine has done.
 //!
-//! Such a program has a copy of this crate of its own, which knows nothing of the device. The library exports two functions
-//! with C's calling convention, which the dynamic linker finds by name. Counters are only added at the end of [`PortStats`], which
-//! stays the last field of the structure, and the caller gives its size, because the library and the program may be of different
-//! releases.
+//! Such a program has a copy of this crate of its own, which knows nothing of the device. The library exports
+//! two functions with C's calling convention, which the dynamic linker finds by name. Counters are only added
+//! at the end of [`PortStats`], which stays the last field of the structure, and the caller gives its size,
+//! because the library and the program may be of different releases.
 
 use std::ffi::{CStr, c_int, c_void};
 

@@ -1,5 +1,5 @@
-//! How a program is started with the shared library preloaded: where the library is, what must be installed, and the variables
-//! of its environment. Used by the launcher, and by programs that start themselves again.
+//! How a program is started with the shared library preloaded: where the library is, what must be installed,
+//! and the variables of its environment. Used by the launcher, and by programs that start themselves again.
 
 use std::ffi::OsString;
 use std::io;
@@ -115,7 +115,8 @@ pub fn preloading(library: &Path) -> Result<(&'static str, OsString), LaunchErro
     Ok((LD_PRELOAD, list))
 }
 
-/// The variables with which the preloaded library answers rdma-core's mlx5 provider, besides the device's own.
+/// The variables with which the preloaded library answers rdma-core's mlx5 provider, besides the device's
+/// own.
 ///
 /// # Errors
 /// As [`check_path`].

@@ -1,5 +1,5 @@
-//! What libibverbs reads of sysfs about one device (rdma-core libibverbs/init.c, verbs.c): written to a tree in the command's
-//! mount namespace (plugin), or answered by the preloaded library (mlx5).
+//! What libibverbs reads of sysfs about one device (rdma-core libibverbs/init.c, verbs.c): written to a tree
+//! in the command's mount namespace (plugin), or answered by the preloaded library (mlx5).
 
 use std::fmt::Write as _;
 

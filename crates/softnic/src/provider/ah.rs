@@ -1,8 +1,8 @@
 //! Address handles, and the addresses of datagrams in send requests.
 //!
-//! A datagram goes from one queue pair of this device to another one of it, and never over a wire: the only addresses
-//! there are the GIDs of its own ports. Any other one fails as an address that cannot be resolved. A request takes a
-//! copy of the address, so a handle may go while requests with it wait.
+//! A datagram goes from one queue pair of this device to another one of it, and never over a wire: the only
+//! addresses there are the GIDs of its own ports. Any other one fails as an address that cannot be resolved.
+//! A request takes a copy of the address, so a handle may go while requests with it wait.
 
 use std::ffi::c_int;
 use std::ptr::NonNull;
@@ -48,8 +48,8 @@ pub(crate) unsafe extern "C" fn create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_att
     })
 }
 
-/// In the order of the kernel's checks (core/verbs.c, `rdma_check_ah_attr` and `rdma_fill_sgid_attr`, then the resolution
-/// of the address).
+/// In the order of the kernel's checks (core/verbs.c, `rdma_check_ah_attr` and `rdma_fill_sgid_attr`, then
+/// the resolution of the address).
 fn route(nic: &Nic, domain: u32, attr: &ibv_ah_attr) -> Verb<Route> {
     nic.port(attr.port_num).ok_or(EINVAL)?;
     // RoCE has no addresses but GIDs.
@@ -131,7 +131,8 @@ impl SendPoster {
         // SAFETY: the slots of a datagram queue pair hold an envelope there.
         let place = unsafe { self.producer.slot().add(self.shape.envelope_offset()) };
         let place: NonNull<Envelope> = place.cast();
-        // SAFETY: there is room since the request was begun, so the slot is this side's; every bit pattern is an envelope.
+        // SAFETY: there is room since the request was begun, so the slot is this side's; every bit pattern is
+        // an envelope.
         unsafe { &mut *place.as_ptr() }
     }
 }

@@ -171,7 +171,8 @@ pub(crate) unsafe extern "C" fn query_port(
     })
 }
 
-/// The attributes that a port reports of itself, with the lengths of its tables of GIDs and of partition keys.
+/// The attributes that a port reports of itself, with the lengths of its tables of GIDs and of partition
+/// keys.
 pub(crate) fn port_attributes(nic: &Nic, number: u8, (gids, pkeys): (c_int, u16)) -> Verb<ibv_port_attr> {
     /// `phys_state` of the InfiniBand specification: LinkUp and Disabled.
     const PHYSICAL_UP: u8 = 5;

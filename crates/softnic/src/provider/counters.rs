@@ -127,8 +127,8 @@ pub(crate) unsafe extern "C" fn read_counters(
     })
 }
 
-/// The first values of an array of `count`, up to the last index of the set; points with the same index add up
-/// (ibv_attach_counters_point_flow(3)).
+/// The first values of an array of `count`, up to the last index of the set; points with the same index add
+/// up (ibv_attach_counters_point_flow(3)).
 pub(crate) fn values(set: &CounterState, count: usize, rules: &Rules) -> Verb<Vec<u64>> {
     if set.users == 0 && !rules.flow.emulation.reads_idle_counters {
         return Err(EINVAL);

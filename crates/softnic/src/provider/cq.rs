@@ -50,8 +50,8 @@ pub(crate) struct SoftCq {
     domain: Option<NonNull<SoftPd>>,
 }
 
-// SAFETY: `repr(C)` with a transparent cell of `ibv_cq_ex` first, of which `ibv_cq` is a prefix; handed out by
-// `into_native` only.
+// SAFETY: `repr(C)` with a transparent cell of `ibv_cq_ex` first, of which `ibv_cq` is a prefix; handed out
+// by `into_native` only.
 unsafe impl Object for SoftCq {
     type Native = ibv_cq_ex;
 }
@@ -79,11 +79,12 @@ impl SoftCq {
         self.cq.get()
     }
 
-    /// The cursor of the queue behind a handle, whose mark is not looked at: a queue that was destroyed and is kept has
-    /// a cursor without completions.
+    /// The cursor of the queue behind a handle, whose mark is not looked at: a queue that was destroyed and
+    /// is kept has a cursor without completions.
     ///
     /// # Safety
-    /// `cq` is a queue of this provider that lives, or was destroyed and is kept, and the caller is the one who polls it.
+    /// `cq` is a queue of this provider that lives, or was destroyed and is kept, and the caller is the one
+    /// who polls it.
     #[inline]
     unsafe fn cursor<'a>(cq: *mut ibv_cq_ex) -> &'a mut Cursor {
         let object = cq.cast::<Self>();
@@ -271,7 +272,8 @@ pub(crate) unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
         let channel = unsafe { (*cq).channel };
         // SAFETY: a channel, if there is one, outlives its queues (ibv_destroy_comp_channel(3)).
         let read_completions = unsafe { completion_events_read(&state, &removed, channel) };
-        // As in `destroy_wq`: the application's allocator is not called under the device's mutex, nor is it waited for.
+        // As in `destroy_wq`: the application's allocator is not called under the device's mutex, nor is it
+        // waited for.
         drop(state);
         drop(removed);
         // SAFETY: `cq` is the live handle, whose mutex and condition the library initialised.
@@ -306,9 +308,9 @@ unsafe fn completion_events_read(state: &State, cq: &CqState, channel: *const ib
 /// `IBV_CQ_ATTR_MODERATE`, the only attribute there is.
 const ATTR_MODERATE: u32 = 1;
 
-/// Asks for one event at the next completion, or the next failed one. Completions that are queued already raise none, but
-/// on a device that counts from the consumer on: a thread that arms polls once more before it sleeps. A queue without a
-/// channel is armed for nothing, as in hardware.
+/// Asks for one event at the next completion, or the next failed one. Completions that are queued already
+/// raise none, but on a device that counts from the consumer on: a thread that arms polls once more before it
+/// sleeps. A queue without a channel is armed for nothing, as in hardware.
 pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
     answer_status(|| {
         // SAFETY: NULL or a completion queue of this provider, by the verb's contract.
@@ -361,8 +363,8 @@ pub(crate) unsafe extern "C" fn modify_cq(cq: *mut ibv_cq, attr: *mut ibv_modify
     })
 }
 
-/// Moves a queue to a larger or smaller ring. As with any provider not to be called between `ibv_start_poll` and
-/// `ibv_end_poll`: a queue with a lock waits for the end of that poll, one without a lock returns EBUSY.
+/// Moves a queue to a larger or smaller ring. As with any provider not to be called between `ibv_start_poll`
+/// and `ibv_end_poll`: a queue with a lock waits for the end of that poll, one without a lock returns EBUSY.
 pub(crate) unsafe extern "C" fn resize_cq(cq: *mut ibv_cq, entries: c_int) -> c_int {
     answer_status(|| {
         // SAFETY: NULL or a completion queue of this provider, by the verb's contract.
@@ -373,9 +375,11 @@ pub(crate) unsafe extern "C" fn resize_cq(cq: *mut ibv_cq, entries: c_int) -> c_
         let wanted = self::entries(&rules.objects.completion, u32::try_from(entries).map_err(|_| EINVAL)?)?;
         let held = held(&rules.objects.completion, wanted);
         let resources = &rules.objects.domain.resources;
-        // What was posted before this call counts. A device has long sent it; the engine may not have had its turn.
+        // What was posted before this call counts. A device has long sent it; the engine may not have had its
+        // turn.
         soft.nic().pass(0);
-        // The application's allocator is called without a lock, and so is its `free` when the old ring is dropped.
+        // The application's allocator is called without a lock, and so is its `free` when the old ring is
+        // dropped.
         let mut ring = make_ring(
             resources,
             object.domain(),
@@ -385,14 +389,15 @@ pub(crate) unsafe extern "C" fn resize_cq(cq: *mut ibv_cq, entries: c_int) -> c_
         )?;
         object.poller.with(|poller| exchange(&mut soft.nic().control(), object.slot, poller, &mut ring))?;
         let place = cq.wrapping_byte_add(std::mem::offset_of!(ibv_cq, cqe)).cast::<c_int>();
-        // SAFETY: the application's handle; as with any provider, it must not read the size while it changes it.
+        // SAFETY: the application's handle; as with any provider, it must not read the size while it changes
+        // it.
         unsafe { place.write(c_int::try_from(wanted).map_err(|_| EINVAL)?) };
         Ok(())
     })
 }
 
-/// Moves what is queued into the new ring, and puts it in the old one's place. Neither end is in use: the device's
-/// mutex keeps the engine out, the poller's lock the application.
+/// Moves what is queued into the new ring, and puts it in the old one's place. Neither end is in use: the
+/// device's mutex keeps the engine out, the poller's lock the application.
 fn exchange(
     state: &mut State,
     slot: u32,
@@ -422,10 +427,10 @@ fn exchange(
     Ok(())
 }
 
-// Completion channels. The library's own `ibv_create_comp_channel` asks the kernel, so this takes its place: in
-// process as [`ibv_provider::Provider::channel_maker`], elsewhere through `preload`. Everything after it is the library's:
-// `ibv_get_cq_event` reads 8-byte records from the channel's descriptor, and `ibv_destroy_comp_channel` closes it and
-// frees the struct without telling the provider.
+// Completion channels. The library's own `ibv_create_comp_channel` asks the kernel, so this takes its place:
+// in process as [`ibv_provider::Provider::channel_maker`], elsewhere through `preload`. Everything after it
+// is the library's: `ibv_get_cq_event` reads 8-byte records from the channel's descriptor, and
+// `ibv_destroy_comp_channel` closes it and frees the struct without telling the provider.
 
 /// Makes a completion channel of a context of this provider.
 ///
@@ -457,8 +462,8 @@ pub(crate) unsafe extern "C" fn create_comp_channel(context: *mut ibv_context) -
     })
 }
 
-/// Forgets the channels that the library has destroyed: it closed their descriptor, or its place in memory is that of a
-/// new one (a child process may still hold the descriptor).
+/// Forgets the channels that the library has destroyed: it closed their descriptor, or its place in memory is
+/// that of a new one (a child process may still hold the descriptor).
 fn sweep(state: &mut State, new: u64) {
     let is_gone = |channel: &ChannelState| {
         channel.users == 0 && (channel.native == new || channel.events.is_abandoned())
@@ -470,8 +475,8 @@ fn sweep(state: &mut State, new: u64) {
     }
 }
 
-/// The slot of a channel that a queue of the context `owner` is to report to; `None` for NULL. It must be one of
-/// [`create_comp_channel`], of the same context, and not destroyed.
+/// The slot of a channel that a queue of the context `owner` is to report to; `None` for NULL. It must be one
+/// of [`create_comp_channel`], of the same context, and not destroyed.
 pub(super) fn find(state: &State, owner: u32, channel: *mut ibv_comp_channel) -> Verb<Option<u32>> {
     if channel.is_null() {
         return Ok(None);

@@ -1,4 +1,5 @@
-//! Flows. Once `ibv_create_flow` returned, the next frame meets the flow; once `ibv_destroy_flow` did, none does.
+//! Flows. Once `ibv_create_flow` returned, the next frame meets the flow; once `ibv_destroy_flow` did, none
+//! does.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -42,9 +43,10 @@ pub(crate) unsafe extern "C" fn create_flow(qp: *mut ibv_qp, attr: *mut ibv_flow
         if rules.emulation.needs_net_raw && !has_capability(CapabilitySet::NET_RAW) {
             return Err(EPERM);
         }
-        // kernel core/uverbs_cmd.c, `ib_uverbs_ex_create_flow`, lets datagram queue pairs pass, but mlx5 then names the
-        // receive side of a raw packet queue pair that is not there (fs.c, `mlx5_ib_create_flow`: `raw_packet_qp.rq.tirn`),
-        // and here datagrams do not come by flows: refused, not accepted without effect.
+        // kernel core/uverbs_cmd.c, `ib_uverbs_ex_create_flow`, lets datagram queue pairs pass, but mlx5 then
+        // names the receive side of a raw packet queue pair that is not there (fs.c, `mlx5_ib_create_flow`:
+        // `raw_packet_qp.rq.tirn`), and here datagrams do not come by flows: refused, not accepted without
+        // effect.
         if qp.datagram {
             return Err(EINVAL);
         }
@@ -67,8 +69,9 @@ fn counter(request: &FlowRequest, qp: &SoftQp) -> Verb<Option<u32>> {
     if counters.context() == qp.context() { Ok(Some(counters.slot)) } else { Err(EINVAL) }
 }
 
-/// Puts a flow, which `prepare` describes, into use of its queue pair and counters and into the table; returns its slot.
-/// The points that it brings become those of its counters if these are not bound yet. If it is refused, nothing changes.
+/// Puts a flow, which `prepare` describes, into use of its queue pair and counters and into the table;
+/// returns its slot. The points that it brings become those of its counters if these are not bound yet. If it
+/// is refused, nothing changes.
 pub(crate) fn insert(
     nic: &Nic,
     request: &FlowRequest,
@@ -115,8 +118,8 @@ pub(crate) fn insert(
     Ok(slot)
 }
 
-/// Takes a flow of a context out of the table and out of use of its queue pair and counters; `None` if there is no such
-/// flow.
+/// Takes a flow of a context out of the table and out of use of its queue pair and counters; `None` if there
+/// is no such flow.
 pub(crate) fn remove(nic: &Nic, slot: u32, owner: u32) -> Option<()> {
     let mut flows = nic.flow_writer();
     nic.control_without_wakeup().flow_objects.get(slot).filter(|flow| flow.owner == owner)?;

@@ -3,8 +3,8 @@
 //! `ib_uverbs_ex_create_flow` and `kern_spec_to_ib_spec`; then the driver's own checks, which are rows of
 //! [`FlowRules`]).
 //!
-//! [`super::flow`] calls [`read`]. Bytes become specs in `spec`, and what they ask for becomes matchers in `filter`.
-//! Nothing here touches the device or believes a length.
+//! [`super::flow`] calls [`read`]. Bytes become specs in `spec`, and what they ask for becomes matchers in
+//! `filter`. Nothing here touches the device or believes a length.
 
 mod filter;
 mod spec;
@@ -49,8 +49,8 @@ type Specs = ArrayVec<Spec, { MAX_SPECS as usize }>;
 /// Reads a block.
 ///
 /// # Safety
-/// `attr` is NULL or the start of a block of `attr.size` bytes; if that is not more than an `ibv_flow_attr`, of one and
-/// as many specs behind it as it states, each of the size that it states.
+/// `attr` is NULL or the start of a block of `attr.size` bytes; if that is not more than an `ibv_flow_attr`,
+/// of one and as many specs behind it as it states, each of the size that it states.
 pub(crate) unsafe fn read(attr: *const ibv_flow_attr, rules: &FlowRules) -> Verb<FlowRequest> {
     if attr.is_null() {
         return Err(EINVAL);
@@ -74,8 +74,9 @@ pub(crate) unsafe fn read(attr: *const ibv_flow_attr, rules: &FlowRules) -> Verb
     interpret(&head, &specs, rules)
 }
 
-/// How long the specs of a block are whose `size` counts none of them: the stock library walks `num_of_specs` and never
-/// looks at `size` (`ibv_cmd_create_flow`, libibverbs/cmd.c), so pyverbs gives the header's and perftest none.
+/// How long the specs of a block are whose `size` counts none of them: the stock library walks `num_of_specs`
+/// and never looks at `size` (`ibv_cmd_create_flow`, libibverbs/cmd.c), so pyverbs gives the header's and
+/// perftest none.
 ///
 /// # Safety
 /// `specs` is the start of `count` specs, each of the size that it states.
@@ -134,12 +135,14 @@ fn interpret(head: &ibv_flow_attr, specs: &Specs, rules: &FlowRules) -> Verb<Flo
             Spec::Filter(filter) => filters.push(filter.clone()),
         }
     }
-    // Defaults and sniffers take whole classes of frames; specs on them would be silently ignored by hardware.
+    // Defaults and sniffers take whole classes of frames; specs on them would be silently ignored by
+    // hardware.
     if !is_normal && !filters.is_empty() {
         return Err(EINVAL);
     }
     let (matcher, tunnel) = filter::matchers(&filters, rules)?;
-    // What is to go on to later flows cannot be dropped: neither a copy nor a verdict would be left of such a flow.
+    // What is to go on to later flows cannot be dropped: neither a copy nor a verdict would be left of such a
+    // flow.
     let pointless = request.drop && (request.kind == FlowKind::Sniffer || request.dont_trap);
     if pointless || matcher.is_contradictory() || tunnel.is_contradictory() {
         return Err(EINVAL);

@@ -1,13 +1,15 @@
-//! The memory of objects that the application holds, and what happens to handles of objects that it destroyed.
+//! The memory of objects that the application holds, and what happens to handles of objects that it
+//! destroyed.
 //!
-//! A handle that was destroyed is answered with EINVAL. libibverbs reads a handle's context before it calls an op,
-//! and the op must tell a handle that is gone from one that lives; so the contents of a destroyed object are dropped
-//! at once (its queues' memory goes back), but its own memory, a few hundred bytes, is kept with a mark in it. Of the
-//! objects of a process the last [`MAX_KEPT`] that were destroyed are kept, oldest out first, so the promise holds
-//! while the context is open and until as many others were destroyed after it. After that a stale handle is what it
-//! is to any provider: a pointer to freed memory.
+//! A handle that was destroyed is answered with EINVAL. libibverbs reads a handle's context before it calls
+//! an op, and the op must tell a handle that is gone from one that lives; so the contents of a destroyed
+//! object are dropped at once (its queues' memory goes back), but its own memory, a few hundred bytes, is
+//! kept with a mark in it. Of the objects of a process the last [`MAX_KEPT`] that were destroyed are kept,
+//! oldest out first, so the promise holds while the context is open and until as many others were destroyed
+//! after it. After that a stale handle is what it is to any provider: a pointer to freed memory.
 //!
-//! Used by [`Object`](super::Object) alone. Nothing here locks or allocates on the data path: the mark is one load.
+//! Used by [`Object`](super::Object) alone. Nothing here locks or allocates on the data path: the mark is one
+//! load.
 
 use std::alloc::{Layout, dealloc};
 use std::collections::VecDeque;
@@ -41,8 +43,8 @@ impl<T> Held<T> {
     /// The object behind a handle, unless it was destroyed.
     ///
     /// # Safety
-    /// `handle` is NULL or came from [`Held::boxed`] for this type and is live, or destroyed by [`Held::destroy`] and
-    /// kept.
+    /// `handle` is NULL or came from [`Held::boxed`] for this type and is live, or destroyed by
+    /// [`Held::destroy`] and kept.
     #[inline]
     pub(crate) unsafe fn find<'a>(handle: *mut Self) -> Verb<&'a T> {
         if handle.is_null() {
@@ -93,9 +95,9 @@ struct Kept {
     layout: Layout,
 }
 
-// SAFETY: memory that nothing but a stale handle points to. Of it only the mark, the library's struct and the cursor of a
-// completion queue (`SoftCq::cursor`) are read. The cursor is followed too, and does not lead into memory that is gone:
-// `destroy_cq` has set it to `Cursor::NONE`, which points to a static.
+// SAFETY: memory that nothing but a stale handle points to. Of it only the mark, the library's struct and the
+// cursor of a completion queue (`SoftCq::cursor`) are read. The cursor is followed too, and does not lead
+// into memory that is gone: `destroy_cq` has set it to `Cursor::NONE`, which points to a static.
 unsafe impl Send for Kept {}
 
 impl Drop for Kept {

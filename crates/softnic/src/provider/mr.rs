@@ -62,8 +62,8 @@ pub(crate) fn range(address: *mut c_void, bytes: usize, virtual_address: u64) ->
     Ok(length)
 }
 
-/// Has the pages of a range there, as pinning them would: memory that is not mapped, or not with the rights that the
-/// device needs, is EFAULT, and not a crash when a frame arrives.
+/// Has the pages of a range there, as pinning them would: memory that is not mapped, or not with the rights
+/// that the device needs, is EFAULT, and not a crash when a frame arrives.
 pub(crate) fn populate(address: *mut c_void, bytes: usize, writable: bool) -> Verb<()> {
     // SAFETY: takes a number and returns one.
     let page_bytes = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).map_err(|_| EIO)?;
@@ -78,7 +78,8 @@ pub(crate) fn populate(address: *mut c_void, bytes: usize, writable: bool) -> Ve
         Ok(()) => Ok(()),
         // Kernels before 5.14 do not know it, not even for nothing: there the application is believed.
         Err(Errno::INVAL) if populate(0).is_err() => Ok(()),
-        // madvise(2): not mapped; poisoned; without the rights, or special, which the kernel does not pin either.
+        // madvise(2): not mapped; poisoned; without the rights, or special, which the kernel does not pin
+        // either.
         Err(Errno::NOMEM | Errno::FAULT | Errno::INVAL) => Err(EFAULT),
         Err(errno) => Err(errno.into()),
     }
@@ -124,9 +125,9 @@ pub(crate) unsafe extern "C" fn reg_mr(
     })
 }
 
-/// Changes a region in place, all of what is asked or nothing, so that the old one stays valid when it fails. Its key
-/// stays as well: requests that are posted mean the new region. The library checks the flags, and writes address,
-/// length and domain to the handle.
+/// Changes a region in place, all of what is asked or nothing, so that the old one stays valid when it fails.
+/// Its key stays as well: requests that are posted mean the new region. The library checks the flags, and
+/// writes address, length and domain to the handle.
 pub(crate) unsafe extern "C" fn rereg_mr(
     mr: *mut VerbsMr,
     flags: c_int,

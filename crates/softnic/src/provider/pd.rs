@@ -1,4 +1,5 @@
-//! Protection domains, thread domains and parent domains. A parent domain is a protection domain with an allocator.
+//! Protection domains, thread domains and parent domains. A parent domain is a protection domain with an
+//! allocator.
 
 use std::ffi::c_int;
 
@@ -18,8 +19,8 @@ use crate::queue_memory::{Allocator, QueueMemory};
 use crate::ring::{Consumer, DOORBELL_BYTES, Producer, RING_ALIGN, Ring};
 use crate::state::{DomainState, State, ThreadDomainState};
 
-/// `IBV_PARENT_DOMAIN_INIT_ATTR_ALLOW_CC_UNPROTECTED_ALLOC` (rdma-core 64): queue memory may be shared with the host of a
-/// confidential guest. Here all memory is the process's own, so there is nothing to do.
+/// `IBV_PARENT_DOMAIN_INIT_ATTR_ALLOW_CC_UNPROTECTED_ALLOC` (rdma-core 64): queue memory may be shared with
+/// the host of a confidential guest. Here all memory is the process's own, so there is nothing to do.
 const ALLOW_CC_UNPROTECTED_ALLOC: u32 = 1 << 2;
 
 /// A protection domain or a parent domain.
@@ -85,9 +86,9 @@ pub(crate) fn release_domain(state: &mut State, slot: u32) {
     }
 }
 
-/// Makes a ring in the memory that the domain's allocator gives, or in the device's own. `refusal` is the errno for an
-/// allocator that gives none. Not to be called with the
-/// state locked: the allocator is the application's code.
+/// Makes a ring in the memory that the domain's allocator gives, or in the device's own. `refusal` is the
+/// errno for an allocator that gives none. Not to be called with the state locked: the allocator is the
+/// application's code.
 pub(crate) fn make_ring(
     resources: &Resources,
     domain: Option<&SoftPd>,
@@ -137,8 +138,8 @@ pub(crate) unsafe extern "C" fn alloc_parent_domain(
         if base.context() != context {
             return Err(EINVAL);
         }
-        // Over a parent domain: the protection domain below it, as with mlx5 (rdma-core providers/mlx5/mlx5.h, `to_mpd`).
-        // The one between may go before the new one.
+        // Over a parent domain: the protection domain below it, as with mlx5 (rdma-core
+        // providers/mlx5/mlx5.h, `to_mpd`). The one between may go before the new one.
         let base = base.base;
         let thread_domain = thread_domain(attr.td, context)?;
         let domain = DomainState { owner: soft.slot, users: 0 };

@@ -27,8 +27,8 @@ use crate::personality::{QueuePairRules, Rules};
 use crate::preload::PKEYS;
 use crate::state::{QpKind, QpState, QueueState, State};
 
-/// Room behind `ibv_qp_ex` for the rest of `verbs_qp`, and for releases with more functions. All zero unless `qp_wr` says
-/// that the queue pair is extended.
+/// Room behind `ibv_qp_ex` for the rest of `verbs_qp`, and for releases with more functions. All zero unless
+/// `qp_wr` says that the queue pair is extended.
 const SLACK_WORDS: usize = 16;
 
 /// A queue pair.
@@ -56,7 +56,8 @@ pub(crate) struct Plain {
     pub(crate) sends: Spin<SendPoster>,
 }
 
-// SAFETY: `repr(C)` with a transparent cell of `ibv_qp_ex` first, which begins with `ibv_qp`; handed out by `into_native` only.
+// SAFETY: `repr(C)` with a transparent cell of `ibv_qp_ex` first, which begins with `ibv_qp`; handed out by
+// `into_native` only.
 unsafe impl Object for SoftQp {
     type Native = ibv_qp;
 }
@@ -183,7 +184,8 @@ pub(crate) unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
         let mut state = soft.nic().control();
         let removed = remove(&mut state, slot)?;
         let read = removed.events_read;
-        // As in `destroy_wq`: the application's allocator is not called under the device's mutex, nor is it waited for.
+        // As in `destroy_wq`: the application's allocator is not called under the device's mutex, nor is it
+        // waited for.
         drop(state);
         drop(removed);
         // SAFETY: `qp` is the live handle; its mutex and condition are initialised (all zero).
@@ -195,7 +197,8 @@ pub(crate) unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
     })
 }
 
-// The states of a queue pair, by the kernel's table (`qp_state_table` in drivers/infiniband/core/verbs.c), and its rate.
+// The states of a queue pair, by the kernel's table (`qp_state_table` in drivers/infiniband/core/verbs.c),
+// and its rate.
 
 const STATE: u32 = ibv_qp_attr_mask::IBV_QP_STATE.0;
 const CUR_STATE: u32 = ibv_qp_attr_mask::IBV_QP_CUR_STATE.0;
@@ -258,7 +261,8 @@ pub(crate) struct Kind {
     pub(crate) is_datagram: bool,
 }
 
-/// Changes a queue pair, everything in the request or nothing. `native` is its state; the bytes of a burst belong to a rate.
+/// Changes a queue pair, everything in the request or nothing. `native` is its state; the bytes of a burst
+/// belong to a rate.
 pub(crate) fn modify(
     nic: &Nic,
     state: &mut State,

@@ -1,4 +1,5 @@
-//! Making queue pairs with rings of their own: for raw packets, and for datagrams. RSS ones are made in `qp_rss`.
+//! Making queue pairs with rings of their own: for raw packets, and for datagrams. RSS ones are made in
+//! `qp_rss`.
 
 use std::cell::UnsafeCell;
 use std::sync::Arc;

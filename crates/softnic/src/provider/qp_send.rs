@@ -1,4 +1,5 @@
-//! Posting sends to a plain queue pair: `ibv_post_send`, and the application's end of a send ring, which `qp_wr` fills too.
+//! Posting sends to a plain queue pair: `ibv_post_send`, and the application's end of a send ring, which
+//! `qp_wr` fills too.
 
 use std::ffi::{c_int, c_void};
 use std::mem::offset_of;
@@ -84,7 +85,8 @@ pub(crate) unsafe extern "C" fn post_send(
         }
     };
     let outcome = plain.sends.with(|poster| {
-        // Not between `wr_start` and `wr_complete` (ibv_wr_post(3)); only a queue without a lock comes here then.
+        // Not between `wr_start` and `wr_complete` (ibv_wr_post(3)); only a queue without a lock comes here
+        // then.
         let mut outcome = if poster.batch.open { Err(EINVAL) } else { Ok(()) };
         while outcome.is_ok() {
             poster.push_plain(&mut request);
@@ -147,8 +149,8 @@ impl SendPoster {
             | wants(ibv_send_flags::IBV_SEND_SOLICITED, SEND_SOLICITED))
     }
 
-    /// Fills slots with the first requests of a chain, those that are as most are: a frame in one piece, as it is. `request` ends
-    /// at the first other one, or where there is no room.
+    /// Fills slots with the first requests of a chain, those that are as most are: a frame in one piece, as
+    /// it is. `request` ends at the first other one, or where there is no room.
     // By itself it has enough registers for all that the loop uses.
     #[inline(never)]
     fn push_plain(&mut self, request: &mut *mut ibv_send_wr) {
@@ -310,8 +312,8 @@ impl SendPoster {
         Ok(())
     }
 
-    /// Copies the frame itself into the request that was begun: addresses and lengths. They need no key: the caller's own
-    /// memory is read now.
+    /// Copies the frame itself into the request that was begun: addresses and lengths. They need no key: the
+    /// caller's own memory is read now.
     pub(crate) fn set_inline(&mut self, pieces: impl Iterator<Item = Verb<(usize, usize)>>) -> Verb<()> {
         let mut header = self.without_data()?;
         // "Valid only for SEND and RDMA_WRITE" (ibv_wr_post(3)).
@@ -355,7 +357,8 @@ impl SendPoster {
         unsafe { self.producer.slot().add(SEND_HEADER_BYTES) }
     }
 
-    /// Notes that the request has its data, and with it all that it needs unless it is a datagram without an address.
+    /// Notes that the request has its data, and with it all that it needs unless it is a datagram without an
+    /// address.
     #[inline]
     fn fill(&mut self, header: SendHeader) {
         match self.batch.begun {
@@ -369,7 +372,8 @@ impl SendPoster {
     /// Counts the request as filled, with a header that may have changed since it was begun.
     #[inline]
     pub(super) fn finish(&mut self, header: SendHeader) {
-        // SAFETY: there is room since the request was begun, so the slot is this side's; it begins with the header.
+        // SAFETY: there is room since the request was begun, so the slot is this side's; it begins with the
+        // header.
         unsafe { self.producer.slot().cast::<SendHeader>().write(header) };
         self.close();
     }
@@ -381,7 +385,8 @@ impl SendPoster {
     }
 }
 
-/// Whether a request is for a frame in one piece, with no flag but that it is signalled, and by a key that can be one.
+/// Whether a request is for a frame in one piece, with no flag but that it is signalled, and by a key that
+/// can be one.
 #[inline]
 fn is_plain(wr: &ibv_send_wr) -> bool {
     let is_plain = wr.opcode == ibv_wr_opcode::IBV_WR_SEND
@@ -424,10 +429,12 @@ fn stream_bytes(list: *const ibv_sge, count: u32) -> u64 {
         .sum()
 }
 
-// `ibv_qp_ex`: posting sends by function calls, between `wr_start` and `wr_complete` or `wr_abort` (ibv_wr_post(3)).
+// `ibv_qp_ex`: posting sends by function calls, between `wr_start` and `wr_complete` or `wr_abort`
+// (ibv_wr_post(3)).
 //
-// Nothing of a batch is shown to the engine before `wr_complete`, and then all of it. The builders and setters answer
-// nothing: the first thing that goes wrong is what `wr_complete` returns, and then nothing is sent.
+// Nothing of a batch is shown to the engine before `wr_complete`, and then all of it. The builders and
+// setters answer nothing: the first thing that goes wrong is what `wr_complete` returns, and then nothing is
+// sent.
 
 /// `VERBS_QP_EX` of `enum verbs_qp_mask` (driver.h): `ibv_qp_to_qp_ex` may be answered.
 const VERBS_QP_EX: u32 = 1 << 1;
@@ -466,8 +473,8 @@ pub(crate) fn extend(object: &mut SoftQp, release: u32) {
         qp.wr_flush = Some(wr_flush);
     }
     let place = (&raw mut *object).wrapping_byte_add(comp_mask_offset(functions)).cast::<u32>();
-    // SAFETY: `verbs_qp.comp_mask` is behind the functions that the release has, in the last of those that the newest
-    // has or in the slack behind them; all of it is this object's, and so is the reference.
+    // SAFETY: `verbs_qp.comp_mask` is behind the functions that the release has, in the last of those that
+    // the newest has or in the slack behind them; all of it is this object's, and so is the reference.
     unsafe { place.write(VERBS_QP_EX) };
 }
 

@@ -1,5 +1,5 @@
-//! The lock around a queue's application side. libibverbs promises that posting and polling are thread-safe, unless the
-//! application asked for a single-threaded queue: then there is no lock at all.
+//! The lock around a queue's application side. libibverbs promises that posting and polling are thread-safe,
+//! unless the application asked for a single-threaded queue: then there is no lock at all.
 
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,8 +15,8 @@ pub(crate) struct Spin<T> {
     value: UnsafeCell<T>,
 }
 
-// SAFETY: with a lock the value is used by one thread at a time; without, the application promised the same when it
-// asked for a single-threaded queue (IBV_CREATE_CQ_ATTR_SINGLE_THREADED, or a thread domain).
+// SAFETY: with a lock the value is used by one thread at a time; without, the application promised the same
+// when it asked for a single-threaded queue (IBV_CREATE_CQ_ATTR_SINGLE_THREADED, or a thread domain).
 unsafe impl<T: Send> Sync for Spin<T> {}
 
 impl<T> Spin<T> {

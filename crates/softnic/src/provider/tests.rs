@@ -1,5 +1,5 @@
-//! The provider as a C program meets it: raw handles through the real libibverbs, and arguments that no safe wrapper
-//! would pass.
+//! The provider as a C program meets it: raw handles through the real libibverbs, and arguments that no safe
+//! wrapper would pass.
 
 mod completion;
 mod completion_kinds;
@@ -73,8 +73,8 @@ impl Wire for TestWire {
     }
 }
 
-/// A soft NIC with a context, a domain and a plain queue pair in RTS that gets every frame. Nothing is destroyed one
-/// by one: closing the context must do, as for a program that exits.
+/// A soft NIC with a context, a domain and a plain queue pair in RTS that gets every frame. Nothing is
+/// destroyed one by one: closing the context must do, as for a program that exits.
 struct Raw {
     nic: SoftNic,
     context: *mut ibv_context,

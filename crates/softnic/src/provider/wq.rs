@@ -161,8 +161,8 @@ fn free_number(state: &State) -> u32 {
     numbers.find(|number| !taken.contains(number)).unwrap_or(FIRST_NUMBER)
 }
 
-/// Adds a work queue with a number, and counts what it uses; `domain` is the one that it was made in. Returns its slot and
-/// its number.
+/// Adds a work queue with a number, and counts what it uses; `domain` is the one that it was made in. Returns
+/// its slot and its number.
 pub(crate) fn insert_queue(state: &mut State, nic: &Nic, queue: NewQueue, domain: u32) -> Verb<(u32, u32)> {
     let cq = queue.cq;
     if state.cqs.get(cq).is_none() || state.domains.get(domain).is_none() {
@@ -182,8 +182,8 @@ pub(crate) fn insert_queue(state: &mut State, nic: &Nic, queue: NewQueue, domain
     Ok((slot, number))
 }
 
-/// Takes a work queue out that nothing uses; EBUSY for another. Returns it, and how many of its events the application has
-/// read. Its domain is still in use.
+/// Takes a work queue out that nothing uses; EBUSY for another. Returns it, and how many of its events the
+/// application has read. Its domain is still in use.
 pub(crate) fn remove_queue(state: &mut State, slot: u32) -> Verb<(QueueState, u32)> {
     if state.queues.get(slot).ok_or(EINVAL)?.users != 0 {
         return Err(EBUSY);
@@ -235,7 +235,8 @@ pub(crate) unsafe extern "C" fn modify_wq(wq: *mut ibv_wq, attr: *mut ibv_wq_att
         modify(&mut soft.nic().control(), object.slot, attr, rules)?;
         if attr.attr_mask & IBV_WQ_ATTR_STATE != 0 {
             let place = wq.wrapping_byte_add(offset_of!(ibv_wq, state)).cast::<ibv_wq_state>();
-            // SAFETY: the application's handle; as with any provider, it must not read the state while it changes it.
+            // SAFETY: the application's handle; as with any provider, it must not read the state while it
+            // changes it.
             unsafe { place.write(attr.wq_state) };
         }
         Ok(())
@@ -309,8 +310,8 @@ pub(crate) unsafe extern "C" fn destroy_wq(wq: *mut ibv_wq) -> c_int {
         let (slot, domain) = (object.slot, object.domain);
         let mut state = soft.nic().control();
         let (removed, read) = remove_queue(&mut state, slot)?;
-        // The memory goes back to the application's allocator, which is not called under the device's mutex and
-        // must outlive the domain's last user.
+        // The memory goes back to the application's allocator, which is not called under the device's mutex
+        // and must outlive the domain's last user.
         drop(state);
         drop(removed);
         // SAFETY: `wq` is the live handle, whose mutex and condition the library initialised.
@@ -467,7 +468,8 @@ pub(crate) fn refuse<T>(wr: *mut T, bad: *mut *mut T) {
 }
 
 impl ReceivePoster {
-    /// Fills slots with the requests of a chain and shows them to the device. `wr` ends at the first that was not taken.
+    /// Fills slots with the requests of a chain and shows them to the device. `wr` ends at the first that was
+    /// not taken.
     fn push_chain(&mut self, wr: &mut *mut ibv_recv_wr) -> Verb<()> {
         let mut filled = 0;
         let outcome = loop {
@@ -535,8 +537,8 @@ const _: () = {
     assert!(offset_of!(ibv_sge, lkey) == offset_of!(Element, key));
 };
 
-/// Fills slots for one element each up to `room`, or to where the ring starts again, as long as the requests of the chain
-/// are as most are: of one element, with a key other than 0.
+/// Fills slots for one element each up to `room`, or to where the ring starts again, as long as the requests
+/// of the chain are as most are: of one element, with a key other than 0.
 #[inline]
 fn fill_single(slots: Slots<'_>, wr: &mut *mut ibv_recv_wr, filled: &mut u32, room: u32) {
     let run = slots.run(*filled).min(room.saturating_sub(*filled));
@@ -554,7 +556,8 @@ fn fill_single(slots: Slots<'_>, wr: &mut *mut ibv_recv_wr, filled: &mut u32, ro
         if count < fetching {
             prefetch_write(slot.as_ptr().wrapping_add(LOOKAHEAD as usize).cast());
         }
-        // SAFETY: there is room, so the slot is this side's; slots of a ring for one element are of this form.
+        // SAFETY: there is room, so the slot is this side's; slots of a ring for one element are of this
+        // form.
         unsafe { (*slot.as_ptr()).wr_id = next.wr_id };
         // SAFETY: as above.
         unsafe { (*slot.as_ptr()).element = *entry };

@@ -1,5 +1,5 @@
-//! The two indices of a ring: in its doorbell record, or, where loom explores what two threads can see of them, among
-//! loom's own atomics, which cannot be placed in given memory.
+//! The two indices of a ring: in its doorbell record, or, where loom explores what two threads can see of
+//! them, among loom's own atomics, which cannot be placed in given memory.
 
 pub(super) use kind::Indices;
 
@@ -45,7 +45,8 @@ mod kind {
         fn index(&self, offset: usize) -> &AtomicU32 {
             // SAFETY: the record has `DOORBELL_BYTES` (checked in `new`) and both offsets lie inside it.
             let address = unsafe { self.doorbell.address().add(offset) };
-            // SAFETY: in bounds, aligned (records are aligned to `RING_ALIGN`), and only ever used as an atomic.
+            // SAFETY: in bounds, aligned (records are aligned to `RING_ALIGN`), and only ever used as an
+            // atomic.
             unsafe { AtomicU32::from_ptr(address.cast::<u32>().as_ptr()) }
         }
     }

@@ -1,7 +1,7 @@
 //! The ring's two ends in every order of their steps that the memory model allows, by loom.
 //!
-//! Loom does not see memory behind raw pointers, so each slot has a cell beside it that is read and written with the
-//! slot: loom fails a run in which a cell is touched by both sides without an order between them.
+//! Loom does not see memory behind raw pointers, so each slot has a cell beside it that is read and written
+//! with the slot: loom fails a run in which a cell is touched by both sides without an order between them.
 
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;

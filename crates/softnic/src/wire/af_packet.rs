@@ -1,19 +1,20 @@
 //! A live interface through AF_PACKET sockets.
 //!
-//! The kernel sees every frame too: what rules claim is *also* delivered here, and the kernel answers as it always does.
-//! Received frames stay in rings that are shared with the kernel until the next burst; sent frames are copied once.
-//! VLAN tags that the kernel or the interface stripped are put back, and checksums that a local sender left to offload
-//! are completed, so that frames are as a wire would carry them. The wire never blocks.
+//! The kernel sees every frame too: what rules claim is *also* delivered here, and the kernel answers as it
+//! always does. Received frames stay in rings that are shared with the kernel until the next burst; sent
+//! frames are copied once. VLAN tags that the kernel or the interface stripped are put back, and checksums
+//! that a local sender left to offload are completed, so that frames are as a wire would carry them. The wire
+//! never blocks.
 //!
-//! Merged frames of up to 64 KiB would need slots of that size for every frame. So there are two sockets, each with a
-//! ring of slots, and a filter that sends each frame to one of them by its length. Frames are taken in the order of their
-//! time stamps, which is that of their arrival for the frames of a stream (see [`AfPacketWire::earliest`]). A ring of blocks
-//! ([`HandOver::Blocks`]) has room for frames of any length, and is the only one then. `split` cuts merged
-//! frames into those that they were merged from; a frame whose segments do not all fit a burst stays in its slot until
-//! the next one.
+//! Merged frames of up to 64 KiB would need slots of that size for every frame. So there are two sockets,
+//! each with a ring of slots, and a filter that sends each frame to one of them by its length. Frames are
+//! taken in the order of their time stamps, which is that of their arrival for the frames of a stream (see
+//! [`AfPacketWire::earliest`]). A ring of blocks ([`HandOver::Blocks`]) has room for frames of any length,
+//! and is the only one then. `split` cuts merged frames into those that they were merged from; a frame whose
+//! segments do not all fit a burst stays in its slot until the next one.
 //!
-//! An interface that is removed takes its packet sockets with it. The wire is then down until there is an interface of
-//! that name again, and attaches to it with new sockets and rings; what it has counted stays.
+//! An interface that is removed takes its packet sockets with it. The wire is then down until there is an
+//! interface of that name again, and attaches to it with new sockets and rings; what it has counted stays.
 
 mod ring;
 mod socket;
@@ -48,8 +49,8 @@ const C_VLAN_TPID: [u8; 2] = [0x81, 0x00];
 const EMPTY_BURSTS_PER_CHECK: u32 = 1024;
 /// An engine that sleeps asks how the interface is after this time.
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
-/// For how long frames gather in the ring while the engine sleeps ([`SleepHint::Readable`]). A ring of the default size
-/// then holds 8 million frames a second.
+/// For how long frames gather in the ring while the engine sleeps ([`SleepHint::Readable`]). A ring of the
+/// default size then holds 8 million frames a second.
 const GATHER: Duration = Duration::from_micros(500);
 /// When the engine is to come back for frames that the socket could not take.
 const FLUSH_INTERVAL: Duration = Duration::from_micros(50);
@@ -289,9 +290,9 @@ impl AfPacketWire {
         pieces
     }
 
-    /// The ring whose next frame arrived first. The kernel puts the frames of a stream into the rings one after the other,
-    /// and stamps them in that order. So a ring that is still empty when a frame of the other one has been seen has none
-    /// that is earlier.
+    /// The ring whose next frame arrived first. The kernel puts the frames of a stream into the rings one
+    /// after the other, and stamps them in that order. So a ring that is still empty when a frame of the
+    /// other one has been seen has none that is earlier.
     fn earliest(&mut self) -> Option<usize> {
         let mut rings = self.attached.receivers.iter_mut().map(|receiver| &mut receiver.ring);
         let frames = rings.next()?;
@@ -455,7 +456,8 @@ impl Wire for AfPacketWire {
                     let bytes = self.attached.bytes(*source, arrival);
                     let kept = kept || arrival.merged.is_none();
                     RxFrame {
-                        // However short, a merged frame is none: cut to its header it cannot be delivered as one.
+                        // However short, a merged frame is none: cut to its header it cannot be delivered as
+                        // one.
                         bytes: if kept { bytes } else { &bytes[..bytes.len().min(HEADER_BYTES)] },
                         wire_len: arrival.wire_len,
                         timestamp_ns: arrival.timestamp_ns,
@@ -568,7 +570,8 @@ impl Drop for AfPacketWire {
 /// Why a merged frame counts as oversize.
 #[derive(Clone, Copy)]
 enum NotSplit {
-    /// The frame is longer than a slot of the ring for merged frames: more than an IP header can count (BIG TCP).
+    /// The frame is longer than a slot of the ring for merged frames: more than an IP header can count (BIG
+    /// TCP).
     Cut,
     Unsplittable(Unsplittable),
 }

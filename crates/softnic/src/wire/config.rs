@@ -1,7 +1,8 @@
-//! The settings of the wires, as in the settings file: plain data, checked as far as one value can be checked.
+//! The settings of the wires, as in the settings file: plain data, checked as far as one value can be
+//! checked.
 //!
-//! What depends on several values (a v4 source with a v6 destination) or on the machine (a file, an interface) is found
-//! when the wire is opened. Nothing here opens anything.
+//! What depends on several values (a v4 source with a v6 destination) or on the machine (a file, an
+//! interface) is found when the wire is opened. Nothing here opens anything.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -77,8 +78,9 @@ pub struct TrafficConfig {
     /// The VLAN id of an 802.1Q tag.
     #[serde(default)]
     pub vlan: Option<u16>,
-    /// The frame's length without FCS: `64`, `"64-1518"`, `"imix"`, or `[[64, 7], [594, 4], [1518, 1]]` (length, weight).
-    /// 64 means as short as the headers allow where they need more; other lengths have to hold them.
+    /// The frame's length without FCS: `64`, `"64-1518"`, `"imix"`, or `[[64, 7], [594, 4], [1518, 1]]`
+    /// (length, weight). 64 means as short as the headers allow where they need more; other lengths have to
+    /// hold them.
     #[serde(default)]
     pub frame_bytes: FrameSizes,
     /// How many distinct address and port combinations there are; without it 64, or all if there are fewer.
@@ -140,8 +142,8 @@ pub struct AfPacketConfig {
     /// Whether frames for other stations are taken too.
     #[serde(default)]
     pub promiscuous: bool,
-    /// How many received frames the kernel may hold for the engine; in blocks, as much memory as these take, and 8 MiB at
-    /// least.
+    /// How many received frames the kernel may hold for the engine; in blocks, as much memory as these take,
+    /// and 8 MiB at least.
     #[serde(default = "default_ring_frames")]
     pub ring_frames: u32,
     /// The treatment of frames that the kernel merged.
@@ -150,8 +152,8 @@ pub struct AfPacketConfig {
     /// How the kernel hands received frames over.
     #[serde(default)]
     pub hand_over: HandOver,
-    /// Whether the engine polls the ring for some time before it waits in the kernel. It does not let frames gather: that
-    /// takes a core at a moderate rate, and saves some hundred microseconds.
+    /// Whether the engine polls the ring for some time before it waits in the kernel. It does not let frames
+    /// gather: that takes a core at a moderate rate, and saves some hundred microseconds.
     #[serde(default)]
     pub busy_poll: bool,
 }
@@ -164,7 +166,8 @@ pub enum MergedFrames {
     /// Splits them into the packets that they were merged from.
     #[default]
     Split,
-    /// Takes them whole, whatever the MTU; receive buffers need room for [`MAX_MERGED_BYTES`](super::MAX_MERGED_BYTES).
+    /// Takes them whole, whatever the MTU; receive buffers need room for
+    /// [`MAX_MERGED_BYTES`](super::MAX_MERGED_BYTES).
     Whole,
 }
 
@@ -437,9 +440,11 @@ impl<'de> Deserialize<'de> for FrameSizes {
     }
 }
 
-// A wire in one word, for command lines and environment variables: `link:x:a`, `af_packet:eth0`, `pcap:day.pcap`.
+// A wire in one word, for command lines and environment variables: `link:x:a`, `af_packet:eth0`,
+// `pcap:day.pcap`.
 //
-// Settings without a short form are written as in the settings file: `{ kind = "pcap", path = "day.pcap", mode = "loop" }`.
+// Settings without a short form are written as in the settings file: `{ kind = "pcap", path = "day.pcap",
+// mode = "loop" }`.
 
 /// The generator without a word about its traffic: UDP packets from 64 senders.
 const PLAIN_GENERATOR: &str = "{ kind = \"generator\", rate = 100000, flows = [{}] }";
@@ -518,7 +523,8 @@ impl WireConfig {
         }
     }
 
-    /// A description of the wire for a log line, as far as it is known before it is opened ([`Wire::describe`](super::Wire::describe)).
+    /// A description of the wire for a log line, as far as it is known before it is opened
+    /// ([`Wire::describe`](super::Wire::describe)).
     #[must_use]
     pub fn describe(&self) -> String {
         match self {

@@ -1,7 +1,8 @@
-//! What can go wrong with a wire: opening one (for the operator), sending a frame (for the engine's counters).
+//! What can go wrong with a wire: opening one (for the operator), sending a frame (for the engine's
+//! counters).
 //!
-//! Every [`WireError`] names the file or the interface, the place in it, and what to do. Receiving has no error: a wire
-//! that can no longer receive shows it through its state and its losses.
+//! Every [`WireError`] names the file or the interface, the place in it, and what to do. Receiving has no
+//! error: a wire that can no longer receive shows it through its state and its losses.
 
 use std::io;
 use std::path::PathBuf;

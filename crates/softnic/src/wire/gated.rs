@@ -1,5 +1,5 @@
-//! A wire that receives only while a program lets it, so that a capture loses no packet before all flows are on the device
-//! and every packet is counted at the end.
+//! A wire that receives only while a program lets it, so that a capture loses no packet before all flows are
+//! on the device and every packet is counted at the end.
 //!
 //! One flag opens and closes any number of them. All other calls pass through; no frame is inspected.
 

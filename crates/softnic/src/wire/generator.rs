@@ -1,7 +1,8 @@
 //! Generated traffic: frames made once from a description, then replayed by a shuffled schedule at a rate.
 //!
-//! For demonstrations, tests and benches. The same settings give the same frames in the same order. Replaying copies
-//! nothing and allocates nothing; a paced generator reads the clock once per burst. Sent frames vanish.
+//! For demonstrations, tests and benches. The same settings give the same frames in the same order. Replaying
+//! copies nothing and allocates nothing; a paced generator reads the clock once per burst. Sent frames
+//! vanish.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::{Duration, Instant};
@@ -494,7 +495,8 @@ impl Pacer {
     }
 }
 
-// Draws for the generator: SplitMix64 (Steele, Lea, Flood, OOPSLA 2014), so that a seed means the same traffic for good.
+// Draws for the generator: SplitMix64 (Steele, Lea, Flood, OOPSLA 2014), so that a seed means the same
+// traffic for good.
 
 /// A stream of draws.
 #[derive(Clone, Debug)]

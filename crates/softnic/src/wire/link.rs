@@ -1,11 +1,12 @@
 //! A link to a soft NIC in another process (or this one), over memory that both share.
 //!
-//! The two ends of a link have its name and a letter, `a` or `b`. The end that is opened first is up although it has no
-//! peer, because programs query the port state once, when they start; frames sent without a peer are counted as errors.
-//! The end that is opened second is down until the handshake is complete, some milliseconds if the engine of the first
-//! end runs. When the peer exits, the link is down until another process opens that end; frames that the peer sent
-//! before are still received, and frames that it has not received count as lost. Both processes run as the same user, in
-//! one network namespace. The kernel frees the memory and the socket names when the processes exit.
+//! The two ends of a link have its name and a letter, `a` or `b`. The end that is opened first is up although
+//! it has no peer, because programs query the port state once, when they start; frames sent without a peer
+//! are counted as errors. The end that is opened second is down until the handshake is complete, some
+//! milliseconds if the engine of the first end runs. When the peer exits, the link is down until another
+//! process opens that end; frames that the peer sent before are still received, and frames that it has not
+//! received count as lost. Both processes run as the same user, in one network namespace. The kernel frees
+//! the memory and the socket names when the processes exit.
 
 use std::fmt;
 use std::ops::Deref;
@@ -26,15 +27,16 @@ mod tests;
 
 /// Without a session, the handshake is tried every so many bursts; for an idle engine some milliseconds.
 const BURSTS_PER_HANDSHAKE: u32 = 16;
-/// With a session, a system call checks every so many bursts that the peer is alive; for an idle engine some tenths of a
-/// second.
+/// With a session, a system call checks every so many bursts that the peer is alive; for an idle engine some
+/// tenths of a second.
 const BURSTS_PER_CHECK: u32 = 256;
 
 /// One end of a link.
 #[derive(Debug)]
 pub struct LinkWire {
     config: LinkConfig,
-    /// Dropped before the session: the peer takes the end of the session as the sign that this endpoint is free.
+    /// Dropped before the session: the peer takes the end of the session as the sign that this endpoint is
+    /// free.
     endpoint: Endpoint,
     session: Option<Session>,
     /// The peer is gone; frames that it sent before may still be in the ring.

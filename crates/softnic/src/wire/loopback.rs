@@ -1,7 +1,7 @@
 //! Wires without a medium: the port receives its own frames, or nothing.
 //!
-//! [`LoopbackWire`] serves programs that test a device against itself; it is one ring of a link with both ends in this
-//! process. [`NullWire`] serves ports that only send, and tests of everything but traffic.
+//! [`LoopbackWire`] serves programs that test a device against itself; it is one ring of a link with both
+//! ends in this process. [`NullWire`] serves ports that only send, and tests of everything but traffic.
 
 use std::sync::Arc;
 

@@ -1,7 +1,8 @@
 //! Recorded captures, replayed from memory: once, over and over, or with their own gaps.
 //!
-//! For tests against corpora and for reproducing what happened elsewhere. Frames are stamped when they are replayed, not
-//! with the time of their capture. Replaying copies and allocates nothing; sent frames go to a capture file or vanish.
+//! For tests against corpora and for reproducing what happened elsewhere. Frames are stamped when they are
+//! replayed, not with the time of their capture. Replaying copies and allocates nothing; sent frames go to a
+//! capture file or vanish.
 
 use std::fs::File;
 use std::io;

@@ -34,7 +34,8 @@ impl FrameStore {
         Place { offset: offset as u32, bytes: frame.len() as u32 }
     }
 
-    /// To be called after the last frame was added: moves all of them to where lines begin. Their places stay valid.
+    /// To be called after the last frame was added: moves all of them to where lines begin. Their places stay
+    /// valid.
     pub(super) fn align(&mut self) {
         let end = self.bytes.len();
         // May move to other memory, so before a look at the address.

@@ -1,4 +1,5 @@
-//! No allocation in the engine once it is warm: not for deliveries, copies, drops, sends, or frames that find no place.
+//! No allocation in the engine once it is warm: not for deliveries, copies, drops, sends, or frames that find
+//! no place.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 use crate::verbs_support::{PORT, Receiver, single, udp_flow};

@@ -1,5 +1,5 @@
-//! Several engine threads on one device: all frames are accounted for, each queue gets the frames of each port in order,
-//! and sends keep their order, while flows and queues come and go.
+//! Several engine threads on one device: all frames are accounted for, each queue gets the frames of each
+//! port in order, and sends keep their order, while flows and queues come and go.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 use std::collections::VecDeque;
@@ -39,8 +39,8 @@ fn number(frame: &[u8]) -> u64 {
     u64::from_be_bytes(frame[PAYLOAD_AT..][..8].try_into().unwrap())
 }
 
-/// A wire that gives numbered frames to each queue in turn, until `ended` is set, and checks the numbers of the frames that are
-/// sent by it.
+/// A wire that gives numbered frames to each queue in turn, until `ended` is set, and checks the numbers of
+/// the frames that are sent by it.
 struct Numbered {
     frames: Vec<Vec<u8>>,
     next: u64,
@@ -434,7 +434,8 @@ fn rate(threads: usize, flows: u16, time: Duration) -> (f64, f64) {
     Dropping::new(threads, flows).rate(time)
 }
 
-/// How often flows can be created and destroyed while an engine on the other core looks frames up, and what that costs it.
+/// How often flows can be created and destroyed while an engine on the other core looks frames up, and what
+/// that costs it.
 #[test]
 #[ignore = "timing: for an idle machine"]
 fn print_the_rate_of_flow_changes() {

@@ -434,7 +434,8 @@ fn the_own_completion_of_an_unsignalled_frame_does_not_give_it_back() {
     let packet = udp(1, 7);
     sender.send_batch(&[(&packet, false), (&packet, true)]);
     rig.pump();
-    // The first send has a completion because the queue pair signals all. It is kept, and the frame comes back by the second.
+    // The first send has a completion because the queue pair signals all. It is kept, and the frame comes
+    // back by the second.
     let mut own: Vec<WorkCompletion> = Vec::new();
     assert_eq!(sender.cq.poll_classic(&mut own, 1), 1);
     assert_eq!(sender.reports().concat().len(), 2);

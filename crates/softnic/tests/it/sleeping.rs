@@ -14,7 +14,8 @@ use verbs::{CompletionQueue, DeviceList, Domain, ProtectionDomain, RawQueuePair,
 const PATIENCE: Duration = Duration::from_secs(30);
 /// An engine that has had nothing to do for this long sleeps as long as it ever does.
 const PAUSE: Duration = Duration::from_millis(120);
-/// The engine's sleeps without work: on wires that announce frames, and, the longest, on wires that have to be asked.
+/// The engine's sleeps without work: on wires that announce frames, and, the longest, on wires that have to
+/// be asked.
 const HEARTBEAT: Duration = Duration::from_millis(20);
 const LONGEST_NAP: Duration = Duration::from_millis(4);
 /// An engine polls after a frame for 256 passes; some more are those of the sleeps after it.
@@ -80,7 +81,8 @@ fn generator(per_second: u64) -> Box<dyn Wire> {
     WireConfig::Generator(config).open().unwrap()
 }
 
-/// Counts passes and sleeps of an engine for two seconds. Prints its part of a core, which depends on the machine.
+/// Counts passes and sleeps of an engine for two seconds. Prints its part of a core, which depends on the
+/// machine.
 fn idle(name: &str, wires: Vec<Box<dyn Wire>>) -> (Sleeps, u64) {
     let nic = nic(name, wires);
     std::thread::sleep(PAUSE);

@@ -1,4 +1,5 @@
-//! An engine that does not come back from its wire: its passes stand still, and nobody waits for it without end.
+//! An engine that does not come back from its wire: its passes stand still, and nobody waits for it without
+//! end.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 use std::sync::mpsc::{Receiver, Sender, channel};

@@ -1,4 +1,5 @@
-//! Flows about what is sent, through the verbs API on a real soft NIC: dropped, counted, and seen by sniffers.
+//! Flows about what is sent, through the verbs API on a real soft NIC: dropped, counted, and seen by
+//! sniffers.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 use std::sync::Arc;

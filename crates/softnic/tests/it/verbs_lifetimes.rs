@@ -1,5 +1,5 @@
-//! What keeps what alive in the verbs API on a real soft NIC: dropping in any order, leaking what is refused, and memory
-//! that stays as long as the device may reach it.
+//! What keeps what alive in the verbs API on a real soft NIC: dropping in any order, leaking what is refused,
+//! and memory that stays as long as the device may reach it.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 use std::sync::{Arc, Weak};
@@ -43,8 +43,8 @@ fn the_library_refuses_to_destroy_a_parent_in_use() {
     assert_eq!(unsafe { ibverbs_sys::ibv_close_device(context) }, 0);
 }
 
-/// Both completion queues of a pair are kept still while it is changed or destroyed; those of one thread domain share what
-/// that takes.
+/// Both completion queues of a pair are kept still while it is changed or destroyed; those of one thread
+/// domain share what that takes.
 #[test]
 fn a_queue_pair_between_two_completion_queues_of_one_thread_domain_can_be_destroyed() {
     let (done, ended) = std::sync::mpsc::channel();

@@ -1,5 +1,5 @@
-//! Objects of the verbs API on a real soft NIC through the unmodified libibverbs: what they answer, whose memory they
-//! live in, and that they can be dropped in any order.
+//! Objects of the verbs API on a real soft NIC through the unmodified libibverbs: what they answer, whose
+//! memory they live in, and that they can be dropped in any order.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 use std::sync::Arc;

@@ -1,4 +1,5 @@
-//! Flows on devices with a personality, through the verbs API: what is refused with which errno, and what comes first.
+//! Flows on devices with a personality, through the verbs API: what is refused with which errno, and what
+//! comes first.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 use std::sync::Arc;

@@ -1,4 +1,5 @@
-//! Flows through the verbs API on a real soft NIC: spreading, precedence, matching, counting, copying and dropping.
+//! Flows through the verbs API on a real soft NIC: spreading, precedence, matching, counting, copying and
+//! dropping.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
@@ -201,7 +202,8 @@ fn a_flow_that_does_not_trap_lets_packets_go_on() {
     assert_eq!((tags(&mut first), tags(&mut second)), (vec![1], vec![2]));
 }
 
-/// The engine looks at what is posted to a queue as rarely as it can; more copies than frames must not outrun that.
+/// The engine looks at what is posted to a queue as rarely as it can; more copies than frames must not outrun
+/// that.
 #[test]
 fn copies_for_one_queue_find_every_buffer_that_is_posted() {
     const POSTED: u32 = 256;
@@ -211,8 +213,8 @@ fn copies_for_one_queue_find_every_buffer_that_is_posted() {
     let (copied, taken) = (single(&domain, &receiver.queue), single(&domain, &receiver.queue));
     let _copies = Flow::create(&copied, &udp_flow(53, 1).dont_trap(true)).unwrap();
     let _takes = Flow::create(&taken, &udp_flow(53, 2)).unwrap();
-    // Each frame takes two buffers. What is left of them after the first round is more than a burst has frames, and fewer
-    // than the next one has copies.
+    // Each frame takes two buffers. What is left of them after the first round is more than a burst has
+    // frames, and fewer than the next one has copies.
     for frames in [80, 64] {
         rig.deliver((0..frames).map(|port| udp(port, 53)));
         assert_eq!(receiver.drain().len(), 2 * usize::from(frames));

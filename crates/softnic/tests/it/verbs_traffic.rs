@@ -56,8 +56,8 @@ fn fields_that_were_asked_for_are_there_and_the_others_are_not() {
     }
 }
 
-/// A provider may look into the completion queue when it is posted to: with its lock a post would wait for ever for
-/// the batch that is open on the same thread, without it both would be inside.
+/// A provider may look into the completion queue when it is posted to: with its lock a post would wait for
+/// ever for the batch that is open on the same thread, without it both would be inside.
 #[test]
 fn nothing_is_posted_while_completions_are_being_read() {
     let rig = Rig::new();

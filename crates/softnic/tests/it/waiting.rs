@@ -1,5 +1,5 @@
-//! Waiting on a soft NIC with an engine thread: no completion is missed while waiting, and every context receives the
-//! events of links and queues.
+//! Waiting on a soft NIC with an engine thread: no completion is missed while waiting, and every context
+//! receives the events of links and queues.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 use std::collections::VecDeque;

@@ -1,8 +1,9 @@
-//! Captures of rules for clients of the API: the bytes go from the thread of the sink through a bounded channel to the
-//! answer.
+//! Captures of rules for clients of the API: the bytes go from the thread of the sink through a bounded
+//! channel to the answer.
 //!
-//! If the client reads slowly the thread waits, the rings of the workers fill, and packets are dropped as `ring_full`; no
-//! worker ever waits. A capture ends when it is stopped, when its client goes away, or with the daemon.
+//! If the client reads slowly the thread waits, the rings of the workers fill, and packets are dropped as
+//! `ring_full`; no worker ever waits. A capture ends when it is stopped, when its client goes away, or with
+//! the daemon.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -76,7 +77,8 @@ impl Captures {
         }
     }
 
-    /// Stops a capture: its answer ends with the statistics. May wait for the workers. `false`: it is not running.
+    /// Stops a capture: its answer ends with the statistics. May wait for the workers. `false`: it is not
+    /// running.
     pub(super) fn stop(&self, id: u64) -> bool {
         let slot = self.open().slots.remove(&id);
         if let Some(Some(slot)) = slot {
@@ -99,7 +101,8 @@ struct Running {
 impl Drop for Running {
     fn drop(&mut self) {
         let (captures, id) = (Arc::clone(&self.captures), self.id);
-        // The thread of the server should not wait for workers. If there is no other, it does: for a short time.
+        // The thread of the server should not wait for workers. If there is no other, it does: for a short
+        // time.
         let stop = Arc::clone(&captures);
         let thread = std::thread::Builder::new().name("capture end".into()).spawn(move || stop.stop(id));
         if thread.is_err() {

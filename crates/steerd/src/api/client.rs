@@ -1,4 +1,5 @@
-//! The commands' side of the local API: finds the socket, sends one request per connection and reads the answer.
+//! The commands' side of the local API: finds the socket, sends one request per connection and reads the
+//! answer.
 
 use std::future::Future;
 use std::io;
@@ -153,8 +154,8 @@ impl Client {
         timeout(limit, exchange).await.unwrap_or_else(|_| Err(late()))
     }
 
-    /// Starts a capture and passes its bytes to `data` until `is_over` or `data` end it, or the daemon ends. The inner error is
-    /// that of `data`.
+    /// Starts a capture and passes its bytes to `data` until `is_over` or `data` end it, or the daemon ends.
+    /// The inner error is that of `data`.
     pub(crate) fn capture(
         &self,
         asked: &CaptureBody,

@@ -115,8 +115,8 @@ pub(crate) struct Flow {
     pub(crate) group: Option<String>,
     /// The packets of the flow, or of its rules: see `counted`.
     pub(crate) packets: u64,
-    /// "flow": the packets of this flow alone. "rule": of all flows of the rule. "rules": of all flows of its rules. "none":
-    /// the device does not count them.
+    /// "flow": the packets of this flow alone. "rule": of all flows of the rule. "rules": of all flows of its
+    /// rules. "none": the device does not count them.
     pub(crate) counted: String,
 }
 

@@ -1,5 +1,5 @@
-//! The requests of the local API: from a method, a path and a body to a [`Call`], without sockets. fuzz/fuzz_targets/api.rs
-//! includes this file, so it uses nothing of the crate.
+//! The requests of the local API: from a method, a path and a body to a [`Call`], without sockets.
+//! fuzz/fuzz_targets/api.rs includes this file, so it uses nothing of the crate.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -194,7 +194,8 @@ pub(crate) fn body<'b, T: Deserialize<'b>>(bytes: &'b [u8]) -> Result<T, Refused
     })
 }
 
-/// Checks the body of a request without options: none, `null` (which `steerd reload` sends), or an empty object.
+/// Checks the body of a request without options: none, `null` (which `steerd reload` sends), or an empty
+/// object.
 pub(crate) fn no_options(bytes: &[u8]) -> Result<(), Refused> {
     if bytes.trim_ascii().is_empty() {
         return Ok(());

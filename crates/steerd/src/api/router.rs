@@ -38,7 +38,8 @@ const WRITE_TIMEOUT: Duration = Duration::from_secs(300);
 const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 /// The most comparisons of policies at once: each takes a core and the memory of two policies.
 const DIFFS_MAX: usize = 1;
-/// The most lists of flows that are made at once: each may query the device and take the memory of a long answer. More wait.
+/// The most lists of flows that are made at once: each may query the device and take the memory of a long
+/// answer. More wait.
 const LISTS_MAX: usize = 4;
 
 /// The operations that the API needs of the daemon.
@@ -164,8 +165,8 @@ impl Api {
                 false => return Err(Refused::new(404, format!("no capture {id} is running")).into()),
             },
             Call::Diff => {
-                // Before the body is read, so that the bodies of those that wait take no memory. Held to the end of the
-                // comparison, which does not end when the client leaves.
+                // Before the body is read, so that the bodies of those that wait take no memory. Held to the
+                // end of the comparison, which does not end when the client leaves.
                 let permit = self.diffs.try_acquire();
                 let _permit =
                     permit.map_err(|_| busy("another comparison is running (hint: try again later)"))?;
@@ -256,8 +257,8 @@ fn internal(error: &dyn std::fmt::Display) -> Refused {
     Refused::new(500, error.to_string())
 }
 
-/// Runs what takes long: on the thread of the connection, which serves no other client. A client that leaves does not end
-/// it; so its connection and its permit count until its end.
+/// Runs what takes long: on the thread of the connection, which serves no other client. A client that leaves
+/// does not end it; so its connection and its permit count until its end.
 fn computed<T>(work: impl FnOnce() -> T) -> Result<T, Refused> {
     // As with a thread of its own, of what a panic leaves half done others see only what is behind locks.
     catch_unwind(AssertUnwindSafe(work)).map_err(|_| internal(&"the request failed: see the daemon's log"))

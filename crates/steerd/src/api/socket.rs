@@ -1,8 +1,8 @@
 //! The socket's path: its default, and claiming it so that no two daemons serve the same one.
 //!
-//! A daemon holds a lock (flock(2)) on the file beside the socket, `api.sock.lock`, while it has the socket. So a socket
-//! without a locked file belongs to a daemon that has died, and is replaced; whoever gets the lock is alone. Both files
-//! are removed at the end, the socket only if it is still the one that was made.
+//! A daemon holds a lock (flock(2)) on the file beside the socket, `api.sock.lock`, while it has the socket.
+//! So a socket without a locked file belongs to a daemon that has died, and is replaced; whoever gets the
+//! lock is alone. Both files are removed at the end, the socket only if it is still the one that was made.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -162,7 +162,8 @@ impl Lock {
                 }
                 Err(error) => return Err(failed(&path, "flock")(error.into())),
             }
-            // A daemon that ended in between has removed the file that was opened: the lock on it excludes nobody.
+            // A daemon that ended in between has removed the file that was opened: the lock on it excludes
+            // nobody.
             let opened = file.metadata().map_err(failed(&path, "fstat"))?;
             if identity(&path).is_ok_and(|named| named == (opened.dev(), opened.ino())) {
                 return Ok(Self { path, _file: file });

@@ -1,5 +1,5 @@
-//! `steerd check`: how a device would run a policy, rule by rule, with all errors, warnings and the capacity that it
-//! needs. Nothing is put on a device. `text` and `json` print the result.
+//! `steerd check`: how a device would run a policy, rule by rule, with all errors, warnings and the capacity
+//! that it needs. Nothing is put on a device. `text` and `json` print the result.
 
 mod json;
 mod text;
@@ -157,8 +157,8 @@ struct CountedShare {
     packets: u64,
     /// The rules of the policy for which the daemon has no counter, the default among them.
     rules_without_counter: usize,
-    /// Estimated: the packets of each rule are taken to be those that it matches, equally many of each kind. `None`: no packet
-    /// was counted, or there is no program.
+    /// Estimated: the packets of each rule are taken to be those that it matches, equally many of each kind.
+    /// `None`: no packet was counted, or there is no program.
     in_hardware_percent: Option<f64>,
 }
 
@@ -262,8 +262,8 @@ impl Checked {
         wanted.iter().filter_map(found).collect()
     }
 
-    /// The finding that workers decide more packets than this percentage: of the capture, or of those that a daemon has counted, or else,
-    /// also if it has counted none, of those drawn from the rules.
+    /// The finding that workers decide more packets than this percentage: of the capture, or of those that a
+    /// daemon has counted, or else, also if it has counted none, of those drawn from the rules.
     fn excess_hybrid(&self, most: f64) -> Option<String> {
         let in_hardware = self.counted.as_ref().and_then(|counted| counted.in_hardware_percent);
         let percent = match (&self.traffic, in_hardware) {
@@ -299,8 +299,8 @@ impl Checked {
 /// The most names that are listed.
 const SHOWN_NAMES: usize = 4;
 
-/// All warnings in text order. The compiler, too, finds rules that never match, but not all of them; if the analysis
-/// finds such a rule, the compiler's warning is left out.
+/// All warnings in text order. The compiler, too, finds rules that never match, but not all of them; if the
+/// analysis finds such a rule, the compiler's warning is left out.
 fn all_warnings(
     policy: &Policy,
     report: &Report,

@@ -1,5 +1,6 @@
-//! A packet in one short line, for `explain` and for the examples of `check` and `diff`: addresses, ports, tunnels, and
-//! other fields if their values are unusual. The fields are those of [`packet::FIELDS`], named as in the language.
+//! A packet in one short line, for `explain` and for the examples of `check` and `diff`: addresses, ports,
+//! tunnels, and other fields if their values are unusual. The fields are those of [`packet::FIELDS`], named
+//! as in the language.
 
 use std::fmt::Write as _;
 use std::net::{Ipv4Addr, SocketAddr};

@@ -61,8 +61,8 @@ pub(crate) fn run(args: &DevicesArgs) -> Result<(), Error> {
     }
 }
 
-/// Replaces this process by `steerd-probe`, which tries what the verbs can express on the device's first port, and writes the
-/// device model.
+/// Replaces this process by `steerd-probe`, which tries what the verbs can express on the device's first
+/// port, and writes the device model.
 fn probe(settings: &Settings, name: &str, args: &DevicesArgs) -> Result<(), Error> {
     let failed = |program: &Path, source| Error::Probe { program: program.to_owned(), source };
     let own = env::current_exe().map_err(|source| failed(Path::new(PROBE), source))?;

@@ -1,7 +1,7 @@
-//! `steerd diff OLD NEW`, or `--running NEW` for the policy that a daemon has in force: the traffic that two policies
-//! treat differently, as regions of packets in the language with an example of each, and changes inside groups. With
-//! `--profile` or `--workers` also the rules that a device decides elsewhere ([`Placement`]). The exit codes are those of
-//! diff(1).
+//! `steerd diff OLD NEW`, or `--running NEW` for the policy that a daemon has in force: the traffic that two
+//! policies treat differently, as regions of packets in the language with an example of each, and changes
+//! inside groups. With `--profile` or `--workers` also the rules that a device decides elsewhere
+//! ([`Placement`]). The exit codes are those of diff(1).
 
 mod sinks;
 
@@ -354,7 +354,8 @@ fn effect(effect: &Effect) -> String {
     }
 }
 
-/// The effect of the new policy. Where its text is that of the old one, the workers of the group or their shares differ.
+/// The effect of the new policy. Where its text is that of the old one, the workers of the group or their
+/// shares differ.
 fn after(before: &Effect, after: &Effect) -> String {
     match effect(before) == effect(after) {
         true => "the same, spread in another way".to_owned(),
@@ -403,7 +404,8 @@ struct Whole {
     obstacles: Vec<String>,
 }
 
-/// A rule that is decided elsewhere, or that only one of the policies has. Rules are the same if their names are.
+/// A rule that is decided elsewhere, or that only one of the policies has. Rules are the same if their names
+/// are.
 #[derive(Serialize)]
 struct Moved {
     rule: String,

@@ -1,5 +1,5 @@
-//! `steerd explain`: where a packet would go, and why. Compiles the policy and evaluates the program; no device is used
-//! and no packet is sent.
+//! `steerd explain`: where a packet would go, and why. Compiles the policy and evaluates the program; no
+//! device is used and no packet is sent.
 
 mod fields;
 mod received;

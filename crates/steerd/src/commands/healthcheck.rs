@@ -1,5 +1,5 @@
-//! `steerd healthcheck`: requests /healthz of the daemon, for a container's HEALTHCHECK. One HTTP request over a plain
-//! socket: an HTTP client library would be a large dependency for it.
+//! `steerd healthcheck`: requests /healthz of the daemon, for a container's HEALTHCHECK. One HTTP request
+//! over a plain socket: an HTTP client library would be a large dependency for it.
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};

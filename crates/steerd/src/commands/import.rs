@@ -1,6 +1,6 @@
-//! `steerd import`: converts rules of other tools to a policy. Unsupported lines are reported on stderr and stay in the
-//! policy as comments. The policy is checked for an ideal device; if that refuses it, the end of the output says what to
-//! add. Reads files and standard input; no device is used.
+//! `steerd import`: converts rules of other tools to a policy. Unsupported lines are reported on stderr and
+//! stay in the policy as comments. The policy is checked for an ideal device; if that refuses it, the end of
+//! the output says what to add. Reads files and standard input; no device is used.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

@@ -1,8 +1,9 @@
-//! `steerd size`: how the packets of a capture load the workers of each group under its table and its hash key, which key
-//! and weights are more even, how many workers a rate needs, and what is lost at a rate. No device is used.
+//! `steerd size`: how the packets of a capture load the workers of each group under its table and its hash
+//! key, which key and weights are more even, how many workers a rate needs, and what is lost at a rate. No
+//! device is used.
 //!
-//! The worker of each packet is that of the compiled program, as `explain` shows it. Rates and the time of a packet are
-//! given, not measured.
+//! The worker of each packet is that of the compiled program, as `explain` shows it. Rates and the time of a
+//! packet are given, not measured.
 
 mod balance;
 mod collected;
@@ -86,7 +87,8 @@ struct FlowAnswer {
     packets: u64,
     /// The share of the group's packets.
     share: f64,
-    /// The share of the packets that each worker would receive if all received equally many. More than 1: no hash can split it.
+    /// The share of the packets that each worker would receive if all received equally many. More than 1: no
+    /// hash can split it.
     of_worker_share: f64,
     /// Whether there is nothing to hash in its packets, so that no key moves it.
     unhashed: bool,
@@ -105,7 +107,8 @@ struct Recommended {
     weights: Option<Vec<Weight>>,
     /// With the weights.
     weighted_largest_to_mean: Option<f64>,
-    /// The least number of workers with equal weights that the rate needs; `null`: not known, or no number is enough.
+    /// The least number of workers with equal weights that the rate needs; `null`: not known, or no number is
+    /// enough.
     workers: Option<usize>,
     /// Whether no number of workers is enough, because the busiest receives too much.
     too_much_for_any: bool,

@@ -1,7 +1,9 @@
-//! `steerd top`: rules, workers, sinks, ports and flows of the running daemon with their rates, once a second.
+//! `steerd top`: rules, workers, sinks, ports and flows of the running daemon with their rates, once a
+//! second.
 //!
-//! On a terminal a screen that scrolls and sorts; elsewhere one table of each kind. One thread asks the daemon, so that keys
-//! are answered while it does not; another owns the screen, so that the command ends while the terminal does not answer.
+//! On a terminal a screen that scrolls and sorts; elsewhere one table of each kind. One thread asks the
+//! daemon, so that keys are answered while it does not; another owns the screen, so that the command ends
+//! while the terminal does not answer.
 
 mod screen;
 mod tables;
@@ -69,8 +71,9 @@ fn answers(client: Client) -> Result<Receiver<Result<Top, client::Error>>, Error
 
 /// Shows the screen on a thread of its own until a key, a signal or the end of the terminal ends it.
 ///
-/// That thread can be out of reach: the reader of keys never returns from a terminal that has hung up, and a terminal that
-/// accepts no output (after Ctrl-S) holds who draws. So it is left to the end of the process then.
+/// That thread can be out of reach: the reader of keys never returns from a terminal that has hung up, and a
+/// terminal that accepts no output (after Ctrl-S) holds who draws. So it is left to the end of the process
+/// then.
 fn watch(client: Client, first: Top, terminals: Terminals) -> Result<(), Error> {
     let ended = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM, SIGHUP] {

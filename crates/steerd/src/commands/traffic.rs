@@ -1,5 +1,6 @@
-//! Reads a pcap or pcapng file packet by packet, for `explain`, `check` and `size`. For a broken or truncated file the error gives the last packet that was
-//! read; link types other than Ethernet are refused. Frame check sequences are removed.
+//! Reads a pcap or pcapng file packet by packet, for `explain`, `check` and `size`. For a broken or truncated
+//! file the error gives the last packet that was read; link types other than Ethernet are refused. Frame
+//! check sequences are removed.
 
 use std::cell::Cell;
 use std::fs::File;

@@ -1,9 +1,10 @@
-//! Whether the daemon works: the progress of every worker, of the engines of soft NICs and of the run loop, and which
-//! ports are down.
+//! Whether the daemon works: the progress of every worker, of the engines of soft NICs and of the run loop,
+//! and which ports are down.
 //!
-//! The run loop compares the progress counts at every tick with [`Monitor`]; a thread of its own asks the device for its
-//! ports. /readyz, /healthz, the state and the metrics read the result, [`Health`], from other threads. Nothing here asks the
-//! device or takes a lock that is held during such a call, so the answer comes even while the device does not respond.
+//! The run loop compares the progress counts at every tick with [`Monitor`]; a thread of its own asks the
+//! device for its ports. /readyz, /healthz, the state and the metrics read the result, [`Health`], from other
+//! threads. Nothing here asks the device or takes a lock that is held during such a call, so the answer comes
+//! even while the device does not respond.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,8 +12,8 @@ use std::time::{Duration, Instant};
 
 use crate::daemon::sink_health::LosingSink;
 
-/// A longer gap between two updates counts as this much: if the whole process was stopped (SIGSTOP, a suspended virtual
-/// machine), no part could make progress.
+/// A longer gap between two updates counts as this much: if the whole process was stopped (SIGSTOP, a
+/// suspended virtual machine), no part could make progress.
 const LONGEST_GAP: Duration = Duration::from_secs(2);
 
 /// A part whose progress is watched.

@@ -1,12 +1,13 @@
 //! `softnic.provider = "mlx5"`: the soft NIC below rdma-core's own mlx5 provider, in this process.
 //!
-//! libibverbs finds that provider only through sysfs and the kernel's command descriptors. The library of `softnic-preload`
-//! provides both if the dynamic linker preloads it (LD_PRELOAD, ld.so(8)). So [`enter`] executes this program again in the same
-//! process (execve(2)) with that variable set: the process id, the descriptors and the rest of the environment stay as the
-//! service manager made them. The library makes no files, so none are left at the end. In the second execution the variables
-//! are set, and [`enter`] returns.
+//! libibverbs finds that provider only through sysfs and the kernel's command descriptors. The library of
+//! `softnic-preload` provides both if the dynamic linker preloads it (LD_PRELOAD, ld.so(8)). So [`enter`]
+//! executes this program again in the same process (execve(2)) with that variable set: the process id, the
+//! descriptors and the rest of the environment stay as the service manager made them. The library makes no
+//! files, so none are left at the end. In the second execution the variables are set, and [`enter`] returns.
 //!
-//! To everything else the device is one of libibverbs' list; only its wires, its counters and its engine are the library's.
+//! To everything else the device is one of libibverbs' list; only its wires, its counters and its engine are
+//! the library's.
 
 use std::convert::Infallible;
 use std::ffi::OsString;
@@ -44,8 +45,8 @@ pub(crate) fn is_wanted(settings: &Settings) -> bool {
     settings.softnic.provider == Provider::Mlx5 && settings.chooses_soft()
 }
 
-/// Returns if the settings do not ask for the provider, or the process was started for it already. Otherwise the process starts
-/// again. To be called before anything else is started or opened.
+/// Returns if the settings do not ask for the provider, or the process was started for it already. Otherwise
+/// the process starts again. To be called before anything else is started or opened.
 ///
 /// # Errors
 /// A part is missing, or the process cannot be started again.
@@ -59,7 +60,8 @@ pub(crate) fn enter(settings: &Settings) -> Result<(), Error> {
     start_again(&settings.softnic).map(|never| match never {})
 }
 
-/// Whether this process was started by [`start_again`] for this device. One variable alone may be an operator's own.
+/// Whether this process was started by [`start_again`] for this device. One variable alone may be an
+/// operator's own.
 fn is_second_start(device: &str, variable: impl Fn(&'static str) -> Option<OsString>) -> bool {
     let expected =
         [(variable::METHOD, METHOD_MLX5), (variable::NAME, device), (variable::WIRES, WIRES_CLOSED)];

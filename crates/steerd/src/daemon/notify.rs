@@ -1,7 +1,7 @@
 //! Notifications for the service manager (sd_notify(3)); outside systemd every call does nothing.
 //!
-//! The daemon calls these functions when its state changes. WATCHDOG=1 is sent only if every worker and the engine have
-//! made progress since the last one, so that systemd restarts a daemon with a stalled part.
+//! The daemon calls these functions when its state changes. WATCHDOG=1 is sent only if every worker and the
+//! engine have made progress since the last one, so that systemd restarts a daemon with a stalled part.
 
 use std::time::{Duration, Instant};
 

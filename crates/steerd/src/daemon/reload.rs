@@ -1,8 +1,9 @@
 //! Reload on SIGHUP or by the API: the policy is read again and replaces the one in force, all or nothing.
 //!
-//! The run loop starts it and goes on; reading, compiling and installing may take long and run on a thread of their
-//! own. A policy with errors, or one that the device refuses, changes nothing but a counter, the log and the service
-//! status. Clients of the API wait for the [`Verdict`] of the first reload that begins after they asked.
+//! The run loop starts it and goes on; reading, compiling and installing may take long and run on a thread of
+//! their own. A policy with errors, or one that the device refuses, changes nothing but a counter, the log
+//! and the service status. Clients of the API wait for the [`Verdict`] of the first reload that begins after
+//! they asked.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -1,7 +1,7 @@
 //! The running parts: device, workers, controller and soft NIC, built in order and torn down in reverse.
 //!
-//! `daemon` builds and stops them, `reload` installs programs through them, and `http` reads their state from another
-//! thread. Nothing here is on the packet path.
+//! `daemon` builds and stops them, `reload` installs programs through them, and `http` reads their state from
+//! another thread. Nothing here is on the packet path.
 
 mod device;
 mod drops;
@@ -39,8 +39,9 @@ use device::Soft;
 pub(crate) use device::{OpenDevice, TargetDevice, list, open, profile};
 use sysfs::OutOfBuffer;
 
-/// How long workers may take to acknowledge a program. They check once per iteration, and are woken for it. A wait that is
-/// itself starved, on a machine that is busy with other things, is longer ([`worker::WorkerControl::wait`]).
+/// How long workers may take to acknowledge a program. They check once per iteration, and are woken for it. A
+/// wait that is itself starved, on a machine that is busy with other things, is longer
+/// ([`worker::WorkerControl::wait`]).
 const PUBLISH_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How long a state is reused for scrapes: making one queries the firmware of a real NIC.
@@ -53,8 +54,8 @@ const WORKER_TIMEOUT: Duration = Duration::from_secs(5);
 const ENGINE_TIMEOUT: Duration = Duration::from_secs(3);
 const SINKS_TIMEOUT: Duration = Duration::from_secs(3);
 const STATE_TIMEOUT: Duration = Duration::from_secs(3);
-/// How long after a reload workers keep the replaced program: a device may still deliver packets by flows that were
-/// just removed.
+/// How long after a reload workers keep the replaced program: a device may still deliver packets by flows
+/// that were just removed.
 pub(crate) const LATE_PACKET_GRACE: Duration = Duration::from_secs(1);
 
 /// Sleeps almost at once: a moderate rate then leaves most of a shared core to others.
@@ -78,8 +79,8 @@ pub(crate) struct Runtime {
     pub(crate) stopping: AtomicBool,
     /// The counters of drop rules at the last time that they could be read; `None`: they were not read yet.
     drops: Mutex<Option<Vec<DropTotals>>>,
-    /// The most dropped packets that are in no counter, because the counter could not be read after the removal of its
-    /// flows.
+    /// The most dropped packets that are in no counter, because the counter could not be read after the
+    /// removal of its flows.
     uncounted_drops: AtomicU64,
     out_of_buffer: OutOfBuffer,
     /// If completions have timestamps that can be converted.
@@ -120,8 +121,8 @@ struct PolicyInForce {
     last_reload_successful: bool,
 }
 
-/// Warnings about the policy in force: of its text and program, then of features that the device lacks or emulates.
-/// Only the first are kept as text.
+/// Warnings about the policy in force: of its text and program, then of features that the device lacks or
+/// emulates. Only the first are kept as text.
 #[derive(Clone, Default)]
 struct Warnings {
     count: usize,
@@ -156,8 +157,8 @@ pub(crate) struct Builder {
 }
 
 impl Builder {
-    /// Opens the device, checks its ports, builds the workers; nothing runs yet. `profile`: what they spend their time on
-    /// is measured.
+    /// Opens the device, checks its ports, builds the workers; nothing runs yet. `profile`: what they spend
+    /// their time on is measured.
     ///
     /// # Errors
     /// [`Error::Stopping`] if `is_stopping` returns true while the peer of a link is awaited, among others.
@@ -288,7 +289,8 @@ impl Runtime {
     pub(crate) fn install(&self, compiled: Compiled) -> Result<(), Error> {
         let Compiled { program, inputs, weights, warnings, .. } = compiled;
         let mut controller = self.controller();
-        // Checked while the controller is locked: `stop` sets the flag before it locks the controller to clear it.
+        // Checked while the controller is locked: `stop` sets the flag before it locks the controller to
+        // clear it.
         if self.stopping.load(Ordering::Acquire) {
             return Err(Error::Stopping);
         }
@@ -345,8 +347,8 @@ impl Runtime {
         self.opened.stations()
     }
 
-    /// Sums the counters of rules that neither the policy in force nor the previous one has under one name. Otherwise
-    /// every reload that renames rules would add series that never go away.
+    /// Sums the counters of rules that neither the policy in force nor the previous one has under one name.
+    /// Otherwise every reload that renames rules would add series that never go away.
     fn retire_rules(&self) {
         let (program, before) = {
             let policy = self.policy();
@@ -358,8 +360,9 @@ impl Runtime {
         self.controller().retire_rules(&keep);
     }
 
-    /// Frees what workers kept of the program that a reload has replaced or refused; to be called `LATE_PACKET_GRACE`
-    /// after the reload. Does nothing if there was another reload since, or if flows could not be removed.
+    /// Frees what workers kept of the program that a reload has replaced or refused; to be called
+    /// `LATE_PACKET_GRACE` after the reload. Does nothing if there was another reload since, or if flows
+    /// could not be removed.
     pub(crate) fn free_previous(&self, generation: u64) {
         // Held to the end, so that nothing is published meanwhile.
         let controller = self.controller();
@@ -373,8 +376,9 @@ impl Runtime {
         self.retire_rules();
     }
 
-    /// Frees what is not needed any more right after a reload; on a soft device that is all that workers kept of the other
-    /// program. Its flows are removed between two bursts, so no packet can arrive by them any more.
+    /// Frees what is not needed any more right after a reload; on a soft device that is all that workers kept
+    /// of the other program. Its flows are removed between two bursts, so no packet can arrive by them any
+    /// more.
     pub(crate) fn free_unreachable(&self) {
         if self.soft_nic().is_some() {
             let controller = self.controller();
@@ -386,7 +390,8 @@ impl Runtime {
         }
     }
 
-    /// Has the workers release the program that is not installed, if there is one. `false`: it may still be in use.
+    /// Has the workers release the program that is not installed, if there is one. `false`: it may still be
+    /// in use.
     fn clear_previous(&self, controller: &Controller) -> bool {
         let Some(band) = controller.installed().map(|(_, band)| band.other()) else { return false };
         if controller.has_leftover() || self.stopping.load(Ordering::Acquire) {
@@ -487,8 +492,8 @@ impl Runtime {
         self.workers.iter().map(|entry| entry.control.progress().poll_errors).collect()
     }
 
-    /// Whether every port of the workers' soft NIC has received its last frame and all frames have been handed over. Other
-    /// soft NICs only send.
+    /// Whether every port of the workers' soft NIC has received its last frame and all frames have been
+    /// handed over. Other soft NICs only send.
     pub(crate) fn wires_finished(&self) -> bool {
         self.soft_nic().is_some_and(SoftNic::wires_finished)
             || self.opened.preloaded.as_ref().is_some_and(PreloadedNic::is_finished)
@@ -526,8 +531,8 @@ impl Runtime {
         stopped.iter_mut().for_each(Worker::free_sinks);
     }
 
-    /// The state for HTTP clients. The device is queried at most once per `STATE_LIFE`; while a query is running, which
-    /// may take long, other callers get a state that is somewhat older.
+    /// The state for HTTP clients. The device is queried at most once per `STATE_LIFE`; while a query is
+    /// running, which may take long, other callers get a state that is somewhat older.
     pub(crate) fn recent_state(&self) -> Arc<State> {
         let younger_than = |life: Duration| {
             let recent = self.recent();
@@ -544,8 +549,8 @@ impl Runtime {
         }
         let changes = self.changes.load(Ordering::Acquire);
         let state = Arc::new(snapshot::of(self, snapshot::Moment::Running));
-        // A state from before a change is returned to this caller, who asked before the change, but not kept for later
-        // ones.
+        // A state from before a change is returned to this caller, who asked before the change, but not kept
+        // for later ones.
         let mut recent = self.recent();
         if self.changes.load(Ordering::Acquire) == changes {
             *recent = Some((Instant::now(), Arc::clone(&state)));
@@ -679,8 +684,9 @@ impl WorkerThreads {
         self.0.iter().find(|handle| handle.is_finished()).map(|handle| handle.id().0)
     }
 
-    /// Removes the flows, so that no packet arrives any more, lets the workers process what has arrived, and reads the
-    /// final counters. Every step is limited in time; parts that hang are named and left to the end of the process.
+    /// Removes the flows, so that no packet arrives any more, lets the workers process what has arrived, and
+    /// reads the final counters. Every step is limited in time; parts that hang are named and left to the end
+    /// of the process.
     pub(crate) fn stop(mut self, runtime: &Arc<Runtime>) -> Stopped {
         let ran_for = runtime.started.elapsed();
         let (mut errors, mut hung) = (Vec::new(), Vec::new());

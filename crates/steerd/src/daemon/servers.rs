@@ -64,7 +64,8 @@ impl Servers {
         http || api || self.renderer.has_ended()
     }
 
-    /// Closes all connections and removes the socket; returns whether all threads ended within `timeout` each.
+    /// Closes all connections and removes the socket; returns whether all threads ended within `timeout`
+    /// each.
     pub(super) fn stop(self, timeout: Duration) -> bool {
         let http = self.http.is_none_or(|server| server.stop(timeout));
         let api = self.api.is_none_or(|api| api.stop(timeout));

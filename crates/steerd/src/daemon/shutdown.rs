@@ -1,10 +1,11 @@
 //! The end of the daemon, in steps that each take a limited time.
 //!
-//! Without a free thread (TasksMax=, RLIMIT_NPROC, RLIMIT_AS) a step runs on the thread of its caller, without a limit: a
-//! process at that limit must still report and end.
+//! Without a free thread (TasksMax=, RLIMIT_NPROC, RLIMIT_AS) a step runs on the thread of its caller,
+//! without a limit: a process at that limit must still report and end.
 //!
-//! A thread that hangs cannot be ended, but the process must end. So each step that may block runs on a thread of its own
-//! and is given up after a time; the error names the parts that did not end. The exit status is that of the first failure.
+//! A thread that hangs cannot be ended, but the process must end. So each step that may block runs on a
+//! thread of its own and is given up after a time; the error names the parts that did not end. The exit
+//! status is that of the first failure.
 
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
@@ -22,14 +23,14 @@ use crate::telemetry::state::Accounting;
 use crate::terminal::screen::Screen;
 use crate::terminal::summary;
 
-/// How long the shutdown waits for a page that is being rendered, for the threads of ports and view, and for the log. The
-/// limits of the other steps are in `runtime`.
+/// How long the shutdown waits for a page that is being rendered, for the threads of ports and view, and for
+/// the log. The limits of the other steps are in `runtime`.
 const SERVER_TIMEOUT: Duration = Duration::from_secs(2);
 const BACKGROUND_TIMEOUT: Duration = Duration::from_secs(1);
 pub(super) const LOG_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Runs `step` on a thread called `name`, or here if there is none. `None`: it was not done after `timeout`, or panicked; its
-/// thread then keeps what it owns until the process ends.
+/// Runs `step` on a thread called `name`, or here if there is none. `None`: it was not done after `timeout`,
+/// or panicked; its thread then keeps what it owns until the process ends.
 pub(crate) fn within<T: Send + 'static>(
     name: &str,
     timeout: Duration,
@@ -48,7 +49,8 @@ fn within_by<T: Send + 'static>(
     step: impl FnOnce() -> T + Send + 'static,
 ) -> Option<T> {
     let (done, result) = mpsc::sync_channel(1);
-    // A thread that cannot be started drops its closure, so the step is in a place that both can take it from.
+    // A thread that cannot be started drops its closure, so the step is in a place that both can take it
+    // from.
     let place = Arc::new(Mutex::new(Some(step)));
     let on_thread = Arc::clone(&place);
     let run = move || {

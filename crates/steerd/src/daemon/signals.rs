@@ -1,12 +1,13 @@
 //! Signals as events: SIGHUP reloads, SIGTERM and Ctrl-C end, a second Ctrl-C ends at once.
 //!
-//! The three are held back from the first statement of `main` ([`hold`]) until the daemon listens, also over its second
-//! execution for libmlx5 (a mask and pending signals survive execve(2)). So a SIGHUP that comes early does not end the
-//! process, and a mask or an ignored signal of whoever started the process has no effect.
+//! The three are held back from the first statement of `main` ([`hold`]) until the daemon listens, also over
+//! its second execution for libmlx5 (a mask and pending signals survive execve(2)). So a SIGHUP that comes
+//! early does not end the process, and a mask or an ignored signal of whoever started the process has no
+//! effect.
 //!
-//! A thread turns signals into flags and a wake-up (signal-hook's iterator, no work in a handler); the daemon takes the
-//! events between the stages of its start and in the run loop. If a part hangs, the process still ends [`STOP_LIMIT`]
-//! after it was asked to.
+//! A thread turns signals into flags and a wake-up (signal-hook's iterator, no work in a handler); the daemon
+//! takes the events between the stages of its start and in the run loop. If a part hangs, the process still
+//! ends [`STOP_LIMIT`] after it was asked to.
 
 use std::io;
 use std::sync::Arc;
@@ -25,9 +26,9 @@ use crate::terminal::screen;
 /// 128 + SIGINT, as a shell reports a program that an interrupt ended.
 pub(crate) const EXIT_INTERRUPTED: i32 = 130;
 
-/// How long after the first signal to end the process exits in any case. It must be less than TimeoutStopSec= of
-/// systemd/steerd.service, after which the service is killed without a message, and more than all limits of the regular
-/// shutdown.
+/// How long after the first signal to end the process exits in any case. It must be less than TimeoutStopSec=
+/// of systemd/steerd.service, after which the service is killed without a message, and more than all limits
+/// of the regular shutdown.
 const STOP_LIMIT: Duration = Duration::from_secs(28);
 /// The exit code of a failure while running.
 const EXIT_FAILED: i32 = 7;
@@ -78,12 +79,14 @@ fn events() -> SigSet {
     [Signal::SIGHUP, Signal::SIGTERM, Signal::SIGINT].into_iter().collect()
 }
 
-/// Holds the events back until [`release`], and lets a write beyond the limit of file sizes (RLIMIT_FSIZE) fail with EFBIG
-/// instead of ending the process by SIGXFSZ. SIGPIPE is ignored by the standard library. To be called first in `main`.
+/// Holds the events back until [`release`], and lets a write beyond the limit of file sizes (RLIMIT_FSIZE)
+/// fail with EFBIG instead of ending the process by SIGXFSZ. SIGPIPE is ignored by the standard library. To
+/// be called first in `main`.
 pub(crate) fn hold() {
     // Fails only for a wrong argument.
     let _ = events().thread_block();
-    // A handler and not SIG_IGN, which programs that this one starts would inherit. It fails for no valid signal.
+    // A handler and not SIG_IGN, which programs that this one starts would inherit. It fails for no valid
+    // signal.
     let _ = signal_hook::flag::register(SIGXFSZ, Arc::default());
 }
 
@@ -92,8 +95,8 @@ pub(crate) fn release() {
     let _ = events().thread_unblock();
 }
 
-/// Starts to listen, and releases the events. One that came before counts, and a SIGHUP is kept until there is a policy to
-/// reload.
+/// Starts to listen, and releases the events. One that came before counts, and a SIGHUP is kept until there
+/// is a policy to reload.
 pub(crate) fn listen() -> io::Result<Signals> {
     let mut signals = signal_hook::iterator::Signals::new([SIGHUP, SIGTERM, SIGINT])?;
     let pending = Arc::new(Pending::default());

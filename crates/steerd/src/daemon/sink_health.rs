@@ -1,5 +1,6 @@
-//! Whether sinks pass packets on: one that loses every packet for [`LOSING_AFTER`] is *losing*, until it passes on more
-//! than it loses, or some of its packets for as long. Steering goes on without it, so readiness does not depend on it: the daemon is *degraded*.
+//! Whether sinks pass packets on: one that loses every packet for [`LOSING_AFTER`] is *losing*, until it
+//! passes on more than it loses, or some of its packets for as long. Steering goes on without it, so
+//! readiness does not depend on it: the daemon is *degraded*.
 //!
 //! Pure: the caller reads the counts and writes the log.
 
@@ -9,7 +10,8 @@ use std::time::{Duration, Instant};
 
 use worker::{SinkDrop, SinkTraffic};
 
-/// How long a sink must have passed nothing on: longer than a client takes to connect again, or a disk to be tidied.
+/// How long a sink must have passed nothing on: longer than a client takes to connect again, or a disk to be
+/// tidied.
 const LOSING_AFTER: Duration = Duration::from_secs(5);
 
 /// The packets that a sink has passed on and lost so far.

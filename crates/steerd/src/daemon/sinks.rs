@@ -1,5 +1,6 @@
-//! The sinks of the policy in force: opened before its program is published, kept over reloads that do not change them,
-//! closed when no worker can have packets for them. Sinks can also be attached to a rule while the daemon runs.
+//! The sinks of the policy in force: opened before its program is published, kept over reloads that do not
+//! change them, closed when no worker can have packets for them. Sinks can also be attached to a rule while
+//! the daemon runs.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -15,7 +16,8 @@ use crate::daemon::sink_health::SinkProgress;
 
 /// How long a worker may take to put a sink in its place. It checks once per iteration.
 const PLACE_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long frames in flight may take to come back from a sink that is closed, before its sends are ended and after.
+/// How long frames in flight may take to come back from a sink that is closed, before its sends are ended and
+/// after.
 const FRAMES_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long the end of a sink waits for the call of its hub that is running, and how often it looks.
 const TICK_TIMEOUT: Duration = Duration::from_secs(1);
@@ -53,8 +55,8 @@ pub(crate) struct Sinks {
 #[derive(Default)]
 struct Open {
     list: Vec<OpenSink>,
-    /// The programs that workers may have, in the order in which they are announced: the last one is being installed or is
-    /// in force.
+    /// The programs that workers may have, in the order in which they are announced: the last one is being
+    /// installed or is in force.
     programs: Vec<Published>,
     /// The generation of the program in force; 0: none yet.
     in_force: u64,
@@ -242,8 +244,8 @@ impl Sinks {
     }
 
     /// Opens the sinks of a program that are not open yet. The result is published with the program; then
-    /// [`Sinks::installed`] or [`Sinks::abandon`] must be called. The caller holds the controller: no other `prepare`,
-    /// `close_unused` or `release_previous` runs meanwhile.
+    /// [`Sinks::installed`] or [`Sinks::abandon`] must be called. The caller holds the controller: no other
+    /// `prepare`, `close_unused` or `release_previous` runs meanwhile.
     ///
     /// # Errors
     /// A sink cannot be opened; those that were opened for this program are closed again.
@@ -281,8 +283,8 @@ impl Sinks {
         Ok(map)
     }
 
-    /// The places of the sinks of a program. Opening one may wait for a file system and placing it for workers, so neither
-    /// holds the lock, which readers of the state need.
+    /// The places of the sinks of a program. Opening one may wait for a file system and placing it for
+    /// workers, so neither holds the lock, which readers of the state need.
     fn slots_of(&self, device: &OpenDevice, program: &Program) -> Result<Vec<Slot>, Error> {
         let mut slots = Vec::with_capacity(program.sinks.len());
         let mut placing = Vec::new();
@@ -311,8 +313,9 @@ impl Sinks {
         Ok(slots)
     }
 
-    /// Gives every worker its endpoint, which [`Sinks::wait_for`] waits for. If there is no place, `opened` is returned.
-    /// The caller drops it after the lock is released, because its hub waits for threads when it is dropped.
+    /// Gives every worker its endpoint, which [`Sinks::wait_for`] waits for. If there is no place, `opened`
+    /// is returned. The caller drops it after the lock is released, because its hub waits for threads when it
+    /// is dropped.
     fn place(
         &self,
         state: &mut Open,
@@ -356,8 +359,8 @@ impl Sinks {
         self.state().in_force = map.generation();
     }
 
-    /// The program that was prepared last is not installed. Workers may have it, and packets of it, so its sinks stay
-    /// until [`Sinks::close_unused`].
+    /// The program that was prepared last is not installed. Workers may have it, and packets of it, so its
+    /// sinks stay until [`Sinks::close_unused`].
     pub(crate) fn abandon(&self) {
         let mut state = self.state();
         let Some(in_force) = state.in_force().cloned() else { return };
@@ -374,7 +377,8 @@ impl Sinks {
         state.programs = in_force.into_iter().collect();
     }
 
-    /// Releases sinks as [`Sinks::release_previous`] does, and closes the sinks that the program in force does not name.
+    /// Releases sinks as [`Sinks::release_previous`] does, and closes the sinks that the program in force
+    /// does not name.
     pub(crate) fn close_unused(&self) {
         self.release_previous();
         let unused = self.state().take_unused();
@@ -385,7 +389,8 @@ impl Sinks {
         sinks.into_iter().for_each(|sink| self.close(sink));
     }
 
-    /// Closes a sink that was taken out of the list. Waits for workers and for the sink's threads, without the lock.
+    /// Closes a sink that was taken out of the list. Waits for workers and for the sink's threads, without
+    /// the lock.
     fn close(&self, mut sink: OpenSink) {
         let (slot, hub, definition) = (sink.slot, sink.hub.take(), &sink.definition);
         for worker in &self.workers {
@@ -407,7 +412,8 @@ impl Sinks {
         state.closing.retain(|closing| closing.slot != slot);
     }
 
-    /// Lets a sink get the packets of a rule, beside the rule's own sinks, until [`Sinks::detach`]; reloads keep it.
+    /// Lets a sink get the packets of a rule, beside the rule's own sinks, until [`Sinks::detach`]; reloads
+    /// keep it.
     ///
     /// # Errors
     /// There is no such rule, or no place.
@@ -417,7 +423,8 @@ impl Sinks {
             let no_rule = || Error::NoRule(rule.to_owned());
             let in_force = state.in_force().cloned().ok_or_else(no_rule)?;
             rule_named(&in_force.program, rule).ok_or_else(no_rule)?;
-            // Also the one that is being installed, as `prepare` has announced it to the sinks that were open.
+            // Also the one that is being installed, as `prepare` has announced it to the sinks that were
+            // open.
             state.programs.iter().for_each(|published| published.announce(opened.hub.as_ref()));
             let use_ = Use::Rule { rule: rule.to_owned(), placed: false };
             self.place(&mut state, definition, use_, opened)
@@ -461,8 +468,8 @@ impl Sinks {
         self.close(sink);
     }
 
-    /// To be called about once a second. A hub may query a device, which may block, so the lock is not held; nor are other
-    /// hubs than the one that is called, so that their sinks can be closed.
+    /// To be called about once a second. A hub may query a device, which may block, so the lock is not held;
+    /// nor are other hubs than the one that is called, so that their sinks can be closed.
     pub(crate) fn tick(&self, ports: &Ports<'_>) {
         let hubs: Vec<_> =
             self.state().list.iter().filter_map(|sink| sink.hub.as_ref()).map(Arc::downgrade).collect();
@@ -480,8 +487,8 @@ impl Sinks {
         hubs.into_iter().for_each(end_hub);
     }
 
-    /// The sinks in the order of the policy, attached ones last. Of the sinks of one name that are open over a reload only
-    /// the one in force is shown, with the counts of all of that name.
+    /// The sinks in the order of the policy, attached ones last. Of the sinks of one name that are open over
+    /// a reload only the one in force is shown, with the counts of all of that name.
     pub(crate) fn view(&self) -> Vec<SinkView> {
         let state = self.state();
         let view = |sink: &OpenSink| {
@@ -519,7 +526,8 @@ impl Sinks {
     }
 }
 
-/// Drops a hub, which writes and counts what it still has. One that hangs in [`Hub::tick`] is dropped when that returns.
+/// Drops a hub, which writes and counts what it still has. One that hangs in [`Hub::tick`] is dropped when
+/// that returns.
 fn end_hub(mut hub: SharedHub) {
     let deadline = Instant::now() + TICK_TIMEOUT;
     while let Err(shared) = Arc::try_unwrap(hub) {

@@ -1,5 +1,6 @@
-//! How many packets the rules of a running daemon have counted, by name, for which a policy can be compiled. A rule of the
-//! new policy has the counter of the rule of the same name, as it keeps that counter over a reload.
+//! How many packets the rules of a running daemon have counted, by name, for which a policy can be compiled.
+//! A rule of the new policy has the counter of the rule of the same name, as it keeps that counter over a
+//! reload.
 
 use std::collections::HashMap;
 

@@ -1,5 +1,5 @@
-//! Everything that a policy was read from: its text, the files that it names and the given values of its variables, with
-//! a hash that is equal if and only if all of them are.
+//! Everything that a policy was read from: its text, the files that it names and the given values of its
+//! variables, with a hash that is equal if and only if all of them are.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -10,7 +10,8 @@ use compiler::Weights;
 use policy::{SetLoader, Source};
 use sha2::{Digest, Sha256};
 
-/// The most bytes of text that are kept of one policy, for `steerd diff --running`; the hash covers all of it.
+/// The most bytes of text that are kept of one policy, for `steerd diff --running`; the hash covers all of
+/// it.
 pub(crate) const KEPT_BYTES_MAX: usize = 16 << 20;
 
 /// The inputs of a policy.
@@ -18,7 +19,8 @@ pub(crate) const KEPT_BYTES_MAX: usize = 16 << 20;
 pub(crate) struct Inputs {
     /// The name of the policy in diagnostics.
     pub(crate) name: String,
-    /// `None`: the texts have more than [`KEPT_BYTES_MAX`] bytes together. The texts of files are left out, too.
+    /// `None`: the texts have more than [`KEPT_BYTES_MAX`] bytes together. The texts of files are left out,
+    /// too.
     pub(crate) text: Option<String>,
     /// The files by name, relative to the policy's folder, as the parser asks for them.
     pub(crate) files: BTreeMap<String, InputFile>,
@@ -82,8 +84,8 @@ impl SetLoader for Recorder<'_> {
     }
 }
 
-/// The text that is hashed: a line each for the policy, the files and the variables, sorted by name. Names have no control
-/// characters; values are quoted.
+/// The text that is hashed: a line each for the policy, the files and the variables, sorted by name. Names
+/// have no control characters; values are quoted.
 fn manifest(main: &str, files: &BTreeMap<String, InputFile>, variables: &BTreeMap<String, String>) -> String {
     let mut text = format!("policy {main}\n");
     for (name, file) in files {

@@ -64,9 +64,9 @@ impl Layer {
         Ok(layer)
     }
 
-    /// `None` for a variable that is not a setting: Kubernetes sets STEERD_SERVICE_HOST and others for a service called
-    /// steerd. Without a double underscore, only a bare section, or a name that becomes a setting by doubling an
-    /// underscore, is reported as a mistake.
+    /// `None` for a variable that is not a setting: Kubernetes sets STEERD_SERVICE_HOST and others for a
+    /// service called steerd. Without a double underscore, only a bare section, or a name that becomes a
+    /// setting by doubling an underscore, is reported as a mistake.
     pub(super) fn variable(name: &str, value: &str) -> Option<Result<Self, Vec<Problem>>> {
         let rest = name.strip_prefix(PREFIX)?;
         if !rest.contains(SEPARATOR) {
@@ -145,7 +145,8 @@ impl Layers {
         })
     }
 
-    /// The wires of the soft NIC's ports, as TOML. Lists are not merged: the topmost layer that has one counts.
+    /// The wires of the soft NIC's ports, as TOML. Lists are not merged: the topmost layer that has one
+    /// counts.
     pub(super) fn wires(&self) -> Vec<String> {
         let ports = |layer: &Layer| layer.table.get("softnic")?.get("ports")?.as_array().cloned();
         let ports = self.0.iter().rev().find_map(ports).unwrap_or_default();
@@ -283,7 +284,8 @@ fn is_bare_key(text: &str) -> bool {
     !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-')
 }
 
-/// From serde's "unknown field `x`, expected one of `a`, `b`": the name that is most similar to `x`, if any is.
+/// From serde's "unknown field `x`, expected one of `a`, `b`": the name that is most similar to `x`, if any
+/// is.
 fn nearest(message: &str) -> Option<&str> {
     let mut quoted = message.split('`').skip(1).step_by(2);
     let wrong = quoted.next().filter(|_| message.starts_with("unknown"))?;

@@ -1,7 +1,7 @@
 //! Limits on the settings' numbers, and constraints between settings.
 //!
-//! Checked on the merged settings; each problem names the layer that set the value. Whether a core or a port exists is
-//! checked when the daemon starts.
+//! Checked on the merged settings; each problem names the layer that set the value. Whether a core or a port
+//! exists is checked when the daemon starts.
 
 use std::error::Error as _;
 

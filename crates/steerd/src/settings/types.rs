@@ -162,7 +162,8 @@ impl SoftNic {
         self.personality.parse().map_err(Error::Personality)
     }
 
-    /// The core of each engine thread, with [`SoftNicMode::Dedicated`]; none is pinned without `cores` or `core`.
+    /// The core of each engine thread, with [`SoftNicMode::Dedicated`]; none is pinned without `cores` or
+    /// `core`.
     pub(crate) fn engine_threads(&self) -> Vec<Option<usize>> {
         match (&self.cores, self.threads) {
             (Some(cores), _) => cores.iter().copied().map(Some).collect(),

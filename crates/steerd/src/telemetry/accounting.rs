@@ -1,14 +1,16 @@
-//! The packet accounting: every packet that a port received has exactly one outcome, and the counters must add up.
+//! The packet accounting: every packet that a port received has exactly one outcome, and the counters must
+//! add up.
 //!
-//! The runtime calls [`check`] with the counters it has read and with how many packets may have been in flight between
-//! them. Nothing is read here. Once traffic has ended nothing is in flight, and every equation must hold exactly.
+//! The runtime calls [`check`] with the counters it has read and with how many packets may have been in
+//! flight between them. Nothing is read here. Once traffic has ended nothing is in flight, and every equation
+//! must hold exactly.
 
 use crate::telemetry::state::{
     Accounting, Equation, LOST_ON_WIRE, PortCounters, PortState, RuleState, WorkerState,
 };
 
-/// How many packets may be in flight, by place; none once traffic has ended. Both sides of all other equations are read
-/// at one moment.
+/// How many packets may be in flight, by place; none once traffic has ended. Both sides of all other
+/// equations are read at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct InFlight {
     /// From ports to workers: in queues, or delivered while the counters were read.
@@ -17,7 +19,8 @@ pub(crate) struct InFlight {
     pub(crate) dropped: u64,
     /// Sent packets dropped by ports while the counters of egress rules were read.
     pub(crate) sent_dropped: u64,
-    /// Received by a worker and not classified yet, or received while its counters were read; in worker order.
+    /// Received by a worker and not classified yet, or received while its counters were read; in worker
+    /// order.
     pub(crate) unclassified: Vec<u64>,
     /// The counters of drop rules could not be read: equations with them are left out.
     pub(crate) drops_unknown: bool,
@@ -265,8 +268,8 @@ mod tests {
     #[test]
     fn received_packets_are_counted_or_in_flight() {
         let (mut port, mut steer, drop, mut worker) = scene();
-        // 4 wait in queues, 2 were received and not classified, 1 was dropped after the drop rule was read; 6 copies
-        // were handed over as well, of which the worker filtered out one.
+        // 4 wait in queues, 2 were received and not classified, 1 was dropped after the drop rule was read; 6
+        // copies were handed over as well, of which the worker filtered out one.
         let counters = port.counters.as_mut().expect("counted");
         counters.received_packets += 4 + 2 + 1;
         counters.delivered_packets += 4 + 2;

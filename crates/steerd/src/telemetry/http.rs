@@ -1,7 +1,7 @@
 //! The pages for monitoring, on a TCP address: /metrics, /healthz, /readyz, /api/v1/state. Read only.
 //!
-//! The address is bound before anything is put on a device. The limits of connections and requests are those of
-//! [`server`](crate::server); the whole exchange ends after [`EXCHANGE_TIMEOUT`].
+//! The address is bound before anything is put on a device. The limits of connections and requests are those
+//! of [`server`](crate::server); the whole exchange ends after [`EXCHANGE_TIMEOUT`].
 
 mod access;
 #[cfg(test)]
@@ -124,7 +124,8 @@ impl Router for Answers {
 }
 
 impl Answers {
-    /// These pages show traffic and rules and need the token; the probes above show only whether steerd works.
+    /// These pages show traffic and rules and need the token; the probes above show only whether steerd
+    /// works.
     async fn page(&self, request: &Parts, page: Page) -> Answer {
         if !self.access.check_token(request) {
             let answer = text(StatusCode::UNAUTHORIZED, "a bearer token is required: see http.token_file\n");

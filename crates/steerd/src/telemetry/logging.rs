@@ -1,8 +1,8 @@
 //! The log: tracing events to stderr, around the live table if there is one, or to journald.
 //!
-//! Logging never blocks: an event is formatted and put into a bounded queue, and a thread writes it, so that a reader
-//! of stderr that does not read delays nobody. A line that finds the queue full is dropped and counted; once lines are
-//! written again, the log reports how many are missing.
+//! Logging never blocks: an event is formatted and put into a bounded queue, and a thread writes it, so that
+//! a reader of stderr that does not read delays nobody. A line that finds the queue full is dropped and
+//! counted; once lines are written again, the log reports how many are missing.
 
 use std::fmt::{Debug, Write as _};
 use std::io::{self, Write};
@@ -44,7 +44,8 @@ impl Log {
     }
 }
 
-/// Starts the log. The filter has been checked with the settings. If journald cannot be reached, stderr is used.
+/// Starts the log. The filter has been checked with the settings. If journald cannot be reached, stderr is
+/// used.
 ///
 /// # Errors
 /// The writer's thread cannot be started, or there is a log already.
@@ -211,7 +212,8 @@ fn datagram(event: &Event<'_>) -> Vec<u8> {
 struct Fields(Vec<u8>);
 
 impl Fields {
-    /// The form with a length, which takes any value: name, line feed, 64-bit little-endian length, value, line feed.
+    /// The form with a length, which takes any value: name, line feed, 64-bit little-endian length, value,
+    /// line feed.
     fn put(&mut self, name: &str, value: &str) {
         let value = &value.as_bytes()[..value.len().min(VALUE_BYTES_MAX)];
         self.0.extend(name.as_bytes());
@@ -226,7 +228,8 @@ impl Visit for Fields {
     fn record_str(&mut self, field: &Field, value: &str) {
         match field.name() {
             "message" => self.put("MESSAGE", value),
-            // Journald takes capitals, digits and underscores; the letter keeps its own fields apart from these.
+            // Journald takes capitals, digits and underscores; the letter keeps its own fields apart from
+            // these.
             name => self.put(&format!("F_{}", name.to_ascii_uppercase().replace('.', "_")), value),
         }
     }

@@ -1,8 +1,8 @@
 //! The metrics in Prometheus' text format, made from a `State`.
 //!
-//! [`METRICS`] declares each metric once: name, help text, type, labels, and the function that reads its series. `http`
-//! calls `render` when its page is outdated; the packet path never touches a metric. Base units, `_total` on counters
-//! and HELP on every family, as promtool requires.
+//! [`METRICS`] declares each metric once: name, help text, type, labels, and the function that reads its
+//! series. `http` calls `render` when its page is outdated; the packet path never touches a metric. Base
+//! units, `_total` on counters and HELP on every family, as promtool requires.
 
 #[cfg(test)]
 mod tests;
@@ -391,8 +391,8 @@ fn filtered_copies<'s>(s: &'s Sources<'s>) -> Vec<Series<'s>> {
     rules.map(|rule| (vec![rule.name.as_str().into()], Value::Number(count(rule.filtered_packets)))).collect()
 }
 
-/// The rules with `count = false` are summed under this name, so that sums over all rules stay complete. No rule can
-/// have it.
+/// The rules with `count = false` are summed under this name, so that sums over all rules stay complete. No
+/// rule can have it.
 const UNEXPORTED: &str = "(not exported)";
 
 /// The rules that have series, followed by the sum of the others.
@@ -461,8 +461,8 @@ fn sink_drops<'s>(sources: &'s Sources<'s>, direction: Direction) -> Vec<Series<
 /// An action, its packets and, where the device counts them, its bytes.
 type ActionCount = (&'static str, u64, Option<u64>);
 
-/// The actions under which a rule has counted packets and bytes. A rule without packets keeps its own action at zero;
-/// what the device does not count is absent.
+/// The actions under which a rule has counted packets and bytes. A rule without packets keeps its own action
+/// at zero; what the device does not count is absent.
 fn rule_actions(rule: &RuleState) -> impl Iterator<Item = ActionCount> + use<> {
     let own = match rule.effect {
         // A rule of an earlier policy has only the actions that it has counted.

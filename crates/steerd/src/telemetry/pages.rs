@@ -1,9 +1,9 @@
 //! The pages that show the state, rendered by a thread of their own for all servers.
 //!
-//! A page is rendered when a client requests it and the last one is outdated: once for all clients that wait, and
-//! shared as [`Bytes`]. The number of requests changes neither work nor memory. A page that takes long to render is
-//! kept longer, so that rendering never takes more than a fifth of a core. An outdated page is freed: with thousands of
-//! rules it is larger than the program.
+//! A page is rendered when a client requests it and the last one is outdated: once for all clients that wait,
+//! and shared as [`Bytes`]. The number of requests changes neither work nor memory. A page that takes long to
+//! render is kept longer, so that rendering never takes more than a fifth of a core. An outdated page is
+//! freed: with thousands of rules it is larger than the program.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -26,7 +26,8 @@ use crate::terminal::output::Versioned;
 const LIFE: Duration = Duration::from_secs(1);
 /// Or, if that is longer, this many times the time that rendering took.
 const LIFE_PER_WORK: u32 = 4;
-/// How long a request waits for its page. Less than the exchange's timeout, so that the client gets an answer.
+/// How long a request waits for its page. Less than the exchange's timeout, so that the client gets an
+/// answer.
 const TIMEOUT: Duration = Duration::from_secs(8);
 
 /// The source of the state.
@@ -165,8 +166,8 @@ impl Renderer {
         self.thread.is_finished()
     }
 
-    /// Also while threads of connections still have the [`Pages`]. `false`: it did not end within `timeout`, because it
-    /// waits for the device.
+    /// Also while threads of connections still have the [`Pages`]. `false`: it did not end within `timeout`,
+    /// because it waits for the device.
     pub(crate) fn stop(self, timeout: Duration) -> bool {
         self.stopping.store(true, Ordering::Release);
         // Full: it has been woken already.

@@ -1,7 +1,7 @@
 //! The daemon's state at one moment, as plain data.
 //!
-//! `Runtime::state` makes it; /api/v1/state serialises it; metrics, the live table, the summary and the accounting read
-//! it. It holds no handles.
+//! `Runtime::state` makes it; /api/v1/state serialises it; metrics, the live table, the summary and the
+//! accounting read it. It holds no handles.
 
 use std::collections::BTreeMap;
 
@@ -120,8 +120,8 @@ pub(crate) struct RuleState {
     /// `None`, here and of what is sent: the device's counter has not been read yet.
     pub(crate) dropped_packets: Option<u64>,
     pub(crate) dropped_bytes: Option<u64>,
-    /// The device does not count all packets of this rule, or its counter has not been read yet: the counts here are
-    /// incomplete.
+    /// The device does not count all packets of this rule, or its counter has not been read yet: the counts
+    /// here are incomplete.
     pub(crate) uncounted: bool,
     /// Left to the kernel by the device.
     pub(crate) kernel_packets: u64,
@@ -265,8 +265,8 @@ pub(crate) struct WorkerState {
     pub(crate) not_sampled_packets: u64,
     /// Received but lost, not dropped by a rule.
     pub(crate) lost_packets: Reasons,
-    /// Packets and copies for this worker that met no posted buffer. Not received, and not in the accounting, which has them
-    /// among the losses of the ports. `None`: the device does not count them by queue.
+    /// Packets and copies for this worker that met no posted buffer. Not received, and not in the accounting,
+    /// which has them among the losses of the ports. `None`: the device does not count them by queue.
     pub(crate) out_of_buffer_packets: Option<u64>,
     /// Not in the accounting: packets that a port lost by them are among its own losses.
     pub(crate) failed_receives: Reasons,
@@ -297,7 +297,8 @@ pub(crate) struct LatencyState {
     pub(crate) p50_ns: Option<u64>,
     pub(crate) p99_ns: Option<u64>,
     pub(crate) max_ns: Option<u64>,
-    /// Packets whose timestamp was later than the time at which the worker took them: an error of the conversion.
+    /// Packets whose timestamp was later than the time at which the worker took them: an error of the
+    /// conversion.
     pub(crate) negative: u64,
 }
 
@@ -311,8 +312,8 @@ pub(crate) struct SinkState {
     /// The rules whose packets it gets.
     pub(crate) rules: Vec<String>,
     pub(crate) workers: Vec<SinkTrafficState>,
-    /// The packets that the sink sends by a port for others: frames of clients (kind `app`, by worker), or of the host (kind `kernel`, by queue
-    /// of the interface). Delivered means sent. Empty if it does not send.
+    /// The packets that the sink sends by a port for others: frames of clients (kind `app`, by worker), or of
+    /// the host (kind `kernel`, by queue of the interface). Delivered means sent. Empty if it does not send.
     pub(crate) transmit: Vec<SinkTrafficState>,
     /// The reason why it has been losing all its packets; `None`: it passes packets on, or has had none.
     pub(crate) losing: Option<&'static str>,
@@ -322,8 +323,8 @@ pub(crate) struct SinkState {
     pub(crate) deleted_files: Option<u64>,
     /// The packets by size in bytes, with the frame check sequence; `None`: not counted.
     pub(crate) packet_sizes: Option<Buckets>,
-    /// The flows with most packets since it was opened, at most [`TOP_FLOWS_MAX`], those with most first; `None`: not
-    /// counted.
+    /// The flows with most packets since it was opened, at most [`TOP_FLOWS_MAX`], those with most first;
+    /// `None`: not counted.
     pub(crate) top_flows: Option<Vec<TopFlowState>>,
 }
 
@@ -391,8 +392,8 @@ pub(crate) struct PortState {
     /// `None`: the device does not count what its ports receive; unknown is not zero.
     #[serde(flatten)]
     pub(crate) counters: Option<PortCounters>,
-    /// Lost, not dropped by a rule, as far as the device counts it. [`LOST_ON_WIRE`]: lost before the port received it;
-    /// all other reasons are part of what it received.
+    /// Lost, not dropped by a rule, as far as the device counts it. [`LOST_ON_WIRE`]: lost before the port
+    /// received it; all other reasons are part of what it received.
     pub(crate) lost_packets: Reasons,
 }
 
@@ -406,7 +407,8 @@ pub(crate) struct PortCounters {
     /// Dropped by a rule in the device.
     pub(crate) rule_dropped_packets: u64,
     pub(crate) kernel_packets: u64,
-    /// Merged frames that the wire split, not part of the received packets, and the packets that it made of them, which are.
+    /// Merged frames that the wire split, not part of the received packets, and the packets that it made of
+    /// them, which are.
     pub(crate) split_packets: u64,
     pub(crate) split_segments: u64,
     pub(crate) sent_packets: u64,
@@ -435,7 +437,8 @@ pub(crate) struct Accounting {
     pub(crate) kernel: Option<u64>,
     /// Left to the kernel by the policy, but received by workers; not part of `kernel` or `lost`.
     pub(crate) lost_exceptions: u64,
-    /// Left to the kernel by the policy, received by workers, and handed to the kernel sink; not part of `kernel`.
+    /// Left to the kernel by the policy, received by workers, and handed to the kernel sink; not part of
+    /// `kernel`.
     pub(crate) returned: u64,
     /// Copies that no rule matches, discarded by workers.
     pub(crate) filtered: u64,
@@ -446,19 +449,22 @@ pub(crate) struct Accounting {
     pub(crate) lost: u64,
     /// Copies that ports handed over in addition to the packets.
     pub(crate) replicated: Option<u64>,
-    /// Received and not yet in the counter of an outcome: `received + wire_lost + replicated` minus all of the above.
-    /// Such packets wait in a queue, wait in a worker to be classified, or were dropped by a port after the counters of
-    /// drop rules had been read.
+    /// Received and not yet in the counter of an outcome: `received + wire_lost + replicated` minus all of
+    /// the above. Such packets wait in a queue, wait in a worker to be classified, or were dropped by a port
+    /// after the counters of drop rules had been read.
     pub(crate) in_flight: Option<i64>,
-    /// Whether all equations hold; `None`: those that could be checked do, but the counters of drop rules could not be read.
+    /// Whether all equations hold; `None`: those that could be checked do, but the counters of drop rules
+    /// could not be read.
     pub(crate) matches: Option<bool>,
-    /// The most packets that no counter of a drop rule has, because it could not be read after the removal of its flows.
+    /// The most packets that no counter of a drop rule has, because it could not be read after the removal of
+    /// its flows.
     pub(crate) uncounted_drops_limit: u64,
     /// Whether the device counts what its ports receive; otherwise only the workers' counters are checked.
     pub(crate) ports_counted: bool,
 }
 
-/// One equation between counters. It holds if `difference` is zero, or positive and at most `in_flight_limit`.
+/// One equation between counters. It holds if `difference` is zero, or positive and at most
+/// `in_flight_limit`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Equation {
     pub(crate) name: String,

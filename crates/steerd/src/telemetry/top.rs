@@ -1,7 +1,7 @@
 //! What `steerd top` shows: the counts of rules, workers, sinks and ports with their rates.
 //!
-//! Rates are averages between two samples of the state. A sample is taken when somebody asks, at most once a second: the
-//! interval is in the answer.
+//! Rates are averages between two samples of the state. A sample is taken when somebody asks, at most once a
+//! second: the interval is in the answer.
 
 use std::collections::HashMap;
 
@@ -63,7 +63,8 @@ pub(crate) struct FlowRate {
     pub(crate) sink: String,
     pub(crate) packets: u64,
     pub(crate) bytes: u64,
-    /// `null`: the flow was not among those with most packets before, so it is not known when its packets came.
+    /// `null`: the flow was not among those with most packets before, so it is not known when its packets
+    /// came.
     pub(crate) packets_per_second: Option<f64>,
 }
 

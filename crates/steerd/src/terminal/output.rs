@@ -10,8 +10,8 @@ use serde::Serialize;
 
 use crate::error::Error;
 
-/// The version of all JSON that is printed or served (docs/reference/commands.md). It is raised when a key is removed or changes
-/// its meaning; new keys do not raise it.
+/// The version of all JSON that is printed or served (docs/reference/commands.md). It is raised when a key is
+/// removed or changes its meaning; new keys do not raise it.
 pub(crate) const FORMAT: u32 = 2;
 
 /// An object preceded by the version of its format.
@@ -66,8 +66,8 @@ pub(crate) fn print_error(text: &str) {
     let _ = writeln!(io::stderr(), "{text}");
 }
 
-/// Prints diagnostics: with excerpts on a terminal, else one line each. miette decides about colours and respects
-/// NO_COLOR.
+/// Prints diagnostics: with excerpts on a terminal, else one line each. miette decides about colours and
+/// respects NO_COLOR.
 pub(crate) fn print_diagnostics(diagnostics: &Diagnostics) {
     if diagnostics.is_empty() {
         return;
@@ -96,7 +96,8 @@ const DELAY: Duration = Duration::from_secs(1);
 /// How often the line is redrawn.
 const INTERVAL: Duration = Duration::from_millis(100);
 
-/// The progress of a long analysis in one line on stderr: only on a terminal, only after [`DELAY`], and removed at the end.
+/// The progress of a long analysis in one line on stderr: only on a terminal, only after [`DELAY`], and
+/// removed at the end.
 pub(crate) struct Progress {
     is_terminal: bool,
     begun: Instant,

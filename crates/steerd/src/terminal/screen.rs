@@ -1,8 +1,8 @@
 //! A table that is redrawn on the terminal's alternate screen, where a resize leaves no copies behind.
 //!
-//! Log lines for the same terminal are held: the last of them are shown below the table, and all are written when the
-//! table is removed. Without a terminal nothing is drawn. The control sequences are those of ECMA-48, and xterm's
-//! private mode 1049.
+//! Log lines for the same terminal are held: the last of them are shown below the table, and all are written
+//! when the table is removed. Without a terminal nothing is drawn. The control sequences are those of
+//! ECMA-48, and xterm's private mode 1049.
 
 use std::collections::VecDeque;
 use std::io::{self, IsTerminal, Write};
@@ -56,7 +56,8 @@ impl Screen {
         self.is_terminal
     }
 
-    /// Replaces the table by the text that `table` makes for this many rows; longer lines are cut, not wrapped.
+    /// Replaces the table by the text that `table` makes for this many rows; longer lines are cut, not
+    /// wrapped.
     pub(crate) fn draw(&self, table: impl FnOnce(usize) -> String) {
         if !self.is_terminal {
             return;
@@ -102,15 +103,16 @@ impl Screen {
     }
 }
 
-/// Leaves the alternate screen if it is on, before the process exits. Does not wait for a terminal that accepts no
-/// output.
+/// Leaves the alternate screen if it is on, before the process exits. Does not wait for a terminal that
+/// accepts no output.
 pub(crate) fn leave_at_once() {
     if ENTERED.swap(false, Ordering::AcqRel) {
         write_leave_at_once();
     }
 }
 
-/// Leaves the alternate screen, which another library has switched on. Does not wait for a terminal that accepts no output.
+/// Leaves the alternate screen, which another library has switched on. Does not wait for a terminal that
+/// accepts no output.
 pub(crate) fn write_leave_at_once() {
     let stdout = io::stdout();
     let mut ready = [PollFd::new(&stdout, PollFlags::OUT)];

@@ -1,5 +1,6 @@
-//! Colours and line breaks. Colours only on a terminal, and not if NO_COLOR is set (no-color.org) or TERM is "dumb".
-//! Lines are broken at the terminal's width and nowhere else, so that programs read one finding per line.
+//! Colours and line breaks. Colours only on a terminal, and not if NO_COLOR is set (no-color.org) or TERM is
+//! "dumb". Lines are broken at the terminal's width and nowhere else, so that programs read one finding per
+//! line.
 
 use std::io::IsTerminal;
 

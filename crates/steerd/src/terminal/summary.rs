@@ -1,7 +1,7 @@
 //! The summary that is printed on stdout at the end: rules, workers, losses and the packet accounting.
 //!
-//! It is made after the last worker has been joined, so its figures are final and the accounting must match to the
-//! packet.
+//! It is made after the last worker has been joined, so its figures are final and the accounting must match
+//! to the packet.
 
 use std::time::Duration;
 

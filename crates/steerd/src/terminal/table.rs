@@ -1,7 +1,7 @@
 //! The live table: a `State` as text, with rates since the last update.
 //!
-//! The daemon makes it every second for the `Screen`; commands and the summary use the same [`Grid`]. Pure text:
-//! nothing is written here.
+//! The daemon makes it every second for the `Screen`; commands and the summary use the same [`Grid`]. Pure
+//! text: nothing is written here.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -21,8 +21,8 @@ pub(crate) struct Rates {
 pub(crate) type PerSecond = HashMap<String, f64>;
 
 impl Rates {
-    /// Packets per second since the last call (or since the start), per rule, worker and port, and nanoseconds per second
-    /// of each worker's regimes.
+    /// Packets per second since the last call (or since the start), per rule, worker and port, and
+    /// nanoseconds per second of each worker's regimes.
     pub(crate) fn update(&mut self, state: &State) -> PerSecond {
         let elapsed = state.uptime_seconds - self.uptime_seconds;
         self.uptime_seconds = state.uptime_seconds;
@@ -68,8 +68,8 @@ pub(crate) fn dropped_log_lines(state: &State) -> String {
 /// The least number of lines for rules, and for workers, if there are so many.
 const LEAST_LINES: usize = 3;
 
-/// The table in at most `rows` rows if possible. If rows are missing, rules are left out first, then workers: the
-/// busiest are shown and the others summed. Sinks, ports, losses and the accounting are always shown.
+/// The table in at most `rows` rows if possible. If rows are missing, rules are left out first, then workers:
+/// the busiest are shown and the others summed. Sinks, ports, losses and the accounting are always shown.
 pub(crate) fn live(state: &State, rates: &PerSecond, rows: usize) -> String {
     let ports = sinks(&state.sinks) + &ports(state, rates) + &sending_ports(state, rates);
     let mut end = format!("\nlost: {}\n{}\n", losses(state), state.accounting.verdict());
@@ -110,8 +110,8 @@ struct Chosen<'s, T> {
     others: Vec<&'s T>,
 }
 
-/// Chooses as many as fit into this many lines, the busiest by rate and then by count; returns the number of lines,
-/// too.
+/// Chooses as many as fit into this many lines, the busiest by rate and then by count; returns the number of
+/// lines, too.
 fn busiest<'s, T>(all: &'s [T], lines: usize, load: impl Fn(&T) -> (f64, u64)) -> (Chosen<'s, T>, usize) {
     if all.len() <= lines {
         return (Chosen { shown: all.iter().collect(), others: Vec::new() }, all.len());
@@ -177,7 +177,8 @@ fn rate_of(rates: &PerSecond, key: &str) -> f64 {
     rates.get(key).copied().unwrap_or(0.0)
 }
 
-/// The heads of a table of rules; the last is for the packets that `limit` and `sample` have dropped, if there are any.
+/// The heads of a table of rules; the last is for the packets that `limit` and `sample` have dropped, if
+/// there are any.
 pub(crate) fn rule_heads(is_policed: bool) -> Vec<&'static str> {
     let mut heads = vec!["rule", "action", "in", "packets", "bytes", "packets/s"];
     heads.extend(is_policed.then_some("policed"));

@@ -685,8 +685,8 @@ fn descriptors_that_block_when_closed_delay_only_their_client() {
     assert!(status.success() && !log.contains("panicked"), "{log}");
 }
 
-/// Runs `act` on a thread of another user; the kernel takes the credentials of the thread (unix(7), SO_PEERCRED). `None`,
-/// after `not_run`, without privilege.
+/// Runs `act` on a thread of another user; the kernel takes the credentials of the thread (unix(7),
+/// SO_PEERCRED). `None`, after `not_run`, without privilege.
 fn as_user<T: Send>(user: u32, act: impl FnOnce() -> T + Send) -> Option<T> {
     let act = || {
         let (uid, gid) = (rustix::process::Uid::from_raw(user), rustix::process::Gid::from_raw(user));
@@ -702,8 +702,8 @@ fn as_user<T: Send>(user: u32, act: impl FnOnce() -> T + Send) -> Option<T> {
     result
 }
 
-/// A user has more connections than are served, all of them with descriptors whose close blocks, and more and more idle
-/// ones. Root and another user are served meanwhile, and the daemon ends in time.
+/// A user has more connections than are served, all of them with descriptors whose close blocks, and more and
+/// more idle ones. Root and another user are served meanwhile, and the daemon ends in time.
 #[test]
 fn a_user_who_blocks_connections_keeps_nobody_else_from_the_api() {
     use std::os::unix::fs::PermissionsExt;

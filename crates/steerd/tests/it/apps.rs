@@ -1,4 +1,5 @@
-//! Sinks of kind `app` in the running daemon: the example policy with its clients, restarts, and clients that are killed.
+//! Sinks of kind `app` in the running daemon: the example policy with its clients, restarts, and clients that
+//! are killed.
 
 use std::collections::HashSet;
 use std::io::{BufRead as _, BufReader};
@@ -186,8 +187,8 @@ fn a_hundred_killed_clients_disturb_nobody() {
     assert!(status.success() && summary.contains("\npacket accounting matches\n"), "{summary}\n{log}");
 }
 
-/// Starts testpmd as a client that sends every packet back with its addresses exchanged; `None`, after `not_run`, where it
-/// is not installed.
+/// Starts testpmd as a client that sends every packet back with its addresses exchanged; `None`, after
+/// `not_run`, where it is not installed.
 fn testpmd(socket: &Path) -> Option<std::process::Child> {
     let device = format!("net_memif0,role=client,socket={},socket-abstract=no", socket.display());
     static STARTED: AtomicU32 = AtomicU32::new(0);

@@ -1,4 +1,5 @@
-//! The sink kind `capture` of the running daemon: its files as tshark and capinfos read them, next to the metrics.
+//! The sink kind `capture` of the running daemon: its files as tshark and capinfos read them, next to the
+//! metrics.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -39,8 +40,8 @@ fn comment(file: &Path) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// A folder with a capture of 20 UDP flows of 15 packets to port 53, 3 TCP flows of 5, and other packets, and settings
-/// that play it once.
+/// A folder with a capture of 20 UDP flows of 15 packets to port 53, 3 TCP flows of 5, and other packets, and
+/// settings that play it once.
 fn recorded(folder: &Path) -> PathBuf {
     let file = fs::File::create(folder.join("c.pcap")).expect("created");
     let mut writer = pcap_file::pcap::PcapWriter::new(file).expect("header");

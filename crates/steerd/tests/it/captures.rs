@@ -1,5 +1,6 @@
-//! Real captures through pcap wire, engine, libibverbs, flows and workers. The workers' counts are compared with those
-//! of tshark and libpcap; the worker of each packet with `explain` and with independently computed RSS hashes.
+//! Real captures through pcap wire, engine, libibverbs, flows and workers. The workers' counts are compared
+//! with those of tshark and libpcap; the worker of each packet with `explain` and with independently computed
+//! RSS hashes.
 
 mod chain;
 pub(crate) mod corpus;
@@ -23,7 +24,8 @@ fn single(expression: &str, action: &str) -> String {
     )
 }
 
-/// All rules that the language can express, in the order of RULES.tsv but the catch-all last. They overlap much.
+/// All rules that the language can express, in the order of RULES.tsv but the catch-all last. They overlap
+/// much.
 fn composite(rules: &[String]) -> String {
     let mut text = "version = 1\ndefault = 'drop'\n[groups.spread]\nworkers = 'all'\nkey = 'microsoft'\n\
          [groups.few]\nworkers = [1, 2, 5]\nsymmetric = true\n[groups.alone]\nworkers = [7]\nhash = 'none'\n"

@@ -10,8 +10,8 @@ use test_support::namespaces;
 /// The sinks that are not disturbed.
 const HEALTHY: [&str; 3] = ["counted", "roomy", "steady"];
 const DISTURBED: [&str; 3] = ["small", "host", "flaky"];
-/// The least part of its rate that a healthy sink keeps. The generator's rate is limited, so all of it, but for the
-/// moments at which the states are made and the generator's pauses on a loaded machine.
+/// The least part of its rate that a healthy sink keeps. The generator's rate is limited, so all of it, but
+/// for the moments at which the states are made and the generator's pauses on a loaded machine.
 const LEAST_RATE: f64 = 0.7;
 
 /// The client of the script, in a process of its own.

@@ -1,4 +1,5 @@
-//! Output and exit codes of the commands other than `run`: a file for each command; the tests of all commands are here.
+//! Output and exit codes of the commands other than `run`: a file for each command; the tests of all commands
+//! are here.
 
 mod capture;
 mod check;

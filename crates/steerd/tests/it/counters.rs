@@ -10,9 +10,9 @@ use serde_json::Value;
 /// Rules on sources, of which the last one has the packets of the generator.
 const WIDE: usize = 20;
 
-/// On an mlx5, the rules on sources come after those on ports, which come after a chain that takes all other priorities.
-/// Each of them would need a flow more for each port to be decided in hardware, and a program has no room for so many flows: by
-/// the order of the policy the last ones get none.
+/// On an mlx5, the rules on sources come after those on ports, which come after a chain that takes all other
+/// priorities. Each of them would need a flow more for each port to be decided in hardware, and a program has
+/// no room for so many flows: by the order of the policy the last ones get none.
 fn policy() -> String {
     let rule = |name: &str, keys: &str| {
         format!(

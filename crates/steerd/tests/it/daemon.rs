@@ -198,8 +198,8 @@ fn warnings_of_the_policy_in_force_are_in_the_state_and_a_metric() {
     daemon.terminate();
 }
 
-/// Copies, a sniffer, an exception for the kernel, an egress rule and a variable, on a device of each kind that
-/// has them; a reload changes the copies and leaves a class number unused.
+/// Copies, a sniffer, an exception for the kernel, an egress rule and a variable, on a device of each kind
+/// that has them; a reload changes the copies and leaves a class number unused.
 #[test]
 fn copies_are_accounted_for() {
     const TAPPED: &str = r#"
@@ -275,8 +275,8 @@ direction = "egress"
     }
 }
 
-/// Copied packets that are dropped, steered, left to the kernel by a rule and by the default, with room in the
-/// workers' queues and without.
+/// Copied packets that are dropped, steered, left to the kernel by a rule and by the default, with room in
+/// the workers' queues and without.
 #[test]
 fn a_copied_packet_has_one_outcome() {
     const POLICY: &str = r#"
@@ -379,7 +379,8 @@ fn sigint_and_sigterm_end_the_daemon_with_the_summary() {
     }
 }
 
-/// Whoever starts the daemon may have blocked or ignored its signals, and one may come before the daemon listens.
+/// Whoever starts the daemon may have blocked or ignored its signals, and one may come before the daemon
+/// listens.
 #[test]
 fn signals_work_whatever_the_starter_did_with_them() {
     let early = ["env", "--block-signal=HUP", "sh", "-c", "kill -HUP $$; exec \"$0\" \"$@\""];

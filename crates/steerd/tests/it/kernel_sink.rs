@@ -1,5 +1,6 @@
-//! The kernel sink with ordinary programs (ping, nc) in namespaces that the test creates: packets that a policy leaves to
-//! the host behind a rule that takes them reach it by the TAP interface alone. Every packet is counted once.
+//! The kernel sink with ordinary programs (ping, nc) in namespaces that the test creates: packets that a
+//! policy leaves to the host behind a rule that takes them reach it by the TAP interface alone. Every packet
+//! is counted once.
 
 use std::collections::HashMap;
 use std::path::Path;

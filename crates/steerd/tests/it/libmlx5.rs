@@ -1,5 +1,5 @@
-//! The daemon on rdma-core's own mlx5 provider, over the model of the kernel and of the device: with `softnic.provider =
-//! "mlx5"`, and below the launcher, `softnic exec --method mlx5 -- steerd run`.
+//! The daemon on rdma-core's own mlx5 provider, over the model of the kernel and of the device: with
+//! `softnic.provider = "mlx5"`, and below the launcher, `softnic exec --method mlx5 -- steerd run`.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -49,7 +49,8 @@ impl Peer {
         Self(wire)
     }
 
-    /// Sends so many packets to port 80, half as many to port 53, and as many of TCP, slowly enough for the workers.
+    /// Sends so many packets to port 80, half as many to port 53, and as many of TCP, slowly enough for the
+    /// workers.
     fn send(&mut self, web: u16) {
         let frame = || FrameBuilder::new().ipv4([192, 0, 2, 1].into(), [198, 51, 100, 7].into());
         for number in 0..web {
@@ -82,7 +83,8 @@ const WEB: &str =
 const DNS: &str =
     "[[rules]]\nname = \"dns\"\nmatch = { protocol = \"udp\", dst_port = 53 }\naction = { steer = \"g\" }\n";
 
-/// The packets of each interface, which is a rule, in all captures of a folder; `None`, reported, without tshark.
+/// The packets of each interface, which is a rule, in all captures of a folder; `None`, reported, without
+/// tshark.
 fn captured(folder: &Path) -> Option<BTreeMap<String, u64>> {
     let mut counts = BTreeMap::new();
     for entry in std::fs::read_dir(folder).expect("the folder is readable") {
@@ -103,7 +105,8 @@ fn captured(folder: &Path) -> Option<BTreeMap<String, u64>> {
 /// Packets to port 80 that are sent before the reload, and after it.
 const SENT: u16 = 2_000;
 
-/// A capture over a reload that adds a rule: each packet that was sent is in a file, under the rule that delivered it.
+/// A capture over a reload that adds a rule: each packet that was sent is in a file, under the rule that
+/// delivered it.
 #[test]
 fn a_capture_survives_a_reload_and_every_packet_is_accounted_for() {
     let Some(softnic) = softnic() else { return };

@@ -1,5 +1,5 @@
-//! Daemons whose soft NICs are connected by a link: either may start first, either may restart, a third is refused, and
-//! the wait for a peer that does not answer is bounded.
+//! Daemons whose soft NICs are connected by a link: either may start first, either may restart, a third is
+//! refused, and the wait for a peer that does not answer is bounded.
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};

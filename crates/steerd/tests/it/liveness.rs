@@ -1,5 +1,5 @@
-//! A stalled worker or engine, with the real binary: one of its threads is stopped as a debugger stops it. Pages, log,
-//! metrics and watchdog report the stall and the recovery, and the shutdown takes bounded time.
+//! A stalled worker or engine, with the real binary: one of its threads is stopped as a debugger stops it.
+//! Pages, log, metrics and watchdog report the stall and the recovery, and the shutdown takes bounded time.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use crate::support::{self, Daemon, ServiceManager, steerd};
 use rustix::process::Signal;
 
-/// PTRACE_SEIZE and PTRACE_INTERRUPT stop one thread of another process (ptrace(2)); it goes on when the tracer ends.
-/// Called through perl, which every Debian has, because this crate has no unsafe code.
+/// PTRACE_SEIZE and PTRACE_INTERRUPT stop one thread of another process (ptrace(2)); it goes on when the
+/// tracer ends. Called through perl, which every Debian has, because this crate has no unsafe code.
 const STOP_THREAD: &str = r#"
     my $ptrace = {x86_64 => 101, aarch64 => 117}->{(POSIX::uname())[4]} or die "an unknown machine\n";
     foreach my $request (0x4206, 0x4207) {
@@ -81,7 +81,8 @@ fn with_two_threads() -> Command {
     command
 }
 
-/// Stops a thread and checks that the stall is reported everywhere, then continues it and checks the recovery.
+/// Stops a thread and checks that the stall is reported everywhere, then continues it and checks the
+/// recovery.
 fn a_stall_is_reported(mut command: Command, thread: &str, part: &str, metric: (&str, &[&str])) {
     let mut daemon = Daemon::start_command(&mut command);
     daemon.until("ready", |daemon| daemon.page("/readyz") == (200, "ready\n".into()));

@@ -102,7 +102,8 @@ fn a_thousand_idle_connections_do_no_harm() {
         return;
     }
     let daemon = Bench::new(&policy("r", 3)).start();
-    // More than the usual soft limit of 1,024 descriptors leaves the daemon; this process may have so many itself.
+    // More than the usual soft limit of 1,024 descriptors leaves the daemon; this process may have so many
+    // itself.
     let most = rustix::process::getrlimit(Resource::Nofile).maximum;
     let own = Rlimit { current: most, maximum: most };
     rustix::process::setrlimit(Resource::Nofile, own).expect("raised");

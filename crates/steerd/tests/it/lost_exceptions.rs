@@ -1,5 +1,5 @@
-//! Packets that a policy leaves to the kernel and that a worker receives, with the real binary: the start, a reload and
-//! `check` refuse such a policy; where they are allowed they are counted separately.
+//! Packets that a policy leaves to the kernel and that a worker receives, with the real binary: the start, a
+//! reload and `check` refuse such a policy; where they are allowed they are counted separately.
 
 use std::fs;
 use std::path::Path;
@@ -114,7 +114,8 @@ fn refusal(personality: &str, text: &str) -> String {
     errors
 }
 
-/// Packets of the host that no usual packet stands for: other addresses than those for examples, and types of messages.
+/// Packets of the host that no usual packet stands for: other addresses than those for examples, and types of
+/// messages.
 #[test]
 fn rare_packets_of_the_host_are_not_lost_silently() {
     let head = "version = 1\n[groups.main]\nworkers = \"all\"\n";

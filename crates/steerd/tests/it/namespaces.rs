@@ -1,5 +1,6 @@
-//! `steerd` on one end of a veth pair by AF_PACKET, ordinary programs (ping, bash, nc) on the other, in namespaces that
-//! the test creates. The counters of rules, workers and kernel must add up to what the kernel's counters report as sent.
+//! `steerd` on one end of a veth pair by AF_PACKET, ordinary programs (ping, bash, nc) on the other, in
+//! namespaces that the test creates. The counters of rules, workers and kernel must add up to what the
+//! kernel's counters report as sent.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -59,7 +60,8 @@ fn packets_of_ordinary_programs_are_all_accounted_for() {
     assert!(summary.contains("\npacket accounting matches\n"), "{summary}");
 }
 
-/// The interfaces are as veth interfaces are by default: the cable carries frames of up to 64 KiB with unfinished checksums.
+/// The interfaces are as veth interfaces are by default: the cable carries frames of up to 64 KiB with
+/// unfinished checksums.
 #[test]
 fn a_stream_in_merged_frames_arrives_in_segments() {
     const UPLOAD_BYTES: u64 = 6_000_000;

@@ -1,5 +1,5 @@
-//! Random policies on every personality: packets at the edges of rules are treated as the linear reference matcher and
-//! `explain` predict.
+//! Random policies on every personality: packets at the edges of rules are treated as the linear reference
+//! matcher and `explain` predict.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -88,13 +88,14 @@ fn an_mlx4_follows_the_policy() {
     assert!(met.refused == 0 && met.why_refused.keys().all(has_none), "{met:#?}");
 }
 
-/// Rules in a chain: on two priorities and with room for one flow more, one of the last four rules is decided in hardware.
+/// Rules in a chain: on two priorities and with room for one flow more, one of the last four rules is decided
+/// in hardware.
 const CHAIN: &str = "version = 1\n[groups.g]\nworkers = 4\nhash = 'none'\n\
     [[rules]]\nname = 'a'\nmatch = { protocol = 'udp', dst = '192.0.2.1', dst_port = 7 }\naction = { steer = 'g' }\n\
     [[rules]]\nname = 'b'\nmatch = { protocol = 'udp', src = '198.51.100.1' }\naction = { steer = 'g' }\n";
 
-/// The share of a capture that is reported is the share of its packets that arrive with the tag of an exact class; it is
-/// greater if the policy is compiled for the capture.
+/// The share of a capture that is reported is the share of its packets that arrive with the tag of an exact
+/// class; it is greater if the policy is compiled for the capture.
 #[test]
 fn the_share_of_a_capture_is_what_the_device_decides() {
     let last = (0..4).map(|last| {
@@ -214,7 +215,8 @@ fn one(rig: &mut Rig, profile: &DeviceProfile, seed: u64, met: &mut Met) {
     }
 }
 
-/// Puts a program on the device, and then the program that a reload of the unchanged policy makes; returns that.
+/// Puts a program on the device, and then the program that a reload of the unchanged policy makes; returns
+/// that.
 pub(crate) fn started_and_reloaded(
     rig: &mut Rig,
     policy: &Policy,
@@ -237,8 +239,8 @@ pub(crate) fn started_and_reloaded(
 struct Samples(BTreeMap<(WorkerId, RuleId), u32>);
 
 impl Samples {
-    /// Checks that exactly the packets that are not in the sample of their rule were dropped, and gives them the verdict that
-    /// they would have in it. Returns how many there were.
+    /// Checks that exactly the packets that are not in the sample of their rule were dropped, and gives them
+    /// the verdict that they would have in it. Returns how many there were.
     fn check(&mut self, program: &Program, seen: &mut [Seen]) -> u64 {
         let mut left_out = 0;
         for seen in seen {
@@ -269,7 +271,8 @@ impl Met {
         assert!(self.kept_by_rule > 500 && self.passed_by_rule > 200 && self.heard > 500, "{self:#?}");
     }
 
-    /// Compares the rules that a policy with `ipv6_extensions = "skip"` consists of with the meaning of that key.
+    /// Compares the rules that a policy with `ipv6_extensions = "skip"` consists of with the meaning of that
+    /// key.
     fn note_skipped(&mut self, plain: &Policy, policy: &Policy, frame: &[u8], key: &DeepKey) {
         let named = |policy: &Policy, meaning: Meaning| {
             let rules = meaning.copies.into_iter().chain(meaning.last);
@@ -318,8 +321,8 @@ fn value<S: Strategy>(runner: &mut TestRunner, strategy: &S) -> S::Value {
     strategy.new_tree(runner).expect("nothing is filtered").current()
 }
 
-/// The rule, if language and device accept it alone; otherwise a policy with it would be refused, too. Workers see
-/// no sent packets, so keys that few devices can match are removed from egress rules.
+/// The rule, if language and device accept it alone; otherwise a policy with it would be refused, too.
+/// Workers see no sent packets, so keys that few devices can match are removed from egress rules.
 fn alone(mut line: Line, profile: &DeviceProfile, met: &mut Met) -> Option<Line> {
     let refusal = |line: &Line| {
         let policy = parse(&text(std::slice::from_ref(line), Action::Kernel)).map_err(|_| None)?;

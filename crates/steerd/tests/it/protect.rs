@@ -1,5 +1,6 @@
-//! `[protect]` with the real binary: `check`, start and reload refuse a policy under which a protected packet may miss the
-//! host, with the packet; `explain` says what is protected; a policy that drops all by default gets one warning.
+//! `[protect]` with the real binary: `check`, start and reload refuse a policy under which a protected packet
+//! may miss the host, with the packet; `explain` says what is protected; a policy that drops all by default
+//! gets one warning.
 
 use std::fs;
 use std::path::Path;

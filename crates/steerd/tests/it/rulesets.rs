@@ -1,5 +1,5 @@
-//! The filter sets of `STEERD_CORPORA`, imported: each compiles for each device, and the soft NIC matches every packet of a
-//! trace to the rule that an independent oracle found.
+//! The filter sets of `STEERD_CORPORA`, imported: each compiles for each device, and the soft NIC matches
+//! every packet of a trace to the rule that an independent oracle found.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -152,7 +152,8 @@ fn workers_of(policy: &Policy) -> u32 {
     highest.max().unwrap_or(1)
 }
 
-/// Whatever compiles for the soft NIC starts there, and the unchanged policy reloads. Returns on how many devices it compiles.
+/// Whatever compiles for the soft NIC starts there, and the unchanged policy reloads. Returns on how many
+/// devices it compiles.
 fn starts_and_reloads(name: &str, policy: &Policy, ports: &[u8]) -> usize {
     let workers = workers_of(policy);
     let mut accepted = 0;
@@ -191,7 +192,8 @@ fn every_set_that_compiles_starts_and_reloads() {
     }
 }
 
-/// The list has as many prefixes as a large list of attackers: each is a flow on each port, and a reload makes them all again.
+/// The list has as many prefixes as a large list of attackers: each is a flow on each port, and a reload
+/// makes them all again.
 #[test]
 fn a_large_block_list_starts_and_reloads_on_two_ports_or_is_refused() {
     let mut text =

@@ -113,7 +113,8 @@ impl Terminal {
         self.child.signal(signal);
     }
 
-    /// Closes the terminal as a window is closed. No SIGHUP follows: the program is not in a session of the terminal.
+    /// Closes the terminal as a window is closed. No SIGHUP follows: the program is not in a session of the
+    /// terminal.
     fn hang_up(self) -> Program {
         let Self { master, child, is_open, reader, .. } = self;
         is_open.store(false, Ordering::Relaxed);
@@ -271,7 +272,8 @@ fn top_ends_by_every_signal_and_leaves_the_screen_as_it_was() {
     assert!(status.success(), "{status}");
 }
 
-/// `steerd top` on 80x24: pages, order and scrolling by keys; it follows the size and leaves the screen as it was.
+/// `steerd top` on 80x24: pages, order and scrolling by keys; it follows the size and leaves the screen as it
+/// was.
 #[test]
 fn top_fits_the_screen_and_obeys_keys() {
     let folder = tempfile::tempdir().expect("folder");

@@ -1,8 +1,8 @@
 //! Flow actions behind a handle: what `IBV_FLOW_SPEC_ACTION_HANDLE` names.
 //!
-//! verbs.h has one kind that is not a vendor's own, ESP (ibv_flow_action_esp(3)): the device ends or begins an IPsec
-//! tunnel. Only mlx5 ever had it, and its kernel driver has dropped it since, so on today's kernels creating one is
-//! refused with EOPNOTSUPP. It is here so that a device can be asked.
+//! verbs.h has one kind that is not a vendor's own, ESP (ibv_flow_action_esp(3)): the device ends or begins
+//! an IPsec tunnel. Only mlx5 ever had it, and its kernel driver has dropped it since, so on today's kernels
+//! creating one is refused with EOPNOTSUPP. It is here so that a device can be asked.
 
 use std::ffi::c_void;
 use std::fmt;
@@ -17,8 +17,8 @@ use crate::{Context, Error, Result, inline, leak};
 /// Bytes of the longest AES key.
 pub(crate) const MAX_AES_KEY_BYTES: usize = 32;
 
-/// `struct ib_uverbs_flow_action_esp_keymat_aes_gcm`, ib_user_ioctl_verbs.h. The initialisation vectors are always
-/// counted up (`IB_UVERBS_FLOW_ACTION_IV_ALGO_SEQ`, the only algorithm).
+/// `struct ib_uverbs_flow_action_esp_keymat_aes_gcm`, ib_user_ioctl_verbs.h. The initialisation vectors are
+/// always counted up (`IB_UVERBS_FLOW_ACTION_IV_ALGO_SEQ`, the only algorithm).
 #[repr(C)]
 struct AesGcmKeymat {
     iv: u64,
@@ -78,7 +78,8 @@ pub struct FlowAction {
     context: Arc<Context>,
 }
 
-// SAFETY: the verbs on an action may be called from any thread; the structure is never written after it was made.
+// SAFETY: the verbs on an action may be called from any thread; the structure is never written after it was
+// made.
 unsafe impl Send for FlowAction {}
 // SAFETY: as above.
 unsafe impl Sync for FlowAction {}
@@ -122,7 +123,8 @@ impl FlowAction {
             comp_mask: if action.esn.is_some() { sys::IBV_FLOW_ACTION_ESP_MASK_ESN } else { 0 },
             esn: action.esn.unwrap_or(0),
         };
-        // SAFETY: the context is open; what the attributes point to is on this stack and read during the call only.
+        // SAFETY: the context is open; what the attributes point to is on this stack and read during the call
+        // only.
         let create = || unsafe { inline::create_flow_action_esp(context.raw(), &raw mut attr) };
         let raw = created(create).map_err(failed)?;
         Ok(Arc::new(Self { raw, context: Arc::clone(context) }))
@@ -145,7 +147,8 @@ impl fmt::Debug for FlowAction {
 
 impl Drop for FlowAction {
     fn drop(&mut self) {
-        // SAFETY: `raw` came from `create_flow_action_esp`; flows that name it held an `Arc` of this and are gone.
+        // SAFETY: `raw` came from `create_flow_action_esp`; flows that name it held an `Arc` of this and are
+        // gone.
         let code = unsafe { inline::destroy_flow_action(self.context.raw(), self.raw()) };
         leak::keep("ibv_destroy_flow_action", self.context.name(), code, || Arc::clone(&self.context));
     }

@@ -1,8 +1,8 @@
-//! What a flow asks for ([`FlowAttr`]), and the block that `ibv_create_flow` takes: `ibv_flow_attr`, followed without a
-//! gap by its specs, each with its own size.
+//! What a flow asks for ([`FlowAttr`]), and the block that `ibv_create_flow` takes: `ibv_flow_attr`, followed
+//! without a gap by its specs, each with its own size.
 //!
-//! Matched fields are in network byte order, padding is zero. The header is 20 bytes long, so it is placed 4 bytes off the
-//! buffer's 8-byte alignment: then every spec, and the pointer in a counter action, is aligned.
+//! Matched fields are in network byte order, padding is zero. The header is 20 bytes long, so it is placed 4
+//! bytes off the buffer's 8-byte alignment: then every spec, and the pointer in a counter action, is aligned.
 
 use std::mem::{offset_of, size_of};
 use std::sync::Arc;
@@ -58,8 +58,8 @@ pub enum ActionSpec {
     Handle(Arc<FlowAction>),
 }
 
-/// The attributes of a flow (`ibv_flow_attr`). They are not checked: a device that cannot do what they ask for refuses
-/// them when the flow is created.
+/// The attributes of a flow (`ibv_flow_attr`). They are not checked: a device that cannot do what they ask
+/// for refuses them when the flow is created.
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct FlowAttr {
@@ -86,14 +86,15 @@ impl FlowAttr {
         self
     }
 
-    /// Packets go on to further flows as well (`IBV_FLOW_ATTR_FLAGS_DONT_TRAP`). EINVAL for the default kinds.
+    /// Packets go on to further flows as well (`IBV_FLOW_ATTR_FLAGS_DONT_TRAP`). EINVAL for the default
+    /// kinds.
     pub fn dont_trap(mut self, on: bool) -> Self {
         self.dont_trap = on;
         self
     }
 
-    /// The flow is about packets that are sent (`IBV_FLOW_ATTR_FLAGS_EGRESS`): its target only names the device. EINVAL
-    /// for the default kinds.
+    /// The flow is about packets that are sent (`IBV_FLOW_ATTR_FLAGS_EGRESS`): its target only names the
+    /// device. EINVAL for the default kinds.
     pub fn egress(mut self, on: bool) -> Self {
         self.egress = on;
         self
@@ -105,8 +106,8 @@ impl FlowAttr {
         self
     }
 
-    /// Adds a spec of the encapsulated packet, after those of the outer one. Tunnel headers have no inner form: the
-    /// kernel answers EINVAL (uverbs_cmd.c).
+    /// Adds a spec of the encapsulated packet, after those of the outer one. Tunnel headers have no inner
+    /// form: the kernel answers EINVAL (uverbs_cmd.c).
     pub fn inner(mut self, spec: FlowSpec) -> Self {
         self.specs.push((sys::IBV_FLOW_SPEC_INNER, spec));
         self
@@ -123,8 +124,8 @@ impl FlowAttr {
         self.specs.len() + self.actions.len()
     }
 
-    /// The block that `ibv_create_flow` takes: specs, then actions, the tags last, whose 12 bytes would unalign what
-    /// follows.
+    /// The block that `ibv_create_flow` takes: specs, then actions, the tags last, whose 12 bytes would
+    /// unalign what follows.
     pub(super) fn block(&self) -> Result<FlowBlock> {
         let count = self.spec_count();
         let num_of_specs = u8::try_from(count).map_err(|_| Error::TooManySpecs { count, most: MAX_SPECS })?;
@@ -224,7 +225,8 @@ impl Writer {
         self.bytes[at..at + bytes.len()].copy_from_slice(bytes);
     }
 
-    /// A zeroed spec with its type and size; returns where it begins. All specs begin alike (`ibv_flow_spec.hdr`).
+    /// A zeroed spec with its type and size; returns where it begins. All specs begin alike
+    /// (`ibv_flow_spec.hdr`).
     fn begin(&mut self, kind: ibv_flow_spec_type, size: usize) -> usize {
         let at = self.bytes.len();
         self.bytes.resize(at + size, 0);

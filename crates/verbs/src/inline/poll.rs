@@ -1,7 +1,8 @@
 //! The functions of a completion queue: the rest of the header's inlines, those the packet path calls.
 //!
-//! Looked up once, when a queue is made: a provider sets them then and leaves them (ibv_create_cq_ex(3)). From then on
-//! a poll calls them directly, and a field that was not asked for, whose function may be NULL, has none here.
+//! Looked up once, when a queue is made: a provider sets them then and leaves them (ibv_create_cq_ex(3)).
+//! From then on a poll calls them directly, and a field that was not asked for, whose function may be NULL,
+//! has none here.
 
 use ibverbs_sys::{ibv_cq_ex, ibv_poll_cq_attr, ibv_wc_opcode, ibv_wc_tm_info};
 use std::ffi::c_int;

@@ -1,9 +1,9 @@
 //! The functions of a queue pair's sending interface, `ibv_qp_ex`: the `ibv_wr_*` inlines of the header.
 //!
-//! Looked up once, when a queue pair is made with operations (ibv_wr_post(3)); a batch then calls them directly. All but
-//! `wr_complete`: rdma-core's mlx5 provider has another one until the queue pair is in RTS, which refuses every batch
-//! (`set_qp_operational_state` in providers/mlx5/verbs.c). Only the fields that every release of rdma-core has are read:
-//! later ones have more behind them.
+//! Looked up once, when a queue pair is made with operations (ibv_wr_post(3)); a batch then calls them
+//! directly. All but `wr_complete`: rdma-core's mlx5 provider has another one until the queue pair is in RTS,
+//! which refuses every batch (`set_qp_operational_state` in providers/mlx5/verbs.c). Only the fields that
+//! every release of rdma-core has are read: later ones have more behind them.
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr::NonNull;
@@ -32,8 +32,8 @@ pub(crate) struct SendFunctions {
 unsafe impl Send for SendFunctions {}
 
 impl SendFunctions {
-    /// The functions of a queue pair that was asked for `operations`. `None`: the provider left one out, or the queue pair has no
-    /// such interface.
+    /// The functions of a queue pair that was asked for `operations`. `None`: the provider left one out, or
+    /// the queue pair has no such interface.
     ///
     /// # Safety
     /// `qp` is live, and was made by `ibv_create_qp_ex`.
@@ -50,7 +50,8 @@ impl SendFunctions {
         /// A field, without a reference to the whole structure, which may be shorter than declared.
         macro_rules! field {
             ($name:ident) => {
-                // SAFETY: within the structure by contract; written only by calls that make or modify the queue pair.
+                // SAFETY: within the structure by contract; written only by calls that make or modify the
+                // queue pair.
                 unsafe { (*qp.as_ptr()).$name }
             };
         }
@@ -78,8 +79,8 @@ impl SendFunctions {
         unsafe { (self.start)(self.qp.as_ptr()) };
     }
 
-    /// `ibv_wr_send`, or `ibv_wr_send_tso` with a header, its length and the segment size; `wr_id` and `wr_flags` before.
-    /// False: not an operation that was asked for; nothing was called.
+    /// `ibv_wr_send`, or `ibv_wr_send_tso` with a header, its length and the segment size; `wr_id` and
+    /// `wr_flags` before. False: not an operation that was asked for; nothing was called.
     ///
     /// # Safety
     /// A batch is open, by this thread. The header stays as it is until the send completes.
@@ -125,8 +126,8 @@ impl SendFunctions {
         }
     }
 
-    /// `ibv_wr_set_inline_data`, or `ibv_wr_set_inline_data_list` for any other number of buffers than one. The data is
-    /// copied by the call.
+    /// `ibv_wr_set_inline_data`, or `ibv_wr_set_inline_data_list` for any other number of buffers than one.
+    /// The data is copied by the call.
     ///
     /// # Safety
     /// After [`SendFunctions::build`]; the buffers are readable.
@@ -146,8 +147,8 @@ impl SendFunctions {
     /// A batch is open, by this thread; it is closed afterwards.
     pub(crate) unsafe fn complete(&self) -> c_int {
         let qp = self.qp.as_ptr();
-        // SAFETY: live by contract; what writes it (RESET and RTS of ibv_modify_qp(3)) needs the queue pair exclusively, and an
-        // open batch borrows it.
+        // SAFETY: live by contract; what writes it (RESET and RTS of ibv_modify_qp(3)) needs the queue pair
+        // exclusively, and an open batch borrows it.
         let complete = unsafe { (*qp).wr_complete };
         // It was there when the functions were read.
         // SAFETY: forwarded contract.

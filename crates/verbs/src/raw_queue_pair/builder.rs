@@ -1,4 +1,5 @@
-//! The configuration of a raw queue pair: every field of `ibv_create_qp_ex` except those of receive side scaling.
+//! The configuration of a raw queue pair: every field of `ibv_create_qp_ex` except those of receive side
+//! scaling.
 //!
 //! Used at start-up. It checks nothing: a device that cannot make such a queue pair refuses it.
 
@@ -76,7 +77,8 @@ impl RawQueuePairBuilder {
         self
     }
 
-    /// How many pieces of memory a receive scatters to; 1 unless set. [`RawQueuePair::post_receives`] uses one.
+    /// How many pieces of memory a receive scatters to; 1 unless set. [`RawQueuePair::post_receives`] uses
+    /// one.
     ///
     /// [`RawQueuePair::post_receives`]: super::RawQueuePair::post_receives
     pub fn max_receive_parts(mut self, max_receive_parts: u32) -> Self {
@@ -108,8 +110,8 @@ impl RawQueuePairBuilder {
         self
     }
 
-    /// Receives come from there instead of a ring of its own. A device that has this only for other transports refuses, with
-    /// EINVAL or EOPNOTSUPP.
+    /// Receives come from there instead of a ring of its own. A device that has this only for other
+    /// transports refuses, with EINVAL or EOPNOTSUPP.
     pub fn shared_receive_queue(mut self, queue: &Arc<SharedReceiveQueue>) -> Self {
         self.shared_receives = Some(Arc::clone(queue));
         self
@@ -127,13 +129,15 @@ impl RawQueuePairBuilder {
         self
     }
 
-    /// Bytes of headers in front of a stream that the device cuts into segments, at most. Without it, it cuts none.
+    /// Bytes of headers in front of a stream that the device cuts into segments, at most. Without it, it cuts
+    /// none.
     pub fn max_tso_header(mut self, bytes: u16) -> Self {
         self.max_tso_header = Some(bytes);
         self
     }
 
-    /// Operations for [`RawQueuePair::start_send`](super::RawQueuePair::start_send), which has none otherwise.
+    /// Operations for [`RawQueuePair::start_send`](super::RawQueuePair::start_send), which has none
+    /// otherwise.
     pub fn send_operations(mut self, operations: SendOperations) -> Self {
         self.operations = operations;
         self
@@ -142,8 +146,9 @@ impl RawQueuePairBuilder {
     /// `ibv_create_qp_ex`, or `ibv_create_qp` if that has all the fields; in RESET.
     ///
     /// # Errors
-    /// EPERM without CAP_NET_RAW; EINVAL beyond the device's limits or for a flag or operation it does not have
-    /// (EOPNOTSUPP on some); ENOMEM; EOPNOTSUPP for a provider that leaves out a function of an operation.
+    /// EPERM without CAP_NET_RAW; EINVAL beyond the device's limits or for a flag or operation it does not
+    /// have (EOPNOTSUPP on some); ENOMEM; EOPNOTSUPP for a provider that leaves out a function of an
+    /// operation.
     pub fn build(self) -> Result<IdleRawQueuePair> {
         let context = Arc::clone(self.domain.context());
         let failed = |source| Error::CreateRawQueuePair { device: context.name().into(), source };
@@ -160,7 +165,8 @@ impl RawQueuePairBuilder {
             return Err(failed(from_code(libc::EINVAL)));
         }
         let mut attr = self.attr();
-        // SAFETY: domain, completion queues and shared receives are live and, being `Arc`s below, outlive the queue pair.
+        // SAFETY: domain, completion queues and shared receives are live and, being `Arc`s below, outlive the
+        // queue pair.
         let create = || unsafe { inline::create_qp_ex(context.raw(), &raw mut attr) };
         let raw = created(create).map_err(failed)?;
         // SAFETY: just made; the number does not change.

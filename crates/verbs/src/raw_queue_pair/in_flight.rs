@@ -1,13 +1,14 @@
 //! The sends of frames that a queue pair has in flight, oldest first.
 //!
-//! The requests of a send queue complete in the order of their posting, and one that fails completes whether it is signalled or
-//! not (InfiniBand Architecture Specification, volume 1, chapter 10). So a completion reports its own send and those before it
-//! that are not signalled, which have succeeded.
+//! The requests of a send queue complete in the order of their posting, and one that fails completes whether
+//! it is signalled or not (InfiniBand Architecture Specification, volume 1, chapter 10). So a completion
+//! reports its own send and those before it that are not signalled, which have succeeded.
 //!
-//! Invariant: each frame that was sent without a signal has exactly one entry, in the queue pair that sends it, until that
-//! entry is taken, and nothing else gives it back: a completion of its own, which a failed send has, names it with
-//! [`UNSIGNALLED`], and pools refuse that. Entries of signalled sends can be stale, because [`FramePool::reclaim`](crate::FramePool::reclaim) gives their
-//! frames back, too; but not before the send has completed, and with it all sends before it.
+//! Invariant: each frame that was sent without a signal has exactly one entry, in the queue pair that sends
+//! it, until that entry is taken, and nothing else gives it back: a completion of its own, which a failed
+//! send has, names it with [`UNSIGNALLED`], and pools refuse that. Entries of signalled sends can be stale,
+//! because [`FramePool::reclaim`](crate::FramePool::reclaim) gives their frames back, too; but not before the
+//! send has completed, and with it all sends before it.
 
 use std::num::NonZeroU32;
 
@@ -39,7 +40,8 @@ impl Entry {
 
 /// All sends of one queue pair that were not taken back. Never grows.
 pub(super) struct InFlight {
-    /// A ring of a power of two, twice as long as the send queue: of a full one at least half is not in the queue any more.
+    /// A ring of a power of two, twice as long as the send queue: of a full one at least half is not in the
+    /// queue any more.
     entries: Box<[Entry]>,
     /// The length of the send queue.
     sends: u32,
@@ -69,8 +71,8 @@ impl InFlight {
         self.entries[position as usize & (self.entries.len() - 1)]
     }
 
-    /// The next sends are of frames of this pool; those of another one are forgotten, and come back by their pool. False:
-    /// unsignalled sends of another one are in flight.
+    /// The next sends are of frames of this pool; those of another one are forgotten, and come back by their
+    /// pool. False: unsignalled sends of another one are in flight.
     #[inline]
     pub(super) fn use_pool(&mut self, pool: &Ledger) -> bool {
         self.pool == Some(pool.id()) || self.change_to(pool)
@@ -85,9 +87,9 @@ impl InFlight {
         true
     }
 
-    /// Whether there is room for one more. The sends that were not posted yet begin at `batch`; the queue has no room for more of
-    /// them than its length. In a full ring the oldest entry is of a send that has completed, and is dropped if its frame can
-    /// come back without it.
+    /// Whether there is room for one more. The sends that were not posted yet begin at `batch`; the queue has
+    /// no room for more of them than its length. In a full ring the oldest entry is of a send that has
+    /// completed, and is dropped if its frame can come back without it.
     #[inline]
     pub(super) fn has_room(&mut self, batch: u32) -> bool {
         if self.next.wrapping_sub(batch) >= self.sends {
@@ -101,7 +103,8 @@ impl InFlight {
         is_dropped
     }
 
-    /// Adds a send of a frame of `pool`, after [`InFlight::use_pool`] and [`InFlight::has_room`]. The caller gives up the frame.
+    /// Adds a send of a frame of `pool`, after [`InFlight::use_pool`] and [`InFlight::has_room`]. The caller
+    /// gives up the frame.
     #[inline]
     pub(super) fn push(&mut self, pool: &mut Ledger, frame: &Frame, bytes: u32, is_signalled: bool) {
         if let Some(index) = pool.sent(frame, is_signalled) {
@@ -112,8 +115,9 @@ impl InFlight {
         }
     }
 
-    /// How many more sends there is room for, at most `wanted`; none of them was posted yet. As in [`InFlight::has_room`], old
-    /// entries are dropped if that is needed: the ring is twice as long as the queue, so they are of sends that have completed.
+    /// How many more sends there is room for, at most `wanted`; none of them was posted yet. As in
+    /// [`InFlight::has_room`], old entries are dropped if that is needed: the ring is twice as long as the
+    /// queue, so they are of sends that have completed.
     #[inline]
     fn room(&mut self, wanted: usize) -> usize {
         let wanted = wanted.min(self.sends as usize);
@@ -123,10 +127,10 @@ impl InFlight {
         wanted.min(self.entries.len() - self.len() as usize)
     }
 
-    /// Adds the first of `packets` as sends without a signal, after [`InFlight::use_pool`]: as many as there is room for before the
-    /// end of the ring, and none from the first on that is not in a frame of `pool` or has pieces outside its frame. Passes to
-    /// `each` the id of the request, the address of the frame, and the pieces. Returns how many; the caller gives up these
-    /// frames.
+    /// Adds the first of `packets` as sends without a signal, after [`InFlight::use_pool`]: as many as there
+    /// is room for before the end of the ring, and none from the first on that is not in a frame of `pool` or
+    /// has pieces outside its frame. Passes to `each` the id of the request, the address of the frame, and
+    /// the pieces. Returns how many; the caller gives up these frames.
     #[inline]
     pub(super) fn push_each(
         &mut self,
@@ -154,7 +158,8 @@ impl InFlight {
         added as usize
     }
 
-    /// Whether the newest send has no signal, because the device has taken a chain in part: then no completion is to come for it.
+    /// Whether the newest send has no signal, because the device has taken a chain in part: then no
+    /// completion is to come for it.
     #[inline]
     pub(super) fn ends_unsignalled(&self) -> bool {
         self.len() > 0 && !self.at(self.next.wrapping_sub(1)).is_signalled()
@@ -196,9 +201,9 @@ impl InFlight {
         (&self.entries[start..start + before_wrap], &self.entries[..count - before_wrap])
     }
 
-    /// Takes the `count` oldest sends back, which have completed and are not named by the completion: passes the frames of
-    /// those without a signal to `each`, with the lengths of their packets. The others came or come back by completions of
-    /// their own.
+    /// Takes the `count` oldest sends back, which have completed and are not named by the completion: passes
+    /// the frames of those without a signal to `each`, with the lengths of their packets. The others came or
+    /// come back by completions of their own.
     #[inline]
     pub(super) fn take_unnamed(&mut self, pool: &mut Ledger, count: u32, mut each: impl FnMut(Frame, u32)) {
         let (mask, mut taker) = (self.entries.len() - 1, pool.taker());

@@ -1,8 +1,9 @@
-//! Posting the sends of several frames in one call: [`RawQueuePair::send_each`], and the chain of requests that it fills.
+//! Posting the sends of several frames in one call: [`RawQueuePair::send_each`], and the chain of requests
+//! that it fills.
 //!
 //! One completion is asked for per chain, for its last request: the frames of a chain come back together
-//! ([`RawQueuePair::reclaim`]). The chain is owned by the queue pair and filled anew for each call of the provider. Nothing
-//! here allocates after its creation.
+//! ([`RawQueuePair::reclaim`]). The chain is owned by the queue pair and filled anew for each call of the
+//! provider. Nothing here allocates after its creation.
 
 use std::ffi::c_int;
 use std::ops::Range;
@@ -120,11 +121,11 @@ struct SendSlot {
     entries: [ibv_sge; PIECES_MAX],
 }
 
-/// Send work requests. The parts point at each other, so they stay behind raw pointers: no Rust reference to one is ever
-/// formed while the provider may follow those links.
+/// Send work requests. The parts point at each other, so they stay behind raw pointers: no Rust reference to
+/// one is ever formed while the provider may follow those links.
 ///
-/// Between two calls of the provider every request but the last links to the next one, and to its own list; none is
-/// signalled. Providers only read requests (ibv_post_send(3)).
+/// Between two calls of the provider every request but the last links to the next one, and to its own list;
+/// none is signalled. Providers only read requests (ibv_post_send(3)).
 pub(super) struct SendChain {
     sends: NonNull<SendSlot>,
     /// The key in all entries: that of the frames of one pool.
@@ -163,9 +164,9 @@ impl SendChain {
         self.lkey = lkey;
     }
 
-    /// Writes requests for the first of `packets`, and counts them as in flight. Returns for how many: fewer than there are if
-    /// the chain or the queue has no room for more, at the end of the ring of sends in flight, or before one that is not in a
-    /// frame of `pool`.
+    /// Writes requests for the first of `packets`, and counts them as in flight. Returns for how many: fewer
+    /// than there are if the chain or the queue has no room for more, at the end of the ring of sends in
+    /// flight, or before one that is not in a frame of `pool`.
     // By itself it has enough registers for all that the loop uses.
     #[inline(never)]
     fn fill(
@@ -180,9 +181,9 @@ impl SendChain {
         let packets = &packets[..packets.len().min(SENDS_PER_COMPLETION)];
         let mut send = self.sends.as_ptr();
         in_flight.push_each(pool, packets, |wr_id, start, pieces| {
-            // SAFETY: `push_each` passes at most as many as `packets` has, so it is one of the array, which this chain owns;
-            // the provider is done with what an earlier call wrote (work requests are consumed by the call,
-            // ibv_post_send(3)).
+            // SAFETY: `push_each` passes at most as many as `packets` has, so it is one of the array, which
+            // this chain owns; the provider is done with what an earlier call wrote (work requests are
+            // consumed by the call, ibv_post_send(3)).
             unsafe { (*send).request.wr_id = wr_id };
             let Pieces { first, second } = pieces;
             // SAFETY: as above.
@@ -203,8 +204,8 @@ impl SendChain {
         })
     }
 
-    /// Calls the provider with the first `filled` requests, of which the last is signalled as `wr_id`. Returns how many it has
-    /// now, and its answer.
+    /// Calls the provider with the first `filled` requests, of which the last is signalled as `wr_id`.
+    /// Returns how many it has now, and its answer.
     #[inline]
     fn hand_over(
         &mut self,
@@ -255,14 +256,16 @@ impl Drop for SendChain {
 unsafe impl Send for SendChain {}
 
 impl RawQueuePair {
-    /// Sends packets of `pool`, in order, with a completion for at most [`SENDS_PER_COMPLETION`] and for the last one; their
-    /// frames come back by [`RawQueuePair::reclaim`]. Those that the device has leave the vector; the others stay, in order,
-    /// and [`RawQueuePair::last_refusal`] is why the first of them was refused: EBUSY while another thread uses the completion
-    /// queue or the thread domain, ENOMEM for a full queue, EINVAL for pieces that its frame does not have or a frame of
-    /// another pool. Returns how many left.
+    /// Sends packets of `pool`, in order, with a completion for at most [`SENDS_PER_COMPLETION`] and for the
+    /// last one; their frames come back by [`RawQueuePair::reclaim`]. Those that the device has leave the
+    /// vector; the others stay, in order, and [`RawQueuePair::last_refusal`] is why the first of them was
+    /// refused: EBUSY while another thread uses the completion queue or the thread domain, ENOMEM for a full
+    /// queue, EINVAL for pieces that its frame does not have or a frame of another pool. Returns how many
+    /// left.
     ///
-    /// A device that takes only a part of what it was given in one call has asked for no completion of that part: its frames
-    /// come back with the next send that completes. Which pools there may be is as for [`RawQueuePair::start_send`].
+    /// A device that takes only a part of what it was given in one call has asked for no completion of that
+    /// part: its frames come back with the next send that completes. Which pools there may be is as for
+    /// [`RawQueuePair::start_send`].
     ///
     /// ```
     /// use verbs::{Frame, FramePool, Pieces, QueuedSend, RawQueuePair};
@@ -298,8 +301,9 @@ impl RawQueuePair {
         let mut total = 0;
         while total < packets.len() {
             let position = in_flight.position();
-            // After a part of a chain the device may have only sends without a signal, and no room for a whole chain with one:
-            // then nothing would ever complete. A chain of one send is taken with its signal or not at all.
+            // After a part of a chain the device may have only sends without a signal, and no room for a
+            // whole chain with one: then nothing would ever complete. A chain of one send is taken with its
+            // signal or not at all.
             let most = if in_flight.ends_unsignalled() { 1 } else { SENDS_PER_COMPLETION };
             let chain = &packets[total..];
             let filled = sends.fill((pool, lkey), in_flight, &chain[..chain.len().min(most)]);
@@ -311,9 +315,10 @@ impl RawQueuePair {
             let wr_id = in_flight.signal_last(&mut pool.ledger);
             let qp = handle.raw();
             let (accepted, code) = sends.hand_over(filled, wr_id, |head, bad| {
-                // SAFETY: the queue pair is live and in RTS or ERR and this is its only poster, alone behind the gates. The
-                // frames are held, their memory stays registered because `regions` owns the registration, and they are marked as sent, so nothing touches
-                // them until the device has completed them.
+                // SAFETY: the queue pair is live and in RTS or ERR and this is its only poster, alone behind
+                // the gates. The frames are held, their memory stays registered because `regions` owns the
+                // registration, and they are marked as sent, so nothing touches them until the device has
+                // completed them.
                 unsafe { inline::post_send(qp, head, bad) }
             });
             total += accepted;

@@ -1,9 +1,9 @@
 //! Sends: one request ([`SendFlags`], its parts and segments), and several requests in one batch through
 //! the queue pair's own functions (ibv_wr_post(3)).
 //!
-//! Ranges are checked here, against the frame they are of. A batch is opened by [`RawQueuePair::start_send`]; nothing
-//! is sent before [`SendBatch::complete`], and a batch that is dropped is aborted. A frame belongs to the batch from
-//! its request on: to the device once the batch is complete, to its pool again if it is not.
+//! Ranges are checked here, against the frame they are of. A batch is opened by [`RawQueuePair::start_send`];
+//! nothing is sent before [`SendBatch::complete`], and a batch that is dropped is aborted. A frame belongs to
+//! the batch from its request on: to the device once the batch is complete, to its pool again if it is not.
 
 use std::ffi::{c_int, c_void};
 use std::io;
@@ -20,8 +20,8 @@ use crate::frame::UNSIGNALLED;
 use crate::inline::SendFunctions;
 use crate::{Frame, FramePool};
 
-/// An open batch of sends. As long as it is open, nothing else can be posted to queues that complete where this one
-/// does, and the completion queue cannot be polled.
+/// An open batch of sends. As long as it is open, nothing else can be posted to queues that complete where
+/// this one does, and the completion queue cannot be polled.
 ///
 /// ```
 /// use verbs::{Frame, FramePool, RawQueuePair, SendFlags};
@@ -60,8 +60,8 @@ impl<'q> SendBatch<'q> {
         (pool, lkey): (&'q mut FramePool, u32),
         functions: SendFunctions,
     ) -> Self {
-        // SAFETY: the queue pair is live and exclusively borrowed, and the gates keep others out; an earlier batch has
-        // ended before its gates were left.
+        // SAFETY: the queue pair is live and exclusively borrowed, and the gates keep others out; an earlier
+        // batch has ended before its gates were left.
         unsafe { functions.start() };
         let start = pair.in_flight.position();
         Self { pair, pool, lkey, functions, requests: 0, start, open: true, _not_send: PhantomData }
@@ -73,8 +73,8 @@ impl<'q> SendBatch<'q> {
         SendRequest { batch: self, flags, segments: None }
     }
 
-    /// A TCP stream in segments of `mss` bytes, each behind the first `header_bytes` bytes of the frame, which the
-    /// device completes (`ibv_wr_send_tso`).
+    /// A TCP stream in segments of `mss` bytes, each behind the first `header_bytes` bytes of the frame,
+    /// which the device completes (`ibv_wr_send_tso`).
     pub fn tso(&mut self, flags: SendFlags, header_bytes: u16, mss: u16) -> SendRequest<'_, 'q> {
         SendRequest { batch: self, flags, segments: Some((header_bytes, mss)) }
     }
@@ -94,11 +94,12 @@ impl<'q> SendBatch<'q> {
         self.pool.release(frame);
     }
 
-    /// Sends everything (`ibv_wr_complete`). Returns how many requests; the frames come back by their completions.
+    /// Sends everything (`ibv_wr_complete`). Returns how many requests; the frames come back by their
+    /// completions.
     ///
     /// # Errors
-    /// Nothing was sent, and all frames are back in the pool: ENOMEM for more requests than the queue holds, EINVAL
-    /// for one that the device does not take.
+    /// Nothing was sent, and all frames are back in the pool: ENOMEM for more requests than the queue holds,
+    /// EINVAL for one that the device does not take.
     pub fn complete(mut self) -> io::Result<usize> {
         self.open = false;
         // SAFETY: opened in `open`, by this thread, as a batch is not `Send`; closed here, once.
@@ -137,9 +138,9 @@ pub struct SendRequest<'b, 'q> {
 }
 
 impl SendRequest<'_, '_> {
-    /// The first `bytes` bytes of a frame (`ibv_wr_set_sge`), Ethernet header first. The frame comes back if it has not
-    /// so many or is of another pool, if the batch has as many frames as the queue holds, or if the queue pair was not
-    /// made for this operation ([`RawQueuePair::last_refusal`]).
+    /// The first `bytes` bytes of a frame (`ibv_wr_set_sge`), Ethernet header first. The frame comes back if
+    /// it has not so many or is of another pool, if the batch has as many frames as the queue holds, or if
+    /// the queue pair was not made for this operation ([`RawQueuePair::last_refusal`]).
     #[inline]
     pub fn frame(self, frame: Frame, bytes: usize) -> Result<(), Frame> {
         let start = self.segments.map_or(0, |(header_bytes, _)| usize::from(header_bytes));
@@ -158,14 +159,15 @@ impl SendRequest<'_, '_> {
         }
     }
 
-    /// A copy of `data` (`ibv_wr_set_inline_data`), as [`RawQueuePair::send_inline`]. False: refused, as segments are.
+    /// A copy of `data` (`ibv_wr_set_inline_data`), as [`RawQueuePair::send_inline`]. False: refused, as
+    /// segments are.
     #[inline]
     pub fn inline(self, token: u32, data: &[u8]) -> bool {
         self.put_copy(token, &[buffer_of(data)])
     }
 
-    /// A copy of these pieces, one after the other (`ibv_wr_set_inline_data_list` if they are several), at most
-    /// [`MAX_SEND_PARTS`].
+    /// A copy of these pieces, one after the other (`ibv_wr_set_inline_data_list` if they are several), at
+    /// most [`MAX_SEND_PARTS`].
     pub fn inline_list(self, token: u32, pieces: &[&[u8]]) -> bool {
         let mut buffers = [buffer_of(&[]); MAX_SEND_PARTS];
         let Some(list) = buffers.get_mut(..pieces.len()).filter(|list| !list.is_empty()) else {
@@ -189,7 +191,8 @@ impl SendRequest<'_, '_> {
             batch.pair.errno = libc::EOPNOTSUPP;
             return false;
         }
-        // SAFETY: just built; the slices are readable during the call, which copies them and does not write to them.
+        // SAFETY: just built; the slices are readable during the call, which copies them and does not write
+        // to them.
         unsafe { batch.functions.set_inline(buffers) };
         batch.requests += 1;
         true
@@ -211,8 +214,8 @@ impl SendRequest<'_, '_> {
         }
     }
 
-    /// Hands the request to the provider; the frame is the batch's after that. Returns the bytes to be sent, without the header
-    /// of segments. An errno: nothing was handed over.
+    /// Hands the request to the provider; the frame is the batch's after that. Returns the bytes to be sent,
+    /// without the header of segments. An errno: nothing was handed over.
     #[inline]
     fn add<const N: usize>(&mut self, frame: &Frame, parts: &[Range<usize>]) -> Result<u32, i32> {
         let batch = &mut *self.batch;
@@ -229,8 +232,8 @@ impl SendRequest<'_, '_> {
         };
         let segments = segments.map(|segments| (segments.header, segments.header_bytes, segments.mss));
         let wr_id = self.flags.mark(list.wr_id());
-        // SAFETY: the batch is open, by this thread; the header is in the frame, which nothing touches from here on
-        // until it is completed, or back in the pool after the batch has failed.
+        // SAFETY: the batch is open, by this thread; the header is in the frame, which nothing touches from
+        // here on until it is completed, or back in the pool after the batch has failed.
         if !unsafe { batch.functions.build(wr_id, self.flags.for_batch(), segments) } {
             return Err(libc::EOPNOTSUPP);
         }
@@ -254,16 +257,17 @@ bitflags::bitflags! {
     pub struct SendFlags: u32 {
         /// The device computes the IPv4 header and L4 checksums.
         const IP_CSUM = ibv_send_flags::IBV_SEND_IP_CSUM.0;
-        /// No completion (in C, `IBV_SEND_SIGNALED` is not set), unless the queue pair signals all or the send fails. The
-        /// place in the send queue is free again, and a frame comes back ([`RawQueuePair::reclaim`]), once a later send has
-        /// completed. Ignored for frames that are not sent in a batch.
+        /// No completion (in C, `IBV_SEND_SIGNALED` is not set), unless the queue pair signals all or the
+        /// send fails. The place in the send queue is free again, and a frame comes back
+        /// ([`RawQueuePair::reclaim`]), once a later send has completed. Ignored for frames that are not sent
+        /// in a batch.
         const UNSIGNALLED = 1 << 31;
     }
 }
 
 impl SendFlags {
-    /// For C, and always with a completion. Unknown bits would make the library read the request or the frame in ways
-    /// not meant here.
+    /// For C, and always with a completion. Unknown bits would make the library read the request or the frame
+    /// in ways not meant here.
     #[inline]
     pub(super) fn for_frame(self) -> u32 {
         self.intersection(Self::IP_CSUM).bits() | ibv_send_flags::IBV_SEND_SIGNALED.0
@@ -304,8 +308,8 @@ impl Parts<1> {
 }
 
 impl<const N: usize> Parts<N> {
-    /// These bytes, in this order, of a frame of a pool whose memory has this key. EINVAL: none, too many, not in the
-    /// frame, or another pool's.
+    /// These bytes, in this order, of a frame of a pool whose memory has this key. EINVAL: none, too many,
+    /// not in the frame, or another pool's.
     #[inline]
     pub(super) fn of(
         (pool, lkey): (&FramePool, u32),
@@ -360,8 +364,8 @@ pub(super) struct Segments {
 }
 
 impl Segments {
-    /// The headers, and what follows them up to `bytes`. EINVAL: that is not in the frame, or the frame is another
-    /// pool's.
+    /// The headers, and what follows them up to `bytes`. EINVAL: that is not in the frame, or the frame is
+    /// another pool's.
     pub(super) fn of(
         pool: (&FramePool, u32),
         frame: &Frame,

@@ -131,8 +131,8 @@ fn a_saturated_worker_reads_the_clock_in_one_iteration_of_64() {
     run.is_near_the_truth(1.0);
 }
 
-/// A queue that is empty every other time, bursts with long pauses, single packets: whatever the pattern, the regimes add
-/// up and each is near the truth.
+/// A queue that is empty every other time, bursts with long pauses, single packets: whatever the pattern, the
+/// regimes add up and each is near the truth.
 #[test]
 fn regimes_are_near_the_truth_for_any_pattern() {
     type Pattern = fn(&mut Loop, u64);

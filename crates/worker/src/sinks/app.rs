@@ -1,13 +1,14 @@
 //! The kind `app`: packets go to unprivileged local processes through shared memory, by the memif protocol
 //! ([`shm::memif`]; `net_memif` of DPDK and libmemif are clients).
 //!
-//! Clients connect to a unix socket; a thread of the sink serves it ([`server`]). Each client allocates memory with rings
-//! and buffers, into which workers copy packets directly ([`endpoint`]). In mode `copy` each client gets every packet, in
-//! mode `share` each gets whole flows ([`roster`]). With fewer rings than workers, a ring is used by several in turns.
-//! Workers also take what clients send ([`taker`]), and send it by a port if the options ask for it.
+//! Clients connect to a unix socket; a thread of the sink serves it ([`server`]). Each client allocates
+//! memory with rings and buffers, into which workers copy packets directly ([`endpoint`]). In mode `copy`
+//! each client gets every packet, in mode `share` each gets whole flows ([`roster`]). With fewer rings than
+//! workers, a ring is used by several in turns. Workers also take what clients send ([`taker`]), and send it
+//! by a port if the options ask for it.
 //!
-//! Back-pressure: a client whose ring is full loses the packet (`ring_full`). A client that breaks the protocol is
-//! disconnected. Both concern that client only.
+//! Back-pressure: a client whose ring is full loses the packet (`ring_full`). A client that breaks the
+//! protocol is disconnected. Both concern that client only.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

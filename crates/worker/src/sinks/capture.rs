@@ -1,21 +1,21 @@
 //! The kind `capture`: packets are written to pcapng files by a thread of its own.
 //!
-//! Each worker chooses packets (`sampler`), and writes them as finished blocks (`pcapng`) into its `ring` to the thread.
-//! The `writer` passes regions of the rings to `files` or to a stream, so a packet is copied once by the worker and once
-//! by the kernel. A rule is an interface of the file (`interfaces`), so `frame.interface_name == "dns"` selects its
-//! packets in Wireshark.
+//! Each worker chooses packets (`sampler`), and writes them as finished blocks (`pcapng`) into its `ring` to
+//! the thread. The `writer` passes regions of the rings to `files` or to a stream, so a packet is copied once
+//! by the worker and once by the kernel. A rule is an interface of the file (`interfaces`), so
+//! `frame.interface_name == "dns"` selects its packets in Wireshark.
 //!
-//! Back-pressure: a packet that does not fit into the ring is dropped as `ring_full`. While the file cannot be written
-//! packets are dropped as `disk_full` or `write_failed`, and the thread tries again after 0.1 to 10 s; after the other
-//! side of a stream has closed they are dropped as `closed`.
+//! Back-pressure: a packet that does not fit into the ring is dropped as `ring_full`. While the file cannot
+//! be written packets are dropped as `disk_full` or `write_failed`, and the thread tries again after 0.1 to
+//! 10 s; after the other side of a stream has closed they are dropped as `closed`.
 //!
-//! Timestamps are nanoseconds of the system's clock (CLOCK_REALTIME), converted from the device's timestamps of
-//! completions (`clock`). For packets without one (`workers.timestamps` is off, or the device has no clock that can be
-//! read), they are taken once per iteration of a worker's loop, when the packets of the iteration are classified: all
-//! packets of an iteration have the same one; it is later than the arrival by the time that the packet waited in the
-//! completion queue, typically some microseconds, and at most the duration of two iterations plus that queue's depth.
-//! Packets of several workers are merged by time as far as they are in the rings at the same moment, so a file can
-//! contain packets that are older than the ones before them.
+//! Timestamps are nanoseconds of the system's clock (CLOCK_REALTIME), converted from the device's timestamps
+//! of completions (`clock`). For packets without one (`workers.timestamps` is off, or the device has no clock
+//! that can be read), they are taken once per iteration of a worker's loop, when the packets of the iteration
+//! are classified: all packets of an iteration have the same one; it is later than the arrival by the time
+//! that the packet waited in the completion queue, typically some microseconds, and at most the duration of
+//! two iterations plus that queue's depth. Packets of several workers are merged by time as far as they are
+//! in the rings at the same moment, so a file can contain packets that are older than the ones before them.
 
 mod clock;
 mod files;
@@ -46,8 +46,8 @@ use super::{Hub, Opened, Ports, SinkError};
 use crate::BATCH_MAX;
 use crate::sink::{Deliveries, Sink, SinkCounters, SinkDrop};
 
-/// How long the end of a capture waits for a stream whose reader does not read. The thread then ends when the reader
-/// reads or closes.
+/// How long the end of a capture waits for a stream whose reader does not read. The thread then ends when the
+/// reader reads or closes.
 const END_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Which rules' packets a capture gets.
@@ -72,8 +72,8 @@ impl Origin {
     }
 }
 
-/// Opens a capture to files. The first file is created here, so that a folder that cannot be written to is an error of
-/// the policy.
+/// Opens a capture to files. The first file is created here, so that a folder that cannot be written to is an
+/// error of the policy.
 pub(super) fn open(
     name: &str,
     options: &CaptureSink,
@@ -99,12 +99,13 @@ pub(super) fn open(
     start(name, options, origin, workers, Output::Files(files), rules).map_err(failed)
 }
 
-/// Opens a capture of one rule to a stream, which gets one section: headers at once, packets at the latest 200 ms after
-/// they arrived, statistics at the end. An error of the stream ends the capture; packets are then dropped as `closed`,
-/// or `write_failed` for other errors than the end of the reader. Path and file limits of the options are not used.
+/// Opens a capture of one rule to a stream, which gets one section: headers at once, packets at the latest
+/// 200 ms after they arrived, statistics at the end. An error of the stream ends the capture; packets are
+/// then dropped as `closed`, or `write_failed` for other errors than the end of the reader. Path and file
+/// limits of the options are not used.
 ///
-/// The stream may block: it has a thread of its own. Its caller attaches the result to the rule, which announces the
-/// program; nothing is written before that.
+/// The stream may block: it has a thread of its own. Its caller attaches the result to the rule, which
+/// announces the program; nothing is written before that.
 ///
 /// # Errors
 /// There is no descriptor or thread left.
@@ -219,8 +220,8 @@ impl Sink for Endpoint {
 }
 
 impl Endpoint {
-    /// Counts the packets of an iteration and marks those that are taken; returns how many these are and the room that
-    /// they need.
+    /// Counts the packets of an iteration and marks those that are taken; returns how many these are and the
+    /// room that they need.
     fn choose(&mut self, packets: &Deliveries<'_>, now_ns: u64) -> (usize, usize) {
         let (mut count, mut bytes, mut taken, mut room) = (0, 0, 0, 0);
         let now_seconds = (now_ns / 1_000_000_000) as u32;

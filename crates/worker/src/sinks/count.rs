@@ -1,4 +1,5 @@
-//! The kind `count`: packets are counted by size, and on request by flow. Nothing leaves the worker, so nothing is dropped.
+//! The kind `count`: packets are counted by size, and on request by flow. Nothing leaves the worker, so
+//! nothing is dropped.
 
 mod flow;
 mod sizes;
@@ -28,7 +29,8 @@ pub struct TopFlow {
     pub packets: u64,
     /// How many of the packets may be of other flows.
     pub error: u64,
-    /// The bytes of the flow, or less: without those of packets that came before a worker began to count the flow.
+    /// The bytes of the flow, or less: without those of packets that came before a worker began to count the
+    /// flow.
     pub bytes: u64,
 }
 
@@ -78,10 +80,10 @@ impl Hub for CountHub {
 
 /// The flows of all workers, those with most packets first.
 ///
-/// A worker without a counter for a flow has received at most as many of its packets as the lowest of its counters shows,
-/// or none if it has unused counters. So this number is added to packets and error, and the promise of the sketch holds for
-/// the sum. Every flow with more than `n / m` of all `n` packets, `m` counters per worker, is in the result: it has more
-/// than `n_w / m` on some worker `w`.
+/// A worker without a counter for a flow has received at most as many of its packets as the lowest of its
+/// counters shows, or none if it has unused counters. So this number is added to packets and error, and the
+/// promise of the sketch holds for the sum. Every flow with more than `n / m` of all `n` packets, `m`
+/// counters per worker, is in the result: it has more than `n_w / m` on some worker `w`.
 fn merge(workers: &[(Vec<Counted>, usize)]) -> Vec<TopFlow> {
     let unseen = |(counted, counters): &(Vec<Counted>, usize)| {
         let lowest = counted.iter().map(|counted| counted.packets).min();

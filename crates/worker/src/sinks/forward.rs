@@ -1,9 +1,9 @@
-//! The kind `forward`: packets leave by a port of the device or of another one, in the frames that they were received in.
-//! Another device gets a domain and a registration of the frames' memory for each worker.
+//! The kind `forward`: packets leave by a port of the device or of another one, in the frames that they were
+//! received in. Another device gets a domain and a registration of the frames' memory for each worker.
 //!
-//! An endpoint changes the headers in the frame, queues it on its [`Transmitter`], and gives the frame back to the worker
-//! when the send has completed. A packet is delivered when the device has sent it. The worker's [`FrameBudget`] limits the
-//! frames in flight, so a port that stalls costs packets of this sink only.
+//! An endpoint changes the headers in the frame, queues it on its [`Transmitter`], and gives the frame back
+//! to the worker when the send has completed. A packet is delivered when the device has sent it. The worker's
+//! [`FrameBudget`] limits the frames in flight, so a port that stalls costs packets of this sink only.
 //!
 //! After a failed send, packets are counted as `tx_failed` until the [`Port`] has replaced the queue pair.
 
@@ -83,8 +83,8 @@ impl Rewriter {
     }
 }
 
-/// Refuses what the device would answer with a failed queue pair: `bytes` made of `packet` that are longer than `mtu_bytes`
-/// behind the Ethernet header and tags, or shorter than the header.
+/// Refuses what the device would answer with a failed queue pair: `bytes` made of `packet` that are longer
+/// than `mtu_bytes` behind the Ethernet header and tags, or shorter than the header.
 #[inline]
 pub(super) fn check(mtu_bytes: usize, packet: &[u8], bytes: usize) -> Result<(), SinkDrop> {
     if bytes < ETHERNET_BYTES {
@@ -106,7 +106,8 @@ fn is_too_long(mtu_bytes: usize, packet: &[u8], bytes: usize) -> bool {
     bytes > mtu_bytes + header
 }
 
-/// Puts the header of a packet with one tag more into the room behind it, so that the payload need not be moved.
+/// Puts the header of a packet with one tag more into the room behind it, so that the payload need not be
+/// moved.
 #[inline]
 fn push(packet: &[u8], room: &mut [u8], vlan: u16) -> Result<Pieces, SinkDrop> {
     let Some(header) = rewrite::pushed_vlan(packet, vlan) else { return Err(SinkDrop::TooShort) };
@@ -332,7 +333,8 @@ fn by_own_device(name: &str, port: Option<u8>, environment: &Environment<'_>) ->
     Ok((Port::new(number, &attributes, transmitters.iter()), port::mtu_bytes(&attributes), transmitters))
 }
 
-/// Opens the ports as [`by_own_device`] does, in domains of their own, where the workers' frames are registered, too.
+/// Opens the ports as [`by_own_device`] does, in domains of their own, where the workers' frames are
+/// registered, too.
 fn by_other_device(
     name: &str,
     device: &str,

@@ -1,13 +1,15 @@
-//! The hand-over of packets from a worker to the thread of a sink: a byte ring with one producer and one consumer
-//! ([`rtrb`]), allocated when it is made, and a [`Wakeup`] that costs a system call only if the consumer sleeps.
+//! The hand-over of packets from a worker to the thread of a sink: a byte ring with one producer and one
+//! consumer ([`rtrb`]), allocated when it is made, and a [`Wakeup`] that costs a system call only if the
+//! consumer sleeps.
 //!
-//! The worker opens a [`Batch`] once per iteration, copies its packets into it, and makes them visible with one store
-//! at the end ([`Batch::finish`]). A packet that does not fit is not copied.
+//! The worker opens a [`Batch`] once per iteration, copies its packets into it, and makes them visible with
+//! one store at the end ([`Batch::finish`]). A packet that does not fit is not copied.
 //!
-//! Layout: records of a header of `HEADER_BYTES` and the packet's bytes, padded to `ALIGN`. Capacity, records and
-//! therefore all positions are multiples of `ALIGN`. A record is contiguous: where it would cross the end of the
-//! ring, a word that starts with `PADDING` fills the ring up to its end, and the record starts at the beginning. That
-//! costs at most one record's size of room per round, instead of a second copy of a packet that would be in two parts.
+//! Layout: records of a header of `HEADER_BYTES` and the packet's bytes, padded to `ALIGN`. Capacity, records
+//! and therefore all positions are multiples of `ALIGN`. A record is contiguous: where it would cross the end
+//! of the ring, a word that starts with `PADDING` fills the ring up to its end, and the record starts at the
+//! beginning. That costs at most one record's size of room per round, instead of a second copy of a packet
+//! that would be in two parts.
 
 use std::sync::Arc;
 
@@ -25,8 +27,8 @@ const HEADER_BYTES: usize = 8;
 const PADDING: u32 = u32::MAX;
 /// The largest ring: lengths stay below `PADDING`.
 pub const CAPACITY_MAX: usize = 1 << 30;
-/// The longest packet that a ring takes; longer ones are truncated by the caller. GRO makes frames of up to 64 KiB and
-/// their headers.
+/// The longest packet that a ring takes; longer ones are truncated by the caller. GRO makes frames of up to
+/// 64 KiB and their headers.
 pub const PACKET_BYTES_MAX: usize = 1 << 17;
 
 /// The room that a packet of `bytes` stored bytes needs in a ring.
@@ -35,9 +37,9 @@ pub const fn record_bytes(bytes: usize) -> usize {
     HEADER_BYTES + bytes.next_multiple_of(ALIGN)
 }
 
-/// Makes a ring of at least `capacity` bytes, raised to twice the room of the longest packet (`packet_bytes`, at most
-/// [`PACKET_BYTES_MAX`]), so that an empty ring takes every packet wherever its positions are; at most
-/// [`CAPACITY_MAX`]. `wakeup` belongs to the thread that reads; several rings can share it.
+/// Makes a ring of at least `capacity` bytes, raised to twice the room of the longest packet (`packet_bytes`,
+/// at most [`PACKET_BYTES_MAX`]), so that an empty ring takes every packet wherever its positions are; at
+/// most [`CAPACITY_MAX`]. `wakeup` belongs to the thread that reads; several rings can share it.
 #[must_use]
 pub fn ring(capacity: usize, packet_bytes: usize, wakeup: &Arc<Wakeup>) -> (Producer, Consumer) {
     let longest = record_bytes(packet_bytes.min(PACKET_BYTES_MAX));
@@ -76,8 +78,8 @@ impl Drop for WakeAtEnd {
 }
 
 impl Producer {
-    /// Starts a batch of packets that need at most `bytes` in sum, each as in [`record_bytes`]; what exceeds it is
-    /// lost as if the ring were full. Nothing is visible to the consumer before [`Batch::finish`].
+    /// Starts a batch of packets that need at most `bytes` in sum, each as in [`record_bytes`]; what exceeds
+    /// it is lost as if the ring were full. Nothing is visible to the consumer before [`Batch::finish`].
     #[inline]
     pub fn batch(&mut self, bytes: usize) -> Batch<'_> {
         let capacity = self.ring.buffer().capacity();

@@ -1,10 +1,11 @@
-//! The kind `kernel`: packets are given to the host's network stack by a TAP interface, which has a queue for each
-//! worker. A worker copies its packets into a [ring](super::handoff); a thread for each queue ([`pump`]) writes them to
-//! the interface, and sends what the host sends by it ([`back`]).
+//! The kind `kernel`: packets are given to the host's network stack by a TAP interface, which has a queue for
+//! each worker. A worker copies its packets into a [ring](super::handoff); a thread for each queue ([`pump`])
+//! writes them to the interface, and sends what the host sends by it ([`back`]).
 //!
-//! Back-pressure: a packet that does not fit into the ring is dropped as `ring_full`. The thread drops packets that are
-//! longer than the MTU (`too_long`), while the interface is down (`down`) or removed (`closed`), and those that the
-//! kernel refuses (`write_failed`). It attaches to a removed interface again, or creates it again.
+//! Back-pressure: a packet that does not fit into the ring is dropped as `ring_full`. The thread drops
+//! packets that are longer than the MTU (`too_long`), while the interface is down (`down`) or removed
+//! (`closed`), and those that the kernel refuses (`write_failed`). It attaches to a removed interface again,
+//! or creates it again.
 
 mod back;
 mod pump;

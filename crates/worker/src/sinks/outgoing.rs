@@ -1,8 +1,9 @@
 //! Packets that a sink sends from memory of its own: each is written into a frame of the pool, queued on a
 //! [`Transmitter`], and its frame comes back when the send has completed. Used on one thread.
 //!
-//! Every packet is counted as offered, and then as delivered when the device has sent it, or as dropped by a reason. While
-//! all frames are in flight, or after a failed send, there is no room: what is to be sent stays where it is.
+//! Every packet is counted as offered, and then as delivered when the device has sent it, or as dropped by a
+//! reason. While all frames are in flight, or after a failed send, there is no room: what is to be sent stays
+//! where it is.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -98,8 +99,8 @@ impl Outgoing {
         self.pool.free_count() > 0 && sender.is_some_and(|sender| sender.room() > 0 && !sender.has_failed())
     }
 
-    /// How long a thread that sleeps may put off [`Outgoing::reap`]; `None` if nothing is in flight. A port that sends has
-    /// new room soon; the time grows with each call, for one that stalls.
+    /// How long a thread that sleeps may put off [`Outgoing::reap`]; `None` if nothing is in flight. A port
+    /// that sends has new room soon; the time grows with each call, for one that stalls.
     pub(super) fn next_look(&self) -> Option<Duration> {
         if !self.is_busy() {
             return None;
@@ -200,7 +201,8 @@ impl Outgoing {
 }
 
 impl Drop for Outgoing {
-    /// Waits for sends in flight, for a limited time. Those that have not completed then are not counted as sent.
+    /// Waits for sends in flight, for a limited time. Those that have not completed then are not counted as
+    /// sent.
     fn drop(&mut self) {
         let deadline = Instant::now() + self.end_patience;
         self.reap();

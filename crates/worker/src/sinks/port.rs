@@ -1,5 +1,5 @@
-//! The port of the device that a sink sends by: which one it is, the longest packet that it takes, its link, and the
-//! replacement of queue pairs whose sends have failed.
+//! The port of the device that a sink sends by: which one it is, the longest packet that it takes, its link,
+//! and the replacement of queue pairs whose sends have failed.
 //!
 //! After a failed send, an endpoint passes its transmitter to the [`Port`] once all frames are back
 //! ([`Link::give_to_repair`]); the next [`Port::look`] replaces the queue pair and returns it.
@@ -115,8 +115,8 @@ impl Port {
         &self.links
     }
 
-    /// Called about once a second, with the ports of the daemon's device whose link is down. Queries another device,
-    /// which may block.
+    /// Called about once a second, with the ports of the daemon's device whose link is down. Queries another
+    /// device, which may block.
     pub(super) fn look(&self, ports_down: &[u8]) {
         let is_down = match &self.other {
             None => ports_down.contains(&self.number),
@@ -218,8 +218,8 @@ pub(super) fn domain(context: &Arc<Context>) -> Result<Domain, verbs::Error> {
     }
 }
 
-/// The port's MTU, or what it may be at most: verbs round an MTU down to a power of two. The software NIC reports its
-/// longest frame. Packets that are too long for another device are dropped there.
+/// The port's MTU, or what it may be at most: verbs round an MTU down to a power of two. The software NIC
+/// reports its longest frame. Packets that are too long for another device are dropped there.
 pub(super) fn mtu_bytes(attributes: &PortAttributes) -> usize {
     let longest = attributes.max_message_bytes;
     if (ETHERNET_BYTES as u32..FRAME_MAX).contains(&longest) {

@@ -1,5 +1,5 @@
-//! The sink of kind `capture` behind a worker: the times in its files are those of the device's clock, and its part on the
-//! worker's thread does not allocate.
+//! The sink of kind `capture` behind a worker: the times in its files are those of the device's clock, and
+//! its part on the worker's thread does not allocate.
 
 use std::fs;
 use std::net::Ipv4Addr;
@@ -129,7 +129,8 @@ fn packets_of_one_iteration_have_the_times_of_their_arrival() {
     rig.end();
     let times = times(folder.path());
     assert_eq!(times.len(), PACKETS);
-    // The error of a reading of two clocks on a busy machine; all packets are handled some milliseconds later.
+    // The error of a reading of two clocks on a busy machine; all packets are handled some milliseconds
+    // later.
     let error = Duration::from_micros(100);
     for (time, (before, after)) in times.iter().zip(&arrivals) {
         assert!(*time + error >= *before && *time <= *after + error, "{time:?} in {before:?} to {after:?}");

@@ -1,4 +1,5 @@
-//! The sink `forward` on a soft NIC of two ports: what leaves by which port, and where each packet is counted.
+//! The sink `forward` on a soft NIC of two ports: what leaves by which port, and where each packet is
+//! counted.
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;

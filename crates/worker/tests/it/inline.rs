@@ -1,5 +1,5 @@
-//! Workers that run the engine of the soft NIC in their polls: all packets are accounted for, and each queue has its own in
-//! the order of their arrival.
+//! Workers that run the engine of the soft NIC in their polls: all packets are accounted for, and each queue
+//! has its own in the order of their arrival.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

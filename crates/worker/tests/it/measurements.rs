@@ -1,5 +1,5 @@
-//! What a worker measures about itself and its packets: its time by regime, the latency of packets in the device's clock,
-//! and the sizes and flows that a sink of kind `count` counts.
+//! What a worker measures about itself and its packets: its time by regime, the latency of packets in the
+//! device's clock, and the sizes and flows that a sink of kind `count` counts.
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;
@@ -163,7 +163,8 @@ fn latency_is_in_nanoseconds_whatever_the_tick_of_the_device() {
     }
 }
 
-/// With the relation of another device, whose clock ticks at a thousandth of the rate, every timestamp is in the future.
+/// With the relation of another device, whose clock ticks at a thousandth of the rate, every timestamp is in
+/// the future.
 #[test]
 fn a_timestamp_in_the_future_is_counted_as_a_latency_of_zero() {
     let mut rig = Rig::new(1_000_000, true, Idle::Spin);

@@ -1,4 +1,5 @@
-//! Rules of which workers let only a part of the packets through: who gets how many, and that all are accounted for.
+//! Rules of which workers let only a part of the packets through: who gets how many, and that all are
+//! accounted for.
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;

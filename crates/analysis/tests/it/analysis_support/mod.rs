@@ -1,4 +1,5 @@
-//! Random policies, packets at their boundaries, and a linear reference matcher as the oracle. Values come from small pools, so that rules overlap and packets fall on their edges.
+//! Random policies, packets at their boundaries, and a linear reference matcher as the oracle. Values come
+//! from small pools, so that rules overlap and packets fall on their edges.
 
 #![allow(dead_code, reason = "tests of other crates use a part")]
 
@@ -217,8 +218,8 @@ fn label() -> impl Strategy<Value = MplsEntry> {
         .prop_map(|(label, tc, bottom, ttl)| MplsEntry { label, tc, bottom, ttl })
 }
 
-/// A match of one packet's own headers. Boxed, because other strategies contain it several times, and their values are made
-/// on the stack.
+/// A match of one packet's own headers. Boxed, because other strategies contain it several times, and their
+/// values are made on the stack.
 #[allow(clippy::too_many_lines, reason = "a value per field")]
 fn packet_match() -> BoxedStrategy<Match> {
     let types = ranges(vec![(0x0800u32, 0x0800), (0x0806, 0x0806), (0x8847, 0x8847), (0, 1500), (0, 0xffff)]);

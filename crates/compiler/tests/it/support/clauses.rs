@@ -83,8 +83,8 @@ pub(crate) fn packet_clauses() -> impl Strategy<Value = Vec<Clause>> {
     )
 }
 
-/// Few values that every device knows: for rules whose packets no worker sees, or for each of whose masks a device
-/// has little room.
+/// Few values that every device knows: for rules whose packets no worker sees, or for each of whose masks a
+/// device has little room.
 pub(crate) fn plain_clauses() -> impl Strategy<Value = Vec<Clause>> {
     let port = (50u16..60).prop_map(|port| {
         vec![clause(format!("dst_port = {port}"), move |key| transport(key) && key.dst_port == port)]
@@ -293,8 +293,8 @@ fn fragment() -> impl Strategy<Value = Vec<Clause>> {
     ])
 }
 
-/// Ports have random ranges, since their masks are where covers go wrong; of the widest one in a match, since two
-/// take more masks than a device has.
+/// Ports have random ranges, since their masks are where covers go wrong; of the widest one in a match, since
+/// two take more masks than a device has.
 fn ports() -> impl Strategy<Value = Vec<Clause>> {
     let near = || prop_oneof![(50u16..60, 50u16..60), (50u16..60).prop_map(|p| (p, p))];
     let wide = || prop_oneof![3 => near(), 1 => (0u16..4, 65530u16..)];

@@ -69,8 +69,8 @@ pub(crate) struct Rule {
 }
 
 impl Rule {
-    /// Whether it matches. One that leaves packets to the kernel by ports alone leaves it those TCP and UDP packets
-    /// that have none, too: later fragments, and headers that are cut off.
+    /// Whether it matches. One that leaves packets to the kernel by ports alone leaves it those TCP and UDP
+    /// packets that have none, too: later fragments, and headers that are cut off.
     pub(crate) fn holds(&self, key: &DeepKey) -> bool {
         let holds = |clause: &Clause| clause.holds(key);
         let has_other_needs = |clause: &Clause| {

@@ -1,5 +1,5 @@
-//! Clauses about tunnels and the packet inside, each with its text and its meaning, and the tunnels of the packets
-//! that they are tried with.
+//! Clauses about tunnels and the packet inside, each with its text and its meaning, and the tunnels of the
+//! packets that they are tried with.
 
 use std::sync::Arc;
 

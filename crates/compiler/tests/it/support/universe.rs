@@ -1,6 +1,6 @@
-//! Small random policies and all packets that they may distinguish: for each key that a policy uses, frames with a value
-//! of each segment into which the keys' values divide the field, and of each combination of these. All headers of the
-//! frames are whole.
+//! Small random policies and all packets that they may distinguish: for each key that a policy uses, frames
+//! with a value of each segment into which the keys' values divide the field, and of each combination of
+//! these. All headers of the frames are whole.
 
 use std::collections::HashSet;
 use std::fmt::Write as _;

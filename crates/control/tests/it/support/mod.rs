@@ -87,8 +87,9 @@ impl Drop for FakeFlow {
     }
 }
 
-/// A counter as real NICs have them: with its last flow it loses what it counted (mlx5 unbinds it). As if one packet had met
-/// the flow when it was installed, and one just before it was removed: what is counted must never be lost again.
+/// A counter as real NICs have them: with its last flow it loses what it counted (mlx5 unbinds it). As if one
+/// packet had met the flow when it was installed, and one just before it was removed: what is counted must
+/// never be lost again.
 #[derive(Default)]
 pub struct CounterState {
     values: CounterValues,

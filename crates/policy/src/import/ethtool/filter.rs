@@ -1,9 +1,11 @@
-//! One filter of `ethtool -n`: lines of the form `Name: value mask: mask`, where a set bit of the mask is a bit that is
-//! *not* compared. The destination MAC address of a filter for IP packets is the exception: `rxclass.c` of ethtool prints that
-//! mask as the driver has it, where a set bit is compared (read in ethtool 6.1 and 6.14).
+//! One filter of `ethtool -n`: lines of the form `Name: value mask: mask`, where a set bit of the mask is a
+//! bit that is *not* compared. The destination MAC address of a filter for IP packets is the exception:
+//! `rxclass.c` of ethtool prints that mask as the driver has it, where a set bit is compared (read in ethtool
+//! 6.1 and 6.14).
 //!
-//! A value under a mask that compares none of its bits is a contradiction: i40e lists filters without their masks, though
-//! the device compares them. Such a filter is left out, because a rule without the value would match more.
+//! A value under a mask that compares none of its bits is a contradiction: i40e lists filters without their
+//! masks, though the device compares them. Such a filter is left out, because a rule without the value would
+//! match more.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;

@@ -1,8 +1,8 @@
 //! The matches of a rule of nftables as keys of a match.
 //!
-//! A comparison that the language cannot express is approximated from both sides: [`Packets::upper`] has all packets that
-//! a rule may match and [`Packets::lower`] those that it matches for certain. Rules that accept use the first, rules that
-//! drop the second.
+//! A comparison that the language cannot express is approximated from both sides: [`Packets::upper`] has all
+//! packets that a rule may match and [`Packets::lower`] those that it matches for certain. Rules that accept
+//! use the first, rules that drop the second.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -99,7 +99,8 @@ impl Condition {
         (keys, self.keys.values().filter_map(|constraint| constraint.set.clone()).collect())
     }
 
-    /// Narrows a key. `None`: no packet is left; `Some(false)`: the language cannot express it, and nothing is changed.
+    /// Narrows a key. `None`: no packet is left; `Some(false)`: the language cannot express it, and nothing
+    /// is changed.
     fn narrow(&mut self, key: &'static str, new: &Constraint) -> Option<bool> {
         let Some(before) = self.keys.get(key) else {
             self.keys.insert(key, new.clone());

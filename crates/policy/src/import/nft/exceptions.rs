@@ -1,9 +1,11 @@
-//! Packets whose transport header nft finds and the policy does not: nft looks behind the extension headers of IPv6, and the
-//! kernel puts fragments together before chains of hook input, or before all with connection tracking.
+//! Packets whose transport header nft finds and the policy does not: nft looks behind the extension headers
+//! of IPv6, and the kernel puts fragments together before chains of hook input, or before all with connection
+//! tracking.
 //!
-//! A rule on the transport header that leaves packets to the kernel leaves fewer to it than in nft. A later rule must not
-//! drop the others. So they stay with the kernel by a rule of their own before the first one that could drop them. Which
-//! of them are accepted is then up to the nft of the kernel. A rule that drops matches fewer packets, too, which is safe.
+//! A rule on the transport header that leaves packets to the kernel leaves fewer to it than in nft. A later
+//! rule must not drop the others. So they stay with the kernel by a rule of their own before the first one
+//! that could drop them. Which of them are accepted is then up to the nft of the kernel. A rule that drops
+//! matches fewer packets, too, which is safe.
 
 use packet::{Field, IpProtocol};
 use program::{Family, Match, RangeSet};
@@ -97,7 +99,8 @@ impl Exceptions {
     /// The rules that are needed before a rule that drops. They are then taken for written.
     pub(super) fn before_drop(&mut self, matches: &Match, is_on_transport: bool) -> Vec<Exception> {
         let needed = |exception: &Exception| {
-            // The rule itself may match other headers than in nft, as the first header is never TCP behind an extension.
+            // The rule itself may match other headers than in nft, as the first header is never TCP behind an
+            // extension.
             let is_other = exception.is_missed(matches, is_on_transport);
             !self.written.contains(exception)
                 && (self.missed.contains(exception) || is_other)

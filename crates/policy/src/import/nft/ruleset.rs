@@ -1,5 +1,5 @@
-//! Rule sets as nft prints them, and as commands that add them: tables, chains, sets, maps and rules, and the base
-//! chains that received packets meet, in their order.
+//! Rule sets as nft prints them, and as commands that add them: tables, chains, sets, maps and rules, and the
+//! base chains that received packets meet, in their order.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,4 +1,5 @@
-//! What nft compares as a key of the language, and values of nft as sets of numbers, which are written in TOML again.
+//! What nft compares as a key of the language, and values of nft as sets of numbers, which are written in
+//! TOML again.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
@@ -216,7 +217,8 @@ pub(super) struct Left {
 }
 
 impl Left {
-    /// One value as the first and the last number: a value, a prefix or a range. The language refuses IPv4-mapped addresses.
+    /// One value as the first and the last number: a value, a prefix or a range. The language refuses
+    /// IPv4-mapped addresses.
     pub(super) fn item(&self, value: &Value) -> Result<(u128, u128), String> {
         let (low, high) = self.range(value)?;
         let is_mapped = |number: u128| Ipv6Addr::from(number).to_ipv4_mapped().is_some();

@@ -1,9 +1,10 @@
-//! The walk through the base chains and the chains that they call, as the kernel does it for all packets at once.
+//! The walk through the base chains and the chains that they call, as the kernel does it for all packets at
+//! once.
 //!
-//! Rules of the policy are written in the order of the walk, and the first that matches decides. So packets that a rule
-//! does not decide need nothing: they meet what is written next. Only packets that skip rules (`return` under a
-//! condition, `accept` before further base chains) are decided at once: what they meet instead is written there, for
-//! them alone.
+//! Rules of the policy are written in the order of the walk, and the first that matches decides. So packets
+//! that a rule does not decide need nothing: they meet what is written next. Only packets that skip rules
+//! (`return` under a condition, `accept` before further base chains) are decided at once: what they meet
+//! instead is written there, for them alone.
 
 use std::collections::BTreeSet;
 
@@ -103,7 +104,8 @@ pub(super) struct Walk<'r, 'v> {
     order: Vec<(Base, Name<'v>)>,
     /// Whether a chain or a later one may drop packets.
     drops_from: Vec<bool>,
-    /// A forward chain that accepts packets: those to other hosts must not be dropped by chains of hook input.
+    /// A forward chain that accepts packets: those to other hosts must not be dropped by chains of hook
+    /// input.
     forwards: Option<String>,
     writer: Writer,
     sets: Sets<'v>,
@@ -322,8 +324,8 @@ impl<'r, 'v> Walk<'r, 'v> {
         Outcome::Next
     }
 
-    /// Counts a rule or a pair, unless there were too many. What is written for some packets alone also ends where no
-    /// rule may drop them any more.
+    /// Counts a rule or a pair, unless there were too many. What is written for some packets alone also ends
+    /// where no rule may drop them any more.
     fn stops(&mut self) -> bool {
         if self.inlined > 0 && (self.current.missing.is_some() || self.sealed.is_some()) {
             return true;

@@ -104,8 +104,8 @@ impl Writer {
         }
     }
 
-    /// Appends a rule, if the language takes it; one that drops as a comment if another is `missing` that may accept
-    /// its packets.
+    /// Appends a rule, if the language takes it; one that drops as a comment if another is `missing` that may
+    /// accept its packets.
     pub(super) fn push(
         &mut self,
         name: &str,

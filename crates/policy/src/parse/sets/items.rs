@@ -1,4 +1,5 @@
-//! The items of one set as text with places: inline in the policy, or one per line in a file. They are not parsed here.
+//! The items of one set as text with places: inline in the policy, or one per line in a file. They are not
+//! parsed here.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -162,8 +163,8 @@ fn from_file(reader: &mut Reader, file: &Value<'_>, files: &mut Files<'_>) -> Op
         reader.error(file.span(), message, "too many");
         return None;
     }
-    // A text file ends with a newline (POSIX, "Text File"). A truncated one may end within a value, and a truncated
-    // 192.0.2.17 may be a valid address.
+    // A text file ends with a newline (POSIX, "Text File"). A truncated one may end within a value, and a
+    // truncated 192.0.2.17 may be a valid address.
     if !spans.is_empty() && !source.text.ends_with('\n') {
         let place = Place::new(&source, last_line);
         let warning =

@@ -1,5 +1,5 @@
-//! Hints for texts that are not values: the notations of other tools, and misspelt words. They are made only for problems
-//! that are listed, so they may take time.
+//! Hints for texts that are not values: the notations of other tools, and misspelt words. They are made only
+//! for problems that are listed, so they may take time.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 

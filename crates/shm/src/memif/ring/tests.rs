@@ -286,7 +286,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 proptest! {
-    /// Any sequence of operations of both sides against a queue: what was put and published comes out, in order.
+    /// Any sequence of operations of both sides against a queue: what was put and published comes out, in
+    /// order.
     #[test]
     fn a_ring_is_a_bounded_queue(steps in steps()) {
         let (mut server, mut client) = to_client();
@@ -316,7 +317,8 @@ proptest! {
         }
     }
 
-    /// A client that fills the memory with anything gets a frame, a refusal or a violation, and nothing else happens.
+    /// A client that fills the memory with anything gets a frame, a refusal or a violation, and nothing else
+    /// happens.
     #[test]
     fn random_memory_of_a_client_is_survived(
         garbage in proptest::collection::vec(any::<u8>(), 2 * ring_bytes(LOG2)),

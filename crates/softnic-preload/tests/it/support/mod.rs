@@ -1,5 +1,5 @@
-//! Tests that run themselves again as the command of `softnic exec --method mlx5`: what follows [`is_client`] in a test is that
-//! command.
+//! Tests that run themselves again as the command of `softnic exec --method mlx5`: what follows [`is_client`]
+//! in a test is that command.
 #![allow(unreachable_pub, reason = "a module of tests")]
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -25,8 +25,8 @@ pub fn is_installed(test: &str) -> bool {
     works
 }
 
-/// Whether this process is the client of a test of the calling module; if not, it runs the client and expects it to
-/// succeed.
+/// Whether this process is the client of a test of the calling module; if not, it runs the client and expects
+/// it to succeed.
 #[track_caller]
 pub fn is_client(test: &str, wire: &str) -> bool {
     is_client_with(test, wire, &[])

@@ -1,5 +1,5 @@
-//! Deliveries to queues in mlx5's format. The rules are those of [`super::fill`]; only requests and completions are read
-//! and written otherwise.
+//! Deliveries to queues in mlx5's format. The rules are those of [`super::fill`]; only requests and
+//! completions are read and written otherwise.
 
 use std::sync::atomic::Ordering;
 
@@ -13,8 +13,8 @@ use crate::stats::Disposition;
 /// How many deliveries ahead their requests are fetched.
 const LOOKAHEAD: u32 = 4;
 
-/// Makes deliveries of a queue in order: as many as meet a buffer and have room for their completion, or up to one that
-/// fails the queue. A doorbell record that makes no sense fails it too. Returns how many it made.
+/// Makes deliveries of a queue in order: as many as meet a buffer and have room for their completion, or up
+/// to one that fails the queue. A doorbell record that makes no sense fails it too. Returns how many it made.
 #[inline(never)]
 pub(super) fn fill(state: &mut State, slot: u32, deliveries: &[Delivery], work: &mut Work<'_, '_>) -> usize {
     let State { queues, cqs, memory, unpublished_cqs, .. } = state;

@@ -1,8 +1,9 @@
 //! Sends from queues in mlx5's format: one request at a time, gathered from its segments.
 //!
-//! A frame begins with the headers that are in the Ethernet segment, and goes on with the data segments, each an address with
-//! a key, or bytes in the request. All of it comes from the client and is checked: keys and addresses as in every queue,
-//! lengths against those of the request and of the frame. What the device cannot make sense of is a local operation error.
+//! A frame begins with the headers that are in the Ethernet segment, and goes on with the data segments, each
+//! an address with a key, or bytes in the request. All of it comes from the client and is checked: keys and
+//! addresses as in every queue, lengths against those of the request and of the frame. What the device cannot
+//! make sense of is a local operation error.
 
 use arrayvec::ArrayVec;
 
@@ -154,7 +155,8 @@ fn send_frame(
     Ok(Sent { frames: 1, bytes: frame.len() as u64, is_refused: false })
 }
 
-/// Sends a request that is a TCP stream behind the headers in the Ethernet segment. Checksums are always filled in.
+/// Sends a request that is a TCP stream behind the headers in the Ethernet segment. Checksums are always
+/// filled in.
 fn send_segments(
     mut units: Units<'_>,
     regions: &mut Regions<'_>,

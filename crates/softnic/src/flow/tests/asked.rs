@@ -7,7 +7,8 @@ use proptest::prelude::*;
 use super::condition::{Condition, condition, key};
 use crate::flow::{Matcher, Presence, TunnelMatcher};
 
-/// One thing that a rule can ask of a tunnel, apart from [`TunnelMatcher`] so that the reference shares nothing with it.
+/// One thing that a rule can ask of a tunnel, apart from [`TunnelMatcher`] so that the reference shares
+/// nothing with it.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Asked {
     Outer(Condition),

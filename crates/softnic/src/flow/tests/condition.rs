@@ -1,4 +1,5 @@
-//! What a rule asks for and which frames meet it, said without [`Matcher`], and the matcher held against that.
+//! What a rule asks for and which frames meet it, said without [`Matcher`], and the matcher held against
+//! that.
 
 use packet::cube::{self, Slot};
 use packet::{FlowKey, Layers, MacAddr};
@@ -6,8 +7,8 @@ use proptest::prelude::*;
 
 use crate::flow::{MatchKey, Matcher};
 
-/// One condition of a test rule, one kind for each setter, kept apart from [`Matcher`] so that the reference shares
-/// nothing with it.
+/// One condition of a test rule, one kind for each setter, kept apart from [`Matcher`] so that the reference
+/// shares nothing with it.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Condition {
     Layer(Layers),

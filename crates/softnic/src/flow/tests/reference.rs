@@ -1,5 +1,5 @@
-//! The whole table against a linear reference: every answer to an insert, every lookup, of received and of sent frames,
-//! with tunnels and without, on devices with and without entries that flows share.
+//! The whole table against a linear reference: every answer to an insert, every lookup, of received and of
+//! sent frames, with tunnels and without, on devices with and without entries that flows share.
 
 use packet::{DeepKey, FlowKey, TunnelKey};
 use proptest::prelude::*;
@@ -41,7 +41,8 @@ impl TestRule {
         (self.rule.kind, self.rule.priority)
     }
 
-    /// The conditions that the rule has in the end: multicast defaults also ask for a multicast address, sniffers for nothing.
+    /// The conditions that the rule has in the end: multicast defaults also ask for a multicast address,
+    /// sniffers for nothing.
     fn all_asks(&self) -> Vec<Asked> {
         const GROUP_BIT: [u8; 6] = [1, 0, 0, 0, 0, 0];
         let mut asks = self.asks.clone();

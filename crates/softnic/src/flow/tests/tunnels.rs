@@ -1,4 +1,5 @@
-//! Rules about tunnels, and tables beside the one for received frames: what they cost, and the devices that have less room.
+//! Rules about tunnels, and tables beside the one for received frames: what they cost, and the devices that
+//! have less room.
 
 use packet::{FlowKey, TunnelKey, TunnelLayers};
 

@@ -1,11 +1,13 @@
 //! Which bits each node looks at, and which rules each leaf gets.
 //!
-//! A node takes bits of one word, one after the other, always the bit that makes the children cheapest; a rule that does
-//! not mask a bit goes to both sides. What a child costs grows with the square of its rules, but up to [`LANES`] rules
-//! are one block and cost the same each: so splitting a part that fits a block never pays, and copies of rules do cost.
+//! A node takes bits of one word, one after the other, always the bit that makes the children cheapest; a
+//! rule that does not mask a bit goes to both sides. What a child costs grows with the square of its rules,
+//! but up to [`LANES`] rules are one block and cost the same each: so splitting a part that fits a block
+//! never pays, and copies of rules do cost.
 //!
-//! Why a search finds every rule that matches: a rule is put into each child whose bits agree with its value wherever it
-//! masks them, and a frame that matches has exactly such bits, so at each node it turns to a child that has the rule.
+//! Why a search finds every rule that matches: a rule is put into each child whose bits agree with its value
+//! wherever it masks them, and a frame that matches has exactly such bits, so at each node it turns to a
+//! child that has the rule.
 
 use std::collections::HashMap;
 
@@ -16,8 +18,8 @@ const SAMPLE: usize = 512;
 const _: () = assert!(SAMPLE <= u16::MAX as usize, "`costs_of_bits` counts them");
 /// A bit has to make the children cheaper by one part in so many.
 const LEAST_GAIN: u64 = 64;
-/// Steps from the root from which on leaves of up to [`MAX_DEEP_LEAF`] rules are not split: every frame takes as many
-/// steps as the farthest leaf has.
+/// Steps from the root from which on leaves of up to [`MAX_DEEP_LEAF`] rules are not split: every frame takes
+/// as many steps as the farthest leaf has.
 const DEPTH: usize = 4;
 const MAX_DEEP_LEAF: usize = 4 * LANES;
 /// The most steps from the root of a tree to a leaf.
@@ -56,9 +58,9 @@ impl<'b> Builder<'b> {
         }
     }
 
-    /// Makes an inner node of a leaf with these entries, which fit into one; false, and
-    /// nothing has changed, if no bits pay. At most [`MAX_LEAF`] and one more: bits are chosen so that no child has all of
-    /// the entries, so each child has room for its own.
+    /// Makes an inner node of a leaf with these entries, which fit into one; false, and nothing has changed,
+    /// if no bits pay. At most [`MAX_LEAF`] and one more: bits are chosen so that no child has all of the
+    /// entries, so each child has room for its own.
     pub(super) fn split(&mut self, at: u32, list: &[u32], depth: usize) -> bool {
         match if self.may_split(list.len(), depth) { self.choose(list) } else { None } {
             None => false,
@@ -144,8 +146,9 @@ impl<'b> Builder<'b> {
             .map(|(_, word, mask)| (word, mask))
     }
 
-    /// The bits of one word that leave the fewest rules to a child, and how many these are on average; `None` if that
-    /// takes too many copies, or leaves all rules to some child. No child that lacks a rule of the sample gets all rules.
+    /// The bits of one word that leave the fewest rules to a child, and how many these are on average; `None`
+    /// if that takes too many copies, or leaves all rules to some child. No child that lacks a rule of the
+    /// sample gets all rules.
     fn copying_bits_of(&self, word: usize, sample: &[u32]) -> Option<(f64, u64)> {
         let mut parts = vec![self.pairs(word, sample)];
         let useful = separating(&parts[0]);

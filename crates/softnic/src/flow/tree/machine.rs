@@ -1,7 +1,9 @@
-//! What processors differ in: cutting an image down, taking bits out of a word, and comparing the rules of a block.
+//! What processors differ in: cutting an image down, taking bits out of a word, and comparing the rules of a
+//! block.
 //!
-//! [`super::search`] is written once over [`Machine`]. What the processor has is looked for when the process runs; a
-//! [`Processor`] can only be made for what was found. All machines give the same results, which the tests compare.
+//! [`super::search`] is written once over [`Machine`]. What the processor has is looked for when the process
+//! runs; a [`Processor`] can only be made for what was found. All machines give the same results, which the
+//! tests compare.
 
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::{
@@ -136,7 +138,8 @@ pub(super) struct V3;
 impl Machine for V3 {
     #[inline(always)]
     fn cut(view: &View, image: &MatchKey) -> Words {
-        // SAFETY: `super::search` uses this machine only for a `Processor` of its kind, which is made where AVX2 is.
+        // SAFETY: `super::search` uses this machine only for a `Processor` of its kind, which is made where
+        // AVX2 is.
         unsafe { cut_v3(view, image) }
     }
 
@@ -161,8 +164,8 @@ pub(super) struct V4;
 impl Machine for V4 {
     #[inline(always)]
     fn cut(view: &View, image: &MatchKey) -> Words {
-        // SAFETY: `super::search` uses this machine only for a `Processor` of its kind, which is made where AVX-512 F, BW
-        // and VBMI are.
+        // SAFETY: `super::search` uses this machine only for a `Processor` of its kind, which is made where
+        // AVX-512 F, BW and VBMI are.
         unsafe { cut_v4(view, image) }
     }
 
@@ -193,7 +196,8 @@ fn cut_v3(view: &View, image: &MatchKey) -> Words {
         for (quarter, part) in (0i8..).zip(image.0.chunks_exact(2)) {
             // SAFETY: reads the two words of the part.
             let part: __m128i = unsafe { _mm_loadu_si128(part.as_ptr().cast()) };
-            // A place of another quarter becomes negative, or 16 and more: adding 112 makes both negative, for a zero.
+            // A place of another quarter becomes negative, or 16 and more: adding 112 makes both negative,
+            // for a zero.
             let place = _mm_sub_epi8(source, _mm_set1_epi8(16 * quarter));
             let place = std::arch::x86_64::_mm_adds_epu8(place, _mm_set1_epi8(112));
             bytes = _mm_or_si128(bytes, _mm_shuffle_epi8(part, place));

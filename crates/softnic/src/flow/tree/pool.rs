@@ -1,16 +1,17 @@
 //! The memory of the trees of one family: nodes, and blocks of rules for the leaves.
 //!
-//! A node is 16 bytes. An inner node names a word of the cut image, up to [`MAX_BITS`] of its bits, and the first of its
-//! children, which are consecutive. A leaf has no bits and is its own child, so that a search takes the same number of
-//! steps for every frame; it refers to a run of 1 to [`MAX_BLOCKS`] blocks.
+//! A node is 16 bytes. An inner node names a word of the cut image, up to [`MAX_BITS`] of its bits, and the
+//! first of its children, which are consecutive. A leaf has no bits and is its own child, so that a search
+//! takes the same number of steps for every frame; it refers to a run of 1 to [`MAX_BLOCKS`] blocks.
 //!
-//! A block holds up to [`LANES`] rules, best precedence first: for each word of the view a column of masks and one of
-//! values, then precedence and group of each rule. A lane without a rule has a value outside its mask, which no image
-//! equals. Several leaves may refer to one run; the run with no rules is shared by all empty leaves. The precedence of the
-//! first rule of each block is also kept apart, so that a search passes over blocks that cannot win.
+//! A block holds up to [`LANES`] rules, best precedence first: for each word of the view a column of masks
+//! and one of values, then precedence and group of each rule. A lane without a rule has a value outside its
+//! mask, which no image equals. Several leaves may refer to one run; the run with no rules is shared by all
+//! empty leaves. The precedence of the first rule of each block is also kept apart, so that a search passes
+//! over blocks that cannot win.
 //!
-//! Runs that are not in use any more are kept for others of the same size, and so are the children of nodes of a tree that is
-//! built anew.
+//! Runs that are not in use any more are kept for others of the same size, and so are the children of nodes
+//! of a tree that is built anew.
 
 use std::collections::HashSet;
 
@@ -33,11 +34,12 @@ const MAX_COUNT: u32 = (1 << COUNT_BITS) - 1;
 const _: () = assert!(WORDS <= 1 << WORD_BITS && MAX_BLOCKS - 1 <= MAX_COUNT as usize, "both fit");
 /// The blocks that one pool can have, so that a node can name the first of a run.
 const CAPACITY: usize = 1 << (u32::BITS - WORD_BITS - COUNT_BITS);
-/// The most blocks by which a split exceeds what its tree may have. They are counted before a node gets its children; when
-/// there are enough, the children of the nodes on the way from the root that are still to be made become leaves.
+/// The most blocks by which a split exceeds what its tree may have. They are counted before a node gets its
+/// children; when there are enough, the children of the nodes on the way from the root that are still to be
+/// made become leaves.
 const MAX_OVERSHOOT: usize = (MAX_DEPTH * MAX_BLOCKS) << MAX_BITS;
-/// The runs that insertions of rules make of them. What a removal leaves of a run may take another, shorter one, which comes on top
-/// until the trees are built anew; so [`Pool::take_run`] checks each run.
+/// The runs that insertions of rules make of them. What a removal leaves of a run may take another, shorter
+/// one, which comes on top until the trees are built anew; so [`Pool::take_run`] checks each run.
 const _: () = assert!(
     2 * super::Family::max_blocks(crate::flow::MAX_FLOWS) + MAX_OVERSHOOT + MAX_COPIES * MAX_BLOCKS
         <= CAPACITY
@@ -50,8 +52,8 @@ pub(super) struct Node {
     pub(super) mask: u64,
     /// The first child; a leaf itself.
     pub(super) base: u32,
-    /// In the lowest byte the word, which is 0 for a leaf. Above that, for a leaf, the number of blocks of the run less one
-    /// and the first of them.
+    /// In the lowest byte the word, which is 0 for a leaf. Above that, for a leaf, the number of blocks of
+    /// the run less one and the first of them.
     more: u32,
 }
 
@@ -219,8 +221,8 @@ impl Pool {
         })
     }
 
-    /// Gives the nodes of a tree back except its root, which becomes a leaf without rules that is not counted as a user of
-    /// its run, and the runs. Returns the entries, best precedence first.
+    /// Gives the nodes of a tree back except its root, which becomes a leaf without rules that is not counted
+    /// as a user of its run, and the runs. Returns the entries, best precedence first.
     pub(super) fn take_tree(&mut self, root: u32) -> Vec<Entry> {
         let (mut entries, mut of_run) = (Vec::new(), Vec::new());
         let (mut open, mut runs) = (vec![root], HashSet::new());
@@ -251,8 +253,8 @@ impl Pool {
     #[inline(always)]
     pub(super) unsafe fn child(&self, at: u32, words: &Words, extract: impl Fn(u64, u64) -> u64) -> u32 {
         debug_assert!((at as usize) < self.nodes.len(), "nodes stay, and have all their children");
-        // SAFETY: roots and children were made by `take_nodes`, and nodes stay as long as the pool. An inner node has as many
-        // children as its bits have values (`Builder::inner`), and a leaf is its own.
+        // SAFETY: roots and children were made by `take_nodes`, and nodes stay as long as the pool. An inner
+        // node has as many children as its bits have values (`Builder::inner`), and a leaf is its own.
         let node = unsafe { self.nodes.get_unchecked(at as usize) };
         debug_assert!(node.word() < WORDS, "checked by `Node::inner`");
         // SAFETY: words of inner nodes are words of the view; that of leaves is 0.
@@ -270,7 +272,8 @@ impl Pool {
         // SAFETY: by the contract of this function, as in `child`.
         let run = unsafe { self.nodes.get_unchecked(at as usize) }.run();
         debug_assert!((run.first as usize) < self.bests.len(), "blocks stay");
-        // SAFETY: the nodes of a pool name runs that `take_run` made, which has an element for each block; blocks stay.
+        // SAFETY: the nodes of a pool name runs that `take_run` made, which has an element for each block;
+        // blocks stay.
         let best = unsafe { *self.bests.get_unchecked(run.first as usize) };
         (run, best)
     }

@@ -1,11 +1,12 @@
 //! The search: from the root of each tree to a leaf, and the rules of that leaf together.
 //!
-//! A step of the descent has no branch that depends on the frame, and every frame takes the same number of steps: what
-//! the search costs is loads that the processor can overlap, for a burst those of all its frames in all trees. Of the leaves
-//! that a burst reaches, the blocks whose first rule could win are listed tree by tree, again without a branch, and then
-//! compared one after the other ([`Machine::matching`]). How many they are is not predictable, and all that follows waits
-//! for it: so every descent is done before, and long bursts cost less than short ones. The trees whose rules ask for most
-//! come first: as a rule what they find wins, and the other trees' leaves are not even fetched.
+//! A step of the descent has no branch that depends on the frame, and every frame takes the same number of
+//! steps: what the search costs is loads that the processor can overlap, for a burst those of all its frames
+//! in all trees. Of the leaves that a burst reaches, the blocks whose first rule could win are listed tree by
+//! tree, again without a branch, and then compared one after the other ([`Machine::matching`]). How many they
+//! are is not predictable, and all that follows waits for it: so every descent is done before, and long
+//! bursts cost less than short ones. The trees whose rules ask for most come first: as a rule what they find
+//! wins, and the other trees' leaves are not even fetched.
 
 use std::hint::select_unpredictable;
 use std::mem::MaybeUninit;
@@ -61,7 +62,8 @@ impl Winners {
     }
 }
 
-/// The words that the frames of a burst are cut down to. Only as many are written as are read: the rest is kilobytes.
+/// The words that the frames of a burst are cut down to. Only as many are written as are read: the rest is
+/// kilobytes.
 type WordsOfBurst = [MaybeUninit<Words>; BURST];
 
 /// Blocks that a burst may be compared with; the first ones are written.
@@ -116,7 +118,8 @@ impl Family {
     ) -> Option<Ranked> {
         match processor.0 {
             Kind::Portable => one::<Portable>(self, image, winner),
-            // SAFETY: a `Processor` of this kind is made only where the processor has what the function asks for.
+            // SAFETY: a `Processor` of this kind is made only where the processor has what the function asks
+            // for.
             #[cfg(target_arch = "x86_64")]
             Kind::V3 => unsafe { one_v3(self, image, winner) },
             // SAFETY: as above.
@@ -130,7 +133,8 @@ impl Family {
     pub(super) fn search_burst(&self, processor: Processor, images: &[MatchKey], winners: &mut Winners) {
         match processor.0 {
             Kind::Portable => burst::<Portable, 0>(self, images, winners),
-            // SAFETY: a `Processor` of this kind is made only where the processor has what the function asks for.
+            // SAFETY: a `Processor` of this kind is made only where the processor has what the function asks
+            // for.
             #[cfg(target_arch = "x86_64")]
             Kind::V3 => unsafe { burst_v3(self, images, winners) },
             // SAFETY: as above.
@@ -226,8 +230,8 @@ fn burst<M: Machine, const K: usize>(family: &Family, images: &[MatchKey], winne
     }
 }
 
-/// Lists the blocks of leaves that may have a rule which comes before what was found, and fetches the first of each leaf;
-/// returns how many these are, all of which are written.
+/// Lists the blocks of leaves that may have a rule which comes before what was found, and fetches the first
+/// of each leaf; returns how many these are, all of which are written.
 ///
 /// # Safety
 /// Steps from a root led to the leaves.

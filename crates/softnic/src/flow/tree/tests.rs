@@ -1,4 +1,5 @@
-//! The trees against every rule in turn: with masks of all kinds, while rules come and go and trees are built anew.
+//! The trees against every rule in turn: with masks of all kinds, while rules come and go and trees are built
+//! anew.
 
 mod classbench;
 mod cost;
@@ -14,7 +15,8 @@ use super::super::key::Matcher;
 use super::*;
 use linear::Linear;
 
-/// A prefix or an arbitrary mask over one of the addresses or ports; few values, so that rules and frames often meet.
+/// A prefix or an arbitrary mask over one of the addresses or ports; few values, so that rules and frames
+/// often meet.
 fn narrowing() -> impl Strategy<Value = (Vec<Slot>, u128, u128)> {
     let v4 = prop::sample::select(vec![vec![SRC_IPV4], vec![DST_IPV4]]);
     let v6 = prop::sample::select(vec![vec![SRC_HIGH, SRC_LOW], vec![DST_HIGH, DST_LOW]]);
@@ -135,7 +137,8 @@ fn masks_without_a_common_bit_overflow_and_are_found() {
     }
 }
 
-/// The rules are too many that no bit separates well: half of them leave the source port open, the others the destination port.
+/// The rules are too many that no bit separates well: half of them leave the source port open, the others the
+/// destination port.
 #[test]
 fn more_rules_about_either_port_than_16_bits_count_are_built() {
     const RULES: u32 = 40_000;
@@ -163,7 +166,8 @@ fn more_rules_about_either_port_than_16_bits_count_are_built() {
     }
 }
 
-/// Rules about both addresses, and then rules about one: their tree is not left as the first few of them made it.
+/// Rules about both addresses, and then rules about one: their tree is not left as the first few of them made
+/// it.
 #[test]
 fn a_tree_that_grows_is_built_anew_though_its_family_does_not_grow_much() {
     let mut both = Linear::default();

@@ -1,7 +1,7 @@
 //! Adding a rule to built trees and removing it.
 //!
-//! Every leaf that frames of the rule can reach has the rule, or no leaf has and it is in the tuple space. A run that
-//! several leaves refer to is never written to: leaves that change alike come to share another one.
+//! Every leaf that frames of the rule can reach has the rule, or no leaf has and it is in the tuple space. A
+//! run that several leaves refer to is never written to: leaves that change alike come to share another one.
 
 use std::collections::HashMap;
 
@@ -29,7 +29,8 @@ impl Family {
         if !self.view.bytes().contains(bytes) {
             if self.len > 1 {
                 self.count_guest(class);
-                // Nothing short of building anew makes the view wider; until then each frame pays for this rule.
+                // Nothing short of building anew makes the view wider; until then each frame pays for this
+                // rule.
                 self.debt += self.built + super::FEW;
                 self.overflow.add(value, mask, *ranked);
                 return;
@@ -67,7 +68,8 @@ impl Family {
         }
     }
 
-    /// Puts an entry into all leaves of its tree that it belongs to; false, and nothing has changed, if one has no room.
+    /// Puts an entry into all leaves of its tree that it belongs to; false, and nothing has changed, if one
+    /// has no room.
     fn add_to_leaves(&mut self, class: Class, entry: &Entry) -> bool {
         if !self.trees.iter().any(|tree| tree.class == class) {
             if self.trees.len() == TREES {

@@ -1,8 +1,8 @@
 //! Which bytes of the image the rules of a family look at, and the image cut down to those bytes.
 //!
-//! Rules about IPv4 mask some 14 of the 64 bytes. Two words hold them, so a rule in a leaf takes 32 bytes and not 128, and
-//! one window of 64 bits covers most of what can tell rules apart. Nothing is lost: a rule whose mask has a bit outside
-//! the view is not put into the tree.
+//! Rules about IPv4 mask some 14 of the 64 bytes. Two words hold them, so a rule in a leaf takes 32 bytes and
+//! not 128, and one window of 64 bits covers most of what can tell rules apart. Nothing is lost: a rule whose
+//! mask has a bit outside the view is not put into the tree.
 
 use super::super::key::MatchKey;
 

@@ -28,7 +28,8 @@ pub(super) fn create_context(context: &Context, call: &mut Call<'_>) -> Verb<()>
     const DYNAMIC_PAGES: u64 = 2;
     /// `MLX5_CQE_VERSION_V1`: completions name their queue by the client's index.
     const CQE_VERSION: u8 = 1;
-    /// `MLX5_USER_CMDS_SUPP_UHW_QUERY_DEVICE` and `_CREATE_AH`: without the latter libmlx5 would make address handles itself.
+    /// `MLX5_USER_CMDS_SUPP_UHW_QUERY_DEVICE` and `_CREATE_AH`: without the latter libmlx5 would make address
+    /// handles itself.
     const DRIVER_COMMANDS: u8 = 1 | 2;
     /// `MLX5_USER_INLINE_MODE_L2`.
     const INLINE_L2: u8 = 2;
@@ -36,7 +37,8 @@ pub(super) fn create_context(context: &Context, call: &mut Call<'_>) -> Verb<()>
     const CORE_CLOCK: u32 = 1;
     const CLOCK_INFO_VERSION: u8 = 0;
     let (pages, flags, version) = (call.driver.u32(0), call.driver.u32(8), call.driver.u8(16));
-    // The only flag asks for raw access to the firmware, which is not modelled; libmlx5 then asks again without it.
+    // The only flag asks for raw access to the firmware, which is not modelled; libmlx5 then asks again
+    // without it.
     if pages == 0 || flags != 0 {
         return Err(EINVAL);
     }
@@ -61,7 +63,8 @@ pub(super) fn create_context(context: &Context, call: &mut Call<'_>) -> Verb<()>
     driver.put_u16(18, (MAX_SGE << LOG_ENTRY_BYTES) as u16);
     driver.put_u32(20, MAX_BLOCKS);
     driver.put_u32(24, MAX_REQUESTS);
-    // max_srq_recv_wr. There are no shared receive queues (`max_srq`), but with 0 libmlx5 would answer EINVAL without asking.
+    // max_srq_recv_wr. There are no shared receive queues (`max_srq`), but with 0 libmlx5 would answer EINVAL
+    // without asking.
     driver.put_u32(28, MAX_REQUESTS);
     driver.put_u16(32, ports);
     if context.nic.clock_pages.get().is_some() {

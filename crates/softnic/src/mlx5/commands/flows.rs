@@ -108,8 +108,8 @@ fn split(specs: &[u8]) -> Verb<(Block<'_>, &[u8])> {
     Ok((Block(spec), others))
 }
 
-/// Appends a spec of the kernel as verbs.h has it: filters begin where their alignment allows, an IPv4 filter with more than
-/// addresses has another type, and the header has no reserved field.
+/// Appends a spec of the kernel as verbs.h has it: filters begin where their alignment allows, an IPv4 filter
+/// with more than addresses has another type, and the header has no reserved field.
 fn convert(spec: Block<'_>, into: &mut Vec<u8>) -> Verb<()> {
     let kind = spec.u32(0);
     if spec.u16(TYPE_BYTES + 2) != 0 {

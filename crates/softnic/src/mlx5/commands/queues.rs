@@ -172,7 +172,8 @@ pub(super) fn moderate(context: &Context, call: &mut Call<'_>) -> Verb<()> {
     Ok(())
 }
 
-/// DESTROY_CQ. The answer counts the events that the client has read: libibverbs waits until it acknowledged as many.
+/// DESTROY_CQ. The answer counts the events that the client has read: libibverbs waits until it acknowledged
+/// as many.
 pub(super) fn destroy_completion_queue(context: &Context, call: &mut Call<'_>) -> Verb<()> {
     let (owner, slot) = (context.slot()?, call.core.u32(8));
     let opened = context.opened();
@@ -195,8 +196,9 @@ fn retract(state: &State, descriptor: i32, channel: Channel, native: u64) -> u32
     let Some(entry) = state.channels.get(channel.slot).filter(|entry| !entry.events.is_abandoned()) else {
         return 0;
     };
-    // SAFETY: the client's descriptor, which it closes only after its queues are destroyed (ibv_destroy_comp_channel(3)). A
-    // client that closes it earlier gets EBADF here, or the file that now has the number is not the channel.
+    // SAFETY: the client's descriptor, which it closes only after its queues are destroyed
+    // (ibv_destroy_comp_channel(3)). A client that closes it earlier gets EBADF here, or the file that now
+    // has the number is not the channel.
     let end = unsafe { BorrowedFd::borrow_raw(descriptor) };
     match fstat(end) {
         Ok(stat) if stat.st_ino == channel.inode => entry.events.retract(end, native),
@@ -213,7 +215,8 @@ struct WorkQueueRequest {
     layout: ReceiveLayout,
 }
 
-/// The extended CREATE_WQ (kernel core/uverbs_cmd.c, `ib_uverbs_ex_create_wq`; hw/mlx5/qp.c, `mlx5_ib_create_wq`).
+/// The extended CREATE_WQ (kernel core/uverbs_cmd.c, `ib_uverbs_ex_create_wq`; hw/mlx5/qp.c,
+/// `mlx5_ib_create_wq`).
 pub(super) fn create_work_queue(context: &Context, call: &mut Call<'_>) -> Verb<()> {
     let owner = context.slot()?;
     let request = check_work_queue(context, call)?;
@@ -264,7 +267,8 @@ fn check_work_queue(context: &Context, call: &Call<'_>) -> Verb<WorkQueueRequest
     }
     let flags = core.u32(32);
     wq::check_flags(flags, &context.nic.rules().objects.work_queue)?;
-    // hw/mlx5/qp.c, `set_user_rq_size`: of what the client asked for only the number of requests is looked at.
+    // hw/mlx5/qp.c, `set_user_rq_size`: of what the client asked for only the number of requests is looked
+    // at.
     if core.u32(24) > context.nic.rules().max_requests {
         return Err(EINVAL);
     }

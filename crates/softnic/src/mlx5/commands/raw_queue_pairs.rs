@@ -21,8 +21,8 @@ use crate::work::{SendShape, qp_number};
 
 const RAW: Kind = Kind { is_rss: false, is_datagram: false };
 
-/// A request for a queue pair: fields of `struct ib_uverbs_create_qp` or its extended form, which has them 8 bytes
-/// earlier, and of `struct mlx5_ib_create_qp`.
+/// A request for a queue pair: fields of `struct ib_uverbs_create_qp` or its extended form, which has them 8
+/// bytes earlier, and of `struct mlx5_ib_create_qp`.
 struct Request {
     user_handle: u64,
     domain: u32,
@@ -81,8 +81,8 @@ fn read(call: &Call<'_>, start: usize, flags: u32) -> Verb<Request> {
     if driver.u32(28) & SIGNATURE != 0 {
         return Err(EOPNOTSUPP);
     }
-    // hw/mlx5/qp.c, `set_rq_size`: without `max_recv_wr` there is no queue to receive. The other queue is there if it has
-    // blocks (`set_user_buf_size`).
+    // hw/mlx5/qp.c, `set_rq_size`: without `max_recv_wr` there is no queue to receive. The other queue is
+    // there if it has blocks (`set_user_buf_size`).
     let requests = if receives == 0 { 0 } else { driver.u32(20) };
     if receives > requests || sends > driver.u32(16) {
         return Err(EINVAL);
@@ -180,8 +180,9 @@ pub(super) fn modify(context: &Context, call: &mut Call<'_>) -> Verb<()> {
     change(context, call, (0, 0))
 }
 
-/// The extended MODIFY_QP: the same with a rate, and `struct mlx5_ib_modify_qp` with the bytes of a burst (kernel
-/// core/uverbs_cmd.c, `ib_uverbs_ex_modify_qp`; hw/mlx5/qp.c, `mlx5_ib_modify_qp` and `__mlx5_ib_modify_qp`).
+/// The extended MODIFY_QP: the same with a rate, and `struct mlx5_ib_modify_qp` with the bytes of a burst
+/// (kernel core/uverbs_cmd.c, `ib_uverbs_ex_modify_qp`; hw/mlx5/qp.c, `mlx5_ib_modify_qp` and
+/// `__mlx5_ib_modify_qp`).
 pub(super) fn modify_extended(context: &Context, call: &mut Call<'_>) -> Verb<()> {
     /// Bytes of the core's structure, and of the driver's up to the options.
     const CORE_BYTES: usize = 120;
@@ -198,7 +199,8 @@ pub(super) fn modify_extended(context: &Context, call: &mut Call<'_>) -> Verb<()
     if driver.u32(0) != 0 || driver.u16(10) != 0 {
         return Err(EOPNOTSUPP);
     }
-    // The typical size of a packet is a hint for shaping by the packet; here every frame counts with its bytes.
+    // The typical size of a packet is a hint for shaping by the packet; here every frame counts with its
+    // bytes.
     let (rate_kbps, burst_bytes, packet_bytes) = (core.u32(112), driver.u32(4), driver.u16(8));
     let has_rate = core.u32(MASK) & qp::RATE_LIMIT != 0;
     if has_rate && rate_kbps == 0 && (burst_bytes != 0 || packet_bytes != 0) {

@@ -87,7 +87,8 @@ impl Arena {
 
 impl Drop for Arena {
     fn drop(&mut self) {
-        // SAFETY: allocated in `new` with this layout; queues in it are gone, since the rig is dropped with its NIC first.
+        // SAFETY: allocated in `new` with this layout; queues in it are gone, since the rig is dropped with
+        // its NIC first.
         unsafe { dealloc(self.start, Self::LAYOUT) };
     }
 }

@@ -1,14 +1,14 @@
 //! mlx5's send queues, as the device sees them: in the client's memory.
 //!
-//! A send queue is a cyclic array of blocks of 64 bytes. A request (WQE) takes one block or more, can go on at the start of
-//! the array, and is made of units of 16 bytes: a control segment with the operation and the number of units, an Ethernet
-//! segment with the offloads and the headers that are in the request, and segments of data, by address or in the request.
-//! The doorbell record counts the posted blocks modulo 2^16 (rdma-core providers/mlx5/{mlx5dv.h,qp.c}; ConnectX Programmer's
-//! Reference Manual, "Send WQE Construction"). The write to the doorbell page that follows is not seen: the engine polls
-//! the records.
+//! A send queue is a cyclic array of blocks of 64 bytes. A request (WQE) takes one block or more, can go on
+//! at the start of the array, and is made of units of 16 bytes: a control segment with the operation and the
+//! number of units, an Ethernet segment with the offloads and the headers that are in the request, and
+//! segments of data, by address or in the request. The doorbell record counts the posted blocks modulo 2^16
+//! (rdma-core providers/mlx5/{mlx5dv.h,qp.c}; ConnectX Programmer's Reference Manual, "Send WQE
+//! Construction"). The write to the doorbell page that follows is not seen: the engine polls the records.
 //!
-//! This module reads units and counts blocks; what they mean is `engine::transmit::mlx5`'s. No count of the client's is
-//! believed: a request ends with the posted blocks, and an index wraps by the size of the array.
+//! This module reads units and counts blocks; what they mean is `engine::transmit::mlx5`'s. No count of the
+//! client's is believed: a request ends with the posted blocks, and an index wraps by the size of the array.
 
 use crate::formats::ClientRing;
 use std::sync::atomic::Ordering;
@@ -18,13 +18,14 @@ use crate::provider::answer::{EINVAL, Verb};
 
 /// `MLX5_SEND_WQE_BB`.
 const BLOCK_BYTES: usize = 64;
-/// The most blocks of a queue (`max_send_wqebb`): half of the range of the doorbell's counter, so that a counter that went
-/// backwards is not taken for one that ran ahead.
+/// The most blocks of a queue (`max_send_wqebb`): half of the range of the doorbell's counter, so that a
+/// counter that went backwards is not taken for one that ran ahead.
 pub(crate) const MAX_BLOCKS: u32 = 1 << 15;
 /// A unit, by which the control segment counts.
 pub(crate) const UNIT_BYTES: usize = 16;
 const UNITS_PER_BLOCK: u32 = (BLOCK_BYTES / UNIT_BYTES) as u32;
-/// The bits of a request's length in units, and the longest one: 1024 bytes, as the device states (`max_sq_desc_sz`).
+/// The bits of a request's length in units, and the longest one: 1024 bytes, as the device states
+/// (`max_sq_desc_sz`).
 const UNITS_MASK: u32 = 0x7f;
 pub(crate) const MAX_UNITS: u32 = 64;
 
@@ -97,8 +98,8 @@ impl SendRing {
         self.posted.wrapping_sub(self.next)
     }
 
-    /// Whether there is a posted request; looks at the doorbell record only if none is known. A queue whose record makes no
-    /// sense has one more, which is malformed.
+    /// Whether there is a posted request; looks at the doorbell record only if none is known. A queue whose
+    /// record makes no sense has one more, which is malformed.
     #[inline]
     pub(crate) fn has_next(&mut self) -> bool {
         if self.published() == 0 && !self.is_corrupt {
@@ -114,7 +115,8 @@ impl SendRing {
 
     /// The next request; there must be one.
     pub(crate) fn request(&self) -> Request<'_> {
-        /// The words of the control segment: opcode; units; when to complete, of which 2 and 3 are always (`MLX5_WQE_CTRL_CQ_UPDATE`).
+        /// The words of the control segment: opcode; units; when to complete, of which 2 and 3 are always
+        /// (`MLX5_WQE_CTRL_CQ_UPDATE`).
         const OPERATION: usize = 3;
         const COUNT: usize = 7;
         const FLAGS: usize = 11;
@@ -148,7 +150,8 @@ impl SendRing {
         unit
     }
 
-    /// The id from which the completion of the next request is made: the queue's index and the request's counter.
+    /// The id from which the completion of the next request is made: the queue's index and the request's
+    /// counter.
     #[inline]
     pub(crate) fn id(&self) -> u64 {
         u64::from(self.user_index) << u16::BITS | u64::from(self.next as u16)
@@ -176,8 +179,8 @@ impl ClientRing for SendRing {
 }
 
 impl Units<'_> {
-    /// Fills `to`, of which the first bytes are in `unit` from `start` on, and the others in the units that follow it.
-    /// `None` if the request ends before.
+    /// Fills `to`, of which the first bytes are in `unit` from `start` on, and the others in the units that
+    /// follow it. `None` if the request ends before.
     pub(crate) fn fill(&mut self, unit: &[u8; UNIT_BYTES], start: usize, to: &mut [u8]) -> Option<()> {
         let first = unit.get(start..).unwrap_or_default();
         let (head, tail) = to.split_at_mut(first.len().min(to.len()));

@@ -1,7 +1,9 @@
-//! Polling: `start_poll`, `next_poll`, `end_poll`, the readers of a completion's fields, and the plain `poll_cq`.
+//! Polling: `start_poll`, `next_poll`, `end_poll`, the readers of a completion's fields, and the plain
+//! `poll_cq`.
 //!
-//! A batch looks at the device's index once, reads completions in place, and gives their slots back once, at its end.
-//! What is called for each completion uses the cursor alone: no lock, no look at the handle's mark or at the ring.
+//! A batch looks at the device's index once, reads completions in place, and gives their slots back once, at
+//! its end. What is called for each completion uses the cursor alone: no lock, no look at the handle's mark
+//! or at the ring.
 
 use std::ffi::{c_int, c_uint};
 use std::sync::Arc;
@@ -31,7 +33,8 @@ const LOOKAHEAD: u32 = 8;
 pub(super) struct Cursor {
     /// The completion that the poll is at: in the ring during a poll, `EMPTY_CQE` outside.
     current: *const Cqe,
-    /// The last one from there on that is known to be published, with all between them next to each other in memory.
+    /// The last one from there on that is known to be published, with all between them next to each other in
+    /// memory.
     last: *const Cqe,
 }
 
@@ -62,7 +65,8 @@ impl Cursor {
 /// The application's end of a completion ring.
 pub(crate) struct Poller {
     consumer: Consumer,
-    /// Completions from the consumer's next one on that an open poll has in its cursor, the current one included.
+    /// Completions from the consumer's next one on that an open poll has in its cursor, the current one
+    /// included.
     run: u32,
     wants_checksums: Arc<AtomicBool>,
     /// The clock of raw timestamps.
@@ -92,8 +96,8 @@ impl Poller {
         }
     }
 
-    /// Counts the completions of the cursor up to its current one as read, and moves it to the next one, with those
-    /// behind it that are next to it in memory. False: there is none.
+    /// Counts the completions of the cursor up to its current one as read, and moves it to the next one, with
+    /// those behind it that are next to it in memory. False: there is none.
     #[inline]
     fn next_run(&mut self, cursor: &mut Cursor) -> bool {
         self.leave_run(cursor);
@@ -168,8 +172,8 @@ fn begin_poll(cq: &SoftCq) -> c_int {
 }
 
 unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
-    // SAFETY: a queue of this provider, as this function is reached through it only; called between `start_poll` and
-    // `end_poll`, by the verb's contract.
+    // SAFETY: a queue of this provider, as this function is reached through it only; called between
+    // `start_poll` and `end_poll`, by the verb's contract.
     let cursor = unsafe { SoftCq::cursor(cq) };
     if cursor.current == cursor.last {
         return next_run(cq);
@@ -293,8 +297,8 @@ unsafe extern "C" fn read_zero_byte(_: *mut ibv_cq_ex) -> u8 {
     0
 }
 
-/// The flag of raw packets is IP_CSUM_OK. Verifying costs the engine time, so it begins when a queue is first asked; completions
-/// from before make no claim.
+/// The flag of raw packets is IP_CSUM_OK. Verifying costs the engine time, so it begins when a queue is first
+/// asked; completions from before make no claim.
 unsafe extern "C" fn read_wc_flags(cq: *mut ibv_cq_ex) -> c_uint {
     // SAFETY: readers are called between `start_poll` and `end_poll` on the queue that is polled.
     let cqe = unsafe { current(cq) };

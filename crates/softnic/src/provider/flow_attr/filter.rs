@@ -1,8 +1,8 @@
 //! What the filters of a flow ask of a frame and its tunnel, taken together.
 //!
-//! `interpret` calls [`matchers`] with filters whose sizes and values the kernel would let pass. Filters may come in any
-//! order unless one is about MPLS, whose place in the stack follows only from the order (`ibv_create_flow(3)`, "Rules definition
-//! ordering"). Each header of a packet can be filtered once.
+//! `interpret` calls [`matchers`] with filters whose sizes and values the kernel would let pass. Filters may
+//! come in any order unless one is about MPLS, whose place in the stack follows only from the order
+//! (`ibv_create_flow(3)`, "Rules definition ordering"). Each header of a packet can be filtered once.
 
 use device_model::Feature;
 use packet::cube;
@@ -35,7 +35,8 @@ struct Reader<'r> {
     inner: Packet,
     matcher: Matcher,
     tunnel: TunnelMatcher,
-    /// Whether IP filters without INNER are about the packet behind labels, because those are behind Ethernet.
+    /// Whether IP filters without INNER are about the packet behind labels, because those are behind
+    /// Ethernet.
     behind_labels: bool,
     vxlan: bool,
     labels: usize,

@@ -1,8 +1,9 @@
 //! The encoding of header fields in the structures of verbs.h.
 //!
-//! [`LAYOUTS`] describes the filters of flow specs, a row per field: its place in the structure and its place in the
-//! packed image (`packet::cube`). [`Spec::read`] makes the checks that the library and the kernel make before a driver
-//! sees a spec; `filter` decides what the spec matches. Other files do not name the members of these structures.
+//! [`LAYOUTS`] describes the filters of flow specs, a row per field: its place in the structure and its place
+//! in the packed image (`packet::cube`). [`Spec::read`] makes the checks that the library and the kernel make
+//! before a driver sees a spec; `filter` decides what the spec matches. Other files do not name the members
+//! of these structures.
 
 use std::mem::offset_of;
 
@@ -27,7 +28,8 @@ use crate::provider::answer::{EINVAL, EOPNOTSUPP, Verb};
 const SPEC_HEADER_BYTES: usize = size_of::<ibv_flow_spec_action_drop>();
 /// The most fields of one structure.
 const MAX_FIELDS: usize = 6;
-/// The flags of an IPv4 filter (`enum ib_ipv4_flags` in include/rdma/ib_verbs.h of the kernel; the manual is silent).
+/// The flags of an IPv4 filter (`enum ib_ipv4_flags` in include/rdma/ib_verbs.h of the kernel; the manual is
+/// silent).
 const SPEC_DONT_FRAGMENT: u128 = 1 << 1;
 const SPEC_MORE_FRAGMENTS: u128 = 1 << 2;
 
@@ -199,7 +201,8 @@ pub(super) struct Field {
 }
 
 impl Field {
-    /// Value and mask as the packed image has them. Of the flags of IPv4, "more fragments" is the lowest there (RFC 791).
+    /// Value and mask as the packed image has them. Of the flags of IPv4, "more fragments" is the lowest
+    /// there (RFC 791).
     pub(super) fn in_image(&self) -> (u128, u128) {
         if self.slots != [cube::IP_FLAGS] {
             return (self.value, self.mask);
@@ -213,8 +216,8 @@ impl Field {
         self.slots == [cube::IP_FLAGS] && self.mask & !(SPEC_DONT_FRAGMENT | SPEC_MORE_FRAGMENTS) != 0
     }
 
-    /// Whether the value has bits outside its mask, of those values that mlx5 passes on: a VLAN tag or protocol only with
-    /// a mask (kernel fs.c, `parse_flow_attr` and `set_proto`).
+    /// Whether the value has bits outside its mask, of those values that mlx5 passes on: a VLAN tag or
+    /// protocol only with a mask (kernel fs.c, `parse_flow_attr` and `set_proto`).
     pub(super) fn exceeds_its_mask(&self) -> bool {
         let needs_mask = [[cube::VLAN_TCI], [cube::PROTOCOL]].iter().any(|slots| self.slots == slots);
         self.value & !self.mask != 0 && (self.mask != 0 || !needs_mask)
@@ -241,8 +244,8 @@ impl Filter {
         self.fields.iter().all(|field| field.mask == 0)
     }
 
-    /// The feature that a device may ignore where [all masks are zero](Self::is_open). An Ethernet header inside follows the
-    /// VXLAN header.
+    /// The feature that a device may ignore where [all masks are zero](Self::is_open). An Ethernet header
+    /// inside follows the VXLAN header.
     pub(super) fn presence(&self) -> Option<Feature> {
         match self.header {
             Header::Ethernet if self.inner => Some(Feature::AnyVxlan),
@@ -255,7 +258,8 @@ impl Filter {
         }
     }
 
-    /// Returns whether the spec is on multicast alone as mlx5 sees it: of an IPv4 filter only the value counts.
+    /// Returns whether the spec is on multicast alone as mlx5 sees it: of an IPv4 filter only the value
+    /// counts.
     pub(super) fn is_multicast_only(&self) -> bool {
         let (dst_mac, mask) = self.get(cube::DST_MAC);
         let (dst_ipv4, _) = self.get(cube::DST_IPV4);
@@ -351,8 +355,9 @@ fn fixed_bytes(spec: &[u8], layout: &Layout) -> Verb<usize> {
     if spec.len() == spec_bytes { Ok(layout.bytes) } else { Err(EINVAL) }
 }
 
-/// The bytes of a spec that may have grown: value and mask take half of it each, and a mask beyond what is known must be
-/// zero (libibverbs/cmd.c, `get_filters_size`; drivers/infiniband/core/uverbs_cmd.c, `spec_filter_size`).
+/// The bytes of a spec that may have grown: value and mask take half of it each, and a mask beyond what is
+/// known must be zero (libibverbs/cmd.c, `get_filters_size`; drivers/infiniband/core/uverbs_cmd.c,
+/// `spec_filter_size`).
 fn extended_bytes(spec: &[u8], layout: &Layout) -> Verb<usize> {
     let filters = spec.get(SPEC_HEADER_BYTES..).ok_or(EINVAL)?;
     let filter_bytes = filters.len() / 2;

@@ -1,5 +1,5 @@
-//! Domains as a C program uses them: what an allocator receives, what it may return, what keeps a domain in use; and
-//! regions that change.
+//! Domains as a C program uses them: what an allocator receives, what it may return, what keeps a domain in
+//! use; and regions that change.
 
 use std::alloc::{Layout, alloc, dealloc};
 use std::ffi::c_void;

@@ -79,7 +79,8 @@ fn frames_are_stripped_and_checked_as_the_queue_pair_wants_it() {
         default_flow(qp);
         let memory = raw.register(2048, LOCAL_WRITE);
         let service = FrameBuilder::new().vlan(EtherType(0x88a8), 5).payload(&[7; 80]).build();
-        // Tags that the frame ends in or right behind are not told by the completion, and stay; a short frame can have one.
+        // Tags that the frame ends in or right behind are not told by the completion, and stay; a short frame
+        // can have one.
         let ends = [14, 15, 16, 17].map(|bytes| (tagged(90)[..bytes].to_vec(), false));
         let short = tagged(90)[..18].to_vec();
         let whole = [(tagged(90), true), (udp(90), false), (service, false), (short, true)];

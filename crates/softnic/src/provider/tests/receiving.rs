@@ -231,7 +231,8 @@ fn buffers(regions: &[Memory; 2], kind: usize, offset: u64) -> Vec<ibv_sge> {
 type Outcome = (Vec<Completed>, [Vec<u8>; 2], crate::PortStats);
 type Completed = (u64, u32, u32);
 
-/// The result of requests of these kinds and frames of these payloads, delivered in one burst or one after the other.
+/// The result of requests of these kinds and frames of these payloads, delivered in one burst or one after
+/// the other.
 fn received(together: bool, kinds: &[(usize, usize)]) -> Outcome {
     const SPACE: usize = 2048;
     // Checksums are verified after the first poll only: before, most deliveries are made in their own loop.

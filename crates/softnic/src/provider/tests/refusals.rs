@@ -1,5 +1,5 @@
-//! Arguments that must come back as an errno: NULL everywhere, unknown bits, sizes out of range; and contexts that are
-//! closed with everything still in them.
+//! Arguments that must come back as an errno: NULL everywhere, unknown bits, sizes out of range; and contexts
+//! that are closed with everything still in them.
 
 use std::ptr::null_mut;
 

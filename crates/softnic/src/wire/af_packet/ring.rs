@@ -1,5 +1,6 @@
-//! The receive ring of a packet socket, in memory that is shared with the kernel. `slots` has a slot for each frame
-//! (TPACKET_V2), `blocks` has blocks of frames (TPACKET_V3); both give out frames in order, until they are released.
+//! The receive ring of a packet socket, in memory that is shared with the kernel. `slots` has a slot for each
+//! frame (TPACKET_V2), `blocks` has blocks of frames (TPACKET_V3); both give out frames in order, until they
+//! are released.
 //!
 //! See Documentation/networking/packet_mmap.rst and `tpacket_rcv` in net/packet/af_packet.c.
 
@@ -118,8 +119,8 @@ impl Ring {
         }
     }
 
-    /// Takes the next frame if the kernel has handed it over. Unless merged frames are `kept` whole their checksums stay
-    /// unfinished, because each segment gets its own.
+    /// Takes the next frame if the kernel has handed it over. Unless merged frames are `kept` whole their
+    /// checksums stay unfinished, because each segment gets its own.
     pub(super) fn take(&mut self, kept: bool) -> Option<Taken> {
         match self {
             Self::Slots(ring) => ring.take(kept),
@@ -173,7 +174,8 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: `new` made the mapping with this length, and all references into it borrowed the ring that owns `self`.
+        // SAFETY: `new` made the mapping with this length, and all references into it borrowed the ring that
+        // owns `self`.
         let unmapped = unsafe { munmap(self.area.as_ptr().cast::<c_void>(), self.bytes) };
         if let Err(error) = unmapped {
             tracing::error!(%error, "a packet ring could not be unmapped");
@@ -195,8 +197,8 @@ struct Header {
     packet_type: libc::c_uchar,
 }
 
-/// Where `tpacket2_hdr` or `tpacket3_hdr` has its members (linux/if_packet.h); a `sockaddr_ll` follows, with the type of the
-/// packet after 10 bytes.
+/// Where `tpacket2_hdr` or `tpacket3_hdr` has its members (linux/if_packet.h); a `sockaddr_ll` follows, with
+/// the type of the packet after 10 bytes.
 struct Members {
     status: usize,
     wire_len: usize,
@@ -272,8 +274,8 @@ impl Header {
     }
 }
 
-/// Does what offload left to do to a frame that was taken, and puts a stripped tag back. `room` begins with the frame's header,
-/// and has the frame in it.
+/// Does what offload left to do to a frame that was taken, and puts a stripped tag back. `room` begins with
+/// the frame's header, and has the frame in it.
 fn examine(room: &mut [u8], header: &Header, place: usize, kept: bool) -> Taken {
     if header.packet_type == libc::PACKET_OUTGOING {
         return Taken::Outgoing;

@@ -1,7 +1,7 @@
 //! The packet socket of one interface: opened, bound, asked for its state and its losses.
 //!
-//! All system calls of the AF_PACKET wire but the mapping of its ring and the sending of frames are here; see packet(7)
-//! and netdevice(7). The socket receives nothing before [`PacketSocket::bind`].
+//! All system calls of the AF_PACKET wire but the mapping of its ring and the sending of frames are here; see
+//! packet(7) and netdevice(7). The socket receives nothing before [`PacketSocket::bind`].
 
 use std::io;
 use std::mem::{size_of, zeroed};
@@ -99,9 +99,9 @@ pub(super) enum Lengths {
 }
 
 impl Lengths {
-    /// The filter as a program of the classic packet filter (socket(7), SO_ATTACH_FILTER; linux/filter.h): loads the length, compares,
-    /// returns how many bytes are taken, 0 for none. Its length is that of the frame with its Ethernet header, because
-    /// the socket is of type SOCK_RAW (`tpacket_rcv`).
+    /// The filter as a program of the classic packet filter (socket(7), SO_ATTACH_FILTER; linux/filter.h):
+    /// loads the length, compares, returns how many bytes are taken, 0 for none. Its length is that of the
+    /// frame with its Ethernet header, because the socket is of type SOCK_RAW (`tpacket_rcv`).
     fn filter(self) -> [libc::sock_filter; 4] {
         let instruction = |code: u32, jt, jf, k| libc::sock_filter { code: code as u16, jt, jf, k };
         let (limit, longer, others) = match self {
@@ -136,7 +136,8 @@ impl PacketSocket {
         // Room before each frame to put a stripped VLAN tag back, as libpcap does.
         let reserve: libc::c_uint = super::ring::TAG_ROOM_BYTES as libc::c_uint;
         socket.set(libc::PACKET_RESERVE, &reserve, "PACKET_RESERVE")?;
-        // Before each frame, what offload left to do: unfinished checksums, merged segments. Sent frames carry it too.
+        // Before each frame, what offload left to do: unfinished checksums, merged segments. Sent frames
+        // carry it too.
         let on: libc::c_int = 1;
         socket.set(libc::PACKET_VNET_HDR, &on, "PACKET_VNET_HDR")?;
         let operation = "PACKET_RX_RING (lower ring_frames?)";
@@ -144,9 +145,9 @@ impl PacketSocket {
             Layout::Slots(request) => socket.set(libc::PACKET_RX_RING, request, operation)?,
             Layout::Blocks(request) => socket.set(libc::PACKET_RX_RING, request, operation)?,
         }
-        // Only saves work: without it (before Linux 4.20) sent frames are recognised by their packet type. Sent frames
-        // pass the queueing discipline (no PACKET_QDISC_BYPASS): past it they would be lost whenever the interface's
-        // ring is busy, and no packet tap would see them.
+        // Only saves work: without it (before Linux 4.20) sent frames are recognised by their packet type.
+        // Sent frames pass the queueing discipline (no PACKET_QDISC_BYPASS): past it they would be lost
+        // whenever the interface's ring is busy, and no packet tap would see them.
         let _ = socket.set_raw(libc::SOL_PACKET, libc::PACKET_IGNORE_OUTGOING, &on);
         Ok(socket)
     }
@@ -210,8 +211,8 @@ impl PacketSocket {
         if rc == 0 { u64::from(stats.tp_drops) } else { 0 }
     }
 
-    /// How the interface is now, whatever it is called by now. Clears the error that its going down left on the socket,
-    /// which would keep waking threads that poll the descriptor.
+    /// How the interface is now, whatever it is called by now. Clears the error that its going down left on
+    /// the socket, which would keep waking threads that poll the descriptor.
     pub(super) fn link(&self) -> Link {
         let _ = sockopt::socket_error(&self.fd);
         if self.bound_index() != Some(self.index) {
@@ -219,13 +220,14 @@ impl PacketSocket {
         }
         let name = netdevice::index_to_name(&self.fd, self.index.cast_unsigned());
         let flags = name.ok().and_then(|name| flags(self.fd.as_fd(), &name).ok());
-        // IFF_RUNNING: there is a carrier, and nothing else keeps frames from passing (RFC 2863, operational status).
+        // IFF_RUNNING: there is a carrier, and nothing else keeps frames from passing (RFC 2863, operational
+        // status).
         let wanted = libc::IFF_UP | libc::IFF_RUNNING;
         if flags.is_some_and(|flags| flags & wanted == wanted) { Link::Up } else { Link::Down }
     }
 
-    /// The interface that the socket receives from. The kernel unbinds the socket when the interface goes away, for good:
-    /// one that comes back under its name is another one (`packet_notifier`).
+    /// The interface that the socket receives from. The kernel unbinds the socket when the interface goes
+    /// away, for good: one that comes back under its name is another one (`packet_notifier`).
     fn bound_index(&self) -> Option<i32> {
         // SAFETY: all bits zero is a valid `sockaddr_ll`.
         let mut address: libc::sockaddr_ll = unsafe { zeroed() };
@@ -242,8 +244,8 @@ impl PacketSocket {
 
     fn set_raw<T: Copy>(&self, level: libc::c_int, option: libc::c_int, value: &T) -> io::Result<()> {
         let len = size_of::<T>() as libc::socklen_t;
-        // SAFETY: `value` is readable for `len` bytes; the callers pass the plain C type of the option, and what
-        // that points to lives through the call.
+        // SAFETY: `value` is readable for `len` bytes; the callers pass the plain C type of the option, and
+        // what that points to lives through the call.
         let rc = unsafe {
             libc::setsockopt(self.fd.as_raw_fd(), level, option, std::ptr::from_ref(value).cast(), len)
         };
@@ -284,9 +286,9 @@ fn request(socket: BorrowedFd<'_>, name: &str, what: libc::Ioctl) -> io::Result<
 
 // Frames on their way to a packet socket: copied into a queue, handed over by one `sendmmsg` per flush.
 //
-// The socket expects an offload header before each frame (PACKET_VNET_HDR): nothing, so that is zero.
-// The queue's memory is allocated once. What the socket cannot take for the moment stays queued; what it refuses is
-// dropped and counted.
+// The socket expects an offload header before each frame (PACKET_VNET_HDR): nothing, so that is zero. The
+// queue's memory is allocated once. What the socket cannot take for the moment stays queued; what it refuses
+// is dropped and counted.
 
 /// Frames that can wait for a flush.
 const QUEUE_FRAMES: usize = BURST_FRAMES;
@@ -305,7 +307,8 @@ pub(super) enum Flushed {
 /// The send queue.
 #[derive(Debug)]
 pub(super) struct Sender {
-    /// `QUEUE_FRAMES` places of `place_bytes`. Each begins with a zeroed `virtio_net_hdr`, then comes the frame.
+    /// `QUEUE_FRAMES` places of `place_bytes`. Each begins with a zeroed `virtio_net_hdr`, then comes the
+    /// frame.
     store: Box<[u8]>,
     place_bytes: usize,
     /// Bytes of each place in use.
@@ -324,7 +327,8 @@ impl Sender {
         Self { store, place_bytes, lens: [0; QUEUE_FRAMES], first: 0, queued: 0, losses: 0 }
     }
 
-    /// Makes it a queue for frames of up to `frame_bytes`. What is queued is lost; what was lost stays counted.
+    /// Makes it a queue for frames of up to `frame_bytes`. What is queued is lost; what was lost stays
+    /// counted.
     pub(super) fn resize(&mut self, frame_bytes: usize) {
         self.abandon();
         *self = Self { losses: self.losses, ..Self::new(frame_bytes) };
@@ -366,7 +370,8 @@ impl Sender {
                     self.abandon();
                     return Flushed::Down;
                 }
-                // Too long for the device, no buffer in the driver: this frame is lost, the others have their turn.
+                // Too long for the device, no buffer in the driver: this frame is lost, the others have their
+                // turn.
                 Err(_) => {
                     self.losses += 1;
                     self.drop_oldest(1);
@@ -406,8 +411,8 @@ impl Sender {
         }
         let fd = socket.as_fd().as_raw_fd();
         let count = self.queued as libc::c_uint;
-        // SAFETY: the first `count` messages point to pieces, and those to frames of the store, all of which outlive the
-        // call; the kernel only reads the frames.
+        // SAFETY: the first `count` messages point to pieces, and those to frames of the store, all of which
+        // outlive the call; the kernel only reads the frames.
         let sent = unsafe { libc::sendmmsg(fd, messages.as_mut_ptr(), count, libc::MSG_DONTWAIT as _) };
         match usize::try_from(sent) {
             Ok(sent) => Ok(sent),

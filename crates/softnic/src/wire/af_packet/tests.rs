@@ -28,7 +28,8 @@ thread_local! {
     static HAND_OVER: Cell<HandOver> = const { Cell::new(HandOver::Frames) };
 }
 
-/// Runs a test with each kind of ring, on a thread with a network namespace of its own, which goes away with the thread.
+/// Runs a test with each kind of ring, on a thread with a network namespace of its own, which goes away with
+/// the thread.
 fn in_namespace(name: &str, test: fn()) {
     for hand_over in [HandOver::Frames, HandOver::Blocks] {
         in_namespace_by(hand_over, name, test);
@@ -213,7 +214,8 @@ fn frames_that_find_the_ring_full_are_counted_as_losses() {
 #[test]
 fn frames_that_the_medium_refuses_are_sent_by_a_later_flush() {
     use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, recv, socketpair};
-    // A packet socket that is full cannot be had at will; a pair of another family without space fails in the same way.
+    // A packet socket that is full cannot be had at will; a pair of another family without space fails in the
+    // same way.
     let (near, far) =
         socketpair(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::NONBLOCK, None).unwrap();
     let mut sender = Sender::new(1514);
@@ -273,8 +275,8 @@ fn frames_beyond_the_mtu_are_whole() {
     });
 }
 
-/// Sends a frame with what a local sender leaves to offload: flags, kind of merging, header bytes, segment bytes, and
-/// where the summed bytes start and where the checksum is (`virtio_net_hdr`).
+/// Sends a frame with what a local sender leaves to offload: flags, kind of merging, header bytes, segment
+/// bytes, and where the summed bytes start and where the checksum is (`virtio_net_hdr`).
 fn send_offloaded(wire: &AfPacketWire, (flags, merging): (u8, u8), sizes: [u16; 4], frame: &[u8]) {
     let mut message = vec![flags, merging];
     sizes.iter().for_each(|size| message.extend(size.to_ne_bytes()));
@@ -360,8 +362,8 @@ fn payload(frames: &[(Vec<u8>, u32, u64, Checksum)]) -> Vec<u8> {
 fn merged_frames_are_split_in_order_with_the_others() {
     in_namespace("merged_frames_are_split", || {
         let (mut left, mut right) = (open("left").unwrap(), open("right").unwrap());
-        // Two segments together are shorter than the MTU here: only what offload states tells them from one frame. 450
-        // segments of the last take several bursts, during which its slot is kept.
+        // Two segments together are shorter than the MTU here: only what offload states tells them from one
+        // frame. 450 segments of the last take several bursts, during which its slot is kept.
         let frames = [(stream(1000), 500, 2), (stream(60_000), 1448, 42), (stream(45_000), 100, 450)];
         for (round, (merged, segment_bytes, segments)) in frames.iter().enumerate() {
             send(&mut left, &[frame(1, 60).build()]);

@@ -1,13 +1,13 @@
 //! How the two ends of a link find each other, and how one detects that the other is gone.
 //!
-//! Each end binds an abstract socket to its name, which no other process can bind while it exists; the kernel releases
-//! the name when the process exits. Both sockets listen, so a process that connects gets the credentials of their owner
-//! from the kernel (SO_PEERCRED, unix(7)). End `b` connects to `a` and sends a greeting; `a` creates the shared memory,
-//! seals it and passes its descriptor. Nothing more is sent on the connection; its end is the end of the session. A
-//! connection without a greeting only queried the owner.
+//! Each end binds an abstract socket to its name, which no other process can bind while it exists; the kernel
+//! releases the name when the process exits. Both sockets listen, so a process that connects gets the
+//! credentials of their owner from the kernel (SO_PEERCRED, unix(7)). End `b` connects to `a` and sends a
+//! greeting; `a` creates the shared memory, seals it and passes its descriptor. Nothing more is sent on the
+//! connection; its end is the end of the session. A connection without a greeting only queried the owner.
 //!
-//! Abstract names have no permissions, so any user can bind one first. Only processes of the same user, and of root, are
-//! accepted; a socket of another user is an error that names the user. Nothing here blocks.
+//! Abstract names have no permissions, so any user can bind one first. Only processes of the same user, and
+//! of root, are accepted; a socket of another user is an error that names the user. Nothing here blocks.
 
 use std::fmt;
 use std::mem::{MaybeUninit, size_of};
@@ -77,7 +77,8 @@ pub(super) struct Endpoint {
     socket: OwnedFd,
     /// The socket of the other end.
     peer: SocketAddrUnix,
-    /// At end `a`: connections without a greeting yet. At end `b`: the connection whose greeting is not answered yet.
+    /// At end `a`: connections without a greeting yet. At end `b`: the connection whose greeting is not
+    /// answered yet.
     pending: Vec<OwnedFd>,
     /// Whether a process of another user was rejected: logged once until the handshake is complete.
     logged_stranger: bool,
@@ -322,7 +323,8 @@ impl Session {
     }
 }
 
-/// The abstract address of an end. It contains the user, so that users do not use each other's names by accident.
+/// The abstract address of an end. It contains the user, so that users do not use each other's names by
+/// accident.
 fn address(config: &LinkConfig, end: LinkEnd) -> rustix::io::Result<SocketAddrUnix> {
     let user = geteuid().as_raw();
     let name = format!("softnic/link/{user}/{}/{}", config.name, end.letter());

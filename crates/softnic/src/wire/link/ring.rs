@@ -1,16 +1,18 @@
 //! One direction of a link: a ring of records in memory that both processes map.
 //!
-//! The other process may be dead, broken or hostile. So no word is read twice, every index and length is checked to lie in
-//! the ring before it is used, frames are copied out before they are parsed, and the memory is sealed so that it cannot
-//! shrink under a reader. Invalid data ends the session; a peer can damage nothing but its own frames.
+//! The other process may be dead, broken or hostile. So no word is read twice, every index and length is
+//! checked to lie in the ring before it is used, frames are copied out before they are parsed, and the memory
+//! is sealed so that it cannot shrink under a reader. Invalid data ends the session; a peer can damage
+//! nothing but its own frames.
 //!
-//! Why it is right: only the sender writes the produced index and only the receiver the consumed index, each with
-//! release order after its copies, and the other side reads it with acquire order. So a record is read only after it
-//! was written, and overwritten only after it was read. Free-running indices make `produced - consumed` the bytes in use
-//! for every value of either, as the ring is smaller than 2^31 bytes.
+//! Why it is right: only the sender writes the produced index and only the receiver the consumed index, each
+//! with release order after its copies, and the other side reads it with acquire order. So a record is read
+//! only after it was written, and overwritten only after it was read. Free-running indices make `produced -
+//! consumed` the bytes in use for every value of either, as the ring is smaller than 2^31 bytes.
 //!
-//! A record is 8 bytes (length, zero) and the frame, rounded up to 16. One that would cross the end of the ring starts
-//! at its beginning again, behind a record of length [`SKIP`]. Indices count bytes and wrap at 2^32.
+//! A record is 8 bytes (length, zero) and the frame, rounded up to 16. One that would cross the end of the
+//! ring starts at its beginning again, behind a record of length [`SKIP`]. Indices count bytes and wrap at
+//! 2^32.
 
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
@@ -56,8 +58,8 @@ pub(in crate::wire) struct SharedMemory {
     base: NonNull<u8>,
 }
 
-// SAFETY: this value owns the mapping; its contents are only accessed through atomics and raw copies, which allow
-// concurrent writes by another process.
+// SAFETY: this value owns the mapping; its contents are only accessed through atomics and raw copies, which
+// allow concurrent writes by another process.
 unsafe impl Send for SharedMemory {}
 // SAFETY: as above.
 unsafe impl Sync for SharedMemory {}
@@ -82,8 +84,8 @@ impl SharedMemory {
 
     fn index(&self, ring: usize, offset: usize) -> &AtomicU32 {
         let at = self.base.as_ptr().wrapping_add((ring & 1) * INDICES_BYTES + offset);
-        // SAFETY: inside the first page of the mapping, aligned to 4, alive as long as `self`, and this process only
-        // accesses it by atomic operations; another process can only change its value.
+        // SAFETY: inside the first page of the mapping, aligned to 4, alive as long as `self`, and this
+        // process only accesses it by atomic operations; another process can only change its value.
         unsafe { AtomicU32::from_ptr(at.cast()) }
     }
 
@@ -91,7 +93,8 @@ impl SharedMemory {
     fn header(&self, ring: usize, index: u32) -> &AtomicU64 {
         let at = self.place(ring, index & !(RECORD_ALIGN - 1));
         // SAFETY: inside a ring of the mapping, aligned to 16, alive as long as `self`. The indices keep the
-        // frames that this process writes apart from the headers that it reads; another process can only change the value.
+        // frames that this process writes apart from the headers that it reads; another process can only
+        // change the value.
         unsafe { AtomicU64::from_ptr(at.cast()) }
     }
 
@@ -129,8 +132,8 @@ impl RingSender {
         Self { memory, ring, next: 0, consumed: 0, put: 0 }
     }
 
-    /// Appends a frame of at most [`MAX_FRAME_BYTES`]; the peer sees it after [`RingSender::publish`]. Returns whether
-    /// there was space.
+    /// Appends a frame of at most [`MAX_FRAME_BYTES`]; the peer sees it after [`RingSender::publish`].
+    /// Returns whether there was space.
     pub(in crate::wire) fn put(&mut self, frame: &[u8]) -> Result<bool, Invalid> {
         let frame_bytes = u32::try_from(frame.len()).unwrap_or(RING_BYTES);
         if frame.len() > MAX_FRAME_BYTES {
@@ -148,8 +151,8 @@ impl RingSender {
         }
         self.write_header(frame_bytes);
         let to = self.memory.place(self.ring, self.next.wrapping_add(HEADER_BYTES));
-        // SAFETY: the record is inside the ring (it does not cross its end), and its bytes belong to this side until
-        // they are published; the frame is private memory of this process.
+        // SAFETY: the record is inside the ring (it does not cross its end), and its bytes belong to this
+        // side until they are published; the frame is private memory of this process.
         unsafe { to.copy_from_nonoverlapping(frame.as_ptr(), frame.len()) };
         self.next = self.next.wrapping_add(wanted);
         self.put = self.put.wrapping_add(1);
@@ -212,8 +215,9 @@ impl RingReceiver {
         Self { memory, ring, next: 0, produced: 0, taken: 0 }
     }
 
-    /// Copies up to `limit` frames to `frames`, one after the other, which must hold [`BURST_FRAMES`] of the longest, and
-    /// frees their records in the ring. Returns their positions, and whether invalid data follows them.
+    /// Copies up to `limit` frames to `frames`, one after the other, which must hold [`BURST_FRAMES`] of the
+    /// longest, and frees their records in the ring. Returns their positions, and whether invalid data
+    /// follows them.
     pub(in crate::wire) fn take_burst(
         &mut self,
         frames: &mut [u8],
@@ -239,8 +243,8 @@ impl RingReceiver {
         (places, result)
     }
 
-    /// Copies the next frame to the beginning of `to`, which must hold [`MAX_FRAME_BYTES`]; returns its length,
-    /// or `None` if there is none.
+    /// Copies the next frame to the beginning of `to`, which must hold [`MAX_FRAME_BYTES`]; returns its
+    /// length, or `None` if there is none.
     pub(in crate::wire) fn take(&mut self, to: &mut [u8]) -> Result<Option<usize>, Invalid> {
         if self.next == self.produced && !self.refresh()? {
             return Ok(None);
@@ -261,8 +265,9 @@ impl RingReceiver {
         }
         let to = to.get_mut(..bytes).ok_or(Invalid)?;
         let frame = self.memory.place(self.ring, self.next).wrapping_add(HEADER_BYTES as usize);
-        // SAFETY: the record was checked to lie in the ring, and `to` is private memory of this process. The peer may
-        // change the bytes meanwhile; the copy is the frame, and nothing was decided from the original.
+        // SAFETY: the record was checked to lie in the ring, and `to` is private memory of this process. The
+        // peer may change the bytes meanwhile; the copy is the frame, and nothing was decided from the
+        // original.
         unsafe { to.as_mut_ptr().copy_from_nonoverlapping(frame, to.len()) };
         self.next = self.next.wrapping_add(record);
         self.taken = self.taken.wrapping_add(1);

@@ -1,5 +1,5 @@
-//! The link layer of the packets of a capture: the link type, and how many bytes of frame check sequence (FCS) end each
-//! packet. A frame begins at the destination address and ends before its FCS.
+//! The link layer of the packets of a capture: the link type, and how many bytes of frame check sequence
+//! (FCS) end each packet. A frame begins at the destination address and ends before its FCS.
 
 use pcap_file::DataLink;
 
@@ -7,8 +7,9 @@ use super::reader::CaptureError;
 
 const NS_PER_S: u128 = 1_000_000_000;
 
-/// The word at the end of a pcap file's header (pcap-savefile(5)): the link type in the lower half, above it a bit that
-/// states whether the FCS length is known, and that length in units of 16 bits. All other bits are to be ignored.
+/// The word at the end of a pcap file's header (pcap-savefile(5)): the link type in the lower half, above it
+/// a bit that states whether the FCS length is known, and that length in units of 16 bits. All other bits are
+/// to be ignored.
 const LINK_TYPE: u32 = 0xffff;
 const FCS_LENGTH_PRESENT: u32 = 1 << 26;
 const FCS_LENGTH_SHIFT: u32 = 28;
@@ -83,8 +84,8 @@ impl CaptureLink {
         if self.snaplen == 0 { usize::MAX } else { self.snaplen as usize }
     }
 
-    /// The frame in what was captured of a packet that was `original` bytes long. Of a packet that was cut, the FCS is
-    /// gone first.
+    /// The frame in what was captured of a packet that was `original` bytes long. Of a packet that was cut,
+    /// the FCS is gone first.
     pub(super) fn frame(self, captured: &[u8], original: u32) -> &[u8] {
         // Some writers leave the original length at 0.
         let whole = captured.len().max(original as usize);

@@ -1,8 +1,9 @@
 //! The packets of a capture, pcap or pcapng, one after the other.
 //!
-//! The blocks of pcapng (draft-ietf-opsawg-pcapng) are read here: only what a replay needs is looked at, so that a file is
-//! not refused for the rest. Options may end with their block instead of an `opt_endofopt`, and their texts may have any
-//! encoding; pcap-file 2.0 refuses such files, which tcpdump and tshark read. A damaged block is an error and not skipped.
+//! The blocks of pcapng (draft-ietf-opsawg-pcapng) are read here: only what a replay needs is looked at, so
+//! that a file is not refused for the rest. Options may end with their block instead of an `opt_endofopt`,
+//! and their texts may have any encoding; pcap-file 2.0 refuses such files, which tcpdump and tshark read. A
+//! damaged block is an error and not skipped.
 
 use std::io::{self, BufRead, BufReader, Cursor, Read};
 
@@ -117,7 +118,8 @@ impl<R: Read> CaptureReader<R> {
     ) -> Result<Option<T>, CaptureError> {
         match &mut self.0 {
             Format::Pcap { reader, link, resolution } => {
-                // Raw packets: real files carry snapshot lengths and fractions that the checked reader refuses.
+                // Raw packets: real files carry snapshot lengths and fractions that the checked reader
+                // refuses.
                 let Some(packet) = reader.next_raw_packet() else { return Ok(None) };
                 let packet = packet.map_err(CaptureError::of_pcap)?;
                 let fraction_ns = if *resolution == TsResolution::NanoSecond { 1 } else { 1000 };

@@ -1,7 +1,7 @@
 //! Captures in memory: every packet of a file, or of all files of a folder, in the order of replay.
 //!
-//! Loaded once when the wire is opened, within named limits; a damaged file fails the whole load, so that a replay is
-//! never silently shorter than its files. Nothing here reads a file while packets are replayed.
+//! Loaded once when the wire is opened, within named limits; a damaged file fails the whole load, so that a
+//! replay is never silently shorter than its files. Nothing here reads a file while packets are replayed.
 
 use std::fs;
 use std::io;
@@ -57,8 +57,8 @@ impl Recording {
         self.entries.len()
     }
 
-    /// Appends `count` packets from a place on to a burst: their captured bytes. What a snapshot length has cut off is gone; the
-    /// rest is replayed as a frame.
+    /// Appends `count` packets from a place on to a burst: their captured bytes. What a snapshot length has
+    /// cut off is gone; the rest is replayed as a frame.
     #[inline]
     pub(super) fn fill<'w>(&'w self, place: usize, count: usize, burst: &mut Burst<'w>) {
         let frames = self.store.frames();
@@ -146,7 +146,8 @@ impl Loader<'_> {
         }
         let before = self.recording.entries.last().map_or(0, |entry| entry.due_ns);
         let due_ns = time_ns.map_or(before, |time_ns| {
-            // Every file starts where the one before it ended: captures of different days follow on each other.
+            // Every file starts where the one before it ended: captures of different days follow on each
+            // other.
             let (start_ns, start_due_ns) = *self.timeline.get_or_insert((time_ns, before));
             start_due_ns.saturating_add(time_ns.saturating_sub(start_ns)).max(before)
         });

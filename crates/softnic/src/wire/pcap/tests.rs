@@ -54,8 +54,8 @@ fn block(order: Order, out: &mut Vec<u8>, kind: u32, body: &[u8]) {
     order.u32(out, len);
 }
 
-/// A section with an Ethernet interface that counts nanoseconds, each packet as an enhanced packet block, and the last
-/// one again as a simple packet block.
+/// A section with an Ethernet interface that counts nanoseconds, each packet as an enhanced packet block, and
+/// the last one again as a simple packet block.
 fn pcapng(order: Order, link: u16, packets: Packets<'_>) -> Vec<u8> {
     pcapng_with_fcs(order, link, 0, packets)
 }
@@ -139,8 +139,8 @@ fn both_byte_orders_and_resolutions_are_read_and_cut_packets_are_frames() {
     }
 }
 
-/// The upper bits of the link-type word (pcap-savefile(5)) and the options of pcapng. A check sequence is no part of a
-/// frame; of a packet that was cut it is gone already.
+/// The upper bits of the link-type word (pcap-savefile(5)) and the options of pcapng. A check sequence is no
+/// part of a frame; of a packet that was cut it is gone already.
 #[test]
 fn captures_may_say_how_long_their_check_sequences_are() {
     let folder = tempfile::tempdir().unwrap();
@@ -197,8 +197,8 @@ fn pcapng_with_options(order: Order, [section, interface, packet, statistics]: [
     out
 }
 
-/// Options may end with their block (draft-ietf-opsawg-pcapng, 3.5), and what is in one that no replay needs is not its
-/// concern: tcpdump and tshark read all of these.
+/// Options may end with their block (draft-ietf-opsawg-pcapng, 3.5), and what is in one that no replay needs
+/// is not its concern: tcpdump and tshark read all of these.
 #[test]
 fn options_need_no_end_and_may_hold_anything() {
     let folder = tempfile::tempdir().unwrap();

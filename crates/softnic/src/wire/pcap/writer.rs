@@ -1,7 +1,8 @@
 //! Sent packets as a pcap file with nanoseconds.
 //!
-//! Gathered by the engine's thread and written by one `write` per flush: for tests and for looking at what was sent, not
-//! for line rate. The file ends with a whole record whatever fails; frames that could not be written are counted.
+//! Gathered by the engine's thread and written by one `write` per flush: for tests and for looking at what
+//! was sent, not for line rate. The file ends with a whole record whatever fails; frames that could not be
+//! written are counted.
 
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom, Write};

@@ -1,5 +1,5 @@
-//! What the verbs conformance tests share: a soft NIC on wires that a test writes to and reads from, and a receiver
-//! with a pool, a completion queue and a work queue of its own.
+//! What the verbs conformance tests share: a soft NIC on wires that a test writes to and reads from, and a
+//! receiver with a pool, a completion queue and a work queue of its own.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 mod arena;

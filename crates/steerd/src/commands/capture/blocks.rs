@@ -1,5 +1,5 @@
-//! The blocks of a pcapng stream (draft-ietf-opsawg-pcapng, 3.1): counts the packets and cuts the stream after a number of
-//! them, between two blocks.
+//! The blocks of a pcapng stream (draft-ietf-opsawg-pcapng, 3.1): counts the packets and cuts the stream
+//! after a number of them, between two blocks.
 
 use std::io;
 

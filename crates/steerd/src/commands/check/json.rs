@@ -15,7 +15,8 @@ use crate::terminal::output;
 #[derive(Default, Serialize)]
 struct Answer<'c> {
     policy: String,
-    /// The SHA-256 of the text, the files and the variables, as the running daemon reports it; `null` if the policy has syntax errors.
+    /// The SHA-256 of the text, the files and the variables, as the running daemon reports it; `null` if the
+    /// policy has syntax errors.
     sha256: Option<&'c str>,
     profile: &'c str,
     /// `null` if the policy has syntax errors.

@@ -183,7 +183,8 @@ fn verdict(checked: &Checked, layout: Layout) -> String {
 /// The most rules that are named after a remedy.
 const SHOWN_RULES: usize = 8;
 
-/// A line for each rule. A device that lacks a feature has the same reason for many rules: `reasons` lists each once.
+/// A line for each rule. A device that lacks a feature has the same reason for many rules: `reasons` lists
+/// each once.
 fn rules_table(report: &Report, layout: Layout) -> String {
     let mut grid = Grid::new(&["line", "rule", "action", "flows", "decided in"]);
     for rule in &report.rules {
@@ -264,8 +265,8 @@ fn notes(report: &Report, index: usize) -> impl Iterator<Item = (&str, String)> 
     rules.flat_map(|rule| &rule.undecided).map(|note| (note.key.as_str(), note.why.words()))
 }
 
-/// How many of the packets drawn from the rules the device decides, and the rules of which it decides the fewest; nothing
-/// if it decides all.
+/// How many of the packets drawn from the rules the device decides, and the rules of which it decides the
+/// fewest; nothing if it decides all.
 fn shares(report: &Report, layout: Layout) -> String {
     let Some(all) = report.shares.as_ref().map(|shares| &shares.all) else { return String::new() };
     let Some(percent) = all.hybrid_percent().filter(|percent| *percent > 0.0) else { return String::new() };

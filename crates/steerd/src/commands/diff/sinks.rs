@@ -1,5 +1,5 @@
-//! What differs between two policies in where delivered packets go: options of sinks, and of rules the sinks and what part
-//! of the packets these get.
+//! What differs between two policies in where delivered packets go: options of sinks, and of rules the sinks
+//! and what part of the packets these get.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -73,7 +73,8 @@ fn policing(policing: &Policing) -> [(&'static str, Option<String>); 3] {
     ]
 }
 
-/// The values of the options by sink and option. Of a sink that `other` does not have, the kind and what is not by default.
+/// The values of the options by sink and option. Of a sink that `other` does not have, the kind and what is
+/// not by default.
 fn options(policy: &Policy, other: &Policy) -> BTreeMap<(String, String), String> {
     let mut options = BTreeMap::new();
     for SinkDefinition { sink, .. } in &policy.sinks {
@@ -184,7 +185,8 @@ mod tests {
         assert_eq!(changes(&old, &old), []);
     }
 
-    /// A sink that only one policy has is its kind and what is not by default, with keys and values of the language.
+    /// A sink that only one policy has is its kind and what is not by default, with keys and values of the
+    /// language.
     #[test]
     fn options_are_shown_as_a_policy_has_them() {
         let sinks = |sinks: &str| read(&format!("{sinks}\n[groups.g]\nworkers = \"all\"\n"));

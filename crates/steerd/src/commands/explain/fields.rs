@@ -1,7 +1,9 @@
-//! A packet given by fields ("src=10.0.0.1,protocol=udp,dst_port=53") or in hexadecimal, as the key that policies match.
+//! A packet given by fields ("src=10.0.0.1,protocol=udp,dst_port=53") or in hexadecimal, as the key that
+//! policies match.
 //!
-//! The fields are the rows of [`FIELDS`]. A frame with the headers that they need is built and parsed; a field that is not
-//! in the parsed packet contradicts the others and is an error. The fields of tunnels are in `tunnel`.
+//! The fields are the rows of [`FIELDS`]. A frame with the headers that they need is built and parsed; a
+//! field that is not in the parsed packet contradicts the others and is an error. The fields of tunnels are
+//! in `tunnel`.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 

@@ -36,7 +36,8 @@ pub(super) struct ReceivedPacket {
     /// The part of such packets that is let through; left out if all are.
     #[serde(skip_serializing_if = "Option::is_none")]
     policing: Option<Policed>,
-    /// Whether the host's network stack receives it, if its rule lets it through, on a device that delivers matched packets to workers only.
+    /// Whether the host's network stack receives it, if its rule lets it through, on a device that delivers
+    /// matched packets to workers only.
     reaches_host: bool,
     /// Whether the policy leaves it to the kernel but a worker receives it, which cannot give it back.
     lost_exception: bool,

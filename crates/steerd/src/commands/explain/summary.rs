@@ -1,4 +1,5 @@
-//! The summary of a capture: packets by rule and by worker, and how evenly the workers of each group are loaded.
+//! The summary of a capture: packets by rule and by worker, and how evenly the workers of each group are
+//! loaded.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;

@@ -1,5 +1,5 @@
-//! The tunnel of a packet that is given by its fields: "vxlan_vni=42,inner.dst=10.0.0.1". The headers that carry a
-//! tunnel are implied as in policies; a packet has at most one tunnel.
+//! The tunnel of a packet that is given by its fields: "vxlan_vni=42,inner.dst=10.0.0.1". The headers that
+//! carry a tunnel are implied as in policies; a packet has at most one tunnel.
 
 use packet::{
     BOTTOM_OF_STACK, DeepKey, EtherType, FlowKey, GRE_FLAGS, GRE_HAS_KEY, Header, Layers, MAX_MPLS_LABELS,

@@ -1,5 +1,5 @@
-//! How evenly hashes spread flows over the workers of a group, and a search for a key and for weights that spread them more
-//! evenly. Pure functions; the same flows give the same result.
+//! How evenly hashes spread flows over the workers of a group, and a search for a key and for weights that
+//! spread them more evenly. Pure functions; the same flows give the same result.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -98,7 +98,8 @@ pub(super) struct Spread<'g> {
     pub(super) takes_weights: bool,
 }
 
-/// The best of so many keys besides that of the group, and weights that improve it. `None`: there are no packets.
+/// The best of so many keys besides that of the group, and weights that improve it. `None`: there are no
+/// packets.
 pub(super) fn search(flows: &[(Input, u64)], group: Spread<'_>, keys: usize) -> Option<Found> {
     let keys = keys.min(MAX_HASHES / flows.len().max(1));
     let mut best: Option<Found> = None;
@@ -144,9 +145,10 @@ fn mixed(number: u64) -> u64 {
     z ^ z >> 31
 }
 
-/// Weights with which the table is more even than `best`, in steps: each takes a unit from the busiest worker and gives it to
-/// the least busy one. A large flow may change its worker with a step, so that the next step would undo it; as no weights
-/// are tried twice, the search goes on in the same direction then. A worker keeps an entry of the table.
+/// Weights with which the table is more even than `best`, in steps: each takes a unit from the busiest worker
+/// and gives it to the least busy one. A large flow may change its worker with a step, so that the next step
+/// would undo it; as no weights are tried twice, the search goes on in the same direction then. A worker
+/// keeps an entry of the table.
 fn weights(hashes: &Hashes, table: &[WorkerId], mut best: f64) -> Option<(Vec<(u32, u32)>, f64)> {
     let workers = loads(hashes, table);
     let mut shares: Vec<(u32, u32)> = workers.keys().map(|worker| (worker.0, FIRST_WEIGHT)).collect();

@@ -1,5 +1,5 @@
-//! What `size` needs of a capture: for each group its packets by worker and by flow, and for each worker its packets over
-//! time. A flow is what a hash distinguishes: packets with the same input of the hash.
+//! What `size` needs of a capture: for each group its packets by worker and by flow, and for each worker its
+//! packets over time. A flow is what a hash distinguishes: packets with the same input of the hash.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -148,8 +148,8 @@ impl Intervals {
         sums
     }
 
-    /// The packets of each worker that exceed `capacity` packets per second, interval by interval, if the capture takes
-    /// `seconds`. What a queue holds from one interval to the next is not counted on.
+    /// The packets of each worker that exceed `capacity` packets per second, interval by interval, if the
+    /// capture takes `seconds`. What a queue holds from one interval to the next is not counted on.
     pub(super) fn excess(&self, capacity: f64, seconds: f64) -> BTreeMap<WorkerId, f64> {
         let length = |index: usize| {
             let start_ns = index as u64 * self.length_ns;

@@ -1,4 +1,5 @@
-//! `size --format text`: tables of the workers of each group, its largest flows, and what is recommended for it.
+//! `size --format text`: tables of the workers of each group, its largest flows, and what is recommended for
+//! it.
 
 use std::fmt::Write as _;
 

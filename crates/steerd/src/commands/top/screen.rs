@@ -185,8 +185,8 @@ fn head(table: &Table, index: usize, sort: Option<Sort>) -> String {
     format!("{}{mark}", table.columns[index].head)
 }
 
-/// The widths of the columns: that of the widest cell. If that is too wide for the screen, the widest column of text for its share is cut, again and
-/// again.
+/// The widths of the columns: that of the widest cell. If that is too wide for the screen, the widest column
+/// of text for its share is cut, again and again.
 fn widths(table: &Table, heads: &[String], screen: usize) -> Vec<usize> {
     let widest = |index: usize| {
         let cells = table.rows.iter().filter_map(|row| row.get(index)).map(|cell| cell.text.chars().count());

@@ -1,5 +1,5 @@
-//! Opens the device that the settings name: the soft NIC, which is made here, or one of libibverbs' list. Used at
-//! start-up and by the commands; installs no flow.
+//! Opens the device that the settings name: the soft NIC, which is made here, or one of libibverbs' list.
+//! Used at start-up and by the commands; installs no flow.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -198,7 +198,8 @@ impl OpenDevice {
         self.stations().into_iter().filter_map(known).collect()
     }
 
-    /// Opens a device for sinks that send by it: another soft NIC of the settings, or one of libibverbs' list.
+    /// Opens a device for sinks that send by it: another soft NIC of the settings, or one of libibverbs'
+    /// list.
     ///
     /// # Errors
     /// There is no such device, or it cannot be used.
@@ -228,8 +229,8 @@ impl OpenDevice {
         }
     }
 
-    /// Before flows are removed for good: an mlx5 forgets what a flow has counted with the flow, so packets that arrive
-    /// between the last reading and the removal would be missing from the accounting.
+    /// Before flows are removed for good: an mlx5 forgets what a flow has counted with the flow, so packets
+    /// that arrive between the last reading and the removal would be missing from the accounting.
     pub(super) fn close_wires(&self) {
         self.set_wires(false);
     }
@@ -358,7 +359,8 @@ fn open_soft(
     Ok((device, Soft { name: name.into(), nic, wires, wires_open }))
 }
 
-/// A soft NIC that only sends. Its wires are open from the start: frames that arrive there are left to the kernel.
+/// A soft NIC that only sends. Its wires are open from the start: frames that arrive there are left to the
+/// kernel.
 fn open_other(settings: &Settings, other: &OtherSoftNic) -> Result<OtherSoft, Error> {
     // No worker polls it while nothing is sent.
     let drive = Drive::Thread { core: None };

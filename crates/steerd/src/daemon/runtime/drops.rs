@@ -1,5 +1,5 @@
-//! The counters of drop rules, which the device keeps: a reload owns the device while it changes it, so a reading can be
-//! impossible. It is then the last one, or absent.
+//! The counters of drop rules, which the device keeps: a reload owns the device while it changes it, so a
+//! reading can be impossible. It is then the last one, or absent.
 
 use std::sync::atomic::Ordering;
 use std::sync::{PoisonError, TryLockError};
@@ -32,7 +32,8 @@ impl Runtime {
         );
     }
 
-    /// The counters of drop rules, if they were ever read; `false`: read earlier, as a program is being installed now.
+    /// The counters of drop rules, if they were ever read; `false`: read earlier, as a program is being
+    /// installed now.
     pub(super) fn drop_totals(&self, moment: snapshot::Moment) -> (Option<Vec<DropTotals>>, bool) {
         let now = match moment {
             snapshot::Moment::Ended => Some(self.controller().drop_counters()),
@@ -49,8 +50,8 @@ impl Runtime {
         (last.clone(), fresh)
     }
 
-    /// Reads a few counters at a time, so that a reload does not wait for thousands; `None` if a reload is running and
-    /// does not end in [`CONTROLLER_PATIENCE`].
+    /// Reads a few counters at a time, so that a reload does not wait for thousands; `None` if a reload is
+    /// running and does not end in [`CONTROLLER_PATIENCE`].
     fn read_drops(&self) -> Option<Vec<DropTotals>> {
         let mut reading = Reading::default();
         let deadline = Instant::now() + CONTROLLER_PATIENCE;

@@ -1,5 +1,6 @@
-//! What the engine of a soft NIC and the workers spend their time on, for `steerd run --profile`. The measurements are
-//! samples; here they become the time of a whole run by stage, its share, and its part of a packet.
+//! What the engine of a soft NIC and the workers spend their time on, for `steerd run --profile`. The
+//! measurements are samples; here they become the time of a whole run by stage, its share, and its part of a
+//! packet.
 
 use softnic::{EngineProfile, EngineStage, SoftNic};
 use worker::{WorkerProfile, WorkerSnapshot};

@@ -1,5 +1,5 @@
-//! Makes a `State` from the counters of workers, drop rules and ports. Called through `Runtime::state` and at the end;
-//! only reads.
+//! Makes a `State` from the counters of workers, drop rules and ports. Called through `Runtime::state` and at
+//! the end; only reads.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -48,8 +48,8 @@ pub(super) enum Moment {
 
 pub(super) fn of(runtime: &Runtime, moment: Moment) -> State {
     let before = Before::look(runtime);
-    // Counters are read in the opposite order of the packets' path, so that an earlier read is never ahead of a later
-    // one.
+    // Counters are read in the opposite order of the packets' path, so that an earlier read is never ahead of
+    // a later one.
     let snapshots: Vec<WorkerSnapshot> =
         runtime.workers.iter().map(|entry| entry.control.snapshot()).collect();
     let (drops, drops_are_fresh) = runtime.drop_totals(moment);
@@ -170,7 +170,8 @@ impl Before {
     }
 }
 
-/// How many packets a worker may have received and not classified: it classifies a batch after it has counted it.
+/// How many packets a worker may have received and not classified: it classifies a batch after it has counted
+/// it.
 fn unclassified(before: &Before, snapshots: &[WorkerSnapshot]) -> Vec<u64> {
     let meanwhile = |(before, snapshot): (&u64, &WorkerSnapshot)| {
         snapshot.received.packets.saturating_sub(*before) + worker::BATCH_MAX as u64
@@ -189,8 +190,8 @@ pub(super) fn stats(runtime: &Runtime) -> Option<Vec<PortStats>> {
     runtime.opened.ports.iter().map(of_port).collect()
 }
 
-/// The ports' counters once they have caught up with workers and drop rules: the engine delivers a burst and then
-/// counts it, so others may be ahead of the ports while it is interrupted in between.
+/// The ports' counters once they have caught up with workers and drop rules: the engine delivers a burst and
+/// then counts it, so others may be ahead of the ports while it is interrupted in between.
 fn caught_up(
     runtime: &Runtime,
     snapshots: &[WorkerSnapshot],
@@ -242,8 +243,8 @@ fn policy(runtime: &Runtime, program: &Program) -> PolicyState {
     }
 }
 
-/// The rules in force in policy order, then earlier rules with counts: those of the previous policy by name, all others
-/// as one.
+/// The rules in force in policy order, then earlier rules with counts: those of the previous policy by name,
+/// all others as one.
 struct Rules {
     list: Vec<RuleState>,
     /// The index of each name in the list.
@@ -282,7 +283,8 @@ impl Rules {
         &mut self.list[place]
     }
 
-    /// Adds what the device counts by rule. A current rule that the device does not count is marked as uncounted.
+    /// Adds what the device counts by rule. A current rule that the device does not count is marked as
+    /// uncounted.
     fn add_drops(&mut self, drops: &DropTotals) {
         let rule = self.named(&drops.rule);
         let (packets, bytes) = match drops.kind {
@@ -305,8 +307,8 @@ impl Rules {
         }
     }
 
-    /// Unmatched packets are those that the default leaves to the kernel. The device does not count their bytes, and a
-    /// real one not even the packets.
+    /// Unmatched packets are those that the default leaves to the kernel. The device does not count their
+    /// bytes, and a real one not even the packets.
     fn add_unmatched(&mut self, stats: Option<&[PortStats]>) {
         let default = self.named(DEFAULT_RULE);
         let left = stats.map(|stats| stats.iter().map(|port| port.unmatched).sum::<u64>());
@@ -577,8 +579,8 @@ mod tests {
         assert!(json["dropped_packets"].is_null(), "{json:#}");
     }
 
-    /// A search through all names for each would be twelve times as many searches as they are compared with here,
-    /// on the same machine at the same time.
+    /// A search through all names for each would be twelve times as many searches as they are compared with
+    /// here, on the same machine at the same time.
     #[test]
     fn many_rules_are_found_without_a_search() {
         const NAMES: usize = 60_000;

@@ -1,7 +1,8 @@
-//! What sysfs shows of a real device: the network interfaces of its ports and its out_of_buffer counters. Only reads.
+//! What sysfs shows of a real device: the network interfaces of its ports and its out_of_buffer counters.
+//! Only reads.
 //!
-//! A NIC receives packets to its own address, broadcasts and joined groups, and drops the others before they reach a
-//! flow, unless the interface is promiscuous (netdevice(7), IFF_PROMISC).
+//! A NIC receives packets to its own address, broadcasts and joined groups, and drops the others before they
+//! reach a flow, unless the interface is promiscuous (netdevice(7), IFF_PROMISC).
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -26,8 +27,8 @@ pub(super) struct Netdev {
 }
 
 impl Netdev {
-    /// The interface of a port: the one that its first GID belongs to, else the PCI device's interface with the port's
-    /// number.
+    /// The interface of a port: the one that its first GID belongs to, else the PCI device's interface with
+    /// the port's number.
     pub(super) fn of_port(sysfs: &Path, device: &str, port: u8) -> Option<Self> {
         let rdma = sysfs.join("infiniband").join(device);
         let of_gid = read(&rdma.join(format!("ports/{port}/gid_attrs/ndevs/0")));
@@ -88,7 +89,8 @@ impl Netdev {
         }
         match mask {
             [0, 0, 0, 0, 0, 0] => Foreign::Any,
-            // A group address without its group bit: how the compiler keeps a flow out of mlx5's table for multicast.
+            // A group address without its group bit: how the compiler keeps a flow out of mlx5's table for
+            // multicast.
             [0xfe, 0xff, 0xff, 0xff, 0xff, 0xff] => Foreign::None,
             [0xff, 0xff, 0xff, 0xff, 0xff, 0xff] if self.mac.is_none_or(|own| own.0 == value) => {
                 Foreign::None
@@ -115,7 +117,8 @@ fn read(path: &Path) -> Option<String> {
     fs::read_to_string(path).ok().map(|text| text.trim().to_owned())
 }
 
-/// Packets of each port that found no posted receive buffer: the only loss that a real NIC counts by its reason.
+/// Packets of each port that found no posted receive buffer: the only loss that a real NIC counts by its
+/// reason.
 #[derive(Debug)]
 pub(super) struct OutOfBuffer(Vec<(PathBuf, Option<u64>)>);
 

@@ -1,8 +1,8 @@
 //! Access control: the Host header is checked, and a bearer token if the settings name a file with one.
 //!
-//! A web page can let its own host name resolve to 127.0.0.1 and then read what listens there (DNS rebinding); its
-//! requests carry that name in Host. So only addresses, `localhost` and the names in `http.hosts` are served. The token
-//! is never printed: not in errors, logs or debug output.
+//! A web page can let its own host name resolve to 127.0.0.1 and then read what listens there (DNS
+//! rebinding); its requests carry that name in Host. So only addresses, `localhost` and the names in
+//! `http.hosts` are served. The token is never printed: not in errors, logs or debug output.
 
 use std::fmt;
 use std::hint::black_box;
@@ -112,7 +112,8 @@ impl Token {
         Ok(Self(token.to_vec()))
     }
 
-    /// Takes a time that depends on the lengths only, so that it does not reveal how much of a guess was right.
+    /// Takes a time that depends on the lengths only, so that it does not reveal how much of a guess was
+    /// right.
     fn is(&self, given: &[u8]) -> bool {
         let different = |(a, b): (&u8, &u8)| a ^ b;
         self.0.len() == given.len()

@@ -1,5 +1,5 @@
-//! The path of a packet on one thread: a wire, the soft NIC's engine under the real libibverbs, flows, workers. A sink
-//! records the packets of each worker.
+//! The path of a packet on one thread: a wire, the soft NIC's engine under the real libibverbs, flows,
+//! workers. A sink records the packets of each worker.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex};

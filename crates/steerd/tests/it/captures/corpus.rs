@@ -1,5 +1,5 @@
-//! The captures and the counts of independent tools, from the folder that `STEERD_CORPORA` names; the repository does not
-//! contain it.
+//! The captures and the counts of independent tools, from the folder that `STEERD_CORPORA` names; the
+//! repository does not contain it.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -251,8 +251,8 @@ fn an_exception_lost_for_ipv6_is_kept_when_restricted_to_ipv4() {
     assert!(rule["decided"] == "hardware" && rule["remedy"].is_null(), "{rule:#}");
 }
 
-/// Flows on multicast alone share one table of an mlx5, whatever their program. A reload has them in halves, for which a small
-/// table has no room.
+/// Flows on multicast alone share one table of an mlx5, whatever their program. A reload has them in halves,
+/// for which a small table has no room.
 #[test]
 fn check_warns_of_policies_that_no_reload_can_keep() {
     let alone = POLICY.replace("version = 1\n", "version = 1\ndefault_multicast = \"one\"\n");

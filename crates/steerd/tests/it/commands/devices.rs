@@ -23,8 +23,9 @@ fn devices_lists_the_soft_nic_of_the_settings() {
     assert_eq!(found.expect("mysoft")["ports"], 1);
 }
 
-/// The binary under another path, without and with a program beside it that prints its arguments. Links, because a file
-/// that was just written may still be open for writing in a child of another test, and cannot be run then (ETXTBSY).
+/// The binary under another path, without and with a program beside it that prints its arguments. Links,
+/// because a file that was just written may still be open for writing in a child of another test, and cannot
+/// be run then (ETXTBSY).
 #[test]
 fn probe_runs_the_program_beside_steerd() {
     // On the file system of the binary: a hard link cannot cross file systems.

@@ -242,7 +242,8 @@ fn import_converts_the_chain_of_an_interface_that_is_asked_for() {
     assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
 }
 
-/// Rule sets as hosts and routers have them, made by nft. A rule set whose rules cannot be told apart by packets gives no rules.
+/// Rule sets as hosts and routers have them, made by nft. A rule set whose rules cannot be told apart by
+/// packets gives no rules.
 #[test]
 fn the_policies_of_most_rule_sets_pass_check() {
     let folder = policies(&[]);

@@ -1,5 +1,5 @@
-//! Runs the real binary: commands, and a daemon with its pages and signals. Every daemon listens on a free port that its
-//! log names, so that tests can run in parallel.
+//! Runs the real binary: commands, and a daemon with its pages and signals. Every daemon listens on a free
+//! port that its log names, so that tests can run in parallel.
 #![allow(unreachable_pub, reason = "a module of tests")]
 
 pub(crate) mod notebook;

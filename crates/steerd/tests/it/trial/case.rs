@@ -1,5 +1,5 @@
-//! One packet under one policy, received or sent: the reference matcher, `explain` and the soft NIC must agree. Used by
-//! the trial of the personalities.
+//! One packet under one policy, received or sent: the reference matcher, `explain` and the soft NIC must
+//! agree. Used by the trial of the personalities.
 
 use packet::{DeepKey, Toeplitz};
 use policy::Policy;
@@ -100,7 +100,8 @@ impl Case<'_> {
         (copies(outcomes), explained.outcome)
     }
 
-    /// The result from the soft NIC. It names no rule for a packet left to the kernel; the rule comes from `explain`.
+    /// The result from the soft NIC. It names no rule for a packet left to the kernel; the rule comes from
+    /// `explain`.
     fn arrived(&self, arrival: &Arrival, explained: &Explanation) -> (Vec<RuleId>, Outcome) {
         let is_copy = |outcome: &Outcome| {
             let rule = self.policy.rules.get(outcome.rule.index());

@@ -1,4 +1,5 @@
-//! Random policies for one personality, and frames at the edges of their rules. Used by the trial of the personalities.
+//! Random policies for one personality, and frames at the edges of their rules. Used by the trial of the
+//! personalities.
 
 use std::fmt::Write as _;
 

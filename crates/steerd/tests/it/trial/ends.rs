@@ -1,5 +1,5 @@
-//! Every outcome of a received frame with every number of copies, on every personality. The port counts one outcome for
-//! each frame, copies are counted separately, and the counters of the drop rules agree.
+//! Every outcome of a received frame with every number of copies, on every personality. The port counts one
+//! outcome for each frame, copies are counted separately, and the counters of the drop rules agree.
 
 use device_model::DeviceProfile;
 use packet::build::FrameBuilder;
@@ -25,7 +25,8 @@ const COPIES: [&str; 2] = [
     "[[rules]]\nname = 'copy1'\nmatch = { protocol = 'udp' }\naction = { copy = 'g1' }\n",
     "[[rules]]\nname = 'copy2'\nmatch = { protocol = 'udp', dst_port = 53 }\naction = { copy = 'g2' }\n",
 ];
-/// No copies; copies of all frames; copies of other frames, so that the worker filters out the one under test.
+/// No copies; copies of all frames; copies of other frames, so that the worker filters out the one under
+/// test.
 const SNIFFERS: [&str; 3] = [
     "",
     "[[rules]]\nname = 'sniff'\nmatch = { any = true }\naction = { sniff = 'g3' }\n",

@@ -1,5 +1,6 @@
-//! The linear reference matcher: evaluates a policy rule by rule and field by field. It shares no code with the
-//! compiler, with the workers' predicates or with `explain`; of the policy crate it uses only sets' `contains`.
+//! The linear reference matcher: evaluates a policy rule by rule and field by field. It shares no code with
+//! the compiler, with the workers' predicates or with `explain`; of the policy crate it uses only sets'
+//! `contains`.
 
 use std::net::Ipv6Addr;
 
@@ -9,8 +10,8 @@ use policy::Policy;
 use policy::policy::{Action, Direction, RuleDefinition};
 use program::{Family, Fragments, Match};
 
-/// The rules that copy a packet, and the rule that decides it; `None`: the policy's default, or no rule for a sent
-/// packet.
+/// The rules that copy a packet, and the rule that decides it; `None`: the policy's default, or no rule for a
+/// sent packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Meaning {
     pub(crate) copies: Vec<usize>,
@@ -119,8 +120,8 @@ fn meets(m: &Match, k: &FlowKey, t: &TunnelKey) -> bool {
 /// The numbers of extension headers that rules skip.
 const EXTENSIONS: [u8; 5] = [0, 43, 44, 51, 60];
 
-/// The key of a frame behind its extension headers: the first header that is none, or that is not read, is taken for the one
-/// behind the IP header.
+/// The key of a frame behind its extension headers: the first header that is none, or that is not read, is
+/// taken for the one behind the IP header.
 fn skipped(frame: &[u8], key: &FlowKey) -> FlowKey {
     if !key.layers.contains(L::IPV6) || !EXTENSIONS.contains(&key.protocol) {
         return *key;

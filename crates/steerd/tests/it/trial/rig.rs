@@ -1,5 +1,6 @@
-//! A soft NIC of some personality with workers and a sender, on one thread: a frame is received from the wire or sent by
-//! a queue pair, and its outcome is returned. Programs replace each other as on a device. Used by the trials.
+//! A soft NIC of some personality with workers and a sender, on one thread: a frame is received from the wire
+//! or sent by a queue pair, and its outcome is returned. Programs replace each other as on a device. Used by
+//! the trials.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -141,8 +142,8 @@ impl Rig {
         (before, self.nic.port_stats(1))
     }
 
-    /// How many packets the device has counted for rules since the last call. Runs every worker, and checks that they
-    /// received what the port delivered.
+    /// How many packets the device has counted for rules since the last call. Runs every worker, and checks
+    /// that they received what the port delivered.
     #[allow(dead_code, reason = "each trial uses its part")]
     pub(crate) fn newly_counted(&mut self) -> u64 {
         self.workers.iter_mut().for_each(|worker| while worker.step() > 0 {});

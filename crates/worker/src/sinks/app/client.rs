@@ -1,8 +1,8 @@
 //! A connected client: its rings, as workers and the server's thread share them, and its counters.
 //!
-//! A ring has one user at a time: a worker that finds it locked by another tries a bounded number of times and then
-//! counts its packets as contended. Nobody waits for a lock. Only the server's thread drops a client, and with it the
-//! mapping of its memory ([`super::roster`]).
+//! A ring has one user at a time: a worker that finds it locked by another tries a bounded number of times
+//! and then counts its packets as contended. Nobody waits for a lock. Only the server's thread drops a
+//! client, and with it the mapping of its memory ([`super::roster`]).
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, TryLockError};
@@ -12,7 +12,8 @@ use shm::memif::ring::{ServerReceiver, ServerSender, Violation};
 use shm::memif::server::{Connection, RINGS_MAX};
 use shm::{ForeignFile, Interrupt, Peer};
 
-/// How often a worker tries to lock a ring: some microseconds, about as long as another worker needs for a batch.
+/// How often a worker tries to lock a ring: some microseconds, about as long as another worker needs for a
+/// batch.
 const LOCK_ATTEMPTS: u32 = 128;
 
 const _: () = assert!(RINGS_MAX as u32 <= u64::BITS && RINGS_MAX == program::APP_RINGS_MAX);
@@ -143,7 +144,8 @@ impl Client {
     }
 }
 
-/// The lock, if nobody holds it. A worker that panicked with it leaves the ring usable: its state is two indices.
+/// The lock, if nobody holds it. A worker that panicked with it leaves the ring usable: its state is two
+/// indices.
 #[inline]
 fn try_lock<T>(ring: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
     match ring.try_lock() {
@@ -155,8 +157,9 @@ fn try_lock<T>(ring: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
 
 /// Wakes the server's thread. Workers make a system call only if it sleeps.
 ///
-/// Nothing is missed: a worker sets `attention` and then looks at `sleeping`; the thread sets `sleeping` and then looks
-/// at `attention`. All four are sequentially consistent, so at least one of the two sees what the other wrote.
+/// Nothing is missed: a worker sets `attention` and then looks at `sleeping`; the thread sets `sleeping` and
+/// then looks at `attention`. All four are sequentially consistent, so at least one of the two sees what the
+/// other wrote.
 #[derive(Debug)]
 pub(super) struct ThreadWakeup {
     pub(super) interrupt: Interrupt,

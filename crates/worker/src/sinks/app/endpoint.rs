@@ -1,7 +1,9 @@
-//! The worker's side: puts the packets of a batch into the rings of clients. What clients send is taken by [`Taker`].
+//! The worker's side: puts the packets of a batch into the rings of clients. What clients send is taken by
+//! [`Taker`].
 //!
-//! The work is by client: one lock, one index store and one addition to each counter per batch and client. A packet is
-//! delivered if at least one client got it; otherwise the last reason counts, and without clients `no_client`.
+//! The work is by client: one lock, one index store and one addition to each counter per batch and client. A
+//! packet is delivered if at least one client got it; otherwise the last reason counts, and without clients
+//! `no_client`.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

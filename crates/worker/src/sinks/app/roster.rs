@@ -1,9 +1,9 @@
 //! Which clients are connected, as workers see it, and which flows each gets.
 //!
-//! The server's thread makes a new [`Roster`] whenever a client comes or goes and puts it into the [`RosterSlot`] of every
-//! worker. A worker looks into its slot once per iteration, which is a read of an atomic, and gives the previous roster
-//! back through the same slot. So rosters, clients and mappings are always dropped by the server's thread, when no worker
-//! has them any more.
+//! The server's thread makes a new [`Roster`] whenever a client comes or goes and puts it into the
+//! [`RosterSlot`] of every worker. A worker looks into its slot once per iteration, which is a read of an
+//! atomic, and gives the previous roster back through the same slot. So rosters, clients and mappings are
+//! always dropped by the server's thread, when no worker has them any more.
 
 use std::sync::Arc;
 
@@ -26,8 +26,8 @@ pub(super) struct Roster {
     pub(super) clients: Vec<Arc<Client>>,
     /// For each bucket the index of its client; without meaning if there is none.
     pub(super) buckets: [u8; BUCKETS],
-    /// For each client the number of rings that clients before it have. So all rings from clients have numbers, and worker
-    /// `w` of `n` reads the numbers `w`, `w + n` and so on.
+    /// For each client the number of rings that clients before it have. So all rings from clients have
+    /// numbers, and worker `w` of `n` reads the numbers `w`, `w + n` and so on.
     rings_before: Vec<usize>,
 }
 
@@ -42,8 +42,8 @@ impl Roster {
         Self { clients, buckets, rings_before }
     }
 
-    /// The rings from a client that this worker reads, each once, the one with number `first` (modulo how many there are)
-    /// first.
+    /// The rings from a client that this worker reads, each once, the one with number `first` (modulo how
+    /// many there are) first.
     #[inline]
     pub(super) fn rings_of(
         &self,
@@ -119,9 +119,9 @@ impl RosterSlot {
     }
 }
 
-/// The owner of each bucket, by client id. A client that comes takes buckets only from those that have most, and the
-/// buckets of one that goes are given to those that have fewest, so no other flow changes its client, and the numbers of
-/// buckets differ by at most one.
+/// The owner of each bucket, by client id. A client that comes takes buckets only from those that have most,
+/// and the buckets of one that goes are given to those that have fewest, so no other flow changes its client,
+/// and the numbers of buckets differ by at most one.
 #[derive(Debug)]
 pub(super) struct Shares {
     owners: Vec<u64>,
@@ -183,8 +183,9 @@ impl Shares {
     }
 }
 
-/// A hash that is equal for all packets of a flow in both directions: of addresses, protocol and ports. Fragments have no
-/// ports after the first, so the ports of none are used; packets without IP are divided by their MAC addresses and type.
+/// A hash that is equal for all packets of a flow in both directions: of addresses, protocol and ports.
+/// Fragments have no ports after the first, so the ports of none are used; packets without IP are divided by
+/// their MAC addresses and type.
 #[inline]
 pub(super) fn flow_hash(frame: &[u8]) -> u32 {
     let key = FlowKey::of(frame);
@@ -211,7 +212,8 @@ fn endpoint(ip: &[u8; 16], port: u16) -> u64 {
     mix(mix(high) ^ low.rotate_left(17) ^ u64::from(port) << 48 ^ u64::from(port))
 }
 
-/// The finalizer of MurmurHash3 for 64 bits: each bit of the input changes each bit of the output with probability 1/2.
+/// The finalizer of MurmurHash3 for 64 bits: each bit of the input changes each bit of the output with
+/// probability 1/2.
 #[inline]
 fn mix(mut word: u64) -> u64 {
     word ^= word >> 33;

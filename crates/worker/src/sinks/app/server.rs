@@ -1,9 +1,10 @@
-//! The thread of a sink that talks to clients: listens, checks who connects, shakes hands, watches connections, sends
-//! interrupts, and unmaps the memory of clients that have gone.
+//! The thread of a sink that talks to clients: listens, checks who connects, shakes hands, watches
+//! connections, sends interrupts, and unmaps the memory of clients that have gone.
 //!
-//! Nothing here waits for a client: sockets are non-blocking, a handshake has a time limit, and interrupts are sent
-//! without write(2) ([`shm::Signaller`]), and what comes from clients is closed by another thread ([`shm::Closer`]). So a
-//! client that stalls harms nobody. While that thread has too much to close, nothing is accepted and received.
+//! Nothing here waits for a client: sockets are non-blocking, a handshake has a time limit, and interrupts
+//! are sent without write(2) ([`shm::Signaller`]), and what comes from clients is closed by another thread
+//! ([`shm::Closer`]). So a client that stalls harms nobody. While that thread has too much to close, nothing
+//! is accepted and received.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -24,8 +25,8 @@ use super::roster::{Roster, RosterSlot, Shares};
 
 /// The longest time from the connection to the end of the handshake.
 pub(super) const HANDSHAKE: Duration = Duration::from_secs(3);
-/// The most handshakes of users at once, and of one user. They are no places of clients: whoever does not complete one takes
-/// nothing that another user could have. Two users cannot have all.
+/// The most handshakes of users at once, and of one user. They are no places of clients: whoever does not
+/// complete one takes nothing that another user could have. Two users cannot have all.
 const PENDING_MAX: usize = 32;
 pub(super) const USER_PENDING_MAX: usize = PENDING_MAX / 4;
 /// Further handshakes of root and the daemon's user; beyond them connections wait in the socket.
@@ -252,7 +253,8 @@ impl Server {
         }
     }
 
-    /// The connection keeps waiting, so the socket stays readable: without a pause the thread would not sleep.
+    /// The connection keeps waiting, so the socket stays readable: without a pause the thread would not
+    /// sleep.
     fn pause_accepting(&mut self, errno: Errno) {
         self.accept_after = Instant::now() + ACCEPT_PAUSE;
         if !self.is_accept_error_logged {
@@ -312,7 +314,8 @@ impl Server {
                 Ok(None) if self.pending[index].deadline > now => {}
                 Ok(None) => self.give_up(index, "the handshake was not completed in time"),
                 Err(refusal) => self.give_up(index, &refusal.to_string()),
-                // Others may have taken the place during the handshake, so the last reply is not sent before this.
+                // Others may have taken the place during the handshake, so the last reply is not sent before
+                // this.
                 Ok(Some((reply, connection))) => match self.check_place() {
                     Err(reason) => {
                         let Pending { channel, peer, .. } = self.pending.swap_remove(index);
@@ -501,7 +504,8 @@ fn departure(channel: &Channel) -> Option<Leave> {
 }
 
 impl Pending {
-    /// Handles the messages that have arrived. Returns the connection and the reply to its last message, once that has come.
+    /// Handles the messages that have arrived. Returns the connection and the reply to its last message, once
+    /// that has come.
     fn advance(&mut self, interface: &str) -> Result<Option<(Message, Box<Connection>)>, Refusal> {
         let closed = |reason: &str| Refusal::Closed { reason: reason.to_owned() };
         loop {

@@ -1,9 +1,9 @@
-//! Takes the frames that clients send, and sends them by a port where the sink's options ask for it; otherwise they are
-//! checked and counted only.
+//! Takes the frames that clients send, and sends them by a port where the sink's options ask for it;
+//! otherwise they are checked and counted only.
 //!
-//! Each iteration takes a bounded amount. Every client has the same share of it, however many rings it has; what is left
-//! goes to those that have more, and another client is the first in each iteration. While the port has no room, frames
-//! stay in the rings of the clients.
+//! Each iteration takes a bounded amount. Every client has the same share of it, however many rings it has;
+//! what is left goes to those that have more, and another client is the first in each iteration. While the
+//! port has no room, frames stay in the rings of the clients.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,9 +16,9 @@ use crate::sink::SinkDrop;
 use crate::sinks::outgoing::{Attempt, Filled, Outgoing};
 use crate::sinks::port::Link;
 
-/// The most bytes that a worker takes from all clients together per iteration, so that they cannot keep it busy. The last frame may
-/// exceed it, by [`CHAIN_MAX`] descriptors and [`FRAME_BYTES_MAX`] bytes at most. A ring that is looked at counts as a
-/// descriptor.
+/// The most bytes that a worker takes from all clients together per iteration, so that they cannot keep it
+/// busy. The last frame may exceed it, by [`CHAIN_MAX`] descriptors and [`FRAME_BYTES_MAX`] bytes at most. A
+/// ring that is looked at counts as a descriptor.
 const TAKE: Budget = Budget { descriptors: 256, bytes: 128 << 10 };
 /// The longest frame that a client can send.
 pub(super) const FRAME_BYTES_MAX: usize = 16 << 10;

@@ -1,4 +1,5 @@
-//! The sink with clients in this process: modes, back-pressure, hostile clients, access, and clients that come and go.
+//! The sink with clients in this process: modes, back-pressure, hostile clients, access, and clients that
+//! come and go.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -228,8 +229,8 @@ fn frames_of_clients_are_taken_and_counted() {
     );
 }
 
-/// The values that a client can write into its memory, and the violation that is found. Ring 0 to the server is at 0, the ring to the
-/// client behind it; see `shm::memif::ring` for the layout.
+/// The values that a client can write into its memory, and the violation that is found. Ring 0 to the server
+/// is at 0, the ring to the client behind it; see `shm::memif::ring` for the layout.
 fn lies() -> Vec<(&'static str, Violation, usize, Vec<u8>)> {
     let to_client = ring_bytes(LOG2);
     let descriptor = to_client + 128;
@@ -428,7 +429,8 @@ fn a_handshake_that_stalls_ends() {
 #[test]
 fn the_work_for_clients_per_iteration_is_bounded_and_goes_round() {
     let mut fixture = fixture(1, |options| options.rings = 8);
-    // Eight rings of 2^10 descriptors full of frames of one descriptor, from clients that do not wait for anything.
+    // Eight rings of 2^10 descriptors full of frames of one descriptor, from clients that do not wait for
+    // anything.
     let config = Config { rings: 8, log2_ring_size: 10, ..Config::default() };
     let mut clients: Vec<_> = (0..3).map(|_| Peer::connect(&fixture.path(), &config).unwrap()).collect();
     eventually("they are connected", || fixture.number("clients") == 3);
@@ -524,8 +526,8 @@ fn files_that_close_slowly_delay_nobody() {
     }
     let fixture = fixture(1, |options| options.clients = 2);
     let honest = fixture.connect(1);
-    // The sink may have closed a connection before anything is sent (EPIPE). Then the next one is tried, until one has
-    // passed the file on.
+    // The sink may have closed a connection before anything is sent (EPIPE). Then the next one is tried,
+    // until one has passed the file on.
     let send = |message| {
         let (slow, other_end) = slow_to_close();
         let mut sent = None;
@@ -560,7 +562,8 @@ fn files_that_close_slowly_delay_nobody() {
     drop(ends);
 }
 
-/// Runs `act` on a thread of another user. The kernel takes the credentials of the thread (unix(7), SO_PEERCRED).
+/// Runs `act` on a thread of another user. The kernel takes the credentials of the thread (unix(7),
+/// SO_PEERCRED).
 fn as_user<T: Send>(user: u32, act: impl FnOnce() -> T + Send) -> Option<T> {
     let act = || {
         let (uid, gid) = (rustix::process::Uid::from_raw(user), rustix::process::Gid::from_raw(user));

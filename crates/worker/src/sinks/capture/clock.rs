@@ -1,12 +1,13 @@
-//! The times of captured packets: the device's timestamps of reception, converted to nanoseconds of the system's clock
-//! (CLOCK_REALTIME); for packets without one, the system's time when the worker handled their iteration.
+//! The times of captured packets: the device's timestamps of reception, converted to nanoseconds of the
+//! system's clock (CLOCK_REALTIME); for packets without one, the system's time when the worker handled their
+//! iteration.
 //!
 //! The hub reads the device's clock beside the system's when the sink is opened and then about once a second
-//! ([`ClockHub`]); workers convert by the last reading ([`Timestamps`]). Between two readings differences of times are those of
-//! timestamps, to a nanosecond and the error of the measured rate. At a new reading the times of a worker may be
-//! corrected by the error of the readings, typically less than a microsecond. A correction backwards is not visible:
-//! packets get the time of the last one until the clock has passed it, unless the system's clock was set back by more
-//! than [`STEP_NS`].
+//! ([`ClockHub`]); workers convert by the last reading ([`Timestamps`]). Between two readings differences of
+//! times are those of timestamps, to a nanosecond and the error of the measured rate. At a new reading the
+//! times of a worker may be corrected by the error of the readings, typically less than a microsecond. A
+//! correction backwards is not visible: packets get the time of the last one until the clock has passed it,
+//! unless the system's clock was set back by more than [`STEP_NS`].
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Release};
@@ -131,7 +132,8 @@ impl Timestamps {
         }
     }
 
-    /// The time of a packet of the iteration at `now_ns`, by its timestamp if it has one that can be converted.
+    /// The time of a packet of the iteration at `now_ns`, by its timestamp if it has one that can be
+    /// converted.
     #[inline]
     pub(super) fn of(&mut self, timestamp: Option<u64>, now_ns: u64) -> u64 {
         let converted = timestamp.and_then(|timestamp| self.relation.as_ref()?.wall_ns(timestamp));

@@ -1,11 +1,13 @@
-//! The files of a capture: their names, the limit on the room that they use, and writes that leave whole blocks.
+//! The files of a capture: their names, the limit on the room that they use, and writes that leave whole
+//! blocks.
 //!
-//! A name contains the time, and a number by which the files sort in the order in which they were written: each file gets the
-//! highest number in the folder and one, also over restarts. The time could not give that order, because clocks are set.
+//! A name contains the time, and a number by which the files sort in the order in which they were written:
+//! each file gets the highest number in the folder and one, also over restarts. The time could not give that
+//! order, because clocks are set.
 //!
-//! A file has its final name from the start. Every write appends whole blocks; one that fails is undone by cutting the
-//! file back to its previous length, so that it ends with a whole block. Only a process that is killed, or a machine that
-//! fails, during a write leaves a part of a block at the end.
+//! A file has its final name from the start. Every write appends whole blocks; one that fails is undone by
+//! cutting the file back to its previous length, so that it ends with a whole block. Only a process that is
+//! killed, or a machine that fails, during a write leaves a part of a block at the end.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, IoSlice};
@@ -79,8 +81,8 @@ struct Current {
 }
 
 impl Files {
-    /// `path` is a folder that exists, and then `name` and the time become the file names, or a pattern whose file name
-    /// contains [`TIME`].
+    /// `path` is a folder that exists, and then `name` and the time become the file names, or a pattern whose
+    /// file name contains [`TIME`].
     ///
     /// # Errors
     /// There is no such folder, or the pattern lacks the time.
@@ -100,7 +102,8 @@ impl Files {
         Ok(Self { folder, sink, prefix, suffix, disk_bytes, number: 0, deleted: 0, current: None })
     }
 
-    /// Starts a file that may become `room` octets long; deletes the oldest files as far as the limit demands it.
+    /// Starts a file that may become `room` octets long; deletes the oldest files as far as the limit demands
+    /// it.
     pub(super) fn create(&mut self, room: u64) -> Result<(), CreateError> {
         self.create_at(room, SystemTime::now())
     }
@@ -184,8 +187,8 @@ impl Files {
         self.deleted
     }
 
-    /// Deletes the oldest files until the others and one of `room` octets are within the limit. Numbers of new files follow
-    /// those of all that were there.
+    /// Deletes the oldest files until the others and one of `room` octets are within the limit. Numbers of
+    /// new files follow those of all that were there.
     fn make_room(&mut self, room: u64) -> Result<(), CreateError> {
         let mut files = self.existing()?;
         files.sort();

@@ -143,7 +143,8 @@ impl Interfaces {
         }
     }
 
-    /// Notes that packets could not be written, and that the file has ended without statistics. The losses are counted in the next.
+    /// Notes that packets could not be written, and that the file has ended without statistics. The losses
+    /// are counted in the next.
     pub(super) fn failed(&mut self) {
         self.described = 0;
         for interface in &mut self.list {
@@ -169,7 +170,8 @@ impl Interfaces {
         u64::from(self.described) * pcapng::STATISTICS_BLOCK_BYTES as u64
     }
 
-    /// The file has ended, with its statistics. Interfaces that have losses to be mentioned stay; places change.
+    /// The file has ended, with its statistics. Interfaces that have losses to be mentioned stay; places
+    /// change.
     pub(super) fn file_ended(&mut self) {
         self.described = 0;
         self.by_rule.clear();

@@ -1,5 +1,5 @@
-//! How many packets of which rule are not in the ring since the last report to the thread. A fixed number of rules;
-//! what exceeds it is counted for no rule.
+//! How many packets of which rule are not in the ring since the last report to the thread. A fixed number of
+//! rules; what exceeds it is counted for no rule.
 
 /// Rules that have losses at once. Those of further rules are reported with [`NO_RULE`].
 const RULES: usize = 64;

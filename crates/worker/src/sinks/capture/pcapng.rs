@@ -1,9 +1,9 @@
-//! The blocks of a pcapng file (draft-ietf-opsawg-pcapng): section header, interface description, enhanced packet and
-//! interface statistics, in this machine's byte order. The first of a file and the statistics are appended to a buffer;
-//! packets are written in place, by [`write_packet`].
+//! The blocks of a pcapng file (draft-ietf-opsawg-pcapng): section header, interface description, enhanced
+//! packet and interface statistics, in this machine's byte order. The first of a file and the statistics are
+//! appended to a buffer; packets are written in place, by [`write_packet`].
 //!
-//! A block is its type, its length, its body and its length again, all padded to 4 octets. Options are code, length and
-//! value, padded likewise; `opt_endofopt` ends them.
+//! A block is its type, its length, its body and its length again, all padded to 4 octets. Options are code,
+//! length and value, padded likewise; `opt_endofopt` ends them.
 
 /// Block types (section 11.1 of the draft).
 const SECTION_HEADER: u32 = 0x0a0d_0d0a;
@@ -65,7 +65,8 @@ pub(super) struct Statistics {
     pub(super) written: u64,
 }
 
-/// Appends a section header block. The length of the section is left open (-1): it is not known before its end.
+/// Appends a section header block. The length of the section is left open (-1): it is not known before its
+/// end.
 pub(super) fn section_header(out: &mut Vec<u8>, section: &Section<'_>) {
     block(out, SECTION_HEADER, |out| {
         out.extend(BYTE_ORDER_MAGIC.to_ne_bytes());
@@ -93,8 +94,8 @@ pub(super) fn interface(out: &mut Vec<u8>, name: &str, description: &str, snap_b
     });
 }
 
-/// The octets of an enhanced packet block before the bytes of the packet: type, length, interface, timestamp and the
-/// two lengths of the packet.
+/// The octets of an enhanced packet block before the bytes of the packet: type, length, interface, timestamp
+/// and the two lengths of the packet.
 const PACKET_HEADER_BYTES: usize = 28;
 /// The last field of a block is its length again.
 const LENGTH_BYTES: usize = 4;
@@ -127,8 +128,8 @@ pub(super) fn write_packet(place: &mut [u8], packet: &Packet, bytes: &[u8]) {
     end.copy_from_slice(&length);
 }
 
-/// Reads what [`write_packet`] wrote: the fields, and the size of the block. `None` if `blocks` does not begin with such a
-/// block.
+/// Reads what [`write_packet`] wrote: the fields, and the size of the block. `None` if `blocks` does not
+/// begin with such a block.
 #[inline]
 pub(super) fn read_packet(blocks: &[u8]) -> Option<(Packet, usize)> {
     let header = blocks.first_chunk::<PACKET_HEADER_BYTES>()?;
@@ -143,8 +144,8 @@ pub(super) fn set_interface(block: &mut [u8], interface: u32) {
     block[8..12].copy_from_slice(&interface.to_ne_bytes());
 }
 
-/// Appends a copy of a block of [`write_packet`] with the number of the packets that were lost before it on its
-/// interface.
+/// Appends a copy of a block of [`write_packet`] with the number of the packets that were lost before it on
+/// its interface.
 pub(super) fn packet_with_drops(out: &mut Vec<u8>, packet_block: &[u8], dropped: u64) {
     block(out, ENHANCED_PACKET, |out| {
         out.extend_from_slice(&packet_block[8..packet_block.len() - LENGTH_BYTES]);

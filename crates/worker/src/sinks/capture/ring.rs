@@ -1,17 +1,19 @@
-//! The way of packets from a worker to the thread of the capture: the worker writes finished blocks into a ring of bytes,
-//! and the thread passes regions of that ring to the kernel, so that nobody copies a packet a second time.
+//! The way of packets from a worker to the thread of the capture: the worker writes finished blocks into a
+//! ring of bytes, and the thread passes regions of that ring to the kernel, so that nobody copies a packet a
+//! second time.
 //!
-//! Beside the bytes there is a ring of [`Run`]s. A run describes consecutive blocks of one rule and one iteration, so the
-//! thread counts packets without a look at the blocks. What the worker left out is a run without blocks, before the
-//! next packet. The thread gives room back when it has written a region; until then it is not overwritten.
+//! Beside the bytes there is a ring of [`Run`]s. A run describes consecutive blocks of one rule and one
+//! iteration, so the thread counts packets without a look at the blocks. What the worker left out is a run
+//! without blocks, before the next packet. The thread gives room back when it has written a region; until
+//! then it is not overwritten.
 //!
-//! Layout of the bytes: a run is contiguous. A block that would cross the end of the ring begins at its start; the rest
-//! before the end is counted in [`Run::padding`]. The worker commits the bytes before the runs, so whoever sees a run sees
-//! its blocks.
+//! Layout of the bytes: a run is contiguous. A block that would cross the end of the ring begins at its
+//! start; the rest before the end is counted in [`Run::padding`]. The worker commits the bytes before the
+//! runs, so whoever sees a run sees its blocks.
 //!
-//! The worker writes the number of the interface into each block. Only the thread knows the numbers of the current file,
-//! and publishes them in [`Numbers`]. These may be late: a run carries the number that its blocks have, and the thread
-//! corrects blocks that have another one than the file demands.
+//! The worker writes the number of the interface into each block. Only the thread knows the numbers of the
+//! current file, and publishes them in [`Numbers`]. These may be late: a run carries the number that its
+//! blocks have, and the thread corrects blocks that have another one than the file demands.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -25,8 +27,8 @@ use crate::sinks::handoff::{CAPACITY_MAX, PACKET_BYTES_MAX, WakeAtEnd, Wakeup};
 
 /// All positions in the ring are multiples of this.
 const ALIGN: usize = 4;
-/// There is a run for so many octets of the ring. If the rules of successive packets differ and blocks are shorter than
-/// this, the ring is full before its octets are used.
+/// There is a run for so many octets of the ring. If the rules of successive packets differ and blocks are
+/// shorter than this, the ring is full before its octets are used.
 const BYTES_PER_RUN: usize = 128;
 /// The fewest runs: those of some iterations.
 const RUNS_MIN: usize = 1024;
@@ -95,9 +97,9 @@ impl Numbers {
     }
 }
 
-/// Makes a ring of at least `capacity` bytes, raised to twice the room of the longest packet (`snap_bytes`, at most
-/// [`PACKET_BYTES_MAX`]), so that an empty ring takes every packet wherever its positions are; at most [`CAPACITY_MAX`].
-/// `wakeup` belongs to the thread that reads; several rings can share it.
+/// Makes a ring of at least `capacity` bytes, raised to twice the room of the longest packet (`snap_bytes`,
+/// at most [`PACKET_BYTES_MAX`]), so that an empty ring takes every packet wherever its positions are; at
+/// most [`CAPACITY_MAX`]. `wakeup` belongs to the thread that reads; several rings can share it.
 pub(super) fn ring(
     capacity: usize,
     snap_bytes: usize,
@@ -148,8 +150,9 @@ pub(super) struct Producer {
 }
 
 impl Producer {
-    /// Starts a batch of at most so many packets, whose blocks need at most `bytes` in sum ([`packet_block_bytes`]); what
-    /// exceeds it is lost as if the ring were full. Nothing is visible to the thread before [`Batch::finish`].
+    /// Starts a batch of at most so many packets, whose blocks need at most `bytes` in sum
+    /// ([`packet_block_bytes`]); what exceeds it is lost as if the ring were full. Nothing is visible to the
+    /// thread before [`Batch::finish`].
     #[inline]
     pub(super) fn batch(&mut self, packets: usize, bytes: usize) -> Batch<'_> {
         let capacity = self.bytes.buffer().capacity();
@@ -225,8 +228,8 @@ pub(super) struct Batch<'p> {
 }
 
 impl Batch<'_> {
-    /// Writes the block of a packet, whose bytes are truncated to the snap length. If it does not fit, the loss is
-    /// counted and false returned.
+    /// Writes the block of a packet, whose bytes are truncated to the snap length. If it does not fit, the
+    /// loss is counted and false returned.
     #[inline]
     pub(super) fn push(&mut self, packet: &Captured, bytes: &[u8]) -> bool {
         let bytes = bytes.get(..self.snap_bytes).unwrap_or(bytes);
@@ -352,8 +355,8 @@ impl Consumer {
         self.head.as_ref()
     }
 
-    /// The largest first part of the head whose blocks have together at most `bytes` octets, and times up to `last_ns`;
-    /// at least one block.
+    /// The largest first part of the head whose blocks have together at most `bytes` octets, and times up to
+    /// `last_ns`; at least one block.
     #[inline]
     pub(super) fn first_blocks(&mut self, bytes: u64, last_ns: u64) -> Blocks {
         let Some(head) = self.head else { return Blocks::default() };

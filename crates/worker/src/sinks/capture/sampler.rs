@@ -1,11 +1,12 @@
 //! Which packets a capture takes: one in N, and the first N of each flow.
 //!
-//! A flow is one direction of a conversation: addresses, protocol and ports of IP packets, otherwise MAC addresses and
-//! EtherType. Each worker has a table of its own, so a flow that is spread over several workers is counted on each.
-//! The table has a fixed size. Where more flows meet in a set than it has places, the flow that was seen longest ago
-//! loses its place, and is taken for a new one if it comes again; the same happens after [`IDLE_SECONDS`] without a
-//! packet. So a capture can have more packets of a flow than asked for, never fewer, except that two flows of the same
-//! 64-bit hash, which is keyed at random, are counted as one.
+//! A flow is one direction of a conversation: addresses, protocol and ports of IP packets, otherwise MAC
+//! addresses and EtherType. Each worker has a table of its own, so a flow that is spread over several workers
+//! is counted on each. The table has a fixed size. Where more flows meet in a set than it has places, the
+//! flow that was seen longest ago loses its place, and is taken for a new one if it comes again; the same
+//! happens after [`IDLE_SECONDS`] without a packet. So a capture can have more packets of a flow than asked
+//! for, never fewer, except that two flows of the same 64-bit hash, which is keyed at random, are counted as
+//! one.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 
@@ -35,8 +36,8 @@ impl Sampler {
         (one_in > 1 || flows.is_some()).then(|| Self { one_in: OneIn::new(one_in), flows })
     }
 
-    /// Whether the packet is taken; else the reason. The first of a flow are chosen among all packets, and one in N
-    /// among those that are left.
+    /// Whether the packet is taken; else the reason. The first of a flow are chosen among all packets, and
+    /// one in N among those that are left.
     #[inline]
     pub(super) fn choose(&mut self, bytes: &[u8], now_seconds: u32) -> Result<(), SinkDrop> {
         if let Some(flows) = &mut self.flows

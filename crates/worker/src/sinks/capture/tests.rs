@@ -1,4 +1,5 @@
-//! The thread of a capture, fed through its rings: what pcap-file, tshark and capinfos read back, rotation, and errors.
+//! The thread of a capture, fed through its rings: what pcap-file, tshark and capinfos read back, rotation,
+//! and errors.
 
 use std::fs;
 use std::path::{Path, PathBuf};

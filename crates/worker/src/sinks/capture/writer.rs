@@ -1,10 +1,10 @@
-//! The thread of a capture: takes blocks out of the workers' rings, in the order of their times, and passes regions of the
-//! rings to the kernel in large writes, at the latest [`FLUSH_INTERVAL`] after a packet was taken. It makes the other
-//! blocks of the file, and the few of packets before which others were lost.
+//! The thread of a capture: takes blocks out of the workers' rings, in the order of their times, and passes
+//! regions of the rings to the kernel in large writes, at the latest [`FLUSH_INTERVAL`] after a packet was
+//! taken. It makes the other blocks of the file, and the few of packets before which others were lost.
 //!
-//! Every packet that is taken is counted once: as delivered when the write that contains it has succeeded, else as
-//! dropped. After an error of a file the thread retries with a growing pause and drops what arrives meanwhile; an error
-//! of a stream is final.
+//! Every packet that is taken is counted once: as delivered when the write that contains it has succeeded,
+//! else as dropped. After an error of a file the thread retries with a growing pause and drops what arrives
+//! meanwhile; an error of a stream is final.
 
 use std::io::{self, IoSlice, Write};
 use std::sync::atomic::Ordering::Relaxed;
@@ -30,8 +30,8 @@ const RING_PART: usize = 4;
 const PASS_BYTES: usize = 1 << 20;
 /// How long a packet stays in the ring. The promise is 200 ms; this leaves time for the pauses.
 pub(super) const FLUSH_INTERVAL: Duration = Duration::from_millis(100);
-/// While packets arrive the thread looks for more after a pause, without a wake-up by a worker. The shorter one follows
-/// a pass that took more than [`BUSY_PART`] of a ring.
+/// While packets arrive the thread looks for more after a pause, without a wake-up by a worker. The shorter
+/// one follows a pass that took more than [`BUSY_PART`] of a ring.
 const PAUSE: Duration = Duration::from_millis(1);
 const BUSY_PAUSE: Duration = Duration::from_micros(200);
 const BUSY_PART: usize = 64;
@@ -93,7 +93,8 @@ pub(super) struct Status {
 }
 
 impl Shared {
-    /// The rules of a program whose packets may come. One of the same generation, which was not installed, is replaced.
+    /// The rules of a program whose packets may come. One of the same generation, which was not installed, is
+    /// replaced.
     pub(super) fn announce(&self, names: Names) {
         let mut list = self.names.lock().unwrap_or_else(PoisonError::into_inner);
         list.retain(|known| known.generation != names.generation);
@@ -149,7 +150,8 @@ pub(super) struct Writer {
     started_ns: u64,
     generation: u64,
     packets: u64,
-    /// The length at which the current file ends: that of the settings, or the limit of the process if that is less.
+    /// The length at which the current file ends: that of the settings, or the limit of the process if that
+    /// is less.
     file_bytes: u64,
 }
 
@@ -208,8 +210,8 @@ impl Writer {
         self.end();
     }
 
-    /// Everything that was taken is written, with headers even if nothing was. Of a capture that no program ever used
-    /// nothing is left.
+    /// Everything that was taken is written, with headers even if nothing was. Of a capture that no program
+    /// ever used nothing is left.
     fn end(&mut self) {
         if matches!(self.state, State::Starting) {
             match (&mut self.output, self.interfaces.newest()) {
@@ -276,8 +278,8 @@ impl Writer {
         taken
     }
 
-    /// The ring with the earliest packet, and the time of the earliest packet of the others. Losses have no time and
-    /// come at once.
+    /// The ring with the earliest packet, and the time of the earliest packet of the others. Losses have no
+    /// time and come at once.
     fn earliest(&mut self) -> Option<(usize, u64)> {
         let mut first: Option<(u64, usize)> = None;
         let mut others_ns = u64::MAX;
@@ -294,8 +296,8 @@ impl Writer {
         first.map(|(_, ring)| (ring, others_ns))
     }
 
-    /// Takes losses, or the blocks at the head of a ring that are not later than those of the others and fit into the
-    /// file; returns how much that was.
+    /// Takes losses, or the blocks at the head of a ring that are not later than those of the others and fit
+    /// into the file; returns how much that was.
     fn take_from(&mut self, ring: usize, others_ns: u64) -> usize {
         let Some(&run) = self.rings[ring].head() else { return 0 };
         self.make_ready(run.generation);
@@ -347,7 +349,8 @@ impl Writer {
         self.packets += packets;
     }
 
-    /// Packets that are not in the ring, because it was full or because of sampling. The worker has counted them.
+    /// Packets that are not in the ring, because it was full or because of sampling. The worker has counted
+    /// them.
     fn missed(&mut self, run: &Run) {
         if run.rule == NO_RULE {
             return;
@@ -562,8 +565,8 @@ impl Writer {
 #[derive(Debug, Default)]
 struct Unwritten {
     pieces: Vec<Piece>,
-    /// Headers, descriptions, statistics, packets with the number of those lost before. They come after all pieces that
-    /// were added before them.
+    /// Headers, descriptions, statistics, packets with the number of those lost before. They come after all
+    /// pieces that were added before them.
     made: Vec<u8>,
     /// How much of `made` is in `pieces`.
     listed: usize,

@@ -1,5 +1,6 @@
-//! Packets by size, in the classes of RFC 2819 (`etherStatsPkts64Octets` to `etherStatsPkts1024to1518Octets`) and two for
-//! jumbo frames. As there, a size includes the four octets of the frame check sequence, which workers do not receive.
+//! Packets by size, in the classes of RFC 2819 (`etherStatsPkts64Octets` to `etherStatsPkts1024to1518Octets`)
+//! and two for jumbo frames. As there, a size includes the four octets of the frame check sequence, which
+//! workers do not receive.
 
 use crate::stats::Counter;
 

@@ -1,19 +1,21 @@
-//! The flows with the most packets, in fixed memory: the algorithm Space-Saving with its Stream-Summary structure
-//! (Metwally, Agrawal, El Abbadi: "Efficient Computation of Frequent and Top-k Elements in Data Streams", ICDT 2005).
+//! The flows with the most packets, in fixed memory: the algorithm Space-Saving with its Stream-Summary
+//! structure (Metwally, Agrawal, El Abbadi: "Efficient Computation of Frequent and Top-k Elements in Data
+//! Streams", ICDT 2005).
 //!
-//! A sketch has `m` counters. A packet of a flow with a counter increments it. Any other packet takes over the counter with
-//! the lowest count `min`, which becomes `min + 1` with an error of `min`. Why this is right, for `n` packets: the counts
-//! add up to `n`, as each packet adds one to one counter, so `min <= n / m`. A flow without a counter has at most `min`
-//! packets, as it had at most the count of its counter when it lost it, and `min` never decreases. So
-//! `packets - error <= true <= packets`, and every flow with more than `n / m` packets has a counter.
+//! A sketch has `m` counters. A packet of a flow with a counter increments it. Any other packet takes over
+//! the counter with the lowest count `min`, which becomes `min + 1` with an error of `min`. Why this is
+//! right, for `n` packets: the counts add up to `n`, as each packet adds one to one counter, so `min <= n /
+//! m`. A flow without a counter has at most `min` packets, as it had at most the count of its counter when it
+//! lost it, and `min` never decreases. So `packets - error <= true <= packets`, and every flow with more than
+//! `n / m` packets has a counter.
 //!
-//! Counters of equal count are in a bucket, buckets are in a list by count: an increment moves a counter to the next bucket,
-//! in constant time. A hash table finds the counter of a flow; its hash has a secret key, so that senders cannot choose
-//! flows that collide.
+//! Counters of equal count are in a bucket, buckets are in a list by count: an increment moves a counter to
+//! the next bucket, in constant time. A hash table finds the counter of a flow; its hash has a secret key, so
+//! that senders cannot choose flows that collide.
 //!
-//! One thread, the worker, updates the sketch and never waits. Others read the counters while it does: each has a version
-//! that is odd while it changes its flow (a sequence lock as in Boehm, "Can Seqlocks Get Along With Programming Language
-//! Memory Models?", MSPC 2012).
+//! One thread, the worker, updates the sketch and never waits. Others read the counters while it does: each
+//! has a version that is odd while it changes its flow (a sequence lock as in Boehm, "Can Seqlocks Get Along
+//! With Programming Language Memory Models?", MSPC 2012).
 
 use std::hash::{BuildHasher, Hasher};
 use std::sync::Arc;
@@ -300,8 +302,9 @@ impl Sketch {
     }
 }
 
-/// From hashes to counters: open addressing with linear probing, at most half full. Removal moves later entries back
-/// (Knuth, "The Art of Computer Programming" 3, 6.4, algorithm R), so there are no tombstones and no rehashing.
+/// From hashes to counters: open addressing with linear probing, at most half full. Removal moves later
+/// entries back (Knuth, "The Art of Computer Programming" 3, 6.4, algorithm R), so there are no tombstones
+/// and no rehashing.
 struct Table {
     /// The upper half of the hash and the counter, or [`EMPTY`].
     entries: Box<[u64]>,

@@ -1,9 +1,9 @@
 //! How a worker wakes the thread of a sink: an eventfd(2), written to only if the thread sleeps.
 //!
-//! No wake-up is lost: the thread stores `sleeping` and then looks into its rings; the worker stores its records and
-//! then looks at `sleeping`. Between the store and the load of each side stands a sequentially consistent fence, so at
-//! least one of the two sees what the other stored (store buffering, Boehm and Adve, PLDI 2008; the C++ memory model's
-//! rule for two fences).
+//! No wake-up is lost: the thread stores `sleeping` and then looks into its rings; the worker stores its
+//! records and then looks at `sleeping`. Between the store and the load of each side stands a sequentially
+//! consistent fence, so at least one of the two sees what the other stored (store buffering, Boehm and Adve,
+//! PLDI 2008; the C++ memory model's rule for two fences).
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -48,8 +48,8 @@ impl Wakeup {
         let _ = rustix::io::write(&self.event, &1_u64.to_ne_bytes());
     }
 
-    /// Sleeps until [`Wakeup::notify`], [`Wakeup::wake`] or the timeout, unless `ready` finds something to do. Only
-    /// one thread may call this.
+    /// Sleeps until [`Wakeup::notify`], [`Wakeup::wake`] or the timeout, unless `ready` finds something to
+    /// do. Only one thread may call this.
     pub fn wait(&self, ready: impl FnOnce() -> bool, timeout: Duration) {
         self.announce_sleep();
         if !ready() {
@@ -63,8 +63,8 @@ impl Wakeup {
         self.end_sleep();
     }
 
-    /// For a thread that sleeps in a call of its own, on this object's descriptor and others: before it looks into its
-    /// rings for the last time. [`Wakeup::end_sleep`] follows after the call.
+    /// For a thread that sleeps in a call of its own, on this object's descriptor and others: before it looks
+    /// into its rings for the last time. [`Wakeup::end_sleep`] follows after the call.
     pub fn announce_sleep(&self) {
         self.sleeping.store(true, SeqCst);
         fence(SeqCst);
@@ -73,7 +73,8 @@ impl Wakeup {
     /// After a sleep that [`Wakeup::announce_sleep`] began, whatever ended it.
     pub fn end_sleep(&self) {
         self.sleeping.store(false, SeqCst);
-        // Nothing to read after a timeout. A worker that cleared the flag and writes only now ends the next sleep early.
+        // Nothing to read after a timeout. A worker that cleared the flag and writes only now ends the next
+        // sleep early.
         let _ = rustix::io::read(&self.event, &mut [0; 8]);
     }
 }

@@ -1,8 +1,8 @@
-//! The way back: what the host sends by the TAP interface is read into frames of the thread's own and sent by the port.
-//! With offloads, checksums are completed here, and streams of up to 64 KiB are cut into segments ([`Cutter`]), each of
-//! which is sent and counted as a packet.
-//! While all frames are in flight nothing is read, so that the queue of the interface (`txqueuelen`) fills and the
-//! kernel counts what does not fit as dropped there.
+//! The way back: what the host sends by the TAP interface is read into frames of the thread's own and sent by
+//! the port. With offloads, checksums are completed here, and streams of up to 64 KiB are cut into segments
+//! ([`Cutter`]), each of which is sent and counted as a packet. While all frames are in flight nothing is
+//! read, so that the queue of the interface (`txqueuelen`) fills and the kernel counts what does not fit as
+//! dropped there.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,5 +1,6 @@
-//! The thread of one queue of the TAP interface: writes what workers have put into their rings, and passes on what the
-//! host sends. An interface that is removed is attached to again, or created again, with a pause that grows.
+//! The thread of one queue of the TAP interface: writes what workers have put into their rings, and passes on
+//! what the host sends. An interface that is removed is attached to again, or created again, with a pause
+//! that grows.
 
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Acquire, Release};
@@ -219,8 +220,8 @@ impl Pump {
         !matches!(self.shared.reports[self.index].condition(), Condition::Closed(_))
     }
 
-    /// Keeps the state for the status, and logs it once per change; all threads of a sink see the same, so the first
-    /// one reports.
+    /// Keeps the state for the status, and logs it once per change; all threads of a sink see the same, so
+    /// the first one reports.
     fn note(&self, condition: Condition) {
         let report = &self.shared.reports[self.index];
         let before = report.condition();
@@ -262,7 +263,8 @@ impl Pump {
         *report.condition.lock().unwrap_or_else(PoisonError::into_inner) = condition;
     }
 
-    /// Until a worker has packets, the host sends, the interface is removed, or the schedule has something to do.
+    /// Until a worker has packets, the host sends, the interface is removed, or the schedule has something to
+    /// do.
     fn sleep(&mut self, schedule: &Schedule) {
         let Self { queue, rings, wakeup, back, .. } = self;
         let mut timeout = schedule.next.saturating_duration_since(Instant::now());

@@ -1,10 +1,12 @@
-//! The TAP interface (Documentation/networking/tuntap.rst): it is attached to by its name, and created if there is no
-//! interface of that name. The kernel removes a created one when its last queue is closed; one that the administrator
-//! made stays, and attaching to it needs no privilege if it belongs to the user of the daemon.
+//! The TAP interface (Documentation/networking/tuntap.rst): it is attached to by its name, and created if
+//! there is no interface of that name. The kernel removes a created one when its last queue is closed; one
+//! that the administrator made stays, and attaching to it needs no privilege if it belongs to the user of the
+//! daemon.
 //!
-//! Where the kernel offers it, the queues have offloads (IFF_VNET_HDR, TUNSETOFFLOAD): the host leaves checksums and the
-//! cutting of streams to the reader, who finds in a header before each frame what is left to do. Frames for the host have
-//! that header, too, which asks for nothing. The offloads are those of the interface, so all queues have them or none.
+//! Where the kernel offers it, the queues have offloads (IFF_VNET_HDR, TUNSETOFFLOAD): the host leaves
+//! checksums and the cutting of streams to the reader, who finds in a header before each frame what is left
+//! to do. Frames for the host have that header, too, which asks for nothing. The offloads are those of the
+//! interface, so all queues have them or none.
 //!
 //! Nothing is assumed about an interface that others have used: what it keeps from them is set when a queue
 //! is attached ([`tap::adopt`]), and looked at again while the sink runs. Another process that holds a queue
@@ -158,8 +160,8 @@ pub(super) struct Interface {
     pub(super) name: String,
     /// The attributes by the policy and the port, which may change.
     pub(super) wanted: Mutex<Wanted>,
-    /// The index of the interface that this object has created. Locked while a queue is attached, so that only one
-    /// thread creates it.
+    /// The index of the interface that this object has created. Locked while a queue is attached, so that
+    /// only one thread creates it.
     pub(super) made: Mutex<Option<u32>>,
     /// Whether its queues have offloads; decided by the first one.
     pub(super) offloads: OnceLock<bool>,
@@ -255,8 +257,8 @@ impl Interface {
         self.wanted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The errors of TUNSETIFF (drivers/net/tun.c, `tun_set_iff`): EINVAL for an interface of another kind or with
-    /// another `multi_queue`.
+    /// The errors of TUNSETIFF (drivers/net/tun.c, `tun_set_iff`): EINVAL for an interface of another kind or
+    /// with another `multi_queue`.
     fn refused(&self, exists: bool, multi_queue: bool, source: io::Error) -> TapError {
         let interface = self.name.clone();
         match errno(&source) {
@@ -347,8 +349,8 @@ impl Queue {
         }
     }
 
-    /// Takes a frame from the host; `None`: there is none. What does not fit into `room` is put into `rest`. Returns what is
-    /// left to do on it, and its length.
+    /// Takes a frame from the host; `None`: there is none. What does not fit into `room` is put into `rest`.
+    /// Returns what is left to do on it, and its length.
     pub(super) fn read(&self, room: &mut [u8], rest: &mut [u8]) -> Option<(Offload, usize)> {
         let mut header = [0; OFFLOAD_HEADER_BYTES];
         let header_bytes = if self.offloads { OFFLOAD_HEADER_BYTES } else { 0 };

@@ -58,7 +58,8 @@ impl Linear {
         matching.map(|(_, ranked)| *ranked).min()
     }
 
-    /// Looks up images that meet each rule, one bit beside it, and those of `noise` as far as a rule leaves them open.
+    /// Looks up images that meet each rule, one bit beside it, and those of `noise` as far as a rule leaves
+    /// them open.
     pub(super) fn check(&self, noise: &[[u64; 8]]) {
         let mut images: Vec<MatchKey> = noise.iter().map(|words| MatchKey(*words)).collect();
         for (number, (matcher, _)) in self.rules.iter().enumerate() {

@@ -122,7 +122,8 @@ fn an_index_that_no_consumer_can_have_fails_the_completion_queue() {
 
 #[test]
 fn a_nonsensical_arm_word_raises_nothing_but_what_comes() {
-    // Indices that no consumer can have reached, and bits without a meaning. One word asks for solicited completions.
+    // Indices that no consumer can have reached, and bits without a meaning. One word asks for solicited
+    // completions.
     for (word_of_client, expected) in
         [(0x0012_3456_u32, 1), (0x0080_0000, 1), (0xf000_0000, 1), (0x3fff_ffff, 0)]
     {
@@ -202,7 +203,8 @@ fn specs_that_do_not_fit_their_block_are_refused() {
     assert_eq!(create(&cut), Err(EINVAL));
 }
 
-/// Every command with every length of its blocks, and with all bits set: an error or an object, never a panic.
+/// Every command with every length of its blocks, and with all bits set: an error or an object, never a
+/// panic.
 #[test]
 fn blocks_of_any_length_are_answered() {
     let rig = Rig::new();

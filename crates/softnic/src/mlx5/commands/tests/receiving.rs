@@ -131,8 +131,8 @@ fn a_queue_in_the_error_state_flushes_and_starts_anew_after_reset() {
     assert_eq!((completed.len(), completed[0].opcode, completed[0].counter), (1, GOOD, 0));
 }
 
-/// libmlx5 sets the doorbell record to 0 just before the queue becomes ready. What arrives until then meets the old value,
-/// which may be more than the queue has.
+/// libmlx5 sets the doorbell record to 0 just before the queue becomes ready. What arrives until then meets
+/// the old value, which may be more than the queue has.
 #[test]
 fn a_frame_for_a_queue_in_reset_does_not_spoil_it() {
     let mut it = Receiving::new(31, 4);

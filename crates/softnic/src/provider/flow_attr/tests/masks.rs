@@ -1,5 +1,5 @@
-//! Values with a bit that their mask leaves out. The ideal device ignores such a bit, as the manual has it; mlx5 refuses it in
-//! the fields that its driver hands on to the device, and never looks at the others.
+//! Values with a bit that their mask leaves out. The ideal device ignores such a bit, as the manual has it;
+//! mlx5 refuses it in the fields that its driver hands on to the device, and never looks at the others.
 
 use ibverbs_sys::IBV_FLOW_SPEC_IPV4;
 

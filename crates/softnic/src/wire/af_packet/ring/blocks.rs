@@ -1,10 +1,11 @@
-//! A receive ring of TPACKET_V3: blocks of frames, each handed over when it is full or its time is up: after a millisecond, or
-//! after a tick of the kernel's clock if that is longer.
+//! A receive ring of TPACKET_V3: blocks of frames, each handed over when it is full or its time is up: after
+//! a millisecond, or after a tick of the kernel's clock if that is longer.
 //!
-//! Frames of any length follow each other in a block, so one ring is enough, and reading them one after the other costs a
-//! fraction of what a slot for each costs: their lines are neighbours, and a block has one status word. The price is time: a
-//! lone frame waits for the timer. The ring holds the blocks that it reads from until all their frames are released, and
-//! gives out bytes of held blocks only; so nothing ever refers to memory that the kernel may be writing.
+//! Frames of any length follow each other in a block, so one ring is enough, and reading them one after the
+//! other costs a fraction of what a slot for each costs: their lines are neighbours, and a block has one
+//! status word. The price is time: a lone frame waits for the timer. The ring holds the blocks that it reads
+//! from until all their frames are released, and gives out bytes of held blocks only; so nothing ever refers
+//! to memory that the kernel may be writing.
 
 use std::os::fd::AsFd;
 use std::ptr::NonNull;
@@ -14,7 +15,8 @@ use super::{Arrival, Header, Mapping, Members, Taken, examine};
 
 /// The length of a block: the longest frame, or some hundred short ones.
 const BLOCK_BYTES: u32 = 1 << 17;
-/// The fewest blocks. With little traffic each has the frames of a millisecond, so that is for how many the engine may be away.
+/// The fewest blocks. With little traffic each has the frames of a millisecond, so that is for how many the
+/// engine may be away.
 const MIN_BLOCKS: u32 = 64;
 /// The kernel checks that this divides a block, and does not use it with TPACKET_V3 (`packet_set_ring`).
 const FRAME_BYTES: u32 = 1 << 11;
@@ -55,7 +57,8 @@ pub(in crate::wire::af_packet) struct BlockRing {
     blocks: usize,
     /// The oldest block that is held or, if none is, the next one to open.
     first: usize,
-    /// Blocks from `first` on that belong to this side: the kernel handed them over and they are not released yet.
+    /// Blocks from `first` on that belong to this side: the kernel handed them over and they are not released
+    /// yet.
     held: usize,
     /// Frames of the last held block that are not taken yet.
     left: u32,
@@ -98,8 +101,8 @@ impl BlockRing {
         Some(taken)
     }
 
-    /// Goes to the next frame of the block, if it has one: `step` bytes on, of `bytes` that are left of it. A step that makes
-    /// no sense ends the block.
+    /// Goes to the next frame of the block, if it has one: `step` bytes on, of `bytes` that are left of it. A
+    /// step that makes no sense ends the block.
     fn move_on(&mut self, step: usize, bytes: usize) {
         if self.left > 0 && (step < Members::OF_BLOCK.end() || step + Members::OF_BLOCK.end() >= bytes) {
             (self.left, self.is_broken) = (0, true);
@@ -107,7 +110,8 @@ impl BlockRing {
         self.next += step;
     }
 
-    /// Whether there is a frame to take; opens the next block that has one. Not beyond a block that makes no sense.
+    /// Whether there is a frame to take; opens the next block that has one. Not beyond a block that makes no
+    /// sense.
     fn open(&mut self) -> bool {
         while self.left == 0 && !self.is_broken {
             let block = (self.first + self.held) % self.blocks;
@@ -160,8 +164,8 @@ impl BlockRing {
         debug_assert!(block < self.blocks);
         // SAFETY: `block < self.blocks`, so the offset is within the mapping.
         let word = unsafe { self.mapping.area.add(block * self.block_bytes + STATUS_AT) };
-        // SAFETY: blocks are pages, so the word is aligned; it lives as long as the mapping, which `self` owns; both sides
-        // access it as one 32-bit word.
+        // SAFETY: blocks are pages, so the word is aligned; it lives as long as the mapping, which `self`
+        // owns; both sides access it as one 32-bit word.
         unsafe { AtomicU32::from_ptr(word.cast().as_ptr()) }
     }
 
@@ -180,8 +184,8 @@ impl BlockRing {
     /// A held block from a place in the mapping on.
     fn rest(&self, at: usize) -> &[u8] {
         let (place, bytes) = self.place(at);
-        // SAFETY: within the mapping, in a block that is held: the kernel does not write it until `release_but`, which needs
-        // `&mut self`.
+        // SAFETY: within the mapping, in a block that is held: the kernel does not write it until
+        // `release_but`, which needs `&mut self`.
         unsafe { std::slice::from_raw_parts(place.as_ptr(), bytes) }
     }
 

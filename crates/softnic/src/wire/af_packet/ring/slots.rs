@@ -1,8 +1,8 @@
 //! A receive ring of TPACKET_V2: one slot for each frame, readable as soon as the frame is there.
 //!
-//! One ring has slots for frames of the medium, another those of 64 KiB for merged frames, see the wire's own page. The ring
-//! keeps the slots it took until they are released, and gives out bytes of those only; so nothing ever refers to memory that
-//! the kernel may be writing.
+//! One ring has slots for frames of the medium, another those of 64 KiB for merged frames, see the wire's own
+//! page. The ring keeps the slots it took until they are released, and gives out bytes of those only; so
+//! nothing ever refers to memory that the kernel may be writing.
 
 use std::os::fd::AsFd;
 use std::ptr::NonNull;
@@ -27,12 +27,12 @@ const MIN_SLOT_BYTES: u32 = 1 << 11;
 const MERGED_BLOCKS: u32 = 16;
 const MERGED_BLOCK_BYTES: u32 = 1 << 20;
 const MERGED_SLOT_BYTES: u32 = (MAX_MERGED_BYTES as u32 + SLOT_HEADER_BYTES).next_multiple_of(16);
-/// The bytes before a frame in its slot: header and address (52), the longest link header that shifts it (48 at
-/// most, being aligned), the room for a tag, and what offload left to do.
+/// The bytes before a frame in its slot: header and address (52), the longest link header that shifts it (48
+/// at most, being aligned), the room for a tag, and what offload left to do.
 const SLOT_HEADER_BYTES: u32 = 52 + 48 + (TAG_ROOM_BYTES + OFFLOAD_HEADER_BYTES) as u32;
-/// How many slots ahead of the one that is taken their first lines are fetched: the header, whose status is written back,
-/// and the headers of the frame. Another processor has filled them, and they are too far apart for this one to expect the
-/// next.
+/// How many slots ahead of the one that is taken their first lines are fetched: the header, whose status is
+/// written back, and the headers of the frame. Another processor has filled them, and they are too far apart
+/// for this one to expect the next.
 const LOOKAHEAD: usize = 8;
 const LINE_BYTES: usize = 64;
 
@@ -93,7 +93,8 @@ pub(in crate::wire::af_packet) struct SlotRing {
     unused_bytes: usize,
     /// The oldest slot that is taken or, if none is, the next one to take.
     first: usize,
-    /// Slots from `first` on that belong to this side: the kernel handed them over and they are not released yet.
+    /// Slots from `first` on that belong to this side: the kernel handed them over and they are not released
+    /// yet.
     taken: usize,
 }
 
@@ -120,8 +121,8 @@ impl SlotRing {
         }
         // SAFETY: the remainder is below `self.slots`, so the slot is within the mapping.
         let place = unsafe { self.mapping.area.add(self.offset(slot)) };
-        // SAFETY: its status was seen to be the process's: the kernel does not write the slot until `release`, which
-        // needs `&mut self`.
+        // SAFETY: its status was seen to be the process's: the kernel does not write the slot until
+        // `release`, which needs `&mut self`.
         Some(unsafe { std::slice::from_raw_parts(place.as_ptr(), self.slot_bytes) })
     }
 
@@ -130,8 +131,8 @@ impl SlotRing {
         self.filled().map(|slot| Header::read(slot, &Members::OF_SLOT).timestamp_ns)
     }
 
-    /// Takes the next slot if the kernel has filled it. Unless merged frames are `kept` whole their checksums stay
-    /// unfinished, because each segment gets its own.
+    /// Takes the next slot if the kernel has filled it. Unless merged frames are `kept` whole their checksums
+    /// stay unfinished, because each segment gets its own.
     pub(super) fn take(&mut self, kept: bool) -> Option<Taken> {
         self.filled()?;
         self.fetch_ahead();
@@ -175,7 +176,8 @@ impl SlotRing {
         }
     }
 
-    /// Where a slot is: within the mapping for each below `self.slots`, of which every block has `slots_per_block`.
+    /// Where a slot is: within the mapping for each below `self.slots`, of which every block has
+    /// `slots_per_block`.
     fn offset(&self, slot: usize) -> usize {
         let slots = slot * self.slot_bytes;
         // Blocks of small slots have no unused bytes, and their division is spared.
@@ -187,8 +189,8 @@ impl SlotRing {
         debug_assert!(slot < self.slots);
         // SAFETY: `slot < self.slots`, so the offset is within the mapping.
         let word = unsafe { self.mapping.area.add(self.offset(slot)) };
-        // SAFETY: blocks are pages and slots multiples of 16 bytes, so the word is aligned; it lives as long as the
-        // mapping, which `self` owns; both sides access it as one 32-bit word.
+        // SAFETY: blocks are pages and slots multiples of 16 bytes, so the word is aligned; it lives as long
+        // as the mapping, which `self` owns; both sides access it as one 32-bit word.
         unsafe { AtomicU32::from_ptr(word.cast().as_ptr()) }
     }
 
@@ -201,8 +203,8 @@ impl SlotRing {
 
     fn slot(&self, taken: usize) -> &[u8] {
         let place = self.place(taken);
-        // SAFETY: the slot is within the mapping, and taken: the kernel does not write it until `release`, which needs
-        // `&mut self`.
+        // SAFETY: the slot is within the mapping, and taken: the kernel does not write it until `release`,
+        // which needs `&mut self`.
         unsafe { std::slice::from_raw_parts(place.as_ptr(), self.slot_bytes) }
     }
 

@@ -14,8 +14,8 @@ pub(super) struct Testpmd {
 }
 
 impl Testpmd {
-    /// Starts testpmd with these forward mode and number of queues, and rings of 512 descriptors; `None`, after
-    /// `not_run`, where it is not installed.
+    /// Starts testpmd with these forward mode and number of queues, and rings of 512 descriptors; `None`,
+    /// after `not_run`, where it is not installed.
     pub(super) fn start(socket: &Path, mode: &str, queues: u16) -> Option<Self> {
         static STARTED: AtomicU64 = AtomicU64::new(0);
         if Command::new("dpdk-testpmd").arg("--version").output().is_err() {
@@ -87,8 +87,8 @@ impl Drop for Testpmd {
 }
 
 impl Fixture {
-    /// Starts forwarding and waits until it works: testpmd posts its first buffers some time after it has connected.
-    /// Returns how many packets it has had until then.
+    /// Starts forwarding and waits until it works: testpmd posts its first buffers some time after it has
+    /// connected. Returns how many packets it has had until then.
     fn forward(&mut self, testpmd: &mut Testpmd, clients: u64) -> u64 {
         testpmd.command("start");
         eventually("testpmd connects", || self.number("clients") == clients);
@@ -112,7 +112,8 @@ impl Fixture {
     }
 }
 
-/// Delivers `rounds` batches of 16 packets, each when the previous one was sent back, and returns what was delivered.
+/// Delivers `rounds` batches of 16 packets, each when the previous one was sent back, and returns what was
+/// delivered.
 fn echo(fixture: &mut Fixture, rounds: u64) -> u64 {
     let sent = flows(16);
     let (delivered, returned) = (fixture.traffic().delivered.packets, fixture.number("returned"));
@@ -171,8 +172,8 @@ fn each_side_can_restart() {
     let Some(mut testpmd) = Testpmd::start(&first.path(), "io", 1) else { return };
     first.forward(&mut testpmd, 1);
     assert_eq!(echo(&mut first, 3), 48);
-    // The server goes and comes. net_memif frees its rings then, also those that testpmd forwards by at that moment, which
-    // can crash it.
+    // The server goes and comes. net_memif frees its rings then, also those that testpmd forwards by at that
+    // moment, which can crash it.
     testpmd.command("stop");
     let _ = testpmd.find("Telling cores to stop");
     let _ = testpmd.find("Done.");
@@ -180,7 +181,8 @@ fn each_side_can_restart() {
     drop((app, endpoints));
     let (app, endpoints) = start("apps", &options(folder.path()), None, vec![None]).unwrap();
     let mut second = Fixture { folder, app, endpoints };
-    // net_memif connects when its port is started, and not if it has not noticed yet that the server has gone.
+    // net_memif connects when its port is started, and not if it has not noticed yet that the server has
+    // gone.
     let begun = Instant::now();
     let mut tried: Option<Instant> = None;
     while second.number("clients") == 0 {

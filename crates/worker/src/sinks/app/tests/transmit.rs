@@ -209,8 +209,8 @@ fn an_endpoint_that_is_dropped_waits_for_its_sends() {
     assert_eq!((traffic.delivered.packets, traffic.in_flight()), (9, 0), "{traffic:?}");
 }
 
-/// Clients with many full rings and one with a single frame: the frame is taken in the first iteration, and those with
-/// more get the same amounts.
+/// Clients with many full rings and one with a single frame: the frame is taken in the first iteration, and
+/// those with more get the same amounts.
 #[test]
 fn a_client_with_full_rings_takes_no_share_of_others() {
     const ROUNDS: usize = 40;

@@ -227,8 +227,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 type Numbered = (u64, Vec<u8>);
 
 proptest! {
-    /// Against a queue: what was taken by the ring comes out in order and is whole until its room is given back, what was
-    /// not is reported.
+    /// Against a queue: what was taken by the ring comes out in order and is whole until its room is given
+    /// back, what was not is reported.
     #[test]
     fn a_ring_is_a_queue_with_losses(capacity in 0..4096_usize, steps in steps()) {
         let (mut producer, mut consumer) = small(capacity, 256);

@@ -1,4 +1,5 @@
-//! Captures of a process of its own, which is this test binary again: one that is killed, and one whose disk is full.
+//! Captures of a process of its own, which is this test binary again: one that is killed, and one whose disk
+//! is full.
 
 use std::process::{Child, Stdio};
 
