@@ -133,6 +133,7 @@ uninstall: ## what `make install` installed, with the same PREFIX; settings stay
 UNIT_EXPOSURE := 18
 lint: deps-build deps-test deps-promtool cargo-deny ## formatting, clippy, dependencies, unit file, alert rules
 	.ci/field-names --self-test && .ci/field-names
+	.ci/comments --self-test && .ci/comments
 	.ci/links
 	.ci/build-budgets --self-test && .ci/build-budgets
 	$(CARGO) fmt --all --check
