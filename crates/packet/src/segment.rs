@@ -85,9 +85,9 @@ impl Template {
 
     /// Reads the headers of a frame with a stream of this protocol, TCP or UDP: as in
     /// [`of_header`](Self::of_header), or inside tunnels. With `stream_at` the header of the stream is the
-    /// one at that place, and the tunnels are of any kind that has IP headers whose lengths cover the frame
-    /// to its end, at most [`MAX_TUNNELS`]: so no UDP port need be known. Without, there can be one tunnel:
-    /// IP in IP, GRE, and VXLAN or Geneve on their own ports. GRE has no sequence number.
+    /// one at that place, and there can be [`MAX_TUNNELS`] tunnels; those of other kinds than IP in IP, GRE,
+    /// and VXLAN or Geneve on their own ports are known by IP headers whose lengths cover the frame to its
+    /// end. Without, there can be one tunnel, of those kinds. GRE has no sequence number.
     pub fn of_frame(frame: &[u8], protocol: IpProtocol, stream_at: Option<usize>) -> Option<Self> {
         let (l3, ether_type) = ethernet(frame, 0)?;
         let outer = Network::parse(frame, l3, ether_type)?;
@@ -97,12 +97,11 @@ impl Template {
         let mut tunnels = networks.iter_mut();
         while !is_stream(&network) {
             *tunnels.next()? = Some(network);
+            let exact =
+                tunnelled(frame, &network).and_then(|(l3, ether_type)| Network::parse(frame, l3, ether_type));
             network = match stream_at {
-                Some(stream_at) => network.next(frame, stream_at)?,
-                None => {
-                    let (l3, ether_type) = tunnelled(frame, &network)?;
-                    Network::parse(frame, l3, ether_type).filter(is_stream)?
-                }
+                Some(at) => exact.filter(|inner| inner.end <= at).or_else(|| network.next(frame, at))?,
+                None => exact.filter(is_stream)?,
             };
         }
         let stream_bytes = match protocol {

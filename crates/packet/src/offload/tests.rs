@@ -166,7 +166,13 @@ fn tunnels_on_any_port_are_split_where_the_stream_is_named() {
     gre[4..6].copy_from_slice(&sum.to_be_bytes());
     let gre = v4().protocol(IpProtocol::GRE).payload(&gre).build();
     let nested = v6().ip_in_ip(&v4().vxlan(9, &whole).build_packet()).build();
+    // The destination address inside is as the start of an IPv6 header: version and length.
+    let mut alike = v4().vxlan(7, &v6().tcp(1, 2, FLAGS).payload(&payload(1000)).build()).build();
+    let covered = (alike.len() - 50 - 40) as u16;
+    alike[50..54].copy_from_slice(&[0x62, 0, 0, 0]);
+    alike[54..56].copy_from_slice(&covered.to_be_bytes());
     for (name, merged, starts) in [
+        ("VXLAN with addresses like a header", alike, vec![14, 64]),
         ("VXLAN on 8472", other_port, vec![14, 64]),
         ("Geneve on 1234", geneve, vec![14, 96]),
         ("GRE with a checksum", gre, vec![14, 42]),
