@@ -21,7 +21,7 @@ use program::{KernelSink, TapMac};
 use verbs::PortNumber;
 
 use self::back::Back;
-use self::pump::{Condition, Pump, Shared};
+use self::pump::{Condition, OtherQueues, Pump, Shared};
 pub use self::tap::TapError;
 use self::tap::{Interface, MTU_DEFAULT, Queue, Wanted};
 use super::handoff::{self, Consumer, PACKET_BYTES_MAX, Producer, Wakeup, record_bytes};
@@ -112,6 +112,8 @@ fn pumps(
             wakeup: Wakeup::new().map_err(failed)?,
             back: None,
             given: interface.wanted(),
+            refusal: None,
+            others: OtherQueues::default(),
         });
     }
     let threads = pumps.len();

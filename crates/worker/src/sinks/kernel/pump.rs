@@ -90,6 +90,27 @@ pub(super) struct Pump {
     pub(super) back: Option<Back>,
     /// The address and MTU that the interface was given last.
     pub(super) given: Wanted,
+    /// Why the interface does not have those of the port, as it was logged last.
+    pub(super) refusal: Option<String>,
+    pub(super) others: OtherQueues,
+}
+
+/// The queues that other processes hold, as found by one look after the other.
+#[derive(Debug, Default)]
+pub(super) struct OtherQueues {
+    /// The number of all queues when there were no others.
+    all_own: Option<usize>,
+    /// Found by the last look.
+    found: usize,
+}
+
+impl OtherQueues {
+    /// How many of them two successive looks have found: a queue that this process closes is counted for a
+    /// moment.
+    pub(super) fn confirmed(&mut self, look: impl FnOnce(&mut Option<usize>) -> usize) -> usize {
+        let found = look(&mut self.all_own);
+        found.min(std::mem::replace(&mut self.found, found))
+    }
 }
 
 /// When the interface is to be looked at, or attached to.
@@ -160,8 +181,12 @@ impl Pump {
         match queue.refresh() {
             Refreshed::Same if queue.is_up() => {
                 let mtu = queue.mtu();
+                let Self { others, interface, .. } = self;
                 // One thread looks for all.
-                let others = if self.index == 0 { self.interface.queues_of_others() } else { 0 };
+                let others = match self.index {
+                    0 => others.confirmed(|all_own| interface.queues_of_others(all_own)),
+                    _ => 0,
+                };
                 self.note(Condition::Up { mtu, others });
             }
             Refreshed::Same => self.note(Condition::Down),
@@ -176,35 +201,37 @@ impl Pump {
         }
     }
 
-    /// Gives the interface the address and MTU of the port when these have changed. What others have changed
-    /// at the interface itself stays.
+    /// Gives the interface the address and MTU of the port when these have changed, again until it takes
+    /// them. What others have changed at the interface itself stays.
     fn follow(&mut self) {
-        let Self { sink, interface, queue, given, index, .. } = self;
+        let Self { sink, interface, queue, given, refusal, index, .. } = self;
         let wanted = interface.wanted();
         let Some(queue) = queue.as_mut().filter(|_| *index == 0 && wanted != *given) else { return };
-        let changed = Wanted {
-            mac: wanted.mac.filter(|_| wanted.mac != given.mac),
-            mtu: wanted.mtu.filter(|_| wanted.mtu != given.mtu),
-        };
-        *given = wanted;
+        let before = *given;
+        let mac = Wanted { mac: wanted.mac.filter(|_| wanted.mac != given.mac), mtu: None };
+        let mtu = Wanted { mac: None, mtu: wanted.mtu.filter(|_| wanted.mtu != given.mtu) };
+        // Each on its own, so that one that was taken is not given again with the other.
+        let mac = queue.configure(interface, mac).map(|()| given.mac = wanted.mac);
+        let mtu = queue.configure(interface, mtu).map(|()| given.mtu = wanted.mtu);
         let name = &interface.name;
-        match queue.configure(interface, changed) {
-            Ok(()) => {
-                let mac = changed.mac.map_or_else(String::new, |mac| format!(" address {mac}"));
-                let mtu = changed.mtu.map_or_else(String::new, |mtu| format!(" mtu {mtu}"));
-                tracing::info!("sink `{sink}`: {name} follows its port:{mac}{mtu}");
-            }
-            Err(error) => {
-                tracing::warn!("sink `{sink}`: {name} does not follow its port: {}", sentence(&error));
-            }
+        if *given != before {
+            let mac = given.mac.filter(|_| given.mac != before.mac).map(|mac| format!(" address {mac}"));
+            let mtu = given.mtu.filter(|_| given.mtu != before.mtu).map(|mtu| format!(" mtu {mtu}"));
+            let (mac, mtu) = (mac.unwrap_or_default(), mtu.unwrap_or_default());
+            tracing::info!("sink `{sink}`: {name} follows its port:{mac}{mtu}");
         }
+        let refused = mac.and(mtu).err().map(|error| sentence(&error));
+        if let Some(text) = refused.as_ref().filter(|_| refused != *refusal) {
+            tracing::warn!("sink `{sink}`: {name} does not follow its port: {text}");
+        }
+        *refusal = refused;
     }
 
     fn attach(&mut self, schedule: &mut Schedule, now: Instant) {
         let wanted = self.interface.wanted();
         match self.interface.attach(self.multi_queue) {
             Ok(queue) => {
-                self.given = wanted;
+                (self.given, self.refusal) = (wanted, None);
                 *schedule = Schedule { next: now, pause: RETRY.0 };
                 self.queue = Some(queue);
             }

@@ -223,7 +223,7 @@ impl Interface {
     /// that has only one.
     fn claim(&self) -> Result<(), TapError> {
         for _ in 0..CLAIM_LOOKS {
-            if self.queues_of_others() == 0 {
+            if self.queues_of_others(&mut None) == 0 {
                 return Ok(());
             }
             thread::sleep(CLAIM_STEP);
@@ -232,14 +232,17 @@ impl Interface {
         Err(TapError::Shared { interface: self.name.clone(), holder })
     }
 
-    /// How many queues of the interface other processes hold; 0 if that cannot be found out.
-    pub(super) fn queues_of_others(&self) -> usize {
+    /// How many queues of the interface other processes hold; 0 if that cannot be found out. `all_own` is
+    /// the number of queues when all were found to be this process's: while there are as many, /proc, which
+    /// takes long with many descriptors, is not read.
+    pub(super) fn queues_of_others(&self, all_own: &mut Option<usize>) -> usize {
         let attached = || tap::queues(&self.name).ok().flatten().unwrap_or_default();
         let before = attached();
-        if before == 0 {
+        if before == 0 || *all_own == Some(before) {
             return 0;
         }
         let own = tap::own_queues(&self.name).unwrap_or(before);
+        *all_own = (own == before).then_some(before);
         // Asked twice: another thread of this process may attach or close a queue meanwhile.
         before.min(attached()).saturating_sub(own)
     }

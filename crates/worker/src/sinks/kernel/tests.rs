@@ -184,3 +184,12 @@ fn cutting_allocates_nothing() {
     });
     assert_eq!(counted.count_total, 0);
 }
+
+/// A queue that is seen once is one that this process closes; one that is gone is so at once.
+#[test]
+fn queues_of_others_are_reported_after_the_second_look() {
+    let mut others = OtherQueues::default();
+    let found = [1, 0, 2, 2, 1, 0, 0, 3, 3];
+    let confirmed = found.map(|found| others.confirmed(|_| found));
+    assert_eq!(confirmed, [0, 0, 0, 2, 1, 0, 0, 0, 3]);
+}
