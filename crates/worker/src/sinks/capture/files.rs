@@ -23,8 +23,10 @@ const MODE: u32 = 0o640;
 const TIME_BYTES: usize = "20260102T030405.678Z".len();
 /// The most pieces of one write (UIO_MAXIOV).
 const PIECES_MAX: usize = 1024;
-/// The least and the most digits of a number.
-const NUMBER_DIGITS: std::ops::RangeInclusive<usize> = 6..=18;
+/// The least and the most digits of a number. A name with more is not one of a capture.
+const NUMBER_DIGITS: std::ops::RangeInclusive<usize> = 6..=17;
+/// The highest number. Files after it have it, too, and sort by time.
+const NUMBER_MAX: u64 = 10_u64.pow(*NUMBER_DIGITS.end() as u32) - 1;
 /// Names that are tried before an existing file is an error.
 const NAMES_TRIED: u64 = 100;
 
@@ -111,7 +113,7 @@ impl Files {
     fn create_at(&mut self, room: u64, now: SystemTime) -> Result<(), CreateError> {
         self.current = None;
         self.make_room(room)?;
-        self.number += 1;
+        self.number = NUMBER_MAX.min(self.number + 1);
         let now_ms = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64;
         for attempt in 0.. {
             let name = format!("{}{}-{:06}{}", self.prefix, time_text(now_ms), self.number, self.suffix);
@@ -124,7 +126,7 @@ impl Files {
                     return Ok(());
                 }
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists && attempt < NAMES_TRIED => {
-                    self.number += 1;
+                    self.number = NUMBER_MAX.min(self.number + 1);
                 }
                 Err(error) => return Err(error.into()),
             }
@@ -375,7 +377,12 @@ mod tests {
     #[test]
     fn the_oldest_files_make_room_and_foreign_ones_stay() {
         let folder = tempfile::tempdir().unwrap();
-        let foreign = ["dns_notes.pcapng", "dns_20260102T030405.678Z.txt", "ssh_20260102T030405.678Z.pcapng"];
+        let foreign = [
+            "dns_notes.pcapng",
+            "dns_20260102T030405.678Z.txt",
+            "ssh_20260102T030405.678Z.pcapng",
+            "dns_20260102T030405.678Z-999999999999999999.pcapng",
+        ];
         for name in foreign {
             fs::write(folder.path().join(name), [0; 1000]).unwrap();
         }
@@ -419,6 +426,19 @@ mod tests {
     }
 
     #[test]
+    fn files_after_the_highest_number_are_counted_and_deleted() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join(format!("dns_20200102T030405.678Z-{NUMBER_MAX}.pcapng")), [0; 100])
+            .unwrap();
+        let mut files = Files::new(folder.path(), "dns", 300).unwrap();
+        for second in 1_800_000_000..1_800_000_005 {
+            files.create_at(100, UNIX_EPOCH + Duration::from_secs(second)).unwrap();
+            files.write(&mut [IoSlice::new(&[0; 100])]).unwrap();
+        }
+        assert_eq!((names(folder.path()).len(), files.deleted()), (3, 3));
+    }
+
+    #[test]
     fn a_file_that_cannot_be_deleted_is_named() {
         let folder = tempfile::tempdir().unwrap();
         let old = folder.path().join("dns_20200102T030405.678Z-000001.pcapng");
@@ -428,9 +448,9 @@ mod tests {
             return test_support::not_run("a capture that cannot be deleted", "chattr +i needs root");
         }
         let mut files = Files::new(folder.path(), "dns", 100).unwrap();
-        let error = files.create(100).expect_err("there is no room");
+        let result = files.create(100);
         immutable("-i").unwrap();
-        let text = error.to_string();
+        let text = result.expect_err("there is no room").to_string();
         assert!(text.contains(old.to_str().unwrap()) && text.contains("cannot be deleted"), "{text}");
     }
 
