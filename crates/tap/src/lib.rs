@@ -31,21 +31,21 @@ const NO_PROGRAM: c_int = -1;
 /// the byte order of the machine.
 ///
 /// # Errors
-/// The kernel refuses an attribute, or still has another header afterwards.
+/// The kernel refuses an attribute, which the error names, or still has another header afterwards.
 pub fn adopt(queue: BorrowedFd<'_>, header_bytes: usize) -> io::Result<()> {
     if header_bytes > 0 {
         let bytes = c_int::try_from(header_bytes).map_err(|_| io::ErrorKind::InvalidInput)?;
-        set(queue, libc::TUNSETVNETHDRSZ, bytes)?;
-        set(queue, libc::TUNSETVNETLE, 0)?;
+        set(queue, libc::TUNSETVNETHDRSZ, bytes).map_err(refused("TUNSETVNETHDRSZ"))?;
+        set(queue, libc::TUNSETVNETLE, 0).map_err(refused("TUNSETVNETLE"))?;
         // Kernels without CONFIG_TUN_VNET_CROSS_LE have no other order.
-        set_if_known(queue, libc::TUNSETVNETBE, 0)?;
+        set_if_known(queue, libc::TUNSETVNETBE, 0).map_err(refused("TUNSETVNETBE"))?;
     }
-    set(queue, libc::TUNSETSNDBUF, c_int::MAX)?;
+    set(queue, libc::TUNSETSNDBUF, c_int::MAX).map_err(refused("TUNSETSNDBUF"))?;
     // A `struct tun_filter` without addresses: every frame of the host.
-    set(queue, libc::TUNSETTXFILTER, 0)?;
-    set(queue, libc::TUNDETACHFILTER, 0)?;
-    set_if_known(queue, libc::TUNSETSTEERINGEBPF, NO_PROGRAM)?;
-    set_if_known(queue, libc::TUNSETFILTEREBPF, NO_PROGRAM)?;
+    set(queue, libc::TUNSETTXFILTER, 0).map_err(refused("TUNSETTXFILTER"))?;
+    set(queue, libc::TUNDETACHFILTER, 0).map_err(refused("TUNDETACHFILTER"))?;
+    set_if_known(queue, libc::TUNSETSTEERINGEBPF, NO_PROGRAM).map_err(refused("TUNSETSTEERINGEBPF"))?;
+    set_if_known(queue, libc::TUNSETFILTEREBPF, NO_PROGRAM).map_err(refused("TUNSETFILTEREBPF"))?;
     match self::header_bytes(queue)? {
         found if found == header_bytes => Ok(()),
         found => Err(io::Error::other(format!(
@@ -64,7 +64,7 @@ pub fn header_bytes(queue: BorrowedFd<'_>) -> io::Result<usize> {
     // SAFETY: TUNGETIFF writes an `ifreq`, which lives through the call.
     let rc = unsafe { libc::ioctl(queue.as_raw_fd(), libc::TUNGETIFF, &raw mut request) };
     if rc != 0 {
-        return Err(io::Error::last_os_error());
+        return Err(refused("TUNGETIFF")(io::Error::last_os_error()));
     }
     // SAFETY: TUNGETIFF succeeded, so the kernel filled this member of the union.
     let flags = unsafe { request.ifr_ifru.ifru_flags };
@@ -75,9 +75,14 @@ pub fn header_bytes(queue: BorrowedFd<'_>) -> io::Result<usize> {
     // SAFETY: TUNGETVNETHDRSZ writes an `int`, which lives through the call.
     let rc = unsafe { libc::ioctl(queue.as_raw_fd(), libc::TUNGETVNETHDRSZ, &raw mut bytes) };
     if rc != 0 {
-        return Err(io::Error::last_os_error());
+        return Err(refused("TUNGETVNETHDRSZ")(io::Error::last_os_error()));
     }
     usize::try_from(bytes).map_err(|_| io::ErrorKind::InvalidData.into())
+}
+
+/// Names the ioctl(2) request that the kernel has refused.
+fn refused(request: &'static str) -> impl FnOnce(io::Error) -> io::Error {
+    move |error| io::Error::new(error.kind(), format!("{request} is refused: {error}"))
 }
 
 /// One of the `TUNSET*` requests that read an `int`, or as many bytes.

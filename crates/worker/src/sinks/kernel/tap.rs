@@ -91,7 +91,19 @@ pub enum TapError {
         #[source]
         source: io::Error,
     },
-    /// An attribute cannot be set.
+    /// An attribute of a queue cannot be set.
+    #[error(
+        "the TAP interface `{interface}` keeps what its last user has set (hint: as root, \
+         `ip link delete dev {interface}`, and make it again; a sandbox of the daemon has to permit ioctl(2))"
+    )]
+    Adopt {
+        /// The name of the interface.
+        interface: String,
+        /// The attribute, and the kernel's answer.
+        #[source]
+        source: io::Error,
+    },
+    /// An attribute of the interface cannot be set.
     #[error(
         "{what} of the TAP interface `{interface}` cannot be set (hint: as root, `ip link set dev {interface} {remedy}`)"
     )]
@@ -206,7 +218,8 @@ impl Interface {
         let offloads = *self.offloads.get_or_init(|| device.tcp_gso());
         device.set_nonblocking(true).map_err(|source| self.not_attached(source))?;
         let header_bytes = if offloads { OFFLOAD_HEADER_BYTES } else { 0 };
-        tap::adopt(device.as_fd(), header_bytes).map_err(|source| self.not_attached(source))?;
+        tap::adopt(device.as_fd(), header_bytes)
+            .map_err(|source| TapError::Adopt { interface: self.name.clone(), source })?;
         if existing.is_none() {
             *made = index_of(&self.name);
         }
