@@ -48,6 +48,8 @@ pub(super) struct Writer<M: Medium = File> {
     buffer: Vec<u8>,
     buffered_frames: u64,
     lost_frames: u64,
+    /// Those that were lost before the last write that failed after one that did not.
+    lost_before: u64,
 }
 
 impl Writer {
@@ -77,6 +79,7 @@ impl<M: Medium> Writer<M> {
             buffer: Vec::with_capacity(BUFFER_BYTES),
             buffered_frames: 0,
             lost_frames: 0,
+            lost_before: 0,
         })
     }
 
@@ -104,7 +107,13 @@ impl<M: Medium> Writer<M> {
             Err(error) => {
                 if !self.torn {
                     let frames = self.buffered_frames;
-                    tracing::error!(%error, frames, "sent frames cannot be written to {} and are lost", self.name);
+                    tracing::error!(
+                        %error,
+                        frames,
+                        "sent frames cannot be written to {} and are lost (hint: make room, or raise `ulimit -f`)",
+                        self.name
+                    );
+                    self.lost_before = self.lost_frames;
                 }
                 self.torn = true;
                 self.lost_frames += self.buffered_frames;
@@ -129,7 +138,7 @@ impl<M: Medium> Writer<M> {
             tracing::info!(
                 "sent frames are written to {} again, after {} that were lost",
                 self.name,
-                self.lost_frames
+                self.lost_frames - self.lost_before
             );
         }
         Ok(())
@@ -221,6 +230,8 @@ mod tests {
         assert_eq!(frames(&disk.content()), [[0; 60], [1; 60], [5; 60]]);
         disk.resize(disk.content().len() + 30);
         writer.write(&[6; 60]);
+        writer.flush();
+        assert_eq!((writer.lost_frames(), writer.lost_before), (4, 3), "one since it was written again");
         drop(writer);
         assert_eq!(frames(&disk.content()), [[0; 60], [1; 60], [5; 60]], "the file ends with a whole record");
     }
