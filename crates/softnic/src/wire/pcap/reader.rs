@@ -16,8 +16,12 @@ use super::link::CaptureLink;
 const SECTION_HEADER: [u8; 4] = [0x0a, 0x0d, 0x0d, 0x0a];
 /// The word after it that tells the byte order.
 const BYTE_ORDER: u32 = 0x1a2b_3c4d;
-/// The longest block that Wireshark reads (MAX_BLOCK_SIZE); more is a damaged length.
+/// The longest block that libpcap reads (sf-pcapng.c, INITIAL_MAX_BLOCKSIZE); more is a damaged length. Blocks
+/// of types that are not read here are passed over whatever their length is.
 const MAX_BLOCK_BYTES: u32 = 16 << 20;
+/// The types of blocks that are read besides: interfaces (4.2), and obsolete, simple and enhanced packets
+/// (11.1, 4.4, 4.3).
+const BLOCKS_READ: [u32; 4] = [1, 2, 3, 6];
 /// Type and length before the body of a block, and the length after it.
 const BLOCK_HEADER_BYTES: u32 = 8;
 const BLOCK_TRAILER_BYTES: u32 = 4;
@@ -176,10 +180,10 @@ impl<R: Read> BlockReader<R> {
         if self.file.fill_buf().map_err(CaptureError::of_read)?.is_empty() {
             return Ok(None);
         }
-        let kind = self.raw_word()?;
+        let raw_kind = self.raw_word()?;
         let mut length = self.raw_word()?;
         self.body.clear();
-        if kind == SECTION_HEADER {
+        if raw_kind == SECTION_HEADER {
             let order = self.raw_word()?;
             self.is_big = match BYTE_ORDER {
                 order_word if order == order_word.to_be_bytes() => true,
@@ -193,22 +197,28 @@ impl<R: Read> BlockReader<R> {
             length.reverse();
         }
         let length = u32::from_be_bytes(length);
+        let kind = self.word(raw_kind);
+        let is_read = raw_kind == SECTION_HEADER || BLOCKS_READ.contains(&kind);
         let least = BLOCK_HEADER_BYTES + self.body.len() as u32 + BLOCK_TRAILER_BYTES;
-        if !(least..=MAX_BLOCK_BYTES).contains(&length) || !length.is_multiple_of(4) {
+        let most = if is_read { MAX_BLOCK_BYTES } else { u32::MAX };
+        if !(least..=most).contains(&length) || !length.is_multiple_of(4) {
             return Err(damaged(format!("its block has a length of {length} bytes")));
         }
-        // As much memory as the file has bytes, whatever the length says.
         let rest = u64::from(length - least);
-        let read =
-            self.file.by_ref().take(rest).read_to_end(&mut self.body).map_err(CaptureError::of_read)?;
-        if (read as u64) < rest {
+        let mut file = self.file.by_ref().take(rest);
+        // As much memory as the file has bytes, whatever the length says.
+        let read = match is_read {
+            true => file.read_to_end(&mut self.body).map(|read| read as u64),
+            false => io::copy(&mut file, &mut io::sink()),
+        };
+        if read.map_err(CaptureError::of_read)? < rest {
             return Err(CaptureError::Truncated);
         }
         let trailer = self.raw_word()?;
         if self.word(trailer) != length {
             return Err(damaged("the two lengths of its block differ"));
         }
-        Ok(Some(self.word(kind)))
+        Ok(Some(kind))
     }
 
     fn raw_word(&mut self) -> Result<[u8; 4], CaptureError> {

@@ -139,6 +139,23 @@ fn both_byte_orders_and_resolutions_are_read_and_cut_packets_are_frames() {
     }
 }
 
+#[test]
+fn long_blocks_of_other_types_are_passed_over() {
+    let folder = tempfile::tempdir().unwrap();
+    let order = Order { big: false };
+    let mut file = pcapng(order, 1, &[(7, 0, A, 60)]);
+    let frames = |file: &[u8]| {
+        let wire = PcapWire::open(&config(&write(&folder, "ng", file), PcapMode::Once));
+        wire.map(|mut wire| receive(&mut wire).len()).map_err(|error| error.to_string())
+    };
+    let before = frames(&file).unwrap();
+    block(order, &mut file, 0x0bad, &vec![0; 17 << 20]);
+    let cut = frames(&file[..file.len() - 8]).unwrap_err();
+    assert!(cut.contains("the file ends in it"), "{cut}");
+    file.extend(pcapng(order, 1, &[(7, 0, B, 61)]));
+    assert_eq!(frames(&file), Ok(2 * before));
+}
+
 /// The upper bits of the link-type word (pcap-savefile(5)) and the options of pcapng. A check sequence is no
 /// part of a frame; of a packet that was cut it is gone already.
 #[test]
