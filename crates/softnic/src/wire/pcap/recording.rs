@@ -44,9 +44,11 @@ impl Recording {
         let mut recording = Self::default();
         for file in captures(path)? {
             let mut loader = Loader { path: &file, packet: 0, recording: &mut recording, timeline: None };
-            loader.load().map_err(|problem| match file == path {
-                true => problem,
-                false => WireError::InFolder { folder: path.to_owned(), problem: Box::new(problem) },
+            loader.load().map_err(|problem| match problem {
+                // Its remedy is another one than to repair the file.
+                problem @ WireError::CaptureLimit { .. } => problem,
+                problem if file == path => problem,
+                problem => WireError::InFolder { folder: path.to_owned(), problem: Box::new(problem) },
             })?;
         }
         recording.store.align();
