@@ -74,14 +74,6 @@ pub struct Ports<'p> {
     pub stations: &'p [Station],
 }
 
-impl<'p> Ports<'p> {
-    /// Nothing is known but the ports whose link is down.
-    #[must_use]
-    pub fn with_down(down: &'p [u8]) -> Self {
-        Self { down, stations: &[] }
-    }
-}
-
 impl Environment<'_> {
     /// The number of workers.
     #[must_use]

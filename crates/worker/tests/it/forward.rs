@@ -273,12 +273,12 @@ fn a_packet_beyond_the_mtu_is_counted_and_the_next_ones_are_sent() {
 #[test]
 fn while_the_port_is_down_packets_are_counted() {
     let mut scene = Scene::to_port_2();
-    scene.hub().tick(&Ports::with_down(&[2]));
+    scene.hub().tick(&Ports { down: &[2], stations: &[] });
     scene.rig.send(1, (0..10).map(udp));
     scene.rig.settle();
     assert_eq!((scene.dropped(SinkDrop::Down), scene.sent(2).len()), (10, 0));
     assert!(scene.hub().status().contains(&("state".to_owned(), "down".to_owned())));
-    scene.hub().tick(&Ports::with_down(&[1]));
+    scene.hub().tick(&Ports { down: &[1], stations: &[] });
     scene.rig.send(1, (0..10).map(udp));
     scene.rig.settle();
     assert_eq!((scene.dropped(SinkDrop::Down), scene.sent(2).len()), (10, 10));
@@ -359,7 +359,7 @@ fn a_port_of_another_device_that_is_down_or_full_costs_counted_packets() {
     assert_eq!((scene.sent_by_other().len(), scene.dropped(SinkDrop::Down)), (0, 10));
     scene.other.is_down.store(false, Ordering::Relaxed);
     scene.other.nic.pump(1);
-    scene.hub().tick(&Ports::with_down(&[1]));
+    scene.hub().tick(&Ports { down: &[1], stations: &[] });
     scene.receive_only((0..64).map(udp).collect());
     scene.rig.settle();
     assert_eq!((scene.traffic().in_flight(), scene.dropped(SinkDrop::TxFull)), (32, 32));

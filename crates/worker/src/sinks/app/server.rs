@@ -26,7 +26,7 @@ use super::roster::{Roster, RosterSlot, Shares};
 /// The longest time from the connection to the end of the handshake.
 pub(super) const HANDSHAKE: Duration = Duration::from_secs(3);
 /// The most handshakes of users at once, and of one user. They are no places of clients: whoever does not
-/// complete one takes nothing that another user could have. Two users cannot have all.
+/// complete one takes nothing that another user could have. Fewer than four users cannot have all.
 const PENDING_MAX: usize = 32;
 pub(super) const USER_PENDING_MAX: usize = PENDING_MAX / 4;
 /// Further handshakes of root and the daemon's user; beyond them connections wait in the socket.

@@ -99,7 +99,7 @@ fn what_the_port_does_not_take_is_dropped_by_reason() {
     assert_eq!(sending.counted(), (2, dropped));
     let client_line = sending.fixture.status("client ")[0].clone();
     assert!(client_line.ends_with("returned 3, returned_too_long 3"), "{client_line}");
-    sending.fixture.app.tick(&Ports::with_down(&[2]));
+    sending.fixture.app.tick(&Ports { down: &[2], stations: &[] });
     send(&mut client, 0, &vec![frame(60); 5]);
     let (sent, dropped) = sending.counted();
     assert_eq!((sent, dropped.contains(&(SinkDrop::Down, 5))), (2, true), "{dropped:?}");
