@@ -50,6 +50,9 @@ pub struct Controller<I: Installer = VerbsInstaller> {
     installed: Option<Placed<I>>,
     /// Flows that a failed rollback has left on the device.
     leftover: Option<Placed<I>>,
+    /// A flow that kept a counter readable, and that the device did not remove. There is at most one: no
+    /// other is installed while it stays.
+    holder: Option<CounterHolder<I::Flow>>,
     /// For flows that drop: every flow needs a queue pair (drivers/infiniband/core/uverbs_cmd.c,
     /// `ib_uverbs_ex_create_flow`).
     drop_queue: I::Queue,
@@ -58,7 +61,7 @@ pub struct Controller<I: Installer = VerbsInstaller> {
     counters: [RuleCounters<I::Counter>; Counted::ALL.len()],
     /// Whether the device can count the packets of a flow, as far as known.
     counts: bool,
-    /// How many counters had their last reading before the removal of their last flow.
+    /// How many counters could not be read after the removal of their last flow.
     early_readings: u64,
     installer: I,
     limits: Limits,
@@ -100,6 +103,7 @@ impl<I: Installer> Controller<I> {
         Ok(Self {
             installed: None,
             leftover: None,
+            holder: None,
             drop_queue,
             _drop_table: table,
             counters: Default::default(),
@@ -183,9 +187,9 @@ impl<I: Installer> Controller<I> {
         books.flat_map(|(book, kind)| book.totals(kind)).collect()
     }
 
-    /// How many counters were read for the last time before the removal of their flow, because the device
-    /// refused the flow that would have kept them readable. Packets that the device counted between the two
-    /// are in no total.
+    /// How many counters could not be read after the removal of their last flow, because the device refused
+    /// the reading, or the flow that would have kept them readable. Packets that the device counted after the
+    /// reading before are in no total.
     #[must_use]
     pub fn early_readings(&self) -> u64 {
         self.early_readings
@@ -341,11 +345,18 @@ impl<I: Installer> Controller<I> {
         let destroyed = self.installer.destroy_flow(flow);
         if let (Ok(()), Some(kind)) = (&destroyed, counted) {
             let rule = rule_name(&placed.program, placed.program.flows[index].rule);
-            self.counters[kind as usize].flow_removed(&mut self.installer, rule);
+            if let Err(refusal) = self.counters[kind as usize].flow_removed(&mut self.installer, rule) {
+                tracing::warn!(
+                    rule,
+                    "the drop counter could not be read after its last flow was removed: {refusal}; the packets since \
+                     its last reading are in no total"
+                );
+                self.early_readings += 1;
+            }
         }
-        if let Some(Err((holder, refusal))) = holder.map(|holder| self.installer.destroy_flow(holder)) {
-            tracing::warn!("a flow that no packet matches stays on the device: {refusal}");
-            drop(holder);
+        if let Some(holder) = holder {
+            self.holder = Some(holder);
+            self.remove_holder();
         }
         destroyed.map_err(|(flow, refusal)| (PlacedFlow { index, port, flow }, refusal))
     }
@@ -353,24 +364,49 @@ impl<I: Installer> Controller<I> {
     /// Keeps the counter of a rule in use while its last flow is removed, by a flow that no packet matches: a
     /// device like mlx5 refuses to read a counter without a flow
     /// (drivers/infiniband/core/uverbs_std_types_counters.c), and what is counted between a reading and the
-    /// removal would be lost. If the device refuses that flow, the counter is read before the removal.
-    fn hold_counter(&mut self, placed: &Placed<I>, index: usize, port: u8, kind: Counted) -> Option<I::Flow> {
+    /// removal would be lost. If the device refuses that flow, or still has an earlier one, the counter is
+    /// read before the removal.
+    fn hold_counter(
+        &mut self,
+        placed: &Placed<I>,
+        index: usize,
+        port: u8,
+        kind: Counted,
+    ) -> Option<CounterHolder<I::Flow>> {
         if self.limits.reads_idle_counters {
             return None;
         }
         let flow = &placed.program.flows[index];
         let rule = rule_name(&placed.program, flow.rule);
-        let counter = self.counters[kind as usize].of_last_flow(rule)?;
-        let unmatched = unmatched(flow);
-        let request = self.request(&placed.program, &unmatched, placed.band, port);
-        match self.installer.create_flow(&request, &self.drop_queue, Some(counter)) {
-            Ok(holder) => Some(holder),
-            Err(refusal) => {
-                tracing::debug!(rule, "the counter is read before its last flow is removed: {refusal}");
-                self.early_readings += 1;
-                self.counters[kind as usize].refresh(&mut self.installer, rule);
-                None
+        self.counters[kind as usize].of_last_flow(rule)?;
+        self.remove_holder();
+        let counter = self.counters[kind as usize].of_last_flow(rule);
+        if self.holder.is_none() {
+            let unmatched = unmatched(flow);
+            let request = self.request(&placed.program, &unmatched, placed.band, port);
+            match self.installer.create_flow(&request, &self.drop_queue, counter) {
+                Ok(flow) => return Some(CounterHolder { flow, rule: rule.to_owned(), port }),
+                Err(refusal) => {
+                    tracing::debug!(rule, "the counter is read before its last flow is removed: {refusal}");
+                }
             }
+        }
+        self.counters[kind as usize].refresh(&mut self.installer, rule);
+        None
+    }
+
+    /// Removes the flow that has kept a counter readable. If the device refuses, the flow stays until the
+    /// next change: it matches no packet, so the change goes on.
+    fn remove_holder(&mut self) {
+        let Some(CounterHolder { flow, rule, port }) = self.holder.take() else { return };
+        if let Err((flow, refusal)) = self.installer.destroy_flow(flow) {
+            tracing::warn!(
+                rule,
+                port,
+                "the device did not remove a flow that kept the rule's drop counter readable: {refusal}; it matches no \
+                 packet, and the next reload removes it first"
+            );
+            self.holder = Some(CounterHolder { flow, rule, port });
         }
     }
 
@@ -395,10 +431,12 @@ impl<I: Installer> Controller<I> {
 
     /// Releases the counters of rules that have no installed flow.
     fn close_unused_counters(&mut self) {
-        self.counters.iter_mut().for_each(|book| book.close_unused(&mut self.installer));
+        self.counters.iter_mut().for_each(RuleCounters::close_unused);
     }
 
+    /// Removes what an earlier change has left on the device.
     fn remove_leftover(&mut self) -> Result<(), Error> {
+        self.remove_holder();
         let Some(mut leftover) = self.leftover.take() else { return Ok(()) };
         if let Err(error) = self.remove_all(&mut leftover) {
             self.leftover = Some(leftover);
@@ -578,6 +616,13 @@ struct PlacedFlow<F> {
     index: usize,
     port: u8,
     flow: F,
+}
+
+/// A flow that no packet matches. It keeps a rule's counter readable while the rule's last flow is removed.
+struct CounterHolder<F> {
+    flow: F,
+    rule: String,
+    port: u8,
 }
 
 impl<I: Installer> Placed<I> {

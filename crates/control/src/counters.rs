@@ -3,8 +3,8 @@
 //! A rule keeps its counter object while it has a flow on the device; after that only its sum is kept, until
 //! the rule is retired. The last reading of a counter comes after the removal of its last flow, so that it
 //! has every packet; where a device reads no counter without a flow, the controller keeps one on it until
-//! then. No total ever decreases, nor does the sum over all names. Reading queries the device (a real NIC's
-//! firmware), so callers cache the readings.
+//! then, and counts the last readings that fail. No total ever decreases, nor does the sum over all names.
+//! Reading queries the device (a real NIC's firmware), so callers cache the readings.
 
 use std::collections::{BTreeMap, HashSet};
 use std::ops::Bound;
@@ -113,12 +113,22 @@ impl<C> RuleCounters<C> {
 
     /// A flow of the rule was removed. With the last one the counter is released and its sum kept: a device
     /// that forgets readings would count from zero again if the same counter were given to another flow.
-    pub(crate) fn flow_removed<I: Installer<Counter = C>>(&mut self, installer: &mut I, rule: &str) {
-        let Some(live) = self.live.get_mut(rule) else { return };
+    ///
+    /// # Errors
+    /// The refusal of the last reading: the packets since the one before are in no total.
+    pub(crate) fn flow_removed<I: Installer<Counter = C>>(
+        &mut self,
+        installer: &mut I,
+        rule: &str,
+    ) -> Result<(), Refusal> {
+        let Some(live) = self.live.get_mut(rule) else { return Ok(()) };
         live.flows = live.flows.saturating_sub(1);
-        if live.flows == 0 {
-            self.close(installer, rule);
+        if live.flows > 0 {
+            return Ok(());
         }
+        let read = self.read(installer, rule);
+        self.close(rule);
+        read
     }
 
     /// The device cannot count this rule.
@@ -129,11 +139,10 @@ impl<C> RuleCounters<C> {
         }
     }
 
-    /// Releases the counters that no flow uses.
-    pub(crate) fn close_unused<I: Installer<Counter = C>>(&mut self, installer: &mut I) {
-        let unused = self.live.iter().filter(|(_, live)| live.flows == 0);
-        let unused: Vec<String> = unused.map(|(rule, _)| rule.clone()).collect();
-        unused.iter().for_each(|rule| self.close(installer, rule));
+    /// Releases the counters that no flow uses. None of them has ever had a flow, because the removal of the
+    /// last one releases its counter: they have counted nothing.
+    pub(crate) fn close_unused(&mut self) {
+        self.live.retain(|_, live| live.flows > 0);
     }
 
     /// Reads one rule's counter into its last value.
@@ -153,10 +162,7 @@ impl<C> RuleCounters<C> {
     }
 
     /// Releases a counter that counts no more packets, after its last reading.
-    fn close<I: Installer<Counter = C>>(&mut self, installer: &mut I, rule: &str) {
-        if let Err(refusal) = self.read(installer, rule) {
-            tracing::debug!(rule, "the drop counter was released with its last flow: {refusal}");
-        }
+    fn close(&mut self, rule: &str) {
         let Some(live) = self.live.remove(rule) else { return };
         // A count of zero needs no memory.
         if live.last.packets == 0 {

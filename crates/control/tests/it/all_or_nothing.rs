@@ -173,8 +173,8 @@ proptest! {
                 prop_assert!(Arc::ptr_eq(&in_force, &first) && its_band == band);
                 prop_assert_eq!(controller.generation(), generation);
                 let left = if let Error::RollbackFailed { left, .. } = error { *left } else { 0 };
-                prop_assert_eq!(records(&state).len(), before.len() + left);
-                prop_assert!(left > 0 || records(&state) == before);
+                prop_assert_eq!(records_in_use(&state).len(), before.len() + left);
+                prop_assert!(left > 0 || records_in_use(&state) == before);
                 prop_assert!(nth.1.is_some() || left == 0, "one failure leaves nothing");
             }
             Ok(installed) => {
@@ -183,10 +183,11 @@ proptest! {
                     Some(Error::OldFlowsLeft { left, .. }) => *left,
                     warning => { prop_assert!(warning.is_none()); 0 }
                 };
-                prop_assert_eq!(records(&state).len(), second.flows.len() * ports.len() + left);
+                prop_assert_eq!(records_in_use(&state).len(), second.flows.len() * ports.len() + left);
                 prop_assert!(nth.1.is_some() || installed.warning.is_none(), "one failure is rolled back");
             }
         }
+        prop_assert!(records(&state).len() <= records_in_use(&state).len() + 1, "one flow kept a counter");
         let published = state.borrow().published[its_band.index()].clone();
         prop_assert_eq!(published, Some(in_force));
         let now = controller.drop_counters();
@@ -203,6 +204,19 @@ proptest! {
         prop_assert!(records(&state).iter().all(|r| (base..base + PRIORITIES).contains(&u32::from(r.priority))));
         check_counted(&mut controller, &state)?;
     }
+}
+
+/// The device's flows but for those that no packet matches, sorted.
+fn records_in_use(state: &Shared) -> Vec<Record> {
+    let mut records: Vec<Record> = state
+        .borrow()
+        .flows
+        .values()
+        .filter(|(_, specs)| matches_something(specs))
+        .map(|(record, _)| record.clone())
+        .collect();
+    records.sort();
+    records
 }
 
 /// Every packet that the device has counted is in a total, but for the last one of each flow whose counter it
@@ -297,6 +311,63 @@ fn where_a_counter_cannot_be_kept_the_loss_is_known() {
     state.borrow_mut().no_unmatched = true;
     removed(&mut controller, &state);
     assert_eq!((controller.drop_counters()[0].packets, controller.early_readings()), (2 * 49 - 1, 1));
+}
+
+#[test]
+fn a_flow_that_kept_a_counter_and_was_not_removed_goes_with_the_next_change() {
+    let (mut controller, state) = controller(&[1]);
+    state.borrow_mut().keeps_unmatched = true;
+    removed(&mut controller, &state);
+    assert_eq!((records(&state).len(), records_in_use(&state).len()), (1, 0));
+    assert_eq!((controller.drop_counters()[0].packets, controller.early_readings()), (2 * 49, 0));
+
+    // It still stays, so no other is installed: the next counter is read early.
+    removed(&mut controller, &state);
+    assert_eq!((records(&state).len(), records_in_use(&state).len()), (1, 0));
+    assert_eq!((controller.drop_counters()[0].packets, controller.early_readings()), (2 * 2 * 49 - 1, 1));
+
+    state.borrow_mut().keeps_unmatched = false;
+    state.borrow_mut().history.clear();
+    install(&mut controller, &state, &program(&[]), false).expect("nothing fails");
+    let first = state.borrow().history[0].flows.len();
+    assert_eq!((first, records(&state).len()), (0, 0), "it is removed first");
+}
+
+#[test]
+fn a_flow_that_kept_a_counter_goes_when_the_device_is_cleared() {
+    let (mut controller, state) = controller(&[1]);
+    state.borrow_mut().keeps_unmatched = true;
+    removed(&mut controller, &state);
+    assert_eq!(records(&state).len(), 1);
+    state.borrow_mut().keeps_unmatched = false;
+    controller.clear().expect("nothing fails");
+    assert_eq!(records(&state), []);
+}
+
+#[test]
+fn a_counter_that_cannot_be_read_at_the_end_is_a_known_loss() {
+    for (no_counters, losses) in [(false, 1), (true, 0)] {
+        let (mut controller, state) = controller(&[1]);
+        state.borrow_mut().no_counters = no_counters;
+        let drops = program(&[Line { name: "bad", matches: Match::UdpPort(1), steer: None }]);
+        install(&mut controller, &state, &drops, false).expect("nothing fails");
+        state.borrow_mut().no_reads = true;
+        install(&mut controller, &state, &program(&[]), false).expect("removing flows needs no readings");
+        assert_eq!(controller.early_readings(), losses, "no counters: {no_counters}");
+    }
+}
+
+#[test]
+fn a_counter_without_a_flow_is_released_unread() {
+    let (mut controller, state) = controller(&[1]);
+    // 3 tables, 3 queues and the counter; the flow is refused.
+    let failing = state.borrow().calls + 7;
+    state.borrow_mut().fail = Some(Box::new(move |call| (call == failing).then_some(EINVAL)));
+    let drops = program(&[Line { name: "bad", matches: Match::UdpPort(1), steer: None }]);
+    let error = install(&mut controller, &state, &drops, false).expect_err("refused");
+    assert!(matches!(error, Error::InstallFlow { .. }), "{error}");
+    assert_eq!((state.borrow().reads, controller.early_readings()), (0, 0));
+    assert_eq!(controller.drop_counters(), []);
 }
 
 #[test]

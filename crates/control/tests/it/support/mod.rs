@@ -18,6 +18,7 @@ use verbs::{CounterValues, EthernetMatch, HashConfig, Ipv4Match, PortMatch};
 pub const WORKERS: usize = 3;
 pub const PRIORITIES: u32 = 16;
 pub const ENOMEM: i32 = 12;
+pub const EBUSY: i32 = 16;
 pub const EINVAL: i32 = 22;
 pub const EOPNOTSUPP: i32 = 95;
 
@@ -53,6 +54,8 @@ pub struct State {
     pub keeps_counters: bool,
     /// Flows that no packet matches are refused.
     pub no_unmatched: bool,
+    /// Flows that no packet matches are not removed.
+    pub keeps_unmatched: bool,
     /// Counters read so far.
     pub reads: usize,
     /// Packets that flows with counters have met.
@@ -74,11 +77,17 @@ pub struct FakeFlow {
     counter: Option<FakeCounter>,
     /// Whether any packet of the world does.
     matches: bool,
+    /// Whether the device has refused to remove it.
+    refused: bool,
     state: Shared,
 }
 
 impl Drop for FakeFlow {
+    /// A flow that the device did not remove stays on it if its handle is dropped.
     fn drop(&mut self) {
+        if self.refused {
+            return;
+        }
         self.state.borrow_mut().flows.remove(&self.id);
         if let Some(counter) = &self.counter {
             counter.borrow_mut().flows -= 1;
@@ -206,11 +215,14 @@ impl Installer for Fake {
         state.flows.insert(id, (record, request.flow.specs.clone()));
         drop(state);
         remember(&self.0);
-        Ok(FakeFlow { id, counter: counter.cloned(), matches, state: Rc::clone(&self.0) })
+        Ok(FakeFlow { id, counter: counter.cloned(), matches, refused: false, state: Rc::clone(&self.0) })
     }
 
-    fn destroy_flow(&mut self, flow: Self::Flow) -> Result<(), (Self::Flow, Refusal)> {
-        match self.call() {
+    fn destroy_flow(&mut self, mut flow: Self::Flow) -> Result<(), (Self::Flow, Refusal)> {
+        let kept = !flow.matches && self.0.borrow().keeps_unmatched;
+        let removed = if kept { Err(refusal(EBUSY)) } else { self.call() };
+        flow.refused = removed.is_err();
+        match removed {
             Ok(()) => {
                 if let Some(counter) = flow.counter.as_ref().filter(|_| flow.matches) {
                     self.count(counter);
