@@ -79,8 +79,8 @@ pub(crate) struct Runtime {
     pub(crate) stopping: AtomicBool,
     /// The counters of drop rules at the last time that they could be read; `None`: they were not read yet.
     drops: Mutex<Option<Vec<DropTotals>>>,
-    /// The most dropped packets that are in no counter, because the counter could not be read after the
-    /// removal of its flows.
+    /// The most dropped packets that are in no counter, because counters could not be read after the removal
+    /// of their flows.
     uncounted_drops: AtomicU64,
     out_of_buffer: OutOfBuffer,
     /// If completions have timestamps that can be converted.
@@ -298,13 +298,8 @@ impl Runtime {
         let map =
             self.sinks.prepare(&self.opened, &program, generation, &inputs.sha256).map_err(Error::Sink)?;
         let mut publish = |band: Band, program: Arc<Program>| self.publish(band, &program, &map);
-        let (early_readings, dropped) = (controller.early_readings(), self.dropped_by_ports());
-        let outcome = controller.install(Arc::clone(&program), &mut publish);
-        if controller.early_readings() > early_readings {
-            // A port counts a burst after it has dropped it.
-            let burst = self.opened.ports.len() * softnic::wire::BURST_FRAMES;
-            self.note_uncounted_drops(self.dropped_by_ports().saturating_sub(dropped) + burst as u64);
-        }
+        let install = |controller: &mut Controller| controller.install(Arc::clone(&program), &mut publish);
+        let outcome = self.change_device(&mut controller, install);
         let installed = match outcome {
             Ok(installed) => installed,
             Err(error) => {
@@ -694,7 +689,8 @@ impl WorkerThreads {
         runtime.stopping.store(true, Ordering::Release);
         runtime.opened.close_wires();
         let cleared = Arc::clone(runtime);
-        match within("clear", CLEAR_TIMEOUT, move || cleared.controller().clear()) {
+        let clear = move || cleared.change_device(&mut cleared.controller(), Controller::clear);
+        match within("clear", CLEAR_TIMEOUT, clear) {
             Some(Ok(())) => {}
             Some(Err(error)) => errors.push(Error::Install(error)),
             None => hung.push("the removal of the flows".to_owned()),

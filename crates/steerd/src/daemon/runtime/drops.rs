@@ -5,7 +5,9 @@ use std::sync::atomic::Ordering;
 use std::sync::{PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
-use control::{DropTotals, Reading};
+use control::{Controller, Counted, DropTotals, Reading};
+use softnic::PortStats;
+use softnic::wire::BURST_FRAMES;
 
 use super::{Runtime, snapshot};
 
@@ -16,20 +18,27 @@ const CONTROLLER_PATIENCE: Duration = Duration::from_millis(200);
 const COUNTERS_AT_ONCE: usize = 256;
 
 impl Runtime {
-    /// Packets that rules of the device have dropped, received or sent; 0 if the ports do not count.
-    pub(super) fn dropped_by_ports(&self) -> u64 {
-        let stats = snapshot::stats(self);
-        snapshot::dropped(stats.as_deref()) + snapshot::sent_dropped(stats.as_deref())
-    }
-
-    /// Notes that up to `dropped` packets that were dropped during a reload may be in no rule's counter.
-    pub(super) fn note_uncounted_drops(&self, dropped: u64) {
-        self.uncounted_drops.fetch_add(dropped, Ordering::Relaxed);
-        tracing::warn!(
-            "the device did not let the counters of removed drop rules be read after their flows: their last packets may \
-             be missing in `{}`, at most {dropped}",
-            program::RETIRED_RULES
-        );
+    /// Changes what is installed on the device. If counters of removed drop rules could not be read after
+    /// their flows, notes how many dropped packets may be in no rule's counter.
+    pub(super) fn change_device<T>(
+        &self,
+        controller: &mut Controller,
+        change: impl FnOnce(&mut Controller) -> T,
+    ) -> T {
+        let early_readings = controller.early_readings();
+        let outcome = change(controller);
+        if controller.early_readings() > early_readings {
+            // The ports are read after the rules: what is dropped in between makes the limit larger.
+            let totals = controller.drop_counters();
+            let limit = uncounted_limit(snapshot::stats(self).as_deref(), &totals);
+            self.uncounted_drops.store(limit, Ordering::Relaxed);
+            tracing::warn!(
+                "the device did not let the counters of removed drop rules be read after their flows: packets may be \
+                 missing in `{}`, since the start at most {limit}",
+                program::RETIRED_RULES
+            );
+        }
+        outcome
     }
 
     /// The counters of drop rules, if they were ever read; `false`: read earlier, as a program is being
@@ -72,5 +81,40 @@ impl Runtime {
             // A reload that waits for it gets it.
             std::thread::sleep(Duration::from_micros(1));
         }
+    }
+}
+
+/// The most packets that rules of the device have dropped, received or sent, and that are in none of
+/// `totals`. Totals never decrease, so it includes the packets that were missing before.
+fn uncounted_limit(ports: Option<&[PortStats]>, totals: &[DropTotals]) -> u64 {
+    let dropped = snapshot::dropped(ports) + snapshot::sent_dropped(ports);
+    let drops = totals.iter().filter(|total| total.kind != Counted::SentPassed);
+    let counted: u64 = drops.map(|total| total.packets).sum();
+    // A port counts a burst after it has dropped it.
+    let bursts = ports.map_or(0, <[_]>::len) * BURST_FRAMES;
+    dropped.saturating_sub(counted) + bursts as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_limit_of_uncounted_drops_is_what_no_total_has_and_a_burst_of_each_port() {
+        let port = |flow_dropped, tx_flow_dropped| PortStats {
+            flow_dropped,
+            tx_flow_dropped,
+            ..PortStats::default()
+        };
+        let total =
+            |kind, packets| DropTotals { rule: "bad".to_owned(), kind, packets, bytes: 0, counted: true };
+        let ports = [port(1000, 0), port(500, 30)];
+        let totals =
+            [total(Counted::Dropped, 1400), total(Counted::SentDropped, 20), total(Counted::SentPassed, 7)];
+        let bursts = 2 * BURST_FRAMES as u64;
+        assert_eq!(uncounted_limit(Some(&ports), &totals), 110 + bursts);
+        // A rule may have counted a burst that the port has not yet.
+        assert_eq!(uncounted_limit(Some(&ports), &[total(Counted::Dropped, 1540)]), bursts);
+        assert_eq!(uncounted_limit(None, &totals), 0);
     }
 }
