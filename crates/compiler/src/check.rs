@@ -77,9 +77,11 @@ impl Job<'_> {
 
     /// The reason why the policy, as it is, could not replace itself.
     fn conflict_with_itself(&self, program: &Program) -> Option<Obstacle> {
-        reload_conflict(program, program, self.profile)?;
-        let again = self.beside(Some(program)).program().ok()?;
-        reload_conflict(program, &again, self.profile)
+        let conflict = reload_conflict(program, program, self.profile)?;
+        match self.beside(Some(program)).program() {
+            Ok(again) => reload_conflict(program, &again, self.profile),
+            Err(_) => Some(conflict),
+        }
     }
 }
 

@@ -14,6 +14,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+#![forbid(unsafe_code)]
+
 use std::fs::{File, FileType};
 use std::io::{self, Read};
 use std::os::unix::fs::FileTypeExt;

@@ -22,13 +22,13 @@ Exit codes:
      healthcheck: the daemon is not healthy, or does not answer
   2  the command line is wrong; diff: a policy has errors, or no answer was found
   3  the settings are wrong (file, STEERD_ variable or flag)
-  4  the device: not found, port down, no permission, too few queues
+  4  the device: not found, port down, no permission, too few queues, an MTU that does not fit
   5  a worker: core not available, not enough memory or locked memory
   6  the HTTP address or the socket of the API cannot be used
   7  something failed while running
   8  the running daemon cannot be reached, does not answer, or refuses the request
-  9  run: a file of the policy cannot be read now; settings: neither, for lack of descriptors or
-     memory; a later try may succeed
+  9  a file cannot be read now, and a later try may succeed: a file of the policy (run), or the
+     settings for lack of descriptors or memory
   130  terminated by a second Ctrl-C";
 
 const CHECK_EXIT_CODES: &str = "\
@@ -37,7 +37,8 @@ Exit codes, for pipelines:
   1  the policy has errors, the device cannot run it, or --deny names what was found
   2  the command line is wrong
   3  the settings are wrong
-  4  the device of the settings is not found";
+  4  the device of the settings is not found, or an MTU does not fit
+  9  the settings cannot be read now, and a later try may succeed";
 
 const RELOAD_EXIT_CODES: &str = "\
 Exit codes:

@@ -75,7 +75,7 @@ pub(crate) enum Error {
     )]
     TooManyFrames { device: String, frames: u32, limit: u32 },
     #[error(
-        "{place}: mtu_bytes = {mtu_bytes}, and the MTU of {interface} is {interface_mtu_bytes}: longer packets would be lost \
+        "{place}: mtu_bytes = {mtu_bytes}, and the MTU of {interface} is {interface_mtu_bytes}: they must be equal \
          (hint: leave mtu_bytes out, or ip link set dev {interface} mtu {mtu_bytes})"
     )]
     PortMtu { place: String, mtu_bytes: u32, interface: String, interface_mtu_bytes: u32 },
@@ -196,14 +196,12 @@ impl Error {
             Self::Compare(_) | Self::NotDecided(_) => 2,
             // The text of the file may be right.
             Self::Settings(problems) if problems.are_unreadable() => 9,
-            Self::Settings(_)
-            | Self::Model(_)
-            | Self::Personality(_)
-            | Self::TooManyFrames { .. }
-            | Self::PortMtu { .. }
+            Self::Settings(_) | Self::Model(_) | Self::Personality(_) | Self::TooManyFrames { .. } => 3,
+            // The MTUs are those of the host now: before the network is configured they may be others.
+            Self::PortMtu { .. }
             | Self::InterfaceMtu { .. }
-            | Self::FrameBytes { .. } => 3,
-            Self::NoDevice(_)
+            | Self::FrameBytes { .. }
+            | Self::NoDevice(_)
             | Self::Probe { .. }
             | Self::Wire { .. }
             | Self::Promiscuous { .. }

@@ -2,11 +2,12 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use program::{ClassId, Decide, Flow, FlowAction, FlowKind, Program, RuleId};
+use program::{ClassId, DEFAULT_RULE, Decide, Flow, FlowAction, FlowKind, Program, RuleId};
 
 use super::model;
 use super::request::Refused;
 use super::router::InForce;
+use crate::effects::Effect;
 use crate::telemetry::state::{RuleState, State};
 
 /// The most flows of one answer; the request can name a rule.
@@ -87,8 +88,8 @@ impl<'s> Deciders<'s> {
 
     /// The packets of the rules of a flow, and which packets these are.
     fn count(&self, rules: &BTreeSet<RuleId>) -> (u64, &'static str) {
-        let counts = rules.iter().map(|rule| self.counts.get(rule).filter(|count| !count.uncounted));
-        let Some(packets) = counts.map(|count| Some(count?.packets())).sum::<Option<u64>>() else {
+        let counts = rules.iter().map(|rule| self.packets_of(self.counts.get(rule)?));
+        let Some(packets) = counts.sum::<Option<u64>>() else {
             return (0, "none");
         };
         let is_only_flow = |rule: &RuleId| self.flows.get(rule) == Some(&1);
@@ -96,6 +97,15 @@ impl<'s> Deciders<'s> {
             1 if rules.iter().all(is_only_flow) => (packets, "flow"),
             1 => (packets, "rule"),
             _ => (packets, "rules"),
+        }
+    }
+
+    /// The packets of a rule that flows can have had; `None`: they are not counted. Packets that the default
+    /// leaves to the kernel met no flow, and not every device counts them.
+    fn packets_of(&self, count: &RuleState) -> Option<u64> {
+        match count.name == DEFAULT_RULE && count.effect == Effect::Kernel {
+            true => Some(count.packets() - count.kernel_packets),
+            false => (!count.uncounted).then(|| count.packets()),
         }
     }
 }

@@ -97,8 +97,10 @@ pub(crate) struct Flow {
     /// The rule that the flow is of.
     pub(crate) rule: String,
     /// The first rules that can decide its packets: several where a worker compares the packets with them.
+    #[serde(default)]
     pub(crate) rules: Vec<String>,
-    /// How many rules these are.
+    /// The number of these rules.
+    #[serde(default)]
     pub(crate) rule_count: usize,
     /// "normal", "copy", "sniffer" or "egress".
     pub(crate) kind: String,

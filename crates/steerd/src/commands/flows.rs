@@ -60,6 +60,10 @@ const RULES_SHOWN: usize = 3;
 
 /// `web`, or `web, dns and 4 more` where a worker compares the packets with several rules.
 fn rules(flow: &Flow) -> String {
+    // A daemon of an earlier release does not list them.
+    if flow.rules.is_empty() {
+        return flow.rule.clone();
+    }
     let shown = flow.rules.len().min(RULES_SHOWN);
     let more = match flow.rule_count.saturating_sub(shown) {
         0 => String::new(),

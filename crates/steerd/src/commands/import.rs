@@ -59,7 +59,7 @@ pub(crate) fn run(args: &ImportArgs) -> Result<(), Error> {
         let (file, line) = input.place(wrong.line);
         Error::Import { path: file.into(), message: format!("line {line}: {}", wrong.message) }
     })?;
-    let has_rules = complete(&mut policy_toml, &mut notes, args);
+    let has_rules = complete(&mut policy_toml, &mut notes, args)?;
     if args.format == Format::Json {
         let place = |note: &Note| {
             let (file, line) = input.place(note.line);
@@ -83,22 +83,34 @@ pub(crate) fn run(args: &ImportArgs) -> Result<(), Error> {
 }
 
 /// Appends what the arguments ask for, and checks the policy. Returns whether it has rules or groups.
-fn complete(policy_toml: &mut String, notes: &mut Vec<Note>, args: &ImportArgs) -> bool {
+///
+/// # Errors
+/// The names in the arguments are not those of a group or an interface.
+fn complete(policy_toml: &mut String, notes: &mut Vec<Note>, args: &ImportArgs) -> Result<bool, Error> {
     let mut note = |message: String| notes.push(Note { line: 0, message });
     let policy = match policy_file::parse(&Source::new("policy", &**policy_toml), &NoFiles, &BTreeMap::new())
     {
         Ok(read) => read.policy,
         Err(problems) => {
             note(format!("check refuses this policy: {}", first_of(&problems)));
-            return true;
+            return Ok(true);
         }
     };
     policy_toml.push_str(&additions(&policy, args.group.as_deref(), args.kernel_sink.as_deref()));
+    policy_file::parse(&Source::new("policy", &**policy_toml), &NoFiles, &BTreeMap::new()).map_err(
+        |problems| {
+            let given = [("--group", &args.group), ("--kernel-sink", &args.kernel_sink)];
+            let given =
+                given.into_iter().filter_map(|(option, name)| Some(format!("{option} {}", name.as_ref()?)));
+            let message = format!("{}: {}", given.collect::<Vec<_>>().join(" "), first_of(&problems));
+            Error::Import { path: "-".into(), message }
+        },
+    )?;
     if policy.rules.is_empty() && policy.groups.is_empty() {
         note("the policy has no active rule".to_owned());
-        return false;
+        return Ok(false);
     }
-    let Err(problems) = check(policy_toml) else { return true };
+    let Err(problems) = check(policy_toml) else { return Ok(true) };
     let group = args.group.is_none().then_some(GROUP);
     let sink = args.kernel_sink.is_none().then_some(INTERFACE);
     for (group, sink) in [(group, None), (None, sink), (group, sink)] {
@@ -117,10 +129,10 @@ fn complete(policy_toml: &mut String, notes: &mut Vec<Note>, args: &ImportArgs) 
             "check refuses this policy, but not with the commented lines at its end (hint: import with{options}): {}",
             first_of(&problems)
         ));
-        return true;
+        return Ok(true);
     }
     note(format!("check refuses this policy: {}", first_of(&problems)));
-    true
+    Ok(true)
 }
 
 /// The tables of a group and of a sink for a policy that lacks them.

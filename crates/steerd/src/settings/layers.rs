@@ -4,11 +4,11 @@
 //! "steerd.toml:12:5" or "STEERD_HTTP__LISTEN". Values are checked for their types only.
 
 use std::fmt;
-use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use device_model::DeviceProfile;
+use rustix::io::Errno;
 use toml::{Table, Value};
 
 use super::types::{AUTO_SOCKET, COUNTERS};
@@ -164,8 +164,7 @@ impl Layers {
     }
 }
 
-/// The text of a settings file.
-/// Why a settings file is not read.
+/// The reason why a settings file is not read.
 struct Unreadable {
     message: String,
     is_unreadable: bool,
@@ -177,16 +176,19 @@ impl From<String> for Unreadable {
     }
 }
 
+/// The text of a settings file.
 fn read(path: &Path) -> Result<String, Unreadable> {
     let bytes = regular_file::read(path, MAX_FILE_BYTES).map_err(|error| match error {
         regular_file::Error::TooLarge(most) => {
             format!("it has more than {most} bytes; settings have a few thousand").into()
         }
         regular_file::Error::Io(error) => {
-            // These two are as wrong the next time.
-            let is_lasting =
-                matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied);
-            Unreadable { message: error.to_string(), is_unreadable: !is_lasting }
+            // Others are as wrong the next time.
+            let may_pass = matches!(
+                Errno::from_io_error(&error),
+                Some(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::IO | Errno::STALE)
+            );
+            Unreadable { message: error.to_string(), is_unreadable: may_pass }
         }
         error => error.to_string().into(),
     })?;

@@ -78,8 +78,9 @@ impl Settings {
     /// # Errors
     /// They differ: the numbers, and what to change.
     pub(crate) fn check_mtus(&self) -> Result<(), Error> {
+        let own = self.chooses_soft().then_some((&self.softnic.name, &self.softnic.ports));
         let others = self.softnic.others.iter().map(|other| (&other.name, &other.ports));
-        for (nic, ports) in std::iter::once((&self.softnic.name, &self.softnic.ports)).chain(others) {
+        for (nic, ports) in own.into_iter().chain(others) {
             (1..).zip(ports).try_for_each(|(number, port)| port.check(nic, number))?;
         }
         Ok(())
@@ -118,7 +119,12 @@ impl Workers {
             (FrameBytes::Bytes(frame_bytes), Some(PortMtu { port, mtu_bytes }))
                 if frame_bytes < needed.min(MERGED_FRAME_BYTES) =>
             {
-                Err(Error::FrameBytes { frame_bytes, port: *port, mtu_bytes: *mtu_bytes, needed })
+                Err(Error::FrameBytes {
+                    frame_bytes,
+                    port: *port,
+                    mtu_bytes: *mtu_bytes,
+                    needed: needed.min(MERGED_FRAME_BYTES),
+                })
             }
             (FrameBytes::Bytes(frame_bytes), _) => Ok(frame_bytes),
         }

@@ -100,7 +100,7 @@ pub(crate) fn check(
         replicated: by_ports(|port| port.replicated_packets),
         in_flight: counted.is_some().then_some(ahead),
         matches: match equations.iter().all(|equation| equation.holds) {
-            true if in_flight.drops_unknown => None,
+            true if in_flight.drops_unknown && counted.is_some() => None,
             all_hold => Some(all_hold),
         },
         uncounted_drops_limit: in_flight.uncounted_drops,

@@ -342,13 +342,14 @@ mod tests {
         let crates = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
         for entry in std::fs::read_dir(crates).expect("crates/") {
             let name = entry.expect("an entry").file_name().to_string_lossy().replace('-', "_");
-            // Separate programs, plain types, a trait, shared memory, files, and fixtures.
+            // Separate programs, plain types, a trait, shared memory, TAP interfaces, files, and fixtures.
             let silent = [
                 "softnic_preload",
                 "flow_spec",
                 "ibv_provider",
                 "test_support",
                 "shm",
+                "tap",
                 "regular_file",
                 "steerd_client",
             ];

@@ -105,7 +105,7 @@ fn the_mtu_of_the_interface_is_that_of_the_port_and_of_the_frames() {
         for kind in ["check", "run"] {
             let text = outcome.read(&format!("{name}-{kind}.txt"));
             let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
-            assert_eq!(outcome.read(&format!("{name}-{kind}.code")), "3\n", "{name} {kind}: {text}");
+            assert_eq!(outcome.read(&format!("{name}-{kind}.code")), "4\n", "{name} {kind}: {text}");
             for part in parts {
                 assert!(text.contains(part), "{name} {kind}: no {part:?} in {text}");
             }

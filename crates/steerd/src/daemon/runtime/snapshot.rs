@@ -317,7 +317,7 @@ impl Rules {
         }
         match left {
             Some(packets) => default.kernel_packets += packets,
-            None => default.uncounted = default.effect == Effect::Kernel,
+            None => default.uncounted |= default.effect == Effect::Kernel,
         }
     }
 
