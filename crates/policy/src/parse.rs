@@ -30,6 +30,7 @@ use crate::source::{MAX_FILE_BYTES, SetLoader, Source};
 
 pub use files::{MAX_INCLUDE_DEPTH, MAX_INCLUDED_FILES, MAX_TOTAL_BYTES};
 pub use groups::FIELDS as HASH_FIELDS;
+pub(crate) use values::mapped_range;
 pub use variables::MAX_SUBSTITUTED_BYTES;
 
 use files::{File, Files, Texts, Walk};

@@ -353,15 +353,19 @@ fn mac_address(text: &str) -> Parsed<MacAddr> {
 /// addresses contain.
 fn address(text: &str) -> Parsed<(IpAddr, IpAddr)> {
     let (first, last) = addresses(text)?;
-    match (mapped(first), mapped(last)) {
-        (Some(low), Some(high)) if (low, high) != (Ipv4Addr::UNSPECIFIED, Ipv4Addr::BROADCAST) => {
-            Err(Refused(Some(format!(
-                "no packet has an IPv4-mapped address, which stands for IPv4 in programs only: write {}",
-                as_written(text, low, high)
-            ))))
-        }
-        _ => Ok((first, last)),
+    match mapped_range(first, last) {
+        Some((low, high)) => Err(Refused(Some(format!(
+            "no packet has an IPv4-mapped address, which stands for IPv4 in programs only: write {}",
+            as_written(text, low, high)
+        )))),
+        None => Ok((first, last)),
     }
+}
+
+/// The IPv4 addresses of a range of IPv4-mapped ones that is refused, so not of all of them.
+pub(crate) fn mapped_range(first: IpAddr, last: IpAddr) -> Option<(Ipv4Addr, Ipv4Addr)> {
+    let range = (mapped(first)?, mapped(last)?);
+    (range != (Ipv4Addr::UNSPECIFIED, Ipv4Addr::BROADCAST)).then_some(range)
 }
 
 /// The IPv4 address that an IPv4-mapped IPv6 address stands for (RFC 4291, 2.5.5.2). Such addresses are for

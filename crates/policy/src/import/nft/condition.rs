@@ -250,6 +250,14 @@ fn compared(
         let why = "the kernel puts fragments together before this chain".to_owned();
         return Compared::Between(vec![family], None, Doubt::Other(why));
     }
+    // With an interface, tagged frames stay with the kernel.
+    if payload(left) == Some(("ether", "type"))
+        && !packets.keys.contains_key("family")
+        && context.interface.is_none()
+    {
+        let why = "of a tagged frame the kernel compares the type of its tag (hint: --interface NAME)";
+        return Compared::Between(Vec::new(), None, Doubt::Other(why.to_owned()));
+    }
     if let Some(versions) = versions_of(left, right) {
         let named = match op {
             "==" | "in" => Some(Constraint::of(Kind::Family, versions)),
@@ -330,14 +338,14 @@ fn values(
         return Ok((Some(constraint), is_constant));
     }
     let ranges = match right.get("set").and_then(Value::as_array) {
-        Some(items) => items.iter().map(|item| left.item(item)).collect::<Result<Vec<_>, _>>()?,
-        None => vec![left.item(right)?],
+        Some(items) => left.items(items)?,
+        None => left.items([right])?,
     };
-    let ranges = RangeSet::of(ranges);
     let number = || ranges.only().ok_or("not a number".to_owned());
     let most = left.kind.most();
     let constraint = match op {
         "==" | "in" => Constraint::of(left.kind, ranges),
+        "!=" if ranges.is_empty() => Constraint::of(left.kind, RangeSet::of(vec![(0, most)])),
         "!=" => Constraint::not_in(left.kind, &ranges, None),
         "<" => match number()?.checked_sub(1) {
             Some(last) => Constraint::of(left.kind, RangeSet::of(vec![(0, last)])),
@@ -353,6 +361,9 @@ fn values(
 
 /// A comparison of the interface that packets come from; never that of the host's own packets.
 fn interface(op: &str, right: &Value, context: &Context<'_, '_>) -> Compared {
+    if context.sets.expiring(right).is_some() {
+        return Compared::Between(Vec::new(), None, expires());
+    }
     let named = right.as_str().and_then(|text| text.strip_prefix('@'));
     let items: Vec<&Value> = match (named, right.get("set").and_then(Value::as_array)) {
         (Some(set), _) => match context.sets.elements(set) {

@@ -301,8 +301,7 @@ impl<'v> Sets<'v> {
         if let Some(known) = known.get(&key) {
             return Ok((known.name.clone(), Arc::clone(&known.ranges), !changes));
         }
-        let ranges = elements.iter().map(|item| left.item(item)).collect::<Result<Vec<_>, _>>()?;
-        let ranges = Arc::new(RangeSet::of(ranges));
+        let ranges = Arc::new(left.items(elements.iter().copied())?);
         let plain = |c: char| if c.is_ascii_alphanumeric() { c } else { '-' };
         let word = |text: &str| text.chars().map(plain).take(24).collect::<String>();
         let first = format!("nft-{}-{}", word(left.key), word(set));

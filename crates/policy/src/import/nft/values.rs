@@ -1,7 +1,7 @@
 //! What nft compares as a key of the language, and values of nft as sets of numbers, which are written in
 //! TOML again.
 
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
 use packet::{EtherType, IpProtocol, MacAddr, TCP_FLAGS, flag_pattern};
@@ -9,6 +9,7 @@ use program::RangeSet;
 use serde_json::Value;
 
 use super::super::quoted;
+use crate::parse::mapped_range;
 
 /// The most ranges of a set that is computed, not listed.
 const MAX_COMPUTED: usize = 4096;
@@ -87,7 +88,7 @@ impl Constraint {
         let combinations: u128 =
             values.ranges().iter().map(|(low, high)| (high - low).saturating_add(1)).sum();
         let is_listed = match kind {
-            Kind::Mac => values.ranges().iter().all(|(low, high)| low == high),
+            Kind::Mac => combinations <= MAX_COMPUTED as u128,
             Kind::TcpFlags => combinations <= MAX_COMBINATIONS as u128,
             _ => values.ranges().len() <= MAX_COMPUTED,
         };
@@ -139,6 +140,10 @@ impl Kind {
                     )
                 };
                 each().map(pattern).collect()
+            }
+            // The language has no ranges of them.
+            Self::Mac if values.ranges().iter().all(|(low, high)| high - low < MAX_COMPUTED as u128) => {
+                each().map(|mac| self.item((mac, mac))).collect()
             }
             _ => values.ranges().iter().map(|range| self.item(*range)).collect(),
         }
@@ -217,17 +222,21 @@ pub(super) struct Left {
 }
 
 impl Left {
-    /// One value as the first and the last number: a value, a prefix or a range. The language refuses
-    /// IPv4-mapped addresses.
-    pub(super) fn item(&self, value: &Value) -> Result<(u128, u128), String> {
-        let (low, high) = self.range(value)?;
-        let is_mapped = |number: u128| Ipv6Addr::from(number).to_ipv4_mapped().is_some();
-        if self.kind == Kind::V6 && is_mapped(low) && is_mapped(high) {
-            return Err(format!("no packet has an IPv4-mapped address: {}", quoted(&value.to_string())));
-        }
-        Ok((low, high))
+    /// All of these values but IPv4-mapped addresses, which no packet has and the language refuses.
+    pub(super) fn items<'v>(
+        &self,
+        values: impl IntoIterator<Item = &'v Value>,
+    ) -> Result<RangeSet<u128>, String> {
+        let address = |number: u128| IpAddr::V6(number.into());
+        let is_mapped = |(low, high): &(u128, u128)| {
+            self.kind == Kind::V6 && mapped_range(address(*low), address(*high)).is_some()
+        };
+        let mut ranges = values.into_iter().map(|value| self.range(value)).collect::<Result<Vec<_>, _>>()?;
+        ranges.retain(|range| !is_mapped(range));
+        Ok(RangeSet::of(ranges))
     }
 
+    /// A value, a prefix or a range, as the first and the last number.
     fn range(&self, value: &Value) -> Result<(u128, u128), String> {
         // Elements with a timeout or a counter.
         let value = value.pointer("/elem/val").unwrap_or(value);
