@@ -164,19 +164,20 @@ impl<'v> Ruleset<'v> {
         flags.iter().map(String::as_str).find(|flag| !matches!(*flag, "owner" | "persist"))
     }
 
-    /// Whether a rule of the chain, or of one that it calls, has a statement of these kinds.
+    /// Whether a rule of the chain, or of one that it calls, has a statement of these kinds, or one that nft
+    /// prints as text.
     pub(super) fn has(&self, name: Name<'v>, kinds: &[&str]) -> bool {
         let (mut seen, mut left) = (BTreeSet::from([name]), vec![name]);
         while let Some(name) = left.pop() {
             let Some(chain) = self.chains.get(&name) else { return true };
             for rule in &chain.rules {
                 for (kind, body) in statements(rule) {
-                    if kinds.contains(&kind.as_str()) {
+                    if kind == TEXT || kinds.contains(&kind) {
                         return true;
                     }
-                    let verdicts = match kind.as_str() {
+                    let verdicts = match kind {
                         "vmap" => self.verdicts_of(name, body),
-                        _ => vec![(kind.as_str(), body)],
+                        _ => vec![(kind, body)],
                     };
                     for (kind, body) in verdicts {
                         if kinds.contains(&kind) {
@@ -244,10 +245,20 @@ fn pairs_in(rule: Rule<'_>) -> usize {
     maps.filter_map(|(_, map)| map.pointer("/data/set")?.as_array()).map(Vec::len).sum()
 }
 
+/// The kind of a statement that nft prints as text.
+pub(super) const TEXT: &str = "";
+
 /// The statements of a rule, each with its kind.
-pub(super) fn statements(rule: Rule<'_>) -> impl Iterator<Item = (&String, &Value)> {
-    let list = rule.get("expr").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
-    list.iter().filter_map(|statement| statement.as_object()?.iter().next())
+pub(super) fn statements(rule: Rule<'_>) -> impl Iterator<Item = (&str, &Value)> {
+    let list = match rule.get("expr") {
+        Some(Value::Array(list)) => list.as_slice(),
+        Some(other) => std::slice::from_ref(other),
+        None => &[],
+    };
+    list.iter().map(|statement| match statement.as_object().and_then(|object| object.iter().next()) {
+        Some((kind, body)) => (kind.as_str(), body),
+        None => (TEXT, statement),
+    })
 }
 
 /// A set that was converted for a key.

@@ -13,7 +13,7 @@ use serde_json::{Map, Value};
 use super::super::{Imported, WrongFormat, quoted};
 use super::NftOptions;
 use super::condition::{Condition, Context, Doubt, Packets, alternatives, is_interface};
-use super::ruleset::{Base, Chain, Hook, Name, Rule, Ruleset, Sets, statements};
+use super::ruleset::{Base, Chain, Hook, Name, Rule, Ruleset, Sets, TEXT, statements};
 use super::text::rule_text;
 use super::writer::{DROP, KERNEL, Writer};
 
@@ -21,6 +21,8 @@ use super::writer::{DROP, KERNEL, Writer};
 const MAX_DEPTH: usize = 16;
 /// Rules that inlining may add. Chains can call each other so that there is no end in sight.
 const MAX_INLINED: usize = 1 << 14;
+/// Statements within each other that are followed, for packets that skip rules. It bounds the stack.
+const MAX_NESTED: usize = 64;
 /// The priority in the hook prerouting at which connection tracking puts fragments together.
 const DEFRAGMENTATION: i64 = -400;
 /// Statements that neither end a rule nor change what later rules match.
@@ -42,6 +44,8 @@ const WITHOUT_VERDICT: [&str; 14] = [
 ];
 /// Statements that let a rule match only some of its packets.
 const CONDITIONS: [&str; 4] = ["limit", "quota", "ct count", "meter"];
+/// Statements that change addresses or ports, which later chains see.
+const TRANSLATIONS: [&str; 3] = ["dnat", "redirect", "tproxy"];
 /// Verdicts that let packets through.
 const ACCEPTS: [&str; 2] = ["accept", "queue"];
 
@@ -115,6 +119,8 @@ pub(super) struct Walk<'r, 'v> {
     is_full: bool,
     /// How deep the walk is within what is written for packets that skip rules.
     inlined: usize,
+    /// Statements within each other that the walk is in.
+    nested: usize,
     /// Rules and pairs that may still be looked at.
     left: usize,
 }
@@ -133,24 +139,59 @@ impl<'r, 'v> Walk<'r, 'v> {
             sealed: None,
             is_full: false,
             inlined: 0,
+            nested: 0,
             left: ruleset.rules + MAX_INLINED,
         };
         let bases: Vec<(Base, Name<'v>)> =
             ruleset.chains.iter().filter_map(|(name, chain)| Some((chain.base.clone()?, *name))).collect();
         match &options.chain {
-            Some(wanted) => walk.order.push(chosen(wanted, &bases)?),
+            Some(wanted) => walk.choose_one(chosen(wanted, &bases)?, &bases),
             None => walk.choose(&bases),
         }
+        walk.find_forwards(&bases);
         walk.note_incomplete();
-        for index in 0..walk.order.len() {
-            let can_drop = |(base, name): &(Base, Name<'v>)| {
-                let is_input_of_router = base.hook == Hook::Input && walk.forwards.is_some();
-                (base.drops || ruleset.has(*name, &["drop"])) && !is_input_of_router
-            };
-            let drops = walk.order[index..].iter().any(can_drop);
+        let mut drops = false;
+        for (base, name) in walk.order.iter().rev() {
+            let is_input_of_router = base.hook == Hook::Input && walk.forwards.is_some();
+            drops = drops || (!is_input_of_router && (base.drops || ruleset.has(*name, &["drop"])));
             walk.drops_from.push(drops);
         }
+        walk.drops_from.reverse();
         Ok(walk)
+    }
+
+    /// One base chain alone. If a chain before it may translate addresses, it decides about other packets
+    /// than the port receives.
+    fn choose_one(&mut self, (base, name): (Base, Name<'v>), bases: &[(Base, Name<'v>)]) {
+        if self.leaves_out_inactive(name) {
+            return;
+        }
+        let is_before = |(other, own): &&(Base, Name<'v>)| {
+            (other.hook == base.hook || matches!(other.hook, Hook::Ingress | Hook::Prerouting))
+                && (other.hook, other.priority) <= (base.hook, base.priority)
+                && *own != name
+                && !matches!((own.0, name.0), ("ip", "ip6") | ("ip6", "ip"))
+                && self.ruleset.inactive(*own).is_none()
+                && self.ruleset.has(*own, &TRANSLATIONS)
+        };
+        let before = bases.iter().find(is_before).map(|(_, own)| format!("chain {}", shown(*own)));
+        if let Some(before) = &before {
+            self.writer.note(format!(
+                "{before} comes first and may translate addresses and ports, so that chain {} drops nothing for certain",
+                shown(name)
+            ));
+        }
+        self.sealed = before;
+        self.order.push((base, name));
+    }
+
+    /// Whether the table of a chain is not active, which is noted.
+    fn leaves_out_inactive(&mut self, name: Name<'v>) -> bool {
+        let flag = self.ruleset.inactive(name).map(quoted);
+        if let Some(flag) = &flag {
+            self.writer.note(format!("chain {} is left out: its table is {flag}", shown(name)));
+        }
+        flag.is_some()
     }
 
     /// The base chains that received packets meet, in order.
@@ -161,9 +202,10 @@ impl<'r, 'v> Walk<'r, 'v> {
         let mut order = Vec::new();
         for (base, name) in bases {
             let chain = shown(*name);
-            if let Some(flag) = self.ruleset.inactive(*name) {
-                self.writer.note(format!("chain {chain} is left out: its table is {}", quoted(flag)));
-            } else if matches!(base.hook, Hook::Forward | Hook::Other) {
+            if self.leaves_out_inactive(*name) {
+                continue;
+            }
+            if matches!(base.hook, Hook::Forward | Hook::Other) {
                 left_out.push(chain);
             } else if name.0 == "bridge" && has_ip {
                 self.writer.note(format!(
@@ -190,15 +232,23 @@ impl<'r, 'v> Walk<'r, 'v> {
             );
             self.writer.note(message);
         }
+    }
+
+    /// Finds a chain that shows that the host forwards packets.
+    fn find_forwards(&mut self, bases: &[(Base, Name<'v>)]) {
         let forwards = |(base, name): &&(Base, Name<'v>)| {
             base.hook == Hook::Forward
                 && self.ruleset.inactive(*name).is_none()
                 && self.ruleset.chains.get(name).is_some_and(|chain| !chain.rules.is_empty())
                 && (!base.drops || self.ruleset.has(*name, &ACCEPTS))
         };
-        // Replies to connections whose addresses are translated are forwarded as well.
+        // Replies to connections whose addresses are translated are forwarded as well, or come from others
+        // than the host wrote to.
         let translates = |(base, name): &&(Base, Name<'v>)| {
-            base.hook == Hook::Other && base.is_nat && self.ruleset.has(*name, &["masquerade", "snat"])
+            base.hook == Hook::Other
+                && base.is_nat
+                && self.ruleset.inactive(*name).is_none()
+                && self.ruleset.has(*name, &["masquerade", "snat", "dnat", "redirect"])
         };
         let found = bases.iter().find(forwards).or_else(|| bases.iter().find(translates));
         self.forwards = found.map(|(_, name)| format!("chain {}", shown(*name)));
@@ -224,7 +274,14 @@ impl<'r, 'v> Walk<'r, 'v> {
             let message = "there is no active chain of hook ingress, prerouting or input".to_owned();
             self.writer.note(message);
         }
-        for (_, name) in self.order.clone() {
+        for (base, name) in self.order.clone() {
+            if self.options.interface.is_none() && !base.devices.is_empty() {
+                self.writer.note(format!(
+                    "chain {} is one of {}, which is taken for the interface of the port (hint: --interface NAME)",
+                    shown(name),
+                    quoted(&base.devices.join(", "))
+                ));
+            }
             if !self.ruleset.tables.contains_key(&(name.0, name.1)) {
                 self.writer.note(format!(
                     "table {} {} is not listed, so other chains, sets and translations of addresses are not known (hint: use nft -j list ruleset)",
@@ -315,7 +372,7 @@ impl<'r, 'v> Walk<'r, 'v> {
                 name: format!("{}-{}", at.chain.2, handle(rule)),
                 place: format!("rule {} of {} (`{}`)", handle(rule), shown(at.chain), rule_text(rule)),
             };
-            let list: Vec<(&'v String, &'v Value)> = statements(rule).collect();
+            let list: Vec<(&'v str, &'v Value)> = statements(rule).collect();
             match self.statements(&rest, &list, packets.clone(), packets) {
                 Outcome::Next => {}
                 other => return other,
@@ -343,13 +400,31 @@ impl<'r, 'v> Walk<'r, 'v> {
     fn statements(
         &mut self,
         rest: &Rest<'_, 'v>,
-        list: &[(&'v String, &'v Value)],
+        list: &[(&'v str, &'v Value)],
+        packets: Packets,
+        outer: &Packets,
+    ) -> Outcome {
+        if self.nested == MAX_NESTED {
+            self.leave(rest, &packets, "too many rules skip others");
+            return decided_if(is_all(&packets, outer));
+        }
+        self.nested += 1;
+        let outcome = self.each_statement(rest, list, packets, outer);
+        self.nested -= 1;
+        outcome
+    }
+
+    fn each_statement(
+        &mut self,
+        rest: &Rest<'_, 'v>,
+        list: &[(&'v str, &'v Value)],
         mut packets: Packets,
         outer: &Packets,
     ) -> Outcome {
         for (index, (kind, body)) in list.iter().enumerate() {
             let following = list.get(index + 1..).unwrap_or_default();
-            match kind.as_str() {
+            match *kind {
+                TEXT => return self.leave(rest, &packets, "a statement that nft prints as text"),
                 "match" => {
                     if let Some(elements) = alternatives(body, &self.sets) {
                         for element in elements {
@@ -403,7 +478,7 @@ impl<'r, 'v> Walk<'r, 'v> {
         &mut self,
         rest: &Rest<'_, 'v>,
         map: &'v Value,
-        following: &[(&'v String, &'v Value)],
+        following: &[(&'v str, &'v Value)],
         packets: &Packets,
         outer: &Packets,
     ) -> Outcome {
@@ -463,8 +538,7 @@ impl<'r, 'v> Walk<'r, 'v> {
         outer: &Packets,
     ) -> Outcome {
         let at = rest.at;
-        let is_all = packets.upper == outer.upper && packets.doubts == outer.doubts;
-        let decided = if is_all { Outcome::Decided } else { Outcome::Next };
+        let is_all = is_all(packets, outer);
         let (name, place) = (&*rest.name, &*rest.place);
         let is_own_doubt = packets.doubts != outer.doubts;
         match kind {
@@ -504,7 +578,7 @@ impl<'r, 'v> Walk<'r, 'v> {
                     Called { name: (at.chain.0, at.chain.1, target), chain, is_goto: kind == "goto" };
                 return self.call(rest, &called, packets, is_all);
             }
-            "dnat" | "redirect" | "tproxy" => {
+            kind if TRANSLATIONS.contains(&kind) => {
                 return self.leave(rest, packets, "later chains see other addresses or ports");
             }
             "snat" | "masquerade" => {}
@@ -512,7 +586,7 @@ impl<'r, 'v> Walk<'r, 'v> {
                 return self.leave(rest, packets, &format!("`{}` is not supported", quoted(other)));
             }
         }
-        decided
+        decided_if(is_all)
     }
 
     /// A chain that another one calls.
@@ -605,7 +679,7 @@ impl<'r, 'v> Walk<'r, 'v> {
 
     /// The further base chains decide about these packets; then they stay with the kernel.
     fn continue_after(&mut self, name: &str, place: &str, packets: &Packets) {
-        if self.drops_after() && !self.may_not_drop_for(packets) {
+        if self.drops_after() && !self.may_not_drop_for(packets) && self.nested < MAX_NESTED {
             let next = self.current.index + 1;
             self.decide_at_once(|walk| walk.run(next, packets));
         }
@@ -695,6 +769,15 @@ fn chosen<'v>(wanted: &str, bases: &[(Base, Name<'v>)]) -> Result<(Base, Name<'v
             Err(WrongFormat { line: 1, message })
         }
     }
+}
+
+/// Whether these are all packets that meet a rule.
+fn is_all(packets: &Packets, outer: &Packets) -> bool {
+    packets.upper == outer.upper && packets.doubts == outer.doubts
+}
+
+fn decided_if(is_all: bool) -> Outcome {
+    if is_all { Outcome::Decided } else { Outcome::Next }
 }
 
 fn is_on_interface(body: &Value) -> bool {
