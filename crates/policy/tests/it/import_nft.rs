@@ -450,3 +450,127 @@ fn documents_of_commands_are_read() {
         import::nft(wrong, &NftOptions::default()).expect_err(wrong);
     }
 }
+
+/// A rule set from objects of JSON.
+fn of_objects(objects: &[serde_json::Value], options: &NftOptions) -> (Policy, String) {
+    let listing = serde_json::json!({ "nftables": objects }).to_string();
+    let imported = import::nft(&listing, options).expect("the format");
+    let notes = imported.notes.iter().map(|note| note.message.clone()).collect::<Vec<_>>().join("\n");
+    (parsed(&imported), notes)
+}
+
+fn base_chain(name: &str, kind: &str, hook: &str, prio: i64, policy: &str) -> serde_json::Value {
+    serde_json::json!({"chain": {
+        "family": "inet", "table": "t", "name": name, "type": kind, "hook": hook, "prio": prio, "policy": policy,
+    }})
+}
+
+fn rule_of(chain: &str, handle: usize, expr: &serde_json::Value) -> serde_json::Value {
+    serde_json::json!({"rule": {"family": "inet", "table": "t", "chain": chain, "handle": handle, "expr": expr}})
+}
+
+fn equal(protocol: &str, field: &str, right: &serde_json::Value) -> serde_json::Value {
+    let left = serde_json::json!({"payload": {"protocol": protocol, "field": field}});
+    serde_json::json!({"match": {"op": "==", "left": left, "right": right}})
+}
+
+fn table_of(flags: &serde_json::Value) -> serde_json::Value {
+    serde_json::json!({"table": {"family": "inet", "name": "t", "flags": flags}})
+}
+
+#[test]
+fn sets_that_rules_fill_change_without_flags() {
+    let saddr = serde_json::json!({"payload": {"protocol": "ip", "field": "saddr"}});
+    let fill = serde_json::json!({"set": {"op": "add", "elem": saddr, "set": "@ok"}});
+    let port = equal("udp", "dport", &7000.into());
+    let accept = serde_json::json!({"accept": null});
+    let set = serde_json::json!({"set": {"family": "inet", "table": "t", "name": "ok", "type": "ipv4_addr"}});
+    let member = equal("ip", "saddr", &"@ok".into());
+    let objects = |filling: serde_json::Value| {
+        [
+            table_of(&serde_json::json!([])),
+            set.clone(),
+            base_chain("c", "filter", "input", 0, "drop"),
+            rule_of("c", 1, &filling),
+            rule_of("c", 2, &serde_json::json!([member, accept])),
+        ]
+    };
+    let frame = ipv4([198, 51, 100, 1], [10, 0, 0, 1]).udp(1, 9).build();
+    let options = NftOptions::default();
+    let (policy, notes) = of_objects(&objects(serde_json::json!([port, fill, accept])), &options);
+    assert_eq!(decided(&policy, &frame).1, Action::Kernel, "{notes}");
+    let (policy, notes) = of_objects(&objects(serde_json::json!([port, accept])), &options);
+    assert_eq!(decided(&policy, &frame).1, Action::Drop, "{notes}");
+}
+
+#[test]
+fn a_chosen_chain_drops_nothing_that_other_chains_let_pass() {
+    let options = NftOptions { chain: Some("t/c".to_owned()), interface: None };
+    let of = |flags: serde_json::Value, others: &[serde_json::Value]| {
+        let own = [table_of(&flags), base_chain("c", "filter", "input", 0, "drop")];
+        of_objects(&[&own[..], others].concat(), &options)
+    };
+    let (policy, notes) = of(serde_json::json!([]), &[]);
+    assert_eq!(dropped(&policy), 1, "{notes}");
+    let to = serde_json::json!([equal("tcp", "dport", &8022.into()), {"redirect": {"port": 2222}}]);
+    let nat = [base_chain("n", "nat", "prerouting", -100, "accept"), rule_of("n", 1, &to)];
+    let (policy, notes) = of(serde_json::json!([]), &nat);
+    assert_eq!(dropped(&policy), 0, "{notes}");
+    assert!(notes.contains("chain inet t n comes first and may translate addresses and ports"), "{notes}");
+    let accept = serde_json::json!([{"accept": null}]);
+    let forward = [base_chain("f", "filter", "forward", 0, "accept"), rule_of("f", 1, &accept)];
+    assert_eq!(dropped(&of(serde_json::json!([]), &forward).0), 0, "a router");
+    let (policy, notes) = of(serde_json::json!(["dormant"]), &[]);
+    assert_eq!(dropped(&policy), 0, "{notes}");
+    assert!(notes.contains("chain inet t c is left out: its table is dormant"), "{notes}");
+}
+
+#[test]
+fn many_rules_that_skip_others_end() {
+    let options = NftOptions::default();
+    let drop = serde_json::json!([equal("udp", "dport", &9.into()), {"drop": null}]);
+    let port = |number: usize| equal("tcp", "dport", &(number % 60_000).into());
+    let mut returns = vec![table_of(&serde_json::json!([])), base_chain("c", "filter", "input", 0, "drop")];
+    for number in 0..3000 {
+        let name = format!("c{number}");
+        returns.push(serde_json::json!({"chain": {"family": "inet", "table": "t", "name": name}}));
+        returns.push(rule_of(&name, 1, &serde_json::json!([port(number), {"return": null}])));
+        returns.push(rule_of("c", number, &serde_json::json!([{"jump": {"target": name}}])));
+    }
+    returns.push(rule_of("c", 3000, &drop));
+    of_objects(&returns, &options);
+    let mut accepts = vec![table_of(&serde_json::json!([]))];
+    for number in 0..1000 {
+        let name = format!("c{number}");
+        accepts.push(base_chain(&name, "filter", "input", i64::try_from(number).expect("small"), "drop"));
+        accepts.push(rule_of(&name, 1, &serde_json::json!([port(number), {"accept": null}])));
+    }
+    accepts.push(rule_of("c999", 2, &drop));
+    let (_, notes) = of_objects(&accepts, &options);
+    println!("{}", notes.len());
+}
+
+#[test]
+fn mapped_addresses_are_left_out_of_sets() {
+    let of = |elements: serde_json::Value, verdict: &str| {
+        let set = serde_json::json!({"set": {
+            "family": "inet", "table": "t", "name": "s", "type": "ipv6_addr", "elem": elements,
+        }});
+        let policy = if verdict == "accept" { "drop" } else { "accept" };
+        let rule = serde_json::json!([equal("ip6", "saddr", &"@s".into()), {verdict: null}]);
+        let base = base_chain("c", "filter", "input", 0, policy);
+        of_objects(
+            &[table_of(&serde_json::json!([])), set, base, rule_of("c", 1, &rule)],
+            &NftOptions::default(),
+        )
+    };
+    let frame = ipv6().udp(1, 9).build();
+    let all = serde_json::json!({"prefix": {"addr": "::ffff:0:0", "len": 96}});
+    let own = serde_json::json!({"prefix": {"addr": "2001:db8:2::", "len": 48}});
+    let (policy, notes) = of(serde_json::json!([all, own]), "drop");
+    assert_eq!(decided(&policy, &frame).1, Action::Drop, "{notes}");
+    let (policy, notes) = of(serde_json::json!(["::ffff:192.0.2.1", "2001:db8:9::1"]), "accept");
+    assert_eq!(decided(&policy, &frame).1, Action::Drop, "{notes}");
+    let (policy, notes) = of(serde_json::json!(["::ffff:192.0.2.1", "2001:db8:2::5"]), "accept");
+    assert_eq!(decided(&policy, &frame).1, Action::Kernel, "{notes}");
+}

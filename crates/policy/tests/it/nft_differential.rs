@@ -151,10 +151,10 @@ struct Figures {
 }
 
 /// Compares a rule set with its import for some packets.
-fn compare(name: &str, text: &str, interface: Option<&str>, packets: usize) -> Figures {
+fn compare(name: &str, text: &str, options: &NftOptions, packets: usize) -> Figures {
     let listing: Value = serde_json::from_str(text).expect("JSON");
-    let options = NftOptions { chain: None, interface: interface.map(str::to_owned) };
-    let imported = import::nft(text, &options).unwrap_or_else(|wrong| panic!("{name}: {wrong}"));
+    let interface = options.interface.as_deref();
+    let imported = import::nft(text, options).unwrap_or_else(|wrong| panic!("{name}: {wrong}"));
     let source = Source::new("imported.toml", imported.policy_toml.clone());
     let (policy, _) = policy::parse(&source, &NoFiles)
         .unwrap_or_else(|bad| panic!("{name}: {bad}\n{}", imported.policy_toml));
@@ -189,7 +189,7 @@ fn compare(name: &str, text: &str, interface: Option<&str>, packets: usize) -> F
             is_accepted |= accepts;
             assert!(
                 !(drops && accepts),
-                "{name} ({interface:?}): rule {:?} drops {packet:x?}, which is accepted if {world:?}\n{}",
+                "{name} ({options:?}): rule {:?} drops {packet:x?}, which is accepted if {world:?}\n{}",
                 first.map(|rule| &policy.rules[rule].name),
                 imported.policy_toml
             );
@@ -227,6 +227,18 @@ fn own_listings() -> Vec<(String, String)> {
     listings(&folder, "json").into_iter().map(named).collect()
 }
 
+/// The base chains of hook prerouting and input, by name.
+fn chains_to_choose(text: &str) -> Vec<String> {
+    let listing: Value = serde_json::from_str(text).expect("JSON");
+    let objects = listing["nftables"].as_array().expect("a list").iter();
+    let bases = objects.filter_map(|one| one.get("chain")).filter(|chain| {
+        chain["family"] != "bridge" && ["prerouting", "input"].iter().any(|hook| chain["hook"] == *hook)
+    });
+    let word = |chain: &Value, key: &str| chain[key].as_str().expect("a word").to_owned();
+    let name = |chain: &Value| ["family", "table", "name"].map(|key| word(chain, key)).join("/");
+    bases.map(name).collect()
+}
+
 #[test]
 fn imports_drop_nothing_that_their_rule_sets_accept() {
     let listings = own_listings();
@@ -234,11 +246,18 @@ fn imports_drop_nothing_that_their_rule_sets_accept() {
     let mut dropping = BTreeSet::new();
     for (name, text) in &listings {
         for interface in [None, Some("eth0"), Some("eth1")] {
-            let figures = compare(name, text, interface, 1500);
+            let options = NftOptions { chain: None, interface: interface.map(str::to_owned) };
+            let figures = compare(name, text, &options, 1500);
             println!("{name} {interface:?}: {figures:?}");
             if figures.dropped > 0 {
                 dropping.insert(name.as_str());
             }
+        }
+    }
+    for (name, text) in &listings {
+        for chain in chains_to_choose(text) {
+            let options = NftOptions { chain: Some(chain), interface: Some("eth0".to_owned()) };
+            compare(name, text, &options, 300);
         }
     }
     // The others accept replies, or what limits allow, before anything is dropped for certain.
@@ -266,7 +285,7 @@ fn imports_of_other_rule_sets_drop_nothing_that_these_accept() {
             text.replace(&format!("\"hook\": \"{hook}\""), "\"hook\": \"input\"")
         });
         for text in [text, strict, input] {
-            let figures = compare(&name, &text, None, 400);
+            let figures = compare(&name, &text, &NftOptions::default(), 400);
             active += usize::from(figures.dropped > 0);
             all.packets += figures.packets;
             all.dropped += figures.dropped;

@@ -149,7 +149,23 @@ impl<'v> Ruleset<'v> {
                 _ => {}
             }
         }
+        ruleset.mark_filled();
         ruleset
+    }
+
+    /// Marks the sets and maps that rules write to, whose flags nft does not always list.
+    fn mark_filled(&mut self) {
+        for ((family, table, _), chain) in &self.chains {
+            for (kind, body) in chain.rules.iter().flat_map(|rule| statements(rule)) {
+                let key = if kind == "meter" { "name" } else { kind };
+                let is_writing = matches!(kind, "set" | "map" | "meter");
+                let named = [body.get(key), body.get("set")].into_iter().flatten().find_map(Value::as_str);
+                let set = named.filter(|_| is_writing).map(|name| name.trim_start_matches('@'));
+                if let Some(elements) = set.and_then(|set| self.sets.get_mut(&(*family, *table, set))) {
+                    elements.changes = true;
+                }
+            }
+        }
     }
 
     /// The sets of a table.
