@@ -120,7 +120,8 @@ impl NftRules {
                             name: text(body, "name").to_owned(),
                             hook: text(body, "hook").to_owned(),
                             priority: body["prio"].as_i64().unwrap_or(0),
-                            is_drop: text(body, "policy") == "drop",
+                            // The kernel asks nat only for the first packet of a connection.
+                            is_drop: text(body, "policy") == "drop" && text(body, "type") != "nat",
                             devices,
                         });
                     }

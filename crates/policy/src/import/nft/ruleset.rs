@@ -249,7 +249,8 @@ fn base_of(chain: &Map<String, Value>) -> Option<Base> {
     Some(Base {
         hook,
         priority: chain.get("prio").and_then(Value::as_i64).unwrap_or(0),
-        drops: text("policy") == Some("drop"),
+        // Chains of nat see only the first packet of a connection.
+        drops: text("policy") == Some("drop") && text("type") != Some("nat"),
         is_nat: text("type") == Some("nat"),
         devices: words(chain.get("dev").or_else(|| chain.get("devices"))),
     })
