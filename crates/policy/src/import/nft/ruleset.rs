@@ -85,6 +85,11 @@ pub(super) fn objects_of(text: &str) -> Result<Vec<Value>, WrongFormat> {
         for object in list {
             match object.as_object().and_then(|object| object.iter().next()) {
                 Some((command, body)) if matches!(command.as_str(), "add" | "create") => {
+                    if body.pointer("/rule/index").is_some() {
+                        return Err(wrong(format!(
+                            "the command `{command}` puts a rule at an index, which is not known {HINT}"
+                        )));
+                    }
                     objects.push(body.clone());
                 }
                 Some((command, body)) if command == "flush" && body.get("ruleset").is_some() => {
