@@ -29,7 +29,8 @@ version = 1
 default = \"kernel\"
 ";
 /// No device matches TCP flags or types of ICMP messages.
-const ALLOW: &str = "# Workers decide about TCP flags and types of ICMP messages, and receive all packets but for these of such filters.
+const ALLOW: &str = "# Workers decide about TCP flags and types of ICMP messages. They also receive the packets of such filters
+# that have other flags or types.
 allow_lost_exceptions = true
 ";
 const LOST: &str = "workers decide about TCP flags and types of ICMP messages: packets with others that the policy leaves to the kernel are lost, which it allows; a sink of kind \"kernel\" instead of `allow_lost_exceptions` returns them";
