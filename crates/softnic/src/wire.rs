@@ -42,6 +42,9 @@ pub use pcap::{CaptureError, CaptureReader, CapturedPacket, PcapWire, open_captu
 /// The most frames that one [`Burst`] holds.
 pub const BURST_FRAMES: usize = 64;
 
+// `Transmitted::refused` has a bit for each frame.
+const _: () = assert!(BURST_FRAMES <= u64::BITS as usize);
+
 /// The largest frame any wire sends, or hands over as one of its medium, in bytes without FCS: a jumbo frame
 /// with two VLAN tags. Longer ones are merged or count as oversize.
 pub const MAX_FRAME_BYTES: usize = MAX_MTU_BYTES as usize + 14 + 8;

@@ -25,7 +25,7 @@ use crate::nic::Nic;
 use crate::prefetch::prefetch_read;
 use crate::state::{QpKind, QpState, State};
 use crate::stats::PortStats;
-use crate::wire::MAX_FRAME_BYTES;
+use crate::wire::{BURST_FRAMES, MAX_FRAME_BYTES};
 use crate::work::{
     Cqe, Element, Opcode, SEND_CHECKSUM, SEND_HEADER_BYTES, SEND_INLINE, SEND_SEGMENTS, SEND_SIGNALED,
     SendHeader, SendShape, Status,
@@ -33,6 +33,9 @@ use crate::work::{
 
 /// Frames of one queue pair in one pass, so that one cannot keep the others waiting.
 pub(super) const FRAMES_PER_PASS: usize = 64;
+
+// A wire takes as many at once, with a bit for each.
+const _: () = assert!(FRAMES_PER_PASS <= BURST_FRAMES);
 
 /// How many requests ahead their lines are fetched from the application's core.
 const REQUEST_LOOKAHEAD: u32 = 6;
@@ -52,7 +55,7 @@ enum Outcome {
 struct Sent {
     frames: usize,
     bytes: u64,
-    /// The wire has refused the frame.
+    /// The wire has refused the frame, or one of a stream.
     is_refused: bool,
 }
 
@@ -437,7 +440,7 @@ fn send_stream(
         cursor.copy(&mut frame[headers.len()..]);
         let last = offset + payload == stream_bytes;
         template.complete(frame, Segment { index: sent.frames as u32, offset: offset as u32, last });
-        way.exit.transmit(frame, egress);
+        sent.is_refused |= !way.exit.transmit(frame, egress);
         sent.frames += 1;
         sent.bytes += frame.len() as u64;
         offset += payload;

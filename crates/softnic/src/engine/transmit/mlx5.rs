@@ -185,5 +185,7 @@ fn send_segments(
         stream_bytes = stream_bytes.saturating_add(bytes);
         parts.try_push((from, bytes)).map_err(|_| Status::LocalOperation)?;
     }
-    send_stream(headers, ethernet.segment_bytes, (&parts, stream_bytes), to)
+    // As above.
+    let sent = send_stream(headers, ethernet.segment_bytes, (&parts, stream_bytes), to)?;
+    Ok(Sent { is_refused: false, ..sent })
 }
