@@ -19,7 +19,7 @@ use crate::events::CompletionEvents;
 use crate::formats::Completions;
 use crate::ring::Producer;
 use crate::slab::Slab;
-use crate::state::{QpKind, QueueState, State};
+use crate::state::{QpKind, QpState, QueueState, State};
 use crate::work::Cqe;
 
 /// The engine's side of a completion queue.
@@ -319,6 +319,11 @@ impl State {
     /// Shows the applications what this burst consumed, and then what it completed: a thread that sees a
     /// completion may count on the place of its request.
     pub(crate) fn publish(&mut self) {
+        for slot in self.unpublished_sends.drain(..) {
+            if let Some(QpState { kind: QpKind::Raw { send, .. }, .. }) = self.qps.get(slot) {
+                send.consumer.publish();
+            }
+        }
         let Self { unpublished_queues, queues, unpublished_cqs, cqs, channels, waiting_cqs, .. } = self;
         for slot in unpublished_queues.drain(..) {
             if let Some(queue) = queues.get_mut(slot) {

@@ -4,7 +4,7 @@
 //! of the port in the order of their arrival. So each queue gets the frames of a port in that order.
 //!
 //! Run by threads of the device's own, by the thread that pumps, or by those that poll completion queues. An
-//! engine takes the device's mutex once per burst, lets waiting control calls go first, and neither
+//! engine takes the device's mutex once per burst, and again when sent frames have left, lets waiting control calls go first, and neither
 //! allocates, locks nor logs per frame. It never waits for an application. The threads of an idle device
 //! sleep (`rest`).
 
@@ -124,6 +124,8 @@ struct EnginePort {
     /// The losses that the wire reported so far.
     receive_losses: u64,
     transmit_losses: u64,
+    /// Those of them that are still counted as sent.
+    counted_losses: u64,
 }
 
 impl EnginePort {
@@ -139,6 +141,7 @@ impl EnginePort {
             wire: port.wire,
             receive_losses: 0,
             transmit_losses: 0,
+            counted_losses: 0,
         }
     }
 
@@ -148,11 +151,18 @@ impl EnginePort {
         self.receive_losses = losses;
     }
 
-    /// Adds the frames that the wire took and could not send since the last call; returns their number.
+    /// Moves the frames that the wire took and could not send since the last call from those that were sent to
+    /// the errors; returns their number.
     fn note_transmit_losses(&mut self, stats: &mut PortStats) -> u64 {
         let losses = self.wire.transmit_losses();
         let lost = losses.saturating_sub(self.transmit_losses);
         stats.tx_errors += lost;
+        // Frames of earlier bursts may be among them, and counters never go back: the rest is taken off the
+        // next frames.
+        self.counted_losses += lost;
+        let taken_off = self.counted_losses.min(stats.tx_frames);
+        stats.tx_frames -= taken_off;
+        self.counted_losses -= taken_off;
         self.transmit_losses = losses;
         lost
     }

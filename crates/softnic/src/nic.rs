@@ -191,8 +191,10 @@ impl Nic {
     pub(crate) fn control_without_wakeup(&self) -> MutexGuard<'_, State> {
         self.waiting.fetch_add(1, Ordering::SeqCst);
         let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
-        let state = self.lock_state();
+        let mut state = self.lock_state();
         drop(turn);
+        // An engine unlocks the state between its sends and their completions' publication.
+        state.publish();
         self.waiting.fetch_sub(1, Ordering::SeqCst);
         state
     }

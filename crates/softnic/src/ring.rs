@@ -252,6 +252,11 @@ impl Consumer {
         self.produced_seen.wrapping_sub(self.next)
     }
 
+    /// The slots from `position` on: to be read up to the next one, if they were not given back.
+    pub(crate) fn slots_from(&self, position: u32) -> Slots<'_> {
+        Slots { layout: self.layout, first: position, _ring: PhantomData }
+    }
+
     /// The slots from the next one on, of which the published ones are to be read.
     #[inline]
     pub(crate) fn slots(&self) -> Slots<'_> {
@@ -282,7 +287,7 @@ impl Consumer {
     }
 
     /// The index of the next slot.
-    #[cfg(all(test, loom))]
+    #[inline]
     pub(crate) fn position(&self) -> u32 {
         self.next
     }

@@ -41,8 +41,9 @@ pub(crate) struct State {
     pub(crate) senders: Vec<u32>,
     /// Queues in the error state: what is posted to them is flushed.
     pub(crate) failed_queues: Vec<u32>,
-    /// Completion queues and receive queues with indices to publish at the end of the burst.
+    /// Completion queues, receive queues and queue pairs with indices to publish at the end of the burst.
     pub(crate) unpublished_cqs: Vec<u32>,
+    pub(crate) unpublished_sends: Vec<u32>,
     pub(crate) unpublished_queues: Vec<u32>,
     /// Completion queues with an event to come.
     pub(crate) waiting_cqs: Vec<u32>,
@@ -258,6 +259,7 @@ impl State {
             senders: Vec::new(),
             failed_queues: Vec::new(),
             unpublished_cqs: Vec::new(),
+            unpublished_sends: Vec::new(),
             unpublished_queues: Vec::new(),
             waiting_cqs: Vec::new(),
             watched_cqs: Vec::new(),

@@ -43,9 +43,10 @@ pub struct PortStats {
     pub split_frames: u64,
     /// The frames that it made of them, which are in `rx_frames`.
     pub split_segments: u64,
-    /// Frames handed to the wire.
+    /// Frames handed to the wire, without those that it lost, which `tx_errors` counts. Frames of an earlier
+    /// burst are taken off the next ones, so that the number never decreases.
     pub tx_frames: u64,
-    /// Bytes of those frames.
+    /// Bytes of the frames handed to the wire, including those that it lost: it does not report which.
     pub tx_bytes: u64,
     /// Sends that were refused, by the device or by the wire.
     pub tx_errors: u64,

@@ -145,6 +145,11 @@ impl Cqe {
         if self.flags & FLAG_IMMEDIATE == 0 { 0 } else { self.flow_tag }
     }
 
+    /// Whether it is that of a receive request.
+    pub(crate) fn is_receive(&self) -> bool {
+        self.flags & FLAG_RECEIVE != 0
+    }
+
     /// Whether the sender wants the receiver to be woken.
     #[inline]
     pub(crate) fn is_solicited(&self) -> bool {

@@ -5,7 +5,13 @@
 //! frame, is no fault of its request: the request completes with IBV_WC_GENERAL_ERR, and its queue goes on
 //! with the next one. In mlx5's format it completes as sent, as on that hardware, and the loss shows in the
 //! port's counters alone.
+//!
+//! The wire may make system calls when it hands its queue to the medium, so that is done without a lock. The
+//! completions are written before and published after it; those of frames that the medium has refused are
+//! written again in between (`late`). If a control call or another engine publishes them meanwhile, as
+//! successes, such a loss shows in the port's counters alone.
 
+mod late;
 mod mlx5;
 
 use std::ptr::NonNull;
@@ -97,42 +103,57 @@ pub(super) fn drain(
     }
     let mut sent = 0;
     let mut index = 0;
+    let mut handed = late::HandedList::new();
     let mut way = Way { gather, exit: Exit { port, tap, stats } };
     while let Some(&slot) = state.senders.get(index) {
         match state.qps.get(slot).filter(|qp| qp.port == way.exit.port.number) {
             Some(qp) if qp.is_datagram() => {
                 sent += datagram::drain(nic, &mut state, slot, way.gather, way.exit.stats);
             }
-            Some(_) => sent += drain_qp((&flows, &mut state), (index, slot), &mut way, plan),
+            Some(_) => {
+                let (frames, requests) = drain_qp((&flows, &mut state), (index, slot), &mut way, plan);
+                sent += frames;
+                if let Some(requests) = requests {
+                    // Losses of queue pairs beyond the list's room show in the port's counters alone.
+                    let _ = handed.try_push(requests);
+                }
+            }
             None => {}
         }
         // One that failed is no sender any more, and the next one takes its place.
         index += usize::from(state.senders.get(index) == Some(&slot));
     }
-    if sent > 0 {
-        state.publish();
-    }
     drop((state, flows));
     // Also when nothing new was sent: what the medium refused for a moment waits in the wire.
     port.wire.flush();
-    port.note_transmit_losses(stats);
+    let lost = port.note_transmit_losses(stats);
+    if sent > 0 {
+        let mut state = nic.burst();
+        if lost > 0 {
+            late::fail_last(&mut state, &handed, lost);
+        }
+        state.publish();
+    }
     sent
 }
 
 /// Sends the requests posted to the queue pair at this position among the senders. Stops when the queue pair
-/// or its completion queue fails.
+/// or its completion queue fails. Returns the frames, and which requests they are of.
 fn drain_qp(
     (flows, state): (&FlowTable, &mut State),
     (index, slot): (usize, u32),
     way: &mut Way<'_>,
     plan: &mut Plan,
-) -> usize {
+) -> (usize, Option<late::Handed>) {
     let mut handled = 0;
+    let mut handed = late::Handed::begin(state, slot);
     while handled < FRAMES_PER_PASS
         && state.senders.get(index) == Some(&slot)
         && way.exit.port.wire.has_room()
     {
-        handled += send_plain(state, slot, FRAMES_PER_PASS - handled, &mut way.exit);
+        let (settled, refused) = send_plain(state, slot, FRAMES_PER_PASS - handled, &mut way.exit);
+        handed.note(settled as u32, refused);
+        handled += settled;
         if handled == FRAMES_PER_PASS || !way.exit.port.wire.has_room() {
             break;
         }
@@ -148,6 +169,7 @@ fn drain_qp(
                     send.pace.sent(sent.bytes, clock::steady_ns());
                 }
                 handled += sent.frames;
+                handed.note(1, u64::from(sent.is_refused));
                 // For a request without a signal the completion queue may not have been made long enough.
                 if signaled || (sent.is_refused && state.has_room_for_completion(cq)) {
                     state.complete(cq, &cqe);
@@ -165,30 +187,29 @@ fn drain_qp(
             }
         }
     }
-    if let Some(QpState { kind: QpKind::Raw { send, .. }, .. }) = state.qps.get(slot)
-        && handled > 0
-    {
-        send.consumer.publish();
+    if handled == 0 {
+        return (0, None);
     }
-    handled
+    state.unpublished_sends.push(slot);
+    (handled, handed.end(state))
 }
 
 /// Sends up to `limit` of the next requests together: those that are as most are, a frame in one piece, as it
 /// is, on a port whose sent frames no flow is about. Stops at the first other one, or where the completion
-/// queue has no room. Returns how many it sent.
+/// queue has no room. Returns how many it sent, with a bit for each that the wire refused.
 // By itself it has enough registers for all that the loop uses.
 #[inline(never)]
-fn send_plain(state: &mut State, slot: u32, limit: usize, exit: &mut Exit<'_>) -> usize {
+fn send_plain(state: &mut State, slot: u32, limit: usize, exit: &mut Exit<'_>) -> (usize, u64) {
     let State { qps, cqs, memory, unpublished_cqs, .. } = state;
     let Some(QpState { kind: QpKind::Raw { send, .. }, domain, number, .. }) = qps.get_mut(slot) else {
-        return 0;
+        return (0, 0);
     };
-    let Some(cq) = cqs.get_mut(send.cq).filter(|cq| !cq.failed) else { return 0 };
+    let Some(cq) = cqs.get_mut(send.cq).filter(|cq| !cq.failed) else { return (0, 0) };
     let (Sends::Own(requests), Completions::Own(producer)) = (&mut send.consumer, &mut cq.producer) else {
-        return 0;
+        return (0, 0);
     };
     if send.pace.is_limited() || exit.tap.is_active() {
-        return 0;
+        return (0, 0);
     }
     let limit = limit.min(FRAMES_PER_PASS) as u32;
     requests.refresh(limit);
@@ -232,7 +253,7 @@ fn send_plain(state: &mut State, slot: u32, limit: usize, exit: &mut Exit<'_>) -
         }
     }
     if frames.is_empty() {
-        return 0;
+        return (0, 0);
     }
     let (settled, refused) = exit.hand_over(&frames);
     if refused != 0 || settled < frames.len() {
@@ -259,7 +280,7 @@ fn send_plain(state: &mut State, slot: u32, limit: usize, exit: &mut Exit<'_>) -
             unpublished_cqs.push(send.cq);
         }
     }
-    settled
+    (settled, refused)
 }
 
 fn send_one(
@@ -455,26 +476,14 @@ impl Exit<'_> {
         (ETHERNET_BYTES..=self.port.max_frame_bytes).contains(&frame.len())
     }
 
-    /// Hands frames to the wire and the wire's queue to the medium. Returns how many of the frames need not
-    /// be offered again, and a bit for each that is not sent. Which frames the medium has refused is not
-    /// known: the last ones stand for them.
+    /// Hands frames to the wire. Returns how many of them need not be offered again, and a bit for each that
+    /// the wire refuses.
     fn hand_over(&mut self, frames: &[&[u8]]) -> (usize, u64) {
         let taken = self.port.wire.transmit_burst(frames);
-        self.port.wire.flush();
-        let lost = self.port.note_transmit_losses(self.stats);
-        let settled = taken.settled();
-        let mut refused = taken.refused;
-        let accepted = (0..settled).rev().filter(|nth| taken.refused >> nth & 1 == 0);
-        accepted.take(usize::try_from(lost).unwrap_or(usize::MAX)).for_each(|nth| refused |= 1 << nth);
+        self.stats.tx_frames += taken.frames;
+        self.stats.tx_bytes += taken.bytes;
         self.stats.tx_errors += u64::from(taken.refused.count_ones());
-        let (mut sent, mut bytes) = (taken.frames, taken.bytes);
-        for nth in (0..settled).filter(|nth| (refused & !taken.refused) >> nth & 1 != 0) {
-            sent -= 1;
-            bytes -= frames[nth].len() as u64;
-        }
-        self.stats.tx_frames += sent;
-        self.stats.tx_bytes += bytes;
-        (settled, refused)
+        (taken.settled(), taken.refused)
     }
 
     /// Hands a frame to the wire, unless a flow drops it. `false`: the wire has refused it.

@@ -286,9 +286,11 @@ pub(crate) fn insert_plain(state: &mut State, receives: NewQueue, send: SendStat
             cq.users += 1;
         }
     }
-    // Room to note the queue pair as a sender without allocating.
+    // Room to note the queue pair without allocating: as a sender, and as one with requests to give back.
     let wanted = state.qps.slot_count();
-    state.senders.reserve(wanted.saturating_sub(state.senders.len()));
+    for list in [&mut state.senders, &mut state.unpublished_sends] {
+        list.reserve(wanted.saturating_sub(list.len()));
+    }
     Ok(slot)
 }
 

@@ -19,10 +19,14 @@ struct Keeper {
     sent: Sent,
     /// How many frames there is room for, until the test takes them.
     room: usize,
+    /// Frames that it took, and lost when it was flushed.
+    losing: u64,
+    lost: u64,
 }
 
-/// The source port of datagrams that the wire refuses.
+/// The source ports of datagrams that the wire refuses, and of those that it takes and loses.
 const REFUSED_PORT: u16 = 0xdead;
+const LOST_PORT: u16 = 0xdeaf;
 
 impl Wire for Keeper {
     fn receive<'w>(&'w mut self, _: &mut Burst<'w>) {}
@@ -39,8 +43,20 @@ impl Wire for Keeper {
         if frame.get(34..36) == Some(&REFUSED_PORT.to_be_bytes()) {
             return Err(TransmitError::TooLong);
         }
-        frames.push(frame.to_vec());
+        if frame.get(34..36) == Some(&LOST_PORT.to_be_bytes()) {
+            self.losing += 1;
+        } else {
+            frames.push(frame.to_vec());
+        }
         Ok(())
+    }
+
+    fn flush(&mut self) {
+        self.lost += std::mem::take(&mut self.losing);
+    }
+
+    fn transmit_losses(&self) -> u64 {
+        self.lost
     }
 
     fn describe(&self) -> String {
@@ -69,7 +85,7 @@ impl Bench {
     /// On a wire that has room for so many frames.
     fn on_wire(personality: Personality, limit: u32, room: usize) -> Self {
         let sent = Sent::default();
-        let wire = Keeper { sent: Arc::clone(&sent), room };
+        let wire = Keeper { sent: Arc::clone(&sent), room, losing: 0, lost: 0 };
         let name = "send0".to_owned();
         let ports = vec![PortConfig { wire: Box::new(wire), mtu_bytes: 1500 }];
         let nic = SoftNic::create(SoftNicConfig { name, personality, ports, drive: Drive::Manual });
@@ -278,9 +294,9 @@ fn another_thread_can_end_the_sends_in_flight() {
 }
 
 /// The last byte is in another piece where `is_gathered`: such a send takes the general path of the device.
-fn sends_with_a_refused_one(is_gathered: bool) {
+fn sends(ports: &[u16], is_gathered: bool) -> Bench {
     let mut bench = Bench::with_limit(Personality::Ideal, 8);
-    for port in [1, REFUSED_PORT, 2] {
+    for &port in ports {
         let bytes = udp(port);
         let frame = bench.frame(&bytes);
         let last = bytes.len() - 1;
@@ -290,6 +306,11 @@ fn sends_with_a_refused_one(is_gathered: bool) {
     }
     assert_eq!(bench.flush(), []);
     bench.nic.pump(8);
+    bench
+}
+
+fn sends_with_a_refused_one(is_gathered: bool) {
+    let mut bench = sends(&[1, REFUSED_PORT, 2], is_gathered);
     let bytes = udp(1).len() as u32;
     assert_eq!(bench.reap(), [(bytes, true), (bytes, false), (bytes, true)]);
     assert!(!bench.transmitter.has_failed() && bench.all_frames_are_back());
@@ -302,6 +323,23 @@ fn sends_with_a_refused_one(is_gathered: bool) {
 fn a_frame_that_the_wire_refuses_fails_alone() {
     sends_with_a_refused_one(false);
     sends_with_a_refused_one(true);
+}
+
+#[test]
+fn a_frame_that_is_lost_at_the_flush_is_reported_by_the_last_send() {
+    for is_gathered in [false, true] {
+        let mut bench = sends(&[LOST_PORT, 1, LOST_PORT, REFUSED_PORT, 2], is_gathered);
+        let bytes = udp(1).len() as u32;
+        assert_eq!(bench.reap(), [true, true, false, false, false].map(|is_sent| (bytes, is_sent)));
+        assert!(!bench.transmitter.has_failed() && bench.all_frames_are_back());
+        assert_eq!(bench.sent(), [udp(1), udp(2)]);
+        let stats = bench.nic.port_stats(1);
+        assert_eq!((stats.tx_frames, stats.tx_errors), (2, 3));
+        bench.queue(&udp(3)).expect("room");
+        assert_eq!(bench.flush(), []);
+        bench.nic.pump(8);
+        assert_eq!((bench.reap(), bench.sent()), (vec![(bytes, true)], vec![udp(3)]));
+    }
 }
 
 #[test]
