@@ -4,9 +4,9 @@
 //! of the port in the order of their arrival. So each queue gets the frames of a port in that order.
 //!
 //! Run by threads of the device's own, by the thread that pumps, or by those that poll completion queues. An
-//! engine takes the device's mutex once per burst, and again when sent frames have left, lets waiting control calls go first, and neither
-//! allocates, locks nor logs per frame. It never waits for an application. The threads of an idle device
-//! sleep (`rest`).
+//! engine takes the device's mutex once per burst, and again when sent frames have left, lets waiting control
+//! calls go first, and neither allocates, locks nor logs per frame. It never waits for an application. The
+//! threads of an idle device sleep (`rest`).
 
 mod datagram;
 pub(crate) mod deliver;
@@ -151,8 +151,8 @@ impl EnginePort {
         self.receive_losses = losses;
     }
 
-    /// Moves the frames that the wire took and could not send since the last call from those that were sent to
-    /// the errors; returns their number.
+    /// Moves the frames that the wire took and could not send since the last call from those that were sent
+    /// to the errors; returns their number.
     fn note_transmit_losses(&mut self, stats: &mut PortStats) -> u64 {
         let losses = self.wire.transmit_losses();
         let lost = losses.saturating_sub(self.transmit_losses);

@@ -16,8 +16,8 @@ use super::link::CaptureLink;
 const SECTION_HEADER: [u8; 4] = [0x0a, 0x0d, 0x0d, 0x0a];
 /// The word after it that tells the byte order.
 const BYTE_ORDER: u32 = 0x1a2b_3c4d;
-/// The longest block that libpcap reads (sf-pcapng.c, INITIAL_MAX_BLOCKSIZE); more is a damaged length. Blocks
-/// of types that are not read here are passed over whatever their length is.
+/// The longest block that libpcap reads (sf-pcapng.c, INITIAL_MAX_BLOCKSIZE); more is a damaged length.
+/// Blocks of types that are not read here are passed over whatever their length is.
 const MAX_BLOCK_BYTES: u32 = 16 << 20;
 /// The types of blocks that are read besides: interfaces (4.2), and obsolete, simple and enhanced packets
 /// (11.1, 4.4, 4.3).
