@@ -85,7 +85,7 @@ impl Template {
 
     /// Reads the headers of a frame with a stream of this protocol, TCP or UDP: as in
     /// [`of_header`](Self::of_header), or inside tunnels. With `stream_at` the header of the stream is the
-    /// one at that place, and there can be [`MAX_TUNNELS`] tunnels; those of other kinds than IP in IP, GRE,
+    /// one at that place, and there can be `MAX_TUNNELS` tunnels; those of other kinds than IP in IP, GRE,
     /// and VXLAN or Geneve on their own ports are known by IP headers whose lengths cover the frame to its
     /// end. Without, there can be one tunnel, of those kinds. GRE has no sequence number.
     pub fn of_frame(frame: &[u8], protocol: IpProtocol, stream_at: Option<usize>) -> Option<Self> {
