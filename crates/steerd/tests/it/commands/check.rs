@@ -277,12 +277,12 @@ fn check_warns_of_policies_that_no_reload_can_keep() {
     }
     // So does the daemon, with the same place and remedy.
     let mut command = steerd();
-    command.env("STEERD_SOFTNIC__PERSONALITY", "mlx5").current_dir(folder.path());
+    command.env("STEERD_SOFTNIC__PERSONALITY", "./small.toml").current_dir(folder.path());
     let daemon = Daemon::start_command(command.args(["run", "--demo", "--policy", "alone"]));
     let log = daemon.log();
     let line = log.lines().find(|line| line.contains("a reload that keeps this is refused"));
     assert!(
-        line.is_some_and(|line| line.contains(" alone:2:") && line.contains("match groups by `dst`")),
+        line.is_some_and(|line| line.contains(" alone:2:") && line.contains("use fewer ranges")),
         "{log}"
     );
     assert_eq!(
