@@ -10,15 +10,21 @@ pub fn own_queues(interface: &str) -> Option<usize> {
     queues_in(Path::new("/proc/self/fdinfo"), interface)
 }
 
-/// Another process that holds a queue of an interface of this name, as `process 123 (qemu)`; `None`: there is
-/// none that this process may look into.
+/// Another process in this network namespace that holds a queue of the interface, as `process 123 (qemu)`;
+/// `None`: there is none that this process may look into. Interfaces of other namespaces have names of their
+/// own, so a process there may hold a queue of another interface of this name.
 #[must_use]
 pub fn other_holder(interface: &str) -> Option<String> {
     let own = std::process::id().to_string();
+    let namespace = |process: &str| fs::read_link(format!("/proc/{process}/ns/net")).ok();
+    let here = namespace("self")?;
     let processes = fs::read_dir("/proc").ok()?.flatten();
     let numbers = processes.filter_map(|entry| entry.file_name().into_string().ok());
     let mut others = numbers.filter(|name| name.bytes().all(|byte| byte.is_ascii_digit()) && *name != own);
     let process = others.find(|process| {
+        if namespace(process).as_ref() != Some(&here) {
+            return false;
+        }
         let folder = Path::new("/proc").join(process).join("fdinfo");
         queues_in(&folder, interface).is_some_and(|queues| queues > 0)
     })?;
