@@ -124,7 +124,7 @@ struct EnginePort {
     /// The losses that the wire reported so far.
     receive_losses: u64,
     transmit_losses: u64,
-    /// Those of them that are still counted as sent.
+    /// The lost frames that are still counted as sent.
     counted_losses: u64,
 }
 

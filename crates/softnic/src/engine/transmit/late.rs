@@ -15,7 +15,7 @@ use crate::work::{Cqe, Opcode, SEND_SEGMENTS, SEND_SIGNALED, SendHeader, Status}
 /// Queue pairs of one pass of which losses are reported.
 const MAX_HANDED: usize = 32;
 
-/// What was handed to the wire in a pass, in its order.
+/// The requests that were handed to the wire in a pass, in its order.
 pub(super) type HandedList = ArrayVec<Handed, MAX_HANDED>;
 
 /// Requests that one queue pair has handed to the wire in one pass.
@@ -23,7 +23,7 @@ pub(super) type HandedList = ArrayVec<Handed, MAX_HANDED>;
 pub(super) struct Handed {
     slot: u32,
     cq: u32,
-    /// How many, at most [`FRAMES_PER_PASS`], and a bit for each that failed already.
+    /// The number of requests, at most [`FRAMES_PER_PASS`], and a bit for each that failed already.
     requests: u32,
     refused: u64,
     /// The first completion, and behind the last one.
@@ -32,7 +32,7 @@ pub(super) struct Handed {
 }
 
 impl Handed {
-    /// Before the first request of a queue pair.
+    /// Begins the record of a queue pair, before its first request.
     pub(super) fn begin(state: &State, slot: u32) -> Self {
         let cq = match state.qps.get(slot) {
             Some(QpState { kind: QpKind::Raw { send, .. }, .. }) => send.cq,
@@ -48,7 +48,7 @@ impl Handed {
         self.requests += requests;
     }
 
-    /// After the last request; `None` if nothing of them can be written again.
+    /// Ends the record after the last request; `None` if no completion can be written again.
     pub(super) fn end(mut self, state: &State) -> Option<Self> {
         let Some(QpState { kind: QpKind::Raw { send, .. }, .. }) = state.qps.get(self.slot) else {
             return None;
