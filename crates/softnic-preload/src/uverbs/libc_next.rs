@@ -95,7 +95,7 @@ impl Next {
     }
 
     /// # Safety
-    /// As open(2).
+    /// Opens a file as open(2) does.
     pub(super) unsafe fn open(path: *const c_char, flags: c_int, mode: c_uint) -> c_int {
         match function!(OPEN.address(), Open) {
             // SAFETY: by the contract of this function.

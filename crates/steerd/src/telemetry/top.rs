@@ -75,7 +75,7 @@ pub(crate) struct Rule {
     pub(crate) placement: String,
     /// The device does not count all packets of this rule.
     pub(crate) uncounted: bool,
-    /// Whatever became of them.
+    /// All packets of the rule, with any outcome.
     pub(crate) packets: u64,
     /// The part of them that workers dropped because of `limit` or `sample`.
     #[serde(default)]
