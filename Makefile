@@ -71,7 +71,7 @@ conformance: deps-build deps-conformance $(if $(LIBPCAP),deps-libpcap) ## rdma-c
 	  ./target/debug/softnic-conformance --report target/conformance $(ROWS); fi
 	./target/debug/conformance $(CONFORMANCE_ARGS)
 
-conformance-libmlx5: deps-build ## records what the suite's rows answer on rdma-core's own mlx5 provider, and writes docs/reference/conformance.md
+conformance-libmlx5: deps-build ## records what the suite's rows answer on rdma-core's own mlx5 provider, and writes docs/generated/conformance.md
 	$(CARGO) build --locked $(PROGRAMS)
 	./target/debug/softnic exec --method mlx5 --mtu 1500 --wire link:conformance:a -- \
 	  ./target/debug/conformance --device mlx5_0 --link conformance --record crates/conformance/src/libmlx5.tsv

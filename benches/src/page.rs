@@ -1,4 +1,4 @@
-//! docs/explanation/measurements.md from the JSON of a run: nothing on that page is copied by hand.
+//! docs/generated/measurements.md from the JSON of a run: nothing on that page is copied by hand.
 
 use std::fmt::Write as _;
 
@@ -9,7 +9,7 @@ use crate::table::digits;
 /// What the page says before the tables.
 const HEAD: &str = "# Measurements
 
-Written by the bench `neighbours`: see [performance](performance.md#beside-what-you-would-take-instead) for what is compared with
+Written by the bench `neighbours`: see [performance](../explanation/performance.md#beside-what-you-would-take-instead) for what is compared with
 what, under which conditions, and why. Absolute figures are those of one machine in one run; only ratios are claims.
 
 ";

@@ -18,7 +18,8 @@
 //! `STEERD_CORPORA` names the folder of the real ClassBench sets. `STEERD_BENCH_FOLDER` keeps rules and
 //! traces, so that the commands of the rows can be repeated. `STEERD_BENCH_QUICK=1` tests the bench itself
 //! with short rounds on any machine. Writes `neighbours.json`, `neighbours.svg` and `measurements.md` to
-//! `target/bench`, and, with `STEERD_BENCH_DOCS=1`, the page and the plot to `docs/explanation`.
+//! `target/bench`, and, with `STEERD_BENCH_DOCS=1`, the page to `docs/generated` and the plot to
+//! `docs/explanation`.
 #![forbid(unsafe_code)]
 
 mod forward;
@@ -118,9 +119,9 @@ fn write(inputs: &Inputs, rows: &[Row], ratios: &[Ratio], gate: &Gate) {
     write("neighbours.svg", &image);
     println!("in target/bench: neighbours.json, measurements.md, neighbours.svg");
     if std::env::var_os("STEERD_BENCH_DOCS").is_some() {
-        let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/explanation");
-        std::fs::write(docs.join("measurements.md"), &page).expect("docs can be written");
-        std::fs::write(docs.join("neighbours.svg"), &image).expect("docs can be written");
+        let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs");
+        std::fs::write(docs.join("generated/measurements.md"), &page).expect("docs can be written");
+        std::fs::write(docs.join("explanation/neighbours.svg"), &image).expect("docs can be written");
     }
 }
 

@@ -1,4 +1,4 @@
-//! Generates docs/reference/conformance.md from the cases and from the names of verbs.h that the safe crate
+//! Generates docs/generated/conformance.md from the cases and from the names of verbs.h that the safe crate
 //! does not offer.
 
 use std::collections::HashMap;

@@ -5,7 +5,7 @@
 //! A case is a row of data: verb, field, value, the expected answer of each personality with its source, and
 //! a function that tests it. The binary `conformance` runs all cases. `steerd-probe`, which `steerd devices
 //! --probe` runs, is limited to those that do not affect other users of the device ([`probe`]).
-//! docs/reference/conformance.md is generated from the cases. Expected packets and hashes are computed in
+//! docs/generated/conformance.md is generated from the cases. Expected packets and hashes are computed in
 //! this crate ([`independent`]), not by the crates under test.
 #![forbid(unsafe_code)]
 #![allow(clippy::too_many_lines, reason = "the long functions are tables, a row per case")]

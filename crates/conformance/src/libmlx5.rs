@@ -9,7 +9,7 @@ use crate::{Case, Report, Row, Verdict};
 
 /// The committed record.
 pub const RECORD: &str = include_str!("libmlx5.tsv");
-const HEAD: &str = "# Written by `make conformance-libmlx5`; see docs/reference/conformance.md.\n";
+const HEAD: &str = "# Written by `make conformance-libmlx5`; see docs/generated/conformance.md.\n";
 
 /// The mark of a feature that the model does not have: it refuses those with EOPNOTSUPP.
 const NOT_MODELLED: &str = "not modelled";

@@ -39,7 +39,7 @@ struct Arguments {
     /// provider.
     #[arg(long, value_name = "FILE", requires = "link")]
     record: Option<PathBuf>,
-    /// Write docs/reference/conformance.md and config/device-model-probed.toml instead of running anything.
+    /// Write docs/generated/conformance.md and config/device-model-probed.toml instead of running anything.
     #[arg(long)]
     write_docs: bool,
 }
@@ -122,5 +122,5 @@ fn example() -> PathBuf {
 
 /// In the repository this binary was built from.
 fn document() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/reference/conformance.md")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/generated/conformance.md")
 }

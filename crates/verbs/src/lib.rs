@@ -12,7 +12,7 @@
 //! `ibv_create_flow` ([`FlowAttr`], [`FlowSpec`], [`ActionSpec`], [`FlowAction`], [`Counters`]) and
 //! `ibv_alloc_parent_domain` ([`ParentDomain`], [`DomainAllocator`]). The daemon uses a part of them. The
 //! rest is public because the `conformance` crate tests every field, flag and enum value on a device
-//! (docs/reference/conformance.md is the table): the senders ([`RawQueuePair`] and its batches), one-by-one
+//! (docs/generated/conformance.md is the table): the senders ([`RawQueuePair`] and its batches), one-by-one
 //! polling ([`CompletionQueue::poll_classic`]), channels and moderation, [`Clock`], [`CounterPoint`], states
 //! and flags of queues, and the readers of completions. Connected transports, remote memory access and
 //! changes of a memory registration are not covered.
