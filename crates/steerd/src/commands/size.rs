@@ -29,7 +29,7 @@ use collected::{Collected, GroupTraffic, Intervals};
 const LISTED_FLOWS: usize = 5;
 const NS_PER_S: f64 = 1e9;
 
-/// Described in docs/reference/commands.md.
+/// Described in docs/reference/commands/size.md.
 #[derive(Debug, Serialize)]
 struct Answer {
     policy: String,
