@@ -37,7 +37,7 @@ const SHOWN_NAMES: usize = 8;
 /// The number of values that are shown of a list that is longer than twice that.
 const SHOWN_VALUES: usize = 6;
 
-/// Described in docs/reference/commands.md.
+/// Described in docs/reference/commands/diff.md.
 #[derive(Serialize)]
 struct Report<'d> {
     old: String,
@@ -386,7 +386,7 @@ fn shortened(text: &str) -> String {
     out
 }
 
-/// Described in docs/reference/commands.md.
+/// Described in docs/reference/commands/diff.md.
 #[derive(Serialize)]
 struct Placement {
     profile: String,

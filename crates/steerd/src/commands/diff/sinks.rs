@@ -13,7 +13,7 @@ use program::{
 use serde::Serialize;
 use serde_json::Value;
 
-/// One difference. Described in docs/reference/commands.md.
+/// One difference. Described in docs/reference/commands/diff.md.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub(super) struct SinkChange {
     /// "sink": an option of it; "rule": the sinks that get its packets, or what part of them these get.
