@@ -12,7 +12,7 @@ use serde::Serialize;
 use crate::commands::describe::describe;
 use crate::protection::Names;
 
-/// Described in docs/reference/commands.md.
+/// Described in docs/reference/commands/explain.md.
 #[derive(Debug, Serialize)]
 pub(super) struct ReceivedPacket {
     direction: &'static str,
@@ -299,7 +299,7 @@ fn tag(program: &Program, class: ClassId) -> Option<u32> {
     ClassTag { band: Band::A, class }.encode().filter(|_| program.untagged != Some(class))
 }
 
-/// Described in docs/reference/commands.md.
+/// Described in docs/reference/commands/explain.md.
 #[derive(Debug, Serialize)]
 pub(super) struct SentPacket {
     direction: &'static str,

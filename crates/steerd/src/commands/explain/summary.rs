@@ -33,7 +33,7 @@ struct Balance {
     largest_to_mean: Option<f64>,
 }
 
-/// Described in docs/reference/commands.md.
+/// Described in docs/reference/commands/explain.md.
 #[derive(Debug, Serialize)]
 pub(super) struct Summary {
     direction: &'static str,
