@@ -1,4 +1,4 @@
-//! `check --format json`: one object, described in docs/reference/commands.md.
+//! `check --format json`: one object, described in docs/reference/commands/check.md.
 
 use analysis::{Need, Pairs, Protected, Reach, Relation, RuleAnalysis};
 use compiler::{Capacity, Obstacle, RuleReport, Shares, TrafficShare};
