@@ -18,7 +18,7 @@ use crate::terminal::table::Grid;
 const FIRST_PORT: u8 = 1;
 const PROBE: &str = "steerd-probe";
 
-/// Described in docs/reference/commands.md.
+/// Described in docs/reference/commands/devices.md.
 #[derive(Debug, Serialize)]
 struct Devices<'d> {
     devices: &'d [Row],
