@@ -24,7 +24,6 @@ mod memory;
 pub mod mlx5;
 mod nic;
 mod personality;
-mod prefetch;
 pub mod preload;
 mod provider;
 mod queue_memory;

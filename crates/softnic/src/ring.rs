@@ -21,10 +21,10 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use hugemem::prefetch_read;
 pub(crate) use indices::DOORBELL_BYTES;
 use indices::Indices;
 
-use crate::prefetch::prefetch_read;
 use crate::queue_memory::QueueMemory;
 
 /// The most slots a ring can have.

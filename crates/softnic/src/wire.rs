@@ -21,10 +21,10 @@ use std::os::fd::RawFd;
 use std::time::Duration;
 
 use arrayvec::ArrayVec;
+use hugemem::prefetch_read;
 use packet::MacAddr;
 
 use crate::limits::MAX_MTU_BYTES;
-use crate::prefetch::prefetch_read;
 
 pub use af_packet::{AfPacketWire, Promiscuous};
 pub use config::SHORT_FORMS;

@@ -11,6 +11,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::Ordering;
 
 use arrayvec::ArrayVec;
+use hugemem::prefetch_write;
 use packet::Parsed;
 use packet::checksum::{Check, verify_ip, verify_l4};
 
@@ -20,7 +21,6 @@ use super::v3::Inline;
 use super::v3::{Avx2Movbe, Copies, Portable, copy};
 use crate::formats::{Completions, Requests};
 use crate::memory::Regions;
-use crate::prefetch::prefetch_write;
 use crate::ring::Slots;
 use crate::slab::Slab;
 use crate::state::{FrameEdits, QueueOwner, QueueState, State};

@@ -17,6 +17,7 @@ mod mlx5;
 use std::ptr::NonNull;
 
 use arrayvec::ArrayVec;
+use hugemem::prefetch_read;
 use packet::segment::{Segment, Template};
 
 use super::receive::Plan;
@@ -28,7 +29,6 @@ use crate::formats::{Completions, Sends};
 use crate::limits::{ETHERNET_BYTES, MAX_SGE, MAX_TSO_BYTES, MAX_TSO_SEGMENTS};
 use crate::memory::{MemoryTable, Regions};
 use crate::nic::Nic;
-use crate::prefetch::prefetch_read;
 use crate::state::{QpKind, QpState, State};
 use crate::stats::PortStats;
 use crate::wire::{BURST_FRAMES, MAX_FRAME_BYTES};

@@ -23,7 +23,7 @@ use super::{
 use device_model::Limit;
 use packet::DeepKey;
 
-use crate::prefetch::prefetch_read;
+use hugemem::prefetch_read;
 
 /// Rules that differ only in age, queue pair and tag. The oldest is in the [`Outcome`]; most groups have no
 /// other, and those allocate nothing.

@@ -16,13 +16,13 @@ pub(crate) mod sends;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use hugemem::prefetch_read;
 use ibverbs_sys::ibv_wc_opcode::{IBV_WC_RECV, IBV_WC_TSO};
 
 use self::sends::{SEGMENTS, SEND};
 use crate::formats::ClientRing;
 use crate::limits::MAX_SGE;
 use crate::personality::ClockRules;
-use crate::prefetch::prefetch_read;
 use crate::provider::answer::{EINVAL, Verb};
 use crate::provider::mr::populate;
 use crate::work::{Cqe, Element, RECEIVE_HEADER_BYTES, Status, receive_slot_bytes};

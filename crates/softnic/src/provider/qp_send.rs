@@ -7,6 +7,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use hugemem::prefetch_write;
 use ibverbs_sys::{
     ibv_ah, ibv_data_buf, ibv_mw, ibv_mw_bind_info, ibv_qp, ibv_qp_ex, ibv_qp_state, ibv_send_flags,
     ibv_send_wr, ibv_sge, ibv_wr_opcode,
@@ -19,7 +20,6 @@ use super::wq::{refuse, write_elements};
 use crate::abi::qp_ex_functions;
 use crate::doorbell::SendBell;
 use crate::limits::{ETHERNET_BYTES, MAX_TSO_SEGMENTS};
-use crate::prefetch::prefetch_write;
 use crate::ring::Producer;
 use crate::work::{
     Element, SEND_CHECKSUM, SEND_HEADER_BYTES, SEND_INLINE, SEND_SEGMENTS, SEND_SIGNALED, SEND_SOLICITED,

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use device_model::Limit;
+use hugemem::prefetch_write;
 use ibverbs_sys::{
     IBV_WQ_ATTR_CURR_STATE, IBV_WQ_ATTR_FLAGS, IBV_WQ_ATTR_STATE, IBV_WQ_FLAGS_CVLAN_STRIPPING,
     IBV_WQ_FLAGS_DELAY_DROP, IBV_WQ_FLAGS_SCATTER_FCS, IBV_WQ_INIT_ATTR_FLAGS, IBV_WQS_ERR, IBV_WQS_RDY,
@@ -31,7 +32,6 @@ use crate::formats::Requests;
 use crate::limits::MAX_SGE;
 use crate::nic::Nic;
 use crate::personality::{HashRules, Rules, WorkQueueRules};
-use crate::prefetch::prefetch_write;
 use crate::ring::{Producer, Slots};
 use crate::state::{FrameEdits, NewQueue, QueueOwner, QueueState, State, TableState};
 use crate::work::{Element, RECEIVE_HEADER_BYTES, receive_slot_bytes};

@@ -17,10 +17,11 @@ use super::super::shape::Ranked;
 use super::Family;
 use super::machine::{Kind, Machine, Portable, Processor};
 #[cfg(target_arch = "x86_64")]
+use hugemem::prefetch_read;
+
 use super::machine::{V3, V4};
 use super::pool::{LANES, MAX_BLOCKS, Run};
 use super::view::{WORDS, Words};
-use crate::prefetch::prefetch_read;
 
 /// Frames of one burst.
 pub(in super::super) const BURST: usize = 64;

@@ -9,6 +9,7 @@ use std::ffi::{c_int, c_uint};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use hugemem::prefetch_read;
 use ibverbs_sys::{
     IBV_WC_EX_WITH_BYTE_LEN, IBV_WC_EX_WITH_COMPLETION_TIMESTAMP,
     IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK, IBV_WC_EX_WITH_CVLAN, IBV_WC_EX_WITH_DLID_PATH_BITS,
@@ -21,7 +22,6 @@ use super::SoftCq;
 use crate::abi::WorkCompletion;
 use crate::nic::Nic;
 use crate::personality::{ClockRules, CompletionRules};
-use crate::prefetch::prefetch_read;
 use crate::provider::Object;
 use crate::ring::Consumer;
 use crate::work::{Cqe, EMPTY_CQE, Status};

@@ -8,10 +8,11 @@ use std::os::fd::AsFd;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use hugemem::{prefetch_read, prefetch_write};
+
 use super::{
     Arrival, Header, LINK_HEADER_BYTES, MAX_RING_BYTES, Mapping, Members, TAG_ROOM_BYTES, Taken, examine,
 };
-use crate::prefetch::{prefetch_read, prefetch_write};
 use crate::wire::{AfPacketConfig, BURST_FRAMES, MAX_FRAME_BYTES, MAX_MERGED_BYTES, WireError};
 use packet::offload::OFFLOAD_HEADER_BYTES;
 

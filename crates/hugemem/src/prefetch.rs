@@ -1,9 +1,9 @@
 //! Fetching cache lines ahead of their use: lines that another core wrote last are the most expensive part of
-//! a packet's way. Used by the rings and the engine. A prefetch never faults and changes nothing but time.
+//! a packet's way. A prefetch never faults and changes nothing but time.
 
 /// Fetches the line at `address` to be read.
 #[inline]
-pub(crate) fn prefetch_read(address: *const u8) {
+pub fn prefetch_read(address: *const u8) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: a prefetch never faults, whatever the address.
     unsafe {
@@ -15,7 +15,7 @@ pub(crate) fn prefetch_read(address: *const u8) {
 
 /// Fetches the line at `address` to be written, away from any other core.
 #[inline]
-pub(crate) fn prefetch_write(address: *mut u8) {
+pub fn prefetch_write(address: *mut u8) {
     // `_mm_prefetch` with the write hint falls back to a read prefetch on the baseline target, which leaves
     // the line shared and the write waiting. Processors without PREFETCHW take it for a no-op.
     #[cfg(target_arch = "x86_64")]
