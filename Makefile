@@ -175,7 +175,7 @@ fuzz: deps-build cargo-fuzz ## the fuzz targets for FUZZ_SECONDS each, one on ea
 # Leaks are not looked for: tests close contexts with objects in them, as programs that end do.
 asan: deps-build ## the tests of the crates with unsafe code, under the address sanitizer
 	CARGO_TARGET_DIR=target/asan RUSTFLAGS=-Zsanitizer=address ASAN_OPTIONS=detect_leaks=0 \
-	  $(nightly) test --locked --target $(HOST) --lib --tests -p hugemem -p verbs -p shm -p tap -p softnic
+	  $(nightly) test --locked --target $(HOST) --lib --tests -p hugemem -p verbs -p shm -p tap -p wire -p softnic
 
 miri: deps-build ## what Miri can run of packet, program, hugemem, verbs and softnic
 	@$(miri_ready) || exit 0; set -x; \
@@ -185,7 +185,7 @@ miri: deps-build ## what Miri can run of packet, program, hugemem, verbs and sof
 	$(CARGO) +nightly miri test --locked -p hugemem --lib -- free_list:: names_read_back --skip number_of_blocks && \
 	$(CARGO) +nightly miri test --locked -p verbs --lib && \
 	$(CARGO) +nightly miri test --locked -p softnic --lib -- \
-	  ring:: memory:: slab:: work:: provider::held:: check_sequence known_answers_hold --skip wire::pcap::
+	  ring:: memory:: slab:: work:: provider::held:: check_sequence known_answers_hold
 
 # Nightly with Miri; fetched if rustup can. Where it cannot be had that is said, loudly.
 define miri_ready

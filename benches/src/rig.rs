@@ -9,8 +9,8 @@ use control::{Controller, Device, DeviceSelector};
 use device_model::DeviceProfile;
 use policy::{NoFiles, Source};
 use program::{Program, SinkId, SinkKind, WorkerId};
-use softnic::wire::{PcapConfig, PcapMode, Wire, WireConfig};
 use softnic::{Drive, Personality, PortConfig, PortStats, SoftNic, SoftNicConfig};
+use wire::{PcapConfig, PcapMode, Wire, WireConfig};
 use worker::sinks::{Environment, Opened, SinkError};
 use worker::{Idle, SinkMap, Slot, Worker, WorkerConfig};
 

@@ -14,7 +14,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use softnic::wire::{AfPacketConfig, AfPacketWire, Burst, HandOver, MergedFrames, Wire};
 use steerd_benches::comparison::{Case, Ratio};
 use steerd_benches::competitors::{CaptureTool, ingress, load_here};
 use steerd_benches::daemon::{Daemon, DaemonOptions, Provider, ThreadTimes};
@@ -22,6 +21,7 @@ use steerd_benches::namespace;
 use steerd_benches::rules::RuleSet;
 use steerd_benches::table::Row;
 use steerd_benches::trace::Trace;
+use wire::{AfPacketConfig, AfPacketWire, Burst, HandOver, MergedFrames, Wire};
 
 use super::inputs::{Inputs, one_rule};
 use super::{CORE, OTHER_CORE, own_command, pin, switch};

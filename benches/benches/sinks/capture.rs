@@ -13,10 +13,10 @@ use std::time::{Duration, Instant};
 
 use program::{CaptureSink, SinkKind};
 use softnic::Drive;
-use softnic::wire::{AfPacketConfig, AfPacketWire, Burst, HandOver, MergedFrames, Wire, WireConfig};
 use steerd_benches::competitors::{CaptureTool, packets_in, processor_time};
 use steerd_benches::table::Row;
 use steerd_benches::{Rig, namespace};
+use wire::{AfPacketConfig, AfPacketWire, Burst, HandOver, MergedFrames, Wire, WireConfig};
 
 use super::{CORE, OTHER_CORE, SIZES, pin};
 

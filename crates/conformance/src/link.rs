@@ -4,7 +4,7 @@
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use softnic::wire::{Burst, LinkConfig, LinkEnd, LinkWire, Wire as _, WireError, WireState};
+use wire::{Burst, LinkConfig, LinkEnd, LinkWire, Wire as _, WireError, WireState};
 
 use crate::Peer;
 

@@ -6,9 +6,9 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use packet::MacAddr;
-use softnic::wire::{Burst, RxFrame, TransmitError, Wire, WireState};
 use softnic::{Drive, Personality, PortConfig, SoftNic, SoftNicConfig};
 use verbs::{Context, DeviceList};
+use wire::{Burst, RxFrame, TransmitError, Wire, WireState};
 
 use crate::Peer;
 

@@ -10,7 +10,7 @@
 //!
 //! use control::{Controller, Device, DeviceSelector};
 //! use program::{Placement, Policing, Program, Rule, Verdict};
-//! use softnic::wire::NullWire;
+//! use wire::NullWire;
 //! use softnic::{Drive, Personality, PortConfig, SoftNic, SoftNicConfig};
 //! use verbs::{CompletionQueue, Domain, ProtectionDomain, WorkQueue};
 //!

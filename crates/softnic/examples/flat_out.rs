@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hugemem::{Arena, ArenaOptions, PageKind};
-use softnic::wire::{GeneratorConfig, GeneratorWire};
 use softnic::{Drive, Personality, PortConfig, SoftNic, SoftNicConfig};
 use verbs::{
     Access, ActionSpec, CompletionFields, CompletionQueue, DeviceList, Domain, Flow, FlowAttr, FlowKind,
@@ -15,6 +14,7 @@ use verbs::{
     MemoryRegion, ParentDomain, PortNumber, ProtectionDomain, ReceiveQueue, RssQueuePair, ThreadDomain,
     WorkQueue,
 };
+use wire::{GeneratorConfig, GeneratorWire};
 
 type Failure = Box<dyn std::error::Error>;
 

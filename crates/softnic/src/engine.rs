@@ -21,13 +21,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread::JoinHandle;
 
+use wire::{ETHERNET_BYTES, MAX_FRAME_BYTES, MAX_MERGED_BYTES, Splits, VLAN_TAGS_BYTES, Wire, WireState};
+
 use crate::Error;
 use crate::clock;
-use crate::limits::{ETHERNET_BYTES, VLAN_TAGS_BYTES};
 use crate::nic::{Nic, PortConfig};
 use crate::state::QueueOwner;
 use crate::stats::PortStats;
-use crate::wire::{MAX_FRAME_BYTES, MAX_MERGED_BYTES, Splits, Wire, WireState};
 
 /// Frames of one turn of the thread.
 const THREAD_FRAMES: usize = 256;

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use crate::wire::WireError;
+use wire::WireError;
 
 /// Why [`crate::SoftNic::create`] failed.
 #[derive(Debug, thiserror::Error)]

@@ -32,7 +32,6 @@ mod rss;
 mod slab;
 mod state;
 mod stats;
-pub mod wire;
 mod work;
 
 pub use engine::profile::{EngineProfile, EngineStage};

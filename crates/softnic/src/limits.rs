@@ -1,19 +1,15 @@
 //! The limits of the device, as `ibv_query_device_ex` reports and the provider enforces them.
 
+use wire::MAX_MTU_BYTES;
+
 use crate::ring::MAX_SLOTS;
 
 /// Ports of one device.
 pub(crate) const MAX_PORTS: usize = 8;
 /// The smallest MTU a port can have: what IPv4 demands of any link.
 pub(crate) const MIN_MTU_BYTES: u32 = 68;
-/// The largest MTU a port can have.
-pub(crate) const MAX_MTU_BYTES: u32 = 9_216;
 /// The MTUs that a port can have.
 pub const PORT_MTU_BYTES: std::ops::RangeInclusive<u32> = MIN_MTU_BYTES..=MAX_MTU_BYTES;
-/// Bytes of an Ethernet header.
-pub(crate) const ETHERNET_BYTES: usize = 14;
-/// Bytes of the two VLAN tags that may come on top of the MTU.
-pub(crate) const VLAN_TAGS_BYTES: usize = 8;
 /// `IBV_SYSFS_NAME_MAX` without the NUL.
 pub(crate) const MAX_NAME_BYTES: usize = 63;
 

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use ibverbs_sys::ibv_device;
 use packet::MacAddr;
+use wire::{MAX_MTU_BYTES, Wire, WireState};
 
 use crate::device::Backing;
 use crate::doorbell::Doorbell;
@@ -18,13 +19,12 @@ use crate::engine::{EngineCell, engine_of};
 use crate::flow::FlowTable;
 use crate::left_right::{LeftRight, Writer};
 use crate::library::Library;
-use crate::limits::{MAX_MTU_BYTES, MAX_NAME_BYTES, MAX_PORTS, MIN_MTU_BYTES};
+use crate::limits::{MAX_NAME_BYTES, MAX_PORTS, MIN_MTU_BYTES};
 use crate::mlx5::ClockPages;
 use crate::personality::{ClockRules, Personality, Rules};
 use crate::preload::{LINK_LOCAL, eui64};
 use crate::state::State;
 use crate::stats::PortCounters;
-use crate::wire::{Wire, WireState};
 use crate::{Error, PortStats};
 
 /// Who runs the engines. Each port belongs to one engine, so each queue gets the frames of a port in the
@@ -169,7 +169,7 @@ const STOP_PATIENCE: Duration = Duration::from_secs(5);
 const STOP_STEP: Duration = Duration::from_millis(1);
 
 /// Frames of a pass that a poll makes: they are still in the cache when they are polled.
-const INLINE_FRAMES: usize = crate::wire::BURST_FRAMES;
+const INLINE_FRAMES: usize = wire::BURST_FRAMES;
 
 /// The fastest clock: its ticks are the nanoseconds of the system's.
 pub(crate) const MAX_CLOCK_KILOHERTZ: u64 = 1_000_000;

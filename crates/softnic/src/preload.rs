@@ -15,14 +15,14 @@ use std::time::{Duration, Instant};
 
 use ibverbs_sys::{ibv_context, ibv_device};
 use packet::MacAddr;
+use wire::{GatedWire, MAX_MTU_BYTES, Wire as _, WireConfig, WireError};
 
 use crate::Error;
 use crate::device::{self, Backing};
 use crate::library::Library;
-use crate::limits::{MAX_MTU_BYTES, MAX_NAME_BYTES, MIN_MTU_BYTES};
+use crate::limits::{MAX_NAME_BYTES, MIN_MTU_BYTES};
 use crate::nic::{Drive, Nic, PortConfig, SoftNic, SoftNicConfig, is_device_name};
 use crate::personality::{Personality, UnknownPersonality};
-use crate::wire::{GatedWire, Wire as _, WireConfig, WireError};
 
 pub mod host;
 pub mod launch;

@@ -20,8 +20,8 @@ use control::{Controller, Device, DeviceSelector};
 use device_model::DeviceProfile;
 use policy::{NoFiles, Source};
 use program::WorkerId;
-use softnic::wire::{Rate, WireConfig};
 use softnic::{Drive, Personality, PortConfig, SoftNic, SoftNicConfig};
+use wire::{Rate, WireConfig};
 use worker::{Idle, Worker, WorkerConfig};
 
 const POLICY: &str = "version = 1\ndefault = \"steer every\"\n[groups.every]\nworkers = \"all\"\n\

@@ -51,14 +51,14 @@ pub(crate) enum Error {
     #[error("softnic.personality: {0}")]
     Personality(softnic::UnknownPersonality),
     #[error("soft NIC {nic}: port {port}: {}", chain(source))]
-    Wire { nic: String, port: usize, source: softnic::wire::WireError },
+    Wire { nic: String, port: usize, source: wire::WireError },
     #[error(
         "port {port}: link `{link}`: end `{end}` is held by {holder}, which has not answered within {seconds} s \
          (hint: it hangs or has another version: end it, or use another link)"
     )]
     SilentPeer { port: u8, link: String, end: char, holder: String, seconds: u64 },
     #[error("device.promiscuous: {interface}: {}", chain(source))]
-    Promiscuous { interface: String, source: softnic::wire::WireError },
+    Promiscuous { interface: String, source: wire::WireError },
     #[error("soft NIC {nic}: {}", chain(source))]
     SoftNic { nic: String, source: softnic::Error },
     #[error("softnic.provider = \"mlx5\": {0}")]

@@ -18,7 +18,7 @@
 //! changes of a memory registration are not covered.
 //!
 //! ```
-//! use softnic::wire::NullWire;
+//! use wire::NullWire;
 //! use softnic::{Drive, Personality, PortConfig, SoftNic, SoftNicConfig};
 //! use verbs::{
 //!     ActionSpec, CompletionFields, CompletionQueue, DeviceList, Domain, Flow, FlowAttr, FlowKind, FlowSpec, FlowTag,

@@ -11,7 +11,7 @@
 //!
 //! ```
 //! use program::WorkerId;
-//! use softnic::wire::NullWire;
+//! use wire::NullWire;
 //! use softnic::{Drive, Personality, PortConfig, SoftNic, SoftNicConfig};
 //! use worker::{Worker, WorkerConfig};
 //!

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 
 use packet::MacAddr;
-use softnic::wire::{Burst, RxFrame, TransmitError, Wire, WireState};
+use wire::{Burst, RxFrame, TransmitError, Wire, WireState};
 
 /// Frames that the device has not received yet.
 pub type Inbox = Arc<Mutex<VecDeque<Vec<u8>>>>;

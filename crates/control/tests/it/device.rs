@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use control::{Controller, Device, DeviceSelector, Error, Known};
 use packet::MacAddr;
-use softnic::wire::{Burst, NullWire, TransmitError, Wire, WireState};
 use softnic::{Drive, Personality, PortConfig, SoftNic, SoftNicConfig};
+use wire::{Burst, NullWire, TransmitError, Wire, WireState};
 
 /// A wire whose medium is gone.
 struct DownWire;

@@ -4,7 +4,7 @@ use std::io::Write as _;
 
 use softnic::Personality;
 use softnic::preload::launch;
-use softnic::wire::SHORT_FORMS;
+use wire::SHORT_FORMS;
 
 use crate::{Error, plugin};
 

@@ -8,6 +8,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::Ordering;
 
 use ibverbs_sys::ibv_qp_state::{IBV_QPS_RTR, IBV_QPS_SQE};
+use wire::MAX_FRAME_BYTES;
 
 use super::deliver::Buffers;
 use super::transmit::{FRAMES_PER_PASS, gather};
@@ -16,7 +17,6 @@ use crate::formats::{Requests, Sends};
 use crate::nic::{Nic, Port};
 use crate::state::{QpKind, QpState, State};
 use crate::stats::PortStats;
-use crate::wire::MAX_FRAME_BYTES;
 use crate::work::{
     Cqe, Envelope, FIRST_QP_NUMBER, Opcode, Route, SEND_IMMEDIATE, SEND_SIGNALED, SEND_SOLICITED, SendHeader,
     Status,

@@ -14,6 +14,7 @@ use arrayvec::ArrayVec;
 use hugemem::prefetch_write;
 use packet::Parsed;
 use packet::checksum::{Check, verify_ip, verify_l4};
+use wire::{BURST_FRAMES, Checksum, MAX_MERGED_BYTES, RxFrame};
 
 use super::receive::C_VLAN_TPID;
 #[cfg(target_arch = "x86_64")]
@@ -25,7 +26,6 @@ use crate::ring::Slots;
 use crate::slab::Slab;
 use crate::state::{FrameEdits, QueueOwner, QueueState, State};
 use crate::stats::{Disposition, PortStats};
-use crate::wire::{BURST_FRAMES, Checksum, MAX_MERGED_BYTES, RxFrame};
 use crate::work::{Cqe, Element, Opcode, RECEIVE_HEADER_BYTES, Status};
 
 /// How many deliveries ahead the lines of buffers are taken over from the application's core.

@@ -8,6 +8,7 @@
 //! queues.
 
 use packet::DeepKey;
+use wire::{BURST_FRAMES, Burst, ETHERNET_BYTES, RxFrame};
 
 use super::EnginePort;
 use super::deliver::{Deliveries, Delivery, DeliveryKind, EditedFrame, Planner, Work, approach, serve};
@@ -15,12 +16,10 @@ use super::profile::{EngineStage, Probe};
 use super::v3::Avx2Movbe;
 use crate::clock;
 use crate::flow::{Actions, FlowHit, FlowTable, MatchKey, Matches, PortTable, QpSlot, Verdict};
-use crate::limits::ETHERNET_BYTES;
 use crate::nic::Nic;
 use crate::slab::Slab;
 use crate::state::{CounterState, QpKind, QpState, State};
 use crate::stats::{Disposition, PortStats};
-use crate::wire::{BURST_FRAMES, Burst, RxFrame};
 
 /// Queue pairs of a burst that are not looked at again; a power of two.
 const ROUTES: usize = 4;

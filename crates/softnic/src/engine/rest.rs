@@ -8,12 +8,13 @@
 
 use std::time::Duration;
 
+use wire::SleepHint;
+
 use super::{Engine, EngineCell};
 use crate::clock;
 use crate::doorbell::{Descriptors, Doorbell};
 use crate::nic::Nic;
 use crate::state::{QpKind, QpState, State};
-use crate::wire::SleepHint;
 
 /// Passes without work after which the thread sleeps. It does not call sched_yield(2), which in a loop keeps
 /// all threads of the core waiting (Linux kernel/sched/fair.c, `yield_task_fair`).

@@ -5,6 +5,7 @@
 //! Nothing is allocated after the engine was made.
 
 use arrayvec::ArrayVec;
+use wire::{BURST_FRAMES, RxFrame};
 
 use super::receive::{Plan, copy_sent};
 use crate::flow::{FlowTable, Matches};
@@ -12,7 +13,6 @@ use crate::limits::MAX_TSO_BYTES;
 use crate::slab::Slab;
 use crate::state::{CounterState, State};
 use crate::stats::PortStats;
-use crate::wire::{BURST_FRAMES, RxFrame};
 
 /// Bytes of copies that can wait: a whole stream in segments of the usual size, headers included.
 const TAP_BYTES: usize = 2 * MAX_TSO_BYTES as usize;

@@ -19,6 +19,7 @@ use std::ptr::NonNull;
 use arrayvec::ArrayVec;
 use hugemem::prefetch_read;
 use packet::segment::{Segment, Template};
+use wire::{BURST_FRAMES, ETHERNET_BYTES, MAX_FRAME_BYTES};
 
 use super::receive::Plan;
 use super::tap::{EgressFlows, Tap};
@@ -26,12 +27,11 @@ use super::{EnginePort, datagram, flush_failed};
 use crate::clock;
 use crate::flow::FlowTable;
 use crate::formats::{Completions, Sends};
-use crate::limits::{ETHERNET_BYTES, MAX_SGE, MAX_TSO_BYTES, MAX_TSO_SEGMENTS};
+use crate::limits::{MAX_SGE, MAX_TSO_BYTES, MAX_TSO_SEGMENTS};
 use crate::memory::{MemoryTable, Regions};
 use crate::nic::Nic;
 use crate::state::{QpKind, QpState, State};
 use crate::stats::PortStats;
-use crate::wire::{BURST_FRAMES, MAX_FRAME_BYTES};
 use crate::work::{
     Cqe, Element, Opcode, SEND_CHECKSUM, SEND_HEADER_BYTES, SEND_INLINE, SEND_SEGMENTS, SEND_SIGNALED,
     SendHeader, SendShape, Status,

@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
+use wire::WireConfig;
+
 use super::*;
 use crate::Personality;
-use crate::wire::WireConfig;
 
 fn read(variables: &[(&str, &str)]) -> Result<Settings, Error> {
     Settings::read(|name| {

@@ -29,7 +29,7 @@ const QPF_GRH_REQUIRED: u8 = 1;
 /// `_IBV_DEVICE_RAW_SCATTER_FCS` and `_IBV_DEVICE_PCI_WRITE_END_PADDING` of verbs.h.
 const DEVICE_RAW_SCATTER_FCS: u64 = 1 << 34;
 const DEVICE_PCI_WRITE_END_PADDING: u64 = 1 << 36;
-/// The locally administered OUI of the wires without an interface ([`crate::wire::SOFT_MAC`]).
+/// The locally administered OUI of the wires without an interface ([`wire::SOFT_MAC`]).
 const VENDOR_ID: u32 = 0x02_736f;
 /// The value of `fw_ver`.
 const FIRMWARE: &str = concat!("softnic ", env!("CARGO_PKG_VERSION"));
@@ -188,7 +188,7 @@ pub(crate) fn port_attributes(nic: &Nic, number: u8, (gids, pkeys): (c_int, u16)
         active_mtu: mtu(port.path_mtu_bytes()),
         gid_tbl_len: gids,
         pkey_tbl_len: pkeys,
-        max_msg_sz: port.mtu_bytes + limits::ETHERNET_BYTES as u32,
+        max_msg_sz: port.mtu_bytes + wire::ETHERNET_BYTES as u32,
         active_width: WIDTH_4X,
         active_speed: SPEED_EDR,
         phys_state: if down { PHYSICAL_DISABLED } else { PHYSICAL_UP },

@@ -12,6 +12,7 @@ use ibverbs_sys::{
     ibv_ah, ibv_data_buf, ibv_mw, ibv_mw_bind_info, ibv_qp, ibv_qp_ex, ibv_qp_state, ibv_send_flags,
     ibv_send_wr, ibv_sge, ibv_wr_opcode,
 };
+use wire::ETHERNET_BYTES;
 
 use super::Object;
 use super::answer::{EINVAL, ENOMEM, EOPNOTSUPP, Errno, Verb, known_bits};
@@ -19,7 +20,7 @@ use super::qp::{Plain, SoftQp};
 use super::wq::{refuse, write_elements};
 use crate::abi::qp_ex_functions;
 use crate::doorbell::SendBell;
-use crate::limits::{ETHERNET_BYTES, MAX_TSO_SEGMENTS};
+use crate::limits::MAX_TSO_SEGMENTS;
 use crate::ring::Producer;
 use crate::work::{
     Element, SEND_CHECKSUM, SEND_HEADER_BYTES, SEND_INLINE, SEND_SEGMENTS, SEND_SIGNALED, SEND_SOLICITED,

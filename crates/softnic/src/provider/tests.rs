@@ -28,9 +28,9 @@ use ibverbs_sys::{
 };
 use packet::MacAddr;
 use verbs::Provider as _;
+use wire::{Burst, RxFrame, TransmitError, Wire};
 
 use crate::abi::WorkCompletion;
-use crate::wire::{Burst, RxFrame, TransmitError, Wire};
 use crate::{Drive, Personality, PortConfig, PortStats, SoftNic, SoftNicConfig};
 
 const LOCAL_WRITE: u32 = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0;

@@ -3,9 +3,9 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 use crate::verbs_support::{PORT, Receiver, single, udp_flow};
-use softnic::wire::{GeneratorConfig, GeneratorWire};
 use softnic::{Drive, Personality, PortConfig, SoftNic, SoftNicConfig};
 use verbs::{ActionSpec, Counters, DeviceList, Domain, Flow, FlowAttr, FlowKind, ProtectionDomain};
+use wire::{GeneratorConfig, GeneratorWire};
 
 /// Calls to the allocator by this thread during `work`: what it took, and what it gave back.
 fn allocations(work: impl FnOnce()) -> u64 {

@@ -10,11 +10,13 @@ use std::time::{Duration, Instant};
 use crate::verbs_support::{FRAME_BYTES, Received, Receiver, pool, single, v4};
 use packet::build::FrameBuilder;
 use rustix::thread::{CpuSet, sched_setaffinity};
-use softnic::wire::{Burst, GeneratorConfig, GeneratorWire, RxFrame, TransmitError, Wire, WireState};
 use softnic::{Drive, Error, Personality, PortConfig, SoftNic, SoftNicConfig};
 use verbs::{
     ActionSpec, CompletionQueue, Context, DeviceList, Domain, Flow, FlowAttr, FlowKind, FlowSpec, FlowTarget,
     Ipv4ExtMatch, PortMatch, PortNumber, ProtectionDomain, RawQueuePair, SendFlags,
+};
+use wire::{
+    Burst, GatedWire, GeneratorConfig, GeneratorWire, RxFrame, SleepHint, TransmitError, Wire, WireState,
 };
 
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -304,7 +306,7 @@ impl Wire for Stuck {
 #[test]
 fn a_wire_stuck_in_receive_holds_up_its_own_thread_only() {
     let (release, held) = std::sync::mpsc::channel();
-    let wires: Vec<Box<dyn Wire>> = vec![Box::new(Stuck(held)), Box::new(softnic::wire::NullWire)];
+    let wires: Vec<Box<dyn Wire>> = vec![Box::new(Stuck(held)), Box::new(wire::NullWire)];
     let nic = create("stuck2", wires, two()).unwrap();
     let begun = Instant::now();
     while nic.engine_passes()[1] < 10 {
@@ -319,7 +321,7 @@ fn a_wire_stuck_in_receive_holds_up_its_own_thread_only() {
 
 #[test]
 fn each_thread_sleeps_and_a_send_wakes_that_of_its_port() {
-    let wires = (0..2).map(|_| -> Box<dyn Wire> { Box::new(softnic::wire::NullWire) });
+    let wires = (0..2).map(|_| -> Box<dyn Wire> { Box::new(wire::NullWire) });
     let nic = create("wake2", wires.collect(), two()).unwrap();
     let context = DeviceList::of(&nic).unwrap().find("wake2").unwrap().open().unwrap();
     let domain = Domain::from(&ProtectionDomain::new(&context).unwrap());
@@ -497,7 +499,48 @@ fn print_the_rates_of_one_and_two_threads() {
 fn threads_without_ports_are_refused() {
     for threads in [0, 2, 9] {
         let drive = Drive::Threads { cores: vec![None; threads] };
-        let error = create("none", vec![Box::new(softnic::wire::NullWire)], drive).err().unwrap();
+        let error = create("none", vec![Box::new(wire::NullWire)], drive).err().unwrap();
         assert!(matches!(error, Error::ThreadCount { ports: 1, .. }), "{error}");
     }
+}
+
+/// Panics as soon as it is asked.
+struct Faulty;
+
+impl Wire for Faulty {
+    fn receive<'w>(&'w mut self, burst: &mut Burst<'w>) {
+        panic!("a faulty wire, {} frames left", burst.capacity_left());
+    }
+    fn transmit(&mut self, _: &[u8]) -> Result<(), TransmitError> {
+        Ok(())
+    }
+    fn sleep_hint(&mut self) -> SleepHint {
+        SleepHint::NEVER
+    }
+    fn describe(&self) -> String {
+        "faulty".into()
+    }
+}
+
+/// The engine runs the wire's code, so what is wrong with a wire can end it.
+#[test]
+fn the_death_of_the_engine_is_seen() {
+    let open = Arc::new(AtomicBool::new(false));
+    let wire = Box::new(GatedWire::new(Box::new(Faulty), &open));
+    let nic = SoftNic::create(SoftNicConfig {
+        name: "faulty".into(),
+        personality: Personality::Ideal,
+        ports: vec![PortConfig { wire, mtu_bytes: 1500 }],
+        drive: Drive::Thread { core: None },
+    })
+    .expect("a soft NIC");
+    assert!(!nic.engine_died());
+    open.store(true, Ordering::Relaxed);
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while !nic.engine_died() {
+        assert!(Instant::now() < deadline, "engine_died() stayed false");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    nic.stop();
+    assert!(!nic.engine_died(), "an engine that was stopped has not died");
 }

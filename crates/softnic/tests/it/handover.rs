@@ -5,9 +5,9 @@
 use std::time::{Duration, Instant};
 
 use crate::verbs_support::{FRAME_BYTES, ipv4_flow, pool, single};
-use softnic::wire::{GeneratorConfig, GeneratorWire};
 use softnic::{Drive, Personality, PortConfig, SoftNic, SoftNicConfig};
 use verbs::{CompletionQueue, DeviceList, Domain, Flow, Frame, ProtectionDomain, WorkQueue};
+use wire::{GeneratorConfig, GeneratorWire};
 
 const FRAMES: u32 = 64;
 

@@ -4,8 +4,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use softnic::wire::{Burst, RxFrame, TransmitError, Wire};
 use softnic::{Drive, Personality, PortConfig, SoftNic, SoftNicConfig};
+use wire::{Burst, RxFrame, TransmitError, Wire};
 
 /// Always has one more frame, and has lost as many as it is told.
 struct Flood {

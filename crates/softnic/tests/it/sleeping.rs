@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::verbs_support::{FRAME_BYTES, PORT, pool, udp};
-use softnic::wire::{Burst, Rate, RxFrame, TransmitError, Wire, WireConfig};
 use softnic::{Drive, Personality, PortConfig, SoftNic, SoftNicConfig};
 use test_support::Sleeps;
 use verbs::{CompletionQueue, DeviceList, Domain, ProtectionDomain, RawQueuePair, SendFlags};
+use wire::{Burst, Rate, RxFrame, TransmitError, Wire, WireConfig};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 /// An engine that has had nothing to do for this long sleeps as long as it ever does.

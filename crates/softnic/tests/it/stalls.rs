@@ -5,8 +5,8 @@
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
-use softnic::wire::{Burst, TransmitError, Wire};
 use softnic::{Drive, Personality, PortConfig, SoftNic, SoftNicConfig};
+use wire::{Burst, TransmitError, Wire};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -70,7 +70,7 @@ fn passes_stand_still_while_the_engine_is_stuck_and_a_stop_is_bounded() {
 
 #[test]
 fn an_engine_without_a_thread_has_no_progress_to_watch() {
-    let nic = nic(Drive::Manual, Box::new(softnic::wire::NullWire));
+    let nic = nic(Drive::Manual, Box::new(wire::NullWire));
     nic.pump(1);
     assert_eq!((nic.engine_passes(), nic.stop_within(Duration::ZERO)), (Vec::new(), true));
 }

@@ -8,12 +8,12 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crate::verbs_support::*;
-use softnic::wire::{Burst, RxFrame, TransmitError, Wire, WireState};
 use softnic::{Drive, Personality, PortConfig, SoftNic, SoftNicConfig};
 use verbs::{
     AsyncEvent, CompletionChannel, CompletionFields, CompletionQueue, Context, DeviceList, Domain, EventKind,
     EventSource, Flow, PortState, ProtectionDomain,
 };
+use wire::{Burst, RxFrame, TransmitError, Wire, WireState};
 
 /// How long anything may take on a machine that is busy with other things.
 const PATIENCE: Duration = Duration::from_secs(30);

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::rc::Rc;
 
 use packet::{DeepKey, Layers};
-use softnic::wire::{CaptureError, CaptureReader, CapturedPacket};
+use wire::{CaptureError, CaptureReader, CapturedPacket};
 
 use crate::error::Error;
 use crate::terminal::output::Progress;
@@ -83,7 +83,7 @@ pub(super) fn for_each_packet(path: &Path, each: &mut dyn FnMut(&CapturedPacket<
 }
 
 fn open(path: &Path) -> Result<File, String> {
-    softnic::wire::open_capture(path).map_err(|error| format!("cannot read the capture: {error}"))
+    wire::open_capture(path).map_err(|error| format!("cannot read the capture: {error}"))
 }
 
 fn packets(file: File, each: &mut dyn FnMut(&CapturedPacket<'_>)) -> Result<u64, String> {

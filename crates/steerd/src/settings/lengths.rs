@@ -6,7 +6,7 @@
 //! by `check --config`.
 
 use softnic::PORT_MTU_BYTES;
-use softnic::wire::{MergedFrames, WireConfig};
+use wire::{MergedFrames, WireConfig};
 
 use super::types::{FrameBytes, Settings, SoftNic, SoftNicPort, Workers};
 use crate::error::Error;

@@ -4,7 +4,7 @@ use std::io::Write;
 
 use hugemem::PageKind;
 use proptest::prelude::*;
-use softnic::wire::WireConfig;
+use wire::WireConfig;
 
 use super::types::FrameBytes;
 use super::*;

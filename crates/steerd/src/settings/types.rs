@@ -13,7 +13,7 @@ use hugemem::PageKind;
 use serde::de::{self, Deserializer, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
 use softnic::Personality;
-use softnic::wire::WireConfig;
+use wire::WireConfig;
 
 use crate::error::Error;
 

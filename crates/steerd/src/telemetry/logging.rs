@@ -125,6 +125,7 @@ const CRATES: &[&str] = &[
     "program",
     "softnic",
     "verbs",
+    "wire",
     "worker",
     "axum",
     "hyper",

@@ -11,8 +11,8 @@ use crate::captures::{corpus, expressions};
 use crate::support::{self, Daemon, PATIENCE, ServiceManager, not_run, stderr, stdout, steerd};
 use packet::build::FrameBuilder;
 use rustix::process::Signal;
-use softnic::wire::{LinkConfig, LinkEnd, LinkWire, Wire as _, WireState};
 use test_support::namespaces::Outcome;
+use wire::{LinkConfig, LinkEnd, LinkWire, Wire as _, WireState};
 
 /// The launcher, if it and rdma-core's mlx5 provider are there.
 fn softnic() -> Option<PathBuf> {

@@ -1,9 +1,9 @@
 //! Every completion that a receive can have, passed to a receiver whose frames the test holds.
 
 use program::{Band, ClassId, ClassTag, Outcome, RuleId, Verdict, WorkerId};
-use softnic::wire::NullWire;
 use softnic::{Drive, Personality, PortConfig, SoftNic, SoftNicConfig};
 use verbs::{Context, DeviceList};
+use wire::NullWire;
 
 use super::*;
 use crate::assembly::{Parts, assemble};

@@ -3,9 +3,9 @@
 use std::sync::Mutex;
 
 use packet::build::FrameBuilder;
-use softnic::wire::{Burst, TransmitError, Wire};
 use softnic::{Drive, Personality, PortConfig, SoftNic, SoftNicConfig};
 use verbs::{DeviceList, SENDS_PER_COMPLETION};
+use wire::{Burst, TransmitError, Wire};
 
 use super::*;
 use crate::WorkerConfig;

@@ -9,9 +9,9 @@ use crate::support::{self, Feed, Rig, ScriptWire, compile};
 use packet::build::FrameBuilder;
 use packet::{EtherType, MacAddr, parse};
 use program::{ForwardMode, ForwardSink, Program, Sink, SinkKind, VlanChange};
-use softnic::wire::{Burst, TransmitError, Wire, WireState};
 use softnic::{Drive, SoftNic};
 use verbs::{Context, DeviceList};
+use wire::{Burst, TransmitError, Wire, WireState};
 use worker::sinks::{self, Environment, Failure, Hub, Opened, Others, Ports, SinkError};
 use worker::{Band, SinkCounters, SinkDrop, SinkMap, SinkTraffic, Slot, WorkerConfig};
 

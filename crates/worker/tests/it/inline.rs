@@ -9,7 +9,7 @@ use crate::support::{compile, nic, small};
 use control::{Controller, Device, DeviceSelector};
 use packet::build::FrameBuilder;
 use softnic::Drive;
-use softnic::wire::{Burst, RxFrame, TransmitError, Wire, WireState};
+use wire::{Burst, RxFrame, TransmitError, Wire, WireState};
 use worker::{Deliveries, Idle, Sink, Worker, WorkerConfig, WorkerHandle};
 
 const PATIENCE: Duration = Duration::from_secs(60);

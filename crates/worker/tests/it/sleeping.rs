@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use crate::support::{compile, nic, small};
 use control::{Device, DeviceSelector};
 use program::Band;
-use softnic::wire::{Burst, NullWire, RxFrame, TransmitError, Wire};
 use softnic::{Drive, SoftNic};
 use test_support::Sleeps;
+use wire::{Burst, NullWire, RxFrame, TransmitError, Wire};
 use worker::{HEARTBEAT, Idle, LONGEST_NAP, Worker, WorkerConfig, WorkerHandle};
 
 const PATIENCE: Duration = Duration::from_secs(30);

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use crate::support::{compile, nic, small};
 use control::{Band, Controller, Device, DeviceSelector, Error};
 use program::Program;
-use softnic::wire::{FrameSizes, GeneratorConfig, Rate, TrafficConfig, TrafficProtocol, Wire, WireConfig};
 use softnic::{Drive, SoftNic};
+use wire::{FrameSizes, GeneratorConfig, Rate, TrafficConfig, TrafficProtocol, Wire, WireConfig};
 use worker::{CORE_MAX, Deliveries, Disposition, Idle, Sink, Warning, Worker, WorkerControl, WorkerHandle};
 
 /// Enough for so many reloads on the way.
@@ -215,7 +215,7 @@ fn a_stopped_worker_has_taken_everything_that_was_waiting() {
 
 #[test]
 fn a_worker_that_cannot_be_pinned_runs_all_the_same_and_says_so() {
-    let nic = nic("pin0", Drive::Manual, vec![Box::new(softnic::wire::NullWire)]);
+    let nic = nic("pin0", Drive::Manual, vec![Box::new(wire::NullWire)]);
     let device = Device::open(&DeviceSelector::default(), Some(&nic)).expect("the only device");
     let ours = core_affinity::get_core_ids().expect("this runs on some core")[0].id;
     for (core, expected) in [(CORE_MAX, vec![Warning::NotPinned { core: CORE_MAX }]), (ours, vec![])] {

@@ -14,9 +14,9 @@ use ibverbs_sys::{IBV_WQS_RDY, ibv_qp_type};
 use packet::MacAddr;
 use packet::build::FrameBuilder;
 use rustix::net::{RecvFlags, recv};
+use wire::{Burst, RxFrame, TransmitError, Wire};
 
 use super::*;
-use crate::wire::{Burst, RxFrame, TransmitError, Wire};
 use crate::{Drive, Personality, PortConfig, SoftNic, SoftNicConfig};
 
 const LOCAL_WRITE: u32 = 1;

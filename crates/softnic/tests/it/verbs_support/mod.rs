@@ -12,7 +12,6 @@ use std::sync::{Arc, Mutex};
 pub(crate) use arena::ArenaDomain;
 use packet::MacAddr;
 use packet::build::FrameBuilder;
-use softnic::wire::{Burst, RxFrame, TransmitError, Wire};
 use softnic::{Drive, Personality, PortConfig, PortStats, SoftNic, SoftNicConfig};
 use verbs::{
     Access, ActionSpec, CompletionFields, CompletionQueue, Context, DeviceList, Domain, FlowAttr, FlowKind,
@@ -20,6 +19,7 @@ use verbs::{
     MemoryRegion, Opcode, PortMatch, PortNumber, ProtectionDomain, ReceiveQueue, RssQueuePair, Status,
     WorkQueue,
 };
+use wire::{Burst, RxFrame, TransmitError, Wire};
 
 pub(crate) const PORT: PortNumber = PortNumber(1);
 pub(crate) const FRAME_BYTES: u32 = 2048;

@@ -16,9 +16,9 @@ use device_model::DeviceProfile;
 use packet::MacAddr;
 use program::Program;
 use rustix::io::Errno;
-use softnic::wire::{GatedWire, LinkConfig, Promiscuous, WireConfig};
 use softnic::{Drive, Personality, PortConfig, SoftNic, SoftNicConfig};
 use verbs::{Context, Provider};
+use wire::{GatedWire, LinkConfig, Promiscuous, WireConfig};
 use worker::sinks::{Failure, Station};
 
 use super::sysfs::{self, Netdev};

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use control::{Controller, Counted, DropTotals, Reading};
 use softnic::PortStats;
-use softnic::wire::BURST_FRAMES;
+use wire::BURST_FRAMES;
 
 use super::{Runtime, snapshot};
 

@@ -8,8 +8,8 @@ use control::{Controller, Device, DeviceSelector};
 use device_model::DeviceProfile;
 use policy::Source;
 use program::{Program, WorkerId};
-use softnic::wire::{PcapConfig, PcapMode, WireConfig};
 use softnic::{Drive, Personality, PortConfig, PortStats, SoftNic, SoftNicConfig};
+use wire::{PcapConfig, PcapMode, WireConfig};
 use worker::{Worker, WorkerSnapshot};
 
 use crate::support::notebook::{Seen, worker};

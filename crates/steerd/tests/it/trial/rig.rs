@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex};
 use control::{Controller, Device, DeviceSelector};
 use packet::MacAddr;
 use program::{Program, WorkerId};
-use softnic::wire::{Burst, RxFrame, TransmitError, Wire, WireState};
 use softnic::{Drive, Personality, PortConfig, PortStats, SoftNic, SoftNicConfig};
+use wire::{Burst, RxFrame, TransmitError, Wire, WireState};
 use worker::Worker;
 
 use super::sender::Sender;
@@ -252,7 +252,7 @@ impl Wire for Line {
     }
 
     fn mac(&self) -> MacAddr {
-        softnic::wire::SOFT_MAC
+        wire::SOFT_MAC
     }
 
     fn mtu_bytes(&self) -> u32 {

@@ -13,9 +13,9 @@ use hugemem::PageKind;
 use packet::MacAddr;
 use policy::{NoFiles, Source};
 use program::{Program, WorkerId};
-use softnic::wire::{Burst, MAX_FRAME_BYTES, RxFrame, SOFT_MAC, TransmitError, Wire, WireState};
 use softnic::{Drive, Personality, PortConfig, PortStats, SoftNic, SoftNicConfig};
 use verbs::{CounterValues, HashConfig};
+use wire::{Burst, MAX_FRAME_BYTES, RxFrame, SOFT_MAC, TransmitError, Wire, WireState};
 use worker::{Band, Deliveries, Disposition, Idle, Sink, Worker, WorkerConfig, WorkerSnapshot};
 
 /// Frames on their way to a port.

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use super::link::ring::{RingReceiver, RingSender, SharedMemory};
-use crate::wire::{BURST_FRAMES, Burst, MAX_FRAME_BYTES, RxFrame, SleepHint, TransmitError, Wire, WireError};
+use crate::{BURST_FRAMES, Burst, MAX_FRAME_BYTES, RxFrame, SleepHint, TransmitError, Wire, WireError};
 
 /// A port with a loopback plug.
 #[derive(Debug)]

@@ -12,7 +12,7 @@ use packet::offload::OFFLOAD_HEADER_BYTES;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, netdevice, socket_with, sockopt};
 
 use super::ring::Layout;
-use crate::wire::{BURST_FRAMES, TransmitError, WireError};
+use crate::{BURST_FRAMES, TransmitError, WireError};
 
 /// An interface, as its name resolves in this network namespace.
 #[derive(Clone, Debug)]

@@ -33,11 +33,9 @@ use rustix::event::epoll;
 use self::ring::{Arrival, Layout, Ring, Taken};
 use self::socket::{Flushed, Sender};
 use self::socket::{Interface, Lengths, Link, PacketSocket, failed};
-use crate::limits::MAX_MTU_BYTES;
-
-use super::{
-    AfPacketConfig, BURST_FRAMES, Burst, Checksum, HandOver, LiveInterface, MAX_FRAME_BYTES, MergedFrames,
-    RxFrame, SleepHint, Splits, TransmitError, Wire, WireError, WireState,
+use crate::{
+    AfPacketConfig, BURST_FRAMES, Burst, Checksum, HandOver, LiveInterface, MAX_FRAME_BYTES, MAX_MTU_BYTES,
+    MergedFrames, RxFrame, SleepHint, Splits, TransmitError, Wire, WireError, WireState,
 };
 
 /// An Ethernet header.

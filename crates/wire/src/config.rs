@@ -546,7 +546,7 @@ fn from_table(text: &str) -> Result<WireConfig, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::{LinkEnd, Rate};
+    use crate::{LinkEnd, Rate};
 
     fn wire(text: &str) -> WireConfig {
         text.parse().unwrap()

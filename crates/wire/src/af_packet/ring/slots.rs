@@ -9,12 +9,12 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use hugemem::{prefetch_read, prefetch_write};
+use packet::offload::OFFLOAD_HEADER_BYTES;
 
 use super::{
     Arrival, Header, LINK_HEADER_BYTES, MAX_RING_BYTES, Mapping, Members, TAG_ROOM_BYTES, Taken, examine,
 };
-use crate::wire::{AfPacketConfig, BURST_FRAMES, MAX_FRAME_BYTES, MAX_MERGED_BYTES, WireError};
-use packet::offload::OFFLOAD_HEADER_BYTES;
+use crate::{AfPacketConfig, BURST_FRAMES, MAX_FRAME_BYTES, MAX_MERGED_BYTES, WireError};
 
 /// The fewest slots: those of a burst stay taken until the next one.
 const MIN_SLOTS: u32 = 2 * BURST_FRAMES as u32;
@@ -85,7 +85,7 @@ pub(super) fn slot_frame_bytes(layout: &libc::tpacket_req) -> u32 {
 
 /// The mapped ring.
 #[derive(Debug)]
-pub(in crate::wire::af_packet) struct SlotRing {
+pub(in crate::af_packet) struct SlotRing {
     mapping: Mapping,
     slot_bytes: usize,
     slots: usize,

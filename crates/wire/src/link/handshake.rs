@@ -25,7 +25,7 @@ use rustix::process::geteuid;
 
 use super::ring::{MEMORY_BYTES, RingReceiver, RingSender, SharedMemory};
 use super::{LinkConfig, LinkEnd};
-use crate::wire::WireError;
+use crate::WireError;
 
 /// The first message of both ends. It names the layout, so that builds with different layouts do not connect.
 const GREETING: [u8; 16] = *b"softnic link 2\0\0";

@@ -24,8 +24,6 @@ use arrayvec::ArrayVec;
 use hugemem::prefetch_read;
 use packet::MacAddr;
 
-use crate::limits::MAX_MTU_BYTES;
-
 pub use af_packet::{AfPacketWire, Promiscuous};
 pub use config::SHORT_FORMS;
 pub use config::{
@@ -38,6 +36,13 @@ pub use generator::GeneratorWire;
 pub use link::{LinkConfig, LinkEnd, LinkName, LinkPeer, LinkWire};
 pub use loopback::{LoopbackWire, NullWire};
 pub use pcap::{CaptureError, CaptureReader, CapturedPacket, PcapWire, open_capture};
+
+/// The largest MTU a port can have.
+pub const MAX_MTU_BYTES: u32 = 9_216;
+/// Bytes of an Ethernet header.
+pub const ETHERNET_BYTES: usize = 14;
+/// Bytes of the two VLAN tags that may come on top of the MTU.
+pub const VLAN_TAGS_BYTES: usize = 8;
 
 /// The most frames that one [`Burst`] holds.
 pub const BURST_FRAMES: usize = 64;

@@ -24,13 +24,12 @@ use arrayvec::ArrayVec;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
-use crate::limits::ETHERNET_BYTES;
-use crate::wire::{BURST_FRAMES, MAX_FRAME_BYTES};
+use crate::{BURST_FRAMES, ETHERNET_BYTES, MAX_FRAME_BYTES};
 
 /// Bytes of one direction's ring: some 400 of the longest frames, 50000 of the shortest.
-pub(in crate::wire) const RING_BYTES: u32 = 4 << 20;
+pub(crate) const RING_BYTES: u32 = 4 << 20;
 /// The memory of both directions: their indices in a page, then their rings.
-pub(in crate::wire) const MEMORY_BYTES: usize = PAGE_BYTES + 2 * RING_BYTES as usize;
+pub(crate) const MEMORY_BYTES: usize = PAGE_BYTES + 2 * RING_BYTES as usize;
 
 const PAGE_BYTES: usize = 4096;
 /// Indices of one direction: each alone in the pair of lines that x86 prefetches together.
@@ -54,7 +53,7 @@ const fn record_bytes(frame_bytes: u32) -> u32 {
 
 /// The memory of a link, mapped.
 #[derive(Debug)]
-pub(in crate::wire) struct SharedMemory {
+pub(crate) struct SharedMemory {
     base: NonNull<u8>,
 }
 
@@ -66,7 +65,7 @@ unsafe impl Sync for SharedMemory {}
 
 impl SharedMemory {
     /// New memory, all zero, and its file, which another process can map.
-    pub(in crate::wire) fn create(name: &str) -> rustix::io::Result<(Self, OwnedFd)> {
+    pub(crate) fn create(name: &str) -> rustix::io::Result<(Self, OwnedFd)> {
         let file = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&file, MEMORY_BYTES as u64)?;
         fcntl_add_seals(&file, SEALS)?;
@@ -74,7 +73,7 @@ impl SharedMemory {
     }
 
     /// Maps a file of at least [`MEMORY_BYTES`] that is sealed against shrinking.
-    pub(in crate::wire) fn map(file: impl AsFd) -> rustix::io::Result<Self> {
+    pub(crate) fn map(file: impl AsFd) -> rustix::io::Result<Self> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping at an address that the kernel chooses.
         let base =
@@ -114,11 +113,11 @@ impl Drop for SharedMemory {
 
 /// The peer wrote an invalid index or length; the session must end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::wire) struct Invalid;
+pub(crate) struct Invalid;
 
 /// The producer's end of a ring.
 #[derive(Debug)]
-pub(in crate::wire) struct RingSender {
+pub(crate) struct RingSender {
     memory: Arc<SharedMemory>,
     ring: usize,
     next: u32,
@@ -128,13 +127,13 @@ pub(in crate::wire) struct RingSender {
 }
 
 impl RingSender {
-    pub(in crate::wire) fn new(memory: Arc<SharedMemory>, ring: usize) -> Self {
+    pub(crate) fn new(memory: Arc<SharedMemory>, ring: usize) -> Self {
         Self { memory, ring, next: 0, consumed: 0, put: 0 }
     }
 
     /// Appends a frame of at most [`MAX_FRAME_BYTES`]; the peer sees it after [`RingSender::publish`].
     /// Returns whether there was space.
-    pub(in crate::wire) fn put(&mut self, frame: &[u8]) -> Result<bool, Invalid> {
+    pub(crate) fn put(&mut self, frame: &[u8]) -> Result<bool, Invalid> {
         let frame_bytes = u32::try_from(frame.len()).unwrap_or(RING_BYTES);
         if frame.len() > MAX_FRAME_BYTES {
             return Ok(false);
@@ -160,7 +159,7 @@ impl RingSender {
     }
 
     /// Whether the longest frame finds room, also if it does not fit before the end of the ring.
-    pub(in crate::wire) fn takes_longest(&mut self) -> Result<bool, Invalid> {
+    pub(crate) fn takes_longest(&mut self) -> Result<bool, Invalid> {
         self.has_room(2 * record_bytes(MAX_FRAME_BYTES as u32))
     }
 
@@ -185,12 +184,12 @@ impl RingSender {
     }
 
     /// Makes every appended frame visible to the peer.
-    pub(in crate::wire) fn publish(&self) {
+    pub(crate) fn publish(&self) {
         self.memory.index(self.ring, 0).store(self.next, Ordering::Release);
     }
 
     /// Frames that the peer has not received, bounded by what the ring can hold.
-    pub(in crate::wire) fn untaken(&self) -> u64 {
+    pub(crate) fn untaken(&self) -> u64 {
         let taken = self.memory.index(self.ring, TAKEN_OFFSET).load(Ordering::Acquire);
         // More than fit into the ring cannot be right.
         u64::from(self.put.wrapping_sub(taken).min(self.put).min(RING_BYTES / record_bytes(1)))
@@ -198,11 +197,11 @@ impl RingSender {
 }
 
 /// The positions of the frames of a burst.
-pub(in crate::wire) type Places = ArrayVec<Range<usize>, BURST_FRAMES>;
+pub(crate) type Places = ArrayVec<Range<usize>, BURST_FRAMES>;
 
 /// The consumer's end of a ring.
 #[derive(Debug)]
-pub(in crate::wire) struct RingReceiver {
+pub(crate) struct RingReceiver {
     memory: Arc<SharedMemory>,
     ring: usize,
     next: u32,
@@ -211,18 +210,14 @@ pub(in crate::wire) struct RingReceiver {
 }
 
 impl RingReceiver {
-    pub(in crate::wire) fn new(memory: Arc<SharedMemory>, ring: usize) -> Self {
+    pub(crate) fn new(memory: Arc<SharedMemory>, ring: usize) -> Self {
         Self { memory, ring, next: 0, produced: 0, taken: 0 }
     }
 
     /// Copies up to `limit` frames to `frames`, one after the other, which must hold [`BURST_FRAMES`] of the
     /// longest, and frees their records in the ring. Returns their positions, and whether invalid data
     /// follows them.
-    pub(in crate::wire) fn take_burst(
-        &mut self,
-        frames: &mut [u8],
-        limit: usize,
-    ) -> (Places, Result<(), Invalid>) {
+    pub(crate) fn take_burst(&mut self, frames: &mut [u8], limit: usize) -> (Places, Result<(), Invalid>) {
         let (mut places, mut start, mut result) = (Places::new(), 0, Ok(()));
         while places.len() < limit.min(BURST_FRAMES) {
             match self.take(&mut frames[start..]) {
@@ -245,7 +240,7 @@ impl RingReceiver {
 
     /// Copies the next frame to the beginning of `to`, which must hold [`MAX_FRAME_BYTES`]; returns its
     /// length, or `None` if there is none.
-    pub(in crate::wire) fn take(&mut self, to: &mut [u8]) -> Result<Option<usize>, Invalid> {
+    pub(crate) fn take(&mut self, to: &mut [u8]) -> Result<Option<usize>, Invalid> {
         if self.next == self.produced && !self.refresh()? {
             return Ok(None);
         }
@@ -311,32 +306,32 @@ impl RingReceiver {
     }
 
     /// Gives the space of the received records back to the peer.
-    pub(in crate::wire) fn publish(&self) {
+    pub(crate) fn publish(&self) {
         self.memory.index(self.ring, TAKEN_OFFSET).store(self.taken, Ordering::Relaxed);
         self.memory.index(self.ring, CONSUMED_OFFSET).store(self.next, Ordering::Release);
     }
 }
 
 #[cfg(test)]
-pub(in crate::wire) mod testing {
+pub(crate) mod testing {
     //! Writes what an invalid peer could write.
 
     use super::*;
 
     impl SharedMemory {
-        pub(in crate::wire::link) fn set_produced(&self, ring: usize, value: u32) {
+        pub(in crate::link) fn set_produced(&self, ring: usize, value: u32) {
             self.index(ring, 0).store(value, Ordering::Release);
         }
 
-        pub(in crate::wire::link) fn set_consumed(&self, ring: usize, value: u32) {
+        pub(in crate::link) fn set_consumed(&self, ring: usize, value: u32) {
             self.index(ring, CONSUMED_OFFSET).store(value, Ordering::Release);
         }
 
-        pub(in crate::wire::link) fn set_taken(&self, ring: usize, value: u32) {
+        pub(in crate::link) fn set_taken(&self, ring: usize, value: u32) {
             self.index(ring, TAKEN_OFFSET).store(value, Ordering::Release);
         }
 
-        pub(in crate::wire::link) fn set_header(&self, ring: usize, index: u32, value: u64) {
+        pub(in crate::link) fn set_header(&self, ring: usize, index: u32, value: u64) {
             self.header(ring, index).store(value, Ordering::Relaxed);
         }
     }

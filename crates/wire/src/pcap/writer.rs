@@ -10,7 +10,7 @@ use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::with_hint;
-use crate::wire::MAX_FRAME_BYTES;
+use crate::MAX_FRAME_BYTES;
 
 /// "pcap with nanoseconds" (pcap-savefile(5)), written in the byte order of the machine.
 const MAGIC: u32 = 0xa1b2_3c4d;

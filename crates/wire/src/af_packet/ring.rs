@@ -15,7 +15,7 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 use self::blocks::BlockRing;
 use self::slots::SlotRing;
-use crate::wire::{AfPacketConfig, Checksum, HandOver, WireError};
+use crate::{AfPacketConfig, Checksum, HandOver, WireError};
 use packet::offload::{Merged, OFFLOAD_HEADER_BYTES, Offload};
 
 /// The most memory, which the kernel pins.

@@ -51,7 +51,7 @@ fn request(blocks: u32) -> libc::tpacket_req3 {
 
 /// The mapped ring.
 #[derive(Debug)]
-pub(in crate::wire::af_packet) struct BlockRing {
+pub(in crate::af_packet) struct BlockRing {
     mapping: Mapping,
     block_bytes: usize,
     blocks: usize,

@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use packet::{FlowKey, Layers};
 
 use super::*;
-use crate::wire::{FrameSizes, PortRange, TrafficConfig, WireConfig};
+use crate::{FrameSizes, PortRange, TrafficConfig, WireConfig};
 
 fn open(json: &str) -> Result<GeneratorWire, WireError> {
     let config: WireConfig = serde_json::from_str(json).unwrap();

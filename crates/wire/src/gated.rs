@@ -101,7 +101,7 @@ mod tests {
 
     impl Wire for Endless {
         fn receive<'w>(&'w mut self, burst: &mut Burst<'w>) {
-            burst.push(crate::wire::RxFrame::new(&[0; 60]));
+            burst.push(crate::RxFrame::new(&[0; 60]));
         }
         fn tend(&mut self) {
             self.0.fetch_add(1, Ordering::Relaxed);
@@ -115,48 +115,6 @@ mod tests {
         fn describe(&self) -> String {
             "endless".into()
         }
-    }
-
-    /// Panics as soon as it is asked.
-    struct Faulty;
-
-    impl Wire for Faulty {
-        fn receive<'w>(&'w mut self, burst: &mut Burst<'w>) {
-            panic!("a faulty wire, {} frames left", burst.capacity_left());
-        }
-        fn transmit(&mut self, _: &[u8]) -> Result<(), TransmitError> {
-            Ok(())
-        }
-        fn sleep_hint(&mut self) -> SleepHint {
-            SleepHint::NEVER
-        }
-        fn describe(&self) -> String {
-            "faulty".into()
-        }
-    }
-
-    /// The engine runs the wire's code, so what is wrong with a wire can end it.
-    #[test]
-    fn the_death_of_the_engine_is_seen() {
-        use crate::{Drive, Personality, PortConfig, SoftNic, SoftNicConfig};
-        let open = Arc::new(AtomicBool::new(false));
-        let wire = Box::new(GatedWire::new(Box::new(Faulty), &open));
-        let nic = SoftNic::create(SoftNicConfig {
-            name: "faulty".into(),
-            personality: Personality::Ideal,
-            ports: vec![PortConfig { wire, mtu_bytes: 1500 }],
-            drive: Drive::Thread { core: None },
-        })
-        .expect("a soft NIC");
-        assert!(!nic.engine_died());
-        open.store(true, Ordering::Relaxed);
-        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
-        while !nic.engine_died() {
-            assert!(std::time::Instant::now() < deadline, "engine_died() stayed false");
-            std::thread::sleep(std::time::Duration::from_millis(1));
-        }
-        nic.stop();
-        assert!(!nic.engine_died(), "an engine that was stopped has not died");
     }
 
     #[test]

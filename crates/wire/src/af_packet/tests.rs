@@ -18,7 +18,7 @@ use rustix::thread::{
 use test_support::not_run;
 
 use super::*;
-use crate::wire::Checksum;
+use crate::Checksum;
 
 /// How long a frame may take through a veth pair on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(10);

@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 
 use super::open_capture;
 use super::reader::{CaptureError, CaptureReader};
-use crate::wire::store::{FrameStore, LINE_BYTES, Place};
-use crate::wire::{Burst, WireError};
+use crate::store::{FrameStore, LINE_BYTES, Place};
+use crate::{Burst, WireError};
 
 /// The most bytes of packets that are kept, each on cache lines of its own.
 const MAX_BYTES: usize = 1 << 30;
