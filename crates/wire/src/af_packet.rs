@@ -1,10 +1,9 @@
 //! A live interface through AF_PACKET sockets.
 //!
-//! The kernel sees every frame too: what rules claim is *also* delivered here, and the kernel answers as it
-//! always does. Received frames stay in rings that are shared with the kernel until the next burst; sent
-//! frames are copied once. VLAN tags that the kernel or the interface stripped are put back, and checksums
-//! that a local sender left to offload are completed, so that frames are as a wire would carry them. The wire
-//! never blocks.
+//! The kernel receives every frame too, and answers as it always does. Received frames stay in rings that are
+//! shared with the kernel until the next burst; sent frames are copied once. VLAN tags that the kernel or the
+//! interface stripped are put back, and checksums that a local sender left to offload are completed, so that
+//! frames are as a wire would carry them. The wire never blocks.
 //!
 //! Merged frames of up to 64 KiB would need slots of that size for every frame. So there are two sockets,
 //! each with a ring of slots, and a filter that sends each frame to one of them by its length. Frames are
@@ -34,14 +33,12 @@ use self::ring::{Arrival, Layout, Ring, Taken};
 use self::socket::{Flushed, Sender};
 use self::socket::{Interface, Lengths, Link, PacketSocket, failed};
 use crate::{
-    AfPacketConfig, BURST_FRAMES, Burst, Checksum, HandOver, LiveInterface, MAX_FRAME_BYTES, MAX_MTU_BYTES,
-    MergedFrames, RxFrame, SleepHint, Splits, TransmitError, Wire, WireError, WireState,
+    AfPacketConfig, BURST_FRAMES, Burst, Checksum, ETHERNET_BYTES, HandOver, LiveInterface, MAX_FRAME_BYTES,
+    MAX_MTU_BYTES, MergedFrames, RxFrame, SleepHint, Splits, TAG_BYTES, TransmitError, VLAN_TAGS_BYTES, Wire,
+    WireError, WireState,
 };
 
-/// An Ethernet header.
-const HEADER_BYTES: usize = 14;
-/// A VLAN tag, which the kernel lets a frame have beyond the MTU if it is a C-VLAN tag (`packet_snd`).
-const TAG_BYTES: usize = 4;
+/// The type of the VLAN tag that the kernel lets a frame have beyond the MTU (`packet_snd`).
 const C_VLAN_TPID: [u8; 2] = [0x81, 0x00];
 /// How the interface is, is asked after this many bursts without a frame.
 const EMPTY_BURSTS_PER_CHECK: u32 = 1024;
@@ -161,12 +158,12 @@ struct Gone {
 
 /// The length of the longest frame of an interface.
 fn frame_bytes(interface: &Interface) -> usize {
-    (interface.mtu_bytes as usize + HEADER_BYTES + TAG_BYTES).min(MAX_FRAME_BYTES)
+    (interface.mtu_bytes as usize + ETHERNET_BYTES + TAG_BYTES).min(MAX_FRAME_BYTES)
 }
 
 /// The length of the longest frame that merged ones are split into.
 fn segment_bytes(interface: &Interface) -> usize {
-    (interface.mtu_bytes as usize + HEADER_BYTES + 2 * TAG_BYTES).min(MAX_FRAME_BYTES)
+    (interface.mtu_bytes as usize + ETHERNET_BYTES + VLAN_TAGS_BYTES).min(MAX_FRAME_BYTES)
 }
 
 impl Attached {
@@ -433,7 +430,7 @@ impl AfPacketWire {
 
     fn longest(&self, frame: &[u8]) -> usize {
         let tagged = frame.get(12..14).is_some_and(|tpid| tpid == C_VLAN_TPID);
-        self.attached.interface.mtu_bytes as usize + HEADER_BYTES + if tagged { TAG_BYTES } else { 0 }
+        self.attached.interface.mtu_bytes as usize + ETHERNET_BYTES + if tagged { TAG_BYTES } else { 0 }
     }
 }
 
@@ -456,7 +453,7 @@ impl Wire for AfPacketWire {
                     RxFrame {
                         // However short, a merged frame is none: cut to its header it cannot be delivered as
                         // one.
-                        bytes: if kept { bytes } else { &bytes[..bytes.len().min(HEADER_BYTES)] },
+                        bytes: if kept { bytes } else { &bytes[..bytes.len().min(ETHERNET_BYTES)] },
                         wire_len: arrival.wire_len,
                         timestamp_ns: arrival.timestamp_ns,
                         checksum: arrival.checksum,

@@ -7,6 +7,8 @@
 use std::io;
 use std::path::PathBuf;
 
+use crate::ETHERNET_BYTES;
+
 /// Why a wire could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum WireError {
@@ -212,14 +214,11 @@ pub enum TransmitError {
     Down,
 }
 
-/// An Ethernet header.
-const MIN_FRAME_BYTES: usize = 14;
-
 impl TransmitError {
     /// Refuses what cannot be an Ethernet frame of at most `limit_bytes`.
     pub(super) fn check_length(frame: &[u8], limit_bytes: usize) -> Result<(), Self> {
         match frame.len() {
-            0..MIN_FRAME_BYTES => Err(Self::TooShort),
+            0..ETHERNET_BYTES => Err(Self::TooShort),
             len if len > limit_bytes => Err(Self::TooLong),
             _ => Ok(()),
         }

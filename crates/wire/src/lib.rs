@@ -1,9 +1,21 @@
-//! The wire: where a port's frames come from and where its sent frames go.
+//! Where the frames of a software port come from, and where its sent frames go.
 //!
-//! The engine owns one [`Wire`] per port and calls it from its own thread, a [`Burst`] at a time. The wires
-//! here are a traffic generator, recorded captures, a live interface through an AF_PACKET socket, a link to a
-//! soft NIC of another process, a loopback plug, and nothing at all. A wire never blocks, never looks into a
-//! frame to decide anything about it, and allocates only while it is being opened.
+//! The engine of `softnic` owns one [`Wire`] per port and calls it from its own thread, a [`Burst`] at a
+//! time. The wires are a traffic generator, recorded captures, a live interface through an AF_PACKET socket,
+//! a link to a soft NIC of another process, a loopback plug, and nothing at all. A wire never blocks, never
+//! looks into a frame to decide anything about it, and allocates only while it is being opened.
+//!
+//! ```
+//! use wire::{Burst, WireConfig};
+//!
+//! let mut wire = WireConfig::Loopback {}.open()?;
+//! wire.transmit(&[0; 60])?;
+//! wire.flush();
+//! let mut burst = Burst::new();
+//! wire.receive(&mut burst);
+//! assert_eq!(burst.as_slice()[0].bytes, [0; 60]);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 mod af_packet;
 mod config;
@@ -41,8 +53,10 @@ pub use pcap::{CaptureError, CaptureReader, CapturedPacket, PcapWire, open_captu
 pub const MAX_MTU_BYTES: u32 = 9_216;
 /// Bytes of an Ethernet header.
 pub const ETHERNET_BYTES: usize = 14;
+/// Bytes of a VLAN tag.
+pub(crate) const TAG_BYTES: usize = 4;
 /// Bytes of the two VLAN tags that may come on top of the MTU.
-pub const VLAN_TAGS_BYTES: usize = 8;
+pub const VLAN_TAGS_BYTES: usize = 2 * TAG_BYTES;
 
 /// The most frames that one [`Burst`] holds.
 pub const BURST_FRAMES: usize = 64;
@@ -52,11 +66,11 @@ const _: () = assert!(BURST_FRAMES <= u64::BITS as usize);
 
 /// The largest frame any wire sends, or hands over as one of its medium, in bytes without FCS: a jumbo frame
 /// with two VLAN tags. Longer ones are merged or count as oversize.
-pub const MAX_FRAME_BYTES: usize = MAX_MTU_BYTES as usize + 14 + 8;
+pub const MAX_FRAME_BYTES: usize = MAX_MTU_BYTES as usize + ETHERNET_BYTES + VLAN_TAGS_BYTES;
 
 /// The longest frame that a wire hands over whole although it was merged from several: an IP packet of 65,535
 /// bytes with an Ethernet header and two VLAN tags.
-pub const MAX_MERGED_BYTES: usize = u16::MAX as usize + 14 + 8;
+pub const MAX_MERGED_BYTES: usize = u16::MAX as usize + ETHERNET_BYTES + VLAN_TAGS_BYTES;
 
 /// The address of a wire that has no interface behind it: locally administered.
 pub const SOFT_MAC: MacAddr = MacAddr([0x02, 0x73, 0x6f, 0x66, 0x74, 0x00]);
@@ -77,8 +91,8 @@ pub trait Wire: Send {
     /// The reason why this frame will not be sent.
     fn transmit(&mut self, frame: &[u8]) -> Result<(), TransmitError>;
 
-    /// Whether the longest frame would find room in the queue to the medium. By default there is no such
-    /// queue.
+    /// Returns whether the longest frame would find room in the queue to the medium. By default there is no
+    /// such queue.
     fn has_room(&mut self) -> bool {
         true
     }
@@ -104,13 +118,13 @@ pub trait Wire: Send {
     /// next call, so the engine keeps calling this after the last frame. By default there is no queue.
     fn flush(&mut self) {}
 
-    /// Whether more frames can be expected; by default always.
+    /// Returns whether more frames can be expected; by default always.
     fn state(&self) -> WireState {
         WireState::Live
     }
 
-    /// How an idle engine learns that a frame has arrived. Called when [`receive`](Wire::receive) had none,
-    /// before the engine sleeps.
+    /// Returns how an idle engine learns that a frame has arrived. Called when
+    /// [`receive`](Wire::receive) had none, before the engine sleeps.
     fn sleep_hint(&mut self) -> SleepHint {
         SleepHint::Poll
     }
@@ -133,7 +147,7 @@ pub trait Wire: Send {
         0
     }
 
-    /// Whether it hands over frames of up to [`MAX_MERGED_BYTES`], regardless of the MTU.
+    /// Returns whether it hands over frames of up to [`MAX_MERGED_BYTES`], regardless of the MTU.
     fn takes_merged(&self) -> bool {
         false
     }
@@ -149,7 +163,7 @@ pub trait Wire: Send {
     }
 }
 
-/// How an idle engine learns that a frame has arrived.
+/// The way in which an idle engine learns that a frame has arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SleepHint {
     /// The engine asks again: it sleeps for 50 microseconds at first, and up to four milliseconds after a
@@ -177,7 +191,7 @@ impl SleepHint {
     pub const NEVER: Self = Self::Within(Duration::MAX);
 }
 
-/// How many merged frames a wire has split, and into how many.
+/// The number of merged frames that a wire has split, and of the frames made of them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Splits {
     /// Merged frames.
@@ -206,7 +220,7 @@ impl Transmitted {
     }
 }
 
-/// Whether more frames can be expected from a wire.
+/// The prospect of more frames from a wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WireState {
     /// Frames may arrive at any time.
@@ -252,7 +266,7 @@ impl<'w> RxFrame<'w> {
         Self { bytes, wire_len, timestamp_ns: 0, checksum: Checksum::Unknown }
     }
 
-    /// Whether the wire kept only the beginning of the frame.
+    /// Returns whether the wire kept only the beginning of the frame.
     #[must_use]
     pub fn is_truncated(&self) -> bool {
         self.wire_len as usize > self.bytes.len()
@@ -286,7 +300,7 @@ impl<'w> Burst<'w> {
         Self { frames: ArrayVec::new(), limit: limit.min(BURST_FRAMES) }
     }
 
-    /// How many frames still fit.
+    /// The number of frames that still fit.
     #[must_use]
     pub fn capacity_left(&self) -> usize {
         self.limit - self.frames.len()
@@ -322,7 +336,7 @@ impl<'w> Burst<'w> {
         self.frames.len()
     }
 
-    /// Whether there is no frame.
+    /// Returns whether there is no frame.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.frames.is_empty()

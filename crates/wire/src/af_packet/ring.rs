@@ -11,19 +11,17 @@ use std::ffi::c_void;
 use std::os::fd::AsFd;
 use std::ptr::NonNull;
 
+use packet::offload::{Merged, OFFLOAD_HEADER_BYTES, Offload};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 use self::blocks::BlockRing;
 use self::slots::SlotRing;
-use crate::{AfPacketConfig, Checksum, HandOver, WireError};
-use packet::offload::{Merged, OFFLOAD_HEADER_BYTES, Offload};
+use crate::{AfPacketConfig, Checksum, ETHERNET_BYTES, HandOver, TAG_BYTES, VLAN_TAGS_BYTES, WireError};
 
 /// The most memory, which the kernel pins.
 const MAX_RING_BYTES: usize = 512 << 20;
 /// An Ethernet header with two tags, beyond the MTU.
-const LINK_HEADER_BYTES: u32 = 14 + 2 * TAG_BYTES as u32;
-/// A VLAN tag.
-const TAG_BYTES: usize = 4;
+const LINK_HEADER_BYTES: u32 = (ETHERNET_BYTES + VLAN_TAGS_BYTES) as u32;
 /// PACKET_RESERVE: where a stripped tag goes back.
 pub(super) const TAG_ROOM_BYTES: usize = TAG_BYTES;
 /// The addresses that are before a tag.

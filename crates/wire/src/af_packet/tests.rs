@@ -462,7 +462,7 @@ fn the_ring_for_merged_frames_goes_round() {
             drop(frames);
             received.extend(receive(&mut right, 10 + 10 * 22 - 2 * 64));
             let (refused, split): (Vec<_>, Vec<_>) =
-                received.into_iter().partition(|f| f.0.len() == HEADER_BYTES);
+                received.into_iter().partition(|f| f.0.len() == ETHERNET_BYTES);
             assert_eq!(refused.len(), 10, "their segments are longer than the MTU");
             assert!(split.chunks(22).all(|segments| payload(segments) == merged[54..]));
         }
