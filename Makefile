@@ -175,7 +175,7 @@ fuzz: deps-build cargo-fuzz ## the fuzz targets for FUZZ_SECONDS each, one on ea
 # Leaks are not looked for: tests close contexts with objects in them, as programs that end do.
 asan: deps-build ## the tests of the crates with unsafe code, under the address sanitizer
 	CARGO_TARGET_DIR=target/asan RUSTFLAGS=-Zsanitizer=address ASAN_OPTIONS=detect_leaks=0 \
-	  $(nightly) test --locked --target $(HOST) --lib --tests -p hugemem -p verbs -p shm -p tap -p wire -p softnic
+	  $(nightly) test --locked --target $(HOST) --lib --tests -p hugemem -p verbs -p shm -p tap -p wire -p flow-table -p softnic
 
 miri: deps-build ## what Miri can run of packet, program, hugemem, verbs and softnic
 	@$(miri_ready) || exit 0; set -x; \
@@ -195,9 +195,9 @@ define miri_ready
   { echo "NOT RUN: miri: there is no nightly toolchain with the components miri and rust-src, and rustup cannot fetch one" >&2; false; }; }
 endef
 
-loom: deps-build ## the rings and the flow table of softnic, in every order that the memory model allows
+loom: deps-build ## the rings of softnic and the flow table, in every order that the memory model allows
 	CARGO_TARGET_DIR=target/loom RUSTFLAGS='--cfg loom' CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 \
-	  CARGO_PROFILE_RELEASE_DEBUG=0 $(CARGO) test --locked -p softnic --lib --release -- ring:: left_right::
+	  CARGO_PROFILE_RELEASE_DEBUG=0 $(CARGO) test --locked -p softnic -p flow-table --lib --release -- ring:: left_right::
 
 # Without optimisation: each runs for seconds, and building it takes minutes.
 install_tool = CARGO_PROFILE_DEV_DEBUG=0 $(CARGO) install --locked --quiet --debug --root $(TOOLS)

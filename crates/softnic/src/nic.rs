@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use flow_table::{FlowTable, LeftRight, LeftRightWriter};
 use ibverbs_sys::ibv_device;
 use packet::MacAddr;
 use wire::{MAX_MTU_BYTES, Wire, WireState};
@@ -16,8 +17,6 @@ use crate::device::Backing;
 use crate::doorbell::Doorbell;
 use crate::engine::profile::EngineProfile;
 use crate::engine::{EngineCell, engine_of};
-use crate::flow::FlowTable;
-use crate::left_right::{LeftRight, Writer};
 use crate::library::Library;
 use crate::limits::{MAX_NAME_BYTES, MAX_PORTS, MIN_MTU_BYTES};
 use crate::mlx5::ClockPages;
@@ -200,7 +199,7 @@ impl Nic {
     }
 
     /// The right to change the flow table.
-    pub(crate) fn flow_writer(&self) -> Writer<'_, FlowTable> {
+    pub(crate) fn flow_writer(&self) -> LeftRightWriter<'_, FlowTable> {
         self.flows.writer()
     }
 

@@ -14,11 +14,11 @@ use std::str::FromStr;
 use std::sync::{LazyLock, Mutex, PoisonError};
 
 use device_model::{Base, DeviceProfile, Emulation, Feature, Limit, LoadError};
+use flow_table::{MAX_DONT_TRAP, MAX_FLOWS, MAX_SHAPES, TableRules};
 use ibverbs_sys::{
     IBV_FLOW_ATTR_FLAGS_DONT_TRAP, IBV_FLOW_ATTR_FLAGS_EGRESS, IBV_RX_HASH_INNER, IBV_RX_HASH_IPSEC_SPI,
 };
 
-use crate::flow::{MAX_DONT_TRAP, MAX_FLOWS, MAX_SHAPES, TableRules};
 use crate::limits::{MAX_COUNTERS, MAX_QPS, MAX_SPECS, MAX_TABLES, MAX_WR};
 use crate::provider::answer::{Errno, Verb, known_bits};
 use crate::rss::MAX_INDIRECTION_ENTRIES;

@@ -255,7 +255,7 @@ impl State {
             tables: Slab::new(tables),
             qps: Slab::new(queues),
             counters: Slab::new(counters),
-            flow_objects: Slab::new(crate::flow::MAX_FLOWS),
+            flow_objects: Slab::new(flow_table::MAX_FLOWS),
             senders: Vec::new(),
             failed_queues: Vec::new(),
             unpublished_cqs: Vec::new(),

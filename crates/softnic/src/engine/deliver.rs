@@ -38,7 +38,7 @@ const APPROACHED: u32 = 8;
 /// The number of completions that share a line.
 const COMPLETIONS_PER_LINE: u32 = 2;
 /// The most deliveries of a burst.
-const MAX_DELIVERIES: usize = BURST_FRAMES * crate::flow::MAX_MATCHES;
+const MAX_DELIVERIES: usize = BURST_FRAMES * flow_table::MAX_MATCHES;
 
 /// A frame that a queue wants otherwise than it came.
 pub(super) type EditedFrame = ArrayVec<u8, { MAX_MERGED_BYTES + FCS_BYTES }>;

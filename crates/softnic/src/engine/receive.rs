@@ -7,6 +7,7 @@
 //! parsed only if its image is not enough: for rules about tunnels, and to be hashed for one of several
 //! queues.
 
+use flow_table::{Actions, FlowHit, FlowTable, MatchKey, Matches, PortTable, QpSlot, Verdict};
 use packet::DeepKey;
 use wire::{BURST_FRAMES, Burst, ETHERNET_BYTES, RxFrame};
 
@@ -15,7 +16,6 @@ use super::deliver::{Deliveries, Delivery, DeliveryKind, EditedFrame, Planner, W
 use super::profile::{EngineStage, Probe};
 use super::v3::Avx2Movbe;
 use crate::clock;
-use crate::flow::{Actions, FlowHit, FlowTable, MatchKey, Matches, PortTable, QpSlot, Verdict};
 use crate::nic::Nic;
 use crate::slab::Slab;
 use crate::state::{CounterState, QpKind, QpState, State};

@@ -5,10 +5,10 @@
 //! Nothing is allocated after the engine was made.
 
 use arrayvec::ArrayVec;
+use flow_table::{FlowTable, Matches};
 use wire::{BURST_FRAMES, RxFrame};
 
 use super::receive::{Plan, copy_sent};
-use crate::flow::{FlowTable, Matches};
 use crate::limits::MAX_TSO_BYTES;
 use crate::slab::Slab;
 use crate::state::{CounterState, State};
@@ -127,7 +127,7 @@ impl Tap {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::flow::{Actions, FlowId, FlowKind, FlowRule, Matcher, QpSlot};
+    use flow_table::{Actions, FlowId, FlowKind, FlowRule, Matcher, QpSlot};
 
     fn sniffer(id: u32) -> FlowRule {
         FlowRule {

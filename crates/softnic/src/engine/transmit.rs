@@ -17,6 +17,7 @@ mod mlx5;
 use std::ptr::NonNull;
 
 use arrayvec::ArrayVec;
+use flow_table::FlowTable;
 use hugemem::prefetch_read;
 use packet::segment::{Segment, Template};
 use wire::{BURST_FRAMES, ETHERNET_BYTES, MAX_FRAME_BYTES};
@@ -25,7 +26,6 @@ use super::receive::Plan;
 use super::tap::{EgressFlows, Tap};
 use super::{EnginePort, datagram, flush_failed};
 use crate::clock;
-use crate::flow::FlowTable;
 use crate::formats::{Completions, Sends};
 use crate::limits::{MAX_SGE, MAX_TSO_BYTES, MAX_TSO_SEGMENTS};
 use crate::memory::{MemoryTable, Regions};

@@ -5,6 +5,7 @@ use std::ffi::c_int;
 use std::sync::Arc;
 
 use device_model::Limit;
+use flow_table::{Actions, CounterId, FlowError, FlowId, FlowRule, QpSlot};
 use ibverbs_sys::{ibv_flow, ibv_flow_attr, ibv_qp};
 
 use super::Object;
@@ -16,7 +17,6 @@ use super::flow_attr::{self, FlowRequest};
 use super::has_capability;
 use super::qp::SoftQp;
 use crate::device::SoftContext;
-use crate::flow::{Actions, CounterId, FlowError, FlowId, FlowRule, QpSlot};
 use crate::nic::Nic;
 use crate::personality::FlowRules;
 use crate::state::{CounterPoint, FlowState, State, owned};

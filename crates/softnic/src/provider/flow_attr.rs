@@ -11,6 +11,7 @@ mod spec;
 
 use arrayvec::ArrayVec;
 use device_model::{Feature, Limit};
+use flow_table::{FlowKind, GROUP_BIT, Matcher, TunnelMatcher};
 use ibverbs_sys::{
     IBV_FLOW_ATTR_ALL_DEFAULT, IBV_FLOW_ATTR_FLAGS_DONT_TRAP, IBV_FLOW_ATTR_FLAGS_EGRESS,
     IBV_FLOW_ATTR_MC_DEFAULT, IBV_FLOW_ATTR_NORMAL, IBV_FLOW_ATTR_SNIFFER, ibv_counters, ibv_flow_attr,
@@ -20,7 +21,6 @@ use ibverbs_sys::{
 pub(super) use self::spec::grh_flow;
 use self::spec::{Action, Filter, Spec};
 use super::answer::{EINVAL, Verb, known_bits};
-use crate::flow::{FlowKind, GROUP_BIT, Matcher, TunnelMatcher};
 use crate::limits::MAX_SPECS;
 use crate::personality::FlowRules;
 

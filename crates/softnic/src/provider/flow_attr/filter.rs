@@ -5,11 +5,11 @@
 //! (`ibv_create_flow(3)`, "Rules definition ordering"). Each header of a packet can be filtered once.
 
 use device_model::Feature;
+use flow_table::{Matcher, Presence, TunnelMatcher};
 use packet::cube;
 use packet::{EtherType, IpProtocol, Layers, MAX_MPLS_LABELS};
 
 use super::spec::{Field, Filter, Header, Spec};
-use crate::flow::{Matcher, Presence, TunnelMatcher};
 use crate::personality::FlowRules;
 use crate::provider::answer::{EINVAL, EOPNOTSUPP, Verb};
 

@@ -4,6 +4,7 @@ mod masks;
 mod personalities;
 mod tunnels;
 
+use flow_table::MatchKey;
 use ibverbs_sys::{
     IBV_FLOW_SPEC_ACTION_COUNT, IBV_FLOW_SPEC_ACTION_DROP, IBV_FLOW_SPEC_ACTION_HANDLE,
     IBV_FLOW_SPEC_ACTION_TAG, IBV_FLOW_SPEC_ESP, IBV_FLOW_SPEC_ETH, IBV_FLOW_SPEC_GRE, IBV_FLOW_SPEC_INNER,
@@ -17,7 +18,6 @@ use packet::FlowKey;
 
 use super::*;
 use crate::Personality;
-use crate::flow::MatchKey;
 use crate::provider::answer::{EOPNOTSUPP, Errno};
 
 /// A block under construction: the head, then bytes.

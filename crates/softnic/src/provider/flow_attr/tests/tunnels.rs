@@ -1,5 +1,6 @@
 //! Filters about tunnels and what is inside: what they match, and where labels may be.
 
+use flow_table::{Actions, FlowId, FlowRule, FlowTable, Matches, QpSlot};
 use ibverbs_sys::{
     ibv_flow_esp_filter, ibv_flow_gre_filter, ibv_flow_mpls_filter, ibv_flow_spec_esp, ibv_flow_spec_gre,
     ibv_flow_spec_mpls, ibv_flow_spec_tunnel, ibv_flow_tunnel_filter,
@@ -8,7 +9,6 @@ use packet::build::{FrameBuilder, label_stack, mpls_label};
 use packet::{DeepKey, EtherType, IpProtocol};
 
 use super::*;
-use crate::flow::{Actions, FlowId, FlowRule, FlowTable, Matches, QpSlot};
 
 fn inner<T: Copy>(mut spec: T) -> T {
     // SAFETY: every spec begins with its type.

@@ -15,7 +15,7 @@ use sync::{PoisonError, TryLockError, pause, rest};
 const YIELDS: usize = 100;
 
 /// Both copies.
-pub(crate) struct LeftRight<T> {
+pub struct LeftRight<T> {
     copies: [RwLock<T>; 2],
     /// The index of the copy that readers use.
     current: AtomicUsize,
@@ -24,20 +24,20 @@ pub(crate) struct LeftRight<T> {
 
 /// The right to change the value. Waits for readers, and so must not be used by who holds something that a
 /// reader may wait for.
-pub(crate) struct Writer<'v, T> {
+pub struct LeftRightWriter<'v, T> {
     value: &'v LeftRight<T>,
     _alone: MutexGuard<'v, ()>,
 }
 
 impl<T> LeftRight<T> {
     /// Both copies have to be equal.
-    pub(crate) fn new(copies: [T; 2]) -> Self {
+    pub fn new(copies: [T; 2]) -> Self {
         Self { copies: copies.map(RwLock::new), current: AtomicUsize::new(0), writer: Mutex::new(()) }
     }
 
     /// The value, as the last change that has ended left it, or a later one. Never waits.
     #[inline]
-    pub(crate) fn read(&self) -> RwLockReadGuard<'_, T> {
+    pub fn read(&self) -> RwLockReadGuard<'_, T> {
         loop {
             let current = self.current.load(Ordering::Acquire);
             let copy = match self.copies[current].try_read() {
@@ -56,8 +56,8 @@ impl<T> LeftRight<T> {
     }
 
     /// Waits for other writers.
-    pub(crate) fn writer(&self) -> Writer<'_, T> {
-        Writer { value: self, _alone: self.writer.lock().unwrap_or_else(PoisonError::into_inner) }
+    pub fn writer(&self) -> LeftRightWriter<'_, T> {
+        LeftRightWriter { value: self, _alone: self.writer.lock().unwrap_or_else(PoisonError::into_inner) }
     }
 
     /// A copy when its last reader has left. By trying: a reader that leaves a lock which a thread sleeps on
@@ -78,10 +78,10 @@ impl<T> LeftRight<T> {
     }
 }
 
-impl<T> Writer<'_, T> {
+impl<T> LeftRightWriter<'_, T> {
     /// Changes both copies, and returns what the first change returned. When this returns no reader uses the
     /// value as it was.
-    pub(crate) fn change<R>(&mut self, mut change: impl FnMut(&mut T) -> R) -> R {
+    pub fn change<R>(&mut self, mut change: impl FnMut(&mut T) -> R) -> R {
         let before = self.value.current.load(Ordering::Relaxed);
         let result = change(&mut *self.value.vacated(1 - before));
         self.value.current.store(1 - before, Ordering::Release);

@@ -41,8 +41,7 @@ const MAX_OVERSHOOT: usize = (MAX_DEPTH * MAX_BLOCKS) << MAX_BITS;
 /// The runs that insertions of rules make of them. What a removal leaves of a run may take another, shorter
 /// one, which comes on top until the trees are built anew; so [`Pool::take_run`] checks each run.
 const _: () = assert!(
-    2 * super::Family::max_blocks(crate::flow::MAX_FLOWS) + MAX_OVERSHOOT + MAX_COPIES * MAX_BLOCKS
-        <= CAPACITY
+    2 * super::Family::max_blocks(crate::MAX_FLOWS) + MAX_OVERSHOOT + MAX_COPIES * MAX_BLOCKS <= CAPACITY
 );
 
 /// One node of a tree.

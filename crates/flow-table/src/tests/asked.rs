@@ -5,7 +5,7 @@ use packet::{FlowKey, Layers, TunnelKey, TunnelLayers};
 use proptest::prelude::*;
 
 use super::condition::{Condition, condition, key};
-use crate::flow::{Matcher, Presence, TunnelMatcher};
+use crate::{Matcher, Presence, TunnelMatcher};
 
 /// One thing that a rule can ask of a tunnel, apart from [`TunnelMatcher`] so that the reference shares
 /// nothing with it.

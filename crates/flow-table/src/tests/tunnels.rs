@@ -4,7 +4,7 @@
 use packet::{FlowKey, TunnelKey, TunnelLayers};
 
 use super::asked::Asked;
-use crate::flow::*;
+use crate::*;
 
 fn insert(table: &mut FlowTable, id: u32, priority: u16, dont_trap: bool, asked: &[Asked]) -> bool {
     let (mut matcher, mut tunnel) = (Matcher::any(), TunnelMatcher::default());

@@ -1,14 +1,14 @@
 //! The flow table: which flows a received frame belongs to, and so what the engine does with it.
 //!
 //! The provider inserts and removes [`FlowRule`]s (one per `ibv_flow`); engines ask
-//! [`FlowTable::classify_burst`] once per burst, several at a time, which [`port`] answers from the
+//! [`FlowTable::classify_burst`] once per burst, several at a time, which `port` answers from the
 //! structures of the frames' port. The device has the table twice, so that they never wait for a change
-//! ([`crate::left_right`]). The table never looks at frame bytes, except for rules about tunnels, and never
-//! allocates during a lookup. `lookup` is the same for one frame, for tests.
+//! ([`LeftRight`]). The table never looks at frame bytes, except for rules about tunnels, and never
+//! allocates during a lookup. [`FlowTable::lookup`] is the same for one frame.
 //!
 //! # What a lookup costs
 //! For rules about the outer packet, a walk down at most four decision trees for each of IPv4, IPv6 and other
-//! rules, and the rules of those leaves compared together whose first rule could win ([`tree`]). It grows
+//! rules, and the rules of those leaves compared together whose first rule could win (`tree`). It grows
 //! little with the number of rules and of masks, and no cache is in front of it.
 //! [`FlowTable::classify_burst`] looks up to 64 frames up side by side. With the 13 300 rules of ClassBench's
 //! acl1_10k and 10^5 flows that takes some 20 ns a frame with AVX-512, a tuple space alone more than 1000 ns
@@ -33,12 +33,36 @@
 //! Rules about tunnels and what is inside have wider images, in a tuple space of their own. Only while a port
 //! has such a rule are its frames parsed for tunnels, and only frames that have one are looked up with the
 //! wider image, in a cache of their own. So these rules cost nothing where there are none.
+//!
+//! ```
+//! use flow_table::{Actions, FlowId, FlowKind, FlowRule, FlowTable, Matcher, Matches, QpSlot};
+//! use packet::{FlowKey, TunnelKey};
+//!
+//! let mut table = FlowTable::default();
+//! table.insert(FlowRule {
+//!     id: FlowId(1),
+//!     kind: FlowKind::Normal,
+//!     port: 1,
+//!     egress: false,
+//!     priority: 0,
+//!     dont_trap: false,
+//!     order: 0,
+//!     matcher: Matcher::any(),
+//!     tunnel: None,
+//!     actions: Actions { tag: Some(7), drop: false, counter: None, target: QpSlot(3) },
+//! })?;
+//! let mut matches = Matches::new();
+//! table.lookup(1, &FlowKey::default(), TunnelKey::default, &mut matches);
+//! assert_eq!(matches.as_slice()[0].actions.target, QpSlot(3));
+//! # Ok::<(), flow_table::FlowError>(())
+//! ```
 
 mod cache;
 mod capacity;
 mod deep;
 mod directory;
 mod key;
+mod left_right;
 mod port;
 mod shape;
 mod space;
@@ -54,42 +78,43 @@ use packet::cube::DST_MAC;
 use packet::{DeepKey, FlowKey, TunnelKey};
 
 use cache::ExactCache;
-pub(crate) use cache::Verdict;
+pub use cache::Verdict;
 use deep::DeepImage;
-pub(crate) use deep::{Presence, TunnelMatcher};
-pub(crate) use key::{MatchKey, Matcher};
-pub(crate) use port::PortTable;
+pub use deep::{Presence, TunnelMatcher};
+pub use key::{MatchKey, Matcher};
+pub use left_right::{LeftRight, LeftRightWriter};
+pub use port::PortTable;
 use tree::BURST;
 
 /// The most flows that a table holds.
-pub(crate) const MAX_FLOWS: usize = device_model::software::MAX_FLOWS as usize;
+pub const MAX_FLOWS: usize = device_model::software::MAX_FLOWS as usize;
 /// The most different masks among the flows of one port that trap. Were all of them about tunnels, a frame
 /// that the cache does not know and that all could match would cost some 160 us.
-pub(crate) const MAX_SHAPES: usize = device_model::software::MAX_MASKS as usize;
+pub const MAX_SHAPES: usize = device_model::software::MAX_MASKS as usize;
 /// The most queue pairs that one match can be replicated to.
-pub(crate) const MAX_REPLICAS: usize = 32;
+const MAX_REPLICAS: usize = 32;
 /// The most DONT_TRAP flows of one port.
-pub(crate) const MAX_DONT_TRAP: usize = device_model::software::MAX_COPIES as usize;
+pub const MAX_DONT_TRAP: usize = device_model::software::MAX_COPIES as usize;
 /// The most sniffers of one port.
-pub(crate) const MAX_SNIFFERS: usize = 16;
+const MAX_SNIFFERS: usize = 16;
 /// The most flows that one frame can get: the limits above make more impossible.
-pub(crate) const MAX_MATCHES: usize = MAX_REPLICAS + MAX_DONT_TRAP + MAX_SNIFFERS;
+pub const MAX_MATCHES: usize = MAX_REPLICAS + MAX_DONT_TRAP + MAX_SNIFFERS;
 
 /// Names a flow for as long as it is in the table; below [`MAX_FLOWS`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) struct FlowId(pub(crate) u32);
+pub struct FlowId(pub u32);
 
 /// Names the counters that a flow's packets are added to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct CounterId(pub(crate) u32);
+pub struct CounterId(pub u32);
 
 /// Names the queue pair that a flow's packets go to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct QpSlot(pub(crate) u32);
+pub struct QpSlot(pub u32);
 
 /// The kinds of `enum ibv_flow_attr_type`, in order of precedence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum FlowKind {
+pub enum FlowKind {
     /// `IBV_FLOW_ATTR_NORMAL`.
     Normal,
     /// `IBV_FLOW_ATTR_MC_DEFAULT`: multicast frames that no normal rule trapped.
@@ -102,41 +127,41 @@ pub(crate) enum FlowKind {
 
 /// The treatment of a flow's packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Actions {
+pub struct Actions {
     /// The tag that completions report.
-    pub(crate) tag: Option<u32>,
+    pub tag: Option<u32>,
     /// Whether they are dropped instead of delivered.
-    pub(crate) drop: bool,
+    pub drop: bool,
     /// The counter of these packets.
-    pub(crate) counter: Option<CounterId>,
+    pub counter: Option<CounterId>,
     /// Where they go.
-    pub(crate) target: QpSlot,
+    pub target: QpSlot,
 }
 
 /// One flow, as the provider inserts it.
 #[derive(Clone, Debug)]
-pub(crate) struct FlowRule {
+pub struct FlowRule {
     /// The name of the flow; unique in the table.
-    pub(crate) id: FlowId,
+    pub id: FlowId,
     /// The kind of the flow.
-    pub(crate) kind: FlowKind,
+    pub kind: FlowKind,
     /// The port it applies to.
-    pub(crate) port: u8,
+    pub port: u8,
     /// Whether it applies to sent frames.
-    pub(crate) egress: bool,
+    pub egress: bool,
     /// The priority; 0 comes first. Sniffers have none.
-    pub(crate) priority: u16,
+    pub priority: u16,
     /// Whether frames go on to later rules after this one took a copy.
-    pub(crate) dont_trap: bool,
+    pub dont_trap: bool,
     /// When it was created, relative to the other rules: unique, growing.
-    pub(crate) order: u64,
+    pub order: u64,
     /// The frames it is about. Multicast defaults need not ask for a multicast address, sniffers match
     /// everything.
-    pub(crate) matcher: Matcher,
+    pub matcher: Matcher,
     /// The conditions on the packets' tunnels, if any.
-    pub(crate) tunnel: Option<Box<TunnelMatcher>>,
+    pub tunnel: Option<Box<TunnelMatcher>>,
     /// The treatment of matching packets.
-    pub(crate) actions: Actions,
+    pub actions: Actions,
 }
 
 impl FlowRule {
@@ -144,7 +169,7 @@ impl FlowRule {
     ///
     /// # Errors
     /// It makes no sense on any device.
-    pub(crate) fn checked(mut self) -> Result<Self, FlowError> {
+    pub fn checked(mut self) -> Result<Self, FlowError> {
         match self.kind {
             FlowKind::MulticastDefault => {
                 self.matcher.field(&[DST_MAC], GROUP_BIT, GROUP_BIT);
@@ -169,22 +194,23 @@ impl FlowRule {
 
 /// How a device differs from a table that has room and takes what makes sense.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct TableRules {
+pub struct TableRules {
     /// Whether flows with the same match and priority must agree in their tags.
-    pub(crate) one_tag_per_match: bool,
+    pub one_tag_per_match: bool,
     /// Whether a frame meets only one match of each priority also where it goes on: of several DONT_TRAP
     /// flows that match, those with the match of the oldest take a copy.
-    pub(crate) one_copy_per_priority: bool,
+    pub one_copy_per_priority: bool,
     /// Whether an ALL_DEFAULT flow is two entries, of which the one for multicast is like that of an
     /// MC_DEFAULT flow: multicast frames go to both.
-    pub(crate) all_default_is_two: bool,
+    pub all_default_is_two: bool,
     /// How many matches there can be at one priority.
-    pub(crate) groups: Option<PriorityTable>,
-    /// The most flows of the table, different masks of a port and DONT_TRAP flows of a port; at most
-    /// [`MAX_FLOWS`], [`MAX_SHAPES`] and [`MAX_DONT_TRAP`].
-    pub(crate) max_flows: usize,
-    pub(crate) max_shapes: usize,
-    pub(crate) max_copies: usize,
+    pub groups: Option<PriorityTable>,
+    /// The most flows of the table; at most [`MAX_FLOWS`].
+    pub max_flows: usize,
+    /// The most different masks among the flows of a port; at most [`MAX_SHAPES`].
+    pub max_shapes: usize,
+    /// The most DONT_TRAP flows of a port; at most [`MAX_DONT_TRAP`].
+    pub max_copies: usize,
 }
 
 impl Default for TableRules {
@@ -203,27 +229,27 @@ impl Default for TableRules {
 
 /// One flow that a frame belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct FlowHit {
+pub struct FlowHit {
     /// The flow.
-    pub(crate) flow: FlowId,
+    pub flow: FlowId,
     /// The kind of the flow.
-    pub(crate) kind: FlowKind,
+    pub kind: FlowKind,
     /// Whether it takes a copy and the frame goes on: a DONT_TRAP flow or a sniffer.
-    pub(crate) is_copy: bool,
+    pub is_copy: bool,
     /// The treatment of matching packets.
-    pub(crate) actions: Actions,
+    pub actions: Actions,
 }
 
 /// The flows of one frame: first those of the verdict in order of precedence, then the sniffers. Without any
 /// of the verdict the frame is left to the kernel.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Matches {
+pub struct Matches {
     hits: ArrayVec<FlowHit, MAX_MATCHES>,
 }
 
 impl Matches {
     /// No flows.
-    pub(crate) fn new() -> Self {
+    pub fn new() -> Self {
         Self::default()
     }
 
@@ -237,14 +263,14 @@ impl Matches {
     }
 
     /// All flows of the frame.
-    pub(crate) fn as_slice(&self) -> &[FlowHit] {
+    pub fn as_slice(&self) -> &[FlowHit] {
         &self.hits
     }
 }
 
 /// Why a flow was not taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum FlowError {
+pub enum FlowError {
     /// The id is in use.
     #[error("flow {0:?} is already in the table")]
     DuplicateId(FlowId),
@@ -275,7 +301,7 @@ pub(crate) enum FlowError {
 
 /// All flows of a device.
 #[derive(Debug, Default)]
-pub(crate) struct FlowTable {
+pub struct FlowTable {
     /// The flows, by id.
     flows: Vec<Option<Arc<FlowRule>>>,
     /// The tables for received frames, by port number, as far as ports have flows.
@@ -288,13 +314,15 @@ pub(crate) struct FlowTable {
 impl FlowTable {
     /// An empty table.
     #[must_use]
-    pub(crate) fn new(rules: TableRules) -> Self {
+    pub fn new(rules: TableRules) -> Self {
         Self { rules, ..Self::default() }
     }
 
-    /// Checks and adds a flow.
-    #[cfg(test)]
-    pub(crate) fn insert(&mut self, rule: FlowRule) -> Result<(), FlowError> {
+    /// Checks and adds a flow; the next lookup finds it.
+    ///
+    /// # Errors
+    /// Why it was not taken; the table is as before.
+    pub fn insert(&mut self, rule: FlowRule) -> Result<(), FlowError> {
         self.add(Arc::new(rule.checked()?))
     }
 
@@ -302,7 +330,7 @@ impl FlowTable {
     ///
     /// # Errors
     /// Why it was not taken; the table is as before.
-    pub(crate) fn add(&mut self, rule: Arc<FlowRule>) -> Result<(), FlowError> {
+    pub fn add(&mut self, rule: Arc<FlowRule>) -> Result<(), FlowError> {
         let place = rule.id.0 as usize;
         let limit = self.rules.max_flows;
         if place >= limit {
@@ -326,7 +354,7 @@ impl FlowTable {
     }
 
     /// Removes a flow; no later lookup finds it. Returns whether it was there.
-    pub(crate) fn remove(&mut self, id: FlowId) -> bool {
+    pub fn remove(&mut self, id: FlowId) -> bool {
         let rule = self.flows.get_mut(id.0 as usize).and_then(Option::take);
         let Some(rule) = rule else { return false };
         let half = self.multicast_half(&rule);
@@ -340,14 +368,7 @@ impl FlowTable {
 
     /// Puts the flows of a frame that arrived on `port` into `matches`, in place of what was there. `tunnel`
     /// parses the frame's tunnel, and is asked only if some flow of the port is about tunnels.
-    #[cfg(test)]
-    pub(crate) fn lookup(
-        &self,
-        port: u8,
-        key: &FlowKey,
-        tunnel: impl FnOnce() -> TunnelKey,
-        matches: &mut Matches,
-    ) {
+    pub fn lookup(&self, port: u8, key: &FlowKey, tunnel: impl FnOnce() -> TunnelKey, matches: &mut Matches) {
         matches.clear();
         let Some(table) = self.ports.get(usize::from(port)) else { return };
         find(table, (key, tunnel), matches);
@@ -356,7 +377,7 @@ impl FlowTable {
     /// Decides over a burst of frames that arrived on `port`, one verdict for each image: at less cost than
     /// one lookup for each. `parse` parses a frame and its tunnel by its place in the burst, and is asked
     /// only if some flow of the port is about tunnels.
-    pub(crate) fn classify_burst(
+    pub fn classify_burst(
         &self,
         port: u8,
         images: &[MatchKey],
@@ -379,14 +400,14 @@ impl FlowTable {
 
     /// The flows of the frames that arrive on a port; `None` if it never had any.
     #[inline]
-    pub(crate) fn of_port(&self, port: u8) -> Option<&PortTable> {
+    pub fn of_port(&self, port: u8) -> Option<&PortTable> {
         self.ports.get(usize::from(port))
     }
 
     /// [`lookup`](Self::lookup) for a frame that is to be sent; without sniffers, which see it whatever
     /// becomes of it.
     #[inline]
-    pub(crate) fn lookup_sent(
+    pub fn lookup_sent(
         &self,
         port: u8,
         key: &FlowKey,
@@ -400,18 +421,18 @@ impl FlowTable {
 
     /// Whether any flow is about the frames sent through a port.
     #[inline]
-    pub(crate) fn has_egress(&self, port: u8) -> bool {
+    pub fn has_egress(&self, port: u8) -> bool {
         self.egress.get(usize::from(port)).is_some_and(|table| !table.is_empty())
     }
 
     /// How many flows take copies of every frame of a port.
     #[inline]
-    pub(crate) fn sniffer_count(&self, port: u8) -> usize {
+    pub fn sniffer_count(&self, port: u8) -> usize {
         self.ports.get(usize::from(port)).map_or(0, PortTable::sniffer_count)
     }
 
     /// Puts what takes copies of every frame of a port into `matches`, in place of what was there.
-    pub(crate) fn sniffers(&self, port: u8, matches: &mut Matches) {
+    pub fn sniffers(&self, port: u8, matches: &mut Matches) {
         matches.clear();
         if let Some(table) = self.ports.get(usize::from(port)) {
             table.sniff(matches);
@@ -473,4 +494,4 @@ fn find_deep(
 }
 
 /// The bit that makes a MAC address a group address (IEEE 802-2014, 8.2.2).
-pub(crate) const GROUP_BIT: u128 = 1 << 40;
+pub const GROUP_BIT: u128 = 1 << 40;

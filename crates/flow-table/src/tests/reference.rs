@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::asked::{Asked, asked, tunnel};
 use super::condition::{Condition, key};
-use crate::flow::*;
+use crate::*;
 
 type Frame = (FlowKey, TunnelKey);
 

@@ -22,24 +22,32 @@ const WORDS: usize = 6;
 bitflags::bitflags! {
     /// The headers whose presence a rule can demand.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-    pub(crate) struct Presence: u64 {
+    pub struct Presence: u64 {
+        /// An ESP header.
         const ESP = 1;
+        /// A GRE header.
         const GRE = 1 << 1;
+        /// A VXLAN header.
         const VXLAN = 1 << 2;
-        /// Labels right behind Ethernet.
+        /// MPLS labels right behind Ethernet.
         const MPLS_OVER_ETHERNET = 1 << 3;
+        /// MPLS labels behind a GRE header.
         const MPLS_OVER_GRE = 1 << 4;
+        /// MPLS labels behind a UDP header.
         const MPLS_OVER_UDP = 1 << 5;
         /// A packet inside.
         const INNER = 1 << 6;
         /// The packet inside begins with an Ethernet header.
         const INNER_ETHERNET = 1 << 7;
-        /// Behind which there is a label.
+        /// An MPLS label behind the Ethernet header of the packet inside.
         const INNER_MPLS = 1 << 8;
+        /// A GRE header with a key.
         const GRE_KEY = 1 << 9;
-        /// At least so many labels.
+        /// At least two labels.
         const SECOND_LABEL = 1 << 10;
+        /// At least three labels.
         const THIRD_LABEL = 1 << 11;
+        /// At least four labels.
         const FOURTH_LABEL = 1 << 12;
     }
 }
@@ -158,9 +166,9 @@ impl Hash for DeepImage {
 
 /// The conditions of a rule on the tunnel. The default has none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct TunnelMatcher {
+pub struct TunnelMatcher {
     /// The conditions on the packet inside; [`TunnelMatcher::require`] demands that there is one.
-    pub(crate) inner: Matcher,
+    pub inner: Matcher,
     value: [u64; WORDS],
     mask: [u64; WORDS],
     contradictory: bool,
@@ -168,13 +176,13 @@ pub(crate) struct TunnelMatcher {
 
 impl TunnelMatcher {
     /// Asks for these to be there.
-    pub(crate) fn require(&mut self, presence: Presence) -> &mut Self {
+    pub fn require(&mut self, presence: Presence) -> &mut Self {
         self.narrow(5, presence.bits(), presence.bits())
     }
 
     /// Asks for a field's value under a mask; the header is asked for separately, except that any mask of the
     /// key of GRE asks for a key.
-    pub(crate) fn field(&mut self, slots: &[Slot], value: u128, mask: u128) -> &mut Self {
+    pub fn field(&mut self, slots: &[Slot], value: u128, mask: u128) -> &mut Self {
         if mask != 0 && slots.first() == Some(&cube::GRE_KEY) {
             self.require(Presence::GRE_KEY);
         }
@@ -186,7 +194,7 @@ impl TunnelMatcher {
 
     /// An entry of the label stack by its place from the top; entries beyond the room of the key match
     /// nothing.
-    pub(crate) fn label(&mut self, place: usize, value: u32, mask: u32) -> &mut Self {
+    pub fn label(&mut self, place: usize, value: u32, mask: u32) -> &mut Self {
         match place {
             0 => {}
             1 => _ = self.require(Presence::SECOND_LABEL),
@@ -199,17 +207,17 @@ impl TunnelMatcher {
     }
 
     /// The label behind the inner Ethernet header.
-    pub(crate) fn inner_label(&mut self, value: u32, mask: u32) -> &mut Self {
+    pub fn inner_label(&mut self, value: u32, mask: u32) -> &mut Self {
         self.narrow(5, u64::from(value) << 32, u64::from(mask) << 32)
     }
 
     /// Whether it asks for nothing.
-    pub(crate) fn is_any(&self) -> bool {
+    pub fn is_any(&self) -> bool {
         *self == Self::default()
     }
 
     /// Whether two calls asked for different values of one bit, so that no frame can match.
-    pub(crate) fn is_contradictory(&self) -> bool {
+    pub fn is_contradictory(&self) -> bool {
         self.contradictory || self.inner.is_contradictory()
     }
 

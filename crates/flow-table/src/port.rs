@@ -212,7 +212,7 @@ impl CopyRule {
 
 /// The rules of one port and direction.
 #[derive(Debug, Default)]
-pub(crate) struct PortTable {
+pub struct PortTable {
     rules: TableRules,
     /// Trapping rules about the outer packet alone, and those about tunnels.
     plain: Trees,
@@ -331,14 +331,14 @@ impl PortTable {
     }
 
     /// Whether a verdict names all the flows that a frame meets: there are no sniffers.
-    pub(crate) fn decides_alone(&self) -> bool {
+    pub fn decides_alone(&self) -> bool {
         self.sniffers.is_empty()
     }
 
     /// The queue pair and the tag of the flow that a verdict represents, if it represents one, which only
     /// delivers: so it is for most frames.
     #[inline]
-    pub(crate) fn plain(&self, verdict: Verdict) -> Option<(QpSlot, u32)> {
+    pub fn plain(&self, verdict: Verdict) -> Option<(QpSlot, u32)> {
         let outcome = self.outcomes.get(verdict.group as usize)?;
         (verdict.dont_trap == 0 && outcome.is_plain()).then_some((QpSlot(outcome.target), outcome.tag))
     }
@@ -346,7 +346,7 @@ impl PortTable {
     /// Puts the flows that a verdict on a frame represents into `matches`, in place of what was there. No
     /// flow may have been inserted or removed since. `parse` parses the frame and its tunnel, and is asked
     /// only if some flow of the port is about tunnels.
-    pub(crate) fn expand(
+    pub fn expand(
         &self,
         verdict: Verdict,
         image: &MatchKey,

@@ -97,7 +97,7 @@ impl Capacity {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::flow::MatchKey;
+    use crate::MatchKey;
 
     const LIMITS: PriorityTable = PriorityTable { entries: 10, groups: 2, group_entries: 3 };
 

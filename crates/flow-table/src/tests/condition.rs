@@ -5,7 +5,7 @@ use packet::cube::{self, Slot};
 use packet::{FlowKey, Layers, MacAddr};
 use proptest::prelude::*;
 
-use crate::flow::{MatchKey, Matcher};
+use crate::{MatchKey, Matcher};
 
 /// One condition of a test rule, one kind for each setter, kept apart from [`Matcher`] so that the reference
 /// shares nothing with it.

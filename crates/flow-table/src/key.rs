@@ -49,26 +49,26 @@ pub(super) trait Image: Copy + Default + Eq + Hash + std::fmt::Debug {
 
 /// The image of a frame, of a rule's values, or of a rule's mask, tunnels aside.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct MatchKey(pub(super) [u64; WORDS]);
+pub struct MatchKey(pub(super) [u64; WORDS]);
 
 impl MatchKey {
     /// The image of a frame.
     #[inline]
     #[must_use]
-    pub(crate) fn of(key: &FlowKey) -> Self {
+    pub fn of(key: &FlowKey) -> Self {
         Self(key.image())
     }
 
     /// Becomes the image of a frame, in place: engines make one per frame.
     #[inline(always)]
-    pub(crate) fn read(&mut self, frame: &[u8]) {
+    pub fn read(&mut self, frame: &[u8]) {
         packet::read_image(frame, &mut self.0);
     }
 
     /// The control information of the outer tag, if that is a C-VLAN tag; 0 otherwise.
     #[inline]
     #[must_use]
-    pub(crate) fn c_vlan(&self) -> u16 {
+    pub fn c_vlan(&self) -> u16 {
         (self.0[cube::VLAN_TCI.word()] & cube::VLAN_TCI.ones()) as u16
     }
 }
@@ -161,7 +161,7 @@ impl Hasher for DigestHasher {
 /// The frames that a rule is about: those whose image, under the mask, equals the values. The default matches
 /// all.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub(crate) struct Matcher {
+pub struct Matcher {
     value: MatchKey,
     mask: MatchKey,
     contradictory: bool,
@@ -170,12 +170,12 @@ pub(crate) struct Matcher {
 impl Matcher {
     /// Matches every frame.
     #[must_use]
-    pub(crate) fn any() -> Self {
+    pub fn any() -> Self {
         Self::default()
     }
 
     /// Asks for these layers, out of IPv4, IPv6, TCP and UDP.
-    pub(crate) fn require(&mut self, layers: Layers) -> &mut Self {
+    pub fn require(&mut self, layers: Layers) -> &mut Self {
         for (_, slot) in LAYERS.iter().filter(|(layer, _)| layers.contains(*layer)) {
             self.narrow(slot.word(), 1 << slot.shift(), 1 << slot.shift());
         }
@@ -185,7 +185,7 @@ impl Matcher {
     /// Asks for a field's value under a mask. Its place is one or more slots, the most significant first. The
     /// header of the field is asked for separately, except that any mask of the VLAN tag asks for a C-VLAN
     /// tag.
-    pub(crate) fn field(&mut self, slots: &[Slot], value: u128, mask: u128) -> &mut Self {
+    pub fn field(&mut self, slots: &[Slot], value: u128, mask: u128) -> &mut Self {
         if mask != 0 && slots.first() == Some(&cube::VLAN_TCI) {
             self.narrow(cube::HAS_C_TAG.word(), C_TAG, C_TAG);
         }
@@ -197,25 +197,25 @@ impl Matcher {
 
     /// Whether two calls asked for different values of one bit, so that no frame can match.
     #[must_use]
-    pub(crate) fn is_contradictory(&self) -> bool {
+    pub fn is_contradictory(&self) -> bool {
         self.contradictory
     }
 
     /// Whether a frame is one of those.
     #[must_use]
-    pub(crate) fn matches(&self, key: &MatchKey) -> bool {
+    pub fn matches(&self, key: &MatchKey) -> bool {
         key.masked(&self.mask) == self.value && !self.contradictory
     }
 
     /// The values; no bit is set outside the mask.
     #[must_use]
-    pub(crate) fn value(&self) -> &MatchKey {
+    pub fn value(&self) -> &MatchKey {
         &self.value
     }
 
     /// The mask.
     #[must_use]
-    pub(crate) fn mask(&self) -> &MatchKey {
+    pub fn mask(&self) -> &MatchKey {
         &self.mask
     }
 

@@ -18,7 +18,7 @@ const _: () = assert!(SETS.is_power_of_two(), "a set is chosen by masking");
 
 /// The result of the rules of a port for an image, as numbers of its [`super::port::PortTable`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Verdict {
+pub struct Verdict {
     /// The group that decides; [`Verdict::NO_GROUP`] leaves the frame to the kernel.
     pub(super) group: u32,
     /// How many DONT_TRAP rules there are up to the last one that takes a copy.
@@ -28,7 +28,7 @@ pub(crate) struct Verdict {
 impl Verdict {
     pub(super) const NO_GROUP: u32 = u32::MAX;
     /// No rule matches.
-    pub(crate) const NOTHING: Self = Self { group: Self::NO_GROUP, dont_trap: 0 };
+    pub const NOTHING: Self = Self { group: Self::NO_GROUP, dont_trap: 0 };
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -82,7 +82,7 @@ impl<I: Image> ExactCache<I> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::flow::MatchKey;
+    use crate::MatchKey;
 
     fn verdict(group: u32) -> Verdict {
         Verdict { group, dont_trap: 0 }

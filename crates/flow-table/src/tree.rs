@@ -14,7 +14,7 @@
 //! by itself, because policies install rules about both addresses first, and those that leave them open last,
 //! when a family as a whole grows little. A family that has four times as many rules as when it was built, or
 //! too many in its tuple space, is built anew from the [`Directory`]. Both take some 2 us for each rule. The
-//! caller of the last change waits for it twice, because there are two copies ([`crate::left_right`]), and so
+//! caller of the last change waits for it twice, because there are two copies ([`crate::LeftRight`]), and so
 //! do other changes meanwhile; no lookup does.
 //!
 //! # What is not in the trees
