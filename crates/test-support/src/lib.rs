@@ -14,6 +14,31 @@ mod threads;
 pub use patience::Patience;
 pub use threads::{CpuTime, Sleeps, assert_wakes, thread_cpu_percent, thread_cpu_time, thread_sleeps};
 
+/// The text of the pages about the policy language, one page after the other.
+pub const POLICY_PAGES: &str = concat!(
+    include_str!("../../../docs/reference/policy.md"),
+    include_str!("../../../docs/reference/policy/values.md"),
+    include_str!("../../../docs/reference/policy/rules.md"),
+    include_str!("../../../docs/reference/policy/rate-limits.md"),
+    include_str!("../../../docs/reference/policy/counters.md"),
+    include_str!("../../../docs/reference/policy/groups.md"),
+    include_str!("../../../docs/reference/policy/sinks.md"),
+    include_str!("../../../docs/reference/policy/sink-count.md"),
+    include_str!("../../../docs/reference/policy/sink-app.md"),
+    include_str!("../../../docs/reference/policy/sink-forward.md"),
+    include_str!("../../../docs/reference/policy/sink-capture.md"),
+    include_str!("../../../docs/reference/policy/sink-kernel.md"),
+    include_str!("../../../docs/reference/policy/matches.md"),
+    include_str!("../../../docs/reference/policy/ipv6-extensions.md"),
+    include_str!("../../../docs/reference/policy/files.md"),
+    include_str!("../../../docs/reference/policy/kernel.md"),
+    include_str!("../../../docs/reference/policy/hybrid-rules.md"),
+    include_str!("../../../docs/reference/policy/lost-exceptions.md"),
+    include_str!("../../../docs/reference/policy/protect.md"),
+    include_str!("../../../docs/reference/policy/editors.md"),
+    include_str!("../../../docs/reference/policy/limits.md"),
+);
+
 /// Reports on stderr that `what` is not tested on this machine, and why. If the environment variable
 /// `NOT_RUN_LIST` names a file, the report is appended to it (`.ci/test` shows all of them after the last
 /// test).

@@ -1,14 +1,15 @@
-//! The reference page of the language is correct: every TOML block of it compiles, every key of the language
-//! has a row in a table and is in an example, and its limits are those of the code.
+//! The reference pages of the language are correct: every TOML block of them compiles, every key of the
+//! language has a row in a table and is in an example, and the limits are those of the code.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 
 use device_model::DeviceProfile;
 use policy::{LoadOptions, Source};
 use program::{Placement, Program};
 use serde_json::Value;
 
-const PAGE: &str = include_str!("../../../../docs/reference/policy.md");
+const PAGE: &str = test_support::POLICY_PAGES;
 
 const COMMON: &str =
     "version = 1\n[sets]\nshared_servers = [\"192.0.2.0/24\"]\n[groups.common]\nworkers = \"all\"\n";
@@ -28,6 +29,16 @@ fn compiled(block: &str) -> Program {
     assert!(warnings.is_empty(), "{warnings:?}\n{block}");
     compiler::compile(&policy, &DeviceProfile::ideal(), 2)
         .unwrap_or_else(|problems| panic!("{problems}\n{block}"))
+}
+
+#[test]
+fn every_page_is_read() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/reference/policy");
+    for page in std::fs::read_dir(folder).expect("the pages are there") {
+        let path = page.expect("the folder can be read").path();
+        let text = std::fs::read_to_string(&path).expect("a page is text");
+        assert!(PAGE.contains(&text), "POLICY_PAGES lacks {}", path.display());
+    }
 }
 
 #[test]

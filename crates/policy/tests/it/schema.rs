@@ -161,8 +161,8 @@ fn json_of(text: &str) -> Value {
 #[test]
 fn the_schema_accepts_what_the_parser_accepts() {
     let schema = policy::schema();
-    let page = include_str!("../../../../docs/reference/policy.md");
-    let blocks = page.split("```toml\n").skip(1).map(|rest| rest.split("```").next().unwrap_or_default());
+    let pages = test_support::POLICY_PAGES;
+    let blocks = pages.split("```toml\n").skip(1).map(|rest| rest.split("```").next().unwrap_or_default());
     let files = [
         include_str!("../policies/service.toml"),
         include_str!("../policies/hybrid.toml"),
