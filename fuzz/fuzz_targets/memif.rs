@@ -9,9 +9,9 @@ use std::os::fd::OwnedFd;
 use std::sync::LazyLock;
 
 use libfuzzer_sys::fuzz_target;
-use shm::memif::message::{AddRing, Direction, Init, Message};
-use shm::memif::ring::{Put, Taken};
-use shm::memif::server::{Connection, Limits, Negotiation, Progress};
+use shm::memif::message::{AddRing, RingDirection, Init, Message};
+use shm::memif::ring::{Put, TakenFrame};
+use shm::memif::server::{Connection, ClientLimits, Negotiation, HandshakeStep};
 use shm::{Memory, Signaller};
 
 const REGION_BYTES: usize = 32 << 10;
@@ -67,7 +67,7 @@ impl Client {
             }
             3 | 4 => {
                 let to_server = input.u8()? & 1;
-                let direction = if to_server == 1 { Direction::C2s } else { Direction::S2c };
+                let direction = if to_server == 1 { RingDirection::C2s } else { RingDirection::S2c };
                 let index = self.rings[usize::from(to_server)];
                 self.rings[usize::from(to_server)] += 1;
                 let offset = u32::from(input.u16()?) % REGION_BYTES as u32 & !15;
@@ -90,7 +90,7 @@ impl Client {
                 (Message::decode(&bytes)?, file())
             }
             _ => {
-                let direction = if input.u8()? & 1 == 1 { Direction::C2s } else { Direction::S2c };
+                let direction = if input.u8()? & 1 == 1 { RingDirection::C2s } else { RingDirection::S2c };
                 let (index, region, offset) = (input.u16()?, input.u16()?, input.u32()?);
                 (
                     Message::AddRing(AddRing { direction, index, region, offset, log2_size: input.u8()? }),
@@ -128,9 +128,9 @@ fn exchange(connection: &mut Connection, client: &Client, input: &mut Input<'_>)
             _ => {
                 let ring = ring % connection.receivers.len();
                 match connection.receivers[ring].take(&mut to) {
-                    Ok(Taken::Frame(length)) => assert!((1..=to.len()).contains(&length)),
-                    Ok(Taken::TooLong(length)) => assert!(length > 0),
-                    Ok(Taken::Empty) => {}
+                    Ok(TakenFrame::Frame(length)) => assert!((1..=to.len()).contains(&length)),
+                    Ok(TakenFrame::TooLong(length)) => assert!(length > 0),
+                    Ok(TakenFrame::Empty) => {}
                     Err(_) => return None,
                 }
                 connection.receivers[ring].publish();
@@ -144,11 +144,11 @@ fuzz_target!(|bytes: &[u8]| {
     let (memory, file) = Memory::create("fuzz", REGION_BYTES).expect("memory");
     let mut client = Client { memory, file, regions: 0, rings: [0; 2] };
     let mut negotiation =
-        Negotiation::new(Limits { rings: 4, log2_ring_size: 7, bytes: 4 * REGION_BYTES as u64 });
+        Negotiation::new(ClientLimits { rings: 4, log2_ring_size: 7, bytes: 4 * REGION_BYTES as u64 });
     while let Some((message, file)) = client.message(&mut input) {
         match negotiation.receive(message, file.map(Into::into), "fuzz") {
-            Ok(Progress::Reply(reply)) => assert_eq!(reply, Message::Ack),
-            Ok(Progress::Established(_, mut connection)) => {
+            Ok(HandshakeStep::Reply(reply)) => assert_eq!(reply, Message::Ack),
+            Ok(HandshakeStep::Established(_, mut connection)) => {
                 // The files are no eventfds.
                 if let Some(interrupt) = connection.interrupts.first() {
                     assert!(SIGNALLER.signal(std::os::fd::AsFd::as_fd(interrupt)).is_err());

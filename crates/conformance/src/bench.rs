@@ -139,6 +139,6 @@ pub(crate) fn v6(last: u16) -> Ipv6Addr {
 
 /// The failure of a step that the case depends on but does not test.
 #[allow(clippy::needless_pass_by_value)] // as a function of `map_err`
-pub(crate) fn unprepared(error: verbs::Error) -> Failure {
+pub(crate) fn unprepared(error: verbs::VerbsError) -> Failure {
     Failure::Differs(format!("not prepared: {error}"))
 }

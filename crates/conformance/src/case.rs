@@ -84,8 +84,8 @@ pub enum Failure {
     NotRun(&'static str),
 }
 
-impl From<verbs::Error> for Failure {
-    fn from(error: verbs::Error) -> Self {
+impl From<verbs::VerbsError> for Failure {
+    fn from(error: verbs::VerbsError) -> Self {
         error.errno().map_or_else(|| Self::Differs(error.to_string()), Self::Refused)
     }
 }

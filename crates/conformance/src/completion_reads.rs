@@ -203,7 +203,7 @@ fn tags(bench: &Bench<'_>) -> Outcome {
     for (attr, tag) in
         [(bench.flow().action(verbs::ActionSpec::Tag(verbs::FlowTag(77))), 77), (bench.flow(), 0)]
     {
-        let _flow = verbs::Flow::create(&target, &attr)?;
+        let _flow = verbs::FlowHandle::create(&target, &attr)?;
         bench.deliver([udp(1, 2)]);
         let packets = receiver.drain()?;
         ensure!(packets.len() == 1 && packets[0].tag == Some(tag), "{:?} instead of {tag}", packets.first());

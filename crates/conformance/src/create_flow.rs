@@ -1,6 +1,8 @@
 //! `ibv_create_flow`: the members of `ibv_flow_attr`, and combinations that every device refuses.
 
-use verbs::{ActionSpec, Flow, FlowAttr, FlowKind, FlowSpec, FlowTag, PortMatch, PortNumber, VxlanMatch};
+use verbs::{
+    ActionSpec, FlowAttr, FlowHandle, FlowKind, FlowSpec, FlowTag, PortMatch, PortNumber, VxlanMatch,
+};
 
 use crate::bench::{frame, to_us, udp};
 use crate::endpoints::Receiver;
@@ -199,7 +201,7 @@ fn forbidden() -> Vec<Case> {
 
 fn on_datagrams(bench: &Bench<'_>) -> Outcome {
     let pair = crate::create_qp_ex::make(bench, |pair| pair.kind(verbs::QueuePairKind::Datagram))?;
-    drop(verbs::Flow::create(&pair.handle().into(), &bench.flow())?);
+    drop(verbs::FlowHandle::create(&pair.handle().into(), &bench.flow())?);
     Ok(())
 }
 
@@ -354,7 +356,7 @@ fn destroyed(bench: &Bench<'_>) -> Outcome {
 fn kept(bench: &Bench<'_>) -> Outcome {
     let mut receiver = Receiver::new(bench)?;
     let target = receiver.target()?;
-    let flow = Flow::create(&target, &bench.flow())?;
+    let flow = FlowHandle::create(&target, &bench.flow())?;
     drop(target);
     bench.deliver([udp(1, 2)]);
     ensure!(receiver.frames()?.len() == 1, "nothing came");

@@ -333,7 +333,7 @@ pub(crate) fn received(
     let mut spare: Vec<_> = std::iter::from_fn(|| receiver.pool.take()).collect();
     pair.post_receives(&mut receiver.pool, &mut spare);
     ensure!(spare.is_empty(), "receives were refused: {:?}", pair.last_receive_refusal());
-    let _flow = verbs::Flow::create(&pair.handle().into(), &bench.flow()).map_err(unprepared)?;
+    let _flow = verbs::FlowHandle::create(&pair.handle().into(), &bench.flow()).map_err(unprepared)?;
     bench.deliver(frames);
     let mut unused = unused;
     ensure!(unused.poll().is_none(), "the queue for sends has something");

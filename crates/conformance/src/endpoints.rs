@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use verbs::{
-    CompletionFields, CompletionQueue, Domain, Flow, FlowAttr, FlowTarget, Frame, FramePool, HashConfig,
-    HashFields, IndirectionTable, Opcode, RawQueuePair, RawQueuePairBuilder, ReceiveQueue, RssQueuePair,
-    SendFlags, SendOperations, Status, WorkCompletion, WorkQueue, WorkQueueFlags,
+    CompletionFields, CompletionQueue, CompletionStatus, Domain, FlowAttr, FlowHandle, FlowTarget, Frame,
+    FramePool, HashConfig, HashFields, IndirectionTable, Opcode, RawQueuePair, RawQueuePairBuilder,
+    ReceiveQueue, RssQueuePair, SendFlags, SendOperations, WorkCompletion, WorkQueue, WorkQueueFlags,
 };
 
 use crate::bench::unprepared;
@@ -80,7 +80,7 @@ impl Sender {
         &mut self,
         bench: &Bench<'_>,
         count: usize,
-    ) -> Result<Vec<(Status, Opcode, Option<u32>)>, Failure> {
+    ) -> Result<Vec<(CompletionStatus, Opcode, Option<u32>)>, Failure> {
         let mut list: Vec<WorkCompletion> = Vec::new();
         for _ in 0..PATIENCE_POLLS {
             bench.deliver([]);
@@ -105,7 +105,10 @@ impl Sender {
 impl Sender {
     /// The lengths and statuses of the sends that each completion reports, after the first one was waited
     /// for; the frames are back in the pool.
-    pub(crate) fn reports(&mut self, bench: &Bench<'_>) -> Result<Vec<Vec<(usize, Status)>>, Failure> {
+    pub(crate) fn reports(
+        &mut self,
+        bench: &Bench<'_>,
+    ) -> Result<Vec<Vec<(usize, CompletionStatus)>>, Failure> {
         let mut reports = Vec::new();
         for _ in 0..PATIENCE_POLLS {
             bench.deliver([]);
@@ -206,7 +209,7 @@ impl Receiver {
         while let Some(mut batch) = self.cq.poll() {
             while let Some(completion) = batch.next() {
                 let (status, opcode) = (completion.status(), completion.opcode());
-                ensure!(status == Status::Success, "a completion with status {status}");
+                ensure!(status == CompletionStatus::Success, "a completion with status {status}");
                 ensure!(opcode == Opcode::Receive, "a completion is of {opcode:?}");
                 let length = completion.byte_len().map_or(0, |bytes| bytes as usize);
                 let mut packet = Packet {
@@ -245,7 +248,7 @@ impl Receiver {
     }
 
     /// A flow to this receiver.
-    pub(crate) fn flow(&self, attr: &FlowAttr) -> Result<Flow, Failure> {
-        Ok(Flow::create(&self.target()?, attr)?)
+    pub(crate) fn flow(&self, attr: &FlowAttr) -> Result<FlowHandle, Failure> {
+        Ok(FlowHandle::create(&self.target()?, attr)?)
     }
 }

@@ -157,7 +157,7 @@ fn receiver(bench: &Bench<'_>, channel: &Arc<CompletionChannel>, token: usize) -
 }
 
 /// A channel, a receiver on it, and a flow to that.
-fn ready(bench: &Bench<'_>) -> Result<(Arc<CompletionChannel>, Receiver, verbs::Flow), Failure> {
+fn ready(bench: &Bench<'_>) -> Result<(Arc<CompletionChannel>, Receiver, verbs::FlowHandle), Failure> {
     let channel = CompletionChannel::new(&bench.context)?;
     let receiver = receiver(bench, &channel, 42)?;
     let flow = receiver.flow(&bench.flow())?;

@@ -11,10 +11,10 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use device_model::{DeviceProfile, Emulation, Errno, Feature, Limit, LimitRow, Origin, Refusal};
+use device_model::{DeviceProfile, Emulation, Errno, Feature, Limit, LimitRow, Origin, RefusalRow};
 use softnic::Personality;
 use verbs::{
-    ActionSpec, CompletionQueue, Counters, Flow, FlowAttr, FlowTag, FlowTarget, HashConfig, HashFields,
+    ActionSpec, CompletionQueue, Counters, FlowAttr, FlowHandle, FlowTag, FlowTarget, HashConfig, HashFields,
     IndirectionTable, PortNumber, RssQueuePair, WorkQueue,
 };
 
@@ -233,7 +233,7 @@ impl Finder<'_> {
     fn refuse(&mut self, feature: Feature, errno: i32) {
         let (errno, unknown) = known(errno);
         let source = "found by trying".to_owned();
-        self.profile.refusals.push(Refusal { feature, errno, source });
+        self.profile.refusals.push(RefusalRow { feature, errno, source });
         self.note(row(feature), Note::Tried(unknown));
     }
 
@@ -261,9 +261,9 @@ impl Finder<'_> {
         }
     }
 
-    fn create(&self, attr: &FlowAttr) -> Result<Flow, Failure> {
+    fn create(&self, attr: &FlowAttr) -> Result<FlowHandle, Failure> {
         match &self.target {
-            Some((target, _)) => Ok(Flow::create(target, attr)?),
+            Some((target, _)) => Ok(FlowHandle::create(target, attr)?),
             None => Err(Failure::Differs("there is no queue pair".into())),
         }
     }
@@ -277,7 +277,7 @@ impl Finder<'_> {
     fn steering(&mut self) -> Result<(), Failure> {
         let bench = self.bench;
         let plain = crate::create_qp_ex::make(bench, |pair| pair)
-            .and_then(|pair| Ok(Flow::create(&pair.handle().into(), &bench.flow())?));
+            .and_then(|pair| Ok(FlowHandle::create(&pair.handle().into(), &bench.flow())?));
         let seen = match plain.map(drop).into() {
             Seen::Works => {
                 let made = Receiver::new(bench).and_then(|receiver| Ok((receiver.target()?, receiver)));

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use device_model::{DeviceProfile, Emulation, LimitRow, Origin, Refusal};
+use device_model::{DeviceProfile, Emulation, LimitRow, Origin, RefusalRow};
 
 use crate::model::{FoundModel, KEYS, Note, errno_name, feature_name, limit_name, row, word};
 
@@ -123,7 +123,7 @@ fn works(out: &mut String, found: &FoundModel) {
     }
 }
 
-fn refusal_line(Refusal { feature, errno, source }: &Refusal) -> String {
+fn refusal_line(RefusalRow { feature, errno, source }: &RefusalRow) -> String {
     let (feature, errno) = (quoted(&feature_name(*feature)), quoted(&errno_name(*errno)));
     format!("{{ feature = {feature}, errno = {errno}, source = {} }}", quoted(source))
 }

@@ -1,6 +1,6 @@
 //! Which of several flows receives a packet: priorities, overlap, equal flows, DONT_TRAP.
 
-use verbs::{ActionSpec, EthernetMatch, Flow, FlowAttr, FlowKind, FlowSpec, FlowTag, PortMatch};
+use verbs::{ActionSpec, EthernetMatch, FlowAttr, FlowHandle, FlowKind, FlowSpec, FlowTag, PortMatch};
 
 use crate::bench::{OTHER_MAC, to_us, udp};
 use crate::create_flow::{MULTICAST, multicast};
@@ -242,8 +242,8 @@ fn drop_and_not(bench: &Bench<'_>) -> Outcome {
 fn same_again(bench: &Bench<'_>) -> Outcome {
     let mut receiver = Receiver::new(bench)?;
     let target = receiver.target()?;
-    let first = Flow::create(&target, &specific(bench))?;
-    let _second = Flow::create(&target, &specific(bench))?;
+    let first = FlowHandle::create(&target, &specific(bench))?;
+    let _second = FlowHandle::create(&target, &specific(bench))?;
     drop(first);
     bench.deliver(both());
     let count = receiver.frames()?.len();

@@ -208,7 +208,7 @@ fn of_each_kind(i: u8, fields: u64) -> Vec<Sample> {
 fn spread(bench: &Bench<'_>, key: &[u8; 40], fields: u64) -> Outcome {
     let mut spread = Spread::over(bench, QUEUES)?;
     let pair = spread.pair(bench, key, HashFields::from_bits_retain(fields))?;
-    let _flow = verbs::Flow::create(&pair.into(), &bench.flow()).map_err(unprepared)?;
+    let _flow = verbs::FlowHandle::create(&pair.into(), &bench.flow()).map_err(unprepared)?;
     for sample in samples(fields) {
         let hash = toeplitz(key, &sample.hashed(fields & !INNER));
         let expected = hash as usize % QUEUES;
@@ -251,7 +251,7 @@ const VECTORS: [Vector; 5] = [
 fn vectors(bench: &Bench<'_>) -> Outcome {
     let mut spread = Spread::over(bench, QUEUES)?;
     let pair = spread.pair(bench, &KEY, HashFields::from_bits_retain(SRC4 | DST4 | SRC_TCP | DST_TCP))?;
-    let _flow = verbs::Flow::create(&pair.into(), &bench.flow()).map_err(unprepared)?;
+    let _flow = verbs::FlowHandle::create(&pair.into(), &bench.flow()).map_err(unprepared)?;
     for (src, src_port, dst, dst_port, hash) in VECTORS {
         bench.deliver([frame().ipv4(src.into(), dst.into()).tcp(src_port, dst_port, 2).build()]);
         for (index, receiver) in spread.receivers.iter_mut().enumerate() {
@@ -265,7 +265,7 @@ fn vectors(bench: &Bench<'_>) -> Outcome {
 fn none(bench: &Bench<'_>) -> Outcome {
     let mut spread = Spread::over(bench, 1)?;
     let pair = spread.pair(bench, &KEY, HashFields::empty())?;
-    let _flow = verbs::Flow::create(&pair.into(), &bench.flow()).map_err(unprepared)?;
+    let _flow = verbs::FlowHandle::create(&pair.into(), &bench.flow()).map_err(unprepared)?;
     let samples = samples(0);
     bench.deliver(samples.iter().take(20).map(|sample| sample.frame.clone()));
     let came = spread.receivers[0].frames()?.len();
@@ -362,7 +362,7 @@ fn kept(bench: &Bench<'_>) -> Outcome {
     let hash = HashConfig { key: KEY, fields: HashFields::empty() };
     let pair = RssQueuePair::new(&bench.domain(), &table, &hash)?;
     drop(table);
-    let flow = verbs::Flow::create(&pair.into(), &bench.flow()).map_err(unprepared)?;
+    let flow = verbs::FlowHandle::create(&pair.into(), &bench.flow()).map_err(unprepared)?;
     bench.deliver([crate::bench::udp(1, 2)]);
     ensure!(receivers[0].frames()?.len() == 1, "nothing came");
     drop(flow);

@@ -1,7 +1,7 @@
 //! Sent frames: batches of `ibv_qp_ex`, `ibv_post_send`, and TCP segmentation by both. Segments and checksums
 //! are compared with results computed in this crate.
 
-use verbs::{Opcode, SendFlags, SendOperations, Status};
+use verbs::{CompletionStatus, Opcode, SendFlags, SendOperations};
 
 use crate::bench::{frame, ipv4, udp, v4, v6};
 use crate::endpoints::{SEND_FRAMES, Sender};
@@ -133,7 +133,7 @@ fn set_sge(bench: &Bench<'_>) -> Outcome {
     ensure!(matches!(batch.complete(), Ok(1)), "it does not complete");
     left(bench, &[bytes])?;
     let seen = sender.completions(bench, 1)?;
-    ensure!(seen[0].0 == Status::Success && seen[0].1 == Opcode::Send, "{seen:?}");
+    ensure!(seen[0].0 == CompletionStatus::Success && seen[0].1 == Opcode::Send, "{seen:?}");
     Ok(())
 }
 
@@ -202,7 +202,7 @@ fn last_signalled(bench: &Bench<'_>) -> Outcome {
         ensure!(matches!(batch.complete(), Ok(3)), "it does not complete");
         left(bench, &packets)?;
         let reports = sender.reports(bench)?;
-        let lengths = packets.each_ref().map(|packet| (packet.len(), Status::Success));
+        let lengths = packets.each_ref().map(|packet| (packet.len(), CompletionStatus::Success));
         ensure!(reports == [lengths.to_vec()], "{reports:?} instead of one completion of three packets");
         ensure!(sender.pool.free_count() == SEND_FRAMES, "frames are lost");
     }
@@ -462,7 +462,7 @@ fn post_send(bench: &Bench<'_>) -> Outcome {
     sender.send(&bytes, SendFlags::empty())?;
     left(bench, &[bytes])?;
     let seen = sender.completions(bench, 1)?;
-    ensure!(seen[0].0 == Status::Success && seen[0].1 == Opcode::Send, "{seen:?}");
+    ensure!(seen[0].0 == CompletionStatus::Success && seen[0].1 == Opcode::Send, "{seen:?}");
     Ok(())
 }
 
@@ -557,6 +557,6 @@ fn flushed(bench: &Bench<'_>) -> Outcome {
     sender.pair.to_error()?;
     sender.send(&udp(1, 7), SendFlags::empty())?;
     let seen = sender.completions(bench, 1)?;
-    ensure!(seen[0].0 == Status::Flushed, "{seen:?}");
+    ensure!(seen[0].0 == CompletionStatus::Flushed, "{seen:?}");
     left(bench, &[])
 }

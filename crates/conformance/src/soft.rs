@@ -22,7 +22,7 @@ pub enum Error {
     #[error("cannot make a soft NIC")]
     SoftNic(#[from] softnic::Error),
     #[error("cannot open the soft NIC")]
-    Verbs(#[from] verbs::Error),
+    Verbs(#[from] verbs::VerbsError),
     #[error("the soft NIC does not list itself")]
     NotListed,
 }

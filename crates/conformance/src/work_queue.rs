@@ -1,7 +1,8 @@
 //! `ibv_create_wq` and `ibv_modify_wq`: the queues behind an indirection table.
 
 use verbs::{
-    CompletionFields, CompletionQueue, Status, WorkQueue, WorkQueueBuilder, WorkQueueFlags, WorkQueueState,
+    CompletionFields, CompletionQueue, CompletionStatus, WorkQueue, WorkQueueBuilder, WorkQueueFlags,
+    WorkQueueState,
 };
 
 use crate::bench::{frame, udp, unprepared};
@@ -198,7 +199,7 @@ fn flushes(bench: &Bench<'_>) -> Outcome {
     receiver.cq.poll_classic(&mut list, 2 * FRAMES as usize);
     ensure!(list.len() == FRAMES as usize, "{} completions of {FRAMES}", list.len());
     for completion in list {
-        ensure!(completion.status() == Status::Flushed, "{:?}", completion.status());
+        ensure!(completion.status() == CompletionStatus::Flushed, "{:?}", completion.status());
         if let Ok(frame) = receiver.pool.reclaim_classic(completion) {
             receiver.spare.push(frame);
         }

@@ -13,8 +13,8 @@ use verbs::{EthernetMatch, HashConfig, HashFields, WorkQueue};
 
 use crate::counters::{Counted, DropTotals, Reading, RuleCounters};
 use crate::installer::{FlowRequest, Installer, VerbsInstaller};
-use crate::plan::{Plan, Step, distinct_tables, plan, rule_name};
-use crate::{Device, Error, Limits, Refusal};
+use crate::plan::{Plan, PlanStep, distinct_tables, plan, rule_name};
+use crate::{ControlError, Device, DeviceRefusal, Limits};
 
 /// The number of an installed program, counted from 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -33,12 +33,12 @@ pub struct Installed {
     pub generation: Generation,
     /// Why flows of the program before are still on the device, if some are: they decide their packets
     /// as before until the next change removes them.
-    pub warning: Option<Error>,
+    pub warning: Option<ControlError>,
 }
 
 /// Hands a program to every worker for a band, and returns when all have acknowledged. An error undoes
 /// the change. The workers keep a published program until their caller clears its band.
-pub type Publish<'p> = dyn FnMut(Band, Arc<Program>) -> Result<(), Error> + 'p;
+pub type Publish<'p> = dyn FnMut(Band, Arc<Program>) -> Result<(), ControlError> + 'p;
 
 /// The key of the queue pair of flows that drop; nothing is hashed with it.
 const DROP_QUEUE_KEY: [u8; 40] = [0x6d; 40];
@@ -77,7 +77,7 @@ impl Controller<VerbsInstaller> {
     ///
     /// # Errors
     /// A port that is down or missing, or no permission to make queue pairs.
-    pub fn new(device: &Device, ports: Vec<u8>, queues: Vec<Arc<WorkQueue>>) -> Result<Self, Error> {
+    pub fn new(device: &Device, ports: Vec<u8>, queues: Vec<Arc<WorkQueue>>) -> Result<Self, ControlError> {
         ports.iter().try_for_each(|&port| device.check_port(port))?;
         let workers = queues.len();
         let installer = VerbsInstaller::new(device, queues)?;
@@ -90,12 +90,17 @@ impl<I: Installer> Controller<I> {
     ///
     /// # Errors
     /// No workers or ports, or the device refuses the controller's own queue pair.
-    pub fn over(mut installer: I, limits: Limits, ports: Vec<u8>, workers: usize) -> Result<Self, Error> {
+    pub fn over(
+        mut installer: I,
+        limits: Limits,
+        ports: Vec<u8>,
+        workers: usize,
+    ) -> Result<Self, ControlError> {
         if workers == 0 || ports.is_empty() {
-            return Err(Error::NothingToSteer { workers, ports: ports.len() });
+            return Err(ControlError::NothingToSteer { workers, ports: ports.len() });
         }
         let device = &limits.device;
-        let refused = |what| move |source| Error::Setup { device: device.clone(), what, source };
+        let refused = |what| move |source| ControlError::Setup { device: device.clone(), what, source };
         let table =
             installer.create_table(&[WorkerId(0)]).map_err(refused("an indirection table of one entry"))?;
         let hash = HashConfig { key: DROP_QUEUE_KEY, fields: HashFields::empty() };
@@ -123,8 +128,12 @@ impl<I: Installer> Controller<I> {
     ///
     /// # Errors
     /// What was refused, for which rule, and what to do. The program before is still installed; only
-    /// [`Error::RollbackFailed`] leaves new flows on the device, which the next call removes first.
-    pub fn install(&mut self, program: Arc<Program>, publish: &mut Publish<'_>) -> Result<Installed, Error> {
+    /// [`ControlError::RollbackFailed`] leaves new flows on the device, which the next call removes first.
+    pub fn install(
+        &mut self,
+        program: Arc<Program>,
+        publish: &mut Publish<'_>,
+    ) -> Result<Installed, ControlError> {
         self.check(&program)?;
         self.remove_leftover()?;
         let old = self.installed.take();
@@ -141,7 +150,12 @@ impl<I: Installer> Controller<I> {
     }
 
     /// Records that the new program has replaced the old one, except for what is left over.
-    fn replaced(&mut self, new: Placed<I>, leftover: Option<Placed<I>>, warning: Option<Error>) -> Installed {
+    fn replaced(
+        &mut self,
+        new: Placed<I>,
+        leftover: Option<Placed<I>>,
+        warning: Option<ControlError>,
+    ) -> Installed {
         (self.installed, self.leftover) = (Some(new), leftover);
         self.generation.0 += 1;
         Installed { generation: self.generation, warning }
@@ -151,7 +165,7 @@ impl<I: Installer> Controller<I> {
     ///
     /// # Errors
     /// The first flow that the device did not remove.
-    pub fn clear(&mut self) -> Result<(), Error> {
+    pub fn clear(&mut self) -> Result<(), ControlError> {
         self.remove_leftover()?;
         if let Some(mut old) = self.installed.take()
             && let Err(error) = self.remove_all(&mut old)
@@ -225,22 +239,22 @@ impl<I: Installer> Controller<I> {
     }
 
     /// Checks a program before anything is done on the device.
-    fn check(&self, program: &Program) -> Result<(), Error> {
+    fn check(&self, program: &Program) -> Result<(), ControlError> {
         let needed = program.flows.iter().map(|flow| u32::from(flow.priority) + 1).max().unwrap_or(0);
         if needed > self.limits.priorities {
             let (device, offered) = (self.limits.device.clone(), self.limits.priorities);
-            return Err(Error::Priorities { device, needed, offered });
+            return Err(ControlError::Priorities { device, needed, offered });
         }
         let needed = distinct_tables(program).0.len();
         if let Some(offered) = self.limits.tables.filter(|offered| needed > *offered) {
-            return Err(Error::Tables { device: self.limits.device.clone(), needed, offered });
+            return Err(ControlError::Tables { device: self.limits.device.clone(), needed, offered });
         }
         for queue in &program.queues {
             let group = program.groups.get(queue.group.index());
             let group =
                 group.ok_or_else(|| inconsistent(format!("a queue of missing group {}", queue.group)))?;
             if let Some(&worker) = queue.table.iter().find(|worker| worker.index() >= self.workers) {
-                return Err(Error::UnknownWorker {
+                return Err(ControlError::UnknownWorker {
                     group: group.name.clone(),
                     worker,
                     workers: self.workers,
@@ -292,7 +306,7 @@ impl<I: Installer> Controller<I> {
     }
 
     /// Installs one flow of a placed program on one port.
-    fn create_flow(&mut self, placed: &Placed<I>, index: usize, port: u8) -> Result<I::Flow, Error> {
+    fn create_flow(&mut self, placed: &Placed<I>, index: usize, port: u8) -> Result<I::Flow, ControlError> {
         let flow = &placed.program.flows[index];
         let request = self.request(&placed.program, flow, placed.band, port);
         let rule = rule_name(&placed.program, flow.rule);
@@ -311,7 +325,7 @@ impl<I: Installer> Controller<I> {
         };
         let counted = counter.is_some();
         let mut made = self.installer.create_flow(&request, queue, counter);
-        let unsupported = made.as_ref().is_err_and(Refusal::is_unsupported);
+        let unsupported = made.as_ref().is_err_and(DeviceRefusal::is_unsupported);
         if counted && unsupported {
             made = self.installer.create_flow(&request, queue, None);
             if let (Some(kind), Ok(_)) = (kind, &made) {
@@ -323,7 +337,7 @@ impl<I: Installer> Controller<I> {
         if let (Some(kind), Ok(_)) = (kind, &made) {
             self.counters[kind as usize].flow_installed(rule);
         }
-        made.map_err(|source| Error::InstallFlow {
+        made.map_err(|source| ControlError::InstallFlow {
             rule: rule.to_owned(),
             line,
             port,
@@ -338,7 +352,7 @@ impl<I: Installer> Controller<I> {
         &mut self,
         placed: &Placed<I>,
         removed: PlacedFlow<I::Flow>,
-    ) -> Result<(), (PlacedFlow<I::Flow>, Refusal)> {
+    ) -> Result<(), (PlacedFlow<I::Flow>, DeviceRefusal)> {
         let PlacedFlow { index, port, flow } = removed;
         let counted = Counted::of(&placed.program.flows[index]);
         let holder = counted.and_then(|kind| self.hold_counter(placed, index, port, kind));
@@ -411,7 +425,7 @@ impl<I: Installer> Controller<I> {
     }
 
     /// Creates the counter of a rule that no worker sees, unless it has one.
-    fn open_counter(&mut self, kind: Counted, rule: &str, line: u32) -> Result<(), Error> {
+    fn open_counter(&mut self, kind: Counted, rule: &str, line: u32) -> Result<(), ControlError> {
         if self.counters[kind as usize].has(rule) {
             return Ok(());
         }
@@ -423,7 +437,7 @@ impl<I: Installer> Controller<I> {
                 self.warn(cannot_count());
                 None
             }
-            Some(Err(source)) => return Err(Error::Counter { rule: rule.to_owned(), line, source }),
+            Some(Err(source)) => return Err(ControlError::Counter { rule: rule.to_owned(), line, source }),
         };
         self.counters[kind as usize].open(rule, counter);
         Ok(())
@@ -435,7 +449,7 @@ impl<I: Installer> Controller<I> {
     }
 
     /// Removes what an earlier change has left on the device.
-    fn remove_leftover(&mut self) -> Result<(), Error> {
+    fn remove_leftover(&mut self) -> Result<(), ControlError> {
         self.remove_holder();
         let Some(mut leftover) = self.leftover.take() else { return Ok(()) };
         if let Err(error) = self.remove_all(&mut leftover) {
@@ -450,19 +464,19 @@ impl<I: Installer> Controller<I> {
 impl<I: Installer> Controller<I> {
     fn perform(
         &mut self,
-        step: Step,
+        step: PlanStep,
         plan: &Plan,
         change: &mut Change<I>,
         publish: &mut Publish<'_>,
-    ) -> Result<(), Error> {
+    ) -> Result<(), ControlError> {
         match step {
-            Step::Publish => publish(change.new.band, Arc::clone(&change.new.program)),
-            Step::CreateTable { table } => self.create_table(plan, table, &mut change.new),
-            Step::CreateQueue { queue } => self.create_queue(plan, queue, &mut change.new),
-            Step::CreateCounter { rule, kind } => self.create_counter(rule, kind, &change.new.program),
-            Step::InstallFlow { flow } => self.install_flow(flow, &mut change.new),
-            Step::RemoveFlow { flow } => self.remove_flow(flow, change),
-            Step::ReleaseQueues => {
+            PlanStep::Publish => publish(change.new.band, Arc::clone(&change.new.program)),
+            PlanStep::CreateTable { table } => self.create_table(plan, table, &mut change.new),
+            PlanStep::CreateQueue { queue } => self.create_queue(plan, queue, &mut change.new),
+            PlanStep::CreateCounter { rule, kind } => self.create_counter(rule, kind, &change.new.program),
+            PlanStep::InstallFlow { flow } => self.install_flow(flow, &mut change.new),
+            PlanStep::RemoveFlow { flow } => self.remove_flow(flow, change),
+            PlanStep::ReleaseQueues => {
                 if let Some(old) = &mut change.old {
                     old.queues.clear();
                     old.tables.clear();
@@ -472,12 +486,12 @@ impl<I: Installer> Controller<I> {
         }
     }
 
-    fn create_table(&mut self, plan: &Plan, table: usize, new: &mut Placed<I>) -> Result<(), Error> {
+    fn create_table(&mut self, plan: &Plan, table: usize, new: &mut Placed<I>) -> Result<(), ControlError> {
         let workers = &plan.tables()[table];
         let made = self.installer.create_table(workers).map_err(|source| {
             let queue = new.program.queues.iter().find(|queue| queue.table == *workers);
             let group = queue.and_then(|queue| new.program.groups.get(queue.group.index()));
-            Error::Table {
+            ControlError::Table {
                 group: group.map_or_else(String::new, |group| group.name.clone()),
                 entries: workers.len(),
                 source,
@@ -487,14 +501,15 @@ impl<I: Installer> Controller<I> {
         Ok(())
     }
 
-    fn create_queue(&mut self, plan: &Plan, queue: QueueId, new: &mut Placed<I>) -> Result<(), Error> {
+    fn create_queue(&mut self, plan: &Plan, queue: QueueId, new: &mut Placed<I>) -> Result<(), ControlError> {
         let spec = &new.program.queues[queue.index()];
         let group = &new.program.groups[spec.group.index()];
         let fields = HashFields::from_bits_truncate(u64::from(spec.fields.bits()));
         let table = plan.table_of(queue).and_then(|table| new.tables.get(table));
-        let table = table.ok_or_else(|| Error::Inconsistent { what: format!("{queue} has no table") })?;
+        let table =
+            table.ok_or_else(|| ControlError::Inconsistent { what: format!("{queue} has no table") })?;
         let made = self.installer.create_queue(table, &HashConfig { key: group.key.0, fields });
-        let made = made.map_err(|source| Error::Queue {
+        let made = made.map_err(|source| ControlError::Queue {
             group: group.name.clone(),
             variant: spec.variant.to_string(),
             source,
@@ -503,11 +518,11 @@ impl<I: Installer> Controller<I> {
         Ok(())
     }
 
-    fn create_counter(&mut self, rule: RuleId, kind: Counted, program: &Program) -> Result<(), Error> {
+    fn create_counter(&mut self, rule: RuleId, kind: Counted, program: &Program) -> Result<(), ControlError> {
         self.open_counter(kind, rule_name(program, rule), program.rules[rule.index()].line)
     }
 
-    fn install_flow(&mut self, index: usize, new: &mut Placed<I>) -> Result<(), Error> {
+    fn install_flow(&mut self, index: usize, new: &mut Placed<I>) -> Result<(), ControlError> {
         for port in self.ports.clone() {
             let flow = self.create_flow(new, index, port)?;
             new.flows.push(PlacedFlow { index, port, flow });
@@ -515,7 +530,7 @@ impl<I: Installer> Controller<I> {
         Ok(())
     }
 
-    fn remove_flow(&mut self, index: usize, change: &mut Change<I>) -> Result<(), Error> {
+    fn remove_flow(&mut self, index: usize, change: &mut Change<I>) -> Result<(), ControlError> {
         let Some(old) = &mut change.old else { return Ok(()) };
         while old.flows.last().is_some_and(|placed| placed.index == index) {
             let port = self.remove_last(old)?;
@@ -526,14 +541,14 @@ impl<I: Installer> Controller<I> {
 
     /// Removes the flow of the lowest precedence and returns its port; a flow that the device does not remove
     /// stays.
-    fn remove_last(&mut self, placed: &mut Placed<I>) -> Result<u8, Error> {
+    fn remove_last(&mut self, placed: &mut Placed<I>) -> Result<u8, ControlError> {
         let Some(removed) = placed.flows.pop() else { return Ok(0) };
         let (index, port) = (removed.index, removed.port);
         self.destroy_flow(placed, removed).map(|()| port).map_err(|(removed, source)| {
             placed.flows.push(removed);
             let flow = &placed.program.flows[index];
             let request = self.request(&placed.program, flow, placed.band, port);
-            Error::RemoveFlow {
+            ControlError::RemoveFlow {
                 rule: rule_name(&placed.program, flow.rule).to_owned(),
                 line: placed.program.rules[flow.rule.index()].line,
                 port,
@@ -545,7 +560,7 @@ impl<I: Installer> Controller<I> {
     }
 
     /// Removes all flows, lowest precedence first, up to the first that the device does not remove.
-    fn remove_all(&mut self, placed: &mut Placed<I>) -> Result<(), Error> {
+    fn remove_all(&mut self, placed: &mut Placed<I>) -> Result<(), ControlError> {
         while !placed.flows.is_empty() {
             self.remove_last(placed)?;
         }
@@ -569,9 +584,9 @@ impl<I: Installer> Controller<I> {
     fn roll_back(
         &mut self,
         change: Change<I>,
-        first: Error,
+        first: ControlError,
         publish: &mut Publish<'_>,
-    ) -> Result<Installed, Error> {
+    ) -> Result<Installed, ControlError> {
         let Change { mut new, mut old, removed } = change;
         for (index, port) in removed.into_iter().rev() {
             let Some(old) = &mut old else { break };
@@ -580,7 +595,7 @@ impl<I: Installer> Controller<I> {
                 Err(second) => {
                     let rest = std::mem::replace(old, Placed::new(Arc::clone(&old.program), old.band));
                     let (first, second, left) = (Box::new(first), Box::new(second), rest.flows.len());
-                    let warning = Error::OldFlowsLeft { first, second, left };
+                    let warning = ControlError::OldFlowsLeft { first, second, left };
                     return Ok(self.replaced(new, Some(rest), Some(warning)));
                 }
             }
@@ -588,7 +603,11 @@ impl<I: Installer> Controller<I> {
         if let Err(second) = self.remove_all(&mut new) {
             let left = new.flows.len();
             (self.installed, self.leftover) = (old, Some(new));
-            return Err(Error::RollbackFailed { first: Box::new(first), second: Box::new(second), left });
+            return Err(ControlError::RollbackFailed {
+                first: Box::new(first),
+                second: Box::new(second),
+                left,
+            });
         }
         self.close_unused_counters();
         if let Some(old) = old.as_ref().filter(|old| old.program.untagged.is_some())
@@ -665,6 +684,6 @@ fn cannot_count() -> String {
     "the device cannot count dropped packets: rules that drop in hardware have no packet counts".to_owned()
 }
 
-fn inconsistent(what: String) -> Error {
-    Error::Inconsistent { what }
+fn inconsistent(what: String) -> ControlError {
+    ControlError::Inconsistent { what }
 }

@@ -12,7 +12,7 @@ use std::ops::Bound;
 use program::{Flow, FlowAction, FlowKind, RETIRED_RULES};
 use verbs::CounterValues;
 
-use crate::{Installer, Refusal};
+use crate::{DeviceRefusal, Installer};
 
 /// A quantity that a device counts for a rule, because no worker sees the packets. A name with different
 /// kinds in different programs has a total of each.
@@ -120,7 +120,7 @@ impl<C> RuleCounters<C> {
         &mut self,
         installer: &mut I,
         rule: &str,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), DeviceRefusal> {
         let Some(live) = self.live.get_mut(rule) else { return Ok(()) };
         live.flows = live.flows.saturating_sub(1);
         if live.flows > 0 {
@@ -152,7 +152,11 @@ impl<C> RuleCounters<C> {
         }
     }
 
-    fn read<I: Installer<Counter = C>>(&mut self, installer: &mut I, rule: &str) -> Result<(), Refusal> {
+    fn read<I: Installer<Counter = C>>(
+        &mut self,
+        installer: &mut I,
+        rule: &str,
+    ) -> Result<(), DeviceRefusal> {
         let Some(live) = self.live.get_mut(rule) else { return Ok(()) };
         let Some(counter) = &live.counter else { return Ok(()) };
         let values = installer.read_counter(counter)?;

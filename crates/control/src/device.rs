@@ -6,7 +6,7 @@ use std::sync::Arc;
 use device_model::DeviceProfile;
 use verbs::{Context, DeviceAttributes, DeviceList, LinkLayer, PortNumber, PortState, Provider};
 
-use crate::Error;
+use crate::ControlError;
 use crate::model::{Known, Model};
 
 /// Which device.
@@ -49,7 +49,7 @@ impl Device {
     ///
     /// # Errors
     /// Devices cannot be listed.
-    pub fn list(provider: Option<&dyn Provider>) -> Result<Vec<DeviceSummary>, Error> {
+    pub fn list(provider: Option<&dyn Provider>) -> Result<Vec<DeviceSummary>, ControlError> {
         let list = device_list(provider)?;
         let summaries = list.iter().map(|device| DeviceSummary {
             name: device.name().to_owned(),
@@ -63,16 +63,17 @@ impl Device {
     ///
     /// # Errors
     /// No such device (with the names that exist), no permission, or a device that cannot steer.
-    pub fn open(selector: &DeviceSelector, provider: Option<&dyn Provider>) -> Result<Self, Error> {
+    pub fn open(selector: &DeviceSelector, provider: Option<&dyn Provider>) -> Result<Self, ControlError> {
         let list = device_list(provider)?;
         let mut available: Vec<String> = list.iter().map(|device| device.name().to_owned()).collect();
         available.sort();
         let name = choose(selector, available)?;
         let device = list
             .find(&name)
-            .ok_or_else(|| Error::NoSuchDevice { name: name.clone(), available: Vec::new() })?;
-        let context =
-            device.open().map_err(|source| Error::Open { device: name.clone(), source: source.into() })?;
+            .ok_or_else(|| ControlError::NoSuchDevice { name: name.clone(), available: Vec::new() })?;
+        let context = device
+            .open()
+            .map_err(|source| ControlError::Open { device: name.clone(), source: source.into() })?;
         let model = Model::of(&name, provider);
         Self::of(context, model)
     }
@@ -81,15 +82,15 @@ impl Device {
     ///
     /// # Errors
     /// The device's limits cannot be queried, or it cannot steer.
-    pub fn of(context: Arc<Context>, model: Model) -> Result<Self, Error> {
+    pub fn of(context: Arc<Context>, model: Model) -> Result<Self, ControlError> {
         let name = context.name().to_owned();
-        let attributes = context.attributes().map_err(|source| Error::Query {
+        let attributes = context.attributes().map_err(|source| ControlError::Query {
             device: name.clone(),
             what: "limits".to_owned(),
             source: source.into(),
         })?;
         if !attributes.rss_caps.raw_packet || !attributes.rss_caps.toeplitz {
-            return Err(Error::NoRss { device: name });
+            return Err(ControlError::NoRss { device: name });
         }
         Ok(Self { context, name, attributes, model })
     }
@@ -140,13 +141,13 @@ impl Device {
     ///
     /// # Errors
     /// No such port, not Ethernet, or no link.
-    pub fn check_port(&self, port: u8) -> Result<(), Error> {
+    pub fn check_port(&self, port: u8) -> Result<(), ControlError> {
         let device = || self.name.clone();
         let ports = self.attributes.physical_ports;
         if port == 0 || u32::from(port) > ports {
-            return Err(Error::NoSuchPort { device: device(), port, ports });
+            return Err(ControlError::NoSuchPort { device: device(), port, ports });
         }
-        let attributes = self.context.port(PortNumber(port)).map_err(|source| Error::Query {
+        let attributes = self.context.port(PortNumber(port)).map_err(|source| ControlError::Query {
             device: device(),
             what: format!("port {port}"),
             source: source.into(),
@@ -154,29 +155,33 @@ impl Device {
         match attributes.link_layer {
             LinkLayer::Ethernet => {}
             other => {
-                return Err(Error::NotEthernet { device: device(), port, link_layer: other.to_string() });
+                return Err(ControlError::NotEthernet {
+                    device: device(),
+                    port,
+                    link_layer: other.to_string(),
+                });
             }
         }
         match attributes.state {
             PortState::Active | PortState::ActiveDefer => Ok(()),
-            other => Err(Error::PortDown { device: device(), port, state: other.to_string() }),
+            other => Err(ControlError::PortDown { device: device(), port, state: other.to_string() }),
         }
     }
 }
 
-fn device_list(provider: Option<&dyn Provider>) -> Result<DeviceList, Error> {
+fn device_list(provider: Option<&dyn Provider>) -> Result<DeviceList, ControlError> {
     provider
         .map_or_else(DeviceList::system, DeviceList::of)
-        .map_err(|source| Error::List { source: source.into() })
+        .map_err(|source| ControlError::List { source: source.into() })
 }
 
-fn choose(selector: &DeviceSelector, mut available: Vec<String>) -> Result<String, Error> {
+fn choose(selector: &DeviceSelector, mut available: Vec<String>) -> Result<String, ControlError> {
     match &selector.name {
-        _ if available.is_empty() => Err(Error::NoDevices),
+        _ if available.is_empty() => Err(ControlError::NoDevices),
         Some(name) if available.contains(name) => Ok(name.clone()),
-        Some(name) => Err(Error::NoSuchDevice { name: name.clone(), available }),
+        Some(name) => Err(ControlError::NoSuchDevice { name: name.clone(), available }),
         None if available.len() == 1 => Ok(available.remove(0)),
-        None => Err(Error::SeveralDevices { available }),
+        None => Err(ControlError::SeveralDevices { available }),
     }
 }
 
@@ -254,9 +259,9 @@ mod tests {
     fn without_a_name_only_a_single_device_will_do() {
         let any = DeviceSelector::default();
         assert_eq!(choose(&any, names(&["a"])).expect("the only one"), "a");
-        assert!(matches!(choose(&any, names(&["a", "b"])), Err(Error::SeveralDevices { .. })));
-        assert!(matches!(choose(&any, names(&[])), Err(Error::NoDevices)));
-        assert!(matches!(choose(&DeviceSelector::named("a"), names(&[])), Err(Error::NoDevices)));
+        assert!(matches!(choose(&any, names(&["a", "b"])), Err(ControlError::SeveralDevices { .. })));
+        assert!(matches!(choose(&any, names(&[])), Err(ControlError::NoDevices)));
+        assert!(matches!(choose(&DeviceSelector::named("a"), names(&[])), Err(ControlError::NoDevices)));
     }
 
     fn attributes() -> DeviceAttributes {

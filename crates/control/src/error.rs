@@ -7,7 +7,7 @@ use verbs::Errno;
 /// A device's refusal of one call; displayed as the call's own message, which ends with what to do.
 #[derive(Debug, thiserror::Error)]
 #[error("{source}")]
-pub struct Refusal {
+pub struct DeviceRefusal {
     /// The errno of the refusal, if there is one.
     pub errno: Option<i32>,
     /// The error of the call.
@@ -15,7 +15,7 @@ pub struct Refusal {
     pub source: Box<dyn std::error::Error + Send + Sync>,
 }
 
-impl Refusal {
+impl DeviceRefusal {
     /// The errno and the remedy alone, for errors that name the rule and the specs of a flow themselves.
     fn of_flow(&self) -> String {
         let Some(errno) = self.errno.map(Errno) else { return self.source.to_string() };
@@ -28,8 +28,8 @@ impl Refusal {
     }
 }
 
-impl From<verbs::Error> for Refusal {
-    fn from(error: verbs::Error) -> Self {
+impl From<verbs::VerbsError> for DeviceRefusal {
+    fn from(error: verbs::VerbsError) -> Self {
         Self { errno: error.errno(), source: Box::new(error) }
     }
 }
@@ -44,12 +44,12 @@ fn one_of(names: &[String]) -> String {
 /// Errors of this crate.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum Error {
+pub enum ControlError {
     /// Devices could not be listed.
     #[error("{source}")]
     List {
         /// Why.
-        source: Refusal,
+        source: DeviceRefusal,
     },
     /// The machine has no RDMA device.
     #[error(
@@ -76,7 +76,7 @@ pub enum Error {
         /// The name of the device.
         device: String,
         /// Why.
-        source: Refusal,
+        source: DeviceRefusal,
     },
     /// The limits or a port of the device could not be queried.
     #[error("{source}")]
@@ -86,7 +86,7 @@ pub enum Error {
         /// The query that failed.
         what: String,
         /// Why.
-        source: Refusal,
+        source: DeviceRefusal,
     },
     /// The device has no Toeplitz RSS for raw packet queue pairs.
     #[error(
@@ -189,7 +189,7 @@ pub enum Error {
         /// The object that was being made.
         what: &'static str,
         /// Why.
-        source: Refusal,
+        source: DeviceRefusal,
     },
     /// An indirection table was refused.
     #[error("group `{group}`: {source}")]
@@ -199,7 +199,7 @@ pub enum Error {
         /// The length of the table in entries.
         entries: usize,
         /// Why.
-        source: Refusal,
+        source: DeviceRefusal,
     },
     /// An RSS queue pair was refused.
     #[error("group `{group}`: {source} ({variant} packets)")]
@@ -209,7 +209,7 @@ pub enum Error {
         /// The hash variant.
         variant: String,
         /// Why.
-        source: Refusal,
+        source: DeviceRefusal,
     },
     /// A drop counter was refused, by a device that has counters.
     #[error("rule `{rule}` (line {line}): {source}")]
@@ -219,7 +219,7 @@ pub enum Error {
         /// The line of the rule in the policy.
         line: u32,
         /// Why.
-        source: Refusal,
+        source: DeviceRefusal,
     },
     /// A flow was refused.
     #[error(
@@ -238,7 +238,7 @@ pub enum Error {
         /// The spec chain, actions included.
         specs: String,
         /// Why.
-        source: Refusal,
+        source: DeviceRefusal,
     },
     /// A flow could not be removed.
     #[error(
@@ -257,7 +257,7 @@ pub enum Error {
         /// The spec chain, actions included.
         specs: String,
         /// Why.
-        source: Refusal,
+        source: DeviceRefusal,
     },
     /// A change failed, and its rollback too. The program before is in force.
     #[error(
@@ -265,22 +265,22 @@ pub enum Error {
     )]
     RollbackFailed {
         /// The first failure.
-        first: Box<Error>,
+        first: Box<ControlError>,
         /// The failure during the rollback.
-        second: Box<Error>,
+        second: Box<ControlError>,
         /// Flows of the refused program.
         left: usize,
     },
-    /// The rollback failed as in [`Error::RollbackFailed`], but the new program is in force, because an old
+    /// The rollback failed as in [`ControlError::RollbackFailed`], but the new program is in force, because an old
     /// flow could not be installed again. Never returned as an error, see [`crate::Installed::warning`].
     #[error(
         "{first}; and the rollback failed too ({second}): the new program is in force, but {left} flows of the one before are still installed until the next reload removes them"
     )]
     OldFlowsLeft {
         /// The first failure.
-        first: Box<Error>,
+        first: Box<ControlError>,
         /// The failure during the rollback.
-        second: Box<Error>,
+        second: Box<ControlError>,
         /// Flows of the program before.
         left: usize,
     },
@@ -295,12 +295,12 @@ mod tests {
 
     #[test]
     fn every_dead_end_names_a_way_out() {
-        let gone = Error::NoSuchDevice { name: "mlx5_0".to_owned(), available: Vec::new() };
+        let gone = ControlError::NoSuchDevice { name: "mlx5_0".to_owned(), available: Vec::new() };
         assert_eq!(
             gone.to_string(),
             "no device called `mlx5_0`; there is none any more: see `steerd devices`"
         );
-        let no_rss = Error::NoRss { device: "mlx5_0".to_owned() };
+        let no_rss = ControlError::NoRss { device: "mlx5_0".to_owned() };
         assert!(no_rss.to_string().contains("steerd devices"), "{no_rss}");
     }
 }

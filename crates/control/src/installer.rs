@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use program::{Flow as PolicyFlow, FlowAction, FlowKind as PolicyKind, WorkerId};
 use verbs::{
-    ActionSpec, CounterValues, Counters, Domain, Flow, FlowAttr, FlowKind, FlowTag, FlowTarget, HashConfig,
-    IndirectionTable, PortNumber, ProtectionDomain, RssQueuePair, WorkQueue,
+    ActionSpec, CounterValues, Counters, Domain, FlowAttr, FlowHandle, FlowKind, FlowTag, FlowTarget,
+    HashConfig, IndirectionTable, PortNumber, ProtectionDomain, RssQueuePair, WorkQueue,
 };
 
-use crate::error::Refusal;
-use crate::{Device, Error};
+use crate::error::DeviceRefusal;
+use crate::{ControlError, Device};
 
 /// One flow to be installed.
 #[derive(Clone, Copy, Debug)]
@@ -50,25 +50,25 @@ pub trait Installer {
     ///
     /// # Errors
     /// The device's refusal.
-    fn create_table(&mut self, workers: &[WorkerId]) -> Result<Self::Table, Refusal>;
+    fn create_table(&mut self, workers: &[WorkerId]) -> Result<Self::Table, DeviceRefusal>;
 
     /// A queue pair that spreads over the table.
     ///
     /// # Errors
     /// The device's refusal.
-    fn create_queue(&mut self, table: &Self::Table, hash: &HashConfig) -> Result<Self::Queue, Refusal>;
+    fn create_queue(&mut self, table: &Self::Table, hash: &HashConfig) -> Result<Self::Queue, DeviceRefusal>;
 
     /// A counter.
     ///
     /// # Errors
     /// The device's refusal; `EOPNOTSUPP` where it has none.
-    fn create_counter(&mut self) -> Result<Self::Counter, Refusal>;
+    fn create_counter(&mut self) -> Result<Self::Counter, DeviceRefusal>;
 
     /// Reads a counter.
     ///
     /// # Errors
     /// The device's refusal.
-    fn read_counter(&mut self, counter: &Self::Counter) -> Result<CounterValues, Refusal>;
+    fn read_counter(&mut self, counter: &Self::Counter) -> Result<CounterValues, DeviceRefusal>;
 
     /// Installs a flow; it is in effect when this returns.
     ///
@@ -79,13 +79,13 @@ pub trait Installer {
         request: &FlowRequest<'_>,
         queue: &Self::Queue,
         counter: Option<&Self::Counter>,
-    ) -> Result<Self::Flow, Refusal>;
+    ) -> Result<Self::Flow, DeviceRefusal>;
 
     /// Removes a flow; it applies to no later packet when this returns.
     ///
     /// # Errors
     /// The flow, still installed, and the device's refusal.
-    fn destroy_flow(&mut self, flow: Self::Flow) -> Result<(), (Self::Flow, Refusal)>;
+    fn destroy_flow(&mut self, flow: Self::Flow) -> Result<(), (Self::Flow, DeviceRefusal)>;
 }
 
 /// Installs on an opened device.
@@ -100,8 +100,8 @@ impl VerbsInstaller {
     ///
     /// # Errors
     /// No protection domain.
-    pub fn new(device: &Device, work_queues: Vec<Arc<WorkQueue>>) -> Result<Self, Error> {
-        let domain = ProtectionDomain::new(device.context()).map_err(|source| Error::Setup {
+    pub fn new(device: &Device, work_queues: Vec<Arc<WorkQueue>>) -> Result<Self, ControlError> {
+        let domain = ProtectionDomain::new(device.context()).map_err(|source| ControlError::Setup {
             device: device.name().to_owned(),
             what: "a protection domain",
             source: source.into(),
@@ -114,25 +114,25 @@ impl Installer for VerbsInstaller {
     type Table = Arc<IndirectionTable>;
     type Queue = Arc<RssQueuePair>;
     type Counter = Arc<Counters>;
-    type Flow = Flow;
+    type Flow = FlowHandle;
 
-    fn create_table(&mut self, workers: &[WorkerId]) -> Result<Self::Table, Refusal> {
+    fn create_table(&mut self, workers: &[WorkerId]) -> Result<Self::Table, DeviceRefusal> {
         let queues: Option<Vec<Arc<WorkQueue>>> =
             workers.iter().map(|worker| self.work_queues.get(worker.index()).cloned()).collect();
         let queues =
-            queues.ok_or_else(|| Refusal { errno: None, source: "a worker without a queue".into() })?;
+            queues.ok_or_else(|| DeviceRefusal { errno: None, source: "a worker without a queue".into() })?;
         Ok(IndirectionTable::new(self.device.context(), &queues)?)
     }
 
-    fn create_queue(&mut self, table: &Self::Table, hash: &HashConfig) -> Result<Self::Queue, Refusal> {
+    fn create_queue(&mut self, table: &Self::Table, hash: &HashConfig) -> Result<Self::Queue, DeviceRefusal> {
         Ok(RssQueuePair::new(&self.domain, table, hash)?)
     }
 
-    fn create_counter(&mut self) -> Result<Self::Counter, Refusal> {
+    fn create_counter(&mut self) -> Result<Self::Counter, DeviceRefusal> {
         Ok(Counters::new(self.device.context())?)
     }
 
-    fn read_counter(&mut self, counter: &Self::Counter) -> Result<CounterValues, Refusal> {
+    fn read_counter(&mut self, counter: &Self::Counter) -> Result<CounterValues, DeviceRefusal> {
         Ok(counter.read()?)
     }
 
@@ -141,7 +141,7 @@ impl Installer for VerbsInstaller {
         request: &FlowRequest<'_>,
         queue: &Self::Queue,
         counter: Option<&Self::Counter>,
-    ) -> Result<Self::Flow, Refusal> {
+    ) -> Result<Self::Flow, DeviceRefusal> {
         let PolicyFlow { kind, specs, inner_from, action, .. } = request.flow;
         let type_of_flow = match kind {
             PolicyKind::Sniffer => FlowKind::Sniffer,
@@ -164,10 +164,10 @@ impl Installer for VerbsInstaller {
             Some(counter) => attr.action(ActionSpec::Count(Arc::clone(counter))),
             None => attr,
         };
-        Ok(Flow::create(&FlowTarget::Rss(Arc::clone(queue)), &attr)?)
+        Ok(FlowHandle::create(&FlowTarget::Rss(Arc::clone(queue)), &attr)?)
     }
 
-    fn destroy_flow(&mut self, flow: Self::Flow) -> Result<(), (Self::Flow, Refusal)> {
+    fn destroy_flow(&mut self, flow: Self::Flow) -> Result<(), (Self::Flow, DeviceRefusal)> {
         flow.destroy().map_err(|(flow, error)| (flow, error.into()))
     }
 }

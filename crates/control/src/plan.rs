@@ -21,7 +21,7 @@ use crate::Counted;
 
 /// One step. Indices are into the program's vectors, tables into [`Plan::tables`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum PlanStep {
     /// The new classes are published to the workers.
     Publish,
     /// An indirection table is created.
@@ -58,14 +58,14 @@ pub enum Step {
 /// An ordered list of steps.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
-    steps: Vec<Step>,
+    steps: Vec<PlanStep>,
     tables: Vec<Vec<WorkerId>>,
     table_of_queue: Vec<usize>,
 }
 
 impl Plan {
     /// The steps in order.
-    pub fn steps(&self) -> impl ExactSizeIterator<Item = Step> + '_ {
+    pub fn steps(&self) -> impl ExactSizeIterator<Item = PlanStep> + '_ {
         self.steps.iter().copied()
     }
 
@@ -86,11 +86,11 @@ impl Plan {
 #[must_use]
 pub fn plan(installed: Option<&Program>, new: &Program) -> Plan {
     let (tables, table_of_queue) = distinct_tables(new);
-    let mut steps = vec![Step::Publish];
-    steps.extend((0..tables.len()).map(|table| Step::CreateTable { table }));
-    steps.extend((0..new.queues.len()).map(|queue| Step::CreateQueue { queue: QueueId::of(queue) }));
-    steps.extend(counted_rules(new).into_iter().map(|(rule, kind)| Step::CreateCounter { rule, kind }));
-    let install = |flow| Step::InstallFlow { flow };
+    let mut steps = vec![PlanStep::Publish];
+    steps.extend((0..tables.len()).map(|table| PlanStep::CreateTable { table }));
+    steps.extend((0..new.queues.len()).map(|queue| PlanStep::CreateQueue { queue: QueueId::of(queue) }));
+    steps.extend(counted_rules(new).into_iter().map(|(rule, kind)| PlanStep::CreateCounter { rule, kind }));
+    let install = |flow| PlanStep::InstallFlow { flow };
     let (sniffers, others): (Vec<usize>, Vec<usize>) =
         by_precedence(new).into_iter().partition(|flow| new.flows[*flow].kind == FlowKind::Sniffer);
     steps.extend(others.into_iter().map(install));
@@ -102,12 +102,12 @@ pub fn plan(installed: Option<&Program>, new: &Program) -> Plan {
             if old.flows[flow].kind != FlowKind::Sniffer {
                 steps.extend(sniffers.take().into_iter().flatten().map(install));
             }
-            steps.push(Step::RemoveFlow { flow });
+            steps.push(PlanStep::RemoveFlow { flow });
         }
     }
     steps.extend(sniffers.take().into_iter().flatten().map(install));
     if installed.is_some() {
-        steps.push(Step::ReleaseQueues);
+        steps.push(PlanStep::ReleaseQueues);
     }
     Plan { steps, tables, table_of_queue }
 }

@@ -21,7 +21,7 @@
 mod profile;
 
 pub use profile::{
-    Base, Dependence, DeviceProfile, Emulation, Limit, LimitRow, LoadError, Origin, PriorityTable, Refusal,
+    Base, Dependence, DeviceProfile, Emulation, Limit, LimitRow, LoadError, Origin, PriorityTable, RefusalRow,
 };
 pub use program::{Errno, Feature};
 

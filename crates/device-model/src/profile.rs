@@ -60,7 +60,7 @@ pub struct DeviceProfile {
     pub multicast_ignores_priority: bool,
     /// The matches and actions that the device refuses, at most one row per feature.
     #[serde(default)]
-    pub refusals: Vec<Refusal>,
+    pub refusals: Vec<RefusalRow>,
     /// The abilities that only some devices of this kind have, depending on firmware or configuration; found
     /// out by trying.
     #[serde(default)]
@@ -217,7 +217,7 @@ pub struct PriorityTable {
 /// Something that a device does not match or do.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Refusal {
+pub struct RefusalRow {
     /// The feature.
     pub feature: Feature,
     /// The errno; [`Errno::Silent`] where it is ignored without an error.
@@ -339,7 +339,7 @@ impl DeviceProfile {
 
     /// The row that refuses a feature; `None` if the device has it.
     #[must_use]
-    pub fn refusal(&self, feature: Feature) -> Option<&Refusal> {
+    pub fn refusal(&self, feature: Feature) -> Option<&RefusalRow> {
         self.refusals.iter().find(|refusal| refusal.feature == feature)
     }
 

@@ -13,7 +13,7 @@ use stable_deref_trait::StableDeref;
 use crate::available::hugepage_limit;
 use crate::free_list::FreeList;
 use crate::mapping::Mapping;
-use crate::{Error, PageKind, Warning};
+use crate::{HugememError, HugememWarning, PageKind};
 
 /// The largest arena: more is a mistake in the settings.
 pub(crate) const MAX_ARENA_BYTES: usize = 1 << 40;
@@ -52,7 +52,7 @@ impl ArenaOptions {
 pub struct Arena {
     mapping: Mapping,
     page_kind: PageKind,
-    warnings: Vec<Warning>,
+    warnings: Vec<HugememWarning>,
     // Invariant: a range is in the list or in exactly one `Block`, never in both.
     free: Mutex<FreeList>,
 }
@@ -61,11 +61,11 @@ impl Arena {
     /// Maps, binds and populates an arena of the first page kind that the system gives.
     ///
     /// # Errors
-    /// A size out of range, an empty list of kinds, or [`Error::Map`] when every kind was refused.
-    pub fn map(options: &ArenaOptions) -> Result<Arc<Self>, Error> {
+    /// A size out of range, an empty list of kinds, or [`HugememError::Map`] when every kind was refused.
+    pub fn map(options: &ArenaOptions) -> Result<Arc<Self>, HugememError> {
         let label = options.label.clone();
         if options.bytes == 0 || options.bytes > MAX_ARENA_BYTES {
-            return Err(Error::Size { label, bytes: options.bytes });
+            return Err(HugememError::Size { label, bytes: options.bytes });
         }
         let mut warnings = Vec::new();
         for &page_kind in &options.pages {
@@ -77,7 +77,7 @@ impl Arena {
                     return Ok(Arc::new(Self { mapping, page_kind, warnings, free }));
                 }
                 Err(source) => {
-                    warnings.push(Warning::Refused {
+                    warnings.push(HugememWarning::Refused {
                         label: label.clone(),
                         kind: page_kind,
                         bytes,
@@ -89,9 +89,9 @@ impl Arena {
             }
         }
         if warnings.is_empty() {
-            return Err(Error::NoPageKind { label });
+            return Err(HugememError::NoPageKind { label });
         }
-        Err(Error::Map { label, bytes: options.bytes, refused: warnings })
+        Err(HugememError::Map { label, bytes: options.bytes, refused: warnings })
     }
 
     /// The kind of pages that it is made of.
@@ -110,7 +110,7 @@ impl Arena {
     }
 
     /// The refusals of the kernel, with remedies.
-    pub fn warnings(&self) -> &[Warning] {
+    pub fn warnings(&self) -> &[HugememWarning] {
         &self.warnings
     }
 
@@ -138,17 +138,19 @@ fn populated(
     options: &ArenaOptions,
     page_kind: PageKind,
     bytes: usize,
-) -> io::Result<(Mapping, Vec<Warning>)> {
+) -> io::Result<(Mapping, Vec<HugememWarning>)> {
     let mut mapping = Mapping::new(page_kind, bytes)?;
     let mut unmet = Vec::new();
     if let Err(source) = mapping.dont_fork() {
-        unmet.push(Warning::Fork { label: options.label.clone(), source });
+        unmet.push(HugememWarning::Fork { label: options.label.clone(), source });
     }
     let mut bound = false;
     if let Some(numa_node) = options.numa_node {
         match mapping.bind(numa_node) {
             Ok(()) => bound = true,
-            Err(source) => unmet.push(Warning::NumaBind { label: options.label.clone(), numa_node, source }),
+            Err(source) => {
+                unmet.push(HugememWarning::NumaBind { label: options.label.clone(), numa_node, source })
+            }
         }
     }
     mapping.populate(page_kind, bound)?;

@@ -9,7 +9,7 @@ use crate::arena::MAX_ARENA_BYTES;
 
 /// Why there is no arena.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum HugememError {
     /// Not the name of a page kind.
     #[error("`{text}` is not a kind of page: write huge_1g, huge_2m, transparent or plain")]
     PageKind {
@@ -38,17 +38,17 @@ pub enum Error {
         /// The size that was asked for.
         bytes: usize,
         /// Each refusal with its remedy and the kernel's error, in the order tried.
-        refused: Vec<Warning>,
+        refused: Vec<HugememWarning>,
     },
 }
 
-fn listed(warnings: &[Warning]) -> String {
+fn listed(warnings: &[HugememWarning]) -> String {
     warnings.iter().map(|warning| format!("\n  {warning}")).collect()
 }
 
 /// A refusal that is not fatal. `Display` names the remedy.
 #[derive(Debug)]
-pub enum Warning {
+pub enum HugememWarning {
     /// A page kind was tried and refused; the next in the list was tried.
     Refused {
         /// The owner's name.
@@ -82,7 +82,7 @@ pub enum Warning {
     },
 }
 
-impl fmt::Display for Warning {
+impl fmt::Display for HugememWarning {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Refused { label, kind, bytes, numa_node, group_limit, source } => {
@@ -181,13 +181,13 @@ mod tests {
 
     fn refused(kind: PageKind, bytes: usize, numa_node: Option<u32>, source: io::Error) -> String {
         let label = "worker3".to_owned();
-        Warning::Refused { label, kind, bytes, numa_node, group_limit: None, source }.to_string()
+        HugememWarning::Refused { label, kind, bytes, numa_node, group_limit: None, source }.to_string()
     }
 
     #[test]
     fn a_control_group_that_limits_hugepages_is_named() {
         let file = "/sys/fs/cgroup/a/hugetlb.2MB.max";
-        let text = Warning::Refused {
+        let text = HugememWarning::Refused {
             label: "worker3".to_owned(),
             kind: PageKind::Huge2M,
             bytes: 64 << 20,

@@ -3,7 +3,7 @@
 //! A worker maps one [`Arena`] on its NUMA node and carves [`Block`]s from it, for packet frames and for the
 //! buffers that a parent domain's allocator gives to the driver. Arenas are mapped and carved at start-up,
 //! never on the packet path. They do not grow and do not change the system's hugepage settings: what the
-//! kernel refuses becomes a [`Warning`] with the setting to change. [`prefetch_read`] and [`prefetch_write`]
+//! kernel refuses becomes a [`HugememWarning`] with the setting to change. [`prefetch_read`] and [`prefetch_write`]
 //! fetch lines of such memory into the cache before they are used.
 //!
 //! ```
@@ -25,6 +25,6 @@ mod mapping;
 mod prefetch;
 
 pub use arena::{Arena, ArenaOptions, Block};
-pub use error::{Error, Warning};
+pub use error::{HugememError, HugememWarning};
 pub use mapping::PageKind;
 pub use prefetch::{prefetch_read, prefetch_write};

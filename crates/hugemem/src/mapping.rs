@@ -8,7 +8,7 @@ use std::{fmt, fs, io, ptr};
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
-use crate::Error;
+use crate::HugememError;
 use crate::available::{Available, available};
 
 /// The most NUMA nodes of any Linux kernel (CONFIG_NODES_SHIFT is at most 10).
@@ -62,15 +62,15 @@ impl fmt::Display for PageKind {
 }
 
 impl FromStr for PageKind {
-    type Err = Error;
+    type Err = HugememError;
 
     /// Reads the name that `Display` writes.
-    fn from_str(text: &str) -> Result<Self, Error> {
+    fn from_str(text: &str) -> Result<Self, HugememError> {
         Self::ALL
             .iter()
             .copied()
             .find(|kind| kind.name() == text)
-            .ok_or_else(|| Error::PageKind { text: text.to_owned() })
+            .ok_or_else(|| HugememError::PageKind { text: text.to_owned() })
     }
 }
 

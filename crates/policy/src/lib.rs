@@ -80,7 +80,7 @@ pub fn read_source(name: impl Into<String>, reader: impl Read) -> Result<Source,
     source_of(name.into(), regular_file::read_bounded(reader, MAX_FILE_BYTES))
 }
 
-fn source_of(name: String, read: Result<Vec<u8>, regular_file::Error>) -> Result<Source, Diagnostics> {
+fn source_of(name: String, read: Result<Vec<u8>, regular_file::FileError>) -> Result<Source, Diagnostics> {
     let unreadable = match read.map_err(Unreadable::from).and_then(source::text_of) {
         Ok(text) => return Ok(Source::new(name, text)),
         Err(unreadable) => unreadable,
@@ -95,7 +95,7 @@ fn source_of(name: String, read: Result<Vec<u8>, regular_file::Error>) -> Result
             let nowhere = Place::new(&Arc::new(Source::new(name, "")), 0..0);
             let problem = nowhere.error(format!("cannot read the policy: {other}"), "");
             match other {
-                Unreadable::File(regular_file::Error::NotRegular(_)) => {
+                Unreadable::File(regular_file::FileError::NotRegular(_)) => {
                     problem.hint("name a regular file, or - for standard input")
                 }
                 Unreadable::File(error) => problem.caused_by(&error.into()),

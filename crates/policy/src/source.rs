@@ -129,7 +129,7 @@ impl SetLoader for BTreeMap<String, String> {
 #[derive(Debug)]
 pub(crate) enum Unreadable {
     /// The file cannot be read, or is too large.
-    File(regular_file::Error),
+    File(regular_file::FileError),
     /// The file is not UTF-8.
     NotUtf8 {
         /// The text before the first invalid byte, followed by U+FFFD.
@@ -148,7 +148,7 @@ pub(crate) const SAVE_AS_UTF8: &str =
 impl fmt::Display for Unreadable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::File(regular_file::Error::TooLarge(most)) => {
+            Self::File(regular_file::FileError::TooLarge(most)) => {
                 write!(f, "more than the {most} bytes that a policy file may have")
             }
             Self::File(error) => error.fmt(f),
@@ -163,8 +163,8 @@ impl fmt::Display for Unreadable {
 
 impl std::error::Error for Unreadable {}
 
-impl From<regular_file::Error> for Unreadable {
-    fn from(error: regular_file::Error) -> Self {
+impl From<regular_file::FileError> for Unreadable {
+    fn from(error: regular_file::FileError) -> Self {
         Self::File(error)
     }
 }

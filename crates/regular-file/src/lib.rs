@@ -26,7 +26,7 @@ use rustix::fs::{Mode, OFlags};
 /// Why a file was not opened or read.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum Error {
+pub enum FileError {
     /// The system reports an error.
     #[error(transparent)]
     Io(#[from] io::Error),
@@ -38,12 +38,12 @@ pub enum Error {
     TooLarge(u64),
 }
 
-impl From<Error> for io::Error {
-    fn from(error: Error) -> Self {
+impl From<FileError> for io::Error {
+    fn from(error: FileError) -> Self {
         let kind = match error {
-            Error::Io(error) => return error,
-            Error::NotRegular(_) => io::ErrorKind::InvalidInput,
-            Error::TooLarge(_) => io::ErrorKind::FileTooLarge,
+            FileError::Io(error) => return error,
+            FileError::NotRegular(_) => io::ErrorKind::InvalidInput,
+            FileError::TooLarge(_) => io::ErrorKind::FileTooLarge,
         };
         Self::new(kind, error)
     }
@@ -52,8 +52,8 @@ impl From<Error> for io::Error {
 /// Opens a file for reading.
 ///
 /// # Errors
-/// [`Error::Io`] and [`Error::NotRegular`].
-pub fn open(path: &Path) -> Result<File, Error> {
+/// [`FileError::Io`] and [`FileError::NotRegular`].
+pub fn open(path: &Path) -> Result<File, FileError> {
     open_with(path, OFlags::RDONLY)
 }
 
@@ -62,7 +62,7 @@ pub fn open(path: &Path) -> Result<File, Error> {
 ///
 /// # Errors
 /// As [`open`].
-pub fn create(path: &Path) -> Result<File, Error> {
+pub fn create(path: &Path) -> Result<File, FileError> {
     let file = open_with(path, OFlags::WRONLY | OFlags::CREATE)?;
     file.set_len(0)?;
     Ok(file)
@@ -71,22 +71,22 @@ pub fn create(path: &Path) -> Result<File, Error> {
 /// The bytes of a file, at most `most`.
 ///
 /// # Errors
-/// [`Error`].
-pub fn read(path: &Path, most: u64) -> Result<Vec<u8>, Error> {
+/// [`FileError`].
+pub fn read(path: &Path, most: u64) -> Result<Vec<u8>, FileError> {
     read_bounded(open(path)?, most)
 }
 
 /// The bytes of a reader, such as standard input, at most `most`.
 ///
 /// # Errors
-/// [`Error::Io`] and [`Error::TooLarge`].
-pub fn read_bounded(reader: impl Read, most: u64) -> Result<Vec<u8>, Error> {
+/// [`FileError::Io`] and [`FileError::TooLarge`].
+pub fn read_bounded(reader: impl Read, most: u64) -> Result<Vec<u8>, FileError> {
     let mut bytes = Vec::new();
     reader.take(most.saturating_add(1)).read_to_end(&mut bytes)?;
-    if bytes.len() as u64 > most { Err(Error::TooLarge(most)) } else { Ok(bytes) }
+    if bytes.len() as u64 > most { Err(FileError::TooLarge(most)) } else { Ok(bytes) }
 }
 
-fn open_with(path: &Path, flags: OFlags) -> Result<File, Error> {
+fn open_with(path: &Path, flags: OFlags) -> Result<File, FileError> {
     match path.metadata() {
         // Checked before opening, because opening a device may have an effect.
         Ok(found) => check(found.file_type())?,
@@ -102,7 +102,7 @@ fn open_with(path: &Path, flags: OFlags) -> Result<File, Error> {
     Ok(file)
 }
 
-fn check(kind: FileType) -> Result<(), Error> {
+fn check(kind: FileType) -> Result<(), FileError> {
     let others = [
         (kind.is_dir(), "a directory"),
         (kind.is_fifo(), "a FIFO"),
@@ -111,7 +111,7 @@ fn check(kind: FileType) -> Result<(), Error> {
         (!kind.is_file(), "something else"),
     ];
     match others.into_iter().find(|(is_it, _)| *is_it) {
-        Some((_, name)) => Err(Error::NotRegular(name)),
+        Some((_, name)) => Err(FileError::NotRegular(name)),
         None => Ok(()),
     }
 }
@@ -138,16 +138,16 @@ mod tests {
         ] {
             for opened in [open(path), create(path)] {
                 assert!(
-                    matches!(opened, Err(Error::NotRegular(found)) if found == name),
+                    matches!(opened, Err(FileError::NotRegular(found)) if found == name),
                     "{name}: {opened:?}"
                 );
             }
         }
         let link = folder.path().join("link");
         std::os::unix::fs::symlink(&fifo, &link).expect("a link");
-        assert!(matches!(open(&link), Err(Error::NotRegular("a FIFO"))), "what a link names counts");
+        assert!(matches!(open(&link), Err(FileError::NotRegular("a FIFO"))), "what a link names counts");
         let missing = open(&folder.path().join("missing"));
-        assert!(matches!(missing, Err(Error::Io(error)) if error.kind() == io::ErrorKind::NotFound));
+        assert!(matches!(missing, Err(FileError::Io(error)) if error.kind() == io::ErrorKind::NotFound));
     }
 
     #[test]
@@ -156,10 +156,10 @@ mod tests {
         let path = folder.path().join("file");
         std::fs::write(&path, [7; 100]).expect("written");
         assert_eq!(read(&path, 100).expect("read"), [7; 100]);
-        assert!(matches!(read(&path, 99), Err(Error::TooLarge(99))));
+        assert!(matches!(read(&path, 99), Err(FileError::TooLarge(99))));
         // Its length is 0, as far as the file system tells.
         assert!(!read(Path::new("/proc/self/status"), 1 << 20).expect("read").is_empty());
-        assert!(matches!(read_bounded(io::repeat(0), 9), Err(Error::TooLarge(9))));
+        assert!(matches!(read_bounded(io::repeat(0), 9), Err(FileError::TooLarge(9))));
     }
 
     #[test]

@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 use hugemem::{Arena, ArenaOptions, PageKind};
 use softnic::{Drive, Personality, PortConfig, SoftNic, SoftNicConfig};
 use verbs::{
-    Access, ActionSpec, CompletionFields, CompletionQueue, DeviceList, Domain, Flow, FlowAttr, FlowKind,
-    FlowSpec, FlowTag, FlowTarget, Frame, FramePool, HashConfig, HashFields, IndirectionTable, Ipv4ExtMatch,
-    MemoryRegion, ParentDomain, PortNumber, ProtectionDomain, ReceiveQueue, RssQueuePair, ThreadDomain,
-    WorkQueue,
+    Access, ActionSpec, CompletionFields, CompletionQueue, DeviceList, Domain, FlowAttr, FlowHandle,
+    FlowKind, FlowSpec, FlowTag, FlowTarget, Frame, FramePool, HashConfig, HashFields, IndirectionTable,
+    Ipv4ExtMatch, MemoryRegion, ParentDomain, PortNumber, ProtectionDomain, ReceiveQueue, RssQueuePair,
+    ThreadDomain, WorkQueue,
 };
 use wire::{GeneratorConfig, GeneratorWire};
 
@@ -24,7 +24,7 @@ const BUFFER_BYTES: u32 = 33 * 64;
 
 /// A consumer with everything it owns, dropped in this order.
 struct Consumer {
-    _flow: Flow,
+    _flow: FlowHandle,
     receives: ReceiveQueue,
     cq: CompletionQueue,
     pool: FramePool,
@@ -57,7 +57,7 @@ impl Consumer {
         let attr = FlowAttr::new(FlowKind::Normal, PortNumber(1))
             .spec(FlowSpec::Ipv4Ext { value: any, mask: any })
             .action(ActionSpec::Tag(FlowTag(7)));
-        let flow = Flow::create(&target, &attr)?;
+        let flow = FlowHandle::create(&target, &attr)?;
         let mut spare = Vec::with_capacity(frames as usize);
         spare.extend(std::iter::from_fn(|| pool.take()));
         let mut consumer = Self { _flow: flow, receives, cq, pool, spare };

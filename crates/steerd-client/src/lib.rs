@@ -55,7 +55,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use shm::memif::client::{Client as Connection, Config};
-use shm::memif::ring::{Put, Taken, Violation};
+use shm::memif::ring::{Put, TakenFrame, Violation};
 
 pub use shm::memif::client::ClientError;
 
@@ -295,12 +295,12 @@ fn take(
         let receiver = &mut connection.receivers[ring];
         while let Some(room) = batch.room() {
             match receiver.take(room)? {
-                Taken::Empty => break,
-                Taken::Frame(bytes) => {
+                TakenFrame::Empty => break,
+                TakenFrame::Frame(bytes) => {
                     batch.push(bytes);
                     counts.received += 1;
                 }
-                Taken::TooLong(_) => counts.too_long += 1,
+                TakenFrame::TooLong(_) => counts.too_long += 1,
             }
         }
         receiver.publish()?;

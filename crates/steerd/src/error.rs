@@ -64,7 +64,7 @@ pub(crate) enum Error {
     #[error("softnic.provider = \"mlx5\": {0}")]
     LibMlx5(crate::daemon::libmlx5::Error),
     #[error("{}", chain(.0))]
-    Device(control::Error),
+    Device(control::ControlError),
     #[error(
         "device {device} has {queues} receive queues, {workers} workers need one each (hint: set workers.cores)"
     )]
@@ -90,7 +90,7 @@ pub(crate) enum Error {
     )]
     FrameBytes { frame_bytes: u32, port: u8, mtu_bytes: u32, needed: u32 },
     #[error("the policy cannot be installed on the device: {}", chain(.0))]
-    Install(control::Error),
+    Install(control::ControlError),
     #[error("{}", chain(.0))]
     Sink(crate::daemon::sinks::Error),
     #[error("{}", chain(.0))]

@@ -16,7 +16,7 @@ use ibverbs_sys::{self as sys, ibv_comp_channel};
 
 use crate::context::never_wait;
 use crate::error::{created, forget_last, last};
-use crate::{Context, Error, Result, leak};
+use crate::{Context, Result, VerbsError, leak};
 
 /// A channel for the events of one or more completion queues of a device.
 pub struct CompletionChannel {
@@ -48,7 +48,7 @@ impl CompletionChannel {
     /// # Errors
     /// EMFILE without a descriptor left; EOPNOTSUPP, ENOSPC or ENOTTY where a provider has no channels.
     pub fn new(context: &Arc<Context>) -> Result<Arc<Self>> {
-        let failed = |source| Error::CreateChannel { device: context.name().into(), source };
+        let failed = |source| VerbsError::CreateChannel { device: context.name().into(), source };
         // SAFETY: the context is open, and of the provider whose function this is.
         let raw = created(|| unsafe { context.create_channel() }).map_err(failed)?;
         let channel = Self { raw, context: Arc::clone(context), reading: Mutex::new(()) };
@@ -114,8 +114,8 @@ impl CompletionChannel {
         unsafe { (*self.raw()).fd }
     }
 
-    fn unreadable(&self, source: io::Error) -> Error {
-        Error::ReadChannel { device: self.context.name().into(), source }
+    fn unreadable(&self, source: io::Error) -> VerbsError {
+        VerbsError::ReadChannel { device: self.context.name().into(), source }
     }
 }
 

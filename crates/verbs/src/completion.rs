@@ -1,5 +1,5 @@
 //! Completions, in two forms. [`Completion`] is the current one of an open poll, read between two steps of a
-//! [`Batch`](crate::Batch): a field that was not asked for is `None`, and its function, which may be NULL, is
+//! [`CompletionBatch`](crate::CompletionBatch): a field that was not asked for is `None`, and its function, which may be NULL, is
 //! never called. [`WorkCompletion`] is one as `ibv_poll_cq` returns it, all fields at once, by value, which
 //! costs more.
 
@@ -31,7 +31,7 @@ pub struct FlowTag(pub u32);
 
 /// How a work request ended (`ibv_wc_status`), as far as raw packet queues know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Status {
+pub enum CompletionStatus {
     /// The request was carried out.
     Success,
     /// The packet was longer than the buffer.
@@ -52,7 +52,7 @@ pub enum Status {
     Unknown(u32),
 }
 
-impl From<ibv_wc_status::Type> for Status {
+impl From<ibv_wc_status::Type> for CompletionStatus {
     #[inline]
     fn from(raw: ibv_wc_status::Type) -> Self {
         match raw {
@@ -69,7 +69,7 @@ impl From<ibv_wc_status::Type> for Status {
     }
 }
 
-impl fmt::Display for Status {
+impl fmt::Display for CompletionStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Success => f.write_str("success"),
@@ -124,7 +124,7 @@ pub(crate) fn token_of(wr_id: u64) -> Option<u32> {
     ((wr_id >> 32) as u32 == NO_POOL).then_some(wr_id as u32)
 }
 
-/// The current completion of a batch. Unless the status is [`Status::Success`], only the work request id, the
+/// The current completion of a batch. Unless the status is [`CompletionStatus::Success`], only the work request id, the
 /// status, the vendor's code and the queue pair number mean anything (ibv_create_cq_ex(3)).
 pub struct Completion<'b> {
     queue: &'b CompletionQueueHandle,
@@ -188,11 +188,11 @@ impl<'b> Completion<'b> {
 
     /// How it ended.
     #[inline]
-    pub fn status(&self) -> Status {
-        Status::from(self.raw_status())
+    pub fn status(&self) -> CompletionStatus {
+        CompletionStatus::from(self.raw_status())
     }
 
-    /// Whether the status is [`Status::Success`].
+    /// Whether the status is [`CompletionStatus::Success`].
     #[inline]
     pub fn succeeded(&self) -> bool {
         self.raw_status() == ibv_wc_status::IBV_WC_SUCCESS
@@ -295,7 +295,7 @@ pub(crate) struct RawCompletion {
 const _: () = assert!(size_of::<RawCompletion>() == size_of::<ibv_wc>() && size_of::<ibv_wc>() == 48);
 const _: () = assert!(align_of::<RawCompletion>() == align_of::<ibv_wc>());
 
-/// A completion. Unless the status is [`Status::Success`], only the work request id, the status, the vendor's
+/// A completion. Unless the status is [`CompletionStatus::Success`], only the work request id, the status, the vendor's
 /// code and the queue pair number mean anything (ibv_poll_cq(3)). There is no flow tag, VLAN tag or timestamp
 /// here.
 ///
@@ -321,8 +321,8 @@ impl WorkCompletion {
     }
 
     /// How it ended.
-    pub fn status(&self) -> Status {
-        Status::from(self.0.status)
+    pub fn status(&self) -> CompletionStatus {
+        CompletionStatus::from(self.0.status)
     }
 
     /// The kind of work request that ended.
@@ -366,9 +366,9 @@ mod tests {
 
     #[test]
     fn statuses_and_opcodes_keep_unknown_numbers() {
-        assert_eq!(Status::from(ibv_wc_status::IBV_WC_WR_FLUSH_ERR), Status::Flushed);
-        assert_eq!(Status::from(14), Status::Unknown(14));
-        assert_eq!(Status::Unknown(14).to_string(), "completion status 14");
+        assert_eq!(CompletionStatus::from(ibv_wc_status::IBV_WC_WR_FLUSH_ERR), CompletionStatus::Flushed);
+        assert_eq!(CompletionStatus::from(14), CompletionStatus::Unknown(14));
+        assert_eq!(CompletionStatus::Unknown(14).to_string(), "completion status 14");
         assert_eq!(Opcode::from(ibv_wc_opcode::IBV_WC_RECV), Opcode::Receive);
         assert_eq!(Opcode::from(ibv_wc_opcode::IBV_WC_TSO), Opcode::SegmentedSend);
         assert_eq!(Opcode::from(ibv_wc_opcode::IBV_WC_FLUSH), Opcode::Unknown(8));

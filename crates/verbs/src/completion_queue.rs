@@ -17,8 +17,8 @@ use crate::completion::{Completion, RawCompletion, WorkCompletion};
 use crate::error::{created, from_code};
 use crate::inline::PollFunctions;
 use crate::{
-    CompletionChannel, CompletionFields, CompletionQueueHandle, Context, Domain, Error, ParentDomain,
-    RawPacketCaps, Result, inline, leak,
+    CompletionChannel, CompletionFields, CompletionQueueHandle, Context, Domain, ParentDomain, RawPacketCaps,
+    Result, VerbsError, inline, leak,
 };
 
 /// Most entries of a completion queue: what the largest known device offers (mlx5, 4 Mi).
@@ -65,7 +65,7 @@ impl CompletionQueue {
     /// As long as the batch is open, nothing can be posted to queues that complete here: their `post` takes
     /// no frames.
     #[inline]
-    pub fn poll(&mut self) -> Option<Batch<'_>> {
+    pub fn poll(&mut self) -> Option<CompletionBatch<'_>> {
         if !self.handle.gate.enter() {
             return None;
         }
@@ -73,7 +73,7 @@ impl CompletionQueue {
         // destroyers out, and a batch borrows `self`, so none is open.
         let code = unsafe { self.handle.functions.start_poll(self.handle.raw()) };
         if code == 0 {
-            return Some(Batch { queue: self, next: Next::First, _not_send: PhantomData });
+            return Some(CompletionBatch { queue: self, next: Next::First, _not_send: PhantomData });
         }
         self.handle.gate.leave();
         if code != libc::ENOENT {
@@ -127,7 +127,7 @@ impl CompletionQueue {
             Some(_paused) => unsafe { inline::req_notify_cq(handle.raw_cq(), c_int::from(solicited_only)) },
             None => libc::EBUSY,
         };
-        handle.answer(code, |device, source| Error::RequestNotification { device, source })
+        handle.answer(code, |device, source| VerbsError::RequestNotification { device, source })
     }
 
     /// Events only after `count` completions or `period_us` microseconds, whichever is first
@@ -144,7 +144,7 @@ impl CompletionQueue {
         };
         // SAFETY: the queue is live and of this context.
         let code = unsafe { inline::modify_cq(handle.context.raw(), handle.raw_cq(), &raw mut attr) };
-        handle.answer(code, |device, source| Error::ModerateCompletionQueue { device, source })
+        handle.answer(code, |device, source| VerbsError::ModerateCompletionQueue { device, source })
     }
 
     /// Resizes to at least `entries` completions (`ibv_resize_cq`); those in the queue stay.
@@ -163,7 +163,7 @@ impl CompletionQueue {
             (_, None) => libc::EBUSY,
             _ => libc::EINVAL,
         };
-        handle.answer(code, |device, source| Error::ResizeCompletionQueue { device, entries, source })
+        handle.answer(code, |device, source| VerbsError::ResizeCompletionQueue { device, entries, source })
     }
 }
 
@@ -178,13 +178,13 @@ enum Next {
 
 /// An open poll: completions in order. Ends the poll when dropped, on the thread that opened it: the library
 /// may hold a spin lock meanwhile.
-pub struct Batch<'cq> {
+pub struct CompletionBatch<'cq> {
     queue: &'cq mut CompletionQueue,
     next: Next,
     _not_send: PhantomData<*const ()>,
 }
 
-impl Batch<'_> {
+impl CompletionBatch<'_> {
     /// The next completion; the one before is over. Not an iterator, as each borrows the batch.
     #[inline]
     #[allow(clippy::should_implement_trait)]
@@ -211,7 +211,7 @@ impl Batch<'_> {
     }
 }
 
-impl Drop for Batch<'_> {
+impl Drop for CompletionBatch<'_> {
     #[inline]
     fn drop(&mut self) {
         let handle = &*self.queue.handle;
@@ -301,7 +301,8 @@ impl CompletionQueueBuilder {
     /// for.
     pub fn build(self) -> Result<CompletionQueue> {
         let Self { context, entries, fields, flags, domain, channel, token, completion_vector } = self;
-        let failed = |source| Error::CreateCompletionQueue { device: context.name().into(), entries, source };
+        let failed =
+            |source| VerbsError::CreateCompletionQueue { device: context.name().into(), entries, source };
         if let Some(domain) = &domain {
             context.same_as(domain.context())?;
         }
@@ -353,6 +354,6 @@ mod tests {
     use super::*;
     use crate::testing::assert_not_send;
 
-    assert_not_send!(Batch<'static>);
+    assert_not_send!(CompletionBatch<'static>);
     assert_not_send!(Completion<'static>);
 }

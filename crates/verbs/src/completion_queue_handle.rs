@@ -10,7 +10,7 @@ use ibverbs_sys::{self as sys, ibv_cq_ex};
 use crate::error::from_code;
 use crate::inline::PollFunctions;
 use crate::pause::{Gate, Gates, Paused, pause_both};
-use crate::{CompletionChannel, Context, Domain, Error, Result, leak};
+use crate::{CompletionChannel, Context, Domain, Result, VerbsError, leak};
 
 /// A completion queue for everything but its poller: an object that must outlive what completes into it.
 pub struct CompletionQueueHandle {
@@ -77,7 +77,11 @@ impl CompletionQueueHandle {
         &self.context
     }
 
-    pub(crate) fn answer(&self, code: c_int, error: impl FnOnce(String, io::Error) -> Error) -> Result<()> {
+    pub(crate) fn answer(
+        &self,
+        code: c_int,
+        error: impl FnOnce(String, io::Error) -> VerbsError,
+    ) -> Result<()> {
         if code == 0 { Ok(()) } else { Err(error(self.context.name().into(), from_code(code))) }
     }
 }

@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime};
 use ibverbs_sys::{ibv_comp_channel, ibv_context, ibv_device_attr_ex, ibv_port_attr, ibv_values_ex};
 
 use crate::error::{from_code, last};
-use crate::{CreateChannel, DeviceAttributes, Error, PortAttributes, PortNumber, Result, inline, leak};
+use crate::{CreateChannel, DeviceAttributes, PortAttributes, PortNumber, Result, VerbsError, inline, leak};
 
 /// An open device. Every object made from it keeps it open.
 pub struct Context {
@@ -35,7 +35,8 @@ impl Context {
         channel_maker: Option<CreateChannel>,
     ) -> Result<Self> {
         let context = Self { raw, name: name.to_owned(), channel_maker };
-        never_wait(context.async_fd()).map_err(|source| Error::AsyncEvent { device: name.into(), source })?;
+        never_wait(context.async_fd())
+            .map_err(|source| VerbsError::AsyncEvent { device: name.into(), source })?;
         Ok(context)
     }
 
@@ -67,10 +68,10 @@ impl Context {
         if ptr::eq(self, other) {
             return Ok(());
         }
-        Err(Error::MixedContexts { device: self.name.clone(), other: other.name.clone() })
+        Err(VerbsError::MixedContexts { device: self.name.clone(), other: other.name.clone() })
     }
 
-    /// The device's name, as [`Device::name`](crate::Device::name).
+    /// The device's name, as [`ListedDevice::name`](crate::Device::name).
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -88,7 +89,7 @@ impl Context {
         // SAFETY: `raw` is open until `drop`.
         match unsafe { inline::query_device_ex(self.raw(), &mut attr) } {
             0 => Ok(DeviceAttributes::from(&attr)),
-            code => Err(Error::QueryDevice { device: self.name.clone(), source: from_code(code) }),
+            code => Err(VerbsError::QueryDevice { device: self.name.clone(), source: from_code(code) }),
         }
     }
 
@@ -98,7 +99,7 @@ impl Context {
         // SAFETY: `raw` is open until `drop`.
         match unsafe { inline::query_port(self.raw(), port.0, &mut attr) } {
             0 => Ok(PortAttributes::from(&attr)),
-            code => Err(Error::QueryPort { device: self.name.clone(), port, source: from_code(code) }),
+            code => Err(VerbsError::QueryPort { device: self.name.clone(), port, source: from_code(code) }),
         }
     }
 
@@ -121,7 +122,7 @@ impl Context {
             0 => from_code(libc::EOPNOTSUPP),
             code => from_code(code),
         };
-        Err(Error::QueryClock { device: self.name.clone(), source })
+        Err(VerbsError::QueryClock { device: self.name.clone(), source })
     }
 
     /// A conversion of the device's clock, good for timestamps taken around now: the device is asked for its
@@ -135,7 +136,7 @@ impl Context {
         let (khz, mask) = (attributes.hca_core_clock_khz, attributes.completion_timestamp_mask);
         let (before, raw, after) = (SystemTime::now(), self.raw_clock()?, SystemTime::now());
         let between = before + after.duration_since(before).unwrap_or_default() / 2;
-        Clock::new(khz, mask, raw, between).ok_or_else(|| Error::QueryClock {
+        Clock::new(khz, mask, raw, between).ok_or_else(|| VerbsError::QueryClock {
             device: self.name.clone(),
             source: from_code(libc::EOPNOTSUPP),
         })

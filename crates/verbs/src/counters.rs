@@ -9,7 +9,7 @@ use std::sync::Arc;
 use ibverbs_sys::{self as sys, ibv_counter_attach_attr, ibv_counters, ibv_counters_init_attr};
 
 use crate::error::{created, from_code};
-use crate::{Context, CounterPoint, Error, Result, inline, leak};
+use crate::{Context, CounterPoint, Result, VerbsError, inline, leak};
 
 bitflags::bitflags! {
     /// `ibv_read_counters_flags`.
@@ -59,7 +59,7 @@ impl Counters {
         let mut attr = ibv_counters_init_attr::default();
         // SAFETY: the context is open.
         let raw = created(|| unsafe { inline::create_counters(context.raw(), &mut attr) })
-            .map_err(|source| Error::CreateCounters { device: context.name().into(), source })?;
+            .map_err(|source| VerbsError::CreateCounters { device: context.name().into(), source })?;
         let counters = Self { raw, context: Arc::clone(context), points: points.into() };
         (0..).zip(points).try_for_each(|(index, &point)| counters.attach(point, index))?;
         Ok(Arc::new(counters))
@@ -80,7 +80,7 @@ impl Counters {
             0 => Ok(()),
             code => {
                 let device = self.context.name().into();
-                Err(Error::AttachCounters { device, counter, source: from_code(code) })
+                Err(VerbsError::AttachCounters { device, counter, source: from_code(code) })
             }
         }
     }
@@ -114,7 +114,9 @@ impl Counters {
         };
         match code {
             0 => Ok(()),
-            code => Err(Error::ReadCounters { device: self.context.name().into(), source: from_code(code) }),
+            code => {
+                Err(VerbsError::ReadCounters { device: self.context.name().into(), source: from_code(code) })
+            }
         }
     }
 

@@ -12,7 +12,7 @@ use ibv_provider::{CreateChannel, Provider};
 use ibverbs_sys::ibv_device;
 
 use crate::error::created;
-use crate::{Context, Error, Result};
+use crate::{Context, Result, VerbsError};
 
 /// A list of devices; released on drop. Opened devices live on.
 pub struct DeviceList {
@@ -43,15 +43,15 @@ impl DeviceList {
         list: impl FnOnce(&mut c_int) -> *mut *mut ibv_device,
     ) -> Result<Self> {
         let mut count = 0;
-        let raw = created(|| list(&mut count)).map_err(|source| Error::ListDevices { source })?;
+        let raw = created(|| list(&mut count)).map_err(|source| VerbsError::ListDevices { source })?;
         Ok(Self { raw, count: usize::try_from(count).unwrap_or(0), channel_maker })
     }
 
     /// The devices, in the order the library or the provider gives them.
-    pub fn iter(&self) -> impl Iterator<Item = Device<'_>> {
+    pub fn iter(&self) -> impl Iterator<Item = ListedDevice<'_>> {
         // SAFETY: the library or the provider guarantees `count` entries; they stay until `drop`.
         let entries = unsafe { std::slice::from_raw_parts(self.raw.as_ptr(), self.count) };
-        entries.iter().copied().filter_map(NonNull::new).map(|raw| Device {
+        entries.iter().copied().filter_map(NonNull::new).map(|raw| ListedDevice {
             raw,
             channel_maker: self.channel_maker,
             _list: PhantomData,
@@ -59,28 +59,28 @@ impl DeviceList {
     }
 
     /// The device of that name.
-    pub fn find(&self, name: &str) -> Option<Device<'_>> {
+    pub fn find(&self, name: &str) -> Option<ListedDevice<'_>> {
         self.iter().find(|device| device.name() == name)
     }
 }
 
 impl Drop for DeviceList {
     fn drop(&mut self) {
-        // SAFETY: `raw` came from a function whose lists this releases, once; `Device` borrows from `self`.
+        // SAFETY: `raw` came from a function whose lists this releases, once; `ListedDevice` borrows from `self`.
         unsafe { ibverbs_sys::ibv_free_device_list(self.raw.as_ptr()) };
     }
 }
 
 /// A device that can be opened.
 #[derive(Clone, Copy)]
-pub struct Device<'list> {
+pub struct ListedDevice<'list> {
     /// Valid as long as the list.
     raw: NonNull<ibv_device>,
     channel_maker: Option<CreateChannel>,
     _list: PhantomData<&'list DeviceList>,
 }
 
-impl<'list> Device<'list> {
+impl<'list> ListedDevice<'list> {
     /// The kernel's name for it, such as `mlx5_0`.
     pub fn name(&self) -> &'list str {
         // SAFETY: the device lives as long as the list it came from.
@@ -104,7 +104,7 @@ impl<'list> Device<'list> {
         let name = self.name();
         // SAFETY: as for the name.
         let raw = created(|| unsafe { ibverbs_sys::ibv_open_device(self.raw.as_ptr()) })
-            .map_err(|source| Error::OpenDevice { device: name.into(), source })?;
+            .map_err(|source| VerbsError::OpenDevice { device: name.into(), source })?;
         Ok(Arc::new(Context::adopt(raw, name, self.channel_maker)?))
     }
 }

@@ -11,7 +11,7 @@ use ibverbs_sys::{ibv_parent_domain_init_attr, ibv_pd, ibv_td, ibv_td_init_attr}
 use crate::allocator::{self, AllocatorState, DomainAllocator};
 use crate::error::created;
 use crate::pause::Gate;
-use crate::{Context, Error, Result, inline, leak};
+use crate::{Context, Result, VerbsError, inline, leak};
 
 /// A protection domain: queues reach only memory registered in their own.
 pub struct ProtectionDomain {
@@ -30,7 +30,7 @@ impl ProtectionDomain {
     pub fn new(context: &Arc<Context>) -> Result<Arc<Self>> {
         // SAFETY: the context is open.
         let raw = created(|| unsafe { ibverbs_sys::ibv_alloc_pd(context.raw()) })
-            .map_err(|source| Error::AllocProtectionDomain { device: context.name().into(), source })?;
+            .map_err(|source| VerbsError::AllocProtectionDomain { device: context.name().into(), source })?;
         Ok(Arc::new(Self { raw, context: Arc::clone(context) }))
     }
 }
@@ -64,7 +64,7 @@ impl ThreadDomain {
         let mut attr = ibv_td_init_attr::default();
         // SAFETY: the context is open.
         let raw = created(|| unsafe { inline::alloc_td(context.raw(), &mut attr) })
-            .map_err(|source| Error::AllocThreadDomain { device: context.name().into(), source })?;
+            .map_err(|source| VerbsError::AllocThreadDomain { device: context.name().into(), source })?;
         Ok(Arc::new(Self { raw, context: Arc::clone(context), gate: Arc::default() }))
     }
 }
@@ -127,7 +127,7 @@ impl ParentDomain {
         // SAFETY: the context is open, both domains are live, and `pd_context` lives as long as the parent
         // domain.
         let raw = created(|| unsafe { inline::alloc_parent_domain(context.raw(), &mut attr) })
-            .map_err(|source| Error::AllocParentDomain { device: context.name().into(), source })?;
+            .map_err(|source| VerbsError::AllocParentDomain { device: context.name().into(), source })?;
         Ok(Arc::new(Self { raw, protection: Arc::clone(domain), thread: thread.map(Arc::clone), allocator }))
     }
 

@@ -10,13 +10,13 @@ use std::ptr::NonNull;
 use crate::{CounterPoint, Errno, HashFields, PortNumber, QueueNumber};
 
 /// A result of this crate.
-pub type Result<T> = std::result::Result<T, Error>;
+pub type Result<T> = std::result::Result<T, VerbsError>;
 
 /// A verb that failed, or an argument no verb would take. `device` is the name `ibv_get_device_name` gives.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs)] // each variant's text describes it; the fields are the ids it prints
-pub enum Error {
+pub enum VerbsError {
     #[error("cannot list RDMA devices: {}", Hint(Verb::List, .source))]
     ListDevices { source: io::Error },
     #[error("cannot open RDMA device {device}: {}", Hint(Verb::Open, .source))]
@@ -92,7 +92,7 @@ pub enum Error {
     FramePoolIds,
 }
 
-impl Error {
+impl VerbsError {
     /// The errno the verb gave, if it gave one; EINVAL for an argument refused before any verb was called.
     pub fn errno(&self) -> Option<i32> {
         match std::error::Error::source(self) {
@@ -222,9 +222,9 @@ fn remedy(verb: Verb, errno: i32) -> Option<&'static str> {
 mod tests {
     use super::*;
 
-    fn flow(errno: i32) -> Error {
+    fn flow(errno: i32) -> VerbsError {
         let source = io::Error::from_raw_os_error(errno);
-        Error::CreateFlow { device: "mlx5_0".into(), port: PortNumber(1), priority: 3, source }
+        VerbsError::CreateFlow { device: "mlx5_0".into(), port: PortNumber(1), priority: 3, source }
     }
 
     #[test]
@@ -237,7 +237,7 @@ mod tests {
     #[test]
     fn the_same_errno_means_another_thing_to_another_verb() {
         let source = io::Error::from_raw_os_error(libc::ENOMEM);
-        let region = Error::RegisterMemory { device: "d".into(), bytes: 4096, source };
+        let region = VerbsError::RegisterMemory { device: "d".into(), bytes: 4096, source };
         assert!(region.to_string().contains("locked-memory limit"), "{region}");
         assert!(flow(libc::ENOMEM).to_string().contains("above the device's highest"));
     }
@@ -252,7 +252,7 @@ mod tests {
     #[test]
     fn errno_is_the_verbs_or_einval() {
         assert_eq!(flow(libc::EEXIST).errno(), Some(libc::EEXIST));
-        assert_eq!(Error::TableSize { size: 3 }.errno(), Some(libc::EINVAL));
+        assert_eq!(VerbsError::TableSize { size: 3 }.errno(), Some(libc::EINVAL));
     }
 
     fn set_errno(errno: c_int) {
@@ -267,7 +267,7 @@ mod tests {
         set_errno(libc::EOPNOTSUPP);
         let error = created(std::ptr::null_mut::<u8>).expect_err("NULL");
         assert_eq!(error.raw_os_error(), None, "{error}");
-        let refused = Error::CreateCounters { device: "mlx5_0".into(), source: error };
+        let refused = VerbsError::CreateCounters { device: "mlx5_0".into(), source: error };
         assert_eq!(refused.errno(), None);
         assert!(refused.to_string().contains("without giving an error number"), "{refused}");
     }

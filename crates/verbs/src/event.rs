@@ -13,7 +13,7 @@ use ibverbs_sys::{
 };
 
 use crate::error::{forget_last, last};
-use crate::{Context, Error, PortNumber, QueueNumber, Result};
+use crate::{Context, PortNumber, QueueNumber, Result, VerbsError};
 
 /// The kind of an asynchronous event (`ibv_event_type`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -221,7 +221,7 @@ impl Context {
             match source.kind() {
                 io::ErrorKind::Interrupted => {}
                 io::ErrorKind::WouldBlock => return Ok(None),
-                _ => return Err(Error::AsyncEvent { device: self.name().into(), source }),
+                _ => return Err(VerbsError::AsyncEvent { device: self.name().into(), source }),
             }
         }
         // SAFETY: zero is a valid event, and the library has filled it in.

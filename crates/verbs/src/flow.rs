@@ -15,7 +15,7 @@ use ibverbs_sys::{ibv_flow, ibv_qp};
 pub use self::action::{EspAction, EspFlags, FlowAction};
 pub use self::attr::{ActionSpec, FlowAttr, FlowKind};
 use crate::error::{created, from_code};
-use crate::{Context, Error, RawQueuePairHandle, Result, RssQueuePair, inline, leak};
+use crate::{Context, RawQueuePairHandle, Result, RssQueuePair, VerbsError, inline, leak};
 
 /// Where a flow's packets go. One that drops them needs a target as well, to name the device.
 #[derive(Clone)]
@@ -56,7 +56,7 @@ impl From<Arc<RawQueuePairHandle>> for FlowTarget {
 
 /// An installed flow; removed when dropped.
 #[must_use = "a flow is removed from the device when it is dropped"]
-pub struct Flow {
+pub struct FlowHandle {
     /// `None` once destroyed.
     raw: Option<NonNull<ibv_flow>>,
     target: FlowTarget,
@@ -65,11 +65,11 @@ pub struct Flow {
 }
 
 // SAFETY: never written after it was made; its verb may be called from any thread.
-unsafe impl Send for Flow {}
+unsafe impl Send for FlowHandle {}
 // SAFETY: nothing can be done with a shared reference.
-unsafe impl Sync for Flow {}
+unsafe impl Sync for FlowHandle {}
 
-impl Flow {
+impl FlowHandle {
     /// `ibv_create_flow`. The flow keeps its target, its counters and its actions alive.
     ///
     /// # Errors
@@ -79,7 +79,7 @@ impl Flow {
     /// ENXIO for a port that is not there.
     pub fn create(target: &FlowTarget, attr: &FlowAttr) -> Result<Self> {
         let context = target.context();
-        let failed = |source| Error::CreateFlow {
+        let failed = |source| VerbsError::CreateFlow {
             device: context.name().into(),
             port: attr.port,
             priority: attr.priority,
@@ -100,12 +100,12 @@ impl Flow {
 
     /// `ibv_destroy_flow`, for callers that want to know: after a refusal the flow is still installed and
     /// comes back. Dropping a flow does the same but can only log.
-    pub fn destroy(mut self) -> std::result::Result<(), (Self, Error)> {
+    pub fn destroy(mut self) -> std::result::Result<(), (Self, VerbsError)> {
         match self.remove() {
             0 => Ok(()),
             code => {
                 let device = self.target.context().name().into();
-                Err((self, Error::DestroyFlow { device, source: from_code(code) }))
+                Err((self, VerbsError::DestroyFlow { device, source: from_code(code) }))
             }
         }
     }
@@ -122,7 +122,7 @@ impl Flow {
     }
 }
 
-impl Drop for Flow {
+impl Drop for FlowHandle {
     fn drop(&mut self) {
         let code = self.remove();
         let device = self.target.context().name();

@@ -10,7 +10,7 @@ use std::num::{NonZeroU32, NonZeroU64};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use crate::{Completion, Domain, Error, MemoryRegion, WorkCompletion};
+use crate::{Completion, Domain, MemoryRegion, VerbsError, WorkCompletion};
 
 /// Most frames of one pool: at the usual 2 KiB, 32 GiB.
 pub(crate) const MAX_FRAMES: usize = 1 << 24;
@@ -230,7 +230,7 @@ impl FramePool {
         static NEXT_ID: AtomicU32 = AtomicU32::new(1);
         let count = frame_count(region.bytes(), frame_bytes)?;
         let id = NEXT_ID.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |id| id.checked_add(1));
-        let id = id.ok().and_then(NonZeroU32::new).ok_or(Error::FramePoolIds)?;
+        let id = id.ok().and_then(NonZeroU32::new).ok_or(VerbsError::FramePoolIds)?;
         Ok(Self { region: Arc::new(region), ledger: Ledger::new(id, count), frame_bytes })
     }
 
@@ -436,7 +436,7 @@ fn frame_count(bytes: usize, frame_bytes: u32) -> crate::Result<u32> {
     let count = bytes.checked_div(frame_bytes as usize).unwrap_or(0);
     match u32::try_from(count) {
         Ok(fits) if (1..=MAX_FRAMES).contains(&count) => Ok(fits),
-        _ => Err(Error::FrameSize { bytes, frame_bytes, most: MAX_FRAMES }),
+        _ => Err(VerbsError::FrameSize { bytes, frame_bytes, most: MAX_FRAMES }),
     }
 }
 

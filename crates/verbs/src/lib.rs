@@ -92,19 +92,19 @@ pub use attributes::{
     RssCaps, TsoCaps,
 };
 pub use channel::{CompletionChannel, CompletionEvent};
-pub use completion::{Completion, CompletionFlags, FlowTag, Opcode, Status, WorkCompletion};
+pub use completion::{Completion, CompletionFlags, CompletionStatus, FlowTag, Opcode, WorkCompletion};
 pub use completion_fields::CompletionFields;
-pub use completion_queue::{Batch, CompletionQueue, CompletionQueueBuilder, MAX_COMPLETIONS};
+pub use completion_queue::{CompletionBatch, CompletionQueue, CompletionQueueBuilder, MAX_COMPLETIONS};
 pub use completion_queue_handle::CompletionQueueHandle;
 pub use context::{Clock, Context};
 pub use counter_point::CounterPoint;
 pub use counters::{CounterValues, Counters, ReadFlags};
-pub use device::{Device, DeviceList, Guid};
+pub use device::{DeviceList, Guid, ListedDevice};
 pub use domain::{Domain, ParentDomain, ProtectionDomain, ThreadDomain};
 pub use errno::Errno;
-pub use error::{Error, Result};
+pub use error::{Result, VerbsError};
 pub use event::{AsyncEvent, EventKind, EventSource};
-pub use flow::{ActionSpec, EspAction, EspFlags, Flow, FlowAction, FlowAttr, FlowKind, FlowTarget};
+pub use flow::{ActionSpec, EspAction, EspFlags, FlowAction, FlowAttr, FlowHandle, FlowKind, FlowTarget};
 pub use flow_spec::{
     EspMatch, EthernetMatch, FlowSpec, GreMatch, Ipv4ExtMatch, Ipv4Match, Ipv6Match, MplsMatch, PortMatch,
     VxlanMatch,

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use ibverbs_sys::{ibv_access_flags, ibv_mr};
 
 use crate::error::{created, from_code};
-use crate::{Domain, Error, Result, StableMemory, leak};
+use crate::{Domain, Result, StableMemory, VerbsError, leak};
 
 bitflags::bitflags! {
     /// The accesses that a device has to registered memory besides reading it for sends (`ibv_access_flags`).
@@ -80,7 +80,8 @@ impl MemoryRegion {
         access: Access,
     ) -> Result<Self> {
         let address = start.as_ptr();
-        let failed = |source| Error::RegisterMemory { device: domain.context().name().into(), bytes, source };
+        let failed =
+            |source| VerbsError::RegisterMemory { device: domain.context().name().into(), bytes, source };
         // Bits that have no name here may open the memory to the network.
         if !Access::all().contains(access) {
             return Err(failed(from_code(libc::EINVAL)));

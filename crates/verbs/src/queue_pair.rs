@@ -7,7 +7,7 @@
 use ibverbs_sys::{self as sys, ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_cap, ibv_qp_init_attr};
 
 use crate::error::from_code;
-use crate::{Context, Error, PortNumber, Result};
+use crate::{Context, PortNumber, Result, VerbsError};
 
 bitflags::bitflags! {
     /// `ibv_qp_create_flags`. What a device lacks it refuses, with EINVAL or EOPNOTSUPP
@@ -165,7 +165,7 @@ pub(crate) unsafe fn query(context: &Context, qp: *mut ibv_qp) -> Result<QueuePa
     // SAFETY: forwarded contract; both structures are writable.
     let code = unsafe { sys::ibv_query_qp(qp, &raw mut attr, mask.0.cast_signed(), &raw mut init) };
     if code != 0 {
-        return Err(Error::QueryQueuePair { device: context.name().into(), source: from_code(code) });
+        return Err(VerbsError::QueryQueuePair { device: context.name().into(), source: from_code(code) });
     }
     Ok(QueuePairAttributes {
         state: QueuePairState::from(attr.qp_state),

@@ -24,9 +24,9 @@ use crate::inline::SendFunctions;
 use crate::pause::Gates;
 use crate::queue_pools::{QueuePools, QueueRegions};
 use crate::{
-    Completion, CompletionQueueHandle, Context, Domain, Error, Frame, FramePool, PortNumber, QueueNumber,
-    QueuePairAttributes, QueuePairCaps, RegisteredFrames, Result, SharedReceiveQueue, Status, inline, leak,
-    queue_pair,
+    Completion, CompletionQueueHandle, CompletionStatus, Context, Domain, Frame, FramePool, PortNumber,
+    QueueNumber, QueuePairAttributes, QueuePairCaps, RegisteredFrames, Result, SharedReceiveQueue,
+    VerbsError, inline, leak, queue_pair,
 };
 
 mod builder;
@@ -260,7 +260,7 @@ impl RawQueuePair {
             return Err(completion);
         };
         self.in_flight.take_unnamed(&mut pool.ledger, older, |frame, bytes| {
-            each(CompletedSend { frame, bytes, status: Status::Success });
+            each(CompletedSend { frame, bytes, status: CompletionStatus::Success });
         });
         if let Some((frame, bytes)) = self.in_flight.take_named(&mut pool.ledger) {
             each(CompletedSend { frame, bytes, status: completion.status() });
@@ -289,7 +289,7 @@ impl RawQueuePair {
     ///
     /// # Errors
     /// As for [`RawQueuePair::to_error`]; the queue pair comes back as it was.
-    pub fn reset(self) -> std::result::Result<IdleRawQueuePair, Box<(Self, Error)>> {
+    pub fn reset(self) -> std::result::Result<IdleRawQueuePair, Box<(Self, VerbsError)>> {
         let attr = ibv_qp_attr { qp_state: sys::ibv_qp_state::IBV_QPS_RESET, ..ibv_qp_attr::default() };
         match self.handle.modify("RESET", attr, ibv_qp_attr_mask(0)) {
             Ok(()) => {
@@ -426,7 +426,7 @@ pub struct CompletedSend {
     /// The bytes that were to be sent.
     pub bytes: u32,
     /// How it ended.
-    pub status: Status,
+    pub status: CompletionStatus,
 }
 
 /// A raw packet queue pair, as flows to it see it.
@@ -505,7 +505,7 @@ impl RawQueuePairHandle {
             return Ok(());
         }
         let (device, number) = (self.context().name().into(), self.number);
-        Err(Error::ModifyQueuePair { device, number, state: name, source: from_code(code) })
+        Err(VerbsError::ModifyQueuePair { device, number, state: name, source: from_code(code) })
     }
 }
 

@@ -13,7 +13,7 @@ use ibverbs_sys::{
 
 use crate::error::{created, from_code};
 use crate::{
-    Context, Domain, Error, HashFields, QueuePairAttributes, QueuePairFlags, QueuePairKind, Result,
+    Context, Domain, HashFields, QueuePairAttributes, QueuePairFlags, QueuePairKind, Result, VerbsError,
     WorkQueue, inline, leak, queue_pair,
 };
 
@@ -41,9 +41,10 @@ impl IndirectionTable {
     pub fn new(context: &Arc<Context>, queues: &[Arc<WorkQueue>]) -> Result<Arc<Self>> {
         let size = queues.len();
         if !size.is_power_of_two() || size > MAX_TABLE_ENTRIES {
-            return Err(Error::TableSize { size });
+            return Err(VerbsError::TableSize { size });
         }
-        let failed = |source| Error::CreateIndirectionTable { device: context.name().into(), size, source };
+        let failed =
+            |source| VerbsError::CreateIndirectionTable { device: context.name().into(), size, source };
         queues.iter().try_for_each(|queue| context.same_as(queue.domain().context()))?;
         let mut entries: Vec<*mut ibv_wq> = queues.iter().map(|queue| queue.raw()).collect();
         let mut attr = ibv_rwq_ind_table_init_attr {
@@ -161,7 +162,8 @@ impl RssQueuePairBuilder {
     pub fn build(self) -> Result<Arc<RssQueuePair>> {
         let Self { domain, table, function, mut key, fields, kind, flags, token } = self;
         let context = Arc::clone(domain.context());
-        let failed = |source| Error::CreateRssQueuePair { device: context.name().into(), fields, source };
+        let failed =
+            |source| VerbsError::CreateRssQueuePair { device: context.name().into(), fields, source };
         context.same_as(&table.context)?;
         let key_length = u8::try_from(key.len()).map_err(|_| failed(from_code(libc::EINVAL)))?;
         let mut attr = ibv_qp_init_attr_ex {

@@ -18,7 +18,7 @@ use crate::chain::ReceiveChain;
 use crate::error::{created, from_code};
 use crate::pause::Gates;
 use crate::queue_pools::{QueuePools, QueueRegions};
-use crate::{CompletionQueueHandle, Domain, Error, Frame, FramePool, QueueNumber, Result, inline, leak};
+use crate::{CompletionQueueHandle, Domain, Frame, FramePool, QueueNumber, Result, VerbsError, inline, leak};
 
 /// Most receives of one queue: no known device offers more.
 pub const MAX_RECEIVES: u32 = 1 << 20;
@@ -161,7 +161,7 @@ impl WorkQueue {
         };
         if code != 0 {
             let (device, number) = (context.name().into(), self.number);
-            return Err(Error::ModifyWorkQueue { device, number, to, source: from_code(code) });
+            return Err(VerbsError::ModifyWorkQueue { device, number, to, source: from_code(code) });
         }
         done();
         Ok(())
@@ -252,7 +252,8 @@ impl WorkQueueBuilder {
     pub fn build(self) -> Result<(Arc<WorkQueue>, ReceiveQueue)> {
         let Self { domain, completions, max_receives, max_parts, flags, token } = self;
         let context = domain.context();
-        let failed = |source| Error::CreateWorkQueue { device: context.name().into(), max_receives, source };
+        let failed =
+            |source| VerbsError::CreateWorkQueue { device: context.name().into(), max_receives, source };
         context.same_as(completions.context())?;
         if !(1..=MAX_RECEIVES).contains(&max_receives) {
             return Err(failed(from_code(libc::EINVAL)));
@@ -312,7 +313,7 @@ impl ReceiveQueue {
     /// posted. Nothing is taken from a pool that is not registered in the queue's protection domain with
     /// [`Access::LOCAL_WRITE`](crate::Access::LOCAL_WRITE), or is one more than
     /// [`MAX_POOLS`](crate::MAX_POOLS). Nor while another thread uses the completion queue or the thread
-    /// domain; above all, not while a [`Batch`](crate::Batch) of that completion queue is open, on this
+    /// domain; above all, not while a [`CompletionBatch`](crate::CompletionBatch) of that completion queue is open, on this
     /// thread or another. The queue keeps the pool's memory registered until it is destroyed itself.
     #[inline]
     pub fn post(&mut self, pool: &mut FramePool, frames: &mut Vec<Frame>) -> usize {
@@ -378,7 +379,7 @@ impl SharedReceiveQueue {
     /// EOPNOTSUPP or ENOSYS where a device has none, EINVAL beyond its limits, ENOMEM.
     pub fn new(domain: &Domain, max_receives: u32, max_parts: u32) -> Result<Arc<Self>> {
         let failed =
-            |source| Error::CreateSharedReceiveQueue { device: domain.context().name().into(), source };
+            |source| VerbsError::CreateSharedReceiveQueue { device: domain.context().name().into(), source };
         if !(1..=MAX_RECEIVES).contains(&max_receives) {
             return Err(failed(from_code(libc::EINVAL)));
         }

@@ -165,9 +165,9 @@ pub fn open_capture(path: &Path) -> io::Result<File> {
 }
 
 /// The error of a file that is not opened.
-fn with_hint(error: regular_file::Error) -> io::Error {
+fn with_hint(error: regular_file::FileError) -> io::Error {
     match error {
-        regular_file::Error::NotRegular(_) => {
+        regular_file::FileError::NotRegular(_) => {
             let hint = "name a file: pipes and devices are not read or written";
             io::Error::new(io::ErrorKind::InvalidInput, format!("{error} (hint: {hint})"))
         }

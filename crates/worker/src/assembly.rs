@@ -102,7 +102,7 @@ pub(crate) fn first_fill(receiver: &mut Receiver, stats: &Stats, id: WorkerId) -
     }
 }
 
-fn refused(worker: WorkerId, object: Object) -> impl FnOnce(verbs::Error) -> Error {
+fn refused(worker: WorkerId, object: Object) -> impl FnOnce(verbs::VerbsError) -> Error {
     move |source| Error::Verb { worker, object, source: Box::new(source) }
 }
 

@@ -56,7 +56,7 @@ pub enum Error {
         bytes: usize,
         /// Why.
         #[source]
-        source: hugemem::Error,
+        source: hugemem::HugememError,
     },
     /// The frames do not fit in the arena.
     #[error("worker {}: the arena has no room for {bytes} bytes of frames: lower `frames` or `frame_bytes`", worker.0)]
@@ -75,7 +75,7 @@ pub enum Error {
         object: Object,
         /// The refusal.
         #[source]
-        source: Box<verbs::Error>,
+        source: Box<verbs::VerbsError>,
     },
     /// The receive queue took fewer frames than it was made for.
     #[error("worker {}: the receive queue took {posted} of {frames} frames: lower `frames` to that", worker.0)]

@@ -121,7 +121,7 @@ impl DeviceClock {
     ///
     /// # Errors
     /// The device does not report the rate of its clock, or cannot be asked.
-    pub fn open(context: &Arc<Context>) -> Result<Self, verbs::Error> {
+    pub fn open(context: &Arc<Context>) -> Result<Self, verbs::VerbsError> {
         // Checks that the clock can be read and has a rate.
         context.clock()?;
         let attributes = context.attributes()?;
@@ -134,7 +134,7 @@ impl DeviceClock {
     ///
     /// # Errors
     /// As [`Context::raw_clock`].
-    pub fn read(&mut self) -> Result<ClockRelation, verbs::Error> {
+    pub fn read(&mut self) -> Result<ClockRelation, verbs::VerbsError> {
         let mut best: Option<(Duration, u64, Instant)> = None;
         let (mut last, mut repeats) = (None, false);
         for _ in 0..READINGS {
@@ -157,7 +157,7 @@ impl DeviceClock {
 
     /// The first reading after `raw` that differs from it, if one does soon: only then the clock shows the
     /// time.
-    fn next_step(&self, raw: u64) -> Result<Option<(u64, Instant)>, verbs::Error> {
+    fn next_step(&self, raw: u64) -> Result<Option<(u64, Instant)>, verbs::VerbsError> {
         let begin = Instant::now();
         while begin.elapsed() < STEP_PATIENCE {
             let now = self.context.raw_clock()?;

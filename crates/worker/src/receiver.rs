@@ -4,7 +4,9 @@
 
 use std::sync::Arc;
 
-use verbs::{Completion, CompletionQueue, FlowTag, Frame, FramePool, ReceiveQueue, Status, WorkQueue};
+use verbs::{
+    Completion, CompletionQueue, CompletionStatus, FlowTag, Frame, FramePool, ReceiveQueue, WorkQueue,
+};
 
 use crate::batch::Batch;
 use crate::idle::Events;
@@ -128,14 +130,19 @@ fn accept_other(completion: Completion<'_>, pool: &mut FramePool, batch: &mut Ba
 }
 
 /// Counts why a completion is no packet.
-pub(crate) fn reject(status: Status, frame: Option<Frame>, batch: &mut Batch, stats: &Stats) -> bool {
+pub(crate) fn reject(
+    status: CompletionStatus,
+    frame: Option<Frame>,
+    batch: &mut Batch,
+    stats: &Stats,
+) -> bool {
     match (status, &frame) {
-        (Status::Success, Some(_)) => stats.dropped(DropReason::BadLength),
-        (Status::Success, None) => stats.dropped(DropReason::BadFrame),
+        (CompletionStatus::Success, Some(_)) => stats.dropped(DropReason::BadLength),
+        (CompletionStatus::Success, None) => stats.dropped(DropReason::BadFrame),
         (status, _) => stats.failed(status),
     }
     batch.frames.extend(frame);
-    status == Status::Success
+    status == CompletionStatus::Success
 }
 
 #[cfg(test)]

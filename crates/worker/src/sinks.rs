@@ -242,7 +242,7 @@ pub enum SinkError {
         port: u8,
         /// The refusal.
         #[source]
-        source: Box<verbs::Error>,
+        source: Box<verbs::VerbsError>,
     },
     /// The packets of clients of a sink of kind `app` cannot be sent.
     #[error("sink `{sink}`: what its clients send cannot be sent by port {port}")]

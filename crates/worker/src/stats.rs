@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use crossbeam::utils::CachePadded;
 use packet::Anomaly;
 use program::WorkerId;
-use verbs::Status;
+use verbs::CompletionStatus;
 
 use crate::Disposition;
 use crate::distribution::{Distribution, Distributions, Published};
@@ -94,15 +94,17 @@ impl Failure {
     }
 }
 
-impl From<Status> for Failure {
-    fn from(status: Status) -> Self {
+impl From<CompletionStatus> for Failure {
+    fn from(status: CompletionStatus) -> Self {
         match status {
-            Status::LocalLength => Self::Length,
-            Status::LocalQueuePairOperation => Self::Operation,
-            Status::LocalProtection | Status::LocalAccess => Self::Protection,
-            Status::Flushed => Self::Flushed,
-            Status::Fatal => Self::Fatal,
-            Status::Success | Status::General | Status::Unknown(_) => Self::Other,
+            CompletionStatus::LocalLength => Self::Length,
+            CompletionStatus::LocalQueuePairOperation => Self::Operation,
+            CompletionStatus::LocalProtection | CompletionStatus::LocalAccess => Self::Protection,
+            CompletionStatus::Flushed => Self::Flushed,
+            CompletionStatus::Fatal => Self::Fatal,
+            CompletionStatus::Success | CompletionStatus::General | CompletionStatus::Unknown(_) => {
+                Self::Other
+            }
         }
     }
 }
@@ -164,7 +166,7 @@ impl Block {
     }
 
     #[cold]
-    pub(crate) fn failed(&self, status: Status) {
+    pub(crate) fn failed(&self, status: CompletionStatus) {
         let failure = Failure::from(status);
         self.failures[failure.index()].add(1);
         if matches!(failure, Failure::Flushed | Failure::Fatal) {

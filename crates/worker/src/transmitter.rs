@@ -7,7 +7,7 @@
 //! Sends before one that the device refuses in the middle of a chain have no completion of their own: their
 //! frames come back, and are counted, with the next send that has one.
 //!
-//! A send that completes with [`Status::General`] was no fault of the queue pair: the software NIC's wire has
+//! A send that completes with [`CompletionStatus::General`] was no fault of the queue pair: the software NIC's wire has
 //! refused that frame, and the next ones are sent. Any other failure ends sending until
 //! [`Transmitter::recover`]. A device that means more by that status flushes the sends behind it.
 //!
@@ -17,8 +17,8 @@
 use std::sync::Arc;
 
 use verbs::{
-    CompletedSend, CompletionQueue, Context, Domain, Errno, Frame, FramePool, Pieces, PortNumber, QueuedSend,
-    RawQueuePair, RawQueuePairHandle, RegisteredFrames, Status,
+    CompletedSend, CompletionQueue, CompletionStatus, Context, Domain, Errno, Frame, FramePool, Pieces,
+    PortNumber, QueuedSend, RawQueuePair, RawQueuePairHandle, RegisteredFrames,
 };
 
 use crate::SinkDrop;
@@ -55,7 +55,7 @@ impl Transmitter {
         domain: &Domain,
         port: PortNumber,
         limit: u32,
-    ) -> Result<Self, verbs::Error> {
+    ) -> Result<Self, verbs::VerbsError> {
         let limit = limit.clamp(1, SENDS_MAX);
         let builder = CompletionQueue::builder(context, limit).single_threaded(true);
         let builder = match domain {
@@ -183,7 +183,8 @@ impl Transmitter {
         }
         let Some(mut open) = self.completions.poll() else { return };
         while let Some(completion) = open.next() {
-            let failed = !matches!(completion.status(), Status::Success | Status::General);
+            let failed =
+                !matches!(completion.status(), CompletionStatus::Success | CompletionStatus::General);
             let reclaimed = self.pair.reclaim(pool, completion, &mut back);
             // A completion that names no frame in flight completes nothing.
             self.failed |= failed && reclaimed.is_ok();
@@ -217,7 +218,7 @@ fn queue_pair(
     completions: &CompletionQueue,
     port: PortNumber,
     limit: u32,
-) -> Result<RawQueuePair, verbs::Error> {
+) -> Result<RawQueuePair, verbs::VerbsError> {
     let handle = completions.handle();
     let builder = RawQueuePair::builder(domain, &handle, &handle).max_sends(limit).max_send_parts(PIECES_MAX);
     builder.build()?.to_rts(port)

@@ -1,6 +1,6 @@
 //! Which fields, actions and kinds of flows a device refuses or ignores, each by a case of the suite.
 
-use device_model::{Errno, Feature, Refusal};
+use device_model::{Errno, Feature, RefusalRow};
 use verbs::{ActionSpec, Counters, FlowAttr, FlowTag, HashFields};
 
 use super::{ADDRESSES, Finder, Note, Seen, feature_name, row};
@@ -22,7 +22,7 @@ impl Finder<'_> {
                 Some(Seen::Refused(errno)) => self.refuse(feature, errno),
                 Some(Seen::Ignored) => {
                     let source = "found by trying: accepted, without an effect".to_owned();
-                    self.profile.refusals.push(Refusal { feature, errno: Errno::Silent, source });
+                    self.profile.refusals.push(RefusalRow { feature, errno: Errno::Silent, source });
                     self.tried(&row(feature));
                 }
                 Some(Seen::Unobserved(why)) => self.unobserved(feature, &why),
@@ -33,7 +33,7 @@ impl Finder<'_> {
         if !self.profile.allows(Feature::Tag) && self.profile.allows(Feature::Sniffer) {
             let source = "follows: without flow tags its copies cannot be distinguished from other packets";
             let (feature, errno) = (Feature::Sniffer, Errno::Silent);
-            self.profile.refusals.push(Refusal { feature, errno, source: source.to_owned() });
+            self.profile.refusals.push(RefusalRow { feature, errno, source: source.to_owned() });
             self.note(row(feature), Note::Follows("there are no flow tags"));
         }
         Ok(())
@@ -56,12 +56,12 @@ impl Finder<'_> {
     }
 
     /// A part of something that is refused. That a header is there without its fields is not asked for then.
-    fn without(&mut self, feature: Feature, base: &Refusal) {
+    fn without(&mut self, feature: Feature, base: &RefusalRow) {
         if matches!(feature, Feature::AnyEsp | Feature::AnyVxlan | Feature::AnyGre | Feature::AnyMpls) {
             return;
         }
         let source = format!("follows from {}", feature_name(base.feature));
-        self.profile.refusals.push(Refusal { feature, errno: base.errno, source });
+        self.profile.refusals.push(RefusalRow { feature, errno: base.errno, source });
         self.note(row(feature), Note::Follows("what it is a part of is refused"));
     }
 

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use crate::support::*;
-use control::{Band, Error, Limits};
+use control::{Band, ControlError, Limits};
 use packet::FlowKey;
 use program::{ClassTag, FlowAction, Program, WorkerId};
 use proptest::prelude::*;
@@ -172,7 +172,7 @@ proptest! {
                 prop_assert!(error.to_string().contains("ENOMEM") || error.to_string().contains("os error 12"));
                 prop_assert!(Arc::ptr_eq(&in_force, &first) && its_band == band);
                 prop_assert_eq!(controller.generation(), generation);
-                let left = if let Error::RollbackFailed { left, .. } = error { *left } else { 0 };
+                let left = if let ControlError::RollbackFailed { left, .. } = error { *left } else { 0 };
                 prop_assert_eq!(records_in_use(&state).len(), before.len() + left);
                 prop_assert!(left > 0 || records_in_use(&state) == before);
                 prop_assert!(nth.1.is_some() || left == 0, "one failure leaves nothing");
@@ -180,7 +180,7 @@ proptest! {
             Ok(installed) => {
                 prop_assert!(Arc::ptr_eq(&in_force, &second) && its_band == band.other());
                 let left = match &installed.warning {
-                    Some(Error::OldFlowsLeft { left, .. }) => *left,
+                    Some(ControlError::OldFlowsLeft { left, .. }) => *left,
                     warning => { prop_assert!(warning.is_none()); 0 }
                 };
                 prop_assert_eq!(records_in_use(&state).len(), second.flows.len() * ports.len() + left);
@@ -240,7 +240,7 @@ fn without_a_way_back_the_new_program_is_in_force_and_the_next_install_cleans_up
     state.borrow_mut().fail = Some(Box::new(move |call| (call >= failing).then_some(EINVAL)));
     let installed = install(&mut controller, &state, &new, false).expect("the new program is in");
     let warning = installed.warning.expect("and something is left");
-    assert!(matches!(warning, Error::OldFlowsLeft { left: 2, .. }), "{warning}");
+    assert!(matches!(warning, ControlError::OldFlowsLeft { left: 2, .. }), "{warning}");
     assert!(warning.to_string().contains("the new program is in force, but 2 flows"), "{warning}");
     assert_eq!(controller.installed().expect("the new one").0, &new);
     assert_eq!((installed.generation.0, controller.generation().0), (2, 2));
@@ -263,7 +263,7 @@ fn with_flows_left_of_a_refused_program_the_old_one_is_in_force() {
     state.borrow_mut().fail = Some(Box::new(move |call| (call >= failing).then_some(EINVAL)));
     let new = program(&[line("web", 2), line("dns", 1), line("ntp", 3)]);
     let error = install(&mut controller, &state, &new, false).expect_err("refused");
-    assert!(matches!(error, Error::RollbackFailed { left: 2, .. }), "{error}");
+    assert!(matches!(error, ControlError::RollbackFailed { left: 2, .. }), "{error}");
     assert!(error.to_string().contains("the program before is in force, but 2 flows"), "{error}");
     assert_eq!(controller.installed().expect("the old one").0, &old);
     assert_eq!((controller.generation().0, records(&state).len()), (1, 3));
@@ -365,7 +365,7 @@ fn a_counter_without_a_flow_is_released_unread() {
     state.borrow_mut().fail = Some(Box::new(move |call| (call == failing).then_some(EINVAL)));
     let drops = program(&[Line { name: "bad", matches: Match::UdpPort(1), steer: None }]);
     let error = install(&mut controller, &state, &drops, false).expect_err("refused");
-    assert!(matches!(error, Error::InstallFlow { .. }), "{error}");
+    assert!(matches!(error, ControlError::InstallFlow { .. }), "{error}");
     assert_eq!((state.borrow().reads, controller.early_readings()), (0, 0));
     assert_eq!(controller.drop_counters(), []);
 }

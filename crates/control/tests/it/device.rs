@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use control::{Controller, Device, DeviceSelector, Error, Known};
+use control::{ControlError, Controller, Device, DeviceSelector, Known};
 use packet::MacAddr;
 use softnic::{Drive, Personality, PortConfig, SoftNic, SoftNicConfig};
 use wire::{Burst, NullWire, TransmitError, Wire, WireState};
@@ -98,11 +98,11 @@ fn a_controller_without_workers_or_with_a_missing_port_is_refused() {
     let device = Device::open(&DeviceSelector::named("soft9"), Some(&nic)).expect("opens");
     assert!(matches!(
         Controller::new(&device, vec![1], Vec::new()),
-        Err(Error::NothingToSteer { workers: 0, ports: 1 })
+        Err(ControlError::NothingToSteer { workers: 0, ports: 1 })
     ));
     assert!(matches!(
         Controller::new(&device, vec![2], Vec::new()),
-        Err(Error::NoSuchPort { port: 2, ports: 1, .. })
+        Err(ControlError::NoSuchPort { port: 2, ports: 1, .. })
     ));
 }
 
@@ -117,5 +117,5 @@ fn an_opened_device_outlives_its_list_and_a_stopped_nic() {
     let again =
         Device::of(Arc::clone(device.context()), device.model().clone()).expect("it answers as before");
     assert_eq!(again.attributes(), device.attributes());
-    assert!(matches!(again.check_port(2), Err(Error::NoSuchPort { port: 2, ports: 1, .. })));
+    assert!(matches!(again.check_port(2), Err(ControlError::NoSuchPort { port: 2, ports: 1, .. })));
 }

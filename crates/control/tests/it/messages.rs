@@ -4,7 +4,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use crate::support::*;
-use control::{Controller, Counted, DropTotals, Error, Limits, Reading, Step, plan};
+use control::{ControlError, Controller, Counted, DropTotals, Limits, PlanStep, Reading, plan};
 use program::{QueueId, RuleId, WorkerId};
 
 fn line(name: &'static str, matches: Match, steer: Option<usize>) -> Line {
@@ -158,7 +158,7 @@ fn nothing_to_steer_with_is_an_error() {
     let fake = || Fake(Shared::default());
     assert!(matches!(
         Controller::over(fake(), limits(), vec![1], 0),
-        Err(Error::NothingToSteer { workers: 0, ports: 1 })
+        Err(ControlError::NothingToSteer { workers: 0, ports: 1 })
     ));
     assert!(Controller::over(fake(), limits(), vec![], 1).is_err());
 }
@@ -174,18 +174,18 @@ fn a_plan_installs_before_it_removes() {
     assert_eq!(
         change.steps().collect::<Vec<_>>(),
         [
-            Step::Publish,
-            Step::CreateTable { table: 0 },
-            Step::CreateTable { table: 1 },
-            Step::CreateTable { table: 2 },
-            Step::CreateQueue { queue: QueueId(0) },
-            Step::CreateQueue { queue: QueueId(1) },
-            Step::CreateQueue { queue: QueueId(2) },
-            Step::CreateCounter { rule: RuleId(0), kind: Counted::Dropped },
-            Step::InstallFlow { flow: 0 },
-            Step::RemoveFlow { flow: 1 },
-            Step::RemoveFlow { flow: 0 },
-            Step::ReleaseQueues,
+            PlanStep::Publish,
+            PlanStep::CreateTable { table: 0 },
+            PlanStep::CreateTable { table: 1 },
+            PlanStep::CreateTable { table: 2 },
+            PlanStep::CreateQueue { queue: QueueId(0) },
+            PlanStep::CreateQueue { queue: QueueId(1) },
+            PlanStep::CreateQueue { queue: QueueId(2) },
+            PlanStep::CreateCounter { rule: RuleId(0), kind: Counted::Dropped },
+            PlanStep::InstallFlow { flow: 0 },
+            PlanStep::RemoveFlow { flow: 1 },
+            PlanStep::RemoveFlow { flow: 0 },
+            PlanStep::ReleaseQueues,
         ]
     );
     assert_eq!(plan(None, &old).steps().len(), 1 + 3 + 3 + 1 + 2);

@@ -150,7 +150,7 @@ impl DeviceProfile {
 fn read(file: &Path) -> Result<String, LoadError> {
     let unreadable = |source| LoadError::Read { file: file.to_owned(), source };
     let bytes = regular_file::read(file, MAX_BYTES).map_err(|error| match error {
-        regular_file::Error::TooLarge(_) => LoadError::TooLarge { file: file.to_owned() },
+        regular_file::FileError::TooLarge(_) => LoadError::TooLarge { file: file.to_owned() },
         error => unreadable(error.into()),
     })?;
     String::from_utf8(bytes).map_err(|error| unreadable(io::Error::new(io::ErrorKind::InvalidData, error)))

@@ -58,7 +58,7 @@ fn unreserved_hugepages_fall_back_in_order_and_say_how_to_reserve_them() {
         .warnings()
         .iter()
         .filter_map(|warning| match warning {
-            Warning::Refused { kind, .. } => Some(*kind),
+            HugememWarning::Refused { kind, .. } => Some(*kind),
             _ => None,
         })
         .collect();
@@ -82,7 +82,7 @@ fn when_every_kind_is_refused_the_error_lists_them() {
         ..ArenaOptions::new("greedy", total_kib * 1024)
     };
     let error = Arena::map(&options).unwrap_err();
-    let Error::Map { refused, .. } = &error else { panic!("{error}") };
+    let HugememError::Map { refused, .. } = &error else { panic!("{error}") };
     assert_eq!(refused.len(), 2);
     let text = error.to_string();
     assert!(text.contains("greedy") && text.contains("no plain pages"), "{text}");
@@ -92,10 +92,10 @@ fn when_every_kind_is_refused_the_error_lists_them() {
 #[test]
 fn impossible_options_are_refused() {
     for bytes in [0, MAX_ARENA_BYTES + 1, usize::MAX] {
-        assert!(matches!(Arena::map(&ArenaOptions::new("test", bytes)), Err(Error::Size { .. })));
+        assert!(matches!(Arena::map(&ArenaOptions::new("test", bytes)), Err(HugememError::Size { .. })));
     }
     let none = ArenaOptions { pages: Vec::new(), ..ArenaOptions::new("test", 4096) };
-    assert!(matches!(Arena::map(&none), Err(Error::NoPageKind { .. })));
+    assert!(matches!(Arena::map(&none), Err(HugememError::NoPageKind { .. })));
 }
 
 #[test]
@@ -157,7 +157,9 @@ fn an_absent_node_is_a_warning() {
             ..ArenaOptions::new("test", 1 << 20)
         };
         let arena = Arena::map(&options).unwrap();
-        let [warning @ Warning::NumaBind { .. }] = arena.warnings() else { panic!("{:?}", arena.warnings()) };
+        let [warning @ HugememWarning::NumaBind { .. }] = arena.warnings() else {
+            panic!("{:?}", arena.warnings())
+        };
         assert!(warning.to_string().contains(&format!("node {numa_node} ")), "{warning}");
     }
 }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 
-use super::message::{AddRing, Direction, Hello, Init, Message};
+use super::message::{AddRing, Hello, Init, Message, RingDirection};
 use super::ring::{
     BUFFER_BYTES_MIN, Buffers, ClientReceiver, ClientSender, LOG2_RING_SIZE_MAX, Regions, Violation,
     ring_bytes,
@@ -167,7 +167,7 @@ impl Client {
         client.call(&Message::Init(init), None, deadline)?;
         let bytes = layout.bytes as u64;
         client.call(&Message::AddRegion { index: 0, bytes }, Some(client.file.as_fd()), deadline)?;
-        for direction in [Direction::C2s, Direction::S2c] {
+        for direction in [RingDirection::C2s, RingDirection::S2c] {
             for index in 0..layout.rings {
                 let interrupt = client.interrupt(direction, index).map(AsFd::as_fd);
                 client.call(&Message::AddRing(layout.ring(direction, index)), interrupt, deadline)?;
@@ -255,10 +255,10 @@ struct Connecting {
 }
 
 impl Connecting {
-    fn interrupt(&self, direction: Direction, index: u16) -> Option<&Interrupt> {
+    fn interrupt(&self, direction: RingDirection, index: u16) -> Option<&Interrupt> {
         let interrupts = match direction {
-            Direction::C2s => &self.client.sender_interrupts,
-            Direction::S2c => &self.client.receiver_interrupts,
+            RingDirection::C2s => &self.client.sender_interrupts,
+            RingDirection::S2c => &self.client.receiver_interrupts,
         };
         interrupts.get(usize::from(index))
     }
@@ -316,18 +316,18 @@ impl Layout {
     }
 
     /// The number of a ring among all.
-    fn number(&self, direction: Direction, index: u16) -> u32 {
-        let before = if direction == Direction::C2s { 0 } else { self.rings };
+    fn number(&self, direction: RingDirection, index: u16) -> u32 {
+        let before = if direction == RingDirection::C2s { 0 } else { self.rings };
         u32::from(before + index)
     }
 
-    fn ring(&self, direction: Direction, index: u16) -> AddRing {
+    fn ring(&self, direction: RingDirection, index: u16) -> AddRing {
         // Below `REGION_BYTES_MAX`, as the whole region is.
         let offset = self.number(direction, index) * ring_bytes(self.log2_size) as u32;
         AddRing { direction, index, region: 0, offset, log2_size: self.log2_size }
     }
 
-    fn buffers(&self, direction: Direction, index: u16) -> Buffers {
+    fn buffers(&self, direction: RingDirection, index: u16) -> Buffers {
         let rings = 2 * u32::from(self.rings) * ring_bytes(self.log2_size) as u32;
         let before = (self.number(direction, index) << self.log2_size) * self.buffer_bytes;
         Buffers { region: 0, offset: rings + before, buffer_bytes: self.buffer_bytes }
@@ -338,10 +338,11 @@ impl Layout {
         let regions = Regions(Arc::new([memory]));
         let (mut senders, mut receivers) = (Vec::new(), Vec::new());
         for index in 0..self.rings {
-            let (to_server, to_client) = (self.ring(Direction::C2s, index), self.ring(Direction::S2c, index));
+            let (to_server, to_client) =
+                (self.ring(RingDirection::C2s, index), self.ring(RingDirection::S2c, index));
             let buffers = |direction| self.buffers(direction, index);
-            senders.push(ClientSender::new(regions.clone(), &to_server, buffers(Direction::C2s))?);
-            receivers.push(ClientReceiver::new(regions.clone(), &to_client, buffers(Direction::S2c))?);
+            senders.push(ClientSender::new(regions.clone(), &to_server, buffers(RingDirection::C2s))?);
+            receivers.push(ClientReceiver::new(regions.clone(), &to_client, buffers(RingDirection::S2c))?);
         }
         let interrupts = || {
             let each = (0..self.rings).map(|_| Interrupt::new()).collect::<Result<_, _>>();

@@ -23,7 +23,7 @@ const ADD_RING_C2S: u16 = 1;
 
 /// The direction of a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Direction {
+pub enum RingDirection {
     /// Client to server.
     C2s,
     /// Server to client.
@@ -68,7 +68,7 @@ pub struct Init {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AddRing {
     /// The direction of the ring.
-    pub direction: Direction,
+    pub direction: RingDirection,
     /// The index among the rings of the direction.
     pub index: u16,
     /// The region that contains it.
@@ -138,7 +138,7 @@ impl Message {
             }
             Self::AddRing(ring) => {
                 to.u16(ADD_RING);
-                to.u16(if ring.direction == Direction::C2s { ADD_RING_C2S } else { 0 });
+                to.u16(if ring.direction == RingDirection::C2s { ADD_RING_C2S } else { 0 });
                 to.u16(ring.index);
                 to.u16(ring.region);
                 to.u32(ring.offset);
@@ -188,7 +188,7 @@ impl Message {
             ADD_RING => {
                 let to_server = from.u16() & ADD_RING_C2S != 0;
                 Self::AddRing(AddRing {
-                    direction: if to_server { Direction::C2s } else { Direction::S2c },
+                    direction: if to_server { RingDirection::C2s } else { RingDirection::S2c },
                     index: from.u16(),
                     region: from.u16(),
                     offset: from.u32(),
@@ -309,7 +309,7 @@ mod tests {
             Message::Init(Init { version: 0x200, id: 3, mode: 0, secret: [7; 24], name: "a".to_owned() }),
             Message::AddRegion { index: 1, bytes: 1 << 33 },
             Message::AddRing(AddRing {
-                direction: Direction::C2s,
+                direction: RingDirection::C2s,
                 index: 2,
                 region: 1,
                 offset: 4096,

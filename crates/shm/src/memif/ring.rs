@@ -239,7 +239,7 @@ pub enum Put {
 
 /// The result of `take`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Taken {
+pub enum TakenFrame {
     /// Nothing.
     Empty,
     /// A frame of so many bytes, at the beginning of the buffer.
@@ -264,7 +264,7 @@ fn read_chain(
     filled: u16,
     to: &mut [u8],
     place: impl Fn(u16, Descriptor) -> Result<(u16, usize), Violation>,
-) -> Result<(u16, Taken), Violation> {
+) -> Result<(u16, TakenFrame), Violation> {
     let (mut used, mut total, mut copied) = (0u16, 0usize, 0usize);
     loop {
         if used == filled.min(CHAIN_MAX) {
@@ -294,7 +294,7 @@ fn read_chain(
             break;
         }
     }
-    Ok((used, if total == copied { Taken::Frame(total) } else { Taken::TooLong(total) }))
+    Ok((used, if total == copied { TakenFrame::Frame(total) } else { TakenFrame::TooLong(total) }))
 }
 
 /// The server's side of a ring to the client.
@@ -408,11 +408,11 @@ impl ServerReceiver {
     /// # Errors
     /// The client broke a rule; its connection must end.
     #[inline]
-    pub fn take(&mut self, to: &mut [u8]) -> Result<Taken, Violation> {
+    pub fn take(&mut self, to: &mut [u8]) -> Result<TakenFrame, Violation> {
         if self.head == self.tail {
             self.head = self.ring.load(HEAD_OFFSET)?;
             if distance(self.head, self.tail, self.ring.size)? == 0 {
-                return Ok(Taken::Empty);
+                return Ok(TakenFrame::Empty);
             }
         }
         let filled = self.head.wrapping_sub(self.tail);
@@ -550,9 +550,9 @@ impl ClientReceiver {
     ///
     /// # Errors
     /// The server broke a rule; the connection must end.
-    pub fn take(&mut self, to: &mut [u8]) -> Result<Taken, Violation> {
+    pub fn take(&mut self, to: &mut [u8]) -> Result<TakenFrame, Violation> {
         if self.tail == self.taken && !self.refresh()? {
-            return Ok(Taken::Empty);
+            return Ok(TakenFrame::Empty);
         }
         let (size, buffers) = (self.ring.size, self.buffers);
         let place = |index, descriptor: Descriptor| {

@@ -1,12 +1,12 @@
 //! The server's side of the handshake, without input and output: a message in, a reply or the end out.
 //!
 //! The client announces its regions and rings one by one; each is checked when it arrives, against the limits
-//! of the server and against the memory. After [`Negotiation::receive`] has returned a [`Refusal`], the
+//! of the server and against the memory. After [`Negotiation::receive`] has returned a [`HandshakeRefusal`], the
 //! connection must be closed: nothing of it is used.
 
 use std::sync::Arc;
 
-use super::message::{AddRing, Direction, Hello, Init, Message};
+use super::message::{AddRing, Hello, Init, Message, RingDirection};
 use super::ring::{LOG2_RING_SIZE_MAX, Regions, ServerReceiver, ServerSender, Violation};
 use super::{ETHERNET, VERSION};
 use crate::{ForeignFile, Memory, MemoryError};
@@ -18,7 +18,7 @@ pub const RINGS_MAX: u16 = 64;
 
 /// The limits of one client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct ClientLimits {
     /// Rings in each direction, 1 to [`RINGS_MAX`].
     pub rings: u16,
     /// The binary logarithm of the largest ring, at most [`LOG2_RING_SIZE_MAX`].
@@ -29,7 +29,7 @@ pub struct Limits {
 
 /// Why a server closes a connection during the handshake. The text is sent to the client.
 #[derive(Debug, thiserror::Error)]
-pub enum Refusal {
+pub enum HandshakeRefusal {
     /// The message is not one of a client, or came at the wrong time.
     #[error("unexpected message {kind}")]
     Unexpected {
@@ -118,7 +118,7 @@ pub enum Refusal {
 
 /// The next thing that the server does.
 #[derive(Debug)]
-pub enum Progress {
+pub enum HandshakeStep {
     /// Send this and wait for the next message.
     Reply(Message),
     /// Send this; the connection is established.
@@ -147,7 +147,7 @@ pub struct Connection {
 /// A handshake.
 #[derive(Debug)]
 pub struct Negotiation {
-    limits: Limits,
+    limits: ClientLimits,
     init: Option<Init>,
     regions: Vec<Memory>,
     bytes: u64,
@@ -158,11 +158,11 @@ pub struct Negotiation {
 impl Negotiation {
     /// A new handshake. `limits` beyond those of the protocol are lowered to them.
     #[must_use]
-    pub fn new(limits: Limits) -> Self {
+    pub fn new(limits: ClientLimits) -> Self {
         let rings = limits.rings.clamp(1, RINGS_MAX);
         let log2_ring_size = limits.log2_ring_size.min(LOG2_RING_SIZE_MAX);
         Self {
-            limits: Limits { rings, log2_ring_size, ..limits },
+            limits: ClientLimits { rings, log2_ring_size, ..limits },
             init: None,
             regions: Vec::new(),
             bytes: 0,
@@ -194,7 +194,7 @@ impl Negotiation {
         message: Message,
         file: Option<ForeignFile>,
         interface: &str,
-    ) -> Result<Progress, Refusal> {
+    ) -> Result<HandshakeStep, HandshakeRefusal> {
         let kind = message.kind();
         match message {
             Message::Init(init) if self.init.is_none() => {
@@ -202,60 +202,60 @@ impl Negotiation {
                 self.init = Some(init);
             }
             Message::AddRegion { index, bytes } if self.init.is_some() => {
-                self.add_region(index, bytes, &file.ok_or(Refusal::NoFile { kind })?)?;
+                self.add_region(index, bytes, &file.ok_or(HandshakeRefusal::NoFile { kind })?)?;
             }
             Message::AddRing(ring) if self.init.is_some() => {
-                self.add_ring(ring, file.ok_or(Refusal::NoFile { kind })?)?;
+                self.add_ring(ring, file.ok_or(HandshakeRefusal::NoFile { kind })?)?;
             }
             Message::Connect(name) => {
-                let Some(init) = self.init.take() else { return Err(Refusal::Unexpected { kind }) };
+                let Some(init) = self.init.take() else { return Err(HandshakeRefusal::Unexpected { kind }) };
                 let reply = Message::Connected(interface.to_owned());
-                return Ok(Progress::Established(reply, Box::new(self.connect(init, name)?)));
+                return Ok(HandshakeStep::Established(reply, Box::new(self.connect(init, name)?)));
             }
-            Message::Disconnect(_, reason) => return Err(Refusal::Closed { reason }),
-            _ => return Err(Refusal::Unexpected { kind }),
+            Message::Disconnect(_, reason) => return Err(HandshakeRefusal::Closed { reason }),
+            _ => return Err(HandshakeRefusal::Unexpected { kind }),
         }
-        Ok(Progress::Reply(Message::Ack))
+        Ok(HandshakeStep::Reply(Message::Ack))
     }
 
-    fn add_region(&mut self, index: u16, bytes: u64, file: &ForeignFile) -> Result<(), Refusal> {
+    fn add_region(&mut self, index: u16, bytes: u64, file: &ForeignFile) -> Result<(), HandshakeRefusal> {
         check_index("region", index, self.regions.len())?;
         if index >= REGIONS_MAX {
-            return Err(Refusal::TooMany { objects: "regions", limit: REGIONS_MAX });
+            return Err(HandshakeRefusal::TooMany { objects: "regions", limit: REGIONS_MAX });
         }
         let total = self.bytes.saturating_add(bytes);
         if total > self.limits.bytes {
-            return Err(Refusal::TooLarge { bytes: total, limit: self.limits.bytes });
+            return Err(HandshakeRefusal::TooLarge { bytes: total, limit: self.limits.bytes });
         }
         self.regions.push(Memory::map(file, bytes)?);
         self.bytes = total;
         Ok(())
     }
 
-    fn add_ring(&mut self, ring: AddRing, interrupt: ForeignFile) -> Result<(), Refusal> {
+    fn add_ring(&mut self, ring: AddRing, interrupt: ForeignFile) -> Result<(), HandshakeRefusal> {
         let (limit, known) = match ring.direction {
-            Direction::C2s => (self.limits.rings, self.to_server.len()),
-            Direction::S2c => (self.limits.rings, self.to_client.len()),
+            RingDirection::C2s => (self.limits.rings, self.to_server.len()),
+            RingDirection::S2c => (self.limits.rings, self.to_client.len()),
         };
         check_index("ring", ring.index, known)?;
         if ring.index >= limit {
-            return Err(Refusal::TooMany { objects: "rings", limit });
+            return Err(HandshakeRefusal::TooMany { objects: "rings", limit });
         }
         if ring.log2_size > self.limits.log2_ring_size {
             let limit = self.limits.log2_ring_size;
-            return Err(Refusal::RingSize { log2_size: ring.log2_size, limit });
+            return Err(HandshakeRefusal::RingSize { log2_size: ring.log2_size, limit });
         }
         match ring.direction {
-            Direction::C2s => self.to_server.push(ring),
-            Direction::S2c => self.to_client.push((ring, interrupt)),
+            RingDirection::C2s => self.to_server.push(ring),
+            RingDirection::S2c => self.to_client.push((ring, interrupt)),
         }
         Ok(())
     }
 
     /// The client has announced everything.
-    fn connect(&mut self, init: Init, interface: String) -> Result<Connection, Refusal> {
+    fn connect(&mut self, init: Init, interface: String) -> Result<Connection, HandshakeRefusal> {
         if self.to_client.is_empty() {
-            return Err(Refusal::NoRing);
+            return Err(HandshakeRefusal::NoRing);
         }
         let regions = Regions(Arc::from(std::mem::take(&mut self.regions)));
         let (mut senders, mut interrupts, mut receivers) = (Vec::new(), Vec::new(), Vec::new());
@@ -273,27 +273,27 @@ impl Negotiation {
     }
 }
 
-fn check_init(init: &Init) -> Result<(), Refusal> {
+fn check_init(init: &Init) -> Result<(), HandshakeRefusal> {
     match (init.version, init.mode) {
         (VERSION, ETHERNET) => Ok(()),
-        (VERSION, mode) => Err(Refusal::Mode { mode }),
-        (version, _) => Err(Refusal::Version { version }),
+        (VERSION, mode) => Err(HandshakeRefusal::Mode { mode }),
+        (version, _) => Err(HandshakeRefusal::Version { version }),
     }
 }
 
-fn check_index(object: &'static str, index: u16, known: usize) -> Result<(), Refusal> {
+fn check_index(object: &'static str, index: u16, known: usize) -> Result<(), HandshakeRefusal> {
     // Fewer than 2^16 are known, because each passed this check and the limits.
     let expected = known as u16;
-    if index == expected { Ok(()) } else { Err(Refusal::Index { object, index, expected }) }
+    if index == expected { Ok(()) } else { Err(HandshakeRefusal::Index { object, index, expected }) }
 }
 
 fn checked<R>(
     AddRing { index, .. }: AddRing,
     ring: Result<R, Violation>,
     has_cookie: impl Fn(&R) -> bool,
-) -> Result<R, Refusal> {
-    let ring = ring.map_err(|violation| Refusal::Ring { index, violation })?;
-    if has_cookie(&ring) { Ok(ring) } else { Err(Refusal::Cookie { index }) }
+) -> Result<R, HandshakeRefusal> {
+    let ring = ring.map_err(|violation| HandshakeRefusal::Ring { index, violation })?;
+    if has_cookie(&ring) { Ok(ring) } else { Err(HandshakeRefusal::Cookie { index }) }
 }
 
 #[cfg(test)]

@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 use crate::support::{self, is_client, is_client_with, is_installed};
 use verbs::{
     Access, ActionSpec, Allocation, AllocationRequest, CompletionChannel, CompletionFields, CompletionQueue,
-    Context, CounterPoint, Counters, DeviceList, Domain, DomainAllocator, Flow, FlowAttr, FlowKind, FlowSpec,
-    FlowTag, FlowTarget, FramePool, HashConfig, HashFields, IndirectionTable, Ipv4ExtMatch, MemoryRegion,
-    Opcode, ParentDomain, PortMatch, PortNumber, ProtectionDomain, RawQueuePair, ReceiveQueue, RssQueuePair,
-    SendFlags, SendOperations, Status, WorkQueue,
+    CompletionStatus, Context, CounterPoint, Counters, DeviceList, Domain, DomainAllocator, FlowAttr,
+    FlowHandle, FlowKind, FlowSpec, FlowTag, FlowTarget, FramePool, HashConfig, HashFields, IndirectionTable,
+    Ipv4ExtMatch, MemoryRegion, Opcode, ParentDomain, PortMatch, PortNumber, ProtectionDomain, RawQueuePair,
+    ReceiveQueue, RssQueuePair, SendFlags, SendOperations, WorkQueue,
 };
 
 const PORT: PortNumber = PortNumber(1);
@@ -98,7 +98,7 @@ impl Receiver {
                 while let Some(completion) = batch.next() {
                     assert_eq!(
                         (completion.status(), completion.opcode()),
-                        (Status::Success, Opcode::Receive)
+                        (CompletionStatus::Success, Opcode::Receive)
                     );
                     let bytes = completion.byte_len().unwrap() as usize;
                     let tag = completion.flow_tag().unwrap().0;
@@ -146,8 +146,8 @@ fn frames_arrive_with_their_tags_and_lengths() {
     let rig = Rig::new();
     let mut receiver = rig.queue(255, 256);
     let target = target(&rig.domain, &[&receiver.queue], HashFields::empty());
-    let flows =
-        [(53, 7), (80, 0x00ab_cdef)].map(|(port, tag)| Flow::create(&target, &udp_flow(port, tag)).unwrap());
+    let flows = [(53, 7), (80, 0x00ab_cdef)]
+        .map(|(port, tag)| FlowHandle::create(&target, &udp_flow(port, tag)).unwrap());
     // More than the 16-bit counter of requests, and many turns of the completion queue.
     let packets = receiver.receive(70_000);
     for packet in &packets {
@@ -251,7 +251,7 @@ fn rss_spreads_and_every_queue_has_its_own_tags() {
     let fields =
         HashFields::SRC_IPV4 | HashFields::DST_IPV4 | HashFields::SRC_PORT_UDP | HashFields::DST_PORT_UDP;
     let target = target(&rig.domain, &[&receivers[0].queue, &receivers[1].queue], fields);
-    let _flow = Flow::create(&target, &udp_flow(53, 5)).unwrap();
+    let _flow = FlowHandle::create(&target, &udp_flow(53, 5)).unwrap();
     for receiver in &mut receivers {
         for packet in receiver.receive(1_000) {
             assert_eq!((packet.tag, packet.bytes.len(), dst_port(&packet.bytes)), (5, 100, 53));
@@ -272,7 +272,7 @@ fn a_raw_queue_pair_receives_with_verified_checksums() {
     let mut pair = builder.max_sends(0).max_receives(64).build().unwrap().to_rts(PORT).unwrap();
     let region = MemoryRegion::register(&rig.domain, vec![0u8; 64 * 2048], Access::LOCAL_WRITE).unwrap();
     let mut pool = FramePool::new(region, FRAME_BYTES).unwrap();
-    let _flow = Flow::create(&FlowTarget::Raw(pair.handle()), &udp_flow(53, 9)).unwrap();
+    let _flow = FlowHandle::create(&FlowTarget::Raw(pair.handle()), &udp_flow(53, 9)).unwrap();
     let (mut received, begun) = (0, Instant::now());
     while received < 1_000 {
         assert!(begun.elapsed() < PATIENCE, "{received} packets");
@@ -281,7 +281,7 @@ fn a_raw_queue_pair_receives_with_verified_checksums() {
         spare.into_iter().for_each(|frame| pool.release(frame));
         while let Some(mut batch) = cq.poll() {
             while let Some(completion) = batch.next() {
-                assert_eq!(completion.status(), Status::Success);
+                assert_eq!(completion.status(), CompletionStatus::Success);
                 assert_eq!((completion.flow_tag().unwrap().0, completion.byte_len()), (9, Some(100)));
                 assert_eq!(completion.checksum_ok(), Some(true));
                 received += 1;
@@ -321,7 +321,10 @@ fn batches_are_sent_and_completed_in_order() {
             assert!(begun.elapsed() < PATIENCE, "batch {batch}: {tokens:?}");
             while let Some(mut batch) = cq.poll() {
                 while let Some(completion) = batch.next() {
-                    assert_eq!((completion.status(), completion.opcode()), (Status::Success, Opcode::Send));
+                    assert_eq!(
+                        (completion.status(), completion.opcode()),
+                        (CompletionStatus::Success, Opcode::Send)
+                    );
                     tokens.push(completion.token().unwrap());
                 }
             }
@@ -355,7 +358,7 @@ fn completions_may_have_128_bytes() {
     assert_eq!(std::mem::take(&mut *sizes.lock().unwrap())[0], 64 * 128, "the buffer");
     let mut receiver = Receiver::new(&rig.domain, cq, 64);
     let target = target(&rig.domain, &[&receiver.queue], HashFields::empty());
-    let _flow = Flow::create(&target, &udp_flow(80, 6)).unwrap();
+    let _flow = FlowHandle::create(&target, &udp_flow(80, 6)).unwrap();
     assert!(receiver.receive(2_000).iter().all(|packet| (packet.tag, packet.bytes.len()) == (6, 300)));
     receiver.cq.resize(255).unwrap();
     receiver.receive(2_000);
@@ -373,7 +376,7 @@ fn a_channel_wakes_who_waits() {
     let cq = CompletionQueue::builder(&rig.context, 255).fields(fields).channel(&channel, 0).build().unwrap();
     let mut receiver = Receiver::new(&rig.domain, cq, 128);
     let target = target(&rig.domain, &[&receiver.queue], HashFields::empty());
-    let _flow = Flow::create(&target, &FlowAttr::new(FlowKind::AllDefault, PORT)).unwrap();
+    let _flow = FlowHandle::create(&target, &FlowAttr::new(FlowKind::AllDefault, PORT)).unwrap();
     for _ in 0..100 {
         receiver.cq.request_notification(false).unwrap();
         let event = channel.wait(Some(PATIENCE)).unwrap();
@@ -390,7 +393,7 @@ fn a_queue_is_resized_under_traffic() {
     let rig = Rig::new();
     let mut receiver = rig.queue(255, 128);
     let target = target(&rig.domain, &[&receiver.queue], HashFields::empty());
-    let _flow = Flow::create(&target, &udp_flow(80, 3)).unwrap();
+    let _flow = FlowHandle::create(&target, &udp_flow(80, 3)).unwrap();
     for entries in [511, 2047, 255, 1023, 255, 511] {
         let packets = receiver.receive(500);
         assert!(packets.iter().all(|packet| (packet.tag, packet.bytes.len()) == (3, 300)));
@@ -410,15 +413,15 @@ fn counters_count_and_a_failed_queue_flushes() {
     let target = target(&rig.domain, &[&receiver.queue], HashFields::empty());
     let counters =
         Counters::with_points(&rig.context, &[CounterPoint::Packets, CounterPoint::Bytes]).unwrap();
-    let flow =
-        Flow::create(&target, &udp_flow(53, 1).action(ActionSpec::Count(Arc::clone(&counters)))).unwrap();
+    let flow = FlowHandle::create(&target, &udp_flow(53, 1).action(ActionSpec::Count(Arc::clone(&counters))))
+        .unwrap();
     receiver.receive(1_000);
     assert!(flow.destroy().is_ok());
     let values = counters.read();
     // As with mlx5, a set that no flow has cannot be read.
     assert!(values.is_err(), "{values:?}");
-    let flow =
-        Flow::create(&target, &udp_flow(53, 1).action(ActionSpec::Count(Arc::clone(&counters)))).unwrap();
+    let flow = FlowHandle::create(&target, &udp_flow(53, 1).action(ActionSpec::Count(Arc::clone(&counters))))
+        .unwrap();
     let values = counters.read().unwrap();
     assert!(values.packets >= 1_000 && values.bytes == values.packets * 100, "{values:?}");
     drop(flow);
@@ -429,7 +432,7 @@ fn counters_count_and_a_failed_queue_flushes() {
         assert!(begun.elapsed() < PATIENCE, "{flushed} flushed");
         while let Some(mut batch) = receiver.cq.poll() {
             while let Some(completion) = batch.next() {
-                flushed += usize::from(completion.status() == Status::Flushed);
+                flushed += usize::from(completion.status() == CompletionStatus::Flushed);
                 let frame = receiver.pool.reclaim(completion).unwrap();
                 receiver.pool.release(frame);
             }
@@ -438,7 +441,7 @@ fn counters_count_and_a_failed_queue_flushes() {
     receiver.queue.reset().unwrap();
     receiver.queue.ready().unwrap();
     receiver.fill();
-    let _flow = Flow::create(&target, &udp_flow(80, 2)).unwrap();
+    let _flow = FlowHandle::create(&target, &udp_flow(80, 2)).unwrap();
     assert!(receiver.receive(500).iter().all(|packet| packet.tag == 2));
 }
 
@@ -452,8 +455,8 @@ fn contexts_and_their_objects_are_apart() {
         let mut receivers = rigs.each_ref().map(|rig| rig.queue(255, 64));
         let targets =
             [0, 1].map(|at: usize| target(&rigs[at].domain, &[&receivers[at].queue], HashFields::empty()));
-        let _flows =
-            [(0, 53), (1, 80)].map(|(at, port)| Flow::create(&targets[at], &udp_flow(port, 4)).unwrap());
+        let _flows = [(0, 53), (1, 80)]
+            .map(|(at, port)| FlowHandle::create(&targets[at], &udp_flow(port, 4)).unwrap());
         for (receiver, bytes) in receivers.iter_mut().zip([100, 300]) {
             assert!(receiver.receive(300).iter().all(|packet| packet.bytes.len() == bytes));
         }
@@ -486,7 +489,7 @@ fn a_child_leaves_the_device_alone() {
     let rig = Rig::new();
     let mut receiver = rig.queue(255, 64);
     let target = target(&rig.domain, &[&receiver.queue], HashFields::empty());
-    let flow = Flow::create(&target, &udp_flow(53, 4)).unwrap();
+    let flow = FlowHandle::create(&target, &udp_flow(53, 4)).unwrap();
     let folder = support::open(c"/sys/softnic-mlx5/class", libc::O_DIRECTORY);
     // SAFETY: the child does nothing but `close_all`.
     let child = unsafe { libc::fork() };
@@ -505,7 +508,7 @@ fn a_child_leaves_the_device_alone() {
     receiver.receive(300);
     // Also for control calls, and for what was found in sysfs.
     drop(flow);
-    let _flow = Flow::create(&target, &udp_flow(80, 5)).unwrap();
+    let _flow = FlowHandle::create(&target, &udp_flow(80, 5)).unwrap();
     receiver.receive(300);
     let file = support::open_at(folder, c"infiniband/mlx5_0/node_type");
     assert_eq!(support::read(file), "1: CA\n");

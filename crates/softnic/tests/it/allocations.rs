@@ -4,7 +4,7 @@
 
 use crate::verbs_support::{PORT, Receiver, single, udp_flow};
 use softnic::{Drive, Personality, PortConfig, SoftNic, SoftNicConfig};
-use verbs::{ActionSpec, Counters, DeviceList, Domain, Flow, FlowAttr, FlowKind, ProtectionDomain};
+use verbs::{ActionSpec, Counters, DeviceList, Domain, FlowAttr, FlowHandle, FlowKind, ProtectionDomain};
 use wire::{GeneratorConfig, GeneratorWire};
 
 /// Calls to the allocator by this thread during `work`: what it took, and what it gave back.
@@ -40,11 +40,11 @@ fn the_engine_does_not_allocate_once_it_is_warm() {
     let to_second = single(&domain, &second.queue);
     let drop = udp_flow(54, 0).action(ActionSpec::Drop).action(ActionSpec::Count(counters.clone()));
     let _flows = [
-        Flow::create(&to_first, &udp_flow(53, 1)).unwrap(),
-        Flow::create(&to_second, &udp_flow(53, 2)).unwrap(),
-        Flow::create(&to_first, &drop).unwrap(),
-        Flow::create(&to_second, &udp_flow(55, 3)).unwrap(),
-        Flow::create(&to_second, &FlowAttr::new(FlowKind::Sniffer, PORT)).unwrap(),
+        FlowHandle::create(&to_first, &udp_flow(53, 1)).unwrap(),
+        FlowHandle::create(&to_second, &udp_flow(53, 2)).unwrap(),
+        FlowHandle::create(&to_first, &drop).unwrap(),
+        FlowHandle::create(&to_second, &udp_flow(55, 3)).unwrap(),
+        FlowHandle::create(&to_second, &FlowAttr::new(FlowKind::Sniffer, PORT)).unwrap(),
     ];
     let mut turn = |counted: bool| {
         let mut calls = 0;

@@ -12,8 +12,8 @@ use packet::build::FrameBuilder;
 use rustix::thread::{CpuSet, sched_setaffinity};
 use softnic::{Drive, Error, Personality, PortConfig, SoftNic, SoftNicConfig};
 use verbs::{
-    ActionSpec, CompletionQueue, Context, DeviceList, Domain, Flow, FlowAttr, FlowKind, FlowSpec, FlowTarget,
-    Ipv4ExtMatch, PortMatch, PortNumber, ProtectionDomain, RawQueuePair, SendFlags,
+    ActionSpec, CompletionQueue, Context, DeviceList, Domain, FlowAttr, FlowHandle, FlowKind, FlowSpec,
+    FlowTarget, Ipv4ExtMatch, PortMatch, PortNumber, ProtectionDomain, RawQueuePair, SendFlags,
 };
 use wire::{
     Burst, GatedWire, GeneratorConfig, GeneratorWire, RxFrame, SleepHint, TransmitError, Wire, WireState,
@@ -155,7 +155,7 @@ fn churn(device: &Device, queue: &Arc<verbs::WorkQueue>) {
     let (mut kept, begun) = (Vec::new(), Instant::now());
     for turn in 0..10_000u16 {
         let attr = flow(1 + (turn % 2) as u8, 1000 + turn);
-        kept.push(Flow::create(&target, &attr).unwrap());
+        kept.push(FlowHandle::create(&target, &attr).unwrap());
         if kept.len() == 2_000 {
             kept.clear();
         }
@@ -170,7 +170,7 @@ fn come_and_go(device: &Device) -> u64 {
     for _ in 0..100 {
         let mut brief = Receiver::new(&device.domain, 16);
         let target = single(&device.domain, &brief.queue);
-        let flows = [1, 2].map(|port| Flow::create(&target, &flow(port, BRIEF)).unwrap());
+        let flows = [1, 2].map(|port| FlowHandle::create(&target, &flow(port, BRIEF)).unwrap());
         received += brief.drain().len() as u64;
         std::thread::sleep(Duration::from_micros(200));
         drop(flows);
@@ -222,7 +222,7 @@ fn order_and_accounting_hold(name: &str, drive: Drive) {
     for (queue, receiver, _) in &receivers {
         let target = single(&device.domain, &receiver.queue);
         for port in [1u8, 2].into_iter().filter(|port| *queue == BOTH || u16::from(*port) == *queue) {
-            flows.push(Flow::create(&target, &flow(port, *queue)).unwrap());
+            flows.push(FlowHandle::create(&target, &flow(port, *queue)).unwrap());
         }
     }
     let queue = Arc::clone(&receivers[0].1.queue);
@@ -365,7 +365,7 @@ fn each_thread_sleeps_and_a_send_wakes_that_of_its_port() {
 
 /// A device with a generator at each of two ports, and flows that drop their frames.
 struct Dropping {
-    flows: Vec<Flow>,
+    flows: Vec<FlowHandle>,
     target: FlowTarget,
     _receiver: Receiver,
     nic: SoftNic,
@@ -390,7 +390,7 @@ impl Dropping {
         let target = single(&domain, &receiver.queue);
         let attrs =
             [1, 2].into_iter().flat_map(|port| (0..flows).map(move |number| Self::attr(port, number)));
-        let flows = attrs.map(|attr| Flow::create(&target, &attr).unwrap()).collect();
+        let flows = attrs.map(|attr| FlowHandle::create(&target, &attr).unwrap()).collect();
         while nic.engine_passes().contains(&0) {
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -457,7 +457,7 @@ fn print_the_rate_of_flow_changes() {
             drop(flows.pop_front());
             let number = (changes / 2 % u32::from(2 * FLOWS)) as u16;
             let attr = Dropping::attr(1 + u8::from(number >= FLOWS), number % FLOWS);
-            flows.push_back(Flow::create(&device.target, &attr).unwrap());
+            flows.push_back(FlowHandle::create(&device.target, &attr).unwrap());
             changes += 2;
         }
     });

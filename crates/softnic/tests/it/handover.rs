@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::verbs_support::{FRAME_BYTES, ipv4_flow, pool, single};
 use softnic::{Drive, Personality, PortConfig, SoftNic, SoftNicConfig};
-use verbs::{CompletionQueue, DeviceList, Domain, Flow, Frame, ProtectionDomain, WorkQueue};
+use verbs::{CompletionQueue, DeviceList, Domain, FlowHandle, Frame, ProtectionDomain, WorkQueue};
 use wire::{GeneratorConfig, GeneratorWire};
 
 const FRAMES: u32 = 64;
@@ -29,7 +29,7 @@ fn buffers_go_round_between_the_engines_thread_and_the_applications() {
     queue.ready().unwrap();
     let mut pool = pool(&domain, FRAMES as usize, FRAME_BYTES);
     let mut spare: Vec<Frame> = std::iter::from_fn(|| pool.take()).collect();
-    let _flow = Flow::create(&single(&domain, &queue), &ipv4_flow()).unwrap();
+    let _flow = FlowHandle::create(&single(&domain, &queue), &ipv4_flow()).unwrap();
     receives.post(&mut pool, &mut spare);
     assert!(spare.is_empty());
     let (start, mut packets) = (Instant::now(), 0u32);

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use crate::verbs_support::*;
-use verbs::{CompletionChannel, CompletionFields, CompletionQueue, Flow, Status, WorkCompletion};
+use verbs::{
+    CompletionChannel, CompletionFields, CompletionQueue, CompletionStatus, FlowHandle, WorkCompletion,
+};
 
 const SHORT: Option<Duration> = Some(Duration::from_millis(20));
 
@@ -20,7 +22,7 @@ fn an_armed_queue_sends_one_event() {
     let rig = Rig::new();
     let channel = CompletionChannel::new(&rig.context).unwrap();
     let mut receiver = receiver_with(&rig, &channel, 42);
-    let _flow = Flow::create(&single(&rig.domain(), &receiver.queue), &udp_flow(53, 1)).unwrap();
+    let _flow = FlowHandle::create(&single(&rig.domain(), &receiver.queue), &udp_flow(53, 1)).unwrap();
 
     rig.deliver([udp(1, 53)]);
     assert_eq!(channel.event().unwrap(), None, "nobody asked");
@@ -39,7 +41,7 @@ fn an_event_wakes_a_thread_that_waits() {
     let rig = Rig::new();
     let channel = CompletionChannel::new(&rig.context).unwrap();
     let mut receiver = receiver_with(&rig, &channel, 7);
-    let _flow = Flow::create(&single(&rig.domain(), &receiver.queue), &udp_flow(53, 1)).unwrap();
+    let _flow = FlowHandle::create(&single(&rig.domain(), &receiver.queue), &udp_flow(53, 1)).unwrap();
     receiver.cq.request_notification(false).unwrap();
     std::thread::scope(|scope| {
         let waiter = scope.spawn(|| channel.wait(Some(Duration::from_secs(30))).unwrap());
@@ -53,7 +55,7 @@ fn queues_that_are_gone_leave_no_events_behind() {
     let rig = Rig::new();
     let channel = CompletionChannel::new(&rig.context).unwrap();
     let mut gone = receiver_with(&rig, &channel, 1);
-    let flow = Flow::create(&single(&rig.domain(), &gone.queue), &udp_flow(53, 1)).unwrap();
+    let flow = FlowHandle::create(&single(&rig.domain(), &gone.queue), &udp_flow(53, 1)).unwrap();
     gone.cq.request_notification(false).unwrap();
     rig.deliver([udp(1, 53)]);
     drop((flow, gone));
@@ -64,7 +66,7 @@ fn queues_that_are_gone_leave_no_events_behind() {
 fn a_queue_grows_and_keeps_what_it_holds() {
     let rig = Rig::new();
     let mut receiver = Receiver::new(&rig.domain(), 16);
-    let _flow = Flow::create(&single(&rig.domain(), &receiver.queue), &udp_flow(53, 1)).unwrap();
+    let _flow = FlowHandle::create(&single(&rig.domain(), &receiver.queue), &udp_flow(53, 1)).unwrap();
     rig.deliver([udp(1, 53), udp(2, 53)]);
     let before = receiver.cq.entries();
     receiver.cq.resize(before * 2).unwrap();
@@ -78,14 +80,14 @@ fn a_queue_grows_and_keeps_what_it_holds() {
 fn completions_come_by_value_too() {
     let rig = Rig::new();
     let mut receiver = Receiver::new(&rig.domain(), 16);
-    let _flow = Flow::create(&single(&rig.domain(), &receiver.queue), &udp_flow(53, 1)).unwrap();
+    let _flow = FlowHandle::create(&single(&rig.domain(), &receiver.queue), &udp_flow(53, 1)).unwrap();
     rig.deliver((0..5).map(|i| udp(i, 53)));
     let mut list: Vec<WorkCompletion> = Vec::new();
     assert_eq!(receiver.cq.poll_classic(&mut list, 3), 3);
     assert_eq!(receiver.cq.poll_classic(&mut list, 100), 2);
     assert_eq!(receiver.cq.poll_classic(&mut list, 100), 0);
     for (i, completion) in list.into_iter().enumerate() {
-        assert_eq!(completion.status(), Status::Success);
+        assert_eq!(completion.status(), CompletionStatus::Success);
         let bytes = completion.byte_len() as usize;
         let frame = receiver.pool.reclaim_classic(completion).expect("a frame");
         assert_eq!(receiver.pool.bytes(&frame)[..bytes], udp(i as u16, 53));
@@ -99,7 +101,7 @@ fn timestamps_become_the_time_of_day() {
     let fields = CompletionFields::COMPLETION_TIMESTAMP | CompletionFields::COMPLETION_TIMESTAMP_WALLCLOCK;
     let cq = CompletionQueue::builder(&rig.context, 64).fields(fields).build().unwrap();
     let mut receiver = Receiver::with_cq(&rig.domain(), cq, 16);
-    let _flow = Flow::create(&single(&rig.domain(), &receiver.queue), &udp_flow(53, 1)).unwrap();
+    let _flow = FlowHandle::create(&single(&rig.domain(), &receiver.queue), &udp_flow(53, 1)).unwrap();
     let before = SystemTime::now();
     let clock = rig.context.clock().unwrap();
     rig.deliver([udp(1, 53)]);

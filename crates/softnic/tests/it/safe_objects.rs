@@ -6,9 +6,9 @@ use std::sync::Arc;
 use crate::verbs_support::*;
 use softnic::Personality;
 use verbs::{
-    ActionSpec, CompletionQueue, CounterPoint, Counters, EspAction, EspFlags, Flow, FlowAction, HashConfig,
-    HashFields, QueuePairKind, QueuePairState, RawQueuePair, ReadFlags, RssQueuePair, SharedReceiveQueue,
-    WorkQueueState,
+    ActionSpec, CompletionQueue, CounterPoint, Counters, EspAction, EspFlags, FlowAction, FlowHandle,
+    HashConfig, HashFields, QueuePairKind, QueuePairState, RawQueuePair, ReadFlags, RssQueuePair,
+    SharedReceiveQueue, WorkQueueState,
 };
 
 #[test]
@@ -76,7 +76,7 @@ fn a_work_queue_goes_through_its_states() {
     receiver.cq.poll_classic(&mut list, 100);
     assert_eq!(list.len(), 8, "what was posted is flushed");
     for completion in list {
-        assert_eq!(completion.status(), verbs::Status::Flushed);
+        assert_eq!(completion.status(), verbs::CompletionStatus::Flushed);
         receiver.spare.push(receiver.pool.reclaim_classic(completion).expect("a frame"));
     }
     assert_eq!(receiver.receives.post(&mut receiver.pool, &mut receiver.spare), 0, "not in RDY");
@@ -108,7 +108,7 @@ fn counters_have_the_points_they_are_given() {
     let points = [CounterPoint::Bytes, CounterPoint::Packets];
     let counters = Counters::with_points(&rig.context, &points).unwrap();
     let attr = udp_flow(53, 1).action(ActionSpec::Count(Arc::clone(&counters)));
-    let _flow = Flow::create(&target, &attr).unwrap();
+    let _flow = FlowHandle::create(&target, &attr).unwrap();
     let (first, second) = (udp(1, 53), udp(2, 53));
     let bytes = (first.len() + second.len()) as u64;
     rig.deliver([first, second]);

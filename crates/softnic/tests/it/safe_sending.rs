@@ -4,8 +4,8 @@
 use crate::verbs_support::*;
 use packet::build::FrameBuilder;
 use verbs::{
-    CompletionFields, CompletionQueue, Frame, FramePool, Opcode, Pieces, QueuedSend, RawQueuePair,
-    RawQueuePairBuilder, SendFlags, SendOperations, Status, WorkCompletion,
+    CompletionFields, CompletionQueue, CompletionStatus, Frame, FramePool, Opcode, Pieces, QueuedSend,
+    RawQueuePair, RawQueuePairBuilder, SendFlags, SendOperations, WorkCompletion,
 };
 
 /// Bytes of Ethernet, IPv4 and TCP headers without options.
@@ -70,7 +70,7 @@ impl Sender {
     }
 
     /// The lengths and statuses of the sends that each completion reports; frames are back in the pool.
-    fn reports(&mut self) -> Vec<Vec<(usize, Status)>> {
+    fn reports(&mut self) -> Vec<Vec<(usize, CompletionStatus)>> {
         let mut reports = Vec::new();
         let Some(mut batch) = self.cq.poll() else { return reports };
         while let Some(completion) = batch.next() {
@@ -87,7 +87,7 @@ impl Sender {
     }
 
     /// Everything that completed, by value; frames are back in the pool.
-    fn completions(&mut self) -> Vec<(Status, Opcode, Option<u32>)> {
+    fn completions(&mut self) -> Vec<(CompletionStatus, Opcode, Option<u32>)> {
         let mut list: Vec<WorkCompletion> = Vec::new();
         self.cq.poll_classic(&mut list, 100);
         list.into_iter()
@@ -126,7 +126,7 @@ fn a_batch_leaves_as_a_whole_when_it_is_complete() {
     assert_eq!(batch.complete().unwrap(), 3);
     rig.pump();
     assert_eq!(rig.sent(), [one, two, three]);
-    let sent = (Status::Success, Opcode::Send);
+    let sent = (CompletionStatus::Success, Opcode::Send);
     assert_eq!(
         sender.completions(),
         [(sent.0, sent.1, None), (sent.0, sent.1, None), (sent.0, sent.1, Some(77))]
@@ -211,7 +211,7 @@ fn a_stream_is_cut_into_segments_by_a_batch_and_by_a_work_request() {
         assert!(sent.iter().all(|frame| frame[usize::from(HEADERS)..].iter().all(|byte| *byte == 0x5a)));
         let completions = sender.completions();
         assert_eq!(completions.len(), 1);
-        assert_eq!(completions[0].0, Status::Success);
+        assert_eq!(completions[0].0, CompletionStatus::Success);
     }
     assert_eq!(sender.pool.free_count(), 64);
 }
@@ -225,12 +225,16 @@ fn data_taken_along_need_not_complete() {
     assert!(sender.pair.send_inline(2, &bytes, SendFlags::empty()));
     rig.pump();
     assert_eq!(rig.sent(), [bytes.clone(), bytes.clone()]);
-    assert_eq!(sender.completions(), [(Status::Success, Opcode::Send, Some(2))]);
+    assert_eq!(sender.completions(), [(CompletionStatus::Success, Opcode::Send, Some(2))]);
 
     let mut all = Sender::new(&rig, |builder| builder.signal_all(true).max_inline_bytes(128));
     assert!(all.pair.send_inline(3, &bytes, SendFlags::UNSIGNALLED));
     rig.pump();
-    assert_eq!(all.completions(), [(Status::Success, Opcode::Send, Some(3))], "the queue pair signals all");
+    assert_eq!(
+        all.completions(),
+        [(CompletionStatus::Success, Opcode::Send, Some(3))],
+        "the queue pair signals all"
+    );
 }
 
 #[test]
@@ -238,7 +242,7 @@ fn a_completion_gives_the_frames_of_the_unsignalled_sends_before_it() {
     let rig = Rig::new();
     let mut sender = Sender::whole(&rig);
     let packets: Vec<_> = (1..=3).map(|port| udp(port, port)).collect();
-    let sizes: Vec<_> = packets.iter().map(|packet| (packet.len(), Status::Success)).collect();
+    let sizes: Vec<_> = packets.iter().map(|packet| (packet.len(), CompletionStatus::Success)).collect();
     // More often than the queue is long.
     for _ in 0..20 {
         sender.send_batch(&[(&packets[0], false), (&packets[1], false), (&packets[2], true)]);
@@ -276,9 +280,9 @@ fn an_unsignalled_send_that_fails_has_a_completion() {
     assert_eq!(
         sender.reports(),
         [
-            vec![(bytes, Status::Success), (8, Status::LocalLength)],
-            vec![(bytes, Status::Flushed)],
-            vec![(bytes, Status::Flushed)]
+            vec![(bytes, CompletionStatus::Success), (8, CompletionStatus::LocalLength)],
+            vec![(bytes, CompletionStatus::Flushed)],
+            vec![(bytes, CompletionStatus::Flushed)]
         ]
     );
     assert_eq!(sender.pool.free_count(), 64);
@@ -346,7 +350,8 @@ fn packets_sent_together_leave_in_order_with_a_completion_for_every_32nd_and_the
             } else {
                 assert!(counts.len() <= 3 && counts.iter().all(|count| *count <= 32), "{counts:?}");
             }
-            let lengths: Vec<_> = packets.iter().map(|packet| (packet.len(), Status::Success)).collect();
+            let lengths: Vec<_> =
+                packets.iter().map(|packet| (packet.len(), CompletionStatus::Success)).collect();
             assert_eq!(reports.concat(), lengths);
             assert_eq!((sender.pair.in_flight(), sender.pool.free_count()), (0, 64));
         }
@@ -477,7 +482,10 @@ fn a_queue_pair_in_error_flushes_and_starts_anew_from_reset() {
     assert_eq!(sender.pair.handle().query().unwrap().state, verbs::QueuePairState::Error);
     sender.pair.send(&mut sender.pool, frame, 82, SendFlags::empty()).expect("room");
     rig.pump();
-    assert_eq!(sender.completions().iter().map(|seen| seen.0).collect::<Vec<_>>(), [Status::Flushed]);
+    assert_eq!(
+        sender.completions().iter().map(|seen| seen.0).collect::<Vec<_>>(),
+        [CompletionStatus::Flushed]
+    );
     assert!(rig.sent().is_empty());
     let Ok(idle) = sender.pair.reset() else { panic!("a queue pair can always be reset") };
     assert_eq!(idle.handle().query().unwrap().state, verbs::QueuePairState::Reset);

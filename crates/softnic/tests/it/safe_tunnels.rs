@@ -5,7 +5,7 @@ use crate::verbs_support::*;
 use packet::EtherType;
 use packet::build::FrameBuilder;
 use verbs::{
-    ActionSpec, EspMatch, Flow, FlowAttr, FlowKind, FlowSpec, FlowTag, GreMatch, Ipv4Match, MplsMatch,
+    ActionSpec, EspMatch, FlowAttr, FlowHandle, FlowKind, FlowSpec, FlowTag, GreMatch, Ipv4Match, MplsMatch,
     PortMatch, VxlanMatch,
 };
 
@@ -41,7 +41,7 @@ fn each_tunnel_header_is_matched_by_its_own_spec() {
         flow([FlowSpec::Mpls { value: MplsMatch { label: 9 << 12 }, mask: label }], 3),
         flow([ipv4(), FlowSpec::Esp { value: EspMatch { spi: 4, seq: 0 }, mask: spi }], 4),
     ];
-    let _flows: Vec<_> = flows.iter().map(|attr| Flow::create(&target, attr).unwrap()).collect();
+    let _flows: Vec<_> = flows.iter().map(|attr| FlowHandle::create(&target, attr).unwrap()).collect();
     let inner = udp(1, 53);
     let label_9 = packet::build::mpls_label(9, 0);
     rig.deliver([
@@ -70,7 +70,7 @@ fn inner_specs_are_about_the_packet_inside() {
         .spec(FlowSpec::VxlanTunnel { value: vni, mask: vni })
         .inner(ipv4())
         .inner(inner);
-    let _flow = Flow::create(&target, &attr).unwrap();
+    let _flow = FlowHandle::create(&target, &attr).unwrap();
     rig.deliver([outer().vxlan(1, &udp(1, 53)).build(), outer().vxlan(1, &udp(1, 54)).build(), udp(1, 53)]);
     let packets = receiver.drain();
     assert_eq!(packets.iter().map(|packet| packet.tag).collect::<Vec<_>>(), [6]);
@@ -89,7 +89,7 @@ fn nonsense_is_refused() {
         FlowAttr::new(FlowKind::AllDefault, PORT).dont_trap(true),
     ];
     for (index, attr) in wrong.iter().enumerate() {
-        let error = Flow::create(&target, attr).err().unwrap_or_else(|| panic!("{index} was taken"));
+        let error = FlowHandle::create(&target, attr).err().unwrap_or_else(|| panic!("{index} was taken"));
         assert_eq!(error.errno(), Some(libc::EINVAL), "{index}: {error}");
     }
 }

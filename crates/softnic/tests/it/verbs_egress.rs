@@ -7,8 +7,8 @@ use std::sync::Arc;
 use crate::verbs_support::*;
 use softnic::Personality;
 use verbs::{
-    ActionSpec, CompletionQueue, Counters, Flow, FlowAttr, FlowKind, FlowTarget, FramePool, RawQueuePair,
-    SendFlags, Status,
+    ActionSpec, CompletionQueue, CompletionStatus, Counters, FlowAttr, FlowHandle, FlowKind, FlowTarget,
+    FramePool, RawQueuePair, SendFlags,
 };
 
 /// A raw queue pair in RTS and what it completes into.
@@ -37,7 +37,7 @@ impl Sender {
         let mut succeeded = 0;
         while let Some(mut batch) = self.cq.poll() {
             while let Some(completion) = batch.next() {
-                assert_eq!(completion.status(), Status::Success);
+                assert_eq!(completion.status(), CompletionStatus::Success);
                 let frame = self.pool.reclaim(completion).expect("sent");
                 self.pool.release(frame);
                 succeeded += 1;
@@ -58,9 +58,9 @@ fn egress_flows_drop_and_count_before_the_wire() {
     let (dropped, counted) = (Counters::new(&rig.context).unwrap(), Counters::new(&rig.context).unwrap());
     let count = |counters: &Arc<Counters>| ActionSpec::Count(Arc::clone(counters));
     let drop_dns = udp_flow(53, 1).egress(true).action(ActionSpec::Drop).action(count(&dropped));
-    let dropping = Flow::create(&sender.target(), &drop_dns).unwrap();
+    let dropping = FlowHandle::create(&sender.target(), &drop_dns).unwrap();
     let _counting =
-        Flow::create(&sender.target(), &ipv4_flow().priority(1).egress(true).action(count(&counted)))
+        FlowHandle::create(&sender.target(), &ipv4_flow().priority(1).egress(true).action(count(&counted)))
             .unwrap();
     let frames = [udp(1, 53), udp(1, 80), udp(2, 53)];
     assert_eq!(sender.send(&rig, &frames), 3, "the device did its part");
@@ -80,8 +80,8 @@ fn both_directions_keep_to_themselves() {
     let mut sender = Sender::new(&rig);
     let mut receiver = Receiver::new(&rig.domain(), 16);
     let target = single(&rig.domain(), &receiver.queue);
-    let _received = Flow::create(&target, &udp_flow(53, 7)).unwrap();
-    let _sent = Flow::create(&target, &udp_flow(53, 8).egress(true).action(ActionSpec::Drop)).unwrap();
+    let _received = FlowHandle::create(&target, &udp_flow(53, 7)).unwrap();
+    let _sent = FlowHandle::create(&target, &udp_flow(53, 8).egress(true).action(ActionSpec::Drop)).unwrap();
     rig.deliver([udp(1, 53)]);
     assert_eq!(receiver.drain().iter().map(|packet| packet.tag).collect::<Vec<_>>(), [7]);
     sender.send(&rig, &[udp(1, 53), udp(1, 54)]);
@@ -96,7 +96,7 @@ fn sniffers_see_sent_frames() {
         let mut sender = Sender::new(&rig);
         let mut sniffer = Receiver::new(&rig.domain(), 128);
         let attr = FlowAttr::new(FlowKind::Sniffer, PORT);
-        let copies = Flow::create(&single(&rig.domain(), &sniffer.queue), &attr).unwrap();
+        let copies = FlowHandle::create(&single(&rig.domain(), &sniffer.queue), &attr).unwrap();
         let frames: Vec<_> = (0..100).map(|port| udp(port, 53)).collect();
         sender.send(&rig, &frames);
         rig.deliver([udp(200, 53)]);

@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::verbs_support::*;
 use hugemem::{Arena, ArenaOptions, PageKind};
 use verbs::{
-    Access, ActionSpec, CompletionQueue, Counters, Domain, Flow, FlowTarget, FramePool, HashConfig,
+    Access, ActionSpec, CompletionQueue, Counters, Domain, FlowHandle, FlowTarget, FramePool, HashConfig,
     HashFields, MemoryRegion, ParentDomain, ProtectionDomain, Provider, RawQueuePair, RssQueuePair,
     SendFlags, ThreadDomain, WorkQueue,
 };
@@ -78,7 +78,7 @@ fn everything(rig: &Rig) -> (Vec<Box<dyn Send>>, Weak<()>) {
     let pair = RssQueuePair::new(&domain, &table, &hash).unwrap();
     let counters = Counters::new(&rig.context).unwrap();
     let attr = udp_flow(53, 9).action(ActionSpec::Count(Arc::clone(&counters)));
-    let flow = Flow::create(&FlowTarget::Rss(Arc::clone(&pair)), &attr).unwrap();
+    let flow = FlowHandle::create(&FlowTarget::Rss(Arc::clone(&pair)), &attr).unwrap();
     let raw = RawQueuePair::builder(&domain, &cq.handle(), &cq.handle())
         .max_sends(4)
         .max_receives(4)
@@ -86,7 +86,7 @@ fn everything(rig: &Rig) -> (Vec<Box<dyn Send>>, Weak<()>) {
         .unwrap()
         .to_rts(PORT)
         .unwrap();
-    let raw_flow = Flow::create(&FlowTarget::Raw(raw.handle()), &udp_flow(54, 9)).unwrap();
+    let raw_flow = FlowHandle::create(&FlowTarget::Raw(raw.handle()), &udp_flow(54, 9)).unwrap();
     let alive = home.alive.clone();
     let parts: Vec<Box<dyn Send>> = vec![
         Box::new(home),
@@ -131,7 +131,7 @@ fn objects_that_cannot_be_destroyed_are_leaked_with_their_parents() {
     let domain = home.domain();
     let Receiver { mut cq, queue, receives, pool, spare } = Receiver::new(&domain, 4);
     let (later, _) = WorkQueue::builder(&domain, &cq.handle()).max_receives(4).build().unwrap();
-    let flow = Flow::create(&single(&domain, &queue), &ipv4_flow()).unwrap();
+    let flow = FlowHandle::create(&single(&domain, &queue), &ipv4_flow()).unwrap();
     rig.deliver([udp(1, 2)]);
     let batch = cq.poll().expect("a packet");
     // A queue cannot go while its completions are being read, and this thread would wait for itself.
@@ -148,7 +148,7 @@ fn a_flow_alone_keeps_everything_under_it_alive() {
     let (flow, receives_posted) = {
         let receiver = Receiver::new(&rig.domain(), 4);
         let target = single(&rig.domain(), &receiver.queue);
-        (Flow::create(&target, &ipv4_flow()).unwrap(), receiver.pool.frame_count())
+        (FlowHandle::create(&target, &ipv4_flow()).unwrap(), receiver.pool.frame_count())
     };
     assert_eq!(receives_posted, 4);
     // The pool is gone, the queue is not, and with it the memory that the device still writes to.
@@ -223,7 +223,7 @@ fn another_device_sends_frames_of_a_pool_and_keeps_their_memory() {
     assert_eq!((other.sent(), rig.sent()), (vec![packet], vec![]));
     let mut batch = cq.poll().expect("a completion");
     let completion = batch.next().expect("of the send");
-    assert_eq!(completion.status(), verbs::Status::Success);
+    assert_eq!(completion.status(), verbs::CompletionStatus::Success);
     let frame = pool.reclaim(completion).expect("the frame was sent");
     drop(batch);
     // The other device cannot write to it.
@@ -290,5 +290,5 @@ fn a_context_works_on_after_its_device_is_gone() {
     assert!(context.attributes().is_ok());
     drop((pd, context));
     let target = single(&domain, &receiver.queue);
-    assert!(Flow::create(&target, &ipv4_flow()).is_ok());
+    assert!(FlowHandle::create(&target, &ipv4_flow()).is_ok());
 }

@@ -8,9 +8,9 @@ use std::sync::atomic::Ordering;
 use crate::verbs_support::*;
 use verbs::{
     Access, ActionSpec, Allocation, AllocationRequest, CompletionQueue, Counters, DeviceList, Domain,
-    DomainAllocator, Error, Flow, Guid, HashConfig, HashFields, IndirectionTable, LinkLayer, MemoryRegion,
+    DomainAllocator, FlowHandle, Guid, HashConfig, HashFields, IndirectionTable, LinkLayer, MemoryRegion,
     ParentDomain, PortNumber, PortState, ProtectionDomain, RawQueuePair, RssQueuePair, ThreadDomain,
-    WorkQueue,
+    VerbsError, WorkQueue,
 };
 
 #[test]
@@ -148,7 +148,7 @@ fn a_refused_allocation_fails_the_verb_with_enomem_and_leaves_nothing() {
     let before = home.parent.outstanding_allocations();
     home.refusing.store(true, Ordering::Relaxed);
 
-    let errors: Vec<Error> = [
+    let errors: Vec<VerbsError> = [
         CompletionQueue::builder(&rig.context, 64).domain(&home.parent).build().err(),
         WorkQueue::builder(&domain, &cq.handle()).max_receives(8).build().err(),
         RawQueuePair::builder(&domain, &cq.handle(), &cq.handle()).max_sends(8).build().err(),
@@ -182,7 +182,7 @@ fn the_provider_allocates_if_the_allocator_asks_for_it() {
     let domain = Domain::from(&parent);
     let mut receiver = Receiver::new(&domain, 8);
     let target = single(&domain, &receiver.queue);
-    let _flow = Flow::create(&target, &ipv4_flow()).unwrap();
+    let _flow = FlowHandle::create(&target, &ipv4_flow()).unwrap();
     rig.deliver([udp(1, 2)]);
     assert_eq!(receiver.drain().len(), 1);
     assert_eq!(parent.outstanding_allocations(), 0);
@@ -233,11 +233,11 @@ fn objects_of_two_devices_do_not_mix() {
     let errors = [
         IndirectionTable::new(&other.context, &[Arc::clone(&receiver.queue)]).err(),
         RssQueuePair::new(&other.domain(), &table(&[&receiver.queue]), &hash).err(),
-        Flow::create(&target, &ipv4_flow().action(ActionSpec::Count(counters))).err(),
+        FlowHandle::create(&target, &ipv4_flow().action(ActionSpec::Count(counters))).err(),
     ];
     for error in errors {
         let error = error.expect("refused");
-        assert!(matches!(error, Error::MixedContexts { .. }), "{error}");
+        assert!(matches!(error, VerbsError::MixedContexts { .. }), "{error}");
         assert_eq!(error.errno(), Some(libc::EINVAL));
     }
 
@@ -256,7 +256,7 @@ fn objects_of_two_devices_do_not_mix() {
         RawQueuePair::builder(&domain, &theirs, &cq).max_sends(1).build().err(),
     ];
     for (place, error) in errors.into_iter().enumerate() {
-        assert!(matches!(error, Some(Error::MixedContexts { .. })), "{place}: {error:?}");
+        assert!(matches!(error, Some(VerbsError::MixedContexts { .. })), "{place}: {error:?}");
     }
 }
 
@@ -268,7 +268,7 @@ fn a_queue_does_not_become_ready_while_its_completions_are_being_read() {
     let (late, _receives) =
         WorkQueue::builder(&domain, &receiver.cq.handle()).max_receives(8).build().unwrap();
     let target = single(&domain, &receiver.queue);
-    let _flow = Flow::create(&target, &ipv4_flow()).unwrap();
+    let _flow = FlowHandle::create(&target, &ipv4_flow()).unwrap();
     rig.deliver([udp(1, 2)]);
     let batch = receiver.cq.poll().expect("a packet");
     let error = late.ready().unwrap_err();

@@ -8,14 +8,14 @@ use crate::verbs_support::*;
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 use softnic::Personality;
 use verbs::{
-    ActionSpec, CompletionFields, CompletionQueue, Counters, EthernetMatch, Flow, FlowAttr, FlowKind,
+    ActionSpec, CompletionFields, CompletionQueue, Counters, EthernetMatch, FlowAttr, FlowHandle, FlowKind,
     FlowSpec, FlowTag, FlowTarget, HashConfig, HashFields, PortMatch, RssQueuePair,
 };
 
 const MLX5: Personality = Personality::Mlx5;
 
 fn errno(target: &FlowTarget, attr: &FlowAttr) -> Option<i32> {
-    Flow::create(target, attr).err().and_then(|error| error.errno())
+    FlowHandle::create(target, attr).err().and_then(|error| error.errno())
 }
 
 /// A receiver that asks nothing of completions, which mlx4 could not answer.
@@ -43,15 +43,15 @@ fn on_mlx5_equal_matches_share_one_tag_and_each_queue_pair_gets_a_copy() {
     let rig = Rig::with_personality(MLX5);
     let [mut first, mut second] = [0, 1].map(|_| Receiver::new(&rig.domain(), 16));
     let (to_first, to_second) = (single(&rig.domain(), &first.queue), single(&rig.domain(), &second.queue));
-    let _tagged = Flow::create(&to_first, &udp_flow(53, 7)).unwrap();
+    let _tagged = FlowHandle::create(&to_first, &udp_flow(53, 7)).unwrap();
     assert_eq!(errno(&to_second, &udp_flow(53, 8)), Some(libc::EEXIST), "another tag");
     assert_eq!(
         errno(&to_second, &udp_flow(53, 7).action(ActionSpec::Drop)),
         Some(libc::EEXIST),
         "another fate"
     );
-    let _same = Flow::create(&to_second, &udp_flow(53, 7)).unwrap();
-    let _elsewhere = Flow::create(&to_second, &udp_flow(53, 8).priority(1)).unwrap();
+    let _same = FlowHandle::create(&to_second, &udp_flow(53, 7)).unwrap();
+    let _elsewhere = FlowHandle::create(&to_second, &udp_flow(53, 8).priority(1)).unwrap();
     rig.deliver([udp(1, 53)]);
     assert_eq!((tags(&mut first), tags(&mut second)), (vec![7], vec![7]));
     assert_eq!(rig.stats().replicated, 1);
@@ -65,15 +65,16 @@ fn on_mlx5_multicast_comes_after_every_priority_but_before_defaults() {
     let group = [1, 0, 0x5e, 0, 0, 9];
     let mut frame = udp(1, 53);
     frame[..6].copy_from_slice(&group);
-    let _default = Flow::create(&target, &FlowAttr::new(FlowKind::AllDefault, PORT).action(tag(1))).unwrap();
+    let _default =
+        FlowHandle::create(&target, &FlowAttr::new(FlowKind::AllDefault, PORT).action(tag(1))).unwrap();
     let deliver = |receiver: &mut Receiver| {
         rig.deliver([frame.clone()]);
         tags(receiver)
     };
     assert_eq!(deliver(&mut receiver), [0], "the tag of a default is forgotten");
-    let _multicast = Flow::create(&target, &to_mac(group).priority(0).action(tag(2))).unwrap();
+    let _multicast = FlowHandle::create(&target, &to_mac(group).priority(0).action(tag(2))).unwrap();
     assert_eq!(deliver(&mut receiver), [2]);
-    let _late = Flow::create(&target, &udp_flow(53, 3).priority(15)).unwrap();
+    let _late = FlowHandle::create(&target, &udp_flow(53, 3).priority(15)).unwrap();
     assert_eq!(deliver(&mut receiver), [3], "priority 15 comes before a multicast flow of priority 0");
 }
 
@@ -110,7 +111,8 @@ fn counters_are_made_and_read_where_the_device_lets_them() {
     let target = single(&rig.domain(), &receiver.queue);
     let counters = Counters::new(&rig.context).unwrap();
     assert_eq!(counters.read().unwrap_err().errno(), Some(libc::EINVAL), "no flow is bound");
-    let flow = Flow::create(&target, &ipv4_flow().action(ActionSpec::Count(Arc::clone(&counters)))).unwrap();
+    let flow =
+        FlowHandle::create(&target, &ipv4_flow().action(ActionSpec::Count(Arc::clone(&counters)))).unwrap();
     rig.deliver([udp(1, 2)]);
     assert_eq!(counters.read().unwrap().packets, 1);
     drop(flow);
@@ -155,18 +157,19 @@ fn a_table_of_mlx5_has_six_long_runs_and_the_rest_one_by_one() {
             (PortMatch { src_port: 0, dst_port: port }, PortMatch { src_port: mask, dst_port: !0 });
         ipv4_flow().spec(FlowSpec::Udp { value, mask })
     };
-    let mut flows: Vec<_> = (1..=6).map(|mask| Flow::create(&target, &flow(1 << mask, 1)).unwrap()).collect();
+    let mut flows: Vec<_> =
+        (1..=6).map(|mask| FlowHandle::create(&target, &flow(1 << mask, 1)).unwrap()).collect();
     const SINGLES: u16 = (65_536 - 6 * 9_362) as u16;
     for port in 0..SINGLES {
-        flows.push(Flow::create(&target, &flow(1 << 7, port)).unwrap());
+        flows.push(FlowHandle::create(&target, &flow(1 << 7, port)).unwrap());
     }
     assert_eq!(errno(&target, &flow(1 << 7, SINGLES)), Some(libc::ENOSPC), "no entry is left for this mask");
-    flows.push(Flow::create(&target, &flow(1 << 1, 2)).unwrap());
-    flows.push(Flow::create(&target, &flow(1 << 7, SINGLES).priority(1)).unwrap());
+    flows.push(FlowHandle::create(&target, &flow(1 << 1, 2)).unwrap());
+    flows.push(FlowHandle::create(&target, &flow(1 << 7, SINGLES).priority(1)).unwrap());
     drop(flows.remove(0));
     flows.pop();
     flows.pop();
-    flows.push(Flow::create(&target, &flow(1 << 7, SINGLES)).expect("the run that was given back"));
+    flows.push(FlowHandle::create(&target, &flow(1 << 7, SINGLES)).expect("the run that was given back"));
 }
 
 #[test]
@@ -177,7 +180,7 @@ fn rss_reaches_into_tunnels_on_the_ideal_device_only() {
     let queues: Vec<_> = receivers.iter().map(|receiver| &receiver.queue).collect();
     let config = HashConfig { key: KEY, fields };
     let pair = RssQueuePair::new(&rig.domain(), &table(&queues), &config).unwrap();
-    let _flow = Flow::create(&FlowTarget::Rss(pair), &ipv4_flow()).unwrap();
+    let _flow = FlowHandle::create(&FlowTarget::Rss(pair), &ipv4_flow()).unwrap();
     let toeplitz = packet::Toeplitz::new(&packet::RssKey(KEY));
     let mut expected = [0; 4];
     for last in 0..40 {

@@ -3,8 +3,8 @@
 
 use crate::verbs_support::*;
 use verbs::{
-    CompletionFields, CompletionQueue, Flow, FlowTarget, Frame, FramePool, Opcode, RawQueuePair, SendFlags,
-    Status,
+    CompletionFields, CompletionQueue, CompletionStatus, FlowHandle, FlowTarget, Frame, FramePool, Opcode,
+    RawQueuePair, SendFlags,
 };
 
 /// A raw queue pair in RTS and what it completes into.
@@ -53,7 +53,7 @@ fn sent_frames_reach_the_wire_and_come_back_to_the_pool() {
     assert_eq!(rig.stats().tx_frames, 3);
     while let Some(mut batch) = sender.cq.poll() {
         while let Some(completion) = batch.next() {
-            assert_eq!((completion.status(), completion.opcode()), (Status::Success, Opcode::Send));
+            assert_eq!((completion.status(), completion.opcode()), (CompletionStatus::Success, Opcode::Send));
             assert_eq!(completion.qp_num(), Some(number));
             let frame = sender.pool.reclaim(completion).expect("sent");
             sender.pool.release(frame);
@@ -120,7 +120,7 @@ fn checksums_are_filled_in_where_that_is_asked_for() {
 fn a_raw_queue_pair_receives_what_a_flow_gives_it() {
     let rig = Rig::new();
     let mut sender = Sender::new(&rig, 1, 8);
-    let _flow = Flow::create(&FlowTarget::Raw(sender.pair.handle()), &udp_flow(53, 1)).unwrap();
+    let _flow = FlowHandle::create(&FlowTarget::Raw(sender.pair.handle()), &udp_flow(53, 1)).unwrap();
     let mut frames: Vec<_> = (0..8).filter_map(|_| sender.pool.take()).collect();
     assert_eq!(sender.pair.post_receives(&mut sender.pool, &mut frames), 8);
     rig.deliver([udp(9, 53)]);

@@ -8,8 +8,8 @@ use crate::verbs_support::*;
 use packet::build::FrameBuilder;
 use packet::{FlowKey, RssKey, Toeplitz};
 use verbs::{
-    ActionSpec, CounterValues, Counters, Flow, FlowAttr, FlowKind, FlowSpec, FlowTag, FlowTarget, HashConfig,
-    HashFields, RssQueuePair,
+    ActionSpec, CounterValues, Counters, FlowAttr, FlowHandle, FlowKind, FlowSpec, FlowTag, FlowTarget,
+    HashConfig, HashFields, RssQueuePair,
 };
 
 #[test]
@@ -25,7 +25,7 @@ fn rss_sends_each_packet_to_the_queue_of_its_hash() {
     let entries = [0, 1, 2, 0, 1, 0, 2, 2];
     let queues: Vec<_> = entries.iter().map(|&entry: &usize| &receivers[entry].queue).collect();
     let pair = RssQueuePair::new(&domain, &table(&queues), &HashConfig { key: KEY, fields: FIELDS }).unwrap();
-    let _flow = Flow::create(&FlowTarget::Rss(pair), &ipv4_flow()).unwrap();
+    let _flow = FlowHandle::create(&FlowTarget::Rss(pair), &ipv4_flow()).unwrap();
 
     let frames: Vec<_> = (0..120).map(|i| udp(1024 + i * 7, 53)).collect();
     let toeplitz = Toeplitz::new(&RssKey(KEY));
@@ -49,10 +49,11 @@ fn precedence_is_by_priority_and_a_removed_flow_matches_nothing() {
     let domain = rig.domain();
     let mut receiver = Receiver::new(&domain, 16);
     let target = single(&domain, &receiver.queue);
-    let low = Flow::create(&target, &ipv4_flow().priority(5).action(ActionSpec::Tag(FlowTag(50)))).unwrap();
-    let high = Flow::create(&target, &udp_flow(53, 10).priority(1)).unwrap();
+    let low =
+        FlowHandle::create(&target, &ipv4_flow().priority(5).action(ActionSpec::Tag(FlowTag(50)))).unwrap();
+    let high = FlowHandle::create(&target, &udp_flow(53, 10).priority(1)).unwrap();
     let rest = FlowAttr::new(FlowKind::AllDefault, PORT).action(ActionSpec::Tag(FlowTag(99)));
-    let _rest = Flow::create(&target, &rest).unwrap();
+    let _rest = FlowHandle::create(&target, &rest).unwrap();
     let arp = FrameBuilder::new().arp_request(Ipv4Addr::LOCALHOST, Ipv4Addr::LOCALHOST).build();
     let tags = |receiver: &mut Receiver| {
         rig.deliver([udp(1, 53), udp(1, 80), arp.clone()]);
@@ -99,7 +100,7 @@ fn every_kind_of_match_reaches_the_device_in_the_right_byte_order() {
     ];
     let _flows: Vec<_> = (1..)
         .zip(flows)
-        .map(|(tag, attr)| Flow::create(&target, &attr.action(ActionSpec::Tag(FlowTag(tag)))).unwrap())
+        .map(|(tag, attr)| FlowHandle::create(&target, &attr.action(ActionSpec::Tag(FlowTag(tag)))).unwrap())
         .collect();
     rig.deliver([tagged, tcp6, tos, plain, udp(1, 2)]);
     let tags: Vec<_> = receiver.drain().into_iter().map(|packet| packet.tag).collect();
@@ -117,7 +118,7 @@ fn counters_sum_the_flows_that_share_them_and_outlive_them() {
     assert_eq!(counters.read().unwrap(), CounterValues::default());
     let counting = |attr: FlowAttr| attr.action(ActionSpec::Count(Arc::clone(&counters)));
     let flows =
-        [udp_flow(53, 1), udp_flow(54, 2)].map(|attr| Flow::create(&target, &counting(attr)).unwrap());
+        [udp_flow(53, 1), udp_flow(54, 2)].map(|attr| FlowHandle::create(&target, &counting(attr)).unwrap());
     rig.deliver([udp(1, 53), udp(1, 54), udp(1, 55)]);
     assert_eq!(receiver.drain().len(), 2);
     let bytes = 2 * udp(1, 53).len() as u64;
@@ -133,10 +134,10 @@ fn a_drop_flow_drops_and_counts() {
     let domain = rig.domain();
     let mut receiver = Receiver::new(&domain, 16);
     let target = single(&domain, &receiver.queue);
-    let _all = Flow::create(&target, &ipv4_flow().priority(2)).unwrap();
+    let _all = FlowHandle::create(&target, &ipv4_flow().priority(2)).unwrap();
     let counters = Counters::new(&rig.context).unwrap();
     let attr = udp_flow(53, 1).action(ActionSpec::Drop).action(ActionSpec::Count(Arc::clone(&counters)));
-    let dropping = Flow::create(&target, &attr.priority(1)).unwrap();
+    let dropping = FlowHandle::create(&target, &attr.priority(1)).unwrap();
     rig.deliver([udp(1, 53), udp(1, 54)]);
     assert_eq!(receiver.drain().len(), 1);
     assert_eq!(rig.stats().flow_dropped, 1);
@@ -153,10 +154,10 @@ fn a_refused_flow_names_its_place_and_changes_nothing() {
     let mut receiver = Receiver::new(&domain, 16);
     let target = single(&domain, &receiver.queue);
     let bad_port = FlowAttr::new(FlowKind::Normal, verbs::PortNumber(7)).priority(4);
-    let error = Flow::create(&target, &bad_port).err().expect("no such port");
+    let error = FlowHandle::create(&target, &bad_port).err().expect("no such port");
     assert!(error.to_string().contains("port 7 of softnic0 at priority 4"), "{error}");
     let trap = FlowAttr::new(FlowKind::AllDefault, PORT).dont_trap(true);
-    let error = Flow::create(&target, &trap).err().expect("not with a default flow");
+    let error = FlowHandle::create(&target, &trap).err().expect("not with a default flow");
     assert_eq!(error.errno(), Some(libc::EINVAL));
     rig.deliver([udp(1, 53)]);
     assert!(receiver.drain().is_empty());
@@ -169,10 +170,11 @@ fn a_sniffer_has_a_copy_of_everything_whatever_its_fate() {
     let domain = rig.domain();
     let [mut receiver, mut sniffer] = [0, 1].map(|_| Receiver::new(&domain, 16));
     let target = single(&domain, &receiver.queue);
-    let _taken = Flow::create(&target, &udp_flow(53, 1)).unwrap();
-    let _dropped = Flow::create(&target, &udp_flow(54, 2).action(ActionSpec::Drop)).unwrap();
+    let _taken = FlowHandle::create(&target, &udp_flow(53, 1)).unwrap();
+    let _dropped = FlowHandle::create(&target, &udp_flow(54, 2).action(ActionSpec::Drop)).unwrap();
     let copies =
-        Flow::create(&single(&domain, &sniffer.queue), &FlowAttr::new(FlowKind::Sniffer, PORT)).unwrap();
+        FlowHandle::create(&single(&domain, &sniffer.queue), &FlowAttr::new(FlowKind::Sniffer, PORT))
+            .unwrap();
     let all = [udp(1, 53), udp(1, 54), udp(1, 55)];
     rig.deliver(all.clone());
     let bytes = |packets: Vec<Received>| packets.into_iter().map(|packet| packet.bytes).collect::<Vec<_>>();
@@ -190,14 +192,14 @@ fn a_flow_that_does_not_trap_lets_packets_go_on() {
     let domain = rig.domain();
     let [mut first, mut second] = [0, 1].map(|_| Receiver::new(&domain, 16));
     let (to_first, to_second) = (single(&domain, &first.queue), single(&domain, &second.queue));
-    let passing = Flow::create(&to_first, &udp_flow(53, 1).dont_trap(true)).unwrap();
+    let passing = FlowHandle::create(&to_first, &udp_flow(53, 1).dont_trap(true)).unwrap();
     let _rest =
-        Flow::create(&to_second, &ipv4_flow().priority(1).action(ActionSpec::Tag(FlowTag(2)))).unwrap();
+        FlowHandle::create(&to_second, &ipv4_flow().priority(1).action(ActionSpec::Tag(FlowTag(2)))).unwrap();
     let tags = |receiver: &mut Receiver| receiver.drain().iter().map(|packet| packet.tag).collect::<Vec<_>>();
     rig.deliver([udp(1, 53), udp(1, 54)]);
     assert_eq!((tags(&mut first), tags(&mut second)), (vec![1], vec![2, 2]));
     drop(passing);
-    let _trapping = Flow::create(&to_first, &udp_flow(53, 1)).unwrap();
+    let _trapping = FlowHandle::create(&to_first, &udp_flow(53, 1)).unwrap();
     rig.deliver([udp(1, 53), udp(1, 54)]);
     assert_eq!((tags(&mut first), tags(&mut second)), (vec![1], vec![2]));
 }
@@ -211,8 +213,8 @@ fn copies_for_one_queue_find_every_buffer_that_is_posted() {
     let domain = rig.domain();
     let mut receiver = Receiver::new(&domain, POSTED);
     let (copied, taken) = (single(&domain, &receiver.queue), single(&domain, &receiver.queue));
-    let _copies = Flow::create(&copied, &udp_flow(53, 1).dont_trap(true)).unwrap();
-    let _takes = Flow::create(&taken, &udp_flow(53, 2)).unwrap();
+    let _copies = FlowHandle::create(&copied, &udp_flow(53, 1).dont_trap(true)).unwrap();
+    let _takes = FlowHandle::create(&taken, &udp_flow(53, 2)).unwrap();
     // Each frame takes two buffers. What is left of them after the first round is more than a burst has
     // frames, and fewer than the next one has copies.
     for frames in [80, 64] {

@@ -5,8 +5,8 @@ use std::time::SystemTime;
 use crate::verbs_support::*;
 use packet::build::FrameBuilder;
 use verbs::{
-    CompletionFields, CompletionQueue, Domain, EventKind, EventSource, Flow, FlowAttr, FlowKind, FlowTag,
-    Frame, FramePool, Opcode, ParentDomain, RawQueuePair, SendFlags, ThreadDomain, WorkQueue,
+    CompletionFields, CompletionQueue, Domain, EventKind, EventSource, FlowAttr, FlowHandle, FlowKind,
+    FlowTag, Frame, FramePool, Opcode, ParentDomain, RawQueuePair, SendFlags, ThreadDomain, WorkQueue,
 };
 
 fn taken(pool: &mut FramePool) -> Vec<Frame> {
@@ -18,7 +18,7 @@ fn a_packet_arrives_whole_with_its_tag() {
     let rig = Rig::new();
     let mut receiver = Receiver::new(&rig.domain(), 8);
     let target = single(&rig.domain(), &receiver.queue);
-    let _flow = Flow::create(&target, &udp_flow(53, 0xab_cdef)).unwrap();
+    let _flow = FlowHandle::create(&target, &udp_flow(53, 0xab_cdef)).unwrap();
     rig.deliver([udp(1000, 53), udp(1000, 54)]);
     assert_eq!(receiver.drain(), [Received { bytes: udp(1000, 53), tag: 0xab_cdef }]);
     let stats = rig.stats();
@@ -32,7 +32,7 @@ fn fields_that_were_asked_for_are_there_and_the_others_are_not() {
     for fields in [CompletionFields::empty(), all_fields()] {
         let cq = CompletionQueue::builder(&rig.context, 64).fields(fields).build().unwrap();
         let mut receiver = Receiver::with_cq(&domain, cq, 4);
-        let _flow = Flow::create(&single(&domain, &receiver.queue), &udp_flow(53, 7)).unwrap();
+        let _flow = FlowHandle::create(&single(&domain, &receiver.queue), &udp_flow(53, 7)).unwrap();
         let tagged = FrameBuilder::new().vlan(packet::EtherType::VLAN, 0x6123).ipv4(v4(1), v4(2)).udp(1, 53);
         let tagged = tagged.build();
         let (ticks, wallclock) = (rig.context.raw_clock().unwrap(), wallclock_ns());
@@ -41,7 +41,7 @@ fn fields_that_were_asked_for_are_there_and_the_others_are_not() {
         let asked = fields == all_fields();
         let mut batch = receiver.cq.poll().expect("a packet");
         let completion = batch.next().expect("a packet");
-        assert_eq!(completion.status(), verbs::Status::Success);
+        assert_eq!(completion.status(), verbs::CompletionStatus::Success);
         assert_eq!(completion.opcode(), Opcode::Receive);
         assert_eq!(completion.byte_len(), asked.then_some(tagged.len() as u32));
         assert_eq!(completion.flow_tag(), asked.then_some(FlowTag(7)));
@@ -72,8 +72,8 @@ fn nothing_is_posted_while_completions_are_being_read() {
             .unwrap()
             .to_rts(PORT)
             .unwrap();
-        let _flow = Flow::create(&single(domain, &ours.queue), &udp_flow(53, 1)).unwrap();
-        let _other = Flow::create(&single(domain, &others.queue), &udp_flow(54, 1)).unwrap();
+        let _flow = FlowHandle::create(&single(domain, &ours.queue), &udp_flow(53, 1)).unwrap();
+        let _other = FlowHandle::create(&single(domain, &others.queue), &udp_flow(54, 1)).unwrap();
         rig.deliver([udp(1, 53), udp(1, 54)]);
         let mut batch = ours.cq.poll().expect("a packet");
         let frame = ours.pool.reclaim(batch.next().expect("a packet")).expect("posted");
@@ -103,7 +103,7 @@ fn wallclock_ns() -> u64 {
 fn right_and_wrong_checksums_are_distinguished() {
     let rig = Rig::new();
     let mut receiver = Receiver::new(&rig.domain(), 16);
-    let _flow = Flow::create(&single(&rig.domain(), &receiver.queue), &ipv4_flow()).unwrap();
+    let _flow = FlowHandle::create(&single(&rig.domain(), &receiver.queue), &ipv4_flow()).unwrap();
     let right = udp(1, 53);
     let (mut wrong_header, mut wrong_payload) = (right.clone(), right.clone());
     wrong_header[24] ^= 1;
@@ -135,7 +135,7 @@ fn an_empty_queue_gives_no_batch_and_no_error() {
 fn a_batch_left_half_way_goes_on_in_the_next() {
     let rig = Rig::new();
     let mut receiver = Receiver::new(&rig.domain(), 8);
-    let _flow = Flow::create(&single(&rig.domain(), &receiver.queue), &udp_flow(53, 1)).unwrap();
+    let _flow = FlowHandle::create(&single(&rig.domain(), &receiver.queue), &udp_flow(53, 1)).unwrap();
     rig.deliver((0..5).map(|i| udp(i, 53)));
     {
         let mut batch = receiver.cq.poll().expect("packets");
@@ -226,7 +226,7 @@ fn a_completion_gives_its_frame_back_once_and_to_its_own_pool_only() {
     let rig = Rig::new();
     let mut receiver = Receiver::new(&rig.domain(), 4);
     let mut other = rig.pool(4);
-    let _flow = Flow::create(&single(&rig.domain(), &receiver.queue), &udp_flow(53, 1)).unwrap();
+    let _flow = FlowHandle::create(&single(&rig.domain(), &receiver.queue), &udp_flow(53, 1)).unwrap();
     rig.deliver([udp(1, 53)]);
     let mut batch = receiver.cq.poll().expect("a packet");
     let completion = batch.next().expect("a packet");
@@ -240,7 +240,7 @@ fn a_queue_without_buffers_counts_drops() {
     let rig = Rig::new();
     let mut receiver = Receiver::new(&rig.domain(), 2);
     let posted = receiver.pool.frame_count();
-    let _flow = Flow::create(&single(&rig.domain(), &receiver.queue), &udp_flow(53, 1)).unwrap();
+    let _flow = FlowHandle::create(&single(&rig.domain(), &receiver.queue), &udp_flow(53, 1)).unwrap();
     rig.deliver((0..6).map(|i| udp(i, 53)));
     let stats = rig.stats();
     assert_eq!((stats.delivered, stats.out_of_buffer), (posted as u64, 6 - posted as u64));
@@ -257,14 +257,16 @@ fn drops_are_counted_for_the_queue_that_has_no_buffers() {
     let numbers = [&ample, &scarce].map(|receiver| receiver.queue.number().0);
     let lost = || numbers.map(|number| rig.nic.out_of_buffer(number));
     assert_eq!((lost(), rig.nic.out_of_buffer(numbers[1] + 1)), ([Some(0), Some(0)], None));
-    let flows = [(&ample, 53), (&scarce, 54)]
-        .map(|(receiver, port)| Flow::create(&single(&domain, &receiver.queue), &udp_flow(port, 1)).unwrap());
+    let flows = [(&ample, 53), (&scarce, 54)].map(|(receiver, port)| {
+        FlowHandle::create(&single(&domain, &receiver.queue), &udp_flow(port, 1)).unwrap()
+    });
     let posted = scarce.pool.frame_count() as u64;
     rig.deliver((0..10).flat_map(|i| [udp(i, 53), udp(i, 54)]));
     assert_eq!(lost(), [Some(0), Some(10 - posted)]);
     assert_eq!(rig.stats().out_of_buffer, 10 - posted);
     // A copy that is lost is the queue's loss, and not an outcome of its frame.
-    let sniffer = Flow::create(&single(&domain, &scarce.queue), &FlowAttr::new(FlowKind::Sniffer, PORT));
+    let sniffer =
+        FlowHandle::create(&single(&domain, &scarce.queue), &FlowAttr::new(FlowKind::Sniffer, PORT));
     rig.deliver([udp(1, 53)]);
     assert_eq!(lost(), [Some(0), Some(11 - posted)]);
     assert_eq!((rig.stats().out_of_buffer, rig.stats().copies_lost), (10 - posted, 1));
@@ -282,7 +284,7 @@ fn each_queue_gets_its_frames_whole_and_in_the_order_of_their_arrival() {
     let ports = [53, 54, 55];
     let flows = receivers.each_ref().map(|receiver| {
         let port = ports[receiver.pool.frame_count().ilog2() as usize - 4];
-        Flow::create(&single(&domain, &receiver.queue), &udp_flow(port, u32::from(port))).unwrap()
+        FlowHandle::create(&single(&domain, &receiver.queue), &udp_flow(port, u32::from(port))).unwrap()
     });
     for round in 0..20usize {
         let frames: Vec<(usize, Vec<u8>)> = (0..40usize)
@@ -316,7 +318,7 @@ fn an_event_goes_with_its_queue() {
     let domain = rig.domain();
     let cq = CompletionQueue::builder(&rig.context, 4).build().unwrap();
     let receiver = Receiver::with_cq(&domain, cq, 64);
-    let flow = Flow::create(&single(&domain, &receiver.queue), &ipv4_flow()).unwrap();
+    let flow = FlowHandle::create(&single(&domain, &receiver.queue), &ipv4_flow()).unwrap();
     rig.deliver((0..64).map(|i| udp(i, 53)));
     assert!(rig.stats().cq_overrun > 0 && readable(&rig.context));
     drop((flow, receiver));
@@ -336,7 +338,7 @@ fn an_overrun_completion_queue_raises_an_event_unless_overruns_are_ignored() {
             .unwrap();
         let entries = cq.entries() as usize;
         let receiver = Receiver::with_cq(&domain, cq, 64);
-        let _flow = Flow::create(&single(&domain, &receiver.queue), &ipv4_flow()).unwrap();
+        let _flow = FlowHandle::create(&single(&domain, &receiver.queue), &ipv4_flow()).unwrap();
         assert!(entries < 64);
         rig.deliver((0..64).map(|i| udp(i, 53)));
         assert!(rig.stats().cq_overrun > 0);

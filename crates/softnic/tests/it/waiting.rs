@@ -11,7 +11,7 @@ use crate::verbs_support::*;
 use softnic::{Drive, Personality, PortConfig, SoftNic, SoftNicConfig};
 use verbs::{
     AsyncEvent, CompletionChannel, CompletionFields, CompletionQueue, Context, DeviceList, Domain, EventKind,
-    EventSource, Flow, PortState, ProtectionDomain,
+    EventSource, FlowHandle, PortState, ProtectionDomain,
 };
 use wire::{Burst, RxFrame, TransmitError, Wire, WireState};
 
@@ -99,7 +99,7 @@ fn arming_before_the_last_poll_misses_no_completion() {
     let fields = CompletionFields::BYTE_LEN | CompletionFields::FLOW_TAG;
     let cq = CompletionQueue::builder(&context, 256).fields(fields).channel(&channel, 1).build().unwrap();
     let mut receiver = Receiver::with_cq(&domain, cq, 128);
-    let _flow = Flow::create(&single(&domain, &receiver.queue), &ipv4_flow()).unwrap();
+    let _flow = FlowHandle::create(&single(&domain, &receiver.queue), &ipv4_flow()).unwrap();
 
     let done = Arc::new(AtomicUsize::new(0));
     let so_far = Arc::clone(&done);
@@ -145,7 +145,7 @@ fn a_period_ends_although_nothing_more_comes() {
     let channel = CompletionChannel::new(&context).unwrap();
     let cq = CompletionQueue::builder(&context, 64).channel(&channel, 1).build().unwrap();
     let mut receiver = Receiver::with_cq(&domain, cq, 16);
-    let _flow = Flow::create(&single(&domain, &receiver.queue), &ipv4_flow()).unwrap();
+    let _flow = FlowHandle::create(&single(&domain, &receiver.queue), &ipv4_flow()).unwrap();
     receiver.cq.moderate(100, 30_000).unwrap();
     receiver.cq.request_notification(false).unwrap();
     let start = Instant::now();
@@ -183,7 +183,7 @@ fn an_overrun_sends_events_for_the_queue_and_its_users() {
     let cq = CompletionQueue::builder(&context, 4).build().unwrap();
     let bystander = Receiver::new(&domain, 8);
     let receiver = Receiver::with_cq(&domain, cq, 8);
-    let _flow = Flow::create(&single(&domain, &receiver.queue), &ipv4_flow()).unwrap();
+    let _flow = FlowHandle::create(&single(&domain, &receiver.queue), &ipv4_flow()).unwrap();
     remote.frames.lock().unwrap().extend((0..6).map(|_| udp(1, 2)));
     assert_eq!(event(&context).kind, EventKind::CompletionQueueError);
     let source = EventSource::WorkQueue { number: receiver.queue.number() };

@@ -214,8 +214,10 @@ impl Input {
             false => regular_file::read(path, left),
         };
         let bytes = read.map_err(|error| match error {
-            regular_file::Error::TooLarge(_) => refused(format!("more than {MAX_INPUT_BYTES} bytes in all")),
-            regular_file::Error::NotRegular(_) => {
+            regular_file::FileError::TooLarge(_) => {
+                refused(format!("more than {MAX_INPUT_BYTES} bytes in all"))
+            }
+            regular_file::FileError::NotRegular(_) => {
                 refused(format!("cannot read: {error} (hint: - is standard input)"))
             }
             error => refused(format!("cannot read: {error}")),

@@ -465,7 +465,7 @@ impl Runtime {
     /// The ports whose link is down. Queries the device, which may block.
     pub(crate) fn ports_down(&self) -> Vec<DownPort> {
         let is_down = |port: &&u8| {
-            matches!(self.opened.device.check_port(**port), Err(control::Error::PortDown { .. }))
+            matches!(self.opened.device.check_port(**port), Err(control::ControlError::PortDown { .. }))
         };
         let down = self.opened.ports.iter().filter(is_down);
         down.map(|port| DownPort { port: *port, wire: self.opened.wire_name(*port) }).collect()
@@ -569,7 +569,12 @@ impl Runtime {
         self.recent.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn publish(&self, band: Band, program: &Arc<Program>, map: &Arc<SinkMap>) -> Result<(), control::Error> {
+    fn publish(
+        &self,
+        band: Band,
+        program: &Arc<Program>,
+        map: &Arc<SinkMap>,
+    ) -> Result<(), control::ControlError> {
         let publish = |entry: &WorkerEntry| {
             entry.control.publish_with_sinks(band, Arc::clone(program), Arc::clone(map))
         };
@@ -578,7 +583,7 @@ impl Runtime {
             published.iter().find(|(entry, publication)| !entry.control.wait(*publication, PUBLISH_TIMEOUT));
         match late {
             None => Ok(()),
-            Some((entry, _)) => Err(control::Error::Workers(format!(
+            Some((entry, _)) => Err(control::ControlError::Workers(format!(
                 "worker {} did not acknowledge the program within {} s, or longer on a busy machine",
                 entry.control.id().0,
                 PUBLISH_TIMEOUT.as_secs()

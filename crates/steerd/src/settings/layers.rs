@@ -179,10 +179,10 @@ impl From<String> for Unreadable {
 /// The text of a settings file.
 fn read(path: &Path) -> Result<String, Unreadable> {
     let bytes = regular_file::read(path, MAX_FILE_BYTES).map_err(|error| match error {
-        regular_file::Error::TooLarge(most) => {
+        regular_file::FileError::TooLarge(most) => {
             format!("it has more than {most} bytes; settings have a few thousand").into()
         }
-        regular_file::Error::Io(error) => {
+        regular_file::FileError::Io(error) => {
             // Others are as wrong the next time.
             let may_pass = matches!(
                 Errno::from_io_error(&error),

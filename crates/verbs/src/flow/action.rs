@@ -12,7 +12,7 @@ use std::sync::Arc;
 use ibverbs_sys::{self as sys, ib_uverbs_flow_action_esp, ibv_flow_action, ibv_flow_action_esp_attr};
 
 use crate::error::created;
-use crate::{Context, Error, Result, inline, leak};
+use crate::{Context, Result, VerbsError, inline, leak};
 
 /// Bytes of the longest AES key.
 pub(crate) const MAX_AES_KEY_BYTES: usize = 32;
@@ -90,7 +90,7 @@ impl FlowAction {
     /// # Errors
     /// EOPNOTSUPP where the device or its driver has no ESP offload, EINVAL for parameters it does not take.
     pub fn esp(context: &Arc<Context>, action: &EspAction) -> Result<Arc<Self>> {
-        let failed = |source| Error::CreateFlowAction { device: context.name().into(), source };
+        let failed = |source| VerbsError::CreateFlowAction { device: context.name().into(), source };
         let mut keymat = AesGcmKeymat {
             iv: action.iv,
             iv_algo: 0,

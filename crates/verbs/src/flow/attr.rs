@@ -15,7 +15,7 @@ use ibverbs_sys::{
 };
 
 use super::action::FlowAction;
-use crate::{Counters, Error, FlowTag, PortNumber, Result};
+use crate::{Counters, FlowTag, PortNumber, Result, VerbsError};
 
 /// Most specs of one flow, actions included: the count is a byte. The kernel takes ten (uverbs_cmd.c).
 pub(crate) const MAX_SPECS: usize = u8::MAX as usize;
@@ -128,7 +128,8 @@ impl FlowAttr {
     /// unalign what follows.
     pub(super) fn block(&self) -> Result<FlowBlock> {
         let count = self.spec_count();
-        let num_of_specs = u8::try_from(count).map_err(|_| Error::TooManySpecs { count, most: MAX_SPECS })?;
+        let num_of_specs =
+            u8::try_from(count).map_err(|_| VerbsError::TooManySpecs { count, most: MAX_SPECS })?;
         let mut writer = Writer { bytes: vec![0; size_of::<ibv_flow_attr>()] };
         for (inner, spec) in &self.specs {
             writer.spec(*inner, spec);

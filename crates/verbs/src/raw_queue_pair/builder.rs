@@ -13,8 +13,8 @@ use crate::error::{created, from_code};
 use crate::inline::SendFunctions;
 use crate::queue_pools::{QueuePools, QueueRegions};
 use crate::{
-    CompletionQueueHandle, Domain, Error, MAX_RECEIVES, QueueNumber, QueuePairCaps, QueuePairFlags,
-    QueuePairKind, Result, SendOperations, SharedReceiveQueue, inline,
+    CompletionQueueHandle, Domain, MAX_RECEIVES, QueueNumber, QueuePairCaps, QueuePairFlags, QueuePairKind,
+    Result, SendOperations, SharedReceiveQueue, VerbsError, inline,
 };
 
 /// The configuration of a raw queue pair.
@@ -151,7 +151,7 @@ impl RawQueuePairBuilder {
     /// operation.
     pub fn build(self) -> Result<IdleRawQueuePair> {
         let context = Arc::clone(self.domain.context());
-        let failed = |source| Error::CreateRawQueuePair { device: context.name().into(), source };
+        let failed = |source| VerbsError::CreateRawQueuePair { device: context.name().into(), source };
         context.same_as(self.send_completions.context())?;
         context.same_as(self.receive_completions.context())?;
         if let Some(shared) = &self.shared_receives {

@@ -71,7 +71,7 @@ impl Bench {
     }
 
     /// Returns whether a packet is counted as received.
-    fn reject(&mut self, status: Status) -> bool {
+    fn reject(&mut self, status: CompletionStatus) -> bool {
         let frame = self.frame();
         reject(status, Some(frame), &mut self.batch, &self.stats)
     }
@@ -96,10 +96,10 @@ fn every_success_becomes_a_packet_or_a_drop_with_its_reason() {
     bench.receive(Some(1));
     bench.receive(None);
     assert_eq!(bench.batch.packets.len(), 2);
-    assert!(bench.reject(Status::Success));
+    assert!(bench.reject(CompletionStatus::Success));
     assert_eq!(bench.dropped(DropReason::BadLength), 1);
     accept(Arrival { bytes: 60, tag: None, timestamp: Some(7) }, None, &mut bench.batch, &bench.stats);
-    assert!(reject(Status::Success, None, &mut bench.batch, &bench.stats));
+    assert!(reject(CompletionStatus::Success, None, &mut bench.batch, &bench.stats));
     assert_eq!(bench.dropped(DropReason::BadFrame), 2);
     assert_eq!((bench.batch.packets.len(), bench.batch.frames.len()), (2, 3));
     assert!(bench.batch.timestamps.is_empty(), "one for each packet or none");
@@ -111,7 +111,7 @@ fn every_success_becomes_a_packet_or_a_drop_with_its_reason() {
 #[test]
 fn the_frames_of_packets_can_be_taken_and_given_back() {
     let mut bench = Bench::new("detach0");
-    bench.reject(Status::Success);
+    bench.reject(CompletionStatus::Success);
     (0..3).for_each(|_| bench.receive(Some(1)));
     let Bench { receiver, batch, .. } = &mut bench;
     batch.detach_frames();
@@ -143,7 +143,7 @@ fn the_frames_of_packets_can_be_taken_and_given_back() {
 #[test]
 fn one_sink_takes_the_frames_of_all_packets_or_of_some_without_a_step_before() {
     let mut bench = Bench::new("detach1");
-    bench.reject(Status::Success);
+    bench.reject(CompletionStatus::Success);
     let Bench { receiver, batch, .. } = &mut bench;
     for (decided, is_taken) in
         [(4, [true; 4]), (4, [true, false, true, true]), (3, [true, false, true, false])]
@@ -188,16 +188,19 @@ fn one_sink_takes_the_frames_of_all_packets_or_of_some_without_a_step_before() {
 fn no_failure_is_received_and_each_is_counted_by_its_status() {
     let mut bench = Bench::new("sorts1");
     for status in [
-        Status::LocalLength,
-        Status::LocalQueuePairOperation,
-        Status::LocalProtection,
-        Status::LocalAccess,
-        Status::General,
-        Status::Unknown(99),
+        CompletionStatus::LocalLength,
+        CompletionStatus::LocalQueuePairOperation,
+        CompletionStatus::LocalProtection,
+        CompletionStatus::LocalAccess,
+        CompletionStatus::General,
+        CompletionStatus::Unknown(99),
     ] {
         assert!(!bench.reject(status));
     }
-    assert!(!reject(Status::LocalLength, None, &mut bench.batch, &bench.stats), "of an unknown frame");
+    assert!(
+        !reject(CompletionStatus::LocalLength, None, &mut bench.batch, &bench.stats),
+        "of an unknown frame"
+    );
     let counts = Failure::ALL.iter().map(|&failure| bench.failed(failure)).collect::<Vec<_>>();
     assert_eq!(counts, [2, 1, 2, 0, 0, 2]);
     assert_eq!(bench.stats.reasons().iter().map(|(_, count)| count).sum::<u64>(), 0);
@@ -208,7 +211,7 @@ fn no_failure_is_received_and_each_is_counted_by_its_status() {
 
 #[test]
 fn a_flushed_or_broken_queue_is_failed_and_gets_no_frames_back() {
-    for (name, status) in [("sorts2", Status::Flushed), ("sorts3", Status::Fatal)] {
+    for (name, status) in [("sorts2", CompletionStatus::Flushed), ("sorts3", CompletionStatus::Fatal)] {
         let mut bench = Bench::new(name);
         for _ in 0..FRAMES {
             assert!(!bench.reject(status));

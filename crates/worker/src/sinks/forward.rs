@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use packet::rewrite::{self, MACS_BYTES};
 use program::{ForwardMode, ForwardSink, VlanChange};
-use verbs::{Context, Domain, Pieces, PortNumber, RegisteredFrames, Status};
+use verbs::{CompletionStatus, Context, Domain, Pieces, PortNumber, RegisteredFrames};
 
 use super::port::{self, ETHERNET_BYTES, Link, Port, TAGS_BYTES};
 use super::{Environment, Failure, FrameBudget, Hub, Opened, Ports, SinkError};
@@ -164,7 +164,7 @@ impl Sink for Forward {
         let (mut packets, mut bytes, mut failed) = (0, 0, 0);
         let had_queued = sender.has_queued();
         sender.reap(pool, |done| {
-            if done.status == Status::Success {
+            if done.status == CompletionStatus::Success {
                 packets += 1;
                 bytes += u64::from(done.bytes);
             } else {
@@ -370,7 +370,7 @@ fn transmitter(
     domain: &Domain,
     port: u8,
     budget: &FrameBudget,
-) -> Result<Transmitter, verbs::Error> {
+) -> Result<Transmitter, verbs::VerbsError> {
     Transmitter::open(context, domain, PortNumber(port), SENDS_MAX.min(budget.total()))
 }
 

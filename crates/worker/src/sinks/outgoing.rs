@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hugemem::{Arena, ArenaOptions, PageKind};
-use verbs::{Access, Context, Domain, Frame, FramePool, MemoryRegion, Pieces, PortNumber, Status};
+use verbs::{Access, CompletionStatus, Context, Domain, Frame, FramePool, MemoryRegion, Pieces, PortNumber};
 
 use super::Failure;
 use super::forward;
@@ -179,7 +179,7 @@ impl Outgoing {
         let Some(sender) = transmitter else { return };
         let (mut packets, mut bytes, mut failed) = (0, 0, 0);
         sender.reap(pool, |completed| {
-            if completed.status == Status::Success {
+            if completed.status == CompletionStatus::Success {
                 packets += 1;
                 bytes += u64::from(completed.bytes);
             } else {

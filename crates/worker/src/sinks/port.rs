@@ -129,7 +129,7 @@ impl Port {
     }
 
     /// A port that cannot be asked for its state counts as down.
-    fn is_down_after(&self, queried: Result<PortAttributes, verbs::Error>) -> bool {
+    fn is_down_after(&self, queried: Result<PortAttributes, verbs::VerbsError>) -> bool {
         let state = queried.map(|attributes| attributes.state);
         lock(&self.errors).query = state.as_ref().err().map(ToString::to_string);
         state.map_or(true, |state| state == PortState::Down)
@@ -209,7 +209,7 @@ pub(super) fn choose(sink: &str, port: Option<u8>, ports: &[u8]) -> Result<u8, S
 }
 
 /// A domain that one thread uses, without locks where the device has thread domains (mlx4 has none).
-pub(super) fn domain(context: &Arc<Context>) -> Result<Domain, verbs::Error> {
+pub(super) fn domain(context: &Arc<Context>) -> Result<Domain, verbs::VerbsError> {
     let protection = ProtectionDomain::new(context)?;
     match ThreadDomain::new(context) {
         Ok(thread) => Ok(Domain::from(&ParentDomain::new(&protection, Some(&thread), None)?)),

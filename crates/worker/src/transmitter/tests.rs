@@ -129,7 +129,7 @@ impl Bench {
         let (mut frames, mut completed) = (Vec::new(), Vec::new());
         self.transmitter.reap(&mut self.pool, |done| {
             frames.push(done.frame);
-            completed.push((done.bytes, done.status == Status::Success));
+            completed.push((done.bytes, done.status == CompletionStatus::Success));
         });
         frames.into_iter().for_each(|frame| self.pool.release(frame));
         completed

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::support::{compile, nic, small};
-use control::{Band, Controller, Device, DeviceSelector, Error};
+use control::{Band, ControlError, Controller, Device, DeviceSelector};
 use program::Program;
 use softnic::{Drive, SoftNic};
 use wire::{FrameSizes, GeneratorConfig, Rate, TrafficConfig, TrafficProtocol, Wire, WireConfig};
@@ -53,12 +53,14 @@ fn policy(dns: &str, ntp: &str) -> Arc<Program> {
     )
 }
 
-fn publish(controls: &[WorkerControl], band: Band, program: &Arc<Program>) -> Result<(), Error> {
+fn publish(controls: &[WorkerControl], band: Band, program: &Arc<Program>) -> Result<(), ControlError> {
     let publications: Vec<_> =
         controls.iter().map(|control| control.publish(band, Arc::clone(program))).collect();
     let mut published = controls.iter().zip(publications);
     let late = published.find(|(control, publication)| !control.wait(*publication, PATIENCE));
-    late.map_or(Ok(()), |(control, _)| Err(Error::Workers(format!("worker {} did not answer", control.id()))))
+    late.map_or(Ok(()), |(control, _)| {
+        Err(ControlError::Workers(format!("worker {} did not answer", control.id())))
+    })
 }
 
 fn until(what: &str, mut done: impl FnMut() -> bool) {

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use control::{Band, Controller, Error, FlowRequest, Installed, Installer, Limits, Refusal};
+use control::{Band, ControlError, Controller, DeviceRefusal, FlowRequest, Installed, Installer, Limits};
 use packet::{FlowKey, HashFields, Layers, RssKey};
 use program::{
     Class, ClassId, Decide, Flow, FlowAction, FlowKind, FlowSpec, Group, GroupId, HashVariant, Outcome,
@@ -117,8 +117,8 @@ fn remember(state: &Shared) {
     state.history.push(moment);
 }
 
-fn refusal(errno: i32) -> Refusal {
-    Refusal { errno: Some(errno), source: Box::new(std::io::Error::from_raw_os_error(errno)) }
+fn refusal(errno: i32) -> DeviceRefusal {
+    DeviceRefusal { errno: Some(errno), source: Box::new(std::io::Error::from_raw_os_error(errno)) }
 }
 
 pub fn matches_something(specs: &[FlowSpec]) -> bool {
@@ -134,7 +134,7 @@ impl Fake {
         self.0.borrow_mut().counted += 1;
     }
 
-    fn call(&self) -> Result<(), Refusal> {
+    fn call(&self) -> Result<(), DeviceRefusal> {
         let mut state = self.0.borrow_mut();
         let call = state.calls;
         state.calls += 1;
@@ -151,22 +151,22 @@ impl Installer for Fake {
     type Counter = FakeCounter;
     type Flow = FakeFlow;
 
-    fn create_table(&mut self, workers: &[WorkerId]) -> Result<Self::Table, Refusal> {
+    fn create_table(&mut self, workers: &[WorkerId]) -> Result<Self::Table, DeviceRefusal> {
         self.call().map(|()| workers.to_vec())
     }
 
-    fn create_queue(&mut self, table: &Self::Table, _: &HashConfig) -> Result<Self::Queue, Refusal> {
+    fn create_queue(&mut self, table: &Self::Table, _: &HashConfig) -> Result<Self::Queue, DeviceRefusal> {
         self.call().map(|()| table.clone())
     }
 
-    fn create_counter(&mut self) -> Result<Self::Counter, Refusal> {
+    fn create_counter(&mut self) -> Result<Self::Counter, DeviceRefusal> {
         if self.0.borrow().no_counters {
             return Err(refusal(EOPNOTSUPP));
         }
         self.call().map(|()| FakeCounter::default())
     }
 
-    fn read_counter(&mut self, counter: &Self::Counter) -> Result<CounterValues, Refusal> {
+    fn read_counter(&mut self, counter: &Self::Counter) -> Result<CounterValues, DeviceRefusal> {
         let mut state = self.0.borrow_mut();
         state.reads += 1;
         let counter = counter.borrow();
@@ -181,7 +181,7 @@ impl Installer for Fake {
         request: &FlowRequest<'_>,
         queue: &Self::Queue,
         counter: Option<&Self::Counter>,
-    ) -> Result<Self::Flow, Refusal> {
+    ) -> Result<Self::Flow, DeviceRefusal> {
         self.call()?;
         if counter.is_some() && self.0.borrow().no_count_action {
             return Err(refusal(EOPNOTSUPP));
@@ -218,7 +218,7 @@ impl Installer for Fake {
         Ok(FakeFlow { id, counter: counter.cloned(), matches, refused: false, state: Rc::clone(&self.0) })
     }
 
-    fn destroy_flow(&mut self, mut flow: Self::Flow) -> Result<(), (Self::Flow, Refusal)> {
+    fn destroy_flow(&mut self, mut flow: Self::Flow) -> Result<(), (Self::Flow, DeviceRefusal)> {
         let kept = !flow.matches && self.0.borrow().keeps_unmatched;
         let removed = if kept { Err(refusal(EBUSY)) } else { self.call() };
         flow.refused = removed.is_err();
@@ -257,11 +257,11 @@ pub fn install(
     state: &Shared,
     program: &Arc<Program>,
     fail: bool,
-) -> Result<Installed, Error> {
+) -> Result<Installed, ControlError> {
     controller.install(Arc::clone(program), &mut |band: Band, program| {
         state.borrow_mut().published[band.index()] = Some(program);
         remember(state);
-        if fail { Err(Error::Workers("asleep".to_owned())) } else { Ok(()) }
+        if fail { Err(ControlError::Workers("asleep".to_owned())) } else { Ok(()) }
     })
 }
 

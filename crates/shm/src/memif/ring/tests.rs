@@ -4,15 +4,15 @@ use std::collections::VecDeque;
 
 use proptest::prelude::*;
 
-use super::super::message::Direction;
+use super::super::message::RingDirection;
 use super::*;
 
 const LOG2: u8 = 3;
 const SIZE: u16 = 1 << LOG2;
 const BUFFER: u32 = 128;
 
-fn place(direction: Direction) -> AddRing {
-    let offset = if direction == Direction::C2s { 0 } else { ring_bytes(LOG2) as u32 };
+fn place(direction: RingDirection) -> AddRing {
+    let offset = if direction == RingDirection::C2s { 0 } else { ring_bytes(LOG2) as u32 };
     AddRing { direction, index: 0, region: 0, offset, log2_size: LOG2 }
 }
 
@@ -21,23 +21,23 @@ fn regions() -> Regions {
     Regions(Arc::new([Memory::create("test", bytes).unwrap().0]))
 }
 
-fn buffers(direction: Direction) -> Buffers {
+fn buffers(direction: RingDirection) -> Buffers {
     let rings = 2 * ring_bytes(LOG2) as u32;
-    let other = if direction == Direction::C2s { 0 } else { u32::from(SIZE) * BUFFER };
+    let other = if direction == RingDirection::C2s { 0 } else { u32::from(SIZE) * BUFFER };
     Buffers { region: 0, offset: rings + other, buffer_bytes: BUFFER }
 }
 
 fn to_client() -> (ServerSender, ClientReceiver) {
-    let (regions, place) = (regions(), place(Direction::S2c));
-    let mut client = ClientReceiver::new(regions.clone(), &place, buffers(Direction::S2c)).unwrap();
+    let (regions, place) = (regions(), place(RingDirection::S2c));
+    let mut client = ClientReceiver::new(regions.clone(), &place, buffers(RingDirection::S2c)).unwrap();
     let server = ServerSender::new(regions, &place).unwrap();
     client.publish().unwrap();
     (server, client)
 }
 
 fn to_server() -> (ClientSender, ServerReceiver) {
-    let (regions, place) = (regions(), place(Direction::C2s));
-    let client = ClientSender::new(regions.clone(), &place, buffers(Direction::C2s)).unwrap();
+    let (regions, place) = (regions(), place(RingDirection::C2s));
+    let client = ClientSender::new(regions.clone(), &place, buffers(RingDirection::C2s)).unwrap();
     (client, ServerReceiver::new(regions, &place).unwrap())
 }
 
@@ -54,20 +54,20 @@ fn frames_arrive_as_they_were_sent_in_both_directions() {
         for bytes in [1, 60, 128, 129, 256, 800, 1024] {
             let frame = frame(bytes, round);
             assert_eq!(server.put(&frame), Ok(Put::Done));
-            assert_eq!(client.take(&mut to), Ok(Taken::Empty), "not before publish");
+            assert_eq!(client.take(&mut to), Ok(TakenFrame::Empty), "not before publish");
             assert!(!server.publish(), "the client polls");
-            assert_eq!(client.take(&mut to), Ok(Taken::Frame(bytes)));
+            assert_eq!(client.take(&mut to), Ok(TakenFrame::Frame(bytes)));
             assert_eq!(to[..bytes], frame);
             client.publish().unwrap();
             assert_eq!(sender.put(&frame), Ok(Put::Done));
             assert!(!sender.publish(), "the server polls");
-            assert_eq!(receiver.take(&mut to), Ok(Taken::Frame(bytes)));
+            assert_eq!(receiver.take(&mut to), Ok(TakenFrame::Frame(bytes)));
             assert_eq!(to[..bytes], frame);
             receiver.publish();
         }
     }
-    assert_eq!(client.take(&mut to), Ok(Taken::Empty));
-    assert_eq!(receiver.take(&mut to), Ok(Taken::Empty));
+    assert_eq!(client.take(&mut to), Ok(TakenFrame::Empty));
+    assert_eq!(receiver.take(&mut to), Ok(TakenFrame::Empty));
 }
 
 #[test]
@@ -80,7 +80,7 @@ fn a_full_ring_takes_nothing_and_loses_nothing() {
     let _ = server.publish();
     let mut to = [0; 256];
     for number in 0..SIZE {
-        assert_eq!(client.take(&mut to), Ok(Taken::Frame(64)));
+        assert_eq!(client.take(&mut to), Ok(TakenFrame::Frame(64)));
         assert_eq!(to[..64], frame(64, number as u8));
     }
     assert_eq!(server.put(&[0; 64]), Ok(Put::Full), "the buffers are not posted again yet");
@@ -93,7 +93,7 @@ fn a_full_ring_takes_nothing_and_loses_nothing() {
     }
     assert_eq!(sender.put(&[7; 64]), Ok(Put::Full));
     let _ = sender.publish();
-    assert_eq!(receiver.take(&mut to), Ok(Taken::Frame(64)));
+    assert_eq!(receiver.take(&mut to), Ok(TakenFrame::Frame(64)));
     assert_eq!(sender.put(&[7; 64]), Ok(Put::Full));
     receiver.publish();
     assert_eq!(sender.put(&[7; 64]), Ok(Put::Done));
@@ -110,9 +110,9 @@ fn a_chain_that_finds_too_few_buffers_is_not_begun() {
     let _ = server.publish();
     let mut to = [0; 2048];
     for _ in 0..SIZE - 2 {
-        assert_eq!(client.take(&mut to), Ok(Taken::Frame(64)));
+        assert_eq!(client.take(&mut to), Ok(TakenFrame::Frame(64)));
     }
-    assert_eq!(client.take(&mut to), Ok(Taken::Frame(200)));
+    assert_eq!(client.take(&mut to), Ok(TakenFrame::Frame(200)));
     assert_eq!(to[..200], frame(200, 3));
 }
 
@@ -127,11 +127,11 @@ fn frames_longer_than_the_ring_or_the_receiver_are_not_passed() {
     let mut to = [0; 256];
     assert_eq!([sender.put(&[1; 257]), sender.put(&[2; 60])], [Ok(Put::Done); 2]);
     let _ = sender.publish();
-    assert_eq!(receiver.take(&mut to), Ok(Taken::TooLong(257)));
-    assert_eq!((receiver.take(&mut to), to[..60] == [2; 60]), (Ok(Taken::Frame(60)), true));
+    assert_eq!(receiver.take(&mut to), Ok(TakenFrame::TooLong(257)));
+    assert_eq!((receiver.take(&mut to), to[..60] == [2; 60]), (Ok(TakenFrame::Frame(60)), true));
     assert_eq!(server.put(&[1; 257]), Ok(Put::Done));
     let _ = server.publish();
-    assert_eq!(client.take(&mut to), Ok(Taken::TooLong(257)));
+    assert_eq!(client.take(&mut to), Ok(TakenFrame::TooLong(257)));
 }
 
 #[test]
@@ -178,13 +178,13 @@ fn invalid_descriptors_for_the_server_are_found() {
     let end = regions().0[0].bytes() as u32;
     let good = Descriptor { flags: 0, region: 0, length: BUFFER, offset: end - BUFFER };
     for (descriptor, to_client_result, to_server_result) in [
-        (good, Ok(Put::Done), Ok(Taken::Frame(BUFFER as usize))),
+        (good, Ok(Put::Done), Ok(TakenFrame::Frame(BUFFER as usize))),
         (Descriptor { region: 1, ..good }, Err(Violation::Region), Err(Violation::Region)),
         (Descriptor { region: u16::MAX, ..good }, Err(Violation::Region), Err(Violation::Region)),
         (Descriptor { offset: end - BUFFER + 1, ..good }, Err(Violation::Offset), Err(Violation::Offset)),
         (Descriptor { offset: u32::MAX, ..good }, Err(Violation::Offset), Err(Violation::Offset)),
         (Descriptor { length: u32::MAX, ..good }, Err(Violation::Offset), Err(Violation::Offset)),
-        (Descriptor { length: 63, ..good }, Err(Violation::Length), Ok(Taken::Frame(63))),
+        (Descriptor { length: 63, ..good }, Err(Violation::Length), Ok(TakenFrame::Frame(63))),
         (Descriptor { length: 0, ..good }, Err(Violation::Length), Err(Violation::Length)),
         (Descriptor { flags: NEXT, ..good }, Ok(Put::Done), Err(Violation::Chain)),
     ] {
@@ -201,7 +201,7 @@ fn invalid_descriptors_for_the_server_are_found() {
 #[test]
 fn invalid_lengths_for_the_client_are_found() {
     for (length, flags, expected) in [
-        (BUFFER, 0, Ok(Taken::Frame(128))),
+        (BUFFER, 0, Ok(TakenFrame::Frame(128))),
         (BUFFER + 1, 0, Err(Violation::Offset)),
         (u32::MAX, 0, Err(Violation::Offset)),
         (0, 0, Err(Violation::Length)),
@@ -219,7 +219,7 @@ fn invalid_lengths_for_the_client_are_found() {
 #[test]
 fn rings_outside_of_their_region_are_refused() {
     let end = regions().0[0].bytes() as u32;
-    let good = place(Direction::S2c);
+    let good = place(RingDirection::S2c);
     for bad in [
         AddRing { region: 1, ..good },
         AddRing { offset: end, ..good },
@@ -255,7 +255,7 @@ fn two_threads_pass_everything_in_order() {
     for number in 0..FRAMES {
         let length = loop {
             match client.take(&mut to).unwrap() {
-                Taken::Frame(length) => break length,
+                TakenFrame::Frame(length) => break length,
                 _ => std::thread::yield_now(),
             }
         };
@@ -308,9 +308,9 @@ proptest! {
                     visible.append(&mut sent);
                 }
                 Step::Take => match client.take(&mut to).unwrap() {
-                    Taken::Frame(length) => prop_assert_eq!(Some(to[..length].to_vec()), visible.pop_front()),
-                    Taken::Empty => prop_assert!(visible.is_empty()),
-                    Taken::TooLong(length) => prop_assert!(false, "{}", length),
+                    TakenFrame::Frame(length) => prop_assert_eq!(Some(to[..length].to_vec()), visible.pop_front()),
+                    TakenFrame::Empty => prop_assert!(visible.is_empty()),
+                    TakenFrame::TooLong(length) => prop_assert!(false, "{}", length),
                 },
                 Step::Post => client.publish().unwrap(),
             }
@@ -336,7 +336,7 @@ proptest! {
             let _ = server.put(&to[..usize::from(value) % 1500 + 1]);
             let _ = server.publish();
             let taken = receiver.take(&mut to);
-            prop_assert!(taken != Ok(Taken::Frame(0)));
+            prop_assert!(taken != Ok(TakenFrame::Frame(0)));
             receiver.publish();
             for ring in [&server.ring, &receiver.ring] {
                 let _ = ring.memory().unwrap().write(at, &value.to_ne_bytes());

@@ -9,10 +9,10 @@ use std::os::fd::OwnedFd;
 
 use super::*;
 use crate::memif::client::{Client, ClientError, Config};
-use crate::memif::ring::{Put, Taken, ring_bytes};
+use crate::memif::ring::{Put, TakenFrame, ring_bytes};
 use crate::{Channel, Closer, Interrupt, Listener, Received};
 
-const LIMITS: Limits = Limits { rings: 2, log2_ring_size: 4, bytes: 1 << 20 };
+const LIMITS: ClientLimits = ClientLimits { rings: 2, log2_ring_size: 4, bytes: 1 << 20 };
 
 fn file() -> Option<OwnedFd> {
     Some(Interrupt::new().unwrap().as_fd().try_clone_to_owned().unwrap())
@@ -31,20 +31,20 @@ fn region(bytes: usize, rings: &[usize]) -> Option<OwnedFd> {
     Some(file)
 }
 
-fn ring(direction: Direction, index: u16, offset: u32) -> AddRing {
+fn ring(direction: RingDirection, index: u16, offset: u32) -> AddRing {
     AddRing { direction, index, region: 0, offset, log2_size: 4 }
 }
 
-fn add(direction: Direction, index: u16, offset: u32) -> Message {
+fn add(direction: RingDirection, index: u16, offset: u32) -> Message {
     Message::AddRing(ring(direction, index, offset))
 }
 
-fn play(steps: Vec<(Message, Option<OwnedFd>)>) -> Result<Option<Box<Connection>>, Refusal> {
+fn play(steps: Vec<(Message, Option<OwnedFd>)>) -> Result<Option<Box<Connection>>, HandshakeRefusal> {
     let mut negotiation = Negotiation::new(LIMITS);
     for (message, file) in steps {
         match negotiation.receive(message, file.map(ForeignFile::from), "if")? {
-            Progress::Reply(reply) => assert_eq!(reply, Message::Ack),
-            Progress::Established(reply, connection) => {
+            HandshakeStep::Reply(reply) => assert_eq!(reply, Message::Ack),
+            HandshakeStep::Established(reply, connection) => {
                 assert_eq!(reply, Message::Connected("if".to_owned()));
                 return Ok(Some(connection));
             }
@@ -62,8 +62,8 @@ fn a_correct_client_is_connected() {
     let connection = play(vec![
         (init(), None),
         (Message::AddRegion { index: 0, bytes: 8192 }, region(8192, &[0, 4096])),
-        (add(Direction::C2s, 0, 0), file()),
-        (add(Direction::S2c, 0, 4096), file()),
+        (add(RingDirection::C2s, 0, 0), file()),
+        (add(RingDirection::S2c, 0, 4096), file()),
         (connect(), None),
     ])
     .unwrap()
@@ -86,13 +86,13 @@ fn every_wrong_message_is_refused_with_its_reason() {
     };
     let with_ring =
         |ring: AddRing| after_init(vec![good(), (Message::AddRing(ring), file()), (connect(), None)]);
-    let s2c = ring(Direction::S2c, 0, 0);
+    let s2c = ring(RingDirection::S2c, 0, 0);
     let plain = memfd_create("test", MemfdFlags::ALLOW_SEALING).unwrap();
     ftruncate(&plain, 8192).unwrap();
     for (steps, reason) in [
         (vec![(connect(), None)], "unexpected message CONNECT"),
         (vec![good()], "unexpected message ADD_REGION"),
-        (vec![(add(Direction::S2c, 0, 0), file())], "unexpected message ADD_RING"),
+        (vec![(add(RingDirection::S2c, 0, 0), file())], "unexpected message ADD_RING"),
         (vec![(Message::Ack, None)], "unexpected message ACK"),
         (after_init(vec![(init(), None)]), "unexpected message INIT"),
         (wrong_init(|init| init.version = 0x100), "version 0x100 is not supported"),
@@ -111,14 +111,14 @@ fn every_wrong_message_is_refused_with_its_reason() {
         (after_init(vec![(good().0, file())]), "must be a memfd"),
         (after_init(vec![(good().0, Some(plain))]), "F_SEAL_SHRINK"),
         (after_init(vec![(good().0, region(4096, &[]))]), "4096 bytes was announced as 8192"),
-        (after_init(vec![(add(Direction::S2c, 0, 0), None)]), "ADD_RING without a file"),
+        (after_init(vec![(add(RingDirection::S2c, 0, 0), None)]), "ADD_RING without a file"),
         (with_ring(AddRing { index: 1, ..s2c }), "index 1 of a ring where 0"),
         (with_ring(AddRing { log2_size: 5, ..s2c }), "2^5 descriptors where 2^4"),
         (with_ring(AddRing { log2_size: 255, ..s2c }), "2^255 descriptors"),
         (with_ring(AddRing { region: 1, ..s2c }), "ring 0: a descriptor names an unknown region"),
         (with_ring(AddRing { offset: 8192 - 16, ..s2c }), "ring 0: a buffer is outside"),
         (with_ring(AddRing { offset: 16, ..s2c }), "ring 0 has not the magic number"),
-        (with_ring(AddRing { direction: Direction::C2s, ..s2c }), "no ring to receive"),
+        (with_ring(AddRing { direction: RingDirection::C2s, ..s2c }), "no ring to receive"),
         (after_init(vec![good(), (connect(), None)]), "no ring to receive"),
         (vec![(Message::Disconnect(1, "bye".to_owned()), None)], "closed the connection: bye"),
     ] {
@@ -133,14 +133,14 @@ fn every_wrong_message_is_refused_with_its_reason() {
 fn regions_and_rings_are_limited_in_number() {
     let regions = (0..=REGIONS_MAX).map(|index| (Message::AddRegion { index, bytes: 16 }, region(16, &[])));
     let error = play(std::iter::once((init(), None)).chain(regions).collect()).unwrap_err();
-    assert!(matches!(error, Refusal::TooMany { objects: "regions", limit: REGIONS_MAX }), "{error}");
-    let rings = (0..3).map(|index| (add(Direction::C2s, index, 0), file()));
+    assert!(matches!(error, HandshakeRefusal::TooMany { objects: "regions", limit: REGIONS_MAX }), "{error}");
+    let rings = (0..3).map(|index| (add(RingDirection::C2s, index, 0), file()));
     let error = play(std::iter::once((init(), None)).chain(rings).collect()).unwrap_err();
-    assert!(matches!(error, Refusal::TooMany { objects: "rings", limit: 2 }), "{error}");
+    assert!(matches!(error, HandshakeRefusal::TooMany { objects: "rings", limit: 2 }), "{error}");
 }
 
 /// A server for one client.
-fn serve(listener: &Listener, limits: Limits) -> Result<(Channel, Box<Connection>), Refusal> {
+fn serve(listener: &Listener, limits: ClientLimits) -> Result<(Channel, Box<Connection>), HandshakeRefusal> {
     let deadline = Instant::now() + Duration::from_secs(10);
     let mut negotiation = Negotiation::new(limits);
     let mut channel: Option<Channel> = None;
@@ -154,8 +154,8 @@ fn serve(listener: &Listener, limits: Limits) -> Result<(Channel, Box<Connection
         };
         let Received::Message(message, file) = channel.receive() else { continue };
         match negotiation.receive(message, file, "if0") {
-            Ok(Progress::Reply(reply)) => channel.send(&reply, None).unwrap(),
-            Ok(Progress::Established(reply, connection)) => {
+            Ok(HandshakeStep::Reply(reply)) => channel.send(&reply, None).unwrap(),
+            Ok(HandshakeStep::Established(reply, connection)) => {
                 channel.send(&reply, None).unwrap();
                 let socket = channel.as_fd().try_clone_to_owned().unwrap();
                 return Ok((Channel::from(socket), connection));
@@ -170,9 +170,9 @@ fn serve(listener: &Listener, limits: Limits) -> Result<(Channel, Box<Connection
 }
 
 fn with_server<T: Send>(
-    limits: Limits,
+    limits: ClientLimits,
     client: impl FnOnce(&Path) -> T + Send,
-) -> (Result<(Channel, Box<Connection>), Refusal>, T) {
+) -> (Result<(Channel, Box<Connection>), HandshakeRefusal>, T) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("s");
     let listener = Listener::bind(&path, 0o600, &Closer::start().unwrap()).unwrap();
@@ -185,7 +185,7 @@ fn with_server<T: Send>(
 #[test]
 fn client_and_server_agree_on_the_smaller_sizes() {
     let config = Config { rings: 3, log2_ring_size: 12, ..Config::default() };
-    let limits = Limits { rings: 2, log2_ring_size: 5, bytes: 1 << 20 };
+    let limits = ClientLimits { rings: 2, log2_ring_size: 5, bytes: 1 << 20 };
     let (served, client) = with_server(limits, |path| Client::connect(path, &config));
     let (_channel, mut connection) = served.unwrap();
     let mut client = client.unwrap();
@@ -196,11 +196,11 @@ fn client_and_server_agree_on_the_smaller_sizes() {
     for ring in [0, 1] {
         assert_eq!(connection.senders[ring].put(&[ring as u8; 3000]), Ok(Put::Done));
         let _ = connection.senders[ring].publish();
-        assert_eq!(client.receivers[ring].take(&mut to), Ok(Taken::Frame(3000)));
+        assert_eq!(client.receivers[ring].take(&mut to), Ok(TakenFrame::Frame(3000)));
         assert!(to[..3000].iter().all(|byte| *byte == ring as u8));
         assert_eq!(client.senders[ring].put(&[9; 3000]), Ok(Put::Done));
         client.publish(ring);
-        assert_eq!(connection.receivers[ring].take(&mut to), Ok(Taken::Frame(3000)));
+        assert_eq!(connection.receivers[ring].take(&mut to), Ok(TakenFrame::Frame(3000)));
     }
     let least = 2 * 2 * (ring_bytes(5) as u64 + 32 * 2048);
     assert_eq!(connection.bytes, least);
@@ -208,9 +208,9 @@ fn client_and_server_agree_on_the_smaller_sizes() {
 
 #[test]
 fn a_refused_client_learns_the_reason() {
-    let limits = Limits { bytes: 1000, ..LIMITS };
+    let limits = ClientLimits { bytes: 1000, ..LIMITS };
     let (served, client) = with_server(limits, |path| Client::connect(path, &Config::default()));
-    assert!(matches!(served.unwrap_err(), Refusal::TooLarge { limit: 1000, .. }));
+    assert!(matches!(served.unwrap_err(), HandshakeRefusal::TooLarge { limit: 1000, .. }));
     let error = client.unwrap_err();
     assert!(
         matches!(&error, ClientError::Closed { reason } if reason.contains("1000 are allowed")),
@@ -221,7 +221,7 @@ fn a_refused_client_learns_the_reason() {
 #[test]
 fn both_sides_notice_the_end_of_the_other() {
     let connect = |path: &Path| Client::connect(path, &Config::default()).unwrap();
-    let (served, client) = with_server(Limits { bytes: 64 << 20, ..LIMITS }, connect);
+    let (served, client) = with_server(ClientLimits { bytes: 64 << 20, ..LIMITS }, connect);
     let (channel, _connection) = served.unwrap();
     assert!(client.check().is_ok());
     channel.send(&Message::Disconnect(0, "restart".to_owned()), None).unwrap();
@@ -236,7 +236,7 @@ fn both_sides_notice_the_end_of_the_other() {
 #[test]
 fn a_waiting_client_is_woken() {
     let connect = |path: &Path| Client::connect(path, &Config::default()).unwrap();
-    let (served, mut client) = with_server(Limits { bytes: 64 << 20, ..LIMITS }, connect);
+    let (served, mut client) = with_server(ClientLimits { bytes: 64 << 20, ..LIMITS }, connect);
     let (channel, mut connection) = served.unwrap();
     let begun = Instant::now();
     client.wait(Duration::from_millis(20)).unwrap();
@@ -256,7 +256,7 @@ fn a_waiting_client_is_woken() {
     crate::Signaller::new().unwrap().signal(connection.interrupts[0].as_fd()).unwrap();
     std::thread::sleep(Duration::from_millis(50));
     drop((channel, connection));
-    assert_eq!(woken.join().unwrap(), Ok(Taken::Frame(60)));
+    assert_eq!(woken.join().unwrap(), Ok(TakenFrame::Frame(60)));
 }
 
 #[test]

@@ -14,10 +14,10 @@ use packet::MacAddr;
 use packet::build::FrameBuilder;
 use softnic::{Drive, Personality, PortConfig, PortStats, SoftNic, SoftNicConfig};
 use verbs::{
-    Access, ActionSpec, CompletionFields, CompletionQueue, Context, DeviceList, Domain, FlowAttr, FlowKind,
-    FlowSpec, FlowTag, FlowTarget, Frame, FramePool, HashConfig, HashFields, IndirectionTable, Ipv4ExtMatch,
-    MemoryRegion, Opcode, PortMatch, PortNumber, ProtectionDomain, ReceiveQueue, RssQueuePair, Status,
-    WorkQueue,
+    Access, ActionSpec, CompletionFields, CompletionQueue, CompletionStatus, Context, DeviceList, Domain,
+    FlowAttr, FlowKind, FlowSpec, FlowTag, FlowTarget, Frame, FramePool, HashConfig, HashFields,
+    IndirectionTable, Ipv4ExtMatch, MemoryRegion, Opcode, PortMatch, PortNumber, ProtectionDomain,
+    ReceiveQueue, RssQueuePair, WorkQueue,
 };
 use wire::{Burst, RxFrame, TransmitError, Wire};
 
@@ -187,7 +187,10 @@ impl Receiver {
         let mut packets = Vec::new();
         while let Some(mut batch) = self.cq.poll() {
             while let Some(completion) = batch.next() {
-                assert_eq!((completion.status(), completion.opcode()), (Status::Success, Opcode::Receive));
+                assert_eq!(
+                    (completion.status(), completion.opcode()),
+                    (CompletionStatus::Success, Opcode::Receive)
+                );
                 let len = completion.byte_len().expect("asked for") as usize;
                 let tag = completion.flow_tag().expect("asked for").0;
                 let frame = self.pool.reclaim(completion).expect("a posted frame");

@@ -130,7 +130,8 @@ impl OpenDevice {
         for port in &self.ports {
             let wire = settings.softnic.ports.get(usize::from(*port).saturating_sub(1));
             let Some(WireConfig::Link(link)) = wire.map(|port| &port.wire) else { continue };
-            let is_down = || matches!(self.device.check_port(*port), Err(control::Error::PortDown { .. }));
+            let is_down =
+                || matches!(self.device.check_port(*port), Err(control::ControlError::PortDown { .. }));
             if is_down() {
                 let seconds = PEER_TIMEOUT.as_secs();
                 tracing::info!(
@@ -437,6 +438,6 @@ pub(crate) fn list() -> Result<Vec<DeviceSummary>, Error> {
 }
 
 /// ibv_get_device_list(3): ENOSYS without kernel support.
-fn no_rdma_in_kernel(error: &control::Error) -> bool {
-    matches!(error, control::Error::List { source } if source.errno == Some(Errno::NOSYS.raw_os_error()))
+fn no_rdma_in_kernel(error: &control::ControlError) -> bool {
+    matches!(error, control::ControlError::List { source } if source.errno == Some(Errno::NOSYS.raw_os_error()))
 }

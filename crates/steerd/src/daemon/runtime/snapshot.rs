@@ -496,7 +496,7 @@ fn port(device: &Device, wires: &[String], number: u8, stats: Option<&PortStats>
         wire: wire.cloned().unwrap_or_default(),
         up: match device.check_port(number) {
             Ok(()) => Some(true),
-            Err(control::Error::PortDown { .. }) => Some(false),
+            Err(control::ControlError::PortDown { .. }) => Some(false),
             Err(_) => None,
         },
         counters: stats.map(counters),

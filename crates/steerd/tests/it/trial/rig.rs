@@ -83,7 +83,7 @@ impl Rig {
     }
 
     /// Replaces the program on the device.
-    pub(crate) fn install(&mut self, program: &Arc<Program>) -> Result<(), control::Error> {
+    pub(crate) fn install(&mut self, program: &Arc<Program>) -> Result<(), control::ControlError> {
         let workers = &mut self.workers;
         let installed = self.controller.install(Arc::clone(program), &mut |band, program| {
             for worker in workers.iter_mut() {

@@ -2,8 +2,8 @@
 
 use control::Device;
 use verbs::{
-    Access, CompletionQueue, Domain, FramePool, MemoryRegion, PortNumber, ProtectionDomain, RawQueuePair,
-    SendFlags, Status,
+    Access, CompletionQueue, CompletionStatus, Domain, FramePool, MemoryRegion, PortNumber, ProtectionDomain,
+    RawQueuePair, SendFlags,
 };
 
 /// At most one frame is posted at a time.
@@ -44,7 +44,7 @@ impl Sender {
         let mut completed = 0;
         while let Some(mut batch) = self.completions.poll() {
             while let Some(completion) = batch.next() {
-                assert_eq!(completion.status(), Status::Success, "the device did its part");
+                assert_eq!(completion.status(), CompletionStatus::Success, "the device did its part");
                 let frame = self.frames.reclaim(completion).expect("what was sent");
                 self.frames.release(frame);
                 completed += 1;

@@ -17,7 +17,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::geteuid;
 use shm::memif::message::Message;
-use shm::memif::server::{Connection, Limits, Negotiation, Progress, Refusal};
+use shm::memif::server::{ClientLimits, Connection, HandshakeRefusal, HandshakeStep, Negotiation};
 use shm::{Channel, Closer, ListenError, Listener, Peer, Received, Signaller};
 
 use super::client::{Client, ThreadWakeup};
@@ -266,8 +266,8 @@ impl Server {
         }
     }
 
-    fn limits(&self) -> Limits {
-        Limits {
+    fn limits(&self) -> ClientLimits {
+        ClientLimits {
             rings: self.options.rings,
             log2_ring_size: self.options.ring_size.ilog2() as u8,
             bytes: u64::from(self.options.client_mib) << 20,
@@ -506,8 +506,8 @@ fn departure(channel: &Channel) -> Option<Leave> {
 impl Pending {
     /// Handles the messages that have arrived. Returns the connection and the reply to its last message, once
     /// that has come.
-    fn advance(&mut self, interface: &str) -> Result<Option<(Message, Box<Connection>)>, Refusal> {
-        let closed = |reason: &str| Refusal::Closed { reason: reason.to_owned() };
+    fn advance(&mut self, interface: &str) -> Result<Option<(Message, Box<Connection>)>, HandshakeRefusal> {
+        let closed = |reason: &str| HandshakeRefusal::Closed { reason: reason.to_owned() };
         loop {
             match self.channel.receive() {
                 Received::Nothing => return Ok(None),
@@ -516,10 +516,12 @@ impl Pending {
                 Received::Message(message, file) => {
                     self.began = true;
                     match self.negotiation.receive(message, file, interface)? {
-                        Progress::Reply(reply) => {
+                        HandshakeStep::Reply(reply) => {
                             self.channel.send(&reply, None).map_err(|_| closed(UNREAD))?;
                         }
-                        Progress::Established(reply, connection) => return Ok(Some((reply, connection))),
+                        HandshakeStep::Established(reply, connection) => {
+                            return Ok(Some((reply, connection)));
+                        }
                     }
                 }
             }

@@ -8,7 +8,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use shm::memif::ring::{CHAIN_MAX, ServerReceiver, Taken, Violation};
+use shm::memif::ring::{CHAIN_MAX, ServerReceiver, TakenFrame, Violation};
 
 use super::client::{Client, ThreadWakeup, add};
 use super::roster::{CLIENTS_MAX, Roster};
@@ -265,18 +265,18 @@ impl Egress {
     fn take_one(&mut self, ring: &mut ServerReceiver) -> Result<Option<Attempt>, Violation> {
         match self {
             Self::Count(room) => Ok(match ring.take(room)? {
-                Taken::Frame(bytes) => Some(Attempt { bytes, dropped: None }),
-                Taken::TooLong(bytes) => Some(Attempt { bytes, dropped: Some(SinkDrop::TooLong) }),
-                Taken::Empty => None,
+                TakenFrame::Frame(bytes) => Some(Attempt { bytes, dropped: None }),
+                TakenFrame::TooLong(bytes) => Some(Attempt { bytes, dropped: Some(SinkDrop::TooLong) }),
+                TakenFrame::Empty => None,
             }),
             Self::Port(transmit) => {
                 let Transmit { outgoing, link } = &mut **transmit;
                 let refused = link.is_down().then_some(SinkDrop::Down);
                 let mut result = Ok(());
                 let queued = outgoing.queue(refused, |room| match ring.take(room) {
-                    Ok(Taken::Frame(bytes)) => Filled::Packet(bytes),
-                    Ok(Taken::TooLong(bytes)) => Filled::Refused(bytes, SinkDrop::TooLong),
-                    Ok(Taken::Empty) => Filled::Nothing,
+                    Ok(TakenFrame::Frame(bytes)) => Filled::Packet(bytes),
+                    Ok(TakenFrame::TooLong(bytes)) => Filled::Refused(bytes, SinkDrop::TooLong),
+                    Ok(TakenFrame::Empty) => Filled::Nothing,
                     Err(violation) => {
                         result = Err(violation);
                         Filled::Nothing

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use packet::build::FrameBuilder;
 use program::AppMode;
 use shm::memif::client::{Client as Peer, ClientError, Config};
-use shm::memif::ring::{Put, Taken, Violation, ring_bytes};
+use shm::memif::ring::{Put, TakenFrame, Violation, ring_bytes};
 
 use super::endpoint::Frames;
 use super::*;
@@ -116,7 +116,7 @@ fn drain(client: &mut Peer) -> Vec<Vec<u8>> {
     let mut frames = Vec::new();
     let mut to = vec![0; 65_536];
     for ring in &mut client.receivers {
-        while let Taken::Frame(length) = ring.take(&mut to).unwrap() {
+        while let TakenFrame::Frame(length) = ring.take(&mut to).unwrap() {
             frames.push(to[..length].to_vec());
         }
         ring.publish().unwrap();

@@ -7,7 +7,9 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 
-use control::{Controller, Device, DeviceSelector, Error, FlowRequest, Installer, Refusal, VerbsInstaller};
+use control::{
+    ControlError, Controller, Device, DeviceRefusal, DeviceSelector, FlowRequest, Installer, VerbsInstaller,
+};
 use device_model::DeviceProfile;
 use hugemem::PageKind;
 use packet::MacAddr;
@@ -126,21 +128,21 @@ impl Installer for BusyInstaller {
     type Counter = <VerbsInstaller as Installer>::Counter;
     type Flow = <VerbsInstaller as Installer>::Flow;
 
-    fn create_table(&mut self, workers: &[WorkerId]) -> Result<Self::Table, Refusal> {
+    fn create_table(&mut self, workers: &[WorkerId]) -> Result<Self::Table, DeviceRefusal> {
         self.traffic();
         self.inner.create_table(workers)
     }
 
-    fn create_queue(&mut self, table: &Self::Table, hash: &HashConfig) -> Result<Self::Queue, Refusal> {
+    fn create_queue(&mut self, table: &Self::Table, hash: &HashConfig) -> Result<Self::Queue, DeviceRefusal> {
         self.traffic();
         self.inner.create_queue(table, hash)
     }
 
-    fn create_counter(&mut self) -> Result<Self::Counter, Refusal> {
+    fn create_counter(&mut self) -> Result<Self::Counter, DeviceRefusal> {
         self.inner.create_counter()
     }
 
-    fn read_counter(&mut self, counter: &Self::Counter) -> Result<CounterValues, Refusal> {
+    fn read_counter(&mut self, counter: &Self::Counter) -> Result<CounterValues, DeviceRefusal> {
         self.inner.read_counter(counter)
     }
 
@@ -149,12 +151,12 @@ impl Installer for BusyInstaller {
         request: &FlowRequest<'_>,
         queue: &Self::Queue,
         counter: Option<&Self::Counter>,
-    ) -> Result<Self::Flow, Refusal> {
+    ) -> Result<Self::Flow, DeviceRefusal> {
         self.traffic();
         self.inner.create_flow(request, queue, counter)
     }
 
-    fn destroy_flow(&mut self, flow: Self::Flow) -> Result<(), (Self::Flow, Refusal)> {
+    fn destroy_flow(&mut self, flow: Self::Flow) -> Result<(), (Self::Flow, DeviceRefusal)> {
         self.traffic();
         self.inner.destroy_flow(flow)
     }
@@ -256,7 +258,7 @@ impl Rig {
         program
     }
 
-    pub fn install_program(&mut self, program: &Arc<Program>) -> Result<control::Installed, Error> {
+    pub fn install_program(&mut self, program: &Arc<Program>) -> Result<control::Installed, ControlError> {
         let workers = Rc::clone(&self.workers);
         self.controller.install(Arc::clone(program), &mut |band: Band, program: Arc<Program>| {
             for worker in workers.borrow_mut().iter_mut() {
