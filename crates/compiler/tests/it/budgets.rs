@@ -202,7 +202,7 @@ fn compile_ms(policy: &Policy, profile: &DeviceProfile) -> f64 {
     rounds.fold(f64::INFINITY, f64::min)
 }
 
-/// The result of a set on a model, as a row of the table in docs/reference/device-models.md.
+/// The result of a set on a model, as a row of the table in docs/explanation/few-priorities.md.
 fn row(name: &str, set: &Set, expected: &[usize], profile: &DeviceProfile) -> String {
     let took_ms = compile_ms(&set.policy, profile);
     let mut program = None;
@@ -379,7 +379,7 @@ fn every_set_can_be_installed() {
 }
 
 #[test]
-#[ignore = "prints the table of docs/reference/device-models.md: run with --release, alone"]
+#[ignore = "prints the table of docs/explanation/few-priorities.md: run with --release, alone"]
 fn table_of_all_sets() {
     let Some(folder) = test_support::corpora("rules") else { return };
     let columns = "set | rules | model | ends | space | compared | ns | priorities | masks | flows | MB | ms";
@@ -393,7 +393,7 @@ fn table_of_all_sets() {
 }
 
 #[test]
-#[ignore = "prints the shares in docs/reference/device-models.md, by priorities: run with --release"]
+#[ignore = "prints the shares in docs/explanation/few-priorities.md, by priorities: run with --release"]
 fn volumes_as_weights() {
     let Some(folder) = test_support::corpora("rules") else { return };
     let mut table = "| set | priorities | rules alike | by volume |\n|---|---|---|---|\n".to_owned();
