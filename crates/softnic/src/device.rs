@@ -16,12 +16,13 @@ use crate::abi::{
     CORE_SUPPORT_OPTIONAL_MR_ACCESS, SysfsDevice, VERBS_CONTEXT_BYTES, VerbsDevice, VerbsDeviceOps,
     context_offset, op_names,
 };
+use crate::errno::{EINVAL, ENODEV, ENOMEM, Verb};
 use crate::events::EventChannel;
 use crate::library::Library;
 use crate::nic::Nic;
 use crate::preload::{GIDS, LazyNic, PKEYS, SYSFS_ABI};
 use crate::provider;
-use crate::provider::answer::{EINVAL, ENODEV, ENOMEM, Verb, answer_handle, guard};
+use crate::provider::answer::{answer_handle, guard};
 use crate::state::ContextState;
 
 /// The name of this provider in `struct verbs_device_ops`.

@@ -13,6 +13,7 @@ mod completion;
 mod device;
 mod doorbell;
 mod engine;
+mod errno;
 mod error;
 mod events;
 mod formats;

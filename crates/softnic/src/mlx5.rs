@@ -40,10 +40,11 @@ use rustix::fs::fstat;
 pub(crate) use self::clock_pages::{ClockPage, ClockPages};
 use crate::clock;
 use crate::completion::ChannelState;
+use crate::errno::{EINVAL, ENODEV, ENOMEM, ENOSPC, Errno, Verb};
 use crate::events::{CompletionEvents, EventChannel};
 use crate::nic::Nic;
 use crate::preload::LazyNic;
-use crate::provider::answer::{EINVAL, ENODEV, ENOMEM, ENOSPC, Errno, Verb, guard};
+use crate::provider::answer::guard;
 use crate::provider::flow::remove_owned;
 use crate::state::ContextState;
 

@@ -19,8 +19,8 @@ use ibverbs_sys::{
     IBV_FLOW_ATTR_FLAGS_DONT_TRAP, IBV_FLOW_ATTR_FLAGS_EGRESS, IBV_RX_HASH_INNER, IBV_RX_HASH_IPSEC_SPI,
 };
 
+use crate::errno::{Errno, Verb, known_bits};
 use crate::limits::{MAX_COUNTERS, MAX_QPS, MAX_SPECS, MAX_TABLES, MAX_WR};
-use crate::provider::answer::{Errno, Verb, known_bits};
 use crate::rss::MAX_INDIRECTION_ENTRIES;
 
 /// The device that the soft NIC imitates: what it refuses, and how it orders flows.
@@ -229,7 +229,7 @@ impl LimitErrnos {
     /// EINVAL where the model has no row.
     pub(crate) fn of(&self, limit: Limit) -> Errno {
         let row = self.0.iter().find(|(known, _)| *known == limit);
-        row.map_or(crate::provider::answer::EINVAL, |(_, errno)| *errno)
+        row.map_or(crate::errno::EINVAL, |(_, errno)| *errno)
     }
 }
 

@@ -26,7 +26,7 @@ use std::ptr::NonNull;
 
 use rustix::thread::{CapabilitySet, capabilities};
 
-use answer::Verb;
+use crate::errno::Verb;
 use held::Held;
 
 /// Whether the calling thread has a privilege, like the kernel's `capable`.

@@ -11,7 +11,7 @@ mod steering;
 
 use super::Context;
 use super::block::{Block, Reply};
-use crate::provider::answer::{EOPNOTSUPP, Errno, Verb};
+use crate::errno::{EOPNOTSUPP, Errno, Verb};
 
 /// The kernel's answer to a destroyed or unknown handle of an object to be destroyed.
 const ENOENT: Errno = Errno::new(libc::ENOENT);

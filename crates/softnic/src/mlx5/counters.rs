@@ -6,8 +6,8 @@ use device_model::Limit;
 use super::Context;
 use super::block::{Block, Reply};
 use super::user_memory::copy_in;
+use crate::errno::{EBUSY, EINVAL, Errno, Verb};
 use crate::limits::MAX_COUNTER_POINTS;
-use crate::provider::answer::{EBUSY, EINVAL, Errno, Verb};
 use crate::provider::counters::values;
 use crate::state::{CounterPoint, CounterState, State};
 

@@ -20,10 +20,10 @@ use hugemem::prefetch_read;
 use ibverbs_sys::ibv_wc_opcode::{IBV_WC_RECV, IBV_WC_TSO};
 
 use self::sends::{SEGMENTS, SEND};
+use crate::errno::{EINVAL, Verb};
 use crate::formats::ClientRing;
 use crate::limits::MAX_SGE;
 use crate::personality::ClockRules;
-use crate::provider::answer::{EINVAL, Verb};
 use crate::provider::mr::populate;
 use crate::work::{Cqe, Element, RECEIVE_HEADER_BYTES, Status, receive_slot_bytes};
 

@@ -6,7 +6,7 @@
 
 use std::ffi::c_ulong;
 
-use crate::provider::answer::{EFAULT, Errno, Verb};
+use crate::errno::{EFAULT, Errno, Verb};
 
 type Transfer = unsafe extern "C" fn(
     libc::pid_t,

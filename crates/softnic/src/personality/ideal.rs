@@ -16,8 +16,8 @@ use super::{
     ClockRules, CompletionRules, DomainRules, Known, ObjectRules, QueuePairRules, Resources, RssRules,
     WorkQueueRules,
 };
+use crate::errno::{EINVAL, ENOMEM, EOPNOTSUPP};
 use crate::limits;
-use crate::provider::answer::{EINVAL, ENOMEM, EOPNOTSUPP};
 use crate::queue_memory::resource;
 
 /// `IBV_CQ_INIT_ATTR_MASK_FLAGS` and `IBV_CQ_INIT_ATTR_MASK_PD`.

@@ -19,8 +19,8 @@ use super::{
     ClockRules, CompletionRules, DomainRules, Known, ObjectRules, QueuePairRules, Resources, RssRules,
     WorkQueueRules,
 };
+use crate::errno::{EINVAL, ENOMEM, EOPNOTSUPP};
 use crate::limits;
-use crate::provider::answer::{EINVAL, ENOMEM, EOPNOTSUPP};
 
 /// `RDMA_DRIVER_MLX5` (rdma/ib_user_ioctl_verbs.h) in the upper half of a resource type.
 const DRIVER: u64 = 1 << 32;

@@ -10,11 +10,12 @@ use std::ptr::NonNull;
 use ibverbs_sys::{ibv_ah, ibv_ah_attr, ibv_pd, ibv_send_wr};
 
 use super::Object;
-use super::answer::{EINVAL, ENETUNREACH, ENODATA, EOPNOTSUPP, Verb, answer_handle, answer_status};
+use super::answer::{answer_handle, answer_status};
 use super::flow_attr::grh_flow;
 use super::pd::{SoftPd, release_domain, use_domain};
 use super::qp_send::{Begun, SendPoster};
 use crate::device::SoftContext;
+use crate::errno::{EINVAL, ENETUNREACH, ENODATA, EOPNOTSUPP, Verb};
 use crate::nic::Nic;
 use crate::preload::GIDS;
 use crate::work::{Envelope, MAX_TAGGED_NUMBER, Route, SEND_IMMEDIATE};

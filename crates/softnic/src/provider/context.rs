@@ -14,9 +14,10 @@ use ibverbs_sys::{
 };
 use std::sync::atomic::Ordering;
 
-use super::answer::{EINVAL, Verb, answer_status, known_bits};
+use super::answer::answer_status;
 use crate::clock;
 use crate::device::SoftContext;
+use crate::errno::{EINVAL, Verb, known_bits};
 use crate::limits;
 use crate::nic::Nic;
 use crate::personality::{ClockRules, WorkQueueRules};

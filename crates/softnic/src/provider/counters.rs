@@ -9,8 +9,9 @@ use ibverbs_sys::{
 };
 
 use super::Object;
-use super::answer::{EBUSY, EINVAL, ENOMEM, EOPNOTSUPP, Verb, answer_handle, answer_status, known_bits};
+use super::answer::{answer_handle, answer_status};
 use crate::device::SoftContext;
+use crate::errno::{EBUSY, EINVAL, ENOMEM, EOPNOTSUPP, Verb, known_bits};
 use crate::limits::MAX_COUNTER_POINTS;
 use crate::personality::Rules;
 use crate::state::{CounterPoint, CounterState};

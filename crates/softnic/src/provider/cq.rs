@@ -17,12 +17,13 @@ use ibverbs_sys::{
 use self::poll::{Cursor, fill};
 pub(crate) use self::poll::{Poller, poll_cq};
 use super::Object;
-use super::answer::{EBUSY, EINVAL, ENOMEM, EOPNOTSUPP, Verb, answer_handle, answer_status};
+use super::answer::{answer_handle, answer_status};
 use super::held::Held;
 use super::pd::{SoftPd, make_ring, release_domain, use_domain};
 use super::spin::Spin;
 use crate::completion::{ChannelState, CqState, Notice, Wish};
 use crate::device::SoftContext;
+use crate::errno::{EBUSY, EINVAL, ENOMEM, EOPNOTSUPP, Verb};
 use crate::events::{CompletionEvents, acknowledgements};
 use crate::formats::Completions;
 use crate::personality::CompletionRules;

@@ -9,7 +9,8 @@ use flow_table::{Actions, CounterId, FlowError, FlowId, FlowRule, QpSlot};
 use ibverbs_sys::{ibv_flow, ibv_flow_attr, ibv_qp};
 
 use super::Object;
-use super::answer::{EEXIST, EINVAL, EPERM, Errno, Verb, answer_handle, answer_status};
+use super::answer::{answer_handle, answer_status};
+use crate::errno::{EEXIST, EINVAL, EPERM, Errno, Verb};
 use rustix::thread::CapabilitySet;
 
 use super::counters::SoftCounters;

@@ -20,7 +20,7 @@ use ibverbs_sys::{
 
 pub(super) use self::spec::grh_flow;
 use self::spec::{Action, Filter, Spec};
-use super::answer::{EINVAL, Verb, known_bits};
+use crate::errno::{EINVAL, Verb, known_bits};
 use crate::limits::MAX_SPECS;
 use crate::personality::FlowRules;
 

@@ -18,7 +18,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use super::answer::{EINVAL, Verb};
+use crate::errno::{EINVAL, Verb};
 
 /// Destroyed objects whose memory is kept.
 pub(crate) const MAX_KEPT: usize = if cfg!(miri) { 64 } else { 4_096 };

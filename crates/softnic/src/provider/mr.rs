@@ -12,12 +12,11 @@ use rustix::io::Errno;
 use rustix::mm::{Advice, madvise};
 
 use super::Object;
-use super::answer::{
-    EFAULT, EINVAL, EIO, ENOMEM, EOPNOTSUPP, Verb, answer_handle, answer_status, known_bits,
-};
+use super::answer::{answer_handle, answer_status};
 use super::pd::{SoftPd, release_domain, use_domain};
 use crate::abi::VerbsMr;
 use crate::device::SoftContext;
+use crate::errno::{EFAULT, EINVAL, EIO, ENOMEM, EOPNOTSUPP, Verb, known_bits};
 use crate::memory::{MemoryKey, Region};
 
 /// `IBV_ACCESS_OPTIONAL_RANGE`: flags that a device may ignore.

@@ -9,11 +9,10 @@ use ibverbs_sys::{
 };
 
 use super::Object;
-use super::answer::{
-    EBUSY, EINVAL, ENOMEM, EOPNOTSUPP, Errno, Verb, answer_handle, answer_status, known_bits,
-};
+use super::answer::{answer_handle, answer_status};
 use super::held::Held;
 use crate::device::SoftContext;
+use crate::errno::{EBUSY, EINVAL, ENOMEM, EOPNOTSUPP, Errno, Verb, known_bits};
 use crate::personality::Resources;
 use crate::queue_memory::{Allocator, QueueMemory};
 use crate::ring::{Consumer, DOORBELL_BYTES, Producer, RING_ALIGN, Ring};

@@ -14,13 +14,14 @@ use ibverbs_sys::{
 };
 
 use super::Object;
-use super::answer::{EBUSY, EINVAL, EOPNOTSUPP, Verb, answer_status, known_bits};
+use super::answer::answer_status;
 use super::pd::release_domain;
 use super::qp_send::SendPoster;
 use super::spin::Spin;
 use super::wq::{ReceivePoster, post, refuse};
 use crate::device::SoftContext;
 use crate::engine::transmit::Pace;
+use crate::errno::{EBUSY, EINVAL, EOPNOTSUPP, Verb, known_bits};
 use crate::events::acknowledgements;
 use crate::nic::Nic;
 use crate::personality::{QueuePairRules, Rules};

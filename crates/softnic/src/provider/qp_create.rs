@@ -19,7 +19,7 @@ use ibverbs_sys::{
 use packet::{HashFields, RssKey};
 
 use super::Object;
-use super::answer::{EINVAL, ENOMEM, EOPNOTSUPP, Verb, answer_handle, known_bits};
+use super::answer::answer_handle;
 use super::cq::SoftCq;
 use super::held::Held;
 use super::pd::{SoftPd, make_ring, use_domain};
@@ -32,6 +32,7 @@ use super::wq::SoftTable;
 use crate::device::SoftContext;
 use crate::doorbell::SendBell;
 use crate::engine::transmit::Pace;
+use crate::errno::{EINVAL, ENOMEM, EOPNOTSUPP, Verb, known_bits};
 use crate::formats::{Requests, Sends};
 use crate::library::Library;
 use crate::limits::{MAX_INLINE_BYTES, MAX_SGE, MAX_TSO_HEADER_BYTES, RSS_KEY_BYTES};

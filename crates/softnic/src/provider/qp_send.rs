@@ -15,11 +15,11 @@ use ibverbs_sys::{
 use wire::ETHERNET_BYTES;
 
 use super::Object;
-use super::answer::{EINVAL, ENOMEM, EOPNOTSUPP, Errno, Verb, known_bits};
 use super::qp::{Plain, SoftQp};
 use super::wq::{refuse, write_elements};
 use crate::abi::qp_ex_functions;
 use crate::doorbell::SendBell;
+use crate::errno::{EINVAL, ENOMEM, EOPNOTSUPP, Errno, Verb, known_bits};
 use crate::limits::MAX_TSO_SEGMENTS;
 use crate::ring::Producer;
 use crate::work::{

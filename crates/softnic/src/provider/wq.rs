@@ -18,15 +18,14 @@ use ibverbs_sys::{
 };
 use rustix::thread::CapabilitySet;
 
-use super::answer::{
-    EBUSY, EINVAL, ENOMEM, EOPNOTSUPP, EPERM, Verb, answer_handle, answer_status, known_bits,
-};
+use super::answer::{answer_handle, answer_status};
 use super::cq::SoftCq;
 use super::held::Held;
 use super::pd::{SoftPd, make_ring, release_domain, use_domain};
 use super::spin::Spin;
 use super::{Object, has_capability};
 use crate::device::SoftContext;
+use crate::errno::{EBUSY, EINVAL, ENOMEM, EOPNOTSUPP, EPERM, Verb, known_bits};
 use crate::events::acknowledgements;
 use crate::formats::Requests;
 use crate::limits::MAX_SGE;

@@ -3,13 +3,13 @@
 use ibverbs_sys::{ibv_device_attr, ibv_device_attr_ex};
 
 use super::Call;
+use crate::errno::{EINVAL, EOPNOTSUPP, Verb};
 use crate::limits::{MAX_REGIONS, MAX_SGE};
 use crate::mlx5::rings::sends::MAX_BLOCKS;
 use crate::mlx5::rings::{LOG_ENTRY_BYTES, MAX_COMPLETIONS, MAX_REQUESTS};
 use crate::mlx5::{Context, PAGE_BYTES};
 use crate::nic::Nic;
 use crate::preload::{GIDS, PKEYS};
-use crate::provider::answer::{EINVAL, EOPNOTSUPP, Verb};
 use crate::provider::context::{attributes, port_attributes};
 
 /// Bytes of `struct mlx5_ib_alloc_ucontext_resp` and `struct mlx5_ib_query_device_resp` as known here.

@@ -1,9 +1,9 @@
 //! Protection domains and memory regions. Thread and parent domains are libmlx5's own.
 
 use super::{Call, ENOENT};
+use crate::errno::{EBUSY, EINVAL, ENOMEM, Verb};
 use crate::memory::{MemoryKey, Region};
 use crate::mlx5::Context;
-use crate::provider::answer::{EBUSY, EINVAL, ENOMEM, Verb};
 use crate::provider::mr::{populate, range, writable};
 use crate::provider::pd::{release_domain, use_domain};
 use crate::state::{DomainState, State};

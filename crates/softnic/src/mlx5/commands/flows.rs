@@ -10,10 +10,10 @@ use ibverbs_sys::{
 use rustix::thread::CapabilitySet;
 
 use super::{Call, ENOENT};
+use crate::errno::{EINVAL, EOPNOTSUPP, EPERM, Verb};
 use crate::limits::MAX_SPECS;
 use crate::mlx5::block::Block;
 use crate::mlx5::{Context, counters};
-use crate::provider::answer::{EINVAL, EOPNOTSUPP, EPERM, Verb};
 use crate::provider::flow::{insert, remove};
 use crate::provider::flow_attr;
 use crate::provider::has_capability;

@@ -3,8 +3,8 @@
 use ibverbs_sys::{ibv_qp_type, ibv_rx_hash_conf};
 
 use super::{Call, ENOENT, domains, raw_queue_pairs, steering};
+use crate::errno::{EINVAL, EOPNOTSUPP, Verb};
 use crate::mlx5::Context;
-use crate::provider::answer::{EINVAL, EOPNOTSUPP, Verb};
 use crate::provider::pd::{release_domain, use_domain};
 use crate::provider::qp;
 use crate::provider::qp_create::{hash, insert_rss};

@@ -9,12 +9,12 @@ use rustix::fs::fstat;
 
 use super::{Call, ENOENT, domains};
 use crate::completion::{CqState, Notice, Wish};
+use crate::errno::{EBUSY, EINVAL, ENOMEM, EOPNOTSUPP, Verb, known_bits};
 use crate::formats::{Completions, Requests};
 use crate::mlx5::rings::{
     CompletionBuffer, CompletionLayout, CompletionRing, MAX_COMPLETIONS, ReceiveLayout, ReceiveRing,
 };
 use crate::mlx5::{Channel, Context};
-use crate::provider::answer::{EBUSY, EINVAL, ENOMEM, EOPNOTSUPP, Verb, known_bits};
 use crate::provider::cq::check_moderation;
 use crate::provider::pd::release_domain;
 use crate::provider::wq;

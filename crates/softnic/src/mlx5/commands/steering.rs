@@ -1,8 +1,8 @@
 //! Indirection tables.
 
 use super::{Call, ENOENT, queues};
+use crate::errno::{EBUSY, EINVAL, EOPNOTSUPP, Verb};
 use crate::mlx5::Context;
-use crate::provider::answer::{EBUSY, EINVAL, EOPNOTSUPP, Verb};
 use crate::provider::wq::{insert_table, remove_table};
 use crate::state::State;
 

@@ -14,7 +14,7 @@ use crate::formats::ClientRing;
 use std::sync::atomic::Ordering;
 
 use super::{ClientMemory, Doorbell, INDEX_MASK};
-use crate::provider::answer::{EINVAL, Verb};
+use crate::errno::{EINVAL, Verb};
 
 /// `MLX5_SEND_WQE_BB`.
 const BLOCK_BYTES: usize = 64;

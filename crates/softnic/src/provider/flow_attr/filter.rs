@@ -10,8 +10,8 @@ use packet::cube;
 use packet::{EtherType, IpProtocol, Layers, MAX_MPLS_LABELS};
 
 use super::spec::{Field, Filter, Header, Spec};
+use crate::errno::{EINVAL, EOPNOTSUPP, Verb};
 use crate::personality::FlowRules;
-use crate::provider::answer::{EINVAL, EOPNOTSUPP, Verb};
 
 /// The conditions on one packet so far, which later filters must agree with.
 #[derive(Default)]

@@ -22,7 +22,7 @@ use ibverbs_sys::{
 };
 use packet::cube::{self, Slot};
 
-use crate::provider::answer::{EINVAL, EOPNOTSUPP, Verb};
+use crate::errno::{EINVAL, EOPNOTSUPP, Verb};
 
 /// `type` and `size`, as every spec begins, with the padding that follows.
 const SPEC_HEADER_BYTES: usize = size_of::<ibv_flow_spec_action_drop>();

@@ -18,7 +18,7 @@ use packet::FlowKey;
 
 use super::*;
 use crate::Personality;
-use crate::provider::answer::{EOPNOTSUPP, Errno};
+use crate::errno::{EOPNOTSUPP, Errno};
 
 /// A block under construction: the head, then bytes.
 struct Block {

@@ -1,7 +1,7 @@
 //! A client that writes nonsense: it is refused, or its own queue fails, and another client's goes on.
 
 use super::*;
-use crate::provider::answer::{EFAULT, EINVAL};
+use crate::errno::{EFAULT, EINVAL};
 
 const GOOD: u8 = 2;
 const ERROR: u8 = 14;

@@ -1,7 +1,7 @@
 //! A well-behaved client: frames, completions, events, resizing and counters.
 
 use super::*;
-use crate::provider::answer::{EBUSY, EEXIST, EINVAL};
+use crate::errno::{EBUSY, EEXIST, EINVAL};
 use crate::state::CounterPoint;
 
 const GOOD: u8 = 2;

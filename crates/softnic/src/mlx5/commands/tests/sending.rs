@@ -3,7 +3,7 @@
 use packet::checksum::{Check, verify_ip, verify_l4};
 
 use super::*;
-use crate::provider::answer::EINVAL;
+use crate::errno::EINVAL;
 
 const GOOD: u8 = 0;
 const ERROR: u8 = 13;

@@ -3,7 +3,7 @@
 use ibverbs_sys::{IBV_FLOW_SPEC_IPV4, ibv_flow_ipv4_filter, ibv_flow_spec_ipv4};
 
 use super::*;
-use crate::provider::answer::ENOMEM;
+use crate::errno::ENOMEM;
 
 const MLX5: Personality = Personality::Mlx5;
 const MLX4: Personality = Personality::Mlx4;

@@ -1,0 +1,92 @@
+//! The errors of operations: an errno, and whether the operation also sets it.
+
+use std::ffi::c_int;
+use std::io;
+
+/// The error of an operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Errno {
+    /// Never 0.
+    number: c_int,
+    /// Whether a failing op also sets errno.
+    is_set: bool,
+}
+
+pub(crate) const EBUSY: Errno = Errno::new(libc::EBUSY);
+pub(crate) const EEXIST: Errno = Errno::new(libc::EEXIST);
+pub(crate) const EFAULT: Errno = Errno::new(libc::EFAULT);
+pub(crate) const EINVAL: Errno = Errno::new(libc::EINVAL);
+pub(crate) const EIO: Errno = Errno::new(libc::EIO);
+pub(crate) const ENODATA: Errno = Errno::new(libc::ENODATA);
+pub(crate) const ENODEV: Errno = Errno::new(libc::ENODEV);
+pub(crate) const ENOMEM: Errno = Errno::new(libc::ENOMEM);
+pub(crate) const ENETUNREACH: Errno = Errno::new(libc::ENETUNREACH);
+pub(crate) const ENOSPC: Errno = Errno::new(libc::ENOSPC);
+pub(crate) const EOPNOTSUPP: Errno = Errno::new(libc::EOPNOTSUPP);
+pub(crate) const EPERM: Errno = Errno::new(libc::EPERM);
+
+/// The result of a verb.
+pub(crate) type Verb<T> = Result<T, Errno>;
+
+impl From<io::Error> for Errno {
+    fn from(error: io::Error) -> Self {
+        error.raw_os_error().filter(|number| *number != 0).map_or(EIO, Self::new)
+    }
+}
+
+impl From<rustix::io::Errno> for Errno {
+    fn from(errno: rustix::io::Errno) -> Self {
+        Self::new(errno.raw_os_error())
+    }
+}
+
+impl From<device_model::Errno> for Errno {
+    fn from(errno: device_model::Errno) -> Self {
+        match errno {
+            device_model::Errno::Einval => EINVAL,
+            device_model::Errno::Enomem => ENOMEM,
+            device_model::Errno::Enospc => ENOSPC,
+            device_model::Errno::Eexist => EEXIST,
+            device_model::Errno::Enosys => Self::new(libc::ENOSYS),
+            device_model::Errno::Ebusy => EBUSY,
+            device_model::Errno::Eio => EIO,
+            device_model::Errno::Eproto => Self::new(libc::EPROTO),
+            device_model::Errno::Eremoteio => Self::new(libc::EREMOTEIO),
+            // What is ignored in silence is not refused; callers filter it out.
+            device_model::Errno::Eopnotsupp | device_model::Errno::Silent => EOPNOTSUPP,
+        }
+    }
+}
+
+impl Errno {
+    /// An error number, which the op also sets errno to.
+    pub(crate) const fn new(number: c_int) -> Self {
+        assert!(number != 0, "0 is success");
+        Self { number, is_set: true }
+    }
+
+    /// Returns the answer of an op that leaves errno as it was.
+    pub(crate) const fn without_setting_errno(self) -> Self {
+        Self { is_set: false, ..self }
+    }
+
+    pub(crate) const fn number(self) -> c_int {
+        self.number
+    }
+
+    /// Sets this thread's errno, unless the operation leaves it as it was.
+    pub(crate) fn set(self) {
+        if !self.is_set {
+            return;
+        }
+        // SAFETY: returns this thread's errno, always a valid address.
+        let errno = unsafe { libc::__errno_location() };
+        // SAFETY: as above; no one else writes to this thread's errno.
+        unsafe { errno.write(self.number) };
+    }
+}
+
+/// Refuses bits that are not known.
+pub(crate) fn known_bits(value: u32, known: u32, errno: Errno) -> Verb<()> {
+    if value & !known == 0 { Ok(()) } else { Err(errno) }
+}
