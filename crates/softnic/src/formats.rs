@@ -5,8 +5,10 @@
 //! burst; what both formats share (failing, flushing, counting) uses the methods here. A queue and its
 //! completion queue always have the same format, because both belong to one context.
 
-use crate::mlx5::rings::sends::SendRing;
-use crate::mlx5::rings::{CompletionRing, ReceiveRing};
+pub(crate) mod mlx5;
+
+use self::mlx5::sends::SendRing;
+use self::mlx5::{CompletionRing, ReceiveRing};
 use crate::ring::{Consumer, Producer};
 use crate::work::{Cqe, Status};
 

@@ -9,6 +9,7 @@
 
 mod abi;
 mod clock;
+mod clock_pages;
 mod completion;
 mod device;
 mod doorbell;

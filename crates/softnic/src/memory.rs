@@ -3,6 +3,12 @@
 //! The provider registers and removes regions under the device's mutex; the engine checks each buffer under
 //! the same mutex, so a region that was deregistered is never touched again.
 
+use std::ffi::c_void;
+
+use rustix::io::Errno;
+use rustix::mm::{Advice, madvise};
+
+use crate::errno::{EFAULT, EIO, Verb};
 use crate::limits::MAX_REGIONS;
 
 /// A region's key: slot and generation, so that a key of a region that is gone does not name its successor.
@@ -199,6 +205,29 @@ impl Regions<'_> {
         let Region { virtual_address: start, bytes, address, .. } = *region;
         self.found = Found { key: u64::from(key), start, bytes, address };
         Some(())
+    }
+}
+
+/// Has the pages of a range there, as pinning them would: memory that is not mapped, or not with the rights
+/// that the device needs, is EFAULT, and not a crash when a frame arrives.
+pub(crate) fn populate(address: *mut c_void, bytes: usize, writable: bool) -> Verb<()> {
+    // SAFETY: takes a number and returns one.
+    let page_bytes = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).map_err(|_| EIO)?;
+    let start = address.map_addr(|address| address & !(page_bytes - 1));
+    let length = address.addr() - start.addr() + bytes;
+    let advice = if writable { Advice::LinuxPopulateWrite } else { Advice::LinuxPopulateRead };
+    let populate = |bytes| {
+        // SAFETY: these two kinds of advice fault pages in and change no byte of them.
+        unsafe { madvise(start, bytes, advice) }
+    };
+    match populate(length) {
+        Ok(()) => Ok(()),
+        // Kernels before 5.14 do not know it, not even for nothing: there the application is believed.
+        Err(Errno::INVAL) if populate(0).is_err() => Ok(()),
+        // madvise(2): not mapped; poisoned; without the rights, or special, which the kernel does not pin
+        // either.
+        Err(Errno::NOMEM | Errno::FAULT | Errno::INVAL) => Err(EFAULT),
+        Err(errno) => Err(errno.into()),
     }
 }
 

@@ -17,15 +17,14 @@
 //!
 //! * `ioctl`: attributes of an ioctl, and the copies from and to the client's memory (`user_memory`)
 //! * `commands`: a file per family; they see blocks of bytes (`block`) and no pointer
-//! * `clock_pages`: the pages from which libmlx5 reads the device's clock; written by the engine
-//! * `rings`: requests to receive and to send, completions and doorbell records; used by the engine
+//!
+//! The pages from which libmlx5 reads the clock are in `clock_pages`, and the queues in `formats::mlx5`: the
+//! engine uses both.
 
 mod block;
-mod clock_pages;
 mod commands;
 mod counters;
 mod ioctl;
-pub(crate) mod rings;
 mod user_memory;
 
 pub use ioctl::VERBS_IOCTL;
@@ -37,8 +36,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::fs::fstat;
 
-pub(crate) use self::clock_pages::{ClockPage, ClockPages};
 use crate::clock;
+use crate::clock_pages::{ClockPage, ClockPages};
 use crate::completion::ChannelState;
 use crate::errno::{EINVAL, ENODEV, ENOMEM, ENOSPC, Errno, Verb};
 use crate::events::{CompletionEvents, EventChannel};
@@ -119,7 +118,7 @@ impl CommandDescriptors {
             CLOCK_INFO => ClockPage::Info,
             _ => return Err(libc::EINVAL),
         };
-        if request.bytes != clock_pages::PAGE_BYTES {
+        if request.bytes != crate::clock_pages::PAGE_BYTES {
             return Err(libc::EINVAL);
         }
         if request.is_written {

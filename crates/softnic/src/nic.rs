@@ -13,13 +13,13 @@ use ibverbs_sys::ibv_device;
 use packet::MacAddr;
 use wire::{MAX_MTU_BYTES, Wire, WireState};
 
+use crate::clock_pages::ClockPages;
 use crate::device::Backing;
 use crate::doorbell::Doorbell;
 use crate::engine::profile::EngineProfile;
 use crate::engine::{EngineCell, engine_of};
 use crate::library::Library;
 use crate::limits::{MAX_NAME_BYTES, MAX_PORTS, MIN_MTU_BYTES};
-use crate::mlx5::ClockPages;
 use crate::personality::{ClockRules, Personality, Rules};
 use crate::preload::{LINK_LOCAL, eui64};
 use crate::state::State;

@@ -8,16 +8,13 @@ use ibverbs_sys::{
     IBV_REREG_MR_FLAGS_SUPPORTED, ibv_access_flags, ibv_mr, ibv_pd,
 };
 
-use rustix::io::Errno;
-use rustix::mm::{Advice, madvise};
-
 use super::Object;
 use super::answer::{answer_handle, answer_status};
 use super::pd::{SoftPd, release_domain, use_domain};
 use crate::abi::VerbsMr;
 use crate::device::SoftContext;
-use crate::errno::{EFAULT, EINVAL, EIO, ENOMEM, EOPNOTSUPP, Verb, known_bits};
-use crate::memory::{MemoryKey, Region};
+use crate::errno::{EFAULT, EINVAL, ENOMEM, EOPNOTSUPP, Verb, known_bits};
+use crate::memory::{MemoryKey, Region, populate};
 
 /// `IBV_ACCESS_OPTIONAL_RANGE`: flags that a device may ignore.
 const OPTIONAL_ACCESS: u32 = 0x3ff0_0000;
@@ -59,29 +56,6 @@ pub(crate) fn range(address: *mut c_void, bytes: usize, virtual_address: u64) ->
     address.addr().checked_add(bytes).ok_or(EFAULT)?;
     virtual_address.checked_add(length).ok_or(EINVAL)?;
     Ok(length)
-}
-
-/// Has the pages of a range there, as pinning them would: memory that is not mapped, or not with the rights
-/// that the device needs, is EFAULT, and not a crash when a frame arrives.
-pub(crate) fn populate(address: *mut c_void, bytes: usize, writable: bool) -> Verb<()> {
-    // SAFETY: takes a number and returns one.
-    let page_bytes = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).map_err(|_| EIO)?;
-    let start = address.map_addr(|address| address & !(page_bytes - 1));
-    let length = address.addr() - start.addr() + bytes;
-    let advice = if writable { Advice::LinuxPopulateWrite } else { Advice::LinuxPopulateRead };
-    let populate = |bytes| {
-        // SAFETY: these two kinds of advice fault pages in and change no byte of them.
-        unsafe { madvise(start, bytes, advice) }
-    };
-    match populate(length) {
-        Ok(()) => Ok(()),
-        // Kernels before 5.14 do not know it, not even for nothing: there the application is believed.
-        Err(Errno::INVAL) if populate(0).is_err() => Ok(()),
-        // madvise(2): not mapped; poisoned; without the rights, or special, which the kernel does not pin
-        // either.
-        Err(Errno::NOMEM | Errno::FAULT | Errno::INVAL) => Err(EFAULT),
-        Err(errno) => Err(errno.into()),
-    }
 }
 
 pub(crate) unsafe extern "C" fn reg_mr(

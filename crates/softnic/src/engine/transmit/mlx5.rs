@@ -10,8 +10,8 @@ use arrayvec::ArrayVec;
 use super::{Cursor, Outcome, Sent, Way, fill_in, send_stream};
 use crate::clock;
 use crate::engine::tap::EgressFlows;
+use crate::formats::mlx5::sends::{MAX_UNITS, Request, SEGMENTS, SEND, SendRing, UNIT_BYTES, Units};
 use crate::memory::{MemoryTable, Regions};
-use crate::mlx5::rings::sends::{MAX_UNITS, Request, SEGMENTS, SEND, SendRing, UNIT_BYTES, Units};
 use crate::work::{Cqe, Opcode, Status};
 
 /// Upper bounds of the data segments of a request, and of the bytes that it contains.

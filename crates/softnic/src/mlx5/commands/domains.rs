@@ -2,9 +2,10 @@
 
 use super::{Call, ENOENT};
 use crate::errno::{EBUSY, EINVAL, ENOMEM, Verb};
+use crate::memory::populate;
 use crate::memory::{MemoryKey, Region};
 use crate::mlx5::Context;
-use crate::provider::mr::{populate, range, writable};
+use crate::provider::mr::{range, writable};
 use crate::provider::pd::{release_domain, use_domain};
 use crate::state::{DomainState, State};
 

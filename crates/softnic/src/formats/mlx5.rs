@@ -23,8 +23,8 @@ use self::sends::{SEGMENTS, SEND};
 use crate::errno::{EINVAL, Verb};
 use crate::formats::ClientRing;
 use crate::limits::MAX_SGE;
+use crate::memory::populate;
 use crate::personality::ClockRules;
-use crate::provider::mr::populate;
 use crate::work::{Cqe, Element, RECEIVE_HEADER_BYTES, Status, receive_slot_bytes};
 
 /// The bytes of a scatter entry, as a power of two.
