@@ -10,7 +10,6 @@
 mod abi;
 mod clock;
 mod clock_pages;
-mod completion;
 mod device;
 mod doorbell;
 mod engine;
@@ -23,6 +22,7 @@ mod limits;
 mod memory;
 pub mod mlx5;
 mod nic;
+mod pace;
 mod personality;
 pub mod preload;
 mod provider;

@@ -38,7 +38,6 @@ use rustix::fs::fstat;
 
 use crate::clock;
 use crate::clock_pages::{ClockPage, ClockPages};
-use crate::completion::ChannelState;
 use crate::errno::{EINVAL, ENODEV, ENOMEM, ENOSPC, Errno, Verb};
 use crate::events::{CompletionEvents, EventChannel};
 use crate::nic::Nic;
@@ -46,6 +45,7 @@ use crate::preload::LazyNic;
 use crate::provider::answer::guard;
 use crate::provider::flow::remove_owned;
 use crate::state::ContextState;
+use crate::state::completion::ChannelState;
 
 /// Bytes of a doorbell page (`log_uar_size` of 12).
 pub const PAGE_BYTES: u32 = 1 << 12;

@@ -6,17 +6,18 @@
 //! their slot here. User counts are the number of users of an object; the provider returns EBUSY while there
 //! are any.
 
+pub(crate) mod completion;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use crate::completion::{ChannelState, CqState};
+use self::completion::{ChannelState, CqState};
 use crate::doorbell::SendBell;
-use crate::engine::deliver::Planned;
-use crate::engine::transmit::Pace;
 use crate::events::EventChannel;
 use crate::formats::{Requests, Sends};
 use crate::limits;
 use crate::memory::MemoryTable;
+use crate::pace::Pace;
 use crate::personality::{LimitErrnos, ObjectLimits, Rules};
 use crate::rss::Rss;
 use crate::slab::Slab;
@@ -83,6 +84,13 @@ pub(crate) struct FrameEdits {
     pub(crate) strip_cvlan: bool,
     /// With the frame check sequence behind it.
     pub(crate) append_fcs: bool,
+}
+
+/// The place of the deliveries to one queue that a burst has planned and not carried out yet.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Planned {
+    pub(crate) count: u32,
+    pub(crate) first: u32,
 }
 
 /// The engine's side of a receive queue: a WQ's, or a plain queue pair's.

@@ -24,7 +24,7 @@ use crate::formats::{Completions, Requests};
 use crate::memory::Regions;
 use crate::ring::Slots;
 use crate::slab::Slab;
-use crate::state::{FrameEdits, QueueOwner, QueueState, State};
+use crate::state::{FrameEdits, Planned, QueueOwner, QueueState, State};
 use crate::stats::{Disposition, PortStats};
 use crate::work::{Cqe, Element, Opcode, RECEIVE_HEADER_BYTES, Status};
 
@@ -92,13 +92,6 @@ impl Delivery {
         cqe.cvlan = self.cvlan;
         cqe
     }
-}
-
-/// Where the deliveries of a burst for one queue that were not carried out yet are in [`Deliveries`].
-#[derive(Clone, Copy, Default)]
-pub(crate) struct Planned {
-    count: u32,
-    first: u32,
 }
 
 /// The deliveries of a burst: while they are planned in the order of their frames, afterwards queue by queue.

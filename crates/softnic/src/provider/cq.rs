@@ -21,7 +21,6 @@ use super::answer::{answer_handle, answer_status};
 use super::held::Held;
 use super::pd::{SoftPd, make_ring, release_domain, use_domain};
 use super::spin::Spin;
-use crate::completion::{ChannelState, CqState, Notice, Wish};
 use crate::device::SoftContext;
 use crate::errno::{EBUSY, EINVAL, ENOMEM, EOPNOTSUPP, Verb};
 use crate::events::{CompletionEvents, acknowledgements};
@@ -29,6 +28,7 @@ use crate::formats::Completions;
 use crate::personality::CompletionRules;
 use crate::ring::{Consumer, Producer};
 use crate::state::State;
+use crate::state::completion::{ChannelState, CqState, Notice, Wish};
 use crate::work::Cqe;
 
 /// `IBV_CQ_INIT_ATTR_MASK_FLAGS` and `IBV_CQ_INIT_ATTR_MASK_PD`.

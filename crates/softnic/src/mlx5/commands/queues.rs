@@ -8,7 +8,6 @@ use ibverbs_sys::{IBV_WQS_RESET, IBV_WQT_RQ, ibv_wq_attr};
 use rustix::fs::fstat;
 
 use super::{Call, ENOENT, domains};
-use crate::completion::{CqState, Notice, Wish};
 use crate::errno::{EBUSY, EINVAL, ENOMEM, EOPNOTSUPP, Verb, known_bits};
 use crate::formats::mlx5::{
     CompletionBuffer, CompletionLayout, CompletionRing, MAX_COMPLETIONS, ReceiveLayout, ReceiveRing,
@@ -18,6 +17,7 @@ use crate::mlx5::{Channel, Context};
 use crate::provider::cq::check_moderation;
 use crate::provider::pd::release_domain;
 use crate::provider::wq;
+use crate::state::completion::{CqState, Notice, Wish};
 use crate::state::{NewQueue, QueueOwner, QueueState, State};
 
 /// CREATE_COMP_CHANNEL.

@@ -14,12 +14,12 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering, fence};
 
+use super::{QpKind, QpState, QueueState, State};
 use crate::clock;
 use crate::events::CompletionEvents;
 use crate::formats::Completions;
 use crate::ring::Producer;
 use crate::slab::Slab;
-use crate::state::{QpKind, QpState, QueueState, State};
 use crate::work::Cqe;
 
 /// The engine's side of a completion queue.
