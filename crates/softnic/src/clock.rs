@@ -5,7 +5,8 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::personality::ClockRules;
 
-const NANOSECONDS_PER_KILOHERTZ: u64 = 1_000_000;
+/// The fastest clock: its ticks are the nanoseconds of the system's.
+pub(crate) const MAX_KILOHERTZ: u64 = 1_000_000;
 
 /// Now, in nanoseconds since 1970.
 pub(crate) fn now_ns() -> u64 {
@@ -27,14 +28,14 @@ impl ClockRules {
     /// The raw clock at a time: it ticks from 1970, and starts again when it has no more bits.
     #[inline]
     pub(crate) fn ticks(&self, time_ns: u64) -> u64 {
-        if self.kilohertz == NANOSECONDS_PER_KILOHERTZ {
+        if self.kilohertz == MAX_KILOHERTZ {
             return time_ns & self.mask;
         }
         // Seconds apart from the rest, so that neither product leaves 64 bits for some centuries.
         let (seconds, rest_ns) = (time_ns / 1_000_000_000, time_ns % 1_000_000_000);
         let ticks = seconds
             .wrapping_mul(self.kilohertz * 1_000)
-            .wrapping_add(rest_ns * self.kilohertz / NANOSECONDS_PER_KILOHERTZ);
+            .wrapping_add(rest_ns * self.kilohertz / MAX_KILOHERTZ);
         ticks & self.mask
     }
 }
@@ -57,7 +58,7 @@ mod tests {
     fn a_narrow_clock_starts_again() {
         let clock = ClockRules { kilohertz: 427_000, mask: 0xffff_ffff_ffff };
         assert!(clock.ticks(u64::MAX) <= clock.mask);
-        let around_ns = (clock.mask / 427_000 + 1) * NANOSECONDS_PER_KILOHERTZ;
+        let around_ns = (clock.mask / 427_000 + 1) * MAX_KILOHERTZ;
         assert!(clock.ticks(around_ns) < 427_000, "{}", clock.ticks(around_ns));
     }
 

@@ -19,7 +19,7 @@ use crate::abi::{
 use crate::errno::{EINVAL, ENODEV, ENOMEM, Verb};
 use crate::events::EventChannel;
 use crate::library::Library;
-use crate::nic::Nic;
+use crate::nic::{Nic, SoftNic};
 use crate::preload::{GIDS, LazyNic, PKEYS, SYSFS_ABI};
 use crate::provider;
 use crate::provider::answer::{answer_handle, guard};
@@ -139,6 +139,22 @@ pub(crate) fn list(name: &str, backing: Backing, count: &mut c_int) -> *mut *mut
         *count = 1;
         Ok(list)
     })
+}
+
+// SAFETY: the list is calloc'ed and NULL-terminated, and its devices are counted and released through their
+// `uninit_device`, which is what `ibv_free_device_list` expects.
+unsafe impl ibv_provider::Provider for SoftNic {
+    fn device_list(&self, count: &mut c_int) -> *mut *mut ibv_device {
+        list(&self.nic().name, Backing::Nic(Arc::clone(self.nic())), count)
+    }
+
+    fn channel_maker(&self) -> Option<ibv_provider::CreateChannel> {
+        Some(provider::cq::create_comp_channel)
+    }
+
+    fn model(&self) -> Option<&'static str> {
+        Some(self.nic().personality.name())
+    }
 }
 
 impl SoftDevice {

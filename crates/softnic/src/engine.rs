@@ -1,6 +1,6 @@
 //! The engines: take bursts from the wires, put frames into posted buffers, and send what was posted.
 //!
-//! A device has one or several; each port belongs to one of them ([`Nic::engine_of`]), which takes the frames
+//! A device has one or several; each port belongs to one of them ([`NicShared::engine_of`]), which takes the frames
 //! of the port in the order of their arrival. So each queue gets the frames of a port in that order.
 //!
 //! Run by threads of the device's own, by the thread that pumps, or by those that poll completion queues. An
@@ -17,15 +17,15 @@ mod tap;
 pub(crate) mod transmit;
 mod v3;
 
+use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread::JoinHandle;
 
 use wire::{ETHERNET_BYTES, MAX_FRAME_BYTES, MAX_MERGED_BYTES, Splits, VLAN_TAGS_BYTES, Wire, WireState};
 
-use crate::Error;
 use crate::clock;
-use crate::nic::{Nic, PortConfig};
+use crate::shared::{NicShared, PortConfig, engine_of};
 use crate::state::QueueOwner;
 use crate::stats::PortStats;
 
@@ -71,12 +71,12 @@ impl EngineCell {
     }
 
     /// Runs one pass, after the one that another thread may be in.
-    pub(crate) fn pass(&self, nic: &Nic, max_frames: usize) -> usize {
+    pub(crate) fn pass(&self, nic: &NicShared, max_frames: usize) -> usize {
         self.pass_with(&mut self.lock(), nic, max_frames)
     }
 
     /// Runs one pass, unless another thread is in one.
-    pub(crate) fn try_pass(&self, nic: &Nic, max_frames: usize) -> usize {
+    pub(crate) fn try_pass(&self, nic: &NicShared, max_frames: usize) -> usize {
         let mut engine = match self.engine.try_lock() {
             Ok(engine) => engine,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
@@ -86,17 +86,11 @@ impl EngineCell {
         if nic.stopping.load(Ordering::Relaxed) { 0 } else { self.pass_with(&mut engine, nic, max_frames) }
     }
 
-    fn pass_with(&self, engine: &mut Engine, nic: &Nic, max_frames: usize) -> usize {
+    fn pass_with(&self, engine: &mut Engine, nic: &NicShared, max_frames: usize) -> usize {
         let frames = engine.pass(nic, &self.profile, max_frames);
         self.passes.store(self.passes().wrapping_add(1), Ordering::Relaxed);
         frames
     }
-}
-
-/// Which of `count` engines a port (from 1) belongs to.
-#[inline]
-pub(crate) fn engine_of(port: u8, count: usize) -> usize {
-    usize::from(port.saturating_sub(1)) % count
 }
 
 /// The wires of its ports, and what a pass works with.
@@ -187,7 +181,7 @@ impl Engine {
     }
 
     /// One turn over its ports: at most `max_frames` received frames, and what was posted to be sent.
-    fn pass(&mut self, nic: &Nic, profile: &profile::Totals, max_frames: usize) -> usize {
+    fn pass(&mut self, nic: &NicShared, profile: &profile::Totals, max_frames: usize) -> usize {
         let first = self.passes as usize % self.ports.len().max(1);
         self.passes = self.passes.wrapping_add(1);
         self.ports.rotate_left(first);
@@ -216,7 +210,7 @@ impl Engine {
     }
 
     /// A burst from each port in turn, until none has more: a busy port cannot keep the others waiting.
-    fn receive(&mut self, nic: &Nic, max_frames: usize) -> usize {
+    fn receive(&mut self, nic: &NicShared, max_frames: usize) -> usize {
         let mut received = 0;
         loop {
             let before = received;
@@ -237,7 +231,7 @@ impl Engine {
     }
 
     /// Adds what the wires have lost since it was last read.
-    pub(crate) fn count_wire_losses(&mut self, nic: &Nic) {
+    pub(crate) fn count_wire_losses(&mut self, nic: &NicShared) {
         for port in &mut self.ports {
             let mut stats = PortStats::default();
             port.note_receive_losses(&mut stats);
@@ -247,7 +241,7 @@ impl Engine {
 }
 
 /// Adds to the port's counters.
-fn publish(nic: &Nic, port: &EnginePort, stats: &mut PortStats) {
+fn publish(nic: &NicShared, port: &EnginePort, stats: &mut PortStats) {
     if let Some(shared) = nic.port(port.number).filter(|_| *stats != PortStats::default()) {
         shared.counters.add(stats);
         *stats = PortStats::default();
@@ -255,7 +249,7 @@ fn publish(nic: &Nic, port: &EnginePort, stats: &mut PortStats) {
 }
 
 /// Notes what became of the wire; a link that comes or goes is reported to every context.
-fn watch(nic: &Nic, port: &mut EnginePort) {
+fn watch(nic: &NicShared, port: &mut EnginePort) {
     let state = port.wire.state();
     if state == port.state && state != WireState::Finished {
         return;
@@ -296,22 +290,22 @@ fn flush_failed(state: &mut crate::state::State) {
 /// The kernel cuts thread names at 15 bytes.
 const THREAD_NAME_BYTES: usize = 15;
 
-/// Starts the thread of an engine, by its index.
-pub(crate) fn spawn(nic: Arc<Nic>, index: usize, core: Option<usize>) -> Result<JoinHandle<()>, Error> {
-    let name = nic.name.clone();
-    std::thread::Builder::new()
-        .name(thread_name(&nic.name, index, nic.engines.len()))
-        .spawn(move || {
-            if let Some(core) = core {
-                pin(core);
-            }
-            run(&nic, index);
-        })
-        .map_err(|source| Error::EngineThread { name, source })
+/// Starts the thread of an engine, on a core if one is given.
+pub(crate) fn spawn(
+    name: String,
+    core: Option<usize>,
+    run: impl FnOnce() + Send + 'static,
+) -> io::Result<JoinHandle<()>> {
+    std::thread::Builder::new().name(name).spawn(move || {
+        if let Some(core) = core {
+            pin(core);
+        }
+        run();
+    })
 }
 
-/// The device's name, and of several threads the number from 1.
-fn thread_name(device: &str, index: usize, threads: usize) -> String {
+/// The name of an engine's thread: the device's, and of several threads the number from 1.
+pub(crate) fn thread_name(device: &str, index: usize, threads: usize) -> String {
     let number = if threads > 1 { format!("/{}", index + 1) } else { String::new() };
     // Names of devices are ASCII.
     format!("{device:.*}{number}", THREAD_NAME_BYTES - number.len())
@@ -328,11 +322,12 @@ fn pin(core: usize) {
     }
 }
 
-fn run(nic: &Nic, index: usize) {
+/// Runs the engine with this index until the device is stopped.
+pub(crate) fn run(nic: &NicShared, cell: &EngineCell, index: usize) {
     // The kernel may lengthen sleeps by the timer slack, by default 50 us (prctl(2)): as long as the shortest
     // nap. SAFETY: takes a number and touches nothing but this thread's slack; if it fails sleeps stay long.
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1_000 as libc::c_ulong) };
-    let (cell, mut rest) = (&nic.engines[index], rest::Rest::new(nic, index));
+    let mut rest = rest::Rest::new(nic, cell, index);
     while !nic.stopping.load(Ordering::Relaxed) {
         let frames = cell.pass(nic, THREAD_FRAMES);
         if index == 0
@@ -358,13 +353,5 @@ mod tests {
         assert_eq!(thread_name("softnic0", 1, 2), "softnic0/2");
         assert_eq!(thread_name("a-very-long-device-name", 0, 1), "a-very-long-dev");
         assert_eq!(thread_name("a-very-long-device-name", 7, 8), "a-very-long-d/8");
-    }
-
-    #[test]
-    fn ports_are_assigned_round_robin() {
-        let engines = |count| (1..=5).map(|port| engine_of(port, count)).collect::<Vec<_>>();
-        assert_eq!(engines(1), [0; 5]);
-        assert_eq!(engines(2), [0, 1, 0, 1, 0]);
-        assert_eq!(engines(5), [0, 1, 2, 3, 4]);
     }
 }

@@ -45,7 +45,7 @@ pub enum Error {
         max: u32,
     },
     /// The rate of the clock is out of range.
-    #[error("a clock of {kilohertz} kHz is outside 1..={max}", max = crate::nic::MAX_CLOCK_KILOHERTZ)]
+    #[error("a clock of {kilohertz} kHz is outside 1..={max}", max = crate::clock::MAX_KILOHERTZ)]
     Clock {
         /// The rate that was asked for.
         kilohertz: u64,

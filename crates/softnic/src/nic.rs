@@ -1,29 +1,23 @@
 //! The soft NIC as its owner sees it: created from a configuration, pumped or self-driven, asked for its
 //! counters.
 
-use std::collections::BTreeMap;
-use std::ffi::c_int;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::ops::Deref;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use flow_table::{FlowTable, LeftRight, LeftRightWriter};
-use ibverbs_sys::ibv_device;
 use packet::MacAddr;
-use wire::{MAX_MTU_BYTES, Wire, WireState};
+use wire::MAX_MTU_BYTES;
 
-use crate::clock_pages::ClockPages;
-use crate::device::Backing;
+use crate::clock::MAX_KILOHERTZ;
 use crate::doorbell::Doorbell;
 use crate::engine::profile::EngineProfile;
-use crate::engine::{EngineCell, engine_of};
+use crate::engine::{self, EngineCell};
 use crate::library::Library;
 use crate::limits::{MAX_NAME_BYTES, MAX_PORTS, MIN_MTU_BYTES};
-use crate::personality::{ClockRules, Personality, Rules};
-use crate::preload::{LINK_LOCAL, eui64};
-use crate::state::State;
-use crate::stats::PortCounters;
+use crate::personality::{ClockRules, Personality};
+use crate::shared::{NicShared, Port, PortConfig};
 use crate::{Error, PortStats};
 
 /// Who runs the engines. Each port belongs to one engine, so each queue gets the frames of a port in the
@@ -68,14 +62,6 @@ impl Drive {
     }
 }
 
-/// One port of the device.
-pub struct PortConfig {
-    /// Where its frames come from and go to.
-    pub wire: Box<dyn Wire>,
-    /// Payload bytes of the largest frame (without the Ethernet header and VLAN tags).
-    pub mtu_bytes: u32,
-}
-
 /// The parts of a soft NIC to be made.
 pub struct SoftNicConfig {
     /// The device's name, e.g. `softnic0`.
@@ -95,72 +81,21 @@ pub struct SoftNic {
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
-/// The part of a soft NIC that the owner, the open contexts and the engines share.
-///
-/// Locks are taken in this order: an engine, `flows`, `turn`, `state`. Who changes `flows` waits for engines
-/// that look frames up, and therefore holds neither `turn` nor `state` meanwhile.
+/// A soft NIC as its contexts have it: the shared part, and the engines, which polls may run.
 pub(crate) struct Nic {
-    pub(crate) name: String,
-    personality: Personality,
-    /// The clock of the personality, perhaps at another rate.
-    pub(crate) clock: ClockRules,
-    pub(crate) ports: Box<[Port]>,
-    /// Engines look frames up together; what a verdict names stays as it is while they hold it.
-    pub(crate) flows: LeftRight<FlowTable>,
-    state: Mutex<State>,
-    /// The packets that each work queue lost for lack of a buffer, by its number. Never locked by the engine.
-    queue_losses: Mutex<BTreeMap<u32, Weak<AtomicU64>>>,
-    /// Held by the one who is next to lock `state`, until then.
-    turn: Mutex<()>,
-    /// Control calls that wait for it.
-    waiting: AtomicU32,
+    shared: NicShared,
     /// At least one.
-    pub(crate) engines: Box<[EngineCell]>,
-    /// Wake the engines' own threads, by index.
-    pub(crate) doorbells: Arc<[Doorbell]>,
-    /// From which rdma-core's mlx5 provider reads the clock, once a context of it exists.
-    pub(crate) clock_pages: OnceLock<ClockPages>,
+    engines: Box<[EngineCell]>,
     /// [`Drive::Inline`].
     is_inline: bool,
-    pub(crate) stopping: AtomicBool,
 }
 
-/// The part of a port that is known without the engine.
-pub(crate) struct Port {
-    mac: AtomicU64,
-    pub(crate) mtu_bytes: u32,
-    pub(crate) counters: PortCounters,
-    pub(crate) down: AtomicBool,
-    pub(crate) finished: AtomicBool,
-}
+impl Deref for Nic {
+    type Target = NicShared;
 
-impl Port {
-    /// The station address. An interface that was made anew may have another one.
-    pub(crate) fn mac(&self) -> MacAddr {
-        let [_, _, octets @ ..] = self.mac.load(Ordering::Relaxed).to_be_bytes();
-        MacAddr(octets)
+    fn deref(&self) -> &NicShared {
+        &self.shared
     }
-
-    /// Notes the address of the wire as it is now; returns whether it is another one.
-    pub(crate) fn note_mac(&self, mac: MacAddr) -> bool {
-        self.mac.swap(packed(mac), Ordering::Relaxed) != packed(mac)
-    }
-
-    /// The only GID of the port, the link-local one (RFC 4291, 2.5.6), as the plugin's sysfs tree has it.
-    pub(crate) fn gid(&self) -> [u8; 16] {
-        let words = u128::from(LINK_LOCAL) << 64 | u128::from(eui64(self.mac()));
-        words.to_be_bytes()
-    }
-
-    /// The largest MTU of `enum ibv_mtu` that it can carry: what a datagram can hold.
-    pub(crate) fn path_mtu_bytes(&self) -> u32 {
-        [4096, 2048, 1024, 512].into_iter().find(|bytes| self.mtu_bytes >= *bytes).unwrap_or(256)
-    }
-}
-
-/// An address as a number, for an atomic.
-fn packed(mac: MacAddr) -> u64 {
-    mac.0.iter().fold(0, |packed, octet| packed << 8 | u64::from(*octet))
 }
 
 /// How long [`SoftNic::stop`] waits for the engines' threads, and how long it rests between looks.
@@ -170,77 +105,10 @@ const STOP_STEP: Duration = Duration::from_millis(1);
 /// Frames of a pass that a poll makes: they are still in the cache when they are polled.
 const INLINE_FRAMES: usize = wire::BURST_FRAMES;
 
-/// The fastest clock: its ticks are the nanoseconds of the system's.
-pub(crate) const MAX_CLOCK_KILOHERTZ: u64 = 1_000_000;
-
 impl Nic {
-    /// The rules of this device: what it refuses, and how it orders things.
-    pub(crate) fn rules(&self) -> &'static Rules {
-        self.personality.rules()
-    }
-
-    /// The device's state, for a control call. Wakes the engines, which may have something to do after it.
-    pub(crate) fn control(&self) -> MutexGuard<'_, State> {
-        let state = self.control_without_wakeup();
-        self.doorbells.iter().for_each(Doorbell::ring);
-        state
-    }
-
-    /// The device's state, for a control call that changes nothing for the engines, which sleep on.
-    pub(crate) fn control_without_wakeup(&self) -> MutexGuard<'_, State> {
-        self.waiting.fetch_add(1, Ordering::SeqCst);
-        let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut state = self.lock_state();
-        drop(turn);
-        // An engine unlocks the state between its sends and their completions' publication.
-        state.publish();
-        self.waiting.fetch_sub(1, Ordering::SeqCst);
-        state
-    }
-
-    /// The right to change the flow table.
-    pub(crate) fn flow_writer(&self) -> LeftRightWriter<'_, FlowTable> {
-        self.flows.writer()
-    }
-
-    /// The device's state, for one burst of an engine. If control calls wait, it takes its turn among them: a
-    /// thread that unlocks a mutex and locks it again at once would otherwise nearly always get it.
-    #[inline]
-    pub(crate) fn burst(&self) -> MutexGuard<'_, State> {
-        let is_waited_for = self.waiting.load(Ordering::Relaxed) != 0;
-        let _turn = is_waited_for.then(|| self.turn.lock().unwrap_or_else(PoisonError::into_inner));
-        self.lock_state()
-    }
-
-    fn lock_state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Makes the losses of a new work queue known.
-    pub(crate) fn note_queue(&self, number: u32, losses: Weak<AtomicU64>) {
-        let mut queues = self.queue_losses();
-        queues.retain(|_, losses| losses.strong_count() > 0);
-        queues.insert(number, losses);
-    }
-
-    fn queue_losses(&self) -> MutexGuard<'_, BTreeMap<u32, Weak<AtomicU64>>> {
-        self.queue_losses.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The port with a number, from 1.
-    pub(crate) fn port(&self, number: u8) -> Option<&Port> {
-        self.ports.get(usize::from(number).checked_sub(1)?)
-    }
-
-    /// The index of the engine that a port (from 1) belongs to.
-    #[inline]
-    pub(crate) fn engine_of(&self, port: u8) -> usize {
-        engine_of(port, self.engines.len())
-    }
-
     /// Runs one pass of each engine, after the one that another thread may be in.
     pub(crate) fn pass(&self, max_frames: usize) -> usize {
-        self.engines.iter().map(|engine| engine.pass(self, max_frames)).sum()
+        self.engines.iter().map(|engine| engine.pass(&self.shared, max_frames)).sum()
     }
 
     /// Called by a poll that has found its queue empty, which holds no lock: runs a pass of each engine that
@@ -251,7 +119,7 @@ impl Nic {
     }
 
     fn try_passes(&self, max_frames: usize) -> usize {
-        self.engines.iter().map(|engine| engine.try_pass(self, max_frames)).sum()
+        self.engines.iter().map(|engine| engine.try_pass(&self.shared, max_frames)).sum()
     }
 }
 
@@ -272,7 +140,7 @@ impl SoftNic {
     /// # Errors
     /// As [`SoftNic::create`], and for a rate of 0 or above 1 GHz.
     pub fn create_with_clock(config: SoftNicConfig, kilohertz: u64) -> Result<Self, Error> {
-        if !(1..=MAX_CLOCK_KILOHERTZ).contains(&kilohertz) {
+        if !(1..=MAX_KILOHERTZ).contains(&kilohertz) {
             return Err(Error::Clock { kilohertz });
         }
         let clock = ClockRules { kilohertz, ..config.personality.rules().objects.clock };
@@ -295,38 +163,26 @@ impl SoftNic {
 
     fn start(config: SoftNicConfig, clock: ClockRules) -> Result<Self, Error> {
         let SoftNicConfig { name, personality, ports, drive } = config;
-        let shared = ports.iter().map(|port| Port {
-            mac: AtomicU64::new(packed(port.wire.mac())),
-            mtu_bytes: port.mtu_bytes,
-            counters: PortCounters::default(),
-            down: AtomicBool::new(port.wire.state() == WireState::Down),
-            finished: AtomicBool::new(false),
-        });
-        let count = drive.engines(ports.len());
-        let doorbells = (0..count).map(|_| Doorbell::new()).collect::<Result<_, _>>();
+        let engines = drive.engines(ports.len());
         let nic = Arc::new(Nic {
-            doorbells: doorbells.map_err(|source| Error::Doorbell { name: name.clone(), source })?,
-            clock_pages: OnceLock::new(),
+            shared: NicShared::new(name, personality, clock, &ports, engines)?,
+            engines: EngineCell::for_ports(ports, engines),
             is_inline: drive == Drive::Inline,
-            ports: shared.collect(),
-            flows: LeftRight::new([(); 2].map(|()| FlowTable::new(personality.rules().flow.table))),
-            state: Mutex::new(State::new(personality.rules())),
-            queue_losses: Mutex::default(),
-            turn: Mutex::new(()),
-            waiting: AtomicU32::new(0),
-            engines: EngineCell::for_ports(ports, count),
-            stopping: AtomicBool::new(false),
-            personality,
-            clock,
-            name,
         });
         // Dropped, and so stopped, if a thread cannot be started.
         let soft = Self { nic, drive, threads: Mutex::default() };
         for (index, core) in soft.drive.threads().iter().enumerate() {
-            let thread = crate::engine::spawn(Arc::clone(&soft.nic), index, *core)?;
-            soft.threads().push(thread);
+            soft.threads().push(soft.spawn(index, *core)?);
         }
         Ok(soft)
+    }
+
+    /// Starts the thread of an engine, by its index.
+    fn spawn(&self, index: usize, core: Option<usize>) -> Result<JoinHandle<()>, Error> {
+        let nic = Arc::clone(&self.nic);
+        let name = engine::thread_name(&nic.name, index, nic.engines.len());
+        engine::spawn(name, core, move || engine::run(&nic, &nic.engines[index], index))
+            .map_err(|source| Error::EngineThread { name: self.nic.name.clone(), source })
     }
 
     fn threads(&self) -> MutexGuard<'_, Vec<JoinHandle<()>>> {
@@ -409,7 +265,7 @@ impl SoftNic {
     }
 
     /// The part of the device that its contexts share.
-    pub(crate) fn shared(&self) -> &Arc<Nic> {
+    pub(crate) fn nic(&self) -> &Arc<Nic> {
         &self.nic
     }
 
@@ -428,7 +284,7 @@ impl SoftNic {
         self.nic.doorbells.iter().for_each(Doorbell::wake);
         if self.drive == Drive::Inline {
             // After the passes that other threads may be in.
-            self.nic.engines.iter().for_each(|engine| engine.lock().count_wire_losses(&self.nic));
+            self.nic.engines.iter().for_each(|engine| engine.lock().count_wire_losses(&self.nic.shared));
         }
         let threads = std::mem::take(&mut *self.threads());
         let deadline = Instant::now() + patience;
@@ -450,22 +306,6 @@ impl SoftNic {
 impl Drop for SoftNic {
     fn drop(&mut self) {
         self.stop();
-    }
-}
-
-// SAFETY: the list is calloc'ed and NULL-terminated, and its devices are counted and released through their
-// `uninit_device`, which is what `ibv_free_device_list` expects (see `device`).
-unsafe impl ibv_provider::Provider for SoftNic {
-    fn device_list(&self, count: &mut c_int) -> *mut *mut ibv_device {
-        crate::device::list(&self.nic.name, Backing::Nic(Arc::clone(&self.nic)), count)
-    }
-
-    fn channel_maker(&self) -> Option<ibv_provider::CreateChannel> {
-        Some(crate::provider::cq::create_comp_channel)
-    }
-
-    fn model(&self) -> Option<&'static str> {
-        Some(self.nic.personality.name())
     }
 }
 

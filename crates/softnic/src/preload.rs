@@ -21,8 +21,9 @@ use crate::Error;
 use crate::device::{self, Backing};
 use crate::library::Library;
 use crate::limits::{MAX_NAME_BYTES, MIN_MTU_BYTES};
-use crate::nic::{Drive, Nic, PortConfig, SoftNic, SoftNicConfig, is_device_name};
+use crate::nic::{Drive, Nic, SoftNic, SoftNicConfig, is_device_name};
 use crate::personality::{Personality, UnknownPersonality};
+use crate::shared::PortConfig;
 
 pub mod host;
 pub mod launch;
@@ -139,14 +140,14 @@ impl LazyNic {
             let made = self.settings.create(&self.wires_open);
             drop(blocked);
             match made {
-                Ok(made) => self.wait_for_peer(self.nic.get_or_init(|| made).shared()),
+                Ok(made) => self.wait_for_peer(self.nic.get_or_init(|| made).nic()),
                 Err(error) => {
                     print_error(&error);
                     return None;
                 }
             }
         }
-        self.nic.get().map(|nic| Arc::clone(nic.shared()))
+        self.nic.get().map(|nic| Arc::clone(nic.nic()))
     }
 
     /// Gives a link's two ends time to meet: most programs look at the port once, when they start, and give

@@ -1,5 +1,5 @@
 //! The device behind its mutex: every object that an engine or another object can name. Only the flow table
-//! is apart ([`crate::nic::Nic`]).
+//! is apart ([`crate::shared::NicShared`]).
 //!
 //! The provider's ops create, change and remove objects here on the caller's thread; the engine reads them
 //! once per burst. What the application holds (`ibv_cq`, `ibv_wq`, ...) are boxes of the provider that name

@@ -14,7 +14,7 @@ use super::deliver::Buffers;
 use super::transmit::{FRAMES_PER_PASS, gather};
 use crate::clock;
 use crate::formats::{Requests, Sends};
-use crate::nic::{Nic, Port};
+use crate::shared::{NicShared, Port};
 use crate::state::{QpKind, QpState, State};
 use crate::stats::PortStats;
 use crate::work::{
@@ -43,7 +43,7 @@ struct Request {
 
 /// Delivers what was posted to a datagram queue pair; returns how many requests were handled.
 pub(super) fn drain(
-    nic: &Nic,
+    nic: &NicShared,
     state: &mut State,
     slot: u32,
     room: &mut [u8; MAX_FRAME_BYTES],
@@ -84,7 +84,7 @@ pub(super) fn drain(
 }
 
 /// Takes the next request out of the ring, and its data to `room`.
-fn next(nic: &Nic, state: &mut State, slot: u32, room: &mut [u8]) -> Option<Request> {
+fn next(nic: &NicShared, state: &mut State, slot: u32, room: &mut [u8]) -> Option<Request> {
     let State { qps, memory, .. } = state;
     let qp = qps.get_mut(slot)?;
     let (domain, number, port, key) = (qp.domain, qp.number, qp.port, qp.attributes.qkey);
@@ -119,7 +119,7 @@ fn envelope(slot: NonNull<u8>, offset: usize) -> Envelope {
 }
 
 /// Writes the header in front of the datagram that is in `whole`, as the packet would have it.
-fn write_grh(nic: &Nic, request: &Request, whole: &mut [u8]) {
+fn write_grh(nic: &NicShared, request: &Request, whole: &mut [u8]) {
     /// The headers of UDP and of InfiniBand's transport (BTH and DETH) before the data; the immediate data;
     /// and the ICRC behind the padding.
     const HEADERS_BYTES: usize = 8 + 12 + 8;

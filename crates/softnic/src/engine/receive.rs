@@ -16,7 +16,7 @@ use super::deliver::{Deliveries, Delivery, DeliveryKind, EditedFrame, Planner, W
 use super::profile::{EngineStage, Probe};
 use super::v3::Avx2Movbe;
 use crate::clock;
-use crate::nic::Nic;
+use crate::shared::NicShared;
 use crate::slab::Slab;
 use crate::state::{CounterState, QpKind, QpState, State};
 use crate::stats::{Disposition, PortStats};
@@ -59,7 +59,7 @@ impl Plan {
 
 /// Receives and delivers one burst of at most `max_frames`; returns how many frames there were.
 pub(super) fn burst(
-    nic: &Nic,
+    nic: &NicShared,
     port: &mut EnginePort,
     plan: &mut Plan,
     max_frames: usize,

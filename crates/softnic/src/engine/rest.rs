@@ -13,7 +13,7 @@ use wire::SleepHint;
 use super::{Engine, EngineCell};
 use crate::clock;
 use crate::doorbell::{Descriptors, Doorbell};
-use crate::nic::Nic;
+use crate::shared::NicShared;
 use crate::state::{QpKind, QpState, State};
 
 /// Passes without work after which the thread sleeps. It does not call sched_yield(2), which in a loop keeps
@@ -30,7 +30,7 @@ const HEARTBEAT: Duration = Duration::from_millis(20);
 
 /// Counts the passes of an engine without work.
 pub(super) struct Rest<'n> {
-    nic: &'n Nic,
+    nic: &'n NicShared,
     index: usize,
     cell: &'n EngineCell,
     doorbell: &'n Doorbell,
@@ -48,8 +48,8 @@ struct Prospect {
 
 impl<'n> Rest<'n> {
     /// For the thread of the engine with this index.
-    pub(super) fn new(nic: &'n Nic, index: usize) -> Self {
-        Self { nic, index, cell: &nic.engines[index], doorbell: &nic.doorbells[index], passes: 0 }
+    pub(super) fn new(nic: &'n NicShared, cell: &'n EngineCell, index: usize) -> Self {
+        Self { nic, index, cell, doorbell: &nic.doorbells[index], passes: 0 }
     }
 
     /// To be called after each pass, with the frames that it has handled.

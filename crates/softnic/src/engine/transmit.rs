@@ -29,7 +29,7 @@ use crate::clock;
 use crate::formats::{Completions, Sends};
 use crate::limits::{MAX_SGE, MAX_TSO_BYTES, MAX_TSO_SEGMENTS};
 use crate::memory::{MemoryTable, Regions};
-use crate::nic::Nic;
+use crate::shared::NicShared;
 use crate::state::{QpKind, QpState, State};
 use crate::stats::PortStats;
 use crate::work::{
@@ -83,7 +83,7 @@ struct Exit<'a> {
 
 /// Sends what was posted for a port; returns the frames handed to the wire.
 pub(super) fn drain(
-    nic: &Nic,
+    nic: &NicShared,
     port: &mut EnginePort,
     gather: &mut [u8; MAX_FRAME_BYTES],
     (tap, plan): (&mut Tap, &mut Plan),

@@ -171,7 +171,7 @@ impl Rig {
             drive: Drive::Manual,
         })
         .unwrap();
-        let context = Context::new(Arc::clone(nic.shared()));
+        let context = Context::new(Arc::clone(nic.nic()));
         let asynchronous = open(&context);
         Self { nic, context, asynchronous, inbox, outbox, arena: Arena::new() }
     }

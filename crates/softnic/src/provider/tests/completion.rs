@@ -270,7 +270,7 @@ fn a_channel_outlives_its_queues_and_is_unknown_afterwards() {
         // SAFETY: a live channel without queues.
         assert_eq!(unsafe { ibv_destroy_comp_channel(channel) }, 0);
     }
-    let known = waiter.raw.nic.shared().control().channels.slot_count();
+    let known = waiter.raw.nic.nic().control().channels.slot_count();
     assert!(known <= 3, "{known} places for channels that are gone");
 }
 
@@ -279,7 +279,7 @@ fn a_full_channel_gets_its_event_once_there_is_room() {
     let mut waiter = Waiter::new(64);
     let fill = 10_000;
     {
-        let state = waiter.raw.nic.shared().control();
+        let state = waiter.raw.nic.nic().control();
         let (_, channel) = state.channels.iter().next().expect("the channel");
         assert!((0..fill).take_while(|_| channel.events.send(waiter.raw.cq.addr() as u64)).count() < fill);
     }

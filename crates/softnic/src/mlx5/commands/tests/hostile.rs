@@ -267,7 +267,7 @@ fn an_ioctl_that_cannot_be_answered_makes_nothing() {
     };
     let counters = header(15, 0, 1).u16(0).u16(0).u16(1).u16(0).u64(0);
     assert_eq!(carry_out(&counters), Err(EFAULT));
-    assert_eq!(rig.nic.shared().control().counters.iter().count(), 0);
+    assert_eq!(rig.nic.nic().control().counters.iter().count(), 0);
     let (core, mut reply) = ([0_u64; 2], [0_u64; 2]);
     let places = [core.as_ptr().expose_provenance(), reply.as_mut_ptr().expose_provenance()];
     let channel = header(0, 0, 3)
@@ -287,5 +287,5 @@ fn an_ioctl_that_cannot_be_answered_makes_nothing() {
         .u16(0)
         .u64(17);
     assert_eq!(carry_out(&channel), Err(EFAULT));
-    assert_eq!(rig.nic.shared().control().channels.iter().count(), 0);
+    assert_eq!(rig.nic.nic().control().channels.iter().count(), 0);
 }

@@ -281,7 +281,7 @@ fn a_refused_flow_leaves_the_points_of_its_counters() {
         let driver = bytes().u32(1).u32(0).u64(address).u32(points.len() as u32).u32(0);
         it.rig.call(EXTENDED | 50, &flow(it.qp, &specs), &driver, (8, 0)).map(|reply| reply.u32(4))
     };
-    let points = || it.rig.nic.shared().control().counters.get(set).unwrap().points.clone();
+    let points = || it.rig.nic.nic().control().counters.get(set).unwrap().points.clone();
     let tagged = [spec_ipv4(), spec_udp(99), spec_number(0x1000, 1)];
     it.rig.call(EXTENDED | 50, &flow(it.qp, &tagged), &bytes(), (8, 0)).unwrap();
     assert_eq!(count(99, 2, &[[0, 1]]), Err(EEXIST), "the same match has another tag");
@@ -293,7 +293,7 @@ fn a_refused_flow_leaves_the_points_of_its_counters() {
 #[test]
 fn contexts_share_nothing_but_the_port() {
     let it = Receiving::new(15, 16);
-    let other = Context::new(Arc::clone(it.rig.nic.shared()));
+    let other = Context::new(Arc::clone(it.rig.nic.nic()));
     let _events = open(&other);
     let destroy = |number, handle| {
         let core = if number == 4 { bytes().u32(handle) } else { bytes().u32(0).u32(handle) };
