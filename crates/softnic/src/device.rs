@@ -2,7 +2,7 @@
 //!
 //! `list` hands devices without sysfs to the application (in-process and preloaded); `register` lets the
 //! library itself make devices out of a sysfs tree (the plugin). The library calls `alloc_context` from
-//! `ibv_open_device` and `free_context` from `ibv_close_device`. Everything else is in `provider`.
+//! `ibv_open_device`. Everything else is in `provider`.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::fs::OpenOptions;
@@ -18,12 +18,17 @@ use crate::abi::{
 };
 use crate::errno::{EINVAL, ENODEV, ENOMEM, Verb};
 use crate::events::EventChannel;
+use crate::lazy_nic::LazyNic;
 use crate::library::Library;
 use crate::nic::{Nic, SoftNic};
-use crate::preload::{GIDS, LazyNic, PKEYS, SYSFS_ABI};
+use crate::port_tables::{GIDS, PKEYS};
 use crate::provider;
 use crate::provider::answer::{answer_handle, guard};
+use crate::soft_context::{PortTables, SoftContext, VERBS_CONTEXT_OFFSET};
 use crate::state::ContextState;
+
+/// The ABI that the plugin's sysfs tree gives for the device.
+pub(crate) const SYSFS_ABI: u32 = 1;
 
 /// The name of this provider in `struct verbs_device_ops`.
 const PROVIDER_NAME: &CStr = c"softnic";
@@ -70,58 +75,6 @@ impl Backing {
 struct SoftDevice {
     verbs: VerbsDevice,
     backing: Backing,
-}
-
-/// How many entries of a port's tables the library can answer: from sysfs, or from `preload`.
-#[derive(Clone, Copy)]
-pub(crate) struct PortTables {
-    pub(crate) gids: c_int,
-    pub(crate) pkeys: u16,
-}
-
-/// A context: this head, then the library's `verbs_context` with slack behind it, in memory the library
-/// calloc'ed.
-#[repr(C)]
-pub(crate) struct SoftContext {
-    /// From `Arc::into_raw`, taken back in `free_context`.
-    nic: *const Nic,
-    /// The slot in the device's state.
-    pub(crate) slot: u32,
-    pub(crate) tables: PortTables,
-}
-
-/// Where the library's part begins, aligned as calloc aligns.
-const VERBS_CONTEXT_OFFSET: usize = size_of::<SoftContext>().next_multiple_of(16);
-
-impl SoftContext {
-    /// The context behind the library's handle.
-    ///
-    /// # Safety
-    /// `context` is NULL or came from this provider's `alloc_context` and was not closed.
-    pub(crate) unsafe fn of<'a>(context: *mut ibv_context) -> Verb<&'a Self> {
-        let base = Self::base(context).ok_or(EINVAL)?;
-        // SAFETY: `base` is where the head was written in `alloc_context`; it is not changed after that.
-        Ok(unsafe { &*base })
-    }
-
-    /// The start of the allocation, by the context's self-description (`sz`, the word before it, is the size
-    /// of `verbs_context`, which `ibv_context` ends).
-    fn base(context: *mut ibv_context) -> Option<*mut Self> {
-        if context.is_null() {
-            return None;
-        }
-        let word = context.cast::<usize>().wrapping_sub(1);
-        // SAFETY: an `ibv_context` of the library lies inside a `verbs_context`, behind its `sz`.
-        let sz = unsafe { word.read() };
-        let verbs_context = context.cast::<u8>().wrapping_sub(sz.checked_sub(size_of::<ibv_context>())?);
-        Some(verbs_context.wrapping_sub(VERBS_CONTEXT_OFFSET).cast::<Self>())
-    }
-
-    pub(crate) fn nic(&self) -> &Nic {
-        // SAFETY: the pointer holds one count of the `Arc` until `free_context`, and contexts are not used
-        // after it.
-        unsafe { &*self.nic }
-    }
 }
 
 /// A list of the one device, for `ibv_free_device_list`.
@@ -270,7 +223,7 @@ unsafe extern "C" fn alloc_context(device: *mut ibv_device, cmd_fd: c_int, _: *m
             return Err(ENOMEM);
         }
         let vectors = nic.rules().objects.completion.vectors;
-        let head = SoftContext { nic: Arc::into_raw(nic), slot, tables: soft.tables() };
+        let head = SoftContext::new(nic, slot, soft.tables());
         // SAFETY: the allocation begins with the head and is aligned for anything.
         unsafe { base.cast::<SoftContext>().write(head) };
         let verbs_context = base.cast::<u8>().wrapping_add(VERBS_CONTEXT_OFFSET);
@@ -318,20 +271,4 @@ fn prepare(
     let context = unsafe { &mut *context };
     context.async_fd = events.into_raw_fd();
     context.num_comp_vectors = c_int::try_from(vectors).unwrap_or(1);
-}
-
-pub(crate) unsafe extern "C" fn free_context(context: *mut ibv_context) {
-    guard((), || {
-        let (Some(base), Some(library)) = (SoftContext::base(context), Library::loaded()) else { return };
-        // SAFETY: the head was written in `alloc_context`; the library closes a context once.
-        let head = unsafe { base.read() };
-        // SAFETY: the count that `alloc_context` put there.
-        let nic = unsafe { Arc::from_raw(head.nic) };
-        provider::flow::remove_owned(&nic, head.slot);
-        let verbs_context = base.cast::<u8>().wrapping_add(VERBS_CONTEXT_OFFSET);
-        // SAFETY: initialised by the library and not yet uninitialised; closes both descriptors.
-        unsafe { (library.uninit_context)(verbs_context.cast()) };
-        // SAFETY: the library calloc'ed it, and leaves freeing to the provider.
-        unsafe { libc::free(base.cast()) };
-    });
 }

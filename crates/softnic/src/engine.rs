@@ -1,7 +1,7 @@
 //! The engines: take bursts from the wires, put frames into posted buffers, and send what was posted.
 //!
-//! A device has one or several; each port belongs to one of them ([`NicShared::engine_of`]), which takes the frames
-//! of the port in the order of their arrival. So each queue gets the frames of a port in that order.
+//! A device has one or several; each port belongs to one of them ([`NicShared::engine_of`]), which takes the
+//! frames of the port in the order of their arrival. So each queue gets the frames of a port in that order.
 //!
 //! Run by threads of the device's own, by the thread that pumps, or by those that poll completion queues. An
 //! engine takes the device's mutex once per burst, and again when sent frames have left, lets waiting control

@@ -12,7 +12,7 @@ use crate::Error;
 use crate::clock_pages::ClockPages;
 use crate::doorbell::Doorbell;
 use crate::personality::{ClockRules, Personality, Rules};
-use crate::preload::{LINK_LOCAL, eui64};
+use crate::port_tables::{LINK_LOCAL, eui64};
 use crate::state::State;
 use crate::stats::PortCounters;
 

@@ -3,7 +3,9 @@
 
 use std::fmt::Write as _;
 
-use super::{DEFAULT_PKEY, GIDS, LINK_LOCAL, LazyNic, PKEYS, SYSFS_ABI, Settings};
+use super::{LazyNic, Settings};
+use crate::device::SYSFS_ABI;
+use crate::port_tables::{DEFAULT_PKEY, GIDS, LINK_LOCAL, PKEYS};
 
 /// `PCI_VENDOR_ID_MELLANOX` and ConnectX-5, which rdma-core's mlx5 provider looks for.
 const MLX5_MODALIAS: &str = "pci:v000015B3d00001017sv000015B3sd00000001bc02sc00i00";

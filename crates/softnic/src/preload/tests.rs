@@ -1,11 +1,14 @@
 //! Settings out of an environment, and the addresses that follow from them.
 
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
+use packet::MacAddr;
 use wire::WireConfig;
 
 use super::*;
 use crate::Personality;
+use crate::port_tables::eui64;
 
 fn read(variables: &[(&str, &str)]) -> Result<Settings, Error> {
     Settings::read(|name| {
@@ -104,7 +107,7 @@ fn a_closed_wire_receives_once_the_program_opens_it() {
     let nic = LazyNic::new(settings.unwrap());
     assert_eq!(nic.status(), host::Status::default(), "nothing is there before the device is opened");
     assert!(nic.nic().is_some());
-    assert_eq!(nic.status().mac(), Some(nic.settings.wire.station()));
+    assert_eq!(nic.status().mac(), Some(nic.station()));
     let until = Instant::now() + Duration::from_secs(10);
     while nic.status().passes < 3 {
         assert!(Instant::now() < until, "the engine makes no pass");
@@ -143,6 +146,6 @@ fn the_status_does_not_wait_for_the_peer_of_the_wire() {
 #[test]
 fn no_nic_is_made_before_the_device_is_opened() {
     let nic = LazyNic::new(read(&[(variable::WIRE, "af_packet:no-such-interface")]).unwrap());
-    assert!(nic.nic.get().is_none());
+    assert!(nic.made().is_none());
     assert!(nic.nic().is_none(), "and none at all without its wire");
 }

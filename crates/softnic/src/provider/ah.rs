@@ -14,10 +14,10 @@ use super::answer::{answer_handle, answer_status};
 use super::flow_attr::grh_flow;
 use super::pd::{SoftPd, release_domain, use_domain};
 use super::qp_send::{Begun, SendPoster};
-use crate::device::SoftContext;
 use crate::errno::{EINVAL, ENETUNREACH, ENODATA, EOPNOTSUPP, Verb};
 use crate::nic::Nic;
-use crate::preload::GIDS;
+use crate::port_tables::GIDS;
+use crate::soft_context::SoftContext;
 use crate::work::{Envelope, MAX_TAGGED_NUMBER, Route, SEND_IMMEDIATE};
 
 /// An address handle.

@@ -1,4 +1,4 @@
-//! The properties of the device: attributes, ports, clock.
+//! The properties of the device: attributes, ports, clock; and the end of a context.
 
 use std::ffi::{c_char, c_int};
 use std::mem::offset_of;
@@ -14,14 +14,15 @@ use ibverbs_sys::{
 };
 use std::sync::atomic::Ordering;
 
-use super::answer::answer_status;
+use super::answer::{answer_status, guard};
 use crate::clock;
-use crate::device::SoftContext;
 use crate::errno::{EINVAL, Verb, known_bits};
+use crate::library::Library;
 use crate::limits;
 use crate::nic::Nic;
 use crate::personality::{ClockRules, WorkQueueRules};
-use crate::preload::{PKEYS, eui64};
+use crate::port_tables::{PKEYS, eui64};
+use crate::soft_context::{SoftContext, VERBS_CONTEXT_OFFSET};
 
 /// The type's bit in a mask of supported types.
 const RAW_PACKET: u32 = 1 << ibv_qp_type::IBV_QPT_RAW_PACKET;
@@ -222,4 +223,22 @@ fn raw_clock(rules: &ClockRules, values: &mut ibv_values_ex) -> Verb<()> {
         values.raw_clock = timespec { tv_sec: 0, tv_nsec: ticks.cast_signed() };
     }
     Ok(())
+}
+
+/// Called by `ibv_close_device`.
+pub(crate) unsafe extern "C" fn free_context(context: *mut ibv_context) {
+    guard((), || {
+        let (Some(base), Some(library)) = (SoftContext::base(context), Library::loaded()) else { return };
+        // SAFETY: the head was written in `alloc_context`; the library closes a context once.
+        let head = unsafe { base.read() };
+        let slot = head.slot;
+        // SAFETY: the library closes the context, which is not used after that.
+        let nic = unsafe { head.into_nic() };
+        super::flow::remove_owned(&nic, slot);
+        let verbs_context = base.cast::<u8>().wrapping_add(VERBS_CONTEXT_OFFSET);
+        // SAFETY: initialised by the library and not yet uninitialised; closes both descriptors.
+        unsafe { (library.uninit_context)(verbs_context.cast()) };
+        // SAFETY: the library calloc'ed it, and leaves freeing to the provider.
+        unsafe { libc::free(base.cast()) };
+    });
 }

@@ -10,10 +10,10 @@ use ibverbs_sys::{
 
 use super::Object;
 use super::answer::{answer_handle, answer_status};
-use crate::device::SoftContext;
 use crate::errno::{EBUSY, EINVAL, ENOMEM, EOPNOTSUPP, Verb, known_bits};
 use crate::limits::MAX_COUNTER_POINTS;
 use crate::personality::Rules;
+use crate::soft_context::SoftContext;
 use crate::state::{CounterPoint, CounterState};
 
 /// `IBV_READ_COUNTERS_ATTR_PREFER_CACHED`: these counters are always at hand, so it changes nothing.

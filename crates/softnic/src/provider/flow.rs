@@ -17,9 +17,9 @@ use super::counters::SoftCounters;
 use super::flow_attr::{self, FlowRequest};
 use super::has_capability;
 use super::qp::SoftQp;
-use crate::device::SoftContext;
 use crate::nic::Nic;
 use crate::personality::FlowRules;
+use crate::soft_context::SoftContext;
 use crate::state::{CounterPoint, FlowState, State, owned};
 
 /// A flow.

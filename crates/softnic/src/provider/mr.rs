@@ -12,9 +12,9 @@ use super::Object;
 use super::answer::{answer_handle, answer_status};
 use super::pd::{SoftPd, release_domain, use_domain};
 use crate::abi::VerbsMr;
-use crate::device::SoftContext;
 use crate::errno::{EFAULT, EINVAL, ENOMEM, EOPNOTSUPP, Verb, known_bits};
 use crate::memory::{MemoryKey, Region, populate};
+use crate::soft_context::SoftContext;
 
 /// `IBV_ACCESS_OPTIONAL_RANGE`: flags that a device may ignore.
 const OPTIONAL_ACCESS: u32 = 0x3ff0_0000;

@@ -11,11 +11,11 @@ use ibverbs_sys::{
 use super::Object;
 use super::answer::{answer_handle, answer_status};
 use super::held::Held;
-use crate::device::SoftContext;
 use crate::errno::{EBUSY, EINVAL, ENOMEM, EOPNOTSUPP, Errno, Verb, known_bits};
 use crate::personality::Resources;
 use crate::queue_memory::{Allocator, QueueMemory};
 use crate::ring::{Consumer, DOORBELL_BYTES, Producer, RING_ALIGN, Ring};
+use crate::soft_context::SoftContext;
 use crate::state::{DomainState, State, ThreadDomainState};
 
 /// `IBV_PARENT_DOMAIN_INIT_ATTR_ALLOW_CC_UNPROTECTED_ALLOC` (rdma-core 64): queue memory may be shared with

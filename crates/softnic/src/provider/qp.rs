@@ -19,13 +19,13 @@ use super::pd::release_domain;
 use super::qp_send::SendPoster;
 use super::spin::Spin;
 use super::wq::{ReceivePoster, post, refuse};
-use crate::device::SoftContext;
 use crate::errno::{EBUSY, EINVAL, EOPNOTSUPP, Verb, known_bits};
 use crate::events::acknowledgements;
 use crate::nic::Nic;
 use crate::pace::Pace;
 use crate::personality::{QueuePairRules, Rules};
-use crate::preload::PKEYS;
+use crate::port_tables::PKEYS;
+use crate::soft_context::SoftContext;
 use crate::state::{QpKind, QpState, QueueState, State};
 
 /// Room behind `ibv_qp_ex` for the rest of `verbs_qp`, and for releases with more functions. All zero unless

@@ -29,7 +29,6 @@ use super::qp_send::{Batch, SendPoster};
 use super::spin::Spin;
 use super::wq::ReceivePoster;
 use super::wq::SoftTable;
-use crate::device::SoftContext;
 use crate::doorbell::SendBell;
 use crate::errno::{EINVAL, ENOMEM, EOPNOTSUPP, Verb, known_bits};
 use crate::formats::{Requests, Sends};
@@ -38,6 +37,7 @@ use crate::limits::{MAX_INLINE_BYTES, MAX_SGE, MAX_TSO_HEADER_BYTES, RSS_KEY_BYT
 use crate::pace::Pace;
 use crate::personality::{HashCombinations, QueuePairRules, RssRules, Rules};
 use crate::rss::Rss;
+use crate::soft_context::SoftContext;
 use crate::state::{FrameEdits, NewQueue, QpKind, QpState, QueueOwner, QueueState, SendState, State};
 use crate::work::{SendShape, qp_number, receive_slot_bytes};
 

@@ -24,7 +24,6 @@ use super::held::Held;
 use super::pd::{SoftPd, make_ring, release_domain, use_domain};
 use super::spin::Spin;
 use super::{Object, has_capability};
-use crate::device::SoftContext;
 use crate::errno::{EBUSY, EINVAL, ENOMEM, EOPNOTSUPP, EPERM, Verb, known_bits};
 use crate::events::acknowledgements;
 use crate::formats::Requests;
@@ -32,6 +31,7 @@ use crate::limits::MAX_SGE;
 use crate::nic::Nic;
 use crate::personality::{HashRules, Rules, WorkQueueRules};
 use crate::ring::{Producer, Slots};
+use crate::soft_context::SoftContext;
 use crate::state::{FrameEdits, NewQueue, QueueOwner, QueueState, State, TableState};
 use crate::work::{Element, RECEIVE_HEADER_BYTES, receive_slot_bytes};
 

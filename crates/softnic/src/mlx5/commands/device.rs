@@ -9,7 +9,7 @@ use crate::formats::mlx5::{LOG_ENTRY_BYTES, MAX_COMPLETIONS, MAX_REQUESTS};
 use crate::limits::{MAX_REGIONS, MAX_SGE};
 use crate::mlx5::{Context, PAGE_BYTES};
 use crate::nic::Nic;
-use crate::preload::{GIDS, PKEYS};
+use crate::port_tables::{GIDS, PKEYS};
 use crate::provider::context::{attributes, port_attributes};
 
 /// Bytes of `struct mlx5_ib_alloc_ucontext_resp` and `struct mlx5_ib_query_device_resp` as known here.
