@@ -8,6 +8,7 @@ use std::io;
 use std::path::PathBuf;
 
 use crate::ETHERNET_BYTES;
+use crate::link_peer::LinkPeer;
 
 /// Why a wire could not be opened.
 #[derive(Debug, thiserror::Error)]
@@ -172,7 +173,7 @@ pub enum WireError {
         /// `a` or `b`.
         end: char,
         /// The process that has it.
-        holder: super::LinkPeer,
+        holder: LinkPeer,
         /// The user of this process.
         user: u32,
     },

@@ -23,6 +23,7 @@ mod error;
 mod gated;
 mod generator;
 mod link;
+mod link_peer;
 mod loopback;
 mod pcap;
 mod store;
@@ -45,7 +46,8 @@ pub use config::{
 pub use error::{TransmitError, WireError};
 pub use gated::GatedWire;
 pub use generator::GeneratorWire;
-pub use link::{LinkConfig, LinkEnd, LinkName, LinkPeer, LinkWire};
+pub use link::{LinkConfig, LinkEnd, LinkName, LinkWire};
+pub use link_peer::LinkPeer;
 pub use loopback::{LoopbackWire, NullWire};
 pub use pcap::{CaptureError, CaptureReader, CapturedPacket, PcapWire, open_capture};
 

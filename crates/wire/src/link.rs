@@ -18,7 +18,6 @@ use serde::Deserialize;
 use self::handshake::{Endpoint, Session};
 use self::ring::Invalid;
 use super::{BURST_FRAMES, Burst, MAX_FRAME_BYTES, RxFrame, TransmitError, Wire, WireError, WireState};
-pub use handshake::LinkPeer;
 
 mod handshake;
 pub(super) mod ring;

@@ -9,9 +9,8 @@
 //! Abstract names have no permissions, so any user can bind one first. Only processes of the same user, and
 //! of root, are accepted; a socket of another user is an error that names the user. Nothing here blocks.
 
-use std::fmt;
-use std::mem::{MaybeUninit, size_of};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use rustix::fs::{SealFlags, fcntl_get_seals, fstat};
@@ -26,49 +25,12 @@ use rustix::process::geteuid;
 use super::ring::{MEMORY_BYTES, RingReceiver, RingSender, SharedMemory};
 use super::{LinkConfig, LinkEnd};
 use crate::WireError;
+use crate::link_peer::LinkPeer;
 
 /// The first message of both ends. It names the layout, so that builds with different layouts do not connect.
 const GREETING: [u8; 16] = *b"softnic link 2\0\0";
 /// The most connections without a greeting, and the most that are accepted at once.
 const MAX_PENDING: usize = 8;
-
-/// A process at the other end of a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LinkPeer {
-    /// The process; 0 if it is in a process namespace that is not visible here.
-    pub process: i32,
-    /// The user of the peer.
-    pub user: u32,
-}
-
-impl LinkPeer {
-    fn of(connection: &OwnedFd) -> rustix::io::Result<Self> {
-        // Not rustix's `socket_peercred`, which fails for process 0.
-        let mut credentials = libc::ucred { pid: 0, uid: 0, gid: 0 };
-        let mut len = size_of::<libc::ucred>() as libc::socklen_t;
-        let (level, option) = (libc::SOL_SOCKET, libc::SO_PEERCRED);
-        // SAFETY: `credentials` has room for `len` bytes, and any bytes are a valid `ucred`.
-        let rc = unsafe {
-            let place = (&raw mut credentials).cast();
-            libc::getsockopt(connection.as_raw_fd(), level, option, place, &raw mut len)
-        };
-        if rc != 0 {
-            return Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::INVAL));
-        }
-        Ok(Self { process: credentials.pid, user: credentials.uid })
-    }
-
-    /// Whether it runs as the same user or as root.
-    pub(super) fn is_trusted(self) -> bool {
-        self.user == geteuid().as_raw() || self.user == 0
-    }
-}
-
-impl fmt::Display for LinkPeer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "process {} of user {}", self.process, self.user)
-    }
-}
 
 /// The bound socket of an end.
 #[derive(Debug)]
