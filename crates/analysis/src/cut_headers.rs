@@ -1,12 +1,15 @@
 //! Frames in which a header that another one announces is missing: it is cut off or malformed in every frame
 //! with these header fields, and no host can use such a packet. A header that is missing because the
 //! announcement means something else (a later fragment, GRE of another version, UDP to the port of VXLAN
-//! without its flag) is no such case.
+//! without its flag, or to the port of MPLS without a label) is no such case. Neither is a header that
+//! continues in the next fragment: an IPv4 host reassembles the packet first. An IPv6 host refuses first
+//! fragments without all headers (RFC 7112), so there they count as cut.
 
 use packet::stack::{
-    Coordinate, Domain, HeaderStack, Level, MAX_TAGS, Network, PacketHeaders, Transport, Tunnel,
+    Coordinate, Domain, FRAGMENT_CODES, HeaderStack, Level, MAX_TAGS, Network, PacketHeaders, Transport,
+    Tunnel,
 };
-use packet::{BRIDGED_ETHERNET, EtherType, Field, IpProtocol, MAX_MPLS_LABELS, MPLS_UDP_PORT};
+use packet::{BRIDGED_ETHERNET, EtherType, Field, IpProtocol, MAX_MPLS_LABELS};
 use program::Match;
 
 use crate::dimensions::Dimensions;
@@ -26,6 +29,8 @@ const IN_GRE: [u16; 5] = [
 ];
 /// The headers that are read behind an outer IP header beside TCP, UDP and messages.
 const TUNNELS: [IpProtocol; 3] = [IpProtocol::ESP, IpProtocol::IPV4, IpProtocol::IPV6];
+/// The headers of at most eight bytes, which the first fragment of a packet contains (RFC 791, 3.1).
+const SHORT: [IpProtocol; 3] = [IpProtocol::UDP, IpProtocol::ICMP, IpProtocol::ESP];
 
 /// Frames of some stacks in which these numbers have these values: a header of all of them is missing.
 pub(super) struct CutHeader {
@@ -38,24 +43,23 @@ impl CutHeader {
         Self { stacks, ranges: ranges.into() }
     }
 
+    /// The same frames as far as they have these values of one more number, or not the number.
+    fn with(mut self, range: (Coordinate, Domain)) -> Self {
+        self.ranges.push(range);
+        self
+    }
+
     /// All of them, as far as some match distinguishes packets with such a header from others.
     pub(super) fn all<'m>(mut matches: impl Iterator<Item = &'m Match> + Clone) -> Vec<Self> {
         let mut all = in_packet(Level::Outer);
-        all.push(Self::new(
-            StackSet::of_stacks(|stack| {
-                stack.outer.transport == Transport::Udp
-                    && stack.tunnel == Tunnel::None
-                    && stack.labels.is_none()
-            }),
-            [(field(Field::DstPort, Level::Outer), each([MPLS_UDP_PORT]))],
-        ));
         // Without such a condition no set of packets contains these alone.
         if matches.clone().any(Match::needs_extended) {
             all.extend(behind_extension_headers());
         }
         if matches.any(Match::needs_tunnel) {
-            all.extend(in_packet(Level::Inner));
-            all.extend(in_tunnel());
+            // A packet in the first fragment of the outer one continues in the next.
+            let in_tunnels = in_packet(Level::Inner).into_iter().chain(in_tunnel());
+            all.extend(in_tunnels.map(|cut| cut.with(before(FRAGMENT_CODES[1], Level::Outer))));
         }
         all
     }
@@ -97,19 +101,21 @@ fn in_packet(level: Level) -> Vec<CutHeader> {
         })
     };
     let ether_type = field(Field::EtherType, level);
-    let protocol = |message: IpProtocol| {
-        let tunnels = TUNNELS.iter().filter(|_| level == Level::Outer);
-        let all = [IpProtocol::TCP, IpProtocol::UDP, message].into_iter().chain(tunnels.copied());
-        (field(Field::Protocol, level), each(all.map(|one| one.0.into())))
+    let protocol = |message: IpProtocol, is_wanted: fn(IpProtocol) -> bool| {
+        let tunnels = TUNNELS.into_iter().filter(|_| level == Level::Outer);
+        let all = [IpProtocol::TCP, IpProtocol::UDP, message].into_iter().chain(tunnels);
+        let all = all.filter(|one| is_wanted(*one)).map(|one| one.0.into());
+        (field(Field::Protocol, level), each(all))
     };
-    // Of a later fragment nothing is read.
-    let not_later = (Coordinate::FlagsAndFragment(level), vec![(0, 15)]);
+    let short = protocol(IpProtocol::ICMP, |one| SHORT.contains(&one));
+    let long = protocol(IpProtocol::ICMP, |one| !SHORT.contains(&one));
     let room_for_tags = StackSet::tags(level, |tags| tags < MAX_TAGS);
     vec![
         CutHeader::new(link, [(ether_type, each(NETWORKS))]),
         CutHeader::new(link.and(&room_for_tags), [(ether_type, each(TAGS))]),
-        CutHeader::new(ip(Network::V4), [protocol(IpProtocol::ICMP), not_later]),
-        CutHeader::new(ip(Network::V6), [protocol(IpProtocol::ICMPV6)]),
+        CutHeader::new(ip(Network::V4), [short, before(FRAGMENT_CODES[2], level)]),
+        CutHeader::new(ip(Network::V4), [long, before(FRAGMENT_CODES[1], level)]),
+        CutHeader::new(ip(Network::V6), [protocol(IpProtocol::ICMPV6, |_| true)]),
     ]
 }
 
@@ -145,6 +151,12 @@ fn in_tunnel() -> [CutHeader; 3] {
         CutHeader::new(gre, [(field(Field::GreProtocol, Level::Outer), each(IN_GRE))]),
         CutHeader::new(labels, []),
     ]
+}
+
+/// The IPv4 packets with a smaller fragment code: whole ones, and with the code of later fragments the first
+/// fragments as well.
+fn before(code: u8, level: Level) -> (Coordinate, Domain) {
+    (Coordinate::FlagsAndFragment(level), vec![(0, u128::from(code) - 1)])
 }
 
 const fn field(field: Field, level: Level) -> Coordinate {

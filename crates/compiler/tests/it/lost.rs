@@ -375,7 +375,7 @@ fn packets_with_cut_headers_are_not_counted() {
             assert_eq!(lost(&rules("", &[one, other]), &profile), [], "{some} on {}", profile.name);
             assert_eq!(lost(&rules("", &[one]), &profile).len(), 1, "{some} on {}", profile.name);
         }
-        // Later fragments have neither type nor flags, and are of use.
+        // Later fragments have neither type nor flags, nor have all first fragments flags; they are of use.
         for (some, others, is_ideal_too) in [
             ("icmp_type = '0-7'", "icmp_type = '8-255'", true),
             ("protocol = 'tcp', tcp_flags = 'syn'", "protocol = 'tcp', tcp_flags = '!syn'", false),
@@ -387,9 +387,33 @@ fn packets_with_cut_headers_are_not_counted() {
             let program = compile(&policy, &profile, WORKERS).expect("it fits");
             let [only] = &lost_exceptions(&policy, &program).found[..] else { panic!("{some}") };
             let layers = only.witness.key().outer.layers;
-            assert!(layers.contains(packet::Layers::LATER_FRAGMENT), "{}", only.witness);
+            assert!(layers.contains(packet::Layers::FRAGMENT), "{}", only.witness);
+            assert!(!layers.intersects(packet::Layers::TCP | packet::Layers::ICMP), "{}", only.witness);
         }
     }
+}
+
+/// The first eight bytes of a TCP header have no flags; the host reassembles the packet.
+#[test]
+fn first_fragments_of_tcp_headers_are_found() {
+    let (syn, others) = ("protocol = 'tcp', tcp_flags = 'syn'", "protocol = 'tcp', tcp_flags = '!syn'");
+    let later = ("later", "fragment = 'later'", "kernel");
+    let policy = rules("", &[later, ("syn", syn, "drop"), ("others", others, "drop")]);
+    let program = compile(&policy, &DeviceProfile::mlx5(), WORKERS).expect("it fits");
+    let found = lost_exceptions(&policy, &program).found;
+    let first =
+        found.iter().find(|lost| lost.rule == program.default_rule()).expect("the default loses some");
+    let layers = first.witness.key().outer.layers;
+    assert!(layers.contains(packet::Layers::FRAGMENT), "{}", first.witness);
+    assert!(!layers.intersects(packet::Layers::LATER_FRAGMENT | packet::Layers::TCP), "{}", first.witness);
+}
+
+/// A datagram without a payload may have any port.
+#[test]
+fn empty_datagrams_to_the_mpls_port_are_found() {
+    let labels = ("labels", "protocol = 'udp', dst_port = 6635, mpls = 'any'", "steer main");
+    let found = lost(&rules("", &[labels]), &DeviceProfile::mlx5());
+    assert_eq!(found, [("default".to_owned(), "labels".to_owned())]);
 }
 
 /// Masks of MAC addresses that cross in too many ways for the analysis.
@@ -444,7 +468,10 @@ fn brute_force_finds_the_same(profile: &DeviceProfile, seed: u64) {
             let explained = program.explain_deep(&lost.witness.key());
             assert!(explained.is_lost_exception(), "{text}\n{}", lost.witness);
             assert_eq!((explained.outcome.rule, explained.rule), (lost.rule, lost.taken_by), "{text}");
-            assert_eq!(packet::parse(&lost.witness.frame).anomaly, None, "{}", lost.witness);
+            let anomaly = packet::parse(&lost.witness.frame).anomaly;
+            // The next fragment of such a witness has the rest of the header.
+            let is_fragment = lost.witness.key().outer.layers.contains(packet::Layers::FRAGMENT);
+            assert!(anomaly.is_none() || is_fragment, "{anomaly:?}: {}", lost.witness);
             assert!(wanted.contains_key(&lost.rule), "no false alarm: {text}\n{}", lost.witness);
         }
         for (rule, key) in &wanted {

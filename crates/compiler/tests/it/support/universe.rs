@@ -1,12 +1,12 @@
 //! Small random policies and all packets that they may distinguish: for each key that a policy uses, frames
 //! with a value of each segment into which the keys' values divide the field, and of each combination of
-//! these. All headers of the frames are whole.
+//! these. All headers of the frames are whole, but for a first fragment whose header continues in the next.
 
 use std::collections::HashSet;
 use std::fmt::Write as _;
 
 use packet::build::{FrameBuilder, mpls_label};
-use packet::{BRIDGED_ETHERNET, DeepKey, EtherType, Field, IpProtocol, Layers, MacAddr};
+use packet::{BRIDGED_ETHERNET, DeepKey, EtherType, Field, IpProtocol, Layers, MPLS_UDP_PORT, MacAddr};
 
 /// Numbers without a pattern; the same for the same seed.
 pub(crate) struct Random(u64);
@@ -209,8 +209,9 @@ fn tags(frame: &FrameBuilder) -> Vec<FrameBuilder> {
 /// The frame itself, and tunnels with packets inside that follow headers like its own.
 fn tunnels(frame: &FrameBuilder) -> Vec<FrameBuilder> {
     let mut frames = vec![frame.clone()];
-    // UDP to the port of VXLAN whose payload is something else.
+    // UDP to the ports of VXLAN and MPLS whose payload is something else.
     frames.push(frame.clone().set(Field::DstPort, 4789).payload(&[0; 16]));
+    frames.push(frame.clone().set(Field::DstPort, MPLS_UDP_PORT.into()).payload(&[0; 3]));
     let key = DeepKey::of(&frame.build()).outer;
     let insides = insides();
     let labels = [mpls_label(16, 0)];
@@ -289,6 +290,8 @@ fn kinds() -> Vec<FrameBuilder> {
         }
         kinds.push(network.protocol(other));
     }
+    // The first eight bytes of a TCP header, of which the next fragment has the others.
+    kinds.push(v4().fragment(0, true).protocol(IpProtocol::TCP).payload(&[0; 8]));
     // Destination options, and a fragment header of a packet that is whole.
     for header in [IpProtocol(60), IpProtocol::FRAGMENT] {
         let extended = v6().extension(header);
