@@ -10,8 +10,8 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 
 use crate::cube::{self, Slot};
 use crate::{
-    DeepKey, EtherType, FlowKey, GRE_HAS_KEY, IpProtocol, Layers, MacAddr, TunnelKey, TunnelLayers,
-    VXLAN_UDP_PORT,
+    DeepKey, EtherType, FlowKey, GRE_HAS_KEY, IpProtocol, Layers, TunnelKey, TunnelLayers, VXLAN_UDP_PORT,
+    mac_address, mac_number,
 };
 
 /// The header that a field belongs to. A packet without it does not match, whatever the value.
@@ -588,18 +588,6 @@ fn packet_parts(key: &FlowKey, is_inner: bool, has_ethernet: bool) -> Vec<String
         parts.push("ip_options = true".to_owned());
     }
     parts
-}
-
-/// A MAC address as a number of 48 bits.
-pub fn mac_number(mac: MacAddr) -> u128 {
-    let [a, b, c, d, e, f] = mac.0;
-    u64::from_be_bytes([0, 0, a, b, c, d, e, f]).into()
-}
-
-/// The MAC address of a number of 48 bits.
-pub fn mac_address(number: u64) -> MacAddr {
-    let [_, _, octets @ ..] = number.to_be_bytes();
-    MacAddr(octets)
 }
 
 /// A flag and its bit, in the order in which the flags are written.

@@ -39,14 +39,11 @@ mod tunnel;
 
 pub use anomaly::Anomaly;
 pub use error::Error;
-pub use field::{
-    FIELDS, Field, Flag, Form, GRE_FLAGS, Header, IP_FLAGS, Row, TCP_FLAGS, flag_pattern, mac_address,
-    mac_number,
-};
+pub use field::{FIELDS, Field, Flag, Form, GRE_FLAGS, Header, IP_FLAGS, Row, TCP_FLAGS, flag_pattern};
 pub use flow_key::{ExtendedKey, FlowKey, Layers};
 pub use hash_fields::{HASH_INPUT_BYTES, HashFields};
 pub use image::read_image;
-pub use mac::MacAddr;
+pub use mac::{MacAddr, mac_address, mac_number};
 pub use numbers::{EtherType, IpProtocol};
 pub use parse::{Parsed, parse};
 pub use toeplitz::{RSS_KEY_BYTES, RssKey, Toeplitz};

@@ -55,6 +55,18 @@ impl FromStr for MacAddr {
     }
 }
 
+/// A MAC address as a number of 48 bits.
+pub fn mac_number(mac: MacAddr) -> u128 {
+    let [a, b, c, d, e, f] = mac.0;
+    u64::from_be_bytes([0, 0, a, b, c, d, e, f]).into()
+}
+
+/// The MAC address of a number of 48 bits.
+pub fn mac_address(number: u64) -> MacAddr {
+    let [_, _, octets @ ..] = number.to_be_bytes();
+    MacAddr(octets)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
