@@ -9,7 +9,7 @@ use crate::cube::{
     DST_MAC, DST_PORT, ETHER_TYPE, FLOW_LABEL, HAS_C_TAG, HAS_IPV4, HAS_IPV6, HAS_TCP, HAS_UDP, IP_FLAGS,
     LEVEL_WORDS, PROTOCOL, SRC_MAC, SRC_PORT, Slot, TOS, TTL, VLAN_TCI,
 };
-use crate::{EtherType, IpProtocol, MacAddr, mac_number, parse};
+use crate::{EtherType, IpProtocol, MacAddr, mac_number};
 
 bitflags::bitflags! {
     /// Which layers a frame has. TCP and UDP mean that the whole fixed header is there, ports included.
@@ -113,12 +113,6 @@ pub struct ExtendedKey {
 }
 
 impl FlowKey {
-    /// The key of a frame: [`parse`] without its offsets and its anomaly.
-    #[inline]
-    pub fn of(frame: &[u8]) -> Self {
-        parse(frame).key
-    }
-
     /// Source address, if there is an IP layer.
     pub fn src_addr(&self) -> Option<IpAddr> {
         self.address(&self.src_ip)

@@ -58,6 +58,14 @@ pub fn parse(frame: &[u8]) -> Parsed {
     plain(frame).unwrap_or_else(|| layers(frame))
 }
 
+impl FlowKey {
+    /// The key of a frame: [`parse`] without its offsets and its anomaly.
+    #[inline]
+    pub fn of(frame: &[u8]) -> Self {
+        parse(frame).key
+    }
+}
+
 /// Reads a frame of the most frequent kind: untagged IPv4 without options, no fragment, with UDP or TCP and
 /// with every length in order, so that one length check covers all headers. `None`: it is another one.
 #[inline]
