@@ -8,7 +8,7 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-use crate::cube::{self, Slot};
+use crate::slots::{self, Slot};
 use crate::{
     DeepKey, EtherType, FlowKey, GRE_HAS_KEY, IpProtocol, Layers, TunnelKey, TunnelLayers, VXLAN_UDP_PORT,
     mac_address, mac_number,
@@ -140,7 +140,7 @@ macro_rules! fields {
             bits: $bits,
             header: $header,
             form: $form,
-            slots: &[$(cube::$slot),*],
+            slots: &[$(slots::$slot),*],
             read: $read,
             noun: $noun,
             hint: $hint,
@@ -500,6 +500,16 @@ impl Header {
             Self::ExtendedTcp => Layers::EXTENDED_TCP,
             Self::ExtendedIcmpv6 => Layers::EXTENDED_ICMPV6,
             Self::Ethernet | Self::Esp | Self::Vxlan | Self::Gre | Self::GreKey => Layers::empty(),
+        }
+    }
+
+    /// The layer of the tunnel that the header belongs to; `None`: it is not a tunnel header.
+    pub const fn tunnel_layer(self) -> Option<Slot> {
+        match self {
+            Self::Esp => Some(slots::HAS_ESP),
+            Self::Vxlan => Some(slots::HAS_VXLAN),
+            Self::Gre | Self::GreKey => Some(slots::HAS_GRE),
+            _ => None,
         }
     }
 

@@ -5,7 +5,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use crate::cube::{
+use crate::slots::{
     DST_MAC, DST_PORT, ETHER_TYPE, FLOW_LABEL, HAS_C_TAG, HAS_IPV4, HAS_IPV6, HAS_TCP, HAS_UDP, IP_FLAGS,
     LEVEL_WORDS, PROTOCOL, SRC_MAC, SRC_PORT, Slot, TOS, TTL, VLAN_TCI,
 };

@@ -6,10 +6,10 @@
 //! word; all others are parsed. What [`parse`] only notes as an anomaly changes no image, so it is not looked
 //! for.
 
-use crate::cube::{
+use crate::lengths::{ETHERNET_BYTES, IPV4_BYTES, IPV6_BYTES, MACS_BYTES, TAG_BYTES, TCP_BYTES, UDP_BYTES};
+use crate::slots::{
     FLOW_LABEL, HAS_C_TAG, HAS_IPV4, HAS_IPV6, HAS_TCP, HAS_UDP, IP_FLAGS, LEVEL_WORDS, PROTOCOL, TOS,
 };
-use crate::lengths::{ETHERNET_BYTES, IPV4_BYTES, IPV6_BYTES, MACS_BYTES, TAG_BYTES, TCP_BYTES, UDP_BYTES};
 use crate::{EtherType, IpProtocol, parse};
 
 const TAGGED_BYTES: usize = ETHERNET_BYTES + TAG_BYTES;

@@ -9,6 +9,7 @@
 use crate::hash_fields::Input;
 use crate::lengths::{GRE_BYTES, IPV6_BYTES, UDP_BYTES, VXLAN_BYTES};
 use crate::parse::parse_packet;
+use crate::slots::{self, Slot, TUNNEL, WORDS};
 use crate::{
     EtherType, ExtendedKey, FlowKey, HASH_INPUT_BYTES, HashFields, IpProtocol, Layers, Parsed, parse,
 };
@@ -305,6 +306,24 @@ impl TunnelKey {
             self.inner = inner;
         }
         found
+    }
+}
+
+impl TunnelKey {
+    /// The words of the packed image from [`TUNNEL`] on, without the layers.
+    #[inline]
+    pub fn image(&self) -> [u64; WORDS - TUNNEL] {
+        let place = |value: u32, slot: Slot| u64::from(value) << slot.shift;
+        let [flags, reserved] = self.gre_flags.to_be_bytes();
+        [
+            place(self.vxlan_vni, slots::VXLAN_VNI),
+            place(self.gre_key, slots::GRE_KEY)
+                | place(flags.into(), slots::GRE_FLAGS)
+                | place(reserved.into(), slots::GRE_RESERVED)
+                | place(self.gre_protocol.into(), slots::GRE_PROTOCOL),
+            place(self.mpls[0], slots::MPLS_TOP),
+            place(self.esp_spi, slots::ESP_SPI) | place(self.esp_seq, slots::ESP_SEQ),
+        ]
     }
 }
 

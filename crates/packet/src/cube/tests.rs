@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::Layers;
+use crate::TunnelKey;
 use proptest::prelude::*;
 
 fn cube(fields: &[(Slot, u64)]) -> Option<Cube> {
