@@ -33,6 +33,7 @@ mod policing;
 mod predicate;
 mod print;
 mod program;
+mod question;
 mod ranges;
 mod sink;
 mod step_index;

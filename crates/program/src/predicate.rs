@@ -13,8 +13,8 @@ use packet::{
 
 use crate::byte_set::ByteSet;
 use crate::matching::{Addresses, Family, Fragments, Macs, MaskedMac, Match, MplsEntry};
+use crate::question::{Question, Ranges, Value, alignment};
 use crate::ranges::RangeSet;
-use crate::step_index::{Question, Ranges, Value, alignment};
 
 mod show;
 

@@ -22,69 +22,16 @@ mod outline;
 
 use std::sync::Arc;
 
-use packet::{DeepKey, Field, FlowKey, TunnelKey};
+use packet::{DeepKey, FlowKey};
 
 use crate::predicate::Predicate;
 use crate::program::{Class, Decide, Outcome, Step};
+use crate::question::Question;
 use crate::steps::{StepList, Steps};
 use outline::{Columns, Outline, OutlineKey};
 
 /// Lists up to this length are not divided: comparing is as fast.
 const LIST_MAX: usize = 8;
-
-/// The value of a packet that a node examines.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) enum Question {
-    Packet(Value),
-    Tunnel(Field),
-    /// A value of the packet inside the tunnel.
-    Inner(Value),
-}
-
-/// A value of a packet's own headers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) enum Value {
-    Field(Field),
-    Src,
-    Dst,
-}
-
-/// Ranges of values, both ends included; sorted and disjoint. Values are aligned to the left.
-pub(crate) type Ranges = Vec<(u128, u128)>;
-
-/// How far the values of a field are from the left.
-pub(crate) fn alignment(field: Field) -> u32 {
-    u128::BITS - field.row().bits
-}
-
-impl Value {
-    const PROTOCOL: Self = Self::Field(Field::Protocol);
-    const SRC_PORT: Self = Self::Field(Field::SrcPort);
-    const DST_PORT: Self = Self::Field(Field::DstPort);
-
-    /// The value, aligned to the left.
-    #[inline]
-    fn of(self, key: &FlowKey) -> u128 {
-        match self {
-            Self::Field(field) => field.in_packet(key) << alignment(field),
-            // Zero without an IP header: no step that tests them matches.
-            Self::Src => u128::from_be_bytes(key.src_ip),
-            Self::Dst => u128::from_be_bytes(key.dst_ip),
-        }
-    }
-}
-
-impl Question {
-    /// The value of a packet. Without a tunnel those of the tunnel are 0: no step that tests them matches.
-    #[inline]
-    fn answer(self, key: &FlowKey, tunnel: Option<&TunnelKey>) -> u128 {
-        match self {
-            Self::Packet(value) => value.of(key),
-            Self::Tunnel(field) => tunnel.map_or(0, |tunnel| field.in_tunnel(tunnel) << alignment(field)),
-            Self::Inner(value) => tunnel.map_or(0, |tunnel| value.of(&tunnel.inner)),
-        }
-    }
-}
 
 /// The index of a list of steps.
 #[derive(Debug)]

@@ -3,8 +3,9 @@
 use std::collections::HashMap;
 
 use super::outline::{Outline, columns};
-use super::{Child, END, LIST_MAX, Node, Question, Ranges, Starts, StepIndex};
+use super::{Child, END, LIST_MAX, Node, Starts, StepIndex};
 use crate::program::Step;
+use crate::question::{Question, Ranges};
 
 /// The most divisions on the way to a leaf.
 const DEPTH_MAX: u32 = 16;

@@ -4,8 +4,8 @@
 
 use packet::{FlowKey, Layers};
 
-use super::{Question, Ranges, Value, alignment};
 use crate::predicate::{Outlined, Predicate};
+use crate::question::{Question, Ranges, Value, alignment};
 
 /// Fields beyond addresses, ports and protocol that outlines have.
 pub(super) const COLUMNS_MAX: usize = 8;

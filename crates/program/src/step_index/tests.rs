@@ -1,6 +1,6 @@
 //! The index against the comparison with every step in turn.
 
-use packet::{ExtendedKey, IpProtocol, Layers, MacAddr, TunnelLayers};
+use packet::{ExtendedKey, Field, IpProtocol, Layers, MacAddr, TunnelKey, TunnelLayers};
 use proptest::prelude::*;
 use proptest::sample::select;
 
