@@ -5,7 +5,8 @@
 use packet::{DeepKey, FlowKey, HASH_INPUT_BYTES, RssKey, TunnelKey};
 
 use crate::ids::{ClassId, GroupId, QueueId, RuleId, WorkerId};
-use crate::program::{Flow, FlowAction, FlowKind, Outcome, Program, Verdict};
+use crate::outcome::{Outcome, Verdict};
+use crate::program::{Flow, FlowAction, FlowKind, Program};
 
 /// The result of [`Program::explain`]: what happens to one received packet.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -29,6 +29,7 @@ mod feature;
 mod flow_packets;
 mod ids;
 mod matching;
+mod outcome;
 mod policing;
 mod predicate;
 mod print;
@@ -48,11 +49,12 @@ pub use flow_packets::FlowPackets;
 pub use flow_spec::FlowSpec;
 pub use ids::{ClassId, GroupId, QueueId, RuleId, SinkId, WorkerId};
 pub use matching::{Addresses, C_TAG, Family, FieldValues, Fragments, Macs, MaskedMac, Match, MplsEntry};
+pub use outcome::{Outcome, Step, Verdict};
 pub use policing::{LimitPart, LimitShare, PolicedRule, Policing, RateLimit};
 pub use predicate::Predicate;
 pub use program::{
     Class, DEFAULT_RULE, Decide, Exception, Flow, FlowAction, FlowKind, Group, HashVariant, MAX_RULES,
-    Outcome, Placement, Program, RETIRED_RULES, RssQueue, Rule, Step, Verdict,
+    Placement, Program, RETIRED_RULES, RssQueue, Rule,
 };
 pub use ranges::{RangeSet, Word};
 pub use sink::{

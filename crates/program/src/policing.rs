@@ -11,7 +11,8 @@ use std::ops::RangeInclusive;
 use serde::Serialize;
 
 use crate::ids::{RuleId, WorkerId};
-use crate::program::{FlowAction, Program, Verdict};
+use crate::outcome::Verdict;
+use crate::program::{FlowAction, Program};
 
 /// The part of a rule's packets that is let through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

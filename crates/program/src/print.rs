@@ -7,9 +7,9 @@ use std::fmt;
 use packet::HashFields;
 
 use crate::ids::{ClassId, GroupId, RuleId, SinkId, WorkerId};
+use crate::outcome::Outcome;
 use crate::program::{
-    Class, Decide, Flow, FlowAction, FlowKind, Group, HashVariant, Outcome, Placement, Program, RssQueue,
-    Rule,
+    Class, Decide, Flow, FlowAction, FlowKind, Group, HashVariant, Placement, Program, RssQueue, Rule,
 };
 
 /// How many entries of a table are shown; the shares follow.

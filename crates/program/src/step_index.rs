@@ -24,8 +24,9 @@ use std::sync::Arc;
 
 use packet::{DeepKey, FlowKey};
 
+use crate::outcome::{Outcome, Step};
 use crate::predicate::Predicate;
-use crate::program::{Class, Decide, Outcome, Step};
+use crate::program::{Class, Decide};
 use crate::question::Question;
 use crate::steps::{StepList, Steps};
 use outline::{Columns, Outline, OutlineKey};

@@ -4,7 +4,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use crate::program::Step;
+use crate::outcome::Step;
 use crate::step_index::StepIndex;
 
 /// Steps in the order in which they are compared, and their index once a class needed it.

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use super::outline::{Outline, columns};
 use super::{Child, END, LIST_MAX, Node, Starts, StepIndex};
-use crate::program::Step;
+use crate::outcome::Step;
 use crate::question::{Question, Ranges};
 
 /// The most divisions on the way to a leaf.

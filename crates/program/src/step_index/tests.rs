@@ -6,7 +6,7 @@ use proptest::sample::select;
 
 use super::*;
 use crate::matching::{Addresses, Family, Fragments, Macs, MaskedMac, Match};
-use crate::program::Verdict;
+use crate::outcome::Verdict;
 use crate::{GroupId, RangeSet, RuleId};
 
 /// A class whose step `n` has the outcome of rule `n`.
