@@ -30,6 +30,7 @@ mod flow_packets;
 mod ids;
 mod matching;
 mod outcome;
+mod policed_rule;
 mod policing;
 mod predicate;
 mod print;
@@ -50,7 +51,8 @@ pub use flow_spec::FlowSpec;
 pub use ids::{ClassId, GroupId, QueueId, RuleId, SinkId, WorkerId};
 pub use matching::{Addresses, C_TAG, Family, FieldValues, Fragments, Macs, MaskedMac, Match, MplsEntry};
 pub use outcome::{Outcome, Step, Verdict};
-pub use policing::{LimitPart, LimitShare, PolicedRule, Policing, RateLimit};
+pub use policed_rule::PolicedRule;
+pub use policing::{LimitPart, LimitShare, Policing, RateLimit};
 pub use predicate::Predicate;
 pub use program::{
     Class, DEFAULT_RULE, Decide, Exception, Flow, FlowAction, FlowKind, Group, HashVariant, MAX_RULES,
