@@ -24,6 +24,7 @@
 #![forbid(unsafe_code)]
 
 mod byte_set;
+mod class_index;
 mod explain;
 mod feature;
 mod flow_packets;
@@ -44,6 +45,7 @@ mod tag;
 mod undecided;
 
 pub use byte_set::ByteSet;
+pub use class_index::ClassIndex;
 pub use explain::{Copied, Explanation, SentExplanation};
 pub use feature::{Errno, Feature};
 pub use flow_packets::FlowPackets;
@@ -63,7 +65,6 @@ pub use sink::{
     APP_CLIENT_MIB, APP_CLIENTS_MAX, APP_RING_SIZES, APP_RINGS_MAX, AppMode, AppSink, CaptureSink, CountSink,
     ForwardMode, ForwardSink, KernelSink, MAX_SINKS, MAX_TOP_FLOWS, Sink, SinkKind, TapMac, VlanChange,
 };
-pub use step_index::ClassIndex;
 pub use steps::{StepList, Steps};
 pub use tag::{Band, CLASSES_MAX, ClassTag, TAG_BITS};
 pub use undecided::{Inseparable, UndecidedKey, UndecidedReason};

@@ -13,26 +13,22 @@
 //! Values are aligned to the left, whatever the width of their field: where ranges begin at multiples of a
 //! large power of two, as prefixes and ports do, nodes compare 32 bits only.
 //!
-//! One index serves all classes that take their steps from one list: a step that a class does not have is
-//! passed over. Built when a program is published, with memory in proportion to the number of steps; a search
+//! One index serves all classes that take their steps from one list: a step that is no member is passed over.
+//! Built when a program is published, with memory in proportion to the number of steps; a search
 //! does not allocate.
 
 mod build;
 mod outline;
 
-use std::sync::Arc;
+use packet::FlowKey;
 
-use packet::{DeepKey, FlowKey};
-
-use crate::outcome::{Outcome, Step};
+use crate::outcome::Step;
 use crate::predicate::Predicate;
-use crate::program::{Class, Decide};
 use crate::question::Question;
-use crate::steps::{StepList, Steps};
 use outline::{Columns, Outline, OutlineKey};
 
 /// Lists up to this length are not divided: comparing is as fast.
-const LIST_MAX: usize = 8;
+pub(crate) const LIST_MAX: usize = 8;
 
 /// The index of a list of steps.
 #[derive(Debug)]
@@ -90,76 +86,14 @@ impl Child {
 /// The end of a list.
 const END: u32 = u32::MAX;
 
-/// A class as a worker looks it up.
-#[derive(Clone, Debug)]
-pub struct ClassIndex {
-    list: Arc<StepList>,
-}
-
-impl ClassIndex {
-    /// The index of a class, which it shares with the other classes of its list; `None` if it has so few
-    /// steps that comparing the packet with all of them is as fast. The first call for a list makes its
-    /// index.
-    #[must_use]
-    pub fn of(class: &Class) -> Option<Self> {
-        let Decide::Software(steps, _) = &class.decide else { return None };
-        if !Self::serves(class) {
-            return None;
-        }
-        steps.list().index();
-        Some(Self { list: Arc::clone(steps.list()) })
-    }
-
-    /// Whether there is an index for a class: it has more than a few steps.
-    #[must_use]
-    pub fn serves(class: &Class) -> bool {
-        matches!(&class.decide, Decide::Software(steps, _) if steps.len() > LIST_MAX)
-    }
-
-    /// Resolves a packet as [`Class::resolve`] does, for the class that the index was made of.
-    #[must_use]
-    #[inline]
-    pub fn resolve(&self, class: &Class, key: &FlowKey) -> Outcome {
-        let answer = |question: Question| question.answer(key, None);
-        self.first(class, key, answer, |predicate| predicate.matches(key))
-    }
-
-    /// Resolves a packet as [`Class::resolve_deep`] does, for the class that the index was made of.
-    #[must_use]
-    #[inline]
-    pub fn resolve_deep(&self, class: &Class, key: &DeepKey) -> Outcome {
-        let DeepKey { outer, tunnel } = key;
-        let answer = |question: Question| question.answer(outer, Some(tunnel));
-        self.first(class, outer, answer, |predicate| predicate.matches_deep(key))
-    }
-
-    #[inline]
-    fn first(
-        &self,
-        class: &Class,
-        key: &FlowKey,
-        answer: impl Fn(Question) -> u128,
-        matches: impl Fn(&Predicate) -> bool,
-    ) -> Outcome {
-        match &class.decide {
-            Decide::Exact(outcome) => *outcome,
-            Decide::Software(steps, otherwise) => {
-                let index = self.list.index();
-                let found = index.search(self.list.steps(), steps, key, &answer, &matches);
-                found.map_or(*otherwise, |step| step.outcome)
-            }
-        }
-    }
-}
-
 impl StepIndex {
-    /// The first of the class's steps that matches.
+    /// The first step of the list that is a member and matches.
     #[inline]
-    fn search<'s>(
+    pub(crate) fn search<'s>(
         &self,
         list: &'s [Step],
-        class: &Steps,
         key: &FlowKey,
+        is_member: impl Fn(u32) -> bool,
         answer: &impl Fn(Question) -> u128,
         matches: &impl Fn(&Predicate) -> bool,
     ) -> Option<&'s Step> {
@@ -167,7 +101,7 @@ impl StepIndex {
         let matches = |step: u32| {
             self.outlines.get(step as usize).is_some_and(|outline| {
                 outline.may_match(&sight)
-                    && class.contains(step)
+                    && is_member(step)
                     && (outline.is_exact
                         || list.get(step as usize).is_some_and(|step| matches(&step.predicate)))
             })

@@ -1,12 +1,17 @@
 //! The index against the comparison with every step in turn.
 
-use packet::{ExtendedKey, Field, IpProtocol, Layers, MacAddr, TunnelKey, TunnelLayers};
+use std::sync::Arc;
+
+use packet::{DeepKey, ExtendedKey, Field, IpProtocol, Layers, MacAddr, TunnelKey, TunnelLayers};
 use proptest::prelude::*;
 use proptest::sample::select;
 
 use super::*;
+use crate::class_index::ClassIndex;
 use crate::matching::{Addresses, Family, Fragments, Macs, MaskedMac, Match};
-use crate::outcome::Verdict;
+use crate::outcome::{Outcome, Verdict};
+use crate::program::{Class, Decide};
+use crate::steps::Steps;
 use crate::{GroupId, RangeSet, RuleId};
 
 /// A class whose step `n` has the outcome of rule `n`.
