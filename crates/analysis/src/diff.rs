@@ -12,6 +12,7 @@ mod pairs;
 mod report;
 
 pub use groups::{GroupChange, KeyChange, ShareChange, changed_groups};
+pub use pairs::MAX_PAIRS;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -48,9 +49,6 @@ impl Detail {
     pub const FULL: Self = Self { regions_per_pair: 4096, regions: 65_536, time: None };
 }
 
-/// The most pairs of rules that are reported. Two policies can have as many as the product of their numbers
-/// of rules.
-pub const MAX_PAIRS: usize = 65_536;
 /// The most regions of a pair that are counted.
 pub const MAX_COUNTED_REGIONS: usize = 64;
 /// The most list values in all reported regions; one region may contain a whole block list.

@@ -12,7 +12,6 @@ use std::time::{Duration, Instant};
 use policy::Policy;
 use program::Match;
 
-use crate::diff::MAX_PAIRS;
 use crate::dimensions::{Dimensions, MAX_PRODUCTS};
 use crate::interval_set::IntervalSet;
 use crate::product::Product;
@@ -64,8 +63,6 @@ pub(super) enum Undecided {
     Time(Duration),
     /// The MAC addresses of one match fall into more than [`MAX_PRODUCTS`] parts.
     CrossedMasks,
-    /// Packets change hands between more than [`MAX_PAIRS`] pairs of rules.
-    Pairs,
 }
 
 impl fmt::Display for Undecided {
@@ -79,7 +76,6 @@ impl fmt::Display for Undecided {
                 "all questions together take more than {MAX_COMPARISONS_IN_ALL} comparisons of header regions"
             ),
             Self::Time(limit) => write!(f, "the comparison takes more than {} s", limit.as_secs_f64()),
-            Self::Pairs => write!(f, "more than {MAX_PAIRS} pairs of rules differ"),
             Self::CrossedMasks => {
                 write!(f, "the masks of MAC addresses cross in more than {MAX_PRODUCTS} ways")
             }

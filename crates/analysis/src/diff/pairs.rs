@@ -5,19 +5,23 @@
 //! changed rules is decided by the first common rule that matches it, which is the same on both sides.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fmt;
 
 use policy::policy::Action;
 use policy::{Policy, Witness};
 
 use crate::Progress;
 use crate::diff::expand::{Expanded, Wanted, regions_of};
-use crate::diff::{Detail, MAX_COUNTED_REGIONS, MAX_PAIRS};
+use crate::diff::{Detail, MAX_COUNTED_REGIONS};
 use crate::match_text::match_text;
 use crate::product::Product;
 use crate::region;
 use crate::rule_list::{Entry, RuleList, by_rule, is_final};
 use crate::search::{Cover, Free, Space, Undecided};
 
+/// The most pairs of rules that are reported. Two policies can have as many as the product of their numbers
+/// of rules.
+pub const MAX_PAIRS: usize = 65_536;
 /// If less than this part of all comparisons is left, no regions are computed.
 const LEFT_FOR_REGIONS: f64 = 0.5;
 /// If less than this part is left, no more regions are counted than are listed.
@@ -70,7 +74,25 @@ pub(super) struct Pairs {
     pub(super) found: BTreeMap<Pair, Found>,
     pub(super) open: BTreeMap<Pair, Undecided>,
     /// Why not all pairs were compared.
-    pub(super) stopped: Option<Undecided>,
+    pub(super) stopped: Option<Stopped>,
+}
+
+/// The limit at which the search for pairs ended.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Stopped {
+    /// That of all questions.
+    Search(Undecided),
+    /// Packets change hands between more than [`MAX_PAIRS`] pairs of rules.
+    Pairs,
+}
+
+impl fmt::Display for Stopped {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Search(why) => why.fmt(f),
+            Self::Pairs => write!(f, "more than {MAX_PAIRS} pairs of rules differ"),
+        }
+    }
 }
 
 impl Pairs {
@@ -202,9 +224,9 @@ impl Asks<'_> {
 
     fn is_stopped(&mut self) -> bool {
         if self.space.is_spent() {
-            self.pairs.stopped = Some(self.space.reached());
+            self.pairs.stopped = Some(Stopped::Search(self.space.reached()));
         } else if self.pairs.found.len() + self.pairs.open.len() >= MAX_PAIRS {
-            self.pairs.stopped = Some(Undecided::Pairs);
+            self.pairs.stopped = Some(Stopped::Pairs);
         }
         self.pairs.stopped.is_some()
     }
