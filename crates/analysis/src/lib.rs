@@ -34,6 +34,7 @@ mod lost;
 mod mac_layout;
 mod match_text;
 mod product;
+mod products;
 mod protect;
 mod region;
 mod rule_list;
@@ -47,9 +48,9 @@ pub use diff::{
     MAX_NAMED_RULES, MAX_PAIRS, MAX_SHOWN_VALUES, Names, OpenPair, PairSummary, ShareChange, changed_groups,
     diff, diff_in_detail,
 };
-pub use dimensions::MAX_PRODUCTS;
 pub use lost::{LostException, LostExceptions, OpenException, lost_exceptions};
 pub use match_text::match_text;
+pub use products::MAX_PRODUCTS;
 pub use protect::{Missed, Protected, protection, protection_on_device, unreachable_kinds};
 pub use region::Region;
 pub use search::{MAX_COMPARISONS, MAX_COMPARISONS_IN_ALL};

@@ -12,9 +12,10 @@ use std::time::{Duration, Instant};
 use policy::Policy;
 use program::Match;
 
-use crate::dimensions::{Dimensions, MAX_PRODUCTS};
+use crate::dimensions::Dimensions;
 use crate::interval_set::IntervalSet;
 use crate::product::Product;
+use crate::products::MAX_PRODUCTS;
 
 /// The most comparisons of products for one question: a few seconds.
 pub const MAX_COMPARISONS: u64 = 20_000_000;
