@@ -21,8 +21,8 @@ use crate::products::MAX_PRODUCTS;
 pub const MAX_COMPARISONS: u64 = 20_000_000;
 /// The most comparisons for all questions of one analysis or one diff: about ten seconds.
 pub const MAX_COMPARISONS_IN_ALL: u64 = 400_000_000;
-/// The most comparisons of one question of a comparison that is limited in time: how often the clock is read.
-const MAX_COMPARISONS_TIMED: u64 = 500_000;
+/// The comparisons after which a question that is limited in time reads the clock: a part of a second.
+const COMPARISONS_PER_CLOCK_READ: u64 = 500_000;
 /// The cost of looking for a sparsely covered place, which sorts the ends of the covers, in comparisons per
 /// cover.
 const PROBE_WEIGHT: u64 = 8;
@@ -185,9 +185,14 @@ impl Space {
             takers.insert(whole.rule);
             return Free::None;
         }
-        let one = if self.deadline.is_some() { MAX_COMPARISONS_TIMED } else { MAX_COMPARISONS };
-        let most = self.left.get().min(one);
-        let mut search = Search { dimensions: &self.dimensions, covers, left: most };
+        let most = self.left.get().min(MAX_COMPARISONS);
+        let mut search = Search {
+            dimensions: &self.dimensions,
+            covers,
+            left: most,
+            deadline: self.deadline.map(|(end, _)| end),
+            until_clock: COMPARISONS_PER_CLOCK_READ,
+        };
         let found = search.all(product, takers);
         self.spend(most - search.left);
         match found {
@@ -204,13 +209,29 @@ struct Search<'s, 'c> {
     dimensions: &'s Dimensions,
     covers: &'s [Cover<'c>],
     left: u64,
+    deadline: Option<Instant>,
+    /// The comparisons until the clock is read.
+    until_clock: u64,
 }
 
 impl Search<'_, '_> {
+    /// Counts comparisons; returns whether more may be made.
+    fn spend(&mut self, comparisons: u64) -> bool {
+        self.left = self.left.saturating_sub(comparisons);
+        self.until_clock = self.until_clock.saturating_sub(comparisons);
+        if self.until_clock == 0 && self.left > 0 {
+            self.until_clock = COMPARISONS_PER_CLOCK_READ;
+            return self.deadline.is_none_or(|end| Instant::now() < end);
+        }
+        self.left > 0
+    }
+
     fn all(&mut self, product: &Product, takers: &mut BTreeSet<u32>) -> Free {
         if self.covers.len() > PROBED {
             let effort: u64 = self.covers.iter().map(|cover| product.effort(cover.product)).sum();
-            self.left = self.left.saturating_sub(PROBE_WEIGHT * effort);
+            if !self.spend(PROBE_WEIGHT * effort) {
+                return Free::NotDecided(Undecided::OneQuestion);
+            }
             let (narrow, some) = self.least_covered(product);
             if let Free::Product(found) = self.run(narrow, some, &mut BTreeSet::new()) {
                 return Free::Product(found);
@@ -227,8 +248,7 @@ impl Search<'_, '_> {
         let mut open = vec![(product, covers)];
         while let Some((product, mut covers)) = open.pop() {
             let effort: u64 = covers.iter().map(|index| product.effort(self.cover(*index).product)).sum();
-            self.left = self.left.saturating_sub(2 * effort + product.weight());
-            if self.left == 0 {
+            if !self.spend(2 * effort + product.weight()) {
                 return Free::NotDecided(Undecided::OneQuestion);
             }
             covers.retain(|index| self.cover(*index).product.overlaps(&product, self.dimensions));
@@ -335,6 +355,31 @@ mod tests {
         assert!(space.is_spent());
         // What one cover takes whole needs no search.
         assert!(matches!(space.free_of(&products[0], &covers, &mut BTreeSet::new()), Free::None));
+    }
+
+    /// A question of more comparisons than are made between two looks at the clock: is all of a long list of
+    /// ports in twelve covers with the same list?
+    fn ask_long_question(time: Duration) -> (Free, u64) {
+        let every_other = RangeSet::of((0..1 << 15).map(|index| (2 * index, 2 * index)).collect());
+        let ports = Match::default().with(Field::DstPort, every_other);
+        let with_ttl = |ttl| ports.clone().with(Field::Ttl, RangeSet::single(ttl));
+        let matches: Vec<Match> = std::iter::once(ports.clone()).chain((0..12).map(with_ttl)).collect();
+        let space = Space::new(Dimensions::of(matches.iter()), MAX_COMPARISONS_IN_ALL).within(Some(time));
+        let products: Vec<Product> =
+            matches.iter().flat_map(|matches| space.dimensions.products(matches)).collect();
+        let covers: Vec<Cover<'_>> =
+            (0..).zip(&products[1..]).map(|(rule, product)| Cover { rule, product }).collect();
+        let found = space.free_of(&products[0], &covers, &mut BTreeSet::new());
+        (found, MAX_COMPARISONS_IN_ALL - space.comparisons_left())
+    }
+
+    #[test]
+    fn a_question_ends_at_the_deadline_only() {
+        let (found, spent) = ask_long_question(Duration::from_secs(3600));
+        assert!(matches!(found, Free::Product(_)), "{found:?}");
+        assert!(spent > 2 * COMPARISONS_PER_CLOCK_READ, "{spent}");
+        let (found, _) = ask_long_question(Duration::ZERO);
+        assert!(matches!(found, Free::NotDecided(Undecided::Time(Duration::ZERO))), "{found:?}");
     }
 
     /// How many comparisons it takes to find out that three lists of ports and a port alone have nothing in
