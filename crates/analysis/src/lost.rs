@@ -21,10 +21,7 @@ use crate::dimensions::Dimensions;
 use crate::product::Product;
 use crate::rule_list::{Entry, RuleList, is_final};
 use crate::search::{Cover, Free, MAX_COMPARISONS_IN_ALL, Space, Undecided};
-use crate::suspects::{Suspect, outcomes, suspects};
-
-/// The most flows that are converted at once: memory grows with their different values.
-const FLOWS_AT_ONCE: usize = 1 << 14;
+use crate::suspects::{FLOWS_AT_ONCE, Suspect, outcomes, suspects};
 
 /// A packet that the policy leaves to the kernel and that a worker receives.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -118,6 +115,9 @@ impl LossSearch<'_> {
     fn flows(&mut self, suspects: &[Suspect<'_>]) {
         if self.open.is_empty() {
             return;
+        }
+        if self.comparisons_left == 0 {
+            return suspects.iter().for_each(|suspect| self.give_up(suspect));
         }
         let packets: Vec<FlowPackets> = suspects.iter().map(|suspect| suspect.flow.packets()).collect();
         let rules = self.policy.rules.iter().filter(|rule| rule.direction == Direction::Ingress);

@@ -25,10 +25,7 @@ use crate::dimensions::Dimensions;
 use crate::product::Product;
 use crate::rule_list::{Entry, RuleList, is_final};
 use crate::search::{Cover, Free, Space};
-use crate::suspects::suspects;
-
-/// The most flows that are converted at once: memory grows with their different values.
-const FLOWS_AT_ONCE: usize = 4096;
+use crate::suspects::{FLOWS_AT_ONCE, suspects};
 
 /// The outcome of the packets of one protected match.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -4,6 +4,9 @@ use std::collections::HashMap;
 
 use program::{Class, Decide, Flow, FlowAction, FlowKind, Outcome, Program, Verdict};
 
+/// The most flows that are converted to products at once: memory grows with their different values.
+pub(super) const FLOWS_AT_ONCE: usize = 1 << 14;
+
 /// A flow that takes packets and leads to a class that may leave some to the host.
 #[derive(Clone, Copy)]
 pub(super) struct Suspect<'p> {
