@@ -271,8 +271,9 @@ pub enum ControlError {
         /// Flows of the refused program.
         left: usize,
     },
-    /// The rollback failed as in [`ControlError::RollbackFailed`], but the new program is in force, because an old
-    /// flow could not be installed again. Never returned as an error, see [`crate::Installed::warning`].
+    /// The rollback failed as in [`ControlError::RollbackFailed`], but the new program is in force, because
+    /// an old flow could not be installed again. Never returned as an error, see
+    /// [`crate::Installed::warning`].
     #[error(
         "{first}; and the rollback failed too ({second}): the new program is in force, but {left} flows of the one before are still installed until the next reload removes them"
     )]

@@ -3,8 +3,8 @@
 //! A worker maps one [`Arena`] on its NUMA node and carves [`Block`]s from it, for packet frames and for the
 //! buffers that a parent domain's allocator gives to the driver. Arenas are mapped and carved at start-up,
 //! never on the packet path. They do not grow and do not change the system's hugepage settings: what the
-//! kernel refuses becomes a [`HugememWarning`] with the setting to change. [`prefetch_read`] and [`prefetch_write`]
-//! fetch lines of such memory into the cache before they are used.
+//! kernel refuses becomes a [`HugememWarning`] with the setting to change. [`prefetch_read`] and
+//! [`prefetch_write`] fetch lines of such memory into the cache before they are used.
 //!
 //! ```
 //! use hugemem::{Arena, ArenaOptions, PageKind};

@@ -124,8 +124,8 @@ pub(crate) fn token_of(wr_id: u64) -> Option<u32> {
     ((wr_id >> 32) as u32 == NO_POOL).then_some(wr_id as u32)
 }
 
-/// The current completion of a batch. Unless the status is [`CompletionStatus::Success`], only the work request id, the
-/// status, the vendor's code and the queue pair number mean anything (ibv_create_cq_ex(3)).
+/// The current completion of a batch. Unless the status is [`CompletionStatus::Success`], only the work
+/// request id, the status, the vendor's code and the queue pair number mean anything (ibv_create_cq_ex(3)).
 pub struct Completion<'b> {
     queue: &'b CompletionQueueHandle,
     /// Stays on the polling thread.
@@ -295,9 +295,9 @@ pub(crate) struct RawCompletion {
 const _: () = assert!(size_of::<RawCompletion>() == size_of::<ibv_wc>() && size_of::<ibv_wc>() == 48);
 const _: () = assert!(align_of::<RawCompletion>() == align_of::<ibv_wc>());
 
-/// A completion. Unless the status is [`CompletionStatus::Success`], only the work request id, the status, the vendor's
-/// code and the queue pair number mean anything (ibv_poll_cq(3)). There is no flow tag, VLAN tag or timestamp
-/// here.
+/// A completion. Unless the status is [`CompletionStatus::Success`], only the work request id, the status,
+/// the vendor's code and the queue pair number mean anything (ibv_poll_cq(3)). There is no flow tag, VLAN tag
+/// or timestamp here.
 ///
 /// Not `Clone`: a completion gives its frame back once, to
 /// [`FramePool::reclaim_classic`](crate::FramePool::reclaim_classic).

@@ -71,7 +71,7 @@ impl Context {
         Err(VerbsError::MixedContexts { device: self.name.clone(), other: other.name.clone() })
     }
 
-    /// The device's name, as [`ListedDevice::name`](crate::Device::name).
+    /// The device's name, as [`ListedDevice::name`](crate::ListedDevice::name).
     pub fn name(&self) -> &str {
         &self.name
     }

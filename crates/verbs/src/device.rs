@@ -66,7 +66,8 @@ impl DeviceList {
 
 impl Drop for DeviceList {
     fn drop(&mut self) {
-        // SAFETY: `raw` came from a function whose lists this releases, once; `ListedDevice` borrows from `self`.
+        // SAFETY: `raw` came from a function whose lists this releases, once; `ListedDevice` borrows from
+        // `self`.
         unsafe { ibverbs_sys::ibv_free_device_list(self.raw.as_ptr()) };
     }
 }

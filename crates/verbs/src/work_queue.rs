@@ -313,8 +313,9 @@ impl ReceiveQueue {
     /// posted. Nothing is taken from a pool that is not registered in the queue's protection domain with
     /// [`Access::LOCAL_WRITE`](crate::Access::LOCAL_WRITE), or is one more than
     /// [`MAX_POOLS`](crate::MAX_POOLS). Nor while another thread uses the completion queue or the thread
-    /// domain; above all, not while a [`CompletionBatch`](crate::CompletionBatch) of that completion queue is open, on this
-    /// thread or another. The queue keeps the pool's memory registered until it is destroyed itself.
+    /// domain; above all, not while a [`CompletionBatch`](crate::CompletionBatch) of that completion queue is
+    /// open, on this thread or another. The queue keeps the pool's memory registered until it is destroyed
+    /// itself.
     #[inline]
     pub fn post(&mut self, pool: &mut FramePool, frames: &mut Vec<Frame>) -> usize {
         let lkey = match self.pools.keep_writable(pool, &self.queue.regions, &self.queue.domain) {

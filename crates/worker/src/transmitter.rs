@@ -7,8 +7,8 @@
 //! Sends before one that the device refuses in the middle of a chain have no completion of their own: their
 //! frames come back, and are counted, with the next send that has one.
 //!
-//! A send that completes with [`CompletionStatus::General`] was no fault of the queue pair: the software NIC's wire has
-//! refused that frame, and the next ones are sent. Any other failure ends sending until
+//! A send that completes with [`CompletionStatus::General`] was no fault of the queue pair: the software
+//! NIC's wire has refused that frame, and the next ones are sent. Any other failure ends sending until
 //! [`Transmitter::recover`]. A device that means more by that status flushes the sends behind it.
 //!
 //! Invariant: every frame that was passed to [`Transmitter::queue`] is queued, in flight, or has been given

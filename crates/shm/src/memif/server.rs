@@ -1,8 +1,8 @@
 //! The server's side of the handshake, without input and output: a message in, a reply or the end out.
 //!
 //! The client announces its regions and rings one by one; each is checked when it arrives, against the limits
-//! of the server and against the memory. After [`Negotiation::receive`] has returned a [`HandshakeRefusal`], the
-//! connection must be closed: nothing of it is used.
+//! of the server and against the memory. After [`Negotiation::receive`] has returned a [`HandshakeRefusal`],
+//! the connection must be closed: nothing of it is used.
 
 use std::sync::Arc;
 
