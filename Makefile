@@ -187,12 +187,15 @@ miri: deps-build ## what Miri can run of packet, program, hugemem, verbs and sof
 	$(CARGO) +nightly miri test --locked -p softnic --lib -- \
 	  ring:: memory:: slab:: work:: provider::held:: check_sequence known_answers_hold
 
-# Nightly with Miri; fetched if rustup can. Where it cannot be had that is said, loudly.
+# Nightly with Miri, and its standard library, which `cargo miri setup` builds from packages of the registry. What cannot be
+# had after three tries is reported as a check that did not run.
 define miri_ready
 { $(CARGO) +nightly miri --version >/dev/null 2>&1 || \
   { command -v rustup >/dev/null && \
     rustup toolchain install nightly --profile minimal --component miri,rust-src >/dev/null 2>&1; } || \
-  { echo "NOT RUN: miri: there is no nightly toolchain with the components miri and rust-src, and rustup cannot fetch one" >&2; false; }; }
+  { echo "NOT RUN: miri: there is no nightly toolchain with the components miri and rust-src, and rustup cannot fetch one" >&2; false; }; } && \
+{ for pause in 5 30 0; do $(CARGO) +nightly miri setup && exit_code=0 && break; exit_code=1; sleep $$pause; done; [ $$exit_code = 0 ] || \
+  { echo "NOT RUN: miri: \`cargo +nightly miri setup\` failed three times, see above" >&2; false; }; }
 endef
 
 loom: deps-build ## the rings of softnic and the flow table, in every order that the memory model allows
