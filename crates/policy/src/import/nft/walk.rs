@@ -6,16 +6,17 @@
 //! (`return` under a condition, `accept` before further base chains) are decided at once: what they meet
 //! instead is written there, for them alone.
 
-use std::collections::BTreeSet;
+mod bases;
 
 use serde_json::{Map, Value};
 
 use super::super::{Imported, WrongFormat, quoted};
 use super::NftOptions;
-use super::condition::{Condition, Context, Doubt, Packets, alternatives, is_interface};
+use super::condition::{Condition, Context, Doubt, Packets, alternatives};
 use super::ruleset::{Base, Chain, Hook, Name, Rule, Ruleset, Sets, TEXT, statements};
 use super::text::rule_text;
 use super::writer::{DROP, KERNEL, Writer};
+use bases::TRANSLATIONS;
 
 /// Chains that call each other deeper than this; the kernel's limit.
 const MAX_DEPTH: usize = 16;
@@ -44,11 +45,6 @@ const WITHOUT_VERDICT: [&str; 14] = [
 ];
 /// Statements that let a rule match only some of its packets.
 const CONDITIONS: [&str; 4] = ["limit", "quota", "ct count", "meter"];
-/// Statements that change addresses or ports, which later chains see.
-const TRANSLATIONS: [&str; 3] = ["dnat", "redirect", "tproxy"];
-/// Verdicts that let packets through.
-const ACCEPTS: [&str; 2] = ["accept", "queue"];
-
 /// The result of a part of the walk for the packets that it is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Outcome {
@@ -142,162 +138,8 @@ impl<'r, 'v> Walk<'r, 'v> {
             nested: 0,
             left: ruleset.rules + MAX_INLINED,
         };
-        let bases: Vec<(Base, Name<'v>)> =
-            ruleset.chains.iter().filter_map(|(name, chain)| Some((chain.base.clone()?, *name))).collect();
-        match &options.chain {
-            Some(wanted) => walk.choose_one(chosen(wanted, &bases)?, &bases),
-            None => walk.choose(&bases),
-        }
-        walk.find_forwards(&bases);
-        walk.note_incomplete();
-        let mut drops = false;
-        for (base, name) in walk.order.iter().rev() {
-            let is_input_of_router = base.hook == Hook::Input && walk.forwards.is_some();
-            drops = drops || (!is_input_of_router && (base.drops || ruleset.has(*name, &["drop"])));
-            walk.drops_from.push(drops);
-        }
-        walk.drops_from.reverse();
+        walk.choose_bases()?;
         Ok(walk)
-    }
-
-    /// One base chain alone. If a chain before it may translate addresses, it decides about other packets
-    /// than the port receives.
-    fn choose_one(&mut self, (base, name): (Base, Name<'v>), bases: &[(Base, Name<'v>)]) {
-        if self.leaves_out_inactive(name) {
-            return;
-        }
-        let is_before = |(other, own): &&(Base, Name<'v>)| {
-            (other.hook == base.hook || matches!(other.hook, Hook::Ingress | Hook::Prerouting))
-                && (other.hook, other.priority) <= (base.hook, base.priority)
-                && *own != name
-                && !matches!((own.0, name.0), ("ip", "ip6") | ("ip6", "ip"))
-                && self.ruleset.inactive(*own).is_none()
-                && self.ruleset.has(*own, &TRANSLATIONS)
-        };
-        let before = bases.iter().find(is_before).map(|(_, own)| format!("chain {}", shown(*own)));
-        if let Some(before) = &before {
-            self.writer.note(format!(
-                "{before} comes first and may translate addresses and ports, so that chain {} drops nothing for certain",
-                shown(name)
-            ));
-        }
-        self.sealed = before;
-        self.order.push((base, name));
-    }
-
-    /// Whether the table of a chain is not active, which is noted.
-    fn leaves_out_inactive(&mut self, name: Name<'v>) -> bool {
-        let flag = self.ruleset.inactive(name).map(quoted);
-        if let Some(flag) = &flag {
-            self.writer.note(format!("chain {} is left out: its table is {flag}", shown(name)));
-        }
-        flag.is_some()
-    }
-
-    /// The base chains that received packets meet, in order.
-    fn choose(&mut self, bases: &[(Base, Name<'v>)]) {
-        let has_ip = bases.iter().any(|(_, name)| matches!(name.0, "ip" | "ip6" | "inet" | "netdev"));
-        let devices: BTreeSet<&String> = bases.iter().flat_map(|(base, _)| &base.devices).collect();
-        let mut left_out = Vec::new();
-        let mut order = Vec::new();
-        for (base, name) in bases {
-            let chain = shown(*name);
-            if self.leaves_out_inactive(*name) {
-                continue;
-            }
-            if matches!(base.hook, Hook::Forward | Hook::Other) {
-                left_out.push(chain);
-            } else if name.0 == "bridge" && has_ip {
-                self.writer.note(format!(
-                    "chain {chain} is left out: it sees packets of bridges (hint: --chain {}/{}/{})",
-                    name.0, name.1, name.2
-                ));
-            } else if let Err(reason) = Condition::of_family(name.0) {
-                self.writer.note(format!("chain {chain} is left out: {reason}"));
-            } else if !self.is_of_port(base, devices.len()) {
-                self.writer.note(format!(
-                    "chain {chain} is left out: it is one of {} (hint: --interface NAME)",
-                    quoted(&base.devices.join(", "))
-                ));
-            } else {
-                order.push((base.clone(), *name));
-            }
-        }
-        order.sort_by_key(|(base, _)| (base.hook, base.priority));
-        self.order = order;
-        if !left_out.is_empty() {
-            let message = format!(
-                "received packets to the host do not meet these chains, which are left out: {}",
-                left_out.join(", ")
-            );
-            self.writer.note(message);
-        }
-    }
-
-    /// Finds a chain that shows that the host forwards packets.
-    fn find_forwards(&mut self, bases: &[(Base, Name<'v>)]) {
-        let forwards = |(base, name): &&(Base, Name<'v>)| {
-            base.hook == Hook::Forward
-                && self.ruleset.inactive(*name).is_none()
-                && self.ruleset.chains.get(name).is_some_and(|chain| !chain.rules.is_empty())
-                && (!base.drops || self.ruleset.has(*name, &ACCEPTS))
-        };
-        // Replies to connections whose addresses are translated are forwarded as well, or come from others
-        // than the host wrote to.
-        let translates = |(base, name): &&(Base, Name<'v>)| {
-            base.hook == Hook::Other
-                && base.is_nat
-                && self.ruleset.inactive(*name).is_none()
-                && self.ruleset.has(*name, &["masquerade", "snat", "dnat", "redirect"])
-        };
-        let found = bases.iter().find(forwards).or_else(|| bases.iter().find(translates));
-        self.forwards = found.map(|(_, name)| format!("chain {}", shown(*name)));
-    }
-
-    /// Whether an ingress chain is one of the port.
-    fn is_of_port(&self, base: &Base, devices: usize) -> bool {
-        let own = self.options.interface.as_deref();
-        match own {
-            _ if base.devices.is_empty() => true,
-            Some(_) => base
-                .devices
-                .iter()
-                .any(|device| is_interface(&Value::String(device.clone()), own) == Some(true)),
-            // Of one interface in all: that of the port.
-            None => devices == 1,
-        }
-    }
-
-    /// Notes what a part of a rule set does not show.
-    fn note_incomplete(&mut self) {
-        if self.order.is_empty() {
-            let message = "there is no active chain of hook ingress, prerouting or input".to_owned();
-            self.writer.note(message);
-        }
-        for (base, name) in self.order.clone() {
-            if self.options.interface.is_none() && !base.devices.is_empty() {
-                self.writer.note(format!(
-                    "chain {} is one of {}, which is taken for the interface of the port (hint: --interface NAME)",
-                    shown(name),
-                    quoted(&base.devices.join(", "))
-                ));
-            }
-            if !self.ruleset.tables.contains_key(&(name.0, name.1)) {
-                self.writer.note(format!(
-                    "table {} {} is not listed, so other chains, sets and translations of addresses are not known (hint: use nft -j list ruleset)",
-                    quoted(name.0),
-                    quoted(name.1)
-                ));
-            }
-        }
-        let input = self.order.iter().find(|(base, _)| base.hook == Hook::Input);
-        if let (Some((_, name)), None) = (input, &self.forwards) {
-            let message = format!(
-                "chain {} sees packets to this host; the policy, all that the port receives, also those that the host would forward",
-                shown(*name)
-            );
-            self.writer.note(message);
-        }
     }
 
     pub(super) fn base_chains(&mut self) {
@@ -746,29 +588,6 @@ impl<'r, 'v> Walk<'r, 'v> {
 
 fn context<'c, 'v>(sets: &'c Sets<'v>, options: &'c NftOptions, current: &Current) -> Context<'c, 'v> {
     Context { sets, interface: options.interface.as_deref(), is_reassembled: current.is_reassembled }
-}
-
-/// The base chain of a name.
-fn chosen<'v>(wanted: &str, bases: &[(Base, Name<'v>)]) -> Result<(Base, Name<'v>), WrongFormat> {
-    let is_wanted = |(_, name): &&(Base, Name<'v>)| {
-        let short = format!("{}/{}", name.1, name.2);
-        wanted == short || wanted == format!("{}/{short}", name.0)
-    };
-    let found: Vec<&(Base, Name<'v>)> = bases.iter().filter(is_wanted).collect();
-    match found.as_slice() {
-        [one] => Ok((*one).clone()),
-        _ => {
-            let listed = if found.is_empty() { bases.iter().collect() } else { found };
-            let names: Vec<String> =
-                listed.iter().map(|(_, name)| format!("{}/{}/{}", name.0, name.1, name.2)).collect();
-            let message = format!(
-                "--chain {}: not the name of one base chain (hint: {})",
-                quoted(wanted),
-                names.join(", ")
-            );
-            Err(WrongFormat { line: 1, message })
-        }
-    }
 }
 
 /// Whether these are all packets that meet a rule.
