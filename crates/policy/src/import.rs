@@ -29,7 +29,7 @@ pub struct Imported {
 /// The text is not of the format, so that there is no policy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WrongFormat {
-    /// The line of the input, from 1.
+    /// The line of the input, from 1; 0 if it is not in a line.
     pub line: u32,
     /// The problem, and how the format is made.
     pub message: String,
@@ -55,7 +55,10 @@ impl fmt::Display for Note {
 
 impl fmt::Display for WrongFormat {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "line {}: {}", self.line, self.message)
+        match self.line {
+            0 => f.write_str(&self.message),
+            line => write!(f, "line {line}: {}", self.message),
+        }
     }
 }
 

@@ -91,7 +91,7 @@ pub fn classbench_with(text: &str, options: ClassBench) -> Result<Imported, Wron
     if imported.policy_toml.is_empty() {
         let (line, why) = match imported.notes.first() {
             Some(note) => (note.line, format!(": {}", note.message)),
-            None => (1, String::new()),
+            None => (0, String::new()),
         };
         let message = format!("not a ClassBench filter set, as no line is a filter{why}");
         return Err(WrongFormat { line, message });

@@ -35,7 +35,7 @@ pub fn ethtool(text: &str) -> Result<Imported, WrongFormat> {
     }
     if !listing.is_listing {
         let message = "not a listing of ethtool (hint: use ethtool -n DEV, or ethtool -x DEV)".to_owned();
-        return Err(WrongFormat { line: 1, message });
+        return Err(WrongFormat { line: 0, message });
     }
     if let Some(Note { line, message }) =
         listing.failure.take_if(|_| listing.filters.is_empty() && listing.spreads.is_empty())
@@ -233,7 +233,7 @@ impl Listing {
             let _ = write!(groups, "\n[groups.{name}]\nworkers = \"all\"\n");
             let message =
                 format!("the table of RSS context {context} is not listed: `{name}` is all workers");
-            self.notes.push(Note { line: 1, message });
+            self.notes.push(Note { line: 0, message });
         }
         for queue in queues {
             let _ = write!(groups, "\n[groups.queue-{queue}]\nworkers = [{queue}]\n");

@@ -579,3 +579,10 @@ fn mapped_addresses_are_left_out_of_sets() {
     let (policy, notes) = of(serde_json::json!(["::ffff:192.0.2.1", "2001:db8:2::5"]), "accept");
     assert_eq!(decided(&policy, &frame).1, Action::Kernel, "{notes}");
 }
+
+#[test]
+fn a_wrong_name_of_a_chain_is_in_no_line() {
+    let options = NftOptions { chain: Some("t/none".to_owned()), interface: None };
+    let wrong = import::nft(&ruleset("ip", "drop", &[]), &options).expect_err("no such chain");
+    assert!(wrong.to_string().starts_with("--chain t/none: not the name of one base chain"), "{wrong}");
+}

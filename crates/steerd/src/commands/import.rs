@@ -57,7 +57,11 @@ pub(crate) fn run(args: &ImportArgs) -> Result<(), Error> {
     };
     let Imported { mut policy_toml, mut notes } = imported.map_err(|wrong| {
         let (file, line) = input.place(wrong.line);
-        Error::Import { path: file.into(), message: format!("line {line}: {}", wrong.message) }
+        let message = match wrong.line {
+            0 => wrong.message,
+            _ => format!("line {line}: {}", wrong.message),
+        };
+        Error::Import { path: file.into(), message }
     })?;
     let has_rules = complete(&mut policy_toml, &mut notes, args)?;
     if args.format == Format::Json {

@@ -69,7 +69,7 @@ pub(super) struct Ruleset<'v> {
 /// The text is not JSON of nft.
 pub(super) fn objects_of(text: &str) -> Result<Vec<Value>, WrongFormat> {
     const HINT: &str = "(hint: use nft -j list ruleset)";
-    let wrong = |message: String| WrongFormat { line: 1, message };
+    let wrong = |message: String| WrongFormat { line: 0, message };
     let mut objects = Vec::new();
     let mut documents = 0;
     for document in serde_json::Deserializer::from_str(text).into_iter::<Value>() {

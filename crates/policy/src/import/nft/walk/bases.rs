@@ -199,7 +199,7 @@ fn chosen<'v>(wanted: &str, bases: &[(Base, Name<'v>)]) -> Result<(Base, Name<'v
                 quoted(wanted),
                 names.join(", ")
             );
-            Err(WrongFormat { line: 1, message })
+            Err(WrongFormat { line: 0, message })
         }
     }
 }
