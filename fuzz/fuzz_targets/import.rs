@@ -5,15 +5,17 @@
 use std::time::{Duration, Instant};
 
 use libfuzzer_sys::fuzz_target;
-use policy::{NoFiles, Source, import};
+use policy::import::{self, NftOptions};
+use policy::{NoFiles, Source};
 
 /// The time limit for a text of the fuzzer's size, with sanitizers and on a busy machine.
 const TEXT_TIME: Duration = Duration::from_secs(5);
 
 fuzz_target!(|text: &str| {
     let started = Instant::now();
-    let nft = import::nft(text, &import::NftOptions::default());
-    for imported in [import::ethtool(text), import::classbench(text), nft].into_iter().flatten() {
+    let choice = NftOptions { is_syn_new: true, ..NftOptions::default() };
+    let nft = [NftOptions::default(), choice].map(|options| import::nft(text, &options));
+    for imported in [import::ethtool(text), import::classbench(text)].into_iter().chain(nft).flatten() {
         let source = Source::new("imported.toml", imported.policy_toml);
         assert!(policy::parse(&source, &NoFiles).is_ok(), "{source:?}");
     }

@@ -327,6 +327,10 @@ pub(crate) struct ImportArgs {
     /// interface but lo may apply].
     #[arg(long, value_name = "NAME")]
     pub(crate) interface: Option<String>,
+    /// nft: take TCP connection requests (SYN without ACK) for packets of no connection, with the state new;
+    /// rules behind one that accepts packets of connections then drop requests [default: are comments].
+    #[arg(long)]
+    pub(crate) syn_is_new: bool,
     /// Add a group of all workers, for rules that no device decides alone.
     #[arg(long, value_name = "NAME")]
     pub(crate) group: Option<String>,

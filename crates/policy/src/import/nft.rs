@@ -10,6 +10,7 @@
 //! transport header stay with the kernel, too.
 
 mod condition;
+mod connection;
 mod exceptions;
 mod ruleset;
 mod text;
@@ -29,6 +30,9 @@ pub struct NftOptions {
     pub chain: Option<String>,
     /// The interface of the port; if left out, rules of any interface but `lo` may apply.
     pub interface: Option<String>,
+    /// TCP connection requests (SYN without ACK, RST and FIN) are taken for packets of no connection, whose
+    /// state is `new`.
+    pub is_syn_new: bool,
 }
 
 /// Converts a rule set, or several.

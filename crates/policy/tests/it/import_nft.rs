@@ -325,8 +325,11 @@ proptest! {
             let to = (at + change.len()).min(listing.len());
             listing.replace_range(at..to, change);
         }
-        if let Ok(imported) = import::nft(&listing, &NftOptions::default()) {
-            parsed(&imported);
+        let choice = NftOptions { is_syn_new: true, ..NftOptions::default() };
+        for options in [NftOptions::default(), choice] {
+            if let Ok(imported) = import::nft(&listing, &options) {
+                parsed(&imported);
+            }
         }
     }
 }
@@ -426,7 +429,7 @@ fn chains_are_read_in_the_order_of_the_kernel() {
         parsed(&imported).rules.iter().map(|rule| rule.name.clone()).collect()
     };
     assert_eq!(names(&NftOptions::default()), ["first-1", "second-1", "last-1"]);
-    let one = NftOptions { chain: Some("t/second".to_owned()), interface: None };
+    let one = NftOptions { chain: Some("t/second".to_owned()), ..NftOptions::default() };
     assert_eq!(names(&one), ["second-1"]);
 }
 
@@ -505,7 +508,7 @@ fn sets_that_rules_fill_change_without_flags() {
 
 #[test]
 fn a_chosen_chain_drops_nothing_that_other_chains_let_pass() {
-    let options = NftOptions { chain: Some("t/c".to_owned()), interface: None };
+    let options = NftOptions { chain: Some("t/c".to_owned()), ..NftOptions::default() };
     let of = |flags: serde_json::Value, others: &[serde_json::Value]| {
         let own = [table_of(&flags), base_chain("c", "filter", "input", 0, "drop")];
         of_objects(&[&own[..], others].concat(), &options)
@@ -580,9 +583,94 @@ fn mapped_addresses_are_left_out_of_sets() {
     assert_eq!(decided(&policy, &frame).1, Action::Kernel, "{notes}");
 }
 
+const SERVER: &str = include_str!("../listings/nft/server.json");
+
+fn imported(text: &str, options: &NftOptions) -> (Policy, String) {
+    let imported = import::nft(text, options).expect("the format");
+    let notes = imported.notes.iter().map(|note| note.message.clone()).collect::<Vec<_>>().join("\n");
+    (parsed(&imported), notes)
+}
+
+#[test]
+fn packets_of_no_connection_are_dropped_behind_replies() {
+    let (policy, notes) = imported(SERVER, &NftOptions::default());
+    let (from, to) = ([203, 0, 113, 9], [198, 18, 0, 1]);
+    let of = |frame: FrameBuilder| decided(&policy, &frame.build()).1;
+    for flags in [0x03, 0x00, 0x29] {
+        let wanted = if flags == 0x29 { Action::Kernel } else { Action::Drop };
+        assert_eq!(of(ipv4(from, to).tcp(1, 80, flags)), wanted, "flags {flags:#x}\n{notes}");
+    }
+    assert_eq!(of(ipv6().protocol(IpProtocol::ICMPV6).icmp(134, 0)), Action::Drop, "{notes}");
+    // These may belong to a connection.
+    assert_eq!(of(ipv4(from, to).tcp(1, 23, 2)), Action::Kernel, "{notes}");
+    assert_eq!(of(ipv4(from, to).udp(53, 137)), Action::Kernel, "{notes}");
+    assert_eq!(notes.matches("(hint: --syn-is-new)").count(), 1, "{notes}");
+}
+
+#[test]
+fn connection_requests_are_dropped_on_demand() {
+    let syn_is_new = NftOptions { is_syn_new: true, ..NftOptions::default() };
+    let (policy, notes) = imported(SERVER, &syn_is_new);
+    let (from, to) = ([203, 0, 113, 9], [198, 18, 0, 1]);
+    let of = |frame: FrameBuilder| decided(&policy, &frame.build()).1;
+    for (port, flags, wanted) in [
+        (23, 0x02, Action::Drop),
+        (23, 0xc2, Action::Drop),
+        (23, 0x12, Action::Kernel),
+        (23, 0x10, Action::Kernel),
+        (23, 0x04, Action::Kernel),
+        (80, 0x02, Action::Kernel),
+        (22, 0x02, Action::Drop),
+        (9999, 0x02, Action::Drop),
+        (9999, 0x18, Action::Kernel),
+    ] {
+        let frame = ipv4(from, to).tcp(40_000, port, flags);
+        assert_eq!(of(frame), wanted, "port {port}, flags {flags:#x}\n{notes}");
+    }
+    assert_eq!(of(ipv4([192, 0, 2, 5], to).tcp(40_000, 22, 2)), Action::Kernel, "an administrator");
+    assert_eq!(of(ipv4(from, to).udp(53, 137)), Action::Kernel, "{notes}");
+    // The rest of a request that the host would reassemble, and one behind an extension header.
+    let rest = ipv4(from, to).protocol(IpProtocol::TCP).fragment(100, false);
+    assert_eq!(of(rest), Action::Kernel, "{notes}");
+    assert_eq!(of(ipv6().extension(IpProtocol::HOP_BY_HOP).tcp(1, 23, 2)), Action::Kernel, "{notes}");
+    assert!(notes.contains("drop TCP connection requests alone (rule "), "{notes}");
+    assert!(!notes.contains("hint: --syn-is-new"), "{notes}");
+}
+
+#[test]
+fn helpers_and_untracked_packets_keep_requests() {
+    let request = ipv4([203, 0, 113, 9], [198, 18, 0, 1]).tcp(40_000, 23, 2).build();
+    let syn_is_new = NftOptions { is_syn_new: true, ..NftOptions::default() };
+    let state = |states: serde_json::Value| {
+        let left = serde_json::json!({"ct": {"key": "state"}});
+        serde_json::json!({"match": {"op": "in", "left": left, "right": states}})
+    };
+    let of = |states: serde_json::Value, statement: serde_json::Value| {
+        let objects = [
+            table_of(&serde_json::json!([])),
+            base_chain("c", "filter", "input", 0, "drop"),
+            rule_of("c", 1, &serde_json::json!([state(states), {"accept": null}])),
+            base_chain("raw", "filter", "output", -300, "accept"),
+            rule_of("raw", 1, &serde_json::json!([statement])),
+        ];
+        decided(&of_objects(&objects, &syn_is_new).0, &request).1
+    };
+    let replies = || serde_json::json!(["established", "related"]);
+    let other = || serde_json::json!({"counter": null});
+    let helper = || serde_json::json!({"ct helper": "ftp"});
+    assert_eq!(of(replies(), other()), Action::Drop);
+    // A helper expects connections, whose requests are related.
+    assert_eq!(of(replies(), helper()), Action::Kernel);
+    assert_eq!(of("established".into(), helper()), Action::Drop);
+    let untracked = || serde_json::json!(["established", "untracked"]);
+    assert_eq!(of(untracked(), other()), Action::Drop);
+    assert_eq!(of(untracked(), serde_json::json!({"notrack": null})), Action::Kernel);
+    assert_eq!(of(serde_json::json!(["established", "new"]), other()), Action::Kernel);
+}
+
 #[test]
 fn a_wrong_name_of_a_chain_is_in_no_line() {
-    let options = NftOptions { chain: Some("t/none".to_owned()), interface: None };
+    let options = NftOptions { chain: Some("t/none".to_owned()), ..NftOptions::default() };
     let wrong = import::nft(&ruleset("ip", "drop", &[]), &options).expect_err("no such chain");
     assert!(wrong.to_string().starts_with("--chain t/none: not the name of one base chain"), "{wrong}");
 }

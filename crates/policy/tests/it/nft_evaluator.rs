@@ -29,6 +29,8 @@ pub(crate) struct NftPacket {
     pub(crate) icmp_type: u8,
     pub(crate) icmp_code: u8,
     pub(crate) is_later_fragment: bool,
+    /// Whether a rule has translated the destination.
+    pub(crate) is_translated: bool,
 }
 
 /// Choices for what is not known.
@@ -144,6 +146,41 @@ impl NftRules {
         })
     }
 
+    /// Whether a rule has a statement of this kind.
+    pub(crate) fn has(&self, kind: &str) -> bool {
+        let rules = self.tables.iter().flat_map(|table| table.chains.values().flatten());
+        let mut statements = rules.filter_map(|rule| rule["expr"].as_array()).flatten();
+        statements.any(|statement| statement.get(kind).is_some())
+    }
+
+    /// The states that connection tracking may give a packet (tcp_valid_flags of nf_conntrack_proto_tcp.c,
+    /// nf_conntrack_proto_icmp.c and nf_conntrack_proto_icmpv6.c); `is_syn_new`: a connection request belongs
+    /// to no connection.
+    pub(crate) fn states(&self, packet: &NftPacket, is_syn_new: bool) -> Vec<&'static str> {
+        let mut states = match (packet.version, packet.protocol) {
+            (4 | 6, 6) => match packet.tcp_flags & 0x37 {
+                0x02 | 0x22 if is_syn_new && self.has("ct helper") => vec!["new", "related"],
+                0x02 | 0x22 if is_syn_new => vec!["new"],
+                0x02 | 0x22 | 0x12 | 0x04 | 0x14 | 0x11 | 0x31 | 0x10 | 0x30 => Vec::new(),
+                _ => vec!["invalid"],
+            },
+            (4, 1) if matches!(packet.icmp_type, 1 | 2 | 6 | 7 | 9 | 10 | 19..) => vec!["invalid"],
+            (6, 58) => match packet.icmp_type {
+                130..=136 | 143 => return vec!["invalid", "untracked"],
+                138 | 141 | 142 | 144.. => vec!["invalid"],
+                _ => Vec::new(),
+            },
+            _ => Vec::new(),
+        };
+        if states.is_empty() {
+            states.extend(["new", "new", "established", "related", "invalid"]);
+        }
+        if self.has("notrack") {
+            states.push("untracked");
+        }
+        states
+    }
+
     /// Whether the host gets the packet, or forwards it, by all base chains in the order of the kernel.
     pub(crate) fn accepts(&self, packet: &NftPacket, world: &World) -> bool {
         let last = if world.is_local { "input" } else { "forward" };
@@ -160,7 +197,10 @@ impl NftRules {
             for (table, base) in bases {
                 let is_whole =
                     hook == "input" || hook == "forward" || (hook == "prerouting" && base.priority > -400);
-                let mut run = Run { table, world, packet: &mut packet, is_whole, depth: 0 };
+                let is_early = hook == "ingress" || (hook == "prerouting" && base.priority < -200);
+                // Before connection tracking a packet is of no connection.
+                let state = if is_early { "invalid" } else { world.state };
+                let mut run = Run { table, world, packet: &mut packet, state, is_whole, depth: 0 };
                 match run.chain(&base.name) {
                     End::Drop => return false,
                     End::Taken => return true,
@@ -190,6 +230,7 @@ struct Run<'r> {
     table: &'r NftTable,
     world: &'r World,
     packet: &'r mut NftPacket,
+    state: &'r str,
     /// Whether fragments have been put together.
     is_whole: bool,
     depth: usize,
@@ -273,6 +314,7 @@ impl Run<'_> {
                 if body.get("addr").is_some() || kind == "redirect" {
                     self.packet.dst ^= 0x55;
                 }
+                self.packet.is_translated = true;
                 End::Accept
             }
             "masquerade" | "snat" => End::Accept,
@@ -321,7 +363,10 @@ impl Run<'_> {
                 Value::Array(list) => list.clone(),
                 one => vec![one.clone()],
             };
-            return Some(states.iter().any(|state| state == self.world.state));
+            return Some(states.iter().any(|state| state == self.state));
+        }
+        if let Some(ct) = left.get("ct").filter(|ct| ct["key"] != "state" && matches!(op, "==" | "in")) {
+            return self.has_of_connection(ct, right);
         }
         if let Some(mask) = left.get("&") {
             let (value, mask) = (self.number(&mask[0])?, &mask[1]);
@@ -376,6 +421,22 @@ impl Run<'_> {
         }
     }
 
+    /// Whether the connection of the packet has a status or a direction. `None`: not known.
+    fn has_of_connection(&self, ct: &Value, value: &Value) -> Option<bool> {
+        match value.as_str()? {
+            _ if self.is_without_connection() => Some(false),
+            "dnat" if self.state == "new" && ct["key"] == "status" => Some(self.packet.is_translated),
+            // The first packet of a connection.
+            "seen-reply" | "assured" | "reply" if self.state == "new" => Some(false),
+            _ => None,
+        }
+    }
+
+    /// Whether the packet has no entry of connection tracking.
+    fn is_without_connection(&self) -> bool {
+        matches!(self.state, "invalid" | "untracked")
+    }
+
     fn interface(&self, left: &Value) -> Option<&str> {
         let key = left["meta"]["key"].as_str()?;
         matches!(key, "iif" | "iifname").then_some(self.world.interface.as_str())
@@ -394,6 +455,12 @@ impl Run<'_> {
                 }
             }
             return all;
+        }
+        if let Some(ct) = left.get("ct") {
+            return match ct["key"] == "state" {
+                true => item.as_str().map(|state| state == self.state),
+                false => self.has_of_connection(ct, item),
+            };
         }
         if let Some(interface) = self.interface(left) {
             let name = item.as_str()?;

@@ -41,9 +41,14 @@ struct Unsupported {
 }
 
 pub(crate) fn run(args: &ImportArgs) -> Result<(), Error> {
-    if args.kind != Import::Nft && (args.chain.is_some() || args.interface.is_some()) {
+    let options = NftOptions {
+        chain: args.chain.clone(),
+        interface: args.interface.clone(),
+        is_syn_new: args.syn_is_new,
+    };
+    if args.kind != Import::Nft && options != NftOptions::default() {
         let kind = clap::error::ErrorKind::ArgumentConflict;
-        let message = "--chain and --interface are for rule sets of nft";
+        let message = "--chain, --interface and --syn-is-new are for rule sets of nft";
         <Cli as clap::CommandFactory>::command().error(kind, message).exit();
     }
     let mut input = Input::default();
@@ -51,9 +56,7 @@ pub(crate) fn run(args: &ImportArgs) -> Result<(), Error> {
     let imported = match args.kind {
         Import::Classbench => classbench(&input.text),
         Import::Ethtool => ethtool(&input.text),
-        Import::Nft => {
-            nft(&input.text, &NftOptions { chain: args.chain.clone(), interface: args.interface.clone() })
-        }
+        Import::Nft => nft(&input.text, &options),
     };
     let Imported { mut policy_toml, mut notes } = imported.map_err(|wrong| {
         let (file, line) = input.place(wrong.line);

@@ -11,6 +11,7 @@ use program::RangeSet;
 use serde_json::Value;
 
 use super::super::{Keys, quoted};
+use super::connection::{ConnectionMatch, PacketClasses, Tracking, connection_match};
 use super::ruleset::Sets;
 use super::values::{
     Constraint, Kind, Left, flags_of, fragments_of, is_on_transport, left_of, payload, version,
@@ -46,6 +47,11 @@ enum Compared {
     Keys(Vec<(&'static str, Constraint)>),
     /// At most these keys; for certain, if they are given, the second ones.
     Between(Vec<(&'static str, Constraint)>, Option<Vec<(&'static str, Constraint)>>, Doubt),
+    /// It depends on connections; not for packets of these classes, and for all connection requests or not.
+    Connection {
+        spared: PacketClasses,
+        has_requests: bool,
+    },
 }
 
 /// Facts that comparisons depend on.
@@ -55,6 +61,7 @@ pub(super) struct Context<'c, 'v> {
     pub(super) interface: Option<&'c str>,
     /// Whether the chain may get packets that the kernel has put together from fragments.
     pub(super) is_reassembled: bool,
+    pub(super) tracking: Tracking,
 }
 
 /// All matches of a rule, and of those that lead to its chain.
@@ -99,6 +106,11 @@ impl Condition {
         (keys, self.keys.values().filter_map(|constraint| constraint.set.clone()).collect())
     }
 
+    /// The values of a key, if they are not any.
+    pub(super) fn values(&self, key: &str) -> Option<&RangeSet<u128>> {
+        self.keys.get(key).map(|constraint| &*constraint.values)
+    }
+
     /// Narrows a key. `None`: no packet is left; `Some(false)`: the language cannot express it, and nothing
     /// is changed.
     fn narrow(&mut self, key: &'static str, new: &Constraint) -> Option<bool> {
@@ -121,7 +133,7 @@ impl Condition {
     }
 
     /// Narrows several keys; the same answers as of one.
-    fn narrow_all(&mut self, keys: &[(&'static str, Constraint)]) -> Option<bool> {
+    pub(super) fn narrow_all(&mut self, keys: &[(&'static str, Constraint)]) -> Option<bool> {
         keys.iter()
             .try_fold(true, |is_exact, (key, constraint)| Some(self.narrow(key, constraint)? && is_exact))
     }
@@ -137,11 +149,14 @@ pub(super) struct Packets {
     /// The last reason why the two differ, and the number of reasons.
     pub(super) doubt: Option<Doubt>,
     pub(super) doubts: u32,
+    /// Classes of packets that are in `upper` but do not reach the place.
+    pub(super) spared: PacketClasses,
 }
 
 impl Packets {
     pub(super) fn of(condition: Condition) -> Self {
-        Self { lower: Some(condition.clone()), upper: condition, doubt: None, doubts: 0 }
+        let lower = Some(condition.clone());
+        Self { lower, upper: condition, doubt: None, doubts: 0, spared: PacketClasses::default() }
     }
 
     /// The rule may match fewer packets.
@@ -196,6 +211,13 @@ impl Packets {
             Compared::Never => return false,
             Compared::Keys(keys) => (keys.clone(), Some(keys), None),
             Compared::Between(upper, lower, doubt) => (upper, lower, Some(doubt)),
+            Compared::Connection { spared, has_requests } => {
+                let requests = self.lower.take().filter(|_| has_requests);
+                self.doubt(Doubt::Connection);
+                self.lower = requests.and_then(|lower| lower.requests());
+                self.spared = self.spared.or(spared);
+                return true;
+            }
         };
         let Some(is_exact) = self.upper.narrow_all(&upper) else { return false };
         self.upper.is_on_transport |= is_on_transport;
@@ -233,7 +255,13 @@ fn compared(
         return interface(op, right, context);
     }
     if left.get("ct").is_some() {
-        return Compared::Between(Vec::new(), None, Doubt::Connection);
+        return match connection_match(op, left, right, packets, context.tracking) {
+            ConnectionMatch::Always => Compared::Always,
+            ConnectionMatch::Never => Compared::Never,
+            ConnectionMatch::Sometimes { spared, has_requests } => {
+                Compared::Connection { spared, has_requests }
+            }
+        };
     }
     let tcp = || ("protocol", Constraint::of(Kind::Protocol, RangeSet::single(IpProtocol::TCP.0.into())));
     match flags_of(op, left, right) {

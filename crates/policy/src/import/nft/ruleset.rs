@@ -218,6 +218,23 @@ impl<'v> Ruleset<'v> {
         false
     }
 
+    /// Returns whether a statement of any chain is of these kinds, or may be.
+    pub(super) fn uses(&self, kinds: &[&str]) -> bool {
+        let is_listed = |(family, table, _): &Name<'v>| self.tables.contains_key(&(*family, *table));
+        let is_use = |(kind, body): (&str, &Value)| {
+            // The target CT of iptables excludes packets from tracking and sets helpers.
+            let is_target = kind == "xt" && body.get("name").is_none_or(|name| name == "CT");
+            kind == TEXT || is_target || kinds.contains(&kind)
+        };
+        !self.chains.keys().all(is_listed)
+            || self
+                .chains
+                .values()
+                .flat_map(|chain| &chain.rules)
+                .flat_map(|rule| statements(rule))
+                .any(is_use)
+    }
+
     /// The verdicts of a map.
     fn verdicts_of<'r>(&'r self, name: Name<'v>, map: &'r Value) -> Vec<(&'r str, &'r Value)> {
         let pairs: Vec<&Value> = match map.get("data").and_then(Value::as_str) {

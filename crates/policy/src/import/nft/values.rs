@@ -359,12 +359,6 @@ fn flags_constraint(op: &str, mask: Option<&Value>, right: &Value) -> Result<Con
     let is_masked = mask.is_some();
     let mask = mask.map_or(Ok(u8::MAX), flags)?;
     let refused = || format!("the comparison `{}` of TCP flags", quoted(op));
-    let exactly = |value: u8| format!("\"{}\"", flag_pattern(&TCP_FLAGS, value, mask));
-    let each = |bits: u8, value: u8| {
-        let bits = TCP_FLAGS.iter().filter(|(_, bit)| bits & bit != 0);
-        let words = bits.map(|(_, bit)| format!("\"{}\"", flag_pattern(&TCP_FLAGS, !value & bit, *bit)));
-        format!("[{}]", words.collect::<Vec<_>>().join(", "))
-    };
     if mask == 0 {
         return Err(refused());
     }
@@ -375,32 +369,35 @@ fn flags_constraint(op: &str, mask: Option<&Value>, right: &Value) -> Result<Con
             if choices.iter().any(|choice| choice & !mask != 0) {
                 return Err(refused());
             }
-            let shown: Vec<String> = choices.iter().map(|choice| exactly(*choice)).collect();
+            let shown: Vec<String> = choices.iter().map(|choice| quoted_flags(mask, *choice)).collect();
             Ok(Constraint::flags(format!("[{}]", shown.join(", ")), |flags| {
                 choices.contains(&(flags & mask))
             }))
         }
         (_, Some(_)) => Err(refused()),
-        ("==", None) if flags(right)? & !mask == 0 => {
-            let value = flags(right)?;
-            Ok(Constraint::flags(exactly(value), |flags| flags & mask == value))
-        }
-        // One of the flags differs.
-        ("!=", None) if flags(right)? & !mask == 0 => {
-            let value = flags(right)?;
-            Ok(Constraint::flags(each(mask, value), |flags| flags & mask != value))
-        }
-        ("in", None) if !is_masked && flags(right)? != 0 => {
-            let any = flags(right)?;
-            Ok(Constraint::flags(each(any, 0), |flags| flags & any != 0))
-        }
-        ("!", None) if !is_masked && flags(right)? != 0 => {
-            let none = flags(right)?;
-            let shown = format!("\"{}\"", flag_pattern(&TCP_FLAGS, 0, none));
-            Ok(Constraint::flags(shown, |flags| flags & none == 0))
-        }
+        ("==", None) if flags(right)? & !mask == 0 => Ok(flags_equal(mask, flags(right)?)),
+        ("!=", None) if flags(right)? & !mask == 0 => Ok(flags_other(mask, flags(right)?)),
+        ("in", None) if !is_masked && flags(right)? != 0 => Ok(flags_other(flags(right)?, 0)),
+        ("!", None) if !is_masked && flags(right)? != 0 => Ok(flags_equal(flags(right)?, 0)),
         _ => Err(refused()),
     }
+}
+
+/// A pattern of flags in TOML.
+fn quoted_flags(mask: u8, value: u8) -> String {
+    format!("\"{}\"", flag_pattern(&TCP_FLAGS, value, mask))
+}
+
+/// The flags that equal a value under a mask.
+pub(super) fn flags_equal(mask: u8, value: u8) -> Constraint {
+    Constraint::flags(quoted_flags(mask, value), |flags| flags & mask == value)
+}
+
+/// The flags of which at least one under the mask differs from a value.
+pub(super) fn flags_other(mask: u8, value: u8) -> Constraint {
+    let bits = TCP_FLAGS.iter().filter(|(_, bit)| mask & bit != 0);
+    let patterns: Vec<String> = bits.map(|(_, bit)| quoted_flags(*bit, !value & bit)).collect();
+    Constraint::flags(format!("[{}]", patterns.join(", ")), |flags| flags & mask != value)
 }
 
 /// A name, a number, or a list of names of flags that are all set.

@@ -13,6 +13,7 @@ use serde_json::{Map, Value};
 use super::super::{Imported, WrongFormat, quoted};
 use super::NftOptions;
 use super::condition::{Condition, Context, Doubt, Packets, alternatives};
+use super::connection::{PacketClass, PacketClasses, Tracking};
 use super::ruleset::{Base, Chain, Hook, Name, Rule, Ruleset, Sets, TEXT, statements};
 use super::text::rule_text;
 use super::writer::{DROP, KERNEL, Writer};
@@ -24,7 +25,9 @@ const MAX_DEPTH: usize = 16;
 const MAX_INLINED: usize = 1 << 14;
 /// Statements within each other that are followed, for packets that skip rules. It bounds the stack.
 const MAX_NESTED: usize = 64;
-/// The priority in the hook prerouting at which connection tracking puts fragments together.
+/// The priority in the hook prerouting of connection tracking.
+const TRACKING: i64 = -200;
+/// The priority at which fragments are put together for it.
 const DEFRAGMENTATION: i64 = -400;
 /// Statements that neither end a rule nor change what later rules match.
 const WITHOUT_VERDICT: [&str; 14] = [
@@ -81,6 +84,13 @@ struct Called<'c, 'v> {
     is_goto: bool,
 }
 
+/// A place that may accept all packets of a base chain but those of some classes.
+#[derive(Clone)]
+struct Missing {
+    place: String,
+    spared: PacketClasses,
+}
+
 /// The base chain that is converted.
 #[derive(Clone, Default)]
 struct Current {
@@ -91,9 +101,10 @@ struct Current {
     doubts: u32,
     drops: bool,
     is_reassembled: bool,
+    tracking: Tracking,
     is_nat: bool,
-    /// A rule that may accept any packet of it.
-    missing: Option<String>,
+    /// A rule that may accept any packet of it, but for some classes.
+    missing: Option<Missing>,
     /// Whether its rules have decided all packets.
     is_over: bool,
 }
@@ -107,6 +118,7 @@ pub(super) struct Walk<'r, 'v> {
     /// A forward chain that accepts packets: those to other hosts must not be dropped by chains of hook
     /// input.
     forwards: Option<String>,
+    tracking: Tracking,
     writer: Writer,
     sets: Sets<'v>,
     current: Current,
@@ -129,6 +141,7 @@ impl<'r, 'v> Walk<'r, 'v> {
             order: Vec::new(),
             drops_from: Vec::new(),
             forwards: None,
+            tracking: Tracking::of(ruleset, options.is_syn_new),
             writer: Writer::default(),
             sets: Sets::default(),
             current: Current::default(),
@@ -151,7 +164,7 @@ impl<'r, 'v> Walk<'r, 'v> {
     }
 
     pub(super) fn finish(self) -> Imported {
-        self.writer.finish(&self.sets)
+        self.writer.finish(&self.sets, self.options.is_syn_new)
     }
 
     /// The base chains from this one on, for some packets.
@@ -169,16 +182,21 @@ impl<'r, 'v> Walk<'r, 'v> {
         let Some(packets) = Condition::of_family(name.0).ok().and_then(|family| packets.and(&family)) else {
             return;
         };
-        let is_reassembled =
-            base.hook == Hook::Input || (base.hook == Hook::Prerouting && base.priority > DEFRAGMENTATION);
+        let is_input = base.hook == Hook::Input;
+        let is_after = |priority| is_input || (base.hook == Hook::Prerouting && base.priority > priority);
         let current = Current {
             index,
             entry: packets.upper.clone(),
             doubts: packets.doubts,
             drops: base.drops,
-            is_reassembled,
+            is_reassembled: is_after(DEFRAGMENTATION),
+            tracking: self.tracking.in_chain(is_after(TRACKING)),
             is_nat: base.is_nat,
-            missing: self.forwards.clone().filter(|_| base.hook == Hook::Input),
+            missing: self
+                .forwards
+                .clone()
+                .filter(|_| is_input)
+                .map(|place| Missing { place, spared: PacketClasses::default() }),
             is_over: false,
         };
         let outer = std::mem::replace(&mut self.current, current);
@@ -196,6 +214,15 @@ impl<'r, 'v> Walk<'r, 'v> {
         if let Some((_, name)) = self.order.get(self.current.index) {
             let name = *name;
             self.sets.enter(self.ruleset, name);
+        }
+    }
+
+    /// Takes note of a place that may accept all packets of the base chain but those of some classes.
+    fn may_accept_all(&mut self, place: &str, spared: PacketClasses) {
+        let before = self.current.missing.as_ref().map(|missing| missing.spared);
+        let both = before.map_or(spared, |before| before.and(spared));
+        if before != Some(both) {
+            self.current.missing = Some(Missing { place: place.to_owned(), spared: both });
         }
     }
 
@@ -226,7 +253,7 @@ impl<'r, 'v> Walk<'r, 'v> {
     /// Counts a rule or a pair, unless there were too many. What is written for some packets alone also ends
     /// where no rule may drop them any more.
     fn stops(&mut self) -> bool {
-        if self.inlined > 0 && (self.current.missing.is_some() || self.sealed.is_some()) {
+        if self.inlined > 0 && (self.is_all_missing() || self.sealed.is_some()) {
             return true;
         }
         if !self.writer.is_full() && self.left > 0 {
@@ -398,7 +425,7 @@ impl<'r, 'v> Walk<'r, 'v> {
                 self.note_doubt(place, packets, is_own_doubt);
                 let is_dropped = at.after.is_none() && self.current.drops;
                 if packets.upper == self.current.entry && !is_dropped {
-                    self.current.missing.get_or_insert_with(|| place.to_owned());
+                    self.may_accept_all(place, packets.spared);
                     return Outcome::Next;
                 }
                 self.decide_at_once(|walk| walk.leave_chain(&at, packets));
@@ -450,7 +477,7 @@ impl<'r, 'v> Walk<'r, 'v> {
             _ if is_all => Outcome::EndOfChain,
             _ if rest.rules.is_empty() => Outcome::Next,
             _ if packets.upper == self.current.entry => {
-                self.current.missing.get_or_insert_with(|| rest.place.clone());
+                self.may_accept_all(&rest.place, packets.spared);
                 Outcome::Next
             }
             _ => {
@@ -490,8 +517,13 @@ impl<'r, 'v> Walk<'r, 'v> {
         }
     }
 
+    /// Returns whether a place may accept all packets of the base chain.
+    fn is_all_missing(&self) -> bool {
+        self.current.missing.as_ref().is_some_and(|missing| missing.spared.is_empty())
+    }
+
     fn may_not_drop(&self) -> bool {
-        self.current.missing.is_some() || self.sealed.is_some() || self.is_full
+        self.is_all_missing() || self.sealed.is_some() || self.is_full
     }
 
     /// Packets that a base chain accepts: the further ones decide.
@@ -501,12 +533,11 @@ impl<'r, 'v> Walk<'r, 'v> {
             self.writer.differs(place, "may accept fewer packets, all of which stay with the kernel", doubt);
         }
         if is_whole_chain && packets.doubts != self.current.doubts {
-            self.current.missing.get_or_insert_with(|| place.to_owned());
-            return;
+            return self.may_accept_all(place, packets.spared);
         }
         if is_whole_chain && self.inlined == 0 {
             if !self.drops_after() {
-                self.keep(name, place, &packets.upper);
+                self.keep(name, place, packets);
             }
             self.current.is_over = true;
             return;
@@ -525,7 +556,7 @@ impl<'r, 'v> Walk<'r, 'v> {
             let next = self.current.index + 1;
             self.decide_at_once(|walk| walk.run(next, packets));
         }
-        self.keep(name, place, &packets.upper);
+        self.keep(name, place, packets);
     }
 
     /// Whether a rule may let all of these packets pass.
@@ -540,16 +571,22 @@ impl<'r, 'v> Walk<'r, 'v> {
         if packets.upper == self.current.entry {
             self.sealed.get_or_insert_with(|| rest.place.clone());
         } else {
-            self.keep(&rest.name, &rest.place, &packets.upper);
+            self.keep(&rest.name, &rest.place, packets);
         }
         Outcome::Next
     }
 
     /// Writes a rule that leaves packets to the kernel.
-    fn keep(&mut self, name: &str, place: &str, condition: &Condition) {
-        if let Err(reason) = self.writer.push(name, condition, KERNEL, &self.sets, None) {
-            self.writer.differs(place, "is left out", &Doubt::Other(reason));
-            self.sealed.get_or_insert_with(|| place.to_owned());
+    fn keep(&mut self, name: &str, place: &str, packets: &Packets) {
+        let parts = match packets.spared.contains(PacketClass::Request) {
+            true => packets.upper.without_requests(),
+            false => vec![packets.upper.clone()],
+        };
+        for condition in parts {
+            if let Err(reason) = self.writer.push(name, &condition, KERNEL, &self.sets, None) {
+                self.writer.differs(place, "is left out", &Doubt::Other(reason));
+                self.sealed.get_or_insert_with(|| place.to_owned());
+            }
         }
     }
 
@@ -569,11 +606,20 @@ impl<'r, 'v> Walk<'r, 'v> {
             self.writer.differs(place, "drops fewer packets", &doubt);
         }
         let full = self.is_full.then_some("a rule beyond the limit");
-        let missing = self.current.missing.as_deref().or(self.sealed.as_deref()).or(full);
+        let mut missing = self.sealed.as_deref().or(full);
+        let mut in_force = None;
+        if let (None, Some(other)) = (missing, &self.current.missing) {
+            in_force = lower.spared(other.spared);
+            missing = in_force.is_none().then_some(&*other.place);
+            if in_force.as_ref().is_some_and(|in_force| in_force != lower) {
+                self.writer.drops_requests(place, &other.place);
+            }
+        }
         if missing.is_some() && self.inlined > 0 {
             return;
         }
-        if let Err(reason) = self.writer.push(name, lower, DROP, &self.sets, missing) {
+        let dropped = in_force.as_ref().unwrap_or(lower);
+        if let Err(reason) = self.writer.push(name, dropped, DROP, &self.sets, missing) {
             self.writer.differs(place, "is left out", &Doubt::Other(reason));
         }
     }
@@ -587,7 +633,12 @@ impl<'r, 'v> Walk<'r, 'v> {
 }
 
 fn context<'c, 'v>(sets: &'c Sets<'v>, options: &'c NftOptions, current: &Current) -> Context<'c, 'v> {
-    Context { sets, interface: options.interface.as_deref(), is_reassembled: current.is_reassembled }
+    Context {
+        sets,
+        interface: options.interface.as_deref(),
+        is_reassembled: current.is_reassembled,
+        tracking: current.tracking,
+    }
 }
 
 /// Whether these are all packets that meet a rule.

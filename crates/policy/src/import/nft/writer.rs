@@ -61,6 +61,9 @@ pub(super) struct Writer {
     missing: String,
     /// Rules on connections, and those on interfaces.
     on_connections: Named,
+    /// Rules that drop connection requests alone, and the first place that may accept other packets of them.
+    on_requests: Named,
+    answered: String,
     on_interfaces: Named,
     /// The names of rules, each with the next number for one more of that name.
     names: BTreeMap<String, u32>,
@@ -102,6 +105,17 @@ impl Writer {
             Doubt::Interface => self.on_interfaces.add(place.to_owned()),
             Doubt::Other(_) => self.notes.push(note(message)),
         }
+    }
+
+    /// Notes a rule that drops connection requests alone.
+    pub(super) fn drops_requests(&mut self, place: &str, missing: &str) {
+        self.comment(&format!(
+            "{place} drops connection requests alone, because {missing} may accept other packets"
+        ));
+        if self.on_requests.count == 0 {
+            missing.clone_into(&mut self.answered);
+        }
+        self.on_requests.add(place.to_owned());
     }
 
     /// Appends a rule, if the language takes it; one that drops as a comment if another is `missing` that may
@@ -185,11 +199,22 @@ impl Writer {
         name
     }
 
-    pub(super) fn finish(mut self, sets: &Sets<'_>) -> Imported {
+    pub(super) fn finish(mut self, sets: &Sets<'_>, is_syn_new: bool) -> Imported {
         if self.on_connections.count > 0 {
+            let has_hint = !is_syn_new && self.comments.count > 0;
+            let hint = if has_hint { " (hint: --syn-is-new)" } else { "" };
             let message = format!(
-                "a policy does not know the state of connections: packets that rules on it accept stay with the kernel, and what they drop is left out ({})",
+                "a policy does not know the state of connections{hint}: packets that rules on it accept stay with the kernel, and what they drop is left out ({})",
                 self.on_connections.shown()
+            );
+            self.notes.push(note(message));
+        }
+        if self.on_requests.count > 0 {
+            let message = format!(
+                "{} of the rules that drop, policies of chains included, drop TCP connection requests alone ({}), because {} may accept other packets of theirs",
+                self.on_requests.count,
+                self.on_requests.shown(),
+                self.answered
             );
             self.notes.push(note(message));
         }

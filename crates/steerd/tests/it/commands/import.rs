@@ -238,8 +238,29 @@ fn import_converts_the_chain_of_an_interface_that_is_asked_for() {
     let (code, _, says) = policy(&["--chain", "filter/output"]);
     assert_eq!(code, Some(1), "{says}");
     assert!(says.contains("hint: inet/filter/input") && !says.contains("line 1"), "{says}");
-    let output = run_in(&folder, &["import", "ethtool", "set", "--interface", "eth0"]);
-    assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
+    for option in [&["--interface", "eth0"][..], &["--syn-is-new"]] {
+        let output = run_in(&folder, &[&["import", "ethtool", "set"], option].concat());
+        assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
+    }
+}
+
+/// Behind a rule that accepts replies.
+#[test]
+fn import_drops_connection_requests_to_the_host() {
+    let state =
+        "{\"match\": {\"op\": \"in\", \"left\": {\"ct\": {\"key\": \"state\"}}, \"right\": \"established\"}}";
+    let accept = format!("{state}, {{\"accept\": null}}");
+    let listing = nft_listing("drop", &[&accept]);
+    let folder = policies(&[("host", &listing)]);
+    let policy = |args: &[&str]| {
+        let output = run_in(&folder, &[&["import", "nft", "host"], args].concat());
+        assert!(output.status.success(), "{}", stderr(&output));
+        (stdout(&output), stderr(&output))
+    };
+    let (text, says) = policy(&[]);
+    assert!(!text.contains("\naction = \"drop\"") && says.contains("hint: --syn-is-new"), "{text}{says}");
+    let (text, says) = policy(&["--syn-is-new"]);
+    assert!(text.contains("tcp_flags = \"!fin,syn,!rst,!ack\" }\naction = \"drop\""), "{text}{says}");
 }
 
 /// Rule sets as hosts and routers have them, made by nft. A rule set whose rules cannot be told apart by
