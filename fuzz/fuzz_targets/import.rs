@@ -2,6 +2,7 @@
 //! time.
 #![no_main]
 
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use libfuzzer_sys::fuzz_target;
@@ -13,8 +14,9 @@ const TEXT_TIME: Duration = Duration::from_secs(5);
 
 fuzz_target!(|text: &str| {
     let started = Instant::now();
-    let choice = NftOptions { is_syn_new: true, ..NftOptions::default() };
-    let nft = [NftOptions::default(), choice].map(|options| import::nft(text, &options));
+    let addresses = vec![IpAddr::from([192, 0, 2, 1]), IpAddr::from(1_u128.to_be_bytes())];
+    let choices = NftOptions { addresses, is_syn_new: true, ..NftOptions::default() };
+    let nft = [NftOptions::default(), choices].map(|options| import::nft(text, &options));
     for imported in [import::ethtool(text), import::classbench(text)].into_iter().chain(nft).flatten() {
         let source = Source::new("imported.toml", imported.policy_toml);
         assert!(policy::parse(&source, &NoFiles).is_ok(), "{source:?}");

@@ -4,6 +4,7 @@
 //! prints them; what the commands print is described in docs/reference/commands.md.
 
 use std::fs;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -327,6 +328,10 @@ pub(crate) struct ImportArgs {
     /// interface but lo may apply].
     #[arg(long, value_name = "NAME")]
     pub(crate) interface: Option<String>,
+    /// nft: an address of the host, for each of its addresses; chains of the hook input decide about packets
+    /// to these alone [default: about all packets, and nothing is dropped there if the host forwards packets].
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) address: Vec<IpAddr>,
     /// nft: take TCP connection requests (SYN without ACK) for packets of no connection, with the state new;
     /// rules behind one that accepts packets of connections then drop requests [default: are comments].
     #[arg(long)]

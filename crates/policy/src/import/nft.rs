@@ -18,6 +18,8 @@ mod values;
 mod walk;
 mod writer;
 
+use std::net::IpAddr;
+
 use super::{Imported, Note, WrongFormat};
 use ruleset::{Ruleset, objects_of};
 use walk::Walk;
@@ -30,6 +32,9 @@ pub struct NftOptions {
     pub chain: Option<String>,
     /// The interface of the port; if left out, rules of any interface but `lo` may apply.
     pub interface: Option<String>,
+    /// The addresses of the host. Chains of the hook input then decide about packets to these alone; if left
+    /// out, about all that the host does not forward.
+    pub addresses: Vec<IpAddr>,
     /// TCP connection requests (SYN without ACK, RST and FIN) are taken for packets of no connection, whose
     /// state is `new`.
     pub is_syn_new: bool,

@@ -325,8 +325,9 @@ proptest! {
             let to = (at + change.len()).min(listing.len());
             listing.replace_range(at..to, change);
         }
-        let choice = NftOptions { is_syn_new: true, ..NftOptions::default() };
-        for options in [NftOptions::default(), choice] {
+        let own = vec![IpAddr::from([192, 0, 2, 80])];
+        let choices = NftOptions { addresses: own, is_syn_new: true, ..NftOptions::default() };
+        for options in [NftOptions::default(), choices] {
             if let Ok(imported) = import::nft(&listing, &options) {
                 parsed(&imported);
             }
@@ -584,6 +585,7 @@ fn mapped_addresses_are_left_out_of_sets() {
 }
 
 const SERVER: &str = include_str!("../listings/nft/server.json");
+const ROUTER: &str = include_str!("../listings/nft/home-router.json");
 
 fn imported(text: &str, options: &NftOptions) -> (Policy, String) {
     let imported = import::nft(text, options).expect("the format");
@@ -666,6 +668,32 @@ fn helpers_and_untracked_packets_keep_requests() {
     assert_eq!(of(untracked(), other()), Action::Drop);
     assert_eq!(of(untracked(), serde_json::json!({"notrack": null})), Action::Kernel);
     assert_eq!(of(serde_json::json!(["established", "new"]), other()), Action::Kernel);
+}
+
+#[test]
+fn a_router_drops_requests_to_its_own_addresses() {
+    let own = [198, 51, 100, 1];
+    let interface = Some("wan0".to_owned());
+    let syn_is_new = NftOptions { interface, is_syn_new: true, ..NftOptions::default() };
+    let (policy, notes) = imported(ROUTER, &syn_is_new);
+    assert_eq!(dropped(&policy), 0, "packets to any address may be forwarded\n{notes}");
+    assert!(notes.contains("(hint: --address ADDRESS)"), "{notes}");
+    let (policy, notes) = imported(ROUTER, &NftOptions { addresses: vec![own.into()], ..syn_is_new });
+    let from = [203, 0, 113, 9];
+    let of = |frame: FrameBuilder| decided(&policy, &frame.build()).1;
+    assert_eq!(of(ipv4(from, own).tcp(40_000, 7547, 2)), Action::Drop, "{notes}");
+    assert_eq!(of(ipv4(from, own).tcp(40_000, 81, 2)), Action::Drop, "{notes}");
+    for kept in [
+        // Replies to connections whose addresses are translated.
+        ipv4(from, own).tcp(443, 40_000, 0x12),
+        ipv4(from, own).udp(53, 40_000),
+        ipv4(from, own).tcp(40_000, 22, 2),
+        ipv4(from, own).tcp(40_000, 8080, 2),
+        ipv4(from, [10, 0, 0, 80]).tcp(40_000, 81, 2),
+        ipv6().tcp(40_000, 81, 2),
+    ] {
+        assert_eq!(of(kept), Action::Kernel, "{notes}");
+    }
 }
 
 #[test]

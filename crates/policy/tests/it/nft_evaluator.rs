@@ -2,8 +2,9 @@
 //! shares no code with the import. All that a packet does not show (the state of connections, marks, limits)
 //! is a choice of a [`World`].
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::net::IpAddr;
 
 use serde_json::{Map, Value};
 
@@ -33,6 +34,16 @@ pub(crate) struct NftPacket {
     pub(crate) is_translated: bool,
 }
 
+impl NftPacket {
+    /// Whether this is the destination.
+    pub(crate) fn is_to(&self, address: IpAddr) -> bool {
+        match address {
+            IpAddr::V4(address) => self.version == 4 && self.dst == u128::from(u32::from(address)),
+            IpAddr::V6(address) => self.version == 6 && self.dst == u128::from(address),
+        }
+    }
+}
+
 /// Choices for what is not known.
 #[derive(Clone, Debug)]
 pub(crate) struct World {
@@ -41,6 +52,8 @@ pub(crate) struct World {
     pub(crate) interface: String,
     /// Whether the packet is for this host.
     pub(crate) is_local: bool,
+    /// Whether a flow table forwards it before the chains of hook input.
+    pub(crate) is_in_flow_table: bool,
 }
 
 /// Why evaluation of a chain ends.
@@ -153,6 +166,29 @@ impl NftRules {
         statements.any(|statement| statement.get(kind).is_some())
     }
 
+    /// Whether packets to an address of the host may be replies whose address is translated back, because
+    /// a chain of the hooks output or postrouting translates addresses.
+    pub(crate) fn translates(&self) -> bool {
+        self.tables.iter().any(|table| {
+            let last = table.bases.iter().filter(|base| matches!(&*base.hook, "output" | "postrouting"));
+            let mut left: Vec<&str> = last.map(|base| &*base.name).collect();
+            let mut seen = BTreeSet::new();
+            while let Some(name) = left.pop() {
+                let text = serde_json::to_string(&table.chains[name]).expect("JSON");
+                if ["masquerade", "snat", "dnat", "redirect"]
+                    .iter()
+                    .any(|kind| text.contains(&format!("\"{kind}\":")))
+                {
+                    return true;
+                }
+                let called =
+                    table.chains.keys().filter(|chain| text.contains(&format!("\"target\":\"{chain}\"")));
+                left.extend(called.map(String::as_str).filter(|chain| seen.insert(*chain)));
+            }
+            false
+        })
+    }
+
     /// The states that connection tracking may give a packet (tcp_valid_flags of nf_conntrack_proto_tcp.c,
     /// nf_conntrack_proto_icmp.c and nf_conntrack_proto_icmpv6.c); `is_syn_new`: a connection request belongs
     /// to no connection.
@@ -186,6 +222,9 @@ impl NftRules {
         let last = if world.is_local { "input" } else { "forward" };
         let mut packet = packet.clone();
         for hook in ["ingress", "prerouting", last] {
+            if hook == "input" && world.is_in_flow_table {
+                return true;
+            }
             let mut bases: Vec<(&NftTable, &BaseChain)> = Vec::new();
             for table in self.tables.iter().filter(|table| !table.is_dormant && table.sees(&packet)) {
                 let own = table.bases.iter().filter(|base| {

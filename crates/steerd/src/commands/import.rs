@@ -44,11 +44,12 @@ pub(crate) fn run(args: &ImportArgs) -> Result<(), Error> {
     let options = NftOptions {
         chain: args.chain.clone(),
         interface: args.interface.clone(),
+        addresses: args.address.clone(),
         is_syn_new: args.syn_is_new,
     };
     if args.kind != Import::Nft && options != NftOptions::default() {
         let kind = clap::error::ErrorKind::ArgumentConflict;
-        let message = "--chain, --interface and --syn-is-new are for rule sets of nft";
+        let message = "--chain, --interface, --address and --syn-is-new are for rule sets of nft";
         <Cli as clap::CommandFactory>::command().error(kind, message).exit();
     }
     let mut input = Input::default();

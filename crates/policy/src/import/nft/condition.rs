@@ -5,6 +5,7 @@
 //! use the first, rules that drop the second.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 
 use packet::IpProtocol;
 use program::RangeSet;
@@ -97,6 +98,25 @@ impl Condition {
         let versions = RangeSet::each(versions.iter().copied());
         condition.keys.insert("family", Constraint::of(Kind::Family, versions));
         Ok(condition)
+    }
+
+    /// The packets to these addresses, by IP version.
+    pub(super) fn to_any_of(addresses: &[IpAddr]) -> Vec<Self> {
+        let v4 = addresses.iter().filter_map(|address| match address {
+            IpAddr::V4(address) => Some(u32::from(*address).into()),
+            IpAddr::V6(_) => None,
+        });
+        let v6 = addresses.iter().filter_map(|address| match address {
+            IpAddr::V4(_) => None,
+            IpAddr::V6(address) => Some(u128::from(*address)),
+        });
+        let of = |kind, version, addresses: RangeSet<u128>| {
+            let family = ("family", Constraint::of(Kind::Family, RangeSet::single(version)));
+            let keys = BTreeMap::from([family, ("dst", Constraint::of(kind, addresses.clone()))]);
+            (!addresses.is_empty()).then(|| Self { keys, ..Self::default() })
+        };
+        let versions = [of(Kind::V4, 4, RangeSet::each(v4)), of(Kind::V6, 6, RangeSet::each(v6))];
+        versions.into_iter().flatten().collect()
     }
 
     /// The match, and the sets that it names.

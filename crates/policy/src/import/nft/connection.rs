@@ -163,6 +163,8 @@ pub(super) struct Tracking {
     has_untracked: bool,
     /// A rule sets a helper, which expects further connections.
     has_helper: bool,
+    /// A flow table forwards packets before the chains.
+    has_flow_table: bool,
     /// The chain comes after connection tracking.
     is_after: bool,
 }
@@ -173,6 +175,7 @@ impl Tracking {
             is_syn_new,
             has_untracked: ruleset.uses(&["notrack"]),
             has_helper: ruleset.uses(&["ct helper", "ct expectation"]),
+            has_flow_table: ruleset.uses(&["flow"]),
             is_after: false,
         }
     }
@@ -197,6 +200,16 @@ impl Tracking {
                 ConnectionStates::NEW.or(before).or(related).or(untracked)
             }
         }
+    }
+
+    /// The classes of which a packet is never one of a connection whose addresses are translated.
+    pub(super) fn untranslated(self) -> PacketClasses {
+        let connected = ConnectionStates::ESTABLISHED.or(ConnectionStates::RELATED);
+        PacketClasses::of(PacketClasses::ALL.into_iter().filter(|class| {
+            // A flow table does not look at flags.
+            let is_forwarded = self.has_flow_table && *class == PacketClass::Invalid;
+            !self.states(*class).meets(connected) && !is_forwarded
+        }))
     }
 }
 

@@ -118,6 +118,9 @@ pub(super) struct Walk<'r, 'v> {
     /// A forward chain that accepts packets: those to other hosts must not be dropped by chains of hook
     /// input.
     forwards: Option<String>,
+    /// A chain that translates addresses, so that packets to the host may belong to a connection that it
+    /// forwards.
+    translates: Option<String>,
     tracking: Tracking,
     writer: Writer,
     sets: Sets<'v>,
@@ -141,6 +144,7 @@ impl<'r, 'v> Walk<'r, 'v> {
             order: Vec::new(),
             drops_from: Vec::new(),
             forwards: None,
+            translates: None,
             tracking: Tracking::of(ruleset, options.is_syn_new),
             writer: Writer::default(),
             sets: Sets::default(),
@@ -182,6 +186,18 @@ impl<'r, 'v> Walk<'r, 'v> {
         let Some(packets) = Condition::of_family(name.0).ok().and_then(|family| packets.and(&family)) else {
             return;
         };
+        if base.hook != Hook::Input || self.options.addresses.is_empty() {
+            return self.base_for(index, &base, name, &packets);
+        }
+        for own in Condition::to_any_of(&self.options.addresses) {
+            if let Some(packets) = packets.and(&own) {
+                self.base_for(index, &base, name, &packets);
+            }
+        }
+    }
+
+    /// A base chain for packets that meet it.
+    fn base_for(&mut self, index: usize, base: &Base, name: Name<'v>, packets: &Packets) {
         let is_input = base.hook == Hook::Input;
         let is_after = |priority| is_input || (base.hook == Hook::Prerouting && base.priority > priority);
         let current = Current {
@@ -192,11 +208,7 @@ impl<'r, 'v> Walk<'r, 'v> {
             is_reassembled: is_after(DEFRAGMENTATION),
             tracking: self.tracking.in_chain(is_after(TRACKING)),
             is_nat: base.is_nat,
-            missing: self
-                .forwards
-                .clone()
-                .filter(|_| is_input)
-                .map(|place| Missing { place, spared: PacketClasses::default() }),
+            missing: self.before_input().filter(|_| is_input),
             is_over: false,
         };
         let outer = std::mem::replace(&mut self.current, current);
@@ -204,17 +216,26 @@ impl<'r, 'v> Walk<'r, 'v> {
         let at = At { chain: name, after: None, depth: 0 };
         let ruleset = self.ruleset;
         let rules = ruleset.chains.get(&name).map_or(&[][..], |chain| &chain.rules);
-        let outcome = self.rules(at, rules, &packets);
+        let outcome = self.rules(at, rules, packets);
         if outcome != Outcome::Decided && !self.current.is_over && base.drops {
             let place = format!("the policy of chain {}", shown(name));
             let rule = if self.order.len() == 1 { "policy".to_owned() } else { format!("policy-{}", name.2) };
-            self.drop(&rule, &place, &packets);
+            self.drop(&rule, &place, packets);
         }
         self.current = outer;
         if let Some((_, name)) = self.order.get(self.current.index) {
             let name = *name;
             self.sets.enter(self.ruleset, name);
         }
+    }
+
+    /// The reason why packets may not meet chains of the hook input.
+    fn before_input(&self) -> Option<Missing> {
+        if self.options.addresses.is_empty() {
+            return Some(Missing { place: self.forwards.clone()?, spared: PacketClasses::default() });
+        }
+        // Replies have an address of the host until the translation is undone.
+        Some(Missing { place: self.translates.clone()?, spared: self.tracking.in_chain(true).untranslated() })
     }
 
     /// Takes note of a place that may accept all packets of the base chain but those of some classes.

@@ -238,20 +238,21 @@ fn import_converts_the_chain_of_an_interface_that_is_asked_for() {
     let (code, _, says) = policy(&["--chain", "filter/output"]);
     assert_eq!(code, Some(1), "{says}");
     assert!(says.contains("hint: inet/filter/input") && !says.contains("line 1"), "{says}");
-    for option in [&["--interface", "eth0"][..], &["--syn-is-new"]] {
+    for option in [&["--interface", "eth0"][..], &["--address", "192.0.2.1"], &["--syn-is-new"]] {
         let output = run_in(&folder, &[&["import", "ethtool", "set"], option].concat());
         assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
     }
 }
 
-/// Behind a rule that accepts replies.
+/// Behind a rule that accepts replies, and on a router, whose forwarded packets meet other chains.
 #[test]
 fn import_drops_connection_requests_to_the_host() {
     let state =
         "{\"match\": {\"op\": \"in\", \"left\": {\"ct\": {\"key\": \"state\"}}, \"right\": \"established\"}}";
     let accept = format!("{state}, {{\"accept\": null}}");
     let listing = nft_listing("drop", &[&accept]);
-    let folder = policies(&[("host", &listing)]);
+    let forward = listing.replace("input", "forward").replace("\"drop\"", "\"accept\"");
+    let folder = policies(&[("host", &listing), ("forward", &forward)]);
     let policy = |args: &[&str]| {
         let output = run_in(&folder, &[&["import", "nft", "host"], args].concat());
         assert!(output.status.success(), "{}", stderr(&output));
@@ -261,6 +262,11 @@ fn import_drops_connection_requests_to_the_host() {
     assert!(!text.contains("\naction = \"drop\"") && says.contains("hint: --syn-is-new"), "{text}{says}");
     let (text, says) = policy(&["--syn-is-new"]);
     assert!(text.contains("tcp_flags = \"!fin,syn,!rst,!ack\" }\naction = \"drop\""), "{text}{says}");
+    let (text, says) = policy(&["forward", "--syn-is-new"]);
+    assert!(!text.contains("\naction = \"drop\"") && says.contains("hint: --address"), "{text}{says}");
+    let own = ["--address", "192.0.2.1", "--address", "2001:db8::1"];
+    let (text, says) = policy(&[&["forward", "--syn-is-new"], &own[..]].concat());
+    assert_eq!(text.matches("\naction = \"drop\"").count(), 2, "{text}{says}");
 }
 
 /// Rule sets as hosts and routers have them, made by nft. A rule set whose rules cannot be told apart by

@@ -32,8 +32,8 @@ impl<'v> Walk<'_, 'v> {
         self.note_incomplete();
         let mut drops = false;
         for (base, name) in self.order.iter().rev() {
-            let is_input_of_router = base.hook == Hook::Input && self.forwards.is_some();
-            drops = drops || (!is_input_of_router && (base.drops || self.ruleset.has(*name, &["drop"])));
+            let may_drop = base.hook != Hook::Input || !self.is_all_forwarded();
+            drops = drops || (may_drop && (base.drops || self.ruleset.has(*name, &["drop"])));
             self.drops_from.push(drops);
         }
         self.drops_from.reverse();
@@ -114,7 +114,7 @@ impl<'v> Walk<'_, 'v> {
         }
     }
 
-    /// Finds a chain that shows that the host forwards packets.
+    /// Finds a chain that shows that the host forwards packets, and one that translates their addresses.
     fn find_forwards(&mut self, bases: &[(Base, Name<'v>)]) {
         let forwards = |(base, name): &&(Base, Name<'v>)| {
             base.hook == Hook::Forward
@@ -130,8 +130,14 @@ impl<'v> Walk<'_, 'v> {
                 && self.ruleset.inactive(*name).is_none()
                 && self.ruleset.has(*name, &["masquerade", "snat", "dnat", "redirect"])
         };
-        let found = bases.iter().find(forwards).or_else(|| bases.iter().find(translates));
-        self.forwards = found.map(|(_, name)| format!("chain {}", shown(*name)));
+        let named = |(_, name): &(Base, Name<'v>)| format!("chain {}", shown(*name));
+        self.translates = bases.iter().find(translates).map(named);
+        self.forwards = bases.iter().find(forwards).map(named).or_else(|| self.translates.clone());
+    }
+
+    /// Returns whether any packet may be forwarded instead of meeting chains of the hook input.
+    fn is_all_forwarded(&self) -> bool {
+        self.forwards.is_some() && self.options.addresses.is_empty()
     }
 
     /// Whether an ingress chain is one of the port.
@@ -171,11 +177,16 @@ impl<'v> Walk<'_, 'v> {
             }
         }
         let input = self.order.iter().find(|(base, _)| base.hook == Hook::Input);
-        if let (Some((_, name)), None) = (input, &self.forwards) {
-            let message = format!(
-                "chain {} sees packets to this host; the policy, all that the port receives, also those that the host would forward",
-                shown(*name)
-            );
+        if let (Some((_, name)), true) = (input, self.options.addresses.is_empty()) {
+            let name = shown(*name);
+            let message = match &self.forwards {
+                None => format!(
+                    "chain {name} sees packets to this host; the policy, all that the port receives, also those that the host would forward (hint: --address ADDRESS)"
+                ),
+                Some(other) => format!(
+                    "chain {name} sees packets to this host, and {other} shows that it forwards others, which may be to any address (hint: --address ADDRESS)"
+                ),
+            };
             self.writer.note(message);
         }
     }
