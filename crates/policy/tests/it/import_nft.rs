@@ -697,6 +697,27 @@ fn a_router_drops_requests_to_its_own_addresses() {
 }
 
 #[test]
+fn addresses_of_the_host_are_local() {
+    let fib = serde_json::json!({"fib": {"result": "type", "flags": "daddr"}});
+    let local = serde_json::json!({"match": {"op": "==", "left": fib, "right": "local"}});
+    let objects = [
+        table_of(&serde_json::json!([])),
+        base_chain("c", "filter", "input", 0, "drop"),
+        rule_of("c", 1, &serde_json::json!([{"jump": {"target": "others"}}])),
+        serde_json::json!({"chain": {"family": "inet", "table": "t", "name": "others"}}),
+        rule_of("others", 2, &serde_json::json!([local, {"return": null}])),
+        rule_of("others", 3, &serde_json::json!([{"accept": null}])),
+    ];
+    let own = vec![IpAddr::from([198, 18, 0, 1])];
+    let options = NftOptions { addresses: own, ..NftOptions::default() };
+    let frame = ipv4([203, 0, 113, 9], [198, 18, 0, 1]).udp(1, 9).build();
+    let (policy, notes) = of_objects(&objects, &options);
+    assert_eq!(decided(&policy, &frame).1, Action::Drop, "{notes}");
+    let (policy, notes) = of_objects(&objects, &NftOptions::default());
+    assert_eq!(decided(&policy, &frame).1, Action::Kernel, "{notes}");
+}
+
+#[test]
 fn a_wrong_name_of_a_chain_is_in_no_line() {
     let options = NftOptions { chain: Some("t/none".to_owned()), ..NftOptions::default() };
     let wrong = import::nft(&ruleset("ip", "drop", &[]), &options).expect_err("no such chain");

@@ -205,6 +205,7 @@ fn compare(name: &str, text: &str, options: &NftOptions, packets: usize) -> Figu
             let world = World {
                 seed: random.next(),
                 state,
+                is_own,
                 interface: interface.or(device).map_or_else(
                     || values.interfaces[random.below(values.interfaces.len())].clone(),
                     str::to_owned,

@@ -52,6 +52,8 @@ pub(crate) struct World {
     pub(crate) interface: String,
     /// Whether the packet is for this host.
     pub(crate) is_local: bool,
+    /// Whether its destination is known to be an address of the host.
+    pub(crate) is_own: bool,
     /// Whether a flow table forwards it before the chains of hook input.
     pub(crate) is_in_flow_table: bool,
 }
@@ -422,6 +424,14 @@ impl Run<'_> {
                 "!=" => Some(!choices.contains(&(value & mask))),
                 _ => None,
             };
+        }
+        let is_own = self.world.is_own && !self.packet.is_translated;
+        if left["fib"]["result"] == "type"
+            && is_own
+            && left["fib"]["flags"].to_string().matches('"').count() == 2
+        {
+            let is_local = right.to_string().contains("\"local\"");
+            return Some(is_local == (op != "!="));
         }
         if let Some(items) = self.elements(right) {
             let mut is_member = false;

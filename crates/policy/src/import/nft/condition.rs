@@ -63,6 +63,8 @@ pub(super) struct Context<'c, 'v> {
     /// Whether the chain may get packets that the kernel has put together from fragments.
     pub(super) is_reassembled: bool,
     pub(super) tracking: Tracking,
+    /// The addresses of the host.
+    pub(super) addresses: &'c [IpAddr],
 }
 
 /// All matches of a rule, and of those that lead to its chain.
@@ -283,6 +285,9 @@ fn compared(
             }
         };
     }
+    if let Some(is_equal) = is_local(op, left, right, packets, context.addresses) {
+        return if is_equal { Compared::Always } else { Compared::Never };
+    }
     let tcp = || ("protocol", Constraint::of(Kind::Protocol, RangeSet::single(IpProtocol::TCP.0.into())));
     match flags_of(op, left, right) {
         None => {}
@@ -290,13 +295,7 @@ fn compared(
         Some(Err(why)) => return Compared::Between(vec![tcp()], None, Doubt::Other(why)),
     }
     if let Some(fragments) = fragments_of(op, left, right) {
-        let family = ("family", Constraint::of(Kind::Family, RangeSet::single(4)));
-        let keys = vec![family.clone(), ("fragment", fragments)];
-        if !context.is_reassembled {
-            return Compared::Keys(keys);
-        }
-        let why = "the kernel puts fragments together before this chain".to_owned();
-        return Compared::Between(vec![family], None, Doubt::Other(why));
+        return fragments_compared(fragments, context);
     }
     // With an interface, tagged frames stay with the kernel.
     if payload(left) == Some(("ether", "type"))
@@ -348,6 +347,46 @@ fn compared(
     match is_certain {
         true => Compared::Keys(implied),
         false => Compared::Between(upper, Some(implied), expires()),
+    }
+}
+
+/// The meaning of a comparison of the offset of fragments.
+fn fragments_compared(fragments: Constraint, context: &Context<'_, '_>) -> Compared {
+    let family = ("family", Constraint::of(Kind::Family, RangeSet::single(4)));
+    if !context.is_reassembled {
+        return Compared::Keys(vec![family, ("fragment", fragments)]);
+    }
+    let why = "the kernel puts fragments together before this chain".to_owned();
+    Compared::Between(vec![family], None, Doubt::Other(why))
+}
+
+/// The result of a comparison of `fib daddr type` for packets to addresses of the host, whose type is `local`.
+fn is_local(
+    op: &str,
+    left: &Value,
+    right: &Value,
+    packets: &Condition,
+    addresses: &[IpAddr],
+) -> Option<bool> {
+    let fib = left.get("fib").filter(|fib| fib["result"] == "type")?;
+    let flags = fib.get("flags")?;
+    if flags != "daddr" && flags.as_array().is_none_or(|flags| *flags != ["daddr"]) {
+        return None;
+    }
+    let (family, dst) = (packets.values("family")?, packets.values("dst")?);
+    let is_own = |own: &Condition| {
+        own.values("family") == Some(family)
+            && own.values("dst").is_some_and(|own| own.intersect(dst) == *dst)
+    };
+    if !Condition::to_any_of(addresses).iter().any(is_own) {
+        return None;
+    }
+    let types = right.get("set").and_then(Value::as_array).map_or(std::slice::from_ref(right), Vec::as_slice);
+    let types: Vec<&str> = types.iter().map(Value::as_str).collect::<Option<_>>()?;
+    match op {
+        "==" | "in" => Some(types.contains(&"local")),
+        "!=" => Some(!types.contains(&"local")),
+        _ => None,
     }
 }
 

@@ -659,6 +659,7 @@ fn context<'c, 'v>(sets: &'c Sets<'v>, options: &'c NftOptions, current: &Curren
         interface: options.interface.as_deref(),
         is_reassembled: current.is_reassembled,
         tracking: current.tracking,
+        addresses: &options.addresses,
     }
 }
 
