@@ -697,6 +697,24 @@ fn a_router_drops_requests_to_its_own_addresses() {
 }
 
 #[test]
+fn translations_keep_all_packets_of_connections() {
+    let flags = serde_json::json!({"payload": {"protocol": "tcp", "field": "flags"}});
+    let syn = serde_json::json!({"match": {"op": "==", "left": flags, "right": "syn"}});
+    let to = serde_json::json!([equal("tcp", "dport", &8022.into()), syn, {"redirect": {"port": 2222}}]);
+    let objects = [
+        table_of(&serde_json::json!([])),
+        base_chain("n", "nat", "prerouting", -100, "accept"),
+        rule_of("n", 1, &to),
+        base_chain("c", "filter", "input", 0, "drop"),
+    ];
+    let (policy, notes) = of_objects(&objects, &NftOptions::default());
+    for flags in [0x02, 0x10] {
+        let frame = ipv4([203, 0, 113, 9], [198, 18, 0, 1]).tcp(40_000, 8022, flags).build();
+        assert_eq!(decided(&policy, &frame).1, Action::Kernel, "{flags:#x}: {notes}");
+    }
+}
+
+#[test]
 fn addresses_of_the_host_are_local() {
     let fib = serde_json::json!({"fib": {"result": "type", "flags": "daddr"}});
     let local = serde_json::json!({"match": {"op": "==", "left": fib, "right": "local"}});

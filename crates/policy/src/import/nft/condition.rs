@@ -67,6 +67,9 @@ pub(super) struct Context<'c, 'v> {
     pub(super) addresses: &'c [IpAddr],
 }
 
+/// Keys whose values differ between the packets of a connection.
+const PACKET_KEYS: [&str; 5] = ["tcp_flags", "ttl", "hop_limit", "dscp", "fragment"];
+
 /// All matches of a rule, and of those that lead to its chain.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Condition {
@@ -119,6 +122,13 @@ impl Condition {
         };
         let versions = [of(Kind::V4, 4, RangeSet::each(v4)), of(Kind::V6, 6, RangeSet::each(v6))];
         versions.into_iter().flatten().collect()
+    }
+
+    /// The packets of all connections that have a packet of this condition.
+    pub(super) fn of_connections(&self) -> Self {
+        let mut condition = self.clone();
+        PACKET_KEYS.iter().for_each(|key| drop(condition.keys.remove(key)));
+        condition
     }
 
     /// The match, and the sets that it names.

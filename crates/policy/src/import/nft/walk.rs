@@ -589,10 +589,15 @@ impl<'r, 'v> Walk<'r, 'v> {
     fn leave(&mut self, rest: &Rest<'_, 'v>, packets: &Packets, reason: &str) -> Outcome {
         let reason = Doubt::Other(reason.to_owned());
         self.writer.differs(&rest.place, "leaves its packets to the kernel", &reason);
+        let mut packets = packets.clone();
+        // Its verdict on the first packet of a connection is that on all.
+        if self.current.is_nat {
+            packets.upper = packets.upper.of_connections();
+        }
         if packets.upper == self.current.entry {
             self.sealed.get_or_insert_with(|| rest.place.clone());
         } else {
-            self.keep(&rest.name, &rest.place, packets);
+            self.keep(&rest.name, &rest.place, &packets);
         }
         Outcome::Next
     }
