@@ -211,7 +211,7 @@ impl Writer {
         }
         if self.on_requests.count > 0 {
             let message = format!(
-                "{} of the rules that drop, policies of chains included, drop TCP connection requests alone ({}), because {} may accept other packets of theirs",
+                "{} of the rules that drop, policies of chains included, drop TCP connection requests alone ({}), because {} may accept their other packets",
                 self.on_requests.count,
                 self.on_requests.shown(),
                 self.answered

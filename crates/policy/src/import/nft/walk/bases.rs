@@ -184,7 +184,7 @@ impl<'v> Walk<'_, 'v> {
                     "chain {name} sees packets to this host; the policy, all that the port receives, also those that the host would forward (hint: --address ADDRESS)"
                 ),
                 Some(other) => format!(
-                    "chain {name} sees packets to this host, and {other} shows that it forwards others, which may be to any address (hint: --address ADDRESS)"
+                    "chain {name} sees packets to this host, which forwards others ({other}), so that rules of the hook input that drop are comments (hint: --address ADDRESS)"
                 ),
             };
             self.writer.note(message);
