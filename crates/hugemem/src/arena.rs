@@ -11,12 +11,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use stable_deref_trait::StableDeref;
 
 use crate::available::hugepage_limit;
+use crate::error::MAX_ARENA_BYTES;
 use crate::free_list::FreeList;
 use crate::mapping::Mapping;
 use crate::{HugememError, HugememWarning, PageKind};
-
-/// The largest arena: more is a mistake in the settings.
-pub(crate) const MAX_ARENA_BYTES: usize = 1 << 40;
 
 /// The size and the pages of an arena to be mapped.
 #[derive(Clone, Debug)]

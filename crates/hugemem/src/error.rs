@@ -5,17 +5,13 @@ use std::path::PathBuf;
 use std::{fmt, io};
 
 use crate::PageKind;
-use crate::arena::MAX_ARENA_BYTES;
+
+/// The size of the largest arena: more is a mistake in the settings.
+pub(crate) const MAX_ARENA_BYTES: usize = 1 << 40;
 
 /// Why there is no arena.
 #[derive(Debug, thiserror::Error)]
 pub enum HugememError {
-    /// Not the name of a page kind.
-    #[error("`{text}` is not a kind of page: write huge_1g, huge_2m, transparent or plain")]
-    PageKind {
-        /// The given text.
-        text: String,
-    },
     /// A size of 0 or beyond 1 TiB.
     #[error("arena {label}: a size of {bytes} bytes is not between 1 and {MAX_ARENA_BYTES}")]
     Size {

@@ -22,9 +22,10 @@ mod available;
 mod error;
 mod free_list;
 mod mapping;
+mod page_kind;
 mod prefetch;
 
 pub use arena::{Arena, ArenaOptions, Block};
 pub use error::{HugememError, HugememWarning};
-pub use mapping::PageKind;
+pub use page_kind::{PageKind, UnknownPageKind};
 pub use prefetch::{prefetch_read, prefetch_write};

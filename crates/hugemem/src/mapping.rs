@@ -1,14 +1,13 @@
-//! Kinds of pages, and one anonymous mapping of such pages with its system calls. The arena owns the mapping,
-//! which returns no references to its bytes.
+//! One anonymous mapping of pages of a kind, with its system calls. The arena owns the mapping, which
+//! returns no references to its bytes.
 
 use std::ffi::c_void;
 use std::ptr::NonNull;
-use std::str::FromStr;
-use std::{fmt, fs, io, ptr};
+use std::{fs, io, ptr};
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
-use crate::HugememError;
+use crate::PageKind;
 use crate::available::{Available, available};
 
 /// The most NUMA nodes of any Linux kernel (CONFIG_NODES_SHIFT is at most 10).
@@ -16,63 +15,6 @@ const MAX_NUMA_NODES: u32 = 1024;
 
 /// Touching once per smallest page of any architecture touches every page.
 const SMALLEST_PAGE_BYTES: usize = 4096;
-
-/// A kind of page.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum PageKind {
-    /// Reserved 1 GiB pages (hugetlb). Every arena takes whole ones.
-    Huge1G,
-    /// Reserved 2 MiB pages (hugetlb).
-    Huge2M,
-    /// Ordinary memory that the kernel is asked to back with huge pages.
-    Transparent,
-    /// Ordinary pages.
-    Plain,
-}
-
-impl PageKind {
-    /// Every kind, largest page first.
-    pub const ALL: &'static [Self] = &[Self::Huge1G, Self::Huge2M, Self::Transparent, Self::Plain];
-
-    /// The name used in settings and metrics.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Huge1G => "huge_1g",
-            Self::Huge2M => "huge_2m",
-            Self::Transparent => "transparent",
-            Self::Plain => "plain",
-        }
-    }
-
-    /// The page size that an arena's size is rounded up to and its start is aligned to.
-    pub const fn page_bytes(self) -> usize {
-        match self {
-            Self::Huge1G => 1 << 30,
-            Self::Huge2M | Self::Transparent => 2 << 20,
-            // The largest base page of any architecture that Linux runs on; 4 KiB pages divide it.
-            Self::Plain => 64 << 10,
-        }
-    }
-}
-
-impl fmt::Display for PageKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
-    }
-}
-
-impl FromStr for PageKind {
-    type Err = HugememError;
-
-    /// Reads the name that `Display` writes.
-    fn from_str(text: &str) -> Result<Self, HugememError> {
-        Self::ALL
-            .iter()
-            .copied()
-            .find(|kind| kind.name() == text)
-            .ok_or_else(|| HugememError::PageKind { text: text.to_owned() })
-    }
-}
 
 /// An anonymous private mapping, aligned to its kind of page; unmapped when dropped.
 #[derive(Debug)]
@@ -318,14 +260,5 @@ pub(crate) mod tests {
             refused(libc::EFAULT, PageKind::Plain, false).unwrap_err().raw_os_error(),
             Some(libc::EFAULT)
         );
-    }
-
-    #[test]
-    fn names_read_back() {
-        for kind in PageKind::ALL {
-            assert_eq!(kind.to_string().parse::<PageKind>().unwrap(), *kind);
-        }
-        let error = "2M".parse::<PageKind>().unwrap_err();
-        assert!(error.to_string().contains("`2M`") && error.to_string().contains("huge_2m"), "{error}");
     }
 }

@@ -9,8 +9,8 @@
 //! let file = folder.path().join("rules.toml");
 //! std::fs::write(&file, "[[rules]]")?;
 //! assert_eq!(regular_file::read(&file, 1024)?, b"[[rules]]");
-//! assert!(matches!(regular_file::read(&file, 8), Err(regular_file::Error::TooLarge(8))));
-//! assert!(matches!(regular_file::read(folder.path(), 8), Err(regular_file::Error::NotRegular("a directory"))));
+//! assert!(matches!(regular_file::read(&file, 8), Err(regular_file::FileError::TooLarge(8))));
+//! assert!(matches!(regular_file::read(folder.path(), 8), Err(regular_file::FileError::NotRegular("a directory"))));
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 

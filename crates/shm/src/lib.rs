@@ -13,8 +13,8 @@
 //! use std::time::Duration;
 //!
 //! use shm::memif::client::{Client, Config};
-//! use shm::memif::ring::{Put, Taken};
-//! use shm::memif::server::{Limits, Negotiation, Progress};
+//! use shm::memif::ring::{Put, TakenFrame};
+//! use shm::memif::server::{ClientLimits, HandshakeStep, Negotiation};
 //! use shm::{Closer, Listener, Received};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -27,13 +27,13 @@
 //!     let Some(channel) = listener.accept()? else { continue };
 //!     break channel;
 //! };
-//! let mut negotiation = Negotiation::new(Limits { rings: 1, log2_ring_size: 10, bytes: 64 << 20 });
+//! let mut negotiation = Negotiation::new(ClientLimits { rings: 1, log2_ring_size: 10, bytes: 64 << 20 });
 //! channel.send(&negotiation.hello("server"), None)?;
 //! let mut connection = loop {
 //!     let Received::Message(message, file) = channel.receive() else { continue };
 //!     match negotiation.receive(message, file, "if0")? {
-//!         Progress::Reply(reply) => channel.send(&reply, None)?,
-//!         Progress::Established(reply, connection) => {
+//!         HandshakeStep::Reply(reply) => channel.send(&reply, None)?,
+//!         HandshakeStep::Established(reply, connection) => {
 //!             channel.send(&reply, None)?;
 //!             break connection;
 //!         }
@@ -44,21 +44,20 @@
 //! assert_eq!(connection.senders[0].put(b"a frame")?, Put::Done);
 //! let _ = connection.senders[0].publish();
 //! let mut frame = [0; 2048];
-//! assert_eq!(client.receivers[0].take(&mut frame)?, Taken::Frame(7));
+//! assert_eq!(client.receivers[0].take(&mut frame)?, TakenFrame::Frame(7));
 //! assert_eq!(&frame[..7], b"a frame");
 //! # Ok(())
 //! # }
 //! ```
 
-mod channel;
 mod closer;
 mod interrupt;
 pub mod memif;
 mod memory;
 mod socket_file;
 
-pub use channel::{Channel, ListenError, Listener, Peer, Received};
 pub use closer::{Closer, ForeignFile};
 pub use interrupt::{Interrupt, Signaller};
+pub use memif::channel::{Channel, ListenError, Listener, Peer, Received};
 pub use memory::{Memory, MemoryError};
 pub use socket_file::{BindError, SocketFile, listen_at};

@@ -10,6 +10,7 @@
 //! implemented are IP and punt/inject mode, secrets (the server checks the credentials of the peer instead),
 //! private headers, and memory in huge pages, which includes `zero-copy=yes` of `net_memif`.
 
+pub mod channel;
 pub mod client;
 pub mod message;
 pub mod ring;

@@ -21,7 +21,7 @@
 //! use wire::NullWire;
 //! use softnic::{Drive, Personality, PortConfig, SoftNic, SoftNicConfig};
 //! use verbs::{
-//!     ActionSpec, CompletionFields, CompletionQueue, DeviceList, Domain, Flow, FlowAttr, FlowKind, FlowSpec, FlowTag,
+//!     ActionSpec, CompletionFields, CompletionQueue, DeviceList, Domain, FlowHandle, FlowAttr, FlowKind, FlowSpec, FlowTag,
 //!     FlowTarget, HashConfig, HashFields, IndirectionTable, PortMatch, PortNumber, ProtectionDomain, RssQueuePair,
 //!     WorkQueue,
 //! };
@@ -48,7 +48,7 @@
 //! let attr = FlowAttr::new(FlowKind::Normal, PortNumber(1))
 //!     .spec(FlowSpec::Udp { value: port(53), mask: port(u16::MAX) })
 //!     .action(ActionSpec::Tag(FlowTag(7)));
-//! let _flow = Flow::create(&FlowTarget::from(pair), &attr)?;
+//! let _flow = FlowHandle::create(&FlowTarget::from(pair), &attr)?;
 //! assert!(completions.poll().is_none());
 //! # Ok(())
 //! # }

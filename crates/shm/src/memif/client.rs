@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 
+use super::channel::{Channel, Received};
 use super::message::{AddRing, Hello, Init, Message, RingDirection};
 use super::ring::{
     BUFFER_BYTES_MIN, Buffers, ClientReceiver, ClientSender, LOG2_RING_SIZE_MAX, Regions, Violation,
@@ -17,7 +18,6 @@ use super::ring::{
 };
 use super::server::RINGS_MAX;
 use super::{ETHERNET, VERSION};
-use crate::channel::{Channel, Received};
 use crate::interrupt::{Interrupt, wait_readable};
 use crate::{Memory, MemoryError};
 

@@ -17,8 +17,8 @@ use rustix::net::{
     sendmsg, socket_with,
 };
 
+use super::message::{MESSAGE_BYTES, Message};
 use crate::closer::{Closer, ForeignFile};
-use crate::memif::message::{MESSAGE_BYTES, Message};
 use crate::socket_file::{BindError, SocketFile, listen_at};
 
 /// Connections that wait to be accepted.
