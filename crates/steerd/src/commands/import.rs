@@ -24,7 +24,7 @@ const MAX_INPUT_BYTES: u64 = policy::MAX_FILE_BYTES;
 const GROUP: &str = "workers";
 const INTERFACE: &str = "host0";
 
-/// Described in docs/reference/commands.md.
+/// Described in docs/reference/commands/import.md.
 #[derive(Serialize)]
 struct Answer<'a> {
     policy: &'a str,
