@@ -17,10 +17,10 @@ use crate::classifier::ClassTable;
 use crate::latency::{ClockRelation, SharedClock};
 use crate::regime::KindIndex;
 use crate::sink::{Changes, Sink, SinkMap, Slot};
-use crate::sinks::handoff::Wakeup;
 use crate::stats::Stats;
 use crate::stats::{RuleSnapshot, WorkerSnapshot};
 use crate::thread_activity::{ThreadActivity, WorkerThread};
+use crate::wakeup::Wakeup;
 use crate::{Disposition, Traffic, Warning};
 
 /// How long [`WorkerControl::wait`] sleeps between checks at first, and after [`PROMPT`], when it also looks

@@ -11,7 +11,7 @@
 //! Nothing is missed. Before it sleeps the worker arms the queue, announces the sleep, and runs one more
 //! iteration. A completion that came before the queue was armed is found by that iteration, and one that came
 //! after raises an event, which stays in the channel until it is read (ibv_get_cq_event(3)). For what handles
-//! publish see [`crate::sinks::handoff::Wakeup`].
+//! publish see [`Wakeup`].
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use verbs::{CompletionChannel, CompletionQueue};
 
-use crate::sinks::handoff::Wakeup;
+use crate::wakeup::Wakeup;
 
 /// The behaviour of a worker on iterations that have no work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

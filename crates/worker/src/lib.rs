@@ -47,6 +47,7 @@ pub mod sinks;
 mod stats;
 mod thread_activity;
 mod transmitter;
+mod wakeup;
 mod worker;
 
 pub use classifier::Disposition;
@@ -66,6 +67,7 @@ pub use sink::{
 };
 pub use stats::{DropReason, Failure, Latency, RuleSnapshot, Traffic, WorkerSnapshot};
 pub use transmitter::{SENDS_MAX, Transmitter};
+pub use wakeup::Wakeup;
 pub use worker::{Worker, WorkerHandle};
 
 #[cfg(test)]

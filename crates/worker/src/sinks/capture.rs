@@ -41,10 +41,10 @@ use self::pcapng::packet_block_bytes;
 use self::ring::{Captured, Consumer, Producer};
 use self::sampler::Sampler;
 use self::writer::{Output, Settings, Shared, Writer};
-use super::handoff::Wakeup;
 use super::{Hub, Opened, Ports, SinkError};
 use crate::BATCH_MAX;
 use crate::sink::{Deliveries, Sink, SinkCounters, SinkDrop};
+use crate::wakeup::Wakeup;
 
 /// How long the end of a capture waits for a stream whose reader does not read. The thread then ends when the
 /// reader reads or closes.

@@ -15,9 +15,7 @@ use std::sync::Arc;
 
 use rtrb::chunks::{ReadChunk, WriteChunk};
 
-mod wakeup;
-
-pub use wakeup::Wakeup;
+use crate::wakeup::Wakeup;
 
 /// All positions in the ring are multiples of this.
 const ALIGN: usize = 8;

@@ -24,10 +24,11 @@ use self::back::Back;
 use self::pump::{Condition, OtherQueues, Pump, Shared};
 pub use self::tap::TapError;
 use self::tap::{Interface, MTU_DEFAULT, Queue, Wanted};
-use super::handoff::{self, Consumer, PACKET_BYTES_MAX, Producer, Wakeup, record_bytes};
+use super::handoff::{self, Consumer, PACKET_BYTES_MAX, Producer, record_bytes};
 use super::{Environment, Hub, Opened, Ports, Station};
 use crate::FRAME_BYTES_MAX;
 use crate::sink::{Deliveries, Sink, SinkCounters, SinkDrop};
+use crate::wakeup::Wakeup;
 
 const _: () = assert!(FRAME_BYTES_MAX as usize <= PACKET_BYTES_MAX);
 

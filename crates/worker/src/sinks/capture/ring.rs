@@ -23,7 +23,8 @@ use rtrb::chunks::{ReadChunk, WriteChunk};
 
 use super::losses::{Loss, Losses};
 use super::pcapng::{self, Packet, packet_block_bytes};
-use crate::sinks::handoff::{CAPACITY_MAX, PACKET_BYTES_MAX, WakeAtEnd, Wakeup};
+use crate::sinks::handoff::{CAPACITY_MAX, PACKET_BYTES_MAX, WakeAtEnd};
+use crate::wakeup::Wakeup;
 
 /// All positions in the ring are multiples of this.
 const ALIGN: usize = 4;

@@ -20,8 +20,8 @@ use super::losses::NO_RULE;
 use super::pcapng::{self, Section};
 use super::ring::{Blocks, Consumer, Numbers, Run, Taken};
 use crate::sink::{SinkCounters, SinkDrop};
-use crate::sinks::handoff::Wakeup;
 use crate::stats::Traffic;
+use crate::wakeup::Wakeup;
 
 /// The most bytes that are written at once, or [`RING_PART`] of a ring.
 const WRITE_BYTES: u64 = 1 << 20;

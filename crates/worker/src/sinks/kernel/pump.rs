@@ -12,7 +12,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use super::back::Back;
 use super::tap::{Interface, Queue, Refreshed, TapError, Wanted, Written};
 use crate::sink::{SinkCounters, SinkDrop};
-use crate::sinks::handoff::{Consumer, Wakeup};
+use crate::sinks::handoff::Consumer;
+use crate::wakeup::Wakeup;
 
 /// Packets after which a ring gets room back.
 const PORTION: usize = 64;
