@@ -16,6 +16,7 @@ use verbs::FramePool;
 
 use crate::batch::{Batch, Decision, Packet};
 use crate::control::{Command, Mailbox, Publication};
+use crate::disposition::Disposition;
 use crate::policer::Policers;
 use crate::sink::SinkMap;
 use crate::stats::{DropReason, Stats};
@@ -240,65 +241,6 @@ fn find<'v, 't>(views: &'v [View<'t>; 2], tag: u32) -> Option<(&'v View<'t>, &'t
     let view = views.get(band)?;
     let entry = view.entries.get(class)?;
     Some((view, entry, view.tallies.get(entry.tally as usize)?))
-}
-
-/// How a packet was disposed of, without the destination.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Disposition {
-    /// Delivered to a group.
-    Delivered,
-    /// Dropped by a rule, in software.
-    Dropped,
-    /// Left to the kernel by the policy, but received by the worker, which cannot return it: lost.
-    LostException,
-    /// Left to the kernel by the policy, received by the worker, and handed to the sink that returns it.
-    Returned,
-    /// A copy of a packet that its rule does not match, discarded.
-    Filtered,
-    /// Beyond the limit of its rule, dropped.
-    RateLimited,
-    /// Not in the sample of its rule, dropped.
-    NotSampled,
-}
-
-impl Disposition {
-    /// All of them, in the order of their indices.
-    pub const ALL: [Self; 7] = [
-        Self::Delivered,
-        Self::Dropped,
-        Self::LostException,
-        Self::Returned,
-        Self::Filtered,
-        Self::RateLimited,
-        Self::NotSampled,
-    ];
-
-    /// The name of the reason as a metric label.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Delivered => "delivered",
-            Self::Dropped => "dropped",
-            Self::LostException => "lost_exception",
-            Self::Returned => "returned",
-            Self::Filtered => "filtered",
-            Self::RateLimited => "rate_limited",
-            Self::NotSampled => "not_sampled",
-        }
-    }
-}
-
-impl Disposition {
-    /// `returns`: whether a sink returns packets to the kernel.
-    fn of(verdict: Verdict, returns: bool) -> Self {
-        match verdict {
-            Verdict::Deliver(_) => Self::Delivered,
-            Verdict::Drop => Self::Dropped,
-            Verdict::Kernel if returns => Self::Returned,
-            Verdict::Kernel => Self::LostException,
-            Verdict::Filtered => Self::Filtered,
-        }
-    }
 }
 
 /// How the outcome of a class is found.

@@ -35,6 +35,7 @@ mod batch;
 mod classifier;
 mod config;
 mod control;
+mod disposition;
 mod distribution;
 mod error;
 mod idle;
@@ -50,11 +51,11 @@ mod transmitter;
 mod wakeup;
 mod worker;
 
-pub use classifier::Disposition;
 pub use config::{
     BATCH_MAX, CORE_MAX, FRAME_BYTES_MAX, FRAME_BYTES_MIN, FRAMES_MAX, PORTS_MAX, WorkerConfig,
 };
 pub use control::{Publication, SinkChange, WorkerControl, WorkerProgress};
+pub use disposition::Disposition;
 pub use distribution::Distribution;
 pub use error::{Error, Object, Warning};
 pub use idle::{HEARTBEAT, Idle, LONGEST_NAP};
