@@ -7,7 +7,7 @@ use std::vec::Drain;
 use program::Outcome;
 use verbs::{Frame, FramePool};
 
-use crate::stats::Traffic;
+use crate::counter::Traffic;
 
 /// One received packet.
 #[derive(Clone, Copy, Debug)]

@@ -16,11 +16,11 @@ use verbs::FramePool;
 
 use crate::batch::{Batch, Decision, Packet};
 use crate::control::{Command, Mailbox, Publication};
+use crate::counter::{Tally, TallyRow, Traffic};
 use crate::disposition::Disposition;
 use crate::policer::Policers;
 use crate::sink::SinkMap;
 use crate::stats::{DropReason, Stats};
-use crate::stats::{Tally, TallyRow, Traffic};
 
 /// The programs whose tags packets may still carry.
 #[derive(Debug)]

@@ -13,9 +13,9 @@ use std::time::{Duration, Instant};
 
 use verbs::Context;
 
+use crate::counter::Counter;
 use crate::distribution::Distribution;
 use crate::regime::ns_between;
-use crate::stats::Counter;
 
 /// Readings of which the one that was interrupted least is used.
 const READINGS: usize = 8;

@@ -35,6 +35,7 @@ mod batch;
 mod classifier;
 mod config;
 mod control;
+mod counter;
 mod disposition;
 mod distribution;
 mod error;
@@ -55,6 +56,7 @@ pub use config::{
     BATCH_MAX, CORE_MAX, FRAME_BYTES_MAX, FRAME_BYTES_MIN, FRAMES_MAX, PORTS_MAX, WorkerConfig,
 };
 pub use control::{Publication, SinkChange, WorkerControl, WorkerProgress};
+pub use counter::Traffic;
 pub use disposition::Disposition;
 pub use distribution::Distribution;
 pub use error::{Error, Object, Warning};
@@ -66,7 +68,7 @@ pub use sink::{
     Deliveries, Delivery, FrameBudget, FramesBack, Sink, SinkCounters, SinkDrop, SinkMap, SinkSide,
     SinkTraffic, Slot, Taken, TakenRun,
 };
-pub use stats::{DropReason, Failure, Latency, RuleSnapshot, Traffic, WorkerSnapshot};
+pub use stats::{DropReason, Failure, Latency, RuleSnapshot, WorkerSnapshot};
 pub use transmitter::{SENDS_MAX, Transmitter};
 pub use wakeup::Wakeup;
 pub use worker::{Worker, WorkerHandle};

@@ -9,8 +9,9 @@ use verbs::{
 };
 
 use crate::batch::Batch;
+use crate::counter::Traffic;
 use crate::idle::Events;
-use crate::stats::{DropReason, Stats, Traffic};
+use crate::stats::{DropReason, Stats};
 
 /// Fields are in the order of their release. The work queue is destroyed with the last indirection table over
 /// it, so flows, queue pairs and tables must be released before the worker; otherwise the queue stays, no

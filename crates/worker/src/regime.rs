@@ -15,7 +15,7 @@ use std::time::Instant;
 
 use program::SinkKind;
 
-use crate::stats::Counter;
+use crate::counter::Counter;
 
 /// An activity that a worker spends its time on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

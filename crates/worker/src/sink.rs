@@ -15,8 +15,8 @@ use program::{MAX_SINKS, Outcome, Program, RuleId, SinkId, Verdict};
 use verbs::{FlowTag, Frame, FramePool};
 
 use crate::batch::{Batch, Decision, Run};
+use crate::counter::{Counter, Tally, Traffic};
 use crate::regime::{KindIndex, Stopwatch};
-use crate::stats::{Counter, Tally, Traffic};
 
 /// Takes a worker's packets.
 pub trait Sink: Send {

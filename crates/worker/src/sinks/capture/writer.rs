@@ -19,8 +19,8 @@ use super::interfaces::{Interfaces, Names};
 use super::losses::NO_RULE;
 use super::pcapng::{self, Section};
 use super::ring::{Blocks, Consumer, Numbers, Run, Taken};
+use crate::counter::Traffic;
 use crate::sink::{SinkCounters, SinkDrop};
-use crate::stats::Traffic;
 use crate::wakeup::Wakeup;
 
 /// The most bytes that are written at once, or [`RING_PART`] of a ring.

@@ -2,7 +2,7 @@
 //! and two for jumbo frames. As there, a size includes the four octets of the frame check sequence, which
 //! workers do not receive.
 
-use crate::stats::Counter;
+use crate::counter::Counter;
 
 /// The frame check sequence.
 const FCS_BYTES: usize = 4;
