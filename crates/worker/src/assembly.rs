@@ -3,8 +3,6 @@
 //! worker's thread exists. The arena is on the NUMA node of the worker's core, and the driver's rings go into
 //! it as well ([`ArenaAllocator`]).
 
-use std::fs::DirEntry;
-use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use hugemem::{Arena, ArenaOptions, Block};
@@ -267,22 +265,6 @@ impl DomainAllocator for ArenaAllocator {
             }
         }
     }
-}
-
-/// Kernel: Documentation/ABI/stable/sysfs-devices-node; a core's directory links to its node.
-const CORES: &str = "/sys/devices/system/cpu";
-
-/// The node of a core; `None` if the kernel has no NUMA nodes, or no such core.
-pub(crate) fn node_of(core: usize) -> Option<u32> {
-    node_in(&Path::new(CORES).join(format!("cpu{core}")))
-}
-
-fn node_in(core: &Path) -> Option<u32> {
-    core.read_dir().ok()?.flatten().find_map(|entry| node_number(&entry))
-}
-
-fn node_number(entry: &DirEntry) -> Option<u32> {
-    entry.file_name().to_str()?.strip_prefix("node")?.parse().ok()
 }
 
 #[cfg(test)]

@@ -1,10 +1,13 @@
 //! The configuration of a worker and its limits. It does not change while the worker runs.
 
+use std::fs::DirEntry;
+use std::path::Path;
+
 use hugemem::PageKind;
 use program::WorkerId;
 
-use crate::assembly::node_of;
-use crate::{Error, Idle};
+use crate::error::Error;
+use crate::idle::Idle;
 
 /// Most completions that one iteration of the loop may take.
 pub const BATCH_MAX: usize = 512;
@@ -104,6 +107,22 @@ fn in_range(setting: &'static str, value: u64, least: u64, most: u64) -> Result<
     if (least..=most).contains(&value) { Ok(()) } else { Err(Error::Setting { setting, value, least, most }) }
 }
 
+/// Kernel: Documentation/ABI/stable/sysfs-devices-node; a core's directory links to its node.
+const CORES: &str = "/sys/devices/system/cpu";
+
+/// The node of a core; `None` if the kernel has no NUMA nodes, or no such core.
+fn node_of(core: usize) -> Option<u32> {
+    node_in(&Path::new(CORES).join(format!("cpu{core}")))
+}
+
+fn node_in(core: &Path) -> Option<u32> {
+    core.read_dir().ok()?.flatten().find_map(|entry| node_number(&entry))
+}
+
+fn node_number(entry: &DirEntry) -> Option<u32> {
+    entry.file_name().to_str()?.strip_prefix("node")?.parse().ok()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -134,5 +153,19 @@ mod tests {
             let error = config.check().expect_err(name);
             assert!(error.to_string().contains(name), "{error}");
         }
+    }
+
+    #[test]
+    fn a_cores_node_is_the_link_in_its_directory() {
+        let cores = tempfile::tempdir().expect("a directory");
+        for (core, link) in [("cpu0", Some("node3")), ("cpu1", Some("nodes")), ("cpu2", None)] {
+            let core = cores.path().join(core);
+            std::fs::create_dir_all(core.join("topology")).expect("a core");
+            if let Some(link) = link {
+                std::fs::create_dir(core.join(link)).expect("a link");
+            }
+        }
+        let nodes = ["cpu0", "cpu1", "cpu2", "cpu3"].map(|core| node_in(&cores.path().join(core)));
+        assert_eq!(nodes, [Some(3), None, None, None]);
     }
 }

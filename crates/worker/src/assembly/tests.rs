@@ -66,17 +66,3 @@ fn a_lack_of_room_for_frames_says_what_to_lower() {
     let error = Error::FirstFill { worker: WorkerId(0), posted: 5, frames: 16 }.to_string();
     assert!(error.ends_with("took 5 of 16 frames: lower `frames` to that"), "{error}");
 }
-
-#[test]
-fn a_cores_node_is_the_link_in_its_directory() {
-    let cores = tempfile::tempdir().expect("a directory");
-    for (core, link) in [("cpu0", Some("node3")), ("cpu1", Some("nodes")), ("cpu2", None)] {
-        let core = cores.path().join(core);
-        std::fs::create_dir_all(core.join("topology")).expect("a core");
-        if let Some(link) = link {
-            std::fs::create_dir(core.join(link)).expect("a link");
-        }
-    }
-    let nodes = ["cpu0", "cpu1", "cpu2", "cpu3"].map(|core| node_in(&cores.path().join(core)));
-    assert_eq!(nodes, [Some(3), None, None, None]);
-}
