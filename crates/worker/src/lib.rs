@@ -69,7 +69,7 @@ pub use sink::{
     SinkTraffic, Slot, Taken, TakenRun,
 };
 pub use stats::{DropReason, Failure, Latency, RuleSnapshot, WorkerSnapshot};
-pub use transmitter::{SENDS_MAX, Transmitter};
+pub use transmitter::{SENDS_MAX, Transmitter, TransmitterError};
 pub use wakeup::Wakeup;
 pub use worker::{Worker, WorkerHandle};
 

@@ -14,6 +14,7 @@
 //! Invariant: every frame that was passed to [`Transmitter::queue`] is queued, in flight, or has been given
 //! back once.
 
+use std::io;
 use std::sync::Arc;
 
 use verbs::{
@@ -21,13 +22,23 @@ use verbs::{
     PortNumber, QueuedSend, RawQueuePair, RawQueuePairHandle, RegisteredFrames,
 };
 
-use crate::SinkDrop;
-use crate::sinks::Failure;
+use crate::sink::SinkDrop;
 
 /// The most sends of one transmitter that can be in flight.
 pub const SENDS_MAX: u32 = 1024;
 /// The most pieces of one packet ([`Pieces`]).
 const PIECES_MAX: u32 = 2;
+
+/// The device refuses to send the frames of a pool, or to replace a queue pair.
+#[derive(Debug, thiserror::Error)]
+pub enum TransmitterError {
+    /// It refuses the memory of the frames or the queue pair.
+    #[error(transparent)]
+    Verb(#[from] verbs::VerbsError),
+    /// The queue pair does not take the pool of frames.
+    #[error(transparent)]
+    Admission(#[from] io::Error),
+}
 
 /// A queue pair for sending by one port.
 pub struct Transmitter {
@@ -81,7 +92,7 @@ impl Transmitter {
     ///
     /// # Errors
     /// The device of this transmitter refuses the memory.
-    pub fn with_frames(mut self, frames: &RegisteredFrames) -> Result<Self, Failure> {
+    pub fn with_frames(mut self, frames: &RegisteredFrames) -> Result<Self, TransmitterError> {
         let frames = frames.register(&self.domain)?;
         self.pair.admit(&frames)?;
         self.frames = Some(frames);
@@ -199,7 +210,7 @@ impl Transmitter {
     ///
     /// # Errors
     /// The device refuses the new queue pair; the failed one stays.
-    pub fn recover(&mut self) -> Result<(), Failure> {
+    pub fn recover(&mut self) -> Result<(), TransmitterError> {
         if self.failed && self.held() == 0 {
             let limit = self.limit as u32;
             let mut pair = queue_pair(&self.domain, &self.completions, self.port, limit)?;

@@ -357,7 +357,7 @@ fn by_other_device(
     };
     let attributes = context.port(PortNumber(number))?;
     let open = |(frames, budget): (&RegisteredFrames, &Arc<FrameBudget>)| {
-        transmitter(&context, &port::domain(&context)?, number, budget)?.with_frames(frames)
+        Ok(transmitter(&context, &port::domain(&context)?, number, budget)?.with_frames(frames)?)
     };
     let workers = others.frames.iter().zip(environment.budgets);
     let transmitters = workers.map(open).collect::<Result<Vec<_>, Failure>>()?;
