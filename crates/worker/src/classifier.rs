@@ -1,25 +1,19 @@
-//! From a flow tag to an outcome: the class tables of the two bands of programs, the counters of their rules,
-//! and the replacement of one program by the next. Only the worker's loop calls the classifier. Packets of
-//! hybrid classes are parsed, packets of exact classes never, so anomalies are seen in hybrid classes only.
+//! From a flow tag to an outcome, by the class tables of the two bands of programs, and the replacement of
+//! one program by the next. Only the worker's loop calls the classifier. Packets of hybrid classes are
+//! parsed, packets of exact classes never, so anomalies are seen in hybrid classes only.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
-use packet::{DeepKey, FlowKey};
-use program::{
-    Band, Class, ClassId, ClassIndex, ClassTag, Decide, Outcome, Policing, Program, RuleId, StepList,
-    Verdict, WorkerId,
-};
+use packet::DeepKey;
+use program::{Band, ClassId, ClassTag, Decide};
 use verbs::FramePool;
 
 use crate::batch::{Batch, Decision, Packet};
-use crate::control::{Command, Mailbox, Publication};
-use crate::counter::{Tally, TallyRow, Traffic};
-use crate::disposition::Disposition;
-use crate::policer::Policers;
-use crate::sink::SinkMap;
+use crate::class_table::{ClassTable, Entry};
+use crate::counter::Tally;
+use crate::mailbox::{Command, Mailbox, Publication};
 use crate::stats::{DropReason, Stats};
 
 /// The programs whose tags packets may still carry.
@@ -241,190 +235,4 @@ fn find<'v, 't>(views: &'v [View<'t>; 2], tag: u32) -> Option<(&'v View<'t>, &'t
     let view = views.get(band)?;
     let entry = view.entries.get(class)?;
     Some((view, entry, view.tallies.get(entry.tally as usize)?))
-}
-
-/// How the outcome of a class is found.
-#[derive(Debug, Default)]
-struct Lookup {
-    /// The tunnel headers must be parsed.
-    is_deep: bool,
-    /// The index of a class with many steps.
-    index: Option<ClassIndex>,
-}
-
-impl Lookup {
-    fn of(class: Option<&Class>) -> Self {
-        let of = |class: &Class| Self { is_deep: class.needs_tunnel(), index: ClassIndex::of(class) };
-        class.map(of).unwrap_or_default()
-    }
-
-    #[inline]
-    fn resolve(&self, class: &Class, key: &FlowKey) -> Outcome {
-        match &self.index {
-            Some(index) => index.resolve(class, key),
-            None => class.resolve(key),
-        }
-    }
-
-    #[inline]
-    fn resolve_deep(&self, class: &Class, key: &DeepKey) -> Outcome {
-        match &self.index {
-            Some(index) => index.resolve_deep(class, key),
-            None => class.resolve_deep(key),
-        }
-    }
-}
-
-/// The decision on packets of an exact class or with an outcome.
-#[derive(Clone, Copy, Debug)]
-struct Entry {
-    outcome: Outcome,
-    /// Index of their tally; beyond the row for classes that are not exact or whose rule is policed.
-    tally: u32,
-    /// Index of their sinks ([`SinkMap::place`]).
-    sinks: u32,
-}
-
-/// Beyond every row.
-const NONE: u32 = u32::MAX;
-/// In entries of classes that are not exact.
-const NO_OUTCOME: Outcome = Outcome { rule: RuleId(u32::MAX), verdict: Verdict::Drop };
-
-/// The classes of a program with one worker's counters, for one band.
-#[derive(Debug)]
-pub(crate) struct ClassTable {
-    program: Arc<Program>,
-    sinks: Arc<SinkMap>,
-    /// The entries, by class.
-    entries: Box<[Entry]>,
-    /// The lookups, by class.
-    lookups: Box<[Lookup]>,
-    /// The dispositions that a rule's classes can have, by rule: snapshots have them even at zero.
-    possible: Box<[[bool; Disposition::ALL.len()]]>,
-    policers: Policers,
-    /// One tally per rule and disposition: `rule * Disposition::ALL.len() + disposition`.
-    tallies: TallyRow,
-}
-
-impl ClassTable {
-    /// A table of a worker for `program` with all counters at zero.
-    pub(crate) fn new(program: Arc<Program>, sinks: Arc<SinkMap>, worker: WorkerId) -> Self {
-        let tallies = TallyRow::new(program.rules.len() * Disposition::ALL.len());
-        let lookups = program.classes.iter().map(|class| Lookup::of(class.as_ref())).collect();
-        let policers = Policers::of(&program, worker);
-        let possible = possible(&program, sinks.returns());
-        let rules = program.rules.len();
-        let exact = |class: &Option<Class>| match class.as_ref().map(|class| &class.decide) {
-            Some(Decide::Exact(outcome)) if policers.of_outcome(outcome).is_none() => {
-                entry(rules, &sinks, outcome)
-            }
-            _ => Entry { outcome: NO_OUTCOME, tally: NONE, sinks: NONE },
-        };
-        let entries = program.classes.iter().map(exact).collect();
-        Self { program, sinks, entries, lookups, possible, policers, tallies }
-    }
-
-    /// The decision on packets with this outcome that are let through.
-    fn entry(&self, outcome: &Outcome) -> Entry {
-        entry(self.possible.len(), &self.sinks, outcome)
-    }
-
-    /// The decision on a packet with this outcome, which may be one that its rule does not let through.
-    fn police(&self, outcome: Outcome, now: &mut dyn FnMut() -> u64) -> Entry {
-        let refused = self.policers.of_outcome(&outcome).and_then(|policer| policer.refuses(now));
-        match refused {
-            None => self.entry(&outcome),
-            Some(disposition) => {
-                let outcome = Outcome { verdict: Verdict::Drop, ..outcome };
-                entry_of(self.possible.len(), &self.sinks, &outcome, disposition)
-            }
-        }
-    }
-
-    /// The program it was made from.
-    pub(crate) fn program(&self) -> &Arc<Program> {
-        &self.program
-    }
-
-    /// The class with that id; `None` if the program has no such class.
-    #[inline]
-    fn class(&self, id: ClassId) -> Option<(&Class, &Lookup)> {
-        Some((self.program.class(id)?, self.lookups.get(id.index())?))
-    }
-
-    /// The class of packets without a tag, if the program has any.
-    #[inline]
-    pub(crate) fn untagged(&self) -> Option<ClassId> {
-        self.program.untagged
-    }
-
-    /// Where packets with this outcome are counted; `None` for a rule beyond the program.
-    #[cfg(test)]
-    pub(crate) fn tally(&self, outcome: &Outcome) -> Option<&Tally> {
-        self.tallies.at(self.entry(outcome).tally as usize)
-    }
-
-    /// Every rule with each disposition that its classes can have or that was counted.
-    pub(crate) fn rows(&self) -> impl Iterator<Item = (&str, Disposition, Traffic)> {
-        self.program.rules.iter().enumerate().zip(&self.possible).flat_map(
-            move |((index, rule), possible)| {
-                Disposition::ALL.into_iter().filter_map(move |disposition| {
-                    let place = index * Disposition::ALL.len() + disposition as usize;
-                    let traffic = self.tallies.at(place).map(Tally::read).unwrap_or_default();
-                    let shown = possible[disposition as usize] || traffic.packets > 0;
-                    shown.then_some((rule.name.as_str(), disposition, traffic))
-                })
-            },
-        )
-    }
-}
-
-/// The decision on packets with this outcome, of a program with this many rules.
-fn entry(rules: usize, sinks: &SinkMap, outcome: &Outcome) -> Entry {
-    entry_of(rules, sinks, outcome, Disposition::of(outcome.verdict, sinks.returns()))
-}
-
-#[inline]
-fn entry_of(rules: usize, sinks: &SinkMap, outcome: &Outcome, disposition: Disposition) -> Entry {
-    let rule = Some(outcome.rule.index()).filter(|&rule| rule < rules);
-    let place = |rule| rule * Disposition::ALL.len() + disposition as usize;
-    let tally = rule.and_then(|rule| u32::try_from(place(rule)).ok());
-    let sinks = u32::try_from(sinks.place(outcome)).unwrap_or(NONE);
-    Entry { outcome: *outcome, tally: tally.unwrap_or(NONE), sinks }
-}
-
-/// The dispositions that each rule's classes can have. The steps of many classes are of one list, which is
-/// read once.
-fn possible(program: &Program, returns: bool) -> Box<[[bool; Disposition::ALL.len()]]> {
-    let mut possible = vec![[false; Disposition::ALL.len()]; program.rules.len()];
-    let mut note = |outcome: &Outcome| {
-        if let Some(rule) = possible.get_mut(outcome.rule.0 as usize) {
-            rule[Disposition::of(outcome.verdict, returns) as usize] = true;
-            let policing = match outcome.verdict {
-                Verdict::Deliver(_) => program.rules[outcome.rule.index()].policing,
-                _ => Policing::default(),
-            };
-            rule[Disposition::RateLimited as usize] |= policing.limit.is_some();
-            rule[Disposition::NotSampled as usize] |= policing.sample > 1;
-        }
-    };
-    // By list, the places of the steps that some class has.
-    let mut lists: HashMap<*const StepList, (&StepList, Vec<u64>)> = HashMap::new();
-    for class in program.classes.iter().flatten() {
-        match &class.decide {
-            Decide::Exact(outcome) => note(outcome),
-            Decide::Software(steps, otherwise) => {
-                note(otherwise);
-                let list = steps.list();
-                let (_, places) = lists.entry(Arc::as_ptr(list)).or_insert_with(|| (&**list, Vec::new()));
-                steps.add_places(places);
-            }
-        }
-    }
-    for (list, places) in lists.values() {
-        let has = |place: usize| places.get(place / 64).is_some_and(|word| word >> (place % 64) & 1 != 0);
-        let steps = list.steps().iter().enumerate().filter(|(place, _)| has(*place));
-        steps.for_each(|(_, step)| note(&step.outcome));
-    }
-    possible.into_boxed_slice()
 }

@@ -32,6 +32,7 @@
 
 mod assembly;
 mod batch;
+mod class_table;
 mod classifier;
 mod config;
 mod control;
@@ -41,6 +42,7 @@ mod distribution;
 mod error;
 mod idle;
 mod latency;
+mod mailbox;
 mod policer;
 mod receiver;
 mod regime;
@@ -55,13 +57,14 @@ mod worker;
 pub use config::{
     BATCH_MAX, CORE_MAX, FRAME_BYTES_MAX, FRAME_BYTES_MIN, FRAMES_MAX, PORTS_MAX, WorkerConfig,
 };
-pub use control::{Publication, SinkChange, WorkerControl, WorkerProgress};
+pub use control::{SinkChange, WorkerControl, WorkerProgress};
 pub use counter::Traffic;
 pub use disposition::Disposition;
 pub use distribution::Distribution;
 pub use error::{Error, Object, Warning};
 pub use idle::{HEARTBEAT, Idle, LONGEST_NAP};
 pub use latency::{ClockRelation, DeviceClock};
+pub use mailbox::Publication;
 pub use program::Band;
 pub use regime::{Regime, WorkerProfile};
 pub use sink::{
