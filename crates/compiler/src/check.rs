@@ -15,7 +15,8 @@ use serde::Serialize;
 use crate::capacity::reload_conflict;
 use crate::classes::outcomes;
 use crate::cube::Cube;
-use crate::expand::{Expansion, expand};
+use crate::expand::expand;
+use crate::legalize::Expansion;
 use crate::mask_index::MaskIndex;
 use crate::{Job, Obstacle};
 

@@ -300,7 +300,7 @@ mod tests {
 
     use super::*;
     use crate::cube::{DST_IPV4, HAS_IPV4, SRC_IPV4};
-    use crate::expand::Expansion;
+    use crate::legalize::Expansion;
 
     /// A rule on some networks, hybrid or not.
     fn rule(is_hybrid: bool, networks: &[(bool, u64, u64)]) -> CoveredRule {

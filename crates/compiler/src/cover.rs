@@ -7,7 +7,8 @@ use program::{Outcome, Predicate, RuleId, Step, UndecidedKey, UndecidedReason, V
 use super::Job;
 use super::cube::{Cube, SENT, WORDS};
 use super::diagnostics::{LimitProblem, Problems};
-use super::expand::{Expansion, expand};
+use super::expand::expand;
+use super::legalize::Expansion;
 
 /// The most flows of one program on any device: with more, installing takes minutes.
 pub(super) const MAX_FLOWS: usize = 1 << 18;

@@ -15,7 +15,7 @@ use program::{
     UndecidedReason,
 };
 
-use super::legalize::legalize;
+use super::legalize::{Expansion, legalize};
 
 /// The most cubes of one rule. More would take minutes to install.
 pub(super) const MAX_CUBES_PER_RULE: usize = 1 << 17;
@@ -32,18 +32,6 @@ const MAX_COMBINATIONS: usize = 1 << 24;
 
 /// The drop-eligible bit of a tag. A cube with the bit and one without together match any tag.
 const DEI: u64 = 0x1000;
-
-/// The cubes that cover a match.
-pub(super) struct Expansion {
-    /// None: no packet can match.
-    pub(super) cubes: Vec<Cube>,
-    /// The keys that the cubes do not match exactly.
-    pub(super) software: Vec<UndecidedKey>,
-}
-
-impl Expansion {
-    pub(super) const NOTHING: Self = Self { cubes: Vec::new(), software: Vec::new() };
-}
 
 /// A rule with too many combinations.
 pub(super) struct Explosion {

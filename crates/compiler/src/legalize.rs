@@ -14,10 +14,20 @@ use packet::cube::{
 use packet::{FIELDS, Field, GRE_HAS_KEY};
 use program::{Errno, Feature, Match, UndecidedKey, UndecidedReason};
 
-use super::expand::Expansion;
-
 /// The bit of the first octet that makes an address a group's.
 const GROUP_BIT: u64 = 1 << 40;
+
+/// The cubes that cover a match.
+pub(super) struct Expansion {
+    /// None: no packet can match.
+    pub(super) cubes: Vec<Cube>,
+    /// The keys that the cubes do not match exactly.
+    pub(super) software: Vec<UndecidedKey>,
+}
+
+impl Expansion {
+    pub(super) const NOTHING: Self = Self { cubes: Vec::new(), software: Vec::new() };
+}
 
 /// Removes from the cubes of a match the conditions that the device refuses.
 pub(super) fn legalize(expansion: &mut Expansion, matches: &Match, profile: &DeviceProfile) {
