@@ -10,14 +10,15 @@ use program::{
     Program, QueueId, Rule, RuleId, UndecidedKey, UndecidedReason,
 };
 
-use super::Job;
+use super::actions::verdict;
 use super::assign_priorities::{Assigned, Prioritized};
 use super::classes::{Deciding, MAX_STEPS_IN_ALL, decide};
-use super::cover::{CoveredRule, verdict};
+use super::cover::CoveredRule;
 use super::diagnostics::{
     BY_EARLIER_RULES, LimitProblem, NO_DROP, ORDER, Problems, hybrid_reason, order_reason,
 };
 use super::emit;
+use super::job::Job;
 use super::lower::{Candidate, Lowered, LoweredAction};
 use super::place::{Placed, Placement};
 

@@ -11,11 +11,11 @@ use policy::Witness;
 use program::{Errno, Flow, FlowAction, FlowKind, FlowSpec, Program, RuleId, WorkerId};
 use serde::Serialize;
 
-use super::Job;
 use super::assign_priorities::{Assigned, Table};
 use super::cover::MAX_FLOWS;
 use super::diagnostics::{Conflict, LimitProblem, Obstacle, PriorityCause, Problem, Problems};
 use super::emit;
+use super::job::Job;
 use super::lower::{Candidate, CandidateId, Lowered};
 use super::mask_index::ByMask;
 use super::order::{Ranked, Ranking};

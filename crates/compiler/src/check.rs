@@ -15,10 +15,11 @@ use serde::Serialize;
 use crate::capacity::reload_conflict;
 use crate::classes::outcomes;
 use crate::cube::Cube;
+use crate::diagnostics::Obstacle;
 use crate::expand::expand;
+use crate::job::Job;
 use crate::legalize::Expansion;
 use crate::mask_index::MaskIndex;
-use crate::{Job, Obstacle};
 
 /// The findings.
 #[derive(Clone, Debug, Serialize)]

@@ -16,7 +16,8 @@ use std::sync::Arc;
 use policy::policy::Action;
 use program::{Decide, GroupId, Outcome, RuleId, Step, StepList, Steps, Verdict};
 
-use super::cover::{CoveredRule, MAX_PAIRS_OF_CUBES, verdict};
+use super::actions::verdict;
+use super::cover::{CoveredRule, MAX_PAIRS_OF_CUBES};
 use super::cube::Cube;
 use super::mask_index::{Front, MaskIndex};
 

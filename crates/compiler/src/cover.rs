@@ -2,12 +2,13 @@
 //! device cannot match a rule exactly, its cubes cover more, and the keys that a worker must test are listed.
 
 use policy::policy::{Action, Direction};
-use program::{Outcome, Predicate, RuleId, Step, UndecidedKey, UndecidedReason, Verdict};
+use program::{Outcome, Predicate, RuleId, Step, UndecidedKey, UndecidedReason};
 
-use super::Job;
+use super::actions::{decides, verdict};
 use super::cube::{Cube, SENT, WORDS};
 use super::diagnostics::{LimitProblem, Problems};
 use super::expand::expand;
+use super::job::Job;
 use super::legalize::Expansion;
 
 /// The most flows of one program on any device: with more, installing takes minutes.
@@ -151,18 +152,4 @@ pub(super) fn common(cubes: &[Cube]) -> Cube {
         }
     }
     common
-}
-
-/// Whether a rule decides received packets that it matches.
-pub(super) fn decides(direction: Direction, action: Action) -> bool {
-    direction == Direction::Ingress && matches!(action, Action::Steer(_) | Action::Drop | Action::Kernel)
-}
-
-/// An action as a verdict.
-pub(super) fn verdict(action: Action) -> Verdict {
-    match action {
-        Action::Steer(group) | Action::Copy(group) | Action::Sniff(group) => Verdict::Deliver(group),
-        Action::Drop => Verdict::Drop,
-        Action::Kernel | Action::Pass => Verdict::Kernel,
-    }
 }

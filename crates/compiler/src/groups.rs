@@ -9,9 +9,9 @@ use policy::policy::{DEFAULT_TABLE_SIZE, GroupDefinition, MAX_TABLE_SIZE, Worker
 use policy::spread::{all_workers, entries_for, shares_of, spread};
 use program::{Group, GroupId, HashVariant, WorkerId};
 
-use super::Job;
 use super::cube::{Cube, HAS_IPV4, HAS_IPV6, HAS_TCP, HAS_UDP, Slot};
 use super::diagnostics::{GroupProblem, Problems, TableFault, TableProblem};
+use super::job::Job;
 
 /// The groups of a program, in the policy's order.
 pub(super) fn groups(job: &Job<'_>, problems: &mut Problems) -> Vec<Group> {

@@ -39,6 +39,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod actions;
 mod assemble;
 mod assign_priorities;
 mod capacity;
@@ -51,6 +52,7 @@ mod diagnostics;
 mod emit;
 mod expand;
 mod groups;
+mod job;
 mod legalize;
 mod limit_ranks;
 mod lower;
@@ -59,6 +61,7 @@ mod merge_masks;
 mod order;
 mod place;
 mod report;
+mod rule_counter;
 mod savings;
 mod search;
 mod separate;
@@ -71,7 +74,7 @@ mod weights;
 use device_model::DeviceProfile;
 use packet::cube;
 use policy::{Diagnostics, Policy};
-use program::{Program, RuleId};
+use program::Program;
 
 use classes::Overlaps;
 use coarsen::Coarse;
@@ -86,11 +89,13 @@ use share::{MAX_FLOWS_TRIED, Sample};
 pub use capacity::{Capacity, CapacityRow, PriorityUse, reload_conflict};
 pub use check::{Check, RuleCheck};
 pub use diagnostics::Obstacle;
+pub use job::Job;
 pub use report::{Decided, PolicingReport, Report, RuleReport, WorkerLimit};
+pub use rule_counter::RuleCounter;
 pub use savings::Saving;
 pub use share::{Share, Shares, shares};
 pub use traffic::{Amount, Decision, Decisions, TrafficSample, TrafficShare, TrafficShares};
-pub use weights::{RuleCounter, Weights};
+pub use weights::Weights;
 
 /// Compiles a policy for a device and a number of workers.
 ///
@@ -141,47 +146,7 @@ pub fn compile_with_shared_flows(
     compiled.map_err(|problems| problems.diagnostics(policy, profile))
 }
 
-/// The inputs of a compilation.
-#[derive(Clone, Copy, Debug)]
-pub struct Job<'p> {
-    policy: &'p Policy,
-    profile: &'p DeviceProfile,
-    workers: usize,
-    /// The program on the device, whose tags are kept.
-    previous: Option<&'p Program>,
-    weights: Option<&'p Weights>,
-    /// Two rules that are compiled as if they shared no packets.
-    apart: Option<(RuleId, RuleId)>,
-}
-
-impl<'p> Job<'p> {
-    /// A policy for a device and a number of workers.
-    #[must_use]
-    pub fn new(policy: &'p Policy, profile: &'p DeviceProfile, workers: usize) -> Self {
-        Self { policy, profile, workers, previous: None, weights: None, apart: None }
-    }
-
-    /// For a device with a program: a rule that is in both keeps its class, which is its flow tag, and the
-    /// device must have room for both programs at once.
-    #[must_use]
-    pub fn beside(self, previous: Option<&'p Program>) -> Self {
-        Self { previous, ..self }
-    }
-
-    /// For traffic of which the rules decide so many packets each; else all rules count alike. Where the
-    /// device cannot decide all packets in hardware, the program differs; what becomes of each packet does
-    /// not.
-    #[must_use]
-    pub fn weighted(self, weights: Option<&'p Weights>) -> Self {
-        Self { weights, ..self }
-    }
-
-    /// The policy that is compiled.
-    #[must_use]
-    pub fn policy(&self) -> &'p Policy {
-        self.policy
-    }
-
+impl Job<'_> {
     /// The program.
     ///
     /// # Errors

@@ -26,12 +26,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use device_model::DeviceProfile;
 use program::{GroupId, RssQueue, RuleId};
 
-use super::Job;
 use super::capacity::ACTION_SPECS;
 use super::classes::MAX_STEPS_IN_ALL;
 use super::cover::MAX_FLOWS;
 use super::cube::Cube;
 use super::emit;
+use super::job::Job;
 use super::lower::{ActionId, Candidate, CandidateId, Lowered, LoweredAction, Steering};
 use super::mask_index::MaskIndex;
 use super::order::{Ranked, Ranking, Ranks};

@@ -7,11 +7,11 @@ use std::collections::BTreeMap;
 use device_model::DeviceProfile;
 use program::{Group, GroupId, HashVariant, QueueId, RssQueue, RuleId};
 
-use super::Job;
 use super::cover::{MAX_FLOWS, everything};
 use super::cube::{Cube, Image, SENT};
 use super::diagnostics::{LimitProblem, Problems};
 use super::groups::{self, Variant};
+use super::job::Job;
 use super::legalize::comes_last;
 use super::mask_index::ByMask;
 use super::place::{Placed, Placement};

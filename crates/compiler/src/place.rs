@@ -7,10 +7,10 @@ use device_model::DeviceProfile;
 use policy::policy::{Action, Direction};
 use program::{Feature, Group, GroupId, RuleId};
 
-use super::Job;
 use super::classes::Overlaps;
 use super::cover::CoveredRule;
 use super::diagnostics::{Problem, Problems, RuleProblem};
+use super::job::Job;
 use super::legalize::is_multicast_only;
 use super::limit_ranks::{Earlier, Limited};
 use super::subtract::Exceptions;

@@ -14,9 +14,10 @@ use serde::Serialize;
 use crate::capacity::Capacity;
 use crate::check::{Check, RuleCheck};
 use crate::classes::outcomes;
+use crate::diagnostics::Obstacle;
 use crate::diagnostics::exclusion_remedy;
+use crate::job::Job;
 use crate::share::{Share, Shares, shares};
-use crate::{Job, Obstacle};
 
 /// How many rules a note names.
 const SHOWN_NAMES: usize = 4;

@@ -8,9 +8,9 @@ use serde::Serialize;
 
 use policy::Witness;
 
-use crate::Job;
 use crate::capacity::shared_packet;
 use crate::expand::expand;
+use crate::job::Job;
 use crate::share::{MAX_FLOWS_TRIED, Sample};
 
 /// How many pairs are tried.

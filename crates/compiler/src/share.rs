@@ -16,8 +16,8 @@ use serde::Serialize;
 
 use device_model::DeviceProfile;
 
+use crate::actions::decides;
 use crate::cost::{mean_ns, worker_ps};
-use crate::cover::decides;
 use crate::expand::expand;
 use crate::weights::Weights;
 

@@ -21,9 +21,9 @@ use device_model::DeviceProfile;
 use policy::policy::{Action, Direction};
 use program::{Exception, Feature, Inseparable, RuleId, UndecidedKey, UndecidedReason};
 
-use super::Job;
 use super::cover::{CoveredRule, common, everything};
 use super::cube::{Cube, LAYERS, Slot};
+use super::job::Job;
 use super::legalize::{is_multicast_only, matchable, no_tags, without_group_bit};
 use super::mask_index::MaskIndex;
 

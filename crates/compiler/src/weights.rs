@@ -1,15 +1,12 @@
 //! How many packets each rule decides in some traffic. Where a device cannot decide all rules in hardware,
-//! the compiler prefers those with most packets. [`RuleCounter`] counts them in a capture; what a rule
-//! decides depends on the policy alone, so that the numbers are the same for all devices.
+//! the compiler prefers those with most packets.
 
 use device_model::DeviceProfile;
-use packet::DeepKey;
 use packet::cube::Cube;
 use policy::Policy;
-use program::{Class, ClassIndex, Outcome, Predicate, RuleId, Step};
+use program::RuleId;
 
-use crate::classes::Deciding;
-use crate::cover::{decides, verdict};
+use crate::actions::decides;
 use crate::expand::expand;
 
 /// The packets that each rule decides, or numbers in proportion to them.
@@ -122,63 +119,4 @@ fn volumes(policy: &Policy) -> Vec<f64> {
     parts.push(0.0);
     let least = parts.iter().copied().filter(|part| part.is_finite()).fold(0.0, f64::min);
     parts.into_iter().map(|part| if part.is_finite() { 1.0 + part - least } else { 1.0 }).collect()
-}
-
-/// Counts received packets by the rule that decides them: the first that matches.
-///
-/// ```
-/// use policy::{NoFiles, Source};
-///
-/// let text = "version = 1\n[[rules]]\nname = 'no_dns'\nmatch = { protocol = 'udp', dst_port = 53 }\naction = 'drop'\n";
-/// let (policy, _) = policy::parse(&Source::new("dns.toml", text), &NoFiles)?;
-/// let mut counter = compiler::RuleCounter::new(&policy);
-/// let ip = packet::build::FrameBuilder::new().ip([10, 0, 0, 1].into(), [10, 0, 0, 2].into());
-/// for port in [53, 53, 80] {
-///     counter.add(&packet::DeepKey::of(&ip.clone().udp(1024, port).build()));
-/// }
-/// assert_eq!(counter.weights().packets(), [2, 1]);
-/// # Ok::<(), policy::Diagnostics>(())
-/// ```
-#[derive(Debug)]
-pub struct RuleCounter {
-    /// All rules that decide packets.
-    class: Class,
-    /// `None`: there are few.
-    index: Option<ClassIndex>,
-    packets: Vec<u64>,
-}
-
-impl RuleCounter {
-    /// Without packets yet.
-    #[must_use]
-    pub fn new(policy: &Policy) -> Self {
-        let default = RuleId::of(policy.rules.len());
-        let deciding =
-            policy.rules.iter().enumerate().filter(|(_, rule)| decides(rule.direction, rule.action));
-        let steps = deciding.map(|(index, rule)| {
-            let id = RuleId::of(index);
-            let outcome = Outcome { rule: id, verdict: verdict(rule.action) };
-            Step { rule: id, predicate: Predicate::of(&rule.matches), outcome }
-        });
-        let otherwise = Outcome { rule: default, verdict: verdict(policy.default) };
-        let decide = Deciding::of_steps(steps.collect()).decide_all(otherwise);
-        let class = Class { rule: default, decide };
-        let index = ClassIndex::of(&class);
-        Self { class, index, packets: vec![0; policy.rules.len() + 1] }
-    }
-
-    /// Adds a packet.
-    pub fn add(&mut self, key: &DeepKey) {
-        let outcome = match &self.index {
-            Some(index) => index.resolve_deep(&self.class, key),
-            None => self.class.resolve_deep(key),
-        };
-        self.packets[outcome.rule.index()] += 1;
-    }
-
-    /// The packets so far.
-    #[must_use]
-    pub fn weights(self) -> Weights {
-        Weights::new(self.packets)
-    }
 }

@@ -1,0 +1,49 @@
+//! The inputs of a compilation.
+
+use device_model::DeviceProfile;
+use policy::Policy;
+use program::{Program, RuleId};
+
+use crate::weights::Weights;
+
+/// The inputs of a compilation.
+#[derive(Clone, Copy, Debug)]
+pub struct Job<'p> {
+    pub(crate) policy: &'p Policy,
+    pub(crate) profile: &'p DeviceProfile,
+    pub(crate) workers: usize,
+    /// The program on the device, whose tags are kept.
+    pub(crate) previous: Option<&'p Program>,
+    pub(crate) weights: Option<&'p Weights>,
+    /// Two rules that are compiled as if they shared no packets.
+    pub(crate) apart: Option<(RuleId, RuleId)>,
+}
+
+impl<'p> Job<'p> {
+    /// A policy for a device and a number of workers.
+    #[must_use]
+    pub fn new(policy: &'p Policy, profile: &'p DeviceProfile, workers: usize) -> Self {
+        Self { policy, profile, workers, previous: None, weights: None, apart: None }
+    }
+
+    /// For a device with a program: a rule that is in both keeps its class, which is its flow tag, and the
+    /// device must have room for both programs at once.
+    #[must_use]
+    pub fn beside(self, previous: Option<&'p Program>) -> Self {
+        Self { previous, ..self }
+    }
+
+    /// For traffic of which the rules decide so many packets each; else all rules count alike. Where the
+    /// device cannot decide all packets in hardware, the program differs; what becomes of each packet does
+    /// not.
+    #[must_use]
+    pub fn weighted(self, weights: Option<&'p Weights>) -> Self {
+        Self { weights, ..self }
+    }
+
+    /// The policy that is compiled.
+    #[must_use]
+    pub fn policy(&self) -> &'p Policy {
+        self.policy
+    }
+}
