@@ -23,9 +23,6 @@ use super::separate::{agree, match_key, multicast_flows};
 
 /// The name of the limit of one indirection table.
 const ENTRIES: &str = "entries of one table";
-/// Specs beside which a flow carries two actions: the tag or drop, and a counter.
-pub(super) const ACTION_SPECS: u32 = 2;
-
 /// Refuses flows that the device has no room for, before they are written out.
 pub(super) fn refuse_flows(
     job: &Job<'_>,
@@ -51,7 +48,7 @@ pub(super) fn refuse_flows(
     let reading = emit::Reading::of(profile);
     let kept = ranking.kept.iter().map(|ranked| lowered.candidate(ranked.id));
     let longest = kept.map(|Candidate { cube, rule, .. }| (emit::spec_count(cube, reading), *rule)).max();
-    if let Some((specs, rule)) = longest.filter(|(specs, _)| specs + ACTION_SPECS > profile.max_specs) {
+    if let Some((specs, rule)) = longest.filter(|(specs, _)| specs + emit::ACTION_SPECS > profile.max_specs) {
         problems.limit(rule, LimitProblem::Specs(specs));
     }
 }

@@ -11,6 +11,9 @@ use super::cube::{
     HAS_TCP, HAS_UDP, HAS_VXLAN, PROTOCOL, SRC_MAC, SRC_PORT, Slot, VLAN_TCI,
 };
 
+/// Specs beside which a flow carries two actions: the tag or drop, and a counter.
+pub(super) const ACTION_SPECS: u32 = 2;
+
 /// The specs of a flow.
 pub(super) struct Chain {
     /// Outer layers first; never none.

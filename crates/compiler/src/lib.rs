@@ -79,10 +79,10 @@ use program::Program;
 use classes::Overlaps;
 use coarsen::Coarse;
 use diagnostics::{LimitProblem, Problem, Problems};
-use limit_ranks::{Earlier, MAX_SHARED_OF_FLOW};
+use limit_ranks::MAX_SHARED_OF_FLOW;
 use lower::Lowered;
 use order::Ranking;
-use place::{ByOrder, Placed};
+use place::{ByOrder, Earlier, Placed};
 use search::{MAX_ROUNDS, Next, Round, Search};
 use share::{MAX_FLOWS_TRIED, Sample};
 

@@ -26,7 +26,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use device_model::DeviceProfile;
 use program::{GroupId, RssQueue, RuleId};
 
-use super::capacity::ACTION_SPECS;
 use super::classes::MAX_STEPS_IN_ALL;
 use super::cover::MAX_FLOWS;
 use super::cube::Cube;
@@ -35,6 +34,7 @@ use super::job::Job;
 use super::lower::{ActionId, Candidate, CandidateId, Lowered, LoweredAction, Steering};
 use super::mask_index::MaskIndex;
 use super::order::{Ranked, Ranking, Ranks};
+use super::place::Earlier;
 use super::weights::Weights;
 
 /// The most shared flows of one flow, those of its shared flows included.
@@ -48,10 +48,6 @@ const MAX_LOOKUPS: usize = 1 << 25;
 /// The masks of so many flows fit into the processor's caches. With more flows each comparison takes longer,
 /// so fewer are made.
 const CACHED_FLOWS: usize = 1 << 12;
-
-/// The earlier rules with which a worker compares packets of a rule's compared flows, in ascending order; by
-/// rule, the default's at the end. ascending order.
-pub(super) type Earlier = BTreeMap<RuleId, Vec<RuleId>>;
 
 /// The outcome for the rules.
 #[derive(Default)]
@@ -440,7 +436,7 @@ impl Limiter<'_> {
     /// Whether the device can have this shared flow.
     fn is_possible(&self, shared: &Candidate) -> bool {
         let specs = emit::spec_count(&shared.cube, emit::Reading::of(self.profile));
-        !shared.comes_last(self.profile) && specs + ACTION_SPECS <= self.profile.max_specs
+        !shared.comes_last(self.profile) && specs + emit::ACTION_SPECS <= self.profile.max_specs
     }
 
     /// Removes flows of which all packets are taken before, as shared flows take them from late flows and

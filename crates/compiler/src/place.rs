@@ -12,7 +12,7 @@ use super::cover::CoveredRule;
 use super::diagnostics::{Problem, Problems, RuleProblem};
 use super::job::Job;
 use super::legalize::is_multicast_only;
-use super::limit_ranks::{Earlier, Limited};
+use super::limit_ranks::Limited;
 use super::subtract::Exceptions;
 
 /// The most flows of one rule that copies: each is compared with all others.
@@ -47,9 +47,12 @@ pub(super) struct Placed {
     pub(super) placements: Vec<Placement>,
 }
 
+/// The earlier rules with which a worker compares packets of a rule's compared flows, in ascending order; by
+/// rule, the default's at the end.
+pub(super) type Earlier = BTreeMap<RuleId, Vec<RuleId>>;
+
 /// The first of the earlier rules that a rule's packets are compared with, and how many there are, by rule
-/// that is hybrid because the device has too few priorities, the default's at the end. rules that its packets
-/// are compared with, and how many there are.
+/// that is hybrid because the device has too few priorities, the default's at the end.
 pub(super) type ByOrder = BTreeMap<RuleId, (RuleId, usize)>;
 
 impl Placed {
