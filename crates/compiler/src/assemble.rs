@@ -12,29 +12,26 @@ use program::{
 
 use super::actions::verdict;
 use super::assign_priorities::{Assigned, Prioritized};
-use super::classes::{Deciding, MAX_STEPS_IN_ALL, decide};
+use super::classes::{Deciding, MAX_STEPS_IN_ALL, TooManySteps, decide};
 use super::cover::CoveredRule;
-use super::diagnostics::{
-    BY_EARLIER_RULES, LimitProblem, NO_DROP, ORDER, Problems, hybrid_reason, order_reason,
-};
 use super::emit;
 use super::job::Job;
 use super::lower::{Candidate, Lowered, LoweredAction};
 use super::place::{Placed, Placement};
+use super::reasons::{BY_EARLIER_RULES, NO_DROP, ORDER, hybrid_reason, order_reason};
 
-/// Writes the program; `None`: the classes are too long.
+/// Writes the program.
 pub(super) fn assemble(
     job: &Job<'_>,
     placed: &mut Placed,
     lowered: Lowered,
     assigned: &Assigned,
-    problems: &mut Problems,
-) -> Option<Program> {
+) -> Result<Program, TooManySteps> {
     let used = used_queues(&lowered, assigned);
     let mut next = 0..;
     let queue_of: Vec<Option<QueueId>> =
         used.iter().map(|used| used.then(|| next.next().map(QueueId)).flatten()).collect();
-    let (class_of, classes) = number_classes(job, placed, &lowered, assigned, problems)?;
+    let (class_of, classes) = number_classes(job, placed, &lowered, assigned)?;
     let flows = flows(job, &lowered, assigned, &queue_of, &class_of);
     let mut flow_counts = vec![0u32; placed.rules.len() + 1];
     flows.iter().for_each(|flow| flow_counts[flow.rule.index()] += 1);
@@ -44,7 +41,7 @@ pub(super) fn assemble(
         _ => class_of[placed.rules.len()][0],
     };
     let queues = lowered.queues.into_iter().zip(&queue_of);
-    Some(Program {
+    Ok(Program {
         rules: rules(job, placed, &flow_counts, &class_of, &classes),
         exceptions: placed.exceptions.list(&placed.rules),
         default: default_outcome(job, placed).verdict,
@@ -137,8 +134,7 @@ fn number_classes(
     placed: &mut Placed,
     lowered: &Lowered,
     assigned: &Assigned,
-    problems: &mut Problems,
-) -> Option<Numbered> {
+) -> Result<Numbered, TooManySteps> {
     let default = placed.rules.len();
     let has_tags = job.profile.has_tags();
     let mut steers = vec![[false; 2]; default + 1];
@@ -156,7 +152,7 @@ fn number_classes(
         steers.fill([false; 2]);
         steers[default][0] = any;
     }
-    let decided = decide_rules(job, placed, &steers, problems)?;
+    let decided = decide_rules(job, placed, &steers)?;
     let name = |rule: RuleId| job.policy.rules.get(rule.index()).map_or(DEFAULT_RULE, |rule| &*rule.name);
     let names: Vec<ClassName<'_>> =
         decided.iter().map(|(class, compares)| (name(class.rule), *compares)).collect();
@@ -171,7 +167,7 @@ fn number_classes(
     if !has_tags && let only @ Some(_) = class_of[default][0] {
         class_of = vec![[only; 2]; default + 1];
     }
-    Some((class_of, classes))
+    Ok((class_of, classes))
 }
 
 /// The rule of a class, and whether its packets are compared with earlier rules.
@@ -209,8 +205,7 @@ fn decide_rules(
     job: &Job<'_>,
     placed: &mut Placed,
     steers: &[[bool; 2]],
-    problems: &mut Problems,
-) -> Option<Vec<(Class, bool)>> {
+) -> Result<Vec<(Class, bool)>, TooManySteps> {
     let default = default_outcome(job, placed);
     let mut decided = Vec::new();
     let deciding = Deciding::of(&placed.rules);
@@ -226,12 +221,11 @@ fn decide_rules(
         };
         steps_in_all += if let Decide::Software(steps, _) = &decide { steps.len() } else { 0 };
         if steps_in_all > MAX_STEPS_IN_ALL {
-            problems.limit(rule, LimitProblem::Steps);
-            return None;
+            return Err(TooManySteps(rule));
         }
         decided.push((Class { rule, decide }, compares));
     }
-    Some(decided)
+    Ok(decided)
 }
 
 /// The rules of the program, with where each is decided; the default's last.

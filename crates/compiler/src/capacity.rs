@@ -13,7 +13,6 @@ use serde::Serialize;
 
 use super::assign_priorities::{Assigned, Table};
 use super::cover::MAX_FLOWS;
-use super::diagnostics::{Conflict, LimitProblem, Obstacle, PriorityCause, Problem, Problems};
 use super::emit;
 use super::job::Job;
 use super::lower::{Candidate, CandidateId, Lowered};
@@ -23,34 +22,58 @@ use super::separate::{agree, match_key, multicast_flows};
 
 /// The name of the limit of one indirection table.
 const ENTRIES: &str = "entries of one table";
-/// Refuses flows that the device has no room for, before they are written out.
-pub(super) fn refuse_flows(
+/// Why a policy needs more priorities than there are.
+pub(super) enum PriorityCause {
+    /// One rank has so many masks that it takes several priorities.
+    Masks { masks: usize, priorities: u32 },
+    /// The hash variants of one rule overlap.
+    Variants,
+    /// Rules overlap one another in turn; `above` and `below` are the two between which priorities run out.
+    Chain { above: RuleId, below: RuleId, rules: Vec<RuleId>, shared: Option<Witness>, has_variants: bool },
+}
+
+/// Flows that the device has no room for.
+pub(super) enum FlowProblem {
+    /// The rule shows best why there are too few priorities.
+    Priorities { rule: RuleId, needed: u32, cause: PriorityCause },
+    /// The one table for flows that match only multicast is full at this rule.
+    MulticastTable(RuleId),
+    /// More flows than the device has for one program on each of its ports; it has no room from this rule on.
+    DeviceFlows { rule: RuleId, flows: usize, most: usize },
+    /// A flow of the rule has too many specs.
+    Specs { rule: RuleId, specs: u32 },
+}
+
+/// Finds flows that the device has no room for, before they are written out.
+pub(super) fn flow_problems(
     job: &Job<'_>,
     lowered: &Lowered,
     ranking: &Ranking,
     assigned: &Assigned,
-    problems: &mut Problems,
-) {
+) -> Vec<FlowProblem> {
     let profile = job.profile;
+    let mut problems = Vec::new();
     let rule_of = |id: CandidateId| lowered.candidate(id).rule;
     let offered = profile.priorities_per_program();
     if assigned.priorities > offered {
         let (rule, cause) = priority_cause(lowered, ranking, assigned, offered);
-        problems.limit(rule, LimitProblem::Priorities { needed: assigned.priorities, cause });
+        problems.push(FlowProblem::Priorities { rule, needed: assigned.priorities, cause });
     }
     if let Some(id) = assigned.overflow {
-        problems.limit(rule_of(id), LimitProblem::MulticastTable);
+        problems.push(FlowProblem::MulticastTable(rule_of(id)));
     }
     let most = profile.flows_per_program().unwrap_or(MAX_FLOWS).min(MAX_FLOWS);
     if let Some(first) = ranking.kept.get(most) {
-        problems.limit(rule_of(first.id), LimitProblem::DeviceFlows { flows: ranking.kept.len(), most });
+        let (rule, flows) = (rule_of(first.id), ranking.kept.len());
+        problems.push(FlowProblem::DeviceFlows { rule, flows, most });
     }
     let reading = emit::Reading::of(profile);
     let kept = ranking.kept.iter().map(|ranked| lowered.candidate(ranked.id));
     let longest = kept.map(|Candidate { cube, rule, .. }| (emit::spec_count(cube, reading), *rule)).max();
     if let Some((specs, rule)) = longest.filter(|(specs, _)| specs + emit::ACTION_SPECS > profile.max_specs) {
-        problems.limit(rule, LimitProblem::Specs(specs));
+        problems.push(FlowProblem::Specs { rule, specs });
     }
+    problems
 }
 
 /// Why there are too few priorities, and the rule to blame.
@@ -98,14 +121,18 @@ pub(super) fn shared_packet(one: &Cube, other: &Cube) -> Option<Witness> {
     (takes(one) && takes(other)).then_some(witness)
 }
 
-/// Refuses a program that does not fit on the device beside the previous program.
-pub(super) fn refuse_program(job: &Job<'_>, program: &Program, problems: &mut Problems) {
+/// A limit that a program exceeds, at this rule if one rule shows it best.
+pub(super) struct Shortage {
+    pub(super) rule: Option<RuleId>,
+    pub(super) row: CapacityRow,
+}
+
+/// Finds the limits by which a program does not fit on the device beside the previous program.
+pub(super) fn shortages(job: &Job<'_>, program: &Program) -> Vec<Shortage> {
     let masks = Masks::of(program, job.previous);
     let capacity = Capacity::with(&masks, program, job.profile);
-    for row in capacity.rows.into_iter().filter(CapacityRow::exceeds) {
-        let rule = blamed(&row, &masks, program);
-        problems.push(Problem::Limit(rule, LimitProblem::Capacity(row)));
-    }
+    let exceeded = capacity.rows.into_iter().filter(CapacityRow::exceeds);
+    exceeded.map(|row| Shortage { rule: blamed(&row, &masks, program), row }).collect()
 }
 
 /// A program against a device.
@@ -318,19 +345,24 @@ fn by_priority(masks: &Masks, program: &Program, profile: &DeviceProfile) -> Vec
     uses.collect()
 }
 
-/// Why `after` cannot be on a device beside `before`, beyond what [`Capacity`] counts; `None`: nothing is
-/// known. Devices that apply flows that match only multicast after all others keep those of both programs in
-/// one table, whatever their priority. The named rule is one of `after`.
-#[must_use]
-pub fn reload_conflict(before: &Program, after: &Program, profile: &DeviceProfile) -> Option<Obstacle> {
+/// Why two programs cannot be on a device at once: named is a rule of the later one.
+#[derive(Clone, Copy)]
+pub(super) enum Conflict {
+    /// Both have the same match on multicast, which the device keeps once.
+    SameMatch(RuleId),
+    /// The flows of both on multicast exceed the one table.
+    TableFull(RuleId),
+}
+
+/// Finds why `after` cannot be on a device beside `before`, beyond what [`Capacity`] counts.
+pub(super) fn conflict(before: &Program, after: &Program, profile: &DeviceProfile) -> Option<Conflict> {
     if !profile.multicast_ignores_priority {
         return None;
     }
-    let conflict = match same_match(before, after) {
+    Some(match same_match(before, after) {
         Some(flow) => Conflict::SameMatch(flow.rule),
         None => Conflict::TableFull(overflow(before, after, profile)?.rule),
-    };
-    Some(conflict.obstacle(after, profile))
+    })
 }
 
 /// Finds a multicast-only flow of `after` that has the match of a flow of `before` and another tag or action:
@@ -363,6 +395,7 @@ mod tests {
     use policy::{NoFiles, Source};
 
     use super::*;
+    use crate::diagnostics::reload_conflict;
 
     fn text(rules: &str) -> String {
         format!("version = 1\n[groups.one]\nworkers = [0]\nhash = 'none'\n{rules}")

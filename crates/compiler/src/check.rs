@@ -12,10 +12,9 @@ use program::{
 };
 use serde::Serialize;
 
-use crate::capacity::reload_conflict;
 use crate::classes::outcomes;
 use crate::cube::Cube;
-use crate::diagnostics::Obstacle;
+use crate::diagnostics::{Obstacle, reload_conflict};
 use crate::expand::expand;
 use crate::job::Job;
 use crate::legalize::Expansion;

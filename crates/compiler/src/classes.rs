@@ -24,6 +24,9 @@ use super::mask_index::{Front, MaskIndex};
 /// The most steps of all classes together. A class has up to four bytes for each.
 pub(super) const MAX_STEPS_IN_ALL: usize = 1 << 24;
 
+/// Workers would test packets for too many rules in all classes together, up to that of this rule.
+pub(super) struct TooManySteps(pub(super) RuleId);
+
 /// The most comparisons of cubes for all classes of a program. Beyond it only what all cubes of each rule
 /// have in common is compared.
 const MAX_PAIRS_IN_ALL: usize = 1 << 29;

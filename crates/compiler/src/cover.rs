@@ -6,8 +6,7 @@ use program::{Outcome, Predicate, RuleId, Step, UndecidedKey, UndecidedReason};
 
 use super::actions::{decides, verdict};
 use super::cube::{Cube, SENT, WORDS};
-use super::diagnostics::{LimitProblem, Problems};
-use super::expand::expand;
+use super::expand::{Explosion, expand};
 use super::job::Job;
 use super::legalize::Expansion;
 
@@ -29,15 +28,22 @@ pub(super) struct CoveredRule {
     common: Cube,
 }
 
+/// A rule that has too many cubes.
+pub(super) enum CoverProblem {
+    Combinations(RuleId, Explosion),
+    /// The policy exceeds [`MAX_FLOWS`] at the rule.
+    Flows(RuleId),
+}
+
 /// Covers every rule. Stops at the rule with which the cubes exceed [`MAX_FLOWS`]: further cubes would only
 /// use memory.
-pub(super) fn cover(job: &Job<'_>, problems: &mut Problems) -> Vec<CoveredRule> {
-    let mut rules = Vec::with_capacity(job.policy.rules.len());
+pub(super) fn cover(job: &Job<'_>) -> (Vec<CoveredRule>, Vec<CoverProblem>) {
+    let (mut rules, mut problems) = (Vec::with_capacity(job.policy.rules.len()), Vec::new());
     let mut cubes = 0;
     for (index, rule) in job.policy.rules.iter().enumerate() {
         let id = RuleId::of(index);
         let mut expansion = expand(&rule.matches, rule.direction, job.profile).unwrap_or_else(|explosion| {
-            problems.limit(id, LimitProblem::Combinations(explosion));
+            problems.push(CoverProblem::Combinations(id, explosion));
             Expansion::NOTHING
         });
         // A sniffer gets all packets, whatever its rule matches.
@@ -46,12 +52,12 @@ pub(super) fn cover(job: &Job<'_>, problems: &mut Problems) -> Vec<CoveredRule> 
         }
         cubes += expansion.cubes.len();
         if cubes > MAX_FLOWS {
-            problems.limit(id, LimitProblem::Flows);
+            problems.push(CoverProblem::Flows(id));
             break;
         }
         rules.push(CoveredRule::new(expansion, Predicate::of(&rule.matches), rule.action, rule.direction));
     }
-    rules
+    (rules, problems)
 }
 
 /// All received packets, which the default applies to.

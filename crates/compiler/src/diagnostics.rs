@@ -1,22 +1,22 @@
-//! Every reason why a policy does not compile for a device, as typed values, and their English text: a
-//! [`Diagnostic`] with the line in the policy, and, where a limit of the device is the cause, an [`Obstacle`]
-//! with limit, errno and remedy for reports.
+//! The English text of each reason why a policy does not compile for a device: a [`Diagnostic`] with the line in
+//! the policy, and, where a limit of the device is the cause, an [`Obstacle`] with limit, errno and remedy for
+//! reports.
 
 use device_model::{DeviceProfile, Limit, PriorityTable};
 use policy::policy::{Action, GroupDefinition, RuleDefinition, Workers};
-use policy::{Diagnostic, Diagnostics, Place, Policy, Severity, Witness};
-use program::{
-    DEFAULT_RULE, Errno, Feature, GroupId, Inseparable, Program, RuleId, UndecidedKey, UndecidedReason,
-};
+use policy::{Diagnostic, Diagnostics, Place, Policy, Severity};
+use program::{DEFAULT_RULE, Errno, Feature, Inseparable, Program, RuleId, UndecidedKey, UndecidedReason};
 use serde::Serialize;
 
 use crate::assign_priorities::single_entries;
-use crate::capacity::CapacityRow;
-use crate::classes::MAX_STEPS_IN_ALL;
-use crate::cover::{CoveredRule, MAX_FLOWS};
+use crate::capacity::{CapacityRow, Conflict, FlowProblem, PriorityCause, Shortage, conflict};
+use crate::classes::{MAX_STEPS_IN_ALL, TooManySteps};
+use crate::cover::{CoverProblem, MAX_FLOWS};
 use crate::expand::Explosion;
-use crate::lower::MAX_MASKS;
-use crate::place::Placement;
+use crate::groups::{GroupProblem, RefusedGroup, TableFault, TableProblem};
+use crate::lower::{LowerProblem, MAX_MASKS};
+use crate::place::{PlaceProblem, RuleProblem};
+use crate::problem::{Problem, Problems};
 
 /// Why a device cannot run a policy, or one rule of it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -33,185 +33,12 @@ pub struct Obstacle {
     pub remedy: String,
 }
 
-/// One reason why a policy does not compile for a device.
-pub(crate) enum Problem {
-    /// The device has no flows that match packets.
-    NoSteering,
-    Group(GroupId, GroupProblem),
-    Rule(RuleId, RuleProblem),
-    /// A limit of the compiler or the device is exceeded, at this rule if one rule shows it best.
-    Limit(Option<RuleId>, LimitProblem),
-    DefaultCannotDrop,
-}
-
-/// A problem of a group.
-pub(crate) enum GroupProblem {
-    /// The group lists a worker that is not configured; `share` is its place in the list.
-    UnknownWorker {
-        share: usize,
-        workers: usize,
-    },
-    NoWorkers,
-    /// The group hashes the source or the destination alone, and the device hashes both or none.
-    HalfHash,
-    Table(TableProblem),
-}
-
-/// A problem of the indirection table of a group.
-pub(crate) enum TableProblem {
-    /// The device has tables of consecutive workers only.
-    NotConsecutive(TableFault),
-    TooLarge {
-        entries: u32,
-        most: u32,
-    },
-    /// Fewer entries than workers.
-    TooSmall {
-        entries: u32,
-        workers: usize,
-        needed: u32,
-    },
-    /// A worker's weight is too small for one entry; `needed` is the table size that would do.
-    StarvedWorker {
-        worker: u32,
-        weight: u32,
-        entries: usize,
-        needed: Option<usize>,
-    },
-}
-
-/// An ability that the device lacks for one rule.
-pub(crate) enum RuleProblem {
-    /// A worker would have to see these packets, and there is no group.
-    NeedsWorker {
-        keys: Vec<String>,
-        errno: Option<Errno>,
-    },
-    /// The device has no flows of this kind.
-    UnsupportedFlow(Feature),
-    SecondSniffer,
-    /// A rule on sent packets that the device cannot decide: no worker sees them.
-    HybridEgress {
-        keys: Vec<String>,
-        errno: Option<Errno>,
-    },
-    /// This earlier hybrid rule takes packets that the rule would copy.
-    HiddenCopy {
-        earlier: RuleId,
-        /// The first key that the device does not decide.
-        why: Option<UndecidedKey>,
-    },
-    /// The flows of a rule that copies overlap.
-    CopiedTwice,
-    /// The device applies flows that match only multicast last, so this later rule overtakes the rule.
-    OvertakenMulticast(RuleId),
-}
-
-/// An exceeded limit.
-pub(crate) enum LimitProblem {
-    Combinations(Explosion),
-    /// The policy exceeds [`MAX_FLOWS`] at the rule.
-    Flows,
-    /// The policy exceeds [`MAX_MASKS`] at the rule.
-    Masks,
-    /// Workers would test packets for too many rules: in the rule's class, which has so many steps, or in all
-    /// classes up to it.
-    Steps,
-    Priorities {
-        needed: u32,
-        cause: PriorityCause,
-    },
-    /// The one table for flows that match only multicast is full.
-    MulticastTable,
-    /// More flows than the device has for one program on each of its ports.
-    DeviceFlows {
-        flows: usize,
-        most: usize,
-    },
-    Specs(u32),
-    /// Another limit of the device.
-    Capacity(CapacityRow),
-}
-
-/// Why the workers of a group make no table of consecutive workers.
-#[derive(Clone, Copy)]
-pub(crate) enum TableFault {
-    Gap,
-    Weights,
-    Count(usize),
-    Size,
-}
-
-/// Why a policy needs more priorities than there are.
-pub(crate) enum PriorityCause {
-    /// One rank has so many masks that it takes several priorities.
-    Masks { masks: usize, priorities: u32 },
-    /// The hash variants of one rule overlap.
-    Variants,
-    /// Rules overlap one another in turn; `above` and `below` are the two between which priorities run out.
-    Chain { above: RuleId, below: RuleId, rules: Vec<RuleId>, shared: Option<Witness>, has_variants: bool },
-}
-
-/// The problems found so far. Passes add to it, so that an operator sees as many as possible at once.
-#[derive(Default)]
-pub(crate) struct Problems(Vec<Problem>);
-
-/// Why two programs cannot be on a device at once: named is a rule of the later one.
-#[derive(Clone, Copy)]
-pub(crate) enum Conflict {
-    /// Both have the same match on multicast, which the device keeps once.
-    SameMatch(RuleId),
-    /// The flows of both on multicast exceed the one table.
-    TableFull(RuleId),
-}
-
 impl Problems {
-    pub(crate) fn push(&mut self, problem: Problem) {
-        self.0.push(problem);
-    }
-
-    pub(crate) fn group(&mut self, group: GroupId, problem: GroupProblem) {
-        self.push(Problem::Group(group, problem));
-    }
-
-    pub(crate) fn rule(&mut self, rule: RuleId, problem: RuleProblem) {
-        self.push(Problem::Rule(rule, problem));
-    }
-
-    pub(crate) fn limit(&mut self, rule: RuleId, problem: LimitProblem) {
-        self.push(Problem::Limit(Some(rule), problem));
-    }
-
-    pub(crate) fn len(&self) -> usize {
-        self.0.len()
-    }
-
-    pub(crate) fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    /// Whether all are limits that wider flows may keep.
-    pub(crate) fn are_about_capacity(&self) -> bool {
-        !self.is_empty()
-            && self.0.iter().all(|problem| match problem {
-                Problem::Limit(_, LimitProblem::Capacity(row)) => {
-                    matches!(row.limit, Limit::Shapes | Limit::Flows)
-                }
-                Problem::Limit(_, LimitProblem::Priorities { cause, .. }) => {
-                    matches!(cause, PriorityCause::Masks { .. })
-                }
-                Problem::Limit(_, limit) => {
-                    matches!(limit, LimitProblem::DeviceFlows { .. } | LimitProblem::Steps)
-                }
-                _ => false,
-            })
-    }
-
     /// All as diagnostics, by their places in the policy.
     pub(crate) fn diagnostics(&self, policy: &Policy, profile: &DeviceProfile) -> Diagnostics {
         let context = Context { policy, profile };
         let mut diagnostics = Diagnostics::default();
-        for problem in &self.0 {
+        for problem in self.iter() {
             diagnostics.push_with(Severity::Error, || context.text(problem).diagnostic());
         }
         diagnostics.sort();
@@ -221,14 +48,22 @@ impl Problems {
     /// The problems that are about the device, in the order in which they were found.
     pub(crate) fn obstacles(&self, policy: &Policy, profile: &DeviceProfile) -> Vec<Obstacle> {
         let context = Context { policy, profile };
-        let about_device = self.0.iter().filter(|problem| problem.is_about_device());
+        let about_device = self.iter().filter(|problem| problem.is_about_device());
         about_device.map(|problem| context.text(problem).obstacle).collect()
     }
 }
 
+/// Why `after` cannot be on a device beside `before`, beyond what [`Capacity`](crate::Capacity) counts; `None`:
+/// nothing is known. Devices that apply flows that match only multicast after all others keep those of both
+/// programs in one table, whatever their priority. The named rule is one of `after`.
+#[must_use]
+pub fn reload_conflict(before: &Program, after: &Program, profile: &DeviceProfile) -> Option<Obstacle> {
+    conflict(before, after, profile).map(|conflict| conflict.obstacle(after, profile))
+}
+
 impl Conflict {
     /// In English; the rule is named by its program.
-    pub(crate) fn obstacle(self, after: &Program, profile: &DeviceProfile) -> Obstacle {
+    fn obstacle(self, after: &Program, profile: &DeviceProfile) -> Obstacle {
         let name = |rule: RuleId| after.rules.get(rule.index()).map_or("?", |rule| rule.name.as_str());
         let device = &profile.name;
         match self {
@@ -256,20 +91,6 @@ impl Conflict {
                          reload"
                     .to_owned(),
             },
-        }
-    }
-}
-
-impl Problem {
-    /// Whether it is a matter of the device, not of the policy and the settings alone.
-    fn is_about_device(&self) -> bool {
-        let Self::Group(_, problem) = self else { return true };
-        match problem {
-            GroupProblem::HalfHash => true,
-            GroupProblem::Table(problem) => {
-                matches!(problem, TableProblem::NotConsecutive(_) | TableProblem::TooLarge { .. })
-            }
-            GroupProblem::UnknownWorker { .. } | GroupProblem::NoWorkers => false,
         }
     }
 }
@@ -311,9 +132,27 @@ impl<'p> Context<'p> {
 
     fn text(&self, problem: &Problem) -> Text<'p> {
         match problem {
-            Problem::Group(group, problem) => self.group(&self.policy.groups[group.index()], problem),
-            Problem::Rule(rule, problem) => self.rule_problem(*rule, problem),
-            Problem::Limit(rule, problem) => self.limit(*rule, problem),
+            Problem::Group(RefusedGroup { group, problem }) => {
+                self.group(&self.policy.groups[group.index()], problem)
+            }
+            Problem::Cover(CoverProblem::Combinations(rule, explosion)) => {
+                self.too_many_combinations(*rule, explosion)
+            }
+            Problem::Cover(CoverProblem::Flows(rule)) | Problem::Lower(LowerProblem::Flows(rule)) => {
+                self.too_many_flows(*rule)
+            }
+            Problem::Lower(LowerProblem::Masks(rule)) => self.too_many_masks(*rule),
+            Problem::Place(PlaceProblem::Rule(rule, problem)) => self.rule_problem(*rule, problem),
+            Problem::Place(PlaceProblem::DefaultCannotDrop) => self.of_rule(
+                None,
+                format!("the default drops, which `{}` cannot", self.profile.name),
+                "no flow drops",
+                self.profile.refusal(Feature::Drop).map(|refusal| refusal.errno),
+                "add a group: its workers drop unmatched packets",
+            ),
+            Problem::Steps(TooManySteps(rule)) => self.too_many_steps(*rule),
+            Problem::Flows(problem) => self.flow_problem(problem),
+            Problem::Shortage(Shortage { rule, row }) => self.shortage(*rule, row),
             Problem::NoSteering => {
                 let refusal = self.profile.refusal(Feature::Normal);
                 let source = refusal.map_or("", |refusal| refusal.source.as_str());
@@ -325,13 +164,6 @@ impl<'p> Context<'p> {
                     "no policy can run on this device: use one whose driver has ibv_create_flow, or the software NIC",
                 )
             }
-            Problem::DefaultCannotDrop => self.of_rule(
-                None,
-                format!("the default drops, which `{}` cannot", self.profile.name),
-                "no flow drops",
-                self.profile.refusal(Feature::Drop).map(|refusal| refusal.errno),
-                "add a group: its workers drop unmatched packets",
-            ),
         }
     }
 
@@ -507,45 +339,65 @@ impl<'p> Context<'p> {
         )
     }
 
-    fn limit(&self, rule: Option<RuleId>, problem: &LimitProblem) -> Text<'p> {
+    fn too_many_combinations(&self, rule: RuleId, explosion: &Explosion) -> Text<'p> {
+        let Explosion { excess, keys } = explosion;
+        let keys = keys.iter().take(3).map(|(key, count)| format!("`{key}` ({count})"));
+        let reason =
+            format!("the rule `{}` takes up to {} combinations", self.name(rule), excess.combinations);
+        let remedy = format!(
+            "most come from {}, ranges counted as their prefixes: write fewer values, or end ranges at powers of two",
+            keys.collect::<Vec<_>>().join(" times "),
+        );
+        self.of_rule(Some(rule), reason, format!("a rule may take {}", excess.most), None, remedy)
+    }
+
+    fn too_many_flows(&self, rule: RuleId) -> Text<'p> {
+        let upto =
+            self.rule(rule).map_or_else(String::new, |rule| format!(" up to the rule `{}`", rule.name));
+        let reason = format!("the policy needs more than {MAX_FLOWS} flows{upto}");
+        let remedy = "use shorter lists or wider prefixes";
+        self.of_rule(Some(rule), reason, format!("{MAX_FLOWS} flows"), None, remedy).labelled("up to here")
+    }
+
+    fn too_many_masks(&self, rule: RuleId) -> Text<'p> {
+        let reason = format!(
+            "the policy needs more than {MAX_MASKS} different masks up to the rule `{}`",
+            self.name(rule)
+        );
+        let remedy = "use fewer different prefix lengths, port ranges, masks of addresses and keys";
+        self.of_rule(Some(rule), reason, format!("{MAX_MASKS} masks"), None, remedy).labelled("up to here")
+    }
+
+    fn too_many_steps(&self, rule: RuleId) -> Text<'p> {
+        self.of_rule(
+            Some(rule),
+            format!(
+                "workers would hold more than {MAX_STEPS_IN_ALL} rule tests up to the rule `{}`",
+                self.name(rule)
+            ),
+            format!("{MAX_STEPS_IN_ALL} rule tests in a program"),
+            None,
+            "each hybrid rule is followed by those that share packets with it: add exact keys beside the hybrid \
+             ones, so that fewer do",
+        )
+        .labelled("decided by the worker")
+    }
+
+    fn flow_problem(&self, problem: &FlowProblem) -> Text<'p> {
         let (profile, device) = (self.profile, &self.profile.name);
-        let name = rule.map_or(DEFAULT_RULE, |rule| self.name(rule));
-        let is_default = rule.is_none_or(|rule| self.rule(rule).is_none());
         match problem {
-            LimitProblem::Combinations(Explosion { excess, keys }) => {
-                let keys = keys.iter().take(3).map(|(key, count)| format!("`{key}` ({count})"));
-                let reason = format!("the rule `{name}` takes up to {} combinations", excess.combinations);
-                let remedy = format!(
-                    "most come from {}, ranges counted as their prefixes: write fewer values, or end ranges at powers of two",
-                    keys.collect::<Vec<_>>().join(" times "),
-                );
-                self.of_rule(rule, reason, format!("a rule may take {}", excess.most), None, remedy)
-            }
-            LimitProblem::Flows => {
-                let upto = if is_default { String::new() } else { format!(" up to the rule `{name}`") };
-                let reason = format!("the policy needs more than {MAX_FLOWS} flows{upto}");
-                let remedy = "use shorter lists or wider prefixes";
-                self.of_rule(rule, reason, format!("{MAX_FLOWS} flows"), None, remedy).labelled("up to here")
-            }
-            LimitProblem::Masks => {
-                let reason =
-                    format!("the policy needs more than {MAX_MASKS} different masks up to the rule `{name}`");
-                let remedy = "use fewer different prefix lengths, port ranges, masks of addresses and keys";
-                self.of_rule(rule, reason, format!("{MAX_MASKS} masks"), None, remedy).labelled("up to here")
-            }
-            LimitProblem::Steps => self.too_many_steps(rule),
-            LimitProblem::Priorities { needed, cause } => self.too_few_priorities(rule, *needed, cause),
-            LimitProblem::MulticastTable => {
+            FlowProblem::Priorities { rule, needed, cause } => self.too_few_priorities(*rule, *needed, cause),
+            FlowProblem::MulticastTable(rule) => {
                 let reason = format!(
                     "`{device}` has no room for all flows that match only multicast: they share one priority"
                 );
                 let errno = Some(profile.errno(Limit::PriorityTable));
                 let remedy =
                     "use fewer ranges in the rules on multicast MAC addresses, or match groups by `dst`";
-                self.of_rule(rule, reason, table_limit(profile), errno, remedy)
+                self.of_rule(Some(*rule), reason, table_limit(profile), errno, remedy)
                     .labelled("up to here they fit")
             }
-            LimitProblem::DeviceFlows { flows, most } => {
+            FlowProblem::DeviceFlows { rule, flows, most } => {
                 let (on_ports, of_ports) = match profile.ports {
                     1 => (String::new(), String::new()),
                     ports => (format!(" on each of {ports} ports"), format!(" on {ports} ports")),
@@ -561,33 +413,19 @@ impl<'p> Context<'p> {
                     1 => "use shorter lists or wider prefixes",
                     _ => "use shorter lists or wider prefixes, or fewer ports in `device.ports`",
                 };
-                self.of_rule(rule, reason, limit, errno, remedy).labelled("up to here they fit")
+                self.of_rule(Some(*rule), reason, limit, errno, remedy).labelled("up to here they fit")
             }
-            LimitProblem::Specs(specs) => self.of_rule(
-                rule,
-                format!("a flow of the rule `{name}` takes {specs} specs and two actions"),
+            FlowProblem::Specs { rule, specs } => self.of_rule(
+                Some(*rule),
+                format!("a flow of the rule `{}` takes {specs} specs and two actions", self.name(*rule)),
                 format!("`{device}` takes {} together", profile.max_specs),
                 Some(profile.errno(Limit::Specs)),
                 "match fewer layers in one rule",
             ),
-            LimitProblem::Capacity(row) => self.capacity(rule, row),
         }
     }
 
-    fn too_many_steps(&self, rule: Option<RuleId>) -> Text<'p> {
-        let name = rule.and_then(|rule| self.rule(rule)).map_or(DEFAULT_RULE, |rule| &*rule.name);
-        self.of_rule(
-            rule,
-            format!("workers would hold more than {MAX_STEPS_IN_ALL} rule tests up to the rule `{name}`"),
-            format!("{MAX_STEPS_IN_ALL} rule tests in a program"),
-            None,
-            "each hybrid rule is followed by those that share packets with it: add exact keys beside the hybrid \
-             ones, so that fewer do",
-        )
-        .labelled("decided by the worker")
-    }
-
-    fn too_few_priorities(&self, rule: Option<RuleId>, needed: u32, cause: &PriorityCause) -> Text<'p> {
+    fn too_few_priorities(&self, rule: RuleId, needed: u32, cause: &PriorityCause) -> Text<'p> {
         let (device, offered) = (&self.profile.name, self.profile.priorities_per_program());
         let mut limit = format!("{offered} priorities");
         let (remedy, label) = match cause {
@@ -631,7 +469,7 @@ impl<'p> Context<'p> {
         };
         let reason = format!("the policy needs {needed} priorities, `{device}` has {offered} for it");
         let errno = Some(self.profile.errno(Limit::Priorities));
-        self.of_rule(rule, reason, limit, errno, remedy).labelled(label)
+        self.of_rule(Some(rule), reason, limit, errno, remedy).labelled(label)
     }
 
     fn shortened_chain(&self, rules: &[RuleId]) -> String {
@@ -643,7 +481,7 @@ impl<'p> Context<'p> {
         }
     }
 
-    fn capacity(&self, rule: Option<RuleId>, row: &CapacityRow) -> Text<'p> {
+    fn shortage(&self, rule: Option<RuleId>, row: &CapacityRow) -> Text<'p> {
         let CapacityRow { limit, what, used, previous, most, errno } = row;
         let most = most.unwrap_or(0);
         let beside = match previous {
@@ -724,62 +562,4 @@ fn table_limit(profile: &DeviceProfile) -> String {
         let single = single_entries(table);
         format!("{entries} flows: {groups} masks of {group_entries} each, and {single} beside them")
     })
-}
-
-/// Why a rule without flows is hybrid.
-pub(crate) const BY_EARLIER_RULES: &str =
-    "flows of earlier hybrid rules match its packets, and a worker decides";
-/// Why a default that drops is hybrid.
-pub(crate) const NO_DROP: &str = "the device cannot drop; a worker drops";
-
-/// The pseudo-key for what a worker decides of a rule that overlaps more earlier ones than the device can
-/// order.
-pub(crate) const ORDER: &str = "order";
-
-/// Why a rule, or the default, is hybrid by its [`ORDER`].
-pub(crate) fn order_reason(policy: &Policy, note: &UndecidedKey) -> String {
-    let name = |rule: RuleId| policy.rules.get(rule.index()).map_or(DEFAULT_RULE, |rule| rule.name.as_str());
-    match note.why {
-        UndecidedReason::Order { first, rules: rules @ 1.. } => {
-            let more = if rules > 1 { format!(" and {} more", rules - 1) } else { String::new() };
-            format!(
-                "{} (the device has too few priorities to put `{}`{more} before it)",
-                note.key,
-                name(first)
-            )
-        }
-        why => format!("{} ({})", note.key, why.words()),
-    }
-}
-
-/// Why a worker finishes a rule, in a line.
-pub(crate) fn hybrid_reason(
-    policy: &Policy,
-    rule: &CoveredRule,
-    placement: Placement,
-    undecided: &[UndecidedKey],
-) -> String {
-    let name = |rule: RuleId| policy.rules.get(rule.index()).map_or(DEFAULT_RULE, |rule| rule.name.as_str());
-    let reason = |note: &UndecidedKey| match note.why {
-        UndecidedReason::NoSpec => note.key.clone(),
-        UndecidedReason::KernelException { by, inseparable } => {
-            format!("{} (`{}` {})", note.key, name(by), inseparable.words())
-        }
-        UndecidedReason::Order { .. } => order_reason(policy, note),
-        why => format!("{} ({})", note.key, why.words()),
-    };
-    let keys: Vec<String> = undecided.iter().map(reason).collect();
-    let worker = match placement {
-        Placement::Steer(group) if matches!(rule.action, Action::Drop | Action::Kernel) => {
-            let name = policy.groups.get(group.index()).map_or("?", |group| group.name.as_str());
-            format!("a worker of `{name}`")
-        }
-        _ => "the worker".to_owned(),
-    };
-    let does = match rule.action {
-        _ if rule.is_hybrid() => format!("the device matches more, {worker} decides"),
-        Action::Kernel => format!("{worker} receives its packets"),
-        _ => format!("{worker} decides"),
-    };
-    format!("{}: {does}", keys.join(", "))
 }

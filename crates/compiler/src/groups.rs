@@ -10,46 +10,101 @@ use policy::spread::{all_workers, entries_for, shares_of, spread};
 use program::{Group, GroupId, HashVariant, WorkerId};
 
 use super::cube::{Cube, HAS_IPV4, HAS_IPV6, HAS_TCP, HAS_UDP, Slot};
-use super::diagnostics::{GroupProblem, Problems, TableFault, TableProblem};
 use super::job::Job;
 
-/// The groups of a program, in the policy's order.
-pub(super) fn groups(job: &Job<'_>, problems: &mut Problems) -> Vec<Group> {
-    let groups = job.policy.groups.iter().enumerate();
-    groups.map(|(index, definition)| group(job, GroupId::of(index), definition, problems)).collect()
+/// A group with a problem.
+pub(super) struct RefusedGroup {
+    pub(super) group: GroupId,
+    pub(super) problem: GroupProblem,
 }
 
-fn group(job: &Job<'_>, id: GroupId, definition: &GroupDefinition, problems: &mut Problems) -> Group {
+/// A problem of a group.
+pub(super) enum GroupProblem {
+    /// The group lists a worker that is not configured; `share` is its place in the list.
+    UnknownWorker {
+        share: usize,
+        workers: usize,
+    },
+    NoWorkers,
+    /// The group hashes the source or the destination alone, and the device hashes both or none.
+    HalfHash,
+    Table(TableProblem),
+}
+
+/// A problem of the indirection table of a group.
+pub(super) enum TableProblem {
+    /// The device has tables of consecutive workers only.
+    NotConsecutive(TableFault),
+    TooLarge {
+        entries: u32,
+        most: u32,
+    },
+    /// Fewer entries than workers.
+    TooSmall {
+        entries: u32,
+        workers: usize,
+        needed: u32,
+    },
+    /// A worker's weight is too small for one entry; `needed` is the table size that would do.
+    StarvedWorker {
+        worker: u32,
+        weight: u32,
+        entries: usize,
+        needed: Option<usize>,
+    },
+}
+
+/// Why the workers of a group make no table of consecutive workers.
+#[derive(Clone, Copy)]
+pub(super) enum TableFault {
+    Gap,
+    Weights,
+    Count(usize),
+    Size,
+}
+
+/// The groups of a program, in the policy's order, and their problems.
+pub(super) fn groups(job: &Job<'_>) -> (Vec<Group>, Vec<RefusedGroup>) {
+    let (mut groups, mut refused) = (Vec::new(), Vec::new());
+    for (index, definition) in job.policy.groups.iter().enumerate() {
+        let mut problems = Vec::new();
+        groups.push(group(job, definition, &mut problems));
+        let group = GroupId::of(index);
+        refused.extend(problems.into_iter().map(|problem| RefusedGroup { group, problem }));
+    }
+    (groups, refused)
+}
+
+fn group(job: &Job<'_>, definition: &GroupDefinition, problems: &mut Vec<GroupProblem>) -> Group {
     let (profile, workers) = (job.profile, job.workers);
-    let problems_before = problems.len();
     let shares: Vec<(u32, u32)> = match &definition.workers {
         Workers::All => all_workers(workers),
         Workers::Listed(listed) => {
             for (share, _) in listed.iter().enumerate().filter(|(_, share)| share.worker as usize >= workers)
             {
-                problems.group(id, GroupProblem::UnknownWorker { share, workers });
+                problems.push(GroupProblem::UnknownWorker { share, workers });
             }
             shares_of(listed)
         }
     };
     if shares.is_empty() {
-        problems.group(id, GroupProblem::NoWorkers);
+        problems.push(GroupProblem::NoWorkers);
     }
     if profile.hash_field_pairs && hashes_half_a_pair(definition.fields) {
-        problems.group(id, GroupProblem::HalfHash);
+        problems.push(GroupProblem::HalfHash);
     }
     let table = if profile.table_consecutive {
         consecutive(definition, &shares, profile).unwrap_or_else(|fault| {
-            problems.group(id, GroupProblem::Table(TableProblem::NotConsecutive(fault)));
+            problems.push(GroupProblem::Table(TableProblem::NotConsecutive(fault)));
             Vec::new()
         })
     } else {
-        let size = table_size(id, definition, profile, shares.len(), problems);
+        let size = table_size(definition, profile, shares.len(), problems);
         // Without valid workers, or an allowed size, there is no table to look for starved workers in.
-        let is_sound = problems.len() == problems_before;
+        let is_sound = problems.is_empty();
         let table = if is_sound { spread(&shares, size) } else { Vec::new() };
         if is_sound && let Some(problem) = starved_worker(definition, profile, &shares, &table) {
-            problems.group(id, GroupProblem::Table(problem));
+            problems.push(GroupProblem::Table(problem));
         }
         table
     };
@@ -100,21 +155,20 @@ fn consecutive(
 }
 
 fn table_size(
-    id: GroupId,
     definition: &GroupDefinition,
     profile: &DeviceProfile,
     workers: usize,
-    problems: &mut Problems,
+    problems: &mut Vec<GroupProblem>,
 ) -> usize {
     // The largest power of two that the device has.
     let most = 1u32 << profile.max_table.max(1).ilog2();
     let needed = entries_for(workers);
     let entries = definition.table_size.unwrap_or_else(|| DEFAULT_TABLE_SIZE.min(most).max(needed));
     if entries > most {
-        problems.group(id, GroupProblem::Table(TableProblem::TooLarge { entries, most }));
+        problems.push(GroupProblem::Table(TableProblem::TooLarge { entries, most }));
     }
     if entries < needed {
-        problems.group(id, GroupProblem::Table(TableProblem::TooSmall { entries, workers, needed }));
+        problems.push(GroupProblem::Table(TableProblem::TooSmall { entries, workers, needed }));
     }
     entries.min(most) as usize
 }

@@ -17,8 +17,8 @@
 //! | `separate` | the program, and the one that it replaces | the same without matches that cannot be on the device twice |
 //!
 //! While the flows need too many priorities, `search` narrows the limits of `limit_ranks`, and the passes
-//! from there on are repeated. The limits of the device are checked in `capacity`. Errors are values of
-//! `diagnostics::Problem`; only that module contains their English text. No pass depends on the order of a
+//! from there on are repeated. The limits of the device are checked in `capacity`. Each pass has its own type of
+//! error; `problem` joins them, and only `diagnostics` contains their English text. No pass depends on the order of a
 //! hash map, so equal input gives an equal program.
 //!
 //! It opens no device, reads no file and prints nothing. [`Job::check`] and [`Job::report`] describe the
@@ -60,6 +60,8 @@ mod mask_index;
 mod merge_masks;
 mod order;
 mod place;
+mod problem;
+mod reasons;
 mod report;
 mod rule_counter;
 mod savings;
@@ -78,17 +80,17 @@ use program::Program;
 
 use classes::Overlaps;
 use coarsen::Coarse;
-use diagnostics::{LimitProblem, Problem, Problems};
 use limit_ranks::MAX_SHARED_OF_FLOW;
 use lower::Lowered;
 use order::Ranking;
 use place::{ByOrder, Earlier, Placed};
+use problem::{Problem, Problems};
 use search::{MAX_ROUNDS, Next, Round, Search};
 use share::{MAX_FLOWS_TRIED, Sample};
 
-pub use capacity::{Capacity, CapacityRow, PriorityUse, reload_conflict};
+pub use capacity::{Capacity, CapacityRow, PriorityUse};
 pub use check::{Check, RuleCheck};
-pub use diagnostics::Obstacle;
+pub use diagnostics::{Obstacle, reload_conflict};
 pub use job::Job;
 pub use report::{Decided, PolicingReport, Report, RuleReport, WorkerLimit};
 pub use rule_counter::RuleCounter;
@@ -214,9 +216,7 @@ impl Job<'_> {
 
     fn compile_in(&self, attempts: &mut Attempts) -> Result<Program, Problems> {
         if !self.profile.can_steer() {
-            let mut problems = Problems::default();
-            problems.push(Problem::NoSteering);
-            return Err(problems);
+            return Err(Problem::NoSteering.into());
         }
         let problems = match self.attempt(None, attempts) {
             Err(problems) if problems.are_about_capacity() => problems,
@@ -270,8 +270,10 @@ impl Job<'_> {
         attempts: &mut Attempts,
     ) -> Result<Program, Refused> {
         let mut problems = Problems::default();
-        let groups = groups::groups(self, &mut problems);
-        let mut rules = cover::cover(self, &mut problems);
+        let (groups, refused) = groups::groups(self);
+        problems.add(refused, Problem::Group);
+        let (mut rules, uncovered) = cover::cover(self);
+        problems.add(uncovered, Problem::Cover);
         if rules.len() < self.policy.rules.len() {
             return Err(Refused { problems, has_split: None });
         }
@@ -298,14 +300,17 @@ impl Job<'_> {
 
     /// Rules to flows in their natural order, as far as that does not depend on the limits of the device.
     fn ranked(&self, placed: &mut Placed, problems: &mut Problems) -> Result<(Lowered, Ranking), Stage> {
-        placed.placements = place::place(self, placed, problems);
+        match place::place(self, placed) {
+            Ok(placements) => placed.placements = placements,
+            Err(unplaced) => problems.add(unplaced, Problem::Place),
+        }
         if !problems.is_empty() {
             return Err(Stage::Rules);
         }
-        let lowered = lower::lower(self, placed, problems);
-        if !problems.is_empty() {
-            return Err(Stage::Flows);
-        }
+        let lowered = lower::lower(self, placed).map_err(|problem| {
+            problems.add([problem], Problem::Lower);
+            Stage::Flows
+        })?;
         let ranking = order::order(&lowered.candidates, self.apart);
         Ok((lowered, ranking))
     }
@@ -326,10 +331,10 @@ impl Job<'_> {
             *rounds += 1;
             let (exact, mut ranking) = (lowered.candidates.len(), natural.clone());
             let limited = limit_ranks::limit_ranks(self, &mut lowered, &mut ranking, search.limits());
-            if let Some(rule) = limited.beyond {
-                problems.limit(rule, LimitProblem::Steps);
-                return Err(Stage::Flows);
-            }
+            let limited = limited.map_err(|steps| {
+                problems.add([steps], Problem::Steps);
+                Stage::Flows
+            })?;
             let shared_flows = limited.shared_flows;
             if placed.needs_workers(limited) {
                 rounds_for_drops += 1;
@@ -347,7 +352,8 @@ impl Job<'_> {
             let round = Round { priorities: assigned.priorities, shared_flows, ranks };
             match search.next(round, *rounds < MAX_ROUNDS) {
                 Next::Accept | Next::Refuse => {
-                    capacity::refuse_flows(self, &lowered, &ranking, &assigned, problems);
+                    let found = capacity::flow_problems(self, &lowered, &ranking, &assigned);
+                    problems.add(found, Problem::Flows);
                     break assigned;
                 }
                 Next::Try(_) => lowered.reset(exact),
@@ -356,10 +362,13 @@ impl Job<'_> {
         if !problems.is_empty() {
             return Err(Stage::Flows);
         }
-        let mut program = assemble::assemble(self, placed, lowered, &assigned, problems);
-        program.iter_mut().for_each(|program| separate::separate(program, self.previous, self.profile));
-        program.iter().for_each(|program| capacity::refuse_program(self, program, problems));
-        program.filter(|_| problems.is_empty()).ok_or(Stage::Flows)
+        let mut program = assemble::assemble(self, placed, lowered, &assigned).map_err(|steps| {
+            problems.add([steps], Problem::Steps);
+            Stage::Flows
+        })?;
+        separate::separate(&mut program, self.previous, self.profile);
+        problems.add(capacity::shortages(self, &program), Problem::Shortage);
+        if problems.is_empty() { Ok(program) } else { Err(Stage::Flows) }
     }
 }
 

@@ -26,7 +26,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use device_model::DeviceProfile;
 use program::{GroupId, RssQueue, RuleId};
 
-use super::classes::MAX_STEPS_IN_ALL;
+use super::classes::{MAX_STEPS_IN_ALL, TooManySteps};
 use super::cover::MAX_FLOWS;
 use super::cube::Cube;
 use super::emit;
@@ -57,9 +57,6 @@ pub(super) struct Limited {
     pub(super) hybrid: BTreeSet<RuleId>,
     /// How many shared flows were made.
     pub(super) shared_flows: usize,
-    /// The rule with which workers would compare packets with too many rules in all; the rest of the result
-    /// is void then.
-    pub(super) beyond: Option<RuleId>,
 }
 
 /// How far the ranking may go.
@@ -78,11 +75,11 @@ pub(super) fn limit_ranks(
     lowered: &mut Lowered,
     ranking: &mut Ranking,
     limits: Limits,
-) -> Limited {
+) -> Result<Limited, TooManySteps> {
     let profile = job.profile;
     let most = limits.ranks;
     if ranking.longest.last().is_none_or(|last| last.rank < most) || most == 0 {
-        return Limited::default();
+        return Ok(Limited::default());
     }
     let below = ranks_below(lowered);
     let room = profile.flows_per_program().unwrap_or(MAX_FLOWS).min(MAX_FLOWS);
@@ -104,6 +101,7 @@ pub(super) fn limit_ranks(
         shared_of_flow: limits.shared_of_flow,
         of_flow_left: 0,
         limited: Limited::default(),
+        beyond: None,
         compared: 0,
         is_too_long: false,
     };
@@ -114,16 +112,16 @@ pub(super) fn limit_ranks(
     limiter.may_share = limiter.shared_left > 0;
     let first_shared = candidates.len();
     for ranked in &ranking.kept {
-        if limiter.limited.beyond.is_some() {
-            return limiter.limited;
+        if let Some(rule) = limiter.beyond {
+            return Err(TooManySteps(rule));
         }
         limiter.flow(candidates, *ranked, below[ranked.id.index()]);
     }
     let mut late = std::mem::take(&mut limiter.late);
     sort_by_value(&mut late, candidates, job.weights);
     for flow in late {
-        if limiter.limited.beyond.is_some() {
-            return limiter.limited;
+        if let Some(rule) = limiter.beyond {
+            return Err(TooManySteps(rule));
         }
         limiter.late_flow(candidates, flow);
     }
@@ -135,7 +133,7 @@ pub(super) fn limit_ranks(
     if !is_too_long {
         ranking.longest.retain(|ranked| ranked.rank < most);
     }
-    Limited { shared_flows: candidates.len() - first_shared, ..limited }
+    Ok(Limited { shared_flows: candidates.len() - first_shared, ..limited })
 }
 
 /// Brings the flows of which most packets are kept from workers by one shared flow to the front, as there may
@@ -198,6 +196,8 @@ struct Limiter<'p> {
     /// The shared flows that the flow at hand may still get.
     of_flow_left: usize,
     limited: Limited,
+    /// The rule with which workers would compare packets with too many rules in all.
+    beyond: Option<RuleId>,
     /// How many entries `limited.earlier` has.
     compared: usize,
     /// Whether some flow needs more ranks, and no worker can decide it.
@@ -320,7 +320,7 @@ impl Limiter<'_> {
         earlier.dedup();
         self.compared += earlier.len() - before;
         if self.compared > MAX_STEPS_IN_ALL {
-            self.limited.beyond.get_or_insert(rule);
+            self.beyond.get_or_insert(rule);
         }
     }
 
@@ -553,7 +553,8 @@ mod tests {
             .expect("a policy without rules");
         let ideal = DeviceProfile::ideal();
         let job = Job::new(&policy, &ideal, 1).weighted(weights);
-        let Limited { earlier, .. } = limit_ranks(&job, &mut lowered, &mut ranking, limits);
+        let limited = limit_ranks(&job, &mut lowered, &mut ranking, limits);
+        let Ok(Limited { earlier, .. }) = limited else { panic!("too many steps") };
         let flow = |Ranked { id, rank }: &Ranked| {
             let Candidate { cube, rule, is_compared, .. } = *lowered.candidate(*id);
             assert!(*rank < RANKS);

@@ -9,7 +9,6 @@ use program::{Group, GroupId, HashVariant, QueueId, RssQueue, RuleId};
 
 use super::cover::{MAX_FLOWS, everything};
 use super::cube::{Cube, Image, SENT};
-use super::diagnostics::{LimitProblem, Problems};
 use super::groups::{self, Variant};
 use super::job::Job;
 use super::legalize::comes_last;
@@ -18,6 +17,14 @@ use super::place::{Placed, Placement};
 
 /// The most different masks of one program, before any are merged: each is compared with all others.
 pub(super) const MAX_MASKS: usize = 1 << 14;
+
+/// A rule at which a policy exceeds a limit.
+pub(super) enum LowerProblem {
+    /// The limit is [`MAX_FLOWS`].
+    Flows(RuleId),
+    /// The limit is [`MAX_MASKS`].
+    Masks(RuleId),
+}
 
 /// The position of a candidate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -114,7 +121,7 @@ impl Lowered {
 }
 
 /// Lowers every rule, the default last.
-pub(super) fn lower(job: &Job<'_>, placed: &Placed, problems: &mut Problems) -> Lowered {
+pub(super) fn lower(job: &Job<'_>, placed: &Placed) -> Result<Lowered, LowerProblem> {
     let Placed { groups, rules, exceptions, placements, .. } = placed;
     let variants: Vec<Vec<Variant>> =
         groups.iter().map(|group| groups::variants(group, job.profile)).collect();
@@ -126,24 +133,23 @@ pub(super) fn lower(job: &Job<'_>, placed: &Placed, problems: &mut Problems) -> 
         let cubes = exceptions.flow_cubes(rules, rule).unwrap_or(everything.as_slice());
         lowering.rule(rule, cubes, *placement);
         if lowering.lowered.candidates.len() > MAX_FLOWS {
-            problems.limit(rule, LimitProblem::Flows);
-            return lowering.lowered;
+            return Err(LowerProblem::Flows(rule));
         }
     }
-    refuse_masks(&lowering.lowered.candidates, problems);
-    lowering.lowered
+    match rule_beyond_masks(&lowering.lowered.candidates) {
+        Some(rule) => Err(LowerProblem::Masks(rule)),
+        None => Ok(lowering.lowered),
+    }
 }
 
-/// Refuses masks that are too many to be compared with each other.
-fn refuse_masks(candidates: &[Candidate], problems: &mut Problems) {
+/// The first rule with masks that are too many to be compared with each other.
+fn rule_beyond_masks(candidates: &[Candidate]) -> Option<RuleId> {
     let mut masks: ByMask<Image, ()> = ByMask::default();
     let beyond = candidates.iter().find(|candidate| {
         masks.insert(candidate.cube.mask, ());
         masks.len() > MAX_MASKS
     });
-    if let Some(Candidate { rule, .. }) = beyond {
-        problems.limit(*rule, LimitProblem::Masks);
-    }
+    beyond.map(|candidate| candidate.rule)
 }
 
 struct Lowering<'v> {

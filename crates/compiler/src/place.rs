@@ -5,11 +5,10 @@ use std::collections::BTreeMap;
 
 use device_model::DeviceProfile;
 use policy::policy::{Action, Direction};
-use program::{Feature, Group, GroupId, RuleId};
+use program::{Errno, Feature, Group, GroupId, RuleId, UndecidedKey};
 
 use super::classes::Overlaps;
 use super::cover::CoveredRule;
-use super::diagnostics::{Problem, Problems, RuleProblem};
 use super::job::Job;
 use super::legalize::is_multicast_only;
 use super::limit_ranks::Limited;
@@ -28,6 +27,39 @@ pub(super) enum Placement {
     Steer(GroupId),
     Copy(GroupId),
     Sniff(GroupId),
+}
+
+/// A reason why the device cannot have the flows of a policy.
+pub(super) enum PlaceProblem {
+    Rule(RuleId, RuleProblem),
+    DefaultCannotDrop,
+}
+
+/// An ability that the device lacks for one rule.
+pub(super) enum RuleProblem {
+    /// A worker would have to see these packets, and there is no group.
+    NeedsWorker {
+        keys: Vec<String>,
+        errno: Option<Errno>,
+    },
+    /// The device has no flows of this kind.
+    UnsupportedFlow(Feature),
+    SecondSniffer,
+    /// A rule on sent packets that the device cannot decide: no worker sees them.
+    HybridEgress {
+        keys: Vec<String>,
+        errno: Option<Errno>,
+    },
+    /// This earlier hybrid rule takes packets that the rule would copy.
+    HiddenCopy {
+        earlier: RuleId,
+        /// The first key that the device does not decide.
+        why: Option<UndecidedKey>,
+    },
+    /// The flows of a rule that copies overlap.
+    CopiedTwice,
+    /// The device applies flows that match only multicast last, so this later rule overtakes the rule.
+    OvertakenMulticast(RuleId),
 }
 
 /// The results of the passes before `lower`, for the program's description of its rules.
@@ -85,14 +117,14 @@ impl Placed {
 }
 
 /// Chooses the action of each rule's flows, the default's last.
-pub(super) fn place(job: &Job<'_>, placed: &Placed, problems: &mut Problems) -> Vec<Placement> {
+pub(super) fn place(job: &Job<'_>, placed: &Placed) -> Result<Vec<Placement>, Vec<PlaceProblem>> {
     let Placed { rules, exceptions, next_groups, earlier, by_order, .. } = placed;
-    refuse_overtaken_multicast(job.profile, rules, problems);
+    let mut problems = refuse_overtaken_multicast(job.profile, rules);
     let mut placements = Vec::with_capacity(rules.len() + 1);
     let mut sniffs = 0;
     for (index, rule) in rules.iter().enumerate() {
         let id = RuleId::of(index);
-        refuse_kind_of_flow(job.profile, rules, id, &mut sniffs, problems);
+        refuse_kind_of_flow(job.profile, rules, id, &mut sniffs, &mut problems);
         placements.push(match (rule.direction, rule.action) {
             (_, Action::Steer(group)) => Placement::Steer(group),
             (_, Action::Copy(group)) => Placement::Copy(group),
@@ -112,7 +144,7 @@ pub(super) fn place(job: &Job<'_>, placed: &Placed, problems: &mut Problems) -> 
                     None => {
                         let keys = rule.undecided().map(|note| note.key.clone()).collect();
                         let errno = rule.undecided().find_map(|note| note.why.errno());
-                        problems.rule(id, RuleProblem::NeedsWorker { keys, errno });
+                        problems.push(PlaceProblem::Rule(id, RuleProblem::NeedsWorker { keys, errno }));
                         Placement::Nothing
                     }
                 }
@@ -130,14 +162,14 @@ pub(super) fn place(job: &Job<'_>, placed: &Placed, problems: &mut Problems) -> 
         }
         Action::Drop => any_group(job).map_or_else(
             || {
-                problems.push(Problem::DefaultCannotDrop);
+                problems.push(PlaceProblem::DefaultCannotDrop);
                 Placement::Nothing
             },
             Placement::Steer,
         ),
         _ => Placement::Nothing,
     });
-    placements
+    if problems.is_empty() { Ok(placements) } else { Err(problems) }
 }
 
 /// The first group to which one of these rules steers.
@@ -155,9 +187,10 @@ fn any_group(job: &Job<'_>) -> Option<GroupId> {
 /// Refuses rules on multicast that the host sends, if the device would give their packets to a later rule:
 /// flows that match only multicast come last on such a device, and workers do not receive sent packets, so
 /// they cannot correct it. For received packets, `subtract` widens such flows instead.
-fn refuse_overtaken_multicast(profile: &DeviceProfile, rules: &[CoveredRule], problems: &mut Problems) {
+fn refuse_overtaken_multicast(profile: &DeviceProfile, rules: &[CoveredRule]) -> Vec<PlaceProblem> {
+    let mut problems = Vec::new();
     if !profile.multicast_ignores_priority {
-        return;
+        return problems;
     }
     let is_late = |rule: &CoveredRule| rule.expansion.cubes.iter().any(is_multicast_only);
     let sent = |rule: &CoveredRule| rule.direction == Direction::Egress;
@@ -165,9 +198,11 @@ fn refuse_overtaken_multicast(profile: &DeviceProfile, rules: &[CoveredRule], pr
         let mut later = rules.iter().enumerate().skip(index + 1);
         let by = later.find(|(_, other)| sent(other) && !is_late(other) && rule.meets(other));
         if let Some((by, _)) = by {
-            problems.rule(RuleId::of(index), RuleProblem::OvertakenMulticast(RuleId::of(by)));
+            let problem = RuleProblem::OvertakenMulticast(RuleId::of(by));
+            problems.push(PlaceProblem::Rule(RuleId::of(index), problem));
         }
     }
+    problems
 }
 
 /// Refuses a rule whose kind of flow the device does not support, or not for this match.
@@ -176,9 +211,10 @@ fn refuse_kind_of_flow(
     rules: &[CoveredRule],
     id: RuleId,
     sniffs: &mut usize,
-    problems: &mut Problems,
+    problems: &mut Vec<PlaceProblem>,
 ) {
     let rule = &rules[id.index()];
+    let mut refuse = |problem| problems.push(PlaceProblem::Rule(id, problem));
     let feature = match rule.action {
         Action::Copy(_) => Feature::Copy,
         Action::Sniff(_) => Feature::Sniffer,
@@ -186,33 +222,33 @@ fn refuse_kind_of_flow(
         _ => return,
     };
     if profile.refusal(feature).is_some() {
-        problems.rule(id, RuleProblem::UnsupportedFlow(feature));
+        refuse(RuleProblem::UnsupportedFlow(feature));
         return;
     }
     if feature == Feature::Sniffer {
         *sniffs += 1;
         if *sniffs > 1 {
-            problems.rule(id, RuleProblem::SecondSniffer);
+            refuse(RuleProblem::SecondSniffer);
         }
     }
     if feature == Feature::Egress && rule.is_hybrid() {
         let software = &rule.expansion.software;
         let keys = software.iter().map(|note| note.key.clone()).collect();
         let errno = software.iter().find_map(|note| note.why.errno());
-        problems.rule(id, RuleProblem::HybridEgress { keys, errno });
+        refuse(RuleProblem::HybridEgress { keys, errno });
     }
     if feature == Feature::Copy {
         let hides = |earlier: &CoveredRule| earlier.decides() && earlier.is_hybrid() && earlier.meets(rule);
         if let Some(earlier) = rules[..id.index()].iter().position(hides) {
             let why = rules[earlier].expansion.software.first().cloned();
-            problems.rule(id, RuleProblem::HiddenCopy { earlier: RuleId::of(earlier), why });
+            refuse(RuleProblem::HiddenCopy { earlier: RuleId::of(earlier), why });
         }
         let cubes = &rule.expansion.cubes;
         let mut pairs = cubes.iter().enumerate();
         if cubes.len() > MAX_COPIED_CUBES
             || pairs.any(|(at, cube)| cubes[at + 1..].iter().any(|other| other.overlaps(cube)))
         {
-            problems.rule(id, RuleProblem::CopiedTwice);
+            refuse(RuleProblem::CopiedTwice);
         }
     }
 }

@@ -224,7 +224,7 @@ fn subtracted(rules: &str, profile: &DeviceProfile) -> Vec<Vec<Cube>> {
     let text = format!("version = 1\n[groups.main]\nworkers = 'all'\nhash = 'none'\n{rules}");
     let (policy, _) = policy::parse(&Source::new("subtracted.toml", text), &NoFiles).expect("a policy");
     let job = Job::new(&policy, profile, 1);
-    let mut rules = crate::cover::cover(&job, &mut crate::diagnostics::Problems::default());
+    let (mut rules, _) = crate::cover::cover(&job);
     let exceptions = subtract(&job, &mut rules, true);
     let cubes = |index| exceptions.flow_cubes(&rules, RuleId::of(index)).unwrap_or_default().to_vec();
     (0..rules.len()).map(cubes).collect()
