@@ -12,18 +12,27 @@ use program::{
 
 use super::actions::verdict;
 use super::assign_priorities::{Assigned, Prioritized};
-use super::classes::{Deciding, MAX_STEPS_IN_ALL, TooManySteps, decide};
+use super::classes::{Deciding, MAX_STEPS_IN_ALL, Overlaps, TooManySteps, decide};
 use super::cover::CoveredRule;
 use super::emit;
 use super::job::Job;
 use super::lower::{Candidate, Lowered, LoweredAction};
-use super::place::{Placed, Placement};
+use super::place::{ByOrder, Earlier, Placement, Prepared};
 use super::reasons::{BY_EARLIER_RULES, NO_DROP, ORDER, hybrid_reason, order_reason};
+
+/// The results of the passes from which a program is written.
+pub(super) struct Placed<'p> {
+    pub(super) prepared: &'p Prepared,
+    pub(super) earlier: &'p Earlier,
+    pub(super) by_order: &'p ByOrder,
+    pub(super) placements: &'p [Placement],
+}
 
 /// Writes the program.
 pub(super) fn assemble(
     job: &Job<'_>,
-    placed: &mut Placed,
+    placed: &Placed<'_>,
+    overlaps: Overlaps,
     lowered: Lowered,
     assigned: &Assigned,
 ) -> Result<Program, TooManySteps> {
@@ -31,21 +40,21 @@ pub(super) fn assemble(
     let mut next = 0..;
     let queue_of: Vec<Option<QueueId>> =
         used.iter().map(|used| used.then(|| next.next().map(QueueId)).flatten()).collect();
-    let (class_of, classes) = number_classes(job, placed, &lowered, assigned)?;
+    let (class_of, classes) = number_classes(job, placed, overlaps, &lowered, assigned)?;
     let flows = flows(job, &lowered, assigned, &queue_of, &class_of);
-    let mut flow_counts = vec![0u32; placed.rules.len() + 1];
+    let mut flow_counts = vec![0u32; placed.prepared.rules.len() + 1];
     flows.iter().for_each(|flow| flow_counts[flow.rule.index()] += 1);
     let untagged = match lowered.sniffer {
         Some((rule, _)) if job.profile.has_tags() => class_of[rule.index()][0],
         _ if job.profile.has_tags() => None,
-        _ => class_of[placed.rules.len()][0],
+        _ => class_of[placed.prepared.rules.len()][0],
     };
     let queues = lowered.queues.into_iter().zip(&queue_of);
     Ok(Program {
         rules: rules(job, placed, &flow_counts, &class_of, &classes),
-        exceptions: placed.exceptions.list(&placed.rules),
+        exceptions: placed.prepared.exceptions.list(&placed.prepared.rules),
         default: default_outcome(job, placed).verdict,
-        groups: std::mem::take(&mut placed.groups),
+        groups: placed.prepared.groups.clone(),
         sinks: job.policy.sinks.iter().map(|definition| definition.sink.clone()).collect(),
         queues: queues.filter(|(_, id)| id.is_some()).map(|(queue, _)| queue).collect(),
         priorities_used: assigned.flows.last().map_or(0, |last| hardware_priority(last.priority) + 1),
@@ -55,8 +64,8 @@ pub(super) fn assemble(
     })
 }
 
-fn default_outcome(job: &Job<'_>, placed: &Placed) -> Outcome {
-    Outcome { rule: RuleId::of(placed.rules.len()), verdict: verdict(job.policy.default) }
+fn default_outcome(job: &Job<'_>, placed: &Placed<'_>) -> Outcome {
+    Outcome { rule: RuleId::of(placed.prepared.rules.len()), verdict: verdict(job.policy.default) }
 }
 
 /// Whether some kept flow leads to each queue.
@@ -131,11 +140,12 @@ type Numbered = (Vec<ClassesOfRule>, Vec<Option<Class>>);
 /// The classes of each rule with a flow to a worker, and all classes.
 fn number_classes(
     job: &Job<'_>,
-    placed: &mut Placed,
+    placed: &Placed<'_>,
+    overlaps: Overlaps,
     lowered: &Lowered,
     assigned: &Assigned,
 ) -> Result<Numbered, TooManySteps> {
-    let default = placed.rules.len();
+    let default = placed.prepared.rules.len();
     let has_tags = job.profile.has_tags();
     let mut steers = vec![[false; 2]; default + 1];
     for Prioritized { id, .. } in &assigned.flows {
@@ -152,7 +162,7 @@ fn number_classes(
         steers.fill([false; 2]);
         steers[default][0] = any;
     }
-    let decided = decide_rules(job, placed, &steers)?;
+    let decided = decide_rules(job, placed, overlaps, &steers)?;
     let name = |rule: RuleId| job.policy.rules.get(rule.index()).map_or(DEFAULT_RULE, |rule| &*rule.name);
     let names: Vec<ClassName<'_>> =
         decided.iter().map(|(class, compares)| (name(class.rule), *compares)).collect();
@@ -203,12 +213,13 @@ fn classes_by_name(program: &Program, has_tags: bool) -> HashMap<ClassName<'_>, 
 /// The classes of flows that lead to a worker, each with whether its packets are compared with earlier rules.
 fn decide_rules(
     job: &Job<'_>,
-    placed: &mut Placed,
+    placed: &Placed<'_>,
+    mut overlaps: Overlaps,
     steers: &[[bool; 2]],
 ) -> Result<Vec<(Class, bool)>, TooManySteps> {
     let default = default_outcome(job, placed);
     let mut decided = Vec::new();
-    let deciding = Deciding::of(&placed.rules);
+    let deciding = Deciding::of(&placed.prepared.rules);
     let mut steps_in_all = 0;
     let both = steers.iter().enumerate().flat_map(|(rule, steers)| {
         [false, true].into_iter().zip(steers).filter(|(_, steers)| **steers).map(move |(of, _)| (rule, of))
@@ -216,7 +227,7 @@ fn decide_rules(
     for (rule, compares) in both.map(|(rule, compares)| (RuleId::of(rule), compares)) {
         let earlier = placed.earlier.get(&rule).filter(|_| compares);
         let decide = match job.profile.has_tags() {
-            true => decide(&placed.rules, &deciding, &mut placed.overlaps, rule, earlier, default),
+            true => decide(&placed.prepared.rules, &deciding, &mut overlaps, rule, earlier, default),
             false => deciding.decide_all(default),
         };
         steps_in_all += if let Decide::Software(steps, _) = &decide { steps.len() } else { 0 };
@@ -231,12 +242,12 @@ fn decide_rules(
 /// The rules of the program, with where each is decided; the default's last.
 fn rules(
     job: &Job<'_>,
-    placed: &Placed,
+    placed: &Placed<'_>,
     flows: &[u32],
     class_of: &[ClassesOfRule],
     classes: &[Option<Class>],
 ) -> Vec<Rule> {
-    let Placed { rules, placements, .. } = placed;
+    let Placed { prepared: Prepared { rules, .. }, placements, .. } = placed;
     let mut tested = vec![false; rules.len() + 1];
     for class in classes.iter().flatten() {
         if let Decide::Software(steps, otherwise) = &class.decide {
@@ -299,7 +310,7 @@ fn rules(
 /// its flows (shared flows included) with earlier rules, or have to drop all of them.
 fn order_note(
     job: &Job<'_>,
-    placed: &Placed,
+    placed: &Placed<'_>,
     rule: RuleId,
     class_of: &[ClassesOfRule],
 ) -> Option<UndecidedKey> {

@@ -9,7 +9,7 @@ use device_model::{DeviceProfile, PriorityTable};
 
 use super::cube::Image;
 use super::lower::{Candidate, CandidateId};
-use super::order::Ranked;
+use super::order::{Ranked, RankedFlows};
 
 /// A kept candidate and its priority.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,11 +70,8 @@ pub(super) fn single_entries(table: PriorityTable) -> u32 {
 }
 
 /// Gives every kept candidate its priority.
-pub(super) fn assign_priorities(
-    candidates: &[Candidate],
-    kept: &[Ranked],
-    profile: &DeviceProfile,
-) -> Assigned {
+pub(super) fn assign_priorities(profile: &DeviceProfile, flows: &RankedFlows) -> Assigned {
+    let (candidates, kept) = (&*flows.lowered.candidates, &*flows.ranking.kept);
     let mut ranked = kept.to_vec();
     // Within a rank, the policy's order stays.
     ranked.sort_by_key(|Ranked { id, rank }| (*rank, candidates[id.index()].rule, *id));

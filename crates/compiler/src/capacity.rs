@@ -17,7 +17,7 @@ use super::emit;
 use super::job::Job;
 use super::lower::{Candidate, CandidateId, Lowered};
 use super::mask_index::ByMask;
-use super::order::{Ranked, Ranking};
+use super::order::{Ranked, RankedFlows, Ranking};
 use super::separate::{agree, match_key, multicast_flows};
 
 /// The name of the limit of one indirection table.
@@ -45,12 +45,8 @@ pub(super) enum FlowProblem {
 }
 
 /// Finds flows that the device has no room for, before they are written out.
-pub(super) fn flow_problems(
-    job: &Job<'_>,
-    lowered: &Lowered,
-    ranking: &Ranking,
-    assigned: &Assigned,
-) -> Vec<FlowProblem> {
+pub(super) fn flow_problems(job: &Job<'_>, flows: &RankedFlows, assigned: &Assigned) -> Vec<FlowProblem> {
+    let RankedFlows { lowered, ranking } = flows;
     let profile = job.profile;
     let mut problems = Vec::new();
     let rule_of = |id: CandidateId| lowered.candidate(id).rule;

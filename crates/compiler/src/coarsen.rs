@@ -65,8 +65,12 @@ impl Coarse {
 }
 
 /// Widens rules that decide received packets.
-pub(super) fn coarsen(rules: &mut [CoveredRule], coarse: Option<Coarse>, weights: Option<&Weights>) {
-    let Some(Coarse { left, widened: which }) = coarse else { return };
+pub(super) fn coarsen(
+    mut rules: Vec<CoveredRule>,
+    coarse: Option<Coarse>,
+    weights: Option<&Weights>,
+) -> Vec<CoveredRule> {
+    let Some(Coarse { left, widened: which }) = coarse else { return rules };
     let mut order: Vec<usize> = (0..rules.len()).collect();
     let count = match which {
         Widened::All => rules.len(),
@@ -84,6 +88,7 @@ pub(super) fn coarsen(rules: &mut [CoveredRule], coarse: Option<Coarse>, weights
             rule.widen(note, |cube| widened(cube, left));
         }
     }
+    rules
 }
 
 fn widened(cube: &Cube, left: Left) -> Cube {

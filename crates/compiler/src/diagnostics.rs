@@ -1,6 +1,6 @@
-//! The English text of each reason why a policy does not compile for a device: a [`Diagnostic`] with the line in
-//! the policy, and, where a limit of the device is the cause, an [`Obstacle`] with limit, errno and remedy for
-//! reports.
+//! The English text of each reason why a policy does not compile for a device: a [`Diagnostic`] with the line
+//! in the policy, and, where a limit of the device is the cause, an [`Obstacle`] with limit, errno and remedy
+//! for reports.
 
 use device_model::{DeviceProfile, Limit, PriorityTable};
 use policy::policy::{Action, GroupDefinition, RuleDefinition, Workers};
@@ -53,9 +53,9 @@ impl Problems {
     }
 }
 
-/// Why `after` cannot be on a device beside `before`, beyond what [`Capacity`](crate::Capacity) counts; `None`:
-/// nothing is known. Devices that apply flows that match only multicast after all others keep those of both
-/// programs in one table, whatever their priority. The named rule is one of `after`.
+/// Returns why `after` cannot be on a device beside `before`, beyond what [`Capacity`](crate::Capacity)
+/// counts; `None`: nothing is known. Devices that apply flows that match only multicast after all others keep
+/// those of both programs in one table, whatever their priority. The named rule is one of `after`.
 #[must_use]
 pub fn reload_conflict(before: &Program, after: &Program, profile: &DeviceProfile) -> Option<Obstacle> {
     conflict(before, after, profile).map(|conflict| conflict.obstacle(after, profile))

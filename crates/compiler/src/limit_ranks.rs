@@ -33,7 +33,7 @@ use super::emit;
 use super::job::Job;
 use super::lower::{ActionId, Candidate, CandidateId, Lowered, LoweredAction, Steering};
 use super::mask_index::MaskIndex;
-use super::order::{Ranked, Ranking, Ranks};
+use super::order::{Ranked, RankedFlows, Ranks};
 use super::place::Earlier;
 use super::weights::Weights;
 
@@ -49,9 +49,9 @@ const MAX_LOOKUPS: usize = 1 << 25;
 /// so fewer are made.
 const CACHED_FLOWS: usize = 1 << 12;
 
-/// The outcome for the rules.
-#[derive(Default)]
+/// Flows with no more ranks than the limit, and what workers decide for that.
 pub(super) struct Limited {
+    pub(super) flows: RankedFlows,
     pub(super) earlier: Earlier,
     /// The rules with compared flows, shared flows not counted.
     pub(super) hybrid: BTreeSet<RuleId>,
@@ -68,23 +68,24 @@ pub(super) struct Limits {
     pub(super) shared_of_flow: usize,
 }
 
-/// Changes the ranking until it has no more ranks than the limit, with more flows and hybrid rules. It stays
-/// longer if rules overlap that no worker can decide: those that copy, and those about sent packets.
+/// Ranks the flows anew, so that they have no more ranks than the limit, with more flows and hybrid rules.
+/// They keep more if rules overlap that no worker can decide: those that copy, and those about sent packets.
 pub(super) fn limit_ranks(
     job: &Job<'_>,
-    lowered: &mut Lowered,
-    ranking: &mut Ranking,
+    natural: &RankedFlows,
     limits: Limits,
 ) -> Result<Limited, TooManySteps> {
     let profile = job.profile;
     let most = limits.ranks;
+    let mut flows = natural.clone();
+    let RankedFlows { lowered, ranking } = &mut flows;
     if ranking.longest.last().is_none_or(|last| last.rank < most) || most == 0 {
-        return Ok(Limited::default());
+        return Ok(Limited { flows, earlier: Earlier::new(), hybrid: BTreeSet::new(), shared_flows: 0 });
     }
     let below = ranks_below(lowered);
     let room = profile.flows_per_program().unwrap_or(MAX_FLOWS).min(MAX_FLOWS);
     let Lowered { candidates, actions, queues, steering, .. } = lowered;
-    let flows = ranking.kept.len();
+    let kept = ranking.kept.len();
     let mut limiter = Limiter {
         profile,
         actions,
@@ -95,20 +96,19 @@ pub(super) fn limit_ranks(
         late: Vec::new(),
         ranks: Ranks::new(job.apart),
         taken: MaskIndex::default(),
-        lookups_left: MAX_LOOKUPS / (1 + flows / CACHED_FLOWS),
+        lookups_left: MAX_LOOKUPS / (1 + kept / CACHED_FLOWS),
         shared_left: 0,
         may_share: false,
         shared_of_flow: limits.shared_of_flow,
         of_flow_left: 0,
-        limited: Limited::default(),
+        earlier: Earlier::new(),
+        hybrid: BTreeSet::new(),
         beyond: None,
         compared: 0,
         is_too_long: false,
     };
-    limiter.shared_left = room
-        .saturating_sub(flows)
-        .min(MAX_SHARED_OF_PROGRAM + SHARED_BY_FLOW * flows)
-        .min(limits.shared_flows);
+    limiter.shared_left =
+        room.saturating_sub(kept).min(MAX_SHARED_OF_PROGRAM + SHARED_BY_FLOW * kept).min(limits.shared_flows);
     limiter.may_share = limiter.shared_left > 0;
     let first_shared = candidates.len();
     for ranked in &ranking.kept {
@@ -126,14 +126,15 @@ pub(super) fn limit_ranks(
         limiter.late_flow(candidates, flow);
     }
     limiter.drop_unreachable(candidates, first_shared);
-    let Limiter { mut kept, limited, is_too_long, .. } = limiter;
+    let Limiter { mut kept, earlier, hybrid, is_too_long, .. } = limiter;
     kept.sort_by_key(|Ranked { id, .. }| (candidates[id.index()].rule, *id));
     ranking.kept = kept;
     // The chain stays for the message if it is still too long.
     if !is_too_long {
         ranking.longest.retain(|ranked| ranked.rank < most);
     }
-    Ok(Limited { shared_flows: candidates.len() - first_shared, ..limited })
+    let shared_flows = candidates.len() - first_shared;
+    Ok(Limited { flows, earlier, hybrid, shared_flows })
 }
 
 /// Brings the flows of which most packets are kept from workers by one shared flow to the front, as there may
@@ -195,10 +196,11 @@ struct Limiter<'p> {
     shared_of_flow: usize,
     /// The shared flows that the flow at hand may still get.
     of_flow_left: usize,
-    limited: Limited,
+    earlier: Earlier,
+    hybrid: BTreeSet<RuleId>,
     /// The rule with which workers would compare packets with too many rules in all.
     beyond: Option<RuleId>,
-    /// How many entries `limited.earlier` has.
+    /// How many entries `earlier` has.
     compared: usize,
     /// Whether some flow needs more ranks, and no worker can decide it.
     is_too_long: bool,
@@ -294,7 +296,7 @@ impl Limiter<'_> {
             return last;
         }
         candidate.is_compared = true;
-        self.limited.hybrid.insert(candidate.rule);
+        self.hybrid.insert(candidate.rule);
         self.compare(candidate.rule, open);
         // Below all flows that it need not precede: those decide their packets in hardware.
         self.most - 1
@@ -313,7 +315,7 @@ impl Limiter<'_> {
     }
 
     fn compare(&mut self, rule: RuleId, open: Open) {
-        let earlier = self.limited.earlier.entry(rule).or_default();
+        let earlier = self.earlier.entry(rule).or_default();
         let before = earlier.len();
         earlier.extend(open.rules);
         earlier.sort();
@@ -543,7 +545,6 @@ mod tests {
         };
         let actions =
             vec![LoweredAction::Drop, LoweredAction::Pass, LoweredAction::Steer(program::QueueId(0))];
-        let mut ranking = order(&candidates, None);
         let mut lowered =
             Lowered { candidates, actions, steering: Vec::new(), queues: vec![queue], sniffer: None };
         let steering = Steering { group: GroupId(0), packets: Cube::ANY, action: ActionId(2) };
@@ -553,8 +554,10 @@ mod tests {
             .expect("a policy without rules");
         let ideal = DeviceProfile::ideal();
         let job = Job::new(&policy, &ideal, 1).weighted(weights);
-        let limited = limit_ranks(&job, &mut lowered, &mut ranking, limits);
-        let Ok(Limited { earlier, .. }) = limited else { panic!("too many steps") };
+        let limited = limit_ranks(&job, &order(lowered, None), limits);
+        let Ok(Limited { flows: RankedFlows { lowered, ranking }, earlier, .. }) = limited else {
+            panic!("too many steps")
+        };
         let flow = |Ranked { id, rank }: &Ranked| {
             let Candidate { cube, rule, is_compared, .. } = *lowered.candidate(*id);
             assert!(*rank < RANKS);

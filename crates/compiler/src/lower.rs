@@ -13,7 +13,7 @@ use super::groups::{self, Variant};
 use super::job::Job;
 use super::legalize::comes_last;
 use super::mask_index::ByMask;
-use super::place::{Placed, Placement};
+use super::place::{Placement, Prepared};
 
 /// The most different masks of one program, before any are merged: each is compared with all others.
 pub(super) const MAX_MASKS: usize = 1 << 14;
@@ -47,6 +47,7 @@ pub(super) struct Candidate {
 }
 
 /// The packets that a queue pair of a group receives.
+#[derive(Clone)]
 pub(super) struct Steering {
     pub(super) group: GroupId,
     pub(super) packets: Cube,
@@ -65,6 +66,7 @@ const DROP: ActionId = ActionId(0);
 const PASS: ActionId = ActionId(1);
 
 /// The flows of a policy before they are ordered.
+#[derive(Clone)]
 pub(super) struct Lowered {
     pub(super) candidates: Vec<Candidate>,
     /// The actions, by [`ActionId`].
@@ -99,12 +101,6 @@ impl Lowered {
         &self.candidates[id.index()]
     }
 
-    /// Takes back what later passes changed: candidates beyond so many, and comparisons.
-    pub(super) fn reset(&mut self, candidates: usize) {
-        self.candidates.truncate(candidates);
-        self.candidates.iter_mut().for_each(|candidate| candidate.is_compared = false);
-    }
-
     /// How general the hash variant of a candidate is: the more general ones of a rule rank below the others.
     pub(super) fn generality(&self, candidate: &Candidate) -> u32 {
         let LoweredAction::Steer(queue) = self.actions[candidate.action.0 as usize] else { return 0 };
@@ -121,8 +117,12 @@ impl Lowered {
 }
 
 /// Lowers every rule, the default last.
-pub(super) fn lower(job: &Job<'_>, placed: &Placed) -> Result<Lowered, LowerProblem> {
-    let Placed { groups, rules, exceptions, placements, .. } = placed;
+pub(super) fn lower(
+    job: &Job<'_>,
+    prepared: &Prepared,
+    placements: &[Placement],
+) -> Result<Lowered, LowerProblem> {
+    let Prepared { groups, rules, exceptions, .. } = prepared;
     let variants: Vec<Vec<Variant>> =
         groups.iter().map(|group| groups::variants(group, job.profile)).collect();
     let mut lowering = Lowering::new(groups, &variants);

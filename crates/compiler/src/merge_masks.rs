@@ -10,9 +10,9 @@ use super::assign_priorities::priorities_for;
 use super::cover::MAX_FLOWS;
 use super::cube::{Cube, DST_HIGH, DST_LOW, DST_PORT, Image, SRC_HIGH, SRC_LOW, SRC_PORT, TOS, TTL, WORDS};
 use super::emit::Reading;
-use super::lower::{Candidate, CandidateId, Lowered};
+use super::lower::{Candidate, CandidateId};
 use super::mask_index::ByMask;
-use super::order::{Ranked, Ranking};
+use super::order::{Ranked, RankedFlows, Ranking};
 
 /// The most bits by which two masks may differ: a flow becomes two to that power.
 const MAX_BITS: u32 = 12;
@@ -22,9 +22,11 @@ const MAX_ROUNDS: usize = 16;
 
 /// Spends flows to save masks, where the device has too few of these: first over all priorities, then within
 /// each. No two flows of a rank are equal in the end.
-pub(super) fn merge_masks(profile: &DeviceProfile, lowered: &mut Lowered, ranking: &mut Ranking) {
+pub(super) fn merge_masks(profile: &DeviceProfile, mut flows: RankedFlows) -> RankedFlows {
+    let RankedFlows { lowered, ranking } = &mut flows;
     merge(profile, &mut lowered.candidates, ranking);
     drop_equal(Reading::of(profile), &lowered.candidates, &mut ranking.kept);
+    flows
 }
 
 /// Devices refuse a flow whose match is installed at its priority already. So of flows of one rank with equal

@@ -15,7 +15,7 @@
 use program::RuleId;
 
 use super::cube::Cube;
-use super::lower::{Candidate, CandidateId};
+use super::lower::{Candidate, CandidateId, Lowered};
 use super::mask_index::{Front, MaskId, MaskIndex};
 
 /// The most masks that are compared or looked up for candidates that make an order needless. Without them a
@@ -45,8 +45,21 @@ impl Ranking {
     }
 }
 
+/// Flows with their ranks.
+#[derive(Clone)]
+pub(super) struct RankedFlows {
+    /// All candidates, those that are not kept included.
+    pub(super) lowered: Lowered,
+    pub(super) ranking: Ranking,
+}
+
 /// Ranks the candidates, without an order for those of two rules that are `apart`.
-pub(super) fn order(candidates: &[Candidate], apart: Option<(RuleId, RuleId)>) -> Ranking {
+pub(super) fn order(lowered: Lowered, apart: Option<(RuleId, RuleId)>) -> RankedFlows {
+    let ranking = ranking(&lowered.candidates, apart);
+    RankedFlows { lowered, ranking }
+}
+
+pub(super) fn ranking(candidates: &[Candidate], apart: Option<(RuleId, RuleId)>) -> Ranking {
     let mut ranks = Ranks::new(apart);
     let mut above: Vec<(u32, Option<CandidateId>)> = vec![(0, None); candidates.len()];
     let mut kept = Vec::new();
@@ -222,7 +235,7 @@ mod tests {
     }
 
     fn kept(candidates: &[Candidate]) -> Vec<(usize, u32)> {
-        order(candidates, None).kept.iter().map(|ranked| (ranked.id.index(), ranked.rank)).collect()
+        ranking(candidates, None).kept.iter().map(|ranked| (ranked.id.index(), ranked.rank)).collect()
     }
 
     fn ranks(cubes: &[Cube]) -> Vec<(usize, u32)> {

@@ -7,11 +7,9 @@ use device_model::DeviceProfile;
 use policy::policy::{Action, Direction};
 use program::{Errno, Feature, Group, GroupId, RuleId, UndecidedKey};
 
-use super::classes::Overlaps;
 use super::cover::CoveredRule;
 use super::job::Job;
 use super::legalize::is_multicast_only;
-use super::limit_ranks::Limited;
 use super::subtract::Exceptions;
 
 /// The most flows of one rule that copies: each is compared with all others.
@@ -62,21 +60,14 @@ pub(super) enum RuleProblem {
     OvertakenMulticast(RuleId),
 }
 
-/// The results of the passes before `lower`, for the program's description of its rules.
-pub(super) struct Placed {
+/// The rules of a policy before it is decided what their flows do.
+pub(super) struct Prepared {
     pub(super) groups: Vec<Group>,
     pub(super) rules: Vec<CoveredRule>,
     pub(super) exceptions: Exceptions,
-    pub(super) overlaps: Overlaps,
     /// The group where a packet most likely goes if a worker finds that a rule that steers to no group does
     /// not match it, by rule.
     pub(super) next_groups: BTreeMap<RuleId, GroupId>,
-    /// Which earlier rules workers compare the packets of rules with.
-    pub(super) earlier: Earlier,
-    /// The rules that are hybrid because the device has too few priorities.
-    pub(super) by_order: ByOrder,
-    /// The default's last.
-    pub(super) placements: Vec<Placement>,
 }
 
 /// The earlier rules with which a worker compares packets of a rule's compared flows, in ascending order; by
@@ -87,38 +78,15 @@ pub(super) type Earlier = BTreeMap<RuleId, Vec<RuleId>>;
 /// that is hybrid because the device has too few priorities, the default's at the end.
 pub(super) type ByOrder = BTreeMap<RuleId, (RuleId, usize)>;
 
-impl Placed {
-    /// Notes what the limit of ranks demands. Returns whether a rule that drops packets in hardware needs a
-    /// worker.
-    pub(super) fn needs_workers(&mut self, limited: Limited) -> bool {
-        let Limited { earlier, hybrid, .. } = limited;
-        let mut drops =
-            hybrid.iter().filter(|rule| self.placements.get(rule.index()) == Some(&Placement::Drop));
-        let needs = drops.next().is_some();
-        self.earlier = earlier;
-        // What has been found to need a worker keeps it, so that this ends.
-        for rule in hybrid {
-            let of = self.earlier.get(&rule).and_then(|earlier| Some((*earlier.first()?, earlier.len())));
-            self.by_order.entry(rule).or_insert(of.unwrap_or((rule, 0)));
-        }
-        needs
-    }
-
-    /// Gives a worker to every rule that drops received packets.
-    pub(super) fn drop_by_workers(&mut self) {
-        let has_worker = |rule: RuleId| self.rules.get(rule.index()).is_none_or(CoveredRule::decides);
-        for (index, placement) in self.placements.iter().enumerate() {
-            let rule = RuleId::of(index);
-            if *placement == Placement::Drop && has_worker(rule) {
-                self.by_order.entry(rule).or_insert((rule, 0));
-            }
-        }
-    }
-}
-
-/// Chooses the action of each rule's flows, the default's last.
-pub(super) fn place(job: &Job<'_>, placed: &Placed) -> Result<Vec<Placement>, Vec<PlaceProblem>> {
-    let Placed { rules, exceptions, next_groups, earlier, by_order, .. } = placed;
+/// Chooses the action of each rule's flows, the default's last. `earlier` and `by_order` are what limiting
+/// the ranks has found so far.
+pub(super) fn place(
+    job: &Job<'_>,
+    prepared: &Prepared,
+    earlier: &Earlier,
+    by_order: &ByOrder,
+) -> Result<Vec<Placement>, Vec<PlaceProblem>> {
+    let Prepared { rules, exceptions, next_groups, .. } = prepared;
     let mut problems = refuse_overtaken_multicast(job.profile, rules);
     let mut placements = Vec::with_capacity(rules.len() + 1);
     let mut sniffs = 0;

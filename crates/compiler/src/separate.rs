@@ -20,12 +20,12 @@ pub(super) fn multicast_flows(program: &Program) -> impl Iterator<Item = &Flow> 
 }
 
 /// Divides the flows that cannot be made while the flows of the previous program are there.
-pub(super) fn separate(program: &mut Program, previous: Option<&Program>, profile: &DeviceProfile) {
-    let Some(previous) = previous.filter(|_| profile.multicast_ignores_priority) else { return };
+pub(super) fn separate(mut program: Program, previous: Option<&Program>, profile: &DeviceProfile) -> Program {
+    let Some(previous) = previous.filter(|_| profile.multicast_ignores_priority) else { return program };
     let known: HashMap<MatchKey<'_>, FlowAction> =
         multicast_flows(previous).map(|flow| (match_key(flow), flow.action)).collect();
     if known.is_empty() {
-        return;
+        return program;
     }
     let flows = std::mem::take(&mut program.flows);
     for flow in flows {
@@ -36,6 +36,7 @@ pub(super) fn separate(program: &mut Program, previous: Option<&Program>, profil
             None => program.flows.push(flow),
         }
     }
+    program
 }
 
 /// Whether two flows of one match can be in the table together. Tags never agree, because each program has

@@ -13,11 +13,17 @@ use super::assign_priorities::{priorities_for, single_entries};
 use super::cube::Image;
 use super::lower::Candidate;
 use super::mask_index::{ByMask, MaskIndex};
-use super::order::{Ranked, Ranking};
+use super::order::{Ranked, RankedFlows, Ranking};
 
 /// Moves flows until each rank fits into one priority, as far as that is possible.
-pub(super) fn spread_ranks(profile: &DeviceProfile, candidates: &[Candidate], ranking: &mut Ranking) {
-    let Some(table) = profile.priority_table else { return };
+pub(super) fn spread_ranks(profile: &DeviceProfile, mut flows: RankedFlows) -> RankedFlows {
+    if let Some(table) = profile.priority_table {
+        spread(profile, table, &flows.lowered.candidates, &mut flows.ranking);
+    }
+    flows
+}
+
+fn spread(profile: &DeviceProfile, table: PriorityTable, candidates: &[Candidate], ranking: &mut Ranking) {
     let is_received = |candidate: &Candidate| !candidate.is_sent() && !candidate.comes_last(profile);
     let mut ranks: Vec<Vec<usize>> = vec![Vec::new(); ranking.ranks() as usize];
     for (place, Ranked { id, rank }) in ranking.kept.iter().enumerate() {

@@ -113,12 +113,16 @@ impl Exceptions {
 
 /// Subtracts exceptions from flows, lists what else a worker must receive, and widens flows that the device
 /// would apply out of order. `may_split`: whether flows may be split for exceptions.
-pub(super) fn subtract(job: &Job<'_>, rules: &mut [CoveredRule], may_split: bool) -> Exceptions {
+pub(super) fn subtract(
+    job: &Job<'_>,
+    mut rules: Vec<CoveredRule>,
+    may_split: bool,
+) -> (Vec<CoveredRule>, Exceptions) {
     let profile = job.profile;
     // Wider flows overlap more exceptions. Each round widens at least one rule for good, so this ends.
     let exceptions = loop {
-        let exceptions = subtract_exceptions(job, rules, may_split);
-        if !profile.multicast_ignores_priority || !widen_multicast(job, rules, &exceptions) {
+        let exceptions = subtract_exceptions(job, &rules, may_split);
+        if !profile.multicast_ignores_priority || !widen_multicast(job, &mut rules, &exceptions) {
             break exceptions;
         }
     };
@@ -139,7 +143,7 @@ pub(super) fn subtract(job: &Job<'_>, rules: &mut [CoveredRule], may_split: bool
             note => rule.notes.extend(note),
         }
     }
-    exceptions
+    (rules, exceptions)
 }
 
 /// Widens flows that match only multicast. Some devices apply such a flow after all others, whatever its

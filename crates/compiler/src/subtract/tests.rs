@@ -224,8 +224,8 @@ fn subtracted(rules: &str, profile: &DeviceProfile) -> Vec<Vec<Cube>> {
     let text = format!("version = 1\n[groups.main]\nworkers = 'all'\nhash = 'none'\n{rules}");
     let (policy, _) = policy::parse(&Source::new("subtracted.toml", text), &NoFiles).expect("a policy");
     let job = Job::new(&policy, profile, 1);
-    let (mut rules, _) = crate::cover::cover(&job);
-    let exceptions = subtract(&job, &mut rules, true);
+    let (rules, _) = crate::cover::cover(&job);
+    let (rules, exceptions) = subtract(&job, rules, true);
     let cubes = |index| exceptions.flow_cubes(&rules, RuleId::of(index)).unwrap_or_default().to_vec();
     (0..rules.len()).map(cubes).collect()
 }

@@ -1,0 +1,371 @@
+//! The driver runs the passes in turn:
+//!
+//! | pass | from | to |
+//! |---|---|---|
+//! | `groups` | weights of workers | indirection tables |
+//! | `cover` | the matches of rules | cubes that cover them (`expand`), legal for the device (`legalize`) |
+//! | `coarsen` | cubes | wider cubes, where the device has too few flows or masks |
+//! | `subtract` | cubes, and rules that leave packets to the kernel | cubes without these packets |
+//! | `place` | rules | what their flows do: hardware, worker, or no flow |
+//! | `lower` | rules | candidates: a cube, its rule and its action, one for each hash variant |
+//! | `order` | candidates | candidates with ranks, by overlap |
+//! | `limit_ranks` | ranked candidates | the same with fewer ranks, where the device has few priorities |
+//! | `spread_ranks` | ranked candidates | the same with fewer flows in ranks that a priority has no room for |
+//! | `merge_masks` | ranked candidates | the same with fewer masks, where the device has room for few |
+//! | `assign_priorities` | ranks | priorities of the program, from 0 |
+//! | `assemble` | prioritized candidates | the program: flow specs (`emit`), queues, classes (`classes`) |
+//! | `separate` | the program, and the one that it replaces | the same without matches that cannot be on the device twice |
+//!
+//! Where the program does not fit on the device, less and less is demanded of the device, and workers decide
+//! more packets: with fewer shared flows and ranks (`search`), without flows that are split for exceptions,
+//! and with wider cubes (`coarsen`). No pass changes what another one reads again, and each attempt begins
+//! with the rules of the policy.
+
+use std::collections::BTreeSet;
+
+use device_model::DeviceProfile;
+use program::{Program, RuleId};
+
+use super::assemble::{self, Placed};
+use super::assign_priorities::{self, Assigned};
+use super::capacity;
+use super::classes::{self, Overlaps};
+use super::coarsen::{self, Coarse};
+use super::cover::{self, CoveredRule};
+use super::groups;
+use super::job::Job;
+use super::limit_ranks::{self, Limited, MAX_SHARED_OF_FLOW};
+use super::lower;
+use super::merge_masks;
+use super::order::{self, RankedFlows};
+use super::place::{self, ByOrder, Earlier, Placement, Prepared};
+use super::problem::{Problem, Problems};
+use super::search::{MAX_ROUNDS, Next, Round, Search};
+use super::separate;
+use super::share::{MAX_FLOWS_TRIED, Sample};
+use super::spread_ranks;
+use super::subtract;
+
+/// After so many rounds in which rules that drop packets in hardware needed a worker, all of them get one.
+const MAX_ROUNDS_FOR_DROPS: u32 = 2;
+
+/// What attempts have found that later ones use.
+#[derive(Clone, Default)]
+struct Known {
+    /// How often the passes from ranking to priorities have run.
+    rounds: u32,
+    /// The rules that got a worker because the device has too few priorities; they keep it.
+    by_order: ByOrder,
+}
+
+/// Why an attempt failed.
+struct Refused {
+    problems: Problems,
+    stage: Stage,
+}
+
+/// Where an attempt ended.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    /// Before there were flows.
+    Rules,
+    /// After flows were split for exceptions, or after they were not.
+    Flows { has_split: bool },
+}
+
+/// What an attempt demands of the device.
+#[derive(Clone, Copy)]
+struct Demands {
+    /// `None`: the cubes of rules are matched as they are.
+    coarse: Option<Coarse>,
+    /// The most shared flows of one flow.
+    shared_of_flow: usize,
+}
+
+/// Flows with priorities, and what the passes before have decided.
+struct Fitted {
+    flows: RankedFlows,
+    assigned: Assigned,
+    placements: Vec<Placement>,
+    earlier: Earlier,
+}
+
+impl Demands {
+    /// The search for limits of the ranking with which the flows fit.
+    fn search(self, profile: &DeviceProfile) -> Search {
+        match self.coarse {
+            None => Search::new(profile, self.shared_of_flow),
+            Some(_) => Search::from_narrowest(profile),
+        }
+    }
+}
+
+impl Known {
+    /// Notes the rules of which workers compare packets with earlier rules.
+    fn note(&mut self, earlier: &Earlier, hybrid: &BTreeSet<RuleId>) {
+        for rule in hybrid {
+            let compared = earlier.get(rule).and_then(|earlier| Some((*earlier.first()?, earlier.len())));
+            self.by_order.entry(*rule).or_insert(compared.unwrap_or((*rule, 0)));
+        }
+    }
+
+    /// Gives a worker to every rule that drops received packets.
+    fn drop_by_workers(&mut self, rules: &[CoveredRule], placements: &[Placement]) {
+        let has_worker = |rule: RuleId| rules.get(rule.index()).is_none_or(CoveredRule::decides);
+        for (index, placement) in placements.iter().enumerate() {
+            let rule = RuleId::of(index);
+            if *placement == Placement::Drop && has_worker(rule) {
+                self.by_order.entry(rule).or_insert((rule, 0));
+            }
+        }
+    }
+}
+
+impl Refused {
+    /// After the flows of these rules were counted.
+    fn flows<P>(
+        prepared: &Prepared,
+        found: impl IntoIterator<Item = P>,
+        as_problem: fn(P) -> Problem,
+    ) -> Self {
+        let mut problems = Problems::default();
+        problems.add(found, as_problem);
+        Self { problems, stage: Stage::Flows { has_split: prepared.exceptions.has_split } }
+    }
+}
+
+impl Job<'_> {
+    /// The program, or why there is none.
+    pub(super) fn program(&self) -> Result<Program, Problems> {
+        self.program_within(MAX_SHARED_OF_FLOW)
+    }
+
+    /// The program with at most so many shared flows for one flow.
+    pub(super) fn program_within(&self, shared_of_flow: usize) -> Result<Program, Problems> {
+        self.relaxed(shared_of_flow, &mut Known::default())
+    }
+
+    /// Compiles with lower demands until the program fits, in the order of [`Coarse::steps`]. The problems
+    /// are those of the exact cubes.
+    fn relaxed(&self, shared_of_flow: usize, known: &mut Known) -> Result<Program, Problems> {
+        if !self.profile.can_steer() {
+            return Err(Problem::NoSteering.into());
+        }
+        let exact = Demands { coarse: None, shared_of_flow };
+        let problems = match self.attempt(exact, known) {
+            Err(problems) if problems.are_about_capacity() => problems,
+            result => return result,
+        };
+        for alternatives in Coarse::steps(self.weights.is_some()) {
+            // No alternative depends on what another one has found.
+            let before = known.clone();
+            let mut fitting = Vec::new();
+            for coarse in alternatives {
+                *known = before.clone();
+                let wider = Demands { coarse: Some(coarse), ..exact };
+                fitting.extend(self.attempt(wider, known).ok());
+            }
+            if let Some(program) = self.best(fitting) {
+                return Ok(program);
+            }
+        }
+        Err(problems)
+    }
+
+    /// The program that decides most packets in hardware, of equal ones the first.
+    fn best(&self, programs: Vec<Program>) -> Option<Program> {
+        let [first, _, ..] = &*programs else { return programs.into_iter().next() };
+        let sample = Sample::of(self.policy, first, MAX_FLOWS_TRIED);
+        let percent =
+            |program: &Program| sample.hardware_percent(program, self.weights, |_| true).unwrap_or(0.0);
+        let rated = programs.into_iter().map(|program| (percent(&program), program));
+        let better =
+            |best: (f64, Program), other: (f64, Program)| if other.0 > best.0 { other } else { best };
+        rated.reduce(better).map(|(_, program)| program)
+    }
+
+    /// If flows were split for exceptions and the program does not fit, compiles again without splitting.
+    fn attempt(&self, demands: Demands, known: &mut Known) -> Result<Program, Problems> {
+        let refused = match self.run(demands, true, known) {
+            Ok(program) => return Ok(program),
+            Err(refused) if refused.stage != (Stage::Flows { has_split: true }) => {
+                return Err(refused.problems);
+            }
+            Err(refused) => refused,
+        };
+        self.run(demands, false, known).map_err(|again| match again.stage {
+            Stage::Flows { .. } => again.problems,
+            // The second attempt failed before any flow was counted, for another reason than the first.
+            Stage::Rules => refused.problems,
+        })
+    }
+
+    /// All passes in turn. The line ends after a pass that finds problems.
+    fn run(&self, demands: Demands, may_split: bool, known: &mut Known) -> Result<Program, Refused> {
+        let mut problems = Problems::default();
+        let (groups, refused) = groups::groups(self);
+        problems.add(refused, Problem::Group);
+        let (rules, uncovered) = cover::cover(self);
+        problems.add(uncovered, Problem::Cover);
+        if rules.len() < self.policy.rules.len() {
+            return Err(Refused { problems, stage: Stage::Rules });
+        }
+        let rules = coarsen::coarsen(rules, demands.coarse, self.weights);
+        let (rules, exceptions) = subtract::subtract(self, rules, may_split);
+        let mut overlaps = Overlaps::of(&rules);
+        let next_groups = classes::next_groups(&rules, &mut overlaps, self.policy.default);
+        let prepared = Prepared { groups, rules, exceptions, next_groups };
+        let fitted = self.fit(&prepared, demands, known, problems)?;
+        self.write(&prepared, overlaps, fitted, &known.by_order)
+    }
+
+    /// The passes from rules to flows with priorities. Where there are too few priorities, some are repeated:
+    /// with a worker for rules that drop and become hybrid, and with other limits if one rank takes several
+    /// priorities. `problems`: those of the passes before.
+    fn fit(
+        &self,
+        prepared: &Prepared,
+        demands: Demands,
+        known: &mut Known,
+        problems: Problems,
+    ) -> Result<Fitted, Refused> {
+        let (mut placements, mut natural) =
+            self.ranked(prepared, &Earlier::new(), &known.by_order, problems)?;
+        let mut search = demands.search(self.profile);
+        let mut rounds_for_drops = 0;
+        loop {
+            known.rounds += 1;
+            let limited = limit_ranks::limit_ranks(self, &natural, search.limits());
+            let Limited { flows, earlier, hybrid, shared_flows } =
+                limited.map_err(|steps| Refused::flows(prepared, [steps], Problem::Steps))?;
+            known.note(&earlier, &hybrid);
+            if hybrid.iter().any(|rule| placements.get(rule.index()) == Some(&Placement::Drop)) {
+                rounds_for_drops += 1;
+                if rounds_for_drops == MAX_ROUNDS_FOR_DROPS || known.rounds >= MAX_ROUNDS {
+                    known.drop_by_workers(&prepared.rules, &placements);
+                }
+                let none = Problems::default();
+                (placements, natural) = self.ranked(prepared, &earlier, &known.by_order, none)?;
+                continue;
+            }
+            let ranks = flows.ranking.ranks();
+            let flows = spread_ranks::spread_ranks(self.profile, flows);
+            let flows = merge_masks::merge_masks(self.profile, flows);
+            let assigned = assign_priorities::assign_priorities(self.profile, &flows);
+            let round = Round { priorities: assigned.priorities, shared_flows, ranks };
+            if let Next::Accept | Next::Refuse = search.next(round, known.rounds < MAX_ROUNDS) {
+                let found = capacity::flow_problems(self, &flows, &assigned);
+                return match found.is_empty() {
+                    true => Ok(Fitted { flows, assigned, placements, earlier }),
+                    false => Err(Refused::flows(prepared, found, Problem::Flows)),
+                };
+            }
+        }
+    }
+
+    /// Rules to flows in their natural order, as far as that does not depend on the limits of the device.
+    fn ranked(
+        &self,
+        prepared: &Prepared,
+        earlier: &Earlier,
+        by_order: &ByOrder,
+        mut problems: Problems,
+    ) -> Result<(Vec<Placement>, RankedFlows), Refused> {
+        let placements = place::place(self, prepared, earlier, by_order).unwrap_or_else(|unplaced| {
+            problems.add(unplaced, Problem::Place);
+            Vec::new()
+        });
+        if !problems.is_empty() {
+            return Err(Refused { problems, stage: Stage::Rules });
+        }
+        let lowered = lower::lower(self, prepared, &placements)
+            .map_err(|problem| Refused::flows(prepared, [problem], Problem::Lower))?;
+        let flows = order::order(lowered, self.apart);
+        Ok((placements, flows))
+    }
+
+    /// The passes from flows with priorities to the program.
+    fn write(
+        &self,
+        prepared: &Prepared,
+        overlaps: Overlaps,
+        fitted: Fitted,
+        by_order: &ByOrder,
+    ) -> Result<Program, Refused> {
+        let Fitted { flows, assigned, placements, earlier } = fitted;
+        let placed = Placed { prepared, earlier: &earlier, by_order, placements: &placements };
+        let program = assemble::assemble(self, &placed, overlaps, flows.lowered, &assigned)
+            .map_err(|steps| Refused::flows(prepared, [steps], Problem::Steps))?;
+        let program = separate::separate(program, self.previous, self.profile);
+        let shortages = capacity::shortages(self, &program);
+        match shortages.is_empty() {
+            true => Ok(program),
+            false => Err(Refused::flows(prepared, shortages, Problem::Shortage)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fmt::Write as _;
+
+    use policy::{NoFiles, Policy, Source};
+
+    use super::*;
+
+    /// Rules on two prefixes and a range of ports each, which overlap in long chains; every third drops.
+    fn overlapping_rules(count: usize) -> Policy {
+        let mut seed = 1u64;
+        let mut next = |below: u64| {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (seed >> 33) % below
+        };
+        let mut text = "version = 1\ndefault = 'drop'\n[groups.g]\nworkers = 'all'\n".to_owned();
+        for rule in 0..count {
+            let mut prefix = || {
+                let length = next(17) + 8;
+                let address = (10 << 24 | next(4) << 16 | next(4) << 14) & u64::MAX << (32 - length);
+                format!("{}/{length}", std::net::Ipv4Addr::from(address as u32))
+            };
+            let (src, dst, port) = (prefix(), prefix(), next(60_000));
+            let action = if rule % 3 == 2 { "'drop'" } else { "{ steer = 'g' }" };
+            let row = writeln!(
+                text,
+                "[[rules]]\nname = 'r{rule}'\nmatch = {{ protocol = 'udp', src = '{src}', dst = '{dst}', \
+                 dst_port = '{port}-{}' }}\naction = {action}",
+                port + next(5_000)
+            );
+            row.expect("strings take text");
+        }
+        policy::parse(&Source::new("p.toml", text), &NoFiles).expect("a policy").0
+    }
+
+    #[test]
+    fn a_policy_is_compiled_in_few_rounds() {
+        let policy = overlapping_rules(300);
+        for masks in [6, 2, 1] {
+            let mut profile = DeviceProfile::mlx5();
+            profile.priority_table =
+                Some(device_model::PriorityTable { entries: 100 * masks, groups: masks, group_entries: 100 });
+            let mut known = Known::default();
+            let program = Job::new(&policy, &profile, 4).relaxed(MAX_SHARED_OF_FLOW, &mut known);
+            assert!(program.is_ok_and(|program| program.priorities_used <= 8), "{masks}");
+            assert!((4..=MAX_ROUNDS).contains(&known.rounds), "{} rounds for {masks}", known.rounds);
+        }
+    }
+
+    #[test]
+    fn each_pass_of_the_table_is_called_once_in_its_order() {
+        let source = include_str!("driver.rs");
+        let rows = source.lines().filter_map(|line| line.strip_prefix("//! | `"));
+        let calls: Vec<usize> = rows
+            .filter_map(|row| row.split('`').next())
+            .map(|pass| {
+                let found: Vec<_> = source.match_indices(&format!("{pass}::{pass}(")).collect();
+                assert_eq!(found.len(), 1, "{pass}");
+                found[0].0
+            })
+            .collect();
+        assert!(calls.len() > 8 && calls.is_sorted(), "{calls:?}");
+    }
+}
