@@ -2,7 +2,6 @@
 
 pub(crate) mod capture;
 pub(crate) mod check;
-pub(crate) mod describe;
 pub(crate) mod devices;
 pub(crate) mod diff;
 pub(crate) mod explain;
@@ -13,4 +12,3 @@ pub(crate) mod reload;
 pub(crate) mod size;
 pub(crate) mod status;
 pub(crate) mod top;
-pub(crate) mod traffic;

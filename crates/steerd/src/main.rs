@@ -8,6 +8,7 @@ mod api;
 mod cli;
 mod commands;
 mod daemon;
+mod describe;
 mod effects;
 mod error;
 mod lost_exceptions;
@@ -15,8 +16,10 @@ mod policy_file;
 mod protection;
 mod server;
 mod settings;
+mod state;
 mod telemetry;
 mod terminal;
+mod traffic;
 
 use std::process::ExitCode;
 use std::time::Duration;

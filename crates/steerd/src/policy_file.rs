@@ -19,7 +19,7 @@ use policy::{
 use program::Program;
 
 use crate::cli::PolicyArgs;
-use crate::commands::traffic::for_each_key;
+use crate::traffic::for_each_key;
 use crate::daemon::runtime::TargetDevice;
 use crate::daemon::{cores, runtime};
 use crate::error::{Error, Hinted, TRAFFIC_HINT, chain};

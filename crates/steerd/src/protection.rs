@@ -8,7 +8,7 @@ use policy::protect::ProtectedMatch;
 use policy::{Diagnostic, Policy};
 use program::{DEFAULT_RULE, Match, Predicate, Program, RangeSet};
 
-use crate::commands::describe;
+use crate::describe;
 use crate::lost_exceptions::{TakenReason, taken_reason};
 
 /// The longest match that a remedy quotes, in bytes.

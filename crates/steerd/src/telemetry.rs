@@ -1,10 +1,8 @@
-//! What the daemon reports about itself: its state, the packet accounting, metrics, the HTTP server and the
-//! log.
+//! What the daemon reports about itself: the packet accounting, metrics, the HTTP server and the log.
 
 pub(crate) mod accounting;
 pub(crate) mod http;
 pub(crate) mod logging;
 pub(crate) mod metrics;
 pub(crate) mod pages;
-pub(crate) mod state;
 pub(crate) mod top;

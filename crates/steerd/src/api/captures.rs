@@ -152,7 +152,7 @@ mod tests {
     use super::*;
     use crate::api::model::Status;
     use crate::api::router::InForce;
-    use crate::telemetry::state::State;
+    use crate::state::State;
 
     /// A daemon in which every capture is stopped while it is being attached.
     #[derive(Default)]

@@ -8,7 +8,7 @@ use super::model;
 use super::request::Refused;
 use super::router::InForce;
 use crate::effects::Effect;
-use crate::telemetry::state::{RuleState, State};
+use crate::state::{RuleState, State};
 
 /// The most flows of one answer; the request can name a rule.
 pub(crate) const FLOWS_MAX: usize = 65_536;

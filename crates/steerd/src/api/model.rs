@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::telemetry::state::{DeviceState, PolicyState};
+use crate::state::{DeviceState, PolicyState};
 
 /// GET /v1/status.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]

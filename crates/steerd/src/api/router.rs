@@ -27,7 +27,7 @@ use crate::daemon::reload::Waiter;
 use crate::policy_file::{self, Inputs, KEPT_BYTES_MAX};
 use crate::server::{Answer, Limits, Peer, Router, whole, with};
 use crate::telemetry::pages::{Page, Pages};
-use crate::telemetry::state::State;
+use crate::state::State;
 use crate::terminal::output::Versioned;
 
 /// The number of the capture that an answer is.

@@ -13,7 +13,7 @@ use policy::{Diagnostic, Diagnostics, Policy};
 use program::{Program, RuleId, SinkId};
 use serde::Serialize;
 
-use super::traffic;
+use crate::traffic;
 use crate::cli::{ApiArgs, CheckArgs, Cli, Deny, Format, TrafficArg};
 use crate::error::Error;
 use crate::lost_exceptions::Lost;

@@ -21,7 +21,7 @@ use serde::Serialize;
 use crate::api::client::Client;
 use crate::api::model::PolicyText;
 use crate::cli::{Cli, DiffArgs, Format};
-use crate::commands::describe;
+use crate::describe;
 use crate::error::Error;
 use crate::settings::PolicySource;
 use crate::terminal::output::{self, Progress};

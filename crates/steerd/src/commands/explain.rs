@@ -13,7 +13,7 @@ use policy::policy::Direction;
 use program::Program;
 use serde::Serialize;
 
-use super::traffic::{self, ETHERNET_HEADER_BYTES};
+use crate::traffic::{self, ETHERNET_HEADER_BYTES};
 use crate::cli::{DirectionArg, ExplainArgs, Format};
 use crate::error::Error;
 use crate::policy_file::{self, AnswerModel, Compiled};

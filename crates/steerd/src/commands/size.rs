@@ -14,8 +14,8 @@ use packet::DeepKey;
 use program::{Group, Program, WorkerId};
 use serde::Serialize;
 
-use super::describe;
-use super::traffic::Totals;
+use crate::describe;
+use crate::traffic::Totals;
 use crate::cli::{Format, SizeArgs};
 use crate::error::Error;
 use crate::policy_file::{self, Target};

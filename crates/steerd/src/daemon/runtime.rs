@@ -34,7 +34,7 @@ use crate::policy_file::{Compiled, Inputs, RuleWeights};
 use crate::settings::{IdleMode, PolicySource, Settings, SoftNicMode};
 use crate::telemetry::logging::Log;
 use crate::telemetry::pages::Source;
-use crate::telemetry::state::State;
+use crate::state::State;
 use device::Soft;
 pub(crate) use device::{OpenDevice, TargetDevice, list, open, profile};
 use sysfs::OutOfBuffer;

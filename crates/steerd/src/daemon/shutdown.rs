@@ -19,7 +19,7 @@ use crate::daemon::signals::Signals;
 use crate::daemon::{Background, notify};
 use crate::error::Error;
 use crate::telemetry::logging::Log;
-use crate::telemetry::state::Accounting;
+use crate::state::Accounting;
 use crate::terminal::screen::Screen;
 use crate::terminal::summary;
 

@@ -11,7 +11,7 @@ use program::DEFAULT_RULE;
 use crate::api::client::Client;
 use crate::cli::ApiArgs;
 use crate::error::Error;
-use crate::telemetry::state::State;
+use crate::state::State;
 use crate::telemetry::top::Top;
 
 /// The weights for which a program was compiled, by the names of its rules.
@@ -68,7 +68,7 @@ mod tests {
     use policy::{NoFiles, Source};
 
     use super::*;
-    use crate::telemetry::state::RuleState;
+    use crate::state::RuleState;
 
     #[test]
     fn rules_have_the_counters_of_their_names() {

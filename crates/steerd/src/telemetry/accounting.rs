@@ -5,7 +5,7 @@
 //! flight between them. Nothing is read here. Once traffic has ended nothing is in flight, and every equation
 //! must hold exactly.
 
-use crate::telemetry::state::{
+use crate::state::{
     Accounting, Equation, LOST_ON_WIRE, PortCounters, PortState, RuleState, WorkerState,
 };
 

@@ -14,7 +14,7 @@ use prometheus::TextEncoder;
 use prometheus::proto::{self, Bucket, Histogram, LabelPair, MetricFamily, MetricType};
 
 use crate::effects::Effect;
-use crate::telemetry::state::{
+use crate::state::{
     Accounting, Buckets, DeviceState, LatencyState, OtherDeviceState, PortCounters, PortState, Reasons,
     RuleState, SinkState, SinkTrafficState, State, WorkerState,
 };

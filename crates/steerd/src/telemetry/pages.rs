@@ -18,7 +18,7 @@ use tokio::sync::watch;
 
 use crate::server;
 use crate::telemetry::metrics;
-use crate::telemetry::state::State;
+use crate::state::State;
 use crate::telemetry::top::Sampler;
 use crate::terminal::output::Versioned;
 

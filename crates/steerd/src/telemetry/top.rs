@@ -7,7 +7,7 @@ use std::collections::HashMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::telemetry::state::{
+use crate::state::{
     PortState, RuleState, SinkState, State, TOP_FLOWS_MAX, TopFlowState, WorkerState,
 };
 

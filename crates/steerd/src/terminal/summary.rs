@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::cli::Format;
 use crate::error::Error;
-use crate::telemetry::state::State;
+use crate::state::State;
 use crate::terminal::output;
 use crate::terminal::table::{
     Grid, bytes, counted, dropped_log_lines, duration, has_latency, known, latency, losses, number, rate,
@@ -166,7 +166,7 @@ fn accounting(state: &State) -> String {
 mod tests {
     use super::*;
     use crate::telemetry::accounting::{InFlight, check};
-    use crate::telemetry::state::{
+    use crate::state::{
         PortCounters, PortState, RuleState, StageTime, ThreadProfile, WorkerState,
     };
 

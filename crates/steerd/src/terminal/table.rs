@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use crate::telemetry::state::{
+use crate::state::{
     OtherDeviceState, PortCounters, PortState, Reasons, RuleState, SinkState, State, WorkerState,
 };
 
@@ -522,7 +522,7 @@ pub(crate) fn duration(time: Duration) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::telemetry::state::{LatencyState, SinkTrafficState};
+    use crate::state::{LatencyState, SinkTrafficState};
 
     #[test]
     fn singular_and_plural() {

@@ -7,7 +7,7 @@ use compiler::{Amount, Capacity, CapacityRow, Decided, Obstacle, Report, RuleRep
 use program::{RuleId, SinkId};
 
 use super::{Checked, names};
-use crate::commands::describe;
+use crate::describe;
 use crate::terminal::style::{Layout, Style};
 use crate::terminal::table::{Grid, bytes, counted, number};
 

@@ -9,7 +9,7 @@ use program::{
 };
 use serde::Serialize;
 
-use crate::commands::describe::describe;
+use crate::describe::describe;
 use crate::protection::Names;
 
 /// Described in docs/reference/commands/explain.md.

@@ -5,7 +5,7 @@
 use softnic::{EngineProfile, EngineStage, SoftNic};
 use worker::{WorkerProfile, WorkerSnapshot};
 
-use crate::telemetry::state::{StageTime, ThreadProfile};
+use crate::state::{StageTime, ThreadProfile};
 
 /// The stage that is no work.
 const IDLE: &str = "idle";

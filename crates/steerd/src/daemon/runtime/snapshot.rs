@@ -19,7 +19,7 @@ use crate::daemon::health::Part;
 use crate::daemon::sinks::SinkView;
 use crate::effects::Effect;
 use crate::telemetry::accounting::{self, InFlight};
-use crate::telemetry::state::{
+use crate::state::{
     Buckets, DeviceState, LOST_ON_WIRE, LatencyState, OtherDeviceState, PolicyState, PortCounters, PortState,
     Reasons, RuleState, SinkState, SinkTrafficState, State, TOP_FLOWS_MAX, TopFlowState, WorkerState,
 };

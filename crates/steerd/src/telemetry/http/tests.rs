@@ -10,7 +10,7 @@ use std::time::Instant;
 use super::*;
 use crate::server::CONNECTIONS_MAX;
 use crate::telemetry::pages::{Renderer, Source};
-use crate::telemetry::state::{RuleState, State};
+use crate::state::{RuleState, State};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 

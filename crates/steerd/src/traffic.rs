@@ -15,7 +15,7 @@ use crate::error::Error;
 use crate::terminal::output::Progress;
 
 /// Shorter frames have no Ethernet header; every port drops them.
-pub(super) const ETHERNET_HEADER_BYTES: usize = 14;
+pub(crate) const ETHERNET_HEADER_BYTES: usize = 14;
 /// Packets between two looks at the clock.
 const PROGRESS_PACKETS: u64 = 1024;
 
@@ -78,7 +78,7 @@ impl Read for Counted {
 }
 
 /// Calls `each` with every packet; returns their number. Shows the progress of long captures.
-pub(super) fn for_each_packet(path: &Path, each: &mut dyn FnMut(&CapturedPacket<'_>)) -> Result<u64, String> {
+pub(crate) fn for_each_packet(path: &Path, each: &mut dyn FnMut(&CapturedPacket<'_>)) -> Result<u64, String> {
     packets(open(path)?, each)
 }
 
