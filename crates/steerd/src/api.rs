@@ -35,7 +35,7 @@ pub(crate) enum Error {
     Bind { path: PathBuf, operation: &'static str, source: io::Error },
     #[error("api.socket: {} cannot be used: {source}", path.display())]
     Names { path: PathBuf, source: shm::BindError },
-    #[error("the server of the API cannot be started: {}{}", .0, crate::error::lacking(.0))]
+    #[error("the server of the API cannot be started: {}{}", .0, crate::message::lacking(.0))]
     Start(#[source] io::Error),
 }
 

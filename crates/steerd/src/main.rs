@@ -12,6 +12,7 @@ mod describe;
 mod effects;
 mod error;
 mod lost_exceptions;
+mod message;
 mod policy_file;
 mod protection;
 mod server;

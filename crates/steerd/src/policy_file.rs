@@ -19,14 +19,15 @@ use policy::{
 use program::Program;
 
 use crate::cli::PolicyArgs;
-use crate::traffic::for_each_key;
 use crate::daemon::runtime::TargetDevice;
 use crate::daemon::{cores, runtime};
-use crate::error::{Error, Hinted, TRAFFIC_HINT, chain};
+use crate::error::Error;
 use crate::lost_exceptions::Lost;
+use crate::message::{Hinted, chain};
 use crate::protection::{self, Protection};
 use crate::settings::{self, PolicySource, PolicyText, Request, Traffic};
 use crate::terminal::output;
+use crate::traffic::for_each_key;
 pub(crate) use counters::{Counters, RuleWeights};
 use inputs::Recorder;
 pub(crate) use inputs::{InputFile, Inputs, KEPT_BYTES_MAX};
@@ -152,6 +153,9 @@ pub(crate) fn compile(
     let weights = read.weights(traffic, counters).map_err(|error| unreadable_traffic(traffic, &error))?;
     read.compile(weights.as_ref(), profile, workers, running.map(|running| running.program))
 }
+
+/// If the capture that the settings name cannot be read.
+pub(crate) const TRAFFIC_HINT: &str = "correct the path or leave it empty";
 
 /// The error points at the value of the setting, because no part of the policy names the capture.
 fn unreadable_traffic(traffic: Option<&Traffic>, error: &Error) -> Diagnostics {

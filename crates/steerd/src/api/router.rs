@@ -26,8 +26,8 @@ use crate::commands::diff;
 use crate::daemon::reload::Waiter;
 use crate::policy_file::{self, Inputs, KEPT_BYTES_MAX};
 use crate::server::{Answer, Limits, Peer, Router, whole, with};
-use crate::telemetry::pages::{Page, Pages};
 use crate::state::State;
+use crate::telemetry::pages::{Page, Pages};
 use crate::terminal::output::Versioned;
 
 /// The number of the capture that an answer is.

@@ -13,7 +13,6 @@ use policy::{Diagnostic, Diagnostics, Policy};
 use program::{Program, RuleId, SinkId};
 use serde::Serialize;
 
-use crate::traffic;
 use crate::cli::{ApiArgs, CheckArgs, Cli, Deny, Format, TrafficArg};
 use crate::error::Error;
 use crate::lost_exceptions::Lost;
@@ -23,6 +22,7 @@ use crate::settings::{PolicySource, Traffic};
 use crate::terminal::output::{self, Progress};
 use crate::terminal::style::Layout;
 use crate::terminal::table::counted;
+use crate::traffic;
 use crate::{effects, policy_file};
 
 /// The result for a policy without syntax errors.

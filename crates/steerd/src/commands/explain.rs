@@ -13,12 +13,12 @@ use policy::policy::Direction;
 use program::Program;
 use serde::Serialize;
 
-use crate::traffic::{self, ETHERNET_HEADER_BYTES};
 use crate::cli::{DirectionArg, ExplainArgs, Format};
 use crate::error::Error;
 use crate::policy_file::{self, AnswerModel, Compiled};
 use crate::terminal::output::{self, Stdout};
 use crate::terminal::table::counted;
+use crate::traffic::{self, ETHERNET_HEADER_BYTES};
 use received::{ReceivedPacket, SentPacket};
 use summary::Summary;
 

@@ -14,14 +14,14 @@ use packet::DeepKey;
 use program::{Group, Program, WorkerId};
 use serde::Serialize;
 
-use crate::describe;
-use crate::traffic::Totals;
 use crate::cli::{Format, SizeArgs};
+use crate::describe;
 use crate::error::Error;
 use crate::policy_file::{self, Target};
 use crate::settings::Traffic;
 use crate::terminal::output;
 use crate::terminal::style::Layout;
+use crate::traffic::Totals;
 use balance::{Found, Input, Spread};
 use collected::{Collected, GroupTraffic, Intervals};
 

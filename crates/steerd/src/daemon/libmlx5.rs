@@ -23,7 +23,7 @@ use softnic::preload::launch::{self, LaunchError};
 use softnic::preload::{METHOD_MLX5, WIRES_CLOSED, variable};
 
 use crate::daemon::health::{Part, Progress};
-use crate::error::chain;
+use crate::message::chain;
 use crate::settings::{Provider, Settings, SoftNic, SoftNicPort};
 
 /// Why the daemon cannot be run on the provider.

@@ -16,7 +16,8 @@ use tokio::sync::oneshot;
 use crate::api::model::Verdict;
 use crate::daemon::notify;
 use crate::daemon::runtime::{LATE_PACKET_GRACE, Runtime};
-use crate::error::{Error, chain};
+use crate::error::Error;
+use crate::message::chain;
 use crate::policy_file::{self, Counters, Running};
 use crate::settings::Traffic;
 

@@ -18,8 +18,8 @@ use crate::daemon::servers::Servers;
 use crate::daemon::signals::Signals;
 use crate::daemon::{Background, notify};
 use crate::error::Error;
-use crate::telemetry::logging::Log;
 use crate::state::Accounting;
+use crate::telemetry::logging::Log;
 use crate::terminal::screen::Screen;
 use crate::terminal::summary;
 

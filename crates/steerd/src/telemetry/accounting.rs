@@ -5,9 +5,7 @@
 //! flight between them. Nothing is read here. Once traffic has ended nothing is in flight, and every equation
 //! must hold exactly.
 
-use crate::state::{
-    Accounting, Equation, LOST_ON_WIRE, PortCounters, PortState, RuleState, WorkerState,
-};
+use crate::state::{Accounting, Equation, LOST_ON_WIRE, PortCounters, PortState, RuleState, WorkerState};
 
 /// How many packets may be in flight, by place; none once traffic has ended. Both sides of all other
 /// equations are read at one moment.

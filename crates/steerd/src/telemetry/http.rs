@@ -33,7 +33,7 @@ pub(crate) enum Error {
     Bind { address: SocketAddr, source: io::Error },
     #[error("http.token_file: {}: {reason} (hint: {})", path.display(), access::TOKEN_HINT)]
     Token { path: PathBuf, reason: String },
-    #[error("the HTTP server cannot be started: {}{}", .0, crate::error::lacking(.0))]
+    #[error("the HTTP server cannot be started: {}{}", .0, crate::message::lacking(.0))]
     Start(#[source] io::Error),
 }
 

@@ -17,8 +17,8 @@ use serde::Serialize;
 use tokio::sync::watch;
 
 use crate::server;
-use crate::telemetry::metrics;
 use crate::state::State;
+use crate::telemetry::metrics;
 use crate::telemetry::top::Sampler;
 use crate::terminal::output::Versioned;
 

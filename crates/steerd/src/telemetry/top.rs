@@ -7,9 +7,7 @@ use std::collections::HashMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::state::{
-    PortState, RuleState, SinkState, State, TOP_FLOWS_MAX, TopFlowState, WorkerState,
-};
+use crate::state::{PortState, RuleState, SinkState, State, TOP_FLOWS_MAX, TopFlowState, WorkerState};
 
 /// Described in docs/reference/api.md.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

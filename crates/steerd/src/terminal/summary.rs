@@ -165,10 +165,8 @@ fn accounting(state: &State) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::state::{PortCounters, PortState, RuleState, StageTime, ThreadProfile, WorkerState};
     use crate::telemetry::accounting::{InFlight, check};
-    use crate::state::{
-        PortCounters, PortState, RuleState, StageTime, ThreadProfile, WorkerState,
-    };
 
     fn scene() -> State {
         let mut state = State { version: "0", ..State::default() };

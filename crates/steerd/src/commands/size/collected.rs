@@ -9,8 +9,8 @@ use packet::{DeepKey, FlowKey, HASH_INPUT_BYTES};
 use program::{Program, QueueId, WorkerId};
 
 use super::balance::Input;
-use crate::traffic::{self, Totals};
 use crate::error::Error;
+use crate::traffic::{self, Totals};
 
 /// The most flows of a group; the packets of others count for their workers alone.
 const MAX_FLOWS: usize = 1 << 19;

@@ -18,11 +18,11 @@ use crate::api::model;
 use crate::daemon::health::Part;
 use crate::daemon::sinks::SinkView;
 use crate::effects::Effect;
-use crate::telemetry::accounting::{self, InFlight};
 use crate::state::{
     Buckets, DeviceState, LOST_ON_WIRE, LatencyState, OtherDeviceState, PolicyState, PortCounters, PortState,
     Reasons, RuleState, SinkState, SinkTrafficState, State, TOP_FLOWS_MAX, TopFlowState, WorkerState,
 };
+use crate::telemetry::accounting::{self, InFlight};
 
 /// Bucket bounds of batch sizes, and of the times of iterations in nanoseconds (255 ns to 1 s). A worker's
 /// distributions are exact at powers of two minus one.

@@ -9,8 +9,8 @@ use std::time::Instant;
 
 use super::*;
 use crate::server::CONNECTIONS_MAX;
-use crate::telemetry::pages::{Renderer, Source};
 use crate::state::{RuleState, State};
+use crate::telemetry::pages::{Renderer, Source};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 
