@@ -7,6 +7,7 @@
 mod layers;
 mod lengths;
 mod limits;
+mod log_filter;
 mod types;
 
 #[cfg(test)]

@@ -10,8 +10,7 @@ use softnic::PORT_MTU_BYTES;
 
 use super::layers::Layers;
 use super::types::{Cores, FrameBytes, Provider, Settings, SoftNic, SoftNicMode, SoftNicPort};
-use super::{Origin, Problem};
-use crate::telemetry::logging;
+use super::{Origin, Problem, log_filter};
 
 /// No known device has indirection tables for more queues.
 const MAX_WORKERS: usize = 1024;
@@ -44,7 +43,7 @@ pub(super) fn check(settings: &Settings, layers: &Layers, problems: &mut Vec<Pro
     if settings.policy.file.as_os_str().is_empty() {
         report("policy.file", "must name a file".into(), None);
     }
-    if let Err(error) = logging::check_filter(&settings.log.filter) {
+    if let Err(error) = log_filter::check_filter(&settings.log.filter) {
         report("log.filter", error, Some("e.g. \"info\" or \"steerd=debug,info\""));
     }
     if !STALL_MS.contains(&settings.health.stall_ms) {
