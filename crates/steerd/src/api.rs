@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use crate::server::{Listener, Server};
 use crate::settings;
-pub(crate) use router::{Daemon, InForce, Links};
+pub(crate) use router::{Daemon, InForce, Links, Waiter};
 use socket::SocketFile;
 
 #[derive(Debug, thiserror::Error)]

@@ -23,9 +23,10 @@ use control::EventKind;
 use crossbeam::channel::{self, Receiver, RecvTimeoutError, Sender};
 use worker::sinks::Ports;
 
+use crate::api::Waiter;
 use crate::cli::{Format, RunArgs};
 use crate::daemon::health::{Change, Monitor};
-use crate::daemon::reload::{Reloader, WAITERS_MAX, Waiter};
+use crate::daemon::reload::{Reloader, WAITERS_MAX};
 use crate::daemon::runtime::{Builder, Runtime, WorkerThreads};
 use crate::daemon::servers::Servers;
 use crate::daemon::shutdown::{LOG_TIMEOUT, Reporting, stop};

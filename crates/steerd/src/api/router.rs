@@ -20,10 +20,9 @@ use worker::Slot;
 
 use super::captures::Captures;
 use super::flows;
-use super::model::{Failure, File, PolicyText, Status};
+use super::model::{Failure, File, PolicyText, Status, Verdict};
 use super::request::{self, Call, CaptureBody, PATHS, PolicyBody, Refused};
 use crate::commands::diff;
-use crate::daemon::reload::Waiter;
 use crate::policy_file::{self, Inputs, KEPT_BYTES_MAX};
 use crate::server::{Answer, Limits, Peer, Router, whole, with};
 use crate::state::State;
@@ -72,6 +71,9 @@ pub(crate) struct InForce {
     pub(crate) inputs: Arc<Inputs>,
     pub(crate) program: Arc<Program>,
 }
+
+/// A client that waits for the verdict of a reload.
+pub(crate) type Waiter = oneshot::Sender<Verdict>;
 
 /// The parts of the daemon that the API uses.
 pub(crate) struct Links {

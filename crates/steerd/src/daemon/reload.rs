@@ -11,8 +11,8 @@ use std::time::Instant;
 
 use crossbeam::channel::{self, Receiver};
 use policy::{Diagnostic, Diagnostics, Severity};
-use tokio::sync::oneshot;
 
+use crate::api::Waiter;
 use crate::api::model::Verdict;
 use crate::daemon::notify;
 use crate::daemon::runtime::{LATE_PACKET_GRACE, Runtime};
@@ -20,9 +20,6 @@ use crate::error::Error;
 use crate::message::chain;
 use crate::policy_file::{self, Counters, Running};
 use crate::settings::Traffic;
-
-/// A client that waits for the verdict of a reload.
-pub(crate) type Waiter = oneshot::Sender<Verdict>;
 
 /// The most clients that can wait for a reload to begin.
 pub(crate) const WAITERS_MAX: usize = 64;

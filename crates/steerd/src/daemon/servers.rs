@@ -5,8 +5,7 @@ use std::time::Duration;
 
 use crossbeam::channel::Sender;
 
-use crate::api;
-use crate::daemon::reload::Waiter;
+use crate::api::{self, Waiter};
 use crate::daemon::runtime::Runtime;
 use crate::error::Error;
 use crate::server::Server;
