@@ -4,6 +4,7 @@
 //! prints them; what the commands print is described in docs/reference/commands.md.
 
 use std::fs;
+use std::io;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -11,8 +12,6 @@ use std::time::Duration;
 use clap::{ArgGroup, Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use device_model::DeviceProfile;
-
-use crate::error::Error;
 
 const EXIT_CODES: &str = "\
 Exit codes:
@@ -557,11 +556,11 @@ fn parse_duration(text: &str) -> Result<Duration, String> {
 }
 
 /// Writes `steerd.1`, `steerd-run.1`, ... and the completions into a folder.
-pub(crate) fn generate(folder: &Path) -> Result<(), Error> {
-    fs::create_dir_all(folder).map_err(Error::Output)?;
-    clap_mangen::generate_to(Cli::command(), folder).map_err(Error::Output)?;
+pub(crate) fn generate(folder: &Path) -> io::Result<()> {
+    fs::create_dir_all(folder)?;
+    clap_mangen::generate_to(Cli::command(), folder)?;
     for shell in [Shell::Bash, Shell::Fish, Shell::Zsh] {
-        clap_complete::generate_to(shell, &mut Cli::command(), "steerd", folder).map_err(Error::Output)?;
+        clap_complete::generate_to(shell, &mut Cli::command(), "steerd", folder)?;
     }
     Ok(())
 }

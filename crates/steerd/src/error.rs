@@ -7,7 +7,8 @@ use std::path::PathBuf;
 
 use crate::message::{Hinted, chain, lacking};
 use crate::policy_file::TRAFFIC_HINT;
-use crate::settings::Problems;
+use crate::settings::{LengthError, Problems, TooManyFrames};
+use crate::terminal::output::OutputError;
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
@@ -48,7 +49,7 @@ pub(crate) enum Error {
     #[error("device.model: {}", chain(.0))]
     Model(device_model::LoadError),
     #[error("softnic.personality: {0}")]
-    Personality(softnic::UnknownPersonality),
+    Personality(#[from] softnic::UnknownPersonality),
     #[error("soft NIC {nic}: port {port}: {}", chain(source))]
     Wire { nic: String, port: usize, source: wire::WireError },
     #[error(
@@ -68,26 +69,10 @@ pub(crate) enum Error {
         "device {device} has {queues} receive queues, {workers} workers need one each (hint: set workers.cores)"
     )]
     TooFewQueues { device: String, queues: u32, workers: usize },
-    #[error(
-        "workers.frames: {frames} are more than a receive queue of {device} holds: {limit} (hint: set workers.frames \
-         to {limit} or less; each further worker has a queue of its own)"
-    )]
-    TooManyFrames { device: String, frames: u32, limit: u32 },
-    #[error(
-        "{place}: mtu_bytes = {mtu_bytes}, and the MTU of {interface} is {interface_mtu_bytes}: they must be equal \
-         (hint: leave mtu_bytes out, or ip link set dev {interface} mtu {mtu_bytes})"
-    )]
-    PortMtu { place: String, mtu_bytes: u32, interface: String, interface_mtu_bytes: u32 },
-    #[error(
-        "{place}: the MTU of {interface} is {interface_mtu_bytes}, and a port carries {most} at most (hint: ip link set dev \
-         {interface} mtu {most}, or mtu_bytes = {most} if longer packets may be lost as oversize)"
-    )]
-    InterfaceMtu { place: String, interface: String, interface_mtu_bytes: u32, most: u32 },
-    #[error(
-        "workers.frame_bytes = {frame_bytes}, and the MTU of port {port} is {mtu_bytes}: packets of up to {needed} bytes with \
-         header and VLAN tags would be lost as oversize (hint: workers.frame_bytes = \"auto\", or {needed} or more)"
-    )]
-    FrameBytes { frame_bytes: u32, port: u8, mtu_bytes: u32, needed: u32 },
+    #[error(transparent)]
+    Frames(#[from] TooManyFrames),
+    #[error(transparent)]
+    Lengths(#[from] LengthError),
     #[error("the policy cannot be installed on the device: {}", chain(.0))]
     Install(control::ControlError),
     #[error("{}", chain(.0))]
@@ -131,8 +116,8 @@ pub(crate) enum Error {
     Signals(io::Error),
     #[error("not healthy: {0}")]
     Unhealthy(String),
-    #[error("cannot write the output: {0}")]
-    Output(io::Error),
+    #[error(transparent)]
+    Output(#[from] OutputError),
 }
 
 impl Error {
@@ -149,11 +134,9 @@ impl Error {
             Self::Compare(_) | Self::NotDecided(_) => 2,
             // The text of the file may be right.
             Self::Settings(problems) if problems.are_unreadable() => 9,
-            Self::Settings(_) | Self::Model(_) | Self::Personality(_) | Self::TooManyFrames { .. } => 3,
+            Self::Settings(_) | Self::Model(_) | Self::Personality(_) | Self::Frames(_) => 3,
             // The MTUs are those of the host now: before the network is configured they may be others.
-            Self::PortMtu { .. }
-            | Self::InterfaceMtu { .. }
-            | Self::FrameBytes { .. }
+            Self::Lengths(_)
             | Self::NoDevice(_)
             | Self::Probe { .. }
             | Self::Wire { .. }

@@ -31,7 +31,7 @@ use commands::{
     capture, check, devices, diff, explain, flows, healthcheck, import, reload, size, status, top,
 };
 use daemon::{shutdown, signals};
-use terminal::output;
+use terminal::output::{self, OutputError};
 
 /// The allocator returns freed memory to the kernel at once (`.cargo/config.toml`): a reload frees most of
 /// what it has allocated.
@@ -62,7 +62,10 @@ fn main() -> ExitCode {
         Command::Top(args) => top::run(&args).map(|()| Outcome::Success),
         Command::Capture(args) => capture::run(&args).map(|()| Outcome::Success),
         Command::Flows(args) => flows::run(&args).map(|()| Outcome::Success),
-        Command::Generate { folder } => cli::generate(&folder).map(|()| Outcome::Success),
+        Command::Generate { folder } => {
+            let generated = cli::generate(&folder).map_err(|error| OutputError(error).into());
+            generated.map(|()| Outcome::Success)
+        }
     };
     match result {
         Ok(outcome) => ExitCode::from(outcome as u8),

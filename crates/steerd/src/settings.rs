@@ -20,10 +20,10 @@ use std::path::PathBuf;
 use crate::cli::RunArgs;
 pub(crate) use layers::Origin;
 use layers::{Layer, Layers};
-pub(crate) use lengths::PortMtu;
+pub(crate) use lengths::{LengthError, PortMtu};
 pub(crate) use types::{
     AUTO_DEVICE, AUTO_SOCKET, Api, COUNTERS, Cores, Http, IdleMode, Listen, Log, LogFormat, LogTarget,
-    OtherSoftNic, Provider, Settings, SoftNic, SoftNicMode, SoftNicPort,
+    OtherSoftNic, Provider, Settings, SoftNic, SoftNicMode, SoftNicPort, TooManyFrames,
 };
 
 /// config/steerd.toml is both the documented example and the defaults, so they cannot differ.

@@ -17,7 +17,7 @@ use crate::api::request::CaptureBody;
 use crate::cli::CaptureArgs;
 use crate::error::Error;
 use crate::policy_file::is_standard_input;
-use crate::terminal::output;
+use crate::terminal::output::{self, OutputError};
 use crate::terminal::table::counted;
 use blocks::Blocks;
 
@@ -47,7 +47,7 @@ pub(crate) fn run(args: &CaptureArgs) -> Result<(), Error> {
     match written {
         // Whoever read the pipe has enough.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
-        written => written.map_err(Error::Output)?,
+        written => written.map_err(OutputError)?,
     }
     output::print_error(&format!("{} captured", counted(blocks.packets(), "packet", "packets")));
     Ok(())

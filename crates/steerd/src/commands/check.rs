@@ -19,7 +19,7 @@ use crate::lost_exceptions::Lost;
 use crate::policy_file::{Counters, Target};
 use crate::protection::{self, Protection};
 use crate::settings::{PolicySource, Traffic};
-use crate::terminal::output::{self, Progress};
+use crate::terminal::output::{self, OutputError, Progress};
 use crate::terminal::style::Layout;
 use crate::terminal::table::counted;
 use crate::traffic;
@@ -53,7 +53,7 @@ struct Checked {
 
 pub(crate) fn run(args: &CheckArgs) -> Result<(), Error> {
     if args.print_schema {
-        return output::print_plain_json(&policy::schema());
+        return Ok(output::print_plain_json(&policy::schema())?);
     }
     if args.no_analysis && args.deny.contains(&Deny::Shadowed) {
         let kind = clap::error::ErrorKind::ArgumentConflict;
@@ -196,7 +196,7 @@ fn errors_of(diagnostics: &Diagnostics) -> Diagnostics {
 }
 
 impl Checked {
-    fn print(&self, quiet: bool) -> Result<(), Error> {
+    fn print(&self, quiet: bool) -> Result<(), OutputError> {
         let mut all: Vec<Diagnostic> = self.problems().cloned().collect();
         if !quiet {
             all.extend(self.warnings.iter().cloned());

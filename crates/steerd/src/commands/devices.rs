@@ -56,9 +56,10 @@ pub(crate) fn run(args: &DevicesArgs) -> Result<(), Error> {
         rows.push(Row { name: settings.softnic.name, kind: "softnic", model, guid: None, ports });
     }
     match args.format {
-        Format::Json => output::print_json(&Devices { devices: &rows }),
-        Format::Text => output::print(&text(&rows)),
+        Format::Json => output::print_json(&Devices { devices: &rows })?,
+        Format::Text => output::print(&text(&rows))?,
     }
+    Ok(())
 }
 
 /// Replaces this process by `steerd-probe`, which tries what the verbs can express on the device's first

@@ -38,9 +38,10 @@ pub(crate) fn run(args: &ExplainArgs) -> Result<(), Error> {
     let key = key.map_err(Error::Packet)?;
     let answer = explained.answer(&key);
     match format {
-        Format::Text => output::print(&format!("{}{}", model_line(&model), answer.text(program))),
-        Format::Json => output::print_json(&ForModel::of(&model, &answer)),
+        Format::Text => output::print(&format!("{}{}", model_line(&model), answer.text(program)))?,
+        Format::Json => output::print_json(&ForModel::of(&model, &answer))?,
     }
+    Ok(())
 }
 
 fn direction_of(args: &ExplainArgs) -> Direction {

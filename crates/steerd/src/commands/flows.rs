@@ -12,9 +12,9 @@ pub(crate) fn run(args: &FlowsArgs) -> Result<(), Error> {
     let path = target(args.rule.as_deref());
     if args.output.is_json() {
         let answer: serde_json::Value = client.get(&path)?;
-        return output::print_json(&answer);
+        return Ok(output::print_json(&answer)?);
     }
-    output::print(&text(&client.get(&path)?))
+    Ok(output::print(&text(&client.get(&path)?))?)
 }
 
 /// The target of the request: the flows of all rules, or of one.

@@ -75,7 +75,7 @@ pub(crate) fn run(args: &ImportArgs) -> Result<(), Error> {
             Unsupported { file: file.to_owned(), line, message: note.message.clone() }
         };
         let answer = Answer { policy: &policy_toml, notes: notes.iter().map(place).collect() };
-        return output::print_json(&answer);
+        return Ok(output::print_json(&answer)?);
     }
     for note in &notes {
         let (file, line) = input.place(note.line);
@@ -85,7 +85,7 @@ pub(crate) fn run(args: &ImportArgs) -> Result<(), Error> {
         }
     }
     match &args.output {
-        None => output::print(&policy_toml),
+        None => Ok(output::print(&policy_toml)?),
         Some(path) => replace(path, &policy_toml, has_rules),
     }
 }

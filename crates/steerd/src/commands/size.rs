@@ -164,9 +164,10 @@ pub(crate) fn run(args: &SizeArgs) -> Result<(), Error> {
         interval_ms: collected.intervals.length_ns / 1_000_000,
     };
     match args.policy.format {
-        Format::Json => output::print_json(&answer),
-        Format::Text => output::print(&text::of(&answer, Layout::stdout())),
+        Format::Json => output::print_json(&answer)?,
+        Format::Text => output::print(&text::of(&answer, Layout::stdout()))?,
     }
+    Ok(())
 }
 
 /// The rate at which the packets of the capture are taken to arrive, and what a worker takes.

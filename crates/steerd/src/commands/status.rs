@@ -14,9 +14,9 @@ pub(crate) fn run(args: &StatusArgs) -> Result<(), Error> {
     let client = Client::new(&args.api)?;
     if args.output.is_json() {
         let answer: serde_json::Value = client.get("/v1/status")?;
-        return output::print_json(&answer);
+        return Ok(output::print_json(&answer)?);
     }
-    output::print(&text(&client.get("/v1/status")?, Colors::stdout()))
+    Ok(output::print(&text(&client.get("/v1/status")?, Colors::stdout()))?)
 }
 
 fn text(status: &Status, colors: Colors) -> String {

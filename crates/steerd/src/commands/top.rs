@@ -22,6 +22,7 @@ use crate::cli::TopArgs;
 use crate::error::Error;
 use crate::telemetry::top::Top;
 use crate::terminal::hang_up::Terminals;
+use crate::terminal::output::OutputError;
 use crate::terminal::{self, output};
 use screen::{Next, Screen};
 
@@ -45,9 +46,9 @@ pub(crate) fn run(args: &TopArgs) -> Result<(), Error> {
     std::thread::sleep(INTERVAL);
     let top = ask(&client)?;
     if args.output.is_json() {
-        return output::print_json(&top);
+        return Ok(output::print_json(&top)?);
     }
-    output::print(&tables::text(&top))
+    Ok(output::print(&tables::text(&top))?)
 }
 
 fn ask(client: &Client) -> Result<Top, client::Error> {
@@ -91,7 +92,7 @@ fn watch(client: Client, first: Top, terminals: Terminals) -> Result<(), Error> 
     loop {
         match result.recv_timeout(STEP) {
             Ok(_) if terminals.hung_up() => return Ok(()),
-            Ok(result) => return result.map_err(Error::Output),
+            Ok(result) => return result.map_err(|error| OutputError(error).into()),
             Err(RecvTimeoutError::Disconnected) => {
                 return thread.join().map_err(|panic| std::panic::resume_unwind(panic));
             }

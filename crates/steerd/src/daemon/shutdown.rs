@@ -111,7 +111,15 @@ pub(super) fn stop(
     };
     let mismatch = state.as_ref().filter(|_| hung.is_empty()).and_then(|state| mismatch(&state.accounting));
     let hung = (!hung.is_empty()).then(|| Error::StillRunning(hung.join(", ")));
-    first_of(ended.err().into_iter().chain(hung).chain(errors).chain(mismatch).chain(printed.err()))
+    first_of(
+        ended
+            .err()
+            .into_iter()
+            .chain(hung)
+            .chain(errors)
+            .chain(mismatch)
+            .chain(printed.err().map(Error::from)),
+    )
 }
 
 /// An accounting mismatch is a fault of steerd, so the exit status reports it even if nothing else failed.

@@ -9,7 +9,6 @@ use softnic::PORT_MTU_BYTES;
 use wire::{MergedFrames, WireConfig};
 
 use super::types::{FrameBytes, Settings, SoftNic, SoftNicPort, Workers};
-use crate::error::Error;
 
 /// An Ethernet header and two VLAN tags, beyond the MTU.
 const HEADER_BYTES: u32 = 14 + 2 * 4;
@@ -22,6 +21,26 @@ const FRAME_BYTES_LEAST: u32 = 2048;
 const MERGED_FRAME_BYTES: u32 = 65_536;
 /// The MTU of a port whose wire has none of its own, that of Ethernet.
 const MTU_DEFAULT: u32 = 1500;
+
+/// Two lengths that do not agree.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum LengthError {
+    #[error(
+        "{place}: mtu_bytes = {mtu_bytes}, and the MTU of {interface} is {interface_mtu_bytes}: they must be equal \
+         (hint: leave mtu_bytes out, or ip link set dev {interface} mtu {mtu_bytes})"
+    )]
+    PortMtu { place: String, mtu_bytes: u32, interface: String, interface_mtu_bytes: u32 },
+    #[error(
+        "{place}: the MTU of {interface} is {interface_mtu_bytes}, and a port carries {most} at most (hint: ip link set dev \
+         {interface} mtu {most}, or mtu_bytes = {most} if longer packets may be lost as oversize)"
+    )]
+    InterfaceMtu { place: String, interface: String, interface_mtu_bytes: u32, most: u32 },
+    #[error(
+        "workers.frame_bytes = {frame_bytes}, and the MTU of port {port} is {mtu_bytes}: packets of up to {needed} bytes with \
+         header and VLAN tags would be lost as oversize (hint: workers.frame_bytes = \"auto\", or {needed} or more)"
+    )]
+    FrameBytes { frame_bytes: u32, port: u8, mtu_bytes: u32, needed: u32 },
+}
 
 /// The MTU of a port, by the port's number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,17 +67,17 @@ impl SoftNicPort {
 
     /// Compares the configured MTU with that of the live interface. One that cannot be opened is an error of
     /// the start.
-    fn check(&self, nic: &str, port: usize) -> Result<(), Error> {
+    fn check(&self, nic: &str, port: usize) -> Result<(), LengthError> {
         let WireConfig::AfPacket(wire) = &self.wire else { return Ok(()) };
         let Some(live) = self.wire.live_interface() else { return Ok(()) };
         let (interface, most) = (wire.interface.clone(), *PORT_MTU_BYTES.end());
         let place = format!("soft NIC {nic}, port {port}");
         match self.mtu_bytes {
             Some(mtu_bytes) if mtu_bytes != live.mtu_bytes.min(most) => {
-                Err(Error::PortMtu { place, mtu_bytes, interface, interface_mtu_bytes: live.mtu_bytes })
+                Err(LengthError::PortMtu { place, mtu_bytes, interface, interface_mtu_bytes: live.mtu_bytes })
             }
             None if live.mtu_bytes > most => {
-                Err(Error::InterfaceMtu { place, interface, interface_mtu_bytes: live.mtu_bytes, most })
+                Err(LengthError::InterfaceMtu { place, interface, interface_mtu_bytes: live.mtu_bytes, most })
             }
             _ => Ok(()),
         }
@@ -77,7 +96,7 @@ impl Settings {
     ///
     /// # Errors
     /// They differ: the numbers, and what to change.
-    pub(crate) fn check_mtus(&self) -> Result<(), Error> {
+    pub(crate) fn check_mtus(&self) -> Result<(), LengthError> {
         let own = self.chooses_soft().then_some((&self.softnic.name, &self.softnic.ports));
         let others = self.softnic.others.iter().map(|other| (&other.name, &other.ports));
         for (nic, ports) in own.into_iter().chain(others) {
@@ -99,14 +118,14 @@ impl Settings {
     ///
     /// # Errors
     /// `workers.frame_bytes` has no room for the longest packet of a port.
-    pub(crate) fn frame_bytes(&self, ports: &[PortMtu]) -> Result<u32, Error> {
+    pub(crate) fn frame_bytes(&self, ports: &[PortMtu]) -> Result<u32, LengthError> {
         let takes_merged = self.chooses_soft() && self.softnic.takes_merged();
         self.workers.frame_bytes_for(ports, takes_merged)
     }
 }
 
 impl Workers {
-    fn frame_bytes_for(&self, ports: &[PortMtu], takes_merged: bool) -> Result<u32, Error> {
+    fn frame_bytes_for(&self, ports: &[PortMtu], takes_merged: bool) -> Result<u32, LengthError> {
         let longest = ports.iter().max_by_key(|port| port.mtu_bytes);
         // Longer packets are in no frame, whatever a driver states as its MTU.
         let needed = longest.map_or(0, |port| port.mtu_bytes.min(MERGED_FRAME_BYTES) + HEADER_BYTES);
@@ -119,7 +138,7 @@ impl Workers {
             (FrameBytes::Bytes(frame_bytes), Some(PortMtu { port, mtu_bytes }))
                 if frame_bytes < needed.min(MERGED_FRAME_BYTES) =>
             {
-                Err(Error::FrameBytes {
+                Err(LengthError::FrameBytes {
                     frame_bytes,
                     port: *port,
                     mtu_bytes: *mtu_bytes,

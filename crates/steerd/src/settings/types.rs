@@ -12,10 +12,8 @@ use device_model::DeviceProfile;
 use hugemem::PageKind;
 use serde::de::{self, Deserializer, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
-use softnic::Personality;
+use softnic::{Personality, UnknownPersonality};
 use wire::WireConfig;
-
-use crate::error::Error;
 
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -79,12 +77,24 @@ pub(crate) struct Workers {
     pub(crate) timestamps: bool,
 }
 
+/// A receive queue of the device cannot hold all frames of a worker.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "workers.frames: {frames} are more than a receive queue of {device} holds: {limit} (hint: set workers.frames \
+     to {limit} or less; each further worker has a queue of its own)"
+)]
+pub(crate) struct TooManyFrames {
+    device: String,
+    frames: u32,
+    limit: u32,
+}
+
 impl Workers {
     /// Checks that a receive queue of the device holds all frames of a worker, before memory is allocated.
-    pub(crate) fn check_frames(&self, device: &DeviceProfile) -> Result<(), Error> {
+    pub(crate) fn check_frames(&self, device: &DeviceProfile) -> Result<(), TooManyFrames> {
         match device.max_receives {
             Some(limit) if self.frames > limit => {
-                Err(Error::TooManyFrames { device: device.name.clone(), frames: self.frames, limit })
+                Err(TooManyFrames { device: device.name.clone(), frames: self.frames, limit })
             }
             _ => Ok(()),
         }
@@ -158,8 +168,8 @@ impl SoftNic {
     ///
     /// # Errors
     /// The file cannot be read, or is no device model.
-    pub(crate) fn personality(&self) -> Result<Personality, Error> {
-        self.personality.parse().map_err(Error::Personality)
+    pub(crate) fn personality(&self) -> Result<Personality, UnknownPersonality> {
+        self.personality.parse()
     }
 
     /// The core of each engine thread, with [`SoftNicMode::Dedicated`]; none is pinned without `cores` or

@@ -8,8 +8,6 @@ use std::time::{Duration, Instant};
 use policy::Diagnostics;
 use serde::Serialize;
 
-use crate::error::Error;
-
 /// The version of all JSON that is printed or served (docs/reference/commands.md). It is raised when a key is
 /// removed or changes its meaning; new keys do not raise it.
 pub(crate) const FORMAT: u32 = 2;
@@ -28,6 +26,11 @@ impl<'v, T> Versioned<'v, T> {
     }
 }
 
+/// The output of a command cannot be written.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot write the output: {0}")]
+pub(crate) struct OutputError(pub(crate) io::Error);
+
 /// Whether stdout is still open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stdout {
@@ -35,29 +38,29 @@ pub(crate) enum Stdout {
     Closed,
 }
 
-pub(crate) fn print(text: &str) -> Result<(), Error> {
+pub(crate) fn print(text: &str) -> Result<(), OutputError> {
     print_line_by_line(text).map(|_| ())
 }
 
 /// Prints, and reports whether stdout is still open, for commands with much output.
-pub(crate) fn print_line_by_line(text: &str) -> Result<Stdout, Error> {
+pub(crate) fn print_line_by_line(text: &str) -> Result<Stdout, OutputError> {
     let mut stdout = io::stdout().lock();
     status_of(stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()))
 }
 
 /// Prints an object with the version of its format.
-pub(crate) fn print_json(value: &impl Serialize) -> Result<(), Error> {
+pub(crate) fn print_json(value: &impl Serialize) -> Result<(), OutputError> {
     print_plain_json(&Versioned::new(value))
 }
 
 /// Prints JSON of another format, without a version.
-pub(crate) fn print_plain_json(value: &impl Serialize) -> Result<(), Error> {
-    let text = serde_json::to_string_pretty(value).map_err(|error| Error::Output(error.into()))?;
+pub(crate) fn print_plain_json(value: &impl Serialize) -> Result<(), OutputError> {
+    let text = serde_json::to_string_pretty(value).map_err(|error| OutputError(error.into()))?;
     print(&format!("{text}\n"))
 }
 
-pub(crate) fn print_json_line(value: &impl Serialize) -> Result<Stdout, Error> {
-    let text = serde_json::to_string(&Versioned::new(value)).map_err(|error| Error::Output(error.into()))?;
+pub(crate) fn print_json_line(value: &impl Serialize) -> Result<Stdout, OutputError> {
+    let text = serde_json::to_string(&Versioned::new(value)).map_err(|error| OutputError(error.into()))?;
     print_line_by_line(&format!("{text}\n"))
 }
 
@@ -83,11 +86,11 @@ pub(crate) fn print_diagnostics(diagnostics: &Diagnostics) {
     }
 }
 
-fn status_of(written: io::Result<()>) -> Result<Stdout, Error> {
+fn status_of(written: io::Result<()>) -> Result<Stdout, OutputError> {
     match written {
         Ok(()) => Ok(Stdout::Open),
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(Stdout::Closed),
-        Err(error) => Err(Error::Output(error)),
+        Err(error) => Err(OutputError(error)),
     }
 }
 

@@ -8,9 +8,8 @@ use std::time::Duration;
 use serde::Serialize;
 
 use crate::cli::Format;
-use crate::error::Error;
 use crate::state::State;
-use crate::terminal::output;
+use crate::terminal::output::{self, OutputError};
 use crate::terminal::table::{
     Grid, bytes, counted, dropped_log_lines, duration, has_latency, known, latency, losses, number, rate,
     regimes, rule_bytes, rule_heads, rule_packets, sinks, worker_heads,
@@ -27,7 +26,7 @@ struct Summary<'s> {
     state: &'s State,
 }
 
-pub(crate) fn print(format: Format, state: &State, ran_for: Duration) -> Result<(), Error> {
+pub(crate) fn print(format: Format, state: &State, ran_for: Duration) -> Result<(), OutputError> {
     match format {
         Format::Text => output::print(&text(state, ran_for)),
         Format::Json => output::print_json(&Summary { ran_for_seconds: ran_for.as_secs_f64(), state }),

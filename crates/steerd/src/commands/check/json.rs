@@ -8,9 +8,8 @@ use program::{Program, RuleId, Sink, SinkId};
 use serde::Serialize;
 
 use super::{Checked, CountedShare};
-use crate::error::Error;
 use crate::settings::PolicySource;
-use crate::terminal::output;
+use crate::terminal::output::{self, OutputError};
 
 #[derive(Default, Serialize)]
 struct Answer<'c> {
@@ -145,7 +144,7 @@ struct Other<'c> {
     witness: &'c Witness,
 }
 
-pub(super) fn print(checked: &Checked, denied: &[String]) -> Result<(), Error> {
+pub(super) fn print(checked: &Checked, denied: &[String]) -> Result<(), OutputError> {
     let report = &checked.report;
     let all = || checked.problems().chain(&checked.warnings);
     let diagnostics: Vec<&Diagnostic> = all().take(MAX_DIAGNOSTICS).collect();
@@ -209,7 +208,7 @@ pub(super) fn unreadable(
     source: &PolicySource,
     profile: &str,
     diagnostics: &Diagnostics,
-) -> Result<(), Error> {
+) -> Result<(), OutputError> {
     output::print_json(&Answer {
         policy: source.to_string(),
         profile,
