@@ -12,3 +12,12 @@ pub(crate) mod reload;
 pub(crate) mod size;
 pub(crate) mod status;
 pub(crate) mod top;
+
+/// The exit code of a command that did its work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Outcome {
+    Success = 0,
+    /// `diff` found a difference.
+    Different = 1,
+}

@@ -13,6 +13,7 @@ mod effects;
 mod error;
 mod lost_exceptions;
 mod message;
+mod policy_diff;
 mod policy_file;
 mod protection;
 mod server;
@@ -28,7 +29,7 @@ use std::time::Duration;
 use clap::Parser;
 use cli::{Cli, Command};
 use commands::{
-    capture, check, devices, diff, explain, flows, healthcheck, import, reload, size, status, top,
+    Outcome, capture, check, devices, diff, explain, flows, healthcheck, import, reload, size, status, top,
 };
 use daemon::{shutdown, signals};
 use terminal::output::{self, OutputError};
@@ -76,13 +77,4 @@ fn main() -> ExitCode {
             ExitCode::from(error.exit_code())
         }
     }
-}
-
-/// The exit code of a command that did its work.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-enum Outcome {
-    Success = 0,
-    /// `diff` found a difference.
-    Different = 1,
 }

@@ -22,7 +22,7 @@ use super::captures::Captures;
 use super::flows;
 use super::model::{Failure, File, PolicyText, Status, Verdict};
 use super::request::{self, Call, CaptureBody, PATHS, PolicyBody, Refused};
-use crate::commands::diff;
+use crate::policy_diff;
 use crate::policy_file::{self, Inputs, KEPT_BYTES_MAX};
 use crate::server::{Answer, Limits, Peer, Router, whole, with};
 use crate::state::State;
@@ -243,7 +243,7 @@ impl Api {
             let variables = asked.variables.as_ref().unwrap_or(&in_force.inputs.variables);
             let new = parsed(&Source::new(asked.name.as_str(), asked.text), &asked.files, variables)?;
             let names = [in_force.source, asked.name];
-            let answer = diff::json(names, &old, &new, asked.all);
+            let answer = policy_diff::json(names, &old, &new, asked.all);
             Ok(answer.map_or_else(|error| Failed::from(internal(&error)).answer(), json_bytes))
         })?
     }

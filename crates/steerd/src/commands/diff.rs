@@ -3,15 +3,12 @@
 //! inside groups. With `--profile` or `--workers` also the rules that a device decides elsewhere
 //! ([`Placement`]). The exit codes are those of diff(1).
 
-mod sinks;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::path::Path;
 use std::slice::Iter;
-use std::time::Duration;
 
-use analysis::{Change, Detail, Diff, Effect, GroupChange, Names, OpenPair, PairSummary};
+use analysis::{Change, Diff, Effect, GroupChange, Names, PairSummary};
 use compiler::{Decided, RuleReport};
 use device_model::DeviceProfile;
 use policy::policy::Direction;
@@ -21,14 +18,15 @@ use serde::Serialize;
 use crate::api::client::Client;
 use crate::api::model::PolicyText;
 use crate::cli::{Cli, DiffArgs, Format};
+use crate::commands::Outcome;
 use crate::describe;
 use crate::error::Error;
+use crate::policy_diff::{self, Report, sinks};
+use crate::policy_file;
 use crate::settings::PolicySource;
 use crate::terminal::output::{self, Progress};
 use crate::terminal::style::{Colors, Style};
 use crate::terminal::table::{Grid, counted, number};
-use crate::{Outcome, policy_file};
-use sinks::SinkChange;
 
 /// A longer region is not shown; the match that contains it is shown instead.
 const MAX_LINE_BYTES: usize = 320;
@@ -37,84 +35,11 @@ const SHOWN_NAMES: usize = 8;
 /// The number of values that are shown of a list that is longer than twice that.
 const SHOWN_VALUES: usize = 6;
 
-/// Described in docs/reference/commands/diff.md.
-#[derive(Serialize)]
-struct Report<'d> {
-    old: String,
-    new: String,
-    /// `null`: not decided.
-    equal: Option<bool>,
-    groups: &'d [GroupChange],
-    sinks: &'d [SinkChange],
-    /// `null`: neither a device model nor a number of workers was given.
-    placement: Option<&'d Placement>,
-    pairs: Vec<Directed<&'d PairSummary>>,
-    regions: Vec<Directed<&'d Change>>,
-    not_decided: usize,
-    open: Vec<Directed<&'d OpenPair>>,
-    stopped: Option<&'d str>,
-}
-
-#[derive(Serialize)]
-struct Directed<T> {
-    direction: &'static str,
-    #[serde(flatten)]
-    what: T,
-}
-
-impl<'d> Report<'d> {
-    fn of(
-        [old, new]: [String; 2],
-        found: &'d Diff,
-        (groups, sinks): (&'d [GroupChange], &'d [SinkChange]),
-        placement: Option<&'d Placement>,
-    ) -> Self {
-        Self {
-            old,
-            new,
-            groups,
-            sinks,
-            placement,
-            equal: match (found.pairs.is_empty() && sinks.is_empty(), found.is_whole()) {
-                (false, _) => Some(false),
-                (true, true) => Some(true),
-                (true, false) => None,
-            },
-            pairs: found.pairs.iter().map(|what| Directed { direction: way(what.direction), what }).collect(),
-            regions: found
-                .regions
-                .iter()
-                .map(|what| Directed { direction: way(what.direction), what })
-                .collect(),
-            not_decided: found.not_decided,
-            open: found.open.iter().map(|what| Directed { direction: way(what.direction), what }).collect(),
-            stopped: found.stopped.as_deref(),
-        }
-    }
-}
-
 pub(crate) fn run(args: &DiffArgs) -> Result<Outcome, Error> {
     compare(args).map_err(|error| match error {
         error @ (Error::Policy { .. } | Error::NotDecided(_)) => Error::Compare(Box::new(error)),
         other => other,
     })
-}
-
-/// The longest comparison for a client of the API: any reader may ask for one, and it takes a core.
-const API_TIME: Duration = Duration::from_secs(5);
-
-/// The object of `--format json`, without placement.
-pub(crate) fn json(names: [String; 2], old: &Policy, new: &Policy, all: bool) -> serde_json::Result<Vec<u8>> {
-    let detail = Detail { time: Some(API_TIME), ..detail(all) };
-    let found = analysis::diff_in_detail(old, new, detail, &mut |_| {});
-    let workers = policy_file::workers_named(old).max(policy_file::workers_named(new));
-    let groups = analysis::changed_groups(old, new, workers);
-    let sinks = sinks::changes(old, new);
-    serde_json::to_vec(&output::Versioned::new(&Report::of(names, &found, (&groups, &sinks), None)))
-}
-
-fn detail(all: bool) -> Detail {
-    if all { Detail::FULL } else { Detail::SHORT }
 }
 
 fn compare(args: &DiffArgs) -> Result<Outcome, Error> {
@@ -124,7 +49,7 @@ fn compare(args: &DiffArgs) -> Result<Outcome, Error> {
     };
     let found = {
         let mut progress = Progress::new();
-        analysis::diff_in_detail(&old, &new, detail(args.all), &mut |at| progress.show(at))
+        analysis::diff_in_detail(&old, &new, policy_diff::detail(args.all), &mut |at| progress.show(at))
     };
     let named = || policy_file::workers_named(&old).max(policy_file::workers_named(&new));
     let workers = args.workers.map_or_else(named, |workers| workers as usize);
@@ -199,13 +124,6 @@ fn read(source: &PolicySource) -> Result<Policy, Error> {
 fn refused(name: &str, diagnostics: &Diagnostics) -> Error {
     output::print_diagnostics(diagnostics);
     Error::Policy { file: name.to_owned(), errors: policy_file::error_count(diagnostics) }
-}
-
-const fn way(direction: Direction) -> &'static str {
-    match direction {
-        Direction::Ingress => "ingress",
-        Direction::Egress => "egress",
-    }
 }
 
 /// The questions that were not decided, and why.

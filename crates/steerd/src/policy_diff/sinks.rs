@@ -15,7 +15,7 @@ use serde_json::Value;
 
 /// One difference. Described in docs/reference/commands/diff.md.
 #[derive(Debug, PartialEq, Eq, Serialize)]
-pub(super) struct SinkChange {
+pub(crate) struct SinkChange {
     /// "sink": an option of it; "rule": the sinks that get its packets, or what part of them these get.
     of: &'static str,
     name: String,
@@ -27,7 +27,7 @@ pub(super) struct SinkChange {
 }
 
 /// The changes of sinks by name and option, then of the rules that both policies have.
-pub(super) fn changes(old: &Policy, new: &Policy) -> Vec<SinkChange> {
+pub(crate) fn changes(old: &Policy, new: &Policy) -> Vec<SinkChange> {
     let mut changes = Vec::new();
     let (before, after) = (options(old, new), options(new, old));
     for place in before.keys().chain(after.keys()).collect::<BTreeSet<_>>() {
@@ -144,7 +144,7 @@ fn by_rule(policy: &Policy) -> BTreeMap<&str, Vec<&str>> {
 }
 
 /// A line for each change.
-pub(super) fn text(changes: &[SinkChange]) -> String {
+pub(crate) fn text(changes: &[SinkChange]) -> String {
     let mut out = String::new();
     for change in changes {
         let value = |value: &Option<String>| match value.as_deref() {
