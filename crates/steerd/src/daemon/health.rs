@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::daemon::sink_health::LosingSink;
+use crate::telemetry::http::Probes;
 
 /// A longer gap between two updates counts as this much: if the whole process was stopped (SIGSTOP, a
 /// suspended virtual machine), no part could make progress.
@@ -104,32 +105,6 @@ impl Health {
         self.status().losing_sinks.iter().find(|losing| losing.name == sink).map(|losing| losing.reason)
     }
 
-    /// The fault, although packets are steered, in one line.
-    pub(crate) fn degraded(&self) -> Option<String> {
-        let reasons: Vec<String> = self.status().losing_sinks.iter().map(ToString::to_string).collect();
-        (!reasons.is_empty()).then(|| format!("degraded: {}", reasons.join(", ")))
-    }
-
-    /// # Errors
-    /// Why packets are not steered as they should be, in one line.
-    pub(crate) fn ready(&self) -> Result<(), String> {
-        if !self.status().steering {
-            return Err("not ready".into());
-        }
-        let stalled = self.stalled();
-        let ports = self.status().ports_down.clone();
-        let mut reasons: Vec<String> = stalled.iter().map(|part| format!("{part} is stalled")).collect();
-        reasons.extend(ports.iter().map(|port| format!("{port} is down")));
-        if reasons.is_empty() { Ok(()) } else { Err(format!("not ready: {}", reasons.join(", "))) }
-    }
-
-    /// # Errors
-    /// The parts that make no progress, in one line. Only a restart helps.
-    pub(crate) fn alive(&self) -> Result<(), String> {
-        let reasons: Vec<String> = self.stalled().iter().map(|part| format!("{part} is stalled")).collect();
-        if reasons.is_empty() { Ok(()) } else { Err(reasons.join(", ")) }
-    }
-
     /// All parts that make no progress now.
     pub(crate) fn stalled(&self) -> Vec<Part> {
         let status = self.status();
@@ -142,6 +117,29 @@ impl Health {
 
     fn status(&self) -> MutexGuard<'_, Status> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Probes for Health {
+    fn degraded(&self) -> Option<String> {
+        let reasons: Vec<String> = self.status().losing_sinks.iter().map(ToString::to_string).collect();
+        (!reasons.is_empty()).then(|| format!("degraded: {}", reasons.join(", ")))
+    }
+
+    fn ready(&self) -> Result<(), String> {
+        if !self.status().steering {
+            return Err("not ready".into());
+        }
+        let stalled = self.stalled();
+        let ports = self.status().ports_down.clone();
+        let mut reasons: Vec<String> = stalled.iter().map(|part| format!("{part} is stalled")).collect();
+        reasons.extend(ports.iter().map(|port| format!("{port} is down")));
+        if reasons.is_empty() { Ok(()) } else { Err(format!("not ready: {}", reasons.join(", "))) }
+    }
+
+    fn alive(&self) -> Result<(), String> {
+        let reasons: Vec<String> = self.stalled().iter().map(|part| format!("{part} is stalled")).collect();
+        if reasons.is_empty() { Ok(()) } else { Err(reasons.join(", ")) }
     }
 }
 

@@ -7,6 +7,7 @@ mod access;
 #[cfg(test)]
 mod tests;
 
+use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::path::PathBuf;
@@ -18,7 +19,6 @@ use hyper::header::{ALLOW, CONTENT_TYPE, WWW_AUTHENTICATE};
 use hyper::http::request::Parts;
 use hyper::{Method, Request, StatusCode};
 
-use crate::daemon::health::Health;
 use crate::server::{Answer, Limits, Listener, Peer, Router, Server, text, whole, with};
 use crate::settings::Http;
 use crate::telemetry::pages::{Page, Pages};
@@ -84,17 +84,31 @@ fn exposure(address: IpAddr, requires_token: bool) -> Option<&'static str> {
 }
 
 impl Bound {
-    pub(crate) fn serve(self, pages: Arc<Pages>, health: Arc<Health>) -> Result<Server, Error> {
+    pub(crate) fn serve(self, pages: Arc<Pages>, health: Arc<dyn Probes>) -> Result<Server, Error> {
         let answers = Answers { access: self.access, pages, health };
         Server::start(Listener::Tcp(self.listener), answers).map_err(Error::Start)
     }
+}
+
+/// What the probes of a service manager ask for.
+pub(crate) trait Probes: fmt::Debug + Send + Sync {
+    /// # Errors
+    /// Why packets are not steered as they should be, in one line.
+    fn ready(&self) -> Result<(), String>;
+
+    /// # Errors
+    /// The parts that make no progress, in one line. Only a restart helps.
+    fn alive(&self) -> Result<(), String>;
+
+    /// The fault, although packets are steered, in one line.
+    fn degraded(&self) -> Option<String>;
 }
 
 #[derive(Debug)]
 struct Answers {
     access: Access,
     pages: Arc<Pages>,
-    health: Arc<Health>,
+    health: Arc<dyn Probes>,
 }
 
 impl Router for Answers {

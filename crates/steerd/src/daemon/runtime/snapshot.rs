@@ -23,6 +23,7 @@ use crate::state::{
     Reasons, RuleState, SinkState, SinkTrafficState, State, TOP_FLOWS_MAX, TopFlowState, WorkerState,
 };
 use crate::telemetry::accounting::{self, InFlight};
+use crate::telemetry::http::Probes;
 
 /// Bucket bounds of batch sizes, and of the times of iterations in nanoseconds (255 ns to 1 s). A worker's
 /// distributions are exact at powers of two minus one.

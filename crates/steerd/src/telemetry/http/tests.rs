@@ -8,6 +8,7 @@ use std::sync::mpsc::Receiver;
 use std::time::Instant;
 
 use super::*;
+use crate::daemon::health::Health;
 use crate::server::CONNECTIONS_MAX;
 use crate::state::{RuleState, State};
 use crate::telemetry::pages::{Renderer, Source};
@@ -54,7 +55,7 @@ impl Served {
 
 fn serve_bound(bound: Bound, source: Arc<Made>) -> Served {
     let (pages, renderer) = Pages::start(source).expect("a renderer");
-    Served { server: bound.serve(pages, Arc::default()).expect("served"), renderer }
+    Served { server: bound.serve(pages, Arc::new(Health::default())).expect("served"), renderer }
 }
 
 fn serve(source: &Arc<Made>) -> (Served, SocketAddr) {
