@@ -4,6 +4,7 @@ pub(crate) mod capture;
 pub(crate) mod check;
 pub(crate) mod devices;
 pub(crate) mod diff;
+mod error;
 pub(crate) mod explain;
 pub(crate) mod flows;
 pub(crate) mod healthcheck;
@@ -11,7 +12,10 @@ pub(crate) mod import;
 pub(crate) mod reload;
 pub(crate) mod size;
 pub(crate) mod status;
+mod target;
 pub(crate) mod top;
+
+pub(crate) use error::Error;
 
 /// The exit code of a command that did its work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,6 +5,7 @@
 //! takes back what was made before it. Packets never pass through this module.
 
 pub(crate) mod cores;
+mod error;
 pub(crate) mod health;
 pub(crate) mod libmlx5;
 mod notify;
@@ -32,14 +33,15 @@ use crate::daemon::servers::Servers;
 use crate::daemon::shutdown::{LOG_TIMEOUT, Reporting, stop};
 use crate::daemon::signals::{Event, Signals};
 use crate::daemon::sink_health::SinkMonitor;
-use crate::error::Error;
-use crate::message::chain;
-use crate::policy_file;
+
+use crate::message::{NoSignals, NoThread, chain};
+use crate::policy_file::{self, PolicyErrors};
 use crate::settings::{self, Loaded, Request};
 use crate::telemetry::logging::{self, Log};
 use crate::terminal::output;
 use crate::terminal::screen::Screen;
 use crate::terminal::table::{self, Rates};
+pub(crate) use error::Error;
 
 /// How often workers, ports and the device are checked, and the live table is drawn.
 const TICK: Duration = Duration::from_secs(1);
@@ -47,9 +49,9 @@ const TICK: Duration = Duration::from_secs(1);
 const LINE_INTERVAL: Duration = Duration::from_secs(10);
 
 pub(crate) fn run(args: &RunArgs) -> Result<(), Error> {
-    let loaded = settings::load(&Request::from(args)).map_err(Error::Settings)?;
+    let loaded = settings::load(&Request::from(args))?;
     libmlx5::enter(&loaded.settings).map_err(Error::LibMlx5)?;
-    let signals = signals::listen().map_err(Error::Signals)?;
+    let signals = signals::listen().map_err(NoSignals)?;
     let screen = Screen::new(args.format == Format::Text);
     let log = logging::start(&loaded.settings.log, &screen).map_err(Error::Log)?;
     let result = steer(args, &loaded, &signals, &screen, &log);
@@ -113,7 +115,7 @@ fn start(
             output::print_diagnostics(&diagnostics);
             match diagnostics.is_unreadable() {
                 true => Error::PolicyUnreadable { file: loaded.policy.to_string() },
-                false => policy_file::policy_error(&loaded.policy, &diagnostics),
+                false => PolicyErrors::of(&loaded.policy, &diagnostics).into(),
             }
         })?;
     if stopped(signals) {
@@ -286,7 +288,7 @@ impl Background {
             let _alive: Sender<()> = alive;
             woken.iter().for_each(|()| task());
         };
-        std::thread::Builder::new().name(name.into()).spawn(thread).map_err(Error::Thread)?;
+        std::thread::Builder::new().name(name.into()).spawn(thread).map_err(NoThread)?;
         Ok(Self { wake, ended })
     }
 
@@ -349,9 +351,6 @@ mod tests {
             assert!(is_fatal(kind), "{kind:?}");
         }
         assert!(!is_fatal(EventKind::PortError), "a link comes back");
-        assert_eq!(Error::DeviceFailed(String::new()).exit_code(), 7);
-        assert_eq!(Error::EngineDied(String::new()).exit_code(), 7);
-        assert_eq!(Error::HttpEnded.exit_code(), 7);
     }
 
     #[test]
@@ -362,6 +361,5 @@ mod tests {
         assert_eq!(polls.failing(vec![0, 1]), None, "and no more");
         assert_eq!(polls.failing(vec![0, 2]), None);
         assert_eq!(polls.failing(vec![0, 9]), Some(1));
-        assert_eq!(Error::PollFails(1).exit_code(), 7);
     }
 }

@@ -10,7 +10,6 @@ mod commands;
 mod daemon;
 mod describe;
 mod effects;
-mod error;
 mod lost_exceptions;
 mod message;
 mod policy_diff;
@@ -29,7 +28,8 @@ use std::time::Duration;
 use clap::Parser;
 use cli::{Cli, Command};
 use commands::{
-    Outcome, capture, check, devices, diff, explain, flows, healthcheck, import, reload, size, status, top,
+    Error, Outcome, capture, check, devices, diff, explain, flows, healthcheck, import, reload, size, status,
+    top,
 };
 use daemon::{shutdown, signals};
 use terminal::output::{self, OutputError};
@@ -50,7 +50,7 @@ fn main() -> ExitCode {
         signals::release();
     }
     let result = match command {
-        Command::Run(args) => daemon::run(&args).map(|()| Outcome::Success),
+        Command::Run(args) => daemon::run(&args).map(|()| Outcome::Success).map_err(Error::Daemon),
         Command::Check(args) => check::run(&args).map(|()| Outcome::Success),
         Command::Size(args) => size::run(&args).map(|()| Outcome::Success),
         Command::Explain(args) => explain::run(&args).map(|()| Outcome::Success),
@@ -64,7 +64,7 @@ fn main() -> ExitCode {
         Command::Capture(args) => capture::run(&args).map(|()| Outcome::Success),
         Command::Flows(args) => flows::run(&args).map(|()| Outcome::Success),
         Command::Generate { folder } => {
-            let generated = cli::generate(&folder).map_err(|error| OutputError(error).into());
+            let generated = cli::generate(&folder).map_err(|error| Error::Output(OutputError(error)));
             generated.map(|()| Outcome::Success)
         }
     };

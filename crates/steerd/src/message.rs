@@ -1,4 +1,5 @@
-//! The texts of errors in one line: an error with its sources, and a message with its hint.
+//! The texts of errors in one line: an error with its sources, a message with its hint, and what the system
+//! lacks.
 
 use std::io;
 
@@ -17,6 +18,16 @@ pub(crate) fn lacking(error: &io::Error) -> &'static str {
         _ => "",
     }
 }
+
+/// The system starts no thread for this process.
+#[derive(Debug, thiserror::Error)]
+#[error("no thread can be started: {}{}", .0, lacking(.0))]
+pub(crate) struct NoThread(pub(crate) io::Error);
+
+/// The process cannot handle signals.
+#[derive(Debug, thiserror::Error)]
+#[error("signals cannot be received: {}{}", .0, lacking(.0))]
+pub(crate) struct NoSignals(pub(crate) io::Error);
 
 /// A message of which the hint is known, as it must have one only.
 #[derive(Debug)]

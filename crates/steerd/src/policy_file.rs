@@ -7,6 +7,7 @@ mod counters;
 mod inputs;
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -18,19 +19,22 @@ use policy::{
 };
 use program::Program;
 
-use crate::cli::PolicyArgs;
-use crate::daemon::runtime::TargetDevice;
-use crate::daemon::{cores, runtime};
-use crate::error::Error;
 use crate::lost_exceptions::Lost;
-use crate::message::{Hinted, chain};
+use crate::message::Hinted;
 use crate::protection::{self, Protection};
-use crate::settings::{self, PolicySource, PolicyText, Request, Traffic};
-use crate::terminal::output;
-use crate::traffic::for_each_key;
+use crate::settings::{PolicySource, PolicyText, Traffic};
+use crate::traffic::{UnreadableCapture, for_each_key};
 pub(crate) use counters::{Counters, RuleWeights};
 use inputs::Recorder;
 pub(crate) use inputs::{InputFile, Inputs, KEPT_BYTES_MAX};
+
+/// A policy has errors, which have been printed or logged already.
+#[derive(Debug, thiserror::Error)]
+#[error("{file}: {errors} in the policy")]
+pub(crate) struct PolicyErrors {
+    file: String,
+    errors: String,
+}
 
 #[derive(Debug)]
 pub(crate) struct Compiled {
@@ -69,7 +73,7 @@ impl Read {
         &mut self,
         traffic: Option<&Traffic>,
         counters: Option<&Counters>,
-    ) -> Result<Option<Weights>, Error> {
+    ) -> Result<Option<Weights>, UnreadableCapture> {
         let path = match traffic {
             None => return Ok(None),
             Some(Traffic::Counters) => {
@@ -158,14 +162,14 @@ pub(crate) fn compile(
 pub(crate) const TRAFFIC_HINT: &str = "correct the path or leave it empty";
 
 /// The error points at the value of the setting, because no part of the policy names the capture.
-fn unreadable_traffic(traffic: Option<&Traffic>, error: &Error) -> Diagnostics {
+fn unreadable_traffic(traffic: Option<&Traffic>, error: &UnreadableCapture) -> Diagnostics {
     let path = match traffic {
         Some(Traffic::Capture(path)) => path.display().to_string(),
         Some(Traffic::Counters) | None => String::new(),
     };
     let span = 0..path.len();
     let place = Place::new(&Arc::new(Source::new("setting policy.traffic", path)), span);
-    let Hinted { message, hint } = Hinted::of(&chain(error)).or(TRAFFIC_HINT);
+    let Hinted { message, hint } = Hinted::of(&error.to_string()).or(TRAFFIC_HINT);
     let error = place.error(message, "this capture");
     Diagnostics::from(vec![hint.into_iter().fold(error, Diagnostic::hint)])
 }
@@ -206,53 +210,6 @@ pub(crate) fn error_count(diagnostics: &Diagnostics) -> String {
     }
 }
 
-/// A policy, and the device to compile it for.
-pub(crate) struct Target {
-    pub(crate) source: PolicySource,
-    pub(crate) device: TargetDevice,
-    /// `None`: as many as the policy names.
-    pub(crate) workers: Option<usize>,
-}
-
-impl Target {
-    pub(crate) fn of(args: &PolicyArgs) -> Result<Self, Error> {
-        let mut workers = args.workers.map(|workers| workers as usize);
-        let wanted = args.profile.clone();
-        let Some(file) = &args.config else {
-            let variables = args.variables.set.iter().cloned().collect();
-            let source = source(&args.policy.clone().unwrap_or_default(), variables)?;
-            return Ok(Self { source, device: TargetDevice::of(wanted.unwrap_or_default()), workers });
-        };
-        let request = Request {
-            file: Some(file.clone()),
-            policy: args.policy.clone().filter(|path| !is_standard_input(path)),
-            variables: args.variables.set.clone(),
-            ..Request::default()
-        };
-        let loaded = settings::load(&request).map_err(Error::Settings)?;
-        let settings = &loaded.settings;
-        if workers.is_none() {
-            let cores = cores::of_workers(settings, &cores::available());
-            workers = Some(cores.map_err(Error::Cores)?.len());
-        }
-        let device = wanted.map_or_else(
-            || runtime::profile(settings),
-            |profile| Ok(TargetDevice::of(profile.on_ports(settings.device.ports.len()))),
-        )?;
-        settings.workers.check_frames(&device.profile)?;
-        settings.check_mtus()?;
-        settings.frame_bytes(&device.mtus)?;
-        let source = match args.policy.as_deref().filter(|path| is_standard_input(path)) {
-            Some(path) => {
-                let traffic = loaded.policy.traffic;
-                PolicySource { traffic, ..source(path, loaded.policy.variables)? }
-            }
-            None => loaded.policy,
-        };
-        Ok(Self { source, device, workers })
-    }
-}
-
 /// The name of standard input in messages.
 pub(crate) const STANDARD_INPUT: &str = "(standard input)";
 
@@ -260,52 +217,8 @@ pub(crate) fn is_standard_input(path: &Path) -> bool {
     path == Path::new("-")
 }
 
-/// The source of a policy: a file, or the text read from standard input.
-pub(crate) fn source(path: &Path, variables: BTreeMap<String, String>) -> Result<PolicySource, Error> {
-    if !is_standard_input(path) {
-        return Ok(PolicySource::file(path.to_owned(), variables));
+impl PolicyErrors {
+    pub(crate) fn of(file: impl fmt::Display, diagnostics: &Diagnostics) -> Self {
+        Self { file: file.to_string(), errors: error_count(diagnostics) }
     }
-    match policy::read_source(STANDARD_INPUT, std::io::stdin()) {
-        Ok(text) => Ok(PolicySource { text: PolicyText::Read(text), variables, traffic: None }),
-        Err(diagnostics) => {
-            output::print_diagnostics(&diagnostics);
-            let (file, errors) = (STANDARD_INPUT.to_owned(), error_count(&diagnostics));
-            Err(Error::Policy { file, errors })
-        }
-    }
-}
-
-/// The device model that an answer is for.
-#[derive(Debug)]
-pub(crate) struct AnswerModel {
-    pub(crate) name: String,
-    /// The model of the device, if it cannot run the policy.
-    pub(crate) refused_by: Option<String>,
-}
-
-const COUNTED_ELSEWHERE: &str = "warning: policy.traffic is \"counters\": the running daemon may have compiled another program at a \
-                                 reload, with other flows, tags and decisions by workers for the same rules";
-
-/// Compiles the policy of these arguments; prints the diagnostics if that fails. If the device cannot run the
-/// policy, the result is for one without limits: what the policy means does not depend on the device.
-pub(crate) fn compile_for(args: &PolicyArgs) -> Result<(Compiled, AnswerModel), Error> {
-    let Target { source, device, workers } = Target::of(args)?;
-    if source.traffic == Some(Traffic::Counters) {
-        output::print_error(COUNTED_ELSEWHERE);
-    }
-    let name = device.profile.name.clone();
-    match compile(&source, &device.profile, workers, None) {
-        Ok(compiled) => Ok((compiled, AnswerModel { name, refused_by: None })),
-        Err(diagnostics) => {
-            output::print_diagnostics(&diagnostics);
-            let ideal = DeviceProfile::ideal();
-            let compiled = compile(&source, &ideal, workers, None);
-            let compiled = compiled.map_err(|_| policy_error(&source, &diagnostics))?;
-            Ok((compiled, AnswerModel { name: ideal.name, refused_by: Some(name) }))
-        }
-    }
-}
-
-pub(crate) fn policy_error(source: &PolicySource, diagnostics: &Diagnostics) -> Error {
-    Error::Policy { file: source.to_string(), errors: error_count(diagnostics) }
 }

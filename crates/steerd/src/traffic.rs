@@ -5,19 +5,26 @@
 use std::cell::Cell;
 use std::fs::File;
 use std::io::{self, Read};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use packet::{DeepKey, Layers};
 use wire::{CaptureError, CaptureReader, CapturedPacket};
 
-use crate::error::Error;
 use crate::terminal::output::Progress;
 
 /// Shorter frames have no Ethernet header; every port drops them.
 pub(crate) const ETHERNET_HEADER_BYTES: usize = 14;
 /// Packets between two looks at the clock.
 const PROGRESS_PACKETS: u64 = 1024;
+
+/// A capture cannot be read to its end, or has no IP packets.
+#[derive(Debug, thiserror::Error)]
+#[error("{}: {message}", path.display())]
+pub(crate) struct UnreadableCapture {
+    pub(crate) path: PathBuf,
+    pub(crate) message: String,
+}
 
 /// The packets of a capture that a program receives.
 #[derive(Clone, Copy, Debug, Default)]
@@ -37,7 +44,7 @@ pub(crate) struct Totals {
 pub(crate) fn for_each_key(
     path: &Path,
     each: &mut dyn FnMut(&DeepKey, &CapturedPacket<'_>),
-) -> Result<Totals, Error> {
+) -> Result<Totals, UnreadableCapture> {
     let mut totals = Totals::default();
     let mut count = |packet: &CapturedPacket<'_>| {
         if packet.frame.len() < ETHERNET_HEADER_BYTES {
@@ -60,7 +67,7 @@ pub(crate) fn for_each_key(
         Ok(Ok(_)) if totals.ip_packets == 0 => Some("the capture has no IP packets".to_owned()),
         Ok(Ok(_)) => None,
     };
-    refused.map_or(Ok(totals), |message| Err(Error::Capture { path: path.to_owned(), message }))
+    refused.map_or(Ok(totals), |message| Err(UnreadableCapture { path: path.to_owned(), message }))
 }
 
 /// Counts the bytes that are read.

@@ -22,6 +22,7 @@ use super::request::CaptureBody;
 use super::router::CAPTURE_HEADER;
 use super::socket;
 use crate::cli::ApiArgs;
+use crate::message::NoThread;
 use crate::settings::{self, AUTO_SOCKET};
 use crate::terminal::output::FORMAT;
 
@@ -34,6 +35,10 @@ pub(crate) const LONG: Duration = Duration::from_secs(600);
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
+    #[error(transparent)]
+    Settings(#[from] settings::Problems),
+    #[error(transparent)]
+    Thread(#[from] NoThread),
     #[error("{}: {source} (hint: {})", path.display(), unreachable(source))]
     Unreachable { path: PathBuf, source: io::Error },
     #[error("{}: the daemon does not answer: {why}", path.display())]
@@ -89,16 +94,16 @@ struct Received<T> {
 
 impl Client {
     /// The daemon of the flags, the settings or the default socket.
-    pub(crate) fn new(args: &ApiArgs) -> Result<Self, crate::error::Error> {
+    pub(crate) fn new(args: &ApiArgs) -> Result<Self, Error> {
         let request = settings::Request {
             file: args.config.clone(),
             api_socket: args.api_socket.clone(),
             ..settings::Request::default()
         };
-        let socket = settings::load(&request).map_err(crate::error::Error::Settings)?.settings.api.socket;
+        let socket = settings::load(&request)?.settings.api.socket;
         let path = if socket == Path::new(AUTO_SOCKET) { socket::path_of_daemon() } else { socket };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build();
-        Ok(Self { path, runtime: runtime.map_err(crate::error::Error::Thread)? })
+        Ok(Self { path, runtime: runtime.map_err(NoThread)? })
     }
 
     pub(crate) fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, Error> {

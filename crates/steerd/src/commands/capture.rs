@@ -15,7 +15,8 @@ use signal_hook::flag;
 use crate::api::client::{Client, Next};
 use crate::api::request::CaptureBody;
 use crate::cli::CaptureArgs;
-use crate::error::Error;
+use crate::commands::Error;
+use crate::message::NoSignals;
 use crate::policy_file::is_standard_input;
 use crate::terminal::output::{self, OutputError};
 use crate::terminal::table::counted;
@@ -26,8 +27,8 @@ pub(crate) fn run(args: &CaptureArgs) -> Result<(), Error> {
     let ended = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM] {
         // A reader of the output that does not read delays the regular end: a second signal ends at once.
-        flag::register_conditional_default(signal, Arc::clone(&ended)).map_err(Error::Signals)?;
-        flag::register(signal, Arc::clone(&ended)).map_err(Error::Signals)?;
+        flag::register_conditional_default(signal, Arc::clone(&ended)).map_err(NoSignals)?;
+        flag::register(signal, Arc::clone(&ended)).map_err(NoSignals)?;
     }
     let body = CaptureBody { rule: args.rule.clone(), snap: args.snap, one_in: args.one_in };
     let deadline = args.seconds.map(|seconds| Instant::now() + Duration::from_secs(seconds));

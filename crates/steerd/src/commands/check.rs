@@ -13,10 +13,12 @@ use policy::{Diagnostic, Diagnostics, Policy};
 use program::{Program, RuleId, SinkId};
 use serde::Serialize;
 
+use super::target::Target;
+use crate::api::client::Client;
 use crate::cli::{ApiArgs, CheckArgs, Cli, Deny, Format, TrafficArg};
-use crate::error::Error;
+use crate::commands::Error;
 use crate::lost_exceptions::Lost;
-use crate::policy_file::{Counters, Target};
+use crate::policy_file::{Counters, PolicyErrors};
 use crate::protection::{self, Protection};
 use crate::settings::{PolicySource, Traffic};
 use crate::terminal::output::{self, OutputError, Progress};
@@ -77,13 +79,13 @@ pub(crate) fn run(args: &CheckArgs) -> Result<(), Error> {
                 Format::Text if args.quiet => output::print_diagnostics(&errors_of(&diagnostics)),
                 Format::Text => output::print_diagnostics(&diagnostics),
             }
-            return Err(policy_file::policy_error(&source, &diagnostics));
+            return Err(PolicyErrors::of(&source, &diagnostics).into());
         }
     };
     let weights =
         read.weights(source.traffic.as_ref(), counters.as_ref()).map_err(|error| match &args.traffic {
-            Some(_) => error,
-            None => Error::Traffic(Box::new(error)),
+            Some(_) => Error::Capture(error),
+            None => Error::Traffic(error),
         })?;
     let policy_file::Read { policy, warnings, inputs } = read;
     let workers = workers.unwrap_or_else(|| policy_file::workers_named(&policy));
@@ -147,7 +149,8 @@ fn counters(args: &CheckArgs) -> Result<Option<Counters>, Error> {
         return Ok(None);
     }
     let (config, api_socket) = (args.policy.config.clone(), args.api_socket.clone());
-    Counters::of_daemon(&ApiArgs { config, api_socket }).map(Some)
+    let client = Client::new(&ApiArgs { config, api_socket })?;
+    Ok(Some(Counters::of_top(client.get("/v1/top")?)))
 }
 
 /// Where the packets that the rules of a daemon have counted would be decided.

@@ -9,8 +9,8 @@ use std::process::Command;
 use serde::Serialize;
 
 use crate::cli::{DevicesArgs, Format};
+use crate::commands::Error;
 use crate::daemon::runtime;
-use crate::error::Error;
 use crate::settings::{self, Request, Settings};
 use crate::terminal::output;
 use crate::terminal::table::Grid;
@@ -36,7 +36,7 @@ struct Row {
 
 pub(crate) fn run(args: &DevicesArgs) -> Result<(), Error> {
     let request = Request { file: args.config.clone(), ..Request::default() };
-    let settings = settings::load(&request).map_err(Error::Settings)?.settings;
+    let settings = settings::load(&request)?.settings;
     if let Some(name) = &args.probe {
         return probe(&settings, name, args);
     }

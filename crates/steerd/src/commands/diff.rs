@@ -15,14 +15,14 @@ use policy::policy::Direction;
 use policy::{Diagnostics, Policy, Source};
 use serde::Serialize;
 
+use super::target;
 use crate::api::client::Client;
 use crate::api::model::PolicyText;
 use crate::cli::{Cli, DiffArgs, Format};
-use crate::commands::Outcome;
+use crate::commands::{Error, Outcome};
 use crate::describe;
-use crate::error::Error;
 use crate::policy_diff::{self, Report, sinks};
-use crate::policy_file;
+use crate::policy_file::{self, PolicyErrors};
 use crate::settings::PolicySource;
 use crate::terminal::output::{self, Progress};
 use crate::terminal::style::{Colors, Style};
@@ -37,7 +37,7 @@ const SHOWN_VALUES: usize = 6;
 
 pub(crate) fn run(args: &DiffArgs) -> Result<Outcome, Error> {
     compare(args).map_err(|error| match error {
-        error @ (Error::Policy { .. } | Error::NotDecided(_)) => Error::Compare(Box::new(error)),
+        error @ (Error::Policy(_) | Error::NotDecided(_)) => Error::Compare(Box::new(error)),
         other => other,
     })
 }
@@ -89,7 +89,7 @@ fn two_files(args: &DiffArgs, new: &Path) -> Result<[Named; 2], Error> {
         command.error(clap::error::ErrorKind::ArgumentConflict, message).exit();
     }
     let variables = || args.variables.set.iter().cloned().collect();
-    let sources = [policy_file::source(&args.old, variables())?, policy_file::source(new, variables())?];
+    let sources = [target::source(&args.old, variables())?, target::source(new, variables())?];
     // Both are read before an error is returned, so that all problems are printed at once.
     let [old, new] = sources.each_ref().map(read);
     let [old_name, new_name] = sources.map(|source| source.to_string());
@@ -101,7 +101,7 @@ fn running_and_file(args: &DiffArgs) -> Result<[Named; 2], Error> {
     let running: PolicyText = Client::new(&args.api)?.get("/v1/policy")?;
     let mut variables = running.variables.clone();
     variables.extend(args.variables.set.iter().cloned());
-    let source = policy_file::source(&args.old, variables)?;
+    let source = target::source(&args.old, variables)?;
     let new = read(&source);
     let name = format!("{} (running, generation {})", running.source, running.generation);
     let Some(text) = running.text else {
@@ -123,7 +123,7 @@ fn read(source: &PolicySource) -> Result<Policy, Error> {
 /// Prints the diagnostics of a policy that cannot be compared.
 fn refused(name: &str, diagnostics: &Diagnostics) -> Error {
     output::print_diagnostics(diagnostics);
-    Error::Policy { file: name.to_owned(), errors: policy_file::error_count(diagnostics) }
+    PolicyErrors::of(name, diagnostics).into()
 }
 
 /// The questions that were not decided, and why.

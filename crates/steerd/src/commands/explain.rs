@@ -13,17 +13,18 @@ use policy::policy::Direction;
 use program::Program;
 use serde::Serialize;
 
+use super::target::{self, AnswerModel};
 use crate::cli::{DirectionArg, ExplainArgs, Format};
-use crate::error::Error;
-use crate::policy_file::{self, AnswerModel, Compiled};
+use crate::commands::Error;
+use crate::policy_file::Compiled;
 use crate::terminal::output::{self, Stdout};
 use crate::terminal::table::counted;
-use crate::traffic::{self, ETHERNET_HEADER_BYTES};
+use crate::traffic::{self, ETHERNET_HEADER_BYTES, UnreadableCapture};
 use received::{ReceivedPacket, SentPacket};
 use summary::Summary;
 
 pub(crate) fn run(args: &ExplainArgs) -> Result<(), Error> {
-    let (compiled, model) = policy_file::compile_for(&args.policy)?;
+    let (compiled, model) = target::compile_for(&args.policy)?;
     let explained = Explained { compiled: &compiled, model: &model, direction: direction_of(args) };
     let program = &*compiled.program;
     let format = args.policy.format;
@@ -166,11 +167,11 @@ fn explain_capture(explained: &Explained<'_>, path: &Path, each: bool, format: F
             };
         }
     });
-    let mut broken = read.err().map(|message| Error::Capture { path: path.to_owned(), message });
+    let mut broken = read.err().map(|message| UnreadableCapture { path: path.to_owned(), message });
     stdout?;
     // The packets before the error are summed up, too.
     if let Some(broken) = broken.take_if(|_| packet_number == 0) {
-        return Err(broken);
+        return Err(broken.into());
     }
     summary.packets = packet_number;
     summary.finish();
@@ -184,5 +185,5 @@ fn explain_capture(explained: &Explained<'_>, path: &Path, each: bool, format: F
         (true, Format::Text) => output::print(&format!("\n{}", text()))?,
         (false, Format::Text) => output::print(&text())?,
     }
-    broken.map_or(Ok(()), Err)
+    broken.map_or(Ok(()), |broken| Err(broken.into()))
 }

@@ -3,7 +3,7 @@
 use crate::api::client::Client;
 use crate::api::model::{Flow, Flows};
 use crate::cli::FlowsArgs;
-use crate::error::Error;
+use crate::commands::Error;
 use crate::terminal::output;
 use crate::terminal::table::{Grid, number};
 

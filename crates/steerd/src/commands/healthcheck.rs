@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
 use std::time::Duration;
 
 use crate::cli::HealthcheckArgs;
-use crate::error::Error;
+use crate::commands::Error;
 use crate::settings::{self, Listen, Request};
 
 /// For connecting, and for each read of the answer.
@@ -16,7 +16,7 @@ const MAX_ANSWER_BYTES: u64 = 4096;
 
 pub(crate) fn run(args: &HealthcheckArgs) -> Result<(), Error> {
     let request = Request { file: args.config.clone(), listen: args.listen.clone(), ..Request::default() };
-    let loaded = settings::load(&request).map_err(Error::Settings)?;
+    let loaded = settings::load(&request)?;
     let address = match loaded.settings.http.listen {
         Listen::On(address) if address.port() != 0 => reachable(address),
         Listen::On(_) => {

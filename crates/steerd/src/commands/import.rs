@@ -14,7 +14,7 @@ use policy::{Diagnostics, NoFiles, Policy, Source};
 use serde::Serialize;
 
 use crate::cli::{Cli, Format, Import, ImportArgs};
-use crate::error::Error;
+use crate::commands::Error;
 use crate::policy_file::{self, Compiled, STANDARD_INPUT};
 use crate::terminal::output;
 

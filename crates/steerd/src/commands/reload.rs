@@ -5,7 +5,7 @@ use std::io::IsTerminal;
 use crate::api::client::{Client, LONG};
 use crate::api::model::Verdict;
 use crate::cli::ReloadArgs;
-use crate::error::Error;
+use crate::commands::Error;
 use crate::terminal::output;
 
 pub(crate) fn run(args: &ReloadArgs) -> Result<(), Error> {

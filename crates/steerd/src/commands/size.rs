@@ -14,10 +14,11 @@ use packet::DeepKey;
 use program::{Group, Program, WorkerId};
 use serde::Serialize;
 
+use super::target::Target;
 use crate::cli::{Format, SizeArgs};
+use crate::commands::Error;
 use crate::describe;
-use crate::error::Error;
-use crate::policy_file::{self, Target};
+use crate::policy_file::{self, PolicyErrors};
 use crate::settings::Traffic;
 use crate::terminal::output;
 use crate::terminal::style::Layout;
@@ -137,7 +138,7 @@ pub(crate) fn run(args: &SizeArgs) -> Result<(), Error> {
     let Target { source, device, workers } = Target::of(&args.policy)?;
     let refused = |diagnostics| {
         output::print_diagnostics(&diagnostics);
-        policy_file::policy_error(&source, &diagnostics)
+        PolicyErrors::of(&source, &diagnostics)
     };
     let mut read = policy_file::load(&source).map_err(refused)?;
     let weights = read.weights(Some(&Traffic::Capture(args.traffic.clone())), None)?;

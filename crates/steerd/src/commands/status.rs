@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::api::client::Client;
 use crate::api::model::Status;
 use crate::cli::StatusArgs;
-use crate::error::Error;
+use crate::commands::Error;
 use crate::terminal::output;
 use crate::terminal::style::{Colors, Style};
 use crate::terminal::table::{counted, duration, number};

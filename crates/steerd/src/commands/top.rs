@@ -19,7 +19,8 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::api::client::{self, Client};
 use crate::cli::TopArgs;
-use crate::error::Error;
+use crate::commands::Error;
+use crate::message::{NoSignals, NoThread};
 use crate::telemetry::top::Top;
 use crate::terminal::hang_up::Terminals;
 use crate::terminal::output::OutputError;
@@ -66,7 +67,7 @@ fn answers(client: Client) -> Result<Receiver<Result<Top, client::Error>>, Error
             }
         }
     };
-    std::thread::Builder::new().name("answers".into()).spawn(poll).map_err(Error::Thread)?;
+    std::thread::Builder::new().name("answers".into()).spawn(poll).map_err(NoThread)?;
     Ok(answers)
 }
 
@@ -78,7 +79,7 @@ fn answers(client: Client) -> Result<Receiver<Result<Top, client::Error>>, Error
 fn watch(client: Client, first: Top, terminals: Terminals) -> Result<(), Error> {
     let ended = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM, SIGHUP] {
-        signal_hook::flag::register(signal, Arc::clone(&ended)).map_err(Error::Signals)?;
+        signal_hook::flag::register(signal, Arc::clone(&ended)).map_err(NoSignals)?;
     }
     let answers = answers(client)?;
     let (done, result) = channel::bounded(1);
@@ -87,7 +88,7 @@ fn watch(client: Client, first: Top, terminals: Terminals) -> Result<(), Error> 
         // An error means that nobody waits any more.
         let _ = done.send(show(first, &answers, &is_ended));
     };
-    let thread = std::thread::Builder::new().name("screen".into()).spawn(show).map_err(Error::Thread)?;
+    let thread = std::thread::Builder::new().name("screen".into()).spawn(show).map_err(NoThread)?;
     let mut left = SCREEN_TIMEOUT;
     loop {
         match result.recv_timeout(STEP) {

@@ -97,7 +97,7 @@ mod tests {
             let expected = format!(
                 "{key}: core 9 does not exist or is not allowed to this process (hint: it may use 0)"
             );
-            assert_eq!(crate::error::Error::Cores(error).to_string(), expected);
+            assert_eq!(crate::daemon::Error::Cores(error).to_string(), expected);
         }
     }
 }

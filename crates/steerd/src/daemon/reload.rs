@@ -16,8 +16,7 @@ use crate::api::Waiter;
 use crate::api::model::Verdict;
 use crate::daemon::notify;
 use crate::daemon::runtime::{LATE_PACKET_GRACE, Runtime};
-use crate::error::Error;
-use crate::message::chain;
+use crate::message::{NoThread, chain};
 use crate::policy_file::{self, Counters, Running};
 use crate::settings::Traffic;
 
@@ -58,7 +57,7 @@ impl Reloader {
             Ok(_) => self.running = Some(running),
             Err(error) => {
                 // Not here: the run loop must not wait for it.
-                let refused = Refused::because(Error::Thread(error).to_string());
+                let refused = Refused::because(NoThread(error).to_string());
                 self.answer(&failed(&self.runtime, refused, Instant::now()));
             }
         }

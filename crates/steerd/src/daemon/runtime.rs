@@ -24,12 +24,12 @@ use worker::{DeviceClock, Idle, SinkMap, Slot, Worker, WorkerConfig, WorkerContr
 
 use crate::api::request::{CaptureBody, Refused};
 use crate::api::{self, InForce, model};
+use crate::daemon::Error;
 use crate::daemon::cores;
 use crate::daemon::health::{DownPort, Health, Part, Progress};
 use crate::daemon::libmlx5::PreloadedNic;
 use crate::daemon::shutdown::within;
 use crate::daemon::sinks::Sinks;
-use crate::error::Error;
 use crate::policy_file::{Compiled, Inputs, RuleWeights};
 use crate::settings::{IdleMode, PolicySource, Settings, SoftNicMode};
 use crate::state::State;

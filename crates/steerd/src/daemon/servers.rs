@@ -6,8 +6,8 @@ use std::time::Duration;
 use crossbeam::channel::Sender;
 
 use crate::api::{self, Waiter};
+use crate::daemon::Error;
 use crate::daemon::runtime::Runtime;
-use crate::error::Error;
 use crate::server::Server;
 use crate::settings::{Listen, Settings};
 use crate::telemetry::http;
@@ -40,7 +40,8 @@ impl Bound {
     pub(super) fn serve(self, runtime: &Arc<Runtime>, reloads: Sender<Waiter>) -> Result<Servers, Error> {
         let (pages, renderer) = Pages::start(Arc::clone(runtime) as Arc<_>)
             .map_err(|error| Error::Http(http::Error::Start(error)))?;
-        let http = self.http.map(|http| http.serve(Arc::clone(&pages), Arc::clone(&runtime.health) as Arc<_>));
+        let http =
+            self.http.map(|http| http.serve(Arc::clone(&pages), Arc::clone(&runtime.health) as Arc<_>));
         let http = http.transpose()?;
         let daemon = Arc::clone(runtime) as Arc<dyn api::Daemon>;
         let api = self.api.map(|api| api.serve(api::Links { daemon, pages, reloads }));

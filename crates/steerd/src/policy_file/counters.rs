@@ -8,9 +8,6 @@ use compiler::Weights;
 use policy::Policy;
 use program::DEFAULT_RULE;
 
-use crate::api::client::Client;
-use crate::cli::ApiArgs;
-use crate::error::Error;
 use crate::state::State;
 use crate::telemetry::top::Top;
 
@@ -33,12 +30,11 @@ impl Counters {
         Self { packets: counted.map(|rule| (rule.name.clone(), rule.packets())).collect(), previous }
     }
 
-    /// The counters of a daemon that is asked by its API.
-    pub(crate) fn of_daemon(args: &ApiArgs) -> Result<Self, Error> {
-        let top: Top = Client::new(args)?.get("/v1/top")?;
+    /// The counters that `top` shows of a daemon.
+    pub(crate) fn of_top(top: Top) -> Self {
         let counted = top.rules.into_iter().filter(|rule| !rule.uncounted);
         let packets = counted.map(|rule| (rule.name, rule.packets)).collect();
-        Ok(Self { packets, previous: RuleWeights::new() })
+        Self { packets, previous: RuleWeights::new() }
     }
 
     /// For the rules of a policy, the default last; `None`: the rule has no counter.

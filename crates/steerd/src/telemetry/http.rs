@@ -90,12 +90,16 @@ impl Bound {
     }
 }
 
-/// What the probes of a service manager ask for.
+/// The answers to the probes of a service manager.
 pub(crate) trait Probes: fmt::Debug + Send + Sync {
+    /// Checks that packets are steered.
+    ///
     /// # Errors
     /// Why packets are not steered as they should be, in one line.
     fn ready(&self) -> Result<(), String>;
 
+    /// Checks that the process need not be restarted.
+    ///
     /// # Errors
     /// The parts that make no progress, in one line. Only a restart helps.
     fn alive(&self) -> Result<(), String>;

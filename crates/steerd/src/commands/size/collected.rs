@@ -9,7 +9,7 @@ use packet::{DeepKey, FlowKey, HASH_INPUT_BYTES};
 use program::{Program, QueueId, WorkerId};
 
 use super::balance::Input;
-use crate::error::Error;
+use crate::commands::Error;
 use crate::traffic::{self, Totals};
 
 /// The most flows of a group; the packets of others count for their workers alone.

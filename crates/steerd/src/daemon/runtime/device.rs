@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::daemon::Error;
 use crate::daemon::cores;
 use crate::daemon::health::{Part, Progress};
 use crate::daemon::libmlx5::{self, PreloadedNic};
-use crate::error::Error;
 use crate::settings::{AUTO_DEVICE, OtherSoftNic, PortMtu, Settings, SoftNicMode, SoftNicPort};
 use control::{Device, DeviceSelector, DeviceSummary, Model};
 use device_model::DeviceProfile;

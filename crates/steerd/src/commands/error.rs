@@ -1,0 +1,151 @@
+//! Errors of the commands, `run` included, and their exit codes (listed in `steerd --help`).
+
+use std::io;
+use std::path::PathBuf;
+
+use crate::api::client;
+use crate::daemon;
+use crate::message::{Hinted, NoSignals, NoThread};
+use crate::policy_file::{PolicyErrors, TRAFFIC_HINT};
+use crate::settings::{LengthError, Problems, TooManyFrames};
+use crate::terminal::output::OutputError;
+use crate::traffic::UnreadableCapture;
+
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Error {
+    #[error(transparent)]
+    Settings(#[from] Problems),
+    #[error(transparent)]
+    Policy(#[from] PolicyErrors),
+    /// A problem that `--deny` names was found, or the device cannot run the policy.
+    #[error("{file}: {found}")]
+    Denied { file: String, found: String },
+    /// The policies cannot be compared; the exit code is diff(1)'s.
+    #[error("{0}")]
+    Compare(Box<Error>),
+    #[error("{0}")]
+    NotDecided(String),
+    #[error("import: {}: {message}", path.display())]
+    Import { path: PathBuf, message: String },
+    #[error("explain: {0}")]
+    Packet(String),
+    #[error(transparent)]
+    Capture(#[from] UnreadableCapture),
+    /// The capture that the settings name.
+    #[error("setting policy.traffic: {}", Hinted::of(&.0.to_string()).or(TRAFFIC_HINT))]
+    Traffic(UnreadableCapture),
+    /// The probe is a program of its own.
+    #[error(
+        "cannot run {}: {source} (hint: `cargo build --release --package conformance --bin steerd-probe`, and install it \
+         beside steerd)",
+        program.display()
+    )]
+    Probe { program: PathBuf, source: io::Error },
+    #[error(transparent)]
+    Frames(#[from] TooManyFrames),
+    #[error(transparent)]
+    Lengths(#[from] LengthError),
+    /// The message begins with the setting.
+    #[error("{0}")]
+    Cores(String),
+    #[error(transparent)]
+    Client(#[from] client::Error),
+    /// The diagnostics have been printed already.
+    #[error("{policy} is refused, the previous policy stays in force: {why}")]
+    ReloadRefused { policy: String, why: String },
+    #[error("not healthy: {0}")]
+    Unhealthy(String),
+    #[error(transparent)]
+    Thread(#[from] NoThread),
+    #[error(transparent)]
+    Signals(#[from] NoSignals),
+    #[error(transparent)]
+    Output(#[from] OutputError),
+    #[error(transparent)]
+    Daemon(#[from] daemon::Error),
+}
+
+impl Error {
+    pub(crate) fn exit_code(&self) -> u8 {
+        match self {
+            Self::Policy(_)
+            | Self::Denied { .. }
+            | Self::Import { .. }
+            | Self::Unhealthy(_)
+            | Self::ReloadRefused { .. }
+            | Self::Packet(_)
+            | Self::Capture(_)
+            | Self::Traffic(_) => 1,
+            Self::Compare(_) | Self::NotDecided(_) => 2,
+            Self::Settings(problems) | Self::Client(client::Error::Settings(problems)) => {
+                of_settings(problems)
+            }
+            Self::Frames(_) => 3,
+            Self::Lengths(_) | Self::Probe { .. } => 4,
+            Self::Cores(_) => 5,
+            Self::Client(client::Error::Thread(_)) | Self::Thread(_) | Self::Signals(_) | Self::Output(_) => {
+                7
+            }
+            Self::Client(_) => 8,
+            Self::Daemon(error) => of_daemon(error),
+        }
+    }
+}
+
+fn of_settings(problems: &Problems) -> u8 {
+    // The text of the file may be right.
+    if problems.are_unreadable() { 9 } else { 3 }
+}
+
+fn of_daemon(error: &daemon::Error) -> u8 {
+    use daemon::Error;
+    match error {
+        Error::Policy(_) => 1,
+        Error::Settings(problems) => of_settings(problems),
+        Error::Model(_) | Error::Personality(_) | Error::Frames(_) => 3,
+        // The MTUs are those of the host now: before the network is configured they may be others.
+        Error::Lengths(_)
+        | Error::NoDevice(_)
+        | Error::Wire { .. }
+        | Error::Promiscuous { .. }
+        | Error::SoftNic { .. }
+        | Error::LibMlx5(_)
+        | Error::SilentPeer { .. }
+        | Error::Device(_)
+        | Error::TooFewQueues { .. }
+        | Error::Sink(_)
+        | Error::Install(_) => 4,
+        Error::Worker(_) | Error::Cores(_) => 5,
+        Error::Http(_) | Error::Api(_) => 6,
+        Error::PolicyUnreadable { .. } => 9,
+        Error::WorkerDied(_)
+        | Error::AccountingMismatch(_)
+        | Error::DeviceFailed(_)
+        | Error::EngineDied(_)
+        | Error::HttpEnded
+        | Error::PollFails(_)
+        | Error::Stopping
+        | Error::StillRunning(_)
+        | Error::Log(_)
+        | Error::Thread(_)
+        | Error::Signals(_)
+        | Error::Output(_) => 7,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failures_while_it_runs_share_an_exit_code() {
+        let failed = [
+            daemon::Error::AccountingMismatch(String::new()),
+            daemon::Error::DeviceFailed(String::new()),
+            daemon::Error::EngineDied(String::new()),
+            daemon::Error::HttpEnded,
+            daemon::Error::PollFails(1),
+        ];
+        assert!(failed.into_iter().all(|error| Error::from(error).exit_code() == 7));
+    }
+}

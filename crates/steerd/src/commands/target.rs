@@ -1,0 +1,106 @@
+//! The policy that a command is about, and the device that it is compiled for.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use device_model::DeviceProfile;
+
+use super::Error;
+use crate::cli::PolicyArgs;
+use crate::daemon::cores;
+use crate::daemon::runtime::{self, TargetDevice};
+use crate::policy_file::{Compiled, PolicyErrors, STANDARD_INPUT, compile, is_standard_input};
+use crate::settings::{self, PolicySource, PolicyText, Request, Traffic};
+use crate::terminal::output;
+
+/// A policy, and the device to compile it for.
+pub(crate) struct Target {
+    pub(crate) source: PolicySource,
+    pub(crate) device: TargetDevice,
+    /// `None`: as many as the policy names.
+    pub(crate) workers: Option<usize>,
+}
+
+impl Target {
+    pub(crate) fn of(args: &PolicyArgs) -> Result<Self, Error> {
+        let mut workers = args.workers.map(|workers| workers as usize);
+        let wanted = args.profile.clone();
+        let Some(file) = &args.config else {
+            let variables = args.variables.set.iter().cloned().collect();
+            let source = source(&args.policy.clone().unwrap_or_default(), variables)?;
+            return Ok(Self { source, device: TargetDevice::of(wanted.unwrap_or_default()), workers });
+        };
+        let request = Request {
+            file: Some(file.clone()),
+            policy: args.policy.clone().filter(|path| !is_standard_input(path)),
+            variables: args.variables.set.clone(),
+            ..Request::default()
+        };
+        let loaded = settings::load(&request)?;
+        let settings = &loaded.settings;
+        if workers.is_none() {
+            let cores = cores::of_workers(settings, &cores::available());
+            workers = Some(cores.map_err(Error::Cores)?.len());
+        }
+        let device = wanted.map_or_else(
+            || runtime::profile(settings),
+            |profile| Ok(TargetDevice::of(profile.on_ports(settings.device.ports.len()))),
+        )?;
+        settings.workers.check_frames(&device.profile)?;
+        settings.check_mtus()?;
+        settings.frame_bytes(&device.mtus)?;
+        let source = match args.policy.as_deref().filter(|path| is_standard_input(path)) {
+            Some(path) => {
+                let traffic = loaded.policy.traffic;
+                PolicySource { traffic, ..source(path, loaded.policy.variables)? }
+            }
+            None => loaded.policy,
+        };
+        Ok(Self { source, device, workers })
+    }
+}
+
+/// The source of a policy: a file, or the text read from standard input.
+pub(crate) fn source(path: &Path, variables: BTreeMap<String, String>) -> Result<PolicySource, PolicyErrors> {
+    if !is_standard_input(path) {
+        return Ok(PolicySource::file(path.to_owned(), variables));
+    }
+    match policy::read_source(STANDARD_INPUT, std::io::stdin()) {
+        Ok(text) => Ok(PolicySource { text: PolicyText::Read(text), variables, traffic: None }),
+        Err(diagnostics) => {
+            output::print_diagnostics(&diagnostics);
+            Err(PolicyErrors::of(STANDARD_INPUT, &diagnostics))
+        }
+    }
+}
+
+/// The device model that an answer is for.
+#[derive(Debug)]
+pub(crate) struct AnswerModel {
+    pub(crate) name: String,
+    /// The model of the device, if it cannot run the policy.
+    pub(crate) refused_by: Option<String>,
+}
+
+const COUNTED_ELSEWHERE: &str = "warning: policy.traffic is \"counters\": the running daemon may have compiled another program at a \
+                                 reload, with other flows, tags and decisions by workers for the same rules";
+
+/// Compiles the policy of these arguments; prints the diagnostics if that fails. If the device cannot run the
+/// policy, the result is for one without limits: what the policy means does not depend on the device.
+pub(crate) fn compile_for(args: &PolicyArgs) -> Result<(Compiled, AnswerModel), Error> {
+    let Target { source, device, workers } = Target::of(args)?;
+    if source.traffic == Some(Traffic::Counters) {
+        output::print_error(COUNTED_ELSEWHERE);
+    }
+    let name = device.profile.name.clone();
+    match compile(&source, &device.profile, workers, None) {
+        Ok(compiled) => Ok((compiled, AnswerModel { name, refused_by: None })),
+        Err(diagnostics) => {
+            output::print_diagnostics(&diagnostics);
+            let ideal = DeviceProfile::ideal();
+            let compiled = compile(&source, &ideal, workers, None);
+            let compiled = compiled.map_err(|_| PolicyErrors::of(&source, &diagnostics))?;
+            Ok((compiled, AnswerModel { name: ideal.name, refused_by: Some(name) }))
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! Errors of the daemon and of the devices that it opens.
+//!
+//! Every message is one line with a remedy. The library crates word their own errors.
+
+use std::io;
+
+use super::{libmlx5, sinks};
+use crate::message::{NoSignals, NoThread, chain, lacking};
+use crate::policy_file::PolicyErrors;
+use crate::settings::{LengthError, Problems, TooManyFrames};
+use crate::terminal::output::OutputError;
+use crate::{api, telemetry};
+
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Error {
+    #[error(transparent)]
+    Settings(#[from] Problems),
+    #[error(transparent)]
+    Policy(#[from] PolicyErrors),
+    /// The policy was not read, but the text may be right: the system has refused to read a file.
+    #[error("{file}: a file of the policy cannot be read now")]
+    PolicyUnreadable { file: String },
+    #[error("no device: {0}")]
+    NoDevice(String),
+    #[error("device.model: {}", chain(.0))]
+    Model(device_model::LoadError),
+    #[error("softnic.personality: {0}")]
+    Personality(#[from] softnic::UnknownPersonality),
+    #[error("soft NIC {nic}: port {port}: {}", chain(source))]
+    Wire { nic: String, port: usize, source: wire::WireError },
+    #[error(
+        "port {port}: link `{link}`: end `{end}` is held by {holder}, which has not answered within {seconds} s \
+         (hint: it hangs or has another version: end it, or use another link)"
+    )]
+    SilentPeer { port: u8, link: String, end: char, holder: String, seconds: u64 },
+    #[error("device.promiscuous: {interface}: {}", chain(source))]
+    Promiscuous { interface: String, source: wire::WireError },
+    #[error("soft NIC {nic}: {}", chain(source))]
+    SoftNic { nic: String, source: softnic::Error },
+    #[error("softnic.provider = \"mlx5\": {0}")]
+    LibMlx5(libmlx5::Error),
+    #[error("{}", chain(.0))]
+    Device(control::ControlError),
+    #[error(
+        "device {device} has {queues} receive queues, {workers} workers need one each (hint: set workers.cores)"
+    )]
+    TooFewQueues { device: String, queues: u32, workers: usize },
+    #[error(transparent)]
+    Frames(#[from] TooManyFrames),
+    #[error(transparent)]
+    Lengths(#[from] LengthError),
+    #[error("the policy cannot be installed on the device: {}", chain(.0))]
+    Install(control::ControlError),
+    #[error("{}", chain(.0))]
+    Sink(sinks::Error),
+    #[error("{}", chain(.0))]
+    Worker(worker::Error),
+    /// The message begins with the setting.
+    #[error("{0}")]
+    Cores(String),
+    #[error(transparent)]
+    Http(#[from] telemetry::http::Error),
+    #[error(transparent)]
+    Api(#[from] api::Error),
+    #[error("worker {0} exited unexpectedly")]
+    WorkerDied(u32),
+    #[error("{0}")]
+    AccountingMismatch(String),
+    #[error("the device failed: {0} (hint: see the kernel log: journalctl -k)")]
+    DeviceFailed(String),
+    #[error("the engine of {0} exited unexpectedly")]
+    EngineDied(String),
+    #[error("a server exited unexpectedly: the daemon could no longer be monitored")]
+    HttpEnded,
+    #[error("worker {0} can no longer poll its completion queue")]
+    PollFails(u32),
+    #[error("steerd is ending")]
+    Stopping,
+    /// The parts that still run.
+    #[error("did not end in time: {0} (the process ends without waiting any longer)")]
+    StillRunning(String),
+    #[error("the log cannot be started: {}{}", .0, lacking(.0))]
+    Log(io::Error),
+    #[error(transparent)]
+    Thread(#[from] NoThread),
+    #[error(transparent)]
+    Signals(#[from] NoSignals),
+    #[error(transparent)]
+    Output(#[from] OutputError),
+}
