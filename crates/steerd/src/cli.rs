@@ -327,8 +327,8 @@ pub(crate) struct ImportArgs {
     /// interface but lo may apply].
     #[arg(long, value_name = "NAME")]
     pub(crate) interface: Option<String>,
-    /// nft: an address of the host, for each of its addresses; chains of the hook input decide about packets
-    /// to these alone [default: about all packets, and nothing is dropped there if the host forwards packets].
+    /// nft: an address of the host, once for each of them; chains of the hook input decide about packets to
+    /// these alone [default: about all packets, and nothing is dropped there if the host forwards packets].
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) address: Vec<IpAddr>,
     /// nft: take TCP connection requests (SYN without ACK) for packets of no connection, with the state new;

@@ -370,7 +370,8 @@ fn fragments_compared(fragments: Constraint, context: &Context<'_, '_>) -> Compa
     Compared::Between(vec![family], None, Doubt::Other(why))
 }
 
-/// The result of a comparison of `fib daddr type` for packets to addresses of the host, whose type is `local`.
+/// The result of a comparison of `fib daddr type` for packets to addresses of the host, whose type is
+/// `local`.
 fn is_local(
     op: &str,
     left: &Value,
