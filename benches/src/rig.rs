@@ -168,7 +168,7 @@ impl Rig {
     /// # Panics
     /// If the device refuses the program.
     pub fn try_open_sink(&mut self, kind: SinkKind) -> Result<Opened, SinkError> {
-        let sink = program::Sink { name: "bench".to_owned(), kind };
+        let sink = program::SinkSpec { name: "bench".to_owned(), kind };
         let mut opened = self.open(&sink)?;
         let mut program = (*program(ONE_RULE, self.workers.len())).clone();
         program.sinks.push(sink);
@@ -196,7 +196,7 @@ impl Rig {
     ///
     /// # Errors
     /// The sink cannot be opened.
-    pub fn open(&self, sink: &program::Sink) -> Result<Opened, SinkError> {
+    pub fn open(&self, sink: &program::SinkSpec) -> Result<Opened, SinkError> {
         let domains: Vec<_> = self.workers.iter().map(Worker::domain).collect();
         let budgets: Vec<_> = self.workers.iter().map(Worker::frame_budget).collect();
         let context = Arc::clone(self.device.context());

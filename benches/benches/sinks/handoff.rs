@@ -101,7 +101,7 @@ fn from_testpmd(socket: &Path, bytes: u32, source: Option<String>) -> Result<f64
 fn from_sink(socket: &Path, bytes: u32) -> Result<[f64; 2], String> {
     let (socket, options) = app(socket.parent().unwrap_or(socket), &name(socket));
     let mut rig = Rig::new(bytes, 1, Drive::Manual, None);
-    let sink = program::Sink { name: "bench".to_owned(), kind: SinkKind::App(options.clone()) };
+    let sink = program::SinkSpec { name: "bench".to_owned(), kind: SinkKind::App(options.clone()) };
     pin(OTHER_CORE);
     let opened = rig.open(&sink);
     pin(CORE);

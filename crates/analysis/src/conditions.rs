@@ -1,7 +1,7 @@
 //! The conditions of a match on single numbers and on header stacks. Besides `Predicate`, which the tests
 //! compare it with, only this module defines what each key of a match means.
 
-use packet::stack::{Coordinate, Domain, FRAGMENT_CODES, InnerLabel, LabelPart, Level};
+use packet::stack::{Coordinate, FRAGMENT_CODES, InnerLabel, LabelPart, Level, ValueRanges};
 use packet::{Field, Header, IpProtocol};
 use program::{Addresses, ByteSet, Family, Fragments, Macs, Match, MplsEntry, RangeSet, Word};
 
@@ -12,7 +12,7 @@ pub(super) enum Condition<'m> {
     /// The packet has one of these stacks.
     Only(StackSet),
     /// The number, if the packet has it, is in one of these ranges.
-    Ranges(Coordinate, Domain),
+    Ranges(Coordinate, ValueRanges),
     /// The address, if the packet has it, is one of these.
     Macs(Coordinate, &'m Macs),
 }
@@ -190,7 +190,7 @@ impl<'m> Conditions<'m> {
 }
 
 /// The values that fit the number's bits.
-fn within<T: Word>(coordinate: Coordinate, numbers: &RangeSet<T>) -> Domain {
+fn within<T: Word>(coordinate: Coordinate, numbers: &RangeSet<T>) -> ValueRanges {
     let most = coordinate.max();
     let ranges = numbers.ranges().iter().map(|(low, high)| (low.wide(), high.wide().min(most)));
     ranges.filter(|(low, _)| *low <= most).collect()

@@ -6,8 +6,8 @@
 //! fragments without all headers (RFC 7112), so there they count as cut.
 
 use packet::stack::{
-    Coordinate, Domain, FRAGMENT_CODES, HeaderStack, Level, MAX_TAGS, Network, PacketHeaders, Transport,
-    Tunnel,
+    Coordinate, FRAGMENT_CODES, HeaderStack, Level, MAX_TAGS, Network, PacketHeaders, Transport, Tunnel,
+    ValueRanges,
 };
 use packet::{BRIDGED_ETHERNET, EtherType, Field, IpProtocol, MAX_MPLS_LABELS};
 use program::Match;
@@ -35,16 +35,16 @@ const SHORT: [IpProtocol; 3] = [IpProtocol::UDP, IpProtocol::ICMP, IpProtocol::E
 /// Frames of some stacks in which these numbers have these values: a header of all of them is missing.
 pub(super) struct CutHeader {
     stacks: StackSet,
-    ranges: Vec<(Coordinate, Domain)>,
+    ranges: Vec<(Coordinate, ValueRanges)>,
 }
 
 impl CutHeader {
-    fn new(stacks: StackSet, ranges: impl Into<Vec<(Coordinate, Domain)>>) -> Self {
+    fn new(stacks: StackSet, ranges: impl Into<Vec<(Coordinate, ValueRanges)>>) -> Self {
         Self { stacks, ranges: ranges.into() }
     }
 
     /// The same frames as far as they have these values of one more number, or not the number.
-    fn with(mut self, range: (Coordinate, Domain)) -> Self {
+    fn with(mut self, range: (Coordinate, ValueRanges)) -> Self {
         self.ranges.push(range);
         self
     }
@@ -65,7 +65,7 @@ impl CutHeader {
     }
 
     /// The numbers that decide whether a header is missing, with their values.
-    pub(super) fn ranges(all: &[Self]) -> Vec<(Coordinate, Domain)> {
+    pub(super) fn ranges(all: &[Self]) -> Vec<(Coordinate, ValueRanges)> {
         all.iter().flat_map(|cut| cut.ranges.iter().cloned()).collect()
     }
 
@@ -155,7 +155,7 @@ fn in_tunnel() -> [CutHeader; 3] {
 
 /// The IPv4 packets with a smaller fragment code: whole ones, and with the code of later fragments the first
 /// fragments as well.
-fn before(code: u8, level: Level) -> (Coordinate, Domain) {
+fn before(code: u8, level: Level) -> (Coordinate, ValueRanges) {
     (Coordinate::FlagsAndFragment(level), vec![(0, u128::from(code) - 1)])
 }
 
@@ -164,8 +164,8 @@ const fn field(field: Field, level: Level) -> Coordinate {
 }
 
 /// These values, in rising order.
-fn each(values: impl IntoIterator<Item = u16>) -> Domain {
-    let mut values: Domain = values.into_iter().map(|value| (value.into(), value.into())).collect();
+fn each(values: impl IntoIterator<Item = u16>) -> ValueRanges {
+    let mut values: ValueRanges = values.into_iter().map(|value| (value.into(), value.into())).collect();
     values.sort_unstable();
     values
 }

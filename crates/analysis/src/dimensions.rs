@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use packet::stack::{Coordinate, Domain, LabelPart, Level};
+use packet::stack::{Coordinate, LabelPart, Level, ValueRanges};
 use packet::{FIELDS, Field, mac_number};
 use program::{MaskedMac, Match};
 
@@ -53,7 +53,7 @@ impl Dimensions {
     /// The dimensions of the matches and of some ranges of values, so that their products are exact.
     pub(super) fn with_ranges<'m>(
         matches: impl Iterator<Item = &'m Match>,
-        ranges: &[(Coordinate, Domain)],
+        ranges: &[(Coordinate, ValueRanges)],
     ) -> Self {
         let mut cuts: BTreeMap<Coordinate, BTreeSet<u128>> = BTreeMap::new();
         for (field, ranges) in ranges {
@@ -161,7 +161,7 @@ const fn rank(coordinate: Coordinate) -> u32 {
     (PLACES[field as usize] as u32) << 16 | sub << 8 | is_inner << 4 | entry as u32
 }
 
-fn cut(cuts: &mut BTreeMap<Coordinate, BTreeSet<u128>>, field: Coordinate, ranges: &Domain) {
+fn cut(cuts: &mut BTreeMap<Coordinate, BTreeSet<u128>>, field: Coordinate, ranges: &ValueRanges) {
     if ranges[..] == [(0, field.max())] {
         return;
     }
@@ -179,7 +179,7 @@ impl Dimension {
 
     fn new(field: Coordinate, part: usize, most: u128, mut cuts: BTreeSet<u128>) -> Self {
         let having = alternatives(|alternative| domain(alternative, field).is_some());
-        let mut domains: BTreeMap<Domain, Vec<usize>> = BTreeMap::new();
+        let mut domains: BTreeMap<ValueRanges, Vec<usize>> = BTreeMap::new();
         for alternative in stack_set::ANY.alternatives() {
             if let Some(values) = domain(alternative, field) {
                 let values =
@@ -207,7 +207,7 @@ impl Dimension {
             classes: Vec::new(),
             is_free: false,
         };
-        let class = |(values, of): (Domain, Vec<usize>)| {
+        let class = |(values, of): (ValueRanges, Vec<usize>)| {
             (alternatives(|alternative| of.contains(&alternative)), dimension.set(&values))
         };
         dimension.classes = domains.into_iter().map(class).collect();

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
-use packet::stack::{Coordinate, Domain, HeaderStack, Level};
+use packet::stack::{Coordinate, HeaderStack, Level, ValueRanges};
 use packet::{FIELDS, Header};
 
 const WORDS: usize = 11;
@@ -160,7 +160,7 @@ static STACKS: LazyLock<&[HeaderStack]> = LazyLock::new(|| {
 });
 
 /// The values that the number can have in an alternative, or `None` if it has no such number.
-pub(super) fn domain(alternative: usize, coordinate: Coordinate) -> Option<Domain> {
+pub(super) fn domain(alternative: usize, coordinate: Coordinate) -> Option<ValueRanges> {
     let is_of_tags = alternative >= TAGS;
     if is_of_tags != coordinate.is_in_outer_tag() {
         return None;

@@ -4,7 +4,7 @@
 use std::fmt;
 
 use softnic::Personality;
-use verbs::Errno;
+use verbs::VerbsErrno;
 
 use crate::Bench;
 
@@ -243,5 +243,5 @@ impl Expected {
 
 /// The name of an errno that a verb returns.
 pub(crate) fn errno_name(errno: i32) -> String {
-    Errno(errno).name().map_or_else(|| format!("errno {errno}"), str::to_owned)
+    VerbsErrno(errno).name().map_or_else(|| format!("errno {errno}"), str::to_owned)
 }

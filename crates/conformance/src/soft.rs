@@ -20,7 +20,7 @@ const MTU_BYTES: u32 = 1500;
 #[allow(missing_docs)]
 pub enum Error {
     #[error("cannot make a soft NIC")]
-    SoftNic(#[from] softnic::Error),
+    SoftNic(#[from] softnic::SoftNicError),
     #[error("cannot open the soft NIC")]
     Verbs(#[from] verbs::VerbsError),
     #[error("the soft NIC does not list itself")]

@@ -2,7 +2,7 @@
 //! the device's refusal and what to do about it.
 
 use program::WorkerId;
-use verbs::Errno;
+use verbs::VerbsErrno;
 
 /// A device's refusal of one call; displayed as the call's own message, which ends with what to do.
 #[derive(Debug, thiserror::Error)]
@@ -18,13 +18,13 @@ pub struct DeviceRefusal {
 impl DeviceRefusal {
     /// The errno and the remedy alone, for errors that name the rule and the specs of a flow themselves.
     fn of_flow(&self) -> String {
-        let Some(errno) = self.errno.map(Errno) else { return self.source.to_string() };
+        let Some(errno) = self.errno.map(VerbsErrno) else { return self.source.to_string() };
         errno.flow_remedy().map_or_else(|| errno.to_string(), |remedy| format!("{errno}: {remedy}"))
     }
 
     /// Whether the device or its driver lacks the operation.
     pub(crate) fn is_unsupported(&self) -> bool {
-        self.errno.is_some_and(|errno| Errno(errno).is_unsupported())
+        self.errno.is_some_and(|errno| VerbsErrno(errno).is_unsupported())
     }
 }
 

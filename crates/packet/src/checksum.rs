@@ -19,7 +19,7 @@ const UDP_CHECKSUM: Range<usize> = 6..8;
 
 /// The result of a verification.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Check {
+pub enum ChecksumStatus {
     /// Computed and right.
     Good,
     /// Computed and wrong.
@@ -29,18 +29,18 @@ pub enum Check {
 }
 
 /// Verifies the checksum of the IPv4 header.
-pub fn verify_ip(frame: &[u8], parsed: &Parsed) -> Check {
+pub fn verify_ip(frame: &[u8], parsed: &Parsed) -> ChecksumStatus {
     let header = header(frame, parsed).and_then(|range| frame.get(range));
-    header.map_or(Check::Absent, |header| verdict(sum(header)))
+    header.map_or(ChecksumStatus::Absent, |header| verdict(sum(header)))
 }
 
 /// Verifies the TCP or UDP checksum. A UDP checksum of 0 was not sent (RFC 768; for tunnels over IPv6, RFC
 /// 6935).
-pub fn verify_l4(frame: &[u8], parsed: &Parsed) -> Check {
-    let Some((protocol, field, segment)) = segment(frame, parsed) else { return Check::Absent };
-    let Some(segment) = frame.get(segment) else { return Check::Absent };
+pub fn verify_l4(frame: &[u8], parsed: &Parsed) -> ChecksumStatus {
+    let Some((protocol, field, segment)) = segment(frame, parsed) else { return ChecksumStatus::Absent };
+    let Some(segment) = frame.get(segment) else { return ChecksumStatus::Absent };
     if protocol == IpProtocol::UDP && segment.get(field) == Some(&[0, 0]) {
-        return Check::Absent;
+        return ChecksumStatus::Absent;
     }
     verdict(pseudo_header(&parsed.key, segment.len(), protocol) + sum(segment))
 }
@@ -163,8 +163,8 @@ fn sent(protocol: IpProtocol, sum: u64) -> u16 {
     }
 }
 
-fn verdict(sum: u64) -> Check {
-    if fold(sum) == 0xffff { Check::Good } else { Check::Bad }
+fn verdict(sum: u64) -> ChecksumStatus {
+    if fold(sum) == 0xffff { ChecksumStatus::Good } else { ChecksumStatus::Bad }
 }
 
 /// Adds up 32-bit words in the machine's own byte order, which [`fold`] undoes once (RFC 1071, 2 (B)). 64

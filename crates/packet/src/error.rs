@@ -4,7 +4,7 @@
 
 /// Why a piece of text could not be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Error {
+pub enum PacketTextError {
     /// Not six hexadecimal octets.
     #[error("`{text}` is not a MAC address: write six hexadecimal octets, such as 02:00:00:00:00:01")]
     MacAddr {

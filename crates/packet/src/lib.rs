@@ -39,7 +39,7 @@ mod toeplitz;
 mod tunnel;
 
 pub use anomaly::Anomaly;
-pub use error::Error;
+pub use error::PacketTextError;
 pub use field::{FIELDS, Field, Flag, Form, GRE_FLAGS, Header, IP_FLAGS, Row, TCP_FLAGS, flag_pattern};
 pub use flow_key::{ExtendedKey, FlowKey, Layers};
 pub use hash_fields::{HASH_INPUT_BYTES, HashFields};

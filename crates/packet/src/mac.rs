@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::Error;
+use crate::PacketTextError;
 
 /// A 48-bit Ethernet address, in wire order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -32,11 +32,11 @@ impl fmt::Display for MacAddr {
 }
 
 impl FromStr for MacAddr {
-    type Err = Error;
+    type Err = PacketTextError;
 
     /// Reads `aa:bb:cc:dd:ee:ff` or `aa-bb-cc-dd-ee-ff`; each octet has one or two digits.
-    fn from_str(text: &str) -> Result<Self, Error> {
-        let fail = || Error::MacAddr { text: text.to_owned() };
+    fn from_str(text: &str) -> Result<Self, PacketTextError> {
+        let fail = || PacketTextError::MacAddr { text: text.to_owned() };
         let separator = if text.contains('-') { '-' } else { ':' };
         let mut octets = [0; 6];
         let mut parts = text.split(separator);
@@ -93,7 +93,7 @@ mod tests {
             "02:00-5e:10:ff:0a",
             "02005e10ff0a",
         ] {
-            assert_eq!(text.parse::<MacAddr>(), Err(Error::MacAddr { text: text.to_owned() }));
+            assert_eq!(text.parse::<MacAddr>(), Err(PacketTextError::MacAddr { text: text.to_owned() }));
         }
     }
 

@@ -6,7 +6,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::Error;
+use crate::PacketTextError;
 
 /// A 16-bit EtherType (IANA "IEEE 802 Numbers"); values up to 1500 are 802.3 lengths.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -89,13 +89,13 @@ impl fmt::Display for EtherType {
 }
 
 impl FromStr for EtherType {
-    type Err = Error;
+    type Err = PacketTextError;
 
     /// Reads a name (any case), a decimal number, or a hexadecimal number after `0x`.
-    fn from_str(text: &str) -> Result<Self, Error> {
+    fn from_str(text: &str) -> Result<Self, PacketTextError> {
         named(ETHER_TYPES, text)
             .or_else(|| number(text).and_then(|n| u16::try_from(n).ok()).map(Self))
-            .ok_or_else(|| Error::EtherType { text: text.to_owned() })
+            .ok_or_else(|| PacketTextError::EtherType { text: text.to_owned() })
     }
 }
 
@@ -195,13 +195,13 @@ impl fmt::Display for IpProtocol {
 }
 
 impl FromStr for IpProtocol {
-    type Err = Error;
+    type Err = PacketTextError;
 
     /// Reads a name (any case), a decimal number, or a hexadecimal number after `0x`.
-    fn from_str(text: &str) -> Result<Self, Error> {
+    fn from_str(text: &str) -> Result<Self, PacketTextError> {
         named(IP_PROTOCOLS, text)
             .or_else(|| number(text).and_then(|n| u8::try_from(n).ok()).map(Self))
-            .ok_or_else(|| Error::IpProtocol { text: text.to_owned() })
+            .ok_or_else(|| PacketTextError::IpProtocol { text: text.to_owned() })
     }
 }
 
@@ -249,10 +249,13 @@ mod tests {
     #[test]
     fn numbers_that_do_not_fit_are_refused() {
         for text in ["", "65536", "0x10000", "+5", "0x+5", "-1", "ip v4", "4294967296"] {
-            assert_eq!(text.parse::<EtherType>(), Err(Error::EtherType { text: text.to_owned() }));
+            assert_eq!(text.parse::<EtherType>(), Err(PacketTextError::EtherType { text: text.to_owned() }));
         }
         for text in ["", "256", "0x100", "+6", "-1", "tcpp"] {
-            assert_eq!(text.parse::<IpProtocol>(), Err(Error::IpProtocol { text: text.to_owned() }));
+            assert_eq!(
+                text.parse::<IpProtocol>(),
+                Err(PacketTextError::IpProtocol { text: text.to_owned() })
+            );
         }
     }
 

@@ -191,14 +191,14 @@ pub struct HeaderStack {
 pub const MAX_TAGS: u8 = 2;
 
 /// Inclusive ranges of values, sorted.
-pub type Domain = Vec<(u128, u128)>;
+pub type ValueRanges = Vec<(u128, u128)>;
 
 /// The numbers of IPv6 extension headers.
-static EXTENSIONS: LazyLock<Domain> =
+static EXTENSIONS: LazyLock<ValueRanges> =
     LazyLock::new(|| these(&IpProtocol::EXTENSION_HEADERS.map(|header| header.0.into())));
 /// The other numbers of IPv6 headers.
-static NO_EXTENSIONS: LazyLock<Domain> = LazyLock::new(|| {
-    let mut others: Domain = Vec::new();
+static NO_EXTENSIONS: LazyLock<ValueRanges> = LazyLock::new(|| {
+    let mut others: ValueRanges = Vec::new();
     for protocol in (0..=u8::MAX).filter(|protocol| !IpProtocol(*protocol).is_extension_header()) {
         let protocol = u128::from(protocol);
         match others.last_mut() {
@@ -368,7 +368,7 @@ fn labelled(stack: HeaderStack) -> Vec<HeaderStack> {
     stacks
 }
 
-fn these(values: &[u128]) -> Domain {
+fn these(values: &[u128]) -> ValueRanges {
     values.iter().map(|value| (*value, *value)).collect()
 }
 
@@ -417,7 +417,7 @@ impl HeaderStack {
 
     /// The values that a number can have in frames of this stack with so many outer tags, or `None` if they
     /// have no such number.
-    pub fn domain(&self, outer_tags: u8, coordinate: Coordinate) -> Option<Domain> {
+    pub fn domain(&self, outer_tags: u8, coordinate: Coordinate) -> Option<ValueRanges> {
         let all = || vec![(0, coordinate.max())];
         match coordinate {
             Coordinate::Field(field, level) => {
@@ -463,7 +463,7 @@ impl HeaderStack {
     }
 
     /// The values that the other headers imply for a field whose header is there; `None`: any.
-    fn implied(&self, field: Field, level: Level) -> Option<Domain> {
+    fn implied(&self, field: Field, level: Level) -> Option<ValueRanges> {
         let headers = self.headers(level)?;
         match field {
             Field::EtherType => match headers.network {

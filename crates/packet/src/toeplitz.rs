@@ -7,7 +7,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::{DeepKey, Error, FlowKey, HASH_INPUT_BYTES, HashFields};
+use crate::{DeepKey, FlowKey, HASH_INPUT_BYTES, HashFields, PacketTextError};
 
 /// Length of an RSS key: enough for the 32-bit window at the last bit of the longest input.
 pub const RSS_KEY_BYTES: usize = HASH_INPUT_BYTES + 4;
@@ -58,10 +58,10 @@ impl fmt::Debug for RssKey {
 }
 
 impl FromStr for RssKey {
-    type Err = Error;
+    type Err = PacketTextError;
 
-    fn from_str(text: &str) -> Result<Self, Error> {
-        let fail = |reason: String| Error::RssKey { reason };
+    fn from_str(text: &str) -> Result<Self, PacketTextError> {
+        let fail = |reason: String| PacketTextError::RssKey { reason };
         let mut key = Self([0; RSS_KEY_BYTES]);
         let mut digits = text.bytes();
         for (i, octet) in key.0.iter_mut().enumerate() {

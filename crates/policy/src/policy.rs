@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use packet::{HashFields, RssKey};
-use program::{GroupId, Match, Policing, Sink, SinkId};
+use program::{GroupId, Match, Policing, SinkId, SinkSpec};
 
 use crate::diagnostics::Place;
 use crate::protect::ProtectedMatch;
@@ -103,7 +103,7 @@ pub struct GroupDefinition {
 #[derive(Clone, Debug)]
 pub struct SinkDefinition {
     /// The name, the kind and its options.
-    pub sink: Sink,
+    pub sink: SinkSpec,
     /// The place of its name.
     pub place: Place,
 }

@@ -63,7 +63,7 @@ pub use program::{
 pub use ranges::{RangeSet, Word};
 pub use sink::{
     APP_CLIENT_MIB, APP_CLIENTS_MAX, APP_RING_SIZES, APP_RINGS_MAX, AppMode, AppSink, CaptureSink, CountSink,
-    ForwardMode, ForwardSink, KernelSink, MAX_SINKS, MAX_TOP_FLOWS, Sink, SinkKind, TapMac, VlanChange,
+    ForwardMode, ForwardSink, KernelSink, MAX_SINKS, MAX_TOP_FLOWS, SinkKind, SinkSpec, TapMac, VlanChange,
 };
 pub use steps::{StepList, Steps};
 pub use tag::{Band, CLASSES_MAX, ClassTag, TAG_BITS};

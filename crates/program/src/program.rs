@@ -12,7 +12,7 @@ use crate::ids::{ClassId, GroupId, QueueId, RuleId, SinkId, WorkerId};
 use crate::outcome::{Outcome, Verdict};
 use crate::policing::Policing;
 use crate::predicate::Predicate;
-use crate::sink::{Sink, SinkKind};
+use crate::sink::{SinkKind, SinkSpec};
 use crate::steps::Steps;
 use crate::undecided::UndecidedKey;
 
@@ -34,7 +34,7 @@ pub struct Program {
     /// The policy's groups in order, used or not.
     pub groups: Vec<Group>,
     /// The policy's sinks in order.
-    pub sinks: Vec<Sink>,
+    pub sinks: Vec<SinkSpec>,
     /// One RSS queue pair for every group and hash variant that a flow needs.
     pub queues: Vec<RssQueue>,
     /// Highest precedence first.
@@ -313,7 +313,7 @@ impl Program {
 
     /// A sink; `None` if the program does not have it.
     #[must_use]
-    pub fn sink(&self, id: SinkId) -> Option<&Sink> {
+    pub fn sink(&self, id: SinkId) -> Option<&SinkSpec> {
         self.sinks.get(id.index())
     }
 

@@ -15,7 +15,7 @@ pub const MAX_TOP_FLOWS: u32 = 1 << 16;
 
 /// A sink: a place where packets go that a worker delivers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Sink {
+pub struct SinkSpec {
     /// The name in the policy.
     pub name: String,
     /// The kind and the options of the sink.

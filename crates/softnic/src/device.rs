@@ -11,7 +11,7 @@ use std::sync::{Arc, OnceLock};
 
 use ibverbs_sys::{IBV_NODE_CA, IBV_TRANSPORT_IB, ibv_context, ibv_device};
 
-use crate::Error;
+use crate::SoftNicError;
 use crate::abi::{
     CORE_SUPPORT_OPTIONAL_MR_ACCESS, SysfsDevice, VERBS_CONTEXT_BYTES, VerbsDevice, VerbsDeviceOps,
     context_offset, op_names,
@@ -147,7 +147,7 @@ fn verbs_device(name: &str) -> VerbsDevice {
 }
 
 /// Lets the library make devices for `lazy` wherever its sysfs tree names one.
-pub(crate) fn register(lazy: &'static LazyNic) -> Result<(), Error> {
+pub(crate) fn register(lazy: &'static LazyNic) -> Result<(), SoftNicError> {
     let register = Library::load()?.register_driver()?;
     if REGISTERED.set(lazy).is_ok() {
         // SAFETY: the ops are static and laid out as in every release that `Library::load` lets through.

@@ -7,7 +7,7 @@ use wire::WireError;
 /// Why [`crate::SoftNic::create`] failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum Error {
+pub enum SoftNicError {
     /// The name cannot be an RDMA device name.
     #[error("device name {name:?} must have 1 to {max} characters out of letters, digits, '_' and '-'")]
     DeviceName {

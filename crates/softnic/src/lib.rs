@@ -39,7 +39,7 @@ mod stats;
 mod work;
 
 pub use engine::profile::{EngineProfile, EngineStage};
-pub use error::Error;
+pub use error::SoftNicError;
 pub use limits::PORT_MTU_BYTES;
 pub use nic::{Drive, SoftNic, SoftNicConfig};
 pub use personality::{Imitated, Personality, UnknownPersonality};

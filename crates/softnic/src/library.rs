@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 
 use ibverbs_sys::ibv_device;
 
-use crate::Error;
+use crate::SoftNicError;
 use crate::abi::{NEWEST_RELEASE, OLDEST_RELEASE, REGISTER_SYMBOLS, VerbsDeviceOps, release_of};
 
 type InitAndAllocContext =
@@ -45,7 +45,7 @@ impl Library {
     }
 
     /// Resolves the library's private symbols.
-    pub(crate) fn load() -> Result<&'static Self, Error> {
+    pub(crate) fn load() -> Result<&'static Self, SoftNicError> {
         if let Some(library) = LIBRARY.get() {
             return Ok(library);
         }
@@ -71,8 +71,9 @@ impl Library {
     }
 
     /// The function that takes a provider, under whichever name this release has it.
-    pub(crate) fn register_driver(&self) -> Result<RegisterDriver, Error> {
-        let missing = Error::LibrarySymbol { symbol: "verbs_register_driver_34, _57, _59, _64 or _65" };
+    pub(crate) fn register_driver(&self) -> Result<RegisterDriver, SoftNicError> {
+        let missing =
+            SoftNicError::LibrarySymbol { symbol: "verbs_register_driver_34, _57, _59, _64 or _65" };
         let found = REGISTER_SYMBOLS.into_iter().find_map(|name| symbol(self.handle.0, name).ok());
         // SAFETY: the signature is that of driver.h in every release that has one of these names.
         found.ok_or(missing).map(|at| unsafe { std::mem::transmute::<*mut c_void, RegisterDriver>(at) })
@@ -80,7 +81,7 @@ impl Library {
 
     /// The library's own public function of a name and version, even if another library defines one of that
     /// name. It is found in releases of an unknown private layout, too.
-    pub(crate) fn function(name: &'static CStr, version: &CStr) -> Result<*mut c_void, Error> {
+    pub(crate) fn function(name: &'static CStr, version: &CStr) -> Result<*mut c_void, SoftNicError> {
         let handle = LIBRARY.get().map_or_else(open, |library| Ok(library.handle.0))?;
         // SAFETY: the handle came from dlopen and is never closed; both strings are NUL-terminated.
         let address = unsafe { libc::dlvsym(handle, name.as_ptr(), version.as_ptr()) };
@@ -97,14 +98,14 @@ fn already_open() -> *mut c_void {
 }
 
 /// The handle of the library that this process already uses, or a fresh one where nothing pulled it in yet.
-fn open() -> Result<*mut c_void, Error> {
+fn open() -> Result<*mut c_void, SoftNicError> {
     let loaded = already_open();
     if !loaded.is_null() {
         return Ok(loaded);
     }
     // SAFETY: a NUL-terminated name; the library's constructors are those of any verbs program.
     let opened = unsafe { libc::dlopen(NAME.as_ptr(), libc::RTLD_NOW) };
-    if opened.is_null() { Err(Error::LibraryMissing { reason: linker_error() }) } else { Ok(opened) }
+    if opened.is_null() { Err(SoftNicError::LibraryMissing { reason: linker_error() }) } else { Ok(opened) }
 }
 
 fn linker_error() -> String {
@@ -117,7 +118,7 @@ fn linker_error() -> String {
     unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
 }
 
-fn symbol(handle: *mut c_void, name: &'static CStr) -> Result<*mut c_void, Error> {
+fn symbol(handle: *mut c_void, name: &'static CStr) -> Result<*mut c_void, SoftNicError> {
     // SAFETY: `handle` came from dlopen and is never closed; the name is NUL-terminated.
     let address = unsafe { libc::dlsym(handle, name.as_ptr()) };
     if address.is_null() {
@@ -126,14 +127,17 @@ fn symbol(handle: *mut c_void, name: &'static CStr) -> Result<*mut c_void, Error
     Ok(address)
 }
 
-fn missing(name: &'static CStr) -> Error {
-    Error::LibrarySymbol { symbol: name.to_str().unwrap_or("?") }
+fn missing(name: &'static CStr) -> SoftNicError {
+    SoftNicError::LibrarySymbol { symbol: name.to_str().unwrap_or("?") }
 }
 
 /// The release, from the real name of the file that `address` was loaded from.
-fn release(address: *mut c_void) -> Result<u32, Error> {
-    let unknown =
-        |found: String| Error::LibraryRelease { found, oldest: OLDEST_RELEASE, newest: NEWEST_RELEASE };
+fn release(address: *mut c_void) -> Result<u32, SoftNicError> {
+    let unknown = |found: String| SoftNicError::LibraryRelease {
+        found,
+        oldest: OLDEST_RELEASE,
+        newest: NEWEST_RELEASE,
+    };
     let mut info = libc::Dl_info {
         dli_fname: std::ptr::null(),
         dli_fbase: std::ptr::null_mut(),

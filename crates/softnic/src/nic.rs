@@ -18,7 +18,7 @@ use crate::library::Library;
 use crate::limits::{MAX_NAME_BYTES, MAX_PORTS, MIN_MTU_BYTES};
 use crate::personality::{ClockRules, Personality};
 use crate::shared::{NicShared, Port, PortConfig};
-use crate::{Error, PortStats};
+use crate::{PortStats, SoftNicError};
 
 /// Who runs the engines. Each port belongs to one engine, so each queue gets the frames of a port in the
 /// order of their arrival.
@@ -128,7 +128,7 @@ impl SoftNic {
     ///
     /// # Errors
     /// A configuration out of range, or a libibverbs whose private layout is not known.
-    pub fn create(config: SoftNicConfig) -> Result<Self, Error> {
+    pub fn create(config: SoftNicConfig) -> Result<Self, SoftNicError> {
         let clock = config.personality.rules().objects.clock;
         Self::create_with(config, clock)
     }
@@ -139,15 +139,15 @@ impl SoftNic {
     ///
     /// # Errors
     /// As [`SoftNic::create`], and for a rate of 0 or above 1 GHz.
-    pub fn create_with_clock(config: SoftNicConfig, kilohertz: u64) -> Result<Self, Error> {
+    pub fn create_with_clock(config: SoftNicConfig, kilohertz: u64) -> Result<Self, SoftNicError> {
         if !(1..=MAX_KILOHERTZ).contains(&kilohertz) {
-            return Err(Error::Clock { kilohertz });
+            return Err(SoftNicError::Clock { kilohertz });
         }
         let clock = ClockRules { kilohertz, ..config.personality.rules().objects.clock };
         Self::create_with(config, clock)
     }
 
-    fn create_with(config: SoftNicConfig, clock: ClockRules) -> Result<Self, Error> {
+    fn create_with(config: SoftNicConfig, clock: ClockRules) -> Result<Self, SoftNicError> {
         check(&config)?;
         Library::load()?;
         Self::start(config, clock)
@@ -155,13 +155,13 @@ impl SoftNic {
 
     /// Makes a soft NIC as [`SoftNic::create`] does, for clients that do not reach the device through this
     /// crate's provider: the release of libibverbs does not matter.
-    pub(crate) fn create_without_provider(config: SoftNicConfig) -> Result<Self, Error> {
+    pub(crate) fn create_without_provider(config: SoftNicConfig) -> Result<Self, SoftNicError> {
         check(&config)?;
         let clock = config.personality.rules().objects.clock;
         Self::start(config, clock)
     }
 
-    fn start(config: SoftNicConfig, clock: ClockRules) -> Result<Self, Error> {
+    fn start(config: SoftNicConfig, clock: ClockRules) -> Result<Self, SoftNicError> {
         let SoftNicConfig { name, personality, ports, drive } = config;
         let engines = drive.engines(ports.len());
         let nic = Arc::new(Nic {
@@ -178,11 +178,11 @@ impl SoftNic {
     }
 
     /// Starts the thread of an engine, by its index.
-    fn spawn(&self, index: usize, core: Option<usize>) -> Result<JoinHandle<()>, Error> {
+    fn spawn(&self, index: usize, core: Option<usize>) -> Result<JoinHandle<()>, SoftNicError> {
         let nic = Arc::clone(&self.nic);
         let name = engine::thread_name(&nic.name, index, nic.engines.len());
         engine::spawn(name, core, move || engine::run(&nic, &nic.engines[index], index))
-            .map_err(|source| Error::EngineThread { name: self.nic.name.clone(), source })
+            .map_err(|source| SoftNicError::EngineThread { name: self.nic.name.clone(), source })
     }
 
     fn threads(&self) -> MutexGuard<'_, Vec<JoinHandle<()>>> {
@@ -315,22 +315,22 @@ pub(crate) fn is_device_name(name: &str) -> bool {
     (1..=MAX_NAME_BYTES).contains(&name.len()) && name.bytes().all(plain)
 }
 
-fn check(config: &SoftNicConfig) -> Result<(), Error> {
+fn check(config: &SoftNicConfig) -> Result<(), SoftNicError> {
     let name = &config.name;
     if !is_device_name(name) {
-        return Err(Error::DeviceName { name: name.clone(), max: MAX_NAME_BYTES });
+        return Err(SoftNicError::DeviceName { name: name.clone(), max: MAX_NAME_BYTES });
     }
     if config.ports.is_empty() || config.ports.len() > MAX_PORTS {
-        return Err(Error::PortCount { ports: config.ports.len(), max: MAX_PORTS });
+        return Err(SoftNicError::PortCount { ports: config.ports.len(), max: MAX_PORTS });
     }
     let threads = config.drive.engines(config.ports.len());
     if !(1..=config.ports.len()).contains(&threads) {
-        return Err(Error::ThreadCount { threads, ports: config.ports.len() });
+        return Err(SoftNicError::ThreadCount { threads, ports: config.ports.len() });
     }
     for (port, PortConfig { mtu_bytes, .. }) in (1u8..).zip(&config.ports) {
         if !(MIN_MTU_BYTES..=MAX_MTU_BYTES).contains(mtu_bytes) {
             let (min, max) = (MIN_MTU_BYTES, MAX_MTU_BYTES);
-            return Err(Error::Mtu { port, mtu_bytes: *mtu_bytes, min, max });
+            return Err(SoftNicError::Mtu { port, mtu_bytes: *mtu_bytes, min, max });
         }
     }
     Ok(())

@@ -11,7 +11,7 @@ use std::ffi::{CStr, c_int, c_void};
 
 use ibverbs_sys::{ibv_context, ibv_device};
 
-use crate::Error;
+use crate::SoftNicError;
 use crate::device::{self, Backing};
 pub use crate::lazy_nic::{
     LazyNic, METHOD_MLX5, Settings, WAIT_LIMIT_S, WIRES_CLOSED, WIRES_OPEN, print_error, variable,
@@ -55,7 +55,7 @@ impl LazyNic {
     ///
     /// # Errors
     /// There is no libibverbs, or none whose private layout is known.
-    pub fn register(&'static self) -> Result<(), Error> {
+    pub fn register(&'static self) -> Result<(), SoftNicError> {
         device::register(self)
     }
 
@@ -64,7 +64,7 @@ impl LazyNic {
     ///
     /// # Errors
     /// There is no libibverbs, or none whose private layout is known.
-    pub fn device_list(&'static self, count: &mut c_int) -> Result<*mut *mut ibv_device, Error> {
+    pub fn device_list(&'static self, count: &mut c_int) -> Result<*mut *mut ibv_device, SoftNicError> {
         *count = 0;
         Library::load()?;
         Ok(device::list(self.name(), Backing::Lazy(self), count))
@@ -104,6 +104,6 @@ pub unsafe fn is_soft_context(context: *mut ibv_context, without_sysfs: bool) ->
 ///
 /// # Errors
 /// There is no libibverbs, or it has no such function.
-pub fn stock_function(name: &'static CStr, version: &CStr) -> Result<*mut c_void, Error> {
+pub fn stock_function(name: &'static CStr, version: &CStr) -> Result<*mut c_void, SoftNicError> {
     Library::function(name, version)
 }

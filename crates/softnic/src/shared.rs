@@ -8,7 +8,7 @@ use flow_table::{FlowTable, LeftRight, LeftRightWriter};
 use packet::MacAddr;
 use wire::{Wire, WireState};
 
-use crate::Error;
+use crate::SoftNicError;
 use crate::clock_pages::ClockPages;
 use crate::doorbell::Doorbell;
 use crate::personality::{ClockRules, Personality, Rules};
@@ -109,10 +109,10 @@ impl NicShared {
         clock: ClockRules,
         ports: &[PortConfig],
         engines: usize,
-    ) -> Result<Self, Error> {
+    ) -> Result<Self, SoftNicError> {
         let doorbells = (0..engines).map(|_| Doorbell::new()).collect::<Result<_, _>>();
         Ok(Self {
-            doorbells: doorbells.map_err(|source| Error::Doorbell { name: name.clone(), source })?,
+            doorbells: doorbells.map_err(|source| SoftNicError::Doorbell { name: name.clone(), source })?,
             clock_pages: OnceLock::new(),
             ports: ports.iter().map(Port::new).collect(),
             flows: LeftRight::new([(); 2].map(|()| FlowTable::new(personality.rules().flow.table))),

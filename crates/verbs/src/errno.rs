@@ -5,7 +5,7 @@ use std::fmt;
 
 /// An error number of the C library, displayed as `EINVAL (invalid argument)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Errno(pub i32);
+pub struct VerbsErrno(pub i32);
 
 struct Entry {
     number: i32,
@@ -91,7 +91,7 @@ const TABLE: &[Entry] = &[
     },
 ];
 
-impl Errno {
+impl VerbsErrno {
     /// Operation not permitted.
     pub const EPERM: Self = Self(libc::EPERM);
     /// No memory, or no room in a queue.
@@ -124,7 +124,7 @@ impl Errno {
     }
 }
 
-impl fmt::Display for Errno {
+impl fmt::Display for VerbsErrno {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.entry() {
             Some(entry) => write!(f, "{} ({})", entry.name, entry.meaning),
@@ -147,9 +147,9 @@ mod tests {
         let numbers: Vec<_> = TABLE.iter().map(|entry| entry.number).collect();
         assert_eq!(numbers, [1, 2, 5, 6, 11, 12, 13, 16, 17, 19, 22, 28, 38, 95, 110], "asm-generic/errno.h");
         assert!(TABLE.iter().all(|entry| !entry.remedy.is_empty()));
-        assert_eq!(Errno(libc::EPERM).to_string(), "EPERM (operation not permitted)");
-        assert!(Errno(libc::EPERM).flow_remedy().is_some_and(|remedy| remedy.contains("CAP_NET_RAW")));
-        assert!(Errno(libc::ECONNRESET).to_string().contains("104"));
-        assert_eq!(Errno(libc::ECONNRESET).flow_remedy(), None);
+        assert_eq!(VerbsErrno(libc::EPERM).to_string(), "EPERM (operation not permitted)");
+        assert!(VerbsErrno(libc::EPERM).flow_remedy().is_some_and(|remedy| remedy.contains("CAP_NET_RAW")));
+        assert!(VerbsErrno(libc::ECONNRESET).to_string().contains("104"));
+        assert_eq!(VerbsErrno(libc::ECONNRESET).flow_remedy(), None);
     }
 }

@@ -7,7 +7,7 @@ use std::fmt;
 use std::io;
 use std::ptr::NonNull;
 
-use crate::{CounterPoint, Errno, HashFields, PortNumber, QueueNumber};
+use crate::{CounterPoint, HashFields, PortNumber, QueueNumber, VerbsErrno};
 
 /// A result of this crate.
 pub type Result<T> = std::result::Result<T, VerbsError>;
@@ -183,7 +183,7 @@ impl fmt::Display for Hint<'_> {
 /// and what to do about it.
 fn remedy(verb: Verb, errno: i32) -> Option<&'static str> {
     Some(match (verb, errno) {
-        (Verb::Flow, errno) => return Errno(errno).flow_remedy(),
+        (Verb::Flow, errno) => return VerbsErrno(errno).flow_remedy(),
         (Verb::List, libc::ENOSYS | libc::ENOENT) => {
             "the kernel has no RDMA support loaded (modprobe ib_uverbs and the NIC's RDMA driver)"
         }

@@ -101,7 +101,7 @@ pub use counter_point::CounterPoint;
 pub use counters::{CounterValues, Counters, ReadFlags};
 pub use device::{DeviceList, Guid, ListedDevice};
 pub use domain::{Domain, ParentDomain, ProtectionDomain, ThreadDomain};
-pub use errno::Errno;
+pub use errno::VerbsErrno;
 pub use error::{Result, VerbsError};
 pub use event::{AsyncEvent, EventKind, EventSource};
 pub use flow::{ActionSpec, EspAction, EspFlags, FlowAction, FlowAttr, FlowHandle, FlowKind, FlowTarget};

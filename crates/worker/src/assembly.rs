@@ -9,8 +9,8 @@ use hugemem::{Arena, ArenaOptions, Block};
 use program::WorkerId;
 use verbs::{
     Access, Allocation, AllocationRequest, CompletionChannel, CompletionFields, CompletionQueue, Context,
-    Domain, DomainAllocator, Errno, FramePool, MemoryRegion, ParentDomain, PortNumber, ProtectionDomain,
-    ThreadDomain, WorkQueue,
+    Domain, DomainAllocator, FramePool, MemoryRegion, ParentDomain, PortNumber, ProtectionDomain,
+    ThreadDomain, VerbsErrno, WorkQueue,
 };
 
 use crate::batch::Batch;
@@ -164,7 +164,7 @@ fn domains(
     let protection = ProtectionDomain::new(context).map_err(refused(id, Object::ProtectionDomain))?;
     let thread = match ThreadDomain::new(context) {
         Ok(thread) => thread,
-        Err(source) if source.errno() == Some(Errno::EOPNOTSUPP.0) => {
+        Err(source) if source.errno() == Some(VerbsErrno::EOPNOTSUPP.0) => {
             warnings.push(Warning::NoThreadDomain { reason: source.to_string() });
             return Ok((Domain::from(protection), None));
         }
@@ -220,7 +220,7 @@ fn completion_queue(
         made => made,
     };
     let made = match made {
-        Err(source) if source.errno() == Some(Errno::EOPNOTSUPP.0) => build(false, fields),
+        Err(source) if source.errno() == Some(VerbsErrno::EOPNOTSUPP.0) => build(false, fields),
         made => made,
     };
     made.map_err(refused(config.id, Object::CompletionQueue))

@@ -270,7 +270,7 @@ pub enum SinkError {
 ///
 /// # Errors
 /// What it needs cannot be had; the message names the sink and the remedy. Nothing stays open.
-pub fn open(sink: &program::Sink, environment: &Environment<'_>) -> Result<Opened, SinkError> {
+pub fn open(sink: &program::SinkSpec, environment: &Environment<'_>) -> Result<Opened, SinkError> {
     match &sink.kind {
         SinkKind::Count(options) => Ok(count::open(options, environment.workers())),
         SinkKind::App(options) => app::open(&sink.name, options, environment),

@@ -18,8 +18,8 @@ use std::io;
 use std::sync::Arc;
 
 use verbs::{
-    CompletedSend, CompletionQueue, CompletionStatus, Context, Domain, Errno, Frame, FramePool, Pieces,
-    PortNumber, QueuedSend, RawQueuePair, RawQueuePairHandle, RegisteredFrames,
+    CompletedSend, CompletionQueue, CompletionStatus, Context, Domain, Frame, FramePool, Pieces, PortNumber,
+    QueuedSend, RawQueuePair, RawQueuePairHandle, RegisteredFrames, VerbsErrno,
 };
 
 use crate::sink::SinkDrop;
@@ -176,8 +176,8 @@ impl Transmitter {
     #[cold]
     fn refuse(&mut self, refused: &mut impl FnMut(Frame, SinkDrop)) -> bool {
         let (count, reason) = match self.pair.last_refusal().and_then(|error| error.raw_os_error()) {
-            Some(errno) if errno == Errno::EBUSY.0 => return false,
-            Some(errno) if errno == Errno::ENOMEM.0 => (self.queued.len(), SinkDrop::TxFull),
+            Some(errno) if errno == VerbsErrno::EBUSY.0 => return false,
+            Some(errno) if errno == VerbsErrno::ENOMEM.0 => (self.queued.len(), SinkDrop::TxFull),
             // The others are tried without it.
             _ => (1, SinkDrop::TxFailed),
         };

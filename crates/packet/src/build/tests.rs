@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::checksum::Check;
+use crate::checksum::ChecksumStatus;
 use crate::parse;
 
 fn v4(last: u8) -> Ipv4Addr {
@@ -187,8 +187,8 @@ proptest! {
         prop_assert_eq!(usize::from(parsed.l3_offset), 14 + 4 * described.tags.len());
         prop_assert_eq!(frame.len() - usize::from(parsed.l4_offset),
             described.payload.len() + if described.tcp_flags.is_some() { 20 } else { 8 });
-        prop_assert_eq!(checksum::verify_ip(&frame, &parsed), if is_v4 { Check::Good } else { Check::Absent });
-        prop_assert_eq!(checksum::verify_l4(&frame, &parsed), Check::Good);
+        prop_assert_eq!(checksum::verify_ip(&frame, &parsed), if is_v4 { ChecksumStatus::Good } else { ChecksumStatus::Absent });
+        prop_assert_eq!(checksum::verify_l4(&frame, &parsed), ChecksumStatus::Good);
     }
 
     /// A truncated frame lacks only the layers that were cut off.
@@ -205,7 +205,7 @@ proptest! {
                 prop_assert_eq!(cut.key, whole.key);
             }
             let _ = checksum::verify_ip(&frame[..length], &cut);
-            prop_assert_ne!(checksum::verify_l4(&frame[..length], &cut), Check::Bad);
+            prop_assert_ne!(checksum::verify_l4(&frame[..length], &cut), ChecksumStatus::Bad);
         }
     }
 }

@@ -31,7 +31,7 @@ fn udp_frame(payload: &[u8]) -> Vec<u8> {
 fn a_udp_checksum_of_zero_was_not_sent() {
     let mut frame = udp_frame(b"abc");
     frame[40..42].fill(0);
-    assert_eq!(verify_l4(&frame, &parse(&frame)), Check::Absent);
+    assert_eq!(verify_l4(&frame, &parse(&frame)), ChecksumStatus::Absent);
 }
 
 #[test]
@@ -41,14 +41,14 @@ fn a_udp_checksum_that_comes_out_zero_is_sent_as_ones() {
         .map(|word| udp_frame(&word.to_be_bytes()))
         .find(|frame| frame[40..42] == [0xff, 0xff])
         .expect("one payload gives a sum of zero");
-    assert_eq!(verify_l4(&frame, &parse(&frame)), Check::Good);
+    assert_eq!(verify_l4(&frame, &parse(&frame)), ChecksumStatus::Good);
 }
 
 #[test]
 fn ethernet_padding_is_not_summed() {
     let mut frame = udp_frame(b"abc");
     frame.extend([0xa5; 15]);
-    assert_eq!(verify_l4(&frame, &parse(&frame)), Check::Good);
+    assert_eq!(verify_l4(&frame, &parse(&frame)), ChecksumStatus::Good);
 }
 
 #[test]
@@ -57,13 +57,13 @@ fn only_the_udp_length_is_summed() {
     // Two bytes more in the IP packet, but behind the datagram.
     frame.extend([0xa5; 2]);
     frame[17] += 2;
-    assert_eq!(verify_l4(&frame, &parse(&frame)), Check::Good);
+    assert_eq!(verify_l4(&frame, &parse(&frame)), ChecksumStatus::Good);
     let right = frame[40..42].to_vec();
     frame[40..42].fill(0x11);
     let parsed = parse(&frame);
     fill(&mut frame, &parsed);
     assert_eq!(frame[40..42], right);
-    assert_eq!(verify_ip(&frame, &parsed), Check::Good);
+    assert_eq!(verify_ip(&frame, &parsed), ChecksumStatus::Good);
 }
 
 #[test]
@@ -72,7 +72,7 @@ fn a_udp_length_that_makes_no_sense_leaves_nothing_to_verify() {
         let mut frame = udp_frame(b"abc");
         frame[39] = length;
         let (parsed, before) = (parse(&frame), frame.clone());
-        assert_eq!(verify_l4(&frame, &parsed), Check::Absent, "length {length}");
+        assert_eq!(verify_l4(&frame, &parsed), ChecksumStatus::Absent, "length {length}");
         fill(&mut frame, &parsed);
         assert_eq!(frame, before);
     }
@@ -90,7 +90,7 @@ fn fragments_are_filled_up_to_their_ip_header() {
     first[50..52].fill(0x22);
     let parsed = parse(&first);
     fill(&mut first, &parsed);
-    assert_eq!(verify_ip(&first, &parsed), Check::Good);
+    assert_eq!(verify_ip(&first, &parsed), ChecksumStatus::Good);
     assert_eq!(first[50..52], [0x22; 2]);
 }
 
@@ -101,8 +101,8 @@ fn segmentation_offload_frames_are_summed_to_their_end() {
     frame[16..18].fill(0);
     let parsed = parse(&frame);
     assert_eq!(parsed.anomaly, None);
-    assert_eq!(verify_l4(&frame, &parsed), Check::Good);
-    assert_eq!(verify_ip(&frame, &parsed), Check::Bad);
+    assert_eq!(verify_l4(&frame, &parsed), ChecksumStatus::Good);
+    assert_eq!(verify_ip(&frame, &parsed), ChecksumStatus::Bad);
 }
 
 #[test]
@@ -113,11 +113,11 @@ fn fragments_and_other_frames_have_nothing_to_verify() {
         .udp(7, 9)
         .payload(&[1; 16])
         .build();
-    assert_eq!(verify_ip(&first, &parse(&first)), Check::Good);
-    assert_eq!(verify_l4(&first, &parse(&first)), Check::Absent);
+    assert_eq!(verify_ip(&first, &parse(&first)), ChecksumStatus::Good);
+    assert_eq!(verify_l4(&first, &parse(&first)), ChecksumStatus::Absent);
     let arp = FrameBuilder::new().arp_request([10, 0, 0, 1].into(), [10, 0, 0, 2].into()).build();
-    assert_eq!(verify_ip(&arp, &parse(&arp)), Check::Absent);
-    assert_eq!(verify_l4(&arp, &parse(&arp)), Check::Absent);
+    assert_eq!(verify_ip(&arp, &parse(&arp)), ChecksumStatus::Absent);
+    assert_eq!(verify_l4(&arp, &parse(&arp)), ChecksumStatus::Absent);
 }
 
 proptest! {
@@ -133,8 +133,8 @@ proptest! {
         let mut frame = udp_frame(&payload);
         let at = 42 + at.index(payload.len());
         frame[at] ^= 1_u8 << bit;
-        prop_assert_eq!(verify_l4(&frame, &parse(&frame)), Check::Bad);
-        prop_assert_eq!(verify_ip(&frame, &parse(&frame)), Check::Good);
+        prop_assert_eq!(verify_l4(&frame, &parse(&frame)), ChecksumStatus::Bad);
+        prop_assert_eq!(verify_ip(&frame, &parse(&frame)), ChecksumStatus::Good);
     }
 
     /// Against the plain sum over the pseudo-header and the segment.
@@ -161,7 +161,7 @@ proptest! {
         covered.extend(&frame[l4..end]);
         prop_assert_eq!(slow(&covered), 0);
         prop_assert!(v6 || slow(&frame[l3..l4]) == 0);
-        prop_assert_eq!(verify_l4(&frame, &parsed), Check::Good);
+        prop_assert_eq!(verify_l4(&frame, &parsed), ChecksumStatus::Good);
     }
 
     #[test]

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::build::FrameBuilder;
-use crate::checksum::{Check, verify_ip, verify_l4};
+use crate::checksum::{ChecksumStatus, verify_ip, verify_l4};
 use crate::{EtherType, FlowKey, parse, parse_tunnel};
 
 /// A frame for segments of up to 1514 bytes: what an interface with an MTU of 1500 receives.
@@ -49,7 +49,7 @@ fn half(frame: &[u8], at: usize) -> u16 {
 }
 
 /// Both checksums, of the outermost packet.
-fn checksums(frame: &[u8]) -> (Check, Check) {
+fn checksums(frame: &[u8]) -> (ChecksumStatus, ChecksumStatus) {
     let parsed = parse(frame);
     (verify_ip(frame, &parsed), verify_l4(frame, &parsed))
 }
@@ -71,7 +71,7 @@ fn tcp_over_ipv4_is_split_as_the_sender_would_have() {
     assert_eq!(flags, [0x90, 0x10, 0x10, 0x19], "CWR on the first, FIN and PSH on the last");
     for segment in &segments {
         assert_eq!(usize::from(half(segment, 16)), segment.len() - 14);
-        assert_eq!(checksums(segment), (Check::Good, Check::Good));
+        assert_eq!(checksums(segment), (ChecksumStatus::Good, ChecksumStatus::Good));
         assert_eq!(FlowKey::of(segment), FlowKey { tcp_flags: segment[47], ..FlowKey::of(&merged) });
     }
 }
@@ -85,7 +85,7 @@ fn udp_is_split_into_datagrams() {
         assert_eq!(lengths, [1008, 1008, 508]);
         let together: Vec<u8> = segments.iter().flat_map(|segment| segment[udp_at + 8..].to_vec()).collect();
         assert_eq!(together, payload(2500));
-        assert!(segments.iter().all(|segment| checksums(segment).1 == Check::Good));
+        assert!(segments.iter().all(|segment| checksums(segment).1 == ChecksumStatus::Good));
     }
     let mut unchecked = v4().udp(1, 2).payload(&payload(100)).build();
     unchecked[40..42].fill(0);
@@ -115,7 +115,7 @@ fn streams_in_tunnels_are_split_with_their_outer_headers() {
         assert_eq!(together, payload(1000), "{name}");
         for segment in &segments {
             let (ip, udp) = checksums(segment);
-            assert!(ip != Check::Bad && udp != Check::Bad, "{name}");
+            assert!(ip != ChecksumStatus::Bad && udp != ChecksumStatus::Bad, "{name}");
             let tunnel = parse_tunnel(segment, &parse(segment));
             assert_eq!(tunnel, {
                 let mut whole = parse_tunnel(&merged, &parse(&merged));
@@ -125,7 +125,7 @@ fn streams_in_tunnels_are_split_with_their_outer_headers() {
             // The packet inside, as a frame of its own.
             let start = headers - 40;
             let alone = [&whole[..14], &segment[start..]].concat();
-            assert_eq!(checksums(&alone), (Check::Good, Check::Good), "{name}");
+            assert_eq!(checksums(&alone), (ChecksumStatus::Good, ChecksumStatus::Good), "{name}");
             assert_eq!(usize::from(half(&alone, 16)), alone.len() - 14, "{name}");
         }
     }
@@ -143,7 +143,7 @@ fn are_right(segment: &[u8], starts: &[usize]) {
         let ether_type = if segment[*start] >> 4 == 4 { [0x08, 0x00] } else { [0x86, 0xdd] };
         let alone = [&[2; 12][..], &ether_type, &segment[*start..]].concat();
         let (ip, l4) = checksums(&alone);
-        assert!(ip != Check::Bad && l4 != Check::Bad, "at {start}: {ip:?} {l4:?}");
+        assert!(ip != ChecksumStatus::Bad && l4 != ChecksumStatus::Bad, "at {start}: {ip:?} {l4:?}");
         let covered = if ether_type == [0x08, 0x00] { half(&alone, 16) } else { half(&alone, 18) + 40 };
         assert_eq!(usize::from(covered), alone.len() - 14, "the length at {start}");
     }
@@ -274,7 +274,7 @@ proptest! {
             let last = index + 1 == segments.len();
             prop_assert!(payload.len() == size || last && payload.len() <= size);
             let (ip, l4) = checksums(segment);
-            prop_assert!(ip != Check::Bad && l4 == Check::Good, "segment {}: {:?}, {:?}", index, ip, l4);
+            prop_assert!(ip != ChecksumStatus::Bad && l4 == ChecksumStatus::Good, "segment {}: {:?}, {:?}", index, ip, l4);
             let (mut key, whole) = (FlowKey::of(segment), FlowKey::of(&frame));
             key.tcp_flags = whole.tcp_flags;
             prop_assert_eq!(key, whole);

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::build::FrameBuilder;
-use crate::checksum::{Check, ipv4_header, l4, verify_ip, verify_l4};
+use crate::checksum::{ChecksumStatus, ipv4_header, l4, verify_ip, verify_l4};
 use crate::parse;
 
 fn vlan(frame: &[u8]) -> Option<u16> {
@@ -67,8 +67,8 @@ fn a_reflected_packet_is_the_answer_with_right_checksums() {
             assert_eq!((parsed.key.src_mac, parsed.key.dst_mac), (before.dst_mac, before.src_mac));
             assert_eq!((parsed.key.src_ip, parsed.key.dst_ip), (before.dst_ip, before.src_ip));
             assert_eq!((parsed.key.src_port, parsed.key.dst_port), (53, 1024));
-            assert_ne!(verify_ip(&frame, &parsed), Check::Bad);
-            assert_eq!(verify_l4(&frame, &parsed), Check::Good);
+            assert_ne!(verify_ip(&frame, &parsed), ChecksumStatus::Bad);
+            assert_eq!(verify_l4(&frame, &parsed), ChecksumStatus::Good);
         }
     }
 }
@@ -179,7 +179,7 @@ proptest! {
         let mut changed = frame.clone();
         let before = checks(&frame);
         reflect(&mut changed);
-        if before.iter().all(|check| *check != Check::Bad) {
+        if before.iter().all(|check| *check != ChecksumStatus::Bad) {
             prop_assert_eq!(checks(&changed), before);
         }
     }

@@ -101,7 +101,7 @@ fn keys_of_another_shape_are_refused() {
         &one_colon,
         &one_dash,
     ] {
-        assert!(matches!(text.parse::<RssKey>(), Err(Error::RssKey { .. })), "{text} was taken");
+        assert!(matches!(text.parse::<RssKey>(), Err(PacketTextError::RssKey { .. })), "{text} was taken");
     }
 }
 

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use packet::MacAddr;
 use program::{
     APP_CLIENT_MIB, APP_CLIENTS_MAX, APP_RING_SIZES, APP_RINGS_MAX, AppMode, AppSink, CaptureSink, CountSink,
-    ForwardMode, ForwardSink, KernelSink, MAX_SINKS, MAX_TOP_FLOWS, Sink, SinkId, SinkKind, TapMac,
+    ForwardMode, ForwardSink, KernelSink, MAX_SINKS, MAX_TOP_FLOWS, SinkId, SinkKind, SinkSpec, TapMac,
     VlanChange,
 };
 use toml::Spanned;
@@ -50,7 +50,7 @@ impl Sinks {
             let kind = self.kind(reader, key, value);
             self.index.insert(name.to_owned(), kind.as_ref().map(|_| SinkId::of(self.list.len())));
             self.list.extend(kind.map(|kind| SinkDefinition {
-                sink: Sink { name: name.to_owned(), kind },
+                sink: SinkSpec { name: name.to_owned(), kind },
                 place: reader.place(key.span()),
             }));
         }

@@ -27,7 +27,7 @@ const NOT_RUNNABLE: u8 = 126;
 #[derive(Debug, thiserror::Error)]
 enum Error {
     #[error(transparent)]
-    Settings(#[from] softnic::Error),
+    Settings(#[from] softnic::SoftNicError),
     #[error(transparent)]
     Launch(LaunchError),
     #[error("{0}; use --method plugin")]

@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering;
 use arrayvec::ArrayVec;
 use hugemem::prefetch_write;
 use packet::Parsed;
-use packet::checksum::{Check, verify_ip, verify_l4};
+use packet::checksum::{ChecksumStatus, verify_ip, verify_l4};
 use wire::{BURST_FRAMES, Checksum, MAX_MERGED_BYTES, RxFrame};
 
 use super::receive::C_VLAN_TPID;
@@ -612,9 +612,9 @@ fn checksums_hold(frame: &RxFrame<'_>, parsed: &Parsed) -> bool {
     let l4 = match frame.checksum {
         Checksum::Valid => true,
         Checksum::Partial => false,
-        Checksum::Unknown => verify_l4(frame.bytes, parsed) == Check::Good,
+        Checksum::Unknown => verify_l4(frame.bytes, parsed) == ChecksumStatus::Good,
     };
-    l4 && verify_ip(frame.bytes, parsed) == Check::Good
+    l4 && verify_ip(frame.bytes, parsed) == ChecksumStatus::Good
 }
 
 // The frame check sequence, for queues that want it (`IBV_WQ_FLAGS_SCATTER_FCS`).

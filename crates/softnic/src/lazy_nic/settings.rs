@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use wire::{GatedWire, MAX_MTU_BYTES, Wire as _, WireConfig, WireError};
 
-use crate::Error;
+use crate::SoftNicError;
 use crate::limits::{MAX_NAME_BYTES, MIN_MTU_BYTES};
 use crate::nic::{Drive, SoftNic, SoftNicConfig, is_device_name};
 use crate::personality::{Personality, UnknownPersonality};
@@ -79,7 +79,7 @@ impl Settings {
     ///
     /// # Errors
     /// As [`Settings::read`].
-    pub fn from_environment() -> Result<Self, Error> {
+    pub fn from_environment() -> Result<Self, SoftNicError> {
         Self::read(|name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()))
     }
 
@@ -87,7 +87,7 @@ impl Settings {
     ///
     /// # Errors
     /// The first variable whose value makes no sense, and what would.
-    pub fn read(lookup: impl Fn(&str) -> Option<String>) -> Result<Self, Error> {
+    pub fn read(lookup: impl Fn(&str) -> Option<String>) -> Result<Self, SoftNicError> {
         let text = |name: &str, default: &str| lookup(name).unwrap_or_else(|| default.to_owned());
         let number = |name: &'static str, least: u64, most: u64| match lookup(name) {
             None => Ok(None),
@@ -99,7 +99,7 @@ impl Settings {
         let mlx5 = lookup(variable::METHOD).is_some_and(|method| method == METHOD_MLX5);
         let name = text(variable::NAME, if mlx5 { DEFAULT_MLX5_NAME } else { DEFAULT_NAME });
         if !is_device_name(&name) {
-            return Err(Error::DeviceName { name, max: MAX_NAME_BYTES });
+            return Err(SoftNicError::DeviceName { name, max: MAX_NAME_BYTES });
         }
         let wire = text(variable::WIRE, "null");
         let personality = text(variable::PERSONALITY, if mlx5 { "mlx5" } else { "ideal" });
@@ -125,8 +125,8 @@ impl Settings {
 
     /// The NIC that they describe. For the methods that need the provider, the library was loaded before: to
     /// register the provider, or for the list of devices.
-    pub(super) fn create(&self, wires_open: &Arc<AtomicBool>) -> Result<SoftNic, Error> {
-        let wire = self.wire.open().map_err(|source: WireError| Error::Wire { source })?;
+    pub(super) fn create(&self, wires_open: &Arc<AtomicBool>) -> Result<SoftNic, SoftNicError> {
+        let wire = self.wire.open().map_err(|source: WireError| SoftNicError::Wire { source })?;
         let wire = Box::new(GatedWire::new(wire, wires_open));
         let mtu_bytes = self.mtu_bytes.unwrap_or_else(|| wire.mtu_bytes().min(MAX_MTU_BYTES));
         SoftNic::create_without_provider(SoftNicConfig {
@@ -146,6 +146,6 @@ fn last_core() -> u64 {
     u64::try_from(cores).unwrap_or(1).saturating_sub(1)
 }
 
-fn refuse(name: &'static str, value: &str, problem: String) -> Error {
-    Error::Setting { name, value: value.to_owned(), problem }
+fn refuse(name: &'static str, value: &str, problem: String) -> SoftNicError {
+    SoftNicError::Setting { name, value: value.to_owned(), problem }
 }

@@ -10,7 +10,7 @@ use super::*;
 use crate::Personality;
 use crate::port_tables::eui64;
 
-fn read(variables: &[(&str, &str)]) -> Result<Settings, Error> {
+fn read(variables: &[(&str, &str)]) -> Result<Settings, SoftNicError> {
     Settings::read(|name| {
         variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
     })

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use crate::verbs_support::{FRAME_BYTES, Received, Receiver, pool, single, v4};
 use packet::build::FrameBuilder;
 use rustix::thread::{CpuSet, sched_setaffinity};
-use softnic::{Drive, Error, Personality, PortConfig, SoftNic, SoftNicConfig};
+use softnic::{Drive, Personality, PortConfig, SoftNic, SoftNicConfig, SoftNicError};
 use verbs::{
     ActionSpec, CompletionQueue, Context, DeviceList, Domain, FlowAttr, FlowHandle, FlowKind, FlowSpec,
     FlowTarget, Ipv4ExtMatch, PortMatch, PortNumber, ProtectionDomain, RawQueuePair, SendFlags,
@@ -94,7 +94,7 @@ struct Device {
     misplaced: Arc<AtomicU64>,
 }
 
-fn create(name: &str, wires: Vec<Box<dyn Wire>>, drive: Drive) -> Result<SoftNic, Error> {
+fn create(name: &str, wires: Vec<Box<dyn Wire>>, drive: Drive) -> Result<SoftNic, SoftNicError> {
     let ports = wires.into_iter().map(|wire| PortConfig { wire, mtu_bytes: 1500 });
     let (name, personality) = (name.to_owned(), Personality::Ideal);
     SoftNic::create(SoftNicConfig { name, personality, ports: ports.collect(), drive })
@@ -500,7 +500,7 @@ fn threads_without_ports_are_refused() {
     for threads in [0, 2, 9] {
         let drive = Drive::Threads { cores: vec![None; threads] };
         let error = create("none", vec![Box::new(wire::NullWire)], drive).err().unwrap();
-        assert!(matches!(error, Error::ThreadCount { ports: 1, .. }), "{error}");
+        assert!(matches!(error, SoftNicError::ThreadCount { ports: 1, .. }), "{error}");
     }
 }
 

@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use control::{Band, Controller, DropTotals};
-use program::{CaptureSink, Program, Sink, SinkKind, Verdict, WorkerId};
+use program::{CaptureSink, Program, SinkKind, SinkSpec, Verdict, WorkerId};
 use softnic::SoftNic;
 use worker::sinks::{Station, capture};
 use worker::{DeviceClock, Idle, SinkMap, Slot, Worker, WorkerConfig, WorkerControl, WorkerHandle};
@@ -652,7 +652,7 @@ impl api::Daemon for Runtime {
         let context = self.opened.device.context();
         let opened = capture::to_writer(stream, &name, rule, &options, context, self.workers.len());
         let opened = opened.map_err(|error| unavailable(&error))?;
-        let definition = Sink { name, kind: SinkKind::Capture(options) };
+        let definition = SinkSpec { name, kind: SinkKind::Capture(options) };
         self.sinks.attach(&definition, rule, opened).map_err(|error| unavailable(&error))
     }
 

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use program::{Program, RuleId, Sink};
+use program::{Program, RuleId, SinkSpec};
 use verbs::{Domain, RegisteredFrames};
 use worker::sinks::{self, Environment, Hub, Opened, Others, PacketSizes, Ports, SinkError, TopFlow};
 use worker::{FrameBudget, SinkChange, SinkCounters, SinkMap, SinkTraffic, Slot, WorkerControl};
@@ -144,7 +144,7 @@ impl ClosingSink {
 type SharedHub = Arc<Box<dyn Hub>>;
 
 struct OpenSink {
-    definition: Sink,
+    definition: SinkSpec,
     slot: Slot,
     use_: Use,
     /// `None` once the workers have ended.
@@ -223,7 +223,7 @@ struct Placing {
 
 /// A sink with its counters, for the state.
 pub(crate) struct SinkView {
-    pub(crate) definition: Sink,
+    pub(crate) definition: SinkSpec,
     /// The rule that it is attached to.
     pub(crate) attached_to: Option<String>,
     pub(crate) counted: Counted,
@@ -319,7 +319,7 @@ impl Sinks {
     fn place(
         &self,
         state: &mut Open,
-        definition: &Sink,
+        definition: &SinkSpec,
         use_: Use,
         opened: Opened,
     ) -> Result<Placing, Opened> {
@@ -417,7 +417,7 @@ impl Sinks {
     ///
     /// # Errors
     /// There is no such rule, or no place.
-    pub(crate) fn attach(&self, definition: &Sink, rule: &str, opened: Opened) -> Result<Slot, Error> {
+    pub(crate) fn attach(&self, definition: &SinkSpec, rule: &str, opened: Opened) -> Result<Slot, Error> {
         let placing = {
             let mut state = self.state();
             let no_rule = || Error::NoRule(rule.to_owned());
@@ -591,7 +591,7 @@ mod tests {
         let hub = Slow { begun, released: Mutex::new(released), is_dropped: Arc::clone(&is_dropped) };
         let opened =
             Opened { hub: Box::new(hub), endpoints: Vec::new(), counters: Vec::new(), transmit: Vec::new() };
-        let definition = Sink { name: "slow".into(), kind: SinkKind::Count(CountSink::default()) };
+        let definition = SinkSpec { name: "slow".into(), kind: SinkKind::Count(CountSink::default()) };
         let placed = sinks.place(&mut sinks.state(), &definition, Use::Policy, opened);
         assert!(placed.is_ok(), "there is a place");
         let ticked = Arc::clone(&sinks);
@@ -637,7 +637,8 @@ mod tests {
             let (announced, generations) = channel();
             let hub = Box::new(Announced(announced));
             let opened = Opened { hub, endpoints: Vec::new(), counters: Vec::new(), transmit: Vec::new() };
-            let definition = Sink { name: "attached".into(), kind: SinkKind::Count(CountSink::default()) };
+            let definition =
+                SinkSpec { name: "attached".into(), kind: SinkKind::Count(CountSink::default()) };
             sinks.attach(&definition, "r", opened).expect("a place");
             generations.try_iter().collect::<Vec<u64>>()
         };
@@ -681,7 +682,7 @@ mod tests {
             let map = Arc::new(SinkMap::new(generation, program, &[]));
             Published { program: Arc::clone(program), map, sha256: String::new() }
         };
-        let shown = |sinks: &Sinks| -> Vec<(Sink, u64)> {
+        let shown = |sinks: &Sinks| -> Vec<(SinkSpec, u64)> {
             let view = sinks.view().into_iter();
             view.map(|sink| (sink.definition, sink.counted.traffic[0].offered.packets)).collect()
         };

@@ -301,8 +301,8 @@ fn checksums_left_to_offload_are_completed() {
                 }
             };
             let parsed = packet::parse(&bytes);
-            assert_eq!(checksum::verify_l4(&bytes, &parsed), checksum::Check::Good);
-            assert_eq!(checksum::verify_ip(&bytes, &parsed), checksum::Check::Good);
+            assert_eq!(checksum::verify_l4(&bytes, &parsed), checksum::ChecksumStatus::Good);
+            assert_eq!(checksum::verify_ip(&bytes, &parsed), checksum::ChecksumStatus::Good);
             assert_eq!((state, wire_len as usize), (Checksum::Unknown, bytes.len()));
         }
         // The kernel strips the tag, and counts from the start of the frame without it.
@@ -350,8 +350,8 @@ fn payload(frames: &[(Vec<u8>, u32, u64, Checksum)]) -> Vec<u8> {
     let mut together = Vec::new();
     for (bytes, wire_len, ..) in frames {
         let parsed = packet::parse(bytes);
-        assert_eq!(checksum::verify_l4(bytes, &parsed), checksum::Check::Good);
-        assert_eq!(checksum::verify_ip(bytes, &parsed), checksum::Check::Good);
+        assert_eq!(checksum::verify_l4(bytes, &parsed), checksum::ChecksumStatus::Good);
+        assert_eq!(checksum::verify_ip(bytes, &parsed), checksum::ChecksumStatus::Good);
         assert_eq!(*wire_len as usize, bytes.len());
         together.extend_from_slice(&bytes[54..]);
     }
@@ -416,11 +416,11 @@ fn datagrams_that_the_kernel_left_uncut_are_split() {
             let lengths: Vec<usize> = received.iter().map(|frame| frame.0.len() - headers).collect();
             assert_eq!(lengths, [1000, 1000, 500]);
             for (bytes, ..) in &received {
-                assert_ne!(checksum::verify_l4(bytes, &packet::parse(bytes)), checksum::Check::Bad);
+                assert_ne!(checksum::verify_l4(bytes, &packet::parse(bytes)), checksum::ChecksumStatus::Bad);
                 let inner = &bytes[headers - 42..];
                 let parsed = packet::parse(inner);
-                assert_eq!(checksum::verify_l4(inner, &parsed), checksum::Check::Good);
-                assert_eq!(checksum::verify_ip(inner, &parsed), checksum::Check::Good);
+                assert_eq!(checksum::verify_l4(inner, &parsed), checksum::ChecksumStatus::Good);
+                assert_eq!(checksum::verify_ip(inner, &parsed), checksum::ChecksumStatus::Good);
             }
         };
         send_datagrams("10.9.9.1:0", "10.9.9.2:4000");

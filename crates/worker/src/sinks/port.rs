@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use packet::rewrite::TAG_BYTES;
 use verbs::{
-    Context, Domain, Errno, ParentDomain, PortAttributes, PortNumber, PortState, ProtectionDomain,
-    RawQueuePairHandle, ThreadDomain,
+    Context, Domain, ParentDomain, PortAttributes, PortNumber, PortState, ProtectionDomain,
+    RawQueuePairHandle, ThreadDomain, VerbsErrno,
 };
 
 use super::SinkError;
@@ -213,7 +213,7 @@ pub(super) fn domain(context: &Arc<Context>) -> Result<Domain, verbs::VerbsError
     let protection = ProtectionDomain::new(context)?;
     match ThreadDomain::new(context) {
         Ok(thread) => Ok(Domain::from(&ParentDomain::new(&protection, Some(&thread), None)?)),
-        Err(error) if error.errno() == Some(Errno::EOPNOTSUPP.0) => Ok(Domain::from(protection)),
+        Err(error) if error.errno() == Some(VerbsErrno::EOPNOTSUPP.0) => Ok(Domain::from(protection)),
         Err(error) => Err(error),
     }
 }

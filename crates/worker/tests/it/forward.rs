@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crate::support::{self, Feed, Rig, ScriptWire, compile};
 use packet::build::FrameBuilder;
 use packet::{EtherType, MacAddr, parse};
-use program::{ForwardMode, ForwardSink, Program, Sink, SinkKind, VlanChange};
+use program::{ForwardMode, ForwardSink, Program, SinkKind, SinkSpec, VlanChange};
 use softnic::{Drive, SoftNic};
 use verbs::{Context, DeviceList};
 use wire::{Burst, TransmitError, Wire, WireState};
@@ -90,7 +90,7 @@ fn slot(index: usize) -> Slot {
 
 /// The sink of these options.
 fn opened(rig: &Rig, other: &Other, options: ForwardSink) -> Result<Opened, SinkError> {
-    let sink = Sink { name: "out".to_owned(), kind: SinkKind::Forward(options) };
+    let sink = SinkSpec { name: "out".to_owned(), kind: SinkKind::Forward(options) };
     let workers = rig.workers.borrow();
     let domains: Vec<_> = workers.iter().map(worker::Worker::domain).collect();
     let budgets: Vec<_> = workers.iter().map(worker::Worker::frame_budget).collect();

@@ -9,7 +9,7 @@ use ibverbs_sys::{
     ibv_wc_status, ibv_wr_opcode,
 };
 use packet::build::FrameBuilder;
-use packet::checksum::{Check, fill, verify_ip, verify_l4};
+use packet::checksum::{ChecksumStatus, fill, verify_ip, verify_l4};
 use packet::{EtherType, parse};
 
 use super::extended::Extended;
@@ -156,8 +156,11 @@ fn segments_equal_frames_that_were_built_one_by_one() {
             assert!(by_post == wanted && by_call == wanted, "{what}");
             for frame in &by_post {
                 let parsed = parse(frame);
-                assert_eq!(verify_l4(frame, &parsed), Check::Good, "{what}");
-                assert_eq!(verify_ip(frame, &parsed), if ipv4 { Check::Good } else { Check::Absent });
+                assert_eq!(verify_l4(frame, &parsed), ChecksumStatus::Good, "{what}");
+                assert_eq!(
+                    verify_ip(frame, &parsed),
+                    if ipv4 { ChecksumStatus::Good } else { ChecksumStatus::Absent }
+                );
             }
             let completions = raw.poll();
             let outcome: Vec<_> = completions.iter().map(|wc| (wc.wr_id, wc.status, wc.opcode)).collect();

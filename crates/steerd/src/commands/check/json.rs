@@ -4,7 +4,7 @@ use analysis::{Need, Pairs, Protected, Reach, Relation, RuleAnalysis};
 use compiler::{Capacity, Obstacle, RuleReport, Shares, TrafficShare};
 use policy::Witness;
 use policy::{Diagnostic, Diagnostics, MAX_DIAGNOSTICS};
-use program::{Program, RuleId, Sink, SinkId};
+use program::{Program, RuleId, SinkId, SinkSpec};
 use serde::Serialize;
 
 use super::{Checked, CountedShare};
@@ -75,7 +75,7 @@ struct SavingLine<'c> {
 #[derive(Serialize)]
 struct SinkLine<'c> {
     #[serde(flatten)]
-    sink: &'c Sink,
+    sink: &'c SinkSpec,
     /// The rules whose packets it gets.
     rules: Vec<&'c str>,
 }

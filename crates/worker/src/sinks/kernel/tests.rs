@@ -1,7 +1,7 @@
 //! What a policy's options ask of the interface. `steerd`'s tests (`kernel_sink.rs`) use real ones.
 
 use packet::build::FrameBuilder;
-use packet::checksum::{Check, verify_ip, verify_l4};
+use packet::checksum::{ChecksumStatus, verify_ip, verify_l4};
 use packet::offload::{Merged, Offload, TCP_V4, TCP_V6};
 use packet::{MacAddr, parse};
 
@@ -66,7 +66,7 @@ fn cut(cutter: &mut Cutter, offload: Offload, frame: &[u8]) -> Vec<Vec<u8>> {
 
 fn is_right(packet: &[u8]) -> bool {
     let parsed = parse(packet);
-    verify_l4(packet, &parsed) == Check::Good && verify_ip(packet, &parsed) != Check::Bad
+    verify_l4(packet, &parsed) == ChecksumStatus::Good && verify_ip(packet, &parsed) != ChecksumStatus::Bad
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Send queues: what libmlx5 posts, and what no libmlx5 would.
 
-use packet::checksum::{Check, verify_ip, verify_l4};
+use packet::checksum::{ChecksumStatus, verify_ip, verify_l4};
 
 use super::*;
 use crate::errno::EINVAL;
@@ -204,7 +204,7 @@ fn checksums_are_filled_in_and_streams_cut() {
     let sent = it.sent();
     let is_good = |frame: &Vec<u8>| {
         let parsed = packet::parse(frame);
-        (verify_ip(frame, &parsed), verify_l4(frame, &parsed)) == (Check::Good, Check::Good)
+        (verify_ip(frame, &parsed), verify_l4(frame, &parsed)) == (ChecksumStatus::Good, ChecksumStatus::Good)
     };
     assert!(sent.len() == 1 && is_good(&sent[0]) && sent[0].len() == expected.len());
 
