@@ -43,11 +43,12 @@ pub(crate) struct HugepageLimit {
 
 /// The tightest limit of the groups of this process that leaves less than so many bytes of hugepages.
 pub(crate) fn hugepage_limit(page_bytes: usize, bytes: usize) -> Option<HugepageLimit> {
-    hugepage_limit_by((page_bytes, bytes), |path| fs::read_to_string(path).ok())
+    hugepage_limit_by(page_bytes, bytes, |path| fs::read_to_string(path).ok())
 }
 
 fn hugepage_limit_by(
-    (page_bytes, bytes): (usize, usize),
+    page_bytes: usize,
+    bytes: usize,
     read: impl Fn(&Path) -> Option<String>,
 ) -> Option<HugepageLimit> {
     let size = if page_bytes >= 1 << 30 {
@@ -175,7 +176,7 @@ mod tests {
                 let (_, text) = files.iter().find(|(name, _)| Path::new(name) == path)?;
                 Some((*text).to_owned())
             };
-            let found = hugepage_limit_by((page_bytes, bytes), read)?;
+            let found = hugepage_limit_by(page_bytes, bytes, read)?;
             Some((found.bytes >> 20, found.file.display().to_string()))
         };
         let version_2 = [
