@@ -151,19 +151,21 @@ fn reflect_ipv6(packet: &mut [u8]) {
 
 fn reflect_l4(protocol: IpProtocol, segment: &mut [u8]) {
     /// Type and code of echo messages (RFC 792; RFC 4443, 4.1).
-    const ECHO: (u16, u16) = (0x0800, 0x0000);
-    const ECHO_V6: (u16, u16) = (0x8000, 0x8100);
+    const REQUEST: u16 = 0x0800;
+    const REPLY: u16 = 0x0000;
+    const REQUEST_V6: u16 = 0x8000;
+    const REPLY_V6: u16 = 0x8100;
     match protocol {
         IpProtocol::TCP | IpProtocol::UDP => {
             swap(segment, 0, 2);
         }
-        IpProtocol::ICMP => answer_echo(segment, ECHO),
-        IpProtocol::ICMPV6 => answer_echo(segment, ECHO_V6),
+        IpProtocol::ICMP => answer_echo(segment, REQUEST, REPLY),
+        IpProtocol::ICMPV6 => answer_echo(segment, REQUEST_V6, REPLY_V6),
         _ => {}
     }
 }
 
-fn answer_echo(message: &mut [u8], (request, reply): (u16, u16)) {
+fn answer_echo(message: &mut [u8], request: u16, reply: u16) {
     if word(message, 0) == Some(request)
         && let Some(checksum) = word(message, 2)
     {
