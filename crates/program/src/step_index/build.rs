@@ -124,7 +124,7 @@ impl Builder {
             .filter(|_| may_divide)
             .find_map(|limit| Some((self.best_division(&steps, limit)?, limit)));
         let node = match division {
-            Some((question, limit)) => self.divide(question, &steps, depth, (copies, limit)),
+            Some((question, limit)) => self.divide(question, &steps, depth, copies, limit),
             None => self.list(&steps),
         };
         self.known.insert(steps, node);
@@ -218,13 +218,7 @@ impl Builder {
     }
 
     /// Divides steps that may be copied so many times in all, and in this division.
-    fn divide(
-        &mut self,
-        question: Question,
-        steps: &[u32],
-        depth: u32,
-        (copies, limit): (f64, f64),
-    ) -> Child {
+    fn divide(&mut self, question: Question, steps: &[u32], depth: u32, copies: f64, limit: f64) -> Child {
         let starts = starts_of(steps.iter().filter_map(|step| self.tests(question, *step)).flatten());
         let (chosen, others, copied) = self.chosen(question, steps, &starts, limit);
         let one = self.parts(question, &chosen, depth, copies / copied.max(1.0));
