@@ -36,7 +36,7 @@ pub use variables::MAX_SUBSTITUTED_BYTES;
 use files::{File, Files, Texts, Walk};
 use groups::Groups;
 use reader::{Reader, Table};
-use rules::Rules;
+use rules::{RulePlaces, Rules};
 use sets::Sets;
 use sinks::Sinks;
 use variables::Variables;
@@ -137,7 +137,8 @@ fn assemble(reader: &mut Reader, main: &Arc<Source>, found: &[File<'_>], files: 
     for file in found {
         reader.source = Arc::clone(&file.source);
         if let Some(value) = file.document.get("rules") {
-            rules.read(reader, value, (&groups, &sinks), &mut sets, (&mut seen, skips_extensions));
+            let places = RulePlaces { groups: &groups, sinks: &sinks };
+            rules.read(reader, value, places, &mut sets, &mut seen, skips_extensions);
         }
         for (key, given) in &mut defaults {
             default(reader, &file.document, &groups, key, given);

@@ -64,7 +64,7 @@ fn definitions() -> Value {
             { "type": "string", "pattern": VARIABLE },
         ] },
         "set_table": object(keys::SET_ITEMS),
-        "sink": { "anyOf": keys::SINKS.iter().map(sink).collect::<Vec<_>>() },
+        "sink": { "anyOf": keys::SINKS.iter().map(|(kind, keys)| sink(kind, keys)).collect::<Vec<_>>() },
         "sink_names": { "anyOf": [
             { "type": "string" },
             { "type": "array", "items": { "type": "string" } },
@@ -115,8 +115,8 @@ fn object_of<'k>(keys: impl Iterator<Item = &'k Key>, least: u64) -> Value {
 }
 
 /// The table of a sink of one kind.
-fn sink((kind, keys): &(&str, &[Key])) -> Value {
-    let mut object = object_of([&keys::SINK_KIND].into_iter().chain(*keys), 0);
+fn sink(kind: &str, keys: &[Key]) -> Value {
+    let mut object = object_of([&keys::SINK_KIND].into_iter().chain(keys), 0);
     object["properties"]["kind"]["const"] = json!(kind);
     object
 }

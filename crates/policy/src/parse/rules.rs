@@ -23,15 +23,23 @@ pub(super) struct Rules {
     names: Names,
 }
 
+/// The groups and sinks that rules may name.
+#[derive(Clone, Copy)]
+pub(super) struct RulePlaces<'p> {
+    pub(super) groups: &'p Groups,
+    pub(super) sinks: &'p Sinks,
+}
+
 impl Rules {
     /// Reads the `[[rules]]` of one file.
     pub(super) fn read(
         &mut self,
         reader: &mut Reader,
         value: &Value<'_>,
-        places: (&Groups, &Sinks),
+        places: RulePlaces<'_>,
         sets: &mut Sets,
-        (seen, skips_extensions): (&mut usize, bool),
+        seen: &mut usize,
+        skips_extensions: bool,
     ) {
         let Some(array) = value.get_ref().as_array() else {
             return reader.wrong_type(value, "`rules`", "a list of tables");
@@ -61,7 +69,7 @@ impl Rules {
         &mut self,
         reader: &mut Reader,
         value: &Value<'_>,
-        (groups, sinks): (&Groups, &Sinks),
+        RulePlaces { groups, sinks }: RulePlaces<'_>,
         sets: &mut Sets,
     ) -> Option<RuleDefinition> {
         let table = reader.table(value, "a rule")?;
