@@ -271,6 +271,12 @@ impl SinkDrop {
         Self::Malformed,
     ];
 
+    /// Returns whether packets are dropped for this reason because the options of the sink ask for it.
+    #[must_use]
+    pub fn is_intended(self) -> bool {
+        matches!(self, Self::Sampled | Self::Limit)
+    }
+
     /// The reason as a metric label.
     #[must_use]
     pub fn name(self) -> &'static str {

@@ -25,17 +25,12 @@ pub(crate) struct SinkProgress {
     by_reason: Vec<u64>,
 }
 
-/// Whether packets dropped for this reason are left out because the sink's options ask for it.
-fn is_intended(reason: SinkDrop) -> bool {
-    matches!(reason, SinkDrop::Sampled | SinkDrop::Limit)
-}
-
 impl SinkProgress {
     pub(crate) fn of(name: &str, workers: &[SinkTraffic]) -> Self {
         let lost = |reason: SinkDrop| -> u64 {
             let by_worker = workers.iter().flat_map(|traffic| &traffic.dropped);
             by_worker
-                .filter(|(of, _)| *of == reason && !is_intended(reason))
+                .filter(|(of, _)| *of == reason && !reason.is_intended())
                 .map(|(_, packets)| packets)
                 .sum()
         };

@@ -6,6 +6,8 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+use worker::SinkDrop;
+
 use crate::state::{
     OtherDeviceState, PortCounters, PortState, Reasons, RuleState, SinkState, State, WorkerState,
 };
@@ -355,9 +357,6 @@ pub(crate) fn line(state: &State, rates: &PerSecond) -> String {
     )
 }
 
-/// Reasons why a sink drops packets because its options ask for it.
-const INTENDED: [&str; 2] = ["sampled", "limit"];
-
 /// All losses, without drops by rules, by reason: "none", or "out_of_buffer 12, sink files: disk_full 7".
 pub(crate) fn losses(state: &State) -> String {
     let mut sums = Reasons::new();
@@ -372,7 +371,9 @@ pub(crate) fn losses(state: &State) -> String {
     let mut list = vec![listed(&sums)];
     for sink in &state.sinks {
         let mut dropped = sink.dropped();
-        dropped.retain(|reason, _| !INTENDED.contains(reason));
+        SinkDrop::ALL.iter().filter(|reason| reason.is_intended()).for_each(|reason| {
+            dropped.remove(reason.name());
+        });
         let reasons = listed(&dropped);
         list.extend((!reasons.is_empty()).then(|| format!("sink {}: {reasons}", sink.name)));
     }
