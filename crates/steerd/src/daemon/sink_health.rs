@@ -1,6 +1,6 @@
 //! Whether sinks pass packets on: one that loses every packet for [`LOSING_AFTER`] is *losing*, until it
-//! passes on more than it loses, or some of its packets for as long. Steering goes on without it, so
-//! readiness does not depend on it: the daemon is *degraded*.
+//! passes on more than it loses, or some of its packets for as long, or has no packets for [`IDLE_AFTER`].
+//! Steering goes on without it, so readiness does not depend on it: the daemon is *degraded*.
 //!
 //! Pure: the caller reads the counts and writes the log.
 
@@ -13,6 +13,8 @@ use worker::{SinkDrop, SinkTraffic};
 /// How long a sink must have passed nothing on: longer than a client takes to connect again, or a disk to be
 /// tidied.
 const LOSING_AFTER: Duration = Duration::from_secs(5);
+/// How long a sink must have had no packets until its losses do not count any more.
+const IDLE_AFTER: Duration = Duration::from_secs(60);
 
 /// The packets that a sink has passed on and lost so far.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,6 +69,8 @@ pub(crate) struct SinkMonitor {
 #[derive(Debug)]
 struct Watched {
     last: SinkProgress,
+    /// When it last passed on or lost packets, or was opened.
+    active_at: Instant,
     /// When it lost the first packet since it passed one on.
     since: Option<Instant>,
     /// When it passed the first packet on since it lost all of them.
@@ -82,7 +86,7 @@ impl SinkMonitor {
         for sink in sinks {
             let (name, first) = (sink.name.clone(), sink.clone());
             let watched = self.watched.entry(name);
-            let watched = watched.or_insert_with(|| Watched::new(first));
+            let watched = watched.or_insert_with(|| Watched::new(now, first));
             watched.note(now, sink);
             losing
                 .extend(watched.reason.map(|reason| LosingSink { name: watched.last.name.clone(), reason }));
@@ -93,13 +97,18 @@ impl SinkMonitor {
 }
 
 impl Watched {
-    fn new(last: SinkProgress) -> Self {
-        Self { last, since: None, passing_since: None, reason: None }
+    fn new(now: Instant, last: SinkProgress) -> Self {
+        Self { last, active_at: now, since: None, passing_since: None, reason: None }
     }
 
     fn note(&mut self, now: Instant, sink: SinkProgress) {
         let delivered = sink.delivered.saturating_sub(self.last.delivered);
         let lost = sink.lost.saturating_sub(self.last.lost);
+        if delivered > 0 || lost > 0 {
+            self.active_at = now;
+        } else if now.saturating_duration_since(self.active_at) >= IDLE_AFTER {
+            (self.since, self.passing_since, self.reason) = (None, None, None);
+        }
         let is_long_ago = |since: Instant| now.saturating_duration_since(since) >= LOSING_AFTER;
         if delivered > 0 {
             self.since = None;
@@ -170,6 +179,20 @@ mod tests {
             // Half of them, for 5 s.
             (76, progress(22, 61, 0), true),
             (81, progress(32, 71, 0), false),
+        ]);
+    }
+
+    #[test]
+    fn an_idle_sink_is_no_longer_losing() {
+        check(&[
+            (0, progress(0, 0, 0), false),
+            (1, progress(0, 5, 0), false),
+            (6, progress(0, 10, 0), true),
+            (65, progress(0, 10, 0), true),
+            (66, progress(0, 10, 0), false),
+            (70, progress(0, 11, 0), false),
+            (74, progress(0, 12, 0), false),
+            (75, progress(0, 13, 0), true),
         ]);
     }
 
