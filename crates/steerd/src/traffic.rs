@@ -90,7 +90,7 @@ pub(crate) fn for_each_packet(path: &Path, each: &mut dyn FnMut(&CapturedPacket<
 }
 
 fn open(path: &Path) -> Result<File, String> {
-    wire::open_capture(path).map_err(|error| format!("cannot read the capture: {error}"))
+    wire::open_capture(path).map_err(|error| problem(0, CaptureError::Io(error)))
 }
 
 fn packets(file: File, each: &mut dyn FnMut(&CapturedPacket<'_>)) -> Result<u64, String> {
@@ -111,11 +111,10 @@ fn packets(file: File, each: &mut dyn FnMut(&CapturedPacket<'_>)) -> Result<u64,
 
 /// The text of an error after this many packets.
 fn problem(packets: u64, error: CaptureError) -> String {
-    match error {
-        CaptureError::Io(error) => format!("cannot read the capture: {error}"),
-        CaptureError::NotACapture(problem) => format!("not a pcap or pcapng file: {problem}"),
-        CaptureError::Truncated => format!("after packet {packets}: the file ends in the middle"),
-        CaptureError::Damaged(problem) => format!("packet {}: {problem}", packets + 1),
-        CaptureError::LinkType(link) => format!("link type {} is not Ethernet (1)", u32::from(link)),
+    match &error {
+        CaptureError::Io(cause) => format!("{error}: {cause}"),
+        CaptureError::Truncated => format!("after packet {packets}: {error}"),
+        CaptureError::Damaged(_) => format!("packet {}: {error}", packets + 1),
+        CaptureError::NotACapture(_) | CaptureError::LinkType(_) => error.to_string(),
     }
 }

@@ -9,6 +9,7 @@ use std::io::{self, BufRead, BufReader, Cursor, Read};
 
 use pcap_file::pcap::PcapReader;
 use pcap_file::{DataLink, PcapError, TsResolution};
+use thiserror::Error;
 
 use super::link::CaptureLink;
 
@@ -39,17 +40,22 @@ pub struct CapturedPacket<'c> {
 }
 
 /// The reason why a capture, or its next packet, cannot be read.
-#[derive(Debug)]
+#[derive(Debug, Error)]
 pub enum CaptureError {
     /// The system's answer to a read.
-    Io(io::Error),
+    #[error("cannot read the capture")]
+    Io(#[source] io::Error),
     /// The file has not the beginning of a capture.
+    #[error("not a pcap or pcapng file: {0}")]
     NotACapture(String),
     /// The file ends within a packet or another block.
+    #[error("the file ends in the middle")]
     Truncated,
     /// A packet or another block contradicts itself.
+    #[error("{0}")]
     Damaged(String),
     /// The packets are not Ethernet frames.
+    #[error("link type {} is not Ethernet (1)", u32::from(*.0))]
     LinkType(DataLink),
 }
 
