@@ -10,6 +10,7 @@ mod captures;
 mod chaos;
 mod commands;
 mod counters;
+mod crate_lists;
 mod daemon;
 mod documents;
 mod examples;
