@@ -190,6 +190,7 @@ fn more_frames_than_a_receive_queue_holds() {
         let mut command = steerd();
         command.args(["check", "--config"]).arg(&settings);
         profile.iter().for_each(|profile| _ = command.args(["--profile", profile]));
+        eprintln!("{frames} frames with {profile:?}");
         refused(&command.output().expect("runs"), 3, &["workers.frames", limit]);
     }
 }

@@ -39,6 +39,11 @@ fn a_stock_sender_has_512_bytes_inline() {
     assert_eq!([make(512), make(972), make(973)], [None, None, Some(libc::EINVAL)]);
 }
 
+/// Calls with their text, and what each returns with errno after it.
+macro_rules! named {
+    ($($call:expr),* $(,)?) => { [$((stringify!($call), $call, errno())),*] };
+}
+
 #[test]
 fn null_is_refused_by_every_op() {
     let raw = Raw::new();
@@ -47,7 +52,7 @@ fn null_is_refused_by_every_op() {
     unsafe {
         let context = raw.context;
         let n = libc::EINVAL;
-        for handle in [
+        for (call, handle, errno) in named![
             pd::alloc_pd(null_mut()).cast::<u8>(),
             pd::alloc_parent_domain(context, null_mut()).cast(),
             pd::alloc_td(context, null_mut()).cast(),
@@ -64,10 +69,10 @@ fn null_is_refused_by_every_op() {
             flow::create_flow(raw.qp, null_mut()).cast(),
             counters::create_counters(context, null_mut()).cast(),
         ] {
-            assert!(handle.is_null());
-            assert_eq!(errno(), n);
+            assert!(handle.is_null(), "{call}");
+            assert_eq!(errno, n, "{call}");
         }
-        for status in [
+        for (call, status, _) in named![
             context::query_device_ex(context, std::ptr::null(), null_mut(), 1 << 12),
             context::query_port(context, 1, null_mut()),
             context::query_port(null_mut(), 1, null_mut()),
@@ -90,7 +95,7 @@ fn null_is_refused_by_every_op() {
             counters::read_counters(null_mut(), null_mut(), 0, 0),
             counters::destroy_counters(null_mut()),
         ] {
-            assert_eq!(status, n);
+            assert_eq!(status, n, "{call}");
         }
         assert_eq!(cq::poll_cq(raw.cq, 1, null_mut()), -1);
         assert_eq!(cq::poll_cq(null_mut(), 1, null_mut()), -1);
