@@ -1,6 +1,7 @@
 //! The daemon on rdma-core's own mlx5 provider, over the model of the kernel and of the device: with
 //! `softnic.provider = "mlx5"`, and below the launcher, `softnic exec --method mlx5 -- steerd run`.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -424,7 +425,13 @@ fn reloads_that_remove_drop_rules_lose_no_count() {
             setup.write("p.toml", policy(times).as_bytes());
             daemon.signal(Signal::HUP);
             daemon.wait_for("is in force", times);
-            let accounting = daemon.state()["accounting"].clone();
+            let accounting = RefCell::new(serde_json::Value::Null);
+            // It is not known while the counts of drops are older than those of packets.
+            daemon.until("fresh counts of drops", |daemon| {
+                *accounting.borrow_mut() = daemon.state()["accounting"].clone();
+                !accounting.borrow()["matches"].is_null()
+            });
+            let accounting = accounting.into_inner();
             assert_eq!(accounting["matches"], true, "{provider}, {times} reloads: {accounting:#}");
         }
         let (status, summary, log) = daemon.terminate();
