@@ -8,10 +8,10 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use packet::MacAddr;
+use parking::{Wakeup, join_within};
 use wire::MAX_MTU_BYTES;
 
 use crate::clock::MAX_KILOHERTZ;
-use crate::doorbell::Doorbell;
 use crate::engine::profile::EngineProfile;
 use crate::engine::{self, EngineCell};
 use crate::library::Library;
@@ -98,9 +98,8 @@ impl Deref for Nic {
     }
 }
 
-/// How long [`SoftNic::stop`] waits for the engines' threads, and how long it rests between looks.
+/// The time for which [`SoftNic::stop`] waits for the engines' threads.
 const STOP_PATIENCE: Duration = Duration::from_secs(5);
-const STOP_STEP: Duration = Duration::from_millis(1);
 
 /// Frames of a pass that a poll makes: they are still in the cache when they are polled.
 const INLINE_FRAMES: usize = wire::BURST_FRAMES;
@@ -281,25 +280,22 @@ impl SoftNic {
     /// what it uses alive, so that nothing is freed under it.
     pub fn stop_within(&self, patience: Duration) -> bool {
         self.nic.stopping.store(true, Ordering::Relaxed);
-        self.nic.doorbells.iter().for_each(Doorbell::wake);
+        self.nic.wakeups.iter().for_each(Wakeup::wake);
         if self.drive == Drive::Inline {
             // After the passes that other threads may be in.
             self.nic.engines.iter().for_each(|engine| engine.lock().count_wire_losses(&self.nic.shared));
         }
         let threads = std::mem::take(&mut *self.threads());
         let deadline = Instant::now() + patience;
-        while !threads.iter().all(JoinHandle::is_finished) {
-            if Instant::now() >= deadline {
-                return false;
-            }
-            std::thread::sleep(STOP_STEP);
-        }
+        let mut have_ended = true;
         for thread in threads {
-            if thread.join().is_err() {
-                tracing::error!(device = %self.nic.name, "an engine thread panicked");
+            match join_within(thread, deadline.saturating_duration_since(Instant::now())) {
+                Some(Ok(())) => {}
+                Some(Err(_)) => tracing::error!(device = %self.nic.name, "an engine thread panicked"),
+                None => have_ended = false,
             }
         }
-        true
+        have_ended
     }
 }
 

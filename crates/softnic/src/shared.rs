@@ -6,11 +6,11 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use flow_table::{FlowTable, LeftRight, LeftRightWriter};
 use packet::MacAddr;
+use parking::Wakeup;
 use wire::{Wire, WireState};
 
 use crate::SoftNicError;
 use crate::clock_pages::ClockPages;
-use crate::doorbell::Doorbell;
 use crate::personality::{ClockRules, Personality, Rules};
 use crate::port_tables::{LINK_LOCAL, eui64};
 use crate::state::State;
@@ -44,7 +44,7 @@ pub(crate) struct NicShared {
     /// Control calls that wait for it.
     waiting: AtomicU32,
     /// Wake the engines' own threads; one for each engine.
-    pub(crate) doorbells: Arc<[Doorbell]>,
+    pub(crate) wakeups: Arc<[Wakeup]>,
     /// From which rdma-core's mlx5 provider reads the clock, once a context of it exists.
     pub(crate) clock_pages: OnceLock<ClockPages>,
     pub(crate) stopping: AtomicBool,
@@ -102,7 +102,7 @@ impl NicShared {
     /// The shared part of a device with these ports, which `engines` engines serve.
     ///
     /// # Errors
-    /// A doorbell could not be made.
+    /// An eventfd could not be opened.
     pub(crate) fn new(
         name: String,
         personality: Personality,
@@ -110,9 +110,9 @@ impl NicShared {
         ports: &[PortConfig],
         engines: usize,
     ) -> Result<Self, SoftNicError> {
-        let doorbells = (0..engines).map(|_| Doorbell::new()).collect::<Result<_, _>>();
+        let wakeups = (0..engines).map(|_| Wakeup::new()).collect::<Result<_, _>>();
         Ok(Self {
-            doorbells: doorbells.map_err(|source| SoftNicError::Doorbell { name: name.clone(), source })?,
+            wakeups: wakeups.map_err(|source| SoftNicError::Doorbell { name: name.clone(), source })?,
             clock_pages: OnceLock::new(),
             ports: ports.iter().map(Port::new).collect(),
             flows: LeftRight::new([(); 2].map(|()| FlowTable::new(personality.rules().flow.table))),
@@ -135,7 +135,7 @@ impl NicShared {
     /// The device's state, for a control call. Wakes the engines, which may have something to do after it.
     pub(crate) fn control(&self) -> MutexGuard<'_, State> {
         let state = self.control_without_wakeup();
-        self.doorbells.iter().for_each(Doorbell::ring);
+        self.wakeups.iter().for_each(Wakeup::notify);
         state
     }
 
@@ -188,7 +188,7 @@ impl NicShared {
     /// The index of the engine that a port (from 1) belongs to.
     #[inline]
     pub(crate) fn engine_of(&self, port: u8) -> usize {
-        engine_of(port, self.doorbells.len())
+        engine_of(port, self.wakeups.len())
     }
 }
 

@@ -12,7 +12,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use self::completion::{ChannelState, CqState};
-use crate::doorbell::SendBell;
 use crate::events::EventChannel;
 use crate::formats::{Requests, Sends};
 use crate::limits;
@@ -20,6 +19,7 @@ use crate::memory::MemoryTable;
 use crate::pace::Pace;
 use crate::personality::{LimitErrnos, ObjectLimits, Rules};
 use crate::rss::Rss;
+use crate::send_bell::SendBell;
 use crate::slab::Slab;
 use crate::work::{Cqe, MAX_TAGGED_NUMBER, Opcode, SendShape, Status};
 

@@ -168,17 +168,11 @@ impl Server {
 
 /// Waits for the end of a thread; `false`: it has not ended within `timeout`.
 pub(crate) fn joined(thread: JoinHandle<()>, timeout: Duration) -> bool {
-    let deadline = Instant::now() + timeout;
-    while !thread.is_finished() {
-        if Instant::now() >= deadline {
-            return false;
-        }
-        std::thread::sleep(STOP_STEP);
-    }
-    if thread.join().is_err() {
+    let ended = parking::join_within(thread, timeout);
+    if matches!(ended, Some(Err(_))) {
         tracing::error!("a thread of a server panicked");
     }
-    true
+    ended.is_some()
 }
 
 pub(crate) fn whole(bytes: impl Into<Bytes>) -> Answer {

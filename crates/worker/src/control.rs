@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use parking::Wakeup;
 use program::{Band, Program, RETIRED_RULES, SinkKind, WorkerId};
 
 use crate::class_table::ClassTable;
@@ -15,7 +16,6 @@ use crate::sink::{Changes, Sink, SinkMap, Slot};
 use crate::stats::Stats;
 use crate::stats::{RuleSnapshot, WorkerSnapshot};
 use crate::thread_activity::{ThreadActivity, WorkerThread};
-use crate::wakeup::Wakeup;
 use crate::{Disposition, Traffic, Warning};
 
 /// How long [`WorkerControl::wait`] sleeps between checks at first, and after [`PROMPT`], when it also looks
@@ -135,7 +135,7 @@ impl WorkerControl {
             mailbox: Mailbox::default(),
             sinks: Changes::default(),
             clock: SharedClock::default(),
-            wakeup: Wakeup::new().ok(),
+            wakeup: Wakeup::new().map(Arc::new).ok(),
             thread: WorkerThread::default(),
             ledger: Mutex::default(),
             warnings: Mutex::new(warnings),

@@ -17,10 +17,9 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use parking::{HEARTBEAT, Wakeup, nap};
+use rustix::event::{PollFd, PollFlags};
 use verbs::{CompletionChannel, CompletionQueue};
-
-use crate::wakeup::Wakeup;
 
 /// The behaviour of a worker on iterations that have no work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,14 +40,6 @@ impl Default for Idle {
     }
 }
 
-/// The longest sleep of a worker.
-pub const HEARTBEAT: Duration = Duration::from_millis(20);
-/// The shortest sleep without an event channel.
-const SHORTEST_NAP: Duration = Duration::from_micros(50);
-/// The longest sleep without an event channel, and of a worker whose polls have the device work.
-pub const LONGEST_NAP: Duration = Duration::from_millis(4);
-/// Sleeps of one length; each next length is twice the one before.
-const NAPS_PER_LENGTH: u32 = 16;
 /// Spin-loop hints in an idle iteration: each poll of an empty queue takes from the device the cache line
 /// that it writes next, so a short pause between polls leaves the line to the device.
 const SPIN_HINTS: u32 = 4;
@@ -151,12 +142,6 @@ impl Backoff {
     }
 }
 
-/// The length of a sleep without an event channel, after so many others.
-fn nap(sleeps: u32) -> Duration {
-    let doublings = (sleeps / NAPS_PER_LENGTH).min(u32::BITS - 1);
-    SHORTEST_NAP.saturating_mul(1 << doublings).min(LONGEST_NAP)
-}
-
 /// The event channel of a worker's completion queue.
 pub(crate) struct Events {
     channel: Arc<CompletionChannel>,
@@ -214,22 +199,15 @@ pub(crate) fn prepare(
 
 /// Sleeps until an event, a wake-up or the end of `longest`.
 pub(crate) fn wait(events: Option<&mut Events>, wakeup: Option<&Wakeup>, longest: Duration) {
-    let timeout = Timespec {
-        tv_sec: i64::try_from(longest.as_secs()).unwrap_or(i64::MAX),
-        tv_nsec: longest.subsec_nanos().into(),
-    };
-    // An interrupted call is an early return, after which the worker polls everything anyway.
     match (events, wakeup) {
         (Some(events), Some(wakeup)) => {
-            let (channel, wakeup) = (events.channel.as_fd(), wakeup.as_fd());
-            let mut ends = [PollFd::new(&channel, PollFlags::IN), PollFd::new(&wakeup, PollFlags::IN)];
-            let ready = poll(&mut ends, Some(&timeout));
-            let has_event = ready.is_ok() && !ends[0].revents().is_empty();
-            if has_event {
+            let channel = events.channel.as_fd();
+            let ready = wakeup.sleep([PollFd::new(&channel, PollFlags::IN)], longest);
+            if ready.iter().any(|flags| !flags.is_empty()) {
                 events.take();
             }
         }
-        (None, Some(wakeup)) => drop(poll(&mut [PollFd::new(wakeup, PollFlags::IN)], Some(&timeout))),
+        (None, Some(wakeup)) => drop(wakeup.sleep([], longest)),
         (events, None) => {
             std::thread::sleep(longest);
             events.into_iter().for_each(Events::take);
@@ -307,11 +285,5 @@ mod tests {
             work_after(200, &mut backoff);
             (1..WASTED_MAX).for_each(|_| assert!(polls(&mut backoff) >= 320));
         }
-    }
-
-    #[test]
-    fn naps_become_longer_up_to_a_limit() {
-        assert_eq!((nap(0), nap(u32::MAX)), (SHORTEST_NAP, LONGEST_NAP));
-        assert!((0..1000).map(nap).collect::<Vec<_>>().is_sorted());
     }
 }

@@ -51,7 +51,6 @@ pub mod sinks;
 mod stats;
 mod thread_activity;
 mod transmitter;
-mod wakeup;
 mod worker;
 
 pub use config::{
@@ -62,7 +61,7 @@ pub use counter::Traffic;
 pub use disposition::Disposition;
 pub use distribution::Distribution;
 pub use error::{Error, Object, Warning};
-pub use idle::{HEARTBEAT, Idle, LONGEST_NAP};
+pub use idle::Idle;
 pub use latency::{ClockRelation, DeviceClock};
 pub use mailbox::Publication;
 pub use program::Band;
@@ -73,7 +72,6 @@ pub use sink::{
 };
 pub use stats::{DropReason, Failure, Latency, RuleSnapshot, WorkerSnapshot};
 pub use transmitter::{SENDS_MAX, Transmitter, TransmitterError};
-pub use wakeup::Wakeup;
 pub use worker::{Worker, WorkerHandle};
 
 #[cfg(test)]

@@ -15,8 +15,6 @@ mod outgoing;
 mod port;
 
 use std::sync::Arc;
-use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
 
 use packet::MacAddr;
 use program::{Program, SinkKind};
@@ -115,19 +113,6 @@ pub trait Hub: Send + Sync {
     fn top_flows(&self) -> Option<Vec<TopFlow>> {
         None
     }
-}
-
-/// Waits for the end of a thread, but not longer than `timeout`: a thread that hangs must not hang its owner.
-/// Returns whether it has ended, and with `Err` if it has panicked.
-fn join_within(thread: JoinHandle<()>, timeout: Duration) -> thread::Result<bool> {
-    let begun = Instant::now();
-    while !thread.is_finished() {
-        if begun.elapsed() >= timeout {
-            return Ok(false);
-        }
-        thread::sleep(Duration::from_millis(1));
-    }
-    thread.join().map(|()| true)
 }
 
 /// An open sink.
@@ -283,22 +268,5 @@ pub fn open(sink: &program::SinkSpec, environment: &Environment<'_>) -> Result<O
         SinkKind::Forward(options) => forward::open(&sink.name, options, environment),
         SinkKind::Kernel(options) => kernel::open(&sink.name, options, environment)
             .map_err(|source| SinkError::Kernel { sink: sink.name.clone(), source }),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_thread_that_hangs_is_not_waited_for() {
-        let (release, hang) = std::sync::mpsc::channel::<()>();
-        let hangs = thread::spawn(move || assert!(hang.recv().is_err()));
-        let begun = Instant::now();
-        assert!(matches!(join_within(hangs, Duration::from_millis(20)), Ok(false)));
-        assert!(begun.elapsed() < Duration::from_secs(10));
-        drop(release);
-        assert!(matches!(join_within(thread::spawn(|| {}), Duration::from_secs(20)), Ok(true)));
-        assert!(join_within(thread::spawn(|| panic!("a test of panics")), Duration::from_secs(20)).is_err());
     }
 }

@@ -11,6 +11,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use core_affinity::CoreId;
+use parking::join_within;
 use program::{Program, WorkerId};
 use verbs::{Context, Domain, RegisteredFrames, WorkQueue};
 
@@ -259,9 +260,6 @@ fn latency(context: &Arc<Context>, control: &WorkerControl) -> Option<LatencyMet
 /// How long a worker that ends waits for sends in flight.
 const SENDS_PATIENCE: Duration = Duration::from_millis(500);
 
-/// How long [`WorkerHandle::join_by`] sleeps between checks.
-const JOIN_STEP: Duration = Duration::from_millis(1);
-
 /// A running worker. Dropping it asks the thread to stop without waiting for it.
 #[derive(Debug)]
 pub struct WorkerHandle {
@@ -358,15 +356,18 @@ impl WorkerHandle {
     ///
     /// # Errors
     /// The thread panicked, or is still running.
-    pub fn join_by(self, deadline: Instant) -> Result<Worker, Error> {
+    pub fn join_by(mut self, deadline: Instant) -> Result<Worker, Error> {
         self.stop();
-        while !self.is_finished() {
-            if Instant::now() >= deadline {
-                return Err(Error::StillRunning { worker: self.id() });
-            }
-            std::thread::sleep(JOIN_STEP);
-        }
-        self.join()
+        let worker = self.id();
+        let message = match self.thread.take() {
+            None => "already joined".to_owned(),
+            Some(thread) => match join_within(thread, deadline.saturating_duration_since(Instant::now())) {
+                None => return Err(Error::StillRunning { worker }),
+                Some(Ok(ended)) => return Ok(ended),
+                Some(Err(payload)) => panic_message(payload.as_ref()),
+            },
+        };
+        Err(Error::Panicked { worker, message })
     }
 }
 

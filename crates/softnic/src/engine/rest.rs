@@ -1,39 +1,38 @@
 //! What an engine's thread does while there is no work: it polls for some time, then it sleeps.
 //!
 //! It wakes when a wire of its ports has a frame (the descriptors and times of [`SleepHint`]), when a send is
-//! posted there or a control call is made ([`crate::doorbell`]), and after [`HEARTBEAT`], so that its count
+//! posted there or a control call is made ([`crate::send_bell`]), and after [`HEARTBEAT`], so that its count
 //! of passes shows that it is alive. A wire that cannot announce its frames is asked again after naps, which
 //! become longer the longer nothing arrives; and so is a send queue in a client's memory, whose doorbell is
 //! not seen: a send after a pause waits for at most a nap.
 
+use std::os::fd::{BorrowedFd, RawFd};
 use std::time::Duration;
 
+use arrayvec::ArrayVec;
+use parking::{HEARTBEAT, LONGEST_NAP, SHORTEST_NAP, Wakeup, nap};
+use rustix::event::{PollFd, PollFlags};
 use wire::SleepHint;
 
 use super::{Engine, EngineCell};
 use crate::clock;
-use crate::doorbell::{Descriptors, Doorbell};
+use crate::limits::MAX_PORTS;
 use crate::shared::NicShared;
 use crate::state::{QpKind, QpState, State};
 
 /// Passes without work after which the thread sleeps. It does not call sched_yield(2), which in a loop keeps
 /// all threads of the core waiting (Linux kernel/sched/fair.c, `yield_task_fair`).
 const SPIN_PASSES: u32 = 256;
-/// The shortest nap. At 64 frames per burst this still keeps up with about a million frames a second.
-const SHORTEST_NAP: Duration = Duration::from_micros(50);
-/// The longest one: how late a frame of a wire that has to be polled may be after a pause.
-const LONGEST_NAP: Duration = Duration::from_millis(4);
-/// Naps of one length; each next length is twice the one before.
-const NAPS_PER_LENGTH: u32 = 16;
-/// The longest sleep.
-const HEARTBEAT: Duration = Duration::from_millis(20);
+/// Descriptors of wires that the engine waits for: one for each port.
+type Descriptors = ArrayVec<RawFd, MAX_PORTS>;
+const _: () = assert!(MAX_PORTS <= Wakeup::MAX_OTHERS);
 
 /// Counts the passes of an engine without work.
 pub(super) struct Rest<'n> {
     nic: &'n NicShared,
     index: usize,
     cell: &'n EngineCell,
-    doorbell: &'n Doorbell,
+    wakeup: &'n Wakeup,
     passes: u32,
 }
 
@@ -49,7 +48,7 @@ struct Prospect {
 impl<'n> Rest<'n> {
     /// For the thread of the engine with this index.
     pub(super) fn new(nic: &'n NicShared, cell: &'n EngineCell, index: usize) -> Self {
-        Self { nic, index, cell, doorbell: &nic.doorbells[index], passes: 0 }
+        Self { nic, index, cell, wakeup: &nic.wakeups[index], passes: 0 }
     }
 
     /// To be called after each pass, with the frames that it has handled.
@@ -86,7 +85,7 @@ impl<'n> Rest<'n> {
 
     /// Sleeps, unless there is something to do.
     fn sleep(&self, descriptors: &Descriptors, longest: Duration, naps: u32) {
-        self.doorbell.announce_sleep();
+        self.wakeup.announce_sleep();
         let is_own = |port| self.nic.engine_of(port) == self.index;
         let state_allows = patience(&mut self.nic.burst(), is_own, naps);
         // The clock that clients read stands still meanwhile.
@@ -94,16 +93,17 @@ impl<'n> Rest<'n> {
         if let Some(patience) = state_allows
             && !self.nic.stopping.load(std::sync::atomic::Ordering::Relaxed)
         {
-            self.doorbell.wait(descriptors, longest.min(patience));
+            // SAFETY: a wire keeps the descriptor of its hint open until its next call, and only the engine,
+            // which is here, calls wires that receive. A wrong descriptor would make this return early or
+            // late, nothing else.
+            let wires = descriptors.iter().map(|wire| unsafe { BorrowedFd::borrow_raw(*wire) });
+            self.wakeup.sleep(
+                wires.map(|wire| PollFd::from_borrowed_fd(wire, PollFlags::IN)),
+                longest.min(patience),
+            );
         }
-        self.doorbell.end_sleep();
+        self.wakeup.end_sleep();
     }
-}
-
-/// The length of the nap after so many others.
-fn nap(naps: u32) -> Duration {
-    let doublings = (naps / NAPS_PER_LENGTH).min(u32::BITS - 1);
-    SHORTEST_NAP.saturating_mul(1 << doublings).min(LONGEST_NAP)
 }
 
 impl Engine {
@@ -161,18 +161,4 @@ fn patience(state: &mut State, is_own: impl Fn(u8) -> bool, naps: u32) -> Option
         }
     }
     Some(patience)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn naps_become_longer_up_to_a_limit() {
-        assert_eq!(nap(0), SHORTEST_NAP);
-        assert_eq!(nap(NAPS_PER_LENGTH), SHORTEST_NAP * 2);
-        assert_eq!(nap(u32::MAX), LONGEST_NAP);
-        let all = (0..1000).map(nap).collect::<Vec<_>>();
-        assert!(all.is_sorted());
-    }
 }

@@ -29,7 +29,6 @@ use super::qp_send::{Batch, SendPoster};
 use super::spin::Spin;
 use super::wq::ReceivePoster;
 use super::wq::SoftTable;
-use crate::doorbell::SendBell;
 use crate::errno::{EINVAL, ENOMEM, EOPNOTSUPP, Verb, known_bits};
 use crate::formats::{Requests, Sends};
 use crate::library::Library;
@@ -37,6 +36,7 @@ use crate::limits::{MAX_INLINE_BYTES, MAX_SGE, MAX_TSO_HEADER_BYTES, RSS_KEY_BYT
 use crate::pace::Pace;
 use crate::personality::{HashCombinations, QueuePairRules, RssRules, Rules};
 use crate::rss::Rss;
+use crate::send_bell::SendBell;
 use crate::soft_context::SoftContext;
 use crate::state::{FrameEdits, NewQueue, QpKind, QpState, QueueOwner, QueueState, SendState, State};
 use crate::work::{SendShape, qp_number, receive_slot_bytes};
@@ -230,7 +230,7 @@ fn create_plain(request: &Request) -> Verb<(*mut ibv_qp, ibv_qp_cap)> {
         native_state: Arc::clone(&object.state),
         native: (&raw const *object).addr() as u64,
     };
-    let bell = SendBell::new(&soft.nic().doorbells);
+    let bell = SendBell::new(&soft.nic().wakeups);
     let sends_of = SendState {
         consumer: Sends::Own(sends.1),
         cq: send_cq.slot,

@@ -18,10 +18,10 @@ use super::Object;
 use super::qp::{Plain, SoftQp};
 use super::wq::{refuse, write_elements};
 use crate::abi::qp_ex_functions;
-use crate::doorbell::SendBell;
 use crate::errno::{EINVAL, ENOMEM, EOPNOTSUPP, Errno, Verb, known_bits};
 use crate::limits::MAX_TSO_SEGMENTS;
 use crate::ring::Producer;
+use crate::send_bell::SendBell;
 use crate::work::{
     Element, SEND_CHECKSUM, SEND_HEADER_BYTES, SEND_INLINE, SEND_SEGMENTS, SEND_SIGNALED, SEND_SOLICITED,
     SendHeader, SendShape,

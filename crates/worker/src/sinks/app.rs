@@ -124,7 +124,7 @@ impl Drop for App {
         self.shared.stop.store(true, Ordering::SeqCst);
         self.shared.wakeup.wake();
         if let Some(thread) = self.thread.take() {
-            let _ = super::join_within(thread, END_TIMEOUT);
+            let _ = parking::join_within(thread, END_TIMEOUT);
         }
     }
 }

@@ -31,6 +31,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use parking::Wakeup;
 use program::{CaptureSink, Program};
 use verbs::Context;
 
@@ -44,7 +45,6 @@ use self::writer::{Output, Settings, Shared, Writer};
 use super::{Hub, Opened, Ports, SinkError};
 use crate::BATCH_MAX;
 use crate::sink::{Deliveries, Sink, SinkCounters, SinkDrop};
-use crate::wakeup::Wakeup;
 
 /// How long the end of a capture waits for a stream whose reader does not read. The thread then ends when the
 /// reader reads or closes.
@@ -154,7 +154,7 @@ fn spawn(
     rules: Rules,
     counters: &[Arc<SinkCounters>],
 ) -> io::Result<(Vec<Producer>, CaptureHub)> {
-    let wakeup = Wakeup::new()?;
+    let wakeup = Arc::new(Wakeup::new()?);
     let shared = Arc::new(Shared::default());
     let settings = Settings {
         sink: name.to_owned(),
@@ -313,7 +313,7 @@ impl Drop for CaptureHub {
         self.wakeup.wake();
         let thread = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         let Some(thread) = thread else { return };
-        let _ = super::join_within(thread, END_TIMEOUT);
+        let _ = parking::join_within(thread, END_TIMEOUT);
     }
 }
 

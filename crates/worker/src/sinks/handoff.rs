@@ -13,9 +13,8 @@
 
 use std::sync::Arc;
 
+use parking::Wakeup;
 use rtrb::chunks::{ReadChunk, WriteChunk};
-
-use crate::wakeup::Wakeup;
 
 /// All positions in the ring are multiples of this.
 const ALIGN: usize = 8;

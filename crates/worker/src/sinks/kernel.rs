@@ -17,6 +17,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use parking::{Wakeup, join_within};
 use program::{KernelSink, TapMac};
 use verbs::PortNumber;
 
@@ -28,7 +29,6 @@ use super::handoff::{self, Consumer, PACKET_BYTES_MAX, Producer, record_bytes};
 use super::{Environment, Hub, Opened, Ports, Station};
 use crate::FRAME_BYTES_MAX;
 use crate::sink::{Deliveries, Sink, SinkCounters, SinkDrop};
-use crate::wakeup::Wakeup;
 
 const _: () = assert!(FRAME_BYTES_MAX as usize <= PACKET_BYTES_MAX);
 
@@ -110,7 +110,7 @@ fn pumps(
             index,
             queue: Some(queue),
             rings: Vec::new(),
-            wakeup: Wakeup::new().map_err(failed)?,
+            wakeup: Wakeup::new().map(Arc::new).map_err(failed)?,
             back: None,
             given: interface.wanted(),
             refusal: None,
@@ -260,10 +260,10 @@ impl Drop for KernelHub {
         let deadline = Instant::now() + END_TIMEOUT;
         for (_, thread) in threads.drain(..) {
             let name = &self.interface.name;
-            match super::join_within(thread, deadline.saturating_duration_since(Instant::now())) {
-                Ok(true) => {}
-                Ok(false) => tracing::error!("a thread of the TAP interface {name} does not end"),
-                Err(_) => tracing::error!("a thread of the TAP interface {name} has panicked"),
+            match join_within(thread, deadline.saturating_duration_since(Instant::now())) {
+                Some(Ok(())) => {}
+                None => tracing::error!("a thread of the TAP interface {name} does not end"),
+                Some(Err(_)) => tracing::error!("a thread of the TAP interface {name} has panicked"),
             }
         }
     }

@@ -6,11 +6,12 @@ use std::time::{Duration, Instant};
 
 use crate::support::{compile, nic, small};
 use control::{Device, DeviceSelector};
+use parking::{HEARTBEAT, LONGEST_NAP};
 use program::Band;
 use softnic::{Drive, SoftNic};
 use test_support::Sleeps;
 use wire::{Burst, NullWire, RxFrame, TransmitError, Wire};
-use worker::{HEARTBEAT, Idle, LONGEST_NAP, Worker, WorkerConfig, WorkerHandle};
+use worker::{Idle, Worker, WorkerConfig, WorkerHandle};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Longer than the longest sleep, so that the worker and the engine are asleep.

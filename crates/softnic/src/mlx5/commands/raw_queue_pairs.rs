@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use ibverbs_sys::{ibv_qp_attr, ibv_qp_state, ibv_qp_type};
 
 use super::{Call, domains};
-use crate::doorbell::SendBell;
 use crate::errno::{EINVAL, EOPNOTSUPP, Verb, known_bits};
 use crate::formats::mlx5::sends::{SendLayout, SendRing};
 use crate::formats::mlx5::{ReceiveLayout, ReceiveRing};
@@ -16,6 +15,7 @@ use crate::pace::Pace;
 use crate::provider::pd::use_domain;
 use crate::provider::qp::{self, Kind};
 use crate::provider::qp_create::{self, insert_plain};
+use crate::send_bell::SendBell;
 use crate::state::{FrameEdits, NewQueue, QpKind, QueueState, SendState, State};
 use crate::work::{SendShape, qp_number};
 
@@ -57,7 +57,7 @@ fn create_at(context: &Context, call: &mut Call<'_>, start: usize, flags: u32) -
     let request = read(call, start, flags)?;
     let (receives, sends) = rings(&request)?;
     let mut state = context.nic.control();
-    let bell = SendBell::new(&context.nic.doorbells);
+    let bell = SendBell::new(&context.nic.wakeups);
     let slot = insert(&mut state, owner, &request, (receives, sends), bell)?;
     let reply = &mut call.reply;
     reply.put_u32(0, slot);

@@ -19,12 +19,12 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
+use parking::Wakeup;
 use rtrb::chunks::{ReadChunk, WriteChunk};
 
 use super::losses::{Loss, Losses};
 use super::pcapng::{self, Packet, packet_block_bytes};
 use crate::sinks::handoff::{CAPACITY_MAX, PACKET_BYTES_MAX, WakeAtEnd};
-use crate::wakeup::Wakeup;
 
 /// All positions in the ring are multiples of this.
 const ALIGN: usize = 4;

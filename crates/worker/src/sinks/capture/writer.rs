@@ -13,6 +13,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use parking::Wakeup;
+
 use super::clock::now_ns;
 use super::files::{self, Files, write_all};
 use super::interfaces::{Interfaces, Names};
@@ -21,7 +23,6 @@ use super::pcapng::{self, Section};
 use super::ring::{Blocks, Consumer, Numbers, Run, Taken};
 use crate::counter::Traffic;
 use crate::sink::{SinkCounters, SinkDrop};
-use crate::wakeup::Wakeup;
 
 /// The most bytes that are written at once, or [`RING_PART`] of a ring.
 const WRITE_BYTES: u64 = 1 << 20;

@@ -7,13 +7,13 @@ use std::sync::atomic::Ordering::{Acquire, Release};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use parking::Wakeup;
+use rustix::event::{PollFd, PollFlags};
 
 use super::back::Back;
 use super::tap::{Interface, Queue, Refreshed, TapError, Wanted, Written};
 use crate::sink::{SinkCounters, SinkDrop};
 use crate::sinks::handoff::Consumer;
-use crate::wakeup::Wakeup;
 
 /// Packets after which a ring gets room back.
 const PORTION: usize = 64;
@@ -301,16 +301,12 @@ impl Pump {
             events.set(PollFlags::IN, back.has_room());
             timeout = back.next_look().map_or(timeout, |look| timeout.min(look));
         }
-        let timeout = Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
         let mut is_gone = false;
         wakeup.announce_sleep();
         if rings.iter().all(|(ring, _)| ring.is_empty()) {
-            let mut fds = vec![PollFd::new(&**wakeup, PollFlags::IN)];
-            fds.extend(queue.as_ref().map(|queue| PollFd::new(queue, events)));
-            // An error is an interrupted call, which ends the sleep early.
-            let _ = poll(&mut fds, Some(&timeout));
+            let events = wakeup.sleep(queue.as_ref().map(|queue| PollFd::new(queue, events)), timeout);
             // What a queue without an interface answers (`tun_chr_poll`).
-            is_gone = fds.get(1).is_some_and(|fd| fd.revents().contains(PollFlags::ERR));
+            is_gone = events.first().is_some_and(|events| events.contains(PollFlags::ERR));
         }
         wakeup.end_sleep();
         if is_gone {

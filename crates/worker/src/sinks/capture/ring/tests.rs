@@ -8,7 +8,7 @@ use super::super::losses::NO_RULE;
 use super::*;
 
 fn small(capacity: usize, snap_bytes: usize) -> (Producer, Consumer) {
-    ring(capacity, snap_bytes, &Wakeup::new().expect("an eventfd"), &Arc::default())
+    ring(capacity, snap_bytes, &Arc::new(Wakeup::new().expect("an eventfd")), &Arc::default())
 }
 
 fn captured(rule: u32, timestamp_ns: u64) -> Captured {
@@ -83,7 +83,8 @@ fn a_run_is_taken_in_parts_by_size_and_by_time() {
 #[test]
 fn blocks_have_the_number_that_was_published_and_can_be_corrected() {
     let numbers = Arc::<Numbers>::default();
-    let (mut producer, mut consumer) = ring(4096, 64, &Wakeup::new().expect("an eventfd"), &numbers);
+    let (mut producer, mut consumer) =
+        ring(4096, 64, &Arc::new(Wakeup::new().expect("an eventfd")), &numbers);
     numbers.set(3, 8);
     let mut batch = producer.batch(3, 1000);
     for rule in [3, 3 + Numbers::COUNT as u32, 3] {
@@ -167,7 +168,7 @@ fn a_ring_without_room_for_runs_is_full() {
 #[test]
 fn blocks_cross_threads_in_order() {
     const PACKETS: u32 = 200_000;
-    let wakeup = Wakeup::new().expect("an eventfd");
+    let wakeup = Arc::new(Wakeup::new().expect("an eventfd"));
     let (mut producer, mut consumer) = ring(8192, 128, &wakeup, &Arc::default());
     let reader = thread::spawn(move || {
         let (mut next, mut arrived, mut lost) = (0, 0_u64, 0);
