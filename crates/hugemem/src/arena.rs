@@ -147,7 +147,7 @@ fn populated(
         match mapping.bind(numa_node) {
             Ok(()) => bound = true,
             Err(source) => {
-                unmet.push(HugememWarning::NumaBind { label: options.label.clone(), numa_node, source })
+                unmet.push(HugememWarning::NumaBind { label: options.label.clone(), numa_node, source });
             }
         }
     }
