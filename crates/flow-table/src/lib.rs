@@ -371,7 +371,7 @@ impl FlowTable {
     pub fn lookup(&self, port: u8, key: &FlowKey, tunnel: impl FnOnce() -> TunnelKey, matches: &mut Matches) {
         matches.clear();
         let Some(table) = self.ports.get(usize::from(port)) else { return };
-        find(table, (key, tunnel), matches);
+        find(table, key, tunnel, matches);
     }
 
     /// Decides over a burst of frames that arrived on `port`, one verdict for each image: at less cost than
@@ -389,7 +389,7 @@ impl FlowTable {
             let mut recent = table.recent();
             for (at, (image, verdict)) in images.iter().zip(verdicts).enumerate() {
                 let DeepKey { outer, tunnel } = parse(at);
-                *verdict = find_deep(table, recent.as_deref_mut(), (&outer, image, &tunnel, relevant));
+                *verdict = find_deep(table, recent.as_deref_mut(), &outer, image, &tunnel, relevant);
             }
             return;
         }
@@ -416,7 +416,7 @@ impl FlowTable {
     ) {
         matches.clear();
         let Some(table) = self.egress.get(usize::from(port)) else { return };
-        find(table, (key, tunnel), matches);
+        find(table, key, tunnel, matches);
     }
 
     /// Whether any flow is about the frames sent through a port.
@@ -466,11 +466,11 @@ impl FlowTable {
 }
 
 #[inline]
-fn find(table: &PortTable, (key, tunnel): (&FlowKey, impl FnOnce() -> TunnelKey), matches: &mut Matches) {
+fn find(table: &PortTable, key: &FlowKey, tunnel: impl FnOnce() -> TunnelKey, matches: &mut Matches) {
     let image = MatchKey::of(key);
     let tunnel = table.deep_relevant().map_or_else(TunnelKey::default, |_| tunnel());
     let verdict = match table.deep_relevant() {
-        Some(relevant) => find_deep(table, table.recent().as_deref_mut(), (key, &image, &tunnel, relevant)),
+        Some(relevant) => find_deep(table, table.recent().as_deref_mut(), key, &image, &tunnel, relevant),
         None => table.classify(&image, None),
     };
     table.expand(verdict, &image, || DeepKey { outer: *key, tunnel }, matches);
@@ -481,7 +481,10 @@ fn find(table: &PortTable, (key, tunnel): (&FlowKey, impl FnOnce() -> TunnelKey)
 fn find_deep(
     table: &PortTable,
     recent: Option<&mut ExactCache<DeepImage>>,
-    (key, image, tunnel, relevant): (&FlowKey, &MatchKey, &TunnelKey, &DeepImage),
+    key: &FlowKey,
+    image: &MatchKey,
+    tunnel: &TunnelKey,
+    relevant: &DeepImage,
 ) -> Verdict {
     let Some(deep) = DeepImage::of_tunnel(image, key, tunnel, relevant) else {
         return table.classify(image, None);

@@ -208,7 +208,7 @@ impl Trees {
             if images.iter().fold(layer, |all, image| all & image.0[LAYERS]) == layer {
                 family.search_burst(processor, images, winners);
             } else {
-                search_some(processor, (family, layer), images, winners);
+                search_some(processor, family, layer, images, winners);
             }
         }
         if self.families.iter().any(|family| family.overflow.len() > 0) {
@@ -275,7 +275,8 @@ impl Trees {
 #[inline(never)]
 fn search_some(
     processor: Processor,
-    (family, layer): (&Family, u64),
+    family: &Family,
+    layer: u64,
     images: &[MatchKey],
     winners: &mut Winners,
 ) {

@@ -54,7 +54,7 @@ impl<'b> Builder<'b> {
         self.depth = self.depth.max(depth);
         match if self.may_split(list.len(), depth) { self.choose(&list) } else { None } {
             None => self.leaf(at, list),
-            Some(bits) => self.inner(at, &list, bits, depth),
+            Some((word, mask)) => self.inner(at, &list, word, mask, depth),
         }
     }
 
@@ -64,8 +64,8 @@ impl<'b> Builder<'b> {
     pub(super) fn split(&mut self, at: u32, list: &[u32], depth: usize) -> bool {
         match if self.may_split(list.len(), depth) { self.choose(list) } else { None } {
             None => false,
-            Some(bits) => {
-                self.inner(at, list, bits, depth);
+            Some((word, mask)) => {
+                self.inner(at, list, word, mask, depth);
                 debug_assert!(self.evicted.is_empty(), "every leaf has an entry or none has");
                 true
             }
@@ -77,7 +77,7 @@ impl<'b> Builder<'b> {
         rules > worth && depth < MAX_DEPTH && self.pool.blocks() < self.max_blocks
     }
 
-    fn inner(&mut self, at: u32, list: &[u32], (word, mask): (usize, u64), depth: usize) {
+    fn inner(&mut self, at: u32, list: &[u32], word: usize, mask: u64, depth: usize) {
         let base = self.pool.take_nodes(mask.count_ones() as usize);
         self.pool.place(at, Node::inner(word, mask, base));
         for (child, list) in (base..).zip(self.distribute(list, word, mask)) {

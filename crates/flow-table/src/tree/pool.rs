@@ -147,7 +147,8 @@ impl Column {
         (half[at], half[at + 1])
     }
 
-    fn set_rank(&mut self, lane: usize, (precedence, group): (u64, u64)) {
+    fn set_rank(&mut self, lane: usize, ranked: Ranked) {
+        let (precedence, group) = ranked.to_words();
         let half = &mut self.0[lane / (LANES / 2)];
         let at = 2 * (lane % (LANES / 2));
         (half[at], half[at + 1]) = (precedence, group);
@@ -357,7 +358,7 @@ impl Pool {
                 for (word, column) in block[..words].iter_mut().enumerate() {
                     column.set(lane, entry.mask[word], entry.value[word]);
                 }
-                block[words].set_rank(lane, entry.ranked.to_words());
+                block[words].set_rank(lane, entry.ranked);
             }
         }
     }
