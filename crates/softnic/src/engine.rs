@@ -190,8 +190,7 @@ impl Engine {
         let mut sent = 0;
         for port in &mut self.ports {
             let mut stats = PortStats::default();
-            let taps = (&mut self.tap, &mut self.plan);
-            sent += transmit::drain(nic, port, &mut self.gather, taps, &mut stats);
+            sent += transmit::drain(nic, port, &mut self.gather, &mut self.tap, &mut self.plan, &mut stats);
             if self.passes.is_multiple_of(LOSS_PASSES) {
                 port.note_receive_losses(&mut stats);
             }
@@ -200,7 +199,7 @@ impl Engine {
         }
         self.ports.rotate_right(first);
         self.plan.probe.mark(profile::EngineStage::Send);
-        self.plan.probe.end((received, sent), profile);
+        self.plan.probe.end(received, sent, profile);
         received + sent
     }
 

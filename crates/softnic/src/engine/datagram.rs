@@ -11,7 +11,7 @@ use ibverbs_sys::ibv_qp_state::{IBV_QPS_RTR, IBV_QPS_SQE};
 use wire::MAX_FRAME_BYTES;
 
 use super::deliver::Buffers;
-use super::transmit::{FRAMES_PER_PASS, gather};
+use super::transmit::{FRAMES_PER_PASS, SendMemory, gather};
 use crate::clock;
 use crate::formats::{Requests, Sends};
 use crate::shared::{NicShared, Port};
@@ -100,7 +100,7 @@ fn next(nic: &NicShared, state: &mut State, slot: u32, room: &mut [u8]) -> Optio
     let envelope = envelope(place, send.shape.envelope_offset());
     let limit = nic.port(port).map_or(0, |port| port.path_mtu_bytes() as usize).min(room.len());
     let gathered = if envelope.route.domain == domain && envelope.route.from_port == port {
-        gather(send.shape, place, &header, (memory, domain), &mut room[..limit])
+        gather(send.shape, place, &header, SendMemory { table: memory, domain }, &mut room[..limit])
     } else {
         // InfiniBand specification, Local QP Operation Error: an address of another domain or port.
         Err(Status::LocalOperation)

@@ -81,8 +81,10 @@ impl Delivery {
     fn completion(
         &self,
         wr_id: u64,
-        (status, number): (Status, u32),
-        (frame, bytes): (&RxFrame<'_>, usize),
+        status: Status,
+        number: u32,
+        frame: &RxFrame<'_>,
+        bytes: usize,
         now_ns: u64,
     ) -> Cqe {
         let mut cqe = Cqe::new(wr_id, Opcode::Receive, status, number);
@@ -364,7 +366,7 @@ impl Filling<'_> {
         // SAFETY: the request was published, so its slot is this side's, and slots begin with the id.
         let wr_id = unsafe { request.cast::<u64>().read() };
         let (status, end) = self.buffers.scatter(request, bytes);
-        let mut cqe = delivery.completion(wr_id, (status, self.number), (frame, bytes.len()), work.now_ns);
+        let mut cqe = delivery.completion(wr_id, status, self.number, frame, bytes.len(), work.now_ns);
         if self.checksums {
             cqe.set_checksum_ok(checksums_hold(frame, &packet::parse(frame.bytes)));
         }
@@ -451,7 +453,7 @@ impl Filling<'_> {
             }
             // SAFETY: as above, and slots begin with the id.
             let wr_id = unsafe { request.cast::<u64>().read() };
-            let cqe = delivery.completion(wr_id, (Status::Success, number), (frame, bytes), now_ns);
+            let cqe = delivery.completion(wr_id, Status::Success, number, frame, bytes, now_ns);
             // SAFETY: as in `make`.
             unsafe { completion.write(cqe) };
             // SAFETY: at most the end of the ring's slots, since the run does not reach beyond it.

@@ -171,10 +171,10 @@ impl Probe {
 
     /// A pass ends that received and sent so many frames.
     #[inline]
-    pub(super) fn end(&mut self, (received, sent): (usize, usize), totals: &Totals) {
+    pub(super) fn end(&mut self, received: usize, sent: usize, totals: &Totals) {
         if let Some(sample) = self.sample.take() {
             self.rest_from_ns = Some(sample.last_ns);
-            sample.publish((received as u64, sent as u64), totals);
+            sample.publish(received as u64, sent as u64, totals);
         }
     }
 
@@ -195,7 +195,7 @@ impl Sample {
     }
 
     #[cold]
-    fn publish(&self, (received, sent): (u64, u64), totals: &Totals) {
+    fn publish(&self, received: u64, sent: u64, totals: &Totals) {
         if received + sent == 0 {
             add(&totals.stages[EngineStage::Idle as usize], self.stages.iter().sum());
         } else {
@@ -227,7 +227,7 @@ mod tests {
         for _ in 0..1000 {
             probe.begin(&totals);
             assert!(probe.sample.is_none());
-            probe.end((1, 0), &totals);
+            probe.end(1, 0, &totals);
         }
         assert_eq!(totals.read(), None);
     }
@@ -240,7 +240,7 @@ mod tests {
         for _ in 0..PASSES {
             probe.begin(&totals);
             probe.mark(EngineStage::Receive);
-            probe.end((2, 1), &totals);
+            probe.end(2, 1, &totals);
         }
         let profile = totals.read().expect("it was started");
         assert_eq!(profile.passes, PASSES);
@@ -255,11 +255,11 @@ mod tests {
         let mut sample = Sample { last_ns: 1000, reading_ns: 10, stages: [0; STAGES] };
         sample.mark(EngineStage::Receive, 1110);
         sample.mark(EngineStage::Send, 1160);
-        sample.publish((0, 0), &totals);
+        sample.publish(0, 0, &totals);
         let stages = totals.read().expect("it was started").stages;
         assert_eq!(stages.iter().map(|(_, ns)| ns).sum::<u64>(), 140);
         assert_eq!(stages[EngineStage::Idle as usize], (EngineStage::Idle, 140));
-        sample.publish((1, 0), &totals);
+        sample.publish(1, 0, &totals);
         let stages = totals.read().expect("it was started").stages;
         assert_eq!(stages[EngineStage::Receive as usize].1, 100);
         assert_eq!(stages[EngineStage::Send as usize].1, 40);

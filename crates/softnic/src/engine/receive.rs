@@ -131,7 +131,7 @@ impl Plan {
             {
                 let (verdict, framed) = (verdicts[at], (at, frame.bytes, &images[at]));
                 match table.plain(verdict).filter(|_| decides_alone) {
-                    Some(flow) => planning.plan_only(flow, framed, end),
+                    Some((target, tag)) => planning.plan_only(target, tag, framed, end),
                     None => planning.decide(table, verdict, framed, matches, end),
                 }
             }
@@ -277,7 +277,7 @@ impl<'p> Planning<'p> {
         match matches.as_slice() {
             [hit] if !hit.is_copy && !hit.actions.drop => {
                 self.count(hit, frame.1);
-                self.plan_only((hit.actions.target, hit.actions.tag.unwrap_or(0)), frame, end);
+                self.plan_only(hit.actions.target, hit.actions.tag.unwrap_or(0), frame, end);
             }
             hits => hits.iter().for_each(|hit| self.take(hit, frame, end)),
         }
@@ -286,7 +286,8 @@ impl<'p> Planning<'p> {
     /// Plans the only delivery of a frame, to the queue pair and with the tag of its flow.
     fn plan_only(
         &mut self,
-        (target, tag): (QpSlot, u32),
+        target: QpSlot,
+        tag: u32,
         (index, bytes, image): Framed<'_>,
         end: &mut Disposition,
     ) {
@@ -378,7 +379,8 @@ impl Route {
 
 /// Gives the sniffers of a port their copies of frames that were sent through it; at most a burst of them.
 pub(super) fn copy_sent(
-    (flows, state): (&FlowTable, &mut State),
+    flows: &FlowTable,
+    state: &mut State,
     port: u8,
     plan: &mut Plan,
     frames: &[RxFrame<'_>],

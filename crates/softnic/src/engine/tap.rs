@@ -105,7 +105,8 @@ impl Tap {
     /// Hands the copies out.
     pub(super) fn hand_out(
         &mut self,
-        (flows, state): (&FlowTable, &mut State),
+        flows: &FlowTable,
+        state: &mut State,
         port: u8,
         plan: &mut Plan,
         stats: &mut PortStats,
@@ -117,7 +118,7 @@ impl Tap {
                 RxFrame::new(&bytes[start..ends[at]])
             });
             let frames: ArrayVec<_, BURST_FRAMES> = frames.collect();
-            copy_sent((flows, state), port, plan, &frames, stats);
+            copy_sent(flows, state, port, plan, &frames, stats);
         }
         bytes.clear();
         ends.clear();

@@ -68,6 +68,21 @@ struct Sent {
 /// The buffers of a request, found and allowed: where and how long.
 type Parts = ArrayVec<(*const u8, usize), { MAX_SGE as usize }>;
 
+/// The memory regions that the requests of one queue may name: those of its domain.
+#[derive(Clone, Copy)]
+pub(super) struct SendMemory<'m> {
+    pub(super) table: &'m MemoryTable,
+    pub(super) domain: u32,
+}
+
+impl<'m> SendMemory<'m> {
+    /// The regions, to be read.
+    #[inline]
+    fn regions(self) -> Regions<'m> {
+        self.table.of_domain(self.domain, false)
+    }
+}
+
 /// Where frames are put together, if they have to be, and sent.
 struct Way<'a> {
     gather: &'a mut [u8; MAX_FRAME_BYTES],
@@ -86,7 +101,8 @@ pub(super) fn drain(
     nic: &NicShared,
     port: &mut EnginePort,
     gather: &mut [u8; MAX_FRAME_BYTES],
-    (tap, plan): (&mut Tap, &mut Plan),
+    tap: &mut Tap,
+    plan: &mut Plan,
     stats: &mut PortStats,
 ) -> usize {
     let flows = nic.flows.read();
@@ -111,7 +127,7 @@ pub(super) fn drain(
                 sent += datagram::drain(nic, &mut state, slot, way.gather, way.exit.stats);
             }
             Some(_) => {
-                let (frames, requests) = drain_qp((&flows, &mut state), (index, slot), &mut way, plan);
+                let (frames, requests) = drain_qp(&flows, &mut state, index, slot, &mut way, plan);
                 sent += frames;
                 if let Some(requests) = requests {
                     // Losses of queue pairs beyond the list's room show in the port's counters alone.
@@ -140,8 +156,10 @@ pub(super) fn drain(
 /// Sends the requests posted to the queue pair at this position among the senders. Stops when the queue pair
 /// or its completion queue fails. Returns the frames, and which requests they are of.
 fn drain_qp(
-    (flows, state): (&FlowTable, &mut State),
-    (index, slot): (usize, u32),
+    flows: &FlowTable,
+    state: &mut State,
+    index: usize,
+    slot: u32,
     way: &mut Way<'_>,
     plan: &mut Plan,
 ) -> (usize, Option<late::Handed>) {
@@ -176,7 +194,7 @@ fn drain_qp(
                 }
                 let Exit { port, tap, stats } = &mut way.exit;
                 if tap.has_copies() {
-                    tap.hand_out((flows, state), port.number, plan, stats);
+                    tap.hand_out(flows, state, port.number, plan, stats);
                 }
             }
             Outcome::Failed(cqe) => {
@@ -289,7 +307,8 @@ fn send_one(
     way: &mut Way<'_>,
     egress: &mut EgressFlows<'_>,
 ) -> Outcome {
-    let (domain, number) = (qp.domain, qp.number);
+    let number = qp.number;
+    let memory = SendMemory { table: memory, domain: qp.domain };
     let QpKind::Raw { send, .. } = &mut qp.kind else { return Outcome::Nothing };
     if send.pace.is_limited() && !send.pace.is_due(clock::steady_ns()) {
         return Outcome::Nothing;
@@ -300,7 +319,7 @@ fn send_one(
     let (shape, signal_all) = (send.shape, send.signal_all);
     let requests = match &mut send.consumer {
         Sends::Own(requests) => requests,
-        Sends::Mlx5(ring) => return mlx5::send(ring, number, (memory, domain), (way, egress)),
+        Sends::Mlx5(ring) => return mlx5::send(ring, number, memory, way, egress),
         Sends::None => return Outcome::Nothing,
     };
     let slot = requests.slot();
@@ -308,9 +327,9 @@ fn send_one(
     let header = unsafe { slot.cast::<SendHeader>().read() };
     let segmented = header.flags & SEND_SEGMENTS != 0;
     let sent = if segmented {
-        send_segments(shape, slot, &header, (memory, domain), (way, egress))
+        send_segments(shape, slot, &header, memory, way, egress)
     } else {
-        send_frame(shape, slot, &header, (memory, domain), (way, egress))
+        send_frame(shape, slot, &header, memory, way, egress)
     };
     requests.advance();
     let opcode = if segmented { Opcode::Segments } else { Opcode::Send };
@@ -330,12 +349,12 @@ fn send_frame(
     shape: SendShape,
     slot: NonNull<u8>,
     header: &SendHeader,
-    memory: (&MemoryTable, u32),
-    (way, egress): (&mut Way<'_>, &mut EgressFlows<'_>),
+    memory: SendMemory<'_>,
+    way: &mut Way<'_>,
+    egress: &mut EgressFlows<'_>,
 ) -> Result<Sent, Status> {
     let Way { gather: room, exit } = way;
-    let (table, domain) = memory;
-    let frame = match in_one_piece(shape, slot, header, &mut table.of_domain(domain, false))? {
+    let frame = match in_one_piece(shape, slot, header, &mut memory.regions())? {
         Some(frame) => frame,
         None => assembled(shape, slot, header, memory, &mut room[..])?,
     };
@@ -380,7 +399,7 @@ fn assembled<'r>(
     shape: SendShape,
     slot: NonNull<u8>,
     header: &SendHeader,
-    memory: (&MemoryTable, u32),
+    memory: SendMemory<'_>,
     room: &'r mut [u8],
 ) -> Result<&'r [u8], Status> {
     let bytes = gather(shape, slot, header, memory, room)?;
@@ -405,7 +424,7 @@ pub(super) fn gather(
     shape: SendShape,
     slot: NonNull<u8>,
     header: &SendHeader,
-    memory: (&MemoryTable, u32),
+    memory: SendMemory<'_>,
     to: &mut [u8],
 ) -> Result<usize, Status> {
     if header.flags & SEND_INLINE == 0 {
@@ -425,21 +444,24 @@ fn send_segments(
     shape: SendShape,
     slot: NonNull<u8>,
     header: &SendHeader,
-    memory: (&MemoryTable, u32),
-    to: (&mut Way<'_>, &mut EgressFlows<'_>),
+    memory: SendMemory<'_>,
+    way: &mut Way<'_>,
+    egress: &mut EgressFlows<'_>,
 ) -> Result<Sent, Status> {
     let bytes = header.inline_bytes.min(shape.max_tso_header);
     let headers = inline(slot, shape.elements_bytes(), bytes);
     let (parts, stream_bytes) = resolve(shape, slot, memory)?;
-    send_stream(headers, usize::from(header.segment_bytes), (&parts, stream_bytes), to)
+    send_stream(headers, usize::from(header.segment_bytes), &parts, stream_bytes, way, egress)
 }
 
 /// Sends a TCP stream in segments behind copies of its headers. Nothing is sent unless all of it can be.
 fn send_stream(
     headers: &[u8],
     segment_bytes: usize,
-    (parts, stream_bytes): (&[(*const u8, usize)], usize),
-    (way, egress): (&mut Way<'_>, &mut EgressFlows<'_>),
+    parts: &[(*const u8, usize)],
+    stream_bytes: usize,
+    way: &mut Way<'_>,
+    egress: &mut EgressFlows<'_>,
 ) -> Result<Sent, Status> {
     let frame_bytes = headers.len() + segment_bytes;
     let segments = stream_bytes.div_ceil(segment_bytes.max(1));
@@ -530,12 +552,8 @@ fn element(slot: NonNull<u8>, index: usize) -> Element {
 }
 
 /// Finds a request's buffers, and adds up their bytes.
-fn resolve(
-    shape: SendShape,
-    slot: NonNull<u8>,
-    (memory, domain): (&MemoryTable, u32),
-) -> Result<(Parts, usize), Status> {
-    let mut regions = memory.of_domain(domain, false);
+fn resolve(shape: SendShape, slot: NonNull<u8>, memory: SendMemory<'_>) -> Result<(Parts, usize), Status> {
+    let mut regions = memory.regions();
     let mut parts = Parts::new();
     let mut total = 0usize;
     for index in 0..shape.max_sge as usize {

@@ -40,8 +40,8 @@ pub(super) fn fill(state: &mut State, slot: u32, deliveries: &[Delivery], work: 
         let bytes = if is_edited { edit(frame.bytes, queue.edits, work.edited) } else { frame.bytes };
         let request = requests.read(made);
         let (status, end) = buffers.scatter(request.as_slot(), bytes);
-        let (id, outcome) = (requests.id(made), (status, queue.number));
-        let mut cqe = delivery.completion(id, outcome, (frame, bytes.len()), work.now_ns);
+        let id = requests.id(made);
+        let mut cqe = delivery.completion(id, status, queue.number, frame, bytes.len(), work.now_ns);
         let parsed = packet::parse(frame.bytes);
         if checksums {
             cqe.set_checksum_ok(super::checksums_hold(frame, &parsed));

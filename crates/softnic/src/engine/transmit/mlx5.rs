@@ -7,11 +7,11 @@
 
 use arrayvec::ArrayVec;
 
-use super::{Cursor, Outcome, Sent, Way, fill_in, send_stream};
+use super::{Cursor, Outcome, SendMemory, Sent, Way, fill_in, send_stream};
 use crate::clock;
 use crate::engine::tap::EgressFlows;
 use crate::formats::mlx5::sends::{MAX_UNITS, Request, SEGMENTS, SEND, SendRing, UNIT_BYTES, Units};
-use crate::memory::{MemoryTable, Regions};
+use crate::memory::Regions;
 use crate::work::{Cqe, Opcode, Status};
 
 /// Upper bounds of the data segments of a request, and of the bytes that it contains.
@@ -88,16 +88,17 @@ impl Data {
 pub(super) fn send(
     ring: &mut SendRing,
     number: u32,
-    (memory, domain): (&MemoryTable, u32),
-    to: (&mut Way<'_>, &mut EgressFlows<'_>),
+    memory: SendMemory<'_>,
+    way: &mut Way<'_>,
+    egress: &mut EgressFlows<'_>,
 ) -> Outcome {
     let id = ring.id();
     let Request { operation, is_signaled, blocks, is_malformed, units } = ring.request();
-    let mut regions = memory.of_domain(domain, false);
+    let mut regions = memory.regions();
     let (opcode, sent) = match operation {
         _ if is_malformed => (Opcode::Send, Err(Status::LocalOperation)),
-        SEND => (Opcode::Send, send_frame(units, &mut regions, to)),
-        SEGMENTS => (Opcode::Segments, send_segments(units, &mut regions, to)),
+        SEND => (Opcode::Send, send_frame(units, &mut regions, way, egress)),
+        SEGMENTS => (Opcode::Segments, send_segments(units, &mut regions, way, egress)),
         _ => (Opcode::Send, Err(Status::LocalOperation)),
     };
     ring.advance_by(blocks);
@@ -124,7 +125,8 @@ fn append<'r>(room: &'r mut [u8], end: &mut usize, bytes: usize) -> Result<&'r m
 fn send_frame(
     mut units: Units<'_>,
     regions: &mut Regions<'_>,
-    (way, egress): (&mut Way<'_>, &mut EgressFlows<'_>),
+    way: &mut Way<'_>,
+    egress: &mut EgressFlows<'_>,
 ) -> Result<Sent, Status> {
     let Way { gather: room, exit } = way;
     let ethernet = Ethernet::take(&mut units)?;
@@ -160,7 +162,8 @@ fn send_frame(
 fn send_segments(
     mut units: Units<'_>,
     regions: &mut Regions<'_>,
-    to: (&mut Way<'_>, &mut EgressFlows<'_>),
+    way: &mut Way<'_>,
+    egress: &mut EgressFlows<'_>,
 ) -> Result<Sent, Status> {
     let ethernet = Ethernet::take(&mut units)?;
     // The headers, and behind them the parts of the stream that are in the request.
@@ -186,6 +189,6 @@ fn send_segments(
         parts.try_push((from, bytes)).map_err(|_| Status::LocalOperation)?;
     }
     // As above.
-    let sent = send_stream(headers, ethernet.segment_bytes, (&parts, stream_bytes), to)?;
+    let sent = send_stream(headers, ethernet.segment_bytes, &parts, stream_bytes, way, egress)?;
     Ok(Sent { is_refused: false, ..sent })
 }
