@@ -162,8 +162,7 @@ pub(crate) unsafe extern "C" fn query_port(
     answer_status(|| {
         // SAFETY: the library passes a live context of this provider.
         let context = unsafe { SoftContext::of(context) }?;
-        let tables = (context.tables.gids, context.tables.pkeys);
-        let full = port_attributes(context.nic(), number, tables)?;
+        let full = port_attributes(context.nic(), number, context.tables.gids, context.tables.pkeys)?;
         if attr.is_null() {
             return Err(EINVAL);
         }
@@ -175,7 +174,7 @@ pub(crate) unsafe extern "C" fn query_port(
 
 /// The attributes that a port reports of itself, with the lengths of its tables of GIDs and of partition
 /// keys.
-pub(crate) fn port_attributes(nic: &Nic, number: u8, (gids, pkeys): (c_int, u16)) -> Verb<ibv_port_attr> {
+pub(crate) fn port_attributes(nic: &Nic, number: u8, gids: c_int, pkeys: u16) -> Verb<ibv_port_attr> {
     /// `phys_state` of the InfiniBand specification: LinkUp and Disabled.
     const PHYSICAL_UP: u8 = 5;
     const PHYSICAL_DISABLED: u8 = 3;

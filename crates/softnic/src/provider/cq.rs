@@ -198,9 +198,11 @@ fn create(context: *mut ibv_context, request: &Request<'_>) -> Verb<*mut ibv_cq_
     find(&soft.nic().control(), soft.slot, request.channel)?;
     let completion = &rules.objects.completion;
     let resources = &rules.objects.domain.resources;
-    let kind = (resources.completion_queue, rules.objects.domain.allocator_refusal);
+    let refusal = rules.objects.domain.allocator_refusal;
     let held = held(completion, wanted);
-    let (producer, consumer) = make_ring(resources, request.domain, held, size_of::<Cqe>(), kind)?;
+    let resource = resources.completion_queue;
+    let (producer, consumer) =
+        make_ring(resources, request.domain, held, size_of::<Cqe>(), resource, refusal)?;
     let wants_checksums = Arc::new(AtomicBool::new(request.checksums));
     let cqe = c_int::try_from(wanted).map_err(|_| EINVAL)?;
     let mut native = ibv_cq_ex { context, cqe, ..ibv_cq_ex::default() };
@@ -328,11 +330,7 @@ pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c
 }
 
 /// Checks a change of moderation.
-pub(crate) fn check_moderation(
-    mask: u32,
-    (count, period_us): (u16, u16),
-    rules: &CompletionRules,
-) -> Verb<()> {
+pub(crate) fn check_moderation(mask: u32, count: u16, period_us: u16, rules: &CompletionRules) -> Verb<()> {
     // The kernel (ib_uverbs_ex_modify_cq): nothing to do is EINVAL, anything unknown EOPNOTSUPP.
     if mask == 0 {
         return Err(EINVAL);
@@ -355,7 +353,7 @@ pub(crate) unsafe extern "C" fn modify_cq(cq: *mut ibv_cq, attr: *mut ibv_modify
         // SAFETY: the queue keeps the context it was made with.
         let soft = unsafe { SoftContext::of(object.context()) }?;
         let (count, period_us) = (attr.moderate.cq_count, attr.moderate.cq_period);
-        check_moderation(attr.attr_mask, (count, period_us), &soft.nic().rules().objects.completion)?;
+        check_moderation(attr.attr_mask, count, period_us, &soft.nic().rules().objects.completion)?;
         let mut state = soft.nic().control();
         state.cqs.get_mut(object.slot).ok_or(EINVAL)?.notice.moderate(count, period_us);
         // What waits already may be enough now.
@@ -381,14 +379,17 @@ pub(crate) unsafe extern "C" fn resize_cq(cq: *mut ibv_cq, entries: c_int) -> c_
         soft.nic().pass(0);
         // The application's allocator is called without a lock, and so is its `free` when the old ring is
         // dropped.
-        let mut ring = make_ring(
+        let (mut producer, mut consumer) = make_ring(
             resources,
             object.domain(),
             held,
             size_of::<Cqe>(),
-            (resources.completion_queue, ENOMEM),
+            resources.completion_queue,
+            ENOMEM,
         )?;
-        object.poller.with(|poller| exchange(&mut soft.nic().control(), object.slot, poller, &mut ring))?;
+        object.poller.with(|poller| {
+            exchange(&mut soft.nic().control(), object.slot, poller, &mut producer, &mut consumer)
+        })?;
         let place = cq.wrapping_byte_add(std::mem::offset_of!(ibv_cq, cqe)).cast::<c_int>();
         // SAFETY: the application's handle; as with any provider, it must not read the size while it changes
         // it.
@@ -403,7 +404,8 @@ fn exchange(
     state: &mut State,
     slot: u32,
     poller: &mut Poller,
-    (producer, consumer): &mut (Producer, Consumer),
+    producer: &mut Producer,
+    consumer: &mut Consumer,
 ) -> Verb<()> {
     let cq = state.cqs.get_mut(slot).ok_or(EINVAL)?;
     if cq.failed {

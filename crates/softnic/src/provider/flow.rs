@@ -99,7 +99,7 @@ pub(crate) fn insert(
         let points = points.map(|points| std::mem::replace(&mut set.points, points));
         (std::mem::replace(&mut set.bound, true), points)
     });
-    let rule = rule(request, (slot, order), counter, qp);
+    let rule = rule(request, slot, order, counter, qp);
     drop(state);
     let added =
         rule.checked().map(Arc::new).and_then(|rule| flows.change(|table| table.add(Arc::clone(&rule))));
@@ -143,7 +143,7 @@ pub(crate) fn remove_owned(nic: &Nic, owner: u32) {
     state.remove_owned(owner);
 }
 
-fn rule(request: &FlowRequest, (slot, order): (u32, u64), counter: Option<u32>, qp: u32) -> FlowRule {
+fn rule(request: &FlowRequest, slot: u32, order: u64, counter: Option<u32>, qp: u32) -> FlowRule {
     FlowRule {
         id: FlowId(slot),
         kind: request.kind,

@@ -93,7 +93,8 @@ pub(crate) fn make_ring(
     domain: Option<&SoftPd>,
     entries: u32,
     slot_bytes: usize,
-    (resource_type, refusal): (u64, Errno),
+    resource_type: u64,
+    refusal: Errno,
 ) -> Verb<(Producer, Consumer)> {
     let (bytes, capacity) = Ring::shape(entries, slot_bytes).ok_or(EINVAL)?;
     let allocator = domain.and_then(|pd| pd.parent.as_ref()).and_then(|parent| parent.allocator.as_ref());

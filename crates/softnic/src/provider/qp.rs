@@ -251,7 +251,8 @@ pub(crate) unsafe extern "C" fn modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_att
         let soft = unsafe { SoftContext::of(object.context()) }?;
         let kind = Kind { is_rss: object.plain.is_none(), is_datagram: object.datagram };
         let mut state = soft.nic().control();
-        modify(soft.nic(), &mut state, object.slot, kind, &object.state, (attr, mask.cast_unsigned(), 0))
+        let change = AttributeChange { attr, mask: mask.cast_unsigned(), burst_bytes: 0 };
+        modify(soft.nic(), &mut state, object.slot, kind, &object.state, change)
     })
 }
 
@@ -262,20 +263,29 @@ pub(crate) struct Kind {
     pub(crate) is_datagram: bool,
 }
 
-/// Changes a queue pair, everything in the request or nothing. `native` is its state; the bytes of a burst
+/// A request to change a queue pair: the attributes that the mask names, and the bytes of a burst, which
 /// belong to a rate.
+#[derive(Clone, Copy)]
+pub(crate) struct AttributeChange<'a> {
+    pub(crate) attr: &'a ibv_qp_attr,
+    pub(crate) mask: u32,
+    pub(crate) burst_bytes: u32,
+}
+
+/// Changes a queue pair, everything in the request or nothing. `native` is its state.
 pub(crate) fn modify(
     nic: &Nic,
     state: &mut State,
     slot: u32,
     kind: Kind,
     native: &AtomicU32,
-    (attr, mask, burst_bytes): (&ibv_qp_attr, u32, u32),
+    change: AttributeChange<'_>,
 ) -> Verb<()> {
+    let AttributeChange { attr, mask, burst_bytes } = change;
     let rules = nic.rules();
     let from = native.load(Ordering::Relaxed);
     let to = if mask & STATE == 0 { from } else { attr.qp_state };
-    check(kind, rules, (from, to), (attr, mask))?;
+    check(kind, rules, from, to, change)?;
     if mask & PORT != 0 {
         nic.port(attr.port_num).ok_or(EINVAL)?;
     }
@@ -311,8 +321,9 @@ pub(crate) fn modify(
 fn check(
     kind: Kind,
     rules: &Rules,
-    (from, to): (ibv_qp_state::Type, ibv_qp_state::Type),
-    (attr, mask): (&ibv_qp_attr, u32),
+    from: ibv_qp_state::Type,
+    to: ibv_qp_state::Type,
+    AttributeChange { attr, mask, .. }: AttributeChange<'_>,
 ) -> Verb<()> {
     if kind.is_rss && !rules.objects.rss.states {
         // The work queues of an RSS queue pair are what has states.

@@ -206,10 +206,10 @@ fn create_plain(request: &Request) -> Verb<(*mut ibv_qp, ibv_qp_cap)> {
         datagram,
     };
     let resources = &rules.objects.domain.resources;
-    let kind = (resources.queue_pair, rules.objects.domain.allocator_refusal);
-    let sends = make_ring(resources, Some(pd), cap.max_send_wr, shape.slot_bytes(), kind)?;
+    let (resource, refusal) = (resources.queue_pair, rules.objects.domain.allocator_refusal);
+    let sends = make_ring(resources, Some(pd), cap.max_send_wr, shape.slot_bytes(), resource, refusal)?;
     let receive_bytes = receive_slot_bytes(cap.max_recv_sge);
-    let receives = make_ring(resources, Some(pd), cap.max_recv_wr, receive_bytes, kind)?;
+    let receives = make_ring(resources, Some(pd), cap.max_recv_wr, receive_bytes, resource, refusal)?;
     cap.max_send_wr = sends.0.limit();
     cap.max_recv_wr = receives.0.limit();
     let cqs = [request.send_cq, request.recv_cq];
@@ -373,7 +373,7 @@ pub(crate) fn create_rss(context: *mut ibv_context, attr: &ibv_qp_init_attr_ex) 
     let base = base(context, attr.pd, attr.qp_context, [attr.send_cq, attr.recv_cq], attr.qp_type);
     let mut object = new_object(base, pd.slot, ibv_qp_cap::default(), false);
     let mut state = soft.nic().control();
-    let slot = insert_rss(&mut state, (soft.slot, pd.base), table.slot, (&key, fields))?;
+    let slot = insert_rss(&mut state, soft.slot, pd.base, table.slot, &key, fields)?;
     finish(&mut state, slot, &mut object)?;
     if !rules.objects.rss.numbered {
         object.qp.get_mut().qp_base.qp_num = 0;
@@ -385,9 +385,11 @@ pub(crate) fn create_rss(context: *mut ibv_context, attr: &ibv_qp_init_attr_ex) 
 /// Adds an RSS queue pair of a context and a domain, and counts what it uses of its table.
 pub(crate) fn insert_rss(
     state: &mut State,
-    (owner, domain): (u32, u32),
+    owner: u32,
+    domain: u32,
     table: u32,
-    (key, fields): (&RssKey, HashFields),
+    key: &RssKey,
+    fields: HashFields,
 ) -> Verb<u32> {
     let entries = state.tables.get_mut(table).ok_or(EINVAL)?;
     let rss = Rss::new(key, fields, &entries.queues).map_err(|_| EINVAL)?;

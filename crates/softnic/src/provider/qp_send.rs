@@ -199,7 +199,7 @@ impl SendPoster {
             ibv_wr_opcode::IBV_WR_TSO => {
                 // SAFETY: the opcode determines which member of the union the application has set.
                 let tso = unsafe { wr.__bindgen_anon_2.tso };
-                self.begin_segments(wr.wr_id, flags, tso.hdr, (tso.hdr_sz, tso.mss))?;
+                self.begin_segments(wr.wr_id, flags, tso.hdr, tso.hdr_sz, tso.mss)?;
             }
             _ => return Err(EINVAL),
         }
@@ -247,7 +247,8 @@ impl SendPoster {
         wr_id: u64,
         flags: u16,
         headers: *const c_void,
-        (header_bytes, segment_bytes): (u16, u16),
+        header_bytes: u16,
+        segment_bytes: u16,
     ) -> Verb<()> {
         let bytes = u32::from(header_bytes);
         let sizes = bytes >= ETHERNET_BYTES as u32 && bytes <= self.shape.max_tso_header && segment_bytes > 0;
@@ -573,7 +574,7 @@ unsafe extern "C" fn wr_send_tso(
 ) {
     in_batch(qp, |poster, members| {
         let flags = poster.flags(members.wr_flags)?;
-        poster.begin_segments(members.wr_id, flags, headers, (header_bytes, segment_bytes))
+        poster.begin_segments(members.wr_id, flags, headers, header_bytes, segment_bytes)
     });
 }
 

@@ -82,7 +82,7 @@ pub(crate) unsafe extern "C" fn create_wq(
         let slot_bytes = receive_slot_bytes(attr.max_sge);
         let resources = &soft.nic().rules().objects.domain.resources;
         let (producer, consumer) =
-            make_ring(resources, Some(pd), attr.max_wr, slot_bytes, (resources.work_queue, ENOMEM))?;
+            make_ring(resources, Some(pd), attr.max_wr, slot_bytes, resources.work_queue, ENOMEM)?;
         let native_state = Arc::new(AtomicU32::new(IBV_WQS_RESET));
         let queue = NewQueue {
             owner: soft.slot,
@@ -260,7 +260,7 @@ pub(crate) fn modify(state: &mut State, slot: u32, attr: &ibv_wq_attr, rules: &W
         return Err(EINVAL);
     }
     if attr.attr_mask & IBV_WQ_ATTR_STATE != 0 {
-        transit(state, slot, (current, attr.wq_state), rules)?;
+        transit(state, slot, current, attr.wq_state, rules)?;
     }
     if flags_mask & IBV_WQ_FLAGS_CVLAN_STRIPPING != 0
         && let Some(queue) = state.queues.get_mut(slot)
@@ -273,7 +273,8 @@ pub(crate) fn modify(state: &mut State, slot: u32, attr: &ibv_wq_attr, rules: &W
 fn transit(
     state: &mut State,
     slot: u32,
-    (from, to): (ibv_wq_state, ibv_wq_state),
+    from: ibv_wq_state,
+    to: ibv_wq_state,
     rules: &WorkQueueRules,
 ) -> Verb<()> {
     let allowed = match (from, to) {

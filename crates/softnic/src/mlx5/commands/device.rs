@@ -176,7 +176,7 @@ pub(super) fn query_device_extended(context: &Context, call: &mut Call<'_>) -> V
 /// QUERY_PORT: `struct ib_uverbs_query_port_resp`.
 pub(super) fn query_port(context: &Context, call: &mut Call<'_>) -> Verb<()> {
     context.slot()?;
-    let attr = port_attributes(&context.nic, call.core.u8(8), (GIDS, PKEYS))?;
+    let attr = port_attributes(&context.nic, call.core.u8(8), GIDS, PKEYS)?;
     let reply = &mut call.reply;
     reply.put_u32(4, attr.max_msg_sz);
     reply.put_u32(16, attr.gid_tbl_len.cast_unsigned());

@@ -37,7 +37,7 @@ pub(super) fn create(context: &Context, call: &mut Call<'_>) -> Verb<()> {
     let mut state = context.nic.control();
     domains::check(&state, owner, domain)?;
     steering::check(&state, owner, table)?;
-    let slot = insert_rss(&mut state, (owner, domain), table, (&key, fields))?;
+    let slot = insert_rss(&mut state, owner, domain, table, &key, fields)?;
     use_domain(&mut state, domain)?;
     let reply = &mut call.reply;
     // Its number is 0: none of the queues below it is meant.

@@ -165,7 +165,7 @@ pub(super) fn moderate(context: &Context, call: &mut Call<'_>) -> Verb<()> {
     let owner = context.slot()?;
     let (slot, mask) = (call.core.u32(0), call.core.u32(4));
     let (count, period_us) = (call.core.u16(8), call.core.u16(10));
-    check_moderation(mask, (count, period_us), &context.nic.rules().objects.completion)?;
+    check_moderation(mask, count, period_us, &context.nic.rules().objects.completion)?;
     let mut state = context.nic.control();
     find_completions(&mut state, owner, slot).ok_or(EINVAL)?.notice.moderate(count, period_us);
     state.raise_waiting();

@@ -13,7 +13,7 @@ use crate::formats::{Requests, Sends};
 use crate::mlx5::Context;
 use crate::pace::Pace;
 use crate::provider::pd::use_domain;
-use crate::provider::qp::{self, Kind};
+use crate::provider::qp::{self, AttributeChange, Kind};
 use crate::provider::qp_create::{self, insert_plain};
 use crate::send_bell::SendBell;
 use crate::state::{FrameEdits, NewQueue, QpKind, QueueState, SendState, State};
@@ -58,7 +58,7 @@ fn create_at(context: &Context, call: &mut Call<'_>, start: usize, flags: u32) -
     let (receives, sends) = rings(&request)?;
     let mut state = context.nic.control();
     let bell = SendBell::new(&context.nic.wakeups);
-    let slot = insert(&mut state, owner, &request, (receives, sends), bell)?;
+    let slot = insert(&mut state, owner, &request, receives, sends, bell)?;
     let reply = &mut call.reply;
     reply.put_u32(0, slot);
     reply.put_u32(4, qp_number(slot));
@@ -128,7 +128,8 @@ fn insert(
     state: &mut State,
     owner: u32,
     request: &Request,
-    (receives, sends): (Requests, Sends),
+    receives: Requests,
+    sends: Sends,
     bell: Arc<SendBell>,
 ) -> Verb<u32> {
     domains::check(state, owner, request.domain)?;
@@ -177,7 +178,7 @@ fn queues(state: &State, owner: u32, slot: u32) -> Verb<(&QueueState, &SendState
 /// MODIFY_QP: `struct ib_uverbs_modify_qp`, which has no rate.
 pub(super) fn modify(context: &Context, call: &mut Call<'_>) -> Verb<()> {
     known_bits(call.core.u32(MASK), !qp::RATE_LIMIT, EOPNOTSUPP)?;
-    change(context, call, (0, 0))
+    change(context, call, 0, 0)
 }
 
 /// The extended MODIFY_QP: the same with a rate, and `struct mlx5_ib_modify_qp` with the bytes of a burst
@@ -206,7 +207,7 @@ pub(super) fn modify_extended(context: &Context, call: &mut Call<'_>) -> Verb<()
     if has_rate && rate_kbps == 0 && (burst_bytes != 0 || packet_bytes != 0) {
         return Err(EINVAL);
     }
-    change(context, call, (rate_kbps, burst_bytes))?;
+    change(context, call, rate_kbps, burst_bytes)?;
     call.reply.put_u32(4, call.reply.length(8));
     Ok(())
 }
@@ -215,7 +216,7 @@ pub(super) fn modify_extended(context: &Context, call: &mut Call<'_>) -> Verb<()
 const MASK: usize = 68;
 
 /// Changes a queue pair. What raw packets have no use for is checked by the mask.
-fn change(context: &Context, call: &Call<'_>, (rate_limit, burst_bytes): (u32, u32)) -> Verb<()> {
+fn change(context: &Context, call: &Call<'_>, rate_limit: u32, burst_bytes: u32) -> Verb<()> {
     let (owner, slot, core) = (context.slot()?, call.core.u32(64), call.core);
     // Held until the change is made: another call could destroy the queue pair and reuse its slot.
     let mut state = context.nic.control();
@@ -230,7 +231,8 @@ fn change(context: &Context, call: &Call<'_>, (rate_limit, burst_bytes): (u32, u
         rate_limit,
         ..ibv_qp_attr::default()
     };
-    qp::modify(&context.nic, &mut state, slot, RAW, &native, (&attr, core.u32(MASK), burst_bytes))
+    let change = AttributeChange { attr: &attr, mask: core.u32(MASK), burst_bytes };
+    qp::modify(&context.nic, &mut state, slot, RAW, &native, change)
 }
 
 /// QUERY_QP: `struct ib_uverbs_query_qp_resp`.
