@@ -352,8 +352,9 @@ fn tso_post(bench: &Bench<'_>, version: u8, mss: u16) -> Outcome {
     let (headers, stream) = (headers(version), stream(1000));
     let whole = [&headers[..], &stream].concat();
     let one = sender.frame(&whole)?;
-    let bytes = (headers.len() as u16, whole.len());
-    if let Err(frame) = sender.pair.send_tso(&mut sender.pool, one, bytes, mss, SendFlags::IP_CSUM) {
+    let Sender { pair, pool, .. } = &mut sender;
+    let header_bytes = headers.len() as u16;
+    if let Err(frame) = pair.send_tso(pool, one, header_bytes, whole.len(), mss, SendFlags::IP_CSUM) {
         sender.pool.release(frame);
         return Err(sender.refusal());
     }

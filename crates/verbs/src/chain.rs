@@ -24,6 +24,13 @@ struct Receive {
     entry: ibv_sge,
 }
 
+/// The length and the key of the scatter entries for frames of one pool.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+struct EntryShape {
+    length: u32,
+    lkey: u32,
+}
+
 /// Receive work requests, each with one scatter entry. The parts point at each other, so they stay behind raw
 /// pointers: no Rust reference to one is ever formed while the provider may follow those links.
 ///
@@ -31,8 +38,8 @@ struct Receive {
 /// so that a frame takes two words to write. Providers only read requests (ibv_post_wq_recv(3)).
 pub(crate) struct ReceiveChain {
     receives: NonNull<Receive>,
-    /// Length and key in all entries: those of the frames of one pool.
-    shape: (u32, u32),
+    /// The shape of all entries: that of the frames of one pool.
+    shape: EntryShape,
     /// The errno of the last refusal; 0 before the first.
     errno: c_int,
     /// A frame of another pool was met, and logged.
@@ -54,7 +61,7 @@ impl ReceiveChain {
             // SAFETY: as above.
             unsafe { (*receive).request.num_sge = 1 };
         }
-        Self { receives, shape: (0, 0), errno: 0, met_foreign: false }
+        Self { receives, shape: EntryShape::default(), errno: 0, met_foreign: false }
     }
 
     /// Posts `frames` from the end through `call`, which hands a chain to the provider. Accepted frames leave
@@ -63,7 +70,8 @@ impl ReceiveChain {
     #[inline]
     pub(crate) fn post(
         &mut self,
-        (pool, lkey): (&mut FramePool, u32),
+        pool: &mut FramePool,
+        lkey: u32,
         frames: &mut Vec<Frame>,
         mut call: impl FnMut(*mut ibv_recv_wr, &mut *mut ibv_recv_wr) -> c_int,
     ) -> usize {
@@ -75,7 +83,7 @@ impl ReceiveChain {
             if accepted == end - start {
                 frames.truncate(start);
             } else {
-                self.take_out(pool, frames, start..end, (filled, accepted));
+                self.take_out(pool, frames, start..end, filled, accepted);
             }
             total += accepted;
             if accepted < filled {
@@ -131,7 +139,7 @@ impl ReceiveChain {
     // By itself it has enough registers for all that the loop uses.
     #[inline(never)]
     fn fill(&mut self, pool: &mut FramePool, lkey: u32, frames: &[Frame]) -> usize {
-        let shape = (pool.frame_bytes(), lkey);
+        let shape = EntryShape { length: pool.frame_bytes(), lkey };
         if self.shape != shape {
             self.reshape(shape);
         }
@@ -150,13 +158,14 @@ impl ReceiveChain {
 
     /// Writes the length and the key of a pool's frames into all entries.
     #[cold]
-    fn reshape(&mut self, (length, lkey): (u32, u32)) {
+    fn reshape(&mut self, shape: EntryShape) {
+        let EntryShape { length, lkey } = shape;
         for index in 0..CHAIN {
             let receive = self.receives.as_ptr().wrapping_add(index);
             // SAFETY: `index` < CHAIN, the length of the array, which this chain owns, outside of any call.
             unsafe { (*receive).entry = ibv_sge { addr: 0, length, lkey } };
         }
-        self.shape = (length, lkey);
+        self.shape = shape;
     }
 
     /// Removes the accepted frames, the first of the pool's own in `range`; the others are not posted after
@@ -167,7 +176,8 @@ impl ReceiveChain {
         pool: &mut FramePool,
         frames: &mut Vec<Frame>,
         range: Range<usize>,
-        (filled, accepted): (usize, usize),
+        filled: usize,
+        accepted: usize,
     ) {
         if filled < range.len() {
             self.refuse_foreign();

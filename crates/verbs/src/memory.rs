@@ -63,20 +63,21 @@ impl MemoryRegion {
         let slice: &mut [u8] = &mut memory;
         let bytes = slice.len();
         let start = NonNull::from(slice).cast::<u8>();
-        Self::register_range(domain, Owner::Memory(memory), (start, bytes), access)
+        Self::register_range(domain, Owner::Memory(memory), start, bytes, access)
     }
 
     /// `ibv_reg_mr` over the memory of another region, which is kept, for sends only.
     pub(crate) fn register_again(domain: &Domain, region: &Arc<Self>) -> Result<Self> {
-        let range = (region.start, region.bytes);
-        Self::register_range(domain, Owner::Region(Arc::clone(region)), range, Access::empty())
+        let owner = Owner::Region(Arc::clone(region));
+        Self::register_range(domain, owner, region.start, region.bytes, Access::empty())
     }
 
-    /// `range` is all of the memory that `owner` keeps.
+    /// The `bytes` bytes from `start` on are all of the memory that `owner` keeps.
     fn register_range(
         domain: &Domain,
         owner: Owner,
-        (start, bytes): (NonNull<u8>, usize),
+        start: NonNull<u8>,
+        bytes: usize,
         access: Access,
     ) -> Result<Self> {
         let address = start.as_ptr();

@@ -142,7 +142,7 @@ impl RawQueuePair {
         bytes: usize,
         flags: SendFlags,
     ) -> std::result::Result<(), Frame> {
-        match self.key(pool).and_then(|lkey| Parts::whole((pool, lkey), &frame, bytes)) {
+        match self.key(pool).and_then(|lkey| Parts::whole(pool, lkey, &frame, bytes)) {
             Ok(parts) => self.send_parts(pool, frame, parts, flags, None),
             Err(errno) => self.refuse(errno, frame),
         }
@@ -157,7 +157,7 @@ impl RawQueuePair {
         parts: &[Range<usize>],
         flags: SendFlags,
     ) -> std::result::Result<(), Frame> {
-        match self.key(pool).and_then(|lkey| Parts::<MAX_SEND_PARTS>::of((pool, lkey), &frame, parts)) {
+        match self.key(pool).and_then(|lkey| Parts::<MAX_SEND_PARTS>::of(pool, lkey, &frame, parts)) {
             Ok(parts) => self.send_parts(pool, frame, parts, flags, None),
             Err(errno) => self.refuse(errno, frame),
         }
@@ -170,11 +170,12 @@ impl RawQueuePair {
         &mut self,
         pool: &mut FramePool,
         frame: Frame,
-        (header_bytes, bytes): (u16, usize),
+        header_bytes: u16,
+        bytes: usize,
         mss: u16,
         flags: SendFlags,
     ) -> std::result::Result<(), Frame> {
-        let segments = |lkey| Segments::of((pool, lkey), &frame, header_bytes, bytes, mss);
+        let segments = |lkey| Segments::of(pool, lkey, &frame, header_bytes, bytes, mss);
         match self.key(pool).and_then(segments) {
             Ok((segments, parts)) => self.send_parts(pool, frame, parts, flags, Some(segments)),
             Err(errno) => self.refuse(errno, frame),
@@ -231,7 +232,7 @@ impl RawQueuePair {
         };
         // The batch leaves when it ends.
         std::mem::forget(entered);
-        Some(SendBatch::open(self, (pool, lkey), functions))
+        Some(SendBatch::open(self, pool, lkey, functions))
     }
 
     /// The frames that a completion gives back: that of its own send, which comes last, and those of the
@@ -411,7 +412,7 @@ impl RawQueuePair {
             return 0;
         };
         let qp = self.handle.raw();
-        self.chain.post((pool, lkey), frames, |head, bad| {
+        self.chain.post(pool, lkey, frames, |head, bad| {
             // SAFETY: as for `send`, with the frames of a whole chain.
             unsafe { inline::post_recv(qp, head, bad) }
         })

@@ -335,7 +335,7 @@ impl ReceiveQueue {
             return 0;
         }
         let wq = self.queue.raw();
-        self.chain.post((pool, lkey), frames, |head, bad| {
+        self.chain.post(pool, lkey, frames, |head, bad| {
             // SAFETY: the queue is live and in RDY, this is its only poster, alone behind the gates, and the
             // chain's frames were held: they are registered, which `regions` keeps them, and marked as posted
             // before anyone can touch them again.

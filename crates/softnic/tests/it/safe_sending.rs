@@ -198,8 +198,8 @@ fn a_stream_is_cut_into_segments_by_a_batch_and_by_a_work_request() {
             batch.tso(SendFlags::IP_CSUM, HEADERS, 400).frame(frame, stream.len()).expect("room");
             batch.complete().unwrap();
         } else {
-            let bytes = (HEADERS, stream.len());
-            sender.pair.send_tso(&mut sender.pool, frame, bytes, 400, SendFlags::IP_CSUM).expect("room");
+            let Sender { pair, pool, .. } = &mut sender;
+            pair.send_tso(pool, frame, HEADERS, stream.len(), 400, SendFlags::IP_CSUM).expect("room");
         }
         rig.pump();
         let sent = rig.sent();

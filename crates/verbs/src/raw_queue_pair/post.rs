@@ -171,7 +171,8 @@ impl SendChain {
     #[inline(never)]
     fn fill(
         &mut self,
-        (pool, lkey): (&mut FramePool, u32),
+        pool: &mut FramePool,
+        lkey: u32,
         in_flight: &mut InFlight,
         packets: &[QueuedSend],
     ) -> usize {
@@ -281,7 +282,7 @@ impl RawQueuePair {
     #[inline]
     pub fn send_each(&mut self, pool: &mut FramePool, packets: &mut Vec<QueuedSend>) -> usize {
         let sent = match self.key(pool) {
-            Ok(lkey) if self.in_flight.use_pool(&pool.ledger) => self.send_chains((pool, lkey), packets),
+            Ok(lkey) if self.in_flight.use_pool(&pool.ledger) => self.send_chains(pool, lkey, packets),
             Ok(_) => Err(libc::EBUSY),
             Err(errno) => Err(errno),
         };
@@ -294,10 +295,14 @@ impl RawQueuePair {
         sent
     }
 
-    fn send_chains(&mut self, pool: (&mut FramePool, u32), packets: &[QueuedSend]) -> Result<usize, c_int> {
+    fn send_chains(
+        &mut self,
+        pool: &mut FramePool,
+        lkey: u32,
+        packets: &[QueuedSend],
+    ) -> Result<usize, c_int> {
         let Self { handle, send_gates, in_flight, sends, errno, .. } = self;
         let _entered = send_gates.enter().ok_or(libc::EBUSY)?;
-        let (pool, lkey) = pool;
         let mut total = 0;
         while total < packets.len() {
             let position = in_flight.position();
@@ -306,7 +311,7 @@ impl RawQueuePair {
             // signal or not at all.
             let most = if in_flight.ends_unsignalled() { 1 } else { SENDS_PER_COMPLETION };
             let chain = &packets[total..];
-            let filled = sends.fill((pool, lkey), in_flight, &chain[..chain.len().min(most)]);
+            let filled = sends.fill(pool, lkey, in_flight, &chain[..chain.len().min(most)]);
             if filled == 0 {
                 let has_room = in_flight.has_room(position);
                 *errno = if has_room { libc::EINVAL } else { libc::ENOMEM };

@@ -57,7 +57,8 @@ impl<'q> SendBatch<'q> {
     /// The caller has entered the queue pair's send gates, and leaves that to the batch.
     pub(super) fn open(
         pair: &'q mut RawQueuePair,
-        (pool, lkey): (&'q mut FramePool, u32),
+        pool: &'q mut FramePool,
+        lkey: u32,
         functions: SendFunctions,
     ) -> Self {
         // SAFETY: the queue pair is live and exclusively borrowed, and the gates keep others out; an earlier
@@ -219,14 +220,14 @@ impl SendRequest<'_, '_> {
     #[inline]
     fn add<const N: usize>(&mut self, frame: &Frame, parts: &[Range<usize>]) -> Result<u32, i32> {
         let batch = &mut *self.batch;
-        let list = Parts::<N>::of((batch.pool, batch.lkey), frame, parts)?;
+        let list = Parts::<N>::of(batch.pool, batch.lkey, frame, parts)?;
         if !batch.pair.in_flight.has_room(batch.start) {
             return Err(libc::ENOMEM);
         }
         let segments = match self.segments {
             Some((header_bytes, mss)) => {
                 let all = batch.pool.frame_bytes() as usize;
-                Some(Segments::of((batch.pool, batch.lkey), frame, header_bytes, all, mss)?.0)
+                Some(Segments::of(batch.pool, batch.lkey, frame, header_bytes, all, mss)?.0)
             }
             None => None,
         };
@@ -302,8 +303,8 @@ pub(super) struct Parts<const N: usize> {
 impl Parts<1> {
     /// The first `bytes` bytes. EINVAL: the frame has not so many, or is another pool's.
     #[inline]
-    pub(super) fn whole(pool: (&FramePool, u32), frame: &Frame, bytes: usize) -> Result<Self, c_int> {
-        Self::of(pool, frame, std::slice::from_ref(&(0..bytes)))
+    pub(super) fn whole(pool: &FramePool, lkey: u32, frame: &Frame, bytes: usize) -> Result<Self, c_int> {
+        Self::of(pool, lkey, frame, std::slice::from_ref(&(0..bytes)))
     }
 }
 
@@ -312,7 +313,8 @@ impl<const N: usize> Parts<N> {
     /// not in the frame, or another pool's.
     #[inline]
     pub(super) fn of(
-        (pool, lkey): (&FramePool, u32),
+        pool: &FramePool,
+        lkey: u32,
         frame: &Frame,
         parts: &[Range<usize>],
     ) -> Result<Self, c_int> {
@@ -367,15 +369,16 @@ impl Segments {
     /// The headers, and what follows them up to `bytes`. EINVAL: that is not in the frame, or the frame is
     /// another pool's.
     pub(super) fn of(
-        pool: (&FramePool, u32),
+        pool: &FramePool,
+        lkey: u32,
         frame: &Frame,
         header_bytes: u16,
         bytes: usize,
         mss: u16,
     ) -> Result<(Self, Parts<1>), c_int> {
         let stream = usize::from(header_bytes)..bytes;
-        let parts = Parts::of(pool, frame, std::slice::from_ref(&stream))?;
-        let header = pool.0.address(frame).ok_or(libc::EINVAL)?.cast();
+        let parts = Parts::of(pool, lkey, frame, std::slice::from_ref(&stream))?;
+        let header = pool.address(frame).ok_or(libc::EINVAL)?.cast();
         Ok((Self { header, header_bytes, mss }, parts))
     }
 }
