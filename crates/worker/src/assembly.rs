@@ -70,7 +70,7 @@ fn assemble_in(
     let mut warnings = Vec::new();
     let (domain, parent) = domains(context, id, allocator, &mut warnings)?;
     let channel = event_channel(context, config, &mut warnings);
-    let completions = completion_queue(context, config, (entries, channel.as_ref()), parent.as_ref())?;
+    let completions = completion_queue(context, config, entries, channel.as_ref(), parent.as_ref())?;
     let (work_queue, queue) = WorkQueue::builder(&domain, &completions.handle())
         .max_receives(config.frames)
         .build()
@@ -193,7 +193,8 @@ fn event_channel(
 fn completion_queue(
     context: &Arc<Context>,
     config: &WorkerConfig,
-    (entries, channel): (u32, Option<&Arc<CompletionChannel>>),
+    entries: u32,
+    channel: Option<&Arc<CompletionChannel>>,
     domain: Option<&Arc<ParentDomain>>,
 ) -> Result<CompletionQueue, Error> {
     let mut fields = CompletionFields::BYTE_LEN;

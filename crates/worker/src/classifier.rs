@@ -109,11 +109,11 @@ impl Classifier {
         let packets = std::mem::take(&mut batch.packets);
         for (index, packet) in packets.iter().enumerate() {
             if let Some((view, entry, tally)) = find(&views, packet.tag) {
-                view.count_and_decide(entry, tally, (index, packet.bytes), (all, batch));
+                view.count_and_decide(entry, tally, index, packet.bytes, all, batch);
             } else if let Some((band, entry)) = self.resolve(packet, batch, pool, stats, now) {
                 let view = &views[band.index()];
                 match view.tallies.get(entry.tally as usize) {
-                    Some(tally) => view.count_and_decide(&entry, tally, (index, packet.bytes), (all, batch)),
+                    Some(tally) => view.count_and_decide(&entry, tally, index, packet.bytes, all, batch),
                     None => stats.dropped(DropReason::UnknownClass),
                 }
             }
@@ -214,8 +214,10 @@ impl<'t> View<'t> {
         &self,
         entry: &Entry,
         tally: &Tally,
-        (index, bytes): (usize, u32),
-        (all, batch): (bool, &mut Batch),
+        index: usize,
+        bytes: u32,
+        all: bool,
+        batch: &mut Batch,
     ) {
         tally.add(1, u64::from(bytes));
         let sinks = self.sinks.get(entry.sinks as usize).map_or(0, |bits| bits.load(Relaxed));

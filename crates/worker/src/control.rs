@@ -96,7 +96,7 @@ impl Ledger {
                     .table
                     .rows()
                     .filter(|(.., traffic)| traffic.packets > 0)
-                    .for_each(|row| add(retired, row));
+                    .for_each(|(name, disposition, traffic)| add(retired, name, disposition, traffic));
             }
             !settled
         });
@@ -117,13 +117,13 @@ impl Ledger {
         });
         for (disposition, traffic) in Disposition::ALL.into_iter().zip(sums) {
             if traffic.packets > 0 {
-                add(&mut self.retired, (RETIRED_RULES, disposition, traffic));
+                add(&mut self.retired, RETIRED_RULES, disposition, traffic);
             }
         }
     }
 }
 
-fn add(totals: &mut Totals, (name, disposition, traffic): (&str, Disposition, Traffic)) {
+fn add(totals: &mut Totals, name: &str, disposition: Disposition, traffic: Traffic) {
     *totals.entry((name.to_owned(), disposition)).or_default() += traffic;
 }
 
@@ -316,7 +316,10 @@ impl WorkerControl {
             ledger.settle(self.shared.mailbox.acknowledged());
             let mut totals = ledger.retired.clone();
             for entry in &ledger.tables {
-                entry.table.rows().for_each(|row| add(&mut totals, row));
+                entry
+                    .table
+                    .rows()
+                    .for_each(|(name, disposition, traffic)| add(&mut totals, name, disposition, traffic));
             }
             totals
         };

@@ -21,7 +21,7 @@ use verbs::PortNumber;
 
 use self::client::{Client, ThreadWakeup};
 use self::endpoint::{Endpoint, sum};
-use self::roster::RosterSlot;
+use self::roster::{RosterSlot, WorkerPosition};
 use self::server::{Server, Shared};
 use self::taker::{FRAME_BYTES_MAX, Transmit};
 use super::outgoing::Outgoing;
@@ -113,7 +113,8 @@ fn start(
     let thread = Some(thread.map_err(failed)?);
     let each = slots.into_iter().zip(transmits).enumerate();
     let endpoint = |(worker, (slot, transmit))| {
-        Endpoint::new((worker, workers), options.mode, slot, Arc::clone(&wakeup), transmit)
+        let position = WorkerPosition { index: worker, count: workers };
+        Endpoint::new(position, options.mode, slot, Arc::clone(&wakeup), transmit)
     };
     let endpoints = each.map(endpoint).collect();
     Ok((App { options: options.clone(), shared, port, thread }, endpoints))

@@ -13,7 +13,7 @@ use program::AppMode;
 use shm::memif::ring::Put;
 
 use super::client::{Client, ThreadWakeup, add};
-use super::roster::{Roster, RosterSlot};
+use super::roster::{Roster, RosterSlot, WorkerPosition};
 use super::taker::{Taker, Transmit};
 use crate::BATCH_MAX;
 use crate::sink::{Deliveries, FramesBack, POLL_INTERVAL, Sink, SinkCounters, SinkDrop};
@@ -50,7 +50,7 @@ pub(super) struct Endpoint {
 
 impl Endpoint {
     pub(super) fn new(
-        (worker, workers): (usize, usize),
+        position: WorkerPosition,
         mode: AppMode,
         slot: Arc<RosterSlot>,
         wakeup: Arc<ThreadWakeup>,
@@ -58,7 +58,7 @@ impl Endpoint {
     ) -> Self {
         let (targets, outcomes) = (Vec::with_capacity(BATCH_MAX), Vec::with_capacity(BATCH_MAX));
         Self {
-            worker,
+            worker: position.index,
             mode,
             slot,
             wakeup,
@@ -66,7 +66,7 @@ impl Endpoint {
             roster: None,
             targets,
             outcomes,
-            taker: Taker::new((worker, workers), transmit),
+            taker: Taker::new(position, transmit),
         }
     }
 

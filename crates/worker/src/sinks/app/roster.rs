@@ -20,6 +20,14 @@ pub(super) const CLIENTS_MAX: usize = APP_CLIENTS_MAX as usize;
 
 const _: () = assert!(CLIENTS_MAX <= u8::MAX as usize && CLIENTS_MAX <= BUCKETS);
 
+/// A worker's place among all workers of the sink, by which it finds the rings that it reads.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct WorkerPosition {
+    pub(super) index: usize,
+    /// The number of workers.
+    pub(super) count: usize,
+}
+
 /// The connected clients at one moment.
 #[derive(Debug)]
 pub(super) struct Roster {
@@ -48,12 +56,13 @@ impl Roster {
     pub(super) fn rings_of(
         &self,
         client: usize,
-        (worker, workers): (usize, usize),
+        worker: WorkerPosition,
         first: usize,
     ) -> impl ExactSizeIterator<Item = usize> + use<> {
+        let WorkerPosition { index, count: workers } = worker;
         let rings = self.clients.get(client).map_or(0, |client| client.rings_back());
         let before = self.rings_before.get(client).copied().unwrap_or_default();
-        let least = (worker + workers - before % workers) % workers;
+        let least = (index + workers - before % workers) % workers;
         let count = rings.saturating_sub(least).div_ceil(workers);
         (0..count).map(move |number| least + (first + number) % count * workers)
     }

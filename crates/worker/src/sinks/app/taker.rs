@@ -11,7 +11,7 @@ use std::time::Duration;
 use shm::memif::ring::{CHAIN_MAX, ServerReceiver, TakenFrame, Violation};
 
 use super::client::{Client, ThreadWakeup, add};
-use super::roster::{CLIENTS_MAX, Roster};
+use super::roster::{CLIENTS_MAX, Roster, WorkerPosition};
 use crate::sink::SinkDrop;
 use crate::sinks::outgoing::{Attempt, Filled, Outgoing};
 use crate::sinks::port::Link;
@@ -78,8 +78,7 @@ enum Egress {
 
 /// The frames of one worker's clients.
 pub(super) struct Taker {
-    /// The worker and the number of workers.
-    position: (usize, usize),
+    position: WorkerPosition,
     egress: Egress,
     /// The index of the client that is first in the next iteration.
     first_client: usize,
@@ -90,7 +89,7 @@ pub(super) struct Taker {
 }
 
 impl Taker {
-    pub(super) fn new(position: (usize, usize), transmit: Option<Transmit>) -> Self {
+    pub(super) fn new(position: WorkerPosition, transmit: Option<Transmit>) -> Self {
         let egress = match transmit {
             Some(transmit) => Egress::Port(Box::new(transmit)),
             None => Egress::Count(vec![0; FRAME_BYTES_MAX].into_boxed_slice()),

@@ -366,8 +366,7 @@ impl Consumer {
         }
         let mut part = Blocks::default();
         let chunk = self.blocks(head.blocks);
-        let blocks = chunk.as_slices();
-        let blocks = contiguous(blocks, chunk.len() - head.blocks.bytes as usize);
+        let blocks = contiguous(&chunk, chunk.len() - head.blocks.bytes as usize);
         while let Some((packet, length)) = pcapng::read_packet(&blocks[part.bytes as usize..]) {
             let end = part.bytes + length as u32;
             let is_beyond = u64::from(end) > bytes || packet.timestamp_ns > last_ns;
@@ -412,7 +411,7 @@ impl Consumer {
             let next = {
                 let chunk = self.blocks(head.blocks);
                 let offset = chunk.len() - head.blocks.bytes as usize;
-                pcapng::read_packet(contiguous(chunk.as_slices(), offset))
+                pcapng::read_packet(contiguous(&chunk, offset))
             };
             if let (Some(head), Some((packet, _))) = (&mut self.head, next) {
                 head.first_ns = packet.timestamp_ns;
@@ -479,13 +478,14 @@ impl Taken<'_> {
 
     /// Octets of one run, which are in one piece.
     pub(super) fn contiguous(&self, start: usize, end: usize) -> &[u8] {
-        &contiguous(self.0.as_slices(), start)[..end - start]
+        &contiguous(&self.0, start)[..end - start]
     }
 }
 
-/// The octets from an offset up to the end of the piece that it is in.
+/// The octets of a chunk from an offset up to the end of the piece that it is in.
 #[inline]
-fn contiguous<'c>((first, second): (&'c [u8], &'c [u8]), start: usize) -> &'c [u8] {
+fn contiguous<'c>(chunk: &'c ReadChunk<'_, u8>, start: usize) -> &'c [u8] {
+    let (first, second) = chunk.as_slices();
     match start.checked_sub(first.len()) {
         None => &first[start..],
         Some(start) => second.get(start..).unwrap_or_default(),
