@@ -81,7 +81,8 @@ fn failed(operation: &'static str) -> impl Fn(Errno) -> BindError {
 /// There is a file of that name, or a system call failed. No file is left, unless removing it fails as well.
 pub fn listen_at(
     path: &Path,
-    (kind, backlog): (SocketType, i32),
+    kind: SocketType,
+    backlog: i32,
     permissions: u32,
     replaces: bool,
 ) -> Result<(OwnedFd, SocketFile), BindError> {
@@ -255,7 +256,7 @@ mod tests {
     use super::*;
 
     fn stream_at(path: &Path, replaces: bool) -> Result<(OwnedFd, SocketFile), BindError> {
-        listen_at(path, (SocketType::STREAM, 4), 0o640, replaces)
+        listen_at(path, SocketType::STREAM, 4, 0o640, replaces)
     }
 
     #[test]

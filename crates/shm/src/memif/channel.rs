@@ -263,18 +263,14 @@ impl Listener {
             }
             Occupant::ThisProcess => true,
         };
-        let (socket, file) =
-            listen_at(path, (SocketType::SEQPACKET, BACKLOG), permissions, in_use).map_err(|error| {
-                match error {
-                    BindError::Exists => ListenError::Taken { path: path.to_owned() },
-                    BindError::NamesTaken { .. } => {
-                        ListenError::Names { path: path.to_owned(), source: error }
-                    }
-                    BindError::System { operation, errno: source } => {
-                        ListenError::System { path: path.to_owned(), operation, source }
-                    }
-                }
-            })?;
+        let listening = listen_at(path, SocketType::SEQPACKET, BACKLOG, permissions, in_use);
+        let (socket, file) = listening.map_err(|error| match error {
+            BindError::Exists => ListenError::Taken { path: path.to_owned() },
+            BindError::NamesTaken { .. } => ListenError::Names { path: path.to_owned(), source: error },
+            BindError::System { operation, errno: source } => {
+                ListenError::System { path: path.to_owned(), operation, source }
+            }
+        })?;
         Ok(Self { socket: ForeignFile::new(socket, Some(closer.clone())), file })
     }
 

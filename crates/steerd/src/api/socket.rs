@@ -100,7 +100,7 @@ pub(super) fn claim(path: &Path, mode: u32) -> Result<(UnixListener, SocketFile)
     SocketAddrUnix::new(path).map_err(|error| failed(path, "bind")(error.into()))?;
     let lock = Lock::take(path)?;
     remove_stale(path)?;
-    let listening = shm::listen_at(path, (SocketType::STREAM, BACKLOG), mode, false);
+    let listening = shm::listen_at(path, SocketType::STREAM, BACKLOG, mode, false);
     let (socket, file) = listening.map_err(|error| match error {
         BindError::System { operation, errno } => failed(path, operation)(errno.into()),
         BindError::NamesTaken { .. } => Error::Names { path: path.to_owned(), source: error },
