@@ -72,29 +72,30 @@ pub(super) fn chain(cube: &Cube, reading: Reading) -> Chain {
     let mut specs = Vec::with_capacity(spec_count(cube, reading) as usize);
     let (outer, inside) = (|field| field, Slot::inside);
     let ethernet = needs_ethernet(cube, reading.ethernet_first);
-    level(cube, &outer, (ethernet, reading.has_transport_spec(cube, &outer)), &mut specs);
+    level(cube, &outer, ethernet, reading.has_transport_spec(cube, &outer), &mut specs);
     tunnel(cube, &mut specs);
     let inner_from = specs.len();
     if cube.has(HAS_INNER) {
-        let headers = (inner_ethernet(cube), reading.has_transport_spec(cube, &inside));
-        level(cube, &inside, headers, &mut specs);
+        let transport = reading.has_transport_spec(cube, &inside);
+        level(cube, &inside, inner_ethernet(cube), transport, &mut specs);
     }
     Chain { specs, inner_from }
 }
 
-/// The specs of the outer packet, or of the one inside; whether there is one of Ethernet, and of a transport
-/// header.
+/// Adds the specs of the outer packet, or of the one inside: with one of Ethernet if
+/// `has_ethernet`, and with one of a transport header if `has_transport`.
 fn level(
     cube: &Cube,
     at: &dyn Fn(Slot) -> Slot,
-    (ethernet, transport): (bool, bool),
+    has_ethernet: bool,
+    has_transport: bool,
     specs: &mut Vec<FlowSpec>,
 ) {
     let has = |layer| cube.has(at(layer));
     let (v4, v6) = (has(HAS_IPV4), has(HAS_IPV6));
     let is_outer = at(HAS_IPV4).is_outer();
     // A header further in implies the protocol, and an IP header the type.
-    let with_protocol = !(transport || (is_outer && cube.has(HAS_GRE)));
+    let with_protocol = !(has_transport || (is_outer && cube.has(HAS_GRE)));
     let with_type = is_outer && !v4 && !v6;
     let spec = |kind| {
         FlowSpec::from_image(kind, |slot| match slot {
@@ -104,8 +105,8 @@ fn level(
         })
     };
     let network = if v4 { Some(SpecKind::Ipv4Ext) } else { v6.then_some(SpecKind::Ipv6) };
-    let transport = transport.then(|| if has(HAS_TCP) { SpecKind::Tcp } else { SpecKind::Udp });
-    let ethernet = ethernet.then_some(SpecKind::Ethernet);
+    let transport = has_transport.then(|| if has(HAS_TCP) { SpecKind::Tcp } else { SpecKind::Udp });
+    let ethernet = has_ethernet.then_some(SpecKind::Ethernet);
     specs.extend([ethernet, network, transport].into_iter().flatten().map(spec));
 }
 

@@ -46,18 +46,13 @@ impl Job<'_> {
         let sample = Sample::of(self.policy, program, MAX_FLOWS_TRIED);
         let mut tried: Vec<Saving> = pairs(program, &sample)
             .into_iter()
-            .filter_map(|pair| self.saving(program, &sample, pair))
+            .filter_map(|(earlier, later)| self.saving(program, &sample, earlier, later))
             .collect();
         tried.sort_by(|one, other| other.percent.total_cmp(&one.percent));
         tried
     }
 
-    fn saving(
-        &self,
-        program: &Program,
-        sample: &Sample,
-        (earlier, later): (RuleId, RuleId),
-    ) -> Option<Saving> {
+    fn saving(&self, program: &Program, sample: &Sample, earlier: RuleId, later: RuleId) -> Option<Saving> {
         let apart = Job { apart: Some((earlier, later)), ..*self }.program().ok()?;
         let matches =
             [earlier, later].map(|rule| self.policy.rules.get(rule.index()).map(|rule| &rule.matches));

@@ -82,18 +82,18 @@ fn fix(spec: &mut FlowSpec, bit: u32, set: bool) -> bool {
             is_new
         }
         FlowSpec::Ipv4 { value, mask } if bit < 32 => match is_source {
-            true => fix_address((&mut value.src, &mut mask.src), bit, set),
-            false => fix_address((&mut value.dst, &mut mask.dst), bit, set),
+            true => fix_address(&mut value.src, &mut mask.src, bit, set),
+            false => fix_address(&mut value.dst, &mut mask.dst, bit, set),
         },
         FlowSpec::Ipv4Ext { value, mask } if bit < 32 => match is_source {
-            true => fix_address((&mut value.src, &mut mask.src), bit, set),
-            false => fix_address((&mut value.dst, &mut mask.dst), bit, set),
+            true => fix_address(&mut value.src, &mut mask.src, bit, set),
+            false => fix_address(&mut value.dst, &mut mask.dst, bit, set),
         },
         _ => false,
     }
 }
 
-fn fix_address((value, mask): (&mut u32, &mut u32), bit: u32, set: bool) -> bool {
+fn fix_address(value: &mut u32, mask: &mut u32, bit: u32, set: bool) -> bool {
     let is_new = *mask >> bit & 1 == 0;
     *mask |= 1 << bit;
     *value |= u32::from(set) << bit;
