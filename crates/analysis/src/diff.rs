@@ -209,7 +209,7 @@ pub fn diff_in_detail(
     for direction in [Direction::Ingress, Direction::Egress] {
         let before = RuleList::of(&space.dimensions, old, direction, &old_group);
         let after = RuleList::of(&space.dimensions, new, direction, &new_group);
-        let changed = changed((old, &before), (new, &after));
+        let changed = changed(old, &before, new, &after);
         let detail = Detail { regions: report.regions_left(), ..detail };
         let pairs = Pairs::of(&space, &before, &after, &changed, detail, progress);
         let sides = [old, new].map(|policy| Side { policy, direction });

@@ -107,10 +107,10 @@ fn either(values: &[String], around: Option<&str>, excluded: &[String]) -> Strin
 
 fn addresses(set: &Addresses) -> String {
     let v4 = |set: &RangeSet<u32>| -> Vec<String> {
-        set.ranges().iter().flat_map(|range| range_v4(*range)).collect()
+        set.ranges().iter().flat_map(|(low, high)| range_v4(*low, *high)).collect()
     };
     let v6 = |set: &RangeSet<u128>| -> Vec<String> {
-        set.ranges().iter().flat_map(|range| range_v6(*range)).collect()
+        set.ranges().iter().flat_map(|(low, high)| range_v6(*low, *high)).collect()
     };
     let mut values = v4(&set.v4);
     values.extend(v6(&set.v6));
@@ -127,7 +127,7 @@ fn addresses(set: &Addresses) -> String {
 }
 
 /// A range of addresses as a prefix where it is one.
-fn range_v4((low, high): (u32, u32)) -> Option<String> {
+fn range_v4(low: u32, high: u32) -> Option<String> {
     let size = u64::from(high - low) + 1;
     let (first, last) = (Ipv4Addr::from(low), Ipv4Addr::from(high));
     Some(quoted(&match size {
@@ -139,7 +139,7 @@ fn range_v4((low, high): (u32, u32)) -> Option<String> {
     }))
 }
 
-fn range_v6((low, high): (u128, u128)) -> Option<String> {
+fn range_v6(low: u128, high: u128) -> Option<String> {
     // One less than the size, which may be 2 to the 128.
     let host = high - low;
     let (first, last) = (Ipv6Addr::from(low), Ipv6Addr::from(high));

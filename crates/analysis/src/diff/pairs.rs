@@ -303,9 +303,10 @@ pub(super) struct Changed {
 /// The products of a rule with its action, and the text of its match if they are rough.
 type Meaning<'e> = (Vec<(Action, &'e Product)>, Option<String>);
 
-/// Compares rules by their meaning, whatever their text and names.
-pub(super) fn changed(old: (&Policy, &RuleList), new: (&Policy, &RuleList)) -> Changed {
-    let (old, new) = (by_meaning(old.0, &old.1.entries), by_meaning(new.0, &new.1.entries));
+/// Compares the rules `before` of the old policy and `after` of the new one by their meaning, whatever their
+/// text and names.
+pub(super) fn changed(old: &Policy, before: &RuleList, new: &Policy, after: &RuleList) -> Changed {
+    let (old, new) = (by_meaning(old, &before.entries), by_meaning(new, &after.entries));
     let mut places: HashMap<&Meaning<'_>, Vec<usize>> = HashMap::new();
     for (place, (_, meaning)) in new.iter().enumerate().rev() {
         places.entry(meaning).or_default().push(place);
