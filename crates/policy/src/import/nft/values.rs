@@ -143,13 +143,13 @@ impl Kind {
             }
             // The language has no ranges of them.
             Self::Mac if values.ranges().iter().all(|(low, high)| high - low < MAX_COMPUTED as u128) => {
-                each().map(|mac| self.item((mac, mac))).collect()
+                each().map(|mac| self.item(mac, mac)).collect()
             }
-            _ => values.ranges().iter().map(|range| self.item(*range)).collect(),
+            _ => values.ranges().iter().map(|(low, high)| self.item(*low, *high)).collect(),
         }
     }
 
-    fn item(self, (low, high): (u128, u128)) -> String {
+    fn item(self, low: u128, high: u128) -> String {
         let one = |number: u128| match self {
             Self::V4 => Ipv4Addr::from(u32::try_from(number).unwrap_or(u32::MAX)).to_string(),
             Self::V6 => Ipv6Addr::from(number).to_string(),

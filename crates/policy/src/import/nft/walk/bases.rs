@@ -25,7 +25,10 @@ impl<'v> Walk<'_, 'v> {
             .filter_map(|(name, chain)| Some((chain.base.clone()?, *name)))
             .collect();
         match &self.options.chain {
-            Some(wanted) => self.choose_one(chosen(wanted, &bases)?, &bases),
+            Some(wanted) => {
+                let (base, name) = chosen(wanted, &bases)?;
+                self.choose_one(base, name, &bases);
+            }
             None => self.choose(&bases),
         }
         self.find_forwards(&bases);
@@ -42,7 +45,7 @@ impl<'v> Walk<'_, 'v> {
 
     /// One base chain alone. If a chain before it may translate addresses, it decides about other packets
     /// than the port receives.
-    fn choose_one(&mut self, (base, name): (Base, Name<'v>), bases: &[(Base, Name<'v>)]) {
+    fn choose_one(&mut self, base: Base, name: Name<'v>, bases: &[(Base, Name<'v>)]) {
         if self.leaves_out_inactive(name) {
             return;
         }
