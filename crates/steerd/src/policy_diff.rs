@@ -42,7 +42,8 @@ impl<'d, P> Report<'d, P> {
     pub(crate) fn of(
         [old, new]: [String; 2],
         found: &'d Diff,
-        (groups, sinks): (&'d [GroupChange], &'d [SinkChange]),
+        groups: &'d [GroupChange],
+        sinks: &'d [SinkChange],
         placement: Option<&'d P>,
     ) -> Self {
         Self {
@@ -79,7 +80,7 @@ pub(crate) fn json(names: [String; 2], old: &Policy, new: &Policy, all: bool) ->
     let workers = policy_file::workers_named(old).max(policy_file::workers_named(new));
     let groups = analysis::changed_groups(old, new, workers);
     let sinks = sinks::changes(old, new);
-    serde_json::to_vec(&Versioned::new(&Report::<()>::of(names, &found, (&groups, &sinks), None)))
+    serde_json::to_vec(&Versioned::new(&Report::<()>::of(names, &found, &groups, &sinks, None)))
 }
 
 /// How much of the differences is listed.

@@ -62,7 +62,7 @@ fn compare(args: &DiffArgs) -> Result<Outcome, Error> {
     let names = [old_name, new_name];
     match args.format {
         Format::Json => {
-            output::print_json(&Report::of(names, &found, (&groups, &sinks), placement.as_ref()))?;
+            output::print_json(&Report::of(names, &found, &groups, &sinks, placement.as_ref()))?;
         }
         Format::Text => {
             let (is_delivery_equal, colors) = (sinks.is_empty(), Colors::stdout());

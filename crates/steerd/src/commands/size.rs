@@ -292,9 +292,10 @@ fn recommended(
     consecutive: bool,
 ) -> Recommended {
     let weights = found.weights.as_ref();
-    let needed = rate.zip(load.capacity).map(|(rate, capacity)| (rate, capacity * load.max_load));
-    let workers =
-        needed.map(|needed| balance::workers_for(&found.hashes, group.table.len(), needed, consecutive));
+    let workers = rate.zip(load.capacity).map(|(rate, capacity)| {
+        let most = capacity * load.max_load;
+        balance::workers_for(&found.hashes, group.table.len(), rate, most, consecutive)
+    });
     Recommended {
         key: (found.key != group.key).then(|| found.key.to_string()),
         largest_to_mean: found.largest_to_mean,

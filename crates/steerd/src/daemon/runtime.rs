@@ -242,7 +242,7 @@ impl Builder {
         let (device, ports) = (self.opened.device.name(), &self.opened.ports);
         let out_of_buffer = OutOfBuffer::of(Path::new(sysfs::CLASSES), device, ports);
         let controls = entries.iter().map(|entry| entry.control.clone()).collect();
-        let sinks = Sinks::new(controls, (domains, budgets, frames), self.opened.ports.clone());
+        let sinks = Sinks::new(controls, domains, budgets, frames, self.opened.ports.clone());
         let runtime = Runtime {
             controller: Mutex::new(controller),
             stopped: Mutex::default(),

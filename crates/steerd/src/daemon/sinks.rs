@@ -237,7 +237,9 @@ pub(crate) struct SinkView {
 impl Sinks {
     pub(crate) fn new(
         workers: Vec<WorkerControl>,
-        (domains, budgets, frames): (Vec<Domain>, Vec<Arc<FrameBudget>>, Vec<RegisteredFrames>),
+        domains: Vec<Domain>,
+        budgets: Vec<Arc<FrameBudget>>,
+        frames: Vec<RegisteredFrames>,
         ports: Vec<u8>,
     ) -> Self {
         Self { workers, domains, budgets, frames, ports, state: Mutex::default() }
@@ -583,9 +585,13 @@ mod tests {
         }
     }
 
+    fn no_workers() -> Sinks {
+        Sinks::new(Vec::new(), Vec::new(), Vec::new(), Vec::new(), Vec::new())
+    }
+
     /// A sink that is in its tick, what releases it, and whether its hub is dropped.
     fn in_tick() -> (Arc<Sinks>, Sender<()>, Arc<AtomicBool>) {
-        let sinks = Arc::new(Sinks::new(Vec::new(), (Vec::new(), Vec::new(), Vec::new()), Vec::new()));
+        let sinks = Arc::new(no_workers());
         let ((begun, has_begun), (release, released)) = (channel(), channel());
         let is_dropped = Arc::new(AtomicBool::new(false));
         let hub = Slow { begun, released: Mutex::new(released), is_dropped: Arc::clone(&is_dropped) };
@@ -626,7 +632,7 @@ mod tests {
         let (policy, _) = policy::parse(&source, &policy::NoFiles).expect("a policy");
         let profile = device_model::DeviceProfile::ideal();
         let program = Arc::new(compiler::compile(&policy, &profile, 1).expect("a program"));
-        let sinks = Sinks::new(Vec::new(), (Vec::new(), Vec::new(), Vec::new()), Vec::new());
+        let sinks = no_workers();
         let published = |generation| {
             let map = Arc::new(SinkMap::new(generation, &program, &[]));
             Published { program: Arc::clone(&program), map, sha256: String::new() }
@@ -664,7 +670,7 @@ mod tests {
 
     #[test]
     fn a_sink_with_new_options_is_one_sink() {
-        let sinks = Sinks::new(Vec::new(), (Vec::new(), Vec::new(), Vec::new()), Vec::new());
+        let sinks = no_workers();
         let (old, new) = (program_with(1), program_with(2));
         let open = |program: &Arc<Program>, packets| {
             let counters = Arc::new(SinkCounters::default());

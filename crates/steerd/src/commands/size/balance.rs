@@ -185,11 +185,13 @@ fn weights(hashes: &Hashes, table: &[WorkerId], mut best: f64) -> Option<(Vec<(u
     found
 }
 
-/// The least number of workers of equal weights of which none receives more than `most` packets per second.
+/// The least number of workers of equal weights of which none receives more than `most_per_second` packets, if
+/// all receive `per_second`.
 pub(super) fn workers_for(
     hashes: &Hashes,
     table_size: usize,
-    (per_second, most): (f64, f64),
+    per_second: f64,
+    most_per_second: f64,
     consecutive: bool,
 ) -> Option<usize> {
     let all: u64 = hashes.iter().map(|(_, packets)| packets).sum();
@@ -197,7 +199,7 @@ pub(super) fn workers_for(
         let size = if consecutive { *count } else { table_size.max(entries_for(*count) as usize) };
         let loads = loads(hashes, &spread(&all_workers(*count), size));
         let largest = loads.values().max().copied().unwrap_or(0);
-        largest as f64 / all.max(1) as f64 * per_second <= most
+        largest as f64 / all.max(1) as f64 * per_second <= most_per_second
     })
 }
 
@@ -259,11 +261,11 @@ mod tests {
     fn as_many_workers_as_the_busiest_one_needs() {
         let flows: Vec<_> = (0..4096).map(|port| flow(port, 1)).collect();
         let even = hashes(&flows, &RssKey::MICROSOFT);
-        let count = workers_for(&even, 128, (1000.0, 300.0), false).expect("enough workers");
+        let count = workers_for(&even, 128, 1000.0, 300.0, false).expect("enough workers");
         assert!((4..=5).contains(&count), "{count}");
-        assert_eq!(workers_for(&even, 128, (1000.0, 300.0), true), Some(4));
+        assert_eq!(workers_for(&even, 128, 1000.0, 300.0, true), Some(4));
         // Half of the packets are one flow, which no number of workers splits.
         let elephant = hashes(&[flow(1, 4096), flow(2, 4096)], &RssKey::MICROSOFT);
-        assert_eq!(workers_for(&elephant, 128, (1000.0, 300.0), false), None);
+        assert_eq!(workers_for(&elephant, 128, 1000.0, 300.0, false), None);
     }
 }

@@ -63,18 +63,19 @@ impl Collected {
             for (queue, worker) in [(explained.queue, explained.worker)].into_iter().chain(copies) {
                 let (Some(queue), Some(worker)) = (queue, worker) else { continue };
                 intervals.add(worker);
-                receive(program, &mut groups, (queue, worker), key, packet.wire_bytes);
+                receive(program, &mut groups, queue, worker, key, packet.wire_bytes);
             }
         })?;
         Ok(Self { totals, groups, intervals })
     }
 }
 
-/// Adds a packet to the group of a queue.
+/// Adds a packet that a worker receives to the group of its queue.
 fn receive(
     program: &Program,
     groups: &mut [GroupTraffic],
-    (queue, worker): (QueueId, WorkerId),
+    queue: QueueId,
+    worker: WorkerId,
     key: &DeepKey,
     bytes: u64,
 ) {
