@@ -134,6 +134,7 @@ UNIT_EXPOSURE := 18
 lint: deps-build deps-test deps-promtool cargo-deny ## formatting, clippy, dependencies, unit file, alert rules
 	.ci/field-names --self-test && .ci/field-names
 	.ci/comments --self-test && .ci/comments
+	.ci/structure --self-test && .ci/structure
 	.ci/links
 	.ci/build-budgets --self-test && .ci/build-budgets
 	$(CARGO) fmt --all --check
@@ -177,13 +178,14 @@ asan: deps-build ## the tests of the crates with unsafe code, under the address 
 	CARGO_TARGET_DIR=target/asan RUSTFLAGS=-Zsanitizer=address ASAN_OPTIONS=detect_leaks=0 \
 	  $(nightly) test --locked --target $(HOST) --lib --tests -p hugemem -p verbs -p shm -p tap -p wire -p flow-table -p softnic
 
-miri: deps-build ## what Miri can run of packet, program, hugemem, verbs and softnic
+miri: deps-build ## what Miri can run of packet, program, hugemem, verbs, wire and softnic
 	@$(miri_ready) || exit 0; set -x; \
 	export CARGO_TARGET_DIR=target/miri MIRIFLAGS=-Zmiri-disable-isolation PROPTEST_CASES=2; \
 	$(CARGO) +nightly miri test --locked -p packet --lib -- --skip every_truncation --skip comes_out_zero --skip stack:: && \
 	$(CARGO) +nightly miri test --locked -p program --lib -- ranges:: byte_set:: tag:: --skip no_cover && \
 	$(CARGO) +nightly miri test --locked -p hugemem --lib -- free_list:: names_read_back --skip number_of_blocks && \
 	$(CARGO) +nightly miri test --locked -p verbs --lib && \
+	$(CARGO) +nightly miri test --locked -p wire --lib -- ring:: && \
 	$(CARGO) +nightly miri test --locked -p softnic --lib -- \
 	  ring:: memory:: slab:: work:: provider::held:: check_sequence known_answers_hold
 

@@ -90,7 +90,7 @@ pub(crate) fn for_each_packet(path: &Path, each: &mut dyn FnMut(&CapturedPacket<
 }
 
 fn open(path: &Path) -> Result<File, String> {
-    wire::open_capture(path).map_err(|error| problem(0, CaptureError::Io(error)))
+    wire::open_capture(path).map_err(|error| problem(0, &CaptureError::Io(error)))
 }
 
 fn packets(file: File, each: &mut dyn FnMut(&CapturedPacket<'_>)) -> Result<u64, String> {
@@ -98,8 +98,8 @@ fn packets(file: File, each: &mut dyn FnMut(&CapturedPacket<'_>)) -> Result<u64,
     let done = Rc::new(Cell::new(0));
     let counted = Counted { file, done: Rc::clone(&done) };
     let (mut progress, mut packets) = (Progress::new(), 0u64);
-    let mut reader = CaptureReader::new(counted).map_err(|error| problem(packets, error))?;
-    while reader.next_packet(|packet| each(&packet)).map_err(|error| problem(packets, error))?.is_some() {
+    let mut reader = CaptureReader::new(counted).map_err(|error| problem(packets, &error))?;
+    while reader.next_packet(|packet| each(&packet)).map_err(|error| problem(packets, &error))?.is_some() {
         packets += 1;
         if packets.is_multiple_of(PROGRESS_PACKETS) {
             let (done, total) = (done.get() as usize, total as usize);
@@ -110,8 +110,8 @@ fn packets(file: File, each: &mut dyn FnMut(&CapturedPacket<'_>)) -> Result<u64,
 }
 
 /// The text of an error after this many packets.
-fn problem(packets: u64, error: CaptureError) -> String {
-    match &error {
+fn problem(packets: u64, error: &CaptureError) -> String {
+    match error {
         CaptureError::Io(cause) => format!("{error}: {cause}"),
         CaptureError::Truncated => format!("after packet {packets}: {error}"),
         CaptureError::Damaged(_) => format!("packet {}: {error}", packets + 1),
