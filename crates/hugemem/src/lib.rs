@@ -14,7 +14,7 @@
 //! let mut block = arena.carve(4096, 64).expect("the arena has room");
 //! block[..5].copy_from_slice(b"frame");
 //! assert!(block.as_ptr().addr().is_multiple_of(64));
-//! # Ok::<(), hugemem::Error>(())
+//! # Ok::<(), hugemem::HugememError>(())
 //! ```
 
 mod arena;
