@@ -4,7 +4,7 @@
 use std::hint::black_box;
 
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
-use device_model::DeviceProfile;
+use device_model::DeviceModel;
 use packet::build::FrameBuilder;
 use packet::{EtherType, Field, FlowKey, HashFields, RssKey, Toeplitz};
 use policy::{NoFiles, Source};
@@ -48,7 +48,7 @@ fn resolve(criterion: &mut Criterion) {
         [[rules]]\nname = 'syn'\nmatch = { protocol = 'tcp', dst_port = 443, tcp_flags = 'syn,!ack' }\naction = { steer = 'every' }\n\
         [[rules]]\nname = 'web'\nmatch = { protocol = 'tcp', dst_port = 443 }\naction = { steer = 'every' }\n";
     let (policy, _) = policy::parse(&Source::new("bench.toml", text), &NoFiles).expect("a policy");
-    let program = compiler::compile(&policy, &DeviceProfile::ideal(), 2).expect("a program");
+    let program = compiler::compile(&policy, &DeviceModel::ideal(), 2).expect("a program");
     let class = program.classes.iter().flatten().find(|class| !class.is_exact()).expect("a hybrid class");
     let [_, (_, frame)] = frames();
     let key = FlowKey::of(&frame);

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use device_model::DeviceProfile;
+use device_model::DeviceModel;
 use policy::{NoFiles, Source};
 use softnic::Drive;
 use steerd_benches::{Rig, median};
@@ -39,7 +39,7 @@ fn rig(top_flows: Option<u32>) -> (Rig, Option<Box<dyn Hub>>) {
          match = {{ protocol = 'udp', dst_port = 53 }}\naction = {{ steer = 'every' }}\n"
     );
     let (policy, _) = policy::parse(&Source::new("bench.toml", text), &NoFiles).expect("a policy");
-    let program = compiler::compile(&policy, &DeviceProfile::ideal(), 1).expect("a program");
+    let program = compiler::compile(&policy, &DeviceModel::ideal(), 1).expect("a program");
     let (worker, program) = (&rig.workers[0], Arc::new(program));
     let (control, domain) = (worker.control(), worker.domain());
     let environment = Environment {

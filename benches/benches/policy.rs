@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use analysis::{analyse, diff};
 use compiler::compile;
-use device_model::DeviceProfile;
+use device_model::DeviceModel;
 use policy::{NoFiles, Policy, SetLoader, Source};
 use softnic::Drive;
 use steerd_benches::competitors::{self, Datapath, Namespace, Switch};
@@ -92,7 +92,7 @@ fn timed<T>(work: impl FnOnce() -> T) -> Duration {
 }
 
 /// Parses and compiles; the time of a refusal counts, too.
-fn loads(text: &str, profile: &DeviceProfile) -> Duration {
+fn loads(text: &str, profile: &DeviceModel) -> Duration {
     timed(|| {
         let policy = parsed(text);
         let program = compile(&policy, profile, WORKERS);
@@ -101,7 +101,7 @@ fn loads(text: &str, profile: &DeviceProfile) -> Duration {
 }
 
 /// Parses and compiles; `Err`: why the device refuses the policy.
-fn compiles(text: &str, files: &dyn SetLoader, profile: &DeviceProfile) -> Result<Duration, String> {
+fn compiles(text: &str, files: &dyn SetLoader, profile: &DeviceModel) -> Result<Duration, String> {
     let started = Instant::now();
     let (policy, _) = policy::parse(&Source::new("bench.toml", text), files).expect("a policy");
     let program = compile(&policy, profile, WORKERS);
@@ -122,7 +122,7 @@ fn case<'a>(
 fn print_targets(sets: &[RuleSet], large: &RuleSet) {
     println!("policies on one core, {ROUNDS} interleaved rounds, with targets");
     let texts: Vec<String> = sets.iter().map(RuleSet::policy_text).collect();
-    let (ideal, mlx5) = (DeviceProfile::ideal(), DeviceProfile::mlx5());
+    let (ideal, mlx5) = (DeviceModel::ideal(), DeviceModel::mlx5());
     let text = large.policy_text();
     let filters = large.filters_text();
     let [policy, changed, rewritten] = [large.clone(), large.with_few_changes(), large.written_differently()]
@@ -204,7 +204,7 @@ fn peak_megabytes(profile: &str, text: &str) -> Result<f64, String> {
 }
 
 fn print_peak(profile: &str) {
-    let profile = DeviceProfile::by_name(profile).expect("a profile");
+    let profile = DeviceModel::by_name(profile).expect("a profile");
     let mut text = String::new();
     std::io::stdin().read_to_string(&mut text).expect("a policy");
     _ = loads(&text, &profile);
@@ -225,7 +225,7 @@ fn curve(
         let text = set.policy_text();
         let [policy, rewritten] =
             [set.clone(), set.written_differently()].map(|set| parsed(&set.policy_text()));
-        let ideal = DeviceProfile::ideal();
+        let ideal = DeviceModel::ideal();
         let mut cases = vec![
             case("parse", set, None, || timed(|| parsed(&text))),
             case("parse, compile", set, None, || loads(&text, &ideal)),
@@ -293,7 +293,7 @@ type Load<'a> = Box<dyn Fn(&Path) -> Result<Duration, String> + 'a>;
 fn installs(text: &str) -> Duration {
     let mut rig = Rig::bare(64, WORKERS as u32, Drive::Manual, None);
     timed(|| {
-        let program = compile(&parsed(text), &DeviceProfile::ideal(), WORKERS).expect("a program");
+        let program = compile(&parsed(text), &DeviceModel::ideal(), WORKERS).expect("a program");
         rig.install(Arc::new(program));
     })
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use control::{Controller, Device, DeviceSelector};
-use device_model::DeviceProfile;
+use device_model::DeviceModel;
 use policy::{NoFiles, Source};
 use program::{Program, SinkId, SinkKind, WorkerId};
 use softnic::{Drive, Personality, PortConfig, PortStats, SoftNic, SoftNicConfig};
@@ -236,5 +236,5 @@ fn generator(frame_bytes: u32) -> Box<dyn Wire> {
 
 fn program(policy: &str, workers: usize) -> Arc<Program> {
     let (policy, _) = policy::parse(&Source::new("bench.toml", policy), &NoFiles).expect("a policy");
-    Arc::new(compiler::compile(&policy, &DeviceProfile::ideal(), workers).expect("a program"))
+    Arc::new(compiler::compile(&policy, &DeviceModel::ideal(), workers).expect("a program"))
 }

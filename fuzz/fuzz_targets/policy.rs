@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use device_model::DeviceProfile;
+use device_model::DeviceModel;
 use libfuzzer_sys::fuzz_target;
 use packet::DeepKey;
 use policy::{NoFiles, Source, import};
@@ -36,7 +36,7 @@ fuzz_target!(|data: (&str, &str, &[u8])| {
         }
         let _ = predicate.to_string();
     }
-    let Ok(program) = compiler::compile(&policy, &DeviceProfile::ideal(), 4) else { return };
+    let Ok(program) = compiler::compile(&policy, &DeviceModel::ideal(), 4) else { return };
     let explained = program.explain_deep(&key);
     assert!(explained.outcome.rule.index() < program.rules.len());
 });

@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use compiler::{Decisions, TrafficShare, TrafficShares};
-use device_model::DeviceProfile;
+use device_model::DeviceModel;
 use packet::DeepKey;
 use policy::{NoFiles, Source};
 use steerd_benches::comparison::{Case, Ratio};
@@ -39,8 +39,7 @@ pub(crate) fn cases(inputs: &Inputs) -> Vec<Case<'_>> {
             }
         };
         for traffic in TRAFFICS {
-            let personalities =
-                [(IDEAL, DeviceProfile::ideal()), (MLX5, DeviceProfile::mlx5().in_software())];
+            let personalities = [(IDEAL, DeviceModel::ideal()), (MLX5, DeviceModel::mlx5().in_software())];
             cases
                 .extend(personalities.map(|(name, profile)| daemon(inputs, &set, traffic, (name, &profile))));
         }
@@ -58,7 +57,7 @@ fn daemon<'i>(
     inputs: &'i Inputs,
     set: &RuleSet,
     traffic: Traffic,
-    (personality, profile): (&'static str, &DeviceProfile),
+    (personality, profile): (&'static str, &DeviceModel),
 ) -> Case<'i> {
     let mut row = row(&set.name, &traffic.name(), personality);
     let replay = match inputs.replay(set, traffic, SIZES[0]) {
@@ -89,7 +88,7 @@ fn daemon<'i>(
 /// daemon compiles.
 fn share(
     policy: &str,
-    profile: &DeviceProfile,
+    profile: &DeviceModel,
     set: &RuleSet,
     traffic: Traffic,
 ) -> Result<TrafficShare, String> {

@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use device_model::{DeviceProfile, PriorityTable};
+use device_model::{DeviceModel, PriorityTable};
 
 use super::cube::Image;
 use super::lower::{Candidate, CandidateId};
@@ -70,7 +70,7 @@ pub(super) fn single_entries(table: PriorityTable) -> u32 {
 }
 
 /// Gives every kept candidate its priority.
-pub(super) fn assign_priorities(profile: &DeviceProfile, flows: &RankedFlows) -> Assigned {
+pub(super) fn assign_priorities(profile: &DeviceModel, flows: &RankedFlows) -> Assigned {
     let (candidates, kept) = (&*flows.lowered.candidates, &*flows.ranking.kept);
     let mut ranked = kept.to_vec();
     // Within a rank, the policy's order stays.

@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use device_model::{DeviceProfile, Limit};
+use device_model::{DeviceModel, Limit};
 use packet::cube::Cube;
 use policy::Witness;
 use program::{Errno, Flow, FlowAction, FlowKind, FlowSpec, Program, RuleId, WorkerId};
@@ -222,11 +222,11 @@ impl Masks {
 impl Capacity {
     /// Counts what `program` needs, and `previous` if that is on the device.
     #[must_use]
-    pub fn of(program: &Program, profile: &DeviceProfile, previous: Option<&Program>) -> Self {
+    pub fn of(program: &Program, profile: &DeviceModel, previous: Option<&Program>) -> Self {
         Self::with(&Masks::of(program, previous), program, profile)
     }
 
-    fn with(masks: &Masks, program: &Program, profile: &DeviceProfile) -> Self {
+    fn with(masks: &Masks, program: &Program, profile: &DeviceModel) -> Self {
         let own = |limit, what, used: u64, most| CapacityRow {
             limit,
             what,
@@ -322,7 +322,7 @@ fn sniffers(program: &Program) -> usize {
     program.flows.iter().filter(|flow| flow.kind == FlowKind::Sniffer).count()
 }
 
-fn by_priority(masks: &Masks, program: &Program, profile: &DeviceProfile) -> Vec<PriorityUse> {
+fn by_priority(masks: &Masks, program: &Program, profile: &DeviceModel) -> Vec<PriorityUse> {
     let flows = program.flows.iter().zip(&masks.of_flows);
     let mut found: Vec<(u16, usize)> =
         flows.filter_map(|(flow, number)| Some((flow.priority, (*number)?))).collect();
@@ -351,7 +351,7 @@ pub(super) enum Conflict {
 }
 
 /// Finds why `after` cannot be on a device beside `before`, beyond what [`Capacity`] counts.
-pub(super) fn conflict(before: &Program, after: &Program, profile: &DeviceProfile) -> Option<Conflict> {
+pub(super) fn conflict(before: &Program, after: &Program, profile: &DeviceModel) -> Option<Conflict> {
     if !profile.multicast_ignores_priority {
         return None;
     }
@@ -372,7 +372,7 @@ fn same_match<'p>(before: &Program, after: &'p Program) -> Option<&'p Flow> {
 
 /// The first flow of `after` that the tables, one for each direction, have no room for. Flows of both are
 /// there once.
-fn overflow<'p>(before: &Program, after: &'p Program, profile: &DeviceProfile) -> Option<&'p Flow> {
+fn overflow<'p>(before: &Program, after: &'p Program, profile: &DeviceModel) -> Option<&'p Flow> {
     let limits = profile.priority_table?;
     let mut tables: BTreeMap<FlowKind, Table<_>> = BTreeMap::new();
     let mut add =
@@ -397,7 +397,7 @@ mod tests {
         format!("version = 1\n[groups.one]\nworkers = [0]\nhash = 'none'\n{rules}")
     }
 
-    fn program(rules: &str, profile: &DeviceProfile) -> Program {
+    fn program(rules: &str, profile: &DeviceModel) -> Program {
         let (policy, _) =
             policy::parse(&Source::new("reload_conflict.toml", text(rules)), &NoFiles).expect("a policy");
         crate::compile(&policy, profile, 1).expect("a program")
@@ -411,12 +411,12 @@ mod tests {
 
     #[test]
     fn a_match_on_multicast_is_in_the_table_once() {
-        let mlx5 = DeviceProfile::mlx5();
+        let mlx5 = DeviceModel::mlx5();
         let of = |matches: &str, action: &str| program(&rule("r", matches, action), &mlx5);
         let all = of("dst_mac = 'multicast'", STEER);
         let obstacle = reload_conflict(&all, &all, &mlx5).expect("tags differ");
         assert_eq!((obstacle.errno, obstacle.rule), (Some(Errno::Eexist), Some(RuleId(0))));
-        assert_eq!(reload_conflict(&all, &all, &DeviceProfile::ideal()), None);
+        assert_eq!(reload_conflict(&all, &all, &DeviceModel::ideal()), None);
         // Made beside the first, the same policy has the match in halves, and beside those as a whole again.
         let source = Source::new("again.toml", text(&rule("r", "dst_mac = 'multicast'", STEER)));
         let (policy, _) = policy::parse(&source, &NoFiles).expect("a policy");
@@ -450,7 +450,7 @@ mod tests {
     #[test]
     fn both_programs_need_room_in_the_one_table() {
         let table = PriorityTable { entries: 8, groups: 2, group_entries: 2 };
-        let device = DeviceProfile { priority_table: Some(table), ..DeviceProfile::mlx5() };
+        let device = DeviceModel { priority_table: Some(table), ..DeviceModel::mlx5() };
         let dropping = |groups: std::ops::Range<u32>| {
             let matches = |group| format!("dst_mac = 'multicast', dst = '192.0.2.{group}'");
             let rules: String =

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use device_model::{Dependence, DeviceProfile};
+use device_model::{Dependence, DeviceModel};
 use policy::policy::{Action, Direction, RuleDefinition};
 use policy::{Diagnostic, MAX_DIAGNOSTICS, Policy};
 use program::{
@@ -60,8 +60,8 @@ impl Job<'_> {
         }
         let others = profile.refusals.iter().filter(|refusal| refusal.feature != Feature::Tag);
         let refusals = others.cloned().collect();
-        let tag_bits = DeviceProfile::ideal().tag_bits;
-        let tagged = DeviceProfile { tag_bits, refusals, ..profile.clone() };
+        let tag_bits = DeviceModel::ideal().tag_bits;
+        let tagged = DeviceModel { tag_bits, refusals, ..profile.clone() };
         // The previous program has no tags to be kept.
         let tagged = Job { profile: &tagged, previous: None, ..*self }.program();
         check_beside(policy, program, tagged.as_ref().unwrap_or(program), dependent)
@@ -88,7 +88,7 @@ impl Job<'_> {
 
 /// Warns of rules that need a capability which only some devices of the model have, which is known on
 /// installation.
-fn dependences(policy: &Policy, profile: &DeviceProfile) -> Vec<Diagnostic> {
+fn dependences(policy: &Policy, profile: &DeviceModel) -> Vec<Diagnostic> {
     let warning = |rule: &RuleDefinition| {
         let feature = match rule.action {
             Action::Copy(_) => Feature::Copy,
@@ -483,7 +483,7 @@ struct Covers(Vec<(Expansion, bool)>);
 impl Covers {
     /// Covers every rule of a policy that compiles.
     fn of(policy: &Policy) -> Self {
-        let ideal = DeviceProfile::ideal();
+        let ideal = DeviceModel::ideal();
         let cover = |rule: &RuleDefinition| {
             let expansion = expand(&rule.matches, rule.direction, &ideal).unwrap_or(Expansion::NOTHING);
             let claims = !matches!(rule.action, Action::Copy(_) | Action::Sniff(_));

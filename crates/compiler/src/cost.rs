@@ -1,6 +1,6 @@
 //! The time that a worker takes for a packet, by how the packet is decided. The numbers were measured on the
 //! software NIC, on two cores of an AMD EPYC; no NIC was measured. They compare policies with one another and
-//! do not predict the rate of a machine, for which `steerd run --profile` measures.
+//! do not predict the rate of a machine, for which `steerd run --stage-times` measures.
 
 use program::{Class, ClassIndex, Decide};
 

@@ -2,7 +2,7 @@
 //! in the policy, and, where a limit of the device is the cause, an [`Obstacle`] with limit, errno and remedy
 //! for reports.
 
-use device_model::{DeviceProfile, Limit, PriorityTable};
+use device_model::{DeviceModel, Limit, PriorityTable};
 use policy::policy::{Action, GroupDefinition, RuleDefinition, Workers};
 use policy::{Diagnostic, Diagnostics, Place, Policy, Severity};
 use program::{DEFAULT_RULE, Errno, Feature, Inseparable, Program, RuleId, UndecidedKey, UndecidedReason};
@@ -35,7 +35,7 @@ pub struct Obstacle {
 
 impl Problems {
     /// All as diagnostics, by their places in the policy.
-    pub(crate) fn diagnostics(&self, policy: &Policy, profile: &DeviceProfile) -> Diagnostics {
+    pub(crate) fn diagnostics(&self, policy: &Policy, profile: &DeviceModel) -> Diagnostics {
         let context = Context { policy, profile };
         let mut diagnostics = Diagnostics::default();
         for problem in self.iter() {
@@ -46,7 +46,7 @@ impl Problems {
     }
 
     /// The problems that are about the device, in the order in which they were found.
-    pub(crate) fn obstacles(&self, policy: &Policy, profile: &DeviceProfile) -> Vec<Obstacle> {
+    pub(crate) fn obstacles(&self, policy: &Policy, profile: &DeviceModel) -> Vec<Obstacle> {
         let context = Context { policy, profile };
         let about_device = self.iter().filter(|problem| problem.is_about_device());
         about_device.map(|problem| context.text(problem).obstacle).collect()
@@ -57,13 +57,13 @@ impl Problems {
 /// counts; `None`: nothing is known. Devices that apply flows that match only multicast after all others keep
 /// those of both programs in one table, whatever their priority. The named rule is one of `after`.
 #[must_use]
-pub fn reload_conflict(before: &Program, after: &Program, profile: &DeviceProfile) -> Option<Obstacle> {
+pub fn reload_conflict(before: &Program, after: &Program, profile: &DeviceModel) -> Option<Obstacle> {
     conflict(before, after, profile).map(|conflict| conflict.obstacle(after, profile))
 }
 
 impl Conflict {
     /// In English; the rule is named by its program.
-    fn obstacle(self, after: &Program, profile: &DeviceProfile) -> Obstacle {
+    fn obstacle(self, after: &Program, profile: &DeviceModel) -> Obstacle {
         let name = |rule: RuleId| after.rules.get(rule.index()).map_or("?", |rule| rule.name.as_str());
         let device = &profile.name;
         match self {
@@ -118,7 +118,7 @@ impl Text<'_> {
 /// The policy and the device, for names and places.
 struct Context<'p> {
     policy: &'p Policy,
-    profile: &'p DeviceProfile,
+    profile: &'p DeviceModel,
 }
 
 impl<'p> Context<'p> {
@@ -556,7 +556,7 @@ fn configured(workers: usize) -> String {
 }
 
 /// The limits of one table of a priority.
-fn table_limit(profile: &DeviceProfile) -> String {
+fn table_limit(profile: &DeviceModel) -> String {
     profile.priority_table.map_or_else(String::new, |table| {
         let PriorityTable { entries, groups, group_entries } = table;
         let single = single_entries(table);

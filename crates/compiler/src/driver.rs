@@ -23,7 +23,7 @@
 
 use std::collections::BTreeSet;
 
-use device_model::DeviceProfile;
+use device_model::DeviceModel;
 use program::{Program, RuleId};
 
 use super::assemble::{self, Placed};
@@ -92,7 +92,7 @@ struct Fitted {
 
 impl Demands {
     /// The search for limits of the ranking with which the flows fit.
-    fn search(self, profile: &DeviceProfile) -> Search {
+    fn search(self, profile: &DeviceModel) -> Search {
         match self.coarse {
             None => Search::new(profile, self.shared_of_flow),
             Some(_) => Search::from_narrowest(profile),
@@ -344,7 +344,7 @@ mod tests {
     fn a_policy_is_compiled_in_few_rounds() {
         let policy = overlapping_rules(300);
         for masks in [6, 2, 1] {
-            let mut profile = DeviceProfile::mlx5();
+            let mut profile = DeviceModel::mlx5();
             profile.priority_table =
                 Some(device_model::PriorityTable { entries: 100 * masks, groups: masks, group_entries: 100 });
             let mut known = Known::default();

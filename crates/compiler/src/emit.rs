@@ -2,7 +2,7 @@
 //! transport header) are not repeated: devices refuse some of those combinations, and none makes a match
 //! faster.
 
-use device_model::DeviceProfile;
+use device_model::DeviceModel;
 use flow_spec::{FlowSpec, SpecKind};
 use program::Feature;
 
@@ -34,7 +34,7 @@ pub(super) struct Reading {
 }
 
 impl Reading {
-    pub(super) fn of(profile: &DeviceProfile) -> Self {
+    pub(super) fn of(profile: &DeviceModel) -> Self {
         Self {
             ethernet_first: profile.multicast_ignores_priority,
             ports_by_mask: !profile.allows(Feature::AnyPorts),

@@ -3,7 +3,7 @@
 //! disjoint. If the device cannot match a key, or there would be too many masks, the cubes cover more than
 //! the match and the key is listed for the worker to test.
 
-use device_model::DeviceProfile;
+use device_model::DeviceModel;
 use packet::cube::{
     Cube, DST_PORT, ETHER_TYPE, GRE_FLAGS, GRE_PROTOCOL, HAS_GRE, HAS_INNER, HAS_IPV4, HAS_IPV6, HAS_MPLS,
     HAS_TCP, HAS_UDP, MPLS_TOP, PROTOCOL, SENT, Slot, VLAN_TCI,
@@ -114,7 +114,7 @@ impl Factors {
 pub(super) fn expand(
     matches: &Match,
     direction: Direction,
-    profile: &DeviceProfile,
+    profile: &DeviceModel,
 ) -> Result<Expansion, Explosion> {
     let expansion = cover(matches, direction, profile)?;
     let Some(no_ports) = matches.no_ports() else { return Ok(expansion) };
@@ -123,7 +123,7 @@ pub(super) fn expand(
     // protocol. Excluding the headers here would widen those flows: the cubes could no longer be cut to the
     // flows of later rules.
     let is_exact = software.is_empty();
-    let exactly = DeviceProfile::ideal();
+    let exactly = DeviceModel::ideal();
     let others = cover(&no_ports, direction, if is_exact { &exactly } else { profile })?;
     for note in others.software {
         if !software.contains(&note) {
@@ -142,7 +142,7 @@ pub(super) fn expand(
     Ok(Expansion { cubes: no_ports.chain(with_ports).collect(), software })
 }
 
-fn cover(matches: &Match, direction: Direction, profile: &DeviceProfile) -> Result<Expansion, Explosion> {
+fn cover(matches: &Match, direction: Direction, profile: &DeviceModel) -> Result<Expansion, Explosion> {
     let mut factors = Factors::default();
     let sent = u64::from(direction == Direction::Egress);
     factors.list("direction", Cube::ANY.with(SENT, sent, 1).into_iter().collect());

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use device_model::DeviceProfile;
+use device_model::DeviceModel;
 use packet::HashFields;
 use policy::policy::{DEFAULT_TABLE_SIZE, GroupDefinition, MAX_TABLE_SIZE, Workers};
 use policy::spread::{all_workers, entries_for, shares_of, spread};
@@ -132,7 +132,7 @@ fn hashes_half_a_pair(fields: HashFields) -> bool {
 fn consecutive(
     definition: &GroupDefinition,
     shares: &[(u32, u32)],
-    profile: &DeviceProfile,
+    profile: &DeviceModel,
 ) -> Result<Vec<WorkerId>, TableFault> {
     let mut workers: Vec<u32> = shares.iter().map(|(worker, _)| *worker).collect();
     workers.sort_unstable();
@@ -156,7 +156,7 @@ fn consecutive(
 
 fn table_size(
     definition: &GroupDefinition,
-    profile: &DeviceProfile,
+    profile: &DeviceModel,
     workers: usize,
     problems: &mut Vec<GroupProblem>,
 ) -> usize {
@@ -177,7 +177,7 @@ fn table_size(
 /// anyway, which the language warns of.
 fn starved_worker(
     definition: &GroupDefinition,
-    profile: &DeviceProfile,
+    profile: &DeviceModel,
     shares: &[(u32, u32)],
     table: &[WorkerId],
 ) -> Option<TableProblem> {
@@ -202,7 +202,7 @@ pub(super) struct Variant {
 /// The variants of a group that hash something of their own, specific ones first, `Other` last.
 ///
 /// A variant that would hash no more than the more general one after it is left out.
-pub(super) fn variants(group: &Group, profile: &DeviceProfile) -> Vec<Variant> {
+pub(super) fn variants(group: &Group, profile: &DeviceModel) -> Vec<Variant> {
     let everything = |variant| Variant { variant, fields: group.fields, packets: Cube::ANY };
     if !profile.hash_field_exclusive && !group.fields.is_empty() {
         return vec![everything(HashVariant::All)];
@@ -252,7 +252,7 @@ mod tests {
             symmetric: true,
         };
         let names = |fields| -> Vec<HashVariant> {
-            variants(&group(fields), &DeviceProfile::ideal()).iter().map(|variant| variant.variant).collect()
+            variants(&group(fields), &DeviceModel::ideal()).iter().map(|variant| variant.variant).collect()
         };
         assert_eq!(names(HashFields::L3L4).len(), 7);
         assert_eq!(names(HashFields::L3), [HashVariant::V4, HashVariant::V6, HashVariant::Other]);
@@ -261,7 +261,7 @@ mod tests {
             names(HashFields::SRC_PORT_TCP),
             [HashVariant::V4Tcp, HashVariant::V6Tcp, HashVariant::Other]
         );
-        let mixed = DeviceProfile { hash_field_exclusive: false, ..DeviceProfile::ideal() };
+        let mixed = DeviceModel { hash_field_exclusive: false, ..DeviceModel::ideal() };
         assert_eq!(variants(&group(HashFields::L3L4), &mixed).len(), 1);
     }
 }

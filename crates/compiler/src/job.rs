@@ -1,6 +1,6 @@
 //! The inputs of a compilation.
 
-use device_model::DeviceProfile;
+use device_model::DeviceModel;
 use policy::Policy;
 use program::{Program, RuleId};
 
@@ -10,7 +10,7 @@ use crate::weights::Weights;
 #[derive(Clone, Copy, Debug)]
 pub struct Job<'p> {
     pub(crate) policy: &'p Policy,
-    pub(crate) profile: &'p DeviceProfile,
+    pub(crate) profile: &'p DeviceModel,
     pub(crate) workers: usize,
     /// The program on the device, whose tags are kept.
     pub(crate) previous: Option<&'p Program>,
@@ -22,7 +22,7 @@ pub struct Job<'p> {
 impl<'p> Job<'p> {
     /// A policy for a device and a number of workers.
     #[must_use]
-    pub fn new(policy: &'p Policy, profile: &'p DeviceProfile, workers: usize) -> Self {
+    pub fn new(policy: &'p Policy, profile: &'p DeviceModel, workers: usize) -> Self {
         Self { policy, profile, workers, previous: None, weights: None, apart: None }
     }
 

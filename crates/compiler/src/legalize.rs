@@ -5,7 +5,7 @@
 
 use std::collections::HashSet;
 
-use device_model::DeviceProfile;
+use device_model::DeviceModel;
 use packet::cube::{
     Cube, DST_MAC, DST_PORT, ESP_SEQ, ETHER_TYPE, GRE_FLAGS, GRE_KEY, HAS_ESP, HAS_GRE, HAS_INNER, HAS_IPV4,
     HAS_IPV6, HAS_MPLS, HAS_TCP, HAS_UDP, HAS_VXLAN, LEVEL_SLOTS, MPLS_TOP, PROTOCOL, RESERVED_FLAG, SRC_MAC,
@@ -30,7 +30,7 @@ impl Expansion {
 }
 
 /// Removes from the cubes of a match the conditions that the device refuses.
-pub(super) fn legalize(expansion: &mut Expansion, matches: &Match, profile: &DeviceProfile) {
+pub(super) fn legalize(expansion: &mut Expansion, matches: &Match, profile: &DeviceModel) {
     let mut notes = Vec::new();
     let mut changed = false;
     for cube in &mut expansion.cubes {
@@ -50,7 +50,7 @@ pub(super) fn legalize(expansion: &mut Expansion, matches: &Match, profile: &Dev
 }
 
 /// Why the device cannot match a cube exactly; `None` if it can.
-pub(super) fn refusal(cube: &Cube, profile: &DeviceProfile) -> Option<UndecidedReason> {
+pub(super) fn refusal(cube: &Cube, profile: &DeviceModel) -> Option<UndecidedReason> {
     let mut notes = Vec::new();
     // The keys of the match do not matter here.
     let legal = legalized(*cube, &Match::default(), profile, &mut notes);
@@ -59,7 +59,7 @@ pub(super) fn refusal(cube: &Cube, profile: &DeviceProfile) -> Option<UndecidedR
 }
 
 /// The smallest cube that a flow of this device can match and that contains the given one.
-pub(super) fn matchable(cube: &Cube, profile: &DeviceProfile) -> Cube {
+pub(super) fn matchable(cube: &Cube, profile: &DeviceModel) -> Cube {
     let present = cube.without_absences().closed().unwrap_or(*cube);
     legalized(present, &Match::default(), profile, &mut Vec::new())
 }
@@ -69,11 +69,11 @@ struct Legalizer<'f> {
     cube: Cube,
     /// The match of the cube, for the keys in messages.
     matches: &'f Match,
-    profile: &'f DeviceProfile,
+    profile: &'f DeviceModel,
     notes: &'f mut Vec<UndecidedKey>,
 }
 
-fn legalized(cube: Cube, matches: &Match, profile: &DeviceProfile, notes: &mut Vec<UndecidedKey>) -> Cube {
+fn legalized(cube: Cube, matches: &Match, profile: &DeviceModel, notes: &mut Vec<UndecidedKey>) -> Cube {
     let nothing_to_do = profile.refusals.is_empty() && !profile.multicast_ignores_priority;
     if nothing_to_do && !cube.has(HAS_INNER) && cube.mask_of(RESERVED_FLAG) == 0 {
         return cube;
@@ -310,7 +310,7 @@ pub(super) fn is_multicast_only(cube: &Cube) -> bool {
 }
 
 /// Whether this device applies the cube's flow after all others.
-pub(super) fn comes_last(cube: &Cube, profile: &DeviceProfile) -> bool {
+pub(super) fn comes_last(cube: &Cube, profile: &DeviceModel) -> bool {
     profile.multicast_ignores_priority && is_multicast_only(cube)
 }
 
@@ -322,7 +322,7 @@ pub(super) fn without_group_bit(cube: &Cube) -> Cube {
 }
 
 /// The test that a worker must make on a device without flow tags.
-pub(super) fn no_tags(profile: &DeviceProfile) -> UndecidedKey {
+pub(super) fn no_tags(profile: &DeviceModel) -> UndecidedKey {
     let errno = profile.refusal(Feature::Tag).map_or(Errno::Eopnotsupp, |refusal| refusal.errno);
     UndecidedKey {
         key: "flow tags".to_owned(),

@@ -8,13 +8,13 @@
 //! why two programs cannot be installed at once.
 //!
 //! ```
-//! use device_model::DeviceProfile;
+//! use device_model::DeviceModel;
 //! use policy::{NoFiles, Source};
 //!
 //! let text = "version = 1\ndefault = 'kernel'\n[groups.rx]\nworkers = 'all'\n\
 //!     [[rules]]\nname = 'dns'\nmatch = { protocol = 'udp', dst_port = 53 }\naction = { steer = 'rx' }\n";
 //! let (policy, _) = policy::parse(&Source::new("dns.toml", text), &NoFiles)?;
-//! let program = compiler::compile(&policy, &DeviceProfile::mlx5(), 4)?;
+//! let program = compiler::compile(&policy, &DeviceModel::mlx5(), 4)?;
 //! let flows: Vec<String> = program.flows.iter().map(ToString::to_string).collect();
 //! assert_eq!(flows, ["ipv4 | udp dport=53", "ipv6 | udp dport=53"]);
 //! # Ok::<(), policy::Diagnostics>(())
@@ -56,7 +56,7 @@ mod subtract;
 mod traffic;
 mod weights;
 
-use device_model::DeviceProfile;
+use device_model::DeviceModel;
 use packet::cube;
 use policy::{Diagnostics, Policy};
 use program::Program;
@@ -79,7 +79,7 @@ pub use weights::Weights;
 /// # Errors
 /// Everything that does not fit: workers that do not exist, tables, flows or priorities beyond the device's
 /// limits.
-pub fn compile(policy: &Policy, profile: &DeviceProfile, workers: usize) -> Result<Program, Diagnostics> {
+pub fn compile(policy: &Policy, profile: &DeviceModel, workers: usize) -> Result<Program, Diagnostics> {
     Job::new(policy, profile, workers).compile()
 }
 
@@ -89,7 +89,7 @@ pub fn compile(policy: &Policy, profile: &DeviceProfile, workers: usize) -> Resu
 /// As [`compile`].
 pub fn compile_with(
     policy: &Policy,
-    profile: &DeviceProfile,
+    profile: &DeviceModel,
     workers: usize,
     previous: Option<&Program>,
 ) -> Result<Program, Diagnostics> {
@@ -98,12 +98,7 @@ pub fn compile_with(
 
 /// The [report](Job::report) of a policy for a device, beside the program that is on it.
 #[must_use]
-pub fn report(
-    policy: &Policy,
-    profile: &DeviceProfile,
-    workers: usize,
-    previous: Option<&Program>,
-) -> Report {
+pub fn report(policy: &Policy, profile: &DeviceModel, workers: usize, previous: Option<&Program>) -> Report {
     Job::new(policy, profile, workers).beside(previous).report()
 }
 
@@ -115,7 +110,7 @@ pub fn report(
 #[doc(hidden)]
 pub fn compile_with_shared_flows(
     policy: &Policy,
-    profile: &DeviceProfile,
+    profile: &DeviceModel,
     workers: usize,
     shared_of_flow: usize,
 ) -> Result<Program, Diagnostics> {

@@ -23,7 +23,7 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
-use device_model::DeviceProfile;
+use device_model::DeviceModel;
 use program::{GroupId, RssQueue, RuleId};
 
 use super::classes::{MAX_STEPS_IN_ALL, TooManySteps};
@@ -179,7 +179,7 @@ fn ranks_below(lowered: &Lowered) -> Vec<u32> {
 }
 
 struct Limiter<'p> {
-    profile: &'p DeviceProfile,
+    profile: &'p DeviceModel,
     actions: &'p [LoweredAction],
     queues: &'p [RssQueue],
     steering: &'p [Steering],
@@ -552,7 +552,7 @@ mod tests {
         let limits = Limits { ranks: RANKS, shared_flows: usize::MAX, shared_of_flow };
         let (policy, _) = policy::parse(&policy::Source::new("p.toml", "version = 1\n"), &policy::NoFiles)
             .expect("a policy without rules");
-        let ideal = DeviceProfile::ideal();
+        let ideal = DeviceModel::ideal();
         let job = Job::new(&policy, &ideal, 1).weighted(weights);
         let limited = limit_ranks(&job, &order(lowered, None), limits);
         let Ok(Limited { flows: RankedFlows { lowered, ranking }, earlier, .. }) = limited else {

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use device_model::DeviceProfile;
+use device_model::DeviceModel;
 use program::{Group, GroupId, HashVariant, QueueId, RssQueue, RuleId};
 
 use super::cover::{MAX_FLOWS, everything};
@@ -228,7 +228,7 @@ impl<'v> Lowering<'v> {
 
 impl Candidate {
     /// Whether the device applies its flow after all others, whatever its priority.
-    pub(super) fn comes_last(&self, profile: &DeviceProfile) -> bool {
+    pub(super) fn comes_last(&self, profile: &DeviceModel) -> bool {
         self.traps && comes_last(&self.cube, profile)
     }
 

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use device_model::{DeviceProfile, PriorityTable};
+use device_model::{DeviceModel, PriorityTable};
 
 use super::assign_priorities::priorities_for;
 use super::cover::MAX_FLOWS;
@@ -22,7 +22,7 @@ const MAX_ROUNDS: usize = 16;
 
 /// Spends flows to save masks, where the device has too few of these: first over all priorities, then within
 /// each. No two flows of a rank are equal in the end.
-pub(super) fn merge_masks(profile: &DeviceProfile, mut flows: RankedFlows) -> RankedFlows {
+pub(super) fn merge_masks(profile: &DeviceModel, mut flows: RankedFlows) -> RankedFlows {
     let RankedFlows { lowered, ranking } = &mut flows;
     merge(profile, &mut lowered.candidates, ranking);
     drop_equal(Reading::of(profile), &lowered.candidates, &mut ranking.kept);
@@ -47,7 +47,7 @@ fn drop_equal(reading: Reading, candidates: &[Candidate], kept: &mut Vec<Ranked>
     });
 }
 
-fn merge(profile: &DeviceProfile, candidates: &mut Vec<Candidate>, ranking: &mut Ranking) {
+fn merge(profile: &DeviceModel, candidates: &mut Vec<Candidate>, ranking: &mut Ranking) {
     let most_flows = profile.flows_per_program().unwrap_or(MAX_FLOWS).min(MAX_FLOWS);
     let budget = |flows: usize| most_flows.saturating_sub(flows);
     if let Some(most) = profile.max_shapes {
@@ -104,7 +104,7 @@ impl RankMasks {
 /// more masks it keeps. The number of flows of each mask is enough to find out how many priorities a rank
 /// takes, so flows are split once that is known.
 fn merge_in_ranks(
-    profile: &DeviceProfile,
+    profile: &DeviceModel,
     table: PriorityTable,
     candidates: &mut Vec<Candidate>,
     ranking: &mut Ranking,

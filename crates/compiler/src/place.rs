@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use device_model::DeviceProfile;
+use device_model::DeviceModel;
 use policy::policy::{Action, Direction};
 use program::{Errno, Feature, Group, GroupId, RuleId, UndecidedKey};
 
@@ -155,7 +155,7 @@ fn any_group(job: &Job<'_>) -> Option<GroupId> {
 /// Refuses rules on multicast that the host sends, if the device would give their packets to a later rule:
 /// flows that match only multicast come last on such a device, and workers do not receive sent packets, so
 /// they cannot correct it. For received packets, `subtract` widens such flows instead.
-fn refuse_overtaken_multicast(profile: &DeviceProfile, rules: &[CoveredRule]) -> Vec<PlaceProblem> {
+fn refuse_overtaken_multicast(profile: &DeviceModel, rules: &[CoveredRule]) -> Vec<PlaceProblem> {
     let mut problems = Vec::new();
     if !profile.multicast_ignores_priority {
         return problems;
@@ -175,7 +175,7 @@ fn refuse_overtaken_multicast(profile: &DeviceProfile, rules: &[CoveredRule]) ->
 
 /// Refuses a rule whose kind of flow the device does not support, or not for this match.
 fn refuse_kind_of_flow(
-    profile: &DeviceProfile,
+    profile: &DeviceModel,
     rules: &[CoveredRule],
     id: RuleId,
     sniffs: &mut usize,

@@ -2,7 +2,7 @@
 //! ranks need fewer masks, for which some devices have little room in one priority; they leave more packets
 //! to workers. Each round of the passes from ranking to priorities tries one set of limits.
 
-use device_model::DeviceProfile;
+use device_model::DeviceModel;
 
 use super::limit_ranks::Limits;
 
@@ -49,14 +49,14 @@ pub(super) struct Search {
 }
 
 impl Search {
-    pub(super) fn new(profile: &DeviceProfile, shared_of_flow: usize) -> Self {
+    pub(super) fn new(profile: &DeviceModel, shared_of_flow: usize) -> Self {
         let offered = profile.priorities_per_program();
         let limits = Limits { ranks: offered, shared_flows: usize::MAX, shared_of_flow };
         Self { offered, limits, all: 0, fits: 0, fails: offered + 1 }
     }
 
     /// One that begins with the narrowest limits: if these do not fit, nothing does.
-    pub(super) fn from_narrowest(profile: &DeviceProfile) -> Self {
+    pub(super) fn from_narrowest(profile: &DeviceModel) -> Self {
         let mut search = Self::new(profile, 0);
         search.limits = Limits { ranks: 1, shared_flows: 0, ..search.limits };
         search
@@ -135,7 +135,7 @@ mod tests {
     }
 
     fn searches() -> [Search; 2] {
-        let mlx5 = DeviceProfile::mlx5();
+        let mlx5 = DeviceModel::mlx5();
         [Search::new(&mlx5, 9), Search::from_narrowest(&mlx5)]
     }
 

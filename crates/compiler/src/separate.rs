@@ -4,7 +4,7 @@
 
 use std::collections::HashMap;
 
-use device_model::{DeviceProfile, Feature};
+use device_model::{DeviceModel, Feature};
 use program::{Flow, FlowAction, FlowKind, FlowSpec, Program};
 
 /// The parts of a flow of which no two flows of a table agree in all.
@@ -20,7 +20,7 @@ pub(super) fn multicast_flows(program: &Program) -> impl Iterator<Item = &Flow> 
 }
 
 /// Divides the flows that cannot be made while the flows of the previous program are there.
-pub(super) fn separate(mut program: Program, previous: Option<&Program>, profile: &DeviceProfile) -> Program {
+pub(super) fn separate(mut program: Program, previous: Option<&Program>, profile: &DeviceModel) -> Program {
     let Some(previous) = previous.filter(|_| profile.multicast_ignores_priority) else { return program };
     let known: HashMap<MatchKey<'_>, FlowAction> =
         multicast_flows(previous).map(|flow| (match_key(flow), flow.action)).collect();
@@ -48,7 +48,7 @@ pub(super) fn agree(old: FlowAction, new: FlowAction) -> bool {
 /// A flow as two that differ in one more bit; `None`: it matches all bits.
 fn halves(
     flow: &Flow,
-    profile: &DeviceProfile,
+    profile: &DeviceModel,
     known: &HashMap<MatchKey<'_>, FlowAction>,
 ) -> Option<[Flow; 2]> {
     const BITS: u32 = 96;

@@ -14,7 +14,7 @@ use policy::{Policy, Witness};
 use program::{Class, Decide, Match, Placement, Program, RangeSet, RuleId};
 use serde::Serialize;
 
-use device_model::DeviceProfile;
+use device_model::DeviceModel;
 
 use crate::actions::decides;
 use crate::cost::{mean_ns, worker_ps};
@@ -142,7 +142,7 @@ impl Sample {
         let (mut random, mut packets) = (Random(1), Vec::new());
         let deciding = policy.rules.iter().enumerate().step_by(stride);
         for (index, rule) in deciding.filter(|(_, rule)| decides(rule.direction, rule.action)) {
-            let expansion = expand(&rule.matches, rule.direction, &DeviceProfile::ideal());
+            let expansion = expand(&rule.matches, rule.direction, &DeviceModel::ideal());
             let Ok(expansion) = expansion else { continue };
             for _ in 0..drawn {
                 let Some(cube) = random.one_of(&expansion.cubes) else { break };
@@ -310,7 +310,7 @@ mod tests {
     fn shares_of(rules: &str) -> Shares {
         let text = format!("version = 1\n[groups.g]\nworkers = [0]\n{rules}");
         let (policy, _) = policy::parse(&Source::new("p.toml", text), &NoFiles).expect("a policy");
-        let program = crate::compile(&policy, &DeviceProfile::ideal(), 1).expect("it fits");
+        let program = crate::compile(&policy, &DeviceModel::ideal(), 1).expect("it fits");
         shares(&policy, &program)
     }
 
@@ -355,7 +355,7 @@ mod tests {
             [[rules]]\nname = \"behind\"\nmatch = { ext_dst_port = 22 }\naction = { steer = \"g\" }\n\
             [[rules]]\nname = \"v6\"\nmatch = { family = \"ipv6\" }\naction = { steer = \"g\" }\n";
         let (policy, _) = policy::parse(&Source::new("p.toml", text), &NoFiles).expect("a policy");
-        let program = crate::compile(&policy, &DeviceProfile::ideal(), 1).expect("it fits");
+        let program = crate::compile(&policy, &DeviceModel::ideal(), 1).expect("it fits");
         let packet = |rule, frame: Vec<u8>| Drawn { rule: RuleId::of(rule), key: DeepKey::of(&frame), frame };
         let v6 = || FrameBuilder::new().ipv6(1.into(), 2.into());
         // The first one was drawn from a rule that does not decide it.

@@ -7,7 +7,7 @@
 
 use std::cmp::Reverse;
 
-use device_model::{DeviceProfile, PriorityTable};
+use device_model::{DeviceModel, PriorityTable};
 
 use super::assign_priorities::{priorities_for, single_entries};
 use super::cube::Image;
@@ -16,14 +16,14 @@ use super::mask_index::{ByMask, MaskIndex};
 use super::order::{Ranked, RankedFlows, Ranking};
 
 /// Moves flows until each rank fits into one priority, as far as that is possible.
-pub(super) fn spread_ranks(profile: &DeviceProfile, mut flows: RankedFlows) -> RankedFlows {
+pub(super) fn spread_ranks(profile: &DeviceModel, mut flows: RankedFlows) -> RankedFlows {
     if let Some(table) = profile.priority_table {
         spread(profile, table, &flows.lowered.candidates, &mut flows.ranking);
     }
     flows
 }
 
-fn spread(profile: &DeviceProfile, table: PriorityTable, candidates: &[Candidate], ranking: &mut Ranking) {
+fn spread(profile: &DeviceModel, table: PriorityTable, candidates: &[Candidate], ranking: &mut Ranking) {
     let is_received = |candidate: &Candidate| !candidate.is_sent() && !candidate.comes_last(profile);
     let mut ranks: Vec<Vec<usize>> = vec![Vec::new(); ranking.ranks() as usize];
     for (place, Ranked { id, rank }) in ranking.kept.iter().enumerate() {

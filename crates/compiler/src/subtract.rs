@@ -17,7 +17,7 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Index, IndexMut, Range};
 
-use device_model::DeviceProfile;
+use device_model::DeviceModel;
 use policy::policy::{Action, Direction};
 use program::{Exception, Feature, Inseparable, RuleId, UndecidedKey, UndecidedReason};
 
@@ -221,7 +221,7 @@ fn leaves_to_kernel(rule: &CoveredRule) -> bool {
 
 /// The subtraction for one policy, last rule first: at each rule, the flows are those of the rules after it.
 struct Subtraction<'p> {
-    profile: &'p DeviceProfile,
+    profile: &'p DeviceModel,
     may_split: bool,
     /// In the order in which cubes are split by them.
     fields: Vec<Slot>,
@@ -583,7 +583,7 @@ struct Budget {
 }
 
 impl Budget {
-    fn new(profile: &DeviceProfile, rules: &[CoveredRule]) -> Self {
+    fn new(profile: &DeviceModel, rules: &[CoveredRule]) -> Self {
         let copying = rules.iter().filter(|rule| rule.copies()).map(|rule| rule.expansion.cubes.len()).sum();
         Self {
             added: vec![0; rules.len() + 1],

@@ -178,7 +178,7 @@ impl TrafficShares {
 mod tests {
     use std::net::IpAddr;
 
-    use device_model::DeviceProfile;
+    use device_model::DeviceModel;
     use packet::build::FrameBuilder;
     use policy::{NoFiles, Source};
 
@@ -211,7 +211,7 @@ mod tests {
             rule("tcp", "protocol = \"tcp\"", "{ steer = \"g\" }"),
         ];
         let (policy, _) = policy::parse(&Source::new("p.toml", text.concat()), &NoFiles).expect("a policy");
-        let program = crate::compile(&policy, &DeviceProfile::ideal(), 1).expect("it fits");
+        let program = crate::compile(&policy, &DeviceModel::ideal(), 1).expect("it fits");
         let ip = || FrameBuilder::new().ip(IpAddr::from([10, 0, 0, 1]), IpAddr::from([10, 0, 0, 2]));
         let mut shares = TrafficShares::new(&program, 5);
         let mut decisions = Decisions::new(&program);

@@ -1,7 +1,7 @@
 //! How many packets each rule decides in some traffic. Where a device cannot decide all rules in hardware,
 //! the compiler prefers those with most packets.
 
-use device_model::DeviceProfile;
+use device_model::DeviceModel;
 use packet::cube::Cube;
 use policy::Policy;
 use program::RuleId;
@@ -107,7 +107,7 @@ fn rounded(part: f64, previous: Option<u64>) -> u64 {
 /// The logarithm of the number of packets that each rule matches, the default last: 1 for the rule that
 /// matches fewest, and one more for twice as many.
 fn volumes(policy: &Policy) -> Vec<f64> {
-    let ideal = DeviceProfile::ideal();
+    let ideal = DeviceModel::ideal();
     let part = |cubes: &[Cube]| -> f64 {
         let bits = |cube: &Cube| cube.mask.iter().map(|word| word.count_ones()).sum::<u32>();
         // Cubes of one rule may overlap, as those of lists of addresses do; an estimate is enough.

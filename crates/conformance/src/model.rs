@@ -11,7 +11,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use device_model::{DeviceProfile, Emulation, Errno, Feature, Limit, LimitRow, Origin, RefusalRow};
+use device_model::{DeviceModel, Emulation, Errno, Feature, Limit, LimitRow, Origin, RefusalRow};
 use softnic::Personality;
 use verbs::{
     ActionSpec, CompletionQueue, Counters, FlowAttr, FlowHandle, FlowTag, FlowTarget, HashConfig, HashFields,
@@ -67,7 +67,7 @@ pub enum Note {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FoundModel {
     /// The model. Its name is that of the device.
-    pub profile: DeviceProfile,
+    pub profile: DeviceModel,
     /// The model that has the rows that could not be tried.
     pub fallback: String,
     /// The notes by key; rows of lists as "refusals.ttl" and "limits.flows".
@@ -120,14 +120,14 @@ impl From<Outcome> for Seen {
 /// The device cannot even create a protection domain or a completion queue.
 pub fn find(
     bench: &Bench<'_>,
-    fallback: &DeviceProfile,
+    fallback: &DeviceModel,
     bounds: Bounds,
     progress: &mut dyn FnMut(usize, usize, &str),
 ) -> Result<FoundModel, Failure> {
     // The length of tables and the combinations of hash fields are found, or taken over.
     let emulation =
         Emulation { firmware_sets_max_table: false, hashes_any_fields: false, ..fallback.emulation.clone() };
-    let profile = DeviceProfile {
+    let profile = DeviceModel {
         name: bench.context.name().to_owned(),
         emulation,
         refusals: Vec::new(),
@@ -155,7 +155,7 @@ pub fn find(
 pub fn example() -> Result<String, Box<dyn std::error::Error>> {
     let device = SoftDevice::new(Personality::Mlx5)?;
     let bench = Bench::new(device.context(), PortNumber(1), Some(&device))?;
-    let found = find(&bench, &DeviceProfile::mlx5(), Bounds::default(), &mut |_, _, _| ());
+    let found = find(&bench, &DeviceModel::mlx5(), Bounds::default(), &mut |_, _, _| ());
     let mut found = found.map_err(|failure| format!("the soft NIC cannot be tried: {failure:?}"))?;
     let masks_refused = std::mem::take(&mut found.profile.device.masks_refused);
     let mut device = Origin { masks_refused, ..origin(device.context(), "softnic")? };
@@ -186,9 +186,9 @@ const STEPS: [(&str, Step); 12] = [
 
 struct Finder<'b> {
     bench: &'b Bench<'b>,
-    fallback: &'b DeviceProfile,
+    fallback: &'b DeviceModel,
     bounds: Bounds,
-    profile: DeviceProfile,
+    profile: DeviceModel,
     notes: BTreeMap<String, Note>,
     /// Where flows go, with what receives there.
     target: Option<(FlowTarget, Receiver)>,

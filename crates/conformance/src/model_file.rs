@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use device_model::{DeviceProfile, Emulation, LimitRow, Origin, RefusalRow};
+use device_model::{DeviceModel, Emulation, LimitRow, Origin, RefusalRow};
 
 use crate::model::{FoundModel, KEYS, Note, errno_name, feature_name, limit_name, row, word};
 
@@ -52,7 +52,7 @@ pub fn text(found: &FoundModel) -> String {
 }
 
 /// The value of a key that is not a list.
-fn value(profile: &DeviceProfile, key: &str) -> Option<String> {
+fn value(profile: &DeviceModel, key: &str) -> Option<String> {
     let number = |limit: Option<u32>| limit.map(|limit| limit.to_string());
     match key {
         "priorities" => Some(profile.priorities.to_string()),
@@ -135,8 +135,8 @@ fn limit_line(LimitRow { limit, errno, source }: &LimitRow) -> String {
 
 /// The keys that are not as in the personality, from which the two that are about a model's own numbers are
 /// not taken over.
-fn emulation(out: &mut String, profile: &DeviceProfile) {
-    let base = DeviceProfile::of_base(profile.personality);
+fn emulation(out: &mut String, profile: &DeviceModel) {
+    let base = DeviceModel::of_base(profile.personality);
     let values = |emulation: &Emulation| serde_json::to_value(emulation).unwrap_or_default();
     let base = Emulation { firmware_sets_max_table: false, hashes_any_fields: false, ..base.emulation };
     let (own, base) = (values(&profile.emulation), values(&base));

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use device_model::DeviceProfile;
+use device_model::DeviceModel;
 use verbs::{Context, DeviceAttributes, DeviceList, LinkLayer, PortNumber, PortState, Provider};
 
 use crate::ControlError;
@@ -127,7 +127,7 @@ impl Device {
 
     /// The limits for the compiler, beside `workers` workers, each of which has a queue pair.
     #[must_use]
-    pub fn profile(&self, workers: usize) -> DeviceProfile {
+    pub fn profile(&self, workers: usize) -> DeviceModel {
         profile_of(&self.name, &self.model, &self.attributes, workers)
     }
 
@@ -201,15 +201,15 @@ fn max_tables(model: &Model, attributes: &DeviceAttributes) -> Option<u32> {
     tables.map(|tables| tables.saturating_sub(OWN_OBJECTS))
 }
 
-fn profile_of(name: &str, model: &Model, attributes: &DeviceAttributes, workers: usize) -> DeviceProfile {
+fn profile_of(name: &str, model: &Model, attributes: &DeviceAttributes, workers: usize) -> DeviceModel {
     // The workers' queue pairs for sending and the controller's own are counted among them.
     let others = u32::try_from(workers).unwrap_or(u32::MAX).saturating_add(OWN_OBJECTS);
     let of_model = &model.profile;
     let max_table = limit(model, Some(of_model.max_table), attributes.rss_caps.max_table_size);
     let max_queues = limit(model, of_model.max_queues, attributes.max_qp);
-    DeviceProfile {
+    DeviceModel {
         name: format!("{name} ({})", of_model.name),
-        max_table: max_table.unwrap_or(1).clamp(1, DeviceProfile::ideal().max_table),
+        max_table: max_table.unwrap_or(1).clamp(1, DeviceModel::ideal().max_table),
         max_tables: max_tables(model, attributes),
         max_receives: limit(model, of_model.max_receives, attributes.max_qp_wr),
         max_queues: max_queues.map(|queues| queues.saturating_sub(others)),
@@ -270,22 +270,22 @@ mod tests {
     }
 
     /// A model that is known by the driver.
-    fn driven(profile: DeviceProfile) -> Model {
+    fn driven(profile: DeviceModel) -> Model {
         Model { profile, known: Known::Driver("driver".to_owned()) }
     }
 
     #[test]
     fn a_named_model_can_only_narrow_what_the_device_reports() {
         let attributes = DeviceAttributes { max_qp_wr: 1000, ..attributes() };
-        let limits = |profile: &DeviceProfile| {
+        let limits = |profile: &DeviceModel| {
             (profile.max_table, profile.max_tables, profile.max_queues, profile.max_receives)
         };
-        let model = |max_table, most| DeviceProfile {
+        let model = |max_table, most| DeviceModel {
             max_table,
             max_tables: Some(most),
             max_queues: Some(most),
             max_receives: Some(most),
-            ..DeviceProfile::mlx5()
+            ..DeviceModel::mlx5()
         };
         let reported = (512, Some(8), Some(98), Some(1000));
         for (model, expected) in [
@@ -302,7 +302,7 @@ mod tests {
 
     #[test]
     fn queue_pairs_are_those_that_workers_and_the_controller_leave() {
-        let ideal = &driven(DeviceProfile::ideal());
+        let ideal = &driven(DeviceModel::ideal());
         assert_eq!(profile_of("nic0", ideal, &attributes(), 3).max_queues, Some(96));
         assert_eq!(profile_of("nic0", ideal, &attributes(), 1000).max_queues, Some(0));
         let silent = DeviceAttributes { max_qp: 0, ..attributes() };
@@ -311,7 +311,7 @@ mod tests {
 
     #[test]
     fn a_program_has_half_the_tables_that_the_controller_leaves() {
-        let ideal = &driven(DeviceProfile::ideal());
+        let ideal = &driven(DeviceModel::ideal());
         assert_eq!(limits_of("nic0", ideal, &attributes()).tables, Some(4));
         assert_eq!(limits_of("nic0", ideal, &DeviceAttributes::default()).tables, None);
     }
@@ -319,12 +319,12 @@ mod tests {
     #[test]
     fn the_model_gives_what_a_device_does_not_report() {
         let limits = |model| limits_of("nic0", &driven(model), &attributes());
-        let (mlx5, mlx4) = (limits(DeviceProfile::mlx5()), limits(DeviceProfile::mlx4()));
+        let (mlx5, mlx4) = (limits(DeviceModel::mlx5()), limits(DeviceModel::mlx4()));
         assert_eq!((mlx5.priorities, mlx4.priorities), (8, 0x800));
-        assert!(!mlx5.reads_idle_counters && limits(DeviceProfile::ideal()).reads_idle_counters);
-        let profile = profile_of("nic0", &driven(DeviceProfile::mlx4()), &attributes(), 1);
+        assert!(!mlx5.reads_idle_counters && limits(DeviceModel::ideal()).reads_idle_counters);
+        let profile = profile_of("nic0", &driven(DeviceModel::mlx4()), &attributes(), 1);
         assert!(!profile.hash_field_exclusive);
         assert_eq!(profile.max_table, 512, "the device's own answer goes before the model's");
-        assert_eq!(profile_of("nic0", &driven(DeviceProfile::mlx5()), &attributes(), 1).name, "nic0 (mlx5)");
+        assert_eq!(profile_of("nic0", &driven(DeviceModel::mlx5()), &attributes(), 1).name, "nic0 (mlx5)");
     }
 }

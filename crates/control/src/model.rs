@@ -3,13 +3,13 @@
 //! A real device is known by its kernel driver, which is the same for a ConnectX, a BlueField, a virtual
 //! function and what comes next, while lists of PCI numbers fall behind. A device of a provider in this
 //! process is known by what the provider reports. The settings can name the model. An unknown device is
-//! [`DeviceProfile::conservative`]: with a more capable model it could refuse every reload and ignore fields
+//! [`DeviceModel::conservative`]: with a more capable model it could refuse every reload and ignore fields
 //! that it was expected to match.
 
 use std::fmt;
 use std::path::Path;
 
-use device_model::DeviceProfile;
+use device_model::DeviceModel;
 use verbs::Provider;
 
 /// Where the kernel shows RDMA devices (Documentation/ABI/stable/sysfs-class-infiniband).
@@ -20,7 +20,7 @@ const SYSFS: &str = "/sys/class/infiniband";
 pub struct Model {
     /// The limits and refusals. The device's own answers go before the model's numbers; of a model that the
     /// settings name, the lower one counts.
-    pub profile: DeviceProfile,
+    pub profile: DeviceModel,
     /// How it is known.
     pub known: Known,
 }
@@ -54,19 +54,19 @@ impl fmt::Display for Known {
 impl Model {
     /// The model that the operator names.
     #[must_use]
-    pub fn named(profile: DeviceProfile) -> Self {
+    pub fn named(profile: DeviceModel) -> Self {
         Self { profile, known: Known::Named }
     }
 
     /// The model that a software NIC of this process imitates.
     #[must_use]
-    pub fn imitated(profile: DeviceProfile) -> Self {
+    pub fn imitated(profile: DeviceModel) -> Self {
         Self { profile: profile.in_software(), known: Known::Provider }
     }
 
     /// The model of a device that libibverbs or a provider lists under that name.
     pub(crate) fn of(device: &str, provider: Option<&dyn Provider>) -> Self {
-        let provided = provider.and_then(Provider::model).and_then(DeviceProfile::by_name);
+        let provided = provider.and_then(Provider::model).and_then(DeviceModel::by_name);
         match provided {
             Some(profile) => Self::imitated(profile),
             None => Self::by_driver(Path::new(SYSFS), device),
@@ -76,9 +76,9 @@ impl Model {
     fn by_driver(sysfs: &Path, device: &str) -> Self {
         let link = std::fs::read_link(sysfs.join(device).join("device/driver")).ok();
         let driver = link.and_then(|link| Some(link.file_name()?.to_string_lossy().into_owned()));
-        match (driver.as_deref().and_then(DeviceProfile::by_driver), driver) {
+        match (driver.as_deref().and_then(DeviceModel::by_driver), driver) {
             (Some(profile), Some(driver)) => Self { profile, known: Known::Driver(driver) },
-            (_, driver) => Self { profile: DeviceProfile::conservative(), known: Known::Not(driver) },
+            (_, driver) => Self { profile: DeviceModel::conservative(), known: Known::Not(driver) },
         }
     }
 
@@ -86,9 +86,9 @@ impl Model {
     #[must_use]
     pub fn warning(&self, device: &str) -> Option<String> {
         let Known::Not(_) = self.known else { return None };
-        let steers = |name: &&str| DeviceProfile::by_name(name).is_some_and(|model| model.can_steer());
+        let steers = |name: &&str| DeviceModel::by_name(name).is_some_and(|model| model.can_steer());
         let models: Vec<_> =
-            DeviceProfile::NAMES.into_iter().filter(steers).map(|name| format!("{name:?}")).collect();
+            DeviceModel::NAMES.into_iter().filter(steers).map(|name| format!("{name:?}")).collect();
         Some(format!(
             "the model of {device} is not known ({}): it is used as far as all known models go, most packets are \
              decided by workers, and nothing is counted or copied by the device (hint: if it is like one of these, name \
@@ -135,7 +135,7 @@ mod tests {
     fn an_unknown_device_is_never_taken_for_ideal() {
         for driver in [None, Some("irdma"), Some("mlx5_corex")] {
             let model = model(driver);
-            assert_eq!(model.profile, DeviceProfile::conservative());
+            assert_eq!(model.profile, DeviceModel::conservative());
             assert_eq!(model.known, Known::Not(driver.map(str::to_owned)));
             let warning = model.warning("rdma0").expect("it is not known");
             assert!(warning.starts_with("the model of rdma0 is not known"), "{warning}");

@@ -3,14 +3,14 @@
 //! (files in `models/`), and `conservative`, which is the intersection of `mlx5` and `mlx4`. A file can
 //! describe another device.
 //!
-//! The compiler reads a [`DeviceProfile`] and does not depend on the vendor, `control` completes one with the
+//! The compiler reads a [`DeviceModel`] and does not depend on the vendor, `control` completes one with the
 //! answers of the device, and the software NIC imitates one.
 //!
 //! ```
-//! use device_model::{DeviceProfile, Limit};
+//! use device_model::{DeviceModel, Limit};
 //! use program::{Errno, Feature};
 //!
-//! let device = DeviceProfile::named_or_file("mlx4").expect("a built-in model");
+//! let device = DeviceModel::named_or_file("mlx4").expect("a built-in model");
 //! assert!(!device.allows(Feature::Ipv6));
 //! assert_eq!(device.errno(Limit::Priorities), Errno::Einval);
 //! // A program takes half of the priorities: the next one is installed beside it.
@@ -18,10 +18,11 @@
 //! ```
 #![forbid(unsafe_code)]
 
-mod profile;
+mod model;
 
-pub use profile::{
-    Base, Dependence, DeviceProfile, Emulation, Limit, LimitRow, LoadError, Origin, PriorityTable, RefusalRow,
+pub use model::{
+    BaseModel, Dependence, DeviceModel, Emulation, Limit, LimitRow, LoadError, Origin, PriorityTable,
+    RefusalRow,
 };
 pub use program::{Errno, Feature};
 

@@ -13,7 +13,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::{LazyLock, Mutex, PoisonError};
 
-use device_model::{Base, DeviceProfile, Emulation, Feature, Limit, LoadError};
+use device_model::{BaseModel, DeviceModel, Emulation, Feature, Limit, LoadError};
 use flow_table::{MAX_DONT_TRAP, MAX_FLOWS, MAX_SHAPES, TableRules};
 use ibverbs_sys::{
     IBV_FLOW_ATTR_FLAGS_DONT_TRAP, IBV_FLOW_ATTR_FLAGS_EGRESS, IBV_RX_HASH_INNER, IBV_RX_HASH_IPSEC_SPI,
@@ -44,13 +44,13 @@ pub struct Imitated(&'static Imitation);
 
 struct Imitation {
     name: String,
-    model: DeviceProfile,
+    model: DeviceModel,
     rules: Rules,
 }
 
 impl Imitated {
     /// Returns the personality of a name and model; equal ones are one object.
-    fn of(name: &str, model: DeviceProfile) -> Self {
+    fn of(name: &str, model: DeviceModel) -> Self {
         static KNOWN: Mutex<Vec<Imitated>> = Mutex::new(Vec::new());
         let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(same) = known.iter().find(|one| one.0.name == name && one.0.model == model) {
@@ -78,11 +78,11 @@ impl fmt::Debug for Imitated {
 }
 
 /// The attributes of queues and domains.
-fn objects(base: Base) -> &'static ObjectRules {
+fn objects(base: BaseModel) -> &'static ObjectRules {
     match base {
-        Base::Ideal => &ideal::OBJECTS,
-        Base::Mlx5 => &mlx5::OBJECTS,
-        Base::Mlx4 => &mlx4::OBJECTS,
+        BaseModel::Ideal => &ideal::OBJECTS,
+        BaseModel::Mlx5 => &mlx5::OBJECTS,
+        BaseModel::Mlx4 => &mlx4::OBJECTS,
     }
 }
 
@@ -93,7 +93,7 @@ impl Personality {
     /// The personality of a device model: limits, matching and flows are those of the model, the attributes
     /// of queues and domains those of the personality that it names.
     #[must_use]
-    pub fn of(model: DeviceProfile) -> Self {
+    pub fn of(model: DeviceModel) -> Self {
         Self::Model(Imitated::of(&model.name.clone(), model))
     }
 
@@ -108,13 +108,13 @@ impl Personality {
         }
     }
 
-    /// The device model. The software NIC holds no more than [`DeviceProfile::in_software`].
+    /// The device model. The software NIC holds no more than [`DeviceModel::in_software`].
     #[must_use]
-    pub fn model(self) -> DeviceProfile {
+    pub fn model(self) -> DeviceModel {
         match self {
-            Self::Ideal => DeviceProfile::ideal(),
-            Self::Mlx5 => DeviceProfile::mlx5(),
-            Self::Mlx4 => DeviceProfile::mlx4(),
+            Self::Ideal => DeviceModel::ideal(),
+            Self::Mlx5 => DeviceModel::mlx5(),
+            Self::Mlx4 => DeviceModel::mlx4(),
             Self::Model(imitated) => imitated.0.model.clone(),
         }
     }
@@ -149,7 +149,7 @@ pub enum UnknownPersonality {
     /// The text is neither a name nor a file.
     #[error(
         "{found:?} is no personality: expected {}, or the file of a device model, like ./nic.toml",
-        DeviceProfile::NAMES.map(|name| format!("{name:?}")).join(", ")
+        DeviceModel::NAMES.map(|name| format!("{name:?}")).join(", ")
     )]
     Name {
         /// The word.
@@ -169,12 +169,12 @@ fn whole(error: &LoadError) -> String {
 impl FromStr for Personality {
     type Err = UnknownPersonality;
 
-    /// A name, or the path of a device model, as [`DeviceProfile::named_or_file`] reads it.
+    /// A name, or the path of a device model, as [`DeviceModel::named_or_file`] reads it.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         if let Some(own) = Self::ALL.into_iter().find(|personality| personality.name() == text) {
             return Ok(own);
         }
-        match DeviceProfile::named_or_file(text) {
+        match DeviceModel::named_or_file(text) {
             Ok(model) => Ok(Self::Model(Imitated::of(text, model))),
             Err(LoadError::UnknownName { name }) => Err(UnknownPersonality::Name { found: name }),
             Err(error) => Err(UnknownPersonality::Model(error)),
@@ -193,7 +193,7 @@ pub(crate) struct Rules {
 }
 
 impl Rules {
-    fn new(model: &DeviceProfile, objects: &'static ObjectRules) -> Self {
+    fn new(model: &DeviceModel, objects: &'static ObjectRules) -> Self {
         Self {
             objects,
             max_requests: model.max_receives.unwrap_or(MAX_WR).min(MAX_WR),
@@ -394,7 +394,7 @@ impl HashRules {
     /// hashes.
     const ADDRESSES_AND_PORTS: u64 = 0xff;
 
-    fn new(model: &DeviceProfile) -> Self {
+    fn new(model: &DeviceModel) -> Self {
         let inner = u64::from(IBV_RX_HASH_INNER);
         let mut fields = Self::ADDRESSES_AND_PORTS;
         if model.allows(Feature::HashSpi) {
@@ -408,11 +408,11 @@ impl HashRules {
             fields,
             refused_fields: if model.allows(Feature::HashInner) { 0 } else { inner },
             combinations: match model {
-                DeviceProfile { emulation: Emulation { hashes_any_fields: true, .. }, .. } => {
+                DeviceModel { emulation: Emulation { hashes_any_fields: true, .. }, .. } => {
                     HashCombinations::Any
                 }
-                DeviceProfile { hash_field_pairs: true, .. } => HashCombinations::WholePairs,
-                DeviceProfile { hash_field_exclusive: false, .. } => HashCombinations::Any,
+                DeviceModel { hash_field_pairs: true, .. } => HashCombinations::WholePairs,
+                DeviceModel { hash_field_exclusive: false, .. } => HashCombinations::Any,
                 _ => HashCombinations::OneOfEach,
             },
             max_entries: if model.emulation.firmware_sets_max_table {
@@ -455,7 +455,7 @@ pub(crate) struct FlowRules {
 }
 
 impl FlowRules {
-    fn new(model: &DeviceProfile) -> Self {
+    fn new(model: &DeviceModel) -> Self {
         let emulation = &model.emulation;
         let (ignored, refused): (Vec<_>, Vec<_>) =
             model.refusals.iter().partition(|refusal| refusal.errno == device_model::Errno::Silent);

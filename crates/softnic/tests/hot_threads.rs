@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use control::{Controller, Device, DeviceSelector};
-use device_model::DeviceProfile;
+use device_model::DeviceModel;
 use policy::{NoFiles, Source};
 use program::WorkerId;
 use softnic::{Drive, Personality, PortConfig, SoftNic, SoftNicConfig};
@@ -97,7 +97,7 @@ fn child() {
     let control = worker.control();
     let handle = worker.spawn().unwrap();
     let (policy, _) = policy::parse(&Source::new("hot.toml", POLICY), &NoFiles).unwrap();
-    let program = Arc::new(compiler::compile(&policy, &DeviceProfile::ideal(), 1).unwrap());
+    let program = Arc::new(compiler::compile(&policy, &DeviceModel::ideal(), 1).unwrap());
     controller
         .install(program, &mut |band, program| {
             let publication = control.publish(band, program);

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use clap::{ArgGroup, Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
-use device_model::DeviceProfile;
+use device_model::DeviceModel;
 
 const EXIT_CODES: &str = "\
 Exit codes:
@@ -49,7 +49,7 @@ Exit codes:
 const DIFF_EXIT_CODES: &str = "\
 Exit codes, as diff(1)'s:
   0  both policies treat every packet alike, however they are written
-  1  they differ; with --profile or --workers also: a rule is decided elsewhere
+  1  they differ; with --model or --workers also: a rule is decided elsewhere
   2  a policy has errors, or the comparison would take too long
   8  with --running: the daemon cannot be reached or does not answer";
 
@@ -121,8 +121,8 @@ pub(crate) struct RunArgs {
     #[arg(long)]
     pub(crate) keep_running: bool,
     /// Measure what the engine and the workers spend their time on, by stage, and add it to the summary.
-    #[arg(long)]
-    pub(crate) profile: bool,
+    #[arg(long, alias = "profile")]
+    pub(crate) stage_times: bool,
     /// The format of the summary; with json there is no live table.
     #[arg(long, value_enum, default_value_t = Format::Text)]
     pub(crate) format: Format,
@@ -164,8 +164,8 @@ pub(crate) struct PolicyArgs {
     pub(crate) workers: Option<u32>,
     /// Compile for a device model instead of the device of the settings, which then need not exist: ideal,
     /// mlx5, mlx4, mana, bnxt_re, conservative, or a file that describes a device.
-    #[arg(long, value_name = "NAME|FILE", value_parser = parse_profile)]
-    pub(crate) profile: Option<DeviceProfile>,
+    #[arg(long, alias = "profile", value_name = "NAME|FILE", value_parser = parse_model)]
+    pub(crate) model: Option<DeviceModel>,
     /// The output format.
     #[arg(long, value_enum, default_value_t = Format::Text)]
     pub(crate) format: Format,
@@ -225,7 +225,7 @@ pub(crate) struct SizeArgs {
     #[arg(long, value_name = "CAPTURE")]
     pub(crate) traffic: PathBuf,
     /// The time that a worker takes for a packet, in nanoseconds, as measured on the machine (steerd run
-    /// --profile). Without it neither the number of workers nor losses are computed.
+    /// --model). Without it neither the number of workers nor losses are computed.
     #[arg(long, value_name = "NS", value_parser = parse_positive)]
     pub(crate) ns_per_packet: Option<f64>,
     /// The rate of all packets that the port receives, in packets per second [default: that of the capture].
@@ -290,8 +290,8 @@ pub(crate) struct DiffArgs {
     pub(crate) variables: VariableArgs,
     /// Also list rules that move between device and workers on a device model: ideal, mlx5, mlx4, mana,
     /// bnxt_re, conservative, or a file that describes a device [default with --workers: ideal].
-    #[arg(long, value_name = "NAME|FILE", value_parser = parse_profile)]
-    pub(crate) profile: Option<DeviceProfile>,
+    #[arg(long, alias = "profile", value_name = "NAME|FILE", value_parser = parse_model)]
+    pub(crate) model: Option<DeviceModel>,
     /// The number of workers that "all" means; also show rules that are decided elsewhere [default: as many
     /// as the policies name].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
@@ -493,7 +493,7 @@ pub(crate) struct DevicesArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
     /// Try every field and value of the verbs on this device, with objects that affect no other program, show
-    /// the results, and write a device model, which `--profile` reads.
+    /// the results, and write a device model, which `--model` reads.
     #[arg(long, value_name = "NAME")]
     pub(crate) probe: Option<String>,
     /// The file for the model, which must not exist; "-" prints the model in place of the results. [default:
@@ -512,9 +512,9 @@ pub(crate) enum Format {
 }
 
 /// A device model by name or from a file; errors with their causes, of which clap prints only the first.
-fn parse_profile(text: &str) -> Result<DeviceProfile, String> {
+fn parse_model(text: &str) -> Result<DeviceModel, String> {
     use std::error::Error as _;
-    DeviceProfile::named_or_file(text).map_err(|error| match error.source() {
+    DeviceModel::named_or_file(text).map_err(|error| match error.source() {
         Some(source) => format!("{error}: {source}"),
         None => error.to_string(),
     })

@@ -102,7 +102,7 @@ fn start(
     signals: &Signals,
     log: &Log,
 ) -> Result<Option<(Arc<Runtime>, WorkerThreads)>, Error> {
-    let builder = Builder::new(&loaded.settings, args.profile, log, &|| signals.stop().is_some());
+    let builder = Builder::new(&loaded.settings, args.stage_times, log, &|| signals.stop().is_some());
     if stopped(signals) {
         return Ok(None);
     }

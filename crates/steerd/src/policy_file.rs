@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use compiler::{Job, RuleCounter, Weights};
-use device_model::DeviceProfile;
+use device_model::DeviceModel;
 use policy::policy::Workers;
 use policy::{
     Diagnostic, Diagnostics, Folder, LoadOptions, NoFiles, Place, Policy, SetLoader, Severity, Source,
@@ -92,7 +92,7 @@ impl Read {
     pub(crate) fn compile(
         self,
         weights: Option<&Weights>,
-        profile: &DeviceProfile,
+        profile: &DeviceModel,
         workers: Option<usize>,
         previous: Option<&Program>,
     ) -> Result<Compiled, Diagnostics> {
@@ -147,7 +147,7 @@ pub(crate) struct Running<'r> {
 /// `workers`: their number; `None`: as many as the policy names.
 pub(crate) fn compile(
     source: &PolicySource,
-    profile: &DeviceProfile,
+    profile: &DeviceModel,
     workers: Option<usize>,
     running: Option<&Running<'_>>,
 ) -> Result<Compiled, Diagnostics> {

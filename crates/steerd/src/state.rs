@@ -31,7 +31,7 @@ pub(crate) struct State {
     pub(crate) sinks: Vec<SinkState>,
     pub(crate) ports: Vec<PortState>,
     pub(crate) accounting: Accounting,
-    /// The engine and the workers; `None` without `--profile`.
+    /// The engine and the workers; `None` without `--stage-times`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) profile: Option<Vec<ThreadProfile>>,
 }

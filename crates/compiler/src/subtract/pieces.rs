@@ -4,7 +4,7 @@
 use std::cmp::Reverse;
 use std::collections::HashSet;
 
-use device_model::DeviceProfile;
+use device_model::DeviceModel;
 use packet::{FIELDS, Field, Header, Row};
 use program::{Feature, Inseparable, UndecidedReason};
 
@@ -119,7 +119,7 @@ pub(super) fn port_halves(cube: &Cube, fields: &[Slot]) -> Vec<Cube> {
 /// The packets that a device cannot distinguish from the hole's if it does not check for a header when any
 /// port matches: those with the header that the hole's packets lack. `None`: it checks, or the hole's packets
 /// lack none.
-pub(super) fn indistinguishable(hole: &Cube, profile: &DeviceProfile) -> Option<Vec<Cube>> {
+pub(super) fn indistinguishable(hole: &Cube, profile: &DeviceModel) -> Option<Vec<Cube>> {
     if profile.allows(Feature::AnyPorts) || !hole.has_unmatchable_absence() {
         return None;
     }
@@ -134,7 +134,7 @@ pub(super) fn has_any_ports(cube: &Cube) -> bool {
 }
 
 /// Whether a flow can match a piece of a cube exactly, and keeps its order.
-pub(super) fn can_be_matched(piece: &Cube, cube: &Cube, profile: &DeviceProfile) -> Result<(), Inseparable> {
+pub(super) fn can_be_matched(piece: &Cube, cube: &Cube, profile: &DeviceModel) -> Result<(), Inseparable> {
     if comes_last(piece, profile) && !comes_last(cube, profile) {
         return Err(Inseparable::Multicast);
     }

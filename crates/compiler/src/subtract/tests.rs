@@ -76,7 +76,7 @@ fn match_text() -> impl Strategy<Value = String> {
 }
 
 /// The cubes that cover a match, if a policy may have it and the device decides it alone.
-fn cubes(text: &str, profile: &DeviceProfile) -> Option<Vec<Cube>> {
+fn cubes(text: &str, profile: &DeviceModel) -> Option<Vec<Cube>> {
     let text = format!("version = 1\n[[rules]]\nname = 'r'\nmatch = {{ {text} }}\naction = 'drop'\n");
     let (policy, _) = policy::parse(&Source::new("random.toml", text), &NoFiles).ok()?;
     let expansion = expand(&policy.rules[0].matches, Direction::Ingress, profile).ok()?;
@@ -154,7 +154,7 @@ fn frame() -> impl Strategy<Value = Vec<u8>> {
 }
 
 /// Whether a packet meets all specs of a cube's flow.
-fn takes(cube: &Cube, key: &DeepKey, profile: &DeviceProfile) -> bool {
+fn takes(cube: &Cube, key: &DeepKey, profile: &DeviceModel) -> bool {
     let chain = chain(cube, Reading::of(profile));
     chain.specs.iter().enumerate().all(|(at, spec)| spec.matches_deep(key, at >= chain.inner_from))
 }
@@ -169,7 +169,7 @@ struct Met {
     in_piece: usize,
 }
 
-fn trial(profile: &DeviceProfile) -> Met {
+fn trial(profile: &DeviceModel) -> Met {
     let mut runner = TestRunner::deterministic();
     let mut met = Met::default();
     let mut value = |strategy: &BoxedStrategy<(String, String, Vec<Vec<u8>>)>| {
@@ -211,7 +211,7 @@ fn trial(profile: &DeviceProfile) -> Met {
 
 #[test]
 fn pieces_match_each_packet_outside_the_hole_once() {
-    for profile in [DeviceProfile::ideal(), DeviceProfile::mlx5(), DeviceProfile::mlx4()] {
+    for profile in [DeviceModel::ideal(), DeviceModel::mlx5(), DeviceModel::mlx4()] {
         let met = trial(&profile);
         println!("{}: {met:?}", profile.name);
         assert!(met.cut > 100 && met.refused > 50 && met.pieces > 500, "{}: {met:?}", profile.name);
@@ -220,7 +220,7 @@ fn pieces_match_each_packet_outside_the_hole_once() {
 }
 
 /// The matches of each rule's flows once the exceptions are subtracted.
-fn subtracted(rules: &str, profile: &DeviceProfile) -> Vec<Vec<Cube>> {
+fn subtracted(rules: &str, profile: &DeviceModel) -> Vec<Vec<Cube>> {
     let text = format!("version = 1\n[groups.main]\nworkers = 'all'\nhash = 'none'\n{rules}");
     let (policy, _) = policy::parse(&Source::new("subtracted.toml", text), &NoFiles).expect("a policy");
     let job = Job::new(&policy, profile, 1);
@@ -233,7 +233,7 @@ fn subtracted(rules: &str, profile: &DeviceProfile) -> Vec<Vec<Cube>> {
 #[test]
 fn ports_are_subtracted_although_packets_without_ports_are_too_many_pieces() {
     // The device has room for few copies, so the packets without ports stay in the flow that copies.
-    let device = DeviceProfile { max_copies: Some(4), ..DeviceProfile::ideal() };
+    let device = DeviceModel { max_copies: Some(4), ..DeviceModel::ideal() };
     let rules = "[[rules]]\nname = 'ssh'\nmatch = { dst = ['192.0.2.1', '198.51.100.1'], protocol = 'tcp', dst_port = 22 }
         action = 'kernel'
         [[rules]]\nname = 'copied'\nmatch = { dst = '192.0.2.1' }\naction = { copy = 'main' }

@@ -8,7 +8,7 @@ use std::io::Write as _;
 use std::path::Path;
 use std::time::Instant;
 
-use device_model::DeviceProfile;
+use device_model::DeviceModel;
 use packet::build::FrameBuilder;
 use packet::cube::{Cube, DST_IPV4, DST_PORT, HAS_IPV4, HAS_TCP, HAS_UDP, PROTOCOL, SRC_IPV4, SRC_PORT};
 use packet::{DeepKey, FlowKey};
@@ -162,7 +162,7 @@ fn hardware_share(set: &Set, expected: &[usize], program: &Program) -> f64 {
     in_hardware as f64 / set.packets.len() as f64
 }
 
-fn compile(policy: &Policy, profile: &DeviceProfile) -> Program {
+fn compile(policy: &Policy, profile: &DeviceModel) -> Program {
     let program = compiler::compile(policy, profile, 4);
     program.unwrap_or_else(|problems| panic!("{}: {problems}", profile.name))
 }
@@ -179,17 +179,17 @@ fn assert_no_two_flows_are_equal(program: &Program) {
 }
 
 /// An mlx5 of which a program may use so many priorities.
-fn mlx5_with(priorities: u32) -> DeviceProfile {
-    DeviceProfile { priorities: 2 * priorities, ..DeviceProfile::mlx5() }
+fn mlx5_with(priorities: u32) -> DeviceModel {
+    DeviceModel { priorities: 2 * priorities, ..DeviceModel::mlx5() }
 }
 
-fn models() -> [DeviceProfile; 3] {
-    [DeviceProfile::ideal(), DeviceProfile::mlx5(), DeviceProfile::mlx4()]
+fn models() -> [DeviceModel; 3] {
+    [DeviceModel::ideal(), DeviceModel::mlx5(), DeviceModel::mlx4()]
 }
 
 /// The processor time that this thread takes for a compilation, in milliseconds: the least of some, as other
 /// processes share caches and cores.
-fn compile_ms(policy: &Policy, profile: &DeviceProfile) -> f64 {
+fn compile_ms(policy: &Policy, profile: &DeviceModel) -> f64 {
     let now = || {
         let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
         time.tv_sec as f64 * 1e3 + time.tv_nsec as f64 / 1e6
@@ -203,7 +203,7 @@ fn compile_ms(policy: &Policy, profile: &DeviceProfile) -> f64 {
 }
 
 /// The result of a set on a model, as a row of the table in docs/explanation/few-priorities.md.
-fn row(name: &str, set: &Set, expected: &[usize], profile: &DeviceProfile) -> String {
+fn row(name: &str, set: &Set, expected: &[usize], profile: &DeviceModel) -> String {
     let took_ms = compile_ms(&set.policy, profile);
     let mut program = None;
     let memory = allocation_counter::measure(|| program = Some(compile(&set.policy, profile)));
@@ -285,12 +285,12 @@ fn no_fewer_rules_and_packets_are_decided_in_hardware_than_with_short_chains() {
             let least_rules = short as f64 / chains.len() as f64;
             let of_short = expected.iter().filter(|rule| is_short(**rule)).count();
             let least_packets = of_short as f64 / expected.len() as f64;
-            let share = |profile: DeviceProfile| {
+            let share = |profile: DeviceModel| {
                 let program = compile(&set.policy, &profile);
                 (rules_in_hardware(&program), hardware_share(&set, &expected, &program))
             };
             let mlx5 = mlx5_with(priorities);
-            let (rules, packets) = share(DeviceProfile { priority_table: None, ..mlx5.clone() });
+            let (rules, packets) = share(DeviceModel { priority_table: None, ..mlx5.clone() });
             assert!(rules >= least_rules, "{name} with {priorities} priorities: {rules} < {least_rules}");
             assert!(
                 packets >= least_packets,
@@ -312,7 +312,7 @@ fn many_masks_of_one_rank_leave_the_priorities_to_the_others() {
     let Some(folder) = test_support::corpora("rules") else { return };
     let text = std::fs::read_to_string(folder.join("fw1_1k")).expect("the set can be read");
     let set = Set::of(&for_networks(&text, 12), 1).with_few_packets(1000);
-    let (expected, chains, mlx5) = (set.expected(), set.chains(), DeviceProfile::mlx5());
+    let (expected, chains, mlx5) = (set.expected(), set.chains(), DeviceModel::mlx5());
     let is_short = |rule: usize| chains.get(rule).is_none_or(|chain| *chain < mlx5.priorities_per_program());
     let of_short = expected.iter().filter(|rule| is_short(**rule)).count();
     let least = of_short as f64 / expected.len() as f64;
@@ -329,7 +329,7 @@ fn every_set_compiles_in_time() {
     for name in SETS_1K.into_iter().chain(SETS_10K) {
         let set = Set::read(&folder.join(name), 0);
         let most_ms = SCALE * (50.0 + set.policy.rules.len() as f64 / 10.0);
-        let took_ms = compile_ms(&set.policy, &DeviceProfile::mlx5());
+        let took_ms = compile_ms(&set.policy, &DeviceModel::mlx5());
         println!("{name}: {took_ms:.0} ms of {most_ms:.0}");
         assert!(took_ms <= most_ms, "{name}: {took_ms} ms, not {most_ms}");
     }
@@ -433,7 +433,7 @@ fn costs_of_decisions() {
     let Some(folder) = test_support::corpora("rules") else { return };
     let set = Set::read(&folder.join("acl1_10k"), 1);
     // The workers of an mlx4 compare each packet with the whole policy.
-    let program = compile(&set.policy, &DeviceProfile::mlx4());
+    let program = compile(&set.policy, &DeviceModel::mlx4());
     let class = program.classes.iter().flatten().find(|class| !class.is_exact()).expect("a hybrid class");
     let index = ClassIndex::of(class).expect("a class of many rules");
     let keys: Vec<FlowKey> = set.packets.iter().map(|key| key.outer).collect();

@@ -7,7 +7,7 @@ use std::io::Write as _;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use device_model::DeviceProfile;
+use device_model::DeviceModel;
 use policy::{NoFiles, Source};
 use program::Program;
 
@@ -44,10 +44,7 @@ fn policy_text(set: &Path) -> String {
     text
 }
 
-fn compile(
-    text: &str,
-    profile: &DeviceProfile,
-) -> (Duration, Duration, Result<Program, policy::Diagnostics>) {
+fn compile(text: &str, profile: &DeviceModel) -> (Duration, Duration, Result<Program, policy::Diagnostics>) {
     let started = Instant::now();
     let (policy, _) = policy::parse(&Source::new("set.toml", text), &NoFiles).expect("it parses");
     let parsed = started.elapsed();
@@ -62,7 +59,7 @@ fn compiling_is_fast() {
     let Some(folder) = test_support::corpora("rules") else { return };
     for set in SETS {
         let text = policy_text(&folder.join(set));
-        let (parsed, compiled, program) = compile(&text, &DeviceProfile::ideal());
+        let (parsed, compiled, program) = compile(&text, &DeviceModel::ideal());
         let program = program.unwrap_or_else(|problems| panic!("{set}: {problems}"));
         let shapes: HashSet<_> = program.flows.iter().map(program::Flow::shape).collect();
         let (flows, priorities) = (program.flows.len(), program.priorities_used);

@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use device_model::DeviceProfile;
+use device_model::DeviceModel;
 use packet::DeepKey;
 use policy::Source;
 use program::RuleId;
@@ -95,7 +95,7 @@ fn captures_are_counted_as_tshark_counts_them() {
             "version = 1\n[groups.g]\nworkers = [0]\n[[rules]]\nname = 'rule'\nmatch = {{ {matches} }}\naction = {{ steer = 'g' }}\n"
         );
         let (policy, _) = policy::parse(&Source::new(name, text), &policy::NoFiles).unwrap();
-        let program = compiler::compile(&policy, &DeviceProfile::ideal(), 1).unwrap();
+        let program = compiler::compile(&policy, &DeviceModel::ideal(), 1).unwrap();
         for (file, bytes) in &captures {
             let claims = |frame: &&&[u8]| program.explain_deep(&DeepKey::of(frame)).outcome.rule == RuleId(0);
             let counted = frames(bytes).iter().filter(claims).count();

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use compiler::{Decided, Report};
-use device_model::DeviceProfile;
+use device_model::DeviceModel;
 use packet::{DeepKey, FlowKey};
 use policy::{NoFiles, Policy, Source};
 use program::{Outcome, Program, RuleId, Verdict};
@@ -36,12 +36,12 @@ fn policy(default: &str, rules: &[(&str, &str, &str)]) -> Policy {
     parse(&text)
 }
 
-fn report(policy: &Policy, profile: &DeviceProfile) -> Report {
+fn report(policy: &Policy, profile: &DeviceModel) -> Report {
     compiler::report(policy, profile, WORKERS, None)
 }
 
 /// The program and what is told of its rules.
-fn shown(policy: &Policy, profile: &DeviceProfile) -> String {
+fn shown(policy: &Policy, profile: &DeviceModel) -> String {
     let report = report(policy, profile);
     let program = report.program.unwrap_or_else(|| panic!("{:?}", report.problems));
     let mut shown = format!("{program}report\n");
@@ -58,15 +58,15 @@ fn shown(policy: &Policy, profile: &DeviceProfile) -> String {
 }
 
 /// Where the first rule is decided, with the reason and the remedy.
-fn first(policy: &Policy, profile: &DeviceProfile) -> (Decided, String, String) {
+fn first(policy: &Policy, profile: &DeviceModel) -> (Decided, String, String) {
     let report = report(policy, profile);
     assert!(report.program.is_some(), "{:?}", report.problems);
     let rule = &report.rules[0];
     (rule.decided, rule.reason.clone().unwrap_or_default(), rule.remedy.clone().unwrap_or_default())
 }
 
-fn everywhere() -> [DeviceProfile; 2] {
-    [DeviceProfile::ideal(), DeviceProfile::mlx5()]
+fn everywhere() -> [DeviceModel; 2] {
+    [DeviceModel::ideal(), DeviceModel::mlx5()]
 }
 
 const SSH: (&str, &str, &str) = ("ssh", "dst = '192.0.2.1', protocol = 'tcp', dst_port = 22", "kernel");
@@ -75,13 +75,13 @@ const SSH: (&str, &str, &str) = ("ssh", "dst = '192.0.2.1', protocol = 'tcp', ds
 fn an_address_is_left_out_of_a_prefix() {
     let own = ("own", "dst = '192.0.2.1'", "kernel");
     let prefix = ("prefix", "dst = '192.0.2.0/29'", "steer main");
-    insta::assert_snapshot!(shown(&policy("kernel", &[own, prefix]), &DeviceProfile::ideal()));
+    insta::assert_snapshot!(shown(&policy("kernel", &[own, prefix]), &DeviceModel::ideal()));
 }
 
 #[test]
 fn a_frame_type_is_left_out_of_the_default() {
     let arp = ("arp", "ethertype = 'arp'", "kernel");
-    insta::assert_snapshot!(shown(&policy("main", &[arp]), &DeviceProfile::mlx5()));
+    insta::assert_snapshot!(shown(&policy("main", &[arp]), &DeviceModel::mlx5()));
 }
 
 #[test]
@@ -89,8 +89,8 @@ fn exceptions_that_flows_cannot_exclude_are_received_by_a_worker() {
     let ssh = ("ssh", "protocol = 'tcp', dst_port = 22", "kernel");
     let prefix = ("prefix", "dst = '192.0.2.0/24'", "steer main");
     let web = ("web", "dst = '198.51.100.1', protocol = 'tcp', dst_port = '16-23'", "steer main");
-    insta::assert_snapshot!(shown(&policy("kernel", &[ssh, prefix, web]), &DeviceProfile::ideal()));
-    insta::assert_snapshot!(shown(&policy("kernel", &[SSH, prefix]), &DeviceProfile::mlx4()));
+    insta::assert_snapshot!(shown(&policy("kernel", &[ssh, prefix, web]), &DeviceModel::ideal()));
+    insta::assert_snapshot!(shown(&policy("kernel", &[SSH, prefix]), &DeviceModel::mlx4()));
 }
 
 /// The remedies of the report lead to hardware when they are followed.
@@ -137,13 +137,13 @@ fn remedies_lead_to_hardware() {
 fn a_worker_decides_what_the_device_does_not_match_exactly() {
     let syn = ("syn", "dst = '192.0.2.1', tcp_flags = 'syn'", "kernel");
     let web = ("web", "dst_port = '80-95', protocol = 'tcp'", "steer main");
-    let (decided, reason, remedy) = first(&policy("kernel", &[syn, web]), &DeviceProfile::ideal());
+    let (decided, reason, remedy) = first(&policy("kernel", &[syn, web]), &DeviceModel::ideal());
     assert_eq!(decided, Decided::Hybrid);
     assert!(reason.starts_with("tcp_flags, kernel (`web` also matches"), "{reason}");
     assert!(remedy.contains("leave `tcp_flags` out"), "{remedy}");
     // Nobody takes these packets, so nobody needs to see them.
     let other = ("web", "dst = '192.0.2.9', dst_port = '80-95', protocol = 'tcp'", "steer main");
-    let report = report(&policy("kernel", &[syn, other]), &DeviceProfile::ideal());
+    let report = report(&policy("kernel", &[syn, other]), &DeviceModel::ideal());
     assert_eq!((report.rules[0].decided, report.rules[0].flows), (Decided::Hardware, 0));
 }
 
@@ -151,11 +151,11 @@ fn a_worker_decides_what_the_device_does_not_match_exactly() {
 /// place.
 #[test]
 fn multicast_stays_with_the_host_if_unicast_can_be_matched() {
-    let mlx5 = DeviceProfile::mlx5();
+    let mlx5 = DeviceModel::mlx5();
     let multicast = policy("main", &[("multicast", "dst_mac = 'multicast'", "kernel")]);
     assert_eq!(first(&multicast, &mlx5).0, Decided::Hardware);
     let own = policy("main", &[("own", "dst_mac = '02:00:00:00:00:01'", "kernel")]);
-    assert_eq!(first(&own, &DeviceProfile::ideal()).0, Decided::Hardware);
+    assert_eq!(first(&own, &DeviceModel::ideal()).0, Decided::Hardware);
     let (decided, reason, _) = first(&own, &mlx5);
     assert_eq!(decided, Decided::Hybrid);
     assert!(reason.contains("multicast only"), "{reason}");
@@ -163,7 +163,7 @@ fn multicast_stays_with_the_host_if_unicast_can_be_matched() {
 
 #[test]
 fn a_device_without_tags_excludes_what_it_can_match() {
-    let mlx4 = DeviceProfile::mlx4();
+    let mlx4 = DeviceModel::mlx4();
     let own = ("own", "family = 'ipv4', dst = '192.0.2.1'", "kernel");
     let prefix = ("prefix", "dst = '192.0.2.0/24'", "steer main");
     let report = report(&policy("kernel", &[own, prefix]), &mlx4);
@@ -183,7 +183,7 @@ fn exceptions_with_too_many_pieces_stay_hybrid_and_show_the_count() {
         (0..400u32).map(|index| format!("'10.{}.{}.1'", index % 200, index / 2)).collect();
     let many = format!("dst = [{}]", addresses.join(", "));
     let all = ("all", "dst = '0.0.0.0/0'", "steer main");
-    let report = report(&policy("kernel", &[("many", &many, "kernel"), all]), &DeviceProfile::ideal());
+    let report = report(&policy("kernel", &[("many", &many, "kernel"), all]), &DeviceModel::ideal());
     let rule = &report.rules[0];
     assert_eq!((rule.decided, rule.note.as_ref()), (Decided::Hybrid, None));
     let (reason, remedy) = (rule.reason.as_deref().unwrap(), rule.remedy.as_deref().unwrap());
@@ -199,11 +199,11 @@ fn flows_that_do_not_fit_are_not_split() {
     let own = ("own", "dst = '192.0.2.1'", "kernel");
     let prefix = ("prefix", "dst = '192.0.0.0/16'", "steer main");
     let cut = policy("kernel", &[own, prefix]);
-    let small = DeviceProfile { max_flows: Some(8), ..DeviceProfile::ideal() };
+    let small = DeviceModel { max_flows: Some(8), ..DeviceModel::ideal() };
     let (decided, reason, _) = first(&cut, &small);
     assert_eq!(decided, Decided::Hybrid);
     assert!(reason.contains("more flows than fit the device"), "{reason}");
-    assert_eq!(first(&cut, &DeviceProfile::ideal()).0, Decided::Hardware);
+    assert_eq!(first(&cut, &DeviceModel::ideal()).0, Decided::Hardware);
 }
 
 #[test]
@@ -213,7 +213,7 @@ fn copies_are_split_up_to_the_limit_of_copies() {
             "{GROUP}[[rules]]\nname = 'own'\nmatch = {{ dst = '{own}' }}\naction = 'kernel'\n\
              [[rules]]\nname = 'tap'\nmatch = {{ dst = '192.0.2.0/24' }}\naction = {{ copy = 'main' }}\n"
         );
-        report(&parse(&text), &DeviceProfile { max_copies: Some(12), ..DeviceProfile::ideal() })
+        report(&parse(&text), &DeviceModel { max_copies: Some(12), ..DeviceModel::ideal() })
     };
     let few = copied("192.0.2.0/28");
     assert_eq!((few.rules[0].decided, few.rules[1].flows), (Decided::Hardware, 4));
@@ -231,7 +231,7 @@ fn packets_without_ports_are_excluded_from_rules_on_any_ports() {
         packet::build::FrameBuilder::new().ip("2001:db8::1".parse().unwrap(), "2001:db8::2".parse().unwrap());
     let cut = |bytes: usize| FlowKey::of(&frame.clone().udp(80, 80).build()[..bytes]);
     for profile in everywhere() {
-        let small = DeviceProfile { max_flows: Some(8), ..profile.clone() };
+        let small = DeviceModel { max_flows: Some(8), ..profile.clone() };
         for profile in [&profile, &small] {
             let program = compiler::compile(&policy("kernel", &[web, any]), profile, WORKERS).unwrap();
             for bytes in [56, 62] {
@@ -249,7 +249,7 @@ fn an_inexact_exception_keeps_to_the_flows_of_later_rules() {
         "kernel",
         &[("a", "dst_port = 53", "kernel"), ("b", "dst_mac = '02:00:00:00:00:01'", "steer main")],
     );
-    for profile in [DeviceProfile::mlx4(), DeviceProfile::conservative()] {
+    for profile in [DeviceModel::mlx4(), DeviceModel::conservative()] {
         let program = compiler::compile(&policy, &profile, WORKERS).expect("it fits");
         let is_narrow = |flow: &program::Flow| flow.to_string().contains("dst=02:00:00:00:00:01");
         assert!(!program.flows.is_empty() && program.flows.iter().all(is_narrow), "{program}");
@@ -263,7 +263,7 @@ fn exceptions_to_exceptions_keep_their_names() {
     let ssh = ("second", "dst = '192.0.2.0/24', protocol = 'tcp', dst_port = '64-95'", "kernel");
     let all = ("all", "dst = '0.0.0.0/0'", "steer main");
     let program =
-        compiler::compile(&policy("kernel", &[first, ssh, all]), &DeviceProfile::ideal(), WORKERS).unwrap();
+        compiler::compile(&policy("kernel", &[first, ssh, all]), &DeviceModel::ideal(), WORKERS).unwrap();
     let key = |src: [u8; 4], port| {
         let frame =
             packet::build::FrameBuilder::new().ipv4(src.into(), [192, 0, 2, 1].into()).tcp(9, port, 2);
@@ -280,11 +280,11 @@ fn exceptions_to_exceptions_keep_their_names() {
 fn a_policy_without_a_group_may_leave_packets_to_the_host() {
     let text = "default = 'drop'\n[[rules]]\nname = 'arp'\nmatch = { ethertype = 'arp' }\naction = 'kernel'\n\
         [[rules]]\nname = 'own'\nmatch = { dst = '192.0.2.1' }\naction = 'kernel'\n";
-    let report = report(&parse(text), &DeviceProfile::mlx5());
+    let report = report(&parse(text), &DeviceModel::mlx5());
     // The default drops packets without an IP header, too.
     assert_eq!(report.rules[1].decided, Decided::Impossible);
     let text = text.split("[[rules]]\nname = 'own'").next().unwrap();
-    assert_eq!(first(&parse(text), &DeviceProfile::mlx5()).0, Decided::Hardware);
+    assert_eq!(first(&parse(text), &DeviceModel::mlx5()).0, Decided::Hardware);
 }
 
 /// Addresses of both families differ in how much of them is asked for: none is cut across another.
@@ -327,7 +327,7 @@ fn many_exceptions_among_many_rules_are_compiled_in_time() {
     {
         let policy = rules(exception, &prefix);
         let started = test_support::CpuTime::now();
-        let program = compiler::compile(&policy, &DeviceProfile::ideal(), WORKERS).expect("it fits");
+        let program = compiler::compile(&policy, &DeviceModel::ideal(), WORKERS).expect("it fits");
         let took = started.elapsed();
         let left_out = program.exceptions.iter().filter(|exception| exception.pieces > 0).count();
         println!("{what}: {took:?}, {} flows, {left_out} left out", program.flows.len());
@@ -370,7 +370,7 @@ fn lines() -> impl Strategy<Value = Vec<Line>> {
     })
 }
 
-fn trial(profile: &DeviceProfile) -> Met {
+fn trial(profile: &DeviceModel) -> Met {
     let mut runner = TestRunner::deterministic();
     let default = prop::sample::select(vec!["kernel", "kernel", "main", "drop"]);
     let all = (lines(), default, prop::collection::vec(packet_key(), 64));
@@ -429,7 +429,7 @@ fn judge(program: &Program, lines: &[Line], key: &DeepKey, met: &mut Met) {
 
 #[test]
 fn the_program_decides_as_the_policy() {
-    for profile in [DeviceProfile::ideal(), DeviceProfile::mlx5(), DeviceProfile::mlx4()] {
+    for profile in [DeviceModel::ideal(), DeviceModel::mlx5(), DeviceModel::mlx4()] {
         let met = trial(&profile);
         println!("{}: {met:?}", profile.name);
         assert!(met.programs > 100 && met.left_out > 5 && met.kept > 20, "{}: {met:?}", profile.name);
@@ -453,10 +453,10 @@ fn refusals_apply_to_the_packet_inside() {
             "name = 'x'\npriorities = 64\nmax_specs = 12\nmax_table = 64\ntag_bits = 24\n\
              refusals = [{{ feature = '{feature}', errno = 'EINVAL', source = 'x' }}]\n"
         );
-        let model = DeviceProfile::parse("x.toml".as_ref(), &model).expect("a model");
+        let model = DeviceModel::parse("x.toml".as_ref(), &model).expect("a model");
         let policy = policy("drop", &[("a", &format!("vxlan_vni = 5, inner = {{ {inner} }}"), "steer main")]);
         assert_eq!(first(&policy, &model).0, Decided::Hybrid, "{feature}");
-        assert_eq!(first(&policy, &DeviceProfile::ideal()).0, Decided::Hardware, "{feature}");
+        assert_eq!(first(&policy, &DeviceModel::ideal()).0, Decided::Hardware, "{feature}");
     }
 }
 
@@ -467,7 +467,7 @@ fn a_copy_behind_an_exception_that_a_worker_decides_says_why() {
         "{GROUP}[[rules]]\nname = 'own'\nmatch = {{ dst_port = 873 }}\naction = 'kernel'\n\
          [[rules]]\nname = 'tap'\nmatch = {{ any = true }}\naction = {{ copy = 'main' }}\n"
     );
-    let problems = compiler::compile(&parse(&text), &DeviceProfile::mlx5(), WORKERS).unwrap_err().to_string();
+    let problems = compiler::compile(&parse(&text), &DeviceModel::mlx5(), WORKERS).unwrap_err().to_string();
     let (reason, remedy) = (
         "packets that `tap` copies go to the worker by `own` first: kernel: a later rule also matches packets without an IP \
          header, and no flow can match only those",

@@ -1,6 +1,6 @@
 //! `Program::explain_sent` on compiled programs.
 
-use device_model::DeviceProfile;
+use device_model::DeviceModel;
 use packet::DeepKey;
 use packet::build::FrameBuilder;
 use policy::{NoFiles, Source};
@@ -15,7 +15,7 @@ fn sent_and_received_packets_are_explained_separately() {
         [[rules]]\nname = 'ear'\nmatch = { any = true }\naction = { sniff = 'g' }\n";
     let source = Source::new("p.toml", text);
     let (policy, _) = policy::parse(&source, &NoFiles).expect("it parses");
-    let program = compiler::compile(&policy, &DeviceProfile::ideal(), 1).expect("it compiles");
+    let program = compiler::compile(&policy, &DeviceModel::ideal(), 1).expect("it compiles");
     let explained = |last: u8| {
         let frame = FrameBuilder::new().ipv4([10, 0, 0, 1].into(), [192, 0, 2, last].into()).udp(1, 80);
         let sent = program.explain_sent(&DeepKey::of(&frame.build()));

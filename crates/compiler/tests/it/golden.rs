@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use device_model::DeviceProfile;
+use device_model::DeviceModel;
 use policy::Source;
 use program::Placement;
 
@@ -20,11 +20,11 @@ fn files() -> BTreeMap<String, String> {
 fn program(text: &str) -> String {
     let (policy, warnings) = policy::parse(&Source::new("policy.toml", text), &files())
         .unwrap_or_else(|problems| panic!("{problems}"));
-    let program = compiler::compile(&policy, &DeviceProfile::ideal(), 4)
-        .unwrap_or_else(|problems| panic!("{problems}"));
+    let program =
+        compiler::compile(&policy, &DeviceModel::ideal(), 4).unwrap_or_else(|problems| panic!("{problems}"));
     let warnings: Vec<String> = warnings
         .iter()
-        .chain(&compiler::Job::new(&policy, &DeviceProfile::ideal(), 4).check(&program).warnings)
+        .chain(&compiler::Job::new(&policy, &DeviceModel::ideal(), 4).check(&program).warnings)
         .map(ToString::to_string)
         .collect();
     format!("{program}warnings\n  {}\n", warnings.join("\n  "))
@@ -42,15 +42,15 @@ fn problems(text: &str) -> String {
 }
 
 /// A device that has little of everything; a program may use half of the flows and queue pairs.
-fn tight() -> DeviceProfile {
-    DeviceProfile {
+fn tight() -> DeviceModel {
+    DeviceModel {
         name: "tight".to_owned(),
         priorities: 8,
         max_flows: Some(80),
         max_specs: 5,
         max_table: 64,
         max_queues: Some(16),
-        ..DeviceProfile::ideal()
+        ..DeviceModel::ideal()
     }
 }
 
@@ -157,8 +157,8 @@ fn diagnostics_serialize_for_machines() {
 
 fn warnings(text: &str) -> Vec<String> {
     let (policy, _) = policy::parse(&Source::new("policy.toml", text), &files()).expect("a good policy");
-    let program = compiler::compile(&policy, &DeviceProfile::ideal(), 4).expect("a policy that fits");
-    compiler::Job::new(&policy, &DeviceProfile::ideal(), 4)
+    let program = compiler::compile(&policy, &DeviceModel::ideal(), 4).expect("a policy that fits");
+    compiler::Job::new(&policy, &DeviceModel::ideal(), 4)
         .check(&program)
         .warnings
         .iter()
@@ -236,7 +236,7 @@ fn queues_without_flows_are_not_created() {
     let groups = "version = 1\n[groups.g]\nworkers = [0]\n[groups.h]\nworkers = [1]\n";
     let text = [groups.to_owned(), rule("a", "g"), rule("b", "h")].concat();
     let (policy, _) = policy::parse(&Source::new("policy.toml", text), &files()).unwrap();
-    let profile = DeviceProfile { max_queues: Some(14), ..DeviceProfile::ideal() };
+    let profile = DeviceModel { max_queues: Some(14), ..DeviceModel::ideal() };
     assert_eq!(compiler::compile(&policy, &profile, 2).unwrap().queues.len(), 7);
 }
 
@@ -244,7 +244,7 @@ fn queues_without_flows_are_not_created() {
 fn hash_variants_share_priorities_where_there_are_too_few() {
     let text = "version = 1\n[groups.g]\nworkers = [0]\n[[rules]]\nname = \"a\"\nmatch = { any = true }\naction = { steer = \"g\" }\n";
     let (policy, _) = policy::parse(&Source::new("policy.toml", text), &files()).unwrap();
-    let profile = DeviceProfile { priorities: 4, ..DeviceProfile::ideal() };
+    let profile = DeviceModel { priorities: 4, ..DeviceModel::ideal() };
     let program = compiler::compile(&policy, &profile, 2).unwrap();
     assert_eq!((program.priorities_used, program.flows.len(), program.classes.len()), (2, 7, 1));
 }
@@ -278,7 +278,7 @@ fn every_worker_has_a_table_entry() {
     let problems = |weights: &str| {
         let text = format!("version = 1\ndefault = \"g\"\n[groups.g]\nweights = {weights}\n");
         let (policy, _) = policy::parse(&Source::new("policy.toml", text), &files()).unwrap();
-        compiler::compile(&policy, &DeviceProfile::ideal(), 2).map_err(|problems| problems.to_string())
+        compiler::compile(&policy, &DeviceModel::ideal(), 2).map_err(|problems| problems.to_string())
     };
     let refused = problems("{ 0 = 1000, 1 = 1 }").unwrap_err();
     assert!(refused.contains("worker 1 of weight 1 gets no entry in a table of 128"), "{refused}");
@@ -298,8 +298,8 @@ fn the_steps_of_a_class_are_counted_and_limited() {
         policy::parse(&Source::new("policy.toml", text), &files()).unwrap().0
     };
     let few = policy(3);
-    let program = compiler::compile(&few, &DeviceProfile::ideal(), 1).unwrap();
-    let steps: Vec<u32> = compiler::Job::new(&few, &DeviceProfile::ideal(), 1)
+    let program = compiler::compile(&few, &DeviceModel::ideal(), 1).unwrap();
+    let steps: Vec<u32> = compiler::Job::new(&few, &DeviceModel::ideal(), 1)
         .check(&program)
         .rules
         .iter()
@@ -309,8 +309,8 @@ fn the_steps_of_a_class_are_counted_and_limited() {
     assert_eq!(steps, [3, 0, 0, 0]);
 
     let many = policy(5000);
-    let program = compiler::compile(&many, &DeviceProfile::ideal(), 1).unwrap();
-    assert_eq!(compiler::Job::new(&many, &DeviceProfile::ideal(), 1).check(&program).rules[0].steps, 5000);
+    let program = compiler::compile(&many, &DeviceModel::ideal(), 1).unwrap();
+    assert_eq!(compiler::Job::new(&many, &DeviceModel::ideal(), 1).check(&program).rules[0].steps, 5000);
 }
 
 /// The reason why the device does not decide the only rule of a policy; empty if it does.
@@ -319,7 +319,7 @@ fn hybrid_reason(matches: &str) -> String {
         "version = 1\n[groups.g]\nworkers = [0]\nhash = \"none\"\n[[rules]]\nname = \"x\"\nmatch = {{ {matches} }}\naction = {{ steer = \"g\" }}\n"
     );
     let (policy, _) = policy::parse(&Source::new("policy.toml", text), &files()).expect("a good policy");
-    let program = compiler::compile(&policy, &DeviceProfile::ideal(), 1).expect("a policy that fits");
+    let program = compiler::compile(&policy, &DeviceModel::ideal(), 1).expect("a policy that fits");
     match &program.rules[0].placement {
         Placement::Hybrid { reason } => reason.clone(),
         Placement::Hardware => String::new(),
@@ -353,7 +353,7 @@ fn without_priorities_a_worker_compares_with_earlier_rules() {
         rule("rest", "tcp_flags = \"!syn\", src_port = 7"),
     ];
     let (policy, _) = policy::parse(&Source::new("policy.toml", text.concat()), &files()).unwrap();
-    let profile = DeviceProfile { priorities: 2, ..DeviceProfile::ideal() };
+    let profile = DeviceModel { priorities: 2, ..DeviceModel::ideal() };
     let program = compiler::compile(&policy, &profile, 1).unwrap();
     let program::Placement::Hybrid { reason } = &program.rules[1].placement else { panic!("{program}") };
     assert!(reason.contains("order (the device has too few priorities to put `syn` before it)"), "{reason}");
@@ -394,7 +394,7 @@ fn too_many_masks_are_refused_with_the_rule() {
         ));
     }
     let (policy, _) = policy::parse(&Source::new("policy.toml", text), &files()).expect("a good policy");
-    let problems = compiler::compile(&policy, &DeviceProfile::mlx5(), 1).expect_err("too many");
+    let problems = compiler::compile(&policy, &DeviceModel::mlx5(), 1).expect_err("too many");
     let wanted = "error: the policy needs more than 16384 different masks up to the rule `r16385`";
     assert!(problems.to_string().contains(wanted), "{problems}");
 }
@@ -409,7 +409,7 @@ fn too_many_flows_are_refused_with_the_rule() {
     );
     let (policy, _) = policy::parse(&Source::new("policy.toml", text), &files()).expect("a good policy");
     // Three flows for each: TCP, UDP and other IPv4.
-    let problems = compiler::compile(&policy, &DeviceProfile::mlx5(), 1).expect_err("too many").to_string();
+    let problems = compiler::compile(&policy, &DeviceModel::mlx5(), 1).expect_err("too many").to_string();
     assert!(problems.contains("needs more than 262144 flows up to the rule `many`"), "{problems}");
 }
 
@@ -418,7 +418,7 @@ fn an_exceeded_limit_names_a_rule() {
     let rule = |name: &str, matches: &str, action: &str| {
         format!("[[rules]]\nname = \"{name}\"\nmatch = {{ {matches} }}\naction = {action}\n")
     };
-    let compiled = |rules: &[String], profile: DeviceProfile| {
+    let compiled = |rules: &[String], profile: DeviceModel| {
         let text = format!("version = 1\n[groups.g]\nworkers = [0]\nhash = \"none\"\n{}", rules.concat());
         let (policy, _) = policy::parse(&Source::new("policy.toml", text), &files()).expect("a good policy");
         compiler::compile(&policy, &profile, 1).map_err(|problems| problems.to_string())
@@ -432,7 +432,7 @@ fn an_exceeded_limit_names_a_rule() {
         ),
         rule("rare", "flow_label = 7", "\"drop\""),
     ];
-    let one_mask = DeviceProfile { max_shapes: Some(1), ..DeviceProfile::ideal() };
+    let one_mask = DeviceModel { max_shapes: Some(1), ..DeviceModel::ideal() };
     let widened = compiled(&masks, one_mask).expect("a worker decides both");
     assert_eq!(widened.flows.len(), 1, "{widened}");
     let copies: Vec<String> = (1..5)
@@ -444,7 +444,7 @@ fn an_exceeded_limit_names_a_rule() {
             )
         })
         .collect();
-    let two_copies = DeviceProfile { max_copies: Some(4), ..DeviceProfile::ideal() };
+    let two_copies = DeviceModel { max_copies: Some(4), ..DeviceModel::ideal() };
     let problems = compiled(&copies, two_copies).expect_err("too much");
     let wanted = "policy.toml:15:9: error: the policy needs 4 flows that copy, `ideal` has 2 for it (ENOMEM)";
     assert!(problems.contains(wanted), "{problems}");
@@ -477,7 +477,7 @@ action = { steer = 'one' }
 /// The average rate is kept, as workers count parts of packets; a burst has whole packets.
 #[test]
 fn bursts_with_less_than_a_packet_for_each_worker_are_warned_of() {
-    let ideal = DeviceProfile::ideal();
+    let ideal = DeviceModel::ideal();
     let warnings = |keys: &str| -> Vec<String> {
         let text = format!(
             "version = 1\n[sinks.s]\nkind = 'count'\n[groups.g]\nworkers = 'all'\n[[rules]]\nname = 'x'\n\
@@ -503,7 +503,7 @@ fn bursts_with_less_than_a_packet_for_each_worker_are_warned_of() {
 /// The flow of the first rule matches packets of the second one, whose workers are others.
 #[test]
 fn limits_that_workers_of_other_groups_exceed_are_warned_of() {
-    let ideal = DeviceProfile::ideal();
+    let ideal = DeviceModel::ideal();
     let warnings = |other: &str| -> Vec<String> {
         let text = format!(
             "version = 1\n[sinks.s]\nkind = 'count'\n[groups.g]\nworkers = [0, 1]\n[groups.h]\nworkers = [2]\n\

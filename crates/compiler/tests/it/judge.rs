@@ -6,7 +6,7 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 
 use compiler::{Job, Weights};
-use device_model::DeviceProfile;
+use device_model::DeviceModel;
 use packet::{DeepKey, Toeplitz};
 use program::{
     Copied, Decide, Flow, FlowAction, FlowKind, FlowSpec, GroupId, Outcome, Placement, Program, RuleId,
@@ -55,7 +55,7 @@ fn reference(rules: &[Rule], sent: bool, key: &DeepKey) -> Meaning {
 struct Case<'c> {
     rules: &'c [Rule],
     default: Act,
-    profile: &'c DeviceProfile,
+    profile: &'c DeviceModel,
     program: &'c Program,
 }
 
@@ -150,7 +150,7 @@ impl Case<'_> {
 
     /// Whether it has fewer priorities than policies may need, so that flows of one priority may overlap.
     fn is_tight(&self) -> bool {
-        self.profile.priorities < DeviceProfile::mlx5().priorities
+        self.profile.priorities < DeviceModel::mlx5().priorities
     }
 
     /// Where flows of one priority overlap, their classes must decide the same.
@@ -247,14 +247,14 @@ struct Tally {
 }
 
 /// How a policy is compiled.
-type Compile = dyn Fn(&policy::Policy, &DeviceProfile) -> Result<Program, policy::Diagnostics>;
+type Compile = dyn Fn(&policy::Policy, &DeviceModel) -> Result<Program, policy::Diagnostics>;
 
 /// Tries policies on a device; of a hundred at most so many may be refused.
-fn trial(profile: &DeviceProfile, most_refused: usize) {
+fn trial(profile: &DeviceModel, most_refused: usize) {
     trial_with(&|policy, profile| compiler::compile(policy, profile, WORKERS), profile, most_refused);
 }
 
-fn trial_with(compile: &Compile, profile: &DeviceProfile, most_refused: usize) {
+fn trial_with(compile: &Compile, profile: &DeviceModel, most_refused: usize) {
     let tally = RefCell::new(Tally::default());
     let config = ProptestConfig { cases: CASES, failure_persistence: None, ..ProptestConfig::default() };
     let cases = (rules(8), prop::collection::vec(packet_key(), KEYS));
@@ -270,7 +270,7 @@ fn trial_with(compile: &Compile, profile: &DeviceProfile, most_refused: usize) {
 
 fn one(
     compile: &Compile,
-    profile: &DeviceProfile,
+    profile: &DeviceModel,
     Rules { rules, default }: Rules,
     keys: &[DeepKey],
     tally: &mut Tally,
@@ -335,13 +335,13 @@ fn check_placements(program: &Program) -> Result<(), TestCaseError> {
 }
 
 /// Whether a refusal is of what really cannot be: everything else that is drawn must compile.
-fn is_too_much(message: &str, policy: &policy::Policy, profile: &DeviceProfile) -> bool {
+fn is_too_much(message: &str, policy: &policy::Policy, profile: &DeviceModel) -> bool {
     if message.contains("go to the worker by") {
         // A worker makes no copies: some rule before it, alone, must be a worker's.
         return hybrid_alone(policy, profile) || keeps_packets_without_ports(policy, profile);
     }
     let limits = ["priorities, `", "mask shapes, `", "flows, `"];
-    if profile.priorities < DeviceProfile::mlx5().priorities
+    if profile.priorities < DeviceModel::mlx5().priorities
         && limits.iter().any(|limit| message.contains(limit))
     {
         // For copies and sent packets no worker can make up.
@@ -359,7 +359,7 @@ fn is_too_much(message: &str, policy: &policy::Policy, profile: &DeviceProfile) 
     }
 }
 
-fn hybrid_alone(policy: &policy::Policy, profile: &DeviceProfile) -> bool {
+fn hybrid_alone(policy: &policy::Policy, profile: &DeviceModel) -> bool {
     let received = |index: &usize| policy.rules[*index].direction == policy::policy::Direction::Ingress;
     (0..policy.rules.len()).filter(received).any(|index| {
         // Where it leaves or drops all alone, the device may do that; what is steered shows what its match
@@ -378,7 +378,7 @@ fn hybrid_alone(policy: &policy::Policy, profile: &DeviceProfile) -> bool {
 
 /// Whether some rule that leaves packets without ports to the kernel has to be a worker's, because what is
 /// copied cannot leave these out either.
-fn keeps_packets_without_ports(policy: &policy::Policy, profile: &DeviceProfile) -> bool {
+fn keeps_packets_without_ports(policy: &policy::Policy, profile: &DeviceModel) -> bool {
     let steer = |rule: &policy::policy::RuleDefinition| match rule.action {
         policy::policy::Action::Copy(group) => {
             policy::policy::RuleDefinition { action: policy::policy::Action::Steer(group), ..rule.clone() }
@@ -396,9 +396,9 @@ fn keeps_packets_without_ports(policy: &policy::Policy, profile: &DeviceProfile)
 }
 
 /// The program for a device that does the same and has room for all.
-fn without_limits(policy: &policy::Policy, profile: &DeviceProfile) -> Option<Program> {
+fn without_limits(policy: &policy::Policy, profile: &DeviceModel) -> Option<Program> {
     let roomy =
-        DeviceProfile { priorities: 1 << 16, priority_table: None, max_shapes: None, ..profile.clone() };
+        DeviceModel { priorities: 1 << 16, priority_table: None, max_shapes: None, ..profile.clone() };
     compiler::compile(policy, &roomy, WORKERS).ok()
 }
 
@@ -423,30 +423,30 @@ fn priorities(program: &Program) -> usize {
 
 #[test]
 fn a_program_for_an_ideal_device_decides_as_the_policy() {
-    trial(&DeviceProfile::ideal(), 5);
+    trial(&DeviceModel::ideal(), 5);
 }
 
 #[test]
 fn a_program_without_hash_variants_decides_as_the_policy() {
-    trial(&DeviceProfile { hash_field_exclusive: false, ..DeviceProfile::ideal() }, 5);
+    trial(&DeviceModel { hash_field_exclusive: false, ..DeviceModel::ideal() }, 5);
 }
 
 #[test]
 fn a_program_for_an_mlx5_decides_as_the_policy() {
-    trial(&DeviceProfile::mlx5(), 10);
+    trial(&DeviceModel::mlx5(), 10);
 }
 
 #[test]
 fn a_program_for_an_mlx4_decides_as_the_policy() {
-    trial(&DeviceProfile::mlx4(), 0);
+    trial(&DeviceModel::mlx4(), 0);
 }
 
 #[test]
 fn a_program_for_few_priorities_decides_as_the_policy() {
     for priorities in [1, 2, 3, 5, 7] {
-        let few = |profile| DeviceProfile { priorities: 2 * priorities, ..profile };
-        trial(&few(DeviceProfile::mlx5()), 40);
-        trial(&few(DeviceProfile::ideal()), 40);
+        let few = |profile| DeviceModel { priorities: 2 * priorities, ..profile };
+        trial(&few(DeviceModel::mlx5()), 40);
+        trial(&few(DeviceModel::ideal()), 40);
     }
 }
 
@@ -454,32 +454,32 @@ fn a_program_for_few_priorities_decides_as_the_policy() {
 #[test]
 fn a_program_with_few_shared_flows_decides_as_the_policy() {
     for shared_flows in 0..3 {
-        let compile = move |policy: &policy::Policy, profile: &DeviceProfile| {
+        let compile = move |policy: &policy::Policy, profile: &DeviceModel| {
             compiler::compile_with_shared_flows(policy, profile, WORKERS, shared_flows)
         };
-        trial_with(&compile, &DeviceProfile { priorities: 6, ..DeviceProfile::mlx5() }, 40);
-        trial_with(&compile, &DeviceProfile { priorities: 4, ..DeviceProfile::ideal() }, 40);
+        trial_with(&compile, &DeviceModel { priorities: 6, ..DeviceModel::mlx5() }, 40);
+        trial_with(&compile, &DeviceModel { priorities: 4, ..DeviceModel::ideal() }, 40);
     }
 }
 
 /// The weights of the rules decide which shared flows are made, and no packet.
 #[test]
 fn a_program_for_traffic_decides_as_the_policy() {
-    let compile = |policy: &policy::Policy, profile: &DeviceProfile| {
+    let compile = |policy: &policy::Policy, profile: &DeviceModel| {
         let weights = Weights::new((0..policy.rules.len() as u64).map(|rule| rule * 5 % 7).collect());
         Job::new(policy, profile, WORKERS).weighted(Some(&weights)).compile()
     };
-    trial_with(&compile, &DeviceProfile { priorities: 6, ..DeviceProfile::mlx5() }, 40);
-    let few = DeviceProfile { priorities: 4, max_flows: Some(24), ..DeviceProfile::ideal() };
+    trial_with(&compile, &DeviceModel { priorities: 6, ..DeviceModel::mlx5() }, 40);
+    let few = DeviceModel { priorities: 4, max_flows: Some(24), ..DeviceModel::ideal() };
     trial_with(&compile, &few, 40);
 }
 
 #[test]
 fn a_program_for_few_flows_or_masks_decides_as_the_policy() {
-    let few = |priorities: u32| DeviceProfile { priorities: 2 * priorities, ..DeviceProfile::ideal() };
-    trial(&DeviceProfile { max_flows: Some(20), ..few(7) }, 30);
-    trial(&DeviceProfile { max_shapes: Some(8), ..few(7) }, 30);
-    trial(&DeviceProfile { max_flows: Some(16), max_shapes: Some(8), ..few(2) }, 40);
+    let few = |priorities: u32| DeviceModel { priorities: 2 * priorities, ..DeviceModel::ideal() };
+    trial(&DeviceModel { max_flows: Some(20), ..few(7) }, 30);
+    trial(&DeviceModel { max_shapes: Some(8), ..few(7) }, 30);
+    trial(&DeviceModel { max_flows: Some(16), max_shapes: Some(8), ..few(2) }, 40);
 }
 
 proptest! {
@@ -491,11 +491,11 @@ proptest! {
         rules in rules(7),
         keys in prop::collection::vec(packet_key(), 32),
     ) {
-        let Rules { rules, .. } = rules.on(&DeviceProfile::mlx4());
+        let Rules { rules, .. } = rules.on(&DeviceModel::mlx4());
         let rules: Vec<Rule> =
             rules.into_iter().filter(|rule| policy(std::slice::from_ref(rule), Act::Kernel).is_ok()).collect();
         let policy = policy(&rules, Act::Kernel).expect("each is");
-        let ideal = DeviceProfile::ideal();
+        let ideal = DeviceModel::ideal();
         let program = match compiler::compile(&policy, &ideal, WORKERS) {
             Ok(program) => program,
             Err(problems) => {

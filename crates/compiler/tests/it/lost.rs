@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use analysis::lost_exceptions;
 use compiler::{compile, report};
-use device_model::DeviceProfile;
+use device_model::DeviceModel;
 use packet::DeepKey;
 use policy::{NoFiles, Policy, Source};
 use program::Verdict;
@@ -36,7 +36,7 @@ const SYN: (&str, &str, &str) =
     ("syn", "protocol = 'tcp', dst_port = 443, tcp_flags = 'syn,!ack'", "steer main");
 
 /// The rules of which a packet is lost, each with the one that takes it; every witness is looked at.
-fn lost(policy: &Policy, profile: &DeviceProfile) -> Vec<(String, String)> {
+fn lost(policy: &Policy, profile: &DeviceModel) -> Vec<(String, String)> {
     let program = compile(policy, profile, WORKERS).expect("it fits");
     let named = |rule: program::RuleId| program.rules[rule.index()].name.clone();
     let analysis::LostExceptions { found, not_decided } = lost_exceptions(policy, &program);
@@ -51,7 +51,7 @@ fn lost(policy: &Policy, profile: &DeviceProfile) -> Vec<(String, String)> {
 
 #[test]
 fn four_ports_are_subtracted_from_a_later_rule() {
-    for profile in [DeviceProfile::mlx5(), DeviceProfile::ideal()] {
+    for profile in [DeviceModel::mlx5(), DeviceModel::ideal()] {
         for exception in ["protocol = 'tcp'", "protocol = 'icmp'", "protocol = ['tcp', 'udp'], dst_port = 53"]
         {
             let own = ("own", &*format!("dst = '192.0.2.10', {exception}"), "kernel");
@@ -68,7 +68,7 @@ fn four_ports_are_subtracted_from_a_later_rule() {
 #[test]
 fn an_exception_that_stays_with_a_worker_is_lost() {
     let tagged = ("tagged", "vlan = 5", "kernel");
-    for profile in [DeviceProfile::mlx5(), DeviceProfile::ideal()] {
+    for profile in [DeviceModel::mlx5(), DeviceModel::ideal()] {
         let refused = rules("default = 'main'", &[tagged]);
         assert_eq!(lost(&refused, &profile), [("tagged".to_owned(), "tagged".to_owned())]);
 
@@ -83,7 +83,7 @@ fn an_exception_that_stays_with_a_worker_is_lost() {
 
 #[test]
 fn unmatched_packets_in_a_coarse_flow_are_lost_to_the_default() {
-    for profile in [DeviceProfile::mlx5(), DeviceProfile::ideal()] {
+    for profile in [DeviceModel::mlx5(), DeviceModel::ideal()] {
         let alone = rules("", &[SYN]);
         assert_eq!(lost(&alone, &profile), [("default".to_owned(), "syn".to_owned())]);
         // The remedy: the rest of the port goes somewhere.
@@ -96,7 +96,7 @@ fn unmatched_packets_in_a_coarse_flow_are_lost_to_the_default() {
 
 #[test]
 fn each_kind_of_coarse_match_is_found() {
-    let mlx5 = DeviceProfile::mlx5();
+    let mlx5 = DeviceModel::mlx5();
     for matches in [
         "fragment = 'later'",
         "ip_options = true",
@@ -120,7 +120,7 @@ fn each_kind_of_coarse_match_is_found() {
 fn an_exception_that_stays_with_a_worker_is_permitted_with_a_kernel_sink() {
     let ssh = ("ssh", "dst = '192.0.2.10', protocol = 'tcp', dst_port = 22, vlan = 'none'", "kernel");
     let sink = "[sinks.host]\nkind = 'kernel'\ninterface = 'host0'";
-    for profile in [DeviceProfile::mlx5(), DeviceProfile::ideal()] {
+    for profile in [DeviceModel::mlx5(), DeviceModel::ideal()] {
         let refused = lost(&rules("", &[ssh, NODE]), &profile);
         assert_eq!(refused.iter().map(|(rule, _)| rule.as_str()).collect::<Vec<_>>(), ["ssh"]);
 
@@ -155,7 +155,7 @@ fn packets_without_ports_are_left_to_the_kernel_with_the_exception() {
             frame.ipv4([198, 51, 100, 1].into(), [192, 0, 2, 10].into()).fragment(offset, offset == 0);
         DeepKey::of(&frame.tcp(1, 80, 2).build())
     };
-    let program = compile(&rules("", &[CONTROL, NODE]), &DeviceProfile::mlx5(), WORKERS).expect("it fits");
+    let program = compile(&rules("", &[CONTROL, NODE]), &DeviceModel::mlx5(), WORKERS).expect("it fits");
     let named = |key: &DeepKey| {
         let explained = program.explain_deep(key);
         (program.rules[explained.outcome.rule.index()].name.clone(), explained.reaches_host())
@@ -169,7 +169,7 @@ fn packets_without_ports_are_left_to_the_kernel_with_the_exception() {
 fn a_coarse_flow_beside_many_exact_ones_is_found() {
     let sources: Vec<String> = (1..40).map(|last| format!("'192.0.2.{last}'")).collect();
     let both = format!("src = [{}, '2001:db8::/32']", sources.join(", "));
-    let found = lost(&rules("", &[("blocked", &both, "drop")]), &DeviceProfile::mlx4());
+    let found = lost(&rules("", &[("blocked", &both, "drop")]), &DeviceModel::mlx4());
     assert_eq!(found, [("default".to_owned(), "blocked".to_owned())]);
 }
 
@@ -189,14 +189,14 @@ fn exceptions_behind_extension_headers_are_found() {
     ] {
         let head = "ipv6_extensions = 'skip'\ndefault = 'drop'";
         let policy = rules(head, &[("own", matches, "kernel"), hosts]);
-        for profile in [DeviceProfile::mlx5(), DeviceProfile::ideal()] {
+        for profile in [DeviceModel::mlx5(), DeviceModel::ideal()] {
             let found = lost(&policy, &profile);
             let names: Vec<&str> = found.iter().map(|(rule, _)| rule.as_str()).collect();
             assert!(names.contains(&"own~extensions"), "{matches} on {}: {names:?}", profile.name);
         }
         let kept = format!("{head}\n[sinks.host]\nkind = 'kernel'\ninterface = 'host0'");
         let policy = rules(&kept, &[("own", matches, "kernel"), hosts]);
-        assert_eq!(lost(&policy, &DeviceProfile::mlx5()), [], "{matches}");
+        assert_eq!(lost(&policy, &DeviceModel::mlx5()), [], "{matches}");
     }
 }
 
@@ -206,7 +206,7 @@ fn later_fragments_behind_extension_headers_are_found() {
     let own =
         ("own", "family = 'ipv6', protocol = 'fragment', fragment = 'later', ext_protocol = 'udp'", "kernel");
     let hosts = ("hosts", "dst = '2001:db8::/32'", "steer main");
-    let found = lost(&rules("default = 'drop'", &[own, hosts]), &DeviceProfile::mlx5());
+    let found = lost(&rules("default = 'drop'", &[own, hosts]), &DeviceModel::mlx5());
     assert_eq!(found.len(), 1, "{found:?}");
     assert_eq!(found[0].0, "own");
 }
@@ -338,7 +338,7 @@ fn one_value_is_left() -> Vec<LosingPolicy> {
 fn an_exception_by_the_hop_limit_is_found() {
     for own in ["hop_limit = 255", "hop_limit = 1, dst = 'ff02::/16'", "ttl = { not = 64 }"] {
         let list = [("own", own, "kernel"), ("rest", "family = 'ipv6'", "drop")];
-        let found = lost(&rules("", &list), &DeviceProfile::mlx5());
+        let found = lost(&rules("", &list), &DeviceModel::mlx5());
         assert!(found.iter().any(|(rule, _)| rule == "own"), "{own}: {found:?}");
     }
 }
@@ -348,7 +348,7 @@ fn lost_packets_that_differ_from_usual_ones_are_found() {
     let groups = [usual_packets_are_taken(), rare_packets_are_excepted(), one_value_is_left()];
     let policies: Vec<LosingPolicy> = groups.into_iter().flatten().collect();
     assert!(policies.len() >= 70, "{}", policies.len());
-    for profile in [DeviceProfile::mlx5(), DeviceProfile::ideal()] {
+    for profile in [DeviceModel::mlx5(), DeviceModel::ideal()] {
         let mut missed = Vec::new();
         for policy in &policies {
             let list: Vec<(&str, &str, &str)> =
@@ -366,7 +366,7 @@ fn lost_packets_that_differ_from_usual_ones_are_found() {
 /// take the rest.
 #[test]
 fn packets_with_cut_headers_are_not_counted() {
-    for profile in [DeviceProfile::mlx5(), DeviceProfile::ideal()] {
+    for profile in [DeviceModel::mlx5(), DeviceModel::ideal()] {
         for (some, others) in [
             ("icmpv6_type = '0-127'", "icmpv6_type = '128-255'"),
             ("icmpv6_type = 128", "icmpv6_type = { not = 128 }"),
@@ -399,7 +399,7 @@ fn first_fragments_of_tcp_headers_are_found() {
     let (syn, others) = ("protocol = 'tcp', tcp_flags = 'syn'", "protocol = 'tcp', tcp_flags = '!syn'");
     let later = ("later", "fragment = 'later'", "kernel");
     let policy = rules("", &[later, ("syn", syn, "drop"), ("others", others, "drop")]);
-    let program = compile(&policy, &DeviceProfile::mlx5(), WORKERS).expect("it fits");
+    let program = compile(&policy, &DeviceModel::mlx5(), WORKERS).expect("it fits");
     let found = lost_exceptions(&policy, &program).found;
     let first =
         found.iter().find(|lost| lost.rule == program.default_rule()).expect("the default loses some");
@@ -412,7 +412,7 @@ fn first_fragments_of_tcp_headers_are_found() {
 #[test]
 fn empty_datagrams_to_the_mpls_port_are_found() {
     let labels = ("labels", "protocol = 'udp', dst_port = 6635, mpls = 'any'", "steer main");
-    let found = lost(&rules("", &[labels]), &DeviceProfile::mlx5());
+    let found = lost(&rules("", &[labels]), &DeviceModel::mlx5());
     assert_eq!(found, [("default".to_owned(), "labels".to_owned())]);
 }
 
@@ -430,7 +430,7 @@ fn what_exceeds_a_limit_is_not_decided() {
     let ones = format!("src_mac = [{}], dst_port = 81", ones.join(", "));
     let syn = ("syn", "protocol = 'tcp', dst_port = 80, tcp_flags = 'syn'", "drop");
     let policy = rules("", &[("pairs", &pairs, "drop"), ("ones", &ones, "steer main"), syn]);
-    for profile in [DeviceProfile::mlx5(), DeviceProfile::ideal()] {
+    for profile in [DeviceModel::mlx5(), DeviceModel::ideal()] {
         let program = compile(&policy, &profile, WORKERS).expect("it fits");
         let analysis::LostExceptions { found, not_decided } = lost_exceptions(&policy, &program);
         let [open] = &not_decided[..] else { panic!("{not_decided:?}") };
@@ -445,7 +445,7 @@ fn policies_to_try() -> usize {
 }
 
 /// The rules of which packets are lost, exactly: none is missed and none is named without reason.
-fn brute_force_finds_the_same(profile: &DeviceProfile, seed: u64) {
+fn brute_force_finds_the_same(profile: &DeviceModel, seed: u64) {
     let mut random = Random::of(seed);
     let (mut tried, mut losing, mut packets, mut lost_packets, mut rules_found) = (0, 0, 0, 0, 0);
     while tried < policies_to_try() {
@@ -491,15 +491,15 @@ fn brute_force_finds_the_same(profile: &DeviceProfile, seed: u64) {
 
 #[test]
 fn an_ideal_device_loses_exactly_what_brute_force_finds() {
-    brute_force_finds_the_same(&DeviceProfile::ideal(), 1);
+    brute_force_finds_the_same(&DeviceModel::ideal(), 1);
 }
 
 #[test]
 fn an_mlx5_loses_exactly_what_brute_force_finds() {
-    brute_force_finds_the_same(&DeviceProfile::mlx5(), 2);
+    brute_force_finds_the_same(&DeviceModel::mlx5(), 2);
 }
 
 #[test]
 fn an_mlx4_loses_exactly_what_brute_force_finds() {
-    brute_force_finds_the_same(&DeviceProfile::mlx4(), 3);
+    brute_force_finds_the_same(&DeviceModel::mlx4(), 3);
 }

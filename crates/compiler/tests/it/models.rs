@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use compiler::Decided;
-use device_model::{DeviceProfile, Feature};
+use device_model::{DeviceModel, Feature};
 use policy::{NoFiles, Policy, Source};
 use proptest::prelude::*;
 
@@ -102,7 +102,7 @@ prop_compose! {
 proptest! {
     #[test]
     fn any_model_that_is_read_can_be_compiled_for(text in model()) {
-        let profile = DeviceProfile::parse(Path::new("nic.toml"), &text).map_err(|error| TestCaseError::fail(format!("{error}\n{text}")))?;
+        let profile = DeviceModel::parse(Path::new("nic.toml"), &text).map_err(|error| TestCaseError::fail(format!("{error}\n{text}")))?;
         for policy in policies() {
             let started = test_support::CpuTime::now();
             let report = compiler::report(&policy, &profile, 3, None);
@@ -121,7 +121,7 @@ proptest! {
 #[test]
 fn a_device_that_cannot_steer_is_refused_once_with_its_reason() {
     for name in ["mana", "bnxt_re"] {
-        let profile = DeviceProfile::by_name(name).expect("built in");
+        let profile = DeviceModel::by_name(name).expect("built in");
         for policy in policies() {
             let problems = compiler::compile(&policy, &profile, 2).expect_err("no flows");
             assert_eq!(problems.list.len(), 1, "{problems}");

@@ -1,13 +1,13 @@
 //! A device that applies flows that match only multicast after all others, in one priority: what it can run
 //! in the order of the policy, and what is refused.
 
-use device_model::{DeviceProfile, PriorityTable};
+use device_model::{DeviceModel, PriorityTable};
 use policy::{Diagnostics, NoFiles, Source};
 use program::Program;
 
 const GROUPS: &str = "version = 1\n[groups.g]\nworkers = 'all'\n";
 
-fn compile(rules: &str, profile: &DeviceProfile) -> Result<Program, Diagnostics> {
+fn compile(rules: &str, profile: &DeviceModel) -> Result<Program, Diagnostics> {
     let text = format!("{GROUPS}{rules}");
     let (policy, _) = policy::parse(&Source::new("groups.toml", text), &NoFiles).expect("it parses");
     compiler::compile(&policy, profile, 4)
@@ -22,17 +22,17 @@ fn sent_multicast_is_not_overtaken_by_a_later_rule() {
     let groups = rule(0, "dst_mac = 'multicast'", "action = 'drop'\ndirection = 'egress'");
     let host = rule(1, "dst = '10.0.0.1'", "action = 'pass'\ndirection = 'egress'");
     let policy = format!("{groups}{host}");
-    assert!(compile(&policy, &DeviceProfile::ideal()).is_ok());
-    let refused = compile(&policy, &DeviceProfile::mlx5()).expect_err("r1 would take them").to_string();
+    assert!(compile(&policy, &DeviceModel::ideal()).is_ok());
+    let refused = compile(&policy, &DeviceModel::mlx5()).expect_err("r1 would take them").to_string();
     assert!(refused.contains("`r1` would take packets that are sent by `r0` before it"), "{refused}");
     let behind = format!("{host}{groups}");
-    assert!(compile(&behind, &DeviceProfile::mlx5()).is_ok());
+    assert!(compile(&behind, &DeviceModel::mlx5()).is_ok());
 }
 
 #[test]
 fn flows_that_match_only_multicast_share_one_priority() {
     let table = PriorityTable { entries: 26, groups: 6, group_entries: 4 };
-    let device = DeviceProfile { priority_table: Some(table), ..DeviceProfile::mlx5() };
+    let device = DeviceModel { priority_table: Some(table), ..DeviceModel::mlx5() };
     let tags =
         |tags: &str| rule(0, &format!("dst_mac = 'multicast', vlan = [{tags}]"), "action = { steer = 'g' }");
     // A mask for each of the group's seven variants: six have groups, the flows of the last stand alone.
@@ -48,6 +48,6 @@ fn flows_that_match_only_multicast_share_one_priority() {
 #[test]
 fn variants_with_equal_matches_are_one_flow() {
     let udp = rule(0, "dst_mac = 'multicast', protocol = 'udp'", "action = { steer = 'g' }");
-    let flows = |device: &DeviceProfile| compile(&udp, device).expect("it fits").flows.len();
-    assert_eq!((flows(&DeviceProfile::mlx5()), flows(&DeviceProfile::ideal())), (2, 4));
+    let flows = |device: &DeviceModel| compile(&udp, device).expect("it fits").flows.len();
+    assert_eq!((flows(&DeviceModel::mlx5()), flows(&DeviceModel::ideal())), (2, 4));
 }

@@ -1,13 +1,13 @@
 //! The report on the other rules where one rule is impossible.
 
 use compiler::{Decided, Report};
-use device_model::DeviceProfile;
+use device_model::DeviceModel;
 use policy::{NoFiles, Source};
 
 fn report(rules: &str) -> Report {
     let text = format!("version = 1\n[groups.g]\nworkers = [0, 1]\n{rules}");
     let (policy, _) = policy::parse(&Source::new("p.toml", text), &NoFiles).expect("a policy");
-    compiler::report(&policy, &DeviceProfile::ideal(), 2, None)
+    compiler::report(&policy, &DeviceModel::ideal(), 2, None)
 }
 
 fn rule(name: &str, matches: &str, rest: &str) -> String {
@@ -65,7 +65,7 @@ fn several_impossible_rules_are_all_found() {
 fn a_policy_that_is_impossible_as_a_whole_has_unknown_rules() {
     let text = "version = 1\n[groups.g]\nworkers = [0, 7]\n[[rules]]\nname = \"web\"\nmatch = { dst_port = 80 }\naction = { steer = \"g\" }\n";
     let (policy, _) = policy::parse(&Source::new("p.toml", text), &NoFiles).expect("a policy");
-    let report = compiler::report(&policy, &DeviceProfile::ideal(), 2, None);
+    let report = compiler::report(&policy, &DeviceModel::ideal(), 2, None);
     assert_eq!(decided(&report), [("web", Decided::Unknown)]);
 }
 
@@ -77,7 +77,7 @@ fn drop_rules_without_a_group_are_refused_for_the_priorities() {
     let text = |count| format!("version = 1\n{}", (0..count).map(drop).collect::<String>());
     let compile = |count| {
         let (policy, _) = policy::parse(&Source::new("p.toml", text(count)), &NoFiles).expect("a policy");
-        compiler::compile(&policy, &DeviceProfile::mlx5(), 0)
+        compiler::compile(&policy, &DeviceModel::mlx5(), 0)
     };
     assert_eq!(compile(8).map(|program| program.priorities_used).ok(), Some(8));
     let problems = compile(9).expect_err("there are eight priorities").to_string();

@@ -5,7 +5,7 @@
 use std::cell::Cell;
 
 use analysis::{Protected, protection, protection_on_device};
-use device_model::DeviceProfile;
+use device_model::DeviceModel;
 use packet::DeepKey;
 use policy::protect::{KINDS, Kind, ProtectedMatch};
 use policy::{NoFiles, Policy, Source};
@@ -25,7 +25,7 @@ fn parsed(text: &str) -> Policy {
 }
 
 /// The protected matches of which a packet misses the host on a device, each with the rule of the flow.
-fn missed(text: &str, profile: &DeviceProfile) -> Vec<(String, String)> {
+fn missed(text: &str, profile: &DeviceModel) -> Vec<(String, String)> {
     let policy = parsed(text);
     let program = compiler::compile(&policy, profile, WORKERS).expect("it fits");
     let by_policy = protection(&policy);
@@ -51,7 +51,7 @@ fn protected_packets_in_coarse_flows_are_found() {
     let rule = |name: &str, matches: &str, action: &str| {
         format!("[[rules]]\nname = '{name}'\nmatch = {{ {matches} }}\naction = '{action}'\n")
     };
-    let mlx5 = DeviceProfile::mlx5();
+    let mlx5 = DeviceModel::mlx5();
     let later = rule("later", "dst = '192.0.2.1', fragment = 'later'", "steer g");
     for (protect, rules, wanted) in [
         ("ports = ['22/tcp']\nprotocols = []", later.clone(), Some("later")),
@@ -102,7 +102,7 @@ fn protected_matches(rules: &[Rule]) -> Vec<Match> {
     own.chain(KINDS.iter().map(Kind::matches)).collect()
 }
 
-fn compiled(rules: &[Rule], default: Act, profile: &DeviceProfile) -> Option<(Policy, Program)> {
+fn compiled(rules: &[Rule], default: Act, profile: &DeviceModel) -> Option<(Policy, Program)> {
     let mut policy = policy(rules, default).ok()?;
     policy.allow_lost_exceptions = true;
     let program = compiler::compile(&policy, profile, WORKERS).ok()?;
@@ -110,7 +110,7 @@ fn compiled(rules: &[Rule], default: Act, profile: &DeviceProfile) -> Option<(Po
 }
 
 /// Missed exactly if a packet misses the host, with a packet that does.
-fn missed_exactly_if_a_packet_is(profile: &DeviceProfile) {
+fn missed_exactly_if_a_packet_is(profile: &DeviceModel) {
     let (tried, found_missed, by_flows) = (Cell::new(0), Cell::new(0), Cell::new(0));
     let count = |of: &Cell<u32>| of.set(of.get() + 1);
     let config = ProptestConfig { cases: 384, failure_persistence: None, ..ProptestConfig::default() };
@@ -167,15 +167,15 @@ fn missed_exactly_if_a_packet_is(profile: &DeviceProfile) {
 
 #[test]
 fn protected_packets_miss_an_ideal_device_exactly_if_one_does() {
-    missed_exactly_if_a_packet_is(&DeviceProfile::ideal());
+    missed_exactly_if_a_packet_is(&DeviceModel::ideal());
 }
 
 #[test]
 fn protected_packets_miss_an_mlx5_exactly_if_one_does() {
-    missed_exactly_if_a_packet_is(&DeviceProfile::mlx5());
+    missed_exactly_if_a_packet_is(&DeviceModel::mlx5());
 }
 
 #[test]
 fn protected_packets_miss_an_mlx4_exactly_if_one_does() {
-    missed_exactly_if_a_packet_is(&DeviceProfile::mlx4());
+    missed_exactly_if_a_packet_is(&DeviceModel::mlx4());
 }

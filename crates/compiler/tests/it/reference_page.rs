@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use device_model::DeviceProfile;
+use device_model::DeviceModel;
 use policy::{LoadOptions, Source};
 use program::{Placement, Program};
 use serde_json::Value;
@@ -27,7 +27,7 @@ fn compiled(block: &str) -> Program {
     let (policy, warnings) = policy::parse_with(&source, &files, &LoadOptions::default())
         .unwrap_or_else(|problems| panic!("{problems}\n{block}"));
     assert!(warnings.is_empty(), "{warnings:?}\n{block}");
-    compiler::compile(&policy, &DeviceProfile::ideal(), 2)
+    compiler::compile(&policy, &DeviceModel::ideal(), 2)
         .unwrap_or_else(|problems| panic!("{problems}\n{block}"))
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use device_model::DeviceProfile;
+use device_model::DeviceModel;
 use packet::FlowKey;
 use packet::build::FrameBuilder;
 use policy::{MAX_DIAGNOSTICS, Source};
@@ -20,12 +20,11 @@ fn run(text: &str, set: &str) {
     let files = BTreeMap::from([("blocked.txt".to_owned(), set.to_owned())]);
     let problems = match policy::parse(&source, &files) {
         Err(problems) => problems,
-        Ok((policy, warnings)) => match compiler::compile(&policy, &DeviceProfile::ideal(), 4) {
+        Ok((policy, warnings)) => match compiler::compile(&policy, &DeviceModel::ideal(), 4) {
             Err(problems) => problems,
             Ok(program) => {
                 assert!(!program.to_string().is_empty());
-                let mut all =
-                    compiler::Job::new(&policy, &DeviceProfile::ideal(), 4).check(&program).warnings;
+                let mut all = compiler::Job::new(&policy, &DeviceModel::ideal(), 4).check(&program).warnings;
                 all.extend(warnings);
                 return render(&all.into());
             }
@@ -222,7 +221,7 @@ fn large_rules(count: usize) -> String {
 fn too_many_flows_are_reported_once_and_at_once() {
     let policy = policy::parse(&Source::new("large.toml", large_rules(80)), &policy::NoFiles).unwrap().0;
     let started = test_support::CpuTime::now();
-    let problems = compiler::compile(&policy, &DeviceProfile::ideal(), 1).unwrap_err();
+    let problems = compiler::compile(&policy, &DeviceModel::ideal(), 1).unwrap_err();
     assert_eq!(problems.list.len(), 1, "{problems}");
     assert!(problems.list[0].message.contains("more than 262144 flows"));
     // 64 rules fit; the one beyond is named.
@@ -236,7 +235,7 @@ fn rules_beyond_the_limit_of_flows_are_not_expanded() {
     let mut text = large_rules(65);
     text.push_str("[[rules]]\nname = \"last\"\nmatch = { src_port = \"1-65534\", dst_port = \"1-65534\", tos = \"1-254\", src = \"0.0.0.1-255.255.255.254\" }\naction = \"drop\"\n");
     let policy = policy::parse(&Source::new("large.toml", text), &policy::NoFiles).unwrap().0;
-    let problems = compiler::compile(&policy, &DeviceProfile::ideal(), 1).unwrap_err();
+    let problems = compiler::compile(&policy, &DeviceModel::ideal(), 1).unwrap_err();
     assert_eq!(problems.list.len(), 1, "{problems}");
     assert!(problems.list[0].message.contains("more than 262144 flows"));
 }
@@ -395,7 +394,7 @@ fn thousands_of_hybrid_rules_are_decided_at_once() {
     let two = |index: u32| format!("src = [\"{}\", \"{}\"]", address(2 * index), address(2 * index + 1));
     let policy = hybrid_rules((0..10_000).map(two));
     let started = test_support::CpuTime::now();
-    let program = compiler::compile(&policy, &DeviceProfile::ideal(), 1).unwrap();
+    let program = compiler::compile(&policy, &DeviceModel::ideal(), 1).unwrap();
     assert!(started.elapsed() < TEXT_TIME, "{:?}", started.elapsed());
     let asks_itself_alone = |class: &program::Class| matches!(&class.decide, program::Decide::Software(steps, _) if steps.len() == 1);
     assert_eq!(program.classes.iter().flatten().filter(|class| asks_itself_alone(class)).count(), 10_000);
@@ -409,7 +408,7 @@ fn udp((src, dst): (u32, u32), (src_port, dst_port): (u16, u16)) -> FlowKey {
 
 /// Compiles in time, to classes of at most 2^24 steps in all, and every packet has the outcome of its first
 /// rule.
-fn is_compiled_with_wider_flows(policy: &policy::Policy, profile: &DeviceProfile, packets: &[FlowKey]) {
+fn is_compiled_with_wider_flows(policy: &policy::Policy, profile: &DeviceModel, packets: &[FlowKey]) {
     let started = test_support::CpuTime::now();
     let program = compiler::compile(policy, profile, 1).unwrap_or_else(|problems| panic!("{problems}"));
     assert!(started.elapsed() < TEXT_TIME, "{:?}", started.elapsed());
@@ -433,7 +432,7 @@ fn wider_flows_spare_steps_beyond_the_limit() {
     let sources = (0..4110).map(|index| network("src", index));
     let policy = hybrid_rules(sources.chain((0..4100).map(|index| network("dst", index))));
     let packets: Vec<FlowKey> = (0..200).map(|n| udp((n * 41 % 8192, n * 97 % 8192), (1, 2))).collect();
-    is_compiled_with_wider_flows(&policy, &DeviceProfile::ideal(), &packets);
+    is_compiled_with_wider_flows(&policy, &DeviceModel::ideal(), &packets);
 }
 
 #[test]
@@ -451,5 +450,5 @@ fn wider_flows_spare_comparisons_beyond_the_limit() {
     let (policy, _) = policy::parse(&Source::new("ports.toml", text), &policy::NoFiles).expect("it parses");
     let port = |n: u32| (n % 8192) as u16;
     let packets: Vec<FlowKey> = (0..200).map(|n| udp((n, n), (port(n * 41), port(n * 97)))).collect();
-    is_compiled_with_wider_flows(&policy, &DeviceProfile::mlx5(), &packets);
+    is_compiled_with_wider_flows(&policy, &DeviceModel::mlx5(), &packets);
 }

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::io::Write as _;
 
 use compiler::{compile, compile_with};
-use device_model::DeviceProfile;
+use device_model::DeviceModel;
 use flow_spec::SpecKind;
 use packet::build::FrameBuilder;
 use packet::{DeepKey, EtherType, IpProtocol};
@@ -23,7 +23,7 @@ fn parse(rules: &[String]) -> Policy {
     parsed.unwrap_or_else(|problems| panic!("{problems}")).0
 }
 
-fn program(rules: &[String], profile: &DeviceProfile) -> Program {
+fn program(rules: &[String], profile: &DeviceModel) -> Program {
     compile(&parse(rules), profile, 2).unwrap_or_else(|problems| panic!("{problems}"))
 }
 
@@ -37,7 +37,7 @@ fn class_of(program: &Program, name: &str) -> Option<usize> {
 #[test]
 fn a_rule_keeps_its_class_and_a_free_one_waits_for_the_next_program() {
     let steer = |name: &str, port: u16| rule(name, &format!("dst_port = {port}"), "{ steer = \"g\" }");
-    let ideal = DeviceProfile::ideal();
+    let ideal = DeviceModel::ideal();
     let first = program(&[steer("a", 1), steer("b", 2), steer("c", 3)], &ideal);
     let classes = |program: &Program| ["a", "b", "c", "d", "e"].map(|name| class_of(program, name));
     assert_eq!(classes(&first), [Some(0), Some(1), Some(2), None, None]);
@@ -87,7 +87,7 @@ fn all_features() -> Vec<String> {
 /// The program that every profile makes of them, or the diagnostics.
 fn compiled() -> String {
     let policies = [all_features(), all_features().split_off(10)];
-    let profiles = DeviceProfile::NAMES.map(|name| DeviceProfile::by_name(name).expect("it is listed"));
+    let profiles = DeviceModel::NAMES.map(|name| DeviceModel::by_name(name).expect("it is listed"));
     let mut text = String::new();
     for (rules, profile) in policies.iter().flat_map(|rules| profiles.iter().map(move |one| (rules, one))) {
         match compile(&parse(rules), profile, 2) {
@@ -108,7 +108,7 @@ fn the_same_policy_gives_the_same_bytes() {
         std::io::stdout().write_all(text.as_bytes()).expect("the parent listens");
         return;
     }
-    let ideal = DeviceProfile::ideal();
+    let ideal = DeviceModel::ideal();
     assert!(compile(&parse(&all_features()), &ideal, 2).is_ok(), "{text}");
     assert_eq!(compiled(), text);
     let child = std::process::Command::new(std::env::current_exe().expect("this test"))
@@ -128,7 +128,7 @@ fn copies_go_before_and_leave_the_packet_to_the_later_rules() {
         rule("tap", "family = \"ipv4\", protocol = \"udp\"", "{ copy = \"h\" }"),
         rule("dns", "family = \"ipv4\", protocol = \"udp\", dst_port = 53", "{ steer = \"g\" }"),
     ];
-    let program = program(&rules, &DeviceProfile::mlx5());
+    let program = program(&rules, &DeviceModel::mlx5());
     let copies: Vec<_> = program.flows.iter().filter(|flow| flow.kind == FlowKind::Copy).collect();
     assert_eq!(copies.len(), 1);
     let explain = |port: u16| {
@@ -151,7 +151,7 @@ fn devices_without_tags_have_one_class_with_all_rules() {
         rule("web", "family = \"ipv4\", protocol = \"tcp\", dst_port = [80, 443]", "{ steer = \"g\" }"),
         rule("six", "family = \"ipv6\"", "\"drop\""),
     ];
-    let program = program(&rules, &DeviceProfile::mlx4());
+    let program = program(&rules, &DeviceModel::mlx4());
     assert_eq!(program.untagged, Some(program::ClassId(0)));
     assert_eq!(program.classes.len(), 1);
     assert!(program.flows.iter().all(|flow| matches!(flow.action, FlowAction::Steer { .. })));
@@ -167,9 +167,9 @@ fn devices_without_tags_have_one_class_with_all_rules() {
 #[test]
 fn a_refused_field_is_not_matched() {
     let rules = [rule("near", "family = \"ipv4\", ttl = 255", "{ steer = \"g\" }")];
-    let ideal = program(&rules, &DeviceProfile::ideal());
+    let ideal = program(&rules, &DeviceModel::ideal());
     assert_eq!(ideal.rules[0].placement, Placement::Hardware);
-    let mlx5 = program(&rules, &DeviceProfile::mlx5());
+    let mlx5 = program(&rules, &DeviceModel::mlx5());
     let Placement::Hybrid { reason } = &mlx5.rules[0].placement else { panic!("{mlx5}") };
     assert!(reason.contains("ttl") && reason.contains("EOPNOTSUPP"), "{reason}");
     for flow in &mlx5.flows {
@@ -182,7 +182,7 @@ fn a_refused_field_is_not_matched() {
 fn tunnel_flows_match_the_headers_that_devices_do_not_imply() {
     let inner = "vxlan_vni = 7, inner = { dst = \"10.0.0.0/8\" }";
     let rules = [rule("tenant", inner, "{ steer = \"h\" }"), rule("sa", "esp_spi = 9", "{ steer = \"h\" }")];
-    let program = program(&rules, &DeviceProfile::mlx5());
+    let program = program(&rules, &DeviceModel::mlx5());
     for flow in &program.flows {
         let words = flow.to_string();
         match flow.rule.index() {
@@ -201,12 +201,12 @@ fn tunnel_flows_match_the_headers_that_devices_do_not_imply() {
 #[test]
 fn an_exception_needs_a_worker_only_if_a_later_rule_matches_it() {
     let keep = rule("ssh", "family = \"ipv4\", protocol = \"tcp\", dst_port = 22", "\"kernel\"");
-    let alone = program(std::slice::from_ref(&keep), &DeviceProfile::ideal());
+    let alone = program(std::slice::from_ref(&keep), &DeviceModel::ideal());
     assert!(alone.flows.is_empty() && alone.rules[0].placement == Placement::Hardware);
     let frame = FrameBuilder::new().ipv4([192, 0, 2, 1].into(), [192, 0, 2, 2].into()).tcp(1, 22, 0).build();
     assert_eq!(alone.explain_deep(&DeepKey::of(&frame)).outcome.rule.index(), 0);
     let all = rule("all", "any = true", "{ steer = \"g\" }");
-    let taken = program(&[keep, all], &DeviceProfile::ideal());
+    let taken = program(&[keep, all], &DeviceModel::ideal());
     assert!(matches!(taken.rules[0].placement, Placement::Hybrid { .. }), "{taken}");
     let outcome = taken.explain_deep(&DeepKey::of(&frame)).outcome;
     assert_eq!((outcome.rule.index(), outcome.verdict), (0, Verdict::Kernel));
@@ -218,7 +218,7 @@ fn an_exception_needs_a_worker_only_if_a_later_rule_matches_it() {
 fn the_reserved_ip_flag_is_tested_by_a_worker() {
     for (flags, in_hardware) in [("[\"df,!mf\"]", 6), ("[\"df,reserved\"]", 2), ("[\"!reserved\"]", 0)] {
         let matches = format!("ip_flags = {flags}");
-        let program = program(&[rule("odd", &matches, "{ steer = \"g\" }")], &DeviceProfile::ideal());
+        let program = program(&[rule("odd", &matches, "{ steer = \"g\" }")], &DeviceModel::ideal());
         for flow in &program.flows {
             let masks = flow
                 .specs
@@ -268,9 +268,9 @@ fn header_presence_is_tested_by_a_worker_if_the_device_ignores_it() {
         ),
     ] {
         let rules = [rule("any", matches, "{ steer = \"g\" }")];
-        let ideal = program(&rules, &DeviceProfile::ideal());
+        let ideal = program(&rules, &DeviceModel::ideal());
         assert_eq!(ideal.rules[0].placement, Placement::Hardware, "{matches}");
-        let mlx5 = program(&rules, &DeviceProfile::mlx5());
+        let mlx5 = program(&rules, &DeviceModel::mlx5());
         let Placement::Hybrid { reason } = &mlx5.rules[0].placement else { panic!("{mlx5}") };
         assert!(reason.starts_with(&format!("{key} (the device does not check for a")), "{reason}");
         assert_eq!(mlx5.rules[0].undecided.iter().find_map(|note| note.why.errno()), None);
@@ -288,7 +288,7 @@ fn header_presence_is_tested_by_a_worker_if_the_device_ignores_it() {
     }
     // Asked for a value, or for the packet inside, it looks.
     for matches in ["esp_spi = '1-0xffff'", "vxlan_vni = '0-0xffffff', inner = { family = 'ipv4' }"] {
-        let mlx5 = program(&[rule("some", matches, "{ steer = \"g\" }")], &DeviceProfile::mlx5());
+        let mlx5 = program(&[rule("some", matches, "{ steer = \"g\" }")], &DeviceModel::mlx5());
         assert_eq!(mlx5.rules[0].placement, Placement::Hardware, "{mlx5}");
     }
 }

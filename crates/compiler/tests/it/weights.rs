@@ -2,7 +2,7 @@
 //! the rules that have most packets, counted in a capture or by a daemon.
 
 use compiler::{Job, RuleCounter, Weights};
-use device_model::DeviceProfile;
+use device_model::DeviceModel;
 use packet::DeepKey;
 use packet::build::FrameBuilder;
 use policy::{NoFiles, Policy, Source};
@@ -40,8 +40,8 @@ fn chain() -> Policy {
 }
 
 /// A device with room for one flow more than there are rules.
-fn device() -> DeviceProfile {
-    DeviceProfile { priorities: 4, max_flows: Some(2 * (2 + u32::from(LAST) + 1)), ..DeviceProfile::ideal() }
+fn device() -> DeviceModel {
+    DeviceModel { priorities: 4, max_flows: Some(2 * (2 + u32::from(LAST) + 1)), ..DeviceModel::ideal() }
 }
 
 /// A number of packets of the last rules.
@@ -112,7 +112,7 @@ fn a_pair_of_rules_in_the_way_is_found() {
 #[test]
 fn warnings_about_a_device_without_tags_depend_on_the_weights() {
     let policy = chain_with("h");
-    let device = DeviceProfile { tag_bits: 0, ..device() };
+    let device = DeviceModel { tag_bits: 0, ..device() };
     for heavy in 0..usize::from(LAST) {
         let mut packets = [1; LAST as usize];
         packets[heavy] = 10;
@@ -136,7 +136,7 @@ fn the_rules_with_fewest_packets_are_widened() {
     let policy = parse(&rules.concat());
     // With all flows exact there are eight, with half of them wide six, and a program may use half of the
     // device's.
-    let device = DeviceProfile { max_flows: Some(12), ..DeviceProfile::ideal() };
+    let device = DeviceModel { max_flows: Some(12), ..DeviceModel::ideal() };
     let packet = |rule: usize| {
         let ip = FrameBuilder::new().ip([203, 0, 113, 1].into(), [192, 0, 2, rule as u8 / 2].into());
         DeepKey::of(&ip.udp(1, rule as u16).build())

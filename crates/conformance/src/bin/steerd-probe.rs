@@ -14,7 +14,7 @@ use clap::{Parser, ValueEnum};
 use conformance::model::{Bounds, FoundModel};
 use conformance::soft::SoftDevice;
 use conformance::{Bench, Peer, Report, Verdict, model, origin, probe};
-use device_model::{DeviceProfile, Origin};
+use device_model::{DeviceModel, Origin};
 use softnic::Personality;
 use verbs::{Context, DeviceList, PortNumber};
 
@@ -147,7 +147,7 @@ fn act(arguments: &Arguments) -> Result<(), Failed> {
         write_new(path, &text).map_err(|error| format!("{shown}: {error}"))?;
         let _ = writeln!(
             io::stderr(),
-            "the device model is in {shown} (steerd check --profile {shown} POLICY, device.model = \"{shown}\")"
+            "the device model is in {shown} (steerd check --model {shown} POLICY, device.model = \"{shown}\")"
         );
         return Ok(());
     }
@@ -165,7 +165,7 @@ fn probed(arguments: &Arguments, wants_model: bool) -> Result<Probed, Failed> {
     if let Some(personality) = arguments.soft {
         let device = SoftDevice::new(personality)?;
         // What a soft NIC does cannot be found only where it takes too many objects.
-        let fallback = DeviceProfile::of_base(personality.model().personality);
+        let fallback = DeviceModel::of_base(personality.model().personality);
         let mut probed = of(device.context(), (arguments, wants_model), Some(&device), &fallback, SOFT)?;
         probed.report.device = format!("soft NIC ({personality})");
         return Ok(probed);
@@ -178,7 +178,7 @@ fn probed(arguments: &Arguments, wants_model: bool) -> Result<Probed, Failed> {
         .find(name)
         .ok_or_else(|| format!("no device {name} (hint: `steerd devices` lists what there is)"))?;
     let driver = origin::driver(name).unwrap_or_default();
-    let fallback = DeviceProfile::by_driver(&driver).unwrap_or_else(DeviceProfile::conservative);
+    let fallback = DeviceModel::by_driver(&driver).unwrap_or_else(DeviceModel::conservative);
     if !fallback.can_steer() {
         // An RSS queue pair of such a device may take the packets of the whole port.
         let source =
@@ -196,7 +196,7 @@ fn of(
     context: &Arc<Context>,
     (arguments, wants_model): (&Arguments, bool),
     peer: Option<&dyn Peer>,
-    fallback: &DeviceProfile,
+    fallback: &DeviceModel,
     driver: &str,
 ) -> Result<Probed, Failed> {
     let found = wants_model.then(|| -> Result<FoundModel, Failed> {

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use conformance::model::{self, Bounds, FoundModel, Note};
 use conformance::soft::SoftDevice;
 use conformance::{Bench, Peer, cases, run};
-use device_model::{DeviceProfile, Errno, Feature, Limit};
+use device_model::{DeviceModel, Errno, Feature, Limit};
 use softnic::Personality;
 use test_support::not_run;
 use verbs::PortNumber;
@@ -17,7 +17,7 @@ use verbs::PortNumber;
 const BOUNDS: Bounds = Bounds { flows: 5000, objects: 64, copies: 1100 };
 
 /// `None`, with a message on stderr: this user may not create flows.
-fn find(personality: Personality, fallback: &DeviceProfile, has_peer: bool) -> Option<FoundModel> {
+fn find(personality: Personality, fallback: &DeviceModel, has_peer: bool) -> Option<FoundModel> {
     let device = SoftDevice::new(personality).expect("a soft NIC");
     let peer = has_peer.then_some(&device as &dyn Peer);
     let bench = Bench::new(device.context(), PortNumber(1), peer).expect("a bench");
@@ -29,8 +29,8 @@ fn find(personality: Personality, fallback: &DeviceProfile, has_peer: bool) -> O
     Some(found)
 }
 
-fn read(text: &str) -> DeviceProfile {
-    DeviceProfile::parse(Path::new("found.toml"), text).unwrap_or_else(|error| panic!("{error}\n{text}"))
+fn read(text: &str) -> DeviceModel {
+    DeviceModel::parse(Path::new("found.toml"), text).unwrap_or_else(|error| panic!("{error}\n{text}"))
 }
 
 #[test]
@@ -60,9 +60,9 @@ fn limits_of_a_file_are_those_of_the_soft_nic() {
                 limits = [{ limit = \"flows\", errno = \"EBUSY\", source = \"x\" }, { limit = \"shapes\", errno = \"ENOSPC\", source = \"x\" }]\n";
     let wanted = read(text);
     let found =
-        find(Personality::of(wanted.clone()), &DeviceProfile::ideal(), true).expect("no privilege needed");
+        find(Personality::of(wanted.clone()), &DeviceModel::ideal(), true).expect("no privilege needed");
     let found = found.profile;
-    let numbers = |model: &DeviceProfile| {
+    let numbers = |model: &DeviceModel| {
         let flows = [model.max_flows, model.max_shapes, model.max_copies, model.max_counters];
         let objects = [model.max_queues, model.max_tables, model.max_receives];
         (model.priorities, model.max_specs, model.max_table, model.tag_bits, flows, objects)
@@ -90,7 +90,7 @@ fn what_is_found_on_the_soft_nic_is_what_it_imitates() {
         let built_in = personality.model();
         let Some(FoundModel { profile: found, .. }) = find(personality, &built_in, true) else { continue };
         let is = |wanted: Personality| personality == wanted;
-        let wanted = DeviceProfile {
+        let wanted = DeviceModel {
             max_receives: built_in.max_receives,
             max_flows: found.max_flows,
             max_queues: found.max_queues,
@@ -105,10 +105,10 @@ fn what_is_found_on_the_soft_nic_is_what_it_imitates() {
             emulation: found.emulation.clone(),
             ..built_in.clone().in_software()
         };
-        let bare = DeviceProfile { refusals: Vec::new(), limits: Vec::new(), ..found.clone() };
+        let bare = DeviceModel { refusals: Vec::new(), limits: Vec::new(), ..found.clone() };
         assert_eq!(bare, wanted, "{personality}");
         for feature in Feature::ALL {
-            let errno = |model: &DeviceProfile| {
+            let errno = |model: &DeviceModel| {
                 let errno = model.refusal(feature).map(|row| row.errno);
                 if feature == Feature::Count { errno.map(|_| Errno::Einval) } else { errno }
             };
@@ -122,7 +122,7 @@ fn what_is_found_on_the_soft_nic_is_what_it_imitates() {
 
 #[test]
 fn rows_that_need_frames_are_those_of_the_fallback_and_say_so() {
-    let conservative = DeviceProfile::conservative();
+    let conservative = DeviceModel::conservative();
     let Some(found) = find(Personality::Ideal, &conservative, false) else { return };
     let text = model::text(&found);
     // What is accepted and may have no effect stays refused; what is accepted otherwise is not.
@@ -144,9 +144,9 @@ fn rows_that_need_frames_are_those_of_the_fallback_and_say_so() {
 /// of the case was never created, so the fallback's refusals stay.
 #[test]
 fn features_whose_case_was_not_prepared_are_those_of_the_fallback() {
-    let conservative = DeviceProfile::conservative();
+    let conservative = DeviceModel::conservative();
     let refusal = conservative.refusal(Feature::Ipv6).expect("mlx4 has no IPv6 flows");
-    let one = DeviceProfile { max_queues: Some(1), ..DeviceProfile::ideal() };
+    let one = DeviceModel { max_queues: Some(1), ..DeviceModel::ideal() };
     for has_peer in [false, true] {
         let Some(found) = find(Personality::of(one.clone()), &conservative, has_peer) else { return };
         assert_eq!(found.profile.refusal(Feature::Ipv6), Some(refusal));
@@ -162,9 +162,9 @@ fn features_whose_case_was_not_prepared_are_those_of_the_fallback() {
 #[test]
 fn a_device_without_flows_is_found_to_have_none() {
     for name in ["mana", "bnxt_re"] {
-        let model = DeviceProfile::by_name(name).expect("built in");
+        let model = DeviceModel::by_name(name).expect("built in");
         let found =
-            find(Personality::of(model), &DeviceProfile::conservative(), true).expect("no privilege needed");
+            find(Personality::of(model), &DeviceModel::conservative(), true).expect("no privilege needed");
         assert!(!found.profile.can_steer());
         assert_eq!(found.profile.refusals.len(), 1, "{:?}", found.profile.refusals);
         let text = model::text(&found);
@@ -216,7 +216,7 @@ fn no_model_makes_the_soft_nic_panic() {
             let bench = Bench::new(device.context(), PortNumber(1), Some(&device)).expect("a bench");
             assert_eq!(run(&bench, None, |_| true).rows.len(), cases().len());
             let bounds = Bounds { flows: 64, objects: 16, copies: 40 };
-            let found = model::find(&bench, &DeviceProfile::conservative(), bounds, &mut |_, _, _| ());
+            let found = model::find(&bench, &DeviceModel::conservative(), bounds, &mut |_, _, _| ());
             read(&model::text(&found.expect("it can be tried")));
             assert_eq!(PANICS.load(Ordering::Relaxed), 0, "{base}, {limits}");
         }

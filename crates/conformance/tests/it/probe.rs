@@ -38,7 +38,7 @@ fn a_model_is_written_and_no_file_is_overwritten() {
     let progress = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(progress.contains("trying 1/12: whether it steers\n") && progress.contains(file), "{progress}");
     let text = std::fs::read_to_string(&path).expect("written");
-    let model = device_model::DeviceProfile::named_or_file(file).expect("a model");
+    let model = device_model::DeviceModel::named_or_file(file).expect("a model");
     assert_eq!((model.device.driver.as_str(), model.priorities), ("softnic", 65536));
     let again = run(&["--soft", "ideal", "--output", file]);
     assert_eq!(again.status.code(), Some(4));
@@ -63,7 +63,7 @@ fn a_default_file_that_cannot_be_created_is_left_out() {
     let path = folder.path().canonicalize().expect("folder").join("nic.toml");
     let first = probe();
     let advice = String::from_utf8_lossy(&first.stderr).into_owned();
-    assert!(advice.contains(&format!("check --profile {} POLICY", path.display())), "{advice}");
+    assert!(advice.contains(&format!("check --model {} POLICY", path.display())), "{advice}");
     let text = std::fs::read_to_string(&path).expect("written");
     let second = probe();
     assert!(second.status.success(), "{second:?}");

@@ -15,7 +15,7 @@ use std::path::Path;
 use std::process::{Command, ExitCode};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use device_model::{Base, DeviceProfile};
+use device_model::{BaseModel, DeviceModel};
 use softnic::preload::launch::{self, LaunchError};
 use softnic::preload::{METHOD_MLX5, Settings, variable};
 
@@ -128,7 +128,7 @@ impl DeviceOptions {
     fn variables(&self) -> Vec<(&'static str, String)> {
         // The command may change its folder before it opens the device.
         let personality = self.personality.as_ref().map(|name| match std::path::absolute(name) {
-            Ok(path) if DeviceProfile::is_path(name) => path.to_string_lossy().into_owned(),
+            Ok(path) if DeviceModel::is_path(name) => path.to_string_lossy().into_owned(),
             _ => name.clone(),
         });
         let wire = self.wire.as_ref().map(|wire| match wire.strip_prefix("pcap:").map(std::path::absolute) {
@@ -219,7 +219,7 @@ fn run(exec: &Exec) -> Result<(), Error> {
 
 /// Refuses what a device below rdma-core's mlx5 provider cannot be.
 fn check_mlx5(settings: &Settings) -> Result<(), Error> {
-    if settings.personality.model().personality != Base::Mlx5 {
+    if settings.personality.model().personality != BaseModel::Mlx5 {
         let reason = format!("its device has the personality mlx5, not {}", settings.personality);
         return Err(Error::Mlx5 { reason });
     }

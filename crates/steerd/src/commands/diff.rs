@@ -1,6 +1,6 @@
 //! `steerd diff OLD NEW`, or `--running NEW` for the policy that a daemon has in force: the traffic that two
 //! policies treat differently, as regions of packets in the language with an example of each, and changes
-//! inside groups. With `--profile` or `--workers` also the rules that a device decides elsewhere
+//! inside groups. With `--model` or `--workers` also the rules that a device decides elsewhere
 //! ([`Placement`]). The exit codes are those of diff(1).
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -10,7 +10,7 @@ use std::slice::Iter;
 
 use analysis::{Change, Diff, Effect, GroupChange, Names, PairSummary};
 use compiler::{Decided, RuleReport};
-use device_model::DeviceProfile;
+use device_model::DeviceModel;
 use policy::policy::Direction;
 use policy::{Diagnostics, Policy, Source};
 use serde::Serialize;
@@ -55,8 +55,8 @@ fn compare(args: &DiffArgs) -> Result<Outcome, Error> {
     let workers = args.workers.map_or_else(named, |workers| workers as usize);
     let groups = analysis::changed_groups(&old, &new, workers);
     let sinks = sinks::changes(&old, &new);
-    let placement = (args.profile.is_some() || args.workers.is_some()).then(|| {
-        let profile = args.profile.clone().unwrap_or_default();
+    let placement = (args.model.is_some() || args.workers.is_some()).then(|| {
+        let profile = args.model.clone().unwrap_or_default();
         Placement::of(&old, &new, &profile, workers)
     });
     let names = [old_name, new_name];
@@ -339,7 +339,7 @@ struct Placed {
 }
 
 impl Placement {
-    fn of(old: &Policy, new: &Policy, profile: &DeviceProfile, workers: usize) -> Self {
+    fn of(old: &Policy, new: &Policy, profile: &DeviceModel, workers: usize) -> Self {
         let [before, after] = [old, new].map(|policy| compiler::report(policy, profile, workers, None));
         Self {
             profile: profile.name.clone(),

@@ -8,7 +8,7 @@ use std::fs;
 use std::io::{self, Write as _};
 use std::path::Path;
 
-use device_model::DeviceProfile;
+use device_model::DeviceModel;
 use policy::import::{Imported, NftOptions, Note, classbench, ethtool, nft};
 use policy::{Diagnostics, NoFiles, Policy, Source};
 use serde::Serialize;
@@ -158,7 +158,7 @@ fn additions(policy: &Policy, group: Option<&str>, interface: Option<&str>) -> S
 /// Whether an ideal device can run the policy; the same question as that of `steerd check`.
 fn check(policy_toml: &str) -> Result<(), Diagnostics> {
     let read = policy_file::parse(&Source::new("policy", policy_toml), &NoFiles, &BTreeMap::new())?;
-    let compiled = read.compile(None, &DeviceProfile::ideal(), None, None)?;
+    let compiled = read.compile(None, &DeviceModel::ideal(), None, None)?;
     Compiled::into_installable(compiled).map(|_| ())
 }
 

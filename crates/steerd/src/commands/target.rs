@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use device_model::DeviceProfile;
+use device_model::DeviceModel;
 
 use super::Error;
 use crate::cli::PolicyArgs;
@@ -24,7 +24,7 @@ pub(crate) struct Target {
 impl Target {
     pub(crate) fn of(args: &PolicyArgs) -> Result<Self, Error> {
         let mut workers = args.workers.map(|workers| workers as usize);
-        let wanted = args.profile.clone();
+        let wanted = args.model.clone();
         let Some(file) = &args.config else {
             let variables = args.variables.set.iter().cloned().collect();
             let source = source(&args.policy.clone().unwrap_or_default(), variables)?;
@@ -97,7 +97,7 @@ pub(crate) fn compile_for(args: &PolicyArgs) -> Result<(Compiled, AnswerModel), 
         Ok(compiled) => Ok((compiled, AnswerModel { name, refused_by: None })),
         Err(diagnostics) => {
             output::print_diagnostics(&diagnostics);
-            let ideal = DeviceProfile::ideal();
+            let ideal = DeviceModel::ideal();
             let compiled = compile(&source, &ideal, workers, None);
             let compiled = compiled.map_err(|_| PolicyErrors::of(&source, &diagnostics))?;
             Ok((compiled, AnswerModel { name: ideal.name, refused_by: Some(name) }))

@@ -630,7 +630,7 @@ mod tests {
         let text = "version = 1\n[groups.g]\nworkers = [0]\n[[rules]]\nname = \"r\"\nmatch = { any = true }\naction = \"steer g\"\n";
         let source = policy::Source::new("p.toml", text);
         let (policy, _) = policy::parse(&source, &policy::NoFiles).expect("a policy");
-        let profile = device_model::DeviceProfile::ideal();
+        let profile = device_model::DeviceModel::ideal();
         let program = Arc::new(compiler::compile(&policy, &profile, 1).expect("a program"));
         let sinks = no_workers();
         let published = |generation| {
@@ -661,7 +661,7 @@ mod tests {
         );
         let source = policy::Source::new("p.toml", &text);
         let (policy, _) = policy::parse(&source, &policy::NoFiles).expect("a policy");
-        Arc::new(compiler::compile(&policy, &device_model::DeviceProfile::ideal(), 1).expect("a program"))
+        Arc::new(compiler::compile(&policy, &device_model::DeviceModel::ideal(), 1).expect("a program"))
     }
 
     struct Idle;

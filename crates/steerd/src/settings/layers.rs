@@ -7,7 +7,7 @@ use std::fmt;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use device_model::DeviceProfile;
+use device_model::DeviceModel;
 use rustix::io::Errno;
 use toml::{Table, Value};
 
@@ -220,7 +220,7 @@ fn rebase(table: &mut Table, folder: &Path) {
     }
     for (section, key) in [("device", "model"), ("softnic", "personality")] {
         let value = table.get_mut(section).and_then(|section| section.get_mut(key));
-        rebase_one(value.filter(|value| value.as_str().is_some_and(DeviceProfile::is_path)));
+        rebase_one(value.filter(|value| value.as_str().is_some_and(DeviceModel::is_path)));
     }
     let Some(nic) = table.get_mut("softnic") else { return };
     let rebase_ports = |nic: &mut Value| {

@@ -5,7 +5,7 @@
 
 use std::error::Error as _;
 
-use device_model::{Base, DeviceProfile, LoadError};
+use device_model::{BaseModel, DeviceModel, LoadError};
 use softnic::PORT_MTU_BYTES;
 
 use super::layers::Layers;
@@ -80,12 +80,12 @@ fn check_device(settings: &Settings, report: &mut dyn FnMut(&str, String, Option
         report("device.name", "must not be empty".into(), Some("\"auto\" takes the only device there is"));
     }
     if device.model != "auto"
-        && let Err(error) = DeviceProfile::named_or_file(&device.model)
+        && let Err(error) = DeviceModel::named_or_file(&device.model)
     {
         let auto = "\"auto\" chooses the model by the device's driver";
         let (message, hint) = match (&error, error.source()) {
             (LoadError::UnknownName { name }, _) => {
-                let known = DeviceProfile::NAMES.map(|name| format!("{name:?}")).join(", ");
+                let known = DeviceModel::NAMES.map(|name| format!("{name:?}")).join(", ");
                 let expected = format!("expected \"auto\", {known}, or a file like ./nic.toml");
                 (format!("{name:?} is no model, {expected}"), Some(auto))
             }
@@ -186,12 +186,12 @@ fn check_softnic(settings: &Settings, report: &mut dyn FnMut(&str, String, Optio
 }
 
 /// Refuses settings that the model below rdma-core's mlx5 provider does not have.
-fn check_provider(nic: &SoftNic, base: Base, report: &mut dyn FnMut(&str, String, Option<&str>)) {
+fn check_provider(nic: &SoftNic, base: BaseModel, report: &mut dyn FnMut(&str, String, Option<&str>)) {
     let key = "softnic.provider";
     if nic.provider != Provider::Mlx5 {
         return;
     }
-    if base != Base::Mlx5 {
+    if base != BaseModel::Mlx5 {
         let message = format!("\"mlx5\" is for the personality \"mlx5\", not \"{}\"", nic.personality);
         report(key, message, Some("softnic.personality = \"mlx5\""));
     }

@@ -8,7 +8,7 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use device_model::DeviceProfile;
+use device_model::DeviceModel;
 use hugemem::PageKind;
 use serde::de::{self, Deserializer, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
@@ -44,7 +44,7 @@ pub(crate) const AUTO_DEVICE: &str = "auto";
 pub(crate) struct Device {
     /// A name in libibverbs' list, the soft NIC's name, or [`AUTO_DEVICE`].
     pub(crate) name: String,
-    /// A name of [`DeviceProfile::NAMES`], a file, or "auto": by the device's driver.
+    /// A name of [`DeviceModel::NAMES`], a file, or "auto": by the device's driver.
     pub(crate) model: String,
     /// Whether the interfaces of a real device's ports are kept promiscuous.
     pub(crate) promiscuous: bool,
@@ -91,7 +91,7 @@ pub(crate) struct TooManyFrames {
 
 impl Workers {
     /// Checks that a receive queue of the device holds all frames of a worker, before memory is allocated.
-    pub(crate) fn check_frames(&self, device: &DeviceProfile) -> Result<(), TooManyFrames> {
+    pub(crate) fn check_frames(&self, device: &DeviceModel) -> Result<(), TooManyFrames> {
         match device.max_receives {
             Some(limit) if self.frames > limit => {
                 Err(TooManyFrames { device: device.name.clone(), frames: self.frames, limit })
@@ -297,10 +297,10 @@ fn mode<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
 /// The files that layers name are read when the layers are merged: their paths are relative to the layer.
 fn personality<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
     let text = String::deserialize(deserializer)?;
-    if DeviceProfile::is_path(&text) || DeviceProfile::NAMES.contains(&text.as_str()) {
+    if DeviceModel::is_path(&text) || DeviceModel::NAMES.contains(&text.as_str()) {
         return Ok(text);
     }
-    Err(de::Error::unknown_variant(&text, &DeviceProfile::NAMES))
+    Err(de::Error::unknown_variant(&text, &DeviceModel::NAMES))
 }
 
 fn pages<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<PageKind>, D::Error> {

@@ -42,7 +42,7 @@ fn a_missing_device_is_an_error() {
         let output = run(&args);
         assert_eq!(output.status.code(), Some(4), "{}{}", stdout(&output), stderr(&output));
         assert!(stderr(&output).contains("device"), "{}", stderr(&output));
-        args.extend(["--profile", "ideal"]);
+        args.extend(["--model", "ideal"]);
         assert!(run(&args).status.success(), "{args:?}: for a device that need not be there");
     }
 }

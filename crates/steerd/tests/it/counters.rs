@@ -156,7 +156,7 @@ fn check_compiles_for_the_counters_of_a_running_daemon() {
     let text = std::fs::read_to_string(place.path("p.toml")).expect("read");
     std::fs::write(place.path("new.toml"), text.replace("'source2'", "'other'")).expect("written");
     let check = |more: &[&str]| {
-        place.json(&[&["check", "new.toml", "--format", "json", "--profile", "mlx5"], more].concat())
+        place.json(&[&["check", "new.toml", "--format", "json", "--model", "mlx5"], more].concat())
     };
     let decided = |report: &Value| {
         let rules = report["rules"].as_array().expect("rules");
@@ -173,7 +173,7 @@ fn check_compiles_for_the_counters_of_a_running_daemon() {
     assert!(counted["in_hardware_percent"].as_f64().is_some_and(|percent| percent > 99.0), "{counted}");
     assert_eq!(running["sha256"], plain["sha256"], "counters are no part of the policy");
     let output =
-        place.run(&["check", "new.toml", "--profile", "mlx5", "--traffic", "running", "--deny", "hybrid=1%"]);
+        place.run(&["check", "new.toml", "--model", "mlx5", "--traffic", "running", "--deny", "hybrid=1%"]);
     assert!(output.status.success(), "{}", stderr(&output));
     let shown = stdout(&output);
     assert!(
@@ -190,7 +190,7 @@ fn without_packets_the_share_of_the_rules_can_be_denied() {
     let wire = "[{ wire = { kind = 'null' } }]";
     let daemon = Daemon::start_command(place.daemon("").env("STEERD_SOFTNIC__PORTS", wire));
     let denied = ["--traffic", "running", "--deny", "hybrid=0%"];
-    let output = place.run(&[&["check", "p.toml", "--profile", "mlx5"], denied.as_slice()].concat());
+    let output = place.run(&[&["check", "p.toml", "--model", "mlx5"], denied.as_slice()].concat());
     let (shown, errors) = (stdout(&output), stderr(&output));
     assert!(!output.status.success() && errors.contains("packets that workers decide"), "{errors}");
     assert!(shown.contains("without packets the order of the policy decides"), "{shown}");

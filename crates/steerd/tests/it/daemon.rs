@@ -678,7 +678,7 @@ fn a_profile_divides_the_time_of_each_thread_by_stage() {
         serde_json::from_slice(&output.stdout).expect("JSON and nothing else")
     };
     assert!(summary(&["--for", "300ms"]).get("profile").is_none(), "off by default");
-    let summary = summary(&["--for", "3s", "--profile"]);
+    let summary = summary(&["--for", "3s", "--stage-times"]);
     let threads = summary["profile"].as_array().expect("a list");
     let names: Vec<_> = threads.iter().filter_map(|thread| thread["thread"].as_str()).collect();
     assert_eq!(names, ["engine", "worker 0", "worker 1"]);

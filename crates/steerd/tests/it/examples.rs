@@ -30,7 +30,7 @@ fn every_example_is_checked_on_every_device() {
     let mut summary = String::new();
     for example in &examples {
         for profile in PROFILES {
-            let output = check(example, &["--profile", profile, "--format", "json"]);
+            let output = check(example, &["--model", profile, "--format", "json"]);
             let report: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
             let ok = report["ok"].as_bool().expect("ok");
             assert_eq!(output.status.code(), Some(if ok { 0 } else { 1 }), "{example}: {}", stderr(&output));
@@ -81,10 +81,10 @@ fn examples_give_no_warning_on_the_device_they_are_written_for() {
 #[test]
 fn check_output_of_some_examples() {
     for example in ["ddos-scrubbing", "vxlan-tenants", "ipfix-tap", "egress-guard", "scada"] {
-        let output = check(&format!("{example}.toml"), &["--profile", "mlx5"]);
+        let output = check(&format!("{example}.toml"), &["--model", "mlx5"]);
         insta::assert_snapshot!(format!("example_{example}_mlx5"), stdout(&output));
     }
-    let output = check("ipfix-tap.toml", &["--profile", "mlx4"]);
+    let output = check("ipfix-tap.toml", &["--model", "mlx4"]);
     insta::assert_snapshot!("example_ipfix-tap_mlx4", format!("{}\n{}", stdout(&output), stderr(&output)));
 }
 

@@ -67,7 +67,7 @@ fn the_installation_is_complete_and_works() {
 
     // The installed binary with the installed settings.
     let check = Command::new(root.join("usr/bin/steerd"))
-        .args(["check", "--profile", "ideal", "--config"])
+        .args(["check", "--model", "ideal", "--config"])
         .arg(root.join("etc/steerd/steerd.toml"))
         .output()
         .expect("it runs");

@@ -51,7 +51,7 @@ fn check_and_start_refuse_them_with_the_packet() {
     let policy = folder.path().join("p.toml");
     for personality in PERSONALITIES {
         fs::write(&policy, LOSING).expect("a policy");
-        let checked = run(&["check", "--profile", personality, &policy.to_string_lossy()]);
+        let checked = run(&["check", "--model", personality, &policy.to_string_lossy()]);
         let started = demo(personality, &policy).args(["--for", "1s"]).output().expect("steerd");
         for output in [checked, started] {
             assert!(!output.status.success(), "{}", stdout(&output));
@@ -62,7 +62,7 @@ fn check_and_start_refuse_them_with_the_packet() {
             }
         }
         fs::write(&policy, allowing()).expect("a policy");
-        let checked = run(&["check", "--profile", personality, &policy.to_string_lossy()]);
+        let checked = run(&["check", "--model", personality, &policy.to_string_lossy()]);
         assert!(checked.status.success() && stderr(&checked).contains("warning"), "{}", stderr(&checked));
     }
 }
@@ -89,7 +89,7 @@ action = "steer main"
     let policy = folder.path().join("p.toml");
     fs::write(&policy, text).expect("a policy");
     for personality in PERSONALITIES {
-        let args = ["check", "--profile", personality, "--format", "json", &policy.to_string_lossy()];
+        let args = ["check", "--model", personality, "--format", "json", &policy.to_string_lossy()];
         let answer: serde_json::Value = serde_json::from_str(&stdout(&run(&args))).expect("JSON");
         let lost = answer["lost_exceptions"].as_array().expect("lost_exceptions");
         assert!(lost.iter().any(|lost| lost["rule"] == "own~extensions"), "{lost:?}");
@@ -104,7 +104,7 @@ fn refusal(personality: &str, text: &str) -> String {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let policy = folder.path().join("p.toml");
     fs::write(&policy, text).expect("a policy");
-    let checked = run(&["check", "--profile", personality, &policy.to_string_lossy()]);
+    let checked = run(&["check", "--model", personality, &policy.to_string_lossy()]);
     let started = demo(personality, &policy).args(["--for", "1s"]).output().expect("steerd");
     assert_eq!(checked.status.code(), Some(1), "{}", stderr(&checked));
     assert!(!started.status.success(), "{}", stdout(&started));
@@ -186,7 +186,7 @@ fn what_is_not_known_is_refused() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let policy = folder.path().join("p.toml");
         fs::write(&policy, allowed).expect("a policy");
-        let checked = run(&["check", "--profile", personality, &policy.to_string_lossy()]);
+        let checked = run(&["check", "--model", personality, &policy.to_string_lossy()]);
         assert!(checked.status.success(), "{}", stderr(&checked));
     }
 }
@@ -203,17 +203,17 @@ fn a_policy_that_locks_its_operator_out_is_accepted_with_a_kernel_sink_only() {
     let policy = folder.path().join("p.toml");
     fs::write(&policy, without).expect("a policy");
     for personality in PERSONALITIES {
-        let refused = run(&["check", "--profile", personality, &policy.to_string_lossy()]);
+        let refused = run(&["check", "--model", personality, &policy.to_string_lossy()]);
         let errors = stderr(&refused);
         assert_eq!(refused.status.code(), Some(1), "{errors}");
         for part in ["`management`", "`node`", "kind = \"kernel\""] {
             assert!(errors.contains(part), "no {part} in {errors}");
         }
-        let accepted = run(&["check", "--profile", personality, &example.to_string_lossy()]);
+        let accepted = run(&["check", "--model", personality, &example.to_string_lossy()]);
         assert!(accepted.status.success(), "{}", stderr(&accepted));
         let packet = "dst=192.0.2.10,protocol=tcp,dst_port=22";
         let explained =
-            run(&["explain", "--profile", personality, "--packet", packet, &example.to_string_lossy()]);
+            run(&["explain", "--model", personality, "--packet", packet, &example.to_string_lossy()]);
         assert!(
             explained.status.success() && !stdout(&explained).contains("does not receive"),
             "{}",
@@ -230,7 +230,7 @@ fn explain_reports_that_the_host_does_not_receive_the_packet() {
     let policy = policy.to_string_lossy();
     let explain = |packet: &str, format: &str| {
         let output =
-            run(&["explain", "--profile", "mlx5", "--packet", packet, "--format", format, policy.as_ref()]);
+            run(&["explain", "--model", "mlx5", "--packet", packet, "--format", format, policy.as_ref()]);
         assert!(output.status.success(), "{}", stderr(&output));
         stdout(&output)
     };

@@ -12,7 +12,7 @@ use crate::trial::case::Case;
 use crate::trial::draw::{Flavour, Line, edges, in_words, parse, sayable, text};
 use crate::trial::reference::{Meaning, meaning, meaning_skipping};
 use crate::trial::rig::Rig;
-use device_model::DeviceProfile;
+use device_model::DeviceModel;
 use packet::DeepKey;
 use packet::build::FrameBuilder;
 use policy::Policy;
@@ -112,7 +112,7 @@ fn the_share_of_a_capture_is_what_the_device_decides() {
     let mut counter = compiler::RuleCounter::new(&policy);
     capture.iter().for_each(|frame| counter.add(&DeepKey::of(frame)));
     let weights = counter.weights();
-    let profile = DeviceProfile { priorities: 4, max_flows: Some(14), ..DeviceProfile::ideal() };
+    let profile = DeviceModel { priorities: 4, max_flows: Some(14), ..DeviceModel::ideal() };
     let job = compiler::Job::new(&policy, &profile, WORKERS as usize);
     for (job, in_hardware) in [(job, 1), (job.weighted(Some(&weights)), 7)] {
         let program = Arc::new(job.compile().expect("it fits"));
@@ -132,7 +132,7 @@ fn the_share_of_a_capture_is_what_the_device_decides() {
 }
 
 fn trial(personality: Personality) -> Met {
-    let profile = DeviceProfile::by_name(personality.name()).expect("a profile of its name").in_software();
+    let profile = DeviceModel::by_name(personality.name()).expect("a profile of its name").in_software();
     let mut rigs =
         [1, 2].map(|ports| (Rig::new(personality, WORKERS, ports), profile.clone().on_ports(ports.into())));
     let mut met = Met::default();
@@ -167,7 +167,7 @@ fn seeds() -> (Range<u64>, Duration) {
 }
 
 /// One policy and its packets.
-fn one(rig: &mut Rig, profile: &DeviceProfile, seed: u64, met: &mut Met) {
+fn one(rig: &mut Rig, profile: &DeviceModel, seed: u64, met: &mut Met) {
     let mut bytes = [0; 32];
     bytes[..8].copy_from_slice(&seed.to_be_bytes());
     let mut runner =
@@ -220,7 +220,7 @@ fn one(rig: &mut Rig, profile: &DeviceProfile, seed: u64, met: &mut Met) {
 pub(crate) fn started_and_reloaded(
     rig: &mut Rig,
     policy: &Policy,
-    profile: &DeviceProfile,
+    profile: &DeviceModel,
     program: Program,
 ) -> Result<Arc<Program>, String> {
     let program = Arc::new(program);
@@ -323,7 +323,7 @@ fn value<S: Strategy>(runner: &mut TestRunner, strategy: &S) -> S::Value {
 
 /// The rule, if language and device accept it alone; otherwise a policy with it would be refused, too.
 /// Workers see no sent packets, so keys that few devices can match are removed from egress rules.
-fn alone(mut line: Line, profile: &DeviceProfile, met: &mut Met) -> Option<Line> {
+fn alone(mut line: Line, profile: &DeviceModel, met: &mut Met) -> Option<Line> {
     let refusal = |line: &Line| {
         let policy = parse(&text(std::slice::from_ref(line), Action::Kernel)).map_err(|_| None)?;
         let compiled = compiler::compile(&policy, profile, WORKERS as usize);

@@ -39,8 +39,8 @@ fn coarse() -> String {
 fn check(path: &Path, text: &str, profile: &str) -> (bool, String, Value) {
     fs::write(path, text).expect("a policy");
     let path = path.to_string_lossy();
-    let output = run(&["check", "--profile", profile, &path]);
-    let json = run(&["check", "--profile", profile, "--format", "json", &path]);
+    let output = run(&["check", "--model", profile, &path]);
+    let json = run(&["check", "--model", profile, "--format", "json", &path]);
     assert_eq!(output.status.success(), json.status.success());
     (output.status.success(), stderr(&output), serde_json::from_str(&stdout(&json)).expect("JSON"))
 }
@@ -70,7 +70,7 @@ fn check_refuses_a_policy_that_takes_protected_packets() {
         );
         let frame = missed["witness"]["frame"].as_str().expect("a frame");
         let path = policy.to_string_lossy();
-        let explained = stdout(&run(&["explain", "--profile", profile, &path, "--hex", frame]));
+        let explained = stdout(&run(&["explain", "--model", profile, &path, "--hex", frame]));
         assert!(
             explained.contains("rule     web") && explained.contains("does not reach the host"),
             "{explained}"

@@ -189,7 +189,7 @@ fn more_frames_than_a_receive_queue_holds() {
         std::fs::write(&settings, text).expect("written");
         let mut command = steerd();
         command.args(["check", "--config"]).arg(&settings);
-        profile.iter().for_each(|profile| _ = command.args(["--profile", profile]));
+        profile.iter().for_each(|profile| _ = command.args(["--model", profile]));
         eprintln!("{frames} frames with {profile:?}");
         refused(&command.output().expect("runs"), 3, &["workers.frames", limit]);
     }

@@ -13,7 +13,7 @@ use crate::personalities::started_and_reloaded;
 use crate::support::{self, config};
 use crate::trial::rig::Rig;
 use compiler::{Decided, Report};
-use device_model::DeviceProfile;
+use device_model::DeviceModel;
 use packet::build::FrameBuilder;
 use packet::{DeepKey, IpProtocol};
 use policy::import::{self, ClassBench};
@@ -66,7 +66,7 @@ fn summary(place: &str, report: &Report) -> String {
 
 fn every_set_for(device: &str) {
     let Some(folder) = rules() else { return };
-    let profile = DeviceProfile::by_name(device).expect("a profile");
+    let profile = DeviceModel::by_name(device).expect("a profile");
     for (set, filters) in SETS {
         let policy = policy(&folder, set, ClassBench::default());
         assert_eq!(policy.rules.len(), filters, "{set}: a rule for each filter");
@@ -116,7 +116,7 @@ fn frame(line: &str) -> Vec<u8> {
 fn packets_of_a_trace_match_the_rules_that_the_oracle_found() {
     let Some(folder) = rules() else { return };
     let policy = policy(&folder, "acl_1k", ClassBench { tcp_flags: false });
-    let program = compiler::compile(&policy, &DeviceProfile::ideal(), WORKERS as usize);
+    let program = compiler::compile(&policy, &DeviceModel::ideal(), WORKERS as usize);
     let program = Arc::new(program.unwrap_or_else(|bad| panic!("{bad}")));
     let mut rig = Rig::new(Personality::Ideal, WORKERS, 1);
     rig.install(&program).expect("it installs");
@@ -208,7 +208,7 @@ fn a_large_block_list_starts_and_reloads_on_two_ports_or_is_refused() {
     // Without a group no worker can decide what wider flows match.
     let text = text.replace("[groups.g]\nworkers = 1\n", "");
     let (policy, _) = policy::parse(&Source::new("list.toml", text), &NoFiles).expect("a policy");
-    let eight = DeviceProfile::ideal().on_ports(8);
+    let eight = DeviceModel::ideal().on_ports(8);
     let refused = compiler::compile(&policy, &eight, 1).expect_err("480,000 flows twice").to_string();
     let wanted = "the policy needs 60000 flows on each of 8 ports, `ideal` has 16384 for it (ENOMEM)";
     assert!(refused.contains(wanted) && refused.contains("fewer ports in `device.ports`"), "{refused}");
@@ -223,9 +223,9 @@ fn an_exception_to_a_copy_is_possible_on_the_soft_nic_as_on_the_device() {
         [[rules]]\nname = 'tap'\naction = { copy = 'g' }\n\
         match = { protocol = 'tcp', src = '0.0.0.0/0', dst_port = '1-65535' }\n";
     let (policy, _) = policy::parse(&Source::new("tap.toml", text), &NoFiles).expect("a policy");
-    let program = compiler::compile(&policy, &DeviceProfile::mlx5(), 1).unwrap_or_else(|bad| panic!("{bad}"));
+    let program = compiler::compile(&policy, &DeviceModel::mlx5(), 1).unwrap_or_else(|bad| panic!("{bad}"));
     assert!(program.flows.len() > 64, "{program}");
-    let soft = compiler::compile(&policy, &DeviceProfile::mlx5().in_software(), 1);
+    let soft = compiler::compile(&policy, &DeviceModel::mlx5().in_software(), 1);
     assert_eq!(soft.unwrap_or_else(|bad| panic!("{bad}")).flows, program.flows);
     assert_eq!(starts_and_reloads("tap", &policy, &[1, 2]), 4);
 }

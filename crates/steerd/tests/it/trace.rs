@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::support;
-use device_model::DeviceProfile;
+use device_model::DeviceModel;
 use packet::{EtherType, FlowKey, Layers};
 use policy::import::{ClassBench, classbench_with};
 use policy::{NoFiles, Source};
@@ -44,7 +44,7 @@ fn explain_names_the_expected_rule_for_every_packet_of_the_trace() {
     let (policy, _) = policy::parse(&source, &NoFiles).expect("a policy");
     let trace = read("acl_1k_trace");
     let packets: Vec<FlowKey> = trace.lines().map(key).collect();
-    for profile in [DeviceProfile::ideal(), DeviceProfile::mlx5()] {
+    for profile in [DeviceModel::ideal(), DeviceModel::mlx5()] {
         let Ok(program) = compiler::compile(&policy, &profile, 1) else {
             assert_ne!(profile.name, "ideal", "it must fit there");
             continue;

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use device_model::DeviceProfile;
+use device_model::DeviceModel;
 use packet::{DeepKey, Layers};
 use policy::{Diagnostics, NoFiles, Policy, Source};
 use program::{Feature, GroupId, Verdict};
@@ -97,7 +97,7 @@ pub(crate) struct Rules {
 
 impl Rules {
     /// Returns the rules as far as the device has such rules at all, with one sniffer at most.
-    pub(crate) fn on(mut self, profile: &DeviceProfile) -> Self {
+    pub(crate) fn on(mut self, profile: &DeviceModel) -> Self {
         let mut sniffs = !profile.allows(Feature::Sniffer);
         let last_sent = self.rules.iter().rposition(|rule| rule.act.is_about_sent());
         for (index, rule) in self.rules.iter_mut().enumerate() {

@@ -185,8 +185,8 @@ fn weights(hashes: &Hashes, table: &[WorkerId], mut best: f64) -> Option<(Vec<(u
     found
 }
 
-/// The least number of workers of equal weights of which none receives more than `most_per_second` packets, if
-/// all receive `per_second`.
+/// The least number of workers of equal weights of which none receives more than `most_per_second` packets,
+/// if all receive `per_second`.
 pub(super) fn workers_for(
     hashes: &Hashes,
     table_size: usize,

@@ -12,7 +12,7 @@ use crate::daemon::health::{Part, Progress};
 use crate::daemon::libmlx5::{self, PreloadedNic};
 use crate::settings::{AUTO_DEVICE, OtherSoftNic, PortMtu, Settings, SoftNicMode, SoftNicPort};
 use control::{Device, DeviceSelector, DeviceSummary, Model};
-use device_model::DeviceProfile;
+use device_model::DeviceModel;
 use packet::MacAddr;
 use program::Program;
 use rustix::io::Errno;
@@ -166,7 +166,7 @@ impl OpenDevice {
     }
 
     /// The limits of the workers' device for the compiler, beside so many workers.
-    pub(crate) fn profile(&self, workers: usize) -> DeviceProfile {
+    pub(crate) fn profile(&self, workers: usize) -> DeviceModel {
         self.device.profile(workers).on_ports(self.ports.len())
     }
 
@@ -320,7 +320,7 @@ fn open_real(settings: &Settings) -> Result<Device, Error> {
     if settings.device.model == AUTO_DEVICE {
         return Ok(device);
     }
-    let profile = DeviceProfile::named_or_file(&settings.device.model).map_err(Error::Model)?;
+    let profile = DeviceModel::named_or_file(&settings.device.model).map_err(Error::Model)?;
     Ok(device.with_model(Model::named(profile)))
 }
 
@@ -372,7 +372,7 @@ fn open_other(settings: &Settings, other: &OtherSoftNic) -> Result<OtherSoft, Er
 
 /// The device that a policy is compiled for without being installed.
 pub(crate) struct TargetDevice {
-    pub(crate) profile: DeviceProfile,
+    pub(crate) profile: DeviceModel,
     /// The real device, and the ports whose interfaces `steerd run` would not make promiscuous.
     real: Option<(Device, Vec<u8>)>,
     /// The MTUs of the ports in use, as far as they are known.
@@ -381,7 +381,7 @@ pub(crate) struct TargetDevice {
 
 impl TargetDevice {
     /// A device of this kind, which need not exist.
-    pub(crate) fn of(profile: DeviceProfile) -> Self {
+    pub(crate) fn of(profile: DeviceModel) -> Self {
         Self { profile, real: None, mtus: Vec::new() }
     }
 
@@ -416,10 +416,10 @@ pub(crate) fn profile(settings: &Settings) -> Result<TargetDevice, Error> {
 }
 
 /// The model of a soft NIC below rdma-core's provider, whose receive queues are as large as the model's.
-fn preloaded_model(settings: &Settings) -> Result<DeviceProfile, Error> {
+fn preloaded_model(settings: &Settings) -> Result<DeviceModel, Error> {
     let model = settings.softnic.personality()?.model();
     let max_receives = model.max_receives;
-    Ok(DeviceProfile { max_receives, ..model.in_software() })
+    Ok(DeviceModel { max_receives, ..model.in_software() })
 }
 
 fn selector(settings: &Settings) -> DeviceSelector {

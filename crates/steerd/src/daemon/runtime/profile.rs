@@ -1,4 +1,4 @@
-//! What the engine of a soft NIC and the workers spend their time on, for `steerd run --profile`. The
+//! What the engine of a soft NIC and the workers spend their time on, for `steerd run --stage-times`. The
 //! measurements are samples; here they become the time of a whole run by stage, its share, and its part of a
 //! packet.
 
@@ -10,7 +10,7 @@ use crate::state::{StageTime, ThreadProfile};
 /// The stage that is no work.
 const IDLE: &str = "idle";
 
-/// `None` without `--profile`.
+/// `None` without `--stage-times`.
 pub(super) fn of(nic: Option<&SoftNic>, workers: &[WorkerSnapshot]) -> Option<Vec<ThreadProfile>> {
     let engines = nic.map(SoftNic::profiles).unwrap_or_default();
     let is_one = engines.len() == 1;

@@ -167,7 +167,7 @@ mod tests {
         let source = policy::Source::new("test", text.as_str());
         let options = policy::LoadOptions::default();
         let (policy, _) = policy::parse_with(&source, &policy::NoFiles, &options).expect("a policy");
-        compiler::compile_with(&policy, &device_model::DeviceProfile::mlx5(), 1, None).expect("a program")
+        compiler::compile_with(&policy, &device_model::DeviceModel::mlx5(), 1, None).expect("a program")
     }
 
     #[test]

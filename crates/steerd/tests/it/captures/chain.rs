@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use control::{Controller, Device, DeviceSelector};
-use device_model::DeviceProfile;
+use device_model::DeviceModel;
 use policy::Source;
 use program::{Program, WorkerId};
 use softnic::{Drive, Personality, PortConfig, PortStats, SoftNic, SoftNicConfig};
@@ -25,7 +25,7 @@ pub(crate) struct Chain {
 pub(crate) fn compile(text: &str, workers: usize) -> Arc<Program> {
     let source = Source::new("captures.toml", text);
     let (policy, _) = policy::parse(&source, &policy::NoFiles).unwrap_or_else(|bad| panic!("{bad}"));
-    let program = compiler::compile(&policy, &DeviceProfile::ideal(), workers);
+    let program = compiler::compile(&policy, &DeviceModel::ideal(), workers);
     Arc::new(program.unwrap_or_else(|bad| panic!("{bad}")))
 }
 

@@ -209,7 +209,7 @@ fn each_rule_that_brings_other_packets_to_its_workers_is_warned_of_once() {
     let scada = scada.replacen("version = 1", "version = 1\nallow_lost_exceptions = true", 1);
     let warnings = |policy: &str| {
         let folder = policies(&[("scada.toml", policy)]);
-        let output = run_in(&folder, &["check", "scada.toml", "--profile", "mlx4"]);
+        let output = run_in(&folder, &["check", "scada.toml", "--model", "mlx4"]);
         assert!(output.status.success(), "{}", stderr(&output));
         stderr(&output)
     };
@@ -240,7 +240,7 @@ fn an_exception_lost_for_ipv6_is_kept_when_restricted_to_ipv4() {
     let mended = policy.replace("match = { protocol", "match = { family = \"ipv4\", protocol");
     let folder = policies(&[("p", policy), ("mended", &mended)]);
     let management = |policy| {
-        let output = run_in(&folder, &["check", policy, "--profile", "mlx4", "--format", "json"]);
+        let output = run_in(&folder, &["check", policy, "--model", "mlx4", "--format", "json"]);
         let report: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
         report["rules"][0].clone()
     };
@@ -266,7 +266,7 @@ fn check_warns_of_policies_that_no_reload_can_keep() {
         ("alone", "small.toml", true),
         ("ok", "small.toml", false),
     ] {
-        let output = run_in(&folder, &["check", policy, "--profile", profile]);
+        let output = run_in(&folder, &["check", policy, "--model", profile]);
         assert!(output.status.success(), "{}", stderr(&output));
         let found = stderr(&output);
         assert_eq!(
@@ -333,7 +333,7 @@ fn limits_and_samples_are_shown_with_the_parts_of_workers() {
 fn a_device_that_cannot_steer_is_one_error_with_its_reason() {
     let folder = policies(&[("p.toml", POLICY), ("q.toml", &POLICY.replace("80", "81"))]);
     for (name, source) in [("mana", "mana_ctx_ops"), ("bnxt_re", "bnxt_re_create_flow")] {
-        let output = run_in(&folder, &["check", "--profile", name, "p.toml"]);
+        let output = run_in(&folder, &["check", "--model", name, "p.toml"]);
         assert_eq!(output.status.code(), Some(1), "{output:?}");
         let shown = stderr(&output);
         assert_eq!(shown.matches("cannot steer").count(), 1, "{shown}");
@@ -342,10 +342,10 @@ fn a_device_that_cannot_steer_is_one_error_with_its_reason() {
         }
         assert!(stdout(&output).contains(&format!("impossible on {name}")), "{}", stdout(&output));
         // What the policy means does not depend on the device.
-        let explained = run_in(&folder, &["explain", "p.toml", "--profile", name, "--packet", DNS]);
+        let explained = run_in(&folder, &["explain", "p.toml", "--model", name, "--packet", DNS]);
         let left_out = format!("as `{name}` cannot run this policy");
         assert!(stdout(&explained).contains(&left_out), "{}{}", stdout(&explained), stderr(&explained));
-        let output = run_in(&folder, &["diff", "p.toml", "q.toml", "--profile", name]);
+        let output = run_in(&folder, &["diff", "p.toml", "q.toml", "--model", name]);
         assert_eq!(output.status.code(), Some(1), "{output:?}");
     }
 }
@@ -361,7 +361,7 @@ fn mistakes_in_a_model_file_have_a_line_and_a_remedy() {
     ] {
         let folder = policies(&[("p.toml", POLICY), ("nic.toml", &text)]);
         for command in ["check", "size"] {
-            let output = run_in(&folder, &[command, "--profile", "nic.toml", "p.toml"]);
+            let output = run_in(&folder, &[command, "--model", "nic.toml", "p.toml"]);
             assert_eq!(output.status.code(), Some(2), "{output:?}");
             let shown = stderr(&output);
             assert!(shown.contains(words) && shown.contains("hint"), "{command}: {words}: {shown}");
@@ -402,7 +402,7 @@ fn a_policy_is_compiled_for_a_capture() {
     let frames: Vec<Vec<u8>> = [to(0), to(1), to(2)].into_iter().chain(vec![to(3); 7]).collect();
     write_pcap(&folder.path().join("c.pcap"), &frames);
     let check = |args: &[&str]| {
-        let args = [&["check", "--profile", "few.toml", "--format", "json", "--no-analysis"], args].concat();
+        let args = [&["check", "--model", "few.toml", "--format", "json", "--no-analysis"], args].concat();
         let output = run_in(&folder, &args);
         let answer: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
         answer

@@ -95,7 +95,7 @@ fn diff_shows_changes_inside_a_group() {
     assert_eq!(report(&["even", "even"])["groups"], serde_json::json!([]));
 }
 
-/// With --profile a changed placement is a difference.
+/// With --model a changed placement is a difference.
 #[test]
 fn diff_for_a_device_lists_rules_that_are_decided_elsewhere() {
     let rule = |name: &str, matches: &str| {
@@ -106,11 +106,11 @@ fn diff_for_a_device_lists_rules_that_are_decided_elsewhere() {
     let hybrid = format!("{head}{}", rule("web", "tcp_flags = \"syn\", dst = \"192.0.2.1\""));
     let sent = "[[rules]]\nname = \"sent\"\nmatch = { tcp_flags = \"syn\" }\ndirection = \"egress\"\naction = \"drop\"\n";
     let folder = policies(&[("plain", &plain), ("hybrid", &hybrid), ("sent", &format!("{hybrid}{sent}"))]);
-    let same = run_in(&folder, &["diff", "hybrid", "hybrid", "--profile", "mlx5"]);
+    let same = run_in(&folder, &["diff", "hybrid", "hybrid", "--model", "mlx5"]);
     assert_eq!(same.status.code(), Some(0), "{}", stderr(&same));
     let text = stdout(&same);
     assert!(text.contains("on mlx5 with 1 worker: every rule is decided where it was"), "{text}");
-    let text = stdout(&run_in(&folder, &["diff", "plain", "hybrid", "--profile", "mlx5"]));
+    let text = stdout(&run_in(&folder, &["diff", "plain", "hybrid", "--model", "mlx5"]));
     let row = text.lines().find(|line| line.starts_with("web   hardware  hybrid"));
     assert!(row.is_some_and(|row| row.contains("tcp_flags")), "{text}");
     let output = run_in(&folder, &["diff", "hybrid", "sent", "--workers", "2", "--format", "json"]);
@@ -124,7 +124,7 @@ fn diff_for_a_device_lists_rules_that_are_decided_elsewhere() {
     assert_eq!(moved[0]["rule"], "sent");
     assert!(moved[0]["before"].is_null());
     assert_eq!(moved[0]["after"]["decided"], "impossible");
-    let text = stdout(&run_in(&folder, &["diff", "hybrid", "sent", "--profile", "mlx5"]));
+    let text = stdout(&run_in(&folder, &["diff", "hybrid", "sent", "--model", "mlx5"]));
     assert!(text.contains("on mlx5 with 1 worker:\nafter: impossible"), "{text}");
 }
 

@@ -51,7 +51,7 @@ fn explain_looks_into_tunnels_and_shows_copies() {
 #[test]
 fn explain_shows_that_a_packet_stays_with_its_worker() {
     let syn = "src=10.2.0.1,dst=192.0.2.80,protocol=tcp,src_port=1,dst_port=443,tcp_flags=syn";
-    let text = ok(&["explain", "demo.toml", "--packet", syn, "--profile", "mlx4"]);
+    let text = ok(&["explain", "demo.toml", "--packet", syn, "--model", "mlx4"]);
     assert!(text.contains("deliver to web") && text.contains("group    dns: the packet stays"), "{text}");
 }
 
@@ -84,7 +84,7 @@ fn explain_follows_sent_packets() {
     assert!(text.contains("no egress rule"), "{text}");
     let received = ok(&["explain", "egress-guard.toml", "--packet", "src=10.0.0.1,dst=192.0.2.7"]);
     assert!(received.contains("default"), "egress rules do not match received packets: {received}");
-    let output = run(&[&arp[..], &["--profile", "mlx4"]].concat());
+    let output = run(&[&arp[..], &["--model", "mlx4"]].concat());
     // The device cannot run the policy; what the policy means is explained all the same.
     assert_eq!(output.status.code(), Some(0));
     assert!(stderr(&output).contains("EGRESS"), "{}", stderr(&output));
@@ -98,7 +98,7 @@ fn every_answer_names_its_model() {
     let explain = ["explain", "egress-guard.toml", "--packet", web];
     let text = ok(&explain);
     assert!(text.starts_with("model    ideal\n") && text.contains("\nworker "), "{text}");
-    let refused = [&explain[..], &["--profile", "mlx4"]].concat();
+    let refused = [&explain[..], &["--model", "mlx4"]].concat();
     let text = ok(&refused);
     assert!(text.starts_with("model    ideal, as `mlx4` cannot run this policy: "), "{text}");
     for device in ["\ndecided ", "\ntag ", "\nqueue ", "\nworker "] {

@@ -27,7 +27,7 @@ fn a_filter_set_with_tcp_flags_gives_a_policy_that_check_accepts() {
     let output = run_in(&folder, &["import", "classbench", "set", "-o", "set.toml"]);
     assert!(stderr(&output).contains("allow_lost_exceptions"), "{}", stderr(&output));
     for profile in ["ideal", "mlx5"] {
-        let output = run_in(&folder, &["check", "set.toml", "--profile", profile]);
+        let output = run_in(&folder, &["check", "set.toml", "--model", profile]);
         assert!(output.status.success(), "{profile}: {}{}", stdout(&output), stderr(&output));
     }
 }
@@ -86,7 +86,7 @@ fn rule_sets_of_the_corpora_are_imported_and_checked() {
         let output = run_in(&folder, &["import", "classbench", set.to_str().expect("path"), "-o", &policy]);
         assert!(output.status.success(), "{name}: {}", stderr(&output));
         for profile in ["ideal", "mlx5", "mlx4"] {
-            let args = ["check", &policy, "--profile", profile, "--no-analysis", "--format", "json"];
+            let args = ["check", &policy, "--model", profile, "--no-analysis", "--format", "json"];
             let output = run_in(&folder, &args);
             let report: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
             let ok = report["ok"] == true;

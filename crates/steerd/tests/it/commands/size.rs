@@ -107,7 +107,7 @@ fn recommended_weights_do_what_they_promise() {
     let found = size(&folder, &["--keys", "0"]);
     let recommended = &found["groups"][0]["recommended"];
     // An mlx4 has no weights.
-    let mlx4 = size(&folder, &["--keys", "0", "--profile", "mlx4"]);
+    let mlx4 = size(&folder, &["--keys", "0", "--model", "mlx4"]);
     assert_eq!(mlx4["groups"][0]["recommended"]["weights"], Value::Null, "{mlx4:#}");
     let promised = number(recommended, "/weighted_largest_to_mean");
     assert!(promised < number(&found, "/groups/0/largest_to_mean") - 0.05, "{recommended:#}");

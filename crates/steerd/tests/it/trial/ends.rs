@@ -1,7 +1,7 @@
 //! Every outcome of a received frame with every number of copies, on every personality. The port counts one
 //! outcome for each frame, copies are counted separately, and the counters of the drop rules agree.
 
-use device_model::DeviceProfile;
+use device_model::DeviceModel;
 use packet::build::FrameBuilder;
 use softnic::{Personality, PortStats};
 
@@ -76,8 +76,7 @@ impl Trial {
 
     /// Whether the device supports it.
     fn run(&self, personality: Personality) -> bool {
-        let profile =
-            DeviceProfile::by_name(personality.name()).expect("a profile of its name").in_software();
+        let profile = DeviceModel::by_name(personality.name()).expect("a profile of its name").in_software();
         let text = self.policy();
         let policy = parse(&text).unwrap_or_else(|bad| panic!("{bad}\n{text}"));
         let Ok(program) = compiler::compile(&policy, &profile, WORKERS as usize) else { return false };

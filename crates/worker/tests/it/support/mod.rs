@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use control::{
     ControlError, Controller, Device, DeviceRefusal, DeviceSelector, FlowRequest, Installer, VerbsInstaller,
 };
-use device_model::DeviceProfile;
+use device_model::DeviceModel;
 use hugemem::PageKind;
 use packet::MacAddr;
 use policy::{NoFiles, Source};
@@ -197,7 +197,7 @@ pub fn nic(name: &str, drive: Drive, wires: Vec<Box<dyn Wire>>) -> SoftNic {
 /// A policy compiled for the ideal device.
 pub fn compile(policy: &str, workers: usize) -> Arc<Program> {
     let (parsed, _) = policy::parse(&Source::new("test.toml", policy), &NoFiles).expect("a right policy");
-    Arc::new(compiler::compile(&parsed, &DeviceProfile::ideal(), workers).expect("a program"))
+    Arc::new(compiler::compile(&parsed, &DeviceModel::ideal(), workers).expect("a program"))
 }
 
 impl Rig {

@@ -15,7 +15,7 @@ use crate::software;
 /// keys that are optional here or have a default may be left out.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct DeviceProfile {
+pub struct DeviceModel {
     /// The name in diagnostics.
     pub name: String,
     /// How many flow priorities there are, from 0, at most 65,536. One program may use half of
@@ -70,9 +70,9 @@ pub struct DeviceProfile {
     pub limits: Vec<LimitRow>,
     /// The personality that the software NIC has in all that the model does not describe.
     #[serde(default)]
-    pub personality: Base,
+    pub personality: BaseModel,
     /// The attributes that only the software NIC needs to behave like the device. In a file, what is left out
-    /// is as in [`DeviceProfile::personality`].
+    /// is as in [`DeviceModel::personality`].
     #[serde(default)]
     pub emulation: Emulation,
     /// Where a model that was found by trying comes from.
@@ -91,7 +91,7 @@ fn one_port() -> u32 {
 /// domains.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Base {
+pub enum BaseModel {
     /// Everything that libibverbs can express.
     #[default]
     Ideal,
@@ -166,11 +166,11 @@ pub struct Emulation {
     /// Whether an ALL_DEFAULT flow is two entries, of which the one for multicast is like that of an
     /// MC_DEFAULT flow: multicast packets go to both.
     pub all_default_is_two: bool,
-    /// Whether any hash fields can be combined, although [`DeviceProfile::hash_field_exclusive`].
+    /// Whether any hash fields can be combined, although [`DeviceModel::hash_field_exclusive`].
     pub hashes_any_fields: bool,
     /// Whether `rx_hash_fields_mask` has the inner headers although hashing them is refused.
     pub reports_inner_hash: bool,
-    /// Whether [`DeviceProfile::max_table`] is an estimate, because the firmware decides.
+    /// Whether [`DeviceModel::max_table`] is an estimate, because the firmware decides.
     pub firmware_sets_max_table: bool,
 }
 
@@ -254,31 +254,31 @@ pub struct LimitRow {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Limit {
-    /// [`DeviceProfile::priorities`].
+    /// [`DeviceModel::priorities`].
     Priorities,
-    /// [`DeviceProfile::max_flows`].
+    /// [`DeviceModel::max_flows`].
     Flows,
-    /// [`DeviceProfile::max_shapes`].
+    /// [`DeviceModel::max_shapes`].
     Shapes,
-    /// [`DeviceProfile::priority_table`].
+    /// [`DeviceModel::priority_table`].
     PriorityTable,
-    /// [`DeviceProfile::max_specs`].
+    /// [`DeviceModel::max_specs`].
     Specs,
-    /// [`DeviceProfile::max_queues`].
+    /// [`DeviceModel::max_queues`].
     Queues,
-    /// [`DeviceProfile::max_tables`] and [`DeviceProfile::max_table`].
+    /// [`DeviceModel::max_tables`] and [`DeviceModel::max_table`].
     Tables,
-    /// [`DeviceProfile::max_counters`].
+    /// [`DeviceModel::max_counters`].
     Counters,
-    /// [`DeviceProfile::tag_bits`].
+    /// [`DeviceModel::tag_bits`].
     Tags,
-    /// [`DeviceProfile::max_copies`].
+    /// [`DeviceModel::max_copies`].
     Copies,
     /// One flow that sniffs: packets of two could not be told apart by a tag.
     Sniffers,
 }
 
-impl DeviceProfile {
+impl DeviceModel {
     /// The names of the models that [`by_name`](Self::by_name) knows.
     pub const NAMES: [&'static str; 6] = ["ideal", "mlx5", "mlx4", "mana", "bnxt_re", "conservative"];
 
@@ -308,11 +308,11 @@ impl DeviceProfile {
 
     /// The built-in model of a base personality.
     #[must_use]
-    pub fn of_base(base: Base) -> Self {
+    pub fn of_base(base: BaseModel) -> Self {
         match base {
-            Base::Ideal => Self::ideal(),
-            Base::Mlx5 => Self::mlx5(),
-            Base::Mlx4 => Self::mlx4(),
+            BaseModel::Ideal => Self::ideal(),
+            BaseModel::Mlx5 => Self::mlx5(),
+            BaseModel::Mlx4 => Self::mlx4(),
         }
     }
 
@@ -468,11 +468,11 @@ fn least(a: Option<u32>, b: Option<u32>) -> Option<u32> {
     a.into_iter().chain(b).min()
 }
 
-/// The models of [`DeviceProfile::NAMES`], in that order.
-static BUILT_IN: LazyLock<[DeviceProfile; 6]> = LazyLock::new(|| {
+/// The models of [`DeviceModel::NAMES`], in that order.
+static BUILT_IN: LazyLock<[DeviceModel; 6]> = LazyLock::new(|| {
     let [mlx5, mlx4] = [load::built_in("mlx5", MLX5), load::built_in("mlx4", MLX4)];
     let [mana, bnxt_re] = [load::built_in("mana", MANA), load::built_in("bnxt_re", BNXT_RE)];
-    let conservative = DeviceProfile::strictest("conservative", mlx5.clone(), mlx4.clone());
+    let conservative = DeviceModel::strictest("conservative", mlx5.clone(), mlx4.clone());
     [load::built_in("ideal", IDEAL).in_software(), mlx5, mlx4, mana, bnxt_re, conservative]
 });
 const IDEAL: &str = include_str!("../models/ideal.toml");
@@ -481,7 +481,7 @@ const MLX4: &str = include_str!("../models/mlx4.toml");
 const MANA: &str = include_str!("../models/mana.toml");
 const BNXT_RE: &str = include_str!("../models/bnxt_re.toml");
 
-impl Default for DeviceProfile {
+impl Default for DeviceModel {
     fn default() -> Self {
         Self::ideal()
     }
@@ -493,8 +493,8 @@ mod tests {
 
     #[test]
     fn built_in_profiles_name_the_source_of_each_row() {
-        for name in DeviceProfile::NAMES {
-            let profile = DeviceProfile::by_name(name).expect("it is listed");
+        for name in DeviceModel::NAMES {
+            let profile = DeviceModel::by_name(name).expect("it is listed");
             assert_eq!(profile.name, name);
             for refusal in &profile.refusals {
                 assert!(!refusal.source.is_empty());
@@ -504,21 +504,21 @@ mod tests {
             let known: Vec<Limit> = profile.limits.iter().map(|row| row.limit).collect();
             assert_eq!(known.len(), 11, "{name}: a limit without its errno");
         }
-        assert_eq!(DeviceProfile::by_name("mlx6"), None);
+        assert_eq!(DeviceModel::by_name("mlx6"), None);
     }
 
     #[test]
     fn the_conservative_profile_is_at_most_what_every_device_allows() {
-        let conservative = DeviceProfile::conservative();
+        let conservative = DeviceModel::conservative();
         let most = |limit: Option<u32>| limit.unwrap_or(u32::MAX);
-        for known in [DeviceProfile::mlx5(), DeviceProfile::mlx4()] {
+        for known in [DeviceModel::mlx5(), DeviceModel::mlx4()] {
             assert!(known.refusals.iter().all(|refusal| !conservative.allows(refusal.feature)));
             assert!(conservative.priorities <= known.priorities && conservative.tag_bits <= known.tag_bits);
             assert!(conservative.max_specs <= known.max_specs && conservative.max_table <= known.max_table);
             assert!(most(conservative.max_counters) <= most(known.max_counters));
             assert!(most(conservative.max_copies) <= most(known.max_copies));
             assert!(conservative.priority_table.is_some() || known.priority_table.is_none());
-            let switches = |profile: &DeviceProfile| {
+            let switches = |profile: &DeviceModel| {
                 [
                     profile.hash_field_exclusive,
                     profile.hash_field_pairs,
@@ -534,11 +534,11 @@ mod tests {
 
     #[test]
     fn drivers_choose_models_by_their_family() {
-        for (driver, name) in DeviceProfile::DRIVERS {
-            assert_eq!(DeviceProfile::by_driver(driver).expect("a model").name, name);
+        for (driver, name) in DeviceModel::DRIVERS {
+            assert_eq!(DeviceModel::by_driver(driver).expect("a model").name, name);
         }
-        assert_eq!(DeviceProfile::by_driver("mlx5_core.sf"), Some(DeviceProfile::mlx5()));
-        assert_eq!(DeviceProfile::by_driver("mlx5_corex"), None);
+        assert_eq!(DeviceModel::by_driver("mlx5_core.sf"), Some(DeviceModel::mlx5()));
+        assert_eq!(DeviceModel::by_driver("mlx5_corex"), None);
     }
 
     #[test]
@@ -546,16 +546,16 @@ mod tests {
         for (name, steers) in
             [("ideal", true), ("mlx4", true), ("conservative", true), ("mana", false), ("bnxt_re", false)]
         {
-            assert_eq!(DeviceProfile::by_name(name).expect("built in").can_steer(), steers, "{name}");
+            assert_eq!(DeviceModel::by_name(name).expect("built in").can_steer(), steers, "{name}");
         }
     }
 
     #[test]
     fn a_profile_is_the_same_after_json() {
-        for name in DeviceProfile::NAMES {
-            let profile = DeviceProfile::by_name(name).expect("it is listed");
+        for name in DeviceModel::NAMES {
+            let profile = DeviceModel::by_name(name).expect("it is listed");
             let json = serde_json::to_string(&profile).expect("plain data");
-            assert_eq!(serde_json::from_str::<DeviceProfile>(&json).expect("the same data"), profile);
+            assert_eq!(serde_json::from_str::<DeviceModel>(&json).expect("the same data"), profile);
         }
     }
 }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use program::TAG_BITS;
 
-use super::{Base, DeviceProfile, Emulation, PriorityTable};
+use super::{BaseModel, DeviceModel, Emulation, PriorityTable};
 
 /// The most bytes of a device model file.
 const MAX_BYTES: u64 = 1 << 20;
@@ -16,7 +16,7 @@ const MAX_BYTES: u64 = 1 << 20;
 #[non_exhaustive]
 pub enum LoadError {
     /// Neither a built-in model nor a path.
-    #[error("no device model is called {name:?} (hint: name {known}, or a file like ./nic.toml)", known = DeviceProfile::NAMES.join(", "))]
+    #[error("no device model is called {name:?} (hint: name {known}, or a file like ./nic.toml)", known = DeviceModel::NAMES.join(", "))]
     UnknownName {
         /// The name.
         name: String,
@@ -52,7 +52,7 @@ pub enum LoadError {
     },
 }
 
-impl DeviceProfile {
+impl DeviceModel {
     /// Whether a model of that name is a file: whatever has a `/` or ends with `.toml`.
     #[must_use]
     pub fn is_path(name: &str) -> bool {
@@ -157,16 +157,16 @@ fn read(file: &Path) -> Result<String, LoadError> {
 }
 
 /// Reads what the software NIC has to know: as in the model of that name, but for the keys of the text.
-fn emulation(base: Base, text: &str) -> Result<Emulation, toml::de::Error> {
+fn emulation(base: BaseModel, text: &str) -> Result<Emulation, toml::de::Error> {
     #[derive(serde::Deserialize)]
     struct File {
         #[serde(default)]
         emulation: toml::Table,
     }
     let model: File = toml::from_str(match base {
-        Base::Ideal => super::IDEAL,
-        Base::Mlx5 => super::MLX5,
-        Base::Mlx4 => super::MLX4,
+        BaseModel::Ideal => super::IDEAL,
+        BaseModel::Mlx5 => super::MLX5,
+        BaseModel::Mlx4 => super::MLX4,
     })?;
     let mut table = model.emulation;
     // Where the software NIC takes more than the model promises, this is about the model's own numbers, not
@@ -210,8 +210,8 @@ fn key_offset(text: &str, key: &str) -> Option<usize> {
 }
 
 /// A model of this crate. The tests read all of them.
-pub(super) fn built_in(name: &str, text: &str) -> DeviceProfile {
-    let profile = DeviceProfile::parse(Path::new(name), text);
+pub(super) fn built_in(name: &str, text: &str) -> DeviceModel {
+    let profile = DeviceModel::parse(Path::new(name), text);
     profile.unwrap_or_else(|error| unreachable!("built-in device model: {error}"))
 }
 
@@ -221,7 +221,7 @@ mod tests {
     use rustix::fs::{FileType, Mode};
 
     fn refused(text: &str) -> String {
-        DeviceProfile::parse(Path::new("nic.toml"), text).expect_err(text).to_string()
+        DeviceModel::parse(Path::new("nic.toml"), text).expect_err(text).to_string()
     }
 
     const LEAST: &str = "name = \"nic\"\npriorities = 8\nmax_specs = 4\nmax_table = 64\ntag_bits = 24\n";
@@ -230,7 +230,7 @@ mod tests {
 
     #[test]
     fn a_model_needs_few_keys() {
-        let profile = DeviceProfile::parse(Path::new("nic.toml"), LEAST).expect("a model");
+        let profile = DeviceModel::parse(Path::new("nic.toml"), LEAST).expect("a model");
         assert_eq!((profile.priorities_per_program(), profile.max_flows), (4, None));
         assert!(profile.has_tags() && profile.refusals.is_empty());
     }
@@ -238,12 +238,12 @@ mod tests {
     #[test]
     fn what_a_model_leaves_out_is_as_in_its_personality() {
         let text = format!("{LEAST}personality = \"mlx5\"\n[emulation]\nmax_labels = 3\n");
-        let profile = DeviceProfile::parse(Path::new("nic.toml"), &text).expect("a model");
-        let mlx5 = DeviceProfile::mlx5().emulation;
+        let profile = DeviceModel::parse(Path::new("nic.toml"), &text).expect("a model");
+        let mlx5 = DeviceModel::mlx5().emulation;
         assert!(mlx5.firmware_sets_max_table);
         assert_eq!(profile.emulation, Emulation { max_labels: 3, firmware_sets_max_table: false, ..mlx5 });
-        let plain = DeviceProfile::parse(Path::new("nic.toml"), LEAST).expect("a model");
-        let ideal = DeviceProfile::ideal().emulation;
+        let plain = DeviceModel::parse(Path::new("nic.toml"), LEAST).expect("a model");
+        let ideal = DeviceModel::ideal().emulation;
         assert!(ideal.hashes_any_fields);
         assert_eq!(plain.emulation, Emulation { hashes_any_fields: false, ..ideal });
     }
@@ -252,7 +252,7 @@ mod tests {
     fn a_device_that_cannot_steer_needs_no_priorities() {
         let text = "name = \"nic\"\npriorities = 0\nmax_specs = 0\nmax_table = 0\ntag_bits = 0\n\
                     refusals = [{ feature = \"normal\", errno = \"EOPNOTSUPP\", source = \"x\" }]\n";
-        assert!(!DeviceProfile::parse(Path::new("nic.toml"), text).expect("a model").can_steer());
+        assert!(!DeviceModel::parse(Path::new("nic.toml"), text).expect("a model").can_steer());
         assert!(refused(&text.replace("\"normal\"", "\"tag\"")).contains("priorities: 0 is outside 2..="));
     }
 
@@ -260,7 +260,7 @@ mod tests {
     #[test]
     fn a_broken_file_is_an_error_or_a_model_and_never_a_panic() {
         let text = include_str!("../../models/mlx4.toml");
-        let read = |text: &str| DeviceProfile::parse(Path::new("nic.toml"), text).map(|_| ());
+        let read = |text: &str| DeviceModel::parse(Path::new("nic.toml"), text).map(|_| ());
         for end in (0..text.len()).step_by(13) {
             let _ = text.get(..end).map(read);
         }
@@ -281,7 +281,7 @@ mod tests {
     #[test]
     fn the_example_is_a_model() {
         let example = concat!(env!("CARGO_MANIFEST_DIR"), "/../../config/device-model.toml");
-        let profile = DeviceProfile::named_or_file(example).expect("a model");
+        let profile = DeviceModel::named_or_file(example).expect("a model");
         assert_eq!(profile.name, "example-nic");
         assert!(!profile.allows(program::Feature::Ttl));
     }
@@ -355,10 +355,10 @@ mod tests {
 
     #[test]
     fn a_name_is_a_built_in_model_and_a_path_is_a_file() {
-        assert_eq!(DeviceProfile::named_or_file("mlx5").expect("built in"), DeviceProfile::mlx5());
-        let error = DeviceProfile::named_or_file("mlx6").expect_err("no model").to_string();
+        assert_eq!(DeviceModel::named_or_file("mlx5").expect("built in"), DeviceModel::mlx5());
+        let error = DeviceModel::named_or_file("mlx6").expect_err("no model").to_string();
         assert!(error.contains("ideal, mlx5, mlx4, mana, bnxt_re, conservative"), "{error}");
-        assert!(matches!(DeviceProfile::named_or_file("./no.toml"), Err(LoadError::Read { .. })));
+        assert!(matches!(DeviceModel::named_or_file("./no.toml"), Err(LoadError::Read { .. })));
     }
 
     #[test]
@@ -368,7 +368,7 @@ mod tests {
         rustix::fs::mknodat(rustix::fs::CWD, &fifo, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0)
             .expect("made");
         for path in [fifo.to_str().expect("path"), "/dev/zero"] {
-            let error = DeviceProfile::named_or_file(path).expect_err(path);
+            let error = DeviceModel::named_or_file(path).expect_err(path);
             assert!(matches!(error, LoadError::Read { .. }), "{error}");
         }
     }
