@@ -219,6 +219,27 @@ impl Job<'_> {
         self.write(&prepared, overlaps, fitted, &known.by_order)
     }
 
+    /// Rules to flows in their natural order, as far as that does not depend on the limits of the device.
+    fn ranked(
+        &self,
+        prepared: &Prepared,
+        earlier: &Earlier,
+        by_order: &ByOrder,
+        mut problems: Problems,
+    ) -> Result<(Vec<Placement>, RankedFlows), Refused> {
+        let placements = place::place(self, prepared, earlier, by_order).unwrap_or_else(|unplaced| {
+            problems.add(unplaced, Problem::Place);
+            Vec::new()
+        });
+        if !problems.is_empty() {
+            return Err(Refused { problems, stage: Stage::Rules });
+        }
+        let lowered = lower::lower(self, prepared, &placements)
+            .map_err(|problem| Refused::flows(prepared, [problem], Problem::Lower))?;
+        let flows = order::order(lowered, self.apart);
+        Ok((placements, flows))
+    }
+
     /// The passes from rules to flows with priorities. Where there are too few priorities, some are repeated:
     /// with a worker for rules that drop and become hybrid, and with other limits if one rank takes several
     /// priorities. `problems`: those of the passes before.
@@ -261,27 +282,6 @@ impl Job<'_> {
                 };
             }
         }
-    }
-
-    /// Rules to flows in their natural order, as far as that does not depend on the limits of the device.
-    fn ranked(
-        &self,
-        prepared: &Prepared,
-        earlier: &Earlier,
-        by_order: &ByOrder,
-        mut problems: Problems,
-    ) -> Result<(Vec<Placement>, RankedFlows), Refused> {
-        let placements = place::place(self, prepared, earlier, by_order).unwrap_or_else(|unplaced| {
-            problems.add(unplaced, Problem::Place);
-            Vec::new()
-        });
-        if !problems.is_empty() {
-            return Err(Refused { problems, stage: Stage::Rules });
-        }
-        let lowered = lower::lower(self, prepared, &placements)
-            .map_err(|problem| Refused::flows(prepared, [problem], Problem::Lower))?;
-        let flows = order::order(lowered, self.apart);
-        Ok((placements, flows))
     }
 
     /// The passes from flows with priorities to the program.
