@@ -7,7 +7,7 @@
 //! use std::time::Duration;
 //!
 //! use steerd_client::{Batch, Client, Options};
-//! # use shm::memif::server::{Limits, Negotiation, Progress};
+//! # use shm::memif::server::{ClientLimits, HandshakeStep, Negotiation};
 //! # use shm::{Closer, Listener, Received};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -19,13 +19,13 @@
 //! #         let Some(channel) = listener.accept().unwrap() else { continue };
 //! #         break channel;
 //! #     };
-//! #     let mut negotiation = Negotiation::new(Limits { rings: 1, log2_ring_size: 10, bytes: 64 << 20 });
+//! #     let mut negotiation = Negotiation::new(ClientLimits { rings: 1, log2_ring_size: 10, bytes: 64 << 20 });
 //! #     channel.send(&negotiation.hello("server"), None).unwrap();
 //! #     loop {
 //! #         let Received::Message(message, file) = channel.receive() else { continue };
 //! #         match negotiation.receive(message, file, "if0").unwrap() {
-//! #             Progress::Reply(reply) => channel.send(&reply, None).unwrap(),
-//! #             Progress::Established(reply, mut connection) => {
+//! #             HandshakeStep::Reply(reply) => channel.send(&reply, None).unwrap(),
+//! #             HandshakeStep::Established(reply, mut connection) => {
 //! #                 channel.send(&reply, None).unwrap();
 //! #                 loop {
 //! #                     let _ = connection.senders[0].put(&[7; 60]).unwrap();
