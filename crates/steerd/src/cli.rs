@@ -225,7 +225,7 @@ pub(crate) struct SizeArgs {
     #[arg(long, value_name = "CAPTURE")]
     pub(crate) traffic: PathBuf,
     /// The time that a worker takes for a packet, in nanoseconds, as measured on the machine (steerd run
-    /// --model). Without it neither the number of workers nor losses are computed.
+    /// --stage-times). Without it neither the number of workers nor losses are computed.
     #[arg(long, value_name = "NS", value_parser = parse_positive)]
     pub(crate) ns_per_packet: Option<f64>,
     /// The rate of all packets that the port receives, in packets per second [default: that of the capture].
