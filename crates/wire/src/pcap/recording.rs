@@ -171,7 +171,9 @@ impl Loader<'_> {
         match error {
             CaptureError::Io(source) => self.unreadable(source),
             CaptureError::NotACapture(problem) => WireError::NotACapture { path, problem },
-            CaptureError::Truncated | CaptureError::Damaged(_) => self.damaged(error.to_string()),
+            // A text that follows the number of the packet.
+            CaptureError::Truncated => self.damaged("the file ends in it".to_owned()),
+            CaptureError::Damaged(problem) => self.damaged(problem),
             CaptureError::LinkType(link) => {
                 WireError::LinkType { path, link_type: format!("{} ({link:?})", u32::from(link)) }
             }

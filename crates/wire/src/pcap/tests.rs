@@ -151,7 +151,7 @@ fn long_blocks_of_other_types_are_passed_over() {
     let before = frames(&file).unwrap();
     block(order, &mut file, 0x0bad, &vec![0; 17 << 20]);
     let cut = frames(&file[..file.len() - 8]).unwrap_err();
-    assert!(cut.contains("the file ends in the middle"), "{cut}");
+    assert!(cut.contains("the file ends in it"), "{cut}");
     file.extend(pcapng(order, 1, &[(7, 0, B, 61)]));
     assert_eq!(frames(&file), Ok(2 * before));
 }
@@ -356,17 +356,9 @@ fn errors_name_the_packet_that_cannot_be_replayed() {
     for (name, bytes, expected) in [
         ("raw", pcap(order, MICROSECONDS, 101, &[]), "link type 101 (RAW)"),
         ("cooked", pcapng(order, 113, &[(1, 0, A, 60)]), "link type 113 (LINUX_SLL)"),
-        (
-            "cut",
-            good[..good.len() - 1].to_vec(),
-            "damaged at packet 2: the file ends in the middle; keep what",
-        ),
+        ("cut", good[..good.len() - 1].to_vec(), "damaged at packet 2: the file ends in it; keep what"),
         ("cut-ng", pcapng(order, 1, &[(1, 0, A, 60)])[..168].to_vec(), "damaged at packet 2"),
-        (
-            "header",
-            good[..30].to_vec(),
-            "damaged at packet 1: the file ends in the middle; nothing before it",
-        ),
+        ("header", good[..30].to_vec(), "damaged at packet 1: the file ends in it; nothing before it"),
         ("swollen", swollen, "damaged at packet 1: its length of 300000"),
         ("interface", unknown_interface, "damaged at packet 1: it belongs to interface 3"),
         ("text", b"this is not a capture at all".to_vec(), "is not a pcap or pcapng file"),
