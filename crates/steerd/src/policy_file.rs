@@ -20,7 +20,7 @@ use policy::{
 use program::Program;
 
 use crate::lost_exceptions::Lost;
-use crate::message::Hinted;
+use crate::message::{Hinted, chain};
 use crate::protection::{self, Protection};
 use crate::settings::{PolicySource, PolicyText, Traffic};
 use crate::traffic::{UnreadableCapture, for_each_key};
@@ -169,7 +169,7 @@ fn unreadable_traffic(traffic: Option<&Traffic>, error: &UnreadableCapture) -> D
     };
     let span = 0..path.len();
     let place = Place::new(&Arc::new(Source::new("setting policy.traffic", path)), span);
-    let Hinted { message, hint } = Hinted::of(&error.to_string()).or(TRAFFIC_HINT);
+    let Hinted { message, hint } = Hinted::of(&chain(error)).or(TRAFFIC_HINT);
     let error = place.error(message, "this capture");
     Diagnostics::from(vec![hint.into_iter().fold(error, Diagnostic::hint)])
 }

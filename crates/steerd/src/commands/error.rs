@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use crate::api::client;
 use crate::daemon;
-use crate::message::{Hinted, NoSignals, NoThread};
+use crate::message::{Hinted, NoSignals, NoThread, chain};
 use crate::policy_file::{PolicyErrors, TRAFFIC_HINT};
 use crate::settings::{LengthError, Problems, TooManyFrames};
 use crate::terminal::output::OutputError;
@@ -32,7 +32,7 @@ pub(crate) enum Error {
     #[error(transparent)]
     Capture(#[from] UnreadableCapture),
     /// The capture that the settings name.
-    #[error("setting policy.traffic: {}", Hinted::of(&.0.to_string()).or(TRAFFIC_HINT))]
+    #[error("setting policy.traffic: {}", Hinted::of(&chain(.0)).or(TRAFFIC_HINT))]
     Traffic(UnreadableCapture),
     /// The probe is a program of its own.
     #[error(
