@@ -91,7 +91,7 @@ pub enum SoftNicError {
     },
     /// The eventfd that wakes the engine could not be made.
     #[error("no eventfd for {name}")]
-    Doorbell {
+    Wakeup {
         /// The device's name.
         name: String,
         /// The operating system's reason.

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use packet::MacAddr;
 
-pub use self::settings::{METHOD_MLX5, Settings, WAIT_LIMIT_S, WIRES_CLOSED, WIRES_OPEN, variable};
+pub use self::settings::{METHOD_MLX5, Settings, WIRES_CLOSED, variable};
 use crate::nic::{Nic, SoftNic};
 use crate::port_tables::eui64;
 

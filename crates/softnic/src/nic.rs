@@ -83,9 +83,9 @@ pub struct SoftNic {
 
 /// A soft NIC as its contexts have it: the shared part, and the engines, which polls may run.
 pub(crate) struct Nic {
-    shared: NicShared,
-    /// At least one.
+    /// At least one. They are dropped before the shared part, which has what they use.
     engines: Box<[EngineCell]>,
+    shared: NicShared,
     /// [`Drive::Inline`].
     is_inline: bool,
 }

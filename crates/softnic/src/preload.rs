@@ -13,9 +13,7 @@ use ibverbs_sys::{ibv_context, ibv_device};
 
 use crate::SoftNicError;
 use crate::device::{self, Backing};
-pub use crate::lazy_nic::{
-    LazyNic, METHOD_MLX5, Settings, WAIT_LIMIT_S, WIRES_CLOSED, WIRES_OPEN, print_error, variable,
-};
+pub use crate::lazy_nic::{LazyNic, METHOD_MLX5, Settings, WIRES_CLOSED, print_error, variable};
 use crate::library::Library;
 use crate::nic::SoftNic;
 pub use crate::port_tables::{DEFAULT_PKEY, PKEYS};

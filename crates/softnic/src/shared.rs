@@ -112,7 +112,7 @@ impl NicShared {
     ) -> Result<Self, SoftNicError> {
         let wakeups = (0..engines).map(|_| Wakeup::new()).collect::<Result<_, _>>();
         Ok(Self {
-            wakeups: wakeups.map_err(|source| SoftNicError::Doorbell { name: name.clone(), source })?,
+            wakeups: wakeups.map_err(|source| SoftNicError::Wakeup { name: name.clone(), source })?,
             clock_pages: OnceLock::new(),
             ports: ports.iter().map(Port::new).collect(),
             flows: LeftRight::new([(); 2].map(|()| FlowTable::new(personality.rules().flow.table))),

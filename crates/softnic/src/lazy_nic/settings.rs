@@ -41,12 +41,12 @@ pub mod variable {
 }
 
 /// A value of [`variable::WIRES`]: the wires are open.
-pub const WIRES_OPEN: &str = "open";
+const WIRES_OPEN: &str = "open";
 /// A value of [`variable::WIRES`]: the wires are closed.
 pub const WIRES_CLOSED: &str = "closed";
 
 /// The longest time to wait for a wire, in seconds.
-pub const WAIT_LIMIT_S: u64 = 3_600;
+const WAIT_LIMIT_S: u64 = 3_600;
 
 /// The method with which rdma-core's own mlx5 provider is used. Its devices have other defaults.
 pub const METHOD_MLX5: &str = "mlx5";
@@ -78,7 +78,7 @@ impl Settings {
     /// The settings of this process's environment.
     ///
     /// # Errors
-    /// As [`Settings::read`].
+    /// The errors of [`Settings::read`].
     pub fn from_environment() -> Result<Self, SoftNicError> {
         Self::read(|name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()))
     }
