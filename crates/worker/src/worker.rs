@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use core_affinity::CoreId;
@@ -191,7 +191,7 @@ impl Worker {
         let deadline = Instant::now() + SENDS_PATIENCE;
         while self.sinks.holds_frames() && Instant::now() < deadline {
             self.step();
-            std::thread::sleep(Duration::from_micros(1));
+            thread::sleep(Duration::from_micros(1));
         }
     }
 
@@ -278,7 +278,7 @@ impl Worker {
         let worker = self.id();
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
-        let thread = std::thread::Builder::new()
+        let thread = thread::Builder::new()
             .name(format!("worker-{}", worker.0))
             .spawn(move || self.run(&stopped))
             .map_err(|source| Error::Spawn { worker, source })?;
@@ -337,19 +337,9 @@ impl WorkerHandle {
     /// # Errors
     /// The thread panicked; its queues are released.
     pub fn join(mut self) -> Result<Worker, Error> {
-        self.stop();
-        let worker = self.id();
-        let thread = self.thread.take();
-        thread
-            .map_or_else(
-                || Err("already joined".to_owned()),
-                |thread| thread.join().map_err(|payload| panic_message(payload.as_ref())),
-            )
-            .map_err(|message| Error::Panicked { worker, message })
+        self.end(|thread| Some(thread.join()))
     }
-}
 
-impl WorkerHandle {
     /// Like [`WorkerHandle::join`], but waits at most until `deadline`. A thread that has not ended by then
     /// keeps running with all that it owns: its queues and frames are released when it ends, or with the
     /// process.
@@ -357,15 +347,21 @@ impl WorkerHandle {
     /// # Errors
     /// The thread panicked, or is still running.
     pub fn join_by(mut self, deadline: Instant) -> Result<Worker, Error> {
+        self.end(|thread| join_within(thread, deadline.saturating_duration_since(Instant::now())))
+    }
+
+    /// Stops the thread and returns its worker by `join`, which returns `None` for a thread that still runs.
+    fn end(
+        &mut self,
+        join: impl FnOnce(JoinHandle<Worker>) -> Option<thread::Result<Worker>>,
+    ) -> Result<Worker, Error> {
         self.stop();
         let worker = self.id();
-        let message = match self.thread.take() {
+        let message = match self.thread.take().map(join) {
             None => "already joined".to_owned(),
-            Some(thread) => match join_within(thread, deadline.saturating_duration_since(Instant::now())) {
-                None => return Err(Error::StillRunning { worker }),
-                Some(Ok(ended)) => return Ok(ended),
-                Some(Err(payload)) => panic_message(payload.as_ref()),
-            },
+            Some(None) => return Err(Error::StillRunning { worker }),
+            Some(Some(Ok(ended))) => return Ok(ended),
+            Some(Some(Err(payload))) => panic_message(payload.as_ref()),
         };
         Err(Error::Panicked { worker, message })
     }
