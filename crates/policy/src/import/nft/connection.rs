@@ -24,8 +24,8 @@ const VALID_FLAGS: [u8; 9] =
 /// Types of ICMP that are no request or reply of a connection and no error, so that the packet is invalid
 /// (net/netfilter/nf_conntrack_proto_icmp.c).
 const INVALID_ICMP: [(u128, u128); 4] = [(1, 2), (6, 7), (9, 10), (19, 255)];
-/// The same of ICMPv6 (net/netfilter/nf_conntrack_proto_icmpv6.c). Redirects (137) are errors for some
-/// kernels.
+/// Types of ICMPv6 that are no request or reply of a connection and no error
+/// (net/netfilter/nf_conntrack_proto_icmpv6.c). Redirects (137) are errors for some kernels.
 const INVALID_ICMPV6: [(u128, u128); 3] = [(138, 138), (141, 142), (144, 255)];
 /// Neighbour discovery and MLD, which are not tracked.
 const UNTRACKED_ICMPV6: [(u128, u128); 2] = [(130, 136), (143, 143)];
@@ -67,6 +67,10 @@ impl PacketClasses {
 
     pub(super) fn or(self, other: Self) -> Self {
         Self(self.0 | other.0)
+    }
+
+    fn is_within(self, other: Self) -> bool {
+        self.and(other) == self
     }
 
     /// The classes that have all packets of a condition; `None`: it has other packets as well.
@@ -239,7 +243,7 @@ pub(super) fn connection_match(
     if key != "state" {
         // Packets of no connection have no other property of one, and the rule ends.
         let without = PacketClasses::of([PacketClass::Invalid, PacketClass::Untracked]);
-        if own.is_some_and(|own| own.and(without) == own) {
+        if own.is_some_and(|own| own.is_within(without)) {
             return ConnectionMatch::Never;
         }
         let is_request_spared = tracking.is_syn_new && excludes_requests(key, op, right);
@@ -281,7 +285,7 @@ fn excludes_requests(key: &str, op: &str, right: &Value) -> bool {
 impl Condition {
     /// The packets that another rule does not take, if it spares these classes.
     pub(super) fn spared(&self, classes: PacketClasses) -> Option<Self> {
-        if PacketClasses::with_all(self).is_some_and(|own| own.and(classes) == own) {
+        if PacketClasses::with_all(self).is_some_and(|own| own.is_within(classes)) {
             return Some(self.clone());
         }
         classes.contains(PacketClass::Request).then(|| self.requests())?
