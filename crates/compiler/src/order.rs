@@ -59,7 +59,8 @@ pub(super) fn order(lowered: Lowered, apart: Option<(RuleId, RuleId)>) -> Ranked
     RankedFlows { lowered, ranking }
 }
 
-pub(super) fn ranking(candidates: &[Candidate], apart: Option<(RuleId, RuleId)>) -> Ranking {
+/// The ranks of candidates, and those that are kept.
+fn ranking(candidates: &[Candidate], apart: Option<(RuleId, RuleId)>) -> Ranking {
     let mut ranks = Ranks::new(apart);
     let mut above: Vec<(u32, Option<CandidateId>)> = vec![(0, None); candidates.len()];
     let mut kept = Vec::new();
