@@ -43,7 +43,7 @@ impl CutHeader {
         Self { stacks, ranges: ranges.into() }
     }
 
-    /// The same frames as far as they have these values of one more number, or not the number.
+    /// Those of the frames that have these values of one more number, or do not have the number.
     fn with(mut self, range: (Coordinate, ValueRanges)) -> Self {
         self.ranges.push(range);
         self

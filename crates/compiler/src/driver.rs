@@ -49,7 +49,7 @@ use super::subtract;
 /// After so many rounds in which rules that drop packets in hardware needed a worker, all of them get one.
 const MAX_ROUNDS_FOR_DROPS: u32 = 2;
 
-/// What attempts have found that later ones use.
+/// The findings of attempts that later ones use.
 #[derive(Clone, Default)]
 struct Known {
     /// How often the passes from ranking to priorities have run.
@@ -73,7 +73,7 @@ enum Stage {
     Flows { has_split: bool },
 }
 
-/// What an attempt demands of the device.
+/// The demands of an attempt on the device.
 #[derive(Clone, Copy)]
 struct Demands {
     /// `None`: the cubes of rules are matched as they are.

@@ -29,7 +29,7 @@ const CRATES: &[&str] = &[
 ];
 
 /// # Errors
-/// What is wrong with the filter, and what can be written instead.
+/// The fault of the filter, and the remedy.
 pub(super) fn check_filter(filter: &str) -> Result<(), String> {
     filter.split(',').try_for_each(check_directive)?;
     filter.parse::<Targets>().map(drop).map_err(|error| format!("not a filter: {error}"))
