@@ -105,7 +105,7 @@ pub fn print_error(error: &dyn std::error::Error) {
         }
         cause = error.source();
     }
-    // There is no one else to tell.
+    // A failed write to stderr cannot be reported anywhere.
     let _ = writeln!(std::io::stderr(), "{text}");
 }
 

@@ -14,7 +14,7 @@ const SYN: u8 = 2;
 const RST: u8 = 4;
 const ACK: u8 = 16;
 const URG: u8 = 32;
-/// The flags that tell a connection request from other packets.
+/// The flags by which a connection request differs from other packets.
 const REQUEST_MASK: u8 = FIN | SYN | RST | ACK;
 /// The flags that decide whether a combination is valid, and the valid combinations (`tcp_valid_flags` in
 /// net/netfilter/nf_conntrack_proto_tcp.c).
