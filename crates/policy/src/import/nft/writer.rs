@@ -23,23 +23,26 @@ const MAX_BYTES: usize = MAX_FILE_BYTES as usize - (1 << 16);
 /// The most rules that one message names.
 const MAX_NAMED: usize = 16;
 
-/// Names for a message: the first, and the number of the others.
+/// Names for a message, each once: the first, and the number of the others.
 #[derive(Default)]
 struct Named {
     first: Vec<String>,
-    count: usize,
+    all: HashSet<String>,
 }
 
 impl Named {
+    fn count(&self) -> usize {
+        self.all.len()
+    }
+
     fn add(&mut self, name: String) {
-        self.count += 1;
-        if self.first.len() < MAX_NAMED {
+        if self.all.insert(name.clone()) && self.first.len() < MAX_NAMED {
             self.first.push(name);
         }
     }
 
     fn shown(&self) -> String {
-        let more = match self.count - self.first.len() {
+        let more = match self.count() - self.first.len() {
             0 => String::new(),
             more => format!(" and {more} more"),
         };
@@ -109,13 +112,16 @@ impl Writer {
 
     /// Notes a rule that drops connection requests alone.
     pub(super) fn drops_requests(&mut self, place: &str, missing: &str) {
+        if self.on_requests.all.contains(place) {
+            return;
+        }
+        self.on_requests.add(place.to_owned());
         self.comment(&format!(
             "{place} drops connection requests alone, because {missing} may accept other packets"
         ));
-        if self.on_requests.count == 0 {
+        if self.answered.is_empty() {
             missing.clone_into(&mut self.answered);
         }
-        self.on_requests.add(place.to_owned());
     }
 
     /// Appends a rule, if the language takes it; one that drops as a comment if another is `missing` that may
@@ -200,8 +206,8 @@ impl Writer {
     }
 
     pub(super) fn finish(mut self, sets: &Sets<'_>, is_syn_new: bool) -> Imported {
-        if self.on_connections.count > 0 {
-            let has_hint = !is_syn_new && self.comments.count > 0;
+        if self.on_connections.count() > 0 {
+            let has_hint = !is_syn_new && self.comments.count() > 0;
             let hint = if has_hint { " (hint: --syn-is-new)" } else { "" };
             let message = format!(
                 "a policy does not know the state of connections{hint}: packets that rules on it accept stay with the kernel, and what they drop is left out ({})",
@@ -209,27 +215,27 @@ impl Writer {
             );
             self.notes.push(note(message));
         }
-        if self.on_requests.count > 0 {
+        if self.on_requests.count() > 0 {
             let message = format!(
                 "{} of the rules that drop, policies of chains included, drop TCP connection requests alone ({}), because {} may accept their other packets",
-                self.on_requests.count,
+                self.on_requests.count(),
                 self.on_requests.shown(),
                 self.answered
             );
             self.notes.push(note(message));
         }
-        if self.on_interfaces.count > 0 {
+        if self.on_interfaces.count() > 0 {
             let message = format!(
                 "the interface of the port is not known (hint: --interface NAME): packets that rules on interfaces accept stay with the kernel, and what they drop is left out ({})",
                 self.on_interfaces.shown()
             );
             self.notes.push(note(message));
         }
-        if self.comments.count > 0 {
+        if self.comments.count() > 0 {
             let message = format!(
                 "{} of the rules that drop, policies of chains included, are comments ({}), because {} may accept their packets \
                  (hint: remove the `# ` before those that may drop such packets, too; the others stay with the kernel)",
-                self.comments.count,
+                self.comments.count(),
                 self.comments.shown(),
                 self.missing
             );
