@@ -668,6 +668,44 @@ fn helpers_and_untracked_packets_keep_requests() {
     assert_eq!(of(untracked(), other()), Action::Drop);
     assert_eq!(of(untracked(), serde_json::json!({"notrack": null})), Action::Kernel);
     assert_eq!(of(serde_json::json!(["established", "new"]), other()), Action::Kernel);
+    // The address of an expected connection may be translated without a rule.
+    let status = |statement: serde_json::Value| {
+        let left = serde_json::json!({"ct": {"key": "status"}});
+        let dnat = serde_json::json!({"match": {"op": "in", "left": left, "right": "dnat"}});
+        let objects = [
+            table_of(&serde_json::json!([])),
+            base_chain("c", "filter", "input", 0, "drop"),
+            rule_of("c", 1, &serde_json::json!([dnat, {"accept": null}])),
+            base_chain("raw", "filter", "output", -300, "accept"),
+            rule_of("raw", 1, &serde_json::json!([statement])),
+        ];
+        decided(&of_objects(&objects, &syn_is_new).0, &request).1
+    };
+    assert_eq!(status(other()), Action::Drop);
+    assert_eq!(status(helper()), Action::Kernel);
+    // A target of iptables that may do both.
+    assert_eq!(status(serde_json::json!({"xt": {"type": "target", "name": "CT"}})), Action::Kernel);
+}
+
+#[test]
+fn a_zone_makes_packets_new() {
+    let zone = serde_json::json!({"mangle": {"key": {"ct": {"key": "zone"}}, "value": 1}});
+    let left = serde_json::json!({"ct": {"key": "state"}});
+    let new = serde_json::json!({"match": {"op": "in", "left": left, "right": "new"}});
+    let flags = serde_json::json!({"|": ["fin", "syn"]});
+    let scan = ipv4([203, 0, 113, 9], [198, 18, 0, 1]).tcp(40_000, 23, 3).build();
+    let of = |statement: serde_json::Value| {
+        let objects = [
+            table_of(&serde_json::json!([])),
+            base_chain("raw", "filter", "prerouting", -300, "accept"),
+            rule_of("raw", 1, &serde_json::json!([statement])),
+            rule_of("raw", 2, &serde_json::json!([new, {"accept": null}])),
+            rule_of("raw", 3, &serde_json::json!([equal("tcp", "flags", &flags), {"drop": null}])),
+        ];
+        decided(&of_objects(&objects, &NftOptions::default()).0, &scan).1
+    };
+    assert_eq!(of(serde_json::json!({"counter": null})), Action::Drop);
+    assert_eq!(of(zone), Action::Kernel);
 }
 
 #[test]
@@ -712,6 +750,53 @@ fn translations_keep_all_packets_of_connections() {
         let frame = ipv4([203, 0, 113, 9], [198, 18, 0, 1]).tcp(40_000, 8022, flags).build();
         assert_eq!(decided(&policy, &frame).1, Action::Kernel, "{flags:#x}: {notes}");
     }
+}
+
+#[test]
+fn other_stations_of_a_connection_are_translated() {
+    let mac = equal("ether", "saddr", &"02:00:00:00:00:66".into());
+    let to = serde_json::json!([equal("tcp", "dport", &8022.into()), mac, {"redirect": {"port": 2222}}]);
+    let objects = [
+        table_of(&serde_json::json!([])),
+        base_chain("n", "nat", "prerouting", -100, "accept"),
+        rule_of("n", 1, &to),
+        base_chain("c", "filter", "input", 0, "accept"),
+        rule_of("c", 2, &serde_json::json!([equal("tcp", "flags", &"syn".into()), {"drop": null}])),
+    ];
+    let options = NftOptions { is_syn_new: true, ..NftOptions::default() };
+    let (policy, notes) = of_objects(&objects, &options);
+    // Another router sends this packet of the connection.
+    let frame = ipv4([203, 0, 113, 9], [198, 18, 0, 1]).tcp(40_000, 8022, 2).build();
+    assert_eq!(decided(&policy, &frame).1, Action::Kernel, "{notes}");
+}
+
+#[test]
+fn mapped_addresses_of_the_host_are_ipv4() {
+    let objects = [table_of(&serde_json::json!([])), base_chain("c", "filter", "input", 0, "drop")];
+    let frame = ipv4([203, 0, 113, 9], [198, 18, 0, 1]).udp(1, 9).build();
+    for own in ["198.18.0.1", "::ffff:198.18.0.1"] {
+        let addresses = vec![own.parse().expect("an address")];
+        let options = NftOptions { addresses, ..NftOptions::default() };
+        let (policy, notes) = of_objects(&objects, &options);
+        assert_eq!(decided(&policy, &frame).1, Action::Drop, "{own}: {notes}");
+    }
+}
+
+#[test]
+fn a_rule_for_two_families_is_noted_once() {
+    let addresses = ["198.18.0.1", "2001:db8::7"].map(|own| own.parse().expect("an address"));
+    let options = NftOptions { is_syn_new: true, addresses: addresses.to_vec(), ..NftOptions::default() };
+    let (_, notes) = imported(SERVER, &options);
+    assert_eq!(notes.matches("the policy of chain").count(), 1, "{notes}");
+}
+
+#[test]
+fn an_error_is_in_the_line_of_its_document() {
+    let text = format!("{}\n\n{{\"a\": 1}}", ruleset("ip", "drop", &[]));
+    let wrong = import::nft(&text, &NftOptions::default()).expect_err("no rule set");
+    assert_eq!(wrong.line, 3, "{wrong}");
+    let wrong = import::nft("{\"a\": 1}", &NftOptions::default()).expect_err("no rule set");
+    assert_eq!(wrong.line, 0, "{wrong}");
 }
 
 #[test]

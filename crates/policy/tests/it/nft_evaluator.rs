@@ -2,7 +2,7 @@
 //! shares no code with the import. All that a packet does not show (the state of connections, marks, limits)
 //! is a choice of a [`World`].
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::IpAddr;
 
@@ -54,8 +54,11 @@ pub(crate) struct World {
     pub(crate) is_local: bool,
     /// Whether its destination is known to be an address of the host.
     pub(crate) is_own: bool,
-    /// Whether a flow table forwards it before the chains of hook input.
+    /// Whether a flow table forwards it before the chains behind it.
     pub(crate) is_in_flow_table: bool,
+    /// The destination and its port of the packet of a connection whose translation is undone or repeated
+    /// at priority -100 of hook prerouting.
+    pub(crate) inner: Option<(u128, u16)>,
 }
 
 /// Why evaluation of a chain ends.
@@ -92,6 +95,25 @@ struct NftTable {
     bases: Vec<BaseChain>,
     chains: BTreeMap<String, Vec<Object>>,
     sets: BTreeMap<String, Vec<Value>>,
+    /// The priorities of flow tables in hook ingress.
+    flow_tables: Vec<i64>,
+}
+
+/// Kinds of statements that translate addresses.
+const TRANSLATIONS: [&str; 4] = ["masquerade", "snat", "dnat", "redirect"];
+
+/// The statement of nft that a target of iptables stands for (xtables-translate(8), ip6tables-extensions(8)).
+fn kind_of_target(xt: &Value) -> Option<&'static str> {
+    Some(match xt["name"].as_str()? {
+        "MASQUERADE" => "masquerade",
+        "SNAT" | "SNPT" => "snat",
+        "DNAT" | "DNPT" | "NETMAP" => "dnat",
+        "REDIRECT" => "redirect",
+        "TPROXY" => "tproxy",
+        "NFQUEUE" => "queue",
+        "NOTRACK" => "notrack",
+        _ => return None,
+    })
 }
 
 fn text<'o>(object: &'o Object, key: &str) -> &'o str {
@@ -116,8 +138,10 @@ impl NftRules {
                 bases: Vec::new(),
                 chains: BTreeMap::new(),
                 sets: BTreeMap::new(),
+                flow_tables: Vec::new(),
             });
             match kind.as_str() {
+                "flowtable" => table.flow_tables.push(body["prio"].as_i64().unwrap_or(0)),
                 "table" => {
                     table.is_dormant =
                         body.get("flags").is_some_and(|flags| flags.to_string().contains("dormant"));
@@ -165,30 +189,15 @@ impl NftRules {
     pub(crate) fn has(&self, kind: &str) -> bool {
         let rules = self.tables.iter().flat_map(|table| table.chains.values().flatten());
         let mut statements = rules.filter_map(|rule| rule["expr"].as_array()).flatten();
-        statements.any(|statement| statement.get(kind).is_some())
+        statements.any(|statement| {
+            statement.get(kind).is_some() || statement.get("xt").and_then(kind_of_target) == Some(kind)
+        })
     }
 
-    /// Whether packets to an address of the host may be replies whose address is translated back, because
-    /// a chain of the hooks output or postrouting translates addresses.
+    /// Whether packets of connections may have other addresses behind priority -100 of hook prerouting:
+    /// requests and errors to published servers, and replies to connections that leave with another address.
     pub(crate) fn translates(&self) -> bool {
-        self.tables.iter().any(|table| {
-            let last = table.bases.iter().filter(|base| matches!(&*base.hook, "output" | "postrouting"));
-            let mut left: Vec<&str> = last.map(|base| &*base.name).collect();
-            let mut seen = BTreeSet::new();
-            while let Some(name) = left.pop() {
-                let text = serde_json::to_string(&table.chains[name]).expect("JSON");
-                if ["masquerade", "snat", "dnat", "redirect"]
-                    .iter()
-                    .any(|kind| text.contains(&format!("\"{kind}\":")))
-                {
-                    return true;
-                }
-                let called =
-                    table.chains.keys().filter(|chain| text.contains(&format!("\"target\":\"{chain}\"")));
-                left.extend(called.map(String::as_str).filter(|chain| seen.insert(*chain)));
-            }
-            false
-        })
+        TRANSLATIONS.iter().any(|kind| self.has(kind))
     }
 
     /// The states that connection tracking may give a packet (tcp_valid_flags of nf_conntrack_proto_tcp.c,
@@ -223,8 +232,12 @@ impl NftRules {
     pub(crate) fn accepts(&self, packet: &NftPacket, world: &World) -> bool {
         let last = if world.is_local { "input" } else { "forward" };
         let mut packet = packet.clone();
+        let mut inner = world.inner;
+        // Before connection tracking a packet is of no connection.
+        let (mut early, mut late) = ("invalid", world.state);
+        let flow_table = self.tables.iter().flat_map(|table| &table.flow_tables).min();
         for hook in ["ingress", "prerouting", last] {
-            if hook == "input" && world.is_in_flow_table {
+            if hook != "ingress" && world.is_in_flow_table {
                 return true;
             }
             let mut bases: Vec<(&NftTable, &BaseChain)> = Vec::new();
@@ -236,13 +249,23 @@ impl NftRules {
             }
             bases.sort_by_key(|(_, base)| base.priority);
             for (table, base) in bases {
+                if world.is_in_flow_table && flow_table.is_none_or(|first| base.priority >= *first) {
+                    return true;
+                }
+                if (hook != "prerouting" || base.priority >= -100)
+                    && hook != "ingress"
+                    && let Some((dst, port)) = inner.take()
+                {
+                    (packet.dst, packet.dst_port, packet.is_translated) = (dst, port, true);
+                }
                 let is_whole =
                     hook == "input" || hook == "forward" || (hook == "prerouting" && base.priority > -400);
                 let is_early = hook == "ingress" || (hook == "prerouting" && base.priority < -200);
-                // Before connection tracking a packet is of no connection.
-                let state = if is_early { "invalid" } else { world.state };
+                let state = if is_early { early } else { late };
                 let mut run = Run { table, world, packet: &mut packet, state, is_whole, depth: 0 };
-                match run.chain(&base.name) {
+                let end = run.chain(&base.name);
+                *(if is_early { &mut early } else { &mut late }) = run.state;
+                match end {
                     End::Drop => return false,
                     End::Taken => return true,
                     End::Accept => {}
@@ -271,7 +294,7 @@ struct Run<'r> {
     table: &'r NftTable,
     world: &'r World,
     packet: &'r mut NftPacket,
-    state: &'r str,
+    state: &'static str,
     /// Whether fragments have been put together.
     is_whole: bool,
     depth: usize,
@@ -344,6 +367,16 @@ impl Run<'_> {
                 other => other,
             },
             "vmap" => self.map(body),
+            "xt" if body["type"] == "target" => match kind_of_target(body) {
+                Some(kind) => self.statement(kind, &serde_json::json!({"addr": "not printed"})),
+                None => self.unknown(&body.to_string(), End::Accept),
+            },
+            // A packet without a connection gets a template of one, which is new (nft_ct_set_zone_eval in
+            // net/netfilter/nft_ct.c).
+            "mangle" if body["key"]["ct"]["key"] == "zone" && self.is_without_connection() => {
+                self.state = "new";
+                End::Next
+            }
             "limit" | "quota" | "ct count" | "xt" => self.unknown(&body.to_string(), End::Break),
             "set" | "map" if body.get("stmt").is_some() => self.unknown(&body.to_string(), End::Break),
             "queue" | "fwd" | "tproxy" | "synproxy" => End::Taken,

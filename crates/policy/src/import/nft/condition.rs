@@ -50,7 +50,7 @@ enum Compared {
     Between(Vec<(&'static str, Constraint)>, Option<Vec<(&'static str, Constraint)>>, Doubt),
     /// It depends on connections; not for packets of these classes, and for all connection requests or not.
     Connection {
-        spared: PacketClasses,
+        excluded: PacketClasses,
         has_requests: bool,
     },
 }
@@ -68,7 +68,8 @@ pub(super) struct Context<'c, 'v> {
 }
 
 /// Keys whose values differ between the packets of a connection.
-const PACKET_KEYS: [&str; 5] = ["tcp_flags", "ttl", "hop_limit", "dscp", "fragment"];
+const PACKET_KEYS: [&str; 8] =
+    ["tcp_flags", "ttl", "hop_limit", "dscp", "fragment", "src_mac", "dst_mac", "vlan"];
 
 /// All matches of a rule, and of those that lead to its chain.
 #[derive(Clone, Debug, Default)]
@@ -105,15 +106,16 @@ impl Condition {
         Ok(condition)
     }
 
-    /// The packets to these addresses, by IP version.
+    /// The packets to these addresses, by IP version; an IPv4-mapped address stands for the IPv4 address.
     pub(super) fn to_any_of(addresses: &[IpAddr]) -> Vec<Self> {
-        let v4 = addresses.iter().filter_map(|address| match address {
-            IpAddr::V4(address) => Some(u32::from(*address).into()),
+        let addresses = addresses.iter().map(IpAddr::to_canonical);
+        let v4 = addresses.clone().filter_map(|address| match address {
+            IpAddr::V4(address) => Some(u32::from(address).into()),
             IpAddr::V6(_) => None,
         });
-        let v6 = addresses.iter().filter_map(|address| match address {
+        let v6 = addresses.filter_map(|address| match address {
             IpAddr::V4(_) => None,
-            IpAddr::V6(address) => Some(u128::from(*address)),
+            IpAddr::V6(address) => Some(u128::from(address)),
         });
         let of = |kind, version, addresses: RangeSet<u128>| {
             let family = ("family", Constraint::of(Kind::Family, RangeSet::single(version)));
@@ -174,21 +176,21 @@ impl Condition {
 /// Packets that reach a place of a chain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Packets {
-    /// At least these.
+    /// All packets that may reach it, and perhaps others.
     pub(super) upper: Condition,
-    /// At most these; `None`: none for certain.
+    /// Only packets that reach it for certain, perhaps not all of these; `None`: none.
     pub(super) lower: Option<Condition>,
     /// The last reason why the two differ, and the number of reasons.
     pub(super) doubt: Option<Doubt>,
     pub(super) doubts: u32,
     /// Classes of packets that are in `upper` but do not reach the place.
-    pub(super) spared: PacketClasses,
+    pub(super) excluded: PacketClasses,
 }
 
 impl Packets {
     pub(super) fn of(condition: Condition) -> Self {
         let lower = Some(condition.clone());
-        Self { lower, upper: condition, doubt: None, doubts: 0, spared: PacketClasses::default() }
+        Self { lower, upper: condition, doubt: None, doubts: 0, excluded: PacketClasses::default() }
     }
 
     /// The rule may match fewer packets.
@@ -243,11 +245,11 @@ impl Packets {
             Compared::Never => return false,
             Compared::Keys(keys) => (keys.clone(), Some(keys), None),
             Compared::Between(upper, lower, doubt) => (upper, lower, Some(doubt)),
-            Compared::Connection { spared, has_requests } => {
+            Compared::Connection { excluded, has_requests } => {
                 let requests = self.lower.take().filter(|_| has_requests);
                 self.doubt(Doubt::Connection);
                 self.lower = requests.and_then(|lower| lower.requests());
-                self.spared = self.spared.or(spared);
+                self.excluded = self.excluded.or(excluded);
                 return true;
             }
         };
@@ -290,8 +292,8 @@ fn compared(
         return match connection_match(op, left, right, packets, context.tracking) {
             ConnectionMatch::Always => Compared::Always,
             ConnectionMatch::Never => Compared::Never,
-            ConnectionMatch::Sometimes { spared, has_requests } => {
-                Compared::Connection { spared, has_requests }
+            ConnectionMatch::Sometimes { excluded, has_requests } => {
+                Compared::Connection { excluded, has_requests }
             }
         };
     }

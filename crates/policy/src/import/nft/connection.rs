@@ -6,7 +6,7 @@ use program::RangeSet;
 use serde_json::Value;
 
 use super::condition::Condition;
-use super::ruleset::Ruleset;
+use super::ruleset::{Ruleset, ZONE};
 use super::values::{Constraint, Kind, flags_equal, flags_other};
 
 const FIN: u8 = 1;
@@ -167,8 +167,11 @@ pub(super) struct Tracking {
     has_untracked: bool,
     /// A rule sets a helper, which expects further connections.
     has_helper: bool,
-    /// A flow table forwards packets before the chains.
+    /// A flow table forwards packets before the chains behind it.
     has_flow_table: bool,
+    /// A rule sets the zone, by which packets without a connection get the state `new`
+    /// (`nft_ct_set_zone_eval` in net/netfilter/nft_ct.c).
+    has_zone: bool,
     /// The chain comes after connection tracking.
     is_after: bool,
 }
@@ -180,6 +183,7 @@ impl Tracking {
             has_untracked: ruleset.uses(&["notrack"]),
             has_helper: ruleset.uses(&["ct helper", "ct expectation"]),
             has_flow_table: ruleset.uses(&["flow"]),
+            has_zone: ruleset.uses(&[ZONE]),
             is_after: false,
         }
     }
@@ -193,6 +197,7 @@ impl Tracking {
     fn states(self, class: PacketClass) -> ConnectionStates {
         let untracked = if self.has_untracked { ConnectionStates::UNTRACKED } else { ConnectionStates(0) };
         match class {
+            _ if self.has_zone => ConnectionStates::ANY,
             PacketClass::Invalid => ConnectionStates::INVALID.or(untracked),
             // The checksum is verified first.
             PacketClass::Untracked => ConnectionStates::INVALID.or(ConnectionStates::UNTRACKED),
@@ -206,14 +211,34 @@ impl Tracking {
         }
     }
 
-    /// The classes of which a packet is never one of a connection whose addresses are translated.
-    pub(super) fn untranslated(self) -> PacketClasses {
+    /// Whether a flow table forwards packets of connections.
+    pub(super) fn has_flow_table(self) -> bool {
+        self.has_flow_table
+    }
+
+    /// The classes whose packets are never of a connection that is translated or in a flow table.
+    pub(super) fn unconnected(self) -> PacketClasses {
         let connected = ConnectionStates::ESTABLISHED.or(ConnectionStates::RELATED);
+        let tracking = self.in_chain(true);
         PacketClasses::of(PacketClasses::ALL.into_iter().filter(|class| {
             // A flow table does not look at flags.
             let is_forwarded = self.has_flow_table && *class == PacketClass::Invalid;
-            !self.states(*class).meets(connected) && !is_forwarded
+            !tracking.states(*class).meets(connected) && !is_forwarded
         }))
+    }
+
+    /// Whether a comparison holds for no connection request. `dnat` counts, as requests whose destination is
+    /// translated stay with the kernel by the rule that translates it, unless a helper does so.
+    fn excludes_requests(self, key: &str, op: &str, right: &Value) -> bool {
+        let is_excluding = |name: &Value| match key {
+            "direction" => name == "reply",
+            "status" => name == "seen-reply" || name == "assured" || (name == "dnat" && !self.has_helper),
+            _ => false,
+        };
+        let list = right.get("set").unwrap_or(right).as_array();
+        self.is_syn_new
+            && matches!(op, "==" | "in")
+            && list.map_or_else(|| is_excluding(right), |list| list.iter().all(is_excluding))
     }
 }
 
@@ -224,7 +249,7 @@ pub(super) enum ConnectionMatch {
     /// It holds for some packets.
     Sometimes {
         /// The classes that it does not hold for.
-        spared: PacketClasses,
+        excluded: PacketClasses,
         /// It holds for all connection requests.
         has_requests: bool,
     },
@@ -240,18 +265,21 @@ pub(super) fn connection_match(
 ) -> ConnectionMatch {
     let key = left.pointer("/ct/key").and_then(Value::as_str).unwrap_or_default();
     let own = PacketClasses::with_all(packets);
+    if key != "state" && tracking.has_zone {
+        return ConnectionMatch::Sometimes { excluded: PacketClasses::default(), has_requests: false };
+    }
     if key != "state" {
         // Packets of no connection have no other property of one, and the rule ends.
         let without = PacketClasses::of([PacketClass::Invalid, PacketClass::Untracked]);
         if own.is_some_and(|own| own.is_within(without)) {
             return ConnectionMatch::Never;
         }
-        let is_request_spared = tracking.is_syn_new && excludes_requests(key, op, right);
-        let requests = PacketClasses::of(is_request_spared.then_some(PacketClass::Request));
-        return ConnectionMatch::Sometimes { spared: without.or(requests), has_requests: false };
+        let is_without_requests = tracking.excludes_requests(key, op, right);
+        let requests = PacketClasses::of(is_without_requests.then_some(PacketClass::Request));
+        return ConnectionMatch::Sometimes { excluded: without.or(requests), has_requests: false };
     }
     let Some(states) = ConnectionStates::compared(op, right) else {
-        return ConnectionMatch::Sometimes { spared: PacketClasses::default(), has_requests: false };
+        return ConnectionMatch::Sometimes { excluded: PacketClasses::default(), has_requests: false };
     };
     let of = |classes: PacketClasses| {
         let each = PacketClasses::ALL.into_iter().filter(|class| classes.contains(*class));
@@ -262,29 +290,16 @@ pub(super) fn connection_match(
         Some(own) if !states.meets(own) => return ConnectionMatch::Never,
         _ => {}
     }
-    let is_spared = |class: &PacketClass| !states.meets(tracking.states(*class));
+    let is_excluded = |class: &PacketClass| !states.meets(tracking.states(*class));
     ConnectionMatch::Sometimes {
-        spared: PacketClasses::of(PacketClasses::ALL.into_iter().filter(is_spared)),
+        excluded: PacketClasses::of(PacketClasses::ALL.into_iter().filter(is_excluded)),
         has_requests: states.has_all(tracking.states(PacketClass::Request)),
     }
 }
 
-/// Returns whether a comparison holds for no connection request. `dnat` counts, as requests whose destination
-/// is translated stay with the kernel by the rule that translates it.
-fn excludes_requests(key: &str, op: &str, right: &Value) -> bool {
-    let is_excluding = |name: &Value| match key {
-        "direction" => name == "reply",
-        "status" => name == "seen-reply" || name == "assured" || name == "dnat",
-        _ => false,
-    };
-    let list = right.get("set").unwrap_or(right).as_array();
-    matches!(op, "==" | "in")
-        && list.map_or_else(|| is_excluding(right), |list| list.iter().all(is_excluding))
-}
-
 impl Condition {
-    /// The packets that another rule does not take, if it spares these classes.
-    pub(super) fn spared(&self, classes: PacketClasses) -> Option<Self> {
+    /// The packets of these classes; `None`: there are none for certain.
+    pub(super) fn only(&self, classes: PacketClasses) -> Option<Self> {
         if PacketClasses::with_all(self).is_some_and(|own| own.is_within(classes)) {
             return Some(self.clone());
         }

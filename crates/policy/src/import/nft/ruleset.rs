@@ -59,6 +59,8 @@ pub(super) struct Ruleset<'v> {
     pub(super) tables: BTreeMap<(&'v str, &'v str), Vec<String>>,
     pub(super) chains: BTreeMap<Name<'v>, Chain<'v>>,
     sets: BTreeMap<Name<'v>, Elements<'v>>,
+    /// The lowest priority of a flow table.
+    pub(super) flow_table: Option<i64>,
     /// Rules and pairs of verdict maps.
     pub(super) rules: usize,
 }
@@ -69,10 +71,12 @@ pub(super) struct Ruleset<'v> {
 /// The text is not JSON of nft.
 pub(super) fn objects_of(text: &str) -> Result<Vec<Value>, WrongFormat> {
     const HINT: &str = "(hint: use nft -j list ruleset)";
-    let wrong = |message: String| WrongFormat { line: 0, message };
     let mut objects = Vec::new();
-    let mut documents = 0;
-    for document in serde_json::Deserializer::from_str(text).into_iter::<Value>() {
+    let mut documents = serde_json::Deserializer::from_str(text).into_iter::<Value>();
+    // The end of the documents so far.
+    let mut end = 0;
+    while let Some(document) = documents.next() {
+        let wrong = |message: String| WrongFormat { line: line_behind(text, end), message };
         let mut document = document.map_err(|error| {
             let line = u32::try_from(error.line()).unwrap_or(u32::MAX).max(1);
             let what = if error.is_eof() { "cut off" } else { "not JSON" };
@@ -81,7 +85,6 @@ pub(super) fn objects_of(text: &str) -> Result<Vec<Value>, WrongFormat> {
         let Some(Value::Array(list)) = document.get_mut("nftables").map(Value::take) else {
             return Err(wrong(format!("not a rule set of nft: it has no list `nftables` {HINT}")));
         };
-        documents += 1;
         for object in list {
             match object.as_object().and_then(|object| object.iter().next()) {
                 Some((command, body)) if matches!(command.as_str(), "add" | "create") => {
@@ -110,11 +113,22 @@ pub(super) fn objects_of(text: &str) -> Result<Vec<Value>, WrongFormat> {
                 }
             }
         }
+        end = documents.byte_offset();
     }
-    if documents == 0 {
-        return Err(wrong(format!("empty {HINT}")));
+    if end == 0 {
+        return Err(WrongFormat { line: 0, message: format!("empty {HINT}") });
     }
     Ok(objects)
+}
+
+/// The line of the document behind others; 0 for the first one.
+fn line_behind(text: &str, end: usize) -> u32 {
+    if end == 0 {
+        return 0;
+    }
+    let start = text.len() - text.get(end..).unwrap_or_default().trim_start().len();
+    let lines = text.get(..start).unwrap_or_default().matches('\n').count() + 1;
+    u32::try_from(lines).unwrap_or(u32::MAX)
 }
 
 fn is_command(name: &str) -> bool {
@@ -146,6 +160,10 @@ impl<'v> Ruleset<'v> {
                     set.changes |=
                         words(body.get("flags")).iter().any(|flag| flag == "dynamic" || flag == "timeout");
                     set.list.extend(body.get("elem").and_then(Value::as_array).into_iter().flatten());
+                }
+                ("flowtable", _, _) => {
+                    let own = priority_of(body);
+                    ruleset.flow_table = Some(ruleset.flow_table.map_or(own, |first| first.min(own)));
                 }
                 ("rule", _, Some(chain)) => {
                     ruleset.rules += 1 + pairs_in(body);
@@ -185,15 +203,15 @@ impl<'v> Ruleset<'v> {
         flags.iter().map(String::as_str).find(|flag| !matches!(*flag, "owner" | "persist"))
     }
 
-    /// Whether a rule of the chain, or of one that it calls, has a statement of these kinds, or one that nft
-    /// prints as text.
+    /// Whether a rule of the chain, or of one that it calls, has a statement of these kinds, or one whose kind
+    /// nft does not print.
     pub(super) fn has(&self, name: Name<'v>, kinds: &[&str]) -> bool {
         let (mut seen, mut left) = (BTreeSet::from([name]), vec![name]);
         while let Some(name) = left.pop() {
             let Some(chain) = self.chains.get(&name) else { return true };
             for rule in &chain.rules {
                 for (kind, body) in statements(rule) {
-                    if kind == TEXT || kinds.contains(&kind) {
+                    if may_be(kind, body, kinds) {
                         return true;
                     }
                     let verdicts = match kind {
@@ -221,18 +239,13 @@ impl<'v> Ruleset<'v> {
     /// Returns whether a statement of any chain is of these kinds, or may be.
     pub(super) fn uses(&self, kinds: &[&str]) -> bool {
         let is_listed = |(family, table, _): &Name<'v>| self.tables.contains_key(&(*family, *table));
-        let is_use = |(kind, body): (&str, &Value)| {
-            // The target CT of iptables excludes packets from tracking and sets helpers.
-            let is_target = kind == "xt" && body.get("name").is_none_or(|name| name == "CT");
-            kind == TEXT || is_target || kinds.contains(&kind)
-        };
         !self.chains.keys().all(is_listed)
             || self
                 .chains
                 .values()
                 .flat_map(|chain| &chain.rules)
                 .flat_map(|rule| statements(rule))
-                .any(is_use)
+                .any(|(kind, body)| may_be(kind, body, kinds))
     }
 
     /// The verdicts of a map.
@@ -270,12 +283,17 @@ fn base_of(chain: &Map<String, Value>) -> Option<Base> {
     };
     Some(Base {
         hook,
-        priority: chain.get("prio").and_then(Value::as_i64).unwrap_or(0),
+        priority: priority_of(chain),
         // Chains of nat see only the first packet of a connection.
         drops: text("policy") == Some("drop") && text("type") != Some("nat"),
         is_nat: text("type") == Some("nat"),
         devices: words(chain.get("dev").or_else(|| chain.get("devices"))),
     })
+}
+
+/// The priority of a chain or a flow table.
+fn priority_of(object: &Map<String, Value>) -> i64 {
+    object.get("prio").and_then(Value::as_i64).unwrap_or(0)
 }
 
 /// The number of pairs in the maps of a rule.
@@ -286,6 +304,41 @@ fn pairs_in(rule: Rule<'_>) -> usize {
 
 /// The kind of a statement that nft prints as text.
 pub(super) const TEXT: &str = "";
+/// The kind of a statement that sets the zone of connection tracking.
+pub(super) const ZONE: &str = "ct zone";
+
+/// Whether a statement is of one of these kinds, or may be.
+fn may_be(kind: &str, body: &Value, kinds: &[&str]) -> bool {
+    match kind {
+        TEXT => true,
+        "xt" if body.get("type").and_then(Value::as_str) == Some("match") => false,
+        "xt" => match body.get("name").and_then(Value::as_str) {
+            Some(target) => kinds_of_target(target).iter().any(|kind| kinds.contains(kind)),
+            // Some versions of nft do not print it.
+            None => true,
+        },
+        "mangle" if body.pointer("/key/ct/key").and_then(Value::as_str) == Some("zone") => {
+            kinds.contains(&ZONE)
+        }
+        kind => kinds.contains(&kind),
+    }
+}
+
+/// The statements that a target of iptables stands for (iptables-extensions(8)).
+fn kinds_of_target(target: &str) -> &'static [&'static str] {
+    match target {
+        "MASQUERADE" => &["masquerade"],
+        "SNAT" | "SNPT" => &["snat"],
+        "DNAT" | "DNPT" => &["dnat"],
+        "NETMAP" => &["dnat", "snat"],
+        "REDIRECT" => &["redirect"],
+        "TPROXY" => &["tproxy"],
+        "NFQUEUE" => &["queue"],
+        "NOTRACK" => &["notrack"],
+        "CT" => &["notrack", "ct helper", "ct expectation", ZONE],
+        _ => &[],
+    }
+}
 
 /// The statements of a rule, each with its kind.
 pub(super) fn statements(rule: Rule<'_>) -> impl Iterator<Item = (&str, &Value)> {

@@ -29,6 +29,8 @@ const MAX_NESTED: usize = 64;
 const TRACKING: i64 = -200;
 /// The priority at which fragments are put together for it.
 const DEFRAGMENTATION: i64 = -400;
+/// The priority at which destinations are translated, of all packets of a connection.
+const DESTINATION_TRANSLATION: i64 = -100;
 /// Statements that neither end a rule nor change what later rules match.
 const WITHOUT_VERDICT: [&str; 14] = [
     "counter",
@@ -88,7 +90,7 @@ struct Called<'c, 'v> {
 #[derive(Clone)]
 struct Missing {
     place: String,
-    spared: PacketClasses,
+    excluded: PacketClasses,
 }
 
 /// The base chain that is converted.
@@ -118,8 +120,8 @@ pub(super) struct Walk<'r, 'v> {
     /// A forward chain that accepts packets: those to other hosts must not be dropped by chains of hook
     /// input.
     forwards: Option<String>,
-    /// A chain that translates addresses, so that packets to the host may belong to a connection that it
-    /// forwards.
+    /// A chain that translates addresses: packets of its connections have other destinations from
+    /// [`DESTINATION_TRANSLATION`] on, and may be forwarded although they are to the host.
     translates: Option<String>,
     tracking: Tracking,
     writer: Writer,
@@ -208,7 +210,7 @@ impl<'r, 'v> Walk<'r, 'v> {
             is_reassembled: is_after(DEFRAGMENTATION),
             tracking: self.tracking.in_chain(is_after(TRACKING)),
             is_nat: base.is_nat,
-            missing: self.before_input().filter(|_| is_input),
+            missing: self.missing_before(base),
             is_over: false,
         };
         let outer = std::mem::replace(&mut self.current, current);
@@ -229,21 +231,29 @@ impl<'r, 'v> Walk<'r, 'v> {
         }
     }
 
-    /// The reason why packets may not meet chains of the hook input.
-    fn before_input(&self) -> Option<Missing> {
-        if self.options.addresses.is_empty() {
-            return Some(Missing { place: self.forwards.clone()?, spared: PacketClasses::default() });
+    /// The reason why packets may not meet a base chain, or meet it with another destination.
+    fn missing_before(&self, base: &Base) -> Option<Missing> {
+        let is_input = base.hook == Hook::Input;
+        if let Some(place) = self.forwards.clone().filter(|_| is_input && self.options.addresses.is_empty()) {
+            return Some(Missing { place, excluded: PacketClasses::default() });
         }
-        // Replies have an address of the host until the translation is undone.
-        Some(Missing { place: self.translates.clone()?, spared: self.tracking.in_chain(true).untranslated() })
+        let is_behind_flows =
+            base.hook != Hook::Ingress || self.ruleset.flow_table.is_none_or(|first| first <= base.priority);
+        let excluded = self.tracking.unconnected();
+        if self.tracking.has_flow_table() && is_behind_flows {
+            return Some(Missing { place: "a flow table".to_owned(), excluded });
+        }
+        let is_translated = base.hook != Hook::Ingress && base.priority >= DESTINATION_TRANSLATION;
+        let place = self.translates.clone().filter(|_| is_input || is_translated)?;
+        Some(Missing { place, excluded })
     }
 
     /// Takes note of a place that may accept all packets of the base chain but those of some classes.
-    fn may_accept_all(&mut self, place: &str, spared: PacketClasses) {
-        let before = self.current.missing.as_ref().map(|missing| missing.spared);
-        let both = before.map_or(spared, |before| before.and(spared));
+    fn may_accept_all(&mut self, place: &str, excluded: PacketClasses) {
+        let before = self.current.missing.as_ref().map(|missing| missing.excluded);
+        let both = before.map_or(excluded, |before| before.and(excluded));
         if before != Some(both) {
-            self.current.missing = Some(Missing { place: place.to_owned(), spared: both });
+            self.current.missing = Some(Missing { place: place.to_owned(), excluded: both });
         }
     }
 
@@ -446,7 +456,7 @@ impl<'r, 'v> Walk<'r, 'v> {
                 self.note_doubt(place, packets, is_own_doubt);
                 let is_dropped = at.after.is_none() && self.current.drops;
                 if packets.upper == self.current.entry && !is_dropped {
-                    self.may_accept_all(place, packets.spared);
+                    self.may_accept_all(place, packets.excluded);
                     return Outcome::Next;
                 }
                 self.decide_at_once(|walk| walk.leave_chain(&at, packets));
@@ -498,7 +508,7 @@ impl<'r, 'v> Walk<'r, 'v> {
             _ if is_all => Outcome::EndOfChain,
             _ if rest.rules.is_empty() => Outcome::Next,
             _ if packets.upper == self.current.entry => {
-                self.may_accept_all(&rest.place, packets.spared);
+                self.may_accept_all(&rest.place, packets.excluded);
                 Outcome::Next
             }
             _ => {
@@ -540,7 +550,7 @@ impl<'r, 'v> Walk<'r, 'v> {
 
     /// Returns whether a place may accept all packets of the base chain.
     fn is_all_missing(&self) -> bool {
-        self.current.missing.as_ref().is_some_and(|missing| missing.spared.is_empty())
+        self.current.missing.as_ref().is_some_and(|missing| missing.excluded.is_empty())
     }
 
     fn may_not_drop(&self) -> bool {
@@ -554,7 +564,7 @@ impl<'r, 'v> Walk<'r, 'v> {
             self.writer.differs(place, "may accept fewer packets, all of which stay with the kernel", doubt);
         }
         if is_whole_chain && packets.doubts != self.current.doubts {
-            return self.may_accept_all(place, packets.spared);
+            return self.may_accept_all(place, packets.excluded);
         }
         if is_whole_chain && self.inlined == 0 {
             if !self.drops_after() {
@@ -604,7 +614,7 @@ impl<'r, 'v> Walk<'r, 'v> {
 
     /// Writes a rule that leaves packets to the kernel.
     fn keep(&mut self, name: &str, place: &str, packets: &Packets) {
-        let parts = match packets.spared.contains(PacketClass::Request) {
+        let parts = match packets.excluded.contains(PacketClass::Request) {
             true => packets.upper.without_requests(),
             false => vec![packets.upper.clone()],
         };
@@ -635,7 +645,7 @@ impl<'r, 'v> Walk<'r, 'v> {
         let mut missing = self.sealed.as_deref().or(full);
         let mut in_force = None;
         if let (None, Some(other)) = (missing, &self.current.missing) {
-            in_force = lower.spared(other.spared);
+            in_force = lower.only(other.excluded);
             missing = in_force.is_none().then_some(&*other.place);
             if in_force.as_ref().is_some_and(|in_force| in_force != lower) {
                 self.writer.drops_requests(place, &other.place);

@@ -125,17 +125,16 @@ impl<'v> Walk<'_, 'v> {
                 && self.ruleset.chains.get(name).is_some_and(|chain| !chain.rules.is_empty())
                 && (!base.drops || self.ruleset.has(*name, &ACCEPTS))
         };
-        // Replies to connections whose addresses are translated are forwarded as well, or come from others
-        // than the host wrote to.
         let translates = |(base, name): &&(Base, Name<'v>)| {
-            base.hook == Hook::Other
-                && base.is_nat
+            base.is_nat
                 && self.ruleset.inactive(*name).is_none()
                 && self.ruleset.has(*name, &["masquerade", "snat", "dnat", "redirect"])
         };
         let named = |(_, name): &(Base, Name<'v>)| format!("chain {}", shown(*name));
         self.translates = bases.iter().find(translates).map(named);
-        self.forwards = bases.iter().find(forwards).map(named).or_else(|| self.translates.clone());
+        // Replies to connections that leave with another address are forwarded as well.
+        let leaves = |chain: &&(Base, Name<'v>)| chain.0.hook == Hook::Other && translates(chain);
+        self.forwards = bases.iter().find(forwards).or_else(|| bases.iter().find(leaves)).map(named);
     }
 
     /// Returns whether any packet may be forwarded instead of meeting chains of the hook input.
