@@ -1,5 +1,6 @@
 //! Whether sinks pass packets on: one that loses every packet for [`LOSING_AFTER`] is *losing*, until it
-//! passes on more than it loses, or some of its packets for as long, or has no packets for [`IDLE_AFTER`].
+//! passes on more than it loses, or some of its packets for as long, or while it has no packets for
+//! [`IDLE_AFTER`].
 //! Steering goes on without it, so readiness does not depend on it: the daemon is *degraded*.
 //!
 //! Pure: the caller reads the counts and writes the log.
@@ -107,7 +108,8 @@ impl Watched {
         if delivered > 0 || lost > 0 {
             self.active_at = now;
         } else if now.saturating_duration_since(self.active_at) >= IDLE_AFTER {
-            (self.since, self.passing_since, self.reason) = (None, None, None);
+            // Its losses so far still count when the next packet is lost: packets may come more rarely.
+            (self.passing_since, self.reason) = (None, None);
         }
         let is_long_ago = |since: Instant| now.saturating_duration_since(since) >= LOSING_AFTER;
         if delivered > 0 {
@@ -190,9 +192,21 @@ mod tests {
             (6, progress(0, 10, 0), true),
             (65, progress(0, 10, 0), true),
             (66, progress(0, 10, 0), false),
-            (70, progress(0, 11, 0), false),
-            (74, progress(0, 12, 0), false),
-            (75, progress(0, 13, 0), true),
+            (70, progress(0, 11, 0), true),
+            (74, progress(1, 11, 0), false),
+            (75, progress(1, 12, 0), false),
+        ]);
+    }
+
+    #[test]
+    fn rare_packets_that_are_all_lost_are_named() {
+        check(&[
+            (0, progress(0, 0, 0), false),
+            (1, progress(0, 1, 0), false),
+            (71, progress(0, 2, 0), true),
+            (130, progress(0, 2, 0), true),
+            (131, progress(0, 2, 0), false),
+            (141, progress(0, 3, 0), true),
         ]);
     }
 
