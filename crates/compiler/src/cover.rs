@@ -1,13 +1,14 @@
 //! The pass that turns each rule of the policy into cubes that cover it and are legal for the device. If the
 //! device cannot match a rule exactly, its cubes cover more, and the keys that a worker must test are listed.
 
+use device_model::DeviceModel;
+use policy::Policy;
 use policy::policy::{Action, Direction};
 use program::{Outcome, Predicate, RuleId, Step, UndecidedKey, UndecidedReason};
 
 use super::actions::{decides, verdict};
 use super::cube::{Cube, SENT, WORDS};
 use super::expand::{Explosion, expand};
-use super::job::Job;
 use super::legalize::Expansion;
 
 /// The most flows of one program on any device: with more, installing takes minutes.
@@ -37,12 +38,12 @@ pub(super) enum CoverProblem {
 
 /// Covers every rule. Stops at the rule with which the cubes exceed [`MAX_FLOWS`]: further cubes would only
 /// use memory.
-pub(super) fn cover(job: &Job<'_>) -> (Vec<CoveredRule>, Vec<CoverProblem>) {
-    let (mut rules, mut problems) = (Vec::with_capacity(job.policy.rules.len()), Vec::new());
+pub(super) fn cover(policy: &Policy, model: &DeviceModel) -> (Vec<CoveredRule>, Vec<CoverProblem>) {
+    let (mut rules, mut problems) = (Vec::with_capacity(policy.rules.len()), Vec::new());
     let mut cubes = 0;
-    for (index, rule) in job.policy.rules.iter().enumerate() {
+    for (index, rule) in policy.rules.iter().enumerate() {
         let id = RuleId::of(index);
-        let mut expansion = expand(&rule.matches, rule.direction, job.profile).unwrap_or_else(|explosion| {
+        let mut expansion = expand(&rule.matches, rule.direction, model).unwrap_or_else(|explosion| {
             problems.push(CoverProblem::Combinations(id, explosion));
             Expansion::NOTHING
         });

@@ -13,7 +13,7 @@
 //! | `spread_ranks` | ranked candidates | the same with fewer flows in ranks that a priority has no room for |
 //! | `merge_masks` | ranked candidates | the same with fewer masks, where the device has room for few |
 //! | `assign_priorities` | ranks | priorities of the program, from 0 |
-//! | `assemble` | prioritized candidates | the program: flow specs (`emit`), queues, classes (`classes`) |
+//! | `assemble` | prioritized candidates | the program: flow specs (`specs`), queues, classes (`classes`) |
 //! | `separate` | the program, and the one that it replaces | the same without matches that cannot be on the device twice |
 //!
 //! Where the program does not fit on the device, less and less is demanded of the device, and workers decide
@@ -205,7 +205,7 @@ impl Job<'_> {
         let mut problems = Problems::default();
         let (groups, refused) = groups::groups(self);
         problems.add(refused, Problem::Group);
-        let (rules, uncovered) = cover::cover(self);
+        let (rules, uncovered) = cover::cover(self.policy, self.profile);
         problems.add(uncovered, Problem::Cover);
         if rules.len() < self.policy.rules.len() {
             return Err(Refused { problems, stage: Stage::Rules });
