@@ -14,11 +14,11 @@ use super::actions::verdict;
 use super::assign_priorities::{Assigned, Prioritized};
 use super::classes::{Deciding, MAX_STEPS_IN_ALL, Overlaps, TooManySteps, decide};
 use super::cover::CoveredRule;
-use super::emit;
 use super::job::Job;
 use super::lower::{Candidate, Lowered, LoweredAction};
 use super::place::{ByOrder, Earlier, Placement, Prepared};
 use super::reasons::{BY_EARLIER_RULES, NO_DROP, ORDER, hybrid_reason, order_reason};
+use super::specs;
 
 /// The results of the passes from which a program is written.
 pub(super) struct Placed<'p> {
@@ -92,7 +92,7 @@ fn flows(
     queue_of: &[Option<QueueId>],
     class_of: &[ClassesOfRule],
 ) -> Vec<Flow> {
-    let reading = emit::Reading::of(job.profile);
+    let reading = specs::Reading::of(job.profile);
     let mut flows = Vec::with_capacity(assigned.flows.len() + 1);
     let mut seen = HashSet::new();
     flows.extend(assigned.flows.iter().filter_map(|Prioritized { id, priority }| {
@@ -109,7 +109,7 @@ fn flows(
             (false, true) => FlowKind::Normal,
             (false, false) => FlowKind::Copy,
         };
-        let emit::Chain { specs, inner_from } = emit::chain(cube, reading);
+        let specs::Chain { specs, inner_from } = specs::chain(cube, reading);
         if reading.is_ambiguous() && !seen.insert((*rule, kind, specs.clone(), inner_from)) {
             return None;
         }

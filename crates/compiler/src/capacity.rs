@@ -13,12 +13,12 @@ use serde::Serialize;
 
 use super::assign_priorities::{Assigned, Table};
 use super::cover::MAX_FLOWS;
-use super::emit;
 use super::job::Job;
 use super::lower::{Candidate, CandidateId, Lowered};
 use super::mask_index::ByMask;
 use super::order::{Ranked, RankedFlows, Ranking};
 use super::separate::{agree, match_key, multicast_flows};
+use super::specs;
 
 /// The name of the limit of one indirection table.
 const ENTRIES: &str = "entries of one table";
@@ -63,10 +63,11 @@ pub(super) fn flow_problems(job: &Job<'_>, flows: &RankedFlows, assigned: &Assig
         let (rule, flows) = (rule_of(first.id), ranking.kept.len());
         problems.push(FlowProblem::DeviceFlows { rule, flows, most });
     }
-    let reading = emit::Reading::of(profile);
+    let reading = specs::Reading::of(profile);
     let kept = ranking.kept.iter().map(|ranked| lowered.candidate(ranked.id));
-    let longest = kept.map(|Candidate { cube, rule, .. }| (emit::spec_count(cube, reading), *rule)).max();
-    if let Some((specs, rule)) = longest.filter(|(specs, _)| specs + emit::ACTION_SPECS > profile.max_specs) {
+    let longest = kept.map(|Candidate { cube, rule, .. }| (specs::spec_count(cube, reading), *rule)).max();
+    if let Some((specs, rule)) = longest.filter(|(specs, _)| specs + specs::ACTION_SPECS > profile.max_specs)
+    {
         problems.push(FlowProblem::Specs { rule, specs });
     }
     problems
@@ -110,7 +111,7 @@ pub(super) fn shared_packet(one: &Cube, other: &Cube) -> Option<Witness> {
     let witness = Witness { frame: one.and(other)?.frame() };
     let key = witness.key();
     let takes = |cube: &Cube| {
-        let chain = emit::chain(cube, emit::Reading::default());
+        let chain = specs::chain(cube, specs::Reading::default());
         let mut specs = chain.specs.iter().enumerate();
         specs.all(|(place, spec)| spec.matches_deep(&key, place >= chain.inner_from))
     };

@@ -29,12 +29,12 @@ use program::{GroupId, RssQueue, RuleId};
 use super::classes::{MAX_STEPS_IN_ALL, TooManySteps};
 use super::cover::MAX_FLOWS;
 use super::cube::Cube;
-use super::emit;
 use super::job::Job;
 use super::lower::{ActionId, Candidate, CandidateId, Lowered, LoweredAction, Steering};
 use super::mask_index::MaskIndex;
 use super::order::{Ranked, RankedFlows, Ranks};
 use super::place::Earlier;
+use super::specs;
 use super::weights::Weights;
 
 /// The most shared flows of one flow, those of its shared flows included.
@@ -437,8 +437,8 @@ impl Limiter<'_> {
 
     /// Whether the device can have this shared flow.
     fn is_possible(&self, shared: &Candidate) -> bool {
-        let specs = emit::spec_count(&shared.cube, emit::Reading::of(self.profile));
-        !shared.comes_last(self.profile) && specs + emit::ACTION_SPECS <= self.profile.max_specs
+        let specs = specs::spec_count(&shared.cube, specs::Reading::of(self.profile));
+        !shared.comes_last(self.profile) && specs + specs::ACTION_SPECS <= self.profile.max_specs
     }
 
     /// Removes flows of which all packets are taken before, as shared flows take them from late flows and

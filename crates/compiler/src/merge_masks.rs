@@ -9,10 +9,10 @@ use device_model::{DeviceModel, PriorityTable};
 use super::assign_priorities::priorities_for;
 use super::cover::MAX_FLOWS;
 use super::cube::{Cube, DST_HIGH, DST_LOW, DST_PORT, Image, SRC_HIGH, SRC_LOW, SRC_PORT, TOS, TTL, WORDS};
-use super::emit::Reading;
 use super::lower::{Candidate, CandidateId};
 use super::mask_index::ByMask;
 use super::order::{Ranked, RankedFlows, Ranking};
+use super::specs::Reading;
 
 /// The most bits by which two masks may differ: a flow becomes two to that power.
 const MAX_BITS: u32 = 12;
