@@ -214,8 +214,8 @@ fn compare(name: &str, text: &str, options: &NftOptions, packets: usize) -> Figu
                     true => !nft.forwards() || random.below(2) == 0,
                     false => is_certain || random.below(2) == 0,
                 },
-                // A flow table has TCP, UDP and GRE (net/netfilter/nf_flow_table_ip.c). An entry ends with its
-                // connection, so a request is none of its packets.
+                // A flow table has TCP, UDP and GRE (net/netfilter/nf_flow_table_ip.c). An entry ends with
+                // its connection, so a request is none of its packets.
                 is_in_flow_table: nft.has("flow")
                     && matches!(packet.protocol, 6 | 17 | 47)
                     && (is_connected || state == "invalid")

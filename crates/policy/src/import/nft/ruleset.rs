@@ -203,8 +203,8 @@ impl<'v> Ruleset<'v> {
         flags.iter().map(String::as_str).find(|flag| !matches!(*flag, "owner" | "persist"))
     }
 
-    /// Whether a rule of the chain, or of one that it calls, has a statement of these kinds, or one whose kind
-    /// nft does not print.
+    /// Whether a rule of the chain, or of one that it calls, has a statement of these kinds, or one whose
+    /// kind nft does not print.
     pub(super) fn has(&self, name: Name<'v>, kinds: &[&str]) -> bool {
         let (mut seen, mut left) = (BTreeSet::from([name]), vec![name]);
         while let Some(name) = left.pop() {
