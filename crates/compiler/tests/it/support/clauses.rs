@@ -327,8 +327,8 @@ fn flags() -> impl Strategy<Value = Vec<Clause>> {
         }),
         clause("tcp_flags = \"fin\"", |key| has(key, Layers::TCP) && key.tcp_flags & 1 == 1),
         clause("icmp_type = 8", |key| has(key, Layers::ICMP) && key.icmp_type == 8),
-        clause("icmp_type = [3, { not = \"0-8\" }], icmp_code = \"0-1\"", |key| {
-            has(key, Layers::ICMP) && (key.icmp_type == 3 || key.icmp_type > 8) && key.icmp_code <= 1
+        clause("icmp_type = [\"3-12\", { not = \"4-8\" }], icmp_code = \"0-1\"", |key| {
+            has(key, Layers::ICMP) && matches!(key.icmp_type, 3 | 9..=12) && key.icmp_code <= 1
         }),
         clause("icmpv6_type = 128, icmpv6_code = { not = 0 }", |key| {
             has(key, Layers::ICMPV6) && key.icmp_type == 128 && key.icmp_code != 0
