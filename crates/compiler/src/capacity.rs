@@ -11,14 +11,14 @@ use policy::Witness;
 use program::{Errno, Flow, FlowAction, FlowKind, FlowSpec, Program, RuleId, WorkerId};
 use serde::Serialize;
 
-use super::assign_priorities::{Assigned, Table};
-use super::cover::MAX_FLOWS;
-use super::job::Job;
-use super::lower::{Candidate, CandidateId, Lowered};
-use super::mask_index::ByMask;
-use super::order::{Ranked, RankedFlows, Ranking};
-use super::separate::{agree, match_key, multicast_flows};
-use super::specs;
+use crate::cover::MAX_FLOWS;
+use crate::emit::separate::{agree, match_key, multicast_flows};
+use crate::fit::assign_priorities::{Assigned, Table};
+use crate::job::Job;
+use crate::mask_index::ByMask;
+use crate::rank::lower::{Candidate, CandidateId, Lowered};
+use crate::rank::order::{Ranked, RankedFlows, Ranking};
+use crate::specs;
 
 /// The name of the limit of one indirection table.
 const ENTRIES: &str = "entries of one table";

@@ -1,15 +1,18 @@
 //! The pass that turns each rule of the policy into cubes that cover it and are legal for the device. If the
 //! device cannot match a rule exactly, its cubes cover more, and the keys that a worker must test are listed.
 
+pub(crate) mod expand;
+pub(crate) mod legalize;
+
 use device_model::DeviceModel;
 use policy::Policy;
 use policy::policy::{Action, Direction};
 use program::{Outcome, Predicate, RuleId, Step, UndecidedKey, UndecidedReason};
 
-use super::actions::{decides, verdict};
-use super::cube::{Cube, SENT, WORDS};
-use super::expand::{Explosion, expand};
-use super::legalize::Expansion;
+use crate::actions::{decides, verdict};
+use crate::cover::expand::{Explosion, expand};
+use crate::cover::legalize::Expansion;
+use crate::cube::{Cube, SENT, WORDS};
 
 /// The most flows of one program on any device: with more, installing takes minutes.
 pub(super) const MAX_FLOWS: usize = 1 << 18;

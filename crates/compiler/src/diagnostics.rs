@@ -8,15 +8,15 @@ use policy::{Diagnostic, Diagnostics, Place, Policy, Severity};
 use program::{DEFAULT_RULE, Errno, Feature, Inseparable, Program, RuleId, UndecidedKey, UndecidedReason};
 use serde::Serialize;
 
-use crate::assign_priorities::single_entries;
 use crate::capacity::{CapacityRow, Conflict, FlowProblem, PriorityCause, Shortage, conflict};
-use crate::classes::{MAX_STEPS_IN_ALL, TooManySteps};
+use crate::cover::expand::Explosion;
 use crate::cover::{CoverProblem, MAX_FLOWS};
-use crate::expand::Explosion;
+use crate::except::classes::{MAX_STEPS_IN_ALL, TooManySteps};
+use crate::except::place::{PlaceProblem, RuleProblem};
+use crate::fit::assign_priorities::single_entries;
 use crate::groups::{GroupProblem, RefusedGroup, TableFault, TableProblem};
-use crate::lower::{LowerProblem, MAX_MASKS};
-use crate::place::{PlaceProblem, RuleProblem};
 use crate::problem::{Problem, Problems};
+use crate::rank::lower::{LowerProblem, MAX_MASKS};
 
 /// Why a device cannot run a policy, or one rule of it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

@@ -1,4 +1,4 @@
-//! The driver runs the passes in turn:
+//! The driver runs the passes in turn, those of `cover`, `except`, `rank`, `fit` and `emit`:
 //!
 //! | pass | from | to |
 //! |---|---|---|
@@ -26,25 +26,25 @@ use std::collections::BTreeSet;
 use device_model::DeviceModel;
 use program::{Program, RuleId};
 
-use super::assemble::{self, Placed};
-use super::assign_priorities::{self, Assigned};
-use super::capacity;
-use super::classes::{self, Overlaps};
-use super::coarsen::{self, Coarse};
-use super::cover::{self, CoveredRule};
-use super::groups;
-use super::job::Job;
-use super::limit_ranks::{self, Limited, MAX_SHARED_OF_FLOW};
-use super::lower;
-use super::merge_masks;
-use super::order::{self, RankedFlows};
-use super::place::{self, ByOrder, Earlier, Placement, Prepared};
-use super::problem::{Problem, Problems};
-use super::search::{MAX_ROUNDS, Next, Round, Search};
-use super::separate;
-use super::share::{MAX_FLOWS_TRIED, Sample};
-use super::spread_ranks;
-use super::subtract;
+use crate::capacity;
+use crate::cover::{self, CoveredRule};
+use crate::emit::assemble::{self, Placed};
+use crate::emit::separate;
+use crate::except::classes::{self, Overlaps};
+use crate::except::place::{self, ByOrder, Earlier, Placement, Prepared};
+use crate::except::subtract;
+use crate::fit::assign_priorities::{self, Assigned};
+use crate::fit::coarsen::{self, Coarse};
+use crate::fit::limit_ranks::{self, Limited, MAX_SHARED_OF_FLOW};
+use crate::fit::merge_masks;
+use crate::fit::search::{MAX_ROUNDS, Next, Round, Search};
+use crate::fit::spread_ranks;
+use crate::groups;
+use crate::job::Job;
+use crate::problem::{Problem, Problems};
+use crate::rank::lower;
+use crate::rank::order::{self, RankedFlows};
+use crate::traffic::share::{MAX_FLOWS_TRIED, Sample};
 
 /// After so many rounds in which rules that drop packets in hardware needed a worker, all of them get one.
 const MAX_ROUNDS_FOR_DROPS: u32 = 2;

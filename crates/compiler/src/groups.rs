@@ -9,8 +9,8 @@ use policy::policy::{DEFAULT_TABLE_SIZE, GroupDefinition, MAX_TABLE_SIZE, Worker
 use policy::spread::{all_workers, entries_for, shares_of, spread};
 use program::{Group, GroupId, HashVariant, WorkerId};
 
-use super::cube::{Cube, HAS_IPV4, HAS_IPV6, HAS_TCP, HAS_UDP, Slot};
-use super::job::Job;
+use crate::cube::{Cube, HAS_IPV4, HAS_IPV6, HAS_TCP, HAS_UDP, Slot};
+use crate::job::Job;
 
 /// A group with a problem.
 pub(super) struct RefusedGroup {

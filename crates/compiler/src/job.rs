@@ -4,7 +4,7 @@ use device_model::DeviceModel;
 use policy::Policy;
 use program::{Program, RuleId};
 
-use crate::weights::Weights;
+use crate::traffic::weights::Weights;
 
 /// The inputs of a compilation.
 #[derive(Clone, Copy, Debug)]

@@ -1,5 +1,7 @@
-//! A [`Policy`] to a [`Program`] for one device, as a sequence of passes that `driver` runs. The limits of
-//! the device are checked in `capacity`. Each pass has its own type of error; `problem` joins them, and only
+//! A [`Policy`] to a [`Program`] for one device, as a sequence of passes that `driver` runs: `cover` makes
+//! cubes of matches, `except` takes out the packets of earlier rules, `rank` makes candidates for flows and
+//! ranks them, `fit` makes them fit on the device, `emit` writes the program. The limits of the device are
+//! checked in `capacity`. Each pass has its own type of error; `problem` joins them, and only
 //! `diagnostics` contains their English text. No pass depends on the order of a hash map, so equal input
 //! gives an equal program.
 //!
@@ -22,57 +24,39 @@
 #![forbid(unsafe_code)]
 
 mod actions;
-mod assemble;
-mod assign_priorities;
 mod capacity;
-mod check;
-mod classes;
-mod coarsen;
-mod cost;
 mod cover;
 mod diagnostics;
 mod driver;
-mod expand;
+mod emit;
+mod except;
+mod fit;
 mod groups;
 mod job;
-mod legalize;
-mod limit_ranks;
-mod lower;
 mod mask_index;
-mod merge_masks;
-mod order;
-mod place;
 mod problem;
-mod reasons;
+mod rank;
 mod report;
-mod rule_counter;
-mod savings;
-mod search;
-mod separate;
-mod share;
 mod specs;
-mod spread_ranks;
-mod subtract;
 mod traffic;
-mod weights;
 
 use device_model::DeviceModel;
 use packet::cube;
 use policy::{Diagnostics, Policy};
 use program::Program;
 
-use share::{MAX_FLOWS_TRIED, Sample};
+use traffic::share::{MAX_FLOWS_TRIED, Sample};
 
 pub use capacity::{Capacity, CapacityRow, PriorityUse};
-pub use check::{Check, RuleCheck};
 pub use diagnostics::{Obstacle, reload_conflict};
 pub use job::Job;
+pub use report::check::{Check, RuleCheck};
+pub use report::rule_counter::RuleCounter;
+pub use report::savings::Saving;
 pub use report::{Decided, PolicingReport, Report, RuleReport, WorkerLimit};
-pub use rule_counter::RuleCounter;
-pub use savings::Saving;
-pub use share::{Share, Shares, shares};
+pub use traffic::share::{Share, Shares, shares};
+pub use traffic::weights::Weights;
 pub use traffic::{Amount, Decision, Decisions, TrafficSample, TrafficShare, TrafficShares};
-pub use weights::Weights;
 
 /// Compiles a policy for a device and a number of workers.
 ///

@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
-use super::cube::{Cube, Image, WORDS};
+use crate::cube::{Cube, Image, WORDS};
 
 /// The position of a mask in the index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

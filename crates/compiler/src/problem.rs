@@ -2,12 +2,12 @@
 
 use device_model::Limit;
 
-use super::capacity::{FlowProblem, PriorityCause, Shortage};
-use super::classes::TooManySteps;
-use super::cover::CoverProblem;
-use super::groups::{GroupProblem, RefusedGroup, TableProblem};
-use super::lower::LowerProblem;
-use super::place::PlaceProblem;
+use crate::capacity::{FlowProblem, PriorityCause, Shortage};
+use crate::cover::CoverProblem;
+use crate::except::classes::TooManySteps;
+use crate::except::place::PlaceProblem;
+use crate::groups::{GroupProblem, RefusedGroup, TableProblem};
+use crate::rank::lower::LowerProblem;
 
 /// One reason why a policy does not compile for a device.
 pub(super) enum Problem {

@@ -1,6 +1,10 @@
 //! The report of `steerd check` about a policy and a device: where each rule is decided and why, and what the
 //! program needs of the device. It installs and prints nothing.
 
+pub(crate) mod check;
+pub(crate) mod rule_counter;
+pub(crate) mod savings;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use packet::Field;
@@ -12,12 +16,12 @@ use program::{
 use serde::Serialize;
 
 use crate::capacity::Capacity;
-use crate::check::{Check, RuleCheck};
-use crate::classes::outcomes;
 use crate::diagnostics::Obstacle;
 use crate::diagnostics::exclusion_remedy;
+use crate::except::classes::outcomes;
 use crate::job::Job;
-use crate::share::{Share, Shares, shares};
+use crate::report::check::{Check, RuleCheck};
+use crate::traffic::share::{Share, Shares, shares};
 
 /// How many rules a note names.
 const SHOWN_NAMES: usize = 4;

@@ -6,7 +6,7 @@ use device_model::DeviceModel;
 use flow_spec::{FlowSpec, SpecKind};
 use program::Feature;
 
-use super::cube::{
+use crate::cube::{
     Cube, DST_IPV4, DST_MAC, DST_PORT, ETHER_TYPE, HAS_ESP, HAS_GRE, HAS_INNER, HAS_IPV4, HAS_IPV6, HAS_MPLS,
     HAS_TCP, HAS_UDP, HAS_VXLAN, PROTOCOL, SRC_MAC, SRC_PORT, Slot, VLAN_TCI,
 };

@@ -1,14 +1,18 @@
 //! Where the packets of real traffic are decided: by the device, by workers, or by nobody but the host.
 //! Packets are given one by one; equal ones are decided once.
 
+pub(crate) mod cost;
+pub(crate) mod share;
+pub(crate) mod weights;
+
 use std::collections::HashMap;
 
 use packet::DeepKey;
 use program::{Explanation, Program};
 use serde::Serialize;
 
-use crate::cost::{mean_ns, worker_ps};
-use crate::share::{Random, comparisons};
+use crate::traffic::cost::{mean_ns, worker_ps};
+use crate::traffic::share::{Random, comparisons};
 
 /// The most packets whose decisions are kept.
 const MAX_KEPT: usize = 1 << 16;

@@ -15,13 +15,13 @@ use program::{
     UndecidedReason,
 };
 
-use super::legalize::{Expansion, legalize};
+use crate::cover::legalize::{Expansion, legalize};
 
 /// The most cubes of one rule. More would take minutes to install.
-pub(super) const MAX_CUBES_PER_RULE: usize = 1 << 17;
+pub(crate) const MAX_CUBES_PER_RULE: usize = 1 << 17;
 /// The most combinations of the ranges and negations of one rule, its lists of addresses not counted.
 /// Beyond it the widest of them are left to the worker.
-pub(super) const MAX_RANGE_CUBES: usize = 1 << 12;
+pub(crate) const MAX_RANGE_CUBES: usize = 1 << 12;
 /// The most cubes that ranges and negations may make of a rule together with its lists: with more, and more
 /// than a few for each list entry, they are left to the worker as well.
 const MAX_LISTED_RANGE_CUBES: usize = 1 << 14;
@@ -34,19 +34,19 @@ const MAX_COMBINATIONS: usize = 1 << 24;
 const DEI: u64 = 0x1000;
 
 /// A rule with too many combinations.
-pub(super) struct Explosion {
-    pub(super) excess: Excess,
+pub(crate) struct Explosion {
+    pub(crate) excess: Excess,
     /// The keys with their numbers of alternatives, most first.
-    pub(super) keys: Vec<(String, usize)>,
+    pub(crate) keys: Vec<(String, usize)>,
 }
 
 /// More combinations than there may be.
 #[derive(Clone, Copy)]
-pub(super) struct Excess {
+pub(crate) struct Excess {
     /// How many there are, contradictory ones included.
-    pub(super) combinations: usize,
+    pub(crate) combinations: usize,
     /// The limit that they exceed.
-    pub(super) most: usize,
+    pub(crate) most: usize,
     /// Whether lists are counted among them, or ranges alone.
     with_lists: bool,
 }
@@ -63,7 +63,7 @@ struct Factor {
 #[derive(Default)]
 struct Factors {
     list: Vec<Factor>,
-    pub(super) software: Vec<UndecidedKey>,
+    pub(crate) software: Vec<UndecidedKey>,
 }
 
 impl Factors {
@@ -111,7 +111,7 @@ impl Factors {
 
 /// Covers a match as exactly as the device can. Packets without a complete TCP or UDP header have cubes of
 /// their own, which no flow can match but which can be subtracted from flows.
-pub(super) fn expand(
+pub(crate) fn expand(
     matches: &Match,
     direction: Direction,
     profile: &DeviceModel,

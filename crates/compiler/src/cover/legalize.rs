@@ -18,19 +18,19 @@ use program::{Errno, Feature, Match, UndecidedKey, UndecidedReason};
 const GROUP_BIT: u64 = 1 << 40;
 
 /// The cubes that cover a match.
-pub(super) struct Expansion {
+pub(crate) struct Expansion {
     /// None: no packet can match.
-    pub(super) cubes: Vec<Cube>,
+    pub(crate) cubes: Vec<Cube>,
     /// The keys that the cubes do not match exactly.
-    pub(super) software: Vec<UndecidedKey>,
+    pub(crate) software: Vec<UndecidedKey>,
 }
 
 impl Expansion {
-    pub(super) const NOTHING: Self = Self { cubes: Vec::new(), software: Vec::new() };
+    pub(crate) const NOTHING: Self = Self { cubes: Vec::new(), software: Vec::new() };
 }
 
 /// Removes from the cubes of a match the conditions that the device refuses.
-pub(super) fn legalize(expansion: &mut Expansion, matches: &Match, profile: &DeviceModel) {
+pub(crate) fn legalize(expansion: &mut Expansion, matches: &Match, profile: &DeviceModel) {
     let mut notes = Vec::new();
     let mut changed = false;
     for cube in &mut expansion.cubes {
@@ -50,7 +50,7 @@ pub(super) fn legalize(expansion: &mut Expansion, matches: &Match, profile: &Dev
 }
 
 /// Why the device cannot match a cube exactly; `None` if it can.
-pub(super) fn refusal(cube: &Cube, profile: &DeviceModel) -> Option<UndecidedReason> {
+pub(crate) fn refusal(cube: &Cube, profile: &DeviceModel) -> Option<UndecidedReason> {
     let mut notes = Vec::new();
     // The keys of the match do not matter here.
     let legal = legalized(*cube, &Match::default(), profile, &mut notes);
@@ -59,7 +59,7 @@ pub(super) fn refusal(cube: &Cube, profile: &DeviceModel) -> Option<UndecidedRea
 }
 
 /// The smallest cube that a flow of this device can match and that contains the given one.
-pub(super) fn matchable(cube: &Cube, profile: &DeviceModel) -> Cube {
+pub(crate) fn matchable(cube: &Cube, profile: &DeviceModel) -> Cube {
     let present = cube.without_absences().closed().unwrap_or(*cube);
     legalized(present, &Match::default(), profile, &mut Vec::new())
 }
@@ -305,24 +305,24 @@ fn key_of(matches: &Match, layer: Slot) -> Option<&'static str> {
 
 /// Whether the cube matches only multicast, so that a device with `multicast_ignores_priority` applies its
 /// flow after all others.
-pub(super) fn is_multicast_only(cube: &Cube) -> bool {
+pub(crate) fn is_multicast_only(cube: &Cube) -> bool {
     cube.value_of(DST_MAC) & cube.mask_of(DST_MAC) & GROUP_BIT != 0
 }
 
 /// Whether this device applies the cube's flow after all others.
-pub(super) fn comes_last(cube: &Cube, profile: &DeviceModel) -> bool {
+pub(crate) fn comes_last(cube: &Cube, profile: &DeviceModel) -> bool {
     profile.multicast_ignores_priority && is_multicast_only(cube)
 }
 
 /// The cube widened to unicast and multicast, so that the device respects its priority.
-pub(super) fn without_group_bit(cube: &Cube) -> Cube {
+pub(crate) fn without_group_bit(cube: &Cube) -> Cube {
     let mask = cube.mask_of(DST_MAC) & !GROUP_BIT;
     let open = cube.without_absences().without(DST_MAC);
     open.with(DST_MAC, cube.value_of(DST_MAC), mask).and_then(Cube::closed).unwrap_or(open)
 }
 
 /// The test that a worker must make on a device without flow tags.
-pub(super) fn no_tags(profile: &DeviceModel) -> UndecidedKey {
+pub(crate) fn no_tags(profile: &DeviceModel) -> UndecidedKey {
     let errno = profile.refusal(Feature::Tag).map_or(Errno::Eopnotsupp, |refusal| refusal.errno);
     UndecidedKey {
         key: "flow tags".to_owned(),

@@ -10,26 +10,26 @@ use program::{
     Program, QueueId, Rule, RuleId, UndecidedKey, UndecidedReason,
 };
 
-use super::actions::verdict;
-use super::assign_priorities::{Assigned, Prioritized};
-use super::classes::{Deciding, MAX_STEPS_IN_ALL, Overlaps, TooManySteps, decide};
-use super::cover::CoveredRule;
-use super::job::Job;
-use super::lower::{Candidate, Lowered, LoweredAction};
-use super::place::{ByOrder, Earlier, Placement, Prepared};
-use super::reasons::{BY_EARLIER_RULES, NO_DROP, ORDER, hybrid_reason, order_reason};
-use super::specs;
+use crate::actions::verdict;
+use crate::cover::CoveredRule;
+use crate::emit::reasons::{BY_EARLIER_RULES, NO_DROP, ORDER, hybrid_reason, order_reason};
+use crate::except::classes::{Deciding, MAX_STEPS_IN_ALL, Overlaps, TooManySteps, decide};
+use crate::except::place::{ByOrder, Earlier, Placement, Prepared};
+use crate::fit::assign_priorities::{Assigned, Prioritized};
+use crate::job::Job;
+use crate::rank::lower::{Candidate, Lowered, LoweredAction};
+use crate::specs;
 
 /// The results of the passes from which a program is written.
-pub(super) struct Placed<'p> {
-    pub(super) prepared: &'p Prepared,
-    pub(super) earlier: &'p Earlier,
-    pub(super) by_order: &'p ByOrder,
-    pub(super) placements: &'p [Placement],
+pub(crate) struct Placed<'p> {
+    pub(crate) prepared: &'p Prepared,
+    pub(crate) earlier: &'p Earlier,
+    pub(crate) by_order: &'p ByOrder,
+    pub(crate) placements: &'p [Placement],
 }
 
 /// Writes the program.
-pub(super) fn assemble(
+pub(crate) fn assemble(
     job: &Job<'_>,
     placed: &Placed<'_>,
     overlaps: Overlaps,

@@ -4,21 +4,21 @@ use policy::Policy;
 use policy::policy::Action;
 use program::{DEFAULT_RULE, RuleId, UndecidedKey, UndecidedReason};
 
-use super::cover::CoveredRule;
-use super::place::Placement;
+use crate::cover::CoveredRule;
+use crate::except::place::Placement;
 
 /// Why a rule without flows is hybrid.
-pub(super) const BY_EARLIER_RULES: &str =
+pub(crate) const BY_EARLIER_RULES: &str =
     "flows of earlier hybrid rules match its packets, and a worker decides";
 /// Why a default that drops is hybrid.
-pub(super) const NO_DROP: &str = "the device cannot drop; a worker drops";
+pub(crate) const NO_DROP: &str = "the device cannot drop; a worker drops";
 
 /// The pseudo-key for what a worker decides of a rule that overlaps more earlier ones than the device can
 /// order.
-pub(super) const ORDER: &str = "order";
+pub(crate) const ORDER: &str = "order";
 
 /// Why a rule, or the default, is hybrid by its [`ORDER`].
-pub(super) fn order_reason(policy: &Policy, note: &UndecidedKey) -> String {
+pub(crate) fn order_reason(policy: &Policy, note: &UndecidedKey) -> String {
     let name = |rule: RuleId| policy.rules.get(rule.index()).map_or(DEFAULT_RULE, |rule| rule.name.as_str());
     match note.why {
         UndecidedReason::Order { first, rules: rules @ 1.. } => {
@@ -34,7 +34,7 @@ pub(super) fn order_reason(policy: &Policy, note: &UndecidedKey) -> String {
 }
 
 /// Why a worker finishes a rule, in a line.
-pub(super) fn hybrid_reason(
+pub(crate) fn hybrid_reason(
     policy: &Policy,
     rule: &CoveredRule,
     placement: Placement,

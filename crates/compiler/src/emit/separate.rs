@@ -8,19 +8,19 @@ use device_model::{DeviceModel, Feature};
 use program::{Flow, FlowAction, FlowKind, FlowSpec, Program};
 
 /// The parts of a flow of which no two flows of a table agree in all.
-pub(super) type MatchKey<'f> = (FlowKind, usize, &'f [FlowSpec]);
+pub(crate) type MatchKey<'f> = (FlowKind, usize, &'f [FlowSpec]);
 
-pub(super) fn match_key(flow: &Flow) -> MatchKey<'_> {
+pub(crate) fn match_key(flow: &Flow) -> MatchKey<'_> {
     (flow.kind, flow.inner_from, &flow.specs)
 }
 
 /// Flows that the device applies last; copies are kept with the others of their priority.
-pub(super) fn multicast_flows(program: &Program) -> impl Iterator<Item = &Flow> {
+pub(crate) fn multicast_flows(program: &Program) -> impl Iterator<Item = &Flow> {
     program.flows.iter().filter(|flow| flow.is_multicast_only())
 }
 
 /// Divides the flows that cannot be made while the flows of the previous program are there.
-pub(super) fn separate(mut program: Program, previous: Option<&Program>, profile: &DeviceModel) -> Program {
+pub(crate) fn separate(mut program: Program, previous: Option<&Program>, profile: &DeviceModel) -> Program {
     let Some(previous) = previous.filter(|_| profile.multicast_ignores_priority) else { return program };
     let known: HashMap<MatchKey<'_>, FlowAction> =
         multicast_flows(previous).map(|flow| (match_key(flow), flow.action)).collect();
@@ -41,7 +41,7 @@ pub(super) fn separate(mut program: Program, previous: Option<&Program>, profile
 
 /// Whether two flows of one match can be in the table together. Tags never agree, because each program has
 /// its own.
-pub(super) fn agree(old: FlowAction, new: FlowAction) -> bool {
+pub(crate) fn agree(old: FlowAction, new: FlowAction) -> bool {
     old == new && !matches!(new, FlowAction::Steer { .. })
 }
 

@@ -16,16 +16,16 @@ use std::sync::Arc;
 use policy::policy::Action;
 use program::{Decide, GroupId, Outcome, RuleId, Step, StepList, Steps, Verdict};
 
-use super::actions::verdict;
-use super::cover::{CoveredRule, MAX_PAIRS_OF_CUBES};
-use super::cube::Cube;
-use super::mask_index::{Front, MaskIndex};
+use crate::actions::verdict;
+use crate::cover::{CoveredRule, MAX_PAIRS_OF_CUBES};
+use crate::cube::Cube;
+use crate::mask_index::{Front, MaskIndex};
 
 /// The most steps of all classes together. A class has up to four bytes for each.
-pub(super) const MAX_STEPS_IN_ALL: usize = 1 << 24;
+pub(crate) const MAX_STEPS_IN_ALL: usize = 1 << 24;
 
 /// Workers would test packets for too many rules in all classes together, up to that of this rule.
-pub(super) struct TooManySteps(pub(super) RuleId);
+pub(crate) struct TooManySteps(pub(crate) RuleId);
 
 /// The most comparisons of cubes for all classes of a program. Beyond it only what all cubes of each rule
 /// have in common is compared.
@@ -34,14 +34,14 @@ const MAX_PAIRS_IN_ALL: usize = 1 << 29;
 const COMPARED: usize = 1 << 22;
 
 /// The rules that decide packets, as steps of classes.
-pub(super) struct Deciding {
+pub(crate) struct Deciding {
     list: Arc<StepList>,
     /// The place of each rule in the list; rules that decide nothing have the place of the next one.
     places: Vec<u32>,
 }
 
 impl Deciding {
-    pub(super) fn of(rules: &[CoveredRule]) -> Self {
+    pub(crate) fn of(rules: &[CoveredRule]) -> Self {
         let (mut steps, mut places) = (Vec::new(), Vec::with_capacity(rules.len()));
         for (index, rule) in rules.iter().enumerate() {
             // At most 2^16 rules.
@@ -54,7 +54,7 @@ impl Deciding {
     }
 
     /// For [`Self::decide_all`].
-    pub(super) fn of_steps(steps: Vec<Step>) -> Self {
+    pub(crate) fn of_steps(steps: Vec<Step>) -> Self {
         Self { list: Arc::new(StepList::new(steps)), places: Vec::new() }
     }
 
@@ -65,7 +65,7 @@ impl Deciding {
 
     /// How packets are decided on a device without flow tags, where a worker knows nothing of them: by the
     /// whole policy.
-    pub(super) fn decide_all(&self, default: Outcome) -> Decide {
+    pub(crate) fn decide_all(&self, default: Outcome) -> Decide {
         let steps = Steps::all(&self.list);
         if steps.is_empty() { Decide::Exact(default) } else { Decide::Software(steps, default) }
     }
@@ -73,7 +73,7 @@ impl Deciding {
 
 /// How the packets of the flows of a rule are decided; `default` is for unmatched packets. Packets may belong
 /// to the `earlier` rules, if there are some.
-pub(super) fn decide(
+pub(crate) fn decide(
     rules: &[CoveredRule],
     deciding: &Deciding,
     overlaps: &mut Overlaps,
@@ -116,7 +116,7 @@ fn with_following<'r>(
 }
 
 /// Every outcome that the class may decide.
-pub(super) fn outcomes(decide: &Decide) -> impl Iterator<Item = Outcome> {
+pub(crate) fn outcomes(decide: &Decide) -> impl Iterator<Item = Outcome> {
     let (steps, last) = match decide {
         Decide::Exact(outcome) => (None, outcome),
         Decide::Software(steps, otherwise) => (Some(steps), otherwise),
@@ -126,7 +126,7 @@ pub(super) fn outcomes(decide: &Decide) -> impl Iterator<Item = Outcome> {
 
 /// For each rule that a worker may have to receive although it steers to no group, the group to which packets
 /// of its flows most likely go if it does not match them itself.
-pub(super) fn next_groups(
+pub(crate) fn next_groups(
     rules: &[CoveredRule],
     overlaps: &mut Overlaps,
     default: Action,
@@ -153,7 +153,7 @@ pub(super) fn next_groups(
 }
 
 /// Which rules of a policy may share packets.
-pub(super) struct Overlaps {
+pub(crate) struct Overlaps {
     /// The rules that decide packets; none if no rule is hybrid.
     rules: Vec<RuleId>,
     /// The words that differ most between rules, of the bits that all cubes of a rule have in common.
@@ -167,7 +167,7 @@ pub(super) struct Overlaps {
 
 /// The rules that decide a packet which a hybrid rule does not match.
 #[derive(Default)]
-pub(super) struct Later {
+pub(crate) struct Later {
     /// Tested in this order.
     rules: Vec<RuleId>,
     /// The rule that decides it if none of these matches; `None`: the default.
@@ -175,7 +175,7 @@ pub(super) struct Later {
 }
 
 impl Overlaps {
-    pub(super) fn of(rules: &[CoveredRule]) -> Self {
+    pub(crate) fn of(rules: &[CoveredRule]) -> Self {
         let deciding = rules.iter().enumerate().filter(|(_, rule)| rule.decides());
         let claims: Vec<RuleId> = deciding.map(|(index, _)| RuleId::of(index)).collect();
         let cubes = |of: &dyn Fn(&CoveredRule) -> bool| -> usize {
@@ -303,8 +303,8 @@ mod tests {
     use program::{Match, Predicate, UndecidedKey, UndecidedReason};
 
     use super::*;
+    use crate::cover::legalize::Expansion;
     use crate::cube::{DST_IPV4, HAS_IPV4, SRC_IPV4};
-    use crate::legalize::Expansion;
 
     /// A rule on some networks, hybrid or not.
     fn rule(is_hybrid: bool, networks: &[(bool, u64, u64)]) -> CoveredRule {

@@ -7,17 +7,17 @@ use device_model::DeviceModel;
 use policy::policy::{Action, Direction};
 use program::{Errno, Feature, Group, GroupId, RuleId, UndecidedKey};
 
-use super::cover::CoveredRule;
-use super::job::Job;
-use super::legalize::is_multicast_only;
-use super::subtract::Exceptions;
+use crate::cover::CoveredRule;
+use crate::cover::legalize::is_multicast_only;
+use crate::except::subtract::Exceptions;
+use crate::job::Job;
 
 /// The most flows of one rule that copies: each is compared with all others.
 const MAX_COPIED_CUBES: usize = 1 << 12;
 
 /// The action of a rule's flows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Placement {
+pub(crate) enum Placement {
     /// There are none.
     Nothing,
     Drop,
@@ -28,13 +28,13 @@ pub(super) enum Placement {
 }
 
 /// A reason why the device cannot have the flows of a policy.
-pub(super) enum PlaceProblem {
+pub(crate) enum PlaceProblem {
     Rule(RuleId, RuleProblem),
     DefaultCannotDrop,
 }
 
 /// An ability that the device lacks for one rule.
-pub(super) enum RuleProblem {
+pub(crate) enum RuleProblem {
     /// A worker would have to see these packets, and there is no group.
     NeedsWorker {
         keys: Vec<String>,
@@ -61,26 +61,26 @@ pub(super) enum RuleProblem {
 }
 
 /// The rules of a policy before it is decided what their flows do.
-pub(super) struct Prepared {
-    pub(super) groups: Vec<Group>,
-    pub(super) rules: Vec<CoveredRule>,
-    pub(super) exceptions: Exceptions,
+pub(crate) struct Prepared {
+    pub(crate) groups: Vec<Group>,
+    pub(crate) rules: Vec<CoveredRule>,
+    pub(crate) exceptions: Exceptions,
     /// The group where a packet most likely goes if a worker finds that a rule that steers to no group does
     /// not match it, by rule.
-    pub(super) next_groups: BTreeMap<RuleId, GroupId>,
+    pub(crate) next_groups: BTreeMap<RuleId, GroupId>,
 }
 
 /// The earlier rules with which a worker compares packets of a rule's compared flows, in ascending order; by
 /// rule, the default's at the end.
-pub(super) type Earlier = BTreeMap<RuleId, Vec<RuleId>>;
+pub(crate) type Earlier = BTreeMap<RuleId, Vec<RuleId>>;
 
 /// The first of the earlier rules that a rule's packets are compared with, and how many there are, by rule
 /// that is hybrid because the device has too few priorities, the default's at the end.
-pub(super) type ByOrder = BTreeMap<RuleId, (RuleId, usize)>;
+pub(crate) type ByOrder = BTreeMap<RuleId, (RuleId, usize)>;
 
 /// Chooses the action of each rule's flows, the default's last. `earlier` and `by_order` are what limiting
 /// the ranks has found so far.
-pub(super) fn place(
+pub(crate) fn place(
     job: &Job<'_>,
     prepared: &Prepared,
     earlier: &Earlier,

@@ -21,11 +21,11 @@ use device_model::DeviceModel;
 use policy::policy::{Action, Direction};
 use program::{Exception, Feature, Inseparable, RuleId, UndecidedKey, UndecidedReason};
 
-use super::cover::{CoveredRule, common, everything};
-use super::cube::{Cube, LAYERS, Slot};
-use super::job::Job;
-use super::legalize::{is_multicast_only, matchable, no_tags, without_group_bit};
-use super::mask_index::MaskIndex;
+use crate::cover::legalize::{is_multicast_only, matchable, no_tags, without_group_bit};
+use crate::cover::{CoveredRule, common, everything};
+use crate::cube::{Cube, LAYERS, Slot};
+use crate::job::Job;
+use crate::mask_index::MaskIndex;
 
 use pieces::{
     around, bits_beyond, can_be_matched, fields, has_any_ports, indistinguishable, missing_header,
@@ -46,7 +46,7 @@ const MAX_TRIALS: usize = 1 << 18;
 
 /// The packets that are subtracted from flows, and what the flows match then.
 #[derive(Default)]
-pub(super) struct Exceptions {
+pub(crate) struct Exceptions {
     /// The cubes of flows that are not the cubes of the rule, by rule, the default's at the end. Rules that
     /// leave packets to the kernel have what they keep here.
     cubes: BTreeMap<RuleId, Vec<Cube>>,
@@ -54,7 +54,7 @@ pub(super) struct Exceptions {
     /// The rules that keep flows which match more than their packets: a worker decides these.
     coarse: BTreeSet<RuleId>,
     /// Whether some flow is not a cube of its rule.
-    pub(super) has_split: bool,
+    pub(crate) has_split: bool,
 }
 
 /// The result of subtracting one rule.
@@ -72,30 +72,30 @@ struct LeftOut {
 
 impl Exceptions {
     /// The cubes of a rule's flows; `None`: all that the default is about.
-    pub(super) fn flow_cubes<'c>(&'c self, rules: &'c [CoveredRule], rule: RuleId) -> Option<&'c [Cube]> {
+    pub(crate) fn flow_cubes<'c>(&'c self, rules: &'c [CoveredRule], rule: RuleId) -> Option<&'c [Cube]> {
         let own = self.cubes.get(&rule).or_else(|| Some(&rules.get(rule.index())?.expansion.cubes));
         own.map(Vec::as_slice)
     }
 
     /// Whether a rule that leaves packets to the kernel needs no flow for it.
-    pub(super) fn needs_no_flow(&self, rule: RuleId) -> bool {
+    pub(crate) fn needs_no_flow(&self, rule: RuleId) -> bool {
         self.cubes.get(&rule).is_none_or(Vec::is_empty)
     }
 
     /// Whether the flows that a rule keeps match more than its packets.
-    pub(super) fn is_coarse(&self, rule: RuleId) -> bool {
+    pub(crate) fn is_coarse(&self, rule: RuleId) -> bool {
         self.coarse.contains(&rule)
     }
 
     /// Why a worker must receive packets of a rule that would leave them to the kernel.
-    pub(super) fn note(&self, rule: RuleId) -> Option<UndecidedKey> {
+    pub(crate) fn note(&self, rule: RuleId) -> Option<UndecidedKey> {
         let (by, inseparable) = self.left.get(&rule)?.kept_for?;
         let why = UndecidedReason::KernelException { by, inseparable };
         Some(UndecidedKey { key: "kernel".to_owned(), why })
     }
 
     /// The rules that leave packets to the kernel without a flow, or without one for all that they match.
-    pub(super) fn list(&self, rules: &[CoveredRule]) -> Vec<Exception> {
+    pub(crate) fn list(&self, rules: &[CoveredRule]) -> Vec<Exception> {
         let exceptions = self.left.iter().filter(|(_, left)| !left.is_whole).filter_map(|(rule, left)| {
             let step = rules.get(rule.index())?.step(*rule);
             Some(Exception {
@@ -113,7 +113,7 @@ impl Exceptions {
 
 /// Subtracts exceptions from flows, lists what else a worker must receive, and widens flows that the device
 /// would apply out of order. `may_split`: whether flows may be split for exceptions.
-pub(super) fn subtract(
+pub(crate) fn subtract(
     job: &Job<'_>,
     mut rules: Vec<CoveredRule>,
     may_split: bool,

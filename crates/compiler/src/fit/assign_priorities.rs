@@ -7,40 +7,40 @@ use std::collections::{BTreeMap, VecDeque};
 
 use device_model::{DeviceModel, PriorityTable};
 
-use super::cube::Image;
-use super::lower::{Candidate, CandidateId};
-use super::order::{Ranked, RankedFlows};
+use crate::cube::Image;
+use crate::rank::lower::{Candidate, CandidateId};
+use crate::rank::order::{Ranked, RankedFlows};
 
 /// A kept candidate and its priority.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Prioritized {
-    pub(super) id: CandidateId,
-    pub(super) priority: u32,
+pub(crate) struct Prioritized {
+    pub(crate) id: CandidateId,
+    pub(crate) priority: u32,
 }
 
 /// The flows with their priorities, and what they need.
-pub(super) struct Assigned {
+pub(crate) struct Assigned {
     /// The kept candidates in the order of installation.
-    pub(super) flows: Vec<Prioritized>,
+    pub(crate) flows: Vec<Prioritized>,
     /// How many priorities are used.
-    pub(super) priorities: u32,
+    pub(crate) priorities: u32,
     /// The rank that needs most priorities, if one needs several.
-    pub(super) widest: Option<Widest>,
+    pub(crate) widest: Option<Widest>,
     /// The first multicast-only flow that does not fit into the last priority.
-    pub(super) overflow: Option<CandidateId>,
+    pub(crate) overflow: Option<CandidateId>,
 }
 
 /// A rank that needs several priorities.
-pub(super) struct Widest {
-    pub(super) priorities: u32,
-    pub(super) masks: usize,
+pub(crate) struct Widest {
+    pub(crate) priorities: u32,
+    pub(crate) masks: usize,
     /// A candidate of the mask that has fewest flows.
-    pub(super) rarest: CandidateId,
+    pub(crate) rarest: CandidateId,
 }
 
 /// One table of a priority. The first masks get groups, and a flow that fits in no group gets one of the
 /// single entries.
-pub(super) struct Table<M> {
+pub(crate) struct Table<M> {
     limits: PriorityTable,
     /// The mask of each group and how many flows it has.
     groups: Vec<(M, u32)>,
@@ -48,12 +48,12 @@ pub(super) struct Table<M> {
 }
 
 impl<M: PartialEq> Table<M> {
-    pub(super) fn new(limits: PriorityTable) -> Self {
+    pub(crate) fn new(limits: PriorityTable) -> Self {
         Self { limits, groups: Vec::new(), single: 0 }
     }
 
     /// Adds a flow of this mask; false: there is no room for it.
-    pub(super) fn add(&mut self, mask: M) -> bool {
+    pub(crate) fn add(&mut self, mask: M) -> bool {
         let has_room = |(known, used): &(M, u32)| *known == mask && *used < self.limits.group_entries;
         match self.groups.iter().position(has_room) {
             Some(group) => self.groups[group].1 += 1,
@@ -65,12 +65,12 @@ impl<M: PartialEq> Table<M> {
 }
 
 /// How many flows a priority has room for beside its groups.
-pub(super) fn single_entries(table: PriorityTable) -> u32 {
+pub(crate) fn single_entries(table: PriorityTable) -> u32 {
     table.entries.saturating_sub(table.groups.saturating_mul(table.group_entries))
 }
 
 /// Gives every kept candidate its priority.
-pub(super) fn assign_priorities(profile: &DeviceModel, flows: &RankedFlows) -> Assigned {
+pub(crate) fn assign_priorities(profile: &DeviceModel, flows: &RankedFlows) -> Assigned {
     let (candidates, kept) = (&*flows.lowered.candidates, &*flows.ranking.kept);
     let mut ranked = kept.to_vec();
     // Within a rank, the policy's order stays.
@@ -168,7 +168,7 @@ fn shapes(candidates: &[Candidate], flows: &[CandidateId]) -> Vec<Vec<CandidateI
 }
 
 /// How many priorities flows take of which each mask has so many.
-pub(super) fn priorities_for(masks: impl Iterator<Item = usize>, table: PriorityTable) -> u32 {
+pub(crate) fn priorities_for(masks: impl Iterator<Item = usize>, table: PriorityTable) -> u32 {
     let shapes: Vec<Vec<()>> = masks.map(|flows| vec![(); flows]).collect();
     // No more than flows, which are far fewer than 2^32.
     bins(&shapes, table).len() as u32

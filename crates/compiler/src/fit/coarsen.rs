@@ -9,13 +9,13 @@ use std::cmp::Reverse;
 
 use program::{RuleId, UndecidedKey, UndecidedReason};
 
-use super::cover::{CoveredRule, everything};
-use super::cube::{Cube, DST_HIGH, DST_IPV4, DST_LOW, HAS_IPV4, HAS_IPV6, SRC_HIGH, SRC_IPV4, SRC_LOW, Slot};
-use super::weights::Weights;
+use crate::cover::{CoveredRule, everything};
+use crate::cube::{Cube, DST_HIGH, DST_IPV4, DST_LOW, HAS_IPV4, HAS_IPV6, SRC_HIGH, SRC_IPV4, SRC_LOW, Slot};
+use crate::traffic::weights::Weights;
 
 /// The part of the cubes of rules that is left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Left {
+pub(crate) enum Left {
     /// IP addresses and the version.
     Addresses,
     /// The IP version.
@@ -35,7 +35,7 @@ enum Widened {
 
 /// The cubes to be widened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Coarse {
+pub(crate) struct Coarse {
     left: Left,
     widened: Widened,
 }
@@ -58,14 +58,14 @@ impl Coarse {
     ];
 
     /// The alternatives of each step. Without weights no rule is lighter than another.
-    pub(super) fn steps(is_weighted: bool) -> impl Iterator<Item = impl Iterator<Item = Self>> {
+    pub(crate) fn steps(is_weighted: bool) -> impl Iterator<Item = impl Iterator<Item = Self>> {
         let is_known = move |coarse: &Self| is_weighted || coarse.widened != Widened::Lightest;
         Self::STEPS.into_iter().map(move |step| step.iter().copied().filter(is_known))
     }
 }
 
 /// Widens rules that decide received packets.
-pub(super) fn coarsen(
+pub(crate) fn coarsen(
     mut rules: Vec<CoveredRule>,
     coarse: Option<Coarse>,
     weights: Option<&Weights>,

@@ -6,14 +6,15 @@
 //! - Flows of higher precedence together take all packets that E shares with F: no such packet reaches F.
 //! - The class of R compares its packets with E before it decides for R.
 //!
-//! The first is what [`order`](super::order) gives to all flows. Here a flow whose rank is too great gets the
-//! last rank, and for each earlier flow that does not precede it then, the packets that both match become a
-//! *shared flow*: a flow with the action of the earlier rule, at a rank before the last. The shared flow has
-//! to precede less than the whole flow that it is cut from, so its rank is usually small; if not, the same is
-//! done for the shared flow. Cubes that overlap in pairs share a packet all together, so with enough shared
-//! flows the ranks of a policy depend on how many rules match one packet, not on the length of chains of
-//! overlapping rules. Where a packet matches more rules than there are ranks, or there would be too many
-//! shared flows, the flow is *compared*: a worker compares its packets with the earlier rules.
+//! The first is what [`order`](crate::rank::order) gives to all flows. Here a flow whose rank is too great
+//! gets the last rank, and for each earlier flow that does not precede it then, the packets that both match
+//! become a *shared flow*: a flow with the action of the earlier rule, at a rank before the last. The
+//! shared flow has to precede less than the whole flow that it is cut from, so its rank is usually small;
+//! if not, the same is done for the shared flow. Cubes that overlap in pairs share a packet all together,
+//! so with enough shared flows the ranks of a policy depend on how many rules match one packet, not on the
+//! length of chains of overlapping rules. Where a packet matches more rules than there are ranks, or there
+//! would be too many shared flows, the flow is *compared*: a worker compares its packets with the earlier
+//! rules.
 //!
 //! Where there are too few shared flows for all, the flows of which each shared flow keeps most packets from
 //! workers come first, by the [`Weights`] of the rules. The flows that such shared flows are cut from have
@@ -26,19 +27,19 @@ use std::collections::{BTreeMap, BTreeSet};
 use device_model::DeviceModel;
 use program::{GroupId, RssQueue, RuleId};
 
-use super::classes::{MAX_STEPS_IN_ALL, TooManySteps};
-use super::cover::MAX_FLOWS;
-use super::cube::Cube;
-use super::job::Job;
-use super::lower::{ActionId, Candidate, CandidateId, Lowered, LoweredAction, Steering};
-use super::mask_index::MaskIndex;
-use super::order::{Ranked, RankedFlows, Ranks};
-use super::place::Earlier;
-use super::specs;
-use super::weights::Weights;
+use crate::cover::MAX_FLOWS;
+use crate::cube::Cube;
+use crate::except::classes::{MAX_STEPS_IN_ALL, TooManySteps};
+use crate::except::place::Earlier;
+use crate::job::Job;
+use crate::mask_index::MaskIndex;
+use crate::rank::lower::{ActionId, Candidate, CandidateId, Lowered, LoweredAction, Steering};
+use crate::rank::order::{Ranked, RankedFlows, Ranks};
+use crate::specs;
+use crate::traffic::weights::Weights;
 
 /// The most shared flows of one flow, those of its shared flows included.
-pub(super) const MAX_SHARED_OF_FLOW: usize = 1 << 9;
+pub(crate) const MAX_SHARED_OF_FLOW: usize = 1 << 9;
 /// The most shared flows of a program: so many, and so many for each flow.
 const MAX_SHARED_OF_PROGRAM: usize = 1 << 12;
 const SHARED_BY_FLOW: usize = 2;
@@ -50,27 +51,27 @@ const MAX_LOOKUPS: usize = 1 << 25;
 const CACHED_FLOWS: usize = 1 << 12;
 
 /// Flows with no more ranks than the limit, and what workers decide for that.
-pub(super) struct Limited {
-    pub(super) flows: RankedFlows,
-    pub(super) earlier: Earlier,
+pub(crate) struct Limited {
+    pub(crate) flows: RankedFlows,
+    pub(crate) earlier: Earlier,
     /// The rules with compared flows, shared flows not counted.
-    pub(super) hybrid: BTreeSet<RuleId>,
+    pub(crate) hybrid: BTreeSet<RuleId>,
     /// How many shared flows were made.
-    pub(super) shared_flows: usize,
+    pub(crate) shared_flows: usize,
 }
 
 /// How far the ranking may go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Limits {
-    pub(super) ranks: u32,
+pub(crate) struct Limits {
+    pub(crate) ranks: u32,
     /// The most shared flows of the program, and of one flow, those of its shared flows included.
-    pub(super) shared_flows: usize,
-    pub(super) shared_of_flow: usize,
+    pub(crate) shared_flows: usize,
+    pub(crate) shared_of_flow: usize,
 }
 
 /// Ranks the flows anew, so that they have no more ranks than the limit, with more flows and hybrid rules.
 /// They keep more if rules overlap that no worker can decide: those that copy, and those about sent packets.
-pub(super) fn limit_ranks(
+pub(crate) fn limit_ranks(
     job: &Job<'_>,
     natural: &RankedFlows,
     limits: Limits,
@@ -468,7 +469,7 @@ impl Limiter<'_> {
 mod tests {
     use super::*;
     use crate::cube::{DST_PORT, HAS_IPV4, HAS_UDP, SRC_PORT};
-    use crate::order::order;
+    use crate::rank::order::order;
 
     const FLOWS: usize = 6;
     const RANKS: u32 = 2;

@@ -6,13 +6,13 @@ use std::collections::BTreeMap;
 
 use device_model::{DeviceModel, PriorityTable};
 
-use super::assign_priorities::priorities_for;
-use super::cover::MAX_FLOWS;
-use super::cube::{Cube, DST_HIGH, DST_LOW, DST_PORT, Image, SRC_HIGH, SRC_LOW, SRC_PORT, TOS, TTL, WORDS};
-use super::lower::{Candidate, CandidateId};
-use super::mask_index::ByMask;
-use super::order::{Ranked, RankedFlows, Ranking};
-use super::specs::Reading;
+use crate::cover::MAX_FLOWS;
+use crate::cube::{Cube, DST_HIGH, DST_LOW, DST_PORT, Image, SRC_HIGH, SRC_LOW, SRC_PORT, TOS, TTL, WORDS};
+use crate::fit::assign_priorities::priorities_for;
+use crate::mask_index::ByMask;
+use crate::rank::lower::{Candidate, CandidateId};
+use crate::rank::order::{Ranked, RankedFlows, Ranking};
+use crate::specs::Reading;
 
 /// The most bits by which two masks may differ: a flow becomes two to that power.
 const MAX_BITS: u32 = 12;
@@ -22,7 +22,7 @@ const MAX_ROUNDS: usize = 16;
 
 /// Spends flows to save masks, where the device has too few of these: first over all priorities, then within
 /// each. No two flows of a rank are equal in the end.
-pub(super) fn merge_masks(profile: &DeviceModel, mut flows: RankedFlows) -> RankedFlows {
+pub(crate) fn merge_masks(profile: &DeviceModel, mut flows: RankedFlows) -> RankedFlows {
     let RankedFlows { lowered, ranking } = &mut flows;
     merge(profile, &mut lowered.candidates, ranking);
     drop_equal(Reading::of(profile), &lowered.candidates, &mut ranking.kept);
@@ -33,7 +33,7 @@ pub(super) fn merge_masks(profile: &DeviceModel, mut flows: RankedFlows) -> Rank
 /// matches only the first is kept, except that all copies are kept, because each copies the packet.
 ///
 /// That is right: each flow that traps packets is right for every packet that reaches it (see
-/// [`limit_ranks`](super::limit_ranks); pairs settled in [`order`](super::order) share no packet that reaches
+/// [`limit_ranks`](crate::fit::limit_ranks); pairs settled in [`order`](crate::rank::order) share no packet that reaches
 /// them). Equal flows of one rank are reached by the same packets, so any one of them is enough.
 ///
 /// Flows are equal because their rules are, because they were split into flows of one mask, or because the
@@ -410,7 +410,7 @@ mod tests {
 
     use super::*;
     use crate::cube::{ETHER_TYPE, HAS_IPV4, HAS_UDP};
-    use crate::lower::ActionId;
+    use crate::rank::lower::ActionId;
 
     fn candidate(cube: Cube, rule: usize) -> Candidate {
         Candidate { cube, rule: RuleId::of(rule), action: ActionId(0), traps: true, is_compared: false }

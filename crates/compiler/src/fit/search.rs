@@ -4,18 +4,18 @@
 
 use device_model::DeviceModel;
 
-use super::limit_ranks::Limits;
+use crate::fit::limit_ranks::Limits;
 
 /// The most rounds for one policy. Beyond them only the narrowest limits are tried, in one round for each
 /// set of cubes.
-pub(super) const MAX_ROUNDS: u32 = 24;
+pub(crate) const MAX_ROUNDS: u32 = 24;
 
 /// Shared flows are left out at once where a part of them would be so few.
 const FEW_SHARED_FLOWS: usize = 1 << 9;
 
 /// The step after a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Next {
+pub(crate) enum Next {
     /// The result is the best that was found.
     Accept,
     Try(Limits),
@@ -25,19 +25,19 @@ pub(super) enum Next {
 
 /// The result of a round.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Round {
+pub(crate) struct Round {
     /// How many priorities the flows take.
-    pub(super) priorities: u32,
+    pub(crate) priorities: u32,
     /// How many shared flows were made.
-    pub(super) shared_flows: usize,
+    pub(crate) shared_flows: usize,
     /// How many ranks the flows have.
-    pub(super) ranks: u32,
+    pub(crate) ranks: u32,
 }
 
 /// The rounds for one set of cubes: first with all shared flows, then with none, then with an eighth of them
 /// if there is room without, or else with the most ranks that fit.
 #[derive(Debug)]
-pub(super) struct Search {
+pub(crate) struct Search {
     offered: u32,
     limits: Limits,
     /// How many shared flows there are without a limit.
@@ -49,26 +49,26 @@ pub(super) struct Search {
 }
 
 impl Search {
-    pub(super) fn new(profile: &DeviceModel, shared_of_flow: usize) -> Self {
+    pub(crate) fn new(profile: &DeviceModel, shared_of_flow: usize) -> Self {
         let offered = profile.priorities_per_program();
         let limits = Limits { ranks: offered, shared_flows: usize::MAX, shared_of_flow };
         Self { offered, limits, all: 0, fits: 0, fails: offered + 1 }
     }
 
     /// One that begins with the narrowest limits: if these do not fit, nothing does.
-    pub(super) fn from_narrowest(profile: &DeviceModel) -> Self {
+    pub(crate) fn from_narrowest(profile: &DeviceModel) -> Self {
         let mut search = Self::new(profile, 0);
         search.limits = Limits { ranks: 1, shared_flows: 0, ..search.limits };
         search
     }
 
     /// The limits of the next round.
-    pub(super) fn limits(&self) -> Limits {
+    pub(crate) fn limits(&self) -> Limits {
         self.limits
     }
 
     /// The step after a round; `may_go_on`: whether there may be more rounds than one.
-    pub(super) fn next(&mut self, round: Round, may_go_on: bool) -> Next {
+    pub(crate) fn next(&mut self, round: Round, may_go_on: bool) -> Next {
         let tried = self.limits;
         let has_room = round.priorities <= self.offered;
         let is_known = tried.ranks == self.fits || round.ranks < tried.ranks;

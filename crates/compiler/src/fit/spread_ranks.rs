@@ -9,14 +9,14 @@ use std::cmp::Reverse;
 
 use device_model::{DeviceModel, PriorityTable};
 
-use super::assign_priorities::{priorities_for, single_entries};
-use super::cube::Image;
-use super::lower::Candidate;
-use super::mask_index::{ByMask, MaskIndex};
-use super::order::{Ranked, RankedFlows, Ranking};
+use crate::cube::Image;
+use crate::fit::assign_priorities::{priorities_for, single_entries};
+use crate::mask_index::{ByMask, MaskIndex};
+use crate::rank::lower::Candidate;
+use crate::rank::order::{Ranked, RankedFlows, Ranking};
 
 /// Moves flows until each rank fits into one priority, as far as that is possible.
-pub(super) fn spread_ranks(profile: &DeviceModel, mut flows: RankedFlows) -> RankedFlows {
+pub(crate) fn spread_ranks(profile: &DeviceModel, mut flows: RankedFlows) -> RankedFlows {
     if let Some(table) = profile.priority_table {
         spread(profile, table, &flows.lowered.candidates, &mut flows.ranking);
     }

@@ -7,19 +7,19 @@ use std::collections::BTreeMap;
 use device_model::DeviceModel;
 use program::{Group, GroupId, HashVariant, QueueId, RssQueue, RuleId};
 
-use super::cover::{MAX_FLOWS, everything};
-use super::cube::{Cube, Image, SENT};
-use super::groups::{self, Variant};
-use super::job::Job;
-use super::legalize::comes_last;
-use super::mask_index::ByMask;
-use super::place::{Placement, Prepared};
+use crate::cover::legalize::comes_last;
+use crate::cover::{MAX_FLOWS, everything};
+use crate::cube::{Cube, Image, SENT};
+use crate::except::place::{Placement, Prepared};
+use crate::groups::{self, Variant};
+use crate::job::Job;
+use crate::mask_index::ByMask;
 
 /// The most different masks of one program, before any are merged: each is compared with all others.
-pub(super) const MAX_MASKS: usize = 1 << 14;
+pub(crate) const MAX_MASKS: usize = 1 << 14;
 
 /// A rule at which a policy exceeds a limit.
-pub(super) enum LowerProblem {
+pub(crate) enum LowerProblem {
     /// The limit is [`MAX_FLOWS`].
     Flows(RuleId),
     /// The limit is [`MAX_MASKS`].
@@ -28,35 +28,35 @@ pub(super) enum LowerProblem {
 
 /// The position of a candidate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct CandidateId(pub(super) u32);
+pub(crate) struct CandidateId(pub(crate) u32);
 
 /// The position of an action. Equal actions have equal ids.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct ActionId(pub(super) u32);
+pub(crate) struct ActionId(pub(crate) u32);
 
 /// A flow before it has a priority. The order of candidates is their precedence.
 #[derive(Clone, Copy)]
-pub(super) struct Candidate {
-    pub(super) cube: Cube,
-    pub(super) rule: RuleId,
-    pub(super) action: ActionId,
+pub(crate) struct Candidate {
+    pub(crate) cube: Cube,
+    pub(crate) rule: RuleId,
+    pub(crate) action: ActionId,
     /// Whether packets go no further; otherwise they are copied.
-    pub(super) traps: bool,
+    pub(crate) traps: bool,
     /// Whether a worker compares its packets with earlier rules, because the device has too few priorities.
-    pub(super) is_compared: bool,
+    pub(crate) is_compared: bool,
 }
 
 /// The packets that a queue pair of a group receives.
 #[derive(Clone)]
-pub(super) struct Steering {
-    pub(super) group: GroupId,
-    pub(super) packets: Cube,
-    pub(super) action: ActionId,
+pub(crate) struct Steering {
+    pub(crate) group: GroupId,
+    pub(crate) packets: Cube,
+    pub(crate) action: ActionId,
 }
 
 /// The action of a candidate, with queues that may yet end without a flow.
 #[derive(Clone, Copy)]
-pub(super) enum LoweredAction {
+pub(crate) enum LoweredAction {
     Drop,
     Pass,
     Steer(QueueId),
@@ -67,42 +67,42 @@ const PASS: ActionId = ActionId(1);
 
 /// The flows of a policy before they are ordered.
 #[derive(Clone)]
-pub(super) struct Lowered {
-    pub(super) candidates: Vec<Candidate>,
+pub(crate) struct Lowered {
+    pub(crate) candidates: Vec<Candidate>,
     /// The actions, by [`ActionId`].
-    pub(super) actions: Vec<LoweredAction>,
+    pub(crate) actions: Vec<LoweredAction>,
     /// The queue pairs by group, specific variants first.
-    pub(super) steering: Vec<Steering>,
+    pub(crate) steering: Vec<Steering>,
     /// One for every group and hash variant, by group.
-    pub(super) queues: Vec<RssQueue>,
+    pub(crate) queues: Vec<RssQueue>,
     /// The rule whose flow gets a copy of all packets, and its queue.
-    pub(super) sniffer: Option<(RuleId, QueueId)>,
+    pub(crate) sniffer: Option<(RuleId, QueueId)>,
 }
 
 impl ActionId {
-    pub(super) fn index(self) -> usize {
+    pub(crate) fn index(self) -> usize {
         self.0 as usize
     }
 }
 
 impl CandidateId {
     /// Candidates are flows, of which there are far fewer than 2^32.
-    pub(super) fn of(index: usize) -> Self {
+    pub(crate) fn of(index: usize) -> Self {
         Self(index as u32)
     }
 
-    pub(super) fn index(self) -> usize {
+    pub(crate) fn index(self) -> usize {
         self.0 as usize
     }
 }
 
 impl Lowered {
-    pub(super) fn candidate(&self, id: CandidateId) -> &Candidate {
+    pub(crate) fn candidate(&self, id: CandidateId) -> &Candidate {
         &self.candidates[id.index()]
     }
 
     /// How general the hash variant of a candidate is: the more general ones of a rule rank below the others.
-    pub(super) fn generality(&self, candidate: &Candidate) -> u32 {
+    pub(crate) fn generality(&self, candidate: &Candidate) -> u32 {
         let LoweredAction::Steer(queue) = self.actions[candidate.action.0 as usize] else { return 0 };
         match self.queues[queue.index()].variant {
             HashVariant::V4Tcp | HashVariant::V4Udp | HashVariant::V6Tcp | HashVariant::V6Udp => 0,
@@ -111,13 +111,13 @@ impl Lowered {
         }
     }
 
-    pub(super) fn action(&self, id: CandidateId) -> LoweredAction {
+    pub(crate) fn action(&self, id: CandidateId) -> LoweredAction {
         self.actions[self.candidate(id).action.0 as usize]
     }
 }
 
 /// Lowers every rule, the default last.
-pub(super) fn lower(
+pub(crate) fn lower(
     job: &Job<'_>,
     prepared: &Prepared,
     placements: &[Placement],
@@ -228,12 +228,12 @@ impl<'v> Lowering<'v> {
 
 impl Candidate {
     /// Whether the device applies its flow after all others, whatever its priority.
-    pub(super) fn comes_last(&self, profile: &DeviceModel) -> bool {
+    pub(crate) fn comes_last(&self, profile: &DeviceModel) -> bool {
         self.traps && comes_last(&self.cube, profile)
     }
 
     /// Whether it is about packets that the host sends.
-    pub(super) fn is_sent(&self) -> bool {
+    pub(crate) fn is_sent(&self) -> bool {
         self.cube.value_of(SENT) == 1
     }
 }

@@ -14,9 +14,9 @@
 
 use program::RuleId;
 
-use super::cube::Cube;
-use super::lower::{Candidate, CandidateId, Lowered};
-use super::mask_index::{Front, MaskId, MaskIndex};
+use crate::cube::Cube;
+use crate::mask_index::{Front, MaskId, MaskIndex};
+use crate::rank::lower::{Candidate, CandidateId, Lowered};
 
 /// The most masks that are compared or looked up for candidates that make an order needless. Without them a
 /// program has more ranks than it must, and is correct all the same.
@@ -24,37 +24,37 @@ const MAX_LOOKUPS: usize = 1 << 25;
 
 /// A candidate that is kept, and its rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Ranked {
-    pub(super) id: CandidateId,
-    pub(super) rank: u32,
+pub(crate) struct Ranked {
+    pub(crate) id: CandidateId,
+    pub(crate) rank: u32,
 }
 
 /// The candidates that are kept, with their ranks.
 #[derive(Clone)]
-pub(super) struct Ranking {
+pub(crate) struct Ranking {
     /// The kept candidates, by precedence.
-    pub(super) kept: Vec<Ranked>,
+    pub(crate) kept: Vec<Ranked>,
     /// A longest chain, first to last.
-    pub(super) longest: Vec<Ranked>,
+    pub(crate) longest: Vec<Ranked>,
 }
 
 impl Ranking {
     /// How many ranks there are.
-    pub(super) fn ranks(&self) -> u32 {
+    pub(crate) fn ranks(&self) -> u32 {
         self.kept.iter().map(|ranked| ranked.rank + 1).max().unwrap_or(0)
     }
 }
 
 /// Flows with their ranks.
 #[derive(Clone)]
-pub(super) struct RankedFlows {
+pub(crate) struct RankedFlows {
     /// All candidates, those that are not kept included.
-    pub(super) lowered: Lowered,
-    pub(super) ranking: Ranking,
+    pub(crate) lowered: Lowered,
+    pub(crate) ranking: Ranking,
 }
 
 /// Ranks the candidates, without an order for those of two rules that are `apart`.
-pub(super) fn order(lowered: Lowered, apart: Option<(RuleId, RuleId)>) -> RankedFlows {
+pub(crate) fn order(lowered: Lowered, apart: Option<(RuleId, RuleId)>) -> RankedFlows {
     let ranking = ranking(&lowered.candidates, apart);
     RankedFlows { lowered, ranking }
 }
@@ -89,7 +89,7 @@ fn ranking(candidates: &[Candidate], apart: Option<(RuleId, RuleId)>) -> Ranking
 }
 
 /// The candidates that are kept so far.
-pub(super) struct Ranks {
+pub(crate) struct Ranks {
     index: MaskIndex,
     /// The masks, those with the greatest ranks first: once such a rank is found, the rest cannot matter.
     by_depth: Vec<MaskId>,
@@ -99,16 +99,16 @@ pub(super) struct Ranks {
 }
 
 impl Ranks {
-    pub(super) fn new(apart: Option<(RuleId, RuleId)>) -> Self {
+    pub(crate) fn new(apart: Option<(RuleId, RuleId)>) -> Self {
         Self { index: MaskIndex::default(), by_depth: Vec::new(), lookups_left: MAX_LOOKUPS, apart }
     }
 
     /// Whether two rules are ranked as if they shared no packets.
-    pub(super) fn are_apart(&self, one: RuleId, other: RuleId) -> bool {
+    pub(crate) fn are_apart(&self, one: RuleId, other: RuleId) -> bool {
         self.apart.is_some_and(|pair| pair == (one, other) || pair == (other, one))
     }
 
-    pub(super) fn add(&mut self, candidate: &Candidate, Ranked { id, rank }: Ranked) {
+    pub(crate) fn add(&mut self, candidate: &Candidate, Ranked { id, rank }: Ranked) {
         let (mask, deepest_before) = self.index.add(&candidate.cube, candidate.traps, id.index(), rank);
         if deepest_before.is_none() {
             self.by_depth.push(mask);
@@ -134,13 +134,13 @@ impl Ranks {
 
     /// Returns whether the packets that two candidates share are contained; `cost` is lowered by the masks
     /// compared.
-    pub(super) fn is_part_contained(&self, part: &Cube, limit: usize, cost: &mut usize) -> bool {
+    pub(crate) fn is_part_contained(&self, part: &Cube, limit: usize, cost: &mut usize) -> bool {
         self.index.is_contained_once(part, limit, cost)
     }
 
     /// The candidates before `limit` that overlap the cube and have at least this rank, in their order, with
     /// their ranks.
-    pub(super) fn overlapping(&mut self, cube: &Cube, limit: usize, rank: u32) -> Vec<(usize, u32)> {
+    pub(crate) fn overlapping(&mut self, cube: &Cube, limit: usize, rank: u32) -> Vec<(usize, u32)> {
         let mut met = Vec::new();
         let front = Front::of(cube);
         for mask in &self.by_depth {
@@ -158,7 +158,7 @@ impl Ranks {
 
     /// The rank that a candidate takes below those before `limit`, none of which contains it, and the one
     /// right above it.
-    pub(super) fn rank_of(
+    pub(crate) fn rank_of(
         &mut self,
         candidates: &[Candidate],
         candidate: &Candidate,
@@ -221,7 +221,7 @@ fn order_matters(one: &Candidate, other: &Candidate) -> bool {
 mod tests {
     use super::*;
     use crate::cube::{DST_PORT, HAS_IPV4, HAS_UDP, SRC_PORT, Slot};
-    use crate::lower::ActionId;
+    use crate::rank::lower::ActionId;
 
     fn udp(fields: &[(Slot, u64, u64)]) -> Cube {
         let mut cube = Cube::ANY.layer(HAS_IPV4, true).and_then(|cube| cube.layer(HAS_UDP, true)).unwrap();

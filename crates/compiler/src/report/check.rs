@@ -12,12 +12,12 @@ use program::{
 };
 use serde::Serialize;
 
-use crate::classes::outcomes;
+use crate::cover::expand::expand;
+use crate::cover::legalize::Expansion;
 use crate::cube::Cube;
 use crate::diagnostics::{Obstacle, reload_conflict};
-use crate::expand::expand;
+use crate::except::classes::outcomes;
 use crate::job::Job;
-use crate::legalize::Expansion;
 use crate::mask_index::MaskIndex;
 
 /// The findings.

@@ -6,8 +6,8 @@ use policy::Policy;
 use program::{Class, ClassIndex, Outcome, Predicate, RuleId, Step};
 
 use crate::actions::{decides, verdict};
-use crate::classes::Deciding;
-use crate::weights::Weights;
+use crate::except::classes::Deciding;
+use crate::traffic::weights::Weights;
 
 /// Counts received packets by the rule that decides them: the first that matches.
 ///

@@ -9,9 +9,9 @@ use serde::Serialize;
 use policy::Witness;
 
 use crate::capacity::shared_packet;
-use crate::expand::expand;
+use crate::cover::expand::expand;
 use crate::job::Job;
-use crate::share::{MAX_FLOWS_TRIED, Sample};
+use crate::traffic::share::{MAX_FLOWS_TRIED, Sample};
 
 /// How many pairs are tried.
 const MAX_TRIED: usize = 3;

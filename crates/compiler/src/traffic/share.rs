@@ -17,9 +17,9 @@ use serde::Serialize;
 use device_model::DeviceModel;
 
 use crate::actions::decides;
-use crate::cost::{mean_ns, worker_ps};
-use crate::expand::expand;
-use crate::weights::Weights;
+use crate::cover::expand::expand;
+use crate::traffic::cost::{mean_ns, worker_ps};
+use crate::traffic::weights::Weights;
 
 /// How often packets are compared with a flow, at most, to count those decided in hardware once.
 pub(crate) const MAX_FLOWS_TRIED: usize = 1 << 22;

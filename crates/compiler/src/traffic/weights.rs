@@ -7,7 +7,7 @@ use policy::Policy;
 use program::RuleId;
 
 use crate::actions::decides;
-use crate::expand::expand;
+use crate::cover::expand::expand;
 
 /// The packets that each rule decides, or numbers in proportion to them.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -8,11 +8,11 @@ use device_model::DeviceModel;
 use packet::{FIELDS, Field, Header, Row};
 use program::{Feature, Inseparable, UndecidedReason};
 
-use super::super::cube::{
+use crate::cover::legalize::{comes_last, refusal};
+use crate::cube::{
     Cube, DST_PORT, GRE_FLAGS, GRE_KEY, HAS_IPV4, HAS_IPV6, HAS_TCP, HAS_UDP, LAYERS, MPLS_TOP, SRC_PORT,
     Slot, VLAN_TCI,
 };
-use super::super::legalize::{comes_last, refusal};
 
 /// How many exceptions are read to find by which fields to split first.
 const MAX_COUNTED: usize = 1 << 12;

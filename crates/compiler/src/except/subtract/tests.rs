@@ -13,8 +13,8 @@ use proptest::strategy::ValueTree;
 use proptest::test_runner::TestRunner;
 
 use super::*;
-use crate::emit::{Reading, chain};
-use crate::expand::expand;
+use crate::cover::expand::expand;
+use crate::specs::{Reading, chain};
 
 const PAIRS: usize = 600;
 const FRAMES: usize = 60;
@@ -224,7 +224,7 @@ fn subtracted(rules: &str, profile: &DeviceModel) -> Vec<Vec<Cube>> {
     let text = format!("version = 1\n[groups.main]\nworkers = 'all'\nhash = 'none'\n{rules}");
     let (policy, _) = policy::parse(&Source::new("subtracted.toml", text), &NoFiles).expect("a policy");
     let job = Job::new(&policy, profile, 1);
-    let (rules, _) = crate::cover::cover(&job);
+    let (rules, _) = crate::cover::cover(job.policy, job.profile);
     let (rules, exceptions) = subtract(&job, rules, true);
     let cubes = |index| exceptions.flow_cubes(&rules, RuleId::of(index)).unwrap_or_default().to_vec();
     (0..rules.len()).map(cubes).collect()

@@ -1,0 +1,9 @@
+//! The passes that make candidates fit on a device with few flows, masks or priorities, and `search`, which
+//! chooses their limits.
+
+pub(crate) mod assign_priorities;
+pub(crate) mod coarsen;
+pub(crate) mod limit_ranks;
+pub(crate) mod merge_masks;
+pub(crate) mod search;
+pub(crate) mod spread_ranks;
