@@ -23,6 +23,7 @@ mod memory;
 pub mod mlx5;
 mod nic;
 mod pace;
+mod paths;
 mod personality;
 mod port_tables;
 pub mod preload;

@@ -22,6 +22,7 @@ use super::v3::Inline;
 use super::v3::{Avx2Movbe, Copies, Portable, copy};
 use crate::formats::{Completions, Requests};
 use crate::memory::Regions;
+use crate::paths;
 use crate::ring::Slots;
 use crate::slab::Slab;
 use crate::state::{FrameEdits, Planned, QueueOwner, QueueState, State};
@@ -323,7 +324,7 @@ fn fill(state: &mut State, slot: u32, deliveries: &[Delivery], work: &mut Work<'
         }
         // The first one finds the region that the others are in.
         faulty = filling.make(next, work) == Disposition::MemoryFault;
-        if is_plain && !faulty {
+        if is_plain && !faulty && !paths::are_general() {
             filling.make_plain(&deliveries[filling.made as usize..], work);
         }
     }

@@ -16,6 +16,7 @@ use super::deliver::{Deliveries, Delivery, DeliveryKind, EditedFrame, Planner, W
 use super::profile::{EngineStage, Probe};
 use super::v3::Avx2Movbe;
 use crate::clock;
+use crate::paths;
 use crate::shared::NicShared;
 use crate::slab::Slab;
 use crate::state::{CounterState, QpKind, QpState, State};
@@ -246,7 +247,7 @@ impl<'p> Planning<'p> {
     #[inline(never)]
     fn plan_run(&mut self, table: &PortTable, at: usize, (images, verdicts, ends): Looked<'_>) -> usize {
         let (queue, places) = self.planner.places();
-        let Some(queue) = queue else { return at };
+        let Some(queue) = queue.filter(|_| !paths::are_general()) else { return at };
         let mut planned = 0;
         let (images, verdicts, ends) = (&images[at..], &verdicts[at..], &mut ends[at..]);
         for (((end, image), verdict), place) in ends.iter_mut().zip(images).zip(verdicts).zip(places) {

@@ -29,6 +29,7 @@ use crate::clock;
 use crate::formats::{Completions, Sends};
 use crate::limits::{MAX_SGE, MAX_TSO_BYTES, MAX_TSO_SEGMENTS};
 use crate::memory::{MemoryTable, Regions};
+use crate::paths;
 use crate::shared::NicShared;
 use crate::state::{QpKind, QpState, State};
 use crate::stats::PortStats;
@@ -226,7 +227,7 @@ fn send_plain(state: &mut State, slot: u32, limit: usize, exit: &mut Exit<'_>) -
     let (Sends::Own(requests), Completions::Own(producer)) = (&mut send.consumer, &mut cq.producer) else {
         return (0, 0);
     };
-    if send.pace.is_limited() || exit.tap.is_active() {
+    if send.pace.is_limited() || exit.tap.is_active() || paths::are_general() {
         return (0, 0);
     }
     let limit = limit.min(FRAMES_PER_PASS) as u32;

@@ -11,7 +11,10 @@ impl Avx2Movbe {
     /// `None`: it lacks one of them.
     pub(super) fn detect() -> Option<Self> {
         #[cfg(target_arch = "x86_64")]
-        if std::arch::is_x86_feature_detected!("avx2") && std::arch::is_x86_feature_detected!("movbe") {
+        if crate::paths::may_be_v3()
+            && std::arch::is_x86_feature_detected!("avx2")
+            && std::arch::is_x86_feature_detected!("movbe")
+        {
             return Some(Self(()));
         }
         None

@@ -20,6 +20,7 @@ use super::wq::{refuse, write_elements};
 use crate::abi::qp_ex_functions;
 use crate::errno::{EINVAL, ENOMEM, EOPNOTSUPP, Errno, Verb, known_bits};
 use crate::limits::MAX_TSO_SEGMENTS;
+use crate::paths;
 use crate::ring::Producer;
 use crate::send_bell::SendBell;
 use crate::work::{
@@ -155,7 +156,7 @@ impl SendPoster {
     // By itself it has enough registers for all that the loop uses.
     #[inline(never)]
     fn push_plain(&mut self, request: &mut *mut ibv_send_wr) {
-        if self.shape.datagram || self.shape.max_sge == 0 {
+        if self.shape.datagram || self.shape.max_sge == 0 || paths::are_general() {
             return;
         }
         let ends_list = self.shape.max_sge > 1;

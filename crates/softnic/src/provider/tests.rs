@@ -9,6 +9,7 @@ mod domains;
 mod events;
 mod extended;
 mod features;
+mod paths;
 mod receiving;
 mod refusals;
 mod segments;
@@ -36,6 +37,9 @@ use crate::{Drive, Personality, PortConfig, PortStats, SoftNic, SoftNicConfig};
 const LOCAL_WRITE: u32 = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0;
 const MTU_BYTES: u32 = 1500;
 
+/// The first octet of the source that the wire of the tests refuses.
+const REFUSED_STATION: u8 = 0xee;
+
 type Shared<T> = Arc<Mutex<T>>;
 
 /// A wire whose other end is the test.
@@ -56,6 +60,9 @@ impl Wire for TestWire {
     }
 
     fn transmit(&mut self, frame: &[u8]) -> Result<(), TransmitError> {
+        if frame.get(6) == Some(&REFUSED_STATION) {
+            return Err(TransmitError::TooLong);
+        }
         self.sent.lock().unwrap().push(frame.to_vec());
         Ok(())
     }

@@ -29,6 +29,7 @@ use crate::events::acknowledgements;
 use crate::formats::Requests;
 use crate::limits::MAX_SGE;
 use crate::nic::Nic;
+use crate::paths;
 use crate::personality::{HashRules, Rules, WorkQueueRules};
 use crate::ring::{Producer, Slots};
 use crate::soft_context::SoftContext;
@@ -491,7 +492,7 @@ impl ReceivePoster {
     fn fill(&self, wr: &mut *mut ibv_recv_wr, filled: &mut u32, room: u32) -> Verb<()> {
         let slots = self.producer.slots();
         while *filled < room {
-            if self.max_sge == 1 {
+            if self.max_sge == 1 && !paths::are_general() {
                 fill_single(slots, wr, filled, room);
             }
             // SAFETY: NULL or a request of the application's chain.
