@@ -75,9 +75,11 @@ impl Case<'_> {
             prop_assert_eq!(wanted.verdict, Verdict::Kernel);
             return Ok(());
         };
-        // Hash variants may lack an order where there are fewest priorities, and where a worker compares.
+        // Hash variants may lack an order where there are fewest priorities beside those of copies, and where a
+        // worker compares.
         let is_exact = program.rules[program.flows[flow].rule.index()].placement == Placement::Hardware;
-        if self.is_tight() && !(is_exact && self.profile.priorities_per_program() >= 5) {
+        let copies = self.rules.iter().filter(|rule| matches!(rule.act, Act::Copy(_))).count();
+        if self.is_tight() && !(is_exact && self.profile.priorities_per_program() as usize >= 5 + copies) {
             return Ok(());
         }
         let FlowAction::Steer { queue, class } = program.flows[flow].action else {
@@ -89,7 +91,13 @@ impl Case<'_> {
         // However the group is cut into queues, it must spread as one with all its fields would.
         let hash = Toeplitz::new(&group.key).hash_deep(key, group.fields);
         let worker = group.table[hash as usize % group.table.len()];
-        prop_assert_eq!((explained.hash, explained.worker), (Some(hash), Some(worker)));
+        prop_assert_eq!(
+            (explained.hash, explained.worker),
+            (Some(hash), Some(worker)),
+            "{:?}\n{}",
+            key,
+            program
+        );
         if let (Decide::Exact(_), Verdict::Deliver(wanted)) =
             (&program.class(class).expect("a class").decide, wanted.verdict)
         {
@@ -338,16 +346,19 @@ fn check_placements(program: &Program) -> Result<(), TestCaseError> {
 fn is_too_much(message: &str, policy: &policy::Policy, profile: &DeviceModel) -> bool {
     if message.contains("go to the worker by") {
         // A worker makes no copies: some rule before it, alone, must be a worker's.
-        return hybrid_alone(policy, profile) || keeps_packets_without_ports(policy, profile);
+        return hybrid_alone(policy, profile) || keeps_packets_of_copies(policy, profile);
     }
     let limits = ["priorities, `", "mask shapes, `", "flows, `"];
     if profile.priorities < DeviceModel::mlx5().priorities
         && limits.iter().any(|limit| message.contains(limit))
     {
-        // For copies and sent packets no worker can make up.
+        // For copies and sent packets no worker can make up; flows for multicast alone, which come last, have a
+        // priority of their own.
+        let has_last = profile.multicast_ignores_priority && profile.priorities_per_program() == 1;
         return policy.rules.iter().any(|rule| {
             rule.direction == policy::policy::Direction::Egress
                 || matches!(rule.action, policy::policy::Action::Copy(_))
+                || has_last && rule.matches.dst_mac.is_some()
         });
     }
     let Some(program) = without_limits(policy, profile) else { return false };
@@ -376,9 +387,9 @@ fn hybrid_alone(policy: &policy::Policy, profile: &DeviceModel) -> bool {
     })
 }
 
-/// Whether some rule that leaves packets without ports to the kernel has to be a worker's, because what is
-/// copied cannot leave these out either.
-fn keeps_packets_without_ports(policy: &policy::Policy, profile: &DeviceModel) -> bool {
+/// Whether some rule that leaves packets to the kernel has to be a worker's, because what is copied cannot
+/// leave these out either; or one on packets without ports.
+fn keeps_packets_of_copies(policy: &policy::Policy, profile: &DeviceModel) -> bool {
     let steer = |rule: &policy::policy::RuleDefinition| match rule.action {
         policy::policy::Action::Copy(group) => {
             policy::policy::RuleDefinition { action: policy::policy::Action::Steer(group), ..rule.clone() }
@@ -390,7 +401,8 @@ fn keeps_packets_without_ports(policy: &policy::Policy, profile: &DeviceModel) -
     program.is_ok_and(|program| {
         let mut rules = policy.rules.iter().zip(&program.rules);
         rules.any(|(rule, placed)| {
-            rule.matches.or_no_ports && matches!(placed.placement, Placement::Hybrid { .. })
+            let is_kept = rule.matches.or_no_ports || rule.action == policy::policy::Action::Kernel;
+            is_kept && matches!(placed.placement, Placement::Hybrid { .. })
         })
     })
 }
