@@ -75,8 +75,8 @@ impl Case<'_> {
             prop_assert_eq!(wanted.verdict, Verdict::Kernel);
             return Ok(());
         };
-        // Hash variants may lack an order where there are fewest priorities beside those of copies, and where a
-        // worker compares.
+        // Hash variants may lack an order where there are fewest priorities beside those of copies, and where
+        // a worker compares.
         let is_exact = program.rules[program.flows[flow].rule.index()].placement == Placement::Hardware;
         let copies = self.rules.iter().filter(|rule| matches!(rule.act, Act::Copy(_))).count();
         if self.is_tight() && !(is_exact && self.profile.priorities_per_program() as usize >= 5 + copies) {
@@ -352,8 +352,8 @@ fn is_too_much(message: &str, policy: &policy::Policy, profile: &DeviceModel) ->
     if profile.priorities < DeviceModel::mlx5().priorities
         && limits.iter().any(|limit| message.contains(limit))
     {
-        // For copies and sent packets no worker can make up; flows for multicast alone, which come last, have a
-        // priority of their own.
+        // For copies and sent packets no worker can make up; flows for multicast alone, which come last, have
+        // a priority of their own.
         let has_last = profile.multicast_ignores_priority && profile.priorities_per_program() == 1;
         return policy.rules.iter().any(|rule| {
             rule.direction == policy::policy::Direction::Egress
