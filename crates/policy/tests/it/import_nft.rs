@@ -753,7 +753,7 @@ fn translations_keep_all_packets_of_connections() {
 }
 
 #[test]
-fn other_stations_of_a_connection_are_translated() {
+fn translations_do_not_depend_on_the_mac_address() {
     let mac = equal("ether", "saddr", &"02:00:00:00:00:66".into());
     let to = serde_json::json!([equal("tcp", "dport", &8022.into()), mac, {"redirect": {"port": 2222}}]);
     let objects = [
@@ -768,6 +768,24 @@ fn other_stations_of_a_connection_are_translated() {
     // Another router sends this packet of the connection.
     let frame = ipv4([203, 0, 113, 9], [198, 18, 0, 1]).tcp(40_000, 8022, 2).build();
     assert_eq!(decided(&policy, &frame).1, Action::Kernel, "{notes}");
+}
+
+#[test]
+fn forwarded_packets_are_translated_at_all_priorities() {
+    let masquerade = serde_json::json!([{"masquerade": null}]);
+    let to = equal("ip", "daddr", &"198.18.0.1".into());
+    let of = |priority: i64| {
+        let objects = [
+            table_of(&serde_json::json!([])),
+            base_chain("n", "nat", "postrouting", 100, "accept"),
+            rule_of("n", 1, &masquerade),
+            base_chain("f", "filter", "forward", priority, "accept"),
+            rule_of("f", 2, &serde_json::json!([to, {"drop": null}])),
+        ];
+        let options = NftOptions { chain: Some("t/f".to_owned()), ..NftOptions::default() };
+        dropped(&of_objects(&objects, &options).0)
+    };
+    assert_eq!([0, -150].map(of), [0, 0]);
 }
 
 #[test]

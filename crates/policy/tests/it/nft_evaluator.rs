@@ -252,10 +252,12 @@ impl NftRules {
                 if world.is_in_flow_table && flow_table.is_none_or(|first| base.priority >= *first) {
                     return true;
                 }
-                if (hook != "prerouting" || base.priority >= -100)
-                    && hook != "ingress"
-                    && let Some((dst, port)) = inner.take()
-                {
+                let is_behind_translation = match hook {
+                    "ingress" => false,
+                    "prerouting" => base.priority >= -100,
+                    _ => true,
+                };
+                if is_behind_translation && let Some((dst, port)) = inner.take() {
                     (packet.dst, packet.dst_port, packet.is_translated) = (dst, port, true);
                 }
                 let is_whole =

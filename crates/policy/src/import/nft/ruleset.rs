@@ -8,7 +8,7 @@ use std::sync::Arc;
 use program::RangeSet;
 use serde_json::{Map, Value};
 
-use super::super::{WrongFormat, quoted};
+use super::super::{WrongFormat, line_number, quoted};
 use super::values::Left;
 
 /// Family, table and name of a chain or a set.
@@ -127,8 +127,7 @@ fn line_behind(text: &str, end: usize) -> u32 {
         return 0;
     }
     let start = text.len() - text.get(end..).unwrap_or_default().trim_start().len();
-    let lines = text.get(..start).unwrap_or_default().matches('\n').count() + 1;
-    u32::try_from(lines).unwrap_or(u32::MAX)
+    line_number(text.get(..start).unwrap_or_default().matches('\n').count())
 }
 
 fn is_command(name: &str) -> bool {

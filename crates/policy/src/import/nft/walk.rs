@@ -233,19 +233,18 @@ impl<'r, 'v> Walk<'r, 'v> {
 
     /// The reason why packets may not meet a base chain, or meet it with another destination.
     fn missing_before(&self, base: &Base) -> Option<Missing> {
-        let is_input = base.hook == Hook::Input;
-        if let Some(place) = self.forwards.clone().filter(|_| is_input && self.options.addresses.is_empty()) {
-            return Some(Missing { place, excluded: PacketClasses::default() });
+        if base.hook == Hook::Input && self.is_all_forwarded() {
+            return Some(Missing { place: self.forwards.clone()?, excluded: PacketClasses::default() });
         }
-        let is_behind_flows =
-            base.hook != Hook::Ingress || self.ruleset.flow_table.is_none_or(|first| first <= base.priority);
-        let excluded = self.tracking.unconnected();
-        if self.tracking.has_flow_table() && is_behind_flows {
-            return Some(Missing { place: "a flow table".to_owned(), excluded });
-        }
-        let is_translated = base.hook != Hook::Ingress && base.priority >= DESTINATION_TRANSLATION;
-        let place = self.translates.clone().filter(|_| is_input || is_translated)?;
-        Some(Missing { place, excluded })
+        let (is_behind_flows, is_translated) = match base.hook {
+            Hook::Ingress => (self.ruleset.flow_table.is_none_or(|first| first <= base.priority), false),
+            Hook::Prerouting => (true, base.priority >= DESTINATION_TRANSLATION),
+            _ => (true, true),
+        };
+        let flow_table =
+            (self.tracking.has_flow_table() && is_behind_flows).then(|| "a flow table".to_owned());
+        let place = flow_table.or_else(|| self.translates.clone().filter(|_| is_translated))?;
+        Some(Missing { place, excluded: self.tracking.unconnected() })
     }
 
     /// Takes note of a place that may accept all packets of the base chain but those of some classes.

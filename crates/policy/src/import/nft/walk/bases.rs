@@ -138,7 +138,7 @@ impl<'v> Walk<'_, 'v> {
     }
 
     /// Returns whether any packet may be forwarded instead of meeting chains of the hook input.
-    fn is_all_forwarded(&self) -> bool {
+    pub(super) fn is_all_forwarded(&self) -> bool {
         self.forwards.is_some() && self.options.addresses.is_empty()
     }
 
