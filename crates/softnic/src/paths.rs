@@ -1,5 +1,5 @@
-//! Which of the twin paths are taken: most frames and requests go down a short path that does the same as the
-//! general one beside it. Tests compare the two; see `provider::tests::paths`.
+//! The choice between short and general paths. The most frequent kinds of frames and requests take a short
+//! path, which has the same effects as the general one. Tests compare the two, see `provider::tests::paths`.
 
 /// Whether only the general paths are to be taken.
 #[cfg(not(test))]

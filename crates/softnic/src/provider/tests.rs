@@ -193,6 +193,12 @@ impl Raw {
         while self.nic.pump(64) > 0 {}
     }
 
+    /// Lets the device work; returns the frames that it has sent since the last call.
+    fn sent(&self) -> Vec<Vec<u8>> {
+        self.deliver([]);
+        std::mem::take(&mut self.sent.lock().unwrap())
+    }
+
     fn stats(&self) -> PortStats {
         let stats = self.nic.port_stats(1);
         assert_eq!(stats.rx_frames, stats.dispositions(), "{stats:?}");

@@ -79,11 +79,6 @@ fn extended(raw: &Raw, operations: u32) -> Result<Extended, c_int> {
     Ok(Extended::new(qp))
 }
 
-fn sent(raw: &Raw) -> Vec<Vec<u8>> {
-    raw.deliver([]);
-    std::mem::take(&mut raw.sent.lock().unwrap())
-}
-
 /// Ids and statuses.
 fn completed(raw: &Raw) -> Vec<(u64, u32)> {
     raw.poll().iter().map(|wc| (wc.wr_id, wc.status)).collect()
@@ -116,9 +111,9 @@ fn every_setter_names_the_bytes_of_its_request() {
     qp.wr_set_inline_data_list(pieces.len(), pieces.as_ptr());
     let other = own.clone();
     own.fill(0);
-    assert!(sent(&raw).is_empty(), "nothing is sent before the batch is complete");
+    assert!(raw.sent().is_empty(), "nothing is sent before the batch is complete");
     assert_eq!(qp.wr_complete(), 0);
-    assert_eq!(sent(&raw), [frame.clone(), frame, other.clone(), other]);
+    assert_eq!(raw.sent(), [frame.clone(), frame, other.clone(), other]);
     let ok = ibv_wc_status::IBV_WC_SUCCESS;
     assert_eq!(completed(&raw), [(1, ok), (3, ok), (4, ok)]);
 }
@@ -135,12 +130,12 @@ fn an_aborted_batch_was_never_there() {
             qp.send(&memory, wr_id, 80);
         }
         qp.wr_abort();
-        assert!(sent(&raw).is_empty(), "round {round}");
+        assert!(raw.sent().is_empty(), "round {round}");
     }
     qp.wr_start();
     qp.send(&memory, 99, 80);
     assert_eq!(qp.wr_complete(), 0);
-    assert_eq!(sent(&raw).len(), 1);
+    assert_eq!(raw.sent().len(), 1);
     assert_eq!(completed(&raw), [(99, ibv_wc_status::IBV_WC_SUCCESS)]);
 }
 
@@ -156,7 +151,7 @@ fn a_full_ring_refuses_the_whole_batch() {
         }
         let fits = requests <= 16;
         assert_eq!(qp.wr_complete(), if fits { 0 } else { libc::ENOMEM }, "{requests} requests");
-        assert_eq!(sent(&raw).len(), if fits { requests as usize } else { 0 });
+        assert_eq!(raw.sent().len(), if fits { requests as usize } else { 0 });
         completed(&raw);
     }
 }
@@ -276,7 +271,7 @@ fn complete_returns_the_first_error() {
         qp.send(&memory, 0, 80);
         mistake(&qp, &memory);
         assert_eq!(qp.wr_complete(), errno, "{what}");
-        assert!(sent(&raw).is_empty(), "{what}");
+        assert!(raw.sent().is_empty(), "{what}");
     }
     assert_eq!(qp.wr_complete(), libc::EINVAL, "no batch is open");
     qp.wr_abort();
@@ -298,9 +293,9 @@ fn a_queue_pair_that_cannot_send_takes_no_batch() {
     };
     assert_eq!(modify(qp.qp, ibv_qp_state::IBV_QPS_SQD, state), 0);
     assert_eq!(post(), 0);
-    assert!(sent(&raw).is_empty(), "a drained queue keeps what is posted");
+    assert!(raw.sent().is_empty(), "a drained queue keeps what is posted");
     assert_eq!(modify(qp.qp, ibv_qp_state::IBV_QPS_RTS, state), 0);
-    assert_eq!(sent(&raw).len(), 1);
+    assert_eq!(raw.sent().len(), 1);
     assert_eq!(modify(qp.qp, ibv_qp_state::IBV_QPS_ERR, state), 0);
     assert_eq!(post(), 0);
     raw.deliver([]);

@@ -211,16 +211,13 @@ impl Scene {
                 num_sge: elements.len() as c_int,
             })
             .collect();
-        let begin = chain.as_mut_ptr();
-        for index in 1..chain.len() {
-            chain[index - 1].next = begin.wrapping_add(index);
-        }
+        let begin = link(&mut chain, |wr, next| wr.next = next);
         let mut bad = std::ptr::null_mut();
         // SAFETY: a live context.
         let post = unsafe { (*self.raw.context).ops.post_recv }.unwrap();
         // SAFETY: a live queue pair and a chain that ends.
         let errno = unsafe { post(self.qps[qp], begin, &raw mut bad) };
-        let place = (errno != 0).then(|| (bad.addr() - begin.addr()) / size_of::<ibv_recv_wr>());
+        let place = (errno != 0).then(|| chain.iter().position(|wr| std::ptr::eq(wr, bad)));
         self.trace.push(format!("receive {errno} {place:?}"));
     }
 
@@ -247,18 +244,14 @@ impl Scene {
                 ..ibv_send_wr::default()
             })
             .collect();
-        let begin = chain.as_mut_ptr();
-        for index in 1..chain.len() {
-            chain[index - 1].next = begin.wrapping_add(index);
-        }
+        let begin = link(&mut chain, |wr, next| wr.next = next);
         let mut bad = std::ptr::null_mut();
         // SAFETY: a live context.
         let post = unsafe { (*self.raw.context).ops.post_send }.unwrap();
         // SAFETY: a live queue pair and a chain that ends.
         let errno = unsafe { post(self.qps[qp], begin, &raw mut bad) };
-        let place = (errno != 0).then(|| (bad.addr() - begin.addr()) / size_of::<ibv_send_wr>());
-        self.raw.deliver([]);
-        let sent = std::mem::take(&mut *self.raw.sent.lock().unwrap());
+        let place = (errno != 0).then(|| chain.iter().position(|wr| std::ptr::eq(wr, bad)));
+        let sent = self.raw.sent();
         self.trace.push(format!("send {errno} {place:?} {sent:02x?}"));
     }
 
@@ -304,6 +297,15 @@ impl Scene {
         let memory = self.memory.read(0, MEMORY_BYTES);
         (std::mem::take(&mut self.trace), memory)
     }
+}
+
+/// Makes a chain of requests; returns the first one.
+fn link<R>(chain: &mut [R], set_next: impl Fn(&mut R, *mut R)) -> *mut R {
+    let begin = chain.as_mut_ptr();
+    for (index, request) in chain.iter_mut().enumerate().rev().skip(1) {
+        set_next(request, begin.wrapping_add(index + 1));
+    }
+    begin
 }
 
 fn effects(paths: Paths, sizes: Sizes, steps: &[Step]) -> (Vec<String>, Vec<u8>) {

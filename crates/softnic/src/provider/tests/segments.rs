@@ -117,11 +117,6 @@ fn post(raw: &Raw, qp: &Extended, headers: &mut [u8], mss: u16, list: &mut [ibv_
     unsafe { post(qp.qp, &raw mut wr, &raw mut bad) }
 }
 
-fn sent(raw: &Raw) -> Vec<Vec<u8>> {
-    raw.deliver([]);
-    std::mem::take(&mut raw.sent.lock().unwrap())
-}
-
 fn stream(memory: &Memory, bytes: usize) -> Vec<u8> {
     let stream: Vec<u8> = (0..bytes).map(|index| (index * 7 + index / 251) as u8).collect();
     memory.write(0, &stream);
@@ -143,14 +138,14 @@ fn segments_equal_frames_that_were_built_one_by_one() {
             let list =
                 [memory.element(0, first as u32), memory.element(first as u64, (bytes - first) as u32)];
             assert_eq!(post(&raw, &qp, &mut headers, mss as u16, &mut list.clone(), SIGNALED), 0);
-            let by_post = sent(&raw);
+            let by_post = raw.sent();
             qp.wr_start();
             qp.members(8, SIGNALED);
             qp.wr_send_tso(headers.as_mut_ptr().cast(), headers.len() as u16, mss as u16);
             qp.wr_set_sge_list(list.len(), list.as_ptr());
             headers.fill(0);
             assert_eq!(qp.wr_complete(), 0);
-            let by_call = sent(&raw);
+            let by_call = raw.sent();
             let what = format!("{bytes} bytes in {mss}, IPv4 {ipv4}, tagged {tagged}");
             assert_eq!(by_post.len(), wanted.len(), "{what}");
             assert!(by_post == wanted && by_call == wanted, "{what}");
@@ -199,9 +194,9 @@ fn requests_that_make_no_sense_are_not_taken() {
     );
     let plain = sender(&raw, 0);
     assert_eq!(post(&raw, &plain, &mut whole, 1000, &mut list(), 0), libc::EINVAL, "no max_tso_header");
-    assert!(sent(&raw).is_empty());
+    assert!(raw.sent().is_empty());
     assert_eq!(post(&raw, &qp, &mut whole, 1000, &mut list(), 0), 0, "and the ring is as it was");
-    assert_eq!(sent(&raw).len(), 3);
+    assert_eq!(raw.sent().len(), 3);
 }
 
 #[test]
@@ -221,7 +216,7 @@ fn a_stream_that_cannot_be_sent_whole_is_not_sent_at_all() {
         let (mut headers, mut mss, mut element) = (headers(true, false), 1000, memory.element(0, 4096));
         spoil(&mut headers, &mut mss, &mut element);
         assert_eq!(post(&raw, &qp, &mut headers, mss, &mut [element], 0), 0);
-        assert!(sent(&raw).is_empty(), "{what}");
+        assert!(raw.sent().is_empty(), "{what}");
         let outcome: Vec<_> = raw.poll().iter().map(|wc| (wc.wr_id, wc.status)).collect();
         assert_eq!(outcome, [(7, status)], "{what}");
     }

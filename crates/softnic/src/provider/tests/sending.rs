@@ -41,11 +41,6 @@ fn post_opcode(
     errno
 }
 
-fn sent(raw: &Raw) -> Vec<Vec<u8>> {
-    raw.deliver([]);
-    std::mem::take(&mut raw.sent.lock().unwrap())
-}
-
 #[test]
 fn elements_are_gathered_in_order_and_only_signaled_sends_complete() {
     let raw = Raw::new();
@@ -55,7 +50,7 @@ fn elements_are_gathered_in_order_and_only_signaled_sends_complete() {
     let split = [memory.element(10, 20), memory.element(30, 1), memory.element(31, frame.len() as u32 - 21)];
     assert_eq!(post(&raw, 1, &mut split.clone(), 0), 0);
     assert_eq!(post(&raw, 2, &mut split.clone(), SIGNALED), 0);
-    assert_eq!(sent(&raw), [frame.clone(), frame.clone()]);
+    assert_eq!(raw.sent(), [frame.clone(), frame.clone()]);
     let completions = raw.poll();
     assert_eq!(completions.len(), 1);
     let wc = completions[0];
@@ -76,12 +71,12 @@ fn a_queue_pair_that_fails_with_its_completion_queue_sends_no_more() {
     for wr_id in 0..8 {
         assert_eq!(post(&raw, wr_id, &mut [memory.element(0, frame.len() as u32)], SIGNALED), 0);
     }
-    assert_eq!(sent(&raw).len(), 5, "four completed, and the one whose completion found no room");
+    assert_eq!(raw.sent().len(), 5, "four completed, and the one whose completion found no room");
     assert_eq!(raw.stats().tx_frames, 5);
     assert_eq!((raw.event(), raw.event()), (IBV_EVENT_CQ_ERR, IBV_EVENT_QP_FATAL));
     let completed: Vec<_> = raw.poll().iter().map(|wc| (wc.wr_id, wc.status)).collect();
     assert_eq!(completed, [0, 1, 2, 3].map(|wr_id| (wr_id, ibv_wc_status::IBV_WC_SUCCESS)));
-    assert!(sent(&raw).is_empty());
+    assert!(raw.sent().is_empty());
 }
 
 #[test]
@@ -97,7 +92,7 @@ fn inline_bytes_are_taken_at_once_and_need_no_key() {
     let mut copy = frame.clone();
     assert_eq!(post(&raw, 1, &mut [element(&copy[..30]), element(&copy[30..])], INLINE), 0);
     copy.fill(0);
-    assert_eq!(sent(&raw), [frame]);
+    assert_eq!(raw.sent(), [frame]);
     let long = [0u8; 65];
     assert_eq!(post(&raw, 2, &mut [element(&long)], INLINE), libc::ENOMEM, "max_inline_data is 64");
 }
@@ -112,7 +107,7 @@ fn checksums_are_filled_in_on_request() {
     blank[40..42].fill(0xee);
     memory.write(0, &blank);
     assert_eq!(post(&raw, 1, &mut [memory.element(0, frame.len() as u32)], CHECKSUM), 0);
-    assert_eq!(sent(&raw), [frame]);
+    assert_eq!(raw.sent(), [frame]);
 }
 
 #[test]
@@ -127,7 +122,7 @@ fn other_operations_than_sends_are_refused() {
         assert_eq!(post(&raw, index, &mut list(), 0), 0);
     }
     assert_eq!(post(&raw, 16, &mut list(), 0), libc::ENOMEM);
-    assert_eq!(sent(&raw).len(), 16);
+    assert_eq!(raw.sent().len(), 16);
     let state = ibv_qp_attr_mask::IBV_QP_STATE.0;
     assert_eq!(raw.modify(ibv_qp_state::IBV_QPS_RESET, state), 0);
     assert_eq!(post(&raw, 1, &mut list(), 0), libc::EINVAL, "not in RTS");
@@ -147,7 +142,7 @@ fn a_bad_send_completes_with_its_error_and_the_rest_is_flushed() {
         let memory = raw.register(2048, 0);
         assert_eq!(post(&raw, 1, &mut [spoil(memory.element(0, 100))], 0), 0);
         assert_eq!(post(&raw, 2, &mut [memory.element(0, 100)], 0), 0);
-        assert!(sent(&raw).is_empty());
+        assert!(raw.sent().is_empty());
         raw.deliver([]);
         let outcome: Vec<_> = raw.poll().iter().map(|wc| (wc.wr_id, wc.status)).collect();
         assert_eq!(outcome, [(1, status), (2, ibv_wc_status::IBV_WC_WR_FLUSH_ERR)]);
