@@ -1,6 +1,5 @@
 //! Whether sinks pass packets on: one that loses every packet for [`LOSING_AFTER`] is *losing*, until it
-//! passes on more than it loses, or some of its packets for as long, or while it has no packets for
-//! [`IDLE_AFTER`].
+//! passes on more than it loses, or some of its packets for as long, or has no packets for [`IDLE_AFTER`].
 //! Steering goes on without it, so readiness does not depend on it: the daemon is *degraded*.
 //!
 //! Pure: the caller reads the counts and writes the log.
@@ -14,7 +13,7 @@ use worker::{SinkDrop, SinkTraffic};
 /// How long a sink must have passed nothing on: longer than a client takes to connect again, or a disk to be
 /// tidied.
 const LOSING_AFTER: Duration = Duration::from_secs(5);
-/// How long a sink must have had no packets until its losses do not count any more.
+/// How long a sink must have had no packets until it is named no more.
 const IDLE_AFTER: Duration = Duration::from_secs(60);
 
 /// The packets that a sink has passed on and lost so far.
