@@ -346,7 +346,7 @@ fn check_placements(program: &Program) -> Result<(), TestCaseError> {
 fn is_too_much(message: &str, policy: &policy::Policy, profile: &DeviceModel) -> bool {
     if message.contains("go to the worker by") {
         // A worker makes no copies: some rule before it, alone, must be a worker's.
-        return hybrid_alone(policy, profile) || keeps_packets_of_copies(policy, profile);
+        return hybrid_alone(policy, profile) || keeps_packets_without_ports(policy, profile);
     }
     let limits = ["priorities, `", "mask shapes, `", "flows, `"];
     if profile.priorities < DeviceModel::mlx5().priorities
@@ -387,9 +387,9 @@ fn hybrid_alone(policy: &policy::Policy, profile: &DeviceModel) -> bool {
     })
 }
 
-/// Whether some rule that leaves packets to the kernel has to be a worker's, because what is copied cannot
-/// leave these out either; or one on packets without ports.
-fn keeps_packets_of_copies(policy: &policy::Policy, profile: &DeviceModel) -> bool {
+/// Whether some rule that leaves packets without ports to the kernel has to be a worker's, because what is
+/// copied cannot leave these out either.
+fn keeps_packets_without_ports(policy: &policy::Policy, profile: &DeviceModel) -> bool {
     let steer = |rule: &policy::policy::RuleDefinition| match rule.action {
         policy::policy::Action::Copy(group) => {
             policy::policy::RuleDefinition { action: policy::policy::Action::Steer(group), ..rule.clone() }
@@ -401,8 +401,7 @@ fn keeps_packets_of_copies(policy: &policy::Policy, profile: &DeviceModel) -> bo
     program.is_ok_and(|program| {
         let mut rules = policy.rules.iter().zip(&program.rules);
         rules.any(|(rule, placed)| {
-            let is_kept = rule.matches.or_no_ports || rule.action == policy::policy::Action::Kernel;
-            is_kept && matches!(placed.placement, Placement::Hybrid { .. })
+            rule.matches.or_no_ports && matches!(placed.placement, Placement::Hybrid { .. })
         })
     })
 }
