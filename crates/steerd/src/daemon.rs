@@ -5,6 +5,7 @@
 //! takes back what was made before it. Packets never pass through this module.
 
 pub(crate) mod cores;
+pub(crate) mod device;
 mod error;
 pub(crate) mod health;
 pub(crate) mod libmlx5;

@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use crate::cli::{DevicesArgs, Format};
 use crate::commands::Error;
-use crate::daemon::runtime;
+use crate::daemon::device;
 use crate::settings::{self, Request, Settings};
 use crate::terminal::output;
 use crate::terminal::table::Grid;
@@ -40,7 +40,7 @@ pub(crate) fn run(args: &DevicesArgs) -> Result<(), Error> {
     if let Some(name) = &args.probe {
         return probe(&settings, name, args);
     }
-    let mut rows: Vec<Row> = runtime::list()?
+    let mut rows: Vec<Row> = device::list()?
         .into_iter()
         .map(|device| Row {
             model: format!("{} ({})", device.model.profile.name, device.model.known),

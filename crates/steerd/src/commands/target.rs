@@ -8,7 +8,7 @@ use device_model::DeviceModel;
 use super::Error;
 use crate::cli::PolicyArgs;
 use crate::daemon::cores;
-use crate::daemon::runtime::{self, TargetDevice};
+use crate::daemon::device::{self, TargetDevice};
 use crate::policy_file::{Compiled, PolicyErrors, STANDARD_INPUT, compile, is_standard_input};
 use crate::settings::{self, PolicySource, PolicyText, Request, Traffic};
 use crate::terminal::output;
@@ -43,7 +43,7 @@ impl Target {
             workers = Some(cores.map_err(Error::Cores)?.len());
         }
         let device = wanted.map_or_else(
-            || runtime::profile(settings),
+            || device::profile(settings),
             |profile| Ok(TargetDevice::of(profile.on_ports(settings.device.ports.len()))),
         )?;
         settings.workers.check_frames(&device.profile)?;

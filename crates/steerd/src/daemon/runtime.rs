@@ -3,11 +3,9 @@
 //! `daemon` builds and stops them, `reload` installs programs through them, and `http` reads their state from
 //! another thread. Nothing here is on the packet path.
 
-mod device;
 mod drops;
 mod profile;
 mod snapshot;
-mod sysfs;
 
 use std::collections::HashSet;
 use std::io;
@@ -26,6 +24,7 @@ use crate::api::request::{CaptureBody, Refused};
 use crate::api::{self, InForce, model};
 use crate::daemon::Error;
 use crate::daemon::cores;
+use crate::daemon::device::{self, OpenDevice, OutOfBuffer, Soft};
 use crate::daemon::health::{DownPort, Health, Part, Progress};
 use crate::daemon::libmlx5::PreloadedNic;
 use crate::daemon::shutdown::within;
@@ -35,9 +34,6 @@ use crate::settings::{IdleMode, PolicySource, Settings, SoftNicMode};
 use crate::state::State;
 use crate::telemetry::logging::Log;
 use crate::telemetry::pages::Source;
-use device::Soft;
-pub(crate) use device::{OpenDevice, TargetDevice, list, open, profile};
-use sysfs::OutOfBuffer;
 
 /// How long workers may take to acknowledge a program. They check once per iteration, and are woken for it. A
 /// wait that is itself starved, on a machine that is busy with other things, is longer
@@ -170,7 +166,7 @@ impl Builder {
     ) -> Result<Self, Error> {
         let cores = cores::of_workers(settings, &cores::available()).map_err(Error::Cores)?;
         settings.check_mtus()?;
-        let opened = open(settings)?;
+        let opened = device::open(settings)?;
         opened.wait_for_peers(settings, is_stopping)?;
         for port in &settings.device.ports {
             opened.device.check_port(*port).map_err(Error::Device)?;
@@ -239,8 +235,8 @@ impl Builder {
         for worker in self.workers {
             threads.0.push(worker.spawn().map_err(Error::Worker)?);
         }
-        let (device, ports) = (self.opened.device.name(), &self.opened.ports);
-        let out_of_buffer = OutOfBuffer::of(Path::new(sysfs::CLASSES), device, ports);
+        let (name, ports) = (self.opened.device.name(), &self.opened.ports);
+        let out_of_buffer = OutOfBuffer::of(Path::new(device::CLASSES), name, ports);
         let controls = entries.iter().map(|entry| entry.control.clone()).collect();
         let sinks = Sinks::new(controls, domains, budgets, frames, self.opened.ports.clone());
         let runtime = Runtime {

@@ -11,7 +11,7 @@ use verbs::{Domain, RegisteredFrames};
 use worker::sinks::{self, Environment, Hub, Opened, Others, PacketSizes, Ports, SinkError, TopFlow};
 use worker::{FrameBudget, SinkChange, SinkCounters, SinkMap, SinkTraffic, Slot, WorkerControl};
 
-use crate::daemon::runtime::OpenDevice;
+use crate::daemon::device::OpenDevice;
 use crate::daemon::sink_health::SinkProgress;
 
 /// How long a worker may take to put a sink in its place. It checks once per iteration.

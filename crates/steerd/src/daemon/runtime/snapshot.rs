@@ -12,9 +12,9 @@ use softnic::PortStats;
 use worker::sinks::{PacketSizes, TopFlow};
 use worker::{Disposition, Distribution, SinkTraffic, WorkerSnapshot};
 
-use super::device::OtherSoft;
 use super::{Runtime, WorkerEntry, profile};
 use crate::api::model;
+use crate::daemon::device::OtherSoft;
 use crate::daemon::health::Part;
 use crate::daemon::sinks::SinkView;
 use crate::effects::Effect;

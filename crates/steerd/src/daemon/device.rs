@@ -1,6 +1,8 @@
 //! Opens the device that the settings name: the soft NIC, which is made here, or one of libibverbs' list.
 //! Used at start-up and by the commands; installs no flow.
 
+mod sysfs;
+
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,7 +23,8 @@ use verbs::{Context, Provider};
 use wire::{GatedWire, LinkConfig, Promiscuous, WireConfig};
 use worker::sinks::{Failure, Station};
 
-use super::sysfs::{self, Netdev};
+use sysfs::Netdev;
+pub(super) use sysfs::{CLASSES, OutOfBuffer};
 
 const NO_RDMA: &str = "this kernel has no RDMA support loaded (hint: modprobe ib_uverbs and the NIC's driver, \
                        or try the soft NIC with `steerd run --demo`)";
@@ -184,7 +187,7 @@ impl OpenDevice {
                 (Some(soft), _) => as_now((soft.nic.port_mac(*port), soft.nic.port_mtu_bytes(*port))),
                 (None, Some(preloaded)) => as_now((preloaded.mac(), preloaded.mtu_bytes())),
                 (None, None) => {
-                    let netdev = Netdev::of_port(Path::new(sysfs::CLASSES), self.device.name(), *port);
+                    let netdev = Netdev::of_port(Path::new(CLASSES), self.device.name(), *port);
                     netdev.map_or((None, None), |netdev| (netdev.mac, netdev.mtu_bytes))
                 }
             };
@@ -295,7 +298,7 @@ pub(crate) fn open(settings: &Settings) -> Result<OpenDevice, Error> {
 /// Makes the interfaces of these ports promiscuous.
 fn promiscuous(device: &str, ports: &[u8]) -> Result<Vec<Promiscuous>, Error> {
     let hold = |port: &u8| {
-        let netdev = Netdev::of_port(Path::new(sysfs::CLASSES), device, *port).ok_or_else(|| {
+        let netdev = Netdev::of_port(Path::new(CLASSES), device, *port).ok_or_else(|| {
             let hint = "leave device.promiscuous false, and make the interface promiscuous by hand";
             Error::NoDevice(format!("port {port} of {device} has no network interface (hint: {hint})"))
         })?;
@@ -326,7 +329,7 @@ fn open_real(settings: &Settings) -> Result<Device, Error> {
 
 /// Warnings for a real device: an unknown model, and packets that do not reach the flows through these ports.
 fn warnings(device: &str, model: &Model, ports: &[u8], program: &Program) -> Vec<String> {
-    let netdevs = ports.iter().filter_map(|port| Netdev::of_port(Path::new(sysfs::CLASSES), device, *port));
+    let netdevs = ports.iter().filter_map(|port| Netdev::of_port(Path::new(CLASSES), device, *port));
     model
         .warning(device)
         .into_iter()
@@ -407,7 +410,7 @@ pub(crate) fn profile(settings: &Settings) -> Result<TargetDevice, Error> {
     let device = open_real(settings)?;
     let ports = if settings.device.promiscuous { Vec::new() } else { settings.device.ports.clone() };
     let mtu_of = |port: &u8| {
-        let netdev = Netdev::of_port(Path::new(sysfs::CLASSES), device.name(), *port)?;
+        let netdev = Netdev::of_port(Path::new(CLASSES), device.name(), *port)?;
         Some(PortMtu { port: *port, mtu_bytes: netdev.mtu_bytes? })
     };
     let mtus = settings.device.ports.iter().filter_map(mtu_of).collect();

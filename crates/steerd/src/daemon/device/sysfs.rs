@@ -12,7 +12,7 @@ use program::{Flow, FlowKind, FlowSpec, Program};
 
 /// The kernel's device classes (Documentation/ABI/testing/sysfs-class-net,
 /// Documentation/ABI/stable/sysfs-class-infiniband).
-pub(super) const CLASSES: &str = "/sys/class";
+pub(in crate::daemon) const CLASSES: &str = "/sys/class";
 /// linux/if.h.
 const IFF_PROMISC: u32 = 0x100;
 
@@ -120,11 +120,11 @@ fn read(path: &Path) -> Option<String> {
 /// Packets of each port that found no posted receive buffer: the only loss that a real NIC counts by its
 /// reason.
 #[derive(Debug)]
-pub(super) struct OutOfBuffer(Vec<(PathBuf, Option<u64>)>);
+pub(in crate::daemon) struct OutOfBuffer(Vec<(PathBuf, Option<u64>)>);
 
 impl OutOfBuffer {
     /// The device counts since its driver was loaded; the present value is the start.
-    pub(super) fn of(sysfs: &Path, device: &str, ports: &[u8]) -> Self {
+    pub(in crate::daemon) fn of(sysfs: &Path, device: &str, ports: &[u8]) -> Self {
         let file = |port: &u8| {
             sysfs.join("infiniband").join(device).join(format!("ports/{port}/hw_counters/out_of_buffer"))
         };
@@ -132,7 +132,7 @@ impl OutOfBuffer {
     }
 
     /// The count since the start of the port with this index; `None`: the device has no such counter.
-    pub(super) fn since_start(&self, index: usize) -> Option<u64> {
+    pub(in crate::daemon) fn since_start(&self, index: usize) -> Option<u64> {
         let (path, start) = self.0.get(index)?;
         Some(read_count(path)?.saturating_sub((*start)?))
     }
