@@ -4,15 +4,18 @@
 //! address and the API socket, the device and its ports, the workers, the policy. If a step fails, `Drop`
 //! takes back what was made before it. Packets never pass through this module.
 
+mod board;
 pub(crate) mod cores;
+mod dataplane;
 pub(crate) mod device;
 mod error;
 pub(crate) mod health;
 pub(crate) mod libmlx5;
 mod notify;
+mod observer;
 pub(crate) mod reload;
-pub(crate) mod runtime;
 mod servers;
+mod service;
 pub(crate) mod shutdown;
 pub(crate) mod signals;
 pub(crate) mod sink_health;
@@ -23,13 +26,15 @@ use std::time::{Duration, Instant};
 
 use control::EventKind;
 use crossbeam::channel::{self, Receiver, RecvTimeoutError, Sender};
+use worker::DeviceClock;
 use worker::sinks::Ports;
 
 use crate::api::Waiter;
 use crate::cli::{Format, RunArgs};
+use crate::daemon::dataplane::{Builder, Steering};
 use crate::daemon::health::{Change, Monitor};
+use crate::daemon::observer::Observer;
 use crate::daemon::reload::{Reloader, WAITERS_MAX};
-use crate::daemon::runtime::{Builder, Runtime, WorkerThreads};
 use crate::daemon::servers::Servers;
 use crate::daemon::shutdown::{LOG_TIMEOUT, Reporting, stop};
 use crate::daemon::signals::{Event, Signals};
@@ -68,41 +73,29 @@ fn steer(
     log: &Log,
 ) -> Result<(), Error> {
     let bound = servers::bind(&loaded.settings)?;
-    let Some((runtime, threads)) = start(args, loaded, signals, log)? else { return Ok(()) };
+    let Some(steering) = start(args, loaded, signals, log)? else { return Ok(()) };
     let (reloads, asked) = channel::bounded(WAITERS_MAX);
-    let servers = bound.serve(&runtime, reloads)?;
-    let ports = watch_ports(&runtime)?;
-    let view = start_view(&runtime, screen)?;
+    let observer = &steering.observer;
+    let servers = bound.serve(&steering, reloads)?;
+    let ports = watch_ports(observer, loaded.settings.workers.timestamps)?;
+    let view = start_view(observer, screen)?;
     // Nothing that the daemon needs can be missing from here on.
-    runtime.health.set_steering(true);
-    let status = format!("steering on {} with {}", runtime.opened().device.name(), runtime.policy_source());
+    observer.health.set_steering(true);
+    let status = format!("steering on {} with {}", observer.opened.device.name(), loaded.policy);
     tracing::info!("{status}");
     notify::ready(&status);
 
     let stall = Duration::from_millis(loaded.settings.health.stall_ms);
-    let ended = Daemon {
-        runtime: Arc::clone(&runtime),
-        threads: &threads,
-        servers: &servers,
-        asked,
-        ports: &ports,
-        view: &view,
-        signals,
-        stall,
-    }
-    .run(args);
+    let ended =
+        Daemon { steering: &steering, servers: &servers, asked, ports: &ports, view: &view, signals, stall }
+            .run(args);
     let reporting = Reporting { servers, ports, view, screen, log, signals };
-    stop(args.format, &runtime, threads, reporting, ended)
+    stop(args.format, steering, reporting, ended)
 }
 
 /// Sets up everything that packets need, from the device to the flows. `None`: a signal to end arrived; it is
 /// checked between the stages, as each may take long.
-fn start(
-    args: &RunArgs,
-    loaded: &Loaded,
-    signals: &Signals,
-    log: &Log,
-) -> Result<Option<(Arc<Runtime>, WorkerThreads)>, Error> {
+fn start(args: &RunArgs, loaded: &Loaded, signals: &Signals, log: &Log) -> Result<Option<Steering>, Error> {
     let builder = Builder::new(&loaded.settings, args.stage_times, log, &|| signals.stop().is_some());
     if stopped(signals) {
         return Ok(None);
@@ -148,8 +141,7 @@ fn stopped(signals: &Signals) -> bool {
 
 /// The run loop and what it watches.
 struct Daemon<'d> {
-    runtime: Arc<Runtime>,
-    threads: &'d WorkerThreads,
+    steering: &'d Steering,
     servers: &'d Servers,
     /// Reloads that clients of the API ask for.
     asked: Receiver<Waiter>,
@@ -167,7 +159,8 @@ impl Daemon<'_> {
         let tick = watchdog.interval().map_or(TICK, |interval| TICK.min(interval / 2));
         let ticks = channel::tick(tick);
         let deadline = args.run_for.map_or_else(channel::never, channel::after);
-        let mut reloader = Reloader::new(Arc::clone(&self.runtime));
+        let observer = &self.steering.observer;
+        let mut reloader = Reloader::new(Arc::clone(observer), self.steering.owner.commands.clone());
         let mut polls = Polls::default();
         let mut monitor = Monitor::new(self.stall);
         loop {
@@ -192,12 +185,12 @@ impl Daemon<'_> {
                 recv(ticks) -> _ => {
                     self.check_parts(&mut polls)?;
                     self.check_device_events()?;
-                    let progress = self.runtime.progress();
-                    monitor.update(Instant::now(), &progress, &self.runtime.health).iter().for_each(Change::log);
+                    let progress = observer.progress();
+                    monitor.update(Instant::now(), &progress, &observer.health).iter().for_each(Change::log);
                     watchdog.feed(progress);
                     self.ports.wake();
                     self.view.wake();
-                    if !args.keep_running && self.runtime.wires_finished() {
+                    if !args.keep_running && observer.wires_finished() {
                         tracing::info!("no port can receive anything more: ending (--keep-running goes on)");
                         return Ok(());
                     }
@@ -209,16 +202,20 @@ impl Daemon<'_> {
     /// # Errors
     /// A part without which the daemon cannot go on has ended.
     fn check_parts(&self, polls: &mut Polls) -> Result<(), Error> {
-        if let Some(worker) = self.threads.dead() {
+        let Steering { owner, threads, observer } = self.steering;
+        if let Some(worker) = threads.dead() {
             return Err(Error::WorkerDied(worker));
         }
-        if let Some(nic) = self.runtime.dead_engine() {
+        if owner.has_ended() {
+            return Err(Error::DataplaneDied);
+        }
+        if let Some(nic) = observer.dead_engine() {
             return Err(Error::EngineDied(nic));
         }
         if self.servers.has_ended() {
             return Err(Error::HttpEnded);
         }
-        polls.failing(self.runtime.poll_errors()).map_or(Ok(()), |worker| Err(Error::PollFails(worker)))
+        polls.failing(observer.poll_errors()).map_or(Ok(()), |worker| Err(Error::PollFails(worker)))
     }
 
     /// Logs events such as a lost link, after which steering goes on.
@@ -226,7 +223,7 @@ impl Daemon<'_> {
     /// # Errors
     /// The device cannot recover; systemd restarts the daemon.
     fn check_device_events(&self) -> Result<(), Error> {
-        let context = self.runtime.opened().device.context();
+        let context = self.steering.observer.opened.device.context();
         loop {
             match context.async_event() {
                 Ok(Some(event)) if is_fatal(event.kind) => {
@@ -306,33 +303,43 @@ impl Background {
 }
 
 /// Asks the device which ports are down and what its clock shows, and sinks whether they pass packets on.
-fn watch_ports(runtime: &Arc<Runtime>) -> Result<Background, Error> {
-    let runtime = Arc::clone(runtime);
+/// `timestamps`: completions have them, and workers convert them.
+fn watch_ports(observer: &Arc<Observer>, timestamps: bool) -> Result<Background, Error> {
+    let observer = Arc::clone(observer);
     let mut sinks = SinkMonitor::default();
+    // A worker warns if there is none.
+    let mut clock =
+        timestamps.then(|| DeviceClock::open(observer.opened.device.context())).and_then(Result::ok);
     Background::start("ports", move || {
-        let down = runtime.ports_down();
+        let down = observer.ports_down();
         let numbers: Vec<u8> = down.iter().map(|port| port.port).collect();
-        let stations = runtime.stations();
-        runtime.sinks.tick(&Ports { down: &numbers, stations: &stations });
-        runtime.health.set_ports_down(down).iter().for_each(Change::log);
-        let losing = sinks.update(Instant::now(), runtime.sinks.progress());
-        runtime.health.set_losing_sinks(losing).iter().for_each(Change::log);
-        runtime.read_clock();
+        let stations = observer.opened.stations();
+        let list = Arc::clone(&observer.board.read().sinks);
+        list.tick(&Ports { down: &numbers, stations: &stations });
+        observer.health.set_ports_down(down).iter().for_each(Change::log);
+        let losing = sinks.update(Instant::now(), list.progress());
+        observer.health.set_losing_sinks(losing).iter().for_each(Change::log);
+        match clock.as_mut().map(DeviceClock::read) {
+            Some(Ok(relation)) => observer.set_clock(relation),
+            // Workers stop converting when the last reading is too old.
+            Some(Err(error)) => tracing::debug!("the device's clock cannot be read: {error}"),
+            None => {}
+        }
     })
 }
 
 /// Draws the live table; without a terminal, writes a line to the log now and then.
-fn start_view(runtime: &Arc<Runtime>, screen: &Screen) -> Result<Background, Error> {
-    let (runtime, screen) = (Arc::clone(runtime), screen.clone());
+fn start_view(observer: &Arc<Observer>, screen: &Screen) -> Result<Background, Error> {
+    let (observer, screen) = (Arc::clone(observer), screen.clone());
     let (mut rates, mut logged) = (Rates::default(), Instant::now());
     Background::start("view", move || {
         if screen.is_terminal() {
-            let state = runtime.state();
+            let state = observer.state();
             let rates = rates.update(&state);
             screen.draw(|rows| table::live(&state, &rates, rows));
         } else if logged.elapsed() >= LINE_INTERVAL {
             logged = Instant::now();
-            let state = runtime.state();
+            let state = observer.state();
             let line = table::line(&state, &rates.update(&state));
             tracing::info!("{line}");
             // The outcome of a failed reload stays in the status until a reload succeeds.

@@ -1,6 +1,6 @@
 //! The daemon's state at one moment, as plain data.
 //!
-//! `Runtime::state` makes it; /api/v1/state serialises it; metrics, the live table, the summary and the
+//! `Observer::state` makes it; /api/v1/state serialises it; metrics, the live table, the summary and the
 //! accounting read it. It holds no handles.
 
 use std::collections::BTreeMap;

@@ -152,7 +152,6 @@ mod tests {
     use super::*;
     use crate::api::model::Status;
     use crate::api::router::InForce;
-    use crate::state::State;
 
     /// A daemon in which every capture is stopped while it is being attached.
     #[derive(Default)]
@@ -167,10 +166,6 @@ mod tests {
         }
 
         fn in_force(&self) -> InForce {
-            unimplemented!("captures do not use it")
-        }
-
-        fn state(&self) -> Arc<State> {
             unimplemented!("captures do not use it")
         }
 

@@ -25,7 +25,6 @@ use super::request::{self, Call, CaptureBody, PATHS, PolicyBody, Refused};
 use crate::policy_diff;
 use crate::policy_file::{self, Inputs, KEPT_BYTES_MAX};
 use crate::server::{Answer, Limits, Peer, Router, whole, with};
-use crate::state::State;
 use crate::telemetry::pages::{Page, Pages};
 use crate::terminal::output::Versioned;
 
@@ -47,9 +46,6 @@ pub(crate) trait Daemon: Send + Sync {
     fn status(&self) -> Status;
 
     fn in_force(&self) -> InForce;
-
-    /// May take long, as it may query the device.
-    fn state(&self) -> Arc<State>;
 
     /// Lets a new capture with this number write the packets of a rule to `stream`. Waits for the workers.
     fn attach(
@@ -203,9 +199,9 @@ impl Api {
 
     async fn flows(&self, rule: Option<&str>) -> Result<Answer, Failed> {
         let _permit = self.lists.acquire().await.map_err(|error| internal(&error))?;
-        let daemon = &self.links.daemon;
+        let state = self.links.pages.state().await.map_err(|why| Refused::new(503, why.trim_end()))?;
         let answer = computed(|| {
-            let (in_force, state) = (daemon.in_force(), daemon.state());
+            let in_force = self.links.daemon.in_force();
             flows::of(&in_force, &state, rule).map(|flows| json(&flows))
         });
         Ok(answer??)

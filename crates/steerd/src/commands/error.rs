@@ -122,6 +122,7 @@ fn of_daemon(error: &daemon::Error) -> u8 {
         | Error::AccountingMismatch(_)
         | Error::DeviceFailed(_)
         | Error::EngineDied(_)
+        | Error::DataplaneDied
         | Error::HttpEnded
         | Error::PollFails(_)
         | Error::Stopping
@@ -143,6 +144,7 @@ mod tests {
             daemon::Error::AccountingMismatch(String::new()),
             daemon::Error::DeviceFailed(String::new()),
             daemon::Error::EngineDied(String::new()),
+            daemon::Error::DataplaneDied,
             daemon::Error::HttpEnded,
             daemon::Error::PollFails(1),
         ];

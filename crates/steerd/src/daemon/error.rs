@@ -64,6 +64,8 @@ pub(crate) enum Error {
     Api(#[from] api::Error),
     #[error("worker {0} exited unexpectedly")]
     WorkerDied(u32),
+    #[error("the thread of the dataplane exited unexpectedly")]
+    DataplaneDied,
     #[error("{0}")]
     AccountingMismatch(String),
     #[error("the device failed: {0} (hint: see the kernel log: journalctl -k)")]

@@ -1,12 +1,11 @@
 //! Reload on SIGHUP or by the API: the policy is read again and replaces the one in force, all or nothing.
 //!
-//! The run loop starts it and goes on; reading, compiling and installing may take long and run on a thread of
-//! their own. A policy with errors, or one that the device refuses, changes nothing but a counter, the log
-//! and the service status. Clients of the API wait for the [`Verdict`] of the first reload that begins after
-//! they asked.
+//! The run loop starts it and goes on; reading and compiling may take long and run on a thread of their own,
+//! which has the thread of the dataplane install the result. A policy with errors, or one that the device
+//! refuses, changes nothing but a counter, the log and the service status. Clients of the API wait for the
+//! [`Verdict`] of the first reload that begins after they asked.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use crossbeam::channel::{self, Receiver};
@@ -14,18 +13,20 @@ use policy::{Diagnostic, Diagnostics, Severity};
 
 use crate::api::Waiter;
 use crate::api::model::Verdict;
-use crate::daemon::notify;
-use crate::daemon::runtime::{LATE_PACKET_GRACE, Runtime};
+use crate::daemon::dataplane::Commands;
+use crate::daemon::observer::Observer;
+use crate::daemon::{Error, notify};
 use crate::message::{NoThread, chain};
 use crate::policy_file::{self, Counters, Running};
-use crate::settings::Traffic;
+use crate::settings::{PolicySource, Traffic};
 
 /// The most clients that can wait for a reload to begin.
 pub(crate) const WAITERS_MAX: usize = 64;
 
 /// Runs one reload at a time; at most one more waits.
 pub(crate) struct Reloader {
-    runtime: Arc<Runtime>,
+    observer: Arc<Observer>,
+    commands: Commands,
     running: Option<Receiver<Verdict>>,
     /// The callers that wait for the running reload.
     waiting: Vec<Waiter>,
@@ -34,8 +35,8 @@ pub(crate) struct Reloader {
 }
 
 impl Reloader {
-    pub(crate) fn new(runtime: Arc<Runtime>) -> Self {
-        Self { runtime, running: None, waiting: Vec::new(), next: None }
+    pub(crate) fn new(observer: Arc<Observer>, commands: Commands) -> Self {
+        Self { observer, commands, running: None, waiting: Vec::new(), next: None }
     }
 
     /// Begins a reload, or notes that another one is needed after the running one. `waiter` gets its verdict.
@@ -48,17 +49,16 @@ impl Reloader {
         notify::reloading();
         // The sender is dropped with the thread, however the thread ends.
         let (done, running) = channel::bounded(1);
-        let runtime = Arc::clone(&self.runtime);
+        let (observer, commands) = (Arc::clone(&self.observer), self.commands.clone());
         let thread = std::thread::Builder::new().name("reload".into()).spawn(move || {
-            let _ = done.send(run(&runtime));
-            free_previous(runtime);
+            let _ = done.send(run(&observer, &commands));
         });
         match thread {
             Ok(_) => self.running = Some(running),
             Err(error) => {
                 // Not here: the run loop must not wait for it.
                 let refused = Refused::because(NoThread(error).to_string());
-                self.answer(&failed(&self.runtime, refused, Instant::now()));
+                self.answer(&failed(&self.observer, refused, Instant::now()));
             }
         }
     }
@@ -72,7 +72,7 @@ impl Reloader {
     pub(crate) fn ended(&mut self, verdict: Option<Verdict>) {
         self.running = None;
         let verdict = verdict.unwrap_or_else(|| {
-            failed(&self.runtime, Refused::because("the reload thread panicked".to_owned()), Instant::now())
+            failed(&self.observer, Refused::because("the reload thread panicked".to_owned()), Instant::now())
         });
         self.answer(&verdict);
         if let Some(waiters) = self.next.take() {
@@ -89,34 +89,20 @@ impl Reloader {
     }
 }
 
-fn run(runtime: &Runtime) -> Verdict {
+fn run(observer: &Observer, commands: &Commands) -> Verdict {
     let begun = Instant::now();
-    let source = runtime.policy_source();
-    let replaced = replace(runtime);
-    runtime.free_unreachable();
-    match replaced {
+    let source = observer.board.read().policy.source.clone();
+    match replace(observer, &source, commands) {
         Ok(warnings) => {
-            runtime.reload_succeeded();
+            observer.board.reload_succeeded();
             tracing::info!("reload: {source} is in force after {} ms", begun.elapsed().as_millis());
             notify::ready(&format!("reloaded {source}"));
-            verdict(runtime, begun, None, warnings.into())
+            verdict(observer, begun, None, warnings.into())
         }
-        // The daemon is ending.
-        Err(refused) if runtime.stopping.load(Ordering::Acquire) => {
-            verdict(runtime, begun, Some(refused.why), refused.diagnostics)
+        Err(refused) if refused.is_stopping => {
+            verdict(observer, begun, Some(refused.why), refused.diagnostics)
         }
-        Err(refused) => failed(runtime, refused, begun),
-    }
-}
-
-/// After the grace time, unless the daemon has ended.
-fn free_previous(runtime: Arc<Runtime>) {
-    let generation = runtime.generation();
-    let later = Arc::downgrade(&runtime);
-    drop(runtime);
-    std::thread::sleep(LATE_PACKET_GRACE);
-    if let Some(runtime) = later.upgrade() {
-        runtime.free_previous(generation);
+        Err(refused) => failed(observer, refused, begun),
     }
 }
 
@@ -125,27 +111,29 @@ struct Refused {
     /// In one line.
     why: String,
     diagnostics: Diagnostics,
+    /// The daemon is ending.
+    is_stopping: bool,
 }
 
 impl Refused {
     fn because(why: String) -> Self {
-        Self { why, diagnostics: Diagnostics::default() }
+        Self { why, diagnostics: Diagnostics::default(), is_stopping: false }
     }
 }
 
-fn failed(runtime: &Runtime, refused: Refused, begun: Instant) -> Verdict {
-    let source = runtime.policy_source();
-    let Refused { why, diagnostics } = refused;
-    runtime.reload_failed(&why);
+fn failed(observer: &Observer, refused: Refused, begun: Instant) -> Verdict {
+    let source = &observer.board.read().policy.source;
+    let Refused { why, diagnostics, .. } = refused;
+    observer.board.reload_failed(&why);
     tracing::error!("reload: {why}");
     tracing::error!("reload: {source} is refused, the previous policy stays in force");
     notify::ready(&format!("reload of {source} failed, the previous policy stays in force"));
-    verdict(runtime, begun, Some(why), diagnostics)
+    verdict(observer, begun, Some(why), diagnostics)
 }
 
 /// `error`: why the policy is refused.
-fn verdict(runtime: &Runtime, begun: Instant, error: Option<String>, diagnostics: Diagnostics) -> Verdict {
-    let in_force = runtime.policy_in_force();
+fn verdict(observer: &Observer, begun: Instant, error: Option<String>, diagnostics: Diagnostics) -> Verdict {
+    let in_force = observer.board.read().policy.for_api();
     Verdict {
         accepted: error.is_none(),
         source: in_force.source,
@@ -161,15 +149,18 @@ fn verdict(runtime: &Runtime, begun: Instant, error: Option<String>, diagnostics
 }
 
 /// Returns the warnings about the new policy.
-fn replace(runtime: &Runtime) -> Result<Vec<Diagnostic>, Refused> {
-    let source = runtime.policy_source();
-    let workers = runtime.worker_count();
-    let profile = runtime.opened().profile(workers);
-    let before = runtime.program();
+fn replace(
+    observer: &Observer,
+    source: &PolicySource,
+    commands: &Commands,
+) -> Result<Vec<Diagnostic>, Refused> {
+    let workers = observer.worker_count();
+    let profile = observer.opened.profile(workers);
+    let before = Arc::clone(&observer.board.read().policy);
     let counters = (source.traffic == Some(Traffic::Counters))
-        .then(|| Counters::of_state(&runtime.state(), runtime.weights()));
-    let running = Running { program: &before, counters };
-    let compiled = policy_file::compile(&source, &profile, Some(workers), Some(&running))
+        .then(|| Counters::of_state(&observer.state(), before.weights.clone()));
+    let running = Running { program: &before.program, counters };
+    let compiled = policy_file::compile(source, &profile, Some(workers), Some(&running))
         .and_then(policy_file::Compiled::into_installable)
         .map_err(|diagnostics| {
             // Errors first: they are why the policy is refused, and only the first lines are logged.
@@ -179,16 +170,19 @@ fn replace(runtime: &Runtime) -> Result<Vec<Diagnostic>, Refused> {
             let first = errors.first();
             let first = first.map_or_else(String::new, |diagnostic| format!(", the first: {diagnostic}"));
             let why = format!("{} in {source}{first}", policy_file::error_count(&diagnostics));
-            Refused { why, diagnostics }
+            Refused { diagnostics, ..Refused::because(why) }
         })?;
     policy_file::log(&compiled.warnings, 0);
     let warnings = compiled.warnings.clone();
-    let refused = |why| Refused { why, diagnostics: warnings.clone().into() };
-    if let Some(obstacle) = compiler::reload_conflict(&before, &compiled.program, &profile) {
+    let refused = |why| Refused { diagnostics: warnings.clone().into(), ..Refused::because(why) };
+    if let Some(obstacle) = compiler::reload_conflict(&before.program, &compiled.program, &profile) {
         let errno = obstacle.errno.map_or_else(String::new, |errno| format!(" ({errno})"));
         let compiler::Obstacle { reason, limit, remedy, .. } = obstacle;
         return Err(refused(format!("{source}: {reason}: {limit}{errno} (hint: {remedy})")));
     }
-    runtime.install(compiled).map_err(|error| refused(chain(&error)))?;
+    commands.install(compiled).map_err(|error| {
+        let is_stopping = matches!(error, Error::Stopping);
+        Refused { is_stopping, ..refused(chain(&error)) }
+    })?;
     Ok(warnings)
 }

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use crate::cli::Format;
 use crate::daemon::Error;
-use crate::daemon::runtime::{Runtime, Stopped, WorkerThreads};
+use crate::daemon::dataplane::{Steering, Stopped};
 use crate::daemon::servers::Servers;
 use crate::daemon::signals::Signals;
 use crate::daemon::{Background, notify};
@@ -24,7 +24,7 @@ use crate::terminal::screen::Screen;
 use crate::terminal::summary;
 
 /// How long the shutdown waits for a page that is being rendered, for the threads of ports and view, and for
-/// the log. The limits of the other steps are in `runtime`.
+/// the log. The limits of the other steps are in `dataplane`.
 const SERVER_TIMEOUT: Duration = Duration::from_secs(2);
 const BACKGROUND_TIMEOUT: Duration = Duration::from_secs(1);
 pub(super) const LOG_TIMEOUT: Duration = Duration::from_secs(1);
@@ -81,14 +81,13 @@ pub(super) struct Reporting<'d> {
 
 pub(super) fn stop(
     format: Format,
-    runtime: &Arc<Runtime>,
-    threads: WorkerThreads,
+    steering: Steering,
     reporting: Reporting<'_>,
     ended: Result<(), Error>,
 ) -> Result<(), Error> {
     let Reporting { servers, ports, view, screen, log, signals } = reporting;
     notify::stopping();
-    let Stopped { state, ran_for, errors, mut hung } = threads.stop(runtime);
+    let Stopped { state, ran_for, errors, mut hung, remains } = steering.stop();
     if !servers.stop(SERVER_TIMEOUT) {
         hung.push("the HTTP server or the API".into());
     }
@@ -98,8 +97,8 @@ pub(super) fn stop(
         }
     }
     if !hung.is_empty() {
-        // Threads that still run use the runtime: it must outlive them, so it is never dropped.
-        std::mem::forget(Arc::clone(runtime));
+        // Threads that still run use the device: its objects must outlive them, so they are never dropped.
+        std::mem::forget(remains);
     }
     log.flush(LOG_TIMEOUT);
     let drawn = screen.clone();

@@ -22,7 +22,7 @@ use crate::telemetry::metrics;
 use crate::telemetry::top::Sampler;
 use crate::terminal::output::Versioned;
 
-/// How long a page is served before it is rendered again.
+/// How long a state or a page is served before it is made again.
 const LIFE: Duration = Duration::from_secs(1);
 /// Or, if that is longer, this many times the time that rendering took.
 const LIFE_PER_WORK: u32 = 4;
@@ -69,23 +69,36 @@ fn json(value: &impl Serialize) -> Result<Bytes, String> {
     serde_json::to_vec(&Versioned::new(value)).map(Bytes::from).map_err(|error| error.to_string())
 }
 
+/// A state, or a page of one.
 #[derive(Clone)]
-struct Rendered {
-    bytes: Bytes,
+struct Made<T> {
+    content: T,
     until: Instant,
     /// [`Source::changes`] before the state was read.
     changes: u64,
 }
 
-/// State of one page, shared by requests and the renderer.
-struct Slot {
+impl<T> Made<T> {
+    fn is_fresh(&self, changes: u64) -> bool {
+        self.changes >= changes && Instant::now() < self.until
+    }
+}
+
+/// One thing that requests ask for and the renderer makes.
+struct Slot<T> {
     wanted: AtomicBool,
-    rendered: watch::Sender<Option<Rendered>>,
+    made: watch::Sender<Option<Made<T>>>,
+}
+
+struct Slots {
+    /// All pages of about the same time are made of one state.
+    state: Slot<Arc<State>>,
+    pages: [Slot<Bytes>; Page::ALL.len()],
 }
 
 /// The side of the requests.
 pub(crate) struct Pages {
-    slots: Arc<[Slot; Page::ALL.len()]>,
+    slots: Arc<Slots>,
     source: Arc<dyn Source>,
     wake: SyncSender<()>,
 }
@@ -98,8 +111,7 @@ impl fmt::Debug for Pages {
 
 impl Pages {
     pub(crate) fn start(source: Arc<dyn Source>) -> io::Result<(Arc<Self>, Renderer)> {
-        let slot = |_| Slot { wanted: AtomicBool::new(false), rendered: watch::Sender::new(None) };
-        let slots = Arc::new(Page::ALL.map(slot));
+        let slots = Arc::new(Slots { state: Slot::new(), pages: Page::ALL.map(|_| Slot::new()) });
         let (wake, woken) = mpsc::sync_channel(1);
         let stopping = Arc::new(AtomicBool::new(false));
         let thread = {
@@ -108,16 +120,14 @@ impl Pages {
             let mut sampler = Sampler::default();
             std::thread::Builder::new().name("pages".into()).spawn(move || {
                 loop {
-                    let kept_until = slots.iter().filter_map(Slot::kept_until).min();
-                    let wait = kept_until.map(|until| until.saturating_duration_since(Instant::now()));
+                    let wait =
+                        slots.kept_until().map(|until| until.saturating_duration_since(Instant::now()));
                     match wait
                         .map_or_else(|| woken.recv().map_err(Into::into), |wait| woken.recv_timeout(wait))
                     {
                         Ok(()) if stopping.load(Ordering::Acquire) => return,
-                        Ok(()) => Page::ALL
-                            .into_iter()
-                            .for_each(|page| slots[page as usize].render(page, &*source, &mut sampler)),
-                        Err(RecvTimeoutError::Timeout) => slots.iter().for_each(Slot::drop_outdated),
+                        Ok(()) => slots.make(&*source, &mut sampler),
+                        Err(RecvTimeoutError::Timeout) => slots.drop_outdated(),
                         Err(RecvTimeoutError::Disconnected) => return,
                     }
                 }
@@ -129,26 +139,30 @@ impl Pages {
 
     /// Returns the page once it is up to date.
     pub(crate) async fn rendered(&self, page: Page) -> Result<Bytes, &'static str> {
-        let wait = tokio::time::timeout(TIMEOUT, self.up_to_date(page));
-        wait.await.unwrap_or(Err("the state is not available: the device does not answer in time\n"))
+        self.up_to_date(&self.slots.pages[page as usize]).await
     }
 
-    async fn up_to_date(&self, page: Page) -> Result<Bytes, &'static str> {
-        let slot = &self.slots[page as usize];
-        let since = self.source.changes();
-        let mut rendered = slot.rendered.subscribe();
-        loop {
-            if let Some(page) = rendered.borrow_and_update().as_ref()
-                && page.changes >= since
-                && Instant::now() < page.until
-            {
-                return Ok(page.bytes.clone());
+    /// Returns the state once it is up to date.
+    pub(crate) async fn state(&self) -> Result<Arc<State>, &'static str> {
+        self.up_to_date(&self.slots.state).await
+    }
+
+    async fn up_to_date<T: Clone>(&self, slot: &Slot<T>) -> Result<T, &'static str> {
+        let made = async {
+            let since = self.source.changes();
+            let mut made = slot.made.subscribe();
+            loop {
+                if let Some(made) = made.borrow_and_update().as_ref().filter(|made| made.is_fresh(since)) {
+                    return Ok(made.content.clone());
+                }
+                slot.wanted.store(true, Ordering::Release);
+                // Full: the renderer has been woken and has not started yet.
+                let _ = self.wake.try_send(());
+                made.changed().await.map_err(|_| "the state is not available\n")?;
             }
-            slot.wanted.store(true, Ordering::Release);
-            // Full: the renderer has been woken and has not started yet.
-            let _ = self.wake.try_send(());
-            rendered.changed().await.map_err(|_| "the state is not available\n")?;
-        }
+        };
+        let made = tokio::time::timeout(TIMEOUT, made).await;
+        made.unwrap_or(Err("the state is not available: the device does not answer in time\n"))
     }
 }
 
@@ -176,34 +190,71 @@ impl Renderer {
     }
 }
 
-impl Slot {
+impl Slots {
     fn kept_until(&self) -> Option<Instant> {
-        self.rendered.borrow().as_ref().map(|page| page.until)
+        let pages = self.pages.iter().filter_map(Slot::kept_until);
+        pages.chain(self.state.kept_until()).min()
+    }
+
+    fn drop_outdated(&self) {
+        self.state.drop_outdated();
+        self.pages.iter().for_each(Slot::drop_outdated);
+    }
+
+    fn make(&self, source: &dyn Source, sampler: &mut Sampler) {
+        // Pages that were asked for again while they were made for others are not made again.
+        if self.state.takes_request(source) {
+            self.fresh_state(source);
+        }
+        for page in Page::ALL {
+            let slot = &self.pages[page as usize];
+            if !slot.takes_request(source) {
+                continue;
+            }
+            let begun = Instant::now();
+            let Made { content: state, changes, .. } = self.fresh_state(source);
+            match page.render(&state, sampler) {
+                Ok(content) => {
+                    let until = Instant::now() + LIFE.max(LIFE_PER_WORK * begun.elapsed());
+                    slot.made.send_replace(Some(Made { content, until, changes }));
+                }
+                Err(error) => tracing::error!("page {page:?} cannot be rendered: {error}"),
+            }
+        }
+    }
+
+    /// The last state, or one that is made now.
+    fn fresh_state(&self, source: &dyn Source) -> Made<Arc<State>> {
+        let changes = source.changes();
+        let last = self.state.made.borrow().clone();
+        last.filter(|last| last.is_fresh(changes)).unwrap_or_else(|| {
+            let content = source.state();
+            let made = Made { content, until: Instant::now() + LIFE, changes };
+            self.state.made.send_replace(Some(made.clone()));
+            made
+        })
+    }
+}
+
+impl<T> Slot<T> {
+    fn new() -> Self {
+        Self { wanted: AtomicBool::new(false), made: watch::Sender::new(None) }
+    }
+
+    /// Whether it was asked for and what there is is outdated.
+    fn takes_request(&self, source: &dyn Source) -> bool {
+        let changes = source.changes();
+        self.wanted.swap(false, Ordering::AcqRel)
+            && !self.made.borrow().as_ref().is_some_and(|made| made.is_fresh(changes))
+    }
+
+    fn kept_until(&self) -> Option<Instant> {
+        self.made.borrow().as_ref().map(|made| made.until)
     }
 
     fn drop_outdated(&self) {
         if self.kept_until().is_some_and(|until| until <= Instant::now()) {
-            self.rendered.send_replace(None);
-        }
-    }
-
-    fn render(&self, page: Page, source: &dyn Source, sampler: &mut Sampler) {
-        if !self.wanted.swap(false, Ordering::AcqRel) {
-            return;
-        }
-        let changes = source.changes();
-        // It may have been requested again while it was rendered for others.
-        let fresh = |last: &Rendered| last.changes >= changes && Instant::now() < last.until;
-        if self.rendered.borrow().as_ref().is_some_and(fresh) {
-            return;
-        }
-        let begun = Instant::now();
-        match page.render(&source.state(), sampler) {
-            Ok(bytes) => {
-                let until = Instant::now() + LIFE.max(LIFE_PER_WORK * begun.elapsed());
-                self.rendered.send_replace(Some(Rendered { bytes, until, changes }));
-            }
-            Err(error) => tracing::error!("page {page:?} cannot be rendered: {error}"),
+            self.made.send_replace(None);
         }
     }
 }

@@ -1,9 +1,7 @@
-//! Makes a `State` from the counters of workers, drop rules and ports. Called through `Runtime::state` and at
-//! the end; only reads.
+//! Makes a `State` from the counters of workers, drop rules and ports.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use control::{Counted, Device, DropTotals};
@@ -12,8 +10,9 @@ use softnic::PortStats;
 use worker::sinks::{PacketSizes, TopFlow};
 use worker::{Disposition, Distribution, SinkTraffic, WorkerSnapshot};
 
-use super::{Runtime, WorkerEntry, profile};
+use super::{Observer, WorkerEntry, stage_times};
 use crate::api::model;
+use crate::daemon::board::Published;
 use crate::daemon::device::OtherSoft;
 use crate::daemon::health::Part;
 use crate::daemon::sinks::SinkView;
@@ -40,28 +39,23 @@ const TURN_BOUNDS_NS: [u64; 12] = {
 /// How long the engine may be interrupted between delivering a burst and counting it.
 const ENGINE_TIMEOUT: Duration = Duration::from_millis(100);
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Moment {
-    Running,
-    /// No flow and no worker is left: every packet must be accounted for.
-    Ended,
-}
-
-pub(super) fn of(runtime: &Runtime, moment: Moment) -> State {
-    let before = Before::look(runtime);
+/// `last_drops`: the counters of drop rules when no flow and no worker is left, and every packet must be
+/// accounted for; `None`: packets arrive meanwhile.
+pub(super) fn of(observer: &Observer, last_drops: Option<Arc<[DropTotals]>>) -> State {
+    let before = Before::look(observer);
     // Counters are read in the opposite order of the packets' path, so that an earlier read is never ahead of
     // a later one.
     let snapshots: Vec<WorkerSnapshot> =
-        runtime.workers.iter().map(|entry| entry.control.snapshot()).collect();
-    let (drops, drops_are_fresh) = runtime.drop_totals(moment);
-    let stats = caught_up(runtime, &snapshots, drops.as_deref().unwrap_or_default());
-    let ports = ports(runtime, stats.as_deref());
-    let (program, unexported) = {
-        let policy = runtime.policy();
-        (Arc::clone(&policy.program), policy.unexported.clone())
-    };
+        observer.workers.iter().map(|entry| entry.control.snapshot()).collect();
+    let is_last = last_drops.is_some();
+    let (drops, drops_are_fresh) =
+        last_drops.map_or_else(|| observer.drop_totals(), |drops| (Some(drops), true));
+    let stats = caught_up(observer, &snapshots, drops.as_deref().unwrap_or_default());
+    let ports = ports(observer, stats.as_deref());
+    let published = observer.board.read();
+    let program = &*published.policy.program;
 
-    let mut rules = Rules::of(&program);
+    let mut rules = Rules::of(program);
     snapshots.iter().for_each(|snapshot| rules.add_worker(snapshot));
     match &drops {
         Some(drops) => drops.iter().for_each(|drop| rules.add_drops(drop)),
@@ -69,24 +63,25 @@ pub(super) fn of(runtime: &Runtime, moment: Moment) -> State {
     }
     rules.add_unmatched(stats.as_deref());
     let mut rules = rules.list;
+    let unexported = &published.policy.unexported;
     rules.iter_mut().for_each(|rule| rule.unexported = unexported.contains(&rule.name));
-    let stalled = runtime.health.stalled();
-    let workers: Vec<WorkerState> = runtime
+    let stalled = observer.health.stalled();
+    let workers: Vec<WorkerState> = observer
         .workers
         .iter()
         .zip(&snapshots)
         .map(|(entry, snapshot)| WorkerState {
             stalled: stalled.contains(&Part::Worker(snapshot.id.0)),
-            out_of_buffer_packets: runtime.soft_nic().and_then(|nic| nic.out_of_buffer(entry.queue)),
+            out_of_buffer_packets: observer.soft_nic().and_then(|nic| nic.out_of_buffer(entry.queue)),
             ..worker(entry, snapshot)
         })
         .collect();
-    let uncounted_drops = runtime.uncounted_drops.load(Ordering::Relaxed);
-    let in_flight = match moment {
-        Moment::Ended => InFlight { uncounted_drops, ..InFlight::default() },
-        Moment::Running => InFlight {
+    let uncounted_drops = published.uncounted_drops;
+    let in_flight = match is_last {
+        true => InFlight { uncounted_drops, ..InFlight::default() },
+        false => InFlight {
             uncounted_drops,
-            handed_over: runtime.frames + rx_frames(stats.as_deref()).saturating_sub(before.received),
+            handed_over: observer.frames + rx_frames(stats.as_deref()).saturating_sub(before.received),
             dropped: dropped(stats.as_deref()).saturating_sub(before.dropped),
             sent_dropped: sent_dropped(stats.as_deref()).saturating_sub(before.sent_dropped),
             unclassified: unclassified(&before, &snapshots),
@@ -95,40 +90,41 @@ pub(super) fn of(runtime: &Runtime, moment: Moment) -> State {
     };
     State {
         version: env!("CARGO_PKG_VERSION"),
-        started_at_seconds: runtime.started_at_seconds,
-        uptime_seconds: runtime.started.elapsed().as_secs_f64(),
-        ready: runtime.health.ready().is_ok(),
-        device: device(runtime, &stalled),
-        other_devices: other_devices(runtime, &stalled),
-        policy: policy(runtime, &program),
-        log_lines_dropped: runtime.log.dropped_lines(),
+        started_at_seconds: observer.started_at_seconds,
+        uptime_seconds: observer.started.elapsed().as_secs_f64(),
+        ready: observer.health.ready().is_ok(),
+        device: device(observer, &stalled),
+        other_devices: other_devices(observer, &stalled),
+        policy: policy(&published),
+        log_lines_dropped: observer.log.dropped_lines(),
         accounting: accounting::check(&ports, &rules, &workers, &in_flight),
-        profile: profile::of(runtime.soft_nic(), &snapshots),
+        profile: stage_times::of(observer.soft_nic(), &snapshots),
         rules,
         workers,
-        sinks: sinks(runtime, &program),
-        degraded: runtime.health.degraded(),
+        sinks: sinks(observer, &published),
+        degraded: observer.health.degraded(),
         ports,
     }
 }
 
 /// The state without counters: nothing here asks the device.
-pub(super) fn status(runtime: &Runtime) -> model::Status {
-    let (ready, alive) = (runtime.health.ready(), runtime.health.alive());
+pub(super) fn status(observer: &Observer) -> model::Status {
+    let (ready, alive) = (observer.health.ready(), observer.health.alive());
+    let published = observer.board.read();
     model::Status {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         pid: std::process::id(),
-        uptime_seconds: runtime.started.elapsed().as_secs_f64(),
-        device: device(runtime, &runtime.health.stalled()),
-        workers: runtime.workers.len(),
-        policy: policy(runtime, &runtime.program()),
+        uptime_seconds: observer.started.elapsed().as_secs_f64(),
+        device: device(observer, &observer.health.stalled()),
+        workers: observer.workers.len(),
+        policy: policy(&published),
         health: model::Health {
             ready: ready.is_ok(),
             alive: alive.is_ok(),
             problem: ready.err().or(alive.err()),
-            degraded: runtime.health.degraded(),
+            degraded: observer.health.degraded(),
         },
-        sinks: runtime.sinks.view().into_iter().map(sink_status).collect(),
+        sinks: published.sinks.view().into_iter().map(sink_status).collect(),
     }
 }
 
@@ -141,13 +137,13 @@ fn sink_status(view: SinkView) -> model::Sink {
     }
 }
 
-fn device(runtime: &Runtime, stalled: &[Part]) -> DeviceState {
+fn device(observer: &Observer, stalled: &[Part]) -> DeviceState {
     DeviceState {
-        name: runtime.opened.device.name().to_owned(),
-        soft: runtime.opened.is_soft(),
-        engine_stalled: runtime.opened.engine_stalled(stalled),
-        profile: runtime.opened.device.profile(runtime.workers.len()).name,
-        ports: runtime.opened.ports.clone(),
+        name: observer.opened.device.name().to_owned(),
+        soft: observer.opened.is_soft(),
+        engine_stalled: observer.opened.engine_stalled(stalled),
+        profile: observer.opened.device.profile(observer.workers.len()).name,
+        ports: observer.opened.ports.clone(),
     }
 }
 
@@ -160,13 +156,13 @@ struct Before {
 }
 
 impl Before {
-    fn look(runtime: &Runtime) -> Self {
-        let stats = stats(runtime);
+    fn look(observer: &Observer) -> Self {
+        let stats = observer.port_stats();
         Self {
             received: rx_frames(stats.as_deref()),
             dropped: dropped(stats.as_deref()),
             sent_dropped: sent_dropped(stats.as_deref()),
-            taken: runtime.workers.iter().map(|entry| entry.control.progress().received_packets).collect(),
+            taken: observer.workers.iter().map(|entry| entry.control.progress().received_packets).collect(),
         }
     }
 }
@@ -180,21 +176,10 @@ fn unclassified(before: &Before, snapshots: &[WorkerSnapshot]) -> Vec<u64> {
     before.taken.iter().zip(snapshots).map(meanwhile).collect()
 }
 
-/// The ports' counters; `None` for a device without them.
-pub(super) fn stats(runtime: &Runtime) -> Option<Vec<PortStats>> {
-    let of_port = |port: &u8| match (runtime.soft_nic(), &runtime.opened.preloaded) {
-        (Some(nic), _) => Some(nic.port_stats(*port)),
-        // It has one port.
-        (None, Some(preloaded)) => Some(preloaded.port_stats()),
-        (None, None) => None,
-    };
-    runtime.opened.ports.iter().map(of_port).collect()
-}
-
 /// The ports' counters once they have caught up with workers and drop rules: the engine delivers a burst and
 /// then counts it, so others may be ahead of the ports while it is interrupted in between.
 fn caught_up(
-    runtime: &Runtime,
+    observer: &Observer,
     snapshots: &[WorkerSnapshot],
     drops: &[DropTotals],
 ) -> Option<Vec<PortStats>> {
@@ -203,7 +188,7 @@ fn caught_up(
     let counted: u64 = received.map(|drop| drop.packets).sum();
     let deadline = Instant::now() + ENGINE_TIMEOUT;
     loop {
-        let stats = stats(runtime)?;
+        let stats = observer.port_stats()?;
         let handed_over: u64 = stats.iter().map(|port| port.delivered + port.replicated).sum();
         let dropped = dropped(Some(&stats));
         if (handed_over >= taken && dropped >= counted) || Instant::now() >= deadline {
@@ -217,30 +202,30 @@ fn rx_frames(stats: Option<&[PortStats]>) -> u64 {
     stats.unwrap_or_default().iter().map(|port| port.rx_frames).sum()
 }
 
-pub(super) fn dropped(stats: Option<&[PortStats]>) -> u64 {
+pub(in crate::daemon) fn dropped(stats: Option<&[PortStats]>) -> u64 {
     stats.unwrap_or_default().iter().map(|port| port.flow_dropped).sum()
 }
 
-pub(super) fn sent_dropped(stats: Option<&[PortStats]>) -> u64 {
+pub(in crate::daemon) fn sent_dropped(stats: Option<&[PortStats]>) -> u64 {
     stats.unwrap_or_default().iter().map(|port| port.tx_flow_dropped).sum()
 }
 
-fn policy(runtime: &Runtime, program: &Program) -> PolicyState {
-    let policy = runtime.policy();
+fn policy(published: &Published) -> PolicyState {
+    let Published { policy, reloads, .. } = published;
     PolicyState {
         source: policy.source.to_string(),
         sha256: policy.inputs.sha256.clone(),
         generation: policy.generation,
         loaded_at_seconds: policy.loaded_at_seconds,
         // Without the pseudo rule for the default action.
-        rules: program.rules.len().saturating_sub(1),
-        flows: program.flows.len(),
-        reloads_succeeded: runtime.reloads_succeeded.load(Ordering::Relaxed),
-        reloads_failed: runtime.reloads_failed.load(Ordering::Relaxed),
+        rules: policy.program.rules.len().saturating_sub(1),
+        flows: policy.program.flows.len(),
+        reloads_succeeded: reloads.succeeded,
+        reloads_failed: reloads.failed,
         warning_count: policy.warnings.count,
         warnings: policy.warnings.listed.clone(),
-        last_error: policy.last_error.clone(),
-        last_reload_successful: policy.last_reload_successful,
+        last_error: reloads.last_error.clone(),
+        last_reload_successful: reloads.last_successful,
     }
 }
 
@@ -417,13 +402,13 @@ fn top_flow(flow: &TopFlow) -> TopFlowState {
     TopFlowState { flow: flow.flow.to_string(), packets: flow.packets, error: flow.error, bytes: flow.bytes }
 }
 
-fn sinks(runtime: &Runtime, program: &Program) -> Vec<SinkState> {
+fn sinks(observer: &Observer, published: &Published) -> Vec<SinkState> {
     let state = |view: SinkView| {
         let losing =
-            view.attached_to.is_none().then(|| runtime.health.loses(&view.definition.name)).flatten();
-        SinkState { losing, ..sink(program, view) }
+            view.attached_to.is_none().then(|| observer.health.loses(&view.definition.name)).flatten();
+        SinkState { losing, ..sink(&published.policy.program, view) }
     };
-    runtime.sinks.view().into_iter().map(state).collect()
+    published.sinks.view().into_iter().map(state).collect()
 }
 
 fn sink(program: &Program, view: SinkView) -> SinkState {
@@ -474,19 +459,19 @@ fn buckets(distribution: &Distribution, bounds: &[u64]) -> Buckets {
     }
 }
 
-fn ports(runtime: &Runtime, stats: Option<&[PortStats]>) -> Vec<PortState> {
-    let device = &runtime.opened.device;
+fn ports(observer: &Observer, stats: Option<&[PortStats]>) -> Vec<PortState> {
+    let device = &observer.opened.device;
     let state = |(index, number): (usize, &u8)| {
-        let wires = runtime.opened.wires();
+        let wires = observer.opened.wires();
         let stats = stats.and_then(|stats| stats.get(index));
-        let out_of_buffer = || runtime.out_of_buffer.since_start(index);
+        let out_of_buffer = || observer.out_of_buffer.since_start(index);
         let lost_packets = || out_of_buffer().map(|packets| ("out_of_buffer", packets)).into_iter().collect();
         PortState {
             lost_packets: stats.map_or_else(lost_packets, losses),
             ..port(device, wires, *number, stats)
         }
     };
-    runtime.opened.ports.iter().enumerate().map(state).collect()
+    observer.opened.ports.iter().enumerate().map(state).collect()
 }
 
 /// Without its losses.
@@ -505,7 +490,7 @@ fn port(device: &Device, wires: &[String], number: u8, stats: Option<&PortStats>
     }
 }
 
-fn other_devices(runtime: &Runtime, stalled: &[Part]) -> Vec<OtherDeviceState> {
+fn other_devices(observer: &Observer, stalled: &[Part]) -> Vec<OtherDeviceState> {
     let state = |OtherSoft { device, soft }: &OtherSoft| OtherDeviceState {
         name: soft.name.to_string(),
         engine_stalled: soft.is_among(stalled),
@@ -517,7 +502,7 @@ fn other_devices(runtime: &Runtime, stalled: &[Part]) -> Vec<OtherDeviceState> {
             })
             .collect(),
     };
-    runtime.opened.others.iter().map(state).collect()
+    observer.opened.others.iter().map(state).collect()
 }
 
 fn counters(stats: &PortStats) -> PortCounters {

@@ -1,0 +1,133 @@
+//! The state of the dataplane as its thread last published it: the policy in force, the sinks, and the last
+//! reading of the drop rules' counters. Threads that only read take it from here and wait for nobody.
+
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use control::DropTotals;
+use program::Program;
+
+use crate::api::InForce;
+use crate::daemon::sinks::SinkList;
+use crate::policy_file::{Inputs, RuleWeights};
+use crate::settings::PolicySource;
+
+/// The last publication. Nobody holds the lock for longer than it takes to copy or to replace one.
+#[derive(Debug)]
+pub(crate) struct Board(Mutex<Arc<Published>>);
+
+/// A publication: all parts are of one moment.
+#[derive(Clone, Debug)]
+pub(crate) struct Published {
+    pub(crate) policy: Arc<PolicyInForce>,
+    pub(crate) reloads: Reloads,
+    pub(crate) sinks: Arc<SinkList>,
+    /// The counters of drop rules; `None`: they were not read yet.
+    pub(crate) drops: Option<Arc<[DropTotals]>>,
+    /// The most dropped packets that are in no counter, because counters could not be read after the removal
+    /// of their flows.
+    pub(crate) uncounted_drops: u64,
+    /// Counts the changes of policy and reloads: a state from before one is outdated.
+    pub(crate) changes: u64,
+}
+
+#[derive(Debug)]
+pub(crate) struct PolicyInForce {
+    pub(crate) source: PolicySource,
+    pub(crate) inputs: Arc<Inputs>,
+    pub(crate) program: Arc<Program>,
+    /// The weights for which the program was compiled.
+    pub(crate) weights: RuleWeights,
+    /// The names of rules with `count = false`, of this policy and the one before.
+    pub(crate) unexported: HashSet<String>,
+    /// 0: no program has been installed yet.
+    pub(crate) generation: u64,
+    pub(crate) loaded_at_seconds: f64,
+    pub(crate) warnings: Warnings,
+}
+
+/// The outcomes of reloads.
+#[derive(Clone, Debug)]
+pub(crate) struct Reloads {
+    pub(crate) succeeded: u64,
+    pub(crate) failed: u64,
+    /// Kept until a reload succeeds.
+    pub(crate) last_error: Option<String>,
+    /// The start counts as a successful reload.
+    pub(crate) last_successful: bool,
+}
+
+/// Warnings about the policy in force: of its text and program, then of features that the device lacks or
+/// emulates. Only the first are kept as text.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Warnings {
+    pub(crate) count: usize,
+    pub(crate) listed: Vec<String>,
+}
+
+impl Warnings {
+    pub(super) fn of(policy: &[policy::Diagnostic], device: impl Iterator<Item = String>) -> Self {
+        let mut warnings = Self::default();
+        for warning in policy.iter().map(ToString::to_string).chain(device) {
+            warnings.count += 1;
+            if warnings.listed.len() < policy::MAX_DIAGNOSTICS {
+                warnings.listed.push(warning);
+            }
+        }
+        warnings
+    }
+}
+
+impl Board {
+    /// Before the first program of `policy` is installed.
+    pub(super) fn new(policy: PolicyInForce) -> Self {
+        Self(Mutex::new(Arc::new(Published {
+            policy: Arc::new(policy),
+            reloads: Reloads { succeeded: 0, failed: 0, last_error: None, last_successful: true },
+            sinks: Arc::default(),
+            drops: None,
+            uncounted_drops: 0,
+            changes: 0,
+        })))
+    }
+
+    pub(crate) fn read(&self) -> Arc<Published> {
+        Arc::clone(&self.last())
+    }
+
+    pub(super) fn update(&self, change: impl FnOnce(&mut Published)) {
+        change(Arc::make_mut(&mut self.last()));
+    }
+
+    pub(crate) fn reload_succeeded(&self) {
+        self.update(|published| {
+            published.reloads.succeeded += 1;
+            published.changes += 1;
+        });
+    }
+
+    pub(crate) fn reload_failed(&self, error: &str) {
+        self.update(|published| {
+            let reloads = &mut published.reloads;
+            reloads.failed += 1;
+            reloads.last_error = Some(error.lines().next().unwrap_or_default().to_owned());
+            reloads.last_successful = false;
+            published.changes += 1;
+        });
+    }
+
+    fn last(&self) -> MutexGuard<'_, Arc<Published>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl PolicyInForce {
+    pub(crate) fn for_api(&self) -> InForce {
+        InForce {
+            source: self.source.to_string(),
+            generation: self.generation,
+            inputs: Arc::clone(&self.inputs),
+            program: Arc::clone(&self.program),
+        }
+    }
+}

@@ -1,0 +1,303 @@
+//! The thread that changes the dataplane: it alone puts programs on the device, hands them to the workers and
+//! opens and closes sinks. It takes [`Commands`], one at a time, and publishes the outcome on the [`Board`].
+//!
+//! Nothing here is on the packet path, and no reader waits for a change: counters are shared memory, which an
+//! [`Observer`] reads on any thread. Only the counters of drop rules are the device's, and read here.
+//!
+//! [`Board`]: super::board::Board
+
+mod commands;
+mod start;
+mod stop;
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use control::{Band, ControlError, Controller, Counted, DropTotals};
+use crossbeam::channel::{self, Receiver};
+use program::Program;
+use softnic::PortStats;
+use wire::BURST_FRAMES;
+use worker::{Publication, SinkMap};
+
+use crate::daemon::Error;
+use crate::daemon::board::{PolicyInForce, Published, Warnings};
+use crate::daemon::observer::{self, Observer, WorkerEntry, unix_seconds};
+use crate::daemon::sinks::Sinks;
+use crate::policy_file::Compiled;
+use commands::Command;
+pub(crate) use commands::Commands;
+pub(crate) use start::{Builder, Steering};
+pub(crate) use stop::Stopped;
+
+/// How long workers may take to acknowledge a program. They check once per iteration, and are woken for it. A
+/// wait that is itself starved, on a machine that is busy with other things, is longer
+/// ([`worker::WorkerControl::wait`]).
+const PUBLISH_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How long after a change workers keep the other program: a device may still deliver packets by flows that
+/// were just removed.
+const LATE_PACKET_GRACE: Duration = Duration::from_secs(1);
+
+pub(crate) struct Dataplane {
+    /// First, so that flows and queue pairs are destroyed before the objects that they refer to.
+    controller: Controller,
+    /// Before the device, whose queues they may use.
+    sinks: Sinks,
+    observer: Arc<Observer>,
+    /// The names of the previous policy's rules: their counters are still shown by name.
+    before: Vec<String>,
+    /// When what workers keep of the program that is not in force may be freed.
+    free_at: Option<Instant>,
+}
+
+impl Dataplane {
+    /// Obeys commands until one says to stop.
+    fn run(mut self, commands: &Receiver<Command>) -> Self {
+        loop {
+            let timer = self.free_at.map_or_else(channel::never, channel::at);
+            channel::select! {
+                recv(commands) -> command => {
+                    if !command.is_ok_and(|command| self.obey(command)) {
+                        return self;
+                    }
+                }
+                recv(timer) -> _ => self.free_previous(),
+            }
+        }
+    }
+
+    /// Returns `false` if it is the command to stop. An answer that cannot be sent is one that nobody waits
+    /// for any more.
+    fn obey(&mut self, command: Command) -> bool {
+        match command {
+            Command::Install { compiled, done } => {
+                let _ = done.send(self.install(compiled));
+            }
+            Command::Attach { sink, rule, opened, done } => {
+                let attached = self.sinks.attach(&sink, &rule, opened);
+                self.publish_sinks();
+                let _ = done.send(attached);
+            }
+            Command::Detach { slot, done } => {
+                self.sinks.detach(slot);
+                self.publish_sinks();
+                let _ = done.send(());
+            }
+            Command::ReadDrops { done } => {
+                let drops: Arc<[DropTotals]> = self.controller.drop_counters().into();
+                self.update(|published| published.drops = Some(Arc::clone(&drops)));
+                let _ = done.send(drops);
+            }
+            Command::Stop => return false,
+        }
+        true
+    }
+
+    /// All or nothing: after an error the device and the workers are as before.
+    fn install(&mut self, compiled: Compiled) -> Result<(), Error> {
+        let replaced = self.replace(compiled);
+        self.free_unreachable();
+        self.free_at = Some(Instant::now() + LATE_PACKET_GRACE);
+        replaced
+    }
+
+    fn replace(&mut self, compiled: Compiled) -> Result<(), Error> {
+        let Compiled { program, inputs, weights, warnings, .. } = compiled;
+        let opened = &self.observer.opened;
+        let generation = self.controller.generation().0 + 1;
+        let map = self.sinks.prepare(opened, &program, generation, &inputs.sha256).map_err(Error::Sink)?;
+        // Packets may arrive at new sinks before the change is over.
+        self.publish_sinks();
+        let workers = &self.observer.workers;
+        let mut publish = |band: Band, program: Arc<Program>| publish(workers, band, &program, &map);
+        let install = |controller: &mut Controller| controller.install(Arc::clone(&program), &mut publish);
+        let installed = match change_device(&mut self.controller, &self.observer, install) {
+            Ok(installed) => installed,
+            Err(error) => {
+                self.sinks.abandon();
+                return Err(Error::Install(error));
+            }
+        };
+        self.sinks.installed(&map);
+        if let Some(warning) = &installed.warning {
+            tracing::warn!("{warning}");
+        }
+        let last = self.observer.board.read();
+        let names = |program: &Program| program.rules.iter().map(|rule| rule.name.clone()).collect();
+        if installed.generation.0 > 1 {
+            self.before = names(&last.policy.program);
+        }
+        let policy = PolicyInForce {
+            source: last.policy.source.clone(),
+            unexported: unexported(&last.policy.program, &program),
+            inputs,
+            program,
+            weights,
+            generation: installed.generation.0,
+            loaded_at_seconds: unix_seconds(),
+            warnings: Warnings::of(&warnings, self.controller.warnings().map(ToOwned::to_owned)),
+        };
+        let sinks = Arc::new(self.sinks.list());
+        self.update(|published| {
+            published.policy = Arc::new(policy);
+            published.sinks = sinks;
+            published.reloads.last_error = installed.warning.map(|warning| warning.to_string());
+            published.reloads.last_successful = true;
+            published.changes += 1;
+        });
+        self.retire_rules();
+        Ok(())
+    }
+
+    /// Sums the counters of rules that neither the policy in force nor the previous one has under one name.
+    /// Otherwise every reload that renames rules would add series that never go away.
+    fn retire_rules(&mut self) {
+        let last = self.observer.board.read();
+        let now = last.policy.program.rules.iter().map(|rule| &rule.name);
+        let keep: HashSet<&str> = now.chain(&self.before).map(String::as_str).collect();
+        self.observer.workers.iter().for_each(|entry| entry.control.retire_rules(&keep));
+        self.controller.retire_rules(&keep);
+    }
+
+    /// Frees what workers kept of the program that a reload has replaced or refused, after
+    /// [`LATE_PACKET_GRACE`]. Does nothing if flows could not be removed.
+    fn free_previous(&mut self) {
+        self.free_at = None;
+        if self.clear_previous() {
+            self.sinks.close_unused();
+            self.publish_sinks();
+        }
+        self.retire_rules();
+    }
+
+    /// Frees what is not needed any more right after a reload; on a soft device that is all that workers kept
+    /// of the other program. Its flows are removed between two bursts, so no packet can arrive by them any
+    /// more.
+    fn free_unreachable(&mut self) {
+        if self.observer.soft_nic().is_some() {
+            if self.clear_previous() {
+                self.sinks.release_previous();
+            }
+            self.retire_rules();
+        }
+    }
+
+    /// Has the workers release the program that is not installed, if there is one. `false`: it may still be
+    /// in use.
+    fn clear_previous(&self) -> bool {
+        let Some(band) = self.controller.installed().map(|(_, band)| band.other()) else { return false };
+        if self.controller.has_leftover() {
+            return false;
+        }
+        let late = late_worker(&self.observer.workers, |entry| entry.control.clear(band));
+        if let Some(entry) = late {
+            tracing::warn!("worker {} still keeps the previous program", entry.control.id().0);
+        }
+        late.is_none()
+    }
+
+    fn publish_sinks(&self) {
+        let sinks = Arc::new(self.sinks.list());
+        self.update(|published| published.sinks = sinks);
+    }
+
+    fn update(&self, change: impl FnOnce(&mut Published)) {
+        self.observer.board.update(change);
+    }
+}
+
+fn publish(
+    workers: &[WorkerEntry],
+    band: Band,
+    program: &Arc<Program>,
+    map: &Arc<SinkMap>,
+) -> Result<(), ControlError> {
+    let late = late_worker(workers, |entry| {
+        entry.control.publish_with_sinks(band, Arc::clone(program), Arc::clone(map))
+    });
+    late.map_or(Ok(()), |entry| {
+        Err(ControlError::Workers(format!(
+            "worker {} did not acknowledge the program within {} s, or longer on a busy machine",
+            entry.control.id().0,
+            PUBLISH_TIMEOUT.as_secs()
+        )))
+    })
+}
+
+/// Tells all workers something; returns one that has not acknowledged it in time.
+fn late_worker(workers: &[WorkerEntry], tell: impl Fn(&WorkerEntry) -> Publication) -> Option<&WorkerEntry> {
+    let told: Vec<_> = workers.iter().map(|entry| (entry, tell(entry))).collect();
+    let late =
+        told.into_iter().find(|(entry, publication)| !entry.control.wait(*publication, PUBLISH_TIMEOUT));
+    late.map(|(entry, _)| entry)
+}
+
+/// The names of rules without counters in the new program, or that had none in the old one and are gone.
+fn unexported(old: &Program, new: &Program) -> HashSet<String> {
+    let uncounted = old.rules.iter().chain(&new.rules).filter(|rule| !rule.count);
+    let mut names: HashSet<String> = uncounted.map(|rule| rule.name.clone()).collect();
+    new.rules.iter().filter(|rule| rule.count).for_each(|rule| {
+        names.remove(&rule.name);
+    });
+    names
+}
+
+/// Changes what is installed on the device. If counters of removed drop rules could not be read after
+/// their flows, publishes how many dropped packets may be in no rule's counter.
+fn change_device<T>(
+    controller: &mut Controller,
+    observer: &Observer,
+    change: impl FnOnce(&mut Controller) -> T,
+) -> T {
+    let early_readings = controller.early_readings();
+    let outcome = change(controller);
+    if controller.early_readings() > early_readings {
+        // The ports are read after the rules: what is dropped in between makes the limit larger.
+        let totals = controller.drop_counters();
+        let limit = uncounted_limit(observer.port_stats().as_deref(), &totals);
+        observer.board.update(|published| published.uncounted_drops = limit);
+        tracing::warn!(
+            "the device did not let the counters of removed drop rules be read after their flows: packets may be \
+             missing in `{}`, since the start at most {limit}",
+            program::RETIRED_RULES
+        );
+    }
+    outcome
+}
+
+/// The most packets that rules of the device have dropped, received or sent, and that are in none of
+/// `totals`. Totals never decrease, so it includes the packets that were missing before.
+fn uncounted_limit(ports: Option<&[PortStats]>, totals: &[DropTotals]) -> u64 {
+    let dropped = observer::dropped(ports) + observer::sent_dropped(ports);
+    let drops = totals.iter().filter(|total| total.kind != Counted::SentPassed);
+    let counted: u64 = drops.map(|total| total.packets).sum();
+    // A port counts a burst after it has dropped it.
+    let bursts = ports.map_or(0, <[_]>::len) * BURST_FRAMES;
+    dropped.saturating_sub(counted) + bursts as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_limit_of_uncounted_drops_is_what_no_total_has_and_a_burst_of_each_port() {
+        let port = |flow_dropped, tx_flow_dropped| PortStats {
+            flow_dropped,
+            tx_flow_dropped,
+            ..PortStats::default()
+        };
+        let total =
+            |kind, packets| DropTotals { rule: "bad".to_owned(), kind, packets, bytes: 0, counted: true };
+        let ports = [port(1000, 0), port(500, 30)];
+        let totals =
+            [total(Counted::Dropped, 1400), total(Counted::SentDropped, 20), total(Counted::SentPassed, 7)];
+        let bursts = 2 * BURST_FRAMES as u64;
+        assert_eq!(uncounted_limit(Some(&ports), &totals), 110 + bursts);
+        // A rule may have counted a burst that the port has not yet.
+        assert_eq!(uncounted_limit(Some(&ports), &[total(Counted::Dropped, 1540)]), bursts);
+        assert_eq!(uncounted_limit(None, &totals), 0);
+    }
+}

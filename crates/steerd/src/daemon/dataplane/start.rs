@@ -1,0 +1,191 @@
+//! The start: the device is opened and checked, then workers are built, then the program is installed, then
+//! packets are let in. Whatever was made before a step that fails is taken back.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use control::Controller;
+use program::WorkerId;
+use worker::{Idle, Worker, WorkerConfig, WorkerHandle};
+
+use super::{Commands, Dataplane};
+use crate::daemon::Error;
+use crate::daemon::board::{Board, PolicyInForce, Warnings};
+use crate::daemon::cores;
+use crate::daemon::device::{self, OpenDevice, OutOfBuffer};
+use crate::daemon::observer::{Observer, WorkerEntry, unix_seconds};
+use crate::daemon::sinks::Sinks;
+use crate::message::NoThread;
+use crate::policy_file::{Compiled, RuleWeights};
+use crate::settings::{IdleMode, PolicySource, Settings, SoftNicMode};
+use crate::telemetry::logging::Log;
+
+/// Sleeps almost at once: a moderate rate then leaves most of a shared core to others.
+const RELAXED: Idle = Idle::Adaptive { idle_us: 0 };
+
+/// The parts that are built before there is a program.
+pub(crate) struct Builder {
+    /// Before the device: workers hold objects of it.
+    workers: Vec<Worker>,
+    opened: OpenDevice,
+    cores: Vec<Option<usize>>,
+    frames: u64,
+    log: Log,
+}
+
+/// The running dataplane. Its parts end in the order of the fields.
+pub(crate) struct Steering {
+    pub(crate) owner: Owner,
+    pub(crate) threads: WorkerThreads,
+    pub(crate) observer: Arc<Observer>,
+}
+
+/// The thread of the dataplane; ended by [`Owner::end`] or by `Drop` after a failed start.
+pub(crate) struct Owner {
+    pub(crate) commands: Commands,
+    pub(super) thread: Option<JoinHandle<Dataplane>>,
+}
+
+/// The workers' threads, joined by [`Steering::stop`] or by `Drop` after a failed start.
+pub(crate) struct WorkerThreads(pub(super) Vec<WorkerHandle>);
+
+impl Builder {
+    /// Opens the device, checks its ports, builds the workers; nothing runs yet. `profile`: what they spend
+    /// their time on is measured.
+    ///
+    /// # Errors
+    /// [`Error::Stopping`] if `is_stopping` returns true while the peer of a link is awaited, among others.
+    pub(crate) fn new(
+        settings: &Settings,
+        profile: bool,
+        log: &Log,
+        is_stopping: &dyn Fn() -> bool,
+    ) -> Result<Self, Error> {
+        let cores = cores::of_workers(settings, &cores::available()).map_err(Error::Cores)?;
+        settings.check_mtus()?;
+        let opened = device::open(settings)?;
+        opened.wait_for_peers(settings, is_stopping)?;
+        for port in &settings.device.ports {
+            opened.device.check_port(*port).map_err(Error::Device)?;
+        }
+        let queues = opened.device.attributes().max_wq_type_rq;
+        if queues > 0 && (queues as usize) < cores.len() {
+            let device = opened.device.name().to_owned();
+            return Err(Error::TooFewQueues { device, queues, workers: cores.len() });
+        }
+        settings.workers.check_frames(&opened.device.profile(cores.len()))?;
+        let frame_bytes = settings.frame_bytes(&opened.mtus())?;
+        let workers = cores
+            .iter()
+            .enumerate()
+            .map(|(index, core)| {
+                let config = WorkerConfig {
+                    profile,
+                    frame_bytes,
+                    ..worker_config(settings, WorkerId::of(index), *core)
+                };
+                Worker::new(opened.device.context(), config).map_err(Error::Worker)
+            })
+            .collect::<Result<Vec<_>, _>>()?;
+        if let Some(soft) = opened.soft.as_ref().filter(|_| profile) {
+            soft.nic.start_profile();
+        }
+        let frames = u64::from(settings.workers.frames) * workers.len() as u64;
+        Ok(Self { opened, workers, cores, frames, log: log.clone() })
+    }
+
+    pub(crate) fn opened(&self) -> &OpenDevice {
+        &self.opened
+    }
+
+    pub(crate) fn worker_count(&self) -> usize {
+        self.workers.len()
+    }
+
+    /// Starts the workers, puts the program on the device, and lets packets in.
+    pub(crate) fn start(self, source: PolicySource, compiled: Compiled) -> Result<Steering, Error> {
+        let Self { workers, opened, cores, frames, log } = self;
+        let queues = workers.iter().map(Worker::work_queue).collect();
+        // Declared before the controller, so that it is dropped after it if a step below fails.
+        let mut threads = WorkerThreads(Vec::with_capacity(workers.len()));
+        let controller =
+            Controller::new(&opened.device, opened.ports.clone(), queues).map_err(Error::Install)?;
+        let domains = workers.iter().map(Worker::domain).collect();
+        let budgets = workers.iter().map(Worker::frame_budget).collect();
+        let registered = workers.iter().map(Worker::frames).collect();
+        let entry = |(worker, core): (&Worker, &Option<usize>)| WorkerEntry {
+            control: worker.control(),
+            queue: worker.work_queue().number().0,
+            core: *core,
+        };
+        let entries: Vec<WorkerEntry> = workers.iter().zip(&cores).map(entry).collect();
+        for worker in workers {
+            threads.0.push(worker.spawn().map_err(Error::Worker)?);
+        }
+        let (name, ports) = (opened.device.name(), &opened.ports);
+        let out_of_buffer = OutOfBuffer::of(Path::new(device::CLASSES), name, ports);
+        let controls = entries.iter().map(|entry| entry.control.clone()).collect();
+        let sinks = Sinks::new(controls, domains, budgets, registered, ports.clone());
+        let (commands, taken) = Commands::new();
+        let observer = Arc::new(Observer {
+            opened,
+            workers: entries,
+            board: Board::new(none_in_force(source, &compiled)),
+            health: Arc::default(),
+            commands: commands.clone(),
+            out_of_buffer,
+            started: Instant::now(),
+            started_at_seconds: unix_seconds(),
+            frames,
+            log,
+        });
+        let mut dataplane = Dataplane {
+            controller,
+            sinks,
+            observer: Arc::clone(&observer),
+            before: Vec::new(),
+            free_at: None,
+        };
+        dataplane.install(compiled)?;
+        observer.opened.open_wires();
+        let thread = std::thread::Builder::new().name("dataplane".into());
+        let thread = thread.spawn(move || dataplane.run(&taken)).map_err(NoThread)?;
+        Ok(Steering { owner: Owner { commands, thread: Some(thread) }, threads, observer })
+    }
+}
+
+/// The policy that is about to be installed.
+fn none_in_force(source: PolicySource, compiled: &Compiled) -> PolicyInForce {
+    PolicyInForce {
+        source,
+        inputs: Arc::clone(&compiled.inputs),
+        program: Arc::clone(&compiled.program),
+        weights: RuleWeights::new(),
+        unexported: std::collections::HashSet::new(),
+        generation: 0,
+        loaded_at_seconds: 0.0,
+        warnings: Warnings::default(),
+    }
+}
+
+fn worker_config(settings: &Settings, id: WorkerId, core: Option<usize>) -> WorkerConfig {
+    let wanted = &settings.workers;
+    WorkerConfig {
+        core,
+        ports: settings.device.ports.clone(),
+        frames: wanted.frames,
+        batch: wanted.batch,
+        pages: wanted.pages.clone(),
+        idle: match wanted.idle {
+            IdleMode::Adaptive => Idle::Adaptive { idle_us: wanted.idle_us },
+            IdleMode::Relaxed => RELAXED,
+            IdleMode::Spin => Idle::Spin,
+        },
+        timestamps: wanted.timestamps,
+        // In this mode nothing moves while nobody polls.
+        polls_drive_device: settings.softnic.mode == SoftNicMode::Inline && settings.chooses_soft(),
+        ..WorkerConfig::new(id)
+    }
+}

@@ -1,0 +1,205 @@
+//! The end: every step is limited in time; parts that hang are named and left to the end of the process.
+
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use control::Controller;
+use worker::{Worker, WorkerHandle};
+
+use super::start::{Owner, WorkerThreads};
+use super::{Dataplane, Steering, change_device};
+use crate::daemon::Error;
+use crate::daemon::device::Soft;
+use crate::daemon::health::Part;
+use crate::daemon::observer::Observer;
+use crate::daemon::shutdown::within;
+use crate::daemon::sinks::Sinks;
+use crate::state::State;
+
+/// How long the shutdown waits for each of its steps. Together with the limits in `shutdown` they stay below
+/// TimeoutStopSec= of systemd/steerd.service, so that parts that hang are named before the service is killed.
+const CLEAR_TIMEOUT: Duration = Duration::from_secs(7);
+const WORKER_TIMEOUT: Duration = Duration::from_secs(5);
+const ENGINE_TIMEOUT: Duration = Duration::from_secs(3);
+const SINKS_TIMEOUT: Duration = Duration::from_secs(3);
+const STATE_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// The result of a shutdown.
+pub(crate) struct Stopped {
+    /// The last state, if the device still answered.
+    pub(crate) state: Option<State>,
+    pub(crate) ran_for: Duration,
+    pub(crate) errors: Vec<Error>,
+    /// The parts that did not end in time. They still use the device, so what remains must not be dropped.
+    pub(crate) hung: Vec<String>,
+    pub(crate) remains: Remains,
+}
+
+/// The parts that have ended, in the order in which they may be dropped.
+pub(crate) struct Remains {
+    _controller: Option<Controller>,
+    _sinks: Option<Sinks>,
+    _workers: Vec<Worker>,
+    _observer: Arc<Observer>,
+}
+
+/// Why the thread does not give the dataplane back.
+enum Lost {
+    Hung,
+    Panicked,
+}
+
+impl Steering {
+    /// Removes the flows, so that no packet arrives any more, lets the workers process what has arrived, and
+    /// reads the final counters.
+    pub(crate) fn stop(self) -> Stopped {
+        let Self { mut owner, mut threads, observer } = self;
+        let ran_for = observer.started.elapsed();
+        let (mut errors, mut hung) = (Vec::new(), Vec::new());
+        observer.health.set_steering(false);
+        observer.opened.close_wires();
+        let deadline = Instant::now() + CLEAR_TIMEOUT;
+        let (mut controller, mut sinks) = (None, None);
+        match owner.end(CLEAR_TIMEOUT) {
+            Ok(dataplane) => (controller, sinks) = (Some(dataplane.controller), Some(dataplane.sinks)),
+            Err(Lost::Hung) => hung.push("a change of the device".to_owned()),
+            Err(Lost::Panicked) => errors.push(Error::DataplaneDied),
+        }
+        if let Some(mut cleared) = controller.take() {
+            let device = Arc::clone(&observer);
+            let clear = move || {
+                let outcome = change_device(&mut cleared, &device, Controller::clear);
+                (cleared, outcome)
+            };
+            match within("clear", deadline.saturating_duration_since(Instant::now()), clear) {
+                Some((cleared, outcome)) => {
+                    controller = Some(cleared);
+                    errors.extend(outcome.err().map(Error::Install));
+                }
+                None => hung.push("the removal of the flows".to_owned()),
+            }
+        }
+        let (mut workers, failed) = threads.join();
+        if let Some(mut open) = sinks.take() {
+            let end_sinks = move || {
+                open.end();
+                // After their hubs, which end the sends in flight.
+                workers.iter_mut().for_each(Worker::free_sinks);
+                (open, workers)
+            };
+            match within("sinks", SINKS_TIMEOUT, end_sinks) {
+                Some((ended, of_ended)) => {
+                    let list = Arc::new(ended.list());
+                    observer.board.update(|published| published.sinks = list);
+                    (sinks, workers) = (Some(ended), of_ended);
+                }
+                None => {
+                    workers = Vec::new();
+                    hung.push("the sinks".to_owned());
+                }
+            }
+        }
+        for error in failed {
+            match error {
+                worker::Error::StillRunning { worker } => hung.push(Part::Worker(worker.0).to_string()),
+                error => errors.push(Error::Worker(error)),
+            }
+        }
+        hung.extend(stop_engines(&observer).iter().map(Part::to_string));
+        let last = Arc::clone(&observer);
+        let is_ended = hung.is_empty();
+        let read = move || match controller {
+            Some(mut controller) if is_ended => {
+                let state = last.last_state(controller.drop_counters().into());
+                (state, Some(controller))
+            }
+            controller => (last.state(), controller),
+        };
+        let (state, controller) = match within("state", STATE_TIMEOUT, read) {
+            Some((state, controller)) => (Some(state), controller),
+            None => {
+                hung.push("the final read of the counters".to_owned());
+                (None, None)
+            }
+        };
+        let remains =
+            Remains { _controller: controller, _sinks: sinks, _workers: workers, _observer: observer };
+        Stopped { state, ran_for, errors, hung, remains }
+    }
+}
+
+impl Owner {
+    /// Whether the thread has exited unexpectedly.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.thread.as_ref().is_none_or(JoinHandle::is_finished)
+    }
+
+    /// Takes the dataplane from its thread. One that hangs keeps it until the process ends.
+    fn end(&mut self, timeout: Duration) -> Result<Dataplane, Lost> {
+        let deadline = Instant::now() + timeout;
+        let thread = self.thread.take().ok_or(Lost::Hung)?;
+        if !self.commands.stop(timeout) {
+            return Err(Lost::Hung);
+        }
+        match parking::join_within(thread, deadline.saturating_duration_since(Instant::now())) {
+            Some(Ok(dataplane)) => Ok(dataplane),
+            Some(Err(_)) => Err(Lost::Panicked),
+            None => Err(Lost::Hung),
+        }
+    }
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        if self.thread.is_some() {
+            let _ = self.end(CLEAR_TIMEOUT);
+        }
+    }
+}
+
+/// Ends the engines, all at the same time; returns those that are still running after the timeout.
+fn stop_engines(observer: &Observer) -> Vec<Part> {
+    let stop = |soft: &Soft| (!soft.nic.stop_within(ENGINE_TIMEOUT)).then(|| soft.engine());
+    std::thread::scope(|scope| {
+        let begin = |soft| {
+            let thread = std::thread::Builder::new().name("stop".to_owned());
+            thread.spawn_scoped(scope, move || stop(soft)).map_err(|_| soft)
+        };
+        let begun: Vec<_> = observer.opened.soft_nics().map(begin).collect();
+        // Without a thread: one after the other.
+        let ended = begun.into_iter().filter_map(|begun| match begun {
+            Ok(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+            Err(soft) => stop(soft),
+        });
+        ended.collect()
+    })
+}
+
+impl WorkerThreads {
+    /// A worker whose thread has exited unexpectedly.
+    pub(crate) fn dead(&self) -> Option<u32> {
+        self.0.iter().find(|handle| handle.is_finished()).map(|handle| handle.id().0)
+    }
+
+    fn join(&mut self) -> (Vec<Worker>, Vec<worker::Error>) {
+        self.0.iter().for_each(WorkerHandle::stop);
+        let deadline = Instant::now() + WORKER_TIMEOUT;
+        let (mut stopped, mut failed) = (Vec::new(), Vec::new());
+        for handle in std::mem::take(&mut self.0) {
+            match handle.join_by(deadline) {
+                Ok(worker) => stopped.push(worker),
+                Err(error) => failed.push(error),
+            }
+        }
+        (stopped, failed)
+    }
+}
+
+impl Drop for WorkerThreads {
+    fn drop(&mut self) {
+        for error in self.join().1 {
+            tracing::error!("{error}");
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! The parts of the running dataplane that any thread may look at: counters in shared memory, the device's
+//! ports, and what the [`Board`] shows. Nothing is changed through them.
+
+mod snapshot;
+mod stage_times;
+
+use std::sync::Arc;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use control::{ControlError, DropTotals};
+use softnic::{PortStats, SoftNic};
+use worker::{ClockRelation, WorkerControl};
+
+use crate::api::model;
+use crate::daemon::board::Board;
+use crate::daemon::dataplane::Commands;
+use crate::daemon::device::{OpenDevice, OutOfBuffer, Soft};
+use crate::daemon::health::{DownPort, Health, Part, Progress};
+use crate::daemon::libmlx5::PreloadedNic;
+use crate::state::State;
+use crate::telemetry::logging::Log;
+use crate::telemetry::pages::Source;
+pub(super) use snapshot::{dropped, sent_dropped};
+
+pub(crate) struct Observer {
+    pub(crate) opened: OpenDevice,
+    pub(super) workers: Vec<WorkerEntry>,
+    pub(crate) board: Board,
+    pub(crate) health: Arc<Health>,
+    /// For the counters of drop rules.
+    pub(super) commands: Commands,
+    pub(super) out_of_buffer: OutOfBuffer,
+    pub(super) started: Instant,
+    pub(super) started_at_seconds: f64,
+    /// The frames of all workers.
+    pub(super) frames: u64,
+    pub(super) log: Log,
+}
+
+pub(super) struct WorkerEntry {
+    pub(super) control: WorkerControl,
+    /// The number of its work queue.
+    pub(super) queue: u32,
+    pub(super) core: Option<usize>,
+}
+
+impl Observer {
+    pub(crate) fn worker_count(&self) -> usize {
+        self.workers.len()
+    }
+
+    pub(super) fn soft_nic(&self) -> Option<&SoftNic> {
+        self.opened.soft.as_ref().map(|soft| &soft.nic)
+    }
+
+    /// The ports' counters; `None` for a device without them.
+    pub(super) fn port_stats(&self) -> Option<Vec<PortStats>> {
+        let of_port = |port: &u8| match (self.soft_nic(), &self.opened.preloaded) {
+            (Some(nic), _) => Some(nic.port_stats(*port)),
+            // It has one port.
+            (None, Some(preloaded)) => Some(preloaded.port_stats()),
+            (None, None) => None,
+        };
+        self.opened.ports.iter().map(of_port).collect()
+    }
+
+    /// The iterations of each worker's loop and of each engine thread's. Never blocks.
+    pub(crate) fn progress(&self) -> Vec<Progress> {
+        let workers = self
+            .workers
+            .iter()
+            .map(|entry| (Part::Worker(entry.control.id().0), entry.control.progress().iterations));
+        let engines = self.opened.soft_nics().flat_map(Soft::progress);
+        workers.chain(engines).chain(self.opened.preloaded.as_ref().map(PreloadedNic::progress)).collect()
+    }
+
+    /// The ports whose link is down. Queries the device, which may block.
+    pub(crate) fn ports_down(&self) -> Vec<DownPort> {
+        let is_down =
+            |port: &&u8| matches!(self.opened.device.check_port(**port), Err(ControlError::PortDown { .. }));
+        let down = self.opened.ports.iter().filter(is_down);
+        down.map(|port| DownPort { port: *port, wire: self.opened.wire_name(*port) }).collect()
+    }
+
+    /// The number of failed polls of each worker.
+    pub(crate) fn poll_errors(&self) -> Vec<u64> {
+        self.workers.iter().map(|entry| entry.control.progress().poll_errors).collect()
+    }
+
+    /// For workers to convert timestamps.
+    pub(crate) fn set_clock(&self, relation: ClockRelation) {
+        self.workers.iter().for_each(|entry| entry.control.set_clock(relation));
+    }
+
+    /// Whether every port of the workers' soft NIC has received its last frame and all frames have been
+    /// handed over. Other soft NICs only send.
+    pub(crate) fn wires_finished(&self) -> bool {
+        self.soft_nic().is_some_and(SoftNic::wires_finished)
+            || self.opened.preloaded.as_ref().is_some_and(PreloadedNic::is_finished)
+    }
+
+    /// The soft NIC whose engine's thread has died.
+    pub(crate) fn dead_engine(&self) -> Option<String> {
+        let soft = self.opened.soft_nics().find(|soft| soft.nic.engine_died()).map(|soft| &soft.name);
+        let preloaded =
+            self.opened.preloaded.as_ref().filter(|preloaded| preloaded.has_died()).map(PreloadedNic::name);
+        soft.or(preloaded).map(ToString::to_string)
+    }
+
+    /// The state without counters: nothing here asks the device.
+    pub(crate) fn status(&self) -> model::Status {
+        snapshot::status(self)
+    }
+
+    /// The state now. Queries the device, which may block.
+    pub(crate) fn state(&self) -> State {
+        snapshot::of(self, None)
+    }
+
+    /// The state when no flow and no worker is left: every packet must be accounted for. `drops`: the
+    /// counters of drop rules, read after the last flow.
+    pub(super) fn last_state(&self, drops: Arc<[DropTotals]>) -> State {
+        snapshot::of(self, Some(drops))
+    }
+
+    /// The counters of drop rules, if they were ever read; `false`: read earlier, as the device is being
+    /// changed now.
+    fn drop_totals(&self) -> (Option<Arc<[DropTotals]>>, bool) {
+        // A soft device answers between two bursts of its engine: if the engine is stalled, never.
+        let is_stalled = self.opened.engine_stalled(&self.health.stalled()) == Some(true);
+        match (!is_stalled).then(|| self.commands.read_drops()).flatten() {
+            Some(now) => (Some(now), true),
+            None => (self.board.read().drops.clone(), false),
+        }
+    }
+}
+
+impl Source for Observer {
+    fn state(&self) -> Arc<State> {
+        Arc::new(self.state())
+    }
+
+    fn changes(&self) -> u64 {
+        self.board.read().changes
+    }
+}
+
+pub(super) fn unix_seconds() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
+}

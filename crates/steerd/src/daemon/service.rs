@@ -1,0 +1,74 @@
+//! The operations that the API offers on the running daemon.
+
+use std::io;
+use std::sync::Arc;
+
+use program::{CaptureSink, SinkKind, SinkSpec, Verdict};
+use worker::Slot;
+use worker::sinks::capture;
+
+use crate::api::request::{CaptureBody, Refused};
+use crate::api::{self, InForce, model};
+use crate::daemon::dataplane::Commands;
+use crate::daemon::observer::Observer;
+
+pub(super) struct Service {
+    pub(super) observer: Arc<Observer>,
+    pub(super) commands: Commands,
+}
+
+impl api::Daemon for Service {
+    fn status(&self) -> model::Status {
+        self.observer.status()
+    }
+
+    fn in_force(&self) -> InForce {
+        self.observer.board.read().policy.for_api()
+    }
+
+    fn attach(
+        &self,
+        id: u64,
+        asked: &CaptureBody,
+        stream: Box<dyn io::Write + Send>,
+    ) -> Result<Slot, Refused> {
+        let CaptureBody { rule, snap, one_in } = asked;
+        self.check_captured(rule)?;
+        let options = CaptureSink {
+            snap_bytes: snap
+                .map_or(CaptureSink::SNAP_BYTES_MAX, |snap| snap.clamp(1, CaptureSink::SNAP_BYTES_MAX)),
+            one_in: one_in.map_or(1, |one_in| one_in.max(1)),
+            ..CaptureSink::default()
+        };
+        let unavailable = |error: &dyn std::fmt::Display| Refused::new(503, error.to_string());
+        // No sink of a policy has such a name.
+        let name = format!("(capture {id})");
+        let context = self.observer.opened.device.context();
+        let workers = self.observer.worker_count();
+        let opened = capture::to_writer(stream, &name, rule, &options, context, workers);
+        let opened = opened.map_err(|error| unavailable(&error))?;
+        let definition = SinkSpec { name, kind: SinkKind::Capture(options) };
+        self.commands.attach(definition, rule, opened).map_err(|error| unavailable(&error))
+    }
+
+    fn detach(&self, slot: Slot) {
+        self.commands.detach(slot);
+    }
+}
+
+impl Service {
+    /// Only packets that a worker delivers can be captured.
+    fn check_captured(&self, name: &str) -> Result<(), Refused> {
+        let published = self.observer.board.read();
+        match published.policy.program.rules.iter().find(|rule| rule.name == name) {
+            None => Err(Refused::new(404, format!("the policy in force has no rule `{name}`"))),
+            Some(rule) if matches!(rule.action, Verdict::Deliver(_)) => Ok(()),
+            Some(_) => Err(Refused::new(
+                409,
+                format!(
+                    "no worker delivers packets of the rule `{name}` (hint: capture a copy of them: action = {{ copy = \"GROUP\" }})"
+                ),
+            )),
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! The sinks as the thread of the dataplane last published them. Any thread may read their counts and call
+//! their hubs; a hub is gone once its sink is closed.
+
+use std::sync::{Arc, Weak};
+
+use program::SinkSpec;
+use worker::sinks::{Hub, PacketSizes, Ports, TopFlow};
+use worker::{SinkCounters, SinkTraffic};
+
+use crate::daemon::sink_health::SinkProgress;
+
+/// One sink for each name, in the order of the policy in force, attached ones last.
+#[derive(Debug, Default)]
+pub(crate) struct SinkList(Vec<ShownSink>);
+
+#[derive(Debug)]
+pub(super) struct ShownSink {
+    pub(super) definition: SinkSpec,
+    pub(super) attached_to: Option<String>,
+    /// `None` once the workers have ended.
+    pub(super) hub: Option<Weak<Box<dyn Hub>>>,
+    /// The hub's totals at the end.
+    pub(super) last: Measured,
+    /// The counters of all open sinks of this name.
+    pub(super) counters: Vec<OpenCounters>,
+    /// The totals of closed sinks of this name.
+    pub(super) past: Counted,
+}
+
+/// The counters of a sink that is open.
+#[derive(Clone, Debug)]
+pub(super) struct OpenCounters {
+    pub(super) traffic: Vec<Arc<SinkCounters>>,
+    /// The counters of what the sink sends by a port for others.
+    pub(super) transmit: Vec<Arc<SinkCounters>>,
+}
+
+/// The counts of a sink.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Counted {
+    /// The totals by worker.
+    pub(crate) traffic: Vec<SinkTraffic>,
+    /// The totals of what the sink sends by a port for others, by thread; empty if it does not.
+    pub(crate) transmit: Vec<SinkTraffic>,
+}
+
+/// The values that a hub measures beside the sink's counters.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Measured {
+    deleted_files: Option<u64>,
+    sizes: Option<PacketSizes>,
+    top_flows: Option<Vec<TopFlow>>,
+}
+
+/// A sink with its counters, for the state.
+pub(crate) struct SinkView {
+    pub(crate) definition: SinkSpec,
+    /// The rule that it is attached to.
+    pub(crate) attached_to: Option<String>,
+    pub(crate) counted: Counted,
+    pub(crate) status: Vec<(String, String)>,
+    pub(crate) deleted_files: Option<u64>,
+    pub(crate) sizes: Option<PacketSizes>,
+    /// The flows with most packets first.
+    pub(crate) top_flows: Option<Vec<TopFlow>>,
+}
+
+impl SinkList {
+    pub(super) fn new(sinks: Vec<ShownSink>) -> Self {
+        Self(sinks)
+    }
+
+    /// To be called about once a second. A hub may query a device, which may block; no other hub is held
+    /// meanwhile, so that their sinks can be closed.
+    pub(crate) fn tick(&self, ports: &Ports<'_>) {
+        self.0.iter().filter_map(ShownSink::hub).for_each(|hub| hub.tick(ports));
+    }
+
+    pub(crate) fn view(&self) -> Vec<SinkView> {
+        self.0.iter().map(ShownSink::view).collect()
+    }
+
+    /// The packets that the sinks of the policy have passed on and lost so far.
+    pub(crate) fn progress(&self) -> Vec<SinkProgress> {
+        let of_policy = self.0.iter().filter(|sink| sink.attached_to.is_none());
+        of_policy.map(|sink| SinkProgress::of(&sink.definition.name, &sink.counted().traffic)).collect()
+    }
+}
+
+impl ShownSink {
+    fn hub(&self) -> Option<Arc<Box<dyn Hub>>> {
+        self.hub.as_ref().and_then(Weak::upgrade)
+    }
+
+    fn counted(&self) -> Counted {
+        let mut sum = self.past.clone();
+        self.counters.iter().for_each(|counters| sum.add(&counters.read()));
+        sum
+    }
+
+    fn view(&self) -> SinkView {
+        let hub = self.hub();
+        let measured = hub.as_ref().map_or_else(|| self.last.clone(), |hub| Measured::of(&***hub));
+        let Measured { deleted_files, sizes, top_flows } = measured;
+        SinkView {
+            definition: self.definition.clone(),
+            attached_to: self.attached_to.clone(),
+            counted: self.counted(),
+            status: hub.map(|hub| hub.status()).unwrap_or_default(),
+            deleted_files,
+            sizes,
+            top_flows,
+        }
+    }
+}
+
+impl OpenCounters {
+    pub(super) fn read(&self) -> Counted {
+        let read = |counters: &[Arc<SinkCounters>]| counters.iter().map(|counters| counters.read()).collect();
+        Counted { traffic: read(&self.traffic), transmit: read(&self.transmit) }
+    }
+}
+
+impl Counted {
+    pub(super) fn add(&mut self, other: &Self) {
+        let add = |sums: &mut Vec<SinkTraffic>, more: &[SinkTraffic]| {
+            sums.iter_mut().zip(more).for_each(|(sum, more)| *sum += more);
+            sums.extend(more.iter().skip(sums.len()).cloned());
+        };
+        add(&mut self.traffic, &other.traffic);
+        add(&mut self.transmit, &other.transmit);
+    }
+}
+
+impl Measured {
+    pub(super) fn of(hub: &dyn Hub) -> Self {
+        let (sizes, top_flows) = (hub.packet_sizes(), hub.top_flows());
+        Self { deleted_files: hub.deleted_files(), sizes, top_flows }
+    }
+}
