@@ -11,7 +11,7 @@ use std::sync::Arc;
 use program::{Band, ClassTag, Flow, FlowAction, FlowKind, FlowSpec, Program, QueueId, RuleId, WorkerId};
 use verbs::{EthernetMatch, HashConfig, HashFields, WorkQueue};
 
-use crate::counters::{Counted, DropTotals, Reading, RuleCounters};
+use crate::counters::{Counted, DropTotals, RuleCounters};
 use crate::installer::{FlowRequest, Installer, VerbsInstaller};
 use crate::plan::{Plan, PlanStep, distinct_tables, plan, rule_name};
 use crate::{ControlError, Device, DeviceRefusal, Limits};
@@ -177,27 +177,12 @@ impl<I: Installer> Controller<I> {
         Ok(())
     }
 
-    /// Totals of the rules that drop in hardware, by name, never going backwards.
+    /// Reads the counters of the rules that drop in hardware. Returns the totals by name, which never go
+    /// backwards.
     pub fn drop_counters(&mut self) -> Vec<DropTotals> {
-        let mut reading = Reading::default();
-        while self.read_counters(&mut reading, usize::MAX) {}
-        self.drop_totals()
-    }
-
-    /// Reads at most `max` counters from the device, from where `reading` has got to; `false`: those were the
-    /// last. So a caller that shares the controller need not keep it from others while thousands are read.
-    pub fn read_counters(&mut self, reading: &mut Reading, max: usize) -> bool {
-        let Some(book) = self.counters.get_mut(reading.kind) else { return false };
-        if !book.read_some(&mut self.installer, reading, max) {
-            reading.kind += 1;
-        }
-        reading.kind < self.counters.len()
-    }
-
-    /// The totals as last read; asks no device.
-    #[must_use]
-    pub fn drop_totals(&self) -> Vec<DropTotals> {
-        let books = self.counters.iter().zip(Counted::ALL);
+        let Self { counters, installer, .. } = self;
+        counters.iter_mut().for_each(|book| book.read_all(installer));
+        let books = counters.iter().zip(Counted::ALL);
         books.flat_map(|(book, kind)| book.totals(kind)).collect()
     }
 

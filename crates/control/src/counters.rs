@@ -7,7 +7,6 @@
 //! Reading queries the device (a real NIC's firmware), so callers cache the readings.
 
 use std::collections::{BTreeMap, HashSet};
-use std::ops::Bound;
 
 use program::{Flow, FlowAction, FlowKind, RETIRED_RULES};
 use verbs::CounterValues;
@@ -55,13 +54,6 @@ pub struct DropTotals {
     pub bytes: u64,
     /// Whether these are all: not while the rule drops on a device that cannot count it.
     pub counted: bool,
-}
-
-/// How far a reading of all counters has come; see [`crate::Controller::read_counters`].
-#[derive(Clone, Debug, Default)]
-pub struct Reading {
-    pub(crate) kind: usize,
-    last: Option<String>,
 }
 
 /// The counters of one kind.
@@ -196,20 +188,10 @@ impl<C> RuleCounters<C> {
         }
     }
 
-    /// Reads at most `max` counters that come after the last one read; `false`: there are no more.
-    pub(crate) fn read_some<I: Installer<Counter = C>>(
-        &mut self,
-        installer: &mut I,
-        reading: &mut Reading,
-        max: usize,
-    ) -> bool {
-        let after = reading.last.take().map_or(Bound::Unbounded, Bound::Excluded);
-        let names: Vec<String> =
-            self.live.range((after, Bound::Unbounded)).take(max).map(|(name, _)| name.clone()).collect();
+    /// Reads all counters into their last values.
+    pub(crate) fn read_all<I: Installer<Counter = C>>(&mut self, installer: &mut I) {
+        let names: Vec<String> = self.live.keys().cloned().collect();
         names.iter().for_each(|name| self.refresh(installer, name));
-        let more = names.len() == max;
-        reading.last = names.into_iter().next_back().filter(|_| more);
-        more
     }
 
     /// The totals as last read.

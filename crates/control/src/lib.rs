@@ -66,7 +66,7 @@ mod model;
 mod plan;
 
 pub use controller::{Controller, Generation, Installed, Publish};
-pub use counters::{Counted, DropTotals, Reading};
+pub use counters::{Counted, DropTotals};
 pub use device::{Device, DeviceSelector, DeviceSummary, Limits};
 pub use error::{ControlError, DeviceRefusal};
 pub use installer::{FlowRequest, Installer, VerbsInstaller};

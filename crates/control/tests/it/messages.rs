@@ -4,7 +4,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use crate::support::*;
-use control::{ControlError, Controller, Counted, DropTotals, Limits, PlanStep, Reading, plan};
+use control::{ControlError, Controller, Counted, DropTotals, Limits, PlanStep, plan};
 use program::{QueueId, RuleId, WorkerId};
 
 fn line(name: &'static str, matches: Match, steer: Option<usize>) -> Line {
@@ -103,24 +103,6 @@ fn past_rules_are_summed_under_one_name_but_not_those_that_are_kept() {
     let names: Vec<&str> = totals.iter().map(|total| total.rule.as_str()).collect();
     assert_eq!(names, [program::RETIRED_RULES, "always", "kept", "live"]);
     assert_eq!((totals[0].packets, sum(&totals)), (4, before), "nothing is lost");
-}
-
-#[test]
-fn counters_are_read_a_few_at_a_time() {
-    let (mut controller, state) = controller(&[1]);
-    let names = ["a", "b", "c", "d", "e"];
-    let lines = names.map(|name| line(name, Match::UdpPort(1), None));
-    install(&mut controller, &state, &program(&lines), false).expect("nothing fails");
-    let known = |controller: &Controller<Fake>| {
-        controller.drop_totals().iter().filter(|total| total.packets > 0).count()
-    };
-    let mut reading = Reading::default();
-    let mut seen = vec![known(&controller)];
-    while controller.read_counters(&mut reading, 2) {
-        seen.push(known(&controller));
-    }
-    assert_eq!(seen[..4], [0, 2, 4, 5], "two, two and the last");
-    assert_eq!(controller.drop_totals(), controller.drop_counters());
 }
 
 #[test]
