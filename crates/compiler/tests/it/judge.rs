@@ -346,7 +346,7 @@ fn check_placements(program: &Program) -> Result<(), TestCaseError> {
 fn is_too_much(message: &str, policy: &policy::Policy, profile: &DeviceModel) -> bool {
     if message.contains("go to the worker by") {
         // A worker makes no copies: some rule before it, alone, must be a worker's.
-        return hybrid_alone(policy, profile) || keeps_packets_without_ports(policy, profile);
+        return hybrid_alone(policy, profile) || cannot_leave_out(policy, profile);
     }
     let limits = ["priorities, `", "mask shapes, `", "flows, `"];
     if profile.priorities < DeviceModel::mlx5().priorities
@@ -387,9 +387,9 @@ fn hybrid_alone(policy: &policy::Policy, profile: &DeviceModel) -> bool {
     })
 }
 
-/// Whether some rule that leaves packets without ports to the kernel has to be a worker's, because what is
+/// Whether some rule that leaves packets to the kernel has to be a worker's where a later rule steers: what is
 /// copied cannot leave these out either.
-fn keeps_packets_without_ports(policy: &policy::Policy, profile: &DeviceModel) -> bool {
+fn cannot_leave_out(policy: &policy::Policy, profile: &DeviceModel) -> bool {
     let steer = |rule: &policy::policy::RuleDefinition| match rule.action {
         policy::policy::Action::Copy(group) => {
             policy::policy::RuleDefinition { action: policy::policy::Action::Steer(group), ..rule.clone() }
@@ -397,19 +397,25 @@ fn keeps_packets_without_ports(policy: &policy::Policy, profile: &DeviceModel) -
         _ => rule.clone(),
     };
     let steering = policy::Policy { rules: policy.rules.iter().map(steer).collect(), ..policy.clone() };
-    let program = compiler::compile(&steering, profile, WORKERS);
-    program.is_ok_and(|program| {
+    let program = compiler::compile(&steering, profile, WORKERS).ok();
+    program.or_else(|| without_limits(&steering, profile)).is_some_and(|program| {
         let mut rules = policy.rules.iter().zip(&program.rules);
         rules.any(|(rule, placed)| {
-            rule.matches.or_no_ports && matches!(placed.placement, Placement::Hybrid { .. })
+            rule.action == policy::policy::Action::Kernel
+                && matches!(placed.placement, Placement::Hybrid { .. })
         })
     })
 }
 
 /// The program for a device that does the same and has room for all.
 fn without_limits(policy: &policy::Policy, profile: &DeviceModel) -> Option<Program> {
-    let roomy =
-        DeviceModel { priorities: 1 << 16, priority_table: None, max_shapes: None, ..profile.clone() };
+    let roomy = DeviceModel {
+        priorities: 1 << 16,
+        priority_table: None,
+        max_shapes: None,
+        max_flows: None,
+        ..profile.clone()
+    };
     compiler::compile(policy, &roomy, WORKERS).ok()
 }
 
