@@ -12,6 +12,7 @@ mod describe;
 mod effects;
 mod lost_exceptions;
 mod message;
+mod outcome;
 mod policy_diff;
 mod policy_file;
 mod protection;

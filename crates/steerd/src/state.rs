@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::effects::Effect;
+use crate::outcome::{Outcome, RuleOutcomes, Totals, WorkerOutcomes};
 
 /// Counters by a named reason; only reasons that occurred or can occur are listed.
 pub(crate) type Reasons = BTreeMap<&'static str, u64>;
@@ -102,7 +103,7 @@ pub(crate) struct PolicyState {
     pub(crate) last_reload_successful: bool,
 }
 
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct RuleState {
     pub(crate) name: String,
     pub(crate) action: String,
@@ -115,132 +116,27 @@ pub(crate) struct RuleState {
     pub(crate) current: bool,
     /// `count = false`: counted here, but without series of its own in the metrics.
     pub(crate) unexported: bool,
-    pub(crate) delivered_packets: u64,
-    pub(crate) delivered_bytes: u64,
-    /// `None`, here and of what is sent: the device's counter has not been read yet.
-    pub(crate) dropped_packets: Option<u64>,
-    pub(crate) dropped_bytes: Option<u64>,
     /// The device does not count all packets of this rule, or its counter has not been read yet: the counts
     /// here are incomplete.
     pub(crate) uncounted: bool,
-    /// Left to the kernel by the device.
-    pub(crate) kernel_packets: u64,
-    /// `None`: the device does not count the bytes of what it leaves to the kernel.
-    pub(crate) kernel_bytes: Option<u64>,
-    /// Left to the kernel by the policy, but received by a worker, which cannot give them back.
-    pub(crate) lost_exception_packets: u64,
-    pub(crate) lost_exception_bytes: u64,
-    /// Left to the kernel by the policy, received by a worker, and handed to the kernel sink.
-    pub(crate) returned_packets: u64,
-    pub(crate) returned_bytes: u64,
-    /// Copies that the rule does not match, discarded by workers; not counted as packets of the rule.
-    pub(crate) filtered_packets: u64,
-    pub(crate) filtered_bytes: u64,
-    /// Dropped by workers beyond its `limit`.
-    pub(crate) rate_limited_packets: u64,
-    pub(crate) rate_limited_bytes: u64,
-    /// Dropped by workers because of its `sample`.
-    pub(crate) not_sampled_packets: u64,
-    pub(crate) not_sampled_bytes: u64,
-    /// The packets that the host sends and that were dropped, or passed by an exception.
-    pub(crate) sent_dropped_packets: Option<u64>,
-    pub(crate) sent_dropped_bytes: Option<u64>,
-    pub(crate) sent_passed_packets: Option<u64>,
-    pub(crate) sent_passed_bytes: Option<u64>,
-}
-
-impl Default for RuleState {
-    fn default() -> Self {
-        Self {
-            name: String::new(),
-            action: String::new(),
-            effect: Effect::default(),
-            placement: "",
-            line: 0,
-            current: false,
-            unexported: false,
-            delivered_packets: 0,
-            delivered_bytes: 0,
-            dropped_packets: Some(0),
-            dropped_bytes: Some(0),
-            uncounted: false,
-            kernel_packets: 0,
-            kernel_bytes: Some(0),
-            lost_exception_packets: 0,
-            lost_exception_bytes: 0,
-            returned_packets: 0,
-            returned_bytes: 0,
-            filtered_packets: 0,
-            filtered_bytes: 0,
-            rate_limited_packets: 0,
-            rate_limited_bytes: 0,
-            not_sampled_packets: 0,
-            not_sampled_bytes: 0,
-            sent_dropped_packets: Some(0),
-            sent_dropped_bytes: Some(0),
-            sent_passed_packets: Some(0),
-            sent_passed_bytes: Some(0),
-        }
-    }
+    #[serde(flatten, serialize_with = "RuleOutcomes::serialize_for_rule")]
+    pub(crate) outcomes: RuleOutcomes,
 }
 
 impl RuleState {
-    /// Adds the counts of another rule.
-    pub(crate) fn add(&mut self, other: &Self) {
-        self.delivered_packets += other.delivered_packets;
-        self.delivered_bytes += other.delivered_bytes;
-        self.dropped_packets = sum_if_known(self.dropped_packets, other.dropped_packets);
-        self.dropped_bytes = sum_if_known(self.dropped_bytes, other.dropped_bytes);
-        self.kernel_packets += other.kernel_packets;
-        self.kernel_bytes = sum_if_known(self.kernel_bytes, other.kernel_bytes);
-        self.lost_exception_packets += other.lost_exception_packets;
-        self.lost_exception_bytes += other.lost_exception_bytes;
-        self.returned_packets += other.returned_packets;
-        self.returned_bytes += other.returned_bytes;
-        self.filtered_packets += other.filtered_packets;
-        self.filtered_bytes += other.filtered_bytes;
-        self.rate_limited_packets += other.rate_limited_packets;
-        self.rate_limited_bytes += other.rate_limited_bytes;
-        self.not_sampled_packets += other.not_sampled_packets;
-        self.not_sampled_bytes += other.not_sampled_bytes;
-        self.sent_dropped_packets = sum_if_known(self.sent_dropped_packets, other.sent_dropped_packets);
-        self.sent_dropped_bytes = sum_if_known(self.sent_dropped_bytes, other.sent_dropped_bytes);
-        self.sent_passed_packets = sum_if_known(self.sent_passed_packets, other.sent_passed_packets);
-        self.sent_passed_bytes = sum_if_known(self.sent_passed_bytes, other.sent_passed_bytes);
-    }
-
     /// Dropped by workers because of `limit` or `sample`; part of [`RuleState::packets`].
     pub(crate) fn policed_packets(&self) -> u64 {
-        self.rate_limited_packets + self.not_sampled_packets
+        let packets = |outcome| self.outcomes[outcome].packets.unwrap_or(0);
+        packets(Outcome::RateLimited) + packets(Outcome::NotSampled)
     }
 
     pub(crate) fn packets(&self) -> u64 {
-        self.delivered_packets
-            + self.dropped_packets.unwrap_or(0)
-            + self.kernel_packets
-            + self.lost_exception_packets
-            + self.returned_packets
-            + self.rate_limited_packets
-            + self.not_sampled_packets
-            + self.sent_dropped_packets.unwrap_or(0)
-            + self.sent_passed_packets.unwrap_or(0)
+        self.outcomes.packets()
     }
 
     pub(crate) fn bytes(&self) -> u64 {
-        self.delivered_bytes
-            + self.dropped_bytes.unwrap_or(0)
-            + self.kernel_bytes.unwrap_or(0)
-            + self.lost_exception_bytes
-            + self.returned_bytes
-            + self.rate_limited_bytes
-            + self.not_sampled_bytes
-            + self.sent_dropped_bytes.unwrap_or(0)
-            + self.sent_passed_bytes.unwrap_or(0)
+        self.outcomes.bytes()
     }
-}
-
-fn sum_if_known(sum: Option<u64>, more: Option<u64>) -> Option<u64> {
-    Some(sum? + more?)
 }
 
 #[derive(Clone, Debug, Default, Serialize)]
@@ -252,17 +148,8 @@ pub(crate) struct WorkerState {
     pub(crate) received_packets: u64,
     pub(crate) received_bytes: u64,
     /// Sums over all rules.
-    pub(crate) delivered_packets: u64,
-    pub(crate) dropped_packets: u64,
-    /// Left to the kernel by the policy, but received here; a worker cannot give them back.
-    pub(crate) lost_exception_packets: u64,
-    /// Left to the kernel by the policy, and handed to the kernel sink.
-    pub(crate) returned_packets: u64,
-    /// Copies that no rule matches, discarded.
-    pub(crate) filtered_packets: u64,
-    /// Dropped beyond limits of rules, and because of samples.
-    pub(crate) rate_limited_packets: u64,
-    pub(crate) not_sampled_packets: u64,
+    #[serde(flatten, serialize_with = "WorkerOutcomes::serialize_for_worker")]
+    pub(crate) outcomes: WorkerOutcomes,
     /// Received but lost, not dropped by a rule.
     pub(crate) lost_packets: Reasons,
     /// Packets and copies for this worker that met no posted buffer. Not received, and not in the accounting,
@@ -431,21 +318,10 @@ pub(crate) struct Accounting {
     pub(crate) received: Option<u64>,
     /// Lost on the wire before that; also part of `lost`.
     pub(crate) wire_lost: u64,
-    pub(crate) delivered: u64,
-    /// `None`: the counters of drop rules have not been read yet.
-    pub(crate) rule_dropped: Option<u64>,
-    pub(crate) kernel: Option<u64>,
-    /// Left to the kernel by the policy, but received by workers; not part of `kernel` or `lost`.
-    pub(crate) lost_exceptions: u64,
-    /// Left to the kernel by the policy, received by workers, and handed to the kernel sink; not part of
-    /// `kernel`.
-    pub(crate) returned: u64,
-    /// Copies that no rule matches, discarded by workers.
-    pub(crate) filtered: u64,
-    /// Dropped by workers beyond limits of rules, copies included.
-    pub(crate) rate_limited: u64,
-    /// Dropped by workers because of samples of rules, copies included.
-    pub(crate) not_sampled: u64,
+    /// The outcomes of received packets. `None`: the device does not count them, or the counters of drop
+    /// rules have not been read yet.
+    #[serde(flatten, serialize_with = "Totals::serialize_totals")]
+    pub(crate) outcomes: Totals,
     pub(crate) lost: u64,
     /// Copies that ports handed over in addition to the packets.
     pub(crate) replicated: Option<u64>,

@@ -64,15 +64,16 @@ mod tests {
     use policy::{NoFiles, Source};
 
     use super::*;
+    use crate::outcome::{Count, Outcome};
     use crate::state::RuleState;
 
     #[test]
     fn rules_have_the_counters_of_their_names() {
         let state_of = |name: &str, packets, uncounted| RuleState {
             name: name.to_owned(),
-            delivered_packets: packets,
-            kernel_packets: 1,
             uncounted,
+            outcomes: [(Outcome::Delivered, Count::of(packets, 0)), (Outcome::Kernel, Count::of(1, 0))]
+                .into(),
             ..RuleState::default()
         };
         let state = State {

@@ -5,6 +5,7 @@
 //! flight between them. Nothing is read here. Once traffic has ended nothing is in flight, and every equation
 //! must hold exactly.
 
+use crate::outcome::{self, Outcome, Totals};
 use crate::state::{Accounting, Equation, LOST_ON_WIRE, PortCounters, PortState, RuleState, WorkerState};
 
 /// How many packets may be in flight, by place; none once traffic has ended. Both sides of all other
@@ -36,7 +37,9 @@ pub(crate) fn check(
     let counted: Option<Vec<&PortCounters>> = ports.iter().map(|port| port.counters.as_ref()).collect();
     let counted = counted.filter(|ports| !ports.is_empty());
     let sum = |of: fn(&PortCounters) -> u64| counted.iter().flatten().map(|port| of(port)).sum::<u64>();
-    let dropped_by_rules: Option<u64> = rules.iter().map(|rule| rule.dropped_packets).sum();
+    let dropped_by_rules: Option<u64> =
+        rules.iter().map(|rule| rule.outcomes[Outcome::Dropped].packets).sum();
+    let by_workers = |outcome: Outcome| workers.iter().map(|worker| worker.outcomes[outcome]).sum::<u64>();
     let mut equations = Vec::new();
     // The left side of these equations is ahead by the packets that are still to be counted on the right.
     let mut ahead = 0;
@@ -56,14 +59,14 @@ pub(crate) fn check(
         && counted.is_some()
         && !in_flight.drops_unknown
     {
-        let dropped_by_workers: u64 = workers.iter().map(|worker| worker.dropped_packets).sum();
+        let dropped_by_workers = by_workers(Outcome::Dropped);
         let name = "ports dropped by rule = drop rules counted".to_owned();
         let in_device = dropped_by_rules.saturating_sub(dropped_by_workers);
         let limit = in_flight.dropped + in_flight.uncounted_drops;
         let dropped = equation(name, sum(|port| port.rule_dropped_packets), in_device, limit);
         ahead += dropped.difference;
         equations.push(dropped);
-        let by_rules: u64 = rules.iter().filter_map(|rule| rule.sent_dropped_packets).sum();
+        let by_rules: u64 = rules.iter().filter_map(|rule| rule.outcomes[Outcome::SentDropped].packets).sum();
         let name = "ports dropped when sent = egress rules counted".to_owned();
         equations.push(equation(
             name,
@@ -78,21 +81,18 @@ pub(crate) fn check(
         ahead += received.difference;
         equations.push(received);
     }
-    let by_rules = rules.iter().map(|rule| rule.delivered_packets).sum();
-    let delivered = workers.iter().map(|worker| worker.delivered_packets).sum();
+    let by_rules = rules.iter().filter_map(|rule| rule.outcomes[Outcome::Delivered].packets).sum();
+    let delivered = by_workers(Outcome::Delivered);
     equations.push(equation("workers delivered = rules delivered".to_owned(), delivered, by_rules, 0));
     let by_ports = |of: fn(&PortCounters) -> u64| counted.is_some().then(|| sum(of));
+    let mut outcomes = Totals::default();
+    outcome::of_workers().for_each(|(outcome, _)| outcomes[outcome] = Some(by_workers(outcome)));
+    outcomes[Outcome::Dropped] = dropped_by_rules;
+    outcomes[Outcome::Kernel] = by_ports(|port| port.kernel_packets);
     Accounting {
         received: by_ports(|port| port.received_packets),
         wire_lost: ports.iter().filter_map(|port| port.lost_packets.get(LOST_ON_WIRE)).sum(),
-        delivered,
-        rule_dropped: dropped_by_rules,
-        kernel: by_ports(|port| port.kernel_packets),
-        lost_exceptions: workers.iter().map(|worker| worker.lost_exception_packets).sum(),
-        returned: workers.iter().map(|worker| worker.returned_packets).sum(),
-        filtered: workers.iter().map(|worker| worker.filtered_packets).sum(),
-        rate_limited: workers.iter().map(|worker| worker.rate_limited_packets).sum(),
-        not_sampled: workers.iter().map(|worker| worker.not_sampled_packets).sum(),
+        outcomes,
         lost: ports.iter().flat_map(|port| port.lost_packets.values()).sum::<u64>()
             + workers.iter().flat_map(|worker| worker.lost_packets.values()).sum::<u64>(),
         replicated: by_ports(|port| port.replicated_packets),
@@ -109,19 +109,9 @@ pub(crate) fn check(
 
 /// `unclassified`: how many packets the worker may have received and not classified.
 fn worker_equation(worker: &WorkerState, unclassified: u64) -> Equation {
-    let accounted = worker.delivered_packets
-        + worker.dropped_packets
-        + worker.lost_exception_packets
-        + worker.returned_packets
-        + worker.filtered_packets
-        + worker.rate_limited_packets
-        + worker.not_sampled_packets
-        + worker.lost_packets.values().sum::<u64>();
-    let name = format!(
-        "worker {}: received = delivered + dropped + returned + filtered + rate limited + not sampled + lost + \
-         lost exceptions",
-        worker.worker
-    );
+    let accounted = worker.outcomes.sum() + worker.lost_packets.values().sum::<u64>();
+    let outcomes: Vec<String> = outcome::worker_names().collect();
+    let name = format!("worker {}: received = {} + lost", worker.worker, outcomes.join(" + "));
     equation(name, worker.received_packets, accounted, unclassified)
 }
 
@@ -139,6 +129,12 @@ fn port_equation(port: &PortState) -> Option<Equation> {
 }
 
 impl Accounting {
+    /// Dropped by workers because of limits and samples of rules.
+    pub(crate) fn policed(&self) -> u64 {
+        let packets = |outcome| self.outcomes[outcome].unwrap_or(0);
+        packets(Outcome::RateLimited) + packets(Outcome::NotSampled)
+    }
+
     /// The result, in one line.
     pub(crate) fn verdict(&self) -> String {
         if self.matches == Some(false) {
@@ -176,6 +172,11 @@ fn equation(name: String, left: u64, right: u64, in_flight_limit: u64) -> Equati
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::outcome::Count;
+
+    fn packets(rule: &mut RuleState, outcome: Outcome) -> &mut u64 {
+        rule.outcomes[outcome].packets.as_mut().expect("known")
+    }
 
     fn scene() -> (PortState, RuleState, RuleState, WorkerState) {
         let port = PortState {
@@ -190,13 +191,16 @@ mod tests {
             lost_packets: [("out_of_buffer", 5), (LOST_ON_WIRE, 3)].into(),
             ..PortState::default()
         };
-        let steer = RuleState { delivered_packets: 57, dropped_packets: Some(2), ..RuleState::default() };
-        let drop = RuleState { dropped_packets: Some(25), ..RuleState::default() };
+        let steer = RuleState {
+            outcomes: [(Outcome::Delivered, Count::of(57, 0)), (Outcome::Dropped, Count::of(2, 0))].into(),
+            ..RuleState::default()
+        };
+        let drop =
+            RuleState { outcomes: [(Outcome::Dropped, Count::of(25, 0))].into(), ..RuleState::default() };
         let worker = WorkerState {
             received_packets: 60,
-            delivered_packets: 57,
-            dropped_packets: 2,
             lost_packets: [("unknown_tag", 1)].into(),
+            outcomes: [(Outcome::Delivered, 57), (Outcome::Dropped, 2)].into(),
             ..WorkerState::default()
         };
         (port, steer, drop, worker)
@@ -208,17 +212,14 @@ mod tests {
         let accounting = check(&[port], &[steer, drop], &[worker], &InFlight::default());
         assert_eq!(accounting.matches, Some(true), "{}", accounting.verdict());
         assert_eq!(accounting.verdict(), "packet accounting matches");
+        let [delivered, dropped, kernel] = [Outcome::Delivered, Outcome::Dropped, Outcome::Kernel]
+            .map(|outcome| accounting.outcomes[outcome]);
         assert_eq!(
-            (
-                accounting.received,
-                accounting.delivered,
-                accounting.rule_dropped,
-                accounting.kernel,
-                accounting.lost
-            ),
-            (Some(100), 57, Some(27), Some(10), 9)
+            (accounting.received, delivered, dropped, kernel),
+            (Some(100), Some(57), Some(27), Some(10))
         );
-        assert_eq!(accounting.delivered + 27 + 10 + accounting.lost, 100 + 3);
+        assert_eq!(accounting.lost, 9);
+        assert_eq!(57 + 27 + 10 + accounting.lost, 100 + 3);
         assert_eq!(accounting.wire_lost, 3);
     }
 
@@ -230,8 +231,8 @@ mod tests {
         let spoil: [fn(&mut PortState, &mut RuleState, &mut RuleState, &mut WorkerState); 6] = [
             |port, _, _, _| counters(port).received_packets += 1,
             |port, _, _, _| counters(port).kernel_packets += 1,
-            |_, steer, _, _| steer.delivered_packets -= 1,
-            |_, _, drop, _| drop.dropped_packets = drop.dropped_packets.map(|packets| packets - 1),
+            |_, steer, _, _| *packets(steer, Outcome::Delivered) -= 1,
+            |_, _, drop, _| *packets(drop, Outcome::Dropped) -= 1,
             |_, _, _, worker| worker.received_packets -= 1,
             |_, _, _, worker| worker.lost_packets.clear(),
         ];
@@ -252,8 +253,8 @@ mod tests {
     fn packets_in_flight_are_not_a_mismatch() {
         let (port, mut steer, drop, mut worker) = scene();
         worker.received_packets -= 3;
-        worker.delivered_packets -= 3;
-        steer.delivered_packets -= 3;
+        worker.outcomes[Outcome::Delivered] -= 3;
+        *packets(&mut steer, Outcome::Delivered) -= 3;
         let (ports, rules, workers) = ([port], [steer, drop], [worker]);
         let in_flight = |handed_over| InFlight { handed_over, ..InFlight::default() };
         let accounting = check(&ports, &rules, &workers, &in_flight(3));
@@ -274,16 +275,18 @@ mod tests {
         counters.rule_dropped_packets += 1;
         counters.replicated_packets += 6;
         worker.received_packets += 2 + 6;
-        worker.delivered_packets += 5;
-        worker.filtered_packets += 1;
-        steer.delivered_packets += 5;
-        steer.filtered_packets += 1;
+        worker.outcomes[Outcome::Delivered] += 5;
+        worker.outcomes[Outcome::Filtered] += 1;
+        *packets(&mut steer, Outcome::Delivered) += 5;
+        *packets(&mut steer, Outcome::Filtered) += 1;
         let in_flight = InFlight { handed_over: 4, dropped: 1, unclassified: vec![2], ..InFlight::default() };
         let accounting = check(&[port], &[steer, drop], &[worker], &in_flight);
         assert_eq!(accounting.matches, Some(true), "{}", accounting.verdict());
-        assert_eq!((accounting.in_flight, accounting.filtered, accounting.replicated), (Some(7), 1, Some(6)));
-        let dropped = accounting.rule_dropped.expect("known");
-        let counted = accounting.delivered + dropped + 10 + accounting.filtered + accounting.lost;
+        let filtered = accounting.outcomes[Outcome::Filtered].expect("known");
+        assert_eq!((accounting.in_flight, filtered, accounting.replicated), (Some(7), 1, Some(6)));
+        let dropped = accounting.outcomes[Outcome::Dropped].expect("known");
+        let delivered = accounting.outcomes[Outcome::Delivered].expect("known");
+        let counted = delivered + dropped + 10 + filtered + accounting.lost;
         assert_eq!(107 + accounting.wire_lost + 6, counted + 7);
     }
 
@@ -293,8 +296,8 @@ mod tests {
         type Spoil = fn(&mut PortState, &mut RuleState, &mut RuleState, &mut WorkerState);
         let spoil: [Spoil; 5] = [
             |port, _, _, _| port.lost_packets.clear(),
-            |_, steer, _, _| steer.delivered_packets -= 1,
-            |_, _, drop, _| drop.dropped_packets = drop.dropped_packets.map(|packets| packets + 1),
+            |_, steer, _, _| *packets(steer, Outcome::Delivered) -= 1,
+            |_, _, drop, _| *packets(drop, Outcome::Dropped) += 1,
             |_, _, _, worker| worker.received_packets += 1,
             |_, _, _, worker| worker.lost_packets.insert("bad_frame", 1).map_or((), |_| ()),
         ];
@@ -319,23 +322,24 @@ mod tests {
     #[test]
     fn policed_packets_have_outcomes_of_their_own() {
         let (port, mut steer, drop, mut worker) = scene();
-        worker.delivered_packets -= 30;
-        steer.delivered_packets -= 30;
-        (worker.rate_limited_packets, steer.rate_limited_packets) = (20, 20);
-        (worker.not_sampled_packets, steer.not_sampled_packets) = (10, 10);
+        worker.outcomes[Outcome::Delivered] -= 30;
+        *packets(&mut steer, Outcome::Delivered) -= 30;
+        (worker.outcomes[Outcome::RateLimited], *packets(&mut steer, Outcome::RateLimited)) = (20, 20);
+        (worker.outcomes[Outcome::NotSampled], *packets(&mut steer, Outcome::NotSampled)) = (10, 10);
         assert_eq!(steer.packets(), 27 + 2 + 30);
         let (ports, rules) = ([port], [steer, drop]);
         let accounting = check(&ports, &rules, &[worker.clone()], &InFlight::default());
         assert_eq!(accounting.matches, Some(true), "{}", accounting.verdict());
-        assert_eq!((accounting.rate_limited, accounting.not_sampled), (20, 10));
-        worker.not_sampled_packets -= 1;
+        let policed = [Outcome::RateLimited, Outcome::NotSampled].map(|outcome| accounting.outcomes[outcome]);
+        assert_eq!((policed, accounting.policed()), ([Some(20), Some(10)], 30));
+        worker.outcomes[Outcome::NotSampled] -= 1;
         assert_eq!(check(&ports, &rules, &[worker], &InFlight::default()).matches, Some(false));
     }
 
     #[test]
     fn unread_drop_counters_are_not_checked() {
         let (port, steer, mut drop, worker) = scene();
-        drop.dropped_packets = Some(5);
+        *packets(&mut drop, Outcome::Dropped) = 5;
         let (ports, rules, workers) = ([port], [steer, drop], [worker]);
         let unknown = InFlight { drops_unknown: true, ..InFlight::default() };
         let accounting = check(&ports, &rules, &workers, &unknown);
@@ -346,9 +350,11 @@ mod tests {
             accounting.verdict()
         );
         assert_eq!(check(&ports, &rules, &workers, &InFlight::default()).matches, Some(false));
-        let never_read = RuleState { dropped_packets: None, ..RuleState::default() };
+        let never_read =
+            RuleState { outcomes: [(Outcome::Dropped, Count::UNKNOWN)].into(), ..RuleState::default() };
         let accounting = check(&ports, &[rules[0].clone(), never_read], &workers, &unknown);
-        assert_eq!((accounting.rule_dropped, accounting.matches), (None, None), "unknown is not zero");
+        let dropped = accounting.outcomes[Outcome::Dropped];
+        assert_eq!((dropped, accounting.matches), (None, None), "unknown is not zero");
     }
 
     /// Packets that removed rules have dropped and no counter has are no mismatch, up to the limit.
@@ -375,7 +381,12 @@ mod tests {
         let port = PortState { counters: None, ..port };
         let accounting = check(&[port], &[steer, drop], &[worker], &InFlight::default());
         assert_eq!((accounting.matches, accounting.ports_counted), (Some(true), false));
-        let by_ports = (accounting.received, accounting.kernel, accounting.replicated, accounting.in_flight);
+        let by_ports = (
+            accounting.received,
+            accounting.outcomes[Outcome::Kernel],
+            accounting.replicated,
+            accounting.in_flight,
+        );
         assert_eq!(by_ports, (None, None, None, None), "unknown is not zero");
         assert!(accounting.verdict().contains("does not count"), "{}", accounting.verdict());
     }

@@ -14,6 +14,7 @@ use prometheus::TextEncoder;
 use prometheus::proto::{self, Bucket, Histogram, LabelPair, MetricFamily, MetricType};
 
 use crate::effects::Effect;
+use crate::outcome::{Count, Outcome};
 use crate::state::{
     Accounting, Buckets, DeviceState, LatencyState, OtherDeviceState, PortCounters, PortState, Reasons,
     RuleState, SinkState, SinkTrafficState, State, WorkerState,
@@ -132,9 +133,9 @@ static METRICS: &[Metric] = &[
     counter("steerd_policy_reloads_total", &["result"], "Reloads of the policy by result.",
         reloads),
     counter("steerd_rule_packets_total", &["rule", "action"], "Packets of each rule by action.",
-        |s| by_action(s, |(_, packets, _)| Some(packets))),
+        |s| by_action(s, |count| Some(count.packets.unwrap_or(0)))),
     counter("steerd_rule_bytes_total", &["rule", "action"], "Bytes of each rule by action.",
-        |s| by_action(s, |(_, _, bytes)| bytes)),
+        |s| by_action(s, |count| count.bytes)),
     counter("steerd_rule_filtered_copies_total", &["rule"],
         "Copies that workers received for a rule and discarded because the rule does not match them: the \
          device copies more packets than the rule matches.",
@@ -191,10 +192,10 @@ static METRICS: &[Metric] = &[
         |s| workers(s, |w| Value::Number(count(w.received_bytes)))),
     counter("steerd_worker_lost_exception_packets_total", &["worker"],
         "Packets that the policy leaves to the kernel but a worker received: the host never sees them.",
-        |s| workers(s, |w| Value::Number(count(w.lost_exception_packets)))),
+        |s| workers(s, |w| Value::Number(count(w.outcomes[Outcome::LostException])))),
     counter("steerd_worker_returned_packets_total", &["worker"],
         "Packets that the policy leaves to the kernel, received by the worker and handed to the kernel sink.",
-        |s| workers(s, |w| Value::Number(count(w.returned_packets)))),
+        |s| workers(s, |w| Value::Number(count(w.outcomes[Outcome::Returned])))),
     counter("steerd_sink_offered_packets_total", &["sink", "kind", "worker"], "Packets that a worker had for the sink.",
         |s| sinks(s, Direction::In, |t| t.offered_packets)),
     counter("steerd_sink_delivered_packets_total", &["sink", "kind", "worker"], "Packets that the sink passed on.",
@@ -376,11 +377,11 @@ fn reasons<'s>(all: impl Iterator<Item = (u32, &'s Reasons)>) -> Vec<Series<'s>>
 }
 
 /// A series for each rule and each of its actions.
-fn by_action<'s>(s: &'s Sources<'s>, value: fn(ActionCount) -> Option<u64>) -> Vec<Series<'s>> {
+fn by_action<'s>(s: &'s Sources<'s>, value: fn(Count) -> Option<u64>) -> Vec<Series<'s>> {
     let of = |rule: &'s Cow<'s, RuleState>| {
-        rule_actions(rule).filter_map(move |action| {
-            let labels = vec![rule.name.as_str().into(), action.0.into()];
-            Some((labels, Value::Number(count(value(action)?))))
+        rule_actions(rule).filter_map(move |(action, counted)| {
+            let labels = vec![rule.name.as_str().into(), action.into()];
+            Some((labels, Value::Number(count(value(counted)?))))
         })
     };
     s.rules.iter().flat_map(of).collect()
@@ -388,7 +389,7 @@ fn by_action<'s>(s: &'s Sources<'s>, value: fn(ActionCount) -> Option<u64>) -> V
 
 fn filtered_copies<'s>(s: &'s Sources<'s>) -> Vec<Series<'s>> {
     let rules = s.rules.iter().filter(|rule| is_filtered(rule));
-    rules.map(|rule| (vec![rule.name.as_str().into()], Value::Number(count(rule.filtered_packets)))).collect()
+    rules.map(|rule| (vec![rule.name.as_str().into()], Value::Number(count(filtered(rule))))).collect()
 }
 
 /// The rules with `count = false` are summed under this name, so that sums over all rules stay complete. No
@@ -400,8 +401,11 @@ fn exported(rules: &[RuleState]) -> Vec<Cow<'_, RuleState>> {
     let mut shown: Vec<_> = rules.iter().filter(|rule| !rule.unexported).map(Cow::Borrowed).collect();
     // The sum has only the actions under which packets were counted.
     let mut sum = RuleState { name: UNEXPORTED.to_owned(), ..RuleState::default() };
-    rules.iter().filter(|rule| rule.unexported && !rule.uncounted).for_each(|rule| sum.add(rule));
-    if sum.packets() + sum.filtered_packets > 0 {
+    rules
+        .iter()
+        .filter(|rule| rule.unexported && !rule.uncounted)
+        .for_each(|rule| sum.outcomes.add(&rule.outcomes));
+    if sum.packets() + filtered(&sum) > 0 {
         shown.push(Cow::Owned(sum));
     }
     shown
@@ -410,7 +414,11 @@ fn exported(rules: &[RuleState]) -> Vec<Cow<'_, RuleState>> {
 /// Whether the device makes or made copies for the rule that a worker filters out.
 fn is_filtered(rule: &RuleState) -> bool {
     let may_be_filtered = matches!(rule.effect, Effect::Copy | Effect::Sniff) && rule.placement == "hybrid";
-    rule.filtered_packets > 0 || rule.current && may_be_filtered
+    filtered(rule) > 0 || rule.current && may_be_filtered
+}
+
+fn filtered(rule: &RuleState) -> u64 {
+    rule.outcomes[Outcome::Filtered].packets.unwrap_or(0)
 }
 
 /// Packets that a sink gets from workers, and those that it sends by a port.
@@ -458,35 +466,24 @@ fn sink_drops<'s>(sources: &'s Sources<'s>, direction: Direction) -> Vec<Series<
     series.collect()
 }
 
-/// An action, its packets and, where the device counts them, its bytes.
-type ActionCount = (&'static str, u64, Option<u64>);
-
 /// The actions under which a rule has counted packets and bytes. A rule without packets keeps its own action
 /// at zero; what the device does not count is absent.
-fn rule_actions(rule: &RuleState) -> impl Iterator<Item = ActionCount> + use<> {
+fn rule_actions(rule: &RuleState) -> impl Iterator<Item = (&'static str, Count)> + use<'_> {
     let own = match rule.effect {
         // A rule of an earlier policy has only the actions that it has counted.
-        _ if !rule.current => "",
-        Effect::Drop => "drop",
-        Effect::Kernel => "kernel",
-        Effect::DropSent => "drop_sent",
-        Effect::PassSent => "pass_sent",
-        Effect::Deliver | Effect::Copy | Effect::Sniff => "deliver",
+        _ if !rule.current => None,
+        Effect::Drop => Some(Outcome::Dropped),
+        Effect::Kernel => Some(Outcome::Kernel),
+        Effect::DropSent => Some(Outcome::SentDropped),
+        Effect::PassSent => Some(Outcome::SentPassed),
+        Effect::Deliver | Effect::Copy | Effect::Sniff => Some(Outcome::Delivered),
     };
-    let uncounted = rule.uncounted;
-    [
-        ("deliver", rule.delivered_packets, Some(rule.delivered_bytes)),
-        ("drop", rule.dropped_packets.unwrap_or(0), rule.dropped_bytes),
-        ("kernel", rule.kernel_packets, rule.kernel_bytes),
-        ("returned", rule.returned_packets, Some(rule.returned_bytes)),
-        ("lost_exception", rule.lost_exception_packets, Some(rule.lost_exception_bytes)),
-        ("rate_limited", rule.rate_limited_packets, Some(rule.rate_limited_bytes)),
-        ("not_sampled", rule.not_sampled_packets, Some(rule.not_sampled_bytes)),
-        ("drop_sent", rule.sent_dropped_packets.unwrap_or(0), rule.sent_dropped_bytes),
-        ("pass_sent", rule.sent_passed_packets.unwrap_or(0), rule.sent_passed_bytes),
-    ]
-    .into_iter()
-    .filter(move |(action, packets, _)| if *action == own { !uncounted } else { *packets > 0 })
+    let is_shown = move |outcome, count: &Count| match own == Some(outcome) {
+        true => !rule.uncounted,
+        false => count.packets.is_some_and(|packets| packets > 0),
+    };
+    let shown = rule.outcomes.iter().filter(move |(row, count)| is_shown(row.outcome, count));
+    shown.filter_map(|(row, count)| Some((row.action?, *count)))
 }
 
 /// Prometheus' values are doubles: exact up to 2^53.

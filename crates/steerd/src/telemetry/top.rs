@@ -259,6 +259,7 @@ impl Rates<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::outcome::{Count, Outcome};
 
     #[test]
     fn rates_are_averages_since_the_last_sample() {
@@ -266,8 +267,7 @@ mod tests {
         let rule = |packets| RuleState {
             name: "dns".into(),
             current: true,
-            delivered_packets: packets,
-            delivered_bytes: 100 * packets,
+            outcomes: [(Outcome::Delivered, Count::of(packets, 100 * packets))].into(),
             ..RuleState::default()
         };
         let mut state = State { uptime_seconds: 10.0, rules: vec![rule(1000)], ..State::default() };
@@ -283,9 +283,12 @@ mod tests {
     fn policed_packets_are_shown_beside_all_of_a_rule() {
         let rule = RuleState {
             current: true,
-            delivered_packets: 552,
-            rate_limited_packets: 1_200,
-            not_sampled_packets: 68,
+            outcomes: [
+                (Outcome::Delivered, Count::of(552, 0)),
+                (Outcome::RateLimited, Count::of(1_200, 0)),
+                (Outcome::NotSampled, Count::of(68, 0)),
+            ]
+            .into(),
             ..RuleState::default()
         };
         let top = Sampler::default().top(&State { rules: vec![rule], ..State::default() });
@@ -317,7 +320,7 @@ mod tests {
         let rule = |name: &str, current, packets| RuleState {
             name: name.into(),
             current,
-            dropped_packets: Some(packets),
+            outcomes: [(Outcome::Dropped, Count::of(packets, 0))].into(),
             ..RuleState::default()
         };
         let mut state = State { uptime_seconds: 1.0, ..State::default() };

@@ -133,29 +133,14 @@ fn accounting(state: &State) -> String {
         if let Some(copies) = accounting.replicated.filter(|copies| *copies > 0) {
             sum.row(vec!["+ copied by ports".into(), number(copies)]);
         }
-        sum.row(vec!["= delivered by rule".into(), number(accounting.delivered)]);
-    } else {
-        sum.row(vec!["delivered by rule".into(), number(accounting.delivered)]);
     }
-    sum.row(vec!["+ dropped by rule".into(), known(accounting.rule_dropped)]);
-    if accounting.rate_limited > 0 {
-        sum.row(vec!["+ dropped beyond limits of rules".into(), number(accounting.rate_limited)]);
-    }
-    if accounting.not_sampled > 0 {
-        sum.row(vec!["+ dropped because of samples".into(), number(accounting.not_sampled)]);
-    }
-    if accounting.filtered > 0 {
-        sum.row(vec!["+ copies filtered out".into(), number(accounting.filtered)]);
-    }
-    sum.row(vec!["+ left to the kernel".into(), known(accounting.kernel)]);
-    if accounting.returned > 0 {
-        sum.row(vec!["+ returned to the kernel".into(), number(accounting.returned)]);
-    }
-    if accounting.lost_exceptions > 0 {
-        sum.row(vec![
-            "+ lost exceptions (the kernel's, received by workers)".into(),
-            number(accounting.lost_exceptions),
-        ]);
+    let mut sign = if accounting.received.is_some() { "= " } else { "" };
+    for (row, packets) in accounting.outcomes.iter() {
+        let Some(total) = &row.total else { continue };
+        if total.is_always_shown || packets.is_some_and(|packets| packets > 0) {
+            sum.row(vec![format!("{sign}{}", total.text), known(*packets)]);
+            sign = "+ ";
+        }
     }
     sum.row(vec!["+ lost".into(), number(accounting.lost)]);
     format!("\n{}\n{}\n", sum.text(), accounting.verdict())
@@ -164,6 +149,7 @@ fn accounting(state: &State) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::outcome::{Count, Outcome};
     use crate::state::{PortCounters, PortState, RuleState, StageTime, ThreadProfile, WorkerState};
     use crate::telemetry::accounting::{InFlight, check};
 
@@ -186,21 +172,20 @@ mod tests {
                 action: "deliver to web".into(),
                 placement: "hardware",
                 current: true,
-                delivered_packets: 1000,
-                delivered_bytes: 64_000,
+                outcomes: [(Outcome::Delivered, Count::of(1000, 64_000))].into(),
                 ..RuleState::default()
             },
             RuleState {
                 name: "scan".into(),
                 action: "drop".into(),
-                dropped_packets: Some(300),
+                outcomes: [(Outcome::Dropped, Count::of(300, 0))].into(),
                 ..RuleState::default()
             },
         ];
         state.workers = vec![WorkerState {
             received_packets: 1000,
             received_bytes: 64_000,
-            delivered_packets: 1000,
+            outcomes: [(Outcome::Delivered, 1000)].into(),
             ..WorkerState::default()
         }];
         state.accounting = check(&state.ports, &state.rules, &state.workers, &InFlight::default());

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use worker::SinkDrop;
 
+use crate::outcome::Outcome;
 use crate::state::{
     OtherDeviceState, PortCounters, PortState, Reasons, RuleState, SinkState, State, WorkerState,
 };
@@ -343,16 +344,17 @@ fn sending_ports(state: &State, rates: &PerSecond) -> String {
 /// One line for the log.
 pub(crate) fn line(state: &State, rates: &PerSecond) -> String {
     let sum = |kind: &str| rates.iter().filter(|(key, _)| key.starts_with(kind)).map(|(_, rate)| rate).sum();
-    let policed = match state.accounting.rate_limited + state.accounting.not_sampled {
+    let policed = match state.accounting.policed() {
         0 => String::new(),
         packets => format!(", {} policed", number(packets)),
     };
+    let outcomes = &state.accounting.outcomes;
     format!(
         "{} packets to workers ({}/s), {} dropped by rule{policed}, {} left to the kernel, lost: {}",
-        number(state.accounting.delivered),
+        known(outcomes[Outcome::Delivered]),
         rate(sum("worker ")),
-        known(state.accounting.rule_dropped),
-        known(state.accounting.kernel),
+        known(outcomes[Outcome::Dropped]),
+        known(outcomes[Outcome::Kernel]),
         losses(state),
     )
 }
@@ -366,7 +368,9 @@ pub(crate) fn losses(state: &State) -> String {
         *sums.entry(reason).or_default() += packets;
     }
     sums.extend(
-        Some(state.accounting.lost_exceptions).filter(|lost| *lost > 0).map(|lost| ("lost_exception", lost)),
+        state.accounting.outcomes[Outcome::LostException]
+            .filter(|lost| *lost > 0)
+            .map(|lost| ("lost_exception", lost)),
     );
     let mut list = vec![listed(&sums)];
     for sink in &state.sinks {
@@ -485,7 +489,8 @@ pub(crate) fn rule_bytes(rule: &RuleState) -> String {
 
 /// Whether some of the rule's bytes are not counted: those of unmatched packets.
 pub(crate) fn bytes_are_unknown(rule: &RuleState) -> bool {
-    rule.uncounted || rule.kernel_packets > 0 && rule.kernel_bytes.is_none()
+    let kernel = &rule.outcomes[Outcome::Kernel];
+    rule.uncounted || kernel.packets != Some(0) && kernel.bytes.is_none()
 }
 
 fn scaled(value: f64, step: f64, units: &[&str]) -> String {
@@ -523,6 +528,7 @@ pub(crate) fn duration(time: Duration) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::outcome::Count;
     use crate::state::{LatencyState, SinkTrafficState};
 
     #[test]
@@ -568,7 +574,7 @@ mod tests {
             name: name.into(),
             action: "drop".into(),
             current,
-            dropped_packets: Some(1234),
+            outcomes: [(Outcome::Dropped, Count::of(1234, 0))].into(),
             ..RuleState::default()
         };
         state.rules = vec![rule("now", true), rule("then", false)];
@@ -601,8 +607,8 @@ mod tests {
         let rule = RuleState {
             name: "web".into(),
             current: true,
-            delivered_packets: 552,
-            rate_limited_packets: 1_268,
+            outcomes: [(Outcome::Delivered, Count::of(552, 0)), (Outcome::RateLimited, Count::of(1_268, 0))]
+                .into(),
             ..RuleState::default()
         };
         let degraded = Some("degraded: sink `files` loses all its packets (disk_full)".to_owned());
@@ -665,7 +671,7 @@ mod tests {
         let rule = |n: u64| RuleState {
             name: format!("rule-{n}"),
             current: true,
-            delivered_packets: 10_000 + n,
+            outcomes: [(Outcome::Delivered, Count::of(10_000 + n, 0))].into(),
             ..RuleState::default()
         };
         let worker = |worker| WorkerState { worker, received_packets: 5, ..WorkerState::default() };

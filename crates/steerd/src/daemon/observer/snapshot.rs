@@ -8,7 +8,7 @@ use control::{Counted, Device, DropTotals};
 use program::{DEFAULT_RULE, Placement, Program, RuleId, SinkId, WorkerId};
 use softnic::PortStats;
 use worker::sinks::{PacketSizes, TopFlow};
-use worker::{Disposition, Distribution, SinkTraffic, WorkerSnapshot};
+use worker::{Distribution, SinkTraffic, WorkerSnapshot};
 
 use super::{Observer, WorkerEntry, stage_times};
 use crate::api::model;
@@ -17,6 +17,7 @@ use crate::daemon::device::OtherSoft;
 use crate::daemon::health::Part;
 use crate::daemon::sinks::SinkView;
 use crate::effects::Effect;
+use crate::outcome::{self, Count, Outcome, WorkerOutcomes};
 use crate::state::{
     Buckets, DeviceState, LOST_ON_WIRE, LatencyState, OtherDeviceState, PolicyState, PortCounters, PortState,
     Reasons, RuleState, SinkState, SinkTrafficState, State, TOP_FLOWS_MAX, TopFlowState, WorkerState,
@@ -273,13 +274,7 @@ impl Rules {
     /// uncounted.
     fn add_drops(&mut self, drops: &DropTotals) {
         let rule = self.named(&drops.rule);
-        let (packets, bytes) = match drops.kind {
-            Counted::Dropped => (&mut rule.dropped_packets, &mut rule.dropped_bytes),
-            Counted::SentDropped => (&mut rule.sent_dropped_packets, &mut rule.sent_dropped_bytes),
-            Counted::SentPassed => (&mut rule.sent_passed_packets, &mut rule.sent_passed_bytes),
-        };
-        add(packets, drops.packets);
-        add(bytes, drops.bytes);
+        rule.outcomes[Outcome::of_device(drops.kind)].add(Count::of(drops.packets, drops.bytes));
         rule.uncounted |= is_counted_by_device(rule) && !drops.counted;
     }
 
@@ -287,9 +282,7 @@ impl Rules {
     fn drops_are_unknown(&mut self) {
         for rule in self.list.iter_mut().filter(|rule| is_counted_by_device(rule)) {
             rule.uncounted = true;
-            (rule.dropped_packets, rule.dropped_bytes) = (None, None);
-            (rule.sent_dropped_packets, rule.sent_dropped_bytes) = (None, None);
-            (rule.sent_passed_packets, rule.sent_passed_bytes) = (None, None);
+            outcome::of_device().for_each(|outcome| rule.outcomes[outcome] = Count::UNKNOWN);
         }
     }
 
@@ -298,36 +291,21 @@ impl Rules {
     fn add_unmatched(&mut self, stats: Option<&[PortStats]>) {
         let default = self.named(DEFAULT_RULE);
         let left = stats.map(|stats| stats.iter().map(|port| port.unmatched).sum::<u64>());
+        let kernel = &mut default.outcomes[Outcome::Kernel];
         if default.effect == Effect::Kernel || left.is_some_and(|packets| packets > 0) {
-            default.kernel_bytes = None;
+            kernel.bytes = None;
         }
         match left {
-            Some(packets) => default.kernel_packets += packets,
+            Some(packets) => kernel.packets = kernel.packets.map(|sum| sum + packets),
             None => default.uncounted |= default.effect == Effect::Kernel,
         }
     }
 
     fn add_worker(&mut self, snapshot: &WorkerSnapshot) {
         for counted in &snapshot.rules {
-            let rule = self.named(&counted.name);
-            let worker::Traffic { packets: more, bytes: more_bytes } = counted.traffic;
-            let (packets, bytes) = match counted.disposition {
-                Disposition::Delivered => (&mut rule.delivered_packets, &mut rule.delivered_bytes),
-                Disposition::Dropped => {
-                    add(&mut rule.dropped_packets, more);
-                    add(&mut rule.dropped_bytes, more_bytes);
-                    continue;
-                }
-                Disposition::LostException => {
-                    (&mut rule.lost_exception_packets, &mut rule.lost_exception_bytes)
-                }
-                Disposition::Returned => (&mut rule.returned_packets, &mut rule.returned_bytes),
-                Disposition::Filtered => (&mut rule.filtered_packets, &mut rule.filtered_bytes),
-                Disposition::RateLimited => (&mut rule.rate_limited_packets, &mut rule.rate_limited_bytes),
-                Disposition::NotSampled => (&mut rule.not_sampled_packets, &mut rule.not_sampled_bytes),
-            };
-            *packets += more;
-            *bytes += more_bytes;
+            let worker::Traffic { packets, bytes } = counted.traffic;
+            let outcome = Outcome::of_worker(counted.disposition);
+            self.named(&counted.name).outcomes[outcome].add(Count::of(packets, bytes));
         }
     }
 }
@@ -338,25 +316,18 @@ fn is_counted_by_device(rule: &RuleState) -> bool {
     rule.current && counted_there && rule.placement == "hardware"
 }
 
-/// Adds to a count, which stays unknown if it is.
-fn add(sum: &mut Option<u64>, more: u64) {
-    *sum = sum.map(|sum| sum + more);
-}
-
 fn worker(entry: &WorkerEntry, snapshot: &WorkerSnapshot) -> WorkerState {
+    let mut outcomes = WorkerOutcomes::default();
+    for (outcome, disposition) in outcome::of_workers() {
+        outcomes[outcome] = snapshot.total(disposition).packets;
+    }
     WorkerState {
         worker: snapshot.id.0,
         core: entry.core,
         warnings: entry.control.warnings().iter().map(ToString::to_string).collect(),
         received_packets: snapshot.received.packets,
         received_bytes: snapshot.received.bytes,
-        delivered_packets: snapshot.total(Disposition::Delivered).packets,
-        dropped_packets: snapshot.total(Disposition::Dropped).packets,
-        lost_exception_packets: snapshot.total(Disposition::LostException).packets,
-        returned_packets: snapshot.total(Disposition::Returned).packets,
-        filtered_packets: snapshot.total(Disposition::Filtered).packets,
-        rate_limited_packets: snapshot.total(Disposition::RateLimited).packets,
-        not_sampled_packets: snapshot.total(Disposition::NotSampled).packets,
+        outcomes,
         lost_packets: snapshot.dropped.iter().map(|(reason, count)| (reason.name(), *count)).collect(),
         failed_receives: snapshot.failures.iter().map(|(failure, count)| (failure.name(), *count)).collect(),
         out_of_buffer_packets: None,
@@ -558,9 +529,10 @@ mod tests {
         };
         rules.drops_are_unknown();
         let [scan, web, mail] = &rules.list[..] else { panic!("three rules") };
-        assert_eq!((scan.uncounted, scan.dropped_packets, scan.dropped_bytes), (true, None, None));
-        assert_eq!((mail.uncounted, mail.sent_dropped_packets), (true, None));
-        assert_eq!((web.uncounted, web.dropped_packets), (false, Some(0)), "a worker counts it");
+        assert_eq!((scan.uncounted, scan.outcomes[Outcome::Dropped]), (true, Count::UNKNOWN));
+        assert_eq!((mail.uncounted, mail.outcomes[Outcome::SentDropped].packets), (true, None));
+        let of_worker = web.outcomes[Outcome::Dropped].packets;
+        assert_eq!((web.uncounted, of_worker), (false, Some(0)), "a worker counts it");
         let json = serde_json::to_value(scan).expect("JSON");
         assert!(json["dropped_packets"].is_null(), "{json:#}");
     }

@@ -17,7 +17,7 @@ fn scene() -> State {
                 action: "drop".into(),
                 effect: Effect::Drop,
                 current: true,
-                dropped_packets: Some(7),
+                outcomes: [(Outcome::Dropped, Count::of(7, 0))].into(),
                 ..RuleState::default()
             },
             RuleState {
@@ -28,30 +28,30 @@ fn scene() -> State {
                 uncounted: true,
                 ..RuleState::default()
             },
-            RuleState { name: "renamed".into(), dropped_packets: Some(3), ..RuleState::default() },
+            RuleState {
+                name: "renamed".into(),
+                outcomes: [(Outcome::Dropped, Count::of(3, 0))].into(),
+                ..RuleState::default()
+            },
             RuleState {
                 name: "quiet".into(),
                 current: true,
                 unexported: true,
-                delivered_packets: 20,
-                delivered_bytes: 2000,
+                outcomes: [(Outcome::Delivered, Count::of(20, 2000))].into(),
                 ..RuleState::default()
             },
             RuleState {
                 name: "hushed".into(),
                 unexported: true,
-                delivered_packets: 1,
-                delivered_bytes: 60,
-                dropped_packets: Some(2),
-                dropped_bytes: Some(120),
+                outcomes: [(Outcome::Delivered, Count::of(1, 60)), (Outcome::Dropped, Count::of(2, 120))]
+                    .into(),
                 ..RuleState::default()
             },
             RuleState {
                 name: "default".into(),
                 effect: Effect::Kernel,
                 current: true,
-                kernel_packets: 44_284,
-                kernel_bytes: None,
+                outcomes: [(Outcome::Kernel, Count { packets: Some(44_284), bytes: None })].into(),
                 ..RuleState::default()
             },
             RuleState {
@@ -59,9 +59,8 @@ fn scene() -> State {
                 effect: Effect::Sniff,
                 placement: "hybrid",
                 current: true,
-                delivered_packets: 4,
-                filtered_packets: 6,
-                filtered_bytes: 600,
+                outcomes: [(Outcome::Delivered, Count::of(4, 0)), (Outcome::Filtered, Count::of(6, 600))]
+                    .into(),
                 ..RuleState::default()
             },
         ],
