@@ -387,8 +387,8 @@ fn hybrid_alone(policy: &policy::Policy, profile: &DeviceModel) -> bool {
     })
 }
 
-/// Whether some rule that leaves packets to the kernel has to be a worker's where a later rule steers: what is
-/// copied cannot leave these out either.
+/// Whether some rule that leaves packets to the kernel has to be a worker's where a later rule steers: what
+/// is copied cannot leave these out either.
 fn cannot_leave_out(policy: &policy::Policy, profile: &DeviceModel) -> bool {
     let steer = |rule: &policy::policy::RuleDefinition| match rule.action {
         policy::policy::Action::Copy(group) => {
