@@ -1,55 +1,182 @@
-//! The formats of receive, send and completion queues: this crate's own rings, or mlx5's queues in the
-//! client's memory.
+//! The formats of receive, send and completion queues: this crate's own rings, or foreign ones, which a front
+//! end of the device brings for clients that know another device's queues.
 //!
 //! The format is chosen when a queue is made and never changes. The engine looks at it once per queue and
-//! burst; what both formats share (failing, flushing, counting) uses the methods here. A queue and its
-//! completion queue always have the same format, because both belong to one context.
+//! burst; what all formats share (failing, flushing, counting) uses the methods here. A queue and its
+//! completion queue always are both own or both foreign, because both belong to one context.
 
 pub(crate) mod mlx5;
 
-use self::mlx5::sends::SendRing;
-use self::mlx5::{CompletionRing, ReceiveRing};
-use crate::ring::{Consumer, Producer};
-use crate::work::{Cqe, Status};
+use std::any::Any;
+use std::ptr::NonNull;
 
-/// The least number of the smallest requests that share a line, in either format.
+use crate::limits::MAX_SGE;
+use crate::ring::{Consumer, Producer};
+use crate::work::{Cqe, Element, Opcode, RECEIVE_HEADER_BYTES, Status, receive_slot_bytes};
+
+/// The least number of the smallest requests that share a line, in any format.
 const REQUESTS_PER_LINE: usize = 2;
 
-/// The engine's end of the queue that requests are posted to; `R` is one in mlx5's format.
-pub(crate) enum Posted<R> {
+/// The engine's end of the queue that requests are posted to.
+pub(crate) enum Posted<R: ?Sized> {
     /// The queue pair does not have this side.
     None,
     Own(Consumer),
-    Mlx5(R),
+    Foreign(Box<R>),
 }
 
 /// The requests of a receive queue.
-pub(crate) type Requests = Posted<ReceiveRing>;
+pub(crate) type Requests = Posted<dyn ReceiveFormat>;
 
 /// The requests of a send queue.
-pub(crate) type Sends = Posted<SendRing>;
+pub(crate) type Sends = Posted<dyn SendFormat>;
 
-/// The operations by which a queue in mlx5's format is flushed and reset.
-pub(crate) trait ClientRing {
-    /// Takes the next request; returns what identifies it in a completion.
+/// A queue of requests in a foreign format, in memory of the client's. No count that the client wrote is
+/// believed.
+pub(crate) trait PostedFormat: Any + Send {
+    /// Takes the next request to be flushed; returns what identifies it in a completion.
     fn take(&mut self) -> Option<u64>;
 
-    /// Forgets what is posted, as in RESET: the client sets the doorbell record to 0 before it leaves that
-    /// state.
+    /// Forgets what is posted, as a queue does that enters RESET.
     fn reset(&mut self);
 }
 
-impl<R: ClientRing> Posted<R> {
+/// A receive queue in a foreign format.
+pub(crate) trait ReceiveFormat: PostedFormat {
+    /// Looks at how many requests are posted, unless `wanted` are known to be.
+    fn refresh(&mut self, wanted: u32);
+
+    /// How many requests are posted, by the last look.
+    fn published(&self) -> u32;
+
+    /// Whether the client wrote nonsense: the queue fails.
+    fn is_corrupt(&self) -> bool;
+
+    /// Fetches the request `ahead` of the next one, if it is known to be there.
+    fn prefetch(&self, ahead: u32);
+
+    /// The request `nth` behind the next one; it must be posted.
+    fn read(&self, nth: u32) -> ReceiveRequest;
+
+    /// Counts requests as consumed.
+    fn advance_by(&mut self, requests: u32);
+}
+
+/// A receive request, in the form in which the engine scatters frames.
+#[repr(C)]
+pub(crate) struct ReceiveRequest {
+    /// The number that identifies it in a completion.
+    pub(crate) id: u64,
+    /// Up to [`Element::END`].
+    pub(crate) elements: [Element; MAX_SGE as usize],
+}
+
+const _: () = assert!(size_of::<ReceiveRequest>() == receive_slot_bytes(MAX_SGE));
+const _: () = assert!(std::mem::offset_of!(ReceiveRequest, elements) == RECEIVE_HEADER_BYTES);
+
+impl ReceiveRequest {
+    /// The request as a slot of this crate's own format, with `MAX_SGE` elements.
+    #[inline]
+    pub(crate) fn as_slot(&self) -> NonNull<u8> {
+        NonNull::from(self).cast()
+    }
+}
+
+/// A send queue in a foreign format.
+pub(crate) trait SendFormat: PostedFormat {
+    /// Whether there is a posted request, or one that makes no sense.
+    fn has_next(&mut self) -> bool;
+
+    /// Reads the next request; there must be one.
+    fn read_next(&mut self) -> SendRequest;
+
+    /// Hands out the bytes of the request that was read: the headers in one piece, which may be empty, then
+    /// the parts behind them.
+    ///
+    /// # Errors
+    /// The first one of `to`, or that the request ends too early.
+    fn parts(&self, to: &mut dyn SendParts) -> Result<(), Status>;
+
+    /// Counts the request that was read as consumed.
+    fn advance(&mut self);
+}
+
+/// The next send request of a queue.
+#[derive(Clone, Copy)]
+pub(crate) struct SendRequest {
+    /// The number that identifies it in a completion.
+    pub(crate) id: u64,
+    /// [`Opcode::Send`] or [`Opcode::Segments`].
+    pub(crate) opcode: Opcode,
+    pub(crate) is_signaled: bool,
+    /// Why it cannot be sent, if it cannot.
+    pub(crate) offloads: Result<Offloads, Status>,
+}
+
+#[derive(Clone, Copy)]
+pub(crate) struct Offloads {
+    pub(crate) wants_checksums: bool,
+    /// Of a stream: the bytes of it in each frame.
+    pub(crate) segment_bytes: usize,
+}
+
+/// Takes the bytes of a send request, in order.
+pub(crate) trait SendParts {
+    /// Bytes that are in the request, and that `fill` copies.
+    ///
+    /// # Errors
+    /// There is no room, or `fill` fails.
+    fn inline(
+        &mut self,
+        bytes: usize,
+        fill: &mut dyn FnMut(&mut [u8]) -> Result<(), Status>,
+    ) -> Result<(), Status>;
+
+    /// Bytes in memory of the client's.
+    ///
+    /// # Errors
+    /// There is no room, or the key does not allow it.
+    fn memory(&mut self, key: u32, address: u64, bytes: u32) -> Result<(), Status>;
+}
+
+/// A completion queue in a foreign format.
+pub(crate) trait CompletionFormat: Any + Send {
+    /// How many completions can be written; looks at the client's index only if they are fewer than
+    /// `wanted`.
+    fn room_for(&mut self, wanted: u32) -> u32;
+
+    /// Writes a completion and shows it; there must be room. `is_ipv4`: the frame that was received is.
+    fn write(&mut self, cqe: &Cqe, is_ipv4: bool);
+
+    /// The index of the next completion.
+    fn position(&self) -> u32;
+
+    /// Whether the completion at `index` is an error. It was written, and not yet a ring ago.
+    fn is_error(&self, index: u32) -> bool;
+
+    /// Takes the client's demand for an event, if there is a new one since the last look.
+    fn take_arm(&self) -> Option<Arm>;
+}
+
+/// A client's demand for an event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Arm {
+    pub(crate) solicited_only: bool,
+    /// The index of the first completion that counts.
+    pub(crate) from: u32,
+}
+
+impl<R: PostedFormat + ?Sized> Posted<R> {
     /// Takes the next request to be flushed; returns what identifies it in a completion.
     pub(crate) fn take(&mut self) -> Option<u64> {
         match self {
             Self::None => None,
             Self::Own(consumer) => take_own(consumer),
-            Self::Mlx5(ring) => ring.take(),
+            Self::Foreign(ring) => ring.take(),
         }
     }
 
-    /// Gives the consumed requests back to who posts them. With mlx5 the completions do that.
+    /// Gives the consumed requests back to who posts them. In a foreign format the completions do that.
     #[inline]
     pub(crate) fn publish(&self) {
         if let Self::Own(consumer) = self {
@@ -62,7 +189,7 @@ impl<R: ClientRing> Posted<R> {
         match self {
             Self::None => {}
             Self::Own(consumer) => consumer.discard(),
-            Self::Mlx5(ring) => ring.reset(),
+            Self::Foreign(ring) => ring.reset(),
         }
     }
 }
@@ -74,7 +201,7 @@ impl Requests {
         match self {
             Self::None => {}
             Self::Own(consumer) => consumer.refresh(wanted),
-            Self::Mlx5(ring) => ring.refresh(wanted),
+            Self::Foreign(ring) => ring.refresh(wanted),
         }
     }
 
@@ -84,7 +211,7 @@ impl Requests {
         match self {
             Self::None => 0,
             Self::Own(consumer) => consumer.published(),
-            Self::Mlx5(ring) => ring.published(),
+            Self::Foreign(ring) => ring.published(),
         }
     }
 
@@ -99,7 +226,7 @@ impl Requests {
                     consumer.prefetch(ahead);
                 }
             }
-            Self::Mlx5(ring) => {
+            Self::Foreign(ring) => {
                 ring.refresh(wanted);
                 for ahead in (0..wanted).step_by(REQUESTS_PER_LINE) {
                     ring.prefetch(ahead);
@@ -122,26 +249,26 @@ fn take_own(consumer: &mut Consumer) -> Option<u64> {
 }
 
 impl Sends {
-    /// Whether something is posted. A queue in mlx5's format is looked at in the client's memory.
+    /// Whether something is posted. A queue in a foreign format is looked at in the client's memory.
     #[inline]
     pub(crate) fn has_next(&mut self) -> bool {
         match self {
             Self::None => false,
             Self::Own(consumer) => consumer.has_next(),
-            Self::Mlx5(ring) => ring.has_next(),
+            Self::Foreign(ring) => ring.has_next(),
         }
     }
 
     /// Whether a post to it does not wake the engine.
     pub(crate) fn is_polled(&self) -> bool {
-        matches!(self, Self::Mlx5(_))
+        matches!(self, Self::Foreign(_))
     }
 }
 
 /// The engine's end of a completion queue.
 pub(crate) enum Completions {
     Own(Producer),
-    Mlx5(CompletionRing),
+    Foreign(Box<dyn CompletionFormat>),
 }
 
 impl Completions {
@@ -150,7 +277,7 @@ impl Completions {
     pub(crate) fn has_room(&mut self, wanted: u32) -> bool {
         match self {
             Self::Own(producer) => producer.has_room(wanted),
-            Self::Mlx5(ring) => ring.room_for(wanted) >= wanted,
+            Self::Foreign(ring) => ring.room_for(wanted) >= wanted,
         }
     }
 
@@ -164,11 +291,11 @@ impl Completions {
                 unsafe { producer.slot().cast::<Cqe>().write(*cqe) };
                 producer.advance();
             }
-            Self::Mlx5(ring) => ring.write(cqe, false),
+            Self::Foreign(ring) => ring.write(cqe, false),
         }
     }
 
-    /// Shows the application what was written. With mlx5 each completion shows itself.
+    /// Shows the application what was written. In a foreign format each completion shows itself.
     #[inline]
     pub(crate) fn publish(&self) {
         if let Self::Own(producer) = self {
@@ -181,7 +308,7 @@ impl Completions {
     pub(crate) fn position(&self) -> u32 {
         match self {
             Self::Own(producer) => producer.position(),
-            Self::Mlx5(ring) => ring.position(),
+            Self::Foreign(ring) => ring.position(),
         }
     }
 
@@ -194,7 +321,7 @@ impl Completions {
                 let cqe = unsafe { producer.peek(index).cast::<Cqe>().as_ref() };
                 cqe.status() != u32::from(Status::Success as u8) || cqe.is_solicited()
             }
-            Self::Mlx5(ring) => ring.is_error(index),
+            Self::Foreign(ring) => ring.is_error(index),
         }
     }
 }

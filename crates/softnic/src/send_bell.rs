@@ -1,5 +1,5 @@
 //! How an application that posts a send wakes a sleeping engine. Each engine has a [`Wakeup`]; a send wakes
-//! the engine of its port, a control call all of them. Sends to queues in mlx5's format wake none: the engine
+//! the engine of its port, a control call all of them. Sends to queues in foreign formats wake none: the engine
 //! polls these ([`crate::engine`]'s `rest`).
 //!
 //! No send is missed: the engine announces its sleep and then looks at the send rings; the application

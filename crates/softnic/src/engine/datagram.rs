@@ -89,7 +89,7 @@ fn next(nic: &NicShared, state: &mut State, slot: u32, room: &mut [u8]) -> Optio
     let qp = qps.get_mut(slot)?;
     let (domain, number, port, key) = (qp.domain, qp.number, qp.port, qp.attributes.qkey);
     let QpKind::Raw { send, queue } = &mut qp.kind else { return None };
-    // There are no datagrams in mlx5's format.
+    // There are no datagrams in foreign formats.
     let Sends::Own(requests) = &mut send.consumer else { return None };
     if !requests.has_next() {
         return None;

@@ -3,9 +3,9 @@
 //! [`super::receive`] decides which queues get a frame and lists the deliveries of each queue; a list is
 //! carried out here in one go, so that the queue, its completion queue and its memory are looked up once.
 //! [`super::datagram`] puts datagrams into buffers by the same rules. Every buffer is checked before a byte
-//! is written. Queues in mlx5's format are served by [`mlx5`].
+//! is written. Queues in foreign formats are served by [`foreign`].
 
-mod mlx5;
+mod foreign;
 
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering;
@@ -293,7 +293,7 @@ fn fill(state: &mut State, slot: u32, deliveries: &[Delivery], work: &mut Work<'
     let Some(cq) = cqs.get_mut(queue.cq).filter(|cq| !cq.failed) else { return 0 };
     let (Requests::Own(consumer), Completions::Own(producer)) = (&mut queue.consumer, &mut cq.producer)
     else {
-        return mlx5::fill(state, slot, deliveries, work);
+        return foreign::fill(state, slot, deliveries, work);
     };
     let wanted = deliveries.len() as u32;
     let room = producer.room_for(wanted);

@@ -1,9 +1,9 @@
-//! What was posted to be sent, onto the wire. Requests in mlx5's format are read in `mlx5`.
+//! What was posted to be sent, onto the wire. Requests in foreign formats are sent by `foreign`.
 //!
 //! A request waits in its queue while the wire has no room, as a NIC whose medium is slower than the
 //! application lets it wait. A frame that the wire refuses, because the medium is down or does not take this
 //! frame, is no fault of its request: the request completes with IBV_WC_GENERAL_ERR, and its queue goes on
-//! with the next one. In mlx5's format it completes as sent, as on that hardware, and the loss shows in the
+//! with the next one. In a foreign format it completes as sent, as on a ConnectX, and the loss shows in the
 //! port's counters alone.
 //!
 //! The wire may make system calls when it hands its queue to the medium, so that is done without a lock. The
@@ -11,8 +11,8 @@
 //! written again in between (`late`). If a control call or another engine publishes them meanwhile, as
 //! successes, such a loss shows in the port's counters alone.
 
+mod foreign;
 mod late;
-mod mlx5;
 
 use std::ptr::NonNull;
 
@@ -320,7 +320,7 @@ fn send_one(
     let (shape, signal_all) = (send.shape, send.signal_all);
     let requests = match &mut send.consumer {
         Sends::Own(requests) => requests,
-        Sends::Mlx5(ring) => return mlx5::send(ring, number, memory, way, egress),
+        Sends::Foreign(ring) => return foreign::send(&mut **ring, number, memory, way, egress),
         Sends::None => return Outcome::Nothing,
     };
     let slot = requests.slot();

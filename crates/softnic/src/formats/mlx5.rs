@@ -21,11 +21,11 @@ use ibverbs_sys::ibv_wc_opcode::{IBV_WC_RECV, IBV_WC_TSO};
 
 use self::sends::{SEGMENTS, SEND};
 use crate::errno::{EINVAL, Verb};
-use crate::formats::ClientRing;
+use crate::formats::{Arm, CompletionFormat, PostedFormat, ReceiveFormat, ReceiveRequest};
 use crate::limits::MAX_SGE;
 use crate::memory::populate;
 use crate::personality::ClockRules;
-use crate::work::{Cqe, Element, RECEIVE_HEADER_BYTES, Status, receive_slot_bytes};
+use crate::work::{Cqe, Element, Status};
 
 /// The bytes of a scatter entry, as a power of two.
 pub(crate) const LOG_ENTRY_BYTES: u32 = 4;
@@ -121,24 +121,6 @@ impl Doorbell {
     }
 }
 
-/// A receive request, in the form in which the engine scatters frames.
-#[repr(C)]
-pub(crate) struct Request {
-    wr_id: u64,
-    elements: [Element; MAX_SGE as usize],
-}
-
-const _: () = assert!(size_of::<Request>() == receive_slot_bytes(MAX_SGE));
-const _: () = assert!(std::mem::offset_of!(Request, elements) == RECEIVE_HEADER_BYTES);
-
-impl Request {
-    /// The request as a slot of this crate's own format, with `MAX_SGE` elements.
-    #[inline]
-    pub(crate) fn as_slot(&self) -> NonNull<u8> {
-        NonNull::from(self).cast()
-    }
-}
-
 /// The layout of a receive queue to be made: fields of `struct mlx5_ib_create_wq`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ReceiveLayout {
@@ -198,9 +180,35 @@ impl ReceiveRing {
         1 << (self.log_request_bytes - LOG_ENTRY_BYTES)
     }
 
-    /// Looks at the doorbell record, unless `wanted` requests are known to be posted.
     #[inline]
-    pub(crate) fn refresh(&mut self, wanted: u32) {
+    fn offset(&self, nth: u32) -> usize {
+        ((self.next.wrapping_add(nth) & (self.requests - 1)) as usize) << self.log_request_bytes
+    }
+
+    /// The id from which the completion of a request is made: the queue's index and the request's counter.
+    #[inline]
+    fn id(&self, nth: u32) -> u64 {
+        u64::from(self.user_index) << u16::BITS | u64::from(self.next.wrapping_add(nth) as u16)
+    }
+}
+
+impl PostedFormat for ReceiveRing {
+    fn take(&mut self) -> Option<u64> {
+        self.refresh(1);
+        let id = (self.published() > 0).then(|| self.id(0))?;
+        self.advance_by(1);
+        Some(id)
+    }
+
+    /// The client sets the doorbell record to 0 before it leaves RESET.
+    fn reset(&mut self) {
+        (self.next, self.posted, self.is_corrupt) = (0, 0, false);
+    }
+}
+
+impl ReceiveFormat for ReceiveRing {
+    /// Looks at the doorbell record.
+    fn refresh(&mut self, wanted: u32) {
         if self.published() >= wanted || self.is_corrupt {
             return;
         }
@@ -213,39 +221,21 @@ impl ReceiveRing {
         }
     }
 
-    /// Whether the client wrote nonsense to the doorbell record.
-    #[inline]
-    pub(crate) fn is_corrupt(&self) -> bool {
-        self.is_corrupt
-    }
-
-    /// How many requests are posted, by the last look.
-    #[inline]
-    pub(crate) fn published(&self) -> u32 {
+    fn published(&self) -> u32 {
         self.posted.wrapping_sub(self.next)
     }
 
-    #[inline]
-    fn offset(&self, nth: u32) -> usize {
-        ((self.next.wrapping_add(nth) & (self.requests - 1)) as usize) << self.log_request_bytes
+    fn is_corrupt(&self) -> bool {
+        self.is_corrupt
     }
 
-    #[inline]
-    pub(crate) fn prefetch(&self, ahead: u32) {
+    fn prefetch(&self, ahead: u32) {
         if ahead < self.published() {
             prefetch_read(self.buffer.address.as_ptr().wrapping_add(self.offset(ahead)));
         }
     }
 
-    /// The id from which the completion of a request is made: the queue's index and the request's counter.
-    #[inline]
-    pub(crate) fn id(&self, nth: u32) -> u64 {
-        u64::from(self.user_index) << u16::BITS | u64::from(self.next.wrapping_add(nth) as u16)
-    }
-
-    /// The request `nth` behind the next one; it must be posted.
-    #[inline]
-    pub(crate) fn read(&self, nth: u32) -> Request {
+    fn read(&self, nth: u32) -> ReceiveRequest {
         let mut elements = [Element::END; MAX_SGE as usize];
         let first = self.offset(nth);
         for (index, element) in elements.iter_mut().take(self.entries() as usize).enumerate() {
@@ -258,25 +248,11 @@ impl ReceiveRing {
             }
             *element = Element { address, bytes, key: if key == 0 { UNKNOWN_KEY } else { key } };
         }
-        Request { wr_id: self.id(nth), elements }
+        ReceiveRequest { id: self.id(nth), elements }
     }
 
-    #[inline]
-    pub(crate) fn advance_by(&mut self, requests: u32) {
+    fn advance_by(&mut self, requests: u32) {
         self.next = self.next.wrapping_add(requests);
-    }
-}
-
-impl ClientRing for ReceiveRing {
-    fn take(&mut self) -> Option<u64> {
-        self.refresh(1);
-        let id = (self.published() > 0).then(|| self.id(0))?;
-        self.advance_by(1);
-        Some(id)
-    }
-
-    fn reset(&mut self) {
-        (self.next, self.posted, self.is_corrupt) = (0, 0, false);
     }
 }
 
@@ -289,14 +265,6 @@ pub(crate) struct CompletionLayout {
     pub(crate) completions: u32,
     /// 64 or 128.
     pub(crate) completion_bytes: u32,
-}
-
-/// The word that arms a queue, once the client wrote one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Arm {
-    pub(crate) solicited_only: bool,
-    /// The index of the first completion that counts.
-    pub(crate) from: u32,
 }
 
 /// A completion queue.
@@ -357,25 +325,9 @@ impl CompletionRing {
         self.doorbell.0.word(Doorbell::SECOND)
     }
 
-    /// How many completions can be written; looks at the consumer only if they are fewer than `wanted`. None
-    /// can if the client wrote an index that it cannot have reached.
-    #[inline]
-    pub(crate) fn room_for(&mut self, wanted: u32) -> u32 {
-        if self.room() < wanted {
-            let used = self.next.wrapping_sub(self.doorbell.load(Doorbell::FIRST)) & INDEX_MASK;
-            self.consumed = self.next.wrapping_sub(used);
-        }
-        self.room()
-    }
-
     #[inline]
     fn room(&self) -> u32 {
         self.completions.saturating_sub(self.next.wrapping_sub(self.consumed))
-    }
-
-    #[inline]
-    pub(crate) fn position(&self) -> u32 {
-        self.next
     }
 
     /// Where the 64 bytes of the completion at `index` are.
@@ -385,9 +337,46 @@ impl CompletionRing {
             + (self.completion_bytes - CQE_BYTES)
     }
 
-    /// Writes a completion; there must be room. The last word, which has the owner bit, is written last.
     #[inline]
-    pub(crate) fn write(&mut self, cqe: &Cqe, is_ipv4: bool) {
+    fn put(&mut self, words: [u64; CQE_WORDS], opcode: u8) {
+        let place = self.offset(self.next);
+        let turn = u64::from(self.next & self.completions != 0);
+        let (&last, others) = words.split_last().unwrap_or((&0, &[]));
+        for (index, word) in others.iter().enumerate() {
+            self.buffer.long(place + index * size_of::<u64>()).store(word.to_be(), Ordering::Relaxed);
+        }
+        let last = last | u64::from(opcode) << 4 | turn;
+        let place = place + (CQE_WORDS - 1) * size_of::<u64>();
+        self.buffer.long(place).store(last.to_be(), Ordering::Release);
+        self.next = self.next.wrapping_add(1);
+    }
+
+    /// Goes on in another buffer, after a completion in the old one that says so (rdma-core cq.c,
+    /// `mlx5_cq_resize_copy_cqes`). EINVAL if there is no room for that one, or if the new buffer cannot hold
+    /// what was not consumed yet.
+    pub(crate) fn resize(&mut self, to: CompletionBuffer) -> Verb<()> {
+        let CompletionBuffer { memory, completions, completion_bytes } = to;
+        if self.room_for(u32::MAX) == 0 || self.next.wrapping_sub(self.consumed) >= completions {
+            return Err(EINVAL);
+        }
+        self.put([0; CQE_WORDS], RESIZE_CQ);
+        (self.buffer, self.completions, self.completion_bytes) = (memory, completions, completion_bytes);
+        Ok(())
+    }
+}
+
+impl CompletionFormat for CompletionRing {
+    /// None can be written if the client wrote an index that it cannot have reached.
+    fn room_for(&mut self, wanted: u32) -> u32 {
+        if self.room() < wanted {
+            let used = self.next.wrapping_sub(self.doorbell.load(Doorbell::FIRST)) & INDEX_MASK;
+            self.consumed = self.next.wrapping_sub(used);
+        }
+        self.room()
+    }
+
+    /// The last word, which has the owner bit, is written last.
+    fn write(&mut self, cqe: &Cqe, is_ipv4: bool) {
         let succeeded = cqe.status() == u32::from(Status::Success as u8);
         let user_index = (cqe.wr_id >> u16::BITS) & u64::from(INDEX_MASK);
         let mut words = [0_u64; CQE_WORDS];
@@ -412,30 +401,17 @@ impl CompletionRing {
         self.put(words, if succeeded { good } else { bad });
     }
 
-    #[inline]
-    fn put(&mut self, words: [u64; CQE_WORDS], opcode: u8) {
-        let place = self.offset(self.next);
-        let turn = u64::from(self.next & self.completions != 0);
-        let (&last, others) = words.split_last().unwrap_or((&0, &[]));
-        for (index, word) in others.iter().enumerate() {
-            self.buffer.long(place + index * size_of::<u64>()).store(word.to_be(), Ordering::Relaxed);
-        }
-        let last = last | u64::from(opcode) << 4 | turn;
-        let place = place + (CQE_WORDS - 1) * size_of::<u64>();
-        self.buffer.long(place).store(last.to_be(), Ordering::Release);
-        self.next = self.next.wrapping_add(1);
+    fn position(&self) -> u32 {
+        self.next
     }
 
-    /// Whether the completion at `index` is an error. It was written, and not yet a ring ago.
-    pub(crate) fn is_error(&self, index: u32) -> bool {
+    fn is_error(&self, index: u32) -> bool {
         let place = self.offset(index) + (CQE_WORDS - 1) * size_of::<u64>();
         let last = u64::from_be(self.buffer.long(place).load(Ordering::Relaxed));
         matches!((last as u8) >> 4, REQ_ERR | RESP_ERR)
     }
 
-    /// Takes the word with which the client armed the queue, if it wrote one since the last look.
-    #[inline]
-    pub(crate) fn take_arm(&self) -> Option<Arm> {
+    fn take_arm(&self) -> Option<Arm> {
         let word = self.arm_word();
         if word.load(Ordering::Relaxed) == NOT_ARMED {
             return None;
@@ -446,19 +422,6 @@ impl CompletionRing {
         let unseen = if unseen > self.completions { 0 } else { unseen };
         (word != NOT_ARMED)
             .then(|| Arm { solicited_only: word & SOLICITED_ONLY != 0, from: self.next.wrapping_sub(unseen) })
-    }
-
-    /// Goes on in another buffer, after a completion in the old one that says so (rdma-core cq.c,
-    /// `mlx5_cq_resize_copy_cqes`). EINVAL if there is no room for that one, or if the new buffer cannot hold
-    /// what was not consumed yet.
-    pub(crate) fn resize(&mut self, to: CompletionBuffer) -> Verb<()> {
-        let CompletionBuffer { memory, completions, completion_bytes } = to;
-        if self.room_for(u32::MAX) == 0 || self.next.wrapping_sub(self.consumed) >= completions {
-            return Err(EINVAL);
-        }
-        self.put([0; CQE_WORDS], RESIZE_CQ);
-        (self.buffer, self.completions, self.completion_bytes) = (memory, completions, completion_bytes);
-        Ok(())
     }
 }
 

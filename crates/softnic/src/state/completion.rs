@@ -145,12 +145,12 @@ impl CqState {
     }
 
     /// Takes what the application waits for, if it asked since the last look. It asks for what it has not
-    /// seen: a queue in memory of the client's names the first such completion, and may have shown it
+    /// seen: a foreign queue names the first such completion, and may have shown it
     /// already. Where it waited for solicited completions and now waits for any, those from there on were
     /// counted as such, and count anew.
     #[inline]
     fn take_wish(&mut self) {
-        if let Completions::Mlx5(ring) = &self.producer {
+        if let Completions::Foreign(ring) = &self.producer {
             let Some(arm) = ring.take_arm() else { return };
             self.notice.published = arm.from;
             if self.notice.armed == Armed::Solicited && !arm.solicited_only {

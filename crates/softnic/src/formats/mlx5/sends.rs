@@ -7,14 +7,15 @@
 //! (rdma-core providers/mlx5/{mlx5dv.h,qp.c}; ConnectX Programmer's Reference Manual, "Send WQE
 //! Construction"). The write to the doorbell page that follows is not seen: the engine polls the records.
 //!
-//! This module reads units and counts blocks; what they mean is `engine::transmit::mlx5`'s. No count of the
-//! client's is believed: a request ends with the posted blocks, and an index wraps by the size of the array.
+//! No count of the client's is believed: a request ends with the posted blocks, and an index wraps by the
+//! size of the array. Each word of a request that decides something is read once.
 
-use crate::formats::ClientRing;
 use std::sync::atomic::Ordering;
 
 use super::{ClientMemory, Doorbell, INDEX_MASK};
 use crate::errno::{EINVAL, Verb};
+use crate::formats::{Offloads, PostedFormat, SendFormat, SendParts, SendRequest};
+use crate::work::{Opcode, Status};
 
 /// `MLX5_SEND_WQE_BB`.
 const BLOCK_BYTES: usize = 64;
@@ -22,12 +23,15 @@ const BLOCK_BYTES: usize = 64;
 /// counter that went backwards is not taken for one that ran ahead.
 pub(crate) const MAX_BLOCKS: u32 = 1 << 15;
 /// A unit, by which the control segment counts.
-pub(crate) const UNIT_BYTES: usize = 16;
+const UNIT_BYTES: usize = 16;
 const UNITS_PER_BLOCK: u32 = (BLOCK_BYTES / UNIT_BYTES) as u32;
 /// The bits of a request's length in units, and the longest one: 1024 bytes, as the device states
 /// (`max_sq_desc_sz`).
 const UNITS_MASK: u32 = 0x7f;
-pub(crate) const MAX_UNITS: u32 = 64;
+const MAX_UNITS: u32 = 64;
+/// `MLX5_INLINE_SEG`, and the meaning of a segment with a length of 0; libmlx5 leaves entries without bytes
+/// out.
+const FULL_BYTES: u32 = 1 << 31;
 
 /// The operations that a raw packet queue pair has (mlx5dv.h, `MLX5_OPCODE_SEND` and `_TSO`).
 pub(crate) const SEND: u8 = 0x0a;
@@ -56,23 +60,58 @@ pub(crate) struct SendRing {
     posted: u32,
     /// The doorbell counted more blocks than the queue has.
     is_corrupt: bool,
+    /// The request that was read last.
+    read: Request,
 }
 
-/// The next request: its control segment, and the units behind it.
-pub(crate) struct Request<'r> {
-    pub(crate) operation: u8,
-    pub(crate) is_signaled: bool,
+/// A request: its control and Ethernet segments, and where the units behind them are.
+#[derive(Clone, Copy, Debug, Default)]
+struct Request {
     /// Blocks to be consumed with it.
-    pub(crate) blocks: u32,
-    /// The length makes no sense: it is none, or ends behind what is posted.
-    pub(crate) is_malformed: bool,
-    pub(crate) units: Units<'r>,
+    blocks: u32,
+    /// The unit of the Ethernet segment, in which the headers begin.
+    ethernet: [u8; UNIT_BYTES],
+    header_bytes: usize,
+    /// The place of the next unit, in bytes; it wraps. And how many there are.
+    place: usize,
+    units: u32,
+}
+
+/// Where the headers begin in the unit of the Ethernet segment.
+const HEADERS_OFFSET: usize = 14;
+
+/// A data segment.
+enum Data {
+    /// This many bytes stand behind the length, and in the units that follow.
+    Inline(usize),
+    Address {
+        key: u32,
+        address: u64,
+        bytes: u32,
+    },
+}
+
+impl Data {
+    /// Where the bytes of an inline segment begin.
+    const INLINE: usize = 4;
+
+    fn of(unit: &[u8; UNIT_BYTES]) -> Self {
+        let [b0, b1, b2, b3, k0, k1, k2, k3, address @ ..] = *unit;
+        let bytes = u32::from_be_bytes([b0, b1, b2, b3]);
+        if bytes & FULL_BYTES != 0 {
+            return Self::Inline((bytes & !FULL_BYTES) as usize);
+        }
+        Self::Address {
+            key: u32::from_be_bytes([k0, k1, k2, k3]),
+            address: u64::from_be_bytes(address),
+            bytes: if bytes == 0 { FULL_BYTES } else { bytes },
+        }
+    }
 }
 
 /// The units of a request that were not taken yet.
-pub(crate) struct Units<'r> {
+struct Units<'r> {
     ring: &'r SendRing,
-    /// The place of the next request, in bytes; it wraps.
     place: usize,
     left: u32,
 }
@@ -91,52 +130,12 @@ impl SendRing {
             next: 0,
             posted: 0,
             is_corrupt: false,
+            read: Request::default(),
         })
     }
 
     fn published(&self) -> u32 {
         self.posted.wrapping_sub(self.next)
-    }
-
-    /// Whether there is a posted request; looks at the doorbell record only if none is known. A queue whose
-    /// record makes no sense has one more, which is malformed.
-    #[inline]
-    pub(crate) fn has_next(&mut self) -> bool {
-        if self.published() == 0 && !self.is_corrupt {
-            let counter = self.doorbell.load(Doorbell::SECOND) as u16;
-            let ahead = u32::from(counter.wrapping_sub(self.next as u16));
-            self.is_corrupt = ahead > self.blocks;
-            if !self.is_corrupt {
-                self.posted = self.next.wrapping_add(ahead);
-            }
-        }
-        self.published() > 0 || self.is_corrupt
-    }
-
-    /// The next request; there must be one.
-    pub(crate) fn request(&self) -> Request<'_> {
-        /// The words of the control segment: opcode; units; when to complete, of which 2 and 3 are always
-        /// (`MLX5_WQE_CTRL_CQ_UPDATE`).
-        const OPERATION: usize = 3;
-        const COUNT: usize = 7;
-        const FLAGS: usize = 11;
-        const ALWAYS: u8 = 2 << 2;
-        let place = self.next as usize * BLOCK_BYTES;
-        let control = self.unit(place);
-        let units = u32::from(control[COUNT]) & UNITS_MASK;
-        let blocks = units.div_ceil(UNITS_PER_BLOCK);
-        let is_malformed = self.is_corrupt || !(1..=MAX_UNITS).contains(&units) || blocks > self.published();
-        Request {
-            operation: control[OPERATION],
-            is_signaled: control[FLAGS] & ALWAYS != 0,
-            blocks: if is_malformed { self.published() } else { blocks },
-            is_malformed,
-            units: Units {
-                ring: self,
-                place: place.wrapping_add(UNIT_BYTES),
-                left: if is_malformed { 0 } else { units - 1 },
-            },
-        }
     }
 
     /// The unit at a place, which wraps.
@@ -153,43 +152,126 @@ impl SendRing {
     /// The id from which the completion of the next request is made: the queue's index and the request's
     /// counter.
     #[inline]
-    pub(crate) fn id(&self) -> u64 {
+    fn id(&self) -> u64 {
         u64::from(self.user_index) << u16::BITS | u64::from(self.next as u16)
     }
 
-    #[inline]
-    pub(crate) fn advance_by(&mut self, blocks: u32) {
-        self.next = self.next.wrapping_add(blocks);
+    fn units(&self) -> Units<'_> {
+        Units { ring: self, place: self.read.place, left: self.read.units }
     }
 }
 
-impl ClientRing for SendRing {
+impl PostedFormat for SendRing {
     fn take(&mut self) -> Option<u64> {
         if !self.has_next() || self.published() == 0 {
             return None;
         }
-        let (id, blocks) = (self.id(), self.request().blocks);
-        self.advance_by(blocks);
+        let id = self.read_next().id;
+        self.advance();
         Some(id)
     }
 
+    /// The client sets the doorbell record to 0 before it leaves RESET.
     fn reset(&mut self) {
         (self.next, self.posted, self.is_corrupt) = (0, 0, false);
     }
 }
 
+impl SendFormat for SendRing {
+    /// Looks at the doorbell record only if no request is known. A queue whose record makes no sense has one
+    /// more, which is malformed.
+    fn has_next(&mut self) -> bool {
+        if self.published() == 0 && !self.is_corrupt {
+            let counter = self.doorbell.load(Doorbell::SECOND) as u16;
+            let ahead = u32::from(counter.wrapping_sub(self.next as u16));
+            self.is_corrupt = ahead > self.blocks;
+            if !self.is_corrupt {
+                self.posted = self.next.wrapping_add(ahead);
+            }
+        }
+        self.published() > 0 || self.is_corrupt
+    }
+
+    fn read_next(&mut self) -> SendRequest {
+        /// The words of the control segment: opcode; units; when to complete, of which 2 and 3 are always
+        /// (`MLX5_WQE_CTRL_CQ_UPDATE`).
+        const OPERATION: usize = 3;
+        const COUNT: usize = 7;
+        const FLAGS: usize = 11;
+        const ALWAYS: u8 = 2 << 2;
+        /// `MLX5_ETH_WQE_L3_CSUM` and `_L4_CSUM`, which libmlx5 always sets together.
+        const CHECKSUMS: u8 = 3 << 6;
+        let place = self.next as usize * BLOCK_BYTES;
+        let control = self.unit(place);
+        let units = u32::from(control[COUNT]) & UNITS_MASK;
+        let blocks = units.div_ceil(UNITS_PER_BLOCK);
+        // The length makes no sense: it is none, or ends behind what is posted.
+        let is_malformed = self.is_corrupt || !(1..=MAX_UNITS).contains(&units) || blocks > self.published();
+        let opcode = match control[OPERATION] {
+            _ if is_malformed => None,
+            SEND => Some(Opcode::Send),
+            SEGMENTS => Some(Opcode::Segments),
+            _ => None,
+        };
+        self.read = Request {
+            blocks: if is_malformed { self.published() } else { blocks },
+            place: place.wrapping_add(2 * UNIT_BYTES),
+            units: units.saturating_sub(2),
+            ..Request::default()
+        };
+        let mut offloads = Err(Status::LocalOperation);
+        if opcode.is_some() && units >= 2 {
+            let unit = self.unit(place.wrapping_add(UNIT_BYTES));
+            let header_bytes = usize::from(u16::from_be_bytes([unit[12], unit[13]]));
+            (self.read.ethernet, self.read.header_bytes) = (unit, header_bytes);
+            offloads = Ok(Offloads {
+                wants_checksums: unit[4] & CHECKSUMS != 0,
+                segment_bytes: usize::from(u16::from_be_bytes([unit[6], unit[7]])),
+            });
+        }
+        SendRequest {
+            id: self.id(),
+            opcode: opcode.unwrap_or(Opcode::Send),
+            is_signaled: control[FLAGS] & ALWAYS != 0,
+            offloads,
+        }
+    }
+
+    fn parts(&self, to: &mut dyn SendParts) -> Result<(), Status> {
+        let mut units = self.units();
+        let Request { ethernet, header_bytes, .. } = &self.read;
+        to.inline(*header_bytes, &mut |room| units.fill(ethernet, HEADERS_OFFSET, room))?;
+        while let Some(unit) = units.next() {
+            match Data::of(&unit) {
+                Data::Inline(bytes) => {
+                    to.inline(bytes, &mut |room| units.fill(&unit, Data::INLINE, room))?;
+                }
+                Data::Address { key, address, bytes } => to.memory(key, address, bytes)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn advance(&mut self) {
+        self.next = self.next.wrapping_add(self.read.blocks);
+    }
+}
+
 impl Units<'_> {
     /// Fills `to`, of which the first bytes are in `unit` from `start` on, and the others in the units that
-    /// follow it. `None` if the request ends before.
-    pub(crate) fn fill(&mut self, unit: &[u8; UNIT_BYTES], start: usize, to: &mut [u8]) -> Option<()> {
+    /// follow it.
+    ///
+    /// # Errors
+    /// The request ends before.
+    fn fill(&mut self, unit: &[u8; UNIT_BYTES], start: usize, to: &mut [u8]) -> Result<(), Status> {
         let first = unit.get(start..).unwrap_or_default();
         let (head, tail) = to.split_at_mut(first.len().min(to.len()));
         head.copy_from_slice(&first[..head.len()]);
         for part in tail.chunks_mut(UNIT_BYTES) {
-            let unit = self.next()?;
+            let unit = self.next().ok_or(Status::LocalOperation)?;
             part.copy_from_slice(&unit[..part.len()]);
         }
-        Some(())
+        Ok(())
     }
 }
 

@@ -1,5 +1,6 @@
 //! Completion channels, completion queues and work queues.
 
+use std::any::Any;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32};
@@ -111,7 +112,7 @@ fn create_completions(context: &Context, call: &mut Call<'_>, request: &Completi
     let cq = CqState {
         owner,
         users: 0,
-        producer: Completions::Mlx5(ring),
+        producer: Completions::Foreign(Box::new(ring)),
         ignore_overrun: request.flags & IGNORE_OVERRUN != 0,
         failed: false,
         unpublished: false,
@@ -154,8 +155,9 @@ pub(super) fn resize_completion_queue(context: &Context, call: &mut Call<'_>) ->
     let buffer = CompletionBuffer::pin(buffer, completions, completion_bytes.into())?;
     let mut state = context.nic.control();
     let cq = find_completions(&mut state, owner, slot).filter(|cq| !cq.failed).ok_or(EINVAL)?;
-    let Completions::Mlx5(ring) = &mut cq.producer else { return Err(EINVAL) };
-    ring.resize(buffer)?;
+    let Completions::Foreign(ring) = &mut cq.producer else { return Err(EINVAL) };
+    let ring: &mut dyn Any = &mut **ring;
+    ring.downcast_mut::<CompletionRing>().ok_or(EINVAL)?.resize(buffer)?;
     call.reply.put_u32(0, completions - 1);
     Ok(())
 }
@@ -226,7 +228,7 @@ pub(super) fn create_work_queue(context: &Context, call: &mut Call<'_>) -> Verb<
         domain: request.domain,
         cq: request.completions,
         max_sge: ring.entries(),
-        consumer: Requests::Mlx5(ring),
+        consumer: Requests::Foreign(Box::new(ring)),
         edits: wq::edits(request.flags),
         native_state: Arc::new(AtomicU32::new(IBV_WQS_RESET)),
         native: request.user_handle,

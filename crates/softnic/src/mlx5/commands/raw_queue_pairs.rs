@@ -1,5 +1,6 @@
 //! Raw packet queue pairs with queues of their own: one to send, one to receive, or both.
 
+use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -111,11 +112,11 @@ fn read(call: &Call<'_>, start: usize, flags: u32) -> Verb<Request> {
 fn rings(request: &Request) -> Verb<(Requests, Sends)> {
     let receives = match request.receives.requests {
         0 => Requests::None,
-        _ => Requests::Mlx5(ReceiveRing::new(&request.receives)?),
+        _ => Requests::Foreign(Box::new(ReceiveRing::new(&request.receives)?)),
     };
     let sends = match request.sends.blocks {
         0 => Sends::None,
-        _ => Sends::Mlx5(SendRing::new(&request.sends)?),
+        _ => Sends::Foreign(Box::new(SendRing::new(&request.sends)?)),
     };
     if matches!((&receives, &sends), (Requests::None, Sends::None)) {
         return Err(EINVAL);
@@ -162,10 +163,9 @@ fn insert(
 
 /// How many requests a receive queue takes, and of how many entries.
 fn capacity(receives: &Requests) -> (u32, u32) {
-    match receives {
-        Requests::Mlx5(ring) => (ring.capacity(), ring.entries()),
-        _ => (0, 0),
-    }
+    let Requests::Foreign(ring) = receives else { return (0, 0) };
+    let ring: &dyn Any = &**ring;
+    ring.downcast_ref().map_or((0, 0), |ring: &ReceiveRing| (ring.capacity(), ring.entries()))
 }
 
 /// Both queues of one of the context's queue pairs; EOPNOTSUPP for one over a table.

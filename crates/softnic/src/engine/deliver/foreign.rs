@@ -1,4 +1,4 @@
-//! Deliveries to queues in mlx5's format. The rules are those of [`super::fill`]; only requests and
+//! Deliveries to queues in foreign formats. The rules are those of [`super::fill`]; only requests and
 //! completions are read and written otherwise.
 
 use std::sync::atomic::Ordering;
@@ -20,9 +20,10 @@ pub(super) fn fill(state: &mut State, slot: u32, deliveries: &[Delivery], work: 
     let State { queues, cqs, memory, unpublished_cqs, .. } = state;
     let Some(queue) = queues.get_mut(slot).filter(|queue| queue.ready) else { return 0 };
     let Some(cq) = cqs.get_mut(queue.cq).filter(|cq| !cq.failed) else { return 0 };
-    let (Requests::Mlx5(requests), Completions::Mlx5(completions)) = (&mut queue.consumer, &mut cq.producer)
+    let (Requests::Foreign(requests), Completions::Foreign(completions)) =
+        (&mut queue.consumer, &mut cq.producer)
     else {
-        // The two formats of one context's queues are the same.
+        // All queues of one context are own or foreign.
         return 0;
     };
     let wanted = deliveries.len() as u32;
@@ -40,8 +41,7 @@ pub(super) fn fill(state: &mut State, slot: u32, deliveries: &[Delivery], work: 
         let bytes = if is_edited { edit(frame.bytes, queue.edits, work.edited) } else { frame.bytes };
         let request = requests.read(made);
         let (status, end) = buffers.scatter(request.as_slot(), bytes);
-        let id = requests.id(made);
-        let mut cqe = delivery.completion(id, status, queue.number, frame, bytes.len(), work.now_ns);
+        let mut cqe = delivery.completion(request.id, status, queue.number, frame, bytes.len(), work.now_ns);
         let parsed = packet::parse(frame.bytes);
         if checksums {
             cqe.set_checksum_ok(super::checksums_hold(frame, &parsed));
