@@ -5,8 +5,6 @@
 //! burst; what all formats share (failing, flushing, counting) uses the methods here. A queue and its
 //! completion queue always are both own or both foreign, because both belong to one context.
 
-pub(crate) mod mlx5;
-
 use std::any::Any;
 use std::ptr::NonNull;
 

@@ -17,14 +17,15 @@
 //!
 //! * `ioctl`: attributes of an ioctl, and the copies from and to the client's memory (`user_memory`)
 //! * `commands`: a file per family; they see blocks of bytes (`block`) and no pointer
+//! * `rings`: the queues, which the engine uses through the traits of `formats`
 //!
-//! The pages from which libmlx5 reads the clock are in `clock_pages`, and the queues in `formats::mlx5`: the
-//! engine uses both.
+//! The pages from which libmlx5 reads the clock are in `clock_pages`.
 
 mod block;
 mod commands;
 mod counters;
 mod ioctl;
+mod rings;
 mod user_memory;
 
 pub use ioctl::VERBS_IOCTL;

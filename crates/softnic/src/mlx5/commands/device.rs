@@ -4,9 +4,9 @@ use ibverbs_sys::{ibv_device_attr, ibv_device_attr_ex};
 
 use super::Call;
 use crate::errno::{EINVAL, EOPNOTSUPP, Verb};
-use crate::formats::mlx5::sends::MAX_BLOCKS;
-use crate::formats::mlx5::{LOG_ENTRY_BYTES, MAX_COMPLETIONS, MAX_REQUESTS};
 use crate::limits::{MAX_REGIONS, MAX_SGE};
+use crate::mlx5::rings::sends::MAX_BLOCKS;
+use crate::mlx5::rings::{LOG_ENTRY_BYTES, MAX_COMPLETIONS, MAX_REQUESTS};
 use crate::mlx5::{Context, PAGE_BYTES};
 use crate::nic::Nic;
 use crate::port_tables::{GIDS, PKEYS};

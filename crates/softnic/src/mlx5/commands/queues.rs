@@ -10,10 +10,10 @@ use rustix::fs::fstat;
 
 use super::{Call, ENOENT, domains};
 use crate::errno::{EBUSY, EINVAL, ENOMEM, EOPNOTSUPP, Verb, known_bits};
-use crate::formats::mlx5::{
+use crate::formats::{Completions, Requests};
+use crate::mlx5::rings::{
     CompletionBuffer, CompletionLayout, CompletionRing, MAX_COMPLETIONS, ReceiveLayout, ReceiveRing,
 };
-use crate::formats::{Completions, Requests};
 use crate::mlx5::{Channel, Context};
 use crate::provider::cq::check_moderation;
 use crate::provider::pd::release_domain;

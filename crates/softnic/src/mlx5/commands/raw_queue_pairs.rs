@@ -8,10 +8,10 @@ use ibverbs_sys::{ibv_qp_attr, ibv_qp_state, ibv_qp_type};
 
 use super::{Call, domains};
 use crate::errno::{EINVAL, EOPNOTSUPP, Verb, known_bits};
-use crate::formats::mlx5::sends::{SendLayout, SendRing};
-use crate::formats::mlx5::{ReceiveLayout, ReceiveRing};
 use crate::formats::{Requests, Sends};
 use crate::mlx5::Context;
+use crate::mlx5::rings::sends::{SendLayout, SendRing};
+use crate::mlx5::rings::{ReceiveLayout, ReceiveRing};
 use crate::pace::Pace;
 use crate::provider::pd::use_domain;
 use crate::provider::qp::{self, AttributeChange, Kind};
