@@ -1,6 +1,6 @@
 //! How an application that posts a send wakes a sleeping engine. Each engine has a [`Wakeup`]; a send wakes
-//! the engine of its port, a control call all of them. Sends to queues in foreign formats wake none: the engine
-//! polls these ([`crate::engine`]'s `rest`).
+//! the engine of its port, a control call all of them. Sends to queues in foreign formats wake none: the
+//! engine polls these ([`crate::engine`]'s `rest`).
 //!
 //! No send is missed: the engine announces its sleep and then looks at the send rings; the application
 //! publishes its requests and then notifies (`parking` has the proof). Control calls notify while they hold
