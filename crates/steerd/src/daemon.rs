@@ -42,11 +42,12 @@ use crate::daemon::sink_health::SinkMonitor;
 
 use crate::message::{NoSignals, NoThread, chain};
 use crate::policy_file::{self, PolicyErrors};
+use crate::rates::Rates;
 use crate::settings::{self, Loaded, Request};
 use crate::telemetry::logging::{self, Log};
 use crate::terminal::output;
 use crate::terminal::screen::Screen;
-use crate::terminal::table::{self, Rates};
+use crate::terminal::table;
 pub(crate) use error::Error;
 
 /// How often workers, ports and the device are checked, and the live table is drawn.

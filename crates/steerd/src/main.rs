@@ -16,6 +16,7 @@ mod outcome;
 mod policy_diff;
 mod policy_file;
 mod protection;
+mod rates;
 mod server;
 mod settings;
 mod state;

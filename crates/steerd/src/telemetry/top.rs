@@ -3,10 +3,9 @@
 //! Rates are averages between two samples of the state. A sample is taken when somebody asks, at most once a
 //! second: the interval is in the answer.
 
-use std::collections::HashMap;
-
 use serde::{Deserialize, Serialize};
 
+use crate::rates::{self, PerSecond, Rates};
 use crate::state::{PortState, RuleState, SinkState, State, TOP_FLOWS_MAX, TopFlowState, WorkerState};
 
 /// Described in docs/reference/api.md.
@@ -113,30 +112,18 @@ pub(crate) struct Port {
     pub(crate) packets_per_second: Option<f64>,
 }
 
-/// Counts by row, at one moment.
-#[derive(Clone, Debug, Default)]
-struct Sample {
-    uptime_seconds: f64,
-    counts: HashMap<String, u64>,
-}
-
-/// Keeps the last sample.
+/// Keeps the counts of the last sample.
 #[derive(Debug, Default)]
-pub(crate) struct Sampler {
-    last: Sample,
-}
+pub(crate) struct Sampler(Rates);
 
 impl Sampler {
     /// The counts of `state` and their rates since the last call, or since the start.
     pub(crate) fn top(&mut self, state: &State) -> Top {
-        let interval_seconds = state.uptime_seconds - self.last.uptime_seconds;
-        let mut now = Sample { uptime_seconds: state.uptime_seconds, counts: HashMap::new() };
-        let mut rates =
-            Rates { before: &self.last.counts, now: &mut now.counts, seconds: interval_seconds.max(1e-9) };
-        let top = Top {
+        let rates = &self.0.update(state);
+        Top {
             version: state.version.to_owned(),
             uptime_seconds: state.uptime_seconds,
-            interval_seconds,
+            interval_seconds: rates.interval_seconds,
             ready: state.ready,
             degraded: state.degraded.clone(),
             device: state.device.name.clone(),
@@ -144,115 +131,86 @@ impl Sampler {
             generation: state.policy.generation,
             accounting: state.accounting.verdict(),
             lost: crate::terminal::table::losses(state),
-            rules: state.rules.iter().filter(|rule| rule.current).map(|rule| rates.rule(rule)).collect(),
-            workers: state.workers.iter().map(|worker| rates.worker(worker)).collect(),
-            sinks: state.sinks.iter().map(|sink| rates.sink(sink)).collect(),
-            flows: rates.flows(&state.sinks),
-            ports: state.ports.iter().map(|port| rates.port(port)).collect(),
-        };
-        self.last = now;
-        top
+            rules: state.rules.iter().filter(|rule| rule.current).map(|one| rule(one, rates)).collect(),
+            workers: state.workers.iter().map(|one| worker(one, rates)).collect(),
+            sinks: state.sinks.iter().map(|one| sink(one, rates)).collect(),
+            flows: flows(&state.sinks, rates),
+            ports: state.ports.iter().map(|one| port(one, rates)).collect(),
+        }
     }
 }
 
-struct Rates<'s> {
-    before: &'s HashMap<String, u64>,
-    now: &'s mut HashMap<String, u64>,
-    seconds: f64,
+fn rule(rule: &RuleState, rates: &PerSecond) -> Rule {
+    let bytes = (!crate::terminal::table::bytes_are_unknown(rule)).then(|| rule.bytes());
+    Rule {
+        name: rule.name.clone(),
+        action: rule.action.clone(),
+        placement: rule.placement.to_owned(),
+        uncounted: rule.uncounted,
+        packets: rule.packets(),
+        policed: rule.policed_packets(),
+        bytes,
+        packets_per_second: rates.of(&rates::rule_packets(&rule.name)),
+        bytes_per_second: bytes.map(|_| rates.of(&rates::rule_bytes(&rule.name))),
+    }
 }
 
-impl Rates<'_> {
-    #[allow(clippy::cast_precision_loss)]
-    fn of(&mut self, key: String, count: u64) -> f64 {
-        let before = self.before.get(&key).copied().unwrap_or(0);
-        self.now.insert(key, count);
-        count.saturating_sub(before) as f64 / self.seconds
+fn worker(worker: &WorkerState, rates: &PerSecond) -> Worker {
+    let number = worker.worker;
+    let ns = |regime: &&'static str| rates.of(&rates::worker_ns(number, regime));
+    let whole: f64 = worker.regimes_ns.keys().map(ns).sum();
+    Worker {
+        worker: number,
+        core: worker.core,
+        stalled: worker.stalled,
+        packets: worker.received_packets,
+        bytes: worker.received_bytes,
+        packets_per_second: rates.of(&rates::worker_packets(number)),
+        bytes_per_second: rates.of(&rates::worker_bytes(number)),
+        lost: worker.lost_packets.values().sum(),
+        idle: if whole > 0.0 { (ns(&"idle") / whole).min(1.0) } else { 1.0 },
     }
+}
 
-    fn rule(&mut self, rule: &RuleState) -> Rule {
-        let bytes = (!crate::terminal::table::bytes_are_unknown(rule)).then(|| rule.bytes());
-        Rule {
-            name: rule.name.clone(),
-            action: rule.action.clone(),
-            placement: rule.placement.to_owned(),
-            uncounted: rule.uncounted,
-            packets: rule.packets(),
-            policed: rule.policed_packets(),
-            bytes,
-            packets_per_second: self.of(format!("rule {} packets", rule.name), rule.packets()),
-            bytes_per_second: bytes.map(|bytes| self.of(format!("rule {} bytes", rule.name), bytes)),
-        }
+fn sink(sink: &SinkState, rates: &PerSecond) -> Sink {
+    Sink {
+        name: sink.name.clone(),
+        kind: sink.kind.to_owned(),
+        offered: sink.sum(|traffic| traffic.offered_packets),
+        delivered: sink.sum(|traffic| traffic.delivered_packets),
+        dropped: sink.sum(|traffic| traffic.dropped_packets.values().sum()),
+        losing: sink.losing.map(str::to_owned),
+        sent: (!sink.transmit.is_empty())
+            .then(|| sink.transmit.iter().map(|sent| sent.delivered_packets).sum()),
+        packets_per_second: rates.of(&rates::sink_packets(&sink.name)),
     }
+}
 
-    #[allow(clippy::cast_precision_loss)]
-    fn worker(&mut self, worker: &WorkerState) -> Worker {
-        let number = worker.worker;
-        let idle_ns = worker.regimes_ns.get("idle").copied().unwrap_or(0);
-        let idle = self.of(format!("worker {number} idle"), idle_ns);
-        let whole = self.of(format!("worker {number} time"), worker.regimes_ns.values().sum());
-        Worker {
-            worker: number,
-            core: worker.core,
-            stalled: worker.stalled,
-            packets: worker.received_packets,
-            bytes: worker.received_bytes,
-            packets_per_second: self.of(format!("worker {number} packets"), worker.received_packets),
-            bytes_per_second: self.of(format!("worker {number} bytes"), worker.received_bytes),
-            lost: worker.lost_packets.values().sum(),
-            idle: if whole > 0.0 { (idle / whole).min(1.0) } else { 1.0 },
-        }
-    }
+fn flows(sinks: &[SinkState], rates: &PerSecond) -> Vec<FlowRate> {
+    let counted = sinks.iter().flat_map(|sink| sink.top_flows.iter().flatten().map(move |flow| (sink, flow)));
+    let rate = |(sink, flow): (&SinkState, &TopFlowState)| FlowRate {
+        flow: flow.flow.clone(),
+        sink: sink.name.clone(),
+        packets: flow.packets,
+        bytes: flow.bytes,
+        packets_per_second: rates.if_known(&rates::flow_packets(sink, flow)),
+    };
+    let mut flows: Vec<FlowRate> = counted.map(rate).collect();
+    flows.sort_by_key(|flow| std::cmp::Reverse(flow.packets));
+    flows.truncate(TOP_FLOWS_MAX);
+    flows
+}
 
-    fn sink(&mut self, sink: &SinkState) -> Sink {
-        let offered = sink.sum(|traffic| traffic.offered_packets);
-        Sink {
-            name: sink.name.clone(),
-            kind: sink.kind.to_owned(),
-            offered,
-            delivered: sink.sum(|traffic| traffic.delivered_packets),
-            dropped: sink.sum(|traffic| traffic.dropped_packets.values().sum()),
-            losing: sink.losing.map(str::to_owned),
-            sent: (!sink.transmit.is_empty())
-                .then(|| sink.transmit.iter().map(|sent| sent.delivered_packets).sum()),
-            packets_per_second: self.of(format!("sink {}", sink.name), offered),
-        }
-    }
-
-    fn flows(&mut self, sinks: &[SinkState]) -> Vec<FlowRate> {
-        let counted =
-            sinks.iter().flat_map(|sink| sink.top_flows.iter().flatten().map(move |flow| (sink, flow)));
-        let mut flows: Vec<FlowRate> = counted.map(|(sink, flow)| self.flow(sink, flow)).collect();
-        flows.sort_by_key(|flow| std::cmp::Reverse(flow.packets));
-        flows.truncate(TOP_FLOWS_MAX);
-        flows
-    }
-
-    fn flow(&mut self, sink: &SinkState, flow: &TopFlowState) -> FlowRate {
-        let key = format!("flow {} of {}", flow.flow, sink.name);
-        // Everything has happened since the start.
-        let is_known = self.before.is_empty() || self.before.contains_key(&key);
-        // Without those that may be of another flow, which the flow got when it took the place of that one.
-        let rate = self.of(key, flow.packets.saturating_sub(flow.error));
-        FlowRate {
-            flow: flow.flow.clone(),
-            sink: sink.name.clone(),
-            packets: flow.packets,
-            bytes: flow.bytes,
-            packets_per_second: is_known.then_some(rate),
-        }
-    }
-
-    fn port(&mut self, port: &PortState) -> Port {
-        let received = port.counters.as_ref().map(|counters| counters.received_packets);
-        Port {
-            port: port.port,
-            wire: port.wire.clone(),
-            up: port.up,
-            received,
-            kernel: port.counters.as_ref().map(|counters| counters.kernel_packets),
-            lost: port.lost_packets.values().sum(),
-            packets_per_second: received.map(|packets| self.of(format!("port {}", port.port), packets)),
-        }
+fn port(port: &PortState, rates: &PerSecond) -> Port {
+    let received = port.counters.as_ref().map(|counters| counters.received_packets);
+    Port {
+        port: port.port,
+        wire: port.wire.clone(),
+        up: port.up,
+        received,
+        kernel: port.counters.as_ref().map(|counters| counters.kernel_packets),
+        lost: port.lost_packets.values().sum(),
+        packets_per_second: received.map(|_| rates.of(&rates::port_packets(port.port))),
     }
 }
 

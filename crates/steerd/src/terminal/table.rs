@@ -3,62 +3,13 @@
 //! The daemon makes it every second for the `Screen`; commands and the summary use the same [`Grid`]. Pure
 //! text: nothing is written here.
 
-use std::collections::HashMap;
 use std::time::Duration;
 
 use worker::SinkDrop;
 
 use crate::outcome::Outcome;
-use crate::state::{
-    OtherDeviceState, PortCounters, PortState, Reasons, RuleState, SinkState, State, WorkerState,
-};
-
-/// The counts of the last update.
-#[derive(Debug, Default)]
-pub(crate) struct Rates {
-    last: HashMap<String, u64>,
-    uptime_seconds: f64,
-}
-
-/// Rates by row.
-pub(crate) type PerSecond = HashMap<String, f64>;
-
-impl Rates {
-    /// Packets per second since the last call (or since the start), per rule, worker and port, and
-    /// nanoseconds per second of each worker's regimes.
-    pub(crate) fn update(&mut self, state: &State) -> PerSecond {
-        let elapsed = state.uptime_seconds - self.uptime_seconds;
-        self.uptime_seconds = state.uptime_seconds;
-        let now: HashMap<String, u64> = counts(state).collect();
-        #[allow(clippy::cast_precision_loss)]
-        let per_second = |(key, packets): (&String, &u64)| {
-            let before = self.last.get(key).copied().unwrap_or(0);
-            (key.clone(), packets.saturating_sub(before) as f64 / elapsed.max(f64::EPSILON))
-        };
-        let rates = now.iter().map(per_second).collect();
-        self.last = now;
-        rates
-    }
-}
-
-fn counts(state: &State) -> impl Iterator<Item = (String, u64)> {
-    let rules = state.rules.iter().map(|rule| (rule_key(rule), rule.packets()));
-    let workers = state.workers.iter().map(|worker| (worker_key(worker), worker.received_packets));
-    let ports = state.ports.iter().map(|port| (format!("port {}", port.port), received(port)));
-    let times = state
-        .workers
-        .iter()
-        .flat_map(|worker| worker.regimes_ns.iter().map(|(regime, ns)| (regime_key(worker, regime), *ns)));
-    let sending = state.other_devices.iter().flat_map(|device| {
-        let sent = |port: &PortState| port.counters.as_ref().map_or(0, |counters| counters.sent_packets);
-        device.ports.iter().map(move |port| (sending_port(device, port), sent(port)))
-    });
-    rules.chain(workers).chain(ports).chain(sending).chain(times)
-}
-
-fn received(port: &PortState) -> u64 {
-    port.counters.as_ref().map_or(0, |counters| counters.received_packets)
-}
+use crate::rates::{self, PerSecond};
+use crate::state::{PortCounters, Reasons, RuleState, SinkState, State, WorkerState};
 
 /// The number of dropped log lines, if there are any.
 pub(crate) fn dropped_log_lines(state: &State) -> String {
@@ -88,11 +39,10 @@ pub(crate) fn live(state: &State, rates: &PerSecond, rows: usize) -> String {
     let rules: Vec<&RuleState> = state.rules.iter().filter(|rule| rule.current).collect();
     let left = rows.saturating_sub(others);
     let for_workers = left.saturating_sub(rules.len().min(LEAST_LINES)).max(LEAST_LINES);
-    let (workers, worker_lines) = busiest(&state.workers, for_workers, |worker| {
-        (rate_of(rates, &worker_key(worker)), worker.received_packets)
-    });
+    let (workers, worker_lines) =
+        busiest(&state.workers, for_workers, |worker| (worker_rate(rates, worker), worker.received_packets));
     let for_rules = left.saturating_sub(worker_lines).max(LEAST_LINES);
-    let (rules, _) = busiest(&rules, for_rules, |rule| (rate_of(rates, &rule_key(rule)), rule.packets()));
+    let (rules, _) = busiest(&rules, for_rules, |rule| (rule_rate(rates, rule), rule.packets()));
     let mut out = format!(
         "steerd {}  {}  {}  generation {}  up {}\n\n",
         state.version,
@@ -130,19 +80,6 @@ fn busiest<'s, T>(all: &'s [T], lines: usize, load: impl Fn(&T) -> (f64, u64)) -
     (Chosen { shown: of(shown), others: of(others) }, lines)
 }
 
-fn rule_key(rule: &RuleState) -> String {
-    format!("rule {}", rule.name)
-}
-
-fn worker_key(worker: &WorkerState) -> String {
-    format!("worker {}", worker.worker)
-}
-
-/// Does not begin as the key of a worker's packets does.
-fn regime_key(worker: &WorkerState, regime: &str) -> String {
-    format!("{regime} of worker {}", worker.worker)
-}
-
 /// The regimes of a worker in the order of the loop.
 pub(crate) const REGIMES: [&str; 4] = ["idle", "poll", "classify", "sink"];
 
@@ -176,8 +113,12 @@ pub(crate) fn has_latency(workers: &[WorkerState]) -> bool {
     workers.iter().any(|worker| worker.latency.is_some())
 }
 
-fn rate_of(rates: &PerSecond, key: &str) -> f64 {
-    rates.get(key).copied().unwrap_or(0.0)
+fn rule_rate(rates: &PerSecond, rule: &RuleState) -> f64 {
+    rates.of(&rates::rule_packets(&rule.name))
+}
+
+fn worker_rate(rates: &PerSecond, worker: &WorkerState) -> f64 {
+    rates.of(&rates::worker_packets(worker.worker))
 }
 
 /// The heads of a table of rules; the last is for the packets that `limit` and `sample` have dropped, if
@@ -198,7 +139,7 @@ fn rules_table(rules: &Chosen<'_, &RuleState>, rates: &PerSecond) -> String {
             rule.placement.into(),
             rule_packets(rule),
             rule_bytes(rule),
-            if rule.uncounted { "-".into() } else { rate(rate_of(rates, &rule_key(rule))) },
+            if rule.uncounted { "-".into() } else { rate(rule_rate(rates, rule)) },
         ];
         row.extend(is_policed.then(|| number(rule.policed_packets())));
         grid.row(row);
@@ -215,7 +156,7 @@ fn rules_table(rules: &Chosen<'_, &RuleState>, rates: &PerSecond) -> String {
             } else {
                 bytes(sum(RuleState::bytes))
             },
-            rate(rules.others.iter().map(|rule| rate_of(rates, &rule_key(rule))).sum()),
+            rate(rules.others.iter().map(|rule| rule_rate(rates, rule)).sum()),
         ];
         row.extend(is_policed.then(|| number(sum(RuleState::policed_packets))));
         grid.row(row);
@@ -227,7 +168,7 @@ fn workers_table(workers: &Chosen<'_, WorkerState>, all: &[WorkerState], rates: 
     let mut heads = worker_heads(all);
     heads.insert(WORKER_COLUMNS.len(), "no buffer");
     let mut grid = Grid::new(&heads);
-    let time = |worker: &WorkerState, regime: &str| rate_of(rates, &regime_key(worker, regime));
+    let time = |worker: &WorkerState, regime: &str| rates.of(&rates::worker_ns(worker.worker, regime));
     for worker in &workers.shown {
         let stalled = if worker.stalled { " (stalled)" } else { "" };
         let mut row = vec![
@@ -235,7 +176,7 @@ fn workers_table(workers: &Chosen<'_, WorkerState>, all: &[WorkerState], rates: 
             worker.core.map_or_else(|| "any".into(), |core| core.to_string()),
             number(worker.received_packets),
             bytes(worker.received_bytes),
-            rate(rate_of(rates, &worker_key(worker))),
+            rate(worker_rate(rates, worker)),
             known(worker.out_of_buffer_packets),
         ];
         row.extend(regimes(|regime| time(worker, regime)));
@@ -249,7 +190,7 @@ fn workers_table(workers: &Chosen<'_, WorkerState>, all: &[WorkerState], rates: 
             String::new(),
             number(sum(|worker| worker.received_packets)),
             bytes(sum(|worker| worker.received_bytes)),
-            rate(workers.others.iter().map(|worker| rate_of(rates, &worker_key(worker))).sum()),
+            rate(workers.others.iter().map(|worker| worker_rate(rates, worker)).sum()),
             known(workers.others.iter().map(|worker| worker.out_of_buffer_packets).sum()),
         ];
         row.extend(regimes(|regime| workers.others.iter().map(|worker| time(worker, regime)).sum()));
@@ -306,15 +247,10 @@ fn ports(state: &State, rates: &PerSecond) -> String {
             counted(|port| port.rule_dropped_packets),
             counted(|port| port.kernel_packets),
             number(port.lost_packets.values().sum()),
-            rate(rate_of(rates, &format!("port {}", port.port))),
+            rate(rates.of(&rates::port_packets(port.port))),
         ]);
     }
     format!("\n{}", ports.text())
-}
-
-/// The name of the port, which is the key of its rate.
-fn sending_port(device: &OtherDeviceState, port: &PortState) -> String {
-    format!("{} port {}", device.name, port.port)
 }
 
 /// The ports of soft NICs that only send, with a blank line before them; nothing if there are none.
@@ -326,7 +262,7 @@ fn sending_ports(state: &State, rates: &PerSecond) -> String {
     for device in &state.other_devices {
         let stalled = if device.engine_stalled { " (stalled)" } else { "" };
         for port in &device.ports {
-            let name = sending_port(device, port);
+            let name = rates::sending_port(device, port);
             let down = if port.up == Some(false) { " (down)" } else { "" };
             let counters = port.counters.clone().unwrap_or_default();
             grid.row(vec![
@@ -334,7 +270,7 @@ fn sending_ports(state: &State, rates: &PerSecond) -> String {
                 number(counters.sent_packets),
                 bytes(counters.sent_bytes),
                 number(counters.send_errors),
-                rate(rate_of(rates, &name)),
+                rate(rates.of(&name)),
             ]);
         }
     }
@@ -343,7 +279,7 @@ fn sending_ports(state: &State, rates: &PerSecond) -> String {
 
 /// One line for the log.
 pub(crate) fn line(state: &State, rates: &PerSecond) -> String {
-    let sum = |kind: &str| rates.iter().filter(|(key, _)| key.starts_with(kind)).map(|(_, rate)| rate).sum();
+    let to_workers = state.workers.iter().map(|worker| worker_rate(rates, worker)).sum();
     let policed = match state.accounting.policed() {
         0 => String::new(),
         packets => format!(", {} policed", number(packets)),
@@ -352,7 +288,7 @@ pub(crate) fn line(state: &State, rates: &PerSecond) -> String {
     format!(
         "{} packets to workers ({}/s), {} dropped by rule{policed}, {} left to the kernel, lost: {}",
         known(outcomes[Outcome::Delivered]),
-        rate(sum("worker ")),
+        rate(to_workers),
         known(outcomes[Outcome::Dropped]),
         known(outcomes[Outcome::Kernel]),
         losses(state),
@@ -529,7 +465,9 @@ pub(crate) fn duration(time: Duration) -> String {
 mod tests {
     use super::*;
     use crate::outcome::Count;
+    use crate::rates::Rates;
     use crate::state::{LatencyState, SinkTrafficState};
+    use crate::state::{OtherDeviceState, PortState};
 
     #[test]
     fn singular_and_plural() {
@@ -554,20 +492,6 @@ mod tests {
     }
 
     #[test]
-    fn rates_are_since_the_last_update() {
-        let mut rates = Rates::default();
-        let mut state = State { uptime_seconds: 1.0, ..State::default() };
-        state.workers.push(WorkerState { received_packets: 100, ..WorkerState::default() });
-        assert!((rates.update(&state)["worker 0"] - 100.0).abs() < 1e-9);
-        state.uptime_seconds = 3.0;
-        state.workers[0].received_packets = 300;
-        assert!((rates.update(&state)["worker 0"] - 100.0).abs() < 1e-9);
-        state.workers[0].received_packets = 300;
-        state.uptime_seconds = 4.0;
-        assert!(rates.update(&state)["worker 0"].abs() < 1e-9);
-    }
-
-    #[test]
     fn the_table_shows_rules_in_force_and_losses() {
         let mut state = State { version: "0", ..State::default() };
         let rule = |name: &str, current| RuleState {
@@ -582,7 +506,7 @@ mod tests {
             lost_packets: [("unknown_tag", 2), ("bad_frame", 0)].into(),
             ..WorkerState::default()
         }];
-        let text = live(&state, &PerSecond::new(), 24);
+        let text = live(&state, &PerSecond::default(), 24);
         assert!(text.contains("1 234"), "{text}");
         assert!(!text.contains("then"), "{text}");
         assert!(text.contains("lost: unknown_tag 2\n"), "{text}");
@@ -613,7 +537,7 @@ mod tests {
         };
         let degraded = Some("degraded: sink `files` loses all its packets (disk_full)".to_owned());
         let state = State { sinks: vec![sink], rules: vec![rule], degraded, ..State::default() };
-        let text = live(&state, &PerSecond::new(), 24);
+        let text = live(&state, &PerSecond::default(), 24);
         let row = |name: &str| text.lines().find(|line| line.starts_with(name)).unwrap_or("").to_owned();
         assert!(row("rule").ends_with("policed") && row("web").ends_with(" 1 268"), "{text}");
         assert!(row("web").contains(" 1 820 "), "{text}");
@@ -640,7 +564,7 @@ mod tests {
         assert!(!text.contains("p99"), "{text}");
         let measured = LatencyState { p50_ns: Some(1216), p99_ns: Some(8_191), ..LatencyState::default() };
         state.workers[0].latency = Some(measured);
-        assert!(live(&state, &PerSecond::new(), 24).contains("1.22 us, 8.19 us"), "{text}");
+        assert!(live(&state, &PerSecond::default(), 24).contains("1.22 us, 8.19 us"), "{text}");
     }
 
     #[test]
@@ -678,7 +602,12 @@ mod tests {
         state.rules = (0..40).map(rule).collect();
         state.ports = vec![PortState { port: 1, wire: "wire".into(), ..PortState::default() }];
         state.workers = (0..2).map(worker).collect();
-        let rates: PerSecond = [("rule rule-7".to_owned(), 50.0)].into();
+        state.rules[7].outcomes[Outcome::Delivered].packets = Some(9_957);
+        let mut rates = Rates::default();
+        rates.update(&state);
+        state.rules[7].outcomes[Outcome::Delivered].packets = Some(10_007);
+        state.uptime_seconds = 1.0;
+        let rates = rates.update(&state);
         let text = live(&state, &rates, 24);
         assert_eq!(text.lines().count(), 24, "{text}");
         for part in [
