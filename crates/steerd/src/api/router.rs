@@ -42,7 +42,7 @@ const LISTS_MAX: usize = 4;
 
 /// The operations that the API needs of the daemon.
 pub(crate) trait Daemon: Send + Sync {
-    /// Does not ask the device, but may wait for sinks that are being opened.
+    /// Does not ask the device.
     fn status(&self) -> Status;
 
     fn in_force(&self) -> InForce;

@@ -1,5 +1,6 @@
 //! The end: every step is limited in time; parts that hang are named and left to the end of the process.
 
+use std::fmt::Display;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -50,82 +51,107 @@ enum Lost {
     Panicked,
 }
 
+/// A shutdown in progress.
+struct Ending {
+    observer: Arc<Observer>,
+    errors: Vec<Error>,
+    hung: Vec<String>,
+}
+
 impl Steering {
     /// Removes the flows, so that no packet arrives any more, lets the workers process what has arrived, and
     /// reads the final counters.
     pub(crate) fn stop(self) -> Stopped {
-        let Self { mut owner, mut threads, observer } = self;
+        let Self { owner, mut threads, observer } = self;
         let ran_for = observer.started.elapsed();
-        let (mut errors, mut hung) = (Vec::new(), Vec::new());
         observer.health.set_steering(false);
         observer.opened.close_wires();
-        let deadline = Instant::now() + CLEAR_TIMEOUT;
-        let (mut controller, mut sinks) = (None, None);
-        match owner.end(CLEAR_TIMEOUT) {
-            Ok(dataplane) => (controller, sinks) = (Some(dataplane.controller), Some(dataplane.sinks)),
-            Err(Lost::Hung) => hung.push("a change of the device".to_owned()),
-            Err(Lost::Panicked) => errors.push(Error::DataplaneDied),
-        }
-        if let Some(mut cleared) = controller.take() {
-            let device = Arc::clone(&observer);
-            let clear = move || {
-                let outcome = change_device(&mut cleared, &device, Controller::clear);
-                (cleared, outcome)
-            };
-            match within("clear", deadline.saturating_duration_since(Instant::now()), clear) {
-                Some((cleared, outcome)) => {
-                    controller = Some(cleared);
-                    errors.extend(outcome.err().map(Error::Install));
-                }
-                None => hung.push("the removal of the flows".to_owned()),
-            }
-        }
-        let (mut workers, failed) = threads.join();
-        if let Some(mut open) = sinks.take() {
-            let end_sinks = move || {
-                open.end();
-                // After their hubs, which end the sends in flight.
-                workers.iter_mut().for_each(Worker::free_sinks);
-                (open, workers)
-            };
-            match within("sinks", SINKS_TIMEOUT, end_sinks) {
-                Some((ended, of_ended)) => {
-                    let list = Arc::new(ended.list());
-                    observer.board.update(|published| published.sinks = list);
-                    (sinks, workers) = (Some(ended), of_ended);
-                }
-                None => {
-                    workers = Vec::new();
-                    hung.push("the sinks".to_owned());
-                }
-            }
-        }
+        let mut ending = Ending { observer, errors: Vec::new(), hung: Vec::new() };
+        let (controller, sinks) = ending.clear(owner);
+        let (workers, failed) = threads.join();
+        let (sinks, workers) = match sinks {
+            Some(sinks) => ending.end_sinks(sinks, workers),
+            None => (None, workers),
+        };
         for error in failed {
             match error {
-                worker::Error::StillRunning { worker } => hung.push(Part::Worker(worker.0).to_string()),
-                error => errors.push(Error::Worker(error)),
+                worker::Error::StillRunning { worker } => ending.hang(Part::Worker(worker.0)),
+                error => ending.errors.push(Error::Worker(error)),
             }
         }
-        hung.extend(stop_engines(&observer).iter().map(Part::to_string));
-        let last = Arc::clone(&observer);
-        let is_ended = hung.is_empty();
-        let read = move || match controller {
-            Some(mut controller) if is_ended => {
-                let state = last.last_state(controller.drop_counters().into());
-                (state, Some(controller))
-            }
-            controller => (last.state(), controller),
-        };
-        let (state, controller) = match within("state", STATE_TIMEOUT, read) {
-            Some((state, controller)) => (Some(state), controller),
-            None => {
-                hung.push("the final read of the counters".to_owned());
-                (None, None)
-            }
-        };
+        stop_engines(&ending.observer).into_iter().for_each(|engine| ending.hang(engine));
+        let (state, controller) = ending.read_state(controller);
+        let Ending { observer, errors, hung } = ending;
         let remains =
             Remains { _controller: controller, _sinks: sinks, _workers: workers, _observer: observer };
         Stopped { state, ran_for, errors, hung, remains }
+    }
+}
+
+impl Ending {
+    fn hang(&mut self, part: impl Display) {
+        self.hung.push(part.to_string());
+    }
+
+    /// Takes the dataplane from its thread, and removes the flows.
+    fn clear(&mut self, mut owner: Owner) -> (Option<Controller>, Option<Sinks>) {
+        let deadline = Instant::now() + CLEAR_TIMEOUT;
+        let Dataplane { mut controller, sinks, .. } = match owner.end(CLEAR_TIMEOUT) {
+            Ok(dataplane) => dataplane,
+            Err(Lost::Hung) => {
+                self.hang("a change of the device");
+                return (None, None);
+            }
+            Err(Lost::Panicked) => {
+                self.errors.push(Error::DataplaneDied);
+                return (None, None);
+            }
+        };
+        let observer = Arc::clone(&self.observer);
+        let clear = move || {
+            let outcome = change_device(&mut controller, &observer, Controller::clear);
+            (controller, outcome)
+        };
+        let cleared = within("clear", deadline.saturating_duration_since(Instant::now()), clear);
+        let Some((controller, outcome)) = cleared else {
+            self.hang("the removal of the flows");
+            return (None, Some(sinks));
+        };
+        self.errors.extend(outcome.err().map(Error::Install));
+        (Some(controller), Some(sinks))
+    }
+
+    fn end_sinks(&mut self, mut sinks: Sinks, mut workers: Vec<Worker>) -> (Option<Sinks>, Vec<Worker>) {
+        let end = move || {
+            sinks.end();
+            // After their hubs, which end the sends in flight.
+            workers.iter_mut().for_each(Worker::free_sinks);
+            (sinks, workers)
+        };
+        let Some((sinks, workers)) = within("sinks", SINKS_TIMEOUT, end) else {
+            self.hang("the sinks");
+            return (None, Vec::new());
+        };
+        let list = Arc::new(sinks.list());
+        self.observer.board.update(|published| published.sinks = list);
+        (Some(sinks), workers)
+    }
+
+    /// The last state: exact if every part has ended.
+    fn read_state(&mut self, controller: Option<Controller>) -> (Option<State>, Option<Controller>) {
+        let (observer, has_ended) = (Arc::clone(&self.observer), self.hung.is_empty());
+        let read = move || match controller {
+            Some(mut controller) if has_ended => {
+                let state = observer.last_state(controller.drop_counters().into());
+                (state, Some(controller))
+            }
+            controller => (observer.state(), controller),
+        };
+        let Some((state, controller)) = within("state", STATE_TIMEOUT, read) else {
+            self.hang("the final read of the counters");
+            return (None, None);
+        };
+        (Some(state), controller)
     }
 }
 
