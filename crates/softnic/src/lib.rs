@@ -43,7 +43,7 @@ pub use engine::profile::{EngineProfile, EngineStage};
 pub use error::SoftNicError;
 pub use limits::PORT_MTU_BYTES;
 pub use nic::{Drive, SoftNic, SoftNicConfig};
-pub use personality::{Imitated, Personality, UnknownPersonality};
+pub use personality::{ModelPersonality, Personality, UnknownPersonality};
 pub use queue_memory::resource;
 pub use shared::PortConfig;
 pub use stats::PortStats;

@@ -35,43 +35,44 @@ pub enum Personality {
     /// Refuses what Mellanox ConnectX-3 refuses, with the same errno.
     Mlx4,
     /// The personality of another device model.
-    Model(Imitated),
+    Model(ModelPersonality),
 }
 
-/// A device model that a soft NIC imitates. It is kept as long as the process: a process names few.
+/// The personality of a device model that is not built in. It is kept as long as the process: a process names
+/// few.
 #[derive(Clone, Copy)]
-pub struct Imitated(&'static Imitation);
+pub struct ModelPersonality(&'static KeptModel);
 
-struct Imitation {
+struct KeptModel {
     name: String,
     model: DeviceModel,
     rules: Rules,
 }
 
-impl Imitated {
+impl ModelPersonality {
     /// Returns the personality of a name and model; equal ones are one object.
     fn of(name: &str, model: DeviceModel) -> Self {
-        static KNOWN: Mutex<Vec<Imitated>> = Mutex::new(Vec::new());
+        static KNOWN: Mutex<Vec<ModelPersonality>> = Mutex::new(Vec::new());
         let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(same) = known.iter().find(|one| one.0.name == name && one.0.model == model) {
             return *same;
         }
         let rules = Rules::new(&model, objects(model.personality));
-        let new = Self(Box::leak(Box::new(Imitation { name: name.to_owned(), model, rules })));
+        let new = Self(Box::leak(Box::new(KeptModel { name: name.to_owned(), model, rules })));
         known.push(new);
         new
     }
 }
 
-impl PartialEq for Imitated {
+impl PartialEq for ModelPersonality {
     fn eq(&self, other: &Self) -> bool {
         std::ptr::eq(self.0, other.0)
     }
 }
 
-impl Eq for Imitated {}
+impl Eq for ModelPersonality {}
 
-impl fmt::Debug for Imitated {
+impl fmt::Debug for ModelPersonality {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0.name)
     }
@@ -94,7 +95,7 @@ impl Personality {
     /// of queues and domains those of the personality that it names.
     #[must_use]
     pub fn of(model: DeviceModel) -> Self {
-        Self::Model(Imitated::of(&model.name.clone(), model))
+        Self::Model(ModelPersonality::of(&model.name.clone(), model))
     }
 
     /// The word for it in settings: a name, or the path of a file.
@@ -175,7 +176,7 @@ impl FromStr for Personality {
             return Ok(own);
         }
         match DeviceModel::named_or_file(text) {
-            Ok(model) => Ok(Self::Model(Imitated::of(text, model))),
+            Ok(model) => Ok(Self::Model(ModelPersonality::of(text, model))),
             Err(LoadError::UnknownName { name }) => Err(UnknownPersonality::Name { found: name }),
             Err(error) => Err(UnknownPersonality::Model(error)),
         }

@@ -11,7 +11,7 @@ use worker::Disposition;
 
 /// What became of a packet, by rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Outcome {
+pub(crate) enum PacketOutcome {
     Delivered,
     /// Dropped by a rule, in the device or by a worker.
     Dropped,
@@ -35,7 +35,7 @@ pub(crate) enum Outcome {
 
 /// Where an outcome is counted and how it is shown.
 pub(crate) struct Row {
-    pub(crate) outcome: Outcome,
+    pub(crate) outcome: PacketOutcome,
     /// The state has NAME_packets of workers, and NAME_packets and NAME_bytes of rules.
     name: &'static str,
     /// The label `action` of the metrics of rules; `None`: these are no packets of the rule.
@@ -56,7 +56,7 @@ pub(crate) struct Total {
     pub(crate) is_always_shown: bool,
 }
 
-impl Outcome {
+impl PacketOutcome {
     pub(crate) const COUNT: usize = ROWS.len();
 
     const fn index(self) -> usize {
@@ -85,41 +85,41 @@ const fn main_total(key: &'static str, text: &'static str) -> Option<Total> {
     Some(Total { key, text, is_always_shown: true })
 }
 
-/// In the order of [`Outcome`], which is that of the summary.
+/// In the order of [`PacketOutcome`], which is that of the summary.
 #[rustfmt::skip]
 pub(crate) static ROWS: [Row; 10] = [
-    Row { outcome: Outcome::Delivered, name: "delivered", action: Some("deliver"),
+    Row { outcome: PacketOutcome::Delivered, name: "delivered", action: Some("deliver"),
         worker: Some(Disposition::Delivered), device: None,
         total: main_total("delivered", "delivered by rule") },
-    Row { outcome: Outcome::Dropped, name: "dropped", action: Some("drop"),
+    Row { outcome: PacketOutcome::Dropped, name: "dropped", action: Some("drop"),
         worker: Some(Disposition::Dropped), device: Some(Counted::Dropped),
         total: main_total("rule_dropped", "dropped by rule") },
-    Row { outcome: Outcome::RateLimited, name: "rate_limited", action: Some("rate_limited"),
+    Row { outcome: PacketOutcome::RateLimited, name: "rate_limited", action: Some("rate_limited"),
         worker: Some(Disposition::RateLimited), device: None,
         total: total("rate_limited", "dropped beyond limits of rules") },
-    Row { outcome: Outcome::NotSampled, name: "not_sampled", action: Some("not_sampled"),
+    Row { outcome: PacketOutcome::NotSampled, name: "not_sampled", action: Some("not_sampled"),
         worker: Some(Disposition::NotSampled), device: None,
         total: total("not_sampled", "dropped because of samples") },
-    Row { outcome: Outcome::Filtered, name: "filtered", action: None,
+    Row { outcome: PacketOutcome::Filtered, name: "filtered", action: None,
         worker: Some(Disposition::Filtered), device: None,
         total: total("filtered", "copies filtered out") },
-    Row { outcome: Outcome::Kernel, name: "kernel", action: Some("kernel"),
+    Row { outcome: PacketOutcome::Kernel, name: "kernel", action: Some("kernel"),
         worker: None, device: None,
         total: main_total("kernel", "left to the kernel") },
-    Row { outcome: Outcome::Returned, name: "returned", action: Some("returned"),
+    Row { outcome: PacketOutcome::Returned, name: "returned", action: Some("returned"),
         worker: Some(Disposition::Returned), device: None,
         total: total("returned", "returned to the kernel") },
-    Row { outcome: Outcome::LostException, name: "lost_exception", action: Some("lost_exception"),
+    Row { outcome: PacketOutcome::LostException, name: "lost_exception", action: Some("lost_exception"),
         worker: Some(Disposition::LostException), device: None,
         total: total("lost_exceptions", "lost exceptions (the kernel's, received by workers)") },
-    Row { outcome: Outcome::SentDropped, name: "sent_dropped", action: Some("drop_sent"),
+    Row { outcome: PacketOutcome::SentDropped, name: "sent_dropped", action: Some("drop_sent"),
         worker: None, device: Some(Counted::SentDropped), total: None },
-    Row { outcome: Outcome::SentPassed, name: "sent_passed", action: Some("pass_sent"),
+    Row { outcome: PacketOutcome::SentPassed, name: "sent_passed", action: Some("pass_sent"),
         worker: None, device: Some(Counted::SentPassed), total: None },
 ];
 
 /// The outcomes that workers count.
-pub(crate) fn of_workers() -> impl Iterator<Item = (Outcome, Disposition)> {
+pub(crate) fn of_workers() -> impl Iterator<Item = (PacketOutcome, Disposition)> {
     ROWS.iter().filter_map(|row| Some((row.outcome, row.worker?)))
 }
 
@@ -129,13 +129,13 @@ pub(crate) fn worker_names() -> impl Iterator<Item = String> {
 }
 
 /// The outcomes that the device counts for each rule.
-pub(crate) fn of_device() -> impl Iterator<Item = Outcome> {
+pub(crate) fn of_device() -> impl Iterator<Item = PacketOutcome> {
     ROWS.iter().filter(|row| row.device.is_some()).map(|row| row.outcome)
 }
 
 /// A value for each outcome.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct ByOutcome<T>([T; Outcome::COUNT]);
+pub(crate) struct ByOutcome<T>([T; PacketOutcome::COUNT]);
 
 impl<T: Default> Default for ByOutcome<T> {
     fn default() -> Self {
@@ -143,23 +143,23 @@ impl<T: Default> Default for ByOutcome<T> {
     }
 }
 
-impl<T> Index<Outcome> for ByOutcome<T> {
+impl<T> Index<PacketOutcome> for ByOutcome<T> {
     type Output = T;
 
-    fn index(&self, outcome: Outcome) -> &T {
+    fn index(&self, outcome: PacketOutcome) -> &T {
         &self.0[outcome.index()]
     }
 }
 
-impl<T> IndexMut<Outcome> for ByOutcome<T> {
-    fn index_mut(&mut self, outcome: Outcome) -> &mut T {
+impl<T> IndexMut<PacketOutcome> for ByOutcome<T> {
+    fn index_mut(&mut self, outcome: PacketOutcome) -> &mut T {
         &mut self.0[outcome.index()]
     }
 }
 
-impl<T: Default, const N: usize> From<[(Outcome, T); N]> for ByOutcome<T> {
+impl<T: Default, const N: usize> From<[(PacketOutcome, T); N]> for ByOutcome<T> {
     /// The others are zero.
-    fn from(values: [(Outcome, T); N]) -> Self {
+    fn from(values: [(PacketOutcome, T); N]) -> Self {
         let mut all = Self::default();
         values.into_iter().for_each(|(outcome, value)| all[outcome] = value);
         all

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::effects::Effect;
-use crate::outcome::{Outcome, RuleOutcomes, Totals, WorkerOutcomes};
+use crate::outcome::{PacketOutcome, RuleOutcomes, Totals, WorkerOutcomes};
 
 /// Counters by a named reason; only reasons that occurred or can occur are listed.
 pub(crate) type Reasons = BTreeMap<&'static str, u64>;
@@ -127,7 +127,7 @@ impl RuleState {
     /// Dropped by workers because of `limit` or `sample`; part of [`RuleState::packets`].
     pub(crate) fn policed_packets(&self) -> u64 {
         let packets = |outcome| self.outcomes[outcome].packets.unwrap_or(0);
-        packets(Outcome::RateLimited) + packets(Outcome::NotSampled)
+        packets(PacketOutcome::RateLimited) + packets(PacketOutcome::NotSampled)
     }
 
     pub(crate) fn packets(&self) -> u64 {

@@ -8,7 +8,7 @@ use super::model;
 use super::request::Refused;
 use super::router::InForce;
 use crate::effects::Effect;
-use crate::outcome::Outcome;
+use crate::outcome::PacketOutcome;
 use crate::state::{RuleState, State};
 
 /// The most flows of one answer; the request can name a rule.
@@ -105,7 +105,7 @@ impl<'s> Deciders<'s> {
     /// leaves to the kernel met no flow, and not every device counts them.
     fn packets_of(&self, count: &RuleState) -> Option<u64> {
         match count.name == DEFAULT_RULE && count.effect == Effect::Kernel {
-            true => Some(count.packets() - count.outcomes[Outcome::Kernel].packets.unwrap_or(0)),
+            true => Some(count.packets() - count.outcomes[PacketOutcome::Kernel].packets.unwrap_or(0)),
             false => (!count.uncounted).then(|| count.packets()),
         }
     }

@@ -64,7 +64,7 @@ mod tests {
     use policy::{NoFiles, Source};
 
     use super::*;
-    use crate::outcome::{Count, Outcome};
+    use crate::outcome::{Count, PacketOutcome};
     use crate::state::RuleState;
 
     #[test]
@@ -72,8 +72,11 @@ mod tests {
         let state_of = |name: &str, packets, uncounted| RuleState {
             name: name.to_owned(),
             uncounted,
-            outcomes: [(Outcome::Delivered, Count::of(packets, 0)), (Outcome::Kernel, Count::of(1, 0))]
-                .into(),
+            outcomes: [
+                (PacketOutcome::Delivered, Count::of(packets, 0)),
+                (PacketOutcome::Kernel, Count::of(1, 0)),
+            ]
+            .into(),
             ..RuleState::default()
         };
         let state = State {

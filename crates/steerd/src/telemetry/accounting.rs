@@ -5,7 +5,7 @@
 //! flight between them. Nothing is read here. Once traffic has ended nothing is in flight, and every equation
 //! must hold exactly.
 
-use crate::outcome::{self, Outcome, Totals};
+use crate::outcome::{self, PacketOutcome, Totals};
 use crate::state::{Accounting, Equation, LOST_ON_WIRE, PortCounters, PortState, RuleState, WorkerState};
 
 /// How many packets may be in flight, by place; none once traffic has ended. Both sides of all other
@@ -38,8 +38,9 @@ pub(crate) fn check(
     let counted = counted.filter(|ports| !ports.is_empty());
     let sum = |of: fn(&PortCounters) -> u64| counted.iter().flatten().map(|port| of(port)).sum::<u64>();
     let dropped_by_rules: Option<u64> =
-        rules.iter().map(|rule| rule.outcomes[Outcome::Dropped].packets).sum();
-    let by_workers = |outcome: Outcome| workers.iter().map(|worker| worker.outcomes[outcome]).sum::<u64>();
+        rules.iter().map(|rule| rule.outcomes[PacketOutcome::Dropped].packets).sum();
+    let by_workers =
+        |outcome: PacketOutcome| workers.iter().map(|worker| worker.outcomes[outcome]).sum::<u64>();
     let mut equations = Vec::new();
     // The left side of these equations is ahead by the packets that are still to be counted on the right.
     let mut ahead = 0;
@@ -59,14 +60,15 @@ pub(crate) fn check(
         && counted.is_some()
         && !in_flight.drops_unknown
     {
-        let dropped_by_workers = by_workers(Outcome::Dropped);
+        let dropped_by_workers = by_workers(PacketOutcome::Dropped);
         let name = "ports dropped by rule = drop rules counted".to_owned();
         let in_device = dropped_by_rules.saturating_sub(dropped_by_workers);
         let limit = in_flight.dropped + in_flight.uncounted_drops;
         let dropped = equation(name, sum(|port| port.rule_dropped_packets), in_device, limit);
         ahead += dropped.difference;
         equations.push(dropped);
-        let by_rules: u64 = rules.iter().filter_map(|rule| rule.outcomes[Outcome::SentDropped].packets).sum();
+        let by_rules: u64 =
+            rules.iter().filter_map(|rule| rule.outcomes[PacketOutcome::SentDropped].packets).sum();
         let name = "ports dropped when sent = egress rules counted".to_owned();
         equations.push(equation(
             name,
@@ -81,14 +83,14 @@ pub(crate) fn check(
         ahead += received.difference;
         equations.push(received);
     }
-    let by_rules = rules.iter().filter_map(|rule| rule.outcomes[Outcome::Delivered].packets).sum();
-    let delivered = by_workers(Outcome::Delivered);
+    let by_rules = rules.iter().filter_map(|rule| rule.outcomes[PacketOutcome::Delivered].packets).sum();
+    let delivered = by_workers(PacketOutcome::Delivered);
     equations.push(equation("workers delivered = rules delivered".to_owned(), delivered, by_rules, 0));
     let by_ports = |of: fn(&PortCounters) -> u64| counted.is_some().then(|| sum(of));
     let mut outcomes = Totals::default();
     outcome::of_workers().for_each(|(outcome, _)| outcomes[outcome] = Some(by_workers(outcome)));
-    outcomes[Outcome::Dropped] = dropped_by_rules;
-    outcomes[Outcome::Kernel] = by_ports(|port| port.kernel_packets);
+    outcomes[PacketOutcome::Dropped] = dropped_by_rules;
+    outcomes[PacketOutcome::Kernel] = by_ports(|port| port.kernel_packets);
     Accounting {
         received: by_ports(|port| port.received_packets),
         wire_lost: ports.iter().filter_map(|port| port.lost_packets.get(LOST_ON_WIRE)).sum(),
@@ -132,7 +134,7 @@ impl Accounting {
     /// Dropped by workers because of limits and samples of rules.
     pub(crate) fn policed(&self) -> u64 {
         let packets = |outcome| self.outcomes[outcome].unwrap_or(0);
-        packets(Outcome::RateLimited) + packets(Outcome::NotSampled)
+        packets(PacketOutcome::RateLimited) + packets(PacketOutcome::NotSampled)
     }
 
     /// The result, in one line.
@@ -174,7 +176,7 @@ mod tests {
     use super::*;
     use crate::outcome::Count;
 
-    fn packets(rule: &mut RuleState, outcome: Outcome) -> &mut u64 {
+    fn packets(rule: &mut RuleState, outcome: PacketOutcome) -> &mut u64 {
         rule.outcomes[outcome].packets.as_mut().expect("known")
     }
 
@@ -192,15 +194,21 @@ mod tests {
             ..PortState::default()
         };
         let steer = RuleState {
-            outcomes: [(Outcome::Delivered, Count::of(57, 0)), (Outcome::Dropped, Count::of(2, 0))].into(),
+            outcomes: [
+                (PacketOutcome::Delivered, Count::of(57, 0)),
+                (PacketOutcome::Dropped, Count::of(2, 0)),
+            ]
+            .into(),
             ..RuleState::default()
         };
-        let drop =
-            RuleState { outcomes: [(Outcome::Dropped, Count::of(25, 0))].into(), ..RuleState::default() };
+        let drop = RuleState {
+            outcomes: [(PacketOutcome::Dropped, Count::of(25, 0))].into(),
+            ..RuleState::default()
+        };
         let worker = WorkerState {
             received_packets: 60,
             lost_packets: [("unknown_tag", 1)].into(),
-            outcomes: [(Outcome::Delivered, 57), (Outcome::Dropped, 2)].into(),
+            outcomes: [(PacketOutcome::Delivered, 57), (PacketOutcome::Dropped, 2)].into(),
             ..WorkerState::default()
         };
         (port, steer, drop, worker)
@@ -212,8 +220,9 @@ mod tests {
         let accounting = check(&[port], &[steer, drop], &[worker], &InFlight::default());
         assert_eq!(accounting.matches, Some(true), "{}", accounting.verdict());
         assert_eq!(accounting.verdict(), "packet accounting matches");
-        let [delivered, dropped, kernel] = [Outcome::Delivered, Outcome::Dropped, Outcome::Kernel]
-            .map(|outcome| accounting.outcomes[outcome]);
+        let [delivered, dropped, kernel] =
+            [PacketOutcome::Delivered, PacketOutcome::Dropped, PacketOutcome::Kernel]
+                .map(|outcome| accounting.outcomes[outcome]);
         assert_eq!(
             (accounting.received, delivered, dropped, kernel),
             (Some(100), Some(57), Some(27), Some(10))
@@ -231,8 +240,8 @@ mod tests {
         let spoil: [fn(&mut PortState, &mut RuleState, &mut RuleState, &mut WorkerState); 6] = [
             |port, _, _, _| counters(port).received_packets += 1,
             |port, _, _, _| counters(port).kernel_packets += 1,
-            |_, steer, _, _| *packets(steer, Outcome::Delivered) -= 1,
-            |_, _, drop, _| *packets(drop, Outcome::Dropped) -= 1,
+            |_, steer, _, _| *packets(steer, PacketOutcome::Delivered) -= 1,
+            |_, _, drop, _| *packets(drop, PacketOutcome::Dropped) -= 1,
             |_, _, _, worker| worker.received_packets -= 1,
             |_, _, _, worker| worker.lost_packets.clear(),
         ];
@@ -253,8 +262,8 @@ mod tests {
     fn packets_in_flight_are_not_a_mismatch() {
         let (port, mut steer, drop, mut worker) = scene();
         worker.received_packets -= 3;
-        worker.outcomes[Outcome::Delivered] -= 3;
-        *packets(&mut steer, Outcome::Delivered) -= 3;
+        worker.outcomes[PacketOutcome::Delivered] -= 3;
+        *packets(&mut steer, PacketOutcome::Delivered) -= 3;
         let (ports, rules, workers) = ([port], [steer, drop], [worker]);
         let in_flight = |handed_over| InFlight { handed_over, ..InFlight::default() };
         let accounting = check(&ports, &rules, &workers, &in_flight(3));
@@ -275,17 +284,17 @@ mod tests {
         counters.rule_dropped_packets += 1;
         counters.replicated_packets += 6;
         worker.received_packets += 2 + 6;
-        worker.outcomes[Outcome::Delivered] += 5;
-        worker.outcomes[Outcome::Filtered] += 1;
-        *packets(&mut steer, Outcome::Delivered) += 5;
-        *packets(&mut steer, Outcome::Filtered) += 1;
+        worker.outcomes[PacketOutcome::Delivered] += 5;
+        worker.outcomes[PacketOutcome::Filtered] += 1;
+        *packets(&mut steer, PacketOutcome::Delivered) += 5;
+        *packets(&mut steer, PacketOutcome::Filtered) += 1;
         let in_flight = InFlight { handed_over: 4, dropped: 1, unclassified: vec![2], ..InFlight::default() };
         let accounting = check(&[port], &[steer, drop], &[worker], &in_flight);
         assert_eq!(accounting.matches, Some(true), "{}", accounting.verdict());
-        let filtered = accounting.outcomes[Outcome::Filtered].expect("known");
+        let filtered = accounting.outcomes[PacketOutcome::Filtered].expect("known");
         assert_eq!((accounting.in_flight, filtered, accounting.replicated), (Some(7), 1, Some(6)));
-        let dropped = accounting.outcomes[Outcome::Dropped].expect("known");
-        let delivered = accounting.outcomes[Outcome::Delivered].expect("known");
+        let dropped = accounting.outcomes[PacketOutcome::Dropped].expect("known");
+        let delivered = accounting.outcomes[PacketOutcome::Delivered].expect("known");
         let counted = delivered + dropped + 10 + filtered + accounting.lost;
         assert_eq!(107 + accounting.wire_lost + 6, counted + 7);
     }
@@ -296,8 +305,8 @@ mod tests {
         type Spoil = fn(&mut PortState, &mut RuleState, &mut RuleState, &mut WorkerState);
         let spoil: [Spoil; 5] = [
             |port, _, _, _| port.lost_packets.clear(),
-            |_, steer, _, _| *packets(steer, Outcome::Delivered) -= 1,
-            |_, _, drop, _| *packets(drop, Outcome::Dropped) += 1,
+            |_, steer, _, _| *packets(steer, PacketOutcome::Delivered) -= 1,
+            |_, _, drop, _| *packets(drop, PacketOutcome::Dropped) += 1,
             |_, _, _, worker| worker.received_packets += 1,
             |_, _, _, worker| worker.lost_packets.insert("bad_frame", 1).map_or((), |_| ()),
         ];
@@ -322,24 +331,27 @@ mod tests {
     #[test]
     fn policed_packets_have_outcomes_of_their_own() {
         let (port, mut steer, drop, mut worker) = scene();
-        worker.outcomes[Outcome::Delivered] -= 30;
-        *packets(&mut steer, Outcome::Delivered) -= 30;
-        (worker.outcomes[Outcome::RateLimited], *packets(&mut steer, Outcome::RateLimited)) = (20, 20);
-        (worker.outcomes[Outcome::NotSampled], *packets(&mut steer, Outcome::NotSampled)) = (10, 10);
+        worker.outcomes[PacketOutcome::Delivered] -= 30;
+        *packets(&mut steer, PacketOutcome::Delivered) -= 30;
+        (worker.outcomes[PacketOutcome::RateLimited], *packets(&mut steer, PacketOutcome::RateLimited)) =
+            (20, 20);
+        (worker.outcomes[PacketOutcome::NotSampled], *packets(&mut steer, PacketOutcome::NotSampled)) =
+            (10, 10);
         assert_eq!(steer.packets(), 27 + 2 + 30);
         let (ports, rules) = ([port], [steer, drop]);
         let accounting = check(&ports, &rules, &[worker.clone()], &InFlight::default());
         assert_eq!(accounting.matches, Some(true), "{}", accounting.verdict());
-        let policed = [Outcome::RateLimited, Outcome::NotSampled].map(|outcome| accounting.outcomes[outcome]);
+        let policed = [PacketOutcome::RateLimited, PacketOutcome::NotSampled]
+            .map(|outcome| accounting.outcomes[outcome]);
         assert_eq!((policed, accounting.policed()), ([Some(20), Some(10)], 30));
-        worker.outcomes[Outcome::NotSampled] -= 1;
+        worker.outcomes[PacketOutcome::NotSampled] -= 1;
         assert_eq!(check(&ports, &rules, &[worker], &InFlight::default()).matches, Some(false));
     }
 
     #[test]
     fn unread_drop_counters_are_not_checked() {
         let (port, steer, mut drop, worker) = scene();
-        *packets(&mut drop, Outcome::Dropped) = 5;
+        *packets(&mut drop, PacketOutcome::Dropped) = 5;
         let (ports, rules, workers) = ([port], [steer, drop], [worker]);
         let unknown = InFlight { drops_unknown: true, ..InFlight::default() };
         let accounting = check(&ports, &rules, &workers, &unknown);
@@ -351,9 +363,9 @@ mod tests {
         );
         assert_eq!(check(&ports, &rules, &workers, &InFlight::default()).matches, Some(false));
         let never_read =
-            RuleState { outcomes: [(Outcome::Dropped, Count::UNKNOWN)].into(), ..RuleState::default() };
+            RuleState { outcomes: [(PacketOutcome::Dropped, Count::UNKNOWN)].into(), ..RuleState::default() };
         let accounting = check(&ports, &[rules[0].clone(), never_read], &workers, &unknown);
-        let dropped = accounting.outcomes[Outcome::Dropped];
+        let dropped = accounting.outcomes[PacketOutcome::Dropped];
         assert_eq!((dropped, accounting.matches), (None, None), "unknown is not zero");
     }
 
@@ -383,7 +395,7 @@ mod tests {
         assert_eq!((accounting.matches, accounting.ports_counted), (Some(true), false));
         let by_ports = (
             accounting.received,
-            accounting.outcomes[Outcome::Kernel],
+            accounting.outcomes[PacketOutcome::Kernel],
             accounting.replicated,
             accounting.in_flight,
         );

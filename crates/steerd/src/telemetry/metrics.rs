@@ -14,7 +14,7 @@ use prometheus::TextEncoder;
 use prometheus::proto::{self, Bucket, Histogram, LabelPair, MetricFamily, MetricType};
 
 use crate::effects::Effect;
-use crate::outcome::{Count, Outcome};
+use crate::outcome::{Count, PacketOutcome};
 use crate::state::{
     Accounting, Buckets, DeviceState, LatencyState, OtherDeviceState, PortCounters, PortState, Reasons,
     RuleState, SinkState, SinkTrafficState, State, WorkerState,
@@ -192,10 +192,10 @@ static METRICS: &[Metric] = &[
         |s| workers(s, |w| Value::Number(count(w.received_bytes)))),
     counter("steerd_worker_lost_exception_packets_total", &["worker"],
         "Packets that the policy leaves to the kernel but a worker received: the host never sees them.",
-        |s| workers(s, |w| Value::Number(count(w.outcomes[Outcome::LostException])))),
+        |s| workers(s, |w| Value::Number(count(w.outcomes[PacketOutcome::LostException])))),
     counter("steerd_worker_returned_packets_total", &["worker"],
         "Packets that the policy leaves to the kernel, received by the worker and handed to the kernel sink.",
-        |s| workers(s, |w| Value::Number(count(w.outcomes[Outcome::Returned])))),
+        |s| workers(s, |w| Value::Number(count(w.outcomes[PacketOutcome::Returned])))),
     counter("steerd_sink_offered_packets_total", &["sink", "kind", "worker"], "Packets that a worker had for the sink.",
         |s| sinks(s, Direction::In, |t| t.offered_packets)),
     counter("steerd_sink_delivered_packets_total", &["sink", "kind", "worker"], "Packets that the sink passed on.",
@@ -418,7 +418,7 @@ fn is_filtered(rule: &RuleState) -> bool {
 }
 
 fn filtered(rule: &RuleState) -> u64 {
-    rule.outcomes[Outcome::Filtered].packets.unwrap_or(0)
+    rule.outcomes[PacketOutcome::Filtered].packets.unwrap_or(0)
 }
 
 /// Packets that a sink gets from workers, and those that it sends by a port.
@@ -472,11 +472,11 @@ fn rule_actions(rule: &RuleState) -> impl Iterator<Item = (&'static str, Count)>
     let own = match rule.effect {
         // A rule of an earlier policy has only the actions that it has counted.
         _ if !rule.current => None,
-        Effect::Drop => Some(Outcome::Dropped),
-        Effect::Kernel => Some(Outcome::Kernel),
-        Effect::DropSent => Some(Outcome::SentDropped),
-        Effect::PassSent => Some(Outcome::SentPassed),
-        Effect::Deliver | Effect::Copy | Effect::Sniff => Some(Outcome::Delivered),
+        Effect::Drop => Some(PacketOutcome::Dropped),
+        Effect::Kernel => Some(PacketOutcome::Kernel),
+        Effect::DropSent => Some(PacketOutcome::SentDropped),
+        Effect::PassSent => Some(PacketOutcome::SentPassed),
+        Effect::Deliver | Effect::Copy | Effect::Sniff => Some(PacketOutcome::Delivered),
     };
     let is_shown = move |outcome, count: &Count| match own == Some(outcome) {
         true => !rule.uncounted,

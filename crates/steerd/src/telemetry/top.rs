@@ -217,7 +217,7 @@ fn port(port: &PortState, rates: &PerSecond) -> Port {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::outcome::{Count, Outcome};
+    use crate::outcome::{Count, PacketOutcome};
 
     #[test]
     fn rates_are_averages_since_the_last_sample() {
@@ -225,7 +225,7 @@ mod tests {
         let rule = |packets| RuleState {
             name: "dns".into(),
             current: true,
-            outcomes: [(Outcome::Delivered, Count::of(packets, 100 * packets))].into(),
+            outcomes: [(PacketOutcome::Delivered, Count::of(packets, 100 * packets))].into(),
             ..RuleState::default()
         };
         let mut state = State { uptime_seconds: 10.0, rules: vec![rule(1000)], ..State::default() };
@@ -242,9 +242,9 @@ mod tests {
         let rule = RuleState {
             current: true,
             outcomes: [
-                (Outcome::Delivered, Count::of(552, 0)),
-                (Outcome::RateLimited, Count::of(1_200, 0)),
-                (Outcome::NotSampled, Count::of(68, 0)),
+                (PacketOutcome::Delivered, Count::of(552, 0)),
+                (PacketOutcome::RateLimited, Count::of(1_200, 0)),
+                (PacketOutcome::NotSampled, Count::of(68, 0)),
             ]
             .into(),
             ..RuleState::default()
@@ -278,7 +278,7 @@ mod tests {
         let rule = |name: &str, current, packets| RuleState {
             name: name.into(),
             current,
-            outcomes: [(Outcome::Dropped, Count::of(packets, 0))].into(),
+            outcomes: [(PacketOutcome::Dropped, Count::of(packets, 0))].into(),
             ..RuleState::default()
         };
         let mut state = State { uptime_seconds: 1.0, ..State::default() };

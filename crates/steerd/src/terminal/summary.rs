@@ -149,7 +149,7 @@ fn accounting(state: &State) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::outcome::{Count, Outcome};
+    use crate::outcome::{Count, PacketOutcome};
     use crate::state::{PortCounters, PortState, RuleState, StageTime, ThreadProfile, WorkerState};
     use crate::telemetry::accounting::{InFlight, check};
 
@@ -172,20 +172,20 @@ mod tests {
                 action: "deliver to web".into(),
                 placement: "hardware",
                 current: true,
-                outcomes: [(Outcome::Delivered, Count::of(1000, 64_000))].into(),
+                outcomes: [(PacketOutcome::Delivered, Count::of(1000, 64_000))].into(),
                 ..RuleState::default()
             },
             RuleState {
                 name: "scan".into(),
                 action: "drop".into(),
-                outcomes: [(Outcome::Dropped, Count::of(300, 0))].into(),
+                outcomes: [(PacketOutcome::Dropped, Count::of(300, 0))].into(),
                 ..RuleState::default()
             },
         ];
         state.workers = vec![WorkerState {
             received_packets: 1000,
             received_bytes: 64_000,
-            outcomes: [(Outcome::Delivered, 1000)].into(),
+            outcomes: [(PacketOutcome::Delivered, 1000)].into(),
             ..WorkerState::default()
         }];
         state.accounting = check(&state.ports, &state.rules, &state.workers, &InFlight::default());

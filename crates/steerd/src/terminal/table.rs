@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use worker::SinkDrop;
 
-use crate::outcome::Outcome;
+use crate::outcome::PacketOutcome;
 use crate::rates::{self, PerSecond};
 use crate::state::{PortCounters, Reasons, RuleState, SinkState, State, WorkerState};
 
@@ -287,10 +287,10 @@ pub(crate) fn line(state: &State, rates: &PerSecond) -> String {
     let outcomes = &state.accounting.outcomes;
     format!(
         "{} packets to workers ({}/s), {} dropped by rule{policed}, {} left to the kernel, lost: {}",
-        known(outcomes[Outcome::Delivered]),
+        known(outcomes[PacketOutcome::Delivered]),
         rate(to_workers),
-        known(outcomes[Outcome::Dropped]),
-        known(outcomes[Outcome::Kernel]),
+        known(outcomes[PacketOutcome::Dropped]),
+        known(outcomes[PacketOutcome::Kernel]),
         losses(state),
     )
 }
@@ -304,7 +304,7 @@ pub(crate) fn losses(state: &State) -> String {
         *sums.entry(reason).or_default() += packets;
     }
     sums.extend(
-        state.accounting.outcomes[Outcome::LostException]
+        state.accounting.outcomes[PacketOutcome::LostException]
             .filter(|lost| *lost > 0)
             .map(|lost| ("lost_exception", lost)),
     );
@@ -425,7 +425,7 @@ pub(crate) fn rule_bytes(rule: &RuleState) -> String {
 
 /// Whether some of the rule's bytes are not counted: those of unmatched packets.
 pub(crate) fn bytes_are_unknown(rule: &RuleState) -> bool {
-    let kernel = &rule.outcomes[Outcome::Kernel];
+    let kernel = &rule.outcomes[PacketOutcome::Kernel];
     rule.uncounted || kernel.packets != Some(0) && kernel.bytes.is_none()
 }
 
@@ -498,7 +498,7 @@ mod tests {
             name: name.into(),
             action: "drop".into(),
             current,
-            outcomes: [(Outcome::Dropped, Count::of(1234, 0))].into(),
+            outcomes: [(PacketOutcome::Dropped, Count::of(1234, 0))].into(),
             ..RuleState::default()
         };
         state.rules = vec![rule("now", true), rule("then", false)];
@@ -531,8 +531,11 @@ mod tests {
         let rule = RuleState {
             name: "web".into(),
             current: true,
-            outcomes: [(Outcome::Delivered, Count::of(552, 0)), (Outcome::RateLimited, Count::of(1_268, 0))]
-                .into(),
+            outcomes: [
+                (PacketOutcome::Delivered, Count::of(552, 0)),
+                (PacketOutcome::RateLimited, Count::of(1_268, 0)),
+            ]
+            .into(),
             ..RuleState::default()
         };
         let degraded = Some("degraded: sink `files` loses all its packets (disk_full)".to_owned());
@@ -595,17 +598,17 @@ mod tests {
         let rule = |n: u64| RuleState {
             name: format!("rule-{n}"),
             current: true,
-            outcomes: [(Outcome::Delivered, Count::of(10_000 + n, 0))].into(),
+            outcomes: [(PacketOutcome::Delivered, Count::of(10_000 + n, 0))].into(),
             ..RuleState::default()
         };
         let worker = |worker| WorkerState { worker, received_packets: 5, ..WorkerState::default() };
         state.rules = (0..40).map(rule).collect();
         state.ports = vec![PortState { port: 1, wire: "wire".into(), ..PortState::default() }];
         state.workers = (0..2).map(worker).collect();
-        state.rules[7].outcomes[Outcome::Delivered].packets = Some(9_957);
+        state.rules[7].outcomes[PacketOutcome::Delivered].packets = Some(9_957);
         let mut rates = Rates::default();
         rates.update(&state);
-        state.rules[7].outcomes[Outcome::Delivered].packets = Some(10_007);
+        state.rules[7].outcomes[PacketOutcome::Delivered].packets = Some(10_007);
         state.uptime_seconds = 1.0;
         let rates = rates.update(&state);
         let text = live(&state, &rates, 24);

@@ -17,7 +17,7 @@ use crate::daemon::device::OtherSoft;
 use crate::daemon::health::Part;
 use crate::daemon::sinks::SinkView;
 use crate::effects::Effect;
-use crate::outcome::{self, Count, Outcome, WorkerOutcomes};
+use crate::outcome::{self, Count, PacketOutcome, WorkerOutcomes};
 use crate::state::{
     Buckets, DeviceState, LOST_ON_WIRE, LatencyState, OtherDeviceState, PolicyState, PortCounters, PortState,
     Reasons, RuleState, SinkState, SinkTrafficState, State, TOP_FLOWS_MAX, TopFlowState, WorkerState,
@@ -274,7 +274,7 @@ impl Rules {
     /// uncounted.
     fn add_drops(&mut self, drops: &DropTotals) {
         let rule = self.named(&drops.rule);
-        rule.outcomes[Outcome::of_device(drops.kind)].add(Count::of(drops.packets, drops.bytes));
+        rule.outcomes[PacketOutcome::of_device(drops.kind)].add(Count::of(drops.packets, drops.bytes));
         rule.uncounted |= is_counted_by_device(rule) && !drops.counted;
     }
 
@@ -291,7 +291,7 @@ impl Rules {
     fn add_unmatched(&mut self, stats: Option<&[PortStats]>) {
         let default = self.named(DEFAULT_RULE);
         let left = stats.map(|stats| stats.iter().map(|port| port.unmatched).sum::<u64>());
-        let kernel = &mut default.outcomes[Outcome::Kernel];
+        let kernel = &mut default.outcomes[PacketOutcome::Kernel];
         if default.effect == Effect::Kernel || left.is_some_and(|packets| packets > 0) {
             kernel.bytes = None;
         }
@@ -304,7 +304,7 @@ impl Rules {
     fn add_worker(&mut self, snapshot: &WorkerSnapshot) {
         for counted in &snapshot.rules {
             let worker::Traffic { packets, bytes } = counted.traffic;
-            let outcome = Outcome::of_worker(counted.disposition);
+            let outcome = PacketOutcome::of_worker(counted.disposition);
             self.named(&counted.name).outcomes[outcome].add(Count::of(packets, bytes));
         }
     }
@@ -529,9 +529,9 @@ mod tests {
         };
         rules.drops_are_unknown();
         let [scan, web, mail] = &rules.list[..] else { panic!("three rules") };
-        assert_eq!((scan.uncounted, scan.outcomes[Outcome::Dropped]), (true, Count::UNKNOWN));
-        assert_eq!((mail.uncounted, mail.outcomes[Outcome::SentDropped].packets), (true, None));
-        let of_worker = web.outcomes[Outcome::Dropped].packets;
+        assert_eq!((scan.uncounted, scan.outcomes[PacketOutcome::Dropped]), (true, Count::UNKNOWN));
+        assert_eq!((mail.uncounted, mail.outcomes[PacketOutcome::SentDropped].packets), (true, None));
+        let of_worker = web.outcomes[PacketOutcome::Dropped].packets;
         assert_eq!((web.uncounted, of_worker), (false, Some(0)), "a worker counts it");
         let json = serde_json::to_value(scan).expect("JSON");
         assert!(json["dropped_packets"].is_null(), "{json:#}");

@@ -17,7 +17,7 @@ fn scene() -> State {
                 action: "drop".into(),
                 effect: Effect::Drop,
                 current: true,
-                outcomes: [(Outcome::Dropped, Count::of(7, 0))].into(),
+                outcomes: [(PacketOutcome::Dropped, Count::of(7, 0))].into(),
                 ..RuleState::default()
             },
             RuleState {
@@ -30,28 +30,31 @@ fn scene() -> State {
             },
             RuleState {
                 name: "renamed".into(),
-                outcomes: [(Outcome::Dropped, Count::of(3, 0))].into(),
+                outcomes: [(PacketOutcome::Dropped, Count::of(3, 0))].into(),
                 ..RuleState::default()
             },
             RuleState {
                 name: "quiet".into(),
                 current: true,
                 unexported: true,
-                outcomes: [(Outcome::Delivered, Count::of(20, 2000))].into(),
+                outcomes: [(PacketOutcome::Delivered, Count::of(20, 2000))].into(),
                 ..RuleState::default()
             },
             RuleState {
                 name: "hushed".into(),
                 unexported: true,
-                outcomes: [(Outcome::Delivered, Count::of(1, 60)), (Outcome::Dropped, Count::of(2, 120))]
-                    .into(),
+                outcomes: [
+                    (PacketOutcome::Delivered, Count::of(1, 60)),
+                    (PacketOutcome::Dropped, Count::of(2, 120)),
+                ]
+                .into(),
                 ..RuleState::default()
             },
             RuleState {
                 name: "default".into(),
                 effect: Effect::Kernel,
                 current: true,
-                outcomes: [(Outcome::Kernel, Count { packets: Some(44_284), bytes: None })].into(),
+                outcomes: [(PacketOutcome::Kernel, Count { packets: Some(44_284), bytes: None })].into(),
                 ..RuleState::default()
             },
             RuleState {
@@ -59,8 +62,11 @@ fn scene() -> State {
                 effect: Effect::Sniff,
                 placement: "hybrid",
                 current: true,
-                outcomes: [(Outcome::Delivered, Count::of(4, 0)), (Outcome::Filtered, Count::of(6, 600))]
-                    .into(),
+                outcomes: [
+                    (PacketOutcome::Delivered, Count::of(4, 0)),
+                    (PacketOutcome::Filtered, Count::of(6, 600)),
+                ]
+                .into(),
                 ..RuleState::default()
             },
         ],
