@@ -18,7 +18,7 @@ pub struct Wakeup {
 }
 
 impl Wakeup {
-    /// The most descriptors that a thread can wait for besides.
+    /// The most descriptors that [`Wakeup::sleep`] can wait for besides.
     pub const MAX_OTHERS: usize = 8;
 
     /// Opens the eventfd.
@@ -62,23 +62,37 @@ impl Wakeup {
         self.flag.announce();
     }
 
-    /// Sleeps until this object wakes the thread, one of at most [`Wakeup::MAX_OTHERS`] other descriptors has
-    /// an event, or the time is over. Returns the events of the others, in their order. May return early.
+    /// Sleeps until this object wakes the thread, one of the other descriptors has an event, or the time is
+    /// over. Returns the events of the others, in their order. May return early.
+    ///
+    /// # Panics
+    /// There are more than [`Wakeup::MAX_OTHERS`] others: [`Wakeup::sleep_among`] takes any number.
     pub fn sleep<'f>(
         &'f self,
         others: impl IntoIterator<Item = PollFd<'f>>,
         longest: Duration,
     ) -> ArrayVec<PollFlags, { Self::MAX_OTHERS }> {
-        let own = PollFd::new(&self.event, PollFlags::IN);
-        let others = others.into_iter().take(Self::MAX_OTHERS);
-        let mut entries: ArrayVec<_, { Self::MAX_OTHERS + 1 }> = std::iter::once(own).chain(others).collect();
+        let mut entries: ArrayVec<_, { Self::MAX_OTHERS + 1 }> =
+            std::iter::once(self.entry()).chain(others).collect();
+        self.sleep_among(&mut entries, longest);
+        entries.iter().skip(1).map(PollFd::revents).collect()
+    }
+
+    /// The entry of this object for [`Wakeup::sleep_among`].
+    #[must_use]
+    pub fn entry(&self) -> PollFd<'_> {
+        PollFd::new(&self.event, PollFlags::IN)
+    }
+
+    /// Sleeps until one of the entries has an event, or the time is over. The first one must be
+    /// [`Wakeup::entry`]. May return early.
+    pub fn sleep_among(&self, entries: &mut [PollFd<'_>], longest: Duration) {
         let longest = Timespec::try_from(longest).unwrap_or(Timespec { tv_sec: i64::MAX, tv_nsec: 0 });
         // An interrupted call is an early return, after which the thread looks at everything anyway.
-        let _ = poll(&mut entries, Some(&longest));
-        if !entries[0].revents().is_empty() {
+        let _ = poll(entries, Some(&longest));
+        if entries.first().is_some_and(|own| !own.revents().is_empty()) {
             let _ = rustix::io::read(&self.event, &mut [0; 8]);
         }
-        entries.iter().skip(1).map(PollFd::revents).collect()
     }
 
     /// Ends a sleep that was announced, whatever woke the thread. A thread that has seen it asleep may write
@@ -143,6 +157,27 @@ mod tests {
         assert_eq!(events.as_slice(), [PollFlags::IN]);
         wakeup.end_sleep();
         assert!(begun.elapsed() < LONG / 2);
+    }
+
+    #[test]
+    #[should_panic(expected = "capacity")]
+    fn more_descriptors_than_fit_are_not_ignored() {
+        let wakeup = Wakeup::new().unwrap();
+        wakeup.sleep((0..=Wakeup::MAX_OTHERS).map(|_| wakeup.entry()), Duration::ZERO);
+    }
+
+    #[test]
+    fn a_sleep_among_many_descriptors_reads_the_own_event() {
+        let wakeup = Wakeup::new().unwrap();
+        let others: Vec<Wakeup> = (0..20).map(|_| Wakeup::new().unwrap()).collect();
+        others[19].wake();
+        let mut entries: Vec<PollFd<'_>> =
+            std::iter::once(&wakeup).chain(&others).map(Wakeup::entry).collect();
+        wakeup.sleep_among(&mut entries, LONG);
+        assert_eq!(entries[20].revents(), PollFlags::IN);
+        wakeup.wake();
+        wakeup.sleep_among(&mut entries, LONG);
+        assert!(!was_written(&wakeup));
     }
 
     #[test]

@@ -103,7 +103,7 @@ fn start(
 ) -> Result<(App, Vec<Endpoint>), SinkError> {
     let workers = transmits.len();
     let failed = |source| SinkError::App { sink: name.to_owned(), operation: "starting its thread", source };
-    let wakeup = Arc::new(ThreadWakeup::new().map_err(|errno| failed(errno.into()))?);
+    let wakeup = Arc::new(ThreadWakeup::new().map_err(failed)?);
     let shared = Arc::new(Shared::new(Arc::clone(&wakeup)));
     let slots: Vec<Arc<RosterSlot>> = (0..workers).map(|_| Arc::default()).collect();
     let closer = Closer::start().map_err(failed)?;

@@ -4,13 +4,17 @@
 //! and then counts its packets as contended. Nobody waits for a lock. Only the server's thread drops a
 //! client, and with it the mapping of its memory ([`super::roster`]).
 
+use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, TryLockError};
+use std::time::Duration;
 
 use crossbeam::utils::CachePadded;
+use parking::Wakeup;
+use rustix::event::PollFd;
 use shm::memif::ring::{ServerReceiver, ServerSender, Violation};
 use shm::memif::server::{Connection, RINGS_MAX};
-use shm::{ForeignFile, Interrupt, Peer};
+use shm::{ForeignFile, Peer};
 
 /// How often a worker tries to lock a ring: some microseconds, about as long as another worker needs for a
 /// batch.
@@ -155,49 +159,37 @@ fn try_lock<T>(ring: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
     }
 }
 
-/// Wakes the server's thread. Workers make a system call only if it sleeps.
-///
-/// Nothing is missed: a worker sets `attention` and then looks at `sleeping`; the thread sets `sleeping` and
-/// then looks at `attention`. All four are sequentially consistent, so at least one of the two sees what the
-/// other wrote.
+/// Wakes the server's thread, and says that it was: the thread looks at all clients then.
 #[derive(Debug)]
 pub(super) struct ThreadWakeup {
-    pub(super) interrupt: Interrupt,
+    wakeup: Wakeup,
     attention: CachePadded<AtomicBool>,
-    sleeping: CachePadded<AtomicBool>,
 }
 
 impl ThreadWakeup {
-    pub(super) fn new() -> rustix::io::Result<Self> {
-        Ok(Self {
-            interrupt: Interrupt::new()?,
-            attention: CachePadded::default(),
-            sleeping: CachePadded::default(),
-        })
+    pub(super) fn new() -> io::Result<Self> {
+        Ok(Self { wakeup: Wakeup::new()?, attention: CachePadded::default() })
     }
 
     #[inline]
     pub(super) fn wake(&self) {
-        self.attention.store(true, Ordering::SeqCst);
-        if self.sleeping.load(Ordering::SeqCst) && self.sleeping.swap(false, Ordering::SeqCst) {
-            self.interrupt.raise();
-        }
+        self.attention.store(true, Ordering::Release);
+        self.wakeup.notify();
     }
 
-    /// Called by the thread before it waits. Returns whether it may.
-    pub(super) fn announce_sleep(&self) -> bool {
-        self.sleeping.store(true, Ordering::SeqCst);
-        let may = !self.attention.load(Ordering::SeqCst);
-        if !may {
-            self.sleeping.store(false, Ordering::SeqCst);
-        }
-        may
+    /// The entry of this object for [`ThreadWakeup::wait`].
+    pub(super) fn entry(&self) -> PollFd<'_> {
+        self.wakeup.entry()
     }
 
-    /// Called by the thread after it has waited.
-    pub(super) fn end_sleep(&self) {
-        self.sleeping.store(false, Ordering::SeqCst);
-        self.attention.store(false, Ordering::SeqCst);
-        self.interrupt.clear();
+    /// Called by the thread alone: waits until it is woken, one of the entries has an event, or the time is
+    /// over. The first entry must be [`ThreadWakeup::entry`].
+    pub(super) fn wait(&self, entries: &mut [PollFd<'_>], longest: impl FnOnce() -> Duration) {
+        self.wakeup.announce_sleep();
+        let is_wanted = self.attention.load(Ordering::Acquire);
+        self.wakeup.sleep_among(entries, if is_wanted { Duration::ZERO } else { longest() });
+        self.wakeup.end_sleep();
+        // Read and written at once: what a worker wrote before it set it is seen by the round that follows.
+        self.attention.swap(false, Ordering::AcqRel);
     }
 }

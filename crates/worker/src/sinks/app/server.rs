@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use program::{AppMode, AppSink};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::process::geteuid;
 use shm::memif::message::Message;
@@ -180,19 +180,16 @@ impl Server {
         let is_busy = self.is_closer_busy();
         let accepts =
             !is_busy && self.pending.len() < PENDING_MAX + RESERVED && self.accept_after <= Instant::now();
-        let wakeup = &self.shared.wakeup;
-        let mut files: Vec<BorrowedFd<'_>> = vec![wakeup.interrupt.as_fd()];
+        let mut files: Vec<BorrowedFd<'_>> = Vec::new();
         if !is_busy {
             files.extend(self.channels.iter().map(AsFd::as_fd));
             files.extend(self.pending.iter().map(|pending| pending.channel.as_fd()));
         }
         files.extend(accepts.then_some(self.listener.as_fd()));
-        let mut files: Vec<_> =
-            files.into_iter().map(|file| PollFd::from_borrowed_fd(file, PollFlags::IN)).collect();
-        let may_sleep = wakeup.announce_sleep();
-        let timeout = if may_sleep { self.timeout() } else { Duration::ZERO };
-        let _ = poll(&mut files, Timespec::try_from(timeout).ok().as_ref());
-        wakeup.end_sleep();
+        let entry = |file| PollFd::from_borrowed_fd(file, PollFlags::IN);
+        let wakeup = &self.shared.wakeup;
+        let mut files: Vec<_> = std::iter::once(wakeup.entry()).chain(files.into_iter().map(entry)).collect();
+        wakeup.wait(&mut files, || self.timeout());
         let is_ready = |file: &PollFd<'_>| !file.revents().is_empty();
         Ready {
             clients: !is_busy && files.iter().skip(1).take(self.channels.len()).any(is_ready),
