@@ -81,9 +81,9 @@ impl Dataplane {
                 let _ = done.send(attached);
             }
             Command::Detach { slot, done } => {
-                self.sinks.detach(slot);
+                let hub = self.sinks.detach(slot);
                 self.publish_sinks();
-                let _ = done.send(());
+                let _ = done.send(hub);
             }
             Command::ReadDrops { done } => {
                 let drops: Arc<[DropTotals]> = self.controller.drop_counters().into();

@@ -82,7 +82,7 @@ impl ProgramInUse {
 }
 
 /// A hub; [`SinkList::tick`] uses it on another thread.
-type SharedHub = Arc<Box<dyn Hub>>;
+pub(crate) type SharedHub = Arc<Box<dyn Hub>>;
 
 struct OpenSink {
     definition: SinkSpec,
@@ -242,15 +242,9 @@ impl Sinks {
 
     /// Waits for workers and for the sink's threads. Its place stays taken until then.
     fn close(&mut self, slot: Slot) {
-        let Some(index) = self.list.iter().position(|sink| sink.slot == slot) else { return };
-        let sink = &mut self.list[index];
+        let Some(sink) = self.list.iter_mut().find(|sink| sink.slot == slot) else { return };
         let (hub, name) = (sink.hub.take(), sink.definition.name.clone());
-        for worker in &self.workers {
-            let change = worker.place_sink(slot, None);
-            if !worker.wait_for_sink(change, PLACE_TIMEOUT) {
-                tracing::warn!("worker {} still uses the sink `{name}`", worker.id().0);
-            }
-        }
+        self.take_from_workers(slot, &name);
         let wait = |worker: &WorkerControl| worker.wait_for_frames(FRAMES_TIMEOUT);
         let _ = self.workers.iter().all(wait);
         // Ends the sends of a port that stalls.
@@ -258,9 +252,24 @@ impl Sinks {
         if !self.workers.iter().all(wait) {
             tracing::warn!("the sink `{name}` still has frames of a worker");
         }
+        if let Some(sink) = self.remove(slot) {
+            add_past(&mut self.past, &name, sink.counters.read());
+        }
+    }
+
+    fn take_from_workers(&self, slot: Slot, name: &str) {
+        for worker in &self.workers {
+            let change = worker.place_sink(slot, None);
+            if !worker.wait_for_sink(change, PLACE_TIMEOUT) {
+                tracing::warn!("worker {} still uses the sink `{name}`", worker.id().0);
+            }
+        }
+    }
+
+    fn remove(&mut self, slot: Slot) -> Option<OpenSink> {
         self.workers.iter().for_each(WorkerControl::free_sinks);
-        let sink = self.list.remove(index);
-        add_past(&mut self.past, &name, sink.counters.read());
+        let index = self.list.iter().position(|sink| sink.slot == slot)?;
+        Some(self.list.remove(index))
     }
 
     /// Lets a sink get the packets of a rule, beside the rule's own sinks, until [`Sinks::detach`]; reloads
@@ -295,16 +304,18 @@ impl Sinks {
         Ok(slot)
     }
 
-    /// Ends [`Sinks::attach`] and closes the sink.
-    pub(crate) fn detach(&mut self, slot: Slot) {
-        let sink = self.list.iter().find(|sink| sink.slot == slot);
-        let Some(rule) = sink.and_then(|sink| sink.attached_to.as_ref()) else { return };
+    /// Ends [`Sinks::attach`]. Returns the sink's hub, which waits for its threads when it is dropped: a
+    /// client that does not read its capture must not hold up the dataplane.
+    pub(crate) fn detach(&mut self, slot: Slot) -> Option<SharedHub> {
+        let sink = self.list.iter().find(|sink| sink.slot == slot)?;
+        let (rule, name) = (sink.attached_to.clone()?, sink.definition.name.clone());
         for ProgramInUse { program, map, .. } in &self.programs {
-            if let Some(rule) = rule_named(program, rule) {
+            if let Some(rule) = rule_named(program, &rule) {
                 map.detach(rule, slot);
             }
         }
-        self.close(slot);
+        self.take_from_workers(slot, &name);
+        self.remove(slot)?.hub
     }
 
     /// Ends the threads of all sinks, when the workers have ended. The counters can still be read.
@@ -355,7 +366,7 @@ impl Sinks {
 
 /// Drops a hub, which writes and counts what it still has. One that hangs in [`Hub::tick`] is dropped when
 /// that returns.
-fn end_hub(mut hub: SharedHub) {
+pub(crate) fn end_hub(mut hub: SharedHub) {
     let deadline = Instant::now() + TICK_TIMEOUT;
     while let Err(shared) = Arc::try_unwrap(hub) {
         if Instant::now() >= deadline {
@@ -477,6 +488,40 @@ mod tests {
         assert_eq!(attach(&mut sinks), [1, 2]);
         sinks.abandon();
         assert_eq!(attach(&mut sinks), [2, 1], "the program in force is the newest again");
+    }
+
+    /// A hub whose end lasts until the test releases it.
+    struct SlowEnd(Mutex<Receiver<()>>);
+
+    impl Hub for SlowEnd {}
+
+    impl Drop for SlowEnd {
+        fn drop(&mut self) {
+            let _ = self.0.lock().expect("one end").recv();
+        }
+    }
+
+    #[test]
+    fn a_hub_that_hangs_at_its_end_is_left_to_the_caller() {
+        let (release, released) = channel();
+        let opened = Opened {
+            hub: Box::new(SlowEnd(Mutex::new(released))),
+            endpoints: Vec::new(),
+            counters: Vec::new(),
+            transmit: Vec::new(),
+        };
+        let mut sinks = no_workers();
+        let program = program_with(1);
+        let map = Arc::new(SinkMap::new(1, &program, &[]));
+        sinks.programs = vec![ProgramInUse { program, map: Arc::clone(&map), sha256: String::new() }];
+        sinks.installed(&map);
+        let definition = SinkSpec { name: "attached".into(), kind: SinkKind::Count(CountSink::default()) };
+        let slot = sinks.attach(&definition, "r", opened).expect("a place");
+        assert_eq!(sinks.list().view().len(), 1);
+        let detached = within("detach", PATIENCE, move || (sinks.detach(slot), sinks));
+        let (hub, sinks) = detached.expect("the end is not waited for");
+        assert_eq!((hub.is_some(), sinks.list().view().len()), (true, 0));
+        drop(release);
     }
 
     /// A program with a sink of this name and options.

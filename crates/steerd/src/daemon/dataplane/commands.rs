@@ -11,7 +11,7 @@ use worker::Slot;
 use worker::sinks::Opened;
 
 use crate::daemon::Error;
-use crate::daemon::sinks;
+use crate::daemon::sinks::{self, SharedHub, end_hub};
 use crate::policy_file::Compiled;
 
 /// How long a reader of the counters waits for a change of the device: most take less.
@@ -22,7 +22,7 @@ const CAPTURE_PATIENCE: Duration = Duration::from_secs(10);
 pub(super) enum Command {
     Install { compiled: Compiled, done: Sender<Result<(), Error>> },
     Attach { sink: SinkSpec, rule: String, opened: Opened, done: Sender<Result<Slot, sinks::Error>> },
-    Detach { slot: Slot, done: Sender<()> },
+    Detach { slot: Slot, done: Sender<Option<SharedHub>> },
     ReadDrops { done: Sender<Arc<[DropTotals]>> },
     Stop,
 }
@@ -67,12 +67,12 @@ impl Commands {
         Ok(result.recv().map_err(|_| AttachError::Ending)??)
     }
 
-    /// Takes it away again. Waits for the workers.
+    /// Takes it away again. Waits for the workers, and for the threads of the sink.
     pub(crate) fn detach(&self, slot: Slot) {
         let (done, result) = channel::bounded(1);
-        // A thread that has ended has ended all sinks.
+        // A thread that has ended has left all sinks to the shutdown.
         if self.0.send(Command::Detach { slot, done }).is_ok() {
-            let _ = result.recv();
+            result.iter().flatten().for_each(end_hub);
         }
     }
 

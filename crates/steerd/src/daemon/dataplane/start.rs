@@ -1,6 +1,7 @@
 //! The start: the device is opened and checked, then workers are built, then the program is installed, then
 //! packets are let in. Whatever was made before a step that fails is taken back.
 
+use std::collections::HashSet;
 use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -106,7 +107,8 @@ impl Builder {
 
     /// Starts the workers, puts the program on the device, and lets packets in.
     pub(crate) fn start(self, source: PolicySource, compiled: Compiled) -> Result<Steering, Error> {
-        let Self { workers, opened, cores, frames, log } = self;
+        // The workers last, so that they are dropped first if a step below fails.
+        let Self { opened, cores, frames, log, workers } = self;
         let queues = workers.iter().map(Worker::work_queue).collect();
         // Declared before the controller, so that it is dropped after it if a step below fails.
         let mut threads = WorkerThreads(Vec::with_capacity(workers.len()));
@@ -163,7 +165,7 @@ fn none_in_force(source: PolicySource, compiled: &Compiled) -> PolicyInForce {
         inputs: Arc::clone(&compiled.inputs),
         program: Arc::clone(&compiled.program),
         weights: RuleWeights::new(),
-        unexported: std::collections::HashSet::new(),
+        unexported: HashSet::new(),
         generation: 0,
         loaded_at_seconds: 0.0,
         warnings: Warnings::default(),
