@@ -1,5 +1,4 @@
-//! What became of every frame of a port. Written by the engine only, once per burst; read by anyone at any
-//! time.
+//! The outcome of every frame of a port. Only the engine writes, once per burst; anyone reads at any time.
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
@@ -43,8 +42,8 @@ pub struct PortStats {
     pub split_frames: u64,
     /// The frames that it made of them, which are in `rx_frames`.
     pub split_segments: u64,
-    /// Frames handed to the wire, without those that it lost, which `tx_errors` counts. Frames of an earlier
-    /// burst are taken off the next ones, so that the number never decreases.
+    /// Frames handed to the wire, without those that it lost, which `tx_errors` counts. A loss that the wire
+    /// reports late is subtracted from the frames of the next bursts, so that the number never decreases.
     pub tx_frames: u64,
     /// Bytes of the frames handed to the wire, including those that it lost: it does not report which.
     pub tx_bytes: u64,
@@ -272,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn readers_always_see_balanced_books() {
+    fn readers_always_see_consistent_counters() {
         let counters = PortCounters::default();
         std::thread::scope(|scope| {
             let writer = scope.spawn(|| {

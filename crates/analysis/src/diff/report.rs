@@ -76,7 +76,7 @@ impl<'a> Report<'a> {
             self.found.regions.push(Change { direction, region, before, after, witness });
         }
         let within = self.within(found);
-        // The packet of the largest region has more usual values.
+        // The packet of the largest region has values that are met more often.
         let witness = self.found.regions.get(from).map_or(&found.witness, |one| &one.witness).clone();
         self.found.pairs.push(PairSummary {
             direction,

@@ -54,7 +54,7 @@ pub(super) struct Column {
     pub(super) head: &'static str,
     pub(super) key: char,
     pub(super) is_number: bool,
-    /// How much wider than other columns of text it stays where they are cut.
+    /// The weight of the column where columns of text share less width than they need.
     pub(super) share: usize,
 }
 
@@ -87,13 +87,13 @@ impl Cell {
         Self::of(value as f64, number(value))
     }
 
-    /// With three digits and a prefix.
+    /// A count of three digits and a prefix.
     #[allow(clippy::cast_precision_loss)]
     fn rounded(value: u64) -> Self {
         Self::rate(value as f64)
     }
 
-    /// Below all numbers if unknown.
+    /// A dash if unknown, sorted below all numbers.
     fn known(cell: Option<Self>) -> Self {
         cell.unwrap_or_else(|| Self::of(-1.0, "-".to_owned()))
     }

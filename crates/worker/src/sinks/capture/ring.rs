@@ -1,4 +1,4 @@
-//! The way of packets from a worker to the thread of the capture: the worker writes finished blocks into a
+//! The path of packets from a worker to the thread of the capture: the worker writes finished blocks into a
 //! ring of bytes, and the thread passes regions of that ring to the kernel, so that nobody copies a packet a
 //! second time.
 //!
