@@ -1,9 +1,9 @@
-//! The formats of receive, send and completion queues: this crate's own rings, or foreign ones, which a front
-//! end of the device brings for clients that know another device's queues.
+//! The formats of receive, send and completion queues: this crate's own rings, or the queues of another
+//! device, for clients that know only those. A front end brings such *foreign* formats.
 //!
 //! The format is chosen when a queue is made and never changes. The engine looks at it once per queue and
-//! burst; what all formats share (failing, flushing, counting) uses the methods here. A queue and its
-//! completion queue always are both own or both foreign, because both belong to one context.
+//! burst; what all formats share (failing, flushing, counting) uses the methods here. The queues of
+//! one context are all own or all foreign.
 
 use std::any::Any;
 use std::ptr::NonNull;
@@ -47,7 +47,7 @@ pub(crate) trait ReceiveFormat: PostedFormat {
     /// How many requests are posted, by the last look.
     fn published(&self) -> u32;
 
-    /// Whether the client wrote nonsense: the queue fails.
+    /// Whether the client wrote an index that makes no sense: the queue then fails.
     fn is_corrupt(&self) -> bool;
 
     /// Fetches the request `ahead` of the next one, if it is known to be there.

@@ -9,7 +9,7 @@ use serde::Serializer;
 use serde::ser::SerializeMap;
 use worker::Disposition;
 
-/// What became of a packet, by rule.
+/// The outcome of a packet, by rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PacketOutcome {
     Delivered,

@@ -47,12 +47,12 @@ impl Rates {
 }
 
 impl PerSecond {
-    /// 0 if it is not counted.
+    /// The rate; 0 if it is not counted.
     pub(crate) fn of(&self, key: &str) -> f64 {
         self.rates.get(key).map_or(0.0, |rate| rate.per_second)
     }
 
-    /// `None`: it was not counted before, so it is not known when it came.
+    /// The rate; `None`: it was not counted before, so it is not known when it came.
     pub(crate) fn if_known(&self, key: &str) -> Option<f64> {
         self.rates.get(key).filter(|rate| !rate.is_new).map(|rate| rate.per_second)
     }
@@ -90,7 +90,7 @@ fn counts(state: &State) -> impl Iterator<Item = (String, u64)> {
     rules.chain(workers).chain(times).chain(ports).chain(sending).chain(sinks).chain(flows)
 }
 
-/// Like all keys below, of what is counted.
+/// The key of a rule's packets. A key is a name of what is counted.
 pub(crate) fn rule_packets(rule: &str) -> String {
     format!("packets of rule {rule}")
 }
@@ -107,7 +107,7 @@ pub(crate) fn worker_bytes(worker: u32) -> String {
     format!("bytes of worker {worker}")
 }
 
-/// The time of a regime.
+/// The key of a regime's time.
 pub(crate) fn worker_ns(worker: u32, regime: &str) -> String {
     format!("{regime} of worker {worker}")
 }
@@ -116,7 +116,7 @@ pub(crate) fn port_packets(port: u8) -> String {
     format!("packets of port {port}")
 }
 
-/// The name of the port, too.
+/// The key of a port's sent packets, which is also the port's name.
 pub(crate) fn sending_port(device: &OtherDeviceState, port: &PortState) -> String {
     format!("{} port {}", device.name, port.port)
 }

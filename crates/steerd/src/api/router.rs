@@ -199,11 +199,15 @@ impl Api {
 
     async fn flows(&self, rule: Option<&str>) -> Result<Answer, Failed> {
         let _permit = self.lists.acquire().await.map_err(|error| internal(&error))?;
-        let state = self.links.pages.state().await.map_err(|why| Refused::new(503, why.trim_end()))?;
-        let answer = computed(|| {
+        // A reload may come between the two.
+        let (in_force, state) = loop {
+            let state = self.links.pages.state().await.map_err(|why| Refused::new(503, why.trim_end()))?;
             let in_force = self.links.daemon.in_force();
-            flows::of(&in_force, &state, rule).map(|flows| json(&flows))
-        });
+            if in_force.generation == state.policy.generation {
+                break (in_force, state);
+            }
+        };
+        let answer = computed(|| flows::of(&in_force, &state, rule).map(|flows| json(&flows)));
         Ok(answer??)
     }
 

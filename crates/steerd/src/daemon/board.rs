@@ -16,7 +16,7 @@ use crate::settings::PolicySource;
 #[derive(Debug)]
 pub(crate) struct Board(Mutex<Arc<Published>>);
 
-/// A publication: all parts are of one moment.
+/// A publication. An installed policy, its sinks and the end of the last error come in one.
 #[derive(Clone, Debug)]
 pub(crate) struct Published {
     pub(crate) policy: Arc<PolicyInForce>,
@@ -79,7 +79,7 @@ impl Warnings {
 }
 
 impl Board {
-    /// Before the first program of `policy` is installed.
+    /// Makes a board on which the first program of `policy` is not installed yet.
     pub(super) fn new(policy: PolicyInForce) -> Self {
         Self(Mutex::new(Arc::new(Published {
             policy: Arc::new(policy),

@@ -1,8 +1,9 @@
 //! The thread that changes the dataplane: it alone puts programs on the device, hands them to the workers and
 //! opens and closes sinks. It takes [`Commands`], one at a time, and publishes the outcome on the [`Board`].
 //!
-//! Nothing here is on the packet path, and no reader waits for a change: counters are shared memory, which an
-//! [`Observer`] reads on any thread. Only the counters of drop rules are the device's, and read here.
+//! Nothing here is on the packet path. Readers have the counters in shared memory, which an [`Observer`]
+//! reads on any thread. Only the counters of drop rules are the device's, and read here: a reader waits for
+//! them a short time, and else shows what was read last.
 //!
 //! [`Board`]: super::board::Board
 
@@ -12,10 +13,11 @@ mod stop;
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use control::{Band, ControlError, Controller, Counted, DropTotals};
-use crossbeam::channel::{self, Receiver};
+use crossbeam::channel;
 use program::Program;
 use softnic::PortStats;
 use wire::BURST_FRAMES;
@@ -26,8 +28,8 @@ use crate::daemon::board::{PolicyInForce, Published, Warnings};
 use crate::daemon::observer::{self, Observer, WorkerEntry, unix_seconds};
 use crate::daemon::sinks::Sinks;
 use crate::policy_file::Compiled;
-use commands::Command;
-pub(crate) use commands::Commands;
+use commands::{Command, Detach, Taken};
+pub(crate) use commands::{Commands, DropReader};
 pub(crate) use start::{Builder, Steering};
 pub(crate) use stop::Stopped;
 
@@ -53,24 +55,26 @@ pub(crate) struct Dataplane {
 }
 
 impl Dataplane {
-    /// Obeys commands until one says to stop.
-    fn run(mut self, commands: &Receiver<Command>) -> Self {
+    /// Carries out commands until [`Command::Stop`]. The channels do not end before: the observer has a
+    /// sender.
+    fn run(mut self, taken: &Taken) -> Self {
         loop {
             let timer = self.free_at.map_or_else(channel::never, channel::at);
             channel::select! {
-                recv(commands) -> command => {
-                    if !command.is_ok_and(|command| self.obey(command)) {
+                recv(taken.commands) -> command => {
+                    if !command.is_ok_and(|command| self.carry_out(command, &taken.is_reading)) {
                         return self;
                     }
                 }
+                recv(taken.detached) -> detach => detach.into_iter().for_each(|detach| self.detach(&detach)),
                 recv(timer) -> _ => self.free_previous(),
             }
         }
     }
 
-    /// Returns `false` if it is the command to stop. An answer that cannot be sent is one that nobody waits
-    /// for any more.
-    fn obey(&mut self, command: Command) -> bool {
+    /// Returns `false` for [`Command::Stop`]. An answer that cannot be sent is one that nobody waits for any
+    /// more.
+    fn carry_out(&mut self, command: Command, is_reading: &AtomicBool) -> bool {
         match command {
             Command::Install { compiled, done } => {
                 let _ = done.send(self.install(compiled));
@@ -80,13 +84,10 @@ impl Dataplane {
                 self.publish_sinks();
                 let _ = done.send(attached);
             }
-            Command::Detach { slot, done } => {
-                let hub = self.sinks.detach(slot);
-                self.publish_sinks();
-                let _ = done.send(hub);
-            }
             Command::ReadDrops { done } => {
+                is_reading.store(true, Ordering::Relaxed);
                 let drops: Arc<[DropTotals]> = self.controller.drop_counters().into();
+                is_reading.store(false, Ordering::Relaxed);
                 self.update(|published| published.drops = Some(Arc::clone(&drops)));
                 let _ = done.send(drops);
             }
@@ -95,7 +96,16 @@ impl Dataplane {
         true
     }
 
-    /// All or nothing: after an error the device and the workers are as before.
+    fn detach(&mut self, Detach { slot, done }: &Detach) {
+        let hub = self.sinks.detach(*slot);
+        self.publish_sinks();
+        hub.into_iter().for_each(|hub| {
+            let _ = done.send(hub);
+        });
+    }
+
+    /// Replaces the program in force. All or nothing: after an error the device and the workers are as
+    /// before.
     fn install(&mut self, compiled: Compiled) -> Result<(), Error> {
         let replaced = self.replace(compiled);
         self.free_unreachable();
@@ -107,7 +117,13 @@ impl Dataplane {
         let Compiled { program, inputs, weights, warnings, .. } = compiled;
         let opened = &self.observer.opened;
         let generation = self.controller.generation().0 + 1;
-        let map = self.sinks.prepare(opened, &program, generation, &inputs.sha256).map_err(Error::Sink)?;
+        let map = match self.sinks.prepare(opened, &program, generation, &inputs.sha256) {
+            Ok(map) => map,
+            Err(error) => {
+                self.close_sinks();
+                return Err(Error::Sink(error));
+            }
+        };
         // Packets may arrive at new sinks before the change is over.
         self.publish_sinks();
         let workers = &self.observer.workers;
@@ -129,6 +145,7 @@ impl Dataplane {
         if installed.generation.0 > 1 {
             self.before = names(&last.policy.program);
         }
+        self.retire_rules(&program);
         let policy = PolicyInForce {
             source: last.policy.source.clone(),
             unexported: unexported(&last.policy.program, &program),
@@ -147,15 +164,13 @@ impl Dataplane {
             published.reloads.last_successful = true;
             published.changes += 1;
         });
-        self.retire_rules();
         Ok(())
     }
 
-    /// Sums the counters of rules that neither the policy in force nor the previous one has under one name.
-    /// Otherwise every reload that renames rules would add series that never go away.
-    fn retire_rules(&mut self) {
-        let last = self.observer.board.read();
-        let now = last.policy.program.rules.iter().map(|rule| &rule.name);
+    /// Sums the counters of rules that neither this program, which is in force, nor the previous policy has
+    /// under one name. Otherwise every reload that renames rules would add series that never go away.
+    fn retire_rules(&mut self, program: &Program) {
+        let now = program.rules.iter().map(|rule| &rule.name);
         let keep: HashSet<&str> = now.chain(&self.before).map(String::as_str).collect();
         self.observer.workers.iter().for_each(|entry| entry.control.retire_rules(&keep));
         self.controller.retire_rules(&keep);
@@ -166,10 +181,10 @@ impl Dataplane {
     fn free_previous(&mut self) {
         self.free_at = None;
         if self.clear_previous() {
-            self.sinks.close_unused();
-            self.publish_sinks();
+            self.sinks.release_unused();
+            self.close_sinks();
         }
-        self.retire_rules();
+        self.retire_again();
     }
 
     /// Frees what is not needed any more right after a reload; on a soft device that is all that workers kept
@@ -180,8 +195,21 @@ impl Dataplane {
             if self.clear_previous() {
                 self.sinks.release_previous();
             }
-            self.retire_rules();
+            self.retire_again();
         }
+    }
+
+    /// After workers have released rules of the other program.
+    fn retire_again(&mut self) {
+        let last = self.observer.board.read();
+        self.retire_rules(&last.policy.program);
+    }
+
+    /// Closes the sinks that are marked, which are not shown meanwhile.
+    fn close_sinks(&mut self) {
+        self.publish_sinks();
+        self.sinks.close_marked();
+        self.publish_sinks();
     }
 
     /// Has the workers release the program that is not installed, if there is one. `false`: it may still be
@@ -226,11 +254,14 @@ fn publish(
     })
 }
 
-/// Tells all workers something; returns one that has not acknowledged it in time.
-fn late_worker(workers: &[WorkerEntry], tell: impl Fn(&WorkerEntry) -> Publication) -> Option<&WorkerEntry> {
-    let told: Vec<_> = workers.iter().map(|entry| (entry, tell(entry))).collect();
+/// Gives each worker a publication; returns a worker that has not acknowledged it in time.
+fn late_worker(
+    workers: &[WorkerEntry],
+    publish: impl Fn(&WorkerEntry) -> Publication,
+) -> Option<&WorkerEntry> {
+    let published: Vec<_> = workers.iter().map(|entry| (entry, publish(entry))).collect();
     let late =
-        told.into_iter().find(|(entry, publication)| !entry.control.wait(*publication, PUBLISH_TIMEOUT));
+        published.into_iter().find(|(entry, publication)| !entry.control.wait(*publication, PUBLISH_TIMEOUT));
     late.map(|(entry, _)| entry)
 }
 

@@ -13,22 +13,21 @@ use worker::{ClockRelation, WorkerControl};
 
 use crate::api::model;
 use crate::daemon::board::Board;
-use crate::daemon::dataplane::Commands;
+use crate::daemon::dataplane::DropReader;
 use crate::daemon::device::{OpenDevice, OutOfBuffer, Soft};
 use crate::daemon::health::{DownPort, Health, Part, Progress};
 use crate::daemon::libmlx5::PreloadedNic;
 use crate::state::State;
 use crate::telemetry::logging::Log;
 use crate::telemetry::pages::Source;
-pub(super) use snapshot::{dropped, sent_dropped};
+pub(super) use snapshot::{Moment, dropped, sent_dropped};
 
 pub(crate) struct Observer {
     pub(crate) opened: OpenDevice,
     pub(super) workers: Vec<WorkerEntry>,
     pub(crate) board: Board,
     pub(crate) health: Arc<Health>,
-    /// For the counters of drop rules.
-    pub(super) commands: Commands,
+    pub(super) drops: DropReader,
     pub(super) out_of_buffer: OutOfBuffer,
     pub(super) started: Instant,
     pub(super) started_at_seconds: f64,
@@ -87,7 +86,7 @@ impl Observer {
         self.workers.iter().map(|entry| entry.control.progress().poll_errors).collect()
     }
 
-    /// For workers to convert timestamps.
+    /// Gives workers the relation by which they convert timestamps.
     pub(crate) fn set_clock(&self, relation: ClockRelation) {
         self.workers.iter().for_each(|entry| entry.control.set_clock(relation));
     }
@@ -114,13 +113,12 @@ impl Observer {
 
     /// The state now. Queries the device, which may block.
     pub(crate) fn state(&self) -> State {
-        snapshot::of(self, None)
+        snapshot::of(self, None, Moment::Running)
     }
 
-    /// The state when no flow and no worker is left: every packet must be accounted for. `drops`: the
-    /// counters of drop rules, read after the last flow.
-    pub(super) fn last_state(&self, drops: Arc<[DropTotals]>) -> State {
-        snapshot::of(self, Some(drops))
+    /// The state at the end. `drops`: the counters of drop rules, read after the last flow.
+    pub(super) fn last_state(&self, drops: Arc<[DropTotals]>, moment: Moment) -> State {
+        snapshot::of(self, Some(drops), moment)
     }
 
     /// The counters of drop rules, if they were ever read; `false`: read earlier, as the device is being
@@ -128,7 +126,7 @@ impl Observer {
     fn drop_totals(&self) -> (Option<Arc<[DropTotals]>>, bool) {
         // A soft device answers between two bursts of its engine: if the engine is stalled, never.
         let is_stalled = self.opened.engine_stalled(&self.health.stalled()) == Some(true);
-        match (!is_stalled).then(|| self.commands.read_drops()).flatten() {
+        match (!is_stalled).then(|| self.drops.read()).flatten() {
             Some(now) => (Some(now), true),
             None => (self.board.read().drops.clone(), false),
         }

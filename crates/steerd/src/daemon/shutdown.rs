@@ -87,7 +87,9 @@ pub(super) fn stop(
 ) -> Result<(), Error> {
     let Reporting { servers, ports, view, screen, log, signals } = reporting;
     notify::stopping();
-    let Stopped { state, ran_for, errors, mut hung, remains } = steering.stop();
+    let Stopped { state, ran_for, mut errors, mut hung, remains } = steering.stop();
+    // The thread of the dataplane is missing at the end, too.
+    errors.retain(|error| !matches!((error, &ended), (Error::DataplaneDied, Err(Error::DataplaneDied))));
     if !servers.stop(SERVER_TIMEOUT) {
         hung.push("the HTTP server or the API".into());
     }

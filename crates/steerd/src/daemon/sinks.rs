@@ -8,7 +8,7 @@ mod list;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use program::{Program, RuleId, SinkSpec};
 use verbs::{Domain, RegisteredFrames};
@@ -16,17 +16,14 @@ use worker::sinks::{self, Environment, Hub, Opened, Others, SinkError};
 use worker::{FrameBudget, SinkMap, Slot, WorkerControl};
 
 use crate::daemon::device::OpenDevice;
-pub(crate) use list::{Counted, SinkList, SinkView};
-use list::{Measured, OpenCounters, ShownSink};
+use list::{Counted, Measured, OpenCounters, ShownSink};
+pub(crate) use list::{SharedHub, SinkList, SinkView};
 
 /// How long a worker may take to put a sink in its place. It checks once per iteration.
 const PLACE_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long frames in flight may take to come back from a sink that is closed, before its sends are ended and
 /// after.
 const FRAMES_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long the end of a sink waits for the call of its hub that is running, and how often it looks.
-const TICK_TIMEOUT: Duration = Duration::from_secs(1);
-const TICK_STEP: Duration = Duration::from_millis(1);
 /// The most programs that workers can have packets of: one in each band, and one that replaces one of them.
 const PROGRAMS_MAX: usize = 3;
 /// The most names of closed sinks whose counts are kept.
@@ -55,7 +52,7 @@ pub(crate) struct Sinks {
     frames: Vec<RegisteredFrames>,
     ports: Vec<u8>,
     list: Vec<OpenSink>,
-    /// The programs that workers may have, in the order in which they are in_use: the last one is being
+    /// The programs that workers may have, in the order in which they are announced: the last one is being
     /// installed or is in force.
     programs: Vec<ProgramInUse>,
     /// The generation of the program in force; 0: none yet.
@@ -81,19 +78,17 @@ impl ProgramInUse {
     }
 }
 
-/// A hub; [`SinkList::tick`] uses it on another thread.
-pub(crate) type SharedHub = Arc<Box<dyn Hub>>;
-
 struct OpenSink {
     definition: SinkSpec,
     slot: Slot,
     /// The name of the rule that it is attached to; `None`: a policy names it.
     attached_to: Option<String>,
-    /// `None` once the workers have ended.
-    hub: Option<SharedHub>,
-    /// The hub's totals at the end.
+    hub: SharedHub,
+    /// The hub's totals at the end of the workers.
     last: Measured,
     counters: OpenCounters,
+    /// No program names it any more: it is not shown, and waits to be closed.
+    is_closing: bool,
 }
 
 impl Sinks {
@@ -112,7 +107,7 @@ impl Sinks {
     /// [`Sinks::installed`] or [`Sinks::abandon`] must be called.
     ///
     /// # Errors
-    /// A sink cannot be opened; those that were opened for this program are closed again.
+    /// A sink cannot be opened; those that were opened for this program are left to [`Sinks::close_marked`].
     pub(crate) fn prepare(
         &mut self,
         device: &OpenDevice,
@@ -123,7 +118,7 @@ impl Sinks {
         let slots = match self.slots_of(device, program) {
             Ok(slots) => slots,
             Err(error) => {
-                self.close_unnamed();
+                self.mark_unnamed();
                 return Err(error);
             }
         };
@@ -131,9 +126,7 @@ impl Sinks {
         let in_use =
             ProgramInUse { program: Arc::clone(program), map: Arc::clone(&map), sha256: sha256.to_owned() };
         for sink in &self.list {
-            if let Some(hub) = &sink.hub {
-                in_use.announce(&***hub);
-            }
+            sink.hub.with(|hub| in_use.announce(hub));
             if let Some(rule) = sink.attached_to.as_ref().and_then(|rule| rule_named(program, rule)) {
                 map.attach(rule, sink.slot);
             }
@@ -151,7 +144,9 @@ impl Sinks {
     fn slots_of(&mut self, device: &OpenDevice, program: &Program) -> Result<Vec<Slot>, Error> {
         let mut slots = Vec::with_capacity(program.sinks.len());
         for definition in &program.sinks {
-            let is_same = |open: &&OpenSink| open.attached_to.is_none() && open.definition == *definition;
+            let is_same = |open: &&OpenSink| {
+                open.attached_to.is_none() && !open.is_closing && open.definition == *definition
+            };
             if let Some(open) = self.list.iter().find(is_same) {
                 slots.push(open.slot);
                 continue;
@@ -188,9 +183,10 @@ impl Sinks {
             definition: definition.clone(),
             slot,
             attached_to: attached_to.map(ToOwned::to_owned),
-            hub: Some(Arc::new(hub)),
+            hub: SharedHub::new(hub),
             last: Measured::default(),
             counters: OpenCounters { traffic: counters, transmit },
+            is_closing: false,
         });
         let mut given = self.workers.iter().zip(changes);
         match given.find(|(worker, change)| !worker.wait_for_sink(*change, PLACE_TIMEOUT)) {
@@ -201,16 +197,18 @@ impl Sinks {
         }
     }
 
-    /// The program that was prepared last is in force. Sinks of others stay until [`Sinks::close_unused`].
+    /// The program that was prepared last is in force. Sinks of others stay until [`Sinks::release_unused`].
     pub(crate) fn installed(&mut self, map: &SinkMap) {
         self.in_force = map.generation();
     }
 
     /// The program that was prepared last is not installed. Workers may have it, and packets of it, so its
-    /// sinks stay until [`Sinks::close_unused`].
+    /// sinks stay until [`Sinks::release_unused`].
     pub(crate) fn abandon(&mut self) {
         let Some(in_force) = self.in_force().cloned() else { return };
-        self.list.iter().filter_map(|sink| sink.hub.as_ref()).for_each(|hub| in_force.announce(&***hub));
+        for sink in &self.list {
+            sink.hub.with(|hub| in_force.announce(hub));
+        }
         // For sinks that are attached later the program in force is the newest again, too.
         self.programs.retain(|other| !Arc::ptr_eq(&other.map, &in_force.map));
         self.programs.push(in_force);
@@ -221,38 +219,41 @@ impl Sinks {
         self.programs = self.in_force().cloned().into_iter().collect();
     }
 
-    /// Releases programs as [`Sinks::release_previous`] does, and closes the sinks that the program in force
-    /// does not name.
-    pub(crate) fn close_unused(&mut self) {
+    /// Releases programs as [`Sinks::release_previous`] does, and marks the sinks to be closed that the
+    /// program in force does not name.
+    pub(crate) fn release_unused(&mut self) {
         self.release_previous();
-        self.close_unnamed();
+        self.mark_unnamed();
     }
 
-    /// Closes the sinks that no program names.
-    fn close_unnamed(&mut self) {
-        let is_unnamed = |sink: &OpenSink| {
-            let mut programs = self.programs.iter();
-            sink.attached_to.is_none()
-                && !programs.any(|in_use| in_use.program.sinks.contains(&sink.definition))
-        };
-        let unnamed: Vec<Slot> =
-            self.list.iter().filter(|sink| is_unnamed(sink)).map(|sink| sink.slot).collect();
-        unnamed.into_iter().for_each(|slot| self.close(slot));
+    /// Marks the sinks that no program names.
+    fn mark_unnamed(&mut self) {
+        let Self { list, programs, .. } = self;
+        for sink in list.iter_mut().filter(|sink| sink.attached_to.is_none()) {
+            let mut programs = programs.iter();
+            sink.is_closing = !programs.any(|in_use| in_use.program.sinks.contains(&sink.definition));
+        }
     }
 
-    /// Waits for workers and for the sink's threads. Its place stays taken until then.
+    /// Closes the marked sinks. Waits for workers and for threads of sinks.
+    pub(crate) fn close_marked(&mut self) {
+        let marked = self.list.iter().filter(|sink| sink.is_closing).map(|sink| sink.slot);
+        marked.collect::<Vec<Slot>>().into_iter().for_each(|slot| self.close(slot));
+    }
+
+    /// Closes a sink. Its place stays taken until the end.
     fn close(&mut self, slot: Slot) {
-        let Some(sink) = self.list.iter_mut().find(|sink| sink.slot == slot) else { return };
-        let (hub, name) = (sink.hub.take(), sink.definition.name.clone());
+        let Some(sink) = self.list.iter().find(|sink| sink.slot == slot) else { return };
+        let (hub, name) = (sink.hub.clone(), sink.definition.name.clone());
         self.take_from_workers(slot, &name);
         let wait = |worker: &WorkerControl| worker.wait_for_frames(FRAMES_TIMEOUT);
         let _ = self.workers.iter().all(wait);
         // Ends the sends of a port that stalls.
-        hub.into_iter().for_each(end_hub);
+        hub.end();
         if !self.workers.iter().all(wait) {
             tracing::warn!("the sink `{name}` still has frames of a worker");
         }
-        if let Some(sink) = self.remove(slot) {
+        if let Some(sink) = self.remove(slot).filter(|sink| sink.attached_to.is_none()) {
             add_past(&mut self.past, &name, sink.counters.read());
         }
     }
@@ -304,8 +305,8 @@ impl Sinks {
         Ok(slot)
     }
 
-    /// Ends [`Sinks::attach`]. Returns the sink's hub, which waits for its threads when it is dropped: a
-    /// client that does not read its capture must not hold up the dataplane.
+    /// Ends [`Sinks::attach`]. Returns the sink's hub, whose end waits for its threads: a client that does
+    /// not read its capture must not hold up the dataplane.
     pub(crate) fn detach(&mut self, slot: Slot) -> Option<SharedHub> {
         let sink = self.list.iter().find(|sink| sink.slot == slot)?;
         let (rule, name) = (sink.attached_to.clone()?, sink.definition.name.clone());
@@ -315,18 +316,15 @@ impl Sinks {
             }
         }
         self.take_from_workers(slot, &name);
-        self.remove(slot)?.hub
+        Some(self.remove(slot)?.hub)
     }
 
     /// Ends the threads of all sinks, when the workers have ended. The counters can still be read.
     pub(crate) fn end(&mut self) {
-        let end = |sink: &mut OpenSink| {
-            let hub = sink.hub.take()?;
-            sink.last = Measured::of(&**hub);
-            Some(hub)
-        };
-        let hubs: Vec<_> = self.list.iter_mut().filter_map(end).collect();
-        hubs.into_iter().for_each(end_hub);
+        for sink in &mut self.list {
+            sink.hub.with(|hub| sink.last = Measured::of(hub));
+        }
+        self.list.iter().for_each(|sink| sink.hub.end());
     }
 
     /// The sinks in the order of the policy, attached ones last. Of the sinks of one name that are open over
@@ -335,7 +333,7 @@ impl Sinks {
         let in_force = self.in_force().map_or(&[][..], |in_use| &in_use.program.sinks);
         let place = |sink: &OpenSink| in_force.iter().position(|definition| *definition == sink.definition);
         let mut shown: Vec<&OpenSink> = Vec::with_capacity(self.list.len());
-        for sink in &self.list {
+        for sink in self.list.iter().filter(|sink| !sink.is_closing) {
             match shown.iter_mut().find(|other| other.definition.name == sink.definition.name) {
                 Some(other) if place(sink).is_some() => *other = sink,
                 Some(_) => {}
@@ -352,7 +350,7 @@ impl Sinks {
         ShownSink {
             definition: sink.definition.clone(),
             attached_to: sink.attached_to.clone(),
-            hub: sink.hub.as_ref().map(Arc::downgrade),
+            hub: sink.hub.clone(),
             last: sink.last.clone(),
             counters: namesakes.map(|other| other.counters.clone()).collect(),
             past: self.past.get(name).cloned().unwrap_or_default(),
@@ -361,19 +359,6 @@ impl Sinks {
 
     fn in_force(&self) -> Option<&ProgramInUse> {
         self.programs.iter().rev().find(|in_use| in_use.map.generation() == self.in_force)
-    }
-}
-
-/// Drops a hub, which writes and counts what it still has. One that hangs in [`Hub::tick`] is dropped when
-/// that returns.
-pub(crate) fn end_hub(mut hub: SharedHub) {
-    let deadline = Instant::now() + TICK_TIMEOUT;
-    while let Err(shared) = Arc::try_unwrap(hub) {
-        if Instant::now() >= deadline {
-            return;
-        }
-        hub = shared;
-        std::thread::sleep(TICK_STEP);
     }
 }
 
@@ -572,10 +557,11 @@ mod tests {
         sinks.installed(&published(2, &new).map);
         assert_eq!(shown(sinks.list()), [(new.sinks[0].clone(), 8)]);
         sinks.release_previous();
-        let before = sinks.list();
-        sinks.close_unused();
+        sinks.release_unused();
+        assert_eq!(sinks.list.len(), 2);
+        assert_eq!(shown(sinks.list()), [(new.sinks[0].clone(), 8)], "one that is being closed still counts");
+        sinks.close_marked();
         assert_eq!(sinks.list.len(), 1);
-        assert_eq!(shown(before), [(new.sinks[0].clone(), 8)], "one that is being closed still counts");
         assert_eq!(shown(sinks.list()), [(new.sinks[0].clone(), 8)]);
     }
 
@@ -583,7 +569,7 @@ mod tests {
     fn a_hub_has_ended_when_its_tick_has() {
         let (mut sinks, release, is_dropped) = in_tick();
         let releaser = std::thread::spawn(move || {
-            std::thread::sleep(TICK_TIMEOUT / 20);
+            std::thread::sleep(Duration::from_millis(50));
             drop(release);
         });
         sinks.end();

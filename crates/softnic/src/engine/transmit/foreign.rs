@@ -156,6 +156,6 @@ fn send_segments(
     let Stream { headers, parts, bytes, .. } = stream;
     let headers = headers.unwrap_or_default();
     let sent = send_stream(headers, offloads.segment_bytes, &parts, bytes, way, egress)?;
-    // As above.
+    // A refusal by the wire shows in the port's counters alone.
     Ok(Sent { is_refused: false, ..sent })
 }

@@ -29,8 +29,8 @@ const UNITS_PER_BLOCK: u32 = (BLOCK_BYTES / UNIT_BYTES) as u32;
 /// (`max_sq_desc_sz`).
 const UNITS_MASK: u32 = 0x7f;
 const MAX_UNITS: u32 = 64;
-/// `MLX5_INLINE_SEG`, and the meaning of a segment with a length of 0; libmlx5 leaves entries without bytes
-/// out.
+/// `MLX5_INLINE_SEG` in the length of a segment. It is also how many bytes a segment of length 0 has; libmlx5
+/// leaves entries without bytes out.
 const FULL_BYTES: u32 = 1 << 31;
 
 /// The operations that a raw packet queue pair has (mlx5dv.h, `MLX5_OPCODE_SEND` and `_TSO`).

@@ -1,8 +1,9 @@
 //! The commands to the thread of the dataplane. It takes one at a time: a caller hands its command over, or
-//! gives up, so none waits in a queue behind a change of the device that takes long.
+//! gives up, so none but the end of a capture waits in a queue behind a change of the device that takes long.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use control::DropTotals;
 use crossbeam::channel::{self, Receiver, SendTimeoutError, Sender};
@@ -11,82 +12,134 @@ use worker::Slot;
 use worker::sinks::Opened;
 
 use crate::daemon::Error;
-use crate::daemon::sinks::{self, SharedHub, end_hub};
+use crate::daemon::sinks::{self, SharedHub};
 use crate::policy_file::Compiled;
 
 /// How long a reader of the counters waits for a change of the device: most take less.
 const READER_PATIENCE: Duration = Duration::from_millis(200);
-/// How long the start of a capture waits for one.
+/// How long it waits for another reader's turn.
+const READING_PATIENCE: Duration = Duration::from_secs(3);
+/// How long the start and the end of a capture wait for a change of the device.
 const CAPTURE_PATIENCE: Duration = Duration::from_secs(10);
 
 pub(super) enum Command {
     Install { compiled: Compiled, done: Sender<Result<(), Error>> },
     Attach { sink: SinkSpec, rule: String, opened: Opened, done: Sender<Result<Slot, sinks::Error>> },
-    Detach { slot: Slot, done: Sender<Option<SharedHub>> },
     ReadDrops { done: Sender<Arc<[DropTotals]>> },
     Stop,
 }
 
-/// The side of those who give commands. The thread has ended when a command is answered with
-/// [`Error::Stopping`].
+/// A sink is to be taken away again. Such commands wait in a queue: they must not be lost.
+pub(super) struct Detach {
+    pub(super) slot: Slot,
+    pub(super) done: Sender<SharedHub>,
+}
+
+/// The end of the channels at the thread.
+pub(super) struct Taken {
+    pub(super) commands: Receiver<Command>,
+    pub(super) detached: Receiver<Detach>,
+    /// The thread sets it while it reads the counters of drop rules.
+    pub(super) is_reading: Arc<AtomicBool>,
+}
+
+/// Gives commands to the thread of the dataplane.
 #[derive(Clone)]
-pub(crate) struct Commands(Sender<Command>);
+pub(crate) struct Commands {
+    commands: Sender<Command>,
+    detached: Sender<Detach>,
+    drops: DropReader,
+}
+
+/// Reads the counters of drop rules.
+#[derive(Clone)]
+pub(crate) struct DropReader {
+    commands: Sender<Command>,
+    is_reading: Arc<AtomicBool>,
+}
 
 /// Why a capture does not begin.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum AttachError {
     #[error(transparent)]
     Sink(#[from] sinks::Error),
-    #[error("the device is being changed (hint: try again later)")]
+    #[error("the device or its sinks are being changed (hint: try again later)")]
     Busy,
     #[error("the daemon is ending")]
     Ending,
 }
 
 impl Commands {
-    pub(super) fn new() -> (Self, Receiver<Command>) {
-        let (sender, receiver) = channel::bounded(0);
-        (Self(sender), receiver)
+    pub(super) fn new() -> (Self, Taken) {
+        let (commands, taken) = channel::bounded(0);
+        let (detached, taken_away) = channel::unbounded();
+        let is_reading = Arc::<AtomicBool>::default();
+        let drops = DropReader { commands: commands.clone(), is_reading: Arc::clone(&is_reading) };
+        (Self { commands, detached, drops }, Taken { commands: taken, detached: taken_away, is_reading })
+    }
+
+    pub(super) fn drop_reader(&self) -> DropReader {
+        self.drops.clone()
     }
 
     /// Waits until the program is installed; all or nothing.
+    ///
+    /// # Errors
+    /// [`Error::Stopping`]: the daemon is ending; [`Error::DataplaneDied`]: the installation has panicked.
     pub(crate) fn install(&self, compiled: Compiled) -> Result<(), Error> {
         let (done, result) = channel::bounded(1);
-        self.0.send(Command::Install { compiled, done }).map_err(|_| Error::Stopping)?;
-        result.recv().map_err(|_| Error::Stopping)?
+        self.commands.send(Command::Install { compiled, done }).map_err(|_| Error::Stopping)?;
+        result.recv().map_err(|_| Error::DataplaneDied)?
     }
 
     /// Lets an open sink get the packets of a rule beside the rule's own sinks. Waits for the workers.
     pub(crate) fn attach(&self, sink: SinkSpec, rule: &str, opened: Opened) -> Result<Slot, AttachError> {
         let (done, result) = channel::bounded(1);
         let command = Command::Attach { sink, rule: rule.to_owned(), opened, done };
-        self.0.send_timeout(command, CAPTURE_PATIENCE).map_err(|refused| match refused {
+        self.commands.send_timeout(command, CAPTURE_PATIENCE).map_err(|refused| match refused {
             SendTimeoutError::Timeout(_) => AttachError::Busy,
             SendTimeoutError::Disconnected(_) => AttachError::Ending,
         })?;
         Ok(result.recv().map_err(|_| AttachError::Ending)??)
     }
 
-    /// Takes it away again. Waits for the workers, and for the threads of the sink.
+    /// Takes an attached sink away again. Waits for the workers and for the threads of the sink, but not
+    /// longer for the thread of the dataplane than [`CAPTURE_PATIENCE`]: that does it later.
     pub(crate) fn detach(&self, slot: Slot) {
         let (done, result) = channel::bounded(1);
         // A thread that has ended has left all sinks to the shutdown.
-        if self.0.send(Command::Detach { slot, done }).is_ok() {
-            result.iter().flatten().for_each(end_hub);
+        if self.detached.send(Detach { slot, done }).is_ok()
+            && let Ok(hub) = result.recv_timeout(CAPTURE_PATIENCE)
+        {
+            hub.end();
         }
-    }
-
-    /// The counters of drop rules as the device has them now; `None`: the device is being changed, or the
-    /// thread has ended.
-    pub(crate) fn read_drops(&self) -> Option<Arc<[DropTotals]>> {
-        let (done, result) = channel::bounded(1);
-        self.0.send_timeout(Command::ReadDrops { done }, READER_PATIENCE).ok()?;
-        result.recv().ok()
     }
 
     /// `false`: the thread does not take it within `timeout`, because it waits for the device.
     pub(super) fn stop(&self, timeout: Duration) -> bool {
-        !matches!(self.0.send_timeout(Command::Stop, timeout), Err(SendTimeoutError::Timeout(_)))
+        !matches!(self.commands.send_timeout(Command::Stop, timeout), Err(SendTimeoutError::Timeout(_)))
+    }
+}
+
+impl DropReader {
+    /// The counters as the device has them now; `None`: the device or its sinks are being changed, or the
+    /// thread has ended. Once the device is asked, its answer is waited for without a limit.
+    pub(crate) fn read(&self) -> Option<Arc<[DropTotals]>> {
+        let (done, result) = channel::bounded(1);
+        let begun = Instant::now();
+        let mut command = Command::ReadDrops { done };
+        loop {
+            command = match self.commands.send_timeout(command, READER_PATIENCE) {
+                Ok(()) => return result.recv().ok(),
+                // Another reader's turn: it is over as soon as the device has answered.
+                Err(SendTimeoutError::Timeout(command))
+                    if self.is_reading.load(Ordering::Relaxed) && begun.elapsed() < READING_PATIENCE =>
+                {
+                    command
+                }
+                Err(_) => return None,
+            };
+        }
     }
 }
 
@@ -96,20 +149,43 @@ mod tests {
 
     #[test]
     fn a_reader_gives_up_while_the_device_is_changed() {
-        let (commands, receiver) = Commands::new();
-        assert_eq!(commands.read_drops(), None, "nobody takes it");
-        assert!(receiver.is_empty(), "and nothing is left behind");
+        let (commands, taken) = Commands::new();
+        assert_eq!(commands.drops.read(), None, "nobody takes it");
+        assert!(taken.commands.is_empty(), "and nothing is left behind");
         assert!(!commands.stop(Duration::from_millis(1)));
-        drop(receiver);
+        drop(taken);
         assert!(commands.stop(Duration::ZERO), "the thread has ended");
-        assert_eq!(commands.read_drops(), None);
+        assert_eq!(commands.drops.read(), None);
+    }
+
+    #[test]
+    fn a_reader_waits_for_another_one() {
+        let (commands, taken) = Commands::new();
+        taken.is_reading.store(true, Ordering::Relaxed);
+        let reader = commands.drop_reader();
+        let thread = std::thread::spawn(move || reader.read());
+        std::thread::sleep(READER_PATIENCE * 2);
+        let Ok(Command::ReadDrops { done }) = taken.commands.recv() else { panic!("a reader") };
+        done.send(Arc::new([])).expect("it waits");
+        assert_eq!(thread.join().expect("no panic"), Some(Arc::from([])));
+    }
+
+    #[test]
+    fn a_capture_is_not_lost_behind_a_thread_that_hangs() {
+        let (commands, taken) = Commands::new();
+        let slot = Slot::of(3).expect("a place");
+        let thread = std::thread::spawn(move || commands.detach(slot));
+        let Detach { slot: taken_away, done } = taken.detached.recv().expect("it is queued");
+        drop(done);
+        thread.join().expect("no panic");
+        assert_eq!(taken_away, slot);
     }
 
     #[test]
     fn a_command_that_is_dropped_is_answered() {
-        let (commands, receiver) = Commands::new();
-        let thread = std::thread::spawn(move || drop(receiver.recv()));
-        assert_eq!(commands.read_drops(), None, "the thread has ended without an answer");
+        let (commands, taken) = Commands::new();
+        let thread = std::thread::spawn(move || drop(taken.commands.recv()));
+        assert_eq!(commands.drops.read(), None, "the thread has ended without an answer");
         thread.join().expect("no panic");
     }
 }

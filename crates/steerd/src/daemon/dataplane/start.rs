@@ -136,7 +136,7 @@ impl Builder {
             workers: entries,
             board: Board::new(none_in_force(source, &compiled)),
             health: Arc::default(),
-            commands: commands.clone(),
+            drops: commands.drop_reader(),
             out_of_buffer,
             started: Instant::now(),
             started_at_seconds: unix_seconds(),
@@ -150,7 +150,7 @@ impl Builder {
             before: Vec::new(),
             free_at: None,
         };
-        dataplane.install(compiled)?;
+        dataplane.replace(compiled)?;
         observer.opened.open_wires();
         let thread = std::thread::Builder::new().name("dataplane".into());
         let thread = thread.spawn(move || dataplane.run(&taken)).map_err(NoThread)?;
@@ -158,7 +158,7 @@ impl Builder {
     }
 }
 
-/// The policy that is about to be installed.
+/// Returns the policy that is about to be installed, as one that is not in force.
 fn none_in_force(source: PolicySource, compiled: &Compiled) -> PolicyInForce {
     PolicyInForce {
         source,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use control::Controller;
+use control::{Controller, DropTotals};
 use worker::{Worker, WorkerHandle};
 
 use super::start::{Owner, WorkerThreads};
@@ -13,7 +13,7 @@ use super::{Dataplane, Steering, change_device};
 use crate::daemon::Error;
 use crate::daemon::device::Soft;
 use crate::daemon::health::Part;
-use crate::daemon::observer::Observer;
+use crate::daemon::observer::{Moment, Observer};
 use crate::daemon::shutdown::within;
 use crate::daemon::sinks::Sinks;
 use crate::state::State;
@@ -69,10 +69,7 @@ impl Steering {
         let mut ending = Ending { observer, errors: Vec::new(), hung: Vec::new() };
         let (controller, sinks) = ending.clear(owner);
         let (workers, failed) = threads.join();
-        let (sinks, workers) = match sinks {
-            Some(sinks) => ending.end_sinks(sinks, workers),
-            None => (None, workers),
-        };
+        let (sinks, workers) = ending.end_sinks(sinks, workers);
         for error in failed {
             match error {
                 worker::Error::StillRunning { worker } => ending.hang(Part::Worker(worker.0)),
@@ -99,7 +96,7 @@ impl Ending {
         let Dataplane { mut controller, sinks, .. } = match owner.end(CLEAR_TIMEOUT) {
             Ok(dataplane) => dataplane,
             Err(Lost::Hung) => {
-                self.hang("a change of the device");
+                self.hang("the thread of the dataplane");
                 return (None, None);
             }
             Err(Lost::Panicked) => {
@@ -121,9 +118,19 @@ impl Ending {
         (Some(controller), Some(sinks))
     }
 
-    fn end_sinks(&mut self, mut sinks: Sinks, mut workers: Vec<Worker>) -> (Option<Sinks>, Vec<Worker>) {
+    /// `sinks`: `None` if the thread of the dataplane keeps them; those that it has published end anyway, so
+    /// that captures have their last packets.
+    fn end_sinks(
+        &mut self,
+        mut sinks: Option<Sinks>,
+        mut workers: Vec<Worker>,
+    ) -> (Option<Sinks>, Vec<Worker>) {
+        let published = self.observer.board.read();
         let end = move || {
-            sinks.end();
+            match &mut sinks {
+                Some(sinks) => sinks.end(),
+                None => published.sinks.end(),
+            }
             // After their hubs, which end the sends in flight.
             workers.iter_mut().for_each(Worker::free_sinks);
             (sinks, workers)
@@ -132,20 +139,24 @@ impl Ending {
             self.hang("the sinks");
             return (None, Vec::new());
         };
-        let list = Arc::new(sinks.list());
-        self.observer.board.update(|published| published.sinks = list);
-        (Some(sinks), workers)
+        if let Some(sinks) = &sinks {
+            let list = Arc::new(sinks.list());
+            self.observer.board.update(|published| published.sinks = list);
+        }
+        (sinks, workers)
     }
 
-    /// The last state: exact if every part has ended.
+    /// Reads the last state, which is exact if every part has ended.
     fn read_state(&mut self, controller: Option<Controller>) -> (Option<State>, Option<Controller>) {
-        let (observer, has_ended) = (Arc::clone(&self.observer), self.hung.is_empty());
+        let observer = Arc::clone(&self.observer);
+        let moment = if self.hung.is_empty() { Moment::Ended } else { Moment::Running };
         let read = move || match controller {
-            Some(mut controller) if has_ended => {
-                let state = observer.last_state(controller.drop_counters().into());
-                (state, Some(controller))
+            Some(mut controller) => {
+                let drops: Arc<[DropTotals]> = controller.drop_counters().into();
+                observer.board.update(|published| published.drops = Some(Arc::clone(&drops)));
+                (observer.last_state(drops, moment), Some(controller))
             }
-            controller => (observer.state(), controller),
+            None => (observer.state(), None),
         };
         let Some((state, controller)) = within("state", STATE_TIMEOUT, read) else {
             self.hang("the final read of the counters");

@@ -40,17 +40,21 @@ const TURN_BOUNDS_NS: [u64; 12] = {
 /// How long the engine may be interrupted between delivering a burst and counting it.
 const ENGINE_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// `last_drops`: the counters of drop rules when no flow and no worker is left, and every packet must be
-/// accounted for; `None`: packets arrive meanwhile.
-pub(super) fn of(observer: &Observer, last_drops: Option<Arc<[DropTotals]>>) -> State {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::daemon) enum Moment {
+    Running,
+    /// No flow and no worker is left: every packet must be accounted for.
+    Ended,
+}
+
+/// `drops`: the counters of drop rules, if they have been read for this state.
+pub(super) fn of(observer: &Observer, drops: Option<Arc<[DropTotals]>>, moment: Moment) -> State {
     let before = Before::look(observer);
     // Counters are read in the opposite order of the packets' path, so that an earlier read is never ahead of
     // a later one.
     let snapshots: Vec<WorkerSnapshot> =
         observer.workers.iter().map(|entry| entry.control.snapshot()).collect();
-    let is_last = last_drops.is_some();
-    let (drops, drops_are_fresh) =
-        last_drops.map_or_else(|| observer.drop_totals(), |drops| (Some(drops), true));
+    let (drops, drops_are_fresh) = drops.map_or_else(|| observer.drop_totals(), |drops| (Some(drops), true));
     let stats = caught_up(observer, &snapshots, drops.as_deref().unwrap_or_default());
     let ports = ports(observer, stats.as_deref());
     let published = observer.board.read();
@@ -78,9 +82,9 @@ pub(super) fn of(observer: &Observer, last_drops: Option<Arc<[DropTotals]>>) -> 
         })
         .collect();
     let uncounted_drops = published.uncounted_drops;
-    let in_flight = match is_last {
-        true => InFlight { uncounted_drops, ..InFlight::default() },
-        false => InFlight {
+    let in_flight = match moment {
+        Moment::Ended => InFlight { uncounted_drops, ..InFlight::default() },
+        Moment::Running => InFlight {
             uncounted_drops,
             handed_over: observer.frames + rx_frames(stats.as_deref()).saturating_sub(before.received),
             dropped: dropped(stats.as_deref()).saturating_sub(before.dropped),

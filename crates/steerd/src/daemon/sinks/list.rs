@@ -1,13 +1,19 @@
 //! The sinks as the thread of the dataplane last published them. Any thread may read their counts and call
 //! their hubs; a hub is gone once its sink is closed.
 
-use std::sync::{Arc, Weak};
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use program::SinkSpec;
 use worker::sinks::{Hub, PacketSizes, Ports, TopFlow};
 use worker::{SinkCounters, SinkTraffic};
 
 use crate::daemon::sink_health::SinkProgress;
+
+/// How long the end of a hub waits for the calls of it that are running, and how often it looks.
+const CALL_TIMEOUT: Duration = Duration::from_secs(1);
+const CALL_STEP: Duration = Duration::from_millis(1);
 
 /// One sink for each name, in the order of the policy in force, attached ones last.
 #[derive(Debug, Default)]
@@ -17,14 +23,56 @@ pub(crate) struct SinkList(Vec<ShownSink>);
 pub(super) struct ShownSink {
     pub(super) definition: SinkSpec,
     pub(super) attached_to: Option<String>,
-    /// `None` once the workers have ended.
-    pub(super) hub: Option<Weak<Box<dyn Hub>>>,
-    /// The hub's totals at the end.
+    pub(super) hub: SharedHub,
+    /// The hub's totals at the end of the workers.
     pub(super) last: Measured,
     /// The counters of all open sinks of this name.
     pub(super) counters: Vec<OpenCounters>,
     /// The totals of closed sinks of this name.
     pub(super) past: Counted,
+}
+
+/// The hub of a sink until its end, by the thread of the dataplane or, if that hangs, by the shutdown.
+#[derive(Clone)]
+pub(crate) struct SharedHub(Arc<Mutex<HubPlace>>);
+
+/// A call holds the hub; `None` after the end.
+type HubPlace = Option<Arc<Box<dyn Hub>>>;
+
+impl fmt::Debug for SharedHub {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.place().is_some() { "SharedHub" } else { "SharedHub(ended)" })
+    }
+}
+
+impl SharedHub {
+    pub(super) fn new(hub: Box<dyn Hub>) -> Self {
+        Self(Arc::new(Mutex::new(Some(Arc::new(hub)))))
+    }
+
+    /// Calls the hub, without a lock; `None` after its end.
+    pub(super) fn with<T>(&self, call: impl FnOnce(&dyn Hub) -> T) -> Option<T> {
+        let hub = self.place().clone();
+        hub.map(|hub| call(&**hub))
+    }
+
+    /// Drops the hub, which writes and counts what it still has. One that hangs in a call is dropped when
+    /// that returns.
+    pub(crate) fn end(&self) {
+        let Some(mut hub) = self.place().take() else { return };
+        let deadline = Instant::now() + CALL_TIMEOUT;
+        while let Err(shared) = Arc::try_unwrap(hub) {
+            if Instant::now() >= deadline {
+                return;
+            }
+            hub = shared;
+            std::thread::sleep(CALL_STEP);
+        }
+    }
+
+    fn place(&self) -> MutexGuard<'_, HubPlace> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// The counters of a sink that is open.
@@ -73,7 +121,14 @@ impl SinkList {
     /// To be called about once a second. A hub may query a device, which may block; no other hub is held
     /// meanwhile, so that their sinks can be closed.
     pub(crate) fn tick(&self, ports: &Ports<'_>) {
-        self.0.iter().filter_map(ShownSink::hub).for_each(|hub| hub.tick(ports));
+        for sink in &self.0 {
+            sink.hub.with(|hub| hub.tick(ports));
+        }
+    }
+
+    /// Ends the threads of the sinks, in place of the thread of the dataplane.
+    pub(crate) fn end(&self) {
+        self.0.iter().for_each(|sink| sink.hub.end());
     }
 
     pub(crate) fn view(&self) -> Vec<SinkView> {
@@ -88,10 +143,6 @@ impl SinkList {
 }
 
 impl ShownSink {
-    fn hub(&self) -> Option<Arc<Box<dyn Hub>>> {
-        self.hub.as_ref().and_then(Weak::upgrade)
-    }
-
     fn counted(&self) -> Counted {
         let mut sum = self.past.clone();
         self.counters.iter().for_each(|counters| sum.add(&counters.read()));
@@ -99,14 +150,14 @@ impl ShownSink {
     }
 
     fn view(&self) -> SinkView {
-        let hub = self.hub();
-        let measured = hub.as_ref().map_or_else(|| self.last.clone(), |hub| Measured::of(&***hub));
+        let measured = self.hub.with(|hub| (Measured::of(hub), hub.status()));
+        let (measured, status) = measured.unwrap_or_else(|| (self.last.clone(), Vec::new()));
         let Measured { deleted_files, sizes, top_flows } = measured;
         SinkView {
             definition: self.definition.clone(),
             attached_to: self.attached_to.clone(),
             counted: self.counted(),
-            status: hub.map(|hub| hub.status()).unwrap_or_default(),
+            status,
             deleted_files,
             sizes,
             top_flows,

@@ -159,7 +159,7 @@ fn try_lock<T>(ring: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
     }
 }
 
-/// Wakes the server's thread, and says that it was: the thread looks at all clients then.
+/// Wakes the server's thread, which looks at all clients then.
 #[derive(Debug)]
 pub(super) struct ThreadWakeup {
     wakeup: Wakeup,
@@ -173,7 +173,9 @@ impl ThreadWakeup {
 
     #[inline]
     pub(super) fn wake(&self) {
-        self.attention.store(true, Ordering::Release);
+        // Read and written at once, so that the thread sees what every worker wrote before, not only the
+        // last.
+        self.attention.swap(true, Ordering::AcqRel);
         self.wakeup.notify();
     }
 
