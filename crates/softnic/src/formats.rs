@@ -114,7 +114,7 @@ pub(crate) struct SendRequest {
 #[derive(Clone, Copy)]
 pub(crate) struct Offloads {
     pub(crate) wants_checksums: bool,
-    /// Of a stream: the bytes of it in each frame.
+    /// The bytes of a stream in each frame; of no use for a request that is one frame.
     pub(crate) segment_bytes: usize,
 }
 

@@ -44,7 +44,7 @@ pub(crate) struct Row {
     worker: Option<Disposition>,
     /// How the device counts it for each rule, if it does.
     device: Option<Counted>,
-    /// Its sum in the accounting; `None`: not an outcome of received packets.
+    /// The sum in the accounting; `None`: not an outcome of received packets.
     pub(crate) total: Option<Total>,
 }
 

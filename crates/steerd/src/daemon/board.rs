@@ -16,7 +16,7 @@ use crate::settings::PolicySource;
 #[derive(Debug)]
 pub(crate) struct Board(Mutex<Arc<Published>>);
 
-/// A publication. An installed policy, its sinks and the end of the last error come in one.
+/// A publication. An installed policy and its sinks are published together.
 #[derive(Clone, Debug)]
 pub(crate) struct Published {
     pub(crate) policy: Arc<PolicyInForce>,
@@ -40,7 +40,7 @@ pub(crate) struct PolicyInForce {
     pub(crate) weights: RuleWeights,
     /// The names of rules with `count = false`, of this policy and the one before.
     pub(crate) unexported: HashSet<String>,
-    /// 0: no program has been installed yet.
+    /// The number of the program; 0: none has been installed yet.
     pub(crate) generation: u64,
     pub(crate) loaded_at_seconds: f64,
     pub(crate) warnings: Warnings,
@@ -51,7 +51,7 @@ pub(crate) struct PolicyInForce {
 pub(crate) struct Reloads {
     pub(crate) succeeded: u64,
     pub(crate) failed: u64,
-    /// Kept until a reload succeeds.
+    /// The error of the last reload that failed, kept until a reload succeeds.
     pub(crate) last_error: Option<String>,
     /// The start counts as a successful reload.
     pub(crate) last_successful: bool,

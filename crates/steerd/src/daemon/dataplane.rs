@@ -50,7 +50,7 @@ pub(crate) struct Dataplane {
     observer: Arc<Observer>,
     /// The names of the previous policy's rules: their counters are still shown by name.
     before: Vec<String>,
-    /// When what workers keep of the program that is not in force may be freed.
+    /// The time from which workers may free the program that is not in force.
     free_at: Option<Instant>,
 }
 
@@ -81,14 +81,16 @@ impl Dataplane {
             }
             Command::Attach { sink, rule, opened, done } => {
                 let attached = self.sinks.attach(&sink, &rule, opened);
-                self.publish_sinks();
+                match attached {
+                    Ok(_) => self.publish_sinks(),
+                    Err(_) => self.close_sinks(),
+                }
                 let _ = done.send(attached);
             }
             Command::ReadDrops { done } => {
                 is_reading.store(true, Ordering::Relaxed);
-                let drops: Arc<[DropTotals]> = self.controller.drop_counters().into();
+                let drops = read_drops(&mut self.controller, &self.observer);
                 is_reading.store(false, Ordering::Relaxed);
-                self.update(|published| published.drops = Some(Arc::clone(&drops)));
                 let _ = done.send(drops);
             }
             Command::Stop => return false,
@@ -184,7 +186,7 @@ impl Dataplane {
             self.sinks.release_unused();
             self.close_sinks();
         }
-        self.retire_again();
+        self.retire_released();
     }
 
     /// Frees what is not needed any more right after a reload; on a soft device that is all that workers kept
@@ -195,12 +197,12 @@ impl Dataplane {
             if self.clear_previous() {
                 self.sinks.release_previous();
             }
-            self.retire_again();
+            self.retire_released();
         }
     }
 
-    /// After workers have released rules of the other program.
-    fn retire_again(&mut self) {
+    /// Retires the rules that workers have released with the other program.
+    fn retire_released(&mut self) {
         let last = self.observer.board.read();
         self.retire_rules(&last.policy.program);
     }
@@ -273,6 +275,13 @@ fn unexported(old: &Program, new: &Program) -> HashSet<String> {
         names.remove(&rule.name);
     });
     names
+}
+
+/// Reads the counters of drop rules, and publishes them.
+fn read_drops(controller: &mut Controller, observer: &Observer) -> Arc<[DropTotals]> {
+    let drops: Arc<[DropTotals]> = controller.drop_counters().into();
+    observer.board.update(|published| published.drops = Some(Arc::clone(&drops)));
+    drops
 }
 
 /// Changes what is installed on the device. If counters of removed drop rules could not be read after

@@ -1,5 +1,5 @@
 //! The parts of the running dataplane that any thread may look at: counters in shared memory, the device's
-//! ports, and what the [`Board`] shows. Nothing is changed through them.
+//! ports, and what the [`Board`] shows. Nothing on the device is changed through them.
 
 mod snapshot;
 mod stage_times;

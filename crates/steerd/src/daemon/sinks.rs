@@ -87,7 +87,7 @@ struct OpenSink {
     /// The hub's totals at the end of the workers.
     last: Measured,
     counters: OpenCounters,
-    /// No program names it any more: it is not shown, and waits to be closed.
+    /// It is not shown, and waits to be closed: no program names it any more, or not all workers took it.
     is_closing: bool,
 }
 
@@ -165,7 +165,8 @@ impl Sinks {
         Ok(slots)
     }
 
-    /// Gives every worker its endpoint, and waits until all have taken it.
+    /// Gives every worker its endpoint, and waits until all have taken it. A sink that some have not taken is
+    /// left to [`Sinks::close_marked`].
     fn place(
         &mut self,
         definition: &SinkSpec,
@@ -192,7 +193,9 @@ impl Sinks {
         match given.find(|(worker, change)| !worker.wait_for_sink(*change, PLACE_TIMEOUT)) {
             None => Ok(slot),
             Some((worker, _)) => {
-                Err(Error::NotTaken { sink: definition.name.clone(), worker: worker.id().0 })
+                let error = Error::NotTaken { sink: definition.name.clone(), worker: worker.id().0 };
+                self.list.iter_mut().filter(|sink| sink.slot == slot).for_each(|sink| sink.is_closing = true);
+                Err(error)
             }
         }
     }
@@ -277,7 +280,8 @@ impl Sinks {
     /// keep it.
     ///
     /// # Errors
-    /// There is no such rule, or no place.
+    /// There is no such rule, or no place; or a worker has not taken the sink, which is left to
+    /// [`Sinks::close_marked`].
     pub(crate) fn attach(
         &mut self,
         definition: &SinkSpec,
@@ -289,14 +293,7 @@ impl Sinks {
             return Err(Error::NoRule(rule.to_owned()));
         }
         self.programs.iter().for_each(|in_use| in_use.announce(opened.hub.as_ref()));
-        let placed = self.place(definition, Some(rule), opened);
-        let slot = match placed {
-            Err(Error::NotTaken { .. }) => self.list.last().map(|sink| sink.slot),
-            _ => None,
-        };
-        // Taken by some workers: no sink that was asked for in vain stays.
-        slot.into_iter().for_each(|slot| self.close(slot));
-        let slot = placed?;
+        let slot = self.place(definition, Some(rule), opened)?;
         for ProgramInUse { program, map, .. } in &self.programs {
             if let Some(rule) = rule_named(program, rule) {
                 map.attach(rule, slot);

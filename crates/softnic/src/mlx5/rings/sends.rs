@@ -72,8 +72,9 @@ struct Request {
     /// The unit of the Ethernet segment, in which the headers begin.
     ethernet: [u8; UNIT_BYTES],
     header_bytes: usize,
-    /// The place of the next unit, in bytes; it wraps. And how many there are.
+    /// The place of the units behind the Ethernet segment, in bytes; it wraps.
     place: usize,
+    /// The number of these units.
     units: u32,
 }
 
@@ -155,10 +156,6 @@ impl SendRing {
     fn id(&self) -> u64 {
         u64::from(self.user_index) << u16::BITS | u64::from(self.next as u16)
     }
-
-    fn units(&self) -> Units<'_> {
-        Units { ring: self, place: self.read.place, left: self.read.units }
-    }
 }
 
 impl PostedFormat for SendRing {
@@ -238,8 +235,8 @@ impl SendFormat for SendRing {
     }
 
     fn parts(&self, to: &mut dyn SendParts) -> Result<(), Status> {
-        let mut units = self.units();
-        let Request { ethernet, header_bytes, .. } = &self.read;
+        let Request { ethernet, header_bytes, place, units, .. } = &self.read;
+        let mut units = Units { ring: self, place: *place, left: *units };
         to.inline(*header_bytes, &mut |room| units.fill(ethernet, HEADERS_OFFSET, room))?;
         while let Some(unit) = units.next() {
             match Data::of(&unit) {

@@ -48,7 +48,6 @@ pub(super) struct Taken {
 pub(crate) struct Commands {
     commands: Sender<Command>,
     detached: Sender<Detach>,
-    drops: DropReader,
 }
 
 /// Reads the counters of drop rules.
@@ -70,16 +69,13 @@ pub(crate) enum AttachError {
 }
 
 impl Commands {
-    pub(super) fn new() -> (Self, Taken) {
+    pub(super) fn new() -> (Self, DropReader, Taken) {
         let (commands, taken) = channel::bounded(0);
         let (detached, taken_away) = channel::unbounded();
         let is_reading = Arc::<AtomicBool>::default();
         let drops = DropReader { commands: commands.clone(), is_reading: Arc::clone(&is_reading) };
-        (Self { commands, detached, drops }, Taken { commands: taken, detached: taken_away, is_reading })
-    }
-
-    pub(super) fn drop_reader(&self) -> DropReader {
-        self.drops.clone()
+        let taken = Taken { commands: taken, detached: taken_away, is_reading };
+        (Self { commands, detached }, drops, taken)
     }
 
     /// Waits until the program is installed; all or nothing.
@@ -149,21 +145,20 @@ mod tests {
 
     #[test]
     fn a_reader_gives_up_while_the_device_is_changed() {
-        let (commands, taken) = Commands::new();
-        assert_eq!(commands.drops.read(), None, "nobody takes it");
+        let (commands, drops, taken) = Commands::new();
+        assert_eq!(drops.read(), None, "nobody takes it");
         assert!(taken.commands.is_empty(), "and nothing is left behind");
         assert!(!commands.stop(Duration::from_millis(1)));
         drop(taken);
         assert!(commands.stop(Duration::ZERO), "the thread has ended");
-        assert_eq!(commands.drops.read(), None);
+        assert_eq!(drops.read(), None);
     }
 
     #[test]
     fn a_reader_waits_for_another_one() {
-        let (commands, taken) = Commands::new();
+        let (_commands, drops, taken) = Commands::new();
         taken.is_reading.store(true, Ordering::Relaxed);
-        let reader = commands.drop_reader();
-        let thread = std::thread::spawn(move || reader.read());
+        let thread = std::thread::spawn(move || drops.read());
         std::thread::sleep(READER_PATIENCE * 2);
         let Ok(Command::ReadDrops { done }) = taken.commands.recv() else { panic!("a reader") };
         done.send(Arc::new([])).expect("it waits");
@@ -172,7 +167,7 @@ mod tests {
 
     #[test]
     fn a_capture_is_not_lost_behind_a_thread_that_hangs() {
-        let (commands, taken) = Commands::new();
+        let (commands, _drops, taken) = Commands::new();
         let slot = Slot::of(3).expect("a place");
         let thread = std::thread::spawn(move || commands.detach(slot));
         let Detach { slot: taken_away, done } = taken.detached.recv().expect("it is queued");
@@ -183,9 +178,9 @@ mod tests {
 
     #[test]
     fn a_command_that_is_dropped_is_answered() {
-        let (commands, taken) = Commands::new();
+        let (_commands, drops, taken) = Commands::new();
         let thread = std::thread::spawn(move || drop(taken.commands.recv()));
-        assert_eq!(commands.drops.read(), None, "the thread has ended without an answer");
+        assert_eq!(drops.read(), None, "the thread has ended without an answer");
         thread.join().expect("no panic");
     }
 }

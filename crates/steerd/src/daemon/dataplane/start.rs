@@ -130,13 +130,13 @@ impl Builder {
         let out_of_buffer = OutOfBuffer::of(Path::new(device::CLASSES), name, ports);
         let controls = entries.iter().map(|entry| entry.control.clone()).collect();
         let sinks = Sinks::new(controls, domains, budgets, registered, ports.clone());
-        let (commands, taken) = Commands::new();
+        let (commands, drops, taken) = Commands::new();
         let observer = Arc::new(Observer {
             opened,
             workers: entries,
             board: Board::new(none_in_force(source, &compiled)),
             health: Arc::default(),
-            drops: commands.drop_reader(),
+            drops,
             out_of_buffer,
             started: Instant::now(),
             started_at_seconds: unix_seconds(),

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use control::{Controller, DropTotals};
+use control::Controller;
 use worker::{Worker, WorkerHandle};
 
 use super::start::{Owner, WorkerThreads};
-use super::{Dataplane, Steering, change_device};
+use super::{Dataplane, Steering, change_device, read_drops};
 use crate::daemon::Error;
 use crate::daemon::device::Soft;
 use crate::daemon::health::Part;
@@ -152,8 +152,7 @@ impl Ending {
         let moment = if self.hung.is_empty() { Moment::Ended } else { Moment::Running };
         let read = move || match controller {
             Some(mut controller) => {
-                let drops: Arc<[DropTotals]> = controller.drop_counters().into();
-                observer.board.update(|published| published.drops = Some(Arc::clone(&drops)));
+                let drops = read_drops(&mut controller, &observer);
                 (observer.last_state(drops, moment), Some(controller))
             }
             None => (observer.state(), None),
