@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use device_model::{DeviceModel, Limit};
+use device_model::{DeviceModel, Limit, TableFill};
 use packet::cube::Cube;
 use policy::Witness;
 use program::{Errno, Flow, FlowAction, FlowKind, FlowSpec, Program, RuleId, WorkerId};
@@ -13,7 +13,7 @@ use serde::Serialize;
 
 use crate::cover::MAX_FLOWS;
 use crate::emit::separate::{agree, match_key, multicast_flows};
-use crate::fit::assign_priorities::{Assigned, Table};
+use crate::fit::assign_priorities::Assigned;
 use crate::job::Job;
 use crate::mask_index::ByMask;
 use crate::rank::lower::{Candidate, CandidateId, Lowered};
@@ -375,9 +375,9 @@ fn same_match<'p>(before: &Program, after: &'p Program) -> Option<&'p Flow> {
 /// there once.
 fn overflow<'p>(before: &Program, after: &'p Program, profile: &DeviceModel) -> Option<&'p Flow> {
     let limits = profile.priority_table?;
-    let mut tables: BTreeMap<FlowKind, Table<_>> = BTreeMap::new();
+    let mut tables: BTreeMap<FlowKind, TableFill<_>> = BTreeMap::new();
     let mut add =
-        |flow: &Flow| tables.entry(flow.kind).or_insert_with(|| Table::new(limits)).add(flow.shape());
+        |flow: &Flow| tables.entry(flow.kind).or_insert_with(|| TableFill::new(limits)).add(flow.shape());
     multicast_flows(before).for_each(|flow| {
         add(flow);
     });

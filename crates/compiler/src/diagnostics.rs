@@ -13,7 +13,6 @@ use crate::cover::expand::Explosion;
 use crate::cover::{CoverProblem, MAX_FLOWS};
 use crate::except::classes::{MAX_STEPS_IN_ALL, TooManySteps};
 use crate::except::place::{PlaceProblem, RuleProblem};
-use crate::fit::assign_priorities::single_entries;
 use crate::groups::{GroupProblem, RefusedGroup, TableFault, TableProblem};
 use crate::problem::{Problem, Problems};
 use crate::rank::lower::{LowerProblem, MAX_MASKS};
@@ -559,7 +558,7 @@ fn configured(workers: usize) -> String {
 fn table_limit(profile: &DeviceModel) -> String {
     profile.priority_table.map_or_else(String::new, |table| {
         let PriorityTable { entries, groups, group_entries } = table;
-        let single = single_entries(table);
+        let single = table.single_entries();
         format!("{entries} flows: {groups} masks of {group_entries} each, and {single} beside them")
     })
 }

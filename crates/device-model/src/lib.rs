@@ -19,12 +19,14 @@
 #![forbid(unsafe_code)]
 
 mod model;
+mod table_fill;
 
 pub use model::{
     BaseModel, Dependence, DeviceModel, Emulation, Limit, LimitRow, LoadError, Origin, PriorityTable,
     RefusalRow,
 };
 pub use program::{Errno, Feature};
+pub use table_fill::TableFill;
 
 /// The capacity of the software NIC, whatever device it imitates.
 pub mod software {

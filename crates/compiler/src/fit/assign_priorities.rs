@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use device_model::{DeviceModel, PriorityTable};
+use device_model::{DeviceModel, PriorityTable, TableFill};
 
 use crate::cube::Image;
 use crate::rank::lower::{Candidate, CandidateId};
@@ -36,37 +36,6 @@ pub(crate) struct Widest {
     pub(crate) masks: usize,
     /// A candidate of the mask that has fewest flows.
     pub(crate) rarest: CandidateId,
-}
-
-/// One table of a priority. The first masks get groups, and a flow that fits in no group gets one of the
-/// single entries.
-pub(crate) struct Table<M> {
-    limits: PriorityTable,
-    /// The mask of each group and how many flows it has.
-    groups: Vec<(M, u32)>,
-    single: u32,
-}
-
-impl<M: PartialEq> Table<M> {
-    pub(crate) fn new(limits: PriorityTable) -> Self {
-        Self { limits, groups: Vec::new(), single: 0 }
-    }
-
-    /// Adds a flow of this mask; false: there is no room for it.
-    pub(crate) fn add(&mut self, mask: M) -> bool {
-        let has_room = |(known, used): &(M, u32)| *known == mask && *used < self.limits.group_entries;
-        match self.groups.iter().position(has_room) {
-            Some(group) => self.groups[group].1 += 1,
-            None if self.groups.len() < self.limits.groups as usize => self.groups.push((mask, 1)),
-            None => self.single += 1,
-        }
-        self.single <= single_entries(self.limits)
-    }
-}
-
-/// How many flows a priority has room for beside its groups.
-pub(crate) fn single_entries(table: PriorityTable) -> u32 {
-    table.entries.saturating_sub(table.groups.saturating_mul(table.group_entries))
 }
 
 /// Gives every kept candidate its priority.
@@ -101,7 +70,7 @@ fn assign_last(candidates: &[Candidate], late: &[Ranked], limits: PriorityTable,
         return;
     }
     for is_sent in [false, true] {
-        let mut table: Table<Image> = Table::new(limits);
+        let mut table: TableFill<Image> = TableFill::new(limits);
         let flows = late.iter().map(|ranked| (ranked.id, &candidates[ranked.id.index()]));
         for (id, candidate) in flows.filter(|(_, candidate)| candidate.is_sent() == is_sent) {
             assigned.flows.push(Prioritized { id, priority: assigned.priorities });

@@ -10,7 +10,7 @@ use std::cmp::Reverse;
 use device_model::{DeviceModel, PriorityTable};
 
 use crate::cube::Image;
-use crate::fit::assign_priorities::{priorities_for, single_entries};
+use crate::fit::assign_priorities::priorities_for;
 use crate::mask_index::{ByMask, MaskIndex};
 use crate::rank::lower::Candidate;
 use crate::rank::order::{Ranked, RankedFlows, Ranking};
@@ -42,7 +42,7 @@ fn spread(profile: &DeviceModel, table: PriorityTable, candidates: &[Candidate],
     if priorities <= profile.priorities_per_program() {
         return;
     }
-    let most = single_entries(table) as usize;
+    let most = table.single_entries() as usize;
     let (mut later, mut met) = (MaskIndex::default(), Vec::new());
     for rank in (0..ranks.len()).rev() {
         for place in rarest(&ranks[rank], &ranking.kept, candidates, table) {
