@@ -25,8 +25,10 @@
 
 mod byte_set;
 mod class_index;
+mod correspondence;
 mod explain;
 mod feature;
+mod flow_cube;
 mod flow_packets;
 mod ids;
 mod matching;
@@ -46,8 +48,10 @@ mod undecided;
 
 pub use byte_set::ByteSet;
 pub use class_index::ClassIndex;
+pub use correspondence::Correspondence;
 pub use explain::{Copied, Explanation, SentExplanation};
 pub use feature::{Errno, Feature};
+pub use flow_cube::FlowFront;
 pub use flow_packets::FlowPackets;
 pub use flow_spec::FlowSpec;
 pub use ids::{ClassId, GroupId, QueueId, RuleId, SinkId, WorkerId};

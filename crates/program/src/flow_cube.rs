@@ -1,0 +1,162 @@
+//! The packets of a flow as a [`Cube`], for `control`, which asks which flows share packets.
+
+use flow_spec::{FlowSpec, PortMatch, SpecKind};
+use packet::cube::{
+    Cube, HAS_ESP, HAS_GRE, HAS_INNER, HAS_IPV4, HAS_IPV6, HAS_MPLS, HAS_TCP, HAS_UDP, HAS_VXLAN, Slot,
+};
+
+use crate::program::Flow;
+
+impl Flow {
+    /// The part of the match that tells most pairs of flows apart.
+    #[must_use]
+    pub fn front(&self) -> FlowFront {
+        let mut front = FlowFront::default();
+        for spec in &self.specs[..self.inner_from.min(self.specs.len())] {
+            let (word, value, mask) = match spec {
+                FlowSpec::Ipv4 { value, mask } => (0, [value.src, value.dst], [mask.src, mask.dst]),
+                FlowSpec::Ipv4Ext { value, mask } => (0, [value.src, value.dst], [mask.src, mask.dst]),
+                FlowSpec::Udp { value, mask } | FlowSpec::Tcp { value, mask } => {
+                    let ports = |of: &PortMatch| [u32::from(of.src_port), u32::from(of.dst_port)];
+                    (1, ports(value), ports(mask))
+                }
+                _ => continue,
+            };
+            let join = |[high, low]: [u32; 2]| u64::from(high) << 32 | u64::from(low);
+            (front.value[word], front.mask[word]) = (join(value), join(mask));
+        }
+        front
+    }
+
+    /// The packets that the flow matches, with everything implied; `None` if no packet has these headers.
+    #[must_use]
+    pub fn cube(&self) -> Option<Cube> {
+        let cube =
+            self.specs.iter().enumerate().try_fold(Cube::ANY, |cube, (index, spec)| {
+                restricted(cube, spec, index >= self.inner_from)
+            })?;
+        cube.closed()
+    }
+}
+
+/// The IPv4 addresses and the ports of the outer packet that a flow asks for.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct FlowFront {
+    value: [u64; 2],
+    mask: [u64; 2],
+}
+
+impl FlowFront {
+    /// Whether two flows plainly share no packets. False: they may.
+    #[must_use]
+    #[inline]
+    pub fn is_apart(&self, other: &Self) -> bool {
+        (0..2).any(|word| (self.value[word] ^ other.value[word]) & self.mask[word] & other.mask[word] != 0)
+    }
+}
+
+/// The part of a cube that a spec matches.
+fn restricted(cube: Cube, spec: &FlowSpec, inside: bool) -> Option<Cube> {
+    let (layer, is_of_tunnel) = match spec.kind() {
+        SpecKind::Ethernet => (None, false),
+        SpecKind::Ipv4 | SpecKind::Ipv4Ext => (Some(HAS_IPV4), false),
+        SpecKind::Ipv6 => (Some(HAS_IPV6), false),
+        SpecKind::Tcp => (Some(HAS_TCP), false),
+        SpecKind::Udp => (Some(HAS_UDP), false),
+        SpecKind::Esp => (Some(HAS_ESP), true),
+        SpecKind::VxlanTunnel => (Some(HAS_VXLAN), true),
+        SpecKind::Gre => (Some(HAS_GRE), true),
+        SpecKind::Mpls => (Some(HAS_MPLS), true),
+    };
+    let is_inner = inside && !is_of_tunnel;
+    let at = |slot: Slot| if is_inner { slot.inside() } else { slot };
+    let mut cube = if is_inner { cube.layer(HAS_INNER, true)? } else { cube };
+    if let Some(layer) = layer {
+        cube = cube.layer(at(layer), true)?;
+    }
+    for field in spec.masked_fields() {
+        // The slots hold the upper bits of the field, the first the uppermost.
+        let mut left = field.bits;
+        for slot in field.slots {
+            left = left.saturating_sub(slot.bits());
+            // Bits beyond the slot are cut off by its width.
+            let part = |bits: u128| (bits >> left) as u64 & (u64::MAX >> (u64::BITS - slot.bits()));
+            cube = cube.with(at(*slot), part(field.value), part(field.mask))?;
+        }
+    }
+    Some(cube)
+}
+
+#[cfg(test)]
+mod tests {
+    use flow_spec::{EthernetMatch, Ipv4Match, Ipv6Match};
+    use packet::cube::{DST_IPV4, DST_PORT, SRC_MAC};
+
+    use super::*;
+    use crate::ids::RuleId;
+    use crate::program::{FlowAction, FlowKind};
+
+    fn flow(specs: Vec<FlowSpec>, inner_from: usize) -> Flow {
+        Flow {
+            rule: RuleId(0),
+            priority: 0,
+            kind: FlowKind::Normal,
+            specs,
+            inner_from,
+            action: FlowAction::Drop,
+        }
+    }
+
+    fn ipv4(dst: u32, mask: u32) -> FlowSpec {
+        FlowSpec::Ipv4 { value: Ipv4Match { src: 0, dst }, mask: Ipv4Match { src: 0, dst: mask } }
+    }
+
+    fn udp(port: u16) -> FlowSpec {
+        let ports = |dst_port| PortMatch { src_port: 0, dst_port };
+        FlowSpec::Udp { value: ports(port), mask: ports(u16::MAX) }
+    }
+
+    #[test]
+    fn a_cube_has_the_fields_of_the_specs_and_the_layers_they_imply() {
+        let mac = EthernetMatch { src_mac: [2, 0, 0, 0, 0, 9], ..EthernetMatch::default() };
+        let mask = EthernetMatch { src_mac: [0xff; 6], ..EthernetMatch::default() };
+        let ethernet = FlowSpec::Ethernet { value: mac, mask };
+        let cube = flow(vec![ethernet, ipv4(0xc000_0200, 0xffff_ff00), udp(53)], 3).cube().expect("a packet");
+        assert_eq!((cube.value_of(SRC_MAC), cube.mask_of(SRC_MAC)), (0x0200_0000_0009, 0xffff_ffff_ffff));
+        assert_eq!((cube.value_of(DST_IPV4), cube.mask_of(DST_IPV4)), (0xc000_0200, 0xffff_ff00));
+        assert_eq!((cube.value_of(DST_PORT), cube.mask_of(DST_PORT)), (53, 0xffff));
+        assert!(cube.has(HAS_IPV4) && cube.has(HAS_UDP) && cube.lacks(HAS_IPV6) && cube.lacks(HAS_TCP));
+    }
+
+    #[test]
+    fn cubes_overlap_where_packets_are_shared() {
+        let of = |specs: Vec<FlowSpec>| {
+            let all = specs.len();
+            flow(specs, all).cube().expect("a packet")
+        };
+        let v6 = FlowSpec::Ipv6 { value: Ipv6Match::default(), mask: Ipv6Match::default() };
+        let net = of(vec![ipv4(0x0a00_0000, 0xff00_0000)]);
+        assert!(net.overlaps(&of(vec![udp(53)])) && net.contains(&of(vec![ipv4(0x0a01_0000, 0xffff_0000)])));
+        assert!(!net.overlaps(&of(vec![ipv4(0x0b00_0000, 0xff00_0000)])) && !net.overlaps(&of(vec![v6])));
+        assert!(!of(vec![udp(53)]).overlaps(&of(vec![udp(54)])));
+        let apart = |one: Vec<FlowSpec>, other: Vec<FlowSpec>| {
+            let (of_one, of_other) = (one.len(), other.len());
+            flow(one, of_one).front().is_apart(&flow(other, of_other).front())
+        };
+        assert!(apart(vec![udp(53)], vec![udp(54)]) && !apart(vec![udp(53)], vec![udp(53)]));
+        let (host, other) = (ipv4(0x0a00_0001, u32::MAX), ipv4(0x0a00_0002, u32::MAX));
+        assert!(apart(vec![host, udp(53)], vec![other]) && !apart(vec![host, udp(53)], vec![host]));
+        assert!(
+            !apart(vec![host], vec![v6])
+                && !flow(vec![host], 0).front().is_apart(&flow(vec![other], 0).front())
+        );
+    }
+
+    #[test]
+    fn specs_behind_a_tunnel_are_of_the_packet_inside() {
+        let vxlan = FlowSpec::any(SpecKind::VxlanTunnel);
+        let tunnel = flow(vec![vxlan, ipv4(0x0a00_0001, u32::MAX)], 1).cube().expect("a packet");
+        assert_eq!(tunnel.value_of(DST_IPV4.inside()), 0x0a00_0001);
+        assert!(tunnel.has(HAS_VXLAN) && tunnel.has(HAS_INNER) && tunnel.mask_of(DST_IPV4) == 0);
+    }
+}
