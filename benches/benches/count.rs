@@ -58,8 +58,8 @@ fn rig(top_flows: Option<u32>) -> (Rig, Option<Box<dyn Hub>>) {
     });
     let map = Arc::new(SinkMap::new(1, &program, &[slot]));
     rig.controller
-        .install(program, &mut |band, program| {
-            control.publish_with_sinks(band, program, Arc::clone(&map));
+        .install(program, &mut |stage| {
+            control.publish_with_sinks(stage, &map);
             Ok(())
         })
         .expect("it installs");

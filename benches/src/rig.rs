@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use control::{Controller, Device, DeviceSelector};
 use device_model::DeviceModel;
 use policy::{NoFiles, Source};
-use program::{Program, SinkId, SinkKind, WorkerId};
+use program::{ChangeStage, Program, SinkId, SinkKind, WorkerId};
 use softnic::{Drive, Personality, PortConfig, PortStats, SoftNic, SoftNicConfig};
 use wire::{PcapConfig, PcapMode, Wire, WireConfig};
 use worker::sinks::{Environment, Opened, SinkError};
@@ -141,9 +141,9 @@ impl Rig {
     pub fn install(&mut self, program: Arc<Program>) {
         let controls: Vec<_> = self.workers.iter().map(Worker::control).collect();
         self.controller
-            .install(program, &mut |band, program| {
+            .install(program, &mut |stage| {
                 for control in &controls {
-                    control.publish(band, Arc::clone(&program));
+                    control.publish(stage);
                 }
                 Ok(())
             })
@@ -181,9 +181,9 @@ impl Rig {
         for (control, endpoint) in controls.iter().zip(opened.endpoints.drain(..)) {
             control.place_sink(slot, Some(endpoint));
         }
-        let mut publish = |band, program: Arc<Program>| {
+        let mut publish = |stage: &ChangeStage| {
             for control in &controls {
-                control.publish_with_sinks(band, Arc::clone(&program), Arc::clone(&map));
+                control.publish_with_sinks(stage, &map);
             }
             Ok(())
         };

@@ -8,12 +8,14 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use program::{Band, ClassTag, Flow, FlowAction, FlowKind, FlowSpec, Program, QueueId, RuleId, WorkerId};
+use program::{ChangeStage, Flow, FlowAction, FlowKind, FlowSpec, Program, QueueId, RuleId, WorkerId};
 use verbs::{EthernetMatch, HashConfig, HashFields, WorkQueue};
 
 use crate::counters::{Counted, DropTotals, RuleCounters};
 use crate::installer::{FlowRequest, Installer, VerbsInstaller};
-use crate::plan::{Plan, PlanStep, distinct_tables, plan, rule_name};
+use crate::plan::{
+    FlowChanges, PlacedProgram, Plan, PlanStep, by_precedence, distinct_tables, plan, rule_name,
+};
 use crate::{ControlError, Device, DeviceRefusal, Limits};
 
 /// The number of an installed program, counted from 1.
@@ -31,14 +33,19 @@ impl std::fmt::Display for Generation {
 pub struct Installed {
     /// The number of the program.
     pub generation: Generation,
+    /// The program, with other numbers for classes that the program before used for something else: a number
+    /// that both have means the same in both.
+    pub program: Arc<Program>,
+    /// The flows that were touched.
+    pub changes: FlowChanges,
     /// Why flows of the program before are still on the device, if some are: they decide their packets
     /// as before until the next change removes them.
     pub warning: Option<ControlError>,
 }
 
-/// Hands a program to every worker for a band, and returns when all have acknowledged. An error undoes
-/// the change. The workers keep a published program until their caller clears its band.
-pub type Publish<'p> = dyn FnMut(Band, Arc<Program>) -> Result<(), ControlError> + 'p;
+/// Hands a stage of a change to every worker, and returns when all have acknowledged. An error undoes the
+/// change. The workers keep the program that is not in force until their caller has them release it.
+pub type Publish<'p> = dyn FnMut(&ChangeStage) -> Result<(), ControlError> + 'p;
 
 /// The key of the queue pair of flows that drop; nothing is hashed with it.
 const DROP_QUEUE_KEY: [u8; 40] = [0x6d; 40];
@@ -136,29 +143,40 @@ impl<I: Installer> Controller<I> {
     ) -> Result<Installed, ControlError> {
         self.check(&program)?;
         self.remove_leftover()?;
-        let old = self.installed.take();
-        let band = old.as_ref().map_or(Band::A, |old| old.band.other());
-        let (before, after) = (old.as_ref().map(|old| Arc::clone(&old.program)), Arc::clone(&program));
-        let steps = plan(before.as_deref(), &after);
-        let mut change = Change::new(program, band, old);
-        for step in steps.steps() {
-            if let Err(error) = self.perform(step, &steps, &mut change, publish) {
-                return self.roll_back(change, error, publish);
+        let placement = self.installed.as_ref().map(Placed::placement);
+        let planned = plan(placement, program, &self.limits);
+        let (program, plan) = planned.map_err(|fault| inconsistent(fault.to_string()))?;
+        self.check(&program)?;
+        let plan = plan.plan();
+        let mut new = Placed::new(Arc::clone(&program), plan, &self.limits);
+        if let Some(old) = &self.installed {
+            new.share_queues(old, plan);
+        }
+        let mut change = Change { new, old: self.installed.take(), removed: Vec::new(), is_enforced: false };
+        for step in plan.steps() {
+            if let Err(error) = self.perform(step, plan, &mut change, publish) {
+                return self.roll_back(change, plan, error, publish);
             }
         }
-        Ok(self.replaced(change.new, None, None))
+        let Change { mut new, old, .. } = change;
+        if let Some(mut old) = old {
+            new.adopt(&mut old, plan);
+        }
+        Ok(self.replaced(new, plan, None, None))
     }
 
     /// Records that the new program has replaced the old one, except for what is left over.
     fn replaced(
         &mut self,
         new: Placed<I>,
+        plan: &Plan,
         leftover: Option<Placed<I>>,
         warning: Option<ControlError>,
     ) -> Installed {
+        let program = Arc::clone(&new.program);
         (self.installed, self.leftover) = (Some(new), leftover);
         self.generation.0 += 1;
-        Installed { generation: self.generation, warning }
+        Installed { generation: self.generation, program, changes: plan.changes(), warning }
     }
 
     /// Removes every flow, lowest precedence first; workers then receive nothing new.
@@ -206,10 +224,10 @@ impl<I: Installer> Controller<I> {
         self.leftover.is_some()
     }
 
-    /// The program that is installed, and its band.
+    /// The program that is installed.
     #[must_use]
-    pub fn installed(&self) -> Option<(&Arc<Program>, Band)> {
-        self.installed.as_ref().map(|placed| (&placed.program, placed.band))
+    pub fn installed(&self) -> Option<&Arc<Program>> {
+        self.installed.as_ref().map(|placed| &placed.program)
     }
 
     /// How many programs were installed.
@@ -250,14 +268,12 @@ impl<I: Installer> Controller<I> {
             if program.rules.get(flow.rule.index()).is_none() {
                 return Err(inconsistent(format!("a flow of missing rule {}", flow.rule)));
             }
-            if let FlowAction::Steer { queue, class } = flow.action {
-                let tag = ClassTag { band: Band::A, class };
-                if program.queues.get(queue.index()).is_none()
+            if let FlowAction::Steer { queue, class } = flow.action
+                && (program.queues.get(queue.index()).is_none()
                     || program.class(class).is_none()
-                    || tag.encode().is_none()
-                {
-                    return Err(inconsistent(format!("a flow to missing queue {queue} or class {class}")));
-                }
+                    || class.tag().is_none())
+            {
+                return Err(inconsistent(format!("a flow to missing queue {queue} or class {class}")));
             }
         }
         Ok(())
@@ -270,21 +286,12 @@ impl<I: Installer> Controller<I> {
         }
     }
 
-    /// The first priority of a band.
-    fn base(&self, band: Band) -> u32 {
-        self.limits.priorities * u32::from(band == Band::B)
-    }
-
-    /// The request to the device for a flow of `program` in `band`.
-    fn request<'r>(&self, program: &'r Program, flow: &'r Flow, band: Band, port: u8) -> FlowRequest<'r> {
-        // A sniffer has no priority.
-        let base = if flow.kind == FlowKind::Sniffer { 0 } else { self.base(band) };
-        // Checked in `check`; the device refuses what saturates.
-        let priority = u16::try_from(base + u32::from(flow.priority)).unwrap_or(u16::MAX);
+    /// The request to the device for a flow of a placed program.
+    fn request<'r>(&self, placed: &'r Placed<I>, flow: &'r Flow, priority: u16, port: u8) -> FlowRequest<'r> {
         // The tag of a sniffer is never read, and a device without tags refuses them.
-        let is_tagged = |class| program.untagged != Some(class) && flow.kind != FlowKind::Sniffer;
+        let is_tagged = |class| placed.program.untagged != Some(class) && flow.kind != FlowKind::Sniffer;
         let tag = match flow.action {
-            FlowAction::Steer { class, .. } if is_tagged(class) => ClassTag { band, class }.encode(),
+            FlowAction::Steer { class, .. } if is_tagged(class) => class.tag(),
             FlowAction::Steer { .. } | FlowAction::Drop | FlowAction::Pass => None,
         };
         FlowRequest { port, priority, flow, tag }
@@ -293,7 +300,7 @@ impl<I: Installer> Controller<I> {
     /// Installs one flow of a placed program on one port.
     fn create_flow(&mut self, placed: &Placed<I>, index: usize, port: u8) -> Result<I::Flow, ControlError> {
         let flow = &placed.program.flows[index];
-        let request = self.request(&placed.program, flow, placed.band, port);
+        let request = self.request(placed, flow, placed.levels[index], port);
         let rule = rule_name(&placed.program, flow.rule);
         let line = placed.program.rules[flow.rule.index()].line;
         let kind = Counted::of(flow);
@@ -302,7 +309,9 @@ impl<I: Installer> Controller<I> {
         }
         let (queue, counter) = match flow.action {
             FlowAction::Steer { queue, .. } => {
-                (placed.queues.get(queue.index()).unwrap_or(&self.drop_queue), None)
+                let there = placed.queues.get(queue.index()).and_then(Option::as_ref);
+                let there = there.ok_or_else(|| inconsistent(format!("{queue} is not on the device")))?;
+                (&*there.queue, None)
             }
             FlowAction::Drop | FlowAction::Pass => {
                 (&self.drop_queue, kind.and_then(|kind| self.counters[kind as usize].counter(rule)))
@@ -336,9 +345,10 @@ impl<I: Installer> Controller<I> {
     fn destroy_flow(
         &mut self,
         placed: &Placed<I>,
+        index: usize,
         removed: PlacedFlow<I::Flow>,
     ) -> Result<(), (PlacedFlow<I::Flow>, DeviceRefusal)> {
-        let PlacedFlow { index, port, flow } = removed;
+        let PlacedFlow { port, flow } = removed;
         let counted = Counted::of(&placed.program.flows[index]);
         let holder = counted.and_then(|kind| self.hold_counter(placed, index, port, kind));
         let destroyed = self.installer.destroy_flow(flow);
@@ -357,7 +367,7 @@ impl<I: Installer> Controller<I> {
             self.holder = Some(holder);
             self.remove_holder();
         }
-        destroyed.map_err(|(flow, refusal)| (PlacedFlow { index, port, flow }, refusal))
+        destroyed.map_err(|(flow, refusal)| (PlacedFlow { port, flow }, refusal))
     }
 
     /// Keeps the counter of a rule in use while its last flow is removed, by a flow that no packet matches: a
@@ -382,7 +392,7 @@ impl<I: Installer> Controller<I> {
         let counter = self.counters[kind as usize].of_last_flow(rule);
         if self.holder.is_none() {
             let unmatched = unmatched(flow);
-            let request = self.request(&placed.program, &unmatched, placed.band, port);
+            let request = self.request(placed, &unmatched, placed.levels[index], port);
             match self.installer.create_flow(&request, &self.drop_queue, counter) {
                 Ok(flow) => return Some(CounterHolder { flow, rule: rule.to_owned(), port }),
                 Err(refusal) => {
@@ -455,19 +465,16 @@ impl<I: Installer> Controller<I> {
         publish: &mut Publish<'_>,
     ) -> Result<(), ControlError> {
         match step {
-            PlanStep::Publish => publish(change.new.band, Arc::clone(&change.new.program)),
+            PlanStep::Begin => publish(&ChangeStage::Begin(Arc::clone(&change.new.program))),
+            PlanStep::Enforce => {
+                change.is_enforced = true;
+                publish(&ChangeStage::Enforce)
+            }
             PlanStep::CreateTable { table } => self.create_table(plan, table, &mut change.new),
-            PlanStep::CreateQueue { queue } => self.create_queue(plan, queue, &mut change.new),
+            PlanStep::CreateQueue { queue } => self.create_queue(queue, change),
             PlanStep::CreateCounter { rule, kind } => self.create_counter(rule, kind, &change.new.program),
             PlanStep::InstallFlow { flow } => self.install_flow(flow, &mut change.new),
             PlanStep::RemoveFlow { flow } => self.remove_flow(flow, change),
-            PlanStep::ReleaseQueues => {
-                if let Some(old) = &mut change.old {
-                    old.queues.clear();
-                    old.tables.clear();
-                }
-                Ok(())
-            }
         }
     }
 
@@ -482,24 +489,25 @@ impl<I: Installer> Controller<I> {
                 source,
             }
         })?;
-        new.tables.push(made);
+        new.tables.push((workers.clone(), Arc::new(made)));
         Ok(())
     }
 
-    fn create_queue(&mut self, plan: &Plan, queue: QueueId, new: &mut Placed<I>) -> Result<(), ControlError> {
+    /// Creates a queue pair over a new table, or one of the old program.
+    fn create_queue(&mut self, queue: QueueId, change: &mut Change<I>) -> Result<(), ControlError> {
+        let Change { new, old, .. } = change;
         let spec = &new.program.queues[queue.index()];
         let group = &new.program.groups[spec.group.index()];
         let fields = HashFields::from_bits_truncate(u64::from(spec.fields.bits()));
-        let table = plan.table_of(queue).and_then(|table| new.tables.get(table));
-        let table =
-            table.ok_or_else(|| ControlError::Inconsistent { what: format!("{queue} has no table") })?;
-        let made = self.installer.create_queue(table, &HashConfig { key: group.key.0, fields });
+        let table = new.table(&spec.table).or_else(|| old.as_ref()?.table(&spec.table));
+        let table = table.ok_or_else(|| inconsistent(format!("{queue} has no table")))?;
+        let made = self.installer.create_queue(&table, &HashConfig { key: group.key.0, fields });
         let made = made.map_err(|source| ControlError::Queue {
             group: group.name.clone(),
             variant: spec.variant.to_string(),
             source,
         })?;
-        new.queues.push(made);
+        new.queues[queue.index()] = Some(PlacedQueue { queue: Arc::new(made), table });
         Ok(())
     }
 
@@ -510,29 +518,28 @@ impl<I: Installer> Controller<I> {
     fn install_flow(&mut self, index: usize, new: &mut Placed<I>) -> Result<(), ControlError> {
         for port in self.ports.clone() {
             let flow = self.create_flow(new, index, port)?;
-            new.flows.push(PlacedFlow { index, port, flow });
+            new.flows[index].push(PlacedFlow { port, flow });
         }
         Ok(())
     }
 
     fn remove_flow(&mut self, index: usize, change: &mut Change<I>) -> Result<(), ControlError> {
         let Some(old) = &mut change.old else { return Ok(()) };
-        while old.flows.last().is_some_and(|placed| placed.index == index) {
-            let port = self.remove_last(old)?;
+        while let Some(port) = self.remove_one(old, index)? {
             change.removed.push((index, port));
         }
         Ok(())
     }
 
-    /// Removes the flow of the lowest precedence and returns its port; a flow that the device does not remove
-    /// stays.
-    fn remove_last(&mut self, placed: &mut Placed<I>) -> Result<u8, ControlError> {
-        let Some(removed) = placed.flows.pop() else { return Ok(0) };
-        let (index, port) = (removed.index, removed.port);
-        self.destroy_flow(placed, removed).map(|()| port).map_err(|(removed, source)| {
-            placed.flows.push(removed);
+    /// Removes a flow from one of its ports, which it returns, if it is on any; a flow that the device does
+    /// not remove stays.
+    fn remove_one(&mut self, placed: &mut Placed<I>, index: usize) -> Result<Option<u8>, ControlError> {
+        let Some(removed) = placed.flows[index].pop() else { return Ok(None) };
+        let port = removed.port;
+        self.destroy_flow(placed, index, removed).map(|()| Some(port)).map_err(|(removed, source)| {
+            placed.flows[index].push(removed);
             let flow = &placed.program.flows[index];
-            let request = self.request(&placed.program, flow, placed.band, port);
+            let request = self.request(placed, flow, placed.levels[index], port);
             ControlError::RemoveFlow {
                 rule: rule_name(&placed.program, flow.rule).to_owned(),
                 line: placed.program.rules[flow.rule.index()].line,
@@ -546,47 +553,49 @@ impl<I: Installer> Controller<I> {
 
     /// Removes all flows, lowest precedence first, up to the first that the device does not remove.
     fn remove_all(&mut self, placed: &mut Placed<I>) -> Result<(), ControlError> {
-        while !placed.flows.is_empty() {
-            self.remove_last(placed)?;
+        for place in (0..placed.order.len()).rev() {
+            let index = placed.order[place];
+            while self.remove_one(placed, index)?.is_some() {}
         }
         placed.queues.clear();
         placed.tables.clear();
         Ok(())
     }
 
-    /// Rolls back: removed flows of the old program are installed again, highest precedence first; then the
-    /// new flows are removed, lowest first; then the queues and tables that they used. If an old flow cannot
-    /// be installed again, the new program stays: old flows are removed only after all new ones are
-    /// installed, so it is complete.
+    /// Rolls back: removed flows of the old program are installed again, in reverse; then the new flows are
+    /// removed, lowest first; then the queues and tables that they used. If an old flow cannot be installed
+    /// again, the new program stays: old flows are removed only after all new ones are installed, so it is
+    /// complete.
     ///
     /// This is the change run backwards, so the argument of [`plan()`] applies to each step: a packet is
     /// decided by one of the two programs, never by a mixture. Nothing is removed before all old flows are
-    /// installed again, so a failure at any step leaves at least one complete program. Workers keep the
-    /// classes of both bands throughout.
-    ///
-    /// Workers classify packets without a tag by the program published last, so the old one is published
-    /// again.
+    /// installed again, so a failure at any step leaves at least one complete program. Workers know the
+    /// classes of both throughout; those of the old one count again once all of its flows are installed.
     fn roll_back(
         &mut self,
         change: Change<I>,
+        plan: &Plan,
         first: ControlError,
         publish: &mut Publish<'_>,
     ) -> Result<Installed, ControlError> {
-        let Change { mut new, mut old, removed } = change;
+        let Change { mut new, mut old, removed, is_enforced } = change;
         for (index, port) in removed.into_iter().rev() {
-            let Some(old) = &mut old else { break };
-            match self.create_flow(old, index, port) {
-                Ok(flow) => old.flows.push(PlacedFlow { index, port, flow }),
+            let Some(placed) = &mut old else { break };
+            match self.create_flow(placed, index, port) {
+                Ok(flow) => placed.flows[index].push(PlacedFlow { port, flow }),
                 Err(second) => {
-                    let rest = std::mem::replace(old, Placed::new(Arc::clone(&old.program), old.band));
-                    let (first, second, left) = (Box::new(first), Box::new(second), rest.flows.len());
+                    new.adopt(placed, plan);
+                    let (first, second, left) = (Box::new(first), Box::new(second), placed.count());
                     let warning = ControlError::OldFlowsLeft { first, second, left };
-                    return Ok(self.replaced(new, Some(rest), Some(warning)));
+                    return Ok(self.replaced(new, plan, old, Some(warning)));
                 }
             }
         }
+        if is_enforced && let Err(second) = publish(&ChangeStage::GoBack) {
+            self.warn(format!("workers may decide packets by the classes of the refused program: {second}"));
+        }
         if let Err(second) = self.remove_all(&mut new) {
-            let left = new.flows.len();
+            let left = new.count();
             (self.installed, self.leftover) = (old, Some(new));
             return Err(ControlError::RollbackFailed {
                 first: Box::new(first),
@@ -595,11 +604,6 @@ impl<I: Installer> Controller<I> {
             });
         }
         self.close_unused_counters();
-        if let Some(old) = old.as_ref().filter(|old| old.program.untagged.is_some())
-            && let Err(second) = publish(old.band, Arc::clone(&old.program))
-        {
-            self.warn(format!("workers may classify packets without a tag by the refused program: {second}"));
-        }
         (self.installed, self.leftover) = (old, None);
         Err(first)
     }
@@ -608,18 +612,37 @@ impl<I: Installer> Controller<I> {
 /// A program on the device, whole or on its way in or out.
 struct Placed<I: Installer> {
     program: Arc<Program>,
-    band: Band,
-    /// In the order of installation: the last is the lowest in precedence.
-    flows: Vec<PlacedFlow<I::Flow>>,
-    queues: Vec<I::Queue>,
-    tables: Vec<I::Table>,
+    /// The device's priorities of the flows.
+    levels: Vec<u16>,
+    /// The first of the priorities that the program has.
+    base: u16,
+    /// The flows from the highest precedence to the lowest.
+    order: Vec<usize>,
+    /// By flow, where it is on the device: a port for each.
+    flows: Vec<Vec<PlacedFlow<I::Flow>>>,
+    /// By queue pair.
+    queues: Vec<Option<PlacedQueue<I>>>,
+    /// The tables that were created for it.
+    tables: Vec<(Vec<WorkerId>, Arc<I::Table>)>,
 }
 
+/// A flow on a port.
 struct PlacedFlow<F> {
-    /// The index of the flow in the program.
-    index: usize,
     port: u8,
     flow: F,
+}
+
+/// A queue pair with its table, which programs share.
+struct PlacedQueue<I: Installer> {
+    /// Declared, and so dropped, before its table.
+    queue: Arc<I::Queue>,
+    table: Arc<I::Table>,
+}
+
+impl<I: Installer> Clone for PlacedQueue<I> {
+    fn clone(&self) -> Self {
+        Self { queue: Arc::clone(&self.queue), table: Arc::clone(&self.table) }
+    }
 }
 
 /// A flow that no packet matches. It keeps a rule's counter readable while the rule's last flow is removed.
@@ -630,30 +653,73 @@ struct CounterHolder<F> {
 }
 
 impl<I: Installer> Placed<I> {
-    fn new(program: Arc<Program>, band: Band) -> Self {
-        Self { program, band, flows: Vec::new(), queues: Vec::new(), tables: Vec::new() }
+    /// Nothing of the program is on the device yet.
+    fn new(program: Arc<Program>, plan: &Plan, limits: &Limits) -> Self {
+        let levels = plan.levels().to_vec();
+        Self {
+            order: by_precedence(&program, &levels, limits),
+            flows: program.flows.iter().map(|_| Vec::new()).collect(),
+            queues: vec![None; program.queues.len()],
+            tables: Vec::new(),
+            base: plan.base(),
+            levels,
+            program,
+        }
+    }
+
+    fn placement(&self) -> PlacedProgram<'_> {
+        PlacedProgram { program: &self.program, levels: &self.levels, base: self.base }
+    }
+
+    /// A table of its queue pairs over these workers.
+    fn table(&self, workers: &[WorkerId]) -> Option<Arc<I::Table>> {
+        let created = self.tables.iter().find(|(known, _)| known == workers).map(|(_, table)| table);
+        let queues = self.program.queues.iter().zip(&self.queues);
+        let used =
+            || queues.filter(|(queue, _)| queue.table == workers).find_map(|(_, placed)| placed.as_ref());
+        created.or_else(|| used().map(|placed| &placed.table)).map(Arc::clone)
+    }
+
+    /// Uses the queue pairs of the old program that are its own too.
+    fn share_queues(&mut self, old: &Self, plan: &Plan) {
+        for (index, queue) in self.queues.iter_mut().enumerate() {
+            let kept = plan.kept_queue(QueueId::of(index));
+            *queue = kept.and_then(|kept| old.queues.get(kept.index())?.clone());
+        }
+    }
+
+    /// Takes over the flows that stay.
+    fn adopt(&mut self, old: &mut Self, plan: &Plan) {
+        for (flows, kept) in self.flows.iter_mut().zip(plan.kept()) {
+            if let Some(kept) = kept {
+                *flows = std::mem::take(&mut old.flows[*kept]);
+            }
+        }
+    }
+
+    /// How many flows are on the device, on all ports together.
+    fn count(&self) -> usize {
+        self.flows.iter().map(Vec::len).sum()
     }
 }
 
 impl<I: Installer> Drop for Placed<I> {
     /// Lowest precedence first, also if they were not removed one by one.
     fn drop(&mut self) {
-        while self.flows.pop().is_some() {}
+        for index in self.order.iter().rev() {
+            self.flows[*index].clear();
+        }
     }
 }
 
-/// A change in progress.
+/// A change in progress. The flows that stay are with the old program until it is over.
 struct Change<I: Installer> {
     new: Placed<I>,
     old: Option<Placed<I>>,
     /// Old flows that were removed, in the order of their removal: place in the program, and port.
     removed: Vec<(usize, u8)>,
-}
-
-impl<I: Installer> Change<I> {
-    fn new(program: Arc<Program>, band: Band, old: Option<Placed<I>>) -> Self {
-        Self { new: Placed::new(program, band), old, removed: Vec::new() }
-    }
+    /// Some worker may have the new classes in force.
+    is_enforced: bool,
 }
 
 /// A flow like `flow` that no packet matches: no frame has a group address as its source (IEEE 802.3, clause

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use device_model::DeviceModel;
+use device_model::{DeviceModel, PriorityTable};
 use verbs::{Context, DeviceAttributes, DeviceList, LinkLayer, PortNumber, PortState, Provider};
 
 use crate::ControlError;
@@ -223,12 +223,23 @@ fn profile_of(name: &str, model: &Model, attributes: &DeviceAttributes, workers:
 pub struct Limits {
     /// The name of the device.
     pub device: String,
-    /// Flow priorities of one program.
+    /// Flow priorities of one program: half of those of the device.
     pub priorities: u32,
+    /// How the device keeps the flows of one priority, if that limits them.
+    pub priority_table: Option<PriorityTable>,
+    /// Flows that match only multicast are applied after all others, whatever their priority.
+    pub multicast_ignores_priority: bool,
     /// Indirection tables of one program, if the device reports a limit.
     pub tables: Option<usize>,
     /// Counters can be read while they have no flow.
     pub reads_idle_counters: bool,
+}
+
+impl Limits {
+    /// The priorities of one program, as flows have them.
+    pub(crate) fn half(&self) -> u16 {
+        u16::try_from(self.priorities).unwrap_or(u16::MAX / 2)
+    }
 }
 
 fn limits_of(name: &str, model: &Model, attributes: &DeviceAttributes) -> Limits {
@@ -236,6 +247,8 @@ fn limits_of(name: &str, model: &Model, attributes: &DeviceAttributes) -> Limits
         device: name.to_owned(),
         reads_idle_counters: model.profile.emulation.reads_idle_counters,
         priorities: profile_of(name, model, attributes, 0).priorities_per_program(),
+        priority_table: model.profile.priority_table,
+        multicast_ignores_priority: model.profile.multicast_ignores_priority,
         tables: max_tables(model, attributes).map(|tables| (tables / 2) as usize),
     }
 }

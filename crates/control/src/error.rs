@@ -149,7 +149,7 @@ pub enum ControlError {
         /// How many there are.
         workers: usize,
     },
-    /// The program needs more priorities than one band has.
+    /// The program needs more priorities than one program has.
     #[error(
         "the program needs {needed} flow priorities, {device} gives each program {offered} (half of what it has, so that a reload loses nothing): \
          make fewer rules overlap"
@@ -159,7 +159,7 @@ pub enum ControlError {
         device: String,
         /// The number that the program uses.
         needed: u32,
-        /// The number that one band has.
+        /// The number that one program has.
         offered: u32,
     },
     /// The program needs more indirection tables than one program has.

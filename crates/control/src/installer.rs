@@ -17,7 +17,7 @@ use crate::{ControlError, Device};
 pub struct FlowRequest<'r> {
     /// The port, from 1.
     pub port: u8,
-    /// The device's priority, the band's base included.
+    /// The device's priority.
     pub priority: u16,
     /// The flow of the program.
     pub flow: &'r PolicyFlow,

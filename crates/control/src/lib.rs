@@ -50,13 +50,14 @@
 //!     priorities_used: 0,
 //! };
 //! let mut controller = Controller::new(&device, vec![1], vec![queue])?;
-//! let installed = controller.install(Arc::new(program), &mut |_band, _program| Ok(()))?;
+//! let installed = controller.install(Arc::new(program), &mut |_stage| Ok(()))?;
 //! assert_eq!(installed.generation.0, 1);
 //! # Ok(())
 //! # }
 //! ```
 #![forbid(unsafe_code)]
 
+mod classes;
 mod controller;
 mod counters;
 mod device;
@@ -71,6 +72,6 @@ pub use device::{Device, DeviceSelector, DeviceSummary, Limits};
 pub use error::{ControlError, DeviceRefusal};
 pub use installer::{FlowRequest, Installer, VerbsInstaller};
 pub use model::{Known, Model};
-pub use plan::{Plan, PlanStep, plan};
-pub use program::Band;
+pub use plan::{CheckedPlan, FlowChanges, PlacedProgram, Plan, PlanFault, PlanStep, plan};
+pub use program::ChangeStage;
 pub use verbs::{AsyncEvent, EventKind, EventSource};

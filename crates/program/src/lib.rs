@@ -8,7 +8,7 @@
 //!
 //! ```
 //! use packet::{Field, FlowKey, build::FrameBuilder};
-//! use program::{Band, ClassId, ClassTag, Match, Predicate, RangeSet};
+//! use program::{ClassId, Match, Predicate, RangeSet};
 //!
 //! // The predicate of a match, on the headers of two frames.
 //! let web = Match::default().with(Field::DstPort, RangeSet::of(vec![(80, 80), (443, 443)]));
@@ -17,9 +17,9 @@
 //! assert!(predicate.matches(&FlowKey::of(&frame.clone().udp(1024, 443).build())));
 //! assert!(!predicate.matches(&FlowKey::of(&frame.udp(1024, 53).build())));
 //!
-//! // A flow tag holds a class and the band (half of the priorities) of its program.
-//! let tag = ClassTag { band: Band::A, class: ClassId(7) };
-//! assert_eq!(tag.encode().and_then(ClassTag::decode), Some(tag));
+//! // A flow tag holds a class.
+//! let class = ClassId(7);
+//! assert_eq!(class.tag().and_then(ClassId::of_tag), Some(class));
 //! ```
 #![forbid(unsafe_code)]
 
@@ -70,5 +70,5 @@ pub use sink::{
     ForwardMode, ForwardSink, KernelSink, MAX_SINKS, MAX_TOP_FLOWS, SinkKind, SinkSpec, TapMac, VlanChange,
 };
 pub use steps::{StepList, Steps};
-pub use tag::{Band, CLASSES_MAX, ClassTag, TAG_BITS};
+pub use tag::{CLASSES_MAX, ChangeStage, TAG_BITS};
 pub use undecided::{Inseparable, UndecidedKey, UndecidedReason};

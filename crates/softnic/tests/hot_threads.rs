@@ -99,8 +99,8 @@ fn child() {
     let (policy, _) = policy::parse(&Source::new("hot.toml", POLICY), &NoFiles).unwrap();
     let program = Arc::new(compiler::compile(&policy, &DeviceModel::ideal(), 1).unwrap());
     controller
-        .install(program, &mut |band, program| {
-            let publication = control.publish(band, program);
+        .install(program, &mut |stage| {
+            let publication = control.publish(stage);
             assert!(control.wait(publication, PATIENCE));
             Ok(())
         })

@@ -54,20 +54,27 @@ pub(crate) struct Entry {
     pub(crate) tally: u32,
     /// Index of their sinks ([`SinkMap::place`]).
     pub(crate) sinks: u32,
+    /// The place of their table in a [`ClassMap`](crate::class_map::ClassMap).
+    pub(crate) table: u32,
 }
 
-/// Beyond every row.
+/// Beyond every row and every map.
 const NONE: u32 = u32::MAX;
 /// In entries of classes that are not exact.
 const NO_OUTCOME: Outcome = Outcome { rule: RuleId(u32::MAX), verdict: Verdict::Drop };
 
-/// The classes of a program with one worker's counters, for one band.
+impl Entry {
+    /// Of a class that no table has.
+    pub(crate) const NONE: Self = Self { outcome: NO_OUTCOME, tally: NONE, sinks: NONE, table: NONE };
+}
+
+/// The classes of a program with one worker's counters.
 #[derive(Debug)]
 pub(crate) struct ClassTable {
     program: Arc<Program>,
     pub(crate) sinks: Arc<SinkMap>,
-    /// The entries, by class.
-    pub(crate) entries: Box<[Entry]>,
+    /// The entries, by class; `None`: the program has no such class.
+    entries: Box<[Option<Entry>]>,
     /// The lookups, by class.
     lookups: Box<[Lookup]>,
     /// The dispositions that a rule's classes can have, by rule: snapshots have them even at zero.
@@ -85,14 +92,17 @@ impl ClassTable {
         let policers = Policers::of(&program, worker);
         let possible = possible(&program, sinks.returns());
         let rules = program.rules.len();
-        let exact = |class: &Option<Class>| match class.as_ref().map(|class| &class.decide) {
-            Some(Decide::Exact(outcome)) if policers.of_outcome(outcome).is_none() => {
-                entry(rules, &sinks, outcome)
-            }
-            _ => Entry { outcome: NO_OUTCOME, tally: NONE, sinks: NONE },
+        let of_class = |class: &Class| match &class.decide {
+            Decide::Exact(outcome) if policers.of_outcome(outcome).is_none() => entry(rules, &sinks, outcome),
+            _ => Entry::NONE,
         };
-        let entries = program.classes.iter().map(exact).collect();
+        let entries = program.classes.iter().map(|class| class.as_ref().map(of_class)).collect();
         Self { program, sinks, entries, lookups, possible, policers, tallies }
+    }
+
+    /// The entries, by class; `None`: the program has no such class.
+    pub(crate) fn entries(&self) -> &[Option<Entry>] {
+        &self.entries
     }
 
     /// The decision on packets with this outcome that are let through.
@@ -121,12 +131,6 @@ impl ClassTable {
     #[inline]
     pub(crate) fn class(&self, id: ClassId) -> Option<(&Class, &Lookup)> {
         Some((self.program.class(id)?, self.lookups.get(id.index())?))
-    }
-
-    /// The class of packets without a tag, if the program has any.
-    #[inline]
-    pub(crate) fn untagged(&self) -> Option<ClassId> {
-        self.program.untagged
     }
 
     /// Where packets with this outcome are counted; `None` for a rule beyond the program.
@@ -161,7 +165,7 @@ fn entry_of(rules: usize, sinks: &SinkMap, outcome: &Outcome, disposition: Dispo
     let place = |rule| rule * Disposition::ALL.len() + disposition as usize;
     let tally = rule.and_then(|rule| u32::try_from(place(rule)).ok());
     let sinks = u32::try_from(sinks.place(outcome)).unwrap_or(NONE);
-    Entry { outcome: *outcome, tally: tally.unwrap_or(NONE), sinks }
+    Entry { outcome: *outcome, tally: tally.unwrap_or(NONE), sinks, ..Entry::NONE }
 }
 
 /// The dispositions that each rule's classes can have. The steps of many classes are of one list, which is

@@ -1,27 +1,26 @@
-//! From a flow tag to an outcome, by the class tables of the two bands of programs, and the replacement of
-//! one program by the next. Only the worker's loop calls the classifier. Packets of hybrid classes are
-//! parsed, packets of exact classes never, so anomalies are seen in hybrid classes only.
+//! From a flow tag to an outcome, by the map of classes, and the replacement of one map by the next. Only the
+//! worker's loop calls the classifier. Packets of hybrid classes are parsed, packets of exact classes never,
+//! so anomalies are seen in hybrid classes only.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
 use packet::DeepKey;
-use program::{Band, ClassId, ClassTag, Decide};
+use program::{ClassId, Decide};
 use verbs::FramePool;
 
 use crate::batch::{Batch, Decision, Packet};
+use crate::class_map::{ClassMap, TABLES_MAX};
 use crate::class_table::{ClassTable, Entry};
 use crate::counter::Tally;
 use crate::mailbox::{Command, Mailbox, Publication};
 use crate::stats::{DropReason, Stats};
 
-/// The programs whose tags packets may still carry.
+/// The classes that packets may still have.
 #[derive(Debug)]
 pub(crate) struct Classifier {
-    bands: [Option<Arc<ClassTable>>; 2],
-    /// The band that was published last.
-    latest: Band,
+    map: Option<Arc<ClassMap>>,
     /// Every command up to this one is applied.
     seen: Publication,
     draining: Option<Draining>,
@@ -29,7 +28,7 @@ pub(crate) struct Classifier {
     outstanding_max: u64,
 }
 
-/// A command whose band still has a table that waiting completions may need. Completions come in
+/// A command for which completions may wait that the map before it classifies. Completions come in
 /// order, so once the queue was seen empty, or as many were taken as it can hold, all that were
 /// waiting when the command was seen have been classified.
 #[derive(Debug)]
@@ -41,15 +40,14 @@ struct Draining {
 impl Classifier {
     pub(crate) fn new(outstanding_max: u32) -> Self {
         Self {
-            bands: [None, None],
-            latest: Band::A,
+            map: None,
             seen: Publication::default(),
             draining: None,
             outstanding_max: u64::from(outstanding_max),
         }
     }
 
-    /// Takes published programs. Costs one atomic read per iteration if there is none.
+    /// Takes published maps. Costs one atomic read per iteration if there is none.
     #[inline]
     pub(crate) fn refresh(&mut self, mailbox: &Mailbox, last: &Batch) {
         if mailbox.newer_than(self.seen) {
@@ -73,7 +71,7 @@ impl Classifier {
             self.apply(draining.command, mailbox);
         }
         while let Some(command) = mailbox.take() {
-            if self.bands[command.band.index()].is_some() {
+            if self.map.is_some() {
                 self.draining = Some(Draining { command, left: self.outstanding_max });
                 return;
             }
@@ -81,12 +79,9 @@ impl Classifier {
         }
     }
 
-    /// Releases the old table before the acknowledgement, so that the publisher frees it, never this thread.
+    /// Releases the old map before the acknowledgement, so that the publisher frees it, never this thread.
     fn apply(&mut self, command: Command, mailbox: &Mailbox) {
-        if command.table.is_some() {
-            self.latest = command.band;
-        }
-        self.bands[command.band.index()] = command.table;
+        self.map = Some(command.map);
         self.seen = command.publication;
         mailbox.acknowledge(command.publication);
     }
@@ -104,14 +99,17 @@ impl Classifier {
         stats: &Stats,
         now: &mut dyn FnMut() -> u64,
     ) {
-        let views = Band::ALL.map(|band| View::of(self.bands[band.index()].as_deref()));
+        let (entries, views) = match &self.map {
+            Some(map) => (map.entries(), map.tables().map(View::of)),
+            None => (&[][..], [View::of(None); TABLES_MAX]),
+        };
         // Out of the batch for the loop, which adds to the batch.
         let packets = std::mem::take(&mut batch.packets);
         for (index, packet) in packets.iter().enumerate() {
-            if let Some((view, entry, tally)) = find(&views, packet.tag) {
+            if let Some((view, entry, tally)) = find(entries, &views, packet.tag) {
                 view.count_and_decide(entry, tally, index, packet.bytes, all, batch);
-            } else if let Some((band, entry)) = self.resolve(packet, batch, pool, stats, now) {
-                let view = &views[band.index()];
+            } else if let Some((table, entry)) = self.resolve(packet, batch, pool, stats, now) {
+                let view = &views[table];
                 match view.tallies.get(entry.tally as usize) {
                     Some(tally) => view.count_and_decide(&entry, tally, index, packet.bytes, all, batch),
                     None => stats.dropped(DropReason::UnknownClass),
@@ -131,8 +129,8 @@ impl Classifier {
         pool: &FramePool,
         stats: &Stats,
         now: &mut dyn FnMut() -> u64,
-    ) -> Option<(Band, Entry)> {
-        let (band, table, class) = self.class_of(packet.tag, stats)?;
+    ) -> Option<(usize, Entry)> {
+        let (place, table, class) = self.class_of(packet.tag, stats)?;
         let Some((class, lookup)) = table.class(class) else {
             stats.dropped(DropReason::UnknownClass);
             return None;
@@ -153,33 +151,34 @@ impl Classifier {
                 }
             }
         };
-        Some((band, table.police(outcome, now)))
+        Some((place, table.police(outcome, now)))
     }
 
-    /// The class of a tag, and its program.
-    fn class_of(&self, tag: u32, stats: &Stats) -> Option<(Band, &ClassTable, ClassId)> {
-        let known = match ClassTag::decode(tag) {
-            Some(tag) => Some((tag.band, tag.class)),
-            None if tag == 0 => self.untagged(),
+    /// The class of a tag, its table, and the place of that in the map. Counts a packet for which there is
+    /// none.
+    fn class_of(&self, tag: u32, stats: &Stats) -> Option<(usize, &ClassTable, ClassId)> {
+        let map = self.map.as_ref();
+        let found = match ClassId::of_tag(tag) {
+            Some(class) => map.map(|map| {
+                map.table_of(class)
+                    .map(|(place, table)| (place, table, class))
+                    .ok_or(DropReason::UnknownClass)
+            }),
+            None if tag == 0 => map.and_then(|map| map.untagged()).map(Ok),
             None => None,
         };
-        let found = known.and_then(|(band, class)| Some((band, &**self.table(band)?, class)));
-        if found.is_none() {
-            stats.dropped(DropReason::UnknownTag);
-        }
-        found
+        found.unwrap_or(Err(DropReason::UnknownTag)).map_err(|reason| stats.dropped(reason)).ok()
     }
 
-    /// The class of packets without a tag, by the latest program that has one. Such packets do not carry the
-    /// band of their flow's program, so while one program replaces another the new one classifies them.
-    fn untagged(&self) -> Option<(Band, ClassId)> {
-        let bands = [self.latest, self.latest.other()];
-        bands.into_iter().find_map(|band| Some((band, self.table(band)?.untagged()?)))
+    /// The map by which packets are classified.
+    #[cfg(test)]
+    pub(crate) fn map(&self) -> Option<&ClassMap> {
+        self.map.as_deref()
     }
 
-    /// The program of a band.
-    pub(crate) fn table(&self, band: Band) -> Option<&Arc<ClassTable>> {
-        self.bands[band.index()].as_ref()
+    /// The programs by which packets are classified, the one in force first.
+    pub(crate) fn tables(&self) -> impl Iterator<Item = &Arc<ClassTable>> {
+        self.map.iter().flat_map(|map| map.present())
     }
 }
 
@@ -188,7 +187,6 @@ impl Classifier {
 // A power of two in size, for the address of the second.
 #[repr(align(64))]
 struct View<'t> {
-    entries: &'t [Entry],
     tallies: &'t [Tally],
     sinks: &'t [AtomicU64],
     generation: u64,
@@ -197,14 +195,9 @@ struct View<'t> {
 impl<'t> View<'t> {
     fn of(table: Option<&'t ClassTable>) -> Self {
         let Some(table) = table else {
-            return View { entries: &[], tallies: &[], sinks: &[], generation: 0 };
+            return View { tallies: &[], sinks: &[], generation: 0 };
         };
-        Self {
-            entries: &table.entries,
-            tallies: table.tallies.all(),
-            sinks: table.sinks.bits(),
-            generation: table.sinks.generation(),
-        }
+        Self { tallies: table.tallies.all(), sinks: table.sinks.bits(), generation: table.sinks.generation() }
     }
 
     /// Counts a packet, with its index and length, and adds its decision to the batch if a sink gets it, or
@@ -232,9 +225,13 @@ impl<'t> View<'t> {
 
 /// Finds the decision on packets of an exact class, and where they are counted.
 #[inline]
-fn find<'v, 't>(views: &'v [View<'t>; 2], tag: u32) -> Option<(&'v View<'t>, &'t Entry, &'t Tally)> {
-    let (band, class) = ClassTag::indices(tag);
-    let view = views.get(band)?;
-    let entry = view.entries.get(class)?;
+fn find<'v, 't>(
+    entries: &'t [Entry],
+    views: &'v [View<'t>; TABLES_MAX],
+    tag: u32,
+) -> Option<(&'v View<'t>, &'t Entry, &'t Tally)> {
+    // Of no tag, 0, and of one that is not ours the class is beyond all entries.
+    let entry = entries.get(tag.wrapping_sub(1) as usize)?;
+    let view = views.get(entry.table as usize)?;
     Some((view, entry, view.tallies.get(entry.tally as usize)?))
 }

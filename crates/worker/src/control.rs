@@ -6,11 +6,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use parking::Wakeup;
-use program::{Band, Program, RETIRED_RULES, SinkKind, WorkerId};
+use program::{ChangeStage, Program, RETIRED_RULES, SinkKind, WorkerId};
 
+use crate::class_map::{ClassMap, TABLES_MAX};
 use crate::class_table::ClassTable;
 use crate::latency::{ClockRelation, SharedClock};
-use crate::mailbox::{COMMANDS_MAX, Mailbox, Publication};
+use crate::mailbox::{Mailbox, Publication};
 use crate::regime::KindIndex;
 use crate::sink::{Changes, Sink, SinkMap, Slot};
 use crate::stats::Stats;
@@ -61,51 +62,91 @@ pub(crate) struct Shared {
     warnings: Mutex<Vec<Warning>>,
 }
 
-/// Tables in use, and the sums of those that the worker has released.
+/// The maps in use, and the sums of the tables that the worker has released.
 #[derive(Debug, Default)]
 struct Ledger {
-    tables: Vec<Entry>,
+    programs: Programs,
+    maps: Vec<Entry>,
     retired: Totals,
+}
+
+/// The programs of the next map.
+#[derive(Debug, Default)]
+struct Programs {
+    before: Option<Arc<ClassTable>>,
+    after: Option<Arc<ClassTable>>,
+    /// Whether the one after counts.
+    is_changed: bool,
 }
 
 type Totals = BTreeMap<(String, Disposition), Traffic>;
 
 #[derive(Debug)]
 struct Entry {
-    band: Band,
-    table: Arc<ClassTable>,
+    map: Arc<ClassMap>,
     /// The publication that brings it to the worker.
     publication: Publication,
     /// The publication that replaces it.
     retired_by: Option<Publication>,
 }
 
-/// Tables that can be in use at once: those in the bands, one whose place is being drained, and those
-/// that wait.
-const TABLES_MAX: usize = Band::ALL.len() + 1 + COMMANDS_MAX;
+/// Maps that can be in use at once: the worker's, one whose predecessor is being drained, and one that waits.
+const MAPS_MAX: usize = 3;
+
+impl Programs {
+    /// The table of the program in force, and the other one.
+    fn in_order(&self) -> [Option<Arc<ClassTable>>; TABLES_MAX] {
+        let Self { before, after, is_changed } = self;
+        if *is_changed { [after.clone(), before.clone()] } else { [before.clone(), after.clone()] }
+    }
+
+    /// Adds a program beside the one in force.
+    fn begin(&mut self, table: ClassTable) {
+        let [in_force, _] = self.in_order();
+        *self = Self { before: in_force, after: Some(Arc::new(table)), is_changed: false };
+    }
+
+    /// Leaves only the program in force.
+    fn release(&mut self) {
+        let [in_force, _] = self.in_order();
+        *self = Self { before: in_force, after: None, is_changed: false };
+    }
+}
+
+/// The tables of maps, each once.
+fn tables(maps: &[Entry]) -> Vec<&Arc<ClassTable>> {
+    let mut tables: Vec<&Arc<ClassTable>> = Vec::new();
+    for table in maps.iter().flat_map(|entry| entry.map.present()) {
+        if !tables.iter().any(|known| Arc::ptr_eq(known, table)) {
+            tables.push(table);
+        }
+    }
+    tables
+}
 
 impl Ledger {
     /// Adds the tables that the worker has released to the totals.
     fn settle(&mut self, acknowledged: Publication) {
-        let retired = &mut self.retired;
-        self.tables.retain(|entry| {
-            let settled = entry.retired_by.is_some_and(|publication| publication <= acknowledged);
-            if settled {
-                // What nothing was counted for needs no memory.
-                entry
-                    .table
-                    .rows()
-                    .filter(|(.., traffic)| traffic.packets > 0)
-                    .for_each(|(name, disposition, traffic)| add(retired, name, disposition, traffic));
+        let is_settled =
+            |entry: &mut Entry| entry.retired_by.is_some_and(|publication| publication <= acknowledged);
+        let released: Vec<Entry> = self.maps.extract_if(.., is_settled).collect();
+        let in_use = tables(&self.maps);
+        for table in tables(&released) {
+            if in_use.iter().any(|known| Arc::ptr_eq(known, table)) {
+                continue;
             }
-            !settled
-        });
+            // What nothing was counted for needs no memory.
+            table
+                .rows()
+                .filter(|(.., traffic)| traffic.packets > 0)
+                .for_each(|(name, disposition, traffic)| add(&mut self.retired, name, disposition, traffic));
+        }
     }
 
     /// Sums up the totals of all names that are not in `keep` under one. A rule that a table still has is
     /// kept too: its total would go backwards.
     fn retire(&mut self, keep: &HashSet<&str>) {
-        let rules = self.tables.iter().flat_map(|entry| &entry.table.program().rules);
+        let rules = tables(&self.maps).into_iter().flat_map(|table| &table.program().rules);
         let live: HashSet<&str> = rules.map(|rule| rule.name.as_str()).collect();
         let mut sums = [Traffic::default(); Disposition::ALL.len()];
         self.retired.retain(|(name, disposition), traffic| {
@@ -153,18 +194,32 @@ impl WorkerControl {
         self.shared.id
     }
 
-    /// Puts `program` in `band`, where it stays until the next one for that band. The program that it
-    /// replaces is drained: the worker takes every completion that was waiting when it saw the command, and
-    /// releases it then. A program that the worker has not yet seen is skipped.
-    pub fn publish(&self, band: Band, program: Arc<Program>) -> Publication {
-        let sinks = Arc::new(SinkMap::none(&program));
-        self.publish_with_sinks(band, program, sinks)
+    /// Leaves a stage of a change of programs for the worker, which drains what it replaces: it takes every
+    /// completion that was waiting when it saw the stage before it follows. A stage that the worker has not
+    /// yet seen is skipped.
+    pub fn publish(&self, stage: &ChangeStage) -> Publication {
+        self.publish_stage(stage, |program| Arc::new(SinkMap::none(program)))
     }
 
-    /// Publishes as [`WorkerControl::publish`] does, with sinks, which are in place before
-    /// ([`WorkerControl::place_sink`]). Several workers share one map.
-    pub fn publish_with_sinks(&self, band: Band, program: Arc<Program>, sinks: Arc<SinkMap>) -> Publication {
-        self.push(band, Some(Arc::new(ClassTable::new(program, sinks, self.shared.id))))
+    /// Publishes as [`WorkerControl::publish`] does, with the sinks of the program that a change begins with,
+    /// which are in place before ([`WorkerControl::place_sink`]). Several workers share one map.
+    pub fn publish_with_sinks(&self, stage: &ChangeStage, sinks: &Arc<SinkMap>) -> Publication {
+        self.publish_stage(stage, |_program| Arc::clone(sinks))
+    }
+
+    fn publish_stage(
+        &self,
+        stage: &ChangeStage,
+        sinks: impl FnOnce(&Program) -> Arc<SinkMap>,
+    ) -> Publication {
+        match stage {
+            ChangeStage::Begin(program) => {
+                let table = ClassTable::new(Arc::clone(program), sinks(program), self.shared.id);
+                self.push(|programs| programs.begin(table))
+            }
+            ChangeStage::Enforce => self.push(|programs| programs.is_changed = true),
+            ChangeStage::GoBack => self.push(|programs| programs.is_changed = false),
+        }
     }
 
     /// Puts a sink in a place, or removes the one that is there. It is freed by
@@ -209,24 +264,27 @@ impl WorkerControl {
         self.shared.sinks.free_returned();
     }
 
-    /// Empties `band` in the same way. To be called when no packet can arrive any more with a tag of its
-    /// program, whose memory is freed by the first call on this handle after the acknowledgement.
-    pub fn clear(&self, band: Band) -> Publication {
-        self.push(band, None)
+    /// Leaves the worker only the program in force, in the same way. To be called when no packet can arrive
+    /// any more with a tag of the other one, whose memory is freed by the first call on this handle after the
+    /// acknowledgement.
+    pub fn release(&self) -> Publication {
+        self.push(Programs::release)
     }
 
-    fn push(&self, band: Band, table: Option<Arc<ClassTable>>) -> Publication {
+    fn push(&self, change: impl FnOnce(&mut Programs)) -> Publication {
         let mut ledger = self.ledger();
         ledger.settle(self.shared.mailbox.acknowledged());
-        let (publication, void) = self.shared.mailbox.push(band, table.clone());
-        ledger.tables.retain(|entry| Some(entry.publication) != void);
-        for entry in ledger.tables.iter_mut().filter(|entry| entry.band == band) {
+        change(&mut ledger.programs);
+        let map = Arc::new(ClassMap::new(ledger.programs.in_order()));
+        let (publication, void) = self.shared.mailbox.push(Arc::clone(&map));
+        ledger.maps.retain(|entry| Some(entry.publication) != void);
+        for entry in &mut ledger.maps {
             if entry.retired_by.is_none() || entry.retired_by == void {
                 entry.retired_by = Some(publication);
             }
         }
-        ledger.tables.extend(table.map(|table| Entry { band, table, publication, retired_by: None }));
-        debug_assert!(ledger.tables.len() <= TABLES_MAX);
+        ledger.maps.push(Entry { map, publication, retired_by: None });
+        debug_assert!(ledger.maps.len() <= MAPS_MAX);
         drop(ledger);
         self.wake();
         publication
@@ -315,9 +373,8 @@ impl WorkerControl {
             let mut ledger = self.ledger();
             ledger.settle(self.shared.mailbox.acknowledged());
             let mut totals = ledger.retired.clone();
-            for entry in &ledger.tables {
-                entry
-                    .table
+            for table in tables(&ledger.maps) {
+                table
                     .rows()
                     .for_each(|(name, disposition, traffic)| add(&mut totals, name, disposition, traffic));
             }

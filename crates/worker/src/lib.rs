@@ -32,6 +32,7 @@
 
 mod assembly;
 mod batch;
+mod class_map;
 mod class_table;
 mod classifier;
 mod config;
@@ -64,7 +65,7 @@ pub use error::{Error, Object, Warning};
 pub use idle::Idle;
 pub use latency::{ClockRelation, DeviceClock};
 pub use mailbox::Publication;
-pub use program::Band;
+pub use program::ChangeStage;
 pub use regime::{Regime, WorkerProfile};
 pub use sink::{
     Deliveries, Delivery, FrameBudget, FramesBack, Sink, SinkCounters, SinkDrop, SinkMap, SinkSide,

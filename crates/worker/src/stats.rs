@@ -17,9 +17,9 @@ use crate::regime::{DetailCounters, Regime, RegimeCounters, WorkerProfile};
 /// Why a received packet was dropped without a rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DropReason {
-    /// The completion carried no tag, or one of a band without a program.
+    /// The completion carried no tag, or one that is no class's, or there is no program yet.
     UnknownTag,
-    /// The tag's class, or the rule it names, is beyond the program.
+    /// The tag's class is in no program, or the rule that it names is beyond its program.
     UnknownClass,
     /// The device named a frame that it does not own.
     BadFrame,

@@ -5,13 +5,13 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use program::{
-    Class, Decide, GroupId, Outcome, Placement, Policing, Program, RETIRED_RULES, Rule, RuleId, Verdict,
-    WorkerId,
+    ChangeStage, Class, ClassId, Decide, GroupId, Outcome, Placement, Policing, Program, RETIRED_RULES, Rule,
+    RuleId, Verdict, WorkerId,
 };
 
 use crate::batch::Batch;
 use crate::classifier::Classifier;
-use crate::{Band, Disposition, Traffic, WorkerControl};
+use crate::{Disposition, Publication, Traffic, WorkerControl};
 
 /// The most completions that may be outstanding in these tests.
 const OUTSTANDING: u32 = 8;
@@ -63,6 +63,24 @@ impl Rig {
         }
     }
 
+    fn begin(&self, names: &[&str]) -> Publication {
+        self.control.publish(&ChangeStage::Begin(program(names)))
+    }
+
+    fn enforce(&self) -> Publication {
+        self.control.publish(&ChangeStage::Enforce)
+    }
+
+    /// Replaces the program, up to the release of the one before, by a worker that takes no packets.
+    fn replace(&mut self, names: &[&str]) {
+        self.begin(names);
+        self.idle();
+        self.enforce();
+        self.idle();
+        self.control.release();
+        self.idle();
+    }
+
     /// An iteration that took `completions` and saw the queue empty or not.
     fn iteration(&mut self, completions: usize, drained: bool) {
         self.classifier.refresh(&self.control.shared().mailbox, &self.batch);
@@ -70,14 +88,26 @@ impl Rig {
         self.batch.drained = drained;
     }
 
-    /// One packet for class 0 of a band, as the loop would count it.
-    fn packet(&self, band: Band, bytes: u64) {
-        self.packet_of(band, 0, bytes);
+    /// Iterations in which whatever is published is applied.
+    fn idle(&mut self) {
+        (0..3).for_each(|_| self.iteration(0, true));
     }
 
-    fn packet_of(&self, band: Band, rule: usize, bytes: u64) {
-        let table = self.classifier.table(band).expect("published");
-        table.tally(&outcome(rule)).expect("a rule of the program").add(1, bytes);
+    /// The names of the first rule of each program that the worker knows, the one in force first.
+    fn programs(&self) -> Vec<&str> {
+        let rules = self.classifier.tables().map(|table| table.program().rules.first());
+        rules.map(|rule| rule.map_or("", |rule| rule.name.as_str())).collect()
+    }
+
+    /// One packet for class 0, as the loop would count it.
+    fn packet(&self, bytes: u64) {
+        self.packet_of(0, bytes);
+    }
+
+    fn packet_of(&self, class: usize, bytes: u64) {
+        let map = self.classifier.map().expect("published");
+        let (_, table) = map.table_of(ClassId::of(class)).expect("a class of a program");
+        table.tally(&outcome(class)).expect("a rule of the program").add(1, bytes);
     }
 
     fn delivered(&self, name: &str) -> Traffic {
@@ -86,40 +116,79 @@ impl Rig {
 }
 
 #[test]
-fn an_empty_band_takes_its_program_at_once() {
+fn the_first_program_is_taken_at_once() {
     let mut rig = Rig::new();
-    let generation = rig.control.publish(Band::A, program(&["web"]));
-    assert!(!rig.control.acknowledged(generation));
+    let begun = rig.begin(&["web"]);
+    assert!(!rig.control.acknowledged(begun));
     rig.iteration(0, true);
-    assert!(rig.control.acknowledged(generation));
-    assert!(rig.classifier.table(Band::A).is_some());
-    assert!(rig.classifier.table(Band::B).is_none());
+    assert!(rig.control.acknowledged(begun));
+    assert_eq!(rig.programs(), ["web"]);
 }
 
 #[test]
-fn a_band_is_drained_before_its_program_goes() {
+fn a_number_of_both_programs_means_the_first_until_the_second_counts() {
     let mut rig = Rig::new();
-    rig.control.publish(Band::A, program(&["web"]));
+    rig.replace(&["old"]);
+    rig.begin(&["new", "also new"]);
+    rig.idle();
+    assert_eq!(rig.programs(), ["old", "new"]);
+    rig.packet(1);
+    rig.packet_of(1, 10);
+    rig.enforce();
+    rig.idle();
+    assert_eq!(rig.programs(), ["new", "old"]);
+    rig.packet(100);
+    let bytes = ["old", "new", "also new"].map(|name| rig.delivered(name).bytes);
+    assert_eq!(bytes, [1, 100, 10]);
+}
+
+#[test]
+fn a_change_that_is_given_up_leaves_the_first_in_force() {
+    let mut rig = Rig::new();
+    rig.replace(&["old"]);
+    rig.begin(&["new"]);
+    rig.enforce();
+    rig.idle();
+    rig.packet(1);
+    rig.control.publish(&ChangeStage::GoBack);
+    rig.idle();
+    assert_eq!(rig.programs(), ["old", "new"]);
+    rig.packet(10);
+    rig.control.release();
+    rig.idle();
+    assert_eq!(rig.programs(), ["old"]);
+    rig.packet(100);
+    assert_eq!(["old", "new"].map(|name| rig.delivered(name).bytes), [110, 1]);
+}
+
+#[test]
+fn a_map_is_drained_before_it_goes() {
+    let mut rig = Rig::new();
+    rig.replace(&["web"]);
+    rig.begin(&[]);
+    rig.idle();
     rig.iteration(3, false);
-    let next = rig.control.publish(Band::A, program(&[]));
+    let next = rig.enforce();
     rig.iteration(3, false);
     rig.iteration(3, false);
     assert!(!rig.control.acknowledged(next), "only 3 of {OUTSTANDING} taken since, and never seen empty");
-    rig.packet(Band::A, 60);
+    rig.packet(60);
     rig.iteration(0, true);
     assert!(!rig.control.acknowledged(next), "6 taken");
     rig.iteration(0, true);
     assert!(rig.control.acknowledged(next), "seen empty");
-    assert!(rig.classifier.table(Band::A).is_some_and(|table| table.program().rules.is_empty()));
+    rig.control.release();
+    rig.idle();
+    assert_eq!(rig.programs(), [""]);
     assert_eq!(rig.delivered("web"), Traffic { packets: 1, bytes: 60 });
 }
 
 #[test]
 fn a_busy_queue_counts_as_drained_after_as_many_completions_as_it_holds() {
     let mut rig = Rig::new();
-    rig.control.publish(Band::B, program(&["web"]));
+    rig.begin(&["web"]);
     rig.iteration(0, true);
-    let next = rig.control.publish(Band::B, program(&[]));
+    let next = rig.enforce();
     rig.iteration(4, false);
     rig.iteration(4, false);
     assert!(!rig.control.acknowledged(next));
@@ -130,45 +199,45 @@ fn a_busy_queue_counts_as_drained_after_as_many_completions_as_it_holds() {
 #[test]
 fn a_worker_that_does_not_answer_is_sent_the_last_programs_only() {
     let mut rig = Rig::new();
-    rig.control.publish(Band::A, program(&["first"]));
-    rig.iteration(0, true);
-    rig.packet(Band::A, 60);
+    rig.replace(&["first"]);
+    rig.packet(60);
     for _ in 0..1000 {
-        rig.control.publish(Band::A, program(&["passed over"]));
-        rig.control.publish(Band::B, program(&["passed over"]));
+        rig.begin(&["passed over"]);
+        rig.enforce();
     }
-    rig.control.publish(Band::A, program(&["a"]));
-    let last = rig.control.publish(Band::B, program(&["b"]));
+    rig.begin(&["a"]);
+    let last = rig.enforce();
     let rules: Vec<_> = rig.control.snapshot().rules.into_iter().map(|rule| rule.name).collect();
-    assert_eq!(rules, ["a", "b", "first"]);
+    assert_eq!(rules, ["a", "first", "passed over"], "the last two, and the one that the worker has");
     rig.iteration(1, true);
-    rig.packet(Band::A, 60);
-    assert_eq!(rig.delivered("first").packets, 2, "it counts until its place is drained");
+    rig.packet(60);
+    assert_eq!(rig.delivered("first").packets, 2, "it counts until its map is drained");
     rig.iteration(0, true);
     rig.iteration(0, true);
     assert!(rig.control.acknowledged(last));
-    rig.packet(Band::A, 60);
-    rig.packet(Band::B, 60);
-    assert_eq!(["first", "a", "b"].map(|name| rig.delivered(name).packets), [2, 1, 1]);
+    rig.packet(60);
+    assert_eq!(["first", "passed over", "a"].map(|name| rig.delivered(name).packets), [2, 0, 1]);
 }
 
 #[test]
-fn a_program_over_a_live_one_waits_for_the_drain_and_later_commands_for_both() {
+fn a_stage_over_one_that_is_drained_waits_for_it() {
     let mut rig = Rig::new();
-    rig.control.publish(Band::A, program(&["old"]));
+    rig.begin(&["old"]);
+    rig.enforce();
     rig.iteration(1, false);
-    let replaced = rig.control.publish(Band::A, program(&["new"]));
-    let other = rig.control.publish(Band::B, program(&["other"]));
+    let begun = rig.begin(&["new"]);
     rig.iteration(1, false);
-    rig.packet(Band::A, 100);
-    assert!(rig.classifier.table(Band::B).is_none());
+    let enforced = rig.enforce();
+    rig.packet(100);
     rig.iteration(0, true);
+    assert_eq!(rig.programs(), ["old"]);
     rig.iteration(0, true);
-    assert!(rig.control.acknowledged(replaced) && rig.control.acknowledged(other));
-    rig.packet(Band::A, 10);
-    rig.packet(Band::B, 1);
-    let bytes = ["old", "new", "other"].map(|name| rig.delivered(name).bytes);
-    assert_eq!(bytes, [100, 10, 1]);
+    assert!(rig.control.acknowledged(begun) && !rig.control.acknowledged(enforced));
+    rig.packet(10);
+    rig.idle();
+    assert!(rig.control.acknowledged(enforced));
+    rig.packet(1);
+    assert_eq!(["old", "new"].map(|name| rig.delivered(name).bytes), [110, 1]);
 }
 
 #[test]
@@ -176,19 +245,18 @@ fn totals_of_a_rule_add_up_over_all_programs_that_had_it() {
     let mut rig = Rig::new();
     let mut expected = 0;
     for round in 0..10 {
-        let band = if round % 2 == 0 { Band::A } else { Band::B };
-        rig.control.publish(band, program(&["web", "dns"]));
-        rig.iteration(0, true);
-        rig.iteration(0, true);
+        rig.replace(&["web", "dns"]);
         for _ in 0..=round {
-            rig.packet(band, 1);
+            rig.packet(1);
             expected += 1;
             assert_eq!(rig.delivered("web").packets, expected);
         }
-        rig.control.publish(band, program(&["dns"]));
+        rig.begin(&["dns"]);
+        rig.enforce();
         assert_eq!(rig.delivered("web").packets, expected, "while it drains");
-        rig.iteration(0, true);
-        rig.iteration(0, true);
+        rig.idle();
+        rig.control.release();
+        rig.idle();
         assert_eq!(rig.delivered("web").packets, expected, "when it is folded");
     }
     assert_eq!(rig.delivered("dns").packets, 0);
@@ -197,12 +265,13 @@ fn totals_of_a_rule_add_up_over_all_programs_that_had_it() {
 #[test]
 fn the_worker_never_frees_a_table_and_control_does() {
     let mut rig = Rig::new();
-    rig.control.publish(Band::A, program(&["web"]));
-    rig.iteration(0, true);
-    let watched = Arc::downgrade(rig.classifier.table(Band::A).expect("published"));
-    rig.control.publish(Band::A, program(&[]));
-    rig.iteration(0, true);
-    rig.iteration(0, true);
+    rig.replace(&["web"]);
+    let watched = Arc::downgrade(rig.classifier.tables().next().expect("published"));
+    rig.begin(&[]);
+    rig.enforce();
+    rig.idle();
+    rig.control.release();
+    rig.idle();
     assert!(watched.upgrade().is_some(), "the handle still holds it for its totals");
     let _ = rig.control.snapshot();
     assert!(watched.upgrade().is_none(), "folded and freed by the reader");
@@ -213,13 +282,11 @@ fn names(prefix: &str, count: usize) -> Vec<String> {
 }
 
 impl Rig {
-    /// Another program in band A, and what it meets: one packet for every rule.
+    /// Another program, and what it meets: one packet for every rule.
     fn run_all(&mut self, names: &[String]) {
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
-        self.control.publish(Band::A, program(&names));
-        self.iteration(0, true);
-        self.iteration(0, true);
-        (0..names.len()).for_each(|rule| self.packet_of(Band::A, rule, 1));
+        self.replace(&names);
+        (0..names.len()).for_each(|rule| self.packet_of(rule, 1));
     }
 }
 
@@ -238,8 +305,7 @@ fn no_total_goes_backwards_however_many_rules_a_policy_has() {
 #[test]
 fn past_rules_that_counted_nothing_are_not_kept() {
     let mut rig = Rig::new();
-    rig.control.publish(Band::A, program(&["idle", "also idle"]));
-    rig.iteration(0, true);
+    rig.replace(&["idle", "also idle"]);
     rig.run_all(&names("busy", 1));
     rig.run_all(&[]);
     let names: Vec<_> = rig.control.snapshot().rules.into_iter().map(|rule| rule.name).collect();
@@ -269,39 +335,36 @@ fn past_rules_are_summed_under_one_name_but_not_those_that_are_kept() {
 }
 
 #[test]
-fn a_band_is_emptied_once_waiting_packets_are_judged() {
+fn the_program_before_goes_once_waiting_packets_are_judged() {
     let mut rig = Rig::new();
-    rig.control.publish(Band::A, program(&["old"]));
-    rig.iteration(0, true);
-    let program_b = program(&["new"]);
-    rig.control.publish(Band::B, Arc::clone(&program_b));
-    rig.iteration(0, true);
-    let cleared = rig.control.clear(Band::A);
+    rig.replace(&["old", "gone"]);
+    rig.begin(&["new"]);
+    rig.enforce();
+    rig.idle();
+    let released = rig.control.release();
     rig.iteration(1, false);
-    rig.packet(Band::A, 60);
-    assert!(!rig.control.acknowledged(cleared), "packets may wait");
+    rig.packet_of(1, 60);
+    assert!(!rig.control.acknowledged(released), "packets may wait");
     rig.iteration(0, true);
     rig.iteration(0, true);
-    assert!(rig.control.acknowledged(cleared) && rig.classifier.table(Band::A).is_none());
-    assert_eq!(rig.delivered("old").packets, 1);
-    assert!(Arc::ptr_eq(rig.classifier.table(Band::B).expect("stays").program(), &program_b));
-    // The band can be used again.
-    rig.control.publish(Band::A, program(&["newer"]));
-    rig.iteration(0, true);
-    rig.packet(Band::A, 60);
-    assert_eq!((rig.delivered("newer").packets, rig.delivered("old").packets), (1, 1));
+    assert!(rig.control.acknowledged(released));
+    assert_eq!(rig.programs(), ["new"]);
+    assert_eq!(rig.delivered("gone").packets, 1);
+    rig.begin(&["newer"]);
+    rig.enforce();
+    rig.idle();
+    rig.packet(60);
+    assert_eq!((rig.delivered("newer").packets, rig.delivered("gone").packets), (1, 1));
 }
 
 #[test]
-fn an_emptied_band_holds_its_program_no_longer() {
+fn a_program_that_is_released_is_held_no_longer() {
     let mut rig = Rig::new();
     let old = program(&["old"]);
-    rig.control.publish(Band::A, Arc::clone(&old));
-    rig.iteration(0, true);
-    rig.control.publish(Band::B, program(&["new"]));
-    rig.iteration(0, true);
-    rig.control.clear(Band::A);
-    (0..3).for_each(|_| rig.iteration(0, true));
+    rig.control.publish(&ChangeStage::Begin(Arc::clone(&old)));
+    rig.enforce();
+    rig.idle();
+    rig.replace(&["new"]);
     rig.control.retire_rules(&HashSet::new());
     assert_eq!(Arc::strong_count(&old), 1);
 }

@@ -24,7 +24,7 @@ use crate::latency::{DeviceClock, LatencyMeter};
 use crate::receiver::Receiver;
 use crate::regime::{Monotonic, Regime, Stopwatch};
 use crate::sink::{FrameBudget, Sink, Slots};
-use crate::{Band, Error, Warning, WorkerConfig, WorkerControl};
+use crate::{Error, Warning, WorkerConfig, WorkerControl};
 
 /// All that one polling thread owns.
 pub struct Worker {
@@ -126,10 +126,9 @@ impl Worker {
         self.control.clone()
     }
 
-    /// The program by which packets of `band` are classified now.
-    #[must_use]
-    pub fn program(&self, band: Band) -> Option<&Arc<Program>> {
-        self.classifier.table(band).map(|table| table.program())
+    /// The programs by which packets are classified now, the one in force first.
+    pub fn programs(&self) -> impl Iterator<Item = &Arc<Program>> {
+        self.classifier.tables().map(|table| table.program())
     }
 
     /// One iteration of the loop; returns the number of completions taken.

@@ -2,6 +2,7 @@
 //! it.
 
 mod all_or_nothing;
+mod delta;
 mod device;
 mod messages;
 mod support;

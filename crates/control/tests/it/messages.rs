@@ -4,7 +4,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use crate::support::*;
-use control::{ControlError, Controller, Counted, DropTotals, Limits, PlanStep, plan};
+use control::{ControlError, Controller, Counted, DropTotals, Limits, PlacedProgram, PlanStep, plan};
 use program::{QueueId, RuleId, WorkerId};
 
 fn line(name: &'static str, matches: Match, steer: Option<usize>) -> Line {
@@ -30,13 +30,13 @@ fn a_refused_flow_names_rule_line_specs_priority_port_and_errno_with_a_remedy() 
 }
 
 #[test]
-fn a_program_beyond_the_band_or_the_workers_is_refused_before_anything_is_touched() {
+fn a_program_beyond_its_half_or_the_workers_is_refused_before_anything_is_touched() {
     let (mut controller, state) = controller(&[1]);
     let calls = state.borrow().calls;
     let mut deep = (*program(&[line("web", Match::Everything, Some(0))])).clone();
     deep.flows[0].priority = PRIORITIES as u16;
     let error = install(&mut controller, &state, &Arc::new(deep), false).expect_err("too deep").to_string();
-    assert!(error.contains("needs 17 flow priorities, fake0 gives each program 16"), "{error}");
+    assert!(error.contains("needs 65 flow priorities, fake0 gives each program 64"), "{error}");
 
     let mut wide = (*program(&[line("web", Match::Everything, Some(0))])).clone();
     wide.queues[0].table = vec![WorkerId(9)];
@@ -149,26 +149,42 @@ fn nothing_to_steer_with_is_an_error() {
 fn a_plan_installs_before_it_removes() {
     let old = program(&[line("web", Match::UdpPort(1), Some(0)), line("bad", Match::Everything, None)]);
     let new = program(&[line("bad", Match::Ipv4To(1), None)]);
-    let change = plan(Some(&old), &new);
+    let limits = limits();
+    let placed = PlacedProgram { program: &old, levels: &[0, 1], base: 0 };
+    let (same, change) = plan(Some(placed), new, &limits).expect("a good plan");
+    let change = change.plan();
+    assert_eq!(same.rules[0].name, "bad");
     let workers = [[0, 1], [1, 2], [2, 0]].map(|table| table.map(WorkerId).to_vec());
     assert_eq!(change.tables(), workers);
     assert_eq!([0, 1, 2].map(|queue| change.table_of(QueueId(queue))), [Some(0), Some(1), Some(2)]);
     assert_eq!(
         change.steps().collect::<Vec<_>>(),
         [
-            PlanStep::Publish,
+            PlanStep::Begin,
+            PlanStep::CreateCounter { rule: RuleId(0), kind: Counted::Dropped },
+            PlanStep::InstallFlow { flow: 0 },
+            PlanStep::Enforce,
+            PlanStep::RemoveFlow { flow: 1 },
+            PlanStep::RemoveFlow { flow: 0 },
+        ]
+    );
+    assert_eq!([0, 1, 2].map(|queue| change.kept_queue(QueueId(queue))), [0, 1, 2].map(|q| Some(QueueId(q))));
+    let (_, first) = plan(None, old, &limits).expect("a good plan");
+    let first = first.plan();
+    assert_eq!(
+        first.steps().collect::<Vec<_>>(),
+        [
+            PlanStep::Begin,
             PlanStep::CreateTable { table: 0 },
             PlanStep::CreateTable { table: 1 },
             PlanStep::CreateTable { table: 2 },
             PlanStep::CreateQueue { queue: QueueId(0) },
             PlanStep::CreateQueue { queue: QueueId(1) },
             PlanStep::CreateQueue { queue: QueueId(2) },
-            PlanStep::CreateCounter { rule: RuleId(0), kind: Counted::Dropped },
+            PlanStep::CreateCounter { rule: RuleId(1), kind: Counted::Dropped },
             PlanStep::InstallFlow { flow: 0 },
-            PlanStep::RemoveFlow { flow: 1 },
-            PlanStep::RemoveFlow { flow: 0 },
-            PlanStep::ReleaseQueues,
+            PlanStep::InstallFlow { flow: 1 },
+            PlanStep::Enforce,
         ]
     );
-    assert_eq!(plan(None, &old).steps().len(), 1 + 3 + 3 + 1 + 2);
 }

@@ -121,8 +121,7 @@ impl DeviceModel {
             }
         }
         if self.tag_bits != 0 && self.tag_bits < TAG_BITS {
-            let problem =
-                format!("{} bits cannot hold a class and a band, which take {TAG_BITS}", self.tag_bits);
+            let problem = format!("{} bits cannot hold a class, which takes {TAG_BITS}", self.tag_bits);
             return Err(("tag_bits", problem, "write 0 if the device has no flow tags that wide"));
         }
         if self.name.trim().is_empty() || self.name.chars().any(char::is_control) {
@@ -309,7 +308,7 @@ mod tests {
             }
         }
         for (text, words) in [
-            (LEAST.replace("= 24", "= 22"), "nic.toml:5: tag_bits: 22 bits cannot hold a class"),
+            (LEAST.replace("= 24", "= 21"), "nic.toml:5: tag_bits: 21 bits cannot hold a class"),
             (
                 LEAST.replace("\"nic\"", "\"n\\u001bic\""),
                 "nic.toml:1: name: is empty or has control characters",

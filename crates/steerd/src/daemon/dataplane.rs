@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use control::{Band, ControlError, Controller, Counted, DropTotals};
+use control::{ChangeStage, ControlError, Controller, Counted, DropTotals, FlowChanges};
 use crossbeam::channel;
 use program::Program;
 use softnic::PortStats;
@@ -129,8 +129,9 @@ impl Dataplane {
         // Packets may arrive at new sinks before the change is over.
         self.publish_sinks();
         let workers = &self.observer.workers;
-        let mut publish = |band: Band, program: Arc<Program>| publish(workers, band, &program, &map);
+        let mut publish = |stage: &ChangeStage| publish(workers, stage, &map);
         let install = |controller: &mut Controller| controller.install(Arc::clone(&program), &mut publish);
+        let begun = Instant::now();
         let installed = match change_device(&mut self.controller, &self.observer, install) {
             Ok(installed) => installed,
             Err(error) => {
@@ -139,12 +140,18 @@ impl Dataplane {
             }
         };
         self.sinks.installed(&map);
+        let program = installed.program;
         if let Some(warning) = &installed.warning {
             tracing::warn!("{warning}");
         }
         let last = self.observer.board.read();
         let names = |program: &Program| program.rules.iter().map(|rule| rule.name.clone()).collect();
         if installed.generation.0 > 1 {
+            let FlowChanges { installed, removed, kept } = installed.changes;
+            let took = begun.elapsed();
+            tracing::info!(
+                "reload: {installed} flows installed, {removed} removed, {kept} kept in {took:.1?}"
+            );
             self.before = names(&last.policy.program);
         }
         self.retire_rules(&program);
@@ -217,11 +224,10 @@ impl Dataplane {
     /// Has the workers release the program that is not installed, if there is one. `false`: it may still be
     /// in use.
     fn clear_previous(&self) -> bool {
-        let Some(band) = self.controller.installed().map(|(_, band)| band.other()) else { return false };
         if self.controller.has_leftover() {
             return false;
         }
-        let late = late_worker(&self.observer.workers, |entry| entry.control.clear(band));
+        let late = late_worker(&self.observer.workers, |entry| entry.control.release());
         if let Some(entry) = late {
             tracing::warn!("worker {} still keeps the previous program", entry.control.id().0);
         }
@@ -238,15 +244,8 @@ impl Dataplane {
     }
 }
 
-fn publish(
-    workers: &[WorkerEntry],
-    band: Band,
-    program: &Arc<Program>,
-    map: &Arc<SinkMap>,
-) -> Result<(), ControlError> {
-    let late = late_worker(workers, |entry| {
-        entry.control.publish_with_sinks(band, Arc::clone(program), Arc::clone(map))
-    });
+fn publish(workers: &[WorkerEntry], stage: &ChangeStage, map: &Arc<SinkMap>) -> Result<(), ControlError> {
+    let late = late_worker(workers, |entry| entry.control.publish_with_sinks(stage, map));
     late.map_or(Ok(()), |entry| {
         Err(ControlError::Workers(format!(
             "worker {} did not acknowledge the program within {} s, or longer on a busy machine",

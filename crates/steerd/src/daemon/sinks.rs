@@ -24,7 +24,8 @@ const PLACE_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long frames in flight may take to come back from a sink that is closed, before its sends are ended and
 /// after.
 const FRAMES_TIMEOUT: Duration = Duration::from_secs(1);
-/// The most programs that workers can have packets of: one in each band, and one that replaces one of them.
+/// The most programs that workers can have packets of: the one in force, the one that it replaced or that
+/// replaces it, and one of a map that they have not yet given up.
 const PROGRAMS_MAX: usize = 3;
 /// The most names of closed sinks whose counts are kept.
 const PAST_MAX: usize = 1024;

@@ -11,7 +11,7 @@ use std::fmt::Write as _;
 use chain::{Chain, compile};
 use expressions::{TUNNELS, expression};
 use packet::{FlowKey, Layers};
-use program::{ClassTag, Verdict, WorkerId};
+use program::{ClassId, Verdict, WorkerId};
 use worker::Disposition;
 
 const WORKERS: u32 = 8;
@@ -109,7 +109,7 @@ fn explain_names_the_worker_of_every_packet() {
                 continue;
             };
             delivered += 1;
-            assert_eq!(ClassTag::decode(seen.tag).map(|tag| tag.class), explained.class, "{place}");
+            assert_eq!(ClassId::of_tag(seen.tag), explained.class, "{place}");
             assert_eq!(seen.outcome, explained.outcome, "{place}");
             assert_eq!(&seen.bytes, packet, "{place}: the bytes themselves");
             let queue = &program.queues[explained.queue.expect("it was delivered").index()];

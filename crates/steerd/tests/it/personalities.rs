@@ -124,8 +124,8 @@ fn the_share_of_a_capture_is_what_the_device_decides() {
         for frame in &capture {
             shares.add(decisions.of(&DeepKey::of(frame)), frame.len() as u64);
             let arrival = rig.send(frame);
-            let tag = program::ClassTag::decode(arrival.seen[0].tag).expect("a tag");
-            counted += u64::from(program.class(tag.class).is_some_and(program::Class::is_exact));
+            let tag = program::ClassId::of_tag(arrival.seen[0].tag).expect("a tag");
+            counted += u64::from(program.class(tag).is_some_and(program::Class::is_exact));
         }
         assert_eq!((shares.all.in_hardware.packets, counted), (in_hardware, in_hardware), "{program}");
     }

@@ -1,6 +1,6 @@
 //! Every completion that a receive can have, passed to a receiver whose frames the test holds.
 
-use program::{Band, ClassId, ClassTag, Outcome, RuleId, Verdict, WorkerId};
+use program::{ChangeStage, ClassId, Outcome, RuleId, Verdict, WorkerId};
 use softnic::{Drive, Personality, PortConfig, SoftNic, SoftNicConfig};
 use verbs::{Context, DeviceList};
 use wire::NullWire;
@@ -257,14 +257,14 @@ fn what_no_published_class_claims_is_dropped_with_its_reason() {
     let mut bench = Bench::new("sorts4");
     let control = WorkerControl::new(WorkerId(0), Vec::new());
     let mut classifier = Classifier::new(FRAMES);
-    control.publish(Band::A, crate::tests::program(&["web"]));
+    control.publish(&ChangeStage::Begin(crate::tests::program(&["web"])));
     classifier.refresh(&control.shared().mailbox, &bench.batch);
-    let class = |band, class| ClassTag { band, class: ClassId(class) }.encode().expect("few classes");
-    // No tag, an invalid tag, and a tag of a band without a program.
-    let unknown = [None, Some(0), Some(1 << 23), Some(class(Band::B, 0))];
+    let class = |class| ClassId(class).tag().expect("few classes");
+    // No tag, and tags that are no class's.
+    let unknown = [None, Some(0), Some(1 << 23), Some(1 << 22)];
     // Beyond the program's classes.
-    let beyond = [Some(class(Band::A, 1)), Some(class(Band::A, 1000))];
-    let known = Some(class(Band::A, 0));
+    let beyond = [Some(class(1)), Some(class(1000))];
+    let known = Some(class(0));
     for tag in unknown.into_iter().chain(beyond).chain([known]) {
         bench.receive(tag);
     }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use crate::support::Rig;
 use packet::build::FrameBuilder;
-use worker::{Band, Disposition};
+use worker::{ChangeStage, Disposition};
 
 /// Calls to the allocator by this thread during `work`: what it took, and what it gave back.
 fn allocations(work: impl FnOnce()) -> u64 {
@@ -55,7 +55,7 @@ fn an_iteration_never_allocates() {
         rig.send(1, traffic());
         while rig.nic.pump(64) > 0 {}
         if round == 2 || round == 4 {
-            control.publish(Band::B, Arc::clone(&program));
+            control.publish(&ChangeStage::Begin(Arc::clone(&program)));
         }
         let worker = &mut workers.borrow_mut()[0];
         let calls = allocations(|| while worker.step() > 0 {});

@@ -14,7 +14,7 @@ use pcap_file::pcapng::{Block, PcapNgReader};
 use program::{CaptureSink, SinkKind};
 use softnic::{Drive, Personality, PortConfig, SoftNic, SoftNicConfig};
 use worker::sinks::{self, Environment, Opened, Ports};
-use worker::{Band, SinkDrop, SinkMap, Slot, Worker, WorkerConfig};
+use worker::{SinkDrop, SinkMap, Slot, Worker, WorkerConfig};
 
 /// 78.125 MHz: a tick is 12.8 ns.
 const TICK_KHZ: u64 = 78_125;
@@ -72,8 +72,8 @@ impl Rig {
             feed,
         };
         rig._controller
-            .install(program, &mut |band: Band, program| {
-                rig.worker.control().publish_with_sinks(band, program, Arc::clone(&map));
+            .install(program, &mut |stage| {
+                rig.worker.control().publish_with_sinks(stage, &map);
                 rig.worker.step();
                 Ok(())
             })

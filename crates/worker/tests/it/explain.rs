@@ -7,7 +7,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use crate::support::Rig;
 use packet::build::FrameBuilder;
 use packet::{EtherType, FlowKey};
-use program::{ClassTag, FlowAction};
+use program::{ClassId, FlowAction};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
@@ -139,7 +139,7 @@ fn explain_and_reality_agree_on_random_packets() {
         for seen in seen {
             prop_assert_eq!(&seen.bytes, &frame);
             prop_assert_eq!(Some(seen.worker), explained.worker);
-            prop_assert_eq!(ClassTag::decode(seen.tag).map(|tag| tag.class), explained.class);
+            prop_assert_eq!(ClassId::of_tag(seen.tag), explained.class);
             prop_assert_eq!(seen.outcome, explained.outcome);
         }
         let rule = &program.rules[explained.outcome.rule.index()].name;

@@ -13,7 +13,7 @@ use softnic::{Drive, SoftNic};
 use verbs::{Context, DeviceList};
 use wire::{Burst, TransmitError, Wire, WireState};
 use worker::sinks::{self, Environment, Failure, Hub, Opened, Others, Ports, SinkError};
-use worker::{Band, SinkCounters, SinkDrop, SinkMap, SinkTraffic, Slot, WorkerConfig};
+use worker::{SinkCounters, SinkDrop, SinkMap, SinkTraffic, Slot, WorkerConfig};
 
 const POLICY: &str = r#"
 version = 1
@@ -124,9 +124,9 @@ impl Scene {
         let program: Arc<Program> = compile(POLICY, 1);
         let map = Arc::new(SinkMap::new(1, &program, &[slot(0), slot(1)]));
         let workers = std::rc::Rc::clone(&scene.rig.workers);
-        let install = scene.rig.controller.install(program, &mut |band: Band, program| {
+        let install = scene.rig.controller.install(program, &mut |stage| {
             let worker = &mut workers.borrow_mut()[0];
-            let publication = worker.control().publish_with_sinks(band, program, Arc::clone(&map));
+            let publication = worker.control().publish_with_sinks(stage, &map);
             while !worker.control().acknowledged(publication) {
                 worker.step();
             }

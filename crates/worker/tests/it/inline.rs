@@ -109,9 +109,9 @@ fn run(workers: usize, idle: Idle) {
     let count = workers.len();
     let controls: Vec<_> = workers.iter().map(Worker::control).collect();
     controller
-        .install(compile(POLICY, count), &mut |band, program| {
+        .install(compile(POLICY, count), &mut |stage| {
             for control in &controls {
-                control.publish(band, Arc::clone(&program));
+                control.publish(stage);
             }
             Ok(())
         })
@@ -162,8 +162,8 @@ fn one_worker_loses_nothing() {
     let mut controller = Controller::new(&device, vec![1], vec![worker.work_queue()]).expect("a controller");
     let control = worker.control();
     controller
-        .install(compile(POLICY, 1), &mut |band, program| {
-            control.publish(band, program);
+        .install(compile(POLICY, 1), &mut |stage| {
+            control.publish(stage);
             Ok(())
         })
         .expect("it installs");

@@ -12,7 +12,7 @@ use program::Program;
 use softnic::{Drive, Personality, PortConfig, SoftNic, SoftNicConfig};
 use worker::sinks::{self, Environment, FlowId, Opened};
 use worker::{
-    Band, Deliveries, DeviceClock, Idle, Regime, Sink, SinkMap, Slot, Worker, WorkerConfig, WorkerSnapshot,
+    Deliveries, DeviceClock, Idle, Regime, Sink, SinkMap, Slot, Worker, WorkerConfig, WorkerSnapshot,
 };
 
 const POLICY: &str = "version = 1\ndefault = 'steer every'\n[sinks.all]\nkind = 'count'\ntop_flows = 16\n\
@@ -59,8 +59,8 @@ impl Rig {
         let mut controller =
             Controller::new(&device, vec![1], vec![worker.work_queue()]).expect("a controller");
         controller
-            .install(Arc::clone(&program), &mut |band: Band, program: Arc<Program>| {
-                worker.control().publish_with_sinks(band, program, Arc::clone(&map));
+            .install(Arc::clone(&program), &mut |stage| {
+                worker.control().publish_with_sinks(stage, &map);
                 worker.step();
                 Ok(())
             })

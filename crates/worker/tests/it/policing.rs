@@ -9,7 +9,7 @@ use crate::support::{Rig, compile};
 use packet::FlowKey;
 use packet::build::FrameBuilder;
 use program::{Program, Verdict, WorkerId};
-use worker::{Deliveries, Disposition, Sink, SinkMap, Slot};
+use worker::{ChangeStage, Deliveries, Disposition, Sink, SinkMap, Slot};
 
 fn udp(src_port: u16, dst_port: u16) -> Vec<u8> {
     FrameBuilder::new()
@@ -174,9 +174,9 @@ fn sinks_get_what_is_let_through_and_a_reload_begins_anew() {
     }
     for reloads in 1..=2 {
         let (workers, map) = (std::rc::Rc::clone(&rig.workers), Arc::clone(&map));
-        let publish = &mut |band, program: Arc<Program>| {
+        let publish = &mut |stage: &ChangeStage| {
             let mut workers = workers.borrow_mut();
-            let publication = workers[0].control().publish_with_sinks(band, program, Arc::clone(&map));
+            let publication = workers[0].control().publish_with_sinks(stage, &map);
             while !workers[0].control().acknowledged(publication) {
                 workers[0].step();
             }

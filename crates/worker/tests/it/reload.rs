@@ -4,11 +4,11 @@
 use std::net::Ipv4Addr;
 use std::sync::Arc;
 
-use crate::support::{Rig, compile};
+use crate::support::{Rig, Seen, compile, compile_beside};
 use packet::FlowKey;
 use packet::build::FrameBuilder;
-use program::{ClassTag, Program};
-use worker::{Band, Disposition};
+use program::{ClassId, Program};
+use worker::Disposition;
 
 const RELOADS: usize = 60;
 /// Few enough that the workers' queues hold what arrives during one reload.
@@ -76,25 +76,37 @@ fn traffic() -> Vec<Vec<u8>> {
     frames
 }
 
+/// Checks that a packet was decided as the last program that was installed decides it, or the one before:
+/// rule, verdict, class and worker. Returns the name of the rule.
+fn judge<'p>(installed: &'p [Arc<Program>], seen: &Seen) -> &'p str {
+    let of = &installed[seen.generation as usize - 1];
+    let name = of.rules[seen.outcome.rule.index()].name.as_str();
+    let agrees = |program: &&Arc<Program>| {
+        let explained = program.explain(&FlowKey::of(&seen.bytes));
+        program.rules[explained.outcome.rule.index()].name == name
+            && program.describe(explained.outcome.verdict) == of.describe(seen.outcome.verdict)
+            && explained.worker == Some(seen.worker)
+            && explained.class == ClassId::of_tag(seen.tag)
+    };
+    assert!(installed.iter().rev().take(2).any(|program| agrees(&program)), "rule {name}: {seen:?}");
+    name
+}
+
 #[test]
 fn reloads_under_traffic_lose_misjudge_and_double_nothing() {
     let programs: [Arc<Program>; 2] = [compile(FIRST, 3), compile(SECOND, 3)];
     let mut rig = Rig::new(2, 3);
+    let mut installed: Vec<Arc<Program>> = Vec::new();
     let (mut judged, mut web, mut highest_web, mut highest_dropped) = (0, 0, 0, 0);
     rig.frames_per_call.set(FRAMES_PER_CALL);
     for reload in 0..RELOADS {
         for port in [1, 2] {
             rig.send(port, traffic());
         }
-        rig.install_program(&programs[reload % 2]).expect("the soft NIC takes it");
+        installed.push(rig.install_program(&programs[reload % 2]).expect("the soft NIC takes it").program);
         for seen in rig.seen() {
-            let tag = ClassTag::decode(seen.tag).expect("a tag of ours");
-            let program = &programs[usize::from(tag.band == Band::B)];
-            let explained = program.explain(&FlowKey::of(&seen.bytes));
-            assert_eq!((explained.outcome, explained.worker), (seen.outcome, Some(seen.worker)));
-            assert_eq!(explained.class, Some(tag.class));
             judged += 1;
-            web += u64::from(program.rules[seen.outcome.rule.index()].name == "web");
+            web += u64::from(judge(&installed, &seen) == "web");
         }
         let now = rig.ruled("web", Disposition::Delivered);
         assert!(now >= highest_web, "reload {reload}");
@@ -105,11 +117,8 @@ fn reloads_under_traffic_lose_misjudge_and_double_nothing() {
     }
     rig.settle();
     for seen in rig.seen() {
-        let tag = ClassTag::decode(seen.tag).expect("a tag of ours");
-        let program = &programs[usize::from(tag.band == Band::B)];
-        assert_eq!(program.explain(&FlowKey::of(&seen.bytes)).outcome, seen.outcome);
         judged += 1;
-        web += u64::from(program.rules[seen.outcome.rule.index()].name == "web");
+        web += u64::from(judge(&installed, &seen) == "web");
     }
     let sent = (2 * RELOADS * traffic().len()) as u64;
     let ports = [rig.port(1), rig.port(2)];
@@ -148,4 +157,41 @@ fn a_refused_program_changes_nothing_for_the_traffic() {
     rig.send(1, traffic());
     rig.settle();
     rig.balance();
+}
+
+/// A policy with a copy and a sniffer that stay, and a rule that changes.
+fn watched(dns: &str) -> String {
+    format!(
+        "version = 1\ndefault = \"kernel\"\n[groups.web]\nworkers = [0, 1]\nhash = \"l3l4\"\n\
+         [groups.watch]\nworkers = [2]\nhash = \"none\"\n\
+         [[rules]]\nname = \"all\"\nmatch = {{ any = true }}\naction = {{ sniff = \"watch\" }}\n\
+         [[rules]]\nname = \"tap\"\nmatch = {{ protocol = \"udp\" }}\naction = {{ copy = \"watch\" }}\n\
+         [[rules]]\nname = \"dns\"\nmatch = {{ protocol = \"udp\", dst_port = 53 }}\naction = {dns}\n\
+         [[rules]]\nname = \"web\"\nmatch = {{ protocol = \"tcp\" }}\naction = {{ steer = \"web\" }}\n"
+    )
+}
+
+#[test]
+fn copies_and_sniffed_packets_of_unchanged_rules_are_exact_over_reloads() {
+    let mut rig = Rig::new(1, 3);
+    rig.install(&watched("{ steer = \"web\" }"));
+    rig.frames_per_call.set(FRAMES_PER_CALL);
+    for reload in 0..RELOADS {
+        rig.send(1, traffic());
+        let action = ["\"drop\"", "{ steer = \"web\" }", "\"kernel\""][reload % 3];
+        let installed = rig.controller.installed().map(Arc::clone);
+        let program = compile_beside(&watched(action), 3, installed.as_deref());
+        let changes = rig.install_program(&program).expect("it fits").changes;
+        assert!((1..=4).contains(&(changes.installed + changes.removed)), "{changes:?}");
+        rig.settle();
+    }
+    let frames = (RELOADS * traffic().len()) as u64;
+    let udp = (RELOADS * 16 * 3) as u64;
+    assert_eq!(rig.ruled("all", Disposition::Delivered), frames);
+    assert_eq!(rig.ruled("tap", Disposition::Delivered), udp);
+    assert_eq!(rig.ruled("web", Disposition::Delivered), frames - udp);
+    // The port counts a packet once, however often it is copied.
+    let received: u64 = rig.snapshots().iter().map(|snapshot| snapshot.received.packets).sum();
+    assert_eq!(received, rig.port(1).delivered + frames + udp);
+    assert!(rig.snapshots().iter().all(|snapshot| snapshot.imbalance() == 0));
 }

@@ -8,7 +8,7 @@ use crate::support::{Rig, compile};
 use packet::build::FrameBuilder;
 use program::Program;
 use verbs::Frame;
-use worker::{Band, Deliveries, Disposition, FramesBack, Sink, SinkMap, Slot};
+use worker::{Deliveries, Disposition, FramesBack, Sink, SinkMap, Slot};
 
 const POLICY: &str = r#"
 version = 1
@@ -157,9 +157,9 @@ impl Scene {
         }
         let workers = std::rc::Rc::clone(&rig.workers);
         let published = Arc::clone(&map);
-        let install = rig.controller.install(Arc::clone(&program), &mut |band: Band, program| {
+        let install = rig.controller.install(Arc::clone(&program), &mut |stage| {
             let worker = &mut workers.borrow_mut()[0];
-            let publication = worker.control().publish_with_sinks(band, program, Arc::clone(&published));
+            let publication = worker.control().publish_with_sinks(stage, &published);
             while !worker.control().acknowledged(publication) {
                 worker.step();
             }

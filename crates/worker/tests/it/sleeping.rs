@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crate::support::{compile, nic, small};
 use control::{Device, DeviceSelector};
 use parking::{HEARTBEAT, LONGEST_NAP};
-use program::Band;
+use program::ChangeStage;
 use softnic::{Drive, SoftNic};
 use test_support::Sleeps;
 use wire::{Burst, NullWire, RxFrame, TransmitError, Wire};
@@ -72,8 +72,8 @@ impl Scene {
         let handle = worker.spawn().expect("a thread");
         let control = handle.control();
         controller
-            .install(compile(POLICY, 1), &mut |band, program| {
-                let publication = control.publish(band, program);
+            .install(compile(POLICY, 1), &mut |stage| {
+                let publication = control.publish(stage);
                 assert!(control.wait(publication, PATIENCE), "the program is taken");
                 Ok(())
             })
@@ -187,7 +187,7 @@ fn a_program_wakes_a_worker() {
     let mut times = Vec::new();
     test_support::assert_wakes("worker-30", HEARTBEAT, || {
         let begun = Instant::now();
-        let publication = control.publish(Band::A, Arc::clone(&program));
+        let publication = control.publish(&ChangeStage::Begin(Arc::clone(&program)));
         while !control.acknowledged(publication) {
             assert!(begun.elapsed() < PATIENCE, "the worker sleeps on");
             std::thread::yield_now();

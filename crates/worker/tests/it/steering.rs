@@ -7,8 +7,8 @@ use std::sync::Arc;
 use crate::support::{self, Rig};
 use packet::build::FrameBuilder;
 use packet::{EtherType, FlowKey};
-use program::{ClassTag, Verdict, WorkerId};
-use worker::{Band, Disposition, Failure, WorkerConfig};
+use program::{ClassId, Program, Verdict, WorkerId};
+use worker::{Disposition, Failure, WorkerConfig};
 
 fn udp(dst: [u8; 4], src_port: u16, dst_port: u16) -> Vec<u8> {
     FrameBuilder::new()
@@ -225,25 +225,28 @@ fn a_packet_longer_than_its_frame_is_a_failure_and_no_packet_of_the_workers() {
 }
 
 #[test]
-fn every_port_is_steered_and_tags_carry_the_band() {
+fn every_port_is_steered_and_tags_carry_the_class() {
     let mut rig = Rig::new(2, 1);
     let policy = "version = 1\ndefault = \"kernel\"\n[groups.every]\nworkers = \"all\"\n\
                   [[rules]]\nname = \"udp\"\nmatch = { protocol = \"udp\" }\naction = { steer = \"every\" }\n";
-    let (mut first, mut last) = (true, support::compile(policy, 1));
-    for band in [Band::A, Band::B, Band::A] {
+    let mut last: Option<Arc<Program>> = None;
+    for _ in 0..3 {
         let installed = rig.install(policy);
         rig.send(1, vec![udp([192, 0, 2, 1], 1, 1)]);
         rig.send(2, vec![udp([192, 0, 2, 1], 1, 1)]);
         rig.settle();
         let seen = rig.seen();
         assert_eq!(seen.len(), 2);
-        assert!(seen.iter().all(|seen| ClassTag::decode(seen.tag).is_some_and(|tag| tag.band == band)));
+        assert!(seen.iter().all(|seen| ClassId::of_tag(seen.tag).is_some_and(|class| class == ClassId(0))));
         let worker = &rig.workers.borrow()[0];
-        assert!(worker.program(band).is_some_and(|program| Arc::ptr_eq(program, &installed)));
-        // A packet may still come by a flow that is gone: its classes stay until the band is needed.
-        let before = std::mem::replace(&mut last, installed);
-        assert!(first || worker.program(band.other()).is_some_and(|program| Arc::ptr_eq(program, &before)));
-        first = false;
+        let mut programs = worker.programs();
+        assert!(programs.next().is_some_and(|program| Arc::ptr_eq(program, &installed)));
+        // A packet may still come by a flow that is gone: its classes stay until the next change.
+        let before = last.replace(installed);
+        assert!(match (programs.next(), &before) {
+            (Some(program), Some(before)) => Arc::ptr_eq(program, before),
+            (program, before) => program.is_none() && before.is_none(),
+        });
     }
     assert_eq!(rig.ruled("udp", Disposition::Delivered), 6);
     rig.balance();

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::support::{compile, nic, small};
-use control::{Band, ControlError, Controller, Device, DeviceSelector};
+use control::{ChangeStage, ControlError, Controller, Device, DeviceSelector};
 use program::Program;
 use softnic::{Drive, SoftNic};
 use wire::{FrameSizes, GeneratorConfig, Rate, TrafficConfig, TrafficProtocol, Wire, WireConfig};
@@ -53,9 +53,8 @@ fn policy(dns: &str, ntp: &str) -> Arc<Program> {
     )
 }
 
-fn publish(controls: &[WorkerControl], band: Band, program: &Arc<Program>) -> Result<(), ControlError> {
-    let publications: Vec<_> =
-        controls.iter().map(|control| control.publish(band, Arc::clone(program))).collect();
+fn publish(controls: &[WorkerControl], stage: &ChangeStage) -> Result<(), ControlError> {
+    let publications: Vec<_> = controls.iter().map(|control| control.publish(stage)).collect();
     let mut published = controls.iter().zip(publications);
     let late = published.find(|(control, publication)| !control.wait(*publication, PATIENCE));
     late.map_or(Ok(()), |(control, _)| {
@@ -96,7 +95,7 @@ fn reloading_under_full_load_keeps_the_books_balanced() {
     while !nic.wires_finished() {
         let program = &programs[reloads % programs.len()];
         controller
-            .install(Arc::clone(program), &mut |band, program| publish(&controls, band, &program))
+            .install(Arc::clone(program), &mut |stage| publish(&controls, stage))
             .expect("the soft NIC takes it");
         reloads += 1;
     }
@@ -163,8 +162,8 @@ fn a_worker_that_does_not_end_is_not_waited_for_beyond_the_deadline() {
         1,
     );
     let control = worker.control();
-    let install = controller.install(program, &mut |band, program| {
-        control.publish(band, program);
+    let install = controller.install(program, &mut |stage| {
+        control.publish(stage);
         Ok(())
     });
     install.expect("the soft NIC takes it");
@@ -195,8 +194,8 @@ fn a_stopped_worker_has_taken_everything_that_was_waiting() {
         1,
     );
     let control = worker.control();
-    let install = controller.install(program, &mut |band, program| {
-        control.publish(band, program);
+    let install = controller.install(program, &mut |stage| {
+        control.publish(stage);
         Ok(())
     });
     install.expect("the soft NIC takes it");

@@ -7,7 +7,9 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use control::{Band, ControlError, Controller, DeviceRefusal, FlowRequest, Installed, Installer, Limits};
+use control::{
+    ChangeStage, ControlError, Controller, DeviceRefusal, FlowRequest, Installed, Installer, Limits,
+};
 use packet::{FlowKey, HashFields, Layers, RssKey};
 use program::{
     Class, ClassId, Decide, Flow, FlowAction, FlowKind, FlowSpec, Group, GroupId, HashVariant, Outcome,
@@ -16,7 +18,7 @@ use program::{
 use verbs::{CounterValues, EthernetMatch, HashConfig, Ipv4Match, PortMatch};
 
 pub const WORKERS: usize = 3;
-pub const PRIORITIES: u32 = 16;
+pub const PRIORITIES: u32 = 64;
 pub const ENOMEM: i32 = 12;
 pub const EBUSY: i32 = 16;
 pub const EINVAL: i32 = 22;
@@ -34,11 +36,47 @@ pub struct Record {
     pub counted: bool,
 }
 
-/// The device at one moment: flows, and the bands that workers know.
+/// The device at one moment: flows, and the programs that workers know.
 #[derive(Clone)]
 pub struct Moment {
     pub flows: Vec<(Record, Vec<FlowSpec>)>,
-    pub published: [Option<Arc<Program>>; 2],
+    pub published: Published,
+}
+
+/// The programs that workers know, by the stages that were published.
+#[derive(Clone, Default)]
+pub struct Published {
+    before: Option<Arc<Program>>,
+    after: Option<Arc<Program>>,
+    is_changed: bool,
+}
+
+impl Published {
+    /// The program that counts, and the other one.
+    pub fn in_order(&self) -> [Option<&Arc<Program>>; 2] {
+        let Self { before, after, is_changed } = self;
+        if *is_changed { [after.as_ref(), before.as_ref()] } else { [before.as_ref(), after.as_ref()] }
+    }
+
+    fn publish(&mut self, stage: &ChangeStage) {
+        match stage {
+            ChangeStage::Begin(program) => {
+                let before = self.in_order()[0].cloned();
+                *self = Self { before, after: Some(Arc::clone(program)), is_changed: false };
+            }
+            ChangeStage::Enforce => self.is_changed = true,
+            ChangeStage::GoBack => self.is_changed = false,
+        }
+    }
+
+    /// The rule by which workers decide packets with this tag.
+    pub fn rule(&self, tag: u32) -> Option<String> {
+        let class = ClassId::of_tag(tag)?;
+        self.in_order().into_iter().flatten().find_map(|program| {
+            let rule = program.class(class)?.rule;
+            Some(program.rules[rule.index()].name.clone())
+        })
+    }
 }
 
 #[derive(Default)]
@@ -61,7 +99,7 @@ pub struct State {
     /// Packets that flows with counters have met.
     pub counted: u64,
     pub flows: BTreeMap<u64, (Record, Vec<FlowSpec>)>,
-    pub published: [Option<Arc<Program>>; 2],
+    pub published: Published,
     pub history: Vec<Moment>,
     /// No history, for programs so large that it would be too long.
     pub forgetful: bool,
@@ -237,7 +275,14 @@ impl Installer for Fake {
 
 /// The limits of the fake device.
 pub fn limits() -> Limits {
-    Limits { device: "fake0".to_owned(), priorities: PRIORITIES, tables: None, reads_idle_counters: false }
+    Limits {
+        device: "fake0".to_owned(),
+        priorities: PRIORITIES,
+        priority_table: None,
+        multicast_ignores_priority: false,
+        tables: None,
+        reads_idle_counters: false,
+    }
 }
 
 /// A controller over a fresh fake device, and the device.
@@ -251,15 +296,15 @@ pub fn controller_of(limits: Limits, ports: &[u8]) -> (Controller<Fake>, Shared)
     (controller.expect("nothing fails yet"), state)
 }
 
-/// Installs, telling the fake which bands the workers know. `fail` makes the publication fail.
+/// Installs, telling the fake which programs the workers know. `fail` makes the publication fail.
 pub fn install(
     controller: &mut Controller<Fake>,
     state: &Shared,
     program: &Arc<Program>,
     fail: bool,
 ) -> Result<Installed, ControlError> {
-    controller.install(Arc::clone(program), &mut |band: Band, program| {
-        state.borrow_mut().published[band.index()] = Some(program);
+    controller.install(Arc::clone(program), &mut |stage| {
+        state.borrow_mut().published.publish(stage);
         remember(state);
         if fail { Err(ControlError::Workers("asleep".to_owned())) } else { Ok(()) }
     })

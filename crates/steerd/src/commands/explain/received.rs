@@ -4,8 +4,8 @@ use std::fmt::Write as _;
 
 use packet::DeepKey;
 use program::{
-    Band, ClassId, ClassTag, Copied, Explanation, FlowKind, LimitPart, Outcome, Policing, Program, RateLimit,
-    RuleId, SentExplanation, Verdict, WorkerId,
+    ClassId, Copied, Explanation, FlowKind, LimitPart, Outcome, Policing, Program, RateLimit, RuleId,
+    SentExplanation, Verdict, WorkerId,
 };
 use serde::Serialize;
 
@@ -25,7 +25,8 @@ pub(super) struct ReceivedPacket {
     #[serde(skip_serializing_if = "Option::is_none")]
     taken_by: Option<String>,
     decided_in: Option<&'static str>,
-    /// In the first band; every second program that is installed uses the other one.
+    /// As in a program that is installed first: a later one has other numbers for rules whose decision has
+    /// changed.
     tag: Option<u32>,
     group: Option<String>,
     queue: Option<u32>,
@@ -296,7 +297,7 @@ pub(super) fn line(program: &Program, rule: RuleId) -> u32 {
 
 /// There is no tag if the device does not report the flow of a packet.
 fn tag(program: &Program, class: ClassId) -> Option<u32> {
-    ClassTag { band: Band::A, class }.encode().filter(|_| program.untagged != Some(class))
+    class.tag().filter(|_| program.untagged != Some(class))
 }
 
 /// Described in docs/reference/commands/explain.md.

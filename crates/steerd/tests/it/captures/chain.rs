@@ -53,9 +53,9 @@ impl Chain {
         let mut controller = Controller::new(&device, vec![1], queues).expect("a controller");
         let controls: Vec<_> = workers.iter().map(Worker::control).collect();
         controller
-            .install(Arc::clone(program), &mut |band, program| {
+            .install(Arc::clone(program), &mut |stage| {
                 for control in &controls {
-                    control.publish(band, Arc::clone(&program));
+                    control.publish(stage);
                 }
                 Ok(())
             })

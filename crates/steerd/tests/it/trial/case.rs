@@ -5,7 +5,7 @@ use packet::{DeepKey, Toeplitz};
 use policy::Policy;
 use policy::policy::{Action, Direction};
 use program::{
-    ClassTag, Decide, Explanation, FlowAction, FlowKind, Outcome, Program, RuleId, SentExplanation, Verdict,
+    ClassId, Decide, Explanation, FlowAction, FlowKind, Outcome, Program, RuleId, SentExplanation, Verdict,
     WorkerId,
 };
 
@@ -137,7 +137,7 @@ impl Case<'_> {
     }
 
     fn compare(&self, told: Vec<Delivered>, seen: &[Seen]) -> Result<(), &'static str> {
-        let tag = |seen: &Seen| ClassTag::decode(seen.tag).map(|tag| tag.class);
+        let tag = |seen: &Seen| ClassId::of_tag(seen.tag);
         let mut told: Vec<_> = told.into_iter().map(order).collect();
         let mut real: Vec<_> =
             seen.iter().map(|seen| order((seen.worker, tag(seen), seen.outcome))).collect();

@@ -85,10 +85,10 @@ impl Rig {
     /// Replaces the program on the device.
     pub(crate) fn install(&mut self, program: &Arc<Program>) -> Result<(), control::ControlError> {
         let workers = &mut self.workers;
-        let installed = self.controller.install(Arc::clone(program), &mut |band, program| {
+        let installed = self.controller.install(Arc::clone(program), &mut |stage| {
             for worker in workers.iter_mut() {
                 let control = worker.control();
-                let publication = control.publish(band, Arc::clone(&program));
+                let publication = control.publish(stage);
                 while !control.acknowledged(publication) {
                     worker.step();
                 }
@@ -107,7 +107,7 @@ impl Rig {
     /// The program that is on the device.
     #[allow(dead_code, reason = "each trial uses its part")]
     pub(crate) fn installed(&self) -> Option<Arc<Program>> {
-        self.controller.installed().map(|(program, _)| Arc::clone(program))
+        self.controller.installed().cloned()
     }
 
     /// Receives one frame.

@@ -18,7 +18,7 @@ use program::{Program, WorkerId};
 use softnic::{Drive, Personality, PortConfig, PortStats, SoftNic, SoftNicConfig};
 use verbs::{CounterValues, HashConfig};
 use wire::{Burst, MAX_FRAME_BYTES, RxFrame, SOFT_MAC, TransmitError, Wire, WireState};
-use worker::{Band, Deliveries, Disposition, Idle, Sink, Worker, WorkerConfig, WorkerSnapshot};
+use worker::{Deliveries, Disposition, Idle, Sink, SinkMap, Worker, WorkerConfig, WorkerSnapshot};
 
 /// Frames on their way to a port.
 pub type Feed = Arc<Mutex<VecDeque<Vec<u8>>>>;
@@ -82,6 +82,8 @@ impl Wire for ScriptWire {
 pub struct Seen {
     pub worker: WorkerId,
     pub tag: u32,
+    /// The program that the outcome is of.
+    pub generation: u64,
     pub outcome: program::Outcome,
     pub bytes: Vec<u8>,
 }
@@ -101,6 +103,7 @@ impl Sink for Recorder {
         seen.extend(deliveries.iter().map(|delivery| Seen {
             worker: self.worker,
             tag: delivery.tag.0,
+            generation: delivery.generation,
             outcome: delivery.outcome,
             bytes: delivery.bytes.to_vec(),
         }));
@@ -196,8 +199,14 @@ pub fn nic(name: &str, drive: Drive, wires: Vec<Box<dyn Wire>>) -> SoftNic {
 
 /// A policy compiled for the ideal device.
 pub fn compile(policy: &str, workers: usize) -> Arc<Program> {
+    compile_beside(policy, workers, None)
+}
+
+/// Compiles beside the program that is on the device.
+pub fn compile_beside(policy: &str, workers: usize, installed: Option<&Program>) -> Arc<Program> {
     let (parsed, _) = policy::parse(&Source::new("test.toml", policy), &NoFiles).expect("a right policy");
-    Arc::new(compiler::compile(&parsed, &DeviceModel::ideal(), workers).expect("a program"))
+    let device = DeviceModel::ideal();
+    Arc::new(compiler::compile_with(&parsed, &device, workers, installed).expect("a program"))
 }
 
 impl Rig {
@@ -260,9 +269,10 @@ impl Rig {
 
     pub fn install_program(&mut self, program: &Arc<Program>) -> Result<control::Installed, ControlError> {
         let workers = Rc::clone(&self.workers);
-        self.controller.install(Arc::clone(program), &mut |band: Band, program: Arc<Program>| {
+        let map = Arc::new(SinkMap::new(self.controller.generation().0 + 1, program, &[]));
+        self.controller.install(Arc::clone(program), &mut |stage| {
             for worker in workers.borrow_mut().iter_mut() {
-                let publication = worker.control().publish(band, Arc::clone(&program));
+                let publication = worker.control().publish_with_sinks(stage, &map);
                 let iterations = (0..10_000).take_while(|_| {
                     worker.step();
                     !worker.control().acknowledged(publication)

@@ -1,0 +1,69 @@
+//! Numbers of classes, which are the flow tags: two programs that replace each other share them.
+//!
+//! Packets that carry a number may come by a flow of either program. So it must mean the same in both, unless
+//! all flows that have it are in both: a packet that meets one of these between the two halves of a change is
+//! decided by that flow in the old program and in the new one, and either meaning is right.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use program::{CLASSES_MAX, ClassId, Correspondence, Flow, FlowAction, Program};
+
+/// The classes whose numbers mean something else in the new program. Packets without a tag are decided by the
+/// program in force, whatever the number.
+pub(crate) fn changed(old: &Program, new: &Program, common: &Correspondence<'_>) -> Vec<ClassId> {
+    let differs = |class: &ClassId| {
+        let is_untagged = old.untagged == Some(*class) && new.untagged == Some(*class);
+        let classes = old.class(*class).zip(new.class(*class)).filter(|_| !is_untagged);
+        classes.is_some_and(|(old, new)| !common.is_same_class(old, new))
+    };
+    (0..new.classes.len()).map(ClassId::of).filter(differs).collect()
+}
+
+/// Those of `classes` that have a flow which only one of the programs has; `kept` are the flows of both.
+pub(crate) fn with_changed_flows(
+    classes: &[ClassId],
+    old: &Program,
+    new: &Program,
+    kept: &[Option<usize>],
+) -> Vec<ClassId> {
+    if classes.is_empty() {
+        return Vec::new();
+    }
+    let mut stays = vec![false; old.flows.len()];
+    kept.iter().flatten().for_each(|flow| stays[*flow] = true);
+    let gone = old.flows.iter().zip(stays).filter(|(_, stays)| !stays).map(|(flow, _)| flow);
+    let come = new.flows.iter().zip(kept).filter(|(_, kept)| kept.is_none()).map(|(flow, _)| flow);
+    let touched: HashSet<ClassId> = gone.chain(come).filter_map(class_of).collect();
+    classes.iter().copied().filter(|class| touched.contains(class)).collect()
+}
+
+fn class_of(flow: &Flow) -> Option<ClassId> {
+    match flow.action {
+        FlowAction::Steer { class, .. } => Some(class),
+        FlowAction::Drop | FlowAction::Pass => None,
+    }
+}
+
+/// The new program with other numbers for these classes, which the old program does not have.
+pub(crate) fn renumber(old: &Program, new: &Program, classes: &[ClassId]) -> Arc<Program> {
+    let is_taken = |id: &ClassId| old.class(*id).is_some() || new.class(*id).is_some();
+    let mut free = (0..CLASSES_MAX).map(ClassId).filter(|id| !is_taken(id));
+    // Beyond the largest number if there is none, which the check of the program refuses.
+    let mut fresh = || free.next().unwrap_or(ClassId(CLASSES_MAX));
+    let moves: HashMap<ClassId, ClassId> = classes.iter().map(|class| (*class, fresh())).collect();
+    let mut program = new.clone();
+    let length = moves.values().map(|to| to.index() + 1).max().unwrap_or(0);
+    program.classes.resize(length.max(program.classes.len()), None);
+    for (from, to) in &moves {
+        program.classes.swap(from.index(), to.index());
+    }
+    let moved = |class: ClassId| moves.get(&class).copied().unwrap_or(class);
+    for flow in &mut program.flows {
+        if let FlowAction::Steer { class, .. } = &mut flow.action {
+            *class = moved(*class);
+        }
+    }
+    program.untagged = program.untagged.map(moved);
+    Arc::new(program)
+}

@@ -1,0 +1,407 @@
+//! Examines a plan before it is carried out, by the rules of [`plan()`](super::plan()) alone: it shares no
+//! code with what makes plans.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use device_model::TableFill;
+use packet::cube::{Cube, Image};
+use program::{Correspondence, Flow, FlowAction, FlowFront, FlowKind, FlowSpec, Program, QueueId};
+
+use super::{PlacedProgram, Plan, PlanStep};
+use crate::Limits;
+
+/// A plan that keeps the rules. The controller carries out no other.
+#[derive(Debug)]
+pub struct CheckedPlan(Plan);
+
+impl CheckedPlan {
+    /// The plan.
+    #[must_use]
+    pub fn plan(&self) -> &Plan {
+        &self.0
+    }
+}
+
+/// How a plan breaks the rules. Flows are counted in the order of their program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PlanFault {
+    /// It gives no level to some flow, or does not say whether it stays.
+    #[error("the plan is for {planned} flows, and the program has {flows}")]
+    Length {
+        /// Flows of the plan.
+        planned: usize,
+        /// Flows of the program.
+        flows: usize,
+    },
+    /// A level beyond the device's priorities.
+    #[error("flow {0} is at priority {1}, which the device does not have")]
+    Level(usize, u16),
+    /// A flow is said to stay that is not on the device, or is another one there.
+    #[error("flow {0} is said to be on the device, and is not")]
+    NotThere(usize),
+    /// Two flows share packets, and their levels contradict the program.
+    #[error("flow {0} must have precedence over flow {1}, which shares packets with it")]
+    Precedence(usize, usize),
+    /// A flow is installed before one of higher precedence, or not at all before old flows go.
+    #[error("new flow {0} is installed too early, twice, too late or never")]
+    Installed(usize),
+    /// A flow is removed before one of lower precedence, or while new flows are missing, or stays.
+    #[error("old flow {0} is removed too early, twice, or never")]
+    Removed(usize),
+    /// A flow of the same match and priority is on the device.
+    #[error("new flow {0} has the match and the priority of a flow that is on the device")]
+    Clash(usize),
+    /// The device has no room for the flow at its priority.
+    #[error("new flow {0} has no room at its priority")]
+    NoRoom(usize),
+    /// A number means something else in the new program, and some flow that has it is only in one of them.
+    #[error("class {0} means something else in the new program, and its flows change")]
+    Meaning(u32),
+    /// A queue pair that a flow needs is not there.
+    #[error("new flow {0} needs a queue pair that is not there")]
+    NoQueue(usize),
+    /// Workers learn the classes too late, or twice, or not at all.
+    #[error("a stage of the workers is missing or out of order")]
+    Stage,
+}
+
+impl Plan {
+    /// Examines the plan from `installed` to `new`.
+    ///
+    /// # Errors
+    /// The first rule that it breaks.
+    pub fn check(
+        self,
+        installed: Option<PlacedProgram<'_>>,
+        new: &Program,
+        limits: &Limits,
+    ) -> Result<CheckedPlan, PlanFault> {
+        let planned = self.levels.len().min(self.kept.len());
+        if planned != new.flows.len() || self.levels.len() != self.kept.len() {
+            return Err(PlanFault::Length { planned, flows: new.flows.len() });
+        }
+        let all = limits.half().saturating_mul(2);
+        if let Some(flow) = self.levels.iter().position(|level| *level >= all) {
+            return Err(PlanFault::Level(flow, self.levels[flow]));
+        }
+        let common = installed.map(|old| Correspondence::of(old.program, new));
+        check_kept(&self, installed.as_ref(), new, common.as_ref(), limits)?;
+        if let Some((old, common)) = installed.zip(common.as_ref()) {
+            check_meanings(&self.kept, old.program, new, common)?;
+        }
+        check_precedence(&self.levels, new, limits)?;
+        Device::of(&self, installed, new, common.as_ref(), limits).follow()?;
+        Ok(CheckedPlan(self))
+    }
+}
+
+/// Whether a flow's priority counts: a sniffer has none, and some devices apply multicast last.
+fn is_ordered(flow: &Flow, limits: &Limits) -> bool {
+    let is_last = limits.multicast_ignores_priority && flow.is_multicast_only();
+    flow.kind != FlowKind::Sniffer && !is_last
+}
+
+/// The bits that a device compares for the flow. No packet has the headers of one without any.
+fn mask(flow: &Flow) -> Image {
+    flow.cube().unwrap_or(Cube::ANY).without_absences().mask
+}
+
+/// Every flow that is said to stay is on the device, as the new program needs it, and no two are one.
+fn check_kept(
+    plan: &Plan,
+    installed: Option<&PlacedProgram<'_>>,
+    new: &Program,
+    common: Option<&Correspondence<'_>>,
+    limits: &Limits,
+) -> Result<(), PlanFault> {
+    let mut is_used = vec![false; installed.map_or(0, |old| old.program.flows.len())];
+    for (index, (flow, kept)) in new.flows.iter().zip(&plan.kept).enumerate() {
+        let Some(kept) = *kept else { continue };
+        let is_there = installed.zip(common).is_some_and(|(old, common)| {
+            old.program.flows.get(kept).zip(old.levels.get(kept)).is_some_and(|(before, level)| {
+                let same_match = (before.kind, before.inner_from, &before.specs)
+                    == (flow.kind, flow.inner_from, &flow.specs);
+                let same_level = *level == plan.levels[index] || !is_ordered(flow, limits);
+                same_match && same_level && common.is_same_action(before, flow)
+            })
+        });
+        if !is_there || std::mem::replace(&mut is_used[kept], true) {
+            return Err(PlanFault::NotThere(index));
+        }
+    }
+    Ok(())
+}
+
+/// A number that means something else has flows only that both programs have, or no tag.
+fn check_meanings(
+    kept: &[Option<usize>],
+    old: &Program,
+    new: &Program,
+    common: &Correspondence<'_>,
+) -> Result<(), PlanFault> {
+    let mut flows = vec![true; old.flows.len()];
+    kept.iter().flatten().for_each(|flow| flows[*flow] = false);
+    let gone = old.flows.iter().zip(&flows).filter(|(_, is_gone)| **is_gone).map(|(flow, _)| flow);
+    let come = new.flows.iter().zip(kept).filter(|(_, kept)| kept.is_none()).map(|(flow, _)| flow);
+    let mut examined = HashSet::new();
+    for flow in gone.chain(come) {
+        let FlowAction::Steer { class, .. } = flow.action else { continue };
+        let is_untagged = [old.untagged, new.untagged] == [Some(class); 2];
+        let classes = old.class(class).zip(new.class(class)).filter(|_| !is_untagged);
+        if let Some((before, after)) = classes.filter(|_| examined.insert(class))
+            && !common.is_same_class(before, after)
+        {
+            return Err(PlanFault::Meaning(class.0));
+        }
+    }
+    Ok(())
+}
+
+/// Flows of one direction, kind, program's priority and level.
+type Group<'p> = ((FlowKind, u16, u16), Vec<usize>);
+
+/// Of any two flows that share packets, the one that the program puts first has the higher level. Only a copy
+/// may have the level of a flow behind it that takes the packets; a device may make one copy for each level.
+fn check_precedence(levels: &[u16], new: &Program, limits: &Limits) -> Result<(), PlanFault> {
+    let mut groups: BTreeMap<(FlowKind, u16, u16), Vec<usize>> = BTreeMap::new();
+    for (index, flow) in new.flows.iter().enumerate().filter(|(_, flow)| is_ordered(flow, limits)) {
+        groups.entry((flow.kind, flow.priority, levels[index])).or_default().push(index);
+    }
+    let groups: Vec<Group<'_>> = groups.into_iter().collect();
+    let fronts: Vec<FlowFront> = new.flows.iter().map(Flow::front).collect();
+    let mut cubes: HashMap<usize, Option<Cube>> = HashMap::new();
+    for (above, firsts) in &groups {
+        for (_, seconds) in groups.iter().filter(|(below, _)| is_violated(*above, *below)) {
+            for first in firsts {
+                for second in seconds {
+                    if fronts[*first].is_apart(&fronts[*second]) {
+                        continue;
+                    }
+                    let mut cube =
+                        |flow: &usize| *cubes.entry(*flow).or_insert_with(|| new.flows[*flow].cube());
+                    if cube(first).zip(cube(second)).is_some_and(|(one, other)| one.overlaps(&other)) {
+                        return Err(PlanFault::Precedence(*first, *second));
+                    }
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Whether flows like the first, which the program puts before flows like the second, are not above them.
+fn is_violated(first: (FlowKind, u16, u16), second: (FlowKind, u16, u16)) -> bool {
+    let ((first, first_priority, first_level), (second, priority, level)) = (first, second);
+    let same_side = (first == FlowKind::Egress) == (second == FlowKind::Egress);
+    let is_before_and_not_above = match (first == FlowKind::Copy, second == FlowKind::Copy) {
+        (true, false) => first_priority <= priority && first_level > level,
+        _ => first_priority < priority && first_level >= level,
+    };
+    same_side && is_before_and_not_above
+}
+
+/// A match at a level.
+type Place<'p> = (FlowKind, usize, &'p [FlowSpec], Option<u16>);
+/// The flows of one kind and level, by mask.
+type Fill = HashMap<(FlowKind, u16), TableFill<Image>>;
+
+/// The device while a plan is carried out.
+struct Device<'p> {
+    plan: &'p Plan,
+    installed: Option<PlacedProgram<'p>>,
+    new: &'p Program,
+    limits: &'p Limits,
+    is_begun: bool,
+    is_enforced: bool,
+    /// By flow of the new program.
+    is_in: Vec<bool>,
+    /// By flow of the old program.
+    is_out: Vec<bool>,
+    /// By flow of the old program, whether the new one has it too.
+    stays: Vec<bool>,
+    /// The places of flows that come, with how many flows there have each.
+    places: HashMap<Place<'p>, usize>,
+    /// The queue pairs of the new program that are there.
+    queues: Vec<bool>,
+    tables: Vec<bool>,
+    /// The order of the last flow that was installed, and of the last that was removed.
+    last_in: (bool, u16),
+    last_out: (bool, u16),
+    fill: Fill,
+}
+
+impl<'p> Device<'p> {
+    fn of(
+        plan: &'p Plan,
+        installed: Option<PlacedProgram<'p>>,
+        new: &'p Program,
+        common: Option<&Correspondence<'_>>,
+        limits: &'p Limits,
+    ) -> Self {
+        let is_kept = |queue: usize| {
+            let queue = QueueId::of(queue);
+            common.zip(plan.kept_queue(queue)).is_some_and(|(common, old)| common.is_same_queue(old, queue))
+        };
+        let old = installed.map_or(&[][..], |old| &old.program.flows);
+        let mut device = Self {
+            plan,
+            installed,
+            new,
+            limits,
+            is_begun: false,
+            is_enforced: false,
+            is_in: plan.kept.iter().map(Option::is_some).collect(),
+            is_out: vec![false; old.len()],
+            stays: vec![false; old.len()],
+            places: HashMap::new(),
+            queues: (0..new.queues.len()).map(is_kept).collect(),
+            tables: vec![false; plan.tables.len()],
+            last_in: (false, 0),
+            last_out: (true, u16::MAX),
+            fill: HashMap::new(),
+        };
+        plan.kept.iter().flatten().for_each(|flow| device.stays[*flow] = true);
+        // Of all others nothing is asked.
+        let comes = plan.steps().filter_map(|step| match step {
+            PlanStep::InstallFlow { flow } => new.flows.get(flow).zip(plan.levels.get(flow)),
+            _ => None,
+        });
+        device.places = comes.map(|(flow, level)| (device.place(flow, *level), 0)).collect();
+        let levels: HashSet<Option<u16>> = device.places.keys().map(|place| place.3).collect();
+        for (index, flow) in old.iter().enumerate() {
+            let place = device.place(flow, device.old_level(index));
+            if levels.contains(&place.3)
+                && let Some(there) = device.places.get_mut(&place)
+            {
+                *there += 1;
+            }
+        }
+        device
+    }
+
+    fn old_level(&self, flow: usize) -> u16 {
+        self.installed.and_then(|old| old.levels.get(flow).copied()).unwrap_or(0)
+    }
+
+    /// Flows without an order are never said to clash: the device decides.
+    fn place(&self, flow: &'p Flow, level: u16) -> Place<'p> {
+        let level = is_ordered(flow, self.limits).then_some(level);
+        (flow.kind, flow.inner_from, &flow.specs, level)
+    }
+
+    fn order(&self, flow: &Flow, level: u16) -> (bool, u16) {
+        if is_ordered(flow, self.limits) { (false, level) } else { (true, 0) }
+    }
+
+    fn follow(mut self) -> Result<(), PlanFault> {
+        for step in self.plan.steps() {
+            match step {
+                PlanStep::Begin if !self.is_begun => self.is_begun = true,
+                PlanStep::Enforce if self.is_begun && !self.is_enforced => self.enforce()?,
+                PlanStep::Begin | PlanStep::Enforce => return Err(PlanFault::Stage),
+                PlanStep::CreateTable { table } => match self.tables.get_mut(table) {
+                    Some(made) => *made = true,
+                    None => return Err(PlanFault::Stage),
+                },
+                PlanStep::CreateQueue { queue } => self.create_queue(queue)?,
+                PlanStep::CreateCounter { .. } => {}
+                PlanStep::InstallFlow { flow } => self.install(flow)?,
+                PlanStep::RemoveFlow { flow } => self.remove(flow)?,
+            }
+        }
+        if !self.is_enforced {
+            return Err(PlanFault::Stage);
+        }
+        if let Some(missing) = self.is_in.iter().position(|is_in| !is_in) {
+            return Err(PlanFault::Installed(missing));
+        }
+        let is_left = |(is_out, stays): (&bool, &bool)| !is_out && !stays;
+        match self.is_out.iter().zip(&self.stays).position(is_left) {
+            Some(left) => Err(PlanFault::Removed(left)),
+            None => Ok(()),
+        }
+    }
+
+    /// From here on old flows go, so that all new ones must be there, but for a sniffer.
+    fn enforce(&mut self) -> Result<(), PlanFault> {
+        let is_missing = |(flow, is_in): (&Flow, &bool)| !is_in && flow.kind != FlowKind::Sniffer;
+        if let Some(flow) = self.new.flows.iter().zip(&self.is_in).position(is_missing) {
+            return Err(PlanFault::Installed(flow));
+        }
+        self.is_enforced = true;
+        Ok(())
+    }
+
+    fn create_queue(&mut self, queue: QueueId) -> Result<(), PlanFault> {
+        let spec = self.new.queues.get(queue.index()).ok_or(PlanFault::Stage)?;
+        let made = self.plan.table_of(queue).is_some_and(|table| self.tables[table]);
+        let old = self.installed.map_or(&[][..], |old| &old.program.queues);
+        if !made && old.iter().all(|known| known.table != spec.table) {
+            return Err(PlanFault::Stage);
+        }
+        self.queues[queue.index()] = true;
+        Ok(())
+    }
+
+    fn install(&mut self, index: usize) -> Result<(), PlanFault> {
+        let flow = self.new.flows.get(index).ok_or(PlanFault::Installed(index))?;
+        let level = self.plan.levels[index];
+        let is_sniffer = flow.kind == FlowKind::Sniffer;
+        let order = self.order(flow, level);
+        let is_early = !self.is_begun || (!is_sniffer && (self.is_enforced || order < self.last_in));
+        if is_early || std::mem::replace(&mut self.is_in[index], true) {
+            return Err(PlanFault::Installed(index));
+        }
+        if !is_sniffer {
+            self.last_in = order;
+        }
+        if let FlowAction::Steer { queue, .. } = flow.action
+            && self.queues.get(queue.index()) != Some(&true)
+        {
+            return Err(PlanFault::NoQueue(index));
+        }
+        let place = self.place(flow, level);
+        let there = self.places.entry(place).or_default();
+        *there += 1;
+        if *there > 1 && (is_sniffer || place.3.is_some()) {
+            return Err(PlanFault::Clash(index));
+        }
+        if self.has_room(flow, level) { Ok(()) } else { Err(PlanFault::NoRoom(index)) }
+    }
+
+    /// Takes a place in the table of a level, where the old flows are all the time.
+    fn has_room(&mut self, flow: &Flow, level: u16) -> bool {
+        let Some(table) = self.limits.priority_table.filter(|_| is_ordered(flow, self.limits)) else {
+            return true;
+        };
+        let (installed, limits) = (self.installed, self.limits);
+        let fill = self.fill.entry((flow.kind, level)).or_insert_with(|| {
+            let mut fill = TableFill::new(table);
+            let old = installed.iter().flat_map(|old| old.program.flows.iter().zip(old.levels));
+            old.filter(|(known, of)| **of == level && known.kind == flow.kind && is_ordered(known, limits))
+                .for_each(|(known, _)| _ = fill.add(mask(known)));
+            fill
+        });
+        fill.add(mask(flow))
+    }
+
+    fn remove(&mut self, index: usize) -> Result<(), PlanFault> {
+        let old = self.installed.map_or(&[][..], |old| &old.program.flows);
+        let flow = old.get(index).ok_or(PlanFault::Removed(index))?;
+        let level = self.old_level(index);
+        let order = self.order(flow, level);
+        let is_early = !self.is_enforced || (flow.kind != FlowKind::Sniffer && order > self.last_out);
+        let stays = self.stays[index];
+        if is_early || stays || std::mem::replace(&mut self.is_out[index], true) {
+            return Err(PlanFault::Removed(index));
+        }
+        if flow.kind != FlowKind::Sniffer {
+            self.last_out = order;
+        }
+        if let Some(there) = self.places.get_mut(&self.place(flow, level)) {
+            *there = there.saturating_sub(1);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,414 @@
+//! Which flows of a program are on the device already, and the device's priorities of all others.
+//!
+//! A flow stays as it is if the device already has it: the same match at the same priority, with the same
+//! action. The compiler gives each flow a priority that is as high as overlap allows, so one rule more can
+//! change the numbers of thousands of flows that need no other place. So a priority of the device, called
+//! *level* here, is kept for as many flows as possible; only the order of flows that share packets counts.
+//!
+//! A flow whose action changes must not have the level that it had: a device takes a match once for each
+//! priority. If a program does not fit into its half of the priorities beside the one before, it gets the
+//! other half.
+
+use std::cell::RefCell;
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap, HashSet};
+
+use device_model::TableFill;
+use packet::cube::{Cube, Image};
+use program::{Correspondence, Flow, FlowFront, FlowKind, FlowSpec, Program};
+
+use super::PlacedProgram;
+use crate::Limits;
+
+/// The most pairs of flows that are compared. Beyond it, the levels are the compiler's priorities: each flow
+/// that is placed beside others is compared with all of them.
+const MOST_COMPARED: usize = 1 << 28;
+
+/// So many questions whether a match is at a level are answered by looking at all flows; for more, a set is
+/// made.
+const FEW_QUESTIONS: usize = 8;
+
+/// The parts of a flow that a device compares.
+type MatchKey<'p> = (FlowKind, usize, &'p [FlowSpec]);
+
+/// The bits that a device compares for the flow. No packet has the headers of one without any.
+fn mask(flow: &Flow) -> Image {
+    flow.cube().unwrap_or(Cube::ANY).without_absences().mask
+}
+
+fn match_key(flow: &Flow) -> MatchKey<'_> {
+    (flow.kind, flow.inner_from, &flow.specs)
+}
+
+/// The levels of a program.
+#[derive(Debug)]
+pub(super) struct Levels {
+    /// By flow.
+    pub(super) levels: Vec<u16>,
+    /// By flow, the flow of the old program that it is.
+    pub(super) kept: Vec<Option<usize>>,
+    /// The first level of the half that the program has.
+    pub(super) base: u16,
+}
+
+/// Finds the levels of `new`, beside what is on the device; in the other half if `is_apart`.
+pub(super) fn assign(
+    old: Option<&PlacedProgram<'_>>,
+    new: &Program,
+    limits: &Limits,
+    is_apart: bool,
+) -> Levels {
+    let Some(old) = old else { return from(0, None, new, limits) };
+    let known = Known::of(old, new, limits);
+    let beside = || known.beside().or_else(|| known.at_priorities());
+    let found = if is_apart { None } else { beside() };
+    found.unwrap_or_else(|| {
+        let base = if old.base == 0 { limits.half() } else { 0 };
+        from(base, Some(&known), new, limits)
+    })
+}
+
+/// The levels of a program in a half that has no flow of the program before, but those without an order.
+fn from(base: u16, known: Option<&Known<'_>>, new: &Program, limits: &Limits) -> Levels {
+    let mut levels = Levels { levels: Vec::new(), kept: Vec::new(), base };
+    for (index, flow) in new.flows.iter().enumerate() {
+        let kept = known.filter(|_| !has_order(flow, limits)).and_then(|known| known.same[index]);
+        levels.levels.push(match kept.zip(known) {
+            Some((old, known)) => known.old.levels[old],
+            None => level_of(base, flow),
+        });
+        levels.kept.push(kept);
+    }
+    levels
+}
+
+/// A sniffer has no priority.
+fn level_of(base: u16, flow: &Flow) -> u16 {
+    if flow.kind == FlowKind::Sniffer { 0 } else { base.saturating_add(flow.priority) }
+}
+
+/// Whether the device looks at the flow's priority.
+pub(super) fn has_order(flow: &Flow, limits: &Limits) -> bool {
+    flow.kind != FlowKind::Sniffer && !(limits.multicast_ignores_priority && flow.is_multicast_only())
+}
+
+/// The part of a flow on which its level depends, side by side because each flow that is placed is compared
+/// with all of them.
+#[derive(Clone, Copy)]
+struct Facts {
+    front: FlowFront,
+    priority: u16,
+    is_ordered: bool,
+    is_copy: bool,
+    is_sent: bool,
+}
+
+impl Facts {
+    fn of(flow: &Flow, limits: &Limits) -> Self {
+        Self {
+            front: flow.front(),
+            priority: flow.priority,
+            is_ordered: has_order(flow, limits),
+            is_copy: flow.kind == FlowKind::Copy,
+            is_sent: flow.kind == FlowKind::Egress,
+        }
+    }
+
+    /// The order in which levels are given: a flow depends on those before it only.
+    fn rank(&self) -> Rank {
+        (self.priority, !self.is_copy)
+    }
+
+    /// Returns how many levels the other flow must be below this one if they share packets; `None`: any
+    /// number, above included. This one must not come after the other in [`Facts::rank`].
+    fn distance(&self, other: &Self) -> Option<u16> {
+        match (self.is_copy, other.is_copy) {
+            _ if self.is_sent != other.is_sent || self.front.is_apart(&other.front) => None,
+            // Of one priority, copies are made first.
+            (true, false) => Some(0),
+            // A device may make one copy of a packet for each priority.
+            _ => (self.priority < other.priority).then_some(1),
+        }
+    }
+}
+
+/// The priority of the program, and whether the flow takes the packet.
+type Rank = (u16, bool);
+
+/// What the old and the new flows have in common.
+struct Known<'p> {
+    old: &'p PlacedProgram<'p>,
+    new: &'p Program,
+    limits: &'p Limits,
+    /// By new flow, the old one of the same match and action.
+    same: Vec<Option<usize>>,
+}
+
+impl<'p> Known<'p> {
+    fn of(old: &'p PlacedProgram<'p>, new: &'p Program, limits: &'p Limits) -> Self {
+        let common = Correspondence::of(old.program, new);
+        let mut same = vec![None; new.flows.len()];
+        let mut is_used = vec![false; old.program.flows.len()];
+        let mut pair = |of_old: usize, of_new: usize| {
+            let (before, after) = (&old.program.flows[of_old], &new.flows[of_new]);
+            let is_same = match_key(before) == match_key(after) && common.is_same_action(before, after);
+            if is_same {
+                is_used[of_old] = true;
+                same[of_new] = Some(of_old);
+            }
+            is_same
+        };
+        // Most flows stand between the same two as before.
+        let shorter = old.program.flows.len().min(new.flows.len());
+        let from_start = (0..shorter).take_while(|index| pair(*index, *index)).count();
+        let (of_old, of_new) = (old.program.flows.len(), new.flows.len());
+        let from_end =
+            (1..=shorter - from_start).take_while(|back| pair(of_old - back, of_new - back)).count();
+        let (olds, news) = (from_start..of_old - from_end, from_start..of_new - from_end);
+        let mut by_match: HashMap<MatchKey<'p>, Vec<usize>> = HashMap::new();
+        for index in olds {
+            by_match.entry(match_key(&old.program.flows[index])).or_default().push(index);
+        }
+        for index in news {
+            let candidates = by_match.get(&match_key(&new.flows[index])).into_iter().flatten();
+            let mut free = candidates.copied().filter(|candidate| !is_used[*candidate]);
+            let flow = &new.flows[index];
+            let found = free.find(|candidate| common.is_same_action(&old.program.flows[*candidate], flow));
+            if let Some(found) = found {
+                is_used[found] = true;
+                same[index] = Some(found);
+            }
+        }
+        Self { old, new, limits, same }
+    }
+
+    /// The old flows at a level.
+    fn at(&self, level: u16) -> impl Iterator<Item = &'p Flow> {
+        let there = self.old.program.flows.iter().zip(self.old.levels);
+        there.filter(move |(_, of)| **of == level).map(|(flow, _)| flow)
+    }
+
+    /// The matches of the old program with their levels.
+    fn places(&self) -> HashSet<(MatchKey<'p>, u16)> {
+        let there = self.old.program.flows.iter().zip(self.old.levels);
+        there.map(|(flow, level)| (match_key(flow), *level)).collect()
+    }
+
+    /// The compiler's priorities in the same half of the levels.
+    fn at_priorities(&self) -> Option<Levels> {
+        let mut room = Room::new(self);
+        let taken = self.places();
+        let mut found = Levels { levels: Vec::new(), kept: Vec::new(), base: self.old.base };
+        for (index, flow) in self.new.flows.iter().enumerate() {
+            let level = level_of(self.old.base, flow);
+            let is_there = |old: &usize| self.old.levels[*old] == level || !has_order(flow, self.limits);
+            let kept = self.same[index].filter(is_there);
+            let is_free = || !has_order(flow, self.limits) || !taken.contains(&(match_key(flow), level));
+            if kept.is_none() && !(is_free() && room.take(flow, level)) {
+                return None;
+            }
+            found.levels.push(kept.map_or(level, |old| self.old.levels[old]));
+            found.kept.push(kept);
+        }
+        Some(found)
+    }
+
+    /// The levels with which most flows stay where they are.
+    fn beside(&self) -> Option<Levels> {
+        let mut placing = Placing::of(self)?;
+        while let Some(Reverse((_, index))) = placing.waiting.pop() {
+            placing.place(index)?;
+        }
+        let flows = placing.levels.iter().enumerate();
+        let kept = flows.map(|(index, level)| {
+            let there = |old: &usize| self.old.levels[*old] == *level;
+            self.same[index].filter(there)
+        });
+        Some(Levels { kept: kept.collect(), levels: placing.levels, base: self.old.base })
+    }
+}
+
+/// The old flows of each level, as a device with small tables holds them, and those that come beside them.
+struct Room<'k, 'p> {
+    known: &'k Known<'p>,
+    tables: HashMap<(FlowKind, u16), TableFill<Image>>,
+}
+
+impl<'k, 'p> Room<'k, 'p> {
+    fn new(known: &'k Known<'p>) -> Self {
+        Self { known, tables: HashMap::new() }
+    }
+
+    /// Takes a place in a level; false: there is none.
+    fn take(&mut self, flow: &Flow, level: u16) -> bool {
+        let limits = self.known.limits;
+        let Some(table) = limits.priority_table.filter(|_| has_order(flow, limits)) else { return true };
+        let fill = self.tables.entry((flow.kind, level)).or_insert_with(|| {
+            let mut fill = TableFill::new(table);
+            let there =
+                self.known.at(level).filter(|known| known.kind == flow.kind && has_order(known, limits));
+            // They are on the device, so they have room.
+            there.for_each(|known| _ = fill.add(mask(known)));
+            fill
+        });
+        fill.add(mask(flow))
+    }
+}
+
+/// Flows that have a level, and those that wait for one.
+struct Placing<'k, 'p> {
+    known: &'k Known<'p>,
+    /// By flow.
+    facts: Vec<Facts>,
+    /// Those that were asked for.
+    cubes: RefCell<HashMap<usize, Option<Cube>>>,
+    levels: Vec<u16>,
+    is_placed: Vec<bool>,
+    waiting: BinaryHeap<Reverse<(Rank, usize)>>,
+    compared: usize,
+    /// How often [`Placing::is_free`] was asked.
+    asked: usize,
+    places: Option<HashSet<(MatchKey<'p>, u16)>>,
+    room: Room<'k, 'p>,
+}
+
+impl<'k, 'p> Placing<'k, 'p> {
+    /// Begins with the flows that stay where they are; `None`: too many do not.
+    fn of(known: &'k Known<'p>) -> Option<Self> {
+        let flows = &known.new.flows;
+        let level = |(flow, same): (&Flow, &Option<usize>)| match same {
+            Some(old) => known.old.levels[*old],
+            None => level_of(known.old.base, flow),
+        };
+        let mut placing = Self {
+            known,
+            facts: flows.iter().map(|flow| Facts::of(flow, known.limits)).collect(),
+            cubes: RefCell::new(HashMap::new()),
+            levels: flows.iter().zip(&known.same).map(level).collect(),
+            is_placed: vec![true; flows.len()],
+            waiting: BinaryHeap::new(),
+            compared: 0,
+            asked: 0,
+            places: None,
+            room: Room::new(known),
+        };
+        for index in 0..flows.len() {
+            let is_outside = || !placing.window().contains(&placing.levels[index]);
+            if placing.facts[index].is_ordered && (known.same[index].is_none() || is_outside()) {
+                placing.wait(index);
+            }
+        }
+        placing.unsettle()?;
+        Some(placing)
+    }
+
+    /// The levels of the half.
+    fn window(&self) -> std::ops::Range<u16> {
+        let Known { old, limits, .. } = self.known;
+        old.base..old.base.saturating_add(limits.half())
+    }
+
+    fn wait(&mut self, index: usize) {
+        self.is_placed[index] = false;
+        self.waiting.push(Reverse((self.facts[index].rank(), index)));
+    }
+
+    /// Has those flows wait whose old levels contradict the new order. Only flows of unlike priorities are
+    /// compared whose levels do not have the same order already.
+    fn unsettle(&mut self) -> Option<()> {
+        let mut groups: HashMap<(Rank, bool, u16), Vec<usize>> = HashMap::new();
+        for (index, facts) in self.facts.iter().enumerate() {
+            if self.is_placed[index] && facts.is_ordered {
+                groups.entry((facts.rank(), facts.is_sent, self.levels[index])).or_default().push(index);
+            }
+        }
+        let mut keys: Vec<_> = groups.keys().copied().collect();
+        keys.sort_unstable();
+        for (place, above) in keys.iter().enumerate() {
+            for below in &keys[place + 1..] {
+                let ((above_rank, ..), (below_rank, ..)) = (above, below);
+                let is_behind_copy = !above_rank.1 && below_rank.1;
+                let least = u16::from(!is_behind_copy && above_rank.0 < below_rank.0);
+                let (Some(firsts), Some(seconds)) = (groups.get(above), groups.get(below)) else { continue };
+                if below.2 >= above.2 + least {
+                    continue;
+                }
+                self.compared += firsts.len() * seconds.len();
+                if self.compared > MOST_COMPARED {
+                    return None;
+                }
+                let contradicts = |first: usize, second: usize| {
+                    let distance = self.facts[first].distance(&self.facts[second]);
+                    distance.is_some_and(|least| below.2 < above.2 + least) && self.overlap(first, second)
+                };
+                let mut unsettled = seconds.clone();
+                unsettled.retain(|second| firsts.iter().any(|first| contradicts(*first, *second)));
+                if let Some(group) = groups.get_mut(below) {
+                    group.retain(|index| !unsettled.contains(index));
+                }
+                unsettled.into_iter().for_each(|index| self.wait(index));
+            }
+        }
+        Some(())
+    }
+
+    fn overlap(&self, one: usize, other: usize) -> bool {
+        let flows = &self.known.new.flows;
+        let mut cubes = self.cubes.borrow_mut();
+        let mut cube = |flow: usize| *cubes.entry(flow).or_insert_with(|| flows[flow].cube());
+        cube(one).zip(cube(other)).is_some_and(|(one, other)| one.overlaps(&other))
+    }
+
+    /// Gives a flow the highest level below all those that it must follow, and has those wait that must
+    /// follow it and do not.
+    fn place(&mut self, index: usize) -> Option<()> {
+        self.compared += self.facts.len();
+        if self.compared > MOST_COMPARED {
+            return None;
+        }
+        let facts = self.facts[index];
+        let own = (facts.rank(), index);
+        let mut least = self.window().start;
+        let mut later = Vec::new();
+        for (other, there) in self.facts.iter().enumerate() {
+            if !self.is_placed[other] || !there.is_ordered || other == index {
+                continue;
+            }
+            if (there.rank(), other) < own {
+                let distance =
+                    there.distance(&facts).filter(|distance| self.levels[other] + distance > least);
+                if let Some(distance) = distance.filter(|_| self.overlap(other, index)) {
+                    least = self.levels[other] + distance;
+                }
+            } else if let Some(distance) = facts.distance(there) {
+                later.push((other, distance));
+            }
+        }
+        let level = (least..self.window().end).find(|level| self.fits(index, *level))?;
+        self.levels[index] = level;
+        self.is_placed[index] = true;
+        for (other, distance) in later {
+            if self.levels[other] < level + distance && self.overlap(index, other) {
+                self.wait(other);
+            }
+        }
+        Some(())
+    }
+
+    /// Whether the flow can have that level; takes its place there.
+    fn fits(&mut self, index: usize, level: u16) -> bool {
+        let flow = &self.known.new.flows[index];
+        let is_there = self.known.same[index].is_some_and(|old| self.known.old.levels[old] == level);
+        is_there || (self.is_free(flow, level) && self.room.take(flow, level))
+    }
+
+    /// Whether the old program has no flow of this match at the level.
+    fn is_free(&mut self, flow: &Flow, level: u16) -> bool {
+        self.asked += 1;
+        if self.asked <= FEW_QUESTIONS {
+            return self.known.at(level).all(|known| match_key(known) != match_key(flow));
+        }
+        let known = self.known;
+        !self.places.get_or_insert_with(|| known.places()).contains(&(match_key(flow), level))
+    }
+}
