@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use device_model::{DeviceModel, Limit, TableFill};
 use packet::cube::Cube;
 use policy::Witness;
-use program::{Errno, Flow, FlowAction, FlowKind, FlowSpec, Program, RuleId, WorkerId};
+use program::{Correspondence, Errno, Flow, FlowAction, FlowKind, FlowSpec, Program, RuleId, WorkerId};
 use serde::Serialize;
 
 use crate::cover::MAX_FLOWS;
@@ -365,10 +365,10 @@ pub(super) fn conflict(before: &Program, after: &Program, profile: &DeviceModel)
 /// Finds a multicast-only flow of `after` that has the match of a flow of `before` and another tag or action:
 /// the device returns EEXIST for it.
 fn same_match<'p>(before: &Program, after: &'p Program) -> Option<&'p Flow> {
-    let known: HashMap<_, FlowAction> =
-        multicast_flows(before).map(|flow| (match_key(flow), flow.action)).collect();
+    let common = Correspondence::of(before, after);
+    let known: HashMap<_, &Flow> = multicast_flows(before).map(|flow| (match_key(flow), flow)).collect();
     multicast_flows(after)
-        .find(|flow| known.get(&match_key(flow)).is_some_and(|old| !agree(*old, flow.action)))
+        .find(|flow| known.get(&match_key(flow)).is_some_and(|old| !agree(&common, old, flow)))
 }
 
 /// The first flow of `after` that the tables, one for each direction, have no room for. Flows of both are
@@ -415,24 +415,27 @@ mod tests {
         let mlx5 = DeviceModel::mlx5();
         let of = |matches: &str, action: &str| program(&rule("r", matches, action), &mlx5);
         let all = of("dst_mac = 'multicast'", STEER);
-        let obstacle = reload_conflict(&all, &all, &mlx5).expect("tags differ");
+        assert_eq!(reload_conflict(&all, &all, &mlx5), None, "the flow stays");
+        let renamed = program(&rule("q", "dst_mac = 'multicast'", STEER), &mlx5);
+        let obstacle = reload_conflict(&all, &renamed, &mlx5).expect("packets are counted for another rule");
         assert_eq!((obstacle.errno, obstacle.rule), (Some(Errno::Eexist), Some(RuleId(0))));
-        assert_eq!(reload_conflict(&all, &all, &DeviceModel::ideal()), None);
-        // Made beside the first, the same policy has the match in halves, and beside those as a whole again.
-        let source = Source::new("again.toml", text(&rule("r", "dst_mac = 'multicast'", STEER)));
-        let (policy, _) = policy::parse(&source, &NoFiles).expect("a policy");
-        let beside = |previous: &Program| {
+        assert_eq!(reload_conflict(&all, &renamed, &DeviceModel::ideal()), None);
+        // Made beside the first, the other policy has the match in halves, and the first is whole again.
+        let beside = |previous: &Program, name: &str| {
+            let source = Source::new("again.toml", text(&rule(name, "dst_mac = 'multicast'", STEER)));
+            let (policy, _) = policy::parse(&source, &NoFiles).expect("a policy");
             let again = crate::compile_with(&policy, &mlx5, 1, Some(previous)).expect("a program");
             assert_eq!(reload_conflict(previous, &again, &mlx5), None);
             again
         };
-        let halves = beside(&all);
+        assert_eq!(beside(&all, "r").flows, all.flows);
+        let halves = beside(&all, "q");
         let specs: Vec<String> = halves.flows.iter().map(ToString::to_string).collect();
         assert_eq!(
             specs,
             ["eth dst=01:00:00:00:00:00/01:00:00:00:00:01", "eth dst=01:00:00:00:00:01/01:00:00:00:00:01"]
         );
-        assert_eq!(beside(&halves).flows, all.flows);
+        assert_eq!(beside(&halves, "r").flows.len(), 1, "whole again");
         let dropped = of("dst_mac = 'multicast'", "'drop'");
         assert!(
             reload_conflict(&dropped, &all, &mlx5).is_some()

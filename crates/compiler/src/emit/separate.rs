@@ -5,7 +5,7 @@
 use std::collections::HashMap;
 
 use device_model::{DeviceModel, Feature};
-use program::{Flow, FlowAction, FlowKind, FlowSpec, Program};
+use program::{Correspondence, Flow, FlowAction, FlowKind, FlowSpec, Program};
 
 /// The parts of a flow of which no two flows of a table agree in all.
 pub(crate) type MatchKey<'f> = (FlowKind, usize, &'f [FlowSpec]);
@@ -22,35 +22,38 @@ pub(crate) fn multicast_flows(program: &Program) -> impl Iterator<Item = &Flow> 
 /// Divides the flows that cannot be made while the flows of the previous program are there.
 pub(crate) fn separate(mut program: Program, previous: Option<&Program>, profile: &DeviceModel) -> Program {
     let Some(previous) = previous.filter(|_| profile.multicast_ignores_priority) else { return program };
-    let known: HashMap<MatchKey<'_>, FlowAction> =
-        multicast_flows(previous).map(|flow| (match_key(flow), flow.action)).collect();
+    let known: HashMap<MatchKey<'_>, &Flow> =
+        multicast_flows(previous).map(|flow| (match_key(flow), flow)).collect();
     if known.is_empty() {
         return program;
     }
     let flows = std::mem::take(&mut program.flows);
+    let common = Correspondence::of(previous, &program);
+    let mut separated = Vec::with_capacity(flows.len());
     for flow in flows {
-        let is_free = known.get(&match_key(&flow)).is_none_or(|action| agree(*action, flow.action));
+        let is_free = known.get(&match_key(&flow)).is_none_or(|old| agree(&common, old, &flow));
         let halves = if is_free { None } else { halves(&flow, profile, &known) };
         match halves {
-            Some(halves) => program.flows.extend(halves),
-            None => program.flows.push(flow),
+            Some(halves) => separated.extend(halves),
+            None => separated.push(flow),
         }
     }
+    program.flows = separated;
     program
 }
 
-/// Whether two flows of one match can be in the table together. Tags never agree, because each program has
-/// its own.
-pub(crate) fn agree(old: FlowAction, new: FlowAction) -> bool {
-    old == new && !matches!(new, FlowAction::Steer { .. })
+/// Whether two flows of one match can be in the table together, or are one.
+pub(crate) fn agree(common: &Correspondence<'_>, old: &Flow, new: &Flow) -> bool {
+    match (old.action, new.action) {
+        (FlowAction::Steer { .. }, FlowAction::Steer { .. }) => {
+            common.is_same_action(old, new) && common.is_same_class_of(old, new)
+        }
+        (old, new) => old == new,
+    }
 }
 
 /// A flow as two that differ in one more bit; `None`: it matches all bits.
-fn halves(
-    flow: &Flow,
-    profile: &DeviceModel,
-    known: &HashMap<MatchKey<'_>, FlowAction>,
-) -> Option<[Flow; 2]> {
+fn halves(flow: &Flow, profile: &DeviceModel, known: &HashMap<MatchKey<'_>, &Flow>) -> Option<[Flow; 2]> {
     const BITS: u32 = 96;
     let sources = profile.allows(Feature::SrcMac);
     let most = if sources { BITS } else { BITS / 2 };

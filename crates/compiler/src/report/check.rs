@@ -15,7 +15,6 @@ use serde::Serialize;
 use crate::cover::expand::expand;
 use crate::cover::legalize::Expansion;
 use crate::cube::Cube;
-use crate::diagnostics::{Obstacle, reload_conflict};
 use crate::except::classes::outcomes;
 use crate::job::Job;
 use crate::mask_index::MaskIndex;
@@ -53,8 +52,7 @@ impl Job<'_> {
     #[must_use]
     pub fn check(&self, program: &Program) -> Check {
         let Job { policy, profile, .. } = *self;
-        let mut dependent = dependences(policy, profile);
-        dependent.extend(self.reload_warning(program));
+        let dependent = dependences(policy, profile);
         if profile.has_tags() {
             return check_beside(policy, program, program, dependent);
         }
@@ -65,24 +63,6 @@ impl Job<'_> {
         // The previous program has no tags to be kept.
         let tagged = Job { profile: &tagged, previous: None, ..*self }.program();
         check_beside(policy, program, tagged.as_ref().unwrap_or(program), dependent)
-    }
-
-    /// Warns of a program that cannot be reloaded even unchanged: the device cannot keep a flow of both.
-    fn reload_warning(&self, program: &Program) -> Option<Diagnostic> {
-        let Obstacle { rule, reason, limit, errno, remedy } = self.conflict_with_itself(program)?;
-        let place = rule.and_then(|rule| self.policy.rules.get(rule.index())).map(|rule| &rule.place);
-        let errno = errno.map_or_else(String::new, |errno| format!(" ({errno})"));
-        let message = format!("a reload that keeps this is refused: {reason}: {limit}{errno}");
-        Some(place.unwrap_or(&self.policy.default_place).warning(message, "here").hint(remedy))
-    }
-
-    /// The reason why the policy, as it is, could not replace itself.
-    fn conflict_with_itself(&self, program: &Program) -> Option<Obstacle> {
-        let conflict = reload_conflict(program, program, self.profile)?;
-        match self.beside(Some(program)).program() {
-            Ok(again) => reload_conflict(program, &again, self.profile),
-            Err(_) => Some(conflict),
-        }
     }
 }
 
