@@ -87,8 +87,8 @@ impl<'p> Correspondence<'p> {
     }
 
     /// Whether the device does the same for two flows of one match: it puts packets into an equal queue pair
-    /// with the same number of a class, if it tags them, or drops, or passes, and counts them for a rule of the
-    /// same name. `old` is of the old program.
+    /// with the same number of a class, if it tags them, or drops, or passes, and counts them for a rule of
+    /// the same name. `old` is of the old program.
     #[must_use]
     pub fn is_same_action(&self, old: &Flow, new: &Flow) -> bool {
         match (old.action, new.action) {

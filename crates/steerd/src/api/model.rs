@@ -1,6 +1,7 @@
 //! What the API answers, as plain data, for both sides. docs/reference/api.md describes the keys.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
@@ -71,6 +72,9 @@ pub(crate) struct Verdict {
     pub(crate) generation: u64,
     pub(crate) sha256: String,
     pub(crate) milliseconds: u64,
+    /// The flows that the device got and lost; `None`: the policy is refused.
+    #[serde(default)]
+    pub(crate) flows: Option<ChangedFlows>,
     /// Why it is refused, in one line.
     pub(crate) error: Option<String>,
     /// The keys of `check --format json`.
@@ -80,6 +84,21 @@ pub(crate) struct Verdict {
     pub(crate) text: String,
     /// The diagnostics with excerpts of the policy.
     pub(crate) excerpts: String,
+}
+
+/// The flows of a reload, on each port.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct ChangedFlows {
+    pub(crate) installed: usize,
+    pub(crate) removed: usize,
+    pub(crate) kept: usize,
+}
+
+impl fmt::Display for ChangedFlows {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { installed, removed, kept } = *self;
+        write!(f, "{installed} flows installed, {removed} removed, {kept} kept")
+    }
 }
 
 /// GET /v1/flows.

@@ -21,8 +21,11 @@ pub(crate) fn run(args: &ReloadArgs) -> Result<(), Error> {
         return Err(Error::ReloadRefused { policy: verdict.source, why });
     }
     if !args.output.is_json() {
-        let Verdict { source, generation, milliseconds, .. } = verdict;
-        output::print(&format!("{source}: in force after {milliseconds} ms, generation {generation}\n"))?;
+        let Verdict { source, generation, milliseconds, flows, .. } = verdict;
+        let flows = flows.map_or_else(String::new, |flows| format!("; {flows}"));
+        output::print(&format!(
+            "{source}: in force after {milliseconds} ms, generation {generation}{flows}\n"
+        ))?;
     }
     Ok(())
 }

@@ -108,14 +108,14 @@ impl Dataplane {
 
     /// Replaces the program in force. All or nothing: after an error the device and the workers are as
     /// before.
-    fn install(&mut self, compiled: Compiled) -> Result<(), Error> {
+    fn install(&mut self, compiled: Compiled) -> Result<FlowChanges, Error> {
         let replaced = self.replace(compiled);
         self.free_unreachable();
         self.free_at = Some(Instant::now() + LATE_PACKET_GRACE);
         replaced
     }
 
-    fn replace(&mut self, compiled: Compiled) -> Result<(), Error> {
+    fn replace(&mut self, compiled: Compiled) -> Result<FlowChanges, Error> {
         let Compiled { program, inputs, weights, warnings, .. } = compiled;
         let opened = &self.observer.opened;
         let generation = self.controller.generation().0 + 1;
@@ -131,7 +131,6 @@ impl Dataplane {
         let workers = &self.observer.workers;
         let mut publish = |stage: &ChangeStage| publish(workers, stage, &map);
         let install = |controller: &mut Controller| controller.install(Arc::clone(&program), &mut publish);
-        let begun = Instant::now();
         let installed = match change_device(&mut self.controller, &self.observer, install) {
             Ok(installed) => installed,
             Err(error) => {
@@ -147,11 +146,6 @@ impl Dataplane {
         let last = self.observer.board.read();
         let names = |program: &Program| program.rules.iter().map(|rule| rule.name.clone()).collect();
         if installed.generation.0 > 1 {
-            let FlowChanges { installed, removed, kept } = installed.changes;
-            let took = begun.elapsed();
-            tracing::info!(
-                "reload: {installed} flows installed, {removed} removed, {kept} kept in {took:.1?}"
-            );
             self.before = names(&last.policy.program);
         }
         self.retire_rules(&program);
@@ -169,11 +163,11 @@ impl Dataplane {
         self.update(|published| {
             published.policy = Arc::new(policy);
             published.sinks = sinks;
-            published.reloads.last_error = installed.warning.map(|warning| warning.to_string());
+            published.reloads.last_error = installed.warning.as_ref().map(ToString::to_string);
             published.reloads.last_successful = true;
             published.changes += 1;
         });
-        Ok(())
+        Ok(installed.changes)
     }
 
     /// Sums the counters of rules that neither this program, which is in force, nor the previous policy has

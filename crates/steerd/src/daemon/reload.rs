@@ -8,11 +8,12 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use control::FlowChanges;
 use crossbeam::channel::{self, Receiver};
 use policy::{Diagnostic, Diagnostics, Severity};
 
 use crate::api::Waiter;
-use crate::api::model::Verdict;
+use crate::api::model::{ChangedFlows, Verdict};
 use crate::daemon::dataplane::Commands;
 use crate::daemon::observer::Observer;
 use crate::daemon::{Error, notify};
@@ -93,11 +94,14 @@ fn run(observer: &Observer, commands: &Commands) -> Verdict {
     let begun = Instant::now();
     let source = observer.board.read().policy.source.clone();
     match replace(observer, &source, commands) {
-        Ok(warnings) => {
+        Ok((changes, warnings)) => {
             observer.board.reload_succeeded();
-            tracing::info!("reload: {source} is in force after {} ms", begun.elapsed().as_millis());
+            let FlowChanges { installed, removed, kept } = changes;
+            let flows = ChangedFlows { installed, removed, kept };
+            let milliseconds = begun.elapsed().as_millis();
+            tracing::info!("reload: {source} is in force after {milliseconds} ms ({flows})");
             notify::ready(&format!("reloaded {source}"));
-            verdict(observer, begun, None, warnings.into())
+            Verdict { flows: Some(flows), ..verdict(observer, begun, None, warnings.into()) }
         }
         Err(refused) if refused.is_stopping => {
             verdict(observer, begun, Some(refused.why), refused.diagnostics)
@@ -140,6 +144,7 @@ fn verdict(observer: &Observer, begun: Instant, error: Option<String>, diagnosti
         generation: in_force.generation,
         sha256: in_force.inputs.sha256.clone(),
         milliseconds: u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX),
+        flows: None,
         error,
         text: diagnostics.to_string(),
         excerpts: diagnostics.excerpts(),
@@ -148,12 +153,12 @@ fn verdict(observer: &Observer, begun: Instant, error: Option<String>, diagnosti
     }
 }
 
-/// Returns the warnings about the new policy.
+/// Returns the flows that have changed, and the warnings about the new policy.
 fn replace(
     observer: &Observer,
     source: &PolicySource,
     commands: &Commands,
-) -> Result<Vec<Diagnostic>, Refused> {
+) -> Result<(FlowChanges, Vec<Diagnostic>), Refused> {
     let workers = observer.worker_count();
     let profile = observer.opened.profile(workers);
     let before = Arc::clone(&observer.board.read().policy);
@@ -180,9 +185,9 @@ fn replace(
         let compiler::Obstacle { reason, limit, remedy, .. } = obstacle;
         return Err(refused(format!("{source}: {reason}: {limit}{errno} (hint: {remedy})")));
     }
-    commands.install(compiled).map_err(|error| {
+    let changes = commands.install(compiled).map_err(|error| {
         let is_stopping = matches!(error, Error::Stopping);
         Refused { is_stopping, ..refused(chain(&error)) }
     })?;
-    Ok(warnings)
+    Ok((changes, warnings))
 }

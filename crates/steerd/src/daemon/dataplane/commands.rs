@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use control::DropTotals;
+use control::{DropTotals, FlowChanges};
 use crossbeam::channel::{self, Receiver, SendTimeoutError, Sender};
 use program::SinkSpec;
 use worker::Slot;
@@ -23,7 +23,7 @@ const READING_PATIENCE: Duration = Duration::from_secs(3);
 const CAPTURE_PATIENCE: Duration = Duration::from_secs(10);
 
 pub(super) enum Command {
-    Install { compiled: Compiled, done: Sender<Result<(), Error>> },
+    Install { compiled: Compiled, done: Sender<Result<FlowChanges, Error>> },
     Attach { sink: SinkSpec, rule: String, opened: Opened, done: Sender<Result<Slot, sinks::Error>> },
     ReadDrops { done: Sender<Arc<[DropTotals]>> },
     Stop,
@@ -78,11 +78,11 @@ impl Commands {
         (Self { commands, detached }, drops, taken)
     }
 
-    /// Waits until the program is installed; all or nothing.
+    /// Waits until the program is installed; all or nothing. Returns the flows that have changed.
     ///
     /// # Errors
     /// [`Error::Stopping`]: the daemon is ending; [`Error::DataplaneDied`]: the installation has panicked.
-    pub(crate) fn install(&self, compiled: Compiled) -> Result<(), Error> {
+    pub(crate) fn install(&self, compiled: Compiled) -> Result<FlowChanges, Error> {
         let (done, result) = channel::bounded(1);
         self.commands.send(Command::Install { compiled, done }).map_err(|_| Error::Stopping)?;
         result.recv().map_err(|_| Error::DataplaneDied)?
