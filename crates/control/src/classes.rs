@@ -5,7 +5,6 @@
 //! decided by that flow in the old program and in the new one, and either meaning is right.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::Arc;
 
 use program::{CLASSES_MAX, ClassId, Correspondence, Flow, FlowAction, Program};
 
@@ -45,25 +44,23 @@ fn class_of(flow: &Flow) -> Option<ClassId> {
     }
 }
 
-/// The new program with other numbers for these classes, which the old program does not have.
-pub(crate) fn renumber(old: &Program, new: &Program, classes: &[ClassId]) -> Arc<Program> {
+/// Gives these classes of the new program other numbers, which the old program does not have.
+pub(crate) fn renumber(old: &Program, new: &mut Program, classes: &[ClassId]) {
     let is_taken = |id: &ClassId| old.class(*id).is_some() || new.class(*id).is_some();
     let mut free = (0..CLASSES_MAX).map(ClassId).filter(|id| !is_taken(id));
     // Beyond the largest number if there is none, which the check of the program refuses.
     let mut fresh = || free.next().unwrap_or(ClassId(CLASSES_MAX));
     let moves: HashMap<ClassId, ClassId> = classes.iter().map(|class| (*class, fresh())).collect();
-    let mut program = new.clone();
     let length = moves.values().map(|to| to.index() + 1).max().unwrap_or(0);
-    program.classes.resize(length.max(program.classes.len()), None);
+    new.classes.resize(length.max(new.classes.len()), None);
     for (from, to) in &moves {
-        program.classes.swap(from.index(), to.index());
+        new.classes.swap(from.index(), to.index());
     }
     let moved = |class: ClassId| moves.get(&class).copied().unwrap_or(class);
-    for flow in &mut program.flows {
+    for flow in &mut new.flows {
         if let FlowAction::Steer { class, .. } = &mut flow.action {
             *class = moved(*class);
         }
     }
-    program.untagged = program.untagged.map(moved);
-    Arc::new(program)
+    new.untagged = new.untagged.map(moved);
 }

@@ -170,41 +170,38 @@ pub struct FlowChanges {
 /// The plan breaks a rule: a fault of this program, or flows that the device has no room for.
 pub fn plan(
     installed: Option<PlacedProgram<'_>>,
-    new: Arc<Program>,
+    mut new: Arc<Program>,
     limits: &Limits,
 ) -> Result<(Arc<Program>, CheckedPlan), PlanFault> {
-    let (program, plan) = make(installed, Arc::clone(&new), limits, false);
-    match plan.check(installed, &program, limits) {
+    let plan = make(installed, &mut new, limits, false);
+    match plan.check(installed, &new, limits) {
         // Flows of equal masks have room together, and may have none in the order in which they come.
         Err(PlanFault::NoRoom(_)) if installed.is_some() => {}
-        checked => return Ok((program, checked?)),
+        checked => return Ok((new, checked?)),
     }
-    let (program, plan) = make(installed, new, limits, true);
-    let checked = plan.check(installed, &program, limits)?;
-    Ok((program, checked))
+    let plan = make(installed, &mut new, limits, true);
+    let checked = plan.check(installed, &new, limits)?;
+    Ok((new, checked))
 }
 
-/// Makes a plan; in the other half of the priorities if `is_apart`.
+/// Makes a plan; in the other half of the priorities if `is_apart`. The program is copied only if it gets
+/// other numbers and somebody else has it too.
 fn make(
     installed: Option<PlacedProgram<'_>>,
-    new: Arc<Program>,
+    new: &mut Arc<Program>,
     limits: &Limits,
     is_apart: bool,
-) -> (Arc<Program>, Plan) {
-    let Some(old) = installed.map(|installed| installed.program) else {
-        let steps = steps(None, &new, limits, is_apart);
-        return (new, steps);
-    };
-    let changed = classes::changed(old, &new, &Correspondence::of(old, &new));
-    let plan = steps(installed, &new, limits, is_apart);
-    let moved = classes::with_changed_flows(&changed, old, &new, &plan.kept);
+) -> Plan {
+    let plan = steps(installed, new, limits, is_apart);
+    let Some(old) = installed.map(|installed| installed.program) else { return plan };
+    let changed = classes::changed(old, new, &Correspondence::of(old, new));
+    let moved = classes::with_changed_flows(&changed, old, new, &plan.kept);
     if moved.is_empty() {
-        return (new, plan);
+        return plan;
     }
     // Those that could stay as they are may have to move for the others, so all get a number of their own.
-    let new = classes::renumber(old, &new, &changed);
-    let plan = steps(installed, &new, limits, is_apart);
-    (new, plan)
+    classes::renumber(old, Arc::make_mut(new), &changed);
+    steps(installed, new, limits, is_apart)
 }
 
 /// The steps to a program whose classes have their numbers.

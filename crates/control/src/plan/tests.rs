@@ -222,15 +222,24 @@ fn limits() -> Limits {
     }
 }
 
+/// A plan, whether it keeps the rules or not.
+fn made(
+    installed: Option<PlacedProgram<'_>>,
+    new: &Arc<Program>,
+    limits: &Limits,
+    is_apart: bool,
+) -> (Arc<Program>, Plan) {
+    let mut new = Arc::clone(new);
+    let plan = make(installed, &mut new, limits, is_apart);
+    (new, plan)
+}
+
 /// The placement of the first program of a device, or of one that another was there before.
 fn placed(first: Option<&Arc<Program>>, program: &Arc<Program>, limits: &Limits) -> (Arc<Program>, Plan) {
-    let (before, plan_before) = match first {
-        Some(first) => make(None, Arc::clone(first), limits, false),
-        None => return make(None, Arc::clone(program), limits, false),
-    };
-    let placement =
-        PlacedProgram { program: &before, levels: plan_before.levels(), base: plan_before.base() };
-    make(Some(placement), Arc::clone(program), limits, false)
+    let Some(first) = first else { return made(None, program, limits, false) };
+    let (before, plan) = made(None, first, limits, false);
+    let placement = PlacedProgram { program: &before, levels: plan.levels(), base: plan.base() };
+    made(Some(placement), program, limits, false)
 }
 
 /// Every pair of programs of up to two lines, the first also where another one was before, and the plans that
@@ -246,7 +255,7 @@ fn every_packet_of_a_small_world_is_decided_by_one_of_two_programs() {
         let (old, placing) = placed(first, old, &limits);
         let placement = PlacedProgram { program: &old, levels: placing.levels(), base: placing.base() };
         for wanted in &all {
-            let (new, plan) = make(Some(placement), Arc::clone(wanted), &limits, plans % 5 == 4);
+            let (new, plan) = made(Some(placement), wanted, &limits, plans % 5 == 4);
             follow(&plan, &placement, &new)
                 .unwrap_or_else(|wrong| panic!("{wrong}\n{old:#?}\n{new:#?}\n{plan:#?}"));
             plans += 1;

@@ -130,7 +130,7 @@ impl Dataplane {
         self.publish_sinks();
         let workers = &self.observer.workers;
         let mut publish = |stage: &ChangeStage| publish(workers, stage, &map);
-        let install = |controller: &mut Controller| controller.install(Arc::clone(&program), &mut publish);
+        let install = |controller: &mut Controller| controller.install(program, &mut publish);
         let installed = match change_device(&mut self.controller, &self.observer, install) {
             Ok(installed) => installed,
             Err(error) => {
