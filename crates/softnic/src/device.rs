@@ -16,14 +16,14 @@ use crate::abi::{
     CORE_SUPPORT_OPTIONAL_MR_ACCESS, SysfsDevice, VERBS_CONTEXT_BYTES, VerbsDevice, VerbsDeviceOps,
     context_offset, op_names,
 };
-use crate::errno::{EINVAL, ENODEV, ENOMEM, Verb};
+use crate::errno::{EINVAL, ENODEV, ENOMEM, Verb, guard};
 use crate::events::EventChannel;
 use crate::lazy_nic::LazyNic;
 use crate::library::Library;
 use crate::nic::{Nic, SoftNic};
 use crate::port_tables::{GIDS, PKEYS};
 use crate::provider;
-use crate::provider::answer::{answer_handle, guard};
+use crate::provider::answer::answer_handle;
 use crate::soft_context::{PortTables, SoftContext, VERBS_CONTEXT_OFFSET};
 use crate::state::ContextState;
 

@@ -2,6 +2,7 @@
 
 use std::ffi::c_int;
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// The error of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,4 +90,12 @@ impl Errno {
 /// Refuses bits that are not known.
 pub(crate) fn known_bits(value: u32, known: u32, errno: Errno) -> Verb<()> {
     if value & !known == 0 { Ok(()) } else { Err(errno) }
+}
+
+/// Runs the body of a call from C; a panic in it becomes `fallback`, and is a bug.
+pub(crate) fn guard<T>(fallback: T, body: impl FnOnce() -> T) -> T {
+    catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|_| {
+        tracing::error!("a provider op panicked");
+        fallback
+    })
 }

@@ -22,6 +22,7 @@ mod limits;
 mod memory;
 pub mod mlx5;
 mod nic;
+mod objects;
 mod pace;
 mod paths;
 mod personality;

@@ -39,12 +39,11 @@ use rustix::fs::fstat;
 
 use crate::clock;
 use crate::clock_pages::{ClockPage, ClockPages};
-use crate::errno::{EINVAL, ENODEV, ENOMEM, ENOSPC, Errno, Verb};
+use crate::errno::{EINVAL, ENODEV, ENOMEM, ENOSPC, Errno, Verb, guard};
 use crate::events::{CompletionEvents, EventChannel};
 use crate::lazy_nic::LazyNic;
 use crate::nic::Nic;
-use crate::provider::answer::guard;
-use crate::provider::flow::remove_owned;
+use crate::objects::contexts::remove_owned;
 use crate::state::ContextState;
 use crate::state::completion::ChannelState;
 

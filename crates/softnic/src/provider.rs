@@ -7,32 +7,24 @@
 
 mod ah;
 pub(crate) mod answer;
-pub(crate) mod context;
-pub(crate) mod counters;
+mod context;
+mod counters;
 pub(crate) mod cq;
-pub(crate) mod flow;
-pub(crate) mod flow_attr;
+mod flow;
 mod held;
-pub(crate) mod mr;
-pub(crate) mod pd;
-pub(crate) mod qp;
-pub(crate) mod qp_create;
+mod mr;
+mod pd;
+mod qp;
+mod qp_create;
 mod qp_send;
 mod spin;
-pub(crate) mod wq;
+mod wq;
 
 use std::ffi::c_void;
 use std::ptr::NonNull;
 
-use rustix::thread::{CapabilitySet, capabilities};
-
 use crate::errno::Verb;
 use held::Held;
-
-/// Whether the calling thread has a privilege, like the kernel's `capable`.
-pub(crate) fn has_capability(wanted: CapabilitySet) -> bool {
-    capabilities(None).is_ok_and(|sets| sets.effective.contains(wanted))
-}
 
 /// An object that begins with a struct of libibverbs, so that a pointer to one is a pointer to the other.
 ///

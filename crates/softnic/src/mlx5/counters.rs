@@ -8,7 +8,7 @@ use super::block::{Block, Reply};
 use super::user_memory::copy_in;
 use crate::errno::{EBUSY, EINVAL, Errno, Verb};
 use crate::limits::MAX_COUNTER_POINTS;
-use crate::provider::counters::values;
+use crate::objects::counters::values;
 use crate::state::{CounterPoint, CounterState, State};
 
 const ENOENT: Errno = Errno::new(libc::ENOENT);

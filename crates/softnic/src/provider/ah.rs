@@ -11,11 +11,12 @@ use ibverbs_sys::{ibv_ah, ibv_ah_attr, ibv_pd, ibv_send_wr};
 
 use super::Object;
 use super::answer::{answer_handle, answer_status};
-use super::flow_attr::grh_flow;
-use super::pd::{SoftPd, release_domain, use_domain};
+use super::pd::SoftPd;
 use super::qp_send::{Begun, SendPoster};
 use crate::errno::{EINVAL, ENETUNREACH, ENODATA, EOPNOTSUPP, Verb};
 use crate::nic::Nic;
+use crate::objects::domains::{release_domain, use_domain};
+use crate::objects::flow_attr::grh_flow;
 use crate::port_tables::GIDS;
 use crate::soft_context::SoftContext;
 use crate::work::{Envelope, MAX_TAGGED_NUMBER, Route, SEND_IMMEDIATE};

@@ -1,17 +1,8 @@
 //! How ops answer: an errno as the return value, or NULL with errno set. No panic crosses into C.
 
 use std::ffi::c_int;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use crate::errno::{EIO, Verb};
-
-/// Runs the body of an op; a panic in it becomes `fallback`, and is a bug.
-pub(crate) fn guard<T>(fallback: T, body: impl FnOnce() -> T) -> T {
-    catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|_| {
-        tracing::error!("a provider op panicked");
-        fallback
-    })
-}
+use crate::errno::{EIO, Verb, guard};
 
 /// Returns 0 or the errno, which is also set.
 pub(crate) fn answer_status(body: impl FnOnce() -> Verb<()>) -> c_int {

@@ -10,9 +10,9 @@ use ibverbs_sys::{
 
 use super::Object;
 use super::answer::{answer_handle, answer_status};
-use crate::errno::{EBUSY, EINVAL, ENOMEM, EOPNOTSUPP, Verb, known_bits};
+use crate::errno::{EBUSY, EINVAL, ENOMEM, EOPNOTSUPP, known_bits};
 use crate::limits::MAX_COUNTER_POINTS;
-use crate::personality::Rules;
+use crate::objects::counters::values as point_values;
 use crate::soft_context::SoftContext;
 use crate::state::{CounterPoint, CounterState};
 
@@ -116,7 +116,7 @@ pub(crate) unsafe extern "C" fn read_counters(
         if values.is_null() {
             return Err(EINVAL);
         }
-        let read = self::values(set, count as usize, soft.nic().rules())?;
+        let read = point_values(set, count as usize, soft.nic().rules())?;
         // The kernel (uverbs_std_types_counters.c) returns the whole array, with zeros where no point is.
         // SAFETY: the application gave `count` values; bytes, so their alignment does not matter.
         unsafe { values.cast::<u8>().copy_from_nonoverlapping(read.as_ptr().cast(), size_of_val(&*read)) };
@@ -126,30 +126,6 @@ pub(crate) unsafe extern "C" fn read_counters(
         unsafe { rest.cast::<u8>().write_bytes(0, (count as usize - read.len()) * size_of::<u64>()) };
         Ok(())
     })
-}
-
-/// The first values of an array of `count`, up to the last index of the set; points with the same index add
-/// up (ibv_attach_counters_point_flow(3)).
-pub(crate) fn values(set: &CounterState, count: usize, rules: &Rules) -> Verb<Vec<u64>> {
-    if set.users == 0 && !rules.flow.emulation.reads_idle_counters {
-        return Err(EINVAL);
-    }
-    // As the kernel: every index that was attached must have its place in the array.
-    let last = set.points.iter().map(|&(index, _)| index as usize).max().ok_or(EINVAL)?;
-    if last >= count {
-        return Err(EINVAL);
-    }
-    let mut values = vec![0_u64; last + 1];
-    for &(index, point) in &set.points {
-        let value = match point {
-            CounterPoint::Packets => set.packets,
-            CounterPoint::Bytes => set.bytes,
-        };
-        if let Some(place) = values.get_mut(index as usize) {
-            *place = place.wrapping_add(value);
-        }
-    }
-    Ok(values)
 }
 
 pub(crate) unsafe extern "C" fn destroy_counters(counters: *mut ibv_counters) -> c_int {

@@ -19,11 +19,13 @@ pub(crate) use self::poll::{Poller, poll_cq};
 use super::Object;
 use super::answer::{answer_handle, answer_status};
 use super::held::Held;
-use super::pd::{SoftPd, make_ring, release_domain, use_domain};
+use super::pd::{SoftPd, make_ring};
 use super::spin::Spin;
-use crate::errno::{EBUSY, EINVAL, ENOMEM, EOPNOTSUPP, Verb};
+use crate::errno::{EBUSY, EINVAL, ENOMEM, Verb};
 use crate::events::{CompletionEvents, acknowledgements};
 use crate::formats::Completions;
+use crate::objects::completion_queues::check_moderation;
+use crate::objects::domains::{release_domain, use_domain};
 use crate::personality::CompletionRules;
 use crate::ring::{Consumer, Producer};
 use crate::soft_context::SoftContext;
@@ -308,9 +310,6 @@ unsafe fn completion_events_read(state: &State, cq: &CqState, channel: *const ib
     cq.notice.events.saturating_sub(unsafe { retract(entry, channel, cq.native) })
 }
 
-/// `IBV_CQ_ATTR_MODERATE`, the only attribute there is.
-const ATTR_MODERATE: u32 = 1;
-
 /// Asks for one event at the next completion, or the next failed one. Completions that are queued already
 /// raise none, but on a device that counts from the consumer on: a thread that arms polls once more before it
 /// sleeps. A queue without a channel is armed for nothing, as in hardware.
@@ -327,21 +326,6 @@ pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c
         }
         Ok(())
     })
-}
-
-/// Checks a change of moderation.
-pub(crate) fn check_moderation(mask: u32, count: u16, period_us: u16, rules: &CompletionRules) -> Verb<()> {
-    // The kernel (ib_uverbs_ex_modify_cq): nothing to do is EINVAL, anything unknown EOPNOTSUPP.
-    if mask == 0 {
-        return Err(EINVAL);
-    }
-    if mask != ATTR_MODERATE {
-        return Err(EOPNOTSUPP);
-    }
-    if count > rules.max_moderation_count || period_us > rules.max_moderation_period_us {
-        return Err(EINVAL);
-    }
-    Ok(())
 }
 
 pub(crate) unsafe extern "C" fn modify_cq(cq: *mut ibv_cq, attr: *mut ibv_modify_cq_attr) -> c_int {

@@ -5,19 +5,18 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use ibverbs_sys::{
     IBV_REREG_MR_CHANGE_ACCESS, IBV_REREG_MR_CHANGE_PD, IBV_REREG_MR_CHANGE_TRANSLATION,
-    IBV_REREG_MR_FLAGS_SUPPORTED, ibv_access_flags, ibv_mr, ibv_pd,
+    IBV_REREG_MR_FLAGS_SUPPORTED, ibv_mr, ibv_pd,
 };
 
 use super::Object;
 use super::answer::{answer_handle, answer_status};
-use super::pd::{SoftPd, release_domain, use_domain};
+use super::pd::SoftPd;
 use crate::abi::VerbsMr;
-use crate::errno::{EFAULT, EINVAL, ENOMEM, EOPNOTSUPP, Verb, known_bits};
+use crate::errno::{EINVAL, ENOMEM, known_bits};
 use crate::memory::{MemoryKey, Region, populate};
+use crate::objects::domains::{release_domain, use_domain};
+use crate::objects::regions::{range, writable};
 use crate::soft_context::SoftContext;
-
-/// `IBV_ACCESS_OPTIONAL_RANGE`: flags that a device may ignore.
-const OPTIONAL_ACCESS: u32 = 0x3ff0_0000;
 
 /// A region.
 #[repr(C)]
@@ -30,32 +29,6 @@ struct SoftMr {
 // SAFETY: `repr(C)` with `verbs_mr` first, which begins with `ibv_mr`; handed out by `into_native` only.
 unsafe impl Object for SoftMr {
     type Native = VerbsMr;
-}
-
-/// Whether a region with these flags can be written to by the device.
-pub(crate) fn writable(access: c_int) -> Verb<bool> {
-    let flags = access.cast_unsigned();
-    let local = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0;
-    let remote_write =
-        ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0 | ibv_access_flags::IBV_ACCESS_REMOTE_ATOMIC.0;
-    let remote_read = ibv_access_flags::IBV_ACCESS_REMOTE_READ.0;
-    known_bits(flags, local | remote_write | remote_read | OPTIONAL_ACCESS, EOPNOTSUPP)?;
-    // The kernel (ib_check_mr_access): remote write needs local write.
-    if flags & remote_write != 0 && flags & local == 0 {
-        return Err(EINVAL);
-    }
-    Ok(flags & local != 0)
-}
-
-/// Neither a range nor its image in the device's address space may be empty or wrap. Returns its length.
-pub(crate) fn range(address: *mut c_void, bytes: usize, virtual_address: u64) -> Verb<u64> {
-    if address.is_null() || bytes == 0 {
-        return Err(EINVAL);
-    }
-    let length = u64::try_from(bytes).map_err(|_| EINVAL)?;
-    address.addr().checked_add(bytes).ok_or(EFAULT)?;
-    virtual_address.checked_add(length).ok_or(EINVAL)?;
-    Ok(length)
 }
 
 pub(crate) unsafe extern "C" fn reg_mr(

@@ -12,11 +12,12 @@ use super::Object;
 use super::answer::{answer_handle, answer_status};
 use super::held::Held;
 use crate::errno::{EBUSY, EINVAL, ENOMEM, EOPNOTSUPP, Errno, Verb, known_bits};
+use crate::objects::domains::{release_domain, use_domain};
 use crate::personality::Resources;
 use crate::queue_memory::{Allocator, QueueMemory};
 use crate::ring::{Consumer, DOORBELL_BYTES, Producer, RING_ALIGN, Ring};
 use crate::soft_context::SoftContext;
-use crate::state::{DomainState, State, ThreadDomainState};
+use crate::state::{DomainState, ThreadDomainState};
 
 /// `IBV_PARENT_DOMAIN_INIT_ATTR_ALLOW_CC_UNPROTECTED_ALLOC` (rdma-core 64): queue memory may be shared with
 /// the host of a confidential guest. Here all memory is the process's own, so there is nothing to do.
@@ -69,19 +70,6 @@ impl SoftPd {
     /// Whether the application promised one thread per queue (a thread domain is there).
     pub(crate) fn single_threaded(&self) -> bool {
         self.parent.as_ref().is_some_and(|parent| parent.thread_domain.is_some())
-    }
-}
-
-/// Counts an object that uses a domain.
-pub(crate) fn use_domain(state: &mut State, slot: u32) -> Verb<()> {
-    state.domains.get_mut(slot).ok_or(EINVAL)?.users += 1;
-    Ok(())
-}
-
-/// Counts an object that uses a domain no more.
-pub(crate) fn release_domain(state: &mut State, slot: u32) {
-    if let Some(domain) = state.domains.get_mut(slot) {
-        domain.users -= 1;
     }
 }
 

@@ -1,44 +1,41 @@
-//! Making queue pairs with rings of their own: for raw packets, and for datagrams. RSS ones are made in
-//! `qp_rss`.
+//! Making queue pairs: with rings of their own, for raw packets and for datagrams; and RSS queue pairs, which
+//! have none.
 
 use std::cell::UnsafeCell;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 
-use device_model::Limit;
 use ibverbs_sys::{
     IBV_QP_CREATE_BLOCK_SELF_MCAST_LB, IBV_QP_CREATE_CVLAN_STRIPPING, IBV_QP_CREATE_PCI_WRITE_END_PADDING,
     IBV_QP_CREATE_SCATTER_FCS, IBV_QP_CREATE_SOURCE_QPN, IBV_QP_INIT_ATTR_CREATE_FLAGS,
     IBV_QP_INIT_ATTR_IND_TABLE, IBV_QP_INIT_ATTR_MAX_TSO_HEADER, IBV_QP_INIT_ATTR_PD,
-    IBV_QP_INIT_ATTR_RX_HASH, IBV_QP_INIT_ATTR_SEND_OPS_FLAGS, IBV_RX_HASH_DST_IPV4, IBV_RX_HASH_DST_IPV6,
-    IBV_RX_HASH_DST_PORT_TCP, IBV_RX_HASH_DST_PORT_UDP, IBV_RX_HASH_FUNC_TOEPLITZ, IBV_RX_HASH_IPSEC_SPI,
-    IBV_RX_HASH_SRC_IPV4, IBV_RX_HASH_SRC_IPV6, IBV_RX_HASH_SRC_PORT_TCP, IBV_RX_HASH_SRC_PORT_UDP,
-    ibv_context, ibv_cq, ibv_pd, ibv_qp, ibv_qp_cap, ibv_qp_ex, ibv_qp_init_attr, ibv_qp_init_attr_ex,
-    ibv_qp_state, ibv_qp_type, ibv_rx_hash_conf,
+    IBV_QP_INIT_ATTR_RX_HASH, IBV_QP_INIT_ATTR_SEND_OPS_FLAGS, ibv_context, ibv_cq, ibv_pd, ibv_qp,
+    ibv_qp_cap, ibv_qp_ex, ibv_qp_init_attr, ibv_qp_init_attr_ex, ibv_qp_state, ibv_qp_type,
 };
-use packet::{HashFields, RssKey};
 
 use super::Object;
 use super::answer::answer_handle;
 use super::cq::SoftCq;
 use super::held::Held;
-use super::pd::{SoftPd, make_ring, use_domain};
+use super::pd::{SoftPd, make_ring};
 use super::qp::{Plain, SoftQp};
 use super::qp_send;
 use super::qp_send::{Batch, SendPoster};
 use super::spin::Spin;
 use super::wq::ReceivePoster;
 use super::wq::SoftTable;
-use crate::errno::{EINVAL, ENOMEM, EOPNOTSUPP, Verb, known_bits};
+use crate::errno::{EINVAL, EOPNOTSUPP, Verb, known_bits};
 use crate::formats::{Requests, Sends};
 use crate::library::Library;
-use crate::limits::{MAX_INLINE_BYTES, MAX_SGE, MAX_TSO_HEADER_BYTES, RSS_KEY_BYTES};
+use crate::limits::{MAX_INLINE_BYTES, MAX_SGE, MAX_TSO_HEADER_BYTES};
+use crate::objects::domains::use_domain;
+use crate::objects::queue_pairs::{edits, insert_plain};
+use crate::objects::rss::{hash, insert_rss};
 use crate::pace::Pace;
-use crate::personality::{HashCombinations, QueuePairRules, RssRules, Rules};
-use crate::rss::Rss;
+use crate::personality::{QueuePairRules, RssRules};
 use crate::send_bell::SendBell;
 use crate::soft_context::SoftContext;
-use crate::state::{FrameEdits, NewQueue, QpKind, QpState, QueueOwner, QueueState, SendState, State};
+use crate::state::{NewQueue, SendState, State};
 use crate::work::{SendShape, qp_number, receive_slot_bytes};
 
 /// All of `enum ibv_qp_create_flags`.
@@ -258,43 +255,6 @@ fn create_plain(request: &Request) -> Verb<(*mut ibv_qp, ibv_qp_cap)> {
     Ok((Box::into_raw(object).cast(), cap))
 }
 
-/// The edits of received frames that flags of a queue pair ask for.
-pub(crate) fn edits(create_flags: u32) -> FrameEdits {
-    FrameEdits {
-        strip_cvlan: create_flags & IBV_QP_CREATE_CVLAN_STRIPPING != 0,
-        append_fcs: create_flags & IBV_QP_CREATE_SCATTER_FCS != 0,
-    }
-}
-
-/// Adds a queue pair with queues of its own, and counts what they use, but their domain. Returns its slot.
-pub(crate) fn insert_plain(state: &mut State, receives: NewQueue, send: SendState) -> Verb<u32> {
-    let (owner, domain, cqs) = (receives.owner, receives.domain, [send.cq, receives.cq]);
-    let receives = QueueState::new(QueueOwner::QueuePair(u32::MAX), receives);
-    let queue = state.insert_queue(receives).ok_or(ENOMEM)?;
-    let Some(slot) = state.qps.insert(QpState::new(owner, domain, QpKind::Raw { queue, send })) else {
-        state.queues.remove(queue);
-        return Err(state.limits.of(Limit::Queues));
-    };
-    let number = qp_number(slot);
-    if let Some(qp) = state.qps.get_mut(slot) {
-        qp.number = number;
-    }
-    if let Some(queue) = state.queues.get_mut(queue) {
-        (queue.kind, queue.number) = (QueueOwner::QueuePair(slot), number);
-    }
-    for cq in cqs {
-        if let Some(cq) = state.cqs.get_mut(cq) {
-            cq.users += 1;
-        }
-    }
-    // Room to note the queue pair without allocating: as a sender, and as one with requests to give back.
-    let wanted = state.qps.slot_count();
-    for list in [&mut state.senders, &mut state.unpublished_sends] {
-        list.reserve(wanted.saturating_sub(list.len()));
-    }
-    Ok(slot)
-}
-
 /// Numbers a registered queue pair and counts its domain.
 pub(crate) fn finish(state: &mut State, slot: u32, object: &mut SoftQp) -> Verb<u32> {
     let number = qp_number(slot);
@@ -348,14 +308,7 @@ pub(crate) fn new_object(
     })
 }
 
-// Making RSS queue pairs: an indirection table and a hash, and no queues of their own.
-
-/// Addresses and ports, as `rx_hash_fields_mask` has them.
-const IPV4: u64 = (IBV_RX_HASH_SRC_IPV4 | IBV_RX_HASH_DST_IPV4) as u64;
-const IPV6: u64 = (IBV_RX_HASH_SRC_IPV6 | IBV_RX_HASH_DST_IPV6) as u64;
-const TCP: u64 = (IBV_RX_HASH_SRC_PORT_TCP | IBV_RX_HASH_DST_PORT_TCP) as u64;
-const UDP: u64 = (IBV_RX_HASH_SRC_PORT_UDP | IBV_RX_HASH_DST_PORT_UDP) as u64;
-const SPI: u64 = IBV_RX_HASH_IPSEC_SPI as u64;
+// Making RSS queue pairs.
 
 pub(crate) fn create_rss(context: *mut ibv_context, attr: &ibv_qp_init_attr_ex) -> Verb<*mut ibv_qp> {
     // SAFETY: the library passes a live context of this provider.
@@ -382,24 +335,6 @@ pub(crate) fn create_rss(context: *mut ibv_context, attr: &ibv_qp_init_attr_ex) 
     Ok(Box::into_raw(object).cast())
 }
 
-/// Adds an RSS queue pair of a context and a domain, and counts what it uses of its table.
-pub(crate) fn insert_rss(
-    state: &mut State,
-    owner: u32,
-    domain: u32,
-    table: u32,
-    key: &RssKey,
-    fields: HashFields,
-) -> Verb<u32> {
-    let entries = state.tables.get_mut(table).ok_or(EINVAL)?;
-    let rss = Rss::new(key, fields, &entries.queues).map_err(|_| EINVAL)?;
-    let qp = QpState::new(owner, domain, QpKind::Rss { table, rss: Box::new(rss) });
-    let full = state.limits.of(Limit::Queues);
-    let slot = state.qps.insert(qp).ok_or(full)?;
-    entries.users += 1;
-    Ok(slot)
-}
-
 /// Refuses attributes of a receive queue beside a table of them, as every device does (libibverbs/cmd_qp.c,
 /// `ibv_icmd_create_qp`, and kernel core/uverbs_cmd.c, `create_qp`).
 pub(super) fn check_receives(attr: &ibv_qp_init_attr_ex) -> Verb<()> {
@@ -418,67 +353,5 @@ fn check(attr: &ibv_qp_init_attr_ex, rules: &RssRules) -> Verb<()> {
     match rules.send_queue_refusal {
         Some(errno) if attr.cap.max_send_wr > 0 => Err(errno),
         _ => Ok(()),
-    }
-}
-
-pub(crate) fn hash(conf: &ibv_rx_hash_conf, rules: &Rules) -> Verb<(RssKey, HashFields)> {
-    if u32::from(conf.rx_hash_function) != IBV_RX_HASH_FUNC_TOEPLITZ {
-        return Err(rules.objects.rss.function_refusal);
-    }
-    if conf.rx_hash_key_len != RSS_KEY_BYTES {
-        return Err(rules.objects.rss.key_length_refusal);
-    }
-    if conf.rx_hash_key.is_null() {
-        return Err(EINVAL);
-    }
-    let fields = conf.rx_hash_fields_mask;
-    if fields & (!rules.hash.fields | rules.hash.refused_fields) != 0 {
-        return Err(EOPNOTSUPP);
-    }
-    combine(fields, rules.hash.combinations)?;
-    let mut key = [0; RSS_KEY_BYTES as usize];
-    // SAFETY: the application's key has `rx_hash_key_len` bytes, and that is the array's length.
-    unsafe { key.as_mut_ptr().copy_from_nonoverlapping(conf.rx_hash_key, key.len()) };
-    let fields = u32::try_from(fields).map_err(|_| EOPNOTSUPP)?;
-    Ok((RssKey(key), HashFields::from_bits_truncate(fields)))
-}
-
-/// Refuses fields that cannot be combined.
-fn combine(fields: u64, combinations: HashCombinations) -> Verb<()> {
-    let any = |mask: u64| fields & mask != 0;
-    let half = |mask: u64| any(mask) && fields & mask != mask;
-    let count = |masks: &[u64]| masks.iter().filter(|mask| any(**mask)).count();
-    match combinations {
-        HashCombinations::OneOfEach if count(&[IPV4, IPV6]) > 1 || count(&[TCP, UDP, SPI]) > 1 => Err(EINVAL),
-        HashCombinations::WholePairs if [IPV4, IPV6, TCP, UDP].into_iter().any(half) => Err(EOPNOTSUPP),
-        HashCombinations::WholePairs if any(TCP | UDP) && !any(IPV4 | IPV6) => Err(EOPNOTSUPP),
-        _ => Ok(()),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn connectx_4_hashes_one_family_and_one_transport() {
-        let combine = |fields| combine(fields, HashCombinations::OneOfEach);
-        for fields in [0, IPV4, IPV6, IPV4 | TCP, IPV6 | UDP, IPV4 | SPI, 1, 1 | 16] {
-            assert_eq!(combine(fields), Ok(()), "{fields:#x}");
-        }
-        for fields in [IPV4 | IPV6, 1 | 8, TCP | UDP, UDP | SPI, IPV4 | TCP | SPI] {
-            assert_eq!(combine(fields), Err(EINVAL), "{fields:#x}");
-        }
-    }
-
-    #[test]
-    fn connectx_3_hashes_whole_pairs() {
-        let combine = |fields| combine(fields, HashCombinations::WholePairs);
-        for fields in [0, IPV4, IPV4 | IPV6, IPV4 | IPV6 | TCP | UDP, IPV6 | UDP] {
-            assert_eq!(combine(fields), Ok(()), "{fields:#x}");
-        }
-        for fields in [1, 8, IPV4 | 16, TCP, UDP | TCP] {
-            assert_eq!(combine(fields), Err(EOPNOTSUPP), "{fields:#x}");
-        }
     }
 }

@@ -9,8 +9,8 @@ use crate::mlx5::rings::sends::MAX_BLOCKS;
 use crate::mlx5::rings::{LOG_ENTRY_BYTES, MAX_COMPLETIONS, MAX_REQUESTS};
 use crate::mlx5::{Context, PAGE_BYTES};
 use crate::nic::Nic;
+use crate::objects::attributes::{attributes, port_attributes};
 use crate::port_tables::{GIDS, PKEYS};
-use crate::provider::context::{attributes, port_attributes};
 
 /// Bytes of `struct mlx5_ib_alloc_ucontext_resp` and `struct mlx5_ib_query_device_resp` as known here.
 const CONTEXT_BYTES: usize = 72;

@@ -5,8 +5,8 @@ use crate::errno::{EBUSY, EINVAL, ENOMEM, Verb};
 use crate::memory::populate;
 use crate::memory::{MemoryKey, Region};
 use crate::mlx5::Context;
-use crate::provider::mr::{range, writable};
-use crate::provider::pd::{release_domain, use_domain};
+use crate::objects::domains::{release_domain, use_domain};
+use crate::objects::regions::{range, writable};
 use crate::state::{DomainState, State};
 
 /// A handle of one of the context's domains.

@@ -14,9 +14,9 @@ use crate::errno::{EINVAL, EOPNOTSUPP, EPERM, Verb};
 use crate::limits::MAX_SPECS;
 use crate::mlx5::block::Block;
 use crate::mlx5::{Context, counters};
-use crate::provider::flow::{insert, remove};
-use crate::provider::flow_attr;
-use crate::provider::has_capability;
+use crate::objects::flow_attr;
+use crate::objects::flows::{insert, remove};
+use crate::objects::has_capability;
 use crate::state::FlowState;
 
 /// Where the specs begin, behind `struct ib_uverbs_create_flow`.

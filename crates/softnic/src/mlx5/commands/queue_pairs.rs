@@ -5,9 +5,9 @@ use ibverbs_sys::{ibv_qp_type, ibv_rx_hash_conf};
 use super::{Call, ENOENT, domains, raw_queue_pairs, steering};
 use crate::errno::{EINVAL, EOPNOTSUPP, Verb};
 use crate::mlx5::Context;
-use crate::provider::pd::{release_domain, use_domain};
-use crate::provider::qp;
-use crate::provider::qp_create::{hash, insert_rss};
+use crate::objects::domains::{release_domain, use_domain};
+use crate::objects::queue_pairs;
+use crate::objects::rss::{hash, insert_rss};
 
 /// The extended CREATE_QP (kernel core/uverbs_cmd.c, `create_qp`; hw/mlx5/qp.c, `check_qp_attr` and
 /// `create_rss_raw_qp_tir`).
@@ -77,7 +77,7 @@ pub(super) fn destroy(context: &Context, call: &mut Call<'_>) -> Verb<()> {
     let (owner, slot) = (context.slot()?, call.core.u32(8));
     let mut state = context.nic.control();
     state.qps.get(slot).filter(|qp| qp.owner == owner).ok_or(ENOENT)?;
-    let removed = qp::remove(&mut state, slot)?;
+    let removed = queue_pairs::remove(&mut state, slot)?;
     release_domain(&mut state, removed.qp.domain);
     // As that of DESTROY_CQ.
     call.reply.put_u32(0, removed.events_read);

@@ -15,9 +15,9 @@ use crate::mlx5::rings::{
     CompletionBuffer, CompletionLayout, CompletionRing, MAX_COMPLETIONS, ReceiveLayout, ReceiveRing,
 };
 use crate::mlx5::{Channel, Context};
-use crate::provider::cq::check_moderation;
-use crate::provider::pd::release_domain;
-use crate::provider::wq;
+use crate::objects::completion_queues::check_moderation;
+use crate::objects::domains::release_domain;
+use crate::objects::work_queues;
 use crate::state::completion::{CqState, Notice, Wish};
 use crate::state::{NewQueue, QueueOwner, QueueState, State};
 
@@ -229,14 +229,14 @@ pub(super) fn create_work_queue(context: &Context, call: &mut Call<'_>) -> Verb<
         cq: request.completions,
         max_sge: ring.entries(),
         consumer: Requests::Foreign(Box::new(ring)),
-        edits: wq::edits(request.flags),
+        edits: work_queues::edits(request.flags),
         native_state: Arc::new(AtomicU32::new(IBV_WQS_RESET)),
         native: request.user_handle,
     };
     let mut state = context.nic.control();
     domains::check(&state, owner, request.domain)?;
     find_completions(&mut state, owner, request.completions).ok_or(EINVAL)?;
-    let (slot, number) = wq::insert_queue(&mut state, &context.nic, queue, request.domain)?;
+    let (slot, number) = work_queues::insert_queue(&mut state, &context.nic, queue, request.domain)?;
     drop(state);
     let (max_requests, max_entries) = (call.core.u32(24), call.core.u32(28));
     let reply = &mut call.reply;
@@ -268,7 +268,7 @@ fn check_work_queue(context: &Context, call: &Call<'_>) -> Verb<WorkQueueRequest
         return Err(EOPNOTSUPP);
     }
     let flags = core.u32(32);
-    wq::check_flags(flags, &context.nic.rules().objects.work_queue)?;
+    work_queues::check_flags(flags, &context.nic.rules().objects.work_queue)?;
     // hw/mlx5/qp.c, `set_user_rq_size`: of what the client asked for only the number of requests is looked
     // at.
     if core.u32(24) > context.nic.rules().max_requests {
@@ -311,7 +311,7 @@ pub(super) fn modify_work_queue(context: &Context, call: &mut Call<'_>) -> Verb<
     }
     let mut state = context.nic.control();
     check_queue(&state, owner, slot)?;
-    wq::modify(&mut state, slot, &attr, &context.nic.rules().objects.work_queue)
+    work_queues::modify(&mut state, slot, &attr, &context.nic.rules().objects.work_queue)
 }
 
 /// The extended DESTROY_WQ. The answer counts the events that the client has read, as that of DESTROY_CQ.
@@ -322,7 +322,7 @@ pub(super) fn destroy_work_queue(context: &Context, call: &mut Call<'_>) -> Verb
     }
     let mut state = context.nic.control();
     check_queue(&state, owner, slot).map_err(|_| ENOENT)?;
-    let (removed, read) = wq::remove_queue(&mut state, slot)?;
+    let (removed, read) = work_queues::remove_queue(&mut state, slot)?;
     release_domain(&mut state, removed.domain);
     call.reply.put_u32(4, call.reply.length(16));
     call.reply.put_u32(8, read);

@@ -12,10 +12,10 @@ use crate::formats::{Requests, Sends};
 use crate::mlx5::Context;
 use crate::mlx5::rings::sends::{SendLayout, SendRing};
 use crate::mlx5::rings::{ReceiveLayout, ReceiveRing};
+use crate::objects::domains::use_domain;
+use crate::objects::queue_pairs::insert_plain;
+use crate::objects::queue_pairs::{self, AttributeChange, Kind};
 use crate::pace::Pace;
-use crate::provider::pd::use_domain;
-use crate::provider::qp::{self, AttributeChange, Kind};
-use crate::provider::qp_create::{self, insert_plain};
 use crate::send_bell::SendBell;
 use crate::state::{FrameEdits, NewQueue, QpKind, QueueState, SendState, State};
 use crate::work::{SendShape, qp_number};
@@ -96,7 +96,7 @@ fn read(call: &Call<'_>, start: usize, flags: u32) -> Verb<Request> {
         receive_cq: core.u32(start + 16),
         capacities,
         signal_all: core.u8(start + 44) != 0,
-        edits: qp_create::edits(flags),
+        edits: queue_pairs::edits(flags),
         receives: ReceiveLayout {
             buffer: driver.u64(0),
             doorbell,
@@ -177,7 +177,7 @@ fn queues(state: &State, owner: u32, slot: u32) -> Verb<(&QueueState, &SendState
 
 /// MODIFY_QP: `struct ib_uverbs_modify_qp`, which has no rate.
 pub(super) fn modify(context: &Context, call: &mut Call<'_>) -> Verb<()> {
-    known_bits(call.core.u32(MASK), !qp::RATE_LIMIT, EOPNOTSUPP)?;
+    known_bits(call.core.u32(MASK), !queue_pairs::RATE_LIMIT, EOPNOTSUPP)?;
     change(context, call, 0, 0)
 }
 
@@ -203,7 +203,7 @@ pub(super) fn modify_extended(context: &Context, call: &mut Call<'_>) -> Verb<()
     // The typical size of a packet is a hint for shaping by the packet; here every frame counts with its
     // bytes.
     let (rate_kbps, burst_bytes, packet_bytes) = (core.u32(112), driver.u32(4), driver.u16(8));
-    let has_rate = core.u32(MASK) & qp::RATE_LIMIT != 0;
+    let has_rate = core.u32(MASK) & queue_pairs::RATE_LIMIT != 0;
     if has_rate && rate_kbps == 0 && (burst_bytes != 0 || packet_bytes != 0) {
         return Err(EINVAL);
     }
@@ -232,7 +232,7 @@ fn change(context: &Context, call: &Call<'_>, rate_limit: u32, burst_bytes: u32)
         ..ibv_qp_attr::default()
     };
     let change = AttributeChange { attr: &attr, mask: core.u32(MASK), burst_bytes };
-    qp::modify(&context.nic, &mut state, slot, RAW, &native, change)
+    queue_pairs::modify(&context.nic, &mut state, slot, RAW, &native, change)
 }
 
 /// QUERY_QP: `struct ib_uverbs_query_qp_resp`.

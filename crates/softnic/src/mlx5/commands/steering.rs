@@ -3,7 +3,7 @@
 use super::{Call, ENOENT, queues};
 use crate::errno::{EBUSY, EINVAL, EOPNOTSUPP, Verb};
 use crate::mlx5::Context;
-use crate::provider::wq::{insert_table, remove_table};
+use crate::objects::tables::{insert_table, remove_table};
 use crate::state::State;
 
 /// Where the work queues' handles begin in `struct ib_uverbs_ex_create_rwq_ind_table`.

@@ -14,11 +14,11 @@ use ibverbs_sys::{
 
 use rustix::thread::CapabilitySet;
 
-use super::super::has_capability;
 use super::super::{flow, wq};
 use super::features::{ALL, STATE, check_sequence, errno, tagged};
 use super::{LOCAL_WRITE, Raw, create_qp_ex, default_flow};
 use crate::Personality;
+use crate::objects::has_capability;
 
 /// A work queue of two receives; the errno if it is refused.
 fn create_wq(raw: &Raw, flags: u32) -> Result<*mut ibv_wq, c_int> {

@@ -344,7 +344,7 @@ fn read_filter(kind: ibv_flow_spec_type, bytes: &[u8]) -> Verb<Filter> {
 
 /// The flow label for the GRH of datagrams. Higher bits of the attribute are ignored, as by mlx5
 /// (`IB_GRH_FLOWLABEL_MASK`).
-pub(in crate::provider) fn grh_flow(grh: &ibv_global_route) -> u32 {
+pub(crate) fn grh_flow(grh: &ibv_global_route) -> u32 {
     grh.flow_label & ((1 << cube::FLOW_LABEL.bits()) - 1)
 }
 

@@ -1,0 +1,25 @@
+//! The objects of the device, as every front end makes, changes and removes them: the checks of kernel and
+//! driver, the counts of users, and what an object takes with it when it goes.
+//!
+//! A front end has its own handles and its own formats; these functions know slots of [`State`] alone. They
+//! either carry out all of a request or leave everything as it was.
+
+pub(crate) mod attributes;
+pub(crate) mod completion_queues;
+pub(crate) mod contexts;
+pub(crate) mod counters;
+pub(crate) mod domains;
+pub(crate) mod flow_attr;
+pub(crate) mod flows;
+pub(crate) mod queue_pairs;
+pub(crate) mod regions;
+pub(crate) mod rss;
+pub(crate) mod tables;
+pub(crate) mod work_queues;
+
+use rustix::thread::{CapabilitySet, capabilities};
+
+/// Whether the calling thread has a privilege, like the kernel's `capable`.
+pub(crate) fn has_capability(wanted: CapabilitySet) -> bool {
+    capabilities(None).is_ok_and(|sets| sets.effective.contains(wanted))
+}

@@ -1,0 +1,306 @@
+//! Queue pairs: their states, by the kernel's table (`qp_state_table` in drivers/infiniband/core/verbs.c), and
+//! their rates. RSS queue pairs are made in [`super::rss`].
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use device_model::Limit;
+use ibverbs_sys::ibv_qp_state::{
+    IBV_QPS_ERR, IBV_QPS_INIT, IBV_QPS_RESET, IBV_QPS_RTR, IBV_QPS_RTS, IBV_QPS_SQD, IBV_QPS_SQE,
+};
+use ibverbs_sys::{
+    IBV_QP_CREATE_CVLAN_STRIPPING, IBV_QP_CREATE_SCATTER_FCS, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_state,
+};
+
+use crate::errno::{EBUSY, EINVAL, ENOMEM, EOPNOTSUPP, Verb, known_bits};
+use crate::nic::Nic;
+use crate::pace::Pace;
+use crate::personality::{QueuePairRules, Rules};
+use crate::port_tables::PKEYS;
+use crate::state::{FrameEdits, NewQueue, QpKind, QpState, QueueOwner, QueueState, SendState, State};
+use crate::work::qp_number;
+
+/// The edits of received frames that flags of a queue pair ask for.
+pub(crate) fn edits(create_flags: u32) -> FrameEdits {
+    FrameEdits {
+        strip_cvlan: create_flags & IBV_QP_CREATE_CVLAN_STRIPPING != 0,
+        append_fcs: create_flags & IBV_QP_CREATE_SCATTER_FCS != 0,
+    }
+}
+
+/// Adds a queue pair with queues of its own, and counts what they use, but their domain. Returns its slot.
+pub(crate) fn insert_plain(state: &mut State, receives: NewQueue, send: SendState) -> Verb<u32> {
+    let (owner, domain, cqs) = (receives.owner, receives.domain, [send.cq, receives.cq]);
+    let receives = QueueState::new(QueueOwner::QueuePair(u32::MAX), receives);
+    let queue = state.insert_queue(receives).ok_or(ENOMEM)?;
+    let Some(slot) = state.qps.insert(QpState::new(owner, domain, QpKind::Raw { queue, send })) else {
+        state.queues.remove(queue);
+        return Err(state.limits.of(Limit::Queues));
+    };
+    let number = qp_number(slot);
+    if let Some(qp) = state.qps.get_mut(slot) {
+        qp.number = number;
+    }
+    if let Some(queue) = state.queues.get_mut(queue) {
+        (queue.kind, queue.number) = (QueueOwner::QueuePair(slot), number);
+    }
+    for cq in cqs {
+        if let Some(cq) = state.cqs.get_mut(cq) {
+            cq.users += 1;
+        }
+    }
+    // Room to note the queue pair without allocating: as a sender, and as one with requests to give back.
+    let wanted = state.qps.slot_count();
+    for list in [&mut state.senders, &mut state.unpublished_sends] {
+        list.reserve(wanted.saturating_sub(list.len()));
+    }
+    Ok(slot)
+}
+
+/// A queue pair that was taken out, with its receive queue: their memory may be the application's.
+pub(crate) struct Removed {
+    pub(crate) qp: QpState,
+    /// How many of its events the application has read.
+    pub(crate) events_read: u32,
+    _receives: Option<QueueState>,
+}
+
+/// Takes a queue pair out to which no flow points; EBUSY for another. Its domain is still in use.
+pub(crate) fn remove(state: &mut State, slot: u32) -> Verb<Removed> {
+    if state.qps.get(slot).ok_or(EINVAL)?.users != 0 {
+        return Err(EBUSY);
+    }
+    let qp = state.qps.remove(slot).ok_or(EINVAL)?;
+    state.senders.retain(|sender| *sender != slot);
+    let mut receives = None;
+    match &qp.kind {
+        QpKind::Rss { table, .. } => {
+            if let Some(table) = state.tables.get_mut(*table) {
+                table.users -= 1;
+            }
+        }
+        QpKind::Raw { queue, send } => {
+            state.failed_queues.retain(|failed| failed != queue);
+            receives = state.queues.remove(*queue);
+            let cqs = [Some(send.cq), receives.as_ref().map(|queue| queue.cq)];
+            for cq in cqs.into_iter().flatten() {
+                if let Some(cq) = state.cqs.get_mut(cq) {
+                    cq.users -= 1;
+                }
+            }
+        }
+    }
+    let events_read =
+        receives.as_ref().map_or(0, |queue| state.retract_events(queue.owner, queue.native, queue.events));
+    Ok(Removed { qp, events_read, _receives: receives })
+}
+
+const STATE: u32 = ibv_qp_attr_mask::IBV_QP_STATE.0;
+const CUR_STATE: u32 = ibv_qp_attr_mask::IBV_QP_CUR_STATE.0;
+const SQD_NOTIFY: u32 = ibv_qp_attr_mask::IBV_QP_EN_SQD_ASYNC_NOTIFY.0;
+const PKEY_INDEX: u32 = ibv_qp_attr_mask::IBV_QP_PKEY_INDEX.0;
+const PORT: u32 = ibv_qp_attr_mask::IBV_QP_PORT.0;
+const QKEY: u32 = ibv_qp_attr_mask::IBV_QP_QKEY.0;
+const SQ_PSN: u32 = ibv_qp_attr_mask::IBV_QP_SQ_PSN.0;
+pub(crate) const RATE_LIMIT: u32 = ibv_qp_attr_mask::IBV_QP_RATE_LIMIT.0;
+
+/// The attributes a queue pair must and may be given for a transition; `None` if there is no such one.
+type Attributes = Option<(u32, u32)>;
+
+/// The attributes for a transition of a raw packet queue pair.
+fn raw_transition(from: ibv_qp_state::Type, to: ibv_qp_state::Type) -> Attributes {
+    match (from, to) {
+        (IBV_QPS_RESET..=IBV_QPS_ERR, IBV_QPS_RESET | IBV_QPS_ERR) => Some((0, 0)),
+        (IBV_QPS_RESET, IBV_QPS_INIT) => Some((PORT, 0)),
+        (IBV_QPS_INIT, IBV_QPS_INIT) => Some((0, PORT)),
+        (IBV_QPS_RTR | IBV_QPS_RTS, IBV_QPS_RTS) => Some((0, RATE_LIMIT)),
+        (IBV_QPS_INIT, IBV_QPS_RTR)
+        | (IBV_QPS_SQD | IBV_QPS_SQE, IBV_QPS_RTS)
+        | (IBV_QPS_RTS | IBV_QPS_SQD, IBV_QPS_SQD) => Some((0, 0)),
+        _ => None,
+    }
+}
+
+/// The attributes for a transition of a datagram queue pair.
+fn datagram_transition(from: ibv_qp_state::Type, to: ibv_qp_state::Type) -> Attributes {
+    match (from, to) {
+        (IBV_QPS_RESET, IBV_QPS_INIT) => Some((PKEY_INDEX | PORT | QKEY, 0)),
+        (IBV_QPS_INIT, IBV_QPS_INIT) => Some((0, PKEY_INDEX | PORT | QKEY)),
+        (IBV_QPS_INIT, IBV_QPS_RTR) => Some((0, PKEY_INDEX | QKEY)),
+        (IBV_QPS_RTR, IBV_QPS_RTS) => Some((SQ_PSN, CUR_STATE | QKEY)),
+        (IBV_QPS_RTS | IBV_QPS_SQD | IBV_QPS_SQE, IBV_QPS_RTS) => Some((0, CUR_STATE | QKEY)),
+        (IBV_QPS_RTS, IBV_QPS_SQD) => Some((0, SQD_NOTIFY)),
+        (IBV_QPS_SQD, IBV_QPS_SQD) => Some((0, PKEY_INDEX | QKEY)),
+        _ => raw_transition(from, to).filter(|attributes| *attributes == (0, 0)),
+    }
+}
+
+/// The properties that decide which states a queue pair has.
+#[derive(Clone, Copy)]
+pub(crate) struct Kind {
+    pub(crate) is_rss: bool,
+    pub(crate) is_datagram: bool,
+}
+
+/// A request to change a queue pair: the attributes that the mask names, and the bytes of a burst, which
+/// belong to a rate.
+#[derive(Clone, Copy)]
+pub(crate) struct AttributeChange<'a> {
+    pub(crate) attr: &'a ibv_qp_attr,
+    pub(crate) mask: u32,
+    pub(crate) burst_bytes: u32,
+}
+
+/// Changes a queue pair, everything in the request or nothing. `native` is its state.
+pub(crate) fn modify(
+    nic: &Nic,
+    state: &mut State,
+    slot: u32,
+    kind: Kind,
+    native: &AtomicU32,
+    change: AttributeChange<'_>,
+) -> Verb<()> {
+    let AttributeChange { attr, mask, burst_bytes } = change;
+    let rules = nic.rules();
+    let from = native.load(Ordering::Relaxed);
+    let to = if mask & STATE == 0 { from } else { attr.qp_state };
+    check(kind, rules, from, to, change)?;
+    if mask & PORT != 0 {
+        nic.port(attr.port_num).ok_or(EINVAL)?;
+    }
+    let paced = || pace(attr.rate_limit, burst_bytes, &rules.objects.queue_pair);
+    let pace = (mask & RATE_LIMIT != 0).then(paced).transpose()?;
+    // Nothing is refused from here on.
+    let known = state.qps.get_mut(slot).ok_or(EINVAL)?;
+    let attributes = &mut known.attributes;
+    let note = |bit: u32, place: &mut u32, value: u32| {
+        if mask & bit != 0 {
+            *place = value;
+        }
+    };
+    note(QKEY, &mut attributes.qkey, attr.qkey);
+    note(SQ_PSN, &mut attributes.sq_psn, attr.sq_psn);
+    note(RATE_LIMIT, &mut attributes.rate_limit, attr.rate_limit);
+    if mask & PKEY_INDEX != 0 {
+        attributes.pkey_index = attr.pkey_index;
+    }
+    if mask & PORT != 0 {
+        known.port = attr.port_num;
+        if let QpKind::Raw { send, .. } = &known.kind {
+            send.bell.set_engine(nic.engine_of(attr.port_num));
+        }
+    }
+    if let (Some(pace), QpKind::Raw { send, .. }) = (pace, &mut known.kind) {
+        send.pace = pace;
+    }
+    enter(state, slot, kind, native, to)
+}
+
+/// Refuses a call that cannot be carried out.
+fn check(
+    kind: Kind,
+    rules: &Rules,
+    from: ibv_qp_state::Type,
+    to: ibv_qp_state::Type,
+    AttributeChange { attr, mask, .. }: AttributeChange<'_>,
+) -> Verb<()> {
+    if kind.is_rss && !rules.objects.rss.states {
+        // The work queues of an RSS queue pair are what has states.
+        return Err(EOPNOTSUPP);
+    }
+    let transition = if kind.is_datagram { datagram_transition } else { raw_transition };
+    let (required, optional) = transition(from, to).ok_or(EINVAL)?;
+    known_bits(mask, STATE | required | optional, EINVAL)?;
+    if mask & required != required {
+        return Err(EINVAL);
+    }
+    // As mlx5's: only an index in the port's table.
+    if mask & PKEY_INDEX != 0 && attr.pkey_index >= PKEYS {
+        return Err(EINVAL);
+    }
+    if mask & CUR_STATE != 0 && attr.cur_qp_state != from {
+        return Err(EINVAL);
+    }
+    if to == IBV_QPS_SQD && !rules.objects.queue_pair.drains {
+        return Err(EINVAL);
+    }
+    Ok(())
+}
+
+pub(crate) fn pace(rate_kbps: u32, burst_bytes: u32, rules: &QueuePairRules) -> Verb<Pace> {
+    match rules.max_rate_kbps {
+        0 => Err(EOPNOTSUPP),
+        max if rate_kbps > max => Err(EINVAL),
+        _ => Ok(Pace::new(rate_kbps, burst_bytes)),
+    }
+}
+
+fn enter(state: &mut State, slot: u32, kind: Kind, native: &AtomicU32, to: ibv_qp_state::Type) -> Verb<()> {
+    let qp = state.qps.get_mut(slot).ok_or(EINVAL)?;
+    if to == IBV_QPS_RESET {
+        (qp.port, qp.attributes) = Default::default();
+    }
+    let from = native.swap(to, Ordering::Relaxed);
+    let QpKind::Raw { queue, send } = &mut qp.kind else { return Ok(()) };
+    let queue = *queue;
+    if to == IBV_QPS_RESET {
+        send.consumer.discard();
+        send.pace = Pace::default();
+    }
+    if let Some(receives) = state.queues.get_mut(queue) {
+        // No frame from a wire is a datagram; `engine::datagram` asks for the state.
+        receives.ready = !kind.is_datagram && matches!(to, IBV_QPS_RTR..=IBV_QPS_SQE);
+        if [from, to].contains(&IBV_QPS_RESET) {
+            receives.consumer.discard();
+        }
+    }
+    if to != IBV_QPS_RTS {
+        state.senders.retain(|sender| *sender != slot);
+    } else if !state.senders.contains(&slot) {
+        state.senders.push(slot);
+    }
+    state.failed_queues.retain(|failed| *failed != queue);
+    if to == IBV_QPS_ERR {
+        state.failed_queues.push(queue);
+        state.flush_queue(queue);
+        state.flush_sends(slot);
+        state.publish();
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_way_up_needs_the_port_once() {
+        assert_eq!(raw_transition(IBV_QPS_RESET, IBV_QPS_INIT), Some((PORT, 0)));
+        assert_eq!(raw_transition(IBV_QPS_INIT, IBV_QPS_RTR), Some((0, 0)));
+        assert_eq!(raw_transition(IBV_QPS_RTR, IBV_QPS_RTS), Some((0, RATE_LIMIT)));
+        assert_eq!(datagram_transition(IBV_QPS_RESET, IBV_QPS_INIT), Some((PKEY_INDEX | PORT | QKEY, 0)));
+        assert_eq!(datagram_transition(IBV_QPS_INIT, IBV_QPS_RTR), Some((0, PKEY_INDEX | QKEY)));
+        assert_eq!(datagram_transition(IBV_QPS_RTR, IBV_QPS_RTS), Some((SQ_PSN, CUR_STATE | QKEY)));
+    }
+
+    #[test]
+    fn steps_cannot_be_skipped_nor_states_invented() {
+        assert_eq!(raw_transition(IBV_QPS_RESET, IBV_QPS_RTS), None);
+        assert_eq!(raw_transition(IBV_QPS_RESET, IBV_QPS_RTR), None);
+        assert_eq!(raw_transition(IBV_QPS_INIT, IBV_QPS_RTS), None);
+        assert_eq!(raw_transition(IBV_QPS_ERR, IBV_QPS_RTS), None);
+        assert_eq!(raw_transition(IBV_QPS_RTS, IBV_QPS_INIT), None);
+        assert_eq!(raw_transition(IBV_QPS_RTS, 17), None);
+        assert_eq!(raw_transition(IBV_QPS_RTS, IBV_QPS_ERR), Some((0, 0)));
+        assert_eq!(raw_transition(IBV_QPS_ERR, IBV_QPS_RESET), Some((0, 0)));
+    }
+
+    #[test]
+    fn both_types_have_the_same_ways() {
+        for from in 0..9 {
+            for to in 0..9 {
+                let (raw, datagram) = (raw_transition(from, to), datagram_transition(from, to));
+                assert_eq!(raw.is_some(), datagram.is_some(), "{from} to {to}");
+            }
+        }
+    }
+}
