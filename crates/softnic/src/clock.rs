@@ -3,13 +3,14 @@
 
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::personality::ClockRules;
+pub use crate::personality::ClockRules;
 
 /// The fastest clock: its ticks are the nanoseconds of the system's.
 pub(crate) const MAX_KILOHERTZ: u64 = 1_000_000;
 
 /// Now, in nanoseconds since 1970.
-pub(crate) fn now_ns() -> u64 {
+#[must_use]
+pub fn now_ns() -> u64 {
     read_ns(ClockId::Realtime)
 }
 
@@ -27,7 +28,8 @@ fn read_ns(clock: ClockId) -> u64 {
 impl ClockRules {
     /// The raw clock at a time: it ticks from 1970, and starts again when it has no more bits.
     #[inline]
-    pub(crate) fn ticks(&self, time_ns: u64) -> u64 {
+    #[must_use]
+    pub fn ticks(&self, time_ns: u64) -> u64 {
         if self.kilohertz == MAX_KILOHERTZ {
             return time_ns & self.mask;
         }

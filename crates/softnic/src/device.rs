@@ -17,15 +17,14 @@ use crate::abi::{
     context_offset, op_names,
 };
 use crate::errno::{EINVAL, ENODEV, ENOMEM, Verb, guard};
-use crate::events::EventChannel;
 use crate::lazy_nic::LazyNic;
 use crate::library::Library;
 use crate::nic::{Nic, SoftNic};
+use crate::objects::contexts::{self, OpenedContext};
 use crate::port_tables::{GIDS, PKEYS};
 use crate::provider;
 use crate::provider::answer::answer_handle;
 use crate::soft_context::{PortTables, SoftContext, VERBS_CONTEXT_OFFSET};
-use crate::state::ContextState;
 
 /// The ABI that the plugin's sysfs tree gives for the device.
 pub(crate) const SYSFS_ABI: u32 = 1;
@@ -210,7 +209,7 @@ unsafe extern "C" fn alloc_context(device: *mut ibv_device, cmd_fd: c_int, _: *m
         // `ioctl` on it fails with ENOTTY, which lets the library fall back, and `write` with ENOSPC.
         let commands = OpenOptions::new().read(true).write(true).open("/dev/full")?;
         let nic = soft.backing.nic()?;
-        let (events, slot) = add_context(&nic)?;
+        let OpenedContext { slot, events } = contexts::open(&nic)?;
         let alloc_bytes = VERBS_CONTEXT_OFFSET + VERBS_CONTEXT_BYTES;
         let offset = std::ptr::without_provenance_mut(VERBS_CONTEXT_OFFSET);
         let commands = commands.into_raw_fd();
@@ -236,13 +235,6 @@ unsafe extern "C" fn alloc_context(device: *mut ibv_device, cmd_fd: c_int, _: *m
         prepare(library, verbs_context, context, events, vectors);
         Ok(verbs_context.cast())
     })
-}
-
-/// Makes the event channel of a new context and its place in the state. One end goes to the library.
-fn add_context(nic: &Nic) -> Verb<(OwnedFd, u32)> {
-    let (events, application) = EventChannel::new()?;
-    let slot = nic.control().contexts.insert(ContextState { events }).ok_or(ENOMEM)?;
-    Ok((application, slot))
 }
 
 fn find_context(verbs_context: *mut u8) -> Option<*mut ibv_context> {

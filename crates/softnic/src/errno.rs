@@ -6,28 +6,37 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// The error of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Errno {
+pub struct Errno {
     /// Never 0.
     number: c_int,
     /// Whether a failing op also sets errno.
     is_set: bool,
 }
 
-pub(crate) const EBUSY: Errno = Errno::new(libc::EBUSY);
-pub(crate) const EEXIST: Errno = Errno::new(libc::EEXIST);
-pub(crate) const EFAULT: Errno = Errno::new(libc::EFAULT);
-pub(crate) const EINVAL: Errno = Errno::new(libc::EINVAL);
+/// The object is in use.
+pub const EBUSY: Errno = Errno::new(libc::EBUSY);
+/// There is such an object already.
+pub const EEXIST: Errno = Errno::new(libc::EEXIST);
+/// Memory is not mapped with the necessary rights.
+pub const EFAULT: Errno = Errno::new(libc::EFAULT);
+/// An argument makes no sense, or there is no such object.
+pub const EINVAL: Errno = Errno::new(libc::EINVAL);
 pub(crate) const EIO: Errno = Errno::new(libc::EIO);
 pub(crate) const ENODATA: Errno = Errno::new(libc::ENODATA);
-pub(crate) const ENODEV: Errno = Errno::new(libc::ENODEV);
-pub(crate) const ENOMEM: Errno = Errno::new(libc::ENOMEM);
+/// There is no device.
+pub const ENODEV: Errno = Errno::new(libc::ENODEV);
+/// There is no memory, or no more objects of the kind.
+pub const ENOMEM: Errno = Errno::new(libc::ENOMEM);
 pub(crate) const ENETUNREACH: Errno = Errno::new(libc::ENETUNREACH);
-pub(crate) const ENOSPC: Errno = Errno::new(libc::ENOSPC);
-pub(crate) const EOPNOTSUPP: Errno = Errno::new(libc::EOPNOTSUPP);
-pub(crate) const EPERM: Errno = Errno::new(libc::EPERM);
+/// There is no room.
+pub const ENOSPC: Errno = Errno::new(libc::ENOSPC);
+/// The device does not have it.
+pub const EOPNOTSUPP: Errno = Errno::new(libc::EOPNOTSUPP);
+/// The calling thread lacks a capability.
+pub const EPERM: Errno = Errno::new(libc::EPERM);
 
 /// The result of a verb.
-pub(crate) type Verb<T> = Result<T, Errno>;
+pub type Verb<T> = Result<T, Errno>;
 
 impl From<io::Error> for Errno {
     fn from(error: io::Error) -> Self {
@@ -60,8 +69,9 @@ impl From<device_model::Errno> for Errno {
 }
 
 impl Errno {
-    /// An error number, which the op also sets errno to.
-    pub(crate) const fn new(number: c_int) -> Self {
+    /// An error number, which the op also sets errno to. It is not 0.
+    #[must_use]
+    pub const fn new(number: c_int) -> Self {
         assert!(number != 0, "0 is success");
         Self { number, is_set: true }
     }
@@ -71,7 +81,9 @@ impl Errno {
         Self { is_set: false, ..self }
     }
 
-    pub(crate) const fn number(self) -> c_int {
+    /// The number.
+    #[must_use]
+    pub const fn number(self) -> c_int {
         self.number
     }
 
@@ -88,12 +100,15 @@ impl Errno {
 }
 
 /// Refuses bits that are not known.
-pub(crate) fn known_bits(value: u32, known: u32, errno: Errno) -> Verb<()> {
+///
+/// # Errors
+/// `errno` for such bits.
+pub fn known_bits(value: u32, known: u32, errno: Errno) -> Verb<()> {
     if value & !known == 0 { Ok(()) } else { Err(errno) }
 }
 
 /// Runs the body of a call from C; a panic in it becomes `fallback`, and is a bug.
-pub(crate) fn guard<T>(fallback: T, body: impl FnOnce() -> T) -> T {
+pub fn guard<T>(fallback: T, body: impl FnOnce() -> T) -> T {
     catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|_| {
         tracing::error!("a provider op panicked");
         fallback

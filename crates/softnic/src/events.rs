@@ -53,13 +53,16 @@ impl EventChannel {
 
 /// The device's end of a completion channel. The other one is the application's alone, so that it shows when
 /// the library closes it: `ibv_destroy_comp_channel` calls no provider.
-pub(crate) struct CompletionEvents {
+pub struct CompletionEvents {
     write: OwnedFd,
 }
 
 impl CompletionEvents {
     /// The device's end, and the descriptor that the library reads from (`ibv_comp_channel.fd`).
-    pub(crate) fn new() -> io::Result<(Self, OwnedFd)> {
+    ///
+    /// # Errors
+    /// Those of socketpair(2).
+    pub fn new() -> io::Result<(Self, OwnedFd)> {
         let (write, read) = pair()?;
         Ok((Self { write }, read))
     }

@@ -10,7 +10,8 @@ use std::ptr::NonNull;
 
 use crate::limits::MAX_SGE;
 use crate::ring::{Consumer, Producer};
-use crate::work::{Cqe, Element, Opcode, RECEIVE_HEADER_BYTES, Status, receive_slot_bytes};
+pub use crate::work::{Cqe, Element, Opcode, Status};
+use crate::work::{RECEIVE_HEADER_BYTES, receive_slot_bytes};
 
 /// The least number of the smallest requests that share a line, in any format.
 const REQUESTS_PER_LINE: usize = 2;
@@ -31,7 +32,7 @@ pub(crate) type Sends = Posted<dyn SendFormat>;
 
 /// A queue of requests in a foreign format, in memory of the client's. No count that the client wrote is
 /// believed.
-pub(crate) trait PostedFormat: Any + Send {
+pub trait PostedFormat: Any + Send {
     /// Takes the next request to be flushed; returns what identifies it in a completion.
     fn take(&mut self) -> Option<u64>;
 
@@ -40,7 +41,7 @@ pub(crate) trait PostedFormat: Any + Send {
 }
 
 /// A receive queue in a foreign format.
-pub(crate) trait ReceiveFormat: PostedFormat {
+pub trait ReceiveFormat: PostedFormat {
     /// Looks at how many requests are posted, unless `wanted` are known to be.
     fn refresh(&mut self, wanted: u32);
 
@@ -62,11 +63,11 @@ pub(crate) trait ReceiveFormat: PostedFormat {
 
 /// A receive request, in the form in which the engine scatters frames.
 #[repr(C)]
-pub(crate) struct ReceiveRequest {
+pub struct ReceiveRequest {
     /// The number that identifies it in a completion.
-    pub(crate) id: u64,
+    pub id: u64,
     /// Up to [`Element::END`].
-    pub(crate) elements: [Element; MAX_SGE as usize],
+    pub elements: [Element; MAX_SGE as usize],
 }
 
 const _: () = assert!(size_of::<ReceiveRequest>() == receive_slot_bytes(MAX_SGE));
@@ -81,7 +82,7 @@ impl ReceiveRequest {
 }
 
 /// A send queue in a foreign format.
-pub(crate) trait SendFormat: PostedFormat {
+pub trait SendFormat: PostedFormat {
     /// Whether there is a posted request, or one that makes no sense.
     fn has_next(&mut self) -> bool;
 
@@ -101,25 +102,28 @@ pub(crate) trait SendFormat: PostedFormat {
 
 /// The next send request of a queue.
 #[derive(Clone, Copy)]
-pub(crate) struct SendRequest {
+pub struct SendRequest {
     /// The number that identifies it in a completion.
-    pub(crate) id: u64,
+    pub id: u64,
     /// [`Opcode::Send`] or [`Opcode::Segments`].
-    pub(crate) opcode: Opcode,
-    pub(crate) is_signaled: bool,
+    pub opcode: Opcode,
+    /// Whether it has a completion.
+    pub is_signaled: bool,
     /// Why it cannot be sent, if it cannot.
-    pub(crate) offloads: Result<Offloads, Status>,
+    pub offloads: Result<Offloads, Status>,
 }
 
+/// The work on a request that the client leaves to the device.
 #[derive(Clone, Copy)]
-pub(crate) struct Offloads {
-    pub(crate) wants_checksums: bool,
+pub struct Offloads {
+    /// Whether the checksums of IPv4 and of TCP or UDP are to be filled in.
+    pub wants_checksums: bool,
     /// The bytes of a stream in each frame; of no use for a request that is one frame.
-    pub(crate) segment_bytes: usize,
+    pub segment_bytes: usize,
 }
 
 /// Takes the bytes of a send request, in order.
-pub(crate) trait SendParts {
+pub trait SendParts {
     /// Bytes that are in the request, and that `fill` copies.
     ///
     /// # Errors
@@ -138,7 +142,7 @@ pub(crate) trait SendParts {
 }
 
 /// A completion queue in a foreign format.
-pub(crate) trait CompletionFormat: Any + Send {
+pub trait CompletionFormat: Any + Send {
     /// How many completions can be written; looks at the client's index only if they are fewer than
     /// `wanted`.
     fn room_for(&mut self, wanted: u32) -> u32;
@@ -158,10 +162,11 @@ pub(crate) trait CompletionFormat: Any + Send {
 
 /// A client's demand for an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Arm {
-    pub(crate) solicited_only: bool,
+pub struct Arm {
+    /// Whether only a failed completion, or one that its sender wants noticed, raises the event.
+    pub solicited_only: bool,
     /// The index of the first completion that counts.
-    pub(crate) from: u32,
+    pub from: u32,
 }
 
 impl<R: PostedFormat + ?Sized> Posted<R> {

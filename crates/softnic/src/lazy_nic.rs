@@ -63,7 +63,7 @@ impl LazyNic {
     }
 
     /// The NIC, made by the first who asks. An error is written to stderr, because C has only errno.
-    pub(crate) fn nic(&self) -> Option<Arc<Nic>> {
+    pub fn nic(&self) -> Option<Arc<Nic>> {
         let _opening = self.opening.lock().unwrap_or_else(PoisonError::into_inner);
         if self.nic.get().is_none() {
             // The program did not ask for threads, so none of ours is to take its signals.

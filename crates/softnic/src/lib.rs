@@ -8,21 +8,21 @@
 //! It never talks to a kernel RDMA driver and never changes the library it sits under.
 
 mod abi;
-mod clock;
+pub mod clock;
 mod clock_pages;
 mod device;
 mod engine;
-mod errno;
+pub mod errno;
 mod error;
 mod events;
-mod formats;
+pub mod formats;
 mod lazy_nic;
 mod library;
-mod limits;
+pub mod limits;
 mod memory;
 pub mod mlx5;
 mod nic;
-mod objects;
+pub mod objects;
 mod pace;
 mod paths;
 mod personality;
@@ -43,7 +43,7 @@ mod work;
 pub use engine::profile::{EngineProfile, EngineStage};
 pub use error::SoftNicError;
 pub use limits::PORT_MTU_BYTES;
-pub use nic::{Drive, SoftNic, SoftNicConfig};
+pub use nic::{Drive, Nic, SoftNic, SoftNicConfig};
 pub use personality::{ModelPersonality, Personality, UnknownPersonality};
 pub use queue_memory::resource;
 pub use shared::PortConfig;

@@ -18,7 +18,7 @@ pub(crate) const MAX_CONTEXTS: usize = 1_024;
 /// Protection and parent domains.
 pub(crate) const MAX_DOMAINS: usize = 65_536;
 /// Memory regions.
-pub(crate) const MAX_REGIONS: usize = 65_536;
+pub const MAX_REGIONS: usize = 65_536;
 /// Completion queues.
 pub(crate) const MAX_CQS: usize = 16_384;
 /// Entries of a completion queue.
@@ -32,7 +32,7 @@ pub(crate) const MAX_QUEUES: usize = 16_384;
 /// Work requests of a queue, whatever the personality allows.
 pub(crate) const MAX_WR: u32 = device_model::software::MAX_RECEIVES;
 /// Scatter/gather elements of a work request.
-pub(crate) const MAX_SGE: u32 = 4;
+pub const MAX_SGE: u32 = 4;
 /// Bytes of a send that can travel in the work request, as with ConnectX-5: a send request has 1024 bytes
 /// (`max_wqe_sz_sq`), of which a raw packet's segments take 48 and the length 4 (rdma-core
 /// providers/mlx5/verbs.c, `mlx5_calc_send_wqe`).
@@ -53,8 +53,8 @@ pub(crate) const MAX_QPS: usize = 65_536;
 /// Counter sets.
 pub(crate) const MAX_COUNTERS: usize = 65_536;
 /// Counter points of one set.
-pub(crate) const MAX_COUNTER_POINTS: usize = 32;
+pub const MAX_COUNTER_POINTS: usize = 32;
 /// Specs of a flow, actions included (`IB_FLOW_SPEC_SUPPORT_LAYERS`).
-pub(crate) const MAX_SPECS: u8 = 10;
+pub const MAX_SPECS: u8 = 10;
 /// Bytes of a Toeplitz key.
 pub(crate) const RSS_KEY_BYTES: u8 = 40;

@@ -29,9 +29,9 @@ impl MemoryKey {
     }
 }
 
-/// One registered region.
+/// A registered region, or one to be.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Region {
+pub struct Region {
     /// The protection domain's slot.
     pub(crate) domain: u32,
     /// The context's slot.
@@ -208,9 +208,12 @@ impl Regions<'_> {
     }
 }
 
-/// Has the pages of a range there, as pinning them would: memory that is not mapped, or not with the rights
-/// that the device needs, is EFAULT, and not a crash when a frame arrives.
-pub(crate) fn populate(address: *mut c_void, bytes: usize, writable: bool) -> Verb<()> {
+/// Has the pages of a range there, as pinning them would.
+///
+/// # Errors
+/// EFAULT for memory that is not mapped, or not with the rights that the device needs: it is not a crash when
+/// a frame arrives.
+pub fn populate(address: *mut c_void, bytes: usize, writable: bool) -> Verb<()> {
     // SAFETY: takes a number and returns one.
     let page_bytes = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).map_err(|_| EIO)?;
     let start = address.map_addr(|address| address & !(page_bytes - 1));

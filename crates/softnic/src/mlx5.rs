@@ -39,13 +39,11 @@ use rustix::fs::fstat;
 
 use crate::clock;
 use crate::clock_pages::{ClockPage, ClockPages};
-use crate::errno::{EINVAL, ENODEV, ENOMEM, ENOSPC, Errno, Verb, guard};
-use crate::events::{CompletionEvents, EventChannel};
+use crate::errno::{EINVAL, ENODEV, ENOSPC, Errno, Verb, guard};
 use crate::lazy_nic::LazyNic;
 use crate::nic::Nic;
-use crate::objects::contexts::remove_owned;
-use crate::state::ContextState;
-use crate::state::completion::ChannelState;
+use crate::objects::channels::{self, CompletionEvents};
+use crate::objects::contexts::{self, OpenedContext};
 
 /// Bytes of a doorbell page (`log_uar_size` of 12).
 pub const PAGE_BYTES: u32 = 1 << 12;
@@ -218,12 +216,11 @@ impl Context {
         if opened.slot.is_some() {
             return Err(EINVAL);
         }
-        let (events, client) = EventChannel::new()?;
-        // `control` wakes the engines. Without the pages one may sleep too long for the clock afterwards.
+        // `open` wakes the engines. Without the pages one may sleep too long for the clock afterwards.
         self.make_clock();
-        let slot = self.nic.control().contexts.insert(ContextState { events }).ok_or(ENOMEM)?;
+        let OpenedContext { slot, events } = contexts::open(&self.nic)?;
         opened.slot = Some(slot);
-        Ok(client.into_raw_fd())
+        Ok(events.into_raw_fd())
     }
 
     /// Makes the pages of the clock, for the first context of the device. Without them the clock cannot be
@@ -232,7 +229,7 @@ impl Context {
         if self.nic.clock_pages.get().is_some() {
             return;
         }
-        match ClockPages::new(self.nic.clock, clock::now_ns()) {
+        match ClockPages::new(self.nic.clock(), clock::now_ns()) {
             // Another context may have been faster.
             Ok(pages) => drop(self.nic.clock_pages.set(pages)),
             Err(error) => tracing::warn!(%error, "the device has no pages for its clock"),
@@ -247,17 +244,9 @@ impl Context {
         let mut opened = self.opened();
         let mut state = self.nic.control();
         // Channels whose descriptor was closed have no other end.
-        opened.channels.retain(|_, channel| {
-            let lives = state.channels.get(channel.slot);
-            let lives = lives.is_some_and(|known| known.users > 0 || !known.events.is_abandoned());
-            if !lives {
-                state.channels.remove(channel.slot);
-            }
-            lives
-        });
+        opened.channels.retain(|_, channel| !channels::sweep(&mut state, channel.slot));
         let native = client.as_raw_fd().cast_unsigned().into();
-        let entry = ChannelState { owner, users: 0, native, events };
-        let slot = state.channels.insert(entry).ok_or(ENOMEM)?;
+        let slot = channels::insert(&mut state, owner, native, events)?;
         let descriptor = client.into_raw_fd();
         opened.channels.insert(descriptor, Channel { slot, inode });
         Ok(descriptor)
@@ -266,8 +255,7 @@ impl Context {
     /// The slot of the channel that the client reads from `descriptor`.
     fn channel(&self, descriptor: RawFd) -> Verb<u32> {
         let channel = self.opened().channels.get(&descriptor).copied().ok_or(EINVAL)?;
-        let abandoned = |known: &ChannelState| known.events.is_abandoned();
-        if self.nic.control_without_wakeup().channels.get(channel.slot).is_none_or(abandoned) {
+        if channels::is_abandoned(&self.nic.control_without_wakeup(), channel.slot) {
             return Err(EINVAL);
         }
         Ok(channel.slot)
@@ -288,7 +276,7 @@ impl Context {
 
     fn remove(&self) {
         if let Some(slot) = self.opened().slot.take() {
-            remove_owned(&self.nic, slot);
+            contexts::close(&self.nic, slot);
         }
     }
 }

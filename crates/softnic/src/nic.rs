@@ -82,7 +82,7 @@ pub struct SoftNic {
 }
 
 /// A soft NIC as its contexts have it: the shared part, and the engines, which polls may run.
-pub(crate) struct Nic {
+pub struct Nic {
     /// At least one. They are dropped before the shared part, which has what they use.
     engines: Box<[EngineCell]>,
     shared: NicShared,
@@ -105,6 +105,36 @@ const STOP_PATIENCE: Duration = Duration::from_secs(5);
 const INLINE_FRAMES: usize = wire::BURST_FRAMES;
 
 impl Nic {
+    /// The clock behind the raw timestamps of completions.
+    #[must_use]
+    pub fn clock(&self) -> ClockRules {
+        self.clock
+    }
+
+    /// The number of ports.
+    #[must_use]
+    pub fn port_count(&self) -> usize {
+        self.ports.len()
+    }
+
+    /// The number of completion vectors.
+    #[must_use]
+    pub fn completion_vectors(&self) -> u32 {
+        self.rules().objects.completion.vectors
+    }
+
+    /// The most work requests of a queue.
+    #[must_use]
+    pub fn max_requests(&self) -> u32 {
+        self.rules().max_requests
+    }
+
+    /// The most entries of an indirection table.
+    #[must_use]
+    pub fn max_table_entries(&self) -> u32 {
+        self.rules().hash.max_entries
+    }
+
     /// Runs one pass of each engine, after the one that another thread may be in.
     pub(crate) fn pass(&self, max_frames: usize) -> usize {
         self.engines.iter().map(|engine| engine.pass(&self.shared, max_frames)).sum()
@@ -264,7 +294,8 @@ impl SoftNic {
     }
 
     /// The part of the device that its contexts share.
-    pub(crate) fn nic(&self) -> &Arc<Nic> {
+    #[must_use]
+    pub fn nic(&self) -> &Arc<Nic> {
         &self.nic
     }
 

@@ -4,20 +4,23 @@
 //! A front end has its own handles and its own formats; these functions know slots of [`State`] alone. They
 //! either carry out all of a request or leave everything as it was.
 
-pub(crate) mod attributes;
-pub(crate) mod completion_queues;
-pub(crate) mod contexts;
-pub(crate) mod counters;
-pub(crate) mod domains;
+pub mod attributes;
+pub mod channels;
+pub mod completion_queues;
+pub mod contexts;
+pub mod counters;
+pub mod domains;
 pub(crate) mod flow_attr;
-pub(crate) mod flows;
-pub(crate) mod queue_pairs;
-pub(crate) mod regions;
-pub(crate) mod rss;
-pub(crate) mod tables;
-pub(crate) mod work_queues;
+pub mod flows;
+pub mod queue_pairs;
+pub mod regions;
+pub mod rss;
+pub mod tables;
+pub mod work_queues;
 
 use rustix::thread::{CapabilitySet, capabilities};
+
+pub use crate::state::State;
 
 /// Whether the calling thread has a privilege, like the kernel's `capable`.
 pub(crate) fn has_capability(wanted: CapabilitySet) -> bool {

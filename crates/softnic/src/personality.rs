@@ -246,11 +246,11 @@ pub(crate) struct ObjectRules {
 
 /// The clock behind raw completion timestamps.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct ClockRules {
+pub struct ClockRules {
     /// `hca_core_clock`: ticks per millisecond.
-    pub(crate) kilohertz: u64,
+    pub kilohertz: u64,
     /// `completion_timestamp_mask`: the bits that a raw timestamp has.
-    pub(crate) mask: u64,
+    pub mask: u64,
 }
 
 /// Bits that an op accepts, and the errno for others.

@@ -28,7 +28,7 @@ pub struct PortConfig {
 ///
 /// Locks are taken in this order: an engine, `flows`, `turn`, `state`. Who changes `flows` waits for engines
 /// that look frames up, and therefore holds neither `turn` nor `state` meanwhile.
-pub(crate) struct NicShared {
+pub struct NicShared {
     pub(crate) name: String,
     pub(crate) personality: Personality,
     /// The clock of the personality, perhaps at another rate.
@@ -133,14 +133,14 @@ impl NicShared {
     }
 
     /// The device's state, for a control call. Wakes the engines, which may have something to do after it.
-    pub(crate) fn control(&self) -> MutexGuard<'_, State> {
+    pub fn control(&self) -> MutexGuard<'_, State> {
         let state = self.control_without_wakeup();
         self.wakeups.iter().for_each(Wakeup::notify);
         state
     }
 
     /// The device's state, for a control call that changes nothing for the engines, which sleep on.
-    pub(crate) fn control_without_wakeup(&self) -> MutexGuard<'_, State> {
+    pub fn control_without_wakeup(&self) -> MutexGuard<'_, State> {
         self.waiting.fetch_add(1, Ordering::SeqCst);
         let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         let mut state = self.lock_state();

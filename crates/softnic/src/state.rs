@@ -24,7 +24,7 @@ use crate::slab::Slab;
 use crate::work::{Cqe, MAX_TAGGED_NUMBER, Opcode, SendShape, Status};
 
 /// Everything that belongs to no port.
-pub(crate) struct State {
+pub struct State {
     /// The errno beyond each limit.
     pub(crate) limits: LimitErrnos,
     pub(crate) contexts: Slab<ContextState>,
@@ -79,7 +79,7 @@ pub(crate) enum QueueOwner {
 
 /// How a receive queue wants its frames to differ from what came over the wire.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct FrameEdits {
+pub struct FrameEdits {
     /// Without the outer C-VLAN tag, which is in the completion.
     pub(crate) strip_cvlan: bool,
     /// With the frame check sequence behind it.
@@ -224,8 +224,10 @@ impl QpState {
 
 /// The quantity that a counter point counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum CounterPoint {
+pub enum CounterPoint {
+    /// The packets of the flows.
     Packets,
+    /// Their bytes.
     Bytes,
 }
 

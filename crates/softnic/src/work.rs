@@ -23,11 +23,16 @@ pub(crate) fn qp_number(slot: u32) -> u32 {
 /// The outcomes this device can report, with the values of `enum ibv_wc_status`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(crate) enum Status {
+pub enum Status {
+    /// The request was carried out.
     Success = 0,
+    /// A frame is longer than its buffer or than the port's MTU.
     LocalLength = 1,
+    /// The request makes no sense.
     LocalOperation = 2,
+    /// A memory key does not allow what the request needs.
     LocalProtection = 4,
+    /// The request was not carried out, because its queue has failed.
     WorkRequestFlush = 5,
     /// The wire has refused the frame; the queue goes on.
     General = 21,
@@ -43,9 +48,12 @@ const _: () = {
 
 /// The kind of work that was completed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Opcode {
+pub enum Opcode {
+    /// A frame was sent.
     Send,
+    /// A TCP stream was sent in segments.
     Segments,
+    /// A frame was received.
     Receive,
 }
 
@@ -64,13 +72,19 @@ const _: () = assert!(MAX_QPS <= 1 << u16::BITS);
 /// One completion.
 #[repr(C, align(32))]
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Cqe {
-    pub(crate) wr_id: u64,
-    pub(crate) timestamp_ns: u64,
-    pub(crate) byte_len: u32,
-    pub(crate) flow_tag: u32,
-    pub(crate) queue_number: u32,
-    pub(crate) cvlan: u16,
+pub struct Cqe {
+    /// The number that identifies the request.
+    pub wr_id: u64,
+    /// The time, in nanoseconds since 1970.
+    pub timestamp_ns: u64,
+    /// The bytes that were received.
+    pub byte_len: u32,
+    /// The tag of the flow.
+    pub flow_tag: u32,
+    /// The number of the queue or queue pair.
+    pub queue_number: u32,
+    /// The C-VLAN tag that was taken out of the frame, 0 if none was.
+    pub cvlan: u16,
     status: u8,
     flags: u8,
 }
@@ -92,7 +106,8 @@ impl Cqe {
 
     /// A successful completion; the caller fills in the rest.
     #[inline]
-    pub(crate) fn new(wr_id: u64, opcode: Opcode, status: Status, queue_number: u32) -> Self {
+    #[must_use]
+    pub fn new(wr_id: u64, opcode: Opcode, status: Status, queue_number: u32) -> Self {
         let flags = match opcode {
             Opcode::Send => 0,
             Opcode::Segments => FLAG_SEGMENTS,
@@ -102,12 +117,14 @@ impl Cqe {
     }
 
     /// A failed completion, without details.
-    pub(crate) fn failed(wr_id: u64, opcode: Opcode, status: Status, queue_number: u32) -> Self {
+    #[must_use]
+    pub fn failed(wr_id: u64, opcode: Opcode, status: Status, queue_number: u32) -> Self {
         Self::new(wr_id, opcode, status, queue_number)
     }
 
+    /// Notes whether the checksums were verified and hold.
     #[inline]
-    pub(crate) fn set_checksum_ok(&mut self, ok: bool) {
+    pub fn set_checksum_ok(&mut self, ok: bool) {
         if ok {
             self.flags |= FLAG_CHECKSUM_OK;
         }
@@ -115,7 +132,8 @@ impl Cqe {
 
     /// Whether the checksums were verified and hold.
     #[inline]
-    pub(crate) fn is_checksum_ok(&self) -> bool {
+    #[must_use]
+    pub fn is_checksum_ok(&self) -> bool {
         self.flags & FLAG_CHECKSUM_OK != 0
     }
 
@@ -174,13 +192,15 @@ impl Cqe {
 
     /// The status as `enum ibv_wc_status`.
     #[inline]
-    pub(crate) fn status(&self) -> u32 {
+    #[must_use]
+    pub fn status(&self) -> u32 {
         u32::from(self.status)
     }
 
     /// The kind of work as `enum ibv_wc_opcode`.
     #[inline]
-    pub(crate) fn opcode(&self) -> u32 {
+    #[must_use]
+    pub fn opcode(&self) -> u32 {
         match self.flags & (FLAG_RECEIVE | FLAG_SEGMENTS) {
             0 => ibv_wc_opcode::IBV_WC_SEND,
             FLAG_SEGMENTS => ibv_wc_opcode::IBV_WC_TSO,
@@ -198,15 +218,18 @@ const INVALID_KEY: u32 = u32::MAX;
 /// One scatter/gather element in a ring; a key of 0 ends the list.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Element {
-    pub(crate) address: u64,
-    pub(crate) bytes: u32,
-    pub(crate) key: u32,
+pub struct Element {
+    /// The start, as the region has it.
+    pub address: u64,
+    /// The length.
+    pub bytes: u32,
+    /// The key of the region.
+    pub key: u32,
 }
 
 impl Element {
     /// The end of a list that is shorter than the ring's `max_sge`.
-    pub(crate) const END: Self = Self { address: 0, bytes: 0, key: 0 };
+    pub const END: Self = Self { address: 0, bytes: 0, key: 0 };
 
     /// The length and the key in one number.
     #[inline]

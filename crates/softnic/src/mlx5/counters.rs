@@ -1,41 +1,32 @@
 //! Counter sets. Their points come with the first flow that has them (`struct mlx5_ib_create_flow`), as with
 //! the kernel's driver (hw/mlx5/fs.c, `flow_counters_set_data`).
 
-use device_model::Limit;
-
 use super::Context;
 use super::block::{Block, Reply};
 use super::user_memory::copy_in;
-use crate::errno::{EBUSY, EINVAL, Errno, Verb};
+use crate::errno::{EINVAL, Errno, Verb};
 use crate::limits::MAX_COUNTER_POINTS;
-use crate::objects::counters::values;
-use crate::state::{CounterPoint, CounterState, State};
+use crate::objects::State;
+use crate::objects::counters::{self, CounterPoint};
 
 const ENOENT: Errno = Errno::new(libc::ENOENT);
 
 pub(super) fn create(context: &Context) -> Verb<u32> {
     let owner = context.slot()?;
-    let set = CounterState { owner, users: 0, bound: false, points: Vec::new(), packets: 0, bytes: 0 };
-    let full = context.nic.rules().flow.limits.of(Limit::Counters);
-    context.nic.control().counters.insert(set).ok_or(full)
+    counters::create(&mut context.nic.control(), owner)
 }
 
 /// The slot of one of the context's sets.
 pub(super) fn find(state: &State, owner: u32, handle: u64, errno: Errno) -> Verb<u32> {
     let slot = u32::try_from(handle).map_err(|_| errno)?;
-    let known = state.counters.get(slot).filter(|set| set.owner == owner);
-    known.map(|_| slot).ok_or(errno)
+    if counters::is_owned(state, owner, slot) { Ok(slot) } else { Err(errno) }
 }
 
 pub(super) fn destroy(context: &Context, handle: u64) -> Verb<()> {
     let owner = context.slot()?;
     let mut state = context.nic.control();
     let slot = find(&state, owner, handle, ENOENT)?;
-    if state.counters.get(slot).is_some_and(|set| set.users != 0) {
-        return Err(EBUSY);
-    }
-    state.counters.remove(slot);
-    Ok(())
+    counters::destroy(&mut state, slot)
 }
 
 /// Fills the client's array with the values of a set.
@@ -48,9 +39,8 @@ pub(super) fn read(context: &Context, handle: u64, flags: u32, array: &mut Reply
     let owner = context.slot()?;
     let state = context.nic.control_without_wakeup();
     let slot = find(&state, owner, handle, EINVAL)?;
-    let set = state.counters.get(slot).ok_or(EINVAL)?;
     let count = array.0.len() / size_of::<u64>();
-    let values = values(set, count, context.nic.rules())?;
+    let values = counters::values(&context.nic, &state, slot, count)?;
     for (index, value) in values.iter().enumerate() {
         array.put_u64(index * size_of::<u64>(), *value);
     }

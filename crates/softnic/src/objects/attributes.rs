@@ -39,7 +39,8 @@ fn int<T: TryInto<c_int>>(value: T) -> c_int {
 }
 
 /// The attributes that the device reports of itself.
-pub(crate) fn attributes(nic: &Nic) -> ibv_device_attr_ex {
+#[must_use]
+pub fn device(nic: &Nic) -> ibv_device_attr_ex {
     let ports = nic.ports.len();
     let rules = nic.rules();
     let guid = nic.port(1).map_or(0, |port| eui64(port.mac())).to_be();
@@ -125,7 +126,10 @@ fn mtu(path_mtu_bytes: u32) -> ibv_mtu {
 
 /// The attributes that a port reports of itself, with the lengths of its tables of GIDs and of partition
 /// keys.
-pub(crate) fn port_attributes(nic: &Nic, number: u8, gids: c_int, pkeys: u16) -> Verb<ibv_port_attr> {
+///
+/// # Errors
+/// EINVAL if there is no such port.
+pub fn port(nic: &Nic, number: u8, gids: c_int, pkeys: u16) -> Verb<ibv_port_attr> {
     /// `phys_state` of the InfiniBand specification: LinkUp and Disabled.
     const PHYSICAL_UP: u8 = 5;
     const PHYSICAL_DISABLED: u8 = 3;

@@ -1,12 +1,34 @@
 //! Contexts.
 
+use std::os::fd::OwnedFd;
+
 use flow_table::FlowId;
 
+use crate::errno::{ENOMEM, Verb};
+use crate::events::EventChannel;
 use crate::nic::Nic;
-use crate::state::owned;
+use crate::state::{ContextState, owned};
 
-/// Takes away a context and all that it owns, flows first.
-pub(crate) fn remove_owned(nic: &Nic, owner: u32) {
+/// A context that was opened.
+pub struct OpenedContext {
+    /// The slot, which the objects of the context name as their owner.
+    pub slot: u32,
+    /// The descriptor from which the client reads its asynchronous events.
+    pub events: OwnedFd,
+}
+
+/// Opens a context.
+///
+/// # Errors
+/// ENOMEM if the device has no more, and the errno of socketpair(2).
+pub fn open(nic: &Nic) -> Verb<OpenedContext> {
+    let (events, client) = EventChannel::new()?;
+    let slot = nic.control().contexts.insert(ContextState { events }).ok_or(ENOMEM)?;
+    Ok(OpenedContext { slot, events: client })
+}
+
+/// Closes a context: takes it away with all that it owns, flows first.
+pub fn close(nic: &Nic, owner: u32) {
     let mut flows = nic.flow_writer();
     let slots = owned(&nic.control_without_wakeup().flow_objects, |flow| flow.owner == owner);
     flows.change(|table| {

@@ -3,7 +3,7 @@
 //! `ib_uverbs_ex_create_flow` and `kern_spec_to_ib_spec`; then the driver's own checks, which are rows of
 //! [`FlowRules`]).
 //!
-//! [`super::flow`] calls [`read`]. Bytes become specs in `spec`, and what they ask for becomes matchers in
+//! [`super::flows`] calls [`read`]. Bytes become specs in `spec`, and what they ask for becomes matchers in
 //! `filter`. Nothing here touches the device or believes a length.
 
 mod filter;
@@ -31,7 +31,7 @@ const LAST_PRIORITY: u16 = u16::MAX;
 
 /// The flow that an attribute block asks for.
 #[derive(Debug)]
-pub(crate) struct FlowRequest {
+pub struct FlowRequest {
     pub(crate) kind: FlowKind,
     pub(crate) port: u8,
     pub(crate) priority: u16,
@@ -42,6 +42,14 @@ pub(crate) struct FlowRequest {
     pub(crate) tag: Option<u32>,
     pub(crate) drop: bool,
     pub(crate) counters: Option<*mut ibv_counters>,
+}
+
+impl FlowRequest {
+    /// The pointer of the COUNT action, if there is one. Nothing has followed it.
+    #[must_use]
+    pub fn counters(&self) -> Option<*mut ibv_counters> {
+        self.counters
+    }
 }
 
 type Specs = ArrayVec<Spec, { MAX_SPECS as usize }>;

@@ -4,26 +4,68 @@ use std::sync::Arc;
 
 use device_model::Limit;
 use flow_table::{Actions, CounterId, FlowError, FlowId, FlowRule, QpSlot};
+use ibverbs_sys::ibv_flow_attr;
+use rustix::thread::CapabilitySet;
 
-use super::flow_attr::FlowRequest;
-use crate::errno::{EEXIST, EINVAL, Errno, Verb};
+pub use super::flow_attr::FlowRequest;
+use super::{flow_attr, has_capability};
+use crate::errno::{EEXIST, EINVAL, EPERM, Errno, Verb};
 use crate::nic::Nic;
 use crate::personality::FlowRules;
 use crate::state::{CounterPoint, FlowState, State};
 
+/// Refuses a thread that may not make flows.
+///
+/// # Errors
+/// EPERM if the device demands a capability that the calling thread lacks.
+pub fn check_privilege(nic: &Nic) -> Verb<()> {
+    if nic.rules().flow.emulation.needs_net_raw && !has_capability(CapabilitySet::NET_RAW) {
+        return Err(EPERM);
+    }
+    Ok(())
+}
+
+/// Reads what a flow's attributes ask for.
+///
+/// # Errors
+/// EINVAL for a block that makes no sense or a port that there is not, or the errno with which the device
+/// refuses such a flow.
+///
+/// # Safety
+/// `attr` is NULL or the start of a block of `attr.size` bytes; if that is not more than an `ibv_flow_attr`,
+/// of one and as many specs behind it as it states, each of the size that it states.
+pub unsafe fn read(nic: &Nic, attr: *const ibv_flow_attr) -> Verb<FlowRequest> {
+    // SAFETY: by the contract of this function.
+    let request = unsafe { flow_attr::read(attr, &nic.rules().flow) }?;
+    nic.port(request.port).ok_or(EINVAL)?;
+    Ok(request)
+}
+
+/// A flow's place among the objects.
+#[derive(Clone, Debug)]
+pub struct NewFlow {
+    /// The context.
+    pub owner: u32,
+    /// The queue pair.
+    pub qp: u32,
+    /// The counter set.
+    pub counter: Option<u32>,
+    /// The points that the flow brings for its counter set, each with its index in the application's array.
+    pub points: Vec<(u32, CounterPoint)>,
+}
+
 /// Puts a flow, which `prepare` describes, into use of its queue pair and counters and into the table;
 /// returns its slot. The points that it brings become those of its counters if these are not bound yet. If it
 /// is refused, nothing changes.
-pub(crate) fn insert(
-    nic: &Nic,
-    request: &FlowRequest,
-    prepare: impl FnOnce(&State) -> Verb<(FlowState, Vec<(u32, CounterPoint)>)>,
-) -> Verb<u32> {
+///
+/// # Errors
+/// The error of `prepare`, EINVAL if there is no such object, EEXIST for a flow that is there already, or the
+/// errno of the device for one that it has no room for.
+pub fn insert(nic: &Nic, request: &FlowRequest, prepare: impl FnOnce(&State) -> Verb<NewFlow>) -> Verb<u32> {
     let rules = &nic.rules().flow;
     let mut flows = nic.flow_writer();
     let mut state = nic.control();
-    let (flow, points) = prepare(&state)?;
-    let (counter, qp) = (flow.counter, flow.qp);
+    let NewFlow { owner, qp, counter, points } = prepare(&state)?;
     let order = state.flow_order();
     let State { qps, counters, flow_objects, .. } = &mut *state;
     let used = qps.get_mut(qp).ok_or(EINVAL)?;
@@ -33,7 +75,7 @@ pub(crate) fn insert(
     if points.is_none() && set.as_ref().is_some_and(|set| set.points.is_empty()) {
         return Err(EINVAL);
     }
-    let slot = flow_objects.insert(flow).ok_or(rules.limits.of(Limit::Flows))?;
+    let slot = flow_objects.insert(FlowState { owner, qp, counter }).ok_or(rules.limits.of(Limit::Flows))?;
     used.users += 1;
     let before = set.map(|set| {
         set.users += 1;
@@ -62,7 +104,8 @@ pub(crate) fn insert(
 
 /// Takes a flow of a context out of the table and out of use of its queue pair and counters; `None` if there
 /// is no such flow.
-pub(crate) fn remove(nic: &Nic, slot: u32, owner: u32) -> Option<()> {
+#[must_use]
+pub fn remove(nic: &Nic, slot: u32, owner: u32) -> Option<()> {
     let mut flows = nic.flow_writer();
     nic.control_without_wakeup().flow_objects.get(slot).filter(|flow| flow.owner == owner)?;
     flows.change(|table| table.remove(FlowId(slot)));

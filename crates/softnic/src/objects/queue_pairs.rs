@@ -1,6 +1,7 @@
 //! Queue pairs: their states, by the kernel's table (`qp_state_table` in drivers/infiniband/core/verbs.c), and
 //! their rates. RSS queue pairs are made in [`super::rss`].
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use device_model::Limit;
@@ -11,20 +12,106 @@ use ibverbs_sys::{
     IBV_QP_CREATE_CVLAN_STRIPPING, IBV_QP_CREATE_SCATTER_FCS, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_state,
 };
 
+use super::domains::use_domain;
+use super::work_queues::{ForeignReceives, NumberedQueue};
 use crate::errno::{EBUSY, EINVAL, ENOMEM, EOPNOTSUPP, Verb, known_bits};
+use crate::formats::{ReceiveFormat, Requests, SendFormat, Sends};
 use crate::nic::Nic;
 use crate::pace::Pace;
 use crate::personality::{QueuePairRules, Rules};
 use crate::port_tables::PKEYS;
+use crate::send_bell::SendBell;
 use crate::state::{FrameEdits, NewQueue, QpKind, QpState, QueueOwner, QueueState, SendState, State};
-use crate::work::qp_number;
+use crate::work::{SendShape, qp_number};
+
+/// Refuses flags that a raw packet queue pair of the device does not have.
+///
+/// # Errors
+/// The errno of the device.
+pub fn check_create_flags(nic: &Nic, flags: u32) -> Verb<()> {
+    nic.rules().objects.queue_pair.create_flags.check(flags)
+}
 
 /// The edits of received frames that flags of a queue pair ask for.
-pub(crate) fn edits(create_flags: u32) -> FrameEdits {
+#[must_use]
+pub fn edits(create_flags: u32) -> FrameEdits {
     FrameEdits {
         strip_cvlan: create_flags & IBV_QP_CREATE_CVLAN_STRIPPING != 0,
         append_fcs: create_flags & IBV_QP_CREATE_SCATTER_FCS != 0,
     }
+}
+
+/// The send queue in a foreign format of a queue pair, to be made.
+pub struct ForeignSends {
+    /// The completion queue.
+    pub cq: u32,
+    /// The queue itself; a queue pair may have none.
+    pub ring: Option<Box<dyn SendFormat>>,
+    /// Whether each request has a completion. The engine asks the format; this is for queries.
+    pub signal_all: bool,
+}
+
+/// Adds a raw packet queue pair with queues in foreign formats, and counts what they use.
+///
+/// # Errors
+/// EINVAL if there is no such domain, and the errno of the device if it has no more queue pairs.
+pub fn insert_foreign(
+    nic: &Nic,
+    state: &mut State,
+    receives: ForeignReceives,
+    sends: ForeignSends,
+) -> Verb<NumberedQueue> {
+    let domain = receives.domain;
+    let ForeignSends { cq, ring, signal_all } = sends;
+    let sends = SendState {
+        consumer: ring.map_or(Sends::None, Sends::Foreign),
+        cq,
+        signal_all,
+        shape: SendShape { max_sge: 0, max_inline: 0, max_tso_header: 0, datagram: false },
+        pace: Pace::default(),
+        bell: SendBell::new(&nic.wakeups),
+    };
+    let slot = insert_plain(state, receives.into(), sends)?;
+    use_domain(state, domain)?;
+    Ok(NumberedQueue { slot, number: qp_number(slot) })
+}
+
+/// Returns whether a slot is that of a queue pair of the context.
+#[must_use]
+pub fn is_owned(state: &State, owner: u32, slot: u32) -> bool {
+    state.qps.get(slot).is_some_and(|qp| qp.owner == owner)
+}
+
+/// A raw packet queue pair with queues of its own.
+pub struct RawQueuePair<'s> {
+    /// The receive queue, if it is in a foreign format.
+    pub receives: Option<&'s dyn ReceiveFormat>,
+    /// Its state, an `ibv_qp_state`.
+    pub native_state: &'s Arc<AtomicU32>,
+    /// Its port, 0 if it has none yet.
+    pub port: u8,
+    /// Whether each send request has a completion.
+    pub signal_all: bool,
+}
+
+/// The raw packet queue pair of a context in a slot.
+///
+/// # Errors
+/// EINVAL if there is none, and EOPNOTSUPP for an RSS queue pair.
+pub fn raw(state: &State, owner: u32, slot: u32) -> Verb<RawQueuePair<'_>> {
+    let qp = state.qps.get(slot).filter(|qp| qp.owner == owner).ok_or(EINVAL)?;
+    let QpKind::Raw { queue, send } = &qp.kind else { return Err(EOPNOTSUPP) };
+    let queue = state.queues.get(*queue).ok_or(EINVAL)?;
+    let receives: Option<&dyn ReceiveFormat> = match &queue.consumer {
+        Requests::Foreign(ring) => Some(&**ring),
+        Requests::None | Requests::Own(_) => None,
+    };
+    Ok(RawQueuePair {
+        receives,
+        native_state: &queue.native_state,
+        port: qp.port,
+        signal_all: send.signal_all,
+    })
 }
 
 /// Adds a queue pair with queues of its own, and counts what they use, but their domain. Returns its slot.
@@ -57,15 +144,20 @@ pub(crate) fn insert_plain(state: &mut State, receives: NewQueue, send: SendStat
 }
 
 /// A queue pair that was taken out, with its receive queue: their memory may be the application's.
-pub(crate) struct Removed {
-    pub(crate) qp: QpState,
-    /// How many of its events the application has read.
-    pub(crate) events_read: u32,
+pub struct RemovedQueuePair {
+    /// The protection domain of its buffers.
+    pub domain: u32,
+    /// The number of its events that the application has read.
+    pub events_read: u32,
+    _qp: QpState,
     _receives: Option<QueueState>,
 }
 
-/// Takes a queue pair out to which no flow points; EBUSY for another. Its domain is still in use.
-pub(crate) fn remove(state: &mut State, slot: u32) -> Verb<Removed> {
+/// Takes a queue pair out to which no flow points. Its domain is still in use.
+///
+/// # Errors
+/// EINVAL if there is no such queue pair, and EBUSY if a flow points to it.
+pub fn remove(state: &mut State, slot: u32) -> Verb<RemovedQueuePair> {
     if state.qps.get(slot).ok_or(EINVAL)?.users != 0 {
         return Err(EBUSY);
     }
@@ -91,7 +183,7 @@ pub(crate) fn remove(state: &mut State, slot: u32) -> Verb<Removed> {
     }
     let events_read =
         receives.as_ref().map_or(0, |queue| state.retract_events(queue.owner, queue.native, queue.events));
-    Ok(Removed { qp, events_read, _receives: receives })
+    Ok(RemovedQueuePair { domain: qp.domain, events_read, _qp: qp, _receives: receives })
 }
 
 const STATE: u32 = ibv_qp_attr_mask::IBV_QP_STATE.0;
@@ -101,7 +193,8 @@ const PKEY_INDEX: u32 = ibv_qp_attr_mask::IBV_QP_PKEY_INDEX.0;
 const PORT: u32 = ibv_qp_attr_mask::IBV_QP_PORT.0;
 const QKEY: u32 = ibv_qp_attr_mask::IBV_QP_QKEY.0;
 const SQ_PSN: u32 = ibv_qp_attr_mask::IBV_QP_SQ_PSN.0;
-pub(crate) const RATE_LIMIT: u32 = ibv_qp_attr_mask::IBV_QP_RATE_LIMIT.0;
+/// `IBV_QP_RATE_LIMIT` of the attributes that are to be changed.
+pub const RATE_LIMIT: u32 = ibv_qp_attr_mask::IBV_QP_RATE_LIMIT.0;
 
 /// The attributes a queue pair must and may be given for a transition; `None` if there is no such one.
 type Attributes = Option<(u32, u32)>;
@@ -135,27 +228,35 @@ fn datagram_transition(from: ibv_qp_state::Type, to: ibv_qp_state::Type) -> Attr
 }
 
 /// The properties that decide which states a queue pair has.
-#[derive(Clone, Copy)]
-pub(crate) struct Kind {
-    pub(crate) is_rss: bool,
-    pub(crate) is_datagram: bool,
+#[derive(Clone, Copy, Debug)]
+pub struct QueuePairKind {
+    /// It has an indirection table and no queues of its own.
+    pub is_rss: bool,
+    /// It sends datagrams.
+    pub is_datagram: bool,
 }
 
 /// A request to change a queue pair: the attributes that the mask names, and the bytes of a burst, which
 /// belong to a rate.
 #[derive(Clone, Copy)]
-pub(crate) struct AttributeChange<'a> {
-    pub(crate) attr: &'a ibv_qp_attr,
-    pub(crate) mask: u32,
-    pub(crate) burst_bytes: u32,
+pub struct AttributeChange<'a> {
+    /// The new values.
+    pub attr: &'a ibv_qp_attr,
+    /// The attributes to be changed, as bits of `enum ibv_qp_attr_mask`.
+    pub mask: u32,
+    /// The bytes of a burst; 0 for the device's choice.
+    pub burst_bytes: u32,
 }
 
 /// Changes a queue pair, everything in the request or nothing. `native` is its state.
-pub(crate) fn modify(
+///
+/// # Errors
+/// EINVAL if there is no such queue pair, port or transition, or the errno of the device.
+pub fn modify(
     nic: &Nic,
     state: &mut State,
     slot: u32,
-    kind: Kind,
+    kind: QueuePairKind,
     native: &AtomicU32,
     change: AttributeChange<'_>,
 ) -> Verb<()> {
@@ -197,7 +298,7 @@ pub(crate) fn modify(
 
 /// Refuses a call that cannot be carried out.
 fn check(
-    kind: Kind,
+    kind: QueuePairKind,
     rules: &Rules,
     from: ibv_qp_state::Type,
     to: ibv_qp_state::Type,
@@ -234,7 +335,13 @@ pub(crate) fn pace(rate_kbps: u32, burst_bytes: u32, rules: &QueuePairRules) -> 
     }
 }
 
-fn enter(state: &mut State, slot: u32, kind: Kind, native: &AtomicU32, to: ibv_qp_state::Type) -> Verb<()> {
+fn enter(
+    state: &mut State,
+    slot: u32,
+    kind: QueuePairKind,
+    native: &AtomicU32,
+    to: ibv_qp_state::Type,
+) -> Verb<()> {
     let qp = state.qps.get_mut(slot).ok_or(EINVAL)?;
     if to == IBV_QPS_RESET {
         (qp.port, qp.attributes) = Default::default();

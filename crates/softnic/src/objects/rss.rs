@@ -4,13 +4,14 @@ use device_model::Limit;
 use ibverbs_sys::{
     IBV_RX_HASH_DST_IPV4, IBV_RX_HASH_DST_IPV6, IBV_RX_HASH_DST_PORT_TCP, IBV_RX_HASH_DST_PORT_UDP,
     IBV_RX_HASH_FUNC_TOEPLITZ, IBV_RX_HASH_IPSEC_SPI, IBV_RX_HASH_SRC_IPV4, IBV_RX_HASH_SRC_IPV6,
-    IBV_RX_HASH_SRC_PORT_TCP, IBV_RX_HASH_SRC_PORT_UDP, ibv_rx_hash_conf,
+    IBV_RX_HASH_SRC_PORT_TCP, IBV_RX_HASH_SRC_PORT_UDP,
 };
 use packet::{HashFields, RssKey};
 
 use crate::errno::{EINVAL, EOPNOTSUPP, Verb};
 use crate::limits::RSS_KEY_BYTES;
-use crate::personality::{HashCombinations, Rules};
+use crate::nic::Nic;
+use crate::personality::HashCombinations;
 use crate::rss::Rss;
 use crate::state::{QpKind, QpState, State};
 
@@ -22,7 +23,10 @@ const UDP: u64 = (IBV_RX_HASH_SRC_PORT_UDP | IBV_RX_HASH_DST_PORT_UDP) as u64;
 const SPI: u64 = IBV_RX_HASH_IPSEC_SPI as u64;
 
 /// Adds an RSS queue pair of a context and a domain, and counts what it uses of its table.
-pub(crate) fn insert_rss(
+///
+/// # Errors
+/// EINVAL if there is no such table, and the errno of the device if it has no more queue pairs.
+pub fn insert_rss(
     state: &mut State,
     owner: u32,
     domain: u32,
@@ -39,24 +43,37 @@ pub(crate) fn insert_rss(
     Ok(slot)
 }
 
-pub(crate) fn hash(conf: &ibv_rx_hash_conf, rules: &Rules) -> Verb<(RssKey, HashFields)> {
-    if u32::from(conf.rx_hash_function) != IBV_RX_HASH_FUNC_TOEPLITZ {
+/// A request for a hash.
+#[derive(Clone, Copy, Debug)]
+pub struct HashRequest<'k> {
+    /// A value of `enum ibv_rx_hash_function_flags`.
+    pub function: u8,
+    /// The length of the key that the client states.
+    pub key_bytes: u8,
+    /// The key; it may be longer.
+    pub key: &'k [u8],
+    /// Bits of `enum ibv_rx_hash_fields`.
+    pub fields: u64,
+}
+
+/// The key and the fields of a hash that the device can compute.
+///
+/// # Errors
+/// EINVAL or EOPNOTSUPP, as the device has it.
+pub fn hash(nic: &Nic, request: &HashRequest<'_>) -> Verb<(RssKey, HashFields)> {
+    let rules = nic.rules();
+    let HashRequest { function, key_bytes, key, fields } = *request;
+    if u32::from(function) != IBV_RX_HASH_FUNC_TOEPLITZ {
         return Err(rules.objects.rss.function_refusal);
     }
-    if conf.rx_hash_key_len != RSS_KEY_BYTES {
+    if key_bytes != RSS_KEY_BYTES {
         return Err(rules.objects.rss.key_length_refusal);
     }
-    if conf.rx_hash_key.is_null() {
-        return Err(EINVAL);
-    }
-    let fields = conf.rx_hash_fields_mask;
+    let key = *key.first_chunk().ok_or(EINVAL)?;
     if fields & (!rules.hash.fields | rules.hash.refused_fields) != 0 {
         return Err(EOPNOTSUPP);
     }
     combine(fields, rules.hash.combinations)?;
-    let mut key = [0; RSS_KEY_BYTES as usize];
-    // SAFETY: the application's key has `rx_hash_key_len` bytes, and that is the array's length.
-    unsafe { key.as_mut_ptr().copy_from_nonoverlapping(conf.rx_hash_key, key.len()) };
     let fields = u32::try_from(fields).map_err(|_| EOPNOTSUPP)?;
     Ok((RssKey(key), HashFields::from_bits_truncate(fields)))
 }

@@ -2,12 +2,17 @@
 
 use device_model::Limit;
 
-use crate::errno::{EINVAL, Verb};
-use crate::personality::HashRules;
+use crate::errno::{EBUSY, EINVAL, Verb};
+use crate::nic::Nic;
 use crate::state::{State, TableState};
 
-/// Adds a table of a context, and counts the use of its queues.
-pub(crate) fn insert_table(state: &mut State, owner: u32, queues: &[u32], rules: &HashRules) -> Verb<u32> {
+/// Adds a table of a context, and counts the use of its queues; returns its slot.
+///
+/// # Errors
+/// EINVAL if there is no such queue or the device cannot combine them, and the errno of the device if it has
+/// no more tables.
+pub fn insert(nic: &Nic, state: &mut State, owner: u32, queues: &[u32]) -> Verb<u32> {
+    let rules = &nic.rules().hash;
     let numbers: Option<Vec<u32>> =
         queues.iter().map(|queue| state.queues.get(*queue).map(|queue| queue.number)).collect();
     let numbers = numbers.ok_or(EINVAL)?;
@@ -25,12 +30,25 @@ pub(crate) fn insert_table(state: &mut State, owner: u32, queues: &[u32], rules:
     Ok(slot)
 }
 
+/// Returns whether a slot is that of a table of the context.
+#[must_use]
+pub fn is_owned(state: &State, owner: u32, slot: u32) -> bool {
+    state.tables.get(slot).is_some_and(|table| table.owner == owner)
+}
+
 /// Removes a table that nothing uses.
-pub(crate) fn remove_table(state: &mut State, slot: u32) {
-    let Some(removed) = state.tables.remove(slot) else { return };
+///
+/// # Errors
+/// EINVAL if there is no such table, and EBUSY if it is in use.
+pub fn remove(state: &mut State, slot: u32) -> Verb<()> {
+    if state.tables.get(slot).ok_or(EINVAL)?.users != 0 {
+        return Err(EBUSY);
+    }
+    let removed = state.tables.remove(slot).ok_or(EINVAL)?;
     for queue in &removed.queues {
         if let Some(queue) = state.queues.get_mut(*queue) {
             queue.users -= 1;
         }
     }
+    Ok(())
 }

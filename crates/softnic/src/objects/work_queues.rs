@@ -2,27 +2,34 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use ibverbs_sys::{
     IBV_WQ_ATTR_CURR_STATE, IBV_WQ_ATTR_FLAGS, IBV_WQ_ATTR_STATE, IBV_WQ_FLAGS_CVLAN_STRIPPING,
-    IBV_WQ_FLAGS_DELAY_DROP, IBV_WQ_FLAGS_SCATTER_FCS, IBV_WQS_ERR, IBV_WQS_RDY, IBV_WQS_RESET, ibv_wq_attr,
-    ibv_wq_state,
+    IBV_WQ_FLAGS_DELAY_DROP, IBV_WQ_FLAGS_SCATTER_FCS, IBV_WQS_ERR, IBV_WQS_RDY, IBV_WQS_RESET, ibv_qp_state,
+    ibv_wq_attr, ibv_wq_state,
 };
 use rustix::thread::CapabilitySet;
 
 use super::domains::use_domain;
 use super::has_capability;
 use crate::errno::{EBUSY, EINVAL, ENOMEM, EPERM, Verb, known_bits};
+use crate::formats::{ReceiveFormat, Requests};
+use crate::limits::MAX_SGE;
 use crate::nic::Nic;
 use crate::personality::WorkQueueRules;
-use crate::state::{FrameEdits, NewQueue, QueueOwner, QueueState, State};
+pub use crate::state::FrameEdits;
+use crate::state::{NewQueue, QueueOwner, QueueState, State};
 
 /// Work queues are numbered from here, away from the numbers of queue pairs.
 const FIRST_NUMBER: u32 = 0x0080_0001;
 
 /// Refuses flags that the device does not have, or that need a capability.
-pub(crate) fn check_flags(flags: u32, rules: &WorkQueueRules) -> Verb<()> {
+///
+/// # Errors
+/// EPERM if the calling thread lacks the capability, or the errno of the device.
+pub fn check_flags(nic: &Nic, flags: u32) -> Verb<()> {
+    let rules = &nic.rules().objects.work_queue;
     if rules.delay_drop_needs_raw_io
         && flags & IBV_WQ_FLAGS_DELAY_DROP != 0
         && !has_capability(CapabilitySet::SYS_RAWIO)
@@ -33,7 +40,8 @@ pub(crate) fn check_flags(flags: u32, rules: &WorkQueueRules) -> Verb<()> {
 }
 
 /// The edits of received frames that flags of a work queue ask for.
-pub(crate) fn edits(flags: u32) -> FrameEdits {
+#[must_use]
+pub fn edits(flags: u32) -> FrameEdits {
     FrameEdits {
         strip_cvlan: flags & IBV_WQ_FLAGS_CVLAN_STRIPPING != 0,
         append_fcs: flags & IBV_WQ_FLAGS_SCATTER_FCS != 0,
@@ -49,9 +57,64 @@ fn free_number(state: &State) -> u32 {
     numbers.find(|number| !taken.contains(number)).unwrap_or(FIRST_NUMBER)
 }
 
-/// Adds a work queue with a number, and counts what it uses; `domain` is the one that it was made in. Returns
-/// its slot and its number.
-pub(crate) fn insert_queue(state: &mut State, nic: &Nic, queue: NewQueue, domain: u32) -> Verb<(u32, u32)> {
+/// The receive queue in a foreign format of a work queue or of a queue pair, to be made.
+pub struct ForeignReceives {
+    /// The context.
+    pub owner: u32,
+    /// The protection domain.
+    pub domain: u32,
+    /// The completion queue.
+    pub cq: u32,
+    /// The queue itself; a queue pair may have none.
+    pub ring: Option<Box<dyn ReceiveFormat>>,
+    /// The most scatter entries of a request.
+    pub max_sge: u32,
+    /// The edits of received frames.
+    pub edits: FrameEdits,
+    /// The client's name of the work queue or queue pair, for events.
+    pub native: u64,
+}
+
+impl From<ForeignReceives> for NewQueue {
+    fn from(queue: ForeignReceives) -> Self {
+        /// The number of the state RESET, `IBV_WQS_RESET` of work queues and `IBV_QPS_RESET` of queue pairs.
+        const RESET: u32 = IBV_WQS_RESET;
+        const _: () = assert!(RESET == ibv_qp_state::IBV_QPS_RESET);
+        let ForeignReceives { owner, domain, cq, ring, max_sge, edits, native } = queue;
+        Self {
+            owner,
+            domain,
+            cq,
+            consumer: ring.map_or(Requests::None, Requests::Foreign),
+            // A request is read with so many (`ReceiveRequest`).
+            max_sge: max_sge.min(MAX_SGE),
+            edits,
+            native_state: Arc::new(AtomicU32::new(RESET)),
+            native,
+        }
+    }
+}
+
+/// A queue with the number by which completions and flows name it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NumberedQueue {
+    /// The slot in the state.
+    pub slot: u32,
+    /// The number.
+    pub number: u32,
+}
+
+/// Adds a work queue in a foreign format with a number, and counts what it uses.
+///
+/// # Errors
+/// EINVAL if there is no such domain or completion queue, and ENOMEM if the device has no more queues.
+pub fn insert_foreign(nic: &Nic, state: &mut State, queue: ForeignReceives) -> Verb<NumberedQueue> {
+    let domain = queue.domain;
+    insert(nic, state, queue.into(), domain)
+}
+
+/// Adds a work queue with a number, and counts what it uses; `domain` is the one that it was made in.
+pub(crate) fn insert(nic: &Nic, state: &mut State, queue: NewQueue, domain: u32) -> Verb<NumberedQueue> {
     let cq = queue.cq;
     if state.cqs.get(cq).is_none() || state.domains.get(domain).is_none() {
         return Err(EINVAL);
@@ -67,12 +130,30 @@ pub(crate) fn insert_queue(state: &mut State, nic: &Nic, queue: NewQueue, domain
     use_domain(state, domain)?;
     // While the number cannot go to another queue.
     nic.note_queue(number, losses);
-    Ok((slot, number))
+    Ok(NumberedQueue { slot, number })
 }
 
-/// Takes a work queue out that nothing uses; EBUSY for another. Returns it, and how many of its events the
-/// application has read. Its domain is still in use.
-pub(crate) fn remove_queue(state: &mut State, slot: u32) -> Verb<(QueueState, u32)> {
+/// Returns whether a slot is that of a work queue of the context.
+#[must_use]
+pub fn is_owned(state: &State, owner: u32, slot: u32) -> bool {
+    let is_own = |queue: &QueueState| queue.owner == owner && queue.kind == QueueOwner::WorkQueue;
+    state.queues.get(slot).is_some_and(is_own)
+}
+
+/// A work queue that was taken out: its memory may be the application's.
+pub struct RemovedWorkQueue {
+    /// The protection domain of its buffers.
+    pub domain: u32,
+    /// The number of its events that the application has read.
+    pub events_read: u32,
+    _queue: QueueState,
+}
+
+/// Takes a work queue out that nothing uses. Its domain is still in use.
+///
+/// # Errors
+/// EINVAL if there is no such queue, and EBUSY if it is in use.
+pub fn remove(state: &mut State, slot: u32) -> Verb<RemovedWorkQueue> {
     if state.queues.get(slot).ok_or(EINVAL)?.users != 0 {
         return Err(EBUSY);
     }
@@ -82,11 +163,15 @@ pub(crate) fn remove_queue(state: &mut State, slot: u32) -> Verb<(QueueState, u3
         cq.users -= 1;
     }
     let read = state.retract_events(removed.owner, removed.native, removed.events);
-    Ok((removed, read))
+    Ok(RemovedWorkQueue { domain: removed.domain, events_read: read, _queue: removed })
 }
 
 /// Changes a work queue, all of what is asked or nothing.
-pub(crate) fn modify(state: &mut State, slot: u32, attr: &ibv_wq_attr, rules: &WorkQueueRules) -> Verb<()> {
+///
+/// # Errors
+/// EINVAL if there is no such queue or transition, or the errno of the device.
+pub fn modify(nic: &Nic, state: &mut State, slot: u32, attr: &ibv_wq_attr) -> Verb<()> {
+    let rules = &nic.rules().objects.work_queue;
     let known = IBV_WQ_ATTR_STATE | IBV_WQ_ATTR_CURR_STATE | IBV_WQ_ATTR_FLAGS;
     known_bits(attr.attr_mask, known, EINVAL)?;
     if attr.attr_mask == 0 {

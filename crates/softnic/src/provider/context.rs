@@ -12,8 +12,7 @@ use super::answer::answer_status;
 use crate::clock;
 use crate::errno::{EINVAL, Verb, guard, known_bits};
 use crate::library::Library;
-use crate::objects::attributes::{attributes, port_attributes};
-use crate::objects::contexts::remove_owned;
+use crate::objects::{attributes, contexts};
 use crate::personality::ClockRules;
 use crate::soft_context::{SoftContext, VERBS_CONTEXT_OFFSET};
 
@@ -33,7 +32,7 @@ pub(crate) unsafe extern "C" fn query_device_ex(
         if attr.is_null() || attr_bytes < size_of::<ibv_device_attr>() {
             return Err(EINVAL);
         }
-        let full = attributes(context.nic());
+        let full = attributes::device(context.nic());
         let known = attr_bytes.min(size_of::<ibv_device_attr_ex>());
         // SAFETY: the application gave `attr_bytes` bytes.
         unsafe { attr.cast::<u8>().write_bytes(0, attr_bytes) };
@@ -54,7 +53,7 @@ pub(crate) unsafe extern "C" fn query_port(
     answer_status(|| {
         // SAFETY: the library passes a live context of this provider.
         let context = unsafe { SoftContext::of(context) }?;
-        let full = port_attributes(context.nic(), number, context.tables.gids, context.tables.pkeys)?;
+        let full = attributes::port(context.nic(), number, context.tables.gids, context.tables.pkeys)?;
         if attr.is_null() {
             return Err(EINVAL);
         }
@@ -97,7 +96,7 @@ pub(crate) unsafe extern "C" fn free_context(context: *mut ibv_context) {
         let slot = head.slot;
         // SAFETY: the library closes the context, which is not used after that.
         let nic = unsafe { head.into_nic() };
-        remove_owned(&nic, slot);
+        contexts::close(&nic, slot);
         let verbs_context = base.cast::<u8>().wrapping_add(VERBS_CONTEXT_OFFSET);
         // SAFETY: initialised by the library and not yet uninitialised; closes both descriptors.
         unsafe { (library.uninit_context)(verbs_context.cast()) };

@@ -2,7 +2,7 @@
 
 use std::ffi::c_int;
 
-use device_model::{Feature, Limit};
+use device_model::Feature;
 use ibverbs_sys::{
     IBV_COUNTER_BYTES, IBV_COUNTER_PACKETS, ibv_context, ibv_counter_attach_attr, ibv_counters,
     ibv_counters_init_attr, ibv_flow,
@@ -10,11 +10,9 @@ use ibverbs_sys::{
 
 use super::Object;
 use super::answer::{answer_handle, answer_status};
-use crate::errno::{EBUSY, EINVAL, ENOMEM, EOPNOTSUPP, known_bits};
-use crate::limits::MAX_COUNTER_POINTS;
-use crate::objects::counters::values as point_values;
+use crate::errno::{EINVAL, EOPNOTSUPP, known_bits};
+use crate::objects::counters::{self, CounterPoint};
 use crate::soft_context::SoftContext;
-use crate::state::{CounterPoint, CounterState};
 
 /// `IBV_READ_COUNTERS_ATTR_PREFER_CACHED`: these counters are always at hand, so it changes nothing.
 const PREFER_CACHED: u32 = 1;
@@ -50,28 +48,19 @@ pub(crate) unsafe extern "C" fn create_counters(
         // SAFETY: NULL or the application's struct.
         let attr = unsafe { attr.as_ref() }.ok_or(EINVAL)?;
         known_bits(attr.comp_mask, 0, EOPNOTSUPP)?;
-        let set = CounterState {
-            owner: soft.slot,
-            users: 0,
-            bound: false,
-            points: Vec::new(),
-            packets: 0,
-            bytes: 0,
-        };
-        let full = soft.nic().rules().flow.limits.of(Limit::Counters);
-        let slot = soft.nic().control().counters.insert(set).ok_or(full)?;
+        let slot = counters::create(&mut soft.nic().control(), soft.slot)?;
         Ok(SoftCounters { counters: ibv_counters { context }, slot }.into_native())
     })
 }
 
 pub(crate) unsafe extern "C" fn attach_counters_point_flow(
-    counters: *mut ibv_counters,
+    set: *mut ibv_counters,
     attr: *mut ibv_counter_attach_attr,
     flow: *mut ibv_flow,
 ) -> c_int {
     answer_status(|| {
         // SAFETY: NULL or a set of this provider, by the verb's contract.
-        let object = unsafe { SoftCounters::of(counters) }?;
+        let object = unsafe { SoftCounters::of(set) }?;
         // SAFETY: NULL or the application's struct.
         let attr = unsafe { attr.as_ref() }.ok_or(EINVAL)?;
         if !flow.is_null() {
@@ -86,37 +75,27 @@ pub(crate) unsafe extern "C" fn attach_counters_point_flow(
         };
         // SAFETY: the set keeps the context it was made with.
         let soft = unsafe { SoftContext::of(object.context()) }?;
-        let mut state = soft.nic().control();
-        let set = state.counters.get_mut(object.slot).ok_or(EINVAL)?;
-        if set.bound {
-            return Err(EBUSY);
-        }
-        if set.points.len() >= MAX_COUNTER_POINTS {
-            return Err(ENOMEM);
-        }
-        set.points.push((attr.index, point));
-        Ok(())
+        counters::attach(&mut soft.nic().control(), object.slot, attr.index, point)
     })
 }
 
 pub(crate) unsafe extern "C" fn read_counters(
-    counters: *mut ibv_counters,
+    set: *mut ibv_counters,
     values: *mut u64,
     count: u32,
     flags: u32,
 ) -> c_int {
     answer_status(|| {
         // SAFETY: NULL or a set of this provider, by the verb's contract.
-        let object = unsafe { SoftCounters::of(counters) }?;
+        let object = unsafe { SoftCounters::of(set) }?;
         known_bits(flags, PREFER_CACHED, EINVAL)?;
         // SAFETY: the set keeps the context it was made with.
         let soft = unsafe { SoftContext::of(object.context()) }?;
         let state = soft.nic().control_without_wakeup();
-        let set = state.counters.get(object.slot).ok_or(EINVAL)?;
         if values.is_null() {
             return Err(EINVAL);
         }
-        let read = point_values(set, count as usize, soft.nic().rules())?;
+        let read = counters::values(soft.nic(), &state, object.slot, count as usize)?;
         // The kernel (uverbs_std_types_counters.c) returns the whole array, with zeros where no point is.
         // SAFETY: the application gave `count` values; bytes, so their alignment does not matter.
         unsafe { values.cast::<u8>().copy_from_nonoverlapping(read.as_ptr().cast(), size_of_val(&*read)) };
@@ -128,19 +107,15 @@ pub(crate) unsafe extern "C" fn read_counters(
     })
 }
 
-pub(crate) unsafe extern "C" fn destroy_counters(counters: *mut ibv_counters) -> c_int {
+pub(crate) unsafe extern "C" fn destroy_counters(set: *mut ibv_counters) -> c_int {
     answer_status(|| {
         // SAFETY: NULL or a set of this provider, by the verb's contract.
-        let object = unsafe { SoftCounters::of(counters) }?;
+        let object = unsafe { SoftCounters::of(set) }?;
         // SAFETY: the set keeps the context it was made with.
         let soft = unsafe { SoftContext::of(object.context()) }?;
-        let mut state = soft.nic().control();
-        if state.counters.get(object.slot).ok_or(EINVAL)?.users != 0 {
-            return Err(EBUSY);
-        }
-        state.counters.remove(object.slot);
+        counters::destroy(&mut soft.nic().control(), object.slot)?;
         // SAFETY: the library drops the handle; `object` is not used any more.
-        drop(unsafe { SoftCounters::take(counters) });
+        drop(unsafe { SoftCounters::take(set) });
         Ok(())
     })
 }

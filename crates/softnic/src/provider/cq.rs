@@ -24,7 +24,8 @@ use super::spin::Spin;
 use crate::errno::{EBUSY, EINVAL, ENOMEM, Verb};
 use crate::events::{CompletionEvents, acknowledgements};
 use crate::formats::Completions;
-use crate::objects::completion_queues::check_moderation;
+use crate::objects::channels;
+use crate::objects::completion_queues::{self, RemovedCompletionQueue};
 use crate::objects::domains::{release_domain, use_domain};
 use crate::personality::CompletionRules;
 use crate::ring::{Consumer, Producer};
@@ -268,11 +269,8 @@ pub(crate) unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
         let soft = unsafe { SoftContext::of(object.context) }?;
         let (slot, domain) = (object.slot, object.domain().map(|domain| domain.slot));
         let mut state = soft.nic().control();
-        if state.cqs.get(slot).ok_or(EINVAL)?.users != 0 {
-            return Err(EBUSY);
-        }
-        let removed = state.remove_cq(slot).ok_or(EINVAL)?;
-        let read = state.retract_events(removed.owner, removed.native, removed.events);
+        let removed = completion_queues::remove(&mut state, slot)?;
+        let read = removed.events_read;
         // SAFETY: the live handle; the library set the channel when it was made.
         let channel = unsafe { (*cq).channel };
         // SAFETY: a channel, if there is one, outlives its queues (ibv_destroy_comp_channel(3)).
@@ -300,14 +298,19 @@ pub(crate) unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
 ///
 /// # Safety
 /// `channel` is NULL or the live channel of the queue.
-unsafe fn completion_events_read(state: &State, cq: &CqState, channel: *const ibv_comp_channel) -> u32 {
-    let entry = cq.notice.channel.and_then(|slot| state.channels.get(slot));
-    let Some(entry) = entry.filter(|entry| cq.notice.events != 0 && entry.native == channel.addr() as u64)
+unsafe fn completion_events_read(
+    state: &State,
+    cq: &RemovedCompletionQueue,
+    channel: *const ibv_comp_channel,
+) -> u32 {
+    let entry = cq.channel.and_then(|slot| state.channels.get(slot));
+    let Some(entry) =
+        entry.filter(|entry| cq.completion_events != 0 && entry.native == channel.addr() as u64)
     else {
         return 0;
     };
     // SAFETY: by the contract of this function.
-    cq.notice.events.saturating_sub(unsafe { retract(entry, channel, cq.native) })
+    cq.completion_events.saturating_sub(unsafe { retract(entry, channel, cq.native) })
 }
 
 /// Asks for one event at the next completion, or the next failed one. Completions that are queued already
@@ -337,12 +340,8 @@ pub(crate) unsafe extern "C" fn modify_cq(cq: *mut ibv_cq, attr: *mut ibv_modify
         // SAFETY: the queue keeps the context it was made with.
         let soft = unsafe { SoftContext::of(object.context()) }?;
         let (count, period_us) = (attr.moderate.cq_count, attr.moderate.cq_period);
-        check_moderation(attr.attr_mask, count, period_us, &soft.nic().rules().objects.completion)?;
-        let mut state = soft.nic().control();
-        state.cqs.get_mut(object.slot).ok_or(EINVAL)?.notice.moderate(count, period_us);
-        // What waits already may be enough now.
-        state.raise_waiting();
-        Ok(())
+        completion_queues::check_moderation(soft.nic(), attr.attr_mask, count, period_us)?;
+        completion_queues::moderate(&mut soft.nic().control(), object.slot, count, period_us)
     })
 }
 
@@ -436,11 +435,10 @@ pub(crate) unsafe extern "C" fn create_comp_channel(context: *mut ibv_context) -
         let native = channel.addr() as u64;
         let mut state = soft.nic().control();
         sweep(&mut state, native);
-        let entry = ChannelState { owner: soft.slot, users: 0, native, events };
-        if state.channels.insert(entry).is_none() {
+        if let Err(errno) = channels::insert(&mut state, soft.slot, native, events) {
             // SAFETY: allocated above and handed to no one.
             unsafe { libc::free(channel.cast()) };
-            return Err(ENOMEM);
+            return Err(errno);
         }
         drop(state);
         // SAFETY: allocated above with the size of the struct.

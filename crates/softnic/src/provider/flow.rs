@@ -4,18 +4,14 @@
 use std::ffi::c_int;
 
 use ibverbs_sys::{ibv_flow, ibv_flow_attr, ibv_qp};
-use rustix::thread::CapabilitySet;
 
 use super::Object;
 use super::answer::{answer_handle, answer_status};
 use super::counters::SoftCounters;
 use super::qp::SoftQp;
-use crate::errno::{EINVAL, EPERM, Verb};
-use crate::objects::flow_attr::{self, FlowRequest};
-use crate::objects::flows::{insert, remove};
-use crate::objects::has_capability;
+use crate::errno::{EINVAL, Verb};
+use crate::objects::flows::{self, FlowRequest, NewFlow};
 use crate::soft_context::SoftContext;
-use crate::state::FlowState;
 
 /// A flow.
 #[repr(C)]
@@ -35,10 +31,7 @@ pub(crate) unsafe extern "C" fn create_flow(qp: *mut ibv_qp, attr: *mut ibv_flow
         let qp = unsafe { SoftQp::of(qp) }?;
         // SAFETY: the queue pair keeps the context it was made with.
         let soft = unsafe { SoftContext::of(qp.context()) }?;
-        let rules = &soft.nic().rules().flow;
-        if rules.emulation.needs_net_raw && !has_capability(CapabilitySet::NET_RAW) {
-            return Err(EPERM);
-        }
+        flows::check_privilege(soft.nic())?;
         // kernel core/uverbs_cmd.c, `ib_uverbs_ex_create_flow`, lets datagram queue pairs pass, but mlx5 then
         // names the receive side of a raw packet queue pair that is not there (fs.c, `mlx5_ib_create_flow`:
         // `raw_packet_qp.rq.tirn`), and here datagrams do not come by flows: refused, not accepted without
@@ -47,11 +40,10 @@ pub(crate) unsafe extern "C" fn create_flow(qp: *mut ibv_qp, attr: *mut ibv_flow
             return Err(EINVAL);
         }
         // SAFETY: NULL or a block of the size it names, by the verb's contract.
-        let request = unsafe { flow_attr::read(attr, rules) }?;
-        soft.nic().port(request.port).ok_or(EINVAL)?;
+        let request = unsafe { flows::read(soft.nic(), attr) }?;
         let counter = counter(&request, qp)?;
-        let flow = FlowState { owner: soft.slot, qp: qp.slot, counter };
-        let slot = insert(soft.nic(), &request, |_| Ok((flow, Vec::new())))?;
+        let flow = NewFlow { owner: soft.slot, qp: qp.slot, counter, points: Vec::new() };
+        let slot = flows::insert(soft.nic(), &request, |_| Ok(flow))?;
         let flow = ibv_flow { comp_mask: 0, context: qp.context(), handle: slot };
         Ok(SoftFlow { flow, slot }.into_native())
     })
@@ -59,7 +51,7 @@ pub(crate) unsafe extern "C" fn create_flow(qp: *mut ibv_qp, attr: *mut ibv_flow
 
 /// The slot of the counters that a COUNT action names.
 fn counter(request: &FlowRequest, qp: &SoftQp) -> Verb<Option<u32>> {
-    let Some(counters) = request.counters else { return Ok(None) };
+    let Some(counters) = request.counters() else { return Ok(None) };
     // SAFETY: NULL or a set of this provider, by the verb's contract.
     let counters = unsafe { SoftCounters::of(counters) }?;
     if counters.context() == qp.context() { Ok(Some(counters.slot)) } else { Err(EINVAL) }
@@ -71,7 +63,7 @@ pub(crate) unsafe extern "C" fn destroy_flow(flow: *mut ibv_flow) -> c_int {
         let object = unsafe { SoftFlow::of(flow) }?;
         // SAFETY: the flow keeps the context it was made with.
         let soft = unsafe { SoftContext::of(object.flow.context) }?;
-        remove(soft.nic(), object.slot, soft.slot).ok_or(EINVAL)?;
+        flows::remove(soft.nic(), object.slot, soft.slot).ok_or(EINVAL)?;
         // SAFETY: the library drops the handle; `object` is not used any more.
         drop(unsafe { SoftFlow::take(flow) });
         Ok(())

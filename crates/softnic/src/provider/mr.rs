@@ -12,10 +12,10 @@ use super::Object;
 use super::answer::{answer_handle, answer_status};
 use super::pd::SoftPd;
 use crate::abi::VerbsMr;
-use crate::errno::{EINVAL, ENOMEM, known_bits};
-use crate::memory::{MemoryKey, Region, populate};
+use crate::errno::{EINVAL, known_bits};
+use crate::memory::MemoryKey;
 use crate::objects::domains::{release_domain, use_domain};
-use crate::objects::regions::{range, writable};
+use crate::objects::regions::{self, RegionRequest, populate, range, writable};
 use crate::soft_context::SoftContext;
 
 /// A region.
@@ -41,30 +41,21 @@ pub(crate) unsafe extern "C" fn reg_mr(
     answer_handle(|| {
         // SAFETY: NULL or a domain of this provider, by the verb's contract.
         let object = unsafe { SoftPd::of(pd) }?;
-        let writable = writable(access)?;
-        let length = range(address, bytes, virtual_address)?;
-        populate(address, bytes, writable)?;
         // SAFETY: the domain keeps the context it was made with.
         let soft = unsafe { SoftContext::of(object.context()) }?;
-        let region = Region {
-            domain: object.base,
-            owner: soft.slot,
-            writable,
-            virtual_address,
-            address: address.cast(),
-            bytes: length,
-        };
-        let mut state = soft.nic().control();
-        let key = state.memory.insert(region).ok_or(ENOMEM)?;
-        use_domain(&mut state, object.slot)?;
+        let (owner, domain) = (soft.slot, object.base);
+        let request = RegionRequest { owner, domain, address, bytes, virtual_address, access };
+        // SAFETY: the application gives the memory to the device, by the verb's contract.
+        let region = unsafe { regions::prepare(&request) }?;
+        let key = regions::insert(&mut soft.nic().control(), region, object.slot)?;
         let ibv_mr = ibv_mr {
             context: object.context(),
             pd,
             addr: address,
             length: bytes,
-            handle: key.0,
-            lkey: key.0,
-            rkey: key.0,
+            handle: key,
+            lkey: key,
+            rkey: key,
         };
         let mr = VerbsMr { ibv_mr, mr_type: 0, access };
         Ok(SoftMr { mr, domain: AtomicU32::new(object.slot) }.into_native().cast())
@@ -133,7 +124,7 @@ pub(crate) unsafe extern "C" fn dereg_mr(mr: *mut VerbsMr) -> c_int {
         // SAFETY: the region keeps the context it was made with.
         let soft = unsafe { SoftContext::of(object.mr.ibv_mr.context) }?;
         let mut state = soft.nic().control();
-        state.memory.remove(MemoryKey(object.mr.ibv_mr.lkey)).ok_or(EINVAL)?;
+        regions::remove(&mut state, object.mr.ibv_mr.lkey)?;
         release_domain(&mut state, object.domain.load(Ordering::Relaxed));
         // SAFETY: the library drops the handle; `object` is not used any more.
         drop(unsafe { SoftMr::take(mr) });

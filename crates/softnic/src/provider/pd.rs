@@ -12,12 +12,12 @@ use super::Object;
 use super::answer::{answer_handle, answer_status};
 use super::held::Held;
 use crate::errno::{EBUSY, EINVAL, ENOMEM, EOPNOTSUPP, Errno, Verb, known_bits};
-use crate::objects::domains::{release_domain, use_domain};
+use crate::objects::domains::{self, release_domain, use_domain};
 use crate::personality::Resources;
 use crate::queue_memory::{Allocator, QueueMemory};
 use crate::ring::{Consumer, DOORBELL_BYTES, Producer, RING_ALIGN, Ring};
 use crate::soft_context::SoftContext;
-use crate::state::{DomainState, ThreadDomainState};
+use crate::state::ThreadDomainState;
 
 /// `IBV_PARENT_DOMAIN_INIT_ATTR_ALLOW_CC_UNPROTECTED_ALLOC` (rdma-core 64): queue memory may be shared with
 /// the host of a confidential guest. Here all memory is the process's own, so there is nothing to do.
@@ -99,8 +99,7 @@ pub(crate) unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_
     answer_handle(|| {
         // SAFETY: the library passes a live context of this provider.
         let soft = unsafe { SoftContext::of(context) }?;
-        let domain = DomainState { owner: soft.slot, users: 0 };
-        let slot = soft.nic().control().domains.insert(domain).ok_or(ENOMEM)?;
+        let slot = domains::allocate(&mut soft.nic().control(), soft.slot)?;
         Ok(SoftPd { pd: ibv_pd { context, handle: slot }, slot, base: slot, parent: None }.into_native())
     })
 }
@@ -130,9 +129,8 @@ pub(crate) unsafe extern "C" fn alloc_parent_domain(
         // providers/mlx5/mlx5.h, `to_mpd`). The one between may go before the new one.
         let base = base.base;
         let thread_domain = thread_domain(attr.td, context)?;
-        let domain = DomainState { owner: soft.slot, users: 0 };
         let mut state = soft.nic().control();
-        let slot = state.domains.insert(domain).ok_or(ENOMEM)?;
+        let slot = domains::allocate(&mut state, soft.slot)?;
         let pd = ibv_pd { context, handle: slot };
         let mut object = Held::boxed(SoftPd { pd, slot, base, parent: None });
         let allocator = allocator(attr, &raw mut object.pd);
@@ -179,10 +177,7 @@ pub(crate) unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
         // SAFETY: the domain keeps the context it was made with.
         let soft = unsafe { SoftContext::of(object.context()) }?;
         let mut state = soft.nic().control();
-        if state.domains.get(object.slot).ok_or(EINVAL)?.users != 0 {
-            return Err(EBUSY);
-        }
-        state.domains.remove(object.slot);
+        domains::free(&mut state, object.slot)?;
         if let Some(parent) = &object.parent {
             release_domain(&mut state, object.base);
             if let Some(td) = parent.thread_domain.and_then(|slot| state.thread_domains.get_mut(slot)) {

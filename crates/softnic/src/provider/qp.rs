@@ -19,7 +19,7 @@ use super::wq::{ReceivePoster, post, refuse};
 use crate::errno::{EINVAL, EOPNOTSUPP, known_bits};
 use crate::events::acknowledgements;
 use crate::objects::domains::release_domain;
-use crate::objects::queue_pairs::{AttributeChange, Kind, modify, pace, remove};
+use crate::objects::queue_pairs::{AttributeChange, QueuePairKind, modify, pace, remove};
 use crate::soft_context::SoftContext;
 use crate::state::QpKind;
 
@@ -163,7 +163,7 @@ pub(crate) unsafe extern "C" fn modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_att
         let attr = unsafe { attr.as_ref() }.ok_or(EINVAL)?;
         // SAFETY: the queue pair keeps the context it was made with.
         let soft = unsafe { SoftContext::of(object.context()) }?;
-        let kind = Kind { is_rss: object.plain.is_none(), is_datagram: object.datagram };
+        let kind = QueuePairKind { is_rss: object.plain.is_none(), is_datagram: object.datagram };
         let mut state = soft.nic().control();
         let change = AttributeChange { attr, mask: mask.cast_unsigned(), burst_bytes: 0 };
         modify(soft.nic(), &mut state, object.slot, kind, &object.state, change)

@@ -11,6 +11,7 @@ use ibverbs_sys::{
     IBV_QP_INIT_ATTR_IND_TABLE, IBV_QP_INIT_ATTR_MAX_TSO_HEADER, IBV_QP_INIT_ATTR_PD,
     IBV_QP_INIT_ATTR_RX_HASH, IBV_QP_INIT_ATTR_SEND_OPS_FLAGS, ibv_context, ibv_cq, ibv_pd, ibv_qp,
     ibv_qp_cap, ibv_qp_ex, ibv_qp_init_attr, ibv_qp_init_attr_ex, ibv_qp_state, ibv_qp_type,
+    ibv_rx_hash_conf,
 };
 
 use super::Object;
@@ -30,7 +31,7 @@ use crate::library::Library;
 use crate::limits::{MAX_INLINE_BYTES, MAX_SGE, MAX_TSO_HEADER_BYTES};
 use crate::objects::domains::use_domain;
 use crate::objects::queue_pairs::{edits, insert_plain};
-use crate::objects::rss::{hash, insert_rss};
+use crate::objects::rss::{HashRequest, hash, insert_rss};
 use crate::pace::Pace;
 use crate::personality::{QueuePairRules, RssRules};
 use crate::send_bell::SendBell;
@@ -322,7 +323,8 @@ pub(crate) fn create_rss(context: *mut ibv_context, attr: &ibv_qp_init_attr_ex) 
     if pd.context() != context || table.context() != context {
         return Err(EINVAL);
     }
-    let (key, fields) = hash(&attr.rx_hash_conf, rules)?;
+    // SAFETY: NULL or the application's key of the length that it states.
+    let (key, fields) = hash(soft.nic(), &unsafe { hash_request(&attr.rx_hash_conf) })?;
     let base = base(context, attr.pd, attr.qp_context, [attr.send_cq, attr.recv_cq], attr.qp_type);
     let mut object = new_object(base, pd.slot, ibv_qp_cap::default(), false);
     let mut state = soft.nic().control();
@@ -333,6 +335,22 @@ pub(crate) fn create_rss(context: *mut ibv_context, attr: &ibv_qp_init_attr_ex) 
     }
     drop(state);
     Ok(Box::into_raw(object).cast())
+}
+
+/// The hash that an application asks for; without a key if it gives NULL.
+///
+/// # Safety
+/// The key is NULL or has as many bytes as its length says, which do not change while the request is used.
+unsafe fn hash_request(conf: &ibv_rx_hash_conf) -> HashRequest<'_> {
+    let (start, bytes) = (conf.rx_hash_key.cast_const(), usize::from(conf.rx_hash_key_len));
+    let key = if start.is_null() {
+        &[]
+    } else {
+        // SAFETY: by the contract of this function.
+        unsafe { std::slice::from_raw_parts(start, bytes) }
+    };
+    let (function, fields) = (conf.rx_hash_function, conf.rx_hash_fields_mask);
+    HashRequest { function, key_bytes: conf.rx_hash_key_len, key, fields }
 }
 
 /// Refuses attributes of a receive queue beside a table of them, as every device does (libibverbs/cmd_qp.c,

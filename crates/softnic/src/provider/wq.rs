@@ -20,16 +20,15 @@ use super::cq::SoftCq;
 use super::held::Held;
 use super::pd::{SoftPd, make_ring};
 use super::spin::Spin;
-use crate::errno::{EBUSY, EINVAL, ENOMEM, EOPNOTSUPP, Verb, known_bits};
+use crate::errno::{EINVAL, ENOMEM, EOPNOTSUPP, Verb, known_bits};
 use crate::events::acknowledgements;
 use crate::formats::Requests;
 use crate::limits::MAX_SGE;
 use crate::nic::Nic;
 use crate::objects::domains::release_domain;
-use crate::objects::tables::{insert_table, remove_table};
-use crate::objects::work_queues::{check_flags, edits, insert_queue, modify, remove_queue};
+use crate::objects::tables;
+use crate::objects::work_queues::{self, NumberedQueue, check_flags, edits};
 use crate::paths;
-use crate::personality::Rules;
 use crate::ring::{Producer, Slots};
 use crate::soft_context::SoftContext;
 use crate::state::{NewQueue, State};
@@ -68,7 +67,7 @@ pub(crate) unsafe extern "C" fn create_wq(
         let soft = unsafe { SoftContext::of(context) }?;
         // SAFETY: NULL or the application's struct.
         let attr = unsafe { attr.as_mut() }.ok_or(EINVAL)?;
-        let flags = check(attr, soft.nic().rules())?;
+        let flags = check(attr, soft.nic())?;
         // SAFETY: NULL or a domain of this provider, by the verb's contract.
         let pd = unsafe { SoftPd::of(attr.pd) }?;
         // SAFETY: NULL or a completion queue of this provider, by the verb's contract.
@@ -118,11 +117,12 @@ pub(crate) unsafe extern "C" fn create_wq(
 }
 
 /// Refuses what cannot be; returns the flags to make the queue with.
-fn check(attr: &ibv_wq_init_attr, rules: &Rules) -> Verb<u32> {
+fn check(attr: &ibv_wq_init_attr, nic: &Nic) -> Verb<u32> {
     known_bits(attr.comp_mask, IBV_WQ_INIT_ATTR_FLAGS, EOPNOTSUPP)?;
     let flags = if attr.comp_mask & IBV_WQ_INIT_ATTR_FLAGS == 0 { 0 } else { attr.create_flags };
-    check_flags(flags, &rules.objects.work_queue)?;
-    let sizes = (1..=rules.max_requests).contains(&attr.max_wr) && (1..=MAX_SGE).contains(&attr.max_sge);
+    check_flags(nic, flags)?;
+    let sizes =
+        (1..=nic.rules().max_requests).contains(&attr.max_wr) && (1..=MAX_SGE).contains(&attr.max_sge);
     if attr.wq_type != IBV_WQT_RQ || !sizes {
         return Err(EINVAL);
     }
@@ -132,7 +132,7 @@ fn check(attr: &ibv_wq_init_attr, rules: &Rules) -> Verb<u32> {
 /// Adds the queue of a handle, and puts its slot and number into the handle.
 fn register(state: &mut State, nic: &Nic, mut queue: NewQueue, wq: &mut Box<Held<SoftWq>>) -> Verb<()> {
     queue.native = (&raw const **wq).addr() as u64;
-    let (slot, number) = insert_queue(state, nic, queue, wq.domain)?;
+    let NumberedQueue { slot, number } = work_queues::insert(nic, state, queue, wq.domain)?;
     wq.slot = slot;
     let native = wq.wq.get_mut();
     native.handle = slot;
@@ -163,8 +163,7 @@ pub(crate) unsafe extern "C" fn modify_wq(wq: *mut ibv_wq, attr: *mut ibv_wq_att
         let attr = unsafe { attr.as_ref() }.ok_or(EINVAL)?;
         // SAFETY: the queue keeps the context it was made with.
         let soft = unsafe { SoftContext::of(object.context()) }?;
-        let rules = &soft.nic().rules().objects.work_queue;
-        modify(&mut soft.nic().control(), object.slot, attr, rules)?;
+        work_queues::modify(soft.nic(), &mut soft.nic().control(), object.slot, attr)?;
         if attr.attr_mask & IBV_WQ_ATTR_STATE != 0 {
             let place = wq.wrapping_byte_add(offset_of!(ibv_wq, state)).cast::<ibv_wq_state>();
             // SAFETY: the application's handle; as with any provider, it must not read the state while it
@@ -183,7 +182,8 @@ pub(crate) unsafe extern "C" fn destroy_wq(wq: *mut ibv_wq) -> c_int {
         let soft = unsafe { SoftContext::of(object.context()) }?;
         let (slot, domain) = (object.slot, object.domain);
         let mut state = soft.nic().control();
-        let (removed, read) = remove_queue(&mut state, slot)?;
+        let removed = work_queues::remove(&mut state, slot)?;
+        let read = removed.events_read;
         // The memory goes back to the application's allocator, which is not called under the device's mutex
         // and must outlive the domain's last user.
         drop(state);
@@ -227,10 +227,8 @@ pub(crate) unsafe extern "C" fn create_rwq_ind_table(
         // SAFETY: NULL or the application's struct.
         let attr = unsafe { attr.as_ref() }.ok_or(EINVAL)?;
         known_bits(attr.comp_mask, 0, EOPNOTSUPP)?;
-        let rules = &soft.nic().rules().hash;
-        let queues = entries(attr, context, rules.max_entries as usize)?;
-        let mut state = soft.nic().control();
-        let slot = insert_table(&mut state, soft.slot, &queues, rules)?;
+        let queues = entries(attr, context, soft.nic().max_table_entries() as usize)?;
+        let slot = tables::insert(soft.nic(), &mut soft.nic().control(), soft.slot, &queues)?;
         let handle = c_int::try_from(slot).map_err(|_| ENOMEM)?;
         let table = ibv_rwq_ind_table { context, ind_tbl_handle: handle, ind_tbl_num: handle, comp_mask: 0 };
         Ok(SoftTable { table, slot }.into_native())
@@ -266,11 +264,7 @@ pub(crate) unsafe extern "C" fn destroy_rwq_ind_table(table: *mut ibv_rwq_ind_ta
         let object = unsafe { SoftTable::of(table) }?;
         // SAFETY: the table keeps the context it was made with.
         let soft = unsafe { SoftContext::of(object.context()) }?;
-        let mut state = soft.nic().control();
-        if state.tables.get(object.slot).ok_or(EINVAL)?.users != 0 {
-            return Err(EBUSY);
-        }
-        remove_table(&mut state, object.slot);
+        tables::remove(&mut soft.nic().control(), object.slot)?;
         // SAFETY: the library drops the handle; `object` is not used any more.
         drop(unsafe { SoftTable::take(table) });
         Ok(())

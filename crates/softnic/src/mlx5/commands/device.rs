@@ -9,7 +9,7 @@ use crate::mlx5::rings::sends::MAX_BLOCKS;
 use crate::mlx5::rings::{LOG_ENTRY_BYTES, MAX_COMPLETIONS, MAX_REQUESTS};
 use crate::mlx5::{Context, PAGE_BYTES};
 use crate::nic::Nic;
-use crate::objects::attributes::{attributes, port_attributes};
+use crate::objects::attributes;
 use crate::port_tables::{GIDS, PKEYS};
 
 /// Bytes of `struct mlx5_ib_alloc_ucontext_resp` and `struct mlx5_ib_query_device_resp` as known here.
@@ -49,10 +49,10 @@ pub(super) fn create_context(context: &Context, call: &mut Call<'_>) -> Verb<()>
     if version < CQE_VERSION || call.driver.u64(24) & DYNAMIC_PAGES == 0 {
         return Err(EOPNOTSUPP);
     }
-    let ports = u16::try_from(context.nic.ports.len()).map_err(|_| EINVAL)?;
+    let ports = u16::try_from(context.nic.port_count()).map_err(|_| EINVAL)?;
     let descriptor = context.establish()?;
     call.reply.put_u32(0, descriptor.cast_unsigned());
-    call.reply.put_u32(4, context.nic.rules().objects.completion.vectors);
+    call.reply.put_u32(4, context.nic.completion_vectors());
     let driver = &mut call.driver_reply;
     // qp_tab_size, bf_reg_size, cache_line_size.
     driver.put_u32(0, 1 << 18);
@@ -83,7 +83,7 @@ pub(super) fn create_context(context: &Context, call: &mut Call<'_>) -> Verb<()>
 
 /// The device's attributes at this front: queues of mlx5's sizes.
 fn front_attributes(nic: &Nic) -> ibv_device_attr_ex {
-    let mut attr = attributes(nic);
+    let mut attr = attributes::device(nic);
     attr.orig_attr.vendor_id = VENDOR;
     attr.orig_attr.vendor_part_id = PART;
     attr.orig_attr.max_qp_wr = MAX_REQUESTS.cast_signed();
@@ -176,7 +176,7 @@ pub(super) fn query_device_extended(context: &Context, call: &mut Call<'_>) -> V
 /// QUERY_PORT: `struct ib_uverbs_query_port_resp`.
 pub(super) fn query_port(context: &Context, call: &mut Call<'_>) -> Verb<()> {
     context.slot()?;
-    let attr = port_attributes(&context.nic, call.core.u8(8), GIDS, PKEYS)?;
+    let attr = attributes::port(&context.nic, call.core.u8(8), GIDS, PKEYS)?;
     let reply = &mut call.reply;
     reply.put_u32(4, attr.max_msg_sz);
     reply.put_u32(16, attr.gid_tbl_len.cast_unsigned());

@@ -1,24 +1,21 @@
 //! Protection domains and memory regions. Thread and parent domains are libmlx5's own.
 
 use super::{Call, ENOENT};
-use crate::errno::{EBUSY, EINVAL, ENOMEM, Verb};
-use crate::memory::populate;
-use crate::memory::{MemoryKey, Region};
+use crate::errno::{EINVAL, Verb};
 use crate::mlx5::Context;
-use crate::objects::domains::{release_domain, use_domain};
-use crate::objects::regions::{range, writable};
-use crate::state::{DomainState, State};
+use crate::objects::State;
+use crate::objects::domains::{self, release_domain};
+use crate::objects::regions::{self, RegionRequest};
 
 /// A handle of one of the context's domains.
 pub(super) fn check(state: &State, owner: u32, domain: u32) -> Verb<()> {
-    let known = state.domains.get(domain).filter(|domain| domain.owner == owner);
-    known.map(|_| ()).ok_or(EINVAL)
+    if domains::is_owned(state, owner, domain) { Ok(()) } else { Err(EINVAL) }
 }
 
 /// ALLOC_PD.
 pub(super) fn allocate(context: &Context, call: &mut Call<'_>) -> Verb<()> {
-    let domain = DomainState { owner: context.slot()?, users: 0 };
-    let slot = context.nic.control().domains.insert(domain).ok_or(ENOMEM)?;
+    let owner = context.slot()?;
+    let slot = domains::allocate(&mut context.nic.control(), owner)?;
     call.reply.put_u32(0, slot);
     // `pdn`.
     call.driver_reply.put_u32(0, slot);
@@ -30,11 +27,7 @@ pub(super) fn free(context: &Context, call: &mut Call<'_>) -> Verb<()> {
     let (owner, slot) = (context.slot()?, call.core.u32(0));
     let mut state = context.nic.control();
     check(&state, owner, slot).map_err(|_| ENOENT)?;
-    if state.domains.get(slot).is_some_and(|domain| domain.users != 0) {
-        return Err(EBUSY);
-    }
-    state.domains.remove(slot);
-    Ok(())
+    domains::free(&mut state, slot)
 }
 
 /// REG_MR: `struct ib_uverbs_reg_mr`.
@@ -47,30 +40,34 @@ pub(super) fn register_memory(context: &Context, call: &mut Call<'_>) -> Verb<()
     if start & PAGE_OFFSET != virtual_address & PAGE_OFFSET {
         return Err(EINVAL);
     }
-    let writable = writable(access.cast_signed())?;
     let address = usize::try_from(start).map_err(|_| EINVAL)?;
-    let address = std::ptr::with_exposed_provenance_mut::<u8>(address);
-    let length = usize::try_from(bytes).map_err(|_| EINVAL)?;
-    range(address.cast(), length, virtual_address)?;
-    populate(address.cast(), length, writable)?;
-    let region = Region { domain, owner, writable, virtual_address, address, bytes };
+    let request = RegionRequest {
+        owner,
+        domain,
+        address: std::ptr::with_exposed_provenance_mut(address),
+        bytes: usize::try_from(bytes).map_err(|_| EINVAL)?,
+        virtual_address,
+        access: access.cast_signed(),
+    };
+    // SAFETY: the client gives the memory to the device, as with ibv_reg_mr(3).
+    let region = unsafe { regions::prepare(&request) }?;
     let mut state = context.nic.control();
     check(&state, owner, domain)?;
-    let key = state.memory.insert(region).ok_or(ENOMEM)?;
-    use_domain(&mut state, domain)?;
+    let key = regions::insert(&mut state, region, domain)?;
     for at in [0, 4, 8] {
-        call.reply.put_u32(at, key.0);
+        call.reply.put_u32(at, key);
     }
     Ok(())
 }
 
 /// DEREG_MR.
 pub(super) fn deregister_memory(context: &Context, call: &mut Call<'_>) -> Verb<()> {
-    let (owner, key) = (context.slot()?, MemoryKey(call.core.u32(0)));
+    let (owner, key) = (context.slot()?, call.core.u32(0));
     let mut state = context.nic.control();
-    state.memory.get(key).filter(|region| region.owner == owner).ok_or(ENOENT)?;
-    if let Some(region) = state.memory.remove(key) {
-        release_domain(&mut state, region.domain);
+    if !regions::is_owned(&state, owner, key) {
+        return Err(ENOENT);
     }
+    let domain = regions::remove(&mut state, key)?;
+    release_domain(&mut state, domain);
     Ok(())
 }

@@ -7,17 +7,14 @@ use ibverbs_sys::{
     ibv_flow_ipv4_ext_filter, ibv_flow_ipv4_filter, ibv_flow_spec_eth, ibv_flow_spec_tcp_udp,
     ibv_flow_tcp_udp_filter,
 };
-use rustix::thread::CapabilitySet;
 
 use super::{Call, ENOENT};
-use crate::errno::{EINVAL, EOPNOTSUPP, EPERM, Verb};
+use crate::errno::{EINVAL, EOPNOTSUPP, Verb};
 use crate::limits::MAX_SPECS;
 use crate::mlx5::block::Block;
 use crate::mlx5::{Context, counters};
-use crate::objects::flow_attr;
-use crate::objects::flows::{insert, remove};
-use crate::objects::has_capability;
-use crate::state::FlowState;
+use crate::objects::flows::{self, NewFlow};
+use crate::objects::queue_pairs;
 
 /// Where the specs begin, behind `struct ib_uverbs_create_flow`.
 const SPECS: usize = 24;
@@ -29,24 +26,22 @@ const TYPE_BYTES: usize = 4;
 /// CREATE_FLOW (kernel core/uverbs_cmd.c, `ib_uverbs_ex_create_flow`).
 pub(super) fn create(context: &Context, call: &mut Call<'_>) -> Verb<()> {
     let (owner, core) = (context.slot()?, call.core);
-    let rules = &context.nic.rules().flow;
     if core.u32(0) != 0 {
         return Err(EINVAL);
     }
-    if rules.emulation.needs_net_raw && !has_capability(CapabilitySet::NET_RAW) {
-        return Err(EPERM);
-    }
+    flows::check_privilege(&context.nic)?;
     let block = attributes(core)?;
     // SAFETY: the block begins with the attributes, whose size is that of the block.
-    let request = unsafe { flow_attr::read(block.as_ptr().cast(), rules) }?;
-    context.nic.port(request.port).ok_or(EINVAL)?;
+    let request = unsafe { flows::read(&context.nic, block.as_ptr().cast()) }?;
     let points = counters::points(call.driver)?;
     let qp = core.u32(4);
-    let slot = insert(&context.nic, &request, |state| {
-        state.qps.get(qp).filter(|qp| qp.owner == owner).ok_or(EINVAL)?;
+    let slot = flows::insert(&context.nic, &request, |state| {
+        if !queue_pairs::is_owned(state, owner, qp) {
+            return Err(EINVAL);
+        }
         // In a flow of this front the pointer is the handle.
-        let counter = request.counters.map(|set| counters::find(state, owner, set.addr() as u64, EINVAL));
-        Ok((FlowState { owner, qp, counter: counter.transpose()? }, points))
+        let counter = request.counters().map(|set| counters::find(state, owner, set.addr() as u64, EINVAL));
+        Ok(NewFlow { owner, qp, counter: counter.transpose()?, points })
     })?;
     call.reply.put_u32(4, slot);
     Ok(())
@@ -58,7 +53,7 @@ pub(super) fn destroy(context: &Context, call: &mut Call<'_>) -> Verb<()> {
     if call.core.u32(0) != 0 {
         return Err(EINVAL);
     }
-    remove(&context.nic, slot, owner).ok_or(ENOENT)
+    flows::remove(&context.nic, slot, owner).ok_or(ENOENT)
 }
 
 /// Turns `struct ib_uverbs_flow_attr` with its specs into a block that begins with an `ibv_flow_attr`.

@@ -1,13 +1,13 @@
 //! RSS queue pairs: an indirection table and a hash. The destruction of all queue pairs.
 
-use ibverbs_sys::{ibv_qp_type, ibv_rx_hash_conf};
+use ibverbs_sys::ibv_qp_type;
 
 use super::{Call, ENOENT, domains, raw_queue_pairs, steering};
 use crate::errno::{EINVAL, EOPNOTSUPP, Verb};
 use crate::mlx5::Context;
 use crate::objects::domains::{release_domain, use_domain};
 use crate::objects::queue_pairs;
-use crate::objects::rss::{hash, insert_rss};
+use crate::objects::rss::{HashRequest, hash, insert_rss};
 
 /// The extended CREATE_QP (kernel core/uverbs_cmd.c, `create_qp`; hw/mlx5/qp.c, `check_qp_attr` and
 /// `create_rss_raw_qp_tir`).
@@ -62,23 +62,24 @@ fn read_hash(context: &Context, call: &Call<'_>) -> Verb<(packet::RssKey, packet
     if reserved || driver.u32(144) != 0 || driver.u32(148) & !FLAGS != 0 {
         return Err(EOPNOTSUPP);
     }
-    let mut key: Vec<u8> = driver.0.get(KEY).map(<[u8]>::to_vec).unwrap_or_default();
-    let conf = ibv_rx_hash_conf {
-        rx_hash_function: driver.u8(8),
-        rx_hash_key_len: driver.u8(9),
-        rx_hash_key: key.as_mut_ptr(),
-        rx_hash_fields_mask: driver.u64(0),
+    let request = HashRequest {
+        function: driver.u8(8),
+        key_bytes: driver.u8(9),
+        key: driver.0.get(KEY).unwrap_or_default(),
+        fields: driver.u64(0),
     };
-    hash(&conf, context.nic.rules())
+    hash(&context.nic, &request)
 }
 
 /// DESTROY_QP.
 pub(super) fn destroy(context: &Context, call: &mut Call<'_>) -> Verb<()> {
     let (owner, slot) = (context.slot()?, call.core.u32(8));
     let mut state = context.nic.control();
-    state.qps.get(slot).filter(|qp| qp.owner == owner).ok_or(ENOENT)?;
+    if !queue_pairs::is_owned(&state, owner, slot) {
+        return Err(ENOENT);
+    }
     let removed = queue_pairs::remove(&mut state, slot)?;
-    release_domain(&mut state, removed.qp.domain);
+    release_domain(&mut state, removed.domain);
     // As that of DESTROY_CQ.
     call.reply.put_u32(0, removed.events_read);
     Ok(())

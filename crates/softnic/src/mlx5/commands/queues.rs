@@ -2,24 +2,20 @@
 
 use std::any::Any;
 use std::os::fd::BorrowedFd;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32};
 
-use ibverbs_sys::{IBV_WQS_RESET, IBV_WQT_RQ, ibv_wq_attr};
+use ibverbs_sys::{IBV_WQT_RQ, ibv_wq_attr};
 use rustix::fs::fstat;
 
 use super::{Call, ENOENT, domains};
-use crate::errno::{EBUSY, EINVAL, ENOMEM, EOPNOTSUPP, Verb, known_bits};
-use crate::formats::{Completions, Requests};
+use crate::errno::{EINVAL, EOPNOTSUPP, Verb, known_bits};
 use crate::mlx5::rings::{
     CompletionBuffer, CompletionLayout, CompletionRing, MAX_COMPLETIONS, ReceiveLayout, ReceiveRing,
 };
 use crate::mlx5::{Channel, Context};
-use crate::objects::completion_queues::check_moderation;
+use crate::objects::completion_queues::{self, ForeignCompletionQueue};
 use crate::objects::domains::release_domain;
-use crate::objects::work_queues;
-use crate::state::completion::{CqState, Notice, Wish};
-use crate::state::{NewQueue, QueueOwner, QueueState, State};
+use crate::objects::work_queues::{self, ForeignReceives, NumberedQueue};
+use crate::objects::{State, channels};
 
 /// CREATE_COMP_CHANNEL.
 pub(super) fn create_channel(context: &Context, call: &mut Call<'_>) -> Verb<()> {
@@ -81,8 +77,7 @@ fn create_completions(context: &Context, call: &mut Call<'_>, request: &Completi
     /// `MLX5_IB_CREATE_CQ_FLAGS_UAR_PAGE_INDEX` and `_REAL_TIME_TS`; padding of 128 bytes is a capability.
     const FLAGS: u16 = 2 | 4;
     let owner = context.slot()?;
-    let rules = &context.nic.rules().objects.completion;
-    if request.vector >= rules.vectors {
+    if request.vector >= context.nic.completion_vectors() {
         return Err(EINVAL);
     }
     known_bits(request.flags, TIMESTAMPS | IGNORE_OVERRUN, EOPNOTSUPP)?;
@@ -106,32 +101,15 @@ fn create_completions(context: &Context, call: &mut Call<'_>, request: &Completi
         completions,
         completion_bytes: driver.u32(16),
     };
-    let ring = CompletionRing::new(&layout, context.nic.clock)?;
-    let mut notice = Notice::of(Wish::default());
-    notice.channel = channel;
-    let cq = CqState {
+    let ring = CompletionRing::new(&layout, context.nic.clock())?;
+    let queue = ForeignCompletionQueue {
         owner,
-        users: 0,
-        producer: Completions::Foreign(Box::new(ring)),
+        ring: Box::new(ring),
         ignore_overrun: request.flags & IGNORE_OVERRUN != 0,
-        failed: false,
-        unpublished: false,
-        // The checksums are in every completion.
-        wants_checksums: Arc::new(AtomicBool::new(true)),
-        // libmlx5 ignores them for work queues.
-        checksums_of_work_queues: true,
+        channel,
         native: request.user_handle,
-        events: 0,
-        notice,
     };
-    let mut state = context.nic.control();
-    let slot = state.insert_cq(cq).ok_or(ENOMEM)?;
-    if let Some(channel) = channel {
-        state.watched_cqs.push(slot);
-        if let Some(channel) = state.channels.get_mut(channel) {
-            channel.users += 1;
-        }
-    }
+    let slot = completion_queues::insert_foreign(&mut context.nic.control(), queue)?;
     call.reply.put_u32(0, slot);
     call.reply.put_u32(4, completions - 1);
     // `cqn`.
@@ -139,9 +117,9 @@ fn create_completions(context: &Context, call: &mut Call<'_>, request: &Completi
     Ok(())
 }
 
-/// One of the context's completion queues.
-fn find_completions(state: &mut State, owner: u32, slot: u32) -> Option<&mut CqState> {
-    state.cqs.get_mut(slot).filter(|cq| cq.owner == owner)
+/// A slot of one of the context's completion queues.
+pub(super) fn check_completions(state: &State, owner: u32, slot: u32) -> Verb<()> {
+    if completion_queues::is_owned(state, owner, slot) { Ok(()) } else { Err(EINVAL) }
 }
 
 /// RESIZE_CQ (kernel hw/mlx5/cq.c, `mlx5_ib_resize_cq`).
@@ -154,9 +132,8 @@ pub(super) fn resize_completion_queue(context: &Context, call: &mut Call<'_>) ->
     }
     let buffer = CompletionBuffer::pin(buffer, completions, completion_bytes.into())?;
     let mut state = context.nic.control();
-    let cq = find_completions(&mut state, owner, slot).filter(|cq| !cq.failed).ok_or(EINVAL)?;
-    let Completions::Foreign(ring) = &mut cq.producer else { return Err(EINVAL) };
-    let ring: &mut dyn Any = &mut **ring;
+    check_completions(&state, owner, slot)?;
+    let ring: &mut dyn Any = completion_queues::ring_mut(&mut state, slot).ok_or(EINVAL)?;
     ring.downcast_mut::<CompletionRing>().ok_or(EINVAL)?.resize(buffer)?;
     call.reply.put_u32(0, completions - 1);
     Ok(())
@@ -167,11 +144,10 @@ pub(super) fn moderate(context: &Context, call: &mut Call<'_>) -> Verb<()> {
     let owner = context.slot()?;
     let (slot, mask) = (call.core.u32(0), call.core.u32(4));
     let (count, period_us) = (call.core.u16(8), call.core.u16(10));
-    check_moderation(mask, count, period_us, &context.nic.rules().objects.completion)?;
+    completion_queues::check_moderation(&context.nic, mask, count, period_us)?;
     let mut state = context.nic.control();
-    find_completions(&mut state, owner, slot).ok_or(EINVAL)?.notice.moderate(count, period_us);
-    state.raise_waiting();
-    Ok(())
+    check_completions(&state, owner, slot)?;
+    completion_queues::moderate(&mut state, slot, count, period_us)
 }
 
 /// DESTROY_CQ. The answer counts the events that the client has read: libibverbs waits until it acknowledged
@@ -180,30 +156,27 @@ pub(super) fn destroy_completion_queue(context: &Context, call: &mut Call<'_>) -
     let (owner, slot) = (context.slot()?, call.core.u32(8));
     let opened = context.opened();
     let mut state = context.nic.control();
-    if find_completions(&mut state, owner, slot).ok_or(ENOENT)?.users != 0 {
-        return Err(EBUSY);
-    }
-    let removed = state.remove_cq(slot).ok_or(ENOENT)?;
-    let read = state.retract_events(removed.owner, removed.native, removed.events);
-    let end = opened.channels.iter().find(|(_, channel)| Some(channel.slot) == removed.notice.channel);
+    check_completions(&state, owner, slot).map_err(|_| ENOENT)?;
+    let removed = completion_queues::remove(&mut state, slot)?;
+    let end = opened.channels.iter().find(|(_, channel)| Some(channel.slot) == removed.channel);
     let unread =
         end.map_or(0, |(descriptor, channel)| retract(&state, *descriptor, *channel, removed.native));
-    call.reply.put_u32(0, removed.notice.events.saturating_sub(unread));
-    call.reply.put_u32(4, read);
+    call.reply.put_u32(0, removed.completion_events.saturating_sub(unread));
+    call.reply.put_u32(4, removed.events_read);
     Ok(())
 }
 
 /// Takes the unread events of a queue back from a channel; returns how many.
 fn retract(state: &State, descriptor: i32, channel: Channel, native: u64) -> u32 {
-    let Some(entry) = state.channels.get(channel.slot).filter(|entry| !entry.events.is_abandoned()) else {
+    if channels::is_abandoned(state, channel.slot) {
         return 0;
-    };
+    }
     // SAFETY: the client's descriptor, which it closes only after its queues are destroyed
     // (ibv_destroy_comp_channel(3)). A client that closes it earlier gets EBADF here, or the file that now
     // has the number is not the channel.
     let end = unsafe { BorrowedFd::borrow_raw(descriptor) };
     match fstat(end) {
-        Ok(stat) if stat.st_ino == channel.inode => entry.events.retract(end, native),
+        Ok(stat) if stat.st_ino == channel.inode => channels::retract(state, channel.slot, end, native),
         _ => 0,
     }
 }
@@ -223,20 +196,19 @@ pub(super) fn create_work_queue(context: &Context, call: &mut Call<'_>) -> Verb<
     let owner = context.slot()?;
     let request = check_work_queue(context, call)?;
     let ring = ReceiveRing::new(&request.layout)?;
-    let queue = NewQueue {
+    let queue = ForeignReceives {
         owner,
         domain: request.domain,
         cq: request.completions,
         max_sge: ring.entries(),
-        consumer: Requests::Foreign(Box::new(ring)),
+        ring: Some(Box::new(ring)),
         edits: work_queues::edits(request.flags),
-        native_state: Arc::new(AtomicU32::new(IBV_WQS_RESET)),
         native: request.user_handle,
     };
     let mut state = context.nic.control();
     domains::check(&state, owner, request.domain)?;
-    find_completions(&mut state, owner, request.completions).ok_or(EINVAL)?;
-    let (slot, number) = work_queues::insert_queue(&mut state, &context.nic, queue, request.domain)?;
+    check_completions(&state, owner, request.completions)?;
+    let NumberedQueue { slot, number } = work_queues::insert_foreign(&context.nic, &mut state, queue)?;
     drop(state);
     let (max_requests, max_entries) = (call.core.u32(24), call.core.u32(28));
     let reply = &mut call.reply;
@@ -268,10 +240,10 @@ fn check_work_queue(context: &Context, call: &Call<'_>) -> Verb<WorkQueueRequest
         return Err(EOPNOTSUPP);
     }
     let flags = core.u32(32);
-    work_queues::check_flags(flags, &context.nic.rules().objects.work_queue)?;
+    work_queues::check_flags(&context.nic, flags)?;
     // hw/mlx5/qp.c, `set_user_rq_size`: of what the client asked for only the number of requests is looked
     // at.
-    if core.u32(24) > context.nic.rules().max_requests {
+    if core.u32(24) > context.nic.max_requests() {
         return Err(EINVAL);
     }
     Ok(WorkQueueRequest {
@@ -290,9 +262,8 @@ fn check_work_queue(context: &Context, call: &Call<'_>) -> Verb<WorkQueueRequest
 }
 
 /// The slot of one of the context's work queues.
-pub(super) fn check_queue(state: &State, owner: u32, slot: u32) -> Verb<&QueueState> {
-    let is_own = |queue: &&QueueState| queue.owner == owner && queue.kind == QueueOwner::WorkQueue;
-    state.queues.get(slot).filter(is_own).ok_or(EINVAL)
+pub(super) fn check_queue(state: &State, owner: u32, slot: u32) -> Verb<()> {
+    if work_queues::is_owned(state, owner, slot) { Ok(()) } else { Err(EINVAL) }
 }
 
 /// The extended MODIFY_WQ: `struct ib_uverbs_ex_modify_wq`.
@@ -311,7 +282,7 @@ pub(super) fn modify_work_queue(context: &Context, call: &mut Call<'_>) -> Verb<
     }
     let mut state = context.nic.control();
     check_queue(&state, owner, slot)?;
-    work_queues::modify(&mut state, slot, &attr, &context.nic.rules().objects.work_queue)
+    work_queues::modify(&context.nic, &mut state, slot, &attr)
 }
 
 /// The extended DESTROY_WQ. The answer counts the events that the client has read, as that of DESTROY_CQ.
@@ -322,9 +293,9 @@ pub(super) fn destroy_work_queue(context: &Context, call: &mut Call<'_>) -> Verb
     }
     let mut state = context.nic.control();
     check_queue(&state, owner, slot).map_err(|_| ENOENT)?;
-    let (removed, read) = work_queues::remove_queue(&mut state, slot)?;
+    let removed = work_queues::remove(&mut state, slot)?;
     release_domain(&mut state, removed.domain);
     call.reply.put_u32(4, call.reply.length(16));
-    call.reply.put_u32(8, read);
+    call.reply.put_u32(8, removed.events_read);
     Ok(())
 }

@@ -2,25 +2,21 @@
 
 use std::any::Any;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::Ordering;
 
-use ibverbs_sys::{ibv_qp_attr, ibv_qp_state, ibv_qp_type};
+use ibverbs_sys::{ibv_qp_attr, ibv_qp_type};
 
+use super::queues::check_completions;
 use super::{Call, domains};
 use crate::errno::{EINVAL, EOPNOTSUPP, Verb, known_bits};
-use crate::formats::{Requests, Sends};
+use crate::formats::{ReceiveFormat, SendFormat};
 use crate::mlx5::Context;
 use crate::mlx5::rings::sends::{SendLayout, SendRing};
 use crate::mlx5::rings::{ReceiveLayout, ReceiveRing};
-use crate::objects::domains::use_domain;
-use crate::objects::queue_pairs::insert_plain;
-use crate::objects::queue_pairs::{self, AttributeChange, Kind};
-use crate::pace::Pace;
-use crate::send_bell::SendBell;
-use crate::state::{FrameEdits, NewQueue, QpKind, QueueState, SendState, State};
-use crate::work::{SendShape, qp_number};
+use crate::objects::queue_pairs::{self, AttributeChange, ForeignSends, QueuePairKind};
+use crate::objects::work_queues::{ForeignReceives, FrameEdits, NumberedQueue};
 
-const RAW: Kind = Kind { is_rss: false, is_datagram: false };
+const RAW: QueuePairKind = QueuePairKind { is_rss: false, is_datagram: false };
 
 /// A request for a queue pair: fields of `struct ib_uverbs_create_qp` or its extended form, which has them 8
 /// bytes earlier, and of `struct mlx5_ib_create_qp`.
@@ -46,8 +42,7 @@ pub(super) fn create(context: &Context, call: &mut Call<'_>) -> Verb<()> {
 /// The extended CREATE_QP without an indirection table.
 pub(super) fn create_extended(context: &Context, call: &mut Call<'_>) -> Verb<()> {
     let flags = call.core.u32(52);
-    let known = &context.nic.rules().objects.queue_pair.create_flags;
-    known_bits(flags, known.bits, known.refusal)?;
+    queue_pairs::check_create_flags(&context.nic, flags)?;
     create_at(context, call, 0, flags)?;
     call.reply.put_u32(36, call.reply.length(40));
     Ok(())
@@ -56,13 +51,18 @@ pub(super) fn create_extended(context: &Context, call: &mut Call<'_>) -> Verb<()
 fn create_at(context: &Context, call: &mut Call<'_>, start: usize, flags: u32) -> Verb<()> {
     let owner = context.slot()?;
     let request = read(call, start, flags)?;
-    let (receives, sends) = rings(&request)?;
+    let (receives, sends) = queues(owner, &request)?;
     let mut state = context.nic.control();
-    let bell = SendBell::new(&context.nic.wakeups);
-    let slot = insert(&mut state, owner, &request, receives, sends, bell)?;
+    domains::check(&state, owner, request.domain)?;
+    for cq in [request.send_cq, request.receive_cq] {
+        check_completions(&state, owner, cq)?;
+    }
+    let NumberedQueue { slot, number } =
+        queue_pairs::insert_foreign(&context.nic, &mut state, receives, sends)?;
+    drop(state);
     let reply = &mut call.reply;
     reply.put_u32(0, slot);
-    reply.put_u32(4, qp_number(slot));
+    reply.put_u32(4, number);
     for (index, capacity) in request.capacities.iter().enumerate() {
         reply.put_u32(8 + index * size_of::<u32>(), *capacity);
     }
@@ -109,70 +109,41 @@ fn read(call: &Call<'_>, start: usize, flags: u32) -> Verb<Request> {
 }
 
 /// The queues in the client's memory (hw/mlx5/qp.c, `create_raw_packet_qp`: there is one at least).
-fn rings(request: &Request) -> Verb<(Requests, Sends)> {
+fn queues(owner: u32, request: &Request) -> Verb<(ForeignReceives, ForeignSends)> {
     let receives = match request.receives.requests {
-        0 => Requests::None,
-        _ => Requests::Foreign(Box::new(ReceiveRing::new(&request.receives)?)),
+        0 => None,
+        _ => Some(Box::new(ReceiveRing::new(&request.receives)?)),
     };
     let sends = match request.sends.blocks {
-        0 => Sends::None,
-        _ => Sends::Foreign(Box::new(SendRing::new(&request.sends)?)),
+        0 => None,
+        _ => Some(Box::new(SendRing::new(&request.sends)?)),
     };
-    if matches!((&receives, &sends), (Requests::None, Sends::None)) {
+    if receives.is_none() && sends.is_none() {
         return Err(EINVAL);
     }
-    Ok((receives, sends))
-}
-
-/// Adds the queue pair and its queues, and counts what they use.
-fn insert(
-    state: &mut State,
-    owner: u32,
-    request: &Request,
-    receives: Requests,
-    sends: Sends,
-    bell: Arc<SendBell>,
-) -> Verb<u32> {
-    domains::check(state, owner, request.domain)?;
-    for cq in [request.send_cq, request.receive_cq] {
-        state.cqs.get(cq).filter(|cq| cq.owner == owner).ok_or(EINVAL)?;
-    }
-    let receives = NewQueue {
+    let receives = ForeignReceives {
         owner,
         domain: request.domain,
         cq: request.receive_cq,
-        max_sge: capacity(&receives).1,
-        consumer: receives,
+        max_sge: receives.as_ref().map_or(0, |ring| ring.entries()),
+        ring: receives.map(|ring| ring as Box<dyn ReceiveFormat>),
         edits: request.edits,
-        native_state: Arc::new(AtomicU32::new(ibv_qp_state::IBV_QPS_RESET)),
         native: request.user_handle,
     };
-    let sends = SendState {
-        consumer: sends,
+    let sends = ForeignSends {
         cq: request.send_cq,
+        ring: sends.map(|ring| ring as Box<dyn SendFormat>),
         // Only to be queried: libmlx5 sets the bit in each request.
         signal_all: request.signal_all,
-        shape: SendShape { max_sge: 0, max_inline: 0, max_tso_header: 0, datagram: false },
-        pace: Pace::default(),
-        bell,
     };
-    let slot = insert_plain(state, receives, sends)?;
-    use_domain(state, request.domain)?;
-    Ok(slot)
+    Ok((receives, sends))
 }
 
 /// How many requests a receive queue takes, and of how many entries.
-fn capacity(receives: &Requests) -> (u32, u32) {
-    let Requests::Foreign(ring) = receives else { return (0, 0) };
-    let ring: &dyn Any = &**ring;
+fn capacity(receives: Option<&dyn ReceiveFormat>) -> (u32, u32) {
+    let Some(ring) = receives else { return (0, 0) };
+    let ring: &dyn Any = ring;
     ring.downcast_ref().map_or((0, 0), |ring: &ReceiveRing| (ring.capacity(), ring.entries()))
-}
-
-/// Both queues of one of the context's queue pairs; EOPNOTSUPP for one over a table.
-fn queues(state: &State, owner: u32, slot: u32) -> Verb<(&QueueState, &SendState)> {
-    let qp = state.qps.get(slot).filter(|qp| qp.owner == owner).ok_or(EINVAL)?;
-    let QpKind::Raw { queue, send } = &qp.kind else { return Err(EOPNOTSUPP) };
-    Ok((state.queues.get(*queue).ok_or(EINVAL)?, send))
 }
 
 /// MODIFY_QP: `struct ib_uverbs_modify_qp`, which has no rate.
@@ -220,7 +191,7 @@ fn change(context: &Context, call: &Call<'_>, rate_limit: u32, burst_bytes: u32)
     let (owner, slot, core) = (context.slot()?, call.core.u32(64), call.core);
     // Held until the change is made: another call could destroy the queue pair and reuse its slot.
     let mut state = context.nic.control();
-    let native = Arc::clone(&queues(&state, owner, slot)?.0.native_state);
+    let native = Arc::clone(queue_pairs::raw(&state, owner, slot)?.native_state);
     let attr = ibv_qp_attr {
         qkey: core.u32(72),
         sq_psn: core.u32(80),
@@ -239,17 +210,16 @@ fn change(context: &Context, call: &Call<'_>, rate_limit: u32, burst_bytes: u32)
 pub(super) fn query(context: &Context, call: &mut Call<'_>) -> Verb<()> {
     let (owner, slot) = (context.slot()?, call.core.u32(8));
     let state = context.nic.control_without_wakeup();
-    let (queue, send) = queues(&state, owner, slot)?;
-    let (requests, entries) = capacity(&queue.consumer);
-    let current = queue.native_state.load(Ordering::Relaxed);
-    let port = state.qps.get(slot).map_or(0, |qp| qp.port);
+    let known = queue_pairs::raw(&state, owner, slot)?;
+    let (requests, entries) = capacity(known.receives);
+    let current = known.native_state.load(Ordering::Relaxed);
     let reply = &mut call.reply;
     reply.put_u32(68, requests);
     reply.put_u32(76, entries);
     for at in [108, 109] {
         reply.put_u8(at, current as u8);
     }
-    reply.put_u8(116, port);
-    reply.put_u8(122, u8::from(send.signal_all));
+    reply.put_u8(116, known.port);
+    reply.put_u8(122, u8::from(known.signal_all));
     Ok(())
 }

@@ -1,17 +1,16 @@
 //! Indirection tables.
 
 use super::{Call, ENOENT, queues};
-use crate::errno::{EBUSY, EINVAL, EOPNOTSUPP, Verb};
+use crate::errno::{EINVAL, EOPNOTSUPP, Verb};
 use crate::mlx5::Context;
-use crate::objects::tables::{insert_table, remove_table};
-use crate::state::State;
+use crate::objects::{State, tables};
 
 /// Where the work queues' handles begin in `struct ib_uverbs_ex_create_rwq_ind_table`.
 const HANDLES: usize = 8;
 
 /// One of the context's tables.
 pub(super) fn check(state: &State, owner: u32, table: u32) -> Verb<()> {
-    state.tables.get(table).filter(|table| table.owner == owner).map(|_| ()).ok_or(EINVAL)
+    if tables::is_owned(state, owner, table) { Ok(()) } else { Err(EINVAL) }
 }
 
 /// The extended CREATE_RWQ_IND_TBL (kernel core/uverbs_cmd.c, `ib_uverbs_ex_create_rwq_ind_table`).
@@ -20,10 +19,9 @@ pub(super) fn create_table(context: &Context, call: &mut Call<'_>) -> Verb<()> {
     if call.core.u32(0) != 0 {
         return Err(EOPNOTSUPP);
     }
-    let rules = &context.nic.rules().hash;
     let entries = 1_usize.checked_shl(call.core.u32(4)).ok_or(EINVAL)?;
     let bytes = entries.checked_mul(size_of::<u32>()).ok_or(EINVAL)?;
-    if entries > rules.max_entries as usize || call.core.len() < HANDLES + bytes {
+    if entries > context.nic.max_table_entries() as usize || call.core.len() < HANDLES + bytes {
         return Err(EINVAL);
     }
     let slots: Vec<u32> =
@@ -32,7 +30,7 @@ pub(super) fn create_table(context: &Context, call: &mut Call<'_>) -> Verb<()> {
     for slot in &slots {
         queues::check_queue(&state, owner, *slot)?;
     }
-    let table = insert_table(&mut state, owner, &slots, rules)?;
+    let table = tables::insert(&context.nic, &mut state, owner, &slots)?;
     let reply = &mut call.reply;
     reply.put_u32(4, reply.length(16));
     reply.put_u32(8, table);
@@ -49,9 +47,5 @@ pub(super) fn destroy_table(context: &Context, call: &mut Call<'_>) -> Verb<()> 
     }
     let mut state = context.nic.control();
     check(&state, owner, slot).map_err(|_| ENOENT)?;
-    if state.tables.get(slot).is_some_and(|table| table.users != 0) {
-        return Err(EBUSY);
-    }
-    remove_table(&mut state, slot);
-    Ok(())
+    tables::remove(&mut state, slot)
 }
