@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// The error of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Errno {
+pub struct VerbErrno {
     /// Never 0.
     number: c_int,
     /// Whether a failing op also sets errno.
@@ -14,43 +14,43 @@ pub struct Errno {
 }
 
 /// The object is in use.
-pub const EBUSY: Errno = Errno::new(libc::EBUSY);
+pub const EBUSY: VerbErrno = VerbErrno::new(libc::EBUSY);
 /// There is such an object already.
-pub const EEXIST: Errno = Errno::new(libc::EEXIST);
+pub const EEXIST: VerbErrno = VerbErrno::new(libc::EEXIST);
 /// Memory is not mapped with the necessary rights.
-pub const EFAULT: Errno = Errno::new(libc::EFAULT);
+pub const EFAULT: VerbErrno = VerbErrno::new(libc::EFAULT);
 /// An argument makes no sense, or there is no such object.
-pub const EINVAL: Errno = Errno::new(libc::EINVAL);
-pub(crate) const EIO: Errno = Errno::new(libc::EIO);
-pub(crate) const ENODATA: Errno = Errno::new(libc::ENODATA);
+pub const EINVAL: VerbErrno = VerbErrno::new(libc::EINVAL);
+pub(crate) const EIO: VerbErrno = VerbErrno::new(libc::EIO);
+pub(crate) const ENODATA: VerbErrno = VerbErrno::new(libc::ENODATA);
 /// There is no device.
-pub const ENODEV: Errno = Errno::new(libc::ENODEV);
+pub const ENODEV: VerbErrno = VerbErrno::new(libc::ENODEV);
 /// There is no memory, or no more objects of the kind.
-pub const ENOMEM: Errno = Errno::new(libc::ENOMEM);
-pub(crate) const ENETUNREACH: Errno = Errno::new(libc::ENETUNREACH);
+pub const ENOMEM: VerbErrno = VerbErrno::new(libc::ENOMEM);
+pub(crate) const ENETUNREACH: VerbErrno = VerbErrno::new(libc::ENETUNREACH);
 /// There is no room.
-pub const ENOSPC: Errno = Errno::new(libc::ENOSPC);
+pub const ENOSPC: VerbErrno = VerbErrno::new(libc::ENOSPC);
 /// The device does not have it.
-pub const EOPNOTSUPP: Errno = Errno::new(libc::EOPNOTSUPP);
+pub const EOPNOTSUPP: VerbErrno = VerbErrno::new(libc::EOPNOTSUPP);
 /// The calling thread lacks a capability.
-pub const EPERM: Errno = Errno::new(libc::EPERM);
+pub const EPERM: VerbErrno = VerbErrno::new(libc::EPERM);
 
 /// The result of a verb.
-pub type Verb<T> = Result<T, Errno>;
+pub type Verb<T> = Result<T, VerbErrno>;
 
-impl From<io::Error> for Errno {
+impl From<io::Error> for VerbErrno {
     fn from(error: io::Error) -> Self {
         error.raw_os_error().filter(|number| *number != 0).map_or(EIO, Self::new)
     }
 }
 
-impl From<rustix::io::Errno> for Errno {
+impl From<rustix::io::Errno> for VerbErrno {
     fn from(errno: rustix::io::Errno) -> Self {
         Self::new(errno.raw_os_error())
     }
 }
 
-impl From<device_model::Errno> for Errno {
+impl From<device_model::Errno> for VerbErrno {
     fn from(errno: device_model::Errno) -> Self {
         match errno {
             device_model::Errno::Einval => EINVAL,
@@ -68,7 +68,7 @@ impl From<device_model::Errno> for Errno {
     }
 }
 
-impl Errno {
+impl VerbErrno {
     /// An error number, which the op also sets errno to. It is not 0.
     #[must_use]
     pub const fn new(number: c_int) -> Self {
@@ -103,7 +103,7 @@ impl Errno {
 ///
 /// # Errors
 /// `errno` for such bits.
-pub fn known_bits(value: u32, known: u32, errno: Errno) -> Verb<()> {
+pub fn known_bits(value: u32, known: u32, errno: VerbErrno) -> Verb<()> {
     if value & !known == 0 { Ok(()) } else { Err(errno) }
 }
 

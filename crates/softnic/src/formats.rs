@@ -10,7 +10,7 @@ use std::ptr::NonNull;
 
 use crate::limits::MAX_SGE;
 use crate::ring::{Consumer, Producer};
-pub use crate::work::{Cqe, Element, Opcode, Status};
+pub use crate::work::{Cqe, Element, Status, WorkOpcode};
 use crate::work::{RECEIVE_HEADER_BYTES, receive_slot_bytes};
 
 /// The least number of the smallest requests that share a line, in any format.
@@ -105,8 +105,8 @@ pub trait SendFormat: PostedFormat {
 pub struct SendRequest {
     /// The number that identifies it in a completion.
     pub id: u64,
-    /// [`Opcode::Send`] or [`Opcode::Segments`].
-    pub opcode: Opcode,
+    /// [`WorkOpcode::Send`] or [`WorkOpcode::Segments`].
+    pub opcode: WorkOpcode,
     /// Whether it has a completion.
     pub is_signaled: bool,
     /// Why it cannot be sent, if it cannot.

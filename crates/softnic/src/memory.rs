@@ -31,7 +31,7 @@ impl MemoryKey {
 
 /// A registered region, or one to be.
 #[derive(Clone, Copy, Debug)]
-pub struct Region {
+pub struct MemoryRegion {
     /// The protection domain's slot.
     pub(crate) domain: u32,
     /// The context's slot.
@@ -47,11 +47,11 @@ pub struct Region {
 }
 
 // SAFETY: the pointer is only followed by the engine after a check under the device's mutex.
-unsafe impl Send for Region {}
+unsafe impl Send for MemoryRegion {}
 
 struct Entry {
     key: u32,
-    region: Option<Region>,
+    region: Option<MemoryRegion>,
 }
 
 /// All regions of a device.
@@ -66,7 +66,7 @@ impl MemoryTable {
     }
 
     /// Adds a region; `None` when the table is full.
-    pub(crate) fn insert(&mut self, region: Region) -> Option<MemoryKey> {
+    pub(crate) fn insert(&mut self, region: MemoryRegion) -> Option<MemoryKey> {
         if let Some(slot) = self.free.pop() {
             let entry = &mut self.entries[slot];
             // Generation 0 is never used, so no key is 0 and no key of slot 0 looks like a small number.
@@ -85,19 +85,19 @@ impl MemoryTable {
 
     /// The region of a key.
     #[inline]
-    pub(crate) fn get(&self, key: MemoryKey) -> Option<&Region> {
+    pub(crate) fn get(&self, key: MemoryKey) -> Option<&MemoryRegion> {
         self.entries.get(key.slot()).filter(|entry| entry.key == key.0)?.region.as_ref()
     }
 
     /// Puts another region in the place of one that is there.
-    pub(crate) fn replace(&mut self, key: MemoryKey, region: Region) {
+    pub(crate) fn replace(&mut self, key: MemoryKey, region: MemoryRegion) {
         if let Some(entry) = self.entries.get_mut(key.slot()).filter(|entry| entry.key == key.0) {
             entry.region = Some(region);
         }
     }
 
     /// Removes the region of a key.
-    pub(crate) fn remove(&mut self, key: MemoryKey) -> Option<Region> {
+    pub(crate) fn remove(&mut self, key: MemoryKey) -> Option<MemoryRegion> {
         let entry = self.entries.get_mut(key.slot()).filter(|entry| entry.key == key.0)?;
         let region = entry.region.take()?;
         self.free.push(key.slot());
@@ -202,7 +202,7 @@ impl Regions<'_> {
         if region.domain != self.domain || (self.write && !region.writable) {
             return None;
         }
-        let Region { virtual_address: start, bytes, address, .. } = *region;
+        let MemoryRegion { virtual_address: start, bytes, address, .. } = *region;
         self.found = Found { key: u64::from(key), start, bytes, address };
         Some(())
     }
@@ -238,8 +238,8 @@ pub fn populate(address: *mut c_void, bytes: usize, writable: bool) -> Verb<()> 
 mod tests {
     use super::*;
 
-    fn region(domain: u32, writable: bool) -> Region {
-        Region {
+    fn region(domain: u32, writable: bool) -> MemoryRegion {
+        MemoryRegion {
             domain,
             owner: 0,
             writable,

@@ -39,7 +39,7 @@ use rustix::fs::fstat;
 
 use crate::clock;
 use crate::clock_pages::{ClockPage, ClockPages};
-use crate::errno::{EINVAL, ENODEV, ENOSPC, Errno, Verb, guard};
+use crate::errno::{EINVAL, ENODEV, ENOSPC, Verb, VerbErrno, guard};
 use crate::lazy_nic::LazyNic;
 use crate::nic::Nic;
 use crate::objects::channels::{self, CompletionEvents};
@@ -93,8 +93,8 @@ impl CommandDescriptors {
     pub fn ioctl(&self, descriptor: RawFd, request: c_ulong, address: usize) -> Result<(), c_int> {
         let context = self.contexts().get(&descriptor).map(Arc::clone).ok_or(libc::EBADF)?;
         let answer =
-            guard(Err(Errno::new(libc::EIO)), || ioctl::carry_out(&context, request, address as u64));
-        answer.map_err(Errno::number)
+            guard(Err(VerbErrno::new(libc::EIO)), || ioctl::carry_out(&context, request, address as u64));
+        answer.map_err(VerbErrno::number)
     }
 
     /// Returns what a mapping of a command descriptor at `offset` shows (kernel hw/mlx5/main.c,
@@ -105,7 +105,7 @@ impl CommandDescriptors {
     /// read.
     pub fn mapping(&self, descriptor: RawFd, request: &MappingRequest) -> Result<Mapping, c_int> {
         let context = self.contexts().get(&descriptor).map(Arc::clone).ok_or(libc::EBADF)?;
-        context.slot().map_err(Errno::number)?;
+        context.slot().map_err(VerbErrno::number)?;
         let number = u64::try_from(request.offset).map_err(|_| libc::EINVAL)? / u64::from(PAGE_BYTES);
         let number = u32::try_from(number).map_err(|_| libc::EINVAL)?;
         if context.opened().pages.contains(&number) {
@@ -271,7 +271,7 @@ impl Context {
 
     fn free_page(&self, number: u64) -> Verb<()> {
         let number = u32::try_from(number).map_err(|_| EINVAL)?;
-        if self.opened().pages.remove(&number) { Ok(()) } else { Err(Errno::new(libc::ENOENT)) }
+        if self.opened().pages.remove(&number) { Ok(()) } else { Err(VerbErrno::new(libc::ENOENT)) }
     }
 
     fn remove(&self) {

@@ -19,7 +19,7 @@ use ibverbs_sys::{
     IBV_FLOW_ATTR_FLAGS_DONT_TRAP, IBV_FLOW_ATTR_FLAGS_EGRESS, IBV_RX_HASH_INNER, IBV_RX_HASH_IPSEC_SPI,
 };
 
-use crate::errno::{Errno, Verb, known_bits};
+use crate::errno::{Verb, VerbErrno, known_bits};
 use crate::limits::{MAX_COUNTERS, MAX_QPS, MAX_SPECS, MAX_TABLES, MAX_WR};
 use crate::rss::MAX_INDIRECTION_ENTRIES;
 
@@ -224,11 +224,11 @@ fn at_most(limit: Option<u32>, room: usize) -> usize {
 
 /// The errno beyond each limit.
 #[derive(Clone)]
-pub(crate) struct LimitErrnos(Vec<(Limit, Errno)>);
+pub(crate) struct LimitErrnos(Vec<(Limit, VerbErrno)>);
 
 impl LimitErrnos {
     /// EINVAL where the model has no row.
-    pub(crate) fn of(&self, limit: Limit) -> Errno {
+    pub(crate) fn of(&self, limit: Limit) -> VerbErrno {
         let row = self.0.iter().find(|(known, _)| *known == limit);
         row.map_or(crate::errno::EINVAL, |(_, errno)| *errno)
     }
@@ -256,7 +256,7 @@ pub struct ClockRules {
 /// Bits that an op accepts, and the errno for others.
 pub(crate) struct Known {
     pub(crate) bits: u32,
-    pub(crate) refusal: Errno,
+    pub(crate) refusal: VerbErrno,
 }
 
 impl Known {
@@ -303,9 +303,9 @@ pub(crate) struct DomainRules {
     /// Whether there are thread and parent domains.
     pub(crate) parent_domains: bool,
     /// The errno of `ibv_alloc_td` for a `comp_mask`.
-    pub(crate) thread_domain_refusal: Errno,
+    pub(crate) thread_domain_refusal: VerbErrno,
     /// The failure when that allocator refuses memory for a completion queue or a queue pair.
-    pub(crate) allocator_refusal: Errno,
+    pub(crate) allocator_refusal: VerbErrno,
     /// The purpose of the memory, which a parent domain's allocator receives.
     pub(crate) resources: Resources,
 }
@@ -364,13 +364,13 @@ pub(crate) enum HashCombinations {
 /// RSS queue pairs.
 pub(crate) struct RssRules {
     /// The answers to another hash function, and to another length of the key.
-    pub(crate) function_refusal: Errno,
-    pub(crate) key_length_refusal: Errno,
+    pub(crate) function_refusal: VerbErrno,
+    pub(crate) key_length_refusal: VerbErrno,
     /// The answers of an RSS queue pair to `create_flags`, to `send_ops_flags` and to a send queue. (The
     /// library ignores a `send_cq` if there is no `max_send_wr`: libibverbs/cmd_qp.c, `ibv_icmd_create_qp`.)
-    pub(crate) create_flags_refusal: Errno,
-    pub(crate) send_operations_refusal: Errno,
-    pub(crate) send_queue_refusal: Option<Errno>,
+    pub(crate) create_flags_refusal: VerbErrno,
+    pub(crate) send_operations_refusal: VerbErrno,
+    pub(crate) send_queue_refusal: Option<VerbErrno>,
     /// Whether RSS queue pairs have a number; otherwise it is 0.
     pub(crate) numbered: bool,
     /// Whether RSS queue pairs have states of their own.
@@ -430,15 +430,15 @@ impl HashRules {
 pub(crate) struct FlowRules {
     /// The last priority there is, and the answer to a later one.
     pub(crate) max_priority: u16,
-    pub(crate) priority_refusal: Errno,
+    pub(crate) priority_refusal: VerbErrno,
     /// `ibv_flow_attr.flags`.
     pub(crate) flags: Known,
     /// The answers to an unknown type and to an unknown action.
-    pub(crate) type_refusal: Errno,
-    pub(crate) action_refusal: Errno,
+    pub(crate) type_refusal: VerbErrno,
+    pub(crate) action_refusal: VerbErrno,
     /// The answers to DONT_TRAP with SNIFFER and with EGRESS, if they are refused.
-    pub(crate) dont_trap_sniffer_refusal: Option<Errno>,
-    pub(crate) dont_trap_egress_refusal: Option<Errno>,
+    pub(crate) dont_trap_sniffer_refusal: Option<VerbErrno>,
+    pub(crate) dont_trap_egress_refusal: Option<VerbErrno>,
     /// Whether NORMAL flows for multicast only come after all others of their kind, whatever their priority.
     pub(crate) multicast_comes_last: bool,
     /// The last tag there is, else EINVAL.
@@ -450,7 +450,7 @@ pub(crate) struct FlowRules {
     /// Further properties.
     pub(crate) emulation: Emulation,
     /// The refused features, each with its errno.
-    refusals: Vec<(Feature, Errno)>,
+    refusals: Vec<(Feature, VerbErrno)>,
     /// The features that are ignored without an error.
     ignored: Vec<Feature>,
 }
@@ -471,8 +471,8 @@ impl FlowRules {
             },
             type_refusal: emulation.unknown_type.into(),
             action_refusal: emulation.unknown_action.into(),
-            dont_trap_sniffer_refusal: emulation.dont_trap_with_sniffer.map(Errno::from),
-            dont_trap_egress_refusal: emulation.dont_trap_with_egress.map(Errno::from),
+            dont_trap_sniffer_refusal: emulation.dont_trap_with_sniffer.map(VerbErrno::from),
+            dont_trap_egress_refusal: emulation.dont_trap_with_egress.map(VerbErrno::from),
             multicast_comes_last: model.multicast_ignores_priority,
             max_tag: u32::MAX.checked_shr(u32::BITS - model.tag_bits.min(u32::BITS)).unwrap_or(0),
             max_specs: u8::try_from(model.max_specs).unwrap_or(MAX_SPECS).min(MAX_SPECS),

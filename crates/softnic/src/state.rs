@@ -21,7 +21,7 @@ use crate::personality::{LimitErrnos, ObjectLimits, Rules};
 use crate::rss::Rss;
 use crate::send_bell::SendBell;
 use crate::slab::Slab;
-use crate::work::{Cqe, MAX_TAGGED_NUMBER, Opcode, SendShape, Status};
+use crate::work::{Cqe, MAX_TAGGED_NUMBER, SendShape, Status, WorkOpcode};
 
 /// Everything that belongs to no port.
 pub struct State {
@@ -341,7 +341,7 @@ impl State {
                 break;
             }
             let Some(wr_id) = queue.consumer.take() else { break };
-            self.complete(cq, &Cqe::failed(wr_id, Opcode::Receive, Status::WorkRequestFlush, number));
+            self.complete(cq, &Cqe::failed(wr_id, WorkOpcode::Receive, Status::WorkRequestFlush, number));
         }
         if let Some(queue) = self.queues.get(slot) {
             queue.consumer.publish();
@@ -361,7 +361,7 @@ impl State {
                 send.consumer.publish();
                 return;
             };
-            self.complete(cq, &Cqe::failed(wr_id, Opcode::Send, Status::WorkRequestFlush, number));
+            self.complete(cq, &Cqe::failed(wr_id, WorkOpcode::Send, Status::WorkRequestFlush, number));
         }
     }
 

@@ -48,7 +48,7 @@ const _: () = {
 
 /// The kind of work that was completed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Opcode {
+pub enum WorkOpcode {
     /// A frame was sent.
     Send,
     /// A TCP stream was sent in segments.
@@ -107,18 +107,18 @@ impl Cqe {
     /// A successful completion; the caller fills in the rest.
     #[inline]
     #[must_use]
-    pub fn new(wr_id: u64, opcode: Opcode, status: Status, queue_number: u32) -> Self {
+    pub fn new(wr_id: u64, opcode: WorkOpcode, status: Status, queue_number: u32) -> Self {
         let flags = match opcode {
-            Opcode::Send => 0,
-            Opcode::Segments => FLAG_SEGMENTS,
-            Opcode::Receive => FLAG_RECEIVE,
+            WorkOpcode::Send => 0,
+            WorkOpcode::Segments => FLAG_SEGMENTS,
+            WorkOpcode::Receive => FLAG_RECEIVE,
         };
         Self { wr_id, queue_number, status: status as u8, flags, ..Self::EMPTY }
     }
 
     /// A failed completion, without details.
     #[must_use]
-    pub fn failed(wr_id: u64, opcode: Opcode, status: Status, queue_number: u32) -> Self {
+    pub fn failed(wr_id: u64, opcode: WorkOpcode, status: Status, queue_number: u32) -> Self {
         Self::new(wr_id, opcode, status, queue_number)
     }
 

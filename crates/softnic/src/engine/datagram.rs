@@ -18,8 +18,8 @@ use crate::shared::{NicShared, Port};
 use crate::state::{QpKind, QpState, State};
 use crate::stats::PortStats;
 use crate::work::{
-    Cqe, Envelope, FIRST_QP_NUMBER, Opcode, Route, SEND_IMMEDIATE, SEND_SIGNALED, SEND_SOLICITED, SendHeader,
-    Status,
+    Cqe, Envelope, FIRST_QP_NUMBER, Route, SEND_IMMEDIATE, SEND_SIGNALED, SEND_SOLICITED, SendHeader, Status,
+    WorkOpcode,
 };
 
 /// The bytes in front of a datagram in the receiver's buffer (ibv_post_recv(3)): the header of IPv6, which
@@ -63,14 +63,14 @@ pub(super) fn drain(
                     stats.datagrams_lost += 1;
                 }
                 if request.signaled {
-                    let mut done = Cqe::new(wr_id, Opcode::Send, Status::Success, request.number);
+                    let mut done = Cqe::new(wr_id, WorkOpcode::Send, Status::Success, request.number);
                     done.byte_len = bytes as u32;
                     state.complete(request.cq, &done);
                 }
             }
             Err(status) => {
                 stats.tx_errors += 1;
-                state.complete(request.cq, &Cqe::failed(wr_id, Opcode::Send, status, request.number));
+                state.complete(request.cq, &Cqe::failed(wr_id, WorkOpcode::Send, status, request.number));
                 state.fail_queue(request.queue);
             }
         }
@@ -181,7 +181,7 @@ fn deliver(state: &mut State, from: u32, request: &Request, whole: &[u8]) -> boo
         queue.unpublished = true;
         unpublished_queues.push(slot);
     }
-    let mut cqe = Cqe::new(wr_id, Opcode::Receive, status, queue.number);
+    let mut cqe = Cqe::new(wr_id, WorkOpcode::Receive, status, queue.number);
     cqe.timestamp_ns = clock::now_ns();
     cqe.byte_len = whole.len() as u32;
     let flag = |bit: u16| request.header.flags & bit != 0;

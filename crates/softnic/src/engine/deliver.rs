@@ -27,7 +27,7 @@ use crate::ring::Slots;
 use crate::slab::Slab;
 use crate::state::{FrameEdits, Planned, QueueOwner, QueueState, State};
 use crate::stats::{Disposition, PortStats};
-use crate::work::{Cqe, Element, Opcode, RECEIVE_HEADER_BYTES, Status};
+use crate::work::{Cqe, Element, RECEIVE_HEADER_BYTES, Status, WorkOpcode};
 
 /// How many deliveries ahead the lines of buffers are taken over from the application's core.
 const LOOKAHEAD: u32 = 16;
@@ -88,7 +88,7 @@ impl Delivery {
         bytes: usize,
         now_ns: u64,
     ) -> Cqe {
-        let mut cqe = Cqe::new(wr_id, Opcode::Receive, status, number);
+        let mut cqe = Cqe::new(wr_id, WorkOpcode::Receive, status, number);
         cqe.timestamp_ns = if frame.timestamp_ns == 0 { now_ns } else { frame.timestamp_ns };
         cqe.byte_len = bytes as u32;
         cqe.flow_tag = self.tag;

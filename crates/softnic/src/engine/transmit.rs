@@ -34,8 +34,8 @@ use crate::shared::NicShared;
 use crate::state::{QpKind, QpState, State};
 use crate::stats::PortStats;
 use crate::work::{
-    Cqe, Element, Opcode, SEND_CHECKSUM, SEND_HEADER_BYTES, SEND_INLINE, SEND_SEGMENTS, SEND_SIGNALED,
-    SendHeader, SendShape, Status,
+    Cqe, Element, SEND_CHECKSUM, SEND_HEADER_BYTES, SEND_INLINE, SEND_SEGMENTS, SEND_SIGNALED, SendHeader,
+    SendShape, Status, WorkOpcode,
 };
 
 /// Frames of one queue pair in one pass, so that one cannot keep the others waiting.
@@ -259,7 +259,7 @@ fn send_plain(state: &mut State, slot: u32, limit: usize, exit: &mut Exit<'_>) -
                 break 'requests;
             }
             if signal_all || header.flags & SEND_SIGNALED != 0 {
-                let mut cqe = Cqe::new(header.wr_id, Opcode::Send, Status::Success, *number);
+                let mut cqe = Cqe::new(header.wr_id, WorkOpcode::Send, Status::Success, *number);
                 cqe.byte_len = frame.len() as u32;
                 // SAFETY: no more are written than there is room for, so the slot is the producer's; slots
                 // are aligned `Cqe`s.
@@ -283,7 +283,7 @@ fn send_plain(state: &mut State, slot: u32, limit: usize, exit: &mut Exit<'_>) -
             let is_refused = refused >> nth & 1 != 0;
             if is_refused || signal_all || header.flags & SEND_SIGNALED != 0 {
                 let status = if is_refused { Status::General } else { Status::Success };
-                let mut cqe = Cqe::new(header.wr_id, Opcode::Send, status, *number);
+                let mut cqe = Cqe::new(header.wr_id, WorkOpcode::Send, status, *number);
                 cqe.byte_len = frames[nth as usize].len() as u32;
                 // SAFETY: as above: at most one for each of the requests, for which there is room.
                 unsafe { completions.at(completed).cast::<Cqe>().write(cqe) };
@@ -333,7 +333,7 @@ fn send_one(
         send_frame(shape, slot, &header, memory, way, egress)
     };
     requests.advance();
-    let opcode = if segmented { Opcode::Segments } else { Opcode::Send };
+    let opcode = if segmented { WorkOpcode::Segments } else { WorkOpcode::Send };
     match sent {
         Ok(sent) => {
             let status = if sent.is_refused { Status::General } else { Status::Success };

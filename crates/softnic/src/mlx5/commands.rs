@@ -11,10 +11,10 @@ mod steering;
 
 use super::Context;
 use super::block::{Block, Reply};
-use crate::errno::{EOPNOTSUPP, Errno, Verb};
+use crate::errno::{EOPNOTSUPP, Verb, VerbErrno};
 
 /// The kernel's answer to a destroyed or unknown handle of an object to be destroyed.
-const ENOENT: Errno = Errno::new(libc::ENOENT);
+const ENOENT: VerbErrno = VerbErrno::new(libc::ENOENT);
 
 /// One command: the core's and the driver's request, and room for both responses.
 #[derive(Debug, Default)]

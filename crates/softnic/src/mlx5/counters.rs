@@ -4,12 +4,12 @@
 use super::Context;
 use super::block::{Block, Reply};
 use super::user_memory::copy_in;
-use crate::errno::{EINVAL, Errno, Verb};
+use crate::errno::{EINVAL, Verb, VerbErrno};
 use crate::limits::MAX_COUNTER_POINTS;
 use crate::objects::State;
 use crate::objects::counters::{self, CounterPoint};
 
-const ENOENT: Errno = Errno::new(libc::ENOENT);
+const ENOENT: VerbErrno = VerbErrno::new(libc::ENOENT);
 
 pub(super) fn create(context: &Context) -> Verb<u32> {
     let owner = context.slot()?;
@@ -17,7 +17,7 @@ pub(super) fn create(context: &Context) -> Verb<u32> {
 }
 
 /// The slot of one of the context's sets.
-pub(super) fn find(state: &State, owner: u32, handle: u64, errno: Errno) -> Verb<u32> {
+pub(super) fn find(state: &State, owner: u32, handle: u64, errno: VerbErrno) -> Verb<u32> {
     let slot = u32::try_from(handle).map_err(|_| errno)?;
     if counters::is_owned(state, owner, slot) { Ok(slot) } else { Err(errno) }
 }

@@ -10,13 +10,13 @@ use super::block::{Block, Reply};
 use super::commands::{self, Call};
 use super::counters;
 use super::user_memory::{copy_in, copy_out};
-use crate::errno::{EFAULT, EINVAL, ENOSPC, EOPNOTSUPP, Errno, Verb};
+use crate::errno::{EFAULT, EINVAL, ENOSPC, EOPNOTSUPP, Verb, VerbErrno};
 
 /// `RDMA_VERBS_IOCTL`: `_IOWR(0x1b, 1, struct ib_uverbs_ioctl_hdr)`.
 pub const VERBS_IOCTL: u64 = 3 << 30 | (HEADER_BYTES as u64) << 16 | 0x1b << 8 | 1;
 
-const EPROTONOSUPPORT: Errno = Errno::new(libc::EPROTONOSUPPORT);
-const ENOTTY: Errno = Errno::new(libc::ENOTTY);
+const EPROTONOSUPPORT: VerbErrno = VerbErrno::new(libc::EPROTONOSUPPORT);
+const ENOTTY: VerbErrno = VerbErrno::new(libc::ENOTTY);
 
 const HEADER_BYTES: usize = 24;
 const ATTRIBUTE_BYTES: usize = 16;

@@ -6,7 +6,7 @@
 
 use std::ffi::c_ulong;
 
-use crate::errno::{EFAULT, Errno, Verb};
+use crate::errno::{EFAULT, Verb, VerbErrno};
 
 type Transfer = unsafe extern "C" fn(
     libc::pid_t,
@@ -43,7 +43,7 @@ fn transfer(call: Transfer, local: *mut u8, bytes: usize, address: u64) -> Verb<
         Ok(moved) if moved == bytes => Ok(()),
         // As much as was mapped.
         Ok(_) => Err(EFAULT),
-        Err(_) => Err(Errno::from(std::io::Error::last_os_error())),
+        Err(_) => Err(VerbErrno::from(std::io::Error::last_os_error())),
     }
 }
 

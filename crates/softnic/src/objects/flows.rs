@@ -9,7 +9,7 @@ use rustix::thread::CapabilitySet;
 
 pub use super::flow_attr::FlowRequest;
 use super::{flow_attr, has_capability};
-use crate::errno::{EEXIST, EINVAL, EPERM, Errno, Verb};
+use crate::errno::{EEXIST, EINVAL, EPERM, Verb, VerbErrno};
 use crate::nic::Nic;
 use crate::personality::FlowRules;
 use crate::state::{CounterPoint, FlowState, State};
@@ -133,7 +133,7 @@ fn rule(request: &FlowRequest, slot: u32, order: u64, counter: Option<u32>, qp: 
     }
 }
 
-fn errno(error: &FlowError, rules: &FlowRules) -> Errno {
+fn errno(error: &FlowError, rules: &FlowRules) -> VerbErrno {
     match error {
         FlowError::DuplicateId(_) | FlowError::Conflict(_) => EEXIST,
         FlowError::Contradiction | FlowError::DontTrapKind => EINVAL,

@@ -7,7 +7,7 @@ use ibverbs_sys::ibv_access_flags;
 use super::domains::use_domain;
 use crate::errno::{EFAULT, EINVAL, ENOMEM, EOPNOTSUPP, Verb, known_bits};
 use crate::memory::MemoryKey;
-pub use crate::memory::{Region, populate};
+pub use crate::memory::{MemoryRegion, populate};
 use crate::state::State;
 
 /// `IBV_ACCESS_OPTIONAL_RANGE`: flags that a device may ignore.
@@ -66,19 +66,19 @@ pub struct RegionRequest {
 /// # Safety
 /// The client gives the memory to the device, as with ibv_reg_mr(3): until the region is removed, the device
 /// may read it at any time and, if the rights allow it, write to it.
-pub unsafe fn prepare(request: &RegionRequest) -> Verb<Region> {
+pub unsafe fn prepare(request: &RegionRequest) -> Verb<MemoryRegion> {
     let RegionRequest { owner, domain, address, bytes, virtual_address, access } = *request;
     let writable = writable(access)?;
     let length = range(address, bytes, virtual_address)?;
     populate(address, bytes, writable)?;
-    Ok(Region { domain, owner, writable, virtual_address, address: address.cast(), bytes: length })
+    Ok(MemoryRegion { domain, owner, writable, virtual_address, address: address.cast(), bytes: length })
 }
 
 /// Adds a region, and counts the use of the domain that it was registered in; returns its key.
 ///
 /// # Errors
 /// ENOMEM if the device has no more, and EINVAL if there is no such domain.
-pub fn insert(state: &mut State, region: Region, domain: u32) -> Verb<u32> {
+pub fn insert(state: &mut State, region: MemoryRegion, domain: u32) -> Verb<u32> {
     let key = state.memory.insert(region).ok_or(ENOMEM)?;
     use_domain(state, domain)?;
     Ok(key.0)

@@ -11,7 +11,7 @@ use ibverbs_sys::{
 use super::Object;
 use super::answer::{answer_handle, answer_status};
 use super::held::Held;
-use crate::errno::{EBUSY, EINVAL, ENOMEM, EOPNOTSUPP, Errno, Verb, known_bits};
+use crate::errno::{EBUSY, EINVAL, ENOMEM, EOPNOTSUPP, Verb, VerbErrno, known_bits};
 use crate::objects::domains::{self, release_domain, use_domain};
 use crate::personality::Resources;
 use crate::queue_memory::{Allocator, QueueMemory};
@@ -82,7 +82,7 @@ pub(crate) fn make_ring(
     entries: u32,
     slot_bytes: usize,
     resource_type: u64,
-    refusal: Errno,
+    refusal: VerbErrno,
 ) -> Verb<(Producer, Consumer)> {
     let (bytes, capacity) = Ring::shape(entries, slot_bytes).ok_or(EINVAL)?;
     let allocator = domain.and_then(|pd| pd.parent.as_ref()).and_then(|parent| parent.allocator.as_ref());

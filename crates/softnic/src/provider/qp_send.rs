@@ -18,7 +18,7 @@ use super::Object;
 use super::qp::{Plain, SoftQp};
 use super::wq::{refuse, write_elements};
 use crate::abi::qp_ex_functions;
-use crate::errno::{EINVAL, ENOMEM, EOPNOTSUPP, Errno, Verb, known_bits};
+use crate::errno::{EINVAL, ENOMEM, EOPNOTSUPP, Verb, VerbErrno, known_bits};
 use crate::limits::MAX_TSO_SEGMENTS;
 use crate::paths;
 use crate::ring::Producer;
@@ -60,7 +60,7 @@ pub(crate) struct Batch {
     /// A request that waits for something.
     pub(crate) begun: Option<Begun>,
     /// The first thing that went wrong.
-    pub(crate) error: Option<Errno>,
+    pub(crate) error: Option<VerbErrno>,
 }
 
 /// A request that was begun, and what it waits for. Setters come in any order.
@@ -560,7 +560,7 @@ fn end(qp: *mut ibv_qp_ex, body: impl FnOnce(&mut SendPoster) -> Verb<()>) -> c_
     let outcome = body(poster);
     poster.batch = Batch::default();
     plain.sends.unlock();
-    outcome.map_or_else(Errno::number, |()| 0)
+    outcome.map_or_else(VerbErrno::number, |()| 0)
 }
 
 unsafe extern "C" fn wr_send(qp: *mut ibv_qp_ex) {
@@ -616,7 +616,7 @@ unsafe extern "C" fn wr_set_ud_addr(qp: *mut ibv_qp_ex, ah: *mut ibv_ah, number:
 
 /// Operations that there are not.
 fn refuse_operation(qp: *mut ibv_qp_ex) {
-    const REFUSAL: Errno = EOPNOTSUPP;
+    const REFUSAL: VerbErrno = EOPNOTSUPP;
     in_batch(qp, |_, _| Err(REFUSAL));
 }
 

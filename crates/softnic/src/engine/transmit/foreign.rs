@@ -11,7 +11,7 @@ use crate::clock;
 use crate::engine::tap::EgressFlows;
 use crate::formats::{Offloads, SendFormat, SendParts, SendRequest};
 use crate::memory::Regions;
-use crate::work::{Cqe, Opcode, Status};
+use crate::work::{Cqe, Status, WorkOpcode};
 
 /// Upper bounds of the parts of a stream, and of the bytes of it and of its headers that are in the request.
 const MAX_PARTS: usize = 64;
@@ -28,7 +28,7 @@ pub(super) fn send(
     let SendRequest { id, opcode, is_signaled, offloads } = ring.read_next();
     let regions = memory.regions();
     let sent = offloads.and_then(|offloads| match opcode {
-        Opcode::Segments => send_segments(ring, offloads, regions, way, egress),
+        WorkOpcode::Segments => send_segments(ring, offloads, regions, way, egress),
         _ => send_frame(ring, offloads, regions, way, egress),
     });
     ring.advance();

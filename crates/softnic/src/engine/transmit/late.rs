@@ -10,7 +10,7 @@ use arrayvec::ArrayVec;
 use super::FRAMES_PER_PASS;
 use crate::formats::{Completions, Sends};
 use crate::state::{QpKind, QpState, State};
-use crate::work::{Cqe, Opcode, SEND_SEGMENTS, SEND_SIGNALED, SendHeader, Status};
+use crate::work::{Cqe, SEND_SEGMENTS, SEND_SIGNALED, SendHeader, Status, WorkOpcode};
 
 /// Queue pairs of one pass of which losses are reported.
 const MAX_HANDED: usize = 32;
@@ -120,7 +120,7 @@ fn fail_last_of(state: &mut State, handed: &Handed, lost: u64) -> u32 {
         } else if old.is_some() || spare > 0 {
             spare -= u32::from(old.is_none());
             let is_stream = header.flags & SEND_SEGMENTS != 0;
-            let opcode = if is_stream { Opcode::Segments } else { Opcode::Send };
+            let opcode = if is_stream { WorkOpcode::Segments } else { WorkOpcode::Send };
             write(Cqe::failed(header.wr_id, opcode, Status::General, *number));
         }
     }

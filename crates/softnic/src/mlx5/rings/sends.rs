@@ -15,7 +15,7 @@ use std::sync::atomic::Ordering;
 use super::{ClientMemory, Doorbell, INDEX_MASK};
 use crate::errno::{EINVAL, Verb};
 use crate::formats::{Offloads, PostedFormat, SendFormat, SendParts, SendRequest};
-use crate::work::{Opcode, Status};
+use crate::work::{Status, WorkOpcode};
 
 /// `MLX5_SEND_WQE_BB`.
 const BLOCK_BYTES: usize = 64;
@@ -206,8 +206,8 @@ impl SendFormat for SendRing {
         let is_malformed = self.is_corrupt || !(1..=MAX_UNITS).contains(&units) || blocks > self.published();
         let opcode = match control[OPERATION] {
             _ if is_malformed => None,
-            SEND => Some(Opcode::Send),
-            SEGMENTS => Some(Opcode::Segments),
+            SEND => Some(WorkOpcode::Send),
+            SEGMENTS => Some(WorkOpcode::Segments),
             _ => None,
         };
         self.read = Request {
@@ -228,7 +228,7 @@ impl SendFormat for SendRing {
         }
         SendRequest {
             id: self.id(),
-            opcode: opcode.unwrap_or(Opcode::Send),
+            opcode: opcode.unwrap_or(WorkOpcode::Send),
             is_signaled: control[FLAGS] & ALWAYS != 0,
             offloads,
         }

@@ -1,7 +1,7 @@
 //! Layouts, by the bytes.
 
 use super::*;
-use crate::work::Opcode;
+use crate::work::WorkOpcode;
 
 const CLOCK: ClockRules = ClockRules { kilohertz: 1_000_000, mask: u64::MAX };
 
@@ -24,7 +24,7 @@ fn a_completion_has_its_fields_where_the_provider_reads_them() {
             completion_bytes: bytes,
         };
         let mut ring = CompletionRing::new(&layout, CLOCK).unwrap();
-        let mut cqe = Cqe::new(0xabcdef << 16 | 0x1234, Opcode::Receive, Status::Success, 0);
+        let mut cqe = Cqe::new(0xabcdef << 16 | 0x1234, WorkOpcode::Receive, Status::Success, 0);
         (cqe.byte_len, cqe.flow_tag, cqe.cvlan) = (0x0102_0304, 0x0055_6677, 0x2042);
         cqe.timestamp_ns = 0x0807_0605_0403_0201;
         cqe.set_checksum_ok(true);
@@ -36,7 +36,7 @@ fn a_completion_has_its_fields_where_the_provider_reads_them() {
         assert_eq!(written[44..48], [1, 2, 3, 4]);
         assert_eq!(written[48..56], [8, 7, 6, 5, 4, 3, 2, 1]);
         assert_eq!(written[56..64], [0, 0x55, 0x66, 0x77, 0x12, 0x34, 0, 0x20]);
-        ring.write(&Cqe::failed(5, Opcode::Receive, Status::LocalProtection, 0), false);
+        ring.write(&Cqe::failed(5, WorkOpcode::Receive, Status::LocalProtection, 0), false);
         let failed = &buffer.0[bytes as usize + offset..][..64];
         assert_eq!((failed[55], failed[61], failed[63]), (4, 5, 0xe0));
         assert!(!ring.is_error(0) && ring.is_error(1));
@@ -53,7 +53,7 @@ fn the_owner_bit_changes_with_every_turn() {
         completion_bytes: 64,
     };
     let mut ring = CompletionRing::new(&layout, CLOCK).unwrap();
-    let cqe = Cqe::new(0, Opcode::Receive, Status::Success, 0);
+    let cqe = Cqe::new(0, WorkOpcode::Receive, Status::Success, 0);
     let mut owners = Vec::new();
     for consumed in 0..6_u32 {
         assert_eq!(ring.room_for(2), 2);

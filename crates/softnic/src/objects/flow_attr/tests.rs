@@ -18,7 +18,7 @@ use packet::FlowKey;
 
 use super::*;
 use crate::Personality;
-use crate::errno::{EOPNOTSUPP, Errno};
+use crate::errno::{EOPNOTSUPP, VerbErrno};
 
 /// A block under construction: the head, then bytes.
 struct Block {
@@ -115,7 +115,7 @@ fn drop_spec() -> ibv_flow_spec_action_drop {
     ibv_flow_spec_action_drop { type_: IBV_FLOW_SPEC_ACTION_DROP, size }
 }
 
-fn refused(block: Block) -> Errno {
+fn refused(block: Block) -> VerbErrno {
     block.read().unwrap_err()
 }
 

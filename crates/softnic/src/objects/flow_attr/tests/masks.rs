@@ -23,7 +23,7 @@ fn flow(type_: u32, bytes: usize, value: (usize, u8), mask: (usize, u8)) -> Bloc
     block
 }
 
-fn on_mlx5(type_: u32, bytes: usize, value: (usize, u8), mask: (usize, u8)) -> Option<Errno> {
+fn on_mlx5(type_: u32, bytes: usize, value: (usize, u8), mask: (usize, u8)) -> Option<VerbErrno> {
     assert!(flow(type_, bytes, value, mask).read().is_ok(), "type {type_:#x}, {value:?}: the ideal device");
     flow(type_, bytes, value, mask).on(Personality::Mlx5).read().err()
 }
