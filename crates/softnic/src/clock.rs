@@ -1,9 +1,18 @@
 //! The device's clock: UTC in nanoseconds, and the ticks that a personality makes of it. Read once per burst,
 //! and by `query_rt_values`.
 
+use std::any::Any;
+
 use rustix::time::{ClockId, clock_gettime};
 
 pub use crate::personality::ClockRules;
+
+/// The place from which clients read the clock of the device without a call: a front end brings it, and the
+/// engine writes it after each pass.
+pub trait ClockView: Any + Send + Sync {
+    /// Shows the time, in nanoseconds since 1970. Called by one thread at a time.
+    fn update(&self, now_ns: u64);
+}
 
 /// The fastest clock: its ticks are the nanoseconds of the system's.
 pub(crate) const MAX_KILOHERTZ: u64 = 1_000_000;

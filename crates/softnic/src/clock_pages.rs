@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
-use crate::personality::ClockRules;
+use crate::clock::{ClockRules, ClockView};
 
 /// Bytes of a page. Kernels with larger ones do not show the clock.
 pub(crate) const PAGE_BYTES: usize = 1 << 12;
@@ -103,10 +103,11 @@ impl ClockPages {
         // SAFETY: as in `short`.
         unsafe { AtomicU64::from_ptr(place) }
     }
+}
 
-    /// Writes the time to the pages. Called by one thread at a time: the first engine's, or the one that
-    /// makes the pages.
-    pub(crate) fn update(&self, now_ns: u64) {
+impl ClockView for ClockPages {
+    /// Writes the time to the pages. The caller is the first engine's thread, or the one that makes the pages.
+    fn update(&self, now_ns: u64) {
         let ticks = self.clock.ticks(now_ns);
         // One store of two words in network byte order, of which the client reads the first one twice.
         self.long(0).store(ticks.to_be(), Ordering::Release);

@@ -330,9 +330,9 @@ pub(crate) fn run(nic: &NicShared, cell: &EngineCell, index: usize) {
     while !nic.stopping.load(Ordering::Relaxed) {
         let frames = cell.pass(nic, THREAD_FRAMES);
         if index == 0
-            && let Some(pages) = nic.clock_pages.get()
+            && let Some(view) = nic.clock_view.get()
         {
-            pages.update(clock::now_ns());
+            view.update(clock::now_ns());
         }
         rest.after(frames);
         if cell.profile.is_on() {

@@ -30,6 +30,7 @@ mod user_memory;
 
 pub use ioctl::VERBS_IOCTL;
 
+use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{c_int, c_ulong};
 use std::os::fd::{AsRawFd as _, IntoRawFd as _, RawFd};
@@ -122,7 +123,7 @@ impl CommandDescriptors {
         if request.is_written {
             return Err(libc::EPERM);
         }
-        let (file, offset) = context.nic.clock_pages.get().ok_or(libc::EOPNOTSUPP)?.place(page);
+        let (file, offset) = context.clock_pages().ok_or(libc::EOPNOTSUPP)?.place(page);
         Ok(Mapping::Clock { file, offset })
     }
 
@@ -226,14 +227,19 @@ impl Context {
     /// Makes the pages of the clock, for the first context of the device. Without them the clock cannot be
     /// read.
     fn make_clock(&self) {
-        if self.nic.clock_pages.get().is_some() {
+        if self.nic.clock_view().is_some() {
             return;
         }
         match ClockPages::new(self.nic.clock(), clock::now_ns()) {
-            // Another context may have been faster.
-            Ok(pages) => drop(self.nic.clock_pages.set(pages)),
+            Ok(pages) => self.nic.show_clock(Box::new(pages)),
             Err(error) => tracing::warn!(%error, "the device has no pages for its clock"),
         }
+    }
+
+    /// The pages of the clock, if the device has them.
+    fn clock_pages(&self) -> Option<&ClockPages> {
+        let view: &dyn Any = self.nic.clock_view()?;
+        view.downcast_ref()
     }
 
     /// Makes a completion channel; returns the descriptor of its events.

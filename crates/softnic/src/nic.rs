@@ -11,7 +11,7 @@ use packet::MacAddr;
 use parking::{Wakeup, join_within};
 use wire::MAX_MTU_BYTES;
 
-use crate::clock::MAX_KILOHERTZ;
+use crate::clock::{ClockView, MAX_KILOHERTZ};
 use crate::engine::profile::EngineProfile;
 use crate::engine::{self, EngineCell};
 use crate::library::Library;
@@ -109,6 +109,19 @@ impl Nic {
     #[must_use]
     pub fn clock(&self) -> ClockRules {
         self.clock
+    }
+
+    /// The place from which clients read the clock, if there is one.
+    #[must_use]
+    pub fn clock_view(&self) -> Option<&dyn ClockView> {
+        self.clock_view.get().map(|view| &**view)
+    }
+
+    /// Has the first engine write the clock to a place from which clients read it. If there is one already, that
+    /// stays.
+    pub fn show_clock(&self, view: Box<dyn ClockView>) {
+        // Another context may have been faster.
+        drop(self.clock_view.set(view));
     }
 
     /// The number of ports.

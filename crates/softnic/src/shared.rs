@@ -10,7 +10,7 @@ use parking::Wakeup;
 use wire::{Wire, WireState};
 
 use crate::SoftNicError;
-use crate::clock_pages::ClockPages;
+use crate::clock::ClockView;
 use crate::personality::{ClockRules, Personality, Rules};
 use crate::port_tables::{LINK_LOCAL, eui64};
 use crate::state::State;
@@ -45,8 +45,8 @@ pub struct NicShared {
     waiting: AtomicU32,
     /// Wake the engines' own threads; one for each engine.
     pub(crate) wakeups: Arc<[Wakeup]>,
-    /// From which rdma-core's mlx5 provider reads the clock, once a context of it exists.
-    pub(crate) clock_pages: OnceLock<ClockPages>,
+    /// From which clients read the clock, once there is one that does.
+    pub(crate) clock_view: OnceLock<Box<dyn ClockView>>,
     pub(crate) stopping: AtomicBool,
 }
 
@@ -113,7 +113,7 @@ impl NicShared {
         let wakeups = (0..engines).map(|_| Wakeup::new()).collect::<Result<_, _>>();
         Ok(Self {
             wakeups: wakeups.map_err(|source| SoftNicError::Wakeup { name: name.clone(), source })?,
-            clock_pages: OnceLock::new(),
+            clock_view: OnceLock::new(),
             ports: ports.iter().map(Port::new).collect(),
             flows: LeftRight::new([(); 2].map(|()| FlowTable::new(personality.rules().flow.table))),
             state: Mutex::new(State::new(personality.rules())),

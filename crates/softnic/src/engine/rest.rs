@@ -89,7 +89,7 @@ impl<'n> Rest<'n> {
         let is_own = |port| self.nic.engine_of(port) == self.index;
         let state_allows = patience(&mut self.nic.burst(), is_own, naps);
         // The clock that clients read stands still meanwhile.
-        let longest = if self.nic.clock_pages.get().is_some() { longest.min(LONGEST_NAP) } else { longest };
+        let longest = if self.nic.clock_view.get().is_some() { longest.min(LONGEST_NAP) } else { longest };
         if let Some(patience) = state_allows
             && !self.nic.stopping.load(std::sync::atomic::Ordering::Relaxed)
         {

@@ -67,7 +67,7 @@ pub(super) fn create_context(context: &Context, call: &mut Call<'_>) -> Verb<()>
     // without asking.
     driver.put_u32(28, MAX_REQUESTS);
     driver.put_u16(32, ports);
-    if context.nic.clock_pages.get().is_some() {
+    if context.clock_pages().is_some() {
         // `comp_mask`: the clock is at `hca_core_clock_offset`, 0. `clock_info_versions`.
         driver.put_u32(36, CORE_CLOCK);
         driver.put_u8(47, 1 << CLOCK_INFO_VERSION);
