@@ -14,8 +14,8 @@ use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use libfuzzer_sys::fuzz_target;
-use softnic::mlx5::{CommandDescriptors, MappingRequest, VERBS_IOCTL};
 use softnic::preload::{LazyNic, Settings, variable};
+use softnic_mlx5::{CommandDescriptors, MappingRequest, VERBS_IOCTL};
 
 const ARENA_BYTES: usize = 1 << 20;
 const FENCE_BYTES: usize = 1 << 30;

@@ -24,9 +24,9 @@ use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
 use libc_next::Next;
 use own::{Own, entry, process};
-use softnic::mlx5::{CommandDescriptors, Mapping, MappingRequest};
 use softnic::preload::print_error;
 use softnic::preload::sysfs::MLX5_ROOT as SYSFS;
+use softnic_mlx5::{CommandDescriptors, Mapping, MappingRequest};
 use tree::Tree;
 
 use crate::Kind;

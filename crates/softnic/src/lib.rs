@@ -9,7 +9,6 @@
 
 mod abi;
 pub mod clock;
-mod clock_pages;
 mod device;
 mod engine;
 pub mod errno;
@@ -20,7 +19,6 @@ mod lazy_nic;
 mod library;
 pub mod limits;
 mod memory;
-pub mod mlx5;
 mod nic;
 pub mod objects;
 mod pace;

@@ -5,7 +5,7 @@ use std::ffi::c_int;
 use packet::MacAddr;
 
 /// The GIDs of a port in the plugin's sysfs tree; all but the first are zero.
-pub(crate) const GIDS: c_int = 2;
+pub const GIDS: c_int = 2;
 /// The upper half of the first GID: the link-local prefix.
 pub(crate) const LINK_LOCAL: u64 = 0xfe80 << 48;
 /// The partition keys of a port: the default one.

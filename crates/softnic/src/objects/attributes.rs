@@ -16,7 +16,8 @@ use crate::errno::{EINVAL, Verb};
 use crate::limits;
 use crate::nic::Nic;
 use crate::personality::WorkQueueRules;
-use crate::port_tables::{PKEYS, eui64};
+use crate::port_tables::eui64;
+pub use crate::port_tables::{GIDS, PKEYS};
 
 /// The type's bit in a mask of supported types.
 const RAW_PACKET: u32 = 1 << ibv_qp_type::IBV_QPT_RAW_PACKET;

@@ -1,13 +1,14 @@
 //! Counter sets. Their points come with the first flow that has them (`struct mlx5_ib_create_flow`), as with
 //! the kernel's driver (hw/mlx5/fs.c, `flow_counters_set_data`).
 
+use softnic::errno::{EINVAL, Verb, VerbErrno};
+use softnic::limits::MAX_COUNTER_POINTS;
+use softnic::objects::State;
+use softnic::objects::counters::{self, CounterPoint};
+
 use super::Context;
 use super::block::{Block, Reply};
 use super::user_memory::copy_in;
-use crate::errno::{EINVAL, Verb, VerbErrno};
-use crate::limits::MAX_COUNTER_POINTS;
-use crate::objects::State;
-use crate::objects::counters::{self, CounterPoint};
 
 const ENOENT: VerbErrno = VerbErrno::new(libc::ENOENT);
 

@@ -1,7 +1,8 @@
 //! A client that writes nonsense: it is refused, or its own queue fails, and another client's goes on.
 
+use softnic::errno::{EFAULT, EINVAL};
+
 use super::*;
-use crate::errno::{EFAULT, EINVAL};
 
 const GOOD: u8 = 2;
 const ERROR: u8 = 14;
@@ -262,12 +263,12 @@ fn an_ioctl_that_cannot_be_answered_makes_nothing() {
     };
     let carry_out = |message: &Bytes| {
         let page = Frozen::new(message);
-        let request = crate::mlx5::VERBS_IOCTL;
-        crate::mlx5::ioctl::carry_out(&rig.context, request, page.0.expose_provenance() as u64)
+        let request = crate::VERBS_IOCTL;
+        crate::ioctl::carry_out(&rig.context, request, page.0.expose_provenance() as u64)
     };
     let counters = header(15, 0, 1).u16(0).u16(0).u16(1).u16(0).u64(0);
     assert_eq!(carry_out(&counters), Err(EFAULT));
-    assert_eq!(rig.nic.nic().control().counters.iter().count(), 0);
+    assert_eq!(softnic::objects::counters::count(&rig.nic.nic().control()), 0);
     let (core, mut reply) = ([0_u64; 2], [0_u64; 2]);
     let places = [core.as_ptr().expose_provenance(), reply.as_mut_ptr().expose_provenance()];
     let channel = header(0, 0, 3)
@@ -287,5 +288,5 @@ fn an_ioctl_that_cannot_be_answered_makes_nothing() {
         .u16(0)
         .u64(17);
     assert_eq!(carry_out(&channel), Err(EFAULT));
-    assert_eq!(rig.nic.nic().control().channels.iter().count(), 0);
+    assert_eq!(softnic::objects::channels::count(&rig.nic.nic().control()), 0);
 }

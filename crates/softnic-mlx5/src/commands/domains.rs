@@ -1,11 +1,12 @@
 //! Protection domains and memory regions. Thread and parent domains are libmlx5's own.
 
+use softnic::errno::{EINVAL, Verb};
+use softnic::objects::State;
+use softnic::objects::domains::{self, release_domain};
+use softnic::objects::regions::{self, RegionRequest};
+
 use super::{Call, ENOENT};
-use crate::errno::{EINVAL, Verb};
-use crate::mlx5::Context;
-use crate::objects::State;
-use crate::objects::domains::{self, release_domain};
-use crate::objects::regions::{self, RegionRequest};
+use crate::Context;
 
 /// A handle of one of the context's domains.
 pub(super) fn check(state: &State, owner: u32, domain: u32) -> Verb<()> {

@@ -1,8 +1,8 @@
 //! The device below rdma-core's own mlx5 provider: a model of the kernel's command interface and of the
 //! queues of a ConnectX, for the unmodified libibverbs and libmlx5 of a process.
 //!
-//! `softnic-preload` gives this module the calls that a process makes on its command descriptors. What is
-//! behind them is the same state, flow table, RSS, memory keys and engine as below this crate's own provider;
+//! `softnic-preload` gives this crate the calls that a process makes on its command descriptors. What is
+//! behind them is the same state, flow table, RSS, memory keys and engine as below the provider of `softnic`;
 //! only the front differs: commands come in the kernel's structures (rdma-core kernel-headers/rdma), and
 //! send, receive and completion queues are in mlx5's formats, in memory that libmlx5 allocates. What the
 //! kernel and its driver check is modelled from their sources, named at each check; what libmlx5 checks is
@@ -10,18 +10,19 @@
 //!
 //! Sends are noticed by polling their doorbell records, because a write to a doorbell page cannot be seen: at
 //! once while there is traffic, and after a pause within a nap of the engine, of 50 us to 4 ms
-//! (`engine::rest`).
+//! (`softnic/src/engine/rest.rs`).
 //!
 //! Not modelled are datagram queue pairs, raw commands for the firmware (DEVX), striding queues and
 //! compressed completions, and the hash of a frame in its completion, which no function of libmlx5 returns.
 //!
 //! * `ioctl`: attributes of an ioctl, and the copies from and to the client's memory (`user_memory`)
 //! * `commands`: a file per family; they see blocks of bytes (`block`) and no pointer
-//! * `rings`: the queues, which the engine uses through the traits of `formats`
+//! * `rings`: the queues, which the engine uses through the traits of [`softnic::formats`]
 //!
 //! The pages from which libmlx5 reads the clock are in `clock_pages`.
 
 mod block;
+mod clock_pages;
 mod commands;
 mod counters;
 mod ioctl;
@@ -37,14 +38,14 @@ use std::os::fd::{AsRawFd as _, IntoRawFd as _, RawFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::fs::fstat;
+use softnic::Nic;
+use softnic::clock;
+use softnic::errno::{EINVAL, ENODEV, ENOSPC, Verb, VerbErrno, guard};
+use softnic::objects::channels::{self, CompletionEvents};
+use softnic::objects::contexts::{self, OpenedContext};
+use softnic::preload::LazyNic;
 
-use crate::clock;
 use crate::clock_pages::{ClockPage, ClockPages};
-use crate::errno::{EINVAL, ENODEV, ENOSPC, Verb, VerbErrno, guard};
-use crate::lazy_nic::LazyNic;
-use crate::nic::Nic;
-use crate::objects::channels::{self, CompletionEvents};
-use crate::objects::contexts::{self, OpenedContext};
 
 /// Bytes of a doorbell page (`log_uar_size` of 12).
 pub const PAGE_BYTES: u32 = 1 << 12;

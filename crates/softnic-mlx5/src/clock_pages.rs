@@ -18,8 +18,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
-
-use crate::clock::{ClockRules, ClockView};
+use softnic::clock::{ClockRules, ClockView};
 
 /// Bytes of a page. Kernels with larger ones do not show the clock.
 pub(crate) const PAGE_BYTES: usize = 1 << 12;

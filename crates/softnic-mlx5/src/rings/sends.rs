@@ -12,10 +12,11 @@
 
 use std::sync::atomic::Ordering;
 
+use softnic::errno::{EINVAL, Verb};
+use softnic::formats::{Offloads, PostedFormat, SendFormat, SendParts, SendRequest};
+use softnic::formats::{Status, WorkOpcode};
+
 use super::{ClientMemory, Doorbell, INDEX_MASK};
-use crate::errno::{EINVAL, Verb};
-use crate::formats::{Offloads, PostedFormat, SendFormat, SendParts, SendRequest};
-use crate::work::{Status, WorkOpcode};
 
 /// `MLX5_SEND_WQE_BB`.
 const BLOCK_BYTES: usize = 64;

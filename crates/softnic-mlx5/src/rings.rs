@@ -18,14 +18,14 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use hugemem::prefetch_read;
 use ibverbs_sys::ibv_wc_opcode::{IBV_WC_RECV, IBV_WC_TSO};
+use softnic::clock::ClockRules;
+use softnic::errno::{EINVAL, Verb};
+use softnic::formats::{Arm, CompletionFormat, PostedFormat, ReceiveFormat, ReceiveRequest};
+use softnic::formats::{Cqe, Element, Status};
+use softnic::limits::MAX_SGE;
+use softnic::objects::regions::populate;
 
 use self::sends::{SEGMENTS, SEND};
-use crate::errno::{EINVAL, Verb};
-use crate::formats::{Arm, CompletionFormat, PostedFormat, ReceiveFormat, ReceiveRequest};
-use crate::limits::MAX_SGE;
-use crate::memory::populate;
-use crate::personality::ClockRules;
-use crate::work::{Cqe, Element, Status};
 
 /// The bytes of a scatter entry, as a power of two.
 pub(crate) const LOG_ENTRY_BYTES: u32 = 4;

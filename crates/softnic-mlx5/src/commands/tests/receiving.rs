@@ -1,8 +1,9 @@
 //! A well-behaved client: frames, completions, events, resizing and counters.
 
+use softnic::errno::{EBUSY, EEXIST, EINVAL};
+use softnic::objects::counters::CounterPoint;
+
 use super::*;
-use crate::errno::{EBUSY, EEXIST, EINVAL};
-use crate::state::CounterPoint;
 
 const GOOD: u8 = 2;
 const ERROR: u8 = 14;
@@ -251,7 +252,7 @@ fn release(it: &Receiving) {
 #[test]
 fn counters_count_what_their_flow_takes() {
     let it = Receiving::new(15, 16);
-    let set = crate::mlx5::counters::create(&it.rig.context).unwrap();
+    let set = crate::counters::create(&it.rig.context).unwrap();
     let points = [[0_u32, 1], [1, 0]];
     let address = points.as_ptr().expose_provenance() as u64;
     let specs = [spec_ipv4(), spec_udp(99), bytes().u32(0x1001).u16(8).u16(0), spec_number(0x1003, set)];
@@ -261,11 +262,11 @@ fn counters_count_what_their_flow_takes() {
     it.rig.deliver([frame.clone(), frame.clone(), udp(98, 20)]);
     let read = || {
         let mut values = Reply::of(16);
-        crate::mlx5::counters::read(&it.rig.context, set.into(), 0, &mut values).unwrap();
+        crate::counters::read(&it.rig.context, set.into(), 0, &mut values).unwrap();
         (Block(&values.0).u64(0), Block(&values.0).u64(8))
     };
     assert_eq!(read(), (2 * frame.len() as u64, 2), "bytes at 0, packets at 1");
-    let destroy = || crate::mlx5::counters::destroy(&it.rig.context, set.into());
+    let destroy = || crate::counters::destroy(&it.rig.context, set.into());
     assert_eq!(destroy(), Err(EBUSY));
     it.rig.call(EXTENDED | 51, &bytes().u32(0).u32(flow), &bytes(), (0, 0)).unwrap();
     assert_eq!(destroy(), Ok(()));
@@ -274,14 +275,14 @@ fn counters_count_what_their_flow_takes() {
 #[test]
 fn a_refused_flow_leaves_the_points_of_its_counters() {
     let it = Receiving::new(15, 16);
-    let set = crate::mlx5::counters::create(&it.rig.context).unwrap();
+    let set = crate::counters::create(&it.rig.context).unwrap();
     let count = |port, tag, points: &[[u32; 2]]| {
         let address = points.as_ptr().expose_provenance() as u64;
         let specs = [spec_ipv4(), spec_udp(port), spec_number(0x1000, tag), spec_number(0x1003, set)];
         let driver = bytes().u32(1).u32(0).u64(address).u32(points.len() as u32).u32(0);
         it.rig.call(EXTENDED | 50, &flow(it.qp, &specs), &driver, (8, 0)).map(|reply| reply.u32(4))
     };
-    let points = || it.rig.nic.nic().control().counters.get(set).unwrap().points.clone();
+    let points = || softnic::objects::counters::points(&it.rig.nic.nic().control(), set).unwrap().to_vec();
     let tagged = [spec_ipv4(), spec_udp(99), spec_number(0x1000, 1)];
     it.rig.call(EXTENDED | 50, &flow(it.qp, &tagged), &bytes(), (8, 0)).unwrap();
     assert_eq!(count(99, 2, &[[0, 1]]), Err(EEXIST), "the same match has another tag");

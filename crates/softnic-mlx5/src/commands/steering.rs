@@ -1,9 +1,10 @@
 //! Indirection tables.
 
+use softnic::errno::{EINVAL, EOPNOTSUPP, Verb};
+use softnic::objects::{State, tables};
+
 use super::{Call, ENOENT, queues};
-use crate::errno::{EINVAL, EOPNOTSUPP, Verb};
-use crate::mlx5::Context;
-use crate::objects::{State, tables};
+use crate::Context;
 
 /// Where the work queues' handles begin in `struct ib_uverbs_ex_create_rwq_ind_table`.
 const HANDLES: usize = 8;

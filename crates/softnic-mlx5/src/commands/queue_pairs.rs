@@ -1,13 +1,13 @@
 //! RSS queue pairs: an indirection table and a hash. The destruction of all queue pairs.
 
 use ibverbs_sys::ibv_qp_type;
+use softnic::errno::{EINVAL, EOPNOTSUPP, Verb};
+use softnic::objects::domains::{release_domain, use_domain};
+use softnic::objects::queue_pairs;
+use softnic::objects::rss::{HashRequest, hash, insert_rss};
 
 use super::{Call, ENOENT, domains, raw_queue_pairs, steering};
-use crate::errno::{EINVAL, EOPNOTSUPP, Verb};
-use crate::mlx5::Context;
-use crate::objects::domains::{release_domain, use_domain};
-use crate::objects::queue_pairs;
-use crate::objects::rss::{HashRequest, hash, insert_rss};
+use crate::Context;
 
 /// The extended CREATE_QP (kernel core/uverbs_cmd.c, `create_qp`; hw/mlx5/qp.c, `check_qp_attr` and
 /// `create_rss_raw_qp_tir`).

@@ -9,9 +9,10 @@ mod queues;
 mod raw_queue_pairs;
 mod steering;
 
+use softnic::errno::{EOPNOTSUPP, Verb, VerbErrno};
+
 use super::Context;
 use super::block::{Block, Reply};
-use crate::errno::{EOPNOTSUPP, Verb, VerbErrno};
 
 /// The kernel's answer to a destroyed or unknown handle of an object to be destroyed.
 const ENOENT: VerbErrno = VerbErrno::new(libc::ENOENT);

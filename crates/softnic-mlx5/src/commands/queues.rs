@@ -5,17 +5,17 @@ use std::os::fd::BorrowedFd;
 
 use ibverbs_sys::{IBV_WQT_RQ, ibv_wq_attr};
 use rustix::fs::fstat;
+use softnic::errno::{EINVAL, EOPNOTSUPP, Verb, known_bits};
+use softnic::objects::completion_queues::{self, ForeignCompletionQueue};
+use softnic::objects::domains::release_domain;
+use softnic::objects::work_queues::{self, ForeignReceives, NumberedQueue};
+use softnic::objects::{State, channels};
 
 use super::{Call, ENOENT, domains};
-use crate::errno::{EINVAL, EOPNOTSUPP, Verb, known_bits};
-use crate::mlx5::rings::{
+use crate::rings::{
     CompletionBuffer, CompletionLayout, CompletionRing, MAX_COMPLETIONS, ReceiveLayout, ReceiveRing,
 };
-use crate::mlx5::{Channel, Context};
-use crate::objects::completion_queues::{self, ForeignCompletionQueue};
-use crate::objects::domains::release_domain;
-use crate::objects::work_queues::{self, ForeignReceives, NumberedQueue};
-use crate::objects::{State, channels};
+use crate::{Channel, Context};
 
 /// CREATE_COMP_CHANNEL.
 pub(super) fn create_channel(context: &Context, call: &mut Call<'_>) -> Verb<()> {

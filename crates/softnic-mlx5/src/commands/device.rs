@@ -1,16 +1,16 @@
 //! Contexts, and the properties of the device and its port.
 
 use ibverbs_sys::{ibv_device_attr, ibv_device_attr_ex};
+use softnic::Nic;
+use softnic::errno::{EINVAL, EOPNOTSUPP, Verb};
+use softnic::limits::{MAX_REGIONS, MAX_SGE};
+use softnic::objects::attributes;
+use softnic::objects::attributes::{GIDS, PKEYS};
 
 use super::Call;
-use crate::errno::{EINVAL, EOPNOTSUPP, Verb};
-use crate::limits::{MAX_REGIONS, MAX_SGE};
-use crate::mlx5::rings::sends::MAX_BLOCKS;
-use crate::mlx5::rings::{LOG_ENTRY_BYTES, MAX_COMPLETIONS, MAX_REQUESTS};
-use crate::mlx5::{Context, PAGE_BYTES};
-use crate::nic::Nic;
-use crate::objects::attributes;
-use crate::port_tables::{GIDS, PKEYS};
+use crate::rings::sends::MAX_BLOCKS;
+use crate::rings::{LOG_ENTRY_BYTES, MAX_COMPLETIONS, MAX_REQUESTS};
+use crate::{Context, PAGE_BYTES};
 
 /// Bytes of `struct mlx5_ib_alloc_ucontext_resp` and `struct mlx5_ib_query_device_resp` as known here.
 const CONTEXT_BYTES: usize = 72;

@@ -1,9 +1,9 @@
 //! Send queues: what libmlx5 posts, and what no libmlx5 would.
 
 use packet::checksum::{ChecksumStatus, verify_ip, verify_l4};
+use softnic::errno::EINVAL;
 
 use super::*;
-use crate::errno::EINVAL;
 
 const GOOD: u8 = 0;
 const ERROR: u8 = 13;

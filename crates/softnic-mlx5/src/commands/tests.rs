@@ -14,10 +14,10 @@ use ibverbs_sys::{IBV_WQS_RDY, ibv_qp_type};
 use packet::MacAddr;
 use packet::build::FrameBuilder;
 use rustix::net::{RecvFlags, recv};
+use softnic::{Drive, Personality, PortConfig, SoftNic, SoftNicConfig};
 use wire::{Burst, RxFrame, TransmitError, Wire};
 
 use super::*;
-use crate::{Drive, Personality, PortConfig, SoftNic, SoftNicConfig};
 
 const LOCAL_WRITE: u32 = 1;
 const MTU_BYTES: u32 = 1_500;

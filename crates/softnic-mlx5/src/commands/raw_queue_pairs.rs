@@ -5,16 +5,16 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use ibverbs_sys::{ibv_qp_attr, ibv_qp_type};
+use softnic::errno::{EINVAL, EOPNOTSUPP, Verb, known_bits};
+use softnic::formats::{ReceiveFormat, SendFormat};
+use softnic::objects::queue_pairs::{self, AttributeChange, ForeignSends, QueuePairKind};
+use softnic::objects::work_queues::{ForeignReceives, FrameEdits, NumberedQueue};
 
 use super::queues::check_completions;
 use super::{Call, domains};
-use crate::errno::{EINVAL, EOPNOTSUPP, Verb, known_bits};
-use crate::formats::{ReceiveFormat, SendFormat};
-use crate::mlx5::Context;
-use crate::mlx5::rings::sends::{SendLayout, SendRing};
-use crate::mlx5::rings::{ReceiveLayout, ReceiveRing};
-use crate::objects::queue_pairs::{self, AttributeChange, ForeignSends, QueuePairKind};
-use crate::objects::work_queues::{ForeignReceives, FrameEdits, NumberedQueue};
+use crate::Context;
+use crate::rings::sends::{SendLayout, SendRing};
+use crate::rings::{ReceiveLayout, ReceiveRing};
 
 const RAW: QueuePairKind = QueuePairKind { is_rss: false, is_datagram: false };
 

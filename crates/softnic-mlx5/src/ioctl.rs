@@ -5,12 +5,13 @@
 //! libibverbs sends the older command of the same meaning through `INVOKE_WRITE`. A command that is not there
 //! is EOPNOTSUPP.
 
+use softnic::errno::{EFAULT, EINVAL, ENOSPC, EOPNOTSUPP, Verb, VerbErrno};
+
 use super::Context;
 use super::block::{Block, Reply};
 use super::commands::{self, Call};
 use super::counters;
 use super::user_memory::{copy_in, copy_out};
-use crate::errno::{EFAULT, EINVAL, ENOSPC, EOPNOTSUPP, Verb, VerbErrno};
 
 /// `RDMA_VERBS_IOCTL`: `_IOWR(0x1b, 1, struct ib_uverbs_ioctl_hdr)`.
 pub const VERBS_IOCTL: u64 = 3 << 30 | (HEADER_BYTES as u64) << 16 | 0x1b << 8 | 1;

@@ -1,7 +1,8 @@
 //! Layouts, by the bytes.
 
+use softnic::formats::WorkOpcode;
+
 use super::*;
-use crate::work::WorkOpcode;
 
 const CLOCK: ClockRules = ClockRules { kilohertz: 1_000_000, mask: u64::MAX };
 

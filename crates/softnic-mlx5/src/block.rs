@@ -1,6 +1,6 @@
 //! The blocks of bytes of a command: fields of the kernel's structures, by their offsets.
 
-use crate::errno::{EOPNOTSUPP, Verb};
+use softnic::errno::{EOPNOTSUPP, Verb};
 
 /// The request of a client. Fields behind its end are 0, as in the kernel's `uverbs_request_start`.
 #[derive(Clone, Copy, Debug, Default)]

@@ -7,14 +7,14 @@ use ibverbs_sys::{
     ibv_flow_ipv4_ext_filter, ibv_flow_ipv4_filter, ibv_flow_spec_eth, ibv_flow_spec_tcp_udp,
     ibv_flow_tcp_udp_filter,
 };
+use softnic::errno::{EINVAL, EOPNOTSUPP, Verb};
+use softnic::limits::MAX_SPECS;
+use softnic::objects::flows::{self, NewFlow};
+use softnic::objects::queue_pairs;
 
 use super::{Call, ENOENT};
-use crate::errno::{EINVAL, EOPNOTSUPP, Verb};
-use crate::limits::MAX_SPECS;
-use crate::mlx5::block::Block;
-use crate::mlx5::{Context, counters};
-use crate::objects::flows::{self, NewFlow};
-use crate::objects::queue_pairs;
+use crate::block::Block;
+use crate::{Context, counters};
 
 /// Where the specs begin, behind `struct ib_uverbs_create_flow`.
 const SPECS: usize = 24;

@@ -6,7 +6,7 @@
 
 use std::ffi::c_ulong;
 
-use crate::errno::{EFAULT, Verb, VerbErrno};
+use softnic::errno::{EFAULT, Verb, VerbErrno};
 
 type Transfer = unsafe extern "C" fn(
     libc::pid_t,
