@@ -11,8 +11,8 @@ mod steering;
 
 use softnic::errno::{EOPNOTSUPP, Verb, VerbErrno};
 
-use super::Context;
 use super::block::{Block, Reply};
+use super::context::Context;
 
 /// The kernel's answer to a destroyed or unknown handle of an object to be destroyed.
 const ENOENT: VerbErrno = VerbErrno::new(libc::ENOENT);

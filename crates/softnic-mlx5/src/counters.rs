@@ -6,8 +6,8 @@ use softnic::limits::MAX_COUNTER_POINTS;
 use softnic::objects::State;
 use softnic::objects::counters::{self, CounterPoint};
 
-use super::Context;
 use super::block::{Block, Reply};
+use super::context::Context;
 use super::user_memory::copy_in;
 
 const ENOENT: VerbErrno = VerbErrno::new(libc::ENOENT);

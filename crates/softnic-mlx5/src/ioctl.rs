@@ -7,9 +7,9 @@
 
 use softnic::errno::{EFAULT, EINVAL, ENOSPC, EOPNOTSUPP, Verb, VerbErrno};
 
-use super::Context;
 use super::block::{Block, Reply};
 use super::commands::{self, Call};
+use super::context::Context;
 use super::counters;
 use super::user_memory::{copy_in, copy_out};
 

@@ -5,6 +5,9 @@
 //! into this crate. Frames come from a [`wire::Wire`], pass the flow table and RSS, and are copied into
 //! posted receive buffers. `steerd` uses it where there is no RDMA NIC, and every test uses it.
 //!
+//! The provider is one front end of the NIC. Another one, in a crate of its own, makes and removes objects by
+//! the functions of [`objects`], and brings queues by the traits of [`formats`].
+//!
 //! It never talks to a kernel RDMA driver and never changes the library it sits under.
 
 mod abi;

@@ -3,6 +3,9 @@
 //!
 //! A front end has its own handles and its own formats; these functions know slots of [`State`] alone. They
 //! either carry out all of a request or leave everything as it was.
+//!
+//! Slots are numbers of a process that trusts itself: a front end that serves several contexts asks `is_owned`
+//! before it changes an object.
 
 pub mod attributes;
 pub mod channels;

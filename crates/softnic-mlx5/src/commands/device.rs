@@ -8,9 +8,9 @@ use softnic::objects::attributes;
 use softnic::objects::attributes::{GIDS, PKEYS};
 
 use super::Call;
+use crate::context::{Context, PAGE_BYTES};
 use crate::rings::sends::MAX_BLOCKS;
 use crate::rings::{LOG_ENTRY_BYTES, MAX_COMPLETIONS, MAX_REQUESTS};
-use crate::{Context, PAGE_BYTES};
 
 /// Bytes of `struct mlx5_ib_alloc_ucontext_resp` and `struct mlx5_ib_query_device_resp` as known here.
 const CONTEXT_BYTES: usize = 72;

@@ -6,7 +6,7 @@ use softnic::objects::domains::{self, release_domain};
 use softnic::objects::regions::{self, RegionRequest};
 
 use super::{Call, ENOENT};
-use crate::Context;
+use crate::context::Context;
 
 /// A handle of one of the context's domains.
 pub(super) fn check(state: &State, owner: u32, domain: u32) -> Verb<()> {

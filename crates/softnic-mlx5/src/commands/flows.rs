@@ -14,7 +14,8 @@ use softnic::objects::queue_pairs;
 
 use super::{Call, ENOENT};
 use crate::block::Block;
-use crate::{Context, counters};
+use crate::context::Context;
+use crate::counters;
 
 /// Where the specs begin, behind `struct ib_uverbs_create_flow`.
 const SPECS: usize = 24;

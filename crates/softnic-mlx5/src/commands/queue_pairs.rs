@@ -7,7 +7,7 @@ use softnic::objects::queue_pairs;
 use softnic::objects::rss::{HashRequest, hash, insert_rss};
 
 use super::{Call, ENOENT, domains, raw_queue_pairs, steering};
-use crate::Context;
+use crate::context::Context;
 
 /// The extended CREATE_QP (kernel core/uverbs_cmd.c, `create_qp`; hw/mlx5/qp.c, `check_qp_attr` and
 /// `create_rss_raw_qp_tir`).

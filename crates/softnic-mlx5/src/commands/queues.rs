@@ -12,10 +12,10 @@ use softnic::objects::work_queues::{self, ForeignReceives, NumberedQueue};
 use softnic::objects::{State, channels};
 
 use super::{Call, ENOENT, domains};
+use crate::context::{Channel, Context};
 use crate::rings::{
     CompletionBuffer, CompletionLayout, CompletionRing, MAX_COMPLETIONS, ReceiveLayout, ReceiveRing,
 };
-use crate::{Channel, Context};
 
 /// CREATE_COMP_CHANNEL.
 pub(super) fn create_channel(context: &Context, call: &mut Call<'_>) -> Verb<()> {

@@ -12,7 +12,7 @@ use softnic::objects::work_queues::{ForeignReceives, FrameEdits, NumberedQueue};
 
 use super::queues::check_completions;
 use super::{Call, domains};
-use crate::Context;
+use crate::context::Context;
 use crate::rings::sends::{SendLayout, SendRing};
 use crate::rings::{ReceiveLayout, ReceiveRing};
 

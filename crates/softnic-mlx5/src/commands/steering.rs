@@ -4,7 +4,7 @@ use softnic::errno::{EINVAL, EOPNOTSUPP, Verb};
 use softnic::objects::{State, tables};
 
 use super::{Call, ENOENT, queues};
-use crate::Context;
+use crate::context::Context;
 
 /// Where the work queues' handles begin in `struct ib_uverbs_ex_create_rwq_ind_table`.
 const HANDLES: usize = 8;
