@@ -105,7 +105,7 @@ impl ClockPages {
 }
 
 impl ClockView for ClockPages {
-    /// Writes the time to the pages. The caller is the first engine's thread, or the one that makes the pages.
+    /// Writes the time to the pages. The caller is the first engine's thread, or the one that makes them.
     fn update(&self, now_ns: u64) {
         let ticks = self.clock.ticks(now_ns);
         // One store of two words in network byte order, of which the client reads the first one twice.

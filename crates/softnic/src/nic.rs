@@ -117,8 +117,8 @@ impl Nic {
         self.clock_view.get().map(|view| &**view)
     }
 
-    /// Has the first engine write the clock to a place from which clients read it. If there is one already, that
-    /// stays.
+    /// Has the first engine write the clock to a place from which clients read it. A place that is there
+    /// already stays.
     pub fn show_clock(&self, view: Box<dyn ClockView>) {
         // Another context may have been faster.
         drop(self.clock_view.set(view));

@@ -4,8 +4,8 @@
 //! A front end has its own handles and its own formats; these functions know slots of [`State`] alone. They
 //! either carry out all of a request or leave everything as it was.
 //!
-//! Slots are numbers of a process that trusts itself: a front end that serves several contexts asks `is_owned`
-//! before it changes an object.
+//! A slot does not show which context the object belongs to: a front end whose clients name objects by
+//! numbers asks `is_owned` before it changes one.
 
 pub mod attributes;
 pub mod channels;

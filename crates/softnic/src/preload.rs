@@ -4,8 +4,8 @@
 //! stock `ibv_open_device`. *Plugin*: the stock library finds the device in a sysfs tree and asks the
 //! registered provider for it. *Preload*: the program's `ibv_get_device_list` is interposed and returns
 //! [`LazyNic::device_list`]. *mlx5*: rdma-core's own provider talks to the crate `softnic-mlx5` as if it were
-//! the kernel. In every case the NIC is made when the device is first opened and lives as long as the process;
-//! nothing of it outlives that.
+//! the kernel. In every case the NIC is made when the device is first opened and lives as long as the
+//! process; nothing of it outlives that.
 
 use std::ffi::{CStr, c_int, c_void};
 

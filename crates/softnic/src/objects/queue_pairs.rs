@@ -1,5 +1,5 @@
-//! Queue pairs: their states, by the kernel's table (`qp_state_table` in drivers/infiniband/core/verbs.c), and
-//! their rates. RSS queue pairs are made in [`super::rss`].
+//! Queue pairs: their states, by the kernel's table (`qp_state_table` in drivers/infiniband/core/verbs.c),
+//! and their rates. RSS queue pairs are made in [`super::rss`].
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
