@@ -1,6 +1,6 @@
 //! The memory the device may touch: regions by key, checked for every scatter and gather.
 //!
-//! The provider registers and removes regions under the device's mutex; the engine checks each buffer under
+//! Front ends register and remove regions under the device's mutex; the engine checks each buffer under
 //! the same mutex, so a region that was deregistered is never touched again.
 
 use std::ffi::c_void;

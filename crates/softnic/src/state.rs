@@ -1,9 +1,9 @@
 //! The device behind its mutex: every object that an engine or another object can name. Only the flow table
 //! is apart ([`crate::shared::NicShared`]).
 //!
-//! The provider's ops create, change and remove objects here on the caller's thread; the engine reads them
-//! once per burst. What the application holds (`ibv_cq`, `ibv_wq`, ...) are boxes of the provider that name
-//! their slot here. User counts are the number of users of an object; the provider returns EBUSY while there
+//! Front ends create, change and remove objects here on the caller's thread (`objects`); the engine reads
+//! them once per burst. What the application holds (`ibv_cq`, `ibv_wq`, ...) are boxes of the provider that
+//! name their slot here. User counts are the number of users of an object; its removal is EBUSY while there
 //! are any.
 
 pub(crate) mod completion;

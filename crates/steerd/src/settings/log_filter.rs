@@ -92,7 +92,8 @@ mod tests {
         let crates = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
         for entry in std::fs::read_dir(crates).expect("crates/") {
             let name = entry.expect("an entry").file_name().to_string_lossy().replace('-', "_");
-            // Separate programs and what they alone use, plain types, tables, a trait, sleep, shared memory, interfaces, fixtures.
+            // Separate programs and what they alone use, plain types, tables, a trait, sleep, shared memory,
+            // interfaces, fixtures.
             let silent = [
                 "softnic_preload",
                 "softnic_mlx5",
