@@ -46,6 +46,7 @@
 //!     classes: Vec::new(),
 //!     untagged: None,
 //!     exceptions: Vec::new(),
+//!     runtime: None,
 //!     default: Verdict::Kernel,
 //!     priorities_used: 0,
 //! };

@@ -6,7 +6,8 @@ use std::sync::LazyLock;
 
 use packet::{FIELDS, Form};
 use program::{
-    APP_CLIENT_MIB, APP_CLIENTS_MAX, APP_RING_SIZES, APP_RINGS_MAX, CaptureSink, KernelSink, RateLimit,
+    APP_CLIENT_MIB, APP_CLIENTS_MAX, APP_RING_SIZES, APP_RINGS_MAX, CaptureSink, KernelSink,
+    RUNTIME_RULES_MAX, RateLimit,
 };
 
 use crate::policy::{MAX_LABEL, MAX_LABEL_CLASS, MAX_SET_VALUES, MAX_TABLE_SIZE, PRIORITIES, VERSION};
@@ -93,6 +94,11 @@ pub(crate) const POLICY: &[Key] = &[
         "protect",
         Shape("protect"),
         "Packets that must reach the host; the policy is refused if some may not.",
+    ),
+    key(
+        "runtime",
+        Shape("runtime"),
+        "Rules that may be added while the policy is in force; none if left out.",
     ),
     key("rules", ListOf("rule"), "The first that matches decides."),
 ];
@@ -328,6 +334,27 @@ pub(crate) const PROTECT: &[Key] = &[
         "arp, nd, ra, dhcp, ssh, bfd, ethertypes and IP protocols; [\"arp\", \"nd\", \"ra\"] if left out.",
     ),
     key("matches", ListOf("match"), "Other protected packets, each as the match of a rule."),
+];
+
+pub(crate) const RUNTIME: &[Key] = &[
+    key("before", Text, "The rule of the policy that they stand before; \"default\" if left out."),
+    required(
+        "matches",
+        ListOf("form"),
+        "The fields that a rule may compare, all of one entry; the first entry with a rule decides.",
+    ),
+    required("actions", ListOf("action"), "The actions that they may have: drop, kernel, steer."),
+    key("rules", Integer(0, RUNTIME_RULES_MAX as i64), "The most rules; 65536 if left out."),
+    key(
+        "device_rules",
+        Integer(0, RUNTIME_RULES_MAX as i64),
+        "The most of them that act in the device; 1024 if left out.",
+    ),
+    key(
+        "owners",
+        TableOf("rule_count"),
+        "The most rules of further users, by user id, who may then add and remove their own.",
+    ),
 ];
 
 pub(crate) const ACTION: &[Key] = &[

@@ -1,10 +1,11 @@
 //! A checked policy: the output of the parser and the input of the compiler and the analysis. Sets are
 //! replaced by their values and group names by ids; it does not depend on a device.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use packet::{HashFields, RssKey};
-use program::{GroupId, Match, Policing, SinkId, SinkSpec};
+use program::{GroupId, Match, Policing, RuntimeFields, SinkId, SinkSpec};
 
 use crate::diagnostics::Place;
 use crate::protect::ProtectedMatch;
@@ -62,6 +63,8 @@ pub struct Policy {
     pub allow_lost_exceptions: bool,
     /// The packets that must reach the host; `None`: the text has no `[protect]`.
     pub protect: Option<Vec<ProtectedMatch>>,
+    /// The rules that may be added while it is in force; `None`: the text has no `[runtime]`.
+    pub runtime: Option<RuntimeDefinition>,
 }
 
 impl Policy {
@@ -76,6 +79,26 @@ impl Policy {
             Action::Drop | Action::Kernel | Action::Pass => &[],
         }
     }
+}
+
+/// `[runtime]`: the rules that may be added while the policy is in force.
+#[derive(Clone, Debug)]
+pub struct RuntimeDefinition {
+    /// The index of the rule that they stand before; the number of rules: before the default.
+    pub before: usize,
+    /// The fields that a rule compares, all of one form; of two rules that match a packet the one of the
+    /// first form decides.
+    pub forms: Vec<RuntimeFields>,
+    /// The actions that they may have, each with its text.
+    pub actions: Vec<(String, Action)>,
+    /// The most rules.
+    pub rules_max: u32,
+    /// The most of them that act in the device.
+    pub device_rules_max: u32,
+    /// The users that may add rules, beside those that may change what runs, each with its most rules.
+    pub owners: BTreeMap<u32, u32>,
+    /// The place of its name.
+    pub place: Place,
 }
 
 /// `[groups.NAME]`.
