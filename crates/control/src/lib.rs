@@ -66,6 +66,7 @@ mod error;
 mod installer;
 mod model;
 mod plan;
+mod runtime;
 
 pub use controller::{Controller, Generation, Installed, Publish};
 pub use counters::{Counted, DropTotals};
@@ -75,4 +76,8 @@ pub use installer::{FlowRequest, Installer, VerbsInstaller};
 pub use model::{Known, Model};
 pub use plan::{CheckedPlan, FlowChanges, PlacedProgram, Plan, PlanFault, PlanStep, plan};
 pub use program::ChangeStage;
+pub use runtime::{
+    AppliedRequests, RUNTIME_COMMENT_BYTES_MAX, RUNTIME_ID_BYTES_MAX, RuntimeOwner, RuntimeRefusal,
+    RuntimeRequest, RuntimeRule, RuntimeStore, StoredRule,
+};
 pub use verbs::{AsyncEvent, EventKind, EventSource};
