@@ -57,6 +57,30 @@ pub fn protection(policy: &Policy) -> Vec<Protected> {
     protected.iter().map(|protected| view.missed(&protected.matches)).collect()
 }
 
+/// Whether workers receive every packet that a rule at run time with this action changes something for, so
+/// that they can enforce it without the device. A packet of an earlier rule never meets it, one that the device
+/// drops needs no other drop, and one that the device leaves to the host no worker sees. Workers leave a packet
+/// to the host by a sink of kind `kernel` only. `false` also if that is not decided within the limits.
+#[must_use]
+pub fn is_enforced_by_workers(policy: &Policy, action: Action) -> bool {
+    let Some(runtime) = &policy.runtime else { return false };
+    let returns = policy.sinks.iter().any(|sink| matches!(sink.sink.kind, SinkKind::Kernel(_)));
+    if action == Action::Kernel && !returns {
+        return false;
+    }
+    let reaches_worker = |decided: Action| match decided {
+        Action::Steer(_) => true,
+        Action::Drop => action == Action::Drop,
+        Action::Kernel | Action::Copy(_) | Action::Sniff(_) | Action::Pass => false,
+    };
+    let of_rules = policy.rules.iter().enumerate();
+    let of_rules = of_rules.map(|(index, rule)| index < runtime.before || reaches_worker(rule.action));
+    let reaching = of_rules.chain([reaches_worker(policy.default)]).collect();
+    let forms: Vec<Match> = runtime.forms.iter().map(|fields| fields.to_match()).collect();
+    let view = View::with(policy, forms.iter(), reaching);
+    forms.iter().all(|form| view.missed(form) == Protected::Safe)
+}
+
 /// The kinds of packets, of those that hosts need, of which the policy leaves none to the host, each with an
 /// example.
 #[must_use]
@@ -135,14 +159,19 @@ struct View<'p> {
 
 impl<'p> View<'p> {
     fn of(policy: &'p Policy, protected: impl Iterator<Item = &'p Match>) -> Self {
-        let space = Space::with(&[policy], protected);
-        let rules = RuleList::of(&space.dimensions, policy, Direction::Ingress, &|group, _| group);
         // A rule that does not let all packets through may drop any of them.
         let leaves_all = |rule: &RuleDefinition| {
             rule.policing.passes_all() && leaves(policy, rule.action, rule.sinks.as_deref())
         };
         let own = policy.rules.iter().map(leaves_all);
         let leaves = own.chain([leaves(policy, policy.default, None)]).collect();
+        Self::with(policy, protected, leaves)
+    }
+
+    /// The same with other rules in the place of those that leave their packets to the host.
+    fn with(policy: &'p Policy, matches: impl Iterator<Item = &'p Match>, leaves: Vec<bool>) -> Self {
+        let space = Space::with(&[policy], matches);
+        let rules = RuleList::of(&space.dimensions, policy, Direction::Ingress, &|group, _| group);
         Self { policy, space, rules, leaves }
     }
 

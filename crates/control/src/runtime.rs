@@ -373,14 +373,14 @@ impl RuntimeStore {
             return Ok(());
         }
         let mut silent = Vec::new();
-        let in_device = before.is_some_and(|before| before.in_device);
         if let Some(before) = self.take(&rule.id.clone(), &mut silent) {
             applied.undo.push(Undo::Removed(Box::new(before)));
         }
         applied.undo.push(Undo::Added(Arc::clone(&rule.id)));
         let slots = Directions { forward: self.slot(), reverse: keys.reverse.map(|_| self.slot()) };
         let ends = rule.time_to_live.map(|time| now + time);
-        let mut stored = StoredRule { rule, slots, ends, due: None, seen_packets: 0, active: now, in_device };
+        let mut stored =
+            StoredRule { rule, slots, ends, due: None, seen_packets: 0, active: now, in_device: false };
         stored.due = next_look(&stored, now);
         // The slots that stay are overwritten in one step, so there is no moment without the rule.
         let is_reused = |change: &RuntimeChange| matches!(change, RuntimeChange::Remove { slot } if slots.iter().any(|own| own == slot));

@@ -12,7 +12,7 @@ use packet::{EtherType, Field, FlowKey, Layers};
 use serde::{Deserialize, Serialize};
 
 use crate::ids::{RuleId, SinkId};
-use crate::matching::{Addresses, Match};
+use crate::matching::{Addresses, Family, Match};
 use crate::outcome::Verdict;
 use crate::ranges::RangeSet;
 
@@ -53,7 +53,7 @@ pub struct RuntimeAction {
     /// Where the packets go that are delivered.
     pub sinks: Vec<SinkId>,
     /// Whether workers receive every packet that such a rule changes something for. Else only the device can
-    /// enforce it.
+    /// enforce it. The compiler leaves it false: the analysis of the policy tells it.
     pub is_enforced_by_workers: bool,
 }
 
@@ -164,6 +164,23 @@ impl RuntimeFields {
             dst_port: flag(20),
             vlan: flag(21),
         }
+    }
+}
+
+impl RuntimeFields {
+    /// All packets that have the fields, so that a rule of this form can match them.
+    #[must_use]
+    pub fn to_match(self) -> Match {
+        let family = self.is_v6.map(|is_v6| if is_v6 { Family::V6 } else { Family::V4 });
+        let mut matches = Match { family, ..Match::default() };
+        let fields = [
+            (self.protocol, Field::Protocol),
+            (self.src_port, Field::SrcPort),
+            (self.dst_port, Field::DstPort),
+            (self.vlan, Field::VlanId),
+        ];
+        fields.iter().filter(|(is_needed, _)| *is_needed).for_each(|(_, field)| matches.require(*field));
+        matches
     }
 }
 

@@ -11,6 +11,7 @@ pub(crate) mod flows;
 pub(crate) mod model;
 pub(crate) mod request;
 mod router;
+pub(crate) mod rules;
 pub(crate) mod socket;
 
 use std::io;

@@ -10,6 +10,7 @@ pub(crate) mod flows;
 pub(crate) mod healthcheck;
 pub(crate) mod import;
 pub(crate) mod reload;
+pub(crate) mod rule;
 pub(crate) mod size;
 pub(crate) mod status;
 mod target;

@@ -14,6 +14,7 @@ pub(crate) mod libmlx5;
 mod notify;
 mod observer;
 pub(crate) mod reload;
+pub(crate) mod rules;
 mod servers;
 mod service;
 pub(crate) mod shutdown;
@@ -35,6 +36,7 @@ use crate::daemon::dataplane::{Builder, Steering};
 use crate::daemon::health::{Change, Monitor};
 use crate::daemon::observer::Observer;
 use crate::daemon::reload::{Reloader, WAITERS_MAX};
+use crate::daemon::rules::LiveRules;
 use crate::daemon::servers::Servers;
 use crate::daemon::shutdown::{LOG_TIMEOUT, Reporting, stop};
 use crate::daemon::signals::{Event, Signals};
@@ -77,7 +79,14 @@ fn steer(
     let Some(steering) = start(args, loaded, signals, log)? else { return Ok(()) };
     let (reloads, asked) = channel::bounded(WAITERS_MAX);
     let observer = &steering.observer;
-    let servers = bound.serve(&steering, reloads)?;
+    let saved_rules = loaded.settings.state.folder().map(|folder| folder.join("rules.json"));
+    let rules = LiveRules::new(Arc::clone(observer), steering.owner.commands.clone(), saved_rules);
+    let rules = Arc::new(rules);
+    let servers = bound.serve(&steering, reloads, &rules)?;
+    let rules_clock = {
+        let rules = Arc::clone(&rules);
+        Background::start("rules", move || rules.tick())?
+    };
     let ports = watch_ports(observer, loaded.settings.workers.timestamps)?;
     let view = start_view(observer, screen)?;
     // Nothing that the daemon needs can be missing from here on.
@@ -87,9 +96,20 @@ fn steer(
     notify::ready(&status);
 
     let stall = Duration::from_millis(loaded.settings.health.stall_ms);
-    let ended =
-        Daemon { steering: &steering, servers: &servers, asked, ports: &ports, view: &view, signals, stall }
-            .run(args);
+    let ended = Daemon {
+        steering: &steering,
+        servers: &servers,
+        asked,
+        rules: &rules,
+        rules_clock: &rules_clock,
+        ports: &ports,
+        view: &view,
+        signals,
+        stall,
+    }
+    .run(args);
+    drop(rules_clock);
+    rules.save_last();
     let reporting = Reporting { servers, ports, view, screen, log, signals };
     stop(args.format, steering, reporting, ended)
 }
@@ -146,6 +166,8 @@ struct Daemon<'d> {
     servers: &'d Servers,
     /// Reloads that clients of the API ask for.
     asked: Receiver<Waiter>,
+    rules: &'d Arc<LiveRules>,
+    rules_clock: &'d Background,
     ports: &'d Background,
     view: &'d Background,
     signals: &'d Signals,
@@ -161,7 +183,10 @@ impl Daemon<'_> {
         let ticks = channel::tick(tick);
         let deadline = args.run_for.map_or_else(channel::never, channel::after);
         let observer = &self.steering.observer;
-        let mut reloader = Reloader::new(Arc::clone(observer), self.steering.owner.commands.clone());
+        let mut reloader = {
+            let commands = self.steering.owner.commands.clone();
+            Reloader::new(Arc::clone(observer), commands, Arc::clone(self.rules))
+        };
         let mut polls = Polls::default();
         let mut monitor = Monitor::new(self.stall);
         loop {
@@ -190,6 +215,7 @@ impl Daemon<'_> {
                     monitor.update(Instant::now(), &progress, &observer.health).iter().for_each(Change::log);
                     watchdog.feed(progress);
                     self.ports.wake();
+                    self.rules_clock.wake();
                     self.view.wake();
                     if !args.keep_running && observer.wires_finished() {
                         tracing::info!("no port can receive anything more: ending (--keep-running goes on)");

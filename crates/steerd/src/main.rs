@@ -30,8 +30,8 @@ use std::time::Duration;
 use clap::Parser;
 use cli::{Cli, Command};
 use commands::{
-    Error, Outcome, capture, check, devices, diff, explain, flows, healthcheck, import, reload, size, status,
-    top,
+    Error, Outcome, capture, check, devices, diff, explain, flows, healthcheck, import, reload, rule, size,
+    status, top,
 };
 use daemon::{shutdown, signals};
 use terminal::output::{self, OutputError};
@@ -62,6 +62,7 @@ fn main() -> ExitCode {
         Command::Healthcheck(args) => healthcheck::run(&args).map(|()| Outcome::Success),
         Command::Status(args) => status::run(&args).map(|()| Outcome::Success),
         Command::Reload(args) => reload::run(&args).map(|()| Outcome::Success),
+        Command::Rule(args) => rule::run(&args).map(|()| Outcome::Success),
         Command::Top(args) => top::run(&args).map(|()| Outcome::Success),
         Command::Capture(args) => capture::run(&args).map(|()| Outcome::Success),
         Command::Flows(args) => flows::run(&args).map(|()| Outcome::Success),

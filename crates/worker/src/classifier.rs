@@ -102,10 +102,10 @@ impl Classifier {
         now: &mut dyn FnMut() -> u64,
         rules: Option<&RuntimeTable>,
     ) {
-        if let Some((rules, map)) = rules.zip(self.map.as_deref())
-            && map.allows_rules_at_run_time
+        if let Some(rules) = rules
+            && self.map.as_ref().is_some_and(|map| map.allows_rules_at_run_time)
         {
-            return self.classify_by_rules_at_run_time(map, rules, batch, pool, all, stats, now);
+            return self.classify_by_rules_at_run_time(rules, batch, pool, all, stats, now);
         }
         let (entries, views) = match &self.map {
             Some(map) => (map.entries(), map.tables().map(View::of)),
@@ -132,7 +132,6 @@ impl Classifier {
     #[inline(never)]
     fn classify_by_rules_at_run_time(
         &self,
-        map: &ClassMap,
         rules: &RuntimeTable,
         batch: &mut Batch,
         pool: &FramePool,
@@ -140,6 +139,7 @@ impl Classifier {
         stats: &Stats,
         now: &mut dyn FnMut() -> u64,
     ) {
+        let Some(map) = &self.map else { return };
         let views = map.tables().map(View::of);
         let packets = std::mem::take(&mut batch.packets);
         for (index, packet) in packets.iter().enumerate() {

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use program::{RUNTIME_RULES_MAX, RuntimeChange, RuntimeEntry, RuntimeKey};
 use rtrb::{Consumer, Producer, RingBuffer};
 
-use crate::counter::{TallyRow, Traffic};
+use crate::counter::{Tally, TallyRow, Traffic};
 
 /// The changes that a ring holds.
 const RING: usize = 1024;
@@ -278,7 +278,7 @@ impl RuntimeFeed {
     /// The packets that the rule in a slot has decided.
     pub(crate) fn traffic(&self, slot: u32) -> Traffic {
         let mut traffic = self.carried.get(slot as usize).copied().unwrap_or_default();
-        traffic += self.tallies.at(slot as usize).map(|tally| tally.read()).unwrap_or_default();
+        traffic += self.tallies.at(slot as usize).map(Tally::read).unwrap_or_default();
         traffic
     }
 }

@@ -1,7 +1,7 @@
 //! The rules at run time that a policy allows, for the program: the numbers of their actions, and which rules
 //! of the policy they come before.
 
-use policy::policy::{Action, Direction, RuntimeDefinition};
+use policy::policy::Action;
 use program::{RuleId, RuntimeAction, RuntimeForm, RuntimeRules};
 
 use crate::actions::{decides, verdict};
@@ -15,14 +15,10 @@ pub(super) fn rules(job: &Job<'_>) -> Option<RuntimeRules> {
     let mut rules = RuntimeRules {
         before: RuleId::of(before),
         forms: definition.forms.iter().map(|fields| RuntimeForm::of(*fields)).collect(),
-        actions: definition
-            .actions
-            .iter()
-            .map(|(text, action)| Some(allowed(job, before, text, *action)))
-            .collect(),
+        actions: definition.actions.iter().map(|(text, action)| Some(allowed(job, text, *action))).collect(),
         subject: subject(job, before),
         rules_max: definition.rules_max,
-        device_rules_max: device_rules_max(definition),
+        device_rules_max: definition.device_rules_max,
     };
     if let Some(previous) = job.previous.and_then(|previous| previous.runtime.as_ref()) {
         rules.keep_numbers(previous);
@@ -30,16 +26,13 @@ pub(super) fn rules(job: &Job<'_>) -> Option<RuntimeRules> {
     Some(rules)
 }
 
-fn device_rules_max(definition: &RuntimeDefinition) -> u32 {
-    definition.device_rules_max.min(definition.rules_max)
-}
-
-fn allowed(job: &Job<'_>, before: usize, text: &str, action: Action) -> RuntimeAction {
+fn allowed(job: &Job<'_>, text: &str, action: Action) -> RuntimeAction {
     RuntimeAction {
         text: text.to_owned(),
         verdict: verdict(action),
         sinks: job.policy.sinks_of(action, None).to_vec(),
-        is_enforced_by_workers: is_enforced_by_workers(job, before, action),
+        // Known only to the analysis of packet sets.
+        is_enforced_by_workers: false,
     }
 }
 
@@ -53,17 +46,4 @@ fn subject(job: &Job<'_>, before: usize) -> Vec<bool> {
         .enumerate()
         .map(|(index, rule)| index >= before && decides(rule.direction, rule.action));
     rules.chain([true]).collect()
-}
-
-/// Whether a worker receives every packet that such a rule changes something for. Packets that the device
-/// leaves to the kernel it never sees; those that the device drops need no other drop.
-fn is_enforced_by_workers(job: &Job<'_>, before: usize, action: Action) -> bool {
-    let later = job.policy.rules.iter().skip(before).filter(|rule| rule.direction == Direction::Ingress);
-    let mut decided = later.map(|rule| rule.action).chain([job.policy.default]);
-    let returns = job.policy.sinks.iter().any(|sink| matches!(sink.sink.kind, program::SinkKind::Kernel(_)));
-    decided.all(|decided| match decided {
-        Action::Steer(_) | Action::Copy(_) | Action::Sniff(_) => true,
-        Action::Drop => action == Action::Drop,
-        Action::Kernel | Action::Pass => false,
-    }) && (action != Action::Kernel || returns)
 }

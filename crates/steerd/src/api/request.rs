@@ -14,6 +14,8 @@ pub(crate) const PATHS: &[(&str, &str)] = &[
     ("GET", "/v1/top"),
     ("GET", "/v1/policy"),
     ("GET", "/v1/flows"),
+    ("GET", "/v1/rules"),
+    ("POST", "/v1/rules/changes"),
     ("POST", "/v1/diff"),
     ("POST", "/v1/reload"),
     ("POST", "/v1/captures"),
@@ -43,6 +45,11 @@ pub(crate) enum Call<'r> {
     Flows {
         rule: Option<&'r str>,
     },
+    /// The rules at run time, or one of them.
+    Rules {
+        id: Option<&'r str>,
+    },
+    ChangeRules,
     Diff,
     Reload,
     StartCapture,
@@ -60,7 +67,7 @@ impl Call<'_> {
     /// The most bytes of its body.
     pub(crate) fn body_bytes_max(self) -> usize {
         match self {
-            Self::Diff => BODY_BYTES_MAX,
+            Self::Diff | Self::ChangeRules => BODY_BYTES_MAX,
             _ => OPTIONS_BYTES_MAX,
         }
     }
@@ -96,6 +103,8 @@ pub(crate) fn call<'r>(method: &str, path: &str, query: Option<&'r str>) -> Resu
         "/v1/top" => (Call::Top, "GET, HEAD"),
         "/v1/policy" => (Call::Policy, "GET, HEAD"),
         "/v1/flows" => (Call::Flows { rule: None }, "GET, HEAD"),
+        "/v1/rules" => (Call::Rules { id: None }, "GET, HEAD"),
+        "/v1/rules/changes" => (Call::ChangeRules, "POST"),
         "/v1/diff" => (Call::Diff, "POST"),
         "/v1/reload" => (Call::Reload, "POST"),
         "/v1/captures" => (Call::StartCapture, "POST"),
@@ -114,6 +123,10 @@ pub(crate) fn call<'r>(method: &str, path: &str, query: Option<&'r str>) -> Resu
             Some(("rule", rule)) if is_name(rule) => Ok(Call::Flows { rule: Some(rule) }),
             _ => Err(Refused::new(400, "the only parameter of /v1/flows is rule=NAME")),
         },
+        (Call::Rules { .. }, Some(query)) => match query.split_once('=') {
+            Some(("id", id)) if is_id(id) => Ok(Call::Rules { id: Some(id) }),
+            _ => Err(Refused::new(400, "the only parameter of /v1/rules is id=ID")),
+        },
         (_, Some(_)) => Err(Refused::new(400, format!("{path} has no parameters"))),
     }
 }
@@ -121,6 +134,11 @@ pub(crate) fn call<'r>(method: &str, path: &str, query: Option<&'r str>) -> Resu
 /// Names of rules need no escapes in a query.
 fn is_name(text: &str) -> bool {
     !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || "-_.~".contains(c))
+}
+
+/// Ids of rules at run time that need no escapes.
+fn is_id(text: &str) -> bool {
+    !text.is_empty() && text.chars().all(|c| c.is_ascii_graphic() && !"%&+#".contains(c))
 }
 
 /// An answer that names the path which was probably meant.

@@ -22,9 +22,11 @@ use super::captures::Captures;
 use super::flows;
 use super::model::{Failure, File, PolicyText, Status, Verdict};
 use super::request::{self, Call, CaptureBody, PATHS, PolicyBody, Refused};
+use super::rules::{Caller, RuleChanges, RuleList, RulesChanged};
 use crate::policy_diff;
 use crate::policy_file::{self, Inputs, KEPT_BYTES_MAX};
 use crate::server::{Answer, Limits, Peer, Router, whole, with};
+use crate::state::State;
 use crate::telemetry::pages::{Page, Pages};
 use crate::terminal::output::Versioned;
 
@@ -39,6 +41,8 @@ const DIFFS_MAX: usize = 1;
 /// The most lists of flows that are made at once: each may query the device and take the memory of a long
 /// answer. More wait.
 const LISTS_MAX: usize = 4;
+/// The most changes of rules at once: each may have a long body, and one is made at a time.
+const CHANGES_MAX: usize = 2;
 
 /// The operations that the API needs of the daemon.
 pub(crate) trait Daemon: Send + Sync {
@@ -57,6 +61,12 @@ pub(crate) trait Daemon: Send + Sync {
 
     /// Ends it. Waits for the workers.
     fn detach(&self, slot: Slot);
+
+    /// Changes rules at run time. Waits for the workers, and for the device where that has to follow.
+    fn change_rules(&self, caller: Caller, changes: RuleChanges) -> Result<RulesChanged, Refused>;
+
+    /// The rules at run time, or the one with this id; `state`: of the daemon now.
+    fn rules(&self, id: Option<&str>, state: &State) -> Result<RuleList, Refused>;
 }
 
 /// The policy in force.
@@ -85,6 +95,7 @@ pub(super) struct Api {
     admins: Vec<u32>,
     diffs: Semaphore,
     lists: Semaphore,
+    changes: Semaphore,
     captures: Arc<Captures>,
 }
 
@@ -133,7 +144,8 @@ impl Api {
         let own_uid = rustix::process::geteuid().as_raw();
         let captures = Arc::new(Captures::new(Arc::clone(&links.daemon)));
         let (diffs, lists) = (Semaphore::new(DIFFS_MAX), Semaphore::new(LISTS_MAX));
-        Self { links, own_uid, admins, diffs, lists, captures }
+        let changes = Semaphore::new(CHANGES_MAX);
+        Self { links, own_uid, admins, diffs, lists, changes, captures }
     }
 
     async fn called(&self, request: Request<Incoming>, peer: Option<Peer>) -> Result<Answer, Failed> {
@@ -149,6 +161,22 @@ impl Api {
             Call::Top => self.page(Page::Top).await?,
             Call::Policy => json(&policy_text(&self.links.daemon.in_force())),
             Call::Flows { rule } => self.flows(rule).await?,
+            Call::Rules { id } => {
+                let state =
+                    self.links.pages.state().await.map_err(|why| Refused::new(503, why.trim_end()))?;
+                computed(|| self.links.daemon.rules(id, &state).map(|list| json(&list)))??
+            }
+            Call::ChangeRules => {
+                let caller = self.caller(peer)?;
+                // The bodies of those that wait take no memory.
+                let _permit = self.changes.acquire().await.map_err(|error| internal(&error))?;
+                let bytes = body(incoming, call.body_bytes_max()).await?;
+                let changed = computed(|| {
+                    let changes: RuleChanges = request::body(&bytes)?;
+                    self.links.daemon.change_rules(caller, changes)
+                });
+                json(&changed??)
+            }
             Call::Reload => {
                 let bytes = body(incoming, call.body_bytes_max()).await?;
                 request::no_options(&bytes)?;
@@ -172,6 +200,14 @@ impl Api {
                 self.diff(bytes)?
             }
         })
+    }
+
+    /// Who changes rules at run time; the policy decides what they may.
+    fn caller(&self, peer: Option<Peer>) -> Result<Caller, Refused> {
+        match peer {
+            Some(peer) => Ok(Caller { uid: peer.uid, is_admin: self.permit(Some(peer)).is_ok() }),
+            None => Err(Refused::new(403, "a client without a user id may not change rules")),
+        }
     }
 
     /// Whether the client may change what runs.

@@ -10,12 +10,13 @@ use std::time::Instant;
 
 use control::FlowChanges;
 use crossbeam::channel::{self, Receiver};
-use policy::{Diagnostic, Diagnostics, Severity};
+use policy::{Diagnostic, Diagnostics, Policy, Severity};
 
 use crate::api::Waiter;
 use crate::api::model::{ChangedFlows, Verdict};
-use crate::daemon::dataplane::Commands;
+use crate::daemon::dataplane::{Cause, Commands};
 use crate::daemon::observer::Observer;
+use crate::daemon::rules::LiveRules;
 use crate::daemon::{Error, notify};
 use crate::message::{NoThread, chain};
 use crate::policy_file::{self, Counters, Running};
@@ -28,6 +29,7 @@ pub(crate) const WAITERS_MAX: usize = 64;
 pub(crate) struct Reloader {
     observer: Arc<Observer>,
     commands: Commands,
+    rules: Arc<LiveRules>,
     running: Option<Receiver<Verdict>>,
     /// The callers that wait for the running reload.
     waiting: Vec<Waiter>,
@@ -36,8 +38,8 @@ pub(crate) struct Reloader {
 }
 
 impl Reloader {
-    pub(crate) fn new(observer: Arc<Observer>, commands: Commands) -> Self {
-        Self { observer, commands, running: None, waiting: Vec::new(), next: None }
+    pub(crate) fn new(observer: Arc<Observer>, commands: Commands, rules: Arc<LiveRules>) -> Self {
+        Self { observer, commands, rules, running: None, waiting: Vec::new(), next: None }
     }
 
     /// Begins a reload, or notes that another one is needed after the running one. `waiter` gets its verdict.
@@ -51,8 +53,9 @@ impl Reloader {
         // The sender is dropped with the thread, however the thread ends.
         let (done, running) = channel::bounded(1);
         let (observer, commands) = (Arc::clone(&self.observer), self.commands.clone());
+        let rules = Arc::clone(&self.rules);
         let thread = std::thread::Builder::new().name("reload".into()).spawn(move || {
-            let _ = done.send(run(&observer, &commands));
+            let _ = done.send(run(&observer, &commands, &rules));
         });
         match thread {
             Ok(_) => self.running = Some(running),
@@ -90,10 +93,10 @@ impl Reloader {
     }
 }
 
-fn run(observer: &Observer, commands: &Commands) -> Verdict {
+fn run(observer: &Observer, commands: &Commands, rules: &LiveRules) -> Verdict {
     let begun = Instant::now();
     let source = observer.board.read().policy.source.clone();
-    match replace(observer, &source, commands) {
+    match replace(observer, &source, commands, rules) {
         Ok((changes, warnings)) => {
             observer.board.reload_succeeded();
             let FlowChanges { installed, removed, kept } = changes;
@@ -158,13 +161,17 @@ fn replace(
     observer: &Observer,
     source: &PolicySource,
     commands: &Commands,
+    rules: &LiveRules,
 ) -> Result<(FlowChanges, Vec<Diagnostic>), Refused> {
     let workers = observer.worker_count();
     let profile = observer.opened.profile(workers);
+    // Held until the policy is in force: nobody changes rules at run time meanwhile.
+    let mut at_run_time = rules.lock();
     let before = Arc::clone(&observer.board.read().policy);
     let counters = (source.traffic == Some(Traffic::Counters))
         .then(|| Counters::of_state(&observer.state(), before.weights.clone()));
-    let running = Running { program: &before.program, counters };
+    let device_rules = |policy: &Policy| at_run_time.for_device(policy, &before.program);
+    let running = Running { program: &before.program, counters, device_rules: &device_rules };
     let compiled = policy_file::compile(source, &profile, Some(workers), Some(&running))
         .and_then(policy_file::Compiled::into_installable)
         .map_err(|diagnostics| {
@@ -185,9 +192,10 @@ fn replace(
         let compiler::Obstacle { reason, limit, remedy, .. } = obstacle;
         return Err(refused(format!("{source}: {reason}: {limit}{errno} (hint: {remedy})")));
     }
-    let changes = commands.install(compiled).map_err(|error| {
+    let changes = commands.install(compiled, Cause::Policy).map_err(|error| {
         let is_stopping = matches!(error, Error::Stopping);
         Refused { is_stopping, ..refused(chain(&error)) }
     })?;
+    rules.follow_policy(&mut at_run_time);
     Ok((changes, warnings))
 }

@@ -8,13 +8,17 @@ use worker::Slot;
 use worker::sinks::capture;
 
 use crate::api::request::{CaptureBody, Refused};
+use crate::api::rules::{Caller, RuleChanges, RuleList, RulesChanged};
 use crate::api::{self, InForce, model};
 use crate::daemon::dataplane::Commands;
 use crate::daemon::observer::Observer;
+use crate::daemon::rules::LiveRules;
+use crate::state::State;
 
 pub(super) struct Service {
     pub(super) observer: Arc<Observer>,
     pub(super) commands: Commands,
+    pub(super) rules: Arc<LiveRules>,
 }
 
 impl api::Daemon for Service {
@@ -53,6 +57,14 @@ impl api::Daemon for Service {
 
     fn detach(&self, slot: Slot) {
         self.commands.detach(slot);
+    }
+
+    fn change_rules(&self, caller: Caller, changes: RuleChanges) -> Result<RulesChanged, Refused> {
+        self.rules.change(caller, changes)
+    }
+
+    fn rules(&self, id: Option<&str>, state: &State) -> Result<RuleList, Refused> {
+        self.rules.list(id, state)
     }
 }
 

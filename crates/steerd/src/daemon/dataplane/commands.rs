@@ -22,8 +22,17 @@ const READING_PATIENCE: Duration = Duration::from_secs(3);
 /// How long the start and the end of a capture wait for a change of the device.
 const CAPTURE_PATIENCE: Duration = Duration::from_secs(10);
 
+/// Why a program is installed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Cause {
+    /// The policy is read: at the start, or again.
+    Policy,
+    /// Rules at run time move into the device or out of it; the policy stays.
+    Rules,
+}
+
 pub(super) enum Command {
-    Install { compiled: Compiled, done: Sender<Result<FlowChanges, Error>> },
+    Install { compiled: Compiled, cause: Cause, done: Sender<Result<FlowChanges, Error>> },
     Attach { sink: SinkSpec, rule: String, opened: Opened, done: Sender<Result<Slot, sinks::Error>> },
     ReadDrops { done: Sender<Arc<[DropTotals]>> },
     Stop,
@@ -82,9 +91,9 @@ impl Commands {
     ///
     /// # Errors
     /// [`Error::Stopping`]: the daemon is ending; [`Error::DataplaneDied`]: the installation has panicked.
-    pub(crate) fn install(&self, compiled: Compiled) -> Result<FlowChanges, Error> {
+    pub(crate) fn install(&self, compiled: Compiled, cause: Cause) -> Result<FlowChanges, Error> {
         let (done, result) = channel::bounded(1);
-        self.commands.send(Command::Install { compiled, done }).map_err(|_| Error::Stopping)?;
+        self.commands.send(Command::Install { compiled, cause, done }).map_err(|_| Error::Stopping)?;
         result.recv().map_err(|_| Error::DataplaneDied)?
     }
 
