@@ -177,7 +177,7 @@ enum Undo {
 }
 
 /// The rules at run time.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct RuntimeStore {
     rules: HashMap<Arc<str>, StoredRule>,
     ids: HashMap<RuntimeKey, Arc<str>>,

@@ -6,7 +6,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use parking::Wakeup;
-use program::{ChangeStage, Program, RETIRED_RULES, RuntimeChange, RuntimeEntry, SinkKind, WorkerId};
+use program::{
+    ChangeStage, Program, RETIRED_RULES, RUNTIME_RULES, RuntimeChange, RuntimeEntry, SinkKind, WorkerId,
+};
 
 use crate::class_map::{ClassMap, TABLES_MAX};
 use crate::class_table::ClassTable;
@@ -152,7 +154,8 @@ impl Ledger {
         let live: HashSet<&str> = rules.map(|rule| rule.name.as_str()).collect();
         let mut sums = [Traffic::default(); Disposition::ALL.len()];
         self.retired.retain(|(name, disposition), traffic| {
-            let kept = name == RETIRED_RULES || keep.contains(name.as_str()) || live.contains(name.as_str());
+            let is_sum = name == RETIRED_RULES || name == RUNTIME_RULES;
+            let kept = is_sum || keep.contains(name.as_str()) || live.contains(name.as_str());
             if !kept {
                 sums[*disposition as usize] += *traffic;
             }
