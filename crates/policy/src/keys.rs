@@ -10,7 +10,7 @@ use program::{
     RUNTIME_RULES_MAX, RateLimit,
 };
 
-use crate::policy::{MAX_LABEL, MAX_LABEL_CLASS, MAX_SET_VALUES, MAX_TABLE_SIZE, PRIORITIES, VERSION};
+use crate::policy::{self, MAX_LABEL, MAX_LABEL_CLASS, MAX_SET_VALUES, MAX_TABLE_SIZE, PRIORITIES, VERSION};
 
 /// The values that a key may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,9 +106,9 @@ pub(crate) const POLICY: &[Key] = &[
 const IPV6_EXTENSIONS: Values = Word(&["stop", "skip"]);
 
 /// A set has either `file` or `items`.
-pub(crate) const SET: &[Key] = &[FILE, ITEMS, ALLOW_EMPTY, MIN_ITEMS];
-pub(crate) const SET_FILE: &[Key] = &[FILE, ALLOW_EMPTY, MIN_ITEMS];
-pub(crate) const SET_ITEMS: &[Key] = &[ITEMS, ALLOW_EMPTY, MIN_ITEMS];
+pub(crate) const SET: &[Key] = &[FILE, ITEMS, ALLOW_EMPTY, MIN_ITEMS, MAX_CHANGE];
+pub(crate) const SET_FILE: &[Key] = &[FILE, ALLOW_EMPTY, MIN_ITEMS, MAX_CHANGE];
+pub(crate) const SET_ITEMS: &[Key] = &[ITEMS, ALLOW_EMPTY, MIN_ITEMS, MAX_CHANGE];
 
 const FILE: Key = required("file", Text, "One value per line, # begins a comment; relative to the policy.");
 const ITEMS: Key = required("items", Shape("set_items"), "Values and names of other sets.");
@@ -116,6 +116,12 @@ const ALLOW_EMPTY: Key =
     key("allow_empty", Boolean, "Whether the set may have no values; an error if left out.");
 const MIN_ITEMS: Key =
     key("min_items", Integer(1, MAX_SET_VALUES as i64), "Fewer values than this are an error.");
+
+const MAX_CHANGE: Key = key(
+    "max_change",
+    Integer(1, policy::MAX_CHANGE as i64),
+    "A reload that changes the number of values by more than so many percent needs --force; any change if left out.",
+);
 
 pub(crate) const GROUP: &[Key] = &[
     key("workers", Shape("workers"), "Its workers: \"all\", the number of them or a list of their numbers."),

@@ -182,6 +182,7 @@ fn assemble(reader: &mut Reader, main: &Arc<Source>, found: &[File<'_>], files: 
         groups: groups.list,
         sinks: sinks.list,
         rules,
+        set_sizes: sets.sizes(),
         runtime,
     };
     if !reader.diagnostics.has_errors() {

@@ -84,6 +84,15 @@ pub(crate) enum Command {
     Status(StatusArgs),
     /// Let the running daemon read its policy again, and wait for its verdict.
     Reload(ReloadArgs),
+    /// Keep the policy of the last `steerd reload --confirm`.
+    Confirm(ConfirmArgs),
+    /// Let an earlier policy come back, by default the one before.
+    Rollback(RollbackArgs),
+    /// List the policies that were in force: when, by whom, with which difference and at which cost.
+    History(HistoryArgs),
+    /// Show what it would cost to put a policy in the place of the running one, or of another one: flows,
+    /// calls, time.
+    Plan(PlanArgs),
     /// Add, remove and list rules of the running daemon, as [runtime] of the policy allows them.
     Rule(RuleArgs),
     /// Show rules, workers, sinks, ports and flows of the running daemon with their rates, once a second; on
@@ -439,6 +448,66 @@ pub(crate) struct StatusArgs {
 #[derive(Debug, Args)]
 #[command(after_help = RELOAD_EXIT_CODES)]
 pub(crate) struct ReloadArgs {
+    /// Let the policy before come back after this time unless `steerd confirm` comes, e.g. 60s.
+    #[arg(long, value_name = "TIME", value_parser = parse_duration, conflicts_with = "dry_run")]
+    pub(crate) confirm: Option<Duration>,
+    /// Show what the reload would do and cost, and do nothing.
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+    /// Reload although a set has changed by more than its max_change.
+    #[arg(long)]
+    pub(crate) force: bool,
+    #[command(flatten)]
+    pub(crate) api: ApiArgs,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = RELOAD_EXIT_CODES)]
+pub(crate) struct ConfirmArgs {
+    #[command(flatten)]
+    pub(crate) api: ApiArgs,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = RELOAD_EXIT_CODES)]
+pub(crate) struct RollbackArgs {
+    /// How many policies to go back; `steerd history` lists them.
+    #[arg(value_name = "N", default_value_t = 1)]
+    pub(crate) back: usize,
+    #[command(flatten)]
+    pub(crate) api: ApiArgs,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct HistoryArgs {
+    #[command(flatten)]
+    pub(crate) api: ApiArgs,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PlanArgs {
+    /// The new policy, "-" for standard input.
+    #[arg(value_name = "NEW")]
+    pub(crate) new: PathBuf,
+    /// The old policy; without it the one that the running daemon has in force.
+    #[arg(long, value_name = "OLD")]
+    pub(crate) from: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) variables: VariableArgs,
+    /// The device model to plan for, with --from.
+    #[arg(long, value_name = "NAME|FILE", value_parser = parse_model, requires = "from", default_value = "mlx5")]
+    pub(crate) model: DeviceModel,
+    /// The number of workers, with --from [default: as many as the policies name].
+    #[arg(long, value_name = "N", requires = "from", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub(crate) workers: Option<u32>,
     #[command(flatten)]
     pub(crate) api: ApiArgs,
     #[command(flatten)]

@@ -3,6 +3,7 @@
 //! `check`, `explain`, `diff`, the start of the daemon and every reload use it, so that they agree on the
 //! meaning of a policy.
 
+mod change;
 mod counters;
 mod device_rules;
 mod inputs;
@@ -14,7 +15,7 @@ use std::sync::Arc;
 
 use compiler::{Job, RuleCounter, Weights};
 use device_model::DeviceModel;
-use policy::policy::Workers;
+use policy::policy::{SetSize, Workers};
 use policy::{
     Diagnostic, Diagnostics, Folder, LoadOptions, NoFiles, Place, Policy, SetLoader, Severity, Source,
 };
@@ -25,6 +26,7 @@ use crate::message::{Hinted, chain};
 use crate::protection::{self, Protection};
 use crate::settings::{PolicySource, PolicyText, Traffic};
 use crate::traffic::{UnreadableCapture, for_each_key};
+pub(crate) use change::PolicyChange;
 pub(crate) use counters::{Counters, RuleWeights};
 pub(crate) use device_rules::{DeviceRule, quoted};
 use inputs::Recorder;
@@ -44,6 +46,9 @@ pub(crate) struct Compiled {
     /// The policy without rules at run time, if it allows any.
     pub(crate) policy: Option<Arc<Policy>>,
     pub(crate) inputs: Arc<Inputs>,
+    /// The number in the history of the policy that comes back; `None`: it was read from its source.
+    pub(crate) past: Option<u64>,
+    pub(crate) set_sizes: Vec<SetSize>,
     /// Empty if it was compiled without weights.
     pub(crate) weights: RuleWeights,
     pub(crate) warnings: Vec<Diagnostic>,
@@ -55,6 +60,11 @@ pub(crate) struct Compiled {
 }
 
 impl Compiled {
+    /// Notes which policy of the history it is.
+    pub(crate) fn of_past(self, past: Option<u64>) -> Self {
+        Self { past, ..self }
+    }
+
     /// Refused if it would lose packets that the policy leaves to the kernel and does not allow to be lost,
     /// or protected ones.
     pub(crate) fn into_installable(self) -> Result<Self, Diagnostics> {
@@ -119,7 +129,8 @@ impl Read {
         let protected = protection::Names::of(&policy);
         let weights = weights.map(|weights| counters::by_name(&policy, weights)).unwrap_or_default();
         let program = Arc::new(program);
-        Ok(Compiled { program, policy: own, inputs, weights, warnings, protected, refused })
+        let (past, set_sizes) = (None, policy.set_sizes);
+        Ok(Compiled { program, policy: own, inputs, past, set_sizes, weights, warnings, protected, refused })
     }
 }
 
@@ -133,6 +144,14 @@ pub(crate) fn load(source: &PolicySource) -> Result<Read, Diagnostics> {
         PolicyText::BuiltIn { name, text } => parse(&Source::new(*name, *text), &NoFiles, &source.variables),
         PolicyText::Read(text) => parse(text, &Folder(PathBuf::new()), &source.variables),
     }
+}
+
+/// Parses a policy anew from its inputs. `None`: their text was not kept.
+pub(crate) fn load_inputs(inputs: &Inputs) -> Option<Result<Read, Diagnostics>> {
+    let text = Source::new(inputs.name.as_str(), inputs.text.as_deref()?);
+    let file = |(name, file): (&String, &InputFile)| Some((name.clone(), file.text.clone()?));
+    let files: BTreeMap<String, String> = inputs.files.iter().filter_map(file).collect();
+    Some(parse(&text, &files, &inputs.variables))
 }
 
 /// Parses a policy that was read, and the files that it names.

@@ -20,8 +20,10 @@ use worker::Slot;
 
 use super::captures::Captures;
 use super::flows;
-use super::model::{Failure, File, PolicyText, Status, Verdict};
-use super::request::{self, Call, CaptureBody, PATHS, PolicyBody, Refused};
+use super::model::{Failure, File, History, PlanReport, PolicyText, Status, Verdict};
+use super::request::{
+    self, Call, CaptureBody, NoOptions, PATHS, PolicyBody, Refused, ReloadBody, RollbackBody,
+};
 use super::rules::{Caller, RuleChanges, RuleList, RulesChanged};
 use crate::policy_diff;
 use crate::policy_file::{self, Inputs, KEPT_BYTES_MAX};
@@ -62,6 +64,12 @@ pub(crate) trait Daemon: Send + Sync {
     /// Ends it. Waits for the workers.
     fn detach(&self, slot: Slot);
 
+    /// The policies that were in force.
+    fn history(&self) -> History;
+
+    /// What a policy would cost; it is compiled, and nothing is done. An inner error: its diagnostics.
+    fn plan(&self, read: policy_file::Read) -> Result<PlanReport, Failure>;
+
     /// Changes rules at run time. Waits for the workers, and for the device where that has to follow.
     fn change_rules(&self, caller: Caller, changes: RuleChanges) -> Result<RulesChanged, Refused>;
 
@@ -81,12 +89,31 @@ pub(crate) struct InForce {
 /// A client that waits for the verdict of a reload.
 pub(crate) type Waiter = oneshot::Sender<Verdict>;
 
+/// A change of the policy in force that somebody asks for.
+#[derive(Debug)]
+pub(crate) struct ReloadRequest {
+    pub(crate) wanted: Wanted,
+    /// Who asks, for the log and the history.
+    pub(crate) by: String,
+    pub(crate) waiter: Option<Waiter>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Wanted {
+    /// The policy is read again.
+    Reload(ReloadBody),
+    /// The policy that was in force so many policies ago comes back.
+    Back(usize),
+    /// The last reload is confirmed.
+    Confirm,
+}
+
 /// The parts of the daemon that the API uses.
 pub(crate) struct Links {
     pub(crate) daemon: Arc<dyn Daemon>,
     pub(crate) pages: Arc<Pages>,
     /// To the run loop.
-    pub(crate) reloads: Sender<Waiter>,
+    pub(crate) reloads: Sender<ReloadRequest>,
 }
 
 pub(super) struct Api {
@@ -179,9 +206,21 @@ impl Api {
             }
             Call::Reload => {
                 let bytes = body(incoming, call.body_bytes_max()).await?;
-                request::no_options(&bytes)?;
-                self.reload().await?
+                let asked: ReloadBody = request::options(&bytes)?;
+                check_time(asked.confirm_seconds)?;
+                self.reload(Wanted::Reload(asked), peer).await?
             }
+            Call::Confirm => {
+                let bytes = body(incoming, call.body_bytes_max()).await?;
+                request::options::<NoOptions>(&bytes)?;
+                self.reload(Wanted::Confirm, peer).await?
+            }
+            Call::Rollback => {
+                let bytes = body(incoming, call.body_bytes_max()).await?;
+                let RollbackBody { back } = request::options(&bytes)?;
+                self.reload(Wanted::Back(back), peer).await?
+            }
+            Call::History => json(&self.links.daemon.history()),
             Call::StartCapture => {
                 let bytes = body(incoming, call.body_bytes_max()).await?;
                 self.start_capture(&bytes)?
@@ -198,6 +237,13 @@ impl Api {
                     permit.map_err(|_| busy("another comparison is running (hint: try again later)"))?;
                 let bytes = body(incoming, call.body_bytes_max()).await?;
                 self.diff(bytes)?
+            }
+            Call::Plan => {
+                let permit = self.diffs.try_acquire();
+                let _permit =
+                    permit.map_err(|_| busy("another comparison is running (hint: try again later)"))?;
+                let bytes = body(incoming, call.body_bytes_max()).await?;
+                self.plan(bytes)?
             }
         })
     }
@@ -248,9 +294,11 @@ impl Api {
     }
 
     /// Waits for the daemon's verdict. The reload goes on if the client goes away.
-    async fn reload(&self) -> Result<Answer, Refused> {
+    async fn reload(&self, wanted: Wanted, peer: Option<Peer>) -> Result<Answer, Refused> {
         let (waiter, verdict) = oneshot::channel();
-        self.links.reloads.try_send(waiter).map_err(|error| match error {
+        let by = peer.map_or_else(|| "a client".to_owned(), |peer| format!("user {}", peer.uid));
+        let request = ReloadRequest { wanted, by, waiter: Some(waiter) };
+        self.links.reloads.try_send(request).map_err(|error| match error {
             TrySendError::Full(_) => busy("too many reloads are waiting"),
             TrySendError::Disconnected(_) => busy(ENDING),
         })?;
@@ -268,6 +316,26 @@ impl Api {
         let mut answer = with(Response::new(packets.boxed()), CONTENT_TYPE, "application/x-pcapng");
         answer.headers_mut().insert(CAPTURE_HEADER, HeaderValue::from(id));
         Ok(answer)
+    }
+
+    fn plan(&self, bytes: Bytes) -> Result<Answer, Failed> {
+        let in_force = self.links.daemon.in_force();
+        computed(move || {
+            let asked: PolicyBody = request::body(&bytes)?;
+            drop(bytes);
+            let variables = asked.variables.as_ref().unwrap_or(&in_force.inputs.variables);
+            let source = Source::new(asked.name.as_str(), asked.text);
+            let read = policy_file::parse(&source, &asked.files, variables);
+            let read = read.map_err(|diagnostics| wrong_policy(&source, diagnostics))?;
+            match self.links.daemon.plan(read) {
+                Ok(report) => Ok(json(&report)),
+                Err(failure) => {
+                    let mut answer = json(&failure);
+                    *answer.status_mut() = StatusCode::UNPROCESSABLE_ENTITY;
+                    Ok(answer)
+                }
+            }
+        })?
     }
 
     fn diff(&self, bytes: Bytes) -> Result<Answer, Failed> {
@@ -308,10 +376,9 @@ fn running(inputs: &Inputs) -> Result<Policy, Failed> {
         let why = format!("the policy in force has more than {KEPT_BYTES_MAX} bytes: its text is not kept");
         Refused::new(409, why)
     };
-    let text = inputs.text.as_ref().ok_or_else(too_large)?;
-    let file = |(name, file): (&String, &policy_file::InputFile)| Some((name.clone(), file.text.clone()?));
-    let files: BTreeMap<String, String> = inputs.files.iter().filter_map(file).collect();
-    parsed(&Source::new(inputs.name.as_str(), text.as_str()), &files, &inputs.variables)
+    let read = policy_file::load_inputs(inputs).ok_or_else(too_large)?;
+    read.map(|read| read.policy)
+        .map_err(|diagnostics| wrong_policy(&Source::new(inputs.name.as_str(), ""), diagnostics))
 }
 
 fn parsed(
@@ -319,10 +386,28 @@ fn parsed(
     files: &BTreeMap<String, String>,
     variables: &BTreeMap<String, String>,
 ) -> Result<Policy, Failed> {
-    policy_file::parse(source, files, variables).map(|read| read.policy).map_err(|diagnostics| {
-        let why = format!("{}: {} in the policy", source.name, policy_file::error_count(&diagnostics));
-        Failed { refused: Refused::new(422, why), diagnostics: Some(diagnostics) }
-    })
+    let read = policy_file::parse(source, files, variables);
+    read.map(|read| read.policy).map_err(|diagnostics| wrong_policy(source, diagnostics))
+}
+
+fn wrong_policy(source: &Source, diagnostics: Diagnostics) -> Failed {
+    let why = format!("{}: {} in the policy", source.name, policy_file::error_count(&diagnostics));
+    Failed { refused: Refused::new(422, why), diagnostics: Some(diagnostics) }
+}
+
+/// The longest time that a reload waits for its confirmation.
+const CONFIRM_MAX: Duration = Duration::from_secs(24 * 3600);
+
+fn check_time(seconds: Option<f64>) -> Result<(), Refused> {
+    let is_good = |seconds: f64| {
+        Duration::try_from_secs_f64(seconds).is_ok_and(|time| !time.is_zero() && time <= CONFIRM_MAX)
+    };
+    match seconds {
+        Some(seconds) if !is_good(seconds) => {
+            Err(Refused::new(400, "confirm_seconds is more than 0 and at most 86400"))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn policy_text(in_force: &InForce) -> PolicyText {

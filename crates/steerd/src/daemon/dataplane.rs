@@ -79,6 +79,9 @@ impl Dataplane {
             Command::Install { compiled, cause, done } => {
                 let _ = done.send(self.install(compiled, cause));
             }
+            Command::Preview { program, done } => {
+                let _ = done.send(self.controller.preview(program).map_err(Error::Install));
+            }
             Command::Attach { sink, rule, opened, done } => {
                 let attached = self.sinks.attach(&sink, &rule, opened);
                 match attached {
@@ -116,7 +119,7 @@ impl Dataplane {
     }
 
     fn replace(&mut self, compiled: Compiled, cause: Cause) -> Result<FlowChanges, Error> {
-        let Compiled { program, policy, inputs, weights, warnings, .. } = compiled;
+        let Compiled { program, policy, inputs, past, set_sizes, weights, warnings, .. } = compiled;
         let opened = &self.observer.opened;
         let generation = self.controller.generation().0 + 1;
         let map = match self.sinks.prepare(opened, &program, generation, &inputs.sha256) {
@@ -155,6 +158,11 @@ impl Dataplane {
             inputs,
             program,
             policy,
+            past: match cause {
+                Cause::Policy => past,
+                Cause::Rules => last.policy.past,
+            },
+            set_sizes,
             weights,
             generation: installed.generation.0,
             loaded_at_seconds: match cause {

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use control::{DropTotals, FlowChanges};
+use control::{DropTotals, FlowChanges, PlanSummary};
 use crossbeam::channel::{self, Receiver, SendTimeoutError, Sender};
-use program::SinkSpec;
+use program::{Program, SinkSpec};
 use worker::Slot;
 use worker::sinks::Opened;
 
@@ -33,6 +33,7 @@ pub(crate) enum Cause {
 
 pub(super) enum Command {
     Install { compiled: Compiled, cause: Cause, done: Sender<Result<FlowChanges, Error>> },
+    Preview { program: Arc<Program>, done: Sender<Result<PlanSummary, Error>> },
     Attach { sink: SinkSpec, rule: String, opened: Opened, done: Sender<Result<Slot, sinks::Error>> },
     ReadDrops { done: Sender<Arc<[DropTotals]>> },
     Stop,
@@ -94,6 +95,16 @@ impl Commands {
     pub(crate) fn install(&self, compiled: Compiled, cause: Cause) -> Result<FlowChanges, Error> {
         let (done, result) = channel::bounded(1);
         self.commands.send(Command::Install { compiled, cause, done }).map_err(|_| Error::Stopping)?;
+        result.recv().map_err(|_| Error::DataplaneDied)?
+    }
+
+    /// What the installation of a program would cost.
+    ///
+    /// # Errors
+    /// As [`Commands::install`].
+    pub(crate) fn preview(&self, program: Arc<Program>) -> Result<PlanSummary, Error> {
+        let (done, result) = channel::bounded(1);
+        self.commands.send(Command::Preview { program, done }).map_err(|_| Error::Stopping)?;
         result.recv().map_err(|_| Error::DataplaneDied)?
     }
 

@@ -165,6 +165,8 @@ fn none_in_force(source: PolicySource, compiled: &Compiled) -> PolicyInForce {
         inputs: Arc::clone(&compiled.inputs),
         program: Arc::clone(&compiled.program),
         policy: None,
+        past: None,
+        set_sizes: Vec::new(),
         weights: RuleWeights::new(),
         unexported: HashSet::new(),
         generation: 0,

@@ -220,6 +220,7 @@ fn policy(published: &Published) -> PolicyState {
     PolicyState {
         source: policy.source.to_string(),
         sha256: policy.inputs.sha256.clone(),
+        past: policy.past,
         generation: policy.generation,
         loaded_at_seconds: policy.loaded_at_seconds,
         // Without the pseudo rule for the default action.

@@ -252,6 +252,7 @@ fn refuse_taking(policy: &Policy, before: usize, id: &str, matches: &RuntimeMatc
         default_given: true,
         allow_lost_exceptions: false,
         protect: policy.protect.clone(),
+        set_sizes: Vec::new(),
         runtime: None,
     };
     let found = analysis::protection(&with_rule);

@@ -45,7 +45,7 @@ impl LiveRules {
         });
         let saved = Saved { format: FORMAT, rules: saved.collect() };
         rules.is_unsaved = false;
-        if let Err(error) = write(path, &saved) {
+        if let Err(error) = crate::state_file::replace(path, &saved) {
             tracing::error!("rules at run time are not saved in {}: {error}", path.display());
         }
     }
@@ -103,14 +103,4 @@ fn read(path: &Path) -> io::Result<Saved> {
         FORMAT => Ok(saved),
         other => Err(io::Error::other(format!("its format is {other}, this program reads {FORMAT}"))),
     }
-}
-
-fn write(path: &Path, saved: &Saved) -> io::Result<()> {
-    let next = path.with_extension("new");
-    let file = fs::File::create(&next)?;
-    let mut writer = io::BufWriter::new(file);
-    serde_json::to_writer(&mut writer, saved)?;
-    let file = writer.into_inner().map_err(io::IntoInnerError::into_error)?;
-    file.sync_all()?;
-    fs::rename(&next, path)
 }
