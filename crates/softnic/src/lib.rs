@@ -15,6 +15,7 @@ mod engine;
 mod errno;
 mod error;
 mod events;
+mod flow_pace;
 mod formats;
 mod lazy_nic;
 mod library;

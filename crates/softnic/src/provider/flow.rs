@@ -79,6 +79,7 @@ pub(crate) fn insert(
     prepare: impl FnOnce(&State) -> Verb<(FlowState, Vec<(u32, CounterPoint)>)>,
 ) -> Verb<u32> {
     let rules = &nic.rules().flow;
+    nic.flow_pace.wait();
     let mut flows = nic.flow_writer();
     let mut state = nic.control();
     let (flow, points) = prepare(&state)?;
@@ -122,6 +123,7 @@ pub(crate) fn insert(
 /// Takes a flow of a context out of the table and out of use of its queue pair and counters; `None` if there
 /// is no such flow.
 pub(crate) fn remove(nic: &Nic, slot: u32, owner: u32) -> Option<()> {
+    nic.flow_pace.wait();
     let mut flows = nic.flow_writer();
     nic.control_without_wakeup().flow_objects.get(slot).filter(|flow| flow.owner == owner)?;
     flows.change(|table| table.remove(FlowId(slot)));

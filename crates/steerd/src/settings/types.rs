@@ -140,6 +140,8 @@ pub(crate) struct SoftNic {
     #[serde(deserialize_with = "personality")]
     pub(crate) personality: String,
     pub(crate) mode: SoftNicMode,
+    /// Flows created or destroyed a second; 0: as many as it can.
+    pub(crate) flow_rate: u32,
     /// One thread for each of these cores; `core` is one.
     pub(crate) cores: Option<Vec<usize>>,
     pub(crate) core: Option<usize>,
