@@ -52,7 +52,8 @@ pub use lost::{LostException, LostExceptions, OpenException, lost_exceptions};
 pub use match_text::match_text;
 pub use products::MAX_PRODUCTS;
 pub use protect::{
-    Missed, Protected, is_enforced_by_workers, protection, protection_on_device, unreachable_kinds,
+    Missed, Protected, forms_of_workers, forms_without_protected, protection, protection_from_rule,
+    protection_on_device, unreachable_kinds,
 };
 pub use region::Region;
 pub use search::{MAX_COMPARISONS, MAX_COMPARISONS_IN_ALL};

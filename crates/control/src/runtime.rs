@@ -348,8 +348,8 @@ impl RuntimeStore {
         now: Instant,
         applied: &mut AppliedRequests,
     ) -> Result<(), RuntimeRefusal> {
-        check_text(&rule)?;
         check_forms(&rule, allowed)?;
+        check_text(&rule)?;
         let keys = keys(&rule)?;
         if keys.reverse == Some(keys.forward) {
             return Err(RuntimeRefusal::OneDirection);

@@ -52,9 +52,10 @@ pub struct RuntimeAction {
     pub verdict: Verdict,
     /// Where the packets go that are delivered.
     pub sinks: Vec<SinkId>,
-    /// Whether workers receive every packet that such a rule changes something for. Else only the device can
-    /// enforce it. The compiler leaves it false: the analysis of the policy tells it.
-    pub is_enforced_by_workers: bool,
+    /// The forms, by index, of which workers receive every packet that such a rule changes something for; only
+    /// the device can enforce rules of the others. The compiler leaves it empty: the analysis of the policy
+    /// tells it.
+    pub by_workers: Vec<bool>,
 }
 
 impl RuntimeRules {
@@ -64,6 +65,18 @@ impl RuntimeRules {
         let is_it =
             |action: &Option<RuntimeAction>| action.as_ref().is_some_and(|action| action.text == text);
         self.actions.iter().position(is_it).and_then(|number| u8::try_from(number).ok())
+    }
+
+    /// Whether workers can enforce a rule without the device, in both directions if it has both.
+    #[must_use]
+    pub fn is_enforced_by_workers(&self, action: u8, matches: &RuntimeMatch, both_directions: bool) -> bool {
+        let Some(Some(action)) = self.actions.get(usize::from(action)) else { return false };
+        let by_workers = |matches: &RuntimeMatch| {
+            let fields = matches.fields().ok();
+            let form = self.forms.iter().position(|form| Some(form.fields()) == fields);
+            form.and_then(|form| action.by_workers.get(form)).copied().unwrap_or(false)
+        };
+        by_workers(matches) && (!both_directions || by_workers(&matches.reversed()))
     }
 
     /// Gives the actions the numbers that they have in the program before. A number that only that one uses
@@ -679,7 +692,7 @@ mod tests {
                 text: text.to_owned(),
                 verdict: Verdict::Drop,
                 sinks: Vec::new(),
-                is_enforced_by_workers: true,
+                by_workers: Vec::new(),
             })
         };
         let rules = |actions: &[&str]| RuntimeRules {

@@ -32,7 +32,7 @@ fn allowed(job: &Job<'_>, text: &str, action: Action) -> RuntimeAction {
         verdict: verdict(action),
         sinks: job.policy.sinks_of(action, None).to_vec(),
         // Known only to the analysis of packet sets.
-        is_enforced_by_workers: false,
+        by_workers: Vec::new(),
     }
 }
 

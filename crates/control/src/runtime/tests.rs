@@ -10,7 +10,7 @@ const ROOT: RuntimeOwner = RuntimeOwner { uid: 0, rules_max: None };
 fn allowed(rules_max: u32) -> RuntimeRules {
     let action = |text: &str| {
         let (text, verdict, sinks) = (text.to_owned(), Verdict::Drop, Vec::new());
-        Some(RuntimeAction { text, verdict, sinks, is_enforced_by_workers: true })
+        Some(RuntimeAction { text, verdict, sinks, by_workers: Vec::new() })
     };
     let source = RuntimeFields { src: 32, is_v6: Some(false), ..RuntimeFields::default() };
     let both = RuntimeFields { dst: 32, ..source };

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use control::{RuntimeStore, StoredRule};
 use policy::Policy;
-use program::{Program, RuntimeChange, RuntimeRules};
+use program::{Program, RuntimeChange, RuntimeMatch, RuntimeRules};
 use worker::Traffic;
 
 use crate::api::request::Refused;
@@ -53,6 +53,9 @@ pub(crate) struct Rules {
     /// A worker has not followed a change: all get all rules anew.
     is_out_of_step: bool,
     hot: Hot,
+    /// By form, whether no rule of it can take a protected packet; of the policy with that hash.
+    safe_forms: Vec<bool>,
+    safe_forms_of: String,
     /// The rules have changed since they were saved.
     is_unsaved: bool,
 }
@@ -285,22 +288,39 @@ impl Rules {
     /// can enforce then. `program`: the one in force, whose actions the rules name by number.
     pub(crate) fn for_device(&self, policy: &Policy, program: &Program) -> Vec<DeviceRule> {
         let Some(runtime) = &policy.runtime else { return Vec::new() };
-        let by_device = runtime.actions.iter();
-        let by_device = by_device.filter(|(_, action)| !analysis::is_enforced_by_workers(policy, *action));
-        let by_device: Vec<&str> = by_device.map(|(text, _)| text.as_str()).collect();
-        let needs_device = |text: &str| by_device.contains(&text);
+        let by_workers: Vec<Vec<bool>> =
+            runtime.actions.iter().map(|(_, action)| analysis::forms_of_workers(policy, *action)).collect();
+        let form_of = |matches: &RuntimeMatch| {
+            let fields = matches.fields().ok();
+            runtime.forms.iter().position(|form| Some(*form) == fields)
+        };
+        let needs_device = |rule: &DeviceRule| {
+            let Some(action) = runtime.actions.iter().position(|(text, _)| *text == rule.action) else {
+                return false;
+            };
+            let reverse = rule.both_directions.then(|| rule.matches.reversed());
+            let mut forms =
+                [Some(rule.matches), reverse].into_iter().flatten().filter_map(|one| form_of(&one));
+            forms.any(|form| !by_workers[action][form])
+        };
         let is_allowed = |rule: &DeviceRule| {
-            let fields = rule.matches.fields().ok();
-            runtime.forms.iter().any(|form| Some(*form) == fields)
+            form_of(&rule.matches).is_some()
+                && (!rule.both_directions || form_of(&rule.matches.reversed()).is_some())
         };
         let chosen = self.store.rules().filter_map(|stored| {
             let rule = device_rule(stored, program)?;
-            (stored.in_device || needs_device(&rule.action)).then_some(rule)
+            (stored.in_device || needs_device(&rule)).then_some(rule)
         });
         let mut chosen: Vec<DeviceRule> = chosen.filter(is_allowed).collect();
         chosen.sort_by(|a, b| a.id.cmp(&b.id));
         chosen
     }
+}
+
+/// Whether workers can enforce a rule without the device.
+fn is_by_workers(stored: &StoredRule, allowed: &RuntimeRules) -> bool {
+    let rule = &stored.rule;
+    allowed.is_enforced_by_workers(rule.action, &rule.matches, rule.both_directions)
 }
 
 /// A rule as the policy in force names its action; `None`: that is not allowed any more.
@@ -316,8 +336,7 @@ fn device_rule(stored: &StoredRule, program: &Program) -> Option<DeviceRule> {
 
 fn row(stored: &StoredRule, traffic: Traffic, allowed: Option<&RuntimeRules>, now: Instant) -> RuleRow {
     let rule = &stored.rule;
-    let action = allowed.and_then(|allowed| allowed.actions.get(usize::from(rule.action))?.as_ref());
-    let by_workers = action.is_some_and(|action| action.is_enforced_by_workers);
+    let by_workers = allowed.is_some_and(|allowed| is_by_workers(stored, allowed));
     let acts_in = match (by_workers, stored.in_device) {
         (true, true) => "both",
         (false, true) => "device",

@@ -66,7 +66,7 @@ pub(super) fn note_enforced(policy: &Policy, rules: &mut RuntimeRules) {
     let Some(runtime) = &policy.runtime else { return };
     for allowed in rules.actions.iter_mut().flatten() {
         let action = runtime.actions.iter().find(|(text, _)| *text == allowed.text);
-        allowed.is_enforced_by_workers =
-            action.is_some_and(|(_, action)| analysis::is_enforced_by_workers(policy, *action));
+        allowed.by_workers =
+            action.map(|(_, action)| analysis::forms_of_workers(policy, *action)).unwrap_or_default();
     }
 }

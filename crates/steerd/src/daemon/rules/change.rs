@@ -6,12 +6,11 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use analysis::Protected;
-use control::{AppliedRequests, RuntimeOwner, RuntimeRequest, RuntimeRule};
+use control::{AppliedRequests, RuntimeOwner, RuntimeRequest, RuntimeRule, StoredRule};
 use policy::Policy;
-use policy::policy::{Action, Direction, RuleDefinition};
-use program::{Match, Policing, RuntimeMatch, RuntimeRules};
+use program::{Match, RuntimeMatch, RuntimeRules};
 
-use super::{LiveRules, Rules};
+use super::{LiveRules, Rules, is_by_workers};
 use crate::api::request::Refused;
 use crate::api::rules::{Caller, RuleBody, RuleChanges, RulesChanged};
 use crate::daemon::board::PolicyInForce;
@@ -35,7 +34,7 @@ impl LiveRules {
             return Err(Refused::new(409, why));
         };
         let owner = owner(caller, policy)?;
-        check_protected(policy, &changes.add)?;
+        rules.check_protected(&in_force, &changes.add)?;
         let requests = requests(&rules, owner, changes, allowed)?;
         let mut applied = rules.store.apply(requests, allowed, owner, Instant::now()).map_err(|refused| {
             let first = refused.iter().take(SHOWN);
@@ -79,17 +78,14 @@ impl LiveRules {
         in_force: &PolicyInForce,
     ) -> Result<(), Refused> {
         let Some(allowed) = &in_force.program.runtime else { return Ok(()) };
-        let needs_device = |action: u8| {
-            let action = allowed.actions.get(usize::from(action)).and_then(Option::as_ref);
-            action.is_some_and(|action| !action.is_enforced_by_workers)
-        };
+        let needs_device = |stored: &StoredRule| !is_by_workers(stored, allowed);
         let wanted: HashSet<Arc<str>> = rules
             .store
             .rules()
-            .filter(|stored| stored.in_device || needs_device(stored.rule.action))
+            .filter(|stored| stored.in_device || needs_device(stored))
             .map(|stored| Arc::clone(&stored.rule.id))
             .collect();
-        let must = rules.store.rules().filter(|stored| needs_device(stored.rule.action)).count();
+        let must = rules.store.rules().filter(|stored| needs_device(stored)).count();
         if must > allowed.device_rules_max as usize {
             let max = allowed.device_rules_max;
             let why = format!(
@@ -199,63 +195,47 @@ pub(super) fn runtime_rule(
     })
 }
 
-/// Refuses rules that take packets which `[protect]` leaves to the host, with such a packet.
-fn check_protected(policy: &Policy, added: &[RuleBody]) -> Result<(), Refused> {
-    let protected = policy.protect.as_deref().unwrap_or_default();
-    let Some(runtime) = policy.runtime.as_ref().filter(|_| !protected.is_empty()) else { return Ok(()) };
-    let mut compared = 0;
-    for body in added.iter().filter(|body| body.action != "kernel") {
-        let reverse = body.both.then(|| body.matches.reversed());
-        for matches in [Some(body.matches), reverse].into_iter().flatten().filter(|one| one.fields().is_ok())
-        {
-            let wide = matches.to_match();
-            if protected.iter().all(|protected| !may_share(&wide, &protected.matches)) {
-                continue;
-            }
-            compared += 1;
-            if compared > COMPARED_MAX {
-                let why = format!(
-                    "more than {COMPARED_MAX} rules share fields with [protect] (hint: add fewer at a time)"
-                );
-                return Err(Refused::new(409, why));
-            }
-            refuse_taking(policy, runtime.before, &body.id(), &matches)?;
+impl Rules {
+    /// Refuses rules that take packets which `[protect]` leaves to the host, with such a packet.
+    fn check_protected(&mut self, in_force: &PolicyInForce, added: &[RuleBody]) -> Result<(), Refused> {
+        let Some(policy) = &in_force.policy else { return Ok(()) };
+        let protected = policy.protect.as_deref().unwrap_or_default();
+        let Some(runtime) = policy.runtime.as_ref().filter(|_| !protected.is_empty()) else { return Ok(()) };
+        if self.safe_forms_of != in_force.inputs.sha256 {
+            self.safe_forms = analysis::forms_without_protected(policy);
+            self.safe_forms_of.clone_from(&in_force.inputs.sha256);
         }
+        let is_safe = |matches: &RuntimeMatch| {
+            let fields = matches.fields().ok();
+            let form = runtime.forms.iter().position(|form| Some(*form) == fields);
+            form.is_none_or(|form| self.safe_forms.get(form).copied().unwrap_or(false))
+        };
+        let mut compared = 0;
+        for body in added.iter().filter(|body| body.action != "kernel") {
+            let reverse = body.both.then(|| body.matches.reversed());
+            for matches in [Some(body.matches), reverse].into_iter().flatten().filter(|one| !is_safe(one)) {
+                let wide = matches.to_match();
+                if protected.iter().all(|protected| !may_share(&wide, &protected.matches)) {
+                    continue;
+                }
+                compared += 1;
+                if compared > COMPARED_MAX {
+                    let why = format!(
+                        "more than {COMPARED_MAX} rules have fields in common with [protect] (hint: add fewer at a time, or \
+                         let `before` of [runtime] name a rule behind those that leave the protected packets to the host)"
+                    );
+                    return Err(Refused::new(409, why));
+                }
+                refuse_taking(policy, &body.id(), wide)?;
+            }
+        }
+        Ok(())
     }
-    Ok(())
 }
 
 /// Refuses a rule by the exact analysis of a policy that has it behind the rules before it.
-fn refuse_taking(policy: &Policy, before: usize, id: &str, matches: &RuntimeMatch) -> Result<(), Refused> {
-    let mut rules: Vec<RuleDefinition> = policy.rules.iter().take(before).cloned().collect();
-    let (place, name_place) = (policy.default_place.clone(), policy.default_place.clone());
-    rules.push(RuleDefinition {
-        name: id.to_owned(),
-        matches: matches.to_match(),
-        action: Action::Drop,
-        direction: Direction::Ingress,
-        priority: 0,
-        count: false,
-        sinks: None,
-        policing: Policing::default(),
-        multicast_default: false,
-        place,
-        name_place,
-    });
-    let with_rule = Policy {
-        source: Arc::clone(&policy.source),
-        groups: policy.groups.clone(),
-        sinks: Vec::new(),
-        rules,
-        default: Action::Kernel,
-        default_place: policy.default_place.clone(),
-        default_given: true,
-        allow_lost_exceptions: false,
-        protect: policy.protect.clone(),
-        set_sizes: Vec::new(),
-        runtime: None,
-    };
-    let found = analysis::protection(&with_rule);
+fn refuse_taking(policy: &Policy, id: &str, matches: Match) -> Result<(), Refused> {
+    let found = analysis::protection_from_rule(policy, matches);
     for (protected, found) in policy.protect.iter().flatten().zip(found) {
         let name = format!("`{}` (line {})", protected.name, protected.place.line());
         match found {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use control::StoredRule;
 
-use super::{LiveRules, Rules};
+use super::{LiveRules, Rules, is_by_workers};
 use crate::state::State;
 
 /// A rule with fewer packets per second is not worth a flow.
@@ -79,12 +79,8 @@ impl LiveRules {
         if allowed.device_rules_max == 0 || is_resting {
             return;
         }
-        let is_by_workers = |stored: &&StoredRule| {
-            let action = allowed.actions.get(usize::from(stored.rule.action)).and_then(Option::as_ref);
-            action.is_some_and(|action| action.is_enforced_by_workers)
-        };
         let (candidates, fixed): (Vec<&StoredRule>, Vec<&StoredRule>) =
-            rules.store.rules().partition(is_by_workers);
+            rules.store.rules().partition(|stored| is_by_workers(stored, allowed));
         let held: HashSet<Arc<str>> = candidates
             .iter()
             .filter(|stored| stored.in_device)
