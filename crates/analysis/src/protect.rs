@@ -58,11 +58,11 @@ pub fn protection(policy: &Policy) -> Vec<Protected> {
     protected.iter().map(|protected| view.missed(&protected.matches)).collect()
 }
 
-/// By form, whether workers receive every packet that a rule at run time of that form, with this action, changes
-/// something for, so that they can enforce it without the device. A packet of an earlier rule never meets it, one
-/// that the device drops needs no other drop, and one that the device leaves to the host no worker sees. Workers
-/// leave a packet to the host by a sink of kind `kernel` only. `false` also if that is not decided within the
-/// limits.
+/// By form, whether workers receive every packet that a rule at run time of that form, with this action,
+/// changes something for, so that they can enforce it without the device. A packet of an earlier rule never
+/// meets it, one that the device drops needs no other drop, and one that the device leaves to the host no
+/// worker sees. Workers leave a packet to the host by a sink of kind `kernel` only. `false` also if that is
+/// not decided within the limits.
 #[must_use]
 pub fn forms_of_workers(policy: &Policy, action: Action) -> Vec<bool> {
     let Some(runtime) = &policy.runtime else { return Vec::new() };
@@ -78,8 +78,8 @@ pub fn forms_of_workers(policy: &Policy, action: Action) -> Vec<bool> {
     forms_left(policy, |index, decided| index < runtime.before || reaches_worker(decided))
 }
 
-/// By form, whether no rule at run time of that form can take a protected packet from the host: each is decided by
-/// a rule before it. `false` also if that is not decided within the limits.
+/// By form, whether no rule at run time of that form can take a protected packet from the host: each is
+/// decided by a rule before it. `false` also if that is not decided within the limits.
 #[must_use]
 pub fn forms_without_protected(policy: &Policy) -> Vec<bool> {
     let forms = policy.runtime.iter().flat_map(|runtime| &runtime.forms);
@@ -87,7 +87,8 @@ pub fn forms_without_protected(policy: &Policy) -> Vec<bool> {
     forms.map(|fields| is_safe(protection_from_rule(policy, fields.to_match()))).collect()
 }
 
-/// As [`protection`], with a rule at run time in its place that takes all packets which match, and behind it none.
+/// As [`protection`], with a rule at run time in its place that takes all packets which match, and behind it
+/// none.
 #[must_use]
 pub fn protection_from_rule(policy: &Policy, matches: Match) -> Vec<Protected> {
     let Some(runtime) = &policy.runtime else { return Vec::new() };

@@ -2,8 +2,8 @@
 //!
 //! They stand before one rule of the policy: a packet that an earlier rule decides does not meet them. Each
 //! compares a few header fields by value, all fields of one *form*. The policy lists the forms, and the first
-//! form that has a rule for a packet decides. Rules of one form have different values, so no two of them match
-//! the same packet, and a worker looks a packet up at most once for each form.
+//! form that has a rule for a packet decides. Rules of one form have different values, so no two of them
+//! match the same packet, and a worker looks a packet up at most once for each form.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -52,9 +52,9 @@ pub struct RuntimeAction {
     pub verdict: Verdict,
     /// Where the packets go that are delivered.
     pub sinks: Vec<SinkId>,
-    /// The forms, by index, of which workers receive every packet that such a rule changes something for; only
-    /// the device can enforce rules of the others. The compiler leaves it empty: the analysis of the policy
-    /// tells it.
+    /// The forms, by index, of which workers receive every packet that such a rule changes something for;
+    /// only the device can enforce rules of the others. The compiler leaves it empty: the analysis of the
+    /// policy tells it.
     pub by_workers: Vec<bool>,
 }
 

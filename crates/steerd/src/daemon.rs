@@ -188,8 +188,8 @@ fn start(
     Ok(Some(steering))
 }
 
-/// The policy that was in force last, for a start with a policy that cannot be used. `None`: there is none that
-/// can.
+/// The policy that was in force last, for a start with a policy that cannot be used. `None`: there is none
+/// that can.
 fn last_good(loaded: &Loaded, history: &History, profile: &DeviceModel, workers: usize) -> Option<Compiled> {
     let last = history.back(0)?;
     let read = policy_file::load_inputs(&last.inputs)?.ok()?;

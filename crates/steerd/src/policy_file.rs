@@ -102,8 +102,8 @@ impl Read {
         Ok(Some(weights))
     }
 
-    /// `workers`: their number; `None`: as many as the policy names. `device_rules`: the rules at run time that
-    /// are to act in the device.
+    /// `workers`: their number; `None`: as many as the policy names. `device_rules`: the rules at run time
+    /// that are to act in the device.
     pub(crate) fn compile(
         self,
         weights: Option<&Weights>,

@@ -91,8 +91,8 @@ impl Classifier {
     /// that a sink gets, or all that have an outcome if `all`, have a decision afterwards.
     ///
     /// Packets of exact classes of rules that let all packets through take one look at a table. For all
-    /// others [`Classifier::resolve`] is called. `now` reads the clock once at most. `rules`: the rules at run
-    /// time, if there are any.
+    /// others [`Classifier::resolve`] is called. `now` reads the clock once at most. `rules`: the rules at
+    /// run time, if there are any.
     pub(crate) fn classify(
         &self,
         batch: &mut Batch,

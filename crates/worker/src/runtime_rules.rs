@@ -1,5 +1,5 @@
-//! Rules at run time on one worker: a hash table that its thread alone reads and writes, and the ring by which
-//! another thread changes it.
+//! Rules at run time on one worker: a hash table that its thread alone reads and writes, and the ring by
+//! which another thread changes it.
 //!
 //! All memory is allocated by the thread that sends the table. A change costs the worker one look into the
 //! table; it takes few between two batches of packets, so a flood of changes delays none for long.
@@ -182,7 +182,8 @@ impl RuntimeRulesOfWorker {
                 }
                 Message::Replace(table) => {
                     if let Some(before) = self.table.replace(table) {
-                        // Room is left for it: else it is freed here, which takes long and harms nothing else.
+                        // Room is left for it: else it is freed here, which takes long and harms nothing
+                        // else.
                         let _ = self.returned.push(before);
                     }
                 }

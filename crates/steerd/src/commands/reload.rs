@@ -1,4 +1,5 @@
-//! `steerd reload`, `confirm` and `rollback`: change the policy of the running daemon, and wait for its verdict.
+//! `steerd reload`, `confirm` and `rollback`: change the policy of the running daemon, and wait for its
+//! verdict.
 
 use std::fmt::Write as _;
 use std::io::IsTerminal;

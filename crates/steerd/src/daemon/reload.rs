@@ -193,7 +193,8 @@ impl Reloader {
         self.waiting.extend(same.into_iter().filter_map(|other| other.waiter));
     }
 
-    /// Becomes ready when a trial is over that nobody has confirmed; then [`Reloader::go_back`] must be called.
+    /// Becomes ready when a trial is over that nobody has confirmed; then [`Reloader::go_back`] must be
+    /// called.
     pub(crate) fn trial_over(&self) -> Receiver<Instant> {
         match &self.trial {
             Some(trial) if self.running.is_none() => channel::at(trial.ends),

@@ -54,8 +54,8 @@ impl PolicyChange {
         }
     }
 
-    /// The share of the packets counted so far whose rule is removed or changed, from 0 to 1; packets of rules
-    /// that are added later count for the rule that has them now. `None`: nothing was counted.
+    /// The share of the packets counted so far whose rule is removed or changed, from 0 to 1; packets of
+    /// rules that are added later count for the rule that has them now. `None`: nothing was counted.
     pub(crate) fn touched(&self, old: &Policy, counters: &Counters) -> Option<f64> {
         let mut sums = [0u64; 2];
         let names = old.rules.iter().map(|rule| rule.name.as_str()).chain([program::DEFAULT_RULE]);

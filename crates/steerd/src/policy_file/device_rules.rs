@@ -1,5 +1,5 @@
-//! Rules at run time that act in the device: they become rules of the policy, in the place that it gives them,
-//! and are compiled and installed with it.
+//! Rules at run time that act in the device: they become rules of the policy, in the place that it gives
+//! them, and are compiled and installed with it.
 
 use policy::Policy;
 use policy::policy::{Direction, RuleDefinition};

@@ -1,5 +1,5 @@
-//! Rules at run time with the real daemon: they act in workers or in the device, survive reloads and restarts,
-//! end by themselves, and take nothing that the policy protects.
+//! Rules at run time with the real daemon: they act in workers or in the device, survive reloads and
+//! restarts, end by themselves, and take nothing that the policy protects.
 
 use std::process::Command;
 use std::time::{Duration, Instant};

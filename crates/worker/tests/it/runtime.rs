@@ -1,11 +1,11 @@
-//! Rules at run time on workers, between reloads and with packets before every call to the device: each packet
-//! is decided by the rules that there are and by one of the two programs, as a plain model says.
+//! Rules at run time on workers, between reloads and with packets before every call to the device: each
+//! packet is decided by the rules that there are and by one of the two programs, as a plain model says.
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use control::{RuntimeOwner, RuntimeRequest, RuntimeRule, RuntimeStore};
+use control::{RuntimeOwner, RuntimeRequest, RuntimeRule, RuntimeStore, StoredRule};
 use packet::FlowKey;
 use packet::build::FrameBuilder;
 use program::{Predicate, Program, RUNTIME_RULES, RuntimeChange, RuntimeMatch};
@@ -145,7 +145,7 @@ fn tell(rig: &Rig, changes: &[RuntimeChange], store: &RuntimeStore, all: bool) {
 }
 
 fn counted(rig: &Rig, store: &RuntimeStore) -> u64 {
-    let slots = || store.rules().flat_map(|stored| stored.slots());
+    let slots = || store.rules().flat_map(StoredRule::slots);
     let workers = rig.workers.borrow();
     let traffic = workers.iter().flat_map(|worker| worker.control().runtime_traffic(slots()));
     traffic.map(|Traffic { packets, .. }| packets).sum()
@@ -257,14 +257,14 @@ fn kept_counts(rig: &Rig, store: &RuntimeStore, changes: &[RuntimeChange]) -> u6
             RuntimeChange::Remove { slot: removed } => *removed == slot,
         })
     };
-    let slots = || store.rules().flat_map(|stored| stored.slots()).filter(|slot| !is_touched(*slot));
+    let slots = || store.rules().flat_map(StoredRule::slots).filter(|slot| !is_touched(*slot));
     let workers = rig.workers.borrow();
     let traffic = workers.iter().flat_map(|worker| worker.control().runtime_traffic(slots()));
     traffic.map(|Traffic { packets, .. }| packets).sum()
 }
 
-/// Checks each packet against the last program, or also the one before; returns how many rules at run time have
-/// decided.
+/// Checks each packet against the last program, or also the one before; returns how many rules at run time
+/// have decided.
 fn judge(seen: &[Seen], old: Option<&Arc<Program>>, installed: &[Arc<Program>], store: &RuntimeStore) -> u64 {
     let new = installed.last().expect("one is installed");
     let mut by_rules = 0;

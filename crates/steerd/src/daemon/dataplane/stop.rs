@@ -26,8 +26,8 @@ const ENGINE_TIMEOUT: Duration = Duration::from_secs(3);
 const SINKS_TIMEOUT: Duration = Duration::from_secs(3);
 const STATE_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// How long the removal of all flows may take: longer where the device's model says that it does, and then the
-/// service manager is told.
+/// How long the removal of all flows may take: longer where the device's model says that it does, and then
+/// the service manager is told.
 fn clear_timeout(observer: &Observer) -> Duration {
     let model = observer.opened.profile(observer.worker_count());
     let flows = observer.board.read().policy.program.flows.len() * observer.opened.ports.len();

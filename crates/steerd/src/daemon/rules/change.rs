@@ -16,8 +16,8 @@ use crate::api::rules::{Caller, RuleBody, RuleChanges, RulesChanged};
 use crate::daemon::board::PolicyInForce;
 use crate::describe;
 
-/// The most rules of one call that are compared exactly with protected packets, which takes up to milliseconds
-/// each; most rules share no value with them and are not compared.
+/// The most rules of one call that are compared exactly with protected packets, which takes up to
+/// milliseconds each; most rules share no value with them and are not compared.
 const COMPARED_MAX: usize = 256;
 /// The most refusals that an answer lists.
 const SHOWN: usize = 5;
