@@ -15,6 +15,7 @@ mod crate_lists;
 mod daemon;
 mod documents;
 mod examples;
+mod feeds;
 mod forward;
 mod history;
 mod install;
