@@ -1,6 +1,7 @@
-//! Rules at run time: what they cost a worker per packet, on packets of a million flows in random order, and how many
-//! are added and removed a second at 100,000 rules, from a call to the worker that acts by them; beside it, elements
-//! added to and deleted from an nftables set of as many in a namespace of its own. One run, medians.
+//! Rules at run time: what they cost a worker per packet, on packets of a million flows in random order, and
+//! how many are added and removed a second at 100,000 rules, from a call to the worker that acts by them;
+//! beside it, elements added to and deleted from an nftables set of as many in a namespace of its own. One
+//! run, medians.
 #![forbid(unsafe_code)]
 
 use std::fmt::Write as _;
@@ -31,8 +32,8 @@ const POLICY: &str = "version = 1\ndefault = 'kernel'\n[groups.every]\nworkers =
 const RUNTIME: &str = "[runtime]\nbefore = 'ip'\nmatches = ['src dst protocol src_port dst_port', 'src']\n\
     actions = ['drop']\nrules = 2_000_000\n";
 
-/// Whether the policy allows rules, and how many there are. All of the last are matched, one packet in 1,049 of
-/// the first.
+/// Whether the policy allows rules, and how many there are. All of the last are matched, one packet in 1,049
+/// of the first.
 const VARIANTS: [(bool, u32); 5] = [(false, 0), (true, 0), (true, 1_000), (true, 100_000), (true, FLOWS)];
 
 fn flow(number: u32) -> RuntimeMatch {
@@ -138,7 +139,8 @@ fn cost_per_packet(capture: &Path) {
     }
 }
 
-/// Changes a second, from the store to a running worker without traffic, and the median time of a single change.
+/// Changes a second, from the store to a running worker without traffic, and the median time of a single
+/// change.
 fn speed_of_changes(capture: &Path) {
     let mut rig = Rig::replaying(capture, &format!("{POLICY}{RUNTIME}"), Drive::Manual, None);
     let Some(allowed) = allowed(&rig) else { return };

@@ -13,7 +13,7 @@ use program::{
 use crate::counter::{Tally, TallyRow, Traffic};
 use crate::disposition::Disposition;
 use crate::policer::Policers;
-use crate::runtime_rules::RuntimeTable;
+use crate::runtime_rules::{RuntimeProbe, RuntimeTable};
 use crate::sink::SinkMap;
 
 /// How the outcome of a class is found.
@@ -128,23 +128,33 @@ impl ClassTable {
         }
     }
 
-    /// The decision of a rule at run time on a packet that the policy has this outcome for, if there is one;
-    /// counts the packet for that rule. `header`: reads the packet.
+    /// Adds the searches for rules at run time that may decide a packet which the policy has this outcome
+    /// for. `header`: reads the packet.
+    #[inline]
+    pub(crate) fn probe(
+        &self,
+        outcome: &Outcome,
+        header: impl FnOnce() -> RuntimeHeader,
+        probes: &mut Vec<RuntimeProbe>,
+    ) {
+        let Some(allowed) = &self.program.runtime else { return };
+        if allowed.subject.get(outcome.rule.index()) == Some(&true) {
+            let header = header();
+            let keys = allowed.forms.iter().filter_map(|form| form.key(&header));
+            probes.extend(keys.map(RuntimeProbe::of));
+        }
+    }
+
+    /// The decision of the first rule at run time that is found; counts the packet for that rule.
     #[inline]
     pub(crate) fn decide_at_run_time(
         &self,
-        outcome: &Outcome,
+        probes: &[RuntimeProbe],
         rules: &RuntimeTable,
         bytes: u32,
-        header: impl FnOnce() -> RuntimeHeader,
     ) -> Option<Entry> {
-        let allowed = self.program.runtime.as_ref()?;
-        if !*allowed.subject.get(outcome.rule.index())? {
-            return None;
-        }
-        let header = header();
         let is_allowed = |action: u8| self.runtime.get(usize::from(action)).copied().flatten();
-        allowed.forms.iter().find_map(|form| rules.find(&form.key(&header)?, bytes).and_then(is_allowed))
+        probes.iter().find_map(|probe| rules.find(probe, bytes).and_then(is_allowed))
     }
 
     /// Whether rules at run time may decide packets.

@@ -15,7 +15,7 @@ use crate::class_map::{ClassMap, TABLES_MAX};
 use crate::class_table::{ClassTable, Entry};
 use crate::counter::Tally;
 use crate::mailbox::{Command, Mailbox, Publication};
-use crate::runtime_rules::RuntimeTable;
+use crate::runtime_rules::{GROUP, RuntimeLookups, RuntimeTable, Undecided};
 use crate::stats::{DropReason, Stats};
 
 /// The classes that packets may still have.
@@ -142,16 +142,39 @@ impl Classifier {
         let Some(map) = &self.map else { return };
         let views = map.tables().map(View::of);
         let packets = std::mem::take(&mut batch.packets);
-        for (index, packet) in packets.iter().enumerate() {
-            let Some((place, table, outcome)) = self.outcome(packet, batch, pool, stats) else { continue };
-            let header = || RuntimeHeader::of(&packet::parse(batch.data(packet, pool)).key);
-            let at_run_time = table.decide_at_run_time(&outcome, rules, packet.bytes, header);
-            let entry = at_run_time.unwrap_or_else(|| table.police(outcome, now));
-            match views[place].tallies.get(entry.tally as usize) {
-                Some(tally) => views[place].count_and_decide(&entry, tally, index, packet.bytes, all, batch),
-                None => stats.dropped(DropReason::UnknownClass),
+        let RuntimeLookups { mut probes, mut undecided } = std::mem::take(&mut batch.lookups);
+        for (first, group) in packets.chunks(GROUP).enumerate() {
+            for packet in group {
+                let found = self.outcome(packet, batch, pool, stats);
+                if let Some((_, table, outcome)) = &found {
+                    let header = || RuntimeHeader::of(&packet::parse(batch.data(packet, pool)).key);
+                    table.probe(outcome, header, &mut probes);
+                }
+                let outcome = found.map(|(place, _, outcome)| (place, outcome));
+                undecided.push(Undecided { outcome, probes_end: probes.len() });
             }
+            rules.begin_all(&mut probes);
+            let mut begin = 0;
+            for (index, (packet, Undecided { outcome, probes_end })) in
+                group.iter().zip(&undecided).enumerate()
+            {
+                let own = &probes[std::mem::replace(&mut begin, *probes_end)..*probes_end];
+                let Some((place, outcome)) = *outcome else { continue };
+                let (view, Some(table)) = (&views[place], map.tables()[place]) else { continue };
+                let at_run_time = table.decide_at_run_time(own, rules, packet.bytes);
+                let entry = at_run_time.unwrap_or_else(|| table.police(outcome, now));
+                match view.tallies.get(entry.tally as usize) {
+                    Some(tally) => {
+                        let index = first * GROUP + index;
+                        view.count_and_decide(&entry, tally, index, packet.bytes, all, batch);
+                    }
+                    None => stats.dropped(DropReason::UnknownClass),
+                }
+            }
+            probes.clear();
+            undecided.clear();
         }
+        batch.lookups = RuntimeLookups { probes, undecided };
         batch.packets = packets;
     }
 

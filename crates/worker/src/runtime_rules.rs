@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use program::{RUNTIME_RULES_MAX, RuntimeChange, RuntimeEntry, RuntimeKey};
+use program::{Outcome, RUNTIME_FORMS_MAX, RUNTIME_RULES_MAX, RuntimeChange, RuntimeEntry, RuntimeKey};
 use rtrb::{Consumer, Producer, RingBuffer};
 
 use crate::counter::{Tally, TallyRow, Traffic};
@@ -23,6 +23,48 @@ const RETURNED: usize = 4;
 enum Message {
     Change(RuntimeChange),
     Replace(Box<RuntimeTable>),
+}
+
+/// A search for the rule with a key.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RuntimeProbe {
+    key: RuntimeKey,
+    hash: u32,
+    /// The first bucket that may have it, once the search has begun.
+    bucket: u64,
+}
+
+impl RuntimeProbe {
+    #[inline]
+    pub(crate) fn of(key: RuntimeKey) -> Self {
+        Self { key, hash: key.hash() as u32, bucket: 0 }
+    }
+}
+
+/// The packets whose searches for rules at run time run at the same time.
+pub(crate) const GROUP: usize = 32;
+
+/// The searches for rules at run time of a group of packets; never grows.
+#[derive(Debug, Default)]
+pub(crate) struct RuntimeLookups {
+    pub(crate) probes: Vec<RuntimeProbe>,
+    pub(crate) undecided: Vec<Undecided>,
+}
+
+/// A packet whose searches run.
+#[derive(Debug)]
+pub(crate) struct Undecided {
+    /// The outcome by its class, and the place of its table; `None`: it has been counted as lost.
+    pub(crate) outcome: Option<(usize, Outcome)>,
+    /// The end of its probes.
+    pub(crate) probes_end: usize,
+}
+
+impl RuntimeLookups {
+    pub(crate) fn new() -> Self {
+        let probes = Vec::with_capacity(GROUP * RUNTIME_FORMS_MAX);
+        Self { probes, undecided: Vec::with_capacity(GROUP) }
+    }
 }
 
 /// The rules of one worker by their keys: linear probing over twice as many buckets as rules, without
@@ -55,21 +97,33 @@ impl RuntimeTable {
         self.rules == 0
     }
 
-    /// Counts a packet for the rule with this key and returns the number of its action.
+    /// Begins the search for the key of a probe. Most time of a search is that of the memory, so several are
+    /// begun before the first is ended.
     #[inline]
-    pub(crate) fn find(&self, key: &RuntimeKey, bytes: u32) -> Option<u8> {
-        let hash = key.hash() as u32;
+    fn begin(&self, probe: &mut RuntimeProbe) {
+        probe.bucket = self.buckets[probe.hash as usize & (self.buckets.len() - 1)];
+    }
+
+    /// Begins all of these searches.
+    #[inline]
+    pub(crate) fn begin_all(&self, probes: &mut [RuntimeProbe]) {
+        probes.iter_mut().for_each(|probe| self.begin(probe));
+    }
+
+    /// Counts a packet for the rule with the key of a probe and returns the number of its action.
+    #[inline]
+    pub(crate) fn find(&self, probe: &RuntimeProbe, bytes: u32) -> Option<u8> {
+        let RuntimeProbe { key, hash, mut bucket } = *probe;
         let mask = self.buckets.len() - 1;
         let mut place = hash as usize & mask;
         loop {
-            let bucket = self.buckets[place];
             if bucket == 0 {
                 return None;
             }
             if (bucket >> 32) as u32 == hash {
                 let slot = (bucket as u32 - 1) as usize;
                 if let Some(Some((known, action))) = self.entries.get(slot)
-                    && known == key
+                    && *known == key
                 {
                     if let Some(tally) = self.tallies.at(slot) {
                         tally.add(1, u64::from(bytes));
@@ -78,6 +132,7 @@ impl RuntimeTable {
                 }
             }
             place = (place + 1) & mask;
+            bucket = self.buckets[place];
         }
     }
 
@@ -297,6 +352,13 @@ mod tests {
 
     use super::*;
 
+    /// The action for a key, found as a worker does it.
+    fn find(table: &RuntimeTable, number: u16) -> Option<u8> {
+        let mut probes = [RuntimeProbe::of(key(number))];
+        table.begin_all(&mut probes);
+        table.find(&probes[0], 60)
+    }
+
     fn key(number: u16) -> RuntimeKey {
         let protocol = Some(ProtocolNumber(17));
         RuntimeMatch { dst_port: Some(number), protocol, ..RuntimeMatch::default() }
@@ -326,7 +388,7 @@ mod tests {
                 prop_assert_eq!(table.is_empty(), model.is_empty());
                 for number in 0..40 {
                     let known = model.iter().find(|(_, known)| **known == number);
-                    prop_assert_eq!(table.find(&key(number), 60), known.map(|(slot, _)| *slot as u8));
+                    prop_assert_eq!(find(&table, number), known.map(|(slot, _)| *slot as u8));
                 }
             }
         }
@@ -338,19 +400,19 @@ mod tests {
         let entry = |slot| RuntimeEntry { slot, key: key(slot as u16), action: 0 };
         assert!(feed.replace(2, [entry(0)].into_iter()).is_some());
         worker.refresh();
-        assert_eq!(worker.table().expect("a rule").find(&key(0), 60), Some(0));
+        assert_eq!(find(worker.table().expect("a rule"), 0), Some(0));
         assert_eq!(feed.send(&[RuntimeChange::Add(entry(1)), RuntimeChange::Add(entry(7))]), 2);
         worker.refresh();
-        assert_eq!(worker.table().expect("rules").find(&key(7), 60), None, "beyond the table");
+        assert_eq!(find(worker.table().expect("rules"), 7), None, "beyond the table");
         let before = feed.replace(8, [entry(0), entry(7)].into_iter()).expect("room");
         assert!(!feed.is_applied());
-        worker.table().expect("the table before").find(&key(0), 60);
+        find(worker.table().expect("the table before"), 0);
         worker.refresh();
         assert!(feed.is_applied());
         feed.carry_over(&before);
         assert_eq!(feed.traffic(0), Traffic { packets: 2, bytes: 120 });
-        worker.table().expect("rules").find(&key(7), 60);
-        worker.table().expect("rules").find(&key(0), 60);
+        find(worker.table().expect("rules"), 7);
+        find(worker.table().expect("rules"), 0);
         assert_eq!((feed.traffic(0).packets, feed.traffic(7).packets), (3, 1));
         assert_eq!(feed.send(&[RuntimeChange::Remove { slot: 0 }, RuntimeChange::Add(entry(0))]), 2);
         worker.refresh();
