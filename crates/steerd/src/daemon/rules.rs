@@ -32,6 +32,8 @@ use hot::Hot;
 const WORKER_PATIENCE: Duration = Duration::from_secs(5);
 /// How long a change of rules waits for a reload, or for another change.
 const CHANGE_PATIENCE: Duration = Duration::from_secs(10);
+/// How long the end waits for a change, which may wait for a device that does not respond.
+const END_PATIENCE: Duration = Duration::from_secs(2);
 /// The most rules of a list.
 const LISTED_MAX: usize = 10_000;
 
@@ -73,17 +75,21 @@ impl LiveRules {
     }
 
     fn lock_soon(&self) -> Result<MutexGuard<'_, Rules>, Refused> {
+        let busy = || Refused::new(503, "the policy is being changed (hint: try again later)");
+        self.lock_within(CHANGE_PATIENCE).ok_or_else(busy)
+    }
+
+    /// `None`: a change takes longer than `patience`.
+    fn lock_within(&self, patience: Duration) -> Option<MutexGuard<'_, Rules>> {
         let begun = Instant::now();
         loop {
             match self.state.try_lock() {
-                Ok(rules) => return Ok(rules),
-                Err(TryLockError::Poisoned(poisoned)) => return Ok(poisoned.into_inner()),
-                Err(TryLockError::WouldBlock) if begun.elapsed() < CHANGE_PATIENCE => {
+                Ok(rules) => return Some(rules),
+                Err(TryLockError::Poisoned(poisoned)) => return Some(poisoned.into_inner()),
+                Err(TryLockError::WouldBlock) if begun.elapsed() < patience => {
                     std::thread::sleep(Duration::from_millis(1));
                 }
-                Err(TryLockError::WouldBlock) => {
-                    return Err(Refused::new(503, "the policy is being changed (hint: try again later)"));
-                }
+                Err(TryLockError::WouldBlock) => return None,
             }
         }
     }

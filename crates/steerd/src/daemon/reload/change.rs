@@ -104,6 +104,13 @@ impl Work {
             let compiler::Obstacle { reason, limit, remedy, .. } = obstacle;
             return Err(refused(format!("{source}: {reason}: {limit}{errno} (hint: {remedy})")));
         }
+        if options.confirm_seconds.is_some()
+            && history.back(0).is_none_or(|before| before.inputs.text.is_none())
+        {
+            let why = "the policy in force could not come back, as its text is too long to be kept (hint: reload \
+                       without --confirm)";
+            return Err(refused(why.to_owned()));
+        }
         if options.dry_run {
             let change = difference(&before, &compiled);
             let summary =
@@ -243,9 +250,10 @@ fn report(
 /// The cost of putting a policy that was read in the place of the one in force.
 pub(in crate::daemon) fn plan(parts: &Parts, read: Read) -> Result<PlanReport, Diagnostics> {
     let Parts { observer, commands, rules, .. } = parts;
-    let at_run_time = rules.lock();
     let before = Arc::clone(&observer.board.read().policy);
-    let device_rules = |policy: &Policy| at_run_time.for_device(policy, &before.program);
+    // Not held while the policy is compiled: whoever may only read must not hold up changes.
+    let of_policy = rules.lock().for_device(&read.policy, &before.program);
+    let device_rules = |_: &Policy| of_policy.clone();
     let counters = Counters::of_weights(before.weights.clone());
     let running = Running { program: &before.program, counters: None, device_rules: &device_rules };
     let workers = observer.worker_count();

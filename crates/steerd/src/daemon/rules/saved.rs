@@ -10,7 +10,7 @@ use control::{RuntimeOwner, RuntimeRequest};
 use serde::{Deserialize, Serialize};
 
 use super::change::runtime_rule;
-use super::{LiveRules, Rules, body};
+use super::{END_PATIENCE, LiveRules, Rules, body};
 use crate::api::rules::RuleBody;
 
 /// The number of the format.
@@ -52,9 +52,13 @@ impl LiveRules {
 
     /// Writes them at the end.
     pub(crate) fn save_last(&self) {
-        let mut rules = self.lock();
-        rules.is_unsaved |= !rules.store.is_empty();
-        self.save(&mut rules);
+        match self.lock_within(END_PATIENCE) {
+            Some(mut rules) => {
+                rules.is_unsaved |= !rules.store.is_empty();
+                self.save(&mut rules);
+            }
+            None => tracing::error!("rules at run time are as last saved: a change of them does not end"),
+        }
     }
 
     /// Reads the rules of the run before. Those that the policy does not allow are left out, which is logged.
