@@ -93,7 +93,7 @@ pub(crate) enum Command {
     /// Show what it would cost to put a policy in the place of the running one, or of another one: flows,
     /// calls, time.
     Plan(PlanArgs),
-    /// Add, remove and list rules of the running daemon, as [runtime] of the policy allows them.
+    /// Add, remove and list rules of the running daemon, as far as its policy allows them.
     Rule(RuleArgs),
     /// Show rules, workers, sinks, ports and flows of the running daemon with their rates, once a second; on
     /// a terminal until q is pressed, elsewhere once.

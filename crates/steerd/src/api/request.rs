@@ -266,6 +266,9 @@ pub(crate) fn options<'b, T: Deserialize<'b> + Default>(bytes: &'b [u8]) -> Resu
     if bytes.trim_ascii().is_empty() {
         return Ok(T::default());
     }
+    if bytes.trim_ascii().starts_with(b"[") {
+        return Err(Refused::new(400, "the body is not an object"));
+    }
     Ok(body::<Option<T>>(bytes)?.unwrap_or_default())
 }
 

@@ -15,7 +15,7 @@ use crate::policy_file::{Inputs, KEPT_BYTES_MAX};
 /// The most policies that are kept.
 const KEPT: usize = 20;
 /// The most bytes of text of all of them; the last one is kept in any case.
-const BYTES_MAX: usize = 2 * KEPT_BYTES_MAX;
+const BYTES_MAX: usize = KEPT_BYTES_MAX;
 /// The number of the file's format.
 const FORMAT: u32 = 1;
 
@@ -64,7 +64,10 @@ impl History {
     pub(crate) fn add(&self, policy: PastPolicy) {
         let mut policies = self.lock();
         let number = policies.front().map_or(1, |last| last.number + 1);
-        policies.push_front(PastPolicy { number, ..policy });
+        // Often the same few policies come back: their text is kept once.
+        let same = policies.iter().find(|known| known.inputs == policy.inputs);
+        let inputs = same.map_or(policy.inputs, |known| Arc::clone(&known.inputs));
+        policies.push_front(PastPolicy { number, inputs, ..policy });
         let mut bytes = 0;
         let fits = |policy: &PastPolicy| {
             bytes += size(&policy.inputs);
@@ -165,8 +168,10 @@ mod tests {
     fn texts_of_limited_size_are_kept() {
         let history = History::open(None);
         for _ in 0..4 {
-            history.add(policy(&"x".repeat(KEPT_BYTES_MAX)));
+            history.add(policy(&"x".repeat(KEPT_BYTES_MAX / 2)));
         }
         assert_eq!(history.entries().len(), 2);
+        let [last, before] = [0, 1].map(|back| history.back(back).expect("there").inputs);
+        assert!(Arc::ptr_eq(&last, &before), "the same text is kept once");
     }
 }

@@ -55,9 +55,10 @@ impl Work {
                 let FlowChanges { installed, removed, kept } = flows;
                 let flows = ChangedFlows { installed, removed, kept };
                 let milliseconds = begun.elapsed().as_millis();
+                // Before it is reported: what the comparison needs is then free again.
+                let difference = self.record(milliseconds, flows, &before);
                 tracing::info!("reload: {source} is in force after {milliseconds} ms ({flows})");
                 notify::ready(&format!("reloaded {source}"));
-                let difference = self.record(begun, flows, &before);
                 let confirm_seconds = trial.as_ref().map(|trial| trial.time.as_secs_f64());
                 let verdict = Verdict {
                     flows: Some(flows),
@@ -171,7 +172,7 @@ impl Work {
     }
 
     /// Adds the policy to the history; returns the difference from the one before.
-    fn record(&self, begun: Instant, flows: ChangedFlows, before: &PolicyInForce) -> String {
+    fn record(&self, milliseconds: u128, flows: ChangedFlows, before: &PolicyInForce) -> String {
         let now = Arc::clone(&self.parts.observer.board.read().policy);
         let parsed = |policy: &PolicyInForce| Some(policy_file::load_inputs(&policy.inputs)?.ok()?.policy);
         let change = parsed(before).zip(parsed(&now)).map(|(old, new)| PolicyChange::between(&old, &new));
@@ -183,7 +184,7 @@ impl Work {
             by: self.by.clone(),
             inputs: Arc::clone(&now.inputs),
             difference: difference.clone(),
-            milliseconds: u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX),
+            milliseconds: u64::try_from(milliseconds).unwrap_or(u64::MAX),
             flows: Some(flows),
         });
         difference
