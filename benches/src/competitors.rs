@@ -6,7 +6,7 @@
 mod acl;
 mod capture;
 mod cutsplit;
-mod nft;
+pub mod nft;
 mod ovs;
 mod testpmd;
 

@@ -52,6 +52,16 @@ impl Namespace {
         Ok(started.elapsed())
     }
 
+    /// The time to change the ruleset by a file.
+    ///
+    /// # Errors
+    /// As [`Namespace::load`].
+    pub fn change(&self, file: &Path) -> Result<Duration, String> {
+        let started = Instant::now();
+        run(self.nft(&["-f"]).arg(file))?;
+        Ok(started.elapsed())
+    }
+
     fn nft(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new("nsenter");
         let holder = self.holder.id().to_string();

@@ -51,7 +51,10 @@ pub use diff::{
 pub use lost::{LostException, LostExceptions, OpenException, lost_exceptions};
 pub use match_text::match_text;
 pub use products::MAX_PRODUCTS;
-pub use protect::{Missed, Protected, protection, protection_on_device, unreachable_kinds};
+pub use protect::{
+    Missed, Protected, forms_of_workers, forms_without_protected, protection, protection_from_rule,
+    protection_on_device, unreachable_kinds,
+};
 pub use region::Region;
 pub use search::{MAX_COMPARISONS, MAX_COMPARISONS_IN_ALL};
 pub use shadowing::{Analysis, MAX_LISTED_PAIRS, Need, Pair, Pairs, Reach, Relation, RuleAnalysis, analyse};

@@ -15,11 +15,12 @@
 //! and is skipped. Each witness is confirmed by [`Program::explain_deep`].
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use policy::policy::{Action, Direction, RuleDefinition};
 use policy::protect::{Kind, ProtectedMatch};
 use policy::{Policy, Witness};
-use program::{FlowPackets, Match, Predicate, Program, RuleId, SinkId, SinkKind};
+use program::{FlowPackets, Match, Policing, Predicate, Program, RuleId, SinkId, SinkKind};
 
 use crate::dimensions::Dimensions;
 use crate::product::Product;
@@ -55,6 +56,81 @@ pub fn protection(policy: &Policy) -> Vec<Protected> {
     };
     let view = View::of(policy, protected.iter().map(|protected| &protected.matches));
     protected.iter().map(|protected| view.missed(&protected.matches)).collect()
+}
+
+/// By form, whether workers receive every packet that a rule at run time of that form, with this action,
+/// changes something for, so that they can enforce it without the device. A packet of an earlier rule never
+/// meets it, one that the device drops needs no other drop, and one that the device leaves to the host no
+/// worker sees. Workers leave a packet to the host by a sink of kind `kernel` only. `false` also if that is
+/// not decided within the limits.
+#[must_use]
+pub fn forms_of_workers(policy: &Policy, action: Action) -> Vec<bool> {
+    let Some(runtime) = &policy.runtime else { return Vec::new() };
+    let returns = policy.sinks.iter().any(|sink| matches!(sink.sink.kind, SinkKind::Kernel(_)));
+    if action == Action::Kernel && !returns {
+        return vec![false; runtime.forms.len()];
+    }
+    let reaches_worker = |decided: Action| match decided {
+        Action::Steer(_) => true,
+        Action::Drop => action == Action::Drop,
+        Action::Kernel | Action::Copy(_) | Action::Sniff(_) | Action::Pass => false,
+    };
+    forms_left(policy, |index, decided| index < runtime.before || reaches_worker(decided))
+}
+
+/// By form, whether no rule at run time of that form can take a protected packet from the host: each is
+/// decided by a rule before it. `false` also if that is not decided within the limits.
+#[must_use]
+pub fn forms_without_protected(policy: &Policy) -> Vec<bool> {
+    let forms = policy.runtime.iter().flat_map(|runtime| &runtime.forms);
+    let is_safe = |found: Vec<Protected>| found.iter().all(|found| *found == Protected::Safe);
+    forms.map(|fields| is_safe(protection_from_rule(policy, fields.to_match()))).collect()
+}
+
+/// As [`protection`], with a rule at run time in its place that takes all packets which match, and behind it
+/// none.
+#[must_use]
+pub fn protection_from_rule(policy: &Policy, matches: Match) -> Vec<Protected> {
+    let Some(runtime) = &policy.runtime else { return Vec::new() };
+    let place = policy.default_place.clone();
+    let mut rules: Vec<RuleDefinition> = policy.rules.iter().take(runtime.before).cloned().collect();
+    rules.push(RuleDefinition {
+        name: String::new(),
+        matches,
+        action: Action::Drop,
+        direction: Direction::Ingress,
+        priority: 0,
+        count: false,
+        sinks: None,
+        policing: Policing::default(),
+        multicast_default: false,
+        place: place.clone(),
+        name_place: place,
+    });
+    protection(&Policy {
+        source: Arc::clone(&policy.source),
+        groups: policy.groups.clone(),
+        sinks: policy.sinks.clone(),
+        rules,
+        default: Action::Kernel,
+        default_place: policy.default_place.clone(),
+        default_given: true,
+        allow_lost_exceptions: false,
+        protect: policy.protect.clone(),
+        set_sizes: Vec::new(),
+        runtime: None,
+    })
+}
+
+/// By form of rules at run time, whether all packets that such a rule can match belong to rules, by index and
+/// action, for which `is_left`; the default has the index behind the rules.
+fn forms_left(policy: &Policy, is_left: impl Fn(usize, Action) -> bool) -> Vec<bool> {
+    let forms: Vec<Match> =
+        policy.runtime.iter().flat_map(|runtime| &runtime.forms).map(|fields| fields.to_match()).collect();
+    let actions = policy.rules.iter().map(|rule| rule.action).chain([policy.default]);
+    let left = actions.enumerate().map(|(index, action)| is_left(index, action)).collect();
+    let view = View::with(policy, forms.iter(), left);
+    forms.iter().map(|form| view.missed(form) == Protected::Safe).collect()
 }
 
 /// The kinds of packets, of those that hosts need, of which the policy leaves none to the host, each with an
@@ -135,14 +211,19 @@ struct View<'p> {
 
 impl<'p> View<'p> {
     fn of(policy: &'p Policy, protected: impl Iterator<Item = &'p Match>) -> Self {
-        let space = Space::with(&[policy], protected);
-        let rules = RuleList::of(&space.dimensions, policy, Direction::Ingress, &|group, _| group);
         // A rule that does not let all packets through may drop any of them.
         let leaves_all = |rule: &RuleDefinition| {
             rule.policing.passes_all() && leaves(policy, rule.action, rule.sinks.as_deref())
         };
         let own = policy.rules.iter().map(leaves_all);
         let leaves = own.chain([leaves(policy, policy.default, None)]).collect();
+        Self::with(policy, protected, leaves)
+    }
+
+    /// The same with other rules in the place of those that leave their packets to the host.
+    fn with(policy: &'p Policy, matches: impl Iterator<Item = &'p Match>, leaves: Vec<bool>) -> Self {
+        let space = Space::with(&[policy], matches);
+        let rules = RuleList::of(&space.dimensions, policy, Direction::Ingress, &|group, _| group);
         Self { policy, space, rules, leaves }
     }
 

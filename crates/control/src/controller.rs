@@ -14,7 +14,7 @@ use verbs::{EthernetMatch, HashConfig, HashFields, WorkQueue};
 use crate::counters::{Counted, DropTotals, RuleCounters};
 use crate::installer::{FlowRequest, Installer, VerbsInstaller};
 use crate::plan::{
-    FlowChanges, PlacedProgram, Plan, PlanStep, by_precedence, distinct_tables, plan, rule_name,
+    FlowChanges, PlacedProgram, Plan, PlanStep, PlanSummary, by_precedence, distinct_tables, plan, rule_name,
 };
 use crate::{ControlError, Device, DeviceRefusal, Limits};
 
@@ -163,6 +163,19 @@ impl<I: Installer> Controller<I> {
             new.adopt(&mut old, plan);
         }
         Ok(self.replaced(new, plan, None, None))
+    }
+
+    /// What [`Controller::install`] would cost, without doing it.
+    ///
+    /// # Errors
+    /// The program cannot be installed.
+    pub fn preview(&self, program: Arc<Program>) -> Result<PlanSummary, ControlError> {
+        self.check(&program)?;
+        let placement = self.installed.as_ref().map(Placed::placement);
+        let planned = plan(placement, program, &self.limits);
+        let (program, plan) = planned.map_err(|fault| inconsistent(fault.to_string()))?;
+        self.check(&program)?;
+        Ok(PlanSummary::of(plan.plan(), placement.as_ref(), &program, self.ports.len()))
     }
 
     /// Records that the new program has replaced the old one, except for what is left over.

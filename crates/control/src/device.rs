@@ -236,6 +236,19 @@ pub struct Limits {
 }
 
 impl Limits {
+    /// The limits of a device that is like this model, for plans without one.
+    #[must_use]
+    pub fn of_model(model: &DeviceModel) -> Self {
+        Self {
+            device: model.name.clone(),
+            reads_idle_counters: model.emulation.reads_idle_counters,
+            priorities: model.priorities_per_program(),
+            priority_table: model.priority_table,
+            multicast_ignores_priority: model.multicast_ignores_priority,
+            tables: model.max_tables.map(|tables| (tables / 2) as usize),
+        }
+    }
+
     /// The priorities of one program, as flows have them.
     pub(crate) fn half(&self) -> u16 {
         u16::try_from(self.priorities).unwrap_or(u16::MAX / 2)
@@ -245,11 +258,9 @@ impl Limits {
 fn limits_of(name: &str, model: &Model, attributes: &DeviceAttributes) -> Limits {
     Limits {
         device: name.to_owned(),
-        reads_idle_counters: model.profile.emulation.reads_idle_counters,
         priorities: profile_of(name, model, attributes, 0).priorities_per_program(),
-        priority_table: model.profile.priority_table,
-        multicast_ignores_priority: model.profile.multicast_ignores_priority,
         tables: max_tables(model, attributes).map(|tables| (tables / 2) as usize),
+        ..Limits::of_model(&model.profile)
     }
 }
 

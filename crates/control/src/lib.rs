@@ -46,6 +46,7 @@
 //!     classes: Vec::new(),
 //!     untagged: None,
 //!     exceptions: Vec::new(),
+//!     runtime: None,
 //!     default: Verdict::Kernel,
 //!     priorities_used: 0,
 //! };
@@ -65,6 +66,7 @@ mod error;
 mod installer;
 mod model;
 mod plan;
+mod runtime;
 
 pub use controller::{Controller, Generation, Installed, Publish};
 pub use counters::{Counted, DropTotals};
@@ -72,6 +74,10 @@ pub use device::{Device, DeviceSelector, DeviceSummary, Limits};
 pub use error::{ControlError, DeviceRefusal};
 pub use installer::{FlowRequest, Installer, VerbsInstaller};
 pub use model::{Known, Model};
-pub use plan::{CheckedPlan, FlowChanges, PlacedProgram, Plan, PlanFault, PlanStep, plan};
+pub use plan::{CheckedPlan, FlowChanges, PlacedProgram, Plan, PlanFault, PlanStep, PlanSummary, plan};
 pub use program::ChangeStage;
+pub use runtime::{
+    AppliedRequests, RUNTIME_COMMENT_BYTES_MAX, RUNTIME_ID_BYTES_MAX, RuntimeOwner, RuntimeRefusal,
+    RuntimeRequest, RuntimeRule, RuntimeStore, StoredRule,
+};
 pub use verbs::{AsyncEvent, EventKind, EventSource};

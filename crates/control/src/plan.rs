@@ -24,6 +24,7 @@
 
 mod check;
 mod levels;
+mod summary;
 #[cfg(test)]
 mod tests;
 
@@ -35,6 +36,7 @@ use program::{Correspondence, FlowKind, Program, QueueId, RuleId, WorkerId};
 use crate::{Counted, Limits, classes};
 
 pub use check::{CheckedPlan, PlanFault};
+pub use summary::PlanSummary;
 
 /// A program on a device.
 #[derive(Clone, Copy, Debug)]

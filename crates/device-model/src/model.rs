@@ -53,6 +53,10 @@ pub struct DeviceModel {
     pub max_counters: Option<u32>,
     /// The most flows of a port that copy, if there is a limit. One program may use half of them.
     pub max_copies: Option<u32>,
+    /// How many flows a second the device creates or destroys, if known: for predictions of how long a change
+    /// takes.
+    #[serde(default)]
+    pub flows_per_second: Option<u32>,
     /// How wide a flow tag is; 0: completions do not name the flow.
     pub tag_bits: u32,
     /// Flows that match multicast only come after all others, whatever their priority.
@@ -376,6 +380,7 @@ impl DeviceModel {
             max_flows: least(self.max_flows, Some(software::MAX_FLOWS)),
             max_shapes: least(self.max_shapes, Some(software::MAX_MASKS)),
             max_copies: least(self.max_copies, Some(software::MAX_COPIES)),
+            flows_per_second: None,
             max_receives: Some(software::MAX_RECEIVES),
             ..self
         }
@@ -412,6 +417,7 @@ impl DeviceModel {
             max_tables: least(a.max_tables, b.max_tables),
             max_counters: least(a.max_counters, b.max_counters),
             max_copies: least(a.max_copies, b.max_copies),
+            flows_per_second: least(a.flows_per_second, b.flows_per_second),
             max_receives: least(a.max_receives, b.max_receives),
             tag_bits: a.tag_bits.min(b.tag_bits),
             multicast_ignores_priority: a.multicast_ignores_priority || b.multicast_ignores_priority,

@@ -6,10 +6,11 @@ use std::sync::LazyLock;
 
 use packet::{FIELDS, Form};
 use program::{
-    APP_CLIENT_MIB, APP_CLIENTS_MAX, APP_RING_SIZES, APP_RINGS_MAX, CaptureSink, KernelSink, RateLimit,
+    APP_CLIENT_MIB, APP_CLIENTS_MAX, APP_RING_SIZES, APP_RINGS_MAX, CaptureSink, KernelSink,
+    RUNTIME_RULES_MAX, RateLimit,
 };
 
-use crate::policy::{MAX_LABEL, MAX_LABEL_CLASS, MAX_SET_VALUES, MAX_TABLE_SIZE, PRIORITIES, VERSION};
+use crate::policy::{self, MAX_LABEL, MAX_LABEL_CLASS, MAX_SET_VALUES, MAX_TABLE_SIZE, PRIORITIES, VERSION};
 
 /// The values that a key may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,15 +95,20 @@ pub(crate) const POLICY: &[Key] = &[
         Shape("protect"),
         "Packets that must reach the host; the policy is refused if some may not.",
     ),
+    key(
+        "runtime",
+        Shape("runtime"),
+        "Rules that may be added while the policy is in force; none if left out.",
+    ),
     key("rules", ListOf("rule"), "The first that matches decides."),
 ];
 
 const IPV6_EXTENSIONS: Values = Word(&["stop", "skip"]);
 
 /// A set has either `file` or `items`.
-pub(crate) const SET: &[Key] = &[FILE, ITEMS, ALLOW_EMPTY, MIN_ITEMS];
-pub(crate) const SET_FILE: &[Key] = &[FILE, ALLOW_EMPTY, MIN_ITEMS];
-pub(crate) const SET_ITEMS: &[Key] = &[ITEMS, ALLOW_EMPTY, MIN_ITEMS];
+pub(crate) const SET: &[Key] = &[FILE, ITEMS, ALLOW_EMPTY, MIN_ITEMS, MAX_CHANGE];
+pub(crate) const SET_FILE: &[Key] = &[FILE, ALLOW_EMPTY, MIN_ITEMS, MAX_CHANGE];
+pub(crate) const SET_ITEMS: &[Key] = &[ITEMS, ALLOW_EMPTY, MIN_ITEMS, MAX_CHANGE];
 
 const FILE: Key = required("file", Text, "One value per line, # begins a comment; relative to the policy.");
 const ITEMS: Key = required("items", Shape("set_items"), "Values and names of other sets.");
@@ -110,6 +116,12 @@ const ALLOW_EMPTY: Key =
     key("allow_empty", Boolean, "Whether the set may have no values; an error if left out.");
 const MIN_ITEMS: Key =
     key("min_items", Integer(1, MAX_SET_VALUES as i64), "Fewer values than this are an error.");
+
+const MAX_CHANGE: Key = key(
+    "max_change",
+    Integer(1, policy::MAX_CHANGE as i64),
+    "A reload that changes the number of values by more than so many percent needs --force; any change if left out.",
+);
 
 pub(crate) const GROUP: &[Key] = &[
     key("workers", Shape("workers"), "Its workers: \"all\", the number of them or a list of their numbers."),
@@ -328,6 +340,27 @@ pub(crate) const PROTECT: &[Key] = &[
         "arp, nd, ra, dhcp, ssh, bfd, ethertypes and IP protocols; [\"arp\", \"nd\", \"ra\"] if left out.",
     ),
     key("matches", ListOf("match"), "Other protected packets, each as the match of a rule."),
+];
+
+pub(crate) const RUNTIME: &[Key] = &[
+    key("before", Text, "The rule of the policy that they stand before; \"default\" if left out."),
+    required(
+        "matches",
+        ListOf("form"),
+        "The fields that a rule may compare, all of one entry; the first entry with a rule decides.",
+    ),
+    required("actions", ListOf("action"), "The actions that they may have: drop, kernel, steer."),
+    key("rules", Integer(0, RUNTIME_RULES_MAX as i64), "The most rules; 65536 if left out."),
+    key(
+        "device_rules",
+        Integer(0, RUNTIME_RULES_MAX as i64),
+        "The most of them that act in the device; 1024 if left out.",
+    ),
+    key(
+        "owners",
+        TableOf("rule_count"),
+        "The most rules of further users, by user id, who may then add and remove their own.",
+    ),
 ];
 
 pub(crate) const ACTION: &[Key] = &[

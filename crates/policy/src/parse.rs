@@ -12,6 +12,7 @@ mod policing;
 mod protect;
 mod reader;
 mod rules;
+mod runtime;
 mod sets;
 mod sinks;
 mod synonyms;
@@ -24,7 +25,7 @@ use std::sync::Arc;
 
 use crate::diagnostics::{Diagnostic, Diagnostics, Place};
 use crate::keys;
-use crate::policy::{Action, Policy, VERSION};
+use crate::policy::{Action, Policy, RuleDefinition, RuntimeDefinition, VERSION};
 use crate::protect::ProtectedMatch;
 use crate::source::{MAX_FILE_BYTES, SetLoader, Source};
 
@@ -168,6 +169,9 @@ fn assemble(reader: &mut Reader, main: &Arc<Source>, found: &[File<'_>], files: 
     let start = || Place::new(main, 0..0);
     let (default, default_place) =
         default.map_or_else(|| (Action::Kernel, start()), |default| (default.action, default.place));
+    let rules = rules.finish(multicast.map(|multicast| (multicast.action, multicast.place)));
+    let runtime = runtime_rules(reader, found, &groups, &rules);
+    reader.source = Arc::clone(main);
     let policy = Policy {
         source: Arc::clone(main),
         default,
@@ -177,12 +181,34 @@ fn assemble(reader: &mut Reader, main: &Arc<Source>, found: &[File<'_>], files: 
         protect: protected,
         groups: groups.list,
         sinks: sinks.list,
-        rules: rules.finish(multicast.map(|multicast| (multicast.action, multicast.place))),
+        rules,
+        set_sizes: sets.sizes(),
+        runtime,
     };
     if !reader.diagnostics.has_errors() {
         cautions::warn(reader, &policy, &groups.symmetry_asked);
     }
     policy
+}
+
+/// Reads `[runtime]`, which only one file may have.
+fn runtime_rules(
+    reader: &mut Reader,
+    found: &[File<'_>],
+    groups: &Groups,
+    rules: &[RuleDefinition],
+) -> Option<RuntimeDefinition> {
+    let mut given: Option<(Option<RuntimeDefinition>, Place)> = None;
+    for file in found {
+        reader.source = Arc::clone(&file.source);
+        let Some((key, value)) = file.document.get_key_value("runtime") else { continue };
+        if let Some((_, first)) = &given {
+            given_twice(reader, value, "runtime", first);
+            continue;
+        }
+        given = Some((runtime::read(reader, key, value, groups, rules), reader.place(key.span())));
+    }
+    given.and_then(|(runtime, _)| runtime)
 }
 
 /// A default and its place.

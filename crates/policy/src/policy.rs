@@ -1,10 +1,11 @@
 //! A checked policy: the output of the parser and the input of the compiler and the analysis. Sets are
 //! replaced by their values and group names by ids; it does not depend on a device.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use packet::{HashFields, RssKey};
-use program::{GroupId, Match, Policing, SinkId, SinkSpec};
+use program::{GroupId, Match, Policing, RuntimeFields, SinkId, SinkSpec};
 
 use crate::diagnostics::Place;
 use crate::protect::ProtectedMatch;
@@ -18,6 +19,8 @@ pub const MAX_PROTECTED_MATCHES: usize = 1024;
 pub const MAX_SET_VALUES: usize = 1 << 20;
 /// The most values that all rules of a policy have in total; a set counts wherever a rule names it.
 pub const MAX_TOTAL_VALUES: usize = 1 << 24;
+/// The largest `max_change` of a set, in percent.
+pub(crate) const MAX_CHANGE: u32 = 1_000_000;
 /// The longest name of a rule, group or set, in bytes.
 pub(crate) const MAX_NAME_BYTES: usize = 64;
 /// The highest number of a worker: above the cores of any machine, below the entries of a table.
@@ -62,6 +65,10 @@ pub struct Policy {
     pub allow_lost_exceptions: bool,
     /// The packets that must reach the host; `None`: the text has no `[protect]`.
     pub protect: Option<Vec<ProtectedMatch>>,
+    /// The sets that may change only by so much at once.
+    pub set_sizes: Vec<SetSize>,
+    /// The rules that may be added while it is in force; `None`: the text has no `[runtime]`.
+    pub runtime: Option<RuntimeDefinition>,
 }
 
 impl Policy {
@@ -75,6 +82,46 @@ impl Policy {
             }),
             Action::Drop | Action::Kernel | Action::Pass => &[],
         }
+    }
+}
+
+/// `[runtime]`: the rules that may be added while the policy is in force.
+#[derive(Clone, Debug)]
+pub struct RuntimeDefinition {
+    /// The index of the rule that they stand before; the number of rules: before the default.
+    pub before: usize,
+    /// The fields that a rule compares, all of one form; of two rules that match a packet the one of the
+    /// first form decides.
+    pub forms: Vec<RuntimeFields>,
+    /// The actions that they may have, each with its text.
+    pub actions: Vec<(String, Action)>,
+    /// The most rules.
+    pub rules_max: u32,
+    /// The most of them that act in the device.
+    pub device_rules_max: u32,
+    /// The users that may add rules, beside those that may change what runs, each with its most rules.
+    pub owners: BTreeMap<u32, u32>,
+    /// The place of its name.
+    pub place: Place,
+}
+
+/// A set with `max_change`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SetSize {
+    /// The name.
+    pub name: String,
+    /// How many values it has, those of the sets that it names included.
+    pub values: usize,
+    /// By how many percent of its values their number may change from one policy to the next.
+    pub max_change_percent: u32,
+}
+
+impl SetSize {
+    /// Whether the step from so many values to those of this set is larger than allowed.
+    #[must_use]
+    pub fn changes_too_much(&self, before: usize) -> bool {
+        let change = self.values.abs_diff(before) as u128;
+        change * 100 > before as u128 * u128::from(self.max_change_percent)
     }
 }
 

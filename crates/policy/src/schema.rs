@@ -2,6 +2,7 @@
 //! parser's table of keys. It describes keys and types; the contents of strings (addresses, names of sets)
 //! are checked by the parser only.
 
+use program::RUNTIME_RULES_MAX;
 use serde_json::{Map, Value, json};
 
 use crate::keys::{self, Key, Values};
@@ -17,6 +18,9 @@ pub fn schema() -> Value {
     schema["$schema"] = json!("https://json-schema.org/draft/2020-12/schema");
     schema["title"] = json!("A steerd policy, version 1");
     schema["$defs"] = definitions();
+    schema["$defs"]["runtime"] = object(keys::RUNTIME);
+    schema["$defs"]["form"] = json!({ "type": "string" });
+    schema["$defs"]["rule_count"] = json!({ "type": "integer", "minimum": 0, "maximum": RUNTIME_RULES_MAX });
     schema
 }
 

@@ -40,6 +40,7 @@ mod print;
 mod program;
 mod question;
 mod ranges;
+mod runtime;
 mod sink;
 mod step_index;
 mod steps;
@@ -65,6 +66,11 @@ pub use program::{
     Placement, Program, RETIRED_RULES, RssQueue, Rule,
 };
 pub use ranges::{RangeSet, Word};
+pub use runtime::{
+    AddressPrefix, AddressPrefixError, ProtocolNumber, RUNTIME_ACTIONS_MAX, RUNTIME_FORMS_MAX, RUNTIME_RULES,
+    RUNTIME_RULES_MAX, RuntimeAction, RuntimeChange, RuntimeEntry, RuntimeFields, RuntimeForm, RuntimeHeader,
+    RuntimeKey, RuntimeMatch, RuntimeMatchError, RuntimeRules,
+};
 pub use sink::{
     APP_CLIENT_MIB, APP_CLIENTS_MAX, APP_RING_SIZES, APP_RINGS_MAX, AppMode, AppSink, CaptureSink, CountSink,
     ForwardMode, ForwardSink, KernelSink, MAX_SINKS, MAX_TOP_FLOWS, SinkKind, SinkSpec, TapMac, VlanChange,

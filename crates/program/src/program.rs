@@ -12,6 +12,7 @@ use crate::ids::{ClassId, GroupId, QueueId, RuleId, SinkId, WorkerId};
 use crate::outcome::{Outcome, Verdict};
 use crate::policing::Policing;
 use crate::predicate::Predicate;
+use crate::runtime::RuntimeRules;
 use crate::sink::{SinkKind, SinkSpec};
 use crate::steps::Steps;
 use crate::undecided::UndecidedKey;
@@ -48,6 +49,8 @@ pub struct Program {
     /// The rules that leave packets to the host and need no flow for it. A packet that matches no flow
     /// belongs to the first of them that matches it.
     pub exceptions: Vec<Exception>,
+    /// The rules at run time that the policy allows, if it does.
+    pub runtime: Option<RuntimeRules>,
     /// The verdict for unmatched packets.
     pub default: Verdict,
     /// How many hardware priorities the flows occupy, counted from 0.

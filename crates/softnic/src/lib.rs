@@ -17,6 +17,7 @@ mod engine;
 pub mod errno;
 mod error;
 mod events;
+mod flow_pace;
 pub mod formats;
 mod lazy_nic;
 mod library;

@@ -11,6 +11,7 @@ use wire::{Wire, WireState};
 
 use crate::SoftNicError;
 use crate::clock::ClockView;
+use crate::flow_pace::FlowPace;
 use crate::personality::{ClockRules, Personality, Rules};
 use crate::port_tables::{LINK_LOCAL, eui64};
 use crate::state::State;
@@ -36,6 +37,7 @@ pub struct NicShared {
     pub(crate) ports: Box<[Port]>,
     /// Engines look frames up together; what a verdict names stays as it is while they hold it.
     pub(crate) flows: LeftRight<FlowTable>,
+    pub(crate) flow_pace: FlowPace,
     state: Mutex<State>,
     /// The packets that each work queue lost for lack of a buffer, by its number. Never locked by the engine.
     queue_losses: Mutex<BTreeMap<u32, Weak<AtomicU64>>>,
@@ -115,6 +117,7 @@ impl NicShared {
             wakeups: wakeups.map_err(|source| SoftNicError::Wakeup { name: name.clone(), source })?,
             clock_view: OnceLock::new(),
             ports: ports.iter().map(Port::new).collect(),
+            flow_pace: FlowPace::default(),
             flows: LeftRight::new([(); 2].map(|()| FlowTable::new(personality.rules().flow.table))),
             state: Mutex::new(State::new(personality.rules())),
             queue_losses: Mutex::default(),

@@ -11,6 +11,7 @@ pub(crate) mod flows;
 pub(crate) mod model;
 pub(crate) mod request;
 mod router;
+pub(crate) mod rules;
 pub(crate) mod socket;
 
 use std::io;
@@ -19,7 +20,7 @@ use std::time::Duration;
 
 use crate::server::{Listener, Server};
 use crate::settings;
-pub(crate) use router::{Daemon, InForce, Links, Waiter};
+pub(crate) use router::{Daemon, InForce, Links, ReloadRequest, Waiter, Wanted};
 use socket::SocketFile;
 
 #[derive(Debug, thiserror::Error)]

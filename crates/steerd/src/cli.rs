@@ -84,6 +84,17 @@ pub(crate) enum Command {
     Status(StatusArgs),
     /// Let the running daemon read its policy again, and wait for its verdict.
     Reload(ReloadArgs),
+    /// Keep the policy of the last `steerd reload --confirm`.
+    Confirm(ConfirmArgs),
+    /// Let an earlier policy come back, by default the one before.
+    Rollback(RollbackArgs),
+    /// List the policies that were in force: when, by whom, with which difference and at which cost.
+    History(HistoryArgs),
+    /// Show what it would cost to put a policy in the place of the running one, or of another one: flows,
+    /// calls, time.
+    Plan(PlanArgs),
+    /// Add, remove and list rules of the running daemon, as far as its policy allows them.
+    Rule(RuleArgs),
     /// Show rules, workers, sinks, ports and flows of the running daemon with their rates, once a second; on
     /// a terminal until q is pressed, elsewhere once.
     Top(TopArgs),
@@ -403,20 +414,20 @@ pub(crate) struct HealthcheckArgs {
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct ApiArgs {
     /// The settings file of the daemon, for api.socket [default: built-in settings only].
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, global = true, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
     /// The unix socket of the daemon's API; overrides api.socket.
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, global = true, value_name = "PATH")]
     pub(crate) api_socket: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, Debug, Args)]
 pub(crate) struct OutputArgs {
     /// The output format.
-    #[arg(long, value_enum, default_value_t = Format::Text)]
+    #[arg(long, global = true, value_enum, default_value_t = Format::Text)]
     format: Format,
     /// The same as --format json.
-    #[arg(long, conflicts_with = "format")]
+    #[arg(long, global = true, conflicts_with = "format")]
     json: bool,
 }
 
@@ -437,10 +448,133 @@ pub(crate) struct StatusArgs {
 #[derive(Debug, Args)]
 #[command(after_help = RELOAD_EXIT_CODES)]
 pub(crate) struct ReloadArgs {
+    /// Let the policy before come back after this time unless `steerd confirm` comes, e.g. 60s.
+    #[arg(long, value_name = "TIME", value_parser = parse_duration, conflicts_with = "dry_run")]
+    pub(crate) confirm: Option<Duration>,
+    /// Show what the reload would do and cost, and do nothing.
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+    /// Reload although a set has changed by more than its max_change.
+    #[arg(long)]
+    pub(crate) force: bool,
     #[command(flatten)]
     pub(crate) api: ApiArgs,
     #[command(flatten)]
     pub(crate) output: OutputArgs,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = RELOAD_EXIT_CODES)]
+pub(crate) struct ConfirmArgs {
+    #[command(flatten)]
+    pub(crate) api: ApiArgs,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = RELOAD_EXIT_CODES)]
+pub(crate) struct RollbackArgs {
+    /// How many policies to go back; `steerd history` lists them.
+    #[arg(value_name = "N", default_value_t = 1)]
+    pub(crate) back: usize,
+    #[command(flatten)]
+    pub(crate) api: ApiArgs,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct HistoryArgs {
+    #[command(flatten)]
+    pub(crate) api: ApiArgs,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PlanArgs {
+    /// The new policy, "-" for standard input.
+    #[arg(value_name = "NEW")]
+    pub(crate) new: PathBuf,
+    /// The old policy; without it the one that the running daemon has in force.
+    #[arg(long, value_name = "OLD")]
+    pub(crate) from: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) variables: VariableArgs,
+    /// The device model to plan for, with --from.
+    #[arg(long, value_name = "NAME|FILE", value_parser = parse_model, requires = "from", default_value = "mlx5")]
+    pub(crate) model: DeviceModel,
+    /// The number of workers, with --from [default: as many as the policies name].
+    #[arg(long, value_name = "N", requires = "from", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub(crate) workers: Option<u32>,
+    #[command(flatten)]
+    pub(crate) api: ApiArgs,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RuleArgs {
+    #[command(subcommand)]
+    pub(crate) command: RuleCommand,
+    #[command(flatten)]
+    pub(crate) api: ApiArgs,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum RuleCommand {
+    /// Add a rule, which acts when the command returns: steerd rule add --action drop src=192.0.2.1
+    Add(RuleAddArgs),
+    /// Add the rules of a file, one JSON object per line as docs/reference/api.md describes it; "-" for
+    /// standard input.
+    Load {
+        #[arg(value_name = "FILE")]
+        file: PathBuf,
+    },
+    /// Remove rules by their ids.
+    Del {
+        #[arg(value_name = "ID", required = true)]
+        ids: Vec<String>,
+    },
+    /// List all rules with their packets, or one.
+    List {
+        #[arg(value_name = "ID")]
+        id: Option<String>,
+    },
+    /// Remove all rules; for users that are not admins, their own.
+    Flush {
+        /// Only the rules of this user id.
+        #[arg(long, value_name = "UID")]
+        owner: Option<u32>,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RuleAddArgs {
+    /// The packets: src, dst, protocol, src_port, dst_port, vlan, each as FIELD=VALUE.
+    #[arg(value_name = "FIELD=VALUE", required = true, value_parser = parse_variable)]
+    pub(crate) matches: Vec<(String, String)>,
+    /// What it does with them: "drop", "kernel" or "steer GROUP".
+    #[arg(long, value_name = "ACTION")]
+    pub(crate) action: String,
+    /// The id, by which the rule is replaced and removed [default: the match].
+    #[arg(long, value_name = "ID")]
+    pub(crate) id: Option<String>,
+    /// Apply it to the other direction of the connection too.
+    #[arg(long)]
+    pub(crate) both: bool,
+    /// Remove it after this time, e.g. 30s, 10m, 1h.
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    pub(crate) ttl: Option<Duration>,
+    /// Remove it when no packet has matched for this time.
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    pub(crate) idle: Option<Duration>,
+    /// Any text, which `rule list` shows.
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    pub(crate) comment: String,
 }
 
 #[derive(Debug, Args)]

@@ -10,10 +10,12 @@ mod dataplane;
 pub(crate) mod device;
 mod error;
 pub(crate) mod health;
+mod history;
 pub(crate) mod libmlx5;
 mod notify;
 mod observer;
 pub(crate) mod reload;
+pub(crate) mod rules;
 mod servers;
 mod service;
 pub(crate) mod shutdown;
@@ -26,22 +28,26 @@ use std::time::{Duration, Instant};
 
 use control::EventKind;
 use crossbeam::channel::{self, Receiver, RecvTimeoutError, Sender};
+use device_model::DeviceModel;
 use worker::DeviceClock;
 use worker::sinks::Ports;
 
-use crate::api::Waiter;
+use crate::api::request::ReloadBody;
+use crate::api::{ReloadRequest, Wanted};
 use crate::cli::{Format, RunArgs};
 use crate::daemon::dataplane::{Builder, Steering};
 use crate::daemon::health::{Change, Monitor};
-use crate::daemon::observer::Observer;
-use crate::daemon::reload::{Reloader, WAITERS_MAX};
+use crate::daemon::history::{History, PastPolicy};
+use crate::daemon::observer::{Observer, unix_seconds};
+use crate::daemon::reload::{Parts, Reloader, WAITERS_MAX};
+use crate::daemon::rules::LiveRules;
 use crate::daemon::servers::Servers;
 use crate::daemon::shutdown::{LOG_TIMEOUT, Reporting, stop};
 use crate::daemon::signals::{Event, Signals};
 use crate::daemon::sink_health::SinkMonitor;
 
 use crate::message::{NoSignals, NoThread, chain};
-use crate::policy_file::{self, PolicyErrors};
+use crate::policy_file::{self, Compiled, PolicyErrors};
 use crate::rates::Rates;
 use crate::settings::{self, Loaded, Request};
 use crate::telemetry::logging::{self, Log};
@@ -74,10 +80,25 @@ fn steer(
     log: &Log,
 ) -> Result<(), Error> {
     let bound = servers::bind(&loaded.settings)?;
-    let Some(steering) = start(args, loaded, signals, log)? else { return Ok(()) };
+    let state = loaded.settings.state.folder();
+    let history = Arc::new(History::open(state.as_ref().map(|folder| folder.join("history.json"))));
+    let Some(steering) = start(args, loaded, signals, log, &history)? else { return Ok(()) };
     let (reloads, asked) = channel::bounded(WAITERS_MAX);
     let observer = &steering.observer;
-    let servers = bound.serve(&steering, reloads)?;
+    let saved_rules = state.map(|folder| folder.join("rules.json"));
+    let rules = LiveRules::new(Arc::clone(observer), steering.owner.commands.clone(), saved_rules);
+    let rules = Arc::new(rules);
+    let parts = Parts {
+        observer: Arc::clone(observer),
+        commands: steering.owner.commands.clone(),
+        rules: Arc::clone(&rules),
+        history: Arc::clone(&history),
+    };
+    let servers = bound.serve(&parts, reloads)?;
+    let rules_clock = {
+        let rules = Arc::clone(&rules);
+        Background::start("rules", move || rules.tick())?
+    };
     let ports = watch_ports(observer, loaded.settings.workers.timestamps)?;
     let view = start_view(observer, screen)?;
     // Nothing that the daemon needs can be missing from here on.
@@ -87,16 +108,33 @@ fn steer(
     notify::ready(&status);
 
     let stall = Duration::from_millis(loaded.settings.health.stall_ms);
-    let ended =
-        Daemon { steering: &steering, servers: &servers, asked, ports: &ports, view: &view, signals, stall }
-            .run(args);
+    let ended = Daemon {
+        steering: &steering,
+        servers: &servers,
+        asked,
+        parts: &parts,
+        rules_clock: &rules_clock,
+        ports: &ports,
+        view: &view,
+        signals,
+        stall,
+    }
+    .run(args);
+    drop(rules_clock);
+    rules.save_last();
     let reporting = Reporting { servers, ports, view, screen, log, signals };
     stop(args.format, steering, reporting, ended)
 }
 
 /// Sets up everything that packets need, from the device to the flows. `None`: a signal to end arrived; it is
 /// checked between the stages, as each may take long.
-fn start(args: &RunArgs, loaded: &Loaded, signals: &Signals, log: &Log) -> Result<Option<Steering>, Error> {
+fn start(
+    args: &RunArgs,
+    loaded: &Loaded,
+    signals: &Signals,
+    log: &Log,
+    history: &History,
+) -> Result<Option<Steering>, Error> {
     let builder = Builder::new(&loaded.settings, args.stage_times, log, &|| signals.stop().is_some());
     if stopped(signals) {
         return Ok(None);
@@ -104,14 +142,15 @@ fn start(args: &RunArgs, loaded: &Loaded, signals: &Signals, log: &Log) -> Resul
     let builder = builder?;
     let (device, workers) = (&builder.opened().device, builder.worker_count());
     let profile = builder.opened().profile(workers);
+    let begun = Instant::now();
     let compiled = policy_file::compile(&loaded.policy, &profile, Some(workers), None)
-        .and_then(policy_file::Compiled::into_installable)
-        .map_err(|diagnostics| {
+        .and_then(Compiled::into_installable)
+        .or_else(|diagnostics| {
             output::print_diagnostics(&diagnostics);
-            match diagnostics.is_unreadable() {
+            last_good(loaded, history, &profile, workers).ok_or_else(|| match diagnostics.is_unreadable() {
                 true => Error::PolicyUnreadable { file: loaded.policy.to_string() },
                 false => PolicyErrors::of(&loaded.policy, &diagnostics).into(),
-            }
+            })
         })?;
     if stopped(signals) {
         return Ok(None);
@@ -129,7 +168,40 @@ fn start(args: &RunArgs, loaded: &Loaded, signals: &Signals, log: &Log) -> Resul
     for (index, wire) in builder.opened().wires().iter().enumerate() {
         tracing::info!("port {}: {wire}", index + 1);
     }
-    builder.start(loaded.policy.clone(), compiled).map(Some)
+    let (inputs, past) = (Arc::clone(&compiled.inputs), compiled.past);
+    let steering = builder.start(loaded.policy.clone(), compiled)?;
+    if past.is_some() {
+        let why = format!("{} cannot be used, the last policy that was in force is", loaded.policy);
+        steering.observer.board.reload_failed(&why);
+    }
+    if history.back(0).is_none_or(|last| last.inputs.sha256 != inputs.sha256) {
+        history.add(PastPolicy {
+            number: 0,
+            at_seconds: unix_seconds(),
+            by: "start".to_owned(),
+            inputs,
+            difference: String::new(),
+            milliseconds: u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX),
+            flows: None,
+        });
+    }
+    Ok(Some(steering))
+}
+
+/// The policy that was in force last, for a start with a policy that cannot be used. `None`: there is none
+/// that can.
+fn last_good(loaded: &Loaded, history: &History, profile: &DeviceModel, workers: usize) -> Option<Compiled> {
+    let last = history.back(0)?;
+    let read = policy_file::load_inputs(&last.inputs)?.ok()?;
+    let compiled = policy_file::compile_read(read, None, profile, Some(workers), None);
+    let compiled = compiled.and_then(Compiled::into_installable).ok()?;
+    tracing::error!(
+        "{}: the policy cannot be used: policy {} of the history, which was in force last, is used instead (hint: mend \
+         the file and reload)",
+        loaded.policy,
+        last.number
+    );
+    Some(compiled.of_past(Some(last.number)))
 }
 
 fn stopped(signals: &Signals) -> bool {
@@ -145,7 +217,9 @@ struct Daemon<'d> {
     steering: &'d Steering,
     servers: &'d Servers,
     /// Reloads that clients of the API ask for.
-    asked: Receiver<Waiter>,
+    asked: Receiver<ReloadRequest>,
+    parts: &'d Parts,
+    rules_clock: &'d Background,
     ports: &'d Background,
     view: &'d Background,
     signals: &'d Signals,
@@ -161,13 +235,16 @@ impl Daemon<'_> {
         let ticks = channel::tick(tick);
         let deadline = args.run_for.map_or_else(channel::never, channel::after);
         let observer = &self.steering.observer;
-        let mut reloader = Reloader::new(Arc::clone(observer), self.steering.owner.commands.clone());
+        let mut reloader = Reloader::new(self.parts.clone());
         let mut polls = Polls::default();
         let mut monitor = Monitor::new(self.stall);
         loop {
             // Before the wait: a signal may have come, and its wake-up been consumed, before the loop began.
             match self.signals.take() {
-                Some(Event::Reload) => reloader.begin(None),
+                Some(Event::Reload) => {
+                    let wanted = Wanted::Reload(ReloadBody::default());
+                    reloader.ask(ReloadRequest { wanted, by: "signal".to_owned(), waiter: None });
+                }
                 Some(Event::Stop { why }) => {
                     tracing::info!("{why}: draining (a second Ctrl-C ends at once)");
                     return Ok(());
@@ -176,12 +253,13 @@ impl Daemon<'_> {
             }
             channel::select! {
                 recv(self.signals.wake()) -> _ => {}
-                recv(self.asked) -> waiter => match waiter {
-                    Ok(waiter) => reloader.begin(Some(waiter)),
+                recv(self.asked) -> request => match request {
+                    Ok(request) => reloader.ask(request),
                     // There is no API, or its server has ended, which `check_parts` reports.
                     Err(_) => self.asked = channel::never(),
                 },
-                recv(reloader.over()) -> verdict => reloader.ended(verdict.ok()),
+                recv(reloader.over()) -> done => reloader.ended(done.ok()),
+                recv(reloader.trial_over()) -> _ => reloader.go_back(),
                 recv(deadline) -> _ => return Ok(()),
                 recv(ticks) -> _ => {
                     self.check_parts(&mut polls)?;
@@ -190,6 +268,7 @@ impl Daemon<'_> {
                     monitor.update(Instant::now(), &progress, &observer.health).iter().for_each(Change::log);
                     watchdog.feed(progress);
                     self.ports.wake();
+                    self.rules_clock.wake();
                     self.view.wake();
                     if !args.keep_running && observer.wires_finished() {
                         tracing::info!("no port can receive anything more: ending (--keep-running goes on)");

@@ -20,6 +20,7 @@ mod rates;
 mod server;
 mod settings;
 mod state;
+mod state_file;
 mod telemetry;
 mod terminal;
 mod traffic;
@@ -30,8 +31,8 @@ use std::time::Duration;
 use clap::Parser;
 use cli::{Cli, Command};
 use commands::{
-    Error, Outcome, capture, check, devices, diff, explain, flows, healthcheck, import, reload, size, status,
-    top,
+    Error, Outcome, capture, check, devices, diff, explain, flows, healthcheck, history, import, plan,
+    reload, rule, size, status, top,
 };
 use daemon::{shutdown, signals};
 use terminal::output::{self, OutputError};
@@ -62,6 +63,11 @@ fn main() -> ExitCode {
         Command::Healthcheck(args) => healthcheck::run(&args).map(|()| Outcome::Success),
         Command::Status(args) => status::run(&args).map(|()| Outcome::Success),
         Command::Reload(args) => reload::run(&args).map(|()| Outcome::Success),
+        Command::Confirm(args) => reload::confirm(&args).map(|()| Outcome::Success),
+        Command::Rollback(args) => reload::rollback(&args).map(|()| Outcome::Success),
+        Command::History(args) => history::run(&args).map(|()| Outcome::Success),
+        Command::Plan(args) => plan::run(&args).map(|()| Outcome::Success),
+        Command::Rule(args) => rule::run(&args).map(|()| Outcome::Success),
         Command::Top(args) => top::run(&args).map(|()| Outcome::Success),
         Command::Capture(args) => capture::run(&args).map(|()| Outcome::Success),
         Command::Flows(args) => flows::run(&args).map(|()| Outcome::Success),

@@ -3,7 +3,9 @@
 //! `check`, `explain`, `diff`, the start of the daemon and every reload use it, so that they agree on the
 //! meaning of a policy.
 
+mod change;
 mod counters;
+mod device_rules;
 mod inputs;
 
 use std::collections::BTreeMap;
@@ -13,7 +15,7 @@ use std::sync::Arc;
 
 use compiler::{Job, RuleCounter, Weights};
 use device_model::DeviceModel;
-use policy::policy::Workers;
+use policy::policy::{SetSize, Workers};
 use policy::{
     Diagnostic, Diagnostics, Folder, LoadOptions, NoFiles, Place, Policy, SetLoader, Severity, Source,
 };
@@ -24,7 +26,9 @@ use crate::message::{Hinted, chain};
 use crate::protection::{self, Protection};
 use crate::settings::{PolicySource, PolicyText, Traffic};
 use crate::traffic::{UnreadableCapture, for_each_key};
+pub(crate) use change::PolicyChange;
 pub(crate) use counters::{Counters, RuleWeights};
+pub(crate) use device_rules::{DeviceRule, quoted};
 use inputs::Recorder;
 pub(crate) use inputs::{InputFile, Inputs, KEPT_BYTES_MAX};
 
@@ -39,7 +43,12 @@ pub(crate) struct PolicyErrors {
 #[derive(Debug)]
 pub(crate) struct Compiled {
     pub(crate) program: Arc<Program>,
+    /// The policy without rules at run time, if it allows any.
+    pub(crate) policy: Option<Arc<Policy>>,
     pub(crate) inputs: Arc<Inputs>,
+    /// The number in the history of the policy that comes back; `None`: it was read from its source.
+    pub(crate) past: Option<u64>,
+    pub(crate) set_sizes: Vec<SetSize>,
     /// Empty if it was compiled without weights.
     pub(crate) weights: RuleWeights,
     pub(crate) warnings: Vec<Diagnostic>,
@@ -51,6 +60,11 @@ pub(crate) struct Compiled {
 }
 
 impl Compiled {
+    /// Notes which policy of the history it is.
+    pub(crate) fn of_past(self, past: Option<u64>) -> Self {
+        Self { past, ..self }
+    }
+
     /// Refused if it would lose packets that the policy leaves to the kernel and does not allow to be lost,
     /// or protected ones.
     pub(crate) fn into_installable(self) -> Result<Self, Diagnostics> {
@@ -62,7 +76,7 @@ impl Compiled {
 pub(crate) struct Read {
     pub(crate) policy: Policy,
     pub(crate) warnings: Vec<Diagnostic>,
-    pub(crate) inputs: Inputs,
+    pub(crate) inputs: Arc<Inputs>,
 }
 
 impl Read {
@@ -84,22 +98,29 @@ impl Read {
         let mut counter = RuleCounter::new(&self.policy);
         for_each_key(path, &mut |key, _| counter.add(key))?;
         let weights = counter.weights();
-        self.inputs.add_weights(&weights);
+        Arc::make_mut(&mut self.inputs).add_weights(&weights);
         Ok(Some(weights))
     }
 
-    /// `workers`: their number; `None`: as many as the policy names.
+    /// `workers`: their number; `None`: as many as the policy names. `device_rules`: the rules at run time
+    /// that are to act in the device.
     pub(crate) fn compile(
         self,
         weights: Option<&Weights>,
         profile: &DeviceModel,
         workers: Option<usize>,
         previous: Option<&Program>,
+        device_rules: &[DeviceRule],
     ) -> Result<Compiled, Diagnostics> {
-        let Self { policy, mut warnings, inputs } = self;
+        let Self { mut policy, mut warnings, inputs } = self;
+        let own = policy.runtime.is_some().then(|| Arc::new(policy.clone()));
+        device_rules::insert(&mut policy, device_rules);
         let workers = workers.unwrap_or_else(|| workers_named(&policy));
         let job = Job::new(&policy, profile, workers).beside(previous).weighted(weights);
-        let program = job.compile()?;
+        let mut program = job.compile()?;
+        if let (Some(own), Some(runtime)) = (&own, &mut program.runtime) {
+            device_rules::note_enforced(own, runtime);
+        }
         warnings.extend(job.check(&program).warnings);
         let lost = Lost::errors(&policy, &program).into_iter();
         let refused = lost.chain(Protection::of(&policy, Some(&program)).errors).collect::<Vec<_>>();
@@ -107,8 +128,9 @@ impl Read {
         warnings.extend(protection::warning(&policy));
         let protected = protection::Names::of(&policy);
         let weights = weights.map(|weights| counters::by_name(&policy, weights)).unwrap_or_default();
-        let (program, inputs) = (Arc::new(program), Arc::new(inputs));
-        Ok(Compiled { program, inputs, weights, warnings, protected, refused })
+        let program = Arc::new(program);
+        let (past, set_sizes) = (None, policy.set_sizes);
+        Ok(Compiled { program, policy: own, inputs, past, set_sizes, weights, warnings, protected, refused })
     }
 }
 
@@ -124,6 +146,14 @@ pub(crate) fn load(source: &PolicySource) -> Result<Read, Diagnostics> {
     }
 }
 
+/// Parses a policy anew from its inputs. `None`: their text was not kept.
+pub(crate) fn load_inputs(inputs: &Inputs) -> Option<Result<Read, Diagnostics>> {
+    let text = Source::new(inputs.name.as_str(), inputs.text.as_deref()?);
+    let file = |(name, file): (&String, &InputFile)| Some((name.clone(), file.text.clone()?));
+    let files: BTreeMap<String, String> = inputs.files.iter().filter_map(file).collect();
+    Some(parse(&text, &files, &inputs.variables))
+}
+
 /// Parses a policy that was read, and the files that it names.
 pub(crate) fn parse(
     text: &Source,
@@ -133,7 +163,7 @@ pub(crate) fn parse(
     let recorder = Recorder::new(loader);
     let options = LoadOptions { variables: variables.clone() };
     let (policy, warnings) = policy::parse_with(text, &recorder, &options)?;
-    Ok(Read { policy, warnings, inputs: recorder.into_inputs(text, variables) })
+    Ok(Read { policy, warnings, inputs: Arc::new(recorder.into_inputs(text, variables)) })
 }
 
 /// The program on the device when a policy replaces another.
@@ -142,6 +172,8 @@ pub(crate) struct Running<'r> {
     pub(crate) program: &'r Program,
     /// For [`Traffic::Counters`].
     pub(crate) counters: Option<Counters>,
+    /// Chooses the rules at run time that are to act in the device under a policy.
+    pub(crate) device_rules: &'r dyn Fn(&Policy) -> Vec<DeviceRule>,
 }
 
 /// `workers`: their number; `None`: as many as the policy names.
@@ -151,11 +183,33 @@ pub(crate) fn compile(
     workers: Option<usize>,
     running: Option<&Running<'_>>,
 ) -> Result<Compiled, Diagnostics> {
-    let mut read = load(source)?;
-    let traffic = source.traffic.as_ref();
+    compile_read(load(source)?, source.traffic.as_ref(), profile, workers, running)
+}
+
+/// Compiles a policy that was read.
+pub(crate) fn compile_read(
+    mut read: Read,
+    traffic: Option<&Traffic>,
+    profile: &DeviceModel,
+    workers: Option<usize>,
+    running: Option<&Running<'_>>,
+) -> Result<Compiled, Diagnostics> {
     let counters = running.and_then(|running| running.counters.as_ref());
     let weights = read.weights(traffic, counters).map_err(|error| unreadable_traffic(traffic, &error))?;
-    read.compile(weights.as_ref(), profile, workers, running.map(|running| running.program))
+    compile_weighted(read, weights.as_ref(), profile, workers, running)
+}
+
+/// Compiles a policy that was read, for these packets of its rules.
+pub(crate) fn compile_weighted(
+    read: Read,
+    weights: Option<&Weights>,
+    profile: &DeviceModel,
+    workers: Option<usize>,
+    running: Option<&Running<'_>>,
+) -> Result<Compiled, Diagnostics> {
+    let device_rules = running.map(|running| (running.device_rules)(&read.policy)).unwrap_or_default();
+    let previous = running.map(|running| running.program);
+    read.compile(weights, profile, workers, previous, &device_rules)
 }
 
 /// If the capture that the settings name cannot be read.

@@ -87,6 +87,9 @@ pub(crate) struct PolicyState {
     /// The SHA-256 of the text, the files and the variables.
     pub(crate) sha256: String,
     pub(crate) generation: u64,
+    /// The number in the history of the policy that came back; `None`: it was read from its source.
+    #[serde(default)]
+    pub(crate) past: Option<u64>,
     /// Unix time of the last successful reload, or of the start.
     pub(crate) loaded_at_seconds: f64,
     pub(crate) rules: usize,

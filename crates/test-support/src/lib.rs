@@ -37,6 +37,7 @@ pub const POLICY_PAGES: &str = concat!(
     include_str!("../../../docs/reference/policy/protect.md"),
     include_str!("../../../docs/reference/policy/editors.md"),
     include_str!("../../../docs/reference/policy/limits.md"),
+    include_str!("../../../docs/reference/policy/runtime.md"),
 );
 
 /// Reports on stderr that `what` is not tested on this machine, and why. If the environment variable

@@ -8,6 +8,7 @@ use program::Outcome;
 use verbs::{Frame, FramePool};
 
 use crate::counter::Traffic;
+use crate::runtime_rules::RuntimeLookups;
 
 /// One received packet.
 #[derive(Clone, Copy, Debug)]
@@ -51,6 +52,8 @@ pub(crate) struct Batch {
     pub(crate) timestamps: Vec<u64>,
     /// In the order of the packets, at most one each.
     pub(crate) decisions: Vec<Decision>,
+    /// For rules at run time.
+    pub(crate) lookups: RuntimeLookups,
     /// The bits of the sinks that get a packet of it.
     pub(crate) sinks: u64,
     /// Completions taken this iteration, failed ones included.
@@ -73,6 +76,7 @@ impl Batch {
             packets: Vec::with_capacity(limit),
             timestamps: Vec::with_capacity(limit),
             decisions: Vec::with_capacity(limit),
+            lookups: RuntimeLookups::new(),
             sinks: 0,
             completions: 0,
             drained: false,

@@ -19,6 +19,8 @@ pub(crate) struct ClassMap {
     entries: Box<[Entry]>,
     /// The first table that has a class for packets without a tag.
     untagged: Option<(usize, ClassId)>,
+    /// Whether a program lets rules at run time decide packets.
+    pub(crate) allows_rules_at_run_time: bool,
 }
 
 impl ClassMap {
@@ -36,7 +38,8 @@ impl ClassMap {
             }
         }
         let untagged = present().find_map(|(place, table)| Some((place, table.program().untagged?)));
-        Self { entries: entries.into_boxed_slice(), untagged, tables }
+        let allows_rules_at_run_time = present().any(|(_, table)| table.allows_rules_at_run_time());
+        Self { entries: entries.into_boxed_slice(), untagged, allows_rules_at_run_time, tables }
     }
 
     /// The entries, by class.

@@ -6,12 +6,14 @@ use std::sync::Arc;
 
 use packet::{DeepKey, FlowKey};
 use program::{
-    Class, ClassId, ClassIndex, Decide, Outcome, Policing, Program, RuleId, StepList, Verdict, WorkerId,
+    Class, ClassId, ClassIndex, Decide, Outcome, Policing, Program, RUNTIME_RULES, RuleId, RuntimeHeader,
+    RuntimeRules, StepList, Verdict, WorkerId,
 };
 
 use crate::counter::{Tally, TallyRow, Traffic};
 use crate::disposition::Disposition;
 use crate::policer::Policers;
+use crate::runtime_rules::{RuntimeProbe, RuntimeTable};
 use crate::sink::SinkMap;
 
 /// How the outcome of a class is found.
@@ -80,14 +82,17 @@ pub(crate) struct ClassTable {
     /// The dispositions that a rule's classes can have, by rule: snapshots have them even at zero.
     possible: Box<[[bool; Disposition::ALL.len()]]>,
     policers: Policers,
-    /// One tally per rule and disposition: `rule * Disposition::ALL.len() + disposition`.
+    /// By number of the action, the decision on packets that a rule at run time with that action decides.
+    runtime: Box<[Option<Entry>]>,
+    /// One tally per rule and disposition: `rule * Disposition::ALL.len() + disposition`; behind the rules
+    /// those of all rules at run time.
     pub(crate) tallies: TallyRow,
 }
 
 impl ClassTable {
     /// A table of a worker for `program` with all counters at zero.
     pub(crate) fn new(program: Arc<Program>, sinks: Arc<SinkMap>, worker: WorkerId) -> Self {
-        let tallies = TallyRow::new(program.rules.len() * Disposition::ALL.len());
+        let tallies = TallyRow::new((program.rules.len() + 1) * Disposition::ALL.len());
         let lookups = program.classes.iter().map(|class| Lookup::of(class.as_ref())).collect();
         let policers = Policers::of(&program, worker);
         let possible = possible(&program, sinks.returns());
@@ -97,7 +102,8 @@ impl ClassTable {
             _ => Entry::NONE,
         };
         let entries = program.classes.iter().map(|class| class.as_ref().map(of_class)).collect();
-        Self { program, sinks, entries, lookups, possible, policers, tallies }
+        let runtime = runtime_entries(&program, &sinks);
+        Self { program, sinks, entries, lookups, possible, policers, runtime, tallies }
     }
 
     /// The entries, by class; `None`: the program has no such class.
@@ -122,6 +128,40 @@ impl ClassTable {
         }
     }
 
+    /// Adds the searches for rules at run time that may decide a packet which the policy has this outcome
+    /// for. `header`: reads the packet.
+    #[inline]
+    pub(crate) fn probe(
+        &self,
+        outcome: &Outcome,
+        header: impl FnOnce() -> RuntimeHeader,
+        probes: &mut Vec<RuntimeProbe>,
+    ) {
+        let Some(allowed) = &self.program.runtime else { return };
+        if allowed.subject.get(outcome.rule.index()) == Some(&true) {
+            let header = header();
+            let keys = allowed.forms.iter().filter_map(|form| form.key(&header));
+            probes.extend(keys.map(RuntimeProbe::of));
+        }
+    }
+
+    /// The decision of the first rule at run time that is found; counts the packet for that rule.
+    #[inline]
+    pub(crate) fn decide_at_run_time(
+        &self,
+        probes: &[RuntimeProbe],
+        rules: &RuntimeTable,
+        bytes: u32,
+    ) -> Option<Entry> {
+        let is_allowed = |action: u8| self.runtime.get(usize::from(action)).copied().flatten();
+        probes.iter().find_map(|probe| rules.find(probe, bytes).and_then(is_allowed))
+    }
+
+    /// Whether rules at run time may decide packets.
+    pub(crate) fn allows_rules_at_run_time(&self) -> bool {
+        !self.runtime.is_empty()
+    }
+
     /// The program it was made from.
     pub(crate) fn program(&self) -> &Arc<Program> {
         &self.program
@@ -141,17 +181,32 @@ impl ClassTable {
 
     /// Every rule with each disposition that its classes can have or that was counted.
     pub(crate) fn rows(&self) -> impl Iterator<Item = (&str, Disposition, Traffic)> {
-        self.program.rules.iter().enumerate().zip(&self.possible).flat_map(
-            move |((index, rule), possible)| {
-                Disposition::ALL.into_iter().filter_map(move |disposition| {
-                    let place = index * Disposition::ALL.len() + disposition as usize;
-                    let traffic = self.tallies.at(place).map(Tally::read).unwrap_or_default();
-                    let shown = possible[disposition as usize] || traffic.packets > 0;
-                    shown.then_some((rule.name.as_str(), disposition, traffic))
-                })
-            },
-        )
+        const NONE: [bool; Disposition::ALL.len()] = [false; Disposition::ALL.len()];
+        let names = self.program.rules.iter().map(|rule| rule.name.as_str());
+        let rules = names.zip(&self.possible).chain([(RUNTIME_RULES, &NONE)]);
+        rules.enumerate().flat_map(move |(index, (name, possible))| {
+            Disposition::ALL.into_iter().filter_map(move |disposition| {
+                let place = index * Disposition::ALL.len() + disposition as usize;
+                let traffic = self.tallies.at(place).map(Tally::read).unwrap_or_default();
+                let shown = possible[disposition as usize] || traffic.packets > 0;
+                shown.then_some((name, disposition, traffic))
+            })
+        })
     }
+}
+
+/// The decisions of rules at run time, by the number of their action.
+fn runtime_entries(program: &Program, sinks: &SinkMap) -> Box<[Option<Entry>]> {
+    let rules = program.rules.len();
+    let actions = program.runtime.iter().flat_map(|RuntimeRules { actions, .. }| actions).enumerate();
+    let entries = actions.map(|(number, action)| {
+        let outcome = Outcome { rule: RuleId::of(rules), verdict: action.as_ref()?.verdict };
+        let disposition = Disposition::of(outcome.verdict, sinks.returns());
+        let tally = u32::try_from(rules * Disposition::ALL.len() + disposition as usize).ok()?;
+        let sinks = u32::try_from(sinks.place_of_action(number, outcome.verdict)).ok()?;
+        Some(Entry { outcome, tally, sinks, ..Entry::NONE })
+    });
+    entries.collect()
 }
 
 /// The decision on packets with this outcome, of a program with this many rules.

@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
 use packet::DeepKey;
-use program::{ClassId, Decide};
+use program::{ClassId, Decide, Outcome, RuntimeHeader};
 use verbs::FramePool;
 
 use crate::batch::{Batch, Decision, Packet};
@@ -15,6 +15,7 @@ use crate::class_map::{ClassMap, TABLES_MAX};
 use crate::class_table::{ClassTable, Entry};
 use crate::counter::Tally;
 use crate::mailbox::{Command, Mailbox, Publication};
+use crate::runtime_rules::{GROUP, RuntimeLookups, RuntimeTable, Undecided};
 use crate::stats::{DropReason, Stats};
 
 /// The classes that packets may still have.
@@ -90,7 +91,8 @@ impl Classifier {
     /// that a sink gets, or all that have an outcome if `all`, have a decision afterwards.
     ///
     /// Packets of exact classes of rules that let all packets through take one look at a table. For all
-    /// others [`Classifier::resolve`] is called. `now` reads the clock once at most.
+    /// others [`Classifier::resolve`] is called. `now` reads the clock once at most. `rules`: the rules at
+    /// run time, if there are any.
     pub(crate) fn classify(
         &self,
         batch: &mut Batch,
@@ -98,7 +100,13 @@ impl Classifier {
         all: bool,
         stats: &Stats,
         now: &mut dyn FnMut() -> u64,
+        rules: Option<&RuntimeTable>,
     ) {
+        if let Some(rules) = rules
+            && self.map.as_ref().is_some_and(|map| map.allows_rules_at_run_time)
+        {
+            return self.classify_by_rules_at_run_time(rules, batch, pool, all, stats, now);
+        }
         let (entries, views) = match &self.map {
             Some(map) => (map.entries(), map.tables().map(View::of)),
             None => (&[][..], [View::of(None); TABLES_MAX]),
@@ -119,6 +127,57 @@ impl Classifier {
         batch.packets = packets;
     }
 
+    /// The same where rules at run time may decide packets: they come between the decision of the class and
+    /// the limits of its rule.
+    #[inline(never)]
+    fn classify_by_rules_at_run_time(
+        &self,
+        rules: &RuntimeTable,
+        batch: &mut Batch,
+        pool: &FramePool,
+        all: bool,
+        stats: &Stats,
+        now: &mut dyn FnMut() -> u64,
+    ) {
+        let Some(map) = &self.map else { return };
+        let views = map.tables().map(View::of);
+        let packets = std::mem::take(&mut batch.packets);
+        let RuntimeLookups { mut probes, mut undecided } = std::mem::take(&mut batch.lookups);
+        for (first, group) in packets.chunks(GROUP).enumerate() {
+            for packet in group {
+                let found = self.outcome(packet, batch, pool, stats);
+                if let Some((_, table, outcome)) = &found {
+                    let header = || RuntimeHeader::of(&packet::parse(batch.data(packet, pool)).key);
+                    table.probe(outcome, header, &mut probes);
+                }
+                let outcome = found.map(|(place, _, outcome)| (place, outcome));
+                undecided.push(Undecided { outcome, probes_end: probes.len() });
+            }
+            rules.begin_all(&mut probes);
+            let mut begin = 0;
+            for (index, (packet, Undecided { outcome, probes_end })) in
+                group.iter().zip(&undecided).enumerate()
+            {
+                let own = &probes[std::mem::replace(&mut begin, *probes_end)..*probes_end];
+                let Some((place, outcome)) = *outcome else { continue };
+                let (view, Some(table)) = (&views[place], map.tables()[place]) else { continue };
+                let at_run_time = table.decide_at_run_time(own, rules, packet.bytes);
+                let entry = at_run_time.unwrap_or_else(|| table.police(outcome, now));
+                match view.tallies.get(entry.tally as usize) {
+                    Some(tally) => {
+                        let index = first * GROUP + index;
+                        view.count_and_decide(&entry, tally, index, packet.bytes, all, batch);
+                    }
+                    None => stats.dropped(DropReason::UnknownClass),
+                }
+            }
+            probes.clear();
+            undecided.clear();
+        }
+        batch.lookups = RuntimeLookups { probes, undecided };
+        batch.packets = packets;
+    }
+
     /// Decides a packet whose class is not exact, that has no tag, or whose rule is policed. Counts a packet
     /// for which there is none.
     #[inline(never)]
@@ -130,6 +189,20 @@ impl Classifier {
         stats: &Stats,
         now: &mut dyn FnMut() -> u64,
     ) -> Option<(usize, Entry)> {
+        let (place, table, outcome) = self.outcome(packet, batch, pool, stats)?;
+        Some((place, table.police(outcome, now)))
+    }
+
+    /// The outcome of a packet by its class, before the limits of its rule, and the table that it is of.
+    /// Counts a packet for which there is none.
+    #[inline]
+    fn outcome(
+        &self,
+        packet: &Packet,
+        batch: &Batch,
+        pool: &FramePool,
+        stats: &Stats,
+    ) -> Option<(usize, &ClassTable, Outcome)> {
         let (place, table, class) = self.class_of(packet.tag, stats)?;
         let Some((class, lookup)) = table.class(class) else {
             stats.dropped(DropReason::UnknownClass);
@@ -151,7 +224,7 @@ impl Classifier {
                 }
             }
         };
-        Some((place, table.police(outcome, now)))
+        Some((place, table, outcome))
     }
 
     /// The class of a tag, its table, and the place of that in the map. Counts a packet for which there is

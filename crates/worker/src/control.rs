@@ -6,13 +6,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use parking::Wakeup;
-use program::{ChangeStage, Program, RETIRED_RULES, SinkKind, WorkerId};
+use program::{
+    ChangeStage, Program, RETIRED_RULES, RUNTIME_RULES, RuntimeChange, RuntimeEntry, SinkKind, WorkerId,
+};
 
 use crate::class_map::{ClassMap, TABLES_MAX};
 use crate::class_table::ClassTable;
 use crate::latency::{ClockRelation, SharedClock};
 use crate::mailbox::{Mailbox, Publication};
 use crate::regime::KindIndex;
+use crate::runtime_rules::RuntimeFeed;
 use crate::sink::{Changes, Sink, SinkMap, Slot};
 use crate::stats::Stats;
 use crate::stats::{RuleSnapshot, WorkerSnapshot};
@@ -59,6 +62,7 @@ pub(crate) struct Shared {
     pub(crate) wakeup: Option<Arc<Wakeup>>,
     pub(crate) thread: WorkerThread,
     ledger: Mutex<Ledger>,
+    runtime: Mutex<RuntimeFeed>,
     warnings: Mutex<Vec<Warning>>,
 }
 
@@ -150,7 +154,8 @@ impl Ledger {
         let live: HashSet<&str> = rules.map(|rule| rule.name.as_str()).collect();
         let mut sums = [Traffic::default(); Disposition::ALL.len()];
         self.retired.retain(|(name, disposition), traffic| {
-            let kept = name == RETIRED_RULES || keep.contains(name.as_str()) || live.contains(name.as_str());
+            let is_sum = name == RETIRED_RULES || name == RUNTIME_RULES;
+            let kept = is_sum || keep.contains(name.as_str()) || live.contains(name.as_str());
             if !kept {
                 sums[*disposition as usize] += *traffic;
             }
@@ -169,7 +174,7 @@ fn add(totals: &mut Totals, name: &str, disposition: Disposition, traffic: Traff
 }
 
 impl WorkerControl {
-    pub(crate) fn new(id: WorkerId, warnings: Vec<Warning>) -> Self {
+    pub(crate) fn new(id: WorkerId, runtime: RuntimeFeed) -> Self {
         let shared = Shared {
             id,
             stats: Stats::default(),
@@ -179,7 +184,8 @@ impl WorkerControl {
             wakeup: Wakeup::new().map(Arc::new).ok(),
             thread: WorkerThread::default(),
             ledger: Mutex::default(),
-            warnings: Mutex::new(warnings),
+            runtime: Mutex::new(runtime),
+            warnings: Mutex::default(),
         };
         Self { shared: Arc::new(shared) }
     }
@@ -244,6 +250,58 @@ impl WorkerControl {
     #[must_use]
     pub fn wait_for_sink(&self, change: SinkChange, patience: Duration) -> bool {
         self.wait_until(patience, || self.shared.sinks.is_applied(change.0))
+    }
+
+    /// Gives the worker these rules at run time and room for `capacity` of them, in place of those that it
+    /// has. Rules whose slot stays keep their counts. Returns once the worker has them.
+    ///
+    /// # Errors
+    /// The worker has not taken them within `patience`: it may have them later, or not at all.
+    pub fn replace_runtime_rules(
+        &self,
+        capacity: u32,
+        entries: impl Iterator<Item = RuntimeEntry>,
+        patience: Duration,
+    ) -> Result<(), WorkerIsLate> {
+        let mut feed = self.runtime();
+        let late = WorkerIsLate(self.shared.id);
+        let carry = feed.replace(capacity, entries).ok_or(late)?;
+        self.wake();
+        let is_applied = self.wait_until(patience, || feed.is_applied());
+        feed.carry_over(&carry);
+        if is_applied { Ok(()) } else { Err(late) }
+    }
+
+    /// Changes the worker's rules at run time, in this order. Returns once the worker acts by all of them.
+    ///
+    /// # Errors
+    /// The worker has not taken them within `patience`: it may have some of them, and needs
+    /// [`WorkerControl::replace_runtime_rules`].
+    pub fn change_runtime_rules(
+        &self,
+        changes: &[RuntimeChange],
+        patience: Duration,
+    ) -> Result<(), WorkerIsLate> {
+        let mut feed = self.runtime();
+        let mut left = changes;
+        while !left.is_empty() {
+            left = &left[feed.send(left)..];
+            self.wake();
+            if !self.wait_until(patience, || feed.is_applied()) {
+                return Err(WorkerIsLate(self.shared.id));
+            }
+        }
+        Ok(())
+    }
+
+    /// The packets of this worker that the rules at run time in these slots have decided.
+    pub fn runtime_traffic(&self, slots: impl Iterator<Item = u32>) -> Vec<Traffic> {
+        let feed = self.runtime();
+        slots.map(|slot| feed.traffic(slot)).collect()
+    }
+
+    fn runtime(&self) -> MutexGuard<'_, RuntimeFeed> {
+        self.shared.runtime.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Lets the worker convert the device's timestamps: to be called about once a second, with a new reading.
@@ -401,6 +459,11 @@ fn counted(step: Duration, before: Option<ThreadActivity>, after: Option<ThreadA
     }
 }
 
+/// A worker has not taken a change of the rules at run time in time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("worker {0} does not take changes of rules")]
+pub struct WorkerIsLate(pub WorkerId);
+
 /// Counts the changes of one worker's sinks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct SinkChange(u64);
@@ -410,6 +473,7 @@ mod tests {
     use std::sync::atomic::Ordering;
 
     use super::*;
+    use crate::runtime_rules::runtime_rules;
 
     #[test]
     fn only_a_starved_wait_is_prolonged() {
@@ -429,7 +493,7 @@ mod tests {
             ms(5),
             "it sleeps and does not answer"
         );
-        let control = WorkerControl::new(WorkerId(0), Vec::new());
+        let control = WorkerControl::new(WorkerId(0), runtime_rules().0);
         assert!(!control.wait_until(ms(5), || false), "a worker without a thread");
         let (asleep, end) = std::sync::mpsc::channel::<()>();
         std::thread::scope(|scope| {

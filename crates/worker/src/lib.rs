@@ -47,6 +47,7 @@ mod mailbox;
 mod policer;
 mod receiver;
 mod regime;
+mod runtime_rules;
 mod sink;
 pub mod sinks;
 mod stats;
@@ -57,7 +58,7 @@ mod worker;
 pub use config::{
     BATCH_MAX, CORE_MAX, FRAME_BYTES_MAX, FRAME_BYTES_MIN, FRAMES_MAX, PORTS_MAX, WorkerConfig,
 };
-pub use control::{SinkChange, WorkerControl, WorkerProgress};
+pub use control::{SinkChange, WorkerControl, WorkerIsLate, WorkerProgress};
 pub use counter::Traffic;
 pub use disposition::Disposition;
 pub use distribution::Distribution;

@@ -434,7 +434,10 @@ impl SinkMap {
         let bit = |id: &SinkId| slots.get(id.index()).map_or(0, |slot| slot.bit());
         let kernel = program.kernel_sink().as_ref().map_or(0, bit);
         let rules = program.rules.iter().map(|rule| rule.sinks.iter().fold(0, |bits, id| bits | bit(id)));
-        let bits = rules.chain([kernel, 0]).map(AtomicU64::new).collect();
+        let runtime = program.runtime.iter().flat_map(|runtime| &runtime.actions);
+        let runtime = runtime
+            .map(|action| action.iter().flat_map(|action| &action.sinks).fold(0, |bits, id| bits | bit(id)));
+        let bits = rules.chain([kernel, 0]).chain(runtime).map(AtomicU64::new).collect();
         Self { generation, bits, rules: program.rules.len(), kernel }
     }
 
@@ -480,6 +483,15 @@ impl SinkMap {
             Verdict::Deliver(_) if outcome.rule.index() < self.rules => outcome.rule.index(),
             Verdict::Kernel => self.rules,
             _ => self.rules + 1,
+        }
+    }
+
+    /// The same for packets that a rule at run time with this action decides.
+    pub(crate) fn place_of_action(&self, number: usize, verdict: Verdict) -> usize {
+        match verdict {
+            Verdict::Deliver(_) => self.rules + 2 + number,
+            Verdict::Kernel => self.rules,
+            Verdict::Drop | Verdict::Filtered => self.rules + 1,
         }
     }
 

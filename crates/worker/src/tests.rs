@@ -43,6 +43,7 @@ pub(crate) fn program(names: &[&str]) -> Arc<Program> {
         classes: (0..names.len()).map(class).collect(),
         untagged: None,
         exceptions: Vec::new(),
+        runtime: None,
         default: Verdict::Kernel,
         priorities_used: 0,
     })
@@ -57,7 +58,7 @@ struct Rig {
 impl Rig {
     fn new() -> Self {
         Self {
-            control: WorkerControl::new(WorkerId(0), Vec::new()),
+            control: WorkerControl::new(WorkerId(0), crate::runtime_rules::runtime_rules().0),
             classifier: Classifier::new(OUTSTANDING),
             batch: Batch::new(1, 1),
         }

@@ -23,6 +23,7 @@ use crate::idle::{self, Backoff, SleepLimits};
 use crate::latency::{DeviceClock, LatencyMeter};
 use crate::receiver::Receiver;
 use crate::regime::{Monotonic, Regime, Stopwatch};
+use crate::runtime_rules::{RuntimeRulesOfWorker, runtime_rules};
 use crate::sink::{FrameBudget, Sink, Slots};
 use crate::{Error, Warning, WorkerConfig, WorkerControl};
 
@@ -37,6 +38,7 @@ pub struct Worker {
     /// If completions have timestamps that can be converted.
     latency: Option<LatencyMeter>,
     sinks: Slots,
+    runtime: RuntimeRulesOfWorker,
     budget: Arc<FrameBudget>,
     receiver: Receiver,
     domain: Domain,
@@ -50,7 +52,8 @@ impl Worker {
     /// released.
     pub fn new(context: &Arc<Context>, config: WorkerConfig) -> Result<Self, Error> {
         let Parts { mut receiver, domain, warnings } = assemble(context, &config)?;
-        let control = WorkerControl::new(config.id, Vec::new());
+        let (feed, runtime) = runtime_rules();
+        let control = WorkerControl::new(config.id, feed);
         warnings.into_iter().for_each(|warning| control.warn(warning));
         let batch = first_fill(&mut receiver, &control.shared().stats, config.id)?;
         let classifier = Classifier::new(receiver.completions.entries());
@@ -71,6 +74,7 @@ impl Worker {
             stopwatch,
             latency,
             sinks: Slots::default(),
+            runtime,
             budget,
             receiver,
             domain,
@@ -138,6 +142,7 @@ impl Worker {
         self.stopwatch.begin(regimes);
         self.sinks.refresh(&shared.sinks);
         self.classifier.refresh(&shared.mailbox, &self.batch);
+        self.runtime.refresh();
         self.receiver.poll(&mut self.batch, &shared.stats);
         let now_ns = self.stopwatch.polled(self.batch.completions, regimes);
         self.measure_latency(now_ns);
@@ -145,7 +150,9 @@ impl Worker {
         let (mut now_ns, stopwatch) = (now_ns, &mut self.stopwatch);
         let mut now = || *now_ns.get_or_insert_with(|| stopwatch.now_ns());
         let is_observed = self.sinks.is_observed();
-        self.classifier.classify(&mut self.batch, &self.receiver.pool, is_observed, stats, &mut now);
+        let rules = self.runtime.table();
+        let pool = &self.receiver.pool;
+        self.classifier.classify(&mut self.batch, pool, is_observed, stats, &mut now, rules);
         self.stopwatch.stage(Regime::Classify);
         self.batch.sinks_worked =
             self.sinks.run(&mut self.batch, &mut self.receiver.pool, &mut self.stopwatch);
@@ -211,7 +218,9 @@ impl Worker {
         let longest = idle::prepare(events.as_mut(), completions, wakeup, wishes);
         // What came before this is found now, and what comes later ends the wait.
         self.step();
-        let is_behind = self.classifier.is_behind(&shared.mailbox) || self.sinks.is_behind(&shared.sinks);
+        let is_behind = self.classifier.is_behind(&shared.mailbox)
+            || self.sinks.is_behind(&shared.sinks)
+            || self.runtime.is_behind();
         if !self.batch.worked() && !is_behind && !stop.load(Ordering::Relaxed) {
             self.recorder.publish(&shared.stats.distributions);
             idle::wait(self.receiver.events.as_mut(), wakeup, longest);

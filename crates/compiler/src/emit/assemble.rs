@@ -13,6 +13,7 @@ use program::{
 use crate::actions::verdict;
 use crate::cover::CoveredRule;
 use crate::emit::reasons::{BY_EARLIER_RULES, NO_DROP, ORDER, hybrid_reason, order_reason};
+use crate::emit::runtime;
 use crate::except::classes::{Deciding, MAX_STEPS_IN_ALL, Overlaps, TooManySteps, decide};
 use crate::except::place::{ByOrder, Earlier, Placement, Prepared};
 use crate::fit::assign_priorities::{Assigned, Prioritized};
@@ -53,6 +54,7 @@ pub(crate) fn assemble(
     Ok(Program {
         rules: rules(job, placed, &flow_counts, &class_of, &classes),
         exceptions: placed.prepared.exceptions.list(&placed.prepared.rules),
+        runtime: runtime::rules(job),
         default: default_outcome(job, placed).verdict,
         groups: placed.prepared.groups.clone(),
         sinks: job.policy.sinks.iter().map(|definition| definition.sink.clone()).collect(),

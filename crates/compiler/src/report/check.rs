@@ -435,7 +435,10 @@ fn unused_groups(policy: &Policy, program: &Program, warnings: &mut Vec<Diagnost
         let verdict = Verdict::Deliver(GroupId::of(index));
         // A hybrid drop uses the group whose workers do the dropping.
         let receives = program.queues.iter().any(|queue| queue.group == GroupId::of(index));
-        if !receives && !program.rules.iter().any(|rule| rule.action == verdict) {
+        let at_run_time = program.runtime.iter().flat_map(|runtime| runtime.actions.iter().flatten());
+        let is_named = program.rules.iter().map(|rule| rule.action).any(|action| action == verdict)
+            || at_run_time.map(|action| action.verdict).any(|action| action == verdict);
+        if !receives && !is_named {
             let message = format!("the group `{}` is never used", group.name);
             warnings
                 .push(group.place.warning(message, "defined here").hint("remove it, or steer a rule to it"));

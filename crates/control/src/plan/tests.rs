@@ -116,6 +116,7 @@ fn program(lines: &[Line], limits: &Limits) -> Option<Arc<Program>> {
         classes,
         untagged: None,
         exceptions: Vec::new(),
+        runtime: None,
         default: Verdict::Kernel,
         priorities_used: priorities.iter().map(|priority| priority + 1).max().unwrap_or(0),
     }))

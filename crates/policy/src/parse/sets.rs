@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use crate::diagnostics::{Place, Severity};
 use crate::keys;
-use crate::policy::{MAX_SET_VALUES, MAX_TOTAL_VALUES};
+use crate::policy::{MAX_SET_VALUES, MAX_TOTAL_VALUES, SetSize};
 
 use super::files::Files;
 use super::reader::{Names, Reader, Table, Value, entries, integer_of, nearest};
@@ -102,6 +102,15 @@ impl Sets {
                 }
             }
         }
+    }
+
+    /// The sets whose size a reload may change only so much.
+    pub(super) fn sizes(&self) -> Vec<SetSize> {
+        let size = |(index, set): (usize, &Set)| {
+            let max_change_percent = set.limits.as_ref()?.max_change?;
+            Some(SetSize { name: set.name.clone(), values: self.count(index), max_change_percent })
+        };
+        self.list.iter().enumerate().filter_map(size).collect()
     }
 
     /// How many values a set has, including those of the sets that it names; each set counts once.

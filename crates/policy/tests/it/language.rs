@@ -876,3 +876,58 @@ fn contradictions_behind_extension_headers_are_refused() {
         assert!(problems.contains(message), "{matches}: {problems}");
     }
 }
+
+#[test]
+fn rules_at_run_time_have_a_place_forms_and_actions() {
+    let policy = |runtime: &str| {
+        let text = format!(
+            "version = 1\n[groups.a]\nworkers = 'all'\n[[rules]]\nname = 'x'\nmatch = {{ dst_port = 80 }}\naction = 'drop'\n\
+             [[rules]]\nname = 'first'\npriority = -1\nmatch = {{ dst_port = 81 }}\naction = 'drop'\n{runtime}"
+        );
+        policy::parse(&Source::new("p.toml", text), &NoFiles)
+    };
+    let good = "[runtime]\nbefore = 'x'\nmatches = ['src dst', 'dst_port protocol', 'src/48']\n\
+        actions = ['drop', 'steer a', { steer = 'a' }]\nrules = 9\ndevice_rules = 20\nowners = { 1000 = 5 }\n";
+    let (read, _) = policy(good).expect("a policy");
+    let runtime = read.runtime.expect("[runtime]");
+    assert_eq!(runtime.before, 1, "in the final order of the rules");
+    let forms: Vec<String> = runtime.forms.iter().map(ToString::to_string).collect();
+    assert_eq!(forms, ["src dst (IPv4)", "src dst (IPv6)", "protocol dst_port", "src/48 (IPv6)"]);
+    let actions: Vec<&str> = runtime.actions.iter().map(|(text, _)| text.as_str()).collect();
+    assert_eq!(actions, ["drop", "steer a"]);
+    assert_eq!((runtime.rules_max, runtime.device_rules_max, runtime.owners[&1000]), (9, 9, 5));
+    let least = "[runtime]\nmatches = ['src']\nactions = ['drop']\n";
+    let (read, _) = policy(least).expect("a policy");
+    assert_eq!(read.runtime.expect("[runtime]").before, 2, "the default");
+    for (runtime, message) in [
+        ("[runtime]\nactions = ['drop']\n", "`runtime` has no `matches`"),
+        ("[runtime]\nmatches = ['src']\n", "`runtime` has no `actions`"),
+        ("[runtime]\nmatches = []\nactions = ['drop']\n", "`matches` has 0 forms"),
+        ("[runtime]\nmatches = ['sorce']\nactions = ['drop']\n", "unknown field `sorce`"),
+        ("[runtime]\nmatches = ['src', 'src']\nactions = ['drop']\n", "the same fields are listed before"),
+        (
+            "[runtime]\nmatches = ['src/24 dst/64']\nactions = ['drop']\n",
+            "the lengths are of different IP versions",
+        ),
+        ("[runtime]\nmatches = ['src']\nactions = ['copy a']\n", "a rule at run time cannot copy"),
+        ("[runtime]\nmatches = ['src']\nactions = ['steer b']\n", "unknown group `b`"),
+        ("[runtime]\nbefore = 'y'\nmatches = ['src']\nactions = ['drop']\n", "unknown rule `y`"),
+        ("[runtime]\nmatches = ['src']\nactions = ['drop']\nowners = { bob = 1 }\n", "`bob` is no user id"),
+        ("[runtime]\nmatches = ['src']\nactions = ['drop']\nrules = 9_000_000\n", "`rules` is out of range"),
+        ("[runtime]\nmatches = ['src']\nactions = ['drop']\nafter = 'x'\n", "unknown key `after`"),
+    ] {
+        let refused = policy(runtime).expect_err(runtime).to_string();
+        assert!(refused.contains(message), "{runtime}: {refused}");
+    }
+}
+
+#[test]
+fn sets_may_limit_how_much_they_change() {
+    let text = "version = 1\n[sets]\na = { items = ['10.0.0.1', 'b'], max_change = 20 }\nb = ['10.0.0.2', '10.0.0.3']\n\
+        [[rules]]\nname = 'x'\nmatch = { src = 'a' }\naction = 'drop'\n";
+    let (policy, _) = policy::parse(&Source::new("p.toml", text), &NoFiles).expect("a policy");
+    let [size] = policy.set_sizes.as_slice() else { panic!("{:?}", policy.set_sizes) };
+    assert_eq!((size.name.as_str(), size.values, size.max_change_percent), ("a", 3, 20));
+    let too_much = |before: usize| size.changes_too_much(before);
+    assert_eq!([2, 3, 4, 0].map(too_much), [true, false, true, true]);
+}

@@ -63,6 +63,7 @@ pub struct NewFlow {
 /// errno of the device for one that it has no room for.
 pub fn insert(nic: &Nic, request: &FlowRequest, prepare: impl FnOnce(&State) -> Verb<NewFlow>) -> Verb<u32> {
     let rules = &nic.rules().flow;
+    nic.flow_pace.wait();
     let mut flows = nic.flow_writer();
     let mut state = nic.control();
     let NewFlow { owner, qp, counter, points } = prepare(&state)?;
@@ -106,6 +107,7 @@ pub fn insert(nic: &Nic, request: &FlowRequest, prepare: impl FnOnce(&State) -> 
 /// is no such flow.
 #[must_use]
 pub fn remove(nic: &Nic, slot: u32, owner: u32) -> Option<()> {
+    nic.flow_pace.wait();
     let mut flows = nic.flow_writer();
     nic.control_without_wakeup().flow_objects.get(slot).filter(|flow| flow.owner == owner)?;
     flows.change(|table| table.remove(FlowId(slot)));

@@ -160,7 +160,29 @@ mod tests {
         detached: Mutex<Vec<Slot>>,
     }
 
+    use crate::api::{model, rules};
+
     impl Daemon for Stopping {
+        fn history(&self) -> model::History {
+            unreachable!("only captures are asked for")
+        }
+
+        fn plan(&self, _: crate::policy_file::Read) -> Result<model::PlanReport, model::Failure> {
+            unreachable!("only captures are asked for")
+        }
+
+        fn change_rules(
+            &self,
+            _: rules::Caller,
+            _: rules::RuleChanges,
+        ) -> Result<rules::RulesChanged, Refused> {
+            unreachable!("only captures are asked for")
+        }
+
+        fn rules(&self, _: Option<&str>, _: &crate::state::State) -> Result<rules::RuleList, Refused> {
+            unreachable!("only captures are asked for")
+        }
+
         fn status(&self) -> Status {
             unimplemented!("captures do not use it")
         }

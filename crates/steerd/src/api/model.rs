@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use control::{FlowChanges, PlanSummary};
+use device_model::DeviceModel;
 use serde::{Deserialize, Serialize};
 
 use crate::state::{DeviceState, PolicyState};
@@ -72,9 +74,20 @@ pub(crate) struct Verdict {
     pub(crate) generation: u64,
     pub(crate) sha256: String,
     pub(crate) milliseconds: u64,
-    /// The flows that the device got and lost; `None`: the policy is refused.
+    /// The flows that the device got and lost; `None`: the policy is refused, or nothing was to be done.
     #[serde(default)]
     pub(crate) flows: Option<ChangedFlows>,
+    /// Nothing was done; `plan` tells what would be.
+    #[serde(default)]
+    pub(crate) dry_run: bool,
+    #[serde(default)]
+    pub(crate) plan: Option<PlanReport>,
+    /// The difference from the policy before, in words.
+    #[serde(default)]
+    pub(crate) difference: Option<String>,
+    /// The policy before comes back after this time unless the new one is confirmed.
+    #[serde(default)]
+    pub(crate) confirm_seconds: Option<f64>,
     /// Why it is refused, in one line.
     pub(crate) error: Option<String>,
     /// The keys of `check --format json`.
@@ -84,6 +97,83 @@ pub(crate) struct Verdict {
     pub(crate) text: String,
     /// The diagnostics with excerpts of the policy.
     pub(crate) excerpts: String,
+}
+
+/// POST /v1/plan, and a reload that is only tried: the cost of a change.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct PlanReport {
+    /// The flows that it touches, on each port.
+    pub(crate) flows: ChangedFlows,
+    pub(crate) flows_before: usize,
+    pub(crate) flows_after: usize,
+    /// The most flows of a port at once.
+    pub(crate) peak_flows: usize,
+    /// The device's priorities and the masks that both policies have together.
+    pub(crate) priorities: usize,
+    pub(crate) masks: usize,
+    /// What is created.
+    pub(crate) indirection_tables: usize,
+    pub(crate) queue_pairs: usize,
+    pub(crate) counters: usize,
+    /// Copying flows and sniffers that change: meanwhile a packet may be copied twice, and none be sniffed.
+    pub(crate) changed_copies: usize,
+    /// Calls that create or destroy a flow, on all ports, and all calls.
+    pub(crate) flow_calls: usize,
+    pub(crate) calls: usize,
+    /// The time of the flow calls by the rate of the device's model; `None`: the model has none.
+    pub(crate) seconds: Option<f64>,
+    /// The share of the packets counted so far whose rules are removed or changed; `None`: not known.
+    pub(crate) touched_share: Option<f64>,
+    pub(crate) difference: Option<String>,
+}
+
+impl PlanReport {
+    /// The cost of a plan on a device with this model.
+    pub(crate) fn of(summary: &PlanSummary, model: &DeviceModel) -> Self {
+        let FlowChanges { installed, removed, kept } = summary.flows;
+        let seconds = |rate: u32| summary.flow_calls as f64 / f64::from(rate.max(1));
+        Self {
+            flows: ChangedFlows { installed, removed, kept },
+            flows_before: summary.flows_before,
+            flows_after: summary.flows_after,
+            peak_flows: summary.peak_flows,
+            priorities: summary.priorities,
+            masks: summary.masks,
+            indirection_tables: summary.tables,
+            queue_pairs: summary.queue_pairs,
+            counters: summary.counters,
+            changed_copies: summary.changed_copies,
+            flow_calls: summary.flow_calls,
+            calls: summary.calls,
+            seconds: model.flows_per_second.map(seconds),
+            touched_share: None,
+            difference: None,
+        }
+    }
+}
+
+/// GET /v1/history.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct History {
+    pub(crate) policies: Vec<HistoryEntry>,
+}
+
+/// A policy that was in force.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct HistoryEntry {
+    /// For `steerd rollback`; 0 is the one in force.
+    pub(crate) back: usize,
+    pub(crate) number: u64,
+    /// Unix time.
+    pub(crate) at_seconds: f64,
+    /// Who asked for it.
+    pub(crate) by: String,
+    pub(crate) sha256: String,
+    /// Whether its text is kept, so that it can come back.
+    pub(crate) is_kept: bool,
+    pub(crate) difference: String,
+    pub(crate) milliseconds: u64,
+    pub(crate) flows: Option<ChangedFlows>,
 }
 
 /// The flows of a reload, on each port.

@@ -4,7 +4,6 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 
 /// The paths and what they answer, for GET /.
@@ -14,8 +13,14 @@ pub(crate) const PATHS: &[(&str, &str)] = &[
     ("GET", "/v1/top"),
     ("GET", "/v1/policy"),
     ("GET", "/v1/flows"),
+    ("GET", "/v1/rules"),
+    ("POST", "/v1/rules/changes"),
     ("POST", "/v1/diff"),
     ("POST", "/v1/reload"),
+    ("POST", "/v1/confirm"),
+    ("POST", "/v1/rollback"),
+    ("POST", "/v1/plan"),
+    ("GET", "/v1/history"),
     ("POST", "/v1/captures"),
     ("DELETE", "/v1/captures/ID"),
 ];
@@ -43,8 +48,20 @@ pub(crate) enum Call<'r> {
     Flows {
         rule: Option<&'r str>,
     },
+    /// The rules at run time, or one of them.
+    Rules {
+        id: Option<&'r str>,
+    },
+    ChangeRules,
     Diff,
+    /// What a policy of the caller would cost.
+    Plan,
     Reload,
+    /// The policy of the last reload stays.
+    Confirm,
+    /// A policy of the history comes back.
+    Rollback,
+    History,
     StartCapture,
     StopCapture {
         id: u64,
@@ -54,13 +71,14 @@ pub(crate) enum Call<'r> {
 impl Call<'_> {
     /// Whether it changes what runs, or shows packets.
     pub(crate) fn is_privileged(self) -> bool {
-        matches!(self, Self::Reload | Self::StartCapture | Self::StopCapture { .. })
+        let reloads = matches!(self, Self::Reload | Self::Confirm | Self::Rollback);
+        reloads || matches!(self, Self::StartCapture | Self::StopCapture { .. })
     }
 
     /// The most bytes of its body.
     pub(crate) fn body_bytes_max(self) -> usize {
         match self {
-            Self::Diff => BODY_BYTES_MAX,
+            Self::Diff | Self::Plan | Self::ChangeRules => BODY_BYTES_MAX,
             _ => OPTIONS_BYTES_MAX,
         }
     }
@@ -96,8 +114,14 @@ pub(crate) fn call<'r>(method: &str, path: &str, query: Option<&'r str>) -> Resu
         "/v1/top" => (Call::Top, "GET, HEAD"),
         "/v1/policy" => (Call::Policy, "GET, HEAD"),
         "/v1/flows" => (Call::Flows { rule: None }, "GET, HEAD"),
+        "/v1/rules" => (Call::Rules { id: None }, "GET, HEAD"),
+        "/v1/rules/changes" => (Call::ChangeRules, "POST"),
         "/v1/diff" => (Call::Diff, "POST"),
+        "/v1/plan" => (Call::Plan, "POST"),
         "/v1/reload" => (Call::Reload, "POST"),
+        "/v1/confirm" => (Call::Confirm, "POST"),
+        "/v1/rollback" => (Call::Rollback, "POST"),
+        "/v1/history" => (Call::History, "GET, HEAD"),
         "/v1/captures" => (Call::StartCapture, "POST"),
         _ => match path.strip_prefix("/v1/captures/").map(str::parse) {
             Some(Ok(id)) => (Call::StopCapture { id }, "DELETE"),
@@ -114,6 +138,10 @@ pub(crate) fn call<'r>(method: &str, path: &str, query: Option<&'r str>) -> Resu
             Some(("rule", rule)) if is_name(rule) => Ok(Call::Flows { rule: Some(rule) }),
             _ => Err(Refused::new(400, "the only parameter of /v1/flows is rule=NAME")),
         },
+        (Call::Rules { .. }, Some(query)) => match query.split_once('=') {
+            Some(("id", id)) if is_id(id) => Ok(Call::Rules { id: Some(id) }),
+            _ => Err(Refused::new(400, "the only parameter of /v1/rules is id=ID")),
+        },
         (_, Some(_)) => Err(Refused::new(400, format!("{path} has no parameters"))),
     }
 }
@@ -121,6 +149,11 @@ pub(crate) fn call<'r>(method: &str, path: &str, query: Option<&'r str>) -> Resu
 /// Names of rules need no escapes in a query.
 fn is_name(text: &str) -> bool {
     !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || "-_.~".contains(c))
+}
+
+/// Ids of rules at run time that need no escapes.
+fn is_id(text: &str) -> bool {
+    !text.is_empty() && text.chars().all(|c| c.is_ascii_graphic() && !"%&+#".contains(c))
 }
 
 /// An answer that names the path which was probably meant.
@@ -172,6 +205,40 @@ fn caller() -> String {
     "(the caller's policy)".to_owned()
 }
 
+/// How a policy is to be read again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ReloadBody {
+    /// The policy before comes back after so many seconds unless the new one is confirmed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) confirm_seconds: Option<f64>,
+    /// Only say what the reload would do.
+    #[serde(default)]
+    pub(crate) dry_run: bool,
+    /// Reload although a set has changed by more than its `max_change`.
+    #[serde(default)]
+    pub(crate) force: bool,
+}
+
+/// Which policy comes back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct RollbackBody {
+    /// The one that was in force so many policies ago.
+    #[serde(default = "one")]
+    pub(crate) back: usize,
+}
+
+fn one() -> usize {
+    1
+}
+
+impl Default for RollbackBody {
+    fn default() -> Self {
+        Self { back: one() }
+    }
+}
+
 /// A capture of the packets of a rule.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -194,18 +261,21 @@ pub(crate) fn body<'b, T: Deserialize<'b>>(bytes: &'b [u8]) -> Result<T, Refused
     })
 }
 
-/// Checks the body of a request without options: none, `null` (which `steerd reload` sends), or an empty
-/// object.
-pub(crate) fn no_options(bytes: &[u8]) -> Result<(), Refused> {
+/// Reads the options of a request that needs none: no body, `null` and an empty object are the usual ones.
+pub(crate) fn options<'b, T: Deserialize<'b> + Default>(bytes: &'b [u8]) -> Result<T, Refused> {
     if bytes.trim_ascii().is_empty() {
-        return Ok(());
+        return Ok(T::default());
     }
-    let options: Option<BTreeMap<String, IgnoredAny>> = body(bytes)?;
-    match options.unwrap_or_default().pop_first() {
-        None => Ok(()),
-        Some((name, _)) => Err(Refused::new(400, format!("there is no option `{}`", shown(&name)))),
+    if bytes.trim_ascii().starts_with(b"[") {
+        return Err(Refused::new(400, "the body is not an object"));
     }
+    Ok(body::<Option<T>>(bytes)?.unwrap_or_default())
 }
+
+/// The options of a request without any.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct NoOptions {}
 
 #[cfg(test)]
 mod tests {
@@ -257,10 +327,13 @@ mod tests {
             assert_eq!(body(text).expect_err(text).status, 400);
         }
         for text in ["", " \n", "null", "{}", " {} "] {
-            assert_eq!(no_options(text.as_bytes()), Ok(()), "{text}");
+            assert_eq!(options::<NoOptions>(text.as_bytes()), Ok(NoOptions {}), "{text}");
+            assert_eq!(options(text.as_bytes()), Ok(ReloadBody::default()), "{text}");
+            assert_eq!(options(text.as_bytes()), Ok(RollbackBody { back: 1 }), "{text}");
         }
         for text in ["{", "[]", "1", "version = 1", r#"{"policy": "p.toml"}"#, "\0"] {
-            assert_eq!(no_options(text.as_bytes()).expect_err(text).status, 400);
+            assert_eq!(options::<NoOptions>(text.as_bytes()).expect_err(text).status, 400);
+            assert_eq!(options::<ReloadBody>(text.as_bytes()).expect_err(text).status, 400);
         }
         let deep = "[".repeat(100_000);
         assert_eq!(body(&deep).expect_err("nested").status, 400);

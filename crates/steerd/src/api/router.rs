@@ -20,11 +20,15 @@ use worker::Slot;
 
 use super::captures::Captures;
 use super::flows;
-use super::model::{Failure, File, PolicyText, Status, Verdict};
-use super::request::{self, Call, CaptureBody, PATHS, PolicyBody, Refused};
+use super::model::{Failure, File, History, PlanReport, PolicyText, Status, Verdict};
+use super::request::{
+    self, Call, CaptureBody, NoOptions, PATHS, PolicyBody, Refused, ReloadBody, RollbackBody,
+};
+use super::rules::{Caller, RuleChanges, RuleList, RulesChanged};
 use crate::policy_diff;
 use crate::policy_file::{self, Inputs, KEPT_BYTES_MAX};
 use crate::server::{Answer, Limits, Peer, Router, whole, with};
+use crate::state::State;
 use crate::telemetry::pages::{Page, Pages};
 use crate::terminal::output::Versioned;
 
@@ -39,6 +43,8 @@ const DIFFS_MAX: usize = 1;
 /// The most lists of flows that are made at once: each may query the device and take the memory of a long
 /// answer. More wait.
 const LISTS_MAX: usize = 4;
+/// The most changes of rules at once: each may have a long body, and one is made at a time.
+const CHANGES_MAX: usize = 2;
 
 /// The operations that the API needs of the daemon.
 pub(crate) trait Daemon: Send + Sync {
@@ -57,6 +63,18 @@ pub(crate) trait Daemon: Send + Sync {
 
     /// Ends it. Waits for the workers.
     fn detach(&self, slot: Slot);
+
+    /// The policies that were in force.
+    fn history(&self) -> History;
+
+    /// What a policy would cost; it is compiled, and nothing is done. An inner error: its diagnostics.
+    fn plan(&self, read: policy_file::Read) -> Result<PlanReport, Failure>;
+
+    /// Changes rules at run time. Waits for the workers, and for the device where that has to follow.
+    fn change_rules(&self, caller: Caller, changes: RuleChanges) -> Result<RulesChanged, Refused>;
+
+    /// The rules at run time, or the one with this id; `state`: of the daemon now.
+    fn rules(&self, id: Option<&str>, state: &State) -> Result<RuleList, Refused>;
 }
 
 /// The policy in force.
@@ -71,12 +89,31 @@ pub(crate) struct InForce {
 /// A client that waits for the verdict of a reload.
 pub(crate) type Waiter = oneshot::Sender<Verdict>;
 
+/// A change of the policy in force that somebody asks for.
+#[derive(Debug)]
+pub(crate) struct ReloadRequest {
+    pub(crate) wanted: Wanted,
+    /// Who asks, for the log and the history.
+    pub(crate) by: String,
+    pub(crate) waiter: Option<Waiter>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Wanted {
+    /// The policy is read again.
+    Reload(ReloadBody),
+    /// The policy that was in force so many policies ago comes back.
+    Back(usize),
+    /// The last reload is confirmed.
+    Confirm,
+}
+
 /// The parts of the daemon that the API uses.
 pub(crate) struct Links {
     pub(crate) daemon: Arc<dyn Daemon>,
     pub(crate) pages: Arc<Pages>,
     /// To the run loop.
-    pub(crate) reloads: Sender<Waiter>,
+    pub(crate) reloads: Sender<ReloadRequest>,
 }
 
 pub(super) struct Api {
@@ -85,6 +122,7 @@ pub(super) struct Api {
     admins: Vec<u32>,
     diffs: Semaphore,
     lists: Semaphore,
+    changes: Semaphore,
     captures: Arc<Captures>,
 }
 
@@ -133,7 +171,8 @@ impl Api {
         let own_uid = rustix::process::geteuid().as_raw();
         let captures = Arc::new(Captures::new(Arc::clone(&links.daemon)));
         let (diffs, lists) = (Semaphore::new(DIFFS_MAX), Semaphore::new(LISTS_MAX));
-        Self { links, own_uid, admins, diffs, lists, captures }
+        let changes = Semaphore::new(CHANGES_MAX);
+        Self { links, own_uid, admins, diffs, lists, changes, captures }
     }
 
     async fn called(&self, request: Request<Incoming>, peer: Option<Peer>) -> Result<Answer, Failed> {
@@ -149,11 +188,39 @@ impl Api {
             Call::Top => self.page(Page::Top).await?,
             Call::Policy => json(&policy_text(&self.links.daemon.in_force())),
             Call::Flows { rule } => self.flows(rule).await?,
+            Call::Rules { id } => {
+                let state =
+                    self.links.pages.state().await.map_err(|why| Refused::new(503, why.trim_end()))?;
+                computed(|| self.links.daemon.rules(id, &state).map(|list| json(&list)))??
+            }
+            Call::ChangeRules => {
+                let caller = self.caller(peer)?;
+                // The bodies of those that wait take no memory.
+                let _permit = self.changes.acquire().await.map_err(|error| internal(&error))?;
+                let bytes = body(incoming, call.body_bytes_max()).await?;
+                let changed = computed(|| {
+                    let changes: RuleChanges = request::body(&bytes)?;
+                    self.links.daemon.change_rules(caller, changes)
+                });
+                json(&changed??)
+            }
             Call::Reload => {
                 let bytes = body(incoming, call.body_bytes_max()).await?;
-                request::no_options(&bytes)?;
-                self.reload().await?
+                let asked: ReloadBody = request::options(&bytes)?;
+                check_time(asked.confirm_seconds)?;
+                self.reload(Wanted::Reload(asked), peer).await?
             }
+            Call::Confirm => {
+                let bytes = body(incoming, call.body_bytes_max()).await?;
+                request::options::<NoOptions>(&bytes)?;
+                self.reload(Wanted::Confirm, peer).await?
+            }
+            Call::Rollback => {
+                let bytes = body(incoming, call.body_bytes_max()).await?;
+                let RollbackBody { back } = request::options(&bytes)?;
+                self.reload(Wanted::Back(back), peer).await?
+            }
+            Call::History => json(&self.links.daemon.history()),
             Call::StartCapture => {
                 let bytes = body(incoming, call.body_bytes_max()).await?;
                 self.start_capture(&bytes)?
@@ -171,7 +238,22 @@ impl Api {
                 let bytes = body(incoming, call.body_bytes_max()).await?;
                 self.diff(bytes)?
             }
+            Call::Plan => {
+                let permit = self.diffs.try_acquire();
+                let _permit =
+                    permit.map_err(|_| busy("another comparison is running (hint: try again later)"))?;
+                let bytes = body(incoming, call.body_bytes_max()).await?;
+                self.plan(bytes)?
+            }
         })
+    }
+
+    /// Who changes rules at run time; the policy decides what they may.
+    fn caller(&self, peer: Option<Peer>) -> Result<Caller, Refused> {
+        match peer {
+            Some(peer) => Ok(Caller { uid: peer.uid, is_admin: self.permit(Some(peer)).is_ok() }),
+            None => Err(Refused::new(403, "a client without a user id may not change rules")),
+        }
     }
 
     /// Whether the client may change what runs.
@@ -212,9 +294,11 @@ impl Api {
     }
 
     /// Waits for the daemon's verdict. The reload goes on if the client goes away.
-    async fn reload(&self) -> Result<Answer, Refused> {
+    async fn reload(&self, wanted: Wanted, peer: Option<Peer>) -> Result<Answer, Refused> {
         let (waiter, verdict) = oneshot::channel();
-        self.links.reloads.try_send(waiter).map_err(|error| match error {
+        let by = peer.map_or_else(|| "a client".to_owned(), |peer| format!("user {}", peer.uid));
+        let request = ReloadRequest { wanted, by, waiter: Some(waiter) };
+        self.links.reloads.try_send(request).map_err(|error| match error {
             TrySendError::Full(_) => busy("too many reloads are waiting"),
             TrySendError::Disconnected(_) => busy(ENDING),
         })?;
@@ -232,6 +316,26 @@ impl Api {
         let mut answer = with(Response::new(packets.boxed()), CONTENT_TYPE, "application/x-pcapng");
         answer.headers_mut().insert(CAPTURE_HEADER, HeaderValue::from(id));
         Ok(answer)
+    }
+
+    fn plan(&self, bytes: Bytes) -> Result<Answer, Failed> {
+        let in_force = self.links.daemon.in_force();
+        computed(move || {
+            let asked: PolicyBody = request::body(&bytes)?;
+            drop(bytes);
+            let variables = asked.variables.as_ref().unwrap_or(&in_force.inputs.variables);
+            let source = Source::new(asked.name.as_str(), asked.text);
+            let read = policy_file::parse(&source, &asked.files, variables);
+            let read = read.map_err(|diagnostics| wrong_policy(&source, diagnostics))?;
+            match self.links.daemon.plan(read) {
+                Ok(report) => Ok(json(&report)),
+                Err(failure) => {
+                    let mut answer = json(&failure);
+                    *answer.status_mut() = StatusCode::UNPROCESSABLE_ENTITY;
+                    Ok(answer)
+                }
+            }
+        })?
     }
 
     fn diff(&self, bytes: Bytes) -> Result<Answer, Failed> {
@@ -272,10 +376,9 @@ fn running(inputs: &Inputs) -> Result<Policy, Failed> {
         let why = format!("the policy in force has more than {KEPT_BYTES_MAX} bytes: its text is not kept");
         Refused::new(409, why)
     };
-    let text = inputs.text.as_ref().ok_or_else(too_large)?;
-    let file = |(name, file): (&String, &policy_file::InputFile)| Some((name.clone(), file.text.clone()?));
-    let files: BTreeMap<String, String> = inputs.files.iter().filter_map(file).collect();
-    parsed(&Source::new(inputs.name.as_str(), text.as_str()), &files, &inputs.variables)
+    let read = policy_file::load_inputs(inputs).ok_or_else(too_large)?;
+    read.map(|read| read.policy)
+        .map_err(|diagnostics| wrong_policy(&Source::new(inputs.name.as_str(), ""), diagnostics))
 }
 
 fn parsed(
@@ -283,10 +386,28 @@ fn parsed(
     files: &BTreeMap<String, String>,
     variables: &BTreeMap<String, String>,
 ) -> Result<Policy, Failed> {
-    policy_file::parse(source, files, variables).map(|read| read.policy).map_err(|diagnostics| {
-        let why = format!("{}: {} in the policy", source.name, policy_file::error_count(&diagnostics));
-        Failed { refused: Refused::new(422, why), diagnostics: Some(diagnostics) }
-    })
+    let read = policy_file::parse(source, files, variables);
+    read.map(|read| read.policy).map_err(|diagnostics| wrong_policy(source, diagnostics))
+}
+
+fn wrong_policy(source: &Source, diagnostics: Diagnostics) -> Failed {
+    let why = format!("{}: {} in the policy", source.name, policy_file::error_count(&diagnostics));
+    Failed { refused: Refused::new(422, why), diagnostics: Some(diagnostics) }
+}
+
+/// The longest time that a reload waits for its confirmation.
+const CONFIRM_MAX: Duration = Duration::from_secs(24 * 3600);
+
+fn check_time(seconds: Option<f64>) -> Result<(), Refused> {
+    let is_good = |seconds: f64| {
+        Duration::try_from_secs_f64(seconds).is_ok_and(|time| !time.is_zero() && time <= CONFIRM_MAX)
+    };
+    match seconds {
+        Some(seconds) if !is_good(seconds) => {
+            Err(Refused::new(400, "confirm_seconds is more than 0 and at most 86400"))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn policy_text(in_force: &InForce) -> PolicyText {

@@ -101,7 +101,7 @@ pub(crate) fn run(args: &CheckArgs) -> Result<(), Error> {
     let protection = Protection::of(&policy, report.program.as_ref());
     let warnings = all_warnings(&policy, &report, analysis.as_ref(), warnings);
     let device_warnings = report.program.as_ref().map(|program| device.warnings(program)).unwrap_or_default();
-    let sha256 = inputs.sha256;
+    let sha256 = inputs.sha256.clone();
     let traffic = match (&args.traffic, &report.program) {
         (Some(TrafficArg::Capture(path)), Some(program)) => {
             let packets = weights.iter().flat_map(compiler::Weights::packets).sum();

@@ -27,6 +27,9 @@ pub(crate) enum Error {
     NotDecided(String),
     #[error("import: {}: {message}", path.display())]
     Import { path: PathBuf, message: String },
+    /// A rule at run time that is none.
+    #[error("rule: {0}")]
+    Rule(String),
     #[error("explain: {0}")]
     Packet(String),
     #[error(transparent)]
@@ -74,6 +77,7 @@ impl Error {
             | Self::Unhealthy(_)
             | Self::ReloadRefused { .. }
             | Self::Packet(_)
+            | Self::Rule(_)
             | Self::Capture(_)
             | Self::Traffic(_) => 1,
             Self::Compare(_) | Self::NotDecided(_) => 2,

@@ -1,33 +1,74 @@
-//! `steerd reload`: lets the running daemon read its policy again, and waits for its verdict.
+//! `steerd reload`, `confirm` and `rollback`: change the policy of the running daemon, and wait for its
+//! verdict.
 
+use std::fmt::Write as _;
 use std::io::IsTerminal;
 
 use crate::api::client::{Client, LONG};
 use crate::api::model::Verdict;
-use crate::cli::ReloadArgs;
-use crate::commands::Error;
+use crate::api::request::{ReloadBody, RollbackBody};
+use crate::cli::{ConfirmArgs, OutputArgs, ReloadArgs, RollbackArgs};
+use crate::commands::{Error, plan};
 use crate::terminal::output;
 
 pub(crate) fn run(args: &ReloadArgs) -> Result<(), Error> {
-    let client = Client::new(&args.api)?;
-    let verdict: Verdict = client.post("/v1/reload", &(), LONG)?;
+    let confirm_seconds = args.confirm.map(|time| time.as_secs_f64());
+    let asked = ReloadBody { confirm_seconds, dry_run: args.dry_run, force: args.force };
+    let verdict = Client::new(&args.api)?.post("/v1/reload", &asked, LONG)?;
+    let verdict = accepted(verdict, args.output)?;
     if args.output.is_json() {
+        return Ok(());
+    }
+    if let Some(report) = &verdict.plan {
+        return Ok(output::print(&plan::text(&verdict.source, report))?);
+    }
+    Ok(output::print(&in_force(&verdict))?)
+}
+
+pub(crate) fn confirm(args: &ConfirmArgs) -> Result<(), Error> {
+    let verdict = Client::new(&args.api)?.post("/v1/confirm", &(), LONG)?;
+    let verdict = accepted(verdict, args.output)?;
+    if !args.output.is_json() {
+        output::print(&format!("{}: confirmed, generation {}\n", verdict.source, verdict.generation))?;
+    }
+    Ok(())
+}
+
+pub(crate) fn rollback(args: &RollbackArgs) -> Result<(), Error> {
+    let verdict = Client::new(&args.api)?.post("/v1/rollback", &RollbackBody { back: args.back }, LONG)?;
+    let verdict = accepted(verdict, args.output)?;
+    if !args.output.is_json() {
+        output::print(&in_force(&verdict))?;
+        output::print("the file still has the later policy: the next reload reads it\n")?;
+    }
+    Ok(())
+}
+
+/// Prints a verdict as JSON, or its diagnostics.
+fn accepted(verdict: Verdict, output: OutputArgs) -> Result<Verdict, Error> {
+    if output.is_json() {
         output::print_json(&verdict)?;
     } else {
         print_diagnostics(&verdict);
     }
-    if !verdict.accepted {
-        let why = verdict.error.unwrap_or_default();
-        return Err(Error::ReloadRefused { policy: verdict.source, why });
+    if verdict.accepted {
+        return Ok(verdict);
     }
-    if !args.output.is_json() {
-        let Verdict { source, generation, milliseconds, flows, .. } = verdict;
-        let flows = flows.map_or_else(String::new, |flows| format!("; {flows}"));
-        output::print(&format!(
-            "{source}: in force after {milliseconds} ms, generation {generation}{flows}\n"
-        ))?;
+    let why = verdict.error.unwrap_or_default();
+    Err(Error::ReloadRefused { policy: verdict.source, why })
+}
+
+fn in_force(verdict: &Verdict) -> String {
+    let Verdict { source, generation, milliseconds, flows, difference, confirm_seconds, .. } = verdict;
+    let flows = flows.map_or_else(String::new, |flows| format!("; {flows}"));
+    let mut text = format!("{source}: in force after {milliseconds} ms, generation {generation}{flows}\n");
+    if let Some(difference) = difference {
+        let _ = writeln!(text, "{difference}");
     }
-    Ok(())
+    if let Some(seconds) = confirm_seconds {
+        let _ = writeln!(text, "the policy before comes back in {seconds} s unless `steerd confirm` comes");
+    }
+    text
 }
 
 /// Prints diagnostics as `check` does.

@@ -48,6 +48,12 @@ fn text(status: &Status, colors: Colors) -> String {
             number(policy.reloads_failed)
         ),
     ];
+    if let Some(number) = policy.past {
+        let line = format!(
+            "         policy {number} of the history, not what the file says now: see `steerd diff --running`"
+        );
+        lines.push(colors.text(Style::Warning, &line));
+    }
     if let Some(error) = policy.last_error.as_ref().filter(|_| !policy.last_reload_successful) {
         lines.push(colors.text(Style::Bad, &format!("         last reload failed: {error}")));
     }

@@ -5,6 +5,8 @@ use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use control::DropTotals;
+use policy::Policy;
+use policy::policy::SetSize;
 use program::Program;
 
 use crate::api::InForce;
@@ -36,6 +38,11 @@ pub(crate) struct PolicyInForce {
     pub(crate) source: PolicySource,
     pub(crate) inputs: Arc<Inputs>,
     pub(crate) program: Arc<Program>,
+    /// The policy without rules at run time, if it allows any.
+    pub(crate) policy: Option<Arc<Policy>>,
+    /// The number in the history of the policy that came back; `None`: it was read from its source.
+    pub(crate) past: Option<u64>,
+    pub(crate) set_sizes: Vec<SetSize>,
     /// The weights for which the program was compiled.
     pub(crate) weights: RuleWeights,
     /// The names of rules with `count = false`, of this policy and the one before.

@@ -28,8 +28,8 @@ use crate::daemon::board::{PolicyInForce, Published, Warnings};
 use crate::daemon::observer::{self, Observer, WorkerEntry, unix_seconds};
 use crate::daemon::sinks::Sinks;
 use crate::policy_file::Compiled;
+pub(crate) use commands::{Cause, Commands, DropReader};
 use commands::{Command, Detach, Taken};
-pub(crate) use commands::{Commands, DropReader};
 pub(crate) use start::{Builder, Steering};
 pub(crate) use stop::Stopped;
 
@@ -76,8 +76,11 @@ impl Dataplane {
     /// more.
     fn carry_out(&mut self, command: Command, is_reading: &AtomicBool) -> bool {
         match command {
-            Command::Install { compiled, done } => {
-                let _ = done.send(self.install(compiled));
+            Command::Install { compiled, cause, done } => {
+                let _ = done.send(self.install(compiled, cause));
+            }
+            Command::Preview { program, done } => {
+                let _ = done.send(self.controller.preview(program).map_err(Error::Install));
             }
             Command::Attach { sink, rule, opened, done } => {
                 let attached = self.sinks.attach(&sink, &rule, opened);
@@ -108,15 +111,15 @@ impl Dataplane {
 
     /// Replaces the program in force. All or nothing: after an error the device and the workers are as
     /// before.
-    fn install(&mut self, compiled: Compiled) -> Result<FlowChanges, Error> {
-        let replaced = self.replace(compiled);
+    fn install(&mut self, compiled: Compiled, cause: Cause) -> Result<FlowChanges, Error> {
+        let replaced = self.replace(compiled, cause);
         self.free_unreachable();
         self.free_at = Some(Instant::now() + LATE_PACKET_GRACE);
         replaced
     }
 
-    fn replace(&mut self, compiled: Compiled) -> Result<FlowChanges, Error> {
-        let Compiled { program, inputs, weights, warnings, .. } = compiled;
+    fn replace(&mut self, compiled: Compiled, cause: Cause) -> Result<FlowChanges, Error> {
+        let Compiled { program, policy, inputs, past, set_sizes, weights, warnings, .. } = compiled;
         let opened = &self.observer.opened;
         let generation = self.controller.generation().0 + 1;
         let map = match self.sinks.prepare(opened, &program, generation, &inputs.sha256) {
@@ -154,17 +157,31 @@ impl Dataplane {
             unexported: unexported(&last.policy.program, &program),
             inputs,
             program,
+            policy,
+            past: match cause {
+                Cause::Policy => past,
+                Cause::Rules => last.policy.past,
+            },
+            set_sizes,
             weights,
             generation: installed.generation.0,
-            loaded_at_seconds: unix_seconds(),
-            warnings: Warnings::of(&warnings, self.controller.warnings().map(ToOwned::to_owned)),
+            loaded_at_seconds: match cause {
+                Cause::Policy => unix_seconds(),
+                Cause::Rules => last.policy.loaded_at_seconds,
+            },
+            warnings: match cause {
+                Cause::Policy => Warnings::of(&warnings, self.controller.warnings().map(ToOwned::to_owned)),
+                Cause::Rules => last.policy.warnings.clone(),
+            },
         };
         let sinks = Arc::new(self.sinks.list());
         self.update(|published| {
             published.policy = Arc::new(policy);
             published.sinks = sinks;
-            published.reloads.last_error = installed.warning.as_ref().map(ToString::to_string);
-            published.reloads.last_successful = true;
+            if cause == Cause::Policy {
+                published.reloads.last_error = installed.warning.as_ref().map(ToString::to_string);
+                published.reloads.last_successful = true;
+            }
             published.changes += 1;
         });
         Ok(installed.changes)

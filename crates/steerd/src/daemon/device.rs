@@ -278,7 +278,7 @@ pub(crate) fn open(settings: &Settings) -> Result<OpenDevice, Error> {
             SoftNicMode::Inline => Drive::Inline,
         };
         let nic = &settings.softnic;
-        let (device, soft) = open_soft(&nic.name, nic.personality()?, &nic.ports, drive)?;
+        let (device, soft) = open_soft(&nic.name, nic.personality()?, &nic.ports, drive, nic.flow_rate)?;
         return Ok(OpenDevice {
             device,
             ports,
@@ -343,6 +343,7 @@ fn open_soft(
     personality: Personality,
     ports: &[SoftNicPort],
     drive: Drive,
+    flow_rate: u32,
 ) -> Result<(Device, Soft), Error> {
     let wires_open = Arc::new(AtomicBool::new(false));
     let (mut wires, mut configs) = (Vec::new(), Vec::new());
@@ -359,7 +360,12 @@ fn open_soft(
     let config = SoftNicConfig { name: name.to_owned(), personality, ports: configs, drive };
     let nic = SoftNic::create(config).map_err(|source| Error::SoftNic { nic: name.to_owned(), source })?;
     let device = Device::open(&DeviceSelector::named(name), Some(&nic)).map_err(Error::Device)?;
-    let device = device.with_model(Model::imitated(personality.model()));
+    let mut model = Model::imitated(personality.model());
+    if flow_rate > 0 {
+        nic.set_flow_rate(flow_rate);
+        model.profile.flows_per_second = Some(flow_rate);
+    }
+    let device = device.with_model(model);
     Ok((device, Soft { name: name.into(), nic, wires, wires_open }))
 }
 
@@ -368,7 +374,7 @@ fn open_soft(
 fn open_other(settings: &Settings, other: &OtherSoftNic) -> Result<OtherSoft, Error> {
     // No worker polls it while nothing is sent.
     let drive = Drive::Thread { core: None };
-    let (device, soft) = open_soft(&other.name, settings.softnic.personality()?, &other.ports, drive)?;
+    let (device, soft) = open_soft(&other.name, settings.softnic.personality()?, &other.ports, drive, 0)?;
     soft.wires_open.store(true, Ordering::Release);
     Ok(OtherSoft { device, soft })
 }

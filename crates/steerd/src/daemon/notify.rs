@@ -34,6 +34,12 @@ fn one_line(text: &str) -> String {
     text.replace(char::is_control, " ")
 }
 
+/// The end, or a change, takes so much longer than the service manager allows.
+pub(crate) fn extend_timeout(time: Duration) {
+    let microseconds = u32::try_from(time.as_micros()).unwrap_or(u32::MAX);
+    send(&[NotifyState::ExtendTimeoutUsec(microseconds)]);
+}
+
 fn send(state: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(state) {
         tracing::warn!(%error, "the service manager cannot be notified");

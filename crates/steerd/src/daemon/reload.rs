@@ -1,85 +1,213 @@
-//! Reload on SIGHUP or by the API: the policy is read again and replaces the one in force, all or nothing.
+//! Changes of the policy in force: a reload on SIGHUP or by the API, and the way back to an earlier policy. A
+//! change is made as a whole or not at all.
 //!
 //! The run loop starts it and goes on; reading and compiling may take long and run on a thread of their own,
 //! which has the thread of the dataplane install the result. A policy with errors, or one that the device
 //! refuses, changes nothing but a counter, the log and the service status. Clients of the API wait for the
-//! [`Verdict`] of the first reload that begins after they asked.
+//! [`Verdict`]; those that ask for the same plain reload share the first one that begins after they asked.
 
+mod change;
+
+use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use control::FlowChanges;
 use crossbeam::channel::{self, Receiver};
-use policy::{Diagnostic, Diagnostics, Severity};
 
-use crate::api::Waiter;
-use crate::api::model::{ChangedFlows, Verdict};
+use crate::api::model::Verdict;
+use crate::api::request::ReloadBody;
+use crate::api::{ReloadRequest, Waiter, Wanted};
 use crate::daemon::dataplane::Commands;
+use crate::daemon::history::{History, PastPolicy};
+use crate::daemon::notify;
 use crate::daemon::observer::Observer;
-use crate::daemon::{Error, notify};
-use crate::message::{NoThread, chain};
-use crate::policy_file::{self, Counters, Running};
-use crate::settings::{PolicySource, Traffic};
+use crate::daemon::rules::LiveRules;
+use crate::message::NoThread;
+pub(super) use change::plan;
+use change::{Refused, Work, failed, refused_at_once};
 
 /// The most clients that can wait for a reload to begin.
 pub(crate) const WAITERS_MAX: usize = 64;
 
-/// Runs one reload at a time; at most one more waits.
+/// The parts of the daemon that a reload uses.
+#[derive(Clone)]
+pub(crate) struct Parts {
+    pub(crate) observer: Arc<Observer>,
+    pub(crate) commands: Commands,
+    pub(crate) rules: Arc<LiveRules>,
+    pub(crate) history: Arc<History>,
+}
+
+/// A policy that is in force on trial.
+#[derive(Clone, Debug)]
+struct Trial {
+    ends: Instant,
+    /// For how long it is.
+    time: Duration,
+    /// The policy that comes back.
+    before: PastPolicy,
+}
+
+/// The source of a policy that is to be in force.
+#[derive(Clone, Debug)]
+enum Origin {
+    /// The file, read again.
+    File(ReloadBody),
+    Past(PastPolicy),
+}
+
+/// The end of a change: the verdict, and the trial that begins with it.
+#[derive(Debug)]
+pub(crate) struct Done {
+    verdict: Verdict,
+    trial: Option<Trial>,
+    /// Whether the trial before is over.
+    ends_trial: bool,
+}
+
+/// Makes one change at a time; others wait.
 pub(crate) struct Reloader {
-    observer: Arc<Observer>,
-    commands: Commands,
-    running: Option<Receiver<Verdict>>,
-    /// The callers that wait for the running reload.
+    parts: Parts,
+    running: Option<Receiver<Done>>,
+    /// The callers that wait for the running change.
     waiting: Vec<Waiter>,
-    /// The file may have changed since the running one read it; with those who wait for the next one.
-    next: Option<Vec<Waiter>>,
+    /// The changes that wait. The file may have changed since the running one read it.
+    next: VecDeque<ReloadRequest>,
+    trial: Option<Trial>,
 }
 
 impl Reloader {
-    pub(crate) fn new(observer: Arc<Observer>, commands: Commands) -> Self {
-        Self { observer, commands, running: None, waiting: Vec::new(), next: None }
+    pub(crate) fn new(parts: Parts) -> Self {
+        Self { parts, running: None, waiting: Vec::new(), next: VecDeque::new(), trial: None }
     }
 
-    /// Begins a reload, or notes that another one is needed after the running one. `waiter` gets its verdict.
-    pub(crate) fn begin(&mut self, waiter: Option<Waiter>) {
+    /// Begins a change, or notes that it is to follow the running one.
+    pub(crate) fn ask(&mut self, request: ReloadRequest) {
         if self.running.is_some() {
-            self.next.get_or_insert_default().extend(waiter);
+            // One reload more is enough for all signals: nobody waits for its verdict.
+            let is_signal = request.waiter.is_none();
+            if !is_signal || self.next.iter().all(|waiting| waiting.waiter.is_some()) {
+                self.next.push_back(request);
+            }
             return;
         }
+        self.begin(request);
+    }
+
+    fn begin(&mut self, request: ReloadRequest) {
+        let ReloadRequest { wanted, by, waiter } = request;
         self.waiting.extend(waiter);
+        match self.origin(&wanted) {
+            Ok(Some(origin)) => self.start(origin, by),
+            Ok(None) => self.confirm(&by),
+            Err(why) => {
+                let verdict = refused_at_once(&self.parts.observer, why);
+                self.answer(&verdict);
+            }
+        }
+    }
+
+    /// Where the policy comes from; `None`: the one in force is confirmed.
+    fn origin(&self, wanted: &Wanted) -> Result<Option<Origin>, String> {
+        match wanted {
+            Wanted::Reload(asked) => match &self.trial {
+                Some(_) if !asked.dry_run => Err(
+                    "the last reload waits for its confirmation (hint: `steerd confirm`, or `steerd rollback`)".to_owned(),
+                ),
+                _ => Ok(Some(Origin::File(*asked))),
+            },
+            Wanted::Back(0) => Err("the policy 0 of the history is the one in force".to_owned()),
+            Wanted::Back(back) => match self.parts.history.back(*back) {
+                Some(policy) => Ok(Some(Origin::Past(policy))),
+                None => Err(format!(
+                    "the history has no policy {back} (hint: `steerd history` lists those that there are)"
+                )),
+            },
+            Wanted::Confirm => match &self.trial {
+                Some(_) => Ok(None),
+                None => Err("no reload waits for its confirmation".to_owned()),
+            },
+        }
+    }
+
+    fn confirm(&mut self, by: &str) {
+        self.trial = None;
+        tracing::info!("the policy in force is confirmed by {by}");
+        notify::ready("the policy is confirmed");
+        let verdict = change::in_force(&self.parts.observer);
+        self.answer(&verdict);
+    }
+
+    fn start(&mut self, origin: Origin, by: String) {
         notify::reloading();
         // The sender is dropped with the thread, however the thread ends.
         let (done, running) = channel::bounded(1);
-        let (observer, commands) = (Arc::clone(&self.observer), self.commands.clone());
+        let work = Work { parts: self.parts.clone(), origin, by };
         let thread = std::thread::Builder::new().name("reload".into()).spawn(move || {
-            let _ = done.send(run(&observer, &commands));
+            let _ = done.send(work.run());
         });
         match thread {
             Ok(_) => self.running = Some(running),
             Err(error) => {
                 // Not here: the run loop must not wait for it.
                 let refused = Refused::because(NoThread(error).to_string());
-                self.answer(&failed(&self.observer, refused, Instant::now()));
+                self.answer(&failed(&self.parts.observer, refused, Instant::now()));
             }
         }
     }
 
-    /// Becomes ready once the running reload is over; then `ended` must be called.
-    pub(crate) fn over(&self) -> Receiver<Verdict> {
+    /// Becomes ready once the running change is over; then [`Reloader::ended`] must be called.
+    pub(crate) fn over(&self) -> Receiver<Done> {
         self.running.clone().unwrap_or_else(channel::never)
     }
 
-    /// `verdict`: `None` if the thread has panicked.
-    pub(crate) fn ended(&mut self, verdict: Option<Verdict>) {
+    /// `done`: `None` if the thread has panicked.
+    pub(crate) fn ended(&mut self, done: Option<Done>) {
         self.running = None;
-        let verdict = verdict.unwrap_or_else(|| {
-            failed(&self.observer, Refused::because("the reload thread panicked".to_owned()), Instant::now())
+        let done = done.unwrap_or_else(|| {
+            let refused = Refused::because("the reload thread panicked".to_owned());
+            let verdict = failed(&self.parts.observer, refused, Instant::now());
+            Done { verdict, trial: None, ends_trial: false }
         });
-        self.answer(&verdict);
-        if let Some(waiters) = self.next.take() {
-            self.waiting = waiters;
-            self.begin(None);
+        if done.ends_trial || done.trial.is_some() {
+            self.trial = done.trial;
         }
+        self.answer(&done.verdict);
+        while self.running.is_none()
+            && let Some(mut request) = self.next.pop_front()
+        {
+            self.share(&mut request);
+            self.begin(request);
+        }
+    }
+
+    /// Lets all that wait for the same plain reload wait for this one.
+    fn share(&mut self, request: &mut ReloadRequest) {
+        let plain = Wanted::Reload(ReloadBody::default());
+        if request.wanted != plain {
+            return;
+        }
+        let (same, others): (VecDeque<_>, VecDeque<_>) =
+            self.next.drain(..).partition(|other| other.wanted == plain);
+        self.next = others;
+        self.waiting.extend(same.into_iter().filter_map(|other| other.waiter));
+    }
+
+    /// Becomes ready when a trial is over that nobody has confirmed; then [`Reloader::go_back`] must be
+    /// called.
+    pub(crate) fn trial_over(&self) -> Receiver<Instant> {
+        match &self.trial {
+            Some(trial) if self.running.is_none() => channel::at(trial.ends),
+            _ => channel::never(),
+        }
+    }
+
+    /// Brings the policy before the trial back.
+    pub(crate) fn go_back(&mut self) {
+        let Some(trial) = self.trial.take() else { return };
+        let by = format!("not confirmed within {} s", trial.time.as_secs_f64());
+        tracing::warn!("the policy in force was {by}: the one before comes back");
+        self.start(Origin::Past(trial.before), by);
     }
 
     fn answer(&mut self, verdict: &Verdict) {
@@ -88,106 +216,4 @@ impl Reloader {
             let _ = waiter.send(verdict.clone());
         }
     }
-}
-
-fn run(observer: &Observer, commands: &Commands) -> Verdict {
-    let begun = Instant::now();
-    let source = observer.board.read().policy.source.clone();
-    match replace(observer, &source, commands) {
-        Ok((changes, warnings)) => {
-            observer.board.reload_succeeded();
-            let FlowChanges { installed, removed, kept } = changes;
-            let flows = ChangedFlows { installed, removed, kept };
-            let milliseconds = begun.elapsed().as_millis();
-            tracing::info!("reload: {source} is in force after {milliseconds} ms ({flows})");
-            notify::ready(&format!("reloaded {source}"));
-            Verdict { flows: Some(flows), ..verdict(observer, begun, None, warnings.into()) }
-        }
-        Err(refused) if refused.is_stopping => {
-            verdict(observer, begun, Some(refused.why), refused.diagnostics)
-        }
-        Err(refused) => failed(observer, refused, begun),
-    }
-}
-
-/// Why a policy is refused.
-struct Refused {
-    /// In one line.
-    why: String,
-    diagnostics: Diagnostics,
-    /// The daemon is ending.
-    is_stopping: bool,
-}
-
-impl Refused {
-    fn because(why: String) -> Self {
-        Self { why, diagnostics: Diagnostics::default(), is_stopping: false }
-    }
-}
-
-fn failed(observer: &Observer, refused: Refused, begun: Instant) -> Verdict {
-    let source = &observer.board.read().policy.source;
-    let Refused { why, diagnostics, .. } = refused;
-    observer.board.reload_failed(&why);
-    tracing::error!("reload: {why}");
-    tracing::error!("reload: {source} is refused, the previous policy stays in force");
-    notify::ready(&format!("reload of {source} failed, the previous policy stays in force"));
-    verdict(observer, begun, Some(why), diagnostics)
-}
-
-/// `error`: why the policy is refused.
-fn verdict(observer: &Observer, begun: Instant, error: Option<String>, diagnostics: Diagnostics) -> Verdict {
-    let in_force = observer.board.read().policy.for_api();
-    Verdict {
-        accepted: error.is_none(),
-        source: in_force.source,
-        generation: in_force.generation,
-        sha256: in_force.inputs.sha256.clone(),
-        milliseconds: u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX),
-        flows: None,
-        error,
-        text: diagnostics.to_string(),
-        excerpts: diagnostics.excerpts(),
-        omitted_diagnostics: diagnostics.omitted,
-        diagnostics: serde_json::to_value(diagnostics.list).unwrap_or_default(),
-    }
-}
-
-/// Returns the flows that have changed, and the warnings about the new policy.
-fn replace(
-    observer: &Observer,
-    source: &PolicySource,
-    commands: &Commands,
-) -> Result<(FlowChanges, Vec<Diagnostic>), Refused> {
-    let workers = observer.worker_count();
-    let profile = observer.opened.profile(workers);
-    let before = Arc::clone(&observer.board.read().policy);
-    let counters = (source.traffic == Some(Traffic::Counters))
-        .then(|| Counters::of_state(&observer.state(), before.weights.clone()));
-    let running = Running { program: &before.program, counters };
-    let compiled = policy_file::compile(source, &profile, Some(workers), Some(&running))
-        .and_then(policy_file::Compiled::into_installable)
-        .map_err(|diagnostics| {
-            // Errors first: they are why the policy is refused, and only the first lines are logged.
-            let (errors, warnings): (Vec<_>, Vec<_>) =
-                diagnostics.list.iter().cloned().partition(|one| one.severity == Severity::Error);
-            policy_file::log(&[errors.as_slice(), &warnings].concat(), diagnostics.omitted);
-            let first = errors.first();
-            let first = first.map_or_else(String::new, |diagnostic| format!(", the first: {diagnostic}"));
-            let why = format!("{} in {source}{first}", policy_file::error_count(&diagnostics));
-            Refused { diagnostics, ..Refused::because(why) }
-        })?;
-    policy_file::log(&compiled.warnings, 0);
-    let warnings = compiled.warnings.clone();
-    let refused = |why| Refused { diagnostics: warnings.clone().into(), ..Refused::because(why) };
-    if let Some(obstacle) = compiler::reload_conflict(&before.program, &compiled.program, &profile) {
-        let errno = obstacle.errno.map_or_else(String::new, |errno| format!(" ({errno})"));
-        let compiler::Obstacle { reason, limit, remedy, .. } = obstacle;
-        return Err(refused(format!("{source}: {reason}: {limit}{errno} (hint: {remedy})")));
-    }
-    let changes = commands.install(compiled).map_err(|error| {
-        let is_stopping = matches!(error, Error::Stopping);
-        Refused { is_stopping, ..refused(chain(&error)) }
-    })?;
-    Ok((changes, warnings))
 }

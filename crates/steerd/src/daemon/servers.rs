@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use crossbeam::channel::Sender;
 
-use crate::api::{self, Waiter};
+use crate::api::{self, ReloadRequest};
 use crate::daemon::Error;
-use crate::daemon::dataplane::Steering;
+use crate::daemon::reload::Parts;
 use crate::daemon::service::Service;
 use crate::server::Server;
 use crate::settings::{Listen, Settings};
@@ -38,14 +38,14 @@ pub(super) fn bind(settings: &Settings) -> Result<Bound, Error> {
 
 impl Bound {
     /// `reloads`: to the run loop.
-    pub(super) fn serve(self, steering: &Steering, reloads: Sender<Waiter>) -> Result<Servers, Error> {
-        let observer = &steering.observer;
+    pub(super) fn serve(self, parts: &Parts, reloads: Sender<ReloadRequest>) -> Result<Servers, Error> {
+        let observer = &parts.observer;
         let (pages, renderer) = Pages::start(Arc::clone(observer) as Arc<_>)
             .map_err(|error| Error::Http(http::Error::Start(error)))?;
         let http =
             self.http.map(|http| http.serve(Arc::clone(&pages), Arc::clone(&observer.health) as Arc<_>));
         let http = http.transpose()?;
-        let service = Service { observer: Arc::clone(observer), commands: steering.owner.commands.clone() };
+        let service = Service { parts: parts.clone() };
         let daemon = Arc::new(service) as Arc<dyn api::Daemon>;
         let api = self.api.map(|api| api.serve(api::Links { daemon, pages, reloads }));
         Ok(Servers { http, api: api.transpose()?, renderer })

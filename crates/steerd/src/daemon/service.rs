@@ -1,29 +1,30 @@
 //! The operations that the API offers on the running daemon.
 
 use std::io;
-use std::sync::Arc;
 
 use program::{CaptureSink, SinkKind, SinkSpec, Verdict};
 use worker::Slot;
 use worker::sinks::capture;
 
+use crate::api::model::{Failure, PlanReport};
 use crate::api::request::{CaptureBody, Refused};
+use crate::api::rules::{Caller, RuleChanges, RuleList, RulesChanged};
 use crate::api::{self, InForce, model};
-use crate::daemon::dataplane::Commands;
-use crate::daemon::observer::Observer;
+use crate::daemon::reload::{self, Parts};
+use crate::policy_file::{self, Read};
+use crate::state::State;
 
 pub(super) struct Service {
-    pub(super) observer: Arc<Observer>,
-    pub(super) commands: Commands,
+    pub(super) parts: Parts,
 }
 
 impl api::Daemon for Service {
     fn status(&self) -> model::Status {
-        self.observer.status()
+        self.parts.observer.status()
     }
 
     fn in_force(&self) -> InForce {
-        self.observer.board.read().policy.for_api()
+        self.parts.observer.board.read().policy.for_api()
     }
 
     fn attach(
@@ -43,23 +44,44 @@ impl api::Daemon for Service {
         let unavailable = |error: &dyn std::fmt::Display| Refused::new(503, error.to_string());
         // No sink of a policy has such a name.
         let name = format!("(capture {id})");
-        let context = self.observer.opened.device.context();
-        let workers = self.observer.worker_count();
+        let context = self.parts.observer.opened.device.context();
+        let workers = self.parts.observer.worker_count();
         let opened = capture::to_writer(stream, &name, rule, &options, context, workers);
         let opened = opened.map_err(|error| unavailable(&error))?;
         let definition = SinkSpec { name, kind: SinkKind::Capture(options) };
-        self.commands.attach(definition, rule, opened).map_err(|error| unavailable(&error))
+        self.parts.commands.attach(definition, rule, opened).map_err(|error| unavailable(&error))
     }
 
     fn detach(&self, slot: Slot) {
-        self.commands.detach(slot);
+        self.parts.commands.detach(slot);
+    }
+
+    fn history(&self) -> model::History {
+        model::History { policies: self.parts.history.entries() }
+    }
+
+    fn plan(&self, read: Read) -> Result<PlanReport, Failure> {
+        let name = read.inputs.name.clone();
+        reload::plan(&self.parts, read).map_err(|diagnostics| Failure {
+            error: format!("{name}: {} in the policy", policy_file::error_count(&diagnostics)),
+            text: Some(diagnostics.to_string()),
+            diagnostics: serde_json::to_value(diagnostics.list).ok(),
+        })
+    }
+
+    fn change_rules(&self, caller: Caller, changes: RuleChanges) -> Result<RulesChanged, Refused> {
+        self.parts.rules.change(caller, changes)
+    }
+
+    fn rules(&self, id: Option<&str>, state: &State) -> Result<RuleList, Refused> {
+        self.parts.rules.list(id, state)
     }
 }
 
 impl Service {
     /// Only packets that a worker delivers can be captured.
     fn check_captured(&self, name: &str) -> Result<(), Refused> {
-        let published = self.observer.board.read();
+        let published = self.parts.observer.board.read();
         match published.policy.program.rules.iter().find(|rule| rule.name == name) {
             None => Err(Refused::new(404, format!("the policy in force has no rule `{name}`"))),
             Some(rule) if matches!(rule.action, Verdict::Deliver(_)) => Ok(()),

@@ -30,6 +30,11 @@ impl Counters {
         Self { packets: counted.map(|rule| (rule.name.clone(), rule.packets())).collect(), previous }
     }
 
+    /// The weights for which a program was compiled, so that it is compiled for the same again.
+    pub(crate) fn of_weights(weights: RuleWeights) -> Self {
+        Self { packets: weights.clone(), previous: weights }
+    }
+
     /// The counters that `top` shows of a daemon.
     pub(crate) fn of_top(top: Top) -> Self {
         let counted = top.rules.into_iter().filter(|rule| !rule.uncounted);

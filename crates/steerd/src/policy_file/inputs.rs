@@ -8,6 +8,7 @@ use std::io;
 
 use compiler::Weights;
 use policy::{SetLoader, Source};
+use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 /// The most bytes of text that are kept of one policy, for `steerd diff --running`; the hash covers all of
@@ -15,7 +16,7 @@ use sha2::{Digest, Sha256};
 pub(crate) const KEPT_BYTES_MAX: usize = 16 << 20;
 
 /// The inputs of a policy.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Inputs {
     /// The name of the policy in diagnostics.
     pub(crate) name: String,
@@ -29,7 +30,7 @@ pub(crate) struct Inputs {
     pub(crate) sha256: String,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct InputFile {
     pub(crate) sha256: String,
     pub(crate) text: Option<String>,

@@ -11,7 +11,7 @@ use device_model::DeviceModel;
 use rustix::io::Errno;
 use toml::{Table, Value};
 
-use super::types::{AUTO_SOCKET, COUNTERS};
+use super::types::{AUTO_SOCKET, AUTO_STATE, COUNTERS};
 use super::{Problem, Settings};
 
 const PREFIX: &str = "STEERD_";
@@ -214,6 +214,7 @@ fn rebase(table: &mut Table, folder: &Path) {
         ("policy", "traffic", Some(COUNTERS)),
         ("http", "token_file", None),
         ("api", "socket", Some(AUTO_SOCKET)),
+        ("state", "folder", Some(AUTO_STATE)),
     ] {
         let value = table.get_mut(section).and_then(|section| section.get_mut(key));
         rebase_one(value.filter(|value| value.as_str() != word));

@@ -191,6 +191,10 @@ fn check_provider(nic: &SoftNic, base: BaseModel, report: &mut dyn FnMut(&str, S
     if nic.provider != Provider::Mlx5 {
         return;
     }
+    if nic.flow_rate > 0 {
+        let hint = "softnic.provider = \"softnic\"";
+        report("softnic.flow_rate", "is not possible below rdma-core's provider".into(), Some(hint));
+    }
     if base != BaseModel::Mlx5 {
         let message = format!("\"mlx5\" is for the personality \"mlx5\", not \"{}\"", nic.personality);
         report(key, message, Some("softnic.personality = \"mlx5\""));

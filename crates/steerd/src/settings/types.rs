@@ -26,6 +26,7 @@ pub(crate) struct Settings {
     pub(crate) api: Api,
     pub(crate) log: Log,
     pub(crate) health: Health,
+    pub(crate) state: StateSettings,
 }
 
 impl Settings {
@@ -139,6 +140,8 @@ pub(crate) struct SoftNic {
     #[serde(deserialize_with = "personality")]
     pub(crate) personality: String,
     pub(crate) mode: SoftNicMode,
+    /// Flows created or destroyed a second; 0: as many as it can.
+    pub(crate) flow_rate: u32,
     /// One thread for each of these cores; `core` is one.
     pub(crate) cores: Option<Vec<usize>>,
     pub(crate) core: Option<usize>,
@@ -230,6 +233,29 @@ pub(crate) struct Api {
     pub(crate) mode: u32,
     /// The user ids, besides root's and the daemon's, that may change what runs.
     pub(crate) admins: Vec<u32>,
+}
+
+/// Where the daemon keeps what survives a restart.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct StateSettings {
+    /// A folder, or [`AUTO_STATE`].
+    pub(crate) folder: PathBuf,
+}
+
+/// The folder that systemd gives the service (StateDirectory= in systemd.exec(5)); without one nothing is
+/// kept.
+pub(crate) const AUTO_STATE: &str = "auto";
+
+impl StateSettings {
+    /// The folder; `None`: nothing is kept.
+    pub(crate) fn folder(&self) -> Option<PathBuf> {
+        if self.folder.as_os_str() != AUTO_STATE {
+            return Some(self.folder.clone()).filter(|folder| !folder.as_os_str().is_empty());
+        }
+        let folders = std::env::var("STATE_DIRECTORY").ok()?;
+        folders.split(':').next().map(PathBuf::from).filter(|folder| folder.is_absolute())
+    }
 }
 
 /// The socket is at the default place for the user.

@@ -16,31 +16,31 @@ const DROP_SCANS: &str =
     "[[rules]]\nname = \"scan\"\nmatch = { src = \"198.51.100.0/24\" }\naction = \"drop\"\n";
 
 /// A folder with a policy and the socket of a daemon.
-struct Place {
+pub(crate) struct Place {
     folder: tempfile::TempDir,
 }
 
 impl Place {
-    fn new(policy: &str) -> Self {
+    pub(crate) fn new(policy: &str) -> Self {
         let place = Self { folder: tempfile::tempdir().expect("folder") };
         place.write("p.toml", policy);
         place
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
-    fn write(&self, name: &str, text: &str) {
+    pub(crate) fn write(&self, name: &str, text: &str) {
         std::fs::write(self.path(name), text).expect("written");
     }
 
-    fn socket(&self) -> PathBuf {
+    pub(crate) fn socket(&self) -> PathBuf {
         self.path("api.sock")
     }
 
     /// `steerd run` on generated traffic.
-    fn daemon(&self) -> Command {
+    pub(crate) fn daemon(&self) -> Command {
         let mut command = steerd();
         command
             .env("STEERD_API__ENABLED", "true")
@@ -50,40 +50,40 @@ impl Place {
         command
     }
 
-    fn start(&self) -> Daemon {
+    pub(crate) fn start(&self) -> Daemon {
         Daemon::start_command(&mut self.daemon())
     }
 
     /// A command for the daemon of this place.
-    fn command(&self, args: &[&str]) -> Command {
+    pub(crate) fn command(&self, args: &[&str]) -> Command {
         let mut command = steerd();
         command.current_dir(self.folder.path()).args(args).arg("--api-socket").arg(self.socket());
         command.stdin(Stdio::null());
         command
     }
 
-    fn run(&self, args: &[&str]) -> Output {
+    pub(crate) fn run(&self, args: &[&str]) -> Output {
         self.command(args).output().expect("the binary runs")
     }
 
-    fn ok(&self, args: &[&str]) -> String {
+    pub(crate) fn ok(&self, args: &[&str]) -> String {
         let output = self.run(args);
         assert!(output.status.success(), "{args:?}: {}{}", stdout(&output), stderr(&output));
         stdout(&output)
     }
 
-    fn json(&self, args: &[&str]) -> Value {
+    pub(crate) fn json(&self, args: &[&str]) -> Value {
         serde_json::from_str(&self.ok(&[args, &["--json"]].concat())).expect("JSON")
     }
 
-    fn connect(&self) -> UnixStream {
+    pub(crate) fn connect(&self) -> UnixStream {
         let stream = UnixStream::connect(self.socket()).expect("connected");
         stream.set_read_timeout(Some(PATIENCE)).expect("timeout");
         stream
     }
 
     /// The status and the body of the answer.
-    fn ask(&self, method: &str, path: &str, body: &str) -> (u16, Value) {
+    pub(crate) fn ask(&self, method: &str, path: &str, body: &str) -> (u16, Value) {
         let mut stream = self.connect();
         let length = body.len();
         write!(stream, "{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n\r\n{body}")
@@ -91,7 +91,7 @@ impl Place {
         answer(stream)
     }
 
-    fn get(&self, path: &str) -> Value {
+    pub(crate) fn get(&self, path: &str) -> Value {
         let (status, body) = self.ask("GET", path, "");
         assert_eq!(status, 200, "{path}: {body}");
         assert_eq!(body["format"], 2, "{path}: {body}");
@@ -109,7 +109,7 @@ fn answer(mut stream: UnixStream) -> (u16, Value) {
     (status, serde_json::from_str(body).unwrap_or_else(|error| panic!("{error}: {body:?}")))
 }
 
-fn error(answer: &Value) -> &str {
+pub(crate) fn error(answer: &Value) -> &str {
     answer["error"].as_str().expect("a text")
 }
 

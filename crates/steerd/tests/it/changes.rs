@@ -14,20 +14,9 @@ use crate::support;
 
 const WORKERS: usize = 4;
 
-fn limits(profile: &DeviceModel) -> Limits {
-    Limits {
-        device: profile.name.clone(),
-        priorities: profile.priorities_per_program(),
-        priority_table: profile.priority_table,
-        multicast_ignores_priority: profile.multicast_ignores_priority,
-        tables: None,
-        reads_idle_counters: true,
-    }
-}
-
 /// The flows that the device gets and loses if `after` replaces `before`, and how long planning took.
 fn changes(before: &Policy, after: &Policy, profile: &DeviceModel) -> (FlowChanges, f64) {
-    let limits = limits(profile);
+    let limits = Limits::of_model(profile);
     let old = compile_with(before, profile, WORKERS, None).expect("it compiles");
     let (old, first) = plan(None, Arc::new(old), &limits).expect("a good plan");
     let first = first.plan();

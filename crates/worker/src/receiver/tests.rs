@@ -255,7 +255,7 @@ fn few_frames_are_never_held_back_for_a_large_batch() {
 #[test]
 fn what_no_published_class_claims_is_dropped_with_its_reason() {
     let mut bench = Bench::new("sorts4");
-    let control = WorkerControl::new(WorkerId(0), Vec::new());
+    let control = WorkerControl::new(WorkerId(0), crate::runtime_rules::runtime_rules().0);
     let mut classifier = Classifier::new(FRAMES);
     control.publish(&ChangeStage::Begin(crate::tests::program(&["web"])));
     classifier.refresh(&control.shared().mailbox, &bench.batch);
@@ -268,7 +268,7 @@ fn what_no_published_class_claims_is_dropped_with_its_reason() {
     for tag in unknown.into_iter().chain(beyond).chain([known]) {
         bench.receive(tag);
     }
-    classifier.classify(&mut bench.batch, &bench.receiver.pool, true, &bench.stats, &mut || 0);
+    classifier.classify(&mut bench.batch, &bench.receiver.pool, true, &bench.stats, &mut || 0, None);
     assert_eq!(bench.dropped(DropReason::UnknownTag), 4);
     assert_eq!(bench.dropped(DropReason::UnknownClass), 2);
     let decided = bench.batch.decisions.iter().map(|decision| &bench.batch.packets[decision.packet as usize]);

@@ -272,7 +272,13 @@ impl Hub for CaptureHub {
                 rule.sinks.iter().any(|id| program.sink(*id).is_some_and(|sink| sink.name == *name))
             }
         };
-        let rules = program.rules.iter().map(|rule| (rule.name.clone(), is_captured(rule))).collect();
+        let rules = program.rules.iter().map(|rule| (rule.name.clone(), is_captured(rule)));
+        // Packets that rules at run time decide have the number behind the rules of the policy.
+        let at_run_time = program
+            .runtime
+            .iter()
+            .map(|_| (program::RUNTIME_RULES.to_owned(), matches!(self.rules, Rules::OfSink(_))));
+        let rules = rules.chain(at_run_time).collect();
         let (of, digest) = self.digest.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let policy = if of == generation { digest } else { String::new() };
         self.shared.announce(Names { generation, policy, rules });

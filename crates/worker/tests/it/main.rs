@@ -9,6 +9,7 @@ mod inline;
 mod measurements;
 mod policing;
 mod reload;
+mod runtime;
 mod sinks;
 mod sleeping;
 mod steering;

@@ -117,6 +117,8 @@ pub(crate) fn policy(rules: Vec<(Match, Action, Direction)>, default: Action) ->
         default_place: place.clone(),
         default_given: true,
         allow_lost_exceptions: true,
+        set_sizes: Vec::new(),
+        runtime: None,
         protect: None,
         source,
     }

@@ -425,6 +425,7 @@ pub fn program(lines: &[Line]) -> Arc<Program> {
         classes: classes.collect(),
         untagged: None,
         exceptions: Vec::new(),
+        runtime: None,
         rules,
         default: Verdict::Kernel,
         priorities_used: lines.len() as u16,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::diagnostics::Place;
 use crate::keys;
-use crate::policy::MAX_SET_VALUES;
+use crate::policy::{MAX_CHANGE, MAX_SET_VALUES};
 use crate::source::Source;
 
 use super::super::files::Files;
@@ -63,6 +63,8 @@ pub(super) struct Limits {
     pub(super) allow_empty: bool,
     /// `min_items` and its place.
     pub(super) least: Option<(usize, Place)>,
+    /// `max_change` in percent.
+    pub(super) max_change: Option<u32>,
 }
 
 /// `[...]`, `{ items = [...] }` or `{ file = "x.txt" }`, the last two with limits. `None`: it cannot be read,
@@ -74,6 +76,7 @@ pub(super) fn read(reader: &mut Reader, value: &Value<'_>, files: &mut Files<'_>
             place: reader.place(value.span()),
             allow_empty: false,
             least: None,
+            max_change: None,
         };
         return Some(Written { items: inline(reader, value)?, limits });
     };
@@ -98,7 +101,7 @@ pub(super) fn read(reader: &mut Reader, value: &Value<'_>, files: &mut Files<'_>
     Some(Written { items: items?, limits })
 }
 
-/// `allow_empty` and `min_items`.
+/// `allow_empty`, `min_items` and `max_change`.
 fn limits(reader: &mut Reader, table: &Table<'_>, what: String, place: Place) -> Limits {
     let allow_empty = table.get("allow_empty").and_then(|value| reader.boolean(value, "`allow_empty`"));
     let most = u32::try_from(MAX_SET_VALUES).unwrap_or(u32::MAX);
@@ -110,7 +113,9 @@ fn limits(reader: &mut Reader, table: &Table<'_>, what: String, place: Place) ->
         let error = least.error("a set with `min_items` cannot be empty", "next to allow_empty = true");
         reader.push(error.hint("remove one of the two"));
     }
-    Limits { what, place, allow_empty: allow_empty == Some(true), least }
+    let max_change = table.get("max_change");
+    let max_change = max_change.and_then(|value| reader.integer(value, "`max_change`", 1, MAX_CHANGE));
+    Limits { what, place, allow_empty: allow_empty == Some(true), least, max_change }
 }
 
 /// `[...]`.

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use control::{DropTotals, FlowChanges};
+use control::{DropTotals, FlowChanges, PlanSummary};
 use crossbeam::channel::{self, Receiver, SendTimeoutError, Sender};
-use program::SinkSpec;
+use program::{Program, SinkSpec};
 use worker::Slot;
 use worker::sinks::Opened;
 
@@ -22,8 +22,18 @@ const READING_PATIENCE: Duration = Duration::from_secs(3);
 /// How long the start and the end of a capture wait for a change of the device.
 const CAPTURE_PATIENCE: Duration = Duration::from_secs(10);
 
+/// Why a program is installed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Cause {
+    /// The policy is read: at the start, or again.
+    Policy,
+    /// Rules at run time move into the device or out of it; the policy stays.
+    Rules,
+}
+
 pub(super) enum Command {
-    Install { compiled: Compiled, done: Sender<Result<FlowChanges, Error>> },
+    Install { compiled: Compiled, cause: Cause, done: Sender<Result<FlowChanges, Error>> },
+    Preview { program: Arc<Program>, done: Sender<Result<PlanSummary, Error>> },
     Attach { sink: SinkSpec, rule: String, opened: Opened, done: Sender<Result<Slot, sinks::Error>> },
     ReadDrops { done: Sender<Arc<[DropTotals]>> },
     Stop,
@@ -82,9 +92,19 @@ impl Commands {
     ///
     /// # Errors
     /// [`Error::Stopping`]: the daemon is ending; [`Error::DataplaneDied`]: the installation has panicked.
-    pub(crate) fn install(&self, compiled: Compiled) -> Result<FlowChanges, Error> {
+    pub(crate) fn install(&self, compiled: Compiled, cause: Cause) -> Result<FlowChanges, Error> {
         let (done, result) = channel::bounded(1);
-        self.commands.send(Command::Install { compiled, done }).map_err(|_| Error::Stopping)?;
+        self.commands.send(Command::Install { compiled, cause, done }).map_err(|_| Error::Stopping)?;
+        result.recv().map_err(|_| Error::DataplaneDied)?
+    }
+
+    /// What the installation of a program would cost.
+    ///
+    /// # Errors
+    /// As [`Commands::install`].
+    pub(crate) fn preview(&self, program: Arc<Program>) -> Result<PlanSummary, Error> {
+        let (done, result) = channel::bounded(1);
+        self.commands.send(Command::Preview { program, done }).map_err(|_| Error::Stopping)?;
         result.recv().map_err(|_| Error::DataplaneDied)?
     }
 

@@ -11,7 +11,7 @@ use control::Controller;
 use program::WorkerId;
 use worker::{Idle, Worker, WorkerConfig, WorkerHandle};
 
-use super::{Commands, Dataplane};
+use super::{Cause, Commands, Dataplane};
 use crate::daemon::Error;
 use crate::daemon::board::{Board, PolicyInForce, Warnings};
 use crate::daemon::cores;
@@ -150,7 +150,7 @@ impl Builder {
             before: Vec::new(),
             free_at: None,
         };
-        dataplane.replace(compiled)?;
+        dataplane.replace(compiled, Cause::Policy)?;
         observer.opened.open_wires();
         let thread = std::thread::Builder::new().name("dataplane".into());
         let thread = thread.spawn(move || dataplane.run(&taken)).map_err(NoThread)?;
@@ -164,6 +164,9 @@ fn none_in_force(source: PolicySource, compiled: &Compiled) -> PolicyInForce {
         source,
         inputs: Arc::clone(&compiled.inputs),
         program: Arc::clone(&compiled.program),
+        policy: None,
+        past: None,
+        set_sizes: Vec::new(),
         weights: RuleWeights::new(),
         unexported: HashSet::new(),
         generation: 0,

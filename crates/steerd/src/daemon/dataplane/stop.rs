@@ -10,12 +10,12 @@ use worker::{Worker, WorkerHandle};
 
 use super::start::{Owner, WorkerThreads};
 use super::{Dataplane, Steering, change_device, read_drops};
-use crate::daemon::Error;
 use crate::daemon::device::Soft;
 use crate::daemon::health::Part;
 use crate::daemon::observer::{Moment, Observer};
 use crate::daemon::shutdown::within;
 use crate::daemon::sinks::Sinks;
+use crate::daemon::{Error, notify};
 use crate::state::State;
 
 /// How long the shutdown waits for each of its steps. Together with the limits in `shutdown` they stay below
@@ -25,6 +25,20 @@ const WORKER_TIMEOUT: Duration = Duration::from_secs(5);
 const ENGINE_TIMEOUT: Duration = Duration::from_secs(3);
 const SINKS_TIMEOUT: Duration = Duration::from_secs(3);
 const STATE_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// How long the removal of all flows may take: longer where the device's model says that it does, and then
+/// the service manager is told.
+fn clear_timeout(observer: &Observer) -> Duration {
+    let model = observer.opened.profile(observer.worker_count());
+    let flows = observer.board.read().policy.program.flows.len() * observer.opened.ports.len();
+    let Some(rate) = model.flows_per_second else { return CLEAR_TIMEOUT };
+    let predicted = Duration::from_secs_f64(flows as f64 / f64::from(rate.max(1)));
+    if predicted > Duration::from_secs(1) {
+        tracing::info!("removing {flows} flows takes about {:.1} s", predicted.as_secs_f64());
+        notify::extend_timeout(predicted * 2 + CLEAR_TIMEOUT * 3);
+    }
+    CLEAR_TIMEOUT + predicted * 2
+}
 
 /// The result of a shutdown.
 pub(crate) struct Stopped {
@@ -92,8 +106,9 @@ impl Ending {
 
     /// Takes the dataplane from its thread, and removes the flows.
     fn clear(&mut self, mut owner: Owner) -> (Option<Controller>, Option<Sinks>) {
-        let deadline = Instant::now() + CLEAR_TIMEOUT;
-        let Dataplane { mut controller, sinks, .. } = match owner.end(CLEAR_TIMEOUT) {
+        let timeout = clear_timeout(&self.observer);
+        let deadline = Instant::now() + timeout;
+        let Dataplane { mut controller, sinks, .. } = match owner.end(timeout) {
             Ok(dataplane) => dataplane,
             Err(Lost::Hung) => {
                 self.hang("the thread of the dataplane");

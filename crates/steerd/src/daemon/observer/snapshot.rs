@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use control::{Counted, Device, DropTotals};
-use program::{DEFAULT_RULE, Placement, Program, RuleId, SinkId, WorkerId};
+use program::{DEFAULT_RULE, Placement, Program, RUNTIME_RULES, RuleId, SinkId, WorkerId};
 use softnic::PortStats;
 use worker::sinks::{PacketSizes, TopFlow};
 use worker::{Distribution, SinkTraffic, WorkerSnapshot};
@@ -220,6 +220,7 @@ fn policy(published: &Published) -> PolicyState {
     PolicyState {
         source: policy.source.to_string(),
         sha256: policy.inputs.sha256.clone(),
+        past: policy.past,
         generation: policy.generation,
         loaded_at_seconds: policy.loaded_at_seconds,
         // Without the pseudo rule for the default action.
@@ -259,8 +260,18 @@ impl Rules {
             uncounted: exceptions.contains(&RuleId::of(index)),
             ..RuleState::default()
         };
-        let list: Vec<RuleState> =
+        let mut list: Vec<RuleState> =
             program.rules.iter().zip(Effect::all(program)).enumerate().map(rule).collect();
+        if let Some(runtime) = &program.runtime {
+            let at_run_time = RuleState {
+                name: RUNTIME_RULES.to_owned(),
+                action: "at run time".to_owned(),
+                placement: "hybrid",
+                current: true,
+                ..RuleState::default()
+            };
+            list.insert(runtime.before.index().min(list.len()), at_run_time);
+        }
         let places = list.iter().enumerate().map(|(place, rule)| (rule.name.clone(), place)).collect();
         Self { list, places }
     }

@@ -1,0 +1,550 @@
+//! The rules at run time of a daemon, as plain data: which there are, whose they are, and when they end.
+//!
+//! A [`RuntimeStore`] checks and makes changes, each batch whole or not at all, and returns what workers have
+//! to change. It touches neither worker nor device, so a batch that one of them does not take is
+//! [undone](RuntimeStore::undo).
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use program::{RuntimeChange, RuntimeEntry, RuntimeKey, RuntimeMatch, RuntimeMatchError, RuntimeRules};
+
+/// The most bytes of an id.
+pub const RUNTIME_ID_BYTES_MAX: usize = 128;
+/// The most bytes of a comment.
+pub const RUNTIME_COMMENT_BYTES_MAX: usize = 256;
+/// The most refusals of a batch that are described.
+const REFUSALS_MAX: usize = 16;
+/// In so many parts of its idle time-out a rule is looked at.
+const IDLE_LOOKS: u32 = 8;
+const SHORTEST_LOOK: Duration = Duration::from_millis(100);
+
+/// A rule as its owner gives it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RuntimeRule {
+    /// Unique among all rules.
+    pub id: Arc<str>,
+    /// The packets.
+    pub matches: RuntimeMatch,
+    /// Whether it applies to the other direction of the connection too.
+    pub both_directions: bool,
+    /// The number of the action ([`RuntimeRules::action`]).
+    pub action: u8,
+    /// The user id of the owner.
+    pub owner: u32,
+    /// Any text.
+    pub comment: String,
+    /// How long after it was added it ends.
+    pub time_to_live: Option<Duration>,
+    /// How long after its last packet it ends, or later by an eighth of that.
+    pub idle_timeout: Option<Duration>,
+}
+
+/// A value for each direction of a rule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Directions<T> {
+    forward: T,
+    reverse: Option<T>,
+}
+
+impl<T> Directions<T> {
+    fn iter(&self) -> impl Iterator<Item = &T> {
+        [Some(&self.forward), self.reverse.as_ref()].into_iter().flatten()
+    }
+}
+
+/// A rule of the store.
+#[derive(Clone, Debug)]
+pub struct StoredRule {
+    /// The rule.
+    pub rule: RuntimeRule,
+    /// The slots of its one or two directions.
+    slots: Directions<u32>,
+    /// When it ends if it has a time to live.
+    pub ends: Option<Instant>,
+    /// When it is looked at next.
+    due: Option<Instant>,
+    /// The packets that it had when it was looked at last, and when they had changed last.
+    seen_packets: u64,
+    /// When packets were last seen, or the rule was added.
+    pub active: Instant,
+    /// Whether it acts in the device.
+    pub in_device: bool,
+}
+
+impl StoredRule {
+    /// The slots of its counters.
+    pub fn slots(&self) -> impl Iterator<Item = u32> + '_ {
+        self.slots.iter().copied()
+    }
+}
+
+/// A change that a caller asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RuntimeRequest {
+    /// Adds a rule. One with the same id is replaced, or has its times renewed if it is the same rule.
+    Add(RuntimeRule),
+    /// Removes a rule. One that is not there is no error.
+    Remove(Arc<str>),
+}
+
+/// What the owner of a batch may do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RuntimeOwner {
+    /// The user id.
+    pub uid: u32,
+    /// The most rules; `None`: as many as the policy allows, and those of others may be replaced and removed.
+    pub rules_max: Option<u32>,
+}
+
+/// Why a change is refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RuntimeRefusal {
+    /// The match is none.
+    #[error(transparent)]
+    Match(#[from] RuntimeMatchError),
+    /// The policy does not list these fields.
+    #[error("the policy does not allow rules that compare {fields}: its [runtime] lists {listed}")]
+    Form {
+        /// The fields of the rule.
+        fields: String,
+        /// The forms of the policy.
+        listed: String,
+    },
+    /// Another rule has the same packets.
+    #[error("the rule `{id}` has the same packets{direction} (hint: remove it, or use its id)")]
+    SamePackets {
+        /// The id of the other rule.
+        id: Arc<str>,
+        /// In which direction.
+        direction: &'static str,
+    },
+    /// Both directions are one.
+    #[error("both directions of the match are the same packets (hint: leave `both` out)")]
+    OneDirection,
+    /// There is no room.
+    #[error("there are {max} rules, as many as [runtime] allows")]
+    Full {
+        /// The limit.
+        max: u32,
+    },
+    /// The owner has no room.
+    #[error("user {uid} has {max} rules, as many as [runtime] allows them")]
+    OwnerFull {
+        /// The owner.
+        uid: u32,
+        /// The limit.
+        max: u32,
+    },
+    /// The rule is another user's.
+    #[error("the rule is of user {uid}")]
+    NotYours {
+        /// The owner.
+        uid: u32,
+    },
+    /// The id is not one.
+    #[error("an id has from 1 to {RUNTIME_ID_BYTES_MAX} printable characters without blanks and brackets")]
+    Id,
+    /// The comment is too long.
+    #[error("a comment has at most {RUNTIME_COMMENT_BYTES_MAX} bytes")]
+    Comment,
+    /// A time is zero.
+    #[error("a time to live or idle time-out is more than 0")]
+    NoTime,
+}
+
+/// The changes of a batch that was made.
+#[derive(Debug, Default)]
+pub struct AppliedRequests {
+    /// For each worker, in this order.
+    pub changes: Vec<RuntimeChange>,
+    /// The rules that are new or differ from what they were.
+    pub added: usize,
+    /// The rules that were there already; their times are renewed.
+    pub unchanged: usize,
+    /// The rules that are gone.
+    pub removed: usize,
+    /// The rules to remove that were not there.
+    pub absent: usize,
+    undo: Vec<Undo>,
+}
+
+#[derive(Debug)]
+enum Undo {
+    Added(Arc<str>),
+    Removed(Box<StoredRule>),
+}
+
+/// The rules at run time.
+#[derive(Clone, Debug, Default)]
+pub struct RuntimeStore {
+    rules: HashMap<Arc<str>, StoredRule>,
+    ids: HashMap<RuntimeKey, Arc<str>>,
+    by_owner: HashMap<u32, u32>,
+    due: BTreeSet<(Instant, Arc<str>)>,
+    /// Slots below `next` without a rule; the last one is used first.
+    free: Vec<u32>,
+    next: u32,
+}
+
+impl RuntimeStore {
+    /// How many rules there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.rules.len()
+    }
+
+    /// Whether there is none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.rules.is_empty()
+    }
+
+    /// How many slots a worker's table needs at least.
+    #[must_use]
+    pub fn slots(&self) -> u32 {
+        self.next
+    }
+
+    /// A rule by its id.
+    #[must_use]
+    pub fn get(&self, id: &str) -> Option<&StoredRule> {
+        self.rules.get(id)
+    }
+
+    /// All rules, in no order.
+    pub fn rules(&self) -> impl Iterator<Item = &StoredRule> {
+        self.rules.values()
+    }
+
+    /// Notes where a rule acts.
+    pub fn set_in_device(&mut self, id: &str, in_device: bool) {
+        if let Some(stored) = self.rules.get_mut(id) {
+            stored.in_device = in_device;
+        }
+    }
+
+    /// All rules as workers have them.
+    pub fn entries(&self) -> impl Iterator<Item = RuntimeEntry> + '_ {
+        self.rules.values().flat_map(entries)
+    }
+
+    /// Makes all of these changes, or none.
+    ///
+    /// # Errors
+    /// Why which requests are refused, by their place in the list; the first few of them.
+    pub fn apply(
+        &mut self,
+        requests: Vec<RuntimeRequest>,
+        allowed: &RuntimeRules,
+        owner: RuntimeOwner,
+        now: Instant,
+    ) -> Result<AppliedRequests, Vec<(usize, RuntimeRefusal)>> {
+        let mut applied = AppliedRequests::default();
+        let mut refused = Vec::new();
+        for (place, request) in requests.into_iter().enumerate() {
+            let done = match request {
+                RuntimeRequest::Add(rule) => self.add(rule, allowed, owner, now, &mut applied),
+                RuntimeRequest::Remove(id) => self.remove(&id, owner, &mut applied),
+            };
+            if let Err(refusal) = done {
+                refused.push((place, refusal));
+                if refused.len() == REFUSALS_MAX {
+                    break;
+                }
+            }
+        }
+        if refused.is_empty() {
+            return Ok(applied);
+        }
+        self.undo(applied);
+        Err(refused)
+    }
+
+    /// Takes a batch back; returns the changes for each worker that has made those of the batch.
+    pub fn undo(&mut self, applied: AppliedRequests) -> Vec<RuntimeChange> {
+        let mut changes = Vec::new();
+        for undo in applied.undo.into_iter().rev() {
+            match undo {
+                Undo::Added(id) => {
+                    self.take(&id, &mut changes);
+                }
+                Undo::Removed(stored) => {
+                    stored.slots().for_each(|slot| self.take_slot(slot));
+                    self.insert(*stored, &mut changes);
+                }
+            }
+        }
+        changes
+    }
+
+    /// Removes the rules that a policy does not allow any more; returns them with what workers have to
+    /// change. Their number is not limited: rules that are there stay beyond a smaller `rules_max`.
+    pub fn retain_allowed(
+        &mut self,
+        allowed: Option<&RuntimeRules>,
+    ) -> (Vec<StoredRule>, Vec<RuntimeChange>) {
+        let is_allowed = |stored: &StoredRule| {
+            allowed.is_some_and(|allowed| {
+                let action = allowed.actions.get(usize::from(stored.rule.action));
+                action.is_some_and(Option::is_some) && check_forms(&stored.rule, allowed).is_ok()
+            })
+        };
+        let gone: Vec<Arc<str>> = self
+            .rules
+            .values()
+            .filter(|stored| !is_allowed(stored))
+            .map(|stored| Arc::clone(&stored.rule.id))
+            .collect();
+        self.remove_all(&gone)
+    }
+
+    /// Removes the rules whose time is over. `packets`: how many a rule has had.
+    pub fn expire(
+        &mut self,
+        now: Instant,
+        packets: impl Fn(&StoredRule) -> u64,
+    ) -> (Vec<StoredRule>, Vec<RuntimeChange>) {
+        let mut over = Vec::new();
+        while let Some((due, _)) = self.due.first()
+            && *due <= now
+            && let Some((_, id)) = self.due.pop_first()
+        {
+            let Some(stored) = self.rules.get_mut(&id) else { continue };
+            stored.due = None;
+            let seen = packets(stored);
+            if seen != stored.seen_packets {
+                (stored.seen_packets, stored.active) = (seen, now);
+            }
+            let is_idle = stored.rule.idle_timeout.is_some_and(|idle| now - stored.active >= idle);
+            if is_idle || stored.ends.is_some_and(|ends| ends <= now) {
+                over.push(id);
+            } else {
+                stored.due = next_look(stored, now);
+                self.due.extend(stored.due.map(|due| (due, id)));
+            }
+        }
+        self.remove_all(&over)
+    }
+
+    /// The time of the next call of [`RuntimeStore::expire`] that can remove a rule.
+    #[must_use]
+    pub fn next_due(&self) -> Option<Instant> {
+        self.due.first().map(|(due, _)| *due)
+    }
+
+    fn remove_all(&mut self, ids: &[Arc<str>]) -> (Vec<StoredRule>, Vec<RuntimeChange>) {
+        let mut changes = Vec::new();
+        let gone = ids.iter().filter_map(|id| self.take(id, &mut changes)).collect();
+        (gone, changes)
+    }
+
+    fn add(
+        &mut self,
+        rule: RuntimeRule,
+        allowed: &RuntimeRules,
+        owner: RuntimeOwner,
+        now: Instant,
+        applied: &mut AppliedRequests,
+    ) -> Result<(), RuntimeRefusal> {
+        check_forms(&rule, allowed)?;
+        check_text(&rule)?;
+        let keys = keys(&rule)?;
+        if keys.reverse == Some(keys.forward) {
+            return Err(RuntimeRefusal::OneDirection);
+        }
+        for (key, direction) in keys.iter().zip(["", " in the other direction"]) {
+            if let Some(id) = self.ids.get(key).filter(|id| **id != rule.id) {
+                return Err(RuntimeRefusal::SamePackets { id: Arc::clone(id), direction });
+            }
+        }
+        let before = self.rules.get(&rule.id);
+        if let Some(before) = before {
+            check_owner(before, owner)?;
+        } else {
+            self.check_room(&keys, &rule, allowed, owner)?;
+        }
+        if let Some(before) = before.map(|before| before.rule.clone())
+            && (RuntimeRule { owner: before.owner, ..rule.clone() }) == before
+        {
+            self.renew(&rule.id, now);
+            applied.unchanged += 1;
+            return Ok(());
+        }
+        let mut silent = Vec::new();
+        if let Some(before) = self.take(&rule.id.clone(), &mut silent) {
+            applied.undo.push(Undo::Removed(Box::new(before)));
+        }
+        applied.undo.push(Undo::Added(Arc::clone(&rule.id)));
+        let slots = Directions { forward: self.slot(), reverse: keys.reverse.map(|_| self.slot()) };
+        let ends = rule.time_to_live.map(|time| now + time);
+        let mut stored =
+            StoredRule { rule, slots, ends, due: None, seen_packets: 0, active: now, in_device: false };
+        stored.due = next_look(&stored, now);
+        // The slots that stay are overwritten in one step, so there is no moment without the rule.
+        let is_reused = |change: &RuntimeChange| matches!(change, RuntimeChange::Remove { slot } if slots.iter().any(|own| own == slot));
+        applied.changes.extend(silent.into_iter().filter(|change| !is_reused(change)));
+        self.insert(stored, &mut applied.changes);
+        applied.added += 1;
+        Ok(())
+    }
+
+    fn remove(
+        &mut self,
+        id: &Arc<str>,
+        owner: RuntimeOwner,
+        applied: &mut AppliedRequests,
+    ) -> Result<(), RuntimeRefusal> {
+        let Some(stored) = self.rules.get(id) else {
+            applied.absent += 1;
+            return Ok(());
+        };
+        check_owner(stored, owner)?;
+        if let Some(stored) = self.take(id, &mut applied.changes) {
+            applied.undo.push(Undo::Removed(Box::new(stored)));
+            applied.removed += 1;
+        }
+        Ok(())
+    }
+
+    fn check_room(
+        &self,
+        keys: &Directions<RuntimeKey>,
+        rule: &RuntimeRule,
+        allowed: &RuntimeRules,
+        owner: RuntimeOwner,
+    ) -> Result<(), RuntimeRefusal> {
+        let used = self.next - u32::try_from(self.free.len()).unwrap_or(u32::MAX);
+        let needed = 1 + u32::from(keys.reverse.is_some());
+        if used + needed > allowed.rules_max {
+            return Err(RuntimeRefusal::Full { max: allowed.rules_max });
+        }
+        match owner.rules_max {
+            Some(max) if self.by_owner.get(&rule.owner).copied().unwrap_or(0) >= max => {
+                Err(RuntimeRefusal::OwnerFull { uid: rule.owner, max })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Lets a rule's times begin again.
+    fn renew(&mut self, id: &Arc<str>, now: Instant) {
+        let Some(stored) = self.rules.get_mut(id) else { return };
+        if let Some(due) = stored.due.take() {
+            self.due.remove(&(due, Arc::clone(id)));
+        }
+        stored.active = now;
+        stored.ends = stored.rule.time_to_live.map(|time| now + time);
+        stored.due = next_look(stored, now);
+        self.due.extend(stored.due.map(|due| (due, Arc::clone(id))));
+    }
+
+    fn insert(&mut self, stored: StoredRule, changes: &mut Vec<RuntimeChange>) {
+        let id = Arc::clone(&stored.rule.id);
+        for entry in entries(&stored) {
+            self.ids.insert(entry.key, Arc::clone(&id));
+            changes.push(RuntimeChange::Add(entry));
+        }
+        self.due.extend(stored.due.map(|due| (due, Arc::clone(&id))));
+        *self.by_owner.entry(stored.rule.owner).or_default() += 1;
+        self.rules.insert(id, stored);
+    }
+
+    fn take(&mut self, id: &Arc<str>, changes: &mut Vec<RuntimeChange>) -> Option<StoredRule> {
+        let stored = self.rules.remove(id)?;
+        for entry in entries(&stored) {
+            self.ids.remove(&entry.key);
+            changes.push(RuntimeChange::Remove { slot: entry.slot });
+        }
+        // The first direction's is on top.
+        self.free.extend(stored.slots.reverse.into_iter().chain([stored.slots.forward]));
+        if let Some(due) = stored.due {
+            self.due.remove(&(due, Arc::clone(id)));
+        }
+        if let Some(count) = self.by_owner.get_mut(&stored.rule.owner) {
+            *count -= 1;
+            if *count == 0 {
+                self.by_owner.remove(&stored.rule.owner);
+            }
+        }
+        Some(stored)
+    }
+
+    fn slot(&mut self) -> u32 {
+        self.free.pop().unwrap_or_else(|| {
+            self.next += 1;
+            self.next - 1
+        })
+    }
+
+    /// Takes this free slot.
+    fn take_slot(&mut self, slot: u32) {
+        if let Some(place) = self.free.iter().rposition(|free| *free == slot) {
+            self.free.remove(place);
+        }
+    }
+}
+
+/// The keys of a rule that was checked.
+fn keys(rule: &RuntimeRule) -> Result<Directions<RuntimeKey>, RuntimeMatchError> {
+    let reverse = rule.both_directions.then(|| rule.matches.reversed().key()).transpose()?;
+    Ok(Directions { forward: rule.matches.key()?, reverse })
+}
+
+/// The rule as workers have it.
+fn entries(stored: &StoredRule) -> impl Iterator<Item = RuntimeEntry> + use<> {
+    let (slots, action) = (stored.slots, stored.rule.action);
+    let keys = keys(&stored.rule).ok();
+    let forward = keys.map(|keys| RuntimeEntry { slot: slots.forward, key: keys.forward, action });
+    let reverse =
+        keys.and_then(|keys| Some(RuntimeEntry { slot: slots.reverse?, key: keys.reverse?, action }));
+    [forward, reverse].into_iter().flatten()
+}
+
+fn check_text(rule: &RuntimeRule) -> Result<(), RuntimeRefusal> {
+    let is_good = |c: char| c.is_ascii_graphic() && !"()[]{}\"'\\".contains(c);
+    if rule.id.is_empty() || rule.id.len() > RUNTIME_ID_BYTES_MAX || !rule.id.chars().all(is_good) {
+        return Err(RuntimeRefusal::Id);
+    }
+    if rule.comment.len() > RUNTIME_COMMENT_BYTES_MAX {
+        return Err(RuntimeRefusal::Comment);
+    }
+    if [rule.time_to_live, rule.idle_timeout].contains(&Some(Duration::ZERO)) {
+        return Err(RuntimeRefusal::NoTime);
+    }
+    Ok(())
+}
+
+/// Whether the policy allows the form of a rule, in both directions if it has both.
+fn check_forms(rule: &RuntimeRule, allowed: &RuntimeRules) -> Result<(), RuntimeRefusal> {
+    check_form(&rule.matches, allowed)?;
+    if rule.both_directions { check_form(&rule.matches.reversed(), allowed) } else { Ok(()) }
+}
+
+fn check_form(matches: &RuntimeMatch, allowed: &RuntimeRules) -> Result<(), RuntimeRefusal> {
+    let fields = matches.fields()?;
+    if allowed.forms.iter().any(|form| form.fields() == fields) {
+        return Ok(());
+    }
+    let listed: Vec<String> = allowed.forms.iter().map(|form| form.fields().to_string()).collect();
+    Err(RuntimeRefusal::Form { fields: fields.to_string(), listed: listed.join(", ") })
+}
+
+fn check_owner(stored: &StoredRule, owner: RuntimeOwner) -> Result<(), RuntimeRefusal> {
+    let is_theirs = owner.rules_max.is_none() || stored.rule.owner == owner.uid;
+    if is_theirs { Ok(()) } else { Err(RuntimeRefusal::NotYours { uid: stored.rule.owner }) }
+}
+
+/// When a rule is looked at next.
+fn next_look(stored: &StoredRule, now: Instant) -> Option<Instant> {
+    let look = |idle: Duration| {
+        let over = stored.active + idle;
+        over.min(now + (idle / IDLE_LOOKS).max(SHORTEST_LOOK)).max(now + SHORTEST_LOOK)
+    };
+    let idle = stored.rule.idle_timeout.map(look);
+    [stored.ends, idle].into_iter().flatten().min()
+}
+
+#[cfg(test)]
+mod tests;

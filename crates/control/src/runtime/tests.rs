@@ -1,0 +1,210 @@
+use std::collections::BTreeMap;
+
+use program::{RuleId, RuntimeAction, RuntimeFields, RuntimeForm, Verdict};
+use proptest::prelude::*;
+
+use super::*;
+
+const ROOT: RuntimeOwner = RuntimeOwner { uid: 0, rules_max: None };
+
+fn allowed(rules_max: u32) -> RuntimeRules {
+    let action = |text: &str| {
+        let (text, verdict, sinks) = (text.to_owned(), Verdict::Drop, Vec::new());
+        Some(RuntimeAction { text, verdict, sinks, by_workers: Vec::new() })
+    };
+    let source = RuntimeFields { src: 32, is_v6: Some(false), ..RuntimeFields::default() };
+    let both = RuntimeFields { dst: 32, ..source };
+    RuntimeRules {
+        before: RuleId(0),
+        forms: [source, both].map(RuntimeForm::of).to_vec(),
+        actions: vec![action("drop"), action("kernel")],
+        subject: vec![true],
+        rules_max,
+        device_rules_max: 0,
+    }
+}
+
+fn rule(id: &str, src: &str, dst: Option<&str>) -> RuntimeRule {
+    let address = |text: &str| text.parse().expect("an address");
+    RuntimeRule {
+        id: id.into(),
+        matches: RuntimeMatch { src: Some(address(src)), dst: dst.map(address), ..RuntimeMatch::default() },
+        both_directions: dst.is_some(),
+        action: 0,
+        owner: 0,
+        comment: String::new(),
+        time_to_live: None,
+        idle_timeout: None,
+    }
+}
+
+fn add(
+    store: &mut RuntimeStore,
+    rule: RuntimeRule,
+    owner: RuntimeOwner,
+) -> Result<AppliedRequests, RuntimeRefusal> {
+    let requests = vec![RuntimeRequest::Add(rule)];
+    store.apply(requests, &allowed(8), owner, Instant::now()).map_err(|mut refused| refused.remove(0).1)
+}
+
+#[test]
+fn a_rule_is_added_once_and_replaced_by_id() {
+    let mut store = RuntimeStore::default();
+    let first = add(&mut store, rule("a", "192.0.2.1", Some("192.0.2.2")), ROOT).expect("added");
+    assert_eq!((first.added, first.changes.len()), (1, 2), "both directions");
+    let again = add(&mut store, rule("a", "192.0.2.1", Some("192.0.2.2")), ROOT).expect("unchanged");
+    assert_eq!((again.added, again.unchanged, again.changes.len()), (0, 1, 0));
+    let other = RuntimeRule { action: 1, ..rule("a", "192.0.2.1", Some("192.0.2.2")) };
+    let replaced = add(&mut store, other, ROOT).expect("replaced");
+    assert!(replaced.changes.iter().all(|change| matches!(change, RuntimeChange::Add(_))), "{replaced:?}");
+    let taken =
+        add(&mut store, rule("b", "192.0.2.2", Some("192.0.2.1")), ROOT).expect_err("the same packets");
+    assert_eq!(taken.to_string(), "the rule `a` has the same packets (hint: remove it, or use its id)");
+    let gone = store.apply(
+        vec![RuntimeRequest::Remove("a".into()), RuntimeRequest::Remove("z".into())],
+        &allowed(8),
+        ROOT,
+        Instant::now(),
+    );
+    let gone = gone.expect("removed");
+    assert_eq!((gone.removed, gone.absent, store.len()), (1, 1, 0));
+}
+
+#[test]
+fn what_the_policy_does_not_allow_is_refused() {
+    let mut store = RuntimeStore::default();
+    let destination = RuntimeRule {
+        matches: RuntimeMatch {
+            dst: Some("192.0.2.1".parse().expect("an address")),
+            ..RuntimeMatch::default()
+        },
+        ..rule("a", "192.0.2.1", None)
+    };
+    let why = add(&mut store, destination, ROOT).expect_err("not listed").to_string();
+    assert!(why.contains("compare dst (IPv4): its [runtime] lists src (IPv4), src dst (IPv4)"), "{why}");
+    let both = RuntimeRule { both_directions: true, ..rule("a", "192.0.2.1", None) };
+    assert!(
+        matches!(add(&mut store, both, ROOT), Err(RuntimeRefusal::Form { .. })),
+        "the other direction is not"
+    );
+    let same = rule("a", "192.0.2.1", Some("192.0.2.1"));
+    assert_eq!(add(&mut store, same, ROOT).expect_err("one direction"), RuntimeRefusal::OneDirection);
+    for id in ["", "a b", "(a)", "a\n", &"x".repeat(129)] {
+        assert_eq!(add(&mut store, rule(id, "192.0.2.1", None), ROOT).expect_err(id), RuntimeRefusal::Id);
+    }
+    let zero = RuntimeRule { idle_timeout: Some(Duration::ZERO), ..rule("a", "192.0.2.1", None) };
+    assert_eq!(add(&mut store, zero, ROOT).expect_err("no time"), RuntimeRefusal::NoTime);
+    assert!(store.is_empty());
+}
+
+#[test]
+fn users_have_their_own_rules_and_limits() {
+    let mut store = RuntimeStore::default();
+    let user = RuntimeOwner { uid: 7, rules_max: Some(2) };
+    let of_user = |id: &str, src: &str| RuntimeRule { owner: 7, ..rule(id, src, None) };
+    for (id, src) in [("a", "192.0.2.1"), ("b", "192.0.2.2")] {
+        add(&mut store, of_user(id, src), user).expect("room");
+    }
+    let full = add(&mut store, of_user("c", "192.0.2.3"), user).expect_err("no room");
+    assert_eq!(full, RuntimeRefusal::OwnerFull { uid: 7, max: 2 });
+    add(&mut store, rule("d", "192.0.2.4", None), ROOT).expect("root");
+    let requests = vec![RuntimeRequest::Remove("a".into()), RuntimeRequest::Remove("d".into())];
+    let refused = store.apply(requests, &allowed(8), user, Instant::now()).expect_err("root's");
+    assert_eq!(refused, [(1, RuntimeRefusal::NotYours { uid: 0 })]);
+    assert_eq!(store.len(), 3, "all or nothing");
+    store
+        .apply(vec![RuntimeRequest::Remove("a".into())], &allowed(8), ROOT, Instant::now())
+        .expect("root may");
+    add(&mut store, of_user("c", "192.0.2.3"), user).expect("room again");
+    for number in 0..5 {
+        add(&mut store, rule(&format!("r{number}"), &format!("198.51.100.{number}"), None), ROOT)
+            .expect("room");
+    }
+    let full = add(&mut store, rule("x", "203.0.113.1", None), ROOT).expect_err("all slots are used");
+    assert_eq!(full, RuntimeRefusal::Full { max: 8 });
+}
+
+#[test]
+fn rules_end_by_time_and_by_silence() {
+    let mut store = RuntimeStore::default();
+    let begun = Instant::now();
+    let seconds = Duration::from_secs;
+    let timed = RuntimeRule { time_to_live: Some(seconds(10)), ..rule("ttl", "192.0.2.1", None) };
+    let idle = RuntimeRule { idle_timeout: Some(seconds(8)), ..rule("idle", "192.0.2.2", None) };
+    let requests = vec![RuntimeRequest::Add(timed.clone()), RuntimeRequest::Add(idle)];
+    store.apply(requests, &allowed(8), ROOT, begun).expect("added");
+    let mut gone = Vec::new();
+    for tick in 1..=400u32 {
+        let now = begun + Duration::from_millis(100) * tick;
+        if tick == 50 {
+            store.apply(vec![RuntimeRequest::Add(timed.clone())], &allowed(8), ROOT, now).expect("renewed");
+        }
+        // One packet each second, for 20 seconds.
+        let packets = u64::from(tick / 10).min(20);
+        let (over, changes) = store.expire(now, |_| packets);
+        assert_eq!(over.len(), changes.len());
+        gone.extend(over.into_iter().map(|stored| (stored.rule.id.to_string(), (now - begun).as_secs_f32())));
+    }
+    let [(first, at), (second, later)] = gone.as_slice() else { panic!("{gone:?}") };
+    assert_eq!((first.as_str(), *at), ("ttl", 15.0));
+    assert_eq!(second, "idle");
+    assert!((28.0..=30.1).contains(later), "{later}");
+    assert_eq!(store.next_due(), None);
+}
+
+/// All that a store has, and what a worker has that follows its changes.
+fn picture(store: &RuntimeStore) -> (BTreeMap<String, String>, BTreeMap<u32, RuntimeEntry>, usize) {
+    let rules = store.rules.values().map(|stored| (stored.rule.id.to_string(), format!("{:?}", stored.rule)));
+    let entries = store.entries().map(|entry| (entry.slot, entry));
+    assert_eq!(store.ids.len(), store.entries().count());
+    assert_eq!(store.by_owner.values().sum::<u32>() as usize, store.len());
+    assert_eq!(store.next as usize, store.free.len() + store.ids.len());
+    (rules.collect(), entries.collect(), store.due.len())
+}
+
+fn follow(worker: &mut BTreeMap<u32, RuntimeEntry>, changes: &[RuntimeChange]) {
+    for change in changes {
+        match change {
+            RuntimeChange::Add(entry) => worker.insert(entry.slot, *entry),
+            RuntimeChange::Remove { slot } => worker.remove(slot),
+        };
+    }
+}
+
+proptest! {
+    #[test]
+    fn a_batch_is_made_or_undone_as_a_whole(
+        batches in prop::collection::vec(
+            (prop::collection::vec((0u8..4, 0u8..5, 0u8..4, any::<bool>()), 1..8), any::<bool>()),
+            1..12,
+        ),
+    ) {
+        let mut store = RuntimeStore::default();
+        let mut worker = BTreeMap::new();
+        for (batch, is_taken_back) in batches {
+            let before = picture(&store);
+            let requests = batch.into_iter().map(|(kind, id, address, idle)| {
+                let id = format!("r{id}");
+                let (src, dst) = (format!("192.0.2.{address}"), "192.0.2.2");
+                let idle_timeout = idle.then_some(Duration::from_secs(5));
+                match kind {
+                    0 => RuntimeRequest::Remove(id.as_str().into()),
+                    1 => RuntimeRequest::Add(RuntimeRule { idle_timeout, ..rule(&id, &src, None) }),
+                    _ => RuntimeRequest::Add(RuntimeRule { idle_timeout, ..rule(&id, &src, Some(dst)) }),
+                }
+            });
+            let applied = store.apply(requests.collect(), &allowed(6), ROOT, Instant::now());
+            if let Ok(applied) = applied {
+                follow(&mut worker, &applied.changes);
+                prop_assert_eq!(&picture(&store).1, &worker);
+                if is_taken_back {
+                    follow(&mut worker, &store.undo(applied));
+                    prop_assert_eq!(&picture(&store), &before);
+                }
+            } else {
+                prop_assert_eq!(&picture(&store), &before);
+            }
+            prop_assert_eq!(&picture(&store).1, &worker);
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! `steerd rule`: adds, removes and lists rules at run time of the running daemon.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::io::{self, Read as _};
+use std::path::Path;
+
+use program::RuntimeMatch;
+
+use crate::api::client::{Client, LONG};
+use crate::api::rules::{RuleBody, RuleChanges, RuleList, RuleRow, RulesChanged};
+use crate::cli::{RuleAddArgs, RuleArgs, RuleCommand};
+use crate::commands::Error;
+use crate::terminal::output;
+
+/// The most rules of one call; a file with more takes several, each done as a whole.
+const RULES_OF_CALL: usize = 20_000;
+
+pub(crate) fn run(args: &RuleArgs) -> Result<(), Error> {
+    match &args.command {
+        RuleCommand::Add(add) => {
+            let rule = rule(add)?;
+            let changes = RuleChanges { add: vec![rule], ..RuleChanges::default() };
+            change(args, &changes)
+        }
+        RuleCommand::Load { file } => load(args, file),
+        RuleCommand::Del { ids } => {
+            change(args, &RuleChanges { remove: ids.clone(), ..RuleChanges::default() })
+        }
+        RuleCommand::Flush { owner } => {
+            change(args, &RuleChanges { flush: true, owner: *owner, ..RuleChanges::default() })
+        }
+        RuleCommand::List { id } => list(args, id.as_deref()),
+    }
+}
+
+fn change(args: &RuleArgs, changes: &RuleChanges) -> Result<(), Error> {
+    let client = Client::new(&args.api)?;
+    let changed: RulesChanged = client.post("/v1/rules/changes", changes, LONG)?;
+    print(args, &changed)
+}
+
+fn print(args: &RuleArgs, changed: &RulesChanged) -> Result<(), Error> {
+    if args.output.is_json() {
+        output::print_json(changed)?;
+        return Ok(());
+    }
+    let RulesChanged { added, unchanged, removed, absent, rules, in_device, microseconds } = changed;
+    let mut line = format!("{added} added, {removed} removed");
+    let others = [(unchanged, "unchanged"), (absent, "not there")];
+    for (count, what) in others.into_iter().filter(|(count, _)| **count > 0) {
+        let _ = write!(line, ", {count} {what}");
+    }
+    let _ = writeln!(line, ": {rules} rules, {in_device} of them in the device ({microseconds} us)");
+    output::print(&line)?;
+    Ok(())
+}
+
+/// The rule of the command line.
+fn rule(add: &RuleAddArgs) -> Result<RuleBody, Error> {
+    let mut fields = serde_json::Map::new();
+    for (field, value) in &add.matches {
+        let is_number = matches!(field.as_str(), "src_port" | "dst_port" | "vlan");
+        let value = match value.parse::<u16>() {
+            Ok(number) if is_number => number.into(),
+            _ => value.as_str().into(),
+        };
+        if fields.insert(field.clone(), value).is_some() {
+            return Err(Error::Rule(format!("`{field}` is given twice")));
+        }
+    }
+    let matches: RuntimeMatch =
+        serde_json::from_value(fields.into()).map_err(|error| Error::Rule(error.to_string()))?;
+    Ok(RuleBody {
+        id: add.id.clone(),
+        matches,
+        action: add.action.clone(),
+        both: add.both,
+        ttl_seconds: add.ttl.map(|time| time.as_secs_f64()),
+        idle_seconds: add.idle.map(|time| time.as_secs_f64()),
+        comment: add.comment.clone(),
+    })
+}
+
+/// Adds the rules of a file, one JSON object per line.
+fn load(args: &RuleArgs, file: &Path) -> Result<(), Error> {
+    let text = if file == Path::new("-") {
+        let mut text = String::new();
+        io::stdin().read_to_string(&mut text).map(|_| text)
+    } else {
+        fs::read_to_string(file)
+    };
+    let text = text.map_err(|error| Error::Rule(format!("{}: {error}", file.display())))?;
+    let mut rules: Vec<RuleBody> = Vec::new();
+    for (index, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
+        let rule = serde_json::from_str(line);
+        rules.push(rule.map_err(|error| Error::Rule(format!("{}:{}: {error}", file.display(), index + 1)))?);
+    }
+    let client = Client::new(&args.api)?;
+    let mut sum = RulesChanged::default();
+    while !rules.is_empty() {
+        let rest = rules.split_off(rules.len().min(RULES_OF_CALL));
+        let changes = RuleChanges { add: std::mem::replace(&mut rules, rest), ..RuleChanges::default() };
+        let changed: RulesChanged = client.post("/v1/rules/changes", &changes, LONG)?;
+        sum = RulesChanged {
+            added: sum.added + changed.added,
+            unchanged: sum.unchanged + changed.unchanged,
+            removed: sum.removed + changed.removed,
+            absent: sum.absent + changed.absent,
+            microseconds: sum.microseconds + changed.microseconds,
+            ..changed
+        };
+    }
+    print(args, &sum)
+}
+
+fn list(args: &RuleArgs, id: Option<&str>) -> Result<(), Error> {
+    let client = Client::new(&args.api)?;
+    let path = id.map_or_else(|| "/v1/rules".to_owned(), |id| format!("/v1/rules?id={id}"));
+    let list: RuleList = client.get(&path)?;
+    if args.output.is_json() {
+        output::print_json(&list)?;
+        return Ok(());
+    }
+    let mut text = String::new();
+    for row in &list.rules {
+        let _ = writeln!(text, "{}", line(row));
+    }
+    if list.rules.len() < list.count && id.is_none() {
+        let _ = writeln!(text, "and {} more", list.count - list.rules.len());
+    }
+    if list.count == 0 {
+        text.push_str("there are no rules at run time\n");
+    }
+    output::print(&text)?;
+    Ok(())
+}
+
+fn line(row: &RuleRow) -> String {
+    let RuleRow { rule, owner, acts_in, packets, bytes, ends_in_seconds } = row;
+    let id = rule.id.as_deref().unwrap_or_default();
+    let both = if rule.both { " both" } else { "" };
+    let mut line = format!(
+        "{id}: {}{both} -> {}, in {acts_in}, {packets} packets, {bytes} bytes, user {owner}",
+        rule.matches, rule.action
+    );
+    if let Some(seconds) = ends_in_seconds {
+        let _ = write!(line, ", ends in {seconds:.0} s");
+    }
+    if let Some(seconds) = rule.idle_seconds {
+        let _ = write!(line, ", ends {seconds:.0} s after its last packet");
+    }
+    if !rule.comment.is_empty() {
+        let _ = write!(line, " # {}", rule.comment);
+    }
+    line
+}

@@ -1,0 +1,313 @@
+//! One change of the policy in force, on a thread of its own: read, compiled, checked, installed, recorded.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use control::{FlowChanges, PlanSummary};
+use policy::policy::SetSize;
+use policy::{Diagnostic, Diagnostics, Policy, Severity};
+
+use super::{Done, Origin, Parts, Trial};
+use crate::api::model::{ChangedFlows, PlanReport, Verdict};
+use crate::api::request::ReloadBody;
+use crate::daemon::board::PolicyInForce;
+use crate::daemon::dataplane::Cause;
+use crate::daemon::history::PastPolicy;
+use crate::daemon::observer::{Observer, unix_seconds};
+use crate::daemon::{Error, notify};
+use crate::message::chain;
+use crate::policy_file::{self, Compiled, Counters, PolicyChange, Read, Running};
+use crate::settings::Traffic;
+
+/// A change to make.
+pub(super) struct Work {
+    pub(super) parts: Parts,
+    pub(super) origin: Origin,
+    pub(super) by: String,
+}
+
+/// What a change has come to.
+enum Outcome {
+    Installed { flows: FlowChanges, trial: Option<Trial> },
+    DryRun(Box<PlanReport>),
+}
+
+impl Work {
+    pub(super) fn run(self) -> Done {
+        let begun = Instant::now();
+        let observer = &self.parts.observer;
+        let source = observer.board.read().policy.source.to_string();
+        let source = match &self.origin {
+            Origin::File(_) => source,
+            Origin::Past(policy) => format!("{source} as policy {} of the history", policy.number),
+        };
+        let is_dry_run = matches!(self.origin, Origin::File(ReloadBody { dry_run: true, .. }));
+        match self.change(&source) {
+            Ok(Accepted { outcome: Outcome::DryRun(plan), warnings, .. }) => {
+                let plan = Some(*plan);
+                let verdict =
+                    Verdict { dry_run: true, plan, ..verdict(observer, begun, None, warnings.into()) };
+                notify::ready("the policy in force stays: the reload was only tried");
+                Done { verdict, trial: None, ends_trial: false }
+            }
+            Ok(Accepted { outcome: Outcome::Installed { flows, trial }, warnings, before }) => {
+                observer.board.reload_succeeded();
+                let FlowChanges { installed, removed, kept } = flows;
+                let flows = ChangedFlows { installed, removed, kept };
+                let milliseconds = begun.elapsed().as_millis();
+                // Before it is reported: what the comparison needs is then free again.
+                let difference = self.record(milliseconds, flows, &before);
+                tracing::info!("reload: {source} is in force after {milliseconds} ms ({flows})");
+                notify::ready(&format!("reloaded {source}"));
+                let confirm_seconds = trial.as_ref().map(|trial| trial.time.as_secs_f64());
+                let verdict = Verdict {
+                    flows: Some(flows),
+                    difference: Some(difference),
+                    confirm_seconds,
+                    ..verdict(observer, begun, None, warnings.into())
+                };
+                Done { verdict, trial, ends_trial: true }
+            }
+            Err(refused) if refused.is_stopping || is_dry_run => {
+                let verdict = verdict(observer, begun, Some(refused.why), refused.diagnostics);
+                notify::ready("the policy in force stays");
+                Done { verdict: Verdict { dry_run: is_dry_run, ..verdict }, trial: None, ends_trial: false }
+            }
+            Err(refused) => {
+                Done { verdict: failed(observer, refused, begun), trial: None, ends_trial: false }
+            }
+        }
+    }
+
+    fn change(&self, source: &str) -> Result<Accepted, Refused> {
+        let Parts { observer, commands, rules, history } = &self.parts;
+        let options = match &self.origin {
+            Origin::File(options) => *options,
+            // Who goes back wants the sets as they were.
+            Origin::Past(_) => ReloadBody { force: true, ..ReloadBody::default() },
+        };
+        // Held until the policy is in force: nobody changes rules at run time meanwhile.
+        let mut at_run_time = rules.lock();
+        let before = Arc::clone(&observer.board.read().policy);
+        let device_rules = |policy: &Policy| at_run_time.for_device(policy, &before.program);
+        let compiled = self.compile(&before, source, &device_rules)?;
+        policy_file::log(&compiled.warnings, 0);
+        let warnings = compiled.warnings.clone();
+        let refused = |why| Refused { diagnostics: warnings.clone().into(), ..Refused::because(why) };
+        if !options.force
+            && let Some(why) = changed_too_much(&before.set_sizes, &compiled.set_sizes)
+        {
+            return Err(refused(why));
+        }
+        let profile = observer.opened.profile(observer.worker_count());
+        if let Some(obstacle) = compiler::reload_conflict(&before.program, &compiled.program, &profile) {
+            let errno = obstacle.errno.map_or_else(String::new, |errno| format!(" ({errno})"));
+            let compiler::Obstacle { reason, limit, remedy, .. } = obstacle;
+            return Err(refused(format!("{source}: {reason}: {limit}{errno} (hint: {remedy})")));
+        }
+        if options.confirm_seconds.is_some()
+            && history.back(0).is_none_or(|before| before.inputs.text.is_none())
+        {
+            let why = "the policy in force could not come back, as its text is too long to be kept (hint: reload \
+                       without --confirm)";
+            return Err(refused(why.to_owned()));
+        }
+        if options.dry_run {
+            let change = difference(&before, &compiled);
+            let summary =
+                commands.preview(Arc::clone(&compiled.program)).map_err(|error| refused(chain(&error)))?;
+            let report = report(observer, summary, change.as_ref(), &before);
+            return Ok(Accepted { outcome: Outcome::DryRun(Box::new(report)), warnings, before });
+        }
+        let flows = commands.install(compiled, Cause::Policy).map_err(|error| {
+            let is_stopping = matches!(error, Error::Stopping);
+            Refused { is_stopping, ..refused(chain(&error)) }
+        })?;
+        rules.follow_policy(&mut at_run_time);
+        let trial = options.confirm_seconds.and_then(|seconds| {
+            let time = Duration::try_from_secs_f64(seconds).ok()?;
+            Some(Trial { ends: Instant::now() + time, time, before: history.back(0)? })
+        });
+        Ok(Accepted { outcome: Outcome::Installed { flows, trial }, warnings, before })
+    }
+
+    fn compile(
+        &self,
+        before: &PolicyInForce,
+        source: &str,
+        device_rules: &dyn Fn(&Policy) -> Vec<policy_file::DeviceRule>,
+    ) -> Result<Compiled, Refused> {
+        let observer = &self.parts.observer;
+        let workers = observer.worker_count();
+        let profile = observer.opened.profile(workers);
+        let traffic = before.source.traffic.as_ref();
+        let counters = (traffic == Some(&Traffic::Counters))
+            .then(|| Counters::of_state(&observer.state(), before.weights.clone()));
+        let running = Running { program: &before.program, counters, device_rules };
+        let read = match &self.origin {
+            Origin::File(_) => policy_file::load(&before.source),
+            Origin::Past(policy) => policy_file::load_inputs(&policy.inputs).ok_or_else(|| {
+                Refused::because(format!("the text of policy {} of the history is not kept", policy.number))
+            })?,
+        };
+        let past = match &self.origin {
+            Origin::File(_) => None,
+            Origin::Past(policy) => Some(policy.number),
+        };
+        let compiled = read
+            .and_then(|read| {
+                policy_file::compile_read(read, traffic, &profile, Some(workers), Some(&running))
+            })
+            .and_then(Compiled::into_installable);
+        compiled.map(|compiled| compiled.of_past(past)).map_err(|diagnostics| {
+            // Errors first: they are why the policy is refused, and only the first lines are logged.
+            let (errors, warnings): (Vec<_>, Vec<_>) =
+                diagnostics.list.iter().cloned().partition(|one| one.severity == Severity::Error);
+            policy_file::log(&[errors.as_slice(), &warnings].concat(), diagnostics.omitted);
+            let first = errors.first();
+            let first = first.map_or_else(String::new, |diagnostic| format!(", the first: {diagnostic}"));
+            let why = format!("{} in {source}{first}", policy_file::error_count(&diagnostics));
+            Refused { diagnostics, ..Refused::because(why) }
+        })
+    }
+
+    /// Adds the policy to the history; returns the difference from the one before.
+    fn record(&self, milliseconds: u128, flows: ChangedFlows, before: &PolicyInForce) -> String {
+        let now = Arc::clone(&self.parts.observer.board.read().policy);
+        let parsed = |policy: &PolicyInForce| Some(policy_file::load_inputs(&policy.inputs)?.ok()?.policy);
+        let change = parsed(before).zip(parsed(&now)).map(|(old, new)| PolicyChange::between(&old, &new));
+        let difference =
+            change.map_or_else(|| "the text is too long to be compared".to_owned(), |change| change.words());
+        self.parts.history.add(PastPolicy {
+            number: 0,
+            at_seconds: unix_seconds(),
+            by: self.by.clone(),
+            inputs: Arc::clone(&now.inputs),
+            difference: difference.clone(),
+            milliseconds: u64::try_from(milliseconds).unwrap_or(u64::MAX),
+            flows: Some(flows),
+        });
+        difference
+    }
+}
+
+struct Accepted {
+    outcome: Outcome,
+    warnings: Vec<Diagnostic>,
+    /// The policy in force when the change began.
+    before: Arc<PolicyInForce>,
+}
+
+/// Why a policy is refused.
+pub(super) struct Refused {
+    /// In one line.
+    why: String,
+    diagnostics: Diagnostics,
+    /// The daemon is ending.
+    is_stopping: bool,
+}
+
+impl Refused {
+    pub(super) fn because(why: String) -> Self {
+        Self { why, diagnostics: Diagnostics::default(), is_stopping: false }
+    }
+}
+
+/// The first set that a policy changes by more than it allows, in words.
+fn changed_too_much(before: &[SetSize], after: &[SetSize]) -> Option<String> {
+    let last = |name: &str| before.iter().find(|set| set.name == name).map(|set| set.values);
+    let (set, was) = after.iter().find_map(|set| {
+        let was = last(&set.name)?;
+        set.changes_too_much(was).then_some((set, was))
+    })?;
+    let SetSize { name, values, max_change_percent } = set;
+    Some(format!(
+        "the set `{name}` has {values} values instead of {was}, a change of more than max_change = {max_change_percent} \
+         percent (hint: if that is right, `steerd reload --force`)"
+    ))
+}
+
+/// The difference of a compiled policy from the one in force; `None`: a text is not kept.
+fn difference(before: &PolicyInForce, compiled: &Compiled) -> Option<(Policy, PolicyChange)> {
+    let old = policy_file::load_inputs(&before.inputs)?.ok()?.policy;
+    let new = policy_file::load_inputs(&compiled.inputs)?.ok()?.policy;
+    let change = PolicyChange::between(&old, &new);
+    Some((old, change))
+}
+
+fn report(
+    observer: &Observer,
+    summary: PlanSummary,
+    change: Option<&(Policy, PolicyChange)>,
+    before: &PolicyInForce,
+) -> PlanReport {
+    let profile = observer.opened.profile(observer.worker_count());
+    let counters = Counters::of_state(&observer.state(), before.weights.clone());
+    let touched = change.and_then(|(old, change)| change.touched(old, &counters));
+    let words = change.map(|(_, change)| change.words());
+    PlanReport { touched_share: touched, difference: words, ..PlanReport::of(&summary, &profile) }
+}
+
+/// The cost of putting a policy that was read in the place of the one in force.
+pub(in crate::daemon) fn plan(parts: &Parts, read: Read) -> Result<PlanReport, Diagnostics> {
+    let Parts { observer, commands, rules, .. } = parts;
+    let before = Arc::clone(&observer.board.read().policy);
+    // Not held while the policy is compiled: whoever may only read must not hold up changes.
+    let of_policy = rules.lock().for_device(&read.policy, &before.program);
+    let device_rules = |_: &Policy| of_policy.clone();
+    let counters = Counters::of_weights(before.weights.clone());
+    let running = Running { program: &before.program, counters: None, device_rules: &device_rules };
+    let workers = observer.worker_count();
+    let profile = observer.opened.profile(workers);
+    let weights = counters.weights(&read.policy);
+    let compiled =
+        policy_file::compile_weighted(read, weights.as_ref(), &profile, Some(workers), Some(&running))?;
+    let compiled = compiled.into_installable()?;
+    let change = difference(&before, &compiled);
+    match commands.preview(Arc::clone(&compiled.program)) {
+        Ok(summary) => Ok(report(observer, summary, change.as_ref(), &before)),
+        Err(error) => {
+            let place = policy::Place::new(&Arc::new(policy::Source::new("the device", "")), 0..0);
+            Err(Diagnostics::from(vec![place.error(chain(&error), "refused")]))
+        }
+    }
+}
+
+pub(super) fn failed(observer: &Observer, refused: Refused, begun: Instant) -> Verdict {
+    let source = &observer.board.read().policy.source;
+    let Refused { why, diagnostics, .. } = refused;
+    observer.board.reload_failed(&why);
+    tracing::error!("reload: {why}");
+    tracing::error!("reload: {source} is refused, the previous policy stays in force");
+    notify::ready(&format!("reload of {source} failed, the previous policy stays in force"));
+    verdict(observer, begun, Some(why), diagnostics)
+}
+
+/// The verdict on a request that cannot begin; no reload has failed.
+pub(super) fn refused_at_once(observer: &Observer, why: String) -> Verdict {
+    tracing::error!("{why}");
+    verdict(observer, Instant::now(), Some(why), Diagnostics::default())
+}
+
+/// The verdict that the policy in force stays.
+pub(super) fn in_force(observer: &Observer) -> Verdict {
+    verdict(observer, Instant::now(), None, Diagnostics::default())
+}
+
+/// `error`: why the policy is refused.
+fn verdict(observer: &Observer, begun: Instant, error: Option<String>, diagnostics: Diagnostics) -> Verdict {
+    let in_force = observer.board.read().policy.for_api();
+    Verdict {
+        accepted: error.is_none(),
+        source: in_force.source,
+        generation: in_force.generation,
+        sha256: in_force.inputs.sha256.clone(),
+        milliseconds: u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX),
+        error,
+        text: diagnostics.to_string(),
+        excerpts: diagnostics.excerpts(),
+        omitted_diagnostics: diagnostics.omitted,
+        diagnostics: serde_json::to_value(diagnostics.list).unwrap_or_default(),
+        ..Verdict::default()
+    }
+}

@@ -1,0 +1,207 @@
+//! The way back: reloads on trial, rollback, history, dry runs, plans, and a start whose policy is broken.
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::api::Place;
+use crate::support::{Daemon, run, stderr, stdout};
+
+const FIRST: &str = "version = 1\n[groups.every]\nworkers = \"all\"\n[[rules]]\nname = \"dns\"\n\
+     match = { protocol = \"udp\", dst_port = 53 }\naction = { steer = \"every\" }\n";
+const SCANS: &str = "[[rules]]\nname = \"scan\"\nmatch = { src = \"198.51.100.0/24\" }\naction = \"drop\"\n";
+
+fn second() -> String {
+    format!("{FIRST}{SCANS}")
+}
+
+fn sha256(place: &Place) -> String {
+    place.json(&["status"])["policy"]["sha256"].as_str().expect("a hash").to_owned()
+}
+
+fn until(what: &str, done: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !done() {
+        assert!(begun.elapsed() < Duration::from_secs(30), "never: {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn an_unconfirmed_policy_goes_away_by_itself() {
+    let place = Place::new(FIRST);
+    let daemon = place.start();
+    let first = sha256(&place);
+    place.write("p.toml", &second());
+    let text = place.ok(&["reload", "--confirm", "1s"]);
+    assert!(text.contains("1 rule added (scan)") && text.contains("comes back in 1 s unless"), "{text}");
+    assert_ne!(sha256(&place), first);
+    // No other reload meanwhile: it would be unclear what is confirmed.
+    let refused = place.run(&["reload"]);
+    assert!(stderr(&refused).contains("waits for its confirmation"), "{}", stderr(&refused));
+    until("the first policy is back", || sha256(&place) == first);
+    let status = place.json(&["status"]);
+    assert_eq!((&status["policy"]["past"], &status["policy"]["reloads_failed"]), (&json!(1), &json!(0)));
+    assert!(place.ok(&["status"]).contains("policy 1 of the history, not what the file says now"));
+    let history = place.json(&["history"]);
+    let by: Vec<&str> = history["policies"]
+        .as_array()
+        .expect("a list")
+        .iter()
+        .map(|one| one["by"].as_str().expect("text"))
+        .collect();
+    assert_eq!(by, ["not confirmed within 1 s", "user 0", "start"]);
+    assert!(daemon.log().contains("not confirmed within 1 s: the one before comes back"), "{}", daemon.log());
+}
+
+#[test]
+fn a_confirmed_policy_stays_and_rollback_brings_the_other_back() {
+    let place = Place::new(FIRST);
+    let _daemon = place.start();
+    let first = sha256(&place);
+    place.write("p.toml", &second());
+    place.ok(&["reload", "--confirm", "1s"]);
+    place.ok(&["confirm"]);
+    let second = sha256(&place);
+    std::thread::sleep(Duration::from_millis(1500));
+    assert_eq!(sha256(&place), second, "it stays");
+    assert_eq!(place.run(&["confirm"]).status.code(), Some(1), "nothing waits any more");
+    let text = place.ok(&["rollback"]);
+    assert!(
+        text.contains("1 rule removed (scan)") && text.contains("the file still has the later policy"),
+        "{text}"
+    );
+    assert_eq!(sha256(&place), first);
+    place.ok(&["rollback", "1"]);
+    assert_eq!(sha256(&place), second);
+    assert!(stderr(&place.run(&["rollback", "99"])).contains("the history has no policy 99"));
+    assert!(stderr(&place.run(&["rollback", "0"])).contains("is the one in force"));
+    // Rollback ends a trial.
+    place.ok(&["reload", "--confirm", "30s"]);
+    place.ok(&["rollback"]);
+    place.ok(&["reload"]);
+    assert_eq!(place.json(&["status"])["policy"]["past"], Value::Null, "read from the file");
+    for body in [r#"{"confirm_seconds": 0}"#, r#"{"confirm_seconds": 1e9}"#, r#"{"confirm": 1}"#] {
+        assert_eq!(place.ask("POST", "/v1/reload", body).0, 400, "{body}");
+    }
+}
+
+#[test]
+fn a_dry_run_and_a_plan_tell_the_cost_and_do_nothing() {
+    let place = Place::new(FIRST);
+    let daemon = place.start();
+    daemon.until("DNS is counted", |daemon| {
+        daemon.metric("steerd_rule_packets_total", &["rule=\"dns\""]) > 1000.0
+    });
+    let before = sha256(&place);
+    let changed = second().replace("53 }", "[53, 54] }");
+    place.write("p.toml", &changed);
+    let text = place.ok(&["reload", "--dry-run"]);
+    assert!(
+        text.contains("nothing was done") && text.contains("1 rule added (scan); 1 changed (dns)"),
+        "{text}"
+    );
+    assert!(text.contains("% of those counted so far"), "{text}");
+    let plan = place.json(&["plan", "p.toml"]);
+    assert_eq!(plan["flows"]["removed"], 0, "{plan}");
+    assert!(plan["touched_share"].as_f64() > Some(0.2), "{plan}");
+    place.write("q.toml", "version = 1\nrules = 3\n");
+    let refused = place.run(&["plan", "q.toml"]);
+    assert_eq!(refused.status.code(), Some(1), "{}", stderr(&refused));
+    let status = place.json(&["status"]);
+    assert_eq!((&status["policy"]["sha256"], &status["policy"]["generation"]), (&json!(before), &json!(1)));
+    assert_eq!(place.json(&["history"])["policies"].as_array().map(Vec::len), Some(1));
+    // Without a daemon, for the model of a device with a rate.
+    place.write("old.toml", FIRST);
+    let old = place.path("old.toml").display().to_string();
+    let new = place.path("p.toml").display().to_string();
+    let output = run(&["plan", &new, "--from", &old, "--model", "mlx5"]);
+    let text = stdout(&output);
+    assert!(
+        output.status.success() && text.contains("ms by the device's model"),
+        "{text}{}",
+        stderr(&output)
+    );
+}
+
+#[test]
+fn a_set_that_changes_too_much_needs_force() {
+    let policy = "version = 1\n[groups.every]\nworkers = \"all\"\n[sets]\n\
+         bad = { file = \"bad.txt\", max_change = 50 }\n[[rules]]\nname = \"bad\"\nmatch = { src = \"bad\" }\naction = \"drop\"\n";
+    let place = Place::new(policy);
+    let list = |count: u8| (0..count).map(|host| format!("10.0.0.{host}\n")).collect::<String>();
+    place.write("bad.txt", &list(10));
+    let _daemon = place.start();
+    place.write("bad.txt", &list(15));
+    place.ok(&["reload"]);
+    place.write("bad.txt", &list(7));
+    let refused = place.run(&["reload"]);
+    let why = stderr(&refused);
+    assert!(
+        why.contains("`bad` has 7 values instead of 15") && why.contains("steerd reload --force"),
+        "{why}"
+    );
+    assert_eq!(place.run(&["reload", "--dry-run"]).status.code(), Some(1));
+    place.ok(&["reload", "--force"]);
+    // Who goes back wants the set as it was.
+    place.ok(&["rollback"]);
+}
+
+fn with_state(place: &Place) -> Command {
+    let mut command = place.daemon();
+    command.env("STEERD_STATE__FOLDER", place.path("state"));
+    command
+}
+
+#[test]
+fn the_last_policy_is_used_at_a_start_whose_file_is_broken() {
+    let place = Place::new(FIRST);
+    std::fs::create_dir(place.path("state")).expect("made");
+    let daemon = Daemon::start_command(&mut with_state(&place));
+    let first = sha256(&place);
+    drop(daemon);
+    place.write("p.toml", "version = 1\nrules = 3\n");
+    let daemon = Daemon::start_command(&mut with_state(&place));
+    assert!(daemon.log().contains("policy 1 of the history, which was in force last, is used instead"));
+    let status = place.json(&["status"]);
+    assert_eq!(status["policy"]["sha256"], first);
+    assert_eq!(status["policy"]["last_reload_successful"], false, "loudly");
+    // The file is mended.
+    place.write("p.toml", &second());
+    place.ok(&["reload"]);
+    assert_eq!(place.json(&["status"])["policy"]["last_reload_successful"], true);
+    drop(daemon);
+    // Without a history a broken file is an error, as before.
+    place.write("p.toml", "version = 1\nrules = 3\n");
+    let output = place.daemon().output().expect("it runs");
+    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+}
+
+#[test]
+fn changes_at_the_speed_of_a_firmware_are_in_force_soon() {
+    let place = Place::new(FIRST);
+    let mut command = place.daemon();
+    command.env("STEERD_SOFTNIC__FLOW_RATE", "5000").env("STEERD_SOFTNIC__PERSONALITY", "mlx5");
+    let daemon = Daemon::start_command(&mut command);
+    let sources: Vec<String> =
+        (0..2000).map(|host| format!("\"10.{}.{}.7\"", host / 250, host % 250)).collect();
+    let many = |port: u16| {
+        format!(
+            "{FIRST}[[rules]]\nname = \"many\"\nmatch = {{ src = [{}] }}\naction = \"drop\"\n\
+             [[rules]]\nname = \"one\"\nmatch = {{ protocol = \"udp\", dst_port = {port} }}\naction = {{ steer = \"every\" }}\n",
+            sources.join(", ")
+        )
+    };
+    place.write("p.toml", &many(99));
+    let plan = place.json(&["plan", "p.toml"]);
+    assert!((0.3..3.0).contains(&plan["seconds"].as_f64().expect("a rate")), "{plan}");
+    let begun = Instant::now();
+    place.ok(&["reload"]);
+    assert!(begun.elapsed() > Duration::from_millis(390), "2000 flows: {:?}", begun.elapsed());
+    place.write("p.toml", &many(98));
+    let verdict = place.json(&["reload"]);
+    println!("one of 2,003 rules changed: {} ms, {}", verdict["milliseconds"], verdict["flows"]);
+    assert!(verdict["flows"]["installed"].as_u64() <= Some(6), "{verdict}");
+    drop(daemon);
+}

@@ -1,0 +1,327 @@
+//! Rules at run time with the real daemon: they act in workers or in the device, survive reloads and
+//! restarts, end by themselves, and take nothing that the policy protects.
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+use crate::api::{Place, error};
+use crate::support::Daemon;
+
+/// The traffic of the demonstration has DNS over UDP, HTTPS and SSH over TCP, and pings.
+fn policy(default: &str, runtime: &str) -> String {
+    format!(
+        "version = 1\ndefault = \"{default}\"\n\
+         [protect]\nports = \"22/tcp\"\nprotocols = []\n\
+         [groups.every]\nworkers = \"all\"\n\
+         [runtime]\n{runtime}\n\
+         [[rules]]\nname = \"ssh\"\nmatch = {{ protocol = \"tcp\", dst_port = 22 }}\naction = \"kernel\"\n\
+         [[rules]]\nname = \"ping\"\nmatch = {{ protocol = \"icmp\" }}\naction = \"kernel\"\n\
+         [[rules]]\nname = \"ip\"\nmatch = {{ family = [\"ipv4\", \"ipv6\"] }}\naction = {{ steer = \"every\" }}\n"
+    )
+}
+
+const BEFORE_IP: &str = "before = \"ip\"\nmatches = [\"src dst protocol src_port dst_port\", \"protocol dst_port\", \"src\"]\n\
+     actions = [\"drop\", \"steer every\"]\n";
+
+fn changes(place: &Place, changes: &Value) -> Value {
+    let (status, answer) = place.ask("POST", "/v1/rules/changes", &changes.to_string());
+    assert_eq!(status, 200, "{answer}");
+    answer
+}
+
+fn refused(place: &Place, changes: &Value) -> String {
+    let (status, answer) = place.ask("POST", "/v1/rules/changes", &changes.to_string());
+    assert!((400..500).contains(&status), "{answer}");
+    error(&answer).to_owned()
+}
+
+fn rule(place: &Place, id: &str) -> Option<Value> {
+    let list = place.get("/v1/rules");
+    list["rules"].as_array().expect("a list").iter().find(|rule| rule["id"] == id).cloned()
+}
+
+fn packets(place: &Place, id: &str) -> u64 {
+    rule(place, id).and_then(|rule| rule["packets"].as_u64()).expect("a rule with a counter")
+}
+
+/// The packets of a rule of the policy.
+fn counted(daemon: &Daemon, name: &str) -> u64 {
+    let state = daemon.state();
+    let rules = state["rules"].as_array().expect("rules").clone();
+    let rule = rules.into_iter().find(|rule| rule["name"] == name).expect(name);
+    ["delivered_packets", "dropped_packets"].iter().filter_map(|key| rule[key].as_u64()).sum()
+}
+
+fn until(what: &str, done: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !done() {
+        assert!(begun.elapsed() < Duration::from_secs(30), "never: {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn https() -> Value {
+    json!({ "id": "https", "match": { "protocol": "tcp", "dst_port": 443 }, "action": "drop" })
+}
+
+#[test]
+fn a_rule_acts_when_the_call_returns_and_ends_with_its_removal() {
+    // Nothing moves into the device, so workers count all packets.
+    let place = Place::new(&policy("kernel", &format!("{BEFORE_IP}device_rules = 0")));
+    let daemon = place.start();
+    until("HTTPS is delivered", || counted(&daemon, "ip") > 1000);
+    let text =
+        place.ok(&["rule", "add", "--id", "https", "--action", "drop", "protocol=tcp", "dst_port=443"]);
+    assert!(text.starts_with("1 added, 0 removed: 1 rules, 0 of them in the device"), "{text}");
+    assert!(
+        place
+            .ok(&["rule", "add", "--id", "https", "--action", "drop", "protocol=tcp", "dst_port=443"])
+            .contains("1 unchanged")
+    );
+    until("HTTPS is dropped", || packets(&place, "https") > 1000);
+    let rule = rule(&place, "https").expect("listed");
+    assert_eq!((&rule["acts_in"], &rule["owner"]), (&json!("workers"), &json!(0)));
+    let dropped = || {
+        let state = daemon.state();
+        let rules = state["rules"].as_array().expect("rules").clone();
+        let all = rules.into_iter().find(|rule| rule["name"] == "(rules at run time)");
+        all.expect("a row")["dropped_packets"].as_u64().expect("a number")
+    };
+    until("the row of all of them counts", || dropped() > 1000);
+    let text = place.ok(&["rule", "list", "https"]);
+    assert!(text.starts_with("https: protocol tcp dst_port 443 -> drop, in workers, "), "{text}");
+    place.ok(&["rule", "del", "https", "gone"]);
+    // A state is shown for a second.
+    std::thread::sleep(Duration::from_millis(1200));
+    let after = dropped();
+    let delivered = counted(&daemon, "ip");
+    until("HTTPS is delivered again", || counted(&daemon, "ip") > delivered + 20_000);
+    assert_eq!(dropped(), after, "the rule acted until the call returned, and not later");
+    ends_well(daemon);
+}
+
+/// Ends the daemon, whose summary says that every packet is accounted for.
+fn ends_well(daemon: Daemon) {
+    daemon.signal(Signal::TERM);
+    let (status, output, log) = daemon.end();
+    assert!(status.success() && output.contains("packet accounting matches"), "{output}{log}");
+}
+
+#[test]
+fn what_only_the_device_can_enforce_goes_there_at_once() {
+    // Pings stay with the kernel: no worker sees them.
+    let runtime = "before = \"ping\"\nmatches = [\"protocol\", \"src\"]\nactions = [\"drop\"]\n";
+    let place = Place::new(&policy("kernel", runtime));
+    let daemon = place.start();
+    let ping = json!({ "id": "ping", "match": { "protocol": "icmp" }, "action": "drop" });
+    let answer = changes(&place, &json!({ "add": [ping] }));
+    assert_eq!((&answer["added"], &answer["in_device"]), (&json!(1), &json!(1)));
+    until("the device counts pings", || packets(&place, "ping") > 100);
+    assert_eq!(rule(&place, "ping").expect("listed")["acts_in"], "device");
+    // A reload keeps it.
+    place.write("p.toml", &policy("kernel", &format!("{runtime}rules = 77")));
+    place.ok(&["reload"]);
+    assert_eq!(rule(&place, "ping").expect("it is still there")["acts_in"], "device");
+    changes(&place, &json!({ "remove": ["ping"] }));
+    let kernel = || daemon.metric("steerd_rule_packets_total", &["rule=\"default\"", "action=\"kernel\""]);
+    let before = kernel();
+    until("pings reach the host again", || kernel() > before + 1000.0);
+    // Beyond the room that the policy gives.
+    place.write("p.toml", &policy("kernel", &format!("{runtime}device_rules = 1")));
+    place.ok(&["reload"]);
+    let of = |host: u8| json!({ "match": { "src": format!("10.9.0.{host}") }, "action": "drop" });
+    let why = refused(&place, &json!({ "add": [of(1), of(2)] }));
+    assert!(why.contains("only the device can enforce these rules, and [runtime] allows 1"), "{why}");
+    assert_eq!(place.get("/v1/rules")["count"], 0, "all or nothing");
+    changes(&place, &json!({ "add": [of(1)] }));
+    ends_well(daemon);
+}
+
+#[test]
+fn hot_rules_move_into_the_device() {
+    let place = Place::new(&policy("kernel", BEFORE_IP));
+    let daemon = place.start();
+    changes(
+        &place,
+        &json!({ "add": [
+        https(),
+        { "id": "cold", "match": { "src": "203.0.113.7" }, "action": "drop" },
+    ] }),
+    );
+    until("the hot rule is in the device", || rule(&place, "https").expect("listed")["acts_in"] == "both");
+    assert_eq!(rule(&place, "cold").expect("listed")["acts_in"], "workers");
+    let before = packets(&place, "https");
+    until("its packets are still counted", || packets(&place, "https") > before + 1000);
+    changes(&place, &json!({ "flush": true }));
+    let delivered = counted(&daemon, "ip");
+    until("HTTPS is delivered again", || counted(&daemon, "ip") > delivered + 20_000);
+    assert!(!daemon.state()["rules"].to_string().contains("\"(https)\",\"action\":\"drop\",\"effect\":\"drop\",\"placement\":\"hardware\",\"line\":0,\"current\":true"));
+    ends_well(daemon);
+}
+
+#[test]
+fn protected_packets_and_those_of_earlier_rules_are_safe() {
+    // Before the rule that leaves SSH to the host.
+    let runtime = "before = \"ssh\"\nmatches = [\"protocol dst_port\", \"src\"]\nactions = [\"drop\"]\n";
+    let place = Place::new(&policy("kernel", runtime));
+    let daemon = place.start();
+    let ssh =
+        json!({ "add": [{ "id": "s", "match": { "protocol": "tcp", "dst_port": 22 }, "action": "drop" }] });
+    let why = refused(&place, &ssh);
+    assert!(why.contains("rule `s` takes packets that [protect] leaves to the host by `ports`"), "{why}");
+    assert!(why.contains(":22 tcp"), "it has an example: {why}");
+    let why = refused(&place, &json!({ "add": [{ "match": { "src": "10.0.0.1" }, "action": "drop" }] }));
+    assert!(why.contains("for example 10.0.0.1:"), "{why}");
+    changes(
+        &place,
+        &json!({ "add": [{ "match": { "protocol": "udp", "dst_port": 22 }, "action": "drop" }] }),
+    );
+    // Behind it the same rule takes nothing that is protected.
+    place.write("p.toml", &policy("kernel", BEFORE_IP));
+    place.ok(&["reload"]);
+    changes(&place, &ssh);
+    ends_well(daemon);
+}
+
+#[test]
+fn refusals_name_the_change_and_the_remedy() {
+    let place = Place::new(&policy("kernel", &format!("{BEFORE_IP}rules = 3")));
+    let daemon = place.start();
+    let of = |text: &str| json!({ "add": [serde_json::from_str::<Value>(text).expect(text)] });
+    for (text, part) in [
+        (
+            r#"{"match": {"src": "10.0.0.1"}, "action": "kernel"}"#,
+            "does not allow the action `kernel` (it allows drop, steer every)",
+        ),
+        (
+            r#"{"match": {"dst": "10.0.0.1"}, "action": "drop"}"#,
+            "change 0: the policy does not allow rules that compare dst (IPv4)",
+        ),
+        (r#"{"match": {"src": "10.0.0.1/24"}, "action": "drop"}"#, "is no address or prefix"),
+        (r#"{"match": {}, "action": "drop"}"#, "the match has no field"),
+        (
+            r#"{"match": {"src": "10.0.0.1"}, "action": "drop", "ttl_seconds": -1}"#,
+            "a positive number of seconds",
+        ),
+        (r#"{"match": {"src": "10.0.0.1"}, "action": "drop", "id": "a b"}"#, "an id has from 1 to 128"),
+        (
+            r#"{"match": {"src": "10.0.0.1"}, "action": "drop", "tll_seconds": 1}"#,
+            "unknown field `tll_seconds`",
+        ),
+    ] {
+        let why = refused(&place, &of(text));
+        assert!(why.contains(part), "{text}: {why}");
+    }
+    let many = |count: u8| {
+        (0..count)
+            .map(|host| json!({ "match": { "src": format!("10.0.1.{host}") }, "action": "drop" }))
+            .collect::<Vec<_>>()
+    };
+    let why = refused(&place, &json!({ "add": many(4) }));
+    assert!(why.contains("change 3: there are 3 rules, as many as [runtime] allows"), "{why}");
+    assert_eq!(changes(&place, &json!({ "add": many(3) }))["rules"], 3);
+    drop(daemon);
+    let place = Place::new("version = 1\n[groups.every]\nworkers = \"all\"\n");
+    let _daemon = place.start();
+    let why = refused(&place, &of(r#"{"match": {"src": "10.0.0.1"}, "action": "drop"}"#));
+    assert!(why.contains("allows no rules at run time (hint: add [runtime] to it)"), "{why}");
+}
+
+#[test]
+fn rules_end_by_time_and_by_silence() {
+    let place = Place::new(&policy("kernel", &format!("{BEFORE_IP}device_rules = 0")));
+    let daemon = place.start();
+    changes(
+        &place,
+        &json!({ "add": [
+        { "id": "ttl", "match": { "src": "203.0.113.1" }, "action": "drop", "ttl_seconds": 2 },
+        { "id": "idle", "match": { "src": "203.0.113.2" }, "action": "drop", "idle_seconds": 2 },
+        { "id": "busy", "match": { "protocol": "tcp", "dst_port": 443 }, "action": "drop", "idle_seconds": 2 },
+        { "id": "stays", "match": { "src": "203.0.113.3" }, "action": "drop" },
+    ] }),
+    );
+    let ids = || {
+        let list = place.get("/v1/rules");
+        let rules = list["rules"].as_array().expect("a list").clone();
+        rules.iter().map(|rule| rule["id"].as_str().expect("an id").to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(ids(), ["busy", "idle", "stays", "ttl"]);
+    until("two rules have ended", || ids() == ["busy", "stays"]);
+    std::thread::sleep(Duration::from_secs(3));
+    assert_eq!(ids(), ["busy", "stays"], "one has packets, the other no time");
+    ends_well(daemon);
+}
+
+fn with_state(place: &Place) -> Command {
+    let mut command = place.daemon();
+    command.env("STEERD_STATE__FOLDER", place.path("state"));
+    command
+}
+
+#[test]
+fn rules_survive_reloads_and_restarts_as_far_as_the_policy_allows() {
+    let place = Place::new(&policy("kernel", &format!("{BEFORE_IP}device_rules = 0")));
+    std::fs::create_dir(place.path("state")).expect("made");
+    let daemon = Daemon::start_command(&mut with_state(&place));
+    changes(
+        &place,
+        &json!({ "add": [
+        https(),
+        { "id": "src", "match": { "src": "203.0.113.1" }, "action": "drop", "ttl_seconds": 3600, "comment": "x" },
+        { "id": "steer", "match": { "src": "203.0.113.2" }, "action": "steer every" },
+    ] }),
+    );
+    until("packets are counted", || packets(&place, "https") > 1000);
+    let before = packets(&place, "https");
+    // Other actions and forms, in another order.
+    let runtime = "before = \"ip\"\nmatches = [\"src\", \"protocol dst_port\"]\nactions = [\"drop\"]\ndevice_rules = 0\n";
+    place.write("p.toml", &policy("kernel", runtime));
+    place.ok(&["reload"]);
+    assert!(
+        daemon.log().contains("1 rules at run time are removed, as the policy does not allow them: steer")
+    );
+    assert!(packets(&place, "https") >= before, "its counter goes on");
+    let before = packets(&place, "https");
+    until("it still acts", || packets(&place, "https") > before + 1000);
+    ends_well(daemon);
+    let daemon = Daemon::start_command(&mut with_state(&place));
+    assert!(daemon.log().contains("2 rules at run time are in force again"), "{}", daemon.log());
+    let src = rule(&place, "src").expect("it is back");
+    assert!(src["ends_in_seconds"].as_f64() > Some(3000.0) && src["comment"] == "x", "{src}");
+    until("it acts", || packets(&place, "https") > 1000);
+    drop(daemon);
+    place.write("p.toml", &policy("kernel", "matches = [\"protocol dst_port\"]\nactions = [\"drop\"]\n"));
+    let daemon = Daemon::start_command(&mut with_state(&place));
+    assert!(daemon.log().contains("1 rules at run time are left out"), "{}", daemon.log());
+    std::fs::write(place.path("state/rules.json"), "{").expect("written");
+    drop(daemon);
+    let daemon = Daemon::start_command(&mut with_state(&place));
+    assert!(daemon.log().contains("rules.json are lost"), "{}", daemon.log());
+}
+
+#[test]
+fn a_hundred_thousand_rules_are_added_and_found() {
+    let place = Place::new(&policy("kernel", &format!("{BEFORE_IP}rules = 200_000\ndevice_rules = 0")));
+    let daemon = place.start();
+    let lines = (0..100_000u32).map(|number| {
+        let [_, a, b, c] = number.to_be_bytes();
+        let source = format!("100.{a}.{b}.{c}");
+        json!({ "match": { "src": source }, "action": "drop" }).to_string()
+    });
+    place.write("rules.jsonl", &lines.chain([https().to_string()]).collect::<Vec<_>>().join("\n"));
+    let text = place.ok(&["rule", "load", "rules.jsonl"]);
+    assert!(text.starts_with("100001 added, 0 removed: 100001 rules"), "{text}");
+    println!("{text}");
+    until("the last one acts", || packets_of(&place, "https") > 1000);
+    assert!(place.ok(&["rule", "load", "rules.jsonl"]).starts_with("0 added, 0 removed, 100001 unchanged"));
+    assert!(place.ok(&["rule", "flush"]).starts_with("0 added, 100001 removed: 0 rules"));
+    ends_well(daemon);
+}
+
+/// By its id: a list has the first rules only.
+fn packets_of(place: &Place, id: &str) -> u64 {
+    place.get(&format!("/v1/rules?id={id}"))["rules"][0]["packets"].as_u64().expect("a number")
+}
