@@ -132,6 +132,8 @@ pub fn find(
         emulation,
         refusals: Vec::new(),
         dependences: Vec::new(),
+        // Is not tried, and differs by firmware.
+        flows_per_second: None,
         ..fallback.clone()
     };
     let mut finder =
