@@ -14,7 +14,8 @@ use verbs::{EthernetMatch, HashConfig, HashFields, WorkQueue};
 use crate::counters::{Counted, DropTotals, RuleCounters};
 use crate::installer::{FlowRequest, Installer, VerbsInstaller};
 use crate::plan::{
-    FlowChanges, PlacedProgram, Plan, PlanStep, PlanSummary, by_precedence, distinct_tables, plan, rule_name,
+    FlowChanges, PlacedProgram, Plan, PlanFault, PlanStep, PlanSummary, PlannedChange, by_precedence,
+    distinct_tables, plan, rule_name,
 };
 use crate::{ControlError, Device, DeviceRefusal, Limits};
 
@@ -57,6 +58,9 @@ pub struct Controller<I: Installer = VerbsInstaller> {
     installed: Option<Placed<I>>,
     /// Flows that a failed rollback has left on the device.
     leftover: Option<Placed<I>>,
+    /// Flows of the installed program that a failed rollback has not installed again, by index and port; those
+    /// left over decide their packets. The last one is to be installed first.
+    missing: Vec<(usize, u8)>,
     /// A flow that kept a counter readable, and that the device did not remove. There is at most one: no
     /// other is installed while it stays.
     holder: Option<CounterHolder<I::Flow>>,
@@ -115,6 +119,7 @@ impl<I: Installer> Controller<I> {
         Ok(Self {
             installed: None,
             leftover: None,
+            missing: Vec::new(),
             holder: None,
             drop_queue,
             _drop_table: table,
@@ -143,26 +148,16 @@ impl<I: Installer> Controller<I> {
     ) -> Result<Installed, ControlError> {
         self.check(&program)?;
         self.remove_leftover()?;
-        let placement = self.installed.as_ref().map(Placed::placement);
-        let planned = plan(placement, program, &self.limits);
-        let (program, plan) = planned.map_err(|fault| inconsistent(fault.to_string()))?;
-        self.check(&program)?;
-        let plan = plan.plan();
-        let mut new = Placed::new(Arc::clone(&program), plan, &self.limits);
-        if let Some(old) = &self.installed {
-            new.share_queues(old, plan);
+        let PlannedChange { compaction, program, plan } = self.plan(program)?;
+        if let (Some(compaction), Some(placed)) = (compaction, &self.installed) {
+            let same = Arc::clone(&placed.program);
+            // Workers have its classes, which stay as they are.
+            let left = self.apply(&same, compaction.plan(), &mut |_stage| Ok(()))?;
+            left.map_or(Ok(()), Err)?;
         }
-        let mut change = Change { new, old: self.installed.take(), removed: Vec::new(), is_enforced: false };
-        for step in plan.steps() {
-            if let Err(error) = self.perform(step, plan, &mut change, publish) {
-                return self.roll_back(change, plan, error, publish);
-            }
-        }
-        let Change { mut new, old, .. } = change;
-        if let Some(mut old) = old {
-            new.adopt(&mut old, plan);
-        }
-        Ok(self.replaced(new, plan, None, None))
+        let warning = self.apply(&program, plan.plan(), publish)?;
+        self.generation.0 += 1;
+        Ok(Installed { generation: self.generation, program, changes: plan.plan().changes(), warning })
     }
 
     /// What [`Controller::install`] would cost, without doing it.
@@ -171,25 +166,46 @@ impl<I: Installer> Controller<I> {
     /// The program cannot be installed.
     pub fn preview(&self, program: Arc<Program>) -> Result<PlanSummary, ControlError> {
         self.check(&program)?;
+        let change = self.plan(program)?;
         let placement = self.installed.as_ref().map(Placed::placement);
-        let planned = plan(placement, program, &self.limits);
-        let (program, plan) = planned.map_err(|fault| inconsistent(fault.to_string()))?;
-        self.check(&program)?;
-        Ok(PlanSummary::of(plan.plan(), placement.as_ref(), &program, self.ports.len()))
+        Ok(PlanSummary::of(&change, placement.as_ref(), self.ports.len()))
     }
 
-    /// Records that the new program has replaced the old one, except for what is left over.
-    fn replaced(
+    fn plan(&self, program: Arc<Program>) -> Result<PlannedChange, ControlError> {
+        let placement = self.installed.as_ref().map(Placed::placement);
+        let device = || self.limits.device.clone();
+        let planned = plan(placement, program, &self.limits).map_err(|fault| match fault {
+            PlanFault::NoLevels | PlanFault::NoRoom(_) => ControlError::NoRoom { device: device(), fault },
+            fault => inconsistent(fault.to_string()),
+        })?;
+        self.check(&planned.program)?;
+        Ok(planned)
+    }
+
+    /// Carries out a plan from what is installed. Returns why flows of the program before are left, if some
+    /// are.
+    fn apply(
         &mut self,
-        new: Placed<I>,
+        program: &Arc<Program>,
         plan: &Plan,
-        leftover: Option<Placed<I>>,
-        warning: Option<ControlError>,
-    ) -> Installed {
-        let program = Arc::clone(&new.program);
-        (self.installed, self.leftover) = (Some(new), leftover);
-        self.generation.0 += 1;
-        Installed { generation: self.generation, program, changes: plan.changes(), warning }
+        publish: &mut Publish<'_>,
+    ) -> Result<Option<ControlError>, ControlError> {
+        let mut new = Placed::new(Arc::clone(program), plan, &self.limits);
+        if let Some(old) = &self.installed {
+            new.share_queues(old, plan);
+        }
+        let mut change = Change { new, old: self.installed.take(), removed: Vec::new(), is_enforced: false };
+        for step in plan.steps() {
+            if let Err(error) = self.perform(step, plan, &mut change, publish) {
+                return self.roll_back(change, plan, error, publish).map(Some);
+            }
+        }
+        let Change { mut new, old, .. } = change;
+        if let Some(mut old) = old {
+            new.adopt(&mut old, plan);
+        }
+        (self.installed, self.leftover) = (Some(new), None);
+        Ok(None)
     }
 
     /// Removes every flow, lowest precedence first; workers then receive nothing new.
@@ -197,6 +213,7 @@ impl<I: Installer> Controller<I> {
     /// # Errors
     /// The first flow that the device did not remove.
     pub fn clear(&mut self) -> Result<(), ControlError> {
+        self.missing.clear();
         self.remove_leftover()?;
         if let Some(mut old) = self.installed.take()
             && let Err(error) = self.remove_all(&mut old)
@@ -257,8 +274,9 @@ impl<I: Installer> Controller<I> {
     /// Checks a program before anything is done on the device.
     fn check(&self, program: &Program) -> Result<(), ControlError> {
         let needed = program.flows.iter().map(|flow| u32::from(flow.priority) + 1).max().unwrap_or(0);
-        if needed > self.limits.priorities {
-            let (device, offered) = (self.limits.device.clone(), self.limits.priorities);
+        let offered = self.limits.priorities_per_program();
+        if needed > offered {
+            let device = self.limits.device.clone();
             return Err(ControlError::Priorities { device, needed, offered });
         }
         let needed = distinct_tables(program).0.len();
@@ -460,7 +478,7 @@ impl<I: Installer> Controller<I> {
     fn remove_leftover(&mut self) -> Result<(), ControlError> {
         self.remove_holder();
         let Some(mut leftover) = self.leftover.take() else { return Ok(()) };
-        if let Err(error) = self.remove_all(&mut leftover) {
+        if let Err(error) = self.install_missing().and_then(|()| self.remove_all(&mut leftover)) {
             self.leftover = Some(leftover);
             return Err(error);
         }
@@ -564,6 +582,24 @@ impl<I: Installer> Controller<I> {
         })
     }
 
+    /// Installs the flows that a failed rollback has not, while those left over still decide their packets.
+    fn install_missing(&mut self) -> Result<(), ControlError> {
+        let Some(mut placed) = self.installed.take() else { return Ok(()) };
+        let mut outcome = Ok(());
+        while let Some((index, port)) = self.missing.pop() {
+            match self.create_flow(&placed, index, port) {
+                Ok(flow) => placed.flows[index].push(PlacedFlow { port, flow }),
+                Err(error) => {
+                    self.missing.push((index, port));
+                    outcome = Err(error);
+                    break;
+                }
+            }
+        }
+        self.installed = Some(placed);
+        outcome
+    }
+
     /// Removes all flows, lowest precedence first, up to the first that the device does not remove.
     fn remove_all(&mut self, placed: &mut Placed<I>) -> Result<(), ControlError> {
         for place in (0..placed.order.len()).rev() {
@@ -576,31 +612,37 @@ impl<I: Installer> Controller<I> {
     }
 
     /// Rolls back: removed flows of the old program are installed again, in reverse; then the new flows are
-    /// removed, lowest first; then the queues and tables that they used. If an old flow cannot be installed
-    /// again, the new program stays: old flows are removed only after all new ones are installed, so it is
-    /// complete.
+    /// removed, lowest first; then the queues and tables that they used.
     ///
     /// This is the change run backwards, so the argument of [`plan()`] applies to each step: a packet is
-    /// decided by one of the two programs, never by a mixture. Nothing is removed before all old flows are
-    /// installed again, so a failure at any step leaves at least one complete program. Workers know the
-    /// classes of both throughout; those of the old one count again once all of its flows are installed.
+    /// decided by one of the two programs, never by a mixture. Workers know the classes of both throughout;
+    /// those of the old one count again once all of its flows are installed. If an old flow cannot be installed
+    /// again, the device stays as it is at that point: the new program is in force if it is complete, else the
+    /// old one, of which flows are then missing whose packets the new ones decide.
     fn roll_back(
         &mut self,
         change: Change<I>,
         plan: &Plan,
         first: ControlError,
         publish: &mut Publish<'_>,
-    ) -> Result<Installed, ControlError> {
-        let Change { mut new, mut old, removed, is_enforced } = change;
-        for (index, port) in removed.into_iter().rev() {
+    ) -> Result<ControlError, ControlError> {
+        let Change { mut new, mut old, mut removed, is_enforced } = change;
+        while let Some((index, port)) = removed.pop() {
             let Some(placed) = &mut old else { break };
             match self.create_flow(placed, index, port) {
                 Ok(flow) => placed.flows[index].push(PlacedFlow { port, flow }),
-                Err(second) => {
+                Err(second) if is_enforced => {
                     new.adopt(placed, plan);
                     let (first, second, left) = (Box::new(first), Box::new(second), placed.count());
-                    let warning = ControlError::OldFlowsLeft { first, second, left };
-                    return Ok(self.replaced(new, plan, old, Some(warning)));
+                    (self.installed, self.leftover) = (Some(new), old);
+                    return Ok(ControlError::OldFlowsLeft { first, second, left });
+                }
+                Err(second) => {
+                    removed.push((index, port));
+                    let (first, second, left) = (Box::new(first), Box::new(second), new.count());
+                    let missing = removed.len();
+                    (self.installed, self.leftover, self.missing) = (old, Some(new), removed);
+                    return Err(ControlError::RollbackFailed { first, second, left, missing });
                 }
             }
         }
@@ -614,6 +656,7 @@ impl<I: Installer> Controller<I> {
                 first: Box::new(first),
                 second: Box::new(second),
                 left,
+                missing: 0,
             });
         }
         self.close_unused_counters();
@@ -627,8 +670,6 @@ struct Placed<I: Installer> {
     program: Arc<Program>,
     /// The device's priorities of the flows.
     levels: Vec<u16>,
-    /// The first of the priorities that the program has.
-    base: u16,
     /// The flows from the highest precedence to the lowest.
     order: Vec<usize>,
     /// By flow, where it is on the device: a port for each.
@@ -674,14 +715,13 @@ impl<I: Installer> Placed<I> {
             flows: program.flows.iter().map(|_| Vec::new()).collect(),
             queues: vec![None; program.queues.len()],
             tables: Vec::new(),
-            base: plan.base(),
             levels,
             program,
         }
     }
 
     fn placement(&self) -> PlacedProgram<'_> {
-        PlacedProgram { program: &self.program, levels: &self.levels, base: self.base }
+        PlacedProgram { program: &self.program, levels: &self.levels }
     }
 
     /// A table of its queue pairs over these workers.

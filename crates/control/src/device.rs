@@ -217,19 +217,19 @@ fn profile_of(name: &str, model: &Model, attributes: &DeviceAttributes, workers:
     }
 }
 
-/// The limits that a controller checks before it changes a device. One program has half of each, because a
-/// reload has two programs on the device.
+/// The limits that a controller checks before it changes a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// The name of the device.
     pub device: String,
-    /// Flow priorities of one program: half of those of the device.
+    /// Flow priorities of the device, of which a program leaves one free.
     pub priorities: u32,
     /// How the device keeps the flows of one priority, if that limits them.
     pub priority_table: Option<PriorityTable>,
     /// Flows that match only multicast are applied after all others, whatever their priority.
     pub multicast_ignores_priority: bool,
-    /// Indirection tables of one program, if the device reports a limit.
+    /// Indirection tables of one program, if the device reports a limit: half of those of the device, because
+    /// a reload has two programs there.
     pub tables: Option<usize>,
     /// Counters can be read while they have no flow.
     pub reads_idle_counters: bool,
@@ -242,23 +242,27 @@ impl Limits {
         Self {
             device: model.name.clone(),
             reads_idle_counters: model.emulation.reads_idle_counters,
-            priorities: model.priorities_per_program(),
+            priorities: model.priorities,
             priority_table: model.priority_table,
             multicast_ignores_priority: model.multicast_ignores_priority,
             tables: model.max_tables.map(|tables| (tables / 2) as usize),
         }
     }
 
-    /// The priorities of one program, as flows have them.
-    pub(crate) fn half(&self) -> u16 {
-        u16::try_from(self.priorities).unwrap_or(u16::MAX / 2)
+    /// The priorities of one program.
+    pub(crate) fn priorities_per_program(&self) -> u32 {
+        self.priorities.saturating_sub(1)
+    }
+
+    /// The device's last priority.
+    pub(crate) fn last_level(&self) -> u16 {
+        u16::try_from(self.priorities_per_program()).unwrap_or(u16::MAX)
     }
 }
 
 fn limits_of(name: &str, model: &Model, attributes: &DeviceAttributes) -> Limits {
     Limits {
         device: name.to_owned(),
-        priorities: profile_of(name, model, attributes, 0).priorities_per_program(),
         tables: max_tables(model, attributes).map(|tables| (tables / 2) as usize),
         ..Limits::of_model(&model.profile)
     }
@@ -344,7 +348,7 @@ mod tests {
     fn the_model_gives_what_a_device_does_not_report() {
         let limits = |model| limits_of("nic0", &driven(model), &attributes());
         let (mlx5, mlx4) = (limits(DeviceModel::mlx5()), limits(DeviceModel::mlx4()));
-        assert_eq!((mlx5.priorities, mlx4.priorities), (8, 0x800));
+        assert_eq!((mlx5.priorities, mlx4.priorities), (16, 0x1000));
         assert!(!mlx5.reads_idle_counters && limits(DeviceModel::ideal()).reads_idle_counters);
         let profile = profile_of("nic0", &driven(DeviceModel::mlx4()), &attributes(), 1);
         assert!(!profile.hash_field_exclusive);

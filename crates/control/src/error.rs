@@ -4,6 +4,8 @@
 use program::WorkerId;
 use verbs::VerbsErrno;
 
+use crate::PlanFault;
+
 /// A device's refusal of one call; displayed as the call's own message, which ends with what to do.
 #[derive(Debug, thiserror::Error)]
 #[error("{source}")]
@@ -151,8 +153,8 @@ pub enum ControlError {
     },
     /// The program needs more priorities than one program has.
     #[error(
-        "the program needs {needed} flow priorities, {device} gives each program {offered} (half of what it has, so that a reload loses nothing): \
-         make fewer rules overlap"
+        "the program needs {needed} flow priorities, {device} gives each program {offered} (all but one, which \
+         a reload needs): make fewer rules overlap"
     )]
     Priorities {
         /// The device's name.
@@ -174,6 +176,14 @@ pub enum ControlError {
         needed: usize,
         /// The number that one program has.
         offered: usize,
+    },
+    /// The new flows do not fit beside those that are on the device.
+    #[error("{device}: {fault}")]
+    NoRoom {
+        /// The device's name.
+        device: String,
+        /// Why the plan is not possible.
+        fault: PlanFault,
     },
     /// The program refers to a part that it does not have: a bug in the compiler.
     #[error("the program is inconsistent: {what}")]
@@ -261,7 +271,8 @@ pub enum ControlError {
     },
     /// A change failed, and its rollback too. The program before is in force.
     #[error(
-        "{first}; and the rollback failed too ({second}): the program before is in force, but {left} flows of the refused one are still installed until the next reload removes them"
+        "{first}; and the rollback failed too ({second}): the program before is in force, but {left} flows of the refused one are still installed until the next reload removes them{}",
+        missing_flows(*missing)
     )]
     RollbackFailed {
         /// The first failure.
@@ -270,6 +281,8 @@ pub enum ControlError {
         second: Box<ControlError>,
         /// Flows of the refused program.
         left: usize,
+        /// Flows of the program before that were not installed again: those left decide their packets.
+        missing: usize,
     },
     /// The rollback failed as in [`ControlError::RollbackFailed`], but the new program is in force, because
     /// an old flow could not be installed again. Never returned as an error, see
@@ -288,6 +301,13 @@ pub enum ControlError {
     /// The workers did not acknowledge a program.
     #[error("the workers did not take the program: {0}")]
     Workers(String),
+}
+
+fn missing_flows(missing: usize) -> String {
+    match missing {
+        0 => String::new(),
+        missing => format!(", and decide the packets of {missing} that could not be installed again"),
+    }
 }
 
 #[cfg(test)]

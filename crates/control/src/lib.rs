@@ -74,7 +74,9 @@ pub use device::{Device, DeviceSelector, DeviceSummary, Limits};
 pub use error::{ControlError, DeviceRefusal};
 pub use installer::{FlowRequest, Installer, VerbsInstaller};
 pub use model::{Known, Model};
-pub use plan::{CheckedPlan, FlowChanges, PlacedProgram, Plan, PlanFault, PlanStep, PlanSummary, plan};
+pub use plan::{
+    CheckedPlan, FlowChanges, PlacedProgram, Plan, PlanFault, PlanStep, PlanSummary, PlannedChange, plan,
+};
 pub use program::ChangeStage;
 pub use runtime::{
     AppliedRequests, RUNTIME_COMMENT_BYTES_MAX, RUNTIME_ID_BYTES_MAX, RuntimeOwner, RuntimeRefusal,

@@ -12,18 +12,22 @@
 //! either. While flows are being removed, all of the new program is there, and what is left of the old one is
 //! all that is above what was removed: the same argument holds in reverse.
 //!
-//! So no two flows may ever have the same match and priority: a device refuses the second one, or delivers
+//! An old flow may go earlier, as soon as a new one of the same match is there: [`replace`] has the conditions.
+//! So a change of many flows needs little more room than the larger program.
+//!
+//! No two flows may ever have the same match and priority: a device refuses the second one, or delivers
 //! the packet twice. A flow whose action changes gets another priority ([`levels`]).
 //!
-//! Workers get the new classes before the first new flow; they count from when all new flows are there until
-//! the first old one goes. They keep the old ones until the caller releases them, because a device may still
-//! deliver packets by a flow that was just removed. So no tag is ever unknown. A number that both programs
+//! Workers get the new classes before the first new flow; they count once all new flows are there. Workers keep
+//! the old ones until the caller releases them, because a device may still deliver packets by a flow that was
+//! just removed. So no tag is ever unknown. A number that both programs
 //! have means the same in both, or belongs to flows only that both have.
 //!
 //! [`Plan::check`] examines a plan by these rules, whoever has made it; the controller carries out no other.
 
 mod check;
 mod levels;
+mod replace;
 mod summary;
 #[cfg(test)]
 mod tests;
@@ -34,6 +38,8 @@ use std::sync::Arc;
 use program::{Correspondence, FlowKind, Program, QueueId, RuleId, WorkerId};
 
 use crate::{Counted, Limits, classes};
+use levels::Strategy;
+use replace::Replacements;
 
 pub use check::{CheckedPlan, PlanFault};
 pub use summary::PlanSummary;
@@ -45,8 +51,6 @@ pub struct PlacedProgram<'p> {
     pub program: &'p Program,
     /// The device's priorities of its flows.
     pub levels: &'p [u16],
-    /// The first priority of the half that it has.
-    pub base: u16,
 }
 
 /// One step. Indices are into the program's vectors, tables into [`Plan::tables`].
@@ -91,7 +95,6 @@ pub struct Plan {
     steps: Vec<PlanStep>,
     /// By new flow.
     levels: Vec<u16>,
-    base: u16,
     /// By new flow, the old one that it is.
     kept: Vec<Option<usize>>,
     tables: Vec<Vec<WorkerId>>,
@@ -110,12 +113,6 @@ impl Plan {
     #[must_use]
     pub fn levels(&self) -> &[u16] {
         &self.levels
-    }
-
-    /// The first priority of the half that the new program has.
-    #[must_use]
-    pub fn base(&self) -> u16 {
-        self.base
     }
 
     /// By new flow, the flow of the old program that it is, if it stays as it is.
@@ -165,53 +162,101 @@ pub struct FlowChanges {
     pub kept: usize,
 }
 
-/// The steps from what is on the device to `new`, examined, and that program, with other numbers for classes
-/// that the program before uses for something else.
-///
-/// # Errors
-/// The plan breaks a rule: a fault of this program, or flows that the device has no room for.
-pub fn plan(
-    installed: Option<PlacedProgram<'_>>,
-    mut new: Arc<Program>,
-    limits: &Limits,
-) -> Result<(Arc<Program>, CheckedPlan), PlanFault> {
-    let plan = make(installed, &mut new, limits, false);
-    match plan.check(installed, &new, limits) {
-        // Flows of equal masks have room together, and may have none in the order in which they come.
-        Err(PlanFault::NoRoom(_)) if installed.is_some() => {}
-        checked => return Ok((new, checked?)),
-    }
-    let plan = make(installed, &mut new, limits, true);
-    let checked = plan.check(installed, &new, limits)?;
-    Ok((new, checked))
+/// The way from what is on a device to another program.
+#[derive(Debug)]
+pub struct PlannedChange {
+    /// Steps that come first and move flows of the program that is on the device, and nothing else. Where
+    /// flows overlap in chains as long as there are priorities, those of changed action find a free one only
+    /// if the gaps that former changes left are together.
+    pub compaction: Option<CheckedPlan>,
+    /// The new program, with other numbers for classes that the program before uses for something else.
+    pub program: Arc<Program>,
+    /// The steps to it.
+    pub plan: CheckedPlan,
 }
 
-/// Makes a plan; in the other half of the priorities if `is_apart`. The program is copied only if it gets
-/// other numbers and somebody else has it too.
+impl PlannedChange {
+    /// The new program as it is on the device afterwards.
+    #[must_use]
+    pub fn placed(&self) -> PlacedProgram<'_> {
+        PlacedProgram { program: &self.program, levels: self.plan.plan().levels() }
+    }
+}
+
+/// Plans the change from what is on the device to `program`, and examines the plan.
+///
+/// # Errors
+/// The plan breaks a rule: a fault of this program, or flows that the device has no room for beside those that
+/// are there.
+pub fn plan(
+    installed: Option<PlacedProgram<'_>>,
+    mut program: Arc<Program>,
+    limits: &Limits,
+) -> Result<PlannedChange, PlanFault> {
+    let direct = with_any_strategy(installed, &mut program, limits, &Strategy::ALL);
+    let (Some(old), Err(PlanFault::NoLevels | PlanFault::NoRoom(_))) = (installed, &direct) else {
+        return direct.map(|plan| PlannedChange { compaction: None, program, plan });
+    };
+    let mut same = Arc::new(old.program.clone());
+    let compaction = with_any_strategy(installed, &mut same, limits, &[Strategy::From(0)])?;
+    let compact = PlacedProgram { program: old.program, levels: compaction.plan().levels() };
+    let plan = with_any_strategy(Some(compact), &mut program, limits, &Strategy::ALL)?;
+    Ok(PlannedChange { compaction: Some(compaction), program, plan })
+}
+
+/// The plan of the first strategy that finds one without a fault.
+fn with_any_strategy(
+    installed: Option<PlacedProgram<'_>>,
+    new: &mut Arc<Program>,
+    limits: &Limits,
+    strategies: &[Strategy],
+) -> Result<CheckedPlan, PlanFault> {
+    let mut fault = PlanFault::NoLevels;
+    for strategy in strategies {
+        let Some(plan) = make(installed, new, limits, *strategy) else { continue };
+        match plan.check(installed, new, limits) {
+            // Flows of equal masks have room together, and may have none in the order in which they come.
+            Err(no_room @ PlanFault::NoRoom(_)) => fault = no_room,
+            checked => return checked,
+        }
+    }
+    Err(fault)
+}
+
+/// The plan of a strategy. The program is copied only if it gets other numbers and somebody else has it too.
 fn make(
     installed: Option<PlacedProgram<'_>>,
     new: &mut Arc<Program>,
     limits: &Limits,
-    is_apart: bool,
-) -> Plan {
-    let plan = steps(installed, new, limits, is_apart);
-    let Some(old) = installed.map(|installed| installed.program) else { return plan };
-    let changed = classes::changed(old, new, &Correspondence::of(old, new));
+    strategy: Strategy,
+) -> Option<Plan> {
+    let Some(old) = installed.map(|installed| installed.program) else {
+        return steps(None, new, None, limits, strategy);
+    };
+    let common = Correspondence::of(old, new);
+    let plan = steps(installed, new, Some(&common), limits, strategy)?;
+    let changed = classes::changed(old, new, &common);
     let moved = classes::with_changed_flows(&changed, old, new, &plan.kept);
     if moved.is_empty() {
-        return plan;
+        return Some(plan);
     }
     // Those that could stay as they are may have to move for the others, so all get a number of their own.
     classes::renumber(old, Arc::make_mut(new), &changed);
-    steps(installed, new, limits, is_apart)
+    steps(installed, new, Some(&Correspondence::of(old, new)), limits, strategy)
 }
 
 /// The steps to a program whose classes have their numbers.
-fn steps(installed: Option<PlacedProgram<'_>>, new: &Program, limits: &Limits, is_apart: bool) -> Plan {
-    let levels::Levels { levels, kept, base } = levels::assign(installed.as_ref(), new, limits, is_apart);
+fn steps(
+    installed: Option<PlacedProgram<'_>>,
+    new: &Program,
+    common: Option<&Correspondence<'_>>,
+    limits: &Limits,
+    strategy: Strategy,
+) -> Option<Plan> {
+    let levels::Levels { levels, kept } = levels::assign(installed.as_ref(), new, common, limits, strategy)?;
     let old = installed.map(|old| old.program);
     let (tables, table_of_queue) = distinct_tables(new);
-    let kept_queues = kept_queues(old, new);
+    let kept_queues = kept_queues(old, new, common);
     let mut steps = vec![PlanStep::Begin];
     steps.extend(missing_tables(old, new, &table_of_queue, &kept_queues, &tables));
     let queues = (0..new.queues.len()).filter(|queue| kept_queues[*queue].is_none());
@@ -223,12 +268,21 @@ fn steps(installed: Option<PlacedProgram<'_>>, new: &Program, limits: &Limits, i
     let fresh = by_precedence(new, &levels, limits).into_iter().filter(is_new);
     let (sniffers, others): (Vec<usize>, Vec<usize>) =
         fresh.partition(|flow| new.flows[*flow].kind == FlowKind::Sniffer);
-    steps.extend(others.into_iter().map(install));
+    let mut stays = vec![false; old.map_or(0, |old| old.flows.len())];
+    kept.iter().flatten().for_each(|flow| stays[*flow] = true);
+    let replaced = installed.zip(common);
+    let mut replaced =
+        replaced.map(|(old, common)| Replacements::of(old, new, common, &levels, (&kept, &others), limits));
+    for flow in others {
+        steps.push(install(flow));
+        for gone in replaced.as_mut().map_or_else(Vec::new, |replaced| replaced.after(flow)) {
+            stays[gone] = true;
+            steps.push(PlanStep::RemoveFlow { flow: gone });
+        }
+    }
     steps.push(PlanStep::Enforce);
     let mut sniffers = Some(sniffers);
     if let Some(placed) = installed {
-        let mut stays = vec![false; placed.program.flows.len()];
-        kept.iter().flatten().for_each(|flow| stays[*flow] = true);
         let order = by_precedence(placed.program, placed.levels, limits);
         for flow in order.into_iter().rev().filter(|flow| !stays[*flow]) {
             // A port has one sniffer (drivers/infiniband/hw/mlx5/fs.c, `mlx5_ib_create_flow`): the old one is
@@ -240,7 +294,7 @@ fn steps(installed: Option<PlacedProgram<'_>>, new: &Program, limits: &Limits, i
         }
     }
     steps.extend(sniffers.take().into_iter().flatten().map(install));
-    Plan { steps, levels, base, kept, tables, table_of_queue, kept_queues }
+    Some(Plan { steps, levels, kept, tables, table_of_queue, kept_queues })
 }
 
 /// Flows from the highest precedence to the lowest; behind them those that the device applies last, and
@@ -251,15 +305,20 @@ pub(crate) fn by_precedence(program: &Program, of: &[u16], limits: &Limits) -> V
     order
 }
 
-fn precedence(program: &Program, of: &[u16], limits: &Limits, index: usize) -> (bool, bool, u16) {
+fn precedence(program: &Program, of: &[u16], limits: &Limits, index: usize) -> (bool, bool, u16, bool) {
     let flow = &program.flows[index];
-    (flow.kind == FlowKind::Sniffer, !levels::has_order(flow, limits), of[index])
+    // Of one level, copies are made first.
+    let takes = flow.kind != FlowKind::Copy;
+    (flow.kind == FlowKind::Sniffer, !levels::has_order(flow, limits), of[index], takes)
 }
 
 /// The queue pairs of the old program that those of the new one are.
-fn kept_queues(old: Option<&Program>, new: &Program) -> Vec<Option<QueueId>> {
-    let Some(old) = old else { return vec![None; new.queues.len()] };
-    let common = Correspondence::of(old, new);
+fn kept_queues(
+    old: Option<&Program>,
+    new: &Program,
+    common: Option<&Correspondence<'_>>,
+) -> Vec<Option<QueueId>> {
+    let Some((old, common)) = old.zip(common) else { return vec![None; new.queues.len()] };
     let same = |queue: usize| {
         let of_old = (0..old.queues.len()).map(QueueId::of);
         of_old.into_iter().find(|known| common.is_same_queue(*known, QueueId::of(queue)))

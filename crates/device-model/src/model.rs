@@ -18,8 +18,8 @@ use crate::software;
 pub struct DeviceModel {
     /// The name in diagnostics.
     pub name: String,
-    /// How many flow priorities there are, from 0, at most 65,536. One program may use half of
-    /// them, because a reload needs both.
+    /// How many flow priorities there are, from 0, at most 65,536. A program leaves one free, for flows that
+    /// a reload changes.
     pub priorities: u32,
     /// The most flows it holds on all ports, if known. One program may use half of them, and has its flows on
     /// each port.
@@ -431,16 +431,17 @@ impl DeviceModel {
         }
     }
 
-    /// Flows that copy which one program may use, by the same reasoning as priorities.
+    /// Flows that copy which one program may use; the other half is the next program's during a reload.
     #[must_use]
     pub fn copies_per_program(&self) -> Option<usize> {
         self.max_copies.map(|most| (most / 2) as usize)
     }
 
-    /// Priorities that one program may use; the other half is the next program's during a reload.
+    /// Priorities that one program may use. A flow whose action changes in a reload cannot have the priority
+    /// that it had, so one is left free.
     #[must_use]
     pub fn priorities_per_program(&self) -> u32 {
-        (self.priorities / 2).clamp(1, 1 << 15)
+        self.priorities.saturating_sub(1).clamp(1, u32::from(u16::MAX))
     }
 
     /// Flows that one program may use on each of its ports, by the same reasoning.

@@ -135,7 +135,7 @@ mod tests {
     }
 
     fn searches() -> [Search; 2] {
-        let mlx5 = DeviceModel::mlx5();
+        let mlx5 = DeviceModel { priorities: 9, ..DeviceModel::mlx5() };
         [Search::new(&mlx5, 9), Search::from_narrowest(&mlx5)]
     }
 

@@ -45,7 +45,7 @@ fn problems(text: &str) -> String {
 fn tight() -> DeviceModel {
     DeviceModel {
         name: "tight".to_owned(),
-        priorities: 8,
+        priorities: 5,
         max_flows: Some(80),
         max_specs: 5,
         max_table: 64,
@@ -244,7 +244,7 @@ fn queues_without_flows_are_not_created() {
 fn hash_variants_share_priorities_where_there_are_too_few() {
     let text = "version = 1\n[groups.g]\nworkers = [0]\n[[rules]]\nname = \"a\"\nmatch = { any = true }\naction = { steer = \"g\" }\n";
     let (policy, _) = policy::parse(&Source::new("policy.toml", text), &files()).unwrap();
-    let profile = DeviceModel { priorities: 4, ..DeviceModel::ideal() };
+    let profile = DeviceModel { priorities: 3, ..DeviceModel::ideal() };
     let program = compiler::compile(&policy, &profile, 2).unwrap();
     assert_eq!((program.priorities_used, program.flows.len(), program.classes.len()), (2, 7, 1));
 }

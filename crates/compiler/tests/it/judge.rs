@@ -365,7 +365,7 @@ fn is_too_much(message: &str, policy: &policy::Policy, profile: &DeviceModel) ->
     let masks: BTreeSet<String> = program.flows.iter().map(|flow| format!("{:?}", flow.shape())).collect();
     match (profile.max_shapes, profile.priority_table) {
         (Some(most), _) => message.contains("mask shapes") && masks.len() > most as usize,
-        (_, Some(_)) => message.contains("priorities, `mlx5` has") && priorities(&program) > 8,
+        (_, Some(_)) => message.contains("priorities, `mlx5` has") && priorities(&program) > 15,
         _ => false,
     }
 }
@@ -461,7 +461,7 @@ fn a_program_for_an_mlx4_decides_as_the_policy() {
 #[test]
 fn a_program_for_few_priorities_decides_as_the_policy() {
     for priorities in [1, 2, 3, 5, 7] {
-        let few = |profile| DeviceModel { priorities: 2 * priorities, ..profile };
+        let few = |profile| DeviceModel { priorities: priorities + 1, ..profile };
         trial(&few(DeviceModel::mlx5()), 40);
         trial(&few(DeviceModel::ideal()), 40);
     }
@@ -474,8 +474,8 @@ fn a_program_with_few_shared_flows_decides_as_the_policy() {
         let compile = move |policy: &policy::Policy, profile: &DeviceModel| {
             compiler::compile_with_shared_flows(policy, profile, WORKERS, shared_flows)
         };
-        trial_with(&compile, &DeviceModel { priorities: 6, ..DeviceModel::mlx5() }, 40);
-        trial_with(&compile, &DeviceModel { priorities: 4, ..DeviceModel::ideal() }, 40);
+        trial_with(&compile, &DeviceModel { priorities: 4, ..DeviceModel::mlx5() }, 40);
+        trial_with(&compile, &DeviceModel { priorities: 3, ..DeviceModel::ideal() }, 40);
     }
 }
 
@@ -486,14 +486,14 @@ fn a_program_for_traffic_decides_as_the_policy() {
         let weights = Weights::new((0..policy.rules.len() as u64).map(|rule| rule * 5 % 7).collect());
         Job::new(policy, profile, WORKERS).weighted(Some(&weights)).compile()
     };
-    trial_with(&compile, &DeviceModel { priorities: 6, ..DeviceModel::mlx5() }, 40);
-    let few = DeviceModel { priorities: 4, max_flows: Some(24), ..DeviceModel::ideal() };
+    trial_with(&compile, &DeviceModel { priorities: 4, ..DeviceModel::mlx5() }, 40);
+    let few = DeviceModel { priorities: 3, max_flows: Some(24), ..DeviceModel::ideal() };
     trial_with(&compile, &few, 40);
 }
 
 #[test]
 fn a_program_for_few_flows_or_masks_decides_as_the_policy() {
-    let few = |priorities: u32| DeviceModel { priorities: 2 * priorities, ..DeviceModel::ideal() };
+    let few = |priorities: u32| DeviceModel { priorities: priorities + 1, ..DeviceModel::ideal() };
     trial(&DeviceModel { max_flows: Some(20), ..few(7) }, 30);
     trial(&DeviceModel { max_shapes: Some(8), ..few(7) }, 30);
     trial(&DeviceModel { max_flows: Some(16), max_shapes: Some(8), ..few(2) }, 40);

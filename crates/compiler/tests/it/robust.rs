@@ -437,9 +437,9 @@ fn wider_flows_spare_steps_beyond_the_limit() {
 
 #[test]
 fn wider_flows_spare_comparisons_beyond_the_limit() {
-    // After eight nested rules no priority is left, and every source port meets every destination port.
+    // After fifteen nested rules no priority is left, and every source port meets every destination port.
     let mut text = "version = 1\n[groups.g]\nworkers = [0]\nhash = \"none\"\n".to_owned();
-    let nested = (0..8).map(|index| format!("src = \"10.0.0.0/{}\"", 32 - index));
+    let nested = (0..15).map(|index| format!("src = \"10.0.0.0/{}\"", 32 - index));
     let ports = |key: &'static str| (0..4200).map(move |port| format!("{key} = {port}"));
     for (index, key) in nested.chain(ports("src_port")).chain(ports("dst_port")).enumerate() {
         text.push_str(&format!(

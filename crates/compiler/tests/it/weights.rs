@@ -41,7 +41,7 @@ fn chain() -> Policy {
 
 /// A device with room for one flow more than there are rules.
 fn device() -> DeviceModel {
-    DeviceModel { priorities: 4, max_flows: Some(2 * (2 + u32::from(LAST) + 1)), ..DeviceModel::ideal() }
+    DeviceModel { priorities: 3, max_flows: Some(2 * (2 + u32::from(LAST) + 1)), ..DeviceModel::ideal() }
 }
 
 /// A number of packets of the last rules.

@@ -46,14 +46,24 @@ pub enum PlanFault {
     /// A flow is installed before one of higher precedence, or not at all before old flows go.
     #[error("new flow {0} is installed too early, twice, too late or never")]
     Installed(usize),
-    /// A flow is removed before one of lower precedence, or while new flows are missing, or stays.
+    /// A flow is removed before one of lower precedence, or while new flows that could decide its packets are
+    /// missing, or stays.
     #[error("old flow {0} is removed too early, twice, or never")]
     Removed(usize),
     /// A flow of the same match and priority is on the device.
     #[error("new flow {0} has the match and the priority of a flow that is on the device")]
     Clash(usize),
+    /// The flows of the new program find no priorities beside those that are on the device.
+    #[error(
+        "too many flows that overlap in turn change at once: the new ones find no free priorities beside those \
+         that are on the device; reload in two steps, or start again"
+    )]
+    NoLevels,
     /// The device has no room for the flow at its priority.
-    #[error("new flow {0} has no room at its priority")]
+    #[error(
+        "new flow {0} has no room at its priority beside the flows that are on the device; reload in two steps, \
+         or start again"
+    )]
     NoRoom(usize),
     /// A number means something else in the new program, and some flow that has it is only in one of them.
     #[error("class {0} means something else in the new program, and its flows change")]
@@ -81,8 +91,7 @@ impl Plan {
         if planned != new.flows.len() || self.levels.len() != self.kept.len() {
             return Err(PlanFault::Length { planned, flows: new.flows.len() });
         }
-        let all = limits.half().saturating_mul(2);
-        if let Some(flow) = self.levels.iter().position(|level| *level >= all) {
+        if let Some(flow) = self.levels.iter().position(|level| *level > limits.last_level()) {
             return Err(PlanFault::Level(flow, self.levels[flow]));
         }
         let common = installed.map(|old| Correspondence::of(old.program, new));
@@ -201,10 +210,22 @@ fn is_violated(first: (FlowKind, u16, u16), second: (FlowKind, u16, u16)) -> boo
     same_side && is_before_and_not_above
 }
 
+/// Whether a device or a worker decides the packets of a flow by that flow's own tag.
+fn decides_by_tag(program: &Program, flow: &Flow) -> bool {
+    let is_tagged = match flow.action {
+        FlowAction::Steer { class, .. } => program.untagged != Some(class),
+        FlowAction::Drop | FlowAction::Pass => true,
+    };
+    is_tagged && flow.kind != FlowKind::Sniffer && flow.kind != FlowKind::Copy
+}
+
 /// A match at a level.
 type Place<'p> = (FlowKind, usize, &'p [FlowSpec], Option<u16>);
 /// The flows of one kind and level, by mask.
 type Fill = HashMap<(FlowKind, u16), TableFill<Image>>;
+
+/// Whether a flow is applied behind all others, its level, and whether it takes its packets.
+type Order = (bool, u16, bool);
 
 /// The device while a plan is carried out.
 struct Device<'p> {
@@ -212,22 +233,25 @@ struct Device<'p> {
     installed: Option<PlacedProgram<'p>>,
     new: &'p Program,
     limits: &'p Limits,
+    common: Option<&'p Correspondence<'p>>,
     is_begun: bool,
     is_enforced: bool,
     /// By flow of the new program.
     is_in: Vec<bool>,
     /// By flow of the old program.
     is_out: Vec<bool>,
-    /// By flow of the old program, whether the new one has it too.
-    stays: Vec<bool>,
+    /// By flow of the old program, the flow of the new one that it is.
+    stays: Vec<Option<usize>>,
+    /// The new flows that come, by match; made when it is needed.
+    coming: Option<HashMap<Place<'p>, usize>>,
     /// The places of flows that come, with how many flows there have each.
     places: HashMap<Place<'p>, usize>,
     /// The queue pairs of the new program that are there.
     queues: Vec<bool>,
     tables: Vec<bool>,
     /// The order of the last flow that was installed, and of the last that was removed.
-    last_in: (bool, u16),
-    last_out: (bool, u16),
+    last_in: Order,
+    last_out: Order,
     fill: Fill,
 }
 
@@ -236,7 +260,7 @@ impl<'p> Device<'p> {
         plan: &'p Plan,
         installed: Option<PlacedProgram<'p>>,
         new: &'p Program,
-        common: Option<&Correspondence<'_>>,
+        common: Option<&'p Correspondence<'p>>,
         limits: &'p Limits,
     ) -> Self {
         let is_kept = |queue: usize| {
@@ -249,19 +273,23 @@ impl<'p> Device<'p> {
             installed,
             new,
             limits,
+            common,
             is_begun: false,
             is_enforced: false,
             is_in: plan.kept.iter().map(Option::is_some).collect(),
             is_out: vec![false; old.len()],
-            stays: vec![false; old.len()],
+            stays: vec![None; old.len()],
+            coming: None,
             places: HashMap::new(),
             queues: (0..new.queues.len()).map(is_kept).collect(),
             tables: vec![false; plan.tables.len()],
-            last_in: (false, 0),
-            last_out: (true, u16::MAX),
+            last_in: (false, 0, false),
+            last_out: (true, u16::MAX, true),
             fill: HashMap::new(),
         };
-        plan.kept.iter().flatten().for_each(|flow| device.stays[*flow] = true);
+        for (index, kept) in plan.kept.iter().enumerate() {
+            kept.iter().for_each(|kept| device.stays[*kept] = Some(index));
+        }
         // Of all others nothing is asked.
         let comes = plan.steps().filter_map(|step| match step {
             PlanStep::InstallFlow { flow } => new.flows.get(flow).zip(plan.levels.get(flow)),
@@ -290,8 +318,12 @@ impl<'p> Device<'p> {
         (flow.kind, flow.inner_from, &flow.specs, level)
     }
 
-    fn order(&self, flow: &Flow, level: u16) -> (bool, u16) {
-        if is_ordered(flow, self.limits) { (false, level) } else { (true, 0) }
+    fn order(&self, flow: &Flow, level: u16) -> Order {
+        if is_ordered(flow, self.limits) {
+            (false, level, flow.kind != FlowKind::Copy)
+        } else {
+            (true, 0, true)
+        }
     }
 
     fn follow(mut self) -> Result<(), PlanFault> {
@@ -316,7 +348,7 @@ impl<'p> Device<'p> {
         if let Some(missing) = self.is_in.iter().position(|is_in| !is_in) {
             return Err(PlanFault::Installed(missing));
         }
-        let is_left = |(is_out, stays): (&bool, &bool)| !is_out && !stays;
+        let is_left = |(is_out, stays): (&bool, &Option<usize>)| !is_out && stays.is_none();
         match self.is_out.iter().zip(&self.stays).position(is_left) {
             Some(left) => Err(PlanFault::Removed(left)),
             None => Ok(()),
@@ -391,17 +423,62 @@ impl<'p> Device<'p> {
         let flow = old.get(index).ok_or(PlanFault::Removed(index))?;
         let level = self.old_level(index);
         let order = self.order(flow, level);
-        let is_early = !self.is_enforced || (flow.kind != FlowKind::Sniffer && order > self.last_out);
-        let stays = self.stays[index];
-        if is_early || stays || std::mem::replace(&mut self.is_out[index], true) {
+        let is_early = match self.is_enforced {
+            true => flow.kind != FlowKind::Sniffer && order > self.last_out,
+            false => !self.is_replaced(index, level),
+        };
+        if is_early || self.stays[index].is_some() || std::mem::replace(&mut self.is_out[index], true) {
             return Err(PlanFault::Removed(index));
         }
-        if flow.kind != FlowKind::Sniffer {
+        if self.is_enforced && flow.kind != FlowKind::Sniffer {
             self.last_out = order;
         }
         if let Some(there) = self.places.get_mut(&self.place(flow, level)) {
             *there = there.saturating_sub(1);
         }
         Ok(())
+    }
+
+    /// Whether a new flow of the same match is there, and no other flow gets a packet of the old one that
+    /// neither program gives it. All that the new program puts before a flow is there once that flow is.
+    fn is_replaced(&mut self, index: usize, level: u16) -> bool {
+        let Some((old, common)) = self.installed.zip(self.common) else { return false };
+        let flow = &old.program.flows[index];
+        let anywhere = |flow: &'p Flow| (flow.kind, flow.inner_from, flow.specs.as_slice(), None);
+        let (new, plan, limits) = (self.new, self.plan, self.limits);
+        let coming = self.coming.get_or_insert_with(|| {
+            let comes = |(index, flow): &(usize, &Flow)| {
+                plan.kept[*index].is_none() && is_ordered(flow, limits) && decides_by_tag(new, flow)
+            };
+            let mut first: HashMap<Place<'p>, usize> = HashMap::new();
+            for (index, flow) in new.flows.iter().enumerate().filter(comes) {
+                let known = first.entry(anywhere(flow)).or_insert(index);
+                if plan.levels[index] < plan.levels[*known] {
+                    *known = index;
+                }
+            }
+            first
+        });
+        let Some(by) = coming.get(&anywhere(flow)).copied().filter(|by| self.is_in[*by]) else {
+            return false;
+        };
+        if !is_ordered(flow, limits) || !decides_by_tag(old.program, flow) {
+            return false;
+        }
+        let between = level + 1..=plan.levels[by];
+        let (front, cube) = (flow.front(), flow.cube());
+        let gets_a_packet = |(other, (known, level)): (usize, (&Flow, &u16))| {
+            between.contains(level)
+                && !self.is_out[other]
+                && is_ordered(known, limits)
+                && (known.kind == FlowKind::Egress) == (flow.kind == FlowKind::Egress)
+                && !self.stays[other].is_some_and(|stays| {
+                    let is_steered = matches!(known.action, FlowAction::Steer { .. });
+                    !is_steered || common.is_same_class_of(known, &new.flows[stays])
+                })
+                && !front.is_apart(&known.front())
+                && cube.zip(known.cube()).is_some_and(|(one, other)| one.overlaps(&other))
+        };
+        !old.program.flows.iter().zip(old.levels).enumerate().any(gets_a_packet)
     }
 }

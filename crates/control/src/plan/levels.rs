@@ -6,8 +6,12 @@
 //! *level* here, is kept for as many flows as possible; only the order of flows that share packets counts.
 //!
 //! A flow whose action changes must not have the level that it had: a device takes a match once for each
-//! priority. If a program does not fit into its half of the priorities beside the one before, it gets the
-//! other half.
+//! priority. So a program leaves one priority of the device free, and the flows from such a flow on move
+//! towards it. [`Strategy`] has the ways that are tried.
+//!
+//! A program that has at most half of the priorities always finds levels, unless the device's tables are full:
+//! with [`Strategy::From`] 0, a flow of priority *p* has one of the levels up to 2*p* + 1, since each flow above
+//! it has an earlier priority and at most one level is forbidden.
 
 use std::cell::RefCell;
 use std::cmp::Reverse;
@@ -29,14 +33,14 @@ const MOST_COMPARED: usize = 1 << 28;
 const FEW_QUESTIONS: usize = 8;
 
 /// The parts of a flow that a device compares.
-type MatchKey<'p> = (FlowKind, usize, &'p [FlowSpec]);
+pub(super) type MatchKey<'p> = (FlowKind, usize, &'p [FlowSpec]);
 
 /// The bits that a device compares for the flow. No packet has the headers of one without any.
 fn mask(flow: &Flow) -> Image {
     flow.cube().unwrap_or(Cube::ANY).without_absences().mask
 }
 
-fn match_key(flow: &Flow) -> MatchKey<'_> {
+pub(super) fn match_key(flow: &Flow) -> MatchKey<'_> {
     (flow.kind, flow.inner_from, &flow.specs)
 }
 
@@ -47,39 +51,37 @@ pub(super) struct Levels {
     pub(super) levels: Vec<u16>,
     /// By flow, the flow of the old program that it is.
     pub(super) kept: Vec<Option<usize>>,
-    /// The first level of the half that the program has.
-    pub(super) base: u16,
 }
 
-/// Finds the levels of `new`, beside what is on the device; in the other half if `is_apart`.
+/// A way to find levels. Each is tried if those before it find none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Strategy {
+    /// As many flows as possible keep their levels.
+    Keep,
+    /// The compiler's priorities from this level on. Only flows that cannot have theirs move.
+    From(u16),
+    /// The compiler's priorities in levels that the old program does not use.
+    Apart,
+}
+
+impl Strategy {
+    pub(super) const ALL: [Self; 4] = [Self::Keep, Self::From(0), Self::From(1), Self::Apart];
+}
+
+/// Finds the levels of `new` beside what is on the device.
 pub(super) fn assign(
     old: Option<&PlacedProgram<'_>>,
     new: &Program,
+    common: Option<&Correspondence<'_>>,
     limits: &Limits,
-    is_apart: bool,
-) -> Levels {
-    let Some(old) = old else { return from(0, None, new, limits) };
-    let known = Known::of(old, new, limits);
-    let beside = || known.beside().or_else(|| known.at_priorities());
-    let found = if is_apart { None } else { beside() };
-    found.unwrap_or_else(|| {
-        let base = if old.base == 0 { limits.half() } else { 0 };
-        from(base, Some(&known), new, limits)
-    })
-}
-
-/// The levels of a program in a half that has no flow of the program before, but those without an order.
-fn from(base: u16, known: Option<&Known<'_>>, new: &Program, limits: &Limits) -> Levels {
-    let mut levels = Levels { levels: Vec::new(), kept: Vec::new(), base };
-    for (index, flow) in new.flows.iter().enumerate() {
-        let kept = known.filter(|_| !has_order(flow, limits)).and_then(|known| known.same[index]);
-        levels.levels.push(match kept.zip(known) {
-            Some((old, known)) => known.old.levels[old],
-            None => level_of(base, flow),
-        });
-        levels.kept.push(kept);
-    }
-    levels
+    strategy: Strategy,
+) -> Option<Levels> {
+    let Some((old, common)) = old.zip(common) else {
+        let levels = new.flows.iter().map(|flow| level_of(0, flow)).collect();
+        return Some(Levels { levels, kept: vec![None; new.flows.len()] });
+    };
+    let known = Known::of(old, new, common, limits);
+    Placing::of(&known, &known.initial(strategy))?.finish()
 }
 
 /// A sniffer has no priority.
@@ -145,8 +147,12 @@ struct Known<'p> {
 }
 
 impl<'p> Known<'p> {
-    fn of(old: &'p PlacedProgram<'p>, new: &'p Program, limits: &'p Limits) -> Self {
-        let common = Correspondence::of(old.program, new);
+    fn of(
+        old: &'p PlacedProgram<'p>,
+        new: &'p Program,
+        common: &Correspondence<'_>,
+        limits: &'p Limits,
+    ) -> Self {
         let mut same = vec![None; new.flows.len()];
         let mut is_used = vec![false; old.program.flows.len()];
         let mut pair = |of_old: usize, of_new: usize| {
@@ -194,37 +200,28 @@ impl<'p> Known<'p> {
         there.map(|(flow, level)| (match_key(flow), *level)).collect()
     }
 
-    /// The compiler's priorities in the same half of the levels.
-    fn at_priorities(&self) -> Option<Levels> {
-        let mut room = Room::new(self);
-        let taken = self.places();
-        let mut found = Levels { levels: Vec::new(), kept: Vec::new(), base: self.old.base };
-        for (index, flow) in self.new.flows.iter().enumerate() {
-            let level = level_of(self.old.base, flow);
-            let is_there = |old: &usize| self.old.levels[*old] == level || !has_order(flow, self.limits);
-            let kept = self.same[index].filter(is_there);
-            let is_free = || !has_order(flow, self.limits) || !taken.contains(&(match_key(flow), level));
-            if kept.is_none() && !(is_free() && room.take(flow, level)) {
-                return None;
+    /// The levels with which a strategy begins; those without one wait.
+    fn initial(&self, strategy: Strategy) -> Vec<Option<u16>> {
+        let free: Vec<u16> = match strategy {
+            Strategy::Apart => {
+                let used: HashSet<u16> = self.old.levels.iter().copied().collect();
+                (0..=self.limits.last_level()).filter(|level| !used.contains(level)).collect()
             }
-            found.levels.push(kept.map_or(level, |old| self.old.levels[old]));
-            found.kept.push(kept);
-        }
-        Some(found)
+            Strategy::Keep | Strategy::From(_) => Vec::new(),
+        };
+        let level = |(flow, same): (&Flow, &Option<usize>)| match (strategy, same) {
+            (_, Some(old)) if !has_order(flow, self.limits) => Some(self.old.levels[*old]),
+            (_, None) if !has_order(flow, self.limits) => Some(level_of(0, flow)),
+            (Strategy::Keep, same) => same.map(|old| self.old.levels[old]),
+            (Strategy::From(base), _) => Some(level_of(base, flow)),
+            (Strategy::Apart, _) => free.get(usize::from(flow.priority)).copied(),
+        };
+        self.new.flows.iter().zip(&self.same).map(level).collect()
     }
 
-    /// The levels with which most flows stay where they are.
-    fn beside(&self) -> Option<Levels> {
-        let mut placing = Placing::of(self)?;
-        while let Some(Reverse((_, index))) = placing.waiting.pop() {
-            placing.place(index)?;
-        }
-        let flows = placing.levels.iter().enumerate();
-        let kept = flows.map(|(index, level)| {
-            let there = |old: &usize| self.old.levels[*old] == *level;
-            self.same[index].filter(there)
-        });
-        Some(Levels { kept: kept.collect(), levels: placing.levels, base: self.old.base })
+    /// Whether the flow is on the device, at that level.
+    fn is_kept(&self, index: usize, level: u16) -> bool {
+        self.same[index].is_some_and(|old| self.old.levels[old] == level)
     }
 }
 
@@ -273,18 +270,14 @@ struct Placing<'k, 'p> {
 }
 
 impl<'k, 'p> Placing<'k, 'p> {
-    /// Begins with the flows that stay where they are; `None`: too many do not.
-    fn of(known: &'k Known<'p>) -> Option<Self> {
+    /// Begins with these levels. Flows wait that cannot have theirs, or have none. `None`: too many do.
+    fn of(known: &'k Known<'p>, initial: &[Option<u16>]) -> Option<Self> {
         let flows = &known.new.flows;
-        let level = |(flow, same): (&Flow, &Option<usize>)| match same {
-            Some(old) => known.old.levels[*old],
-            None => level_of(known.old.base, flow),
-        };
         let mut placing = Self {
             known,
             facts: flows.iter().map(|flow| Facts::of(flow, known.limits)).collect(),
             cubes: RefCell::new(HashMap::new()),
-            levels: flows.iter().zip(&known.same).map(level).collect(),
+            levels: initial.iter().map(|level| level.unwrap_or(0)).collect(),
             is_placed: vec![true; flows.len()],
             waiting: BinaryHeap::new(),
             compared: 0,
@@ -292,20 +285,26 @@ impl<'k, 'p> Placing<'k, 'p> {
             places: None,
             room: Room::new(known),
         };
-        for index in 0..flows.len() {
-            let is_outside = || !placing.window().contains(&placing.levels[index]);
-            if placing.facts[index].is_ordered && (known.same[index].is_none() || is_outside()) {
+        for (index, level) in initial.iter().enumerate() {
+            let level = level.filter(|level| *level <= known.limits.last_level());
+            if placing.facts[index].is_ordered && !level.is_some_and(|level| placing.fits(index, level)) {
                 placing.wait(index);
             }
         }
         placing.unsettle()?;
-        Some(placing)
+        (placing.waiting.len().saturating_mul(flows.len()) <= MOST_COMPARED).then_some(placing)
     }
 
-    /// The levels of the half.
-    fn window(&self) -> std::ops::Range<u16> {
-        let Known { old, limits, .. } = self.known;
-        old.base..old.base.saturating_add(limits.half())
+    /// Places all flows that wait.
+    fn finish(mut self) -> Option<Levels> {
+        while let Some(Reverse((_, index))) = self.waiting.pop() {
+            self.place(index)?;
+        }
+        let there = |(index, level): (usize, &u16)| {
+            self.known.same[index].filter(|_| self.known.is_kept(index, *level))
+        };
+        let kept = self.levels.iter().enumerate().map(there).collect();
+        Some(Levels { kept, levels: self.levels })
     }
 
     fn wait(&mut self, index: usize) {
@@ -368,7 +367,7 @@ impl<'k, 'p> Placing<'k, 'p> {
         }
         let facts = self.facts[index];
         let own = (facts.rank(), index);
-        let mut least = self.window().start;
+        let mut least = 0;
         let mut later = Vec::new();
         for (other, there) in self.facts.iter().enumerate() {
             if !self.is_placed[other] || !there.is_ordered || other == index {
@@ -384,7 +383,7 @@ impl<'k, 'p> Placing<'k, 'p> {
                 later.push((other, distance));
             }
         }
-        let level = (least..self.window().end).find(|level| self.fits(index, *level))?;
+        let level = (least..=self.known.limits.last_level()).find(|level| self.fits(index, *level))?;
         self.levels[index] = level;
         self.is_placed[index] = true;
         for (other, distance) in later {
@@ -398,8 +397,7 @@ impl<'k, 'p> Placing<'k, 'p> {
     /// Whether the flow can have that level; takes its place there.
     fn fits(&mut self, index: usize, level: u16) -> bool {
         let flow = &self.known.new.flows[index];
-        let is_there = self.known.same[index].is_some_and(|old| self.known.old.levels[old] == level);
-        is_there || (self.is_free(flow, level) && self.room.take(flow, level))
+        self.known.is_kept(index, level) || (self.is_free(flow, level) && self.room.take(flow, level))
     }
 
     /// Whether the old program has no flow of this match at the level.

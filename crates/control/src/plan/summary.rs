@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use program::{FlowKind, Program};
 
-use super::{FlowChanges, PlacedProgram, Plan, PlanStep};
+use super::{FlowChanges, PlacedProgram, Plan, PlanStep, PlannedChange};
 
 /// The cost of a change, and the most that the device holds meanwhile.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -37,9 +37,33 @@ pub struct PlanSummary {
 }
 
 impl PlanSummary {
-    /// Of a plan from what is on the device to `new`, on so many ports.
+    /// Of a change from what is on the device, on so many ports.
     #[must_use]
-    pub fn of(plan: &Plan, installed: Option<&PlacedProgram<'_>>, new: &Program, ports: usize) -> Self {
+    pub fn of(change: &PlannedChange, installed: Option<&PlacedProgram<'_>>, ports: usize) -> Self {
+        let PlannedChange { compaction, program, plan } = change;
+        let (Some(old), Some(compaction)) = (installed, compaction) else {
+            return Self::of_plan(plan.plan(), installed, program, ports);
+        };
+        let first = Self::of_plan(compaction.plan(), installed, old.program, ports);
+        let compact = PlacedProgram { program: old.program, levels: compaction.plan().levels() };
+        let second = Self::of_plan(plan.plan(), Some(&compact), program, ports);
+        Self {
+            flows: FlowChanges {
+                installed: first.flows.installed + second.flows.installed,
+                removed: first.flows.removed + second.flows.removed,
+                kept: first.flows.kept.min(second.flows.kept),
+            },
+            peak_flows: first.peak_flows.max(second.peak_flows),
+            priorities: first.priorities.max(second.priorities),
+            changed_copies: first.changed_copies + second.changed_copies,
+            flow_calls: first.flow_calls + second.flow_calls,
+            calls: first.calls + second.calls,
+            flows_before: first.flows_before,
+            ..second
+        }
+    }
+
+    fn of_plan(plan: &Plan, installed: Option<&PlacedProgram<'_>>, new: &Program, ports: usize) -> Self {
         let before = installed.map_or(0, |old| old.program.flows.len());
         let (mut now, mut peak) = (before, before);
         let mut summary = Self { flows: plan.changes(), flows_before: before, ..Self::default() };

@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use crate::support::Match::{Everything, Ipv4To, UdpPort, UdpPortTo};
 use crate::support::*;
 use control::{ControlError, Limits};
 use packet::FlowKey;
@@ -146,62 +147,139 @@ proptest! {
         nth in (0..60usize, proptest::option::of(0..12usize)),
         above in any::<bool>(),
     ) {
-        let ports = [1, 2];
-        let (mut controller, state) = controller(&ports);
-        if above {
-            install(&mut controller, &state, &second, false).expect("nothing fails");
-        }
-        let first = install(&mut controller, &state, &first, false).expect("nothing fails").program;
-        let before = records(&state);
-        let (generation, totals) = (controller.generation(), controller.drop_counters());
-
-        let calls = state.borrow().calls;
-        let failing = [Some(calls + nth.0), nth.1.map(|after| calls + nth.0 + 1 + after)];
-        state.borrow_mut().fail = Some(Box::new(move |call| failing.contains(&Some(call)).then_some(ENOMEM)));
-        state.borrow_mut().history.clear();
-        let outcome = install(&mut controller, &state, &second, false);
-        let history = std::mem::take(&mut state.borrow_mut().history);
-        let in_force = Arc::clone(controller.installed().expect("one of them"));
-        check_history(&history, Some(&first), &second, &ports, false)?;
-        match &outcome {
-            Err(error) => {
-                prop_assert!(error.to_string().contains("ENOMEM") || error.to_string().contains("os error 12"));
-                prop_assert!(Arc::ptr_eq(&in_force, &first));
-                prop_assert_eq!(controller.generation(), generation);
-                let left = if let ControlError::RollbackFailed { left, .. } = error { *left } else { 0 };
-                prop_assert_eq!(records_in_use(&state).len(), before.len() + left);
-                prop_assert!(left > 0 || records_in_use(&state) == before);
-                prop_assert!(nth.1.is_some() || left == 0, "one failure leaves nothing");
-            }
-            Ok(installed) => {
-                prop_assert!(Arc::ptr_eq(&in_force, &installed.program));
-                let left = match &installed.warning {
-                    Some(ControlError::OldFlowsLeft { left, .. }) => *left,
-                    warning => { prop_assert!(warning.is_none()); 0 }
-                };
-                prop_assert_eq!(records_in_use(&state).len(), second.flows.len() * ports.len() + left);
-                prop_assert!(nth.1.is_some() || installed.warning.is_none(), "one failure is rolled back");
-            }
-        }
-        prop_assert!(records(&state).len() <= records_in_use(&state).len() + 1, "one flow kept a counter");
-        let published = state.borrow().published.clone();
-        prop_assert_eq!(published.in_order()[0], Some(&in_force));
-        let now = controller.drop_counters();
-        for old in &totals {
-            let now = now.iter().find(|now| now.rule == old.rule).expect("names stay");
-            prop_assert!(now.packets >= old.packets && now.bytes >= old.bytes);
-        }
-        check_counted(&mut controller, &state)?;
-
-        state.borrow_mut().fail = None;
-        install(&mut controller, &state, &second, false).expect("the faults are over");
-        prop_assert_eq!(records(&state).len(), second.flows.len() * ports.len());
-        let bases = [0, PRIORITIES];
-        prop_assert!(bases.iter().any(|base| records(&state)
-            .iter()
-            .all(|record| (*base..base + PRIORITIES).contains(&u32::from(record.priority)))));
-        check_counted(&mut controller, &state)?;
+        change_with_failures(&[first, second], nth, above)?;
     }
+}
+
+/// Installs the first program, and then the second one while the calls with these numbers fail, the second
+/// number counted from the first. `above`: the second program was there before the first. Returns how many
+/// calls the change made.
+fn change_with_failures(
+    [first, second]: &[Arc<Program>; 2],
+    nth: (usize, Option<usize>),
+    above: bool,
+) -> Result<usize, TestCaseError> {
+    let ports = [1, 2];
+    let (mut controller, state) = controller(&ports);
+    if above {
+        install(&mut controller, &state, second, false).expect("nothing fails");
+    }
+    let first = install(&mut controller, &state, first, false).expect("nothing fails").program;
+    let before = records(&state);
+    let (generation, totals) = (controller.generation(), controller.drop_counters());
+
+    let calls = state.borrow().calls;
+    let failing = [Some(calls + nth.0), nth.1.map(|after| calls + nth.0 + 1 + after)];
+    state.borrow_mut().fail = Some(Box::new(move |call| failing.contains(&Some(call)).then_some(ENOMEM)));
+    state.borrow_mut().history.clear();
+    let outcome = install(&mut controller, &state, second, false);
+    let made = state.borrow().calls - calls;
+    let history = std::mem::take(&mut state.borrow_mut().history);
+    let in_force = Arc::clone(controller.installed().expect("one of them"));
+    check_history(&history, Some(&first), second, &ports, false)?;
+    match &outcome {
+        Err(error) => {
+            prop_assert!(error.to_string().contains("ENOMEM") || error.to_string().contains("os error 12"));
+            prop_assert!(Arc::ptr_eq(&in_force, &first));
+            prop_assert_eq!(controller.generation(), generation);
+            let (left, missing) = match error {
+                ControlError::RollbackFailed { left, missing, .. } => (*left, *missing),
+                _ => (0, 0),
+            };
+            prop_assert_eq!(records_in_use(&state).len(), before.len() + left - missing);
+            prop_assert!(left > 0 || records_in_use(&state) == before);
+            prop_assert!(nth.1.is_some() || left == 0, "one failure leaves nothing");
+        }
+        Ok(installed) => {
+            prop_assert!(Arc::ptr_eq(&in_force, &installed.program));
+            let left = match &installed.warning {
+                Some(ControlError::OldFlowsLeft { left, .. }) => *left,
+                warning => {
+                    prop_assert!(warning.is_none());
+                    0
+                }
+            };
+            prop_assert_eq!(records_in_use(&state).len(), second.flows.len() * ports.len() + left);
+            prop_assert!(nth.1.is_some() || installed.warning.is_none(), "one failure is rolled back");
+        }
+    }
+    prop_assert!(records(&state).len() <= records_in_use(&state).len() + 1, "one flow kept a counter");
+    let published = state.borrow().published.clone();
+    prop_assert_eq!(published.in_order()[0], Some(&in_force));
+    let now = controller.drop_counters();
+    for old in &totals {
+        let now = now.iter().find(|now| now.rule == old.rule).expect("names stay");
+        prop_assert!(now.packets >= old.packets && now.bytes >= old.bytes);
+    }
+    check_counted(&mut controller, &state)?;
+
+    state.borrow_mut().fail = None;
+    install(&mut controller, &state, second, false).expect("the faults are over");
+    prop_assert_eq!(records(&state).len(), second.flows.len() * ports.len());
+    prop_assert!(records(&state).iter().all(|record| u32::from(record.priority) < PRIORITIES));
+    check_counted(&mut controller, &state)?;
+    Ok(made)
+}
+
+/// Changes of every kind: another worker, a drop instead, rules that change places, more and fewer rules, all
+/// of them.
+const CHANGES: [[&[Line]; 2]; 6] = [
+    [&[line("web", UdpPort(1), Some(0))], &[line("web", UdpPort(1), Some(1))]],
+    [
+        &[line("web", UdpPort(1), Some(0)), line("rest", Everything, None)],
+        &[line("web", UdpPort(1), None), line("rest", Everything, Some(2))],
+    ],
+    [
+        &[
+            line("web", UdpPort(1), Some(0)),
+            line("ssh", Ipv4To(1), Some(1)),
+            line("rest", Everything, Some(2)),
+        ],
+        &[line("ssh", Ipv4To(1), Some(0)), line("web", UdpPort(1), None), line("rest", Everything, Some(2))],
+    ],
+    [&[], &[line("web", UdpPort(1), Some(0)), line("dns", UdpPort(2), None)]],
+    [&[line("web", UdpPort(1), None), line("dns", UdpPort(2), Some(1))], &[]],
+    [
+        &[
+            line("web", UdpPort(1), Some(0)),
+            line("dns", UdpPort(2), Some(0)),
+            line("bulk", UdpPort(3), Some(0)),
+        ],
+        &[line("voice", UdpPortTo(1, 1), None), line("dns", UdpPort(2), Some(0))],
+    ],
+];
+
+const fn line(name: &'static str, matches: Match, steer: Option<usize>) -> Line {
+    Line { name, matches, steer }
+}
+
+/// Every single call of each change failed, and every pair of calls, those of the rollback included.
+#[test]
+fn any_call_may_fail_and_any_two() {
+    let (mut single, mut pairs) = (0, 0);
+    for [first, second] in CHANGES {
+        let programs = [program(first), program(second)];
+        for above in [false, true] {
+            let trial = |nth| {
+                change_with_failures(&programs, nth, above).unwrap_or_else(|fault| {
+                    panic!("call {nth:?} from {first:?} to {second:?}, above {above}: {fault}")
+                })
+            };
+            let all = trial((usize::MAX / 2, None));
+            assert!(all > 0);
+            for nth in 0..all {
+                let made = trial((nth, None));
+                single += 1;
+                // The calls after the failure are those of the rollback.
+                for second in 0..made.saturating_sub(nth + 1) {
+                    trial((nth, Some(second)));
+                    pairs += 1;
+                }
+            }
+        }
+    }
+    println!("{single} calls failed alone, {pairs} pairs");
+    assert!(single > 50 && pairs > 200);
 }
 
 /// The device's flows but for those that no packet matches, sorted.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::support::*;
-use control::{FlowChanges, PlacedProgram, plan};
+use control::{FlowChanges, PlanSummary, plan};
 use program::{
     Class, ClassId, Decide, Flow, FlowAction, FlowKind, FlowSpec, GroupId, Outcome, Program, QueueId, RuleId,
     Verdict,
@@ -65,20 +65,33 @@ fn a_changed_rule_of_ten_thousand_costs_a_few_calls_and_an_unchanged_program_non
     assert_eq!((changed, made), (changes(all / 2, all / 2, all / 2), all));
 }
 
+#[test]
+fn a_change_of_all_flows_needs_little_more_room_than_the_larger_program() {
+    let limits = limits();
+    let first = plan(None, large(|_| Some(0)), &limits).expect("a good plan");
+    let change = plan(Some(first.placed()), large(|_| Some(1)), &limits).expect("a good plan");
+    let there = PlanSummary::of(&change, Some(&first.placed()), 1);
+    let back = plan(Some(change.placed()), large(|_| Some(0)), &limits).expect("a good plan");
+    let back = PlanSummary::of(&back, Some(&change.placed()), 1);
+    let all = usize::from(RULES);
+    for summary in [there, back] {
+        assert_eq!((summary.flows.installed, summary.flows.removed), (all, all));
+        assert!(summary.peak_flows * 10 <= all * 11, "{summary:?}");
+    }
+}
+
 /// The goal is 2 ms for one rule of these, of a release build.
 #[test]
 fn planning_and_examining_a_small_change_takes_little_time() {
     let limits = limits();
-    let (old, first) = plan(None, large(|_| Some(0)), &limits).expect("a good plan");
-    let first = first.plan();
-    let placement = PlacedProgram { program: &old, levels: first.levels(), base: first.base() };
+    let first = plan(None, large(|_| Some(0)), &limits).expect("a good plan");
     let mut times: Vec<_> = (0..9)
         .map(|_| {
             let new = large(|rule| Some(usize::from(rule == 7_000)));
             let begun = Instant::now();
-            let planned = plan(Some(placement), new, &limits).expect("a good plan");
+            let planned = plan(Some(first.placed()), new, &limits).expect("a good plan");
             let took = begun.elapsed();
-            assert_eq!(planned.1.plan().changes().installed, 1);
+            assert_eq!(planned.plan.plan().changes().installed, 1);
             took
         })
         .collect();

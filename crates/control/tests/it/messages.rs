@@ -30,13 +30,13 @@ fn a_refused_flow_names_rule_line_specs_priority_port_and_errno_with_a_remedy() 
 }
 
 #[test]
-fn a_program_beyond_its_half_or_the_workers_is_refused_before_anything_is_touched() {
+fn a_program_beyond_the_priorities_or_the_workers_is_refused_before_anything_is_touched() {
     let (mut controller, state) = controller(&[1]);
     let calls = state.borrow().calls;
     let mut deep = (*program(&[line("web", Match::Everything, Some(0))])).clone();
     deep.flows[0].priority = PRIORITIES as u16;
     let error = install(&mut controller, &state, &Arc::new(deep), false).expect_err("too deep").to_string();
-    assert!(error.contains("needs 65 flow priorities, fake0 gives each program 64"), "{error}");
+    assert!(error.contains("needs 65 flow priorities, fake0 gives each program 63"), "{error}");
 
     let mut wide = (*program(&[line("web", Match::Everything, Some(0))])).clone();
     wide.queues[0].table = vec![WorkerId(9)];
@@ -72,7 +72,7 @@ fn drop_totals_live_through_reloads_that_keep_lose_and_bring_back_the_rule() {
 fn no_drop_total_goes_backwards_however_many_rules_a_policy_has() {
     const RULES: usize = 17_000;
     let state = Shared::default();
-    let limits = Limits { priorities: RULES as u32, ..limits() };
+    let limits = Limits { priorities: RULES as u32 + 1, ..limits() };
     let mut controller =
         Controller::over(Fake(Rc::clone(&state)), limits, vec![1], 3).expect("nothing fails");
     state.borrow_mut().forgetful = true;
@@ -150,10 +150,10 @@ fn a_plan_installs_before_it_removes() {
     let old = program(&[line("web", Match::UdpPort(1), Some(0)), line("bad", Match::Everything, None)]);
     let new = program(&[line("bad", Match::Ipv4To(1), None)]);
     let limits = limits();
-    let placed = PlacedProgram { program: &old, levels: &[0, 1], base: 0 };
-    let (same, change) = plan(Some(placed), new, &limits).expect("a good plan");
-    let change = change.plan();
-    assert_eq!(same.rules[0].name, "bad");
+    let placed = PlacedProgram { program: &old, levels: &[0, 1] };
+    let planned = plan(Some(placed), new, &limits).expect("a good plan");
+    let change = planned.plan.plan();
+    assert_eq!(planned.program.rules[0].name, "bad");
     let workers = [[0, 1], [1, 2], [2, 0]].map(|table| table.map(WorkerId).to_vec());
     assert_eq!(change.tables(), workers);
     assert_eq!([0, 1, 2].map(|queue| change.table_of(QueueId(queue))), [Some(0), Some(1), Some(2)]);
@@ -169,7 +169,7 @@ fn a_plan_installs_before_it_removes() {
         ]
     );
     assert_eq!([0, 1, 2].map(|queue| change.kept_queue(QueueId(queue))), [0, 1, 2].map(|q| Some(QueueId(q))));
-    let (_, first) = plan(None, old, &limits).expect("a good plan");
+    let first = plan(None, old, &limits).expect("a good plan").plan;
     let first = first.plan();
     assert_eq!(
         first.steps().collect::<Vec<_>>(),

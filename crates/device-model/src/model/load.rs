@@ -230,7 +230,7 @@ mod tests {
     #[test]
     fn a_model_needs_few_keys() {
         let profile = DeviceModel::parse(Path::new("nic.toml"), LEAST).expect("a model");
-        assert_eq!((profile.priorities_per_program(), profile.max_flows), (4, None));
+        assert_eq!((profile.priorities_per_program(), profile.max_flows), (7, None));
         assert!(profile.has_tags() && profile.refusals.is_empty());
     }
 

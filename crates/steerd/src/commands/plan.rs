@@ -50,19 +50,18 @@ fn offline(args: &PlanArgs, old: &Path) -> Result<PlanReport, Error> {
     let ((old_source, old), (new_source, new)) = (read(args, old)?, read(args, &args.new)?);
     let named = || policy_file::workers_named(&old.policy).max(policy_file::workers_named(&new.policy));
     let workers = args.workers.map_or_else(named, |workers| workers as usize);
-    let change = PolicyChange::between(&old.policy, &new.policy);
+    let difference = PolicyChange::between(&old.policy, &new.policy).words();
     let limits = Limits::of_model(&args.model);
     let (old, new_read) = (compiled(&old_source, old, args, workers, None)?, new);
     let no_rules = |_: &policy::Policy| Vec::new();
     let running = Running { program: &old.program, counters: None, device_rules: &no_rules };
     let new = compiled(&new_source, new_read, args, workers, Some(&running))?;
     let failed = |fault: control::PlanFault| Error::NotDecided(fault.to_string());
-    let (old, first) = control::plan(None, old.program, &limits).map_err(failed)?;
-    let first = first.plan();
-    let placed = PlacedProgram { program: &old, levels: first.levels(), base: first.base() };
-    let (new, plan) = control::plan(Some(placed), new.program, &limits).map_err(failed)?;
-    let summary = PlanSummary::of(plan.plan(), Some(&placed), &new, 1);
-    Ok(PlanReport { difference: Some(change.words()), ..PlanReport::of(&summary, &args.model) })
+    let first = control::plan(None, old.program, &limits).map_err(failed)?;
+    let placed = first.placed();
+    let change = control::plan(Some(placed), new.program, &limits).map_err(failed)?;
+    let summary = PlanSummary::of(&change, Some(&placed), 1);
+    Ok(PlanReport { difference: Some(difference), ..PlanReport::of(&summary, &args.model) })
 }
 
 fn read(args: &PlanArgs, path: &Path) -> Result<(PolicySource, Read), Error> {

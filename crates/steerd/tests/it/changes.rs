@@ -1,14 +1,16 @@
 //! How many flows a small change of a large policy changes on a device, from the policy's text on.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
 use compiler::compile_with;
-use control::{FlowChanges, Limits, PlacedProgram, plan};
+use control::{FlowChanges, Limits, PlanSummary, plan};
 use device_model::DeviceModel;
 use policy::import::{self, ClassBench};
 use policy::policy::Action;
 use policy::{NoFiles, Policy, Source};
+use program::Program;
 
 use crate::support;
 
@@ -18,23 +20,27 @@ const WORKERS: usize = 4;
 fn changes(before: &Policy, after: &Policy, profile: &DeviceModel) -> (FlowChanges, f64) {
     let limits = Limits::of_model(profile);
     let old = compile_with(before, profile, WORKERS, None).expect("it compiles");
-    let (old, first) = plan(None, Arc::new(old), &limits).expect("a good plan");
-    let first = first.plan();
-    let placed = PlacedProgram { program: &old, levels: first.levels(), base: first.base() };
-    let new = compile_with(after, profile, WORKERS, Some(&old)).expect("it compiles");
+    let first = plan(None, Arc::new(old), &limits).expect("a good plan");
+    let new = compile_with(after, profile, WORKERS, Some(&first.program)).expect("it compiles");
     let begun = Instant::now();
-    let (_, change) = plan(Some(placed), Arc::new(new), &limits).expect("a good plan");
-    (change.plan().changes(), begun.elapsed().as_secs_f64() * 1e3)
+    let change = plan(Some(first.placed()), Arc::new(new), &limits).expect("a good plan");
+    (change.plan.plan().changes(), begun.elapsed().as_secs_f64() * 1e3)
+}
+
+const SETS: [&str; 4] = ["acl1_1k", "fw1_1k", "acl_1k", "acl1_10k"];
+
+fn policy_of(folder: &Path, set: &str) -> Policy {
+    let text = std::fs::read_to_string(folder.join(set)).expect("a set");
+    let imported = import::classbench_with(&text, ClassBench { tcp_flags: false }).expect("a filter set");
+    let source = Source::new(format!("{set}.toml"), imported.policy_toml);
+    policy::parse(&source, &NoFiles).expect("a policy").0
 }
 
 #[test]
 fn a_changed_rule_of_a_large_set_changes_few_flows() {
     let Some(folder) = support::corpora("rules") else { return };
-    for set in ["acl1_1k", "fw1_1k", "acl_1k", "acl1_10k"] {
-        let text = std::fs::read_to_string(folder.join(set)).expect("a set");
-        let imported = import::classbench_with(&text, ClassBench { tcp_flags: false }).expect("a filter set");
-        let source = Source::new(format!("{set}.toml"), imported.policy_toml);
-        let (policy, _) = policy::parse(&source, &NoFiles).expect("a policy");
+    for set in SETS {
+        let policy = policy_of(&folder, set);
         for device in ["ideal", "mlx5"] {
             let profile = DeviceModel::by_name(device).expect("a model");
             for (what, most, change) in CHANGES {
@@ -62,3 +68,46 @@ const CHANGES: [(&str, usize, Change); 3] = [
         policy.rules.remove(middle);
     }),
 ];
+
+/// Changes that leave no flow as it is: every rule gets another action, or every rule another match. They need
+/// levels and room for both programs, and little more than the larger one where the matches are the same.
+#[test]
+fn a_large_set_can_change_as_a_whole() {
+    let Some(folder) = support::corpora("rules") else { return };
+    let policies = SETS.map(|set| policy_of(&folder, set));
+    for device in ["ideal", "mlx5"] {
+        let profile = DeviceModel::by_name(device).expect("a model");
+        let compiled =
+            |policy: &Policy| Arc::new(compile_with(policy, &profile, WORKERS, None).expect("it compiles"));
+        let programs: Vec<Arc<Program>> = policies.iter().map(compiled).collect();
+        for (place, old) in programs.iter().enumerate() {
+            let mut dropped = policies[place].clone();
+            dropped.rules.iter_mut().for_each(|rule| rule.action = Action::Drop);
+            let peak = there_and_back(old, &compiled(&dropped), &profile, "dropped");
+            println!("{} {device}: at most {:.1} % more flows", SETS[place], 100.0 * (peak - 1.0));
+            for (other, new) in programs.iter().enumerate().filter(|(other, _)| *other != place) {
+                there_and_back(old, new, &profile, SETS[other]);
+            }
+        }
+    }
+}
+
+/// How many times the flows of the larger program are on the device at most, from the first program to the
+/// second and back.
+fn there_and_back(old: &Arc<Program>, new: &Arc<Program>, profile: &DeviceModel, what: &str) -> f64 {
+    let limits = Limits::of_model(profile);
+    let before = plan(None, Arc::clone(old), &limits).expect("it fits alone");
+    let begun = Instant::now();
+    let there = plan(Some(before.placed()), Arc::clone(new), &limits);
+    let there = there.unwrap_or_else(|fault| panic!("to {what}: {fault}"));
+    let took = begun.elapsed().as_secs_f64() * 1e3;
+    let back = plan(Some(there.placed()), Arc::clone(old), &limits);
+    let back = back.unwrap_or_else(|fault| panic!("back from {what}: {fault}"));
+    let summaries = [
+        PlanSummary::of(&there, Some(&before.placed()), 1),
+        PlanSummary::of(&back, Some(&there.placed()), 1),
+    ];
+    println!("to {what} in {took:.0} ms: {summaries:?}");
+    let larger = old.flows.len().max(new.flows.len()) as f64;
+    summaries.iter().map(|summary| summary.peak_flows as f64 / larger).fold(0.0, f64::max)
+}

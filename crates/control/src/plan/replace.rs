@@ -1,0 +1,154 @@
+//! Which old flows can go before all new ones are there, so that a change of many flows needs little more room
+//! than the larger program.
+//!
+//! A flow *n* of the new program that has the match of an old flow *o* covers all of its packets. New flows are
+//! installed from the highest precedence to the lowest, so once *n* is there, so is everything of the new
+//! program that could decide a packet of *o*. Then *o* can go, unless something that shares packets with it and
+//! that *o* kept away from them would decide one of them: an old flow between *o* and *n*, or at the level of
+//! *n*, that goes as well, or a flow that stays there and whose class means something else until workers
+//! enforce the new ones. Such a flow *blocks* *o*.
+//!
+//! Take a packet, and say that some old flow that matches it has gone. The new program decides it by a flow at
+//! or above *n*, and that one is there. An old flow above would have to be one that was above all that have
+//! gone: else it would have blocked one of them. So it decides the packet in the old program.
+
+use std::collections::{BTreeMap, HashMap};
+
+use packet::cube::Cube;
+use program::{Correspondence, Flow, FlowAction, FlowFront, FlowKind, Program};
+
+use super::PlacedProgram;
+use super::levels::{MatchKey, has_order, match_key};
+use crate::Limits;
+
+/// The most pairs of flows that are compared. Beyond it, old flows go after all new ones are there.
+const MOST_COMPARED: usize = 1 << 28;
+
+/// The old flows that can go early, while new ones are installed in order.
+pub(super) struct Replacements<'p> {
+    old: PlacedProgram<'p>,
+    levels: &'p [u16],
+    fronts: Vec<FlowFront>,
+    /// By new flow, the old one of the same match that goes.
+    replaced: HashMap<usize, usize>,
+    /// What may block, by level: old flows that go and are still there, and those that stay with another
+    /// meaning.
+    blocking: BTreeMap<u16, Vec<usize>>,
+    /// By flow that blocks, the pairs of new and old flows that were found to wait for it.
+    waiting: HashMap<usize, Vec<(usize, usize)>>,
+    compared: usize,
+}
+
+impl<'p> Replacements<'p> {
+    /// `kept`: by new flow, the old one that it is; `coming`: the others, in the order of their installation.
+    pub(super) fn of(
+        old: PlacedProgram<'p>,
+        new: &'p Program,
+        common: &Correspondence<'_>,
+        levels: &'p [u16],
+        (kept, coming): (&[Option<usize>], &[usize]),
+        limits: &Limits,
+    ) -> Self {
+        let flows = &old.program.flows;
+        let mut stays: Vec<Option<usize>> = vec![None; flows.len()];
+        for (index, kept) in kept.iter().enumerate() {
+            kept.iter().for_each(|kept| stays[*kept] = Some(index));
+        }
+        let mut blocking: BTreeMap<u16, Vec<usize>> = BTreeMap::new();
+        let mut by_match: HashMap<MatchKey<'p>, usize> = HashMap::new();
+        for (index, flow) in flows.iter().enumerate().filter(|(_, flow)| has_order(flow, limits)) {
+            let is_same = |after: &Flow| {
+                !matches!(flow.action, FlowAction::Steer { .. }) || common.is_same_class_of(flow, after)
+            };
+            if stays[index].is_some_and(|after| is_same(&new.flows[after])) {
+                continue;
+            }
+            blocking.entry(old.levels[index]).or_default().push(index);
+            if stays[index].is_none() && can_go_early(old.program, flow) {
+                by_match.entry(match_key(flow)).or_insert(index);
+            }
+        }
+        // Of several new flows of one match, the first is the one that decides.
+        let mut replaced: HashMap<usize, usize> = HashMap::new();
+        for index in coming {
+            let flow = &new.flows[*index];
+            if has_order(flow, limits)
+                && can_go_early(new, flow)
+                && let Some(old) = by_match.remove(&match_key(flow))
+            {
+                replaced.insert(*index, old);
+            }
+        }
+        Self {
+            old,
+            levels,
+            replaced,
+            fronts: flows.iter().map(Flow::front).collect(),
+            blocking,
+            waiting: HashMap::new(),
+            compared: 0,
+        }
+    }
+
+    /// The old flows that can go once this new one is installed, in their order.
+    pub(super) fn after(&mut self, new_flow: usize) -> Vec<usize> {
+        let mut gone = Vec::new();
+        let mut ready: Vec<(usize, usize)> = Vec::new();
+        ready.extend(self.replaced.get(&new_flow).map(|old| (new_flow, *old)));
+        while let Some((by, old)) = ready.pop() {
+            match self.blocked(old, self.levels[by]) {
+                Blocked::Never => {
+                    if let Some(there) = self.blocking.get_mut(&self.old.levels[old]) {
+                        there.retain(|known| *known != old);
+                    }
+                    gone.push(old);
+                    ready.extend(self.waiting.remove(&old).unwrap_or_default());
+                }
+                Blocked::By(other) => self.waiting.entry(other).or_default().push((by, old)),
+                Blocked::Unknown => {}
+            }
+        }
+        gone
+    }
+
+    /// Whether a flow blocks the old one, while the one that replaces it is at that level.
+    fn blocked(&mut self, old: usize, level: u16) -> Blocked {
+        let flows = &self.old.program.flows;
+        let Some(behind) = self.old.levels[old].checked_add(1).filter(|behind| *behind <= level) else {
+            return Blocked::Never;
+        };
+        let (front, is_sent) = (self.fronts[old], flows[old].kind == FlowKind::Egress);
+        let mut cube: Option<Option<Cube>> = None;
+        for other in self.blocking.range(behind..=level).flat_map(|(_, there)| there) {
+            self.compared += 1;
+            let is_apart = front.is_apart(&self.fronts[*other]);
+            if is_apart || is_sent != (flows[*other].kind == FlowKind::Egress) {
+                continue;
+            }
+            let cube = *cube.get_or_insert_with(|| flows[old].cube());
+            if cube.zip(flows[*other].cube()).is_some_and(|(one, other)| one.overlaps(&other)) {
+                return Blocked::By(*other);
+            }
+        }
+        if self.compared > MOST_COMPARED { Blocked::Unknown } else { Blocked::Never }
+    }
+}
+
+/// Whether an old flow must wait.
+enum Blocked {
+    Never,
+    /// For this one.
+    By(usize),
+    /// There are too many flows to tell.
+    Unknown,
+}
+
+/// Whether a flow can go, or replace one that goes, before workers enforce the new classes. Packets without a
+/// tag are decided by the program in force. A copy decides no packet.
+fn can_go_early(program: &Program, flow: &Flow) -> bool {
+    let is_tagged = match flow.action {
+        FlowAction::Steer { class, .. } => program.untagged != Some(class),
+        FlowAction::Drop | FlowAction::Pass => true,
+    };
+    is_tagged && matches!(flow.kind, FlowKind::Normal | FlowKind::Egress)
+}
