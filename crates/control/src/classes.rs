@@ -37,6 +37,13 @@ pub(crate) fn with_changed_flows(
     classes.iter().copied().filter(|class| touched.contains(class)).collect()
 }
 
+/// Whether a flow of these classes is in both programs.
+pub(crate) fn have_kept_flows(classes: &[ClassId], new: &Program, kept: &[Option<usize>]) -> bool {
+    let classes: HashSet<ClassId> = classes.iter().copied().collect();
+    let mut kept = new.flows.iter().zip(kept).filter(|(_, kept)| kept.is_some());
+    kept.any(|(flow, _)| class_of(flow).is_some_and(|class| classes.contains(&class)))
+}
+
 fn class_of(flow: &Flow) -> Option<ClassId> {
     match flow.action {
         FlowAction::Steer { class, .. } => Some(class),

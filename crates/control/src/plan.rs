@@ -241,7 +241,11 @@ fn make(
         return Some(plan);
     }
     // Those that could stay as they are may have to move for the others, so all get a number of their own.
+    let all_come = !classes::have_kept_flows(&changed, new, &plan.kept);
     classes::renumber(old, Arc::make_mut(new), &changed);
+    if all_come {
+        return Some(plan);
+    }
     steps(installed, new, Some(&Correspondence::of(old, new)), limits, strategy)
 }
 

@@ -28,12 +28,11 @@ const MOST_COMPARED: usize = 1 << 28;
 pub(super) struct Replacements<'p> {
     old: PlacedProgram<'p>,
     levels: &'p [u16],
-    fronts: Vec<FlowFront>,
     /// By new flow, the old one of the same match that goes.
     replaced: HashMap<usize, usize>,
     /// What may block, by level: old flows that go and are still there, and those that stay with another
     /// meaning.
-    blocking: BTreeMap<u16, Vec<usize>>,
+    blocking: BTreeMap<u16, Vec<(usize, FlowFront)>>,
     /// By flow that blocks, the pairs of new and old flows that were found to wait for it.
     waiting: HashMap<usize, Vec<(usize, usize)>>,
     compared: usize,
@@ -54,7 +53,7 @@ impl<'p> Replacements<'p> {
         for (index, kept) in kept.iter().enumerate() {
             kept.iter().for_each(|kept| stays[*kept] = Some(index));
         }
-        let mut blocking: BTreeMap<u16, Vec<usize>> = BTreeMap::new();
+        let mut blocking: BTreeMap<u16, Vec<(usize, FlowFront)>> = BTreeMap::new();
         let mut by_match: HashMap<MatchKey<'p>, usize> = HashMap::new();
         for (index, flow) in flows.iter().enumerate().filter(|(_, flow)| has_order(flow, limits)) {
             let is_same = |after: &Flow| {
@@ -63,7 +62,7 @@ impl<'p> Replacements<'p> {
             if stays[index].is_some_and(|after| is_same(&new.flows[after])) {
                 continue;
             }
-            blocking.entry(old.levels[index]).or_default().push(index);
+            blocking.entry(old.levels[index]).or_default().push((index, flow.front()));
             if stays[index].is_none() && can_go_early(old.program, flow) {
                 by_match.entry(match_key(flow)).or_insert(index);
             }
@@ -79,15 +78,7 @@ impl<'p> Replacements<'p> {
                 replaced.insert(*index, old);
             }
         }
-        Self {
-            old,
-            levels,
-            replaced,
-            fronts: flows.iter().map(Flow::front).collect(),
-            blocking,
-            waiting: HashMap::new(),
-            compared: 0,
-        }
+        Self { old, levels, replaced, blocking, waiting: HashMap::new(), compared: 0 }
     }
 
     /// The old flows that can go once this new one is installed, in their order.
@@ -99,7 +90,7 @@ impl<'p> Replacements<'p> {
             match self.blocked(old, self.levels[by]) {
                 Blocked::Never => {
                     if let Some(there) = self.blocking.get_mut(&self.old.levels[old]) {
-                        there.retain(|known| *known != old);
+                        there.retain(|(known, _)| *known != old);
                     }
                     gone.push(old);
                     ready.extend(self.waiting.remove(&old).unwrap_or_default());
@@ -117,11 +108,11 @@ impl<'p> Replacements<'p> {
         let Some(behind) = self.old.levels[old].checked_add(1).filter(|behind| *behind <= level) else {
             return Blocked::Never;
         };
-        let (front, is_sent) = (self.fronts[old], flows[old].kind == FlowKind::Egress);
+        let (front, is_sent) = (flows[old].front(), flows[old].kind == FlowKind::Egress);
         let mut cube: Option<Option<Cube>> = None;
-        for other in self.blocking.range(behind..=level).flat_map(|(_, there)| there) {
+        for (other, other_front) in self.blocking.range(behind..=level).flat_map(|(_, there)| there) {
             self.compared += 1;
-            let is_apart = front.is_apart(&self.fronts[*other]);
+            let is_apart = front.is_apart(other_front);
             if is_apart || is_sent != (flows[*other].kind == FlowKind::Egress) {
                 continue;
             }
