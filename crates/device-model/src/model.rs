@@ -444,7 +444,15 @@ impl DeviceModel {
         self.priorities.saturating_sub(1).clamp(1, u32::from(u16::MAX))
     }
 
-    /// Flows that one program may use on each of its ports, by the same reasoning.
+    /// The model with as few priorities that a program has at most half of those of the device. Such a program
+    /// finds free ones beside any other.
+    #[must_use]
+    pub fn with_half_of_the_priorities(&self) -> Self {
+        Self { priorities: (self.priorities / 2).max(1) + 1, ..self.clone() }
+    }
+
+    /// Flows that one program may use on each of its ports; the other half is the next program's during a
+    /// reload.
     #[must_use]
     pub fn flows_per_program(&self) -> Option<usize> {
         self.max_flows.map(|most| (most / 2 / self.ports) as usize)

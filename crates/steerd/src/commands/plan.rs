@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
-use control::{Limits, PlacedProgram, PlanSummary};
+use control::{Limits, PlanSummary};
 
 use super::target;
 use crate::api::client::{Client, LONG};
