@@ -20,7 +20,6 @@ mod samples;
 use std::collections::{BTreeMap, BTreeSet};
 
 use device_model::{DeviceModel, Limit, PriorityTable};
-use policy::Policy;
 use program::{FlowKind, Inseparable, Program, RuleId, RuntimeFields, UndecidedReason};
 use serde::Serialize;
 
@@ -30,12 +29,11 @@ use crate::diagnostics::Obstacle;
 use crate::fit::assign_priorities::priorities_for;
 use crate::job::Job;
 use crate::mask_index::ByMask;
-use crate::problem::Problems;
 use samples::{Sample, Samples};
 
 /// The most rules with which a policy is compiled to find out whether they fit.
 const COMPILED_MAX: u32 = 1024;
-/// So many numbers of rules are tried, each a fraction of the one before.
+/// The numbers of rules that are compiled at most, each a fraction of the one before.
 const TRIES: u32 = 3;
 const TRY_SHIFT: u32 = 4;
 /// A policy with more flows is not compiled again for each form.
@@ -113,10 +111,7 @@ impl Search<'_> {
         };
         let need = match self.need(&|_| true) {
             Ok(need) => need,
-            Err((policy, problems)) => {
-                let obstacle = problems.obstacles(&policy, self.job.profile).into_iter().next();
-                return DeviceRoom { obstacle, ..none };
-            }
+            Err(obstacle) => return DeviceRoom { obstacle: obstacle.map(|obstacle| *obstacle), ..none },
         };
         let fit = self.most(&need, rules);
         let is_small = self.program.flows.len() <= FLOWS_OF_FORMS_MAX;
@@ -166,8 +161,9 @@ impl Search<'_> {
         compiled.is_ok_and(|program| short_rules(&program).is_subset(&known))
     }
 
-    /// The need of rules of the wanted forms, or the policy that does not compile even without limits.
-    fn need(&self, is_wanted: &dyn Fn(usize) -> bool) -> Result<Need, (Policy, Problems)> {
+    /// The need of rules of the wanted forms, or why the policy does not compile with them even without
+    /// limits.
+    fn need(&self, is_wanted: &dyn Fn(usize) -> bool) -> Result<Need, Option<Box<Obstacle>>> {
         let profile = without_limits(self.job.profile);
         let measure = |rounds: usize| {
             let (policy, samples) = self.samples.insert(self.samples.few(is_wanted, rounds));
@@ -176,7 +172,10 @@ impl Search<'_> {
                     let is_linear = short_rules(&program).is_subset(&short_rules(self.program));
                     Ok(Need { is_linear, ..Need::of(&self.samples, &samples, &self.job, &program) })
                 }
-                Err(problems) => Err((policy, problems)),
+                Err(problems) => {
+                    let obstacle = problems.obstacles(&policy, self.job.profile).into_iter().next();
+                    Err(obstacle.map(|obstacle| Box::new(Obstacle { rule: None, ..obstacle })))
+                }
             }
         };
         let need = measure(1)?;
@@ -260,7 +259,7 @@ struct MaskFlows {
 
 /// The need of a policy and its rules at run time.
 struct Need {
-    /// By form; empty for one that is left out.
+    /// The need of each form; empty for one that is left out.
     forms: Vec<FormNeed>,
     /// The flows of the policy's rules.
     own_flows: u64,
@@ -271,7 +270,7 @@ struct Need {
     is_linear: bool,
     /// The number of samples.
     rules: u64,
-    /// By priority without limits and kind of flow, the masks; last those that the device applies last.
+    /// The masks by priority without limits and kind of flow; last those that the device applies last.
     tables: BTreeMap<(u32, FlowKind), Vec<MaskFlows>>,
     /// The rows of what does not depend on the number of rules.
     rows: Vec<CapacityRow>,

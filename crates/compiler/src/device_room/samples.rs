@@ -52,7 +52,7 @@ pub(super) struct Sample {
 pub(super) struct Samples<'p> {
     policy: &'p Policy,
     runtime: &'p RuntimeDefinition,
-    /// By form.
+    /// The seeds of each form.
     seeds: Vec<Vec<Seed>>,
 }
 
@@ -113,7 +113,7 @@ impl<'p> Samples<'p> {
         samples
     }
 
-    /// So many samples of one form and action, or as many as there are values.
+    /// The samples of one form and action: so many, or as many as there are values.
     pub(super) fn many(&self, form: usize, action: usize, count: usize) -> Vec<Sample> {
         let mut known = HashSet::new();
         let numbers = 0..count.saturating_mul(2);
@@ -156,7 +156,7 @@ impl<'p> Samples<'p> {
     }
 }
 
-/// Some cubes of a rule.
+/// The first cubes of a rule.
 fn near(rule: &RuleDefinition, profile: &DeviceModel) -> Vec<NearCube> {
     if !decides(rule.direction, rule.action) {
         return Vec::new();
