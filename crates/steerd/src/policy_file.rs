@@ -13,7 +13,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use compiler::{Job, RuleCounter, Weights};
+use compiler::{DeviceRoom, Job, RuleCounter, Weights};
 use device_model::DeviceModel;
 use policy::policy::{SetSize, Workers};
 use policy::{
@@ -131,9 +131,7 @@ impl Read {
             let of_own = Job::new(own, profile, workers);
             let alone = if device_rules.is_empty() { None } else { Some(of_own.compile()?) };
             let room = of_own.device_room(alone.as_ref().unwrap_or(&program), false);
-            let found = room.as_ref().and_then(|room| room.diagnostic(own, profile));
-            let (errors, of_room): (Vec<_>, Vec<_>) =
-                found.into_iter().partition(|found| found.severity == Severity::Error);
+            let (errors, of_room) = of_room(room.as_ref(), own, profile);
             refused.extend(errors);
             warnings.extend(of_room);
             if let (Some(room), Some(runtime)) = (room, &mut program.runtime) {
@@ -150,6 +148,16 @@ impl Read {
         let (past, set_sizes) = (None, policy.set_sizes);
         Ok(Compiled { program, policy: own, inputs, past, set_sizes, weights, warnings, protected, refused })
     }
+}
+
+/// The errors, and the warnings, about the room of a device for the policy's rules at run time.
+pub(crate) fn of_room(
+    room: Option<&DeviceRoom>,
+    policy: &Policy,
+    profile: &DeviceModel,
+) -> (Vec<Diagnostic>, Vec<Diagnostic>) {
+    let found = room.and_then(|room| room.diagnostic(policy, profile));
+    found.into_iter().partition(|found| found.severity == Severity::Error)
 }
 
 /// Reads and parses the policy with its set files and included files.

@@ -104,13 +104,9 @@ pub(crate) fn run(args: &CheckArgs) -> Result<(), Error> {
     let lost = report.program.as_ref().map(|program| Lost::of(&policy, program)).unwrap_or_default();
     let protection = Protection::of(&policy, report.program.as_ref());
     let room = report.program.as_ref().and_then(|program| job.device_room(program, !args.quiet));
-    let short = room.as_ref().and_then(|room| room.diagnostic(&policy, profile));
-    let (room_errors, lowered): (Vec<_>, Vec<_>) =
-        short.into_iter().partition(|short| short.severity == policy::Severity::Error);
-    let warnings = [warnings, lowered].concat();
-    let warnings = all_warnings(&policy, &report, analysis.as_ref(), warnings);
+    let (room_errors, of_room) = policy_file::of_room(room.as_ref(), &policy, profile);
+    let warnings = all_warnings(&policy, &report, analysis.as_ref(), [warnings, of_room].concat());
     let device_warnings = report.program.as_ref().map(|program| device.warnings(program)).unwrap_or_default();
-    let sha256 = inputs.sha256.clone();
     let traffic = match (&args.traffic, &report.program) {
         (Some(TrafficArg::Capture(path)), Some(program)) => {
             let packets = weights.iter().flat_map(compiler::Weights::packets).sum();
@@ -121,7 +117,7 @@ pub(crate) fn run(args: &CheckArgs) -> Result<(), Error> {
     let counted = counters.map(|counters| CountedShare::of(&job, report.program.as_ref(), &counters));
     let checked = Checked {
         source,
-        sha256,
+        sha256: inputs.sha256.clone(),
         workers,
         policy,
         report,
