@@ -6,8 +6,9 @@
 //! gives an equal program.
 //!
 //! It opens no device, reads no file and prints nothing. [`Job::check`] and [`Job::report`] describe the
-//! result to an operator, [`Capacity`] counts what a program needs of a device, [`reload_conflict()`] finds
-//! why two programs cannot be installed at once.
+//! result to an operator, [`Capacity`] counts what a program needs of a device, [`Job::device_room`] how many
+//! rules at run time it has room for, [`reload_conflict()`] finds why two programs cannot be installed at
+//! once.
 //!
 //! ```
 //! use device_model::DeviceModel;
@@ -26,6 +27,7 @@
 mod actions;
 mod capacity;
 mod cover;
+mod device_room;
 mod diagnostics;
 mod driver;
 mod emit;
@@ -48,6 +50,7 @@ use program::Program;
 use traffic::share::{MAX_FLOWS_TRIED, Sample};
 
 pub use capacity::{Capacity, CapacityRow, PriorityUse};
+pub use device_room::{DeviceRoom, FormRoom};
 pub use diagnostics::{Obstacle, reload_conflict};
 pub use job::Job;
 pub use report::check::{Check, RuleCheck};

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use packet::{HashFields, RssKey};
-use program::{GroupId, Match, Policing, RuntimeFields, SinkId, SinkSpec};
+use program::{GroupId, Match, Policing, RuntimeFields, RuntimeMatch, SinkId, SinkSpec};
 
 use crate::diagnostics::Place;
 use crate::protect::ProtectedMatch;
@@ -83,6 +83,49 @@ impl Policy {
             Action::Drop | Action::Kernel | Action::Pass => &[],
         }
     }
+
+    /// Makes rules at run time rules of the policy, in the place that it gives them and in the order of their
+    /// forms, in which workers look them up. Does nothing if the policy allows no rules at run time.
+    pub fn insert_at_run_time(&mut self, rules: Vec<InsertedRule>) {
+        let Some(runtime) = &mut self.runtime else { return };
+        let before = runtime.before.min(self.rules.len());
+        let neighbour = self.rules.get(before).or(self.rules.last());
+        let priority = neighbour.map_or(0, |rule| rule.priority);
+        let form = |matches: &RuntimeMatch| {
+            let fields = matches.fields().ok();
+            runtime.forms.iter().position(|form| Some(*form) == fields)
+        };
+        let mut rules: Vec<(Option<usize>, InsertedRule)> =
+            rules.into_iter().map(|rule| (form(&rule.matches), rule)).collect();
+        rules.sort_by_key(|(form, _)| *form);
+        let definition = |InsertedRule { name, matches, action }| RuleDefinition {
+            name,
+            matches: matches.to_match(),
+            action,
+            direction: Direction::Ingress,
+            priority,
+            count: false,
+            sinks: None,
+            policing: Policing::default(),
+            multicast_default: false,
+            place: runtime.place.clone(),
+            name_place: runtime.place.clone(),
+        };
+        let rules: Vec<RuleDefinition> = rules.into_iter().map(|(_, rule)| definition(rule)).collect();
+        runtime.before = before + rules.len();
+        self.rules.splice(before..before, rules);
+    }
+}
+
+/// A rule at run time that becomes a rule of the policy.
+#[derive(Clone, Debug)]
+pub struct InsertedRule {
+    /// The name, which no other rule has.
+    pub name: String,
+    /// The packets, of a form that the policy allows.
+    pub matches: RuntimeMatch,
+    /// The action, which the policy allows.
+    pub action: Action,
 }
 
 /// `[runtime]`: the rules that may be added while the policy is in force.
@@ -99,6 +142,8 @@ pub struct RuntimeDefinition {
     pub rules_max: u32,
     /// The most of them that act in the device.
     pub device_rules_max: u32,
+    /// Whether the text has `device_rules`; else a device that has no room for so many gets fewer.
+    pub device_rules_given: bool,
     /// The users that may add rules, beside those that may change what runs, each with its most rules.
     pub owners: BTreeMap<u32, u32>,
     /// The place of its name.

@@ -13,7 +13,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use compiler::{Job, RuleCounter, Weights};
+use compiler::{DeviceRoom, Job, RuleCounter, Weights};
 use device_model::DeviceModel;
 use policy::policy::{SetSize, Workers};
 use policy::{
@@ -55,7 +55,8 @@ pub(crate) struct Compiled {
     /// The protected packets of the policy.
     pub(crate) protected: protection::Names,
     /// Why the program may not be installed: packets that the policy leaves to the kernel but workers would
-    /// receive, unless the policy allows them, and protected packets that may miss the host.
+    /// receive, unless the policy allows them, protected packets that may miss the host, and rules at run
+    /// time for which the device has no room.
     refused: Diagnostics,
 }
 
@@ -66,7 +67,7 @@ impl Compiled {
     }
 
     /// Refused if it would lose packets that the policy leaves to the kernel and does not allow to be lost,
-    /// or protected ones.
+    /// or protected ones, or if the device has no room for its rules at run time.
     pub(crate) fn into_installable(self) -> Result<Self, Diagnostics> {
         if self.refused.has_errors() { Err(self.refused) } else { Ok(self) }
     }
@@ -103,7 +104,8 @@ impl Read {
     }
 
     /// `workers`: their number; `None`: as many as the policy names. `device_rules`: the rules at run time
-    /// that are to act in the device.
+    /// that are to act in the device. `proves_room`: whether it is refused if the device has no room for as
+    /// many of them as it allows.
     pub(crate) fn compile(
         self,
         weights: Option<&Weights>,
@@ -111,9 +113,10 @@ impl Read {
         workers: Option<usize>,
         previous: Option<&Program>,
         device_rules: &[DeviceRule],
+        proves_room: bool,
     ) -> Result<Compiled, Diagnostics> {
         let Self { mut policy, mut warnings, inputs } = self;
-        let own = policy.runtime.is_some().then(|| Arc::new(policy.clone()));
+        let mut own = policy.runtime.is_some().then(|| policy.clone());
         device_rules::insert(&mut policy, device_rules);
         let workers = workers.unwrap_or_else(|| workers_named(&policy));
         let job = Job::new(&policy, profile, workers).beside(previous).weighted(weights);
@@ -123,7 +126,20 @@ impl Read {
         }
         warnings.extend(job.check(&program).warnings);
         let lost = Lost::errors(&policy, &program).into_iter();
-        let refused = lost.chain(Protection::of(&policy, Some(&program)).errors).collect::<Vec<_>>();
+        let mut refused = lost.chain(Protection::of(&policy, Some(&program)).errors).collect::<Vec<_>>();
+        if let Some(own) = own.as_mut().filter(|_| proves_room) {
+            let of_own = Job::new(own, profile, workers);
+            let alone = if device_rules.is_empty() { None } else { Some(of_own.compile()?) };
+            let room = of_own.device_room(alone.as_ref().unwrap_or(&program), false);
+            let (errors, of_room) = of_room(room.as_ref(), own, profile);
+            refused.extend(errors);
+            warnings.extend(of_room);
+            if let (Some(room), Some(runtime)) = (room, &mut program.runtime) {
+                runtime.device_rules_max = room.fit;
+                own.runtime.iter_mut().for_each(|runtime| runtime.device_rules_max = room.fit);
+            }
+        }
+        let own = own.map(Arc::new);
         let refused = Diagnostics::from(refused);
         warnings.extend(protection::warning(&policy));
         let protected = protection::Names::of(&policy);
@@ -132,6 +148,16 @@ impl Read {
         let (past, set_sizes) = (None, policy.set_sizes);
         Ok(Compiled { program, policy: own, inputs, past, set_sizes, weights, warnings, protected, refused })
     }
+}
+
+/// The errors, and the warnings, about the room of a device for the policy's rules at run time.
+pub(crate) fn of_room(
+    room: Option<&DeviceRoom>,
+    policy: &Policy,
+    profile: &DeviceModel,
+) -> (Vec<Diagnostic>, Vec<Diagnostic>) {
+    let found = room.and_then(|room| room.diagnostic(policy, profile));
+    found.into_iter().partition(|found| found.severity == Severity::Error)
 }
 
 /// Reads and parses the policy with its set files and included files.
@@ -174,6 +200,8 @@ pub(crate) struct Running<'r> {
     pub(crate) counters: Option<Counters>,
     /// Chooses the rules at run time that are to act in the device under a policy.
     pub(crate) device_rules: &'r dyn Fn(&Policy) -> Vec<DeviceRule>,
+    /// Whether the policy is the one in force, only with other rules at run time.
+    pub(crate) is_same_policy: bool,
 }
 
 /// `workers`: their number; `None`: as many as the policy names.
@@ -209,7 +237,8 @@ pub(crate) fn compile_weighted(
 ) -> Result<Compiled, Diagnostics> {
     let device_rules = running.map(|running| (running.device_rules)(&read.policy)).unwrap_or_default();
     let previous = running.map(|running| running.program);
-    read.compile(weights, profile, workers, previous, &device_rules)
+    let proves_room = running.is_none_or(|running| !running.is_same_policy);
+    read.compile(weights, profile, workers, previous, &device_rules, proves_room)
 }
 
 /// If the capture that the settings name cannot be read.

@@ -4,6 +4,7 @@
 mod budgets;
 mod classbench;
 mod corpora;
+mod device_room;
 mod exceptions;
 mod explain;
 mod golden;

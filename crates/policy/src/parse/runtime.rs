@@ -47,6 +47,7 @@ pub(super) fn read(
         actions: actions?,
         rules_max: rules_max?,
         device_rules_max: device_rules_max?.min(rules_max?),
+        device_rules_given: table.get("device_rules").is_some(),
         owners: owners?,
         place: reader.place(key.span()),
     })

@@ -8,7 +8,7 @@ use std::collections::HashSet;
 use std::path::Path;
 
 use analysis::{Analysis, Reach, RuleAnalysis};
-use compiler::{Decided, Decisions, Job, Report, Saving, TrafficSample, TrafficShares, Weights};
+use compiler::{Decided, Decisions, DeviceRoom, Job, Report, Saving, TrafficSample, TrafficShares, Weights};
 use policy::{Diagnostic, Diagnostics, Policy};
 use program::{Program, RuleId, SinkId};
 use serde::Serialize;
@@ -39,6 +39,10 @@ struct Checked {
     lost: Lost,
     /// The outcome of the protected packets.
     protection: Protection,
+    /// The room of the device for rules at run time; `None`: there is no program, or none may be there.
+    room: Option<DeviceRoom>,
+    /// Why there is too little room.
+    room_errors: Vec<Diagnostic>,
     /// `None`: skipped.
     analysis: Option<Analysis>,
     /// Warnings of the text, of the program and of the analysis.
@@ -99,9 +103,10 @@ pub(crate) fn run(args: &CheckArgs) -> Result<(), Error> {
     let analysis = analysed(args, &policy);
     let lost = report.program.as_ref().map(|program| Lost::of(&policy, program)).unwrap_or_default();
     let protection = Protection::of(&policy, report.program.as_ref());
-    let warnings = all_warnings(&policy, &report, analysis.as_ref(), warnings);
+    let room = report.program.as_ref().and_then(|program| job.device_room(program, !args.quiet));
+    let (room_errors, of_room) = policy_file::of_room(room.as_ref(), &policy, profile);
+    let warnings = all_warnings(&policy, &report, analysis.as_ref(), [warnings, of_room].concat());
     let device_warnings = report.program.as_ref().map(|program| device.warnings(program)).unwrap_or_default();
-    let sha256 = inputs.sha256.clone();
     let traffic = match (&args.traffic, &report.program) {
         (Some(TrafficArg::Capture(path)), Some(program)) => {
             let packets = weights.iter().flat_map(compiler::Weights::packets).sum();
@@ -112,12 +117,14 @@ pub(crate) fn run(args: &CheckArgs) -> Result<(), Error> {
     let counted = counters.map(|counters| CountedShare::of(&job, report.program.as_ref(), &counters));
     let checked = Checked {
         source,
-        sha256,
+        sha256: inputs.sha256.clone(),
         workers,
         policy,
         report,
         lost,
         protection,
+        room,
+        room_errors,
         analysis,
         warnings,
         device_warnings,
@@ -227,10 +234,11 @@ impl Checked {
 
     /// Why the policy is refused, with places.
     fn problems(&self) -> impl Iterator<Item = &Diagnostic> {
-        self.report.problems.iter().chain(&self.lost.errors).chain(&self.protection.errors)
+        let of_program = self.report.problems.iter().chain(&self.lost.errors);
+        of_program.chain(&self.protection.errors).chain(&self.room_errors)
     }
 
-    /// Whether it compiles, and loses no exceptions and no protected packets.
+    /// Whether it compiles, loses no exceptions and no protected packets, and rules at run time have room.
     fn is_installable(&self) -> bool {
         self.report.program.is_some() && self.problems().next().is_none()
     }
@@ -246,6 +254,9 @@ impl Checked {
         }
         if !self.protection.errors.is_empty() {
             found.push("protected packets may miss the host".to_owned());
+        }
+        if !self.room_errors.is_empty() {
+            found.push("no room for the rules at run time".to_owned());
         }
         format!("{} on {}", found.join(", "), self.report.device)
     }

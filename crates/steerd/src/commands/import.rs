@@ -158,7 +158,7 @@ fn additions(policy: &Policy, group: Option<&str>, interface: Option<&str>) -> S
 /// Whether an ideal device can run the policy; the same question as that of `steerd check`.
 fn check(policy_toml: &str) -> Result<(), Diagnostics> {
     let read = policy_file::parse(&Source::new("policy", policy_toml), &NoFiles, &BTreeMap::new())?;
-    let compiled = read.compile(None, &DeviceModel::ideal(), None, None, &[])?;
+    let compiled = read.compile(None, &DeviceModel::ideal(), None, None, &[], false)?;
     Compiled::into_installable(compiled).map(|_| ())
 }
 

@@ -142,7 +142,8 @@ pub(crate) fn run(args: &SizeArgs) -> Result<(), Error> {
     };
     let mut read = policy_file::load(&source).map_err(refused)?;
     let weights = read.weights(Some(&Traffic::Capture(args.traffic.clone())), None)?;
-    let compiled = read.compile(weights.as_ref(), &device.profile, workers, None, &[]).map_err(refused)?;
+    let compiled =
+        read.compile(weights.as_ref(), &device.profile, workers, None, &[], false).map_err(refused)?;
     let program = &*compiled.program;
     let collected = Collected::of(program, &args.traffic)?;
     let load = Load::of(args, &collected);

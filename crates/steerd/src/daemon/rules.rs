@@ -156,6 +156,7 @@ impl LiveRules {
             program: &in_force.program,
             counters: None,
             device_rules: &|_policy| device_rules.to_vec(),
+            is_same_policy: true,
         };
         let compiled =
             policy_file::compile_weighted(read, weights.as_ref(), &profile, Some(workers), Some(&running));

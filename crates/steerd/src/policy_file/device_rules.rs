@@ -2,8 +2,8 @@
 //! them, and are compiled and installed with it.
 
 use policy::Policy;
-use policy::policy::{Direction, RuleDefinition};
-use program::{Policing, RuntimeMatch, RuntimeRules};
+use policy::policy::InsertedRule;
+use program::{RuntimeMatch, RuntimeRules};
 
 /// A rule at run time that acts in the device.
 #[derive(Clone, Debug)]
@@ -23,14 +23,7 @@ pub(crate) fn quoted(id: &str) -> [String; 2] {
 
 /// Adds the rules to the policy, which allows their actions and forms.
 pub(super) fn insert(policy: &mut Policy, rules: &[DeviceRule]) {
-    let Some(runtime) = &mut policy.runtime else { return };
-    let before = runtime.before.min(policy.rules.len());
-    let neighbour = policy.rules.get(before).or(policy.rules.last());
-    let priority = neighbour.map_or(0, |rule| rule.priority);
-    let rank = |matches: &RuntimeMatch| {
-        let fields = matches.fields().ok();
-        runtime.forms.iter().position(|form| Some(*form) == fields)
-    };
+    let Some(runtime) = &policy.runtime else { return };
     let mut added = Vec::new();
     for rule in rules {
         let Some((_, action)) = runtime.actions.iter().find(|(text, _)| *text == rule.action) else {
@@ -38,27 +31,10 @@ pub(super) fn insert(policy: &mut Policy, rules: &[DeviceRule]) {
         };
         let reverse = rule.both_directions.then(|| rule.matches.reversed());
         for (name, matches) in quoted(&rule.id).into_iter().zip([Some(rule.matches), reverse]) {
-            let Some(matches) = matches else { continue };
-            let definition = RuleDefinition {
-                name,
-                matches: matches.to_match(),
-                action: *action,
-                direction: Direction::Ingress,
-                priority,
-                count: false,
-                sinks: None,
-                policing: Policing::default(),
-                multicast_default: false,
-                place: runtime.place.clone(),
-                name_place: runtime.place.clone(),
-            };
-            added.push((rank(&matches), definition));
+            added.extend(matches.map(|matches| InsertedRule { name, matches, action: *action }));
         }
     }
-    // In the order of the forms, as workers look them up.
-    added.sort_by_key(|(rank, _)| *rank);
-    runtime.before = before + added.len();
-    policy.rules.splice(before..before, added.into_iter().map(|(_, rule)| rule));
+    policy.insert_at_run_time(added);
 }
 
 /// Notes which actions of rules at run time workers can enforce under this policy.

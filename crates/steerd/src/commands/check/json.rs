@@ -1,7 +1,7 @@
 //! `check --format json`: one object, described in docs/reference/commands/check.md.
 
 use analysis::{Need, Pairs, Protected, Reach, Relation, RuleAnalysis};
-use compiler::{Capacity, Obstacle, RuleReport, Shares, TrafficShare};
+use compiler::{Capacity, DeviceRoom, Obstacle, RuleReport, Shares, TrafficShare};
 use policy::Witness;
 use policy::{Diagnostic, Diagnostics, MAX_DIAGNOSTICS};
 use program::{Program, RuleId, SinkId, SinkSpec};
@@ -34,6 +34,8 @@ struct Answer<'c> {
     savings: Vec<SavingLine<'c>>,
     sinks: Vec<SinkLine<'c>>,
     capacity: Option<&'c Capacity>,
+    /// The room for rules at run time; `null`: there is no program, or none may be in the device.
+    device_rules: Option<&'c DeviceRoom>,
     obstacles: &'c [Obstacle],
     /// Packets that rules leave to the kernel but workers receive.
     lost_exceptions: Vec<LostLine<'c>>,
@@ -192,6 +194,7 @@ pub(super) fn print(checked: &Checked, denied: &[String]) -> Result<(), OutputEr
         counted: checked.counted,
         sinks: report.program.as_ref().map(|program| checked.sinks(program)).unwrap_or_default(),
         capacity: report.capacity.as_ref(),
+        device_rules: checked.room.as_ref(),
         obstacles: &report.obstacles,
         analysis: checked.analysis.as_ref().map(|analysis| Analysis {
             not_decided: analysis.not_decided,

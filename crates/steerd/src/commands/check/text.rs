@@ -3,7 +3,8 @@
 use std::fmt::Write as _;
 
 use analysis::{Analysis, Need, Pair, Reach, Relation};
-use compiler::{Amount, Capacity, CapacityRow, Decided, Obstacle, Report, RuleReport};
+use compiler::{Amount, Capacity, CapacityRow, Decided, DeviceRoom, Obstacle, Report, RuleReport};
+use device_model::Limit;
 use program::{RuleId, SinkId};
 
 use super::{Checked, names};
@@ -33,6 +34,9 @@ pub(super) fn of(checked: &Checked, layout: Layout) -> String {
     }
     if let Some(capacity) = &report.capacity {
         out.push_str(&capacity_table(capacity, layout));
+    }
+    if let Some(room) = &checked.room {
+        out.push_str(&room_table(room, layout));
     }
     let _ = writeln!(out, "\n{}", verdict(checked, layout));
     out
@@ -457,6 +461,35 @@ fn capacity_table(capacity: &Capacity, layout: Layout) -> String {
         out.push_str(&layout.lines(Style::Dim, "", &room));
     }
     out
+}
+
+/// The table of what rules at run time need in the device, by form, and with the policy.
+fn room_table(room: &DeviceRoom, layout: Layout) -> String {
+    let mut grid = Grid::new(&["rules at run time in the device", "rules", "flows", "masks", "priorities"]);
+    for form in &room.forms {
+        grid.row(vec![
+            form.form.clone(),
+            number(form.rules),
+            number(form.flows),
+            number(form.masks),
+            number(form.priorities),
+        ]);
+    }
+    let of_limit = |limit: Limit| {
+        let row = room.rows.iter().find(|row| row.limit == limit);
+        row.map_or_else(String::new, |row| {
+            let most = row.most.map_or_else(String::new, |most| format!(" of {}", number(most)));
+            format!("{}{most}", number(row.used))
+        })
+    };
+    let whole = [Limit::Flows, Limit::Shapes, Limit::Priorities].map(of_limit);
+    let row = ["all forms, with the policy".to_owned(), number(room.rules.into())].into_iter().chain(whole);
+    grid.row(row.collect());
+    let room = match room.fit {
+        fit if fit == room.rules => String::new(),
+        fit => layout.lines(Style::Bad, "", &format!("there is room for {}", number(fit.into()))),
+    };
+    format!("\n{}{room}", headed(&grid, layout))
 }
 
 fn priorities(capacity: &Capacity, layout: Layout) -> String {

@@ -143,7 +143,7 @@ impl Work {
         let traffic = before.source.traffic.as_ref();
         let counters = (traffic == Some(&Traffic::Counters))
             .then(|| Counters::of_state(&observer.state(), before.weights.clone()));
-        let running = Running { program: &before.program, counters, device_rules };
+        let running = Running { program: &before.program, counters, device_rules, is_same_policy: false };
         let read = match &self.origin {
             Origin::File(_) => policy_file::load(&before.source),
             Origin::Past(policy) => policy_file::load_inputs(&policy.inputs).ok_or_else(|| {
@@ -256,7 +256,12 @@ pub(in crate::daemon) fn plan(parts: &Parts, read: Read) -> Result<PlanReport, D
     let of_policy = rules.lock().for_device(&read.policy, &before.program);
     let device_rules = |_: &Policy| of_policy.clone();
     let counters = Counters::of_weights(before.weights.clone());
-    let running = Running { program: &before.program, counters: None, device_rules: &device_rules };
+    let running = Running {
+        program: &before.program,
+        counters: None,
+        device_rules: &device_rules,
+        is_same_policy: false,
+    };
     let workers = observer.worker_count();
     let profile = observer.opened.profile(workers);
     let weights = counters.weights(&read.policy);

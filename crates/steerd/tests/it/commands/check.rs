@@ -417,3 +417,54 @@ fn a_policy_is_compiled_for_a_capture() {
     assert!(message.contains("setting policy.traffic: ") && message.contains("none.pcap"), "{message}");
     assert!(message.contains("hint: correct the path") && !message.contains("editcap"), "{message}");
 }
+
+/// The device has room for 50 flows of a policy.
+const SMALL_DEVICE: &str = "name = \"small\"\npriorities = 64\nmax_flows = 100\nmax_specs = 10\n\
+    max_table = 128\ntag_bits = 24\n";
+
+#[test]
+fn check_refuses_more_rules_at_run_time_than_the_device_has_room_for() {
+    let given = |rules: &str| {
+        format!(
+            "version = 1\ndefault = \"kernel\"\n[groups.one]\nworkers = [0]\n[runtime]\nbefore = \"ip\"\n\
+             matches = [\"src/24 dst/32\"]\nactions = [\"drop\"]\n{rules}\n[[rules]]\nname = \"ip\"\n\
+             match = {{ family = \"ipv4\" }}\naction = {{ steer = \"one\" }}\n"
+        )
+    };
+    let (many, few, usual) = (given("device_rules = 100"), given("device_rules = 40"), given(""));
+    let files =
+        [("many.toml", &*many), ("few.toml", &few), ("usual.toml", &usual), ("small.toml", SMALL_DEVICE)];
+    let folder = policies(&files);
+    let check = |policy: &str, more: &[&str]| {
+        run_in(&folder, &[&["check", policy, "--model", "small.toml"], more].concat())
+    };
+    let refused = check("many.toml", &[]);
+    assert_eq!(refused.status.code(), Some(1), "{}", stdout(&refused));
+    let (text, errors) = (stdout(&refused), stderr(&refused));
+    let expected = "many.toml:5:2: error: with 100 rules at run time in the device, the policy needs 101 flows, \
+                    `small` has 50 for it (EINVAL) (write device_rules = 49)";
+    assert!(errors.contains(expected), "{errors}");
+    assert!(
+        text.contains("no room for the rules at run time") && text.contains("there is room for 49"),
+        "{text}"
+    );
+    let fits = check("few.toml", &[]);
+    assert!(fits.status.success(), "{}", stderr(&fits));
+    let row = |text: &str, head: &str| -> Vec<String> {
+        let line = text.lines().find(|line| line.starts_with(head)).expect(head);
+        line[head.len()..].split_whitespace().map(str::to_owned).collect()
+    };
+    assert_eq!(row(&stdout(&fits), "src/24 dst (IPv4)"), ["40", "40", "1", "1"]);
+    assert_eq!(row(&stdout(&fits), "all forms, with the policy")[..4], ["40", "41", "of", "50"]);
+    let json = check("few.toml", &["--format", "json"]);
+    let json: serde_json::Value = serde_json::from_slice(&json.stdout).expect("JSON");
+    assert_eq!((&json["device_rules"]["fit"], &json["ok"]), (&40.into(), &true.into()), "{json:#}");
+    // A number that is not given is lowered.
+    let lowered = check("usual.toml", &[]);
+    assert!(lowered.status.success(), "{}", stderr(&lowered));
+    assert!(
+        stderr(&lowered).contains("at most 49 rules at run time will be in the device"),
+        "{}",
+        stderr(&lowered)
+    );
+}
