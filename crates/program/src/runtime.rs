@@ -6,6 +6,7 @@
 //! match the same packet, and a worker looks a packet up at most once for each form.
 
 use std::fmt;
+use std::hash::BuildHasher as _;
 use std::net::IpAddr;
 
 use packet::{EtherType, Field, FlowKey, Layers};
@@ -312,18 +313,44 @@ pub struct RuntimeKey {
 }
 
 impl RuntimeKey {
-    /// A hash of all bits.
+    /// A hash of all bits. Each factor of a product has a word of the secret in it, so nobody who does not know
+    /// the secret can choose keys that make a factor zero, or that share a hash.
     #[must_use]
     #[inline]
-    pub fn hash(&self) -> u64 {
-        const ODD: u64 = 0x9e37_79b9_7f4a_7c15;
+    pub fn hash(&self, secret: &RuntimeSecret) -> u64 {
         let fold = |a: u64, b: u64| {
             let product = u128::from(a) * u128::from(b);
             product as u64 ^ (product >> 64) as u64
         };
         let [a, b, c, d, e] = self.words;
-        let addresses = fold(a ^ ODD, b.rotate_left(32) ^ c ^ 0xd6e8_feb8_6659_fd93);
-        fold(addresses ^ d, e ^ u64::from(self.code) ^ 0xa076_1d64_78bd_642f) ^ addresses
+        let [first, second, third, fourth, fifth, sixth] = secret.0;
+        // These two do not wait for each other.
+        let src = fold(a ^ first, b ^ second);
+        let dst = fold(c ^ third, d ^ fourth);
+        fold(src ^ e ^ fifth, dst ^ u64::from(self.code) ^ sixth)
+    }
+}
+
+/// The random numbers that a hash of a [`RuntimeKey`] depends on. Senders of packets and owners of rules choose
+/// keys, and must not be able to predict which of them collide.
+#[derive(Clone, Copy)]
+pub struct RuntimeSecret([u64; SECRET_WORDS]);
+
+const SECRET_WORDS: usize = 6;
+
+impl RuntimeSecret {
+    /// A secret that no other caller has.
+    #[must_use]
+    pub fn random() -> Self {
+        // The standard library seeds it from the system's random numbers.
+        let state = std::hash::RandomState::new();
+        Self(std::array::from_fn(|word| state.hash_one(word)))
+    }
+}
+
+impl fmt::Debug for RuntimeSecret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("RuntimeSecret")
     }
 }
 
@@ -672,6 +699,27 @@ mod tests {
         fn a_match_survives_json(rule in matches()) {
             let text = serde_json::to_string(&rule).expect("it is plain data");
             prop_assert_eq!(serde_json::from_str::<RuntimeMatch>(&text).expect(&text), rule);
+        }
+    }
+
+    /// Sources that made the products of an earlier hash zero: 1000 of each kind had the hash 0.
+    #[test]
+    fn chosen_sources_have_different_hashes() {
+        let families: [fn(u128) -> u128; 3] = [
+            |number| 0x2001_0db8 << 96 | number << 64 | 0x6659_fd93_d6e8_feb8,
+            |number| 0x9e37_79b9_7f4a_7c15 << 64 | number,
+            |number| 0x2001_0db8 << 96 | number,
+        ];
+        for (family, source) in families.into_iter().enumerate() {
+            let secret = RuntimeSecret::random();
+            let mut chains = std::collections::HashMap::new();
+            for number in 0..1000 {
+                let src = AddressPrefix { address: IpAddr::V6(source(number).into()), length: 128 };
+                let key = RuntimeMatch { src: Some(src), ..RuntimeMatch::default() }.key().expect("a field");
+                *chains.entry(key.hash(&secret) as u32 & 0x7ff).or_insert(0) += 1;
+            }
+            let longest = chains.values().max().copied();
+            assert!(longest < Some(16), "family {family}: {longest:?} of 1000 keys in one of 2048 buckets");
         }
     }
 
