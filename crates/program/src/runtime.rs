@@ -268,6 +268,18 @@ impl RuntimeForm {
         words.iter_mut().zip(self.mask).for_each(|(word, mask)| *word &= mask);
         Some(RuntimeKey { words, code: self.code })
     }
+
+    /// The part of a key, of this form or of `other`, that both forms compare. If the parts of two keys differ,
+    /// no packet has both keys. `None`: no packet has keys of both forms.
+    #[must_use]
+    pub fn common_part(&self, other: &Self, key: &RuntimeKey) -> Option<RuntimeKey> {
+        let families = (self.needs | other.needs) & (Parts::V4 | Parts::V6);
+        if families == Parts::V4 | Parts::V6 {
+            return None;
+        }
+        let words = std::array::from_fn(|word| key.words[word] & self.mask[word] & other.mask[word]);
+        Some(RuntimeKey { words, code: 0 })
+    }
 }
 
 const fn halves(number: u128) -> [u64; 2] {
@@ -693,6 +705,17 @@ mod tests {
             let packet = FlowKey::of(&frame);
             let found = RuntimeForm::of(fields).key(&RuntimeHeader::of(&packet)) == Some(key);
             prop_assert_eq!(found, Predicate::of(&rule.to_match()).matches(&packet), "{}", rule);
+        }
+
+        #[test]
+        fn keys_of_a_packet_have_a_common_part(one in matches(), other in matches(), frame in frames()) {
+            let (Ok(fields), Ok(others)) = (one.fields(), other.fields()) else { return Ok(()) };
+            let (form, another) = (RuntimeForm::of(fields), RuntimeForm::of(others));
+            let part = |rule: &RuntimeMatch| form.common_part(&another, &rule.key().expect("it has fields"));
+            let packet = FlowKey::of(&frame);
+            let has_both =
+                [one, other].iter().all(|rule| Predicate::of(&rule.to_match()).matches(&packet));
+            prop_assert!(!has_both || (part(&one).is_some() && part(&one) == part(&other)), "{} {}", one, other);
         }
 
         #[test]
