@@ -75,7 +75,7 @@ impl RuntimeLookups {
 pub(crate) struct RuntimeTable {
     /// The lower half of the hash above the slot plus 1; 0 is free.
     buckets: Box<[u64]>,
-    /// By slot.
+    /// The rules by slot.
     entries: Box<[Option<(RuntimeKey, u8)>]>,
     rules: usize,
     secret: RuntimeSecret,
@@ -268,7 +268,7 @@ pub(crate) struct RuntimeFeed {
     sent: u64,
     /// The counters of the table that the worker has, or is about to get.
     tallies: Arc<TallyRow>,
-    /// By slot, the counts by tables before this one.
+    /// The counts by tables before this one, by slot.
     carried: Vec<Traffic>,
 }
 
