@@ -93,13 +93,13 @@ pub enum RuntimeRequest {
     Remove(Arc<str>),
 }
 
-/// What the owner of a batch may do.
+/// The rights of the owner of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RuntimeOwner {
     /// The user id.
     pub uid: u32,
-    /// The most rules, one for both directions counting twice; `None`: as many as the policy allows, and those
-    /// of others may be replaced and removed.
+    /// The most rules, one for both directions counting twice; `None`: as many as the policy allows, and
+    /// those of others may be replaced and removed.
     pub rules_max: Option<u32>,
 }
 
@@ -445,8 +445,8 @@ impl RuntimeStore {
         Ok(())
     }
 
-    /// Checks that there is room for a rule in place of the one that it replaces. Both limits count slots, so a
-    /// rule for both directions counts twice.
+    /// Checks that there is room for a rule in place of the one that it replaces. Both limits count slots,
+    /// so a rule for both directions counts twice.
     fn check_room(
         &self,
         before: Option<&StoredRule>,

@@ -36,7 +36,7 @@ pub struct RuntimeRules {
     pub forms: Vec<RuntimeForm>,
     /// The actions, by their number. `None` is an action of the previous program only: rules keep the number.
     pub actions: Vec<Option<RuntimeAction>>,
-    /// By rule, whether its packets meet rules at run time first.
+    /// Whether the packets of a rule meet rules at run time first, by the rule's number.
     pub subject: Vec<bool>,
     /// The most rules.
     pub rules_max: u32,
@@ -136,7 +136,7 @@ bitflags::bitflags! {
 pub struct RuntimeFields {
     /// The length of the compared prefix of the source address in bits; 0: none.
     pub src: u8,
-    /// The same for the destination address.
+    /// The length of the compared prefix of the destination address, in the same way.
     pub dst: u8,
     /// Whether the addresses are of IPv6; `None`: no address is compared.
     pub is_v6: Option<bool>,
@@ -269,8 +269,8 @@ impl RuntimeForm {
         Some(RuntimeKey { words, code: self.code })
     }
 
-    /// The part of a key, of this form or of `other`, that both forms compare. If the parts of two keys differ,
-    /// no packet has both keys. `None`: no packet has keys of both forms.
+    /// The part of a key, of this form or of `other`, that both forms compare. If the parts of two keys
+    /// differ, no packet has both keys. `None`: no packet has keys of both forms.
     #[must_use]
     pub fn common_part(&self, other: &Self, key: &RuntimeKey) -> Option<RuntimeKey> {
         let families = (self.needs | other.needs) & (Parts::V4 | Parts::V6);
@@ -325,8 +325,8 @@ pub struct RuntimeKey {
 }
 
 impl RuntimeKey {
-    /// A hash of all bits. Each factor of a product has a word of the secret in it, so nobody who does not know
-    /// the secret can choose keys that make a factor zero, or that share a hash.
+    /// A hash of all bits. Each factor of a product has a word of the secret in it, so nobody who does not
+    /// know the secret can choose keys that make a factor zero, or that share a hash.
     #[must_use]
     #[inline]
     pub fn hash(&self, secret: &RuntimeSecret) -> u64 {
@@ -343,8 +343,8 @@ impl RuntimeKey {
     }
 }
 
-/// The random numbers that a hash of a [`RuntimeKey`] depends on. Senders of packets and owners of rules choose
-/// keys, and must not be able to predict which of them collide.
+/// The random numbers that a hash of a [`RuntimeKey`] depends on. Senders of packets and owners of rules
+/// choose keys, and must not be able to predict which of them collide.
 #[derive(Clone, Copy)]
 pub struct RuntimeSecret([u64; SECRET_WORDS]);
 
@@ -573,7 +573,7 @@ impl RuntimeMatch {
         if fields == RuntimeFields::default() { Err(RuntimeMatchError::Empty) } else { Ok(fields) }
     }
 
-    /// Its key.
+    /// The key by which workers find the rule.
     ///
     /// # Errors
     /// As [`RuntimeMatch::fields`].
@@ -588,7 +588,7 @@ impl RuntimeMatch {
         Ok(RuntimeKey { words: [src_high, src_low, dst_high, dst_low, rest], code })
     }
 
-    /// The same packets in the other direction of a connection.
+    /// The match of the same packets in the other direction of a connection.
     #[must_use]
     pub fn reversed(&self) -> Self {
         Self { src: self.dst, dst: self.src, src_port: self.dst_port, dst_port: self.src_port, ..*self }
