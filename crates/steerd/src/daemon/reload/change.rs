@@ -14,6 +14,7 @@ use crate::daemon::board::PolicyInForce;
 use crate::daemon::dataplane::Cause;
 use crate::daemon::history::PastPolicy;
 use crate::daemon::observer::{Observer, unix_seconds};
+use crate::daemon::rules::{DeviceChoice, FormFacts, TrialStage};
 use crate::daemon::{Error, notify};
 use crate::message::chain;
 use crate::policy_file::{self, Compiled, Counters, PolicyChange, Read, Running};
@@ -24,9 +25,11 @@ pub(super) struct Work {
     pub(super) parts: Parts,
     pub(super) origin: Origin,
     pub(super) by: String,
+    /// The policy in force is on trial.
+    pub(super) is_on_trial: bool,
 }
 
-/// What a change has come to.
+/// The result of a change.
 enum Outcome {
     Installed { flows: FlowChanges, trial: Option<Trial> },
     DryRun(Box<PlanReport>),
@@ -80,62 +83,137 @@ impl Work {
     }
 
     fn change(&self, source: &str) -> Result<Accepted, Refused> {
-        let Parts { observer, commands, rules, history } = &self.parts;
+        let Parts { observer, rules, history, .. } = &self.parts;
         let options = match &self.origin {
             Origin::File(options) => *options,
             // Who goes back wants the sets as they were.
             Origin::Past(_) => ReloadBody { force: true, ..ReloadBody::default() },
         };
+        let read = self.read(&observer.board.read().policy, source)?;
+        let facts = rules.facts(&read.policy);
         // Held until the policy is in force: nobody changes rules at run time meanwhile.
         let mut at_run_time = rules.lock();
         let before = Arc::clone(&observer.board.read().policy);
-        let device_rules = |policy: &Policy| at_run_time.for_device(policy, &before.program);
-        let compiled = self.compile(&before, source, &device_rules)?;
-        policy_file::log(&compiled.warnings, 0);
-        let warnings = compiled.warnings.clone();
-        let refused = |why| Refused { diagnostics: warnings.clone().into(), ..Refused::because(why) };
         if !options.force
-            && let Some(why) = changed_too_much(&before.set_sizes, &compiled.set_sizes)
+            && let Some(why) = changed_too_much(&before.set_sizes, &read.policy.set_sizes)
         {
-            return Err(refused(why));
-        }
-        let profile = observer.opened.profile(observer.worker_count());
-        if let Some(obstacle) = compiler::reload_conflict(&before.program, &compiled.program, &profile) {
-            let errno = obstacle.errno.map_or_else(String::new, |errno| format!(" ({errno})"));
-            let compiler::Obstacle { reason, limit, remedy, .. } = obstacle;
-            return Err(refused(format!("{source}: {reason}: {limit}{errno} (hint: {remedy})")));
+            return Err(Refused { diagnostics: read.warnings.into(), ..Refused::because(why) });
         }
         if options.confirm_seconds.is_some()
             && history.back(0).is_none_or(|before| before.inputs.text.is_none())
         {
             let why = "the policy in force could not come back, as its text is too long to be kept (hint: reload \
                        without --confirm)";
-            return Err(refused(why.to_owned()));
+            return Err(Refused { diagnostics: read.warnings.into(), ..Refused::because(why.to_owned()) });
         }
-        if options.dry_run {
-            let change = difference(&before, &compiled);
+        let mut choice = at_run_time.choose(&read.policy, &before.program, facts.as_ref());
+        let mut read = Some(read);
+        let (outcome, warnings) = loop {
+            // Kept for another attempt if there can be one.
+            let is_last = choice.rules().is_empty();
+            let Some(own) = (if is_last { read.take() } else { read.clone() }) else {
+                return Err(Refused::because(format!("{source} is refused")));
+            };
+            match self.attempt(&before, source, own, &choice, options.dry_run) {
+                Ok(done) => break done,
+                Err(refused) => self.reduce(&mut choice, source, refused)?,
+            }
+        };
+        policy_file::log(&warnings, 0);
+        let stage = match &self.origin {
+            Origin::Past(_) if self.is_on_trial => TrialStage::Ends,
+            Origin::File(_) if options.confirm_seconds.is_some() => TrialStage::Begins,
+            Origin::File(_) | Origin::Past(_) => TrialStage::None,
+        };
+        let outcome = match outcome {
+            Attempted::DryRun(report) => Outcome::DryRun(report),
+            Attempted::Installed(flows) => {
+                rules.follow_policy(&mut at_run_time, &choice.left_out, &before.program, stage);
+                let trial = options.confirm_seconds.and_then(|seconds| {
+                    let time = Duration::try_from_secs_f64(seconds).ok()?;
+                    Some(Trial {
+                        ends: Instant::now() + time,
+                        time,
+                        before: history.back(0)?,
+                        is_over: false,
+                    })
+                });
+                Outcome::Installed { flows, trial }
+            }
+        };
+        Ok(Accepted { outcome, warnings, before })
+    }
+
+    /// Reads the policy.
+    fn read(&self, before: &PolicyInForce, source: &str) -> Result<Read, Refused> {
+        let read = match &self.origin {
+            Origin::File(_) => policy_file::load(&before.source),
+            Origin::Past(policy) => policy_file::load_inputs(&policy.inputs).ok_or_else(|| {
+                Refused::because(format!("the text of policy {} of the history is not kept", policy.number))
+            })?,
+        };
+        read.map_err(|diagnostics| {
+            log_refused(&diagnostics);
+            Refused::by(diagnostics, source)
+        })
+    }
+
+    /// Leaves rules at run time out after a policy was refused with them. A policy that comes back has
+    /// precedence over all of them; else an error of the device, which may be transient, is no reason to
+    /// lose rules.
+    ///
+    /// # Errors
+    /// No rule can be left out: the policy is refused.
+    fn reduce(&self, choice: &mut DeviceChoice, source: &str, refused: Refused) -> Result<(), Refused> {
+        let may_lose = matches!(self.origin, Origin::Past(_)) || refused.is_by_analysis;
+        if !refused.is_stopping && choice.reduce(&refused.diagnostics, may_lose) {
+            let why = &refused.why;
+            tracing::warn!("{source} is tried again with fewer rules at run time in the device: {why}");
+            return Ok(());
+        }
+        log_refused(&refused.diagnostics);
+        Err(refused)
+    }
+
+    /// Installs the policy with these rules at run time in the device, or nothing.
+    fn attempt(
+        &self,
+        before: &PolicyInForce,
+        source: &str,
+        read: Read,
+        choice: &DeviceChoice,
+        is_dry_run: bool,
+    ) -> Result<(Attempted, Vec<Diagnostic>), Refused> {
+        let Parts { observer, commands, .. } = &self.parts;
+        let compiled = self.compile(before, source, read, choice)?;
+        let warnings = compiled.warnings.clone();
+        let refused = |why| Refused { diagnostics: warnings.clone().into(), ..Refused::because(why) };
+        let profile = observer.opened.profile(observer.worker_count());
+        if let Some(obstacle) = compiler::reload_conflict(&before.program, &compiled.program, &profile) {
+            let errno = obstacle.errno.map_or_else(String::new, |errno| format!(" ({errno})"));
+            let compiler::Obstacle { reason, limit, remedy, .. } = obstacle;
+            return Err(refused(format!("{source}: {reason}: {limit}{errno} (hint: {remedy})")));
+        }
+        if is_dry_run {
+            let change = difference(before, &compiled);
             let summary =
                 commands.preview(Arc::clone(&compiled.program)).map_err(|error| refused(chain(&error)))?;
-            let report = report(observer, summary, change.as_ref(), &before);
-            return Ok(Accepted { outcome: Outcome::DryRun(Box::new(report)), warnings, before });
+            let report = report(observer, summary, change.as_ref(), before);
+            return Ok((Attempted::DryRun(Box::new(report)), warnings));
         }
         let flows = commands.install(compiled, Cause::Policy).map_err(|error| {
             let is_stopping = matches!(error, Error::Stopping);
             Refused { is_stopping, ..refused(chain(&error)) }
         })?;
-        rules.follow_policy(&mut at_run_time);
-        let trial = options.confirm_seconds.and_then(|seconds| {
-            let time = Duration::try_from_secs_f64(seconds).ok()?;
-            Some(Trial { ends: Instant::now() + time, time, before: history.back(0)? })
-        });
-        Ok(Accepted { outcome: Outcome::Installed { flows, trial }, warnings, before })
+        Ok((Attempted::Installed(flows), warnings))
     }
 
     fn compile(
         &self,
         before: &PolicyInForce,
         source: &str,
-        device_rules: &dyn Fn(&Policy) -> Vec<policy_file::DeviceRule>,
+        read: Read,
+        choice: &DeviceChoice,
     ) -> Result<Compiled, Refused> {
         let observer = &self.parts.observer;
         let workers = observer.worker_count();
@@ -143,32 +221,17 @@ impl Work {
         let traffic = before.source.traffic.as_ref();
         let counters = (traffic == Some(&Traffic::Counters))
             .then(|| Counters::of_state(&observer.state(), before.weights.clone()));
-        let running = Running { program: &before.program, counters, device_rules };
-        let read = match &self.origin {
-            Origin::File(_) => policy_file::load(&before.source),
-            Origin::Past(policy) => policy_file::load_inputs(&policy.inputs).ok_or_else(|| {
-                Refused::because(format!("the text of policy {} of the history is not kept", policy.number))
-            })?,
-        };
+        let device_rules = |_: &Policy| choice.rules().to_vec();
+        let running = Running { program: &before.program, counters, device_rules: &device_rules };
         let past = match &self.origin {
             Origin::File(_) => None,
             Origin::Past(policy) => Some(policy.number),
         };
-        let compiled = read
-            .and_then(|read| {
-                policy_file::compile_read(read, traffic, &profile, Some(workers), Some(&running))
-            })
-            .and_then(Compiled::into_installable);
-        compiled.map(|compiled| compiled.of_past(past)).map_err(|diagnostics| {
-            // Errors first: they are why the policy is refused, and only the first lines are logged.
-            let (errors, warnings): (Vec<_>, Vec<_>) =
-                diagnostics.list.iter().cloned().partition(|one| one.severity == Severity::Error);
-            policy_file::log(&[errors.as_slice(), &warnings].concat(), diagnostics.omitted);
-            let first = errors.first();
-            let first = first.map_or_else(String::new, |diagnostic| format!(", the first: {diagnostic}"));
-            let why = format!("{} in {source}{first}", policy_file::error_count(&diagnostics));
-            Refused { diagnostics, ..Refused::because(why) }
-        })
+        let compiled = policy_file::compile_read(read, traffic, &profile, Some(workers), Some(&running));
+        let compiled = compiled.and_then(Compiled::into_installable);
+        compiled
+            .map(|compiled| compiled.of_past(past))
+            .map_err(|diagnostics| Refused { is_by_analysis: true, ..Refused::by(diagnostics, source) })
     }
 
     /// Adds the policy to the history; returns the difference from the one before.
@@ -178,8 +241,12 @@ impl Work {
         let change = parsed(before).zip(parsed(&now)).map(|(old, new)| PolicyChange::between(&old, &new));
         let difference =
             change.map_or_else(|| "the text is too long to be compared".to_owned(), |change| change.words());
+        if self.is_on_trial && matches!(self.origin, Origin::Past(_)) {
+            self.parts.history.note_unconfirmed();
+        }
         self.parts.history.add(PastPolicy {
             number: 0,
+            is_unconfirmed: false,
             at_seconds: unix_seconds(),
             by: self.by.clone(),
             inputs: Arc::clone(&now.inputs),
@@ -189,6 +256,12 @@ impl Work {
         });
         difference
     }
+}
+
+/// The result of an attempt.
+enum Attempted {
+    Installed(FlowChanges),
+    DryRun(Box<PlanReport>),
 }
 
 struct Accepted {
@@ -205,12 +278,28 @@ pub(super) struct Refused {
     diagnostics: Diagnostics,
     /// The daemon is ending.
     is_stopping: bool,
+    /// The policy was refused before the device was asked.
+    is_by_analysis: bool,
 }
 
 impl Refused {
     pub(super) fn because(why: String) -> Self {
-        Self { why, diagnostics: Diagnostics::default(), is_stopping: false }
+        Self { why, diagnostics: Diagnostics::default(), is_stopping: false, is_by_analysis: false }
     }
+
+    fn by(diagnostics: Diagnostics, source: &str) -> Self {
+        let first = diagnostics.list.iter().find(|one| one.severity == Severity::Error);
+        let first = first.map_or_else(String::new, |diagnostic| format!(", the first: {diagnostic}"));
+        let why = format!("{} in {source}{first}", policy_file::error_count(&diagnostics));
+        Self { diagnostics, ..Self::because(why) }
+    }
+}
+
+/// Logs errors first: they are why a policy is refused, and only the first lines are logged.
+fn log_refused(diagnostics: &Diagnostics) {
+    let (errors, warnings): (Vec<_>, Vec<_>) =
+        diagnostics.list.iter().cloned().partition(|one| one.severity == Severity::Error);
+    policy_file::log(&[errors.as_slice(), &warnings].concat(), diagnostics.omitted);
 }
 
 /// The first set that a policy changes by more than it allows, in words.
@@ -249,20 +338,33 @@ fn report(
 }
 
 /// The cost of putting a policy that was read in the place of the one in force.
-pub(in crate::daemon) fn plan(parts: &Parts, read: Read) -> Result<PlanReport, Diagnostics> {
+pub(in crate::daemon) fn plan(parts: &Parts, read: &Read) -> Result<PlanReport, Diagnostics> {
     let Parts { observer, commands, rules, .. } = parts;
     let before = Arc::clone(&observer.board.read().policy);
-    // Not held while the policy is compiled: whoever may only read must not hold up changes.
-    let of_policy = rules.lock().for_device(&read.policy, &before.program);
-    let device_rules = |_: &Policy| of_policy.clone();
+    // The rules are not locked while the policy is analysed and compiled: whoever may only read must not
+    // hold up changes.
+    let facts = rules.facts(&read.policy).map(FormFacts::without_protection);
+    let mut choice = rules.lock().choose(&read.policy, &before.program, facts.as_ref());
     let counters = Counters::of_weights(before.weights.clone());
-    let running = Running { program: &before.program, counters: None, device_rules: &device_rules };
     let workers = observer.worker_count();
     let profile = observer.opened.profile(workers);
     let weights = counters.weights(&read.policy);
-    let compiled =
-        policy_file::compile_weighted(read, weights.as_ref(), &profile, Some(workers), Some(&running))?;
-    let compiled = compiled.into_installable()?;
+    let compiled = loop {
+        let device_rules = |_: &Policy| choice.rules().to_vec();
+        let running = Running { program: &before.program, counters: None, device_rules: &device_rules };
+        let compiled = policy_file::compile_weighted(
+            read.clone(),
+            weights.as_ref(),
+            &profile,
+            Some(workers),
+            Some(&running),
+        );
+        match compiled.and_then(Compiled::into_installable) {
+            Ok(compiled) => break compiled,
+            Err(diagnostics) if !choice.reduce(&diagnostics, true) => return Err(diagnostics),
+            Err(_) => {}
+        }
+    };
     let change = difference(&before, &compiled);
     match commands.preview(Arc::clone(&compiled.program)) {
         Ok(summary) => Ok(report(observer, summary, change.as_ref(), &before)),
