@@ -151,6 +151,18 @@ impl Plan {
     }
 }
 
+impl FlowChanges {
+    /// The flows that this change and one after it touch.
+    #[must_use]
+    pub fn then(self, next: Self) -> Self {
+        Self {
+            installed: self.installed + next.installed,
+            removed: self.removed + next.removed,
+            kept: self.kept.min(next.kept),
+        }
+    }
+}
+
 /// The flows that a change touches, on each port.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FlowChanges {

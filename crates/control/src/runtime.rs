@@ -78,6 +78,10 @@ impl StoredRule {
     pub fn slots(&self) -> impl Iterator<Item = u32> + '_ {
         self.slots.iter().copied()
     }
+
+    fn slot_count(&self) -> u32 {
+        1 + u32::from(self.slots.reverse.is_some())
+    }
 }
 
 /// A change that a caller asks for.
@@ -89,12 +93,13 @@ pub enum RuntimeRequest {
     Remove(Arc<str>),
 }
 
-/// What the owner of a batch may do.
+/// The rights of the owner of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RuntimeOwner {
     /// The user id.
     pub uid: u32,
-    /// The most rules; `None`: as many as the policy allows, and those of others may be replaced and removed.
+    /// The most rules, one for both directions counting twice; `None`: as many as the policy allows, and
+    /// those of others may be replaced and removed.
     pub rules_max: Option<u32>,
 }
 
@@ -124,13 +129,17 @@ pub enum RuntimeRefusal {
     #[error("both directions of the match are the same packets (hint: leave `both` out)")]
     OneDirection,
     /// There is no room.
-    #[error("there are {max} rules, as many as [runtime] allows")]
+    #[error(
+        "[runtime] allows {max} rules, one for both directions counting twice, and there is no room for more"
+    )]
     Full {
         /// The limit.
         max: u32,
     },
     /// The owner has no room.
-    #[error("user {uid} has {max} rules, as many as [runtime] allows them")]
+    #[error(
+        "[runtime] allows user {uid} {max} rules, one for both directions counting twice, and they have no room"
+    )]
     OwnerFull {
         /// The owner.
         uid: u32,
@@ -146,8 +155,8 @@ pub enum RuntimeRefusal {
     /// The id is not one.
     #[error("an id has from 1 to {RUNTIME_ID_BYTES_MAX} printable characters without blanks and brackets")]
     Id,
-    /// The comment is too long.
-    #[error("a comment has at most {RUNTIME_COMMENT_BYTES_MAX} bytes")]
+    /// The comment is none.
+    #[error("a comment has at most {RUNTIME_COMMENT_BYTES_MAX} bytes and no control characters")]
     Comment,
     /// A time is zero.
     #[error("a time to live or idle time-out is more than 0")]
@@ -174,6 +183,13 @@ pub struct AppliedRequests {
 enum Undo {
     Added(Arc<str>),
     Removed(Box<StoredRule>),
+    /// The times of a rule as they were before they began again.
+    Renewed {
+        id: Arc<str>,
+        ends: Option<Instant>,
+        active: Instant,
+        due: Option<Instant>,
+    },
 }
 
 /// The rules at run time.
@@ -181,6 +197,7 @@ enum Undo {
 pub struct RuntimeStore {
     rules: HashMap<Arc<str>, StoredRule>,
     ids: HashMap<RuntimeKey, Arc<str>>,
+    /// The slots of the rules of each owner.
     by_owner: HashMap<u32, u32>,
     due: BTreeSet<(Instant, Arc<str>)>,
     /// Slots below `next` without a rule; the last one is used first.
@@ -274,6 +291,11 @@ impl RuntimeStore {
                     stored.slots().for_each(|slot| self.take_slot(slot));
                     self.insert(*stored, &mut changes);
                 }
+                Undo::Renewed { id, ends, active, due } => {
+                    self.set_times(&id, |stored| {
+                        (stored.ends, stored.active, stored.due) = (ends, active, due);
+                    });
+                }
             }
         }
         changes
@@ -298,6 +320,22 @@ impl RuntimeStore {
             .map(|stored| Arc::clone(&stored.rule.id))
             .collect();
         self.remove_all(&gone)
+    }
+
+    /// Removes these rules, whoever owns them; returns them with what workers have to change.
+    pub fn remove_rules<'i>(
+        &mut self,
+        ids: impl Iterator<Item = &'i Arc<str>>,
+    ) -> (Vec<StoredRule>, Vec<RuntimeChange>) {
+        self.remove_all(&ids.cloned().collect::<Vec<_>>())
+    }
+
+    /// Lets a rule with a time to live end then instead, as it did before it was lost.
+    pub fn set_end(&mut self, id: &Arc<str>, ends: Instant, now: Instant) {
+        self.set_times(id, |stored| {
+            stored.ends = Some(ends);
+            stored.due = next_look(stored, now);
+        });
     }
 
     /// Removes the rules whose time is over. `packets`: how many a rule has had.
@@ -362,13 +400,12 @@ impl RuntimeStore {
         let before = self.rules.get(&rule.id);
         if let Some(before) = before {
             check_owner(before, owner)?;
-        } else {
-            self.check_room(&keys, &rule, allowed, owner)?;
         }
+        self.check_room(before, &keys, &rule, allowed, owner)?;
         if let Some(before) = before.map(|before| before.rule.clone())
             && (RuntimeRule { owner: before.owner, ..rule.clone() }) == before
         {
-            self.renew(&rule.id, now);
+            applied.undo.extend(self.renew(&rule.id, now));
             applied.unchanged += 1;
             return Ok(());
         }
@@ -408,35 +445,52 @@ impl RuntimeStore {
         Ok(())
     }
 
+    /// Checks that there is room for a rule in place of the one that it replaces. Both limits count slots,
+    /// so a rule for both directions counts twice.
     fn check_room(
         &self,
+        before: Option<&StoredRule>,
         keys: &Directions<RuntimeKey>,
         rule: &RuntimeRule,
         allowed: &RuntimeRules,
         owner: RuntimeOwner,
     ) -> Result<(), RuntimeRefusal> {
-        let used = self.next - u32::try_from(self.free.len()).unwrap_or(u32::MAX);
         let needed = 1 + u32::from(keys.reverse.is_some());
-        if used + needed > allowed.rules_max {
+        let freed = before.map_or(0, StoredRule::slot_count);
+        let used = self.next - u32::try_from(self.free.len()).unwrap_or(u32::MAX);
+        // There may be more than a later policy allows; these can still be replaced.
+        if needed > freed && used + (needed - freed) > allowed.rules_max {
             return Err(RuntimeRefusal::Full { max: allowed.rules_max });
         }
+        let is_theirs = before.is_some_and(|before| before.rule.owner == rule.owner);
+        let freed = if is_theirs { freed } else { 0 };
+        let used = self.by_owner.get(&rule.owner).copied().unwrap_or(0);
         match owner.rules_max {
-            Some(max) if self.by_owner.get(&rule.owner).copied().unwrap_or(0) >= max => {
+            Some(max) if needed > freed && used + (needed - freed) > max => {
                 Err(RuntimeRefusal::OwnerFull { uid: rule.owner, max })
             }
             _ => Ok(()),
         }
     }
 
-    /// Lets a rule's times begin again.
-    fn renew(&mut self, id: &Arc<str>, now: Instant) {
+    /// Lets a rule's times begin again; returns how they were.
+    fn renew(&mut self, id: &Arc<str>, now: Instant) -> Option<Undo> {
+        let StoredRule { ends, active, due, .. } = *self.rules.get(id)?;
+        self.set_times(id, |stored| {
+            stored.active = now;
+            stored.ends = stored.rule.time_to_live.map(|time| now + time);
+            stored.due = next_look(stored, now);
+        });
+        Some(Undo::Renewed { id: Arc::clone(id), ends, active, due })
+    }
+
+    /// Changes when a rule ends.
+    fn set_times(&mut self, id: &Arc<str>, change: impl FnOnce(&mut StoredRule)) {
         let Some(stored) = self.rules.get_mut(id) else { return };
-        if let Some(due) = stored.due.take() {
+        if let Some(due) = stored.due {
             self.due.remove(&(due, Arc::clone(id)));
         }
-        stored.active = now;
-        stored.ends = stored.rule.time_to_live.map(|time| now + time);
-        stored.due = next_look(stored, now);
+        change(stored);
         self.due.extend(stored.due.map(|due| (due, Arc::clone(id))));
     }
 
@@ -447,7 +501,7 @@ impl RuntimeStore {
             changes.push(RuntimeChange::Add(entry));
         }
         self.due.extend(stored.due.map(|due| (due, Arc::clone(&id))));
-        *self.by_owner.entry(stored.rule.owner).or_default() += 1;
+        *self.by_owner.entry(stored.rule.owner).or_default() += stored.slot_count();
         self.rules.insert(id, stored);
     }
 
@@ -463,7 +517,7 @@ impl RuntimeStore {
             self.due.remove(&(due, Arc::clone(id)));
         }
         if let Some(count) = self.by_owner.get_mut(&stored.rule.owner) {
-            *count -= 1;
+            *count -= stored.slot_count();
             if *count == 0 {
                 self.by_owner.remove(&stored.rule.owner);
             }
@@ -507,7 +561,8 @@ fn check_text(rule: &RuntimeRule) -> Result<(), RuntimeRefusal> {
     if rule.id.is_empty() || rule.id.len() > RUNTIME_ID_BYTES_MAX || !rule.id.chars().all(is_good) {
         return Err(RuntimeRefusal::Id);
     }
-    if rule.comment.len() > RUNTIME_COMMENT_BYTES_MAX {
+    // A comment of one user is shown on the terminal of another.
+    if rule.comment.len() > RUNTIME_COMMENT_BYTES_MAX || rule.comment.chars().any(char::is_control) {
         return Err(RuntimeRefusal::Comment);
     }
     if [rule.time_to_live, rule.idle_timeout].contains(&Some(Duration::ZERO)) {

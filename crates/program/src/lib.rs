@@ -69,7 +69,7 @@ pub use ranges::{RangeSet, Word};
 pub use runtime::{
     AddressPrefix, AddressPrefixError, ProtocolNumber, RUNTIME_ACTIONS_MAX, RUNTIME_FORMS_MAX, RUNTIME_RULES,
     RUNTIME_RULES_MAX, RuntimeAction, RuntimeChange, RuntimeEntry, RuntimeFields, RuntimeForm, RuntimeHeader,
-    RuntimeKey, RuntimeMatch, RuntimeMatchError, RuntimeRules,
+    RuntimeKey, RuntimeMatch, RuntimeMatchError, RuntimeRules, RuntimeSecret,
 };
 pub use sink::{
     APP_CLIENT_MIB, APP_CLIENTS_MAX, APP_RING_SIZES, APP_RINGS_MAX, AppMode, AppSink, CaptureSink, CountSink,

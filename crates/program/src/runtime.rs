@@ -6,6 +6,7 @@
 //! match the same packet, and a worker looks a packet up at most once for each form.
 
 use std::fmt;
+use std::hash::BuildHasher as _;
 use std::net::IpAddr;
 
 use packet::{EtherType, Field, FlowKey, Layers};
@@ -35,7 +36,7 @@ pub struct RuntimeRules {
     pub forms: Vec<RuntimeForm>,
     /// The actions, by their number. `None` is an action of the previous program only: rules keep the number.
     pub actions: Vec<Option<RuntimeAction>>,
-    /// By rule, whether its packets meet rules at run time first.
+    /// Whether the packets of a rule meet rules at run time first, by the rule's number.
     pub subject: Vec<bool>,
     /// The most rules.
     pub rules_max: u32,
@@ -135,7 +136,7 @@ bitflags::bitflags! {
 pub struct RuntimeFields {
     /// The length of the compared prefix of the source address in bits; 0: none.
     pub src: u8,
-    /// The same for the destination address.
+    /// The length of the compared prefix of the destination address, in the same way.
     pub dst: u8,
     /// Whether the addresses are of IPv6; `None`: no address is compared.
     pub is_v6: Option<bool>,
@@ -267,6 +268,18 @@ impl RuntimeForm {
         words.iter_mut().zip(self.mask).for_each(|(word, mask)| *word &= mask);
         Some(RuntimeKey { words, code: self.code })
     }
+
+    /// The part of a key, of this form or of `other`, that both forms compare. If the parts of two keys
+    /// differ, no packet has both keys. `None`: no packet has keys of both forms.
+    #[must_use]
+    pub fn common_part(&self, other: &Self, key: &RuntimeKey) -> Option<RuntimeKey> {
+        let families = (self.needs | other.needs) & (Parts::V4 | Parts::V6);
+        if families == Parts::V4 | Parts::V6 {
+            return None;
+        }
+        let words = std::array::from_fn(|word| key.words[word] & self.mask[word] & other.mask[word]);
+        Some(RuntimeKey { words, code: 0 })
+    }
 }
 
 const fn halves(number: u128) -> [u64; 2] {
@@ -312,18 +325,44 @@ pub struct RuntimeKey {
 }
 
 impl RuntimeKey {
-    /// A hash of all bits.
+    /// A hash of all bits. Each factor of a product has a word of the secret in it, so nobody who does not
+    /// know the secret can choose keys that make a factor zero, or that share a hash.
     #[must_use]
     #[inline]
-    pub fn hash(&self) -> u64 {
-        const ODD: u64 = 0x9e37_79b9_7f4a_7c15;
+    pub fn hash(&self, secret: &RuntimeSecret) -> u64 {
         let fold = |a: u64, b: u64| {
             let product = u128::from(a) * u128::from(b);
             product as u64 ^ (product >> 64) as u64
         };
         let [a, b, c, d, e] = self.words;
-        let addresses = fold(a ^ ODD, b.rotate_left(32) ^ c ^ 0xd6e8_feb8_6659_fd93);
-        fold(addresses ^ d, e ^ u64::from(self.code) ^ 0xa076_1d64_78bd_642f) ^ addresses
+        let [first, second, third, fourth, fifth, sixth] = secret.0;
+        // These two do not wait for each other.
+        let src = fold(a ^ first, b ^ second);
+        let dst = fold(c ^ third, d ^ fourth);
+        fold(src ^ e ^ fifth, dst ^ u64::from(self.code) ^ sixth)
+    }
+}
+
+/// The random numbers that a hash of a [`RuntimeKey`] depends on. Senders of packets and owners of rules
+/// choose keys, and must not be able to predict which of them collide.
+#[derive(Clone, Copy)]
+pub struct RuntimeSecret([u64; SECRET_WORDS]);
+
+const SECRET_WORDS: usize = 6;
+
+impl RuntimeSecret {
+    /// A secret that no other caller has.
+    #[must_use]
+    pub fn random() -> Self {
+        // The standard library seeds it from the system's random numbers.
+        let state = std::hash::RandomState::new();
+        Self(std::array::from_fn(|word| state.hash_one(word)))
+    }
+}
+
+impl fmt::Debug for RuntimeSecret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("RuntimeSecret")
     }
 }
 
@@ -534,7 +573,7 @@ impl RuntimeMatch {
         if fields == RuntimeFields::default() { Err(RuntimeMatchError::Empty) } else { Ok(fields) }
     }
 
-    /// Its key.
+    /// The key by which workers find the rule.
     ///
     /// # Errors
     /// As [`RuntimeMatch::fields`].
@@ -549,7 +588,7 @@ impl RuntimeMatch {
         Ok(RuntimeKey { words: [src_high, src_low, dst_high, dst_low, rest], code })
     }
 
-    /// The same packets in the other direction of a connection.
+    /// The match of the same packets in the other direction of a connection.
     #[must_use]
     pub fn reversed(&self) -> Self {
         Self { src: self.dst, dst: self.src, src_port: self.dst_port, dst_port: self.src_port, ..*self }
@@ -669,9 +708,41 @@ mod tests {
         }
 
         #[test]
+        fn keys_of_a_packet_have_a_common_part(one in matches(), other in matches(), frame in frames()) {
+            let (Ok(fields), Ok(others)) = (one.fields(), other.fields()) else { return Ok(()) };
+            let (form, another) = (RuntimeForm::of(fields), RuntimeForm::of(others));
+            let part = |rule: &RuntimeMatch| form.common_part(&another, &rule.key().expect("it has fields"));
+            let packet = FlowKey::of(&frame);
+            let has_both =
+                [one, other].iter().all(|rule| Predicate::of(&rule.to_match()).matches(&packet));
+            prop_assert!(!has_both || (part(&one).is_some() && part(&one) == part(&other)), "{} {}", one, other);
+        }
+
+        #[test]
         fn a_match_survives_json(rule in matches()) {
             let text = serde_json::to_string(&rule).expect("it is plain data");
             prop_assert_eq!(serde_json::from_str::<RuntimeMatch>(&text).expect(&text), rule);
+        }
+    }
+
+    /// Sources that made the products of an earlier hash zero: 1000 of each kind had the hash 0.
+    #[test]
+    fn chosen_sources_have_different_hashes() {
+        let families: [fn(u128) -> u128; 3] = [
+            |number| 0x2001_0db8 << 96 | number << 64 | 0x6659_fd93_d6e8_feb8,
+            |number| 0x9e37_79b9_7f4a_7c15 << 64 | number,
+            |number| 0x2001_0db8 << 96 | number,
+        ];
+        for (family, source) in families.into_iter().enumerate() {
+            let secret = RuntimeSecret::random();
+            let mut chains = std::collections::HashMap::new();
+            for number in 0..1000 {
+                let src = AddressPrefix { address: IpAddr::V6(source(number).into()), length: 128 };
+                let key = RuntimeMatch { src: Some(src), ..RuntimeMatch::default() }.key().expect("a field");
+                *chains.entry(key.hash(&secret) as u32 & 0x7ff).or_insert(0) += 1;
+            }
+            let longest = chains.values().max().copied();
+            assert!(longest < Some(16), "family {family}: {longest:?} of 1000 keys in one of 2048 buckets");
         }
     }
 

@@ -475,9 +475,10 @@ pub(crate) struct ConfirmArgs {
 #[derive(Debug, Args)]
 #[command(after_help = RELOAD_EXIT_CODES)]
 pub(crate) struct RollbackArgs {
-    /// How many policies to go back; `steerd history` lists them.
-    #[arg(value_name = "N", default_value_t = 1)]
-    pub(crate) back: usize,
+    /// How many policies to go back; `steerd history` lists them. Left out: the policy before, unless that
+    /// was not confirmed.
+    #[arg(value_name = "N")]
+    pub(crate) back: Option<usize>,
     #[command(flatten)]
     pub(crate) api: ApiArgs,
     #[command(flatten)]

@@ -183,6 +183,7 @@ fn start(
             difference: String::new(),
             milliseconds: u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX),
             flows: None,
+            is_unconfirmed: false,
         });
     }
     Ok(Some(steering))

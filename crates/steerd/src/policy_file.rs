@@ -28,7 +28,7 @@ use crate::settings::{PolicySource, PolicyText, Traffic};
 use crate::traffic::{UnreadableCapture, for_each_key};
 pub(crate) use change::PolicyChange;
 pub(crate) use counters::{Counters, RuleWeights};
-pub(crate) use device_rules::{DeviceRule, quoted};
+pub(crate) use device_rules::{DeviceRule, is_quoted, quoted};
 use inputs::Recorder;
 pub(crate) use inputs::{InputFile, Inputs, KEPT_BYTES_MAX};
 
@@ -74,6 +74,7 @@ impl Compiled {
 }
 
 /// A policy that was read and parsed.
+#[derive(Clone)]
 pub(crate) struct Read {
     pub(crate) policy: Policy,
     pub(crate) warnings: Vec<Diagnostic>,

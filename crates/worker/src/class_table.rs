@@ -135,13 +135,14 @@ impl ClassTable {
         &self,
         outcome: &Outcome,
         header: impl FnOnce() -> RuntimeHeader,
+        rules: &RuntimeTable,
         probes: &mut Vec<RuntimeProbe>,
     ) {
         let Some(allowed) = &self.program.runtime else { return };
         if allowed.subject.get(outcome.rule.index()) == Some(&true) {
             let header = header();
             let keys = allowed.forms.iter().filter_map(|form| form.key(&header));
-            probes.extend(keys.map(RuntimeProbe::of));
+            probes.extend(keys.map(|key| RuntimeProbe::of(key, rules)));
         }
     }
 

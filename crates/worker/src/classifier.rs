@@ -148,7 +148,7 @@ impl Classifier {
                 let found = self.outcome(packet, batch, pool, stats);
                 if let Some((_, table, outcome)) = &found {
                     let header = || RuntimeHeader::of(&packet::parse(batch.data(packet, pool)).key);
-                    table.probe(outcome, header, &mut probes);
+                    table.probe(outcome, header, rules, &mut probes);
                 }
                 let outcome = found.map(|(place, _, outcome)| (place, outcome));
                 undecided.push(Undecided { outcome, probes_end: probes.len() });

@@ -265,6 +265,10 @@ impl WorkerControl {
     ) -> Result<(), WorkerIsLate> {
         let mut feed = self.runtime();
         let late = WorkerIsLate(self.shared.id);
+        // A worker that is late must not get one table after the other.
+        if !self.wait_until(patience, || feed.is_applied()) {
+            return Err(late);
+        }
         let carry = feed.replace(capacity, entries).ok_or(late)?;
         self.wake();
         let is_applied = self.wait_until(patience, || feed.is_applied());

@@ -7,7 +7,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use program::{Outcome, RUNTIME_FORMS_MAX, RUNTIME_RULES_MAX, RuntimeChange, RuntimeEntry, RuntimeKey};
+use program::{
+    Outcome, RUNTIME_FORMS_MAX, RUNTIME_RULES_MAX, RuntimeChange, RuntimeEntry, RuntimeKey, RuntimeSecret,
+};
 use rtrb::{Consumer, Producer, RingBuffer};
 
 use crate::counter::{Tally, TallyRow, Traffic};
@@ -36,8 +38,8 @@ pub(crate) struct RuntimeProbe {
 
 impl RuntimeProbe {
     #[inline]
-    pub(crate) fn of(key: RuntimeKey) -> Self {
-        Self { key, hash: key.hash() as u32, bucket: 0 }
+    pub(crate) fn of(key: RuntimeKey, table: &RuntimeTable) -> Self {
+        Self { key, hash: table.hash(&key), bucket: 0 }
     }
 }
 
@@ -73,9 +75,10 @@ impl RuntimeLookups {
 pub(crate) struct RuntimeTable {
     /// The lower half of the hash above the slot plus 1; 0 is free.
     buckets: Box<[u64]>,
-    /// By slot.
+    /// The rules by slot.
     entries: Box<[Option<(RuntimeKey, u8)>]>,
     rules: usize,
+    secret: RuntimeSecret,
     tallies: Arc<TallyRow>,
 }
 
@@ -87,8 +90,14 @@ impl RuntimeTable {
             buckets: vec![0; (2 * capacity).next_power_of_two()].into_boxed_slice(),
             entries: vec![None; capacity].into_boxed_slice(),
             rules: 0,
+            secret: RuntimeSecret::random(),
             tallies: Arc::new(TallyRow::new(capacity)),
         }
+    }
+
+    #[inline]
+    fn hash(&self, key: &RuntimeKey) -> u32 {
+        key.hash(&self.secret) as u32
     }
 
     /// Whether there is no rule.
@@ -154,7 +163,7 @@ impl RuntimeTable {
         if let Some(tally) = self.tallies.at(slot as usize) {
             tally.reset();
         }
-        let hash = key.hash() as u32;
+        let hash = self.hash(&key);
         let mask = self.buckets.len() - 1;
         let mut place = hash as usize & mask;
         // At most half of the buckets are in use.
@@ -168,7 +177,7 @@ impl RuntimeTable {
         let Some((key, _)) = self.entries.get_mut(slot as usize).and_then(Option::take) else { return };
         self.rules -= 1;
         let mask = self.buckets.len() - 1;
-        let mut place = key.hash() as usize & mask;
+        let mut place = self.hash(&key) as usize & mask;
         while self.buckets[place] as u32 != slot + 1 {
             if self.buckets[place] == 0 {
                 return;
@@ -259,7 +268,7 @@ pub(crate) struct RuntimeFeed {
     sent: u64,
     /// The counters of the table that the worker has, or is about to get.
     tallies: Arc<TallyRow>,
-    /// By slot, the counts by tables before this one.
+    /// The counts by tables before this one, by slot.
     carried: Vec<Traffic>,
 }
 
@@ -354,7 +363,7 @@ mod tests {
 
     /// The action for a key, found as a worker does it.
     fn find(table: &RuntimeTable, number: u16) -> Option<u8> {
-        let mut probes = [RuntimeProbe::of(key(number))];
+        let mut probes = [RuntimeProbe::of(key(number), table)];
         table.begin_all(&mut probes);
         table.find(&probes[0], 60)
     }

@@ -48,11 +48,7 @@ impl PlanSummary {
         let compact = PlacedProgram { program: old.program, levels: compaction.plan().levels() };
         let second = Self::of_plan(plan.plan(), Some(&compact), program, ports);
         Self {
-            flows: FlowChanges {
-                installed: first.flows.installed + second.flows.installed,
-                removed: first.flows.removed + second.flows.removed,
-                kept: first.flows.kept.min(second.flows.kept),
-            },
+            flows: first.flows.then(second.flows),
             peak_flows: first.peak_flows.max(second.peak_flows),
             priorities: first.priorities.max(second.priorities),
             changed_copies: first.changed_copies + second.changed_copies,

@@ -92,6 +92,10 @@ fn what_the_policy_does_not_allow_is_refused() {
     for id in ["", "a b", "(a)", "a\n", &"x".repeat(129)] {
         assert_eq!(add(&mut store, rule(id, "192.0.2.1", None), ROOT).expect_err(id), RuntimeRefusal::Id);
     }
+    for comment in ["\u{1b}]0;x\u{7}", "a\nb", "\u{9b}31m", &"x".repeat(257)] {
+        let rule = RuntimeRule { comment: comment.to_owned(), ..rule("a", "192.0.2.1", None) };
+        assert_eq!(add(&mut store, rule, ROOT).expect_err(comment), RuntimeRefusal::Comment);
+    }
     let zero = RuntimeRule { idle_timeout: Some(Duration::ZERO), ..rule("a", "192.0.2.1", None) };
     assert_eq!(add(&mut store, zero, ROOT).expect_err("no time"), RuntimeRefusal::NoTime);
     assert!(store.is_empty());
@@ -152,14 +156,62 @@ fn rules_end_by_time_and_by_silence() {
     assert_eq!(store.next_due(), None);
 }
 
+type Picture = (
+    BTreeMap<String, String>,
+    BTreeMap<u32, RuntimeEntry>,
+    BTreeSet<(Instant, Arc<str>)>,
+    BTreeMap<u32, u32>,
+);
+
+#[test]
+fn a_refused_batch_renews_no_time() {
+    let mut store = RuntimeStore::default();
+    let begun = Instant::now();
+    let timed = RuntimeRule { time_to_live: Some(Duration::from_secs(10)), ..rule("a", "192.0.2.1", None) };
+    store.apply(vec![RuntimeRequest::Add(timed.clone())], &allowed(8), ROOT, begun).expect("added");
+    let later = begun + Duration::from_secs(5);
+    let bad = RuntimeRequest::Add(rule("a b", "192.0.2.2", None));
+    store.apply(vec![RuntimeRequest::Add(timed), bad], &allowed(8), ROOT, later).expect_err("an id");
+    assert_eq!(store.get("a").expect("there").ends, Some(begun + Duration::from_secs(10)));
+    assert_eq!(store.next_due(), Some(begun + Duration::from_secs(10)));
+}
+
+#[test]
+fn a_rule_that_is_replaced_by_a_larger_one_needs_room() {
+    let mut store = RuntimeStore::default();
+    let user = RuntimeOwner { uid: 7, rules_max: Some(3) };
+    let one = |id: &str, host: u8| RuntimeRule { owner: 7, ..rule(id, &format!("192.0.2.{host}"), None) };
+    let two = |id: &str, host: u8| RuntimeRule {
+        owner: 7,
+        ..rule(id, &format!("192.0.2.{host}"), Some("198.51.100.1"))
+    };
+    for (id, host) in [("a", 1), ("b", 2)] {
+        add(&mut store, one(id, host), user).expect("room");
+    }
+    add(&mut store, two("a", 1), user).expect("three slots");
+    let full = add(&mut store, two("b", 2), user).expect_err("four slots");
+    assert_eq!(full, RuntimeRefusal::OwnerFull { uid: 7, max: 3 });
+    add(&mut store, RuntimeRule { action: 1, ..two("a", 1) }, user).expect("as many as before");
+    let requests = vec![RuntimeRequest::Add(two("b", 2))];
+    let refused = store.apply(requests, &allowed(3), ROOT, Instant::now()).expect_err("of all rules");
+    assert_eq!(refused, [(0, RuntimeRefusal::Full { max: 3 })]);
+    // A policy with a smaller limit: what is there may be replaced.
+    let requests = vec![RuntimeRequest::Add(RuntimeRule { action: 1, ..one("b", 2) })];
+    store.apply(requests, &allowed(1), ROOT, Instant::now()).expect("not more than before");
+}
+
 /// All that a store has, and what a worker has that follows its changes.
-fn picture(store: &RuntimeStore) -> (BTreeMap<String, String>, BTreeMap<u32, RuntimeEntry>, usize) {
-    let rules = store.rules.values().map(|stored| (stored.rule.id.to_string(), format!("{:?}", stored.rule)));
+fn picture(store: &RuntimeStore) -> Picture {
+    let rules = store.rules.values().map(|stored| {
+        let times = (stored.ends, stored.active, stored.due);
+        (stored.rule.id.to_string(), format!("{:?} {times:?}", stored.rule))
+    });
     let entries = store.entries().map(|entry| (entry.slot, entry));
     assert_eq!(store.ids.len(), store.entries().count());
-    assert_eq!(store.by_owner.values().sum::<u32>() as usize, store.len());
+    assert_eq!(store.by_owner.values().sum::<u32>() as usize, store.ids.len());
     assert_eq!(store.next as usize, store.free.len() + store.ids.len());
-    (rules.collect(), entries.collect(), store.due.len())
+    let by_owner = store.by_owner.iter().map(|(owner, slots)| (*owner, *slots));
+    (rules.collect(), entries.collect(), store.due.clone(), by_owner.collect())
 }
 
 fn follow(worker: &mut BTreeMap<u32, RuntimeEntry>, changes: &[RuntimeChange]) {
@@ -187,10 +239,12 @@ proptest! {
                 let id = format!("r{id}");
                 let (src, dst) = (format!("192.0.2.{address}"), "192.0.2.2");
                 let idle_timeout = idle.then_some(Duration::from_secs(5));
+                let time_to_live = Some(Duration::from_secs(9));
+                let times = |rule| RuntimeRule { idle_timeout, time_to_live, ..rule };
                 match kind {
                     0 => RuntimeRequest::Remove(id.as_str().into()),
-                    1 => RuntimeRequest::Add(RuntimeRule { idle_timeout, ..rule(&id, &src, None) }),
-                    _ => RuntimeRequest::Add(RuntimeRule { idle_timeout, ..rule(&id, &src, Some(dst)) }),
+                    1 => RuntimeRequest::Add(times(rule(&id, &src, None))),
+                    _ => RuntimeRequest::Add(times(rule(&id, &src, Some(dst)))),
                 }
             });
             let applied = store.apply(requests.collect(), &allowed(6), ROOT, Instant::now());

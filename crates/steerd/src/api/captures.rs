@@ -171,6 +171,10 @@ mod tests {
             unreachable!("only captures are asked for")
         }
 
+        fn may_change_rules(&self, _: rules::Caller) -> Result<(), Refused> {
+            unreachable!("only captures are asked for")
+        }
+
         fn change_rules(
             &self,
             _: rules::Caller,

@@ -174,6 +174,9 @@ pub(crate) struct HistoryEntry {
     pub(crate) difference: String,
     pub(crate) milliseconds: u64,
     pub(crate) flows: Option<ChangedFlows>,
+    /// Whether it was in force on trial and nobody confirmed it.
+    #[serde(default)]
+    pub(crate) is_unconfirmed: bool,
 }
 
 /// The flows of a reload, on each port.

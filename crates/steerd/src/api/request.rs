@@ -3,8 +3,10 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::marker::PhantomData;
 
-use serde::{Deserialize, Serialize};
+use serde::de::{IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 
 /// The paths and what they answer, for GET /.
 pub(crate) const PATHS: &[(&str, &str)] = &[
@@ -54,7 +56,7 @@ pub(crate) enum Call<'r> {
     },
     ChangeRules,
     Diff,
-    /// What a policy of the caller would cost.
+    /// The cost of a policy of the caller.
     Plan,
     Reload,
     /// The policy of the last reload stays.
@@ -191,10 +193,10 @@ pub(crate) struct PolicyBody {
     pub(crate) name: String,
     pub(crate) text: String,
     /// The texts of included files and set files, by the name in the policy.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "texts")]
     pub(crate) files: BTreeMap<String, String>,
     /// `None`: those of the policy in force.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "maybe_texts")]
     pub(crate) variables: Option<BTreeMap<String, String>>,
     /// Describe more regions, as `diff --all` does.
     #[serde(default)]
@@ -220,23 +222,16 @@ pub(crate) struct ReloadBody {
     pub(crate) force: bool,
 }
 
-/// Which policy comes back.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// The policy that is to come back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct RollbackBody {
-    /// The one that was in force so many policies ago.
-    #[serde(default = "one")]
-    pub(crate) back: usize,
-}
-
-fn one() -> usize {
-    1
-}
-
-impl Default for RollbackBody {
-    fn default() -> Self {
-        Self { back: one() }
-    }
+    /// The one that was in force so many policies ago; `None`: the last one, unless it was not confirmed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) back: Option<usize>,
+    /// The number of the policy that the caller saw in force; if it is another one now, nothing is done.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) in_force: Option<u64>,
 }
 
 /// A capture of the packets of a rule.
@@ -250,6 +245,95 @@ pub(crate) struct CaptureBody {
     /// One of this many packets is taken; `None`: all.
     #[serde(default)]
     pub(crate) one_in: Option<u32>,
+}
+
+/// The most entries of a list of a body, as each takes more memory than its text.
+pub(crate) const ENTRIES_MAX: usize = 65_536;
+
+/// Reads a list of a body, of which entries beyond one more than [`ENTRIES_MAX`] are skipped.
+pub(crate) fn entries<'de, D, T>(deserializer: D) -> Result<Vec<T>, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Deserialize<'de>,
+{
+    struct Entries<T>(PhantomData<T>);
+
+    impl<'de, T: Deserialize<'de>> Visitor<'de> for Entries<T> {
+        type Value = Vec<T>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a list")
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Vec<T>, A::Error> {
+            let mut entries = Vec::new();
+            while entries.len() <= ENTRIES_MAX
+                && let Some(entry) = list.next_element()?
+            {
+                entries.push(entry);
+            }
+            while list.next_element::<IgnoredAny>()?.is_some() {}
+            Ok(entries)
+        }
+    }
+
+    deserializer.deserialize_seq(Entries(PhantomData))
+}
+
+/// Reads a table of texts of a body in the same way.
+pub(crate) fn texts<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<BTreeMap<String, String>, D::Error> {
+    struct Texts;
+
+    impl<'de> Visitor<'de> for Texts {
+        type Value = BTreeMap<String, String>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("an object with texts")
+        }
+
+        fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+            let mut texts = BTreeMap::new();
+            while texts.len() <= ENTRIES_MAX
+                && let Some((name, text)) = map.next_entry()?
+            {
+                texts.insert(name, text);
+            }
+            while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
+            Ok(texts)
+        }
+    }
+
+    deserializer.deserialize_map(Texts)
+}
+
+/// Reads a table of texts, or `null`.
+fn maybe_texts<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<BTreeMap<String, String>>, D::Error> {
+    #[derive(Deserialize)]
+    struct Given(#[serde(deserialize_with = "texts")] BTreeMap<String, String>);
+    Ok(Option::<Given>::deserialize(deserializer)?.map(|Given(texts)| texts))
+}
+
+/// Refuses a list with more than [`ENTRIES_MAX`] entries.
+pub(crate) fn check_entries(name: &str, entries: usize) -> Result<(), Refused> {
+    if entries <= ENTRIES_MAX {
+        return Ok(());
+    }
+    Err(Refused::new(
+        413,
+        format!("`{name}` may have at most {ENTRIES_MAX} entries (hint: make several calls)"),
+    ))
+}
+
+impl PolicyBody {
+    /// Refuses too many files or variables.
+    pub(crate) fn check(&self) -> Result<(), Refused> {
+        check_entries("files", self.files.len())?;
+        check_entries("variables", self.variables.as_ref().map_or(0, BTreeMap::len))
+    }
 }
 
 /// Reads a JSON body.
@@ -329,11 +413,21 @@ mod tests {
         for text in ["", " \n", "null", "{}", " {} "] {
             assert_eq!(options::<NoOptions>(text.as_bytes()), Ok(NoOptions {}), "{text}");
             assert_eq!(options(text.as_bytes()), Ok(ReloadBody::default()), "{text}");
-            assert_eq!(options(text.as_bytes()), Ok(RollbackBody { back: 1 }), "{text}");
+            assert_eq!(options(text.as_bytes()), Ok(RollbackBody::default()), "{text}");
         }
         for text in ["{", "[]", "1", "version = 1", r#"{"policy": "p.toml"}"#, "\0"] {
             assert_eq!(options::<NoOptions>(text.as_bytes()).expect_err(text).status, 400);
             assert_eq!(options::<ReloadBody>(text.as_bytes()).expect_err(text).status, 400);
+        }
+        let null = body(r#"{"text": "", "variables": null, "files": {"a": "b"}}"#).expect("valid");
+        assert_eq!((null.variables, null.files.len()), (None, 1));
+        let many =
+            (0..=ENTRIES_MAX + 9).map(|number| format!("\"{number}\": \"\"")).collect::<Vec<_>>().join(",");
+        for key in ["files", "variables"] {
+            let many =
+                body(&format!("{{\"text\": \"\", \"{key}\": {{{many}}}}}")).expect("its syntax is right");
+            let refused = many.check().expect_err("too many");
+            assert_eq!(refused.status, 413, "{refused}");
         }
         let deep = "[".repeat(100_000);
         assert_eq!(body(&deep).expect_err("nested").status, 400);

@@ -43,7 +43,8 @@ const DIFFS_MAX: usize = 1;
 /// The most lists of flows that are made at once: each may query the device and take the memory of a long
 /// answer. More wait.
 const LISTS_MAX: usize = 4;
-/// The most changes of rules at once: each may have a long body, and one is made at a time.
+/// The most changes of rules at once, of owners of rules and of those who may change what runs: each may
+/// have a long body, and one is made at a time.
 const CHANGES_MAX: usize = 2;
 
 /// The operations that the API needs of the daemon.
@@ -67,8 +68,11 @@ pub(crate) trait Daemon: Send + Sync {
     /// The policies that were in force.
     fn history(&self) -> History;
 
-    /// What a policy would cost; it is compiled, and nothing is done. An inner error: its diagnostics.
+    /// The cost of a policy; it is compiled, and nothing is done. An inner error: its diagnostics.
     fn plan(&self, read: policy_file::Read) -> Result<PlanReport, Failure>;
+
+    /// Refuses a caller who may change no rule at run time. Does not wait.
+    fn may_change_rules(&self, caller: Caller) -> Result<(), Refused>;
 
     /// Changes rules at run time. Waits for the workers, and for the device where that has to follow.
     fn change_rules(&self, caller: Caller, changes: RuleChanges) -> Result<RulesChanged, Refused>;
@@ -102,8 +106,8 @@ pub(crate) struct ReloadRequest {
 pub(crate) enum Wanted {
     /// The policy is read again.
     Reload(ReloadBody),
-    /// The policy that was in force so many policies ago comes back.
-    Back(usize),
+    /// A policy of the history comes back.
+    Back(RollbackBody),
     /// The last reload is confirmed.
     Confirm,
 }
@@ -123,6 +127,7 @@ pub(super) struct Api {
     diffs: Semaphore,
     lists: Semaphore,
     changes: Semaphore,
+    admin_changes: Semaphore,
     captures: Arc<Captures>,
 }
 
@@ -171,8 +176,8 @@ impl Api {
         let own_uid = rustix::process::geteuid().as_raw();
         let captures = Arc::new(Captures::new(Arc::clone(&links.daemon)));
         let (diffs, lists) = (Semaphore::new(DIFFS_MAX), Semaphore::new(LISTS_MAX));
-        let changes = Semaphore::new(CHANGES_MAX);
-        Self { links, own_uid, admins, diffs, lists, changes, captures }
+        let (changes, admin_changes) = (Semaphore::new(CHANGES_MAX), Semaphore::new(CHANGES_MAX));
+        Self { links, own_uid, admins, diffs, lists, changes, admin_changes, captures }
     }
 
     async fn called(&self, request: Request<Incoming>, peer: Option<Peer>) -> Result<Answer, Failed> {
@@ -189,17 +194,23 @@ impl Api {
             Call::Policy => json(&policy_text(&self.links.daemon.in_force())),
             Call::Flows { rule } => self.flows(rule).await?,
             Call::Rules { id } => {
+                let _permit = self.lists.acquire().await.map_err(|error| internal(&error))?;
                 let state =
                     self.links.pages.state().await.map_err(|why| Refused::new(503, why.trim_end()))?;
                 computed(|| self.links.daemon.rules(id, &state).map(|list| json(&list)))??
             }
             Call::ChangeRules => {
                 let caller = self.caller(peer)?;
-                // The bodies of those that wait take no memory.
-                let _permit = self.changes.acquire().await.map_err(|error| internal(&error))?;
+                // Before anything of it is read.
+                self.links.daemon.may_change_rules(caller)?;
+                // The bodies of those that wait take no memory. Owners of rules, who may be slow, do not
+                // hold up those who may change what runs.
+                let changes = if caller.is_admin { &self.admin_changes } else { &self.changes };
+                let _permit = changes.acquire().await.map_err(|error| internal(&error))?;
                 let bytes = body(incoming, call.body_bytes_max()).await?;
                 let changed = computed(|| {
                     let changes: RuleChanges = request::body(&bytes)?;
+                    changes.check()?;
                     self.links.daemon.change_rules(caller, changes)
                 });
                 json(&changed??)
@@ -217,8 +228,8 @@ impl Api {
             }
             Call::Rollback => {
                 let bytes = body(incoming, call.body_bytes_max()).await?;
-                let RollbackBody { back } = request::options(&bytes)?;
-                self.reload(Wanted::Back(back), peer).await?
+                let asked: RollbackBody = request::options(&bytes)?;
+                self.reload(Wanted::Back(asked), peer).await?
             }
             Call::History => json(&self.links.daemon.history()),
             Call::StartCapture => {
@@ -323,6 +334,7 @@ impl Api {
         computed(move || {
             let asked: PolicyBody = request::body(&bytes)?;
             drop(bytes);
+            asked.check()?;
             let variables = asked.variables.as_ref().unwrap_or(&in_force.inputs.variables);
             let source = Source::new(asked.name.as_str(), asked.text);
             let read = policy_file::parse(&source, &asked.files, variables);
@@ -343,6 +355,7 @@ impl Api {
         computed(move || {
             let asked: PolicyBody = request::body(&bytes)?;
             drop(bytes);
+            asked.check()?;
             let old = running(&in_force.inputs)?;
             let variables = asked.variables.as_ref().unwrap_or(&in_force.inputs.variables);
             let new = parsed(&Source::new(asked.name.as_str(), asked.text), &asked.files, variables)?;

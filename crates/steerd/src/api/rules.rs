@@ -5,6 +5,8 @@ use std::time::Duration;
 use program::RuntimeMatch;
 use serde::{Deserialize, Serialize};
 
+use super::request::{Refused, check_entries, entries};
+
 /// Who asks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Caller {
@@ -74,11 +76,19 @@ pub(crate) struct RuleChanges {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) owner: Option<u32>,
     /// Removes the rules with these ids.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "entries")]
     pub(crate) remove: Vec<String>,
     /// Then adds these.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "entries")]
     pub(crate) add: Vec<RuleBody>,
+}
+
+impl RuleChanges {
+    /// Refuses lists that are too long.
+    pub(crate) fn check(&self) -> Result<(), Refused> {
+        check_entries("remove", self.remove.len())?;
+        check_entries("add", self.add.len())
+    }
 }
 
 /// The answer to changes that were made.
@@ -112,7 +122,7 @@ pub(crate) struct RuleRow {
     pub(crate) rule: RuleBody,
     /// The user id.
     pub(crate) owner: u32,
-    /// "workers", "device", or "both".
+    /// "workers", "device", "both", or "nowhere" if only the device can enforce it and has not taken it.
     pub(crate) acts_in: String,
     pub(crate) packets: u64,
     pub(crate) bytes: u64,
@@ -123,6 +133,18 @@ pub(crate) struct RuleRow {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::api::request::ENTRIES_MAX;
+
+    #[test]
+    fn lists_have_a_limit() {
+        let changes =
+            |list: String| -> RuleChanges { serde_json::from_str(&list).expect("its syntax is right") };
+        let ids = |count: usize| format!("{{\"remove\": [{}]}}", vec!["\"\""; count].join(","));
+        assert_eq!(changes(ids(ENTRIES_MAX)).check(), Ok(()));
+        let many = changes(ids(3 * ENTRIES_MAX));
+        assert_eq!((many.remove.len(), many.remove.capacity() <= 2 * ENTRIES_MAX), (ENTRIES_MAX + 1, true));
+        assert_eq!(many.check().expect_err("too many").status, 413);
+    }
 
     #[test]
     fn a_rule_without_an_id_is_named_by_its_match() {

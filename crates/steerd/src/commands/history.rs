@@ -24,18 +24,30 @@ pub(crate) fn run(args: &HistoryArgs) -> Result<(), Error> {
 }
 
 fn lines(entry: &HistoryEntry, now: f64) -> String {
-    let HistoryEntry { back, number, at_seconds, by, sha256, is_kept, difference, milliseconds, flows } =
-        entry;
+    let HistoryEntry {
+        back,
+        number,
+        at_seconds,
+        by,
+        sha256,
+        is_kept,
+        difference,
+        milliseconds,
+        flows,
+        is_unconfirmed,
+    } = entry;
     let ago = duration(Duration::from_secs_f64((now - at_seconds).max(0.0)));
     let place = if *back == 0 { "in force".to_owned() } else { format!("rollback {back}") };
     let flows = flows.map_or_else(String::new, |flows| format!(", {flows}"));
     let kept = if *is_kept { "" } else { ", text not kept" };
+    let unconfirmed = if *is_unconfirmed { ", not confirmed" } else { "" };
     let mut text = format!(
-        "{place}: policy {number}, {ago} ago by {by}, {milliseconds} ms{flows}, sha256 {}{kept}\n",
+        "{place}: policy {number}, {ago} ago by {}, {milliseconds} ms{flows}, sha256 {}{kept}{unconfirmed}\n",
+        output::plain(by),
         sha256.get(..12).unwrap_or(sha256)
     );
     if !difference.is_empty() {
-        let _ = writeln!(text, "    {difference}");
+        let _ = writeln!(text, "    {}", output::plain(difference));
     }
     text
 }

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use std::io::IsTerminal;
 
 use crate::api::client::{Client, LONG};
-use crate::api::model::Verdict;
+use crate::api::model::{History, Verdict};
 use crate::api::request::{ReloadBody, RollbackBody};
 use crate::cli::{ConfirmArgs, OutputArgs, ReloadArgs, RollbackArgs};
 use crate::commands::{Error, plan};
@@ -35,7 +35,10 @@ pub(crate) fn confirm(args: &ConfirmArgs) -> Result<(), Error> {
 }
 
 pub(crate) fn rollback(args: &RollbackArgs) -> Result<(), Error> {
-    let verdict = Client::new(&args.api)?.post("/v1/rollback", &RollbackBody { back: args.back }, LONG)?;
+    let history: History = Client::new(&args.api)?.get("/v1/history")?;
+    let seen = history.policies.first().map(|policy| policy.number);
+    let asked = RollbackBody { back: args.back, in_force: seen };
+    let verdict = Client::new(&args.api)?.post("/v1/rollback", &asked, LONG)?;
     let verdict = accepted(verdict, args.output)?;
     if !args.output.is_json() {
         output::print(&in_force(&verdict))?;

@@ -138,11 +138,12 @@ fn list(args: &RuleArgs, id: Option<&str>) -> Result<(), Error> {
 
 fn line(row: &RuleRow) -> String {
     let RuleRow { rule, owner, acts_in, packets, bytes, ends_in_seconds } = row;
-    let id = rule.id.as_deref().unwrap_or_default();
+    let id = output::plain(rule.id.as_deref().unwrap_or_default());
     let both = if rule.both { " both" } else { "" };
     let mut line = format!(
         "{id}: {}{both} -> {}, in {acts_in}, {packets} packets, {bytes} bytes, user {owner}",
-        rule.matches, rule.action
+        rule.matches,
+        output::plain(&rule.action)
     );
     if let Some(seconds) = ends_in_seconds {
         let _ = write!(line, ", ends in {seconds:.0} s");
@@ -151,7 +152,29 @@ fn line(row: &RuleRow) -> String {
         let _ = write!(line, ", ends {seconds:.0} s after its last packet");
     }
     if !rule.comment.is_empty() {
-        let _ = write!(line, " # {}", rule.comment);
+        let _ = write!(line, " # {}", output::plain(&rule.comment));
     }
     line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_comment_cannot_forge_a_line() {
+        let rule = RuleBody {
+            id: Some("a".to_owned()),
+            matches: RuntimeMatch { src: "192.0.2.1".parse().ok(), ..RuntimeMatch::default() },
+            action: "drop".to_owned(),
+            comment: "\u{1b}[2Jx\nb: src 192.0.2.2 -> drop".to_owned(),
+            ..RuleBody::default()
+        };
+        let row = RuleRow { rule, acts_in: "workers".to_owned(), ..RuleRow::default() };
+        assert_eq!(
+            line(&row),
+            "a: src 192.0.2.1 -> drop, in workers, 0 packets, 0 bytes, user 0 # \\u{1b}[2Jx\\nb: src \
+             192.0.2.2 -> drop"
+        );
+    }
 }

@@ -55,7 +55,8 @@ fn text(status: &Status, colors: Colors) -> String {
         lines.push(colors.text(Style::Warning, &line));
     }
     if let Some(error) = policy.last_error.as_ref().filter(|_| !policy.last_reload_successful) {
-        lines.push(colors.text(Style::Bad, &format!("         last reload failed: {error}")));
+        lines
+            .push(colors.text(Style::Bad, &format!("         last reload failed: {}", output::plain(error))));
     }
     let health = match &health.problem {
         None => match &health.degraded {
@@ -66,7 +67,8 @@ fn text(status: &Status, colors: Colors) -> String {
     };
     lines.push(format!("health   {health}"));
     for sink in &status.sinks {
-        let details: Vec<String> = sink.status.iter().map(|(key, value)| format!("{key} {value}")).collect();
+        let details: Vec<String> =
+            sink.status.iter().map(|(key, value)| format!("{key} {}", output::plain(value))).collect();
         lines.push(
             format!("sink     {} ({}) {}", sink.name, sink.kind, details.join(", ")).trim_end().to_owned(),
         );

@@ -5,6 +5,8 @@
 use std::io;
 
 use super::{libmlx5, sinks};
+use control::{ControlError, PlanFault};
+
 use crate::message::{NoSignals, NoThread, chain, lacking};
 use crate::policy_file::PolicyErrors;
 use crate::settings::{LengthError, Problems, TooManyFrames};
@@ -50,7 +52,7 @@ pub(crate) enum Error {
     #[error(transparent)]
     Lengths(#[from] LengthError),
     #[error("the policy cannot be installed on the device: {}", chain(.0))]
-    Install(control::ControlError),
+    Install(ControlError),
     #[error("{}", chain(.0))]
     Sink(sinks::Error),
     #[error("{}", chain(.0))]
@@ -89,4 +91,11 @@ pub(crate) enum Error {
     Signals(#[from] NoSignals),
     #[error(transparent)]
     Output(#[from] OutputError),
+}
+
+impl Error {
+    /// Whether a program finds no free priorities beside the one that is installed.
+    pub(crate) fn is_for_priorities(&self) -> bool {
+        matches!(self, Self::Install(ControlError::NoRoom { fault: PlanFault::NoLevels, .. }))
+    }
 }

@@ -65,6 +65,8 @@ struct Status {
     stalled: Vec<Part>,
     ports_down: Vec<DownPort>,
     losing_sinks: Vec<LosingSink>,
+    /// Why rules at run time do not act as they should.
+    rules_fault: Option<String>,
     /// When the run loop must have made its next update. `None`: it does not run yet, or no more.
     due: Option<Instant>,
 }
@@ -100,6 +102,11 @@ impl Health {
         began.chain(ceased).collect()
     }
 
+    /// Notes why rules at run time do not act as they should, if they do not.
+    pub(crate) fn set_rules_fault(&self, fault: Option<String>) {
+        self.status().rules_fault = fault;
+    }
+
     /// The reason why the sink of this name loses all its packets, if it does.
     pub(crate) fn loses(&self, sink: &str) -> Option<&'static str> {
         self.status().losing_sinks.iter().find(|losing| losing.name == sink).map(|losing| losing.reason)
@@ -122,7 +129,9 @@ impl Health {
 
 impl Probes for Health {
     fn degraded(&self) -> Option<String> {
-        let reasons: Vec<String> = self.status().losing_sinks.iter().map(ToString::to_string).collect();
+        let status = self.status();
+        let mut reasons: Vec<String> = status.losing_sinks.iter().map(ToString::to_string).collect();
+        reasons.extend(status.rules_fault.clone());
         (!reasons.is_empty()).then(|| format!("degraded: {}", reasons.join(", ")))
     }
 

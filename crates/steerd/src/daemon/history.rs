@@ -2,22 +2,20 @@
 //! file is broken.
 
 use std::collections::VecDeque;
-use std::fs;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serde::{Deserialize, Serialize};
 
 use crate::api::model::{ChangedFlows, HistoryEntry};
 use crate::policy_file::{Inputs, KEPT_BYTES_MAX};
+use crate::state_file;
 
 /// The most policies that are kept.
 const KEPT: usize = 20;
 /// The most bytes of text of all of them; the last one is kept in any case.
 const BYTES_MAX: usize = KEPT_BYTES_MAX;
-/// The number of the file's format.
-const FORMAT: u32 = 1;
 
 /// A policy that was in force.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -32,11 +30,13 @@ pub(crate) struct PastPolicy {
     pub(crate) difference: String,
     pub(crate) milliseconds: u64,
     pub(crate) flows: Option<ChangedFlows>,
+    /// Whether it was in force on trial and nobody confirmed it.
+    #[serde(default)]
+    pub(crate) is_unconfirmed: bool,
 }
 
-#[derive(Debug, Default, Serialize, Deserialize)]
-struct Saved {
-    format: u32,
+#[derive(Debug, Default, Deserialize)]
+struct SavedPolicies {
     policies: VecDeque<PastPolicy>,
 }
 
@@ -49,20 +49,40 @@ pub(crate) struct History {
 impl History {
     /// Reads the file, if there is one.
     pub(crate) fn open(file: Option<PathBuf>) -> Self {
-        let policies = file.as_deref().map(read).unwrap_or_else(|| Ok(VecDeque::new()));
-        let policies = policies.unwrap_or_else(|error| {
-            let path = file.as_deref().unwrap_or(Path::new("")).display();
-            if error.kind() != io::ErrorKind::NotFound {
-                tracing::error!("the history of policies in {path} is lost: {error}");
+        let read = file.as_deref().map(|path| (path, state_file::read::<SavedPolicies>(path)));
+        let policies = match read {
+            None => VecDeque::new(),
+            Some((_, Ok(saved))) => saved.content.policies,
+            Some((_, Err(error))) if error.kind() == io::ErrorKind::NotFound => VecDeque::new(),
+            Some((path, Err(error))) => {
+                tracing::error!("the history of policies in {} is lost: {error}", path.display());
+                state_file::keep_unreadable(path);
+                VecDeque::new()
             }
-            VecDeque::new()
-        });
+        };
         Self { file, policies: Mutex::new(policies) }
     }
 
-    /// Adds the policy that is in force now.
+    /// Adds the policy that is in force now. One that was in force already keeps its number and its place:
+    /// who reloads the same policy often does not lose the way back to the one before.
     pub(crate) fn add(&self, policy: PastPolicy) {
         let mut policies = self.lock();
+        match policies.front_mut() {
+            Some(last) if last.inputs == policy.inputs => {
+                last.at_seconds = policy.at_seconds;
+                last.by = policy.by;
+                last.is_unconfirmed = false;
+            }
+            _ => Self::push(&mut policies, policy),
+        }
+        if let Some(path) = &self.file
+            && let Err(error) = state_file::replace(path, &SavingPolicies { policies: &policies })
+        {
+            tracing::error!("the history of policies is not saved in {}: {error}", path.display());
+        }
+    }
+
+    fn push(policies: &mut VecDeque<PastPolicy>, policy: PastPolicy) {
         let number = policies.front().map_or(1, |last| last.number + 1);
         // Often the same few policies come back: their text is kept once.
         let same = policies.iter().find(|known| known.inputs == policy.inputs);
@@ -75,10 +95,17 @@ impl History {
         };
         let kept = policies.iter().map(fits).take_while(|fits| *fits).count().clamp(1, KEPT);
         policies.truncate(kept);
-        if let Some(path) = &self.file
-            && let Err(error) = write(path, &policies)
-        {
-            tracing::error!("the history of policies is not saved in {}: {error}", path.display());
+    }
+
+    /// The number of the policy in force.
+    pub(crate) fn number(&self) -> Option<u64> {
+        self.lock().front().map(|policy| policy.number)
+    }
+
+    /// Notes that the policy in force was not confirmed, before the one before comes back.
+    pub(crate) fn note_unconfirmed(&self) {
+        if let Some(policy) = self.lock().front_mut() {
+            policy.is_unconfirmed = true;
         }
     }
 
@@ -98,6 +125,7 @@ impl History {
             difference: policy.difference.clone(),
             milliseconds: policy.milliseconds,
             flows: policy.flows,
+            is_unconfirmed: policy.is_unconfirmed,
         };
         self.lock().iter().enumerate().map(entry).collect()
     }
@@ -112,26 +140,15 @@ fn size(inputs: &Inputs) -> usize {
     inputs.text.iter().chain(files).map(String::len).sum()
 }
 
-fn read(path: &Path) -> io::Result<VecDeque<PastPolicy>> {
-    let saved: Saved = serde_json::from_slice(&fs::read(path)?)?;
-    match saved.format {
-        FORMAT => Ok(saved.policies),
-        other => Err(io::Error::other(format!("its format is {other}, this program reads {FORMAT}"))),
-    }
-}
-
 #[derive(Serialize)]
-struct Saving<'p> {
-    format: u32,
+struct SavingPolicies<'p> {
     policies: &'p VecDeque<PastPolicy>,
-}
-
-fn write(path: &Path, policies: &VecDeque<PastPolicy>) -> io::Result<()> {
-    crate::state_file::replace(path, &Saving { format: FORMAT, policies })
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     fn policy(text: &str) -> PastPolicy {
@@ -144,6 +161,7 @@ mod tests {
             difference: String::new(),
             milliseconds: 3,
             flows: None,
+            is_unconfirmed: false,
         }
     }
 
@@ -167,11 +185,24 @@ mod tests {
     #[test]
     fn texts_of_limited_size_are_kept() {
         let history = History::open(None);
-        for _ in 0..4 {
-            history.add(policy(&"x".repeat(KEPT_BYTES_MAX / 2)));
+        for text in ["x", "y", "x", "y", "x"] {
+            history.add(policy(&text.repeat(KEPT_BYTES_MAX / 3)));
         }
-        assert_eq!(history.entries().len(), 2);
-        let [last, before] = [0, 1].map(|back| history.back(back).expect("there").inputs);
+        assert_eq!(history.entries().len(), 3);
+        let [last, before] = [0, 2].map(|back| history.back(back).expect("there").inputs);
         assert!(Arc::ptr_eq(&last, &before), "the same text is kept once");
+    }
+
+    #[test]
+    fn a_policy_that_is_reloaded_stays_one_entry() {
+        let history = History::open(None);
+        for text in ["first", "second", "second", "second"] {
+            history.add(policy(text));
+        }
+        history.add(PastPolicy { by: "signal".to_owned(), at_seconds: 9.0, ..policy("second") });
+        let entries = history.entries();
+        assert_eq!((entries.len(), entries[0].number, entries[0].at_seconds), (2, 2, 9.0));
+        assert_eq!(entries[0].by, "signal");
+        assert_eq!(history.back(1).expect("there").inputs.text.as_deref(), Some("first"), "the way back");
     }
 }

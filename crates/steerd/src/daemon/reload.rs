@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use crossbeam::channel::{self, Receiver};
 
 use crate::api::model::Verdict;
-use crate::api::request::ReloadBody;
+use crate::api::request::{ReloadBody, RollbackBody};
 use crate::api::{ReloadRequest, Waiter, Wanted};
 use crate::daemon::dataplane::Commands;
 use crate::daemon::history::{History, PastPolicy};
@@ -26,6 +26,8 @@ use crate::message::NoThread;
 pub(super) use change::plan;
 use change::{Refused, Work, failed, refused_at_once};
 
+/// How long after a failure the policy before a trial is tried again.
+const AGAIN: Duration = Duration::from_secs(5);
 /// The most clients that can wait for a reload to begin.
 pub(crate) const WAITERS_MAX: usize = 64;
 
@@ -46,6 +48,8 @@ struct Trial {
     time: Duration,
     /// The policy that comes back.
     before: PastPolicy,
+    /// Nobody has confirmed it in time: the policy before is to come back, until that succeeds.
+    is_over: bool,
 }
 
 /// The source of a policy that is to be in force.
@@ -82,7 +86,11 @@ impl Reloader {
     }
 
     /// Begins a change, or notes that it is to follow the running one.
-    pub(crate) fn ask(&mut self, request: ReloadRequest) {
+    pub(crate) fn ask(&mut self, mut request: ReloadRequest) {
+        // It means the policies as they are now, not as they are when it begins.
+        if let Wanted::Back(RollbackBody { in_force, .. }) = &mut request.wanted {
+            *in_force = in_force.or_else(|| self.parts.history.number());
+        }
         if self.running.is_some() {
             // One reload more is enough for all signals: nobody waits for its verdict.
             let is_signal = request.waiter.is_none();
@@ -116,13 +124,7 @@ impl Reloader {
                 ),
                 _ => Ok(Some(Origin::File(*asked))),
             },
-            Wanted::Back(0) => Err("the policy 0 of the history is the one in force".to_owned()),
-            Wanted::Back(back) => match self.parts.history.back(*back) {
-                Some(policy) => Ok(Some(Origin::Past(policy))),
-                None => Err(format!(
-                    "the history has no policy {back} (hint: `steerd history` lists those that there are)"
-                )),
-            },
+            Wanted::Back(wanted) => self.past(*wanted).map(|policy| Some(Origin::Past(policy))),
             Wanted::Confirm => match &self.trial {
                 Some(_) => Ok(None),
                 None => Err("no reload waits for its confirmation".to_owned()),
@@ -130,8 +132,32 @@ impl Reloader {
         }
     }
 
+    /// The policy of the history that is to come back.
+    fn past(&self, wanted: RollbackBody) -> Result<PastPolicy, String> {
+        let history = &self.parts.history;
+        if wanted.in_force != history.number() {
+            let why =
+                "another policy is in force than when the rollback was asked for (hint: `steerd history`)";
+            return Err(why.to_owned());
+        }
+        let back = wanted.back.unwrap_or(1);
+        match history.back(back) {
+            _ if back == 0 => Err("the policy 0 of the history is the one in force".to_owned()),
+            None => Err(format!(
+                "the history has no policy {back} (hint: `steerd history` lists those that there are)"
+            )),
+            Some(policy) if policy.is_unconfirmed && wanted.back.is_none() => Err(format!(
+                "policy {} of the history was not confirmed, and the one before it is in force again (hint: \
+                 `steerd rollback 1` brings it back all the same)",
+                policy.number
+            )),
+            Some(policy) => Ok(policy),
+        }
+    }
+
     fn confirm(&mut self, by: &str) {
         self.trial = None;
+        self.parts.rules.confirm();
         tracing::info!("the policy in force is confirmed by {by}");
         notify::ready("the policy is confirmed");
         let verdict = change::in_force(&self.parts.observer);
@@ -142,7 +168,8 @@ impl Reloader {
         notify::reloading();
         // The sender is dropped with the thread, however the thread ends.
         let (done, running) = channel::bounded(1);
-        let work = Work { parts: self.parts.clone(), origin, by };
+        let is_on_trial = self.trial.is_some();
+        let work = Work { parts: self.parts.clone(), origin, by, is_on_trial };
         let thread = std::thread::Builder::new().name("reload".into()).spawn(move || {
             let _ = done.send(work.run());
         });
@@ -171,6 +198,13 @@ impl Reloader {
         });
         if done.ends_trial || done.trial.is_some() {
             self.trial = done.trial;
+        }
+        if let Some(trial) = self.trial.as_mut().filter(|trial| trial.is_over) {
+            trial.ends = Instant::now() + AGAIN;
+            tracing::error!(
+                "the policy before the trial is not back: it is tried again in {} s",
+                AGAIN.as_secs()
+            );
         }
         self.answer(&done.verdict);
         while self.running.is_none()
@@ -202,12 +236,17 @@ impl Reloader {
         }
     }
 
-    /// Brings the policy before the trial back.
+    /// Brings the policy before the trial back. The trial is over only when that has succeeded.
     pub(crate) fn go_back(&mut self) {
-        let Some(trial) = self.trial.take() else { return };
+        let Some(trial) = &mut self.trial else { return };
         let by = format!("not confirmed within {} s", trial.time.as_secs_f64());
-        tracing::warn!("the policy in force was {by}: the one before comes back");
-        self.start(Origin::Past(trial.before), by);
+        if !trial.is_over {
+            tracing::warn!("the policy in force was {by}: the one before comes back");
+        }
+        trial.is_over = true;
+        trial.ends = Instant::now() + AGAIN;
+        let before = trial.before.clone();
+        self.start(Origin::Past(before), by);
     }
 
     fn answer(&mut self, verdict: &Verdict) {

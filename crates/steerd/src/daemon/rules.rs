@@ -5,17 +5,21 @@
 //! change finds the policy as they are. Nothing here is on the packet path.
 
 mod change;
+mod choice;
 mod hot;
+mod overtaking;
+mod protect;
 mod saved;
 
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use control::{RuntimeStore, StoredRule};
 use policy::Policy;
-use program::{Program, RuntimeChange, RuntimeMatch, RuntimeRules};
+use program::{Program, RuntimeChange, RuntimeRules};
 use worker::Traffic;
 
 use crate::api::request::Refused;
@@ -24,9 +28,12 @@ use crate::daemon::Error;
 use crate::daemon::dataplane::{Cause, Commands};
 use crate::daemon::observer::Observer;
 use crate::message::chain;
-use crate::policy_file::{self, Counters, DeviceRule, Read, Running, quoted};
+use crate::policy_file::{self, Counters, DeviceRule, Read, Running, is_quoted, quoted};
 use crate::state::State;
+pub(crate) use choice::{DeviceChoice, FormFacts};
 use hot::Hot;
+use overtaking::Precedence;
+use saved::{SavedRevision, SavedRule};
 
 /// How long a worker may take to apply changes.
 const WORKER_PATIENCE: Duration = Duration::from_secs(5);
@@ -34,8 +41,14 @@ const WORKER_PATIENCE: Duration = Duration::from_secs(5);
 const CHANGE_PATIENCE: Duration = Duration::from_secs(10);
 /// How long the end waits for a change, which may wait for a device that does not respond.
 const END_PATIENCE: Duration = Duration::from_secs(2);
+/// How long a worker that was late, which changes wait for, may take at the next attempts.
+const LATE_PATIENCE: Duration = Duration::from_millis(500);
+/// How long after a refusal the device is asked again, at first and at most.
+const DEVICE_REST: [Duration; 2] = [Duration::from_secs(5), Duration::from_secs(120)];
 /// The most rules of a list.
 const LISTED_MAX: usize = 10_000;
+/// The most ids of a list in the log.
+const LOGGED_MAX: usize = 5;
 
 /// The rules, and what is needed to bring them into force.
 pub(crate) struct LiveRules {
@@ -44,6 +57,23 @@ pub(crate) struct LiveRules {
     /// Where they are kept over restarts.
     file: Option<PathBuf>,
     state: Mutex<Rules>,
+    /// How many changes wait for the lock: lists let them go first.
+    changes_waiting: AtomicUsize,
+    /// The policy on trial was confirmed since the lock was last held.
+    is_confirmed: AtomicBool,
+    /// Held while the file is written.
+    saved: Mutex<SavedRevision>,
+}
+
+/// The stage of a trial at a change of the policy, which decides about the rules that it does not allow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TrialStage {
+    /// The policy is on trial: the rules come back with the one before.
+    Begins,
+    /// The policy before comes back.
+    Ends,
+    /// There is no trial.
+    None,
 }
 
 /// The rules under their lock.
@@ -55,16 +85,37 @@ pub(crate) struct Rules {
     /// A worker has not followed a change: all get all rules anew.
     is_out_of_step: bool,
     hot: Hot,
-    /// By form, whether no rule of it can take a protected packet; of the policy with that hash.
+    /// Whether no rule of a form can take a protected packet, under the policy with that hash.
     safe_forms: Vec<bool>,
     safe_forms_of: String,
-    /// The rules have changed since they were saved.
-    is_unsaved: bool,
+    /// Counts the changes of the rules, for the file.
+    revision: u64,
+    /// The rules that the policy on trial does not allow.
+    set_aside: Vec<SavedRule>,
+    /// The device has other rules than it should; when it is asked again.
+    device_fault: Option<DeviceFault>,
+    /// The rules were saved for the last time.
+    is_ending: bool,
+}
+
+#[derive(Debug)]
+struct DeviceFault {
+    why: String,
+    rest: Duration,
+    next: Instant,
 }
 
 impl LiveRules {
     pub(crate) fn new(observer: Arc<Observer>, commands: Commands, file: Option<PathBuf>) -> Self {
-        let rules = Self { observer, commands, file, state: Mutex::default() };
+        let rules = Self {
+            observer,
+            commands,
+            file,
+            state: Mutex::default(),
+            changes_waiting: AtomicUsize::new(0),
+            is_confirmed: AtomicBool::new(false),
+            saved: Mutex::default(),
+        };
         rules.restore();
         rules
     }
@@ -74,69 +125,130 @@ impl LiveRules {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// For a change that a client asks for.
     fn lock_soon(&self) -> Result<MutexGuard<'_, Rules>, Refused> {
-        let busy = || Refused::new(503, "the policy is being changed (hint: try again later)");
-        self.lock_within(CHANGE_PATIENCE).ok_or_else(busy)
+        self.changes_waiting.fetch_add(1, Ordering::Relaxed);
+        let rules = self.lock_within(CHANGE_PATIENCE, || true);
+        self.changes_waiting.fetch_sub(1, Ordering::Relaxed);
+        rules.ok_or_else(busy)
     }
 
-    /// `None`: a change takes longer than `patience`.
-    fn lock_within(&self, patience: Duration) -> Option<MutexGuard<'_, Rules>> {
+    /// `None`: a change takes longer than `patience`. `may_try`: nobody else goes first.
+    fn lock_within(&self, patience: Duration, may_try: impl Fn() -> bool) -> Option<MutexGuard<'_, Rules>> {
         let begun = Instant::now();
         loop {
-            match self.state.try_lock() {
-                Ok(rules) => return Some(rules),
-                Err(TryLockError::Poisoned(poisoned)) => return Some(poisoned.into_inner()),
-                Err(TryLockError::WouldBlock) if begun.elapsed() < patience => {
+            match may_try().then(|| self.state.try_lock()) {
+                Some(Ok(rules)) => return Some(rules),
+                Some(Err(TryLockError::Poisoned(poisoned))) => return Some(poisoned.into_inner()),
+                Some(Err(TryLockError::WouldBlock)) | None if begun.elapsed() < patience => {
                     std::thread::sleep(Duration::from_millis(1));
                 }
-                Err(TryLockError::WouldBlock) => return None,
+                Some(Err(TryLockError::WouldBlock)) | None => return None,
             }
         }
     }
 
-    /// To be called after a policy was installed, with the lock that was held meanwhile: rules that it does
-    /// not allow are removed.
-    pub(crate) fn follow_policy(&self, rules: &mut Rules) {
+    /// The analyses of a policy that [`Rules::choose`] needs; `None`: it does not, as there are no rules.
+    /// They take long, so they are made before the rules are locked.
+    pub(crate) fn facts(&self, policy: &Policy) -> Option<FormFacts> {
+        let is_needed = policy.runtime.is_some() && !self.lock().store.is_empty();
+        is_needed.then(|| FormFacts::of(policy))
+    }
+
+    /// Notes that the policy on trial stays. Does not wait for changes.
+    pub(crate) fn confirm(&self) {
+        self.is_confirmed.store(true, Ordering::Release);
+    }
+
+    fn forget_confirmed(&self, rules: &mut Rules) {
+        if self.is_confirmed.swap(false, Ordering::Acquire) && !rules.set_aside.is_empty() {
+            rules.set_aside.clear();
+            rules.revision += 1;
+        }
+    }
+
+    /// To be called after a policy was installed, with the lock that was held meanwhile: removes the rules
+    /// that it does not allow, and those that were left out, each with the reason. `before`: the program of
+    /// the policy before.
+    pub(crate) fn follow_policy(
+        &self,
+        rules: &mut Rules,
+        left_out: &HashMap<Arc<str>, String>,
+        before: &Program,
+        stage: TrialStage,
+    ) {
+        self.forget_confirmed(rules);
         let in_force = Arc::clone(&self.observer.board.read().policy);
         let allowed = in_force.program.runtime.as_ref();
-        let (gone, changes) = rules.store.retain_allowed(allowed);
-        if !gone.is_empty() {
-            let ids: Vec<&str> = gone.iter().take(5).map(|stored| &*stored.rule.id).collect();
-            let count = gone.len();
-            tracing::warn!(
-                "{count} rules at run time are removed, as the policy does not allow them: {}",
-                ids.join(", ")
-            );
+        let (mut gone, mut changes) = rules.store.retain_allowed(allowed);
+        log_removed(&gone, "as the policy does not allow them", left_out);
+        let (others, more) = rules.store.remove_rules(left_out.keys());
+        log_removed(&others, "as the policy has precedence", left_out);
+        gone.extend(others);
+        changes.extend(more);
+        rules.revision += u64::from(!gone.is_empty());
+        if stage == TrialStage::Begins {
+            let (now, allowed) = (Instant::now(), before.runtime.as_ref());
+            rules.set_aside = gone.iter().map(|stored| SavedRule::of(stored, allowed, now)).collect();
         }
-        rules.is_unsaved |= !gone.is_empty();
         rules.note_device(&in_force.program);
-        if let Err(error) = self.tell_workers(rules, allowed, &changes) {
-            tracing::error!("rules at run time: {error}");
+        if stage == TrialStage::Ends {
+            let back = std::mem::take(&mut rules.set_aside);
+            let count = back.len();
+            let (taken, more) = rules.put_back(back, &in_force);
+            changes.extend(more);
+            if count > 0 {
+                tracing::info!(
+                    "{taken} of {count} rules at run time are back with the policy that allows them"
+                );
+                rules.revision += 1;
+            }
+        }
+        if let Err(error) = self.send_to_workers(rules, allowed, &changes) {
+            tracing::error!("rules at run time: {error}: it is tried again");
+        }
+        // Rules that came back, or that the device had no room for beside the policy before.
+        if let Some(allowed) = allowed
+            && (stage == TrialStage::Ends || rules.device_fault.is_some())
+        {
+            self.put_what_fits(rules, allowed);
         }
     }
 
     /// Brings changes to all workers, or gives them all rules anew.
-    fn tell_workers(
+    fn send_to_workers(
         &self,
         rules: &mut Rules,
         allowed: Option<&RuntimeRules>,
         changes: &[RuntimeChange],
     ) -> Result<(), worker::WorkerIsLate> {
         let wanted = allowed.map_or(0, |allowed| allowed.rules_max).max(rules.store.slots());
-        let is_renewed = wanted > rules.capacity || rules.is_out_of_step;
-        if wanted == 0 || (!is_renewed && changes.is_empty()) {
+        let was_late = rules.is_out_of_step;
+        let is_renewed = wanted > rules.capacity || was_late;
+        if !was_late && (wanted == 0 || (!is_renewed && changes.is_empty())) {
             return Ok(());
         }
         rules.is_out_of_step = true;
+        let mut late = None;
+        // All of them, however late one is.
         for entry in &self.observer.workers {
-            if is_renewed {
-                entry.control.replace_runtime_rules(wanted, rules.store.entries(), WORKER_PATIENCE)?;
+            let patience = if was_late || late.is_some() { LATE_PATIENCE } else { WORKER_PATIENCE };
+            let sent = if is_renewed {
+                entry.control.replace_runtime_rules(wanted, rules.store.entries(), patience)
             } else {
-                entry.control.change_runtime_rules(changes, WORKER_PATIENCE)?;
+                entry.control.change_runtime_rules(changes, patience)
+            };
+            if let Err(error) = sent {
+                late.get_or_insert(error);
             }
         }
+        if is_renewed {
+            rules.capacity = wanted;
+        }
+        if let Some(error) = late {
+            return Err(error);
+        }
         rules.is_out_of_step = false;
-        rules.capacity = rules.capacity.max(wanted);
         Ok(())
     }
 
@@ -172,6 +284,55 @@ impl LiveRules {
         }
     }
 
+    /// Has the device enforce the rules that it should, or as many of them as it takes. What is missing is
+    /// tried again later.
+    fn put_what_fits(&self, rules: &mut Rules, allowed: &RuntimeRules) {
+        let in_force = Arc::clone(&self.observer.board.read().policy);
+        let room = allowed.device_rules_max as usize;
+        let needed = rules.needed(allowed);
+        let mut tried = {
+            let precedence = Precedence { store: &rules.store, forms: &allowed.forms };
+            let ranked = rules.hot.ranked(rules.in_device().into_iter().collect());
+            if needed.len() <= room { precedence.filled(&needed, &ranked, room) } else { needed.clone() }
+        };
+        let mut ids: Vec<Arc<str>> = needed.iter().cloned().collect();
+        ids.sort();
+        let mut why = None;
+        if ids.len() > room {
+            ids.truncate(room);
+            tried = Precedence { store: &rules.store, forms: &allowed.forms }
+                .closed(ids.iter().cloned().collect());
+            why = Some(format!("[runtime] allows {room} of them in the device"));
+        }
+        while change::differs(&tried, rules, &in_force)
+            && let Err(refused) = self.put_in_device(rules, &tried)
+        {
+            why = Some(refused);
+            if tried.is_empty() {
+                break;
+            }
+            // First without the hot ones, then with fewer and fewer.
+            if tried.iter().all(|id| needed.contains(id)) {
+                ids.truncate(ids.len() / 2);
+            }
+            let precedence = Precedence { store: &rules.store, forms: &allowed.forms };
+            tried = precedence.closed(ids.iter().cloned().collect());
+        }
+        let missing =
+            needed.iter().filter(|id| rules.store.get(id).is_some_and(|stored| !stored.in_device)).count();
+        match why {
+            Some(why) if missing > 0 => {
+                rules.note_fault(format!(
+                    "{missing} rules at run time that only the device can enforce are not in force: {why}"
+                ));
+            }
+            Some(why) if change::differs(&tried, rules, &in_force) => {
+                rules.note_fault(format!("the device has other rules at run time than it should: {why}"));
+            }
+            _ => rules.device_fault = None,
+        }
+    }
+
     /// Has the device enforce these rules and no others.
     fn put_in_device(&self, rules: &mut Rules, ids: &HashSet<Arc<str>>) -> Result<(), String> {
         let chosen: Vec<DeviceRule> = {
@@ -189,7 +350,8 @@ impl LiveRules {
 
     /// The rules, or one of them, with their counters. `state`: of the daemon, for what the device counts.
     pub(crate) fn list(&self, id: Option<&str>, state: &State) -> Result<RuleList, Refused> {
-        let rules = self.lock_soon()?;
+        let is_first = || self.changes_waiting.load(Ordering::Relaxed) == 0;
+        let rules = self.lock_within(CHANGE_PATIENCE, is_first).ok_or_else(busy)?;
         let in_force = Arc::clone(&self.observer.board.read().policy);
         let mut chosen: Vec<&StoredRule> = match id {
             None => rules.store.rules().collect(),
@@ -199,16 +361,21 @@ impl LiveRules {
             return Err(Refused::new(404, format!("there is no rule `{id}` at run time")));
         }
         let count = rules.store.len();
-        chosen.sort_unstable_by(|a, b| a.rule.id.cmp(&b.rule.id));
-        chosen.truncate(LISTED_MAX);
-        let traffic = self.traffic(&chosen, state);
+        if chosen.len() > LISTED_MAX {
+            chosen.select_nth_unstable_by(LISTED_MAX, |a, b| a.rule.id.cmp(&b.rule.id));
+            chosen.truncate(LISTED_MAX);
+        }
+        let traffic = self.traffic(&chosen, &DeviceTraffic::of(Some(state)));
         let (now, allowed) = (Instant::now(), in_force.program.runtime.as_ref());
         let rows = chosen.iter().zip(traffic).map(|(stored, traffic)| row(stored, traffic, allowed, now));
-        Ok(RuleList { count, rules: rows.collect() })
+        let mut rows: Vec<RuleRow> = rows.collect();
+        drop(rules);
+        rows.sort_unstable_by(|a, b| a.rule.id.cmp(&b.rule.id));
+        Ok(RuleList { count, rules: rows })
     }
 
     /// The packets of each of these rules, counted by workers and by the device.
-    fn traffic(&self, rules: &[&StoredRule], state: &State) -> Vec<Traffic> {
+    fn traffic(&self, rules: &[&StoredRule], device: &DeviceTraffic<'_>) -> Vec<Traffic> {
         let mut sums = vec![Traffic::default(); rules.len()];
         for entry in &self.observer.workers {
             let slots = rules.iter().flat_map(|stored| stored.slots());
@@ -217,31 +384,28 @@ impl LiveRules {
                 counted.by_ref().take(stored.slots().count()).for_each(|traffic| *sum += traffic);
             }
         }
-        if rules.iter().any(|stored| stored.in_device) {
-            let of_rules: HashMap<&str, Traffic> = state
-                .rules
-                .iter()
-                .map(|rule| (rule.name.as_str(), Traffic { packets: rule.packets(), bytes: rule.bytes() }))
-                .collect();
-            for (sum, stored) in sums.iter_mut().zip(rules).filter(|(_, stored)| stored.in_device) {
-                let names = quoted(&stored.rule.id);
-                names
-                    .iter()
-                    .filter_map(|name| of_rules.get(name.as_str()))
-                    .for_each(|traffic| *sum += *traffic);
-            }
+        for (sum, stored) in sums.iter_mut().zip(rules).filter(|(_, stored)| stored.in_device) {
+            let names = quoted(&stored.rule.id);
+            names.iter().filter_map(|name| device.0.get(name.as_str())).for_each(|traffic| *sum += *traffic);
         }
         sums
     }
 
-    /// Once a second: ends rules whose time is over, moves hot rules into the device, saves.
+    /// Once a second: ends rules whose time is over, brings to workers and the device what they have not
+    /// taken, moves hot rules into the device, saves.
     pub(crate) fn tick(&self) {
         let mut rules = self.lock();
+        self.forget_confirmed(&mut rules);
         if !rules.store.is_empty() {
             self.expire(&mut rules);
+        }
+        self.catch_up(&mut rules);
+        if !rules.store.is_empty() {
             self.promote(&mut rules);
         }
-        self.save(&mut rules);
+        self.observer.health.set_rules_fault(rules.fault());
+        drop(rules);
+        self.save();
     }
 
     fn expire(&self, rules: &mut Rules) {
@@ -252,25 +416,77 @@ impl LiveRules {
         // Read once: the counters of the device take a query.
         let has_device =
             rules.store.rules().any(|stored| stored.in_device && stored.rule.idle_timeout.is_some());
-        let state = if has_device { self.observer.state() } else { State::default() };
-        let packets = |stored: &StoredRule| self.traffic(&[stored], &state)[0].packets;
+        let state = has_device.then(|| self.observer.state());
+        let device = DeviceTraffic::of(state.as_ref());
+        let packets = |stored: &StoredRule| self.traffic(&[stored], &device)[0].packets;
         let (gone, changes) = rules.store.expire(now, packets);
         if gone.is_empty() {
             return;
         }
-        rules.is_unsaved = true;
+        rules.revision += 1;
         let in_force = Arc::clone(&self.observer.board.read().policy);
-        if let Err(error) = self.tell_workers(rules, in_force.program.runtime.as_ref(), &changes) {
-            tracing::error!("rules at run time that have ended: {error}");
+        if let Err(error) = self.send_to_workers(rules, in_force.program.runtime.as_ref(), &changes) {
+            tracing::error!("rules at run time that have ended: {error}: it is tried again");
         }
         if gone.iter().any(|stored| stored.in_device) {
             let left = rules.in_device();
             if let Err(why) = self.put_in_device(rules, &left) {
-                tracing::error!("rules at run time that have ended stay in the device: {why}");
+                rules.note_fault(format!("rules at run time that have ended are still in the device: {why}"));
             }
         }
         tracing::debug!("{} rules at run time have ended", gone.len());
     }
+
+    /// Brings to workers and the device what they have not taken before.
+    fn catch_up(&self, rules: &mut Rules) {
+        let in_force = Arc::clone(&self.observer.board.read().policy);
+        let allowed = in_force.program.runtime.as_ref();
+        if rules.is_out_of_step
+            && let Ok(()) = self.send_to_workers(rules, allowed, &[])
+        {
+            tracing::info!("all workers have the rules at run time again");
+        }
+        let is_due = rules.device_fault.as_ref().is_some_and(|fault| fault.next <= Instant::now());
+        if is_due && let Some(allowed) = allowed {
+            self.put_what_fits(rules, allowed);
+            if rules.device_fault.is_none() {
+                tracing::info!("the device has the rules at run time again");
+            }
+        }
+    }
+}
+
+/// The counters of the device, by the names of rules in the program.
+struct DeviceTraffic<'s>(HashMap<&'s str, Traffic>);
+
+impl<'s> DeviceTraffic<'s> {
+    /// `None`: nothing is known, or no rule is there.
+    fn of(state: Option<&'s State>) -> Self {
+        let rules = state.into_iter().flat_map(|state| &state.rules);
+        let at_run_time = rules.filter(|rule| is_quoted(&rule.name));
+        Self(
+            at_run_time
+                .map(|rule| (rule.name.as_str(), Traffic { packets: rule.packets(), bytes: rule.bytes() }))
+                .collect(),
+        )
+    }
+}
+
+fn busy() -> Refused {
+    Refused::new(503, "the policy is being changed (hint: try again later)")
+}
+
+/// Logs the rules that a policy has removed: the first few, with the reason.
+fn log_removed(gone: &[StoredRule], why: &str, reasons: &HashMap<Arc<str>, String>) {
+    if gone.is_empty() {
+        return;
+    }
+    let named = gone.iter().take(LOGGED_MAX).map(|stored| {
+        let id = &stored.rule.id;
+        reasons.get(id).map_or_else(|| id.to_string(), |reason| format!("{id} ({reason})"))
+    });
+    let named: Vec<String> = named.collect();
+    tracing::warn!("{} rules at run time are removed, {why}: {}", gone.len(), named.join(", "));
 }
 
 impl Rules {
@@ -291,36 +507,36 @@ impl Rules {
         in_device.map(|stored| Arc::clone(&stored.rule.id)).collect()
     }
 
-    /// The rules that are to act in the device under a policy: those that do, and those that only the device
-    /// can enforce then. `program`: the one in force, whose actions the rules name by number.
-    pub(crate) fn for_device(&self, policy: &Policy, program: &Program) -> Vec<DeviceRule> {
-        let Some(runtime) = &policy.runtime else { return Vec::new() };
-        let by_workers: Vec<Vec<bool>> =
-            runtime.actions.iter().map(|(_, action)| analysis::forms_of_workers(policy, *action)).collect();
-        let form_of = |matches: &RuntimeMatch| {
-            let fields = matches.fields().ok();
-            runtime.forms.iter().position(|form| Some(*form) == fields)
-        };
-        let needs_device = |rule: &DeviceRule| {
-            let Some(action) = runtime.actions.iter().position(|(text, _)| *text == rule.action) else {
-                return false;
-            };
-            let reverse = rule.both_directions.then(|| rule.matches.reversed());
-            let mut forms =
-                [Some(rule.matches), reverse].into_iter().flatten().filter_map(|one| form_of(&one));
-            forms.any(|form| !by_workers[action][form])
-        };
-        let is_allowed = |rule: &DeviceRule| {
-            form_of(&rule.matches).is_some()
-                && (!rule.both_directions || form_of(&rule.matches.reversed()).is_some())
-        };
-        let chosen = self.store.rules().filter_map(|stored| {
-            let rule = device_rule(stored, program)?;
-            (stored.in_device || needs_device(&rule)).then_some(rule)
-        });
-        let mut chosen: Vec<DeviceRule> = chosen.filter(is_allowed).collect();
-        chosen.sort_by(|a, b| a.id.cmp(&b.id));
-        chosen
+    /// The rules that only the device can enforce, with those that they would overtake.
+    fn needed(&self, allowed: &RuntimeRules) -> HashSet<Arc<str>> {
+        let mut actions = allowed.actions.iter().flatten();
+        let all_forms = vec![true; allowed.forms.len()];
+        if actions.all(|action| action.by_workers == all_forms) {
+            return HashSet::new();
+        }
+        let needed = self.store.rules().filter(|stored| !is_by_workers(stored, allowed));
+        let needed = needed.map(|stored| Arc::clone(&stored.rule.id)).collect();
+        Precedence { store: &self.store, forms: &allowed.forms }.closed(needed)
+    }
+
+    /// Notes that the device has not taken rules, which is tried again later and later.
+    fn note_fault(&mut self, why: String) {
+        let [first, longest] = DEVICE_REST;
+        let last = self.device_fault.as_ref();
+        if last.is_none_or(|last| last.why != why) {
+            tracing::error!("{why}: it is tried again");
+        }
+        let rest = last.map_or(first, |last| (last.rest * 2).min(longest));
+        self.device_fault = Some(DeviceFault { why, rest, next: Instant::now() + rest });
+    }
+
+    /// Why rules do not act as they should, for the status.
+    fn fault(&self) -> Option<String> {
+        let workers =
+            self.is_out_of_step.then(|| "a worker is late with changes of rules at run time".to_owned());
+        let device = self.device_fault.as_ref().map(|fault| fault.why.clone());
+        let faults: Vec<String> = workers.into_iter().chain(device).collect();
+        (!faults.is_empty()).then(|| faults.join(", "))
     }
 }
 
@@ -347,7 +563,8 @@ fn row(stored: &StoredRule, traffic: Traffic, allowed: Option<&RuntimeRules>, no
     let acts_in = match (by_workers, stored.in_device) {
         (true, true) => "both",
         (false, true) => "device",
-        (_, false) => "workers",
+        (true, false) => "workers",
+        (false, false) => "nowhere",
     };
     RuleRow {
         rule: body(stored, allowed),

@@ -62,11 +62,15 @@ impl api::Daemon for Service {
 
     fn plan(&self, read: Read) -> Result<PlanReport, Failure> {
         let name = read.inputs.name.clone();
-        reload::plan(&self.parts, read).map_err(|diagnostics| Failure {
+        reload::plan(&self.parts, &read).map_err(|diagnostics| Failure {
             error: format!("{name}: {} in the policy", policy_file::error_count(&diagnostics)),
             text: Some(diagnostics.to_string()),
             diagnostics: serde_json::to_value(diagnostics.list).ok(),
         })
+    }
+
+    fn may_change_rules(&self, caller: Caller) -> Result<(), Refused> {
+        self.parts.rules.may_change(caller)
     }
 
     fn change_rules(&self, caller: Caller, changes: RuleChanges) -> Result<RulesChanged, Refused> {

@@ -3,11 +3,11 @@
 use std::collections::HashMap;
 
 use policy::Policy;
-use policy::policy::{Action, RuleDefinition};
+use policy::policy::{Action, GroupDefinition, RuleDefinition};
 
 use super::Counters;
 
-/// The most names of one kind that are told.
+/// The most names of one kind in a text.
 const SHOWN: usize = 5;
 
 /// The rules that differ between two policies, by name.
@@ -19,6 +19,9 @@ pub(crate) struct PolicyChange {
     pub(crate) changed: Vec<String>,
     /// Groups, sinks, protected packets, rules at run time or the default differ.
     pub(crate) has_other: bool,
+    /// Rules, and the default, whose packets meet something else although they are not in `changed`: the default
+    /// has another action, or the group of the rule is another one.
+    affected: Vec<String>,
 }
 
 impl PolicyChange {
@@ -51,16 +54,19 @@ impl PolicyChange {
             removed: missing(&old.rules, &news),
             changed,
             has_other: has_other(old, new),
+            affected: affected(old, new),
         }
     }
 
-    /// The share of the packets counted so far whose rule is removed or changed, from 0 to 1; packets of
-    /// rules that are added later count for the rule that has them now. `None`: nothing was counted.
+    /// The share of the packets counted so far whose rule is removed or changed, or has another group, or which
+    /// the default decides if that differs, from 0 to 1; packets of rules that are added later count for the
+    /// rule that has them now. `None`: nothing was counted.
     pub(crate) fn touched(&self, old: &Policy, counters: &Counters) -> Option<f64> {
         let mut sums = [0u64; 2];
         let names = old.rules.iter().map(|rule| rule.name.as_str()).chain([program::DEFAULT_RULE]);
         for (name, packets) in names.zip(counters.by_rule(old)) {
-            let is_touched = self.removed.iter().chain(&self.changed).any(|touched| touched == name);
+            let mut touched = self.removed.iter().chain(&self.changed).chain(&self.affected);
+            let is_touched = touched.any(|touched| touched == name);
             sums[0] += packets.unwrap_or(0);
             sums[1] += if is_touched { packets.unwrap_or(0) } else { 0 };
         }
@@ -113,23 +119,29 @@ fn action(policy: &Policy, action: Action) -> (std::mem::Discriminant<Action>, O
     (std::mem::discriminant(&action), group)
 }
 
-fn has_other(old: &Policy, new: &Policy) -> bool {
-    let groups = |policy: &Policy| {
-        let group = |group: &policy::policy::GroupDefinition| {
-            let policy::policy::GroupDefinition {
-                name,
-                workers,
-                fields,
-                key,
-                symmetric,
-                table_size,
-                sinks,
-                ..
-            } = group.clone();
-            (name, workers, fields, key, symmetric, table_size, sinks)
-        };
-        policy.groups.iter().map(group).collect::<Vec<_>>()
+/// Whether two groups of one name are the same.
+fn is_same_group(a: &GroupDefinition, b: &GroupDefinition) -> bool {
+    let GroupDefinition { name, workers, fields, key, symmetric, table_size, sinks, .. } = a;
+    (name, workers, fields) == (&b.name, &b.workers, &b.fields)
+        && (key, symmetric, table_size, sinks) == (&b.key, &b.symmetric, &b.table_size, &b.sinks)
+}
+
+/// The old rules whose group differs, and the default if that does.
+fn affected(old: &Policy, new: &Policy) -> Vec<String> {
+    let is_regrouped = |steered: Action| {
+        let (Action::Steer(id) | Action::Copy(id) | Action::Sniff(id)) = steered else { return false };
+        let Some(group) = old.groups.get(id.index()) else { return false };
+        let other = new.groups.iter().find(|other| other.name == group.name);
+        other.is_none_or(|other| !is_same_group(group, other))
     };
+    let rules = old.rules.iter().filter(|rule| is_regrouped(rule.action)).map(|rule| rule.name.clone());
+    let is_default = action(old, old.default) != action(new, new.default) || is_regrouped(old.default);
+    rules.chain(is_default.then(|| program::DEFAULT_RULE.to_owned())).collect()
+}
+
+fn has_other(old: &Policy, new: &Policy) -> bool {
+    let has_same_groups = old.groups.len() == new.groups.len()
+        && old.groups.iter().zip(&new.groups).all(|(a, b)| is_same_group(a, b));
     let protected = |policy: &Policy| {
         let list = policy.protect.as_ref();
         list.map(|list| list.iter().map(|one| one.matches.clone()).collect::<Vec<_>>())
@@ -143,7 +155,7 @@ fn has_other(old: &Policy, new: &Policy) -> bool {
         })
     };
     action(old, old.default) != action(new, new.default)
-        || groups(old) != groups(new)
+        || !has_same_groups
         || old.sinks.iter().map(|sink| &sink.sink).ne(new.sinks.iter().map(|sink| &sink.sink))
         || protected(old) != protected(new)
         || runtime(old) != runtime(new)
@@ -186,6 +198,11 @@ mod tests {
         let counted = [("a".to_owned(), 60), ("b".to_owned(), 30), ("default".to_owned(), 10)];
         let counters = Counters::of_weights(counted.into());
         assert_eq!(PolicyChange::between(&old, &new).touched(&old, &counters), Some(0.3));
+        let dropped = policy(&[("a", 1, "drop"), ("b", 2, "steer a")], "default = 'drop'");
+        assert_eq!(PolicyChange::between(&old, &dropped).touched(&old, &counters), Some(0.1), "the default");
+        let mut regrouped = policy(&[("a", 1, "drop"), ("b", 2, "steer a")], "");
+        regrouped.groups[0].symmetric = !regrouped.groups[0].symmetric;
+        assert_eq!(PolicyChange::between(&old, &regrouped).touched(&old, &counters), Some(0.3), "the group");
         let none = Counters::of_weights(std::collections::HashMap::new());
         assert_eq!(PolicyChange::between(&old, &new).touched(&old, &none), None);
     }

@@ -21,6 +21,11 @@ pub(crate) fn quoted(id: &str) -> [String; 2] {
     [format!("({id})"), format!("({id}, reverse)")]
 }
 
+/// Whether a rule of a program is one at run time.
+pub(crate) fn is_quoted(name: &str) -> bool {
+    name.starts_with('(')
+}
+
 /// Adds the rules to the policy, which allows their actions and forms.
 pub(super) fn insert(policy: &mut Policy, rules: &[DeviceRule]) {
     let Some(runtime) = &policy.runtime else { return };

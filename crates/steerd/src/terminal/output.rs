@@ -2,6 +2,7 @@
 //!
 //! A closed stdout (`| head`) is not an error: the command goes on to its own result.
 
+use std::borrow::Cow;
 use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
 
@@ -62,6 +63,24 @@ pub(crate) fn print_plain_json(value: &impl Serialize) -> Result<(), OutputError
 pub(crate) fn print_json_line(value: &impl Serialize) -> Result<Stdout, OutputError> {
     let text = serde_json::to_string(&Versioned::new(value)).map_err(|error| OutputError(error.into()))?;
     print_line_by_line(&format!("{text}\n"))
+}
+
+/// A text that another user or process gave, with escapes for characters that a terminal would obey, or by
+/// which it would show the line in another order.
+pub(crate) fn plain(text: &str) -> Cow<'_, str> {
+    let is_obeyed = |c: char| {
+        let is_format =
+            matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}');
+        is_format || c.is_control() || c == '\u{feff}'
+    };
+    if !text.contains(is_obeyed) {
+        return Cow::Borrowed(text);
+    }
+    let mut escaped = String::with_capacity(text.len());
+    for c in text.chars() {
+        if is_obeyed(c) { escaped.extend(c.escape_default()) } else { escaped.push(c) }
+    }
+    Cow::Owned(escaped)
 }
 
 /// Prints a line on stderr. If that fails there is nowhere to report it.
@@ -140,6 +159,13 @@ fn line(at: analysis::Progress, seconds: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn texts_of_others_do_not_reach_the_terminal_as_commands() {
+        assert_eq!(plain("a scan, 3 %: \u{e4}"), "a scan, 3 %: \u{e4}");
+        assert_eq!(plain("\u{1b}]0;x\u{7}\nroot: ok"), "\\u{1b}]0;x\\u{7}\\nroot: ok");
+        assert_eq!(plain("\u{9b}2J\u{202e}x"), "\\u{9b}2J\\u{202e}x");
+    }
 
     #[test]
     fn the_line_shows_the_progress() {

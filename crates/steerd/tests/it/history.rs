@@ -56,6 +56,50 @@ fn an_unconfirmed_policy_goes_away_by_itself() {
 }
 
 #[test]
+fn the_way_back_is_tried_until_it_works() {
+    // The first policy needs a folder that is not there when it is to come back.
+    let place = Place::new("");
+    let captures = place.path("captures");
+    std::fs::create_dir(&captures).expect("made");
+    let first = FIRST.replace("workers = \"all\"\n", "workers = \"all\"\nsinks = \"all\"\n")
+        + &format!("[sinks.all]\nkind = \"capture\"\npath = {captures:?}\n");
+    place.write("p.toml", &first);
+    let daemon = place.start();
+    let sha = sha256(&place);
+    place.write("p.toml", &second());
+    place.ok(&["reload", "--confirm", "1s"]);
+    std::fs::remove_dir_all(&captures).expect("removed");
+    place.write("captures", "no folder");
+    until("the first attempt fails", || daemon.log().contains("it is tried again in 5 s"));
+    assert!(stderr(&place.run(&["reload"])).contains("waits for its confirmation"), "the trial is not over");
+    std::fs::remove_file(&captures).expect("removed");
+    std::fs::create_dir(&captures).expect("made");
+    until("the first policy is back", || sha256(&place) == sha);
+}
+
+#[test]
+fn a_rollback_means_the_policies_that_were_seen() {
+    let place = Place::new(FIRST);
+    let _daemon = place.start();
+    let first = sha256(&place);
+    place.write("p.toml", &second());
+    place.ok(&["reload", "--confirm", "1s"]);
+    let seen = place.json(&["history"])["policies"][0]["number"].clone();
+    until("the first policy is back", || sha256(&place) == first);
+    // The operator has asked for it a moment too late: the policy that was rejected must not come back.
+    let late = json!({ "back": 1, "in_force": seen }).to_string();
+    let (_, verdict) = place.ask("POST", "/v1/rollback", &late);
+    assert_eq!(verdict["accepted"], false, "{verdict}");
+    assert!(verdict["error"].as_str().expect("why").contains("another policy is in force"), "{verdict}");
+    let refused = stderr(&place.run(&["rollback"]));
+    assert!(refused.contains("policy 2 of the history was not confirmed"), "{refused}");
+    assert_eq!(sha256(&place), first);
+    assert!(place.ok(&["history"]).contains("not confirmed\n"));
+    place.ok(&["rollback", "1"]);
+    assert_ne!(sha256(&place), first, "asked for by its place");
+}
+
+#[test]
 fn a_confirmed_policy_stays_and_rollback_brings_the_other_back() {
     let place = Place::new(FIRST);
     let _daemon = place.start();

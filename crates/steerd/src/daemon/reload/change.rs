@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use control::{FlowChanges, PlanSummary};
+use device_model::DeviceModel;
 use policy::policy::SetSize;
 use policy::{Diagnostic, Diagnostics, Policy, Severity};
 
@@ -14,9 +15,10 @@ use crate::daemon::board::PolicyInForce;
 use crate::daemon::dataplane::Cause;
 use crate::daemon::history::PastPolicy;
 use crate::daemon::observer::{Observer, unix_seconds};
+use crate::daemon::rules::{DeviceChoice, FormFacts, TrialStage};
 use crate::daemon::{Error, notify};
 use crate::message::chain;
-use crate::policy_file::{self, Compiled, Counters, PolicyChange, Read, Running};
+use crate::policy_file::{self, Compiled, Counters, Inputs, PolicyChange, Read, Running};
 use crate::settings::Traffic;
 
 /// A change to make.
@@ -24,9 +26,11 @@ pub(super) struct Work {
     pub(super) parts: Parts,
     pub(super) origin: Origin,
     pub(super) by: String,
+    /// The policy in force is on trial.
+    pub(super) is_on_trial: bool,
 }
 
-/// What a change has come to.
+/// The result of a change.
 enum Outcome {
     Installed { flows: FlowChanges, trial: Option<Trial> },
     DryRun(Box<PlanReport>),
@@ -80,95 +84,204 @@ impl Work {
     }
 
     fn change(&self, source: &str) -> Result<Accepted, Refused> {
-        let Parts { observer, commands, rules, history } = &self.parts;
+        let Parts { observer, rules, history, .. } = &self.parts;
         let options = match &self.origin {
             Origin::File(options) => *options,
             // Who goes back wants the sets as they were.
             Origin::Past(_) => ReloadBody { force: true, ..ReloadBody::default() },
         };
+        let read = self.read(&observer.board.read().policy, source)?;
+        let facts = rules.facts(&read.policy);
         // Held until the policy is in force: nobody changes rules at run time meanwhile.
         let mut at_run_time = rules.lock();
         let before = Arc::clone(&observer.board.read().policy);
-        let device_rules = |policy: &Policy| at_run_time.for_device(policy, &before.program);
-        let compiled = self.compile(&before, source, &device_rules)?;
-        policy_file::log(&compiled.warnings, 0);
-        let warnings = compiled.warnings.clone();
-        let refused = |why| Refused { diagnostics: warnings.clone().into(), ..Refused::because(why) };
         if !options.force
-            && let Some(why) = changed_too_much(&before.set_sizes, &compiled.set_sizes)
+            && let Some(why) = changed_too_much(&before.set_sizes, &read.policy.set_sizes)
         {
-            return Err(refused(why));
-        }
-        let profile = observer.opened.profile(observer.worker_count());
-        if let Some(obstacle) = compiler::reload_conflict(&before.program, &compiled.program, &profile) {
-            let errno = obstacle.errno.map_or_else(String::new, |errno| format!(" ({errno})"));
-            let compiler::Obstacle { reason, limit, remedy, .. } = obstacle;
-            return Err(refused(format!("{source}: {reason}: {limit}{errno} (hint: {remedy})")));
+            return Err(Refused { diagnostics: read.warnings.into(), ..Refused::because(why) });
         }
         if options.confirm_seconds.is_some()
             && history.back(0).is_none_or(|before| before.inputs.text.is_none())
         {
             let why = "the policy in force could not come back, as its text is too long to be kept (hint: reload \
                        without --confirm)";
-            return Err(refused(why.to_owned()));
+            return Err(Refused { diagnostics: read.warnings.into(), ..Refused::because(why.to_owned()) });
         }
-        if options.dry_run {
-            let change = difference(&before, &compiled);
-            let summary =
-                commands.preview(Arc::clone(&compiled.program)).map_err(|error| refused(chain(&error)))?;
-            let report = report(observer, summary, change.as_ref(), &before);
-            return Ok(Accepted { outcome: Outcome::DryRun(Box::new(report)), warnings, before });
-        }
-        let flows = commands.install(compiled, Cause::Policy).map_err(|error| {
-            let is_stopping = matches!(error, Error::Stopping);
-            Refused { is_stopping, ..refused(chain(&error)) }
-        })?;
-        rules.follow_policy(&mut at_run_time);
-        let trial = options.confirm_seconds.and_then(|seconds| {
-            let time = Duration::try_from_secs_f64(seconds).ok()?;
-            Some(Trial { ends: Instant::now() + time, time, before: history.back(0)? })
-        });
-        Ok(Accepted { outcome: Outcome::Installed { flows, trial }, warnings, before })
+        let mut choice = at_run_time.choose(&read.policy, &before.program, facts.as_ref());
+        let mut read = Some(read);
+        let (outcome, warnings) = loop {
+            // Kept for another attempt if there can be one.
+            let is_last = choice.rules().is_empty();
+            let Some(own) = (if is_last { read.take() } else { read.clone() }) else {
+                return Err(Refused::because(format!("{source} is refused")));
+            };
+            match self.attempt(&before, source, own, &choice, options.dry_run) {
+                Ok(done) => break done,
+                Err(refused) => self.reduce(&mut choice, source, refused)?,
+            }
+        };
+        policy_file::log(&warnings, 0);
+        let stage = match &self.origin {
+            Origin::Past(_) if self.is_on_trial => TrialStage::Ends,
+            Origin::File(_) if options.confirm_seconds.is_some() => TrialStage::Begins,
+            Origin::File(_) | Origin::Past(_) => TrialStage::None,
+        };
+        let outcome = match outcome {
+            Attempted::DryRun(report) => Outcome::DryRun(report),
+            Attempted::Installed(flows) => {
+                rules.follow_policy(&mut at_run_time, &choice.left_out, &before.program, stage);
+                let trial = options.confirm_seconds.and_then(|seconds| {
+                    let time = Duration::try_from_secs_f64(seconds).ok()?;
+                    Some(Trial {
+                        ends: Instant::now() + time,
+                        time,
+                        before: history.back(0)?,
+                        is_over: false,
+                    })
+                });
+                Outcome::Installed { flows, trial }
+            }
+        };
+        Ok(Accepted { outcome, warnings, before })
     }
 
-    fn compile(
-        &self,
-        before: &PolicyInForce,
-        source: &str,
-        device_rules: &dyn Fn(&Policy) -> Vec<policy_file::DeviceRule>,
-    ) -> Result<Compiled, Refused> {
-        let observer = &self.parts.observer;
-        let workers = observer.worker_count();
-        let profile = observer.opened.profile(workers);
-        let traffic = before.source.traffic.as_ref();
-        let counters = (traffic == Some(&Traffic::Counters))
-            .then(|| Counters::of_state(&observer.state(), before.weights.clone()));
-        let running = Running { program: &before.program, counters, device_rules, is_same_policy: false };
+    /// Reads the policy.
+    fn read(&self, before: &PolicyInForce, source: &str) -> Result<Read, Refused> {
         let read = match &self.origin {
             Origin::File(_) => policy_file::load(&before.source),
             Origin::Past(policy) => policy_file::load_inputs(&policy.inputs).ok_or_else(|| {
                 Refused::because(format!("the text of policy {} of the history is not kept", policy.number))
             })?,
         };
+        read.map_err(|diagnostics| {
+            log_refused(&diagnostics);
+            Refused::by(diagnostics, source)
+        })
+    }
+
+    /// Leaves rules at run time out after a policy was refused with them. A policy that comes back has
+    /// precedence over all of them; else an error of the device, which may be transient, is no reason to
+    /// lose rules.
+    ///
+    /// # Errors
+    /// No rule can be left out: the policy is refused.
+    fn reduce(&self, choice: &mut DeviceChoice, source: &str, refused: Refused) -> Result<(), Refused> {
+        let may_lose = matches!(self.origin, Origin::Past(_)) || refused.is_by_analysis;
+        if !refused.is_stopping && choice.reduce(&refused.diagnostics, may_lose) {
+            let why = &refused.why;
+            tracing::warn!("{source} is tried again with fewer rules at run time in the device: {why}");
+            return Ok(());
+        }
+        log_refused(&refused.diagnostics);
+        Err(refused)
+    }
+
+    /// Installs the policy with these rules at run time in the device, or nothing.
+    fn attempt(
+        &self,
+        before: &PolicyInForce,
+        source: &str,
+        read: Read,
+        choice: &DeviceChoice,
+        is_dry_run: bool,
+    ) -> Result<(Attempted, Vec<Diagnostic>), Refused> {
+        let Parts { observer, commands, .. } = &self.parts;
+        let profile = observer.opened.profile(observer.worker_count());
+        let compiled = self.compile(before, source, read, choice, &profile)?;
+        let warnings = compiled.warnings.clone();
+        let inputs = Arc::clone(&compiled.inputs);
+        let half = || {
+            let read = policy_file::load_inputs(&inputs)?.map_err(|found| Refused::by(found, source));
+            let half = profile.with_half_of_the_priorities();
+            Some(read.and_then(|read| self.compile(before, source, read, choice, &half)))
+        };
+        if is_dry_run {
+            let change = difference(before, &compiled);
+            let summary = match commands.preview(Arc::clone(&compiled.program)) {
+                Err(error) if error.is_for_priorities() => match half() {
+                    Some(half) => commands.preview(half?.program),
+                    None => Err(error),
+                },
+                summary => summary,
+            };
+            let summary = summary.map_err(|error| refused_by_device(&error, &warnings))?;
+            let report = report(observer, summary, change.as_ref(), before);
+            return Ok((Attempted::DryRun(Box::new(report)), warnings));
+        }
+        let flows = match commands.install(compiled, Cause::Policy) {
+            Err(error) if error.is_for_priorities() => match half() {
+                Some(half) => {
+                    tracing::warn!("reload: {}; {source} gets half of the priorities first", chain(&error));
+                    let first = commands.install(half?, Cause::Policy);
+                    first.map(|first| self.with_all_priorities(first, source, &inputs, choice))
+                }
+                None => Err(error),
+            },
+            installed => installed,
+        };
+        Ok((Attempted::Installed(flows.map_err(|error| refused_by_device(&error, &warnings))?), warnings))
+    }
+
+    /// Installs a policy again that is in force with half of the device's priorities, which find free ones
+    /// beside any other. If that fails, it stays as it is. Returns the flows that both steps touch.
+    fn with_all_priorities(
+        &self,
+        first: FlowChanges,
+        source: &str,
+        inputs: &Inputs,
+        choice: &DeviceChoice,
+    ) -> FlowChanges {
+        let Parts { observer, commands, .. } = &self.parts;
+        let now = Arc::clone(&observer.board.read().policy);
+        let profile = observer.opened.profile(observer.worker_count());
+        let whole = policy_file::load_inputs(inputs).and_then(Result::ok);
+        let whole = whole.and_then(|read| self.compile(&now, source, read, choice, &profile).ok());
+        match whole.map(|whole| commands.install(whole, Cause::Policy)) {
+            Some(Ok(second)) => first.then(second),
+            failed => {
+                let why = failed.and_then(Result::err).map_or_else(String::new, |error| chain(&error));
+                tracing::warn!("{source} is in force with half of the device's priorities only: {why}");
+                first
+            }
+        }
+    }
+
+    fn compile(
+        &self,
+        before: &PolicyInForce,
+        source: &str,
+        read: Read,
+        choice: &DeviceChoice,
+        profile: &DeviceModel,
+    ) -> Result<Compiled, Refused> {
+        let observer = &self.parts.observer;
+        let workers = observer.worker_count();
+        let traffic = before.source.traffic.as_ref();
+        let counters = (traffic == Some(&Traffic::Counters))
+            .then(|| Counters::of_state(&observer.state(), before.weights.clone()));
+        let device_rules = |_: &Policy| choice.rules().to_vec();
+        let running = Running {
+            program: &before.program,
+            counters,
+            device_rules: &device_rules,
+            is_same_policy: false,
+        };
         let past = match &self.origin {
             Origin::File(_) => None,
             Origin::Past(policy) => Some(policy.number),
         };
-        let compiled = read
-            .and_then(|read| {
-                policy_file::compile_read(read, traffic, &profile, Some(workers), Some(&running))
-            })
-            .and_then(Compiled::into_installable);
-        compiled.map(|compiled| compiled.of_past(past)).map_err(|diagnostics| {
-            // Errors first: they are why the policy is refused, and only the first lines are logged.
-            let (errors, warnings): (Vec<_>, Vec<_>) =
-                diagnostics.list.iter().cloned().partition(|one| one.severity == Severity::Error);
-            policy_file::log(&[errors.as_slice(), &warnings].concat(), diagnostics.omitted);
-            let first = errors.first();
-            let first = first.map_or_else(String::new, |diagnostic| format!(", the first: {diagnostic}"));
-            let why = format!("{} in {source}{first}", policy_file::error_count(&diagnostics));
-            Refused { diagnostics, ..Refused::because(why) }
-        })
+        let compiled = policy_file::compile_read(read, traffic, profile, Some(workers), Some(&running));
+        let compiled = compiled.and_then(Compiled::into_installable);
+        let compiled = compiled
+            .map(|compiled| compiled.of_past(past))
+            .map_err(|diagnostics| Refused { is_by_analysis: true, ..Refused::by(diagnostics, source) })?;
+        if let Some(obstacle) = compiler::reload_conflict(&before.program, &compiled.program, profile) {
+            let errno = obstacle.errno.map_or_else(String::new, |errno| format!(" ({errno})"));
+            let compiler::Obstacle { reason, limit, remedy, .. } = obstacle;
+            let why = format!("{source}: {reason}: {limit}{errno} (hint: {remedy})");
+            return Err(Refused { diagnostics: compiled.warnings.into(), ..Refused::because(why) });
+        }
+        Ok(compiled)
     }
 
     /// Adds the policy to the history; returns the difference from the one before.
@@ -178,8 +291,12 @@ impl Work {
         let change = parsed(before).zip(parsed(&now)).map(|(old, new)| PolicyChange::between(&old, &new));
         let difference =
             change.map_or_else(|| "the text is too long to be compared".to_owned(), |change| change.words());
+        if self.is_on_trial && matches!(self.origin, Origin::Past(_)) {
+            self.parts.history.note_unconfirmed();
+        }
         self.parts.history.add(PastPolicy {
             number: 0,
+            is_unconfirmed: false,
             at_seconds: unix_seconds(),
             by: self.by.clone(),
             inputs: Arc::clone(&now.inputs),
@@ -189,6 +306,12 @@ impl Work {
         });
         difference
     }
+}
+
+/// The result of an attempt.
+enum Attempted {
+    Installed(FlowChanges),
+    DryRun(Box<PlanReport>),
 }
 
 struct Accepted {
@@ -205,12 +328,28 @@ pub(super) struct Refused {
     diagnostics: Diagnostics,
     /// The daemon is ending.
     is_stopping: bool,
+    /// The policy was refused before the device was asked.
+    is_by_analysis: bool,
 }
 
 impl Refused {
     pub(super) fn because(why: String) -> Self {
-        Self { why, diagnostics: Diagnostics::default(), is_stopping: false }
+        Self { why, diagnostics: Diagnostics::default(), is_stopping: false, is_by_analysis: false }
     }
+
+    fn by(diagnostics: Diagnostics, source: &str) -> Self {
+        let first = diagnostics.list.iter().find(|one| one.severity == Severity::Error);
+        let first = first.map_or_else(String::new, |diagnostic| format!(", the first: {diagnostic}"));
+        let why = format!("{} in {source}{first}", policy_file::error_count(&diagnostics));
+        Self { diagnostics, ..Self::because(why) }
+    }
+}
+
+/// Logs errors first: they are why a policy is refused, and only the first lines are logged.
+fn log_refused(diagnostics: &Diagnostics) {
+    let (errors, warnings): (Vec<_>, Vec<_>) =
+        diagnostics.list.iter().cloned().partition(|one| one.severity == Severity::Error);
+    policy_file::log(&[errors.as_slice(), &warnings].concat(), diagnostics.omitted);
 }
 
 /// The first set that a policy changes by more than it allows, in words.
@@ -248,32 +387,50 @@ fn report(
     PlanReport { touched_share: touched, difference: words, ..PlanReport::of(&summary, &profile) }
 }
 
+/// A policy that the dataplane has not installed.
+fn refused_by_device(error: &Error, warnings: &[Diagnostic]) -> Refused {
+    let is_stopping = matches!(error, Error::Stopping);
+    Refused { is_stopping, diagnostics: warnings.to_vec().into(), ..Refused::because(chain(error)) }
+}
+
 /// The cost of putting a policy that was read in the place of the one in force.
-pub(in crate::daemon) fn plan(parts: &Parts, read: Read) -> Result<PlanReport, Diagnostics> {
+pub(in crate::daemon) fn plan(parts: &Parts, read: &Read) -> Result<PlanReport, Diagnostics> {
     let Parts { observer, commands, rules, .. } = parts;
     let before = Arc::clone(&observer.board.read().policy);
-    // Not held while the policy is compiled: whoever may only read must not hold up changes.
-    let of_policy = rules.lock().for_device(&read.policy, &before.program);
-    let device_rules = |_: &Policy| of_policy.clone();
+    // The rules are not locked while the policy is analysed and compiled: whoever may only read must not
+    // hold up changes.
+    let facts = rules.facts(&read.policy).map(FormFacts::without_protection);
+    let mut choice = rules.lock().choose(&read.policy, &before.program, facts.as_ref());
     let counters = Counters::of_weights(before.weights.clone());
-    let running = Running {
-        program: &before.program,
-        counters: None,
-        device_rules: &device_rules,
-        is_same_policy: false,
-    };
     let workers = observer.worker_count();
     let profile = observer.opened.profile(workers);
     let weights = counters.weights(&read.policy);
-    let compiled =
-        policy_file::compile_weighted(read, weights.as_ref(), &profile, Some(workers), Some(&running))?;
-    let compiled = compiled.into_installable()?;
-    let change = difference(&before, &compiled);
-    match commands.preview(Arc::clone(&compiled.program)) {
-        Ok(summary) => Ok(report(observer, summary, change.as_ref(), &before)),
-        Err(error) => {
-            let place = policy::Place::new(&Arc::new(policy::Source::new("the device", "")), 0..0);
-            Err(Diagnostics::from(vec![place.error(chain(&error), "refused")]))
+    let half = profile.with_half_of_the_priorities();
+    let mut offered = &profile;
+    loop {
+        let device_rules = |_: &Policy| choice.rules().to_vec();
+        let running = Running {
+            program: &before.program,
+            counters: None,
+            device_rules: &device_rules,
+            is_same_policy: false,
+        };
+        let weights = weights.as_ref();
+        let compiled =
+            policy_file::compile_weighted(read.clone(), weights, offered, Some(workers), Some(&running));
+        let compiled = match compiled.and_then(Compiled::into_installable) {
+            Err(diagnostics) if !choice.reduce(&diagnostics, true) => return Err(diagnostics),
+            Err(_) => continue,
+            Ok(compiled) => compiled,
+        };
+        let change = difference(&before, &compiled);
+        match commands.preview(Arc::clone(&compiled.program)) {
+            Ok(summary) => return Ok(report(observer, summary, change.as_ref(), &before)),
+            Err(error) if error.is_for_priorities() && !std::ptr::eq(offered, &half) => offered = &half,
+            Err(error) => {
+                let place = policy::Place::new(&Arc::new(policy::Source::new("the device", "")), 0..0);
+                return Err(Diagnostics::from(vec![place.error(chain(&error), "refused")]));
+            }
         }
     }
 }

@@ -6,9 +6,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use control::StoredRule;
+use policy::policy::Action;
+use program::{Match, RuntimeFields};
 
-use super::{LiveRules, Rules, is_by_workers};
-use crate::state::State;
+use crate::daemon::board::PolicyInForce;
+
+use super::overtaking::Precedence;
+use super::protect::may_share;
+use super::{DeviceTraffic, LiveRules, Rules, is_by_workers};
 
 /// A rule with fewer packets per second is not worth a flow.
 const LEAST_PER_SECOND: f64 = 1000.0;
@@ -16,7 +21,7 @@ const LEAST_PER_SECOND: f64 = 1000.0;
 const ADVANTAGE: f64 = 2.0;
 /// The shortest time between two moves.
 const INTERVAL: Duration = Duration::from_secs(2);
-/// So many times as long as a move took nothing is moved.
+/// The rest after a move, in times of its duration.
 const REST: u32 = 20;
 /// The weight of the last interval in a rate.
 const NEW_SHARE: f64 = 0.5;
@@ -56,8 +61,8 @@ impl Hot {
             .collect();
     }
 
-    /// The rules that are to be in the device: `held` are there, `room` of them there may be.
-    fn choose(&self, held: &HashSet<Arc<str>>, room: usize) -> HashSet<Arc<str>> {
+    /// The rules that are worth a flow, best first; `held` are in the device.
+    fn choose(&self, held: &HashSet<Arc<str>>) -> Vec<Arc<str>> {
         let mut ranked: Vec<(f64, &Arc<str>)> = self
             .rates
             .iter()
@@ -65,7 +70,14 @@ impl Hot {
             .filter(|(rate, _)| *rate >= LEAST_PER_SECOND)
             .collect();
         ranked.sort_by(|(a, first), (b, second)| b.total_cmp(a).then_with(|| first.cmp(second)));
-        ranked.into_iter().take(room).map(|(_, id)| Arc::clone(id)).collect()
+        ranked.into_iter().map(|(_, id)| Arc::clone(id)).collect()
+    }
+
+    /// These rules, those with most packets first.
+    pub(super) fn ranked(&self, mut ids: Vec<Arc<str>>) -> Vec<Arc<str>> {
+        let rate = |id: &Arc<str>| self.rates.get(id).map_or(0.0, |rate| rate.per_second);
+        ids.sort_by(|a, b| rate(b).total_cmp(&rate(a)).then_with(|| a.cmp(b)));
+        ids
     }
 }
 
@@ -79,33 +91,49 @@ impl LiveRules {
         if allowed.device_rules_max == 0 || is_resting {
             return;
         }
-        let (candidates, fixed): (Vec<&StoredRule>, Vec<&StoredRule>) =
-            rules.store.rules().partition(|stored| is_by_workers(stored, allowed));
-        let held: HashSet<Arc<str>> = candidates
-            .iter()
-            .filter(|stored| stored.in_device)
-            .map(|stored| Arc::clone(&stored.rule.id))
-            .collect();
-        let fixed: HashSet<Arc<str>> = fixed.iter().map(|stored| Arc::clone(&stored.rule.id)).collect();
-        let state = if held.is_empty() { State::default() } else { self.observer.state() };
-        let traffic = self.traffic(&candidates, &state);
+        let copied = copied_forms(&in_force);
+        let may_move = |stored: &&StoredRule| {
+            let fields = stored.rule.matches.fields().ok();
+            is_by_workers(stored, allowed) && !copied.contains(&fields)
+        };
+        let candidates: Vec<&StoredRule> = rules.store.rules().filter(may_move).collect();
+        let before = rules.in_device();
+        let traffic = {
+            let state = (!before.is_empty()).then(|| self.observer.state());
+            self.traffic(&candidates, &DeviceTraffic::of(state.as_ref()))
+        };
         let ids: Vec<Arc<str>> = candidates.iter().map(|stored| Arc::clone(&stored.rule.id)).collect();
         rules.hot.measure(ids.into_iter().zip(traffic.iter().map(|traffic| traffic.packets)), now);
-        let room = (allowed.device_rules_max as usize).saturating_sub(fixed.len());
-        let chosen = rules.hot.choose(&held, room);
-        rules.hot.rest_until = Some(now + INTERVAL);
-        if chosen == held {
-            return;
-        }
-        let all = fixed.union(&chosen).cloned().collect();
-        match self.put_in_device(rules, &all) {
-            Ok(()) => {
-                tracing::debug!("{} hot rules at run time act in the device", chosen.len());
+        let ranked = rules.hot.choose(&before);
+        let precedence = Precedence { store: &rules.store, forms: &allowed.forms };
+        // Those that were left out when the device had no room for them are tried again elsewhere.
+        let mut needed = rules.needed(allowed);
+        needed.retain(|id| before.contains(id));
+        let chosen = precedence.filled(&needed, &ranked, allowed.device_rules_max as usize);
+        if chosen != before {
+            match self.put_in_device(rules, &chosen) {
+                Ok(()) => tracing::debug!("{} rules at run time act in the device", chosen.len()),
+                Err(why) => tracing::warn!("hot rules at run time stay with the workers: {why}"),
             }
-            Err(why) => tracing::warn!("hot rules at run time stay with the workers: {why}"),
         }
+        // A look at many rules takes long, too, and holds up changes.
         rules.hot.rest_until = Some(Instant::now() + INTERVAL.max(now.elapsed() * REST));
     }
+}
+
+/// The forms of rules that stay with the workers, as a rule of the policy behind them copies packets that
+/// they may match: workers copy a packet before they drop it, and the device drops it first.
+fn copied_forms(in_force: &PolicyInForce) -> Vec<Option<RuntimeFields>> {
+    let Some((policy, runtime)) =
+        in_force.policy.as_ref().and_then(|policy| Some((policy, policy.runtime.as_ref()?)))
+    else {
+        return Vec::new();
+    };
+    let copies =
+        policy.rules.iter().skip(runtime.before).filter(|rule| matches!(rule.action, Action::Copy(_)));
+    let copies: Vec<&Match> = copies.map(|rule| &rule.matches).collect();
+    let is_copied = |form: &&RuntimeFields| copies.iter().any(|copy| may_share(&form.to_match(), copy));
+    runtime.forms.iter().filter(is_copied).map(|form| Some(*form)).collect()
 }
 
 #[cfg(test)]
@@ -122,13 +150,16 @@ mod tests {
         };
         let ids = |ids: &[&str]| ids.iter().map(|id| Arc::<str>::from(*id)).collect::<HashSet<_>>();
         count(&mut hot, 0, [0, 0, 0]);
-        assert!(hot.choose(&ids(&[]), 2).is_empty(), "no rate is known");
+        let chosen = |hot: &Hot, held: &[&str]| {
+            hot.choose(&ids(held)).iter().map(ToString::to_string).collect::<Vec<_>>()
+        };
+        assert!(chosen(&hot, &[]).is_empty(), "no rate is known");
         count(&mut hot, 1, [10_000, 50_000, 100]);
-        assert_eq!(hot.choose(&ids(&[]), 3), ids(&["a", "b"]), "c is not worth a flow");
-        assert_eq!(hot.choose(&ids(&[]), 1), ids(&["b"]));
+        assert_eq!(chosen(&hot, &[]), ["b", "a"], "c is not worth a flow");
         count(&mut hot, 2, [90_000, 100_000, 100]);
         // 42,500 and 37,500 packets per second.
-        assert_eq!(hot.choose(&ids(&[]), 1), ids(&["a"]));
-        assert_eq!(hot.choose(&ids(&["b"]), 1), ids(&["b"]), "too little for a move");
+        assert_eq!(chosen(&hot, &[]), ["a", "b"]);
+        assert_eq!(chosen(&hot, &["b"]), ["b", "a"], "too little for a move");
+        assert_eq!(hot.ranked(["c", "b", "a"].map(Arc::from).to_vec()), ["a", "b", "c"].map(Arc::from));
     }
 }

@@ -1,61 +1,104 @@
 //! The rules at run time over restarts: a file in the state folder, replaced as a whole.
 
-use std::fs;
 use std::io;
-use std::path::Path;
 use std::sync::Arc;
-use std::time::Instant;
+use std::sync::{MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
-use control::{RuntimeOwner, RuntimeRequest};
+use control::{RuntimeOwner, RuntimeRequest, StoredRule};
+use program::{RuntimeChange, RuntimeRules};
 use serde::{Deserialize, Serialize};
 
 use super::change::runtime_rule;
-use super::{END_PATIENCE, LiveRules, Rules, body};
+use super::protect::taking_protected;
+use super::{END_PATIENCE, LiveRules, Rules, TrialStage, body};
 use crate::api::rules::RuleBody;
+use crate::daemon::board::PolicyInForce;
+use crate::daemon::observer::unix_seconds;
+use crate::state_file::{self, Saved};
 
-/// The number of the format.
-const FORMAT: u32 = 1;
-
-#[derive(Debug, Default, Serialize, Deserialize)]
-struct Saved {
-    format: u32,
-    rules: Vec<SavedRule>,
-}
-
-#[derive(Debug, Serialize, Deserialize)]
-struct SavedRule {
+/// A rule outside of the store: in the file, or while a policy on trial does not allow it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct SavedRule {
     owner: u32,
-    /// The time to live that is left.
+    /// When its time to live is over, in Unix time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    ends_at_seconds: Option<f64>,
     #[serde(flatten)]
     rule: RuleBody,
 }
 
+impl SavedRule {
+    /// `allowed`: of the program whose actions the rule names by number.
+    pub(super) fn of(stored: &StoredRule, allowed: Option<&RuntimeRules>, now: Instant) -> Self {
+        let left = stored.ends.map(|ends| ends.saturating_duration_since(now).as_secs_f64());
+        Self {
+            owner: stored.rule.owner,
+            ends_at_seconds: left.map(|left| unix_seconds() + left),
+            rule: body(stored, allowed),
+        }
+    }
+}
+
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct SavedRules {
+    rules: Vec<SavedRule>,
+}
+
+/// The rest after the rules were saved, in times of its duration.
+const REST: u32 = 20;
+/// How long after a failure it is tried again.
+const FAILURE_REST: Duration = Duration::from_secs(10);
+
+/// The revision that is in the file.
+#[derive(Debug, Default)]
+pub(super) struct SavedRevision {
+    revision: u64,
+    rest_until: Option<Instant>,
+}
+
 impl LiveRules {
-    /// Writes the rules if they have changed.
-    pub(super) fn save(&self, rules: &mut Rules) {
-        let Some(path) = self.file.as_deref().filter(|_| rules.is_unsaved) else { return };
-        let in_force = Arc::clone(&self.observer.board.read().policy);
-        let (allowed, now) = (in_force.program.runtime.as_ref(), Instant::now());
-        let saved = rules.store.rules().map(|stored| {
-            let left = stored.ends.map(|ends| ends.saturating_duration_since(now).as_secs_f64());
-            SavedRule {
-                owner: stored.rule.owner,
-                rule: RuleBody { ttl_seconds: left.map(|left| left.max(0.001)), ..body(stored, allowed) },
-            }
-        });
-        let saved = Saved { format: FORMAT, rules: saved.collect() };
-        rules.is_unsaved = false;
-        if let Err(error) = crate::state_file::replace(path, &saved) {
-            tracing::error!("rules at run time are not saved in {}: {error}", path.display());
+    /// Writes the rules if they have changed; if that fails it is tried again.
+    pub(super) fn save(&self) {
+        let saved = self.saved.lock().unwrap_or_else(PoisonError::into_inner);
+        if saved.rest_until.is_none_or(|until| until <= Instant::now()) {
+            self.write(saved, self.lock());
         }
     }
 
-    /// Writes them at the end.
+    /// `rules` is not held while the file is written.
+    fn write(&self, mut saved: MutexGuard<'_, SavedRevision>, rules: MutexGuard<'_, Rules>) {
+        let Some(path) = self.file.as_deref().filter(|_| saved.revision != rules.revision) else { return };
+        let begun = Instant::now();
+        let in_force = Arc::clone(&self.observer.board.read().policy);
+        let (allowed, now) = (in_force.program.runtime.as_ref(), Instant::now());
+        let stored = rules.store.rules().map(|stored| SavedRule::of(stored, allowed, now));
+        let content = SavedRules { rules: stored.chain(rules.set_aside.iter().cloned()).collect() };
+        let revision = rules.revision;
+        drop(rules);
+        match state_file::replace(path, &content) {
+            Ok(()) => {
+                saved.revision = revision;
+                saved.rest_until = Some(Instant::now() + begun.elapsed() * REST);
+            }
+            Err(error) => {
+                saved.rest_until = Some(Instant::now() + FAILURE_REST);
+                tracing::error!(
+                    "rules at run time are not saved in {}: {error}: it is tried again",
+                    path.display()
+                );
+            }
+        }
+    }
+
+    /// Writes them at the end; from then on no change is made.
     pub(crate) fn save_last(&self) {
-        match self.lock_within(END_PATIENCE) {
+        let saved = self.saved.lock().unwrap_or_else(PoisonError::into_inner);
+        match self.lock_within(END_PATIENCE, || true) {
             Some(mut rules) => {
-                rules.is_unsaved |= !rules.store.is_empty();
-                self.save(&mut rules);
+                rules.is_ending = true;
+                self.forget_confirmed(&mut rules);
+                self.write(saved, rules);
             }
             None => tracing::error!("rules at run time are as last saved: a change of them does not end"),
         }
@@ -64,47 +107,81 @@ impl LiveRules {
     /// Reads the rules of the run before. Those that the policy does not allow are left out, which is logged.
     pub(super) fn restore(&self) {
         let mut rules = self.lock();
+        let in_force = Arc::clone(&self.observer.board.read().policy);
         if let Some(path) = self.file.as_deref() {
-            match read(path) {
-                Ok(saved) => self.take_over(&mut rules, saved),
+            match state_file::read::<SavedRules>(path) {
+                Ok(Saved { content, .. }) => rules.take_over(content.rules, &in_force),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                Err(error) => tracing::error!("rules at run time of {} are lost: {error}", path.display()),
+                Err(error) => {
+                    tracing::error!("rules at run time of {} are lost: {error}", path.display());
+                    state_file::keep_unreadable(path);
+                }
             }
         }
-        self.follow_policy(&mut rules);
-        let in_force = Arc::clone(&self.observer.board.read().policy);
-        if let Err(refused) = self.follow_in_device(&mut rules, &in_force) {
-            tracing::error!("rules at run time: {}", refused.why);
-        }
-    }
-
-    fn take_over(&self, rules: &mut Rules, saved: Saved) {
-        let in_force = Arc::clone(&self.observer.board.read().policy);
-        let (count, mut taken) = (saved.rules.len(), 0);
+        let left_out = match &in_force.policy {
+            Some(policy) if !rules.store.is_empty() => {
+                let safe_forms = analysis::forms_without_protected(policy);
+                taking_protected(&rules.store, policy, &safe_forms, &in_force.program)
+            }
+            _ => std::collections::HashMap::new(),
+        };
+        self.follow_policy(&mut rules, &left_out, &in_force.program, TrialStage::None);
         if let Some(allowed) = &in_force.program.runtime {
-            for SavedRule { owner, rule } in saved.rules {
-                let Ok(rule) = runtime_rule(rule, owner, allowed) else { continue };
-                let requests = vec![RuntimeRequest::Add(rule)];
-                let owner = RuntimeOwner { uid: owner, rules_max: None };
-                taken += usize::from(rules.store.apply(requests, allowed, owner, Instant::now()).is_ok());
-            }
+            self.put_what_fits(&mut rules, allowed);
         }
-        if count > 0 {
-            tracing::info!("{taken} rules at run time are in force again");
-        }
-        if taken < count {
-            tracing::warn!(
-                "{} rules at run time are left out, as the policy does not allow them",
-                count - taken
-            );
-        }
+        self.observer.health.set_rules_fault(rules.fault());
     }
 }
 
-fn read(path: &Path) -> io::Result<Saved> {
-    let saved: Saved = serde_json::from_slice(&fs::read(path)?)?;
-    match saved.format {
-        FORMAT => Ok(saved),
-        other => Err(io::Error::other(format!("its format is {other}, this program reads {FORMAT}"))),
+impl Rules {
+    fn take_over(&mut self, saved: Vec<SavedRule>, in_force: &PolicyInForce) {
+        let count = saved.len();
+        let now = unix_seconds();
+        let (saved, over): (Vec<SavedRule>, Vec<SavedRule>) =
+            saved.into_iter().partition(|saved| saved.ends_at_seconds.is_none_or(|ends| ends > now));
+        let (taken, _) = self.put_back(saved, in_force);
+        if count > 0 {
+            tracing::info!("{taken} rules at run time are in force again");
+        }
+        if !over.is_empty() {
+            tracing::info!("{} rules at run time have ended meanwhile", over.len());
+        }
+        if taken + over.len() < count {
+            tracing::warn!(
+                "{} rules at run time are left out, as the policy does not allow them",
+                count - taken - over.len()
+            );
+        }
+    }
+
+    /// Adds rules that the policy allows, and that no other rule has taken the place of; returns their
+    /// number, and what workers have to change.
+    pub(super) fn put_back(
+        &mut self,
+        saved: Vec<SavedRule>,
+        in_force: &PolicyInForce,
+    ) -> (usize, Vec<RuntimeChange>) {
+        let (mut taken, mut changes) = (0, Vec::new());
+        let Some(allowed) = &in_force.program.runtime else { return (0, changes) };
+        let (now, unix_now) = (Instant::now(), unix_seconds());
+        for SavedRule { owner, ends_at_seconds, rule } in saved {
+            let left = ends_at_seconds.map(|ends| Duration::try_from_secs_f64(ends - unix_now));
+            if matches!(left, Some(Err(_))) || self.store.get(&rule.id()).is_some() {
+                continue;
+            }
+            // An earlier version has taken comments with control characters.
+            let comment = rule.comment.replace(char::is_control, " ");
+            let Ok(rule) = runtime_rule(RuleBody { comment, ..rule }, owner, allowed) else { continue };
+            let id = Arc::clone(&rule.id);
+            let requests = vec![RuntimeRequest::Add(rule)];
+            let owner = RuntimeOwner { uid: owner, rules_max: None };
+            let Ok(applied) = self.store.apply(requests, allowed, owner, now) else { continue };
+            changes.extend(applied.changes);
+            taken += 1;
+            if let Some(Ok(left)) = left {
+                self.store.set_end(&id, now + left.min(crate::api::rules::LONGEST), now);
+            }
+        }
+        (taken, changes)
     }
 }
