@@ -138,7 +138,7 @@ pub enum RuntimeRefusal {
     },
     /// The owner has no room.
     #[error(
-        "[runtime] allows user {uid} {max} rules, one for both directions counting twice, and they have no room"
+        "[runtime] allows user {uid} {max} rules, one for both directions counting twice: there is no room"
     )]
     OwnerFull {
         /// The owner.

@@ -19,8 +19,8 @@ pub(crate) struct PolicyChange {
     pub(crate) changed: Vec<String>,
     /// Groups, sinks, protected packets, rules at run time or the default differ.
     pub(crate) has_other: bool,
-    /// Rules, and the default, whose packets meet something else although they are not in `changed`: the default
-    /// has another action, or the group of the rule is another one.
+    /// Rules, and the default, whose packets meet something else although they are not in `changed`: the
+    /// default has another action, or the group of the rule is another one.
     affected: Vec<String>,
 }
 
@@ -58,9 +58,9 @@ impl PolicyChange {
         }
     }
 
-    /// The share of the packets counted so far whose rule is removed or changed, or has another group, or which
-    /// the default decides if that differs, from 0 to 1; packets of rules that are added later count for the
-    /// rule that has them now. `None`: nothing was counted.
+    /// The share of the packets counted so far whose rule is removed or changed, or has another group, or
+    /// which the default decides if that differs, from 0 to 1; packets of rules that are added later count
+    /// for the rule that has them now. `None`: nothing was counted.
     pub(crate) fn touched(&self, old: &Policy, counters: &Counters) -> Option<f64> {
         let mut sums = [0u64; 2];
         let names = old.rules.iter().map(|rule| rule.name.as_str()).chain([program::DEFAULT_RULE]);
