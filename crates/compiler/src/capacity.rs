@@ -1,7 +1,7 @@
 //! All limits of a device: what a program needs, whether that fits, and whether the installed program and the
-//! one that replaces it fit at once. A reload has both on the device, so one program gets half of the flows and
-//! objects, which each needs for itself, and all priorities but one. `compile` refuses programs
-//! that do not fit, `check` shows the counts, and `steerd` compares two programs before a reload.
+//! one that replaces it fit at once. A reload has both on the device, so one program gets half of the flows
+//! and objects, which each needs for itself, and all priorities but one. `compile` refuses programs that do
+//! not fit, `check` shows the counts, and `steerd` compares two programs before a reload.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 

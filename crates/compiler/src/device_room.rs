@@ -15,6 +15,7 @@
 //! save masks and priorities. Rules have room if all rules, those of the policy too, are then decided as
 //! without limits.
 
+mod message;
 mod samples;
 
 use std::collections::{BTreeMap, BTreeSet};

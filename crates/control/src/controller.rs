@@ -14,9 +14,10 @@ use verbs::{EthernetMatch, HashConfig, HashFields, WorkQueue};
 use crate::counters::{Counted, DropTotals, RuleCounters};
 use crate::installer::{FlowRequest, Installer, VerbsInstaller};
 use crate::plan::{
-    FlowChanges, PlacedProgram, Plan, PlanFault, PlanStep, PlanSummary, PlannedChange, by_precedence,
-    distinct_tables, plan, rule_name,
+    FlowChanges, PlacedProgram, Plan, PlanStep, PlanSummary, PlannedChange, by_precedence, distinct_tables,
+    plan, rule_name,
 };
+use crate::plan_fault::PlanFault;
 use crate::{ControlError, Device, DeviceRefusal, Limits};
 
 /// The number of an installed program, counted from 1.
@@ -58,8 +59,8 @@ pub struct Controller<I: Installer = VerbsInstaller> {
     installed: Option<Placed<I>>,
     /// Flows that a failed rollback has left on the device.
     leftover: Option<Placed<I>>,
-    /// Flows of the installed program that a failed rollback has not installed again, by index and port; those
-    /// left over decide their packets. The last one is to be installed first.
+    /// Flows of the installed program that a failed rollback has not installed again, by index and port;
+    /// those left over decide their packets. The last one is to be installed first.
     missing: Vec<(usize, u8)>,
     /// A flow that kept a counter readable, and that the device did not remove. There is at most one: no
     /// other is installed while it stays.
@@ -616,9 +617,9 @@ impl<I: Installer> Controller<I> {
     ///
     /// This is the change run backwards, so the argument of [`plan()`] applies to each step: a packet is
     /// decided by one of the two programs, never by a mixture. Workers know the classes of both throughout;
-    /// those of the old one count again once all of its flows are installed. If an old flow cannot be installed
-    /// again, the device stays as it is at that point: the new program is in force if it is complete, else the
-    /// old one, of which flows are then missing whose packets the new ones decide.
+    /// those of the old one count again once all of its flows are installed. If an old flow cannot be
+    /// installed again, the device stays as it is at that point: the new program is in force if it is
+    /// complete, else the old one, of which flows are then missing whose packets the new ones decide.
     fn roll_back(
         &mut self,
         change: Change<I>,

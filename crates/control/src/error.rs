@@ -4,7 +4,7 @@
 use program::WorkerId;
 use verbs::VerbsErrno;
 
-use crate::PlanFault;
+use crate::plan_fault::PlanFault;
 
 /// A device's refusal of one call; displayed as the call's own message, which ends with what to do.
 #[derive(Debug, thiserror::Error)]

@@ -66,6 +66,7 @@ mod error;
 mod installer;
 mod model;
 mod plan;
+mod plan_fault;
 mod runtime;
 
 pub use controller::{Controller, Generation, Installed, Publish};
@@ -74,9 +75,8 @@ pub use device::{Device, DeviceSelector, DeviceSummary, Limits};
 pub use error::{ControlError, DeviceRefusal};
 pub use installer::{FlowRequest, Installer, VerbsInstaller};
 pub use model::{Known, Model};
-pub use plan::{
-    CheckedPlan, FlowChanges, PlacedProgram, Plan, PlanFault, PlanStep, PlanSummary, PlannedChange, plan,
-};
+pub use plan::{CheckedPlan, FlowChanges, PlacedProgram, Plan, PlanStep, PlanSummary, PlannedChange, plan};
+pub use plan_fault::PlanFault;
 pub use program::ChangeStage;
 pub use runtime::{
     AppliedRequests, RUNTIME_COMMENT_BYTES_MAX, RUNTIME_ID_BYTES_MAX, RuntimeOwner, RuntimeRefusal,

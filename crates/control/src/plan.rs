@@ -12,16 +12,16 @@
 //! either. While flows are being removed, all of the new program is there, and what is left of the old one is
 //! all that is above what was removed: the same argument holds in reverse.
 //!
-//! An old flow may go earlier, as soon as a new one of the same match is there: [`replace`] has the conditions.
-//! So a change of many flows needs little more room than the larger program.
+//! An old flow may go earlier, as soon as a new one of the same match is there: [`replace`] has the
+//! conditions. So a change of many flows needs little more room than the larger program.
 //!
 //! No two flows may ever have the same match and priority: a device refuses the second one, or delivers
 //! the packet twice. A flow whose action changes gets another priority ([`levels`]).
 //!
-//! Workers get the new classes before the first new flow; they count once all new flows are there. Workers keep
-//! the old ones until the caller releases them, because a device may still deliver packets by a flow that was
-//! just removed. So no tag is ever unknown. A number that both programs
-//! have means the same in both, or belongs to flows only that both have.
+//! Workers get the new classes before the first new flow; they count once all new flows are there. Workers
+//! keep the old ones until the caller releases them, because a device may still deliver packets by a flow
+//! that was just removed. So no tag is ever unknown. A number that both programs have means the same in both,
+//! or belongs to flows only that both have.
 //!
 //! [`Plan::check`] examines a plan by these rules, whoever has made it; the controller carries out no other.
 
@@ -37,11 +37,12 @@ use std::sync::Arc;
 
 use program::{Correspondence, FlowKind, Program, QueueId, RuleId, WorkerId};
 
+use crate::plan_fault::PlanFault;
 use crate::{Counted, Limits, classes};
 use levels::Strategy;
 use replace::Replacements;
 
-pub use check::{CheckedPlan, PlanFault};
+pub use check::CheckedPlan;
 pub use summary::PlanSummary;
 
 /// A program on a device.
@@ -198,8 +199,8 @@ impl PlannedChange {
 /// Plans the change from what is on the device to `program`, and examines the plan.
 ///
 /// # Errors
-/// The plan breaks a rule: a fault of this program, or flows that the device has no room for beside those that
-/// are there.
+/// The plan breaks a rule: a fault of this program, or flows that the device has no room for beside those
+/// that are there.
 pub fn plan(
     installed: Option<PlacedProgram<'_>>,
     mut program: Arc<Program>,

@@ -444,8 +444,8 @@ impl DeviceModel {
         self.priorities.saturating_sub(1).clamp(1, u32::from(u16::MAX))
     }
 
-    /// The model with as few priorities that a program has at most half of those of the device. Such a program
-    /// finds free ones beside any other.
+    /// The model with as few priorities that a program has at most half of those of the device. Such a
+    /// program finds free ones beside any other.
     #[must_use]
     pub fn with_half_of_the_priorities(&self) -> Self {
         Self { priorities: (self.priorities / 2).max(1) + 1, ..self.clone() }

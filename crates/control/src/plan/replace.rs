@@ -1,16 +1,17 @@
-//! Which old flows can go before all new ones are there, so that a change of many flows needs little more room
-//! than the larger program.
+//! Which old flows can go before all new ones are there, so that a change of many flows needs little more
+//! room than the larger program.
 //!
-//! A flow *n* of the new program that has the match of an old flow *o* covers all of its packets. New flows are
-//! installed from the highest precedence to the lowest, so once *n* is there, so is everything of the new
-//! program that could decide a packet of *o*. Then *o* can go, unless something that shares packets with it and
-//! that *o* kept away from them would decide one of them: an old flow between *o* and *n*, or at the level of
+//! A flow *n* of the new program that has the match of an old flow *o* covers all of its packets. New flows
+//! are installed from the highest precedence to the lowest, so once *n* is there, so is everything of the new
+//! program that could decide a packet of *o*. Then *o* can go, unless something that shares packets with it
+//! and that *o* kept away from them would decide one of them: an old flow between *o* and *n*, or at the
+//! level of
 //! *n*, that goes as well, or a flow that stays there and whose class means something else until workers
 //! enforce the new ones. Such a flow *blocks* *o*.
 //!
-//! Take a packet, and say that some old flow that matches it has gone. The new program decides it by a flow at
-//! or above *n*, and that one is there. An old flow above would have to be one that was above all that have
-//! gone: else it would have blocked one of them. So it decides the packet in the old program.
+//! Take a packet, and say that some old flow that matches it has gone. The new program decides it by a flow
+//! at or above *n*, and that one is there. An old flow above would have to be one that was above all that
+//! have gone: else it would have blocked one of them. So it decides the packet in the old program.
 
 use std::collections::{BTreeMap, HashMap};
 

@@ -243,9 +243,9 @@ fn placed(first: Option<&Arc<Program>>, program: &Arc<Program>, limits: &Limits)
     change.expect("it fits beside any other")
 }
 
-/// Every pair of programs of up to two lines, the first also where another one was before, by every strategy in
-/// turn, and the plans that come of each by leaving out a step, swapping two, moving a flow to another level,
-/// or claiming that a flow stays: none that the check accepts decides any packet wrongly.
+/// Every pair of programs of up to two lines, the first also where another one was before, by every strategy
+/// in turn, and the plans that come of each by leaving out a step, swapping two, moving a flow to another
+/// level, or claiming that a flow stays: none that the check accepts decides any packet wrongly.
 #[test]
 fn every_packet_of_a_small_world_is_decided_by_one_of_two_programs() {
     let limits = limits();

@@ -68,9 +68,9 @@ const CHANGES: [(&str, usize, Change); 3] = [
     }),
 ];
 
-/// Changes that leave no flow as it is: every rule gets another action, or every rule another match. They need
-/// levels and room for both programs, and little more than the larger one where the matches are the same. Where
-/// an mlx5 has too few priorities for both, a program of half of them comes first.
+/// Changes that leave no flow as it is: every rule gets another action, or every rule another match. They
+/// need levels and room for both programs, and little more than the larger one where the matches are the
+/// same. Where an mlx5 has too few priorities for both, a program of half of them comes first.
 #[test]
 fn a_large_set_can_change_as_a_whole() {
     let Some(folder) = support::corpora("rules") else { return };
