@@ -149,16 +149,24 @@ impl<I: Installer> Controller<I> {
     ) -> Result<Installed, ControlError> {
         self.check(&program)?;
         self.remove_leftover()?;
-        let PlannedChange { compaction, program, plan } = self.plan(program)?;
+        let planned = self.plan(program)?;
+        let changes = planned.changes();
+        let PlannedChange { compaction, program, plan } = planned;
         if let (Some(compaction), Some(placed)) = (compaction, &self.installed) {
             let same = Arc::clone(&placed.program);
             // Workers have its classes, which stay as they are.
-            let left = self.apply(&same, compaction.plan(), &mut |_stage| Ok(()))?;
-            left.map_or(Ok(()), Err)?;
+            if let Some(first) = self.apply(&same, compaction.plan(), &mut |_stage| Ok(()))? {
+                self.remove_leftover().map_err(|second| ControlError::RollbackFailed {
+                    first: Box::new(first),
+                    second: Box::new(second),
+                    left: self.leftover.as_ref().map_or(0, Placed::count),
+                    missing: 0,
+                })?;
+            }
         }
         let warning = self.apply(&program, plan.plan(), publish)?;
         self.generation.0 += 1;
-        Ok(Installed { generation: self.generation, program, changes: plan.plan().changes(), warning })
+        Ok(Installed { generation: self.generation, program, changes, warning })
     }
 
     /// What [`Controller::install`] would cost, without doing it.
@@ -214,14 +222,17 @@ impl<I: Installer> Controller<I> {
     /// # Errors
     /// The first flow that the device did not remove.
     pub fn clear(&mut self) -> Result<(), ControlError> {
-        self.missing.clear();
-        self.remove_leftover()?;
+        self.remove_holder();
+        // Without a flow that is missing, its packets meet those that are left until they are removed.
+        let _ = self.install_missing();
+        self.remove_left()?;
         if let Some(mut old) = self.installed.take()
             && let Err(error) = self.remove_all(&mut old)
         {
             self.installed = Some(old);
             return Err(error);
         }
+        self.missing.clear();
         self.close_unused_counters();
         Ok(())
     }
@@ -478,8 +489,13 @@ impl<I: Installer> Controller<I> {
     /// Removes what an earlier change has left on the device.
     fn remove_leftover(&mut self) -> Result<(), ControlError> {
         self.remove_holder();
+        self.install_missing()?;
+        self.remove_left()
+    }
+
+    fn remove_left(&mut self) -> Result<(), ControlError> {
         let Some(mut leftover) = self.leftover.take() else { return Ok(()) };
-        if let Err(error) = self.install_missing().and_then(|()| self.remove_all(&mut leftover)) {
+        if let Err(error) = self.remove_all(&mut leftover) {
             self.leftover = Some(leftover);
             return Err(error);
         }
@@ -583,6 +599,13 @@ impl<I: Installer> Controller<I> {
         })
     }
 
+    /// Lets the classes of the old program count again.
+    fn go_back(&mut self, publish: &mut Publish<'_>) {
+        if let Err(error) = publish(&ChangeStage::GoBack) {
+            self.warn(format!("workers may decide packets by the classes of the refused program: {error}"));
+        }
+    }
+
     /// Installs the flows that a failed rollback has not, while those left over still decide their packets.
     fn install_missing(&mut self) -> Result<(), ControlError> {
         let Some(mut placed) = self.installed.take() else { return Ok(()) };
@@ -628,11 +651,12 @@ impl<I: Installer> Controller<I> {
         publish: &mut Publish<'_>,
     ) -> Result<ControlError, ControlError> {
         let Change { mut new, mut old, mut removed, is_enforced } = change;
+        let ports = self.ports.len();
         while let Some((index, port)) = removed.pop() {
             let Some(placed) = &mut old else { break };
             match self.create_flow(placed, index, port) {
                 Ok(flow) => placed.flows[index].push(PlacedFlow { port, flow }),
-                Err(second) if is_enforced => {
+                Err(second) if is_enforced && new.is_complete(plan, ports) => {
                     new.adopt(placed, plan);
                     let (first, second, left) = (Box::new(first), Box::new(second), placed.count());
                     (self.installed, self.leftover) = (Some(new), old);
@@ -640,6 +664,9 @@ impl<I: Installer> Controller<I> {
                 }
                 Err(second) => {
                     removed.push((index, port));
+                    if is_enforced {
+                        self.go_back(publish);
+                    }
                     let (first, second, left) = (Box::new(first), Box::new(second), new.count());
                     let missing = removed.len();
                     (self.installed, self.leftover, self.missing) = (old, Some(new), removed);
@@ -647,8 +674,8 @@ impl<I: Installer> Controller<I> {
                 }
             }
         }
-        if is_enforced && let Err(second) = publish(&ChangeStage::GoBack) {
-            self.warn(format!("workers may decide packets by the classes of the refused program: {second}"));
+        if is_enforced {
+            self.go_back(publish);
         }
         if let Err(second) = self.remove_all(&mut new) {
             let left = new.count();
@@ -749,6 +776,11 @@ impl<I: Installer> Placed<I> {
                 *flows = std::mem::take(&mut old.flows[*kept]);
             }
         }
+    }
+
+    /// Whether all flows are on so many ports of the device, those included that the old program still has.
+    fn is_complete(&self, plan: &Plan, ports: usize) -> bool {
+        self.flows.iter().zip(plan.kept()).all(|(flows, kept)| kept.is_some() || flows.len() == ports)
     }
 
     /// How many flows are on the device, on all ports together.

@@ -189,6 +189,13 @@ pub struct PlannedChange {
 }
 
 impl PlannedChange {
+    /// The flows that are touched, those that the compaction moves included.
+    #[must_use]
+    pub fn changes(&self) -> FlowChanges {
+        let changes = self.plan.plan().changes();
+        self.compaction.as_ref().map_or(changes, |first| first.plan().changes().then(changes))
+    }
+
     /// The new program as it is on the device afterwards.
     #[must_use]
     pub fn placed(&self) -> PlacedProgram<'_> {

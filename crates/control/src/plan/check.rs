@@ -412,6 +412,9 @@ impl<'p> Device<'p> {
         if !is_ordered(flow, limits) || !decides_by_tag(old.program, flow) {
             return false;
         }
+        if level >= plan.levels[by] {
+            return true;
+        }
         let between = level + 1..=plan.levels[by];
         let (front, cube) = (flow.front(), flow.cube());
         let gets_a_packet = |(other, (known, level)): (usize, (&Flow, &u16))| {

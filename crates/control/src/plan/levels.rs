@@ -9,9 +9,9 @@
 //! priority. So a program leaves one priority of the device free, and the flows from such a flow on move
 //! towards it. [`Strategy`] has the ways that are tried.
 //!
-//! A program that has at most half of the priorities always finds levels, unless the device's tables are
-//! full: with [`Strategy::From`] 0, a flow of priority *p* has one of the levels up to 2*p* + 1, since each
-//! flow above it has an earlier priority and at most one level is forbidden.
+//! A program without copies that has at most half of the priorities always finds levels, unless the device's
+//! tables are full: with [`Strategy::From`] 0, a flow of priority *p* has one of the levels up to 2*p* + 1,
+//! since each flow above it has an earlier priority and at most one level is forbidden.
 
 use std::cell::RefCell;
 use std::cmp::Reverse;

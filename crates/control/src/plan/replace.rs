@@ -37,6 +37,8 @@ pub(super) struct Replacements<'p> {
     /// By flow that blocks, the pairs of new and old flows that were found to wait for it.
     waiting: HashMap<usize, Vec<(usize, usize)>>,
     compared: usize,
+    /// By old flow.
+    is_gone: Vec<bool>,
 }
 
 impl<'p> Replacements<'p> {
@@ -79,7 +81,8 @@ impl<'p> Replacements<'p> {
                 replaced.insert(*index, old);
             }
         }
-        Self { old, levels, replaced, blocking, waiting: HashMap::new(), compared: 0 }
+        let is_gone = vec![false; flows.len()];
+        Self { old, levels, replaced, blocking, waiting: HashMap::new(), compared: 0, is_gone }
     }
 
     /// The old flows that can go once this new one is installed, in their order.
@@ -90,9 +93,7 @@ impl<'p> Replacements<'p> {
         while let Some((by, old)) = ready.pop() {
             match self.blocked(old, self.levels[by]) {
                 Blocked::Never => {
-                    if let Some(there) = self.blocking.get_mut(&self.old.levels[old]) {
-                        there.retain(|(known, _)| *known != old);
-                    }
+                    self.is_gone[old] = true;
                     gone.push(old);
                     ready.extend(self.waiting.remove(&old).unwrap_or_default());
                 }
@@ -109,12 +110,15 @@ impl<'p> Replacements<'p> {
         let Some(behind) = self.old.levels[old].checked_add(1).filter(|behind| *behind <= level) else {
             return Blocked::Never;
         };
+        if self.compared > MOST_COMPARED {
+            return Blocked::Unknown;
+        }
         let (front, is_sent) = (flows[old].front(), flows[old].kind == FlowKind::Egress);
         let mut cube: Option<Option<Cube>> = None;
         for (other, other_front) in self.blocking.range(behind..=level).flat_map(|(_, there)| there) {
             self.compared += 1;
             let is_apart = front.is_apart(other_front);
-            if is_apart || is_sent != (flows[*other].kind == FlowKind::Egress) {
+            if self.is_gone[*other] || is_apart || is_sent != (flows[*other].kind == FlowKind::Egress) {
                 continue;
             }
             let cube = *cube.get_or_insert_with(|| flows[old].cube());
@@ -122,7 +126,7 @@ impl<'p> Replacements<'p> {
                 return Blocked::By(*other);
             }
         }
-        if self.compared > MOST_COMPARED { Blocked::Unknown } else { Blocked::Never }
+        Blocked::Never
     }
 }
 

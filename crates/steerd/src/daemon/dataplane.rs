@@ -40,7 +40,7 @@ const PUBLISH_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How long after a change workers keep the other program: a device may still deliver packets by flows that
 /// were just removed.
-const LATE_PACKET_GRACE: Duration = Duration::from_secs(1);
+pub(in crate::daemon) const LATE_PACKET_GRACE: Duration = Duration::from_secs(1);
 
 pub(crate) struct Dataplane {
     /// First, so that flows and queue pairs are destroyed before the objects that they refer to.

@@ -5,7 +5,7 @@
 use std::io;
 
 use super::{libmlx5, sinks};
-use control::{ControlError, PlanFault};
+use control::ControlError;
 
 use crate::message::{NoSignals, NoThread, chain, lacking};
 use crate::policy_file::PolicyErrors;
@@ -94,8 +94,8 @@ pub(crate) enum Error {
 }
 
 impl Error {
-    /// Whether a program finds no free priorities beside the one that is installed.
-    pub(crate) fn is_for_priorities(&self) -> bool {
-        matches!(self, Self::Install(ControlError::NoRoom { fault: PlanFault::NoLevels, .. }))
+    /// Whether a program finds no free priorities, or no room at them, beside the one that is installed.
+    pub(crate) fn is_for_room(&self) -> bool {
+        matches!(self, Self::Install(ControlError::NoRoom { .. }))
     }
 }

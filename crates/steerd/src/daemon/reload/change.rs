@@ -6,13 +6,13 @@ use std::time::{Duration, Instant};
 use control::{FlowChanges, PlanSummary};
 use device_model::DeviceModel;
 use policy::policy::SetSize;
-use policy::{Diagnostic, Diagnostics, Policy, Severity};
+use policy::{Diagnostic, Diagnostics, Place, Policy, Severity, Source};
 
 use super::{Done, Origin, Parts, Trial};
 use crate::api::model::{ChangedFlows, PlanReport, Verdict};
 use crate::api::request::ReloadBody;
 use crate::daemon::board::PolicyInForce;
-use crate::daemon::dataplane::Cause;
+use crate::daemon::dataplane::{Cause, LATE_PACKET_GRACE};
 use crate::daemon::history::PastPolicy;
 use crate::daemon::observer::{Observer, unix_seconds};
 use crate::daemon::rules::{DeviceChoice, FormFacts, TrialStage};
@@ -198,9 +198,9 @@ impl Work {
         if is_dry_run {
             let change = difference(before, &compiled);
             let summary = match commands.preview(Arc::clone(&compiled.program)) {
-                Err(error) if error.is_for_priorities() => match half() {
-                    Some(half) => commands.preview(half?.program),
-                    None => Err(error),
+                Err(error) if error.is_for_room() => match half() {
+                    Some(Ok(half)) => commands.preview(half.program),
+                    _ => Err(error),
                 },
                 summary => summary,
             };
@@ -209,39 +209,50 @@ impl Work {
             return Ok((Attempted::DryRun(Box::new(report)), warnings));
         }
         let flows = match commands.install(compiled, Cause::Policy) {
-            Err(error) if error.is_for_priorities() => match half() {
-                Some(half) => {
+            Err(error) if error.is_for_room() => match half() {
+                Some(Ok(half)) => {
                     tracing::warn!("reload: {}; {source} gets half of the priorities first", chain(&error));
-                    let first = commands.install(half?, Cause::Policy);
+                    let first = commands.install(half, Cause::Policy);
                     first.map(|first| self.with_all_priorities(first, source, &inputs, choice))
                 }
-                None => Err(error),
+                _ => Err(error),
             },
-            installed => installed,
+            installed => installed.map(|flows| (flows, None)),
         };
-        Ok((Attempted::Installed(flows.map_err(|error| refused_by_device(&error, &warnings))?), warnings))
+        let (flows, incomplete) = flows.map_err(|error| refused_by_device(&error, &warnings))?;
+        let warnings = warnings.into_iter().chain(incomplete).collect();
+        Ok((Attempted::Installed(flows), warnings))
     }
 
     /// Installs a policy again that is in force with half of the device's priorities, which find free ones
-    /// beside any other. If that fails, it stays as it is. Returns the flows that both steps touch.
+    /// beside any other. If that fails, it stays as it is. Returns the flows that both steps touch, and a
+    /// warning if the second one has failed.
     fn with_all_priorities(
         &self,
         first: FlowChanges,
         source: &str,
         inputs: &Inputs,
         choice: &DeviceChoice,
-    ) -> FlowChanges {
+    ) -> (FlowChanges, Option<Diagnostic>) {
         let Parts { observer, commands, .. } = &self.parts;
+        // Packets on their way may still come by flows of the policy before.
+        std::thread::sleep(LATE_PACKET_GRACE);
         let now = Arc::clone(&observer.board.read().policy);
         let profile = observer.opened.profile(observer.worker_count());
-        let whole = policy_file::load_inputs(inputs).and_then(Result::ok);
-        let whole = whole.and_then(|read| self.compile(&now, source, read, choice, &profile).ok());
-        match whole.map(|whole| commands.install(whole, Cause::Policy)) {
-            Some(Ok(second)) => first.then(second),
-            failed => {
-                let why = failed.and_then(Result::err).map_or_else(String::new, |error| chain(&error));
-                tracing::warn!("{source} is in force with half of the device's priorities only: {why}");
-                first
+        let whole = match policy_file::load_inputs(inputs) {
+            Some(Ok(read)) => {
+                self.compile(&now, source, read, choice, &profile).map_err(|refused| refused.why)
+            }
+            Some(Err(_)) | None => Err("its text cannot be read again".to_owned()),
+        };
+        let second =
+            whole.and_then(|whole| commands.install(whole, Cause::Policy).map_err(|error| chain(&error)));
+        match second {
+            Ok(second) => (first.then(second), None),
+            Err(why) => {
+                let message =
+                    format!("{source} is in force with half of the device's priorities only: {why}");
+                (first, Some(of_device().warning(message, "half of the priorities")))
             }
         }
     }
@@ -387,6 +398,11 @@ fn report(
     PlanReport { touched_share: touched, difference: words, ..PlanReport::of(&summary, &profile) }
 }
 
+/// The place of what no part of the policy names.
+fn of_device() -> Place {
+    Place::new(&Arc::new(Source::new("the device", "")), 0..0)
+}
+
 /// A policy that the dataplane has not installed.
 fn refused_by_device(error: &Error, warnings: &[Diagnostic]) -> Refused {
     let is_stopping = matches!(error, Error::Stopping);
@@ -426,10 +442,9 @@ pub(in crate::daemon) fn plan(parts: &Parts, read: &Read) -> Result<PlanReport, 
         let change = difference(&before, &compiled);
         match commands.preview(Arc::clone(&compiled.program)) {
             Ok(summary) => return Ok(report(observer, summary, change.as_ref(), &before)),
-            Err(error) if error.is_for_priorities() && !std::ptr::eq(offered, &half) => offered = &half,
+            Err(error) if error.is_for_room() && !std::ptr::eq(offered, &half) => offered = &half,
             Err(error) => {
-                let place = policy::Place::new(&Arc::new(policy::Source::new("the device", "")), 0..0);
-                return Err(Diagnostics::from(vec![place.error(chain(&error), "refused")]));
+                return Err(Diagnostics::from(vec![of_device().error(chain(&error), "refused")]));
             }
         }
     }
