@@ -20,8 +20,8 @@ fn policy() -> String {
         )
     };
     let mut text = "version = 1\n[groups.g]\nworkers = 'all'\nhash = 'none'\n".to_owned();
-    for length in (25..32).rev() {
-        text += &rule(&format!("chain{length}"), &format!("src = '198.51.100.0/{length}'"));
+    for length in (18..32).rev() {
+        text += &rule(&format!("chain{length}"), &format!("src = '198.18.0.0/{length}'"));
     }
     for port in 0..300 {
         text += &rule(&format!("port{port}"), &format!("dst_port = {}", 10_000 + 2 * port));

@@ -355,7 +355,7 @@ fn mistakes_in_a_model_file_have_a_line_and_a_remedy() {
 
 /// A device of two priorities for each program and room for one flow more than the policy has.
 const FEW: &str =
-    "name = \"few\"\npriorities = 4\nmax_specs = 10\nmax_table = 256\ntag_bits = 24\nmax_flows = 14\n";
+    "name = \"few\"\npriorities = 3\nmax_specs = 10\nmax_table = 256\ntag_bits = 24\nmax_flows = 14\n";
 
 #[test]
 fn a_policy_is_compiled_for_a_capture() {
