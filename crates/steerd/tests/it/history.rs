@@ -250,8 +250,8 @@ fn changes_at_the_speed_of_a_firmware_are_in_force_soon() {
     drop(daemon);
 }
 
-/// Every rule of a set whose rules overlap in long chains changes, so that the flows find no priorities beside
-/// those that are there.
+/// Every rule of a set whose rules overlap in long chains changes, so that the flows find no priorities
+/// beside those that are there.
 #[test]
 fn a_policy_that_finds_no_priorities_comes_in_two_steps() {
     let Some(folder) = support::corpora("rules") else { return };
