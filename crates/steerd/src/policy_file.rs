@@ -201,8 +201,9 @@ pub(crate) struct Running<'r> {
     pub(crate) counters: Option<Counters>,
     /// Chooses the rules at run time that are to act in the device under a policy.
     pub(crate) device_rules: &'r dyn Fn(&Policy) -> Vec<DeviceRule>,
-    /// Whether the policy is the one in force, only with other rules at run time.
-    pub(crate) is_same_policy: bool,
+    /// Whether the device must have room for the rules at run time that the policy allows: not where that is
+    /// examined otherwise.
+    pub(crate) proves_room: bool,
 }
 
 /// `workers`: their number; `None`: as many as the policy names.
@@ -238,7 +239,7 @@ pub(crate) fn compile_weighted(
 ) -> Result<Compiled, Diagnostics> {
     let device_rules = running.map(|running| (running.device_rules)(&read.policy)).unwrap_or_default();
     let previous = running.map(|running| running.program);
-    let proves_room = running.is_none_or(|running| !running.is_same_policy);
+    let proves_room = running.is_none_or(|running| running.proves_room);
     read.compile(weights, profile, workers, previous, &device_rules, proves_room)
 }
 

@@ -197,6 +197,15 @@ impl LiveRules {
             let count = back.len();
             let (taken, more) = rules.put_back(back, &in_force);
             changes.extend(more);
+            // The policy that comes back need not be the one under which they were added.
+            let policy = in_force.policy.as_deref().filter(|_| taken > 0);
+            let protected = policy.map_or_else(HashMap::new, |policy| {
+                let safe_forms = analysis::forms_without_protected(policy);
+                protect::taking_protected(&rules.store, policy, &safe_forms, &in_force.program)
+            });
+            let (taking, more) = rules.store.remove_rules(protected.keys());
+            log_removed(&taking, "as they may take protected packets", &protected);
+            changes.extend(more);
             if count > 0 {
                 tracing::info!(
                     "{taken} of {count} rules at run time are back with the policy that allows them"
@@ -268,7 +277,7 @@ impl LiveRules {
             program: &in_force.program,
             counters: None,
             device_rules: &|_policy| device_rules.to_vec(),
-            is_same_policy: true,
+            proves_room: false,
         };
         let compiled =
             policy_file::compile_weighted(read, weights.as_ref(), &profile, Some(workers), Some(&running));

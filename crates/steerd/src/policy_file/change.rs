@@ -1,6 +1,6 @@
 //! How two policies differ by their rules, in words and in packets.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use policy::Policy;
 use policy::policy::{Action, GroupDefinition, RuleDefinition};
@@ -63,12 +63,12 @@ impl PolicyChange {
     /// for the rule that has them now. `None`: nothing was counted.
     pub(crate) fn touched(&self, old: &Policy, counters: &Counters) -> Option<f64> {
         let mut sums = [0u64; 2];
+        let touched = self.removed.iter().chain(&self.changed).chain(&self.affected);
+        let touched: HashSet<&str> = touched.map(String::as_str).collect();
         let names = old.rules.iter().map(|rule| rule.name.as_str()).chain([program::DEFAULT_RULE]);
         for (name, packets) in names.zip(counters.by_rule(old)) {
-            let mut touched = self.removed.iter().chain(&self.changed).chain(&self.affected);
-            let is_touched = touched.any(|touched| touched == name);
             sums[0] += packets.unwrap_or(0);
-            sums[1] += if is_touched { packets.unwrap_or(0) } else { 0 };
+            sums[1] += if touched.contains(name) { packets.unwrap_or(0) } else { 0 };
         }
         (sums[0] > 0).then(|| sums[1] as f64 / sums[0] as f64)
     }

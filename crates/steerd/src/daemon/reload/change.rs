@@ -271,12 +271,10 @@ impl Work {
         let counters = (traffic == Some(&Traffic::Counters))
             .then(|| Counters::of_state(&observer.state(), before.weights.clone()));
         let device_rules = |_: &Policy| choice.rules().to_vec();
-        let running = Running {
-            program: &before.program,
-            counters,
-            device_rules: &device_rules,
-            is_same_policy: false,
-        };
+        // Half of the priorities are only a step on the way.
+        let proves_room = profile.priorities == observer.opened.profile(workers).priorities;
+        let running =
+            Running { program: &before.program, counters, device_rules: &device_rules, proves_room };
         let past = match &self.origin {
             Origin::File(_) => None,
             Origin::Past(policy) => Some(policy.number),
@@ -429,7 +427,7 @@ pub(in crate::daemon) fn plan(parts: &Parts, read: &Read) -> Result<PlanReport, 
             program: &before.program,
             counters: None,
             device_rules: &device_rules,
-            is_same_policy: false,
+            proves_room: std::ptr::eq(offered, &profile),
         };
         let weights = weights.as_ref();
         let compiled =

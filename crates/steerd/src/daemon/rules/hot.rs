@@ -23,6 +23,8 @@ const ADVANTAGE: f64 = 2.0;
 const INTERVAL: Duration = Duration::from_secs(2);
 /// The rest after a move, in times of its duration.
 const REST: u32 = 20;
+/// The rest after the device has refused a move.
+const LONG_REST: Duration = Duration::from_secs(120);
 /// The weight of the last interval in a rate.
 const NEW_SHARE: f64 = 0.5;
 
@@ -113,7 +115,11 @@ impl LiveRules {
         if chosen != before {
             match self.put_in_device(rules, &chosen) {
                 Ok(()) => tracing::debug!("{} rules at run time act in the device", chosen.len()),
-                Err(why) => tracing::warn!("hot rules at run time stay with the workers: {why}"),
+                Err(why) => {
+                    tracing::warn!("hot rules at run time stay with the workers: {why}");
+                    rules.hot.rest_until = Some(Instant::now() + LONG_REST);
+                    return;
+                }
             }
         }
         // A look at many rules takes long, too, and holds up changes.
