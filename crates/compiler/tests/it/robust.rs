@@ -290,6 +290,10 @@ fn set_files_that_are_no_files_are_refused() {
     }
 }
 
+/// So much of the processor's time a policy may take that needs wider flows: 8 to 16 s were measured, by how
+/// busy the other processors of the host are.
+const WIDE_TIME: std::time::Duration = std::time::Duration::from_secs(30);
+
 /// The most CPU time that one text may take, however it is made: a release build takes a fraction of a
 /// second.
 const TEXT_TIME: std::time::Duration = std::time::Duration::from_secs(10);
@@ -411,7 +415,7 @@ fn udp((src, dst): (u32, u32), (src_port, dst_port): (u16, u16)) -> FlowKey {
 fn is_compiled_with_wider_flows(policy: &policy::Policy, profile: &DeviceModel, packets: &[FlowKey]) {
     let started = test_support::CpuTime::now();
     let program = compiler::compile(policy, profile, 1).unwrap_or_else(|problems| panic!("{problems}"));
-    assert!(started.elapsed() < TEXT_TIME, "{:?}", started.elapsed());
+    assert!(started.elapsed() < WIDE_TIME, "{:?}", started.elapsed());
     let steps_of = |class: &program::Class| match &class.decide {
         program::Decide::Software(steps, _) => steps.len(),
         program::Decide::Exact(_) => 0,
