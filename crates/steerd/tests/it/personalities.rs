@@ -112,7 +112,7 @@ fn the_share_of_a_capture_is_what_the_device_decides() {
     let mut counter = compiler::RuleCounter::new(&policy);
     capture.iter().for_each(|frame| counter.add(&DeepKey::of(frame)));
     let weights = counter.weights();
-    let profile = DeviceModel { priorities: 4, max_flows: Some(14), ..DeviceModel::ideal() };
+    let profile = DeviceModel { priorities: 3, max_flows: Some(14), ..DeviceModel::ideal() };
     let job = compiler::Job::new(&policy, &profile, WORKERS as usize);
     for (job, in_hardware) in [(job, 1), (job.weighted(Some(&weights)), 7)] {
         let program = Arc::new(job.compile().expect("it fits"));

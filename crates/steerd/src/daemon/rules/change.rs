@@ -111,10 +111,6 @@ impl LiveRules {
             return Err(Refused::new(409, why));
         }
         let held = rules.in_device();
-        // Those that the device had no room for before are tried elsewhere. They hold up no other change.
-        let added_ids: HashSet<&Arc<str>> = added.iter().collect();
-        let mut needed = needed;
-        needed.retain(|id| held.contains(id) || added_ids.contains(id));
         let precedence = Precedence { store: &rules.store, forms: &allowed.forms };
         let mut wanted: HashSet<Arc<str>> = needed.union(&held).cloned().collect();
         if wanted.len() > max.max(needed.len()) || !precedence.is_closed_with(&wanted, added) {
