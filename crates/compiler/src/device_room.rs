@@ -81,8 +81,9 @@ impl DeviceRoom {
 
 impl Job<'_> {
     /// The room for the rules at run time of the policy; `None`: it allows none in the device. `program` is
-    /// that of the policy without such rules. The program on the device is not considered: what programs do
-    /// not share, each has a half of. `wants_forms`: whether it is told by form.
+    /// that of the policy without such rules. The program on the device is not considered, because
+    /// each program may use half of what two programs cannot share. `wants_forms`: whether the result has the
+    /// need of each form.
     #[must_use]
     pub fn device_room(&self, program: &Program, wants_forms: bool) -> Option<DeviceRoom> {
         let rules = self.policy.runtime.as_ref().map_or(0, |runtime| runtime.device_rules_max);

@@ -290,7 +290,7 @@ fn set_files_that_are_no_files_are_refused() {
     }
 }
 
-/// So much of the processor's time a policy may take that needs wider flows: 8 to 16 s were measured, by how
+/// The most CPU time that a policy may take that needs wider flows: 8 to 16 s were measured, by how
 /// busy the other processors of the host are.
 const WIDE_TIME: std::time::Duration = std::time::Duration::from_secs(30);
 

@@ -187,7 +187,7 @@ struct Device<'p> {
     is_in: Vec<bool>,
     /// By flow of the old program.
     is_out: Vec<bool>,
-    /// By flow of the old program, the flow of the new one that it is.
+    /// The flow of the new program that each flow of the old one is, if it stays.
     stays: Vec<Option<usize>>,
     /// The new flows that come, by match; made when it is needed.
     coming: Option<HashMap<Place<'p>, usize>>,

@@ -56,7 +56,7 @@ pub(super) struct Levels {
 /// A way to find levels. Each is tried if those before it find none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Strategy {
-    /// As many flows as possible keep their levels.
+    /// Keeps the levels of as many flows as possible.
     Keep,
     /// The compiler's priorities from this level on. Only flows that cannot have theirs move.
     From(u16),

@@ -29,15 +29,15 @@ const MOST_COMPARED: usize = 1 << 28;
 pub(super) struct Replacements<'p> {
     old: PlacedProgram<'p>,
     levels: &'p [u16],
-    /// By new flow, the old one of the same match that goes.
+    /// The old flow that goes, by the new flow of the same match.
     replaced: HashMap<usize, usize>,
-    /// What may block, by level: old flows that go and are still there, and those that stay with another
-    /// meaning.
+    /// The flows that may block, by level: old ones that go and are still there, and those that stay with
+    /// another meaning.
     blocking: BTreeMap<u16, Vec<(usize, FlowFront)>>,
-    /// By flow that blocks, the pairs of new and old flows that were found to wait for it.
+    /// The pairs of new and old flows that wait for a flow that blocks, by that flow.
     waiting: HashMap<usize, Vec<(usize, usize)>>,
     compared: usize,
-    /// By old flow.
+    /// Whether each old flow has gone.
     is_gone: Vec<bool>,
 }
 
@@ -133,7 +133,7 @@ impl<'p> Replacements<'p> {
 /// Whether an old flow must wait.
 enum Blocked {
     Never,
-    /// For this one.
+    /// The old flow waits until this flow has gone.
     By(usize),
     /// There are too many flows to tell.
     Unknown,

@@ -37,7 +37,7 @@ pub struct PlanSummary {
 }
 
 impl PlanSummary {
-    /// Of a change from what is on the device, on so many ports.
+    /// Returns the cost of a change from what is on the device, on so many ports.
     #[must_use]
     pub fn of(change: &PlannedChange, installed: Option<&PlacedProgram<'_>>, ports: usize) -> Self {
         let PlannedChange { compaction, program, plan } = change;

@@ -35,10 +35,11 @@ pub(crate) fn confirm(args: &ConfirmArgs) -> Result<(), Error> {
 }
 
 pub(crate) fn rollback(args: &RollbackArgs) -> Result<(), Error> {
-    let history: History = Client::new(&args.api)?.get("/v1/history")?;
+    let client = Client::new(&args.api)?;
+    let history: History = client.get("/v1/history")?;
     let seen = history.policies.first().map(|policy| policy.number);
     let asked = RollbackBody { back: args.back, in_force: seen };
-    let verdict = Client::new(&args.api)?.post("/v1/rollback", &asked, LONG)?;
+    let verdict = client.post("/v1/rollback", &asked, LONG)?;
     let verdict = accepted(verdict, args.output)?;
     if !args.output.is_json() {
         output::print(&in_force(&verdict))?;

@@ -63,8 +63,8 @@ impl History {
         Self { file, policies: Mutex::new(policies) }
     }
 
-    /// Adds the policy that is in force now. One that was in force already keeps its number and its place:
-    /// who reloads the same policy often does not lose the way back to the one before.
+    /// Adds the policy that is in force now. One that was in force already keeps its number and its place, so
+    /// that reloads of the same policy do not remove earlier policies from the history.
     pub(crate) fn add(&self, policy: PastPolicy) {
         let mut policies = self.lock();
         match policies.front_mut() {
