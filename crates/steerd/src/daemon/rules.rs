@@ -198,11 +198,7 @@ impl LiveRules {
             let (taken, more) = rules.put_back(back, &in_force);
             changes.extend(more);
             // The policy that comes back need not be the one under which they were added.
-            let policy = in_force.policy.as_deref().filter(|_| taken > 0);
-            let protected = policy.map_or_else(HashMap::new, |policy| {
-                let safe_forms = analysis::forms_without_protected(policy);
-                protect::taking_protected(&rules.store, policy, &safe_forms, &in_force.program)
-            });
+            let protected = if taken > 0 { rules.taking_protected(&in_force) } else { HashMap::new() };
             let (taking, more) = rules.store.remove_rules(protected.keys());
             log_removed(&taking, "as they may take protected packets", &protected);
             changes.extend(more);

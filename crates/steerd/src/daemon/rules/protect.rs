@@ -11,6 +11,7 @@ use program::{Match, Program, RuntimeMatch};
 
 use crate::api::request::Refused;
 use crate::api::rules::RuleBody;
+use crate::daemon::board::PolicyInForce;
 use crate::daemon::rules::Rules;
 use crate::describe;
 
@@ -103,6 +104,17 @@ impl Rules {
             })?;
         }
         Ok(())
+    }
+}
+
+impl Rules {
+    /// The rules that may take protected packets of the policy in force, each with the reason.
+    pub(super) fn taking_protected(&self, in_force: &PolicyInForce) -> HashMap<Arc<str>, String> {
+        let Some(policy) = in_force.policy.as_deref().filter(|_| !self.store.is_empty()) else {
+            return HashMap::new();
+        };
+        let safe_forms = analysis::forms_without_protected(policy);
+        taking_protected(&self.store, policy, &safe_forms, &in_force.program)
     }
 }
 

@@ -10,7 +10,6 @@ use program::{RuntimeChange, RuntimeRules};
 use serde::{Deserialize, Serialize};
 
 use super::change::runtime_rule;
-use super::protect::taking_protected;
 use super::{END_PATIENCE, LiveRules, Rules, TrialStage, body};
 use crate::api::rules::RuleBody;
 use crate::daemon::board::PolicyInForce;
@@ -118,13 +117,7 @@ impl LiveRules {
                 }
             }
         }
-        let left_out = match &in_force.policy {
-            Some(policy) if !rules.store.is_empty() => {
-                let safe_forms = analysis::forms_without_protected(policy);
-                taking_protected(&rules.store, policy, &safe_forms, &in_force.program)
-            }
-            _ => std::collections::HashMap::new(),
-        };
+        let left_out = rules.taking_protected(&in_force);
         self.follow_policy(&mut rules, &left_out, &in_force.program, TrialStage::None);
         if let Some(allowed) = &in_force.program.runtime {
             self.put_what_fits(&mut rules, allowed);
