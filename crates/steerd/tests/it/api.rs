@@ -627,13 +627,16 @@ fn a_capture_that_would_get_nothing_is_refused() {
     assert_eq!(place.ask("POST", "/v1/captures", "{}").0, 400);
 }
 
+/// How long a close(2) blocks: longer than any request may take.
+const BLOCKS_FOR: Duration = Duration::from_secs(15);
+
 /// A socket whose close(2) blocks while the second one is open and does not read (SO_LINGER in socket(7)).
 fn lingering() -> (std::net::TcpStream, std::net::TcpStream) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("bound");
     let mut sender =
         std::net::TcpStream::connect(listener.local_addr().expect("address")).expect("connected");
     let (receiver, _) = listener.accept().expect("accepted");
-    rustix::net::sockopt::set_socket_linger(&sender, Some(Duration::from_secs(60))).expect("option");
+    rustix::net::sockopt::set_socket_linger(&sender, Some(BLOCKS_FOR)).expect("option");
     sender.set_nonblocking(true).expect("option");
     while sender.write(&[0; 1 << 16]).is_ok() {}
     // It applies to close(2), too.

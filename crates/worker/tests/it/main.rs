@@ -5,6 +5,7 @@ mod allocations;
 mod captures;
 mod explain;
 mod forward;
+mod full_rate;
 mod inline;
 mod measurements;
 mod policing;

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use control::{RuntimeOwner, RuntimeRequest, RuntimeRule, RuntimeStore, StoredRule};
 use packet::FlowKey;
 use packet::build::FrameBuilder;
-use program::{Predicate, Program, RUNTIME_RULES, RuntimeChange, RuntimeMatch};
+use program::{Outcome, Predicate, Program, RUNTIME_RULES, RuntimeChange, RuntimeMatch};
 use proptest::prelude::*;
 use worker::Traffic;
 
@@ -96,7 +96,7 @@ fn traffic() -> Vec<Vec<u8>> {
 }
 
 /// The decision on a packet that no copy is, in words.
-fn expected(program: &Program, store: &RuntimeStore, key: &FlowKey) -> String {
+pub(crate) fn expected(program: &Program, store: &RuntimeStore, key: &FlowKey) -> String {
     let outcome = program.explain(key).outcome;
     let by_policy =
         || format!("{}: {}", program.rules[outcome.rule.index()].name, program.describe(outcome.verdict));
@@ -122,9 +122,9 @@ fn expected(program: &Program, store: &RuntimeStore, key: &FlowKey) -> String {
     action.map_or_else(by_policy, |action| format!("{RUNTIME_RULES}: {}", program.describe(action.verdict)))
 }
 
-fn decided(program: &Program, seen: &Seen) -> String {
-    let rule = program.rules.get(seen.outcome.rule.index()).map_or(RUNTIME_RULES, |rule| rule.name.as_str());
-    format!("{rule}: {}", program.describe(seen.outcome.verdict))
+pub(crate) fn in_words(program: &Program, outcome: Outcome) -> String {
+    let rule = program.rules.get(outcome.rule.index()).map_or(RUNTIME_RULES, |rule| rule.name.as_str());
+    format!("{rule}: {}", program.describe(outcome.verdict))
 }
 
 /// Gives changes to the workers, which are stepped meanwhile.
@@ -152,9 +152,12 @@ fn counted(rig: &Rig, store: &RuntimeStore) -> u64 {
 }
 
 /// A rule: the field that it compares beside the source, and the numbers in it.
-type Wish = (u8, u8, u8, bool, bool);
+pub(crate) type Wish = (u8, u8, u8, bool, bool);
 
-fn request(allowed: &program::RuntimeRules, (kind, id, host, drops, removes): Wish) -> RuntimeRequest {
+pub(crate) fn request(
+    allowed: &program::RuntimeRules,
+    (kind, id, host, drops, removes): Wish,
+) -> RuntimeRequest {
     let id: Arc<str> = format!("r{}", id % 6).as_str().into();
     let action = allowed.action(if drops { "drop" } else { "steer aside" });
     let (false, Some(action)) = (removes, action) else { return RuntimeRequest::Remove(id) };
@@ -270,7 +273,7 @@ fn judge(seen: &[Seen], old: Option<&Arc<Program>>, installed: &[Arc<Program>], 
     let mut by_rules = 0;
     for packet in seen {
         let of = &installed[packet.generation as usize - 1];
-        let decided = decided(of, packet);
+        let decided = in_words(of, packet.outcome);
         by_rules += u64::from(decided.starts_with(RUNTIME_RULES));
         let key = FlowKey::of(&packet.bytes);
         if is_copy(of, packet) {

@@ -190,11 +190,15 @@ pub fn small(id: usize) -> WorkerConfig {
     }
 }
 
-/// A soft NIC of as many ports as there are wires.
+/// An ideal soft NIC of as many ports as there are wires.
 pub fn nic(name: &str, drive: Drive, wires: Vec<Box<dyn Wire>>) -> SoftNic {
+    nic_of(Personality::Ideal, name, drive, wires)
+}
+
+/// A soft NIC of a personality.
+pub fn nic_of(personality: Personality, name: &str, drive: Drive, wires: Vec<Box<dyn Wire>>) -> SoftNic {
     let ports = wires.into_iter().map(|wire| PortConfig { wire, mtu_bytes: 9000 }).collect();
-    SoftNic::create(SoftNicConfig { name: name.to_owned(), personality: Personality::Ideal, ports, drive })
-        .expect("a soft NIC")
+    SoftNic::create(SoftNicConfig { name: name.to_owned(), personality, ports, drive }).expect("a soft NIC")
 }
 
 /// A policy compiled for the ideal device.
