@@ -6,6 +6,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use crate::api::Place;
 use crate::support::{Daemon, PATIENCE, steerd};
 use rustix::process::{Pid, Resource, Rlimit, Signal, prlimit};
 use tempfile::TempDir;
@@ -220,4 +221,65 @@ fn series_of_retired_rules_are_summed() {
     let (status, summary, log) = daemon.terminate();
     assert!(status.success(), "{log}");
     assert!(summary.contains("\npacket accounting matches\n"), "after {rounds} reloads:\n{log}");
+}
+
+/// The resident memory of a daemon in KiB after each tenth of so many reloads, each of which changes a rule,
+/// and of so many rules at run time, which are added and removed 5,000 at a time, between packets.
+fn memory_of(reloads: u64, runtime_rules: u64) -> Vec<u64> {
+    const RULES: u64 = 5_000;
+    let policy_of = |round: u64| {
+        let runtime = "default = \"kernel\"\n[runtime]\nbefore = \"last\"\nmatches = [\"src dst protocol src_port dst_port\"]\n\
+            actions = [\"drop\"]\n";
+        let last = "[[rules]]\nname = \"last\"\nmatch = { family = [\"ipv4\", \"ipv6\"] }\naction = { steer = \"some\" }\n";
+        let text = policy("r", 50).replace("default = \"kernel\"\n", runtime) + last;
+        text.replace("\"r-7\"", &format!("\"new-{round}\""))
+    };
+    let place = Place::new(&policy_of(0));
+    let daemon = place.start();
+    let rule = |number: u64| {
+        let [.., a, b, c] = (number / RULES).to_be_bytes();
+        let (port, to) = (number % RULES + 1024, number % 250);
+        format!(
+            r#"{{"id":"r{number}","match":{{"src":"10.{a}.{b}.{c}","dst":"192.0.2.{to}","protocol":"udp","src_port":{port},"dst_port":9}},"action":"drop","ttl_seconds":600}}"#
+        )
+    };
+    let (calls, mut call) = (runtime_rules / RULES, 0);
+    let mut memory = Vec::new();
+    for round in 1..=reloads {
+        place.write("p.toml", &policy_of(round));
+        let (status, answer) = place.ask("POST", "/v1/reload", "");
+        assert!(status == 200 && answer["accepted"] == true, "{answer}");
+        while call * reloads < calls * round {
+            let add: Vec<String> = (call * RULES..(call + 1) * RULES).map(rule).collect();
+            // Those of the call before.
+            let remove =
+                (call.saturating_sub(1) * RULES..call * RULES).map(|number| format!("\"r{number}\""));
+            let remove = remove.collect::<Vec<_>>().join(",");
+            let body = format!("{{\"remove\":[{remove}],\"add\":[{}]}}", add.join(","));
+            let (status, answer) = place.ask("POST", "/v1/rules/changes", &body);
+            assert!(status == 200 && answer["added"] == RULES && answer["rules"] == RULES, "{answer}");
+            call += 1;
+        }
+        if round % (reloads / 10) == 0 {
+            memory.push(of_proc(&daemon, "status", "VmRSS:"));
+        }
+    }
+    let (status, summary, log) = daemon.terminate();
+    assert!(status.success() && summary.contains("\npacket accounting matches\n"), "{log}");
+    println!("{reloads} reloads, {} rules at run time: {memory:?} KiB", call * RULES);
+    memory
+}
+
+#[test]
+fn memory_is_flat_over_reloads_and_rules() {
+    let memory = memory_of(60, 100_000);
+    assert!(memory[9] * 10 <= memory[2] * 11, "{memory:?}");
+}
+
+/// It takes many minutes.
+#[test]
+#[ignore = "a soak: ten thousand reloads and ten million rules at run time"]
+fn memory_is_flat_over_ten_thousand_reloads() {
+    let memory = memory_of(10_000, 10_000_000);
+    assert!(memory[9] * 20 <= memory[0] * 21, "{memory:?}");
 }

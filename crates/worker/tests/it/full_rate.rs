@@ -1,6 +1,7 @@
-//! Each packet over changes at full rate. The soft NIC's engine and the workers have their threads, packets never
-//! pause, and meanwhile policies and rules at run time change. For each packet the oldest and the newest state are noted
-//! that there may have been when it was decided. It must be decided as one of these decides it, once.
+//! Each packet over changes at full rate. The soft NIC's engine and the workers have their threads, packets
+//! never pause, and meanwhile policies and rules at run time change. For each packet the oldest and the
+//! newest state are noted that there may have been when it was decided. It must be decided as one of these
+//! decides it, once.
 
 use std::collections::HashMap;
 use std::net::Ipv4Addr;
@@ -27,7 +28,8 @@ use crate::support::{nic_of, small};
 const WORKERS: usize = 2;
 const OWNER: RuntimeOwner = RuntimeOwner { uid: 0, rules_max: None };
 const PATIENCE: Duration = Duration::from_secs(20);
-/// The most packets between the wire and the workers. Each has a copy at most, and a worker has 1,024 buffers.
+/// The most packets between the wire and the workers. Each has a copy at most, and a worker has 1,024
+/// buffers.
 const IN_FLIGHT_MAX: u64 = 400;
 /// The most packets that a test awaits between two changes.
 const PACKETS_BETWEEN_MAX: u64 = 2000;
@@ -47,7 +49,8 @@ struct Shared {
     stops: AtomicBool,
 }
 
-/// A frame that was handed over: its template, and the oldest and the newest state that the device may have had.
+/// A frame that was handed over: its template, and the oldest and the newest state that the device may have
+/// had.
 #[derive(Clone, Copy, Debug)]
 struct Sent {
     template: u16,
@@ -422,7 +425,8 @@ fn change_at_full_rate(name: &str, personality: Personality, model: &DeviceModel
     assert!(met.by_rules * 100 > met.packets && met.not_delivered * 100 > met.packets, "{met:?}");
 }
 
-/// Lets the wire hand over as many frames as the workers have room for, until it is to stop and all have arrived.
+/// Lets the wire hand over as many frames as the workers have room for, until it is to stop and all have
+/// arrived.
 fn grant(nic: &SoftNic, shared: &Shared) {
     loop {
         let stops = shared.stops.load(Ordering::SeqCst);

@@ -2,7 +2,7 @@
 //! or sent by a queue pair, and its outcome is returned. Programs replace each other as on a device. Used by
 //! the trials.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex};
 
 use control::{Controller, Device, DeviceSelector};
@@ -48,7 +48,8 @@ pub(crate) struct Rig {
     workers: Vec<Worker>,
     sender: Sender,
     seen: Arc<Mutex<Vec<Seen>>>,
-    counted: Vec<(String, u64)>,
+    /// What the device has counted for each rule.
+    counted: BTreeMap<String, u64>,
     nic: SoftNic,
     line: Arc<Mutex<VecDeque<Vec<u8>>>>,
     out: Arc<Mutex<Vec<Vec<u8>>>>,
@@ -79,7 +80,7 @@ impl Rig {
         let queues = workers.iter().map(Worker::work_queue).collect();
         let controller = Controller::new(&device, numbers, queues).expect("a controller");
         let sender = Sender::new(&device);
-        Self { controller, workers, sender, seen, counted: Vec::new(), nic, line, out }
+        Self { controller, workers, sender, seen, counted: BTreeMap::new(), nic, line, out }
     }
 
     /// Replaces the program on the device.
@@ -148,7 +149,7 @@ impl Rig {
     pub(crate) fn newly_counted(&mut self) -> u64 {
         self.workers.iter_mut().for_each(|worker| while worker.step() > 0 {});
         self.check_handed_over(&self.nic.port_stats(1));
-        let sum = |counts: &[(String, u64)]| counts.iter().map(|(_, packets)| packets).sum::<u64>();
+        let sum = |counts: &BTreeMap<String, u64>| counts.values().sum::<u64>();
         let before = sum(&self.counted);
         self.counted = self.counts();
         sum(&self.counted) - before
@@ -183,25 +184,24 @@ impl Rig {
         std::mem::take(&mut *self.out.lock().expect("nobody panics with it"))
     }
 
-    fn counts(&mut self) -> Vec<(String, u64)> {
+    fn counts(&mut self) -> BTreeMap<String, u64> {
         // A name has a total for drops and one for drops of sent packets.
-        let mut sums = std::collections::BTreeMap::new();
+        let mut sums = BTreeMap::new();
         for total in self.controller.drop_counters() {
             *sums.entry(total.rule).or_default() += total.packets;
         }
-        sums.into_iter().collect()
+        sums
     }
 
     /// The rule whose counter went up, by one.
     fn who_counted(&mut self) -> Option<String> {
         let now = self.counts();
-        let before = std::mem::replace(&mut self.counted, now.clone());
-        let was =
-            |rule: &str| before.iter().find(|(name, _)| name == rule).map_or(0, |(_, packets)| *packets);
-        let mut risen = now.into_iter().filter(|(rule, packets)| *packets != was(rule));
+        let before = std::mem::replace(&mut self.counted, now);
+        let was = |rule: &String| before.get(rule).copied().unwrap_or(0);
+        let mut risen = self.counted.iter().filter(|(rule, packets)| **packets != was(rule));
         let (rule, packets) = risen.next()?;
-        assert_eq!((packets, risen.next()), (was(&rule) + 1, None), "one counter counts one packet");
-        Some(rule)
+        assert_eq!((*packets, risen.next()), (was(rule) + 1, None), "one counter counts one packet");
+        Some(rule.clone())
     }
 
     /// Every packet is in exactly one counter.
