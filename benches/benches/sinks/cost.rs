@@ -11,7 +11,7 @@ use program::{AppMode, CaptureSink, CountSink, ForwardSink, KernelSink, SinkKind
 use softnic::Drive;
 use steerd_benches::table::Row;
 use steerd_benches::{Rig, namespace};
-use steerd_client::{Batch, Client, Options};
+use steerd_client::{Options, PacketBatch, SinkClient};
 use worker::sinks::Opened;
 
 use super::{BURST, OTHER_CORE, PULSE, SIZES, app, pin};
@@ -194,14 +194,14 @@ impl Clients {
     fn connect(socket: &Path, count: usize) -> Result<Self, String> {
         let connect = |_| {
             let options = Options { ring_size: 4096, ..Options::default() };
-            Client::new(socket, options).map_err(|error| error.to_string())
+            SinkClient::new(socket, options).map_err(|error| error.to_string())
         };
         let mut clients = (0..count).map(connect).collect::<Result<Vec<_>, _>>()?;
         let (receive, stop) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
         let (receives, stops) = (Arc::clone(&receive), Arc::clone(&stop));
         let thread = std::thread::spawn(move || {
             pin(OTHER_CORE);
-            let mut batch = Batch::new(64);
+            let mut batch = PacketBatch::new(64);
             while !stops.load(Ordering::Relaxed) {
                 if receives.load(Ordering::Relaxed) {
                     clients.iter_mut().for_each(|client| client.receive(&mut batch, Duration::ZERO));

@@ -79,7 +79,7 @@ pub use plan::{CheckedPlan, FlowChanges, PlacedProgram, Plan, PlanStep, PlanSumm
 pub use plan_fault::PlanFault;
 pub use program::ChangeStage;
 pub use runtime::{
-    AppliedRequests, RUNTIME_COMMENT_BYTES_MAX, RUNTIME_ID_BYTES_MAX, RuntimeOwner, RuntimeRefusal,
-    RuntimeRequest, RuntimeRule, RuntimeStore, StoredRule,
+    AppliedRequests, RUNTIME_COMMENT_BYTES_MAX, RUNTIME_ID_BYTES_MAX, RUNTIME_REFUSALS_MAX, RuntimeOwner,
+    RuntimeRefusal, RuntimeRequest, RuntimeRule, RuntimeStore, StoredRule,
 };
 pub use verbs::{AsyncEvent, EventKind, EventSource};

@@ -15,7 +15,7 @@ pub const RUNTIME_ID_BYTES_MAX: usize = 128;
 /// The most bytes of a comment.
 pub const RUNTIME_COMMENT_BYTES_MAX: usize = 256;
 /// The most refusals of a batch that are described.
-const REFUSALS_MAX: usize = 16;
+pub const RUNTIME_REFUSALS_MAX: usize = 1024;
 /// In so many parts of its idle time-out a rule is looked at.
 const IDLE_LOOKS: u32 = 8;
 const SHORTEST_LOOK: Duration = Duration::from_millis(100);
@@ -91,6 +91,17 @@ pub enum RuntimeRequest {
     Add(RuntimeRule),
     /// Removes a rule. One that is not there is no error.
     Remove(Arc<str>),
+}
+
+impl RuntimeRequest {
+    /// The id of the rule.
+    #[must_use]
+    pub fn id(&self) -> &Arc<str> {
+        match self {
+            Self::Add(rule) => &rule.id,
+            Self::Remove(id) => id,
+        }
+    }
 }
 
 /// The rights of the owner of a batch.
@@ -267,7 +278,7 @@ impl RuntimeStore {
             };
             if let Err(refusal) = done {
                 refused.push((place, refusal));
-                if refused.len() == REFUSALS_MAX {
+                if refused.len() == RUNTIME_REFUSALS_MAX {
                     break;
                 }
             }

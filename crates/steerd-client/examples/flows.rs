@@ -10,7 +10,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use packet::{FlowKey, Layers};
-use steerd_client::{Batch, Client, Options};
+use steerd_client::{Options, PacketBatch, SinkClient};
 
 /// The most flows that are kept apart; further ones are counted together.
 const FLOWS_MAX: usize = 100_000;
@@ -43,7 +43,7 @@ impl Flows {
         traffic.bytes += packet.len() as u64;
     }
 
-    fn print(&self, client: &Client) {
+    fn print(&self, client: &SinkClient) {
         let mut flows: Vec<_> = self.by_name.iter().collect();
         flows.sort_by(|a, b| b.1.bytes.cmp(&a.1.bytes).then(a.0.cmp(b.0)));
         let counts = client.counts();
@@ -83,7 +83,7 @@ fn main() -> ExitCode {
     };
     let seconds = arguments.next().and_then(|text| text.to_str().and_then(|text| text.parse().ok()));
     let options = Options { name: "flows".to_owned(), ..Options::default() };
-    let mut client = match Client::new(&path, options) {
+    let mut client = match SinkClient::new(&path, options) {
         Ok(client) => client,
         Err(error) => {
             let source = std::error::Error::source(&error).map(|source| format!(": {source}"));
@@ -92,7 +92,7 @@ fn main() -> ExitCode {
         }
     };
     let mut flows = Flows::default();
-    let mut batch = Batch::new(256);
+    let mut batch = PacketBatch::new(256);
     let begun = Instant::now();
     let mut printed = begun;
     loop {

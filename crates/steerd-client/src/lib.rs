@@ -1,12 +1,13 @@
-//! Receives packets from a `steerd` sink of kind `app`, and sends packets back, through shared memory.
+//! Receives packets from a `steerd` sink of kind `app`, and sends packets back, through shared memory. With
+//! the feature `api`, the module `api` calls the local API: rules at run time, reloads.
 //!
-//! [`Client`] connects to the socket of the sink and waits for packets. When the server restarts, it connects
+//! [`SinkClient`] connects to the socket of the sink and waits for packets. When the server restarts, it connects
 //! again. The protocol is memif, so it works with other servers too.
 //!
 //! ```
 //! use std::time::Duration;
 //!
-//! use steerd_client::{Batch, Client, Options};
+//! use steerd_client::{Options, PacketBatch, SinkClient};
 //! # use shm::memif::server::{ClientLimits, HandshakeStep, Negotiation};
 //! # use shm::{Closer, Listener, Received};
 //!
@@ -36,8 +37,8 @@
 //! #         }
 //! #     }
 //! # });
-//! let mut client = Client::new(&path, Options { name: "example".to_owned(), ..Options::default() })?;
-//! let mut batch = Batch::new(64);
+//! let mut client = SinkClient::new(&path, Options { name: "example".to_owned(), ..Options::default() })?;
+//! let mut batch = PacketBatch::new(64);
 //! while batch.is_empty() {
 //!     client.receive(&mut batch, Duration::from_millis(100));
 //! }
@@ -51,6 +52,9 @@
 //! ```
 #![forbid(unsafe_code)]
 
+#[cfg(feature = "api")]
+pub mod api;
+
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -63,7 +67,7 @@ pub use shm::memif::client::ClientError;
 pub const PACKET_BYTES_MAX: usize = 16 << 10;
 /// The least time between two attempts to connect.
 const RETRY: Duration = Duration::from_millis(200);
-/// How often a busy client checks that the server is there, in calls of [`Client::receive`]. An idle one
+/// How often a busy client checks that the server is there, in calls of [`SinkClient::receive`]. An idle one
 /// learns it at once.
 const CALLS_PER_CHECK: u32 = 256;
 
@@ -106,14 +110,14 @@ pub struct Counts {
 
 /// Packets that were received together, copied out of shared memory.
 #[derive(Clone, Debug)]
-pub struct Batch {
+pub struct PacketBatch {
     bytes: Vec<u8>,
     /// Where each packet ends in `bytes`.
     ends: Vec<usize>,
     limit: usize,
 }
 
-impl Batch {
+impl PacketBatch {
     /// An empty batch of at most `limit` packets.
     #[must_use]
     pub fn new(limit: usize) -> Self {
@@ -157,7 +161,7 @@ impl Batch {
 
 /// A client of a sink. It reconnects when the server restarts.
 #[derive(Debug)]
-pub struct Client {
+pub struct SinkClient {
     path: PathBuf,
     config: Config,
     connection: Option<Connection>,
@@ -170,7 +174,7 @@ pub struct Client {
     last_error: Option<ClientError>,
 }
 
-impl Client {
+impl SinkClient {
     /// Connects to the socket of a sink.
     ///
     /// # Errors
@@ -201,9 +205,9 @@ impl Client {
     }
 
     /// Replaces the packets of `batch` by those that have arrived; waits for the first at most `timeout`.
-    /// Without a connection, it tries to connect, and the batch stays empty; [`Client::last_error`] has the
-    /// reason.
-    pub fn receive(&mut self, batch: &mut Batch, timeout: Duration) {
+    /// Without a connection, it tries to connect, and the batch stays empty; [`SinkClient::last_error`] has
+    /// the reason.
+    pub fn receive(&mut self, batch: &mut PacketBatch, timeout: Duration) {
         batch.clear();
         if let Err(error) = self.try_receive(batch, timeout) {
             self.connection = None;
@@ -211,7 +215,7 @@ impl Client {
         }
     }
 
-    fn try_receive(&mut self, batch: &mut Batch, timeout: Duration) -> Result<(), ClientError> {
+    fn try_receive(&mut self, batch: &mut PacketBatch, timeout: Duration) -> Result<(), ClientError> {
         if self.connection.is_none() {
             let pause = RETRY.saturating_sub(self.attempt.elapsed());
             std::thread::sleep(pause.min(timeout));
@@ -236,7 +240,7 @@ impl Client {
         Ok(())
     }
 
-    /// Sends a packet back; it leaves with [`Client::flush`]. Returns whether there was room for it.
+    /// Sends a packet back; it leaves with [`SinkClient::flush`]. Returns whether there was room for it.
     pub fn send(&mut self, packet: &[u8]) -> bool {
         let sent = self.connection.as_mut().is_some_and(|connection| {
             let ring = self.ring % connection.senders.len();
@@ -286,7 +290,7 @@ impl Client {
 fn take(
     connection: &mut Connection,
     first: usize,
-    batch: &mut Batch,
+    batch: &mut PacketBatch,
     counts: &mut Counts,
 ) -> Result<usize, Violation> {
     let rings = connection.receivers.len();

@@ -6,7 +6,6 @@
 //! runs. The limits of connections and requests are those of [`server`](crate::server).
 
 mod captures;
-pub(crate) mod client;
 pub(crate) mod flows;
 pub(crate) mod model;
 pub(crate) mod request;

@@ -2,6 +2,7 @@
 
 pub(crate) mod capture;
 pub(crate) mod check;
+mod client;
 pub(crate) mod devices;
 pub(crate) mod diff;
 mod error;

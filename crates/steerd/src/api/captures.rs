@@ -167,7 +167,10 @@ mod tests {
             unreachable!("only captures are asked for")
         }
 
-        fn plan(&self, _: crate::policy_file::Read) -> Result<model::PlanReport, model::Failure> {
+        fn plan(
+            &self,
+            _: crate::policy_file::Read,
+        ) -> Result<model::PlanReport, steerd_client::api::ApiFailure> {
             unreachable!("only captures are asked for")
         }
 
@@ -179,7 +182,7 @@ mod tests {
             &self,
             _: rules::Caller,
             _: rules::RuleChanges,
-        ) -> Result<rules::RulesChanged, Refused> {
+        ) -> Result<rules::RulesChanged, rules::ChangesRefused> {
             unreachable!("only captures are asked for")
         }
 

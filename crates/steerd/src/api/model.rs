@@ -233,15 +233,3 @@ pub(crate) struct Flow {
     /// rules. "none": the device does not count them.
     pub(crate) counted: String,
 }
-
-/// Any answer with a status of 400 and more.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct Failure {
-    pub(crate) error: String,
-    /// If it is about a policy: the keys of `check --format json`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) diagnostics: Option<serde_json::Value>,
-    /// The diagnostics as text, a line each.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) text: Option<String>,
-}

@@ -14,17 +14,18 @@ use hyper::{Request, Response, StatusCode};
 use policy::{Diagnostics, Policy, Source};
 use program::Program;
 use serde::Serialize;
+use steerd_client::api::{self, ApiFailure};
 use tokio::sync::{Semaphore, oneshot};
 use tokio::time::timeout;
 use worker::Slot;
 
 use super::captures::Captures;
 use super::flows;
-use super::model::{Failure, File, History, PlanReport, PolicyText, Status, Verdict};
+use super::model::{File, History, PlanReport, PolicyText, Status, Verdict};
 use super::request::{
     self, Call, CaptureBody, NoOptions, PATHS, PolicyBody, Refused, ReloadBody, RollbackBody,
 };
-use super::rules::{Caller, RuleChanges, RuleList, RulesChanged};
+use super::rules::{Caller, ChangesRefused, RefusedRule, RuleChanges, RuleList, RulesChanged};
 use crate::policy_diff;
 use crate::policy_file::{self, Inputs, KEPT_BYTES_MAX};
 use crate::server::{Answer, Limits, Peer, Router, whole, with};
@@ -33,7 +34,7 @@ use crate::telemetry::pages::{Page, Pages};
 use crate::terminal::output::Versioned;
 
 /// The number of the capture that an answer is.
-pub(super) const CAPTURE_HEADER: HeaderName = HeaderName::from_static("steerd-capture");
+pub(super) const CAPTURE_HEADER: HeaderName = HeaderName::from_static(api::CAPTURE_HEADER);
 /// How long a client may leave its answer unread: whoever looks at a capture may pause.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(300);
 /// How long a client may take to send a body.
@@ -69,13 +70,13 @@ pub(crate) trait Daemon: Send + Sync {
     fn history(&self) -> History;
 
     /// The cost of a policy; it is compiled, and nothing is done. An inner error: its diagnostics.
-    fn plan(&self, read: policy_file::Read) -> Result<PlanReport, Failure>;
+    fn plan(&self, read: policy_file::Read) -> Result<PlanReport, ApiFailure>;
 
     /// Refuses a caller who may change no rule at run time. Does not wait.
     fn may_change_rules(&self, caller: Caller) -> Result<(), Refused>;
 
     /// Changes rules at run time. Waits for the workers, and for the device where that has to follow.
-    fn change_rules(&self, caller: Caller, changes: RuleChanges) -> Result<RulesChanged, Refused>;
+    fn change_rules(&self, caller: Caller, changes: RuleChanges) -> Result<RulesChanged, ChangesRefused>;
 
     /// The rules at run time, or the one with this id; `state`: of the daemon now.
     fn rules(&self, id: Option<&str>, state: &State) -> Result<RuleList, Refused>;
@@ -146,19 +147,27 @@ impl Router for Api {
 struct Failed {
     refused: Refused,
     diagnostics: Option<Diagnostics>,
+    rules: Vec<RefusedRule>,
 }
 
 impl From<Refused> for Failed {
     fn from(refused: Refused) -> Self {
-        Self { refused, diagnostics: None }
+        Self { refused, diagnostics: None, rules: Vec::new() }
+    }
+}
+
+impl From<ChangesRefused> for Failed {
+    fn from(ChangesRefused { refused, rules }: ChangesRefused) -> Self {
+        Self { refused, diagnostics: None, rules }
     }
 }
 
 impl Failed {
     fn answer(self) -> Answer {
-        let Self { refused, diagnostics } = self;
-        let failure = Failure {
+        let Self { refused, diagnostics, rules } = self;
+        let failure = ApiFailure {
             error: refused.why,
+            refused: rules,
             text: diagnostics.as_ref().map(ToString::to_string),
             diagnostics: diagnostics.and_then(|found| serde_json::to_value(found.list).ok()),
         };
@@ -211,7 +220,7 @@ impl Api {
                 let changed = computed(|| {
                     let changes: RuleChanges = request::body(&bytes)?;
                     changes.check()?;
-                    self.links.daemon.change_rules(caller, changes)
+                    self.links.daemon.change_rules(caller, changes).map_err(Failed::from)
                 });
                 json(&changed??)
             }
@@ -405,7 +414,7 @@ fn parsed(
 
 fn wrong_policy(source: &Source, diagnostics: Diagnostics) -> Failed {
     let why = format!("{}: {} in the policy", source.name, policy_file::error_count(&diagnostics));
-    Failed { refused: Refused::new(422, why), diagnostics: Some(diagnostics) }
+    Failed { refused: Refused::new(422, why), diagnostics: Some(diagnostics), rules: Vec::new() }
 }
 
 /// The longest time that a reload waits for its confirmation.

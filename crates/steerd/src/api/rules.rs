@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use program::RuntimeMatch;
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
+use steerd_client::api;
+pub(crate) use steerd_client::api::{RefusedRule, RulesChanged};
 
 use super::request::{Refused, check_entries, entries};
 
@@ -16,64 +18,39 @@ pub(crate) struct Caller {
 }
 
 /// A rule as a client gives it.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct RuleBody {
-    /// `None`: the match with its values.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) id: Option<String>,
-    #[serde(rename = "match")]
-    pub(crate) matches: RuntimeMatch,
-    pub(crate) action: String,
-    /// Whether it applies to the other direction of the connection too.
-    #[serde(default, skip_serializing_if = "is_false")]
-    pub(crate) both: bool,
-    /// The seconds after which it ends.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) ttl_seconds: Option<f64>,
-    /// The seconds after its last packet at which it ends.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) idle_seconds: Option<f64>,
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub(crate) comment: String,
+pub(crate) type RuleBody = api::RuleBody<RuntimeMatch>;
+/// GET /v1/rules.
+pub(crate) type RuleList = api::RuleList<RuntimeMatch>;
+pub(crate) type RuleRow = api::RuleRow<RuntimeMatch>;
+
+/// The id of a rule, or the one that a rule without has.
+pub(crate) fn rule_id(body: &RuleBody) -> String {
+    let of_match = || body.matches.to_string().split(' ').collect::<Vec<_>>().join(":");
+    body.id.clone().unwrap_or_else(of_match)
 }
 
-#[allow(clippy::trivially_copy_pass_by_ref)]
-fn is_false(value: &bool) -> bool {
-    !value
-}
-
-impl RuleBody {
-    /// The id, or the one that a rule without has.
-    pub(crate) fn id(&self) -> String {
-        let of_match = || self.matches.to_string().split(' ').collect::<Vec<_>>().join(":");
-        self.id.clone().unwrap_or_else(of_match)
-    }
-
-    /// The time to live and the idle time-out; `None`: one of them is no time.
-    pub(crate) fn times(&self) -> Option<[Option<Duration>; 2]> {
-        let time = |seconds: Option<f64>| match seconds {
-            None => Some(None),
-            Some(seconds) => {
-                Duration::try_from_secs_f64(seconds).ok().filter(|time| *time <= LONGEST).map(Some)
-            }
-        };
-        Some([time(self.ttl_seconds)?, time(self.idle_seconds)?])
-    }
+/// The time to live and the idle time-out of a rule; `None`: one of them is no time.
+pub(crate) fn rule_times(body: &RuleBody) -> Option<[Option<Duration>; 2]> {
+    let time = |seconds: Option<f64>| match seconds {
+        None => Some(None),
+        Some(seconds) => Duration::try_from_secs_f64(seconds).ok().filter(|time| *time <= LONGEST).map(Some),
+    };
+    Some([time(body.ttl_seconds)?, time(body.idle_seconds)?])
 }
 
 /// The longest time of a rule.
 pub(crate) const LONGEST: Duration = Duration::from_secs(10 * 366 * 24 * 3600);
 
-/// POST /v1/rules/changes: all of it is done, or nothing.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+/// POST /v1/rules/changes, as the daemon reads it: all of it is done, or nothing. Clients write
+/// [`api::RuleChanges`].
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct RuleChanges {
     /// Removes all rules first: a user's own ones, or for those who may change what runs all.
     #[serde(default)]
     pub(crate) flush: bool,
     /// With `flush`: only the rules of this user.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default)]
     pub(crate) owner: Option<u32>,
     /// Removes the rules with these ids.
     #[serde(default, deserialize_with = "entries")]
@@ -91,43 +68,39 @@ impl RuleChanges {
     }
 }
 
-/// The answer to changes that were made.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct RulesChanged {
-    pub(crate) added: usize,
-    /// The rules that were there; their times began again.
-    pub(crate) unchanged: usize,
-    pub(crate) removed: usize,
-    /// The rules to remove that were not there.
-    pub(crate) absent: usize,
-    /// The rules that there are now.
-    pub(crate) rules: usize,
-    /// The rules of them that act in the device.
-    pub(crate) in_device: usize,
-    pub(crate) microseconds: u64,
+/// Why changes are refused.
+#[derive(Debug)]
+pub(crate) struct ChangesRefused {
+    pub(crate) refused: Refused,
+    /// The rules that it is about; empty: it is about all of the call.
+    pub(crate) rules: Vec<RefusedRule>,
 }
 
-/// GET /v1/rules.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct RuleList {
-    /// How many rules there are.
-    pub(crate) count: usize,
-    /// The first of them by id.
-    pub(crate) rules: Vec<RuleRow>,
+/// The most refusals that the text of an answer has.
+const SHOWN: usize = 5;
+/// The most characters of an id in a refusal, which a client has sent.
+const SHOWN_ID: usize = 128;
+
+impl ChangesRefused {
+    /// The refusal of some rules. `sentence`: what the text of the answer has for one of them.
+    pub(crate) fn of_rules(
+        status: u16,
+        mut rules: Vec<RefusedRule>,
+        sentence: impl Fn(&RefusedRule) -> String,
+    ) -> Self {
+        let mut sentences: Vec<String> = rules.iter().take(SHOWN).map(sentence).collect();
+        sentences.dedup();
+        for rule in &mut rules {
+            rule.id = rule.id.chars().take(SHOWN_ID).collect();
+        }
+        Self { refused: Refused::new(status, sentences.join("; ")), rules }
+    }
 }
 
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct RuleRow {
-    #[serde(flatten)]
-    pub(crate) rule: RuleBody,
-    /// The user id.
-    pub(crate) owner: u32,
-    /// "workers", "device", "both", or "nowhere" if only the device can enforce it and has not taken it.
-    pub(crate) acts_in: String,
-    pub(crate) packets: u64,
-    pub(crate) bytes: u64,
-    /// The seconds until its time to live is over.
-    pub(crate) ends_in_seconds: Option<f64>,
+impl From<Refused> for ChangesRefused {
+    fn from(refused: Refused) -> Self {
+        Self { refused, rules: Vec::new() }
+    }
 }
 
 #[cfg(test)]
@@ -150,10 +123,43 @@ mod tests {
     fn a_rule_without_an_id_is_named_by_its_match() {
         let text = r#"{"match": {"src": "192.0.2.1", "protocol": "tcp", "dst_port": 22}, "action": "drop"}"#;
         let body: RuleBody = serde_json::from_str(text).expect(text);
-        assert_eq!(body.id(), "src:192.0.2.1:protocol:tcp:dst_port:22");
-        assert_eq!(body.times(), Some([None, None]));
+        assert_eq!(rule_id(&body), "src:192.0.2.1:protocol:tcp:dst_port:22");
+        assert_eq!(rule_times(&body), Some([None, None]));
         for seconds in [-1.0, f64::NAN, f64::INFINITY, 1e18] {
-            assert_eq!(RuleBody { ttl_seconds: Some(seconds), ..body.clone() }.times(), None, "{seconds}");
+            assert_eq!(
+                rule_times(&RuleBody { ttl_seconds: Some(seconds), ..body.clone() }),
+                None,
+                "{seconds}"
+            );
         }
+    }
+
+    #[test]
+    fn the_daemon_reads_what_clients_write() {
+        let matches = api::RuleMatch::default()
+            .src([192, 0, 2, 1])
+            .dst_prefix([198, 51, 100, 0], 24)
+            .protocol(6)
+            .src_port(1)
+            .dst_port(2)
+            .vlan(3);
+        let rule = api::RuleBody::new(matches, "drop").id("a").both_directions().comment("text");
+        let rule = rule.ttl(Duration::from_secs(1)).idle(Duration::from_millis(500));
+        let written = api::RuleChanges { flush: true, owner: Some(7), ..api::RuleChanges::default() };
+        let text = serde_json::to_string(&written.remove("b").add(rule)).expect("JSON");
+        let read: RuleChanges = serde_json::from_str(&text).expect(&text);
+        assert_eq!((read.flush, read.owner, read.remove), (true, Some(7), vec!["b".to_owned()]));
+        let body = &read.add[0];
+        assert_eq!(
+            body.matches.to_string(),
+            "src 192.0.2.1 dst 198.51.100.0/24 protocol tcp src_port 1 dst_port 2 vlan 3"
+        );
+        assert_eq!(rule_times(body), Some([Some(Duration::from_secs(1)), Some(Duration::from_millis(500))]));
+        assert_eq!((rule_id(body), body.both, body.comment.as_str()), ("a".to_owned(), true, "text"));
+        // And the other way: what the daemon lists.
+        let row = RuleRow { rule: body.clone(), owner: 7, ..RuleRow::default() };
+        let text = serde_json::to_string(&RuleList { count: 1, rules: vec![row] }).expect("JSON");
+        let list: api::RuleList = serde_json::from_str(&text).expect(&text);
+        assert_eq!((list.rules[0].owner, list.rules[0].rule.id.as_deref()), (7, Some("a")));
     }
 }

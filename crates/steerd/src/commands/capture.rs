@@ -11,11 +11,11 @@ use std::time::{Duration, Instant};
 
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
+use steerd_client::api::CaptureNext;
 
-use crate::api::client::{Client, Next};
 use crate::api::request::CaptureBody;
 use crate::cli::CaptureArgs;
-use crate::commands::Error;
+use crate::commands::{Error, client};
 use crate::message::NoSignals;
 use crate::policy_file::is_standard_input;
 use crate::terminal::output::{self, OutputError};
@@ -23,7 +23,7 @@ use crate::terminal::table::counted;
 use blocks::Blocks;
 
 pub(crate) fn run(args: &CaptureArgs) -> Result<(), Error> {
-    let client = Client::new(&args.api)?;
+    let client = client::connect(&args.api)?;
     let ended = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM] {
         // A reader of the output that does not read delays the regular end: a second signal ends at once.
@@ -43,7 +43,7 @@ pub(crate) fn run(args: &CaptureArgs) -> Result<(), Error> {
         };
         file.write_all(blocks.take(bytes)?)?;
         file.flush()?;
-        Ok(if blocks.is_full() { Next::Stop } else { Next::More })
+        Ok(if blocks.is_full() { CaptureNext::Stop } else { CaptureNext::More })
     })?;
     match written {
         // Whoever read the pipe has enough.

@@ -14,9 +14,8 @@ use program::{Program, RuleId, SinkId};
 use serde::Serialize;
 
 use super::target::Target;
-use crate::api::client::Client;
 use crate::cli::{ApiArgs, CheckArgs, Cli, Deny, Format, TrafficArg};
-use crate::commands::Error;
+use crate::commands::{Error, client};
 use crate::lost_exceptions::Lost;
 use crate::policy_file::{Counters, PolicyErrors};
 use crate::protection::{self, Protection};
@@ -156,7 +155,7 @@ fn counters(args: &CheckArgs) -> Result<Option<Counters>, Error> {
         return Ok(None);
     }
     let (config, api_socket) = (args.policy.config.clone(), args.api_socket.clone());
-    let client = Client::new(&ApiArgs { config, api_socket })?;
+    let client = client::connect(&ApiArgs { config, api_socket })?;
     Ok(Some(Counters::of_top(client.get("/v1/top")?)))
 }
 

@@ -16,10 +16,9 @@ use policy::{Diagnostics, Policy, Source};
 use serde::Serialize;
 
 use super::target;
-use crate::api::client::Client;
 use crate::api::model::PolicyText;
 use crate::cli::{Cli, DiffArgs, Format};
-use crate::commands::{Error, Outcome};
+use crate::commands::{Error, Outcome, client};
 use crate::describe;
 use crate::policy_diff::{self, Report, sinks};
 use crate::policy_file::{self, PolicyErrors};
@@ -98,7 +97,7 @@ fn two_files(args: &DiffArgs, new: &Path) -> Result<[Named; 2], Error> {
 
 /// The policy that a daemon has in force, and the file with the daemon's variables unless --set gives others.
 fn running_and_file(args: &DiffArgs) -> Result<[Named; 2], Error> {
-    let running: PolicyText = Client::new(&args.api)?.get("/v1/policy")?;
+    let running: PolicyText = client::connect(&args.api)?.get("/v1/policy")?;
     let mut variables = running.variables.clone();
     variables.extend(args.variables.set.iter().cloned());
     let source = target::source(&args.old, variables)?;

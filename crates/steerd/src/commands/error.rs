@@ -3,7 +3,8 @@
 use std::io;
 use std::path::PathBuf;
 
-use crate::api::client;
+use steerd_client::api::ApiError;
+
 use crate::daemon;
 use crate::message::{Hinted, NoSignals, NoThread, chain};
 use crate::policy_file::{PolicyErrors, TRAFFIC_HINT};
@@ -52,7 +53,7 @@ pub(crate) enum Error {
     #[error("{0}")]
     Cores(String),
     #[error(transparent)]
-    Client(#[from] client::Error),
+    Api(#[from] ApiError),
     /// The diagnostics have been printed already.
     #[error("{policy} is refused, the previous policy stays in force: {why}")]
     ReloadRefused { policy: String, why: String },
@@ -81,16 +82,12 @@ impl Error {
             | Self::Capture(_)
             | Self::Traffic(_) => 1,
             Self::Compare(_) | Self::NotDecided(_) => 2,
-            Self::Settings(problems) | Self::Client(client::Error::Settings(problems)) => {
-                of_settings(problems)
-            }
+            Self::Settings(problems) => of_settings(problems),
             Self::Frames(_) => 3,
             Self::Lengths(_) | Self::Probe { .. } => 4,
             Self::Cores(_) => 5,
-            Self::Client(client::Error::Thread(_)) | Self::Thread(_) | Self::Signals(_) | Self::Output(_) => {
-                7
-            }
-            Self::Client(_) => 8,
+            Self::Thread(_) | Self::Signals(_) | Self::Output(_) => 7,
+            Self::Api(_) => 8,
             Self::Daemon(error) => of_daemon(error),
         }
     }

@@ -1,14 +1,13 @@
 //! `steerd flows`: the flows of the program that the running daemon has installed, with their counts.
 
-use crate::api::client::Client;
 use crate::api::model::{Flow, Flows};
 use crate::cli::FlowsArgs;
-use crate::commands::Error;
+use crate::commands::{Error, client};
 use crate::terminal::output;
 use crate::terminal::table::{Grid, number};
 
 pub(crate) fn run(args: &FlowsArgs) -> Result<(), Error> {
-    let client = Client::new(&args.api)?;
+    let client = client::connect(&args.api)?;
     let path = target(args.rule.as_deref());
     if args.output.is_json() {
         let answer: serde_json::Value = client.get(&path)?;

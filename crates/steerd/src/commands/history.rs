@@ -3,15 +3,14 @@
 use std::fmt::Write as _;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use crate::api::client::Client;
 use crate::api::model::{History, HistoryEntry};
 use crate::cli::HistoryArgs;
-use crate::commands::Error;
+use crate::commands::{Error, client};
 use crate::terminal::output;
 use crate::terminal::table::duration;
 
 pub(crate) fn run(args: &HistoryArgs) -> Result<(), Error> {
-    let history: History = Client::new(&args.api)?.get("/v1/history")?;
+    let history: History = client::connect(&args.api)?.get("/v1/history")?;
     if args.output.is_json() {
         return Ok(output::print_json(&history)?);
     }

@@ -4,13 +4,13 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use control::{Limits, PlanSummary};
+use steerd_client::api::LONG;
 
 use super::target;
-use crate::api::client::{Client, LONG};
 use crate::api::model::PlanReport;
 use crate::api::request::PolicyBody;
 use crate::cli::PlanArgs;
-use crate::commands::Error;
+use crate::commands::{Error, client};
 use crate::policy_file::{self, Compiled, PolicyChange, PolicyErrors, Read, Running};
 use crate::settings::PolicySource;
 use crate::terminal::output;
@@ -42,7 +42,7 @@ fn online(args: &PlanArgs) -> Result<PlanReport, Error> {
         variables: (!args.variables.set.is_empty()).then(|| args.variables.set.iter().cloned().collect()),
         all: false,
     };
-    Ok(Client::new(&args.api)?.post("/v1/plan", &body, LONG)?)
+    Ok(client::connect(&args.api)?.post("/v1/plan", &body, LONG)?)
 }
 
 /// Plans for a device model.

@@ -4,17 +4,18 @@
 use std::fmt::Write as _;
 use std::io::IsTerminal;
 
-use crate::api::client::{Client, LONG};
+use steerd_client::api::LONG;
+
 use crate::api::model::{History, Verdict};
 use crate::api::request::{ReloadBody, RollbackBody};
 use crate::cli::{ConfirmArgs, OutputArgs, ReloadArgs, RollbackArgs};
-use crate::commands::{Error, plan};
+use crate::commands::{Error, client, plan};
 use crate::terminal::output;
 
 pub(crate) fn run(args: &ReloadArgs) -> Result<(), Error> {
     let confirm_seconds = args.confirm.map(|time| time.as_secs_f64());
     let asked = ReloadBody { confirm_seconds, dry_run: args.dry_run, force: args.force };
-    let verdict = Client::new(&args.api)?.post("/v1/reload", &asked, LONG)?;
+    let verdict = client::connect(&args.api)?.post("/v1/reload", &asked, LONG)?;
     let verdict = accepted(verdict, args.output)?;
     if args.output.is_json() {
         return Ok(());
@@ -26,7 +27,7 @@ pub(crate) fn run(args: &ReloadArgs) -> Result<(), Error> {
 }
 
 pub(crate) fn confirm(args: &ConfirmArgs) -> Result<(), Error> {
-    let verdict = Client::new(&args.api)?.post("/v1/confirm", &(), LONG)?;
+    let verdict = client::connect(&args.api)?.post("/v1/confirm", &(), LONG)?;
     let verdict = accepted(verdict, args.output)?;
     if !args.output.is_json() {
         output::print(&format!("{}: confirmed, generation {}\n", verdict.source, verdict.generation))?;
@@ -35,7 +36,7 @@ pub(crate) fn confirm(args: &ConfirmArgs) -> Result<(), Error> {
 }
 
 pub(crate) fn rollback(args: &RollbackArgs) -> Result<(), Error> {
-    let client = Client::new(&args.api)?;
+    let client = client::connect(&args.api)?;
     let history: History = client.get("/v1/history")?;
     let seen = history.policies.first().map(|policy| policy.number);
     let asked = RollbackBody { back: args.back, in_force: seen };

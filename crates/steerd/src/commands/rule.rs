@@ -6,11 +6,11 @@ use std::io::{self, Read as _};
 use std::path::Path;
 
 use program::RuntimeMatch;
+use steerd_client::api::RuleChanges;
 
-use crate::api::client::{Client, LONG};
-use crate::api::rules::{RuleBody, RuleChanges, RuleList, RuleRow, RulesChanged};
+use crate::api::rules::{RuleBody, RuleList, RuleRow, RulesChanged};
 use crate::cli::{RuleAddArgs, RuleArgs, RuleCommand};
-use crate::commands::Error;
+use crate::commands::{Error, client};
 use crate::terminal::output;
 
 /// The most rules of one call; a file with more takes several, each done as a whole.
@@ -34,9 +34,9 @@ pub(crate) fn run(args: &RuleArgs) -> Result<(), Error> {
     }
 }
 
-fn change(args: &RuleArgs, changes: &RuleChanges) -> Result<(), Error> {
-    let client = Client::new(&args.api)?;
-    let changed: RulesChanged = client.post("/v1/rules/changes", changes, LONG)?;
+fn change(args: &RuleArgs, changes: &RuleChanges<RuntimeMatch>) -> Result<(), Error> {
+    let client = client::connect(&args.api)?;
+    let changed = client.change(changes)?;
     print(args, &changed)
 }
 
@@ -96,12 +96,12 @@ fn load(args: &RuleArgs, file: &Path) -> Result<(), Error> {
         let rule = serde_json::from_str(line);
         rules.push(rule.map_err(|error| Error::Rule(format!("{}:{}: {error}", file.display(), index + 1)))?);
     }
-    let client = Client::new(&args.api)?;
+    let client = client::connect(&args.api)?;
     let mut sum = RulesChanged::default();
     while !rules.is_empty() {
         let rest = rules.split_off(rules.len().min(RULES_OF_CALL));
         let changes = RuleChanges { add: std::mem::replace(&mut rules, rest), ..RuleChanges::default() };
-        let changed: RulesChanged = client.post("/v1/rules/changes", &changes, LONG)?;
+        let changed = client.change(&changes)?;
         sum = RulesChanged {
             added: sum.added + changed.added,
             unchanged: sum.unchanged + changed.unchanged,
@@ -115,7 +115,7 @@ fn load(args: &RuleArgs, file: &Path) -> Result<(), Error> {
 }
 
 fn list(args: &RuleArgs, id: Option<&str>) -> Result<(), Error> {
-    let client = Client::new(&args.api)?;
+    let client = client::connect(&args.api)?;
     let path = id.map_or_else(|| "/v1/rules".to_owned(), |id| format!("/v1/rules?id={id}"));
     let list: RuleList = client.get(&path)?;
     if args.output.is_json() {

@@ -2,16 +2,15 @@
 
 use std::time::Duration;
 
-use crate::api::client::Client;
 use crate::api::model::Status;
 use crate::cli::StatusArgs;
-use crate::commands::Error;
+use crate::commands::{Error, client};
 use crate::terminal::output;
 use crate::terminal::style::{Colors, Style};
 use crate::terminal::table::{counted, duration, number};
 
 pub(crate) fn run(args: &StatusArgs) -> Result<(), Error> {
-    let client = Client::new(&args.api)?;
+    let client = client::connect(&args.api)?;
     if args.output.is_json() {
         let answer: serde_json::Value = client.get("/v1/status")?;
         return Ok(output::print_json(&answer)?);

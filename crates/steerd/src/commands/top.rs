@@ -16,10 +16,10 @@ use std::time::Duration;
 use crossbeam::channel::{self, Receiver, RecvTimeoutError};
 use ratatui::crossterm::event::{self, Event, KeyEventKind};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use steerd_client::api::{ApiClient, ApiError};
 
-use crate::api::client::{self, Client};
 use crate::cli::TopArgs;
-use crate::commands::Error;
+use crate::commands::{Error, client};
 use crate::message::{NoSignals, NoThread};
 use crate::telemetry::top::Top;
 use crate::terminal::hang_up::Terminals;
@@ -35,7 +35,7 @@ const STEP: Duration = Duration::from_millis(100);
 const SCREEN_TIMEOUT: Duration = Duration::from_secs(1);
 
 pub(crate) fn run(args: &TopArgs) -> Result<(), Error> {
-    let client = Client::new(&args.api)?;
+    let client = client::connect(&args.api)?;
     // The first answer is an average over a long time.
     let first = ask(&client)?;
     let terminals = Terminals::open();
@@ -52,12 +52,12 @@ pub(crate) fn run(args: &TopArgs) -> Result<(), Error> {
     Ok(output::print(&tables::text(&top))?)
 }
 
-fn ask(client: &Client) -> Result<Top, client::Error> {
+fn ask(client: &ApiClient) -> Result<Top, ApiError> {
     client.get("/v1/top")
 }
 
 /// Answers of the daemon, one each second.
-fn answers(client: Client) -> Result<Receiver<Result<Top, client::Error>>, Error> {
+fn answers(client: ApiClient) -> Result<Receiver<Result<Top, ApiError>>, Error> {
     let (sender, answers) = channel::bounded(1);
     let poll = move || {
         loop {
@@ -76,7 +76,7 @@ fn answers(client: Client) -> Result<Receiver<Result<Top, client::Error>>, Error
 /// That thread can be out of reach: the reader of keys never returns from a terminal that has hung up, and a
 /// terminal that accepts no output (after Ctrl-S) holds who draws. So it is left to the end of the process
 /// then.
-fn watch(client: Client, first: Top, terminals: Terminals) -> Result<(), Error> {
+fn watch(client: ApiClient, first: Top, terminals: Terminals) -> Result<(), Error> {
     let ended = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM, SIGHUP] {
         signal_hook::flag::register(signal, Arc::clone(&ended)).map_err(NoSignals)?;
@@ -114,7 +114,7 @@ fn watch(client: Client, first: Top, terminals: Terminals) -> Result<(), Error> 
 }
 
 /// Draws and obeys keys until one of them, or `ended`, ends it.
-fn show(first: Top, answers: &Receiver<Result<Top, client::Error>>, ended: &AtomicBool) -> io::Result<()> {
+fn show(first: Top, answers: &Receiver<Result<Top, ApiError>>, ended: &AtomicBool) -> io::Result<()> {
     // Also restores the terminal if the program panics.
     let mut terminal = ratatui::try_init()?;
     let mut screen = Screen::new(first);
@@ -135,7 +135,7 @@ fn show(first: Top, answers: &Receiver<Result<Top, client::Error>>, ended: &Atom
 /// Waits until something has changed.
 fn wait(
     screen: &mut Screen,
-    answers: &Receiver<Result<Top, client::Error>>,
+    answers: &Receiver<Result<Top, ApiError>>,
     ended: &AtomicBool,
 ) -> io::Result<Next> {
     loop {

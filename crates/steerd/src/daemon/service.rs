@@ -3,12 +3,13 @@
 use std::io;
 
 use program::{CaptureSink, SinkKind, SinkSpec, Verdict};
+use steerd_client::api::ApiFailure;
 use worker::Slot;
 use worker::sinks::capture;
 
-use crate::api::model::{Failure, PlanReport};
+use crate::api::model::PlanReport;
 use crate::api::request::{CaptureBody, Refused};
-use crate::api::rules::{Caller, RuleChanges, RuleList, RulesChanged};
+use crate::api::rules::{Caller, ChangesRefused, RuleChanges, RuleList, RulesChanged};
 use crate::api::{self, InForce, model};
 use crate::daemon::reload::{self, Parts};
 use crate::policy_file::{self, Read};
@@ -60,10 +61,11 @@ impl api::Daemon for Service {
         model::History { policies: self.parts.history.entries() }
     }
 
-    fn plan(&self, read: Read) -> Result<PlanReport, Failure> {
+    fn plan(&self, read: Read) -> Result<PlanReport, ApiFailure> {
         let name = read.inputs.name.clone();
-        reload::plan(&self.parts, &read).map_err(|diagnostics| Failure {
+        reload::plan(&self.parts, &read).map_err(|diagnostics| ApiFailure {
             error: format!("{name}: {} in the policy", policy_file::error_count(&diagnostics)),
+            refused: Vec::new(),
             text: Some(diagnostics.to_string()),
             diagnostics: serde_json::to_value(diagnostics.list).ok(),
         })
@@ -73,7 +75,7 @@ impl api::Daemon for Service {
         self.parts.rules.may_change(caller)
     }
 
-    fn change_rules(&self, caller: Caller, changes: RuleChanges) -> Result<RulesChanged, Refused> {
+    fn change_rules(&self, caller: Caller, changes: RuleChanges) -> Result<RulesChanged, ChangesRefused> {
         self.parts.rules.change(caller, changes)
     }
 

@@ -8,10 +8,7 @@ use std::time::{Duration, Instant};
 
 use policy::Diagnostics;
 use serde::Serialize;
-
-/// The version of all JSON that is printed or served (docs/reference/commands.md). It is raised when a key is
-/// removed or changes its meaning; new keys do not raise it.
-pub(crate) const FORMAT: u32 = 2;
+use steerd_client::api::FORMAT;
 
 /// An object preceded by the version of its format.
 #[derive(Serialize)]

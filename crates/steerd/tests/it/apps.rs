@@ -12,7 +12,7 @@ use crate::support::{Daemon, PATIENCE, config, not_run};
 use packet::build::FrameBuilder;
 use packet::{FlowKey, MacAddr};
 use rustix::process::Signal;
-use steerd_client::{Batch, Client, Options};
+use steerd_client::{Options, PacketBatch, SinkClient};
 
 /// The example policy with its sockets in a folder of the test.
 fn example(folder: &Path) -> PathBuf {
@@ -26,15 +26,15 @@ fn start(policy: &Path) -> Daemon {
     Daemon::start(&["--demo", "--policy", policy.to_str().expect("path")])
 }
 
-fn connect(socket: &Path) -> Client {
+fn connect(socket: &Path) -> SinkClient {
     let options = Options { rings: 2, ring_size: 4096, ..Options::default() };
-    Client::new(socket, options).expect("a connection")
+    SinkClient::new(socket, options).expect("a connection")
 }
 
 /// Receives until the client has had `count` packets; returns the flows among them, without direction.
-fn receive(client: &mut Client, count: u64) -> HashSet<String> {
+fn receive(client: &mut SinkClient, count: u64) -> HashSet<String> {
     let deadline = Instant::now() + PATIENCE;
-    let mut batch = Batch::new(64);
+    let mut batch = PacketBatch::new(64);
     let mut flows = HashSet::new();
     let wanted = client.counts().received + count;
     while client.counts().received < wanted {
@@ -138,7 +138,7 @@ fn clients_connect_again_when_the_daemon_restarts() {
     let deadline = Instant::now() + PATIENCE;
     while client.counts().connections < 2 {
         assert!(Instant::now() < deadline, "{:?}", client.last_error());
-        client.receive(&mut Batch::new(64), Duration::from_millis(50));
+        client.receive(&mut PacketBatch::new(64), Duration::from_millis(50));
     }
     receive(&mut client, 100);
 }
@@ -149,7 +149,7 @@ fn clients_connect_again_when_the_daemon_restarts() {
 fn client_process() {
     let Some(socket) = std::env::var_os("TEST_SOCKET") else { return };
     let mut client = connect(Path::new(&socket));
-    let mut batch = Batch::new(64);
+    let mut batch = PacketBatch::new(64);
     println!("connected");
     loop {
         client.receive(&mut batch, Duration::from_secs(1));

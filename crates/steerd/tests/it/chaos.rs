@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use serde_json::Value;
-use steerd_client::{Batch, Client, Options};
+use steerd_client::{Options, PacketBatch, SinkClient};
 use test_support::namespaces;
 
 /// The sinks that are not disturbed.
@@ -20,9 +20,9 @@ const LEAST_RATE: f64 = 0.7;
 fn client_process() {
     let Some(socket) = std::env::var_os("TEST_SOCKET") else { return };
     let options = Options { rings: 2, ring_size: 8192, ..Options::default() };
-    let mut client = Client::new(Path::new(&socket), options).expect("a connection");
+    let mut client = SinkClient::new(Path::new(&socket), options).expect("a connection");
     println!("connected");
-    let mut batch = Batch::new(64);
+    let mut batch = PacketBatch::new(64);
     loop {
         client.receive(&mut batch, Duration::from_secs(1));
         batch.iter().for_each(|packet| {

@@ -5,19 +5,18 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Instant;
 
-use control::{AppliedRequests, RuntimeOwner, RuntimeRequest, RuntimeRule};
+use control::{AppliedRequests, RUNTIME_REFUSALS_MAX, RuntimeOwner, RuntimeRequest, RuntimeRule};
 use policy::Policy;
 use program::RuntimeRules;
 
 use super::overtaking::Precedence;
 use super::{LiveRules, Rules};
 use crate::api::request::Refused;
-use crate::api::rules::{Caller, RuleBody, RuleChanges, RulesChanged};
+use crate::api::rules::{
+    Caller, ChangesRefused, RefusedRule, RuleBody, RuleChanges, RulesChanged, rule_id, rule_times,
+};
 use crate::daemon::board::PolicyInForce;
 use crate::policy_file::{is_quoted, quoted};
-
-/// The most refusals that an answer lists.
-const SHOWN: usize = 5;
 
 impl LiveRules {
     /// Refuses a caller who may change no rule. Does not wait for changes.
@@ -32,32 +31,41 @@ impl LiveRules {
 
     /// Makes all of the changes or none. When it returns, workers act by them, and so does the device where
     /// only that can.
-    pub(crate) fn change(&self, caller: Caller, changes: RuleChanges) -> Result<RulesChanged, Refused> {
+    pub(crate) fn change(
+        &self,
+        caller: Caller,
+        changes: RuleChanges,
+    ) -> Result<RulesChanged, ChangesRefused> {
         let begun = Instant::now();
         let mut rules = self.lock_soon()?;
         if rules.is_ending {
-            return Err(Refused::new(503, "the daemon is ending"));
+            return Err(Refused::new(503, "the daemon is ending").into());
         }
         let in_force = Arc::clone(&self.observer.board.read().policy);
         let (Some(allowed), Some(policy)) = (&in_force.program.runtime, &in_force.policy) else {
-            return Err(not_allowed());
+            return Err(not_allowed().into());
         };
         let owner = owner(caller, policy)?;
         rules.check_protected(policy, &in_force.inputs.sha256, &changes.add)?;
         let has_times = changes.add.iter().any(|body| body.ttl_seconds.is_some());
-        let requests = requests(&rules, owner, changes, allowed)?;
-        let added: Vec<Arc<str>> = requests
-            .iter()
-            .filter_map(|request| match request {
-                RuntimeRequest::Add(rule) => Some(Arc::clone(&rule.id)),
-                RuntimeRequest::Remove(_) => None,
-            })
-            .collect();
+        let Requests { list: requests, flushed, to_remove } = requests(&rules, owner, changes, allowed)?;
+        let ids: Vec<Arc<str>> = requests.iter().map(|request| Arc::clone(request.id())).collect();
         let needed_before = rules.needed(allowed).len();
         let mut applied = rules.store.apply(requests, allowed, owner, Instant::now()).map_err(|refused| {
-            let first = refused.iter().take(SHOWN);
-            let listed: Vec<String> = first.map(|(place, why)| format!("change {place}: {why}")).collect();
-            Refused::new(409, listed.join("; "))
+            let rules = refused.iter().map(|(place, why)| RefusedRule {
+                add: place.checked_sub(flushed + to_remove),
+                remove: place.checked_sub(flushed).filter(|place| *place < to_remove),
+                id: ids[*place].to_string(),
+                error: why.to_string(),
+                witness: None,
+            });
+            let place = |rule: &RefusedRule| {
+                let removed = rule.remove.map(|place| place + flushed);
+                removed.or(rule.add.map(|place| place + flushed + to_remove)).unwrap_or_default()
+            };
+            ChangesRefused::of_rules(409, rules.collect(), |rule| {
+                format!("change {}: {}", place(rule), rule.error)
+            })
         })?;
         let summary = RulesChanged {
             added: applied.added,
@@ -69,11 +77,13 @@ impl LiveRules {
         let workers_changes = std::mem::take(&mut applied.changes);
         if let Err(error) = self.send_to_workers(&mut rules, Some(allowed), &workers_changes) {
             self.take_back(&mut rules, allowed, applied);
-            return Err(Refused::new(503, error.to_string()));
+            return Err(Refused::new(503, error.to_string()).into());
         }
-        if let Err(refused) = self.follow_in_device(&mut rules, &in_force, needed_before, &added) {
+        if let Err(refused) =
+            self.follow_in_device(&mut rules, &in_force, needed_before, &ids[flushed + to_remove..])
+        {
             self.take_back(&mut rules, allowed, applied);
-            return Err(refused);
+            return Err(refused.into());
         }
         let is_changed = summary.added + summary.removed > 0 || (has_times && summary.unchanged > 0);
         rules.revision += u64::from(is_changed);
@@ -169,24 +179,47 @@ fn owner(caller: Caller, policy: &Policy) -> Result<RuntimeOwner, Refused> {
     }
 }
 
-/// The changes as requests to the store.
+/// The changes as requests to the store: `flushed` of them remove rules by `flush`, then `to_remove` by their
+/// ids, and the others add rules.
+struct Requests {
+    list: Vec<RuntimeRequest>,
+    flushed: usize,
+    to_remove: usize,
+}
+
 fn requests(
     rules: &Rules,
     owner: RuntimeOwner,
     changes: RuleChanges,
     allowed: &RuntimeRules,
-) -> Result<Vec<RuntimeRequest>, Refused> {
+) -> Result<Requests, ChangesRefused> {
     let mut requests = Vec::with_capacity(changes.remove.len() + changes.add.len());
     if changes.flush {
         let of = changes.owner.or(owner.rules_max.map(|_| owner.uid));
         let flushed = rules.store.rules().filter(|stored| of.is_none_or(|uid| stored.rule.owner == uid));
         requests.extend(flushed.map(|stored| RuntimeRequest::Remove(Arc::clone(&stored.rule.id))));
     }
+    let (flushed, to_remove) = (requests.len(), changes.remove.len());
     requests.extend(changes.remove.iter().map(|id| RuntimeRequest::Remove(id.as_str().into())));
-    for body in changes.add {
-        requests.push(RuntimeRequest::Add(runtime_rule(body, owner.uid, allowed)?));
+    let (mut refused, mut status) = (Vec::new(), 400);
+    for (place, body) in changes.add.into_iter().enumerate() {
+        let id = rule_id(&body);
+        match runtime_rule(body, owner.uid, allowed) {
+            Ok(rule) => requests.push(RuntimeRequest::Add(rule)),
+            Err(why) => {
+                status = why.status;
+                let error = why.why;
+                refused.push(RefusedRule { add: Some(place), remove: None, id, error, witness: None });
+                if refused.len() == RUNTIME_REFUSALS_MAX {
+                    break;
+                }
+            }
+        }
     }
-    Ok(requests)
+    if !refused.is_empty() {
+        return Err(ChangesRefused::of_rules(status, refused, |rule| rule.error.clone()));
+    }
+    Ok(Requests { list: requests, flushed, to_remove })
 }
 
 /// A rule with the number of its action.
@@ -195,7 +228,7 @@ pub(super) fn runtime_rule(
     owner: u32,
     allowed: &RuntimeRules,
 ) -> Result<RuntimeRule, Refused> {
-    let id = body.id();
+    let id = rule_id(&body);
     let action = body.action.split_whitespace().collect::<Vec<_>>().join(" ");
     let number = allowed.action(&action).ok_or_else(|| {
         let known: Vec<&str> = allowed.actions.iter().flatten().map(|action| action.text.as_str()).collect();
@@ -208,7 +241,7 @@ pub(super) fn runtime_rule(
             ),
         )
     })?;
-    let times = body.times();
+    let times = rule_times(&body);
     let [time_to_live, idle_timeout] = times
         .ok_or_else(|| Refused::new(400, format!("rule `{id}`: a time is a positive number of seconds")))?;
     Ok(RuntimeRule {

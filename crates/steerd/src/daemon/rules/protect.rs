@@ -5,12 +5,11 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use analysis::Protected;
-use control::RuntimeStore;
+use control::{RUNTIME_REFUSALS_MAX, RuntimeStore};
 use policy::Policy;
 use program::{Match, Program, RuntimeMatch};
 
-use crate::api::request::Refused;
-use crate::api::rules::RuleBody;
+use crate::api::rules::{ChangesRefused, RefusedRule, RuleBody, rule_id};
 use crate::daemon::board::PolicyInForce;
 use crate::daemon::rules::Rules;
 use crate::describe;
@@ -25,7 +24,7 @@ const RECHECKED_MAX: usize = 4096;
 /// Why a rule may take protected packets.
 enum Taken {
     /// With an example, or why that is not known.
-    Packets(String),
+    Packets { why: String, witness: Option<String> },
     /// The limit of exact comparisons.
     TooMany(usize),
 }
@@ -67,8 +66,8 @@ impl<'p> ProtectedPackets<'p> {
                 continue;
             }
             self.left = self.left.checked_sub(1).ok_or(Taken::TooMany(self.max))?;
-            if let Some(why) = taken(self.policy, wide) {
-                return Err(Taken::Packets(why));
+            if let Some(taken) = taken(self.policy, wide) {
+                return Err(taken);
             }
         }
         Ok(())
@@ -76,13 +75,13 @@ impl<'p> ProtectedPackets<'p> {
 }
 
 impl Rules {
-    /// Refuses rules that take packets which `[protect]` leaves to the host, with such a packet.
+    /// Refuses rules that take packets which `[protect]` leaves to the host, each with such a packet.
     pub(super) fn check_protected(
         &mut self,
         policy: &Policy,
         sha256: &str,
         added: &[RuleBody],
-    ) -> Result<(), Refused> {
+    ) -> Result<(), ChangesRefused> {
         if self.safe_forms_of != sha256 {
             self.safe_forms = analysis::forms_without_protected(policy);
             sha256.clone_into(&mut self.safe_forms_of);
@@ -90,20 +89,29 @@ impl Rules {
         let Some(mut packets) = ProtectedPackets::of(policy, &self.safe_forms, COMPARED_MAX) else {
             return Ok(());
         };
-        for body in added.iter().filter(|body| body.action != KERNEL) {
-            packets.check(body.matches, body.both).map_err(|taken| match taken {
-                Taken::Packets(why) => Refused::new(409, format!("rule `{}` {why}", body.id())),
-                Taken::TooMany(max) => Refused::new(
-                    409,
-                    format!(
+        let mut refused = Vec::new();
+        for (place, body) in added.iter().enumerate().filter(|(_, body)| body.action != KERNEL) {
+            let Err(taken) = packets.check(body.matches, body.both) else { continue };
+            let (error, witness) = match taken {
+                Taken::Packets { why, witness } => (format!("rule `{}` {why}", rule_id(body)), witness),
+                Taken::TooMany(max) => {
+                    let why = format!(
                         "more than {max} rules have fields in common with [protect] (hint: add fewer at a \
                          time, or let `before` of [runtime] name a rule behind those that leave the protected \
                          packets to the host)"
-                    ),
-                ),
-            })?;
+                    );
+                    (why, None)
+                }
+            };
+            refused.push(RefusedRule { add: Some(place), remove: None, id: rule_id(body), error, witness });
+            if refused.len() == RUNTIME_REFUSALS_MAX {
+                break;
+            }
         }
-        Ok(())
+        if refused.is_empty() {
+            return Ok(());
+        }
+        Err(ChangesRefused::of_rules(409, refused, |rule| rule.error.clone()))
     }
 }
 
@@ -142,7 +150,7 @@ pub(super) fn taking_protected(
         let rule = &stored.rule;
         let why = match packets.check(rule.matches, rule.both_directions) {
             Ok(()) => return None,
-            Err(Taken::Packets(why)) => why,
+            Err(Taken::Packets { why, .. }) => why,
             Err(Taken::TooMany(max)) => {
                 format!("has fields in common with [protect], and more than {max} rules have")
             }
@@ -154,22 +162,24 @@ pub(super) fn taking_protected(
 
 /// Whether packets of a rule are protected, by the exact analysis of a policy that has it behind the rules
 /// before it: in words, with a packet.
-fn taken(policy: &Policy, matches: Match) -> Option<String> {
+fn taken(policy: &Policy, matches: Match) -> Option<Taken> {
     let found = analysis::protection_from_rule(policy, matches);
     policy.protect.iter().flatten().zip(found).find_map(|(protected, found)| {
         let name = format!("`{}` (line {})", protected.name, protected.place.line());
-        match found {
-            Protected::Safe => None,
+        let (why, witness) = match found {
+            Protected::Safe => return None,
             Protected::Missed(missed) => {
                 let witness = describe::witness(&missed.witness);
-                Some(format!(
+                let why = format!(
                     "takes packets that [protect] leaves to the host by {name}, for example {witness}"
-                ))
+                );
+                (why, Some(witness))
             }
             Protected::NotDecided(why) => {
-                Some(format!("may take packets of {name} of [protect], which is not known: {why}"))
+                (format!("may take packets of {name} of [protect], which is not known: {why}"), None)
             }
-        }
+        };
+        Some(Taken::Packets { why, witness })
     })
 }
 

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::change::runtime_rule;
 use super::{END_PATIENCE, LiveRules, Rules, TrialStage, body};
-use crate::api::rules::RuleBody;
+use crate::api::rules::{RuleBody, rule_id};
 use crate::daemon::board::PolicyInForce;
 use crate::daemon::observer::unix_seconds;
 use crate::state_file::{self, Saved};
@@ -159,7 +159,7 @@ impl Rules {
         let (now, unix_now) = (Instant::now(), unix_seconds());
         for SavedRule { owner, ends_at_seconds, rule } in saved {
             let left = ends_at_seconds.map(|ends| Duration::try_from_secs_f64(ends - unix_now));
-            if matches!(left, Some(Err(_))) || self.store.get(&rule.id()).is_some() {
+            if matches!(left, Some(Err(_))) || self.store.get(&rule_id(&rule)).is_some() {
                 continue;
             }
             // An earlier version has taken comments with control characters.

@@ -1,5 +1,4 @@
-//! The commands' side of the local API: finds the socket, sends one request per connection and reads the
-//! answer.
+//! One request per connection to the socket of the local API, and its answer.
 
 use std::future::Future;
 use std::io;
@@ -10,46 +9,64 @@ use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};
 use hyper::client::conn::http1;
 use hyper::header::HOST;
-use hyper::{Method, Request, Response, StatusCode};
+use hyper::{Method, Request, Response};
 use hyper_util::rt::TokioIo;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio::net::UnixStream;
 use tokio::time::timeout;
 
-use super::model::Failure;
-use super::request::CaptureBody;
-use super::router::CAPTURE_HEADER;
-use super::socket;
-use crate::cli::ApiArgs;
-use crate::message::NoThread;
-use crate::settings::{self, AUTO_SOCKET};
-use crate::terminal::output::FORMAT;
+use super::rules::ApiFailure;
+use super::{CAPTURE_HEADER, FORMAT, SHORT};
 
-/// For connecting.
+/// The longest wait for a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// For an answer that takes the daemon no work.
-pub(crate) const SHORT: Duration = Duration::from_secs(30);
-/// For an answer that installs a policy; systemd's own limits are shorter (TimeoutStartSec= of the unit).
-pub(crate) const LONG: Duration = Duration::from_secs(600);
 
+/// Why a call has no result.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Error {
-    #[error(transparent)]
-    Settings(#[from] settings::Problems),
-    #[error(transparent)]
-    Thread(#[from] NoThread),
+pub enum ApiError {
+    /// The runtime of the client cannot be made.
+    #[error("the client cannot be set up: {0}")]
+    Runtime(#[source] io::Error),
+    /// No daemon has the socket, or this user may not connect.
     #[error("{}: {source} (hint: {})", path.display(), unreachable(source))]
-    Unreachable { path: PathBuf, source: io::Error },
+    Unreachable {
+        /// The socket.
+        path: PathBuf,
+        /// The error of connect(2).
+        source: io::Error,
+    },
+    /// The daemon has taken the connection and does not answer.
     #[error("{}: the daemon does not answer: {why}", path.display())]
-    Silent { path: PathBuf, why: String },
+    Silent {
+        /// The socket.
+        path: PathBuf,
+        /// What came instead.
+        why: String,
+    },
+    /// The daemon does nothing of what was asked.
     #[error("{}: the daemon refuses: {why}", path.display())]
-    Refused { path: PathBuf, status: StatusCode, why: String, failure: Box<Failure> },
+    Refused {
+        /// The socket.
+        path: PathBuf,
+        /// The status of HTTP: 403 may not, 404 is not there, 409 not possible, 503 not now.
+        status: u16,
+        /// The reason in a sentence.
+        why: String,
+        /// The answer, with the rules that it is about.
+        failure: Box<ApiFailure>,
+    },
+    /// The answer is not of this API.
     #[error(
-        "{}: the daemon's answer is not understood: {why} (hint: is it of the same version as this command?)",
+        "{}: the daemon's answer is not understood: {why} (hint: is it of the same version as this program?)",
         path.display()
     )]
-    NotUnderstood { path: PathBuf, why: String },
+    NotUnderstood {
+        /// The socket.
+        path: PathBuf,
+        /// What is not.
+        why: String,
+    },
 }
 
 fn unreachable(error: &io::Error) -> &'static str {
@@ -59,8 +76,8 @@ fn unreachable(error: &io::Error) -> &'static str {
         }
         io::ErrorKind::ConnectionRefused => "the daemon has died; start it again",
         _ => {
-            "no daemon runs with this socket; start one with `steerd run`, or name the socket of a running one with \
-             --api-socket PATH or --config FILE"
+            "no daemon runs with this socket; start one with `steerd run`, or name the socket of a running one (of \
+             commands: --api-socket PATH or --config FILE)"
         }
     }
 }
@@ -70,16 +87,18 @@ const STEP: Duration = Duration::from_millis(100);
 /// How long the end of a capture is waited for after it was asked for.
 const END_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The part that follows some bytes of a capture.
+/// Whether a capture goes on behind some of its bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Next {
+pub enum CaptureNext {
+    /// Further bytes are wanted.
     More,
+    /// The capture is to be stopped.
     Stop,
 }
 
-/// A daemon that commands talk to.
+/// A client of the local API of a daemon. Its calls block.
 #[derive(Debug)]
-pub(crate) struct Client {
+pub struct ApiClient {
     path: PathBuf,
     runtime: tokio::runtime::Runtime,
 }
@@ -92,56 +111,60 @@ struct Received<T> {
     value: T,
 }
 
-impl Client {
-    /// The daemon of the flags, the settings or the default socket.
-    pub(crate) fn new(args: &ApiArgs) -> Result<Self, Error> {
-        let request = settings::Request {
-            file: args.config.clone(),
-            api_socket: args.api_socket.clone(),
-            ..settings::Request::default()
-        };
-        let socket = settings::load(&request)?.settings.api.socket;
-        let path = if socket == Path::new(AUTO_SOCKET) { socket::path_of_daemon() } else { socket };
+impl ApiClient {
+    /// A client of the daemon with this socket, which has to be there when a call is made.
+    ///
+    /// # Errors
+    /// The system has no room for another descriptor.
+    pub fn new(socket: impl Into<PathBuf>) -> Result<Self, ApiError> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build();
-        Ok(Self { path, runtime: runtime.map_err(NoThread)? })
+        Ok(Self { path: socket.into(), runtime: runtime.map_err(ApiError::Runtime)? })
     }
 
-    pub(crate) fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, Error> {
+    /// Asks for a path of the API; `T` has the keys of the answer.
+    ///
+    /// # Errors
+    /// The daemon refuses, does not answer, or answers something else.
+    pub fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ApiError> {
         let bytes = self.ask(Method::GET, path, Bytes::new(), SHORT)?;
         self.understood(&bytes)
     }
 
-    pub(crate) fn post<T: DeserializeOwned>(
+    /// Sends a body to a path of the API, and waits for the answer at most for `limit`.
+    ///
+    /// # Errors
+    /// The daemon refuses, does not answer, or answers something else.
+    pub fn post<T: DeserializeOwned>(
         &self,
         path: &str,
         body: &impl Serialize,
         limit: Duration,
-    ) -> Result<T, Error> {
+    ) -> Result<T, ApiError> {
         let body = serde_json::to_vec(body).map_err(|error| self.not_understood(&error))?;
         let bytes = self.ask(Method::POST, path, body.into(), limit)?;
         self.understood(&bytes)
     }
 
-    fn understood<T: DeserializeOwned>(&self, bytes: &[u8]) -> Result<T, Error> {
+    fn understood<T: DeserializeOwned>(&self, bytes: &[u8]) -> Result<T, ApiError> {
         let received: Received<T> =
             serde_json::from_slice(bytes).map_err(|error| self.not_understood(&error))?;
         if received.format != FORMAT {
-            let why = format!("its format is {}, this command reads {FORMAT}", received.format);
+            let why = format!("its format is {}, this program reads {FORMAT}", received.format);
             return Err(self.not_understood(&why));
         }
         Ok(received.value)
     }
 
-    fn not_understood(&self, why: &dyn std::fmt::Display) -> Error {
-        Error::NotUnderstood { path: self.path.clone(), why: why.to_string() }
+    fn not_understood(&self, why: &dyn std::fmt::Display) -> ApiError {
+        ApiError::NotUnderstood { path: self.path.clone(), why: why.to_string() }
     }
 
-    fn silent(&self, why: &dyn std::fmt::Display) -> Error {
-        Error::Silent { path: self.path.clone(), why: why.to_string() }
+    fn silent(&self, why: &dyn std::fmt::Display) -> ApiError {
+        ApiError::Silent { path: self.path.clone(), why: why.to_string() }
     }
 
     /// Sends a request and returns the whole body of its answer.
-    fn ask(&self, method: Method, path: &str, body: Bytes, limit: Duration) -> Result<Bytes, Error> {
+    fn ask(&self, method: Method, path: &str, body: Bytes, limit: Duration) -> Result<Bytes, ApiError> {
         let exchange = async {
             let answer = self.begin(method, path, body).await?;
             let body = answer.into_body().collect().await.map_err(|error| self.silent(&error))?;
@@ -153,20 +176,23 @@ impl Client {
     async fn within<T>(
         &self,
         limit: Duration,
-        exchange: impl Future<Output = Result<T, Error>>,
-    ) -> Result<T, Error> {
+        exchange: impl Future<Output = Result<T, ApiError>>,
+    ) -> Result<T, ApiError> {
         let late = || self.silent(&format!("nothing came within {} s", limit.as_secs()));
         timeout(limit, exchange).await.unwrap_or_else(|_| Err(late()))
     }
 
     /// Starts a capture and passes its bytes to `data` until `is_over` or `data` end it, or the daemon ends.
-    /// The inner error is that of `data`.
-    pub(crate) fn capture(
+    /// The inner error is that of `data`. `asked` has the keys of POST /v1/captures.
+    ///
+    /// # Errors
+    /// The daemon refuses, or does not answer.
+    pub fn capture(
         &self,
-        asked: &CaptureBody,
+        asked: &impl Serialize,
         is_over: impl Fn() -> bool,
-        mut data: impl FnMut(&[u8]) -> io::Result<Next>,
-    ) -> Result<io::Result<()>, Error> {
+        mut data: impl FnMut(&[u8]) -> io::Result<CaptureNext>,
+    ) -> Result<io::Result<()>, ApiError> {
         let body = serde_json::to_vec(asked).map_err(|error| self.not_understood(&error))?;
         self.runtime.block_on(async {
             let begun = self.begin(Method::POST, "/v1/captures", body.into());
@@ -186,10 +212,10 @@ impl Client {
                 let Ok(frame) = timeout(STEP, body.frame()).await else { continue };
                 let Some(frame) = frame else { return Ok(Ok(())) };
                 let frame = frame.map_err(|error| self.silent(&error))?;
-                match frame.data_ref().map_or(Ok(Next::More), |bytes| data(bytes)) {
-                    Ok(Next::More) => {}
-                    Ok(Next::Stop) if stopped.is_some() => {}
-                    Ok(Next::Stop) => stopped = Some(self.stop_capture(id)),
+                match frame.data_ref().map_or(Ok(CaptureNext::More), |bytes| data(bytes)) {
+                    Ok(CaptureNext::More) => {}
+                    Ok(CaptureNext::Stop) if stopped.is_some() => {}
+                    Ok(CaptureNext::Stop) => stopped = Some(self.stop_capture(id)),
                     Err(error) => return Ok(Err(error)),
                 }
             }
@@ -206,15 +232,20 @@ impl Client {
         Instant::now()
     }
 
-    async fn begin(&self, method: Method, path: &str, body: Bytes) -> Result<Response<Incoming>, Error> {
+    async fn begin(&self, method: Method, path: &str, body: Bytes) -> Result<Response<Incoming>, ApiError> {
         begin(&self.path, method, path, body).await
     }
 }
 
 /// The head of the answer to a request, if it is a success.
-async fn begin(socket: &Path, method: Method, path: &str, body: Bytes) -> Result<Response<Incoming>, Error> {
-    let silent = |error: hyper::Error| Error::Silent { path: socket.to_owned(), why: error.to_string() };
-    let unreachable = |source| Error::Unreachable { path: socket.to_owned(), source };
+async fn begin(
+    socket: &Path,
+    method: Method,
+    path: &str,
+    body: Bytes,
+) -> Result<Response<Incoming>, ApiError> {
+    let silent = |error: hyper::Error| ApiError::Silent { path: socket.to_owned(), why: error.to_string() };
+    let unreachable = |source| ApiError::Unreachable { path: socket.to_owned(), source };
     let connected = timeout(CONNECT_TIMEOUT, UnixStream::connect(socket)).await;
     let stream = connected.map_err(|_| unreachable(io::ErrorKind::TimedOut.into()))?.map_err(unreachable)?;
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(silent)?;
@@ -223,14 +254,19 @@ async fn begin(socket: &Path, method: Method, path: &str, body: Bytes) -> Result
     let request = Request::builder().method(method).uri(path).header(HOST, "localhost");
     let request = request
         .body(Full::new(body))
-        .map_err(|error| Error::Silent { path: socket.to_owned(), why: error.to_string() })?;
+        .map_err(|error| ApiError::Silent { path: socket.to_owned(), why: error.to_string() })?;
     let answer = sender.send_request(request).await.map_err(silent)?;
     if answer.status().is_success() {
         return Ok(answer);
     }
     let status = answer.status();
     let body = answer.into_body().collect().await.map_err(silent)?.to_bytes();
-    let failure: Failure = serde_json::from_slice(&body).unwrap_or_default();
+    let failure: ApiFailure = serde_json::from_slice(&body).unwrap_or_default();
     let why = if failure.error.is_empty() { status.to_string() } else { failure.error.clone() };
-    Err(Error::Refused { path: socket.to_owned(), status, why, failure: Box::new(failure) })
+    Err(ApiError::Refused {
+        path: socket.to_owned(),
+        status: status.as_u16(),
+        why,
+        failure: Box::new(failure),
+    })
 }
