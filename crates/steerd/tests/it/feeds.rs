@@ -93,7 +93,7 @@ fn flows_that_suricata_bypasses_are_dropped() {
         .expect("python3");
     assert!(output.status.success(), "{}", stderr(&output));
     assert_eq!(stdout(&output), "2 flows bypassed\n", "{}", stderr(&output));
-    assert!(stderr(&output).contains("suricata-3: change 0: the rule `suricata-1` has the same packets"));
+    assert!(stderr(&output).contains("suricata-3: the rule `suricata-1` has the same packets"));
     assert!(stderr(&output).contains("a line of the log is not understood"));
     assert_eq!(ids(&place), ["suricata-1", "suricata-4"]);
     let rule = place.get("/v1/rules")["rules"][0].clone();
