@@ -15,8 +15,8 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # Groups of .ci/deps. Each target below depends on the groups it needs, as `deps-GROUP`.
-FOR ?= build test promtool
-deps: cargo ## install with apt what is missing (FOR='build test promtool'); the other targets do this themselves
+FOR ?= build test promtool feeds
+deps: cargo ## install with apt what is missing (FOR='build test promtool feeds'); the other targets do this themselves
 	@.ci/deps $(FOR)
 
 deps-%: cargo
@@ -34,7 +34,7 @@ run: deps-build ## build, then steer generated traffic on the soft NIC: no NIC, 
 EVERYTHING := --workspace --lib --bins --tests
 PROGRAMS   ?= --package softnic-preload --package conformance
 
-test: deps-build deps-test deps-promtool ## every test; with STEERD_CORPORA=DIR those that need the captures and rule sets too
+test: deps-build deps-test deps-promtool deps-feeds ## every test; with STEERD_CORPORA=DIR those that need the captures and rule sets too
 	@# The test of `make install` installs what is built, and `cargo test` leaves the plugin where it cannot be found.
 	$(CARGO) build --locked $(EVERYTHING)
 	.ci/test $(CARGO) test --workspace --locked

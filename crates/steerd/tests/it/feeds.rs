@@ -1,15 +1,30 @@
-//! Programs that feed rules at run time, as in deploy/: their commands and calls against the real daemon.
+//! Programs that feed rules at run time, as in deploy/, and the Rust client: against the real daemon.
 
-use std::path::Path;
+#[allow(dead_code, reason = "its main is for the command line")]
+#[path = "../../../steerd-client/examples/blocklist.rs"]
+mod blocklist;
+mod fail2ban;
+mod flowspec;
+
+use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use serde_json::{Value, json};
+use steerd_client::api::{ApiClient, ApiError, ReloadOptions, RuleBody, RuleChanges, RuleMatch};
 
 use crate::api::Place;
-use crate::support::{not_run, stderr, stdout, steerd};
+use crate::support::{PATIENCE, Patience, not_run, stderr, stdout};
 
 const POLICY: &str = "version = 1\n[groups.every]\nworkers = \"all\"\n[runtime]\nbefore = \"ip\"\n\
      matches = [\"src dst protocol src_port dst_port\", \"src\"]\nactions = [\"drop\"]\n\
+     [[rules]]\nname = \"ip\"\nmatch = { family = [\"ipv4\", \"ipv6\"] }\naction = { steer = \"every\" }\n";
+
+/// With addresses that rules at run time must not take.
+const PROTECTED: &str = "version = 1\n[protect]\nsources = [\"192.0.2.0/28\"]\nprotocols = []\n\
+     [groups.every]\nworkers = \"all\"\n\
+     [runtime]\nbefore = \"host\"\nmatches = [\"src\", \"dst\"]\nactions = [\"drop\"]\n\
+     [[rules]]\nname = \"host\"\nmatch = { src = \"192.0.2.0/28\" }\naction = \"kernel\"\n\
      [[rules]]\nname = \"ip\"\nmatch = { family = [\"ipv4\", \"ipv6\"] }\naction = { steer = \"every\" }\n";
 
 fn deploy(path: &str) -> std::path::PathBuf {
@@ -22,33 +37,25 @@ fn ids(place: &Place) -> Vec<String> {
     rules.iter().map(|rule| rule["id"].as_str().expect("an id").to_owned()).collect()
 }
 
-/// The commands of the action as fail2ban runs them, by a shell with its tags replaced.
-#[test]
-fn fail2ban_bans_and_unbans_an_address() {
-    let place = Place::new(POLICY);
-    let _daemon = place.start();
-    let action = std::fs::read_to_string(deploy("fail2ban/steerd.conf")).expect("the action");
-    let run = |key: &str| {
-        let line = action.lines().find_map(|line| line.strip_prefix(&format!("{key} = "))).expect(key);
-        let binary = steerd().get_program().to_string_lossy().into_owned();
-        let socket = place.socket().display().to_string();
-        let program = format!("env STEERD_API__SOCKET={socket} {binary}");
-        let tags = [
-            ("<steerd>", program.as_str()),
-            ("<name>", "sshd"),
-            ("<ip>", "2001:db8::7"),
-            ("<bantime>", "-1"),
-        ];
-        let command = tags.iter().fold(line.to_owned(), |line, (tag, value)| line.replace(tag, value));
-        let output = Command::new("sh").args(["-c", &command]).output().expect("a shell");
-        assert!(output.status.success(), "{command}: {}", stderr(&output));
-    };
-    run("actionban");
-    let rule = place.get("/v1/rules")["rules"][0].clone();
-    assert_eq!((&rule["id"], &rule["match"]["src"]), (&json!("f2b-sshd-2001:db8::7"), &json!("2001:db8::7")));
-    assert!(rule["ends_in_seconds"].is_null(), "fail2ban ends it, or never does: {rule}");
-    run("actionunban");
-    assert_eq!(ids(&place), [""; 0]);
+/// The folder into which `.ci/deps feeds` unpacks third-party programs; `None`, after `not_run`, if it lacks
+/// a file.
+fn tools(test: &str, file: &str) -> Option<PathBuf> {
+    let tools = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/tools/feeds");
+    if tools.join(file).exists() {
+        return Some(tools.canonicalize().expect("a path"));
+    }
+    not_run(test, "run `.ci/deps feeds` (apt)");
+    None
+}
+
+/// Waits until `done` returns true.
+#[track_caller]
+fn until(done: impl Fn() -> bool, failure: impl Fn() -> String) {
+    let mut patience = Patience::new(2 * PATIENCE);
+    while !done() {
+        assert!(!patience.is_over(), "{}", failure());
+        std::thread::sleep(std::time::Duration::from_millis(100));
+    }
 }
 
 /// An event as Suricata 7 writes it (doc/userguide/output/eve/eve-json-format.rst), shortened.
@@ -84,6 +91,7 @@ fn flows_that_suricata_bypasses_are_dropped() {
     ];
     place.write("eve.json", &(log.join("\n") + "\n"));
     let output = Command::new("python3")
+        .env("PYTHONDONTWRITEBYTECODE", "1")
         .arg(deploy("suricata/steerd-eve"))
         .arg("--once")
         .arg("--api-socket")
@@ -103,6 +111,7 @@ fn flows_that_suricata_bypasses_are_dropped() {
     // Without the daemon nothing is lost silently.
     drop(daemon);
     let output = Command::new("python3")
+        .env("PYTHONDONTWRITEBYTECODE", "1")
         .arg(deploy("suricata/steerd-eve"))
         .arg("--once")
         .arg("--api-socket")
@@ -112,4 +121,83 @@ fn flows_that_suricata_bypasses_are_dropped() {
         .expect("python3");
     assert_eq!(output.status.code(), Some(1));
     assert!(stderr(&output).contains("3 flows are not bypassed: "), "{}", stderr(&output));
+}
+
+/// The example of the Rust client: a list of addresses, of which one is protected.
+#[test]
+fn the_blocklist_of_the_rust_client_is_followed() {
+    let place = Place::new(PROTECTED);
+    let _daemon = place.start();
+    let follow = |list: &str| {
+        let steerd = ApiClient::new(place.socket()).expect("a client");
+        blocklist::follow(&steerd, list)
+    };
+    let (changed, refused) =
+        follow("198.51.100.7\n# a comment\n\n2001:db8::7\n192.0.2.3\nnonsense\n").expect("done");
+    assert_eq!((changed.added, changed.removed), (2, 0));
+    assert_eq!(refused[0], "nonsense: no address");
+    assert!(
+        refused[1]
+            .starts_with("blocklist-192.0.2.3: rule `blocklist-192.0.2.3` takes packets that [protect]")
+    );
+    assert_eq!(ids(&place), ["blocklist-198.51.100.7", "blocklist-2001:db8::7"]);
+    let (changed, refused) = follow("2001:db8::7\n203.0.113.1\n").expect("done");
+    assert_eq!((changed.added, changed.unchanged, changed.removed, refused.len()), (1, 1, 1, 0));
+    assert_eq!(ids(&place), ["blocklist-2001:db8::7", "blocklist-203.0.113.1"]);
+}
+
+/// The types of the Rust client against the answers of the daemon.
+#[test]
+fn the_rust_client_gets_refusals_with_witnesses() {
+    let place = Place::new(PROTECTED);
+    let _daemon = place.start();
+    let steerd = ApiClient::new(place.socket()).expect("a client");
+    let of = |source: [u8; 4]| RuleBody::new(RuleMatch::default().src(source), "drop");
+    let refused = |changes: RuleChanges| match steerd.change(&changes) {
+        Err(ApiError::Refused { status, failure, .. }) => (status, failure.refused),
+        other => panic!("{other:?}"),
+    };
+    let good = of([198, 51, 100, 7]).id("good").ttl(Duration::from_secs(60)).comment("text");
+    let (status, rules) = refused(
+        RuleChanges::default()
+            .add(good.clone())
+            .add(of([192, 0, 2, 1]).id("a"))
+            .add(of([192, 0, 2, 2]).id("b")),
+    );
+    let found: Vec<_> = rules.iter().map(|rule| (rule.add, rule.id.as_str())).collect();
+    assert_eq!((status, found), (409, vec![(Some(1), "a"), (Some(2), "b")]));
+    let witness = rules[0].witness.as_deref().expect("a packet");
+    assert!(witness.contains("192.0.2.1"), "{witness}");
+    // Refused by the store, behind a removal.
+    let (_, rules) = refused(
+        RuleChanges::default()
+            .remove("none")
+            .add(good.clone())
+            .add(of([198, 51, 100, 7]).id("same"))
+            .add(RuleBody::new(RuleMatch::default().vlan(7), "drop").id("form")),
+    );
+    let found: Vec<_> = rules.iter().map(|rule| (rule.add, rule.remove, rule.id.as_str())).collect();
+    assert_eq!(found, [(Some(1), None, "same"), (Some(2), None, "form")]);
+    let (status, rules) =
+        refused(RuleChanges::default().add(RuleBody::new(RuleMatch::default(), "steer x").id("x")));
+    assert_eq!((status, rules[0].add, rules.len()), (409, Some(0), 1));
+    assert_eq!(steerd.rules().expect("a list").count, 0);
+
+    let changed = steerd.change(&RuleChanges::default().add(good)).expect("added");
+    assert_eq!((changed.added, changed.rules), (1, 1));
+    let row = steerd.rule("good").expect("an answer").expect("a rule");
+    assert_eq!(
+        (row.rule.comment.as_str(), row.rule.matches),
+        ("text", RuleMatch::default().src([198, 51, 100, 7]))
+    );
+    assert!(steerd.rule("none").expect("an answer").is_none());
+    let before = steerd.reload(&ReloadOptions::default()).expect("a verdict");
+    assert!(before.accepted && before.generation == 2, "{before:?}");
+    place.write("p.toml", "version = 1\nnonsense = 1\n");
+    let verdict = steerd.reload(&ReloadOptions::default()).expect("a verdict");
+    assert!(!verdict.accepted && verdict.text.contains("nonsense"), "{verdict:?}");
+    assert_eq!(verdict.sha256, before.sha256);
+    assert_eq!(steerd.flush(None).expect("flushed").removed, 1);
+    let nobody = ApiClient::new(place.path("none.sock")).expect("a client");
+    assert!(matches!(nobody.rules(), Err(ApiError::Unreachable { .. })));
 }
