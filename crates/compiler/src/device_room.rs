@@ -12,8 +12,9 @@
 //!   only, if the device limits them.
 //!
 //! What a device has less of is tried with as many rules as that, up to [`COMPILED_MAX`]: the compiler can
-//! save masks and priorities. Rules have room if all rules, those of the policy too, are then decided as
-//! without limits.
+//! save masks and priorities. These rules have the form, values and action with most flows; if the policy
+//! allows rules that leave packets to the kernel, for which other flows are split, as many of these are tried
+//! too. Rules have room if all rules, those of the policy too, are then decided as without limits.
 
 mod message;
 mod samples;
@@ -30,13 +31,15 @@ use crate::diagnostics::Obstacle;
 use crate::fit::assign_priorities::priorities_for;
 use crate::job::Job;
 use crate::mask_index::ByMask;
-use samples::{Sample, Samples};
+use samples::{Sample, SampleKind, Samples};
 
 /// The most rules with which a policy is compiled to find out whether they fit.
 const COMPILED_MAX: u32 = 1024;
 /// The numbers of rules that are compiled at most, each a fraction of the one before.
 const TRIES: u32 = 3;
 const TRY_SHIFT: u32 = 4;
+/// The samples of a form by which forms are compared whose rules leave packets to the kernel.
+const LEAVING_SAMPLES: usize = 16;
 /// A policy with more flows is not compiled again for each form.
 const FLOWS_OF_FORMS_MAX: usize = 1 << 13;
 
@@ -152,15 +155,47 @@ impl Search<'_> {
     }
 
     /// Whether the policy compiles for the device with so many rules of the form that needs most, beside
-    /// samples of all, and no rule is decided by workers because something of the device runs out.
+    /// samples of all, and no rule is decided by workers because something of the device runs out. Rules that
+    /// take packets and rules that leave them to the kernel are tried apart, with as many of each.
     fn compiles(&self, need: &Need, rules: u32) -> bool {
-        let Some((form, action)) = need.worst() else { return true };
-        let mut samples = self.samples.few(&|other| other != form, 1);
-        samples.extend(self.samples.many(form, action, rules as usize));
+        let leaving = (0..self.samples.actions()).find(|action| self.samples.leaves_packets(*action));
+        let kinds = need.worst().into_iter().chain(leaving.and_then(|action| self.worst_leaving(action)));
+        kinds.into_iter().all(|kind| self.compiles_with(kind, rules))
+    }
+
+    fn compiles_with(&self, kind: SampleKind, rules: u32) -> bool {
+        let many = self.samples.many(kind, rules as usize);
+        if (many.len() as u64) < self.samples.values(kind.form).min(rules.into()) {
+            return false;
+        }
+        let mut samples = self.samples.few(&|other| other != kind.form, 1);
+        samples.extend(many);
         let (policy, _) = self.samples.insert(samples);
         let known = short_rules(self.program);
         let compiled = Job { policy: &policy, ..self.job }.program();
         compiled.is_ok_and(|program| short_rules(&program).is_subset(&known))
+    }
+
+    /// Of the forms of which there can be many rules, the one whose rules that leave packets to the kernel
+    /// add most masks and flows to the policy's rules.
+    fn worst_leaving(&self, action: usize) -> Option<SampleKind> {
+        let profile = without_limits(self.job.profile);
+        let kinds = (0..self.samples.forms()).filter_map(|form| {
+            let seed = (0..self.samples.seeds_of(form))
+                .find(|seed| self.samples.rules_of_seed(form, *seed) >= COMPILED_MAX.into())?;
+            Some(SampleKind { form, seed, action })
+        });
+        kinds.max_by_key(|kind| {
+            let (policy, _) = self.samples.insert(self.samples.many(*kind, LEAVING_SAMPLES));
+            let compiled = Job { policy: &policy, profile: &profile, ..self.job }.program();
+            // A form that does not compile even without limits shows that best when it is tried.
+            let size = |program: Program| {
+                let mut masks: ByMask<_, ()> = ByMask::default();
+                program.flows.iter().for_each(|flow| _ = masks.insert(flow.shape(), ()));
+                (masks.len(), program.flows.len())
+            };
+            (compiled.map_or((usize::MAX, usize::MAX), size), std::cmp::Reverse(kind.form))
+        })
     }
 
     /// The need of rules of the wanted forms, or why the policy does not compile with them even without
@@ -348,14 +383,18 @@ impl Need {
         Self { forms, own_flows, growth: 0, is_linear: true, rules, tables, rows }
     }
 
-    /// The form whose rules have most flows if there are many of them, and the action of these.
-    fn worst(&self) -> Option<(usize, usize)> {
-        let seeds = self.forms.iter().enumerate().flat_map(|(index, form)| {
-            form.seeds.iter().map(move |seed| (seed.flows * form.rules_at_once(), index, seed))
+    /// The form, values and action of the rules with most flows of their own, of those of which there can be
+    /// many.
+    fn worst(&self) -> Option<SampleKind> {
+        let seeds = self.forms.iter().enumerate().flat_map(|(form, need)| {
+            let seeds = need.seeds.iter().enumerate();
+            seeds.map(move |(seed, of)| {
+                let kind = SampleKind { form, seed, action: of.action };
+                (of.flows * need.rules_at_once(), kind, of.rules)
+            })
         });
-        let many = seeds.filter(|(.., seed)| seed.rules >= COMPILED_MAX.into());
-        many.max_by_key(|(flows, index, _)| (*flows, std::cmp::Reverse(*index)))
-            .map(|(_, form, seed)| (form, seed.action))
+        let many = seeds.filter(|(flows, _, rules)| *flows > 0 && *rules >= COMPILED_MAX.into());
+        many.max_by_key(|(flows, kind, _)| (*flows, std::cmp::Reverse(kind.form))).map(|(_, kind, _)| kind)
     }
 
     /// The most flows of the policy and so many rules: those that have most flows, as many as can have such

@@ -48,6 +48,14 @@ pub(super) struct Sample {
     matches: RuntimeMatch,
 }
 
+/// What samples are of: the indices of their form, of the seed of their values, and of their action.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct SampleKind {
+    pub(super) form: usize,
+    pub(super) seed: usize,
+    pub(super) action: usize,
+}
+
 /// The values of samples, by form.
 pub(super) struct Samples<'p> {
     policy: &'p Policy,
@@ -113,13 +121,38 @@ impl<'p> Samples<'p> {
         samples
     }
 
-    /// The samples of one form and action: so many, or as many as there are values.
-    pub(super) fn many(&self, form: usize, action: usize, count: usize) -> Vec<Sample> {
+    /// So many samples of one form and action, as many as possible with values like those of a seed. They are
+    /// fewer only if the form has too few values.
+    pub(super) fn many(&self, kind: SampleKind, count: usize) -> Vec<Sample> {
+        let SampleKind { form, seed, action } = kind;
+        let seeds = self.seeds[form].len();
         let mut known = HashSet::new();
-        let numbers = 0..count.saturating_mul(2);
-        let samples =
-            numbers.filter_map(|number| self.sample(form, action, number % SEEDS_MAX, number, &mut known));
-        samples.take(count).collect()
+        let mut samples = Vec::with_capacity(count);
+        for seed in (0..seeds).map(|next| (seed + next) % seeds) {
+            // Numbers give one value twice only where few bits are free.
+            for number in 0..count.saturating_mul(2) {
+                if samples.len() == count {
+                    return samples;
+                }
+                samples.extend(self.sample(form, action, seed, number, &mut known));
+            }
+        }
+        samples
+    }
+
+    /// The number of forms.
+    pub(super) fn forms(&self) -> usize {
+        self.runtime.forms.len()
+    }
+
+    /// The number of actions.
+    pub(super) fn actions(&self) -> usize {
+        self.runtime.actions.len()
+    }
+
+    /// Whether rules of this action have no flows of their own: other flows leave their packets out.
+    pub(super) fn leaves_packets(&self, action: usize) -> bool {
+        self.action(action) == Action::Kernel
     }
 
     /// The sample with this number of a form, unless it has the values of a known one.
@@ -284,5 +317,30 @@ fn protocol(form: RuntimeFields, packet: &Cube, number: u64) -> u8 {
         COMMON[(number >> 4 & 1) as usize]
     } else {
         (number >> 3) as u8
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use policy::{NoFiles, Source};
+
+    use super::*;
+
+    #[test]
+    fn there_are_as_many_samples_as_asked_for_where_most_seeds_leave_no_bit_free() {
+        let host = |number: u32| {
+            format!("[[rules]]\nname = 'h{number}'\nmatch = {{ src = '10.0.0.{number}' }}\naction = 'drop'\n")
+        };
+        let head =
+            "version = 1\n[runtime]\nbefore = 'h1'\nmatches = ['src/32']\nactions = ['drop', 'kernel']\n";
+        let text = (1..40).fold(head.to_owned(), |text, number| text + &host(number));
+        let (policy, _) = policy::parse(&Source::new("p.toml", text), &NoFiles).expect("a policy");
+        let samples = Samples::of(&policy, &DeviceModel::ideal()).expect("[runtime]");
+        for seed in 0..samples.seeds_of(0) {
+            let many = samples.many(SampleKind { form: 0, seed, action: 1 }, 1000);
+            let different: HashSet<RuntimeMatch> = many.iter().map(|sample| sample.matches).collect();
+            assert_eq!((many.len(), different.len()), (1000, 1000), "seed {seed}");
+            assert!(many.iter().all(|sample| sample.action == 1));
+        }
     }
 }
