@@ -325,7 +325,7 @@ fn steps(
 /// sniffers.
 pub(crate) fn by_precedence(program: &Program, of: &[u16], limits: &Limits) -> Vec<usize> {
     let mut order: Vec<usize> = (0..program.flows.len()).collect();
-    order.sort_by_key(|&index| precedence(program, of, limits, index));
+    order.sort_by_cached_key(|&index| precedence(program, of, limits, index));
     order
 }
 

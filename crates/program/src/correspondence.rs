@@ -139,23 +139,18 @@ fn group_name(program: &Program, group: GroupId) -> Option<&str> {
     program.groups.get(group.index()).map(|group| group.name.as_str())
 }
 
-/// By new rule, the index of the old one of the same name. Most rules stand behind the rule that they stood
-/// behind before.
+/// By new rule, the index of the old one of the same name. Names are unique, so only those between the rules
+/// that begin both programs and those that end both have to be looked up.
 fn same_names(old: &[Rule], new: &[Rule]) -> Vec<Option<usize>> {
-    let mut by_name: Option<HashMap<&str, usize>> = None;
-    let mut next = 0;
-    let mut found = |rule: &Rule| {
-        let is_next = old.get(next).is_some_and(|known| known.name == rule.name);
-        let index = if is_next {
-            next
-        } else {
-            let names = || old.iter().enumerate().map(|(index, rule)| (rule.name.as_str(), index)).collect();
-            *by_name.get_or_insert_with(names).get(rule.name.as_str())?
-        };
-        next = index + 1;
-        Some(index)
-    };
-    new.iter().map(&mut found).collect()
+    let is_same = |(old, new): &(&Rule, &Rule)| old.name == new.name;
+    let start = old.iter().zip(new).take_while(is_same).count();
+    let (olds, news) = (&old[start..], &new[start..]);
+    let end = olds.iter().rev().zip(news.iter().rev()).take_while(is_same).count();
+    let (olds, news) = (&olds[..olds.len() - end], &news[..news.len() - end]);
+    let names = olds.iter().enumerate().map(|(index, rule)| (rule.name.as_str(), start + index));
+    let by_name: HashMap<&str, usize> = names.collect();
+    let found = news.iter().map(|rule| by_name.get(rule.name.as_str()).copied());
+    (0..start).map(Some).chain(found).chain((old.len() - end..old.len()).map(Some)).collect()
 }
 
 /// The parts of a queue pair by which it spreads packets.

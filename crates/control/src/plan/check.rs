@@ -125,19 +125,19 @@ fn check_precedence(levels: &[u16], new: &Program, limits: &Limits) -> Result<()
         groups.entry((flow.kind, flow.priority, levels[index])).or_default().push(index);
     }
     let groups: Vec<Group<'_>> = groups.into_iter().collect();
-    let fronts: Vec<FlowFront> = new.flows.iter().map(Flow::front).collect();
+    let front = |flow: &usize| (*flow, new.flows[*flow].front());
     let mut cubes: HashMap<usize, Option<Cube>> = HashMap::new();
     for (above, firsts) in &groups {
         for (_, seconds) in groups.iter().filter(|(below, _)| is_violated(*above, *below)) {
-            for first in firsts {
-                for second in seconds {
-                    if fronts[*first].is_apart(&fronts[*second]) {
+            let seconds: Vec<(usize, FlowFront)> = seconds.iter().map(front).collect();
+            for (first, of_first) in firsts.iter().map(front) {
+                for (second, of_second) in &seconds {
+                    if of_first.is_apart(of_second) {
                         continue;
                     }
-                    let mut cube =
-                        |flow: &usize| *cubes.entry(*flow).or_insert_with(|| new.flows[*flow].cube());
-                    if cube(first).zip(cube(second)).is_some_and(|(one, other)| one.overlaps(&other)) {
-                        return Err(PlanFault::Precedence(*first, *second));
+                    let mut cube = |flow: usize| *cubes.entry(flow).or_insert_with(|| new.flows[flow].cube());
+                    if cube(first).zip(cube(*second)).is_some_and(|(one, other)| one.overlaps(&other)) {
+                        return Err(PlanFault::Precedence(first, *second));
                     }
                 }
             }

@@ -77,11 +77,20 @@ pub(super) fn assign(
     strategy: Strategy,
 ) -> Option<Levels> {
     let Some((old, common)) = old.zip(common) else {
-        let levels = new.flows.iter().map(|flow| level_of(0, flow)).collect();
+        let base = first_level(new, limits);
+        let levels = new.flows.iter().map(|flow| level_of(base, flow)).collect();
         return Some(Levels { levels, kept: vec![None; new.flows.len()] });
     };
     let known = Known::of(old, new, common, limits);
     Placing::of(&known, &known.initial(strategy))?.finish()
+}
+
+/// The level of the flows of highest precedence on an empty device. If rules at run time may come before all
+/// others, a level is left free for them, as else their first one moves all flows that share packets with it.
+fn first_level(new: &Program, limits: &Limits) -> u16 {
+    let may_come = new.runtime.as_ref().is_some_and(|runtime| runtime.device_rules_max > 0);
+    let last = new.flows.iter().map(|flow| flow.priority).max().unwrap_or(0);
+    u16::from(may_come && last.saturating_add(2) <= limits.last_level())
 }
 
 /// A sniffer has no priority.
