@@ -25,6 +25,7 @@
 #![forbid(unsafe_code)]
 
 mod actions;
+mod added_rule;
 mod capacity;
 mod cover;
 mod device_room;
@@ -49,6 +50,7 @@ use program::Program;
 
 use traffic::share::{MAX_FLOWS_TRIED, Sample};
 
+pub use added_rule::AddedRule;
 pub use capacity::{Capacity, CapacityRow, PriorityUse};
 pub use device_room::{DeviceRoom, FormRoom};
 pub use diagnostics::{Obstacle, reload_conflict};

@@ -1,6 +1,7 @@
 //! The integration tests of this crate, one binary: linking each file on its own takes longer than running
 //! it.
 
+mod added_rule;
 mod budgets;
 mod classbench;
 mod corpora;

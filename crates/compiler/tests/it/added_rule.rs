@@ -1,0 +1,131 @@
+//! Programs that are extended by a rule decide packets as the compiled policy with that rule does.
+
+use compiler::{AddedRule, Job};
+use device_model::DeviceModel;
+use packet::DeepKey;
+use packet::build::FrameBuilder;
+use policy::policy::{Action, InsertedRule};
+use policy::{NoFiles, Policy, Source};
+use program::{Program, RuleId, RuntimeMatch};
+use proptest::prelude::*;
+
+fn policy(rules: &[(usize, usize)], before: usize, default: usize) -> Policy {
+    let matches = [
+        "src = '10.0.0.0/8'",
+        "src = '10.0.0.0/24', protocol = 'tcp'",
+        "protocol = 'udp', dst_port = 53",
+        "protocol = 'tcp', dst_port = [22, 80]",
+        "dst_port = '50-60'",
+        "protocol = 'icmp'",
+        "family = 'ipv4'",
+        "src = '10.0.0.1'",
+    ];
+    let actions = ["'drop'", "{ steer = 'g' }", "'kernel'"];
+    let runtime = if before < rules.len() { format!("before = 'r{before}'") } else { String::new() };
+    let mut text = format!(
+        "version = 1\ndefault = {}\nallow_lost_exceptions = true\n[groups.g]\nworkers = 'all'\n[runtime]\n{runtime}\n\
+         matches = ['src dst_port', 'protocol dst_port', 'src']\nactions = ['drop']\n",
+        ["'kernel'", "'drop'", "'g'"][default]
+    );
+    for (number, (of, action)) in rules.iter().enumerate() {
+        text += &format!(
+            "[[rules]]\nname = 'r{number}'\nmatch = {{ {} }}\naction = {}\n",
+            matches[*of], actions[*action]
+        );
+    }
+    policy::parse(&Source::new("p.toml", &text), &NoFiles).unwrap_or_else(|found| panic!("{found}\n{text}")).0
+}
+
+/// A rule of a form.
+fn matches(form: usize, host: u8, port: u16) -> RuntimeMatch {
+    let src = format!("10.0.{}.{host}", host % 2).parse().ok();
+    let none = RuntimeMatch::default();
+    match form {
+        0 => RuntimeMatch { src, dst_port: Some(port), ..none },
+        1 => RuntimeMatch { protocol: Some(program::ProtocolNumber(17)), dst_port: Some(port), ..none },
+        _ => RuntimeMatch { src, ..none },
+    }
+}
+
+/// The index of the form in the policy's list, where an address without a length is one of IPv4 and one of
+/// IPv6.
+const FORM: [usize; 3] = [0, 2, 3];
+
+fn frames() -> Vec<Vec<u8>> {
+    let mut frames = Vec::new();
+    for host in 0..4u8 {
+        let ip = || FrameBuilder::new().ipv4([10, 0, host % 2, host].into(), [192, 0, 2, 1].into());
+        for port in [22, 53, 55, 80, 99] {
+            frames.push(ip().tcp(1000, port, 0x10).build());
+            frames.push(ip().udp(1000, port).build());
+        }
+    }
+    frames
+}
+
+/// What becomes of a packet, and the name of the rule.
+fn fate(program: &Program, key: &DeepKey) -> (String, bool) {
+    let explained = program.explain_deep(key);
+    (program.rules[explained.rule.index()].name.clone(), explained.reaches_host())
+}
+
+fn inserted(number: usize, of: &RuntimeMatch) -> InsertedRule {
+    InsertedRule { name: format!("({number})"), matches: *of, action: Action::Drop }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 192, ..ProptestConfig::default() })]
+
+    #[test]
+    fn an_extended_program_decides_as_the_compiled_one(
+        rules in prop::collection::vec((0usize..8, 0usize..3), 0..6),
+        before in 0usize..7,
+        default in 0usize..3,
+        added in prop::collection::vec((0usize..3, 0u8..4, prop::sample::select(vec![53u16, 55, 80])), 1..5),
+        is_mlx5 in any::<bool>(),
+    ) {
+        let own = policy(&rules, before, default);
+        let device = if is_mlx5 { DeviceModel::mlx5() } else { DeviceModel::ideal() };
+        let job = Job::new(&own, &device, 2);
+        let mut program = job.compile().expect("it compiles");
+        let mut known: Vec<(usize, RuntimeMatch)> = Vec::new();
+        let place = own.runtime.as_ref().expect("[runtime]").before;
+        for (form, host, port) in added {
+            let rule = matches(form, host, port);
+            if known.iter().any(|(_, other)| *other == rule) {
+                continue;
+            }
+            let index = known.iter().filter(|(other, _)| *other <= form).count();
+            prop_assert_eq!(own.runtime.as_ref().expect("[runtime]").forms.get(FORM[form]).copied(), rule.fields().ok());
+            let rule_added = AddedRule { rule: inserted(known.len(), &rule), place: RuleId::of(place + index) };
+            let Some(extended) = job.with_added_rule(&program, &rule_added) else { break };
+            known.push((form, rule));
+            let mut whole = own.clone();
+            whole.insert_at_run_time(known.iter().enumerate().map(|(number, (_, rule))| inserted(number, rule)).collect());
+            let compiled = Job::new(&whole, &device, 2).compile().expect("it compiles");
+            for frame in frames() {
+                let key = DeepKey::of(&frame);
+                prop_assert_eq!(fate(&extended, &key), fate(&compiled, &key), "{} of {:?}", key.describe(), known);
+            }
+            let names = |program: &Program| program.rules.iter().map(|rule| rule.name.clone()).collect::<Vec<_>>();
+            prop_assert_eq!(names(&extended).len(), names(&compiled).len());
+            program = extended;
+        }
+    }
+}
+
+#[test]
+fn rules_that_share_no_packet_with_hybrid_ones_are_added_one_by_one() {
+    let own = policy(&[(3, 2), (0, 1)], 1, 0);
+    let device = DeviceModel::ideal();
+    let job = Job::new(&own, &device, 2);
+    let mut program = job.compile().expect("it compiles");
+    for host in 0..200u8 {
+        let rule = inserted(host.into(), &matches(2, host, 0));
+        let added = AddedRule { rule, place: RuleId::of(1 + usize::from(host)) };
+        program = job.with_added_rule(&program, &added).expect("there is nothing in its way");
+    }
+    assert_eq!(program.priorities_used, 2, "all of them have one priority, before the rule behind them");
+    let exceptions = &program.exceptions[0];
+    assert_eq!(exceptions.left_out_of.len(), 201, "SSH is left out of each");
+}
