@@ -215,13 +215,11 @@ impl Dimension {
         dimension
     }
 
-    /// The segments of these ranges, which start and end at segment boundaries.
+    /// The segments with values of these ranges.
     pub(super) fn set(&self, ranges: &[(u128, u128)]) -> IntervalSet {
-        let last = |high: u128| self.starts.partition_point(|start| *start <= high).saturating_sub(1) as u32;
+        let of = |value: u128| self.starts.partition_point(|start| *start <= value).saturating_sub(1) as u32;
         let within = ranges.iter().filter(|(low, _)| *low <= self.most);
-        IntervalSet::of(
-            within.map(|(low, high)| (self.starts.partition_point(|start| start < low) as u32, last(*high))),
-        )
+        IntervalSet::of(within.map(|(low, high)| (of(*low), of(*high))))
     }
 
     /// The values of a set of segments.

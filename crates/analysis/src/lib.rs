@@ -38,6 +38,7 @@ mod products;
 mod protect;
 mod region;
 mod rule_list;
+mod runtime_protection;
 mod search;
 mod shadowing;
 mod stack_set;
@@ -52,10 +53,11 @@ pub use lost::{LostException, LostExceptions, OpenException, lost_exceptions};
 pub use match_text::match_text;
 pub use products::MAX_PRODUCTS;
 pub use protect::{
-    Missed, Protected, forms_of_workers, forms_without_protected, protection, protection_from_rule,
-    protection_on_device, unreachable_kinds,
+    Missed, Protected, forms_of_workers, protection, protection_from_rule, protection_on_device,
+    unreachable_kinds,
 };
 pub use region::Region;
+pub use runtime_protection::RuntimeProtection;
 pub use search::{MAX_COMPARISONS, MAX_COMPARISONS_IN_ALL};
 pub use shadowing::{Analysis, MAX_LISTED_PAIRS, Need, Pair, Pairs, Reach, Relation, RuleAnalysis, analyse};
 

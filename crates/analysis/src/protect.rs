@@ -78,15 +78,6 @@ pub fn forms_of_workers(policy: &Policy, action: Action) -> Vec<bool> {
     forms_left(policy, |index, decided| index < runtime.before || reaches_worker(decided))
 }
 
-/// By form, whether no rule at run time of that form can take a protected packet from the host: each is
-/// decided by a rule before it. `false` also if that is not decided within the limits.
-#[must_use]
-pub fn forms_without_protected(policy: &Policy) -> Vec<bool> {
-    let forms = policy.runtime.iter().flat_map(|runtime| &runtime.forms);
-    let is_safe = |found: Vec<Protected>| found.iter().all(|found| *found == Protected::Safe);
-    forms.map(|fields| is_safe(protection_from_rule(policy, fields.to_match()))).collect()
-}
-
 /// As [`protection`], with a rule at run time in its place that takes all packets which match, and behind it
 /// none.
 #[must_use]

@@ -107,6 +107,11 @@ impl Space {
         Self { deadline: time.and_then(end), ..self }
     }
 
+    /// Lets as many comparisons be spent as at the beginning.
+    pub(super) fn renew(&self) {
+        self.left.set(MAX_COMPARISONS_IN_ALL);
+    }
+
     pub(super) fn comparisons_left(&self) -> u64 {
         self.left.get()
     }

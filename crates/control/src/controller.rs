@@ -255,9 +255,10 @@ impl<I: Installer> Controller<I> {
     }
 
     /// Sums up what rules have counted that are neither in `keep` nor on the device, under the name
-    /// [`program::RETIRED_RULES`]. Totals by name stay in memory until this is called.
-    pub fn retire_rules(&mut self, keep: &HashSet<&str>) {
-        self.counters.iter_mut().for_each(|book| book.retire(keep));
+    /// [`program::RETIRED_RULES`]; returns their totals. Totals by name stay in memory until this is called.
+    pub fn retire_rules(&mut self, keep: &HashSet<&str>) -> Vec<DropTotals> {
+        let books = self.counters.iter_mut().zip(Counted::ALL);
+        books.flat_map(|(book, kind)| book.retire(keep, kind)).collect()
     }
 
     /// Whether flows of an earlier program are still on the device, because it did not remove them.

@@ -169,15 +169,19 @@ impl<C> RuleCounters<C> {
         sum.bytes += live.last.bytes;
     }
 
-    /// Sums up what rules have counted that are neither in `keep` nor on the device, under one name.
-    pub(crate) fn retire(&mut self, keep: &HashSet<&str>) {
+    /// Sums up what rules have counted that are neither in `keep` nor on the device, under one name; returns
+    /// their totals.
+    pub(crate) fn retire(&mut self, keep: &HashSet<&str>, kind: Counted) -> Vec<DropTotals> {
         let mut sum = CounterValues::default();
         let live = &self.live;
+        let mut gone = Vec::new();
         self.retired.retain(|name, values| {
             let kept = name == RETIRED_RULES || keep.contains(name.as_str()) || live.contains_key(name);
             if !kept {
                 sum.packets += values.packets;
                 sum.bytes += values.bytes;
+                let CounterValues { packets, bytes } = *values;
+                gone.push(DropTotals { rule: name.clone(), kind, packets, bytes, counted: true });
             }
             kept
         });
@@ -186,6 +190,7 @@ impl<C> RuleCounters<C> {
             all.packets += sum.packets;
             all.bytes += sum.bytes;
         }
+        gone
     }
 
     /// Reads all counters into their last values.

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use program::{RuntimeChange, RuntimeEntry, RuntimeKey, RuntimeMatch, RuntimeMatchError, RuntimeRules};
+use verbs::CounterValues;
 
 /// The most bytes of an id.
 pub const RUNTIME_ID_BYTES_MAX: usize = 128;
@@ -37,7 +38,8 @@ pub struct RuntimeRule {
     pub comment: String,
     /// How long after it was added it ends.
     pub time_to_live: Option<Duration>,
-    /// How long after its last packet it ends, or later by an eighth of that.
+    /// How long after its last packet it ends, or later by an eighth of that; never while its packets cannot
+    /// be counted.
     pub idle_timeout: Option<Duration>,
 }
 
@@ -71,6 +73,9 @@ pub struct StoredRule {
     pub active: Instant,
     /// Whether it acts in the device.
     pub in_device: bool,
+    /// The packets that it has had where they are not counted any more: in the device before it left that,
+    /// and as the rule of the same id that it replaces.
+    pub carried: CounterValues,
 }
 
 impl StoredRule {
@@ -190,6 +195,16 @@ pub struct AppliedRequests {
     undo: Vec<Undo>,
 }
 
+impl AppliedRequests {
+    /// The ids of the rules that are new or differ from what they were.
+    pub fn added_ids(&self) -> impl Iterator<Item = &Arc<str>> {
+        self.undo.iter().filter_map(|undo| match undo {
+            Undo::Added(id) => Some(id),
+            Undo::Removed(_) | Undo::Renewed { .. } => None,
+        })
+    }
+}
+
 #[derive(Debug)]
 enum Undo {
     Added(Arc<str>),
@@ -250,6 +265,14 @@ impl RuntimeStore {
     pub fn set_in_device(&mut self, id: &str, in_device: bool) {
         if let Some(stored) = self.rules.get_mut(id) {
             stored.in_device = in_device;
+        }
+    }
+
+    /// Adds packets of a rule that are not counted any more where they were.
+    pub fn carry(&mut self, id: &str, counted: CounterValues) {
+        if let Some(stored) = self.rules.get_mut(id) {
+            stored.carried.packets += counted.packets;
+            stored.carried.bytes += counted.bytes;
         }
     }
 
@@ -349,11 +372,12 @@ impl RuntimeStore {
         });
     }
 
-    /// Removes the rules whose time is over. `packets`: how many a rule has had.
+    /// Removes the rules whose time is over. `packets`: how many a rule has had; `None`: that cannot be
+    /// counted now, so that the rule does not end for want of packets, and its idle time begins again.
     pub fn expire(
         &mut self,
         now: Instant,
-        packets: impl Fn(&StoredRule) -> u64,
+        packets: impl Fn(&StoredRule) -> Option<u64>,
     ) -> (Vec<StoredRule>, Vec<RuntimeChange>) {
         let mut over = Vec::new();
         while let Some((due, _)) = self.due.first()
@@ -362,9 +386,12 @@ impl RuntimeStore {
         {
             let Some(stored) = self.rules.get_mut(&id) else { continue };
             stored.due = None;
-            let seen = packets(stored);
-            if seen != stored.seen_packets {
-                (stored.seen_packets, stored.active) = (seen, now);
+            match packets(stored) {
+                Some(seen) if seen == stored.seen_packets => {}
+                seen => {
+                    stored.seen_packets = seen.unwrap_or(stored.seen_packets);
+                    stored.active = now;
+                }
             }
             let is_idle = stored.rule.idle_timeout.is_some_and(|idle| now - stored.active >= idle);
             if is_idle || stored.ends.is_some_and(|ends| ends <= now) {
@@ -421,14 +448,24 @@ impl RuntimeStore {
             return Ok(());
         }
         let mut silent = Vec::new();
+        let mut carried = CounterValues::default();
         if let Some(before) = self.take(&rule.id.clone(), &mut silent) {
+            carried = before.carried;
             applied.undo.push(Undo::Removed(Box::new(before)));
         }
         applied.undo.push(Undo::Added(Arc::clone(&rule.id)));
         let slots = Directions { forward: self.slot(), reverse: keys.reverse.map(|_| self.slot()) };
         let ends = rule.time_to_live.map(|time| now + time);
-        let mut stored =
-            StoredRule { rule, slots, ends, due: None, seen_packets: 0, active: now, in_device: false };
+        let mut stored = StoredRule {
+            rule,
+            slots,
+            ends,
+            due: None,
+            seen_packets: 0,
+            active: now,
+            in_device: false,
+            carried,
+        };
         stored.due = next_look(&stored, now);
         // The slots that stay are overwritten in one step, so there is no moment without the rule.
         let is_reused = |change: &RuntimeChange| matches!(change, RuntimeChange::Remove { slot } if slots.iter().any(|own| own == slot));

@@ -169,6 +169,7 @@ fn start(
         tracing::info!("port {}: {wire}", index + 1);
     }
     let (inputs, past) = (Arc::clone(&compiled.inputs), compiled.past);
+    let weights = compiled.weights.clone();
     let steering = builder.start(loaded.policy.clone(), compiled)?;
     if past.is_some() {
         let why = format!("{} cannot be used, the last policy that was in force is", loaded.policy);
@@ -184,7 +185,10 @@ fn start(
             milliseconds: u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX),
             flows: None,
             is_unconfirmed: false,
+            weights,
         });
+    } else {
+        history.note_weights(weights);
     }
     Ok(Some(steering))
 }

@@ -28,7 +28,7 @@ use crate::settings::{PolicySource, PolicyText, Traffic};
 use crate::traffic::{UnreadableCapture, for_each_key};
 pub(crate) use change::PolicyChange;
 pub(crate) use counters::{Counters, RuleWeights};
-pub(crate) use device_rules::{DeviceRule, is_quoted, quoted};
+pub(crate) use device_rules::{DeviceRule, id_of, is_quoted, quoted};
 use inputs::Recorder;
 pub(crate) use inputs::{InputFile, Inputs, KEPT_BYTES_MAX};
 
@@ -64,6 +64,21 @@ impl Compiled {
     /// Notes which policy of the history it is.
     pub(crate) fn of_past(self, past: Option<u64>) -> Self {
         Self { past, ..self }
+    }
+
+    /// A program of a policy that is in force, with other rules at run time in the device.
+    pub(crate) fn extended(program: Program, policy: &Arc<Policy>, inputs: &Arc<Inputs>) -> Self {
+        Self {
+            program: Arc::new(program),
+            policy: Some(Arc::clone(policy)),
+            inputs: Arc::clone(inputs),
+            past: None,
+            set_sizes: policy.set_sizes.clone(),
+            weights: RuleWeights::new(),
+            warnings: Vec::new(),
+            protected: protection::Names::of(policy),
+            refused: Diagnostics::default(),
+        }
     }
 
     /// Refused if it would lose packets that the policy leaves to the kernel and does not allow to be lost,

@@ -147,17 +147,20 @@ impl Ledger {
         }
     }
 
-    /// Sums up the totals of all names that are not in `keep` under one. A rule that a table still has is
-    /// kept too: its total would go backwards.
-    fn retire(&mut self, keep: &HashSet<&str>) {
+    /// Sums up the totals of all names that are not in `keep` under one; returns them. A rule that a table
+    /// still has is kept too: its total would go backwards.
+    fn retire(&mut self, keep: &HashSet<&str>) -> Vec<RuleSnapshot> {
         let rules = tables(&self.maps).into_iter().flat_map(|table| &table.program().rules);
         let live: HashSet<&str> = rules.map(|rule| rule.name.as_str()).collect();
         let mut sums = [Traffic::default(); Disposition::ALL.len()];
+        let mut gone = Vec::new();
         self.retired.retain(|(name, disposition), traffic| {
             let is_sum = name == RETIRED_RULES || name == RUNTIME_RULES;
             let kept = is_sum || keep.contains(name.as_str()) || live.contains(name.as_str());
             if !kept {
                 sums[*disposition as usize] += *traffic;
+                let (name, disposition, traffic) = (name.clone(), *disposition, *traffic);
+                gone.push(RuleSnapshot { name, disposition, traffic });
             }
             kept
         });
@@ -166,6 +169,7 @@ impl Ledger {
                 add(&mut self.retired, RETIRED_RULES, disposition, traffic);
             }
         }
+        gone
     }
 }
 
@@ -360,11 +364,11 @@ impl WorkerControl {
     }
 
     /// Sums up what rules have counted that are neither in `keep` nor in a published program, under the name
-    /// [`RETIRED_RULES`] by disposition. Totals by name stay in memory until this is called.
-    pub fn retire_rules(&self, keep: &HashSet<&str>) {
+    /// [`RETIRED_RULES`] by disposition, and returns it. Totals by name stay in memory until this is called.
+    pub fn retire_rules(&self, keep: &HashSet<&str>) -> Vec<RuleSnapshot> {
         let mut ledger = self.ledger();
         ledger.settle(self.shared.mailbox.acknowledged());
-        ledger.retire(keep);
+        ledger.retire(keep)
     }
 
     /// Whether the worker has applied `publication` or a later one.

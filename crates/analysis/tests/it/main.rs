@@ -9,4 +9,5 @@ mod diff;
 mod diff_corpora;
 mod diff_examples;
 mod protect;
+mod runtime_protection;
 mod shadowing_sinks;

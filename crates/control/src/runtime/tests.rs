@@ -145,7 +145,7 @@ fn rules_end_by_time_and_by_silence() {
         }
         // One packet each second, for 20 seconds.
         let packets = u64::from(tick / 10).min(20);
-        let (over, changes) = store.expire(now, |_| packets);
+        let (over, changes) = store.expire(now, |_| Some(packets));
         assert_eq!(over.len(), changes.len());
         gone.extend(over.into_iter().map(|stored| (stored.rule.id.to_string(), (now - begun).as_secs_f32())));
     }
@@ -154,6 +154,21 @@ fn rules_end_by_time_and_by_silence() {
     assert_eq!(second, "idle");
     assert!((28.0..=30.1).contains(later), "{later}");
     assert_eq!(store.next_due(), None);
+}
+
+#[test]
+fn a_rule_does_not_end_as_idle_while_its_packets_cannot_be_counted() {
+    let mut store = RuntimeStore::default();
+    let begun = Instant::now();
+    let idle = RuntimeRule { idle_timeout: Some(Duration::from_secs(10)), ..rule("a", "192.0.2.1", None) };
+    store.apply(vec![RuntimeRequest::Add(idle)], &allowed(8), ROOT, begun).expect("added");
+    let at = |second: u64| begun + Duration::from_secs(second);
+    for second in 1..=60 {
+        assert!(store.expire(at(second), |_| None).0.is_empty(), "after {second} s");
+    }
+    // From then on it has its whole time.
+    assert!((61..69).all(|second| store.expire(at(second), |_| Some(0)).0.is_empty()));
+    assert_eq!(store.expire(at(72), |_| Some(0)).0.len(), 1);
 }
 
 type Picture = (

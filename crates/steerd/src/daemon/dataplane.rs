@@ -21,13 +21,13 @@ use crossbeam::channel;
 use program::Program;
 use softnic::PortStats;
 use wire::BURST_FRAMES;
-use worker::{Publication, SinkMap};
+use worker::{Disposition, Publication, RuleSnapshot, SinkMap, Traffic};
 
 use crate::daemon::Error;
 use crate::daemon::board::{PolicyInForce, Published, Warnings};
 use crate::daemon::observer::{self, Observer, WorkerEntry, unix_seconds};
 use crate::daemon::sinks::Sinks;
-use crate::policy_file::Compiled;
+use crate::policy_file::{Compiled, is_quoted};
 pub(crate) use commands::{Cause, Commands, DropReader};
 use commands::{Command, Detach, Taken};
 pub(crate) use start::{Builder, Steering};
@@ -147,9 +147,9 @@ impl Dataplane {
             tracing::warn!("{warning}");
         }
         let last = self.observer.board.read();
-        let names = |program: &Program| program.rules.iter().map(|rule| rule.name.clone()).collect();
-        if installed.generation.0 > 1 {
-            self.before = names(&last.policy.program);
+        // The other causes put no other policy in force.
+        if installed.generation.0 > 1 && cause == Cause::Policy {
+            self.before = last.policy.program.rules.iter().map(|rule| rule.name.clone()).collect();
         }
         self.retire_rules(&program);
         let policy = PolicyInForce {
@@ -159,7 +159,7 @@ impl Dataplane {
             program,
             policy,
             past: match cause {
-                Cause::Policy => past,
+                Cause::Policy | Cause::Priorities => past,
                 Cause::Rules => last.policy.past,
             },
             set_sizes,
@@ -167,10 +167,12 @@ impl Dataplane {
             generation: installed.generation.0,
             loaded_at_seconds: match cause {
                 Cause::Policy => unix_seconds(),
-                Cause::Rules => last.policy.loaded_at_seconds,
+                Cause::Priorities | Cause::Rules => last.policy.loaded_at_seconds,
             },
             warnings: match cause {
-                Cause::Policy => Warnings::of(&warnings, self.controller.warnings().map(ToOwned::to_owned)),
+                Cause::Policy | Cause::Priorities => {
+                    Warnings::of(&warnings, self.controller.warnings().map(ToOwned::to_owned))
+                }
                 Cause::Rules => last.policy.warnings.clone(),
             },
         };
@@ -178,7 +180,7 @@ impl Dataplane {
         self.update(|published| {
             published.policy = Arc::new(policy);
             published.sinks = sinks;
-            if cause == Cause::Policy {
+            if cause != Cause::Rules {
                 published.reloads.last_error = installed.warning.as_ref().map(ToString::to_string);
                 published.reloads.last_successful = true;
             }
@@ -191,9 +193,28 @@ impl Dataplane {
     /// under one name. Otherwise every reload that renames rules would add series that never go away.
     fn retire_rules(&mut self, program: &Program) {
         let now = program.rules.iter().map(|rule| &rule.name);
-        let keep: HashSet<&str> = now.chain(&self.before).map(String::as_str).collect();
-        self.observer.workers.iter().for_each(|entry| entry.control.retire_rules(&keep));
-        self.controller.retire_rules(&keep);
+        // Rules at run time keep their count where they are listed.
+        let before = self.before.iter().filter(|name| !is_quoted(name));
+        let keep: HashSet<&str> = now.chain(before).map(String::as_str).collect();
+        let mut has_left = false;
+        for entry in &self.observer.workers {
+            let gone = entry.control.retire_rules(&keep).into_iter().filter(|rule| is_quoted(&rule.name));
+            for RuleSnapshot { name, disposition, traffic } in gone {
+                if disposition != Disposition::Filtered {
+                    self.observer.note_left_device(name, traffic);
+                    has_left = true;
+                }
+            }
+        }
+        let gone = self.controller.retire_rules(&keep).into_iter().filter(|total| is_quoted(&total.rule));
+        for DropTotals { rule, packets, bytes, .. } in gone {
+            self.observer.note_left_device(rule, Traffic { packets, bytes });
+            has_left = true;
+        }
+        if has_left {
+            // States from before have the same packets by the names of these rules.
+            self.update(|published| published.changes += 1);
+        }
     }
 
     /// Frees what workers kept of the program that a reload has replaced or refused, after

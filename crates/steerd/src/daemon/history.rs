@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use serde::{Deserialize, Serialize};
 
 use crate::api::model::{ChangedFlows, HistoryEntry};
-use crate::policy_file::{Inputs, KEPT_BYTES_MAX};
+use crate::policy_file::{Inputs, KEPT_BYTES_MAX, RuleWeights};
 use crate::state_file;
 
 /// The most policies that are kept.
@@ -33,6 +33,10 @@ pub(crate) struct PastPolicy {
     /// Whether it was in force on trial and nobody confirmed it.
     #[serde(default)]
     pub(crate) is_unconfirmed: bool,
+    /// The weights for which it was compiled, so that its way back does not need the capture; empty after a
+    /// restart.
+    #[serde(skip)]
+    pub(crate) weights: RuleWeights,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -44,6 +48,8 @@ struct SavedPolicies {
 pub(crate) struct History {
     file: Option<PathBuf>,
     policies: Mutex<VecDeque<PastPolicy>>,
+    /// Held while the file is written.
+    writing: Mutex<()>,
 }
 
 impl History {
@@ -60,26 +66,35 @@ impl History {
                 VecDeque::new()
             }
         };
-        Self { file, policies: Mutex::new(policies) }
+        Self { file, policies: Mutex::new(policies), writing: Mutex::default() }
     }
 
     /// Adds the policy that is in force now. One that was in force already keeps its number and its place, so
     /// that reloads of the same policy do not remove earlier policies from the history.
     pub(crate) fn add(&self, policy: PastPolicy) {
+        // The list is not locked while the file is written, as that waits for the disk.
+        let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        let policies = self.with(policy);
+        if let Some(path) = &self.file
+            && let Err(error) = state_file::replace(path, &SavingPolicies { policies: &policies })
+        {
+            tracing::error!("the history of policies is not saved in {}: {error}", path.display());
+        }
+    }
+
+    /// Adds a policy; returns all.
+    fn with(&self, policy: PastPolicy) -> VecDeque<PastPolicy> {
         let mut policies = self.lock();
         match policies.front_mut() {
             Some(last) if last.inputs == policy.inputs => {
                 last.at_seconds = policy.at_seconds;
                 last.by = policy.by;
                 last.is_unconfirmed = false;
+                last.weights = policy.weights;
             }
             _ => Self::push(&mut policies, policy),
         }
-        if let Some(path) = &self.file
-            && let Err(error) = state_file::replace(path, &SavingPolicies { policies: &policies })
-        {
-            tracing::error!("the history of policies is not saved in {}: {error}", path.display());
-        }
+        policies.clone()
     }
 
     fn push(policies: &mut VecDeque<PastPolicy>, policy: PastPolicy) {
@@ -95,6 +110,13 @@ impl History {
         };
         let kept = policies.iter().map(fits).take_while(|fits| *fits).count().clamp(1, KEPT);
         policies.truncate(kept);
+    }
+
+    /// Notes for which packets the policy in force was compiled.
+    pub(crate) fn note_weights(&self, weights: RuleWeights) {
+        if let Some(policy) = self.lock().front_mut() {
+            policy.weights = weights;
+        }
     }
 
     /// The number of the policy in force.
@@ -162,6 +184,7 @@ mod tests {
             milliseconds: 3,
             flows: None,
             is_unconfirmed: false,
+            weights: RuleWeights::new(),
         }
     }
 

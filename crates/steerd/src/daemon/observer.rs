@@ -4,12 +4,13 @@
 mod snapshot;
 mod stage_times;
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use control::{ControlError, DropTotals};
 use softnic::{PortStats, SoftNic};
-use worker::{ClockRelation, WorkerControl};
+use worker::{ClockRelation, Traffic, WorkerControl};
 
 use crate::api::model;
 use crate::daemon::board::Board;
@@ -34,6 +35,9 @@ pub(crate) struct Observer {
     /// The frames of all workers.
     pub(super) frames: u64,
     pub(super) log: Log,
+    /// The traffic of rules at run time, by their names in programs, that was counted in the device until
+    /// they left it, and that nobody has taken.
+    pub(super) left_device: Mutex<HashMap<String, Traffic>>,
 }
 
 pub(super) struct WorkerEntry {
@@ -46,6 +50,17 @@ pub(super) struct WorkerEntry {
 impl Observer {
     pub(crate) fn worker_count(&self) -> usize {
         self.workers.len()
+    }
+
+    /// Takes the traffic that rules at run time had in the device which they have left.
+    pub(super) fn take_left_device(&self) -> HashMap<String, Traffic> {
+        std::mem::take(&mut *self.left_device.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Notes traffic that a rule at run time had in the device.
+    pub(super) fn note_left_device(&self, name: String, traffic: Traffic) {
+        let mut left = self.left_device.lock().unwrap_or_else(PoisonError::into_inner);
+        *left.entry(name).or_default() += traffic;
     }
 
     pub(super) fn soft_nic(&self) -> Option<&SoftNic> {

@@ -69,10 +69,17 @@ pub(crate) struct Done {
     ends_trial: bool,
 }
 
+/// A change that is being made, or tried.
+struct RunningChange {
+    done: Receiver<Done>,
+    /// It changes nothing, answers those who wait for it itself, and does not hold up the way back.
+    is_dry_run: bool,
+}
+
 /// Makes one change at a time; others wait.
 pub(crate) struct Reloader {
     parts: Parts,
-    running: Option<Receiver<Done>>,
+    running: Option<RunningChange>,
     /// The callers that wait for the running change.
     waiting: Vec<Waiter>,
     /// The changes that wait. The file may have changed since the running one read it.
@@ -167,14 +174,18 @@ impl Reloader {
     fn start(&mut self, origin: Origin, by: String) {
         notify::reloading();
         // The sender is dropped with the thread, however the thread ends.
-        let (done, running) = channel::bounded(1);
+        let (sender, done) = channel::bounded(1);
         let is_on_trial = self.trial.is_some();
+        let is_dry_run = matches!(origin, Origin::File(ReloadBody { dry_run: true, .. }));
+        let waiting = if is_dry_run { std::mem::take(&mut self.waiting) } else { Vec::new() };
         let work = Work { parts: self.parts.clone(), origin, by, is_on_trial };
         let thread = std::thread::Builder::new().name("reload".into()).spawn(move || {
-            let _ = done.send(work.run());
+            let done = work.run();
+            answer(waiting, &done.verdict);
+            let _ = sender.send(done);
         });
         match thread {
-            Ok(_) => self.running = Some(running),
+            Ok(_) => self.running = Some(RunningChange { done, is_dry_run }),
             Err(error) => {
                 // Not here: the run loop must not wait for it.
                 let refused = Refused::because(NoThread(error).to_string());
@@ -185,7 +196,7 @@ impl Reloader {
 
     /// Becomes ready once the running change is over; then [`Reloader::ended`] must be called.
     pub(crate) fn over(&self) -> Receiver<Done> {
-        self.running.clone().unwrap_or_else(channel::never)
+        self.running.as_ref().map_or_else(channel::never, |running| running.done.clone())
     }
 
     /// `done`: `None` if the thread has panicked.
@@ -231,12 +242,15 @@ impl Reloader {
     /// called.
     pub(crate) fn trial_over(&self) -> Receiver<Instant> {
         match &self.trial {
-            Some(trial) if self.running.is_none() => channel::at(trial.ends),
+            Some(trial) if self.running.as_ref().is_none_or(|running| running.is_dry_run) => {
+                channel::at(trial.ends)
+            }
             _ => channel::never(),
         }
     }
 
-    /// Brings the policy before the trial back. The trial is over only when that has succeeded.
+    /// Brings the policy before the trial back. The trial is over only when that has succeeded. A dry run
+    /// goes on beside it.
     pub(crate) fn go_back(&mut self) {
         let Some(trial) = &mut self.trial else { return };
         let by = format!("not confirmed within {} s", trial.time.as_secs_f64());
@@ -250,9 +264,13 @@ impl Reloader {
     }
 
     fn answer(&mut self, verdict: &Verdict) {
-        for waiter in self.waiting.drain(..) {
-            // An error means that the client has gone.
-            let _ = waiter.send(verdict.clone());
-        }
+        answer(std::mem::take(&mut self.waiting), verdict);
+    }
+}
+
+fn answer(waiting: Vec<Waiter>, verdict: &Verdict) {
+    for waiter in waiting {
+        // An error means that the client has gone.
+        let _ = waiter.send(verdict.clone());
     }
 }

@@ -6,6 +6,7 @@
 
 mod change;
 mod choice;
+mod extend;
 mod hot;
 mod overtaking;
 mod protect;
@@ -20,6 +21,7 @@ use std::time::{Duration, Instant};
 use control::{RuntimeStore, StoredRule};
 use policy::Policy;
 use program::{Program, RuntimeChange, RuntimeRules};
+use verbs::CounterValues;
 use worker::Traffic;
 
 use crate::api::request::Refused;
@@ -28,11 +30,12 @@ use crate::daemon::Error;
 use crate::daemon::dataplane::{Cause, Commands};
 use crate::daemon::observer::Observer;
 use crate::message::chain;
-use crate::policy_file::{self, Counters, DeviceRule, Read, Running, is_quoted, quoted};
-use crate::state::State;
+use crate::policy_file::{self, Counters, DeviceRule, Read, Running, id_of, is_quoted, quoted};
+use crate::state::{RuleState, State};
 pub(crate) use choice::{DeviceChoice, FormFacts};
 use hot::Hot;
 use overtaking::Precedence;
+use protect::{Compared, KnownProtection};
 use saved::{SavedRevision, SavedRule};
 
 /// How long a worker may take to apply changes.
@@ -85,9 +88,9 @@ pub(crate) struct Rules {
     /// A worker has not followed a change: all get all rules anew.
     is_out_of_step: bool,
     hot: Hot,
-    /// Whether no rule of a form can take a protected packet, under the policy with that hash.
-    safe_forms: Vec<bool>,
-    safe_forms_of: String,
+    protection: KnownProtection,
+    /// The rules that are still to be compared with the protected packets of the policy in force.
+    open: Vec<Arc<str>>,
     /// Counts the changes of the rules, for the file.
     revision: u64,
     /// The rules that the policy on trial does not allow.
@@ -150,9 +153,17 @@ impl LiveRules {
 
     /// The analyses of a policy that [`Rules::choose`] needs; `None`: it does not, as there are no rules.
     /// They take long, so they are made before the rules are locked.
-    pub(crate) fn facts(&self, policy: &Policy) -> Option<FormFacts> {
-        let is_needed = policy.runtime.is_some() && !self.lock().store.is_empty();
-        is_needed.then(|| FormFacts::of(policy))
+    pub(crate) fn facts(&self, policy: &Policy, is_only_planned: bool) -> Option<FormFacts> {
+        let in_force = Arc::clone(&self.observer.board.read().policy);
+        let rules = self.lock();
+        if policy.runtime.is_none() || rules.store.is_empty() {
+            return None;
+        }
+        let is_compared = !is_only_planned
+            && !in_force.policy.as_ref().is_some_and(|before| protect::protects_alike(before, policy));
+        let takers = is_compared.then(|| protect::takers(&rules.store, in_force.program.runtime.as_ref()));
+        drop(rules);
+        Some(FormFacts::of(policy, takers.as_deref()))
     }
 
     /// Notes that the policy on trial stays. Does not wait for changes.
@@ -198,7 +209,9 @@ impl LiveRules {
             let (taken, more) = rules.put_back(back, &in_force);
             changes.extend(more);
             // The policy that comes back need not be the one under which they were added.
-            let protected = if taken > 0 { rules.taking_protected(&in_force) } else { HashMap::new() };
+            let Compared { taking: protected, open } =
+                if taken > 0 { rules.compare_all(&in_force) } else { Compared::default() };
+            rules.open.extend(open);
             let (taking, more) = rules.store.remove_rules(protected.keys());
             log_removed(&taking, "as they may take protected packets", &protected);
             changes.extend(more);
@@ -300,8 +313,11 @@ impl LiveRules {
             let ranked = rules.hot.ranked(rules.in_device().into_iter().collect());
             if needed.len() <= room { precedence.filled(&needed, &ranked, room) } else { needed.clone() }
         };
+        // Those that are there stay before others come.
         let mut ids: Vec<Arc<str>> = needed.iter().cloned().collect();
-        ids.sort();
+        let is_absent = |id: &Arc<str>| rules.store.get(id).is_none_or(|stored| !stored.in_device);
+        ids.sort_by_cached_key(|id| (is_absent(id), Arc::clone(id)));
+        let present = ids.partition_point(|id| !is_absent(id));
         let mut why = None;
         if ids.len() > room {
             ids.truncate(room);
@@ -316,21 +332,16 @@ impl LiveRules {
             if tried.is_empty() {
                 break;
             }
-            // First without the hot ones, then with fewer and fewer.
+            // First without the hot ones, then with fewer and fewer of those that are not there, then of all.
             if tried.iter().all(|id| needed.contains(id)) {
-                ids.truncate(ids.len() / 2);
+                let kept = if ids.len() > present { present } else { 0 };
+                ids.truncate(usize::midpoint(kept, ids.len()));
             }
             let precedence = Precedence { store: &rules.store, forms: &allowed.forms };
             tried = precedence.closed(ids.iter().cloned().collect());
         }
-        let missing =
-            needed.iter().filter(|id| rules.store.get(id).is_some_and(|stored| !stored.in_device)).count();
         match why {
-            Some(why) if missing > 0 => {
-                rules.note_fault(format!(
-                    "{missing} rules at run time that only the device can enforce are not in force: {why}"
-                ));
-            }
+            Some(why) if rules.missing(allowed) > 0 => rules.note_missing(allowed, &why),
             Some(why) if change::differs(&tried, rules, &in_force) => {
                 rules.note_fault(format!("the device has other rules at run time than it should: {why}"));
             }
@@ -340,6 +351,10 @@ impl LiveRules {
 
     /// Has the device enforce these rules and no others.
     fn put_in_device(&self, rules: &mut Rules, ids: &HashSet<Arc<str>>) -> Result<(), String> {
+        if self.extend_device(rules, ids) {
+            rules.note_device(&self.observer.board.read().policy.program);
+            return Ok(());
+        }
         let chosen: Vec<DeviceRule> = {
             let program = Arc::clone(&self.observer.board.read().policy.program);
             let stored = ids.iter().filter_map(|id| rules.store.get(id));
@@ -350,13 +365,24 @@ impl LiveRules {
         };
         self.install(&chosen)?;
         rules.note_device(&self.observer.board.read().policy.program);
+        self.take_left_device(rules);
         Ok(())
+    }
+
+    /// Adds to the counts of rules what the device has counted for them until they left it.
+    fn take_left_device(&self, rules: &mut Rules) {
+        for (name, Traffic { packets, bytes }) in self.observer.take_left_device() {
+            if let Some(id) = id_of(&name) {
+                rules.store.carry(id, CounterValues { packets, bytes });
+            }
+        }
     }
 
     /// The rules, or one of them, with their counters. `state`: of the daemon, for what the device counts.
     pub(crate) fn list(&self, id: Option<&str>, state: &State) -> Result<RuleList, Refused> {
         let is_first = || self.changes_waiting.load(Ordering::Relaxed) == 0;
-        let rules = self.lock_within(CHANGE_PATIENCE, is_first).ok_or_else(busy)?;
+        let mut rules = self.lock_within(CHANGE_PATIENCE, is_first).ok_or_else(busy)?;
+        self.take_left_device(&mut rules);
         let in_force = Arc::clone(&self.observer.board.read().policy);
         let mut chosen: Vec<&StoredRule> = match id {
             None => rules.store.rules().collect(),
@@ -381,6 +407,20 @@ impl LiveRules {
 
     /// The packets of each of these rules, counted by workers and by the device.
     fn traffic(&self, rules: &[&StoredRule], device: &DeviceTraffic<'_>) -> Vec<Traffic> {
+        let mut sums = self.counted_by_workers(rules);
+        for (sum, stored) in sums.iter_mut().zip(rules) {
+            *sum += Traffic { packets: stored.carried.packets, bytes: stored.carried.bytes };
+            let names = quoted(&stored.rule.id);
+            names
+                .iter()
+                .filter_map(|name| device.counted.get(name.as_str()))
+                .for_each(|traffic| *sum += *traffic);
+        }
+        sums
+    }
+
+    /// The packets of each of these rules that workers have counted at run time.
+    fn counted_by_workers(&self, rules: &[&StoredRule]) -> Vec<Traffic> {
         let mut sums = vec![Traffic::default(); rules.len()];
         for entry in &self.observer.workers {
             let slots = rules.iter().flat_map(|stored| stored.slots());
@@ -388,10 +428,6 @@ impl LiveRules {
             for (sum, stored) in sums.iter_mut().zip(rules) {
                 counted.by_ref().take(stored.slots().count()).for_each(|traffic| *sum += traffic);
             }
-        }
-        for (sum, stored) in sums.iter_mut().zip(rules).filter(|(_, stored)| stored.in_device) {
-            let names = quoted(&stored.rule.id);
-            names.iter().filter_map(|name| device.0.get(name.as_str())).for_each(|traffic| *sum += *traffic);
         }
         sums
     }
@@ -401,8 +437,12 @@ impl LiveRules {
     pub(crate) fn tick(&self) {
         let mut rules = self.lock();
         self.forget_confirmed(&mut rules);
+        self.take_left_device(&mut rules);
         if !rules.store.is_empty() {
             self.expire(&mut rules);
+        }
+        if !rules.open.is_empty() {
+            self.compare_open(&mut rules);
         }
         self.catch_up(&mut rules);
         if !rules.store.is_empty() {
@@ -423,14 +463,23 @@ impl LiveRules {
             rules.store.rules().any(|stored| stored.in_device && stored.rule.idle_timeout.is_some());
         let state = has_device.then(|| self.observer.state());
         let device = DeviceTraffic::of(state.as_ref());
-        let packets = |stored: &StoredRule| self.traffic(&[stored], &device)[0].packets;
+        let packets = |stored: &StoredRule| {
+            let is_counted = !stored.in_device || device.counts(stored);
+            is_counted.then(|| self.traffic(&[stored], &device)[0].packets)
+        };
         let (gone, changes) = rules.store.expire(now, packets);
         if gone.is_empty() {
             return;
         }
+        self.follow_removal(rules, &gone, &changes);
+        tracing::debug!("{} rules at run time have ended", gone.len());
+    }
+
+    /// Takes rules that are gone away from workers and the device.
+    fn follow_removal(&self, rules: &mut Rules, gone: &[StoredRule], changes: &[RuntimeChange]) {
         rules.revision += 1;
         let in_force = Arc::clone(&self.observer.board.read().policy);
-        if let Err(error) = self.send_to_workers(rules, in_force.program.runtime.as_ref(), &changes) {
+        if let Err(error) = self.send_to_workers(rules, in_force.program.runtime.as_ref(), changes) {
             tracing::error!("rules at run time that have ended: {error}: it is tried again");
         }
         if gone.iter().any(|stored| stored.in_device) {
@@ -439,7 +488,6 @@ impl LiveRules {
                 rules.note_fault(format!("rules at run time that have ended are still in the device: {why}"));
             }
         }
-        tracing::debug!("{} rules at run time have ended", gone.len());
     }
 
     /// Brings to workers and the device what they have not taken before.
@@ -462,18 +510,28 @@ impl LiveRules {
 }
 
 /// The counters of the device, by the names of rules in the program.
-struct DeviceTraffic<'s>(HashMap<&'s str, Traffic>);
+struct DeviceTraffic<'s> {
+    counted: HashMap<&'s str, Traffic>,
+    /// The rules of which the device counts no packet, or not all.
+    uncounted: HashSet<&'s str>,
+}
 
 impl<'s> DeviceTraffic<'s> {
     /// `None`: nothing is known, or no rule is there.
     fn of(state: Option<&'s State>) -> Self {
         let rules = state.into_iter().flat_map(|state| &state.rules);
-        let at_run_time = rules.filter(|rule| is_quoted(&rule.name));
-        Self(
-            at_run_time
-                .map(|rule| (rule.name.as_str(), Traffic { packets: rule.packets(), bytes: rule.bytes() }))
-                .collect(),
-        )
+        let at_run_time: Vec<_> = rules.filter(|rule| is_quoted(&rule.name)).collect();
+        let traffic = |rule: &RuleState| Traffic { packets: rule.packets(), bytes: rule.bytes() };
+        let uncounted = at_run_time.iter().filter(|rule| rule.uncounted).map(|rule| rule.name.as_str());
+        Self {
+            uncounted: uncounted.collect(),
+            counted: at_run_time.iter().map(|rule| (rule.name.as_str(), traffic(rule))).collect(),
+        }
+    }
+
+    /// Whether the device counts all packets of a rule that acts there.
+    fn counts(&self, stored: &StoredRule) -> bool {
+        quoted(&stored.rule.id).iter().all(|name| !self.uncounted.contains(name.as_str()))
     }
 }
 
@@ -512,16 +570,40 @@ impl Rules {
         in_device.map(|stored| Arc::clone(&stored.rule.id)).collect()
     }
 
-    /// The rules that only the device can enforce, with those that they would overtake.
-    fn needed(&self, allowed: &RuntimeRules) -> HashSet<Arc<str>> {
+    /// The rules that only the device can enforce.
+    fn only_in_device(&self, allowed: &RuntimeRules) -> HashSet<Arc<str>> {
         let mut actions = allowed.actions.iter().flatten();
         let all_forms = vec![true; allowed.forms.len()];
         if actions.all(|action| action.by_workers == all_forms) {
             return HashSet::new();
         }
-        let needed = self.store.rules().filter(|stored| !is_by_workers(stored, allowed));
-        let needed = needed.map(|stored| Arc::clone(&stored.rule.id)).collect();
-        Precedence { store: &self.store, forms: &allowed.forms }.closed(needed)
+        let only = self.store.rules().filter(|stored| !is_by_workers(stored, allowed));
+        only.map(|stored| Arc::clone(&stored.rule.id)).collect()
+    }
+
+    /// The rules that only the device can enforce, with those that they would overtake.
+    fn needed(&self, allowed: &RuntimeRules) -> HashSet<Arc<str>> {
+        Precedence { store: &self.store, forms: &allowed.forms }.closed(self.only_in_device(allowed))
+    }
+
+    /// How many rules the device should have and has not.
+    fn missing(&self, allowed: &RuntimeRules) -> usize {
+        let is_absent = |id: &Arc<str>| self.store.get(id).is_some_and(|stored| !stored.in_device);
+        self.needed(allowed).iter().filter(|id| is_absent(id)).count()
+    }
+
+    fn note_missing(&mut self, allowed: &RuntimeRules, why: &str) {
+        let missing = self.missing(allowed);
+        self.note_fault(format!(
+            "{missing} rules at run time that only the device can enforce are not in force: {why}"
+        ));
+    }
+
+    /// Forgets a fault after the device has taken rules, if none is missing there.
+    fn forget_fault_without_missing(&mut self, allowed: &RuntimeRules) {
+        if self.missing(allowed) == 0 {
+            self.device_fault = None;
+        }
     }
 
     /// Notes that the device has not taken rules, which is tried again later and later.
@@ -540,7 +622,10 @@ impl Rules {
         let workers =
             self.is_out_of_step.then(|| "a worker is late with changes of rules at run time".to_owned());
         let device = self.device_fault.as_ref().map(|fault| fault.why.clone());
-        let faults: Vec<String> = workers.into_iter().chain(device).collect();
+        let open = (!self.open.is_empty()).then(|| {
+            format!("{} rules at run time are still to be compared with [protect]", self.open.len())
+        });
+        let faults: Vec<String> = workers.into_iter().chain(device).chain(open).collect();
         (!faults.is_empty()).then(|| faults.join(", "))
     }
 }

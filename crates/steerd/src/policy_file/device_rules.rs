@@ -21,6 +21,12 @@ pub(crate) fn quoted(id: &str) -> [String; 2] {
     [format!("({id})"), format!("({id}, reverse)")]
 }
 
+/// The id of the rule at run time that has this name in a program.
+pub(crate) fn id_of(name: &str) -> Option<&str> {
+    let quoted = name.strip_prefix('(')?.strip_suffix(')')?;
+    Some(quoted.strip_suffix(", reverse").unwrap_or(quoted))
+}
+
 /// Whether a rule of a program is one at run time.
 pub(crate) fn is_quoted(name: &str) -> bool {
     name.starts_with('(')

@@ -3,6 +3,7 @@
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use packet::build::FrameBuilder;
 use serde_json::{Value, json};
 
 use crate::api::Place;
@@ -76,6 +77,52 @@ fn the_way_back_is_tried_until_it_works() {
     std::fs::remove_file(&captures).expect("removed");
     std::fs::create_dir(&captures).expect("made");
     until("the first policy is back", || sha256(&place) == sha);
+}
+
+/// A rule on many sources whose compilation takes seconds.
+fn large() -> String {
+    let rule = |number: u32| {
+        format!(
+            "[[rules]]\nname = \"r{number}\"\nmatch = {{ src = \"10.{}.{}.0/24\", dst_port = \"{}-{}\" }}\naction = \"drop\"\n",
+            number / 250,
+            number % 250,
+            1 + number % 7,
+            9000 + number % 1000
+        )
+    };
+    (0..2000).fold(FIRST.to_owned(), |text, number| text + &rule(number))
+}
+
+#[test]
+fn a_dry_run_does_not_delay_the_way_back() {
+    let place = Place::new(FIRST);
+    let daemon = place.start();
+    let first = sha256(&place);
+    place.write("p.toml", &second());
+    place.ok(&["reload", "--confirm", "1s"]);
+    place.write("p.toml", &large());
+    let mut dry_run = place.command(&["reload", "--dry-run"]);
+    let mut dry_run = dry_run.stdout(std::process::Stdio::null()).spawn().expect("it runs");
+    until("the first policy is back", || sha256(&place) == first);
+    assert!(dry_run.try_wait().expect("a child").is_none(), "the dry run goes on");
+    assert!(dry_run.wait().expect("a child").success(), "{}", daemon.log());
+    assert_eq!(sha256(&place), first);
+}
+
+#[test]
+fn the_way_back_does_not_need_the_capture() {
+    let place = Place::new(FIRST);
+    let capture = place.path("traffic.pcap");
+    let frame = FrameBuilder::new().ipv4([10, 0, 0, 1].into(), [10, 0, 0, 2].into()).udp(9, 53).build();
+    std::fs::write(&capture, test_support::capture(&[frame])).expect("written");
+    let mut command = place.daemon();
+    let daemon = Daemon::start_command(command.env("STEERD_POLICY__TRAFFIC", &capture));
+    let first = sha256(&place);
+    place.write("p.toml", &second());
+    place.ok(&["reload", "--confirm", "1s"]);
+    std::fs::remove_file(&capture).expect("removed");
+    until("the first policy is back", || sha256(&place) == first);
+    assert!(!daemon.log().contains("it is tried again"), "{}", daemon.log());
 }
 
 #[test]
@@ -261,6 +308,7 @@ fn a_policy_that_finds_no_priorities_comes_in_two_steps() {
     let imported = stdout(&run(&["import", "classbench", set.to_str().expect("text")]));
     let steered = "action = { steer = \"workers\" }";
     assert!(imported.contains(steered), "{}", &imported[..600]);
+    let imported = imported + "[runtime]\nmatches = [\"src\"]\nactions = [\"drop\"]\ndevice_rules = 0\n";
     place.write("p.toml", &imported);
     let mut command = place.daemon();
     let daemon = Daemon::start_command(command.env("STEERD_SOFTNIC__PERSONALITY", "mlx5"));
@@ -268,7 +316,17 @@ fn a_policy_that_finds_no_priorities_comes_in_two_steps() {
     let dry = place.ok(&["reload", "--dry-run"]);
     assert!(dry.contains("nothing was done"), "{dry}");
     let before = sha256(&place);
-    place.ok(&["reload"]);
+    let mut reload = place.command(&["reload"]);
+    let mut reload = reload.stdout(std::process::Stdio::null()).spawn().expect("it runs");
+    until("the first step is over", || place.get("/v1/status")["policy"]["generation"] == 2);
+    // Between the steps rules at run time can be changed.
+    let begun = Instant::now();
+    let (status, answer) = place.ask("POST", "/v1/rules/changes", r#"{"remove": ["none"]}"#);
+    let took = begun.elapsed();
+    assert_eq!((status, &answer["absent"]), (200, &json!(1)), "{answer}");
+    assert_eq!(place.get("/v1/status")["policy"]["generation"], 2, "the second step has not begun");
+    assert!(took < Duration::from_millis(500), "{took:?}");
+    assert!(reload.wait().expect("a child").success(), "{}", daemon.log());
     assert!(daemon.log().contains("gets half of the priorities first"), "{}", daemon.log());
     assert_ne!(sha256(&place), before);
     place.write("p.toml", &imported);

@@ -275,6 +275,70 @@ fn hot_rules_move_into_the_device() {
 }
 
 #[test]
+fn a_rule_keeps_its_count_when_it_leaves_the_device_and_when_it_is_replaced() {
+    let place = Place::new(&policy("kernel", BEFORE_IP));
+    let daemon = place.start();
+    changes(&place, &json!({ "add": [https()] }));
+    until("the hot rule is in the device", || rule(&place, "https").expect("listed")["acts_in"] == "both");
+    let counted_by_workers = packets(&place, "https");
+    until("the device counts", || packets(&place, "https") > counted_by_workers + 20_000);
+    let before = packets(&place, "https");
+    place.write("p.toml", &policy("kernel", &format!("{BEFORE_IP}device_rules = 0")));
+    place.ok(&["reload"]);
+    let left = rule(&place, "https").expect("listed");
+    assert_eq!(left["acts_in"], "workers");
+    assert!(left["packets"].as_u64() >= Some(before), "{before} before, {left}");
+    let mut other = https();
+    other["comment"] = json!("another one");
+    changes(&place, &json!({ "add": [other] }));
+    let replaced = packets(&place, "https");
+    assert!(replaced >= before, "{before} before, {replaced} when it was replaced");
+    changes(&place, &json!({ "remove": ["https"] }));
+    changes(&place, &json!({ "add": [https()] }));
+    assert!(packets(&place, "https") < before, "a new rule begins at 0");
+    ends_well(daemon);
+}
+
+#[test]
+fn a_rule_whose_packets_the_device_does_not_count_does_not_end_as_idle() {
+    let runtime = "before = \"ping\"\nmatches = [\"src\"]\nactions = [\"kernel\", \"drop\"]\n";
+    let place = Place::new(&policy("kernel", runtime));
+    let daemon = place.start();
+    let of = |id: &str, host: u8, action: &str| json!({ "id": id, "match": { "src": format!("203.0.113.{host}") }, "action": action, "idle_seconds": 1 });
+    changes(&place, &json!({ "add": [of("passed", 9, "kernel"), of("dropped", 8, "drop")] }));
+    let acts_in = |id: &str| rule(&place, id).map(|rule| rule["acts_in"].clone());
+    assert_eq!((acts_in("passed"), acts_in("dropped")), (Some(json!("device")), Some(json!("device"))));
+    until("the other one ends", || acts_in("dropped").is_none());
+    std::thread::sleep(Duration::from_secs(2));
+    assert_eq!(acts_in("passed"), Some(json!("device")), "nobody knows whether it has packets");
+    ends_well(daemon);
+}
+
+#[test]
+fn many_rules_that_share_values_with_protected_packets_stay() {
+    let place = Place::new(&unprotected(BEFORE_SSH));
+    let daemon = place.start();
+    // Beside the protected port, but of a form that shares values with it.
+    let udp = |port: u32| json!({ "id": format!("u{port}"), "match": { "protocol": "udp", "dst_port": port }, "action": "drop" });
+    let mut add: Vec<Value> = (1000..7000).map(udp).collect();
+    let source = |number: u32| format!("10.3.{}.{}", number / 250, number % 250);
+    add.extend((0..300u32).map(|number| json!({ "match": { "src": source(number) }, "action": "drop" })));
+    changes(&place, &json!({ "add": add }));
+    // The port is protected for one source only.
+    let narrow =
+        policy("kernel", BEFORE_SSH).replace("protocols = []", "protocols = []\nsources = \"10.3.0.7\"");
+    place.write("p.toml", &narrow);
+    place.ok(&["reload"]);
+    assert_eq!(place.get("/v1/rules")["count"], 6299, "{}", daemon.log());
+    assert!(rule(&place, "src:10.3.0.7").is_none());
+    // In one call too.
+    changes(&place, &json!({ "flush": true }));
+    add.retain(|rule| rule["match"]["src"] != "10.3.0.7");
+    assert_eq!(changes(&place, &json!({ "add": add }))["added"], 6299);
+    ends_well(daemon);
+}
+
+#[test]
 fn a_hot_rule_does_not_overtake_rules_of_earlier_forms() {
     let runtime = "before = \"ip\"\nmatches = [\"src protocol dst_port\", \"protocol dst_port\"]\n\
          actions = [\"drop\", \"steer every\"]\n";
@@ -462,6 +526,40 @@ fn a_hundred_thousand_rules_are_added_and_found() {
     until("the last one acts", || packets_of(&place, "https") > 1000);
     assert!(place.ok(&["rule", "load", "rules.jsonl"]).starts_with("0 added, 0 removed, 100001 unchanged"));
     assert!(place.ok(&["rule", "flush"]).starts_with("0 added, 100001 removed: 0 rules"));
+    ends_well(daemon);
+}
+
+/// The time of a call that adds a rule which only the device can enforce, at the speed of a firmware. It
+/// prints the times; those of a build without optimisation are some ten times longer.
+#[test]
+fn rules_come_into_the_device_beside_ten_thousand_others() {
+    let rule = |number: u32| {
+        format!(
+            "[[rules]]\nname = \"r{number}\"\nmatch = {{ src = \"10.0.{}.{}\", protocol = \"udp\" }}\naction = \"drop\"\n",
+            number / 250,
+            number % 250
+        )
+    };
+    let head = "version = 1\n[groups.every]\nworkers = \"all\"\n[runtime]\nbefore = \"r0\"\nmatches = [\"src\"]\n\
+         actions = [\"drop\"]\ndevice_rules = 100\n";
+    let place = Place::new(&(0..10_000).fold(head.to_owned(), |text, number| text + &rule(number)));
+    let mut command = place.daemon();
+    let daemon = Daemon::start_command(command.env("STEERD_SOFTNIC__FLOW_RATE", "5000"));
+    let add = |host: u8| {
+        let added = json!({ "match": { "src": format!("203.0.113.{host}") }, "action": "drop" });
+        let answer = changes(&place, &json!({ "add": [added] }));
+        assert_eq!(answer["in_device"], u64::from(host), "{answer}");
+        answer["microseconds"].as_u64().expect("a number")
+    };
+    let first = add(1);
+    let mut times: Vec<u64> = (2..=20).map(add).collect();
+    times.sort_unstable();
+    println!(
+        "the first took {first} us, the others {} to {} us, half of them {} us",
+        times[0], times[18], times[9]
+    );
+    let removed = changes(&place, &json!({ "remove": ["src:203.0.113.1"] }));
+    println!("a removal took {} us", removed["microseconds"]);
     ends_well(daemon);
 }
 

@@ -27,6 +27,8 @@ const CAPTURE_PATIENCE: Duration = Duration::from_secs(10);
 pub(crate) enum Cause {
     /// The policy is read: at the start, or again.
     Policy,
+    /// The policy in force gets all priorities of the device, after it was installed with half of them.
+    Priorities,
     /// Rules at run time move into the device or out of it; the policy stays.
     Rules,
 }

@@ -3,7 +3,7 @@
 
 use std::collections::HashSet;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
@@ -142,6 +142,7 @@ impl Builder {
             started_at_seconds: unix_seconds(),
             frames,
             log,
+            left_device: Mutex::default(),
         });
         let mut dataplane = Dataplane {
             controller,

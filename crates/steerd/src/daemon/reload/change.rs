@@ -15,10 +15,10 @@ use crate::daemon::board::PolicyInForce;
 use crate::daemon::dataplane::{Cause, LATE_PACKET_GRACE};
 use crate::daemon::history::PastPolicy;
 use crate::daemon::observer::{Observer, unix_seconds};
-use crate::daemon::rules::{DeviceChoice, FormFacts, TrialStage};
+use crate::daemon::rules::{DeviceChoice, FormFacts, Rules, TrialStage};
 use crate::daemon::{Error, notify};
 use crate::message::chain;
-use crate::policy_file::{self, Compiled, Counters, Inputs, PolicyChange, Read, Running};
+use crate::policy_file::{self, Compiled, Counters, PolicyChange, Read, Running};
 use crate::settings::Traffic;
 
 /// A change to make.
@@ -91,9 +91,9 @@ impl Work {
             Origin::Past(_) => ReloadBody { force: true, ..ReloadBody::default() },
         };
         let read = self.read(&observer.board.read().policy, source)?;
-        let facts = rules.facts(&read.policy);
+        let facts = rules.facts(&read.policy, false);
         // Held until the policy is in force: nobody changes rules at run time meanwhile.
-        let mut at_run_time = rules.lock();
+        let mut locked = Some(rules.lock());
         let before = Arc::clone(&observer.board.read().policy);
         if !options.force
             && let Some(why) = changed_too_much(&before.set_sizes, &read.policy.set_sizes)
@@ -107,9 +107,14 @@ impl Work {
                        without --confirm)";
             return Err(Refused { diagnostics: read.warnings.into(), ..Refused::because(why.to_owned()) });
         }
-        let mut choice = at_run_time.choose(&read.policy, &before.program, facts.as_ref());
+        let choose = |locked: &Rules| locked.choose(&read.policy, &before.program, facts.as_ref());
+        let mut choice = locked.as_deref().map(choose).unwrap_or_default();
+        if options.dry_run {
+            // Nothing is changed, so nobody has to wait.
+            locked = None;
+        }
         let mut read = Some(read);
-        let (outcome, warnings) = loop {
+        let (outcome, mut warnings) = loop {
             // Kept for another attempt if there can be one.
             let is_last = choice.rules().is_empty();
             let Some(own) = (if is_last { read.take() } else { read.clone() }) else {
@@ -120,7 +125,6 @@ impl Work {
                 Err(refused) => self.reduce(&mut choice, source, refused)?,
             }
         };
-        policy_file::log(&warnings, 0);
         let stage = match &self.origin {
             Origin::Past(_) if self.is_on_trial => TrialStage::Ends,
             Origin::File(_) if options.confirm_seconds.is_some() => TrialStage::Begins,
@@ -128,8 +132,21 @@ impl Work {
         };
         let outcome = match outcome {
             Attempted::DryRun(report) => Outcome::DryRun(report),
-            Attempted::Installed(flows) => {
-                rules.follow_policy(&mut at_run_time, &choice.left_out, &before.program, stage);
+            Attempted::Installed { mut flows, is_half } => {
+                if let Some(mut locked) = locked {
+                    locked.note_open(&choice);
+                    rules.follow_policy(&mut locked, &choice.left_out, &before.program, stage);
+                }
+                if is_half {
+                    match self.with_all_priorities(source, facts.as_ref()) {
+                        Ok(second) => flows = flows.then(second),
+                        Err(why) => warnings.push(of_half(source, &why)),
+                    }
+                }
+                if let Some(facts) = facts {
+                    let in_force = Arc::clone(&observer.board.read().policy);
+                    rules.lock().adopt(facts.into_protection(), &in_force);
+                }
                 let trial = options.confirm_seconds.and_then(|seconds| {
                     let time = Duration::try_from_secs_f64(seconds).ok()?;
                     Some(Trial {
@@ -142,6 +159,7 @@ impl Work {
                 Outcome::Installed { flows, trial }
             }
         };
+        policy_file::log(&warnings, 0);
         Ok(Accepted { outcome, warnings, before })
     }
 
@@ -208,53 +226,39 @@ impl Work {
             let report = report(observer, summary, change.as_ref(), before);
             return Ok((Attempted::DryRun(Box::new(report)), warnings));
         }
-        let flows = match commands.install(compiled, Cause::Policy) {
+        let (flows, is_half) = match commands.install(compiled, Cause::Policy) {
             Err(error) if error.is_for_room() => match half() {
                 Some(Ok(half)) => {
                     tracing::warn!("reload: {}; {source} gets half of the priorities first", chain(&error));
-                    let first = commands.install(half, Cause::Policy);
-                    first.map(|first| self.with_all_priorities(first, source, &inputs, choice))
+                    (commands.install(half, Cause::Policy), true)
                 }
-                _ => Err(error),
+                _ => (Err(error), false),
             },
-            installed => installed.map(|flows| (flows, None)),
+            installed => (installed, false),
         };
-        let (flows, incomplete) = flows.map_err(|error| refused_by_device(&error, &warnings))?;
-        let warnings = warnings.into_iter().chain(incomplete).collect();
-        Ok((Attempted::Installed(flows), warnings))
+        let flows = flows.map_err(|error| refused_by_device(&error, &warnings))?;
+        Ok((Attempted::Installed { flows, is_half }, warnings))
     }
 
     /// Installs a policy again that is in force with half of the device's priorities, which find free ones
-    /// beside any other. If that fails, it stays as it is. Returns the flows that both steps touch, and a
-    /// warning if the second one has failed.
-    fn with_all_priorities(
-        &self,
-        first: FlowChanges,
-        source: &str,
-        inputs: &Inputs,
-        choice: &DeviceChoice,
-    ) -> (FlowChanges, Option<Diagnostic>) {
-        let Parts { observer, commands, .. } = &self.parts;
+    /// beside any other. Rules at run time can be changed until it begins. Returns the flows that it touches.
+    ///
+    /// # Errors
+    /// Why the policy stays as it is.
+    fn with_all_priorities(&self, source: &str, facts: Option<&FormFacts>) -> Result<FlowChanges, String> {
+        let Parts { observer, commands, rules, .. } = &self.parts;
         // Packets on their way may still come by flows of the policy before.
         std::thread::sleep(LATE_PACKET_GRACE);
+        let mut locked = rules.lock();
         let now = Arc::clone(&observer.board.read().policy);
         let profile = observer.opened.profile(observer.worker_count());
-        let whole = match policy_file::load_inputs(inputs) {
-            Some(Ok(read)) => {
-                self.compile(&now, source, read, choice, &profile).map_err(|refused| refused.why)
-            }
-            Some(Err(_)) | None => Err("its text cannot be read again".to_owned()),
-        };
-        let second =
-            whole.and_then(|whole| commands.install(whole, Cause::Policy).map_err(|error| chain(&error)));
-        match second {
-            Ok(second) => (first.then(second), None),
-            Err(why) => {
-                let message =
-                    format!("{source} is in force with half of the device's priorities only: {why}");
-                (first, Some(of_device().warning(message, "half of the priorities")))
-            }
-        }
+        let read = policy_file::load_inputs(&now.inputs).and_then(Result::ok);
+        let read = read.ok_or_else(|| "its text cannot be read again".to_owned())?;
+        let choice = locked.choose(&read.policy, &now.program, facts);
+        let whole = self.compile(&now, source, read, &choice, &profile).map_err(|refused| refused.why)?;
+        let flows = commands.install(whole, Cause::Priorities).map_err(|error| chain(&error))?;
+        rules.follow_policy(&mut locked, &choice.left_out, &now.program, TrialStage::None);
+        Ok(flows)
     }
 
     fn compile(
@@ -279,7 +283,14 @@ impl Work {
             Origin::File(_) => None,
             Origin::Past(policy) => Some(policy.number),
         };
-        let compiled = policy_file::compile_read(read, traffic, profile, Some(workers), Some(&running));
+        let compiled = match &self.origin {
+            Origin::Past(policy) if matches!(traffic, Some(Traffic::Capture(_))) => {
+                compile_past(policy, read, traffic, profile, workers, &running)
+            }
+            Origin::File(_) | Origin::Past(_) => {
+                policy_file::compile_read(read, traffic, profile, Some(workers), Some(&running))
+            }
+        };
         let compiled = compiled.and_then(Compiled::into_installable);
         let compiled = compiled
             .map(|compiled| compiled.of_past(past))
@@ -312,6 +323,7 @@ impl Work {
             difference: difference.clone(),
             milliseconds: u64::try_from(milliseconds).unwrap_or(u64::MAX),
             flows: Some(flows),
+            weights: now.weights.clone(),
         });
         difference
     }
@@ -319,7 +331,11 @@ impl Work {
 
 /// The result of an attempt.
 enum Attempted {
-    Installed(FlowChanges),
+    Installed {
+        flows: FlowChanges,
+        /// With half of the device's priorities; the others are still to come.
+        is_half: bool,
+    },
     DryRun(Box<PlanReport>),
 }
 
@@ -396,6 +412,36 @@ fn report(
     PlanReport { touched_share: touched, difference: words, ..PlanReport::of(&summary, &profile) }
 }
 
+/// Compiles a policy of the history for the packets for which it was compiled before. After a restart these
+/// are counted in the capture again, and if that cannot be read there are none.
+fn compile_past(
+    policy: &PastPolicy,
+    read: Read,
+    traffic: Option<&Traffic>,
+    profile: &DeviceModel,
+    workers: usize,
+    running: &Running<'_>,
+) -> Result<Compiled, Diagnostics> {
+    let mut read = read;
+    let weights = if policy.weights.is_empty() {
+        read.weights(traffic, None).unwrap_or_else(|error| {
+            tracing::warn!("policy {} of the history is compiled without: {}", policy.number, chain(&error));
+            None
+        })
+    } else {
+        // The hash covers the packets.
+        read.inputs = Arc::clone(&policy.inputs);
+        Counters::of_weights(policy.weights.clone()).weights(&read.policy)
+    };
+    policy_file::compile_weighted(read, weights.as_ref(), profile, Some(workers), Some(running))
+}
+
+/// The warning that a policy could not get the other half of the priorities.
+fn of_half(source: &str, why: &str) -> Diagnostic {
+    let message = format!("{source} is in force with half of the device's priorities only: {why}");
+    of_device().warning(message, "half of the priorities")
+}
+
 /// The place of what no part of the policy names.
 fn of_device() -> Place {
     Place::new(&Arc::new(Source::new("the device", "")), 0..0)
@@ -413,7 +459,7 @@ pub(in crate::daemon) fn plan(parts: &Parts, read: &Read) -> Result<PlanReport, 
     let before = Arc::clone(&observer.board.read().policy);
     // The rules are not locked while the policy is analysed and compiled: whoever may only read must not
     // hold up changes.
-    let facts = rules.facts(&read.policy).map(FormFacts::without_protection);
+    let facts = rules.facts(&read.policy, true);
     let mut choice = rules.lock().choose(&read.policy, &before.program, facts.as_ref());
     let counters = Counters::of_weights(before.weights.clone());
     let workers = observer.worker_count();

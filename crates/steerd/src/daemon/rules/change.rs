@@ -5,9 +5,11 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Instant;
 
-use control::{AppliedRequests, RUNTIME_REFUSALS_MAX, RuntimeOwner, RuntimeRequest, RuntimeRule};
+use control::{AppliedRequests, RUNTIME_REFUSALS_MAX, RuntimeOwner, RuntimeRequest, RuntimeRule, StoredRule};
 use policy::Policy;
 use program::RuntimeRules;
+use verbs::CounterValues;
+use worker::Traffic;
 
 use super::overtaking::Precedence;
 use super::{LiveRules, Rules};
@@ -46,11 +48,13 @@ impl LiveRules {
             return Err(not_allowed().into());
         };
         let owner = owner(caller, policy)?;
+        self.take_left_device(&mut rules);
         rules.check_protected(policy, &in_force.inputs.sha256, &changes.add)?;
         let has_times = changes.add.iter().any(|body| body.ttl_seconds.is_some());
         let Requests { list: requests, flushed, to_remove } = requests(&rules, owner, changes, allowed)?;
         let ids: Vec<Arc<str>> = requests.iter().map(|request| Arc::clone(request.id())).collect();
         let needed_before = rules.needed(allowed).len();
+        let counted = self.counted_before(&rules, &requests);
         let mut applied = rules.store.apply(requests, allowed, owner, Instant::now()).map_err(|refused| {
             let rules = refused.iter().map(|(place, why)| RefusedRule {
                 add: place.checked_sub(flushed + to_remove),
@@ -67,6 +71,10 @@ impl LiveRules {
                 format!("change {}: {}", place(rule), rule.error)
             })
         })?;
+        let added: Vec<Arc<str>> = applied.added_ids().cloned().collect();
+        let replaced = counted.into_iter().filter(|(id, _)| added.contains(id));
+        let replaced: Vec<(Arc<str>, CounterValues)> = replaced.collect();
+        rules.carry(&replaced);
         let summary = RulesChanged {
             added: applied.added,
             unchanged: applied.unchanged,
@@ -76,13 +84,11 @@ impl LiveRules {
         };
         let workers_changes = std::mem::take(&mut applied.changes);
         if let Err(error) = self.send_to_workers(&mut rules, Some(allowed), &workers_changes) {
-            self.take_back(&mut rules, allowed, applied);
+            self.take_back(&mut rules, allowed, applied, &replaced);
             return Err(Refused::new(503, error.to_string()).into());
         }
-        if let Err(refused) =
-            self.follow_in_device(&mut rules, &in_force, needed_before, &ids[flushed + to_remove..])
-        {
-            self.take_back(&mut rules, allowed, applied);
+        if let Err(refused) = self.follow_in_device(&mut rules, &in_force, needed_before, &added) {
+            self.take_back(&mut rules, allowed, applied, &replaced);
             return Err(refused.into());
         }
         let is_changed = summary.added + summary.removed > 0 || (has_times && summary.unchanged > 0);
@@ -92,16 +98,36 @@ impl LiveRules {
         Ok(RulesChanged { rules: rules.store.len(), in_device, microseconds, ..summary })
     }
 
-    fn take_back(&self, rules: &mut Rules, allowed: &RuntimeRules, applied: AppliedRequests) {
+    /// The packets that workers have counted for rules that are to be replaced: they count from 0 then.
+    fn counted_before(&self, rules: &Rules, requests: &[RuntimeRequest]) -> Vec<(Arc<str>, CounterValues)> {
+        let replaced = requests.iter().filter_map(|request| match request {
+            RuntimeRequest::Add(rule) => rules.store.get(&rule.id).filter(|stored| stored.rule != *rule),
+            RuntimeRequest::Remove(_) => None,
+        });
+        let replaced: Vec<&StoredRule> = replaced.collect();
+        let counted = self.counted_by_workers(&replaced).into_iter();
+        let ids = replaced.iter().map(|stored| Arc::clone(&stored.rule.id));
+        ids.zip(counted.map(|Traffic { packets, bytes }| CounterValues { packets, bytes })).collect()
+    }
+
+    /// `replaced`: the rules that were replaced, with what workers had counted for them.
+    fn take_back(
+        &self,
+        rules: &mut Rules,
+        allowed: &RuntimeRules,
+        applied: AppliedRequests,
+        replaced: &[(Arc<str>, CounterValues)],
+    ) {
         let changes = rules.store.undo(applied);
+        rules.carry(replaced);
         if let Err(error) = self.send_to_workers(rules, Some(allowed), &changes) {
             tracing::error!("rules at run time: {error}: it is tried again");
         }
     }
 
-    /// Gives the device the rules that only it can enforce, and takes away those that are gone.
-    /// `needed_before`: how many only it could enforce before the change; `added`: the rules that the change
-    /// adds.
+    /// Gives the device the rules that only it can enforce, and takes away those that are gone. Rules that it
+    /// should have had before the change are tried with it, and do not hold it up. `needed_before`: how many
+    /// only it could enforce before the change; `added`: the rules that the change adds.
     fn follow_in_device(
         &self,
         rules: &mut Rules,
@@ -111,31 +137,80 @@ impl LiveRules {
     ) -> Result<(), Refused> {
         let Some(allowed) = &in_force.program.runtime else { return Ok(()) };
         let max = allowed.device_rules_max as usize;
-        let needed = rules.needed(allowed);
+        let needed = rules.needed(allowed).len();
         // There may be more than a later policy allows; these can still be changed and removed.
-        if needed.len() > max && needed.len() > needed_before {
+        if needed > max && needed > needed_before {
             let why = format!(
                 "only the device can enforce these rules, and [runtime] allows {max} of them in the device (hint: \
                  device_rules, or a default that steers packets to workers)"
             );
             return Err(Refused::new(409, why));
         }
-        let held = rules.in_device();
-        let precedence = Precedence { store: &rules.store, forms: &allowed.forms };
-        let mut wanted: HashSet<Arc<str>> = needed.union(&held).cloned().collect();
-        if wanted.len() > max.max(needed.len()) || !precedence.is_closed_with(&wanted, added) {
-            let ranked = rules.hot.ranked(held.into_iter().collect());
-            wanted = precedence.filled(&needed, &ranked, max);
-        }
-        if !differs(&wanted, rules, in_force) {
+        let DeviceAttempts { whole, own } = rules.device_attempts(allowed, added);
+        if !differs(&own, rules, in_force) {
             return Ok(());
         }
-        self.put_in_device(rules, &wanted).map_err(|why| {
+        if let Some(whole) = whole {
+            match self.put_in_device(rules, &whole) {
+                Ok(()) => {
+                    rules.forget_fault_without_missing(allowed);
+                    return Ok(());
+                }
+                Err(why) if rules.device_fault.is_none() => rules.note_missing(allowed, &why),
+                Err(_) => {}
+            }
+        }
+        if !differs(&own, rules, in_force) {
+            return Ok(());
+        }
+        self.put_in_device(rules, &own).map_err(|why| {
             Refused::new(
                 409,
                 format!("the device cannot enforce these rules, and workers do not see their packets: {why}"),
             )
         })
+    }
+}
+
+/// The rules that the device is to have after a change.
+#[derive(Debug, PartialEq, Eq)]
+struct DeviceAttempts {
+    /// With rules that it should have had before the change; `None`: there are none, or no room for any.
+    whole: Option<HashSet<Arc<str>>>,
+    /// Without them.
+    own: HashSet<Arc<str>>,
+}
+
+impl Rules {
+    fn carry(&mut self, counted: &[(Arc<str>, CounterValues)]) {
+        counted.iter().for_each(|(id, counted)| self.store.carry(id, *counted));
+    }
+
+    /// `added`: the rules that a change adds, which the device must have if only it can enforce them.
+    fn device_attempts(&self, allowed: &RuntimeRules, added: &[Arc<str>]) -> DeviceAttempts {
+        let max = allowed.device_rules_max as usize;
+        let precedence = Precedence { store: &self.store, forms: &allowed.forms };
+        let held = self.in_device();
+        let (own, mut missing): (HashSet<Arc<str>>, Vec<Arc<str>>) = {
+            let is_own = |id: &Arc<str>| held.contains(id) || added.contains(id);
+            let (own, missing): (Vec<_>, Vec<_>) = self.only_in_device(allowed).into_iter().partition(is_own);
+            (precedence.closed(own.into_iter().collect()), missing)
+        };
+        let with_held = |needed: &HashSet<Arc<str>>| {
+            let wanted: HashSet<Arc<str>> = needed.union(&held).cloned().collect();
+            if wanted.len() > max.max(needed.len()) || !precedence.is_closed_with(&wanted, added) {
+                let ranked = self.hot.ranked(held.iter().cloned().collect());
+                precedence.filled(needed, &ranked, max)
+            } else {
+                wanted
+            }
+        };
+        missing.retain(|id| !own.contains(id));
+        missing.sort_unstable();
+        missing.truncate(max.saturating_sub(own.len()));
+        let all = own.iter().cloned().chain(missing.iter().cloned()).collect();
+        let all = (!missing.is_empty()).then(|| precedence.closed(all)).filter(|all| all.len() <= max);
+        DeviceAttempts { whole: all.map(|all| with_held(&all)), own: with_held(&own) }
     }
 }
 
@@ -254,4 +329,80 @@ pub(super) fn runtime_rule(
         time_to_live,
         idle_timeout,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use control::RuntimeRequest;
+    use program::{RuleId, RuntimeAction, RuntimeFields, RuntimeForm, RuntimeMatch, Verdict};
+
+    use super::*;
+
+    /// Rules on a source, which only the device can enforce, of which it has some.
+    fn rules(ids: &[&str], in_device: &[&str], device_rules_max: u32) -> (Rules, RuntimeRules) {
+        let action = RuntimeAction {
+            text: "drop".to_owned(),
+            verdict: Verdict::Drop,
+            sinks: Vec::new(),
+            by_workers: vec![false],
+        };
+        let form = RuntimeFields { src: 32, is_v6: Some(false), ..RuntimeFields::default() };
+        let allowed = RuntimeRules {
+            before: RuleId(0),
+            forms: vec![RuntimeForm::of(form)],
+            actions: vec![Some(action)],
+            subject: Vec::new(),
+            rules_max: 100,
+            device_rules_max,
+        };
+        let mut rules = Rules::default();
+        for (number, id) in ids.iter().enumerate() {
+            let src = format!("192.0.2.{number}").parse().expect("an address");
+            let rule = RuntimeRule {
+                id: Arc::from(*id),
+                matches: RuntimeMatch { src: Some(src), ..RuntimeMatch::default() },
+                both_directions: false,
+                action: 0,
+                owner: 0,
+                comment: String::new(),
+                time_to_live: None,
+                idle_timeout: None,
+            };
+            let owner = RuntimeOwner { uid: 0, rules_max: None };
+            rules
+                .store
+                .apply(vec![RuntimeRequest::Add(rule)], &allowed, owner, Instant::now())
+                .expect("it is allowed");
+        }
+        in_device.iter().for_each(|id| rules.store.set_in_device(id, true));
+        (rules, allowed)
+    }
+
+    fn set(ids: &[&str]) -> HashSet<Arc<str>> {
+        ids.iter().copied().map(Arc::from).collect()
+    }
+
+    #[test]
+    fn a_rule_that_is_missing_in_the_device_does_not_hold_up_changes() {
+        let (all, allowed) = rules(&["a", "b", "new"], &["a"], 10);
+        let attempts = all.device_attempts(&allowed, &[Arc::from("new")]);
+        assert_eq!(
+            attempts,
+            DeviceAttempts { whole: Some(set(&["a", "b", "new"])), own: set(&["a", "new"]) }
+        );
+        // Of too little room the change has precedence, then the first ones.
+        let (all, allowed) = rules(&["a", "b", "c", "new"], &["a"], 3);
+        let attempts = all.device_attempts(&allowed, &[Arc::from("new")]);
+        assert_eq!(
+            attempts,
+            DeviceAttempts { whole: Some(set(&["a", "b", "new"])), own: set(&["a", "new"]) }
+        );
+        let (all, allowed) = rules(&["a", "b", "new"], &["a"], 2);
+        let attempts = all.device_attempts(&allowed, &[Arc::from("new")]);
+        assert_eq!(attempts, DeviceAttempts { whole: None, own: set(&["a", "new"]) });
+        // Those that are there stay beyond a smaller limit.
+        let (all, allowed) = rules(&["a", "b"], &["a", "b"], 1);
+        let attempts = all.device_attempts(&allowed, &[]);
+        assert_eq!(attempts, DeviceAttempts { whole: None, own: set(&["a", "b"]) });
+    }
 }

@@ -4,11 +4,12 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
+use analysis::RuntimeProtection;
 use policy::{Diagnostics, Policy, Severity};
 use program::{Program, RuntimeForm, RuntimeMatch};
 
 use super::overtaking::Precedence;
-use super::protect::taking_protected;
+use super::protect::{Compared, LOCKED_FOR, compare, index_for, takers};
 use super::{Rules, device_rule};
 use crate::policy_file::{DeviceRule, quoted};
 
@@ -16,22 +17,23 @@ use crate::policy_file::{DeviceRule, quoted};
 pub(crate) struct FormFacts {
     /// Whether workers enforce rules without the device, by their action and form.
     by_workers: Vec<Vec<bool>>,
-    /// Whether no rule of a form can take a protected packet.
-    without_protected: Vec<bool>,
+    /// `None`: no rule has to be compared with protected packets.
+    protection: Option<RuntimeProtection>,
 }
 
 impl FormFacts {
-    pub(crate) fn of(policy: &Policy) -> Self {
+    /// `takers`: the rules that are to be compared with protected packets; `None`: no rule is.
+    pub(super) fn of(policy: &Policy, takers: Option<&[(RuntimeMatch, bool)]>) -> Self {
         let actions = policy.runtime.iter().flat_map(|runtime| &runtime.actions);
         Self {
             by_workers: actions.map(|(_, action)| analysis::forms_of_workers(policy, *action)).collect(),
-            without_protected: analysis::forms_without_protected(policy),
+            protection: takers.and_then(|takers| index_for(policy, takers)),
         }
     }
 
-    /// For a policy that is only compiled: rules are not compared with protected packets, which takes long.
-    pub(crate) fn without_protection(self) -> Self {
-        Self { without_protected: vec![true; self.without_protected.len()], ..self }
+    /// The index of the policy's protected packets, for when it is in force.
+    pub(crate) fn into_protection(self) -> Option<RuntimeProtection> {
+        self.protection
     }
 }
 
@@ -44,6 +46,8 @@ pub(crate) struct DeviceChoice {
     chosen: Vec<DeviceRule>,
     /// The rules that cannot be in force with the policy, each with the reason.
     pub(crate) left_out: HashMap<Arc<str>, String>,
+    /// The rules that are still to be compared with protected packets.
+    open: Vec<Arc<str>>,
 }
 
 impl DeviceChoice {
@@ -84,6 +88,11 @@ impl DeviceChoice {
 }
 
 impl Rules {
+    /// Notes the rules that are still to be compared with the protected packets of a policy that is in force.
+    pub(crate) fn note_open(&mut self, choice: &DeviceChoice) {
+        self.open.clone_from(&choice.open);
+    }
+
     /// Chooses the rules for the device under a policy. `program`: the one in force, whose actions the rules
     /// name by number.
     pub(crate) fn choose(
@@ -95,9 +104,15 @@ impl Rules {
         let Some(runtime) = policy.runtime.as_ref().filter(|_| !self.store.is_empty()) else {
             return DeviceChoice::default();
         };
-        let computed = facts.is_none().then(|| FormFacts::of(policy));
+        // Rules that were added meanwhile.
+        let takers = || takers(&self.store, program.runtime.as_ref());
+        let computed = facts.is_none().then(|| FormFacts::of(policy, Some(&takers())));
         let Some(facts) = facts.or(computed.as_ref()) else { return DeviceChoice::default() };
-        let left_out = taking_protected(&self.store, policy, &facts.without_protected, program);
+        let compared = compare(self.store.rules(), policy, facts.protection.as_ref(), program, LOCKED_FOR);
+        let Compared { taking: left_out, mut open } = compared;
+        if facts.protection.is_none() {
+            open.clone_from(&self.open);
+        }
         let form_of = |matches: &RuntimeMatch| {
             let fields = matches.fields().ok();
             runtime.forms.iter().position(|form| Some(*form) == fields)
@@ -127,7 +142,7 @@ impl Rules {
         let present = needed.iter().filter(|stored| stored.in_device).count();
         let room = (runtime.device_rules_max as usize).max(present);
         let beyond = needed.split_off(room.min(needed.len()));
-        let mut choice = DeviceChoice { left_out, ..DeviceChoice::default() };
+        let mut choice = DeviceChoice { left_out, open, ..DeviceChoice::default() };
         let why = || {
             format!(
                 "only the device can enforce it now, and [runtime] allows {} rules there",

@@ -25,6 +25,9 @@ const INTERVAL: Duration = Duration::from_secs(2);
 const REST: u32 = 20;
 /// The rest after the device has refused a move.
 const LONG_REST: Duration = Duration::from_secs(120);
+/// How long a rule stays in the device whose packets cannot be counted there. Then it goes back to the
+/// workers, which count them: it comes again if it is still hot.
+const UNCOUNTED_STAY: Duration = Duration::from_secs(600);
 /// The weight of the last interval in a rate.
 const NEW_SHARE: f64 = 0.5;
 
@@ -40,25 +43,47 @@ pub(super) struct Hot {
 struct Rate {
     packets: u64,
     per_second: f64,
+    /// Since when the packets cannot be counted; the rate is the last one that was measured.
+    uncounted_since: Option<Instant>,
+}
+
+impl Rate {
+    /// The rate of a rule whose packets cannot be counted now.
+    fn uncounted(self, now: Instant) -> Self {
+        let since = self.uncounted_since.unwrap_or(now);
+        let is_over = now - since >= UNCOUNTED_STAY;
+        Self { per_second: if is_over { 0.0 } else { self.per_second }, uncounted_since: Some(since), ..self }
+    }
+
+    /// The rate of a rule that had so many packets after some seconds, by its rate before.
+    fn counted(self, packets: u64, seconds: f64) -> Self {
+        // The packets that were not counted are not known.
+        if self.uncounted_since.is_some() {
+            return Self { packets, per_second: self.per_second, uncounted_since: None };
+        }
+        let new = packets.saturating_sub(self.packets) as f64 / seconds;
+        let per_second = self.per_second * (1.0 - NEW_SHARE) + new * NEW_SHARE;
+        Self { packets, per_second, uncounted_since: None }
+    }
 }
 
 impl Hot {
-    /// Updates the rates by these counts.
-    fn measure(&mut self, counts: impl Iterator<Item = (Arc<str>, u64)>, now: Instant) {
+    /// Updates the rates by these counts; `None`: the packets of the rule cannot be counted now.
+    fn measure(&mut self, counts: impl Iterator<Item = (Arc<str>, Option<u64>)>, now: Instant) {
         let seconds = self.measured.map(|before| (now - before).as_secs_f64());
         self.measured = Some(now);
         let before = std::mem::take(&mut self.rates);
         self.rates = counts
             .map(|(id, packets)| {
                 let last = before.get(&id).copied();
-                let per_second = match (last, seconds) {
-                    (Some(last), Some(seconds)) if seconds > 0.0 => {
-                        let new = packets.saturating_sub(last.packets) as f64 / seconds;
-                        last.per_second * (1.0 - NEW_SHARE) + new * NEW_SHARE
+                let rate = match (last, packets, seconds) {
+                    (last, None, _) => last.unwrap_or_default().uncounted(now),
+                    (Some(last), Some(packets), Some(seconds)) if seconds > 0.0 => {
+                        last.counted(packets, seconds)
                     }
-                    _ => 0.0,
+                    (_, Some(packets), _) => Rate { packets, ..Rate::default() },
                 };
-                (id, Rate { packets, per_second })
+                (id, rate)
             })
             .collect();
     }
@@ -100,12 +125,17 @@ impl LiveRules {
         };
         let candidates: Vec<&StoredRule> = rules.store.rules().filter(may_move).collect();
         let before = rules.in_device();
-        let traffic = {
+        let counts: Vec<(Arc<str>, Option<u64>)> = {
             let state = (!before.is_empty()).then(|| self.observer.state());
-            self.traffic(&candidates, &DeviceTraffic::of(state.as_ref()))
+            let device = DeviceTraffic::of(state.as_ref());
+            let traffic = self.traffic(&candidates, &device).into_iter();
+            let counted = candidates.iter().zip(traffic).map(|(stored, traffic)| {
+                let is_counted = !stored.in_device || device.counts(stored);
+                (Arc::clone(&stored.rule.id), is_counted.then_some(traffic.packets))
+            });
+            counted.collect()
         };
-        let ids: Vec<Arc<str>> = candidates.iter().map(|stored| Arc::clone(&stored.rule.id)).collect();
-        rules.hot.measure(ids.into_iter().zip(traffic.iter().map(|traffic| traffic.packets)), now);
+        rules.hot.measure(counts.into_iter(), now);
         let ranked = rules.hot.choose(&before);
         let precedence = Precedence { store: &rules.store, forms: &allowed.forms };
         // Those that were left out when the device had no room for them are tried again elsewhere.
@@ -152,7 +182,8 @@ mod tests {
         let begun = Instant::now();
         let count = |hot: &mut Hot, second: u64, counts: [u64; 3]| {
             let ids = ["a", "b", "c"].map(Arc::<str>::from);
-            hot.measure(ids.into_iter().zip(counts), begun + Duration::from_secs(second));
+            let counts = ids.into_iter().zip(counts.map(Some));
+            hot.measure(counts, begun + Duration::from_secs(second));
         };
         let ids = |ids: &[&str]| ids.iter().map(|id| Arc::<str>::from(*id)).collect::<HashSet<_>>();
         count(&mut hot, 0, [0, 0, 0]);
@@ -167,5 +198,25 @@ mod tests {
         assert_eq!(chosen(&hot, &[]), ["a", "b"]);
         assert_eq!(chosen(&hot, &["b"]), ["b", "a"], "too little for a move");
         assert_eq!(hot.ranked(["c", "b", "a"].map(Arc::from).to_vec()), ["a", "b", "c"].map(Arc::from));
+    }
+
+    #[test]
+    fn a_rule_whose_packets_the_device_does_not_count_stays_there_for_a_time() {
+        let (mut hot, id) = (Hot::default(), Arc::<str>::from("kernel"));
+        let begun = Instant::now();
+        let held = HashSet::from([Arc::clone(&id)]);
+        let mut measure = |second: u64, packets: Option<u64>| {
+            hot.measure([(Arc::clone(&id), packets)].into_iter(), begun + Duration::from_secs(second));
+            (hot.choose(&HashSet::new()).len(), hot.choose(&held).len())
+        };
+        assert_eq!(measure(0, Some(0)), (0, 0));
+        assert_eq!(measure(2, Some(20_000)), (1, 1), "it is hot");
+        for second in (4..600).step_by(2) {
+            assert_eq!(measure(second, None), (1, 1), "after {second} s");
+        }
+        let over = 4 + UNCOUNTED_STAY.as_secs();
+        assert_eq!(measure(over, None), (0, 0), "workers are to count it again");
+        assert_eq!(measure(over + 2, Some(20_000)), (0, 0), "the packets meanwhile are not known");
+        assert_eq!(measure(over + 4, Some(60_000)), (1, 1), "it is still hot");
     }
 }

@@ -1,111 +1,96 @@
 //! Whether rules at run time take packets that `[protect]` leaves to the host: asked of each rule that is
-//! added, and of all rules when another policy comes into force.
+//! added, and of all rules when a policy comes into force that protects other packets, or has other rules
+//! before them. Each policy is indexed once.
+//!
+//! That a comparison takes long is no reason to remove a rule. When a policy comes into force, rules are
+//! compared before they are locked, and for [`LOCKED_FOR`] while they are; those that are left stay in force
+//! and are compared in the seconds after it.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use analysis::Protected;
-use control::{RUNTIME_REFUSALS_MAX, RuntimeStore};
+use analysis::{Protected, RuntimeProtection};
+use control::{RUNTIME_REFUSALS_MAX, RuntimeStore, StoredRule};
 use policy::Policy;
-use program::{Match, Program, RuntimeMatch};
+use policy::policy::{Action, RuleDefinition};
+use program::{Match, Program, RuntimeMatch, RuntimeRules};
 
+use super::{LOGGED_MAX, LiveRules, Rules, log_removed};
+use crate::api::request::Refused;
 use crate::api::rules::{ChangesRefused, RefusedRule, RuleBody, rule_id};
 use crate::daemon::board::PolicyInForce;
-use crate::daemon::rules::Rules;
 use crate::describe;
 
-/// The most rules of one call that are compared exactly with protected packets, which takes up to
-/// milliseconds each; most rules share no value with them and are not compared.
-const COMPARED_MAX: usize = 256;
-/// The most rules that are compared exactly when another policy comes into force, which holds up changes of
-/// rules meanwhile.
-const RECHECKED_MAX: usize = 4096;
+/// How long the rules of one call may be compared, which holds up other changes.
+const CALL_FOR: Duration = Duration::from_secs(2);
+/// How long rules are compared with a policy before it is compiled.
+const BEFORE_FOR: Duration = Duration::from_secs(10);
+/// How long they are compared while nobody can change them.
+pub(super) const LOCKED_FOR: Duration = Duration::from_millis(500);
+/// How long they are compared in each second afterwards.
+const SLICE: Duration = Duration::from_millis(50);
 
-/// Why a rule may take protected packets.
-enum Taken {
-    /// With an example, or why that is not known.
-    Packets { why: String, witness: Option<String> },
-    /// The limit of exact comparisons.
-    TooMany(usize),
+/// The action that leaves packets to the host.
+const KERNEL: &str = "kernel";
+
+/// The index of the policy with a hash.
+#[derive(Default)]
+pub(super) struct KnownProtection {
+    sha256: String,
+    /// `None`: it protects nothing.
+    index: Option<RuntimeProtection>,
 }
 
-/// Compares rules at run time with the protected packets of a policy.
-struct ProtectedPackets<'p> {
-    policy: &'p Policy,
-    /// Whether no rule of a form can take a protected packet.
-    safe_forms: &'p [bool],
-    /// How many rules may still be compared exactly.
-    left: usize,
-    max: usize,
-}
-
-impl<'p> ProtectedPackets<'p> {
-    /// `None`: the policy protects nothing, or allows no rules at run time.
-    fn of(policy: &'p Policy, safe_forms: &'p [bool], max: usize) -> Option<Self> {
-        let protects = policy.protect.as_ref().is_some_and(|protected| !protected.is_empty());
-        (protects && policy.runtime.is_some()).then_some(Self { policy, safe_forms, left: max, max })
-    }
-
-    fn is_safe(&self, matches: &RuntimeMatch) -> bool {
-        let fields = matches.fields().ok();
-        let mut forms = self.policy.runtime.iter().flat_map(|runtime| &runtime.forms);
-        let form = forms.position(|form| Some(*form) == fields);
-        form.is_none_or(|form| self.safe_forms.get(form).copied().unwrap_or(false))
-    }
-
-    /// Compares a rule that takes packets from the host.
-    fn check(&mut self, matches: RuntimeMatch, both_directions: bool) -> Result<(), Taken> {
-        let reverse = both_directions.then(|| matches.reversed());
-        for matches in [Some(matches), reverse].into_iter().flatten() {
-            if self.is_safe(&matches) {
-                continue;
-            }
-            let wide = matches.to_match();
-            let protected = self.policy.protect.as_deref().unwrap_or_default();
-            if protected.iter().all(|protected| !may_share(&wide, &protected.matches)) {
-                continue;
-            }
-            self.left = self.left.checked_sub(1).ok_or(Taken::TooMany(self.max))?;
-            if let Some(taken) = taken(self.policy, wide) {
-                return Err(taken);
-            }
+impl KnownProtection {
+    fn of(&mut self, policy: &Policy, sha256: &str) -> Option<&RuntimeProtection> {
+        if self.sha256 != sha256 {
+            *self = Self { sha256: sha256.to_owned(), index: RuntimeProtection::of(policy) };
         }
-        Ok(())
+        self.index.as_ref()
     }
+}
+
+/// The rules that were compared with protected packets.
+#[derive(Debug, Default)]
+pub(super) struct Compared {
+    /// Those that may take some, each with the reason.
+    pub(super) taking: HashMap<Arc<str>, String>,
+    /// Those for which there was no time.
+    pub(super) open: Vec<Arc<str>>,
 }
 
 impl Rules {
-    /// Refuses rules that take packets which `[protect]` leaves to the host, each with such a packet.
+    /// Refuses rules that take packets which `[protect]` leaves to the host, the first ones with such a packet.
     pub(super) fn check_protected(
         &mut self,
         policy: &Policy,
         sha256: &str,
         added: &[RuleBody],
     ) -> Result<(), ChangesRefused> {
-        if self.safe_forms_of != sha256 {
-            self.safe_forms = analysis::forms_without_protected(policy);
-            sha256.clone_into(&mut self.safe_forms_of);
-        }
-        let Some(mut packets) = ProtectedPackets::of(policy, &self.safe_forms, COMPARED_MAX) else {
-            return Ok(());
-        };
+        let Some(index) = self.protection.of(policy, sha256) else { return Ok(()) };
+        let begun = Instant::now();
         let mut refused = Vec::new();
         for (place, body) in added.iter().enumerate().filter(|(_, body)| body.action != KERNEL) {
-            let Err(taken) = packets.check(body.matches, body.both) else { continue };
-            let (error, witness) = match taken {
-                Taken::Packets { why, witness } => (format!("rule `{}` {why}", rule_id(body)), witness),
-                Taken::TooMany(max) => {
-                    let why = format!(
-                        "more than {max} rules have fields in common with [protect] (hint: add fewer at a \
-                         time, or let `before` of [runtime] name a rule behind those that leave the protected \
-                         packets to the host)"
-                    );
-                    (why, None)
-                }
-            };
-            refused.push(RefusedRule { add: Some(place), remove: None, id: rule_id(body), error, witness });
+            if let Some((matches, protected)) = taken_by(index, body.matches, body.both) {
+                // An example takes an analysis of its own.
+                let is_shown = refused.len() < LOGGED_MAX;
+                let taken = if is_shown { taken(policy, &matches, protected) } else { named(policy, protected) };
+                let error = format!("rule `{}` {taken}", rule_id(body));
+                let witness = taken.witness;
+                refused.push(RefusedRule { add: Some(place), remove: None, id: rule_id(body), error, witness });
+            }
             if refused.len() == RUNTIME_REFUSALS_MAX {
                 break;
+            }
+            if begun.elapsed() > CALL_FOR {
+                let why = format!(
+                    "the rules cannot be compared with [protect] within {} s (hint: add fewer at a time, or let \
+                     `before` of [runtime] name a rule behind those that leave the protected packets to the host)",
+                    CALL_FOR.as_secs()
+                );
+                return Err(Refused::new(409, why).into());
             }
         }
         if refused.is_empty() {
@@ -113,74 +98,154 @@ impl Rules {
         }
         Err(ChangesRefused::of_rules(409, refused, |rule| rule.error.clone()))
     }
-}
 
-impl Rules {
-    /// The rules that may take protected packets of the policy in force, each with the reason.
-    pub(super) fn taking_protected(&self, in_force: &PolicyInForce) -> HashMap<Arc<str>, String> {
+    /// Compares all rules with the protected packets of the policy in force.
+    pub(super) fn compare_all(&mut self, in_force: &PolicyInForce) -> Compared {
         let Some(policy) = in_force.policy.as_deref().filter(|_| !self.store.is_empty()) else {
-            return HashMap::new();
+            return Compared::default();
         };
-        let safe_forms = analysis::forms_without_protected(policy);
-        taking_protected(&self.store, policy, &safe_forms, &in_force.program)
+        let index = self.protection.of(policy, &in_force.inputs.sha256);
+        compare(self.store.rules(), policy, index, &in_force.program, LOCKED_FOR)
+    }
+
+    /// Uses the index of a policy that is in force now.
+    pub(crate) fn adopt(&mut self, index: Option<RuntimeProtection>, in_force: &PolicyInForce) {
+        if index.is_some() {
+            self.protection = KnownProtection { sha256: in_force.inputs.sha256.clone(), index };
+        }
     }
 }
 
-/// The action that leaves packets to the host.
-const KERNEL: &str = "kernel";
-
-/// The rules of a store that may take protected packets of a policy, each with the reason. `program`: of
-/// which the rules name the actions.
-pub(super) fn taking_protected(
-    store: &RuntimeStore,
-    policy: &Policy,
-    safe_forms: &[bool],
-    program: &Program,
-) -> HashMap<Arc<str>, String> {
-    let Some(mut packets) = ProtectedPackets::of(policy, safe_forms, RECHECKED_MAX) else {
-        return HashMap::new();
-    };
-    let actions = program.runtime.as_ref().map(|runtime| runtime.actions.as_slice()).unwrap_or_default();
-    let is_kernel = |action: u8| {
-        actions
-            .get(usize::from(action))
-            .is_some_and(|action| action.as_ref().is_some_and(|one| one.text == KERNEL))
-    };
-    let taking = store.rules().filter(|stored| !is_kernel(stored.rule.action)).filter_map(|stored| {
-        let rule = &stored.rule;
-        let why = match packets.check(rule.matches, rule.both_directions) {
-            Ok(()) => return None,
-            Err(Taken::Packets { why, .. }) => why,
-            Err(Taken::TooMany(max)) => {
-                format!("has fields in common with [protect], and more than {max} rules have")
-            }
-        };
-        Some((Arc::clone(&rule.id), why))
-    });
-    taking.collect()
+impl LiveRules {
+    /// Compares rules that a policy was put in force without, for a short time, and removes those that may
+    /// take protected packets.
+    pub(super) fn compare_open(&self, rules: &mut Rules) {
+        let in_force = Arc::clone(&self.observer.board.read().policy);
+        let (open, Some(policy)) = (std::mem::take(&mut rules.open), &in_force.policy) else { return };
+        let stored = open.iter().filter_map(|id| rules.store.get(id));
+        let index = rules.protection.of(policy, &in_force.inputs.sha256);
+        let Compared { taking, open } = compare(stored, policy, index, &in_force.program, SLICE);
+        rules.open = open;
+        if taking.is_empty() {
+            return;
+        }
+        let (gone, changes) = rules.store.remove_rules(taking.keys());
+        log_removed(&gone, "as they may take protected packets", &taking);
+        self.follow_removal(rules, &gone, &changes);
+    }
 }
 
-/// Whether packets of a rule are protected, by the exact analysis of a policy that has it behind the rules
-/// before it: in words, with a packet.
-fn taken(policy: &Policy, matches: Match) -> Option<Taken> {
-    let found = analysis::protection_from_rule(policy, matches);
-    policy.protect.iter().flatten().zip(found).find_map(|(protected, found)| {
-        let name = format!("`{}` (line {})", protected.name, protected.place.line());
-        let (why, witness) = match found {
-            Protected::Safe => return None,
-            Protected::Missed(missed) => {
-                let witness = describe::witness(&missed.witness);
-                let why = format!(
-                    "takes packets that [protect] leaves to the host by {name}, for example {witness}"
-                );
-                (why, Some(witness))
-            }
-            Protected::NotDecided(why) => {
-                (format!("may take packets of {name} of [protect], which is not known: {why}"), None)
-            }
-        };
-        Some(Taken::Packets { why, witness })
-    })
+/// Whether two policies give the same answer for each rule at run time: they protect the same packets, and
+/// decide the same packets before rules at run time.
+pub(super) fn protects_alike(a: &Policy, b: &Policy) -> bool {
+    let earlier = |policy: &Policy| {
+        let before = policy.runtime.as_ref().map_or(0, |runtime| runtime.before);
+        before.min(policy.rules.len())
+    };
+    let protected = |policy: &Policy| policy.protect.as_ref().map_or(0, Vec::len);
+    let is_final = |rule: &RuleDefinition| !matches!(rule.action, Action::Copy(_) | Action::Sniff(_));
+    let is_same = |a: &RuleDefinition, b: &RuleDefinition| {
+        is_final(a) == is_final(b) && a.direction == b.direction && a.matches == b.matches
+    };
+    earlier(a) == earlier(b)
+        && protected(a) == protected(b)
+        && a.rules.iter().zip(&b.rules).take(earlier(a)).all(|(a, b)| is_same(a, b))
+        && a.protect.iter().flatten().zip(b.protect.iter().flatten()).all(|(a, b)| a.matches == b.matches)
+}
+
+/// Indexes a policy and compares rules with it, so that the answers are known when they are asked for again.
+pub(super) fn index_for(policy: &Policy, rules: &[(RuntimeMatch, bool)]) -> Option<RuntimeProtection> {
+    let index = RuntimeProtection::of(policy)?;
+    let begun = Instant::now();
+    let in_time = rules.iter().take_while(|_| begun.elapsed() < BEFORE_FOR);
+    in_time.for_each(|(matches, both_directions)| _ = taken_by(&index, *matches, *both_directions));
+    Some(index)
+}
+
+/// The rules of a store that take packets from the host, as [`index_for`] compares them. `allowed`: the
+/// actions that the rules name.
+pub(super) fn takers(store: &RuntimeStore, allowed: Option<&RuntimeRules>) -> Vec<(RuntimeMatch, bool)> {
+    let taking = store.rules().filter(|stored| !leaves_to_host(stored, allowed));
+    taking.map(|stored| (stored.rule.matches, stored.rule.both_directions)).collect()
+}
+
+/// Compares rules with the protected packets of a policy. `program`: of which the rules name the actions.
+pub(super) fn compare<'r>(
+    rules: impl Iterator<Item = &'r StoredRule>,
+    policy: &Policy,
+    index: Option<&RuntimeProtection>,
+    program: &Program,
+    patience: Duration,
+) -> Compared {
+    let mut compared = Compared::default();
+    let Some(index) = index else { return compared };
+    let begun = Instant::now();
+    for stored in rules.filter(|stored| !leaves_to_host(stored, program.runtime.as_ref())) {
+        let rule = &stored.rule;
+        if begun.elapsed() > patience {
+            compared.open.push(Arc::clone(&rule.id));
+            continue;
+        }
+        if let Some((matches, place)) = taken_by(index, rule.matches, rule.both_directions) {
+            // An example takes an analysis of its own.
+            let is_shown = compared.taking.len() < LOGGED_MAX;
+            let why = if is_shown { taken(policy, &matches, place) } else { named(policy, place) };
+            compared.taking.insert(Arc::clone(&rule.id), why.to_string());
+        }
+    }
+    compared
+}
+
+fn leaves_to_host(stored: &StoredRule, allowed: Option<&RuntimeRules>) -> bool {
+    let action = allowed.and_then(|allowed| allowed.actions.get(usize::from(stored.rule.action))?.as_ref());
+    action.is_some_and(|action| action.text == KERNEL)
+}
+
+/// The direction of a rule that may take packets of a protected match, and the index of that.
+fn taken_by(
+    index: &RuntimeProtection,
+    matches: RuntimeMatch,
+    both_directions: bool,
+) -> Option<(RuntimeMatch, usize)> {
+    let reverse = both_directions.then(|| matches.reversed());
+    [Some(matches), reverse]
+        .into_iter()
+        .flatten()
+        .find_map(|matches| Some((matches, index.taken_by(&matches)?)))
+}
+
+/// That a rule may take packets of a protected match, in words, and an example.
+struct TakenPackets {
+    why: String,
+    witness: Option<String>,
+}
+
+impl fmt::Display for TakenPackets {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.why)?;
+        self.witness.iter().try_for_each(|witness| write!(f, ", for example {witness}"))
+    }
+}
+
+fn named(policy: &Policy, place: usize) -> TakenPackets {
+    let protected = policy.protect.iter().flatten().nth(place);
+    let name = protected.map(|one| format!("`{}` (line {})", one.name, one.place.line())).unwrap_or_default();
+    TakenPackets { why: format!("takes packets that [protect] leaves to the host by {name}"), witness: None }
+}
+
+/// The same with an example, by the exact analysis of a policy that has the rule behind the rules before it.
+fn taken(policy: &Policy, matches: &RuntimeMatch, place: usize) -> TakenPackets {
+    let found = analysis::protection_from_rule(policy, matches.to_match());
+    let taken = named(policy, place);
+    match found.get(place) {
+        Some(Protected::Missed(missed)) => {
+            TakenPackets { witness: Some(describe::witness(&missed.witness)), ..taken }
+        }
+        Some(Protected::NotDecided(undecided)) => {
+            TakenPackets { why: format!("{taken}, as far as is known: {undecided}"), witness: None }
+        }
+        Some(Protected::Safe) | None => taken,
+    }
 }
 
 /// `false`: no packet can match both.

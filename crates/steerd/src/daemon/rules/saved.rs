@@ -10,6 +10,7 @@ use program::{RuntimeChange, RuntimeRules};
 use serde::{Deserialize, Serialize};
 
 use super::change::runtime_rule;
+use super::protect::Compared;
 use super::{END_PATIENCE, LiveRules, Rules, TrialStage, body};
 use crate::api::rules::{RuleBody, rule_id};
 use crate::daemon::board::PolicyInForce;
@@ -117,8 +118,9 @@ impl LiveRules {
                 }
             }
         }
-        let left_out = rules.taking_protected(&in_force);
-        self.follow_policy(&mut rules, &left_out, &in_force.program, TrialStage::None);
+        let Compared { taking, open } = rules.compare_all(&in_force);
+        rules.open = open;
+        self.follow_policy(&mut rules, &taking, &in_force.program, TrialStage::None);
         if let Some(allowed) = &in_force.program.runtime {
             self.put_what_fits(&mut rules, allowed);
         }
