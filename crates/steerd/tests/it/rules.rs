@@ -300,45 +300,6 @@ fn a_rule_keeps_its_count_when_it_leaves_the_device_and_when_it_is_replaced() {
 }
 
 #[test]
-fn a_rule_whose_packets_the_device_does_not_count_does_not_end_as_idle() {
-    let runtime = "before = \"ping\"\nmatches = [\"src\"]\nactions = [\"kernel\", \"drop\"]\n";
-    let place = Place::new(&policy("kernel", runtime));
-    let daemon = place.start();
-    let of = |id: &str, host: u8, action: &str| json!({ "id": id, "match": { "src": format!("203.0.113.{host}") }, "action": action, "idle_seconds": 1 });
-    changes(&place, &json!({ "add": [of("passed", 9, "kernel"), of("dropped", 8, "drop")] }));
-    let acts_in = |id: &str| rule(&place, id).map(|rule| rule["acts_in"].clone());
-    assert_eq!((acts_in("passed"), acts_in("dropped")), (Some(json!("device")), Some(json!("device"))));
-    until("the other one ends", || acts_in("dropped").is_none());
-    std::thread::sleep(Duration::from_secs(2));
-    assert_eq!(acts_in("passed"), Some(json!("device")), "nobody knows whether it has packets");
-    ends_well(daemon);
-}
-
-#[test]
-fn many_rules_that_share_values_with_protected_packets_stay() {
-    let place = Place::new(&unprotected(BEFORE_SSH));
-    let daemon = place.start();
-    // Beside the protected port, but of a form that shares values with it.
-    let udp = |port: u32| json!({ "id": format!("u{port}"), "match": { "protocol": "udp", "dst_port": port }, "action": "drop" });
-    let mut add: Vec<Value> = (1000..7000).map(udp).collect();
-    let source = |number: u32| format!("10.3.{}.{}", number / 250, number % 250);
-    add.extend((0..300u32).map(|number| json!({ "match": { "src": source(number) }, "action": "drop" })));
-    changes(&place, &json!({ "add": add }));
-    // The port is protected for one source only.
-    let narrow =
-        policy("kernel", BEFORE_SSH).replace("protocols = []", "protocols = []\nsources = \"10.3.0.7\"");
-    place.write("p.toml", &narrow);
-    place.ok(&["reload"]);
-    assert_eq!(place.get("/v1/rules")["count"], 6299, "{}", daemon.log());
-    assert!(rule(&place, "src:10.3.0.7").is_none());
-    // In one call too.
-    changes(&place, &json!({ "flush": true }));
-    add.retain(|rule| rule["match"]["src"] != "10.3.0.7");
-    assert_eq!(changes(&place, &json!({ "add": add }))["added"], 6299);
-    ends_well(daemon);
-}
-
-#[test]
 fn a_hot_rule_does_not_overtake_rules_of_earlier_forms() {
     let runtime = "before = \"ip\"\nmatches = [\"src protocol dst_port\", \"protocol dst_port\"]\n\
          actions = [\"drop\", \"steer every\"]\n";
