@@ -120,12 +120,17 @@ fn rules_that_share_no_packet_with_hybrid_ones_are_added_one_by_one() {
     let device = DeviceModel::ideal();
     let job = Job::new(&own, &device, 2);
     let mut program = job.compile().expect("it compiles");
+    let own_priorities = program.priorities_used;
     for host in 0..200u8 {
         let rule = inserted(host.into(), &matches(2, host, 0));
         let added = AddedRule { rule, place: RuleId::of(1 + usize::from(host)) };
         program = job.with_added_rule(&program, &added).expect("there is nothing in its way");
     }
-    assert_eq!(program.priorities_used, 2, "all of them have one priority, before the rule behind them");
+    assert_eq!(
+        program.priorities_used,
+        own_priorities + 1,
+        "all of them have one, before the rule behind them"
+    );
     let exceptions = &program.exceptions[0];
     assert_eq!(exceptions.left_out_of.len(), 201, "SSH is left out of each");
 }
