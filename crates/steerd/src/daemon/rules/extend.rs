@@ -18,8 +18,8 @@ use crate::policy_file::{Compiled, is_quoted, quoted};
 const ADDED_MAX: usize = 8;
 
 impl LiveRules {
-    /// Has the device enforce these rules, if some come and none goes. `false`: nothing was done, as the whole
-    /// policy has to be compiled.
+    /// Has the device enforce these rules, if some come and none goes. `false`: nothing was done, as the
+    /// whole policy has to be compiled.
     pub(super) fn extend_device(&self, rules: &Rules, ids: &HashSet<Arc<str>>) -> bool {
         let in_force = Arc::clone(&self.observer.board.read().policy);
         // A rule that was not compared with protected packets may take some.
