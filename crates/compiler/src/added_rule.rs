@@ -150,6 +150,7 @@ impl Job<'_> {
 }
 
 /// The place of the rule's flows among the priorities.
+#[derive(Clone, Copy)]
 struct Room {
     priority: u16,
     /// Whether all flows of this priority and later ones get the next.

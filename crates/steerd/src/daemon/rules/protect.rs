@@ -264,3 +264,65 @@ pub(super) fn may_share(a: &Match, b: &Match) -> bool {
         .is_some_and(|types| ![0x0800u32, 0x86dd].into_iter().any(|one| is_ip(one) && types.contains(one)));
     shares_values && shares_addresses && !(a.needs_ip() && needs_other)
 }
+
+#[cfg(test)]
+mod tests {
+    use control::{RuntimeOwner, RuntimeRequest, RuntimeRule};
+    use device_model::DeviceModel;
+    use policy::{NoFiles, Source};
+
+    use super::*;
+
+    fn policy(sources: &str) -> Policy {
+        let text = format!(
+            "version = 1\n[protect]\nports = '22/tcp'\nprotocols = []\n{sources}\n[runtime]\nbefore = 'ssh'\n\
+             matches = ['protocol dst_port', 'src']\nactions = ['drop']\nrules = 10_000\n\
+             [[rules]]\nname = 'ssh'\nmatch = {{ protocol = 'tcp', dst_port = 22 }}\naction = 'kernel'\n"
+        );
+        policy::parse(&Source::new("p.toml", text), &NoFiles).expect("a policy").0
+    }
+
+    #[test]
+    fn many_rules_are_compared_and_none_is_removed_for_want_of_time() {
+        let policy = policy("sources = '10.3.0.7'");
+        let program = compiler::compile(&policy, &DeviceModel::ideal(), 1).expect("it compiles");
+        let allowed = program.runtime.as_ref().expect("[runtime]");
+        let udp = |port: u16| RuntimeMatch {
+            protocol: Some(program::ProtocolNumber(17)),
+            dst_port: Some(port),
+            ..RuntimeMatch::default()
+        };
+        let taker = RuntimeMatch { src: "10.3.0.7".parse().ok(), ..RuntimeMatch::default() };
+        let mut store = RuntimeStore::default();
+        for (number, matches) in (1..=5000).map(udp).chain([taker]).enumerate() {
+            let rule = RuntimeRule {
+                id: format!("r{number}").into(),
+                matches,
+                both_directions: false,
+                action: 0,
+                owner: 0,
+                comment: String::new(),
+                time_to_live: None,
+                idle_timeout: None,
+            };
+            let owner = RuntimeOwner { uid: 0, rules_max: None };
+            store
+                .apply(vec![RuntimeRequest::Add(rule)], allowed, owner, Instant::now())
+                .expect("it is allowed");
+        }
+        let index = index_for(&policy, &takers(&store, Some(allowed)));
+        let compared = |patience| compare(store.rules(), &policy, index.as_ref(), &program, patience);
+        let all = compared(Duration::from_secs(60));
+        assert_eq!((all.taking.len(), all.open.len()), (1, 0));
+        assert!(all.taking["r5000"].contains("for example 10.3.0.7"), "{:?}", all.taking);
+        let none = compared(Duration::ZERO);
+        assert_eq!((none.taking.len(), none.open.len()), (0, 5001));
+    }
+
+    #[test]
+    fn policies_protect_alike_if_their_earlier_rules_and_protected_packets_are_the_same() {
+        let one = policy("sources = '10.3.0.7'");
+        assert!(protects_alike(&one, &policy("sources = '10.3.0.7'")));
+        assert!(!protects_alike(&one, &policy("sources = '10.3.0.8'")));
+    }
+}
