@@ -32,7 +32,7 @@ pub(super) struct Work {
 
 /// The result of a change.
 enum Outcome {
-    Installed { flows: FlowChanges, trial: Option<Trial> },
+    Installed { flows: FlowChanges, trial: Option<Box<Trial>> },
     DryRun(Box<PlanReport>),
 }
 
@@ -70,7 +70,7 @@ impl Work {
                     confirm_seconds,
                     ..verdict(observer, begun, None, warnings.into())
                 };
-                Done { verdict, trial, ends_trial: true }
+                Done { verdict, trial: trial.map(|trial| *trial), ends_trial: true }
             }
             Err(refused) if refused.is_stopping || is_dry_run => {
                 let verdict = verdict(observer, begun, Some(refused.why), refused.diagnostics);
@@ -149,12 +149,12 @@ impl Work {
                 }
                 let trial = options.confirm_seconds.and_then(|seconds| {
                     let time = Duration::try_from_secs_f64(seconds).ok()?;
-                    Some(Trial {
+                    Some(Box::new(Trial {
                         ends: Instant::now() + time,
                         time,
                         before: history.back(0)?,
                         is_over: false,
-                    })
+                    }))
                 });
                 Outcome::Installed { flows, trial }
             }
