@@ -1,0 +1,266 @@
+// The XDP program: claimed packets are redirected to the AF_XDP socket of their queue, all others are passed.
+//
+// It reads the packed image of the outer headers exactly as crates/packet/src/parse.rs does, and looks the image up in
+// decision trees that the process writes while the program runs (crates/xdp/src/tree.rs describes their form). Membership
+// is all that it decides. Where a tree leads beyond its bounds the packet is redirected: more than is claimed may be
+// redirected, never less.
+//
+// It needs no headers, so that its object depends on the compiler alone: the types below are those of linux/bpf.h.
+// Build it with program/build, which also writes the object that the crate contains.
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+struct xdp_md {
+	u32 data;
+	u32 data_end;
+	u32 data_meta;
+	u32 ingress_ifindex;
+	u32 rx_queue_index;
+	u32 egress_ifindex;
+};
+
+struct bpf_map_def {
+	u32 type;
+	u32 key_size;
+	u32 value_size;
+	u32 max_entries;
+	u32 map_flags;
+	u32 id;
+	u32 pinning;
+};
+
+#define SECTION(name) __attribute__((section(name), used))
+#define INLINE static inline __attribute__((always_inline))
+
+static void *(*const map_lookup)(void *map, const void *key) = (void *)1;
+static long (*const redirect_map)(void *map, u64 key, u64 flags) = (void *)51;
+
+enum { XDP_PASS = 2, XDP_REDIRECT = 4 };
+enum { MAP_ARRAY = 2, MAP_PERCPU_ARRAY = 6, MAP_XSKMAP = 17 };
+enum { F_MMAPABLE = 1 << 10 };
+
+// The packed image of one packet's headers (crates/packet/src/slots.rs).
+#define WORDS 8
+#define HAS_IPV4 (1ULL << 63)
+#define HAS_IPV6 (1ULL << 62)
+#define HAS_TCP (1ULL << 61)
+#define HAS_UDP (1ULL << 60)
+#define HAS_C_TAG (1ULL << 63)
+
+// The trees.
+#define ROOTS 8
+#define BLOCK_ENTRIES 16
+#define LIST_ENTRIES 15
+#define MAX_STEPS 24
+
+// A reference: its kind in the upper two bits.
+#define KIND(at) ((at) >> 30)
+#define PLACE(at) ((at) & 0x3fffff)
+enum { CONSTANT, RULE, LIST, INNER };
+#define NOTHING 0
+#define LIST_COUNT(at) ((at) >> 22 & 15)
+#define LIST_GOES_ON(at) ((at) >> 26 & 1)
+#define INNER_WORD(at) ((at) >> 26 & 7)
+#define INNER_SHIFT(at) (((at) >> 22 & 15) * 4)
+
+struct block {
+	u32 entries[BLOCK_ENTRIES];
+};
+
+struct rule {
+	u64 value[WORDS];
+	u64 mask[WORDS];
+};
+
+// What a processor needs for a packet, and what it has counted.
+struct scratch {
+	u64 passed;
+	u64 redirected;
+	u64 beyond;
+	u64 unserved;
+	u64 image[WORDS];
+};
+
+struct roots {
+	u32 entries[ROOTS];
+};
+
+struct bpf_map_def SECTION("maps") ROOT_MAP = {MAP_ARRAY, 4, sizeof(struct roots), 1, F_MMAPABLE, 0, 0};
+struct bpf_map_def SECTION("maps") BLOCK_MAP = {MAP_ARRAY, 4, sizeof(struct block), 1, F_MMAPABLE, 0, 0};
+struct bpf_map_def SECTION("maps") RULE_MAP = {MAP_ARRAY, 4, sizeof(struct rule), 1, F_MMAPABLE, 0, 0};
+struct bpf_map_def SECTION("maps") SCRATCH_MAP = {MAP_PERCPU_ARRAY, 4, sizeof(struct scratch), 1, 0, 0, 0};
+struct bpf_map_def SECTION("maps") SOCKET_MAP = {MAP_XSKMAP, 4, 4, 1, 0, 0, 0};
+
+// The action for claimed packets of a queue without a socket, set when the program is loaded.
+const volatile u32 WITHOUT_SOCKET = XDP_PASS;
+
+INLINE u16 number16(const u8 *at) { return __builtin_bswap16(*(const u16 *)at); }
+INLINE u32 number32(const u8 *at) { return __builtin_bswap32(*(const u32 *)at); }
+INLINE u64 number64(const u8 *at) { return __builtin_bswap64(*(const u64 *)at); }
+
+INLINE int is_vlan_tag(u16 ether_type)
+{
+	return ether_type == 0x8100 || ether_type == 0x88a8 || ether_type == 0x9100;
+}
+
+// Ports of a transport header at `at` of which `bytes` bytes have to be there. `end` is the end of the frame; `left` is
+// the length of the payload by the IP header, at least `bytes` if it is not known.
+INLINE void read_transport(u64 *image, const u8 *at, const u8 *end, u8 protocol, u32 left)
+{
+	if (protocol == 6) {
+		if (left < 20 || at + 20 > end)
+			return;
+		image[0] |= HAS_TCP | number32(at);
+	} else if (protocol == 17) {
+		if (left < 8 || at + 8 > end)
+			return;
+		image[0] |= HAS_UDP | number32(at);
+	}
+}
+
+INLINE void read_ipv4(u64 *image, const u8 *at, const u8 *end)
+{
+	if (at + 20 > end || at[0] >> 4 != 4)
+		return;
+	u32 header_bytes = (at[0] & 15) * 4;
+	u32 total_bytes = number16(at + 2);
+	if (header_bytes < 20 || (total_bytes != 0 && total_bytes < header_bytes))
+		return;
+	u16 fragment = number16(at + 6);
+	u8 protocol = at[9];
+	image[0] = HAS_IPV4 | (u64)(fragment >> 13) << 56 | (u64)at[8] << 48 | (u64)protocol << 40 | (u64)at[1] << 32;
+	image[1] = (u64)number32(at + 16) << 32;
+	image[2] = (u64)number32(at + 12) << 32;
+	if ((fragment & 0x1fff) == 0)
+		read_transport(image, at + header_bytes, end, protocol, total_bytes == 0 ? 20 : total_bytes - header_bytes);
+}
+
+INLINE void read_ipv6(u64 *image, const u8 *at, const u8 *end)
+{
+	if (at + 40 > end || at[0] >> 4 != 6)
+		return;
+	u32 first = number32(at);
+	u32 payload_bytes = number16(at + 4);
+	u8 protocol = at[6];
+	image[0] = HAS_IPV6 | (u64)at[7] << 48 | (u64)protocol << 40 | (u64)(u8)(first >> 20) << 32;
+	image[1] = number64(at + 24);
+	image[3] = number64(at + 32);
+	image[2] = number64(at + 8);
+	image[4] = number64(at + 16);
+	image[7] |= first & 0xfffff;
+	read_transport(image, at + 40, end, protocol, payload_bytes == 0 ? 20 : payload_bytes);
+}
+
+INLINE void read_image(u64 *image, const u8 *at, const u8 *end)
+{
+	if (at + 14 > end)
+		return;
+	const u8 *next = at + 14;
+	u16 type = number16(at + 12);
+	u16 tci = 0;
+	if (is_vlan_tag(type) && next + 4 <= end) {
+		if (type == 0x8100) {
+			tci = number16(next);
+			image[7] = HAS_C_TAG;
+		}
+		type = number16(next + 2);
+		next += 4;
+		if (is_vlan_tag(type) && next + 4 <= end) {
+			type = number16(next + 2);
+			next += 4;
+		}
+	}
+	image[5] = (number64(at) & ~0xffffULL) | type;
+	image[6] = (u64)number32(at + 6) << 32 | (u64)number16(at + 10) << 16 | tci;
+	if (type == 0x0800)
+		read_ipv4(image, next, end);
+	else if (type == 0x86dd)
+		read_ipv6(image, next, end);
+}
+
+enum verdict { UNCLAIMED, CLAIMED, BEYOND };
+
+INLINE int matches(const u64 *image, u32 place)
+{
+	const struct rule *rule = map_lookup(&RULE_MAP, &place);
+	if (!rule)
+		return 1;
+#pragma unroll
+	for (int word = 0; word < WORDS; word++)
+		if ((image[word] & rule->mask[word]) != rule->value[word])
+			return 0;
+	return 1;
+}
+
+// Every entry is read once: it is replaced by one store of 32 bits while this runs, and leads to what was written
+// before it.
+INLINE enum verdict search(const u64 *image, u32 at)
+{
+	for (int step = 0; step < MAX_STEPS; step++) {
+		u32 kind = KIND(at);
+		if (kind == CONSTANT)
+			return at == NOTHING ? UNCLAIMED : BEYOND;
+		u32 place = PLACE(at);
+		if (kind == RULE)
+			return matches(image, place) ? CLAIMED : UNCLAIMED;
+		const struct block *block = map_lookup(&BLOCK_MAP, &place);
+		if (!block)
+			return BEYOND;
+		if (kind == INNER) {
+			u32 nibble = image[INNER_WORD(at)] >> INNER_SHIFT(at) & 15;
+			at = *(const volatile u32 *)&block->entries[nibble];
+			continue;
+		}
+		u32 count = LIST_COUNT(at);
+		for (u32 entry = 0; entry < LIST_ENTRIES; entry++) {
+			if (entry >= count)
+				break;
+			if (matches(image, *(const volatile u32 *)&block->entries[entry]))
+				return CLAIMED;
+		}
+		at = LIST_GOES_ON(at) ? *(const volatile u32 *)&block->entries[LIST_ENTRIES] : NOTHING;
+	}
+	return BEYOND;
+}
+
+SECTION("xdp") int steer(struct xdp_md *context)
+{
+	const u8 *frame = (const u8 *)(u64)context->data;
+	const u8 *end = (const u8 *)(u64)context->data_end;
+	u32 zero = 0;
+	struct scratch *scratch = map_lookup(&SCRATCH_MAP, &zero);
+	const struct roots *roots = map_lookup(&ROOT_MAP, &zero);
+	if (!scratch || !roots)
+		return redirect_map(&SOCKET_MAP, context->rx_queue_index, XDP_PASS);
+
+	u64 *image = scratch->image;
+#pragma unroll
+	for (int word = 0; word < WORDS; word++)
+		image[word] = 0;
+	read_image(image, frame, end);
+
+	enum verdict verdict = UNCLAIMED;
+	for (u32 tree = 0; tree < ROOTS; tree++) {
+		verdict = search(image, *(const volatile u32 *)&roots->entries[tree]);
+		if (verdict != UNCLAIMED)
+			break;
+	}
+	if (verdict == UNCLAIMED) {
+		scratch->passed++;
+		return XDP_PASS;
+	}
+	if (verdict == BEYOND)
+		scratch->beyond++;
+	int action = redirect_map(&SOCKET_MAP, context->rx_queue_index, WITHOUT_SOCKET);
+	if (action == XDP_REDIRECT)
+		scratch->redirected++;
+	else
+		scratch->unserved++;
+	return action;
+}
+
+// No helper that is used here asks for the GPL.
+char LICENSE[] SECTION("license") = "MIT OR Apache-2.0";

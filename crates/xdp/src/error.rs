@@ -1,0 +1,78 @@
+//! What can go wrong with the program and its claims.
+
+use std::io;
+
+/// Why a program could not be loaded, attached or told about a claim.
+#[derive(Debug, thiserror::Error)]
+pub enum XdpError {
+    /// A privilege is missing.
+    #[error(
+        "not permitted to {operation}: the process needs CAP_BPF and CAP_NET_ADMIN \
+         (systemd: AmbientCapabilities=CAP_BPF CAP_NET_ADMIN)"
+    )]
+    NotPermitted {
+        /// What was tried.
+        operation: &'static str,
+    },
+    /// Another XDP program is attached to the interface.
+    #[error(
+        "interface `{interface}` has an XDP program already{}: end the program's owner, or detach it with \
+         `ip link set dev {interface} xdp off`{}",
+        of_program(*program),
+        if *is_link { ", which does not detach a bpf_link (`bpftool link` lists them)" } else { "" }
+    )]
+    Occupied {
+        /// The interface.
+        interface: String,
+        /// The number of the other program, if it is known.
+        program: Option<u32>,
+        /// Whether it is known to be attached by a `bpf_link`.
+        is_link: bool,
+    },
+    /// The driver of the interface cannot run the program in this mode.
+    #[error(
+        "the driver of interface `{interface}` refuses the program in native mode ({source}): {remedy}"
+    )]
+    Unsupported {
+        /// The interface.
+        interface: String,
+        /// What to do.
+        remedy: &'static str,
+        /// The kernel's answer.
+        #[source]
+        source: io::Error,
+    },
+    /// The kernel refused the program or its maps.
+    #[error("the kernel does not take the XDP program: {problem}")]
+    Load {
+        /// The kernel's answer, with the end of the verifier's log.
+        problem: String,
+    },
+    /// A system call failed.
+    #[error("XDP: {operation}: {source}")]
+    System {
+        /// The operation.
+        operation: &'static str,
+        /// The operating system's answer.
+        #[source]
+        source: io::Error,
+    },
+    /// The table of claims is full.
+    #[error("there are {limit} different claims already; raise the limit on claims")]
+    Full {
+        /// The most claims.
+        limit: u32,
+    },
+    /// The queue is beyond those that the program was loaded for.
+    #[error("queue {queue} is beyond the {queues} queues that the XDP program was loaded for")]
+    NoSuchQueue {
+        /// The queue.
+        queue: u32,
+        /// The number of queues.
+        queues: u32,
+    },
+}
+
+fn of_program(program: Option<u32>) -> String {
+    program.map(|id| format!(" (program {id}, `bpftool prog show id {id}`)")).unwrap_or_default()
+}

@@ -1,0 +1,314 @@
+//! The XDP program in the kernel: loaded, attached, given its sockets, asked for its counters.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+
+use aya::maps::{Array, IterableMap, MapData, PerCpuArray, XskMap};
+use aya::programs::links::{FdLink, LinkError};
+use aya::programs::{ProgramError, TestRun, TestRunOptions, Xdp, XdpMode};
+use aya::{Ebpf, EbpfError, EbpfLoader};
+use packet::cube::LEVEL_WORDS;
+
+use crate::XdpError;
+use crate::blocks::{BLOCK_ENTRIES, MAX_PLACES, ROOTS, RULE_WORDS, TreeMemory};
+use crate::claims::ClaimTable;
+use crate::grace::KernelGrace;
+use crate::memory::SharedWords;
+use crate::tree::Trees;
+
+/// The program, compiled by `program/build`. It is shipped rather than compiled by each build, because the
+/// kernel's verifier judges the instructions: what was tested is what runs, whatever compiler builds the rest.
+/// A test compiles the source again.
+const OBJECT: &[u8] = aya::include_bytes_aligned!("../program/steer.o");
+/// Words of the program's `struct scratch`: four counters and an image.
+const SCRATCH_WORDS: usize = 4 + LEVEL_WORDS;
+
+/// The sizes of a program's tables, and what it does where it cannot redirect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProgramOptions {
+    /// The most different claims; 128 bytes of kernel memory each.
+    pub claims: u32,
+    /// The most blocks of the trees; 64 bytes of kernel memory each. 10,000 claims of real rule sets need some
+    /// 20,000, and twice as many while they are built anew.
+    pub blocks: u32,
+    /// The queues of the interface.
+    pub queues: u32,
+    /// What becomes of claimed packets of a queue that has no socket.
+    pub unserved: Unserved,
+}
+
+impl Default for ProgramOptions {
+    fn default() -> Self {
+        Self { claims: 1 << 16, blocks: 1 << 16, queues: 64, unserved: Unserved::Pass }
+    }
+}
+
+/// What becomes of claimed packets of a queue that has no socket.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Unserved {
+    /// They are passed to the host.
+    #[default]
+    Pass,
+    /// They are dropped.
+    Drop,
+}
+
+/// Where the kernel runs the program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AttachMode {
+    /// In the driver.
+    Native,
+    /// In the network stack, for every driver; slower, as the packet has been copied already.
+    Generic,
+}
+
+/// What the program has done so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ForwardingCounters {
+    /// Packets that no claim matched, left to the host.
+    pub passed: u64,
+    /// Packets that were redirected to a socket, which may have lost them.
+    pub redirected: u64,
+    /// Packets, redirected or unserved, for which a tree led beyond its bounds. Whether a claim matches them
+    /// is not known.
+    pub beyond_bounds: u64,
+    /// Claimed packets of queues without a socket ([`Unserved`]).
+    pub unserved: u64,
+}
+
+/// The loaded program.
+pub struct SteeringProgram {
+    /// Keeps the program and those of its maps that are not below.
+    ebpf: Ebpf,
+    scratch: PerCpuArray<MapData, [u64; SCRATCH_WORDS]>,
+    sockets: XskMap<MapData>,
+    queues: u32,
+}
+
+impl std::fmt::Debug for SteeringProgram {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SteeringProgram").field("queues", &self.queues).finish_non_exhaustive()
+    }
+}
+
+/// The program on an interface, until this is dropped or the process ends.
+#[derive(Debug)]
+pub struct Attachment {
+    _link: FdLink,
+}
+
+/// Loads the program. The table of claims is its other half, for the thread that knows the flows.
+///
+/// # Errors
+/// A privilege is missing, or the kernel refuses the program or its maps.
+pub fn load(options: &ProgramOptions) -> Result<(SteeringProgram, ClaimTable), XdpError> {
+    load_object(OBJECT, options)
+}
+
+fn load_object(object: &[u8], options: &ProgramOptions) -> Result<(SteeringProgram, ClaimTable), XdpError> {
+    // One more rule, which matches nothing.
+    let rules = options.claims.clamp(1, MAX_PLACES - 1) + 1;
+    let blocks = options.blocks.clamp(1, MAX_PLACES);
+    let queues = options.queues.max(1);
+    let unserved: u32 = match options.unserved {
+        Unserved::Drop => 1,
+        Unserved::Pass => 2,
+    };
+    let mut ebpf = EbpfLoader::new()
+        .btf(None)
+        .map_max_entries("RULE_MAP", rules)
+        .map_max_entries("BLOCK_MAP", blocks)
+        .map_max_entries("SOCKET_MAP", queues)
+        .override_global("WITHOUT_SOCKET", &unserved, true)
+        .load(object)
+        .map_err(|error| not_loaded(&error))?;
+    let program: &mut Xdp = steer(&mut ebpf)?;
+    program.load().map_err(|error| not_loaded(&EbpfError::from(error)))?;
+
+    let roots: Array<MapData, [u32; ROOTS]> = map(&mut ebpf, "ROOT_MAP")?;
+    let blocks_map: Array<MapData, [u32; BLOCK_ENTRIES]> = map(&mut ebpf, "BLOCK_MAP")?;
+    let rules_map: Array<MapData, [u64; RULE_WORDS]> = map(&mut ebpf, "RULE_MAP")?;
+    let mapped = |source: rustix::io::Errno| XdpError::System { operation: "mmap of a map", source: source.into() };
+    let memory = TreeMemory::new(
+        SharedWords::map(fd(&roots), ROOTS).map_err(mapped)?,
+        SharedWords::map(fd(&blocks_map), blocks as usize * BLOCK_ENTRIES).map_err(mapped)?,
+        SharedWords::map(fd(&rules_map), rules as usize * RULE_WORDS).map_err(mapped)?,
+        Box::new(KernelGrace),
+    );
+    let scratch = map(&mut ebpf, "SCRATCH_MAP")?;
+    let sockets = map(&mut ebpf, "SOCKET_MAP")?;
+    let claims = ClaimTable::new(Trees::new(memory), options.claims);
+    Ok((SteeringProgram { ebpf, scratch, sockets, queues }, claims))
+}
+
+/// The program of the object.
+fn steer(ebpf: &mut Ebpf) -> Result<&mut Xdp, XdpError> {
+    let program = ebpf.program_mut("steer").ok_or_else(|| lacks("the program `steer`"))?;
+    program.try_into().map_err(|error: ProgramError| not_loaded(&EbpfError::from(error)))
+}
+
+/// A map of the object, as what it is.
+fn map<M: TryFrom<aya::maps::Map, Error = aya::maps::MapError>>(
+    ebpf: &mut Ebpf,
+    name: &'static str,
+) -> Result<M, XdpError> {
+    let map = ebpf.take_map(name).ok_or_else(|| lacks(name))?;
+    map.try_into().map_err(|error| not_loaded(&EbpfError::MapError(error)))
+}
+
+fn lacks(what: &str) -> XdpError {
+    XdpError::Load { problem: format!("its object lacks {what}") }
+}
+
+fn not_loaded(error: &EbpfError) -> XdpError {
+    let operation = "load an XDP program";
+    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
+    let mut problem = error.to_string();
+    while let Some(error) = cause {
+        if let Some(error) = error.downcast_ref::<io::Error>() {
+            if [io::ErrorKind::PermissionDenied].contains(&error.kind()) {
+                return XdpError::NotPermitted { operation };
+            }
+            problem = format!("{problem} ({error})");
+        }
+        cause = error.source();
+    }
+    if let EbpfError::ProgramError(ProgramError::LoadError { io_error, .. }) = error
+        && io_error.kind() == io::ErrorKind::PermissionDenied
+    {
+        return XdpError::NotPermitted { operation };
+    }
+    // The verifier's reason is at the end of its log.
+    let from = problem.len().saturating_sub(MAX_PROBLEM_BYTES);
+    let from = (from..problem.len()).find(|at| problem.is_char_boundary(*at)).unwrap_or(0);
+    XdpError::Load { problem: problem.split_off(from) }
+}
+
+/// The part of the kernel's log that an error shows.
+const MAX_PROBLEM_BYTES: usize = 1024;
+
+impl SteeringProgram {
+    /// Attaches the program to an interface by a `bpf_link`.
+    ///
+    /// # Errors
+    /// The interface has an XDP program, its driver refuses this one, or a privilege is missing.
+    pub fn attach(&mut self, interface: &str, index: u32, mode: AttachMode) -> Result<Attachment, XdpError> {
+        let kernel_mode = match mode {
+            AttachMode::Native => XdpMode::Driver,
+            AttachMode::Generic => XdpMode::Skb,
+        };
+        let program = steer(&mut self.ebpf)?;
+        let link = program
+            .attach_to_if_index(index, kernel_mode)
+            .and_then(|id| program.take_link(id))
+            .map_err(|error| not_attached(interface, mode, &error))?;
+        let link = FdLink::try_from(link).map_err(|error: LinkError| XdpError::System {
+            operation: "bpf_link_create (needs Linux 5.9)",
+            source: io::Error::other(error),
+        })?;
+        Ok(Attachment { _link: link })
+    }
+
+    /// Gives claimed packets of a queue to an AF_XDP socket that is bound to it.
+    ///
+    /// # Errors
+    /// The program was loaded for fewer queues, or the kernel refuses the socket.
+    pub fn set_socket(&mut self, queue: u32, socket: BorrowedFd<'_>) -> Result<(), XdpError> {
+        if queue >= self.queues {
+            return Err(XdpError::NoSuchQueue { queue, queues: self.queues });
+        }
+        self.sockets.set(queue, socket.as_raw_fd(), 0).map_err(|error| XdpError::System {
+            operation: "bpf(BPF_MAP_UPDATE_ELEM) of a socket",
+            source: io::Error::other(error),
+        })
+    }
+
+    /// What the program has done on all processors so far.
+    ///
+    /// # Errors
+    /// The kernel does not answer.
+    pub fn counters(&self) -> Result<ForwardingCounters, XdpError> {
+        let values = self.scratch.get(&0, 0).map_err(|error| XdpError::System {
+            operation: "bpf(BPF_MAP_LOOKUP_ELEM) of the counters",
+            source: io::Error::other(error),
+        })?;
+        let mut sum = ForwardingCounters::default();
+        for [passed, redirected, beyond_bounds, unserved, ..] in values.iter() {
+            sum.passed += passed;
+            sum.redirected += redirected;
+            sum.beyond_bounds += beyond_bounds;
+            sum.unserved += unserved;
+        }
+        Ok(sum)
+    }
+
+    /// Runs the program over a frame as if queue 0 of an interface had received it, `times` times, and returns
+    /// whether the frame is left to the host and the nanoseconds of a run. Redirects nothing.
+    ///
+    /// # Errors
+    /// The kernel refuses to run it.
+    pub fn try_frame(&self, frame: &[u8], times: u32) -> Result<FrameTrial, XdpError> {
+        let refused = |error: ProgramError| XdpError::System {
+            operation: "bpf(BPF_PROG_TEST_RUN)",
+            source: io::Error::other(error),
+        };
+        let program = self.ebpf.program("steer").ok_or_else(|| lacks("the program `steer`"))?;
+        let program: &Xdp = program.try_into().map_err(refused)?;
+        let options = TestRunOptions { data_in: Some(frame), repeat: times, ..TestRunOptions::new() };
+        let result = program.test_run(options).map_err(refused)?;
+        Ok(FrameTrial {
+            is_passed: result.return_value == XDP_PASS,
+            run_ns: u64::try_from(result.duration.as_nanos()).unwrap_or(u64::MAX),
+        })
+    }
+}
+
+/// The action of the kernel for packets that the host receives.
+const XDP_PASS: u32 = 2;
+
+/// What the program does with a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FrameTrial {
+    /// Whether the frame is left to the host. A claimed frame is only distinguished from others if its queue
+    /// has a socket, or with [`Unserved::Drop`].
+    pub is_passed: bool,
+    /// The mean time of a run.
+    pub run_ns: u64,
+}
+
+/// The file descriptor of a typed map.
+fn fd<T>(array: &Array<MapData, T>) -> BorrowedFd<'_>
+where
+    T: aya::Pod,
+{
+    array.map().fd().as_fd()
+}
+
+fn not_attached(interface: &str, mode: AttachMode, error: &ProgramError) -> XdpError {
+    let ProgramError::SyscallError(system) = error else {
+        return XdpError::System { operation: "attach", source: io::Error::other(error.to_string()) };
+    };
+    let source = io::Error::from_raw_os_error(system.io_error.raw_os_error().unwrap_or(0));
+    match source.raw_os_error() {
+        Some(libc::EPERM | libc::EACCES) => {
+            XdpError::NotPermitted { operation: "attach an XDP program" }
+        }
+        Some(libc::EBUSY | libc::EEXIST) => {
+            XdpError::Occupied { interface: interface.to_owned(), program: None, is_link: false }
+        }
+        Some(libc::EOPNOTSUPP | libc::EINVAL | libc::ERANGE | libc::ENOSPC | libc::ENOMEM)
+            if mode == AttachMode::Native =>
+        {
+            XdpError::Unsupported {
+                interface: interface.to_owned(),
+                remedy: "use generic mode, or lower the MTU of the interface (and of a veth's peer) to 3498 or less, \
+                         or change its number of queues",
+                source,
+            }
+        }
+        _ => XdpError::System { operation: "bpf(BPF_LINK_CREATE)", source },
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,275 @@
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use packet::build::FrameBuilder;
+use packet::read_image;
+use proptest::prelude::*;
+use test_support::not_run;
+
+use super::*;
+use crate::Claim;
+
+type Image = [u64; LEVEL_WORDS];
+
+/// The release of clang that made the object.
+const OBJECT_CLANG: &[u8] = b"14.";
+
+/// The program and its claims; claimed frames are dropped, so that trials distinguish them.
+fn loaded() -> Option<(SteeringProgram, ClaimTable)> {
+    loaded_from(OBJECT)
+}
+
+fn loaded_from(object: &[u8]) -> Option<(SteeringProgram, ClaimTable)> {
+    let options = ProgramOptions { unserved: Unserved::Drop, ..ProgramOptions::default() };
+    match load_object(object, &options) {
+        Ok(loaded) => Some(loaded),
+        Err(error @ XdpError::NotPermitted { .. }) => {
+            not_run("the XDP program", &error.to_string());
+            None
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+fn image(frame: &[u8]) -> Image {
+    let mut words = [0; LEVEL_WORDS];
+    read_image(frame, &mut words);
+    words
+}
+
+/// The program takes the image of a frame to be this one: it claims a frame of exactly this image, and none of
+/// an image that differs in one bit.
+fn check_image(program: &SteeringProgram, claims: &mut ClaimTable, frame: &[u8]) {
+    let exact = Claim::new(image(frame), [u64::MAX; LEVEL_WORDS]);
+    claims.add(&exact).unwrap();
+    assert!(!program.try_frame(frame, 1).unwrap().is_passed, "{:x?} of {frame:02x?}", image(frame));
+    claims.remove(&exact);
+}
+
+/// Frames of every kind that the parser distinguishes.
+fn frames() -> Vec<Vec<u8>> {
+    let mut frames = Vec::new();
+    for tags in [&[][..], &[0x8100], &[0x88a8], &[0x88a8, 0x8100], &[0x9100, 0x8100], &[0x8100, 0x8100, 0x8100]] {
+        let start = tags.iter().fold(FrameBuilder::new(), |frame, tag| {
+            frame.vlan(packet::EtherType(*tag), 0xa123)
+        });
+        let v4 = start.clone().ipv4([10, 1, 2, 3].into(), [192, 0, 2, 10].into());
+        let v6 = start.ipv6([0xfe80, 1, 2, 3, 4, 5, 6, 7].into(), [0xff02, 8, 9, 10, 11, 12, 13, 14].into());
+        for ip in [v4, v6] {
+            frames.push(ip.clone().tcp(0x1234, 0x5678, 0x12).frame_bytes(110).build());
+            frames.push(ip.udp(0x1234, 0x5678).frame_bytes(110).build());
+        }
+    }
+    frames
+}
+
+#[test]
+fn the_program_reads_the_image_of_a_frame_whatever_its_octets() {
+    let Some((program, mut claims)) = loaded() else { return };
+    for frame in frames() {
+        for at in 0..frame.len().min(90) {
+            for value in [0, 1, 4, 5, 6, 0x0f, 0x11, 0x2c, 0x40, 0x45, 0x46, 0x4f, 0x60, 0x80, 0x81, 0x86, 0x88, 0xff] {
+                let mut changed = frame.clone();
+                changed[at] = value;
+                check_image(&program, &mut claims, &changed);
+            }
+        }
+        // The kernel runs programs over frames with an Ethernet header only.
+        for bytes in 14..frame.len() {
+            check_image(&program, &mut claims, &frame[..bytes]);
+        }
+    }
+}
+
+/// Masks of rules over frames, with the values of a frame in it.
+fn claim_of(frame: &Image, choice: &[u8; LEVEL_WORDS], bits: u64) -> Claim {
+    let mask: Image = std::array::from_fn(|word| match choice[word] % 6 {
+        0 => u64::MAX,
+        1 => bits,
+        2 => 0xffff,
+        3 => 0xffff_ffff << 32,
+        _ => 0,
+    });
+    Claim::new(*frame, mask)
+}
+
+/// Whether the program passes what no claim matches, and nothing else but counted exceptions.
+fn check_decisions(program: &SteeringProgram, claims: &[Claim], frames: &[Vec<u8>]) -> (u64, u64) {
+    let (mut claimed, mut superset) = (0, 0);
+    for frame in frames {
+        let image = image(frame);
+        let is_claimed = claims.iter().any(|claim| claim.matches(&image));
+        let is_passed = program.try_frame(frame, 1).unwrap().is_passed;
+        assert!(!(is_claimed && is_passed), "a claimed frame is passed: {frame:02x?}");
+        claimed += u64::from(is_claimed);
+        superset += u64::from(!is_claimed && !is_passed);
+    }
+    (claimed, superset)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+
+    #[test]
+    fn damaged_frames_meet_the_claims_that_match_them(
+        rules in prop::collection::vec((any::<prop::sample::Index>(), any::<[u8; LEVEL_WORDS]>(), any::<u64>()), 1..400),
+        changes in prop::collection::vec(
+            (any::<prop::sample::Index>(), prop::collection::vec((0..110usize, any::<u8>()), 0..6), 14..=110usize), 100),
+    ) {
+        let Some((program, mut table)) = loaded() else { return Ok(()) };
+        let frames = frames();
+        let damaged: Vec<Vec<u8>> = changes.iter().map(|(which, changes, bytes)| {
+            let mut frame = which.get(&frames[..]).clone();
+            for (at, value) in changes {
+                frame[*at] = *value;
+            }
+            frame.truncate(*bytes);
+            frame
+        }).collect();
+        let claims: Vec<Claim> = rules.iter().map(|(which, choice, bits)| {
+            claim_of(&image(which.get::<Vec<u8>>(&damaged)), choice, *bits)
+        }).filter(|claim| claim.mask() != &[0; LEVEL_WORDS]).collect();
+        for claim in &claims {
+            table.add(claim).unwrap();
+        }
+        let (_, superset) = check_decisions(&program, &claims, &damaged);
+        let beyond = program.counters().unwrap().beyond_bounds;
+        prop_assert!(superset <= beyond, "each exception is counted: {superset} of {beyond}");
+        for claim in &claims {
+            table.remove(claim);
+        }
+        for frame in &damaged {
+            prop_assert!(table.report().widened > 0 || program.try_frame(frame, 1).unwrap().is_passed);
+        }
+    }
+}
+
+/// The frames of all captures.
+fn captured() -> Vec<Vec<u8>> {
+    let Some(folder) = test_support::corpora("pcaps") else { return Vec::new() };
+    let mut frames = Vec::new();
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_none_or(|ending| ending != "pcap") {
+            continue;
+        }
+        let mut reader = pcap_file::pcap::PcapReader::new(std::fs::File::open(&path).unwrap()).unwrap();
+        while let Some(packet) = reader.next_packet() {
+            let Ok(packet) = packet else { break };
+            // A page less what the kernel adds is the most that a program is tried with.
+            if (14..=3400).contains(&packet.data.len()) {
+                frames.push(packet.data.into_owned());
+            }
+        }
+    }
+    frames
+}
+
+#[test]
+fn no_frame_of_the_captures_that_a_claim_matches_is_passed() {
+    let Some((program, mut table)) = loaded() else { return };
+    let frames = captured();
+    let mut random = 0x9e37_79b9_7f4a_7c15u64;
+    let mut next = move || {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        random
+    };
+    for frame in &frames {
+        check_image(&program, &mut table, frame);
+    }
+    // Each round has other claims, of hundreds of masks.
+    let (mut claimed, mut superset) = (0, 0);
+    for round in 0..4 {
+        let claims: Vec<Claim> = (0..200)
+            .map(|_| {
+                let frame = &frames[next() as usize % frames.len()];
+                let choice = next().to_le_bytes().map(|byte| if round % 2 == 0 { byte | 2 } else { byte });
+                claim_of(&image(frame), &choice, next())
+            })
+            .filter(|claim| claim.mask().iter().map(|word| word.count_ones()).sum::<u32>() > 100)
+            .collect();
+        for claim in &claims {
+            table.add(claim).unwrap();
+        }
+        let (matched, more) = check_decisions(&program, &claims, &frames);
+        (claimed, superset) = (claimed + matched, superset + more);
+        for claim in &claims {
+            table.remove(claim);
+        }
+    }
+    println!("{} frames, 4 rounds: {claimed} claimed, {superset} redirected beyond that", frames.len());
+}
+
+/// Claims come and go by thousands while the program runs; two that stay are never missed, and what is never
+/// claimed is never redirected.
+#[test]
+fn claims_that_stay_are_never_missed_while_others_change() {
+    let Some((program, mut table)) = loaded() else { return };
+    let frame = |src: u16, dst: u16| {
+        let ip = FrameBuilder::new().ipv4([10, 1, 2, 3].into(), [192, 0, 2, 10].into());
+        ip.udp(src, dst).frame_bytes(60).build()
+    };
+    let of_port = |src: u16, dst: u16, mask: u64| {
+        let ports = u64::from(src) << 16 | u64::from(dst);
+        Claim::new([1 << 60 | ports, 0, 0, 0, 0, 0, 0, 0], [1 << 60 | mask, 0, 0, 0, 0, 0, 0, 0])
+    };
+    let (both, one) = (0xffff_ffff, 0xffff);
+    table.add(&of_port(7, 7, both)).unwrap();
+    table.add(&of_port(0, 9, one)).unwrap();
+    let (claimed, unclaimed) = ([frame(7, 7), frame(1, 9)], frame(40_000, 40_000));
+    let done = AtomicBool::new(false);
+    let runs = std::thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            let mut runs = 0u64;
+            while !done.load(Ordering::Acquire) {
+                for frame in &claimed {
+                    assert!(!program.try_frame(frame, 1).unwrap().is_passed, "a claimed frame was passed");
+                }
+                assert!(program.try_frame(&unclaimed, 1).unwrap().is_passed);
+                runs += 3;
+            }
+            runs
+        });
+        for round in 0..40u16 {
+            let claims: Vec<Claim> =
+                (0..500).map(|number| of_port(number % 16, number ^ round, if number % 3 == 0 { both } else { one })).collect();
+            for claim in &claims {
+                table.add(claim).unwrap();
+            }
+            for claim in &claims {
+                table.remove(claim);
+            }
+        }
+        done.store(true, Ordering::Release);
+        reader.join().unwrap()
+    });
+    let counters = program.counters().unwrap();
+    println!("{runs} runs beside 40,000 changes: {counters:?}");
+    assert_eq!(counters.beyond_bounds, 0);
+    assert_eq!(counters.unserved, runs / 3 * 2);
+    assert_eq!(counters.passed, runs / 3);
+}
+
+#[test]
+fn the_object_is_what_its_source_compiles_to() {
+    let folder = tempfile::tempdir().unwrap();
+    let object = folder.path().join("steer.o");
+    let build = concat!(env!("CARGO_MANIFEST_DIR"), "/program/build");
+    let run = std::process::Command::new(build).arg(&object).output();
+    match run {
+        Ok(output) if output.status.success() => {}
+        Ok(output) => return not_run("the source of the XDP program", &String::from_utf8_lossy(&output.stderr)),
+        Err(error) => return not_run("the source of the XDP program", &error.to_string()),
+    }
+    let built = std::fs::read(&object).unwrap();
+    let version = std::process::Command::new("clang").arg("-dumpversion").output().unwrap();
+    if version.stdout.starts_with(OBJECT_CLANG) {
+        assert!(built == OBJECT, "run crates/xdp/program/build and commit the object");
+    }
+    // Another compiler makes other instructions, of the same effect.
+    let Some((program, mut claims)) = loaded_from(&built) else { return };
+    for frame in frames() {
+        check_image(&program, &mut claims, &frame);
+    }
+}

@@ -1,0 +1,153 @@
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::Arc;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::blocks::RULE_WORDS;
+use crate::grace::GracePeriod;
+use crate::memory::SharedWords;
+
+/// Counts the grace periods.
+struct CountedGrace(Arc<AtomicUsize>);
+
+impl GracePeriod for CountedGrace {
+    fn wait(&mut self) -> bool {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        true
+    }
+}
+
+fn trees(blocks: usize, rules: usize) -> (Trees, Arc<AtomicUsize>) {
+    let waits = Arc::new(AtomicUsize::new(0));
+    let memory = TreeMemory::new(
+        SharedWords::own(ROOTS),
+        SharedWords::own(blocks * BLOCK_ENTRIES),
+        SharedWords::own((rules + 1) * RULE_WORDS),
+        Box::new(CountedGrace(Arc::clone(&waits))),
+    );
+    (Trees::new(memory), waits)
+}
+
+/// Masks of the kinds that rules have: prefixes of addresses, ports, protocols, tags, and any bits.
+fn claim() -> impl Strategy<Value = Claim> {
+    let prefix = |bits: u32| (0..=bits).prop_map(move |length| !0u64 << (63 - length.min(63)) & !(!0 >> bits));
+    let mask = (prefix(32), prefix(32), prop::bool::ANY, prop::bool::ANY, prop::bool::ANY, any::<u64>());
+    (mask, any::<[u64; LEVEL_WORDS]>(), 0..12u8).prop_map(|((dst, src, sport, dport, protocol, bits), value, kind)| {
+        let ports = u64::from(sport) * 0xffff_0000 | u64::from(dport) * 0xffff | u64::from(protocol) * (0xff << 40);
+        let mut mask = [1 << 63 | ports, dst, src, 0, 0, 0, 0, 0];
+        match kind {
+            0 => mask = [0; LEVEL_WORDS],
+            1 => mask[6] = 0xfff,
+            2 => mask[5] = bits,
+            _ => {}
+        }
+        let mut value = value;
+        value[0] |= 1 << 63;
+        // Few values, so that claims overlap.
+        (value[1], value[2]) = (value[1] & 0xff03_0307 << 32, value[2] & 0xff03_0307 << 32);
+        value[0] &= 1 << 63 | 0x0007_0007 | 0x3 << 40;
+        Claim::new(value, mask)
+    })
+}
+
+fn image(claims: &[Claim], which: usize, noise: [u64; LEVEL_WORDS]) -> Image {
+    let Some(claim) = claims.get(which) else { return noise };
+    std::array::from_fn(|word| claim.value[word] | noise[word] & !claim.mask[word])
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 2 } else { 64 }, ..ProptestConfig::default() })]
+
+    /// Adds and removes in any order, and compares with all claims one after the other.
+    #[test]
+    fn trees_decide_as_the_list_of_their_claims(
+        claims in prop::collection::vec(claim(), 1..400),
+        steps in prop::collection::vec((any::<prop::sample::Index>(), prop::bool::weighted(0.6)), 1..900),
+        images in prop::collection::vec((0..500usize, any::<[u64; LEVEL_WORDS]>()), 100),
+    ) {
+        let (mut trees, _) = trees(4096, 1024);
+        let mut present: Vec<(Claim, RulePlace)> = Vec::new();
+        for (number, (which, adds)) in steps.iter().enumerate() {
+            if *adds {
+                let claim = claims[which.index(claims.len())];
+                present.push((claim, trees.add(&claim).unwrap()));
+            } else if !present.is_empty() {
+                let (_, rule) = present.swap_remove(which.index(present.len()));
+                trees.remove(rule);
+            }
+            if number % 50 == 0 || number + 1 == steps.len() {
+                for (which, noise) in &images {
+                    let image = image(&claims, *which, *noise);
+                    let expected = present.iter().any(|(claim, _)| claim.matches(&image));
+                    match trees.memory.decide(&image) {
+                        None => prop_assert!(!expected, "a claimed image is passed"),
+                        Some(false) => prop_assert!(expected, "an image that no claim matches is redirected"),
+                        Some(true) => {}
+                    }
+                }
+            }
+        }
+        for (_, rule) in present.drain(..) {
+            trees.remove(rule);
+        }
+        if trees.widened() == 0 {
+            prop_assert_eq!(trees.memory.used(), (0, 0));
+        }
+    }
+
+    #[test]
+    fn without_room_more_is_redirected_and_never_less(
+        claims in prop::collection::vec(claim(), 100..300),
+        images in prop::collection::vec((0..300usize, any::<[u64; LEVEL_WORDS]>()), 100),
+    ) {
+        let (mut trees, _) = trees(8, 512);
+        let rules: Vec<RulePlace> = claims.iter().map(|claim| trees.add(claim).unwrap()).collect();
+        for (which, noise) in &images {
+            let image = image(&claims, *which, *noise);
+            let expected = claims.iter().any(|claim| claim.matches(&image));
+            prop_assert!(!expected || trees.memory.decide(&image).is_some());
+        }
+        for rule in rules {
+            trees.remove(rule);
+        }
+    }
+}
+
+fn of_ports(src: u16, dst: u16) -> Claim {
+    let ports = u64::from(src) << 16 | u64::from(dst);
+    Claim::new([ports, 0, 0, 0, 0, 0, 0, 0], [0xffff_ffff, 0, 0, 0, 0, 0, 0, 0])
+}
+
+#[test]
+fn memory_is_reused_only_after_a_grace_period() {
+    let (mut trees, waits) = trees(64, 8);
+    for round in 0..8 {
+        let rule = trees.add(&of_ports(round, 1)).unwrap();
+        trees.remove(rule);
+    }
+    assert_eq!(waits.load(Ordering::Relaxed), 0);
+    trees.add(&of_ports(9, 1)).unwrap();
+    assert_eq!(waits.load(Ordering::Relaxed), 1);
+}
+
+#[test]
+fn claims_beyond_the_room_for_rules_are_refused() {
+    let (mut trees, _) = trees(64, 4);
+    let rules: Vec<RulePlace> = (0..4).map(|port| trees.add(&of_ports(port, 1)).unwrap()).collect();
+    assert_eq!(trees.add(&of_ports(4, 1)), Err(NoRule));
+    trees.remove(rules[0]);
+    assert!(trees.add(&of_ports(4, 1)).is_ok());
+}
+
+#[test]
+fn ten_thousand_claims_of_ports_are_exact_and_need_few_comparisons() {
+    let (mut trees, _) = trees(1 << 15, 1 << 14);
+    for number in 0..10_000u16 {
+        trees.add(&of_ports(number.wrapping_mul(77), number)).unwrap();
+    }
+    assert_eq!(trees.widened(), 0);
+    let image = |src: u64, dst: u64| [src << 16 | dst, 0, 0, 0, 0, 0, 0, 0];
+    assert_eq!(trees.memory.decide(&image(77, 1)), Some(false));
+    assert_eq!(trees.memory.decide(&image(78, 1)), None);
+}
