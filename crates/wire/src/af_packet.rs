@@ -30,8 +30,8 @@ use packet::offload::{Split, Unsplittable};
 use rustix::event::epoll;
 
 use self::ring::{Arrival, Layout, Ring, Taken};
-use self::socket::{Flushed, Sender};
-use self::socket::{Interface, Lengths, Link, PacketSocket, failed};
+use self::socket::{Flushed, Lengths, PacketSocket, Sender};
+use crate::interface::{Interface, Link, failed};
 use crate::{
     AfPacketConfig, BURST_FRAMES, Burst, Checksum, ETHERNET_BYTES, HandOver, LiveInterface, MAX_FRAME_BYTES,
     MAX_MTU_BYTES, MergedFrames, RxFrame, SleepHint, Splits, TAG_BYTES, TransmitError, VLAN_TAGS_BYTES, Wire,

@@ -22,6 +22,7 @@ mod config;
 mod error;
 mod gated;
 mod generator;
+mod interface;
 mod link;
 mod link_peer;
 mod loopback;

@@ -7,81 +7,12 @@ use std::io;
 use std::mem::{size_of, zeroed};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-use packet::MacAddr;
 use packet::offload::OFFLOAD_HEADER_BYTES;
-use rustix::net::{AddressFamily, SocketFlags, SocketType, netdevice, socket_with, sockopt};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with, sockopt};
 
 use super::ring::Layout;
+use crate::interface::{Interface, Link, failed, link_of};
 use crate::{BURST_FRAMES, TransmitError, WireError};
-
-/// An interface, as its name resolves in this network namespace.
-#[derive(Clone, Debug)]
-pub(super) struct Interface {
-    pub(super) name: String,
-    pub(super) index: i32,
-    pub(super) mac: MacAddr,
-    pub(super) mtu_bytes: u32,
-}
-
-impl Interface {
-    /// Looks an interface up and checks that it is an Ethernet interface that is up.
-    pub(super) fn find(name: &str) -> Result<Self, WireError> {
-        let interface = || name.to_owned();
-        // Any socket answers questions about interfaces, and this one needs no capability (netdevice(7)).
-        let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)
-            .map_err(|error| failed(name, "socket", error.into()))?;
-        if name.is_empty()
-            || name.len() >= libc::IFNAMSIZ
-            || name.bytes().any(|byte| byte == 0 || byte == b'/')
-        {
-            return Err(WireError::UnknownInterface { interface: interface() });
-        }
-        let index = netdevice::name_to_index(&socket, name).map_err(|error| match error {
-            rustix::io::Errno::NODEV => WireError::UnknownInterface { interface: interface() },
-            error => failed(name, "SIOCGIFINDEX", error.into()),
-        })?;
-        let ask = |what, operation| {
-            request(socket.as_fd(), name, what).map_err(|error| failed(name, operation, error))
-        };
-
-        let answer = ask(libc::SIOCGIFHWADDR, "SIOCGIFHWADDR")?;
-        // SAFETY: SIOCGIFHWADDR succeeded, so the kernel filled this member of the union.
-        let address = unsafe { answer.ifr_ifru.ifru_hwaddr };
-        let hardware_type = address.sa_family;
-        if ![libc::ARPHRD_ETHER, libc::ARPHRD_LOOPBACK].contains(&hardware_type) {
-            return Err(WireError::NotEthernet { interface: interface(), hardware_type });
-        }
-        let mut mac = [0; 6];
-        for (octet, byte) in mac.iter_mut().zip(address.sa_data) {
-            *octet = byte as u8;
-        }
-
-        let answer = ask(libc::SIOCGIFMTU, "SIOCGIFMTU")?;
-        // SAFETY: SIOCGIFMTU succeeded, so the kernel filled this member of the union.
-        let mtu = unsafe { answer.ifr_ifru.ifru_mtu };
-        let flags = flags(socket.as_fd(), name).map_err(|error| failed(name, "SIOCGIFFLAGS", error))?;
-        if flags & libc::IFF_UP == 0 {
-            return Err(WireError::InterfaceDown { interface: interface() });
-        }
-        Ok(Self {
-            name: interface(),
-            index: index.cast_signed(),
-            mac: MacAddr(mac),
-            mtu_bytes: u32::try_from(mtu).unwrap_or(0),
-        })
-    }
-}
-
-/// How an interface is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Link {
-    /// Frames can pass.
-    Up,
-    /// Set down, or without a carrier.
-    Down,
-    /// Removed, or moved to another network namespace: this socket will never receive again.
-    Gone,
-}
 
 /// A packet socket for whole frames of one interface.
 #[derive(Debug)]
@@ -218,12 +149,7 @@ impl PacketSocket {
         if self.bound_index() != Some(self.index) {
             return Link::Gone;
         }
-        let name = netdevice::index_to_name(&self.fd, self.index.cast_unsigned());
-        let flags = name.ok().and_then(|name| flags(self.fd.as_fd(), &name).ok());
-        // IFF_RUNNING: there is a carrier, and nothing else keeps frames from passing (RFC 2863, operational
-        // status).
-        let wanted = libc::IFF_UP | libc::IFF_RUNNING;
-        if flags.is_some_and(|flags| flags & wanted == wanted) { Link::Up } else { Link::Down }
+        if link_of(self.fd.as_fd(), self.index).0 == Link::Up { Link::Up } else { Link::Down }
     }
 
     /// The interface that the socket receives from. The kernel unbinds the socket when the interface goes
@@ -257,31 +183,6 @@ impl AsFd for PacketSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
-}
-
-/// An error of a system call.
-pub(super) fn failed(interface: &str, operation: &'static str, source: io::Error) -> WireError {
-    WireError::Interface { interface: interface.to_owned(), operation, source }
-}
-
-/// The `IFF_*` flags of the interface.
-fn flags(socket: BorrowedFd<'_>, name: &str) -> io::Result<libc::c_int> {
-    let answer = request(socket, name, libc::SIOCGIFFLAGS)?;
-    // SAFETY: SIOCGIFFLAGS succeeded, so the kernel filled this member of the union.
-    Ok(unsafe { answer.ifr_ifru.ifru_flags }.into())
-}
-
-/// One of the `SIOCGIF*` questions about an interface.
-fn request(socket: BorrowedFd<'_>, name: &str, what: libc::Ioctl) -> io::Result<libc::ifreq> {
-    // SAFETY: all bits zero is a valid `ifreq`.
-    let mut request: libc::ifreq = unsafe { zeroed() };
-    // The last byte stays 0: `Interface::find` refused longer names.
-    for (place, byte) in request.ifr_name.iter_mut().zip(name.bytes().take(libc::IFNAMSIZ - 1)) {
-        *place = byte as libc::c_char;
-    }
-    // SAFETY: the `SIOCGIF*` questions take a pointer to an `ifreq`, which lives through the call.
-    let rc = unsafe { libc::ioctl(socket.as_raw_fd(), what, &raw mut request) };
-    if rc == 0 { Ok(request) } else { Err(io::Error::last_os_error()) }
 }
 
 // Frames on their way to a packet socket: copied into a queue, handed over by one `sendmmsg` per flush.
