@@ -25,6 +25,8 @@ pub enum WireConfig {
     Pcap(PcapConfig),
     /// A live interface.
     AfPacket(AfPacketConfig),
+    /// A live interface, of which claimed packets are taken away from the kernel.
+    AfXdp(AfXdpConfig),
     /// A link to a soft NIC in another process.
     Link(super::LinkConfig),
     /// The port itself: what it sends it receives.
@@ -158,6 +160,55 @@ pub struct AfPacketConfig {
     pub busy_poll: bool,
 }
 
+/// A live interface through AF_XDP.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AfXdpConfig {
+    /// The name of the interface: `eth0`.
+    pub interface: String,
+    /// Whether frames for other stations are taken too.
+    #[serde(default)]
+    pub promiscuous: bool,
+    /// How many received frames each queue may hold for the engine: a power of two.
+    #[serde(default = "default_queue_frames")]
+    pub ring_frames: u32,
+    /// Where the kernel runs the XDP program.
+    #[serde(default)]
+    pub mode: XdpMode,
+    /// Whether the driver receives into the memory of the port.
+    #[serde(default)]
+    pub zero_copy: ZeroCopy,
+    /// Whether the engine polls for some time before it waits in the kernel, as for `af_packet`.
+    #[serde(default)]
+    pub busy_poll: bool,
+}
+
+/// Where the kernel runs the XDP program of an interface.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum XdpMode {
+    /// In the driver if it can, otherwise in the network stack.
+    #[default]
+    Auto,
+    /// In the driver.
+    Native,
+    /// In the network stack, for every driver.
+    Generic,
+}
+
+/// Whether the driver of an interface receives into the memory of the port.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ZeroCopy {
+    /// If it can.
+    #[default]
+    Auto,
+    /// The wire is not opened if it cannot.
+    Always,
+    /// The kernel copies each frame.
+    Never,
+}
+
 /// The treatment of frames that consist of several packets of a stream: merged by the kernel on arrival
 /// (GRO, LRO), or not yet cut by a local sender (TSO, GSO).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -275,6 +326,9 @@ const fn default_speed() -> f64 {
 }
 const fn default_ring_frames() -> u32 {
     4096
+}
+const fn default_queue_frames() -> u32 {
+    2048
 }
 
 impl FromStr for Rate {
@@ -450,12 +504,13 @@ impl<'de> Deserialize<'de> for FrameSizes {
 const PLAIN_GENERATOR: &str = "{ kind = \"generator\", rate = 100000, flows = [{}] }";
 
 /// How wires are written in one word.
-pub const SHORT_FORMS: [(&str, &str); 6] = [
+pub const SHORT_FORMS: [(&str, &str); 7] = [
     ("null", "nothing arrives, what is sent vanishes"),
     ("loopback", "what is sent is received, as with a loopback plug"),
     ("generator[:RATE]", "made-up UDP packets, RATE per second or `flat-out`"),
     ("pcap:FILE", "a capture, or a folder of them, once"),
     ("af_packet:INTERFACE", "a live interface; the kernel still sees every packet"),
+    ("af_xdp:INTERFACE", "a live interface; the kernel sees the packets that no flow takes"),
     ("link:NAME:a|b", "the end `a` or `b` of a link to a soft NIC in another process"),
 ];
 
@@ -489,6 +544,14 @@ impl FromStr for WireConfig {
                 hand_over: HandOver::Frames,
                 busy_poll: false,
             })),
+            ("af_xdp", Some(interface)) if !interface.is_empty() => Ok(Self::AfXdp(AfXdpConfig {
+                interface: interface.to_owned(),
+                promiscuous: false,
+                ring_frames: default_queue_frames(),
+                mode: XdpMode::Auto,
+                zero_copy: ZeroCopy::Auto,
+                busy_poll: false,
+            })),
             ("link", Some(rest)) => {
                 let (name, end) =
                     rest.rsplit_once(':').ok_or("a link is written `link:NAME:a` or `link:NAME:b`")?;
@@ -508,7 +571,7 @@ impl WireConfig {
     pub fn station(&self) -> MacAddr {
         match self {
             Self::Link(link) => link.station(),
-            Self::AfPacket(live) => live.live_interface().map_or(SOFT_MAC, |live| live.mac),
+            Self::AfPacket(_) | Self::AfXdp(_) => self.live_interface().map_or(SOFT_MAC, |live| live.mac),
             _ => SOFT_MAC,
         }
     }
@@ -519,6 +582,7 @@ impl WireConfig {
     pub fn live_interface(&self) -> Option<LiveInterface> {
         match self {
             Self::AfPacket(live) => live.live_interface(),
+            Self::AfXdp(live) => live.live_interface(),
             _ => None,
         }
     }
@@ -531,6 +595,7 @@ impl WireConfig {
             Self::Generator(_) => "generator".to_owned(),
             Self::Pcap(pcap) => format!("{} (pcap)", pcap.path.display()),
             Self::AfPacket(live) => format!("{} (af_packet)", live.interface),
+            Self::AfXdp(live) => format!("{} (af_xdp)", live.interface),
             Self::Link(link) => link.describe(),
             Self::Loopback {} => "loopback".to_owned(),
             Self::Null {} => "null".to_owned(),
@@ -559,6 +624,7 @@ mod tests {
             ("generator:100", "generator"),
             ("pcap:/var/a.pcap", "/var/a.pcap (pcap)"),
             ("af_packet:eth0", "eth0 (af_packet)"),
+            ("af_xdp:eth0", "eth0 (af_xdp)"),
             ("link:lab:b", "lab (link, end b)"),
         ] {
             assert_eq!(wire(text).describe(), description);
@@ -573,6 +639,7 @@ mod tests {
         assert_eq!(pcap.path, PathBuf::from("/var/a:b.pcap"));
         let WireConfig::AfPacket(live) = wire("af_packet:eth0") else { panic!("an interface") };
         assert_eq!(live.interface, "eth0");
+        assert_eq!(wire("af_xdp:eth0"), wire("{ kind = \"af_xdp\", interface = \"eth0\" }"));
         let WireConfig::Generator(traffic) = wire("generator:flat-out") else { panic!("a generator") };
         assert_eq!((traffic.rate, traffic.flows.len()), (Rate::FlatOut, 1));
         let WireConfig::Link(link) = wire("link:left-right:b") else { panic!("a link") };

@@ -133,7 +133,63 @@ pub enum WireError {
         /// The interface.
         interface: String,
     },
-    /// A system call on the interface's packet socket failed.
+    /// AF_XDP sockets are not permitted to this process.
+    #[error(
+        "not permitted to open an AF_XDP socket on `{interface}`: the process needs CAP_NET_RAW, CAP_NET_ADMIN and \
+         CAP_BPF (systemd: AmbientCapabilities=CAP_NET_RAW CAP_NET_ADMIN CAP_BPF)"
+    )]
+    XdpNotPermitted {
+        /// The interface.
+        interface: String,
+    },
+    /// The kernel has no AF_XDP sockets.
+    #[error("`{interface}`: the kernel has no AF_XDP sockets (CONFIG_XDP_SOCKETS): use the wire af_packet")]
+    NoXdpSockets {
+        /// The interface.
+        interface: String,
+    },
+    /// Another process has an AF_XDP socket for the queue.
+    #[error("interface `{interface}`: queue {queue} has an AF_XDP socket of another process: end that process")]
+    QueueTaken {
+        /// The interface.
+        interface: String,
+        /// The queue.
+        queue: u32,
+    },
+    /// The driver cannot receive into the memory of the port.
+    #[error("the driver of interface `{interface}` has no zero-copy mode: set zero_copy = \"auto\"")]
+    NoZeroCopy {
+        /// The interface.
+        interface: String,
+    },
+    /// The process may not lock so much memory.
+    #[error(
+        "interface `{interface}`: the process may not lock {bytes} bytes of memory for a queue: lower ring_frames, or \
+         allow more (systemd: LimitMEMLOCK=infinity; by hand: ulimit -l unlimited)"
+    )]
+    LockedMemory {
+        /// The interface.
+        interface: String,
+        /// The memory of one queue.
+        bytes: usize,
+    },
+    /// There is no memory for the frames of a queue.
+    #[error("interface `{interface}`: no memory for the frames of a queue")]
+    XdpMemory {
+        /// The interface.
+        interface: String,
+        /// The reason and the remedy.
+        #[source]
+        source: hugemem::HugememError,
+    },
+    /// The XDP program could not be loaded or attached.
+    #[error(transparent)]
+    Xdp {
+        /// The reason and the remedy.
+        #[from]
+        source: xdp::XdpError,
+    },
+    /// A system call on a socket of the interface failed.
     #[error("interface `{interface}`: {operation}: {source}")]
     Interface {
         /// The interface.

@@ -1,8 +1,8 @@
 //! Where the frames of a software port come from, and where its sent frames go.
 //!
 //! The engine of `softnic` owns one [`Wire`] per port and calls it from its own thread, a [`Burst`] at a
-//! time. The wires are a traffic generator, recorded captures, a live interface through an AF_PACKET socket,
-//! a link to a soft NIC of another process, a loopback plug, and nothing at all. A wire never blocks, never
+//! time. The wires are a traffic generator, recorded captures, a live interface through AF_PACKET or AF_XDP
+//! sockets, a link to a soft NIC of another process, a loopback plug, and nothing at all. A wire never blocks, never
 //! looks into a frame to decide anything about it, and allocates only while it is being opened.
 //!
 //! ```
@@ -18,6 +18,7 @@
 //! ```
 
 mod af_packet;
+mod af_xdp;
 mod config;
 mod error;
 mod gated;
@@ -39,10 +40,12 @@ use hugemem::prefetch_read;
 use packet::MacAddr;
 
 pub use af_packet::{AfPacketWire, Promiscuous};
+pub use af_xdp::AfXdpWire;
 pub use config::SHORT_FORMS;
 pub use config::{
-    AddressRange, AfPacketConfig, FrameSizes, GeneratorConfig, HandOver, LiveInterface, MergedFrames,
+    AddressRange, AfPacketConfig, AfXdpConfig, FrameSizes, GeneratorConfig, HandOver, LiveInterface, MergedFrames,
     PcapConfig, PcapMode, PortRange, Rate, TrafficConfig, TrafficProtocol, WireConfig,
+    XdpMode, ZeroCopy,
 };
 pub use error::{TransmitError, WireError};
 pub use gated::GatedWire;
@@ -87,6 +90,12 @@ pub trait Wire: Send {
     /// Does what is due besides frames, while no frames are received: to be called as often as
     /// [`receive`](Wire::receive) would be.
     fn tend(&mut self) {}
+
+    /// Hands out the claims of the wire, to whoever knows the flows: only frames that a claim matches are
+    /// received. Once; `None` if the wire receives all frames, which is the default.
+    fn claims(&mut self) -> Option<xdp::ClaimTable> {
+        None
+    }
 
     /// Sends one frame, or queues it until [`flush`](Wire::flush).
     ///
@@ -376,6 +385,7 @@ impl WireConfig {
             Self::Generator(config) => Box::new(GeneratorWire::open(config)?),
             Self::Pcap(config) => Box::new(PcapWire::open(config)?),
             Self::AfPacket(config) => Box::new(AfPacketWire::open(config)?),
+            Self::AfXdp(config) => Box::new(AfXdpWire::open(config)?),
             Self::Link(config) => Box::new(LinkWire::open(config)?),
             Self::Loopback {} => Box::new(LoopbackWire::open()?),
             Self::Null {} => Box::new(NullWire),

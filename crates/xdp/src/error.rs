@@ -16,18 +16,15 @@ pub enum XdpError {
     },
     /// Another XDP program is attached to the interface.
     #[error(
-        "interface `{interface}` has an XDP program already{}: end the program's owner, or detach it with \
-         `ip link set dev {interface} xdp off`{}",
-        of_program(*program),
-        if *is_link { ", which does not detach a bpf_link (`bpftool link` lists them)" } else { "" }
+        "interface `{interface}` has an XDP program already{}: end its owner, or detach it: `ip link set dev {interface} \
+         xdp off`, or for a bpf_link `bpftool link detach id LINK`",
+        of_program(*program)
     )]
     Occupied {
         /// The interface.
         interface: String,
         /// The number of the other program, if it is known.
         program: Option<u32>,
-        /// Whether it is known to be attached by a `bpf_link`.
-        is_link: bool,
     },
     /// The driver of the interface cannot run the program in this mode.
     #[error(

@@ -38,6 +38,7 @@ mod claims;
 mod error;
 mod grace;
 mod memory;
+mod occupant;
 mod program;
 mod tree;
 

@@ -14,6 +14,7 @@ use crate::blocks::{BLOCK_ENTRIES, MAX_PLACES, ROOTS, RULE_WORDS, TreeMemory};
 use crate::claims::ClaimTable;
 use crate::grace::KernelGrace;
 use crate::memory::SharedWords;
+use crate::occupant::attached_program;
 use crate::tree::Trees;
 
 /// The program, compiled by `program/build`. It is shipped rather than compiled by each build, because the
@@ -95,6 +96,18 @@ impl std::fmt::Debug for SteeringProgram {
 #[derive(Debug)]
 pub struct Attachment {
     _link: FdLink,
+    index: u32,
+    program: u32,
+}
+
+impl Attachment {
+    /// Returns whether the program is still attached: a `bpf_link` can be detached by force, and an interface
+    /// removed. Asks the kernel.
+    #[must_use]
+    pub fn is_attached(&self) -> bool {
+        // Without an answer nothing has changed.
+        attached_program(self.index).map_or(true, |attached| attached == Some(self.program))
+    }
 }
 
 /// Loads the program. The table of claims is its other half, for the thread that knows the flows.
@@ -198,15 +211,16 @@ impl SteeringProgram {
             AttachMode::Generic => XdpMode::Skb,
         };
         let program = steer(&mut self.ebpf)?;
+        let number = program.info().map_err(|error| not_attached(interface, index, mode, &error))?.id();
         let link = program
             .attach_to_if_index(index, kernel_mode)
             .and_then(|id| program.take_link(id))
-            .map_err(|error| not_attached(interface, mode, &error))?;
+            .map_err(|error| not_attached(interface, index, mode, &error))?;
         let link = FdLink::try_from(link).map_err(|error: LinkError| XdpError::System {
             operation: "bpf_link_create (needs Linux 5.9)",
             source: io::Error::other(error),
         })?;
-        Ok(Attachment { _link: link })
+        Ok(Attachment { _link: link, index, program: number })
     }
 
     /// Gives claimed packets of a queue to an AF_XDP socket that is bound to it.
@@ -284,7 +298,7 @@ where
     array.map().fd().as_fd()
 }
 
-fn not_attached(interface: &str, mode: AttachMode, error: &ProgramError) -> XdpError {
+fn not_attached(interface: &str, index: u32, mode: AttachMode, error: &ProgramError) -> XdpError {
     let ProgramError::SyscallError(system) = error else {
         return XdpError::System { operation: "attach", source: io::Error::other(error.to_string()) };
     };
@@ -294,7 +308,10 @@ fn not_attached(interface: &str, mode: AttachMode, error: &ProgramError) -> XdpE
             XdpError::NotPermitted { operation: "attach an XDP program" }
         }
         Some(libc::EBUSY | libc::EEXIST) => {
-            XdpError::Occupied { interface: interface.to_owned(), program: None, is_link: false }
+            XdpError::Occupied {
+                interface: interface.to_owned(),
+                program: attached_program(index).ok().flatten(),
+            }
         }
         Some(libc::EOPNOTSUPP | libc::EINVAL | libc::ERANGE | libc::ENOSPC | libc::ENOMEM)
             if mode == AttachMode::Native =>

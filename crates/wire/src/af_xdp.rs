@@ -1,0 +1,455 @@
+//! A live interface through AF_XDP sockets: claimed packets leave the kernel, all others never leave it.
+//!
+//! The XDP program of crate `xdp` runs for each packet that the interface receives. It redirects those that a
+//! claim matches to the socket of their queue, where they end as far as the host is concerned, and passes all
+//! others to the host's network stack. Whoever knows the flows takes the table of claims ([`Wire::claims`]);
+//! until then nothing is claimed. Received frames stay in memory that is shared with the kernel until the next
+//! burst; sent frames are copied once, into the socket of the first queue.
+//!
+//! The program and the claims outlive the interface: when it is removed the wire is down until there is one of
+//! its name, and the program is attached to that with new sockets. Another program cannot take the place of
+//! this one while the `bpf_link` exists; should somebody detach it, it is attached again.
+//!
+//! Packets come as the program sees them. Where the interface keeps VLAN tags beside the packet, or leaves
+//! checksums to be completed by the receiver, as a veth does, the sender has to be told (`ethtool -K PEER
+//! txvlan off tx off`).
+
+mod cursor;
+mod queue;
+mod rings;
+#[cfg(test)]
+mod tests;
+mod umem;
+
+use std::cell::Cell;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use packet::MacAddr;
+use rustix::event::epoll;
+use xdp::{AttachMode, Attachment, ClaimTable, ForwardingCounters, ProgramOptions, SteeringProgram, Unserved};
+
+use self::queue::{FlushOutcome, NoQueueSocket, QueueLosses, QueueSocket};
+use self::umem::{MAX_PACKET_BYTES, umem_frame_bytes};
+use crate::af_packet::Promiscuous;
+use crate::interface::{Interface, Link, failed, link_of};
+use crate::{
+    AfXdpConfig, Burst, ETHERNET_BYTES, LiveInterface, RxFrame, SleepHint, TAG_BYTES, TransmitError,
+    VLAN_TAGS_BYTES, Wire, WireError, WireState, XdpMode,
+};
+
+/// The type of the VLAN tag that a frame may have beyond the MTU.
+const C_VLAN_TPID: [u8; 2] = [0x81, 0x00];
+/// How the interface is, is asked after this many bursts without a frame.
+const EMPTY_BURSTS_PER_CHECK: u32 = 1024;
+/// An engine that sleeps asks how the interface is after this time.
+const CHECK_INTERVAL: Duration = Duration::from_millis(100);
+/// For how long frames gather while the engine sleeps ([`SleepHint::Readable`]).
+const GATHER: Duration = Duration::from_micros(500);
+/// When the engine is to come back for frames that the interface could not take.
+const FLUSH_INTERVAL: Duration = Duration::from_micros(50);
+/// How long after a look for an interface that was removed the next one comes, at the earliest.
+const ATTACH_INTERVAL: Duration = Duration::from_millis(250);
+/// The most queues of an interface.
+const MAX_QUEUES: u32 = 128;
+/// The most frames that a queue can hold: 64 MiB of memory for frames of 4 KiB.
+const MAX_RING_FRAMES: u32 = 1 << 14;
+
+impl AfXdpConfig {
+    /// The interface, if it is one that could be opened now; asks the kernel, and opens nothing.
+    pub(super) fn live_interface(&self) -> Option<LiveInterface> {
+        let Interface { mac, mtu_bytes, .. } = Interface::find(&self.interface).ok()?;
+        Some(LiveInterface { mac, mtu_bytes })
+    }
+}
+
+/// A port that is a live interface, of which claimed packets are taken.
+#[derive(Debug)]
+pub struct AfXdpWire {
+    config: AfXdpConfig,
+    program: SteeringProgram,
+    /// Until somebody takes it.
+    claims: Option<ClaimTable>,
+    attached: Attached,
+    state: WireState,
+    /// The interface was removed, and is looked for.
+    gone: Option<Gone>,
+    /// The queue that is asked first for the next burst.
+    first_queue: usize,
+    empty_bursts: u32,
+    next_check: Instant,
+    /// What the sockets of interfaces before this one lost.
+    former_losses: QueueLosses,
+    unserved_noted: Cell<u64>,
+}
+
+/// The kernel's side of an interface that was found.
+#[derive(Debug)]
+struct Attached {
+    interface: Interface,
+    queues: Vec<QueueSocket>,
+    /// Readable when one of the sockets is.
+    readable: OwnedFd,
+    mode: AttachMode,
+    /// `None` while it has to be attached again.
+    attachment: Option<Attachment>,
+    _promiscuous: Option<Promiscuous>,
+}
+
+/// The search for an interface that was removed.
+#[derive(Debug)]
+struct Gone {
+    /// When it is looked for again.
+    next: Instant,
+    /// The last obstacle, apart from an interface that is missing or down; each obstacle is logged once.
+    obstacle: String,
+}
+
+/// The longest packet of an interface, with two tags.
+fn packet_bytes(interface: &Interface) -> usize {
+    interface.mtu_bytes as usize + ETHERNET_BYTES + VLAN_TAGS_BYTES
+}
+
+impl Attached {
+    /// Opens a socket for each queue of the interface, gives them to the program, and attaches it.
+    fn to(config: &AfXdpConfig, program: &mut SteeringProgram) -> Result<Self, WireError> {
+        let interface = Interface::find(&config.interface)?;
+        let refused = |problem| WireError::InterfaceSetting { interface: interface.name.clone(), problem };
+        let Some(frame_bytes) = umem_frame_bytes(packet_bytes(&interface)) else {
+            let most = MAX_PACKET_BYTES - ETHERNET_BYTES - VLAN_TAGS_BYTES;
+            let (name, mtu) = (&interface.name, interface.mtu_bytes);
+            return Err(refused(format!(
+                "its MTU of {mtu} bytes is more than AF_XDP takes in one piece: `ip link set dev {name} mtu {most}`"
+            )));
+        };
+        if !config.ring_frames.is_power_of_two() || !(64..=MAX_RING_FRAMES).contains(&config.ring_frames) {
+            return Err(refused(format!("ring_frames has to be a power of two from 64 to {MAX_RING_FRAMES}")));
+        }
+        let queues = open_queues(&interface, config, frame_bytes)?;
+        for (number, queue) in queues.iter().enumerate() {
+            program.set_socket(number as u32, queue.as_fd())?;
+        }
+        let readable =
+            readable(&queues).map_err(|error| failed(&interface.name, "epoll", error.into()))?;
+        let promiscuous = config.promiscuous.then(|| Promiscuous::hold(&interface.name)).transpose()?;
+        let (attachment, mode) = attach(program, &interface, config.mode)?;
+        let attachment = Some(attachment);
+        Ok(Self { interface, queues, readable, mode, attachment, _promiscuous: promiscuous })
+    }
+
+    /// What all sockets lost.
+    fn losses(&self) -> QueueLosses {
+        let all = self.queues.iter().map(QueueSocket::losses);
+        all.fold(QueueLosses::default(), |sum, losses| QueueLosses {
+            received: sum.received + losses.received,
+            sent: sum.sent + losses.sent,
+        })
+    }
+}
+
+/// Opens sockets for queue 0, 1, ... until the interface has no more.
+fn open_queues(
+    interface: &Interface,
+    config: &AfXdpConfig,
+    frame_bytes: usize,
+) -> Result<Vec<QueueSocket>, WireError> {
+    let mut queues = Vec::new();
+    for queue in 0..MAX_QUEUES {
+        match QueueSocket::open(interface, queue, config, frame_bytes, queue == 0) {
+            Ok(socket) => queues.push(socket),
+            Err(NoQueueSocket::NoSuchQueue) if queue > 0 => return Ok(queues),
+            Err(NoQueueSocket::NoSuchQueue) => {
+                let problem = "it takes no AF_XDP socket: attach to the interface below it".to_owned();
+                return Err(WireError::InterfaceSetting { interface: interface.name.clone(), problem });
+            }
+            Err(NoQueueSocket::Failed(error)) => return Err(error),
+        }
+    }
+    let problem = format!(
+        "it has more than {MAX_QUEUES} queues: `ethtool -L {} combined {MAX_QUEUES}`",
+        interface.name
+    );
+    Err(WireError::InterfaceSetting { interface: interface.name.clone(), problem })
+}
+
+/// Attaches the program in the mode of the settings; `auto` prefers native mode.
+fn attach(
+    program: &mut SteeringProgram,
+    interface: &Interface,
+    mode: XdpMode,
+) -> Result<(Attachment, AttachMode), WireError> {
+    let index = interface.index.cast_unsigned();
+    let mut with = |mode| Ok((program.attach(&interface.name, index, mode)?, mode));
+    match mode {
+        XdpMode::Native => with(AttachMode::Native),
+        XdpMode::Generic => with(AttachMode::Generic),
+        XdpMode::Auto => match with(AttachMode::Native) {
+            Err(WireError::Xdp { source: error @ xdp::XdpError::Unsupported { .. } }) => {
+                tracing::warn!(interface = %interface.name, "generic XDP, which is slower, because {error}");
+                with(AttachMode::Generic)
+            }
+            result => result,
+        },
+    }
+}
+
+/// A descriptor that is readable when one of the sockets is.
+fn readable(queues: &[QueueSocket]) -> rustix::io::Result<OwnedFd> {
+    let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+    for queue in queues {
+        epoll::add(&epoll, queue, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
+    }
+    Ok(epoll)
+}
+
+impl AfXdpWire {
+    /// Loads the program, opens the sockets and attaches the program.
+    ///
+    /// # Errors
+    /// Which interface, and why: unknown, down, not permitted, a longer MTU than fits, another XDP program.
+    pub fn open(config: &AfXdpConfig) -> Result<Self, WireError> {
+        // The interface first: its errors are more frequent, and loading takes some 100 ms.
+        Interface::find(&config.interface)?;
+        let options =
+            ProgramOptions { queues: MAX_QUEUES, unserved: Unserved::Drop, ..ProgramOptions::default() };
+        let (mut program, claims) = xdp::load(&options)?;
+        let attached = Attached::to(config, &mut program)?;
+        let mut wire = Self {
+            config: config.clone(),
+            program,
+            claims: Some(claims),
+            attached,
+            state: WireState::Live,
+            gone: None,
+            first_queue: 0,
+            empty_bursts: 0,
+            next_check: Instant::now() + CHECK_INTERVAL,
+            former_losses: QueueLosses::default(),
+            unserved_noted: Cell::new(0),
+        };
+        wire.check_link();
+        Ok(wire)
+    }
+
+    /// What the program has done so far, on all interfaces of this wire.
+    #[must_use]
+    pub fn counters(&self) -> ForwardingCounters {
+        self.program.counters().unwrap_or_default()
+    }
+
+    /// The number of queues, each with a socket.
+    #[must_use]
+    pub fn queues(&self) -> usize {
+        self.attached.queues.len()
+    }
+
+    fn count_empty_burst(&mut self) {
+        self.empty_bursts += 1;
+        if self.empty_bursts >= EMPTY_BURSTS_PER_CHECK {
+            self.empty_bursts = 0;
+            self.check_link();
+        }
+    }
+
+    fn check_link(&mut self) {
+        let index = self.attached.interface.index;
+        let (link, name) = link_of(self.attached.queues[0].as_fd(), index);
+        if let Some(name) = name
+            && name != self.attached.interface.name
+        {
+            tracing::warn!(interface = %self.attached.interface.name, now = %name, "the interface was renamed");
+            self.attached.interface.name = name;
+        }
+        self.state = if link == Link::Up { WireState::Live } else { WireState::Down };
+        match link {
+            Link::Gone => self.look_for_interface(),
+            Link::Up => self.check_program(),
+            Link::Down => {}
+        }
+    }
+
+    /// Attaches the program again if somebody has detached it.
+    fn check_program(&mut self) {
+        let Some(attachment) = &self.attached.attachment else { return self.attach_again() };
+        if attachment.is_attached() {
+            return;
+        }
+        let interface = &self.attached.interface.name;
+        tracing::error!(%interface, "the XDP program was detached: the host receives all packets");
+        self.attached.attachment = None;
+        self.attach_again();
+    }
+
+    fn attach_again(&mut self) {
+        self.state = WireState::Down;
+        if let Ok((attachment, mode)) =
+            attach(&mut self.program, &self.attached.interface, self.config.mode)
+        {
+            tracing::warn!(interface = %self.attached.interface.name, "the XDP program is attached again");
+            self.attached.attachment = Some(attachment);
+            self.attached.mode = mode;
+            self.state = WireState::Live;
+        }
+    }
+
+    /// The kernel has unbound the sockets for good: an interface of the same name is another one to it.
+    fn look_for_interface(&mut self) {
+        let now = Instant::now();
+        let interface = self.config.interface.as_str();
+        let gone = self.gone.get_or_insert_with(|| {
+            tracing::error!(
+                interface,
+                "the interface was removed or moved away: nothing is received until there is one of this name again"
+            );
+            Gone { next: now, obstacle: String::new() }
+        });
+        if now < gone.next {
+            return;
+        }
+        gone.next = now + ATTACH_INTERVAL;
+        match Attached::to(&self.config, &mut self.program) {
+            Ok(attached) => {
+                let losses = self.attached.losses();
+                self.former_losses.received += losses.received;
+                self.former_losses.sent += losses.sent;
+                self.attached = attached;
+                (self.gone, self.first_queue, self.state) = (None, 0, WireState::Live);
+                let Interface { name, mac, mtu_bytes, .. } = &self.attached.interface;
+                tracing::warn!(interface = %name, %mac, mtu_bytes, "attached to the interface again");
+            }
+            Err(WireError::UnknownInterface { .. } | WireError::InterfaceDown { .. }) => {}
+            Err(error) => {
+                let obstacle = error.to_string();
+                if obstacle != gone.obstacle {
+                    tracing::error!(interface, "the interface is back and cannot be attached to: {obstacle}");
+                    gone.obstacle = obstacle;
+                }
+            }
+        }
+    }
+
+    /// The longest frame that the interface sends.
+    fn longest(&self, frame: &[u8]) -> usize {
+        let tagged = frame.get(12..14).is_some_and(|tpid| tpid == C_VLAN_TPID);
+        self.attached.interface.mtu_bytes as usize + ETHERNET_BYTES + if tagged { TAG_BYTES } else { 0 }
+    }
+
+    fn note_unserved(&self, unserved: u64) {
+        if unserved > self.unserved_noted.replace(unserved) {
+            let (name, queues) = (&self.attached.interface.name, self.queues());
+            tracing::warn!(
+                interface = %name,
+                unserved,
+                "claimed packets were dropped in queues beyond the {queues} that there were: start again, or \
+                 `ethtool -L {name} combined {queues}`"
+            );
+        }
+    }
+}
+
+impl Wire for AfXdpWire {
+    fn receive<'w>(&'w mut self, burst: &mut Burst<'w>) {
+        let queues = self.attached.queues.len();
+        let mut room = burst.capacity_left();
+        let mut count = 0;
+        // Each queue is asked first in turn, so that none is starved by a burst that another one fills.
+        self.first_queue = (self.first_queue + 1) % queues;
+        for nth in 0..queues {
+            let queue = &mut self.attached.queues[(self.first_queue + nth) % queues];
+            queue.release();
+            if room > 0 {
+                queue.take(room);
+                let taken = queue.packets().count();
+                (room, count) = (room - taken, count + taken);
+            }
+        }
+        if count == 0 {
+            return self.count_empty_burst();
+        }
+        self.empty_bursts = 0;
+        let first = self.first_queue;
+        for nth in 0..queues {
+            for packet in self.attached.queues[(first + nth) % queues].packets() {
+                burst.push(RxFrame::new(packet));
+            }
+        }
+    }
+
+    fn claims(&mut self) -> Option<ClaimTable> {
+        self.claims.take()
+    }
+
+    fn transmit(&mut self, frame: &[u8]) -> Result<(), TransmitError> {
+        TransmitError::check_length(frame, self.longest(frame))?;
+        if self.state == WireState::Down {
+            return Err(TransmitError::Down);
+        }
+        if !self.attached.queues[0].has_room() {
+            self.flush();
+        }
+        self.attached.queues[0].push(frame)
+    }
+
+    fn has_room(&mut self) -> bool {
+        if !self.attached.queues[0].has_room() {
+            self.flush();
+        }
+        self.attached.queues[0].has_room()
+    }
+
+    fn flush(&mut self) {
+        if self.attached.queues[0].has_queued() && self.attached.queues[0].flush() == FlushOutcome::Down {
+            // `receive` finds out whether it is down or gone.
+            self.state = WireState::Down;
+        }
+    }
+
+    fn state(&self) -> WireState {
+        self.state
+    }
+
+    fn sleep_hint(&mut self) -> SleepHint {
+        let now = Instant::now();
+        if now >= self.next_check {
+            self.next_check = now + CHECK_INTERVAL;
+            self.check_link();
+        }
+        SleepHint::Readable {
+            descriptor: self.attached.readable.as_raw_fd(),
+            within: if self.attached.queues[0].has_queued() { FLUSH_INTERVAL } else { CHECK_INTERVAL },
+            gather: if self.config.busy_poll { None } else { Some(GATHER) },
+        }
+    }
+
+    fn describe(&self) -> String {
+        let Attached { interface: Interface { name, .. }, queues, mode, .. } = &self.attached;
+        if self.gone.is_some() {
+            return format!("{name} (af_xdp; the interface is gone, to be attached to when it is back)");
+        }
+        let mode = match mode {
+            AttachMode::Native => "native",
+            AttachMode::Generic => "generic",
+        };
+        let copies = if queues.iter().all(QueueSocket::is_zero_copy) { "zero-copy" } else { "copy mode" };
+        let (number, plural) = (queues.len(), if queues.len() == 1 { "" } else { "s" });
+        format!("{name} (af_xdp, {mode}, {copies}, {number} queue{plural})")
+    }
+
+    fn mac(&self) -> MacAddr {
+        self.attached.interface.mac
+    }
+
+    fn mtu_bytes(&self) -> u32 {
+        self.attached.interface.mtu_bytes
+    }
+
+    fn losses(&self) -> u64 {
+        let unserved = self.counters().unserved;
+        self.note_unserved(unserved);
+        self.former_losses.received + self.attached.losses().received + unserved
+    }
+
+    fn transmit_losses(&self) -> u64 {
+        self.former_losses.sent + self.attached.losses().sent
+    }
+}

@@ -1,0 +1,110 @@
+use std::collections::VecDeque;
+
+use proptest::prelude::*;
+
+use super::*;
+
+/// A ring of numbers, its two sides, and how far they have published.
+struct Ring {
+    places: Vec<u32>,
+    produced: AtomicU32,
+    consumed: AtomicU32,
+    producer: ProducerCursor,
+    consumer: ConsumerCursor,
+}
+
+impl Ring {
+    /// A ring whose indices are at `start`, as after a long time.
+    fn new(places: u32, start: u32) -> Self {
+        let (mut producer, mut consumer) = (ProducerCursor::new(places), ConsumerCursor::new(places));
+        (producer.next, producer.consumed_seen) = (start, start);
+        (consumer.next, consumer.produced_seen) = (start, start);
+        let index = || AtomicU32::new(start);
+        Self { places: vec![0; places as usize], produced: index(), consumed: index(), producer, consumer }
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Put(u32),
+    PublishPut,
+    Take,
+    PublishTake,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        3 => any::<u32>().prop_map(Step::Put),
+        1 => Just(Step::PublishPut),
+        3 => Just(Step::Take),
+        1 => Just(Step::PublishTake),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 2 } else { 256 }, ..ProptestConfig::default() })]
+
+    /// The oracle is a queue of what was published, and counts of what each side may still use.
+    #[test]
+    fn the_cursors_behave_as_a_bounded_queue(
+        exponent in 0..5u32,
+        start in prop_oneof![Just(0), Just(u32::MAX - 3), any::<u32>()],
+        steps in prop::collection::vec(step(), 0..200),
+    ) {
+        let places = 1 << exponent;
+        let mut ring = Ring::new(places, start);
+        let (mut written, mut published) = (VecDeque::new(), VecDeque::new());
+        // Places that the producer has not got back.
+        let (mut out, mut read) = (0, 0);
+        for step in steps {
+            match step {
+                Step::Put(number) => {
+                    let has_room = ring.producer.has_room(&ring.consumed);
+                    prop_assert_eq!(has_room, out < places);
+                    if has_room {
+                        ring.places[ring.producer.place() as usize] = number;
+                        ring.producer.advance();
+                        written.push_back(number);
+                        out += 1;
+                    }
+                }
+                Step::PublishPut => {
+                    ring.producer.publish(&ring.produced);
+                    published.append(&mut written);
+                }
+                Step::Take => {
+                    let has_next = ring.consumer.has_next(&ring.produced);
+                    prop_assert_eq!(has_next, !published.is_empty());
+                    if let Some(number) = published.pop_front() {
+                        prop_assert_eq!(ring.places[ring.consumer.place() as usize], number);
+                        ring.consumer.advance();
+                        read += 1;
+                    }
+                }
+                Step::PublishTake => {
+                    ring.consumer.publish(&ring.consumed);
+                    out -= read;
+                    read = 0;
+                }
+            }
+            prop_assert_eq!(ring.producer.is_drained(&ring.consumed), out == 0 && written.is_empty());
+        }
+    }
+}
+
+#[test]
+fn an_index_that_makes_no_sense_is_not_followed() {
+    let mut ring = Ring::new(4, 0);
+    ring.produced.store(5, Ordering::Relaxed);
+    assert!(!ring.consumer.has_next(&ring.produced));
+    ring.produced.store(u32::MAX, Ordering::Relaxed);
+    assert!(!ring.consumer.has_next(&ring.produced));
+    for _ in 0..4 {
+        assert!(ring.producer.has_room(&ring.consumed));
+        ring.producer.advance();
+    }
+    ring.consumed.store(5, Ordering::Relaxed);
+    assert!(!ring.producer.has_room(&ring.consumed));
+    ring.consumed.store(1, Ordering::Relaxed);
+    assert!(ring.producer.has_room(&ring.consumed));
+}
