@@ -32,7 +32,7 @@ use xdp::{AttachMode, Attachment, ClaimTable, ForwardingCounters, ProgramOptions
 use self::queue::{FlushOutcome, NoQueueSocket, QueueLosses, QueueSocket};
 use self::umem::{MAX_PACKET_BYTES, umem_frame_bytes};
 use crate::af_packet::Promiscuous;
-use crate::interface::{Interface, Link, failed, link_of};
+use crate::interface::{Interface, Link, failed, link_of, question_socket};
 use crate::{
     AfXdpConfig, Burst, ETHERNET_BYTES, LiveInterface, RxFrame, SleepHint, TAG_BYTES, TransmitError,
     VLAN_TAGS_BYTES, Wire, WireError, WireState, XdpMode,
@@ -88,6 +88,8 @@ pub struct AfXdpWire {
 struct Attached {
     interface: Interface,
     queues: Vec<QueueSocket>,
+    /// Answers questions about interfaces, which AF_XDP sockets do not.
+    questions: OwnedFd,
     /// Readable when one of the sockets is.
     readable: OwnedFd,
     mode: AttachMode,
@@ -129,12 +131,13 @@ impl Attached {
         for (number, queue) in queues.iter().enumerate() {
             program.set_socket(number as u32, queue.as_fd())?;
         }
+        let questions = question_socket(&interface.name)?;
         let readable =
             readable(&queues).map_err(|error| failed(&interface.name, "epoll", error.into()))?;
         let promiscuous = config.promiscuous.then(|| Promiscuous::hold(&interface.name)).transpose()?;
         let (attachment, mode) = attach(program, &interface, config.mode)?;
         let attachment = Some(attachment);
-        Ok(Self { interface, queues, readable, mode, attachment, _promiscuous: promiscuous })
+        Ok(Self { interface, queues, questions, readable, mode, attachment, _promiscuous: promiscuous })
     }
 
     /// What all sockets lost.
@@ -253,7 +256,7 @@ impl AfXdpWire {
 
     fn check_link(&mut self) {
         let index = self.attached.interface.index;
-        let (link, name) = link_of(self.attached.queues[0].as_fd(), index);
+        let (link, name) = link_of(self.attached.questions.as_fd(), index);
         if let Some(name) = name
             && name != self.attached.interface.name
         {

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::mem::zeroed;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use packet::MacAddr;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, netdevice, socket_with};
@@ -22,9 +22,7 @@ impl Interface {
     /// Looks an interface up and checks that it is an Ethernet interface that is up.
     pub(crate) fn find(name: &str) -> Result<Self, WireError> {
         let interface = || name.to_owned();
-        // Any socket answers questions about interfaces, and this one needs no capability (netdevice(7)).
-        let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)
-            .map_err(|error| failed(name, "socket", error.into()))?;
+        let socket = question_socket(name)?;
         if name.is_empty()
             || name.len() >= libc::IFNAMSIZ
             || name.bytes().any(|byte| byte == 0 || byte == b'/')
@@ -76,6 +74,12 @@ pub(crate) enum Link {
     Down,
     /// Removed, or moved to another network namespace: sockets that were bound to it never receive again.
     Gone,
+}
+
+/// A socket that answers questions about interfaces: most do, and this one needs no capability (netdevice(7)).
+pub(crate) fn question_socket(interface: &str) -> Result<OwnedFd, WireError> {
+    socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)
+        .map_err(|error| failed(interface, "socket", error.into()))
 }
 
 /// How the interface of this index is, and its name now.
