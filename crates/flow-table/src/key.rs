@@ -65,6 +65,12 @@ impl MatchKey {
         packet::read_image(frame, &mut self.0);
     }
 
+    /// The words of the packed image.
+    #[must_use]
+    pub fn words(&self) -> &[u64; WORDS] {
+        &self.0
+    }
+
     /// The control information of the outer tag, if that is a C-VLAN tag; 0 otherwise.
     #[inline]
     #[must_use]

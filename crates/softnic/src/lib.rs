@@ -11,6 +11,7 @@
 //! It never talks to a kernel RDMA driver and never changes the library it sits under.
 
 mod abi;
+mod claims;
 pub mod clock;
 mod device;
 mod engine;

@@ -204,10 +204,10 @@ impl SoftNic {
     }
 
     fn start(config: SoftNicConfig, clock: ClockRules) -> Result<Self, SoftNicError> {
-        let SoftNicConfig { name, personality, ports, drive } = config;
+        let SoftNicConfig { name, personality, mut ports, drive } = config;
         let engines = drive.engines(ports.len());
         let nic = Arc::new(Nic {
-            shared: NicShared::new(name, personality, clock, &ports, engines)?,
+            shared: NicShared::new(name, personality, clock, &mut ports, engines)?,
             engines: EngineCell::for_ports(ports, engines),
             is_inline: drive == Drive::Inline,
         });

@@ -4,12 +4,13 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
-use flow_table::{FlowTable, LeftRight, LeftRightWriter};
+use flow_table::{FlowId, FlowTable, LeftRight, LeftRightWriter};
 use packet::MacAddr;
 use parking::Wakeup;
 use wire::{Wire, WireState};
 
 use crate::SoftNicError;
+use crate::claims::FlowClaims;
 use crate::clock::ClockView;
 use crate::flow_pace::FlowPace;
 use crate::personality::{ClockRules, Personality, Rules};
@@ -27,7 +28,7 @@ pub struct PortConfig {
 
 /// The part of a soft NIC that its owner, its open contexts and its engines share.
 ///
-/// Locks are taken in this order: an engine, `flows`, `turn`, `state`. Who changes `flows` waits for engines
+/// Locks are taken in this order: an engine, `flows`, claims of a port, `turn`, `state`. Who changes `flows` waits for engines
 /// that look frames up, and therefore holds neither `turn` nor `state` meanwhile.
 pub struct NicShared {
     pub(crate) name: String,
@@ -59,11 +60,14 @@ pub(crate) struct Port {
     pub(crate) counters: PortCounters,
     pub(crate) down: AtomicBool,
     pub(crate) finished: AtomicBool,
+    /// The frames that the wire is to take, if it does not take all.
+    pub(crate) claims: FlowClaims,
 }
 
 impl Port {
-    fn new(config: &PortConfig) -> Self {
+    fn new(config: &mut PortConfig) -> Self {
         Self {
+            claims: FlowClaims::new(config.wire.claims()),
             mac: AtomicU64::new(packed(config.wire.mac())),
             mtu_bytes: config.mtu_bytes,
             counters: PortCounters::default(),
@@ -109,14 +113,14 @@ impl NicShared {
         name: String,
         personality: Personality,
         clock: ClockRules,
-        ports: &[PortConfig],
+        ports: &mut [PortConfig],
         engines: usize,
     ) -> Result<Self, SoftNicError> {
         let wakeups = (0..engines).map(|_| Wakeup::new()).collect::<Result<_, _>>();
         Ok(Self {
             wakeups: wakeups.map_err(|source| SoftNicError::Wakeup { name: name.clone(), source })?,
             clock_view: OnceLock::new(),
-            ports: ports.iter().map(Port::new).collect(),
+            ports: ports.iter_mut().map(Port::new).collect(),
             flow_pace: FlowPace::default(),
             flows: LeftRight::new([(); 2].map(|()| FlowTable::new(personality.rules().flow.table))),
             state: Mutex::new(State::new(personality.rules())),
@@ -152,6 +156,11 @@ impl NicShared {
         state.publish();
         self.waiting.fetch_sub(1, Ordering::SeqCst);
         state
+    }
+
+    /// Withdraws the claims of a flow on every port; before it leaves the flow table.
+    pub(crate) fn withdraw_claims(&self, flow: FlowId) {
+        self.ports.iter().for_each(|port| port.claims.withdraw(flow));
     }
 
     /// The right to change the flow table.

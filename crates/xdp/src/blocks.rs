@@ -82,7 +82,8 @@ impl Reference {
             Self::Everything => 1,
             Self::Rule(rule) => 1 << KIND_SHIFT | rule.0,
             Self::List { block, count, goes_on } => {
-                2 << KIND_SHIFT | u32::from(goes_on) * MORE | (count as u32) << COUNT_SHIFT | block.0
+                let more = if goes_on { MORE } else { 0 };
+                2 << KIND_SHIFT | more | (count as u32) << COUNT_SHIFT | block.0
             }
             Self::Inner { block, nibble } => 3 << KIND_SHIFT | nibble.0 << NIBBLE_SHIFT | block.0,
         }

@@ -31,6 +31,7 @@ pub fn open(nic: &Nic) -> Verb<OpenedContext> {
 pub fn close(nic: &Nic, owner: u32) {
     let mut flows = nic.flow_writer();
     let slots = owned(&nic.control_without_wakeup().flow_objects, |flow| flow.owner == owner);
+    slots.iter().for_each(|slot| nic.withdraw_claims(FlowId(*slot)));
     flows.change(|table| {
         for slot in &slots {
             table.remove(FlowId(*slot));

@@ -85,8 +85,15 @@ pub fn insert(nic: &Nic, request: &FlowRequest, prepare: impl FnOnce(&State) -> 
     });
     let rule = rule(request, slot, order, counter, qp);
     drop(state);
-    let added =
-        rule.checked().map(Arc::new).and_then(|rule| flows.change(|table| table.add(Arc::clone(&rule))));
+    let added = rule.checked().map(Arc::new).and_then(|rule| {
+        flows.change(|table| table.add(Arc::clone(&rule)))?;
+        let claimed = nic.port(rule.port).map_or(Ok(()), |port| port.claims.claim(&rule));
+        claimed.map_err(|error| {
+            tracing::warn!(%error, "a flow was refused, because its packets cannot be taken from the interface");
+            flows.change(|table| table.remove(rule.id));
+            FlowError::Full { what: "claims", limit: nic.rules().flow.table.max_flows, of: Limit::Flows }
+        })
+    });
     added.map_err(|error| {
         let mut state = nic.control();
         state.remove_flow(slot);
@@ -110,6 +117,7 @@ pub fn remove(nic: &Nic, slot: u32, owner: u32) -> Option<()> {
     nic.flow_pace.wait();
     let mut flows = nic.flow_writer();
     nic.control_without_wakeup().flow_objects.get(slot).filter(|flow| flow.owner == owner)?;
+    nic.withdraw_claims(FlowId(slot));
     flows.change(|table| table.remove(FlowId(slot)));
     nic.control().remove_flow(slot);
     Some(())

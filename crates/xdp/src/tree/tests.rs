@@ -33,13 +33,14 @@ fn trees(blocks: usize, rules: usize) -> (Trees, Arc<AtomicUsize>) {
 fn claim() -> impl Strategy<Value = Claim> {
     let prefix = |bits: u32| (0..=bits).prop_map(move |length| !0u64 << (63 - length.min(63)) & !(!0 >> bits));
     let mask = (prefix(32), prefix(32), prop::bool::ANY, prop::bool::ANY, prop::bool::ANY, any::<u64>());
-    (mask, any::<[u64; LEVEL_WORDS]>(), 0..12u8).prop_map(|((dst, src, sport, dport, protocol, bits), value, kind)| {
-        let ports = u64::from(sport) * 0xffff_0000 | u64::from(dport) * 0xffff | u64::from(protocol) * (0xff << 40);
+    (mask, any::<[u64; LEVEL_WORDS]>(), 0..12u8).prop_map(|((dst, src, sport, dport, protocol, any), value, kind)| {
+        let bits = |is_masked: bool, bits: u64| if is_masked { bits } else { 0 };
+        let ports = bits(sport, 0xffff_0000) | bits(dport, 0xffff) | bits(protocol, 0xff << 40);
         let mut mask = [1 << 63 | ports, dst, src, 0, 0, 0, 0, 0];
         match kind {
             0 => mask = [0; LEVEL_WORDS],
             1 => mask[6] = 0xfff,
-            2 => mask[5] = bits,
+            2 => mask[5] = any,
             _ => {}
         }
         let mut value = value;
