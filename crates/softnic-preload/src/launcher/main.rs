@@ -80,7 +80,7 @@ struct Exec {
 #[derive(Args)]
 struct DeviceOptions {
     /// The other end of the port: `null`, `loopback`, `generator[:RATE]`, `pcap:FILE`, `af_packet:INTERFACE`,
-    /// `link:NAME:a|b`, or a table as in steerd's settings
+    /// `af_xdp:INTERFACE`, `link:NAME:a|b`, or a table as in steerd's settings
     #[arg(long)]
     wire: Option<String>,
     /// The device's name [default: softnic0, or mlx5_0 with the method mlx5]

@@ -68,9 +68,13 @@ impl SoftNicPort {
     /// Compares the configured MTU with that of the live interface. One that cannot be opened is an error of
     /// the start.
     fn check(&self, nic: &str, port: usize) -> Result<(), LengthError> {
-        let WireConfig::AfPacket(wire) = &self.wire else { return Ok(()) };
+        let interface = match &self.wire {
+            WireConfig::AfPacket(wire) => wire.interface.clone(),
+            WireConfig::AfXdp(wire) => wire.interface.clone(),
+            _ => return Ok(()),
+        };
         let Some(live) = self.wire.live_interface() else { return Ok(()) };
-        let (interface, most) = (wire.interface.clone(), *PORT_MTU_BYTES.end());
+        let most = *PORT_MTU_BYTES.end();
         let place = format!("soft NIC {nic}, port {port}");
         match self.mtu_bytes {
             Some(mtu_bytes) if mtu_bytes != live.mtu_bytes.min(most) => {

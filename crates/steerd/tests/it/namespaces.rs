@@ -1,6 +1,6 @@
-//! `steerd` on one end of a veth pair by AF_PACKET, ordinary programs (ping, bash, nc) on the other, in
-//! namespaces that the test creates. The counters of rules, workers and kernel must add up to what the
-//! kernel's counters report as sent.
+//! `steerd` on one end of a veth pair by AF_PACKET or AF_XDP, ordinary programs (ping, bash, nc) on the
+//! other, in namespaces that the test creates. The counters of rules, workers and kernel must add up to what
+//! the kernel's counters report as sent.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -38,6 +38,30 @@ type Traffic = (HashMap<String, u64>, Value, String);
 fn traffic(arguments: &[&str]) -> Option<Traffic> {
     let outcome = outcome("traffic.sh", arguments)?;
     Some((outcome.numbers("sent.env"), json(&outcome, "state.json"), outcome.read("summary.txt")))
+}
+
+#[test]
+fn claimed_packets_of_an_enforced_interface_never_reach_the_kernel_and_others_do() {
+    for mode in ["native", "generic"] {
+        let Some(outcome) = outcome("enforce.sh", &[mode]) else { return };
+        let (seen, state) = (outcome.numbers("seen.env"), json(&outcome, "state.json"));
+        let log = outcome.read("steerd.log");
+        assert_eq!(seen["pings"], 10, "the kernel answers");
+        assert_eq!(seen["upload_intact"], 1, "TCP of the kernel works");
+        assert_eq!((seen["heard"], seen["udp_in"], seen["udp_no_ports"]), (40, 41, 0), "{mode}: {log}");
+        assert_eq!(seen["heard_own"], 1, "the exception of a rule is left to the kernel");
+        assert_eq!(seen["heard_claimed"], 0, "listeners on claimed ports hear nothing");
+        assert_eq!(rule(&state, "dns"), [30 + 12, 0, 0], "{mode}, both families: {log}");
+        assert_eq!(rule(&state, "discard"), [0, 20, 0], "{mode}");
+        assert_eq!(number(&state, "/ports/0/received_packets"), 62, "only claimed packets are taken");
+        assert_eq!(
+            (seen["program_before"], seen["program_after"]),
+            (1, 0),
+            "the interface is left as it was"
+        );
+        let summary = outcome.read("summary.txt");
+        assert!(summary.contains("\npacket accounting matches\n"), "{summary}");
+    }
 }
 
 #[test]
