@@ -1,9 +1,9 @@
 //! The claims of the flows of a port, for a wire that receives only claimed frames ([`wire::Wire::claims`]).
 //!
-//! A flow claims the frames that its matcher matches; its conditions on tunnels are left to the flow table, so
-//! more may be claimed than the flow gets. A claim is made after the flow is in the flow table and withdrawn
-//! before it leaves it: a frame that the wire takes finds its flow, but for those on their way when the flow
-//! is destroyed. Flows of sent frames claim nothing.
+//! A flow claims the frames that its matcher matches; its conditions on tunnels are left to the flow table,
+//! so more may be claimed than the flow gets. A claim is made after the flow is in the flow table and
+//! withdrawn before it leaves it: a frame that the wire takes finds its flow, but for those on their way when
+//! the flow is destroyed. Flows of sent frames claim nothing.
 //!
 //! The lock is taken with that of `flows` held, and no other while it is held. Engines never take it.
 

@@ -113,6 +113,8 @@ struct EnginePort {
     /// Bytes of the longest received frame: merged ones are longer than the MTU.
     max_received_bytes: usize,
     state: WireState,
+    /// Whether unmatched frames have to be left to the host ([`Wire::takes_away`]).
+    takes_away: bool,
     /// The merged frames that the wire split so far.
     splits: Splits,
     /// The losses that the wire reported so far.
@@ -131,6 +133,7 @@ impl EnginePort {
             max_frame_bytes,
             max_received_bytes: max_frame_bytes.max(merged_bytes),
             state: port.wire.state(),
+            takes_away: port.wire.takes_away(),
             splits: Splits::default(),
             wire: port.wire,
             receive_losses: 0,

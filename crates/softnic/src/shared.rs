@@ -28,8 +28,8 @@ pub struct PortConfig {
 
 /// The part of a soft NIC that its owner, its open contexts and its engines share.
 ///
-/// Locks are taken in this order: an engine, `flows`, claims of a port, `turn`, `state`. Who changes `flows` waits for engines
-/// that look frames up, and therefore holds neither `turn` nor `state` meanwhile.
+/// Locks are taken in this order: an engine, `flows`, claims of a port, `turn`, `state`. Who changes `flows`
+/// waits for engines that look frames up, and therefore holds neither `turn` nor `state` meanwhile.
 pub struct NicShared {
     pub(crate) name: String,
     pub(crate) personality: Personality,

@@ -3,12 +3,12 @@
 //! The XDP program of crate `xdp` runs for each packet that the interface receives. It redirects those that a
 //! claim matches to the socket of their queue, where they end as far as the host is concerned, and passes all
 //! others to the host's network stack. Whoever knows the flows takes the table of claims ([`Wire::claims`]);
-//! until then nothing is claimed. Received frames stay in memory that is shared with the kernel until the next
-//! burst; sent frames are copied once, into the socket of the first queue.
+//! until then nothing is claimed. Received frames stay in memory that is shared with the kernel until the
+//! next burst; sent frames are copied once, into the socket of the first queue.
 //!
-//! The program and the claims outlive the interface: when it is removed the wire is down until there is one of
-//! its name, and the program is attached to that with new sockets. Another program cannot take the place of
-//! this one while the `bpf_link` exists; should somebody detach it, it is attached again.
+//! The program and the claims outlive the interface: when it is removed the wire is down until there is one
+//! of its name, and the program is attached to that with new sockets. Another program cannot take the place
+//! of this one while the `bpf_link` exists; should somebody detach it, it is attached again.
 //!
 //! Packets come as the program sees them. Where the interface keeps VLAN tags beside the packet, or leaves
 //! checksums to be completed by the receiver, as a veth does, the sender has to be told (`ethtool -K PEER
@@ -27,7 +27,9 @@ use std::time::{Duration, Instant};
 
 use packet::MacAddr;
 use rustix::event::epoll;
-use xdp::{AttachMode, Attachment, ClaimTable, ForwardingCounters, ProgramOptions, SteeringProgram, Unserved};
+use xdp::{
+    AttachMode, Attachment, ClaimTable, ForwardingCounters, ProgramOptions, SteeringProgram, Unserved,
+};
 
 use self::queue::{FlushOutcome, NoQueueSocket, QueueLosses, QueueSocket};
 use self::umem::{MAX_PACKET_BYTES, umem_frame_bytes};
@@ -81,6 +83,20 @@ pub struct AfXdpWire {
     /// What the sockets of interfaces before this one lost.
     former_losses: QueueLosses,
     unserved_noted: Cell<u64>,
+    /// Unmatched frames that were left to the host.
+    left: u64,
+    /// Unmatched frames that could not be left to the host.
+    kept: u64,
+    has_noted_kept: bool,
+}
+
+/// Frames that the wire received and no flow wanted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct UnmatchedFrames {
+    /// Left to the host.
+    pub left: u64,
+    /// Lost, because the host could not be given them.
+    pub lost: u64,
 }
 
 /// The kernel's side of an interface that was found.
@@ -125,15 +141,16 @@ impl Attached {
             )));
         };
         if !config.ring_frames.is_power_of_two() || !(64..=MAX_RING_FRAMES).contains(&config.ring_frames) {
-            return Err(refused(format!("ring_frames has to be a power of two from 64 to {MAX_RING_FRAMES}")));
+            return Err(refused(format!(
+                "ring_frames has to be a power of two from 64 to {MAX_RING_FRAMES}"
+            )));
         }
         let queues = open_queues(&interface, config, frame_bytes)?;
         for (number, queue) in queues.iter().enumerate() {
             program.set_socket(number as u32, queue.as_fd())?;
         }
         let questions = question_socket(&interface.name)?;
-        let readable =
-            readable(&queues).map_err(|error| failed(&interface.name, "epoll", error.into()))?;
+        let readable = readable(&queues).map_err(|error| failed(&interface.name, "epoll", error.into()))?;
         let promiscuous = config.promiscuous.then(|| Promiscuous::hold(&interface.name)).transpose()?;
         let (attachment, mode) = attach(program, &interface, config.mode)?;
         let attachment = Some(attachment);
@@ -229,6 +246,9 @@ impl AfXdpWire {
             next_check: Instant::now() + CHECK_INTERVAL,
             former_losses: QueueLosses::default(),
             unserved_noted: Cell::new(0),
+            left: 0,
+            kept: 0,
+            has_noted_kept: false,
         };
         wire.check_link();
         Ok(wire)
@@ -238,6 +258,12 @@ impl AfXdpWire {
     #[must_use]
     pub fn counters(&self) -> ForwardingCounters {
         self.program.counters().unwrap_or_default()
+    }
+
+    /// Unmatched frames that were left to the host, and such that could not be.
+    #[must_use]
+    pub fn unmatched(&self) -> UnmatchedFrames {
+        UnmatchedFrames { left: self.left, lost: self.kept }
     }
 
     /// The number of queues, each with a socket.
@@ -285,8 +311,7 @@ impl AfXdpWire {
 
     fn attach_again(&mut self) {
         self.state = WireState::Down;
-        if let Ok((attachment, mode)) =
-            attach(&mut self.program, &self.attached.interface, self.config.mode)
+        if let Ok((attachment, mode)) = attach(&mut self.program, &self.attached.interface, self.config.mode)
         {
             tracing::warn!(interface = %self.attached.interface.name, "the XDP program is attached again");
             self.attached.attachment = Some(attachment);
@@ -380,6 +405,31 @@ impl Wire for AfXdpWire {
 
     fn claims(&mut self) -> Option<ClaimTable> {
         self.claims.take()
+    }
+
+    fn takes_away(&self) -> bool {
+        true
+    }
+
+    fn leave_to_host(&mut self, frames: u64) {
+        let queues = self.attached.queues.len();
+        let order = (0..queues).map(|nth| (self.first_queue + nth) % queues);
+        let packets = order.flat_map(|queue| self.attached.queues[queue].packets());
+        let left = packets.enumerate().filter(|(place, _)| frames >> place & 1 == 1);
+        let (index, is_native) = (self.attached.interface.index, self.attached.mode == AttachMode::Native);
+        for (_, packet) in left {
+            let is_left = is_native && self.program.leave_frame(index.cast_unsigned(), packet).is_ok();
+            let count = if is_left { &mut self.left } else { &mut self.kept };
+            *count += 1;
+        }
+        if self.kept > 0 && !self.has_noted_kept {
+            self.has_noted_kept = true;
+            let reason = if is_native { "the kernel does not take them" } else { "XDP is in generic mode" };
+            tracing::warn!(
+                interface = %self.attached.interface.name,
+                "packets that no flow wants are lost instead of left to the host: {reason}"
+            );
+        }
     }
 
     fn transmit(&mut self, frame: &[u8]) -> Result<(), TransmitError> {

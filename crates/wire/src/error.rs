@@ -149,7 +149,9 @@ pub enum WireError {
         interface: String,
     },
     /// Another process has an AF_XDP socket for the queue.
-    #[error("interface `{interface}`: queue {queue} has an AF_XDP socket of another process: end that process")]
+    #[error(
+        "interface `{interface}`: queue {queue} has an AF_XDP socket of another process: end that process"
+    )]
     QueueTaken {
         /// The interface.
         interface: String,

@@ -76,7 +76,8 @@ pub(crate) enum Link {
     Gone,
 }
 
-/// A socket that answers questions about interfaces: most do, and this one needs no capability (netdevice(7)).
+/// A socket that answers questions about interfaces: most do, and this one needs no capability
+/// (netdevice(7)).
 pub(crate) fn question_socket(interface: &str) -> Result<OwnedFd, WireError> {
     socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)
         .map_err(|error| failed(interface, "socket", error.into()))

@@ -2,8 +2,8 @@
 //!
 //! The engine of `softnic` owns one [`Wire`] per port and calls it from its own thread, a [`Burst`] at a
 //! time. The wires are a traffic generator, recorded captures, a live interface through AF_PACKET or AF_XDP
-//! sockets, a link to a soft NIC of another process, a loopback plug, and nothing at all. A wire never blocks, never
-//! looks into a frame to decide anything about it, and allocates only while it is being opened.
+//! sockets, a link to a soft NIC of another process, a loopback plug, and nothing at all. A wire never
+//! blocks, never looks into a frame to decide anything about it, and allocates only while it is being opened.
 //!
 //! ```
 //! use wire::{Burst, WireConfig};
@@ -40,12 +40,12 @@ use hugemem::prefetch_read;
 use packet::MacAddr;
 
 pub use af_packet::{AfPacketWire, Promiscuous};
-pub use af_xdp::AfXdpWire;
+pub use af_xdp::{AfXdpWire, UnmatchedFrames};
 pub use config::SHORT_FORMS;
 pub use config::{
-    AddressRange, AfPacketConfig, AfXdpConfig, FrameSizes, GeneratorConfig, HandOver, LiveInterface, MergedFrames,
-    PcapConfig, PcapMode, PortRange, Rate, TrafficConfig, TrafficProtocol, WireConfig,
-    XdpMode, ZeroCopy,
+    AddressRange, AfPacketConfig, AfXdpConfig, FrameSizes, GeneratorConfig, HandOver, LiveInterface,
+    MergedFrames, PcapConfig, PcapMode, PortRange, Rate, TrafficConfig, TrafficProtocol, WireConfig, XdpMode,
+    ZeroCopy,
 };
 pub use error::{TransmitError, WireError};
 pub use gated::GatedWire;
@@ -67,7 +67,7 @@ pub const VLAN_TAGS_BYTES: usize = 2 * TAG_BYTES;
 /// The most frames that one [`Burst`] holds.
 pub const BURST_FRAMES: usize = 64;
 
-// `Transmitted::refused` has a bit for each frame.
+// `Transmitted::refused` and `Wire::leave_to_host` have a bit for each frame.
 const _: () = assert!(BURST_FRAMES <= u64::BITS as usize);
 
 /// The largest frame any wire sends, or hands over as one of its medium, in bytes without FCS: a jumbo frame
@@ -96,6 +96,16 @@ pub trait Wire: Send {
     fn claims(&mut self) -> Option<xdp::ClaimTable> {
         None
     }
+
+    /// Returns whether the host does not receive the frames that this wire does, so that those which nobody
+    /// wants have to be left to it.
+    fn takes_away(&self) -> bool {
+        false
+    }
+
+    /// Leaves frames of the last burst to the host, in order: those whose places among them are set. By
+    /// default the host has received them already.
+    fn leave_to_host(&mut self, _frames: u64) {}
 
     /// Sends one frame, or queues it until [`flush`](Wire::flush).
     ///

@@ -275,5 +275,12 @@ SECTION("xdp") int steer(struct xdp_md *context)
 	return action;
 }
 
+// Run over a frame by BPF_PROG_TEST_RUN with BPF_F_TEST_XDP_LIVE_FRAMES, it makes the host receive the frame.
+SECTION("xdp") int leave(struct xdp_md *context)
+{
+	(void)context;
+	return XDP_PASS;
+}
+
 // No helper that is used here asks for the GPL.
 char LICENSE[] SECTION("license") = "MIT OR Apache-2.0";

@@ -71,8 +71,15 @@ pub(crate) enum Reference {
     /// Beyond the bounds of the trees.
     Everything,
     Rule(RulePlace),
-    List { block: BlockPlace, count: usize, goes_on: bool },
-    Inner { block: BlockPlace, nibble: Nibble },
+    List {
+        block: BlockPlace,
+        count: usize,
+        goes_on: bool,
+    },
+    Inner {
+        block: BlockPlace,
+        nibble: Nibble,
+    },
 }
 
 impl Reference {
@@ -251,7 +258,8 @@ impl TreeMemory {
     }
 
     /// Writes an entry of a list that the program may read. It must be [`NEVER`], or not counted, before or
-    /// after. So no rule that stays is ever elsewhere in its list, and no reader misses it between two places.
+    /// after. So no rule that stays is ever elsewhere in its list, and no reader misses it between two
+    /// places.
     pub(crate) fn write_list_rule(&mut self, block: BlockPlace, entry: usize, rule: RulePlace) {
         self.word(ReferencePlace::Entry(block, entry)).store(rule.0, Ordering::Release);
     }

@@ -2,9 +2,9 @@
 
 use std::collections::HashMap;
 
+use crate::XdpError;
 use crate::blocks::RulePlace;
 use crate::tree::{Claim, Trees};
-use crate::XdpError;
 
 /// The claims that the program looks packets up in. Its owner is any thread, not that of the wire: adding and
 /// removing may wait for a grace period of the kernel, some ten milliseconds, when memory runs short.
@@ -30,8 +30,8 @@ impl ClaimTable {
         Self { trees, rules: HashMap::new(), limit }
     }
 
-    /// Adds a claim. When this has returned, no packet that arrives and is claimed is passed. A claim that was
-    /// added twice has to be removed twice.
+    /// Adds a claim. When this has returned, no packet that arrives and is claimed is passed. A claim that
+    /// was added twice has to be removed twice.
     ///
     /// # Errors
     /// There are too many claims; nothing has changed.

@@ -27,9 +27,7 @@ pub enum XdpError {
         program: Option<u32>,
     },
     /// The driver of the interface cannot run the program in this mode.
-    #[error(
-        "the driver of interface `{interface}` refuses the program in native mode ({source}): {remedy}"
-    )]
+    #[error("the driver of interface `{interface}` refuses the program in native mode ({source}): {remedy}")]
     Unsupported {
         /// The interface.
         interface: String,

@@ -1,14 +1,14 @@
 //! Takes claimed packets from an interface by XDP, and leaves all others to the host.
 //!
-//! An XDP program (`program/steer.c`) runs for each packet that an interface receives, before the host's network
-//! stack does. It reads the packed image of the outer headers ([`packet::cube`]) and looks it up in decision
-//! trees, in memory that it shares with this process: a packet that a [`Claim`] matches is redirected to the
-//! AF_XDP socket of its queue, all others are passed to the host. [`ClaimTable`] adds and removes claims while
-//! the program runs, without a system call for most of them.
+//! An XDP program (`program/steer.c`) runs for each packet that an interface receives, before the host's
+//! network stack does. It reads the packed image of the outer headers ([`packet::cube`]) and looks it up in
+//! decision trees, in memory that it shares with this process: a packet that a [`Claim`] matches is
+//! redirected to the AF_XDP socket of its queue, all others are passed to the host. [`ClaimTable`] adds and
+//! removes claims while the program runs, without a system call for most of them.
 //!
 //! # What is promised
-//! - A packet that arrives after [`ClaimTable::add`] returned is not passed if the claim matches it, until the
-//!   claim is removed.
+//! - A packet that arrives after [`ClaimTable::add`] returned is not passed if the claim matches it, until
+//!   the claim is removed.
 //! - A packet that arrives after [`ClaimTable::remove`] returned is not redirected for that claim.
 //! - Where the trees have no room for a claim, more packets are redirected than are claimed
 //!   ([`ClaimReport::widened`]), never fewer.

@@ -73,8 +73,8 @@ impl<W: SharedWord> Deref for SharedWords<W> {
     #[inline]
     fn deref(&self) -> &[W] {
         match self {
-            // SAFETY: `map` mapped at least so many words, page-aligned, which stay until `drop`; the kernel's
-            // programs and this process change them atomically only (`SharedWord`).
+            // SAFETY: `map` mapped at least so many words, page-aligned, which stay until `drop`; the
+            // kernel's programs and this process change them atomically only (`SharedWord`).
             Self::Mapped(mapping) => unsafe {
                 std::slice::from_raw_parts(mapping.base.as_ptr(), mapping.words)
             },

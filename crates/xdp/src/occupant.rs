@@ -17,8 +17,7 @@ pub(crate) fn attached_program(index: u32) -> io::Result<Option<u32>> {
     link.header.index = index;
     let mut header = NetlinkHeader::default();
     header.flags = NLM_F_REQUEST;
-    let mut request =
-        NetlinkMessage::new(header, NetlinkPayload::from(RouteNetlinkMessage::GetLink(link)));
+    let mut request = NetlinkMessage::new(header, NetlinkPayload::from(RouteNetlinkMessage::GetLink(link)));
     request.finalize();
     let mut bytes = vec![0; request.buffer_len()];
     request.serialize(&mut bytes);

@@ -5,8 +5,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use aya::maps::{Array, IterableMap, MapData, PerCpuArray, XskMap};
 use aya::programs::links::{FdLink, LinkError};
-use aya::programs::{ProgramError, TestRun, TestRunOptions, Xdp, XdpMode};
-use aya::{Ebpf, EbpfError, EbpfLoader};
+use aya::programs::{ProgramError, TestRun, TestRunAttrs, TestRunOptions, Xdp, XdpMode};
+use aya::{Ebpf, EbpfError, EbpfLoader, TestRunResult};
 use packet::cube::LEVEL_WORDS;
 
 use crate::XdpError;
@@ -18,9 +18,13 @@ use crate::occupant::attached_program;
 use crate::tree::Trees;
 
 /// The program, compiled by `program/build`. It is shipped rather than compiled by each build, because the
-/// kernel's verifier judges the instructions: what was tested is what runs, whatever compiler builds the rest.
-/// A test compiles the source again.
+/// kernel's verifier judges the instructions: what was tested is what runs, whatever compiler builds the
+/// rest. A test compiles the source again.
 const OBJECT: &[u8] = aya::include_bytes_aligned!("../program/steer.o");
+/// The program that is attached.
+const STEER: &str = "steer";
+/// The program that makes the host receive frames.
+const LEAVE: &str = "leave";
 /// Words of the program's `struct scratch`: four counters and an image.
 const SCRATCH_WORDS: usize = 4 + LEVEL_WORDS;
 
@@ -29,8 +33,8 @@ const SCRATCH_WORDS: usize = 4 + LEVEL_WORDS;
 pub struct ProgramOptions {
     /// The most different claims; 128 bytes of kernel memory each.
     pub claims: u32,
-    /// The most blocks of the trees; 64 bytes of kernel memory each. 10,000 claims of real rule sets need some
-    /// 20,000, and twice as many while they are built anew.
+    /// The most blocks of the trees; 64 bytes of kernel memory each. 10,000 claims of real rule sets need
+    /// some 20,000, and twice as many while they are built anew.
     pub blocks: u32,
     /// The queues of the interface.
     pub queues: u32,
@@ -135,13 +139,15 @@ fn load_object(object: &[u8], options: &ProgramOptions) -> Result<(SteeringProgr
         .override_global("WITHOUT_SOCKET", &unserved, true)
         .load(object)
         .map_err(|error| not_loaded(&error))?;
-    let program: &mut Xdp = steer(&mut ebpf)?;
-    program.load().map_err(|error| not_loaded(&EbpfError::from(error)))?;
+    for name in [STEER, LEAVE] {
+        program(&mut ebpf, name)?.load().map_err(|error| not_loaded(&EbpfError::from(error)))?;
+    }
 
     let roots: Array<MapData, [u32; ROOTS]> = map(&mut ebpf, "ROOT_MAP")?;
     let blocks_map: Array<MapData, [u32; BLOCK_ENTRIES]> = map(&mut ebpf, "BLOCK_MAP")?;
     let rules_map: Array<MapData, [u64; RULE_WORDS]> = map(&mut ebpf, "RULE_MAP")?;
-    let mapped = |source: rustix::io::Errno| XdpError::System { operation: "mmap of a map", source: source.into() };
+    let mapped =
+        |source: rustix::io::Errno| XdpError::System { operation: "mmap of a map", source: source.into() };
     let memory = TreeMemory::new(
         SharedWords::map(fd(&roots), ROOTS).map_err(mapped)?,
         SharedWords::map(fd(&blocks_map), blocks as usize * BLOCK_ENTRIES).map_err(mapped)?,
@@ -154,9 +160,9 @@ fn load_object(object: &[u8], options: &ProgramOptions) -> Result<(SteeringProgr
     Ok((SteeringProgram { ebpf, scratch, sockets, queues }, claims))
 }
 
-/// The program of the object.
-fn steer(ebpf: &mut Ebpf) -> Result<&mut Xdp, XdpError> {
-    let program = ebpf.program_mut("steer").ok_or_else(|| lacks("the program `steer`"))?;
+/// A program of the object.
+fn program<'e>(ebpf: &'e mut Ebpf, name: &str) -> Result<&'e mut Xdp, XdpError> {
+    let program = ebpf.program_mut(name).ok_or_else(|| lacks(name))?;
     program.try_into().map_err(|error: ProgramError| not_loaded(&EbpfError::from(error)))
 }
 
@@ -210,7 +216,7 @@ impl SteeringProgram {
             AttachMode::Native => XdpMode::Driver,
             AttachMode::Generic => XdpMode::Skb,
         };
-        let program = steer(&mut self.ebpf)?;
+        let program = program(&mut self.ebpf, STEER)?;
         let number = program.info().map_err(|error| not_attached(interface, index, mode, &error))?.id();
         let link = program
             .attach_to_if_index(index, kernel_mode)
@@ -256,26 +262,52 @@ impl SteeringProgram {
         Ok(sum)
     }
 
-    /// Runs the program over a frame as if queue 0 of an interface had received it, `times` times, and returns
-    /// whether the frame is left to the host and the nanoseconds of a run. Redirects nothing.
+    /// Runs the program over a frame as if queue 0 of an interface had received it, `times` times, and
+    /// returns whether the frame is left to the host and the nanoseconds of a run. Redirects nothing.
     ///
     /// # Errors
     /// The kernel refuses to run it.
     pub fn try_frame(&self, frame: &[u8], times: u32) -> Result<FrameTrial, XdpError> {
-        let refused = |error: ProgramError| XdpError::System {
-            operation: "bpf(BPF_PROG_TEST_RUN)",
-            source: io::Error::other(error),
-        };
-        let program = self.ebpf.program("steer").ok_or_else(|| lacks("the program `steer`"))?;
-        let program: &Xdp = program.try_into().map_err(refused)?;
         let options = TestRunOptions { data_in: Some(frame), repeat: times, ..TestRunOptions::new() };
-        let result = program.test_run(options).map_err(refused)?;
+        let result = self.run(STEER, options)?;
         Ok(FrameTrial {
             is_passed: result.return_value == XDP_PASS,
             run_ns: u64::try_from(result.duration.as_nanos()).unwrap_or(u64::MAX),
         })
     }
+
+    /// Makes the host receive a frame that was redirected, as if its interface received it now. In generic
+    /// mode the program that is attached would redirect it again.
+    ///
+    /// # Errors
+    /// The kernel refuses it: before Linux 5.18, or because the interface is down or gone.
+    pub fn leave_frame(&self, interface_index: u32, frame: &[u8]) -> Result<(), XdpError> {
+        let mut context = [0u8; 4 * CONTEXT_WORDS];
+        // Data, its end, metadata, the interface, the queue (the first), the interface for sending.
+        context[4..8].copy_from_slice(&(frame.len() as u32).to_ne_bytes());
+        context[12..16].copy_from_slice(&interface_index.to_ne_bytes());
+        let options = TestRunOptions {
+            data_in: Some(frame),
+            ctx_in: Some(&context),
+            attrs: TestRunAttrs::new().xdp_live_frames(1),
+            ..TestRunOptions::new()
+        };
+        self.run(LEAVE, options).map(drop)
+    }
+
+    fn run(&self, name: &'static str, options: TestRunOptions<'_>) -> Result<TestRunResult, XdpError> {
+        let refused = |error: ProgramError| XdpError::System {
+            operation: "bpf(BPF_PROG_TEST_RUN)",
+            source: io::Error::other(error),
+        };
+        let program = self.ebpf.program(name).ok_or_else(|| lacks(name))?;
+        let program: &Xdp = program.try_into().map_err(refused)?;
+        program.test_run(options).map_err(refused)
+    }
 }
+
+/// The part of the kernel's `struct xdp_md` that a run needs: the numbers of the interface and of a queue.
+const CONTEXT_WORDS: usize = 6;
 
 /// The action of the kernel for packets that the host receives.
 const XDP_PASS: u32 = 2;
@@ -304,15 +336,11 @@ fn not_attached(interface: &str, index: u32, mode: AttachMode, error: &ProgramEr
     };
     let source = io::Error::from_raw_os_error(system.io_error.raw_os_error().unwrap_or(0));
     match source.raw_os_error() {
-        Some(libc::EPERM | libc::EACCES) => {
-            XdpError::NotPermitted { operation: "attach an XDP program" }
-        }
-        Some(libc::EBUSY | libc::EEXIST) => {
-            XdpError::Occupied {
-                interface: interface.to_owned(),
-                program: attached_program(index).ok().flatten(),
-            }
-        }
+        Some(libc::EPERM | libc::EACCES) => XdpError::NotPermitted { operation: "attach an XDP program" },
+        Some(libc::EBUSY | libc::EEXIST) => XdpError::Occupied {
+            interface: interface.to_owned(),
+            program: attached_program(index).ok().flatten(),
+        },
         Some(libc::EOPNOTSUPP | libc::EINVAL | libc::ERANGE | libc::ENOSPC | libc::ENOMEM)
             if mode == AttachMode::Native =>
         {

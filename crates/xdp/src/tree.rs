@@ -3,8 +3,8 @@
 //! There is a tree for each class of claims ([`class_of`]), by whether a claim masks much of the destination
 //! address, of the source address and of the ports: claims that leave one open would otherwise be copied into
 //! most leaves of a tree that divides by it. An inner node divides by four bits of the image. Claims that do
-//! not mask these bits are compared before it, in a *list*, if they are few, and otherwise copied to all of its
-//! entries. A leaf is a list. Where neither helps, because the claims have no bits in common, up to
+//! not mask these bits are compared before it, in a *list*, if they are few, and otherwise copied to all of
+//! its entries. A leaf is a list. Where neither helps, because the claims have no bits in common, up to
 //! [`MAX_CHAIN`] lists follow each other; beyond that, and where there are no more blocks, the place is
 //! *widened*: everything that gets there is redirected.
 //!
@@ -12,15 +12,15 @@
 //! Every path by which an image that the claim matches can go ends in the claim's rule or in a widened place:
 //! [`Trees::add`] follows all entries that agree with the claim, and a place that is replaced by others keeps
 //! its rules, in the replacement, which is complete before its reference is published. A program that started
-//! earlier follows the old reference, and the packet arrived before `add` returned. That memory is not written
-//! while such programs run is the argument of [`crate::blocks`].
+//! earlier follows the old reference, and the packet arrived before `add` returned. That memory is not
+//! written while such programs run is the argument of [`crate::blocks`].
 //!
 //! # Why there is a second builder beside that of `flow-table`
-//! The trees of `flow-table` answer which claim comes first, by leaves that AVX-512 compares at once, over the
-//! bytes that a family of rules looks at. They are changed in place in one of two copies, which readers have
-//! left. The program only needs membership, cannot use vectors, reads single words, and cannot be made to
-//! leave: it needs nodes that are never changed where they can be read. What both could share is the choice of
-//! the bits that divide best, which is some thirty lines here.
+//! The trees of `flow-table` answer which claim comes first, by leaves that AVX-512 compares at once, over
+//! the bytes that a family of rules looks at. They are changed in place in one of two copies, which readers
+//! have left. The program only needs membership, cannot use vectors, reads single words, and cannot be made
+//! to leave: it needs nodes that are never changed where they can be read. What both could share is the
+//! choice of the bits that divide best, which is some thirty lines here.
 
 use std::collections::HashMap;
 

@@ -89,8 +89,17 @@ pub(super) fn burst(
     plan.carry_out(&mut state, frames, now_ns, stats);
     state.publish();
     plan.tally(frames.len(), stats);
+    let count = frames.len();
+    drop(state);
+    drop(burst);
+    if port.takes_away {
+        let unmatched = plan.unmatched(count);
+        if unmatched != 0 {
+            port.wire.leave_to_host(unmatched);
+        }
+    }
     plan.probe.mark(EngineStage::Deliver);
-    frames.len()
+    count
 }
 
 impl Plan {
@@ -158,6 +167,12 @@ impl Plan {
             }
             serve(state, queue, &mut work);
         }
+    }
+
+    /// The frames of a burst of so many that no flow has decided, by place.
+    fn unmatched(&self, frames: usize) -> u64 {
+        let bit = |(place, end): (usize, &Disposition)| u64::from(*end == Disposition::Unmatched) << place;
+        self.ends[..frames].iter().enumerate().map(bit).sum()
     }
 
     /// Adds up what became of the first `frames` frames.

@@ -9,7 +9,8 @@
 //! The other side is the kernel, which is trusted, but an index that makes no sense is not followed: the
 //! result would be places outside of the ring's content.
 //!
-//! `model` checks the protocol with loom: `RUSTFLAGS="--cfg loom" cargo test -p wire --lib cursor:: --release`.
+//! `model` checks the protocol with loom: `RUSTFLAGS="--cfg loom" cargo test -p wire --lib cursor::
+//! --release`.
 
 #[cfg(all(test, loom))]
 pub(super) use loom::sync::atomic::AtomicU32;

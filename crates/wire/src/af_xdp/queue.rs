@@ -84,11 +84,12 @@ impl QueueSocket {
         let name = &interface.name;
         let failed_at = |operation| move |error: Errno| failed(name, operation, error.into());
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let fd = socket_with(AddressFamily::XDP, SocketType::RAW, flags, None).map_err(|error| match error {
-            Errno::PERM | Errno::ACCESS => WireError::XdpNotPermitted { interface: name.clone() },
-            Errno::AFNOSUPPORT => WireError::NoXdpSockets { interface: name.clone() },
-            error => failed(name, "socket(AF_XDP)", error.into()),
-        })?;
+        let fd =
+            socket_with(AddressFamily::XDP, SocketType::RAW, flags, None).map_err(|error| match error {
+                Errno::PERM | Errno::ACCESS => WireError::XdpNotPermitted { interface: name.clone() },
+                Errno::AFNOSUPPORT => WireError::NoXdpSockets { interface: name.clone() },
+                error => failed(name, "socket(AF_XDP)", error.into()),
+            })?;
         let receive_frames = config.ring_frames;
         let send_frames = if sends { SEND_FRAMES } else { 0 };
         let label = format!("{name} queue {queue}");
@@ -107,8 +108,7 @@ impl QueueSocket {
             error => failed(name, "XDP_UMEM_REG", error.into()),
         })?;
         set_xdp_umem_fill_ring_size(&fd, receive_frames).map_err(failed_at("XDP_UMEM_FILL_RING"))?;
-        set_xdp_umem_completion_ring_size(&fd, SEND_FRAMES)
-            .map_err(failed_at("XDP_UMEM_COMPLETION_RING"))?;
+        set_xdp_umem_completion_ring_size(&fd, SEND_FRAMES).map_err(failed_at("XDP_UMEM_COMPLETION_RING"))?;
         set_xdp_rx_ring_size(&fd, receive_frames).map_err(failed_at("XDP_RX_RING"))?;
         set_xdp_tx_ring_size(&fd, SEND_FRAMES).map_err(failed_at("XDP_TX_RING"))?;
         let offsets = xdp_mmap_offsets(&fd).map_err(failed_at("XDP_MMAP_OFFSETS"))?;
@@ -124,9 +124,22 @@ impl QueueSocket {
         }
         fill.publish();
         bind_to(&fd, interface, queue, config)?;
-        let is_zero_copy = xdp_options(&fd).is_ok_and(|options| options.contains(XdpOptionsFlags::XDP_OPTIONS_ZEROCOPY));
+        let is_zero_copy =
+            xdp_options(&fd).is_ok_and(|options| options.contains(XdpOptionsFlags::XDP_OPTIONS_ZEROCOPY));
         let held = ArrayVec::new();
-        Ok(Self { fd, fill, receive, send, completion, spare, held, umem, is_zero_copy, queued: 0, invalid: 0 })
+        Ok(Self {
+            fd,
+            fill,
+            receive,
+            send,
+            completion,
+            spare,
+            held,
+            umem,
+            is_zero_copy,
+            queued: 0,
+            invalid: 0,
+        })
     }
 
     pub(super) fn is_zero_copy(&self) -> bool {

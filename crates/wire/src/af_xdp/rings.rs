@@ -202,8 +202,7 @@ impl SendRing {
         if !self.has_room() {
             return Err(frame);
         }
-        let descriptor =
-            XdpDesc { addr: umem.give(frame), len: bytes, options: XdpDescOptions::empty() };
+        let descriptor = XdpDesc { addr: umem.give(frame), len: bytes, options: XdpDescOptions::empty() };
         self.memory.write(self.cursor.place(), descriptor);
         self.cursor.advance();
         Ok(())

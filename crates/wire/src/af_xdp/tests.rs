@@ -183,10 +183,7 @@ fn claimed_frames_leave_the_kernel_and_others_never_do() {
         claims.remove(&port_claim(9));
         let tag = 1 << packet::cube::HAS_C_TAG.shift();
         claims
-            .add(&Claim::new(
-                [0, 0, 0, 0, 0, 0, 42, tag],
-                [0, 0, 0, 0, 0, 0, VLAN_ID.ones(), tag],
-            ))
+            .add(&Claim::new([0, 0, 0, 0, 0, 0, 42, tag], [0, 0, 0, 0, 0, 0, VLAN_ID.ones(), tag]))
             .unwrap();
         send(&mut sender, &mixed);
         assert_eq!(receive(&mut wire, 15).len(), 15);
@@ -274,7 +271,8 @@ fn an_interface_with_a_program_or_a_large_mtu_is_refused_with_the_remedy() {
         let refusal = open("right", mode).unwrap_err().to_string();
         assert!(refusal.contains("ip link set dev right mtu 3818"), "{refusal}");
         ip("link set right mtu 1500").unwrap();
-        let refusal = AfXdpWire::open(&AfXdpConfig { ring_frames: 100, ..config("right", mode) }).unwrap_err();
+        let refusal =
+            AfXdpWire::open(&AfXdpConfig { ring_frames: 100, ..config("right", mode) }).unwrap_err();
         assert!(refusal.to_string().contains("power of two"), "{refusal}");
         ip("link set right down").unwrap();
         assert!(matches!(open("right", mode), Err(WireError::InterfaceDown { .. })));
@@ -323,6 +321,35 @@ fn claims_outlive_an_interface_that_goes_and_comes_back() {
         send(&mut watch("left"), &[frame(2, 10, 60).build(), frame(2, 11, 60).build()]);
         assert_eq!(receive(&mut wire, 1), [frame(2, 10, 60).build()]);
         assert_eq!(receive(&mut host, 1), [frame(2, 11, 60).build()]);
+    });
+}
+
+#[test]
+fn unmatched_frames_are_left_to_the_host_in_order() {
+    in_namespace("unmatched", |mode| {
+        let mut wire = open("right", mode).unwrap();
+        wire.claims().unwrap().add(&port_claim(9)).unwrap();
+        let (mut sender, mut host) = (watch("left"), watch("right"));
+        let frames: Vec<Vec<u8>> = (0..8).map(|number| frame(1, 9, 60 + 100 * number).build()).collect();
+        send(&mut sender, &frames);
+        let mut patience = Patience::new(PATIENCE);
+        let (mut received, mut expected) = (0, Vec::new());
+        while received < frames.len() {
+            let taken = burst(&mut wire);
+            received += taken.len();
+            // Every other frame.
+            wire.leave_to_host(0x5555_5555_5555_5555);
+            expected.extend(taken.into_iter().step_by(2));
+            assert!(!patience.is_over(), "{received} frames");
+        }
+        let unmatched = wire.unmatched();
+        if mode == XdpMode::Native {
+            assert_eq!(receive(&mut host, expected.len()), expected);
+            assert_eq!(unmatched, UnmatchedFrames { left: expected.len() as u64, lost: 0 });
+        } else {
+            assert_eq!(unmatched, UnmatchedFrames { left: 0, lost: expected.len() as u64 });
+        }
+        assert!(burst(&mut wire).is_empty() && burst(&mut host).is_empty());
     });
 }
 

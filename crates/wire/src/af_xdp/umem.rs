@@ -62,8 +62,9 @@ impl Umem {
         for warning in arena.warnings() {
             tracing::debug!("{warning}");
         }
-        let mut block =
-            arena.carve(bytes, PAGE_BYTES).ok_or_else(|| HugememError::Size { label: label.to_owned(), bytes })?;
+        let mut block = arena
+            .carve(bytes, PAGE_BYTES)
+            .ok_or_else(|| HugememError::Size { label: label.to_owned(), bytes })?;
         let base = NonNull::from(&mut *block).cast();
         Ok((Self { _block: block, base, frame_bytes, frames }, (0..frames).map(UmemFrame).collect()))
     }

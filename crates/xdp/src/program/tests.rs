@@ -36,8 +36,8 @@ fn image(frame: &[u8]) -> Image {
     words
 }
 
-/// The program takes the image of a frame to be this one: it claims a frame of exactly this image, and none of
-/// an image that differs in one bit.
+/// The program takes the image of a frame to be this one: it claims a frame of exactly this image, and none
+/// of an image that differs in one bit.
 fn check_image(program: &SteeringProgram, claims: &mut ClaimTable, frame: &[u8]) {
     let exact = Claim::new(image(frame), [u64::MAX; LEVEL_WORDS]);
     claims.add(&exact).unwrap();
@@ -48,10 +48,11 @@ fn check_image(program: &SteeringProgram, claims: &mut ClaimTable, frame: &[u8])
 /// Frames of every kind that the parser distinguishes.
 fn frames() -> Vec<Vec<u8>> {
     let mut frames = Vec::new();
-    for tags in [&[][..], &[0x8100], &[0x88a8], &[0x88a8, 0x8100], &[0x9100, 0x8100], &[0x8100, 0x8100, 0x8100]] {
-        let start = tags.iter().fold(FrameBuilder::new(), |frame, tag| {
-            frame.vlan(packet::EtherType(*tag), 0xa123)
-        });
+    for tags in
+        [&[][..], &[0x8100], &[0x88a8], &[0x88a8, 0x8100], &[0x9100, 0x8100], &[0x8100, 0x8100, 0x8100]]
+    {
+        let start =
+            tags.iter().fold(FrameBuilder::new(), |frame, tag| frame.vlan(packet::EtherType(*tag), 0xa123));
         let v4 = start.clone().ipv4([10, 1, 2, 3].into(), [192, 0, 2, 10].into());
         let v6 = start.ipv6([0xfe80, 1, 2, 3, 4, 5, 6, 7].into(), [0xff02, 8, 9, 10, 11, 12, 13, 14].into());
         for ip in [v4, v6] {
@@ -67,7 +68,9 @@ fn the_program_reads_the_image_of_a_frame_whatever_its_octets() {
     let Some((program, mut claims)) = loaded() else { return };
     for frame in frames() {
         for at in 0..frame.len().min(90) {
-            for value in [0, 1, 4, 5, 6, 0x0f, 0x11, 0x2c, 0x40, 0x45, 0x46, 0x4f, 0x60, 0x80, 0x81, 0x86, 0x88, 0xff] {
+            for value in
+                [0, 1, 4, 5, 6, 0x0f, 0x11, 0x2c, 0x40, 0x45, 0x46, 0x4f, 0x60, 0x80, 0x81, 0x86, 0x88, 0xff]
+            {
                 let mut changed = frame.clone();
                 changed[at] = value;
                 check_image(&program, &mut claims, &changed);
@@ -232,8 +235,9 @@ fn claims_that_stay_are_never_missed_while_others_change() {
             runs
         });
         for round in 0..40u16 {
-            let claims: Vec<Claim> =
-                (0..500).map(|number| of_port(number % 16, number ^ round, if number % 3 == 0 { both } else { one })).collect();
+            let claims: Vec<Claim> = (0..500)
+                .map(|number| of_port(number % 16, number ^ round, if number % 3 == 0 { both } else { one }))
+                .collect();
             for claim in &claims {
                 table.add(claim).unwrap();
             }
@@ -259,7 +263,9 @@ fn the_object_is_what_its_source_compiles_to() {
     let run = std::process::Command::new(build).arg(&object).output();
     match run {
         Ok(output) if output.status.success() => {}
-        Ok(output) => return not_run("the source of the XDP program", &String::from_utf8_lossy(&output.stderr)),
+        Ok(output) => {
+            return not_run("the source of the XDP program", &String::from_utf8_lossy(&output.stderr));
+        }
         Err(error) => return not_run("the source of the XDP program", &error.to_string()),
     }
     let built = std::fs::read(&object).unwrap();

@@ -1,5 +1,5 @@
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use proptest::prelude::*;
 
@@ -31,25 +31,28 @@ fn trees(blocks: usize, rules: usize) -> (Trees, Arc<AtomicUsize>) {
 
 /// Masks of the kinds that rules have: prefixes of addresses, ports, protocols, tags, and any bits.
 fn claim() -> impl Strategy<Value = Claim> {
-    let prefix = |bits: u32| (0..=bits).prop_map(move |length| !0u64 << (63 - length.min(63)) & !(!0 >> bits));
+    let prefix =
+        |bits: u32| (0..=bits).prop_map(move |length| !0u64 << (63 - length.min(63)) & !(!0 >> bits));
     let mask = (prefix(32), prefix(32), prop::bool::ANY, prop::bool::ANY, prop::bool::ANY, any::<u64>());
-    (mask, any::<[u64; LEVEL_WORDS]>(), 0..12u8).prop_map(|((dst, src, sport, dport, protocol, any), value, kind)| {
-        let bits = |is_masked: bool, bits: u64| if is_masked { bits } else { 0 };
-        let ports = bits(sport, 0xffff_0000) | bits(dport, 0xffff) | bits(protocol, 0xff << 40);
-        let mut mask = [1 << 63 | ports, dst, src, 0, 0, 0, 0, 0];
-        match kind {
-            0 => mask = [0; LEVEL_WORDS],
-            1 => mask[6] = 0xfff,
-            2 => mask[5] = any,
-            _ => {}
-        }
-        let mut value = value;
-        value[0] |= 1 << 63;
-        // Few values, so that claims overlap.
-        (value[1], value[2]) = (value[1] & 0xff03_0307 << 32, value[2] & 0xff03_0307 << 32);
-        value[0] &= 1 << 63 | 0x0007_0007 | 0x3 << 40;
-        Claim::new(value, mask)
-    })
+    (mask, any::<[u64; LEVEL_WORDS]>(), 0..12u8).prop_map(
+        |((dst, src, sport, dport, protocol, any), value, kind)| {
+            let bits = |is_masked: bool, bits: u64| if is_masked { bits } else { 0 };
+            let ports = bits(sport, 0xffff_0000) | bits(dport, 0xffff) | bits(protocol, 0xff << 40);
+            let mut mask = [1 << 63 | ports, dst, src, 0, 0, 0, 0, 0];
+            match kind {
+                0 => mask = [0; LEVEL_WORDS],
+                1 => mask[6] = 0xfff,
+                2 => mask[5] = any,
+                _ => {}
+            }
+            let mut value = value;
+            value[0] |= 1 << 63;
+            // Few values, so that claims overlap.
+            (value[1], value[2]) = (value[1] & 0xff03_0307 << 32, value[2] & 0xff03_0307 << 32);
+            value[0] &= 1 << 63 | 0x0007_0007 | 0x3 << 40;
+            Claim::new(value, mask)
+        },
+    )
 }
 
 fn image(claims: &[Claim], which: usize, noise: [u64; LEVEL_WORDS]) -> Image {
