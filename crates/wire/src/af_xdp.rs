@@ -46,6 +46,8 @@ const C_VLAN_TPID: [u8; 2] = [0x81, 0x00];
 const EMPTY_BURSTS_PER_CHECK: u32 = 1024;
 /// An engine that sleeps asks how the interface is after this time.
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
+/// How often it is asked whether the program is still attached.
+const PROGRAM_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// For how long frames gather while the engine sleeps ([`SleepHint::Readable`]).
 const GATHER: Duration = Duration::from_micros(500);
 /// When the engine is to come back for frames that the interface could not take.
@@ -80,6 +82,8 @@ pub struct AfXdpWire {
     first_queue: usize,
     empty_bursts: u32,
     next_check: Instant,
+    /// When the kernel is asked next whether the program is still attached.
+    next_program_check: Instant,
     /// What the sockets of interfaces before this one lost.
     former_losses: QueueLosses,
     unserved_noted: Cell<u64>,
@@ -244,6 +248,7 @@ impl AfXdpWire {
             first_queue: 0,
             empty_bursts: 0,
             next_check: Instant::now() + CHECK_INTERVAL,
+            next_program_check: Instant::now() + PROGRAM_CHECK_INTERVAL,
             former_losses: QueueLosses::default(),
             unserved_noted: Cell::new(0),
             left: 0,
@@ -292,13 +297,15 @@ impl AfXdpWire {
         self.state = if link == Link::Up { WireState::Live } else { WireState::Down };
         match link {
             Link::Gone => self.look_for_interface(),
-            Link::Up => self.check_program(),
-            Link::Down => {}
+            Link::Up if Instant::now() >= self.next_program_check => self.check_program(),
+            Link::Up if self.attached.attachment.is_none() => self.state = WireState::Down,
+            Link::Up | Link::Down => {}
         }
     }
 
     /// Attaches the program again if somebody has detached it.
     fn check_program(&mut self) {
+        self.next_program_check = Instant::now() + PROGRAM_CHECK_INTERVAL;
         let Some(attachment) = &self.attached.attachment else { return self.attach_again() };
         if attachment.is_attached() {
             return;

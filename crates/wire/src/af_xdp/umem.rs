@@ -85,6 +85,7 @@ impl Umem {
     }
 
     /// Gives a frame up: its offset, as rings have it.
+    #[expect(clippy::needless_pass_by_value, reason = "nobody has the frame afterwards")]
     pub(super) fn give(&self, frame: UmemFrame) -> u64 {
         let UmemFrame(number) = frame;
         u64::from(number) * self.frame_bytes as u64
