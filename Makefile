@@ -176,7 +176,7 @@ fuzz: deps-build cargo-fuzz ## the fuzz targets for FUZZ_SECONDS each, one on ea
 # Leaks are not looked for: tests close contexts with objects in them, as programs that end do.
 asan: deps-build ## the tests of the crates with unsafe code, under the address sanitizer
 	CARGO_TARGET_DIR=target/asan RUSTFLAGS=-Zsanitizer=address ASAN_OPTIONS=detect_leaks=0 \
-	  $(nightly) test --locked --target $(HOST) --lib --tests -p hugemem -p verbs -p shm -p tap -p wire -p flow-table -p softnic -p softnic-mlx5
+	  $(nightly) test --locked --target $(HOST) --lib --tests -p hugemem -p verbs -p shm -p tap -p xdp -p wire -p flow-table -p softnic -p softnic-mlx5
 
 miri: deps-build ## what Miri can run of packet, program, hugemem, verbs, wire and softnic
 	@$(miri_ready) || exit 0; set -x; \

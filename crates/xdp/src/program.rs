@@ -180,22 +180,17 @@ fn lacks(what: &str) -> XdpError {
 }
 
 fn not_loaded(error: &EbpfError) -> XdpError {
-    let operation = "load an XDP program";
     let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
     let mut problem = error.to_string();
     while let Some(error) = cause {
         if let Some(error) = error.downcast_ref::<io::Error>() {
-            if [io::ErrorKind::PermissionDenied].contains(&error.kind()) {
-                return XdpError::NotPermitted { operation };
+            // The verifier refuses a program by EACCES.
+            if error.raw_os_error() == Some(libc::EPERM) {
+                return XdpError::NotPermitted { operation: "load an XDP program" };
             }
             problem = format!("{problem} ({error})");
         }
         cause = error.source();
-    }
-    if let EbpfError::ProgramError(ProgramError::LoadError { io_error, .. }) = error
-        && io_error.kind() == io::ErrorKind::PermissionDenied
-    {
-        return XdpError::NotPermitted { operation };
     }
     // The verifier's reason is at the end of its log.
     let from = problem.len().saturating_sub(MAX_PROBLEM_BYTES);
