@@ -11,7 +11,7 @@
 //! let steerd = ApiClient::new("/run/steerd/api.sock")?;
 //! let scanner = RuleMatch::default().src(Ipv4Addr::new(198, 51, 100, 7));
 //! let rule = RuleBody::new(scanner, "drop").id("scan-1").ttl(Duration::from_secs(600)).comment("port scan");
-//! match steerd.change(&RuleChanges::default().add(rule).remove("scan-0")) {
+//! match steerd.change(&RuleChanges::default().add_rule(rule).remove_rule("scan-0")) {
 //!     Ok(changed) => println!("{} added, {} rules", changed.added, changed.rules),
 //!     // All of a call is done, or nothing.
 //!     Err(ApiError::Refused { failure, .. }) => {

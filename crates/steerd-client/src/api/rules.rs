@@ -161,14 +161,14 @@ pub struct RuleChanges<M = RuleMatch> {
 impl<M> RuleChanges<M> {
     /// Adds a rule.
     #[must_use]
-    pub fn add(mut self, rule: RuleBody<M>) -> Self {
+    pub fn add_rule(mut self, rule: RuleBody<M>) -> Self {
         self.add.push(rule);
         self
     }
 
     /// Removes a rule.
     #[must_use]
-    pub fn remove(mut self, id: &str) -> Self {
+    pub fn remove_rule(mut self, id: &str) -> Self {
         self.remove.push(id.to_owned());
         self
     }

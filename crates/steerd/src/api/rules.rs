@@ -146,7 +146,7 @@ mod tests {
         let rule = api::RuleBody::new(matches, "drop").id("a").both_directions().comment("text");
         let rule = rule.ttl(Duration::from_secs(1)).idle(Duration::from_millis(500));
         let written = api::RuleChanges { flush: true, owner: Some(7), ..api::RuleChanges::default() };
-        let text = serde_json::to_string(&written.remove("b").add(rule)).expect("JSON");
+        let text = serde_json::to_string(&written.remove_rule("b").add_rule(rule)).expect("JSON");
         let read: RuleChanges = serde_json::from_str(&text).expect(&text);
         assert_eq!((read.flush, read.owner, read.remove), (true, Some(7), vec!["b".to_owned()]));
         let body = &read.add[0];

@@ -160,9 +160,9 @@ fn the_rust_client_gets_refusals_with_witnesses() {
     let good = of([198, 51, 100, 7]).id("good").ttl(Duration::from_secs(60)).comment("text");
     let (status, rules) = refused(
         RuleChanges::default()
-            .add(good.clone())
-            .add(of([192, 0, 2, 1]).id("a"))
-            .add(of([192, 0, 2, 2]).id("b")),
+            .add_rule(good.clone())
+            .add_rule(of([192, 0, 2, 1]).id("a"))
+            .add_rule(of([192, 0, 2, 2]).id("b")),
     );
     let found: Vec<_> = rules.iter().map(|rule| (rule.add, rule.id.as_str())).collect();
     assert_eq!((status, found), (409, vec![(Some(1), "a"), (Some(2), "b")]));
@@ -171,19 +171,19 @@ fn the_rust_client_gets_refusals_with_witnesses() {
     // Refused by the store, behind a removal.
     let (_, rules) = refused(
         RuleChanges::default()
-            .remove("none")
-            .add(good.clone())
-            .add(of([198, 51, 100, 7]).id("same"))
-            .add(RuleBody::new(RuleMatch::default().vlan(7), "drop").id("form")),
+            .remove_rule("none")
+            .add_rule(good.clone())
+            .add_rule(of([198, 51, 100, 7]).id("same"))
+            .add_rule(RuleBody::new(RuleMatch::default().vlan(7), "drop").id("form")),
     );
     let found: Vec<_> = rules.iter().map(|rule| (rule.add, rule.remove, rule.id.as_str())).collect();
     assert_eq!(found, [(Some(1), None, "same"), (Some(2), None, "form")]);
     let (status, rules) =
-        refused(RuleChanges::default().add(RuleBody::new(RuleMatch::default(), "steer x").id("x")));
+        refused(RuleChanges::default().add_rule(RuleBody::new(RuleMatch::default(), "steer x").id("x")));
     assert_eq!((status, rules[0].add, rules.len()), (409, Some(0), 1));
     assert_eq!(steerd.rules().expect("a list").count, 0);
 
-    let changed = steerd.change(&RuleChanges::default().add(good)).expect("added");
+    let changed = steerd.change(&RuleChanges::default().add_rule(good)).expect("added");
     assert_eq!((changed.added, changed.rules), (1, 1));
     let row = steerd.rule("good").expect("an answer").expect("a rule");
     assert_eq!(

@@ -76,10 +76,17 @@ impl Rules {
             if let Some((matches, protected)) = taken_by(index, body.matches, body.both) {
                 // An example takes an analysis of its own.
                 let is_shown = refused.len() < LOGGED_MAX;
-                let taken = if is_shown { taken(policy, &matches, protected) } else { named(policy, protected) };
+                let taken =
+                    if is_shown { taken(policy, &matches, protected) } else { named(policy, protected) };
                 let error = format!("rule `{}` {taken}", rule_id(body));
                 let witness = taken.witness;
-                refused.push(RefusedRule { add: Some(place), remove: None, id: rule_id(body), error, witness });
+                refused.push(RefusedRule {
+                    add: Some(place),
+                    remove: None,
+                    id: rule_id(body),
+                    error,
+                    witness,
+                });
             }
             if refused.len() == RUNTIME_REFUSALS_MAX {
                 break;
