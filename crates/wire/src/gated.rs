@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::{Burst, SleepHint, Splits, TransmitError, Transmitted, Wire, WireState};
 use packet::MacAddr;
+use xdp::ClaimTable;
 
 /// A wire behind a flag: closed, it is tended but receives nothing.
 pub struct GatedWire {
@@ -88,6 +89,18 @@ impl Wire for GatedWire {
     fn transmit_losses(&self) -> u64 {
         self.wire.transmit_losses()
     }
+
+    fn claims(&mut self) -> Option<ClaimTable> {
+        self.wire.claims()
+    }
+
+    fn takes_away(&self) -> bool {
+        self.wire.takes_away()
+    }
+
+    fn leave_to_host(&mut self, unmatched: u64) {
+        self.wire.leave_to_host(unmatched);
+    }
 }
 
 #[cfg(test)]
@@ -98,6 +111,8 @@ mod tests {
     /// One frame, over and over; counts how often it was tended.
     #[derive(Default)]
     struct Endless(Arc<AtomicU32>);
+
+    const LEFT: u32 = 1 << 16;
 
     impl Wire for Endless {
         fn receive<'w>(&'w mut self, burst: &mut Burst<'w>) {
@@ -111,6 +126,12 @@ mod tests {
         }
         fn sleep_hint(&mut self) -> SleepHint {
             SleepHint::NEVER
+        }
+        fn takes_away(&self) -> bool {
+            true
+        }
+        fn leave_to_host(&mut self, _: u64) {
+            self.0.fetch_add(LEFT, Ordering::Relaxed);
         }
         fn describe(&self) -> String {
             "endless".into()
@@ -132,5 +153,7 @@ mod tests {
         assert_eq!(tended.load(Ordering::Relaxed), 1, "a closed wire is still tended");
         open.store(true, Ordering::Relaxed);
         assert_eq!((received(&mut gated), gated.sleep_hint()), (1, SleepHint::NEVER));
+        gated.leave_to_host(1);
+        assert_eq!((gated.takes_away(), tended.load(Ordering::Relaxed)), (true, 1 + LEFT));
     }
 }

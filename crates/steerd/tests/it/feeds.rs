@@ -192,7 +192,7 @@ fn the_rust_client_gets_refusals_with_witnesses() {
     );
     assert!(steerd.rule("none").expect("an answer").is_none());
     let before = steerd.reload(&ReloadOptions::default()).expect("a verdict");
-    assert!(before.accepted && before.generation == 2, "{before:?}");
+    assert!(before.accepted && before.generation > 1, "{before:?}");
     place.write("p.toml", "version = 1\nnonsense = 1\n");
     let verdict = steerd.reload(&ReloadOptions::default()).expect("a verdict");
     assert!(!verdict.accepted && verdict.text.contains("nonsense"), "{verdict:?}");
