@@ -23,6 +23,8 @@ const PROGRAM: &str = "STEERD_BENCH_DAEMON";
 pub struct DaemonOptions<'o> {
     /// The wire of its only port, as in its settings.
     pub wire: String,
+    /// The wire of a second port.
+    pub second_wire: Option<String>,
     /// The policy.
     pub policy: &'o str,
     /// The model of the soft NIC.
@@ -122,16 +124,18 @@ fn built(name: &str) -> Result<PathBuf, String> {
 
 /// The settings file.
 fn settings(options: &DaemonOptions<'_>) -> String {
-    let DaemonOptions { wire, personality, provider, engine_core, worker_core, .. } = options;
+    let DaemonOptions { wire, second_wire, personality, provider, engine_core, worker_core, .. } = options;
     let mut text = format!(
         "[device]\nname = '{}'\n[policy]\nfile = 'policy.toml'\n[workers]\ncores = [{worker_core}]\n[http]\nlisten = 'off'\n\
          [api]\nsocket = 'api.sock'\n",
         provider.device()
     );
+    let second = |wire| format!(", {{ mtu_bytes = {MTU_BYTES}, wire = {wire} }}");
+    let second = second_wire.as_ref().map(second).unwrap_or_default();
     if *provider == Provider::SoftNic {
         text.push_str(&format!(
             "[softnic]\npersonality = '{personality}'\ncore = {engine_core}\n\
-             ports = [{{ mtu_bytes = {MTU_BYTES}, wire = {wire} }}]\n"
+             ports = [{{ mtu_bytes = {MTU_BYTES}, wire = {wire} }}{second}]\n"
         ));
     }
     text
@@ -236,6 +240,15 @@ impl Daemon {
         (answer["accepted"] == true).then_some(()).ok_or_else(|| answer.to_string())
     }
 
+    /// Changes rules at run time by the body of a call (`POST /v1/rules/changes`).
+    ///
+    /// # Errors
+    /// It refuses them.
+    pub fn change_rules(&self, body: &str) -> Result<(), String> {
+        let answer = self.request_with("POST", "/v1/rules/changes", body)?;
+        if answer["error"].is_null() { Ok(()) } else { Err(answer.to_string()) }
+    }
+
     /// The memory that it occupies (VmRSS), in MB.
     ///
     /// # Errors
@@ -271,11 +284,16 @@ impl Daemon {
     }
 
     fn request(&self, method: &str, path: &str) -> Result<Value, String> {
+        self.request_with(method, path, "")
+    }
+
+    fn request_with(&self, method: &str, path: &str, body: &str) -> Result<Value, String> {
         let failed = |error: std::io::Error| format!("steerd's API: {error}");
         let mut stream = UnixStream::connect(self.folder.join("api.sock")).map_err(failed)?;
         stream.set_read_timeout(Some(PATIENCE)).map_err(failed)?;
         let head = format!(
-            "{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+            "{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
+            body.len()
         );
         stream.write_all(head.as_bytes()).map_err(failed)?;
         let mut answer = String::new();

@@ -154,6 +154,7 @@ impl Drop for Sending {
 fn options(policy: &str, wire: String) -> DaemonOptions<'_> {
     DaemonOptions {
         wire,
+        second_wire: None,
         policy,
         personality: "ideal",
         provider: Provider::SoftNic,

@@ -9,7 +9,8 @@
 //! - `providers`: its worker on rdma-core's mlx5 provider, beside the soft NIC's own;
 //! - `forward`: the sink beside testpmd's `macswap`;
 //! - `interface`: AF_PACKET on a veth pair beside its ring alone, tcpdump, nft and Open vSwitch; idle cores;
-//!   memory after reloads.
+//!   memory after reloads;
+//! - `change`: packets around a change of rules, beside nft and Open vSwitch.
 //!
 //! These words as arguments select tables. Each round waits for an idle machine; if it does not become idle,
 //! the output and the JSON say that the figures are provisional. What cannot run is "not measured", with the
@@ -22,6 +23,7 @@
 //! `docs/explanation`.
 #![forbid(unsafe_code)]
 
+mod change;
 mod forward;
 mod inputs;
 mod interface;
@@ -56,7 +58,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// A table: its word, its cases and its ratios.
 type Table = (&'static str, fn(&Inputs) -> Vec<Case<'_>>, fn(&Inputs, &[Row]) -> Vec<Ratio>);
 
-const TABLES: [Table; 7] = [
+const TABLES: [Table; 8] = [
     ("daemon", whole::cases, whole::ratios),
     ("one-core", one_core::cases, one_core::ratios),
     ("lookup", lookup::cases, lookup::ratios),
@@ -64,6 +66,7 @@ const TABLES: [Table; 7] = [
     ("providers", providers::cases, providers::ratios),
     ("forward", forward::cases, forward::ratios),
     ("interface", interface::cases, interface::ratios),
+    ("change", change::cases, change::ratios),
 ];
 
 fn main() {

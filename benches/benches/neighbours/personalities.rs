@@ -72,6 +72,7 @@ fn daemon<'i>(
     Case::new(row, move || {
         let options = DaemonOptions {
             wire: looped(&replay.capture),
+            second_wire: None,
             policy: &policy,
             personality,
             provider: Provider::SoftNic,

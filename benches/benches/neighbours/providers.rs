@@ -39,6 +39,7 @@ fn worker<'i>(inputs: &'i Inputs, (what, provider): (&str, Provider), bytes: u32
     Case::new(row, move || {
         let options = DaemonOptions {
             wire: looped(&replay.capture),
+            second_wire: None,
             policy: &policy,
             personality: "mlx5",
             provider,

@@ -101,6 +101,7 @@ fn daemon<'i>(
     Case::new(row, move || {
         let options = DaemonOptions {
             wire: looped(&replay.capture),
+            second_wire: None,
             policy: &policy,
             personality: "ideal",
             provider: Provider::SoftNic,

@@ -93,6 +93,14 @@ impl Switch {
         Ok(started.elapsed())
     }
 
+    /// Changes flows by a file, all at once.
+    ///
+    /// # Errors
+    /// As [`Switch::load`].
+    pub fn change(&self, file: &Path) -> Result<(), String> {
+        run(self.ofctl("add-flows").arg("--bundle").arg(self.bridge()).arg(file)).map(|_| ())
+    }
+
     /// Adds a port with this number, by the columns of its interface in the database
     /// (ovs-vswitchd.conf.db(5)).
     ///

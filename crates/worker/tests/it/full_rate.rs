@@ -435,7 +435,8 @@ fn grant(nic: &SoftNic, shared: &Shared) {
         let settled = stats.flow_dropped + stats.unmatched + seen;
         if !stops {
             shared.granted.store(settled + IN_FLIGHT_MAX, Ordering::Release);
-        } else if settled == shared.granted.load(Ordering::Acquire) {
+        } else if [settled, stats.dispositions()] == [shared.granted.load(Ordering::Acquire); 2] {
+            // The engine publishes its counters after the workers may have had the packets.
             return;
         }
         std::thread::sleep(Duration::from_micros(50));
