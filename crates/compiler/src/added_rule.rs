@@ -27,7 +27,7 @@ const FLOWS_MAX: usize = 64;
 pub struct AddedRule {
     /// The rule.
     pub rule: InsertedRule,
-    /// Its number: rules with this number and later ones get the next one.
+    /// The number of the rule: rules with this number and later ones get the next one.
     pub place: RuleId,
 }
 

@@ -84,7 +84,7 @@ pub struct AfXdpWire {
     next_check: Instant,
     /// When the kernel is asked next whether the program is still attached.
     next_program_check: Instant,
-    /// What the sockets of interfaces before this one lost.
+    /// The frames that the sockets of interfaces before this one lost.
     former_losses: QueueLosses,
     unserved_noted: Cell<u64>,
     /// Unmatched frames that were left to the host.
@@ -161,7 +161,7 @@ impl Attached {
         Ok(Self { interface, queues, questions, readable, mode, attachment, _promiscuous: promiscuous })
     }
 
-    /// What all sockets lost.
+    /// The frames that all sockets lost.
     fn losses(&self) -> QueueLosses {
         let all = self.queues.iter().map(QueueSocket::losses);
         all.fold(QueueLosses::default(), |sum, losses| QueueLosses {
@@ -259,7 +259,7 @@ impl AfXdpWire {
         Ok(wire)
     }
 
-    /// What the program has done so far, on all interfaces of this wire.
+    /// The counters of the program, on all interfaces of this wire.
     #[must_use]
     pub fn counters(&self) -> ForwardingCounters {
         self.program.counters().unwrap_or_default()

@@ -58,7 +58,7 @@ impl Nibble {
         (0..(LEVEL_WORDS * 16) as u32).map(Self)
     }
 
-    /// Its bits of an image.
+    /// The bits of an image that it compares.
     pub(crate) fn of(self, image: &[u64; LEVEL_WORDS]) -> usize {
         (image[self.0 as usize / 16] >> (self.0 % 16 * 4) & 15) as usize
     }

@@ -11,7 +11,7 @@ pub enum XdpError {
          (systemd: AmbientCapabilities=CAP_BPF CAP_NET_ADMIN)"
     )]
     NotPermitted {
-        /// What was tried.
+        /// The step that failed.
         operation: &'static str,
     },
     /// Another XDP program is attached to the interface.
@@ -31,7 +31,7 @@ pub enum XdpError {
     Unsupported {
         /// The interface.
         interface: String,
-        /// What to do.
+        /// The remedy.
         remedy: &'static str,
         /// The kernel's answer.
         #[source]

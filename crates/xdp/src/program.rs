@@ -38,7 +38,7 @@ pub struct ProgramOptions {
     pub blocks: u32,
     /// The queues of the interface.
     pub queues: u32,
-    /// What becomes of claimed packets of a queue that has no socket.
+    /// The fate of claimed packets of a queue that has no socket.
     pub unserved: Unserved,
 }
 
@@ -48,13 +48,13 @@ impl Default for ProgramOptions {
     }
 }
 
-/// What becomes of claimed packets of a queue that has no socket.
+/// The fate of claimed packets of a queue that has no socket.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Unserved {
-    /// They are passed to the host.
+    /// The host receives them.
     #[default]
     Pass,
-    /// They are dropped.
+    /// The program drops them.
     Drop,
 }
 
@@ -67,7 +67,7 @@ pub enum AttachMode {
     Generic,
 }
 
-/// What the program has done so far.
+/// The counters of the program.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ForwardingCounters {
     /// Packets that no claim matched, left to the host.
@@ -238,7 +238,7 @@ impl SteeringProgram {
         })
     }
 
-    /// What the program has done on all processors so far.
+    /// The counters of the program, summed over all processors.
     ///
     /// # Errors
     /// The kernel does not answer.
@@ -307,7 +307,7 @@ const CONTEXT_WORDS: usize = 6;
 /// The action of the kernel for packets that the host receives.
 const XDP_PASS: u32 = 2;
 
-/// What the program does with a frame.
+/// The action of the program for a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FrameTrial {
     /// Whether the frame is left to the host. A claimed frame is only distinguished from others if its queue

@@ -113,7 +113,7 @@ fn class_of(claim: &Claim) -> usize {
         | usize::from(ports.count_ones() >= PORT_BITS) << 2
 }
 
-/// What is known of one tree.
+/// The state of one tree.
 #[derive(Clone, Copy, Debug, Default)]
 struct TreeState {
     len: usize,

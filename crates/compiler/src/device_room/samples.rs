@@ -48,7 +48,7 @@ pub(super) struct Sample {
     matches: RuntimeMatch,
 }
 
-/// What samples are of: the indices of their form, of the seed of their values, and of their action.
+/// The kind of a sample: the indices of their form, of the seed of their values, and of their action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct SampleKind {
     pub(super) form: usize,

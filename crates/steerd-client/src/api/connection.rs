@@ -41,7 +41,7 @@ pub enum ApiError {
     Silent {
         /// The socket.
         path: PathBuf,
-        /// What came instead.
+        /// The answer that came instead.
         why: String,
     },
     /// The daemon does nothing of what was asked.
@@ -64,7 +64,7 @@ pub enum ApiError {
     NotUnderstood {
         /// The socket.
         path: PathBuf,
-        /// What is not.
+        /// The part that is not.
         why: String,
     },
 }

@@ -193,7 +193,7 @@ pub struct RulesChanged {
     pub microseconds: u64,
 }
 
-/// Some of the rules at run time, by id.
+/// A list of rules at run time, by id.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RuleList<M = RuleMatch> {
     /// How many rules there are.
@@ -223,10 +223,10 @@ pub struct RuleRow<M = RuleMatch> {
 /// A change that the daemon refuses.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RefusedRule {
-    /// Its place in [`RuleChanges::add`].
+    /// The place in [`RuleChanges::add`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub add: Option<usize>,
-    /// Its place in [`RuleChanges::remove`].
+    /// The place in [`RuleChanges::remove`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub remove: Option<usize>,
     /// The id of the rule, of which the first 128 characters.

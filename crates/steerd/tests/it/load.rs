@@ -276,7 +276,6 @@ fn memory_is_flat_over_reloads_and_rules() {
     assert!(memory[9] * 10 <= memory[2] * 11, "{memory:?}");
 }
 
-/// It takes many minutes.
 #[test]
 #[ignore = "a soak: ten thousand reloads and ten million rules at run time"]
 fn memory_is_flat_over_ten_thousand_reloads() {

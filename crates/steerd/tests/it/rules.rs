@@ -524,7 +524,7 @@ fn rules_come_into_the_device_beside_ten_thousand_others() {
     ends_well(daemon);
 }
 
-/// By its id: a list has the first rules only.
+/// Reads a rule by its id: a list has the first rules only.
 fn packets_of(place: &Place, id: &str) -> u64 {
     place.get(&format!("/v1/rules?id={id}"))["rules"][0]["packets"].as_u64().expect("a number")
 }

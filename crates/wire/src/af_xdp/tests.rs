@@ -93,7 +93,7 @@ fn open(interface: &str, mode: XdpMode) -> Result<AfXdpWire, WireError> {
     AfXdpWire::open(&config(interface, mode))
 }
 
-/// What the host receives at an end, and a way to send from there.
+/// The frames that the host receives at an end, and a way to send from there.
 fn watch(interface: &str) -> AfPacketWire {
     AfPacketWire::open(&AfPacketConfig {
         interface: interface.to_owned(),

@@ -194,6 +194,7 @@ fn text(first: &[Line], last: &[Line]) -> String {
          matches = [\"src dst_port\", \"src\", \"src/30\", \"dst_port protocol\"]\n\
          actions = [\"drop\", \"steer aside\"]\n\
          [[rules]]\nname = \"tap\"\nmatch = {{ protocol = \"udp\" }}\naction = {{ copy = \"aside\" }}\n\
+         [[rules]]\nname = \"scan\"\nmatch = {{ src = \"10.0.0.6\" }}\naction = \"drop\"\n\
          {first}[[rules]]\nname = \"here\"\nmatch = {{ protocol = \"tcp\", dst_port = 443 }}\n\
          action = {{ steer = \"every\" }}\n{last}"
     )
@@ -240,7 +241,7 @@ struct Running {
     shared: Arc<Shared>,
     controller: Controller,
     controls: Vec<WorkerControl>,
-    /// By generation, from 1.
+    /// The programs by generation, from 1.
     programs: Vec<Arc<Program>>,
     states: Vec<State>,
     has_table: bool,
@@ -361,7 +362,7 @@ fn judge(running: &Running, sent: &[Sent], decided: &[Decided], keys: &[FlowKey]
     met
 }
 
-/// As many changes as property tests have cases, of policies and of rules at run time, while packets flow.
+/// Makes as many changes as property tests have cases, of policies and of rules, while packets flow.
 fn change_at_full_rate(name: &str, personality: Personality, model: &DeviceModel) {
     let config = ProptestConfig::default();
     let changes = config.cases;

@@ -55,14 +55,15 @@ impl KnownProtection {
 /// The rules that were compared with protected packets.
 #[derive(Debug, Default)]
 pub(super) struct Compared {
-    /// Those that may take some, each with the reason.
+    /// The rules that may take some, each with the reason.
     pub(super) taking: HashMap<Arc<str>, String>,
-    /// Those for which there was no time.
+    /// The rules for which there was no time.
     pub(super) open: Vec<Arc<str>>,
 }
 
 impl Rules {
-    /// Refuses rules that take packets which `[protect]` leaves to the host, the first ones with such a packet.
+    /// Refuses rules that take packets which `[protect]` leaves to the host, the first ones with such a
+    /// packet.
     pub(super) fn check_protected(
         &mut self,
         policy: &Policy,
@@ -221,7 +222,7 @@ fn taken_by(
         .find_map(|matches| Some((matches, index.taken_by(&matches)?)))
 }
 
-/// That a rule may take packets of a protected match, in words, and an example.
+/// The sentence that a rule may take packets of a protected match, and an example.
 struct TakenPackets {
     why: String,
     witness: Option<String>,
@@ -240,7 +241,8 @@ fn named(policy: &Policy, place: usize) -> TakenPackets {
     TakenPackets { why: format!("takes packets that [protect] leaves to the host by {name}"), witness: None }
 }
 
-/// The same with an example, by the exact analysis of a policy that has the rule behind the rules before it.
+/// The sentence with an example, by the exact analysis of a policy that has the rule behind the rules before
+/// it.
 fn taken(policy: &Policy, matches: &RuntimeMatch, place: usize) -> TakenPackets {
     let found = analysis::protection_from_rule(policy, matches.to_match());
     let taken = named(policy, place);

@@ -48,7 +48,7 @@ pub(crate) struct Rig {
     workers: Vec<Worker>,
     sender: Sender,
     seen: Arc<Mutex<Vec<Seen>>>,
-    /// What the device has counted for each rule.
+    /// The packets that the device has counted for each rule.
     counted: BTreeMap<String, u64>,
     nic: SoftNic,
     line: Arc<Mutex<VecDeque<Vec<u8>>>>,
