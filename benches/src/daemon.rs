@@ -14,7 +14,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// The daemon takes its counters once a second at most; an answer costs it some milliseconds with thousands
 /// of rules.
 const STATE_LIFE: Duration = Duration::from_millis(1020);
-/// Of the port.
+/// The MTU of the port.
 const MTU_BYTES: u32 = 1500;
 /// The path of the program, if it is not where cargo puts it.
 const PROGRAM: &str = "STEERD_BENCH_DAEMON";
@@ -69,7 +69,7 @@ impl Provider {
 /// What a worker had done at some time.
 #[derive(Clone, Copy, Debug)]
 struct Sample {
-    /// Of the daemon's clock.
+    /// The time by the daemon's clock.
     seconds: f64,
     received_packets: f64,
     /// Its time, but for polls that found nothing.
