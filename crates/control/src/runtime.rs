@@ -4,7 +4,7 @@
 //! to change. It touches neither worker nor device, so a batch that one of them does not take is
 //! [undone](RuntimeStore::undo).
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -182,7 +182,8 @@ pub enum RuntimeRefusal {
 /// The changes of a batch that was made.
 #[derive(Debug, Default)]
 pub struct AppliedRequests {
-    /// For each worker, in this order.
+    /// For each worker, in this order: a packet that arrives between two of them meets the rules as they were
+    /// before the batch or as they are after it.
     pub changes: Vec<RuntimeChange>,
     /// The rules that are new or differ from what they were.
     pub added: usize,
@@ -193,6 +194,9 @@ pub struct AppliedRequests {
     /// The rules to remove that were not there.
     pub absent: usize,
     undo: Vec<Undo>,
+    /// The place of its form among those of the policy for each entry that the batch adds or removes, by
+    /// slot.
+    forms: HashMap<u32, usize>,
 }
 
 impl AppliedRequests {
@@ -228,6 +232,9 @@ pub struct RuntimeStore {
     due: BTreeSet<(Instant, Arc<str>)>,
     /// Slots below `next` without a rule; the last one is used first.
     free: Vec<u32>,
+    /// The slots of rules that a batch removes, which are free after it. Until then only an entry with the
+    /// same key may have one.
+    leaving: HashMap<RuntimeKey, u32>,
     next: u32,
 }
 
@@ -306,6 +313,9 @@ impl RuntimeStore {
                 }
             }
         }
+        self.free_leaving();
+        applied.forms = self.forms_of(&applied.undo, allowed);
+        applied.changes = in_order(std::mem::take(&mut applied.changes), &applied.forms);
         if refused.is_empty() {
             return Ok(applied);
         }
@@ -322,6 +332,7 @@ impl RuntimeStore {
                     self.take(&id, &mut changes);
                 }
                 Undo::Removed(stored) => {
+                    self.free_leaving();
                     stored.slots().for_each(|slot| self.take_slot(slot));
                     self.insert(*stored, &mut changes);
                 }
@@ -332,7 +343,28 @@ impl RuntimeStore {
                 }
             }
         }
-        changes
+        self.free_leaving();
+        in_order(changes, &applied.forms)
+    }
+
+    /// Returns the forms of the entries of these rules, by slot.
+    fn forms_of(&self, undo: &[Undo], allowed: &RuntimeRules) -> HashMap<u32, usize> {
+        let form = |matches: &RuntimeMatch| {
+            let fields = matches.fields().ok();
+            allowed.forms.iter().position(|form| Some(form.fields()) == fields).unwrap_or(usize::MAX)
+        };
+        let rules = undo.iter().filter_map(|undo| match undo {
+            Undo::Added(id) => self.rules.get(id),
+            Undo::Removed(stored) => Some(&**stored),
+            Undo::Renewed { .. } => None,
+        });
+        rules
+            .flat_map(|stored| {
+                let Directions { forward, reverse } = stored.slots;
+                let reverse = reverse.map(|slot| (slot, form(&stored.rule.matches.reversed())));
+                [Some((forward, form(&stored.rule.matches))), reverse].into_iter().flatten()
+            })
+            .collect()
     }
 
     /// Removes the rules that a policy does not allow any more; returns them with what workers have to
@@ -413,6 +445,7 @@ impl RuntimeStore {
     fn remove_all(&mut self, ids: &[Arc<str>]) -> (Vec<StoredRule>, Vec<RuntimeChange>) {
         let mut changes = Vec::new();
         let gone = ids.iter().filter_map(|id| self.take(id, &mut changes)).collect();
+        self.free_leaving();
         (gone, changes)
     }
 
@@ -447,14 +480,14 @@ impl RuntimeStore {
             applied.unchanged += 1;
             return Ok(());
         }
-        let mut silent = Vec::new();
         let mut carried = CounterValues::default();
-        if let Some(before) = self.take(&rule.id.clone(), &mut silent) {
+        if let Some(before) = self.take(&rule.id.clone(), &mut applied.changes) {
             carried = before.carried;
             applied.undo.push(Undo::Removed(Box::new(before)));
         }
         applied.undo.push(Undo::Added(Arc::clone(&rule.id)));
-        let slots = Directions { forward: self.slot(), reverse: keys.reverse.map(|_| self.slot()) };
+        let slots =
+            Directions { forward: self.slot(keys.forward), reverse: keys.reverse.map(|key| self.slot(key)) };
         let ends = rule.time_to_live.map(|time| now + time);
         let mut stored = StoredRule {
             rule,
@@ -467,9 +500,6 @@ impl RuntimeStore {
             carried,
         };
         stored.due = next_look(&stored, now);
-        // The slots that stay are overwritten in one step, so there is no moment without the rule.
-        let is_reused = |change: &RuntimeChange| matches!(change, RuntimeChange::Remove { slot } if slots.iter().any(|own| own == slot));
-        applied.changes.extend(silent.into_iter().filter(|change| !is_reused(change)));
         self.insert(stored, &mut applied.changes);
         applied.added += 1;
         Ok(())
@@ -505,7 +535,8 @@ impl RuntimeStore {
     ) -> Result<(), RuntimeRefusal> {
         let needed = 1 + u32::from(keys.reverse.is_some());
         let freed = before.map_or(0, StoredRule::slot_count);
-        let used = self.next - u32::try_from(self.free.len()).unwrap_or(u32::MAX);
+        let unused = self.free.len() + self.leaving.len();
+        let used = self.next - u32::try_from(unused).unwrap_or(u32::MAX);
         // There may be more than a later policy allows; these can still be replaced.
         if needed > freed && used + (needed - freed) > allowed.rules_max {
             return Err(RuntimeRefusal::Full { max: allowed.rules_max });
@@ -558,9 +589,8 @@ impl RuntimeStore {
         for entry in entries(&stored) {
             self.ids.remove(&entry.key);
             changes.push(RuntimeChange::Remove { slot: entry.slot });
+            self.leaving.insert(entry.key, entry.slot);
         }
-        // The first direction's is on top.
-        self.free.extend(stored.slots.reverse.into_iter().chain([stored.slots.forward]));
         if let Some(due) = stored.due {
             self.due.remove(&(due, Arc::clone(id)));
         }
@@ -573,11 +603,20 @@ impl RuntimeStore {
         Some(stored)
     }
 
-    fn slot(&mut self) -> u32 {
-        self.free.pop().unwrap_or_else(|| {
+    /// Returns a slot for an entry: that of the entry with this key which the batch has removed, so that the
+    /// new one takes its place in one step, or a free one.
+    fn slot(&mut self, key: RuntimeKey) -> u32 {
+        self.leaving.remove(&key).or_else(|| self.free.pop()).unwrap_or_else(|| {
             self.next += 1;
             self.next - 1
         })
+    }
+
+    fn free_leaving(&mut self) {
+        let mut slots: Vec<u32> = self.leaving.drain().map(|(_, slot)| slot).collect();
+        // The lowest one is used first.
+        slots.sort_unstable_by_key(|slot| std::cmp::Reverse(*slot));
+        self.free.append(&mut slots);
     }
 
     /// Takes this free slot.
@@ -586,6 +625,33 @@ impl RuntimeStore {
             self.free.remove(place);
         }
     }
+}
+
+/// The changes of a batch in an order in which each packet meets the rules as they were or as they will be,
+/// whenever it arrives. The first form with an entry for a packet decides, and entries of a form have
+/// different keys. Entries are added from the first form to the last, then others are removed from the last
+/// form to the first; an entry in the slot of one with the same key replaces it in one step.
+///
+/// While entries are added: if the first entry that matches a packet is a new one, all new ones of earlier
+/// forms are there and do not match, so it decides afterwards too. If it is an old one, no entry of an
+/// earlier form matches, of which none is gone, so it decided before. While entries are removed, the same
+/// holds with before and afterwards exchanged.
+fn in_order(changes: Vec<RuntimeChange>, forms: &HashMap<u32, usize>) -> Vec<RuntimeChange> {
+    // The last change of a slot is what becomes of it.
+    let mut last: BTreeMap<u32, RuntimeChange> = BTreeMap::new();
+    for change in changes {
+        let slot = match &change {
+            RuntimeChange::Add(entry) => entry.slot,
+            RuntimeChange::Remove { slot } => *slot,
+        };
+        last.insert(slot, change);
+    }
+    let form = |slot: &u32| forms.get(slot).copied().unwrap_or(usize::MAX);
+    let (mut added, mut removed): (Vec<_>, Vec<_>) =
+        last.into_iter().partition(|(_, change)| matches!(change, RuntimeChange::Add(_)));
+    added.sort_by_key(|(slot, _)| form(slot));
+    removed.sort_by_key(|(slot, _)| std::cmp::Reverse(form(slot)));
+    added.into_iter().chain(removed).map(|(_, change)| change).collect()
 }
 
 /// The keys of a rule that was checked.

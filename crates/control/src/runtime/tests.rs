@@ -1,6 +1,6 @@
-use std::collections::BTreeMap;
-
-use program::{RuleId, RuntimeAction, RuntimeFields, RuntimeForm, Verdict};
+use packet::FlowKey;
+use packet::build::FrameBuilder;
+use program::{RuleId, RuntimeAction, RuntimeFields, RuntimeForm, RuntimeHeader, Verdict};
 use proptest::prelude::*;
 
 use super::*;
@@ -238,6 +238,33 @@ fn follow(worker: &mut BTreeMap<u32, RuntimeEntry>, changes: &[RuntimeChange]) {
     }
 }
 
+/// The key and the action of the entry that decides a packet.
+fn decision(worker: &BTreeMap<u32, RuntimeEntry>, packet: &RuntimeHeader) -> Option<(RuntimeKey, u8)> {
+    allowed(6).forms.iter().find_map(|form| {
+        let key = form.key(packet)?;
+        let entry = worker.values().find(|entry| entry.key == key)?;
+        Some((key, entry.action))
+    })
+}
+
+/// Checks that packets meet the rules before the changes or those after them, after each one.
+fn follow_step_by_step(worker: &mut BTreeMap<u32, RuntimeEntry>, changes: &[RuntimeChange]) {
+    let (before, mut after) = (worker.clone(), worker.clone());
+    follow(&mut after, changes);
+    let packet = |from: u8, to: u8| {
+        let frame = FrameBuilder::new().ipv4([192, 0, 2, from].into(), [192, 0, 2, to].into()).udp(1, 2);
+        RuntimeHeader::of(&FlowKey::of(&frame.build()))
+    };
+    for change in changes {
+        follow(worker, std::slice::from_ref(change));
+        for packet in (0..4).flat_map(|host| [packet(host, 2), packet(2, host), packet(host, 9)]) {
+            let now = decision(worker, &packet);
+            let allowed = [&before, &after].map(|rules| decision(rules, &packet));
+            assert!(allowed.contains(&now), "{now:?} is none of {allowed:?} after {change:?} of {changes:?}");
+        }
+    }
+}
+
 proptest! {
     #[test]
     fn a_batch_is_made_or_undone_as_a_whole(
@@ -255,7 +282,7 @@ proptest! {
                 let (src, dst) = (format!("192.0.2.{address}"), "192.0.2.2");
                 let idle_timeout = idle.then_some(Duration::from_secs(5));
                 let time_to_live = Some(Duration::from_secs(9));
-                let times = |rule| RuntimeRule { idle_timeout, time_to_live, ..rule };
+                let times = |rule| RuntimeRule { idle_timeout, time_to_live, action: kind % 2, ..rule };
                 match kind {
                     0 => RuntimeRequest::Remove(id.as_str().into()),
                     1 => RuntimeRequest::Add(times(rule(&id, &src, None))),
@@ -264,10 +291,10 @@ proptest! {
             });
             let applied = store.apply(requests.collect(), &allowed(6), ROOT, Instant::now());
             if let Ok(applied) = applied {
-                follow(&mut worker, &applied.changes);
+                follow_step_by_step(&mut worker, &applied.changes);
                 prop_assert_eq!(&picture(&store).1, &worker);
                 if is_taken_back {
-                    follow(&mut worker, &store.undo(applied));
+                    follow_step_by_step(&mut worker, &store.undo(applied));
                     prop_assert_eq!(&picture(&store), &before);
                 }
             } else {
