@@ -1,9 +1,9 @@
 //! The local API: JSON over HTTP/1.1 on a unix socket, for the commands that work on the running daemon and
 //! for other programs of this host. docs/reference/api.md describes it.
 //!
-//! [`socket`] claims the path, [`request`] reads requests, [`router`] answers them and [`client`] is the side
-//! of the commands. Who can connect can read; only root, the daemon's user and `api.admins` can change what
-//! runs. The limits of connections and requests are those of [`server`](crate::server).
+//! [`socket`] claims the path, [`request`] reads requests, [`router`] answers them; `steerd_client::api` is
+//! the side of the commands. Who can connect can read; only root, the daemon's user and `api.admins` can
+//! change what runs. The limits of connections and requests are those of [`server`](crate::server).
 
 mod captures;
 pub(crate) mod flows;

@@ -234,6 +234,8 @@ impl Draws {
 struct State {
     program: Arc<Program>,
     store: RuntimeStore,
+    /// Whether flows that copy were changed to come here, so that packets may be copied twice meanwhile.
+    changes_copies: bool,
 }
 
 /// The dataplane of a test with its threads, and the states that it has had.
@@ -259,8 +261,9 @@ impl Running {
 
     fn install(&mut self, program: &Arc<Program>, store: RuntimeStore) {
         self.programs.push(Arc::clone(program));
-        let next = State { program: Arc::clone(program), store };
-        self.change(next, |running| {
+        let summary = self.controller.preview(Arc::clone(program)).expect("it fits");
+        let changes_copies = summary.changed_copies > 0;
+        self.change(State { program: Arc::clone(program), store, changes_copies }, |running| {
             let map = Arc::new(SinkMap::new(running.controller.generation().0 + 1, program, &[]));
             let controls = &running.controls;
             let installed = running.controller.install(Arc::clone(program), &mut |stage| {
@@ -285,7 +288,7 @@ impl Running {
         let requests = wishes.into_iter().map(|wish| request(allowed, wish)).collect();
         // A batch that adds the match of another rule is refused.
         let Ok(applied) = store.apply(requests, allowed, OWNER, Instant::now()) else { return };
-        let next = State { program: Arc::clone(&program), store: store.clone() };
+        let next = State { program: Arc::clone(&program), store: store.clone(), changes_copies: false };
         let has_table = std::mem::replace(&mut self.has_table, true);
         self.change(next, |running| {
             for control in &running.controls {
@@ -308,6 +311,8 @@ struct Met {
     by_rules: u64,
     not_delivered: u64,
     copies: u64,
+    /// The packets that were copied twice, as the plan had announced.
+    doubled: u64,
 }
 
 /// Checks every packet against the states that may have decided it.
@@ -316,7 +321,7 @@ fn judge(running: &Running, sent: &[Sent], decided: &[Decided], keys: &[FlowKey]
     let mut wanted: HashMap<(u32, u16), String> = HashMap::new();
     let mut meant = |state: u32, template: u16| {
         let meant = wanted.entry((state, template)).or_insert_with(|| {
-            let State { program, store } = &running.states[state as usize];
+            let State { program, store, .. } = &running.states[state as usize];
             expected(program, store, &keys[usize::from(template)])
         });
         meant.clone()
@@ -344,11 +349,14 @@ fn judge(running: &Running, sent: &[Sent], decided: &[Decided], keys: &[FlowKey]
     }
     let last = u32::try_from(running.states.len() - 1).expect("few");
     for (number, (of, (packets, copies))) in sent.iter().zip(times).enumerate() {
-        let is_udp = keys[usize::from(of.template)].protocol == 17;
-        assert_eq!(
-            (packets.max(1), copies),
-            (1, u8::from(is_udp)),
-            "packet {number} came {packets} times: {of:?}"
+        let wanted = u8::from(keys[usize::from(of.template)].protocol == 17);
+        let changes = &running.states[of.oldest as usize + 1..=of.newest.min(last) as usize];
+        // The plan promises one copy unless it changes the flows that copy, and then one or two.
+        let more = wanted * u8::from(changes.iter().any(|state| state.changes_copies));
+        met.doubled += u64::from(copies > wanted);
+        assert!(
+            packets < 2 && (wanted..=wanted + more).contains(&copies),
+            "packet {number} came {packets} times and was copied {copies} times: {of:?}"
         );
         if packets == 0 {
             let states = of.oldest..=of.newest.min(last);
@@ -423,7 +431,8 @@ fn change_at_full_rate(name: &str, personality: Personality, model: &DeviceModel
     assert_eq!(stats.delivered + stats.flow_dropped + stats.unmatched, met.packets, "{stats:?}");
     assert_eq!((stats.replicated, stats.copies_lost), (met.copies, 0), "{stats:?}");
     assert!(met.packets > u64::from(changes) * 100 && met.certain * 2 > met.packets, "{met:?}");
-    assert!(met.by_rules * 100 > met.packets && met.not_delivered * 100 > met.packets, "{met:?}");
+    assert!(met.by_rules * 100 > met.packets && met.not_delivered * 20 > met.packets, "{met:?}");
+    assert!(met.doubled * 100 < met.packets, "{met:?}");
 }
 
 /// Lets the wire hand over as many frames as the workers have room for, until it is to stop and all have
