@@ -107,14 +107,14 @@ pub struct UnmatchedFrames {
 #[derive(Debug)]
 struct Attached {
     interface: Interface,
+    /// `None` while it has to be attached again. It ends before the sockets, which packets are redirected to.
+    attachment: Option<Attachment>,
     queues: Vec<QueueSocket>,
     /// Answers questions about interfaces, which AF_XDP sockets do not.
     questions: OwnedFd,
     /// Readable when one of the sockets is.
     readable: OwnedFd,
     mode: AttachMode,
-    /// `None` while it has to be attached again.
-    attachment: Option<Attachment>,
     _promiscuous: Option<Promiscuous>,
 }
 
@@ -178,7 +178,7 @@ fn open_queues(
     frame_bytes: usize,
 ) -> Result<Vec<QueueSocket>, WireError> {
     let mut queues = Vec::new();
-    for queue in 0..MAX_QUEUES {
+    for queue in 0..=MAX_QUEUES {
         match QueueSocket::open(interface, queue, config, frame_bytes, queue == 0) {
             Ok(socket) => queues.push(socket),
             Err(NoQueueSocket::NoSuchQueue) if queue > 0 => return Ok(queues),
@@ -196,25 +196,18 @@ fn open_queues(
     Err(WireError::InterfaceSetting { interface: interface.name.clone(), problem })
 }
 
-/// Attaches the program in the mode of the settings; `auto` prefers native mode.
+/// Attaches the program in the mode of the settings.
 fn attach(
     program: &mut SteeringProgram,
     interface: &Interface,
     mode: XdpMode,
 ) -> Result<(Attachment, AttachMode), WireError> {
     let index = interface.index.cast_unsigned();
-    let mut with = |mode| Ok((program.attach(&interface.name, index, mode)?, mode));
-    match mode {
-        XdpMode::Native => with(AttachMode::Native),
-        XdpMode::Generic => with(AttachMode::Generic),
-        XdpMode::Auto => match with(AttachMode::Native) {
-            Err(WireError::Xdp { source: error @ xdp::XdpError::Unsupported { .. } }) => {
-                tracing::warn!(interface = %interface.name, "generic XDP, which is slower, because {error}");
-                with(AttachMode::Generic)
-            }
-            result => result,
-        },
-    }
+    let mode = match mode {
+        XdpMode::Native => AttachMode::Native,
+        XdpMode::Generic => AttachMode::Generic,
+    };
+    Ok((program.attach(&interface.name, index, mode)?, mode))
 }
 
 /// A descriptor that is readable when one of the sockets is.
@@ -336,6 +329,8 @@ impl AfXdpWire {
                 interface,
                 "the interface was removed or moved away: nothing is received until there is one of this name again"
             );
+            // An interface in another namespace would go on redirecting to sockets that are unbound.
+            self.attached.attachment = None;
             Gone { next: now, obstacle: String::new() }
         });
         if now < gone.next {

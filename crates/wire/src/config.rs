@@ -183,16 +183,16 @@ pub struct AfXdpConfig {
     pub busy_poll: bool,
 }
 
-/// Where the kernel runs the XDP program of an interface.
+/// Where the kernel runs the XDP program of an interface. Only in the driver can unmatched frames be left to
+/// the host.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum XdpMode {
-    /// In the driver if it can, otherwise in the network stack.
+    /// In the driver; the wire is not opened if that cannot.
     #[default]
-    Auto,
-    /// In the driver.
     Native,
-    /// In the network stack, for every driver.
+    /// In the network stack, with every driver. Frames that are redirected and not wanted are lost: those
+    /// that rules with `copy` or `sniff` take.
     Generic,
 }
 
@@ -200,12 +200,12 @@ pub enum XdpMode {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ZeroCopy {
-    /// If it can.
-    #[default]
+    /// If it can. The frames that the host receives are in this memory too.
     Auto,
     /// The wire is not opened if it cannot.
     Always,
     /// The kernel copies each frame.
+    #[default]
     Never,
 }
 
@@ -548,8 +548,8 @@ impl FromStr for WireConfig {
                 interface: interface.to_owned(),
                 promiscuous: false,
                 ring_frames: default_queue_frames(),
-                mode: XdpMode::Auto,
-                zero_copy: ZeroCopy::Auto,
+                mode: XdpMode::Native,
+                zero_copy: ZeroCopy::Never,
                 busy_poll: false,
             })),
             ("link", Some(rest)) => {
