@@ -22,6 +22,7 @@ const CRATES: &[&str] = &[
     "verbs",
     "wire",
     "worker",
+    "xdp",
     "axum",
     "hyper",
     "mio",
