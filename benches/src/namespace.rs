@@ -42,6 +42,18 @@ pub fn make_veth(one: &str, other: &str) -> Result<(), String> {
     ip(&format!("link set {other} up"))
 }
 
+/// The packets that an interface of this namespace has received.
+///
+/// # Errors
+/// There is no such interface.
+pub fn received_packets(interface: &str) -> Result<u64, String> {
+    // Not from /sys, which shows the namespace that mounted it.
+    let text = std::fs::read_to_string("/proc/thread-self/net/dev").map_err(|error| error.to_string())?;
+    let line = text.lines().find_map(|line| line.trim_start().strip_prefix(&format!("{interface}:")));
+    let packets = line.and_then(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok());
+    packets.ok_or_else(|| format!("/proc/net/dev has no {interface}"))
+}
+
 fn ip(command: &str) -> Result<(), String> {
     let output = Command::new("ip").args(command.split(' ')).output();
     let output = output.map_err(|error| format!("ip: {error}"))?;

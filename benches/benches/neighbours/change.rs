@@ -1,4 +1,4 @@
-//! Packets around a change: two pairs of interfaces, between which each program forwards 1,000 flows at a
+//! Packets around a change: two pairs of interfaces, between which each program forwards 500 flows at a
 //! steady rate by the rules for them, while other rules change. Beside the daemon (policies and rules at run
 //! time) nft at ingress and Open vSwitch on DPDK's polling thread, each by the way of its manual to change
 //! many rules at once.
@@ -21,10 +21,10 @@ use steerd_benches::competitors::{Datapath, Switch, load_here};
 use steerd_benches::daemon::{Daemon, DaemonOptions, Provider};
 use steerd_benches::namespace;
 use steerd_benches::table::Row;
-use wire::{AfPacketConfig, AfPacketWire, HandOver, MergedFrames, Wire};
+use wire::Wire as _;
 
 use super::inputs::Inputs;
-use super::{CORE, OTHER_CORE, own_command, pin};
+use super::{CORE, OTHER_CORE, interface, own_command, pin};
 
 pub(crate) const TABLE: &str = "change";
 /// The sender, the program's two interfaces, and the one at which packets arrive.
@@ -49,17 +49,16 @@ fn rule(index: usize) -> (Ipv4Addr, u16) {
     (Ipv4Addr::from(0x0a00_0000 + index as u32), 1000 + (index % 50) as u16)
 }
 
-/// Whether a rule drops its packets, in the first or in the second version of the rules. The first ones,
-/// whose packets flow, never do.
-fn drops(index: usize, is_second: bool, changed: usize) -> bool {
-    index >= FLOWS && (index.is_multiple_of(2) != (is_second && index < FLOWS + changed))
+/// Whether a rule drops its packets once so many rules have changed. The first ones, whose packets flow,
+/// never do.
+fn drops(index: usize, changed: usize) -> bool {
+    index >= FLOWS && (index.is_multiple_of(2) != (index < FLOWS + changed))
 }
 
 /// A program under test.
 trait Program {
-    /// Changes the first so many of the rules without packets to the version, and returns when they are in
-    /// force.
-    fn change(&mut self, changed: usize, is_second: bool) -> Result<(), String>;
+    /// Changes the first so many of the rules without packets, and returns when they are in force.
+    fn change(&mut self, changed: usize) -> Result<(), String>;
 }
 
 /// The programs, and what starts them with so many rules.
@@ -146,15 +145,7 @@ impl Sending {
                 FrameBuilder::new().ipv4(Ipv4Addr::new(192, 0, 2, 1), to).udp(7, port).build()
             })
             .collect();
-        let config = AfPacketConfig {
-            interface: SENDER.to_owned(),
-            promiscuous: false,
-            ring_frames: 4096,
-            merged: MergedFrames::Split,
-            busy_poll: false,
-            hand_over: HandOver::Frames,
-        };
-        let mut wire = AfPacketWire::open(&config).map_err(|error| error.to_string())?;
+        let mut wire = interface::wire(SENDER)?;
         let (sent, stops) = (Arc::<AtomicU64>::default(), Arc::<AtomicBool>::default());
         let (counter, stopped) = (Arc::clone(&sent), Arc::clone(&stops));
         let thread = std::thread::spawn(move || {
@@ -183,11 +174,7 @@ impl Sending {
 
 /// The packets that have arrived at the far interface.
 fn arrived() -> Result<u64, String> {
-    // Not from /sys, which shows the namespace that mounted it.
-    let text = std::fs::read_to_string("/proc/thread-self/net/dev").map_err(|error| error.to_string())?;
-    let line = text.lines().find_map(|line| line.trim_start().strip_prefix(&format!("{FAR}:")));
-    let packets = line.and_then(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok());
-    packets.ok_or_else(|| format!("/proc/net/dev has no {FAR}"))
+    namespace::received_packets(FAR)
 }
 
 /// Sends, changes rules, and samples what arrives each millisecond.
@@ -211,7 +198,7 @@ fn around_a_change(program: &mut dyn Program, changed: usize) -> Result<Around, 
     };
     std::thread::sleep(BEFORE);
     let begun = Instant::now();
-    let result = if changed == 0 { Ok(()) } else { program.change(changed, true) };
+    let result = if changed == 0 { Ok(()) } else { program.change(changed) };
     let took = begun.elapsed();
     std::thread::sleep(BEHIND + BEHIND);
     stops.store(true, Ordering::Relaxed);
@@ -240,10 +227,6 @@ fn worst(samples: &[(Instant, u64)], begun: Instant, took: Duration) -> Option<f
     Some(100.0 * rates.fold(f64::INFINITY, f64::min) / before).filter(|percent| percent.is_finite())
 }
 
-fn text_of<E: std::fmt::Display>(error: E) -> String {
-    error.to_string()
-}
-
 fn wire_of(interface: &str) -> String {
     format!("{{ kind = 'af_packet', interface = '{interface}' }}")
 }
@@ -254,14 +237,14 @@ struct Reloading {
     rules: usize,
 }
 
-fn policy(rules: usize, changed: usize, is_second: bool, runtime: &str) -> String {
+fn policy(rules: usize, changed: usize, runtime: &str) -> String {
     let mut text = format!(
         "version = 1\ndefault = 'kernel'\n{runtime}[sinks.out]\nkind = 'forward'\nport = 2\n\
          [groups.out]\nworkers = 'all'\nsinks = 'out'\n"
     );
     for index in 0..rules {
         let (to, port) = rule(index);
-        let action = if drops(index, is_second, changed) { "'drop'" } else { "{ steer = 'out' }" };
+        let action = if drops(index, changed) { "'drop'" } else { "{ steer = 'out' }" };
         let _ = writeln!(
             text,
             "[[rules]]\nname = 'r{index}'\nmatch = {{ dst = '{to}', protocol = 'udp', dst_port = {port} }}\naction = {action}"
@@ -285,13 +268,13 @@ fn daemon(inputs: &Inputs, policy: &str) -> Result<Daemon, String> {
 
 impl Reloading {
     fn start(inputs: &Inputs, rules: usize) -> Result<Self, String> {
-        Ok(Self { daemon: daemon(inputs, &policy(rules, 0, false, ""))?, rules })
+        Ok(Self { daemon: daemon(inputs, &policy(rules, 0, ""))?, rules })
     }
 }
 
 impl Program for Reloading {
-    fn change(&mut self, changed: usize, is_second: bool) -> Result<(), String> {
-        self.daemon.reload(&policy(self.rules, changed, is_second, ""))
+    fn change(&mut self, changed: usize) -> Result<(), String> {
+        self.daemon.reload(&policy(self.rules, changed, ""))
     }
 }
 
@@ -303,12 +286,12 @@ struct AtRunTime {
 impl AtRunTime {
     fn start(inputs: &Inputs, rules: usize) -> Result<Self, String> {
         let runtime = "[runtime]\nbefore = 'r0'\nmatches = ['dst protocol dst_port']\nactions = ['drop']\n";
-        Ok(Self { daemon: daemon(inputs, &policy(rules, 0, false, runtime))? })
+        Ok(Self { daemon: daemon(inputs, &policy(rules, 0, runtime))? })
     }
 }
 
 impl Program for AtRunTime {
-    fn change(&mut self, changed: usize, _: bool) -> Result<(), String> {
+    fn change(&mut self, changed: usize) -> Result<(), String> {
         let add = |index| {
             let (to, port) = rule(index);
             format!(
@@ -325,15 +308,15 @@ struct Nft {
     folder: PathBuf,
 }
 
-fn element(index: usize, is_second: bool, changed: usize) -> String {
+fn element(index: usize, changed: usize) -> String {
     let (to, port) = rule(index);
-    let verdict = if drops(index, is_second, changed) { "drop" } else { "goto out" };
+    let verdict = if drops(index, changed) { "drop" } else { "goto out" };
     format!("{to} . {port} : {verdict}")
 }
 
 impl Nft {
     fn start(inputs: &Inputs, rules: usize) -> Result<Self, String> {
-        let elements: Vec<String> = (0..rules).map(|index| element(index, false, 0)).collect();
+        let elements: Vec<String> = (0..rules).map(|index| element(index, 0)).collect();
         let text = format!(
             "flush ruleset\ntable netdev bench {{\nmap verdicts {{\ntype ipv4_addr . inet_service : verdict\n\
              elements = {{ {} }}\n}}\nchain out {{\nfwd to \"{OUT}\"\n}}\nchain classify {{\n\
@@ -348,21 +331,21 @@ impl Nft {
 
     fn load(&self, text: &str) -> Result<(), String> {
         let file = self.folder.join("change.nft");
-        std::fs::write(&file, text).map_err(text_of)?;
+        std::fs::write(&file, text).map_err(|error| error.to_string())?;
         load_here(&file)
     }
 }
 
 impl Program for Nft {
-    fn change(&mut self, changed: usize, is_second: bool) -> Result<(), String> {
-        let each = |is_second| {
-            let elements: Vec<_> = (FLOWS..FLOWS + changed).map(|i| element(i, is_second, changed)).collect();
+    fn change(&mut self, changed: usize) -> Result<(), String> {
+        let each = |changed| {
+            let elements: Vec<_> = (FLOWS..FLOWS + changed).map(|i| element(i, changed)).collect();
             elements.join(",\n")
         };
         self.load(&format!(
             "delete element netdev bench verdicts {{ {} }}\nadd element netdev bench verdicts {{ {} }}\n",
-            each(!is_second),
-            each(is_second)
+            each(0),
+            each(changed)
         ))
     }
 }
@@ -379,9 +362,9 @@ struct Ovs {
     folder: PathBuf,
 }
 
-fn flow(index: usize, is_second: bool, changed: usize) -> String {
+fn flow(index: usize, changed: usize) -> String {
     let (to, port) = rule(index);
-    let action = if drops(index, is_second, changed) { "drop" } else { "output:2" };
+    let action = if drops(index, changed) { "drop" } else { "output:2" };
     format!("priority=1,udp,nw_dst={to},tp_dst={port},actions={action}\n")
 }
 
@@ -390,7 +373,7 @@ impl Ovs {
         let folder = inputs.subfolder("change")?;
         let switch = Switch::new(Datapath::Dpdk([CORE, OTHER_CORE]))?;
         let ovs = Self { switch, folder };
-        let text: String = (0..rules).map(|index| flow(index, false, 0)).collect();
+        let text: String = (0..rules).map(|index| flow(index, 0)).collect();
         ovs.switch.load(&ovs.file(&text)?)?;
         for (number, interface) in [(2, OUT), (1, IN)] {
             let device = format!("type=dpdk options:dpdk-devargs=net_af_packet{number},iface={interface}");
@@ -401,14 +384,14 @@ impl Ovs {
 
     fn file(&self, text: &str) -> Result<PathBuf, String> {
         let file = self.folder.join("change.flows");
-        std::fs::write(&file, text).map_err(text_of)?;
+        std::fs::write(&file, text).map_err(|error| error.to_string())?;
         Ok(file)
     }
 }
 
 impl Program for Ovs {
-    fn change(&mut self, changed: usize, is_second: bool) -> Result<(), String> {
-        let text: String = (FLOWS..FLOWS + changed).map(|index| flow(index, is_second, changed)).collect();
+    fn change(&mut self, changed: usize) -> Result<(), String> {
+        let text: String = (FLOWS..FLOWS + changed).map(|index| flow(index, changed)).collect();
         let file = self.file(&text)?;
         self.switch.change(&file)
     }

@@ -102,7 +102,7 @@ fn receiver<'c>(
     Case { rows: rows.into(), run }
 }
 
-fn wire(interface: &str) -> Result<AfPacketWire, String> {
+pub(super) fn wire(interface: &str) -> Result<AfPacketWire, String> {
     let config = AfPacketConfig {
         interface: interface.to_owned(),
         promiscuous: false,
@@ -302,13 +302,7 @@ fn by_switch(inputs: &Inputs, count: usize, veth: Result<(), String>) -> Case<'_
 
 /// Millions of packets per second that the interface receives.
 fn kernel_rate(inputs: &Inputs) -> Result<f64, String> {
-    // Not from /sys, which shows the namespace that mounted it.
-    let read = || {
-        let text = std::fs::read_to_string("/proc/thread-self/net/dev").map_err(|error| error.to_string())?;
-        let line = text.lines().find_map(|line| line.trim_start().strip_prefix(&format!("{RECEIVER}:")));
-        let packets = line.and_then(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok());
-        packets.ok_or_else(|| format!("/proc/net/dev has no {RECEIVER}"))
-    };
+    let read = || namespace::received_packets(RECEIVER);
     let _sending = Sending::start(inputs, SIZES[0])?;
     std::thread::sleep(WARM_UP);
     let (before, begun) = (read()?, Instant::now());

@@ -96,7 +96,7 @@ impl Switch {
     /// Changes flows by a file, all at once.
     ///
     /// # Errors
-    /// As [`Switch::load`].
+    /// The message of `ovs-ofctl`.
     pub fn change(&self, file: &Path) -> Result<(), String> {
         run(self.ofctl("add-flows").arg("--bundle").arg(self.bridge()).arg(file)).map(|_| ())
     }
