@@ -75,16 +75,7 @@ fn write_capture(path: &Path) -> std::io::Result<()> {
 }
 
 fn rule(number: u32) -> RuntimeRule {
-    RuntimeRule {
-        id: format!("f{number}").into(),
-        matches: flow(number),
-        both_directions: false,
-        action: 0,
-        owner: 0,
-        comment: String::new(),
-        time_to_live: None,
-        idle_timeout: None,
-    }
+    RuntimeRule { id: format!("f{number}").into(), matches: flow(number), ..RuntimeRule::default() }
 }
 
 fn allowed(rig: &Rig) -> Option<RuntimeRules> {

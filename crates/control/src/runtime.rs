@@ -21,8 +21,8 @@ pub const RUNTIME_REFUSALS_MAX: usize = 1024;
 const IDLE_LOOKS: u32 = 8;
 const SHORTEST_LOOK: Duration = Duration::from_millis(100);
 
-/// A rule as its owner gives it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// A rule as its owner gives it. The default has no id, which has to be set.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RuntimeRule {
     /// Unique among all rules.
     pub id: Arc<str>,

@@ -7,6 +7,8 @@
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
+use verbs::CounterValues;
+
 /// One single-writer counter.
 #[derive(Debug, Default)]
 pub(crate) struct Counter(AtomicU64);
@@ -68,6 +70,18 @@ pub struct Traffic {
     pub packets: u64,
     /// Bytes of those packets, as the completions gave them.
     pub bytes: u64,
+}
+
+impl From<CounterValues> for Traffic {
+    fn from(CounterValues { packets, bytes }: CounterValues) -> Self {
+        Self { packets, bytes }
+    }
+}
+
+impl From<Traffic> for CounterValues {
+    fn from(Traffic { packets, bytes }: Traffic) -> Self {
+        Self { packets, bytes }
+    }
 }
 
 impl std::ops::AddAssign for Traffic {

@@ -30,11 +30,7 @@ fn rule(id: &str, src: &str, dst: Option<&str>) -> RuntimeRule {
         id: id.into(),
         matches: RuntimeMatch { src: Some(address(src)), dst: dst.map(address), ..RuntimeMatch::default() },
         both_directions: dst.is_some(),
-        action: 0,
-        owner: 0,
-        comment: String::new(),
-        time_to_live: None,
-        idle_timeout: None,
+        ..RuntimeRule::default()
     }
 }
 

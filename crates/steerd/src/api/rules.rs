@@ -82,13 +82,19 @@ const SHOWN: usize = 5;
 const SHOWN_ID: usize = 128;
 
 impl ChangesRefused {
-    /// The refusal of some rules. `sentence`: what the text of the answer has for one of them.
-    pub(crate) fn of_rules(
+    /// The refusal of some rules. The text of the answer has their errors.
+    pub(crate) fn of_rules(status: u16, rules: Vec<RefusedRule>) -> Self {
+        let sentences = rules.iter().map(|rule| rule.error.clone()).take(SHOWN).collect();
+        Self::with_sentences(status, rules, sentences)
+    }
+
+    /// The refusal of some rules, with sentences for the text of the answer.
+    pub(crate) fn with_sentences(
         status: u16,
         mut rules: Vec<RefusedRule>,
-        sentence: impl Fn(&RefusedRule) -> String,
+        mut sentences: Vec<String>,
     ) -> Self {
-        let mut sentences: Vec<String> = rules.iter().take(SHOWN).map(sentence).collect();
+        sentences.truncate(SHOWN);
         sentences.dedup();
         for rule in &mut rules {
             rule.id = rule.id.chars().take(SHOWN_ID).collect();

@@ -21,7 +21,6 @@ use std::time::{Duration, Instant};
 use control::{RuntimeStore, StoredRule};
 use policy::Policy;
 use program::{Program, RuntimeChange, RuntimeRules};
-use verbs::CounterValues;
 use worker::Traffic;
 
 use crate::api::request::Refused;
@@ -371,9 +370,9 @@ impl LiveRules {
 
     /// Adds to the counts of rules what the device has counted for them until they left it.
     fn take_left_device(&self, rules: &mut Rules) {
-        for (name, Traffic { packets, bytes }) in self.observer.take_left_device() {
+        for (name, counted) in self.observer.take_left_device() {
             if let Some(id) = id_of(&name) {
-                rules.store.carry(id, CounterValues { packets, bytes });
+                rules.store.carry(id, counted.into());
             }
         }
     }
@@ -409,7 +408,7 @@ impl LiveRules {
     fn traffic(&self, rules: &[&StoredRule], device: &DeviceTraffic<'_>) -> Vec<Traffic> {
         let mut sums = self.counted_by_workers(rules);
         for (sum, stored) in sums.iter_mut().zip(rules) {
-            *sum += Traffic { packets: stored.carried.packets, bytes: stored.carried.bytes };
+            *sum += stored.carried.into();
             let names = quoted(&stored.rule.id);
             names
                 .iter()

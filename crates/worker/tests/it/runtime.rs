@@ -176,16 +176,7 @@ pub(crate) fn request(
             ..RuntimeMatch::default()
         },
     };
-    RuntimeRequest::Add(RuntimeRule {
-        id,
-        matches,
-        both_directions: false,
-        action,
-        owner: 0,
-        comment: String::new(),
-        time_to_live: None,
-        idle_timeout: None,
-    })
+    RuntimeRequest::Add(RuntimeRule { id, matches, action, ..RuntimeRule::default() })
 }
 
 fn wishes() -> impl Strategy<Value = Vec<(u8, Vec<Wish>)>> {

@@ -145,7 +145,7 @@ impl Work {
                 }
                 if let Some(facts) = facts {
                     let in_force = Arc::clone(&observer.board.read().policy);
-                    rules.lock().adopt(facts.into_protection(), &in_force);
+                    rules.lock().set_protection(facts.into_protection(), &in_force);
                 }
                 let trial = options.confirm_seconds.and_then(|seconds| {
                     let time = Duration::try_from_secs_f64(seconds).ok()?;

@@ -9,7 +9,6 @@ use control::{AppliedRequests, RUNTIME_REFUSALS_MAX, RuntimeOwner, RuntimeReques
 use policy::Policy;
 use program::RuntimeRules;
 use verbs::CounterValues;
-use worker::Traffic;
 
 use super::overtaking::Precedence;
 use super::{LiveRules, Rules};
@@ -63,13 +62,8 @@ impl LiveRules {
                 error: why.to_string(),
                 witness: None,
             });
-            let place = |rule: &RefusedRule| {
-                let removed = rule.remove.map(|place| place + flushed);
-                removed.or(rule.add.map(|place| place + flushed + to_remove)).unwrap_or_default()
-            };
-            ChangesRefused::of_rules(409, rules.collect(), |rule| {
-                format!("change {}: {}", place(rule), rule.error)
-            })
+            let sentences = refused.iter().map(|(place, why)| format!("change {place}: {why}"));
+            ChangesRefused::with_sentences(409, rules.collect(), sentences.collect())
         })?;
         let added: Vec<Arc<str>> = applied.added_ids().cloned().collect();
         let replaced = counted.into_iter().filter(|(id, _)| added.contains(id));
@@ -107,7 +101,7 @@ impl LiveRules {
         let replaced: Vec<&StoredRule> = replaced.collect();
         let counted = self.counted_by_workers(&replaced).into_iter();
         let ids = replaced.iter().map(|stored| Arc::clone(&stored.rule.id));
-        ids.zip(counted.map(|Traffic { packets, bytes }| CounterValues { packets, bytes })).collect()
+        ids.zip(counted.map(CounterValues::from)).collect()
     }
 
     /// `replaced`: the rules that were replaced, with what workers had counted for them.
@@ -292,7 +286,7 @@ fn requests(
         }
     }
     if !refused.is_empty() {
-        return Err(ChangesRefused::of_rules(status, refused, |rule| rule.error.clone()));
+        return Err(ChangesRefused::of_rules(status, refused));
     }
     Ok(Requests { list: requests, flushed, to_remove })
 }
@@ -361,12 +355,7 @@ mod tests {
             let rule = RuntimeRule {
                 id: Arc::from(*id),
                 matches: RuntimeMatch { src: Some(src), ..RuntimeMatch::default() },
-                both_directions: false,
-                action: 0,
-                owner: 0,
-                comment: String::new(),
-                time_to_live: None,
-                idle_timeout: None,
+                ..RuntimeRule::default()
             };
             let owner = RuntimeOwner { uid: 0, rules_max: None };
             rules

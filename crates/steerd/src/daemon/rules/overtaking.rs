@@ -219,12 +219,8 @@ mod tests {
             let rule = RuntimeRule {
                 id: format!("r{number}").into(),
                 matches: matches(*form, *host, *port),
-                both_directions: false,
                 action: *action,
-                owner: 0,
-                comment: String::new(),
-                time_to_live: None,
-                idle_timeout: None,
+                ..RuntimeRule::default()
             };
             // One with the packets of another rule is left out.
             let _ = store.apply(vec![RuntimeRequest::Add(rule)], &allowed, owner, Instant::now());

@@ -104,7 +104,7 @@ impl Rules {
         if refused.is_empty() {
             return Ok(());
         }
-        Err(ChangesRefused::of_rules(409, refused, |rule| rule.error.clone()))
+        Err(ChangesRefused::of_rules(409, refused))
     }
 
     /// Compares all rules with the protected packets of the policy in force.
@@ -116,8 +116,8 @@ impl Rules {
         compare(self.store.rules(), policy, index, &in_force.program, LOCKED_FOR)
     }
 
-    /// Uses the index of a policy that is in force now.
-    pub(crate) fn adopt(&mut self, index: Option<RuntimeProtection>, in_force: &PolicyInForce) {
+    /// Uses the index of a policy that is in force now; `None`: the index that is there is kept.
+    pub(crate) fn set_protection(&mut self, index: Option<RuntimeProtection>, in_force: &PolicyInForce) {
         if index.is_some() {
             self.protection = KnownProtection { sha256: in_force.inputs.sha256.clone(), index };
         }
@@ -304,16 +304,7 @@ mod tests {
         let taker = RuntimeMatch { src: "10.3.0.7".parse().ok(), ..RuntimeMatch::default() };
         let mut store = RuntimeStore::default();
         for (number, matches) in (1..=5000).map(udp).chain([taker]).enumerate() {
-            let rule = RuntimeRule {
-                id: format!("r{number}").into(),
-                matches,
-                both_directions: false,
-                action: 0,
-                owner: 0,
-                comment: String::new(),
-                time_to_live: None,
-                idle_timeout: None,
-            };
+            let rule = RuntimeRule { id: format!("r{number}").into(), matches, ..RuntimeRule::default() };
             let owner = RuntimeOwner { uid: 0, rules_max: None };
             store
                 .apply(vec![RuntimeRequest::Add(rule)], allowed, owner, Instant::now())
