@@ -29,10 +29,11 @@ pub struct RuntimeProtection {
     /// The rules before those at run time, and the default behind them, which decides nothing here.
     earlier: RuleList,
     default: u32,
-    /// By protected match.
+    /// The products of each protected match.
     protected: Vec<Vec<Product>>,
     forms: Vec<RuntimeFields>,
-    /// By form, the protected matches of which its rules can take a packet, or it is not known.
+    /// The protected matches, for each form, of which its rules can take a packet, or for which that is not
+    /// known.
     open: Vec<Vec<usize>>,
     /// The answers by the products of rules.
     known: RefCell<HashMap<Product, Option<usize>>>,

@@ -176,8 +176,8 @@ impl Search<'_> {
         compiled.is_ok_and(|program| short_rules(&program).is_subset(&known))
     }
 
-    /// Of the forms of which there can be many rules, the one whose rules that leave packets to the kernel
-    /// add most masks and flows to the policy's rules.
+    /// Returns the form whose rules that leave packets to the kernel add most masks and flows to the policy's
+    /// rules, among the forms of which there can be many rules.
     fn worst_leaving(&self, action: usize) -> Option<SampleKind> {
         let profile = without_limits(self.job.profile);
         let kinds = (0..self.samples.forms()).filter_map(|form| {

@@ -139,8 +139,8 @@ fn group_name(program: &Program, group: GroupId) -> Option<&str> {
     program.groups.get(group.index()).map(|group| group.name.as_str())
 }
 
-/// By new rule, the index of the old one of the same name. Names are unique, so only those between the rules
-/// that begin both programs and those that end both have to be looked up.
+/// The index of the old rule with the same name for each new rule. Names are unique, so only those between
+/// the rules that begin both programs and those that end both have to be looked up.
 fn same_names(old: &[Rule], new: &[Rule]) -> Vec<Option<usize>> {
     let is_same = |(old, new): &(&Rule, &Rule)| old.name == new.name;
     let start = old.iter().zip(new).take_while(is_same).count();

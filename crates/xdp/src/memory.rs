@@ -44,7 +44,7 @@ pub(crate) struct Mapping<W> {
 
 // SAFETY: the mapping belongs to this value, and is only accessed through atomic words.
 unsafe impl<W: SharedWord> Send for Mapping<W> {}
-// SAFETY: as above.
+// SAFETY: all access through a shared reference is to atomic words.
 unsafe impl<W: SharedWord> Sync for Mapping<W> {}
 
 impl<W: SharedWord> SharedWords<W> {

@@ -121,8 +121,8 @@ impl<'p> Samples<'p> {
         samples
     }
 
-    /// So many samples of one form and action, as many as possible with values like those of a seed. They are
-    /// fewer only if the form has too few values.
+    /// Returns `count` samples of one form and action, as many as possible with values like those of a seed.
+    /// They are fewer only if the form has too few values.
     pub(super) fn many(&self, kind: SampleKind, count: usize) -> Vec<Sample> {
         let SampleKind { form, seed, action } = kind;
         let seeds = self.seeds[form].len();

@@ -63,7 +63,7 @@ fn frames() -> Vec<Vec<u8>> {
     frames
 }
 
-/// What becomes of a packet, and the name of the rule.
+/// The fate of a packet, and the name of the rule.
 fn fate(program: &Program, key: &DeepKey) -> (String, bool) {
     let explained = program.explain_deep(key);
     (program.rules[explained.rule.index()].name.clone(), explained.reaches_host())

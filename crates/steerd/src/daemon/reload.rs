@@ -72,7 +72,8 @@ pub(crate) struct Done {
 /// A change that is being made, or tried.
 struct RunningChange {
     done: Receiver<Done>,
-    /// It changes nothing, answers those who wait for it itself, and does not hold up the way back.
+    /// Whether nothing is changed. Then its own thread sends the verdict, and the way back does not wait for
+    /// it.
     is_dry_run: bool,
 }
 

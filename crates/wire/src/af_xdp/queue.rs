@@ -51,7 +51,7 @@ pub(super) struct QueueSocket {
 pub(super) enum FlushOutcome {
     /// The kernel has taken all packets, or will without another call.
     Done,
-    /// Some are left for the next flush.
+    /// The next flush has to send the rest.
     Waiting,
     /// The interface is down.
     Down,

@@ -49,8 +49,8 @@ impl<T: Copy> RingMemory<T> {
     fn word(&self, offset: u64) -> &AtomicU32 {
         // SAFETY: the kernel's offsets are inside of the ring, whose places follow them.
         let at = unsafe { self.base.add(offset as usize) };
-        // SAFETY: as above, aligned by the kernel, mapped as long as `self`, and used atomically by both
-        // sides.
+        // SAFETY: `at` is inside of the mapping, which lives as long as `self`; the kernel aligns its words
+        // and uses them atomically, as this side does.
         unsafe { at.cast::<AtomicU32>().as_ref() }
     }
 

@@ -114,8 +114,9 @@ impl Umem {
         let start = self.offset_of(&place.frame) as usize + place.offset;
         // SAFETY: `packet_at` checked that it is inside of the frame, and so of the block.
         let start = unsafe { self.base.add(start) };
-        // SAFETY: as above; the frame belongs to this process while there is a `UmemFrame` (the module's
-        // invariant), and is not written while `place` and so its frame are borrowed by the caller.
+        // SAFETY: the packet is inside of the frame; the frame belongs to this process while there is a
+        // `UmemFrame` (the module's invariant), and is not written while `place` and so its frame are
+        // borrowed by the caller.
         unsafe { std::slice::from_raw_parts(start.as_ptr(), place.bytes) }
     }
 
@@ -124,8 +125,8 @@ impl Umem {
         assert!(packet.len() <= self.frame_bytes, "the caller checks the length");
         // SAFETY: the frame is inside of the block.
         let start = unsafe { self.base.add(self.offset_of(frame) as usize) };
-        // SAFETY: as above, the packet fits, and the frame belongs to this process. `packet` is not in it:
-        // `&mut self` excludes slices of the memory.
+        // SAFETY: `start` is that of a frame, into which the packet fits, and the frame belongs to this
+        // process. `packet` is not in it: `&mut self` excludes slices of the memory.
         unsafe { start.as_ptr().copy_from_nonoverlapping(packet.as_ptr(), packet.len()) };
     }
 }

@@ -15,7 +15,7 @@ struct Shared {
 
 // SAFETY: loom itself checks that the cells are not used by two threads at once; that is what is tested.
 unsafe impl Sync for Shared {}
-// SAFETY: as above.
+// SAFETY: loom itself checks which thread uses a cell.
 unsafe impl Send for Shared {}
 
 fn shared(places: u32) -> Arc<Shared> {
