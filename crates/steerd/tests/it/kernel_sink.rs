@@ -86,7 +86,7 @@ fn returned_packets_reach_the_host(personality: &str) {
 
     let host = sink(&state, "host");
     assert_sink_balanced(host);
-    assert_eq!(sum(host, "/delivered_packets"), returned.iter().sum::<u64>());
+    assert_eq!(sum(host, "/delivered_packets"), returned.iter().sum::<u64>(), "{host:#}");
     assert_eq!(seen["taken"], returned.iter().sum::<u64>(), "the kernel's count of the TAP interface");
     assert_eq!(seen["claimed"], returned.iter().sum::<u64>() + 15, "no packet had another way to the host");
     assert_eq!(sum(sink(&state, "watch"), "/delivered_packets"), 15);

@@ -9,6 +9,7 @@ default = "host"
 [sinks.host]
 kind = "kernel"
 interface = "host0"
+ring_bytes = $transfer_ring
 [groups.host]
 workers = "all"
 sinks = ["host"]

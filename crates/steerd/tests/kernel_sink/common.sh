@@ -63,6 +63,8 @@ EOF
 
 page() { curl -s -m 20 "http://127.0.0.1:9464/$1"; }
 fail() { echo "$*" >&2; cat "$dir/steerd.log" >&2; exit 1; }
+# A ring that holds a whole transfer: on a busy machine, TCP sends more at once than the default holds.
+transfer_ring=$((32 << 20))
 # How long a script waits for what must happen, in seconds: long, because the machine may be busy with other tests.
 patience=60
 until_page() { # the page has a line that matches

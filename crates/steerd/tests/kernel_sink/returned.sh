@@ -6,7 +6,8 @@
 
 ip address add $host4/24 dev steer0
 ip neigh add $client4 lladdr $client_mac dev steer0
-cp "$(dirname "$0")/../../../../config/examples/host-return.toml" "$dir/policy.toml"
+sed "s/^interface = .*/&\nring_bytes = $transfer_ring/" "$(dirname "$0")/../../../../config/examples/host-return.toml" \
+  > "$dir/policy.toml"
 settings 2 "variables = { node = \"$host4\", management = [22, 5001] }"
 
 # An SSH session that is open before the daemon starts.
