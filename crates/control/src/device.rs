@@ -233,7 +233,12 @@ pub struct Limits {
     pub tables: Option<usize>,
     /// Counters can be read while they have no flow.
     pub reads_idle_counters: bool,
+    /// If more old flows than this have no new one of their match, those for which there is a wider one go
+    /// before all new ones are there. To find them takes time.
+    pub spare_flows: usize,
 }
+
+const SPARE_FLOWS: usize = 64;
 
 impl Limits {
     /// The limits of a device that is like this model, for plans without one.
@@ -246,6 +251,7 @@ impl Limits {
             priority_table: model.priority_table,
             multicast_ignores_priority: model.multicast_ignores_priority,
             tables: model.max_tables.map(|tables| (tables / 2) as usize),
+            spare_flows: SPARE_FLOWS,
         }
     }
 

@@ -12,8 +12,8 @@
 //! either. While flows are being removed, all of the new program is there, and what is left of the old one is
 //! all that is above what was removed: the same argument holds in reverse.
 //!
-//! An old flow may go earlier, as soon as a new one of the same match is there: [`replace`] has the
-//! conditions. So a change of many flows needs little more room than the larger program.
+//! An old flow may go earlier, as soon as a new one is there that matches all of its packets: [`replace`] has
+//! the conditions. So a change of many flows needs little more room than the larger program.
 //!
 //! No two flows may ever have the same match and priority: a device refuses the second one, or delivers
 //! the packet twice. A flow whose action changes gets another priority ([`levels`]).

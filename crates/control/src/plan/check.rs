@@ -200,6 +200,9 @@ struct Device<'p> {
     last_in: Order,
     last_out: Order,
     fill: Fill,
+    /// The fronts of the flows of each program; made when they are needed.
+    old_fronts: Option<Vec<FlowFront>>,
+    new_fronts: Option<Vec<FlowFront>>,
 }
 
 impl<'p> Device<'p> {
@@ -233,6 +236,8 @@ impl<'p> Device<'p> {
             last_in: (false, 0, false),
             last_out: (true, u16::MAX, true),
             fill: HashMap::new(),
+            old_fronts: None,
+            new_fronts: None,
         };
         for (index, kept) in plan.kept.iter().enumerate() {
             kept.iter().for_each(|kept| device.stays[*kept] = Some(index));
@@ -386,10 +391,9 @@ impl<'p> Device<'p> {
         Ok(())
     }
 
-    /// Whether a new flow of the same match is there, and no other flow gets a packet of the old one that
-    /// neither program gives it. All that the new program puts before a flow is there once that flow is.
+    /// Whether a new flow that covers the old one is there, and no old flow between them gets a packet. All that the new program puts before a flow is there once that flow is.
     fn is_replaced(&mut self, index: usize, level: u16) -> bool {
-        let Some((old, common)) = self.installed.zip(self.common) else { return false };
+        let Some(old) = self.installed else { return false };
         let flow = &old.program.flows[index];
         let anywhere = |flow: &'p Flow| (flow.kind, flow.inner_from, flow.specs.as_slice(), None);
         let (new, plan, limits) = (self.new, self.plan, self.limits);
@@ -406,29 +410,54 @@ impl<'p> Device<'p> {
             }
             first
         });
-        let Some(by) = coming.get(&anywhere(flow)).copied().filter(|by| self.is_in[*by]) else {
-            return false;
-        };
         if !is_ordered(flow, limits) || !decides_by_tag(old.program, flow) {
             return false;
         }
-        if level >= plan.levels[by] {
-            return true;
-        }
-        let between = level + 1..=plan.levels[by];
-        let (front, cube) = (flow.front(), flow.cube());
-        let gets_a_packet = |(other, (known, level)): (usize, (&Flow, &u16))| {
-            between.contains(level)
-                && !self.is_out[other]
+        let same = coming.get(&anywhere(flow)).copied().filter(|by| self.is_in[*by]);
+        same.is_some_and(|by| !self.uncovers_an_old_flow(index, level, plan.levels[by]))
+            || self
+                .first_cover(index)
+                .is_some_and(|by| !self.uncovers_an_old_flow(index, level, plan.levels[by]))
+    }
+
+    /// The flow of the highest level, of the new ones that came and are there, that matches all packets of an
+    /// old one.
+    fn first_cover(&mut self, index: usize) -> Option<usize> {
+        let (flow, new) = (&self.installed?.program.flows[index], self.new);
+        let fronts = self.new_fronts.get_or_insert_with(|| new.flows.iter().map(Flow::front).collect());
+        let (front, cube) = (flow.front(), flow.cube()?);
+        let covers = new.flows.iter().zip(fronts).enumerate().filter(|(by, (cover, of_cover))| {
+            self.is_in[*by]
+                && self.plan.kept[*by].is_none()
+                && !front.is_apart(of_cover)
+                && is_ordered(cover, self.limits)
+                && decides_by_tag(new, cover)
+                && (cover.kind == FlowKind::Egress) == (flow.kind == FlowKind::Egress)
+                && cover.cube().is_some_and(|cover| cover.contains(&cube))
+        });
+        covers.map(|(by, _)| by).min_by_key(|by| self.plan.levels[*by])
+    }
+
+    /// Whether an old flow behind one that goes, up to the level of the new one that covers it, shares packets
+    /// with it, and does with them until the end what only the old program says.
+    fn uncovers_an_old_flow(&mut self, index: usize, level: u16, until: u16) -> bool {
+        let Some((old, common)) = self.installed.zip(self.common) else { return false };
+        let limits = self.limits;
+        let flows = &old.program.flows;
+        let fronts = self.old_fronts.get_or_insert_with(|| flows.iter().map(Flow::front).collect());
+        let (flow, new) = (&flows[index], self.new);
+        let (front, cube) = (fronts[index], flow.cube());
+        flows.iter().zip(old.levels).zip(&*fronts).enumerate().any(|(other, ((known, of), of_known))| {
+            !front.is_apart(of_known)
+                && (level < *of && *of <= until)
                 && is_ordered(known, limits)
+                && !self.is_out[other]
                 && (known.kind == FlowKind::Egress) == (flow.kind == FlowKind::Egress)
                 && !self.stays[other].is_some_and(|stays| {
                     let is_steered = matches!(known.action, FlowAction::Steer { .. });
                     !is_steered || common.is_same_class_of(known, &new.flows[stays])
                 })
-                && !front.is_apart(&known.front())
                 && cube.zip(known.cube()).is_some_and(|(one, other)| one.overlaps(&other))
-        };
-        !old.program.flows.iter().zip(old.levels).enumerate().any(gets_a_packet)
+        })
     }
 }

@@ -1,13 +1,13 @@
 //! Which old flows can go before all new ones are there, so that a change of many flows needs little more
 //! room than the larger program.
 //!
-//! A flow *n* of the new program that has the match of an old flow *o* covers all of its packets. New flows
-//! are installed from the highest precedence to the lowest, so once *n* is there, so is everything of the new
-//! program that could decide a packet of *o*. Then *o* can go, unless something that shares packets with it
-//! and that *o* kept away from them would decide one of them: an old flow between *o* and *n*, or at the
-//! level of
-//! *n*, that goes as well, or a flow that stays there and whose class means something else until workers
-//! enforce the new ones. Such a flow *blocks* *o*.
+//! A flow *n* of the new program *covers* an old flow *o* if it matches all packets that *o* does: it has the
+//! same match, or, where *n* makes *o* superfluous, a wider one. New flows are installed from the highest
+//! precedence to the lowest, so once *n* is there, so is everything of the new program that could decide a
+//! packet of *o*. Then *o* can go, unless something that shares packets with it and that *o* kept away from
+//! them would decide one of them: an old flow between *o* and *n*, or at the level of *n*, that goes as well,
+//! or a flow that stays there and whose class means something else until workers enforce the new ones. Such a
+//! flow *blocks* *o*.
 //!
 //! Take a packet, and say that some old flow that matches it has gone. The new program decides it by a flow
 //! at or above *n*, and that one is there. An old flow above would have to be one that was above all that
@@ -24,21 +24,27 @@ use crate::Limits;
 
 /// The most pairs of flows that are compared. Beyond it, old flows go after all new ones are there.
 const MOST_COMPARED: usize = 1 << 28;
-
 /// The old flows that can go early, while new ones are installed in order.
 pub(super) struct Replacements<'p> {
     old: PlacedProgram<'p>,
-    levels: &'p [u16],
-    /// The old flow that goes, by the new flow of the same match.
-    replaced: HashMap<usize, usize>,
+    /// The old flows that go once a new flow is there.
+    leaving: HashMap<usize, Vec<Leaving>>,
     /// The flows that may block, by level: old ones that go and are still there, and those that stay with
     /// another meaning.
     blocking: BTreeMap<u16, Vec<(usize, FlowFront)>>,
-    /// The pairs of new and old flows that wait for a flow that blocks, by that flow.
-    waiting: HashMap<usize, Vec<(usize, usize)>>,
+    /// The old flows that wait for a flow that blocks, by that flow.
+    waiting: HashMap<usize, Vec<Leaving>>,
     compared: usize,
     /// Whether each old flow has gone.
     is_gone: Vec<bool>,
+}
+
+/// An old flow that goes.
+#[derive(Clone, Copy)]
+struct Leaving {
+    old: usize,
+    /// The level of the new flow that covers it.
+    until: u16,
 }
 
 impl<'p> Replacements<'p> {
@@ -70,44 +76,74 @@ impl<'p> Replacements<'p> {
                 by_match.entry(match_key(flow)).or_insert(index);
             }
         }
+        let is_cover =
+            |index: &&usize| has_order(&new.flows[**index], limits) && can_go_early(new, &new.flows[**index]);
+        let covers: Vec<usize> = coming.iter().filter(is_cover).copied().collect();
         // Of several new flows of one match, the first is the one that decides.
-        let mut replaced: HashMap<usize, usize> = HashMap::new();
-        for index in coming {
-            let flow = &new.flows[*index];
-            if has_order(flow, limits)
-                && can_go_early(new, flow)
-                && let Some(old) = by_match.remove(&match_key(flow))
-            {
-                replaced.insert(*index, old);
+        let mut leaving: HashMap<usize, Vec<Leaving>> = HashMap::new();
+        for &index in &covers {
+            if let Some(old) = by_match.remove(&match_key(&new.flows[index])) {
+                leaving.entry(index).or_default().push(Leaving { old, until: levels[index] });
             }
         }
         let is_gone = vec![false; flows.len()];
-        Self { old, levels, replaced, blocking, waiting: HashMap::new(), compared: 0, is_gone }
+        let mut found = Self { old, leaving, blocking, waiting: HashMap::new(), compared: 0, is_gone };
+        if by_match.len().min(covers.len()) > limits.spare_flows {
+            let mut others: Vec<usize> = by_match.into_values().collect();
+            others.sort_unstable();
+            found.add_covered(&others, new, &covers, levels);
+        }
+        found
+    }
+
+    /// Adds old flows without a new one of their match, each with the first of `covers` that covers it.
+    fn add_covered(&mut self, others: &[usize], new: &Program, covers: &[usize], levels: &[u16]) {
+        let of = |index: &usize| {
+            let flow = &new.flows[*index];
+            Some((*index, flow.kind == FlowKind::Egress, flow.front(), flow.cube()?))
+        };
+        let covers: Vec<(usize, bool, FlowFront, Cube)> = covers.iter().filter_map(of).collect();
+        for &old in others {
+            self.compared += covers.len();
+            if self.compared > MOST_COMPARED {
+                return;
+            }
+            let flow = &self.old.program.flows[old];
+            let (is_sent, front, Some(cube)) = (flow.kind == FlowKind::Egress, flow.front(), flow.cube())
+            else {
+                continue;
+            };
+            let found = covers.iter().find(|(_, of_egress, of_cover, cover)| {
+                *of_egress == is_sent && !front.is_apart(of_cover) && cover.contains(&cube)
+            });
+            if let Some((index, ..)) = found {
+                self.leaving.entry(*index).or_default().push(Leaving { old, until: levels[*index] });
+            }
+        }
     }
 
     /// The old flows that can go once this new one is installed, in their order.
     pub(super) fn after(&mut self, new_flow: usize) -> Vec<usize> {
         let mut gone = Vec::new();
-        let mut ready: Vec<(usize, usize)> = Vec::new();
-        ready.extend(self.replaced.get(&new_flow).map(|old| (new_flow, *old)));
-        while let Some((by, old)) = ready.pop() {
-            match self.blocked(old, self.levels[by]) {
+        let mut ready = self.leaving.remove(&new_flow).unwrap_or_default();
+        while let Some(leaving) = ready.pop() {
+            match self.blocked(leaving) {
                 Blocked::Never => {
-                    self.is_gone[old] = true;
-                    gone.push(old);
-                    ready.extend(self.waiting.remove(&old).unwrap_or_default());
+                    self.is_gone[leaving.old] = true;
+                    gone.push(leaving.old);
+                    ready.extend(self.waiting.remove(&leaving.old).unwrap_or_default());
                 }
-                Blocked::By(other) => self.waiting.entry(other).or_default().push((by, old)),
+                Blocked::By(other) => self.waiting.entry(other).or_default().push(leaving),
                 Blocked::Unknown => {}
             }
         }
         gone
     }
 
-    /// Whether a flow blocks the old one, while the one that replaces it is at that level.
-    fn blocked(&mut self, old: usize, level: u16) -> Blocked {
+    /// Whether a flow blocks the old one.
+    fn blocked(&mut self, Leaving { old, until }: Leaving) -> Blocked {
         let flows = &self.old.program.flows;
-        let Some(behind) = self.old.levels[old].checked_add(1).filter(|behind| *behind <= level) else {
+        let Some(behind) = self.old.levels[old].checked_add(1).filter(|behind| *behind <= until) else {
             return Blocked::Never;
         };
         if self.compared > MOST_COMPARED {
@@ -115,7 +151,7 @@ impl<'p> Replacements<'p> {
         }
         let (front, is_sent) = (flows[old].front(), flows[old].kind == FlowKind::Egress);
         let mut cube: Option<Option<Cube>> = None;
-        for (other, other_front) in self.blocking.range(behind..=level).flat_map(|(_, there)| there) {
+        for (other, other_front) in self.blocking.range(behind..=until).flat_map(|(_, there)| there) {
             self.compared += 1;
             let is_apart = front.is_apart(other_front);
             if self.is_gone[*other] || is_apart || is_sent != (flows[*other].kind == FlowKind::Egress) {

@@ -146,21 +146,23 @@ proptest! {
         second in programs(),
         nth in (0..60usize, proptest::option::of(0..12usize)),
         above in any::<bool>(),
+        spare_flows in prop_oneof![Just(0), Just(64)],
     ) {
-        change_with_failures(&[first, second], nth, above)?;
+        change_with_failures(&[first, second], nth, above, spare_flows)?;
     }
 }
 
 /// Installs the first program, and then the second one while the calls with these numbers fail, the second
-/// number counted from the first. `above`: the second program was there before the first. Returns how many
-/// calls the change made.
+/// number counted from the first. `above`: the second program was there before the first. `spare_flows`: as in
+/// [`Limits`]. Returns how many calls the change made.
 fn change_with_failures(
     [first, second]: &[Arc<Program>; 2],
     nth: (usize, Option<usize>),
     above: bool,
+    spare_flows: usize,
 ) -> Result<usize, TestCaseError> {
     let ports = [1, 2];
-    let (mut controller, state) = controller(&ports);
+    let (mut controller, state) = controller_of(Limits { spare_flows, ..limits() }, &ports);
     if above {
         install(&mut controller, &state, second, false).expect("nothing fails");
     }
@@ -187,8 +189,8 @@ fn change_with_failures(
                 _ => (0, 0),
             };
             prop_assert_eq!(records_in_use(&state).len(), before.len() + left - missing);
-            prop_assert!(left > 0 || records_in_use(&state) == before);
-            prop_assert!(nth.1.is_some() || left == 0, "one failure leaves nothing");
+            prop_assert!(left + missing > 0 || records_in_use(&state) == before);
+            prop_assert!(nth.1.is_some() || left + missing == 0, "one failure leaves nothing");
         }
         Ok(installed) => {
             prop_assert!(Arc::ptr_eq(&in_force, &installed.program));
@@ -259,10 +261,10 @@ fn any_call_may_fail_and_any_two() {
     let (mut single, mut pairs) = (0, 0);
     for [first, second] in CHANGES {
         let programs = [program(first), program(second)];
-        for above in [false, true] {
+        for (above, spare_flows) in [(false, 64), (true, 64), (false, 0), (true, 0)] {
             let trial = |nth| {
-                change_with_failures(&programs, nth, above).unwrap_or_else(|fault| {
-                    panic!("call {nth:?} from {first:?} to {second:?}, above {above}: {fault}")
+                change_with_failures(&programs, nth, above, spare_flows).unwrap_or_else(|fault| {
+                    panic!("call {nth:?} from {first:?} to {second:?}, above {above}, {spare_flows} spare flows: {fault}")
                 })
             };
             let all = trial((usize::MAX / 2, None));

@@ -86,7 +86,8 @@ fn a_large_set_can_change_as_a_whole() {
                 SETS[place],
                 100.0 * (peak - 1.0)
             );
-            assert!(peak < 1.5, "{} {device}: {peak}", SETS[place]);
+            let most = if SETS[place].ends_with("10k") { 1.1 } else { 1.25 };
+            assert!(peak <= most, "{} {device}: {peak}", SETS[place]);
             there_and_back([old, &policies[(place + 1) % SETS.len()]], &profile);
         }
     }

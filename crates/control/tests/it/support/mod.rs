@@ -282,6 +282,7 @@ pub fn limits() -> Limits {
         multicast_ignores_priority: false,
         tables: None,
         reads_idle_counters: false,
+        spare_flows: 64,
     }
 }
 
