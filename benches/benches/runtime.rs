@@ -93,7 +93,7 @@ fn filled(allowed: &RuntimeRules, rules: u32) -> RuntimeStore {
 fn give(rig: &mut Rig, store: &RuntimeStore) {
     let control = rig.workers[0].control();
     std::thread::scope(|scope| {
-        let giving = scope.spawn(|| control.replace_runtime_rules(FLOWS, store.entries(), PATIENCE));
+        let giving = scope.spawn(|| control.replace_runtime_rules(FLOWS, store.entries(), &[], PATIENCE));
         while !giving.is_finished() {
             rig.workers[0].step();
         }
@@ -142,7 +142,7 @@ fn speed_of_changes(capture: &Path) {
     let mut timed = |requests: Vec<RuntimeRequest>| {
         let begun = Instant::now();
         let applied = store.apply(requests, &allowed, OWNER, Instant::now()).expect("they are allowed");
-        control.change_runtime_rules(&applied.changes, PATIENCE).expect("in time");
+        control.change_runtime_rules(applied.changes(), PATIENCE).expect("in time");
         begun.elapsed()
     };
     let (mut adds, mut deletes, mut single) = (Vec::new(), Vec::new(), Vec::new());

@@ -4,7 +4,7 @@
 //! to change. It touches neither worker nor device, so a batch that one of them does not take is
 //! [undone](RuntimeStore::undo).
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -74,14 +74,22 @@ pub struct StoredRule {
     /// Whether it acts in the device.
     pub in_device: bool,
     /// The packets that it has had where they are not counted any more: in the device before it left that,
-    /// and as the rule of the same id that it replaces.
+    /// in workers before it was withheld, and as the rule of the same id that it replaces.
     pub carried: CounterValues,
+    /// Whether it is [kept from workers](RuntimeStore::withhold).
+    is_withheld: bool,
 }
 
 impl StoredRule {
     /// The slots of its counters.
     pub fn slots(&self) -> impl Iterator<Item = u32> + '_ {
         self.slots.iter().copied()
+    }
+
+    /// Whether it is [kept from workers](RuntimeStore::withhold).
+    #[must_use]
+    pub fn is_withheld(&self) -> bool {
+        self.is_withheld
     }
 
     fn slot_count(&self) -> u32 {
@@ -183,8 +191,8 @@ pub enum RuntimeRefusal {
 #[derive(Debug, Default)]
 pub struct AppliedRequests {
     /// For each worker, in this order: a packet that arrives between two of them meets the rules as they were
-    /// before the batch or as they are after it.
-    pub changes: Vec<RuntimeChange>,
+    /// before the batch or as they are after it. Additions come before removals.
+    changes: Vec<RuntimeChange>,
     /// The rules that are new or differ from what they were.
     pub added: usize,
     /// The rules that were there already; their times are renewed.
@@ -200,6 +208,48 @@ pub struct AppliedRequests {
 }
 
 impl AppliedRequests {
+    /// All changes for each worker: the additions, then the removals.
+    #[must_use]
+    pub fn changes(&self) -> &[RuntimeChange] {
+        &self.changes
+    }
+
+    /// The changes that come before those of the device.
+    #[must_use]
+    pub fn additions(&self) -> &[RuntimeChange] {
+        self.changes.split_at(self.removals_begin()).0
+    }
+
+    /// The changes that come after those of the device: a packet of a rule that is removed may be one of a
+    /// rule that only the device enforces, which must be there first.
+    #[must_use]
+    pub fn removals(&self) -> &[RuntimeChange] {
+        self.changes.split_at(self.removals_begin()).1
+    }
+
+    fn removals_begin(&self) -> usize {
+        self.changes.partition_point(|change| matches!(change, RuntimeChange::Add(_)))
+    }
+
+    /// The entries that the removals remove, which workers have until then.
+    #[must_use]
+    pub fn leaving(&self) -> Vec<RuntimeEntry> {
+        let slots: HashSet<u32> = self.removals().iter().map(RuntimeChange::slot).collect();
+        // Not those that the batch itself has added.
+        let mut added: HashSet<&Arc<str>> = HashSet::new();
+        let mut leaving = Vec::new();
+        for undo in &self.undo {
+            match undo {
+                Undo::Added(id) => _ = added.insert(id),
+                Undo::Removed(stored) if !stored.is_withheld && !added.contains(&stored.rule.id) => {
+                    leaving.extend(entries(stored).filter(|entry| slots.contains(&entry.slot)));
+                }
+                Undo::Removed(_) | Undo::Renewed { .. } => {}
+            }
+        }
+        leaving
+    }
+
     /// The ids of the rules that are new or differ from what they were.
     pub fn added_ids(&self) -> impl Iterator<Item = &Arc<str>> {
         self.undo.iter().filter_map(|undo| match undo {
@@ -283,9 +333,26 @@ impl RuntimeStore {
         }
     }
 
-    /// All rules as workers have them.
+    /// The rules as workers have them.
     pub fn entries(&self) -> impl Iterator<Item = RuntimeEntry> + '_ {
-        self.rules.values().flat_map(entries)
+        self.rules.values().filter(|stored| !stored.is_withheld).flat_map(entries)
+    }
+
+    /// Keeps exactly these rules from workers; returns what workers have to change. A rule that was kept from
+    /// them counts from 0 again.
+    pub fn withhold(&mut self, ids: &HashSet<Arc<str>>) -> Vec<RuntimeChange> {
+        let mut changes = Vec::new();
+        for stored in self.rules.values_mut() {
+            let is_withheld = ids.contains(&stored.rule.id);
+            if is_withheld == std::mem::replace(&mut stored.is_withheld, is_withheld) {
+                continue;
+            }
+            changes.extend(entries(stored).map(|entry| match is_withheld {
+                true => RuntimeChange::Remove { slot: entry.slot },
+                false => RuntimeChange::Add(entry),
+            }));
+        }
+        changes
     }
 
     /// Makes all of these changes, or none.
@@ -323,8 +390,10 @@ impl RuntimeStore {
         Err(refused)
     }
 
-    /// Takes a batch back; returns the changes for each worker that has made those of the batch.
+    /// Takes a batch back; returns the changes for each worker that has made the batch's
+    /// [additions](AppliedRequests::additions), and none of its removals.
     pub fn undo(&mut self, applied: AppliedRequests) -> Vec<RuntimeChange> {
+        let not_removed: HashSet<u32> = applied.removals().iter().map(RuntimeChange::slot).collect();
         let mut changes = Vec::new();
         for undo in applied.undo.into_iter().rev() {
             match undo {
@@ -344,6 +413,7 @@ impl RuntimeStore {
             }
         }
         self.free_leaving();
+        changes.retain(|change| !not_removed.contains(&change.slot()));
         in_order(changes, &applied.forms)
     }
 
@@ -498,6 +568,7 @@ impl RuntimeStore {
             active: now,
             in_device: false,
             carried,
+            is_withheld: false,
         };
         stored.due = next_look(&stored, now);
         self.insert(stored, &mut applied.changes);
@@ -577,7 +648,9 @@ impl RuntimeStore {
         let id = Arc::clone(&stored.rule.id);
         for entry in entries(&stored) {
             self.ids.insert(entry.key, Arc::clone(&id));
-            changes.push(RuntimeChange::Add(entry));
+            if !stored.is_withheld {
+                changes.push(RuntimeChange::Add(entry));
+            }
         }
         self.due.extend(stored.due.map(|due| (due, Arc::clone(&id))));
         *self.by_owner.entry(stored.rule.owner).or_default() += stored.slot_count();
@@ -640,11 +713,7 @@ fn in_order(changes: Vec<RuntimeChange>, forms: &HashMap<u32, usize>) -> Vec<Run
     // The last change of a slot is what becomes of it.
     let mut last: BTreeMap<u32, RuntimeChange> = BTreeMap::new();
     for change in changes {
-        let slot = match &change {
-            RuntimeChange::Add(entry) => entry.slot,
-            RuntimeChange::Remove { slot } => *slot,
-        };
-        last.insert(slot, change);
+        last.insert(change.slot(), change);
     }
     let form = |slot: &u32| forms.get(slot).copied().unwrap_or(usize::MAX);
     let (mut added, mut removed): (Vec<_>, Vec<_>) =

@@ -389,6 +389,17 @@ pub enum RuntimeChange {
     },
 }
 
+impl RuntimeChange {
+    /// The slot that is filled or freed.
+    #[must_use]
+    pub fn slot(&self) -> u32 {
+        match self {
+            Self::Add(entry) => entry.slot,
+            Self::Remove { slot } => *slot,
+        }
+    }
+}
+
 /// A prefix of addresses, written as the address, a slash and a length; a whole address needs no length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AddressPrefix {

@@ -257,7 +257,8 @@ impl WorkerControl {
     }
 
     /// Gives the worker these rules at run time and room for `capacity` of them, in place of those that it
-    /// has. Rules whose slot stays keep their counts. Returns once the worker has them.
+    /// has. Returns once the worker has them. `changes`: in the order in which they were made, those of which
+    /// the worker was told by no call; the rules that they add count from 0, others keep their counts.
     ///
     /// # Errors
     /// The worker has not taken them within `patience`: it may have them later, or not at all.
@@ -265,19 +266,18 @@ impl WorkerControl {
         &self,
         capacity: u32,
         entries: impl Iterator<Item = RuntimeEntry>,
+        changes: &[RuntimeChange],
         patience: Duration,
     ) -> Result<(), WorkerIsLate> {
         let mut feed = self.runtime();
-        let late = WorkerIsLate(self.shared.id);
+        feed.note_untold(changes);
         // A worker that is late must not get one table after the other.
-        if !self.wait_until(patience, || feed.is_applied()) {
-            return Err(late);
-        }
-        let carry = feed.replace(capacity, entries).ok_or(late)?;
+        let is_sent = self.wait_until(patience, || feed.is_applied()) && feed.replace(capacity, entries);
         self.wake();
-        let is_applied = self.wait_until(patience, || feed.is_applied());
-        feed.carry_over(&carry);
-        if is_applied { Ok(()) } else { Err(late) }
+        if is_sent && self.wait_until(patience, || feed.is_applied()) {
+            return Ok(());
+        }
+        Err(WorkerIsLate(self.shared.id))
     }
 
     /// Changes the worker's rules at run time, in this order. Returns once the worker acts by all of them.
@@ -296,6 +296,7 @@ impl WorkerControl {
             left = &left[feed.send(left)..];
             self.wake();
             if !self.wait_until(patience, || feed.is_applied()) {
+                feed.note_untold(left);
                 return Err(WorkerIsLate(self.shared.id));
             }
         }

@@ -4,6 +4,7 @@
 //! All memory is allocated by the thread that sends the table. A change costs the worker one look into the
 //! table; it takes few between two batches of packets, so a flood of changes delays none for long.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -270,6 +271,24 @@ pub(crate) struct RuntimeFeed {
     tallies: Arc<TallyRow>,
     /// The counts by tables before this one, by slot.
     carried: Vec<Traffic>,
+    /// The table that the worker had before, in which it counts until it has taken the one that was sent.
+    before: Option<TableBefore>,
+    /// The slots whose rules are other ones than the worker was told.
+    untold: HashSet<u32>,
+}
+
+#[derive(Debug)]
+struct TableBefore {
+    tallies: Arc<TallyRow>,
+    /// The slots with other rules since.
+    reused: HashSet<u32>,
+}
+
+impl TableBefore {
+    fn traffic(&self, slot: u32) -> Traffic {
+        let tally = self.tallies.at(slot as usize).filter(|_| !self.reused.contains(&slot));
+        tally.map(Tally::read).unwrap_or_default()
+    }
 }
 
 /// Both ends.
@@ -284,6 +303,8 @@ pub(crate) fn runtime_rules() -> (RuntimeFeed, RuntimeRulesOfWorker) {
         sent: 0,
         tallies: Arc::new(TallyRow::new(0)),
         carried: Vec::new(),
+        before: None,
+        untold: HashSet::new(),
     };
     (feed, RuntimeRulesOfWorker { table: None, messages: taken, returned, applied })
 }
@@ -291,15 +312,14 @@ pub(crate) fn runtime_rules() -> (RuntimeFeed, RuntimeRulesOfWorker) {
 impl RuntimeFeed {
     /// Sends the first of these changes, as many as there is room for; returns their number.
     pub(crate) fn send(&mut self, changes: &[RuntimeChange]) -> usize {
+        self.close_before();
         let mut sent = 0;
         for change in changes {
             if self.messages.push(Message::Change(*change)).is_err() {
                 break;
             }
-            if let RuntimeChange::Add(entry) = change
-                && let Some(carried) = self.carried.get_mut(entry.slot as usize)
-            {
-                *carried = Traffic::default();
+            if let RuntimeChange::Add(entry) = change {
+                self.forget(entry.slot);
             }
             sent += 1;
         }
@@ -307,30 +327,51 @@ impl RuntimeFeed {
         sent
     }
 
-    /// Sends a table with these rules in place of the one that the worker has, whose counts are
-    /// [carried over](RuntimeFeed::carry_over) once the worker has taken it. `None`: the ring is full.
-    pub(crate) fn replace(
-        &mut self,
-        capacity: u32,
-        entries: impl Iterator<Item = RuntimeEntry>,
-    ) -> Option<Carry> {
-        if self.messages.is_full() {
-            return None;
+    /// Notes changes that the worker is not sent: the next table has them.
+    pub(crate) fn note_untold(&mut self, changes: &[RuntimeChange]) {
+        let added = changes.iter().filter(|change| matches!(change, RuntimeChange::Add(_)));
+        self.untold.extend(added.map(RuntimeChange::slot));
+    }
+
+    /// Sends a table with these rules in place of the one that the worker has. Rules that the worker was told
+    /// of keep their counts. False: the ring is full, or the worker is yet to take something.
+    pub(crate) fn replace(&mut self, capacity: u32, entries: impl Iterator<Item = RuntimeEntry>) -> bool {
+        if !self.is_applied() || self.messages.is_full() {
+            return false;
         }
+        self.close_before();
         let mut table = RuntimeTable::new(capacity);
         entries.for_each(|entry| table.add(entry));
-        let before = std::mem::replace(&mut self.tallies, Arc::clone(&table.tallies));
+        let tallies = std::mem::replace(&mut self.tallies, Arc::clone(&table.tallies));
+        self.before = Some(TableBefore { tallies, reused: HashSet::new() });
+        std::mem::take(&mut self.untold).into_iter().for_each(|slot| self.forget(slot));
         let is_sent = self.messages.push(Message::Replace(Box::new(table))).is_ok();
         debug_assert!(is_sent, "it is not full, and nobody else sends");
         self.sent += 1;
-        Some(Carry(before))
+        true
     }
 
-    /// Adds what was counted by the table before the one that is in use now, and frees that.
-    pub(crate) fn carry_over(&mut self, Carry(before): &Carry) {
-        self.carried.resize(self.tallies.all().len(), Traffic::default());
-        for (carried, tally) in self.carried.iter_mut().zip(before.all()) {
-            *carried += tally.read();
+    /// Forgets what the tables before have counted in a slot, which has another rule.
+    fn forget(&mut self, slot: u32) {
+        if let Some(carried) = self.carried.get_mut(slot as usize) {
+            *carried = Traffic::default();
+        }
+        if let Some(before) = &mut self.before {
+            before.reused.insert(slot);
+        }
+    }
+
+    /// Adds what the table before has counted to what is carried, and frees it, once the worker counts in it
+    /// no more.
+    fn close_before(&mut self) {
+        if !self.is_applied() {
+            return;
+        }
+        if let Some(before) = self.before.take() {
+            self.carried.resize(self.tallies.all().len(), Traffic::default());
+            for (carried, slot) in self.carried.iter_mut().zip(0..) {
+                *carried += before.traffic(slot);
+            }
         }
         while self.returned.pop().is_ok() {}
     }
@@ -343,14 +384,11 @@ impl RuntimeFeed {
     /// The packets that the rule in a slot has decided.
     pub(crate) fn traffic(&self, slot: u32) -> Traffic {
         let mut traffic = self.carried.get(slot as usize).copied().unwrap_or_default();
+        traffic += self.before.as_ref().map(|before| before.traffic(slot)).unwrap_or_default();
         traffic += self.tallies.at(slot as usize).map(Tally::read).unwrap_or_default();
         traffic
     }
 }
-
-/// The counters of a table that is being replaced.
-#[derive(Debug)]
-pub(crate) struct Carry(Arc<TallyRow>);
 
 #[cfg(test)]
 mod tests {
@@ -407,18 +445,19 @@ mod tests {
     fn counts_survive_a_larger_table() {
         let (mut feed, mut worker) = runtime_rules();
         let entry = |slot| RuntimeEntry { slot, key: key(slot as u16), action: 0 };
-        assert!(feed.replace(2, [entry(0)].into_iter()).is_some());
+        assert!(feed.replace(2, [entry(0)].into_iter()));
         worker.refresh();
         assert_eq!(find(worker.table().expect("a rule"), 0), Some(0));
         assert_eq!(feed.send(&[RuntimeChange::Add(entry(1)), RuntimeChange::Add(entry(7))]), 2);
         worker.refresh();
         assert_eq!(find(worker.table().expect("rules"), 7), None, "beyond the table");
-        let before = feed.replace(8, [entry(0), entry(7)].into_iter()).expect("room");
+        assert!(feed.replace(8, [entry(0), entry(7)].into_iter()));
         assert!(!feed.is_applied());
         find(worker.table().expect("the table before"), 0);
+        assert_eq!(feed.traffic(0).packets, 2, "by a worker that is late");
+        assert!(!feed.replace(8, [entry(0)].into_iter()), "one table after the other");
         worker.refresh();
         assert!(feed.is_applied());
-        feed.carry_over(&before);
         assert_eq!(feed.traffic(0), Traffic { packets: 2, bytes: 120 });
         find(worker.table().expect("rules"), 7);
         find(worker.table().expect("rules"), 0);
@@ -429,9 +468,32 @@ mod tests {
     }
 
     #[test]
+    fn rules_that_a_late_worker_was_not_told_of_count_from_zero() {
+        let (mut feed, mut worker) = runtime_rules();
+        let entry = |slot| RuntimeEntry { slot, key: key(slot as u16), action: 0 };
+        let look = |worker: &RuntimeRulesOfWorker, slot| find(worker.table().expect("rules"), slot);
+        assert!(feed.replace(4, [entry(0), entry(1), entry(2)].into_iter()));
+        worker.refresh();
+        (0..3).for_each(|slot| _ = look(&worker, slot));
+        assert_eq!(feed.send(&[RuntimeChange::Add(entry(0))]), 1, "is told and does not respond");
+        feed.note_untold(&[RuntimeChange::Add(entry(1))]);
+        worker.refresh();
+        (0..3).for_each(|slot| _ = look(&worker, slot));
+        assert!(feed.replace(4, [entry(0), entry(1), entry(2)].into_iter()));
+        // Before it takes the table, and while others change, it counts by the rules that it has.
+        (0..3).for_each(|slot| _ = look(&worker, slot));
+        assert_eq!(feed.send(&[RuntimeChange::Add(entry(2))]), 1);
+        worker.refresh();
+        (0..3).for_each(|slot| _ = look(&worker, slot));
+        assert_eq!([0, 1, 2].map(|slot| feed.traffic(slot).packets), [3, 1, 1]);
+        assert_eq!(feed.send(&[]), 0, "which closes the table before");
+        assert_eq!([0, 1, 2].map(|slot| feed.traffic(slot).packets), [3, 1, 1]);
+    }
+
+    #[test]
     fn a_flood_of_changes_is_taken_in_parts() {
         let (mut feed, mut worker) = runtime_rules();
-        assert!(feed.replace(4, std::iter::empty()).is_some());
+        assert!(feed.replace(4, std::iter::empty()));
         let flood = vec![RuntimeChange::Remove { slot: 0 }; 2 * RING];
         assert_eq!(feed.send(&flood), RING - 1);
         let mut steps = 0;

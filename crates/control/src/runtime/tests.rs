@@ -47,12 +47,12 @@ fn add(
 fn a_rule_is_added_once_and_replaced_by_id() {
     let mut store = RuntimeStore::default();
     let first = add(&mut store, rule("a", "192.0.2.1", Some("192.0.2.2")), ROOT).expect("added");
-    assert_eq!((first.added, first.changes.len()), (1, 2), "both directions");
+    assert_eq!((first.added, first.changes().len()), (1, 2), "both directions");
     let again = add(&mut store, rule("a", "192.0.2.1", Some("192.0.2.2")), ROOT).expect("unchanged");
-    assert_eq!((again.added, again.unchanged, again.changes.len()), (0, 1, 0));
+    assert_eq!((again.added, again.unchanged, again.changes().len()), (0, 1, 0));
     let other = RuntimeRule { action: 1, ..rule("a", "192.0.2.1", Some("192.0.2.2")) };
     let replaced = add(&mut store, other, ROOT).expect("replaced");
-    assert!(replaced.changes.iter().all(|change| matches!(change, RuntimeChange::Add(_))), "{replaced:?}");
+    assert!(replaced.changes().iter().all(|change| matches!(change, RuntimeChange::Add(_))), "{replaced:?}");
     let taken =
         add(&mut store, rule("b", "192.0.2.2", Some("192.0.2.1")), ROOT).expect_err("the same packets");
     assert_eq!(taken.to_string(), "the rule `a` has the same packets (hint: remove it, or use its id)");
@@ -287,11 +287,15 @@ proptest! {
             });
             let applied = store.apply(requests.collect(), &allowed(6), ROOT, Instant::now());
             if let Ok(applied) = applied {
-                follow_step_by_step(&mut worker, &applied.changes);
-                prop_assert_eq!(&picture(&store).1, &worker);
                 if is_taken_back {
+                    follow_step_by_step(&mut worker, applied.additions());
+                    let renewed: BTreeMap<u32, RuntimeEntry> =
+                        store.entries().chain(applied.leaving()).map(|entry| (entry.slot, entry)).collect();
+                    prop_assert_eq!(&renewed, &worker, "a worker whose table is renewed meanwhile");
                     follow_step_by_step(&mut worker, &store.undo(applied));
                     prop_assert_eq!(&picture(&store), &before);
+                } else {
+                    follow_step_by_step(&mut worker, applied.changes());
                 }
             } else {
                 prop_assert_eq!(&picture(&store), &before);
@@ -299,4 +303,25 @@ proptest! {
             prop_assert_eq!(&picture(&store).1, &worker);
         }
     }
+}
+
+#[test]
+fn withheld_rules_are_kept_from_workers_until_they_are_released() {
+    let mut store = RuntimeStore::default();
+    add(&mut store, rule("a", "192.0.2.1", None), ROOT).expect("room");
+    add(&mut store, rule("b", "192.0.2.3", Some("192.0.2.2")), ROOT).expect("room");
+    let all: BTreeMap<u32, RuntimeEntry> = store.entries().map(|entry| (entry.slot, entry)).collect();
+    let mut worker = all.clone();
+    let changes = store.withhold(&HashSet::from([Arc::from("b")]));
+    follow(&mut worker, &changes);
+    assert_eq!((changes.len(), worker.len(), store.entries().count()), (2, 1, 1));
+    assert_eq!(store.withhold(&HashSet::from([Arc::from("b")])), [], "it is withheld already");
+    // Taking its removal back leaves it withheld.
+    let applied = store
+        .apply(vec![RuntimeRequest::Remove("b".into())], &allowed(6), ROOT, Instant::now())
+        .expect("it is there");
+    assert_eq!(applied.leaving(), []);
+    assert_eq!(store.undo(applied), []);
+    follow(&mut worker, &store.withhold(&HashSet::new()));
+    assert_eq!(worker, all);
 }

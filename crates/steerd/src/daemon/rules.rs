@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use control::{RuntimeStore, StoredRule};
 use policy::Policy;
-use program::{Program, RuntimeChange, RuntimeRules};
+use program::{Program, RuntimeChange, RuntimeEntry, RuntimeRules};
 use worker::Traffic;
 
 use crate::api::request::Refused;
@@ -221,7 +221,10 @@ impl LiveRules {
                 rules.revision += 1;
             }
         }
-        if let Err(error) = self.send_to_workers(rules, allowed, &changes) {
+        let withheld = self.withhold_open(rules);
+        changes.retain(|change| withheld.iter().all(|later| later.slot() != change.slot()));
+        changes.extend(withheld);
+        if let Err(error) = self.send_to_workers(rules, allowed, &changes, &[]) {
             tracing::error!("rules at run time: {error}: it is tried again");
         }
         // Rules that came back, or that the device had no room for beside the policy before.
@@ -232,12 +235,14 @@ impl LiveRules {
         }
     }
 
-    /// Brings changes to all workers, or gives them all rules anew.
+    /// Brings changes to all workers, or gives them all rules anew, with those that are `leaving` and have not
+    /// left yet.
     fn send_to_workers(
         &self,
         rules: &mut Rules,
         allowed: Option<&RuntimeRules>,
         changes: &[RuntimeChange],
+        leaving: &[RuntimeEntry],
     ) -> Result<(), worker::WorkerIsLate> {
         let wanted = allowed.map_or(0, |allowed| allowed.rules_max).max(rules.store.slots());
         let was_late = rules.is_out_of_step;
@@ -251,7 +256,8 @@ impl LiveRules {
         for entry in &self.observer.workers {
             let patience = if was_late || late.is_some() { LATE_PATIENCE } else { WORKER_PATIENCE };
             let sent = if is_renewed {
-                entry.control.replace_runtime_rules(wanted, rules.store.entries(), patience)
+                let entries = rules.store.entries().chain(leaving.iter().copied());
+                entry.control.replace_runtime_rules(wanted, entries, changes, patience)
             } else {
                 entry.control.change_runtime_rules(changes, patience)
             };
@@ -383,6 +389,10 @@ impl LiveRules {
         let mut rules = self.lock_within(CHANGE_PATIENCE, is_first).ok_or_else(busy)?;
         self.take_left_device(&mut rules);
         let in_force = Arc::clone(&self.observer.board.read().policy);
+        // A rule that has left the device since that reading would count twice.
+        let is_old = state.policy.generation != in_force.generation;
+        let newer = is_old.then(|| self.observer.state());
+        let state = newer.as_ref().unwrap_or(state);
         let mut chosen: Vec<&StoredRule> = match id {
             None => rules.store.rules().collect(),
             Some(id) => rules.store.get(id).into_iter().collect(),
@@ -476,9 +486,9 @@ impl LiveRules {
 
     /// Takes rules that are gone away from workers and the device.
     fn follow_removal(&self, rules: &mut Rules, gone: &[StoredRule], changes: &[RuntimeChange]) {
-        rules.revision += 1;
+        rules.revision += u64::from(!gone.is_empty());
         let in_force = Arc::clone(&self.observer.board.read().policy);
-        if let Err(error) = self.send_to_workers(rules, in_force.program.runtime.as_ref(), changes) {
+        if let Err(error) = self.send_to_workers(rules, in_force.program.runtime.as_ref(), changes, &[]) {
             tracing::error!("rules at run time that have ended: {error}: it is tried again");
         }
         if gone.iter().any(|stored| stored.in_device) {
@@ -494,7 +504,7 @@ impl LiveRules {
         let in_force = Arc::clone(&self.observer.board.read().policy);
         let allowed = in_force.program.runtime.as_ref();
         if rules.is_out_of_step
-            && let Ok(()) = self.send_to_workers(rules, allowed, &[])
+            && let Ok(()) = self.send_to_workers(rules, allowed, &[], &[])
         {
             tracing::info!("all workers have the rules at run time again");
         }
@@ -569,14 +579,15 @@ impl Rules {
         in_device.map(|stored| Arc::clone(&stored.rule.id)).collect()
     }
 
-    /// The rules that only the device can enforce.
+    /// The rules that only the device can enforce, without those that are withheld.
     fn only_in_device(&self, allowed: &RuntimeRules) -> HashSet<Arc<str>> {
         let mut actions = allowed.actions.iter().flatten();
         let all_forms = vec![true; allowed.forms.len()];
         if actions.all(|action| action.by_workers == all_forms) {
             return HashSet::new();
         }
-        let only = self.store.rules().filter(|stored| !is_by_workers(stored, allowed));
+        let is_only = |stored: &&StoredRule| !stored.is_withheld() && !is_by_workers(stored, allowed);
+        let only = self.store.rules().filter(is_only);
         only.map(|stored| Arc::clone(&stored.rule.id)).collect()
     }
 
@@ -622,7 +633,10 @@ impl Rules {
             self.is_out_of_step.then(|| "a worker is late with changes of rules at run time".to_owned());
         let device = self.device_fault.as_ref().map(|fault| fault.why.clone());
         let open = (!self.open.is_empty()).then(|| {
-            format!("{} rules at run time are still to be compared with [protect]", self.open.len())
+            format!(
+                "{} rules at run time are not in force until they are compared with [protect]",
+                self.open.len()
+            )
         });
         let faults: Vec<String> = workers.into_iter().chain(device).chain(open).collect();
         (!faults.is_empty()).then(|| faults.join(", "))
@@ -649,7 +663,7 @@ fn device_rule(stored: &StoredRule, program: &Program) -> Option<DeviceRule> {
 fn row(stored: &StoredRule, traffic: Traffic, allowed: Option<&RuntimeRules>, now: Instant) -> RuleRow {
     let rule = &stored.rule;
     let by_workers = allowed.is_some_and(|allowed| is_by_workers(stored, allowed));
-    let acts_in = match (by_workers, stored.in_device) {
+    let acts_in = match (by_workers && !stored.is_withheld(), stored.in_device) {
         (true, true) => "both",
         (false, true) => "device",
         (true, false) => "workers",

@@ -133,7 +133,7 @@ fn tell(rig: &Rig, changes: &[RuntimeChange], store: &RuntimeStore, all: bool) {
         let control = worker.control();
         std::thread::scope(|scope| {
             let telling = scope.spawn(|| match all {
-                true => control.replace_runtime_rules(64, store.entries(), PATIENCE),
+                true => control.replace_runtime_rules(64, store.entries(), &[], PATIENCE),
                 false => control.change_runtime_rules(changes, PATIENCE),
             });
             while !telling.is_finished() {
@@ -218,9 +218,9 @@ proptest! {
             let before = counted(&rig, &store);
             if let Ok(applied) = store.apply(requests, allowed, OWNER, Instant::now()) {
                 // Rules that are replaced begin at zero.
-                let kept = kept_counts(&rig, &store, &applied.changes);
+                let kept = kept_counts(&rig, &store, applied.changes());
                 counted_before += before - kept;
-                tell(&rig, &applied.changes, &store, !has_table);
+                tell(&rig, applied.changes(), &store, !has_table);
                 has_table = true;
             }
             rig.send(1, traffic());

@@ -54,7 +54,7 @@ impl LiveRules {
         let ids: Vec<Arc<str>> = requests.iter().map(|request| Arc::clone(request.id())).collect();
         let needed_before = rules.needed(allowed).len();
         let counted = self.counted_before(&rules, &requests);
-        let mut applied = rules.store.apply(requests, allowed, owner, Instant::now()).map_err(|refused| {
+        let applied = rules.store.apply(requests, allowed, owner, Instant::now()).map_err(|refused| {
             let rules = refused.iter().map(|(place, why)| RefusedRule {
                 add: place.checked_sub(flushed + to_remove),
                 remove: place.checked_sub(flushed).filter(|place| *place < to_remove),
@@ -76,8 +76,9 @@ impl LiveRules {
             absent: applied.absent,
             ..RulesChanged::default()
         };
-        let workers_changes = std::mem::take(&mut applied.changes);
-        if let Err(error) = self.send_to_workers(&mut rules, Some(allowed), &workers_changes) {
+        // What is added comes into force before what is removed leaves, wherever each acts.
+        let sent = self.send_to_workers(&mut rules, Some(allowed), applied.additions(), &applied.leaving());
+        if let Err(error) = sent {
             self.take_back(&mut rules, allowed, applied, &replaced);
             return Err(Refused::new(503, error.to_string()).into());
         }
@@ -85,20 +86,36 @@ impl LiveRules {
             self.take_back(&mut rules, allowed, applied, &replaced);
             return Err(refused.into());
         }
+        let removed = self.send_to_workers(&mut rules, Some(allowed), applied.removals(), &[]);
         let is_changed = summary.added + summary.removed > 0 || (has_times && summary.unchanged > 0);
         rules.revision += u64::from(is_changed);
+        removed.map_err(|error| {
+            Refused::new(
+                503,
+                format!("the rules are changed, but {error}: it removes rules when it responds"),
+            )
+        })?;
         let microseconds = u64::try_from(begun.elapsed().as_micros()).unwrap_or(u64::MAX);
         let in_device = rules.in_device().len();
         Ok(RulesChanged { rules: rules.store.len(), in_device, microseconds, ..summary })
     }
 
-    /// The packets that workers have counted for rules that are to be replaced: they count from 0 then.
+    /// The packets that workers have counted for rules that are to be replaced: they count from 0 then. A
+    /// rule that is removed before it is added is not replaced.
     fn counted_before(&self, rules: &Rules, requests: &[RuntimeRequest]) -> Vec<(Arc<str>, CounterValues)> {
-        let replaced = requests.iter().filter_map(|request| match request {
-            RuntimeRequest::Add(rule) => rules.store.get(&rule.id).filter(|stored| stored.rule != *rule),
-            RuntimeRequest::Remove(_) => None,
-        });
-        let replaced: Vec<&StoredRule> = replaced.collect();
+        let mut decided: HashSet<&str> = HashSet::new();
+        let mut replaced: Vec<&StoredRule> = Vec::new();
+        for request in requests {
+            let stored = rules.store.get(request.id()).filter(|stored| match request {
+                RuntimeRequest::Add(rule) => stored.rule != *rule,
+                RuntimeRequest::Remove(_) => true,
+            });
+            if let Some(stored) = stored.filter(|_| decided.insert(request.id()))
+                && matches!(request, RuntimeRequest::Add(_))
+            {
+                replaced.push(stored);
+            }
+        }
         let counted = self.counted_by_workers(&replaced).into_iter();
         let ids = replaced.iter().map(|stored| Arc::clone(&stored.rule.id));
         ids.zip(counted.map(CounterValues::from)).collect()
@@ -114,7 +131,7 @@ impl LiveRules {
     ) {
         let changes = rules.store.undo(applied);
         rules.carry(replaced);
-        if let Err(error) = self.send_to_workers(rules, Some(allowed), &changes) {
+        if let Err(error) = self.send_to_workers(rules, Some(allowed), &changes, &[]) {
             tracing::error!("rules at run time: {error}: it is tried again");
         }
     }

@@ -129,7 +129,8 @@ impl Rules {
             Some(needs)
         };
         let (mut needed, mut held) = (Vec::new(), Vec::new());
-        for stored in self.store.rules().filter(|stored| !left_out.contains_key(&stored.rule.id)) {
+        let absent: HashSet<&Arc<str>> = left_out.keys().chain(&open).collect();
+        for stored in self.store.rules().filter(|stored| !absent.contains(&stored.rule.id)) {
             let Some(rule) = device_rule(stored, program) else { continue };
             match needs_device(&rule) {
                 Some(true) => needed.push(stored),
@@ -142,6 +143,7 @@ impl Rules {
         let present = needed.iter().filter(|stored| stored.in_device).count();
         let room = (runtime.device_rules_max as usize).max(present);
         let beyond = needed.split_off(room.min(needed.len()));
+        let open_ids: HashSet<Arc<str>> = open.iter().cloned().collect();
         let mut choice = DeviceChoice { left_out, open, ..DeviceChoice::default() };
         let why = || {
             format!(
@@ -154,10 +156,11 @@ impl Rules {
         let precedence = Precedence { store: &self.store, forms: &forms };
         let needed = needed.iter().map(|stored| Arc::clone(&stored.rule.id)).collect();
         choice.needed = precedence.closed(needed);
-        choice.needed.retain(|id| !choice.left_out.contains_key(id));
+        let is_chosen = |id: &Arc<str>| !choice.left_out.contains_key(id) && !open_ids.contains(id);
+        choice.needed.retain(|id| is_chosen(id));
         let ranked = self.hot.ranked(held);
         let all = precedence.filled(&choice.needed, &ranked, runtime.device_rules_max as usize);
-        let rules = all.iter().filter(|id| !choice.left_out.contains_key(*id));
+        let rules = all.iter().filter(|id| is_chosen(id));
         let rules = rules.filter_map(|id| device_rule(self.store.get(id)?, program));
         choice.chosen = rules.filter(|rule| needs_device(rule).is_some()).collect();
         choice.chosen.sort_by(|a, b| a.id.cmp(&b.id));

@@ -22,9 +22,7 @@ impl LiveRules {
     /// whole policy has to be compiled.
     pub(super) fn extend_device(&self, rules: &Rules, ids: &HashSet<Arc<str>>) -> bool {
         let in_force = Arc::clone(&self.observer.board.read().policy);
-        // A rule that was not compared with protected packets may take some.
-        let extended = if rules.open.is_empty() { self.extended(rules, ids, &in_force) } else { None };
-        let Some(compiled) = extended else { return false };
+        let Some(compiled) = self.extended(rules, ids, &in_force) else { return false };
         match self.commands.install(compiled, Cause::Rules) {
             Ok(_) => true,
             Err(error) => {

@@ -121,7 +121,7 @@ impl LiveRules {
         let copied = copied_forms(&in_force);
         let may_move = |stored: &&StoredRule| {
             let fields = stored.rule.matches.fields().ok();
-            is_by_workers(stored, allowed) && !copied.contains(&fields)
+            is_by_workers(stored, allowed) && !stored.is_withheld() && !copied.contains(&fields)
         };
         let candidates: Vec<&StoredRule> = rules.store.rules().filter(may_move).collect();
         let before = rules.in_device();

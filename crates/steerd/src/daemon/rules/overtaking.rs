@@ -100,8 +100,10 @@ impl Precedence<'_> {
         ids.iter().filter_map(|id| self.store.get(id))
     }
 
+    /// Rules that are withheld decide nothing, so they are not overtaken.
     fn outside(&self, chosen: &HashSet<Arc<str>>) -> impl Iterator<Item = &StoredRule> {
-        self.store.rules().filter(|stored| !chosen.contains(&stored.rule.id))
+        let is_outside = |stored: &&StoredRule| !stored.is_withheld() && !chosen.contains(&stored.rule.id);
+        self.store.rules().filter(is_outside)
     }
 
     /// Whether a set that was closed before these rules were added still is.

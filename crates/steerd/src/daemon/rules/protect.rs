@@ -3,10 +3,10 @@
 //! before them. Each policy is indexed once.
 //!
 //! That a comparison takes long is no reason to remove a rule. When a policy comes into force, rules are
-//! compared before they are locked, and for [`LOCKED_FOR`] while they are; those that are left stay in force
-//! and are compared in the seconds after it.
+//! compared before they are locked, and for [`LOCKED_FOR`] while they are; those that are left are withheld
+//! from workers and the device, and compared in the seconds after it.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ use analysis::{Protected, RuntimeProtection};
 use control::{RUNTIME_REFUSALS_MAX, RuntimeStore, StoredRule};
 use policy::Policy;
 use policy::policy::{Action, RuleDefinition};
-use program::{Match, Program, RuntimeMatch, RuntimeRules};
+use program::{Match, Program, RuntimeChange, RuntimeMatch, RuntimeRules};
 
 use super::{LOGGED_MAX, LiveRules, Rules, log_removed};
 use crate::api::request::Refused;
@@ -125,8 +125,19 @@ impl Rules {
 }
 
 impl LiveRules {
-    /// Compares rules that a policy was put in force without, for a short time, and removes those that may
-    /// take protected packets.
+    /// Withholds the rules that are still to be compared, and no others; returns what workers have to change.
+    pub(super) fn withhold_open(&self, rules: &mut Rules) -> Vec<RuntimeChange> {
+        let open: HashSet<Arc<str>> = rules.open.iter().cloned().collect();
+        let is_new = |id: &Arc<str>| rules.store.get(id).filter(|stored| !stored.is_withheld());
+        let withheld: Vec<&StoredRule> = open.iter().filter_map(is_new).collect();
+        let ids: Vec<Arc<str>> = withheld.iter().map(|stored| Arc::clone(&stored.rule.id)).collect();
+        let counted = self.counted_by_workers(&withheld);
+        ids.iter().zip(counted).for_each(|(id, counted)| rules.store.carry(id, counted.into()));
+        rules.store.withhold(&open)
+    }
+
+    /// Compares rules that a policy was put in force without, for a short time: those that may take protected
+    /// packets are removed, the others come into force.
     pub(super) fn compare_open(&self, rules: &mut Rules) {
         let in_force = Arc::clone(&self.observer.board.read().policy);
         let (open, Some(policy)) = (std::mem::take(&mut rules.open), &in_force.policy) else { return };
@@ -134,12 +145,15 @@ impl LiveRules {
         let index = rules.protection.of(policy, &in_force.inputs.sha256);
         let Compared { taking, open } = compare(stored, policy, index, &in_force.program, SLICE);
         rules.open = open;
-        if taking.is_empty() {
-            return;
-        }
-        let (gone, changes) = rules.store.remove_rules(taking.keys());
+        let (gone, mut changes) = rules.store.remove_rules(taking.keys());
         log_removed(&gone, "as they may take protected packets", &taking);
+        changes.extend(self.withhold_open(rules));
         self.follow_removal(rules, &gone, &changes);
+        if rules.open.is_empty()
+            && let Some(allowed) = &in_force.program.runtime
+        {
+            self.put_what_fits(rules, allowed);
+        }
     }
 }
 

@@ -60,10 +60,16 @@ pub(super) struct SavedRevision {
 impl LiveRules {
     /// Writes the rules if they have changed; if that fails it is tried again.
     pub(super) fn save(&self) {
-        let saved = self.saved.lock().unwrap_or_else(PoisonError::into_inner);
+        let rules = self.lock();
+        let saved = self.saved();
         if saved.rest_until.is_none_or(|until| until <= Instant::now()) {
-            self.write(saved, self.lock());
+            self.write(saved, rules);
         }
+    }
+
+    /// To be called with the rules locked: a thread that waits for them does not keep others from the file.
+    fn saved(&self) -> MutexGuard<'_, SavedRevision> {
+        self.saved.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// `rules` is not held while the file is written.
@@ -93,12 +99,11 @@ impl LiveRules {
 
     /// Writes them at the end; from then on no change is made.
     pub(crate) fn save_last(&self) {
-        let saved = self.saved.lock().unwrap_or_else(PoisonError::into_inner);
         match self.lock_within(END_PATIENCE, || true) {
             Some(mut rules) => {
                 rules.is_ending = true;
                 self.forget_confirmed(&mut rules);
-                self.write(saved, rules);
+                self.write(self.saved(), rules);
             }
             None => tracing::error!("rules at run time are as last saved: a change of them does not end"),
         }
@@ -171,7 +176,7 @@ impl Rules {
             let requests = vec![RuntimeRequest::Add(rule)];
             let owner = RuntimeOwner { uid: owner, rules_max: None };
             let Ok(applied) = self.store.apply(requests, allowed, owner, now) else { continue };
-            changes.extend(applied.changes);
+            changes.extend(applied.changes().iter().copied());
             taken += 1;
             if let Some(Ok(left)) = left {
                 self.store.set_end(&id, now + left.min(crate::api::rules::LONGEST), now);
