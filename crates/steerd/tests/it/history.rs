@@ -153,10 +153,10 @@ fn a_confirmed_policy_stays_and_rollback_brings_the_other_back() {
     let _daemon = place.start();
     let first = sha256(&place);
     place.write("p.toml", &second());
-    place.ok(&["reload", "--confirm", "1s"]);
+    place.ok(&["reload", "--confirm", "3s"]);
     place.ok(&["confirm"]);
     let second = sha256(&place);
-    std::thread::sleep(Duration::from_millis(1500));
+    std::thread::sleep(Duration::from_millis(3500));
     assert_eq!(sha256(&place), second, "it stays");
     assert_eq!(place.run(&["confirm"]).status.code(), Some(1), "nothing waits any more");
     let text = place.ok(&["rollback"]);

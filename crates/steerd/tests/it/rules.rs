@@ -209,20 +209,18 @@ fn rules_that_a_trial_does_not_allow_come_back_with_the_policy_before() {
     let without = policy("kernel", &format!("{BEFORE_IP}device_rules = 0")).replace(&runtime, "");
     assert!(!without.contains("runtime"));
     place.write("p.toml", &without);
-    place.ok(&["reload", "--confirm", "3s"]);
+    place.ok(&["reload", "--confirm", "8s"]);
     assert!(rule(&place, "https").is_none());
-    std::thread::sleep(Duration::from_millis(1500));
-    let saved = std::fs::read_to_string(place.path("state/rules.json")).expect("saved");
-    assert!(saved.contains("https"), "the file keeps it: {saved}");
+    let saved = || std::fs::read_to_string(place.path("state/rules.json"));
+    until("the file keeps it", || saved().is_ok_and(|saved| saved.contains("https")));
+    assert!(rule(&place, "https").is_none(), "the trial goes on");
     until("it is back", || rule(&place, "https").is_some());
     until("it acts", || packets(&place, "https") > 1000);
     assert!(rule(&place, "short").is_none(), "its time was over meanwhile");
     // Confirmed: they are gone.
     place.ok(&["reload", "--confirm", "30s"]);
     place.ok(&["confirm"]);
-    until("the file follows", || {
-        std::fs::read_to_string(place.path("state/rules.json")).is_ok_and(|saved| !saved.contains("https"))
-    });
+    until("the file follows", || saved().is_ok_and(|saved| !saved.contains("https")));
     ends_well(daemon);
 }
 
