@@ -37,6 +37,7 @@ mod blocks;
 mod claims;
 mod error;
 mod grace;
+mod map_in_map;
 mod memory;
 mod occupant;
 mod program;

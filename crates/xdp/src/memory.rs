@@ -1,5 +1,5 @@
-//! Memory that is shared with the XDP program: arrays of words that both access atomically. The only module
-//! of the crate with `unsafe` code.
+//! Memory that is shared with the XDP program: arrays of words that both access atomically. With
+//! [`crate::map_in_map`] the only module of the crate with `unsafe` code.
 
 use std::ops::Deref;
 use std::os::fd::AsFd;
@@ -90,13 +90,4 @@ impl<W> Drop for Mapping<W> {
         // stays.
         let _ = unsafe { munmap(self.base.as_ptr().cast(), self.words * size_of::<W>()) };
     }
-}
-
-/// Waits until every XDP program that runs on any processor has ended: membarrier(2) with
-/// `MEMBARRIER_CMD_GLOBAL`, which waits for the end of an RCU read-side section on each processor.
-pub(crate) fn wait_for_programs() -> std::io::Result<()> {
-    const MEMBARRIER_CMD_GLOBAL: libc::c_int = 1;
-    // SAFETY: membarrier(2) takes integers only.
-    let rc = unsafe { libc::syscall(libc::SYS_membarrier, MEMBARRIER_CMD_GLOBAL, 0, 0) };
-    if rc == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
 }

@@ -148,11 +148,13 @@ fn load_object(object: &[u8], options: &ProgramOptions) -> Result<(SteeringProgr
     let rules_map: Array<MapData, [u64; RULE_WORDS]> = map(&mut ebpf, "RULE_MAP")?;
     let mapped =
         |source: rustix::io::Errno| XdpError::System { operation: "mmap of a map", source: source.into() };
+    let grace = KernelGrace::new()
+        .map_err(|source| XdpError::System { operation: "bpf(2) of a map in a map", source })?;
     let memory = TreeMemory::new(
         SharedWords::map(fd(&roots), ROOTS).map_err(mapped)?,
         SharedWords::map(fd(&blocks_map), blocks as usize * BLOCK_ENTRIES).map_err(mapped)?,
         SharedWords::map(fd(&rules_map), rules as usize * RULE_WORDS).map_err(mapped)?,
-        Box::new(KernelGrace),
+        Box::new(grace),
     );
     let scratch = map(&mut ebpf, "SCRATCH_MAP")?;
     let sockets = map(&mut ebpf, "SOCKET_MAP")?;
