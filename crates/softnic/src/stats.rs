@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
+use wire::GivenBack;
+
 /// The counters of one port. `rx_frames` is always the sum of the dispositions ([`PortStats::dispositions`]).
 ///
 /// In C's layout, for another copy of this crate ([`crate::preload::host`]): numbers are only added, at the
@@ -17,7 +19,8 @@ pub struct PortStats {
     pub delivered: u64,
     /// Frames a flow with a DROP action took.
     pub flow_dropped: u64,
-    /// Frames that no flow trapped: left to the kernel, whatever copies were made of them.
+    /// Frames that no flow trapped: left to the kernel, whatever copies were made of them. Of a wire that
+    /// takes frames away from the kernel ([`wire::Wire::takes_away`]), those that it gave back.
     pub unmatched: u64,
     /// Frames that met a receive queue without posted buffers.
     pub out_of_buffer: u64,
@@ -53,10 +56,16 @@ pub struct PortStats {
     pub tx_flow_dropped: u64,
     /// Datagrams that no queue pair of the device took. They are no frames, and in no other number.
     pub datagrams_lost: u64,
+    /// Frames that no flow trapped, lost because XDP in generic mode cannot give them back to the kernel.
+    pub unreturned_generic: u64,
+    /// Frames that no flow trapped, lost because they are longer than the kernel accepts back.
+    pub unreturned_long: u64,
+    /// Frames that no flow trapped, lost because the kernel refused to take them back.
+    pub unreturned_refused: u64,
 }
 
 /// How many numbers [`PortStats`] holds.
-const FIELDS: usize = 21;
+const FIELDS: usize = 24;
 
 impl PortStats {
     /// The sum of what can become of a received frame.
@@ -71,6 +80,18 @@ impl PortStats {
             + self.runt
             + self.queue_not_ready
             + self.memory_fault
+            + self.unreturned_generic
+            + self.unreturned_long
+            + self.unreturned_refused
+    }
+
+    /// Moves the frames that a wire could not give back to the kernel from those that were left to it to
+    /// those that are lost. They are among the unmatched frames of the same burst.
+    pub(crate) fn note_given_back(&mut self, given: GivenBack) {
+        self.unmatched = self.unmatched.saturating_sub(given.lost());
+        self.unreturned_generic += given.lost_generic;
+        self.unreturned_long += given.lost_long;
+        self.unreturned_refused += given.lost_refused;
     }
 
     /// Counts `frames` that came to the same end.
@@ -143,6 +164,9 @@ impl PortStats {
             &mut self.tx_errors,
             &mut self.tx_flow_dropped,
             &mut self.datagrams_lost,
+            &mut self.unreturned_generic,
+            &mut self.unreturned_long,
+            &mut self.unreturned_refused,
         ]
     }
 
@@ -240,6 +264,16 @@ mod tests {
         assert_eq!(stats.delivered, 9);
         stats.copies_lost = 10;
         stats.wire_lost = 11;
+        assert_eq!(PortStats::from_array(stats.to_array()), stats);
+    }
+
+    #[test]
+    fn a_frame_that_cannot_be_given_back_is_lost_and_not_left_to_the_kernel() {
+        let mut stats = PortStats { rx_frames: 10, unmatched: 10, ..PortStats::default() };
+        stats.note_given_back(GivenBack { frames: 4, lost_generic: 1, lost_long: 2, lost_refused: 3 });
+        assert_eq!((stats.unmatched, stats.dispositions()), (4, 10));
+        let lost = (stats.unreturned_generic, stats.unreturned_long, stats.unreturned_refused);
+        assert_eq!(lost, (1, 2, 3));
         assert_eq!(PortStats::from_array(stats.to_array()), stats);
     }
 

@@ -25,10 +25,12 @@ use std::cell::Cell;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
+use arrayvec::ArrayVec;
 use packet::MacAddr;
 use rustix::event::epoll;
 use xdp::{
     AttachMode, Attachment, ClaimTable, ForwardingCounters, ProgramOptions, SteeringProgram, Unserved,
+    XdpError,
 };
 
 use self::queue::{FlushOutcome, NoQueueSocket, QueueLosses, QueueSocket};
@@ -36,8 +38,8 @@ use self::umem::{MAX_PACKET_BYTES, umem_frame_bytes};
 use crate::af_packet::Promiscuous;
 use crate::interface::{Interface, Link, failed, link_of, question_socket};
 use crate::{
-    AfXdpConfig, Burst, ETHERNET_BYTES, LiveInterface, RxFrame, SleepHint, TAG_BYTES, TransmitError,
-    VLAN_TAGS_BYTES, Wire, WireError, WireState, XdpMode,
+    AfXdpConfig, Burst, ETHERNET_BYTES, GivenBack, LiveInterface, RxFrame, SleepHint, TAG_BYTES,
+    TransmitError, VLAN_TAGS_BYTES, Wire, WireError, WireState, XdpMode,
 };
 
 /// The type of the VLAN tag that a frame may have beyond the MTU.
@@ -87,20 +89,24 @@ pub struct AfXdpWire {
     /// The frames that the sockets of interfaces before this one lost.
     former_losses: QueueLosses,
     unserved_noted: Cell<u64>,
-    /// Unmatched frames that were left to the host.
-    left: u64,
-    /// Unmatched frames that could not be left to the host.
-    kept: u64,
-    has_noted_kept: bool,
+    /// Why frames that nobody wanted were lost so far; each reason is logged once.
+    noted_losses: ArrayVec<NotGivenBack, { NotGivenBack::COUNT }>,
 }
 
-/// Frames that the wire received and no flow wanted.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct UnmatchedFrames {
-    /// Left to the host.
-    pub left: u64,
-    /// Lost, because the host could not be given them.
-    pub lost: u64,
+/// Why a frame that nobody wants cannot be given back to the host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum NotGivenBack {
+    /// XDP is in generic mode.
+    Generic,
+    /// It is longer than the kernel accepts.
+    Long,
+    /// The kernel refuses it.
+    Refused,
+}
+
+impl NotGivenBack {
+    /// The number of reasons.
+    const COUNT: usize = 3;
 }
 
 /// The kernel's side of an interface that was found.
@@ -159,6 +165,19 @@ impl Attached {
         let (attachment, mode) = attach(program, &interface, config.mode)?;
         let attachment = Some(attachment);
         Ok(Self { interface, queues, questions, readable, mode, attachment, _promiscuous: promiscuous })
+    }
+
+    /// Gives a frame that was redirected back to the host.
+    fn give_back(&self, program: &SteeringProgram, frame: &[u8]) -> Result<(), (NotGivenBack, String)> {
+        if self.mode == AttachMode::Generic {
+            // The kernel would run the program over the frame once more, which would redirect it again.
+            let problem = "XDP is in generic mode: use mode = \"native\", or no rules with `copy` or `sniff`";
+            return Err((NotGivenBack::Generic, problem.to_owned()));
+        }
+        program.leave_frame(self.interface.index.cast_unsigned(), frame).map_err(|error| {
+            let is_long = matches!(error, XdpError::FrameTooLong { .. });
+            (if is_long { NotGivenBack::Long } else { NotGivenBack::Refused }, error.to_string())
+        })
     }
 
     /// The frames that all sockets lost.
@@ -244,9 +263,7 @@ impl AfXdpWire {
             next_program_check: Instant::now() + PROGRAM_CHECK_INTERVAL,
             former_losses: QueueLosses::default(),
             unserved_noted: Cell::new(0),
-            left: 0,
-            kept: 0,
-            has_noted_kept: false,
+            noted_losses: ArrayVec::new(),
         };
         wire.check_link();
         Ok(wire)
@@ -256,12 +273,6 @@ impl AfXdpWire {
     #[must_use]
     pub fn counters(&self) -> ForwardingCounters {
         self.program.counters().unwrap_or_default()
-    }
-
-    /// Unmatched frames that were left to the host, and such that could not be.
-    #[must_use]
-    pub fn unmatched(&self) -> UnmatchedFrames {
-        UnmatchedFrames { left: self.left, lost: self.kept }
     }
 
     /// The number of queues, each with a socket.
@@ -413,25 +424,31 @@ impl Wire for AfXdpWire {
         true
     }
 
-    fn leave_to_host(&mut self, frames: u64) {
+    fn leave_to_host(&mut self, frames: u64) -> GivenBack {
         let queues = self.attached.queues.len();
         let order = (0..queues).map(|nth| (self.first_queue + nth) % queues);
         let packets = order.flat_map(|queue| self.attached.queues[queue].packets());
         let left = packets.enumerate().filter(|(place, _)| frames >> place & 1 == 1);
-        let (index, is_native) = (self.attached.interface.index, self.attached.mode == AttachMode::Native);
+        let mut given = GivenBack::default();
         for (_, packet) in left {
-            let is_left = is_native && self.program.leave_frame(index.cast_unsigned(), packet).is_ok();
-            let count = if is_left { &mut self.left } else { &mut self.kept };
-            *count += 1;
+            let Err((reason, problem)) = self.attached.give_back(&self.program, packet) else {
+                given.frames += 1;
+                continue;
+            };
+            *match reason {
+                NotGivenBack::Generic => &mut given.lost_generic,
+                NotGivenBack::Long => &mut given.lost_long,
+                NotGivenBack::Refused => &mut given.lost_refused,
+            } += 1;
+            if !self.noted_losses.contains(&reason) {
+                self.noted_losses.push(reason);
+                tracing::warn!(
+                    interface = %self.attached.interface.name,
+                    "packets that no flow wants are lost instead of given back to the host: {problem}"
+                );
+            }
         }
-        if self.kept > 0 && !self.has_noted_kept {
-            self.has_noted_kept = true;
-            let reason = if is_native { "the kernel does not take them" } else { "XDP is in generic mode" };
-            tracing::warn!(
-                interface = %self.attached.interface.name,
-                "packets that no flow wants are lost instead of left to the host: {reason}"
-            );
-        }
+        given
     }
 
     fn transmit(&mut self, frame: &[u8]) -> Result<(), TransmitError> {

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::{Burst, SleepHint, Splits, TransmitError, Transmitted, Wire, WireState};
+use super::{Burst, GivenBack, SleepHint, Splits, TransmitError, Transmitted, Wire, WireState};
 use packet::MacAddr;
 use xdp::ClaimTable;
 
@@ -98,8 +98,8 @@ impl Wire for GatedWire {
         self.wire.takes_away()
     }
 
-    fn leave_to_host(&mut self, unmatched: u64) {
-        self.wire.leave_to_host(unmatched);
+    fn leave_to_host(&mut self, unmatched: u64) -> GivenBack {
+        self.wire.leave_to_host(unmatched)
     }
 }
 
@@ -130,8 +130,9 @@ mod tests {
         fn takes_away(&self) -> bool {
             true
         }
-        fn leave_to_host(&mut self, _: u64) {
+        fn leave_to_host(&mut self, _: u64) -> GivenBack {
             self.0.fetch_add(LEFT, Ordering::Relaxed);
+            GivenBack { lost_long: 3, ..GivenBack::default() }
         }
         fn describe(&self) -> String {
             "endless".into()
@@ -153,7 +154,7 @@ mod tests {
         assert_eq!(tended.load(Ordering::Relaxed), 1, "a closed wire is still tended");
         open.store(true, Ordering::Relaxed);
         assert_eq!((received(&mut gated), gated.sleep_hint()), (1, SleepHint::NEVER));
-        gated.leave_to_host(1);
+        assert_eq!(gated.leave_to_host(1).lost(), 3);
         assert_eq!((gated.takes_away(), tended.load(Ordering::Relaxed)), (true, 1 + LEFT));
     }
 }

@@ -40,7 +40,7 @@ use hugemem::prefetch_read;
 use packet::MacAddr;
 
 pub use af_packet::{AfPacketWire, Promiscuous};
-pub use af_xdp::{AfXdpWire, UnmatchedFrames};
+pub use af_xdp::AfXdpWire;
 pub use config::SHORT_FORMS;
 pub use config::{
     AddressRange, AfPacketConfig, AfXdpConfig, FrameSizes, GeneratorConfig, HandOver, LiveInterface,
@@ -103,9 +103,11 @@ pub trait Wire: Send {
         false
     }
 
-    /// Leaves frames of the last burst to the host, in order: those whose places among them are set. By
-    /// default the host has received them already.
-    fn leave_to_host(&mut self, _frames: u64) {}
+    /// Leaves frames of the last burst to the host, in order: those whose places among them are set. Returns
+    /// what became of them. By default the host has received them already, and none is given back.
+    fn leave_to_host(&mut self, _frames: u64) -> GivenBack {
+        GivenBack::default()
+    }
 
     /// Sends one frame, or queues it until [`flush`](Wire::flush).
     ///
@@ -182,6 +184,28 @@ pub trait Wire: Send {
     /// Frames that [`transmit`](Wire::transmit) accepted and [`flush`](Wire::flush) could not send.
     fn transmit_losses(&self) -> u64 {
         0
+    }
+}
+
+/// The outcome of frames that a wire had taken from the host and was asked to leave to it
+/// ([`Wire::leave_to_host`]).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GivenBack {
+    /// Frames that the host received after all.
+    pub frames: u64,
+    /// Lost: XDP is in generic mode, in which nothing can be given back.
+    pub lost_generic: u64,
+    /// Lost: longer than the kernel accepts back.
+    pub lost_long: u64,
+    /// Lost: refused by the kernel for another reason, such as an interface that is gone.
+    pub lost_refused: u64,
+}
+
+impl GivenBack {
+    /// The frames that are lost, for whatever reason.
+    #[must_use]
+    pub fn lost(&self) -> u64 {
+        self.lost_generic + self.lost_long + self.lost_refused
     }
 }
 

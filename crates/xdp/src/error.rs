@@ -58,6 +58,14 @@ pub enum XdpError {
         /// The most claims.
         limit: u32,
     },
+    /// The frame is longer than the kernel lets a program run over in live mode.
+    #[error("a frame of {bytes} bytes is longer than the {limit} bytes that the kernel takes back")]
+    FrameTooLong {
+        /// The length of the frame.
+        bytes: usize,
+        /// The longest frame.
+        limit: usize,
+    },
     /// The queue is beyond those that the program was loaded for.
     #[error("queue {queue} is beyond the {queues} queues that the XDP program was loaded for")]
     NoSuchQueue {

@@ -277,8 +277,12 @@ impl SteeringProgram {
     /// mode the program that is attached would redirect it again.
     ///
     /// # Errors
-    /// The kernel refuses it: before Linux 5.18, or because the interface is down or gone.
+    /// The frame is too long ([`XdpError::FrameTooLong`]), or the kernel refuses it: before Linux 5.18, or
+    /// because the interface is gone.
     pub fn leave_frame(&self, interface_index: u32, frame: &[u8]) -> Result<(), XdpError> {
+        if frame.len() > MAX_LEFT_BYTES {
+            return Err(XdpError::FrameTooLong { bytes: frame.len(), limit: MAX_LEFT_BYTES });
+        }
         let mut context = [0u8; 4 * CONTEXT_WORDS];
         // Data, its end, metadata, the interface, the queue (the first), the interface for sending.
         context[4..8].copy_from_slice(&(frame.len() as u32).to_ne_bytes());
@@ -302,6 +306,10 @@ impl SteeringProgram {
         program.test_run(options).map_err(refused)
     }
 }
+
+/// The longest frame that [`SteeringProgram::leave_frame`] passes to the host: a page of 4096 bytes less what the
+/// kernel keeps in it beside the frame (measured with Linux 6.18, which refuses longer ones by EINVAL).
+const MAX_LEFT_BYTES: usize = 3408;
 
 /// The part of the kernel's `struct xdp_md` that a run needs: the numbers of the interface and of a queue.
 const CONTEXT_WORDS: usize = 6;

@@ -95,7 +95,7 @@ pub(super) fn burst(
     if port.takes_away {
         let unmatched = plan.unmatched(count);
         if unmatched != 0 {
-            port.wire.leave_to_host(unmatched);
+            stats.note_given_back(port.wire.leave_to_host(unmatched));
         }
     }
     plan.probe.mark(EngineStage::Deliver);

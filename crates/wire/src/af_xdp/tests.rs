@@ -334,22 +334,61 @@ fn unmatched_frames_are_left_to_the_host_in_order() {
         send(&mut sender, &frames);
         let mut patience = Patience::new(PATIENCE);
         let (mut received, mut expected) = (0, Vec::new());
+        let mut given = GivenBack::default();
         while received < frames.len() {
             let taken = burst(&mut wire);
             received += taken.len();
             // Every other frame.
-            wire.leave_to_host(0x5555_5555_5555_5555);
+            let given_now = wire.leave_to_host(0x5555_5555_5555_5555);
+            (given.frames, given.lost_generic) =
+                (given.frames + given_now.frames, given.lost_generic + given_now.lost_generic);
             expected.extend(taken.into_iter().step_by(2));
             assert!(!patience.is_over(), "{received} frames");
         }
-        let unmatched = wire.unmatched();
+        let count = expected.len() as u64;
         if mode == XdpMode::Native {
             assert_eq!(receive(&mut host, expected.len()), expected);
-            assert_eq!(unmatched, UnmatchedFrames { left: expected.len() as u64, lost: 0 });
+            assert_eq!(given, GivenBack { frames: count, ..GivenBack::default() });
         } else {
-            assert_eq!(unmatched, UnmatchedFrames { left: 0, lost: expected.len() as u64 });
+            assert_eq!(given, GivenBack { lost_generic: count, ..GivenBack::default() });
         }
         assert!(burst(&mut wire).is_empty() && burst(&mut host).is_empty());
+    });
+}
+
+#[test]
+fn a_frame_that_cannot_be_given_back_is_lost_with_its_reason() {
+    in_namespace("not_given_back", |mode| {
+        // The most that a veth takes with a program in its driver.
+        for end in ["left", "right"] {
+            ip(&format!("link set {end} mtu 3498")).unwrap();
+        }
+        let mut wire = open("right", mode).unwrap();
+        wire.claims().unwrap().add(&port_claim(9)).unwrap();
+        let (mut sender, mut host) = (watch("left"), watch("right"));
+        let mut give_back = |bytes| {
+            send(&mut sender, &[frame(1, 9, bytes).build()]);
+            assert_eq!(receive(&mut wire, 1).len(), 1);
+            wire.leave_to_host(1)
+        };
+        if mode == XdpMode::Generic {
+            for bytes in [60, 3512] {
+                assert_eq!(give_back(bytes), GivenBack { lost_generic: 1, ..GivenBack::default() });
+            }
+            assert!(burst(&mut host).is_empty());
+            return;
+        }
+        for bytes in [60, 3408] {
+            assert_eq!(give_back(bytes), GivenBack { frames: 1, ..GivenBack::default() });
+            assert_eq!(receive(&mut host, 1), [frame(1, 9, bytes).build()]);
+        }
+        for bytes in [3409, 3512] {
+            assert_eq!(give_back(bytes), GivenBack { lost_long: 1, ..GivenBack::default() });
+        }
+        send(&mut sender, &[frame(1, 9, 60).build()]);
+        assert_eq!(receive(&mut wire, 1).len(), 1);
+        ip("link del right").unwrap();
+        assert_eq!(wire.leave_to_host(1), GivenBack { lost_refused: 1, ..GivenBack::default() });
     });
 }
 

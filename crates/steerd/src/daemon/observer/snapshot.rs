@@ -518,6 +518,9 @@ fn losses(stats: &PortStats) -> Reasons {
         ("runt", stats.runt),
         ("queue_not_ready", stats.queue_not_ready),
         ("memory_fault", stats.memory_fault),
+        ("not_given_back_generic", stats.unreturned_generic),
+        ("not_given_back_too_long", stats.unreturned_long),
+        ("not_given_back_refused", stats.unreturned_refused),
     ])
 }
 
