@@ -88,6 +88,8 @@ pub struct AfXdpWire {
     next_program_check: Instant,
     /// The frames that the sockets of interfaces before this one lost.
     former_losses: QueueLosses,
+    /// The frames that left through interfaces before this one.
+    former_sent: u64,
     unserved_noted: Cell<u64>,
     /// Why frames that nobody wanted were lost so far; each reason is logged once.
     noted_losses: ArrayVec<NotGivenBack, { NotGivenBack::COUNT }>,
@@ -262,6 +264,7 @@ impl AfXdpWire {
             next_check: Instant::now() + CHECK_INTERVAL,
             next_program_check: Instant::now() + PROGRAM_CHECK_INTERVAL,
             former_losses: QueueLosses::default(),
+            former_sent: 0,
             unserved_noted: Cell::new(0),
             noted_losses: ArrayVec::new(),
         };
@@ -279,6 +282,11 @@ impl AfXdpWire {
     #[must_use]
     pub fn queues(&self) -> usize {
         self.attached.queues.len()
+    }
+
+    /// Frames that left through the interface, as the kernel has reported so far.
+    pub fn sent(&mut self) -> u64 {
+        self.former_sent + self.attached.queues[0].sent()
     }
 
     fn count_empty_burst(&mut self) {
@@ -352,7 +360,8 @@ impl AfXdpWire {
             Ok(attached) => {
                 let losses = self.attached.losses();
                 self.former_losses.received += losses.received;
-                self.former_losses.sent += losses.sent;
+                self.former_losses.sent += losses.sent + self.attached.queues[0].unsent();
+                self.former_sent += self.attached.queues[0].sent();
                 self.attached = attached;
                 (self.gone, self.first_queue, self.state) = (None, 0, WireState::Live);
                 let Interface { name, mac, mtu_bytes, .. } = &self.attached.interface;

@@ -43,7 +43,26 @@ pub(super) struct QueueSocket {
     is_zero_copy: bool,
     /// Packets that were written and not yet published.
     queued: usize,
+    sends: SendCounts,
     invalid: u64,
+}
+
+/// The packets that a socket was given to send, by what the kernel reported of them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct SendCounts {
+    /// Written to the send ring.
+    written: u64,
+    /// In the completion ring: the kernel is done with them.
+    completed: u64,
+    /// Among the completed: dropped instead of sent, because the interface did not take them (EBUSY).
+    dropped: u64,
+}
+
+impl SendCounts {
+    /// Packets that left through the interface, as far as the kernel reported it.
+    fn sent(&self) -> u64 {
+        self.completed.saturating_sub(self.dropped)
+    }
 }
 
 /// The result of a flush.
@@ -138,6 +157,7 @@ impl QueueSocket {
             umem,
             is_zero_copy,
             queued: 0,
+            sends: SendCounts::default(),
             invalid: 0,
         })
     }
@@ -191,7 +211,10 @@ impl QueueSocket {
         let Some(mut frame) = self.spare.pop() else { return Err(TransmitError::QueueFull) };
         self.umem.write(&mut frame, packet);
         match self.send.put(&self.umem, frame, packet.len() as u32) {
-            Ok(()) => self.queued += 1,
+            Ok(()) => {
+                self.queued += 1;
+                self.sends.written += 1;
+            }
             Err(frame) => {
                 self.spare.push(frame);
                 return Err(TransmitError::QueueFull);
@@ -212,6 +235,7 @@ impl QueueSocket {
     fn complete(&mut self) {
         while let Some(frame) = self.completion.take(&self.umem) {
             self.spare.push(frame);
+            self.sends.completed += 1;
         }
         self.completion.publish();
     }
@@ -232,10 +256,13 @@ impl QueueSocket {
                 return FlushOutcome::Done;
             }
             match send(&self.fd, &[], SendFlags::DONTWAIT) {
-                // In copy mode a call sends a batch; EAGAIN: there are more.
-                Ok(_) | Err(Errno::AGAIN | Errno::INTR) => {}
-                // The interface's queue or the completion ring is full.
-                Err(Errno::BUSY | Errno::NOBUFS) => {}
+                // In copy mode a call sends a batch. EAGAIN: there are more, or the interface's queue or the
+                // completion ring is full; ENOBUFS: there is no memory. The rest stays in the ring.
+                Ok(_) | Err(Errno::AGAIN | Errno::INTR | Errno::NOBUFS) => {}
+                // In copy mode the call ended with a packet that was dropped (`__xsk_generic_xmit`). The kernel
+                // completes it as if it had been sent. In zero-copy mode the driver could not be woken.
+                Err(Errno::BUSY) if self.is_zero_copy => {}
+                Err(Errno::BUSY) => self.sends.dropped += 1,
                 Err(_) => return FlushOutcome::Down,
             }
             self.complete();
@@ -249,8 +276,20 @@ impl QueueSocket {
         QueueLosses {
             // An empty fill ring is among the dropped.
             received: statistics.rx_dropped + statistics.rx_ring_full.unwrap_or(0) + self.invalid,
-            sent: statistics.tx_invalid_descs,
+            sent: statistics.tx_invalid_descs + self.sends.dropped,
         }
+    }
+
+    /// Packets that left through the interface, by the completion ring.
+    pub(super) fn sent(&mut self) -> u64 {
+        self.complete();
+        self.sends.sent()
+    }
+
+    /// Packets that were to be sent and are neither sent nor lost. If the socket ends now they are lost.
+    pub(super) fn unsent(&mut self) -> u64 {
+        let losses = self.losses().sent;
+        self.sends.written.saturating_sub(self.sent() + losses)
     }
 }
 

@@ -212,6 +212,25 @@ fn frames_pass_the_rings_many_times_in_order() {
             assert_eq!(receive(&mut sender, 64), frames);
         }
         assert_eq!((wire.losses(), wire.transmit_losses()), (0, 0));
+        assert_eq!(wire.sent(), 40 * 64);
+    });
+}
+
+#[test]
+fn frames_that_the_interface_drops_do_not_count_as_sent() {
+    in_namespace("not_sent", |mode| {
+        let mut wire = open("right", mode).unwrap();
+        let frames: Vec<Vec<u8>> = (0..20).map(|number| frame(number, 9, 60).build()).collect();
+        send(&mut wire, &frames[..5]);
+        // The carrier goes; the wire has not noticed yet.
+        ip("link set left down").unwrap();
+        send(&mut wire, &frames[5..]);
+        let mut patience = Patience::new(PATIENCE);
+        while wire.sent() + wire.transmit_losses() < 20 {
+            wire.flush();
+            assert!(!patience.is_over(), "{} sent, {} lost", wire.sent(), wire.transmit_losses());
+        }
+        assert_eq!((wire.sent(), wire.transmit_losses()), (5, 15));
     });
 }
 
