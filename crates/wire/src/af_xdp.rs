@@ -33,7 +33,7 @@ use xdp::{
     XdpError,
 };
 
-use self::queue::{FlushOutcome, NoQueueSocket, QueueLosses, QueueSocket};
+use self::queue::{FlushOutcome, LastAnswer, NoQueueSocket, QueueLosses, QueueSocket};
 use self::umem::{MAX_PACKET_BYTES, umem_frame_bytes};
 use crate::af_packet::Promiscuous;
 use crate::interface::{Interface, Link, failed, link_of, question_socket};
@@ -91,6 +91,9 @@ pub struct AfXdpWire {
     /// The frames that left through interfaces before this one.
     former_sent: u64,
     unserved_noted: Cell<u64>,
+    last_counters: LastAnswer<ForwardingCounters>,
+    /// Why the program could not be attached again; each reason is logged once.
+    obstacle: String,
     /// Why frames that nobody wanted were lost so far; each reason is logged once.
     noted_losses: ArrayVec<NotGivenBack, { NotGivenBack::COUNT }>,
 }
@@ -266,6 +269,8 @@ impl AfXdpWire {
             former_losses: QueueLosses::default(),
             former_sent: 0,
             unserved_noted: Cell::new(0),
+            last_counters: LastAnswer::default(),
+            obstacle: String::new(),
             noted_losses: ArrayVec::new(),
         };
         wire.check_link();
@@ -275,7 +280,7 @@ impl AfXdpWire {
     /// The counters of the program, on all interfaces of this wire.
     #[must_use]
     pub fn counters(&self) -> ForwardingCounters {
-        self.program.counters().unwrap_or_default()
+        self.last_counters.after(self.program.counters(), "the counters of the XDP program")
     }
 
     /// The number of queues, each with a socket.
@@ -330,12 +335,25 @@ impl AfXdpWire {
 
     fn attach_again(&mut self) {
         self.state = WireState::Down;
-        if let Ok((attachment, mode)) = attach(&mut self.program, &self.attached.interface, self.config.mode)
-        {
-            tracing::warn!(interface = %self.attached.interface.name, "the XDP program is attached again");
-            self.attached.attachment = Some(attachment);
-            self.attached.mode = mode;
-            self.state = WireState::Live;
+        let interface = &self.attached.interface;
+        match attach(&mut self.program, interface, self.config.mode) {
+            Ok((attachment, mode)) => {
+                tracing::warn!(interface = %interface.name, "the XDP program is attached again");
+                self.attached.attachment = Some(attachment);
+                self.attached.mode = mode;
+                self.state = WireState::Live;
+                self.obstacle.clear();
+            }
+            Err(error) => {
+                let obstacle = error.to_string();
+                if obstacle != self.obstacle {
+                    tracing::error!(
+                        interface = %interface.name,
+                        "the XDP program cannot be attached again, the host receives all packets: {obstacle}"
+                    );
+                    self.obstacle = obstacle;
+                }
+            }
         }
     }
 

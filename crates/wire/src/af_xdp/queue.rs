@@ -2,6 +2,7 @@
 //!
 //! See Documentation/networking/af_xdp.rst. The socket that also sends has frames for that of its own.
 
+use std::cell::Cell;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -45,6 +46,7 @@ pub(super) struct QueueSocket {
     queued: usize,
     sends: SendCounts,
     invalid: u64,
+    kernel_losses: LastAnswer<QueueLosses>,
 }
 
 /// The packets that a socket was given to send, by what the kernel reported of them.
@@ -159,6 +161,7 @@ impl QueueSocket {
             queued: 0,
             sends: SendCounts::default(),
             invalid: 0,
+            kernel_losses: LastAnswer::default(),
         })
     }
 
@@ -272,12 +275,13 @@ impl QueueSocket {
 
     /// Received packets that the kernel or this socket lost, and packets that were not sent.
     pub(super) fn losses(&self) -> QueueLosses {
-        let Ok(statistics) = xdp_statistics(&self.fd) else { return QueueLosses::default() };
-        QueueLosses {
+        let answer = xdp_statistics(&self.fd).map(|statistics| QueueLosses {
             // An empty fill ring is among the dropped.
-            received: statistics.rx_dropped + statistics.rx_ring_full.unwrap_or(0) + self.invalid,
-            sent: statistics.tx_invalid_descs + self.sends.dropped,
-        }
+            received: statistics.rx_dropped + statistics.rx_ring_full.unwrap_or(0),
+            sent: statistics.tx_invalid_descs,
+        });
+        let by_kernel = self.kernel_losses.after(answer, "XDP_STATISTICS");
+        QueueLosses { received: by_kernel.received + self.invalid, sent: by_kernel.sent + self.sends.dropped }
     }
 
     /// Packets that left through the interface, by the completion ring.
@@ -296,6 +300,28 @@ impl QueueSocket {
 impl AsFd for QueueSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
+    }
+}
+
+/// Counters as the kernel last reported them. They stay while it does not answer: counters that go back to
+/// zero would be counted again later.
+#[derive(Debug, Default)]
+pub(super) struct LastAnswer<T: Copy> {
+    last: Cell<T>,
+    has_noted_failure: Cell<bool>,
+}
+
+impl<T: Copy> LastAnswer<T> {
+    /// The counters of this answer, or if it is an error those of the last one. Logs the first error.
+    pub(super) fn after<E: std::fmt::Display>(&self, answer: Result<T, E>, operation: &'static str) -> T {
+        match answer {
+            Ok(counters) => self.last.set(counters),
+            Err(error) if !self.has_noted_failure.replace(true) => {
+                tracing::error!(%error, "{operation}: losses are not counted while the kernel does not answer");
+            }
+            Err(_) => {}
+        }
+        self.last.get()
     }
 }
 
@@ -330,4 +356,18 @@ fn bind_to(
         Errno::NETDOWN => WireError::InterfaceDown { interface: name() }.into(),
         error => failed(&interface.name, "bind(AF_XDP)", io::Error::from(error)).into(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counters_stay_while_the_kernel_does_not_answer() {
+        let losses = LastAnswer::default();
+        assert_eq!(losses.after(Err::<u64, _>(Errno::NOBUFS), "a call"), 0);
+        assert_eq!(losses.after(Ok::<_, Errno>(7), "a call"), 7);
+        assert_eq!(losses.after(Err(Errno::NOBUFS), "a call"), 7);
+        assert_eq!(losses.after(Ok::<_, Errno>(9), "a call"), 9);
+    }
 }
