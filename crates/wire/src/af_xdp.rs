@@ -39,7 +39,7 @@ use crate::af_packet::Promiscuous;
 use crate::interface::{Interface, Link, failed, link_of, question_socket};
 use crate::{
     AfXdpConfig, Burst, ETHERNET_BYTES, GivenBack, LiveInterface, RxFrame, SleepHint, TAG_BYTES,
-    TransmitError, VLAN_TAGS_BYTES, Wire, WireError, WireState, XdpMode,
+    TransmitError, VLAN_TAGS_BYTES, Wire, WireError, WireState,
 };
 
 /// The type of the VLAN tag that a frame may have beyond the MTU.
@@ -167,9 +167,16 @@ impl Attached {
         let questions = question_socket(&interface.name)?;
         let readable = readable(&queues).map_err(|error| failed(&interface.name, "epoll", error.into()))?;
         let promiscuous = config.promiscuous.then(|| Promiscuous::hold(&interface.name)).transpose()?;
-        let (attachment, mode) = attach(program, &interface, config.mode)?;
-        let attachment = Some(attachment);
-        Ok(Self { interface, queues, questions, readable, mode, attachment, _promiscuous: promiscuous })
+        let attachment = Some(attach(program, &interface, config.mode)?);
+        Ok(Self {
+            interface,
+            queues,
+            questions,
+            readable,
+            mode: config.mode,
+            attachment,
+            _promiscuous: promiscuous,
+        })
     }
 
     /// Gives a frame that was redirected back to the host.
@@ -224,14 +231,10 @@ fn open_queues(
 fn attach(
     program: &mut SteeringProgram,
     interface: &Interface,
-    mode: XdpMode,
-) -> Result<(Attachment, AttachMode), WireError> {
+    mode: AttachMode,
+) -> Result<Attachment, WireError> {
     let index = interface.index.cast_unsigned();
-    let mode = match mode {
-        XdpMode::Native => AttachMode::Native,
-        XdpMode::Generic => AttachMode::Generic,
-    };
-    Ok((program.attach(&interface.name, index, mode)?, mode))
+    Ok(program.attach(&interface.name, index, mode)?)
 }
 
 /// A descriptor that is readable when one of the sockets is.
@@ -337,10 +340,9 @@ impl AfXdpWire {
         self.state = WireState::Down;
         let interface = &self.attached.interface;
         match attach(&mut self.program, interface, self.config.mode) {
-            Ok((attachment, mode)) => {
+            Ok(attachment) => {
                 tracing::warn!(interface = %interface.name, "the XDP program is attached again");
                 self.attached.attachment = Some(attachment);
-                self.attached.mode = mode;
                 self.state = WireState::Live;
                 self.obstacle.clear();
             }

@@ -12,6 +12,7 @@ use std::str::FromStr;
 use packet::MacAddr;
 use serde::Deserialize;
 use serde::de::{self, Deserializer, SeqAccess, Visitor};
+use xdp::AttachMode;
 
 use super::{LinkConfig, SOFT_MAC};
 
@@ -172,28 +173,17 @@ pub struct AfXdpConfig {
     /// How many received frames each queue may hold for the engine: a power of two.
     #[serde(default = "default_queue_frames")]
     pub ring_frames: u32,
-    /// Where the kernel runs the XDP program.
+    /// Where the kernel runs the XDP program: `native`, by default, or `generic`. Only in the driver can
+    /// unmatched frames be given back to the host; in generic mode those that rules with `copy` or `sniff`
+    /// take are lost.
     #[serde(default)]
-    pub mode: XdpMode,
+    pub mode: AttachMode,
     /// Whether the driver receives into the memory of the port.
     #[serde(default)]
     pub zero_copy: ZeroCopy,
     /// Whether the engine polls for some time before it waits in the kernel, as for `af_packet`.
     #[serde(default)]
     pub busy_poll: bool,
-}
-
-/// Where the kernel runs the XDP program of an interface. Only in the driver can unmatched frames be left to
-/// the host.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum XdpMode {
-    /// In the driver; the wire is not opened if that cannot.
-    #[default]
-    Native,
-    /// In the network stack, with every driver. Frames that are redirected and not wanted are lost: those
-    /// that rules with `copy` or `sniff` take.
-    Generic,
 }
 
 /// Whether the driver of an interface receives into the memory of the port.
@@ -548,7 +538,7 @@ impl FromStr for WireConfig {
                 interface: interface.to_owned(),
                 promiscuous: false,
                 ring_frames: default_queue_frames(),
-                mode: XdpMode::Native,
+                mode: AttachMode::Native,
                 zero_copy: ZeroCopy::Never,
                 busy_poll: false,
             })),

@@ -8,6 +8,7 @@ use aya::programs::links::{FdLink, LinkError};
 use aya::programs::{ProgramError, TestRun, TestRunAttrs, TestRunOptions, Xdp, XdpMode};
 use aya::{Ebpf, EbpfError, EbpfLoader, TestRunResult};
 use packet::cube::LEVEL_WORDS;
+use serde::Deserialize;
 
 use crate::XdpError;
 use crate::blocks::{BLOCK_ENTRIES, MAX_PLACES, ROOTS, RULE_WORDS, TreeMemory};
@@ -59,9 +60,11 @@ pub enum Unserved {
 }
 
 /// Where the kernel runs the program.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum AttachMode {
-    /// In the driver.
+    /// In the driver; the program is not attached if that cannot.
+    #[default]
     Native,
     /// In the network stack, for every driver; slower, as the packet has been copied already.
     Generic,

@@ -22,8 +22,8 @@ const RING_FRAMES: u32 = 128;
 
 /// Runs a test in both modes, on a thread with a network namespace of its own, which goes away with the
 /// thread.
-fn in_namespace(name: &str, test: fn(XdpMode)) {
-    for mode in [XdpMode::Native, XdpMode::Generic] {
+fn in_namespace(name: &str, test: fn(AttachMode)) {
+    for mode in [AttachMode::Native, AttachMode::Generic] {
         let thread = std::thread::spawn(move || {
             // SAFETY: only the network namespace is left; file descriptors stay shared.
             if let Err(error) = unsafe { unshare_unsafe(UnshareFlags::NEWNET) } {
@@ -78,7 +78,7 @@ fn ip(arguments: &str) -> Result<(), String> {
     if output.status.success() { Ok(()) } else { Err(format!("ip {arguments}: {stderr}")) }
 }
 
-fn config(interface: &str, mode: XdpMode) -> AfXdpConfig {
+fn config(interface: &str, mode: AttachMode) -> AfXdpConfig {
     AfXdpConfig {
         interface: interface.to_owned(),
         promiscuous: true,
@@ -89,7 +89,7 @@ fn config(interface: &str, mode: XdpMode) -> AfXdpConfig {
     }
 }
 
-fn open(interface: &str, mode: XdpMode) -> Result<AfXdpWire, WireError> {
+fn open(interface: &str, mode: AttachMode) -> Result<AfXdpWire, WireError> {
     AfXdpWire::open(&config(interface, mode))
 }
 
@@ -277,7 +277,7 @@ fn an_interface_with_a_program_or_a_large_mtu_is_refused_with_the_remedy() {
             let index = Interface::find("right").unwrap().index.cast_unsigned();
             let attachment = other.attach("right", index, AttachMode::Generic).unwrap();
             assert!(attachment.is_attached());
-            let refusal = open("right", XdpMode::Generic).unwrap_err().to_string();
+            let refusal = open("right", AttachMode::Generic).unwrap_err().to_string();
             assert!(refusal.contains("`right` has an XDP program already (program "), "{refusal}");
             assert!(refusal.contains("xdp off"), "{refusal}");
         }
@@ -365,7 +365,7 @@ fn unmatched_frames_are_left_to_the_host_in_order() {
             assert!(!patience.is_over(), "{received} frames");
         }
         let count = expected.len() as u64;
-        if mode == XdpMode::Native {
+        if mode == AttachMode::Native {
             assert_eq!(receive(&mut host, expected.len()), expected);
             assert_eq!(given, GivenBack { frames: count, ..GivenBack::default() });
         } else {
@@ -390,7 +390,7 @@ fn a_frame_that_cannot_be_given_back_is_lost_with_its_reason() {
             assert_eq!(receive(&mut wire, 1).len(), 1);
             wire.leave_to_host(1)
         };
-        if mode == XdpMode::Generic {
+        if mode == AttachMode::Generic {
             for bytes in [60, 3512] {
                 assert_eq!(give_back(bytes), GivenBack { lost_generic: 1, ..GivenBack::default() });
             }
