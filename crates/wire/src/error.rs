@@ -134,10 +134,7 @@ pub enum WireError {
         interface: String,
     },
     /// AF_XDP sockets are not permitted to this process.
-    #[error(
-        "not permitted to open an AF_XDP socket on `{interface}`: the process needs CAP_NET_RAW, CAP_NET_ADMIN and \
-         CAP_BPF (systemd: AmbientCapabilities=CAP_NET_RAW CAP_NET_ADMIN CAP_BPF)"
-    )]
+    #[error("not permitted to open an AF_XDP socket on `{interface}`: {}", xdp::PRIVILEGES)]
     XdpNotPermitted {
         /// The interface.
         interface: String,

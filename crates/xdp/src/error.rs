@@ -2,14 +2,17 @@
 
 use std::io;
 
+/// The privileges of a process that takes packets by AF_XDP, and the settings of its unit that grant them.
+pub const PRIVILEGES: &str = "the process needs CAP_BPF, CAP_NET_ADMIN and CAP_NET_RAW \
+    (systemd: `systemctl edit steerd`, then under [Service] AmbientCapabilities=CAP_BPF CAP_NET_ADMIN CAP_NET_RAW, \
+    CapabilityBoundingSet= with the same, RestrictAddressFamilies=AF_XDP, SystemCallFilter=bpf, \
+    LimitMEMLOCK=infinity)";
+
 /// Why a program could not be loaded, attached or told about a claim.
 #[derive(Debug, thiserror::Error)]
 pub enum XdpError {
     /// A privilege is missing.
-    #[error(
-        "not permitted to {operation}: the process needs CAP_BPF and CAP_NET_ADMIN \
-         (systemd: AmbientCapabilities=CAP_BPF CAP_NET_ADMIN)"
-    )]
+    #[error("not permitted to {operation}: {PRIVILEGES}")]
     NotPermitted {
         /// The step that failed.
         operation: &'static str,
@@ -78,4 +81,22 @@ pub enum XdpError {
 
 fn of_program(program: Option<u32>) -> String {
     program.map(|id| format!(" (program {id}, `bpftool prog show id {id}`)")).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_privilege_is_named_with_the_settings_of_the_unit() {
+        let text = XdpError::NotPermitted { operation: "load an XDP program" }.to_string();
+        for part in [
+            "not permitted to load an XDP program",
+            "AmbientCapabilities=CAP_BPF CAP_NET_ADMIN CAP_NET_RAW",
+            "CapabilityBoundingSet=",
+            "SystemCallFilter=bpf",
+        ] {
+            assert!(text.contains(part), "no {part:?} in {text}");
+        }
+    }
 }

@@ -44,7 +44,7 @@ mod program;
 mod tree;
 
 pub use claims::{ClaimReport, ClaimTable};
-pub use error::XdpError;
+pub use error::{PRIVILEGES, XdpError};
 pub use program::{
     AttachMode, Attachment, ForwardingCounters, FrameTrial, ProgramOptions, SteeringProgram, Unserved, load,
 };
