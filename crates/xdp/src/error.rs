@@ -56,7 +56,10 @@ pub enum XdpError {
         source: io::Error,
     },
     /// The table of claims is full.
-    #[error("there are {limit} different claims already; raise the limit on claims")]
+    #[error(
+        "there are {limit} different claims already, the most that an AF_XDP wire takes: merge rules, or use the wire \
+         af_packet"
+    )]
     Full {
         /// The most claims.
         limit: u32,

@@ -46,6 +46,7 @@ mod tree;
 pub use claims::{ClaimReport, ClaimTable};
 pub use error::{PRIVILEGES, XdpError};
 pub use program::{
-    AttachMode, Attachment, ForwardingCounters, FrameTrial, ProgramOptions, SteeringProgram, Unserved, load,
+    AttachMode, Attachment, ForwardingCounters, FrameTrial, MAX_CLAIMS, ProgramOptions, SteeringProgram,
+    Unserved, load,
 };
 pub use tree::Claim;

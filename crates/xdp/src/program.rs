@@ -11,7 +11,7 @@ use packet::cube::LEVEL_WORDS;
 use serde::Deserialize;
 
 use crate::XdpError;
-use crate::blocks::{BLOCK_ENTRIES, MAX_PLACES, ROOTS, RULE_WORDS, TreeMemory};
+use crate::blocks::{BLOCK_ENTRIES, BLOCKS_PER_CLAIM, MAX_PLACES, ROOTS, RULE_WORDS, TreeMemory};
 use crate::claims::ClaimTable;
 use crate::grace::KernelGrace;
 use crate::memory::SharedWords;
@@ -29,14 +29,15 @@ const LEAVE: &str = "leave";
 /// Words of the program's `struct scratch`: four counters and an image.
 const SCRATCH_WORDS: usize = 4 + LEVEL_WORDS;
 
+/// The most claims of a program.
+pub const MAX_CLAIMS: u32 = MAX_PLACES / BLOCKS_PER_CLAIM;
+
 /// The sizes of a program's tables, and what it does where it cannot redirect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProgramOptions {
-    /// The most different claims; 128 bytes of kernel memory each.
+    /// The most different claims, up to [`MAX_CLAIMS`]; 384 bytes of kernel memory each, with the blocks of the
+    /// trees.
     pub claims: u32,
-    /// The most blocks of the trees; 64 bytes of kernel memory each. 10,000 claims of real rule sets need
-    /// some 20,000, and twice as many while they are built anew.
-    pub blocks: u32,
     /// The queues of the interface.
     pub queues: u32,
     /// The fate of claimed packets of a queue that has no socket.
@@ -45,7 +46,7 @@ pub struct ProgramOptions {
 
 impl Default for ProgramOptions {
     fn default() -> Self {
-        Self { claims: 1 << 16, blocks: 1 << 16, queues: 64, unserved: Unserved::Pass }
+        Self { claims: 1 << 16, queues: 64, unserved: Unserved::Pass }
     }
 }
 
@@ -127,8 +128,9 @@ pub fn load(options: &ProgramOptions) -> Result<(SteeringProgram, ClaimTable), X
 
 fn load_object(object: &[u8], options: &ProgramOptions) -> Result<(SteeringProgram, ClaimTable), XdpError> {
     // One more rule, which matches nothing.
-    let rules = options.claims.clamp(1, MAX_PLACES - 1) + 1;
-    let blocks = options.blocks.clamp(1, MAX_PLACES);
+    let claims = options.claims.clamp(1, MAX_CLAIMS);
+    let rules = claims + 1;
+    let blocks = claims * BLOCKS_PER_CLAIM;
     let queues = options.queues.max(1);
     let unserved: u32 = match options.unserved {
         Unserved::Drop => 1,
@@ -161,7 +163,7 @@ fn load_object(object: &[u8], options: &ProgramOptions) -> Result<(SteeringProgr
     );
     let scratch = map(&mut ebpf, "SCRATCH_MAP")?;
     let sockets = map(&mut ebpf, "SOCKET_MAP")?;
-    let claims = ClaimTable::new(Trees::new(memory), options.claims);
+    let claims = ClaimTable::new(Trees::new(memory), claims);
     Ok((SteeringProgram { ebpf, scratch, sockets, queues }, claims))
 }
 

@@ -6,6 +6,7 @@ use device_model::Limit;
 use flow_table::{Actions, CounterId, FlowError, FlowId, FlowRule, QpSlot};
 use ibverbs_sys::ibv_flow_attr;
 use rustix::thread::CapabilitySet;
+use xdp::XdpError;
 
 pub use super::flow_attr::FlowRequest;
 use super::{flow_attr, has_capability};
@@ -91,7 +92,11 @@ pub fn insert(nic: &Nic, request: &FlowRequest, prepare: impl FnOnce(&State) -> 
         claimed.map_err(|error| {
             tracing::warn!(%error, "a flow was refused, because its packets cannot be taken from the interface");
             flows.change(|table| table.remove(rule.id));
-            FlowError::Full { what: "claims", limit: nic.rules().flow.table.max_flows, of: Limit::Flows }
+            let limit = match error {
+                XdpError::Full { limit } => limit as usize,
+                _ => nic.rules().flow.table.max_flows,
+            };
+            FlowError::Full { what: "claims", limit, of: Limit::Flows }
         })
     });
     added.map_err(|error| {

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use proptest::prelude::*;
 
 use super::*;
-use crate::blocks::RULE_WORDS;
+use crate::blocks::{BLOCKS_PER_CLAIM, RULE_WORDS};
 use crate::grace::GracePeriod;
 use crate::memory::SharedWords;
 
@@ -154,4 +154,46 @@ fn ten_thousand_claims_of_ports_are_exact_and_need_few_comparisons() {
     let image = |src: u64, dst: u64| [src << 16 | dst, 0, 0, 0, 0, 0, 0, 0];
     assert_eq!(trees.memory.decide(&image(77, 1)), Some(false));
     assert_eq!(trees.memory.decide(&image(78, 1)), None);
+}
+
+/// Rules of the kinds that policies have: services of hosts, networks of both lengths, ports, pairs of hosts.
+fn rule_like(number: u32) -> Claim {
+    let random = u64::from(number.wrapping_add(1)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let (one, other) = (random >> 32, random & 0xffff_ffff);
+    let (v4, udp, protocol) = (1 << 63, 17 << 40, 0xff << 40);
+    let (host, network) = (0xffff_ffff << 32, 0xffff_f000 << 32);
+    let claim = |ports: u64, dst: u64, src: u64| {
+        let value = [v4 | udp | other, one << 32, other << 32, 0, 0, 0, 0, 0];
+        Claim::new(value, [v4 | protocol | ports, dst, src, 0, 0, 0, 0, 0])
+    };
+    match number % 8 {
+        0..3 => claim(0xffff, host, 0),
+        3 => claim(0, network, 0),
+        4 => claim(0, 0, host),
+        5 => claim(0xffff_ffff, 0, 0),
+        _ => claim(0xffff, host, host),
+    }
+}
+
+#[test]
+fn as_many_claims_as_there_may_be_have_blocks_while_they_change() {
+    const LIMIT: usize = if cfg!(miri) { 64 } else { 1 << 16 };
+    let mut seen = std::collections::HashSet::new();
+    let mut claims = (0..).map(rule_like).filter(move |claim| seen.insert(*claim));
+    let (mut trees, _) = trees(LIMIT * BLOCKS_PER_CLAIM as usize, LIMIT);
+    let mut present: Vec<_> = claims.by_ref().take(LIMIT).map(|claim| trees.add(&claim).unwrap()).collect();
+    println!("{LIMIT} claims: {} blocks, {} widened", trees.memory.used().0, trees.widened());
+    assert_eq!(trees.add(&claims.next().unwrap()), Err(NoRule));
+    // All are replaced, some at a time.
+    let mut most = 0;
+    for (number, claim) in claims.take(2 * LIMIT).enumerate() {
+        let at = number.wrapping_mul(7919) % LIMIT;
+        trees.remove(present[at]);
+        present[at] = trees.add(&claim).unwrap();
+        most = most.max(trees.memory.used().0);
+    }
+    println!("later at most {most} blocks, {} widened", trees.widened());
+    assert_eq!(trees.widened(), 0);
+    present.into_iter().for_each(|rule| trees.remove(rule));
+    assert_eq!(trees.memory.used(), (0, 0));
 }
