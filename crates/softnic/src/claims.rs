@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use flow_table::{FlowId, FlowRule};
-use xdp::{Claim, ClaimTable, XdpError};
+use xdp::{Claim, ClaimReport, ClaimTable, XdpError};
 
 /// The claims of a port; nothing for wires that receive all frames.
 #[derive(Debug, Default)]
@@ -49,6 +49,11 @@ impl FlowClaims {
         if let Some(claim) = flows.of_flow.remove(&flow) {
             flows.table.remove(&claim);
         }
+    }
+
+    /// How exactly the wire represents the claims; `None` for wires that receive all frames.
+    pub(crate) fn report(&self) -> Option<ClaimReport> {
+        Some(self.lock()?.table.report())
     }
 
     fn lock(&self) -> Option<MutexGuard<'_, ClaimedFlows>> {

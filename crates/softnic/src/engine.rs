@@ -119,6 +119,7 @@ struct EnginePort {
     splits: Splits,
     /// The losses that the wire reported so far.
     receive_losses: u64,
+    beyond_claims: u64,
     transmit_losses: u64,
     /// The lost frames that are still counted as sent.
     counted_losses: u64,
@@ -137,6 +138,7 @@ impl EnginePort {
             splits: Splits::default(),
             wire: port.wire,
             receive_losses: 0,
+            beyond_claims: 0,
             transmit_losses: 0,
             counted_losses: 0,
         }
@@ -146,6 +148,9 @@ impl EnginePort {
         let losses = self.wire.losses();
         stats.wire_lost += losses.saturating_sub(self.receive_losses);
         self.receive_losses = losses;
+        let beyond_claims = self.wire.beyond_claims();
+        stats.beyond_claims += beyond_claims.saturating_sub(self.beyond_claims);
+        self.beyond_claims = beyond_claims;
     }
 
     /// Moves the frames that the wire took and could not send since the last call from those that were sent

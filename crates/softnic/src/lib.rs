@@ -51,3 +51,4 @@ pub use personality::{ModelPersonality, Personality, UnknownPersonality};
 pub use queue_memory::resource;
 pub use shared::PortConfig;
 pub use stats::PortStats;
+pub use xdp::ClaimReport;

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use packet::MacAddr;
 use parking::{Wakeup, join_within};
 use wire::MAX_MTU_BYTES;
+use xdp::ClaimReport;
 
 use crate::clock::{ClockView, MAX_KILOHERTZ};
 use crate::engine::profile::EngineProfile;
@@ -266,6 +267,13 @@ impl SoftNic {
     #[must_use]
     pub fn port_stats(&self, port: u8) -> PortStats {
         self.nic.port(port).map(|port| port.counters.read()).unwrap_or_default()
+    }
+
+    /// The claims of the flows of a port (from 1) on its wire; `None` if the wire receives all frames. Waits for
+    /// a flow that is being created.
+    #[must_use]
+    pub fn port_claims(&self, port: u8) -> Option<ClaimReport> {
+        self.nic.port(port)?.claims.report()
     }
 
     /// Frames and copies for a work queue that met no posted buffer, by the queue's number (`ibv_wq.wq_num`);

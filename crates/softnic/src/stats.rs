@@ -62,10 +62,15 @@ pub struct PortStats {
     pub unreturned_long: u64,
     /// Frames that no flow trapped, lost because the kernel refused to take them back.
     pub unreturned_refused: u64,
+    /// Frames that the wire had taken from the kernel and gave back to it; among `unmatched`.
+    pub given_back: u64,
+    /// Frames that the wire took from the kernel although it is not known whether a flow claims them. Most are
+    /// in `rx_frames`, those that it lost then in `wire_lost`.
+    pub beyond_claims: u64,
 }
 
 /// How many numbers [`PortStats`] holds.
-const FIELDS: usize = 24;
+const FIELDS: usize = 26;
 
 impl PortStats {
     /// The sum of what can become of a received frame.
@@ -89,6 +94,7 @@ impl PortStats {
     /// those that are lost. They are among the unmatched frames of the same burst.
     pub(crate) fn note_given_back(&mut self, given: GivenBack) {
         self.unmatched = self.unmatched.saturating_sub(given.lost());
+        self.given_back += given.frames;
         self.unreturned_generic += given.lost_generic;
         self.unreturned_long += given.lost_long;
         self.unreturned_refused += given.lost_refused;
@@ -167,6 +173,8 @@ impl PortStats {
             &mut self.unreturned_generic,
             &mut self.unreturned_long,
             &mut self.unreturned_refused,
+            &mut self.given_back,
+            &mut self.beyond_claims,
         ]
     }
 
@@ -271,7 +279,7 @@ mod tests {
     fn a_frame_that_cannot_be_given_back_is_lost_and_not_left_to_the_kernel() {
         let mut stats = PortStats { rx_frames: 10, unmatched: 10, ..PortStats::default() };
         stats.note_given_back(GivenBack { frames: 4, lost_generic: 1, lost_long: 2, lost_refused: 3 });
-        assert_eq!((stats.unmatched, stats.dispositions()), (4, 10));
+        assert_eq!((stats.unmatched, stats.given_back, stats.dispositions()), (4, 4, 10));
         let lost = (stats.unreturned_generic, stats.unreturned_long, stats.unreturned_refused);
         assert_eq!(lost, (1, 2, 3));
         assert_eq!(PortStats::from_array(stats.to_array()), stats);

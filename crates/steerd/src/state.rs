@@ -282,9 +282,21 @@ pub(crate) struct PortState {
     /// `None`: the device does not count what its ports receive; unknown is not zero.
     #[serde(flatten)]
     pub(crate) counters: Option<PortCounters>,
+    /// `None`: the wire takes no packets away from the kernel.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) claims: Option<PortClaims>,
     /// Lost, not dropped by a rule, as far as the device counts it. [`LOST_ON_WIRE`]: lost before the port
     /// received it; all other reasons are part of what it received.
     pub(crate) lost_packets: Reasons,
+}
+
+/// The packets that the flows of a port claim of its interface.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub(crate) struct PortClaims {
+    /// Different claims.
+    pub(crate) count: u64,
+    /// Places of the claims' trees where more packets are taken than are claimed.
+    pub(crate) widened_places: u64,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -297,6 +309,10 @@ pub(crate) struct PortCounters {
     /// Dropped by a rule in the device.
     pub(crate) rule_dropped_packets: u64,
     pub(crate) kernel_packets: u64,
+    /// Taken from the kernel and given back; among `kernel_packets`.
+    pub(crate) given_back_packets: u64,
+    /// Taken from the kernel although it is not known whether a flow claims them.
+    pub(crate) beyond_claims_packets: u64,
     /// Merged frames that the wire split, not part of the received packets, and the packets that it made of
     /// them, which are.
     pub(crate) split_packets: u64,

@@ -550,6 +550,10 @@ impl Wire for AfXdpWire {
         self.former_losses.received + self.attached.losses().received + unserved
     }
 
+    fn beyond_claims(&self) -> u64 {
+        self.counters().beyond_bounds
+    }
+
     fn transmit_losses(&self) -> u64 {
         self.former_losses.sent + self.attached.losses().sent
     }

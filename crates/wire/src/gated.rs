@@ -78,6 +78,10 @@ impl Wire for GatedWire {
         self.wire.losses()
     }
 
+    fn beyond_claims(&self) -> u64 {
+        self.wire.beyond_claims()
+    }
+
     fn takes_merged(&self) -> bool {
         self.wire.takes_merged()
     }
@@ -130,6 +134,9 @@ mod tests {
         fn takes_away(&self) -> bool {
             true
         }
+        fn beyond_claims(&self) -> u64 {
+            17
+        }
         fn leave_to_host(&mut self, _: u64) -> GivenBack {
             self.0.fetch_add(LEFT, Ordering::Relaxed);
             GivenBack { lost_long: 3, ..GivenBack::default() }
@@ -154,7 +161,7 @@ mod tests {
         assert_eq!(tended.load(Ordering::Relaxed), 1, "a closed wire is still tended");
         open.store(true, Ordering::Relaxed);
         assert_eq!((received(&mut gated), gated.sleep_hint()), (1, SleepHint::NEVER));
-        assert_eq!(gated.leave_to_host(1).lost(), 3);
+        assert_eq!((gated.leave_to_host(1).lost(), gated.beyond_claims()), (3, 17));
         assert_eq!((gated.takes_away(), tended.load(Ordering::Relaxed)), (true, 1 + LEFT));
     }
 }

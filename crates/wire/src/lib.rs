@@ -171,6 +171,12 @@ pub trait Wire: Send {
         0
     }
 
+    /// Received frames of which it is not known whether a claim matches them, because the trees of the claims
+    /// have no room for them all ([`xdp::ForwardingCounters::beyond_bounds`]). May make a system call.
+    fn beyond_claims(&self) -> u64 {
+        0
+    }
+
     /// Returns whether it hands over frames of up to [`MAX_MERGED_BYTES`], regardless of the MTU.
     fn takes_merged(&self) -> bool {
         false

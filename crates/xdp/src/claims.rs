@@ -14,6 +14,8 @@ pub struct ClaimTable {
     /// The rule of each claim, and how often it was added.
     rules: HashMap<Claim, (RulePlace, u64)>,
     limit: u32,
+    /// The number of widened places, unless the trees have changed since it was counted.
+    widened: Option<usize>,
 }
 
 /// How exactly the trees represent the claims.
@@ -27,7 +29,7 @@ pub struct ClaimReport {
 
 impl ClaimTable {
     pub(crate) fn new(trees: Trees, limit: u32) -> Self {
-        Self { trees, rules: HashMap::new(), limit }
+        Self { trees, rules: HashMap::new(), limit, widened: None }
     }
 
     /// Adds a claim. When this has returned, no packet that arrives and is claimed is passed. A claim that
@@ -40,6 +42,7 @@ impl ClaimTable {
             *times += 1;
             return Ok(());
         }
+        self.widened = None;
         let rule = self.trees.add(claim).map_err(|_| XdpError::Full { limit: self.limit })?;
         self.rules.insert(*claim, (rule, 1));
         Ok(())
@@ -52,15 +55,18 @@ impl ClaimTable {
         *times -= 1;
         if *times == 0 {
             let rule = *rule;
+            self.widened = None;
             self.rules.remove(claim);
             self.trees.remove(rule);
         }
         true
     }
 
-    /// How exactly the trees represent the claims. Walks through all of them.
+    /// How exactly the trees represent the claims. Walks through all of them if they have changed since it was
+    /// last asked.
     #[must_use]
-    pub fn report(&self) -> ClaimReport {
-        ClaimReport { claims: self.rules.len(), widened: self.trees.widened() }
+    pub fn report(&mut self) -> ClaimReport {
+        let widened = *self.widened.get_or_insert_with(|| self.trees.widened());
+        ClaimReport { claims: self.rules.len(), widened }
     }
 }

@@ -16,8 +16,8 @@ use prometheus::proto::{self, Bucket, Histogram, LabelPair, MetricFamily, Metric
 use crate::effects::Effect;
 use crate::outcome::{Count, PacketOutcome};
 use crate::state::{
-    Accounting, Buckets, DeviceState, LatencyState, OtherDeviceState, PortCounters, PortState, Reasons,
-    RuleState, SinkState, SinkTrafficState, State, WorkerState,
+    Accounting, Buckets, DeviceState, LatencyState, OtherDeviceState, PortClaims, PortCounters, PortState,
+    Reasons, RuleState, SinkState, SinkTrafficState, State, WorkerState,
 };
 
 /// All metrics of a state.
@@ -154,6 +154,17 @@ static METRICS: &[Metric] = &[
     counter("steerd_port_kernel_packets_total", &["port"],
         "Unmatched packets, left to the kernel, copied or not.",
         |s| ports(s, |p| p.kernel_packets)),
+    counter("steerd_port_given_back_packets_total", &["port"],
+        "Packets that the wire af_xdp had taken from the kernel and gave back; they are among the kernel's.",
+        |s| ports(s, |p| p.given_back_packets)),
+    counter("steerd_port_beyond_claims_packets_total", &["port"],
+        "Packets that the wire af_xdp took from the kernel although it is not known whether a flow wants them.",
+        |s| ports(s, |p| p.beyond_claims_packets)),
+    gauge("steerd_port_claims", &["port"], "Different claims of the flows of a port with the wire af_xdp.",
+        |s| claims(s, |c| c.count)),
+    gauge("steerd_port_claims_widened_places", &["port"],
+        "Places of the claims' trees where the wire af_xdp takes more packets than are claimed.",
+        |s| claims(s, |c| c.widened_places)),
     counter("steerd_port_split_packets_total", &["port"],
         "Merged frames (GRO, segmentation offload) that the port split into the packets that it received.",
         |s| ports(s, |p| p.split_packets)),
@@ -301,6 +312,12 @@ fn reloads<'s>(s: &Sources<'s>) -> Vec<Series<'s>> {
 fn ports<'s>(s: &Sources<'s>, value: fn(&PortCounters) -> u64) -> Vec<Series<'s>> {
     let counted = s.state.ports.iter().filter_map(|port| Some((port.port, port.counters.as_ref()?)));
     counted.map(|(port, of)| (vec![port.to_string().into()], Value::Number(count(value(of))))).collect()
+}
+
+/// The claims of the ports whose wires take packets away from the kernel.
+fn claims<'s>(s: &Sources<'s>, value: fn(&PortClaims) -> u64) -> Vec<Series<'s>> {
+    let claiming = s.state.ports.iter().filter_map(|port| Some((port.port, port.claims.as_ref()?)));
+    claiming.map(|(port, of)| (vec![port.to_string().into()], Value::Number(count(value(of))))).collect()
 }
 
 /// The ports of soft NICs that only send.

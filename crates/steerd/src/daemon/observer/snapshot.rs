@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use control::{Counted, Device, DropTotals};
 use program::{DEFAULT_RULE, Placement, Program, RUNTIME_RULES, RuleId, SinkId, WorkerId};
-use softnic::PortStats;
+use softnic::{ClaimReport, PortStats, SoftNic};
 use worker::sinks::{PacketSizes, TopFlow};
 use worker::{Distribution, SinkTraffic, WorkerSnapshot};
 
@@ -19,8 +19,9 @@ use crate::daemon::sinks::SinkView;
 use crate::effects::Effect;
 use crate::outcome::{self, Count, PacketOutcome, WorkerOutcomes};
 use crate::state::{
-    Buckets, DeviceState, LOST_ON_WIRE, LatencyState, OtherDeviceState, PolicyState, PortCounters, PortState,
-    Reasons, RuleState, SinkState, SinkTrafficState, State, TOP_FLOWS_MAX, TopFlowState, WorkerState,
+    Buckets, DeviceState, LOST_ON_WIRE, LatencyState, OtherDeviceState, PolicyState, PortClaims,
+    PortCounters, PortState, Reasons, RuleState, SinkState, SinkTrafficState, State, TOP_FLOWS_MAX,
+    TopFlowState, WorkerState,
 };
 use crate::telemetry::accounting::{self, InFlight};
 use crate::telemetry::http::Probes;
@@ -454,6 +455,7 @@ fn ports(observer: &Observer, stats: Option<&[PortStats]>) -> Vec<PortState> {
         let lost_packets = || out_of_buffer().map(|packets| ("out_of_buffer", packets)).into_iter().collect();
         PortState {
             lost_packets: stats.map_or_else(lost_packets, losses),
+            claims: observer.soft_nic().and_then(|nic| claims(nic, *number)),
             ..port(device, wires, *number, stats)
         }
     };
@@ -472,6 +474,7 @@ fn port(device: &Device, wires: &[String], number: u8, stats: Option<&PortStats>
             Err(_) => None,
         },
         counters: stats.map(counters),
+        claims: None,
         lost_packets: Reasons::new(),
     }
 }
@@ -491,6 +494,11 @@ fn other_devices(observer: &Observer, stalled: &[Part]) -> Vec<OtherDeviceState>
     observer.opened.others.iter().map(state).collect()
 }
 
+fn claims(nic: &SoftNic, port: u8) -> Option<PortClaims> {
+    let ClaimReport { claims, widened } = nic.port_claims(port)?;
+    Some(PortClaims { count: claims as u64, widened_places: widened as u64 })
+}
+
 fn counters(stats: &PortStats) -> PortCounters {
     PortCounters {
         received_packets: stats.rx_frames,
@@ -499,6 +507,8 @@ fn counters(stats: &PortStats) -> PortCounters {
         replicated_packets: stats.replicated,
         rule_dropped_packets: stats.flow_dropped,
         kernel_packets: stats.unmatched,
+        given_back_packets: stats.given_back,
+        beyond_claims_packets: stats.beyond_claims,
         split_packets: stats.split_frames,
         split_segments: stats.split_segments,
         sent_packets: stats.tx_frames,
