@@ -10,9 +10,10 @@
 //! of its name, and the program is attached to that with new sockets. Another program cannot take the place
 //! of this one while the `bpf_link` exists; should somebody detach it, it is attached again.
 //!
-//! Packets come as the program sees them. Where the interface keeps VLAN tags beside the packet, or leaves
-//! checksums to be completed by the receiver, as a veth does, the sender has to be told (`ethtool -K PEER
-//! txvlan off tx off`).
+//! Packets come as the program sees them. An interface that strips VLAN tags or merges packets before that is
+//! refused, with the command that switches it off ([`offloads`]); if it is switched on later that is an error
+//! in the log. Where the sender keeps VLAN tags beside the packet, or leaves checksums to be completed by the
+//! receiver, as a veth does, the sender has to be told (`ethtool -K PEER txvlan off tx off`).
 
 mod cursor;
 mod queue;
@@ -36,7 +37,7 @@ use xdp::{
 use self::queue::{FlushOutcome, LastAnswer, NoQueueSocket, QueueLosses, QueueSocket};
 use self::umem::{MAX_PACKET_BYTES, umem_frame_bytes};
 use crate::af_packet::Promiscuous;
-use crate::interface::{Interface, Link, failed, link_of, question_socket};
+use crate::interface::{Interface, Link, failed, link_of, offloads, question_socket};
 use crate::{
     AfXdpConfig, Burst, ETHERNET_BYTES, GivenBack, LiveInterface, RxFrame, SleepHint, TAG_BYTES,
     TransmitError, VLAN_TAGS_BYTES, Wire, WireError, WireState,
@@ -92,6 +93,8 @@ pub struct AfXdpWire {
     former_sent: u64,
     unserved_noted: Cell<u64>,
     last_counters: LastAnswer<ForwardingCounters>,
+    /// The offloads that hide parts of packets, if some were switched on since.
+    hidden: Option<String>,
     /// Why the program could not be attached again; each reason is logged once.
     obstacle: String,
     /// Why frames that nobody wanted were lost so far; each reason is logged once.
@@ -165,6 +168,13 @@ impl Attached {
             program.set_socket(number as u32, queue.as_fd())?;
         }
         let questions = question_socket(&interface.name)?;
+        // Before the program takes packets: a kernel or driver that switches an offload off when it is attached
+        // does so too late for those that are on their way.
+        if let Some(problem) =
+            offloads::problem(&interface.name, &offloads::active(questions.as_fd(), &interface.name))
+        {
+            return Err(refused(problem));
+        }
         let readable = readable(&queues).map_err(|error| failed(&interface.name, "epoll", error.into()))?;
         let promiscuous = config.promiscuous.then(|| Promiscuous::hold(&interface.name)).transpose()?;
         let attachment = Some(attach(program, &interface, config.mode)?);
@@ -274,6 +284,7 @@ impl AfXdpWire {
             unserved_noted: Cell::new(0),
             last_counters: LastAnswer::default(),
             obstacle: String::new(),
+            hidden: None,
             noted_losses: ArrayVec::new(),
         };
         wire.check_link();
@@ -326,6 +337,7 @@ impl AfXdpWire {
     /// Attaches the program again if somebody has detached it.
     fn check_program(&mut self) {
         self.next_program_check = Instant::now() + PROGRAM_CHECK_INTERVAL;
+        self.check_offloads();
         let Some(attachment) = &self.attached.attachment else { return self.attach_again() };
         if attachment.is_attached() {
             return;
@@ -334,6 +346,16 @@ impl AfXdpWire {
         tracing::error!(%interface, "the XDP program was detached: the host receives all packets");
         self.attached.attachment = None;
         self.attach_again();
+    }
+
+    /// Logs each change of the offloads to such that hide parts of packets.
+    fn check_offloads(&mut self) {
+        let Attached { interface: Interface { name, .. }, questions, .. } = &self.attached;
+        let problem = offloads::problem(name, &offloads::active(questions.as_fd(), name));
+        if let Some(problem) = problem.as_ref().filter(|_| problem != self.hidden) {
+            tracing::error!(interface = %name, "packets are not seen as they arrived: {problem}");
+        }
+        self.hidden = problem;
     }
 
     fn attach_again(&mut self) {

@@ -1,5 +1,7 @@
 //! Network interfaces: found by name, asked for their addresses, MTU and state; see netdevice(7).
 
+pub(crate) mod offloads;
+
 use std::io;
 use std::mem::zeroed;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -105,14 +107,20 @@ fn flags(socket: BorrowedFd<'_>, name: &str) -> io::Result<libc::c_int> {
     Ok(unsafe { answer.ifr_ifru.ifru_flags }.into())
 }
 
-/// One of the `SIOCGIF*` questions about an interface.
-fn request(socket: BorrowedFd<'_>, name: &str, what: libc::Ioctl) -> io::Result<libc::ifreq> {
+/// A question about an interface.
+fn interface_request(name: &str) -> libc::ifreq {
     // SAFETY: all bits zero is a valid `ifreq`.
     let mut request: libc::ifreq = unsafe { zeroed() };
     // The last byte stays 0: `Interface::find` refused longer names.
     for (place, byte) in request.ifr_name.iter_mut().zip(name.bytes().take(libc::IFNAMSIZ - 1)) {
         *place = byte as libc::c_char;
     }
+    request
+}
+
+/// One of the `SIOCGIF*` questions about an interface.
+fn request(socket: BorrowedFd<'_>, name: &str, what: libc::Ioctl) -> io::Result<libc::ifreq> {
+    let mut request = interface_request(name);
     // SAFETY: the `SIOCGIF*` questions take a pointer to an `ifreq`, which lives through the call.
     let rc = unsafe { libc::ioctl(socket.as_raw_fd(), what, &raw mut request) };
     if rc == 0 { Ok(request) } else { Err(io::Error::last_os_error()) }

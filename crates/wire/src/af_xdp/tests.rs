@@ -412,6 +412,18 @@ fn a_frame_that_cannot_be_given_back_is_lost_with_its_reason() {
 }
 
 #[test]
+fn offloads_of_a_veth_are_not_refused() {
+    in_namespace("offloads", |_| {
+        let socket = question_socket("right").unwrap();
+        // A veth reports that it strips tags, and does not.
+        let reported = offloads::of_features(socket.as_fd(), "right").unwrap();
+        let text = offloads::problem("right", &reported).unwrap();
+        assert!(text.contains("ethtool -K right rxvlan off"), "{text}");
+        assert_eq!(offloads::active(socket.as_fd(), "right"), []);
+    });
+}
+
+#[test]
 fn an_idle_engine_is_woken_by_a_claimed_frame() {
     in_namespace("woken", |mode| {
         let mut wire = open("right", mode).unwrap();
