@@ -412,6 +412,26 @@ fn a_frame_that_cannot_be_given_back_is_lost_with_its_reason() {
 }
 
 #[test]
+fn a_program_that_cannot_be_attached_again_is_tried_again() {
+    in_namespace("attach_again", |mode| {
+        let mut wire = open("right", mode).unwrap();
+        wire.claims().unwrap().add(&port_claim(9)).unwrap();
+        wire.attached.attachment = None;
+        let (mut other, _claims) = xdp::load(&ProgramOptions::default()).unwrap();
+        let index = wire.attached.interface.index.cast_unsigned();
+        let occupied = other.attach("right", index, mode).unwrap();
+        wire.attach_again();
+        assert_eq!(wire.state(), WireState::Down);
+        assert!(wire.obstacle.contains("`right` has an XDP program already"), "{}", wire.obstacle);
+        drop(occupied);
+        wire.attach_again();
+        assert_eq!((wire.state(), &*wire.obstacle), (WireState::Live, ""));
+        send(&mut watch("left"), &[frame(1, 9, 60).build()]);
+        assert_eq!(receive(&mut wire, 1).len(), 1);
+    });
+}
+
+#[test]
 fn offloads_of_a_veth_are_not_refused() {
     in_namespace("offloads", |_| {
         let socket = question_socket("right").unwrap();
