@@ -269,8 +269,8 @@ impl SoftNic {
         self.nic.port(port).map(|port| port.counters.read()).unwrap_or_default()
     }
 
-    /// The claims of the flows of a port (from 1) on its wire; `None` if the wire receives all frames. Waits for
-    /// a flow that is being created.
+    /// The claims of the flows of a port (from 1) on its wire; `None` if the wire receives all frames. Waits
+    /// for a flow that is being created.
     #[must_use]
     pub fn port_claims(&self, port: u8) -> Option<ClaimReport> {
         self.nic.port(port)?.claims.report()

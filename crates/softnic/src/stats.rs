@@ -64,8 +64,8 @@ pub struct PortStats {
     pub unreturned_refused: u64,
     /// Frames that the wire had taken from the kernel and gave back to it; among `unmatched`.
     pub given_back: u64,
-    /// Frames that the wire took from the kernel although it is not known whether a flow claims them. Most are
-    /// in `rx_frames`, those that it lost then in `wire_lost`.
+    /// Frames that the wire took from the kernel although it is not known whether a flow claims them. Most
+    /// are in `rx_frames`, those that it lost then in `wire_lost`.
     pub beyond_claims: u64,
 }
 

@@ -168,8 +168,8 @@ impl Attached {
             program.set_socket(number as u32, queue.as_fd())?;
         }
         let questions = question_socket(&interface.name)?;
-        // Before the program takes packets: a kernel or driver that switches an offload off when it is attached
-        // does so too late for those that are on their way.
+        // The offloads are read before the program takes packets: a driver that switches them off when it is
+        // attached does so too late for packets that are on their way.
         if let Some(problem) =
             offloads::problem(&interface.name, &offloads::active(questions.as_fd(), &interface.name))
         {

@@ -34,8 +34,8 @@ pub(crate) const RULE_WORDS: usize = 2 * LEVEL_WORDS;
 /// The most blocks, and rules, that a reference can name.
 pub(crate) const MAX_PLACES: u32 = 1 << PLACE_BITS;
 
-/// Blocks for each claim that there may be. 10,000 claims of real rule sets need some 20,000 blocks, and twice
-/// as many while they are built anew, before the old ones are free.
+/// Blocks for each claim that there may be. 10,000 claims of real rule sets need some 20,000 blocks, and
+/// twice as many while they are built anew, before the old ones are free.
 pub(crate) const BLOCKS_PER_CLAIM: u32 = 4;
 
 const PLACE_BITS: u32 = 22;

@@ -62,8 +62,8 @@ impl ClaimTable {
         true
     }
 
-    /// How exactly the trees represent the claims. Walks through all of them if they have changed since it was
-    /// last asked.
+    /// How exactly the trees represent the claims. Walks through all of them if they have changed since it
+    /// was last asked.
     #[must_use]
     pub fn report(&mut self) -> ClaimReport {
         let widened = *self.widened.get_or_insert_with(|| self.trees.widened());

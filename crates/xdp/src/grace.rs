@@ -6,11 +6,11 @@
 //! starts later reads the new one.
 //!
 //! The kernel waits for such a grace period when user space replaces a map inside a map, with one processor
-//! and with many, with `nohz_full` and with PREEMPT_RT: `maybe_wait_bpf_programs` in kernel/bpf/syscall.c calls
-//! `synchronize_rcu` so that "userspace, when we return to it, knows that all programs that could be running
-//! use the new map value" (since Linux 4.20). [`KernelGrace`] has two maps for this alone. membarrier(2) is no
-//! substitute: it refuses under `nohz_full`, and returns at once where there is one processor. A wait takes some
-//! 11 ms (Linux 6.18, two processors that are in use).
+//! and with many, with `nohz_full` and with PREEMPT_RT: `maybe_wait_bpf_programs` in kernel/bpf/syscall.c
+//! calls `synchronize_rcu` so that "userspace, when we return to it, knows that all programs that could be
+//! running use the new map value" (since Linux 4.20). [`KernelGrace`] has two maps for this alone.
+//! membarrier(2) is no substitute: it refuses under `nohz_full`, and returns at once where there is one
+//! processor. A wait takes some 11 ms (Linux 6.18, two processors that are in use).
 
 use std::io;
 

@@ -1,5 +1,5 @@
-//! A map that contains a map, by bpf(2): aya has none. [`crate::grace`] replaces the inner map for the sake of
-//! what the kernel does then.
+//! A map that contains a map, by bpf(2): aya has none. [`crate::grace`] replaces the inner map for the sake
+//! of what the kernel does then.
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -38,10 +38,10 @@ mod sealed {
     pub(crate) unsafe trait Attributes {}
 }
 
-// SAFETY: it has no address.
+// SAFETY: `CreateMap` has no address.
 unsafe impl sealed::Attributes for CreateMap {}
-// SAFETY: its only maker, `OuterMap::replace_inner`, keeps key and value through the call; `BPF_MAP_UPDATE_ELEM`
-// reads both.
+// SAFETY: `OuterMap::replace_inner` alone makes this, and keeps key and value through the call;
+// `BPF_MAP_UPDATE_ELEM` reads both.
 unsafe impl sealed::Attributes for UpdateElement {}
 
 /// An array of one map, and the map that it contains.

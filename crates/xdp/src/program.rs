@@ -35,8 +35,8 @@ pub const MAX_CLAIMS: u32 = MAX_PLACES / BLOCKS_PER_CLAIM;
 /// The sizes of a program's tables, and what it does where it cannot redirect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProgramOptions {
-    /// The most different claims, up to [`MAX_CLAIMS`]; 384 bytes of kernel memory each, with the blocks of the
-    /// trees.
+    /// The most different claims, up to [`MAX_CLAIMS`]; 384 bytes of kernel memory each, with the blocks of
+    /// the trees.
     pub claims: u32,
     /// The queues of the interface.
     pub queues: u32,
@@ -312,8 +312,8 @@ impl SteeringProgram {
     }
 }
 
-/// The longest frame that [`SteeringProgram::leave_frame`] passes to the host: a page of 4096 bytes less what the
-/// kernel keeps in it beside the frame (measured with Linux 6.18, which refuses longer ones by EINVAL).
+/// The longest frame that [`SteeringProgram::leave_frame`] passes to the host: a page of 4096 bytes less what
+/// the kernel keeps in it beside the frame (measured with Linux 6.18, which refuses longer ones by EINVAL).
 const MAX_LEFT_BYTES: usize = 3408;
 
 /// The part of the kernel's `struct xdp_md` that a run needs: the numbers of the interface and of a queue.

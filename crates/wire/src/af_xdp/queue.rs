@@ -52,11 +52,11 @@ pub(super) struct QueueSocket {
 /// The packets that a socket was given to send, by what the kernel reported of them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct SendCounts {
-    /// Written to the send ring.
+    /// Packets that were written to the send ring.
     written: u64,
-    /// In the completion ring: the kernel is done with them.
+    /// Packets in the completion ring: the kernel is done with them.
     completed: u64,
-    /// Among the completed: dropped instead of sent, because the interface did not take them (EBUSY).
+    /// Completed packets that the interface dropped instead of sending them (EBUSY).
     dropped: u64,
 }
 
@@ -262,8 +262,9 @@ impl QueueSocket {
                 // In copy mode a call sends a batch. EAGAIN: there are more, or the interface's queue or the
                 // completion ring is full; ENOBUFS: there is no memory. The rest stays in the ring.
                 Ok(_) | Err(Errno::AGAIN | Errno::INTR | Errno::NOBUFS) => {}
-                // In copy mode the call ended with a packet that was dropped (`__xsk_generic_xmit`). The kernel
-                // completes it as if it had been sent. In zero-copy mode the driver could not be woken.
+                // In copy mode the call ended with a packet that was dropped (`__xsk_generic_xmit`). The
+                // kernel completes it as if it had been sent. In zero-copy mode the driver could not be
+                // woken.
                 Err(Errno::BUSY) if self.is_zero_copy => {}
                 Err(Errno::BUSY) => self.sends.dropped += 1,
                 Err(_) => return FlushOutcome::Down,

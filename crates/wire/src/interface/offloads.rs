@@ -141,10 +141,11 @@ fn text(words: &[u32]) -> String {
 fn ask(socket: BorrowedFd<'_>, interface: &str, words: &mut [u32]) -> io::Result<()> {
     let mut request = interface_request(interface);
     request.ifr_ifru.ifru_data = words.as_mut_ptr().cast();
-    // SAFETY: `request` and the words that it points to live through the call. The kernel writes the structure
-    // of the command and its elements, for which the callers made room: one for the one set in the mask of
-    // `ETHTOOL_GSSET_INFO`; for `ETHTOOL_GSTRINGS` the number of features, which is a constant of the running
-    // kernel that the caller just asked for; at most the number in the second word for `ETHTOOL_GFEATURES`.
+    // SAFETY: `request` and the words that it points to live through the call. The kernel writes the
+    // structure of the command and its elements, for which the callers made room: one for the one set in
+    // the mask of `ETHTOOL_GSSET_INFO`; for `ETHTOOL_GSTRINGS` the number of features, which is a
+    // constant of the running kernel that the caller just asked for; at most the number in the second
+    // word for `ETHTOOL_GFEATURES`.
     let rc = unsafe { libc::ioctl(socket.as_raw_fd(), SIOCETHTOOL, &raw mut request) };
     if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
