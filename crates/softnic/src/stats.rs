@@ -56,7 +56,7 @@ pub struct PortStats {
     pub tx_flow_dropped: u64,
     /// Datagrams that no queue pair of the device took. They are no frames, and in no other number.
     pub datagrams_lost: u64,
-    /// Frames that no flow trapped, lost because XDP in generic mode cannot give them back to the kernel.
+    /// Frames that no flow trapped, lost because with XDP in generic mode the kernel does not pass them on.
     pub unreturned_generic: u64,
     /// Frames that no flow trapped, lost because they are longer than the kernel accepts back.
     pub unreturned_long: u64,

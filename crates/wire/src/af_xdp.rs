@@ -104,7 +104,7 @@ pub struct AfXdpWire {
 /// Why a frame that nobody wants cannot be given back to the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum NotGivenBack {
-    /// XDP is in generic mode.
+    /// In generic mode frames do not pass the program when they are given back.
     Generic,
     /// It is longer than the kernel accepts.
     Long,
@@ -115,6 +115,16 @@ enum NotGivenBack {
 impl NotGivenBack {
     /// The number of reasons.
     const COUNT: usize = 3;
+}
+
+impl From<&XdpError> for NotGivenBack {
+    fn from(error: &XdpError) -> Self {
+        match error {
+            XdpError::NotPassed => Self::Generic,
+            XdpError::FrameTooLong { .. } => Self::Long,
+            _ => Self::Refused,
+        }
+    }
 }
 
 /// The kernel's side of an interface that was found.
@@ -177,7 +187,7 @@ impl Attached {
         }
         let readable = readable(&queues).map_err(|error| failed(&interface.name, "epoll", error.into()))?;
         let promiscuous = config.promiscuous.then(|| Promiscuous::hold(&interface.name)).transpose()?;
-        let attachment = Some(attach(program, &interface, config.mode)?);
+        let attachment = Some(attach(program, &interface)?);
         Ok(Self {
             interface,
             queues,
@@ -186,19 +196,6 @@ impl Attached {
             mode: config.mode,
             attachment,
             _promiscuous: promiscuous,
-        })
-    }
-
-    /// Gives a frame that was redirected back to the host.
-    fn give_back(&self, program: &SteeringProgram, frame: &[u8]) -> Result<(), (NotGivenBack, String)> {
-        if self.mode == AttachMode::Generic {
-            // The kernel would run the program over the frame once more, which would redirect it again.
-            let problem = "XDP is in generic mode: use mode = \"native\", or no rules with `copy` or `sniff`";
-            return Err((NotGivenBack::Generic, problem.to_owned()));
-        }
-        program.leave_frame(self.interface.index.cast_unsigned(), frame).map_err(|error| {
-            let is_long = matches!(error, XdpError::FrameTooLong { .. });
-            (if is_long { NotGivenBack::Long } else { NotGivenBack::Refused }, error.to_string())
         })
     }
 
@@ -237,14 +234,10 @@ fn open_queues(
     Err(WireError::InterfaceSetting { interface: interface.name.clone(), problem })
 }
 
-/// Attaches the program in the mode of the settings.
-fn attach(
-    program: &mut SteeringProgram,
-    interface: &Interface,
-    mode: AttachMode,
-) -> Result<Attachment, WireError> {
+/// Attaches the program.
+fn attach(program: &mut SteeringProgram, interface: &Interface) -> Result<Attachment, WireError> {
     let index = interface.index.cast_unsigned();
-    Ok(program.attach(&interface.name, index, mode)?)
+    Ok(program.attach(&interface.name, index)?)
 }
 
 /// A descriptor that is readable when one of the sockets is.
@@ -264,8 +257,12 @@ impl AfXdpWire {
     pub fn open(config: &AfXdpConfig) -> Result<Self, WireError> {
         // The interface first: its errors are more frequent, and loading takes some 100 ms.
         Interface::find(&config.interface)?;
-        let options =
-            ProgramOptions { queues: MAX_QUEUES, unserved: Unserved::Drop, ..ProgramOptions::default() };
+        let options = ProgramOptions {
+            queues: MAX_QUEUES,
+            unserved: Unserved::Drop,
+            mode: config.mode,
+            ..ProgramOptions::default()
+        };
         let (mut program, claims) = xdp::load(&options)?;
         let attached = Attached::to(config, &mut program)?;
         let mut wire = Self {
@@ -361,7 +358,7 @@ impl AfXdpWire {
     fn attach_again(&mut self) {
         self.state = WireState::Down;
         let interface = &self.attached.interface;
-        match attach(&mut self.program, interface, self.config.mode) {
+        match attach(&mut self.program, interface) {
             Ok(attachment) => {
                 tracing::warn!(interface = %interface.name, "the XDP program is attached again");
                 self.attached.attachment = Some(attachment);
@@ -481,11 +478,13 @@ impl Wire for AfXdpWire {
         let packets = order.flat_map(|queue| self.attached.queues[queue].packets());
         let left = packets.enumerate().filter(|(place, _)| frames >> place & 1 == 1);
         let mut given = GivenBack::default();
+        let index = self.attached.interface.index;
         for (_, packet) in left {
-            let Err((reason, problem)) = self.attached.give_back(&self.program, packet) else {
+            let Err(error) = self.program.leave_frame(index.cast_unsigned(), packet) else {
                 given.frames += 1;
                 continue;
             };
+            let reason = NotGivenBack::from(&error);
             *match reason {
                 NotGivenBack::Generic => &mut given.lost_generic,
                 NotGivenBack::Long => &mut given.lost_long,
@@ -495,7 +494,7 @@ impl Wire for AfXdpWire {
                 self.noted_losses.push(reason);
                 tracing::warn!(
                     interface = %self.attached.interface.name,
-                    "packets that no flow wants are lost instead of given back to the host: {problem}"
+                    "packets that no flow wants are lost instead of given back to the host: {error}"
                 );
             }
         }

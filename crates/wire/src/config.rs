@@ -173,9 +173,7 @@ pub struct AfXdpConfig {
     /// How many received frames each queue may hold for the engine: a power of two.
     #[serde(default = "default_queue_frames")]
     pub ring_frames: u32,
-    /// Where the kernel runs the XDP program: `native`, by default, or `generic`. Only in the driver can
-    /// unmatched frames be given back to the host; in generic mode those that rules with `copy` or `sniff`
-    /// take are lost.
+    /// Where the kernel runs the XDP program: `native`, by default, or `generic`.
     #[serde(default)]
     pub mode: AttachMode,
     /// Whether the driver receives into the memory of the port.

@@ -199,7 +199,7 @@ pub trait Wire: Send {
 pub struct GivenBack {
     /// Frames that the host received after all.
     pub frames: u64,
-    /// Lost: XDP is in generic mode, in which nothing can be given back.
+    /// Lost: XDP is in generic mode, and the kernel does not pass on what is given back.
     pub lost_generic: u64,
     /// Lost: longer than the kernel accepts back.
     pub lost_long: u64,

@@ -37,6 +37,7 @@ struct bpf_map_def {
 
 static void *(*const map_lookup)(void *map, const void *key) = (void *)1;
 static long (*const redirect_map)(void *map, u64 key, u64 flags) = (void *)51;
+static long (*const adjust_meta)(void *context, int delta) = (void *)54;
 
 enum { XDP_PASS = 2, XDP_REDIRECT = 4 };
 enum { MAP_ARRAY = 2, MAP_PERCPU_ARRAY = 6, MAP_XSKMAP = 17 };
@@ -84,6 +85,19 @@ struct scratch {
 	u64 image[WORDS];
 };
 
+// The frames that the process gives back to the host in generic mode. It writes `key` once and `given` before each.
+struct left {
+	u64 key;
+	u64 given;
+	u64 passed;
+};
+
+// What stands right before a frame that is given back, in the headroom of its buffer.
+struct mark {
+	u64 key;
+	u64 number;
+};
+
 struct roots {
 	u32 entries[ROOTS];
 };
@@ -92,10 +106,13 @@ struct bpf_map_def SECTION("maps") ROOT_MAP = {MAP_ARRAY, 4, sizeof(struct roots
 struct bpf_map_def SECTION("maps") BLOCK_MAP = {MAP_ARRAY, 4, sizeof(struct block), 1, F_MMAPABLE, 0, 0};
 struct bpf_map_def SECTION("maps") RULE_MAP = {MAP_ARRAY, 4, sizeof(struct rule), 1, F_MMAPABLE, 0, 0};
 struct bpf_map_def SECTION("maps") SCRATCH_MAP = {MAP_PERCPU_ARRAY, 4, sizeof(struct scratch), 1, 0, 0, 0};
+struct bpf_map_def SECTION("maps") LEFT_MAP = {MAP_ARRAY, 4, sizeof(struct left), 1, F_MMAPABLE, 0, 0};
 struct bpf_map_def SECTION("maps") SOCKET_MAP = {MAP_XSKMAP, 4, 4, 1, 0, 0, 0};
 
 // The action for claimed packets of a queue without a socket, set when the program is loaded.
 const volatile u32 WITHOUT_SOCKET = XDP_PASS;
+// Whether the program runs in generic mode, set when it is loaded.
+const volatile u32 IS_GENERIC = 0;
 
 INLINE u16 number16(const u8 *at) { return __builtin_bswap16(*(const u16 *)at); }
 INLINE u32 number32(const u8 *at) { return __builtin_bswap32(*(const u32 *)at); }
@@ -239,8 +256,34 @@ INLINE enum verdict search(const u64 *image, u32 at)
 	return BEYOND;
 }
 
+// Whether the process gives this frame back to the host: then it is not looked up again. In generic mode the kernel runs
+// `steer` over the frames that `leave` passed. A frame is known by its mark: a key that nobody else knows, and the number
+// of the frame. Each number passes once and no smaller one after it, and the mark is removed here, so bytes that stay in
+// a buffer which is used again let no other frame pass.
+INLINE int is_given_back(struct xdp_md *context)
+{
+	u32 zero = 0;
+	struct left *left = map_lookup(&LEFT_MAP, &zero);
+	if (!IS_GENERIC || !left || adjust_meta(context, -(int)sizeof(struct mark)))
+		return 0;
+	struct mark *mark = (struct mark *)(u64)context->data_meta;
+	int passes = 0;
+	if ((const u8 *)(mark + 1) <= (const u8 *)(u64)context->data) {
+		u64 number = mark->number, passed = *(volatile u64 *)&left->passed;
+		if (mark->key == left->key) {
+			mark->key = 0;
+			if (number > passed && number <= *(volatile u64 *)&left->given)
+				passes = __sync_val_compare_and_swap(&left->passed, passed, number) == passed;
+		}
+	}
+	adjust_meta(context, sizeof(struct mark));
+	return passes;
+}
+
 SECTION("xdp") int steer(struct xdp_md *context)
 {
+	if (is_given_back(context))
+		return XDP_PASS;
 	const u8 *frame = (const u8 *)(u64)context->data;
 	const u8 *end = (const u8 *)(u64)context->data_end;
 	u32 zero = 0;
@@ -278,7 +321,16 @@ SECTION("xdp") int steer(struct xdp_md *context)
 // Run over a frame by BPF_PROG_TEST_RUN with BPF_F_TEST_XDP_LIVE_FRAMES, it makes the host receive the frame.
 SECTION("xdp") int leave(struct xdp_md *context)
 {
-	(void)context;
+	u32 zero = 0;
+	struct left *left = map_lookup(&LEFT_MAP, &zero);
+	if (!IS_GENERIC || !left || adjust_meta(context, -(int)sizeof(struct mark)))
+		return XDP_PASS;
+	struct mark *mark = (struct mark *)(u64)context->data_meta;
+	if ((const u8 *)(mark + 1) <= (const u8 *)(u64)context->data) {
+		mark->key = left->key;
+		mark->number = left->given;
+	}
+	adjust_meta(context, sizeof(struct mark));
 	return XDP_PASS;
 }
 

@@ -72,6 +72,9 @@ pub enum XdpError {
         /// The longest frame.
         limit: usize,
     },
+    /// Frames that were given back in generic mode met the program again and did not pass it.
+    #[error("the kernel does not pass on in generic mode what is given back: use mode = \"native\"")]
+    NotPassed,
     /// The queue is beyond those that the program was loaded for.
     #[error("queue {queue} is beyond the {queues} queues that the XDP program was loaded for")]
     NoSuchQueue {

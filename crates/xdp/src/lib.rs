@@ -21,7 +21,7 @@
 //!
 //! ```no_run
 //! use std::os::fd::AsFd;
-//! use xdp::{AttachMode, Claim, ProgramOptions};
+//! use xdp::{Claim, ProgramOptions};
 //!
 //! # fn socket() -> std::fs::File { unimplemented!() }
 //! let (mut program, mut claims) = xdp::load(&ProgramOptions::default())?;
@@ -29,7 +29,7 @@
 //! let udp = 1 << packet::cube::HAS_UDP.shift();
 //! claims.add(&Claim::new([udp, 0, 0, 0, 0, 0, 0, 0], [udp, 0, 0, 0, 0, 0, 0, 0]))?;
 //! program.set_socket(0, socket().as_fd())?;
-//! let attachment = program.attach("eth0", 2, AttachMode::Native)?;
+//! let attachment = program.attach("eth0", 2)?;
 //! # Ok::<(), xdp::XdpError>(())
 //! ```
 

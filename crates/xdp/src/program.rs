@@ -1,7 +1,9 @@
 //! The XDP program in the kernel: loaded, attached, given its sockets, asked for its counters.
 
-use std::io;
+use std::fs::File;
+use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use aya::maps::{Array, IterableMap, MapData, PerCpuArray, XskMap};
 use aya::programs::links::{FdLink, LinkError};
@@ -42,11 +44,13 @@ pub struct ProgramOptions {
     pub queues: u32,
     /// The fate of claimed packets of a queue that has no socket.
     pub unserved: Unserved,
+    /// Where the program is to run.
+    pub mode: AttachMode,
 }
 
 impl Default for ProgramOptions {
     fn default() -> Self {
-        Self { claims: 1 << 16, queues: 64, unserved: Unserved::Pass }
+        Self { claims: 1 << 16, queues: 64, unserved: Unserved::Pass, mode: AttachMode::Native }
     }
 }
 
@@ -91,7 +95,9 @@ pub struct SteeringProgram {
     ebpf: Ebpf,
     scratch: PerCpuArray<MapData, [u64; SCRATCH_WORDS]>,
     sockets: XskMap<MapData>,
+    left: LeftFrames,
     queues: u32,
+    mode: AttachMode,
 }
 
 impl std::fmt::Debug for SteeringProgram {
@@ -142,6 +148,7 @@ fn load_object(object: &[u8], options: &ProgramOptions) -> Result<(SteeringProgr
         .map_max_entries("BLOCK_MAP", blocks)
         .map_max_entries("SOCKET_MAP", queues)
         .override_global("WITHOUT_SOCKET", &unserved, true)
+        .override_global("IS_GENERIC", &u32::from(options.mode == AttachMode::Generic), true)
         .load(object)
         .map_err(|error| not_loaded(&error))?;
     for name in [STEER, LEAVE] {
@@ -164,7 +171,10 @@ fn load_object(object: &[u8], options: &ProgramOptions) -> Result<(SteeringProgr
     let scratch = map(&mut ebpf, "SCRATCH_MAP")?;
     let sockets = map(&mut ebpf, "SOCKET_MAP")?;
     let claims = ClaimTable::new(Trees::new(memory), claims);
-    Ok((SteeringProgram { ebpf, scratch, sockets, queues }, claims))
+    let left_map: Array<MapData, [u64; LEFT_WORDS]> = map(&mut ebpf, "LEFT_MAP")?;
+    let left = LeftFrames::new(SharedWords::map(fd(&left_map), LEFT_WORDS).map_err(mapped)?)
+        .map_err(|source| XdpError::System { operation: "read of /dev/urandom", source })?;
+    Ok((SteeringProgram { ebpf, scratch, sockets, left, queues, mode: options.mode }, claims))
 }
 
 /// A program of the object.
@@ -213,7 +223,8 @@ impl SteeringProgram {
     ///
     /// # Errors
     /// The interface has an XDP program, its driver refuses this one, or a privilege is missing.
-    pub fn attach(&mut self, interface: &str, index: u32, mode: AttachMode) -> Result<Attachment, XdpError> {
+    pub fn attach(&mut self, interface: &str, index: u32) -> Result<Attachment, XdpError> {
+        let mode = self.mode;
         let kernel_mode = match mode {
             AttachMode::Native => XdpMode::Driver,
             AttachMode::Generic => XdpMode::Skb,
@@ -279,14 +290,19 @@ impl SteeringProgram {
     }
 
     /// Makes the host receive a frame that was redirected, as if its interface received it now. In generic
-    /// mode the program that is attached would redirect it again.
+    /// mode the kernel runs the attached program over it once more, which lets it pass by a mark
+    /// (`is_given_back` in program/steer.c).
     ///
     /// # Errors
+    /// In generic mode: too many of the last frames did not pass ([`XdpError::NotPassed`]).
     /// The frame is too long ([`XdpError::FrameTooLong`]), or the kernel refuses it: before Linux 5.18, or
     /// because the interface is gone.
-    pub fn leave_frame(&self, interface_index: u32, frame: &[u8]) -> Result<(), XdpError> {
+    pub fn leave_frame(&mut self, interface_index: u32, frame: &[u8]) -> Result<(), XdpError> {
         if frame.len() > MAX_LEFT_BYTES {
             return Err(XdpError::FrameTooLong { bytes: frame.len(), limit: MAX_LEFT_BYTES });
+        }
+        if self.mode == AttachMode::Generic {
+            self.left.give()?;
         }
         let mut context = [0u8; 4 * CONTEXT_WORDS];
         // Data, its end, metadata, the interface, the queue (the first), the interface for sending.
@@ -313,8 +329,39 @@ impl SteeringProgram {
 }
 
 /// The longest frame that [`SteeringProgram::leave_frame`] passes to the host: a page of 4096 bytes less what
-/// the kernel keeps in it beside the frame (measured with Linux 6.18, which refuses longer ones by EINVAL).
+/// the kernel keeps in it beside the frame (`TEST_MAX_PKT_SIZE` in net/bpf/test_run.c; longer ones: EINVAL).
 const MAX_LEFT_BYTES: usize = 3408;
+
+/// Words of the program's `struct left`.
+const LEFT_WORDS: usize = 3;
+/// The numbers that may not have passed. Frames pass before the kernel returns, or a little later where it
+/// spreads packets over processors (RPS).
+const MAX_UNPASSED: u64 = 1024;
+
+/// The frames that are given back in generic mode: the program's `struct left`. This process is the only
+/// writer of the first two words.
+struct LeftFrames(SharedWords<AtomicU64>);
+
+impl LeftFrames {
+    /// Takes words that are zero, and chooses a key that no sender of packets can guess.
+    fn new(words: SharedWords<AtomicU64>) -> io::Result<Self> {
+        let mut key = [0; 8];
+        File::open("/dev/urandom")?.read_exact(&mut key)?;
+        // Zero is what the program leaves where a mark was.
+        words[0].store(u64::from_ne_bytes(key) | 1, Ordering::Relaxed);
+        Ok(Self(words))
+    }
+
+    /// Numbers the next frame.
+    fn give(&mut self) -> Result<(), XdpError> {
+        let (given, passed) = (self.0[1].load(Ordering::Relaxed), self.0[2].load(Ordering::Relaxed));
+        if given.saturating_sub(passed) >= MAX_UNPASSED {
+            return Err(XdpError::NotPassed);
+        }
+        self.0[1].store(given + 1, Ordering::Release);
+        Ok(())
+    }
+}
 
 /// The part of the kernel's `struct xdp_md` that a run needs: the numbers of the interface and of a queue.
 const CONTEXT_WORDS: usize = 6;
