@@ -394,7 +394,8 @@ fn frames_are_given_back_once_where_packets_are_spread_over_processors() {
                 seen.extend(burst(&mut host));
                 assert!(!patience.is_over(), "{} frames of round {round}", seen.len());
             }
-            (seen.sort(), frames.sort());
+            seen.sort();
+            frames.sort();
             assert_eq!(seen, frames);
         }
         let taken_again = wire.counters().redirected - 20 * 64;
