@@ -391,7 +391,8 @@ impl<'p> Device<'p> {
         Ok(())
     }
 
-    /// Whether a new flow that covers the old one is there, and no old flow between them gets a packet. All that the new program puts before a flow is there once that flow is.
+    /// Whether a new flow that covers the old one is there, and no old flow between them gets a packet. All
+    /// that the new program puts before a flow is there once that flow is.
     fn is_replaced(&mut self, index: usize, level: u16) -> bool {
         let Some(old) = self.installed else { return false };
         let flow = &old.program.flows[index];
@@ -438,8 +439,8 @@ impl<'p> Device<'p> {
         covers.map(|(by, _)| by).min_by_key(|by| self.plan.levels[*by])
     }
 
-    /// Whether an old flow behind one that goes, up to the level of the new one that covers it, shares packets
-    /// with it, and does with them until the end what only the old program says.
+    /// Whether an old flow behind one that goes, up to the level of the new one that covers it, shares
+    /// packets with it, and does with them until the end what only the old program says.
     fn uncovers_an_old_flow(&mut self, index: usize, level: u16, until: u16) -> bool {
         let Some((old, common)) = self.installed.zip(self.common) else { return false };
         let limits = self.limits;

@@ -24,6 +24,7 @@ use crate::Limits;
 
 /// The most pairs of flows that are compared. Beyond it, old flows go after all new ones are there.
 const MOST_COMPARED: usize = 1 << 28;
+
 /// The old flows that can go early, while new ones are installed in order.
 pub(super) struct Replacements<'p> {
     old: PlacedProgram<'p>,

@@ -246,7 +246,8 @@ fn placed(first: Option<&Arc<Program>>, program: &Arc<Program>, limits: &Limits)
 
 /// Every pair of programs of up to two lines, the first also where another one was before, by every strategy
 /// in turn, with room for both and with none, and the plans that come of each by leaving out a step, swapping
-/// two, removing a flow earlier, moving one to another level, or claiming that one stays: none that the check accepts decides any packet wrongly.
+/// two, removing a flow earlier, moving one to another level, or claiming that one stays: none that the check
+/// accepts decides any packet wrongly.
 #[test]
 fn every_packet_of_a_small_world_is_decided_by_one_of_two_programs() {
     let [roomy, tight] = [limits(), Limits { spare_flows: 0, ..limits() }];

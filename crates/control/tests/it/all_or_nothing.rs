@@ -153,8 +153,8 @@ proptest! {
 }
 
 /// Installs the first program, and then the second one while the calls with these numbers fail, the second
-/// number counted from the first. `above`: the second program was there before the first. `spare_flows`: as in
-/// [`Limits`]. Returns how many calls the change made.
+/// number counted from the first. `above`: the second program was there before the first. `spare_flows`: as
+/// in [`Limits`]. Returns how many calls the change made.
 fn change_with_failures(
     [first, second]: &[Arc<Program>; 2],
     nth: (usize, Option<usize>),

@@ -235,8 +235,8 @@ impl LiveRules {
         }
     }
 
-    /// Brings changes to all workers, or gives them all rules anew, with those that are `leaving` and have not
-    /// left yet.
+    /// Brings changes to all workers, or gives them all rules anew, with those that are `leaving` and have
+    /// not left yet.
     fn send_to_workers(
         &self,
         rules: &mut Rules,
