@@ -233,8 +233,9 @@ pub struct Limits {
     pub tables: Option<usize>,
     /// Counters can be read while they have no flow.
     pub reads_idle_counters: bool,
-    /// If more old flows than this have no new one of their match, those for which there is a wider one go
-    /// before all new ones are there. To find them takes time.
+    /// A change that installs more flows than this removes old ones before all new ones are there, so that it
+    /// needs little room. If more of the old ones than this have no new one of their match, wider ones are
+    /// looked for, which takes time.
     pub spare_flows: usize,
 }
 

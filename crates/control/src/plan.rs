@@ -289,12 +289,12 @@ fn steps(
     let counted = counted_rules(new, (0..new.flows.len()).filter(is_new));
     steps.extend(counted.into_iter().map(|(rule, kind)| PlanStep::CreateCounter { rule, kind }));
     let install = |flow| PlanStep::InstallFlow { flow };
-    let fresh = by_precedence(new, &levels, limits).into_iter().filter(is_new);
+    let fresh = in_precedence((0..new.flows.len()).filter(is_new), new, &levels, limits).into_iter();
     let (sniffers, others): (Vec<usize>, Vec<usize>) =
         fresh.partition(|flow| new.flows[*flow].kind == FlowKind::Sniffer);
     let mut stays = vec![false; old.map_or(0, |old| old.flows.len())];
     kept.iter().flatten().for_each(|flow| stays[*flow] = true);
-    let replaced = installed.zip(common);
+    let replaced = installed.zip(common).filter(|_| others.len() > limits.spare_flows);
     let mut replaced =
         replaced.map(|(old, common)| Replacements::of(old, new, common, &levels, (&kept, &others), limits));
     for flow in others {
@@ -307,8 +307,8 @@ fn steps(
     steps.push(PlanStep::Enforce);
     let mut sniffers = Some(sniffers);
     if let Some(placed) = installed {
-        let order = by_precedence(placed.program, placed.levels, limits);
-        for flow in order.into_iter().rev().filter(|flow| !stays[*flow]) {
+        let leaving = (0..stays.len()).filter(|flow| !stays[*flow]);
+        for flow in in_precedence(leaving, placed.program, placed.levels, limits).into_iter().rev() {
             // A port has one sniffer (drivers/infiniband/hw/mlx5/fs.c, `mlx5_ib_create_flow`): the old one is
             // removed first.
             if placed.program.flows[flow].kind != FlowKind::Sniffer {
@@ -324,7 +324,16 @@ fn steps(
 /// Flows from the highest precedence to the lowest; behind them those that the device applies last, and
 /// sniffers.
 pub(crate) fn by_precedence(program: &Program, of: &[u16], limits: &Limits) -> Vec<usize> {
-    let mut order: Vec<usize> = (0..program.flows.len()).collect();
+    in_precedence(0..program.flows.len(), program, of, limits)
+}
+
+fn in_precedence(
+    flows: impl Iterator<Item = usize>,
+    program: &Program,
+    of: &[u16],
+    limits: &Limits,
+) -> Vec<usize> {
+    let mut order: Vec<usize> = flows.collect();
     order.sort_by_cached_key(|&index| precedence(program, of, limits, index));
     order
 }

@@ -248,10 +248,12 @@ impl<'p> Device<'p> {
             _ => None,
         });
         device.places = comes.map(|(flow, level)| (device.place(flow, *level), 0)).collect();
-        let levels: HashSet<Option<u16>> = device.places.keys().map(|place| place.3).collect();
-        for (index, flow) in old.iter().enumerate() {
+        // By the first spec, as most flows of a level have another.
+        let firsts: HashSet<(Option<u16>, Option<&FlowSpec>)> =
+            device.places.keys().map(|place| (place.3, place.2.first())).collect();
+        for (index, flow) in old.iter().enumerate().filter(|_| !firsts.is_empty()) {
             let place = device.place(flow, device.old_level(index));
-            if levels.contains(&place.3)
+            if firsts.contains(&(place.3, place.2.first()))
                 && let Some(there) = device.places.get_mut(&place)
             {
                 *there += 1;

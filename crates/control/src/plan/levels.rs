@@ -15,7 +15,7 @@
 
 use std::cell::RefCell;
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap, HashSet};
+use std::collections::{BTreeMap, BinaryHeap, HashMap, HashSet};
 
 use device_model::TableFill;
 use packet::cube::{Cube, Image};
@@ -324,14 +324,13 @@ impl<'k, 'p> Placing<'k, 'p> {
     /// Has those flows wait whose old levels contradict the new order. Only flows of unlike priorities are
     /// compared whose levels do not have the same order already.
     fn unsettle(&mut self) -> Option<()> {
-        let mut groups: HashMap<(Rank, bool, u16), Vec<usize>> = HashMap::new();
+        let mut groups: BTreeMap<(Rank, bool, u16), Vec<usize>> = BTreeMap::new();
         for (index, facts) in self.facts.iter().enumerate() {
             if self.is_placed[index] && facts.is_ordered {
                 groups.entry((facts.rank(), facts.is_sent, self.levels[index])).or_default().push(index);
             }
         }
-        let mut keys: Vec<_> = groups.keys().copied().collect();
-        keys.sort_unstable();
+        let keys: Vec<_> = groups.keys().copied().collect();
         for (place, above) in keys.iter().enumerate() {
             for below in &keys[place + 1..] {
                 let ((above_rank, ..), (below_rank, ..)) = (above, below);

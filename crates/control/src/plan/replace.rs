@@ -89,7 +89,7 @@ impl<'p> Replacements<'p> {
         }
         let is_gone = vec![false; flows.len()];
         let mut found = Self { old, leaving, blocking, waiting: HashMap::new(), compared: 0, is_gone };
-        if by_match.len().min(covers.len()) > limits.spare_flows {
+        if by_match.len() > limits.spare_flows {
             let mut others: Vec<usize> = by_match.into_values().collect();
             others.sort_unstable();
             found.add_covered(&others, new, &covers, levels);
