@@ -93,7 +93,7 @@ fn filled(allowed: &RuntimeRules, rules: u32) -> RuntimeStore {
 fn give(rig: &mut Rig, store: &RuntimeStore) {
     let control = rig.workers[0].control();
     std::thread::scope(|scope| {
-        let giving = scope.spawn(|| control.replace_runtime_rules(FLOWS, store.entries(), &[], PATIENCE));
+        let giving = scope.spawn(|| control.replace_runtime_rules(FLOWS, store.entries(), PATIENCE));
         while !giving.is_finished() {
             rig.workers[0].step();
         }

@@ -74,8 +74,10 @@ pub struct StoredRule {
     /// Whether it acts in the device.
     pub in_device: bool,
     /// The packets that it has had where they are not counted any more: in the device before it left that,
-    /// in workers before it was withheld, and as the rule of the same id that it replaces.
+    /// and as the rule of the same id that it replaces.
     pub carried: CounterValues,
+    /// The counts of its slots when it got them: those of other rules.
+    pub base: CounterValues,
     /// Whether it is [kept from workers](RuntimeStore::withhold).
     is_withheld: bool,
 }
@@ -241,10 +243,12 @@ impl AppliedRequests {
         for undo in &self.undo {
             match undo {
                 Undo::Added(id) => _ = added.insert(id),
-                Undo::Removed(stored) if !stored.is_withheld && !added.contains(&stored.rule.id) => {
-                    leaving.extend(entries(stored).filter(|entry| slots.contains(&entry.slot)));
+                Undo::Removed(stored) | Undo::Replaced(stored) => {
+                    if !stored.is_withheld && !added.contains(&stored.rule.id) {
+                        leaving.extend(entries(stored).filter(|entry| slots.contains(&entry.slot)));
+                    }
                 }
-                Undo::Removed(_) | Undo::Renewed { .. } => {}
+                Undo::Renewed { .. } => {}
             }
         }
         leaving
@@ -254,6 +258,19 @@ impl AppliedRequests {
     pub fn added_ids(&self) -> impl Iterator<Item = &Arc<str>> {
         self.undo.iter().filter_map(|undo| match undo {
             Undo::Added(id) => Some(id),
+            Undo::Removed(_) | Undo::Replaced(_) | Undo::Renewed { .. } => None,
+        })
+    }
+
+    /// The rules in whose places others of their ids are, as they were before the batch.
+    pub fn replaced(&self) -> impl Iterator<Item = &StoredRule> {
+        let mut changed: HashSet<&Arc<str>> = HashSet::new();
+        self.undo.iter().filter_map(move |undo| match undo {
+            Undo::Replaced(stored) => changed.insert(&stored.rule.id).then_some(&**stored),
+            Undo::Added(id) => {
+                changed.insert(id);
+                None
+            }
             Undo::Removed(_) | Undo::Renewed { .. } => None,
         })
     }
@@ -263,6 +280,8 @@ impl AppliedRequests {
 enum Undo {
     Added(Arc<str>),
     Removed(Box<StoredRule>),
+    /// A rule in whose place one of the same id is added next.
+    Replaced(Box<StoredRule>),
     /// The times of a rule as they were before they began again.
     Renewed {
         id: Arc<str>,
@@ -333,13 +352,19 @@ impl RuntimeStore {
         }
     }
 
+    /// Sets what the slots of a rule have counted before it got them.
+    pub fn set_base(&mut self, id: &str, base: CounterValues) {
+        if let Some(stored) = self.rules.get_mut(id) {
+            stored.base = base;
+        }
+    }
+
     /// The rules as workers have them.
     pub fn entries(&self) -> impl Iterator<Item = RuntimeEntry> + '_ {
         self.rules.values().filter(|stored| !stored.is_withheld).flat_map(entries)
     }
 
-    /// Keeps exactly these rules from workers; returns what workers have to change. A rule that was kept from
-    /// them counts from 0 again.
+    /// Keeps exactly these rules from workers; returns what workers have to change.
     pub fn withhold(&mut self, ids: &HashSet<Arc<str>>) -> Vec<RuntimeChange> {
         let mut changes = Vec::new();
         for stored in self.rules.values_mut() {
@@ -400,7 +425,7 @@ impl RuntimeStore {
                 Undo::Added(id) => {
                     self.take(&id, &mut changes);
                 }
-                Undo::Removed(stored) => {
+                Undo::Removed(stored) | Undo::Replaced(stored) => {
                     self.free_leaving();
                     stored.slots().for_each(|slot| self.take_slot(slot));
                     self.insert(*stored, &mut changes);
@@ -425,7 +450,7 @@ impl RuntimeStore {
         };
         let rules = undo.iter().filter_map(|undo| match undo {
             Undo::Added(id) => self.rules.get(id),
-            Undo::Removed(stored) => Some(&**stored),
+            Undo::Removed(stored) | Undo::Replaced(stored) => Some(&**stored),
             Undo::Renewed { .. } => None,
         });
         rules
@@ -553,7 +578,7 @@ impl RuntimeStore {
         let mut carried = CounterValues::default();
         if let Some(before) = self.take(&rule.id.clone(), &mut applied.changes) {
             carried = before.carried;
-            applied.undo.push(Undo::Removed(Box::new(before)));
+            applied.undo.push(Undo::Replaced(Box::new(before)));
         }
         applied.undo.push(Undo::Added(Arc::clone(&rule.id)));
         let slots =
@@ -568,6 +593,7 @@ impl RuntimeStore {
             active: now,
             in_device: false,
             carried,
+            base: CounterValues::default(),
             is_withheld: false,
         };
         stored.due = next_look(&stored, now);

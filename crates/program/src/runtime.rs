@@ -380,7 +380,7 @@ pub struct RuntimeEntry {
 /// A change of the rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RuntimeChange {
-    /// Adds a rule, whose counter begins at zero. No other rule has its key.
+    /// Adds a rule. No other rule has its key.
     Add(RuntimeEntry),
     /// Removes the rule of a slot.
     Remove {

@@ -257,8 +257,7 @@ impl WorkerControl {
     }
 
     /// Gives the worker these rules at run time and room for `capacity` of them, in place of those that it
-    /// has. Returns once the worker has them. `changes`: in the order in which they were made, those of which
-    /// the worker was told by no call; the rules that they add count from 0, others keep their counts.
+    /// has. Returns once the worker has them.
     ///
     /// # Errors
     /// The worker has not taken them within `patience`: it may have them later, or not at all.
@@ -266,11 +265,9 @@ impl WorkerControl {
         &self,
         capacity: u32,
         entries: impl Iterator<Item = RuntimeEntry>,
-        changes: &[RuntimeChange],
         patience: Duration,
     ) -> Result<(), WorkerIsLate> {
         let mut feed = self.runtime();
-        feed.note_untold(changes);
         // A worker that is late must not get one table after the other.
         let is_sent = self.wait_until(patience, || feed.is_applied()) && feed.replace(capacity, entries);
         self.wake();
@@ -296,14 +293,14 @@ impl WorkerControl {
             left = &left[feed.send(left)..];
             self.wake();
             if !self.wait_until(patience, || feed.is_applied()) {
-                feed.note_untold(left);
                 return Err(WorkerIsLate(self.shared.id));
             }
         }
         Ok(())
     }
 
-    /// The packets of this worker that the rules at run time in these slots have decided.
+    /// The packets of this worker that all rules at run time which were in these slots have decided. No
+    /// number ever decreases.
     pub fn runtime_traffic(&self, slots: impl Iterator<Item = u32>) -> Vec<Traffic> {
         let feed = self.runtime();
         slots.map(|slot| feed.traffic(slot)).collect()

@@ -28,11 +28,6 @@ impl Counter {
         }
     }
 
-    /// Begins again at zero; only the owning worker may call this.
-    fn reset(&self) {
-        self.0.store(0, Relaxed);
-    }
-
     pub(crate) fn read(&self) -> u64 {
         self.0.load(Relaxed)
     }
@@ -50,12 +45,6 @@ impl Tally {
     pub(crate) fn add(&self, packets: u64, bytes: u64) {
         self.packets.add(packets);
         self.bytes.add(bytes);
-    }
-
-    /// Begins again at zero; only the owning worker may call this.
-    pub(crate) fn reset(&self) {
-        self.packets.reset();
-        self.bytes.reset();
     }
 
     pub(crate) fn read(&self) -> Traffic {

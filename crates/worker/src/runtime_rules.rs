@@ -4,7 +4,6 @@
 //! All memory is allocated by the thread that sends the table. A change costs the worker one look into the
 //! table; it takes few between two batches of packets, so a flood of changes delays none for long.
 
-use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -161,9 +160,6 @@ impl RuntimeTable {
         self.remove(slot);
         self.entries[slot as usize] = Some((key, action));
         self.rules += 1;
-        if let Some(tally) = self.tallies.at(slot as usize) {
-            tally.reset();
-        }
         let hash = self.hash(&key);
         let mask = self.buckets.len() - 1;
         let mut place = hash as usize & mask;
@@ -271,24 +267,9 @@ pub(crate) struct RuntimeFeed {
     tallies: Arc<TallyRow>,
     /// The counts by tables before this one, by slot.
     carried: Vec<Traffic>,
-    /// The table that the worker had before, in which it counts until it has taken the one that was sent.
-    before: Option<TableBefore>,
-    /// The slots whose rules are other ones than the worker was told.
-    untold: HashSet<u32>,
-}
-
-#[derive(Debug)]
-struct TableBefore {
-    tallies: Arc<TallyRow>,
-    /// The slots with other rules since.
-    reused: HashSet<u32>,
-}
-
-impl TableBefore {
-    fn traffic(&self, slot: u32) -> Traffic {
-        let tally = self.tallies.at(slot as usize).filter(|_| !self.reused.contains(&slot));
-        tally.map(Tally::read).unwrap_or_default()
-    }
+    /// The counters of the table that the worker had before, in which it counts until it has taken the one
+    /// that was sent.
+    before: Option<Arc<TallyRow>>,
 }
 
 /// Both ends.
@@ -304,7 +285,6 @@ pub(crate) fn runtime_rules() -> (RuntimeFeed, RuntimeRulesOfWorker) {
         tallies: Arc::new(TallyRow::new(0)),
         carried: Vec::new(),
         before: None,
-        untold: HashSet::new(),
     };
     (feed, RuntimeRulesOfWorker { table: None, messages: taken, returned, applied })
 }
@@ -318,23 +298,14 @@ impl RuntimeFeed {
             if self.messages.push(Message::Change(*change)).is_err() {
                 break;
             }
-            if let RuntimeChange::Add(entry) = change {
-                self.forget(entry.slot);
-            }
             sent += 1;
         }
         self.sent += sent as u64;
         sent
     }
 
-    /// Notes changes that the worker is not sent: the next table has them.
-    pub(crate) fn note_untold(&mut self, changes: &[RuntimeChange]) {
-        let added = changes.iter().filter(|change| matches!(change, RuntimeChange::Add(_)));
-        self.untold.extend(added.map(RuntimeChange::slot));
-    }
-
-    /// Sends a table with these rules in place of the one that the worker has. Rules that the worker was told
-    /// of keep their counts. False: the ring is full, or the worker is yet to take something.
+    /// Sends a table with these rules in place of the one that the worker has. The counts of all slots go on.
+    /// False: the ring is full, or the worker is yet to take something.
     pub(crate) fn replace(&mut self, capacity: u32, entries: impl Iterator<Item = RuntimeEntry>) -> bool {
         if !self.is_applied() || self.messages.is_full() {
             return false;
@@ -342,23 +313,11 @@ impl RuntimeFeed {
         self.close_before();
         let mut table = RuntimeTable::new(capacity);
         entries.for_each(|entry| table.add(entry));
-        let tallies = std::mem::replace(&mut self.tallies, Arc::clone(&table.tallies));
-        self.before = Some(TableBefore { tallies, reused: HashSet::new() });
-        std::mem::take(&mut self.untold).into_iter().for_each(|slot| self.forget(slot));
+        self.before = Some(std::mem::replace(&mut self.tallies, Arc::clone(&table.tallies)));
         let is_sent = self.messages.push(Message::Replace(Box::new(table))).is_ok();
         debug_assert!(is_sent, "it is not full, and nobody else sends");
         self.sent += 1;
         true
-    }
-
-    /// Forgets what the tables before have counted in a slot, which has another rule.
-    fn forget(&mut self, slot: u32) {
-        if let Some(carried) = self.carried.get_mut(slot as usize) {
-            *carried = Traffic::default();
-        }
-        if let Some(before) = &mut self.before {
-            before.reused.insert(slot);
-        }
     }
 
     /// Adds what the table before has counted to what is carried, and frees it, once the worker counts in it
@@ -368,9 +327,9 @@ impl RuntimeFeed {
             return;
         }
         if let Some(before) = self.before.take() {
-            self.carried.resize(self.tallies.all().len(), Traffic::default());
-            for (carried, slot) in self.carried.iter_mut().zip(0..) {
-                *carried += before.traffic(slot);
+            self.carried.resize(before.all().len().max(self.carried.len()), Traffic::default());
+            for (carried, tally) in self.carried.iter_mut().zip(before.all()) {
+                *carried += tally.read();
             }
         }
         while self.returned.pop().is_ok() {}
@@ -381,11 +340,12 @@ impl RuntimeFeed {
         self.applied.load(Ordering::Acquire) >= self.sent
     }
 
-    /// The packets that the rule in a slot has decided.
+    /// The packets that all rules which were in a slot have decided; never decreases.
     pub(crate) fn traffic(&self, slot: u32) -> Traffic {
+        let read = |row: &Arc<TallyRow>| row.at(slot as usize).map(Tally::read).unwrap_or_default();
         let mut traffic = self.carried.get(slot as usize).copied().unwrap_or_default();
-        traffic += self.before.as_ref().map(|before| before.traffic(slot)).unwrap_or_default();
-        traffic += self.tallies.at(slot as usize).map(Tally::read).unwrap_or_default();
+        traffic += self.before.as_ref().map(read).unwrap_or_default();
+        traffic += read(&self.tallies);
         traffic
     }
 }
@@ -464,30 +424,7 @@ mod tests {
         assert_eq!((feed.traffic(0).packets, feed.traffic(7).packets), (3, 1));
         assert_eq!(feed.send(&[RuntimeChange::Remove { slot: 0 }, RuntimeChange::Add(entry(0))]), 2);
         worker.refresh();
-        assert_eq!(feed.traffic(0), Traffic::default(), "another rule");
-    }
-
-    #[test]
-    fn rules_that_a_late_worker_was_not_told_of_count_from_zero() {
-        let (mut feed, mut worker) = runtime_rules();
-        let entry = |slot| RuntimeEntry { slot, key: key(slot as u16), action: 0 };
-        let look = |worker: &RuntimeRulesOfWorker, slot| find(worker.table().expect("rules"), slot);
-        assert!(feed.replace(4, [entry(0), entry(1), entry(2)].into_iter()));
-        worker.refresh();
-        (0..3).for_each(|slot| _ = look(&worker, slot));
-        assert_eq!(feed.send(&[RuntimeChange::Add(entry(0))]), 1, "is told and does not respond");
-        feed.note_untold(&[RuntimeChange::Add(entry(1))]);
-        worker.refresh();
-        (0..3).for_each(|slot| _ = look(&worker, slot));
-        assert!(feed.replace(4, [entry(0), entry(1), entry(2)].into_iter()));
-        // Before it takes the table, and while others change, it counts by the rules that it has.
-        (0..3).for_each(|slot| _ = look(&worker, slot));
-        assert_eq!(feed.send(&[RuntimeChange::Add(entry(2))]), 1);
-        worker.refresh();
-        (0..3).for_each(|slot| _ = look(&worker, slot));
-        assert_eq!([0, 1, 2].map(|slot| feed.traffic(slot).packets), [3, 1, 1]);
-        assert_eq!(feed.send(&[]), 0, "which closes the table before");
-        assert_eq!([0, 1, 2].map(|slot| feed.traffic(slot).packets), [3, 1, 1]);
+        assert_eq!(feed.traffic(0).packets, 3, "of both rules");
     }
 
     #[test]

@@ -214,7 +214,7 @@ fn a_rule_that_is_replaced_by_a_larger_one_needs_room() {
 /// All that a store has, and what a worker has that follows its changes.
 fn picture(store: &RuntimeStore) -> Picture {
     let rules = store.rules.values().map(|stored| {
-        let times = (stored.ends, stored.active, stored.due);
+        let times = (stored.ends, stored.active, stored.due, stored.carried, stored.base);
         (stored.rule.id.to_string(), format!("{:?} {times:?}", stored.rule))
     });
     let entries = store.entries().map(|entry| (entry.slot, entry));
@@ -287,6 +287,11 @@ proptest! {
             });
             let applied = store.apply(requests.collect(), &allowed(6), ROOT, Instant::now());
             if let Ok(applied) = applied {
+                let counted = CounterValues { packets: 7, bytes: 9 };
+                for id in applied.added_ids().cloned().collect::<Vec<_>>() {
+                    store.set_base(&id, counted);
+                    store.carry(&id, counted);
+                }
                 if is_taken_back {
                     follow_step_by_step(&mut worker, applied.additions());
                     let renewed: BTreeMap<u32, RuntimeEntry> =
@@ -324,4 +329,22 @@ fn withheld_rules_are_kept_from_workers_until_they_are_released() {
     assert_eq!(store.undo(applied), []);
     follow(&mut worker, &store.withhold(&HashSet::new()));
     assert_eq!(worker, all);
+}
+
+#[test]
+fn the_rules_that_a_batch_replaces_are_those_that_were_there_before_it() {
+    let mut store = RuntimeStore::default();
+    add(&mut store, rule("a", "192.0.2.1", None), ROOT).expect("room");
+    add(&mut store, rule("b", "192.0.2.2", None), ROOT).expect("room");
+    let requests = vec![
+        RuntimeRequest::Remove("b".into()),
+        RuntimeRequest::Add(rule("a", "192.0.2.3", None)),
+        RuntimeRequest::Add(rule("a", "192.0.2.4", None)),
+        RuntimeRequest::Add(rule("b", "192.0.2.2", None)),
+        RuntimeRequest::Add(rule("b", "192.0.2.5", None)),
+    ];
+    let applied = store.apply(requests, &allowed(6), ROOT, Instant::now()).expect("room");
+    let replaced: Vec<_> =
+        applied.replaced().map(|stored| (&*stored.rule.id, stored.rule.matches.src)).collect();
+    assert_eq!(replaced, [("a", rule("a", "192.0.2.1", None).matches.src)], "one was removed");
 }

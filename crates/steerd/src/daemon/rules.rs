@@ -205,7 +205,9 @@ impl LiveRules {
         if stage == TrialStage::Ends {
             let back = std::mem::take(&mut rules.set_aside);
             let count = back.len();
-            let (taken, more) = rules.put_back(back, &in_force);
+            let (added, more) = rules.put_back(back, &in_force);
+            self.set_bases(rules, &added);
+            let taken = added.len();
             changes.extend(more);
             // The policy that comes back need not be the one under which they were added.
             let Compared { taking: protected, open } =
@@ -221,8 +223,9 @@ impl LiveRules {
                 rules.revision += 1;
             }
         }
-        let withheld = self.withhold_open(rules);
-        changes.retain(|change| withheld.iter().all(|later| later.slot() != change.slot()));
+        let withheld = rules.withhold_open();
+        let later: HashSet<u32> = withheld.iter().map(RuntimeChange::slot).collect();
+        changes.retain(|change| !later.contains(&change.slot()));
         changes.extend(withheld);
         if let Err(error) = self.send_to_workers(rules, allowed, &changes, &[]) {
             tracing::error!("rules at run time: {error}: it is tried again");
@@ -257,7 +260,7 @@ impl LiveRules {
             let patience = if was_late || late.is_some() { LATE_PATIENCE } else { WORKER_PATIENCE };
             let sent = if is_renewed {
                 let entries = rules.store.entries().chain(leaving.iter().copied());
-                entry.control.replace_runtime_rules(wanted, entries, changes, patience)
+                entry.control.replace_runtime_rules(wanted, entries, patience)
             } else {
                 entry.control.change_runtime_rules(changes, patience)
             };
@@ -430,15 +433,37 @@ impl LiveRules {
 
     /// The packets of each of these rules that workers have counted at run time.
     fn counted_by_workers(&self, rules: &[&StoredRule]) -> Vec<Traffic> {
-        let mut sums = vec![Traffic::default(); rules.len()];
+        let slots = rules.iter().flat_map(|stored| stored.slots());
+        let mut counted = self.counted_in(slots).into_iter();
+        let of_rule = |stored: &&StoredRule| {
+            let mut sum = Traffic::default();
+            counted.by_ref().take(stored.slots().count()).for_each(|traffic| sum += traffic);
+            since(sum, stored.base.into())
+        };
+        rules.iter().map(of_rule).collect()
+    }
+
+    /// The packets that all workers have ever counted in each of these slots.
+    fn counted_in(&self, slots: impl Iterator<Item = u32>) -> Vec<Traffic> {
+        let slots: Vec<u32> = slots.collect();
+        let mut sums = vec![Traffic::default(); slots.len()];
         for entry in &self.observer.workers {
-            let slots = rules.iter().flat_map(|stored| stored.slots());
-            let mut counted = entry.control.runtime_traffic(slots).into_iter();
-            for (sum, stored) in sums.iter_mut().zip(rules) {
-                counted.by_ref().take(stored.slots().count()).for_each(|traffic| *sum += traffic);
-            }
+            let counted = entry.control.runtime_traffic(slots.iter().copied());
+            sums.iter_mut().zip(counted).for_each(|(sum, traffic)| *sum += traffic);
         }
         sums
+    }
+
+    /// Lets rules that were just added begin to count.
+    fn set_bases(&self, rules: &mut Rules, added: &[Arc<str>]) {
+        let slots_of = |id: &Arc<str>| rules.store.get(id).into_iter().flat_map(StoredRule::slots);
+        let mut counted = self.counted_in(added.iter().flat_map(slots_of)).into_iter();
+        for id in added {
+            let slots = rules.store.get(id).map_or(0, |stored| stored.slots().count());
+            let mut base = Traffic::default();
+            counted.by_ref().take(slots).for_each(|traffic| base += traffic);
+            rules.store.set_base(id, base.into());
+        }
     }
 
     /// Once a second: ends rules whose time is over, brings to workers and the device what they have not
@@ -541,6 +566,14 @@ impl<'s> DeviceTraffic<'s> {
     /// Whether the device counts all packets of a rule that acts there.
     fn counts(&self, stored: &StoredRule) -> bool {
         quoted(&stored.rule.id).iter().all(|name| !self.uncounted.contains(name.as_str()))
+    }
+}
+
+/// The packets that were counted after `before`.
+fn since(now: Traffic, before: Traffic) -> Traffic {
+    Traffic {
+        packets: now.packets.saturating_sub(before.packets),
+        bytes: now.bytes.saturating_sub(before.bytes),
     }
 }
 

@@ -294,7 +294,7 @@ impl Running {
             for control in &running.controls {
                 let changed = match has_table {
                     true => control.change_runtime_rules(applied.changes(), PATIENCE),
-                    false => control.replace_runtime_rules(64, store.entries(), &[], PATIENCE),
+                    false => control.replace_runtime_rules(64, store.entries(), PATIENCE),
                 };
                 changed.expect("in time");
             }

@@ -257,6 +257,7 @@ impl Work {
         let choice = locked.choose(&read.policy, &now.program, facts);
         let whole = self.compile(&now, source, read, &choice, &profile).map_err(|refused| refused.why)?;
         let flows = commands.install(whole, Cause::Priorities).map_err(|error| chain(&error))?;
+        locked.note_open(&choice);
         rules.follow_policy(&mut locked, &choice.left_out, &now.program, TrialStage::None);
         Ok(flows)
     }

@@ -8,10 +8,10 @@ use std::time::Instant;
 use control::{AppliedRequests, RUNTIME_REFUSALS_MAX, RuntimeOwner, RuntimeRequest, RuntimeRule, StoredRule};
 use policy::Policy;
 use program::RuntimeRules;
-use verbs::CounterValues;
+use worker::Traffic;
 
 use super::overtaking::Precedence;
-use super::{LiveRules, Rules};
+use super::{LiveRules, Rules, since};
 use crate::api::request::Refused;
 use crate::api::rules::{
     Caller, ChangesRefused, RefusedRule, RuleBody, RuleChanges, RulesChanged, rule_id, rule_times,
@@ -53,7 +53,6 @@ impl LiveRules {
         let Requests { list: requests, flushed, to_remove } = requests(&rules, owner, changes, allowed)?;
         let ids: Vec<Arc<str>> = requests.iter().map(|request| Arc::clone(request.id())).collect();
         let needed_before = rules.needed(allowed).len();
-        let counted = self.counted_before(&rules, &requests);
         let applied = rules.store.apply(requests, allowed, owner, Instant::now()).map_err(|refused| {
             let rules = refused.iter().map(|(place, why)| RefusedRule {
                 add: place.checked_sub(flushed + to_remove),
@@ -66,9 +65,7 @@ impl LiveRules {
             ChangesRefused::with_sentences(409, rules.collect(), sentences.collect())
         })?;
         let added: Vec<Arc<str>> = applied.added_ids().cloned().collect();
-        let replaced = counted.into_iter().filter(|(id, _)| added.contains(id));
-        let replaced: Vec<(Arc<str>, CounterValues)> = replaced.collect();
-        rules.carry(&replaced);
+        let left_slots = self.begin_counts(&mut rules, &applied);
         let summary = RulesChanged {
             added: applied.added,
             unchanged: applied.unchanged,
@@ -79,14 +76,20 @@ impl LiveRules {
         // What is added comes into force before what is removed leaves, wherever each acts.
         let sent = self.send_to_workers(&mut rules, Some(allowed), applied.additions(), &applied.leaving());
         if let Err(error) = sent {
-            self.take_back(&mut rules, allowed, applied, &replaced);
+            self.take_back(&mut rules, allowed, applied);
             return Err(Refused::new(503, error.to_string()).into());
         }
         if let Err(refused) = self.follow_in_device(&mut rules, &in_force, needed_before, &added) {
-            self.take_back(&mut rules, allowed, applied, &replaced);
+            self.take_back(&mut rules, allowed, applied);
             return Err(refused.into());
         }
-        let removed = self.send_to_workers(&mut rules, Some(allowed), applied.removals(), &[]);
+        // All that are added were compared with what is protected, those that were there already included.
+        let compared: HashSet<&Arc<str>> = ids.iter().skip(flushed + to_remove).collect();
+        rules.open.retain(|id| !compared.contains(id));
+        let mut last_changes = rules.withhold_open();
+        last_changes.extend(applied.removals());
+        let removed = self.send_to_workers(&mut rules, Some(allowed), &last_changes, &[]);
+        self.end_counts(&mut rules, &left_slots);
         let is_changed = summary.added + summary.removed > 0 || (has_times && summary.unchanged > 0);
         rules.revision += u64::from(is_changed);
         removed.map_err(|error| {
@@ -100,37 +103,41 @@ impl LiveRules {
         Ok(RulesChanged { rules: rules.store.len(), in_device, microseconds, ..summary })
     }
 
-    /// The packets that workers have counted for rules that are to be replaced: they count from 0 then. A
-    /// rule that is removed before it is added is not replaced.
-    fn counted_before(&self, rules: &Rules, requests: &[RuntimeRequest]) -> Vec<(Arc<str>, CounterValues)> {
-        let mut decided: HashSet<&str> = HashSet::new();
-        let mut replaced: Vec<&StoredRule> = Vec::new();
-        for request in requests {
-            let stored = rules.store.get(request.id()).filter(|stored| match request {
-                RuntimeRequest::Add(rule) => stored.rule != *rule,
-                RuntimeRequest::Remove(_) => true,
-            });
-            if let Some(stored) = stored.filter(|_| decided.insert(request.id()))
-                && matches!(request, RuntimeRequest::Add(_))
-            {
-                replaced.push(stored);
-            }
+    /// Lets rules that were added count from 0, or go on where one of their id has counted. Returns the slots
+    /// that replaced rules leave, in which they count until workers have removed them.
+    fn begin_counts(&self, rules: &mut Rules, applied: &AppliedRequests) -> Vec<LeftSlot> {
+        let added: Vec<Arc<str>> = applied.added_ids().cloned().collect();
+        self.set_bases(rules, &added);
+        let replaced: Vec<&StoredRule> = applied.replaced().collect();
+        let counted = self.counted_by_workers(&replaced);
+        for (stored, counted) in replaced.iter().zip(counted) {
+            rules.store.carry(&stored.rule.id, counted.into());
         }
-        let counted = self.counted_by_workers(&replaced).into_iter();
-        let ids = replaced.iter().map(|stored| Arc::clone(&stored.rule.id));
-        ids.zip(counted.map(CounterValues::from)).collect()
+        let mut left = Vec::new();
+        for stored in &replaced {
+            let stays: Vec<u32> =
+                rules.store.get(&stored.rule.id).into_iter().flat_map(StoredRule::slots).collect();
+            left.extend(
+                stored.slots().filter(|slot| !stays.contains(slot)).map(|slot| (&stored.rule.id, slot)),
+            );
+        }
+        let counts = self.counted_in(left.iter().map(|(_, slot)| *slot));
+        left.into_iter()
+            .zip(counts)
+            .map(|((id, slot), counted)| LeftSlot { id: Arc::clone(id), slot, counted })
+            .collect()
     }
 
-    /// `replaced`: the rules that were replaced, with what workers had counted for them.
-    fn take_back(
-        &self,
-        rules: &mut Rules,
-        allowed: &RuntimeRules,
-        applied: AppliedRequests,
-        replaced: &[(Arc<str>, CounterValues)],
-    ) {
+    /// Adds what was counted in slots since [`LiveRules::begin_counts`].
+    fn end_counts(&self, rules: &mut Rules, left: &[LeftSlot]) {
+        let counts = self.counted_in(left.iter().map(|left| left.slot));
+        for (LeftSlot { id, counted, .. }, now) in left.iter().zip(counts) {
+            rules.store.carry(id, since(now, *counted).into());
+        }
+    }
+
+    fn take_back(&self, rules: &mut Rules, allowed: &RuntimeRules, applied: AppliedRequests) {
         let changes = rules.store.undo(applied);
-        rules.carry(replaced);
         if let Err(error) = self.send_to_workers(rules, Some(allowed), &changes, &[]) {
             tracing::error!("rules at run time: {error}: it is tried again");
         }
@@ -192,11 +199,15 @@ struct DeviceAttempts {
     own: HashSet<Arc<str>>,
 }
 
-impl Rules {
-    fn carry(&mut self, counted: &[(Arc<str>, CounterValues)]) {
-        counted.iter().for_each(|(id, counted)| self.store.carry(id, *counted));
-    }
+/// A slot that a replaced rule leaves.
+struct LeftSlot {
+    id: Arc<str>,
+    slot: u32,
+    /// The count that is carried already.
+    counted: Traffic,
+}
 
+impl Rules {
     /// `added`: the rules that a change adds, which the device must have if only it can enforce them.
     fn device_attempts(&self, allowed: &RuntimeRules, added: &[Arc<str>]) -> DeviceAttempts {
         let max = allowed.device_rules_max as usize;

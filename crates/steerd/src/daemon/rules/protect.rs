@@ -6,7 +6,7 @@
 //! compared before they are locked, and for [`LOCKED_FOR`] while they are; those that are left are withheld
 //! from workers and the device, and compared in the seconds after it.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -116,6 +116,11 @@ impl Rules {
         compare(self.store.rules(), policy, index, &in_force.program, LOCKED_FOR)
     }
 
+    /// Withholds the rules that are still to be compared, and no others; returns what workers have to change.
+    pub(super) fn withhold_open(&mut self) -> Vec<RuntimeChange> {
+        self.store.withhold(&self.open.iter().cloned().collect())
+    }
+
     /// Uses the index of a policy that is in force now; `None`: the index that is there is kept.
     pub(crate) fn set_protection(&mut self, index: Option<RuntimeProtection>, in_force: &PolicyInForce) {
         if index.is_some() {
@@ -125,17 +130,6 @@ impl Rules {
 }
 
 impl LiveRules {
-    /// Withholds the rules that are still to be compared, and no others; returns what workers have to change.
-    pub(super) fn withhold_open(&self, rules: &mut Rules) -> Vec<RuntimeChange> {
-        let open: HashSet<Arc<str>> = rules.open.iter().cloned().collect();
-        let is_new = |id: &Arc<str>| rules.store.get(id).filter(|stored| !stored.is_withheld());
-        let withheld: Vec<&StoredRule> = open.iter().filter_map(is_new).collect();
-        let ids: Vec<Arc<str>> = withheld.iter().map(|stored| Arc::clone(&stored.rule.id)).collect();
-        let counted = self.counted_by_workers(&withheld);
-        ids.iter().zip(counted).for_each(|(id, counted)| rules.store.carry(id, counted.into()));
-        rules.store.withhold(&open)
-    }
-
     /// Compares rules that a policy was put in force without, for a short time: those that may take protected
     /// packets are removed, the others come into force.
     pub(super) fn compare_open(&self, rules: &mut Rules) {
@@ -147,11 +141,12 @@ impl LiveRules {
         rules.open = open;
         let (gone, mut changes) = rules.store.remove_rules(taking.keys());
         log_removed(&gone, "as they may take protected packets", &taking);
-        changes.extend(self.withhold_open(rules));
+        let released = rules.withhold_open();
+        let is_released = !released.is_empty();
+        changes.extend(released);
         self.follow_removal(rules, &gone, &changes);
-        if rules.open.is_empty()
-            && let Some(allowed) = &in_force.program.runtime
-        {
+        // Rules that only the device can enforce, or that others in the device would overtake.
+        if is_released && let Some(allowed) = &in_force.program.runtime {
             self.put_what_fits(rules, allowed);
         }
     }

@@ -139,7 +139,7 @@ impl Rules {
         let now = unix_seconds();
         let (saved, over): (Vec<SavedRule>, Vec<SavedRule>) =
             saved.into_iter().partition(|saved| saved.ends_at_seconds.is_none_or(|ends| ends > now));
-        let (taken, _) = self.put_back(saved, in_force);
+        let taken = self.put_back(saved, in_force).0.len();
         if count > 0 {
             tracing::info!("{taken} rules at run time are in force again");
         }
@@ -154,15 +154,15 @@ impl Rules {
         }
     }
 
-    /// Adds rules that the policy allows, and that no other rule has taken the place of; returns their
-    /// number, and what workers have to change.
+    /// Adds rules that the policy allows, and that no other rule has taken the place of; returns their ids,
+    /// and what workers have to change.
     pub(super) fn put_back(
         &mut self,
         saved: Vec<SavedRule>,
         in_force: &PolicyInForce,
-    ) -> (usize, Vec<RuntimeChange>) {
-        let (mut taken, mut changes) = (0, Vec::new());
-        let Some(allowed) = &in_force.program.runtime else { return (0, changes) };
+    ) -> (Vec<Arc<str>>, Vec<RuntimeChange>) {
+        let (mut taken, mut changes) = (Vec::new(), Vec::new());
+        let Some(allowed) = &in_force.program.runtime else { return (taken, changes) };
         let (now, unix_now) = (Instant::now(), unix_seconds());
         for SavedRule { owner, ends_at_seconds, rule } in saved {
             let left = ends_at_seconds.map(|ends| Duration::try_from_secs_f64(ends - unix_now));
@@ -177,10 +177,10 @@ impl Rules {
             let owner = RuntimeOwner { uid: owner, rules_max: None };
             let Ok(applied) = self.store.apply(requests, allowed, owner, now) else { continue };
             changes.extend(applied.changes().iter().copied());
-            taken += 1;
             if let Some(Ok(left)) = left {
                 self.store.set_end(&id, now + left.min(crate::api::rules::LONGEST), now);
             }
+            taken.push(id);
         }
         (taken, changes)
     }
