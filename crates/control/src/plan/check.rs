@@ -442,17 +442,19 @@ impl<'p> Device<'p> {
     }
 
     /// Whether an old flow behind one that goes, up to the level of the new one that covers it, shares
-    /// packets with it, and does with them until the end what only the old program says.
+    /// packets with it and is not a flow of the new program that means the same.
     fn uncovers_an_old_flow(&mut self, index: usize, level: u16, until: u16) -> bool {
-        let Some((old, common)) = self.installed.zip(self.common) else { return false };
+        let Some((old, common)) = self.installed.zip(self.common).filter(|_| level < until) else {
+            return false;
+        };
         let limits = self.limits;
         let flows = &old.program.flows;
         let fronts = self.old_fronts.get_or_insert_with(|| flows.iter().map(Flow::front).collect());
         let (flow, new) = (&flows[index], self.new);
         let (front, cube) = (fronts[index], flow.cube());
         flows.iter().zip(old.levels).zip(&*fronts).enumerate().any(|(other, ((known, of), of_known))| {
-            !front.is_apart(of_known)
-                && (level < *of && *of <= until)
+            (level < *of && *of <= until)
+                && !front.is_apart(of_known)
                 && is_ordered(known, limits)
                 && !self.is_out[other]
                 && (known.kind == FlowKind::Egress) == (flow.kind == FlowKind::Egress)

@@ -2,7 +2,7 @@
 //! room than the larger program.
 //!
 //! A flow *n* of the new program *covers* an old flow *o* if it matches all packets that *o* does: it has the
-//! same match, or, where *n* makes *o* superfluous, a wider one. New flows are installed from the highest
+//! same match or a wider one. New flows are installed from the highest
 //! precedence to the lowest, so once *n* is there, so is everything of the new program that could decide a
 //! packet of *o*. Then *o* can go, unless something that shares packets with it and that *o* kept away from
 //! them would decide one of them: an old flow between *o* and *n*, or at the level of *n*, that goes as well,
@@ -104,11 +104,7 @@ impl<'p> Replacements<'p> {
             Some((*index, flow.kind == FlowKind::Egress, flow.front(), flow.cube()?))
         };
         let covers: Vec<(usize, bool, FlowFront, Cube)> = covers.iter().filter_map(of).collect();
-        for &old in others {
-            self.compared += covers.len();
-            if self.compared > MOST_COMPARED {
-                return;
-            }
+        for &old in others.iter().take(MOST_COMPARED / covers.len().max(1)) {
             let flow = &self.old.program.flows[old];
             let (is_sent, front, Some(cube)) = (flow.kind == FlowKind::Egress, flow.front(), flow.cube())
             else {

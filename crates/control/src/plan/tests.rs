@@ -245,7 +245,7 @@ fn placed(first: Option<&Arc<Program>>, program: &Arc<Program>, limits: &Limits)
 }
 
 /// Every pair of programs of up to two lines, the first also where another one was before, by every strategy
-/// in turn, with room for both and with none, and the plans that come of each by leaving out a step, swapping
+/// in turn, with and without early removals, and the plans that come of each by leaving out a step, swapping
 /// two, removing a flow earlier, moving one to another level, or claiming that one stays: none that the check
 /// accepts decides any packet wrongly.
 #[test]
