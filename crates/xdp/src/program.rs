@@ -224,6 +224,7 @@ impl SteeringProgram {
     /// # Errors
     /// The interface has an XDP program, its driver refuses this one, or a privilege is missing.
     pub fn attach(&mut self, interface: &str, index: u32) -> Result<Attachment, XdpError> {
+        self.left.forget();
         let mode = self.mode;
         let kernel_mode = match mode {
             AttachMode::Native => XdpMode::Driver,
@@ -314,7 +315,11 @@ impl SteeringProgram {
             attrs: TestRunAttrs::new().xdp_live_frames(1),
             ..TestRunOptions::new()
         };
-        self.run(LEAVE, options).map(drop)
+        let run = self.run(LEAVE, options).map(drop);
+        if run.is_err() && self.mode == AttachMode::Generic {
+            self.left.take_back();
+        }
+        run
     }
 
     fn run(&self, name: &'static str, options: TestRunOptions<'_>) -> Result<TestRunResult, XdpError> {
@@ -360,6 +365,16 @@ impl LeftFrames {
         }
         self.0[1].store(given + 1, Ordering::Release);
         Ok(())
+    }
+
+    /// Takes back the number of a frame that the kernel refused.
+    fn take_back(&mut self) {
+        self.0[1].store(self.0[1].load(Ordering::Relaxed).saturating_sub(1), Ordering::Release);
+    }
+
+    /// Lets no frame pass that was given back so far: while the program was detached they passed without it.
+    fn forget(&mut self) {
+        self.0[2].store(self.0[1].load(Ordering::Relaxed), Ordering::Release);
     }
 }
 
