@@ -35,8 +35,8 @@ fn an_unconfirmed_policy_goes_away_by_itself() {
     let daemon = place.start();
     let first = sha256(&place);
     place.write("p.toml", &second());
-    let text = place.ok(&["reload", "--confirm", "1s"]);
-    assert!(text.contains("1 rule added (scan)") && text.contains("comes back in 1 s unless"), "{text}");
+    let text = place.ok(&["reload", "--confirm", "5s"]);
+    assert!(text.contains("1 rule added (scan)") && text.contains("comes back in 5 s unless"), "{text}");
     assert_ne!(sha256(&place), first);
     // No other reload meanwhile: it would be unclear what is confirmed.
     let refused = place.run(&["reload"]);
@@ -52,8 +52,8 @@ fn an_unconfirmed_policy_goes_away_by_itself() {
         .iter()
         .map(|one| one["by"].as_str().expect("text"))
         .collect();
-    assert_eq!(by, ["not confirmed within 1 s", "user 0", "start"]);
-    assert!(daemon.log().contains("not confirmed within 1 s: the one before comes back"), "{}", daemon.log());
+    assert_eq!(by, ["not confirmed within 5 s", "user 0", "start"]);
+    assert!(daemon.log().contains("not confirmed within 5 s: the one before comes back"), "{}", daemon.log());
 }
 
 #[test]
@@ -71,7 +71,7 @@ fn the_way_back_is_tried_until_it_works() {
     // Before the trial, which may be over when the command has ended.
     std::fs::remove_dir_all(&captures).expect("removed");
     place.write("captures", "no folder");
-    place.ok(&["reload", "--confirm", "1s"]);
+    place.ok(&["reload", "--confirm", "5s"]);
     until("the first attempt fails", || daemon.log().contains("it is tried again in 5 s"));
     assert!(stderr(&place.run(&["reload"])).contains("waits for its confirmation"), "the trial is not over");
     std::fs::remove_file(&captures).expect("removed");
@@ -99,7 +99,7 @@ fn a_dry_run_does_not_delay_the_way_back() {
     let daemon = place.start();
     let first = sha256(&place);
     place.write("p.toml", &second());
-    place.ok(&["reload", "--confirm", "1s"]);
+    place.ok(&["reload", "--confirm", "5s"]);
     place.write("p.toml", &large());
     let mut dry_run = place.command(&["reload", "--dry-run"]);
     let mut dry_run = dry_run.stdout(std::process::Stdio::null()).spawn().expect("it runs");
@@ -119,7 +119,7 @@ fn the_way_back_does_not_need_the_capture() {
     let daemon = Daemon::start_command(command.env("STEERD_POLICY__TRAFFIC", &capture));
     let first = sha256(&place);
     place.write("p.toml", &second());
-    place.ok(&["reload", "--confirm", "1s"]);
+    place.ok(&["reload", "--confirm", "5s"]);
     std::fs::remove_file(&capture).expect("removed");
     until("the first policy is back", || sha256(&place) == first);
     assert!(!daemon.log().contains("it is tried again"), "{}", daemon.log());
@@ -131,7 +131,7 @@ fn a_rollback_means_the_policies_that_were_seen() {
     let _daemon = place.start();
     let first = sha256(&place);
     place.write("p.toml", &second());
-    place.ok(&["reload", "--confirm", "1s"]);
+    place.ok(&["reload", "--confirm", "5s"]);
     let seen = place.json(&["history"])["policies"][0]["number"].clone();
     until("the first policy is back", || sha256(&place) == first);
     // The operator has asked for it a moment too late: the policy that was rejected must not come back.
@@ -153,10 +153,10 @@ fn a_confirmed_policy_stays_and_rollback_brings_the_other_back() {
     let _daemon = place.start();
     let first = sha256(&place);
     place.write("p.toml", &second());
-    place.ok(&["reload", "--confirm", "3s"]);
+    place.ok(&["reload", "--confirm", "8s"]);
     place.ok(&["confirm"]);
     let second = sha256(&place);
-    std::thread::sleep(Duration::from_millis(3500));
+    std::thread::sleep(Duration::from_millis(8500));
     assert_eq!(sha256(&place), second, "it stays");
     assert_eq!(place.run(&["confirm"]).status.code(), Some(1), "nothing waits any more");
     let text = place.ok(&["rollback"]);

