@@ -330,8 +330,10 @@ count = false
         daemon.until("packets for the kernel", |daemon| {
             daemon.metric("steerd_port_kernel_packets_total", &[]) > 100.0
         });
-        assert!(metric("steerd_port_replicated_packets_total", &[]) > 1000.0);
-        assert!(metric("steerd_rule_filtered_copies_total", &["rule=\"sniff-web\""]) > 100.0);
+        daemon.until("copies", |daemon| daemon.metric("steerd_port_replicated_packets_total", &[]) > 1000.0);
+        daemon.until("copies that are not wanted", |daemon| {
+            daemon.metric("steerd_rule_filtered_copies_total", &["rule=\"sniff-web\""]) > 100.0
+        });
         assert!(metric(packets, &["rule=\"(not exported)\"", "action=\"deliver\""]) > 0.0);
         let metrics = daemon.metrics();
         for absent in [

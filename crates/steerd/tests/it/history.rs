@@ -99,7 +99,8 @@ fn a_dry_run_does_not_delay_the_way_back() {
     let daemon = place.start();
     let first = sha256(&place);
     place.write("p.toml", &second());
-    place.ok(&["reload", "--confirm", "5s"]);
+    // Shorter than the dry run takes.
+    place.ok(&["reload", "--confirm", "1s"]);
     place.write("p.toml", &large());
     let mut dry_run = place.command(&["reload", "--dry-run"]);
     let mut dry_run = dry_run.stdout(std::process::Stdio::null()).spawn().expect("it runs");

@@ -4,7 +4,7 @@
 use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use serde_json::{Value, json};
 
@@ -113,6 +113,8 @@ impl Fail2ban {
         let id = format!("f2b-logins-{address}");
         let is_banned = || {
             self.fail(address);
+            // Many failures a second keep fail2ban from its actions.
+            std::thread::sleep(Duration::from_secs(1));
             ids(&self.place).contains(&id)
         };
         until(is_banned, || self.log());
