@@ -59,8 +59,8 @@ impl OuterMap {
         Ok(Self { outer, inner })
     }
 
-    /// Replaces the inner map, by itself. Every program that ran when this was called has ended when it
-    /// returns.
+    /// Puts the inner map in its own place again. When this returns, every program that ran when it was
+    /// called has ended.
     pub(crate) fn replace_inner(&self) -> io::Result<()> {
         let (key, value) = (0u32, self.inner.as_raw_fd());
         let element = UpdateElement {

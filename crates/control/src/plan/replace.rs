@@ -2,12 +2,11 @@
 //! room than the larger program.
 //!
 //! A flow *n* of the new program *covers* an old flow *o* if it matches all packets that *o* does: it has the
-//! same match or a wider one. New flows are installed from the highest
-//! precedence to the lowest, so once *n* is there, so is everything of the new program that could decide a
-//! packet of *o*. Then *o* can go, unless something that shares packets with it and that *o* kept away from
-//! them would decide one of them: an old flow between *o* and *n*, or at the level of *n*, that goes as well,
-//! or a flow that stays there and whose class means something else until workers enforce the new ones. Such a
-//! flow *blocks* *o*.
+//! same match or a wider one. New flows are installed from the highest precedence to the lowest, so once *n*
+//! is there, so is everything of the new program that could decide a packet of *o*. Then *o* can go, unless
+//! something that shares packets with it and that *o* kept away from them would decide one of them: an old
+//! flow between *o* and *n*, or at the level of *n*, that goes as well, or a flow that stays there and whose
+//! class means something else until workers enforce the new ones. Such a flow *blocks* *o*.
 //!
 //! Take a packet, and say that some old flow that matches it has gone. The new program decides it by a flow
 //! at or above *n*, and that one is there. An old flow above would have to be one that was above all that

@@ -72,8 +72,8 @@ pub(crate) struct Done {
 /// A change that is being made, or tried.
 struct RunningChange {
     done: Receiver<Done>,
-    /// Whether nothing is changed. Then its own thread sends the verdict, and the way back does not wait for
-    /// it.
+    /// Whether the request changes nothing. A thread of its own sends the verdict of such a request, and a
+    /// policy on trial can be taken back meanwhile.
     is_dry_run: bool,
 }
 

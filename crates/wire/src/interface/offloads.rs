@@ -29,7 +29,7 @@ pub(crate) struct Offload {
     feature: &'static str,
     /// The option of `ethtool -K`.
     option: &'static str,
-    /// What it does to received packets.
+    /// The change that it makes to received packets, as a verb of the offload.
     effect: &'static str,
 }
 
