@@ -126,7 +126,7 @@ impl Job<'_> {
                 continue;
             }
             let Some(cube) = flow.cube() else { continue };
-            if !near.any(|(_, own)| own.is_some_and(|own| own.overlaps(&cube))) {
+            if !near.any(|(_, own)| own.is_some_and(|own| own.overlaps(cube))) {
                 continue;
             }
             let is_last = self.profile.multicast_ignores_priority && flow.is_multicast_only();

@@ -110,11 +110,7 @@ fn priority_cause(
 pub(super) fn shared_packet(one: &Cube, other: &Cube) -> Option<Witness> {
     let witness = Witness { frame: one.and(other)?.frame() };
     let key = witness.key();
-    let takes = |cube: &Cube| {
-        let chain = specs::chain(cube, specs::Reading::default());
-        let mut specs = chain.specs.iter().enumerate();
-        specs.all(|(place, spec)| spec.matches_deep(&key, place >= chain.inner_from))
-    };
+    let takes = |cube: &Cube| specs::chain(cube, specs::Reading::default()).matches(&key);
     (takes(one) && takes(other)).then_some(witness)
 }
 

@@ -296,7 +296,10 @@ impl Job<'_> {
         let placed = Placed { prepared, earlier: &earlier, by_order, placements: &placements };
         let program = assemble::assemble(self, &placed, overlaps, flows.lowered, &assigned)
             .map_err(|steps| Refused::flows(prepared, [steps], Problem::Steps))?;
-        let program = separate::separate(program, self.previous, self.profile);
+        let mut program = separate::separate(program, self.previous, self.profile);
+        if let Some(previous) = self.previous {
+            program.share_specs(previous);
+        }
         let shortages = capacity::shortages(self, &program);
         match shortages.is_empty() {
             true => Ok(program),

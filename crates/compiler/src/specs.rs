@@ -4,7 +4,7 @@
 
 use device_model::DeviceModel;
 use flow_spec::{FlowSpec, SpecKind};
-use program::Feature;
+use program::{Feature, SpecChain};
 
 use crate::cube::{
     Cube, DST_IPV4, DST_MAC, DST_PORT, ETHER_TYPE, HAS_ESP, HAS_GRE, HAS_INNER, HAS_IPV4, HAS_IPV6, HAS_MPLS,
@@ -13,14 +13,6 @@ use crate::cube::{
 
 /// Specs beside which a flow carries two actions: the tag or drop, and a counter.
 pub(super) const ACTION_SPECS: u32 = 2;
-
-/// The specs of a flow.
-pub(super) struct Chain {
-    /// Outer layers first; never none.
-    pub(super) specs: Vec<FlowSpec>,
-    /// From here on they are about the packet inside.
-    pub(super) inner_from: usize,
-}
 
 /// How a device interprets specs.
 #[derive(Clone, Copy, Debug, Default)]
@@ -67,8 +59,8 @@ impl Reading {
     }
 }
 
-/// The specs of a cube.
-pub(super) fn chain(cube: &Cube, reading: Reading) -> Chain {
+/// The specs of a cube; never none.
+pub(super) fn chain(cube: &Cube, reading: Reading) -> SpecChain {
     let mut specs = Vec::with_capacity(spec_count(cube, reading) as usize);
     let (outer, inside) = (|field| field, Slot::inside);
     let ethernet = needs_ethernet(cube, reading.ethernet_first);
@@ -79,7 +71,7 @@ pub(super) fn chain(cube: &Cube, reading: Reading) -> Chain {
         let transport = reading.has_transport_spec(cube, &inside);
         level(cube, &inside, inner_ethernet(cube), transport, &mut specs);
     }
-    Chain { specs, inner_from }
+    SpecChain::new(specs, inner_from)
 }
 
 /// Adds the specs of the outer packet, or of the one inside: with one of Ethernet if

@@ -8,7 +8,9 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use program::{ChangeStage, Flow, FlowAction, FlowKind, FlowSpec, Program, QueueId, RuleId, WorkerId};
+use program::{
+    ChangeStage, Flow, FlowAction, FlowKind, FlowSpec, Program, QueueId, RuleId, SpecChain, WorkerId,
+};
 use verbs::{EthernetMatch, HashConfig, HashFields, WorkQueue};
 
 use crate::counters::{Counted, DropTotals, RuleCounters};
@@ -76,7 +78,7 @@ pub struct Controller<I: Installer = VerbsInstaller> {
     /// How many counters could not be read after the removal of their last flow.
     early_readings: u64,
     installer: I,
-    limits: Limits,
+    limits: Arc<Limits>,
     ports: Vec<u8>,
     workers: usize,
     generation: Generation,
@@ -128,7 +130,7 @@ impl<I: Installer> Controller<I> {
             counts: true,
             early_readings: 0,
             installer,
-            limits,
+            limits: Arc::new(limits),
             ports,
             workers,
             generation: Generation::default(),
@@ -199,7 +201,7 @@ impl<I: Installer> Controller<I> {
         plan: &Plan,
         publish: &mut Publish<'_>,
     ) -> Result<Option<ControlError>, ControlError> {
-        let mut new = Placed::new(Arc::clone(program), plan, &self.limits);
+        let mut new = Placed::new(Arc::clone(program), plan, Arc::clone(&self.limits));
         if let Some(old) = &self.installed {
             new.share_queues(old, plan);
         }
@@ -627,8 +629,7 @@ impl<I: Installer> Controller<I> {
 
     /// Removes all flows, lowest precedence first, up to the first that the device does not remove.
     fn remove_all(&mut self, placed: &mut Placed<I>) -> Result<(), ControlError> {
-        for place in (0..placed.order.len()).rev() {
-            let index = placed.order[place];
+        for index in placed.order().into_iter().rev() {
             while self.remove_one(placed, index)?.is_some() {}
         }
         placed.queues.clear();
@@ -699,8 +700,7 @@ struct Placed<I: Installer> {
     program: Arc<Program>,
     /// The device's priorities of the flows.
     levels: Vec<u16>,
-    /// The flows from the highest precedence to the lowest.
-    order: Vec<usize>,
+    limits: Arc<Limits>,
     /// By flow, where it is on the device: a port for each.
     flows: Vec<Vec<PlacedFlow<I::Flow>>>,
     /// By queue pair.
@@ -737,16 +737,20 @@ struct CounterHolder<F> {
 
 impl<I: Installer> Placed<I> {
     /// Nothing of the program is on the device yet.
-    fn new(program: Arc<Program>, plan: &Plan, limits: &Limits) -> Self {
-        let levels = plan.levels().to_vec();
+    fn new(program: Arc<Program>, plan: &Plan, limits: Arc<Limits>) -> Self {
         Self {
-            order: by_precedence(&program, &levels, limits),
+            levels: plan.levels().to_vec(),
+            limits,
             flows: program.flows.iter().map(|_| Vec::new()).collect(),
             queues: vec![None; program.queues.len()],
             tables: Vec::new(),
-            levels,
             program,
         }
+    }
+
+    /// The flows from the highest precedence to the lowest.
+    fn order(&self) -> Vec<usize> {
+        by_precedence(&self.program, &self.levels, &self.limits)
     }
 
     fn placement(&self) -> PlacedProgram<'_> {
@@ -793,8 +797,10 @@ impl<I: Installer> Placed<I> {
 impl<I: Installer> Drop for Placed<I> {
     /// Lowest precedence first, also if they were not removed one by one.
     fn drop(&mut self) {
-        for index in self.order.iter().rev() {
-            self.flows[*index].clear();
+        if self.count() > 0 {
+            for index in self.order().into_iter().rev() {
+                self.flows[index].clear();
+            }
         }
     }
 }
@@ -815,7 +821,7 @@ fn unmatched(flow: &Flow) -> Flow {
     let value = EthernetMatch { src_mac: [0xff; 6], ether_type: 0xffff, ..EthernetMatch::default() };
     let mask = EthernetMatch { dst_mac: [0xff; 6], ..value };
     let kind = if flow.kind == FlowKind::Egress { FlowKind::Egress } else { FlowKind::Normal };
-    Flow { kind, specs: vec![FlowSpec::Ethernet { value, mask }], inner_from: 1, ..flow.clone() }
+    Flow { kind, specs: SpecChain::outer(vec![FlowSpec::Ethernet { value, mask }]), ..flow.clone() }
 }
 
 fn cannot_count() -> String {

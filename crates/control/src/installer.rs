@@ -142,7 +142,7 @@ impl Installer for VerbsInstaller {
         queue: &Self::Queue,
         counter: Option<&Self::Counter>,
     ) -> Result<Self::Flow, DeviceRefusal> {
-        let PolicyFlow { kind, specs, inner_from, action, .. } = request.flow;
+        let PolicyFlow { kind, specs, action, .. } = request.flow;
         let type_of_flow = match kind {
             PolicyKind::Sniffer => FlowKind::Sniffer,
             PolicyKind::Normal | PolicyKind::Copy | PolicyKind::Egress => FlowKind::Normal,
@@ -152,7 +152,7 @@ impl Installer for VerbsInstaller {
             .dont_trap(*kind == PolicyKind::Copy)
             .egress(*kind == PolicyKind::Egress);
         for (index, spec) in specs.iter().enumerate() {
-            attr = if index < *inner_from { attr.spec(*spec) } else { attr.inner(*spec) };
+            attr = if index < specs.inner_from() { attr.spec(*spec) } else { attr.inner(*spec) };
         }
         if let Some(tag) = request.tag {
             attr = attr.action(ActionSpec::Tag(FlowTag(tag)));

@@ -32,10 +32,10 @@ mod summary;
 #[cfg(test)]
 mod tests;
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
-use program::{Correspondence, FlowKind, Program, QueueId, RuleId, WorkerId};
+use foldhash::{HashMap, HashMapExt as _};
+use program::{Correspondence, FlowKind, Program, QueueId, RuleId, SameNames, WorkerId};
 
 use crate::plan_fault::PlanFault;
 use crate::{Counted, Limits, classes};
@@ -232,9 +232,10 @@ fn with_any_strategy(
     strategies: &[Strategy],
 ) -> Result<CheckedPlan, PlanFault> {
     let mut fault = PlanFault::NoLevels;
+    let names = installed.map(|old| Arc::new(SameNames::of(old.program, new)));
     for strategy in strategies {
-        let Some(plan) = make(installed, new, limits, *strategy) else { continue };
-        match plan.check(installed, new, limits) {
+        let Some(plan) = make(installed, new, names.as_ref(), limits, *strategy) else { continue };
+        match plan.check_with(names.as_ref(), installed, new, limits) {
             // Flows of equal masks have room together, and may have none in the order in which they come.
             Err(no_room @ PlanFault::NoRoom(_)) => fault = no_room,
             checked => return checked,
@@ -247,13 +248,14 @@ fn with_any_strategy(
 fn make(
     installed: Option<PlacedProgram<'_>>,
     new: &mut Arc<Program>,
+    names: Option<&Arc<SameNames>>,
     limits: &Limits,
     strategy: Strategy,
 ) -> Option<Plan> {
-    let Some(old) = installed.map(|installed| installed.program) else {
+    let Some((old, names)) = installed.map(|installed| installed.program).zip(names) else {
         return steps(None, new, None, limits, strategy);
     };
-    let common = Correspondence::of(old, new);
+    let common = Correspondence::with(old, new, Arc::clone(names));
     let plan = steps(installed, new, Some(&common), limits, strategy)?;
     let changed = classes::changed(old, new, &common);
     let moved = classes::with_changed_flows(&changed, old, new, &plan.kept);
@@ -266,7 +268,8 @@ fn make(
     if all_come {
         return Some(plan);
     }
-    steps(installed, new, Some(&Correspondence::of(old, new)), limits, strategy)
+    let common = Correspondence::with(old, new, Arc::clone(names));
+    steps(installed, new, Some(&common), limits, strategy)
 }
 
 /// The steps to a program whose classes have their numbers.

@@ -2,6 +2,7 @@
 //! queues: for `control`, which replaces one by the other on a device.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use packet::{HashFields, RssKey};
 
@@ -15,6 +16,12 @@ use crate::sink::SinkSpec;
 pub struct Correspondence<'p> {
     old: &'p Program,
     new: &'p Program,
+    names: Arc<SameNames>,
+}
+
+/// The rules and queue pairs that two programs have in common. It does not depend on the numbers of classes.
+#[derive(Debug, PartialEq, Eq)]
+pub struct SameNames {
     /// By rule of the new program, the old one of the same name, and whether workers do the same with the
     /// packets of both.
     rules: Vec<Option<(RuleId, bool)>>,
@@ -24,10 +31,10 @@ pub struct Correspondence<'p> {
     same_kernel: bool,
 }
 
-impl<'p> Correspondence<'p> {
+impl SameNames {
     /// Compares two programs.
     #[must_use]
-    pub fn of(old: &'p Program, new: &'p Program) -> Self {
+    pub fn of(old: &Program, new: &Program) -> Self {
         let same = |index: usize, rule: &Rule| {
             let before = &old.rules[index];
             let does_same = before.policing == rule.policing && sinks(old, before).eq(sinks(new, rule));
@@ -35,7 +42,7 @@ impl<'p> Correspondence<'p> {
         };
         let named = same_names(&old.rules, &new.rules);
         let rules = new.rules.iter().zip(named).map(|(rule, index)| Some(same(index?, rule))).collect();
-        let kernel = |program: &'p Program| program.kernel_sink().and_then(|sink| program.sink(sink));
+        let kernel = |program: &Program| program.kernel_sink().and_then(|sink| program.sink(sink)).cloned();
         let mut known = Vec::new();
         let queues = [old, new].map(|program| {
             let numbers = (0..program.queues.len()).map(|queue| {
@@ -48,7 +55,21 @@ impl<'p> Correspondence<'p> {
             });
             numbers.collect()
         });
-        Self { old, new, rules, queues, same_kernel: kernel(old) == kernel(new) }
+        Self { rules, queues, same_kernel: kernel(old) == kernel(new) }
+    }
+}
+
+impl<'p> Correspondence<'p> {
+    /// Compares two programs.
+    #[must_use]
+    pub fn of(old: &'p Program, new: &'p Program) -> Self {
+        Self::with(old, new, Arc::new(SameNames::of(old, new)))
+    }
+
+    /// Compares two programs whose names were compared before; classes may have other numbers since.
+    #[must_use]
+    pub fn with(old: &'p Program, new: &'p Program, names: Arc<SameNames>) -> Self {
+        Self { old, new, names }
     }
 
     /// Whether a class of the new program decides every packet as one of the old program does.
@@ -83,7 +104,7 @@ impl<'p> Correspondence<'p> {
     /// Whether workers do the same with the packets of two rules, the first of the old program.
     #[must_use]
     pub fn is_same_rule(&self, old: RuleId, new: RuleId) -> bool {
-        self.rules.get(new.index()).copied().flatten() == Some((old, true))
+        self.names.rules.get(new.index()).copied().flatten() == Some((old, true))
     }
 
     /// Whether the device does the same for two flows of one match: it puts packets into an equal queue pair
@@ -103,7 +124,7 @@ impl<'p> Correspondence<'p> {
                     && self.is_same_queue(old_queue, new_queue)
             }
             (FlowAction::Drop, FlowAction::Drop) | (FlowAction::Pass, FlowAction::Pass) => {
-                let named = self.rules.get(new.rule.index()).copied().flatten();
+                let named = self.names.rules.get(new.rule.index()).copied().flatten();
                 named.is_some_and(|(rule, _)| rule == old.rule)
             }
             _ => false,
@@ -113,7 +134,7 @@ impl<'p> Correspondence<'p> {
     /// Whether two queue pairs spread the same packets over the same workers.
     #[must_use]
     pub fn is_same_queue(&self, old: QueueId, new: QueueId) -> bool {
-        let [of_old, of_new] = &self.queues;
+        let [of_old, of_new] = &self.names.queues;
         let number =
             |numbers: &[Option<usize>], queue: QueueId| numbers.get(queue.index()).copied().flatten();
         number(of_old, old).is_some() && number(of_old, old) == number(of_new, new)
@@ -125,7 +146,7 @@ impl<'p> Correspondence<'p> {
                 (Verdict::Deliver(old), Verdict::Deliver(new)) => {
                     group_name(self.old, old) == group_name(self.new, new)
                 }
-                (Verdict::Kernel, Verdict::Kernel) => self.same_kernel,
+                (Verdict::Kernel, Verdict::Kernel) => self.names.same_kernel,
                 (old, new) => old == new,
             }
     }

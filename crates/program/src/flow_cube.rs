@@ -1,58 +1,14 @@
 //! The packets of a flow as a [`Cube`], for `control`, which asks which flows share packets.
 
-use flow_spec::{FlowSpec, PortMatch, SpecKind};
+use flow_spec::{FlowSpec, SpecKind};
 use packet::cube::{
     Cube, HAS_ESP, HAS_GRE, HAS_INNER, HAS_IPV4, HAS_IPV6, HAS_MPLS, HAS_TCP, HAS_UDP, HAS_VXLAN, Slot,
 };
 
-use crate::program::Flow;
-
-impl Flow {
-    /// The part of the match that tells most pairs of flows apart.
-    #[must_use]
-    pub fn front(&self) -> FlowFront {
-        let mut front = FlowFront::default();
-        for spec in &self.specs[..self.inner_from.min(self.specs.len())] {
-            let (word, value, mask) = match spec {
-                FlowSpec::Ipv4 { value, mask } => (0, [value.src, value.dst], [mask.src, mask.dst]),
-                FlowSpec::Ipv4Ext { value, mask } => (0, [value.src, value.dst], [mask.src, mask.dst]),
-                FlowSpec::Udp { value, mask } | FlowSpec::Tcp { value, mask } => {
-                    let ports = |of: &PortMatch| [u32::from(of.src_port), u32::from(of.dst_port)];
-                    (1, ports(value), ports(mask))
-                }
-                _ => continue,
-            };
-            let join = |[high, low]: [u32; 2]| u64::from(high) << 32 | u64::from(low);
-            (front.value[word], front.mask[word]) = (join(value), join(mask));
-        }
-        front
-    }
-
-    /// The packets that the flow matches, with everything implied; `None` if no packet has these headers.
-    #[must_use]
-    pub fn cube(&self) -> Option<Cube> {
-        let cube =
-            self.specs.iter().enumerate().try_fold(Cube::ANY, |cube, (index, spec)| {
-                restricted(cube, spec, index >= self.inner_from)
-            })?;
-        cube.closed()
-    }
-}
-
-/// The IPv4 addresses and the ports of the outer packet that a flow asks for.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct FlowFront {
-    value: [u64; 2],
-    mask: [u64; 2],
-}
-
-impl FlowFront {
-    /// Whether two flows plainly share no packets. False: they may.
-    #[must_use]
-    #[inline]
-    pub fn is_apart(&self, other: &Self) -> bool {
-        (0..2).any(|word| (self.value[word] ^ other.value[word]) & self.mask[word] & other.mask[word] != 0)
-    }
+/// The packets that match all specs.
+pub(crate) fn cube_of(specs: &[FlowSpec], inner_from: usize) -> Option<Cube> {
+    let mut specs = specs.iter().enumerate();
+    specs.try_fold(Cube::ANY, |cube, (index, spec)| restricted(cube, spec, index >= inner_from))?.closed()
 }
 
 /// The part of a cube that a spec matches.
@@ -89,22 +45,14 @@ fn restricted(cube: Cube, spec: &FlowSpec, inside: bool) -> Option<Cube> {
 
 #[cfg(test)]
 mod tests {
-    use flow_spec::{EthernetMatch, Ipv4Match, Ipv6Match};
+    use flow_spec::{EthernetMatch, Ipv4Match, Ipv6Match, PortMatch};
     use packet::cube::{DST_IPV4, DST_PORT, SRC_MAC};
 
     use super::*;
-    use crate::ids::RuleId;
-    use crate::program::{FlowAction, FlowKind};
+    use crate::spec_chain::SpecChain;
 
-    fn flow(specs: Vec<FlowSpec>, inner_from: usize) -> Flow {
-        Flow {
-            rule: RuleId(0),
-            priority: 0,
-            kind: FlowKind::Normal,
-            specs,
-            inner_from,
-            action: FlowAction::Drop,
-        }
+    fn flow(specs: Vec<FlowSpec>, inner_from: usize) -> SpecChain {
+        SpecChain::new(specs, inner_from)
     }
 
     fn ipv4(dst: u32, mask: u32) -> FlowSpec {
@@ -121,7 +69,8 @@ mod tests {
         let mac = EthernetMatch { src_mac: [2, 0, 0, 0, 0, 9], ..EthernetMatch::default() };
         let mask = EthernetMatch { src_mac: [0xff; 6], ..EthernetMatch::default() };
         let ethernet = FlowSpec::Ethernet { value: mac, mask };
-        let cube = flow(vec![ethernet, ipv4(0xc000_0200, 0xffff_ff00), udp(53)], 3).cube().expect("a packet");
+        let cube =
+            *flow(vec![ethernet, ipv4(0xc000_0200, 0xffff_ff00), udp(53)], 3).cube().expect("a packet");
         assert_eq!((cube.value_of(SRC_MAC), cube.mask_of(SRC_MAC)), (0x0200_0000_0009, 0xffff_ffff_ffff));
         assert_eq!((cube.value_of(DST_IPV4), cube.mask_of(DST_IPV4)), (0xc000_0200, 0xffff_ff00));
         assert_eq!((cube.value_of(DST_PORT), cube.mask_of(DST_PORT)), (53, 0xffff));
@@ -132,7 +81,7 @@ mod tests {
     fn cubes_overlap_where_packets_are_shared() {
         let of = |specs: Vec<FlowSpec>| {
             let all = specs.len();
-            flow(specs, all).cube().expect("a packet")
+            *flow(specs, all).cube().expect("a packet")
         };
         let v6 = FlowSpec::Ipv6 { value: Ipv6Match::default(), mask: Ipv6Match::default() };
         let net = of(vec![ipv4(0x0a00_0000, 0xff00_0000)]);
@@ -155,7 +104,7 @@ mod tests {
     #[test]
     fn specs_behind_a_tunnel_are_of_the_packet_inside() {
         let vxlan = FlowSpec::any(SpecKind::VxlanTunnel);
-        let tunnel = flow(vec![vxlan, ipv4(0x0a00_0001, u32::MAX)], 1).cube().expect("a packet");
+        let tunnel = *flow(vec![vxlan, ipv4(0x0a00_0001, u32::MAX)], 1).cube().expect("a packet");
         assert_eq!(tunnel.value_of(DST_IPV4.inside()), 0x0a00_0001);
         assert!(tunnel.has(HAS_VXLAN) && tunnel.has(HAS_INNER) && tunnel.mask_of(DST_IPV4) == 0);
     }

@@ -28,7 +28,7 @@ impl Flow {
     pub fn packets(&self) -> FlowPackets {
         let mut packets = FlowPackets { matches: Match::default(), is_exact: true };
         for (index, spec) in self.specs.iter().enumerate() {
-            packets.add(spec, index >= self.inner_from);
+            packets.add(spec, index >= self.specs.inner_from());
         }
         packets
     }
@@ -177,11 +177,11 @@ mod tests {
     use packet::{DeepKey, EtherType};
 
     use super::*;
-    use crate::{FlowAction, FlowKind, Predicate, RuleId};
+    use crate::{FlowAction, FlowKind, Predicate, RuleId, SpecChain};
 
     fn flow(specs: Vec<FlowSpec>, inner_from: usize) -> Flow {
         let (rule, kind, action) = (RuleId(0), FlowKind::Normal, FlowAction::Drop);
-        Flow { rule, priority: 0, kind, specs, inner_from, action }
+        Flow { rule, priority: 0, kind, specs: SpecChain::new(specs, inner_from), action }
     }
 
     /// Frames of every header stack, with the values of the flows below and others.

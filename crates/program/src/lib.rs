@@ -42,6 +42,7 @@ mod question;
 mod ranges;
 mod runtime;
 mod sink;
+mod spec_chain;
 mod step_index;
 mod steps;
 mod tag;
@@ -49,10 +50,9 @@ mod undecided;
 
 pub use byte_set::ByteSet;
 pub use class_index::ClassIndex;
-pub use correspondence::Correspondence;
+pub use correspondence::{Correspondence, SameNames};
 pub use explain::{Copied, Explanation, SentExplanation};
 pub use feature::{Errno, Feature};
-pub use flow_cube::FlowFront;
 pub use flow_packets::FlowPackets;
 pub use flow_spec::FlowSpec;
 pub use ids::{ClassId, GroupId, QueueId, RuleId, SinkId, WorkerId};
@@ -75,6 +75,7 @@ pub use sink::{
     APP_CLIENT_MIB, APP_CLIENTS_MAX, APP_RING_SIZES, APP_RINGS_MAX, AppMode, AppSink, CaptureSink, CountSink,
     ForwardMode, ForwardSink, KernelSink, MAX_SINKS, MAX_TOP_FLOWS, SinkKind, SinkSpec, TapMac, VlanChange,
 };
+pub use spec_chain::{FlowFront, SpecChain};
 pub use steps::{StepList, Steps};
 pub use tag::{CLASSES_MAX, ChangeStage, TAG_BITS};
 pub use undecided::{Inseparable, UndecidedKey, UndecidedReason};

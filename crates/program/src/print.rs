@@ -144,7 +144,7 @@ impl fmt::Display for Flow {
             FlowKind::Egress => Some("egress".to_owned()),
         };
         let specs = self.specs.iter().enumerate().map(|(index, spec)| {
-            let inner = if index >= self.inner_from { "inner " } else { "" };
+            let inner = if index >= self.specs.inner_from() { "inner " } else { "" };
             format!("{inner}{spec}")
         });
         f.write_str(&kind.into_iter().chain(specs).collect::<Vec<_>>().join(" | "))

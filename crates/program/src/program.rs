@@ -2,9 +2,10 @@
 //! it, `control` installs it on a device, workers run its classes. It does not refer to the policy's text,
 //! and equal policies give equal programs.
 
-use std::net::Ipv4Addr;
+use std::collections::HashSet;
 
 use flow_spec::FlowSpec;
+use packet::cube::Cube;
 use packet::{DeepKey, FlowKey, HashFields, RssKey};
 use serde::Serialize;
 
@@ -14,6 +15,7 @@ use crate::policing::Policing;
 use crate::predicate::Predicate;
 use crate::runtime::RuntimeRules;
 use crate::sink::{SinkKind, SinkSpec};
+use crate::spec_chain::{FlowFront, SpecChain};
 use crate::steps::Steps;
 use crate::undecided::UndecidedKey;
 
@@ -170,9 +172,7 @@ pub struct Flow {
     /// The kind of the flow.
     pub kind: FlowKind,
     /// Outer headers first; empty only for sniffers.
-    pub specs: Vec<FlowSpec>,
-    /// The index in `specs` of the first spec of the packet inside a tunnel; `specs.len()` if there is none.
-    pub inner_from: usize,
+    pub specs: SpecChain,
     /// The device's action for matching packets.
     pub action: FlowAction,
 }
@@ -211,37 +211,49 @@ pub enum FlowKind {
     Egress,
 }
 
+impl Program {
+    /// Shares the specs of flows that `previous` has too, so that the two programs are compared quickly.
+    pub fn share_specs(&mut self, previous: &Self) {
+        let known: HashSet<&SpecChain> = previous.flows.iter().map(|flow| &flow.specs).collect();
+        for flow in &mut self.flows {
+            if let Some(same) = known.get(&flow.specs) {
+                flow.specs = SpecChain::clone(same);
+            }
+        }
+    }
+}
+
 impl Flow {
     /// Whether a packet matches every spec.
     #[must_use]
     pub fn matches(&self, key: &DeepKey) -> bool {
-        self.specs.iter().enumerate().all(|(index, spec)| spec.matches_deep(key, index >= self.inner_from))
+        self.specs.matches(key)
+    }
+
+    /// The part of the match that tells most pairs of flows apart.
+    #[must_use]
+    pub fn front(&self) -> FlowFront {
+        self.specs.front()
+    }
+
+    /// The packets that the flow matches, with everything implied; `None` if no packet has these headers.
+    #[must_use]
+    pub fn cube(&self) -> Option<&Cube> {
+        self.specs.cube()
     }
 
     /// The flow without its values: devices keep flows of equal shape in one table.
     #[must_use]
     pub fn shape(&self) -> (FlowKind, usize, Vec<FlowSpec>) {
-        (self.kind, self.inner_from, self.specs.iter().map(FlowSpec::shape).collect())
+        (self.kind, self.specs.inner_from(), self.specs.iter().map(FlowSpec::shape).collect())
     }
 
-    /// Whether it takes packets and matches multicast only, as mlx5 decides it (Linux
-    /// drivers/infiniband/hw/mlx5/fs.c, `flow_is_multicast_only`): by the first spec, of an Ethernet address
-    /// by value and mask, of an IPv4 address by the value; never by a spec of the packet inside.
+    /// Whether it takes packets and matches multicast only, as mlx5 decides it: by the first spec, never by
+    /// one of the packet inside.
     #[must_use]
     pub fn is_multicast_only(&self) -> bool {
-        let is_multicast = match self.specs.first() {
-            _ if self.inner_from == 0 => false,
-            Some(FlowSpec::Ethernet { value, mask }) => value.dst_mac[0] & mask.dst_mac[0] & 1 == 1,
-            Some(FlowSpec::Ipv4 { value, .. }) => is_multicast_ipv4(value.dst),
-            Some(FlowSpec::Ipv4Ext { value, .. }) => is_multicast_ipv4(value.dst),
-            _ => false,
-        };
-        is_multicast && matches!(self.kind, FlowKind::Normal | FlowKind::Egress)
+        self.specs.begins_with_multicast() && matches!(self.kind, FlowKind::Normal | FlowKind::Egress)
     }
-}
-
-fn is_multicast_ipv4(address: u32) -> bool {
-    Ipv4Addr::from_bits(address).is_multicast()
 }
 
 /// A class: how a worker decides packets that have one number in their flow tag.

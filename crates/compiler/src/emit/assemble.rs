@@ -7,7 +7,7 @@ use std::collections::{HashMap, HashSet};
 use policy::policy::Action;
 use program::{
     CLASSES_MAX, Class, ClassId, DEFAULT_RULE, Decide, Flow, FlowAction, FlowKind, Outcome, Policing,
-    Program, QueueId, Rule, RuleId, UndecidedKey, UndecidedReason,
+    Program, QueueId, Rule, RuleId, SpecChain, UndecidedKey, UndecidedReason,
 };
 
 use crate::actions::verdict;
@@ -111,18 +111,18 @@ fn flows(
             (false, true) => FlowKind::Normal,
             (false, false) => FlowKind::Copy,
         };
-        let specs::Chain { specs, inner_from } = specs::chain(cube, reading);
-        if reading.is_ambiguous() && !seen.insert((*rule, kind, specs.clone(), inner_from)) {
+        let specs = specs::chain(cube, reading);
+        if reading.is_ambiguous() && !seen.insert((*rule, kind, specs.clone())) {
             return None;
         }
-        Some(Flow { rule: *rule, priority: hardware_priority(*priority), kind, specs, inner_from, action })
+        Some(Flow { rule: *rule, priority: hardware_priority(*priority), kind, specs, action })
     }));
     if let Some((rule, queue)) = lowered.sniffer
         && let (Some(queue), Some(class)) = (queue_of[queue.index()], class_of[rule.index()][0])
     {
         let action = FlowAction::Steer { queue, class };
-        let (kind, specs) = (FlowKind::Sniffer, Vec::new());
-        flows.push(Flow { rule, priority: 0, kind, specs, inner_from: 0, action });
+        let (kind, specs) = (FlowKind::Sniffer, SpecChain::outer(Vec::new()));
+        flows.push(Flow { rule, priority: 0, kind, specs, action });
     }
     flows
 }

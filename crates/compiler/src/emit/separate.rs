@@ -5,13 +5,13 @@
 use std::collections::HashMap;
 
 use device_model::{DeviceModel, Feature};
-use program::{Correspondence, Flow, FlowAction, FlowKind, FlowSpec, Program};
+use program::{Correspondence, Flow, FlowAction, FlowKind, FlowSpec, Program, SpecChain};
 
 /// The parts of a flow of which no two flows of a table agree in all.
-pub(crate) type MatchKey<'f> = (FlowKind, usize, &'f [FlowSpec]);
+pub(crate) type MatchKey<'f> = (FlowKind, &'f SpecChain);
 
 pub(crate) fn match_key(flow: &Flow) -> MatchKey<'_> {
-    (flow.kind, flow.inner_from, &flow.specs)
+    (flow.kind, &flow.specs)
 }
 
 /// Flows that the device applies last; copies are kept with the others of their priority.
@@ -59,8 +59,9 @@ fn halves(flow: &Flow, profile: &DeviceModel, known: &HashMap<MatchKey<'_>, &Flo
     let most = if sources { BITS } else { BITS / 2 };
     (0..most).find_map(|bit| {
         let half = |set: bool| {
-            let mut half = flow.clone();
-            fix(half.specs.first_mut()?, bit, set).then_some(half)
+            let mut specs = flow.specs.to_vec();
+            fix(specs.first_mut()?, bit, set)
+                .then(|| Flow { specs: SpecChain::new(specs, flow.specs.inner_from()), ..flow.clone() })
         };
         let halves = [half(false)?, half(true)?];
         let is_free = |half: &Flow| !known.contains_key(&match_key(half)) && half.is_multicast_only();

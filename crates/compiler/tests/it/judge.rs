@@ -235,7 +235,7 @@ fn wanted_of(copied: &[Copied]) -> Vec<RuleId> {
 /// fs.c, `flow_is_multicast_only`).
 fn is_for_multicast_only(flow: &Flow) -> bool {
     match flow.specs.first() {
-        _ if flow.inner_from == 0 || flow.kind == FlowKind::Copy => false,
+        _ if flow.specs.inner_from() == 0 || flow.kind == FlowKind::Copy => false,
         Some(FlowSpec::Ethernet { value, mask }) => value.dst_mac[0] & mask.dst_mac[0] & 1 == 1,
         Some(FlowSpec::Ipv4 { value, .. }) => value.dst >> 28 == 0xe,
         Some(FlowSpec::Ipv4Ext { value, .. }) => value.dst >> 28 == 0xe,
@@ -308,8 +308,13 @@ fn one(
     };
     let mut told = BTreeSet::new();
     for flow in program.flows.iter().filter(|flow| flow.kind != FlowKind::Sniffer) {
-        let is_new =
-            told.insert(format!("{} {:?} {} {:?}", flow.rule, flow.kind, flow.inner_from, flow.specs));
+        let is_new = told.insert(format!(
+            "{} {:?} {} {:?}",
+            flow.rule,
+            flow.kind,
+            flow.specs.inner_from(),
+            flow.specs
+        ));
         prop_assert!(is_new, "two flows of one rule are the same match: {program}\n{text}");
     }
     let case = Case { rules: &rules, default, profile, program: &program };

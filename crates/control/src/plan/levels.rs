@@ -13,13 +13,14 @@
 //! tables are full: with [`Strategy::From`] 0, a flow of priority *p* has one of the levels up to 2*p* + 1,
 //! since each flow above it has an earlier priority and at most one level is forbidden.
 
-use std::cell::RefCell;
+use std::cell::OnceCell;
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap, HashMap, HashSet};
+use std::collections::{BTreeMap, BinaryHeap};
 
 use device_model::TableFill;
+use foldhash::{HashMap, HashMapExt as _, HashSet};
 use packet::cube::{Cube, Image};
-use program::{Correspondence, Flow, FlowFront, FlowKind, FlowSpec, Program};
+use program::{Correspondence, Flow, FlowFront, FlowKind, Program, SpecChain};
 
 use super::PlacedProgram;
 use crate::Limits;
@@ -33,15 +34,15 @@ const MOST_COMPARED: usize = 1 << 28;
 const FEW_QUESTIONS: usize = 8;
 
 /// The parts of a flow that a device compares.
-pub(super) type MatchKey<'p> = (FlowKind, usize, &'p [FlowSpec]);
+pub(super) type MatchKey<'p> = (FlowKind, &'p SpecChain);
 
 /// The bits that a device compares for the flow. No packet has the headers of one without any.
 fn mask(flow: &Flow) -> Image {
-    flow.cube().unwrap_or(Cube::ANY).without_absences().mask
+    flow.cube().unwrap_or(&Cube::ANY).without_absences().mask
 }
 
 pub(super) fn match_key(flow: &Flow) -> MatchKey<'_> {
-    (flow.kind, flow.inner_from, &flow.specs)
+    (flow.kind, &flow.specs)
 }
 
 /// The levels of a program.
@@ -108,9 +109,8 @@ pub(super) fn has_order(flow: &Flow, limits: &Limits) -> bool {
 #[derive(Clone, Copy)]
 struct Facts {
     front: FlowFront,
-    priority: u16,
+    rank: Rank,
     is_ordered: bool,
-    is_copy: bool,
     is_sent: bool,
 }
 
@@ -118,33 +118,33 @@ impl Facts {
     fn of(flow: &Flow, limits: &Limits) -> Self {
         Self {
             front: flow.front(),
-            priority: flow.priority,
+            rank: rank(flow),
             is_ordered: has_order(flow, limits),
-            is_copy: flow.kind == FlowKind::Copy,
             is_sent: flow.kind == FlowKind::Egress,
         }
     }
 
-    /// The order in which levels are given: a flow depends on those before it only.
-    fn rank(&self) -> Rank {
-        (self.priority, !self.is_copy)
-    }
-
     /// Returns how many levels the other flow must be below this one if they share packets; `None`: any
-    /// number, above included. This one must not come after the other in [`Facts::rank`].
+    /// number, above included. This one must not come after the other by [`rank`].
     fn distance(&self, other: &Self) -> Option<u16> {
-        match (self.is_copy, other.is_copy) {
+        let ((priority, takes), (other_priority, other_takes)) = (self.rank, other.rank);
+        match (takes, other_takes) {
             _ if self.is_sent != other.is_sent || self.front.is_apart(&other.front) => None,
             // Of one priority, copies are made first.
-            (true, false) => Some(0),
+            (false, true) => Some(0),
             // A device may make one copy of a packet for each priority.
-            _ => (self.priority < other.priority).then_some(1),
+            _ => (priority < other_priority).then_some(1),
         }
     }
 }
 
 /// The priority of the program, and whether the flow takes the packet.
 type Rank = (u16, bool);
+
+/// The order in which levels are given: a flow depends on those before it only.
+fn rank(flow: &Flow) -> Rank {
+    (flow.priority, flow.kind != FlowKind::Copy)
+}
 
 /// What the old and the new flows have in common.
 struct Known<'p> {
@@ -265,9 +265,7 @@ impl<'k, 'p> Room<'k, 'p> {
 struct Placing<'k, 'p> {
     known: &'k Known<'p>,
     /// By flow.
-    facts: Vec<Facts>,
-    /// Those that were asked for.
-    cubes: RefCell<HashMap<usize, Option<Cube>>>,
+    facts: OnceCell<Vec<Facts>>,
     levels: Vec<u16>,
     is_placed: Vec<bool>,
     waiting: BinaryHeap<Reverse<(Rank, usize)>>,
@@ -284,8 +282,7 @@ impl<'k, 'p> Placing<'k, 'p> {
         let flows = &known.new.flows;
         let mut placing = Self {
             known,
-            facts: flows.iter().map(|flow| Facts::of(flow, known.limits)).collect(),
-            cubes: RefCell::new(HashMap::new()),
+            facts: OnceCell::new(),
             levels: initial.iter().map(|level| level.unwrap_or(0)).collect(),
             is_placed: vec![true; flows.len()],
             waiting: BinaryHeap::new(),
@@ -296,7 +293,11 @@ impl<'k, 'p> Placing<'k, 'p> {
         };
         for (index, level) in initial.iter().enumerate() {
             let level = level.filter(|level| *level <= known.limits.last_level());
-            if placing.facts[index].is_ordered && !level.is_some_and(|level| placing.fits(index, level)) {
+            let is_kept = level.is_some_and(|level| known.is_kept(index, level));
+            if !is_kept
+                && has_order(&flows[index], known.limits)
+                && !level.is_some_and(|level| placing.fits(index, level))
+            {
                 placing.wait(index);
             }
         }
@@ -316,19 +317,28 @@ impl<'k, 'p> Placing<'k, 'p> {
         Some(Levels { kept, levels: self.levels })
     }
 
+    fn facts(&self) -> &[Facts] {
+        let Known { new, limits, .. } = self.known;
+        self.facts.get_or_init(|| new.flows.iter().map(|flow| Facts::of(flow, limits)).collect())
+    }
+
     fn wait(&mut self, index: usize) {
         self.is_placed[index] = false;
-        self.waiting.push(Reverse((self.facts[index].rank(), index)));
+        self.waiting.push(Reverse((rank(&self.known.new.flows[index]), index)));
     }
 
     /// Has those flows wait whose old levels contradict the new order. Only flows of unlike priorities are
     /// compared whose levels do not have the same order already.
     fn unsettle(&mut self) -> Option<()> {
         let mut groups: BTreeMap<(Rank, bool, u16), Vec<usize>> = BTreeMap::new();
-        for (index, facts) in self.facts.iter().enumerate() {
-            if self.is_placed[index] && facts.is_ordered {
-                groups.entry((facts.rank(), facts.is_sent, self.levels[index])).or_default().push(index);
-            }
+        let flows = &self.known.new.flows;
+        let is_compared =
+            |index: &usize| self.is_placed[*index] && has_order(&flows[*index], self.known.limits);
+        let compared: Vec<usize> = (0..flows.len()).filter(is_compared).collect();
+        let group =
+            |index: usize| (rank(&flows[index]), flows[index].kind == FlowKind::Egress, self.levels[index]);
+        for run in compared.chunk_by(|one, next| group(*one) == group(*next)) {
+            groups.entry(group(run[0])).or_default().extend(run);
         }
         let keys: Vec<_> = groups.keys().copied().collect();
         for (place, above) in keys.iter().enumerate() {
@@ -345,7 +355,7 @@ impl<'k, 'p> Placing<'k, 'p> {
                     return None;
                 }
                 let contradicts = |first: usize, second: usize| {
-                    let distance = self.facts[first].distance(&self.facts[second]);
+                    let distance = self.facts()[first].distance(&self.facts()[second]);
                     distance.is_some_and(|least| below.2 < above.2 + least) && self.overlap(first, second)
                 };
                 let mut unsettled = seconds.clone();
@@ -360,28 +370,26 @@ impl<'k, 'p> Placing<'k, 'p> {
     }
 
     fn overlap(&self, one: usize, other: usize) -> bool {
-        let flows = &self.known.new.flows;
-        let mut cubes = self.cubes.borrow_mut();
-        let mut cube = |flow: usize| *cubes.entry(flow).or_insert_with(|| flows[flow].cube());
-        cube(one).zip(cube(other)).is_some_and(|(one, other)| one.overlaps(&other))
+        let cube = |flow: usize| self.known.new.flows[flow].cube();
+        cube(one).zip(cube(other)).is_some_and(|(one, other)| one.overlaps(other))
     }
 
     /// Gives a flow the highest level below all those that it must follow, and has those wait that must
     /// follow it and do not.
     fn place(&mut self, index: usize) -> Option<()> {
-        self.compared += self.facts.len();
+        self.compared += self.levels.len();
         if self.compared > MOST_COMPARED {
             return None;
         }
-        let facts = self.facts[index];
-        let own = (facts.rank(), index);
+        let facts = self.facts()[index];
+        let own = (facts.rank, index);
         let mut least = 0;
         let mut later = Vec::new();
-        for (other, there) in self.facts.iter().enumerate() {
+        for (other, there) in self.facts().iter().enumerate() {
             if !self.is_placed[other] || !there.is_ordered || other == index {
                 continue;
             }
-            if (there.rank(), other) < own {
+            if (there.rank, other) < own {
                 let distance =
                     there.distance(&facts).filter(|distance| self.levels[other] + distance > least);
                 if let Some(distance) = distance.filter(|_| self.overlap(other, index)) {

@@ -12,8 +12,9 @@
 //! at or above *n*, and that one is there. An old flow above would have to be one that was above all that
 //! have gone: else it would have blocked one of them. So it decides the packet in the old program.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
+use foldhash::{HashMap, HashMapExt as _};
 use packet::cube::Cube;
 use program::{Correspondence, Flow, FlowAction, FlowFront, FlowKind, Program};
 
@@ -102,7 +103,7 @@ impl<'p> Replacements<'p> {
             let flow = &new.flows[*index];
             Some((*index, flow.kind == FlowKind::Egress, flow.front(), flow.cube()?))
         };
-        let covers: Vec<(usize, bool, FlowFront, Cube)> = covers.iter().filter_map(of).collect();
+        let covers: Vec<(usize, bool, FlowFront, &Cube)> = covers.iter().filter_map(of).collect();
         for &old in others.iter().take(MOST_COMPARED / covers.len().max(1)) {
             let flow = &self.old.program.flows[old];
             let (is_sent, front, Some(cube)) = (flow.kind == FlowKind::Egress, flow.front(), flow.cube())
@@ -110,7 +111,7 @@ impl<'p> Replacements<'p> {
                 continue;
             };
             let found = covers.iter().find(|(_, of_egress, of_cover, cover)| {
-                *of_egress == is_sent && !front.is_apart(of_cover) && cover.contains(&cube)
+                *of_egress == is_sent && !front.is_apart(of_cover) && cover.contains(cube)
             });
             if let Some((index, ..)) = found {
                 self.leaving.entry(*index).or_default().push(Leaving { old, until: levels[*index] });
@@ -146,15 +147,13 @@ impl<'p> Replacements<'p> {
             return Blocked::Unknown;
         }
         let (front, is_sent) = (flows[old].front(), flows[old].kind == FlowKind::Egress);
-        let mut cube: Option<Option<Cube>> = None;
         for (other, other_front) in self.blocking.range(behind..=until).flat_map(|(_, there)| there) {
             self.compared += 1;
             let is_apart = front.is_apart(other_front);
             if self.is_gone[*other] || is_apart || is_sent != (flows[*other].kind == FlowKind::Egress) {
                 continue;
             }
-            let cube = *cube.get_or_insert_with(|| flows[old].cube());
-            if cube.zip(flows[*other].cube()).is_some_and(|(one, other)| one.overlaps(&other)) {
+            if flows[old].cube().zip(flows[*other].cube()).is_some_and(|(one, other)| one.overlaps(other)) {
                 return Blocked::By(*other);
             }
         }

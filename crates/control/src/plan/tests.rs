@@ -6,7 +6,7 @@ use std::sync::Arc;
 use packet::{FlowKey, HashFields, Layers, RssKey};
 use program::{
     Class, ClassId, Decide, Flow, FlowAction, FlowKind, FlowSpec, Group, GroupId, HashVariant, Outcome,
-    Placement, Policing, Program, QueueId, RssQueue, Rule, RuleId, Verdict, WorkerId,
+    Placement, Policing, Program, QueueId, RssQueue, Rule, RuleId, SpecChain, Verdict, WorkerId,
 };
 use verbs::{EthernetMatch, Ipv4Match, PortMatch};
 
@@ -100,8 +100,7 @@ fn program(lines: &[Line], limits: &Limits) -> Option<Arc<Program>> {
             rule: RuleId::of(index),
             priority: *priority,
             kind: FlowKind::Normal,
-            inner_from: specs(*matched).len(),
-            specs: specs(*matched),
+            specs: SpecChain::outer(specs(*matched)),
             action: match action.checked_sub(1) {
                 None => FlowAction::Drop,
                 Some(group) => FlowAction::Steer { queue: QueueId::of(group), class: ClassId::of(*matched) },
@@ -232,7 +231,8 @@ fn made(
     strategy: Strategy,
 ) -> Option<(Arc<Program>, Plan)> {
     let mut new = Arc::clone(new);
-    let plan = make(installed, &mut new, limits, strategy)?;
+    let names = installed.map(|old| Arc::new(SameNames::of(old.program, &new)));
+    let plan = make(installed, &mut new, names.as_ref(), limits, strategy)?;
     Some((new, plan))
 }
 

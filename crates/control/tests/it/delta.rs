@@ -7,7 +7,7 @@ use crate::support::*;
 use control::{FlowChanges, PlanSummary, plan};
 use program::{
     Class, ClassId, Decide, Flow, FlowAction, FlowKind, FlowSpec, GroupId, Outcome, Program, QueueId, RuleId,
-    Verdict,
+    SpecChain, Verdict,
 };
 use verbs::{Ipv4Match, PortMatch};
 
@@ -31,8 +31,8 @@ fn large(steer: impl Fn(u16) -> Option<usize>) -> Arc<Program> {
         large.rules.push(program::Rule { name: format!("rule {rule}"), action: verdict, ..default.clone() });
         let action =
             group.map_or(FlowAction::Drop, |group| FlowAction::Steer { queue: QueueId::of(group), class });
-        let (priority, kind, inner_from) = (rule % 4, FlowKind::Normal, specs.len());
-        large.flows.push(Flow { rule: id, priority, kind, specs, inner_from, action });
+        let (priority, kind) = (rule % 4, FlowKind::Normal);
+        large.flows.push(Flow { rule: id, priority, kind, specs: SpecChain::outer(specs), action });
         let decide = Decide::Exact(Outcome { rule: id, verdict });
         large.classes.push(group.map(|_| Class { rule: id, decide }));
     }

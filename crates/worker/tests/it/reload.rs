@@ -141,9 +141,9 @@ fn a_refused_program_changes_nothing_for_the_traffic() {
     // More specs than the kernel takes of one flow, which is 10 (drivers/infiniband/core/uverbs_cmd.c,
     // IB_FLOW_SPEC_SUPPORT_LAYERS).
     let udp = verbs::FlowSpec::Udp { value: Default::default(), mask: Default::default() };
-    let specs = vec![udp; 40];
-    let (kind, inner_from, action) = (program::FlowKind::Normal, specs.len(), program::FlowAction::Drop);
-    broken.flows.push(program::Flow { rule, priority: 5000, kind, specs, inner_from, action });
+    let specs = program::SpecChain::outer(vec![udp; 40]);
+    let (kind, action) = (program::FlowKind::Normal, program::FlowAction::Drop);
+    broken.flows.push(program::Flow { rule, priority: 5000, kind, specs, action });
     let error = rig.install_program(&Arc::new(broken)).expect_err("40 specs are too many").to_string();
     assert!(error.starts_with("rule `dns` (line "), "{error}");
     rig.send(1, traffic());

@@ -13,7 +13,7 @@ use control::{
 use packet::{FlowKey, HashFields, Layers, RssKey};
 use program::{
     Class, ClassId, Decide, Flow, FlowAction, FlowKind, FlowSpec, Group, GroupId, HashVariant, Outcome,
-    Placement, Policing, Program, QueueId, RssQueue, Rule, RuleId, Verdict, WorkerId,
+    Placement, Policing, Program, QueueId, RssQueue, Rule, RuleId, SpecChain, Verdict, WorkerId,
 };
 use verbs::{CounterValues, EthernetMatch, HashConfig, Ipv4Match, PortMatch};
 
@@ -241,7 +241,7 @@ impl Installer for Fake {
         let record = Record {
             port: request.port,
             priority: request.priority,
-            specs: format!("{:?}", request.flow.specs),
+            specs: format!("{:?}", &*request.flow.specs),
             tag: request.tag,
             drop: request.flow.action == FlowAction::Drop,
             table: queue.clone(),
@@ -250,7 +250,7 @@ impl Installer for Fake {
         let mut state = self.0.borrow_mut();
         let id = state.next;
         state.next += 1;
-        state.flows.insert(id, (record, request.flow.specs.clone()));
+        state.flows.insert(id, (record, request.flow.specs.to_vec()));
         drop(state);
         remember(&self.0);
         Ok(FakeFlow { id, counter: counter.cloned(), matches, refused: false, state: Rc::clone(&self.0) })
@@ -406,8 +406,7 @@ pub fn program(lines: &[Line]) -> Arc<Program> {
         rule: RuleId::of(index),
         priority: index as u16,
         kind: FlowKind::Normal,
-        inner_from: line.matches.specs().len(),
-        specs: line.matches.specs(),
+        specs: SpecChain::outer(line.matches.specs()),
         action: line.steer.map_or(FlowAction::Drop, |group| FlowAction::Steer {
             queue: QueueId::of(group),
             class: ClassId::of(index),

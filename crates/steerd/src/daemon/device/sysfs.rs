@@ -78,7 +78,7 @@ impl Netdev {
         if flow.kind == FlowKind::Egress {
             return Foreign::None;
         }
-        let ethernet = flow.specs.iter().take(flow.inner_from).find_map(|spec| match spec {
+        let ethernet = flow.specs.iter().take(flow.specs.inner_from()).find_map(|spec| match spec {
             FlowSpec::Ethernet { value, mask } => Some((value.dst_mac, mask.dst_mac)),
             _ => None,
         });
