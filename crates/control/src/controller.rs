@@ -20,6 +20,7 @@ use crate::plan::{
     plan, rule_name,
 };
 use crate::plan_fault::PlanFault;
+use crate::progress::{ChangeMeter, ChangeProgress};
 use crate::{ControlError, Device, DeviceRefusal, Limits};
 
 /// The number of an installed program, counted from 1.
@@ -82,6 +83,7 @@ pub struct Controller<I: Installer = VerbsInstaller> {
     ports: Vec<u8>,
     workers: usize,
     generation: Generation,
+    meter: ChangeMeter,
     /// The abilities that the device lacks.
     warnings: Vec<String>,
 }
@@ -134,6 +136,7 @@ impl<I: Installer> Controller<I> {
             ports,
             workers,
             generation: Generation::default(),
+            meter: ChangeMeter::new(),
             warnings: Vec::new(),
         })
     }
@@ -152,6 +155,18 @@ impl<I: Installer> Controller<I> {
         self.check(&program)?;
         self.remove_leftover()?;
         let planned = self.plan(program)?;
+        let FlowChanges { installed, removed, .. } = planned.changes();
+        self.meter.begin((installed + removed) * self.ports.len());
+        let outcome = self.carry_out(planned, publish);
+        self.meter.end();
+        outcome
+    }
+
+    fn carry_out(
+        &mut self,
+        planned: PlannedChange,
+        publish: &mut Publish<'_>,
+    ) -> Result<Installed, ControlError> {
         let changes = planned.changes();
         let PlannedChange { compaction, program, plan } = planned;
         if let (Some(compaction), Some(placed)) = (compaction, &self.installed) {
@@ -224,6 +239,13 @@ impl<I: Installer> Controller<I> {
     /// # Errors
     /// The first flow that the device did not remove.
     pub fn clear(&mut self) -> Result<(), ControlError> {
+        self.meter.begin(self.installed.iter().chain(&self.leftover).map(Placed::count).sum());
+        let outcome = self.clear_all();
+        self.meter.end();
+        outcome
+    }
+
+    fn clear_all(&mut self) -> Result<(), ControlError> {
         self.remove_holder();
         // Without a flow that is missing, its packets meet those that are left until they are removed.
         let _ = self.install_missing();
@@ -279,6 +301,12 @@ impl<I: Installer> Controller<I> {
     #[must_use]
     pub fn generation(&self) -> Generation {
         self.generation
+    }
+
+    /// How far the change of the device is that goes on, for other threads.
+    #[must_use]
+    pub fn progress(&self) -> Arc<ChangeProgress> {
+        self.meter.shown()
     }
 
     /// The functions that the device does not have, as text.
@@ -377,6 +405,9 @@ impl<I: Installer> Controller<I> {
         if let (Some(kind), Ok(_)) = (kind, &made) {
             self.counters[kind as usize].flow_installed(rule);
         }
+        if made.is_ok() {
+            self.meter.count();
+        }
         made.map_err(|source| ControlError::InstallFlow {
             rule: rule.to_owned(),
             line,
@@ -398,6 +429,9 @@ impl<I: Installer> Controller<I> {
         let counted = Counted::of(&placed.program.flows[index]);
         let holder = counted.and_then(|kind| self.hold_counter(placed, index, port, kind));
         let destroyed = self.installer.destroy_flow(flow);
+        if destroyed.is_ok() {
+            self.meter.count();
+        }
         if let (Ok(()), Some(kind)) = (&destroyed, counted) {
             let rule = rule_name(&placed.program, placed.program.flows[index].rule);
             if let Err(refusal) = self.counters[kind as usize].flow_removed(&mut self.installer, rule) {
@@ -654,6 +688,7 @@ impl<I: Installer> Controller<I> {
     ) -> Result<ControlError, ControlError> {
         let Change { mut new, mut old, mut removed, is_enforced } = change;
         let ports = self.ports.len();
+        self.meter.extend(removed.len() + new.count());
         while let Some((index, port)) = removed.pop() {
             let Some(placed) = &mut old else { break };
             match self.create_flow(placed, index, port) {

@@ -67,6 +67,7 @@ mod installer;
 mod model;
 mod plan;
 mod plan_fault;
+mod progress;
 mod runtime;
 
 pub use controller::{Controller, Generation, Installed, Publish};
@@ -78,6 +79,7 @@ pub use model::{Known, Model};
 pub use plan::{CheckedPlan, FlowChanges, PlacedProgram, Plan, PlanStep, PlanSummary, PlannedChange, plan};
 pub use plan_fault::PlanFault;
 pub use program::ChangeStage;
+pub use progress::{ChangeProgress, ChangedSoFar};
 pub use runtime::{
     AppliedRequests, RUNTIME_COMMENT_BYTES_MAX, RUNTIME_ID_BYTES_MAX, RUNTIME_REFUSALS_MAX, RuntimeOwner,
     RuntimeRefusal, RuntimeRequest, RuntimeRule, RuntimeStore, StoredRule,

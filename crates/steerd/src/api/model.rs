@@ -19,7 +19,17 @@ pub(crate) struct Status {
     pub(crate) workers: usize,
     pub(crate) policy: PolicyState,
     pub(crate) health: Health,
+    /// The change of the device that goes on.
+    #[serde(default)]
+    pub(crate) change: Option<ChangeState>,
     pub(crate) sinks: Vec<Sink>,
+}
+
+/// How many flows a change of the device creates and destroys, on all ports.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct ChangeState {
+    pub(crate) done_flows: usize,
+    pub(crate) flows: usize,
 }
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use control::{ControlError, DropTotals};
+use control::{ChangeProgress, ControlError, DropTotals};
 use softnic::{PortStats, SoftNic};
 use worker::{ClockRelation, Traffic, WorkerControl};
 
@@ -28,6 +28,7 @@ pub(crate) struct Observer {
     pub(super) workers: Vec<WorkerEntry>,
     pub(crate) board: Board,
     pub(crate) health: Arc<Health>,
+    pub(super) change: Arc<ChangeProgress>,
     pub(super) drops: DropReader,
     pub(super) out_of_buffer: OutOfBuffer,
     pub(super) started: Instant,

@@ -115,8 +115,8 @@ const DELAY: Duration = Duration::from_secs(1);
 /// How often the line is redrawn.
 const INTERVAL: Duration = Duration::from_millis(100);
 
-/// The progress of a long analysis in one line on stderr: only on a terminal, only after [`DELAY`], and
-/// removed at the end.
+/// The progress of an analysis, or of a change, in one line on stderr: only on a terminal, only after
+/// [`DELAY`], and removed at the end.
 pub(crate) struct Progress {
     is_terminal: bool,
     begun: Instant,
@@ -126,6 +126,11 @@ pub(crate) struct Progress {
 impl Progress {
     pub(crate) fn new() -> Self {
         Self { is_terminal: io::stderr().is_terminal(), begun: Instant::now(), drawn: None }
+    }
+
+    /// Whether it is shown at all.
+    pub(crate) fn is_terminal(&self) -> bool {
+        self.is_terminal
     }
 
     pub(crate) fn show(&mut self, at: analysis::Progress) {

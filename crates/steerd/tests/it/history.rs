@@ -299,6 +299,33 @@ fn changes_at_the_speed_of_a_firmware_are_in_force_soon() {
     drop(daemon);
 }
 
+#[test]
+fn a_change_that_takes_seconds_shows_how_far_it_is() {
+    let place = Place::new(FIRST);
+    let mut command = place.daemon();
+    let daemon = Daemon::start_command(command.env("STEERD_SOFTNIC__FLOW_RATE", "500"));
+    assert_eq!(place.get("/v1/status")["change"], json!(null));
+    let sources: Vec<String> =
+        (0..2000).map(|host| format!("\"10.{}.{}.7\"", host / 250, host % 250)).collect();
+    let many = format!(
+        "[[rules]]\nname = \"many\"\nmatch = {{ src = [{}] }}\naction = \"drop\"\n",
+        sources.join(", ")
+    );
+    place.write("p.toml", &format!("{FIRST}{many}"));
+    let mut reload = place.command(&["reload"]);
+    let mut reload = reload.stdout(std::process::Stdio::null()).spawn().expect("it runs");
+    until("some flows are there", || {
+        let change = &place.get("/v1/status")["change"];
+        assert!(change.is_null() || change["flows"] == 2000, "{change}");
+        change["done_flows"].as_u64() > Some(0)
+    });
+    assert!(reload.wait().expect("a child").success(), "{}", daemon.log());
+    assert_eq!(place.get("/v1/status")["change"], json!(null));
+    let log = daemon.log();
+    let line = log.lines().find(|line| line.contains("the device is being changed: "));
+    assert!(line.is_some_and(|line| line.contains(" of 2000 flows")), "{log}");
+}
+
 /// Every rule of a set whose rules overlap in long chains changes, so that the flows find no priorities
 /// beside those that are there.
 #[test]

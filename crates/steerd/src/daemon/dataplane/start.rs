@@ -132,6 +132,7 @@ impl Builder {
         let sinks = Sinks::new(controls, domains, budgets, registered, ports.clone());
         let (commands, drops, taken) = Commands::new();
         let observer = Arc::new(Observer {
+            change: controller.progress(),
             opened,
             workers: entries,
             board: Board::new(none_in_force(source, &compiled)),

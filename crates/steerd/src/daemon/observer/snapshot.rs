@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use control::{Counted, Device, DropTotals};
+use control::{ChangedSoFar, Counted, Device, DropTotals};
 use program::{DEFAULT_RULE, Placement, Program, RUNTIME_RULES, RuleId, SinkId, WorkerId};
 use softnic::{ClaimReport, PortStats, SoftNic};
 use worker::sinks::{PacketSizes, TopFlow};
@@ -130,6 +130,10 @@ pub(super) fn status(observer: &Observer) -> model::Status {
             problem: ready.err().or(alive.err()),
             degraded: observer.health.degraded(),
         },
+        change: observer
+            .change
+            .read()
+            .map(|ChangedSoFar { done, total }| model::ChangeState { done_flows: done, flows: total }),
         sinks: published.sinks.view().into_iter().map(sink_status).collect(),
     }
 }
