@@ -1,6 +1,6 @@
 //! A program with one more rule at run time that drops, made from the program without it: the rule alone is
-//! compiled, and its flows are put among the others. That takes a fraction of the time of a compilation of
-//! the whole policy, and is not always possible.
+//! compiled, and its flows are put among the others. And the program without such a rule again. That takes a
+//! fraction of the time of a compilation of the whole policy, and is not always possible.
 //!
 //! Why the program is right. Packets that match no new flow meet the flows that they met, in the same order:
 //! new priorities keep the order of the old ones. A new flow has packets of the new rule only, and none that
@@ -11,9 +11,7 @@
 
 use policy::Policy;
 use policy::policy::{Action, InsertedRule};
-use program::{
-    Class, Decide, Exception, Flow, FlowAction, FlowKind, Outcome, Placement, Program, Rule, RuleId,
-};
+use program::{Class, Decide, Exception, Flow, FlowAction, FlowKind, Placement, Program, Rule, RuleId};
 
 use crate::job::Job;
 
@@ -161,57 +159,80 @@ struct Room {
 fn extended(installed: &Program, alone: Alone, room: Room, place: RuleId) -> Program {
     let Room { priority, moves_later } = room;
     let moved = |rule: RuleId| if rule >= place { RuleId::of(rule.index() + 1) } else { rule };
-    let outcome = |outcome: &Outcome| Outcome { rule: moved(outcome.rule), ..*outcome };
-    let mut flows: Vec<Flow> = installed.flows.clone();
-    for flow in &mut flows {
-        flow.rule = moved(flow.rule);
+    let mut program = installed.clone();
+    renumber(&mut program, moved);
+    for flow in &mut program.flows {
         if moves_later && flow.kind != FlowKind::Sniffer && flow.priority >= priority {
             flow.priority += 1;
         }
     }
     let is_behind = |flow: &Flow| flow.kind == FlowKind::Sniffer || flow.priority > priority;
-    let at = flows.iter().position(is_behind).unwrap_or(flows.len());
+    let at = program.flows.iter().position(is_behind).unwrap_or(program.flows.len());
     let own = alone.flows.into_iter().map(|flow| Flow { rule: place, priority, ..flow });
-    flows.splice(at..at, own);
-    let mut rules = installed.rules.clone();
-    rules.insert(place.index().min(rules.len()), alone.rule);
-    let class = |class: &Class| Class {
-        rule: moved(class.rule),
-        decide: match &class.decide {
-            Decide::Exact(exact) => Decide::Exact(outcome(exact)),
-            steps @ Decide::Software(..) => steps.clone(),
-        },
-    };
-    let exception = |exception: &Exception| {
-        let split = alone.pieces.iter().find(|(rule, _)| *rule == exception.rule).map(|(_, pieces)| *pieces);
-        let left_out_of = exception.left_out_of.iter().copied().map(moved);
-        let mut left_out_of: Vec<RuleId> = left_out_of.chain(split.map(|_| place)).collect();
-        left_out_of.sort_unstable();
-        Exception {
-            rule: moved(exception.rule),
-            predicate: exception.predicate.clone(),
-            outcome: outcome(&exception.outcome),
-            left_out_of,
-            pieces: exception.pieces + split.unwrap_or(0),
+    program.flows.splice(at..at, own);
+    program.rules.insert(place.index().min(program.rules.len()), alone.rule);
+    for (rule, pieces) in alone.pieces {
+        let rule = moved(rule);
+        for exception in program.exceptions.iter_mut().filter(|exception| exception.rule == rule) {
+            exception.left_out_of.push(place);
+            exception.left_out_of.sort_unstable();
+            exception.pieces += pieces;
         }
-    };
-    let mut runtime = installed.runtime.clone();
-    if let Some(runtime) = &mut runtime {
-        runtime.before = moved(runtime.before);
+    }
+    if let Some(runtime) = &mut program.runtime {
         runtime.subject.insert(place.index().min(runtime.subject.len()), false);
     }
-    let last = flows.iter().filter(|flow| flow.kind != FlowKind::Sniffer).map(|flow| flow.priority).max();
-    Program {
-        rules,
-        groups: installed.groups.clone(),
-        sinks: installed.sinks.clone(),
-        queues: installed.queues.clone(),
-        classes: installed.classes.iter().map(|known| known.as_ref().map(class)).collect(),
-        untagged: installed.untagged,
-        exceptions: installed.exceptions.iter().map(exception).collect(),
-        runtime,
-        default: installed.default,
-        priorities_used: last.map_or(0, |last| last + 1),
-        flows,
+    count_priorities(&mut program);
+    program
+}
+
+/// The program without a rule that [`Job::with_added_rule`] has added, to this program or to one from which
+/// it was made in the same way: the flows of all others are as they were compiled without that rule. `None`:
+/// the whole policy has to be compiled.
+#[must_use]
+pub fn without_added_rule(installed: &Program, name: &str) -> Option<Program> {
+    let place = RuleId::of(installed.rules.iter().position(|rule| rule.name == name)?);
+    // How many pieces of an exception are due to the rule is not known.
+    let is_split = |exception: &Exception| exception.left_out_of.contains(&place);
+    let only_drops = installed.flows.iter().all(|flow| flow.rule != place || flow.action == FlowAction::Drop);
+    if !only_drops || installed.exceptions.iter().any(is_split) {
+        return None;
     }
+    let moved = |rule: RuleId| if rule > place { RuleId::of(rule.index() - 1) } else { rule };
+    let mut program = installed.clone();
+    program.flows.retain(|flow| flow.rule != place);
+    renumber(&mut program, moved);
+    program.rules.remove(place.index());
+    if let Some(runtime) = &mut program.runtime
+        && place.index() < runtime.subject.len()
+    {
+        runtime.subject.remove(place.index());
+    }
+    count_priorities(&mut program);
+    Some(program)
+}
+
+/// Gives the rules of a program other numbers.
+fn renumber(program: &mut Program, moved: impl Fn(RuleId) -> RuleId) {
+    let change = |rule: &mut RuleId| *rule = moved(*rule);
+    program.flows.iter_mut().for_each(|flow| change(&mut flow.rule));
+    for class in program.classes.iter_mut().flatten() {
+        change(&mut class.rule);
+        if let Decide::Exact(outcome) = &mut class.decide {
+            change(&mut outcome.rule);
+        }
+    }
+    for exception in &mut program.exceptions {
+        change(&mut exception.rule);
+        change(&mut exception.outcome.rule);
+        exception.left_out_of.iter_mut().for_each(change);
+    }
+    if let Some(runtime) = &mut program.runtime {
+        change(&mut runtime.before);
+    }
+}
+
+fn count_priorities(program: &mut Program) {
+    let ordered = program.flows.iter().filter(|flow| flow.kind != FlowKind::Sniffer);
+    program.priorities_used = ordered.map(|flow| flow.priority + 1).max().unwrap_or(0);
 }

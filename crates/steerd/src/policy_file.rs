@@ -8,7 +8,7 @@ mod counters;
 mod device_rules;
 mod inputs;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -54,6 +54,8 @@ pub(crate) struct Compiled {
     pub(crate) warnings: Vec<Diagnostic>,
     /// The protected packets of the policy.
     pub(crate) protected: protection::Names,
+    /// The names of rules at run time that were put into the program without compiling the whole policy.
+    pub(crate) extended_by: HashSet<String>,
     /// Why the program may not be installed: packets that the policy leaves to the kernel but workers would
     /// receive, unless the policy allows them, protected packets that may miss the host, and rules at run
     /// time for which the device has no room.
@@ -67,8 +69,14 @@ impl Compiled {
     }
 
     /// A program of a policy that is in force, with other rules at run time in the device.
-    pub(crate) fn extended(program: Program, policy: &Arc<Policy>, inputs: &Arc<Inputs>) -> Self {
+    pub(crate) fn extended(
+        program: Program,
+        policy: &Arc<Policy>,
+        inputs: &Arc<Inputs>,
+        extended_by: HashSet<String>,
+    ) -> Self {
         Self {
+            extended_by,
             program: Arc::new(program),
             policy: Some(Arc::clone(policy)),
             inputs: Arc::clone(inputs),
@@ -162,7 +170,19 @@ impl Read {
         let weights = weights.map(|weights| counters::by_name(&policy, weights)).unwrap_or_default();
         let program = Arc::new(program);
         let (past, set_sizes) = (None, policy.set_sizes);
-        Ok(Compiled { program, policy: own, inputs, past, set_sizes, weights, warnings, protected, refused })
+        let extended_by = HashSet::new();
+        Ok(Compiled {
+            program,
+            policy: own,
+            inputs,
+            past,
+            set_sizes,
+            weights,
+            warnings,
+            protected,
+            extended_by,
+            refused,
+        })
     }
 }
 

@@ -1,6 +1,6 @@
 //! Programs that are extended by a rule decide packets as the compiled policy with that rule does.
 
-use compiler::{AddedRule, Job};
+use compiler::{AddedRule, Job, without_added_rule};
 use device_model::DeviceModel;
 use packet::DeepKey;
 use packet::build::FrameBuilder;
@@ -82,6 +82,7 @@ proptest! {
         before in 0usize..7,
         default in 0usize..3,
         added in prop::collection::vec((0usize..3, 0u8..4, prop::sample::select(vec![53u16, 55, 80])), 1..5),
+        first in 0usize..4,
         is_mlx5 in any::<bool>(),
     ) {
         let own = policy(&rules, before, default);
@@ -111,6 +112,30 @@ proptest! {
             prop_assert_eq!(names(&extended).len(), names(&compiled).len());
             program = extended;
         }
+        // They go again, in an order that is not that of their coming.
+        let mut left: Vec<(usize, usize, RuntimeMatch)> =
+            known.into_iter().enumerate().map(|(number, (form, rule))| (number, form, rule)).collect();
+        while !left.is_empty() {
+            let (gone, ..) = left.remove(first % left.len());
+            let name = format!("({gone})");
+            let splits = |exception: &program::Exception| {
+                exception.left_out_of.iter().any(|rule| program.rules[rule.index()].name == name)
+            };
+            let is_split = program.exceptions.iter().any(splits);
+            let reduced = without_added_rule(&program, &name);
+            prop_assert_eq!(reduced.is_none(), is_split, "{}", name);
+            let Some(reduced) = reduced else { break };
+            let mut whole = own.clone();
+            whole.insert_at_run_time(left.iter().map(|(number, _, rule)| inserted(*number, rule)).collect());
+            let compiled = Job::new(&whole, &device, 2).compile().expect("it compiles");
+            for frame in frames() {
+                let key = DeepKey::of(&frame);
+                prop_assert_eq!(fate(&reduced, &key), fate(&compiled, &key), "{} of {:?}", key.describe(), left);
+            }
+            prop_assert_eq!(reduced.rules.len(), compiled.rules.len());
+            prop_assert_eq!(reduced.runtime.as_ref().map(|runtime| &runtime.subject), compiled.runtime.as_ref().map(|runtime| &runtime.subject));
+            program = reduced;
+        }
     }
 }
 
@@ -133,4 +158,30 @@ fn rules_that_share_no_packet_with_hybrid_ones_are_added_one_by_one() {
     );
     let exceptions = &program.exceptions[0];
     assert_eq!(exceptions.left_out_of.len(), 201, "SSH is left out of each");
+    assert_eq!(without_added_rule(&program, "(7)"), None, "what SSH would look like without it is not known");
+}
+
+#[test]
+fn all_others_are_as_before_once_an_added_rule_goes() {
+    let own = policy(&[(0, 1), (6, 0)], 0, 0);
+    let device = DeviceModel::ideal();
+    let job = Job::new(&own, &device, 2);
+    let before = job.compile().expect("it compiles");
+    let added = AddedRule { rule: inserted(0, &matches(2, 1, 0)), place: RuleId::of(0) };
+    let with = job.with_added_rule(&before, &added).expect("there is nothing in its way");
+    assert!(with.flows.len() > before.flows.len() && with.rules.len() == before.rules.len() + 1);
+    let mut again = without_added_rule(&with, "(0)").expect("it was added");
+    assert_eq!(without_added_rule(&again, "(0)"), None, "it is not there any more");
+    // The priorities of later flows have made room, which stays.
+    let priorities = |program: &Program| program.flows.iter().map(|flow| flow.priority).collect::<Vec<_>>();
+    let room = again.priorities_used - before.priorities_used;
+    let of_before = priorities(&before);
+    let behind =
+        of_before.iter().zip(priorities(&again)).filter(|(was, is)| **was != *is).map(|(was, _)| *was);
+    let first = behind.min().unwrap_or(u16::MAX);
+    let expected = of_before.iter().map(|was| if *was >= first { was + room } else { *was });
+    assert_eq!(priorities(&again), expected.collect::<Vec<_>>());
+    again.flows.iter_mut().zip(of_before).for_each(|(flow, priority)| flow.priority = priority);
+    again.priorities_used = before.priorities_used;
+    assert_eq!(again, before);
 }

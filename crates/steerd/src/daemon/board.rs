@@ -45,6 +45,8 @@ pub(crate) struct PolicyInForce {
     pub(crate) set_sizes: Vec<SetSize>,
     /// The weights for which the program was compiled.
     pub(crate) weights: RuleWeights,
+    /// The names of rules at run time that were put into the program without compiling the whole policy.
+    pub(crate) extended_by: HashSet<String>,
     /// The names of rules with `count = false`, of this policy and the one before.
     pub(crate) unexported: HashSet<String>,
     /// The number of the program; 0: none has been installed yet.

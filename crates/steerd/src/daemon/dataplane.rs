@@ -119,7 +119,8 @@ impl Dataplane {
     }
 
     fn replace(&mut self, compiled: Compiled, cause: Cause) -> Result<FlowChanges, Error> {
-        let Compiled { program, policy, inputs, past, set_sizes, weights, warnings, .. } = compiled;
+        let Compiled { program, policy, inputs, past, set_sizes, weights, warnings, extended_by, .. } =
+            compiled;
         let opened = &self.observer.opened;
         let generation = self.controller.generation().0 + 1;
         let map = match self.sinks.prepare(opened, &program, generation, &inputs.sha256) {
@@ -164,6 +165,7 @@ impl Dataplane {
             },
             set_sizes,
             weights,
+            extended_by,
             generation: installed.generation.0,
             loaded_at_seconds: match cause {
                 Cause::Policy => unix_seconds(),

@@ -361,6 +361,7 @@ impl LiveRules {
     fn put_in_device(&self, rules: &mut Rules, ids: &HashSet<Arc<str>>) -> Result<(), String> {
         if self.extend_device(rules, ids) {
             rules.note_device(&self.observer.board.read().policy.program);
+            self.take_left_device(rules);
             return Ok(());
         }
         let chosen: Vec<DeviceRule> = {

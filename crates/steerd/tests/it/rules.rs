@@ -129,6 +129,19 @@ fn what_only_the_device_can_enforce_goes_there_at_once() {
     let kernel = || daemon.metric("steerd_rule_packets_total", &["rule=\"default\"", "action=\"kernel\""]);
     let before = kernel();
     until("pings reach the host again", || kernel() > before + 1000.0);
+    // It comes and goes again without a reload between; then another rule has its name, and pings are free.
+    for last in [
+        json!({ "remove": ["ping"] }),
+        json!({ "add": [{ "id": "ping", "match": { "src": "10.9.0.1" }, "action": "drop" }] }),
+    ] {
+        changes(&place, &json!({ "add": [ping] }));
+        until("the device counts pings again", || packets(&place, "ping") > 100);
+        changes(&place, &last);
+        let before = kernel();
+        until("pings reach the host once more", || kernel() > before + 1000.0);
+    }
+    assert_eq!(rule(&place, "ping").expect("listed")["match"]["src"], "10.9.0.1");
+    changes(&place, &json!({ "remove": ["ping"] }));
     // Beyond the room that the policy gives.
     place.write("p.toml", &policy("kernel", &format!("{runtime}device_rules = 1")));
     place.ok(&["reload"]);

@@ -170,6 +170,7 @@ fn none_in_force(source: PolicySource, compiled: &Compiled) -> PolicyInForce {
         past: None,
         set_sizes: Vec::new(),
         weights: RuleWeights::new(),
+        extended_by: HashSet::new(),
         unexported: HashSet::new(),
         generation: 0,
         loaded_at_seconds: 0.0,

@@ -1,10 +1,11 @@
-//! The short way into the device, for a few rules that drop: the program in force is extended by their flows,
-//! instead of compiling the whole policy. The plan to it is made and examined as any other.
+//! The short way into the device and out of it, for a few rules that drop: the program in force is extended
+//! by their flows, or loses them, instead of compiling the whole policy. The plan to it is made and examined
+//! as any other.
 
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use compiler::{AddedRule, Job};
+use compiler::{AddedRule, Job, without_added_rule};
 use control::StoredRule;
 use policy::policy::InsertedRule;
 use program::{Program, RuleId};
@@ -14,12 +15,13 @@ use crate::daemon::board::PolicyInForce;
 use crate::daemon::dataplane::Cause;
 use crate::policy_file::{Compiled, is_quoted, quoted};
 
-/// The most rules that come at once; for more, one compilation takes less time.
-const ADDED_MAX: usize = 8;
+/// The most rules of a program that come and go at once, two for one of both directions; for more, one
+/// compilation takes less time.
+const CHANGED_MAX: usize = 16;
 
 impl LiveRules {
-    /// Has the device enforce these rules, if some come and none goes. `false`: nothing was done, as the
-    /// whole policy has to be compiled.
+    /// Has the device enforce these rules and no others. `false`: nothing was done, as the whole policy has
+    /// to be compiled.
     pub(super) fn extend_device(&self, rules: &Rules, ids: &HashSet<Arc<str>>) -> bool {
         let in_force = Arc::clone(&self.observer.board.read().policy);
         let Some(compiled) = self.extended(rules, ids, &in_force) else { return false };
@@ -42,20 +44,21 @@ impl LiveRules {
             let [forward, reverse] = quoted(&stored.rule.id);
             [Some(forward), stored.rule.both_directions.then_some(reverse)].into_iter().flatten()
         };
-        let there: HashSet<&str> = in_force
-            .program
-            .rules
-            .iter()
-            .map(|rule| rule.name.as_str())
-            .filter(|name| is_quoted(name))
-            .collect();
-        let held_names: Vec<String> = held.iter().copied().flat_map(names).collect();
-        let is_more = !added.is_empty()
-            && added.len() <= ADDED_MAX
-            && held_names.len() == there.len()
-            && held_names.iter().all(|name| there.contains(name.as_str()));
-        if !is_more {
+        let of_programs = in_force.program.rules.iter().map(|rule| rule.name.as_str());
+        let mut gone: HashSet<&str> = of_programs.filter(|name| is_quoted(name)).collect();
+        let are_all_there = held.iter().copied().flat_map(names).all(|name| gone.remove(name.as_str()));
+        let changed = gone.len() + added.iter().copied().flat_map(names).count();
+        if !are_all_there || changed == 0 || changed > CHANGED_MAX {
             return None;
+        }
+        let mut extended_by = in_force.extended_by.clone();
+        let mut program: Option<Program> = None;
+        for name in gone {
+            // If the program was compiled with the rule, the flows of later rules may leave its packets out.
+            if !extended_by.remove(name) {
+                return None;
+            }
+            program = Some(without_added_rule(program.as_ref().unwrap_or(&in_force.program), name)?);
         }
         let form = |matches: &program::RuntimeMatch| {
             let fields = matches.fields().ok()?;
@@ -70,7 +73,6 @@ impl LiveRules {
         let profile = self.observer.opened.profile(self.observer.worker_count());
         let job = Job::new(policy, &profile, self.observer.worker_count());
         added.sort_by(|a, b| a.rule.id.cmp(&b.rule.id));
-        let mut program: Option<Program> = None;
         for stored in added {
             let text = device_rule(stored, &in_force.program)?.action;
             let (_, action) = runtime.actions.iter().find(|(known, _)| *known == text)?;
@@ -78,6 +80,7 @@ impl LiveRules {
                 let own = form(&matches)?;
                 // Rules of one form stand together, in the order of the forms.
                 let place = RuleId::of(runtime.before + forms.iter().filter(|form| **form <= own).count());
+                extended_by.insert(name.clone());
                 let rule = AddedRule { rule: InsertedRule { name, matches, action: *action }, place };
                 program = Some(job.with_added_rule(program.as_ref().unwrap_or(&in_force.program), &rule)?);
                 forms.push(own);
@@ -85,7 +88,8 @@ impl LiveRules {
         }
         let program = program?;
         let has_room = compiler::reload_conflict(&in_force.program, &program, &profile).is_none();
-        let mut compiled = has_room.then(|| Compiled::extended(program, policy, &in_force.inputs))?;
+        let mut compiled =
+            has_room.then(|| Compiled::extended(program, policy, &in_force.inputs, extended_by))?;
         compiled.weights.clone_from(&in_force.weights);
         compiled.set_sizes.clone_from(&in_force.set_sizes);
         Some(compiled)
