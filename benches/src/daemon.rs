@@ -126,9 +126,10 @@ fn built(name: &str) -> Result<PathBuf, String> {
 fn settings(options: &DaemonOptions<'_>) -> String {
     let DaemonOptions { wire, second_wire, personality, provider, engine_core, worker_core, .. } = options;
     let mut text = format!(
-        "[device]\nname = '{}'\n[policy]\nfile = 'policy.toml'\n[workers]\ncores = [{worker_core}]\n[http]\nlisten = 'off'\n\
+        "[device]\nname = '{}'\nports = {}\n[policy]\nfile = 'policy.toml'\n[workers]\ncores = [{worker_core}]\n[http]\nlisten = 'off'\n\
          [api]\nsocket = 'api.sock'\n",
-        provider.device()
+        provider.device(),
+        if second_wire.is_some() { "[1, 2]" } else { "[1]" },
     );
     let second = |wire| format!(", {{ mtu_bytes = {MTU_BYTES}, wire = {wire} }}");
     let second = second_wire.as_ref().map(second).unwrap_or_default();

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use control::{Controller, Device, DeviceSelector};
+use control::{Controller, Device, DeviceSelector, FlowChanges};
 use device_model::DeviceModel;
 use policy::{NoFiles, Source};
 use program::{ChangeStage, Program, SinkId, SinkKind, WorkerId};
@@ -63,7 +63,16 @@ impl Rig {
     /// As [`Rig::new`].
     #[must_use]
     pub fn bare(frame_bytes: u32, workers: u32, drive: Drive, core: Option<usize>) -> Self {
-        Self::on(generator(frame_bytes), workers, drive, core)
+        Self::on(generator(frame_bytes), Personality::Ideal, workers, drive, core)
+    }
+
+    /// The same on a model of a device, driven manually.
+    ///
+    /// # Panics
+    /// As [`Rig::new`].
+    #[must_use]
+    pub fn of(personality: Personality, workers: u32) -> Self {
+        Self::on(generator(64), personality, workers, Drive::Manual, None)
     }
 
     /// The frames of a capture, over and over, with this policy.
@@ -74,15 +83,21 @@ impl Rig {
     pub fn replaying(capture: &Path, policy: &str, drive: Drive, core: Option<usize>) -> Self {
         let config = PcapConfig { path: capture.to_owned(), mode: PcapMode::Loop, speed: 1.0, output: None };
         let wire = WireConfig::Pcap(config).open().expect("a capture");
-        let mut rig = Self::on(wire, 1, drive, core);
+        let mut rig = Self::on(wire, Personality::Ideal, 1, drive, core);
         rig.install(program(policy, 1));
         rig
     }
 
-    fn on(wire: Box<dyn Wire>, workers: u32, drive: Drive, core: Option<usize>) -> Self {
+    fn on(
+        wire: Box<dyn Wire>,
+        personality: Personality,
+        workers: u32,
+        drive: Drive,
+        core: Option<usize>,
+    ) -> Self {
         let nic = SoftNic::create(SoftNicConfig {
             name: "softnic0".to_owned(),
-            personality: Personality::Ideal,
+            personality,
             ports: vec![PortConfig { wire, mtu_bytes: 1500 }],
             drive,
         })
@@ -138,7 +153,7 @@ impl Rig {
     ///
     /// # Panics
     /// If the device refuses it.
-    pub fn install(&mut self, program: Arc<Program>) {
+    pub fn install(&mut self, program: Arc<Program>) -> FlowChanges {
         let controls: Vec<_> = self.workers.iter().map(Worker::control).collect();
         self.controller
             .install(program, &mut |stage| {
@@ -147,7 +162,8 @@ impl Rig {
                 }
                 Ok(())
             })
-            .expect("it installs");
+            .expect("it installs")
+            .changes
     }
 
     /// Gives the packets of all rules to a sink, on every worker. What it returns must be dropped before the

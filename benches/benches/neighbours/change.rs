@@ -338,8 +338,8 @@ impl Nft {
 
 impl Program for Nft {
     fn change(&mut self, changed: usize) -> Result<(), String> {
-        let each = |changed| {
-            let elements: Vec<_> = (FLOWS..FLOWS + changed).map(|i| element(i, changed)).collect();
+        let each = |changed_before| {
+            let elements: Vec<_> = (FLOWS..FLOWS + changed).map(|i| element(i, changed_before)).collect();
             elements.join(",\n")
         };
         self.load(&format!(
