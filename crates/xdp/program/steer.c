@@ -258,8 +258,8 @@ INLINE enum verdict search(const u64 *image, u32 at)
 
 // Whether the process gives this frame back to the host: then it is not looked up again. In generic mode the kernel runs
 // `steer` over the frames that `leave` passed. A frame is known by its mark: a key that nobody else knows, and the number
-// of the frame. Each number passes once and no smaller one after it, and the mark is removed here, so bytes that stay in
-// a buffer which is used again let no other frame pass.
+// of the frame. Each number passes once and no smaller one after it, and the mark is removed here. Only the last mark,
+// if the host dropped its frame on the way here, can stay in a buffer that is used again and let one other frame pass.
 INLINE int is_given_back(struct xdp_md *context)
 {
 	u32 zero = 0;
