@@ -56,7 +56,7 @@ test asan miri: export PROPTEST_RNG_SEED := $(PROPTEST_RNG_SEED)
 soak: deps-build ## all property tests with ever new seeds and PROPTEST_CASES (20000) cases, for SOAK_SECONDS (3600) or until one fails
 	CARGO=$(CARGO) .ci/soak
 
-soak-daemon: deps-build ## the daemon under traffic, reloads, scrapes, idle clients and SIGSTOP, for SOAK_SECONDS (600)
+soak-daemon: deps-build ## the daemon under traffic, reloads, changes of rules, scrapes, idle clients and SIGSTOP, for SOAK_SECONDS (600)
 	$(CARGO) build --release --locked --package steerd
 	.ci/soak-daemon target/release/steerd
 
@@ -178,11 +178,9 @@ asan: deps-build ## the tests of the crates with unsafe code, under the address 
 	CARGO_TARGET_DIR=target/asan RUSTFLAGS=-Zsanitizer=address ASAN_OPTIONS=detect_leaks=0 \
 	  $(nightly) test --locked --target $(HOST) --lib --tests -p hugemem -p verbs -p shm -p tap -p xdp -p wire -p flow-table -p softnic -p softnic-mlx5
 
-miri: deps-build ## what Miri can run of packet, program, hugemem, verbs, wire and softnic
+miri: deps-build ## what Miri can run of the crates with unsafe code: hugemem, verbs, wire and softnic
 	@$(miri_ready) || exit 0; set -x; \
 	export CARGO_TARGET_DIR=target/miri MIRIFLAGS=-Zmiri-disable-isolation PROPTEST_CASES=2; \
-	$(CARGO) +nightly miri test --locked -p packet --lib -- --skip every_truncation --skip comes_out_zero --skip stack:: && \
-	$(CARGO) +nightly miri test --locked -p program --lib -- ranges:: byte_set:: tag:: --skip no_cover && \
 	$(CARGO) +nightly miri test --locked -p hugemem --lib -- free_list:: names_read_back --skip number_of_blocks && \
 	$(CARGO) +nightly miri test --locked -p verbs --lib && \
 	$(CARGO) +nightly miri test --locked -p wire --lib -- ring:: && \
