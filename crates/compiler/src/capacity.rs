@@ -12,7 +12,7 @@ use program::{Correspondence, Errno, Flow, FlowAction, FlowKind, FlowSpec, Progr
 use serde::Serialize;
 
 use crate::cover::MAX_FLOWS;
-use crate::emit::separate::{agree, match_key, multicast_flows};
+use crate::emit::separate::{agree, multicast_flows};
 use crate::fit::assign_priorities::Assigned;
 use crate::job::Job;
 use crate::mask_index::ByMask;
@@ -362,9 +362,9 @@ pub(super) fn conflict(before: &Program, after: &Program, profile: &DeviceModel)
 /// the device returns EEXIST for it.
 fn same_match<'p>(before: &Program, after: &'p Program) -> Option<&'p Flow> {
     let common = Correspondence::of(before, after);
-    let known: HashMap<_, &Flow> = multicast_flows(before).map(|flow| (match_key(flow), flow)).collect();
+    let known: HashMap<_, &Flow> = multicast_flows(before).map(|flow| (flow.match_key(), flow)).collect();
     multicast_flows(after)
-        .find(|flow| known.get(&match_key(flow)).is_some_and(|old| !agree(&common, old, flow)))
+        .find(|flow| known.get(&flow.match_key()).is_some_and(|old| !agree(&common, old, flow)))
 }
 
 /// The first flow of `after` that the tables, one for each direction, have no room for. Flows of both are
@@ -377,8 +377,8 @@ fn overflow<'p>(before: &Program, after: &'p Program, profile: &DeviceModel) -> 
     multicast_flows(before).for_each(|flow| {
         add(flow);
     });
-    let known: HashSet<_> = multicast_flows(before).map(match_key).collect();
-    multicast_flows(after).find(|flow| !known.contains(&match_key(flow)) && !add(flow))
+    let known: HashSet<_> = multicast_flows(before).map(Flow::match_key).collect();
+    multicast_flows(after).find(|flow| !known.contains(&flow.match_key()) && !add(flow))
 }
 
 #[cfg(test)]

@@ -230,6 +230,12 @@ impl Flow {
         self.specs.matches(key)
     }
 
+    /// The parts of the flow by which a device finds it: it takes each once for a priority.
+    #[must_use]
+    pub fn match_key(&self) -> (FlowKind, &SpecChain) {
+        (self.kind, &self.specs)
+    }
+
     /// The part of the match that tells most pairs of flows apart.
     #[must_use]
     pub fn front(&self) -> FlowFront {

@@ -7,12 +7,8 @@ use std::collections::HashMap;
 use device_model::{DeviceModel, Feature};
 use program::{Correspondence, Flow, FlowAction, FlowKind, FlowSpec, Program, SpecChain};
 
-/// The parts of a flow of which no two flows of a table agree in all.
-pub(crate) type MatchKey<'f> = (FlowKind, &'f SpecChain);
-
-pub(crate) fn match_key(flow: &Flow) -> MatchKey<'_> {
-    (flow.kind, &flow.specs)
-}
+/// The match of a flow. A table has each once.
+type MatchKey<'f> = (FlowKind, &'f SpecChain);
 
 /// Flows that the device applies last; copies are kept with the others of their priority.
 pub(crate) fn multicast_flows(program: &Program) -> impl Iterator<Item = &Flow> {
@@ -23,7 +19,7 @@ pub(crate) fn multicast_flows(program: &Program) -> impl Iterator<Item = &Flow> 
 pub(crate) fn separate(mut program: Program, previous: Option<&Program>, profile: &DeviceModel) -> Program {
     let Some(previous) = previous.filter(|_| profile.multicast_ignores_priority) else { return program };
     let known: HashMap<MatchKey<'_>, &Flow> =
-        multicast_flows(previous).map(|flow| (match_key(flow), flow)).collect();
+        multicast_flows(previous).map(|flow| (flow.match_key(), flow)).collect();
     if known.is_empty() {
         return program;
     }
@@ -31,7 +27,7 @@ pub(crate) fn separate(mut program: Program, previous: Option<&Program>, profile
     let common = Correspondence::of(previous, &program);
     let mut separated = Vec::with_capacity(flows.len());
     for flow in flows {
-        let is_free = known.get(&match_key(&flow)).is_none_or(|old| agree(&common, old, &flow));
+        let is_free = known.get(&flow.match_key()).is_none_or(|old| agree(&common, old, &flow));
         let halves = if is_free { None } else { halves(&flow, profile, &known) };
         match halves {
             Some(halves) => separated.extend(halves),
@@ -64,7 +60,7 @@ fn halves(flow: &Flow, profile: &DeviceModel, known: &HashMap<MatchKey<'_>, &Flo
                 .then(|| Flow { specs: SpecChain::new(specs, flow.specs.inner_from()), ..flow.clone() })
         };
         let halves = [half(false)?, half(true)?];
-        let is_free = |half: &Flow| !known.contains_key(&match_key(half)) && half.is_multicast_only();
+        let is_free = |half: &Flow| !known.contains_key(&half.match_key()) && half.is_multicast_only();
         halves.iter().all(is_free).then_some(halves)
     })
 }

@@ -41,10 +41,6 @@ fn mask(flow: &Flow) -> Image {
     flow.cube().unwrap_or(&Cube::ANY).without_absences().mask
 }
 
-pub(super) fn match_key(flow: &Flow) -> MatchKey<'_> {
-    (flow.kind, &flow.specs)
-}
-
 /// The levels of a program.
 #[derive(Debug)]
 pub(super) struct Levels {
@@ -166,7 +162,7 @@ impl<'p> Known<'p> {
         let mut is_used = vec![false; old.program.flows.len()];
         let mut pair = |of_old: usize, of_new: usize| {
             let (before, after) = (&old.program.flows[of_old], &new.flows[of_new]);
-            let is_same = match_key(before) == match_key(after) && common.is_same_action(before, after);
+            let is_same = before.match_key() == after.match_key() && common.is_same_action(before, after);
             if is_same {
                 is_used[of_old] = true;
                 same[of_new] = Some(of_old);
@@ -182,10 +178,10 @@ impl<'p> Known<'p> {
         let (olds, news) = (from_start..of_old - from_end, from_start..of_new - from_end);
         let mut by_match: HashMap<MatchKey<'p>, Vec<usize>> = HashMap::new();
         for index in olds {
-            by_match.entry(match_key(&old.program.flows[index])).or_default().push(index);
+            by_match.entry(old.program.flows[index].match_key()).or_default().push(index);
         }
         for index in news {
-            let candidates = by_match.get(&match_key(&new.flows[index])).into_iter().flatten();
+            let candidates = by_match.get(&new.flows[index].match_key()).into_iter().flatten();
             let mut free = candidates.copied().filter(|candidate| !is_used[*candidate]);
             let flow = &new.flows[index];
             let found = free.find(|candidate| common.is_same_action(&old.program.flows[*candidate], flow));
@@ -206,7 +202,7 @@ impl<'p> Known<'p> {
     /// The matches of the old program with their levels.
     fn places(&self) -> HashSet<(MatchKey<'p>, u16)> {
         let there = self.old.program.flows.iter().zip(self.old.levels);
-        there.map(|(flow, level)| (match_key(flow), *level)).collect()
+        there.map(|(flow, level)| (flow.match_key(), *level)).collect()
     }
 
     /// The levels with which a strategy begins; those without one wait.
@@ -382,14 +378,14 @@ impl<'k, 'p> Placing<'k, 'p> {
             return None;
         }
         let facts = self.facts()[index];
-        let own = (facts.rank, index);
+        let place = (facts.rank, index);
         let mut least = 0;
         let mut later = Vec::new();
         for (other, there) in self.facts().iter().enumerate() {
             if !self.is_placed[other] || !there.is_ordered || other == index {
                 continue;
             }
-            if (there.rank, other) < own {
+            if (there.rank, other) < place {
                 let distance =
                     there.distance(&facts).filter(|distance| self.levels[other] + distance > least);
                 if let Some(distance) = distance.filter(|_| self.overlap(other, index)) {
@@ -420,9 +416,9 @@ impl<'k, 'p> Placing<'k, 'p> {
     fn is_free(&mut self, flow: &Flow, level: u16) -> bool {
         self.asked += 1;
         if self.asked <= FEW_QUESTIONS {
-            return self.known.at(level).all(|known| match_key(known) != match_key(flow));
+            return self.known.at(level).all(|known| known.match_key() != flow.match_key());
         }
         let known = self.known;
-        !self.places.get_or_insert_with(|| known.places()).contains(&(match_key(flow), level))
+        !self.places.get_or_insert_with(|| known.places()).contains(&(flow.match_key(), level))
     }
 }

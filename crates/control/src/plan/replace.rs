@@ -19,7 +19,7 @@ use packet::cube::Cube;
 use program::{Correspondence, Flow, FlowAction, FlowFront, FlowKind, Program};
 
 use super::PlacedProgram;
-use super::levels::{MatchKey, has_order, match_key};
+use super::levels::{MatchKey, has_order};
 use crate::Limits;
 
 /// The most pairs of flows that are compared. Beyond it, old flows go after all new ones are there.
@@ -74,7 +74,7 @@ impl<'p> Replacements<'p> {
             }
             blocking.entry(old.levels[index]).or_default().push((index, flow.front()));
             if stays[index].is_none() && can_go_early(old.program, flow) {
-                by_match.entry(match_key(flow)).or_insert(index);
+                by_match.entry(flow.match_key()).or_insert(index);
             }
         }
         let is_cover =
@@ -83,7 +83,7 @@ impl<'p> Replacements<'p> {
         // Of several new flows of one match, the first is the one that decides.
         let mut leaving: HashMap<usize, Vec<Leaving>> = HashMap::new();
         for &index in &covers {
-            if let Some(old) = by_match.remove(&match_key(&new.flows[index])) {
+            if let Some(old) = by_match.remove(&new.flows[index].match_key()) {
                 leaving.entry(index).or_default().push(Leaving { old, until: levels[index] });
             }
         }
