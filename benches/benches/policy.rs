@@ -34,7 +34,7 @@ const SETS: [&str; 4] = ["acl1_1k", "fw1_1k", "ipc1_1k", "acl5_1k"];
 const LARGE_SET: &str = "acl1_10k";
 const SET_ENTRIES: u32 = 100_000;
 const MEGABYTES_MAX: f64 = 500.0;
-/// What a firmware takes (Linux, pull request `mlx5-updates-2019-09-01`: 5 K/s for TC rules by firmware).
+/// The rate of a firmware (Linux, pull request `mlx5-updates-2019-09-01`: 5 K/s for TC rules by firmware).
 const FIRMWARE_FLOWS_PER_SECOND: u32 = 5_000;
 /// The core of all measurements; child processes inherit the affinity.
 const CORE: usize = 1;

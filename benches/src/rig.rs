@@ -66,7 +66,7 @@ impl Rig {
         Self::on(generator(frame_bytes), Personality::Ideal, workers, drive, core)
     }
 
-    /// The same on a model of a device, driven manually.
+    /// A dataplane without a policy on a model of a device, driven manually.
     ///
     /// # Panics
     /// As [`Rig::new`].

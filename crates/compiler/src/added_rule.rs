@@ -1,6 +1,6 @@
 //! A program with one more rule at run time that drops, made from the program without it: the rule alone is
-//! compiled, and its flows are put among the others. And the program without such a rule again. That takes a
-//! fraction of the time of a compilation of the whole policy, and is not always possible.
+//! compiled, and its flows are put among the others. A rule that was added so can be removed again. Either
+//! takes a fraction of the time of a compilation of the whole policy, and is not always possible.
 //!
 //! Why the program is right. Packets that match no new flow meet the flows that they met, in the same order:
 //! new priorities keep the order of the old ones. A new flow has packets of the new rule only, and none that

@@ -16,8 +16,8 @@ use crate::flow_cube::cube_of;
 ///
 /// Clones share them, and so may equal chains of programs that follow each other
 /// ([`Program::share_specs`](crate::Program::share_specs)): these are compared without a look at the specs.
-/// Different ones are told apart by a digest. The cube of a chain takes 320 bytes from the first call of
-/// [`SpecChain::cube`] on.
+/// Chains that differ have different digests, as a rule. The first call of [`SpecChain::cube`] stores the
+/// cube, which takes 320 bytes.
 #[derive(Clone)]
 pub struct SpecChain {
     shared: Arc<Shared>,

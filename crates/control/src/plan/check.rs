@@ -42,8 +42,8 @@ impl Plan {
         self.check_with(names.as_ref(), installed, new, limits)
     }
 
-    /// The same for programs whose names were compared before. That takes a sixth of the time of a small
-    /// change, so it is done once for planner and check; the tests compare the names again.
+    /// Examines the plan like [`Plan::check`], with names that were compared before. Comparing them takes a
+    /// sixth of the time of a small change, so it is done once for planner and check; the tests do it again.
     pub(super) fn check_with(
         self,
         names: Option<&Arc<SameNames>>,

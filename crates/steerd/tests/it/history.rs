@@ -271,19 +271,24 @@ fn the_last_policy_is_used_at_a_start_whose_file_is_broken() {
     assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
 }
 
+/// The first policy, and a rule of 2,000 flows.
+fn with_many_sources() -> String {
+    let sources: Vec<String> =
+        (0..2000).map(|host| format!("\"10.{}.{}.7\"", host / 250, host % 250)).collect();
+    let sources = sources.join(", ");
+    format!("{FIRST}[[rules]]\nname = \"many\"\nmatch = {{ src = [{sources}] }}\naction = \"drop\"\n")
+}
+
 #[test]
 fn changes_at_the_speed_of_a_firmware_are_in_force_soon() {
     let place = Place::new(FIRST);
     let mut command = place.daemon();
     command.env("STEERD_SOFTNIC__FLOW_RATE", "5000").env("STEERD_SOFTNIC__PERSONALITY", "mlx5");
     let daemon = Daemon::start_command(&mut command);
-    let sources: Vec<String> =
-        (0..2000).map(|host| format!("\"10.{}.{}.7\"", host / 250, host % 250)).collect();
     let many = |port: u16| {
         format!(
-            "{FIRST}[[rules]]\nname = \"many\"\nmatch = {{ src = [{}] }}\naction = \"drop\"\n\
-             [[rules]]\nname = \"one\"\nmatch = {{ protocol = \"udp\", dst_port = {port} }}\naction = {{ steer = \"every\" }}\n",
-            sources.join(", ")
+            "{}[[rules]]\nname = \"one\"\nmatch = {{ protocol = \"udp\", dst_port = {port} }}\naction = {{ steer = \"every\" }}\n",
+            with_many_sources()
         )
     };
     place.write("p.toml", &many(99));
@@ -305,13 +310,7 @@ fn a_change_that_takes_seconds_shows_how_far_it_is() {
     let mut command = place.daemon();
     let daemon = Daemon::start_command(command.env("STEERD_SOFTNIC__FLOW_RATE", "500"));
     assert_eq!(place.get("/v1/status")["change"], json!(null));
-    let sources: Vec<String> =
-        (0..2000).map(|host| format!("\"10.{}.{}.7\"", host / 250, host % 250)).collect();
-    let many = format!(
-        "[[rules]]\nname = \"many\"\nmatch = {{ src = [{}] }}\naction = \"drop\"\n",
-        sources.join(", ")
-    );
-    place.write("p.toml", &format!("{FIRST}{many}"));
+    place.write("p.toml", &with_many_sources());
     let mut reload = place.command(&["reload"]);
     let mut reload = reload.stdout(std::process::Stdio::null()).spawn().expect("it runs");
     until("some flows are there", || {
