@@ -8,9 +8,7 @@ use device_model::DeviceModel;
 use packet::build::FrameBuilder;
 use packet::{EtherType, Field, FlowKey, HashFields, RssKey, Toeplitz};
 use policy::{NoFiles, Source};
-use program::{
-    Addresses, Class, ClassIndex, Decide, Match, Outcome, Predicate, RangeSet, RuleId, Step, Verdict,
-};
+use program::{Addresses, Class, Decide, Match, Outcome, Predicate, RangeSet, RuleId, Step, Verdict};
 
 fn frames() -> [(&'static str, Vec<u8>); 2] {
     let v4 = FrameBuilder::new()
@@ -62,7 +60,6 @@ fn resolve_many(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("resolve a class of rules");
     for count in [10u32, 100, 1000, 10_000] {
         let class = many(count);
-        let index = ClassIndex::of(&class);
         let key = |port: u32, source: u32| {
             let frame =
                 FrameBuilder::new().ipv4(source.into(), [192, 0, 2, 53].into()).tcp(40_000, port as u16, 2);
@@ -75,17 +72,14 @@ fn resolve_many(criterion: &mut Criterion) {
                 bencher.iter(|| class.resolve(black_box(&key)));
             });
             group.bench_function(format!("{count}, {which} matches, by the index"), |bencher| {
-                bencher.iter(|| match &index {
-                    Some(index) => index.resolve(&class, black_box(&key)),
-                    None => class.resolve(black_box(&key)),
-                });
+                bencher.iter(|| class.resolve_by_index(black_box(&key)));
             });
         }
         group.bench_function(format!("{count}, making the index"), |bencher| {
             // A new list each time: an index is made once for each list.
             bencher.iter_batched(
                 || many(count),
-                |class| ClassIndex::of(black_box(&class)),
+                |class| black_box(&class).make_index(),
                 BatchSize::LargeInput,
             );
         });

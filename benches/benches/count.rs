@@ -11,7 +11,7 @@ use policy::{NoFiles, Source};
 use softnic::Drive;
 use steerd_benches::{Rig, median};
 use worker::sinks::{self, Environment, Hub};
-use worker::{SinkMap, Slot};
+use worker::{SharedStage, SinkMap, Slot};
 
 const ROUNDS: usize = 15;
 const ROUND: Duration = Duration::from_millis(150);
@@ -59,7 +59,7 @@ fn rig(top_flows: Option<u32>) -> (Rig, Option<Box<dyn Hub>>) {
     let map = Arc::new(SinkMap::new(1, &program, &[slot]));
     rig.controller
         .install(program, &mut |stage| {
-            control.publish_with_sinks(stage, &map);
+            control.publish_shared(&SharedStage::new(stage, &map));
             Ok(())
         })
         .expect("it installs");

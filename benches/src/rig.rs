@@ -12,7 +12,7 @@ use program::{ChangeStage, Program, SinkId, SinkKind, WorkerId};
 use softnic::{Drive, Personality, PortConfig, PortStats, SoftNic, SoftNicConfig};
 use wire::{PcapConfig, PcapMode, Wire, WireConfig};
 use worker::sinks::{Environment, Opened, SinkError};
-use worker::{Idle, SinkMap, Slot, Worker, WorkerConfig};
+use worker::{Idle, SharedStage, SinkMap, Slot, Worker, WorkerConfig};
 
 /// Flows that the generator cycles through.
 const FLOWS: u32 = 1024;
@@ -53,7 +53,7 @@ impl Rig {
     #[must_use]
     pub fn new(frame_bytes: u32, workers: u32, drive: Drive, core: Option<usize>) -> Self {
         let mut rig = Self::bare(frame_bytes, workers, drive, core);
-        rig.install(program(ONE_RULE, workers as usize));
+        rig.install(&program(ONE_RULE, workers as usize));
         rig
     }
 
@@ -84,7 +84,7 @@ impl Rig {
         let config = PcapConfig { path: capture.to_owned(), mode: PcapMode::Loop, speed: 1.0, output: None };
         let wire = WireConfig::Pcap(config).open().expect("a capture");
         let mut rig = Self::on(wire, Personality::Ideal, 1, drive, core);
-        rig.install(program(policy, 1));
+        rig.install(&program(policy, 1));
         rig
     }
 
@@ -153,17 +153,21 @@ impl Rig {
     ///
     /// # Panics
     /// If the device refuses it.
-    pub fn install(&mut self, program: Arc<Program>) -> FlowChanges {
+    pub fn install(&mut self, program: &Arc<Program>) -> FlowChanges {
+        let map = Arc::new(SinkMap::new(0, program, &[]));
+        self.install_with_sinks(program, &map)
+    }
+
+    fn install_with_sinks(&mut self, program: &Arc<Program>, map: &Arc<SinkMap>) -> FlowChanges {
         let controls: Vec<_> = self.workers.iter().map(Worker::control).collect();
-        self.controller
-            .install(program, &mut |stage| {
-                for control in &controls {
-                    control.publish(stage);
-                }
-                Ok(())
-            })
-            .expect("it installs")
-            .changes
+        let mut publish = |stage: &ChangeStage| {
+            let stage = SharedStage::new(stage, map);
+            for control in &controls {
+                control.publish_shared(&stage);
+            }
+            Ok(())
+        };
+        self.controller.install(Arc::clone(program), &mut publish).expect("it installs").changes
     }
 
     /// Gives the packets of all rules to a sink, on every worker. What it returns must be dropped before the
@@ -193,17 +197,10 @@ impl Rig {
         let slot = Slot::of(0).expect("the first place");
         let map = Arc::new(SinkMap::new(1, &program, &[slot]));
         opened.hub.announce(1, &program);
-        let controls: Vec<_> = self.workers.iter().map(Worker::control).collect();
-        for (control, endpoint) in controls.iter().zip(opened.endpoints.drain(..)) {
-            control.place_sink(slot, Some(endpoint));
+        for (worker, endpoint) in self.workers.iter().zip(opened.endpoints.drain(..)) {
+            worker.control().place_sink(slot, Some(endpoint));
         }
-        let mut publish = |stage: &ChangeStage| {
-            for control in &controls {
-                control.publish_with_sinks(stage, &map);
-            }
-            Ok(())
-        };
-        self.controller.install(program, &mut publish).expect("it installs");
+        self.install_with_sinks(&program, &map);
         Ok(opened)
     }
 

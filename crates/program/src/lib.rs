@@ -24,13 +24,13 @@
 #![forbid(unsafe_code)]
 
 mod byte_set;
-mod class_index;
 mod correspondence;
 mod explain;
 mod feature;
 mod flow_cube;
 mod flow_packets;
 mod ids;
+mod indexed_class;
 mod matching;
 mod outcome;
 mod policed_rule;
@@ -49,7 +49,6 @@ mod tag;
 mod undecided;
 
 pub use byte_set::ByteSet;
-pub use class_index::ClassIndex;
 pub use correspondence::{Correspondence, SameNames};
 pub use explain::{Copied, Explanation, SentExplanation};
 pub use feature::{Errno, Feature};

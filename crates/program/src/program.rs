@@ -212,6 +212,12 @@ pub enum FlowKind {
 }
 
 impl Program {
+    /// Makes the indexes by which workers look up classes ([`Class::make_index`]), so that none is left to be
+    /// made while the program is put in force.
+    pub fn make_indexes(&self) {
+        self.classes.iter().flatten().filter(|class| class.has_index()).for_each(Class::make_index);
+    }
+
     /// Shares the specs of flows that `previous` has too, so that the two programs are compared quickly.
     pub fn share_specs(&mut self, previous: &Self) {
         let known: HashSet<&SpecChain> = previous.flows.iter().map(|flow| &flow.specs).collect();

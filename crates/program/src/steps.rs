@@ -11,8 +11,8 @@ use crate::step_index::StepIndex;
 #[derive(Debug, Default)]
 pub struct StepList {
     steps: Vec<Step>,
-    /// Whether some step tests headers of a tunnel.
-    needs_tunnel: bool,
+    /// The places of the steps that test headers of a tunnel.
+    deep: Vec<u32>,
     index: OnceLock<StepIndex>,
 }
 
@@ -20,8 +20,9 @@ impl StepList {
     /// A list of steps.
     #[must_use]
     pub fn new(steps: Vec<Step>) -> Self {
-        let needs_tunnel = steps.iter().any(|step| step.predicate.needs_tunnel());
-        Self { steps, needs_tunnel, index: OnceLock::new() }
+        let deep = (0..).zip(&steps).filter(|(_, step)| step.predicate.needs_tunnel());
+        let deep = deep.map(|(place, _)| place).collect();
+        Self { steps, deep, index: OnceLock::new() }
     }
 
     /// The steps in their order.
@@ -117,7 +118,7 @@ impl Steps {
 
     /// Whether some step tests headers of a tunnel.
     pub(crate) fn needs_tunnel(&self) -> bool {
-        self.list.needs_tunnel && self.iter().any(|step| step.predicate.needs_tunnel())
+        self.list.deep.iter().any(|place| self.contains(*place))
     }
 
     /// Adds the places of the steps to a set of places of their list: one bit for each, from the lowest.

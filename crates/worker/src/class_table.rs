@@ -1,12 +1,12 @@
-//! The class table of a program on one worker: the decision on the packets of each class, and the counters of
-//! the rules.
+//! A program as workers get it, with the decision on the packets of each class; and the class table that one
+//! worker has of it, with the counters of the rules.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use packet::{DeepKey, FlowKey};
 use program::{
-    Class, ClassId, ClassIndex, Decide, Outcome, Policing, Program, RUNTIME_RULES, RuleId, RuntimeHeader,
+    ChangeStage, Class, ClassId, Decide, Outcome, Policing, Program, RUNTIME_RULES, RuleId, RuntimeHeader,
     RuntimeRules, StepList, Verdict, WorkerId,
 };
 
@@ -17,34 +17,27 @@ use crate::runtime_rules::{RuntimeProbe, RuntimeTable};
 use crate::sink::SinkMap;
 
 /// How the outcome of a class is found.
-#[derive(Debug, Default)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Lookup {
     /// The tunnel headers must be parsed.
     pub(crate) is_deep: bool,
-    /// The index of a class with many steps.
-    index: Option<ClassIndex>,
+    has_index: bool,
 }
 
 impl Lookup {
     fn of(class: Option<&Class>) -> Self {
-        let of = |class: &Class| Self { is_deep: class.needs_tunnel(), index: ClassIndex::of(class) };
+        let of = |class: &Class| Self { is_deep: class.needs_tunnel(), has_index: class.has_index() };
         class.map(of).unwrap_or_default()
     }
 
     #[inline]
     pub(crate) fn resolve(&self, class: &Class, key: &FlowKey) -> Outcome {
-        match &self.index {
-            Some(index) => index.resolve(class, key),
-            None => class.resolve(key),
-        }
+        if self.has_index { class.resolve_by_index(key) } else { class.resolve(key) }
     }
 
     #[inline]
     pub(crate) fn resolve_deep(&self, class: &Class, key: &DeepKey) -> Outcome {
-        match &self.index {
-            Some(index) => index.resolve_deep(class, key),
-            None => class.resolve_deep(key),
-        }
+        if self.has_index { class.resolve_deep_by_index(key) } else { class.resolve_deep(key) }
     }
 }
 
@@ -70,50 +63,108 @@ impl Entry {
     pub(crate) const NONE: Self = Self { outcome: NO_OUTCOME, tally: NONE, sinks: NONE, table: NONE };
 }
 
-/// The classes of a program with one worker's counters.
+/// A program as workers get it: its decisions on classes, and its sinks. It is made once for all workers.
 #[derive(Debug)]
-pub(crate) struct ClassTable {
+pub(crate) struct PublishedProgram {
     program: Arc<Program>,
-    pub(crate) sinks: Arc<SinkMap>,
+    sinks: Arc<SinkMap>,
     /// The entries, by class; `None`: the program has no such class.
     entries: Box<[Option<Entry>]>,
     /// The lookups, by class.
     lookups: Box<[Lookup]>,
     /// The dispositions that a rule's classes can have, by rule: snapshots have them even at zero.
     possible: Box<[[bool; Disposition::ALL.len()]]>,
-    policers: Policers,
     /// By number of the action, the decision on packets that a rule at run time with that action decides.
     runtime: Box<[Option<Entry>]>,
+}
+
+impl PublishedProgram {
+    fn new(program: Arc<Program>, sinks: Arc<SinkMap>) -> Self {
+        program.make_indexes();
+        let lookups = program.classes.iter().map(|class| Lookup::of(class.as_ref())).collect();
+        let possible = possible(&program, sinks.returns());
+        let rules = program.rules.len();
+        let of_class = |class: &Class| match &class.decide {
+            Decide::Exact(outcome) if !is_policed(&program, outcome) => entry(rules, &sinks, outcome),
+            _ => Entry::NONE,
+        };
+        let entries = program.classes.iter().map(|class| class.as_ref().map(of_class)).collect();
+        let runtime = runtime_entries(&program, &sinks);
+        Self { program, sinks, entries, lookups, possible, runtime }
+    }
+}
+
+/// A stage of a change of programs, made once for all workers ([`WorkerControl::publish_shared`]).
+///
+/// [`WorkerControl::publish_shared`]: crate::WorkerControl::publish_shared
+#[derive(Clone, Debug)]
+pub struct SharedStage(pub(crate) PublishedStage);
+
+/// A [`ChangeStage`] with the program as workers get it.
+#[derive(Clone, Debug)]
+pub(crate) enum PublishedStage {
+    Begin(Arc<PublishedProgram>),
+    Enforce,
+    GoBack,
+}
+
+impl SharedStage {
+    /// A stage with the sinks of the program that the change begins with, which are in place before
+    /// ([`WorkerControl::place_sink`](crate::WorkerControl::place_sink)).
+    #[must_use]
+    pub fn new(stage: &ChangeStage, sinks: &Arc<SinkMap>) -> Self {
+        Self::with(stage, |_program| Arc::clone(sinks))
+    }
+
+    /// A stage of a change to a program without sinks.
+    pub(crate) fn without_sinks(stage: &ChangeStage) -> Self {
+        Self::with(stage, |program| Arc::new(SinkMap::none(program)))
+    }
+
+    fn with(stage: &ChangeStage, sinks: impl FnOnce(&Program) -> Arc<SinkMap>) -> Self {
+        Self(match stage {
+            ChangeStage::Begin(program) => {
+                let published = PublishedProgram::new(Arc::clone(program), sinks(program));
+                PublishedStage::Begin(Arc::new(published))
+            }
+            ChangeStage::Enforce => PublishedStage::Enforce,
+            ChangeStage::GoBack => PublishedStage::GoBack,
+        })
+    }
+}
+
+/// A published program with one worker's counters.
+#[derive(Debug)]
+pub(crate) struct ClassTable {
+    published: Arc<PublishedProgram>,
+    policers: Policers,
     /// One tally per rule and disposition: `rule * Disposition::ALL.len() + disposition`; behind the rules
     /// those of all rules at run time.
     pub(crate) tallies: TallyRow,
 }
 
 impl ClassTable {
-    /// A table of a worker for `program` with all counters at zero.
-    pub(crate) fn new(program: Arc<Program>, sinks: Arc<SinkMap>, worker: WorkerId) -> Self {
+    /// A table of a worker for a program with all counters at zero.
+    pub(crate) fn new(published: Arc<PublishedProgram>, worker: WorkerId) -> Self {
+        let program = &published.program;
         let tallies = TallyRow::new((program.rules.len() + 1) * Disposition::ALL.len());
-        let lookups = program.classes.iter().map(|class| Lookup::of(class.as_ref())).collect();
-        let policers = Policers::of(&program, worker);
-        let possible = possible(&program, sinks.returns());
-        let rules = program.rules.len();
-        let of_class = |class: &Class| match &class.decide {
-            Decide::Exact(outcome) if policers.of_outcome(outcome).is_none() => entry(rules, &sinks, outcome),
-            _ => Entry::NONE,
-        };
-        let entries = program.classes.iter().map(|class| class.as_ref().map(of_class)).collect();
-        let runtime = runtime_entries(&program, &sinks);
-        Self { program, sinks, entries, lookups, possible, policers, runtime, tallies }
+        let policers = Policers::of(program, worker);
+        Self { published, policers, tallies }
     }
 
     /// The entries, by class; `None`: the program has no such class.
     pub(crate) fn entries(&self) -> &[Option<Entry>] {
-        &self.entries
+        &self.published.entries
+    }
+
+    /// The sinks of the program.
+    pub(crate) fn sinks(&self) -> &SinkMap {
+        &self.published.sinks
     }
 
     /// The decision on packets with this outcome that are let through.
     fn entry(&self, outcome: &Outcome) -> Entry {
-        entry(self.possible.len(), &self.sinks, outcome)
+        entry(self.published.possible.len(), self.sinks(), outcome)
     }
 
     /// The decision on a packet with this outcome, which may be one that its rule does not let through.
@@ -123,7 +174,7 @@ impl ClassTable {
             None => self.entry(&outcome),
             Some(disposition) => {
                 let outcome = Outcome { verdict: Verdict::Drop, ..outcome };
-                entry_of(self.possible.len(), &self.sinks, &outcome, disposition)
+                entry_of(self.published.possible.len(), self.sinks(), &outcome, disposition)
             }
         }
     }
@@ -138,7 +189,7 @@ impl ClassTable {
         rules: &RuntimeTable,
         probes: &mut Vec<RuntimeProbe>,
     ) {
-        let Some(allowed) = &self.program.runtime else { return };
+        let Some(allowed) = &self.published.program.runtime else { return };
         if allowed.subject.get(outcome.rule.index()) == Some(&true) {
             let header = header();
             let keys = allowed.forms.iter().filter_map(|form| form.key(&header));
@@ -154,24 +205,25 @@ impl ClassTable {
         rules: &RuntimeTable,
         bytes: u32,
     ) -> Option<Entry> {
-        let is_allowed = |action: u8| self.runtime.get(usize::from(action)).copied().flatten();
+        let is_allowed = |action: u8| self.published.runtime.get(usize::from(action)).copied().flatten();
         probes.iter().find_map(|probe| rules.find(probe, bytes).and_then(is_allowed))
     }
 
     /// Whether rules at run time may decide packets.
     pub(crate) fn allows_rules_at_run_time(&self) -> bool {
-        !self.runtime.is_empty()
+        !self.published.runtime.is_empty()
     }
 
     /// The program it was made from.
     pub(crate) fn program(&self) -> &Arc<Program> {
-        &self.program
+        &self.published.program
     }
 
     /// The class with that id; `None` if the program has no such class.
     #[inline]
     pub(crate) fn class(&self, id: ClassId) -> Option<(&Class, &Lookup)> {
-        Some((self.program.class(id)?, self.lookups.get(id.index())?))
+        let PublishedProgram { program, lookups, .. } = &*self.published;
+        Some((program.class(id)?, lookups.get(id.index())?))
     }
 
     /// Where packets with this outcome are counted; `None` for a rule beyond the program.
@@ -183,8 +235,9 @@ impl ClassTable {
     /// Every rule with each disposition that its classes can have or that was counted.
     pub(crate) fn rows(&self) -> impl Iterator<Item = (&str, Disposition, Traffic)> {
         const NONE: [bool; Disposition::ALL.len()] = [false; Disposition::ALL.len()];
-        let names = self.program.rules.iter().map(|rule| rule.name.as_str());
-        let rules = names.zip(&self.possible).chain([(RUNTIME_RULES, &NONE)]);
+        let PublishedProgram { program, possible, .. } = &*self.published;
+        let names = program.rules.iter().map(|rule| rule.name.as_str());
+        let rules = names.zip(possible).chain([(RUNTIME_RULES, &NONE)]);
         rules.enumerate().flat_map(move |(index, (name, possible))| {
             Disposition::ALL.into_iter().filter_map(move |disposition| {
                 let place = index * Disposition::ALL.len() + disposition as usize;
@@ -194,6 +247,12 @@ impl ClassTable {
             })
         })
     }
+}
+
+/// Whether workers do not let all packets with this outcome through.
+fn is_policed(program: &Program, outcome: &Outcome) -> bool {
+    let rule = program.rules.get(outcome.rule.index());
+    matches!(outcome.verdict, Verdict::Deliver(_)) && rule.is_some_and(|rule| !rule.policing.passes_all())
 }
 
 /// The decisions of rules at run time, by the number of their action.

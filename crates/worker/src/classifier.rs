@@ -270,7 +270,11 @@ impl<'t> View<'t> {
         let Some(table) = table else {
             return View { tallies: &[], sinks: &[], generation: 0 };
         };
-        Self { tallies: table.tallies.all(), sinks: table.sinks.bits(), generation: table.sinks.generation() }
+        Self {
+            tallies: table.tallies.all(),
+            sinks: table.sinks().bits(),
+            generation: table.sinks().generation(),
+        }
     }
 
     /// Counts a packet, with its index and length, and adds its decision to the batch if a sink gets it, or

@@ -6,17 +6,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use parking::Wakeup;
-use program::{
-    ChangeStage, Program, RETIRED_RULES, RUNTIME_RULES, RuntimeChange, RuntimeEntry, SinkKind, WorkerId,
-};
+use program::{ChangeStage, RETIRED_RULES, RUNTIME_RULES, RuntimeChange, RuntimeEntry, SinkKind, WorkerId};
 
 use crate::class_map::{ClassMap, TABLES_MAX};
-use crate::class_table::ClassTable;
+use crate::class_table::{ClassTable, PublishedStage, SharedStage};
 use crate::latency::{ClockRelation, SharedClock};
 use crate::mailbox::{Mailbox, Publication};
 use crate::regime::KindIndex;
 use crate::runtime_rules::RuntimeFeed;
-use crate::sink::{Changes, Sink, SinkMap, Slot};
+use crate::sink::{Changes, Sink, Slot};
 use crate::stats::Stats;
 use crate::stats::{RuleSnapshot, WorkerSnapshot};
 use crate::thread_activity::{ThreadActivity, WorkerThread};
@@ -208,27 +206,18 @@ impl WorkerControl {
     /// completion that was waiting when it saw the stage before it follows. A stage that the worker has not
     /// yet seen is skipped.
     pub fn publish(&self, stage: &ChangeStage) -> Publication {
-        self.publish_stage(stage, |program| Arc::new(SinkMap::none(program)))
+        self.publish_shared(&SharedStage::without_sinks(stage))
     }
 
-    /// Publishes as [`WorkerControl::publish`] does, with the sinks of the program that a change begins with,
-    /// which are in place before ([`WorkerControl::place_sink`]). Several workers share one map.
-    pub fn publish_with_sinks(&self, stage: &ChangeStage, sinks: &Arc<SinkMap>) -> Publication {
-        self.publish_stage(stage, |_program| Arc::clone(sinks))
-    }
-
-    fn publish_stage(
-        &self,
-        stage: &ChangeStage,
-        sinks: impl FnOnce(&Program) -> Arc<SinkMap>,
-    ) -> Publication {
+    /// Publishes as [`WorkerControl::publish`] does, with sinks, and with what all workers share.
+    pub fn publish_shared(&self, SharedStage(stage): &SharedStage) -> Publication {
         match stage {
-            ChangeStage::Begin(program) => {
-                let table = ClassTable::new(Arc::clone(program), sinks(program), self.shared.id);
+            PublishedStage::Begin(published) => {
+                let table = ClassTable::new(Arc::clone(published), self.shared.id);
                 self.push(|programs| programs.begin(table))
             }
-            ChangeStage::Enforce => self.push(|programs| programs.is_changed = true),
-            ChangeStage::GoBack => self.push(|programs| programs.is_changed = false),
+            PublishedStage::Enforce => self.push(|programs| programs.is_changed = true),
+            PublishedStage::GoBack => self.push(|programs| programs.is_changed = false),
         }
     }
 

@@ -65,7 +65,8 @@ pub(crate) const POLL_INTERVAL: Duration = Duration::from_millis(2);
 pub struct Delivery<'b> {
     /// The rule and its verdict.
     pub outcome: Outcome,
-    /// The program that the rule is of; 0 for one that was published without a [`SinkMap`].
+    /// The program that the rule is of; 0 for one that was published alone
+    /// ([`WorkerControl::publish`](crate::WorkerControl::publish)).
     pub generation: u64,
     /// The tag of its flow; 0 if the flow has none or the device has no tags.
     pub tag: FlowTag,

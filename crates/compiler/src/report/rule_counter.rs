@@ -3,7 +3,7 @@
 
 use packet::DeepKey;
 use policy::Policy;
-use program::{Class, ClassIndex, Outcome, Predicate, RuleId, Step};
+use program::{Class, Outcome, Predicate, RuleId, Step};
 
 use crate::actions::{decides, verdict};
 use crate::except::classes::Deciding;
@@ -28,8 +28,6 @@ use crate::traffic::weights::Weights;
 pub struct RuleCounter {
     /// All rules that decide packets.
     class: Class,
-    /// `None`: there are few.
-    index: Option<ClassIndex>,
     packets: Vec<u64>,
 }
 
@@ -47,17 +45,12 @@ impl RuleCounter {
         });
         let otherwise = Outcome { rule: default, verdict: verdict(policy.default) };
         let decide = Deciding::of_steps(steps.collect()).decide_all(otherwise);
-        let class = Class { rule: default, decide };
-        let index = ClassIndex::of(&class);
-        Self { class, index, packets: vec![0; policy.rules.len() + 1] }
+        Self { class: Class { rule: default, decide }, packets: vec![0; policy.rules.len() + 1] }
     }
 
     /// Adds a packet.
     pub fn add(&mut self, key: &DeepKey) {
-        let outcome = match &self.index {
-            Some(index) => index.resolve_deep(&self.class, key),
-            None => self.class.resolve_deep(key),
-        };
+        let outcome = self.class.resolve_deep_by_index(key);
         self.packets[outcome.rule.index()] += 1;
     }
 

@@ -2,7 +2,7 @@
 //! software NIC, on two cores of an AMD EPYC; no NIC was measured. They compare policies with one another and
 //! do not predict the rate of a machine, for which `steerd run --stage-times` measures.
 
-use program::{Class, ClassIndex, Decide};
+use program::{Class, Decide};
 
 /// Picoseconds, so that sums are exact.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,7 +30,7 @@ pub(crate) fn worker_ps(class: Option<&Class>, comparisons: Option<u64>) -> u64 
     match class {
         None => 0,
         Some(Class { decide: Decide::Exact(_), .. }) => receive,
-        Some(class) if ClassIndex::serves(class) => receive + parse + search,
+        Some(class) if class.has_index() => receive + parse + search,
         Some(_) => receive + parse + compare * comparisons.unwrap_or(0),
     }
 }

@@ -14,7 +14,7 @@ use packet::cube::{Cube, DST_IPV4, DST_PORT, HAS_IPV4, HAS_TCP, HAS_UDP, PROTOCO
 use packet::{DeepKey, FlowKey};
 use policy::import::{ClassBench, classbench_with};
 use policy::{NoFiles, Policy, Source};
-use program::{Class, ClassIndex, Decide, Outcome, Placement, Predicate, Program, Step};
+use program::{Class, Decide, Outcome, Placement, Predicate, Program, Step};
 
 const SETS_1K: [&str; 5] = ["acl_1k", "acl1_1k", "acl5_1k", "fw1_1k", "ipc1_1k"];
 const SETS_10K: [&str; 2] = ["acl1_10k", "ipc1_10k"];
@@ -435,9 +435,9 @@ fn costs_of_decisions() {
     // The workers of an mlx4 compare each packet with the whole policy.
     let program = compile(&set.policy, &DeviceModel::mlx4());
     let class = program.classes.iter().flatten().find(|class| !class.is_exact()).expect("a hybrid class");
-    let index = ClassIndex::of(class).expect("a class of many rules");
+    assert!(class.has_index(), "a class of many rules");
     let keys: Vec<FlowKey> = set.packets.iter().map(|key| key.outer).collect();
-    let search = least_ns(&keys, |key| _ = black_box(index.resolve(class, black_box(key))));
+    let search = least_ns(&keys, |key| _ = black_box(class.resolve_by_index(black_box(key))));
     let few = first_steps(&program, class);
     let compare = least_ns(&keys, |key| _ = black_box(few.resolve(black_box(key)))) / 8.0;
     let ip = FrameBuilder::new().ip([10, 0, 0, 1].into(), [10, 0, 0, 2].into());

@@ -1,13 +1,10 @@
 //! The index against the comparison with every step in turn.
 
-use std::sync::Arc;
-
 use packet::{DeepKey, ExtendedKey, Field, IpProtocol, Layers, MacAddr, TunnelKey, TunnelLayers};
 use proptest::prelude::*;
 use proptest::sample::select;
 
 use super::*;
-use crate::class_index::ClassIndex;
 use crate::matching::{Addresses, Family, Fragments, Macs, MaskedMac, Match};
 use crate::outcome::{Outcome, Verdict};
 use crate::program::{Class, Decide};
@@ -175,13 +172,10 @@ proptest! {
     ) {
         let whole = class(&matches);
         for class in [part_of(&whole, some), part_of(&whole, few), whole] {
-            // Classes with few steps have no index of their own, but could be looked up in that of the whole
-            // list.
-            let Decide::Software(steps, _) = &class.decide else { panic!("an exact class") };
-            let index = ClassIndex { list: Arc::clone(steps.list()) };
+            // Classes with few steps are not looked up in the index of the whole list, but could be.
             for key in &keys {
-                prop_assert_eq!(index.resolve_deep(&class, key), class.resolve_deep(key));
-                prop_assert_eq!(index.resolve(&class, &key.outer), class.resolve(&key.outer));
+                prop_assert_eq!(class.resolve_deep_by_index(key), class.resolve_deep(key));
+                prop_assert_eq!(class.resolve_by_index(&key.outer), class.resolve(&key.outer));
             }
         }
     }
@@ -231,11 +225,10 @@ fn few_steps_are_compared_with_a_packet_however_many_there_are() {
 fn steps_that_cannot_be_told_apart_are_compared_in_turn() {
     let same = vec![Match { fragment: Some(Fragments::WHOLE), ..Match::default() }; 100];
     let class = class(&same);
-    let index = ClassIndex::of(&class).unwrap();
     assert_eq!(effort(&class, &FlowKey::default()).0, 100);
     let key = FlowKey { layers: Layers::IPV4, ..FlowKey::default() };
-    assert_eq!(index.resolve(&class, &key), class.resolve(&key));
-    assert!(ClassIndex::of(&self::class(&same[..8])).is_none(), "so few are compared as they are");
+    assert_eq!(class.resolve_by_index(&key), class.resolve(&key));
+    assert!(class.has_index() && !self::class(&same[..8]).has_index(), "so few are compared as they are");
 }
 
 /// The plain tests of a firewall's rule need no look at the predicate; others do.

@@ -21,7 +21,7 @@ use crossbeam::channel;
 use program::Program;
 use softnic::PortStats;
 use wire::BURST_FRAMES;
-use worker::{Disposition, Publication, RuleSnapshot, SinkMap, Traffic};
+use worker::{Disposition, Publication, RuleSnapshot, SharedStage, Traffic};
 
 use crate::daemon::Error;
 use crate::daemon::board::{PolicyInForce, Published, Warnings};
@@ -133,7 +133,7 @@ impl Dataplane {
         // Packets may arrive at new sinks before the change is over.
         self.publish_sinks();
         let workers = &self.observer.workers;
-        let mut publish = |stage: &ChangeStage| publish(workers, stage, &map);
+        let mut publish = |stage: &ChangeStage| publish(workers, &SharedStage::new(stage, &map));
         let install = |controller: &mut Controller| controller.install(program, &mut publish);
         let installed = match change_device(&mut self.controller, &self.observer, install) {
             Ok(installed) => installed,
@@ -278,8 +278,8 @@ impl Dataplane {
     }
 }
 
-fn publish(workers: &[WorkerEntry], stage: &ChangeStage, map: &Arc<SinkMap>) -> Result<(), ControlError> {
-    let late = late_worker(workers, |entry| entry.control.publish_with_sinks(stage, map));
+fn publish(workers: &[WorkerEntry], stage: &SharedStage) -> Result<(), ControlError> {
+    let late = late_worker(workers, |entry| entry.control.publish_shared(stage));
     late.map_or(Ok(()), |entry| {
         Err(ControlError::Workers(format!(
             "worker {} did not acknowledge the program within {} s, or longer on a busy machine",

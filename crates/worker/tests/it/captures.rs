@@ -14,7 +14,7 @@ use pcap_file::pcapng::{Block, PcapNgReader};
 use program::{CaptureSink, SinkKind};
 use softnic::{Drive, Personality, PortConfig, SoftNic, SoftNicConfig};
 use worker::sinks::{self, Environment, Opened, Ports};
-use worker::{SinkDrop, SinkMap, Slot, Worker, WorkerConfig};
+use worker::{SharedStage, SinkDrop, SinkMap, Slot, Worker, WorkerConfig};
 
 /// 78.125 MHz: a tick is 12.8 ns.
 const TICK_KHZ: u64 = 78_125;
@@ -73,7 +73,7 @@ impl Rig {
         };
         rig._controller
             .install(program, &mut |stage| {
-                rig.worker.control().publish_with_sinks(stage, &map);
+                rig.worker.control().publish_shared(&SharedStage::new(stage, &map));
                 rig.worker.step();
                 Ok(())
             })

@@ -13,7 +13,7 @@ use softnic::{Drive, SoftNic};
 use verbs::{Context, DeviceList};
 use wire::{Burst, TransmitError, Wire, WireState};
 use worker::sinks::{self, Environment, Failure, Hub, Opened, Others, Ports, SinkError};
-use worker::{SinkCounters, SinkDrop, SinkMap, SinkTraffic, Slot, WorkerConfig};
+use worker::{SharedStage, SinkCounters, SinkDrop, SinkMap, SinkTraffic, Slot, WorkerConfig};
 
 const POLICY: &str = r#"
 version = 1
@@ -126,7 +126,7 @@ impl Scene {
         let workers = std::rc::Rc::clone(&scene.rig.workers);
         let install = scene.rig.controller.install(program, &mut |stage| {
             let worker = &mut workers.borrow_mut()[0];
-            let publication = worker.control().publish_with_sinks(stage, &map);
+            let publication = worker.control().publish_shared(&SharedStage::new(stage, &map));
             while !worker.control().acknowledged(publication) {
                 worker.step();
             }

@@ -20,7 +20,9 @@ use proptest::strategy::ValueTree as _;
 use proptest::test_runner::TestRunner;
 use softnic::{Drive, Personality, SoftNic};
 use wire::{Burst, RxFrame, TransmitError, Wire};
-use worker::{Deliveries, Idle, Sink, SinkMap, Worker, WorkerConfig, WorkerControl, WorkerHandle};
+use worker::{
+    Deliveries, Idle, SharedStage, Sink, SinkMap, Worker, WorkerConfig, WorkerControl, WorkerHandle,
+};
 
 use crate::runtime::{Wish, expected, in_words, request};
 use crate::support::{nic_of, small};
@@ -267,8 +269,9 @@ impl Running {
             let map = Arc::new(SinkMap::new(running.controller.generation().0 + 1, program, &[]));
             let controls = &running.controls;
             let installed = running.controller.install(Arc::clone(program), &mut |stage| {
-                let publish =
-                    |control: &WorkerControl| (control.publish_with_sinks(stage, &map), control.clone());
+                let publish = |control: &WorkerControl| {
+                    (control.publish_shared(&SharedStage::new(stage, &map)), control.clone())
+                };
                 let published: Vec<_> = controls.iter().map(publish).collect();
                 assert!(published.iter().all(|(publication, control)| control.wait(*publication, PATIENCE)));
                 Ok(())

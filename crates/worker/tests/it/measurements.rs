@@ -12,7 +12,8 @@ use program::Program;
 use softnic::{Drive, Personality, PortConfig, SoftNic, SoftNicConfig};
 use worker::sinks::{self, Environment, FlowId, Opened};
 use worker::{
-    Deliveries, DeviceClock, Idle, Regime, Sink, SinkMap, Slot, Worker, WorkerConfig, WorkerSnapshot,
+    Deliveries, DeviceClock, Idle, Regime, SharedStage, Sink, SinkMap, Slot, Worker, WorkerConfig,
+    WorkerSnapshot,
 };
 
 const POLICY: &str = "version = 1\ndefault = 'steer every'\n[sinks.all]\nkind = 'count'\ntop_flows = 16\n\
@@ -60,7 +61,7 @@ impl Rig {
             Controller::new(&device, vec![1], vec![worker.work_queue()]).expect("a controller");
         controller
             .install(Arc::clone(&program), &mut |stage| {
-                worker.control().publish_with_sinks(stage, &map);
+                worker.control().publish_shared(&SharedStage::new(stage, &map));
                 worker.step();
                 Ok(())
             })

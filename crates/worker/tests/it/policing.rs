@@ -9,7 +9,7 @@ use crate::support::{Rig, compile};
 use packet::FlowKey;
 use packet::build::FrameBuilder;
 use program::{Program, Verdict, WorkerId};
-use worker::{ChangeStage, Deliveries, Disposition, Sink, SinkMap, Slot};
+use worker::{ChangeStage, Deliveries, Disposition, SharedStage, Sink, SinkMap, Slot};
 
 fn udp(src_port: u16, dst_port: u16) -> Vec<u8> {
     FrameBuilder::new()
@@ -176,7 +176,7 @@ fn sinks_get_what_is_let_through_and_a_reload_begins_anew() {
         let (workers, map) = (std::rc::Rc::clone(&rig.workers), Arc::clone(&map));
         let publish = &mut |stage: &ChangeStage| {
             let mut workers = workers.borrow_mut();
-            let publication = workers[0].control().publish_with_sinks(stage, &map);
+            let publication = workers[0].control().publish_shared(&SharedStage::new(stage, &map));
             while !workers[0].control().acknowledged(publication) {
                 workers[0].step();
             }

@@ -8,7 +8,7 @@ use crate::support::{Rig, compile};
 use packet::build::FrameBuilder;
 use program::Program;
 use verbs::Frame;
-use worker::{Deliveries, Disposition, FramesBack, Sink, SinkMap, Slot};
+use worker::{Deliveries, Disposition, FramesBack, SharedStage, Sink, SinkMap, Slot};
 
 const POLICY: &str = r#"
 version = 1
@@ -159,7 +159,7 @@ impl Scene {
         let published = Arc::clone(&map);
         let install = rig.controller.install(Arc::clone(&program), &mut |stage| {
             let worker = &mut workers.borrow_mut()[0];
-            let publication = worker.control().publish_with_sinks(stage, &published);
+            let publication = worker.control().publish_shared(&SharedStage::new(stage, &published));
             while !worker.control().acknowledged(publication) {
                 worker.step();
             }

@@ -18,7 +18,9 @@ use program::{Program, WorkerId};
 use softnic::{Drive, Personality, PortConfig, PortStats, SoftNic, SoftNicConfig};
 use verbs::{CounterValues, HashConfig};
 use wire::{Burst, MAX_FRAME_BYTES, RxFrame, SOFT_MAC, TransmitError, Wire, WireState};
-use worker::{Deliveries, Disposition, Idle, Sink, SinkMap, Worker, WorkerConfig, WorkerSnapshot};
+use worker::{
+    Deliveries, Disposition, Idle, SharedStage, Sink, SinkMap, Worker, WorkerConfig, WorkerSnapshot,
+};
 
 /// Frames on their way to a port.
 pub type Feed = Arc<Mutex<VecDeque<Vec<u8>>>>;
@@ -276,7 +278,7 @@ impl Rig {
         let map = Arc::new(SinkMap::new(self.controller.generation().0 + 1, program, &[]));
         self.controller.install(Arc::clone(program), &mut |stage| {
             for worker in workers.borrow_mut().iter_mut() {
-                let publication = worker.control().publish_with_sinks(stage, &map);
+                let publication = worker.control().publish_shared(&SharedStage::new(stage, &map));
                 let iterations = (0..10_000).take_while(|_| {
                     worker.step();
                     !worker.control().acknowledged(publication)
