@@ -8,33 +8,33 @@ use std::collections::{HashMap, HashSet};
 
 use program::{CLASSES_MAX, ClassId, Correspondence, Flow, FlowAction, Program};
 
-/// The classes whose numbers mean something else in the new program. Packets without a tag are decided by the
-/// program in force, whatever the number.
+/// The classes whose numbers mean something else in the new program.
 pub(crate) fn changed(old: &Program, new: &Program, common: &Correspondence<'_>) -> Vec<ClassId> {
-    let differs = |class: &ClassId| {
-        let is_untagged = old.untagged == Some(*class) && new.untagged == Some(*class);
-        let classes = old.class(*class).zip(new.class(*class)).filter(|_| !is_untagged);
-        classes.is_some_and(|(old, new)| !common.is_same_class(old, new))
-    };
-    (0..new.classes.len()).map(ClassId::of).filter(differs).collect()
+    (0..new.classes.len()).map(ClassId::of).filter(|class| is_changed(*class, old, new, common)).collect()
 }
 
-/// Those of `classes` that have a flow which only one of the programs has; `kept` are the flows of both.
-pub(crate) fn with_changed_flows(
-    classes: &[ClassId],
+/// Whether the number of a class means something else in the new program. Packets without a tag are decided
+/// by the program in force, whatever the number.
+fn is_changed(class: ClassId, old: &Program, new: &Program, common: &Correspondence<'_>) -> bool {
+    let is_untagged = old.untagged == Some(class) && new.untagged == Some(class);
+    let classes = old.class(class).zip(new.class(class)).filter(|_| !is_untagged);
+    classes.is_some_and(|(old, new)| !common.is_same_class(old, new))
+}
+
+/// Whether a flow that only one of the programs has is of a class whose number means something else in the
+/// new program; `kept` are the flows of both.
+pub(crate) fn must_change(
     old: &Program,
     new: &Program,
+    common: &Correspondence<'_>,
     kept: &[Option<usize>],
-) -> Vec<ClassId> {
-    if classes.is_empty() {
-        return Vec::new();
-    }
+) -> bool {
     let mut stays = vec![false; old.flows.len()];
     kept.iter().flatten().for_each(|flow| stays[*flow] = true);
     let gone = old.flows.iter().zip(stays).filter(|(_, stays)| !stays).map(|(flow, _)| flow);
     let come = new.flows.iter().zip(kept).filter(|(_, kept)| kept.is_none()).map(|(flow, _)| flow);
     let touched: HashSet<ClassId> = gone.chain(come).filter_map(class_of).collect();
-    classes.iter().copied().filter(|class| touched.contains(class)).collect()
+    touched.into_iter().any(|class| is_changed(class, old, new, common))
 }
 
 /// Whether a flow of these classes is in both programs.

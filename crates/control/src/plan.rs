@@ -257,11 +257,10 @@ fn make(
     };
     let common = Correspondence::with(old, new, Arc::clone(names));
     let plan = steps(installed, new, Some(&common), limits, strategy)?;
-    let changed = classes::changed(old, new, &common);
-    let moved = classes::with_changed_flows(&changed, old, new, &plan.kept);
-    if moved.is_empty() {
+    if !classes::must_change(old, new, &common, &plan.kept) {
         return Some(plan);
     }
+    let changed = classes::changed(old, new, &common);
     // Those that could stay as they are may have to move for the others, so all get a number of their own.
     let all_come = !classes::have_kept_flows(&changed, new, &plan.kept);
     classes::renumber(old, Arc::make_mut(new), &changed);
