@@ -78,6 +78,8 @@ impl Dataplane {
         match command {
             Command::Install { compiled, cause, done } => {
                 let _ = done.send(self.install(compiled, cause));
+                // The answer does not wait for it.
+                self.free_unreachable();
             }
             Command::Preview { program, done } => {
                 let _ = done.send(self.controller.preview(program).map_err(Error::Install));
@@ -113,7 +115,6 @@ impl Dataplane {
     /// before.
     fn install(&mut self, compiled: Compiled, cause: Cause) -> Result<FlowChanges, Error> {
         let replaced = self.replace(compiled, cause);
-        self.free_unreachable();
         self.free_at = Some(Instant::now() + LATE_PACKET_GRACE);
         replaced
     }
