@@ -10,10 +10,11 @@
 //! of its name, and the program is attached to that with new sockets. Another program cannot take the place
 //! of this one while the `bpf_link` exists; should somebody detach it, it is attached again.
 //!
-//! Packets come as the program sees them. An interface that strips VLAN tags or merges packets before that is
-//! refused, with the command that switches it off ([`offloads`]); if it is switched on later that is an error
-//! in the log. Where the sender keeps VLAN tags beside the packet, or leaves checksums to be completed by the
-//! receiver, as a veth does, the sender has to be told (`ethtool -K PEER txvlan off tx off`).
+//! Packets come as the program sees them. Offloads that strip VLAN tags or merge packets before that are
+//! switched off while the wire is open ([`offloads`]); if they are switched on meanwhile that is an error in
+//! the log. After a crash they stay off. Where the sender keeps VLAN tags beside the packet, or leaves
+//! checksums to be completed by the receiver, as a veth does, the sender has to be told (`ethtool -K PEER
+//! txvlan off tx off`).
 
 mod cursor;
 mod queue;
@@ -23,7 +24,7 @@ mod tests;
 mod umem;
 
 use std::cell::Cell;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use arrayvec::ArrayVec;
@@ -37,10 +38,11 @@ use xdp::{
 use self::queue::{FlushOutcome, LastAnswer, NoQueueSocket, QueueLosses, QueueSocket};
 use self::umem::{MAX_PACKET_BYTES, umem_frame_bytes};
 use crate::af_packet::Promiscuous;
-use crate::interface::{Interface, Link, failed, link_of, offloads, question_socket};
+use crate::interface::offloads::{self, SwitchedOff};
+use crate::interface::{Interface, Link, failed, link_of, question_socket};
 use crate::{
     AfXdpConfig, Burst, ETHERNET_BYTES, GivenBack, LiveInterface, RxFrame, SleepHint, TAG_BYTES,
-    TransmitError, VLAN_TAGS_BYTES, Wire, WireError, WireState,
+    TransmitError, VLAN_TAGS_BYTES, Wire, WireError, WireState, XdpMode,
 };
 
 /// The type of the VLAN tag that a frame may have beyond the MTU.
@@ -138,7 +140,8 @@ struct Attached {
     questions: OwnedFd,
     /// Readable when one of the sockets is.
     readable: OwnedFd,
-    mode: AttachMode,
+    /// Behind the attachment.
+    _switched_off: Option<SwitchedOff>,
     _promiscuous: Option<Promiscuous>,
 }
 
@@ -178,13 +181,9 @@ impl Attached {
             program.set_socket(number as u32, queue.as_fd())?;
         }
         let questions = question_socket(&interface.name)?;
-        // The offloads are read before the program takes packets: a driver that switches them off when it is
-        // attached does so too late for packets that are on their way.
-        if let Some(problem) =
-            offloads::problem(&interface.name, &offloads::active(questions.as_fd(), &interface.name))
-        {
-            return Err(refused(problem));
-        }
+        // Before the program takes packets: a driver that switches offloads off when it is attached does so
+        // too late for packets that are on their way.
+        let switched_off = switch_offloads_off(&interface, questions.as_fd()).map_err(refused)?;
         let readable = readable(&queues).map_err(|error| failed(&interface.name, "epoll", error.into()))?;
         let promiscuous = config.promiscuous.then(|| Promiscuous::hold(&interface.name)).transpose()?;
         let attachment = Some(attach(program, &interface)?);
@@ -193,8 +192,8 @@ impl Attached {
             queues,
             questions,
             readable,
-            mode: config.mode,
             attachment,
+            _switched_off: switched_off,
             _promiscuous: promiscuous,
         })
     }
@@ -234,10 +233,42 @@ fn open_queues(
     Err(WireError::InterfaceSetting { interface: interface.name.clone(), problem })
 }
 
+/// Loads the program for a mode, opens the sockets and attaches the program.
+fn load_and_attach(
+    config: &AfXdpConfig,
+    mode: AttachMode,
+) -> Result<(SteeringProgram, ClaimTable, Attached), WireError> {
+    let options =
+        ProgramOptions { queues: MAX_QUEUES, unserved: Unserved::Drop, mode, ..ProgramOptions::default() };
+    let (mut program, claims) = xdp::load(&options)?;
+    let attached = Attached::to(config, &mut program)?;
+    Ok((program, claims, attached))
+}
+
 /// Attaches the program.
 fn attach(program: &mut SteeringProgram, interface: &Interface) -> Result<Attachment, WireError> {
     let index = interface.index.cast_unsigned();
     Ok(program.attach(&interface.name, index)?)
+}
+
+/// Switches off what hides parts of packets from the program.
+///
+/// # Errors
+/// The problem, with the remedy.
+fn switch_offloads_off(
+    interface: &Interface,
+    questions: BorrowedFd<'_>,
+) -> Result<Option<SwitchedOff>, String> {
+    let name = &interface.name;
+    let active = offloads::active(questions, name);
+    if active.is_empty() {
+        return Ok(None);
+    }
+    let own = questions.try_clone_to_owned().map_err(|error| error.to_string())?;
+    let switched_off = SwitchedOff::hold(own, name, &active)?;
+    let options = switched_off.options();
+    tracing::info!(interface = %name, "offloads are switched off while the port is open: {options}");
+    Ok(Some(switched_off))
 }
 
 /// A descriptor that is readable when one of the sockets is.
@@ -257,14 +288,21 @@ impl AfXdpWire {
     pub fn open(config: &AfXdpConfig) -> Result<Self, WireError> {
         // The interface first: its errors are more frequent, and loading takes some 100 ms.
         Interface::find(&config.interface)?;
-        let options = ProgramOptions {
-            queues: MAX_QUEUES,
-            unserved: Unserved::Drop,
-            mode: config.mode,
-            ..ProgramOptions::default()
+        let (program, claims, attached) = match config.mode {
+            XdpMode::Native => load_and_attach(config, AttachMode::Native)?,
+            XdpMode::Generic => load_and_attach(config, AttachMode::Generic)?,
+            XdpMode::Auto => match load_and_attach(config, AttachMode::Native) {
+                Err(WireError::Xdp { source: XdpError::Unsupported { source, .. } }) => {
+                    tracing::warn!(
+                        interface = config.interface,
+                        "the driver does not take the XDP program ({source}): it runs in the network stack, which \
+                         is slower"
+                    );
+                    load_and_attach(config, AttachMode::Generic)?
+                }
+                loaded => loaded?,
+            },
         };
-        let (mut program, claims) = xdp::load(&options)?;
-        let attached = Attached::to(config, &mut program)?;
         let mut wire = Self {
             config: config.clone(),
             program,
@@ -544,11 +582,11 @@ impl Wire for AfXdpWire {
     }
 
     fn describe(&self) -> String {
-        let Attached { interface: Interface { name, .. }, queues, mode, .. } = &self.attached;
+        let Attached { interface: Interface { name, .. }, queues, .. } = &self.attached;
         if self.gone.is_some() {
             return format!("{name} (af_xdp; the interface is gone, to be attached to when it is back)");
         }
-        let mode = match mode {
+        let mode = match self.program.mode() {
             AttachMode::Native => "native",
             AttachMode::Generic => "generic",
         };

@@ -12,7 +12,6 @@ use std::str::FromStr;
 use packet::MacAddr;
 use serde::Deserialize;
 use serde::de::{self, Deserializer, SeqAccess, Visitor};
-use xdp::AttachMode;
 
 use super::{LinkConfig, SOFT_MAC};
 
@@ -173,15 +172,28 @@ pub struct AfXdpConfig {
     /// How many received frames each queue may hold for the engine: a power of two.
     #[serde(default = "default_queue_frames")]
     pub ring_frames: u32,
-    /// Where the kernel runs the XDP program: `native`, by default, or `generic`.
+    /// Where the kernel runs the XDP program.
     #[serde(default)]
-    pub mode: AttachMode,
+    pub mode: XdpMode,
     /// Whether the driver receives into the memory of the port.
     #[serde(default)]
     pub zero_copy: ZeroCopy,
     /// Whether the engine polls for some time before it waits in the kernel, as for `af_packet`.
     #[serde(default)]
     pub busy_poll: bool,
+}
+
+/// Where the kernel runs the XDP program of a port.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum XdpMode {
+    /// In the driver ([`xdp::AttachMode::Native`]); the wire is not opened if that cannot.
+    #[default]
+    Native,
+    /// In the network stack ([`xdp::AttachMode::Generic`]).
+    Generic,
+    /// In the driver if it can, else in the network stack.
+    Auto,
 }
 
 /// Whether the driver of an interface receives into the memory of the port.
@@ -536,7 +548,7 @@ impl FromStr for WireConfig {
                 interface: interface.to_owned(),
                 promiscuous: false,
                 ring_frames: default_queue_frames(),
-                mode: AttachMode::Native,
+                mode: XdpMode::Native,
                 zero_copy: ZeroCopy::Never,
                 busy_poll: false,
             })),

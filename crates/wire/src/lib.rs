@@ -44,7 +44,7 @@ pub use af_xdp::AfXdpWire;
 pub use config::SHORT_FORMS;
 pub use config::{
     AddressRange, AfPacketConfig, AfXdpConfig, FrameSizes, GeneratorConfig, HandOver, LiveInterface,
-    MergedFrames, PcapConfig, PcapMode, PortRange, Rate, TrafficConfig, TrafficProtocol, WireConfig,
+    MergedFrames, PcapConfig, PcapMode, PortRange, Rate, TrafficConfig, TrafficProtocol, WireConfig, XdpMode,
     ZeroCopy,
 };
 pub use error::{TransmitError, WireError};

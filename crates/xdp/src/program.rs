@@ -10,7 +10,6 @@ use aya::programs::links::{FdLink, LinkError};
 use aya::programs::{ProgramError, TestRun, TestRunAttrs, TestRunOptions, Xdp, XdpMode};
 use aya::{Ebpf, EbpfError, EbpfLoader, TestRunResult};
 use packet::cube::LEVEL_WORDS;
-use serde::Deserialize;
 
 use crate::XdpError;
 use crate::blocks::{BLOCK_ENTRIES, BLOCKS_PER_CLAIM, MAX_PLACES, ROOTS, RULE_WORDS, TreeMemory};
@@ -65,8 +64,7 @@ pub enum Unserved {
 }
 
 /// Where the kernel runs the program.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AttachMode {
     /// In the driver; the program is not attached if that cannot.
     #[default]
@@ -219,6 +217,12 @@ fn not_loaded(error: &EbpfError) -> XdpError {
 const MAX_PROBLEM_BYTES: usize = 1024;
 
 impl SteeringProgram {
+    /// Where the kernel is to run the program.
+    #[must_use]
+    pub fn mode(&self) -> AttachMode {
+        self.mode
+    }
+
     /// Attaches the program to an interface by a `bpf_link`.
     ///
     /// # Errors

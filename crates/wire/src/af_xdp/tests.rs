@@ -22,8 +22,8 @@ const RING_FRAMES: u32 = 128;
 
 /// Runs a test in both modes, on a thread with a network namespace of its own, which goes away with the
 /// thread.
-fn in_namespace(name: &str, test: fn(AttachMode)) {
-    for mode in [AttachMode::Native, AttachMode::Generic] {
+fn in_namespace(name: &str, test: fn(XdpMode)) {
+    for mode in [XdpMode::Native, XdpMode::Generic] {
         let thread = std::thread::spawn(move || {
             // SAFETY: only the network namespace is left; file descriptors stay shared.
             if let Err(error) = unsafe { unshare_unsafe(UnshareFlags::NEWNET) } {
@@ -78,7 +78,7 @@ fn ip(arguments: &str) -> Result<(), String> {
     if output.status.success() { Ok(()) } else { Err(format!("ip {arguments}: {stderr}")) }
 }
 
-fn config(interface: &str, mode: AttachMode) -> AfXdpConfig {
+fn config(interface: &str, mode: XdpMode) -> AfXdpConfig {
     AfXdpConfig {
         interface: interface.to_owned(),
         promiscuous: true,
@@ -89,7 +89,7 @@ fn config(interface: &str, mode: AttachMode) -> AfXdpConfig {
     }
 }
 
-fn open(interface: &str, mode: AttachMode) -> Result<AfXdpWire, WireError> {
+fn open(interface: &str, mode: XdpMode) -> Result<AfXdpWire, WireError> {
     AfXdpWire::open(&config(interface, mode))
 }
 
@@ -269,6 +269,42 @@ fn wrong_frames_are_refused() {
     });
 }
 
+/// Those of a veth hide nothing, and can be switched.
+#[test]
+fn offloads_are_off_while_they_are_held() {
+    in_namespace("offloads", |_mode| {
+        let questions = question_socket("right").unwrap();
+        let active = || offloads::of_features(questions.as_fd(), "right").unwrap();
+        let before = active();
+        assert!(before.len() >= 2, "{before:?}");
+        let own = questions.try_clone().unwrap();
+        let held = SwitchedOff::hold(own, "right", &before).unwrap();
+        assert_eq!(active(), []);
+        assert!(held.options().contains("rxvlan off"), "{}", held.options());
+        ip("link set right down").unwrap();
+        ip("link set right name other").unwrap();
+        drop(held);
+        assert_eq!(offloads::of_features(questions.as_fd(), "other").unwrap(), before);
+    });
+}
+
+/// The loopback interface has no native mode.
+#[test]
+fn the_mode_is_generic_where_the_driver_has_no_other() {
+    in_namespace("auto", |_mode| {
+        ip("link set lo up").unwrap();
+        // The loopback's MTU of 65536 bytes is more than a frame of AF_XDP.
+        ip("link set lo mtu 1500").unwrap();
+        let refusal = open("lo", XdpMode::Native).unwrap_err();
+        assert!(matches!(&refusal, WireError::Xdp { source: XdpError::Unsupported { .. } }), "{refusal}");
+        let lo = AfXdpConfig { promiscuous: false, ..config("lo", XdpMode::Auto) };
+        let generic = AfXdpWire::open(&lo).unwrap().describe();
+        assert!(generic.contains("generic"), "{generic}");
+        let native = open("right", XdpMode::Auto).unwrap().describe();
+        assert!(native.contains("native"), "{native}");
+    });
+}
+
 #[test]
 fn an_interface_with_a_program_or_a_large_mtu_is_refused_with_the_remedy() {
     in_namespace("refused", |mode| {
@@ -278,7 +314,7 @@ fn an_interface_with_a_program_or_a_large_mtu_is_refused_with_the_remedy() {
             let index = Interface::find("right").unwrap().index.cast_unsigned();
             let attachment = other.attach("right", index).unwrap();
             assert!(attachment.is_attached());
-            let refusal = open("right", AttachMode::Generic).unwrap_err().to_string();
+            let refusal = open("right", XdpMode::Generic).unwrap_err().to_string();
             assert!(refusal.contains("`right` has an XDP program already (program "), "{refusal}");
             assert!(refusal.contains("xdp off"), "{refusal}");
         }
@@ -467,7 +503,9 @@ fn a_program_that_cannot_be_attached_again_is_tried_again() {
         let mut wire = open("right", mode).unwrap();
         wire.claims().unwrap().add(&port_claim(9)).unwrap();
         wire.attached.attachment = None;
-        let (mut other, _claims) = xdp::load(&ProgramOptions { mode, ..ProgramOptions::default() }).unwrap();
+        let mode_of_other = if mode == XdpMode::Generic { AttachMode::Generic } else { AttachMode::Native };
+        let options = ProgramOptions { mode: mode_of_other, ..ProgramOptions::default() };
+        let (mut other, _claims) = xdp::load(&options).unwrap();
         let index = wire.attached.interface.index.cast_unsigned();
         let occupied = other.attach("right", index).unwrap();
         wire.attach_again();

@@ -1,8 +1,10 @@
 //! The offloads of an interface that change received packets before anybody sees them, by the ethtool ioctl
-//! (linux/ethtool.h). Reading them needs no capability.
+//! (linux/ethtool.h). Reading them needs no capability, changing them CAP_NET_ADMIN.
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use rustix::net::netdevice;
 
 use super::interface_request;
 
@@ -11,6 +13,7 @@ const ETHTOOL_GDRVINFO: u32 = 0x03;
 const ETHTOOL_GSTRINGS: u32 = 0x1b;
 const ETHTOOL_GSSET_INFO: u32 = 0x37;
 const ETHTOOL_GFEATURES: u32 = 0x3a;
+const ETHTOOL_SFEATURES: u32 = 0x3b;
 /// The string set with the names of the features.
 const ETH_SS_FEATURES: u32 = 4;
 /// Bytes of a name in a string set.
@@ -85,6 +88,74 @@ pub(crate) fn problem(interface: &str, active: &[ActiveOffload]) -> Option<Strin
     })
 }
 
+/// Offloads of an interface that are off as long as this exists.
+#[derive(Debug)]
+pub(crate) struct SwitchedOff {
+    questions: OwnedFd,
+    index: u32,
+    offloads: Vec<Offload>,
+}
+
+impl SwitchedOff {
+    /// Switches these offloads off.
+    ///
+    /// # Errors
+    /// The problem, if one of them is still on, with the remedy.
+    pub(crate) fn hold(
+        questions: OwnedFd,
+        interface: &str,
+        active: &[ActiveOffload],
+    ) -> Result<Self, String> {
+        let offloads: Vec<Offload> =
+            active.iter().filter(|one| !one.is_fixed).map(|one| one.offload).collect();
+        let index = netdevice::name_to_index(&questions, interface).map_err(|error| error.to_string())?;
+        let switched = switch(questions.as_fd(), interface, &offloads, false);
+        // From here on they are switched on again, whatever comes.
+        let held = Self { questions, index, offloads };
+        let is_meant = |one: &ActiveOffload| active.iter().any(|meant| meant.offload == one.offload);
+        let mut left = of_features(held.questions.as_fd(), interface).unwrap_or_default();
+        left.retain(is_meant);
+        match (problem(interface, &left), switched) {
+            (Some(problem), Err(error)) => Err(format!("{problem} (steerd may not: {error})")),
+            (Some(problem), Ok(())) => Err(problem),
+            (None, _) => Ok(held),
+        }
+    }
+
+    /// The options of `ethtool -K` that were changed.
+    pub(crate) fn options(&self) -> String {
+        let options: Vec<_> = self.offloads.iter().map(|one| format!("{} off", one.option)).collect();
+        options.join(" ")
+    }
+}
+
+impl Drop for SwitchedOff {
+    fn drop(&mut self) {
+        // Without the interface, or the capability, there is nothing to be done.
+        let Ok(interface) = netdevice::index_to_name(&self.questions, self.index) else { return };
+        if let Err(error) = switch(self.questions.as_fd(), &interface, &self.offloads, true) {
+            let options = self.options();
+            tracing::warn!(interface, "offloads cannot be switched on again ({options}): {error}");
+        }
+    }
+}
+
+/// Switches offloads on or off.
+fn switch(socket: BorrowedFd<'_>, interface: &str, offloads: &[Offload], on: bool) -> io::Result<()> {
+    let names = feature_names(socket, interface)?;
+    let blocks = names.len().div_ceil(BLOCK_FEATURES);
+    // The command, the number of blocks, the blocks: which features are meant, and those that are to be on.
+    let mut words = vec![0u32; 2 + blocks * 2];
+    (words[0], words[1]) = (ETHTOOL_SFEATURES, blocks as u32);
+    for offload in offloads {
+        let Some(feature) = names.iter().position(|name| name == offload.feature) else { continue };
+        let (block, bit) = (2 + feature / BLOCK_FEATURES * 2, 1 << (feature % BLOCK_FEATURES));
+        words[block] |= bit;
+        words[block + 1] |= if on { bit } else { 0 };
+    }
+    ask(socket, interface, &mut words)
+}
+
 /// The offloads of [`OFFLOADS`] that are on, whatever the driver.
 pub(crate) fn of_features(socket: BorrowedFd<'_>, interface: &str) -> io::Result<Vec<ActiveOffload>> {
     let names = feature_names(socket, interface)?;
@@ -137,23 +208,24 @@ fn text(words: &[u32]) -> String {
     String::from_utf8_lossy(&bytes.collect::<Vec<u8>>()).into_owned()
 }
 
-/// Asks one of the `ETHTOOL_G*` questions, whose answer fits into the words by its own numbers.
+/// Asks one of the `ETHTOOL_G*` questions, whose answer fits into the words by its own numbers, or carries
+/// `ETHTOOL_SFEATURES` out.
 fn ask(socket: BorrowedFd<'_>, interface: &str, words: &mut [u32]) -> io::Result<()> {
     let mut request = interface_request(interface);
     request.ifr_ifru.ifru_data = words.as_mut_ptr().cast();
-    // SAFETY: `request` and the words that it points to live through the call. The kernel writes the
+    // SAFETY: `request` and the words that it points to live through the call. The kernel reads the blocks of
+    // `ETHTOOL_SFEATURES`, of which there are as many as the second word says. It writes the
     // structure of the command and its elements, for which the callers made room: one for the one set in
     // the mask of `ETHTOOL_GSSET_INFO`; for `ETHTOOL_GSTRINGS` the number of features, which is a
     // constant of the running kernel that the caller just asked for; at most the number in the second
     // word for `ETHTOOL_GFEATURES`.
     let rc = unsafe { libc::ioctl(socket.as_raw_fd(), SIOCETHTOOL, &raw mut request) };
-    if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    // More than 0: the kernel keeps a wish that it cannot fulfil (`ETHTOOL_F_WISH`).
+    if rc >= 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::AsFd;
-
     use super::*;
     use crate::interface::question_socket;
 
