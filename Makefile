@@ -8,7 +8,7 @@ export PATH := $(TOOLS)/bin:$(PATH):/usr/sbin:/sbin
 .DEFAULT_GOAL := help
 # apt and cargo lock what they work on.
 .NOTPARALLEL:
-.PHONY: help run test check soak soak-daemon conformance conformance-libmlx5 releases install install-files uninstall lint bench budgets audit fuzz asan miri loom \
+.PHONY: help run live test check soak soak-daemon conformance conformance-libmlx5 releases install install-files uninstall lint bench budgets audit fuzz asan miri loom \
   deps cargo cargo-deny cargo-fuzz
 
 help: ## list the targets
@@ -28,6 +28,10 @@ cargo:
 run: deps-build ## build, then steer generated traffic on the soft NIC: no NIC, no privileges (ARGS='--for 10s')
 	$(CARGO) build --profile try --no-default-features --locked --package steerd
 	./target/try/steerd run --demo $(ARGS)
+
+live: deps-build deps-live ## build, then enforce a policy on a veth pair between two namespaces: ordinary programs, who got what (root)
+	$(CARGO) build --profile try --no-default-features --locked --package steerd
+	@$(if $(filter 0,$(shell id -u)),,sudo) .ci/live target/try/steerd
 
 # Cargo builds a dependency once for each set of features, which depends on the packages of the command. These are those of
 # `cargo test --workspace`; PROGRAMS are only those that the conformance needs.

@@ -117,13 +117,20 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
     /// The policy file; overrides policy.file of the settings.
-    #[arg(long, value_name = "FILE")]
+    #[arg(value_name = "POLICY", conflicts_with = "policy_flag")]
     pub(crate) policy: Option<PathBuf>,
+    /// The same.
+    #[arg(long = "policy", id = "policy_flag", value_name = "FILE")]
+    pub(crate) policy_flag: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) variables: VariableArgs,
     /// Run the built-in demonstration: a soft NIC fed by a packet generator.
     #[arg(long, conflicts_with = "config")]
     pub(crate) demo: bool,
+    /// Enforce the policy on a network interface, whatever its driver, by AF_XDP: packets that the policy
+    /// steers or drops leave the kernel, all others never leave it.
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["config", "demo", "device"])]
+    pub(crate) interface: Option<String>,
     /// End after this time, e.g. 500ms, 10s, 2m, 1h.
     #[arg(long = "for", value_name = "TIME", value_parser = parse_duration)]
     pub(crate) run_for: Option<Duration>,

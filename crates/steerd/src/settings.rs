@@ -90,6 +90,8 @@ pub(crate) struct Loaded {
 pub(crate) struct Request {
     pub(crate) file: Option<PathBuf>,
     pub(crate) demo: bool,
+    /// The network interface that the port of the soft NIC is.
+    pub(crate) interface: Option<String>,
     pub(crate) policy: Option<PathBuf>,
     pub(crate) device: Option<String>,
     pub(crate) listen: Option<String>,
@@ -104,7 +106,8 @@ impl From<&RunArgs> for Request {
         Self {
             file: args.config.clone(),
             demo: args.demo,
-            policy: args.policy.clone(),
+            interface: args.interface.clone(),
+            policy: args.policy.clone().or_else(|| args.policy_flag.clone()),
             device: args.device.clone(),
             listen: args.listen.clone(),
             log: args.log.clone(),
@@ -185,6 +188,9 @@ fn load_with(request: &Request, environment: &[(String, String)]) -> Result<Load
         if let Some(layer) = Layer::variable(name, value) {
             layers.push(layer, &mut problems);
         }
+    }
+    if let Some(interface) = &request.interface {
+        layers.push(Layer::of_interface(interface), &mut problems);
     }
     for layer in flags(request) {
         layers.push(layer, &mut problems);

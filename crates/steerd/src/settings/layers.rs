@@ -111,6 +111,16 @@ impl Layer {
         Self::parse(Origin::Flag(flag), &format!("{key} = {}", Value::String(value.to_owned())))
     }
 
+    /// A soft NIC whose one port is a network interface.
+    pub(super) fn of_interface(name: &str) -> Result<Self, Vec<Problem>> {
+        let name = Value::String(name.to_owned());
+        let wire = format!("{{ kind = \"af_xdp\", interface = {name}, mode = \"auto\" }}");
+        let text = format!(
+            "device.name = \"softnic0\"\nsoftnic.name = \"softnic0\"\nsoftnic.ports = [{{ wire = {wire} }}]\n"
+        );
+        Self::parse(Origin::Flag("--interface"), &text)
+    }
+
     fn parse(origin: Origin, text: &str) -> Result<Self, Vec<Problem>> {
         let problem = |error: &toml::de::Error| vec![describe(&origin, text, error)];
         toml::from_str::<Settings>(text).map_err(|error| problem(&error))?;

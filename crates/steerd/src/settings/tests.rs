@@ -81,6 +81,17 @@ fn a_policy_flag_wins_over_the_demonstrations_own() {
 }
 
 #[test]
+fn an_interface_is_the_port_of_the_soft_nic_whatever_variables_say() {
+    let request = Request { interface: Some("eth\"0".into()), ..Request::default() };
+    let environment = variables(&[("STEERD_DEVICE__NAME", "mlx5_0")]);
+    let settings = load_with(&request, &environment).expect("an interface").settings;
+    let [port] = &settings.softnic.ports[..] else { panic!("{:?}", settings.softnic.ports) };
+    let WireConfig::AfXdp(wire) = &port.wire else { panic!("{port:?}") };
+    assert_eq!((&*wire.interface, wire.mode), ("eth\"0", wire::XdpMode::Auto));
+    assert_eq!((&*settings.device.name, &*settings.softnic.name), ("softnic0", "softnic0"));
+}
+
+#[test]
 fn later_layers_win() {
     let text = "[http]\nlisten = \"127.0.0.1:1\"\n[workers]\nframes = 100\nbatch = 8\n";
     let file = file(text);

@@ -22,6 +22,7 @@ mod install;
 mod kernel_sink;
 mod libmlx5;
 mod links;
+mod live;
 mod liveness;
 mod load;
 mod logging;
