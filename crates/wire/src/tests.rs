@@ -1,6 +1,26 @@
 //! The settings of every kind of wire, and what opening them gives.
 
+use std::process::Command;
+use std::sync::RwLock;
+
 use super::*;
+
+/// Read by tests that start processes beside others. Until a new process runs its program it has copies of
+/// all descriptors, so an XDP program or a socket that another test closes meanwhile stays. Tests that look
+/// at such things hold the lock for writing.
+pub(crate) static FORKING: RwLock<()> = RwLock::new(());
+
+/// Runs ip(8) in the namespace of the thread; returns what it prints.
+pub(crate) fn ip(arguments: &str) -> Result<String, String> {
+    let output =
+        Command::new("ip").args(arguments.split(' ')).output().map_err(|error| format!("ip: {error}"))?;
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    if output.status.success() {
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    } else {
+        Err(format!("ip {arguments}: {stderr}"))
+    }
+}
 
 fn config(json: &str) -> Result<WireConfig, serde_json::Error> {
     serde_json::from_str(json)

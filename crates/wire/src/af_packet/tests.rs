@@ -5,7 +5,6 @@
 mod link;
 
 use std::net::UdpSocket;
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use packet::FlowKey;
@@ -73,11 +72,9 @@ fn until_running() -> Result<(), String> {
     Ok(())
 }
 
-fn ip(arguments: &str) -> Result<(), String> {
-    let output =
-        Command::new("ip").args(arguments.split(' ')).output().map_err(|error| format!("ip: {error}"))?;
-    let stderr = String::from_utf8_lossy(&output.stderr);
-    if output.status.success() { Ok(()) } else { Err(format!("ip {arguments}: {stderr}")) }
+fn ip(arguments: &str) -> Result<String, String> {
+    let _forks = crate::tests::FORKING.read();
+    crate::tests::ip(arguments)
 }
 
 fn config(interface: &str, merged: MergedFrames) -> AfPacketConfig {
@@ -515,7 +512,7 @@ fn errors_of_opening_contain_a_remedy() {
             |reason| {
                 not_run("an interface that is not Ethernet", &format!("it needs /dev/net/tun: {reason}"));
             },
-            |()| assert!(matches!(open("tun0").unwrap_err(), WireError::NotEthernet { .. })),
+            |_| assert!(matches!(open("tun0").unwrap_err(), WireError::NotEthernet { .. })),
         );
         let own = capabilities(None).unwrap();
         let without = |set: CapabilitySet| set.difference(CapabilitySet::NET_RAW);
@@ -531,8 +528,7 @@ fn errors_of_opening_contain_a_remedy() {
 fn an_interface_is_promiscuous_for_as_long_as_that_is_held() {
     in_namespace("promiscuous", || {
         let promiscuity = || {
-            let output = Command::new("ip").args(["-d", "link", "show", "left"]).output().expect("ip runs");
-            let text = String::from_utf8_lossy(&output.stdout).into_owned();
+            let text = ip("-d link show left").expect("ip runs");
             let mut words = text.split_whitespace().skip_while(|word| *word != "promiscuity");
             words.nth(1).map(str::to_owned)
         };

@@ -3,7 +3,6 @@
 //!
 //! Needs CAP_SYS_ADMIN, CAP_NET_ADMIN and CAP_BPF: without them the tests say so and, in CI, fail.
 
-use std::process::Command;
 use std::time::Duration;
 
 use packet::build::FrameBuilder;
@@ -13,6 +12,7 @@ use test_support::{Patience, not_run};
 use xdp::Claim;
 
 use super::*;
+use crate::tests::{FORKING, ip};
 use crate::{AfPacketConfig, AfPacketWire, HandOver, MergedFrames, ZeroCopy};
 
 /// How long a frame may take through a veth pair on a busy machine.
@@ -23,6 +23,7 @@ const RING_FRAMES: u32 = 128;
 /// Runs a test in both modes, on a thread with a network namespace of its own, which goes away with the
 /// thread.
 fn in_namespace(name: &str, test: fn(XdpMode)) {
+    let _alone = FORKING.write();
     for mode in [XdpMode::Native, XdpMode::Generic] {
         let thread = std::thread::spawn(move || {
             // SAFETY: only the network namespace is left; file descriptors stay shared.
@@ -69,13 +70,6 @@ fn add_pair() -> Result<(), String> {
         }
     }
     Ok(())
-}
-
-fn ip(arguments: &str) -> Result<(), String> {
-    let output =
-        Command::new("ip").args(arguments.split(' ')).output().map_err(|error| format!("ip: {error}"))?;
-    let stderr = String::from_utf8_lossy(&output.stderr);
-    if output.status.success() { Ok(()) } else { Err(format!("ip {arguments}: {stderr}")) }
 }
 
 fn config(interface: &str, mode: XdpMode) -> AfXdpConfig {
