@@ -120,6 +120,7 @@ struct EnginePort {
     /// The losses that the wire reported so far.
     receive_losses: u64,
     beyond_claims: u64,
+    passed: u64,
     transmit_losses: u64,
     /// The lost frames that are still counted as sent.
     counted_losses: u64,
@@ -139,6 +140,7 @@ impl EnginePort {
             wire: port.wire,
             receive_losses: 0,
             beyond_claims: 0,
+            passed: 0,
             transmit_losses: 0,
             counted_losses: 0,
         }
@@ -151,6 +153,9 @@ impl EnginePort {
         let beyond_claims = self.wire.beyond_claims();
         stats.beyond_claims += beyond_claims.saturating_sub(self.beyond_claims);
         self.beyond_claims = beyond_claims;
+        let passed = self.wire.passed();
+        stats.passed += passed.saturating_sub(self.passed);
+        self.passed = passed;
     }
 
     /// Moves the frames that the wire took and could not send since the last call from those that were sent

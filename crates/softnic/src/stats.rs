@@ -67,10 +67,12 @@ pub struct PortStats {
     /// Frames that the wire took from the kernel although it is not known whether a flow claims them. Most
     /// are in `rx_frames`, those that it lost then in `wire_lost`.
     pub beyond_claims: u64,
+    /// Frames that the wire left to the kernel without taking them; not among `rx_frames`.
+    pub passed: u64,
 }
 
 /// How many numbers [`PortStats`] holds.
-const FIELDS: usize = 26;
+const FIELDS: usize = 27;
 
 impl PortStats {
     /// The sum of what can become of a received frame.
@@ -175,6 +177,7 @@ impl PortStats {
             &mut self.unreturned_refused,
             &mut self.given_back,
             &mut self.beyond_claims,
+            &mut self.passed,
         ]
     }
 

@@ -313,6 +313,8 @@ pub(crate) struct PortCounters {
     pub(crate) given_back_packets: u64,
     /// Taken from the kernel although it is not known whether a flow claims them.
     pub(crate) beyond_claims_packets: u64,
+    /// Left to the kernel by the XDP program of the interface; not among the received packets.
+    pub(crate) passed_packets: u64,
     /// Merged frames that the wire split, not part of the received packets, and the packets that it made of
     /// them, which are.
     pub(crate) split_packets: u64,

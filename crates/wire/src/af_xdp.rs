@@ -613,6 +613,10 @@ impl Wire for AfXdpWire {
         self.counters().beyond_bounds
     }
 
+    fn passed(&self) -> u64 {
+        self.counters().passed
+    }
+
     fn transmit_losses(&self) -> u64 {
         self.former_losses.sent + self.attached.losses().sent
     }

@@ -82,6 +82,10 @@ impl Wire for GatedWire {
         self.wire.beyond_claims()
     }
 
+    fn passed(&self) -> u64 {
+        self.wire.passed()
+    }
+
     fn takes_merged(&self) -> bool {
         self.wire.takes_merged()
     }
@@ -137,6 +141,9 @@ mod tests {
         fn beyond_claims(&self) -> u64 {
             17
         }
+        fn passed(&self) -> u64 {
+            23
+        }
         fn leave_to_host(&mut self, _: u64) -> GivenBack {
             self.0.fetch_add(LEFT, Ordering::Relaxed);
             GivenBack { lost_long: 3, ..GivenBack::default() }
@@ -161,7 +168,7 @@ mod tests {
         assert_eq!(tended.load(Ordering::Relaxed), 1, "a closed wire is still tended");
         open.store(true, Ordering::Relaxed);
         assert_eq!((received(&mut gated), gated.sleep_hint()), (1, SleepHint::NEVER));
-        assert_eq!((gated.leave_to_host(1).lost(), gated.beyond_claims()), (3, 17));
+        assert_eq!((gated.leave_to_host(1).lost(), gated.beyond_claims(), gated.passed()), (3, 17, 23));
         assert_eq!((gated.takes_away(), tended.load(Ordering::Relaxed)), (true, 1 + LEFT));
     }
 }

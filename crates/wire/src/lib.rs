@@ -177,6 +177,12 @@ pub trait Wire: Send {
         0
     }
 
+    /// Frames that the wire left to the host without taking them, where it decides that. May make a system
+    /// call.
+    fn passed(&self) -> u64 {
+        0
+    }
+
     /// Returns whether it hands over frames of up to [`MAX_MERGED_BYTES`], regardless of the MTU.
     fn takes_merged(&self) -> bool {
         false

@@ -67,6 +67,8 @@ fn claimed_packets_of_an_enforced_interface_never_reach_the_kernel_and_others_do
         ] {
             assert_eq!(number(&state, &format!("/ports/0/{counter}")), packets, "{mode}: {counter}");
         }
+        // Pings, an upload, and what its own kernel hears.
+        assert!(number(&state, "/ports/0/passed_packets") > 10 + 40, "{state:#}");
         assert!(number(&state, "/ports/0/claims/count") >= 3, "{state:#}");
         let metrics = outcome.read("metrics.txt");
         for line in [

@@ -513,6 +513,7 @@ fn counters(stats: &PortStats) -> PortCounters {
         kernel_packets: stats.unmatched,
         given_back_packets: stats.given_back,
         beyond_claims_packets: stats.beyond_claims,
+        passed_packets: stats.passed,
         split_packets: stats.split_frames,
         split_segments: stats.split_segments,
         sent_packets: stats.tx_frames,
