@@ -88,7 +88,6 @@ curl -fsS http://127.0.0.1:9464/readyz >/dev/null || { cat "$dir/steerd.log" >&2
 
 client ping -q -c 10 -i 0.05 -W 2 $server4 > "$dir/ping.txt"
 timeout 60 nc -u -l $server4 5000 > "$dir/heard" &
-listener=$!
 # Claimed ports have a listener too, which must hear nothing.
 timeout 60 nc -u -l $server4 53 > "$dir/heard-53" &
 timeout 60 nc -u -l $server4 9 > "$dir/heard-9" &
@@ -128,4 +127,5 @@ kill -TERM $daemon
 trap - EXIT
 wait $daemon
 echo "program_after=$(ip -d link show dev steer0 | grep -c 'prog/xdp' || true)" >> "$dir/seen.env"
-kill $listener 2>/dev/null || true
+# The listeners; whoever runs this script waits for the end of its output, which they have too.
+kill $(jobs -p) 2>/dev/null || true
