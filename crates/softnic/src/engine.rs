@@ -31,7 +31,7 @@ use crate::stats::PortStats;
 
 /// Frames of one turn of the thread.
 const THREAD_FRAMES: usize = 256;
-/// Passes between two looks at what the wires have lost: for some that is a system call.
+/// Passes between two looks at what the wires have lost and left to the host: for some that is a system call.
 const LOSS_PASSES: u32 = 256;
 
 /// An engine, and what others read of it without locking it. Engines share no cache line, nor a pair that is

@@ -110,7 +110,8 @@ wait $server
 for _ in $(seq 50); do
   curl -fsS http://127.0.0.1:9464/api/v1/state > "$dir/state.json"
   curl -fsS http://127.0.0.1:9464/metrics > "$dir/metrics.txt"
-  grep -q '"received_packets": *77[,}]' "$dir/state.json" && [ "$(wc -l < "$dir/heard")" = 40 ] && break
+  passed=$(grep -o '"passed_packets": *[0-9]*' "$dir/state.json" | tr -dc 0-9)
+  grep -q '"received_packets": *77[,}]' "$dir/state.json" && [ "$(wc -l < "$dir/heard")" = 40 ] && [ "$passed" -gt 50 ] && break
   sleep 0.1
 done
 cat > "$dir/seen.env" <<EOF
