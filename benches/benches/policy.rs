@@ -38,7 +38,7 @@ const MEGABYTES_MAX: f64 = 500.0;
 const FIRMWARE_FLOWS_PER_SECOND: u32 = 5_000;
 /// The core of all measurements; child processes inherit the affinity.
 const CORE: usize = 1;
-/// That of the daemon.
+/// The allocator of the daemon.
 #[global_allocator]
 static HEAP: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 

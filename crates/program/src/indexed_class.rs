@@ -10,14 +10,14 @@ use crate::question::Question;
 use crate::step_index::LIST_MAX;
 
 impl Class {
-    /// Whether the index finds the outcome faster than comparing the packet with all steps: there are more
-    /// than a few.
+    /// Returns whether the index finds the outcome faster than comparing the packet with all steps: there are
+    /// more than a few.
     #[must_use]
     pub fn has_index(&self) -> bool {
         matches!(&self.decide, Decide::Software(steps, _) if steps.len() > LIST_MAX)
     }
 
-    /// Makes the index for [`Class::resolve_by_index`], unless another class of the same list has it made.
+    /// Makes the index for [`Class::resolve_by_index`], unless another class of the same list has made it.
     /// Thousands of steps take tens of milliseconds.
     pub fn make_index(&self) {
         if let Decide::Software(steps, _) = &self.decide {

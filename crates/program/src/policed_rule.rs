@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::ids::{RuleId, WorkerId};
-use crate::outcome::Verdict;
+use crate::outcome::{Outcome, Verdict};
 use crate::policing::{LimitShare, Policing};
 use crate::program::{FlowAction, Program};
 
@@ -45,6 +45,13 @@ impl PolicedRule<'_> {
 }
 
 impl Program {
+    /// Returns whether workers do not let all packets with this outcome through.
+    #[must_use]
+    pub fn is_policed(&self, outcome: &Outcome) -> bool {
+        let rule = self.rules.get(outcome.rule.index());
+        matches!(outcome.verdict, Verdict::Deliver(_)) && rule.is_some_and(|rule| !rule.policing.passes_all())
+    }
+
     /// The rules of which not all packets are let through.
     #[must_use]
     pub fn policed_rules(&self) -> Vec<PolicedRule<'_>> {

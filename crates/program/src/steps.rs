@@ -118,7 +118,11 @@ impl Steps {
 
     /// Whether some step tests headers of a tunnel.
     pub(crate) fn needs_tunnel(&self) -> bool {
-        self.list.deep.iter().any(|place| self.contains(*place))
+        let deep = &self.list.deep;
+        if deep.len() <= self.len {
+            return deep.iter().any(|place| self.contains(*place));
+        }
+        self.iter().any(|step| step.predicate.needs_tunnel())
     }
 
     /// Adds the places of the steps to a set of places of their list: one bit for each, from the lowest.

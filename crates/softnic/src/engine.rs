@@ -22,7 +22,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread::JoinHandle;
 
-use wire::{ETHERNET_BYTES, MAX_FRAME_BYTES, MAX_MERGED_BYTES, Splits, VLAN_TAGS_BYTES, Wire, WireState};
+use wire::{
+    ETHERNET_BYTES, MAX_FRAME_BYTES, MAX_MERGED_BYTES, ReceiveCounters, Splits, VLAN_TAGS_BYTES, Wire,
+    WireState,
+};
 
 use crate::clock;
 use crate::shared::{NicShared, PortConfig, engine_of};
@@ -31,8 +34,8 @@ use crate::stats::PortStats;
 
 /// Frames of one turn of the thread.
 const THREAD_FRAMES: usize = 256;
-/// Passes between two looks at what the wires have lost and left to the host: for some that is a system call.
-const LOSS_PASSES: u32 = 256;
+/// Passes between two readings of the wires' counters: for some that is a system call.
+const COUNTER_PASSES: u32 = 256;
 
 /// An engine, and what others read of it without locking it. Engines share no cache line, nor a pair that is
 /// fetched together.
@@ -117,10 +120,8 @@ struct EnginePort {
     takes_away: bool,
     /// The merged frames that the wire split so far.
     splits: Splits,
-    /// The losses that the wire reported so far.
-    receive_losses: u64,
-    beyond_claims: u64,
-    passed: u64,
+    /// What the wire has counted so far.
+    received: ReceiveCounters,
     transmit_losses: u64,
     /// The lost frames that are still counted as sent.
     counted_losses: u64,
@@ -138,24 +139,18 @@ impl EnginePort {
             takes_away: port.wire.takes_away(),
             splits: Splits::default(),
             wire: port.wire,
-            receive_losses: 0,
-            beyond_claims: 0,
-            passed: 0,
+            received: ReceiveCounters::default(),
             transmit_losses: 0,
             counted_losses: 0,
         }
     }
 
-    fn note_receive_losses(&mut self, stats: &mut PortStats) {
-        let losses = self.wire.losses();
-        stats.wire_lost += losses.saturating_sub(self.receive_losses);
-        self.receive_losses = losses;
-        let beyond_claims = self.wire.beyond_claims();
-        stats.beyond_claims += beyond_claims.saturating_sub(self.beyond_claims);
-        self.beyond_claims = beyond_claims;
-        let passed = self.wire.passed();
-        stats.passed += passed.saturating_sub(self.passed);
-        self.passed = passed;
+    fn note_receive_counters(&mut self, stats: &mut PortStats) {
+        let now = self.wire.receive_counters();
+        let before = std::mem::replace(&mut self.received, now);
+        stats.wire_lost += now.lost.saturating_sub(before.lost);
+        stats.beyond_claims += now.beyond_claims.saturating_sub(before.beyond_claims);
+        stats.passed += now.passed.saturating_sub(before.passed);
     }
 
     /// Moves the frames that the wire took and could not send since the last call from those that were sent
@@ -204,8 +199,8 @@ impl Engine {
         for port in &mut self.ports {
             let mut stats = PortStats::default();
             sent += transmit::drain(nic, port, &mut self.gather, &mut self.tap, &mut self.plan, &mut stats);
-            if self.passes.is_multiple_of(LOSS_PASSES) {
-                port.note_receive_losses(&mut stats);
+            if self.passes.is_multiple_of(COUNTER_PASSES) {
+                port.note_receive_counters(&mut stats);
             }
             publish(nic, port, &mut stats);
             watch(nic, port);
@@ -242,11 +237,11 @@ impl Engine {
         }
     }
 
-    /// Adds what the wires have lost since it was last read.
-    pub(crate) fn count_wire_losses(&mut self, nic: &NicShared) {
+    /// Adds what the wires have counted since it was last read.
+    pub(crate) fn read_wire_counters(&mut self, nic: &NicShared) {
         for port in &mut self.ports {
             let mut stats = PortStats::default();
-            port.note_receive_losses(&mut stats);
+            port.note_receive_counters(&mut stats);
             publish(nic, port, &mut stats);
         }
     }
@@ -352,7 +347,7 @@ pub(crate) fn run(nic: &NicShared, cell: &EngineCell, index: usize) {
             cell.lock().rested(&cell.profile);
         }
     }
-    cell.lock().count_wire_losses(nic);
+    cell.lock().read_wire_counters(nic);
 }
 
 #[cfg(test)]

@@ -341,7 +341,7 @@ impl SoftNic {
         self.nic.wakeups.iter().for_each(Wakeup::wake);
         if self.drive == Drive::Inline {
             // After the passes that other threads may be in.
-            self.nic.engines.iter().for_each(|engine| engine.lock().count_wire_losses(&self.nic.shared));
+            self.nic.engines.iter().for_each(|engine| engine.lock().read_wire_counters(&self.nic.shared));
         }
         let threads = std::mem::take(&mut *self.threads());
         let deadline = Instant::now() + patience;

@@ -117,10 +117,10 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
     /// The policy file; overrides policy.file of the settings.
-    #[arg(value_name = "POLICY", conflicts_with = "policy_flag")]
+    #[arg(value_name = "POLICY", conflicts_with = "policy_flag", value_parser = parse_policy_path)]
     pub(crate) policy: Option<PathBuf>,
-    /// The same.
-    #[arg(long = "policy", id = "policy_flag", value_name = "FILE")]
+    /// The policy file, as POLICY.
+    #[arg(long = "policy", id = "policy_flag", value_name = "FILE", value_parser = parse_policy_path)]
     pub(crate) policy_flag: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) variables: VariableArgs,
@@ -660,6 +660,17 @@ fn parse_model(text: &str) -> Result<DeviceModel, String> {
         Some(source) => format!("{error}: {source}"),
         None => error.to_string(),
     })
+}
+
+/// The path of a policy that is read again at each reload.
+fn parse_policy_path(text: &str) -> Result<PathBuf, String> {
+    match text {
+        "-" => {
+            Err("a reload reads the policy again, which standard input does not allow: name a file"
+                .to_owned())
+        }
+        path => Ok(path.into()),
+    }
 }
 
 /// `name=value`

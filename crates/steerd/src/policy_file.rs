@@ -89,15 +89,10 @@ impl Compiled {
         }
     }
 
-    /// The program with what workers need of it, so that nothing of it is left to be made while it is put in
-    /// force. Refused if it would lose packets that the policy leaves to the kernel and does not allow to be
-    /// lost, or protected ones, or if the device has no room for its rules at run time.
+    /// Refused if it would lose packets that the policy leaves to the kernel and does not allow to be lost,
+    /// or protected ones, or if the device has no room for its rules at run time.
     pub(crate) fn into_installable(self) -> Result<Self, Diagnostics> {
-        if self.refused.has_errors() {
-            return Err(self.refused);
-        }
-        self.program.make_indexes();
-        Ok(self)
+        if self.refused.has_errors() { Err(self.refused) } else { Ok(self) }
     }
 }
 

@@ -34,8 +34,8 @@ use self::socket::{Flushed, Lengths, PacketSocket, Sender};
 use crate::interface::{Interface, Link, failed};
 use crate::{
     AfPacketConfig, BURST_FRAMES, Burst, Checksum, ETHERNET_BYTES, HandOver, LiveInterface, MAX_FRAME_BYTES,
-    MAX_MTU_BYTES, MergedFrames, RxFrame, SleepHint, Splits, TAG_BYTES, TransmitError, VLAN_TAGS_BYTES, Wire,
-    WireError, WireState,
+    MAX_MTU_BYTES, MergedFrames, ReceiveCounters, RxFrame, SleepHint, Splits, TAG_BYTES, TransmitError,
+    VLAN_TAGS_BYTES, Wire, WireError, WireState,
 };
 
 /// The type of the VLAN tag that the kernel lets a frame have beyond the MTU (`packet_snd`).
@@ -531,9 +531,9 @@ impl Wire for AfPacketWire {
         self.attached.interface.mtu_bytes
     }
 
-    fn losses(&self) -> u64 {
+    fn receive_counters(&self) -> ReceiveCounters {
         self.drops.set(self.drops.get() + self.attached.take_drops());
-        self.drops.get() + self.malformed
+        ReceiveCounters { lost: self.drops.get() + self.malformed, ..ReceiveCounters::default() }
     }
 
     fn takes_merged(&self) -> bool {

@@ -12,9 +12,9 @@
 //!
 //! Packets come as the program sees them. Offloads that strip VLAN tags or merge packets before that are
 //! switched off while the wire is open ([`offloads`]); if they are switched on meanwhile that is an error in
-//! the log. After a crash they stay off. Where the sender keeps VLAN tags beside the packet, or leaves
-//! checksums to be completed by the receiver, as a veth does, the sender has to be told (`ethtool -K PEER
-//! txvlan off tx off`).
+//! the log. They stay off if the process is killed. Where the sender keeps VLAN tags beside the packet, or
+//! leaves checksums to be completed by the receiver, as a veth does, the sender has to be told (`ethtool -K
+//! PEER txvlan off tx off`).
 
 mod cursor;
 mod queue;
@@ -24,7 +24,7 @@ mod tests;
 mod umem;
 
 use std::cell::Cell;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use arrayvec::ArrayVec;
@@ -38,11 +38,11 @@ use xdp::{
 use self::queue::{FlushOutcome, LastAnswer, NoQueueSocket, QueueLosses, QueueSocket};
 use self::umem::{MAX_PACKET_BYTES, umem_frame_bytes};
 use crate::af_packet::Promiscuous;
-use crate::interface::offloads::{self, SwitchedOff};
+use crate::interface::offloads::{self, DisabledOffloads};
 use crate::interface::{Interface, Link, failed, link_of, question_socket};
 use crate::{
-    AfXdpConfig, Burst, ETHERNET_BYTES, GivenBack, LiveInterface, RxFrame, SleepHint, TAG_BYTES,
-    TransmitError, VLAN_TAGS_BYTES, Wire, WireError, WireState, XdpMode,
+    AfXdpConfig, Burst, ETHERNET_BYTES, GivenBack, LiveInterface, ReceiveCounters, RxFrame, SleepHint,
+    TAG_BYTES, TransmitError, VLAN_TAGS_BYTES, Wire, WireError, WireState, XdpMode,
 };
 
 /// The type of the VLAN tag that a frame may have beyond the MTU.
@@ -59,6 +59,9 @@ const GATHER: Duration = Duration::from_micros(500);
 const FLUSH_INTERVAL: Duration = Duration::from_micros(50);
 /// How long after a look for an interface that was removed the next one comes, at the earliest.
 const ATTACH_INTERVAL: Duration = Duration::from_millis(250);
+/// How long a queue may be taken by a socket that was closed, and how often it is tried meanwhile.
+const RELEASE_PATIENCE: Duration = Duration::from_secs(1);
+const RELEASE_INTERVAL: Duration = Duration::from_millis(10);
 /// The most queues of an interface.
 const MAX_QUEUES: u32 = 128;
 /// The most frames that a queue can hold: 64 MiB of memory for frames of 4 KiB.
@@ -80,6 +83,8 @@ pub struct AfXdpWire {
     /// Until somebody takes it.
     claims: Option<ClaimTable>,
     attached: Attached,
+    /// Of the interface; switched on again when the program is detached.
+    disabled: DisabledOffloads,
     state: WireState,
     /// The interface was removed, and is looked for.
     gone: Option<Gone>,
@@ -140,8 +145,6 @@ struct Attached {
     questions: OwnedFd,
     /// Readable when one of the sockets is.
     readable: OwnedFd,
-    /// Behind the attachment.
-    _switched_off: Option<SwitchedOff>,
     _promiscuous: Option<Promiscuous>,
 }
 
@@ -160,8 +163,8 @@ fn packet_bytes(interface: &Interface) -> usize {
 }
 
 impl Attached {
-    /// Opens a socket for each queue of the interface, gives them to the program, and attaches it.
-    fn to(config: &AfXdpConfig, program: &mut SteeringProgram) -> Result<Self, WireError> {
+    /// Opens a socket for each queue of the interface.
+    fn open(config: &AfXdpConfig, disabled: &mut DisabledOffloads) -> Result<Self, WireError> {
         let interface = Interface::find(&config.interface)?;
         let refused = |problem| WireError::InterfaceSetting { interface: interface.name.clone(), problem };
         let Some(frame_bytes) = umem_frame_bytes(packet_bytes(&interface)) else {
@@ -177,25 +180,52 @@ impl Attached {
             )));
         }
         let queues = open_queues(&interface, config, frame_bytes)?;
-        for (number, queue) in queues.iter().enumerate() {
-            program.set_socket(number as u32, queue.as_fd())?;
-        }
+        // Nothing is changed on an interface that will be refused for its program.
+        xdp::check_free(&interface.name, interface.index.cast_unsigned())?;
         let questions = question_socket(&interface.name)?;
         // Before the program takes packets: a driver that switches offloads off when it is attached does so
         // too late for packets that are on their way.
-        let switched_off = switch_offloads_off(&interface, questions.as_fd()).map_err(refused)?;
+        disabled.disable(&interface).map_err(refused)?;
         let readable = readable(&queues).map_err(|error| failed(&interface.name, "epoll", error.into()))?;
         let promiscuous = config.promiscuous.then(|| Promiscuous::hold(&interface.name)).transpose()?;
-        let attachment = Some(attach(program, &interface)?);
-        Ok(Self {
-            interface,
-            queues,
-            questions,
-            readable,
-            attachment,
-            _switched_off: switched_off,
-            _promiscuous: promiscuous,
-        })
+        Ok(Self { interface, queues, questions, readable, attachment: None, _promiscuous: promiscuous })
+    }
+
+    /// Opens sockets as [`Attached::open`] does, and waits for queues that may just become free: the kernel
+    /// releases them some time after a socket was closed (net/xdp/xsk_buff_pool.c, `xp_put_pool`).
+    fn open_free(config: &AfXdpConfig, disabled: &mut DisabledOffloads) -> Result<Self, WireError> {
+        let begun = Instant::now();
+        loop {
+            match Self::open(config, disabled) {
+                Err(WireError::QueueTaken { .. }) if begun.elapsed() < RELEASE_PATIENCE => {
+                    std::thread::sleep(RELEASE_INTERVAL);
+                }
+                opened => return opened,
+            }
+        }
+    }
+
+    /// Gives the sockets to the program and attaches it.
+    fn attach(&mut self, program: &mut SteeringProgram) -> Result<(), WireError> {
+        for (number, queue) in self.queues.iter().enumerate() {
+            program.set_socket(number as u32, queue.as_fd())?;
+        }
+        let Interface { name, index, .. } = &self.interface;
+        self.attachment = Some(program.attach(name, index.cast_unsigned())?);
+        Ok(())
+    }
+
+    /// Loads the program for a mode and attaches it.
+    fn load(&mut self, mode: AttachMode) -> Result<(SteeringProgram, ClaimTable), WireError> {
+        let options = ProgramOptions {
+            queues: MAX_QUEUES,
+            unserved: Unserved::Drop,
+            mode,
+            ..ProgramOptions::default()
+        };
+        let (mut program, claims) = xdp::load(&options)?;
+        self.attach(&mut program)?;
+        Ok((program, claims))
     }
 
     /// The frames that all sockets lost.
@@ -233,42 +263,10 @@ fn open_queues(
     Err(WireError::InterfaceSetting { interface: interface.name.clone(), problem })
 }
 
-/// Loads the program for a mode, opens the sockets and attaches the program.
-fn load_and_attach(
-    config: &AfXdpConfig,
-    mode: AttachMode,
-) -> Result<(SteeringProgram, ClaimTable, Attached), WireError> {
-    let options =
-        ProgramOptions { queues: MAX_QUEUES, unserved: Unserved::Drop, mode, ..ProgramOptions::default() };
-    let (mut program, claims) = xdp::load(&options)?;
-    let attached = Attached::to(config, &mut program)?;
-    Ok((program, claims, attached))
-}
-
-/// Attaches the program.
-fn attach(program: &mut SteeringProgram, interface: &Interface) -> Result<Attachment, WireError> {
-    let index = interface.index.cast_unsigned();
-    Ok(program.attach(&interface.name, index)?)
-}
-
-/// Switches off what hides parts of packets from the program.
-///
-/// # Errors
-/// The problem, with the remedy.
-fn switch_offloads_off(
-    interface: &Interface,
-    questions: BorrowedFd<'_>,
-) -> Result<Option<SwitchedOff>, String> {
-    let name = &interface.name;
-    let active = offloads::active(questions, name);
-    if active.is_empty() {
-        return Ok(None);
-    }
-    let own = questions.try_clone_to_owned().map_err(|error| error.to_string())?;
-    let switched_off = SwitchedOff::hold(own, name, &active)?;
-    let options = switched_off.options();
-    tracing::info!(interface = %name, "offloads are switched off while the port is open: {options}");
-    Ok(Some(switched_off))
+/// Whether the driver cannot run the program at all. Memory that is missing may be there later.
+fn is_without_native_mode(error: &WireError) -> bool {
+    let WireError::Xdp { source: XdpError::Unsupported { source, .. } } = error else { return false };
+    matches!(source.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EINVAL | libc::ERANGE))
 }
 
 /// A descriptor that is readable when one of the sockets is.
@@ -288,26 +286,33 @@ impl AfXdpWire {
     pub fn open(config: &AfXdpConfig) -> Result<Self, WireError> {
         // The interface first: its errors are more frequent, and loading takes some 100 ms.
         Interface::find(&config.interface)?;
-        let (program, claims, attached) = match config.mode {
-            XdpMode::Native => load_and_attach(config, AttachMode::Native)?,
-            XdpMode::Generic => load_and_attach(config, AttachMode::Generic)?,
-            XdpMode::Auto => match load_and_attach(config, AttachMode::Native) {
-                Err(WireError::Xdp { source: XdpError::Unsupported { source, .. } }) => {
-                    tracing::warn!(
-                        interface = config.interface,
-                        "the driver does not take the XDP program ({source}): it runs in the network stack, which \
-                         is slower"
-                    );
-                    load_and_attach(config, AttachMode::Generic)?
+        let mut disabled = DisabledOffloads::none(question_socket(&config.interface)?);
+        let mut attached = Attached::open_free(config, &mut disabled)?;
+        let (program, claims) = match config.mode {
+            XdpMode::Native => attached.load(AttachMode::Native)?,
+            XdpMode::Generic => attached.load(AttachMode::Generic)?,
+            XdpMode::Auto => match attached.load(AttachMode::Native) {
+                Err(error) if is_without_native_mode(&error) => {
+                    tracing::warn!("the XDP program runs in the network stack, which is slower: {error}");
+                    attached.load(AttachMode::Generic)?
                 }
                 loaded => loaded?,
             },
         };
+        let interface = &config.interface;
+        if let Some(command) = disabled.undo_command(interface) {
+            tracing::info!(
+                interface,
+                "offloads that hide parts of packets are off while the port is open; should steerd not end in \
+                 order: `{command}`"
+            );
+        }
         let mut wire = Self {
             config: config.clone(),
             program,
             claims: Some(claims),
             attached,
+            disabled,
             state: WireState::Live,
             gone: None,
             first_queue: 0,
@@ -395,11 +400,11 @@ impl AfXdpWire {
 
     fn attach_again(&mut self) {
         self.state = WireState::Down;
+        let attached = self.attached.attach(&mut self.program);
         let interface = &self.attached.interface;
-        match attach(&mut self.program, interface) {
-            Ok(attachment) => {
+        match attached {
+            Ok(()) => {
                 tracing::warn!(interface = %interface.name, "the XDP program is attached again");
-                self.attached.attachment = Some(attachment);
                 self.state = WireState::Live;
                 self.obstacle.clear();
             }
@@ -433,7 +438,12 @@ impl AfXdpWire {
             return;
         }
         gone.next = now + ATTACH_INTERVAL;
-        match Attached::to(&self.config, &mut self.program) {
+        let opened = Attached::open(&self.config, &mut self.disabled);
+        let attached = opened.and_then(|mut attached| {
+            attached.attach(&mut self.program)?;
+            Ok(attached)
+        });
+        match attached {
             Ok(attached) => {
                 let losses = self.attached.losses();
                 self.former_losses.received += losses.received;
@@ -603,18 +613,11 @@ impl Wire for AfXdpWire {
         self.attached.interface.mtu_bytes
     }
 
-    fn losses(&self) -> u64 {
-        let unserved = self.counters().unserved;
+    fn receive_counters(&self) -> ReceiveCounters {
+        let ForwardingCounters { passed, beyond_bounds, unserved, .. } = self.counters();
         self.note_unserved(unserved);
-        self.former_losses.received + self.attached.losses().received + unserved
-    }
-
-    fn beyond_claims(&self) -> u64 {
-        self.counters().beyond_bounds
-    }
-
-    fn passed(&self) -> u64 {
-        self.counters().passed
+        let lost = self.former_losses.received + self.attached.losses().received + unserved;
+        ReceiveCounters { lost, beyond_claims: beyond_bounds, passed }
     }
 
     fn transmit_losses(&self) -> u64 {

@@ -192,7 +192,8 @@ pub enum XdpMode {
     Native,
     /// In the network stack ([`xdp::AttachMode::Generic`]).
     Generic,
-    /// In the driver if it can, else in the network stack.
+    /// In the driver if it can, else in the network stack. It is decided when the wire is opened, and stays
+    /// so if another interface takes the place of this one.
     Auto,
 }
 

@@ -6,7 +6,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::{Burst, GivenBack, SleepHint, Splits, TransmitError, Transmitted, Wire, WireState};
+use super::{
+    Burst, GivenBack, ReceiveCounters, SleepHint, Splits, TransmitError, Transmitted, Wire, WireState,
+};
 use packet::MacAddr;
 use xdp::ClaimTable;
 
@@ -74,16 +76,8 @@ impl Wire for GatedWire {
         self.wire.mtu_bytes()
     }
 
-    fn losses(&self) -> u64 {
-        self.wire.losses()
-    }
-
-    fn beyond_claims(&self) -> u64 {
-        self.wire.beyond_claims()
-    }
-
-    fn passed(&self) -> u64 {
-        self.wire.passed()
+    fn receive_counters(&self) -> ReceiveCounters {
+        self.wire.receive_counters()
     }
 
     fn takes_merged(&self) -> bool {
@@ -138,11 +132,8 @@ mod tests {
         fn takes_away(&self) -> bool {
             true
         }
-        fn beyond_claims(&self) -> u64 {
-            17
-        }
-        fn passed(&self) -> u64 {
-            23
+        fn receive_counters(&self) -> ReceiveCounters {
+            ReceiveCounters { lost: 11, beyond_claims: 17, passed: 23 }
         }
         fn leave_to_host(&mut self, _: u64) -> GivenBack {
             self.0.fetch_add(LEFT, Ordering::Relaxed);
@@ -168,7 +159,8 @@ mod tests {
         assert_eq!(tended.load(Ordering::Relaxed), 1, "a closed wire is still tended");
         open.store(true, Ordering::Relaxed);
         assert_eq!((received(&mut gated), gated.sleep_hint()), (1, SleepHint::NEVER));
-        assert_eq!((gated.leave_to_host(1).lost(), gated.beyond_claims(), gated.passed()), (3, 17, 23));
+        let counters = ReceiveCounters { lost: 11, beyond_claims: 17, passed: 23 };
+        assert_eq!((gated.leave_to_host(1).lost(), gated.receive_counters()), (3, counters));
         assert_eq!((gated.takes_away(), tended.load(Ordering::Relaxed)), (true, 1 + LEFT));
     }
 }

@@ -39,16 +39,10 @@ impl Interface {
             request(socket.as_fd(), name, what).map_err(|error| failed(name, operation, error))
         };
 
-        let answer = ask(libc::SIOCGIFHWADDR, "SIOCGIFHWADDR")?;
-        // SAFETY: SIOCGIFHWADDR succeeded, so the kernel filled this member of the union.
-        let address = unsafe { answer.ifr_ifru.ifru_hwaddr };
-        let hardware_type = address.sa_family;
+        let (hardware_type, mac) =
+            address_of(socket.as_fd(), name).map_err(|error| failed(name, "SIOCGIFHWADDR", error))?;
         if ![libc::ARPHRD_ETHER, libc::ARPHRD_LOOPBACK].contains(&hardware_type) {
             return Err(WireError::NotEthernet { interface: interface(), hardware_type });
-        }
-        let mut mac = [0; 6];
-        for (octet, byte) in mac.iter_mut().zip(address.sa_data) {
-            *octet = byte as u8;
         }
 
         let answer = ask(libc::SIOCGIFMTU, "SIOCGIFMTU")?;
@@ -61,10 +55,27 @@ impl Interface {
         Ok(Self {
             name: interface(),
             index: index.cast_signed(),
-            mac: MacAddr(mac),
+            mac,
             mtu_bytes: u32::try_from(mtu).unwrap_or(0),
         })
     }
+}
+
+/// The hardware type (`ARPHRD_*`) and address of an interface.
+fn address_of(socket: BorrowedFd<'_>, name: &str) -> io::Result<(libc::sa_family_t, MacAddr)> {
+    let answer = request(socket, name, libc::SIOCGIFHWADDR)?;
+    // SAFETY: SIOCGIFHWADDR succeeded, so the kernel filled this member of the union.
+    let address = unsafe { answer.ifr_ifru.ifru_hwaddr };
+    let mut mac = [0; 6];
+    for (octet, byte) in mac.iter_mut().zip(address.sa_data) {
+        *octet = byte as u8;
+    }
+    Ok((address.sa_family, MacAddr(mac)))
+}
+
+/// The MAC address of an interface.
+fn mac_of(socket: BorrowedFd<'_>, name: &str) -> io::Result<MacAddr> {
+    address_of(socket, name).map(|(_, mac)| mac)
 }
 
 /// How an interface is.

@@ -81,6 +81,19 @@ pub const MAX_MERGED_BYTES: usize = u16::MAX as usize + ETHERNET_BYTES + VLAN_TA
 /// The address of a wire that has no interface behind it: locally administered.
 pub const SOFT_MAC: MacAddr = MacAddr([0x02, 0x73, 0x6f, 0x66, 0x74, 0x00]);
 
+/// The frames that arrived at a wire and that it did not hand over, or not for certain; none of the numbers
+/// decreases.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReceiveCounters {
+    /// The wire itself lost them before the engine could see them.
+    pub lost: u64,
+    /// It is not known whether a claim matches them, because the trees of the claims have no room for them
+    /// all ([`xdp::ForwardingCounters::beyond_bounds`]). They were handed over or lost.
+    pub beyond_claims: u64,
+    /// The wire left them to the host without taking them.
+    pub passed: u64,
+}
+
 /// A source and sink of Ethernet frames, the lowest layer of a port.
 pub trait Wire: Send {
     /// Appends up to `burst.capacity_left()` frames; never blocks. The frames borrow from the wire until its
@@ -166,21 +179,9 @@ pub trait Wire: Send {
         MAX_MTU_BYTES
     }
 
-    /// Received frames that the wire itself lost before the engine could see them. May make a system call.
-    fn losses(&self) -> u64 {
-        0
-    }
-
-    /// Received frames of which it is not known whether a claim matches them, because the trees of the claims
-    /// have no room for them all ([`xdp::ForwardingCounters::beyond_bounds`]). May make a system call.
-    fn beyond_claims(&self) -> u64 {
-        0
-    }
-
-    /// Frames that the wire left to the host without taking them, where it decides that. May make a system
-    /// call.
-    fn passed(&self) -> u64 {
-        0
+    /// The frames that it did not hand over. May make a system call.
+    fn receive_counters(&self) -> ReceiveCounters {
+        ReceiveCounters::default()
     }
 
     /// Returns whether it hands over frames of up to [`MAX_MERGED_BYTES`], regardless of the MTU.

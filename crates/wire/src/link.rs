@@ -17,7 +17,9 @@ use serde::Deserialize;
 
 use self::handshake::{Endpoint, Session};
 use self::ring::Invalid;
-use super::{BURST_FRAMES, Burst, MAX_FRAME_BYTES, RxFrame, TransmitError, Wire, WireError, WireState};
+use super::{
+    BURST_FRAMES, Burst, MAX_FRAME_BYTES, ReceiveCounters, RxFrame, TransmitError, Wire, WireError, WireState,
+};
 
 mod handshake;
 pub(super) mod ring;
@@ -182,8 +184,8 @@ impl Wire for LinkWire {
         self.config.station()
     }
 
-    fn losses(&self) -> u64 {
-        self.violations
+    fn receive_counters(&self) -> ReceiveCounters {
+        ReceiveCounters { lost: self.violations, ..ReceiveCounters::default() }
     }
 
     fn transmit_losses(&self) -> u64 {

@@ -85,7 +85,7 @@ fn the_null_wire_brings_nothing_and_takes_frames() {
     drop(burst);
     assert_eq!(wire.transmit(&[0; 60]), Ok(()));
     assert_eq!(wire.transmit(&[0; 13]), Err(TransmitError::TooShort));
-    assert_eq!((wire.state(), wire.losses()), (WireState::Live, 0));
+    assert_eq!((wire.state(), wire.receive_counters().lost), (WireState::Live, 0));
 }
 
 #[test]

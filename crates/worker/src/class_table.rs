@@ -85,7 +85,7 @@ impl PublishedProgram {
         let possible = possible(&program, sinks.returns());
         let rules = program.rules.len();
         let of_class = |class: &Class| match &class.decide {
-            Decide::Exact(outcome) if !is_policed(&program, outcome) => entry(rules, &sinks, outcome),
+            Decide::Exact(outcome) if !program.is_policed(outcome) => entry(rules, &sinks, outcome),
             _ => Entry::NONE,
         };
         let entries = program.classes.iter().map(|class| class.as_ref().map(of_class)).collect();
@@ -247,12 +247,6 @@ impl ClassTable {
             })
         })
     }
-}
-
-/// Whether workers do not let all packets with this outcome through.
-fn is_policed(program: &Program, outcome: &Outcome) -> bool {
-    let rule = program.rules.get(outcome.rule.index());
-    matches!(outcome.verdict, Verdict::Deliver(_)) && rule.is_some_and(|rule| !rule.policing.passes_all())
 }
 
 /// The decisions of rules at run time, by the number of their action.

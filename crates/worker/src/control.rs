@@ -209,7 +209,7 @@ impl WorkerControl {
         self.publish_shared(&SharedStage::without_sinks(stage))
     }
 
-    /// Publishes as [`WorkerControl::publish`] does, with sinks, and with what all workers share.
+    /// Publishes as [`WorkerControl::publish`] does, with sinks. All workers share the stage.
     pub fn publish_shared(&self, SharedStage(stage): &SharedStage) -> Publication {
         match stage {
             PublishedStage::Begin(published) => {

@@ -47,6 +47,6 @@ pub use claims::{ClaimReport, ClaimTable};
 pub use error::{PRIVILEGES, XdpError};
 pub use program::{
     AttachMode, Attachment, ForwardingCounters, FrameTrial, MAX_CLAIMS, ProgramOptions, SteeringProgram,
-    Unserved, load,
+    Unserved, check_free, load,
 };
 pub use tree::Claim;

@@ -337,6 +337,20 @@ impl SteeringProgram {
     }
 }
 
+/// Refuses an interface that has an XDP program, before anything of it is changed. An interface that does
+/// not answer is left to [`SteeringProgram::attach`].
+///
+/// # Errors
+/// [`XdpError::Occupied`].
+pub fn check_free(interface: &str, index: u32) -> Result<(), XdpError> {
+    match attached_program(index) {
+        Ok(Some(program)) => {
+            Err(XdpError::Occupied { interface: interface.to_owned(), program: Some(program) })
+        }
+        Ok(None) | Err(_) => Ok(()),
+    }
+}
+
 /// The longest frame that [`SteeringProgram::leave_frame`] passes to the host: a page of 4096 bytes less what
 /// the kernel keeps in it beside the frame (`TEST_MAX_PKT_SIZE` in net/bpf/test_run.c; longer ones: EINVAL).
 const MAX_LEFT_BYTES: usize = 3408;

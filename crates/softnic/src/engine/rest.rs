@@ -23,8 +23,8 @@ use crate::state::{QpKind, QpState, State};
 /// Passes without work after which the thread sleeps. It does not call sched_yield(2), which in a loop keeps
 /// all threads of the core waiting (Linux kernel/sched/fair.c, `yield_task_fair`).
 const SPIN_PASSES: u32 = 256;
-/// The time between two looks at what the wires have lost, of an engine that sleeps.
-const LOSS_INTERVAL: Duration = Duration::from_millis(100);
+/// The time between two readings of the wires' counters, of an engine that sleeps.
+const COUNTER_INTERVAL: Duration = Duration::from_millis(100);
 /// Descriptors of wires that the engine waits for: one for each port.
 type Descriptors = ArrayVec<RawFd, MAX_PORTS>;
 const _: () = assert!(MAX_PORTS <= Wakeup::MAX_OTHERS);
@@ -36,8 +36,8 @@ pub(super) struct Rest<'n> {
     cell: &'n EngineCell,
     wakeup: &'n Wakeup,
     passes: u32,
-    /// When the losses of the wires were read last before a sleep.
-    losses_read: Instant,
+    /// When the counters of the wires were read last before a sleep.
+    counters_read: Instant,
 }
 
 /// When the wires want to be asked again.
@@ -52,7 +52,7 @@ struct Prospect {
 impl<'n> Rest<'n> {
     /// For the thread of the engine with this index.
     pub(super) fn new(nic: &'n NicShared, cell: &'n EngineCell, index: usize) -> Self {
-        Self { nic, index, cell, wakeup: &nic.wakeups[index], passes: 0, losses_read: Instant::now() }
+        Self { nic, index, cell, wakeup: &nic.wakeups[index], passes: 0, counters_read: Instant::now() }
     }
 
     /// To be called after each pass, with the frames that it has handled.
@@ -81,10 +81,10 @@ impl<'n> Rest<'n> {
             0..SPIN_PASSES => std::hint::spin_loop(),
             SPIN_PASSES.. => {
                 let naps = self.passes - SPIN_PASSES;
-                // There are few passes while it sleeps, and what they count would be late.
-                if self.losses_read.elapsed() >= LOSS_INTERVAL {
-                    self.losses_read = Instant::now();
-                    self.cell.lock().count_wire_losses(self.nic);
+                // There are few passes while it sleeps.
+                if self.counters_read.elapsed() >= COUNTER_INTERVAL {
+                    self.counters_read = Instant::now();
+                    self.cell.lock().read_wire_counters(self.nic);
                 }
                 let prospect = self.cell.lock().prospect(naps);
                 self.sleep(&prospect.descriptors, prospect.longest, naps);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use softnic::{Drive, Personality, PortConfig, SoftNic, SoftNicConfig};
-use wire::{Burst, RxFrame, TransmitError, Wire};
+use wire::{Burst, ReceiveCounters, RxFrame, TransmitError, Wire};
 
 /// Always has one more frame, and has lost as many as it is told.
 struct Flood {
@@ -31,8 +31,8 @@ impl Wire for Flood {
         1500
     }
 
-    fn losses(&self) -> u64 {
-        self.lost.load(Ordering::Relaxed)
+    fn receive_counters(&self) -> ReceiveCounters {
+        ReceiveCounters { lost: self.lost.load(Ordering::Relaxed), ..ReceiveCounters::default() }
     }
 }
 

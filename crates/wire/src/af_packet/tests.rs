@@ -147,7 +147,10 @@ fn frames_and_their_tags_pass_both_ways_and_own_frames_are_not_seen() {
         }
         send(&mut right, &frames[..1]);
         assert_eq!(receive(&mut left, 1)[0].0, frames[0], "the first frame that `left` sees is not its own");
-        assert_eq!((left.losses(), right.losses(), left.transmit_losses()), (0, 0, 0));
+        assert_eq!(
+            (left.receive_counters().lost, right.receive_counters().lost, left.transmit_losses()),
+            (0, 0, 0)
+        );
     });
 }
 
@@ -184,7 +187,7 @@ fn the_ring_goes_round_many_times_without_loss_or_mixing() {
             let received = receive(&mut right, frames.len());
             assert!(received.iter().map(|(bytes, ..)| bytes).eq(&frames), "round {round}");
         }
-        assert_eq!(right.losses(), 0);
+        assert_eq!(right.receive_counters().lost, 0);
     });
 }
 
@@ -199,12 +202,16 @@ fn frames_that_find_the_ring_full_are_counted_as_losses() {
         let sent = rounds * 1000;
         let start = Instant::now();
         let mut received = 0;
-        while received + right.losses() < sent {
+        while received + right.receive_counters().lost < sent {
             received += burst(&mut right).len() as u64;
-            assert!(start.elapsed() < PATIENCE, "{received} received, {} lost", right.losses());
+            assert!(
+                start.elapsed() < PATIENCE,
+                "{received} received, {} lost",
+                right.receive_counters().lost
+            );
         }
-        assert_eq!(received + right.losses(), sent);
-        assert!(right.losses() > 0, "the ring took {sent} frames");
+        assert_eq!(received + right.receive_counters().lost, sent);
+        assert!(right.receive_counters().lost > 0, "the ring took {sent} frames");
     });
 }
 
@@ -379,7 +386,10 @@ fn merged_frames_are_split_in_order_with_the_others() {
         // SAFETY: one entry; waits for at most a second.
         assert_eq!(unsafe { libc::poll(&raw mut polled, 1, 1000) }, 1, "a merged frame wakes too");
         receive(&mut right, 42);
-        assert_eq!((right.losses(), right.met_unsplittable, right.met_long), (0, false, false));
+        assert_eq!(
+            (right.receive_counters().lost, right.met_unsplittable, right.met_long),
+            (0, false, false)
+        );
         let unmerged = stream(1000);
         send(&mut left, std::slice::from_ref(&unmerged));
         assert_eq!(receive(&mut right, 1)[0].0, unmerged, "the same bytes as one frame");
@@ -464,7 +474,7 @@ fn the_ring_for_merged_frames_goes_round() {
             assert!(split.chunks(22).all(|segments| payload(segments) == merged[54..]));
         }
         assert_eq!(right.splits(), Splits { frames: 300, segments: 300 * 22 });
-        assert!(right.losses() == 0 && right.met_unsplittable);
+        assert!(right.receive_counters().lost == 0 && right.met_unsplittable);
     });
 }
 

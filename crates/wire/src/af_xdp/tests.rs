@@ -185,7 +185,7 @@ fn claimed_frames_leave_the_kernel_and_others_never_do() {
         assert!(burst(&mut wire).is_empty() && burst(&mut host).is_empty());
         let ForwardingCounters { passed, redirected, beyond_bounds, unserved } = wire.counters();
         assert_eq!((passed, redirected, beyond_bounds, unserved), (135, 45, 0, 0));
-        assert_eq!(wire.losses(), 0);
+        assert_eq!(wire.receive_counters().lost, 0);
     });
 }
 
@@ -205,7 +205,7 @@ fn frames_pass_the_rings_many_times_in_order() {
             send(&mut wire, &frames);
             assert_eq!(receive(&mut sender, 64), frames);
         }
-        assert_eq!((wire.losses(), wire.transmit_losses()), (0, 0));
+        assert_eq!((wire.receive_counters().lost, wire.transmit_losses()), (0, 0));
         assert_eq!(wire.sent(), 40 * 64);
     });
 }
@@ -237,7 +237,7 @@ fn frames_beyond_the_ring_are_counted_as_lost() {
         let frames: Vec<Vec<u8>> = (0..1000).map(|number| frame(number, 9, 60).build()).collect();
         send(&mut sender, &frames);
         let mut patience = Patience::new(PATIENCE);
-        while wire.counters().redirected + wire.losses() < 1000 {
+        while wire.counters().redirected + wire.receive_counters().lost < 1000 {
             assert!(!patience.is_over(), "{:?}", wire.counters());
         }
         let mut received = 0;
@@ -249,7 +249,7 @@ fn frames_beyond_the_ring_are_counted_as_lost() {
             }
         }
         assert!(received >= RING_FRAMES as usize && received < 1000);
-        assert_eq!(received as u64 + wire.losses(), 1000);
+        assert_eq!(received as u64 + wire.receive_counters().lost, 1000);
     });
 }
 
@@ -271,14 +271,25 @@ fn offloads_are_off_while_they_are_held() {
         let active = || offloads::of_features(questions.as_fd(), "right").unwrap();
         let before = active();
         assert!(before.len() >= 2, "{before:?}");
-        let own = questions.try_clone().unwrap();
-        let held = SwitchedOff::hold(own, "right", &before).unwrap();
+        let interface = |name| Interface::find(name).unwrap();
+        let mut disabled = DisabledOffloads::none(question_socket("right").unwrap());
+        disabled.disable_these(&interface("right"), &before).unwrap();
         assert_eq!(active(), []);
-        assert!(held.options().contains("rxvlan off"), "{}", held.options());
+        // They stay off for the same interface, and are off already.
+        disabled.disable_these(&interface("right"), &[]).unwrap();
+        let command = disabled.undo_command("right").unwrap();
+        assert!(command.starts_with("ethtool -K right rxvlan on"), "{command}");
         ip("link set right down").unwrap();
         ip("link set right name other").unwrap();
-        drop(held);
+        drop(disabled);
         assert_eq!(offloads::of_features(questions.as_fd(), "other").unwrap(), before);
+        ip("link set other up").unwrap();
+        // Another interface in its place keeps its own.
+        let mut disabled = DisabledOffloads::none(question_socket("other").unwrap());
+        disabled.disable_these(&interface("other"), &before).unwrap();
+        disabled.disable_these(&interface("left"), &[]).unwrap();
+        drop(disabled);
+        assert_eq!(offloads::of_features(questions.as_fd(), "other").unwrap(), []);
     });
 }
 

@@ -4,9 +4,10 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
+use packet::MacAddr;
 use rustix::net::netdevice;
 
-use super::interface_request;
+use super::{Interface, interface_request, mac_of};
 
 const SIOCETHTOOL: libc::Ioctl = 0x8946;
 const ETHTOOL_GDRVINFO: u32 = 0x03;
@@ -78,66 +79,111 @@ pub(crate) fn problem(interface: &str, active: &[ActiveOffload]) -> Option<Strin
             listed(&mut fixed)
         ));
     }
-    let options: Vec<_> = active.iter().map(|one| format!("{} off", one.offload.option)).collect();
+    let offloads: Vec<Offload> = active.iter().map(|one| one.offload).collect();
     (!active.is_empty()).then(|| {
         format!(
-            "its offloads hide parts of packets from XDP ({}): `ethtool -K {interface} {}`",
-            listed(&mut active.iter().map(|one| one.offload)),
-            options.join(" ")
+            "its offloads hide parts of packets from XDP ({}): `{}`",
+            listed(&mut offloads.iter().copied()),
+            command(interface, &offloads, "off")
         )
     })
 }
 
-/// Offloads of an interface that are off as long as this exists.
+/// The offloads that were switched off, and are switched on again when this is dropped.
 #[derive(Debug)]
-pub(crate) struct SwitchedOff {
+pub(crate) struct DisabledOffloads {
     questions: OwnedFd,
+    held: Option<HeldOffloads>,
+}
+
+/// The offloads of one interface.
+#[derive(Debug)]
+struct HeldOffloads {
     index: u32,
+    /// Tells the interface from another one that has got its number.
+    mac: MacAddr,
     offloads: Vec<Offload>,
 }
 
-impl SwitchedOff {
-    /// Switches these offloads off.
-    ///
-    /// # Errors
-    /// The problem, if one of them is still on, with the remedy.
-    pub(crate) fn hold(
-        questions: OwnedFd,
-        interface: &str,
-        active: &[ActiveOffload],
-    ) -> Result<Self, String> {
-        let offloads: Vec<Offload> =
-            active.iter().filter(|one| !one.is_fixed).map(|one| one.offload).collect();
-        let index = netdevice::name_to_index(&questions, interface).map_err(|error| error.to_string())?;
-        let switched = switch(questions.as_fd(), interface, &offloads, false);
-        // From here on they are switched on again, whatever comes.
-        let held = Self { questions, index, offloads };
-        let is_meant = |one: &ActiveOffload| active.iter().any(|meant| meant.offload == one.offload);
-        let mut left = of_features(held.questions.as_fd(), interface).unwrap_or_default();
-        left.retain(is_meant);
-        match (problem(interface, &left), switched) {
-            (Some(problem), Err(error)) => Err(format!("{problem} (steerd may not: {error})")),
-            (Some(problem), Ok(())) => Err(problem),
-            (None, _) => Ok(held),
-        }
+impl DisabledOffloads {
+    /// None yet. The socket answers questions.
+    pub(crate) fn none(questions: OwnedFd) -> Self {
+        Self { questions, held: None }
     }
 
-    /// The options of `ethtool -K` that were changed.
-    pub(crate) fn options(&self) -> String {
-        let options: Vec<_> = self.offloads.iter().map(|one| format!("{} off", one.option)).collect();
-        options.join(" ")
+    /// Switches the offloads off that hide parts of packets. Those of another interface are forgotten: this
+    /// one has taken its place.
+    ///
+    /// # Errors
+    /// The problem, if one of them cannot be switched off, with the remedy.
+    pub(crate) fn disable(&mut self, interface: &Interface) -> Result<(), String> {
+        let active = active(self.questions.as_fd(), &interface.name);
+        self.disable_these(interface, &active)
+    }
+
+    /// Switches these offloads of an interface off.
+    pub(crate) fn disable_these(
+        &mut self,
+        interface: &Interface,
+        active: &[ActiveOffload],
+    ) -> Result<(), String> {
+        let Interface { name, index, mac, .. } = interface;
+        let index = index.cast_unsigned();
+        self.held = self.held.take().filter(|held| held.mac == *mac);
+        if let Some(held) = &mut self.held {
+            held.index = index;
+        }
+        if active.iter().any(|one| one.is_fixed) {
+            return problem(name, active).map_or(Ok(()), Err);
+        }
+        if active.is_empty() {
+            return Ok(());
+        }
+        // From here on they are switched on again, whatever comes.
+        let held = self.held.get_or_insert(HeldOffloads { index, mac: *mac, offloads: Vec::new() });
+        held.offloads.extend(active.iter().map(|one| one.offload));
+        let switched = switch(self.questions.as_fd(), name, &held.offloads, false);
+        let mut left = of_features(self.questions.as_fd(), name)
+            .map_err(|error| format!("its offloads cannot be read after they were switched off: {error}"))?;
+        left.retain(|one| held.offloads.contains(&one.offload));
+        let problem = problem(name, &left).map(|problem| match switched {
+            Ok(()) => problem,
+            Err(error) => format!("{problem} (steerd could not switch them off: {error})"),
+        });
+        problem.map_or(Ok(()), Err)
+    }
+
+    /// The command that switches them on again; `None`: nothing was switched off.
+    pub(crate) fn undo_command(&self, interface: &str) -> Option<String> {
+        self.held.as_ref().map(|held| command(interface, &held.offloads, "on"))
     }
 }
 
-impl Drop for SwitchedOff {
+impl Drop for DisabledOffloads {
     fn drop(&mut self) {
-        // Without the interface, or the capability, there is nothing to be done.
-        let Ok(interface) = netdevice::index_to_name(&self.questions, self.index) else { return };
-        if let Err(error) = switch(self.questions.as_fd(), &interface, &self.offloads, true) {
-            let options = self.options();
-            tracing::warn!(interface, "offloads cannot be switched on again ({options}): {error}");
+        let Some(HeldOffloads { index, mac, offloads }) = &self.held else { return };
+        let questions = self.questions.as_fd();
+        // Without the interface there is nothing to be done.
+        let Ok(name) = netdevice::index_to_name(questions, *index) else { return };
+        if !mac_of(questions, &name).is_ok_and(|known| known == *mac) {
+            return;
+        }
+        let switched = switch(questions, &name, offloads, true);
+        let are_on = of_features(questions, &name).is_ok_and(|active| {
+            offloads.iter().all(|offload| active.iter().any(|one| one.offload == *offload))
+        });
+        if !are_on {
+            let error = switched.err().map(|error| format!(" ({error})")).unwrap_or_default();
+            let remedy = command(&name, offloads, "on");
+            tracing::warn!(interface = %name, "offloads are not on again{error}: `{remedy}`");
         }
     }
+}
+
+/// The command that switches offloads on or off.
+fn command(interface: &str, offloads: &[Offload], state: &str) -> String {
+    let options: Vec<_> = offloads.iter().map(|one| format!("{} {state}", one.option)).collect();
+    format!("ethtool -K {interface} {}", options.join(" "))
 }
 
 /// Switches offloads on or off.
@@ -220,7 +266,8 @@ fn ask(socket: BorrowedFd<'_>, interface: &str, words: &mut [u32]) -> io::Result
     // constant of the running kernel that the caller just asked for; at most the number in the second
     // word for `ETHTOOL_GFEATURES`.
     let rc = unsafe { libc::ioctl(socket.as_raw_fd(), SIOCETHTOOL, &raw mut request) };
-    // More than 0: the kernel keeps a wish that it cannot fulfil (`ETHTOOL_F_WISH`).
+    // More than 0 are flags of `ETHTOOL_SFEATURES`: it has not, or not yet, done what was asked, which the
+    // callers see by reading.
     if rc >= 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 

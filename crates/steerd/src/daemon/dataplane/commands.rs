@@ -96,6 +96,8 @@ impl Commands {
     /// [`Error::Stopping`]: the daemon is ending; [`Error::DataplaneDied`]: the installation has panicked.
     pub(crate) fn install(&self, compiled: Compiled, cause: Cause) -> Result<FlowChanges, Error> {
         let (done, result) = channel::bounded(1);
+        // On the thread of the caller: the one that carries commands out has others to look after.
+        compiled.program.make_indexes();
         self.commands.send(Command::Install { compiled, cause, done }).map_err(|_| Error::Stopping)?;
         result.recv().map_err(|_| Error::DataplaneDied)?
     }
