@@ -24,12 +24,8 @@ fn going_down_and_up_is_noticed() {
         ip("link set right up").unwrap();
         until(WireState::Live, &mut right);
         until(WireState::Live, &mut left);
-        let start = Instant::now();
         let bytes = frame(1, 60).build();
-        while burst(&mut right).is_empty() {
-            send(&mut left, std::slice::from_ref(&bytes));
-            assert!(start.elapsed() < PATIENCE);
-        }
+        send_until_received(&mut left, &mut right, &bytes);
         ip("link set left down").unwrap();
         // The state may be older than the interface's: the frame is lost, and said to be.
         if left.transmit(&bytes).is_ok() {
@@ -66,10 +62,21 @@ fn a_renamed_interface_goes_on() {
         ip("link set other up").unwrap();
         until(WireState::Live, &mut right);
         until(WireState::Live, &mut left);
-        let bytes = frame(1, 60).build();
-        send(&mut left, std::slice::from_ref(&bytes));
-        assert_eq!(receive(&mut right, 1)[0].0, bytes);
+        send_until_received(&mut left, &mut right, &frame(1, 60).build());
     });
+}
+
+/// Sends a frame again until it arrives: an interface that is up may still drop what it is to send, because
+/// the kernel starts its queue a moment later (net/core/link_watch.c, `linkwatch_do_dev`).
+fn send_until_received(from: &mut AfPacketWire, to: &mut AfPacketWire, bytes: &Vec<u8>) {
+    let start = Instant::now();
+    loop {
+        send(from, std::slice::from_ref(bytes));
+        if let Some((received, ..)) = burst(to).first() {
+            return assert_eq!(received, bytes);
+        }
+        assert!(start.elapsed() < PATIENCE);
+    }
 }
 
 /// Makes the veth pair anew, with another MTU.
