@@ -6,7 +6,7 @@
 //! Writes `target/bench/policy.tsv` and, with `STEERD_BENCH_PLOT=1`, `docs/explanation/policy-cost.svg`.
 #![forbid(unsafe_code)]
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io::{Read as _, Write as _};
 use std::path::{Path, PathBuf};
@@ -38,6 +38,7 @@ const MEGABYTES_MAX: f64 = 500.0;
 const FIRMWARE_FLOWS_PER_SECOND: u32 = 5_000;
 /// The core of all measurements; child processes inherit the affinity.
 const CORE: usize = 1;
+
 /// The allocator of the daemon.
 #[global_allocator]
 static HEAP: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
@@ -212,17 +213,14 @@ fn print_small_change(set: &RuleSet) {
         rig.install(&compiled(&policy, &rig));
         rig.nic.set_flow_rate(flow_rate);
         let (mut times, mut flows) = (Vec::new(), 0);
-        // The daemon frees the program before after its answer.
-        let mut programs = VecDeque::new();
+        // No change frees a program: the daemon does it after its answer.
+        let mut programs = Vec::new();
         for policy in [&changed, &policy].into_iter().cycle().take(CHANGES) {
             let program = compiled(policy, &rig);
             let begun = Instant::now();
             let FlowChanges { installed, removed, .. } = rig.install(&program);
             times.push(begun.elapsed().as_secs_f64() * 1e3);
-            programs.push_back(program);
-            if programs.len() > 4 {
-                programs.pop_front();
-            }
+            programs.push(program);
             flows = flows.max(installed + removed);
         }
         let (time, indexing) = (median(times), median(indexing));

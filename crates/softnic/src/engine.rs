@@ -120,7 +120,7 @@ struct EnginePort {
     takes_away: bool,
     /// The merged frames that the wire split so far.
     splits: Splits,
-    /// What the wire has counted so far.
+    /// The counters of the wire as they were read last.
     received: ReceiveCounters,
     transmit_losses: u64,
     /// The lost frames that are still counted as sent.

@@ -83,7 +83,7 @@ pub struct AfXdpWire {
     /// Until somebody takes it.
     claims: Option<ClaimTable>,
     attached: Attached,
-    /// Of the interface; switched on again when the program is detached.
+    /// The offloads of the interface that are off; they are switched on again after the program is detached.
     disabled: DisabledOffloads,
     state: WireState,
     /// The interface was removed, and is looked for.
@@ -163,7 +163,8 @@ fn packet_bytes(interface: &Interface) -> usize {
 }
 
 impl Attached {
-    /// Opens a socket for each queue of the interface.
+    /// Opens a socket for each queue of the interface, and switches off what hides parts of packets from the
+    /// program.
     fn open(config: &AfXdpConfig, disabled: &mut DisabledOffloads) -> Result<Self, WireError> {
         let interface = Interface::find(&config.interface)?;
         let refused = |problem| WireError::InterfaceSetting { interface: interface.name.clone(), problem };
@@ -285,7 +286,6 @@ impl AfXdpWire {
     /// Which interface, and why: unknown, down, not permitted, a longer MTU than fits, another XDP program.
     pub fn open(config: &AfXdpConfig) -> Result<Self, WireError> {
         // The interface first: its errors are more frequent, and loading takes some 100 ms.
-        Interface::find(&config.interface)?;
         let mut disabled = DisabledOffloads::none(question_socket(&config.interface)?);
         let mut attached = Attached::open_free(config, &mut disabled)?;
         let (program, claims) = match config.mode {

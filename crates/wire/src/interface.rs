@@ -35,17 +35,14 @@ impl Interface {
             rustix::io::Errno::NODEV => WireError::UnknownInterface { interface: interface() },
             error => failed(name, "SIOCGIFINDEX", error.into()),
         })?;
-        let ask = |what, operation| {
-            request(socket.as_fd(), name, what).map_err(|error| failed(name, operation, error))
-        };
-
         let (hardware_type, mac) =
             address_of(socket.as_fd(), name).map_err(|error| failed(name, "SIOCGIFHWADDR", error))?;
         if ![libc::ARPHRD_ETHER, libc::ARPHRD_LOOPBACK].contains(&hardware_type) {
             return Err(WireError::NotEthernet { interface: interface(), hardware_type });
         }
 
-        let answer = ask(libc::SIOCGIFMTU, "SIOCGIFMTU")?;
+        let answer = request(socket.as_fd(), name, libc::SIOCGIFMTU)
+            .map_err(|error| failed(name, "SIOCGIFMTU", error))?;
         // SAFETY: SIOCGIFMTU succeeded, so the kernel filled this member of the union.
         let mtu = unsafe { answer.ifr_ifru.ifru_mtu };
         let flags = flags(socket.as_fd(), name).map_err(|error| failed(name, "SIOCGIFFLAGS", error))?;

@@ -81,12 +81,15 @@ impl<'n> Rest<'n> {
             0..SPIN_PASSES => std::hint::spin_loop(),
             SPIN_PASSES.. => {
                 let naps = self.passes - SPIN_PASSES;
-                // There are few passes while it sleeps.
-                if self.counters_read.elapsed() >= COUNTER_INTERVAL {
-                    self.counters_read = Instant::now();
-                    self.cell.lock().read_wire_counters(self.nic);
-                }
-                let prospect = self.cell.lock().prospect(naps);
+                let prospect = {
+                    let mut engine = self.cell.lock();
+                    // An engine that sleeps makes few passes, so their number is no measure of time.
+                    if self.counters_read.elapsed() >= COUNTER_INTERVAL {
+                        self.counters_read = Instant::now();
+                        engine.read_wire_counters(self.nic);
+                    }
+                    engine.prospect(naps)
+                };
                 self.sleep(&prospect.descriptors, prospect.longest, naps);
             }
         }

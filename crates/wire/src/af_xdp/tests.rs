@@ -263,7 +263,7 @@ fn wrong_frames_are_refused() {
     });
 }
 
-/// Those of a veth hide nothing, and can be switched.
+/// The offloads of a veth hide nothing, but they can be switched.
 #[test]
 fn offloads_are_off_while_they_are_held() {
     in_namespace("offloads", |_mode| {
@@ -278,6 +278,8 @@ fn offloads_are_off_while_they_are_held() {
         // They stay off for the same interface, and are off already.
         disabled.disable_these(&interface("right"), &[]).unwrap();
         let command = disabled.undo_command("right").unwrap();
+        disabled.disable_these(&interface("right"), &before).unwrap();
+        assert_eq!(disabled.undo_command("right").unwrap(), command, "each is named once");
         assert!(command.starts_with("ethtool -K right rxvlan on"), "{command}");
         ip("link set right down").unwrap();
         ip("link set right name other").unwrap();

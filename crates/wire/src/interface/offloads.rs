@@ -141,7 +141,11 @@ impl DisabledOffloads {
         }
         // From here on they are switched on again, whatever comes.
         let held = self.held.get_or_insert(HeldOffloads { index, mac: *mac, offloads: Vec::new() });
-        held.offloads.extend(active.iter().map(|one| one.offload));
+        for ActiveOffload { offload, .. } in active {
+            if !held.offloads.contains(offload) {
+                held.offloads.push(*offload);
+            }
+        }
         let switched = switch(self.questions.as_fd(), name, &held.offloads, false);
         let mut left = of_features(self.questions.as_fd(), name)
             .map_err(|error| format!("its offloads cannot be read after they were switched off: {error}"))?;
