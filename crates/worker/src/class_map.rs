@@ -15,8 +15,6 @@ pub(crate) const TABLES_MAX: usize = 2;
 pub(crate) struct ClassMap {
     /// Of a number that both have, the class of the first counts.
     tables: [Option<Arc<ClassTable>>; TABLES_MAX],
-    /// The entries, by class.
-    entries: Box<[Entry]>,
     /// The first table that has a class for packets without a tag.
     untagged: Option<(usize, ClassId)>,
     /// Whether a program lets rules at run time decide packets.
@@ -27,28 +25,19 @@ impl ClassMap {
     pub(crate) fn new(tables: [Option<Arc<ClassTable>>; TABLES_MAX]) -> Self {
         let present =
             || tables.iter().enumerate().filter_map(|(place, table)| Some((place, table.as_deref()?)));
-        let classes = present().map(|(_, table)| table.entries().len()).max().unwrap_or(0);
-        let mut entries = vec![Entry::NONE; classes];
-        for (place, table) in present().rev() {
-            for (entry, own) in entries.iter_mut().zip(table.entries()) {
-                if let Some(own) = own {
-                    // Two tables at most.
-                    *entry = Entry { table: place as u32, ..*own };
-                }
-            }
-        }
         let untagged = present().find_map(|(place, table)| Some((place, table.program().untagged?)));
         let allows_rules_at_run_time = present().any(|(_, table)| table.allows_rules_at_run_time());
-        Self { entries: entries.into_boxed_slice(), untagged, allows_rules_at_run_time, tables }
+        Self { untagged, allows_rules_at_run_time, tables }
     }
 
-    /// The entries, by class.
+    /// The entries of the program in force, by class. The other one's are not there: few packets are of a
+    /// class that only that one has, while one program replaces another.
     #[inline]
     pub(crate) fn entries(&self) -> &[Entry] {
-        &self.entries
+        self.tables[0].as_deref().map_or(&[], ClassTable::entries)
     }
 
-    /// The tables by their place in entries.
+    /// The tables by their place.
     #[inline]
     pub(crate) fn tables(&self) -> [Option<&ClassTable>; TABLES_MAX] {
         self.tables.each_ref().map(Option::as_deref)
@@ -60,10 +49,9 @@ impl ClassMap {
     }
 
     /// The table that decides on a class, and its place.
-    #[inline]
     pub(crate) fn table_of(&self, class: ClassId) -> Option<(usize, &ClassTable)> {
-        let place = self.entries.get(class.index())?.table as usize;
-        Some((place, self.tables.get(place)?.as_deref()?))
+        let tables = self.tables().into_iter().enumerate();
+        tables.filter_map(|(place, table)| Some((place, table?))).find(|(_, table)| table.has(class))
     }
 
     /// The class of packets without a tag, and the table that decides on them. Such packets do not tell which

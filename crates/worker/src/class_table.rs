@@ -49,8 +49,6 @@ pub(crate) struct Entry {
     pub(crate) tally: u32,
     /// Index of their sinks ([`SinkMap::place`]).
     pub(crate) sinks: u32,
-    /// The place of their table in a [`ClassMap`](crate::class_map::ClassMap).
-    pub(crate) table: u32,
 }
 
 /// Beyond every row and every map.
@@ -59,8 +57,65 @@ const NONE: u32 = u32::MAX;
 const NO_OUTCOME: Outcome = Outcome { rule: RuleId(u32::MAX), verdict: Verdict::Drop };
 
 impl Entry {
-    /// Of a class that no table has.
-    pub(crate) const NONE: Self = Self { outcome: NO_OUTCOME, tally: NONE, sinks: NONE, table: NONE };
+    /// Of a class that the program does not have, or that is not exact.
+    const NONE: Self = Self { outcome: NO_OUTCOME, tally: NONE, sinks: NONE };
+}
+
+/// Where the tallies of a rule are in a row: side by side, one for each disposition that its packets can
+/// have.
+#[derive(Clone, Copy, Debug, Default)]
+struct RuleTallies {
+    first: u32,
+    /// One bit for each disposition.
+    dispositions: u8,
+}
+
+impl RuleTallies {
+    fn bit(disposition: Disposition) -> u8 {
+        1 << disposition as u8
+    }
+
+    fn add(&mut self, disposition: Disposition) {
+        self.dispositions |= Self::bit(disposition);
+    }
+
+    fn place(self, disposition: Disposition) -> Option<u32> {
+        let bit = Self::bit(disposition);
+        let before = (self.dispositions & (bit - 1)).count_ones();
+        (self.dispositions & bit != 0).then_some(self.first + before)
+    }
+
+    /// The dispositions with their places.
+    fn places(self) -> impl Iterator<Item = (Disposition, usize)> {
+        let has = move |disposition: &Disposition| self.dispositions & Self::bit(*disposition) != 0;
+        Disposition::ALL.into_iter().filter(has).zip(self.first as usize..)
+    }
+}
+
+/// The places of all tallies of a program.
+#[derive(Debug)]
+struct TallyPlaces {
+    /// By rule; behind them, those of all rules at run time.
+    rules: Box<[RuleTallies]>,
+    /// How many there are.
+    len: usize,
+}
+
+impl TallyPlaces {
+    /// By rule, the dispositions.
+    fn new(mut rules: Vec<RuleTallies>) -> Self {
+        let mut len = 0;
+        for tallies in &mut rules {
+            tallies.first = len;
+            len += tallies.dispositions.count_ones();
+        }
+        Self { rules: rules.into(), len: len as usize }
+    }
+
+    /// The place for a rule beyond the program or a disposition that it cannot have is beyond every row.
+    fn of(&self, rule: RuleId, disposition: Disposition) -> u32 {
+        self.rules.get(rule.index()).and_then(|tallies| tallies.place(disposition)).unwrap_or(NONE)
+    }
 }
 
 /// A program as workers get it: its decisions on classes, and its sinks. It is made once for all workers.
@@ -68,29 +123,31 @@ impl Entry {
 pub(crate) struct PublishedProgram {
     program: Arc<Program>,
     sinks: Arc<SinkMap>,
-    /// The entries, by class; `None`: the program has no such class.
-    entries: Box<[Option<Entry>]>,
+    /// The entries, by class.
+    entries: Box<[Entry]>,
     /// The lookups, by class.
     lookups: Box<[Lookup]>,
-    /// The dispositions that a rule's classes can have, by rule: snapshots have them even at zero.
-    possible: Box<[[bool; Disposition::ALL.len()]]>,
+    places: TallyPlaces,
     /// By number of the action, the decision on packets that a rule at run time with that action decides.
     runtime: Box<[Option<Entry>]>,
+    /// Whether there is a rule of which not all packets are let through.
+    has_policed_rules: bool,
 }
 
 impl PublishedProgram {
     fn new(program: Arc<Program>, sinks: Arc<SinkMap>) -> Self {
         program.make_indexes();
         let lookups = program.classes.iter().map(|class| Lookup::of(class.as_ref())).collect();
-        let possible = possible(&program, sinks.returns());
-        let rules = program.rules.len();
+        let places = TallyPlaces::new(rule_tallies(&program, sinks.returns()));
         let of_class = |class: &Class| match &class.decide {
-            Decide::Exact(outcome) if !program.is_policed(outcome) => entry(rules, &sinks, outcome),
+            Decide::Exact(outcome) if !program.is_policed(outcome) => entry(&places, &sinks, outcome),
             _ => Entry::NONE,
         };
-        let entries = program.classes.iter().map(|class| class.as_ref().map(of_class)).collect();
-        let runtime = runtime_entries(&program, &sinks);
-        Self { program, sinks, entries, lookups, possible, runtime }
+        let entries =
+            program.classes.iter().map(|class| class.as_ref().map_or(Entry::NONE, of_class)).collect();
+        let runtime = runtime_entries(&program, &places, &sinks);
+        let has_policed_rules = program.rules.iter().any(|rule| !rule.policing.passes_all());
+        Self { program, sinks, entries, lookups, places, runtime, has_policed_rules }
     }
 }
 
@@ -138,23 +195,30 @@ impl SharedStage {
 pub(crate) struct ClassTable {
     published: Arc<PublishedProgram>,
     policers: Policers,
-    /// One tally per rule and disposition: `rule * Disposition::ALL.len() + disposition`; behind the rules
-    /// those of all rules at run time.
+    /// The tallies, by [`TallyPlaces`].
     pub(crate) tallies: TallyRow,
 }
 
 impl ClassTable {
     /// A table of a worker for a program with all counters at zero.
     pub(crate) fn new(published: Arc<PublishedProgram>, worker: WorkerId) -> Self {
-        let program = &published.program;
-        let tallies = TallyRow::new((program.rules.len() + 1) * Disposition::ALL.len());
-        let policers = Policers::of(program, worker);
+        let tallies = TallyRow::new(published.places.len);
+        let policers = match published.has_policed_rules {
+            true => Policers::of(&published.program, worker),
+            false => Policers::default(),
+        };
         Self { published, policers, tallies }
     }
 
-    /// The entries, by class; `None`: the program has no such class.
-    pub(crate) fn entries(&self) -> &[Option<Entry>] {
+    /// The entries of exact classes whose rules let all packets through, by class.
+    #[inline]
+    pub(crate) fn entries(&self) -> &[Entry] {
         &self.published.entries
+    }
+
+    /// Whether the program has the class.
+    pub(crate) fn has(&self, class: ClassId) -> bool {
+        self.published.program.class(class).is_some()
     }
 
     /// The sinks of the program.
@@ -164,7 +228,7 @@ impl ClassTable {
 
     /// The decision on packets with this outcome that are let through.
     fn entry(&self, outcome: &Outcome) -> Entry {
-        entry(self.published.possible.len(), self.sinks(), outcome)
+        entry(&self.published.places, self.sinks(), outcome)
     }
 
     /// The decision on a packet with this outcome, which may be one that its rule does not let through.
@@ -174,7 +238,7 @@ impl ClassTable {
             None => self.entry(&outcome),
             Some(disposition) => {
                 let outcome = Outcome { verdict: Verdict::Drop, ..outcome };
-                entry_of(self.published.possible.len(), self.sinks(), &outcome, disposition)
+                entry_of(&self.published.places, self.sinks(), &outcome, disposition)
             }
         }
     }
@@ -234,62 +298,59 @@ impl ClassTable {
 
     /// Every rule with each disposition that its classes can have or that was counted.
     pub(crate) fn rows(&self) -> impl Iterator<Item = (&str, Disposition, Traffic)> {
-        const NONE: [bool; Disposition::ALL.len()] = [false; Disposition::ALL.len()];
-        let PublishedProgram { program, possible, .. } = &*self.published;
-        let names = program.rules.iter().map(|rule| rule.name.as_str());
-        let rules = names.zip(possible).chain([(RUNTIME_RULES, &NONE)]);
-        rules.enumerate().flat_map(move |(index, (name, possible))| {
-            Disposition::ALL.into_iter().filter_map(move |disposition| {
-                let place = index * Disposition::ALL.len() + disposition as usize;
-                let traffic = self.tallies.at(place).map(Tally::read).unwrap_or_default();
-                let shown = possible[disposition as usize] || traffic.packets > 0;
-                shown.then_some((name, disposition, traffic))
+        let PublishedProgram { program, places, .. } = &*self.published;
+        let names = program.rules.iter().map(|rule| rule.name.as_str()).chain([RUNTIME_RULES]);
+        names.zip(&places.rules).flat_map(move |(name, tallies)| {
+            tallies.places().filter_map(move |(disposition, place)| {
+                let traffic = self.tallies.at(place).map(Tally::read)?;
+                (name != RUNTIME_RULES || traffic.packets > 0).then_some((name, disposition, traffic))
             })
         })
     }
 }
 
 /// The decisions of rules at run time, by the number of their action.
-fn runtime_entries(program: &Program, sinks: &SinkMap) -> Box<[Option<Entry>]> {
-    let rules = program.rules.len();
+fn runtime_entries(program: &Program, places: &TallyPlaces, sinks: &SinkMap) -> Box<[Option<Entry>]> {
+    let rule = RuleId::of(program.rules.len());
     let actions = program.runtime.iter().flat_map(|RuntimeRules { actions, .. }| actions).enumerate();
     let entries = actions.map(|(number, action)| {
-        let outcome = Outcome { rule: RuleId::of(rules), verdict: action.as_ref()?.verdict };
-        let disposition = Disposition::of(outcome.verdict, sinks.returns());
-        let tally = u32::try_from(rules * Disposition::ALL.len() + disposition as usize).ok()?;
+        let outcome = Outcome { rule, verdict: action.as_ref()?.verdict };
+        let tally = places.of(rule, Disposition::of(outcome.verdict, sinks.returns()));
         let sinks = u32::try_from(sinks.place_of_action(number, outcome.verdict)).ok()?;
-        Some(Entry { outcome, tally, sinks, ..Entry::NONE })
+        Some(Entry { outcome, tally, sinks })
     });
     entries.collect()
 }
 
-/// The decision on packets with this outcome, of a program with this many rules.
-fn entry(rules: usize, sinks: &SinkMap, outcome: &Outcome) -> Entry {
-    entry_of(rules, sinks, outcome, Disposition::of(outcome.verdict, sinks.returns()))
+/// The decision on packets with this outcome that are let through.
+fn entry(places: &TallyPlaces, sinks: &SinkMap, outcome: &Outcome) -> Entry {
+    entry_of(places, sinks, outcome, Disposition::of(outcome.verdict, sinks.returns()))
 }
 
 #[inline]
-fn entry_of(rules: usize, sinks: &SinkMap, outcome: &Outcome, disposition: Disposition) -> Entry {
-    let rule = Some(outcome.rule.index()).filter(|&rule| rule < rules);
-    let place = |rule| rule * Disposition::ALL.len() + disposition as usize;
-    let tally = rule.and_then(|rule| u32::try_from(place(rule)).ok());
+fn entry_of(places: &TallyPlaces, sinks: &SinkMap, outcome: &Outcome, disposition: Disposition) -> Entry {
+    let tally = places.of(outcome.rule, disposition);
     let sinks = u32::try_from(sinks.place(outcome)).unwrap_or(NONE);
-    Entry { outcome: *outcome, tally: tally.unwrap_or(NONE), sinks, ..Entry::NONE }
+    Entry { outcome: *outcome, tally, sinks }
 }
 
-/// The dispositions that each rule's classes can have. The steps of many classes are of one list, which is
-/// read once.
-fn possible(program: &Program, returns: bool) -> Box<[[bool; Disposition::ALL.len()]]> {
-    let mut possible = vec![[false; Disposition::ALL.len()]; program.rules.len()];
+/// The tallies of each rule: those of the dispositions that its classes can have, which snapshots have even at
+/// zero. The steps of many classes are of one list, which is read once.
+fn rule_tallies(program: &Program, returns: bool) -> Vec<RuleTallies> {
+    let mut tallies = vec![RuleTallies::default(); program.rules.len()];
     let mut note = |outcome: &Outcome| {
-        if let Some(rule) = possible.get_mut(outcome.rule.0 as usize) {
-            rule[Disposition::of(outcome.verdict, returns) as usize] = true;
+        if let Some(rule) = tallies.get_mut(outcome.rule.index()) {
+            rule.add(Disposition::of(outcome.verdict, returns));
             let policing = match outcome.verdict {
                 Verdict::Deliver(_) => program.rules[outcome.rule.index()].policing,
                 _ => Policing::default(),
             };
-            rule[Disposition::RateLimited as usize] |= policing.limit.is_some();
-            rule[Disposition::NotSampled as usize] |= policing.sample > 1;
+            if policing.limit.is_some() {
+                rule.add(Disposition::RateLimited);
+            }
+            if policing.sample > 1 {
+                rule.add(Disposition::NotSampled);
+            }
         }
     };
     // By list, the places of the steps that some class has.
@@ -310,5 +371,8 @@ fn possible(program: &Program, returns: bool) -> Box<[[bool; Disposition::ALL.le
         let steps = list.steps().iter().enumerate().filter(|(place, _)| has(*place));
         steps.for_each(|(_, step)| note(&step.outcome));
     }
-    possible.into_boxed_slice()
+    let mut at_run_time = RuleTallies::default();
+    Disposition::ALL.into_iter().for_each(|disposition| at_run_time.add(disposition));
+    tallies.push(at_run_time);
+    tallies
 }

@@ -111,11 +111,12 @@ impl Classifier {
             Some(map) => (map.entries(), map.tables().map(View::of)),
             None => (&[][..], [View::of(None); TABLES_MAX]),
         };
+        let in_force = views[0];
         // Out of the batch for the loop, which adds to the batch.
         let packets = std::mem::take(&mut batch.packets);
         for (index, packet) in packets.iter().enumerate() {
-            if let Some((view, entry, tally)) = find(entries, &views, packet.tag) {
-                view.count_and_decide(entry, tally, index, packet.bytes, all, batch);
+            if let Some((entry, tally)) = find(entries, &in_force, packet.tag) {
+                in_force.count_and_decide(entry, tally, index, packet.bytes, all, batch);
             } else if let Some((table, entry)) = self.resolve(packet, batch, pool, stats, now) {
                 let view = &views[table];
                 match view.tallies.get(entry.tally as usize) {
@@ -302,13 +303,8 @@ impl<'t> View<'t> {
 
 /// Finds the decision on packets of an exact class, and where they are counted.
 #[inline]
-fn find<'v, 't>(
-    entries: &'t [Entry],
-    views: &'v [View<'t>; TABLES_MAX],
-    tag: u32,
-) -> Option<(&'v View<'t>, &'t Entry, &'t Tally)> {
+fn find<'t>(entries: &'t [Entry], view: &View<'t>, tag: u32) -> Option<(&'t Entry, &'t Tally)> {
     // Of no tag, 0, and of one that is not ours the class is beyond all entries.
     let entry = entries.get(tag.wrapping_sub(1) as usize)?;
-    let view = views.get(entry.table as usize)?;
-    Some((view, entry, view.tallies.get(entry.tally as usize)?))
+    Some((entry, view.tallies.get(entry.tally as usize)?))
 }
