@@ -55,7 +55,7 @@ fn class_of(flow: &Flow) -> Option<ClassId> {
 pub(crate) fn renumber(old: &Program, new: &mut Program, classes: &[ClassId]) {
     let is_taken = |id: &ClassId| old.class(*id).is_some() || new.class(*id).is_some();
     let mut free = (0..CLASSES_MAX).map(ClassId).filter(|id| !is_taken(id));
-    // Beyond the largest number if there is none, which the check of the program refuses.
+    // Beyond the largest number if there is none, which the check of the plan refuses.
     let mut fresh = || free.next().unwrap_or(ClassId(CLASSES_MAX));
     let moves: HashMap<ClassId, ClassId> = classes.iter().map(|class| (*class, fresh())).collect();
     let length = moves.values().map(|to| to.index() + 1).max().unwrap_or(0);

@@ -200,12 +200,10 @@ impl<I: Installer> Controller<I> {
     fn plan(&self, program: Arc<Program>) -> Result<PlannedChange, ControlError> {
         let placement = self.installed.as_ref().map(Placed::placement);
         let device = || self.limits.device.clone();
-        let planned = plan(placement, program, &self.limits).map_err(|fault| match fault {
+        plan(placement, program, &self.limits).map_err(|fault| match fault {
             PlanFault::NoLevels | PlanFault::NoRoom(_) => ControlError::NoRoom { device: device(), fault },
             fault => inconsistent(fault.to_string()),
-        })?;
-        self.check(&planned.program)?;
-        Ok(planned)
+        })
     }
 
     /// Carries out a plan from what is installed. Returns why flows of the program before are left, if some

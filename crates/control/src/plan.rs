@@ -28,6 +28,7 @@
 mod check;
 mod levels;
 mod replace;
+mod runs;
 mod summary;
 #[cfg(test)]
 mod tests;

@@ -46,6 +46,9 @@ pub enum PlanFault {
     /// A number means something else in the new program, and some flow that has it is only in one of them.
     #[error("class {0} means something else in the new program, and its flows change")]
     Meaning(u32),
+    /// A flow has the number of a class that the new program does not have, or that no tag stands for.
+    #[error("new flow {0} has a class that no packet can carry")]
+    NoClass(usize),
     /// A queue pair that a flow needs is not there.
     #[error("new flow {0} needs a queue pair that is not there")]
     NoQueue(usize),

@@ -1,7 +1,6 @@
 //! Examines a plan before it is carried out, by the rules of [`plan()`](super::plan()) alone: it shares no
-//! code with what makes plans, but for the comparison of names ([`SameNames`]).
+//! code with what makes plans, but for the comparison of names ([`SameNames`]) and the grouping of flows ([`Runs`]).
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use device_model::TableFill;
@@ -11,6 +10,7 @@ use program::{
     Correspondence, Flow, FlowAction, FlowFront, FlowKind, Program, QueueId, SameNames, SpecChain,
 };
 
+use super::runs::Runs;
 use super::{PlacedProgram, Plan, PlanStep};
 use crate::Limits;
 use crate::plan_fault::PlanFault;
@@ -137,25 +137,17 @@ fn check_meanings(
     Ok(())
 }
 
-/// Flows of one direction, kind, program's priority and level.
-type Group<'p> = ((FlowKind, u16, u16), Vec<usize>);
-
 /// Of any two flows that share packets, the one that the program puts first has the higher level. Only a copy
 /// may have the level of a flow behind it that takes the packets; a device may make one copy for each level.
 fn check_precedence(levels: &[u16], new: &Program, limits: &Limits) -> Result<(), PlanFault> {
-    let mut groups: BTreeMap<(FlowKind, u16, u16), Vec<usize>> = BTreeMap::new();
-    let ordered: Vec<usize> =
-        (0..new.flows.len()).filter(|flow| is_ordered(&new.flows[*flow], limits)).collect();
-    let group = |flow: usize| (new.flows[flow].kind, new.flows[flow].priority, levels[flow]);
-    for run in ordered.chunk_by(|one, next| group(*one) == group(*next)) {
-        groups.entry(group(run[0])).or_default().extend(run);
-    }
-    let groups: Vec<Group<'_>> = groups.into_iter().collect();
-    let front = |flow: &usize| (*flow, new.flows[*flow].front());
-    for (above, firsts) in &groups {
-        for (_, seconds) in groups.iter().filter(|(below, _)| is_violated(*above, *below)) {
-            let seconds: Vec<(usize, FlowFront)> = seconds.iter().map(front).collect();
-            for (first, of_first) in firsts.iter().map(front) {
+    let group =
+        |(flow, level): (&Flow, &u16)| is_ordered(flow, limits).then_some((flow.kind, flow.priority, *level));
+    let groups = Runs::of(new.flows.iter().zip(levels).map(group));
+    let front = |flow: usize| (flow, new.flows[flow].front());
+    for above in groups.keys() {
+        for below in groups.keys().into_iter().filter(|below| is_violated(above, *below)) {
+            let seconds: Vec<(usize, FlowFront)> = groups.of_key(&below).map(front).collect();
+            for (first, of_first) in groups.of_key(&above).map(front) {
                 for (second, of_second) in &seconds {
                     if of_first.is_apart(of_second) {
                         continue;
@@ -273,10 +265,12 @@ impl<'p> Device<'p> {
             _ => None,
         });
         device.places = comes.map(|(flow, level)| (device.place(flow, *level), 0)).collect();
-        let has_places = !device.places.is_empty();
-        for (index, flow) in old.iter().enumerate().filter(|_| has_places) {
+        let levels: HashSet<Option<u16>> = device.places.keys().map(|(.., level)| *level).collect();
+        for (index, flow) in old.iter().enumerate() {
             let place = device.place(flow, device.old_level(index));
-            if let Some(there) = device.places.get_mut(&place) {
+            if levels.contains(&place.2)
+                && let Some(there) = device.places.get_mut(&place)
+            {
                 *there += 1;
             }
         }
@@ -363,10 +357,13 @@ impl<'p> Device<'p> {
         if !is_sniffer {
             self.last_in = order;
         }
-        if let FlowAction::Steer { queue, .. } = flow.action
-            && self.queues.get(queue.index()) != Some(&true)
-        {
-            return Err(PlanFault::NoQueue(index));
+        if let FlowAction::Steer { queue, class } = flow.action {
+            if self.queues.get(queue.index()) != Some(&true) {
+                return Err(PlanFault::NoQueue(index));
+            }
+            if class.tag().is_none() || self.new.class(class).is_none() {
+                return Err(PlanFault::NoClass(index));
+            }
         }
         let place = self.place(flow, level);
         let there = self.places.entry(place).or_default();

@@ -13,9 +13,8 @@
 //! tables are full: with [`Strategy::From`] 0, a flow of priority *p* has one of the levels up to 2*p* + 1,
 //! since each flow above it has an earlier priority and at most one level is forbidden.
 
-use std::cell::OnceCell;
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap};
+use std::collections::BinaryHeap;
 
 use device_model::TableFill;
 use foldhash::{HashMap, HashMapExt as _, HashSet};
@@ -23,15 +22,16 @@ use packet::cube::{Cube, Image};
 use program::{Correspondence, Flow, FlowFront, FlowKind, Program, SpecChain};
 
 use super::PlacedProgram;
+use super::runs::Runs;
 use crate::Limits;
 
 /// The most pairs of flows that are compared. Beyond it, the levels are the compiler's priorities: each flow
 /// that is placed beside others is compared with all of them.
 const MOST_COMPARED: usize = 1 << 28;
 
-/// So many questions whether a match is at a level are answered by looking at all flows; for more, a set is
-/// made.
-const FEW_QUESTIONS: usize = 8;
+/// So many flows are placed, and the old levels of so many matches found, by looking at the flows themselves;
+/// for more, what is looked at is put side by side first.
+const FEW: usize = 8;
 
 /// The parts of a flow that a device compares.
 pub(super) type MatchKey<'p> = (FlowKind, &'p SpecChain);
@@ -100,8 +100,7 @@ pub(super) fn has_order(flow: &Flow, limits: &Limits) -> bool {
     flow.kind != FlowKind::Sniffer && !(limits.multicast_ignores_priority && flow.is_multicast_only())
 }
 
-/// The part of a flow on which its level depends, side by side because each flow that is placed is compared
-/// with all of them.
+/// The part of a flow on which its level depends. Each flow that is placed is compared with all others.
 #[derive(Clone, Copy)]
 struct Facts {
     front: FlowFront,
@@ -199,6 +198,12 @@ impl<'p> Known<'p> {
         there.filter(move |(_, of)| **of == level).map(|(flow, _)| flow)
     }
 
+    /// The levels at which the old program has flows of this match.
+    fn levels_of(&self, key: MatchKey<'_>) -> Vec<u16> {
+        let there = self.old.program.flows.iter().zip(self.old.levels);
+        there.filter(|(flow, _)| flow.match_key() == key).map(|(_, level)| *level).collect()
+    }
+
     /// The matches of the old program with their levels.
     fn places(&self) -> HashSet<(MatchKey<'p>, u16)> {
         let there = self.old.program.flows.iter().zip(self.old.levels);
@@ -260,14 +265,16 @@ impl<'k, 'p> Room<'k, 'p> {
 /// Flows that have a level, and those that wait for one.
 struct Placing<'k, 'p> {
     known: &'k Known<'p>,
-    /// By flow.
-    facts: OnceCell<Vec<Facts>>,
+    /// By flow, once more than a few were placed.
+    facts: Option<Vec<Facts>>,
+    /// How many flows were placed.
+    placed: usize,
     levels: Vec<u16>,
     is_placed: Vec<bool>,
     waiting: BinaryHeap<Reverse<(Rank, usize)>>,
     compared: usize,
-    /// How often [`Placing::is_free`] was asked.
-    asked: usize,
+    /// The flows about which [`Placing::is_free`] was asked first, with the old levels of their matches.
+    asked: Vec<(usize, Vec<u16>)>,
     places: Option<HashSet<(MatchKey<'p>, u16)>>,
     room: Room<'k, 'p>,
 }
@@ -278,12 +285,13 @@ impl<'k, 'p> Placing<'k, 'p> {
         let flows = &known.new.flows;
         let mut placing = Self {
             known,
-            facts: OnceCell::new(),
+            facts: None,
+            placed: 0,
             levels: initial.iter().map(|level| level.unwrap_or(0)).collect(),
             is_placed: vec![true; flows.len()],
             waiting: BinaryHeap::new(),
             compared: 0,
-            asked: 0,
+            asked: Vec::new(),
             places: None,
             room: Room::new(known),
         };
@@ -313,9 +321,10 @@ impl<'k, 'p> Placing<'k, 'p> {
         Some(Levels { kept, levels: self.levels })
     }
 
-    fn facts(&self) -> &[Facts] {
+    #[inline]
+    fn facts(&self, index: usize) -> Facts {
         let Known { new, limits, .. } = self.known;
-        self.facts.get_or_init(|| new.flows.iter().map(|flow| Facts::of(flow, limits)).collect())
+        self.facts.as_ref().map_or_else(|| Facts::of(&new.flows[index], limits), |facts| facts[index])
     }
 
     fn wait(&mut self, index: usize) {
@@ -326,39 +335,32 @@ impl<'k, 'p> Placing<'k, 'p> {
     /// Has those flows wait whose old levels contradict the new order. Only flows of unlike priorities are
     /// compared whose levels do not have the same order already.
     fn unsettle(&mut self) -> Option<()> {
-        let mut groups: BTreeMap<(Rank, bool, u16), Vec<usize>> = BTreeMap::new();
         let flows = &self.known.new.flows;
-        let is_compared =
-            |index: &usize| self.is_placed[*index] && has_order(&flows[*index], self.known.limits);
-        let compared: Vec<usize> = (0..flows.len()).filter(is_compared).collect();
-        let group =
-            |index: usize| (rank(&flows[index]), flows[index].kind == FlowKind::Egress, self.levels[index]);
-        for run in compared.chunk_by(|one, next| group(*one) == group(*next)) {
-            groups.entry(group(run[0])).or_default().extend(run);
-        }
-        let keys: Vec<_> = groups.keys().copied().collect();
+        let group = |(index, flow): (usize, &Flow)| {
+            let is_compared = self.is_placed[index] && has_order(flow, self.known.limits);
+            is_compared.then(|| (rank(flow), flow.kind == FlowKind::Egress, self.levels[index]))
+        };
+        let groups = Runs::of(flows.iter().enumerate().map(group));
+        let keys = groups.keys();
         for (place, above) in keys.iter().enumerate() {
             for below in &keys[place + 1..] {
                 let ((above_rank, ..), (below_rank, ..)) = (above, below);
                 let is_behind_copy = !above_rank.1 && below_rank.1;
                 let least = u16::from(!is_behind_copy && above_rank.0 < below_rank.0);
-                let (Some(firsts), Some(seconds)) = (groups.get(above), groups.get(below)) else { continue };
                 if below.2 >= above.2 + least {
                     continue;
                 }
-                self.compared += firsts.len() * seconds.len();
+                let placed = |key| groups.of_key(key).filter(|index| self.is_placed[*index]);
+                self.compared += placed(above).count() * placed(below).count();
                 if self.compared > MOST_COMPARED {
                     return None;
                 }
                 let contradicts = |first: usize, second: usize| {
-                    let distance = self.facts()[first].distance(&self.facts()[second]);
+                    let distance = self.facts(first).distance(&self.facts(second));
                     distance.is_some_and(|least| below.2 < above.2 + least) && self.overlap(first, second)
                 };
-                let mut unsettled = seconds.clone();
-                unsettled.retain(|second| firsts.iter().any(|first| contradicts(*first, *second)));
-                if let Some(group) = groups.get_mut(below) {
-                    group.retain(|index| !unsettled.contains(index));
-                }
+                let is_unsettled = |second: &usize| placed(above).any(|first| contradicts(first, *second));
+                let unsettled: Vec<usize> = placed(below).filter(is_unsettled).collect();
                 unsettled.into_iter().for_each(|index| self.wait(index));
             }
         }
@@ -377,11 +379,16 @@ impl<'k, 'p> Placing<'k, 'p> {
         if self.compared > MOST_COMPARED {
             return None;
         }
-        let facts = self.facts()[index];
+        self.placed += 1;
+        if self.placed > FEW && self.facts.is_none() {
+            self.facts = Some((0..self.levels.len()).map(|index| self.facts(index)).collect());
+        }
+        let facts = self.facts(index);
         let place = (facts.rank, index);
         let mut least = 0;
         let mut later = Vec::new();
-        for (other, there) in self.facts().iter().enumerate() {
+        for other in 0..self.levels.len() {
+            let there = self.facts(other);
             if !self.is_placed[other] || !there.is_ordered || other == index {
                 continue;
             }
@@ -391,7 +398,7 @@ impl<'k, 'p> Placing<'k, 'p> {
                 if let Some(distance) = distance.filter(|_| self.overlap(other, index)) {
                     least = self.levels[other] + distance;
                 }
-            } else if let Some(distance) = facts.distance(there) {
+            } else if let Some(distance) = facts.distance(&there) {
                 later.push((other, distance));
             }
         }
@@ -409,16 +416,22 @@ impl<'k, 'p> Placing<'k, 'p> {
     /// Whether the flow can have that level; takes its place there.
     fn fits(&mut self, index: usize, level: u16) -> bool {
         let flow = &self.known.new.flows[index];
-        self.known.is_kept(index, level) || (self.is_free(flow, level) && self.room.take(flow, level))
+        self.known.is_kept(index, level) || (self.is_free(index, level) && self.room.take(flow, level))
     }
 
     /// Whether the old program has no flow of this match at the level.
-    fn is_free(&mut self, flow: &Flow, level: u16) -> bool {
-        self.asked += 1;
-        if self.asked <= FEW_QUESTIONS {
-            return self.known.at(level).all(|known| known.match_key() != flow.match_key());
-        }
+    fn is_free(&mut self, index: usize, level: u16) -> bool {
         let known = self.known;
-        !self.places.get_or_insert_with(|| known.places()).contains(&(flow.match_key(), level))
+        let key = known.new.flows[index].match_key();
+        if let Some((_, levels)) = self.asked.iter().find(|(asked, _)| *asked == index) {
+            return !levels.contains(&level);
+        }
+        if self.asked.len() == FEW {
+            return !self.places.get_or_insert_with(|| known.places()).contains(&(key, level));
+        }
+        let levels = known.levels_of(key);
+        let is_free = !levels.contains(&level);
+        self.asked.push((index, levels));
+        is_free
     }
 }

@@ -1,0 +1,52 @@
+//! Grouping of a program's flows by a key that flows side by side mostly share.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+/// The indices of each key, as ranges in ascending order; those without a key are in none.
+pub(super) struct Runs<K>(BTreeMap<K, Vec<Range<usize>>>);
+
+impl<K: Ord + Copy> Runs<K> {
+    /// Groups indices from 0 by their keys.
+    pub(super) fn of(keys: impl Iterator<Item = Option<K>>) -> Self {
+        let mut groups: BTreeMap<K, Vec<Range<usize>>> = BTreeMap::new();
+        let mut run: Option<(K, Range<usize>)> = None;
+        for (index, key) in keys.enumerate() {
+            match (&mut run, key) {
+                (Some((of_run, range)), Some(key)) if *of_run == key => range.end = index + 1,
+                _ => {
+                    let next = key.map(|key| (key, index..index + 1));
+                    if let Some((key, range)) = std::mem::replace(&mut run, next) {
+                        groups.entry(key).or_default().push(range);
+                    }
+                }
+            }
+        }
+        run.into_iter().for_each(|(key, range)| groups.entry(key).or_default().push(range));
+        Self(groups)
+    }
+
+    /// The keys in ascending order.
+    pub(super) fn keys(&self) -> Vec<K> {
+        self.0.keys().copied().collect()
+    }
+
+    /// The indices of a key in ascending order.
+    pub(super) fn of_key(&self, key: &K) -> impl Iterator<Item = usize> + Clone + '_ {
+        self.0.get(key).into_iter().flatten().cloned().flatten()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_index_with_a_key_is_in_its_group() {
+        let keys = [Some('b'), Some('b'), None, Some('b'), Some('a'), Some('a'), None];
+        let runs = Runs::of(keys.into_iter());
+        assert_eq!(runs.keys(), ['a', 'b']);
+        let of = |key: char| runs.of_key(&key).collect::<Vec<_>>();
+        assert_eq!((of('a'), of('b'), of('c')), (vec![4, 5], vec![0, 1, 3], vec![]));
+    }
+}
