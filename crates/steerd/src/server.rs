@@ -11,7 +11,8 @@
 //! request gets an answer:
 //! - One request per connection (`Connection: close`): pipelined requests behind it are not answered.
 //! - At most [`CONNECTIONS_MAX`] connections. One more closes the oldest that has not sent its request yet,
-//!   or else the oldest, so idle connections never block a request.
+//!   or else the oldest, so idle connections never block a request. It waits until that one is
+//!   [`REQUEST_TIME`] old: else many connections at once would close one whose request is on its way.
 //! - At most [`THREADS_MAX`] threads of connections. A closed connection counts until its thread has ended.
 //! - A user of a unix socket has at most [`USER_CONNECTIONS_MAX`] of the connections, where one more closes
 //!   one of the user's own, and [`USER_THREADS_MAX`] of the threads. Root and the daemon's user have
@@ -68,6 +69,8 @@ const LINGER_TIMEOUT: Duration = Duration::from_secs(1);
 const LINGER_BYTES_MAX: u64 = 64 * 1024;
 const ACCEPT_RETRY: Duration = Duration::from_millis(10);
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
+/// How long a connection is kept at least while others need its place.
+const REQUEST_TIME: Duration = Duration::from_millis(20);
 /// The most threads of connections, open and closed ones.
 const THREADS_MAX: usize = 2 * CONNECTIONS_MAX;
 /// The most open connections of a user, and threads of them. Two users cannot have all that are for users.
@@ -230,6 +233,7 @@ struct Connection {
     uid: Option<u32>,
     /// Whether its request has arrived completely.
     asked: Arc<AtomicBool>,
+    since: Instant,
 }
 
 /// Where a connection is served.
@@ -277,6 +281,8 @@ struct Connections<R> {
     /// closed here, because that could block.
     waiting: VecDeque<(UnixStream, Option<u32>)>,
     spawn: Spawn,
+    /// [`REQUEST_TIME`], but for tests.
+    request_time: Duration,
 }
 
 /// Starts a thread; tests have one that fails.
@@ -290,7 +296,8 @@ fn is_privileged(uid: Option<u32>) -> bool {
 impl<R: Router> Connections<R> {
     fn new(router: R) -> Self {
         let open = VecDeque::with_capacity(THREADS_MAX + RESERVED);
-        Self { router: Arc::new(router), open, waiting: VecDeque::new(), spawn: Builder::spawn }
+        let (router, waiting) = (Arc::new(router), VecDeque::new());
+        Self { router, open, waiting, spawn: Builder::spawn, request_time: REQUEST_TIME }
     }
 
     /// Accepts connections until the task is cancelled.
@@ -314,7 +321,10 @@ impl<R: Router> Connections<R> {
             self.open.retain(|connection| !connection.has_ended());
             match accepted {
                 Ok(Stream::Tcp(stream)) => {
-                    self.make_place(|_| true, CONNECTIONS_MAX);
+                    while !self.make_place(|_| true, CONNECTIONS_MAX) {
+                        tokio::time::sleep(ACCEPT_RETRY).await;
+                        self.open.retain(|connection| !connection.has_ended());
+                    }
                     self.begin_task(stream);
                 }
                 Ok(Stream::Unix(stream)) => {
@@ -363,14 +373,17 @@ impl<R: Router> Connections<R> {
             self.waiting.push_back((stream, uid));
             return Ok(());
         }
-        if !is_privileged(uid) {
-            self.make_place(|one| one.uid == uid, USER_CONNECTIONS_MAX);
+        let has_place = is_privileged(uid) || {
             // Those of root and the daemon's user beyond theirs are taken from the ones for users.
             let privileged = self.open.iter().filter(|one| one.is_open() && is_privileged(one.uid)).count();
             let most = (CONNECTIONS_MAX - privileged.max(RESERVED)).max(1);
-            self.make_place(|one| !is_privileged(one.uid), most);
+            self.make_place(|one| one.uid == uid, USER_CONNECTIONS_MAX)
+                && self.make_place(|one| !is_privileged(one.uid), most)
+        };
+        if !has_place || !self.make_place(|_| true, CONNECTIONS_MAX) {
+            self.waiting.push_back((stream, uid));
+            return Ok(());
         }
-        self.make_place(|_| true, CONNECTIONS_MAX);
         self.begin_thread(stream, uid)
     }
 
@@ -378,7 +391,7 @@ impl<R: Router> Connections<R> {
         let asked = Arc::new(AtomicBool::new(false));
         let served = exchange(stream, None, Arc::downgrade(&self.router), Arc::clone(&asked));
         let running = Running::Task(Some(tokio::spawn(served).abort_handle()));
-        self.open.push_back(Connection { running, uid: None, asked });
+        self.open.push_back(Connection { running, uid: None, asked, since: Instant::now() });
     }
 
     /// If there is no thread, the connection waits: closing it here could block.
@@ -405,33 +418,34 @@ impl<R: Router> Connections<R> {
                 return Err(error);
             }
         };
-        self.open.push_back(Connection { running: Running::Thread { open: Some(open), thread }, uid, asked });
+        let running = Running::Thread { open: Some(open), thread };
+        self.open.push_back(Connection { running, uid, asked, since: Instant::now() });
         Ok(())
     }
 
-    /// Closes a connection if so many of these are open.
-    fn make_place(&mut self, is_one: impl Fn(&Connection) -> bool, most: usize) {
+    /// Closes a connection if so many of these are open. `false`: it is too early for that.
+    fn make_place(&mut self, is_one: impl Fn(&Connection) -> bool, most: usize) -> bool {
         let open = self.open.iter().filter(|one| one.is_open() && is_one(one));
-        if open.count() >= most {
-            self.close_one(is_one);
+        let request_time = self.request_time;
+        if open.count() < most {
+            return true;
         }
+        let chosen = self.next_to_close(is_one).filter(|one| one.since.elapsed() >= request_time);
+        chosen.map(Connection::close).is_some()
     }
 
-    /// Closes the oldest idle connection of these, or else the oldest. `false`: there is none.
+    /// Closes one of these connections. `false`: there is none.
     fn close_one(&mut self, is_one: impl Fn(&Connection) -> bool) -> bool {
-        let mut chosen: Option<&mut Connection> = None;
-        for connection in self.open.iter_mut().filter(|one| one.is_open() && is_one(one)) {
-            if !connection.asked.load(Ordering::Relaxed) {
-                chosen = Some(connection);
-                break;
-            }
-            chosen = chosen.or(Some(connection));
-        }
-        let found = chosen.is_some();
-        if let Some(connection) = chosen {
-            connection.close();
-        }
-        found
+        self.next_to_close(is_one).map(Connection::close).is_some()
+    }
+
+    /// The oldest idle connection of these, or else the oldest.
+    fn next_to_close(&mut self, is_one: impl Fn(&Connection) -> bool) -> Option<&mut Connection> {
+        let is_idle = |one: &Connection| !one.asked.load(Ordering::Relaxed);
+        let is_one = |one: &Connection| one.is_open() && is_one(one);
+        let idle = self.open.iter().position(|one| is_one(one) && is_idle(one));
+        let place = idle.or_else(|| self.open.iter().position(is_one))?;
+        self.open.get_mut(place)
     }
 
     /// Waits for their threads for a short time only: nobody waits any more for what is computed for a

@@ -89,6 +89,7 @@ fn without_threads_nothing_is_closed_or_accepted() {
 fn users_close_no_connection_of_root() {
     run(async {
         let mut connections = Connections::new(Nothing);
+        connections.request_time = Duration::ZERO;
         let mut begin = |uid| {
             let (client, server) = pair();
             connections.begin_or_wait(server, Some(uid)).expect("a thread");
@@ -107,6 +108,26 @@ fn users_close_no_connection_of_root() {
         assert!(is_open(&late));
         connections.close_all().await;
         drop((of_root, of_users));
+    });
+}
+
+/// Of many connections at once, none is closed before its request can arrive.
+#[test]
+fn a_connection_is_kept_until_it_can_have_asked() {
+    run(async {
+        let mut connections = Connections::new(Nothing);
+        let mut clients = Vec::new();
+        for _ in 0..=USER_CONNECTIONS_MAX {
+            let (client, server) = pair();
+            connections.begin_or_wait(server, Some(1001)).expect("a thread");
+            clients.push(client);
+        }
+        assert!(clients.iter().all(is_open));
+        assert_eq!((connections.waiting.len(), connections.open.len()), (1, USER_CONNECTIONS_MAX));
+        tokio::time::sleep(REQUEST_TIME).await;
+        connections.begin_waiting().expect("a thread");
+        assert_eq!(connections.waiting.len(), 0, "one that asks nothing makes place");
+        connections.close_all().await;
     });
 }
 
