@@ -334,8 +334,8 @@ fn entry_of(places: &TallyPlaces, sinks: &SinkMap, outcome: &Outcome, dispositio
     Entry { outcome: *outcome, tally, sinks }
 }
 
-/// The tallies of each rule: those of the dispositions that its classes can have, which snapshots have even at
-/// zero. The steps of many classes are of one list, which is read once.
+/// The tallies of each rule: those of the dispositions that its classes can have, which snapshots have even
+/// at zero. The steps of many classes are of one list, which is read once.
 fn rule_tallies(program: &Program, returns: bool) -> Vec<RuleTallies> {
     let mut tallies = vec![RuleTallies::default(); program.rules.len()];
     let mut note = |outcome: &Outcome| {

@@ -1,5 +1,6 @@
 //! Examines a plan before it is carried out, by the rules of [`plan()`](super::plan()) alone: it shares no
-//! code with what makes plans, but for the comparison of names ([`SameNames`]) and the grouping of flows ([`Runs`]).
+//! code with what makes plans, but for the comparison of names ([`SameNames`]) and the grouping of flows
+//! ([`Runs`]).
 
 use std::sync::Arc;
 
