@@ -5,50 +5,107 @@
 //! withdrawn before it leaves it: a frame that the wire takes finds its flow, but for those on their way when
 //! the flow is destroyed. Flows of sent frames claim nothing.
 //!
+//! The wire itself drops and counts frames of flows that drop, where no other flow could want them
+//! ([`xdp::ClaimAction`]). A counter of the device is then the sum of what the engine counts and of a counter
+//! for each such port.
+//!
 //! The lock is taken with that of `flows` held, and no other while it is held. Engines never take it.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use flow_table::{FlowId, FlowRule};
-use xdp::{Claim, ClaimReport, ClaimTable, XdpError};
+use flow_table::{FlowId, FlowKind, FlowRule};
+use xdp::{AllDrops, Claim, ClaimAction, ClaimReport, ClaimTable, DropCounter, XdpError};
+
+use crate::PortStats;
 
 /// The claims of a port; nothing for wires that receive all frames.
 #[derive(Debug, Default)]
-pub(crate) struct FlowClaims(Option<Mutex<ClaimedFlows>>);
+pub(crate) struct FlowClaims(Option<Claims>);
+
+#[derive(Debug)]
+struct Claims {
+    flows: Mutex<ClaimedFlows>,
+    /// The frames that the wire drops for flows, and does not take.
+    drops: AllDrops,
+}
 
 #[derive(Debug)]
 struct ClaimedFlows {
     table: ClaimTable,
-    of_flow: HashMap<FlowId, Claim>,
+    of_flow: HashMap<FlowId, (Claim, ClaimAction)>,
+    /// For flows that drop without counting.
+    uncounted: Option<DropCounter>,
+}
+
+impl ClaimedFlows {
+    /// The fate of the claimed frames of a flow. The wire may drop them if the claim is all that the flow
+    /// asks for, and the flow no copy and no default.
+    fn action(&mut self, rule: &FlowRule, counter: Option<DropCounter>) -> ClaimAction {
+        let can_drop =
+            rule.actions.drop && rule.kind == FlowKind::Normal && !rule.dont_trap && rule.tunnel.is_none();
+        if !can_drop {
+            return ClaimAction::Redirect;
+        }
+        let counter = counter.or_else(|| match rule.actions.counter {
+            Some(_) => self.table.drop_counter(),
+            None => {
+                self.uncounted = self.uncounted.take().or_else(|| self.table.drop_counter());
+                self.uncounted.clone()
+            }
+        });
+        counter.map_or(ClaimAction::Redirect, ClaimAction::Drop)
+    }
 }
 
 impl FlowClaims {
     /// No flow claims anything yet.
     pub(crate) fn new(table: Option<ClaimTable>) -> Self {
-        Self(table.map(|table| Mutex::new(ClaimedFlows { table, of_flow: HashMap::new() })))
+        Self(table.map(|table| Claims {
+            drops: table.all_drops(),
+            flows: Mutex::new(ClaimedFlows { table, of_flow: HashMap::new(), uncounted: None }),
+        }))
     }
 
     /// Claims the frames of a flow, if it is one of received frames. When this has returned, the wire leaves
-    /// none of them to the host.
+    /// none of them to the host. `counter`: that of the frames which the wire drops for the flow's counter,
+    /// if there is one already. Returns it, or a new one, if the wire may drop frames of this flow.
     ///
     /// # Errors
     /// The wire takes no more claims.
-    pub(crate) fn claim(&self, rule: &FlowRule) -> Result<(), XdpError> {
-        let Some(mut flows) = self.lock().filter(|_| !rule.egress) else { return Ok(()) };
+    pub(crate) fn claim(
+        &self,
+        rule: &FlowRule,
+        counter: Option<DropCounter>,
+    ) -> Result<Option<DropCounter>, XdpError> {
+        let Some(mut flows) = self.lock().filter(|_| !rule.egress) else { return Ok(None) };
         let claim = Claim::new(*rule.matcher.value().words(), *rule.matcher.mask().words());
-        flows.table.add(&claim)?;
-        flows.of_flow.insert(rule.id, claim);
-        Ok(())
+        let action = flows.action(rule, counter);
+        flows.table.add(&claim, action.clone())?;
+        flows.of_flow.insert(rule.id, (claim, action.clone()));
+        match action {
+            ClaimAction::Drop(counter) => Ok(Some(counter)),
+            ClaimAction::Redirect => Ok(None),
+        }
     }
 
     /// Withdraws the claim of a flow, if it has one. Of frames that arrive when this has returned, the wire
-    /// takes none for this flow.
+    /// takes and drops none for this flow.
     pub(crate) fn withdraw(&self, flow: FlowId) {
         let Some(mut flows) = self.lock() else { return };
-        if let Some(claim) = flows.of_flow.remove(&flow) {
-            flows.table.remove(&claim);
+        if let Some((claim, action)) = flows.of_flow.remove(&flow) {
+            flows.table.remove(&claim, &action);
         }
+    }
+
+    /// Adds the frames that the wire has dropped to those that the engine has received. Takes no lock.
+    pub(crate) fn add_drops(&self, stats: &mut PortStats) {
+        let Some(claims) = &self.0 else { return };
+        let dropped = claims.drops.read();
+        stats.rx_frames += dropped.packets;
+        stats.rx_bytes += dropped.bytes;
+        stats.flow_dropped += dropped.packets;
+        stats.dropped_by_wire = dropped.packets;
     }
 
     /// How exactly the wire represents the claims; `None` for wires that receive all frames.
@@ -57,6 +114,6 @@ impl FlowClaims {
     }
 
     fn lock(&self) -> Option<MutexGuard<'_, ClaimedFlows>> {
-        self.0.as_ref().map(|flows| flows.lock().unwrap_or_else(PoisonError::into_inner))
+        self.0.as_ref().map(|claims| claims.flows.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }

@@ -266,7 +266,7 @@ impl SoftNic {
     /// The counters of a port (from 1); all zero for a port that does not exist.
     #[must_use]
     pub fn port_stats(&self, port: u8) -> PortStats {
-        self.nic.port(port).map(|port| port.counters.read()).unwrap_or_default()
+        self.nic.port(port).map(Port::stats).unwrap_or_default()
     }
 
     /// The claims of the flows of a port (from 1) on its wire; `None` if the wire receives all frames. Waits

@@ -16,7 +16,7 @@ use crate::flow_pace::FlowPace;
 use crate::personality::{ClockRules, Personality, Rules};
 use crate::port_tables::{LINK_LOCAL, eui64};
 use crate::state::State;
-use crate::stats::PortCounters;
+use crate::stats::{PortCounters, PortStats};
 
 /// One port of the device.
 pub struct PortConfig {
@@ -74,6 +74,13 @@ impl Port {
             down: AtomicBool::new(config.wire.state() == WireState::Down),
             finished: AtomicBool::new(false),
         }
+    }
+
+    /// The counters of the engine, and those of the wire that others read.
+    pub(crate) fn stats(&self) -> PortStats {
+        let mut stats = self.counters.read();
+        self.claims.add_drops(&mut stats);
+        stats
     }
 
     /// The station address. An interface that was made anew may have another one.

@@ -11,6 +11,8 @@ pub(crate) mod completion;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use xdp::DropCounter;
+
 use self::completion::{ChannelState, CqState};
 use crate::events::EventChannel;
 use crate::formats::{Requests, Sends};
@@ -239,8 +241,11 @@ pub(crate) struct CounterState {
     pub(crate) bound: bool,
     /// Index in the application's array, and what goes there.
     pub(crate) points: Vec<(u32, CounterPoint)>,
+    /// What the engine has counted.
     pub(crate) packets: u64,
     pub(crate) bytes: u64,
+    /// What the wires of ports have counted, by port.
+    pub(crate) of_wires: Vec<(u8, DropCounter)>,
 }
 
 /// A flow: what it keeps in use.

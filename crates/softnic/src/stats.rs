@@ -69,10 +69,13 @@ pub struct PortStats {
     pub beyond_claims: u64,
     /// Frames that the wire left to the kernel without taking them; not among `rx_frames`.
     pub passed: u64,
+    /// Frames that the wire dropped for flows without handing them over; among `rx_frames` and
+    /// `flow_dropped`.
+    pub dropped_by_wire: u64,
 }
 
 /// How many numbers [`PortStats`] holds.
-const FIELDS: usize = 27;
+const FIELDS: usize = 28;
 
 impl PortStats {
     /// The sum of what can become of a received frame.
@@ -178,6 +181,7 @@ impl PortStats {
             &mut self.given_back,
             &mut self.beyond_claims,
             &mut self.passed,
+            &mut self.dropped_by_wire,
         ]
     }
 

@@ -297,6 +297,8 @@ pub(crate) struct PortClaims {
     pub(crate) count: u64,
     /// Places of the claims' trees where more packets are taken than are claimed.
     pub(crate) widened_places: u64,
+    /// Claims whose packets the XDP program drops itself.
+    pub(crate) dropping: u64,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -315,6 +317,8 @@ pub(crate) struct PortCounters {
     pub(crate) beyond_claims_packets: u64,
     /// Left to the kernel by the XDP program of the interface; not among the received packets.
     pub(crate) passed_packets: u64,
+    /// Dropped for a rule by the XDP program of the interface; among `rule_dropped_packets`.
+    pub(crate) xdp_dropped_packets: u64,
     /// Merged frames that the wire split, not part of the received packets, and the packets that it made of
     /// them, which are.
     pub(crate) split_packets: u64,

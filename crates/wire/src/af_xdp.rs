@@ -221,6 +221,8 @@ impl Attached {
         let options = ProgramOptions {
             queues: MAX_QUEUES,
             unserved: Unserved::Drop,
+            // Longer frames go to the engine, which counts them as oversized.
+            drop_bytes_max: packet_bytes(&self.interface) as u32,
             mode,
             ..ProgramOptions::default()
         };

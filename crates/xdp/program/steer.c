@@ -1,9 +1,10 @@
-// The XDP program: claimed packets are redirected to the AF_XDP socket of their queue, all others are passed.
+// The XDP program: claimed packets are redirected to the AF_XDP socket of their queue or dropped, all others are passed.
 //
 // It reads the packed image of the outer headers exactly as crates/packet/src/parse.rs does, and looks the image up in
 // decision trees that the process writes while the program runs (crates/xdp/src/tree.rs describes their form). Membership
-// is all that it decides. Where a tree leads beyond its bounds the packet is redirected: more than is claimed may be
-// redirected, never less.
+// is all that they decide. Where a tree leads beyond its bounds the packet is redirected: more than is claimed may be
+// redirected, never less. A packet is dropped here if the rule that it meets says so: the process lets a rule say it only
+// if nothing else can be done with any packet that the rule matches (crates/xdp/src/claims.rs).
 //
 // It needs no headers, so that its object depends on the compiler alone: the types below are those of linux/bpf.h.
 // Build it with program/build, which also writes the object that the crate contains.
@@ -38,10 +39,14 @@ struct bpf_map_def {
 static void *(*const map_lookup)(void *map, const void *key) = (void *)1;
 static long (*const redirect_map)(void *map, u64 key, u64 flags) = (void *)51;
 static long (*const adjust_meta)(void *context, int delta) = (void *)54;
+static u32 (*const processor)(void) = (void *)8;
+// Since Linux 5.18. The difference of the pointers is refused to programs of processes without CAP_PERFMON.
+static u64 (*const frame_bytes)(void *context) = (void *)188;
 
-enum { XDP_PASS = 2, XDP_REDIRECT = 4 };
+enum { XDP_DROP = 1, XDP_PASS = 2, XDP_REDIRECT = 4 };
 enum { MAP_ARRAY = 2, MAP_PERCPU_ARRAY = 6, MAP_XSKMAP = 17 };
 enum { F_MMAPABLE = 1 << 10 };
+enum { RUN_SLOT, TOTAL_SLOT };
 
 // The packed image of one packet's headers (crates/packet/src/slots.rs).
 #define WORDS 8
@@ -74,6 +79,15 @@ struct block {
 struct rule {
 	u64 value[WORDS];
 	u64 mask[WORDS];
+	// The slot of the packets that are dropped by the rule; 0: it drops none. The process changes it at any time.
+	u64 drop;
+};
+
+// The packets that one processor has dropped for one purpose. Slot 0 of a processor counts none: its first word is odd
+// while the program is about to drop a packet there. Slot 1 counts all, before the others.
+struct drops {
+	u64 packets;
+	u64 bytes;
 };
 
 // What a processor needs for a packet, and what it has counted.
@@ -105,6 +119,7 @@ struct roots {
 struct bpf_map_def SECTION("maps") ROOT_MAP = {MAP_ARRAY, 4, sizeof(struct roots), 1, F_MMAPABLE, 0, 0};
 struct bpf_map_def SECTION("maps") BLOCK_MAP = {MAP_ARRAY, 4, sizeof(struct block), 1, F_MMAPABLE, 0, 0};
 struct bpf_map_def SECTION("maps") RULE_MAP = {MAP_ARRAY, 4, sizeof(struct rule), 1, F_MMAPABLE, 0, 0};
+struct bpf_map_def SECTION("maps") DROP_MAP = {MAP_ARRAY, 4, sizeof(struct drops), 1, F_MMAPABLE, 0, 0};
 struct bpf_map_def SECTION("maps") SCRATCH_MAP = {MAP_PERCPU_ARRAY, 4, sizeof(struct scratch), 1, 0, 0, 0};
 struct bpf_map_def SECTION("maps") LEFT_MAP = {MAP_ARRAY, 4, sizeof(struct left), 1, F_MMAPABLE, 0, 0};
 struct bpf_map_def SECTION("maps") SOCKET_MAP = {MAP_XSKMAP, 4, 4, 1, 0, 0, 0};
@@ -113,6 +128,10 @@ struct bpf_map_def SECTION("maps") SOCKET_MAP = {MAP_XSKMAP, 4, 4, 1, 0, 0, 0};
 const volatile u32 WITHOUT_SOCKET = XDP_PASS;
 // Whether the program runs in generic mode, set when it is loaded.
 const volatile u32 IS_GENERIC = 0;
+// The slots of each processor, 0 if the kernel lacks what dropping needs; set when the program is loaded.
+const volatile u32 DROP_SLOTS = 0;
+// The longest frame that is dropped here, in bytes; set when the program is loaded.
+const volatile u32 MAX_DROP_BYTES = 0;
 
 INLINE u16 number16(const u8 *at) { return __builtin_bswap16(*(const u16 *)at); }
 INLINE u32 number32(const u8 *at) { return __builtin_bswap32(*(const u32 *)at); }
@@ -198,7 +217,8 @@ INLINE void read_image(u64 *image, const u8 *at, const u8 *end)
 		read_ipv6(image, next, end);
 }
 
-enum verdict { UNCLAIMED, CLAIMED, BEYOND };
+// What a search finds: a rule, which is never 0, or one of these.
+enum { UNCLAIMED = 0, BEYOND = ~0U };
 
 INLINE int matches(const u64 *image, u32 place)
 {
@@ -212,27 +232,28 @@ INLINE int matches(const u64 *image, u32 place)
 	return 1;
 }
 
-// Whether one of the first rules of a list matches. A function of its own, which the verifier examines once and not in
+// The first of the first rules of a list that matches. A function of its own, which the verifier examines once and not in
 // every step of every tree.
-__attribute__((noinline)) int list_claims(u32 place, u32 count)
+__attribute__((noinline)) u32 search_list(u32 place, u32 count)
 {
 	u32 zero = 0;
 	const struct scratch *scratch = map_lookup(&SCRATCH_MAP, &zero);
 	const struct block *block = map_lookup(&BLOCK_MAP, &place);
 	if (!scratch || !block)
-		return 1;
+		return BEYOND;
 	for (u32 entry = 0; entry < LIST_ENTRIES; entry++) {
 		if (entry >= count)
 			break;
-		if (matches(scratch->image, *(const volatile u32 *)&block->entries[entry]))
-			return 1;
+		u32 rule = *(const volatile u32 *)&block->entries[entry];
+		if (matches(scratch->image, rule))
+			return rule;
 	}
-	return 0;
+	return UNCLAIMED;
 }
 
 // Every entry is read once: it is replaced by one store of 32 bits while this runs, and leads to what was written
 // before it.
-INLINE enum verdict search(const u64 *image, u32 at)
+INLINE u32 search(const u64 *image, u32 at)
 {
 	for (int step = 0; step < MAX_STEPS; step++) {
 		u32 kind = KIND(at);
@@ -240,7 +261,7 @@ INLINE enum verdict search(const u64 *image, u32 at)
 			return at == NOTHING ? UNCLAIMED : BEYOND;
 		u32 place = PLACE(at);
 		if (kind == RULE)
-			return matches(image, place) ? CLAIMED : UNCLAIMED;
+			return matches(image, place) ? place : UNCLAIMED;
 		const struct block *block = map_lookup(&BLOCK_MAP, &place);
 		if (!block)
 			return BEYOND;
@@ -249,11 +270,44 @@ INLINE enum verdict search(const u64 *image, u32 at)
 			at = *(const volatile u32 *)&block->entries[nibble];
 			continue;
 		}
-		if (list_claims(place, LIST_COUNT(at)))
-			return CLAIMED;
+		u32 found = search_list(place, LIST_COUNT(at));
+		if (found != UNCLAIMED)
+			return found;
 		at = LIST_GOES_ON(at) ? *(const volatile u32 *)&block->entries[LIST_ENTRIES] : NOTHING;
 	}
 	return BEYOND;
+}
+
+// Drops a packet if the rule that it met says so, and counts it. Both exchanges are full barriers: a process that has
+// taken `drop` back, and then found the first word even or changed, has all counts of packets that were dropped by it.
+INLINE int is_dropped(struct xdp_md *context, u32 place)
+{
+	if (!DROP_SLOTS)
+		return 0;
+	const struct rule *rule = map_lookup(&RULE_MAP, &place);
+	if (!rule || !*(const volatile u64 *)&rule->drop)
+		return 0;
+	u64 bytes = frame_bytes(context);
+	u32 first = processor() * DROP_SLOTS + RUN_SLOT;
+	u32 second = first + TOTAL_SLOT;
+	struct drops *run = map_lookup(&DROP_MAP, &first);
+	struct drops *total = map_lookup(&DROP_MAP, &second);
+	if (!run || !total || bytes > MAX_DROP_BYTES)
+		return 0;
+	u64 runs = run->packets;
+	__sync_lock_test_and_set(&run->packets, runs + 1);
+	u64 slot = *(const volatile u64 *)&rule->drop;
+	u32 counted = first + slot;
+	struct drops *drops = map_lookup(&DROP_MAP, &counted);
+	int dropped = slot && drops;
+	if (slot && drops) {
+		total->packets++;
+		total->bytes += bytes;
+		drops->packets++;
+		drops->bytes += bytes;
+	}
+	__sync_lock_test_and_set(&run->packets, runs + 2);
+	return dropped;
 }
 
 // Whether the process gives this frame back to the host: then it is not looked up again. In generic mode the kernel runs
@@ -298,18 +352,20 @@ SECTION("xdp") int steer(struct xdp_md *context)
 		image[word] = 0;
 	read_image(image, frame, end);
 
-	enum verdict verdict = UNCLAIMED;
+	u32 found = UNCLAIMED;
 	for (u32 tree = 0; tree < ROOTS; tree++) {
-		verdict = search(image, *(const volatile u32 *)&roots->entries[tree]);
-		if (verdict != UNCLAIMED)
+		found = search(image, *(const volatile u32 *)&roots->entries[tree]);
+		if (found != UNCLAIMED)
 			break;
 	}
-	if (verdict == UNCLAIMED) {
+	if (found == UNCLAIMED) {
 		scratch->passed++;
 		return XDP_PASS;
 	}
-	if (verdict == BEYOND)
+	if (found == BEYOND)
 		scratch->beyond++;
+	else if (is_dropped(context, found))
+		return XDP_DROP;
 	int action = redirect_map(&SOCKET_MAP, context->rx_queue_index, WITHOUT_SOCKET);
 	if (action == XDP_REDIRECT)
 		scratch->redirected++;

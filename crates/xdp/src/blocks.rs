@@ -29,8 +29,10 @@ pub(crate) const ROOTS: usize = 8;
 pub(crate) const BLOCK_ENTRIES: usize = 16;
 /// Rules of a list; the last entry leads on.
 pub(crate) const LIST_RULES: usize = BLOCK_ENTRIES - 1;
-/// Words of a rule: values, then masks.
-pub(crate) const RULE_WORDS: usize = 2 * LEVEL_WORDS;
+/// Words of a rule: values, masks, and the slot of what it drops.
+pub(crate) const RULE_WORDS: usize = 2 * LEVEL_WORDS + 1;
+/// The last of them.
+const RULE_DROP: usize = RULE_WORDS - 1;
 /// The most blocks, and rules, that a reference can name.
 pub(crate) const MAX_PLACES: u32 = 1 << PLACE_BITS;
 
@@ -200,8 +202,8 @@ impl TreeMemory {
         fence(Ordering::SeqCst);
     }
 
-    /// Takes a place for a rule and writes it.
-    pub(crate) fn new_rule(&mut self, claim: &Claim) -> Option<RulePlace> {
+    /// Takes a place for a rule and writes it. `drop`: as for [`set_drop`](Self::set_drop).
+    pub(crate) fn new_rule(&mut self, claim: &Claim, drop: u64) -> Option<RulePlace> {
         if self.free_rules.free.is_empty() {
             self.reclaim();
         }
@@ -210,7 +212,13 @@ impl TreeMemory {
         for (word, number) in words.iter().zip(claim.value().iter().chain(claim.mask())) {
             word.store(*number, Ordering::Relaxed);
         }
+        self.set_drop(rule, drop);
         Some(rule)
+    }
+
+    /// Has the program drop what the rule matches, and count it in this slot; 0: it drops nothing.
+    pub(crate) fn set_drop(&mut self, rule: RulePlace, slot: u64) {
+        self.rules[rule.0 as usize * RULE_WORDS + RULE_DROP].store(slot, Ordering::SeqCst);
     }
 
     /// No reference leads to this rule any more.
@@ -316,10 +324,15 @@ impl TreeMemory {
 
     fn matches(&self, image: &[u64; LEVEL_WORDS], rule: RulePlace) -> bool {
         let words = &self.rules[rule.0 as usize * RULE_WORDS..][..RULE_WORDS];
-        let (values, masks) = words.split_at(LEVEL_WORDS);
+        let (values, masks) = words[..RULE_DROP].split_at(LEVEL_WORDS);
         (0..LEVEL_WORDS).all(|word| {
             image[word] & masks[word].load(Ordering::Relaxed) == values[word].load(Ordering::Relaxed)
         })
+    }
+
+    /// The slot of what a rule drops.
+    pub(crate) fn drop_of(&self, rule: RulePlace) -> u64 {
+        self.rules[rule.0 as usize * RULE_WORDS + RULE_DROP].load(Ordering::Relaxed)
     }
 
     /// Blocks and rules in use: none is lost once everything is removed.

@@ -1,33 +1,37 @@
-//! Takes claimed packets from an interface by XDP, and leaves all others to the host.
+//! Takes claimed packets from an interface by XDP, or drops them, and leaves all others to the host.
 //!
 //! An XDP program (`program/steer.c`) runs for each packet that an interface receives, before the host's
 //! network stack does. It reads the packed image of the outer headers ([`packet::cube`]) and looks it up in
 //! decision trees, in memory that it shares with this process: a packet that a [`Claim`] matches is
 //! redirected to the AF_XDP socket of its queue, all others are passed to the host. [`ClaimTable`] adds and
-//! removes claims while the program runs, without a system call for most of them.
+//! removes claims while the program runs, without a system call for most of them. Packets that are to be
+//! dropped whatever else matches them never leave the program; they are counted there ([`DropCounter`]).
 //!
 //! # What is promised
 //! - A packet that arrives after [`ClaimTable::add`] returned is not passed if the claim matches it, until
 //!   the claim is removed.
-//! - A packet that arrives after [`ClaimTable::remove`] returned is not redirected for that claim.
+//! - A packet that arrives after [`ClaimTable::remove`] returned is neither redirected nor dropped for that
+//!   claim.
+//! - A packet is dropped only if all claims that match it drop for one counter; each is counted once.
 //! - Where the trees have no room for a claim, more packets are redirected than are claimed
 //!   ([`ClaimReport::widened`]), never fewer.
 //!
-//! The argument is in `tree`. The program ends with the [`Attachment`], which is a `bpf_link`, so also when
-//! the process is killed.
+//! The arguments are in `tree`, `claims` and `drops`. The program ends with the [`Attachment`], which is a
+//! `bpf_link`, so also when the process is killed.
 //!
 //! # Privileges
 //! CAP_BPF and CAP_NET_ADMIN.
 //!
 //! ```no_run
 //! use std::os::fd::AsFd;
-//! use xdp::{Claim, ProgramOptions};
+//! use xdp::{Claim, ClaimAction, ProgramOptions};
 //!
 //! # fn socket() -> std::fs::File { unimplemented!() }
 //! let (mut program, mut claims) = xdp::load(&ProgramOptions::default())?;
 //! // Everything over UDP (`packet::cube` describes the image).
 //! let udp = 1 << packet::cube::HAS_UDP.shift();
-//! claims.add(&Claim::new([udp, 0, 0, 0, 0, 0, 0, 0], [udp, 0, 0, 0, 0, 0, 0, 0]))?;
+//! let claim = Claim::new([udp, 0, 0, 0, 0, 0, 0, 0], [udp, 0, 0, 0, 0, 0, 0, 0]);
+//! claims.add(&claim, ClaimAction::Redirect)?;
 //! program.set_socket(0, socket().as_fd())?;
 //! let attachment = program.attach("eth0", 2)?;
 //! # Ok::<(), xdp::XdpError>(())
@@ -35,6 +39,7 @@
 
 mod blocks;
 mod claims;
+mod drops;
 mod error;
 mod grace;
 mod map_in_map;
@@ -43,7 +48,8 @@ mod occupant;
 mod program;
 mod tree;
 
-pub use claims::{ClaimReport, ClaimTable};
+pub use claims::{ClaimAction, ClaimReport, ClaimTable};
+pub use drops::{AllDrops, DropCounter, Dropped};
 pub use error::{PRIVILEGES, XdpError};
 pub use program::{
     AttachMode, Attachment, ForwardingCounters, FrameTrial, MAX_CLAIMS, ProgramOptions, SteeringProgram,

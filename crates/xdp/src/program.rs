@@ -14,6 +14,7 @@ use packet::cube::LEVEL_WORDS;
 use crate::XdpError;
 use crate::blocks::{BLOCK_ENTRIES, BLOCKS_PER_CLAIM, MAX_PLACES, ROOTS, RULE_WORDS, TreeMemory};
 use crate::claims::ClaimTable;
+use crate::drops::{DROP_WORDS, DropMemory};
 use crate::grace::KernelGrace;
 use crate::memory::SharedWords;
 use crate::occupant::attached_program;
@@ -29,6 +30,8 @@ const STEER: &str = "steer";
 const LEAVE: &str = "leave";
 /// Words of the program's `struct scratch`: four counters and an image.
 const SCRATCH_WORDS: usize = 4 + LEVEL_WORDS;
+/// Purposes of dropping that are counted apart, and two slots that have none; 64 KiB for each processor.
+const DROP_SLOTS: usize = 4096;
 
 /// The most claims of a program.
 pub const MAX_CLAIMS: u32 = MAX_PLACES / BLOCKS_PER_CLAIM;
@@ -36,11 +39,13 @@ pub const MAX_CLAIMS: u32 = MAX_PLACES / BLOCKS_PER_CLAIM;
 /// The sizes of a program's tables, and what it does where it cannot redirect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProgramOptions {
-    /// The most different claims, up to [`MAX_CLAIMS`]; 384 bytes of kernel memory each, with the blocks of
+    /// The most different claims, up to [`MAX_CLAIMS`]; 392 bytes of kernel memory each, with the blocks of
     /// the trees.
     pub claims: u32,
     /// The queues of the interface.
     pub queues: u32,
+    /// The longest frame, in bytes, that the program drops itself.
+    pub drop_bytes_max: u32,
     /// The fate of claimed packets of a queue that has no socket.
     pub unserved: Unserved,
     /// Where the program is to run.
@@ -49,7 +54,13 @@ pub struct ProgramOptions {
 
 impl Default for ProgramOptions {
     fn default() -> Self {
-        Self { claims: 1 << 16, queues: 64, unserved: Unserved::Pass, mode: AttachMode::Native }
+        Self {
+            claims: 1 << 16,
+            queues: 64,
+            drop_bytes_max: u32::MAX,
+            unserved: Unserved::Pass,
+            mode: AttachMode::Native,
+        }
     }
 }
 
@@ -140,12 +151,18 @@ fn load_object(object: &[u8], options: &ProgramOptions) -> Result<(SteeringProgr
         Unserved::Drop => 1,
         Unserved::Pass => 2,
     };
+    let processors =
+        aya::util::nr_cpus().map_err(|(file, source)| XdpError::System { operation: file, source })?;
+    let slots = if has_frame_length() { DROP_SLOTS } else { 0 };
     let mut ebpf = EbpfLoader::new()
         .btf(None)
         .map_max_entries("RULE_MAP", rules)
         .map_max_entries("BLOCK_MAP", blocks)
         .map_max_entries("SOCKET_MAP", queues)
+        .map_max_entries("DROP_MAP", (processors * slots).max(1) as u32)
         .override_global("WITHOUT_SOCKET", &unserved, true)
+        .override_global("DROP_SLOTS", &(slots as u32), true)
+        .override_global("MAX_DROP_BYTES", &options.drop_bytes_max, true)
         .override_global("IS_GENERIC", &u32::from(options.mode == AttachMode::Generic), true)
         .load(object)
         .map_err(|error| not_loaded(&error))?;
@@ -168,11 +185,23 @@ fn load_object(object: &[u8], options: &ProgramOptions) -> Result<(SteeringProgr
     );
     let scratch = map(&mut ebpf, "SCRATCH_MAP")?;
     let sockets = map(&mut ebpf, "SOCKET_MAP")?;
-    let claims = ClaimTable::new(Trees::new(memory), claims);
+    let drops_map: Array<MapData, [u64; DROP_WORDS]> = map(&mut ebpf, "DROP_MAP")?;
+    let words = processors * slots * DROP_WORDS;
+    let drops = SharedWords::map(fd(&drops_map), words.max(DROP_WORDS)).map_err(mapped)?;
+    let claims = ClaimTable::new(Trees::new(memory), DropMemory::new(drops, slots), claims);
     let left_map: Array<MapData, [u64; LEFT_WORDS]> = map(&mut ebpf, "LEFT_MAP")?;
     let left = LeftFrames::new(SharedWords::map(fd(&left_map), LEFT_WORDS).map_err(mapped)?)
         .map_err(|source| XdpError::System { operation: "read of /dev/urandom", source })?;
     Ok((SteeringProgram { ebpf, scratch, sockets, left, queues, mode: options.mode }, claims))
+}
+
+/// Whether the kernel tells programs the length of a frame: `bpf_xdp_get_buff_len`, since Linux 5.18.
+fn has_frame_length() -> bool {
+    let system = rustix::system::uname();
+    let release = system.release().to_string_lossy();
+    let mut numbers =
+        release.split(|c: char| !c.is_ascii_digit()).map_while(|number| number.parse::<u32>().ok());
+    numbers.next().zip(numbers.next()).is_some_and(|version| version >= (5, 18))
 }
 
 /// A program of the object.

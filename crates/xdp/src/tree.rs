@@ -141,9 +141,10 @@ impl Trees {
         Self { memory, claims: HashMap::new(), states: [TreeState::default(); ROOTS] }
     }
 
-    /// Adds a claim: packets that it matches are not passed any more when this returns.
-    pub(crate) fn add(&mut self, claim: &Claim) -> Result<RulePlace, NoRule> {
-        let rule = self.memory.new_rule(claim).ok_or(NoRule)?;
+    /// Adds a claim: packets that it matches are not passed any more when this returns. `drop`: as for
+    /// [`set_drop`](Self::set_drop).
+    pub(crate) fn add(&mut self, claim: &Claim, drop: u64) -> Result<RulePlace, NoRule> {
+        let rule = self.memory.new_rule(claim, drop).ok_or(NoRule)?;
         self.claims.insert(rule, *claim);
         let class = class_of(claim);
         self.states[class].len += 1;
@@ -152,6 +153,12 @@ impl Trees {
         }
         self.memory.settle();
         Ok(rule)
+    }
+
+    /// Has packets that the rule of a claim matches dropped and counted in a slot, or not dropped if that is
+    /// 0. Programs that started earlier may still do as before.
+    pub(crate) fn set_drop(&mut self, rule: RulePlace, slot: u64) {
+        self.memory.set_drop(rule, slot);
     }
 
     /// Removes a claim: no packet that arrives when this has returned is redirected for it.
@@ -427,4 +434,12 @@ impl Trees {
 }
 
 #[cfg(test)]
-mod tests;
+impl Trees {
+    /// The slot of what a rule drops.
+    pub(crate) fn drop_of(&self, rule: RulePlace) -> u64 {
+        self.memory.drop_of(rule)
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

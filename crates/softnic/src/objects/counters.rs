@@ -13,7 +13,15 @@ use crate::state::{CounterState, State};
 /// # Errors
 /// The device has no more.
 pub fn create(state: &mut State, owner: u32) -> Verb<u32> {
-    let set = CounterState { owner, users: 0, bound: false, points: Vec::new(), packets: 0, bytes: 0 };
+    let set = CounterState {
+        owner,
+        users: 0,
+        bound: false,
+        points: Vec::new(),
+        packets: 0,
+        bytes: 0,
+        of_wires: Vec::new(),
+    };
     let full = state.limits.of(Limit::Counters);
     state.counters.insert(set).ok_or(full)
 }
@@ -69,10 +77,14 @@ pub fn values(nic: &Nic, state: &State, slot: u32, count: usize) -> Verb<Vec<u64
         return Err(EINVAL);
     }
     let mut values = vec![0_u64; last + 1];
+    let counted = set.of_wires.iter().map(|(_, counter)| counter.read());
+    let (packets, bytes) = counted.fold((set.packets, set.bytes), |(packets, bytes), dropped| {
+        (packets + dropped.packets, bytes + dropped.bytes)
+    });
     for &(index, point) in &set.points {
         let value = match point {
-            CounterPoint::Packets => set.packets,
-            CounterPoint::Bytes => set.bytes,
+            CounterPoint::Packets => packets,
+            CounterPoint::Bytes => bytes,
         };
         if let Some(place) = values.get_mut(index as usize) {
             *place = place.wrapping_add(value);

@@ -79,6 +79,11 @@ pub fn insert(nic: &Nic, request: &FlowRequest, prepare: impl FnOnce(&State) -> 
     }
     let slot = flow_objects.insert(FlowState { owner, qp, counter }).ok_or(rules.limits.of(Limit::Flows))?;
     used.users += 1;
+    let of_wire = set.as_ref().and_then(|set| {
+        let of_port = set.of_wires.iter().find(|(port, _)| *port == request.port);
+        of_port.map(|(_, counter)| counter.clone())
+    });
+    let is_known = of_wire.is_some();
     let before = set.map(|set| {
         set.users += 1;
         let points = points.map(|points| std::mem::replace(&mut set.points, points));
@@ -88,7 +93,7 @@ pub fn insert(nic: &Nic, request: &FlowRequest, prepare: impl FnOnce(&State) -> 
     drop(state);
     let added = rule.checked().map(Arc::new).and_then(|rule| {
         flows.change(|table| table.add(Arc::clone(&rule)))?;
-        let claimed = nic.port(rule.port).map_or(Ok(()), |port| port.claims.claim(&rule));
+        let claimed = nic.port(rule.port).map_or(Ok(None), |port| port.claims.claim(&rule, of_wire));
         claimed.map_err(|error| {
             tracing::warn!(%error, "a flow was refused, because its packets cannot be taken from the interface");
             flows.change(|table| table.remove(rule.id));
@@ -99,7 +104,7 @@ pub fn insert(nic: &Nic, request: &FlowRequest, prepare: impl FnOnce(&State) -> 
             FlowError::Full { what: "claims", limit, of: Limit::Flows }
         })
     });
-    added.map_err(|error| {
+    let of_wire = added.map_err(|error| {
         let mut state = nic.control();
         state.remove_flow(slot);
         let set = counter.and_then(|counter| state.counters.get_mut(counter));
@@ -112,6 +117,11 @@ pub fn insert(nic: &Nic, request: &FlowRequest, prepare: impl FnOnce(&State) -> 
         tracing::debug!(%error, "a flow was refused");
         errno(&error, rules)
     })?;
+    if let Some((of_wire, counter)) = of_wire.zip(counter).filter(|_| !is_known)
+        && let Some(set) = nic.control_without_wakeup().counters.get_mut(counter)
+    {
+        set.of_wires.push((request.port, of_wire));
+    }
     Ok(slot)
 }
 

@@ -64,6 +64,8 @@ fn claimed_packets_of_an_enforced_interface_never_reach_the_kernel_and_others_do
             ("lost_packets/not_given_back_refused", 0),
             ("beyond_claims_packets", 0),
             ("claims/widened_places", 0),
+            ("claims/dropping", 2),
+            ("xdp_dropped_packets", 20),
         ] {
             assert_eq!(number(&state, &format!("/ports/0/{counter}")), packets, "{mode}: {counter}");
         }
@@ -74,6 +76,7 @@ fn claimed_packets_of_an_enforced_interface_never_reach_the_kernel_and_others_do
         for line in [
             format!("steerd_port_given_back_packets_total{{port=\"1\"}} {given_back}\n"),
             "steerd_port_claims_widened_places{port=\"1\"} 0\n".to_owned(),
+            "steerd_port_xdp_dropped_packets_total{port=\"1\"} 20\n".to_owned(),
         ] {
             assert!(metrics.contains(&line), "{line} in {metrics}");
         }

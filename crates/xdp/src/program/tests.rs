@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use test_support::not_run;
 
 use super::*;
-use crate::Claim;
+use crate::{Claim, ClaimAction, DropCounter, Dropped};
 
 type Image = [u64; LEVEL_WORDS];
 
@@ -40,9 +40,9 @@ fn image(frame: &[u8]) -> Image {
 /// of an image that differs in one bit.
 fn check_image(program: &SteeringProgram, claims: &mut ClaimTable, frame: &[u8]) {
     let exact = Claim::new(image(frame), [u64::MAX; LEVEL_WORDS]);
-    claims.add(&exact).unwrap();
+    claims.add(&exact, ClaimAction::Redirect).unwrap();
     assert!(!program.try_frame(frame, 1).unwrap().is_passed, "{:x?} of {frame:02x?}", image(frame));
-    claims.remove(&exact);
+    claims.remove(&exact, &ClaimAction::Redirect);
 }
 
 /// Frames of every kind that the parser distinguishes.
@@ -132,13 +132,13 @@ proptest! {
             claim_of(&image(which.get::<Vec<u8>>(&damaged)), choice, *bits)
         }).filter(|claim| claim.mask() != &[0; LEVEL_WORDS]).collect();
         for claim in &claims {
-            table.add(claim).unwrap();
+            table.add(claim, ClaimAction::Redirect).unwrap();
         }
         let (_, superset) = check_decisions(&program, &claims, &damaged);
         let beyond = program.counters().unwrap().beyond_bounds;
         prop_assert!(superset <= beyond, "each exception is counted: {superset} of {beyond}");
         for claim in &claims {
-            table.remove(claim);
+            table.remove(claim, &ClaimAction::Redirect);
         }
         for frame in &damaged {
             prop_assert!(table.report().widened > 0 || program.try_frame(frame, 1).unwrap().is_passed);
@@ -193,15 +193,122 @@ fn no_frame_of_the_captures_that_a_claim_matches_is_passed() {
             .filter(|claim| claim.mask().iter().map(|word| word.count_ones()).sum::<u32>() > 100)
             .collect();
         for claim in &claims {
-            table.add(claim).unwrap();
+            table.add(claim, ClaimAction::Redirect).unwrap();
         }
         let (matched, more) = check_decisions(&program, &claims, &frames);
         (claimed, superset) = (claimed + matched, superset + more);
         for claim in &claims {
-            table.remove(claim);
+            table.remove(claim, &ClaimAction::Redirect);
         }
     }
     println!("{} frames, 4 rounds: {claimed} claimed, {superset} redirected beyond that", frames.len());
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 16, ..ProptestConfig::default() })]
+
+    /// The program drops only what all claims that match drop for one counter, and all of that where nothing
+    /// disputes these claims.
+    #[test]
+    fn frames_are_dropped_and_counted_for_their_claims(
+        rules in prop::collection::vec(
+            (any::<prop::sample::Index>(), any::<[u8; LEVEL_WORDS]>(), any::<u64>(), 0..3usize), 1..60),
+    ) {
+        let Some((program, mut table)) = loaded() else { return Ok(()) };
+        let frames = frames();
+        let all = table.all_drops();
+        let counters: [DropCounter; 2] = std::array::from_fn(|_| table.drop_counter().unwrap());
+        let mut claims: Vec<(Claim, ClaimAction)> = Vec::new();
+        for (which, choice, bits, action) in &rules {
+            let claim = claim_of(&image(which.get::<Vec<u8>>(&frames)), choice, *bits);
+            if claims.iter().all(|(known, _)| *known != claim) {
+                let action = counters.get(*action).cloned().map_or(ClaimAction::Redirect, ClaimAction::Drop);
+                table.add(&claim, action.clone()).unwrap();
+                claims.push((claim, action));
+            }
+        }
+        let is_apart = |one: &Claim, other: &Claim| (0..LEVEL_WORDS).any(|word| {
+            (one.value()[word] ^ other.value()[word]) & one.mask()[word] & other.mask()[word] != 0
+        });
+        let is_undisputed = |(claim, action): &&(Claim, ClaimAction)| {
+            claims.iter().all(|(other, of_other)| of_other == action || is_apart(claim, other))
+        };
+        let undisputed = claims.iter().filter(|(_, action)| *action != ClaimAction::Redirect).filter(is_undisputed);
+        prop_assert_eq!(table.report().dropping, undisputed.count());
+        let mut expected = [Dropped::default(); 2];
+        for frame in &frames {
+            let image = image(frame);
+            let (before, beyond) = (all.read(), program.counters().unwrap().beyond_bounds);
+            program.try_frame(frame, 1).unwrap();
+            let now = all.read();
+            let matching: Vec<&(Claim, ClaimAction)> =
+                claims.iter().filter(|(claim, _)| claim.matches(&image)).collect();
+            let counter = counters.iter().position(|counter| {
+                let drops = ClaimAction::Drop(counter.clone());
+                !matching.is_empty() && matching.iter().all(|(_, action)| *action == drops)
+            });
+            if now == before {
+                let is_certain = matching.iter().all(is_undisputed);
+                prop_assert!(counter.is_none() || !is_certain || program.counters().unwrap().beyond_bounds > beyond, "not dropped");
+            } else {
+                let expected = &mut expected[counter.expect("all claims agree")];
+                *expected = Dropped {
+                    packets: expected.packets + 1,
+                    bytes: expected.bytes + frame.len() as u64,
+                };
+                let packets = now.packets - before.packets;
+                let bytes = now.bytes - before.bytes;
+                prop_assert_eq!((packets, bytes), (1, frame.len() as u64));
+            }
+        }
+        prop_assert_eq!(counters.map(|counter| counter.read()), expected);
+    }
+}
+
+/// While frames arrive, the claim that drops them comes and goes, and is disputed. A counter that was read
+/// after that has all that the program dropped.
+#[test]
+fn no_dropped_frame_is_missed_when_its_claim_goes() {
+    let Some((program, mut table)) = loaded_from(OBJECT, 1024) else { return };
+    let frame = frames().swap_remove(0);
+    let exact = Claim::new(image(&frame), [u64::MAX; LEVEL_WORDS]);
+    let everything = Claim::new([0; LEVEL_WORDS], [0; LEVEL_WORDS]);
+    let done = AtomicBool::new(false);
+    let (mut dropped, rounds) = (0, 400);
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            while !done.load(Ordering::Acquire) {
+                program.try_frame(&frame, 64).unwrap();
+            }
+        });
+        for round in 0..rounds {
+            let counter = table.drop_counter().unwrap();
+            let action = ClaimAction::Drop(counter.clone());
+            table.add(&exact, action.clone()).unwrap();
+            let begun = std::time::Instant::now();
+            while counter.read().packets == 0 && begun.elapsed().as_secs() < 10 {
+                std::hint::spin_loop();
+            }
+            if round % 2 == 0 {
+                table.add(&everything, ClaimAction::Redirect).unwrap();
+            } else {
+                table.remove(&exact, &action);
+            }
+            let read = counter.read();
+            assert!(read.packets > 0 && read.bytes == read.packets * frame.len() as u64, "{read:?}");
+            (0..1000).for_each(|_| std::hint::spin_loop());
+            assert_eq!(counter.read(), read, "counted after the claim was disputed or gone");
+            dropped += read.packets;
+            if round % 2 == 0 {
+                table.remove(&everything, &ClaimAction::Redirect);
+                table.remove(&exact, &action);
+                dropped += counter.read().packets - read.packets;
+            }
+        }
+        done.store(true, Ordering::Release);
+        reader.join().unwrap();
+    });
+    assert_eq!(table.all_drops().read().packets, dropped);
 }
 
 /// Claims come and go by thousands while the program runs; two that stay are never missed, and what is never
@@ -219,8 +326,8 @@ fn claims_that_stay_are_never_missed_while_others_change() {
         Claim::new([1 << 60 | ports, 0, 0, 0, 0, 0, 0, 0], [1 << 60 | mask, 0, 0, 0, 0, 0, 0, 0])
     };
     let (both, one) = (0xffff_ffff, 0xffff);
-    table.add(&of_port(7, 7, both)).unwrap();
-    table.add(&of_port(0, 9, one)).unwrap();
+    table.add(&of_port(7, 7, both), ClaimAction::Redirect).unwrap();
+    table.add(&of_port(0, 9, one), ClaimAction::Redirect).unwrap();
     let (claimed, unclaimed) = ([frame(7, 7), frame(1, 9)], frame(40_000, 40_000));
     let done = AtomicBool::new(false);
     let runs = std::thread::scope(|scope| {
@@ -240,10 +347,10 @@ fn claims_that_stay_are_never_missed_while_others_change() {
                 .map(|number| of_port(number % 16, number ^ round, if number % 3 == 0 { both } else { one }))
                 .collect();
             for claim in &claims {
-                table.add(claim).unwrap();
+                table.add(claim, ClaimAction::Redirect).unwrap();
             }
             for claim in &claims {
-                table.remove(claim);
+                table.remove(claim, &ClaimAction::Redirect);
             }
         }
         done.store(true, Ordering::Release);

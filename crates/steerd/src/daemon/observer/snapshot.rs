@@ -499,8 +499,8 @@ fn other_devices(observer: &Observer, stalled: &[Part]) -> Vec<OtherDeviceState>
 }
 
 fn claims(nic: &SoftNic, port: u8) -> Option<PortClaims> {
-    let ClaimReport { claims, widened } = nic.port_claims(port)?;
-    Some(PortClaims { count: claims as u64, widened_places: widened as u64 })
+    let ClaimReport { claims, dropping, widened } = nic.port_claims(port)?;
+    Some(PortClaims { count: claims as u64, widened_places: widened as u64, dropping: dropping as u64 })
 }
 
 fn counters(stats: &PortStats) -> PortCounters {
@@ -514,6 +514,7 @@ fn counters(stats: &PortStats) -> PortCounters {
         given_back_packets: stats.given_back,
         beyond_claims_packets: stats.beyond_claims,
         passed_packets: stats.passed,
+        xdp_dropped_packets: stats.dropped_by_wire,
         split_packets: stats.split_frames,
         split_segments: stats.split_segments,
         sent_packets: stats.tx_frames,

@@ -1,0 +1,89 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::drops::DROP_WORDS;
+use crate::memory::SharedWords;
+use crate::tree::tests::{claim, trees};
+
+/// Three of them have a purpose.
+const SLOTS: usize = 5;
+
+fn table(claims: usize) -> ClaimTable {
+    let drops = DropMemory::new(SharedWords::own(SLOTS * DROP_WORDS), SLOTS);
+    ClaimTable::new(trees(4 * claims, claims).0, drops, claims as u32)
+}
+
+/// The slot by which a claim drops, as the documentation of this module has it.
+fn expected(added: &[(Claim, ClaimAction)], claim: &Claim) -> u64 {
+    let overlaps = |other: &Claim| {
+        (0..LEVEL_WORDS).all(|word| {
+            (claim.value()[word] ^ other.value()[word]) & claim.mask()[word] & other.mask()[word] == 0
+        })
+    };
+    let own: Vec<&ClaimAction> =
+        added.iter().filter(|(one, _)| one == claim).map(|(_, action)| action).collect();
+    let [ClaimAction::Drop(counter)] = &*own else { return 0 };
+    let others = added.iter().filter(|(one, _)| one != claim && overlaps(one));
+    let mut by_claim: HashMap<Claim, Vec<&ClaimAction>> = HashMap::new();
+    others.for_each(|(one, action)| by_claim.entry(*one).or_default().push(action));
+    let agrees = |actions: &Vec<&ClaimAction>| actions.len() == 1 && *actions[0] == *own[0];
+    if by_claim.values().all(agrees) { counter.slot() } else { 0 }
+}
+
+fn check(table: &mut ClaimTable, added: &[(Claim, ClaimAction)]) {
+    for (claim, _) in added {
+        let rule = table.entry(claim).expect("it was added").rule;
+        assert_eq!(table.trees.drop_of(rule), expected(added, claim), "{claim:x?} of {added:x?}");
+    }
+}
+
+proptest! {
+    #[test]
+    fn a_claim_drops_if_and_only_if_nothing_disputes_it(
+        steps in prop::collection::vec((claim(), 0..4usize, prop::option::weighted(0.3, any::<prop::sample::Index>())), 1..40),
+    ) {
+        let mut table = table(64);
+        let counters: Vec<DropCounter> = (2..SLOTS).map(|_| table.drop_counter().unwrap()).collect();
+        prop_assert!(table.drop_counter().is_none());
+        let mut added: Vec<(Claim, ClaimAction)> = Vec::new();
+        for (mut claim, action, which) in steps {
+            match which {
+                Some(which) if !added.is_empty() && action > 0 => {
+                    let (claim, action) = added.swap_remove(which.index(added.len()));
+                    prop_assert!(table.remove(&claim, &action));
+                }
+                _ => {
+                    // Some are added again.
+                    if let Some(which) = which.filter(|_| !added.is_empty()) {
+                        claim = added[which.index(added.len())].0;
+                    }
+                    let action = counters.get(action).cloned().map_or(ClaimAction::Redirect, ClaimAction::Drop);
+                    table.add(&claim, action.clone()).unwrap();
+                    added.push((claim, action));
+                }
+            }
+            check(&mut table, &added);
+        }
+        while let Some((claim, action)) = added.pop() {
+            prop_assert!(table.remove(&claim, &action));
+            check(&mut table, &added);
+        }
+        prop_assert_eq!(table.report(), ClaimReport { claims: 0, dropping: 0, widened: 0 });
+        prop_assert_eq!(table.dropping, 0);
+        prop_assert!(table.groups.is_empty());
+    }
+}
+
+/// A claim that does not fit changes nothing.
+#[test]
+fn a_refused_claim_disputes_nothing() {
+    let mut table = table(1);
+    let counter = table.drop_counter().expect("free");
+    let everything = Claim::new([0; LEVEL_WORDS], [0; LEVEL_WORDS]);
+    let some = Claim::new([1, 0, 0, 0, 0, 0, 0, 0], [1, 0, 0, 0, 0, 0, 0, 0]);
+    let drops = ClaimAction::Drop(counter);
+    table.add(&some, drops.clone()).expect("there is room");
+    assert!(matches!(table.add(&everything, ClaimAction::Redirect), Err(XdpError::Full { limit: 1 })));
+    check(&mut table, &[(some, drops)]);
+    assert_eq!(table.report(), ClaimReport { claims: 1, dropping: 1, widened: 0 });
+}
