@@ -23,6 +23,8 @@
 //! that was just removed. So no tag is ever unknown. A number that both programs have means the same in both,
 //! or belongs to flows only that both have.
 //!
+//! A new flow has a class of the new program, with a number that fits into a tag.
+//!
 //! [`Plan::check`] examines a plan by these rules, whoever has made it; the controller carries out no other.
 
 mod check;

@@ -72,6 +72,7 @@ struct RuleTallies {
 
 impl RuleTallies {
     fn bit(disposition: Disposition) -> u8 {
+        const { assert!(Disposition::ALL.len() <= u8::BITS as usize, "a bit for each") };
         1 << disposition as u8
     }
 
@@ -112,7 +113,7 @@ impl TallyPlaces {
         Self { rules: rules.into(), len: len as usize }
     }
 
-    /// The place for a rule beyond the program or a disposition that it cannot have is beyond every row.
+    /// The place for a rule beyond all, or for a disposition that the rule cannot have, is beyond every row.
     fn of(&self, rule: RuleId, disposition: Disposition) -> u32 {
         self.rules.get(rule.index()).and_then(|tallies| tallies.place(disposition)).unwrap_or(NONE)
     }
@@ -296,7 +297,7 @@ impl ClassTable {
         self.tallies.at(self.entry(outcome).tally as usize)
     }
 
-    /// Every rule with each disposition that its classes can have or that was counted.
+    /// Every rule with each disposition that its classes can have, and what was counted for rules at run time.
     pub(crate) fn rows(&self) -> impl Iterator<Item = (&str, Disposition, Traffic)> {
         let PublishedProgram { program, places, .. } = &*self.published;
         let names = program.rules.iter().map(|rule| rule.name.as_str()).chain([RUNTIME_RULES]);

@@ -258,8 +258,6 @@ impl Classifier {
 
 /// The tables of a program that the packets of exact classes need, for one batch.
 #[derive(Clone, Copy)]
-// A power of two in size, for the address of the second.
-#[repr(align(64))]
 struct View<'t> {
     tallies: &'t [Tally],
     sinks: &'t [AtomicU64],

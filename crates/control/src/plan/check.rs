@@ -145,10 +145,11 @@ fn check_precedence(levels: &[u16], new: &Program, limits: &Limits) -> Result<()
         |(flow, level): (&Flow, &u16)| is_ordered(flow, limits).then_some((flow.kind, flow.priority, *level));
     let groups = Runs::of(new.flows.iter().zip(levels).map(group));
     let front = |flow: usize| (flow, new.flows[flow].front());
-    for above in groups.keys() {
-        for below in groups.keys().into_iter().filter(|below| is_violated(above, *below)) {
-            let seconds: Vec<(usize, FlowFront)> = groups.of_key(&below).map(front).collect();
-            for (first, of_first) in groups.of_key(&above).map(front) {
+    let keys = groups.keys();
+    for above in &keys {
+        for below in keys.iter().filter(|below| is_violated(*above, **below)) {
+            let seconds: Vec<(usize, FlowFront)> = groups.of_key(below).map(front).collect();
+            for (first, of_first) in groups.of_key(above).map(front) {
                 for (second, of_second) in &seconds {
                     if of_first.is_apart(of_second) {
                         continue;

@@ -41,12 +41,17 @@ impl<K: Ord + Copy> Runs<K> {
 mod tests {
     use super::*;
 
+    /// All sequences of six keys out of two, or none.
     #[test]
-    fn every_index_with_a_key_is_in_its_group() {
-        let keys = [Some('b'), Some('b'), None, Some('b'), Some('a'), Some('a'), None];
-        let runs = Runs::of(keys.into_iter());
-        assert_eq!(runs.keys(), ['a', 'b']);
-        let of = |key: char| runs.of_key(&key).collect::<Vec<_>>();
-        assert_eq!((of('a'), of('b'), of('c')), (vec![4, 5], vec![0, 1, 3], vec![]));
+    fn the_groups_are_those_of_a_list() {
+        for number in 0..3usize.pow(6) {
+            let key = |place: u32| Some(number / 3usize.pow(place) % 3).filter(|key| *key < 2);
+            let keys: Vec<Option<usize>> = (0..6).map(key).collect();
+            let runs = Runs::of(keys.iter().copied());
+            let listed =
+                |key: usize| (0..6).filter(|index| keys[*index] == Some(key)).collect::<Vec<usize>>();
+            assert_eq!(runs.keys(), (0..2).filter(|key| !listed(*key).is_empty()).collect::<Vec<_>>());
+            (0..3).for_each(|key| assert_eq!(runs.of_key(&key).collect::<Vec<_>>(), listed(key), "{keys:?}"));
+        }
     }
 }

@@ -313,6 +313,23 @@ fn flows_that_find_no_level_do_so_once_the_others_have_moved_together() {
     assert_eq!((summary.flows.installed, summary.flow_calls, summary.peak_flows), (3, 6, 4));
 }
 
+/// New flows have classes of the program whose numbers fit into a tag.
+#[test]
+fn a_flow_of_a_class_that_no_packet_can_carry_is_refused() {
+    let limits = limits();
+    let whole = program(&[(3, 1)], &limits).expect("it fits");
+    let plan = placed(None, &whole, &limits).plan.plan().clone();
+    for class in [ClassId(7), ClassId(program::CLASSES_MAX)] {
+        let mut broken = Program::clone(&whole);
+        let FlowAction::Steer { class: of_flow, .. } = &mut broken.flows[0].action else {
+            panic!("it steers")
+        };
+        *of_flow = class;
+        let checked = plan.clone().check(None, &broken, &limits).map(drop);
+        assert_eq!(checked, Err(PlanFault::NoClass(0)), "{class}");
+    }
+}
+
 /// Programs that have at most half of the priorities find levels beside any other.
 #[test]
 fn half_of_the_priorities_always_suffices() {
