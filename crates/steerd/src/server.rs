@@ -12,7 +12,8 @@
 //! - One request per connection (`Connection: close`): pipelined requests behind it are not answered.
 //! - At most [`CONNECTIONS_MAX`] connections. One more closes the oldest that has not sent its request yet,
 //!   or else the oldest, so idle connections never block a request. It waits until that one is
-//!   [`REQUEST_TIME`] old: else many connections at once would close one whose request is on its way.
+//!   [`REQUEST_TIME`] old: else many connections at once would close one whose request is on its way. So TCP
+//!   connections are accepted at 2,000 a second and more as long as all are idle.
 //! - At most [`THREADS_MAX`] threads of connections. A closed connection counts until its thread has ended.
 //! - A user of a unix socket has at most [`USER_CONNECTIONS_MAX`] of the connections, where one more closes
 //!   one of the user's own, and [`USER_THREADS_MAX`] of the threads. Root and the daemon's user have
@@ -233,6 +234,7 @@ struct Connection {
     uid: Option<u32>,
     /// Whether its request has arrived completely.
     asked: Arc<AtomicBool>,
+    /// When it was accepted.
     since: Instant,
 }
 
@@ -277,8 +279,8 @@ struct Connections<R> {
     router: Arc<R>,
     /// Oldest first.
     open: VecDeque<Connection>,
-    /// The connections without a thread: their users have too many, or it could not be started. They are not
-    /// closed here, because that could block.
+    /// The connections without a thread: their users have too many, or those that would make place are new, or
+    /// it could not be started. They are not closed here, because that could block.
     waiting: VecDeque<(UnixStream, Option<u32>)>,
     spawn: Spawn,
     /// [`REQUEST_TIME`], but for tests.
@@ -321,7 +323,7 @@ impl<R: Router> Connections<R> {
             self.open.retain(|connection| !connection.has_ended());
             match accepted {
                 Ok(Stream::Tcp(stream)) => {
-                    while !self.make_place(|_| true, CONNECTIONS_MAX) {
+                    while !self.make_place(|_| true, CONNECTIONS_MAX, self.request_time) {
                         tokio::time::sleep(ACCEPT_RETRY).await;
                         self.open.retain(|connection| !connection.has_ended());
                     }
@@ -373,14 +375,17 @@ impl<R: Router> Connections<R> {
             self.waiting.push_back((stream, uid));
             return Ok(());
         }
+        // A user with many connections that wait is not given time, which would keep others waiting.
+        let own_waiting = self.waiting.iter().filter(|(_, of)| *of == uid).count();
+        let least_age = if own_waiting < USER_CONNECTIONS_MAX { self.request_time } else { Duration::ZERO };
         let has_place = is_privileged(uid) || {
             // Those of root and the daemon's user beyond theirs are taken from the ones for users.
             let privileged = self.open.iter().filter(|one| one.is_open() && is_privileged(one.uid)).count();
             let most = (CONNECTIONS_MAX - privileged.max(RESERVED)).max(1);
-            self.make_place(|one| one.uid == uid, USER_CONNECTIONS_MAX)
-                && self.make_place(|one| !is_privileged(one.uid), most)
+            self.make_place(|one| one.uid == uid, USER_CONNECTIONS_MAX, least_age)
+                && self.make_place(|one| !is_privileged(one.uid), most, least_age)
         };
-        if !has_place || !self.make_place(|_| true, CONNECTIONS_MAX) {
+        if !has_place || !self.make_place(|_| true, CONNECTIONS_MAX, least_age) {
             self.waiting.push_back((stream, uid));
             return Ok(());
         }
@@ -423,14 +428,13 @@ impl<R: Router> Connections<R> {
         Ok(())
     }
 
-    /// Closes a connection if so many of these are open. `false`: it is too early for that.
-    fn make_place(&mut self, is_one: impl Fn(&Connection) -> bool, most: usize) -> bool {
+    /// Closes a connection if so many of these are open. `false`: it is not yet that old.
+    fn make_place(&mut self, is_one: impl Fn(&Connection) -> bool, most: usize, least_age: Duration) -> bool {
         let open = self.open.iter().filter(|one| one.is_open() && is_one(one));
-        let request_time = self.request_time;
         if open.count() < most {
             return true;
         }
-        let chosen = self.next_to_close(is_one).filter(|one| one.since.elapsed() >= request_time);
+        let chosen = self.next_to_close(is_one).filter(|one| one.since.elapsed() >= least_age);
         chosen.map(Connection::close).is_some()
     }
 

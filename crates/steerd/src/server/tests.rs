@@ -116,17 +116,29 @@ fn users_close_no_connection_of_root() {
 fn a_connection_is_kept_until_it_can_have_asked() {
     run(async {
         let mut connections = Connections::new(Nothing);
-        let mut clients = Vec::new();
-        for _ in 0..=USER_CONNECTIONS_MAX {
+        // Longer than the test.
+        connections.request_time = Duration::from_secs(3600);
+        let begin = |connections: &mut Connections<Nothing>| {
             let (client, server) = pair();
             connections.begin_or_wait(server, Some(1001)).expect("a thread");
-            clients.push(client);
-        }
+            client
+        };
+        let clients: Vec<_> = (0..2 * USER_CONNECTIONS_MAX).map(|_| begin(&mut connections)).collect();
         assert!(clients.iter().all(is_open));
-        assert_eq!((connections.waiting.len(), connections.open.len()), (1, USER_CONNECTIONS_MAX));
-        tokio::time::sleep(REQUEST_TIME).await;
+        let counts = |connections: &Connections<Nothing>| {
+            let open = connections.open.iter().filter(|one| one.is_open());
+            (connections.waiting.len(), open.count())
+        };
+        assert_eq!(counts(&connections), (USER_CONNECTIONS_MAX, USER_CONNECTIONS_MAX));
+        let _one_more = begin(&mut connections);
+        assert_eq!(
+            counts(&connections),
+            (USER_CONNECTIONS_MAX, USER_CONNECTIONS_MAX),
+            "a user with as many that wait loses the oldest"
+        );
+        connections.request_time = Duration::ZERO;
         connections.begin_waiting().expect("a thread");
-        assert_eq!(connections.waiting.len(), 0, "one that asks nothing makes place");
+        assert_eq!(connections.waiting.len(), 0, "those that ask nothing make place");
         connections.close_all().await;
     });
 }
