@@ -117,3 +117,66 @@ impl FlowClaims {
         self.0.as_ref().map(|claims| claims.flows.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use flow_table::{Actions, CounterId, Matcher, QpSlot, TunnelMatcher};
+    use packet::Layers;
+    use packet::cube::DST_PORT;
+    use test_support::not_run;
+    use xdp::ProgramOptions;
+
+    use super::*;
+
+    /// A flow that drops and counts UDP to a port.
+    fn dropping(id: u32, port: u128) -> FlowRule {
+        let mut matcher = Matcher::any();
+        matcher.require(Layers::UDP).field(&[DST_PORT], port, 0xffff);
+        FlowRule {
+            id: FlowId(id),
+            kind: FlowKind::Normal,
+            port: 1,
+            egress: false,
+            priority: 0,
+            dont_trap: false,
+            order: u64::from(id),
+            matcher,
+            tunnel: None,
+            actions: Actions { tag: None, drop: true, counter: Some(CounterId(0)), target: QpSlot(0) },
+        }
+    }
+
+    #[test]
+    fn the_wire_drops_for_flows_that_ask_for_nothing_else() {
+        let table = match xdp::load(&ProgramOptions::default()) {
+            Ok((_program, table)) => table,
+            Err(error @ XdpError::NotPermitted { .. }) => {
+                return not_run("claims of flows", &error.to_string());
+            }
+            Err(error) => panic!("{error}"),
+        };
+        let claims = FlowClaims::new(Some(table));
+        let dropped = || claims.report().map(|report| report.dropping);
+        let counter = claims.claim(&dropping(1, 1), None).expect("there is room").expect("a counter");
+        let same = claims.claim(&dropping(2, 2), Some(counter.clone())).expect("there is room");
+        assert_eq!((same, dropped()), (Some(counter), Some(2)), "two flows of one counter");
+        let uncounted = Actions { counter: None, ..dropping(0, 0).actions };
+        let of_uncounted = |id, port| FlowRule { actions: uncounted, ..dropping(id, port) };
+        let first = claims.claim(&of_uncounted(3, 3), None).expect("there is room");
+        assert_eq!(claims.claim(&of_uncounted(4, 4), None).expect("there is room"), first);
+        assert_eq!(dropped(), Some(4));
+        let delivering = Actions { drop: false, ..dropping(0, 0).actions };
+        for (id, other) in (5..).zip([
+            FlowRule { actions: delivering, ..dropping(5, 5) },
+            FlowRule { dont_trap: true, ..dropping(6, 6) },
+            FlowRule { tunnel: Some(Box::new(TunnelMatcher::default())), ..dropping(7, 7) },
+            FlowRule { kind: FlowKind::AllDefault, ..dropping(8, 8) },
+            FlowRule { egress: true, ..dropping(9, 9) },
+        ]) {
+            assert_eq!(claims.claim(&other, None).expect("there is room"), None, "flow {id}");
+        }
+        assert_eq!((dropped(), claims.report().map(|report| report.claims)), (Some(4), Some(8)));
+        (1..=4).for_each(|id| claims.withdraw(FlowId(id)));
+        assert_eq!(dropped(), Some(0));
+    }
+}

@@ -1,8 +1,8 @@
 //! A live interface through AF_XDP sockets: claimed packets leave the kernel, all others never leave it.
 //!
 //! The XDP program of crate `xdp` runs for each packet that the interface receives. It redirects those that a
-//! claim matches to the socket of their queue, where they end as far as the host is concerned, and passes all
-//! others to the host's network stack. Whoever knows the flows takes the table of claims ([`Wire::claims`]);
+//! claim matches to the socket of their queue, where they end as far as the host is concerned, or drops them,
+//! and passes all others to the host's network stack. Whoever knows the flows takes the table of claims ([`Wire::claims`]);
 //! until then nothing is claimed. Received frames stay in memory that is shared with the kernel until the
 //! next burst; sent frames are copied once, into the socket of the first queue.
 //!

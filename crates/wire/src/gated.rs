@@ -1,7 +1,8 @@
 //! A wire that receives only while a program lets it, so that a capture loses no packet before all flows are
 //! on the device and every packet is counted at the end.
 //!
-//! One flag opens and closes any number of them. All other calls pass through; no frame is inspected.
+//! One flag opens and closes any number of them. All other calls pass through; no frame is inspected. While it
+//! is closed, an XDP program drops nothing either.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,25 +11,39 @@ use super::{
     Burst, GivenBack, ReceiveCounters, SleepHint, Splits, TransmitError, Transmitted, Wire, WireState,
 };
 use packet::MacAddr;
-use xdp::ClaimTable;
+use xdp::{AllDrops, ClaimTable};
 
 /// A wire behind a flag: closed, it is tended but receives nothing.
 pub struct GatedWire {
     wire: Box<dyn Wire>,
     open: Arc<AtomicBool>,
+    /// The packets that the wire drops before they are received, once its claims were handed out.
+    drops: Option<AllDrops>,
+    /// Whether the wire was open when it was called last.
+    was_open: bool,
 }
 
 impl GatedWire {
     /// The wire receives while `open` is true.
     #[must_use]
     pub fn new(wire: Box<dyn Wire>, open: &Arc<AtomicBool>) -> Self {
-        Self { wire, open: Arc::clone(open) }
+        Self { wire, open: Arc::clone(open), drops: None, was_open: false }
+    }
+
+    /// Whether the wire is open; notes a change.
+    fn is_open(&mut self) -> bool {
+        let is_open = self.open.load(Ordering::Relaxed);
+        if is_open != self.was_open {
+            self.was_open = is_open;
+            self.drops.iter().for_each(|drops| drops.allow(is_open));
+        }
+        is_open
     }
 }
 
 impl Wire for GatedWire {
     fn receive<'w>(&'w mut self, burst: &mut Burst<'w>) {
-        if self.open.load(Ordering::Relaxed) {
+        if self.is_open() {
             self.wire.receive(burst);
         } else {
             self.wire.tend();
@@ -93,7 +108,11 @@ impl Wire for GatedWire {
     }
 
     fn claims(&mut self) -> Option<ClaimTable> {
-        self.wire.claims()
+        let claims = self.wire.claims()?;
+        let drops = claims.all_drops();
+        drops.allow(self.was_open);
+        self.drops = Some(drops);
+        Some(claims)
     }
 
     fn takes_away(&self) -> bool {

@@ -3,8 +3,8 @@
 // It reads the packed image of the outer headers exactly as crates/packet/src/parse.rs does, and looks the image up in
 // decision trees that the process writes while the program runs (crates/xdp/src/tree.rs describes their form). Membership
 // is all that they decide. Where a tree leads beyond its bounds the packet is redirected: more than is claimed may be
-// redirected, never less. A packet is dropped here if the rule that it meets says so: the process lets a rule say it only
-// if nothing else can be done with any packet that the rule matches (crates/xdp/src/claims.rs).
+// redirected, never less. A packet is dropped here if the rule that it meets names a slot: the process gives a rule one only
+// if every rule that shares packets with it drops them for the same slot (crates/xdp/src/claims.rs).
 //
 // It needs no headers, so that its object depends on the compiler alone: the types below are those of linux/bpf.h.
 // Build it with program/build, which also writes the object that the crate contains.
@@ -84,7 +84,8 @@ struct rule {
 };
 
 // The packets that one processor has dropped for one purpose. Slot 0 of a processor counts none: its first word is odd
-// while the program is about to drop a packet there. Slot 1 counts all, before the others.
+// while the program is about to drop a packet there, and its second is not 0 while nothing is to be dropped. Slot 1 counts
+// all, before the others.
 struct drops {
 	u64 packets;
 	u64 bytes;
@@ -278,7 +279,7 @@ INLINE u32 search(const u64 *image, u32 at)
 	return BEYOND;
 }
 
-// Drops a packet if the rule that it met says so, and counts it. Both exchanges are full barriers: a process that has
+// Drops a packet if the rule that it met names a slot, and counts it there. Both exchanges are full barriers: a process that has
 // taken `drop` back, and then found the first word even or changed, has all counts of packets that were dropped by it.
 INLINE int is_dropped(struct xdp_md *context, u32 place)
 {
@@ -292,15 +293,15 @@ INLINE int is_dropped(struct xdp_md *context, u32 place)
 	u32 second = first + TOTAL_SLOT;
 	struct drops *run = map_lookup(&DROP_MAP, &first);
 	struct drops *total = map_lookup(&DROP_MAP, &second);
-	if (!run || !total || bytes > MAX_DROP_BYTES)
+	if (!run || !total || *(const volatile u64 *)&run->bytes || bytes > MAX_DROP_BYTES)
 		return 0;
 	u64 runs = run->packets;
 	__sync_lock_test_and_set(&run->packets, runs + 1);
 	u64 slot = *(const volatile u64 *)&rule->drop;
 	u32 counted = first + slot;
 	struct drops *drops = map_lookup(&DROP_MAP, &counted);
-	int dropped = slot && drops;
-	if (slot && drops) {
+	int dropped = slot && drops && !*(const volatile u64 *)&run->bytes;
+	if (dropped && drops) {
 		total->packets++;
 		total->bytes += bytes;
 		drops->packets++;

@@ -13,7 +13,8 @@
 //! leads to it, and a reference to it is stored with release order afterwards, in one store. The program
 //! loads the reference and uses the address that depends on it. A block or rule that is no longer referred to
 //! is *retired*, and is free only after a grace period that began later: then every program that may have
-//! loaded a reference to it has ended.
+//! loaded a reference to it has ended. Only the last word of a rule, the slot of what it drops, changes while
+//! references lead to it ([`crate::drops`]).
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 

@@ -4,11 +4,11 @@
 //! A claim can be for packets that are dropped and counted. The program finds *a* rule that matches a packet,
 //! not the one of highest precedence. So it drops by a claim only if that is right whatever else matches: the
 //! claim is *undisputed*, which means that every other claim that shares packets with it drops them too, for
-//! the same counter. All others are redirected, as ever, and whoever receives them decides. A claim that was
-//! added several times is disputed: nobody says that what is done several times has one effect.
+//! the same counter. All others are redirected, as ever, and whoever receives them decides. The packets of a
+//! claim that was added several times are redirected too.
 //!
-//! Each dropping claim has the number of claims that dispute it. A claim that comes or goes changes the
-//! numbers of those that it shares packets with. Before it comes, the rules that it disputes drop nothing
+//! Each claim that is to drop has the number of claims that dispute it. A claim that comes or goes changes
+//! the numbers of those that it shares packets with. Before it comes, the rules that it disputes drop nothing
 //! any more; after it has gone, those that nothing disputes any more begin to drop.
 
 use std::collections::HashMap;
@@ -19,9 +19,7 @@ use packet::cube::LEVEL_WORDS;
 use crate::XdpError;
 use crate::blocks::RulePlace;
 use crate::drops::{AllDrops, DropCounter, DropMemory};
-use crate::tree::{Claim, Trees};
-
-type Image = [u64; LEVEL_WORDS];
+use crate::tree::{Claim, Image, Trees};
 
 /// The treatment of claimed packets.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,10 +36,8 @@ pub enum ClaimAction {
 pub struct ClaimTable {
     trees: Trees,
     /// By mask.
-    groups: HashMap<Image, Group>,
+    groups: HashMap<Image, MaskGroup>,
     len: usize,
-    /// How many claims drop.
-    dropping: usize,
     drops: Arc<DropMemory>,
     limit: u32,
     /// The number of widened places, unless the trees have changed since it was counted.
@@ -50,66 +46,99 @@ pub struct ClaimTable {
 
 /// The claims of one mask.
 #[derive(Debug, Default)]
-struct Group {
+struct MaskGroup {
     /// Side by side: a claim that comes or goes is compared with all of them.
     values: Vec<Image>,
     /// By place of the value.
-    entries: Vec<Entry>,
+    claims: Vec<ClaimState>,
     places: HashMap<Image, usize>,
+    /// How many of them are to drop.
+    dropping: usize,
 }
 
-impl Group {
-    fn insert(&mut self, value: Image, entry: Entry) {
+impl MaskGroup {
+    fn insert(&mut self, value: Image, claim: ClaimState) {
+        self.dropping += usize::from(claim.effect().slot() != 0);
         self.places.insert(value, self.values.len());
         self.values.push(value);
-        self.entries.push(entry);
+        self.claims.push(claim);
     }
 
-    fn get(&mut self, value: &Image) -> Option<&mut Entry> {
-        self.entries.get_mut(*self.places.get(value)?)
+    fn get(&mut self, value: &Image) -> Option<&mut ClaimState> {
+        self.claims.get_mut(*self.places.get(value)?)
+    }
+
+    /// Changes the actions of a claim. Returns its effect before and after.
+    fn change(&mut self, value: &Image, change: impl FnOnce(&mut Vec<ClaimAction>)) -> Option<[Effect; 2]> {
+        let claim = self.claims.get_mut(*self.places.get(value)?)?;
+        let before = claim.effect();
+        change(&mut claim.actions);
+        let after = claim.effect();
+        self.dropping += usize::from(after.slot() != 0);
+        self.dropping -= usize::from(before.slot() != 0);
+        Some([before, after])
     }
 
     fn remove(&mut self, value: &Image) {
         let Some(place) = self.places.remove(value) else { return };
         self.values.swap_remove(place);
-        self.entries.swap_remove(place);
+        self.dropping -= usize::from(self.claims.swap_remove(place).effect().slot() != 0);
         if let Some(moved) = self.values.get(place) {
             self.places.insert(*moved, place);
         }
     }
 }
 
-/// A claim.
+/// A claim that is in the trees.
 #[derive(Debug)]
-struct Entry {
+struct ClaimState {
     rule: RulePlace,
     /// One for each time that it was added.
     actions: Vec<ClaimAction>,
-    /// The claims that dispute it; counted only while it drops.
+    /// The claims that dispute it; counted only while it is to drop.
     disputes: usize,
 }
 
-impl Entry {
-    /// The slot of the packets that are dropped for the claim, if nothing disputes it; 0 if it does not drop.
-    fn drop(&self) -> u64 {
+impl ClaimState {
+    fn effect(&self) -> Effect {
         match &*self.actions {
-            [ClaimAction::Drop(counter)] => counter.slot(),
-            _ => 0,
+            [] => Effect::Absent,
+            [action] => Effect::of(action),
+            _ => Effect::Redirect,
         }
     }
 }
 
-/// The effect of a claim on those that share packets with it: `None` if it is not there, else the slot for
-/// which it drops, or 0.
-type Effect = Option<u64>;
-
-/// Whether a claim with this effect disputes one that drops for the slot.
-fn disputes(effect: Effect, slot: u64) -> bool {
-    effect.is_some_and(|other| other != slot)
+/// What a claim means for those that share packets with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Effect {
+    /// It is not there.
+    Absent,
+    Redirect,
+    /// It drops its packets for this slot.
+    Drop(u64),
 }
 
-fn drops(effect: Effect) -> bool {
-    effect.is_some_and(|slot| slot != 0)
+impl Effect {
+    fn of(action: &ClaimAction) -> Self {
+        match action {
+            ClaimAction::Redirect => Self::Redirect,
+            ClaimAction::Drop(counter) => Self::Drop(counter.slot()),
+        }
+    }
+
+    /// The slot of what it drops; 0: it drops nothing.
+    fn slot(self) -> u64 {
+        match self {
+            Self::Drop(slot) => slot,
+            Self::Absent | Self::Redirect => 0,
+        }
+    }
+
+    /// Whether it disputes a claim that drops for the slot.
+    fn disputes(self, slot: u64) -> bool {
+        self != Self::Absent && self != Self::Drop(slot)
+    }
 }
 
 /// How exactly the trees represent the claims.
@@ -125,7 +154,7 @@ pub struct ClaimReport {
 
 impl ClaimTable {
     pub(crate) fn new(trees: Trees, drops: Arc<DropMemory>, limit: u32) -> Self {
-        Self { trees, groups: HashMap::new(), len: 0, dropping: 0, drops, limit, widened: None }
+        Self { trees, groups: HashMap::new(), len: 0, drops, limit, widened: None }
     }
 
     /// A counter for [`ClaimAction::Drop`]; `None` if there are no more, or if the kernel lacks what the
@@ -147,25 +176,21 @@ impl ClaimTable {
     /// # Errors
     /// There are too many claims; nothing has changed.
     pub fn add(&mut self, claim: &Claim, action: ClaimAction) -> Result<(), XdpError> {
-        if let Some(entry) = self.entry(claim) {
-            let (before, rule) = (entry.drop(), entry.rule);
-            entry.actions.push(action);
+        if let Some(state) = self.state(claim) {
+            let rule = state.rule;
             self.trees.set_drop(rule, 0);
-            self.change(claim, Some(before), Some(0));
+            self.change_actions(claim, |actions| actions.push(action));
             return Ok(());
         }
         self.widened = None;
-        let drop = match &action {
-            ClaimAction::Redirect => 0,
-            ClaimAction::Drop(counter) => counter.slot(),
-        };
-        let disputes = self.change(claim, None, Some(drop));
-        let Ok(rule) = self.trees.add(claim, if disputes == 0 { drop } else { 0 }) else {
-            self.change(claim, Some(drop), None);
+        let effect = Effect::of(&action);
+        let disputes = self.settle(claim, Effect::Absent, effect);
+        let Ok(rule) = self.trees.add(claim, if disputes == 0 { effect.slot() } else { 0 }) else {
+            self.settle(claim, effect, Effect::Absent);
             return Err(XdpError::Full { limit: self.limit });
         };
         let group = self.groups.entry(*claim.mask()).or_default();
-        group.insert(*claim.value(), Entry { rule, actions: vec![action], disputes });
+        group.insert(*claim.value(), ClaimState { rule, actions: vec![action], disputes });
         self.len += 1;
         Ok(())
     }
@@ -174,18 +199,11 @@ impl ClaimTable {
     /// arrives after this has returned is redirected or dropped for it, and its counter has all that were
     /// dropped. Returns whether the claim was there.
     pub fn remove(&mut self, claim: &Claim, action: &ClaimAction) -> bool {
-        let Some(entry) = self.entry(claim) else { return false };
-        let Some(place) = entry.actions.iter().position(|known| known == action) else { return false };
-        let (before, rule) = (entry.drop(), entry.rule);
-        // It lives until the program counts for it no more.
-        let _removed = entry.actions.swap_remove(place);
-        let (after, is_last) = (entry.drop(), entry.actions.is_empty());
+        let Some(state) = self.state(claim) else { return false };
+        let Some(place) = state.actions.iter().position(|known| known == action) else { return false };
+        let (rule, is_last) = (state.rule, state.actions.len() == 1);
         if !is_last {
-            let disputes = self.change(claim, Some(before), Some(after));
-            if let Some(entry) = self.entry(claim) {
-                entry.disputes = disputes;
-            }
-            self.trees.set_drop(rule, if disputes == 0 { after } else { 0 });
+            self.change_actions(claim, |actions| _ = actions.swap_remove(place));
             return true;
         }
         self.widened = None;
@@ -200,8 +218,21 @@ impl ClaimTable {
                 self.groups.remove(claim.mask());
             }
         }
-        self.change(claim, Some(before), None);
+        self.settle(claim, Effect::of(action), Effect::Absent);
         true
+    }
+
+    /// Changes the actions of a claim that is there before and after.
+    fn change_actions(&mut self, claim: &Claim, change: impl FnOnce(&mut Vec<ClaimAction>)) {
+        let group = self.groups.get_mut(claim.mask());
+        let Some([before, after]) = group.and_then(|group| group.change(claim.value(), change)) else {
+            return;
+        };
+        let disputes = self.settle(claim, before, after);
+        let Some(state) = self.state(claim) else { return };
+        state.disputes = disputes;
+        let rule = state.rule;
+        self.trees.set_drop(rule, if disputes == 0 { after.slot() } else { 0 });
     }
 
     /// How exactly the trees represent the claims. Walks through all of them if they have changed since it
@@ -209,38 +240,37 @@ impl ClaimTable {
     #[must_use]
     pub fn report(&mut self) -> ClaimReport {
         let widened = *self.widened.get_or_insert_with(|| self.trees.widened());
-        let entries = self.groups.values().flat_map(|group| &group.entries);
-        let dropping = entries.filter(|entry| entry.drop() != 0 && entry.disputes == 0).count();
+        let claims = self.groups.values().filter(|group| group.dropping > 0).flat_map(|group| &group.claims);
+        let dropping = claims.filter(|claim| claim.effect().slot() != 0 && claim.disputes == 0).count();
         ClaimReport { claims: self.len, dropping, widened }
     }
 
-    fn entry(&mut self, claim: &Claim) -> Option<&mut Entry> {
+    fn state(&mut self, claim: &Claim) -> Option<&mut ClaimState> {
         self.groups.get_mut(claim.mask())?.get(claim.value())
     }
 
-    /// The effect of a claim on others changes: those that it disputes now drop nothing when this returns,
-    /// and those that nothing disputes any more drop. Returns how many dispute this one if it drops now.
-    fn change(&mut self, claim: &Claim, before: Effect, after: Effect) -> usize {
-        self.dropping -= usize::from(drops(before));
-        let is_about_drops = drops(before) || drops(after) || self.dropping > 0;
-        self.dropping += usize::from(drops(after));
-        if !is_about_drops {
-            return 0;
-        }
-        let mut own_disputes = 0;
+    /// Has the claims that share packets with one follow a change of its effect: those that it disputes now
+    /// drop nothing when this returns, and those that nothing disputes any more drop. Returns how many dispute
+    /// this one, if it is to drop.
+    fn settle(&mut self, claim: &Claim, before: Effect, after: Effect) -> usize {
+        let mut disputes = 0;
+        let is_to_drop = after.slot() != 0;
         let Self { groups, trees, .. } = self;
-        for (mask, group) in groups {
-            let mut meet = |entry: &mut Entry| {
-                let slot = entry.drop();
-                own_disputes += usize::from(Some(slot) != after);
+        // What drops nothing has an effect only on what is to drop.
+        let met =
+            groups.iter_mut().filter(|(_, group)| before != after && (is_to_drop || group.dropping > 0));
+        for (mask, group) in met {
+            let mut meet = |other: &mut ClaimState| {
+                let slot = other.effect().slot();
+                disputes += usize::from(other.effect().disputes(after.slot()));
                 if slot == 0 {
                     return;
                 }
-                let former = entry.disputes;
-                entry.disputes =
-                    former + usize::from(disputes(after, slot)) - usize::from(disputes(before, slot));
-                if (former == 0) != (entry.disputes == 0) {
-                    trees.set_drop(entry.rule, if entry.disputes == 0 { slot } else { 0 });
+                let former = other.disputes;
+                let (came, went) = (after.disputes(slot), before.disputes(slot));
+                other.disputes = former + usize::from(came) - usize::from(went);
+                if (former == 0) != (other.disputes == 0) {
+                    trees.set_drop(other.rule, if other.disputes == 0 { slot } else { 0 });
                 }
             };
             let shared: Image = std::array::from_fn(|word| mask[word] & claim.mask()[word]);
@@ -251,17 +281,17 @@ impl ClaimTable {
                 group.get(&value).filter(|_| is_other(&value)).map(&mut meet);
                 continue;
             }
-            for (value, entry) in group.values.iter().zip(&mut group.entries) {
+            for (value, other) in group.values.iter().zip(&mut group.claims) {
                 // Without a branch for each word.
                 let differs = (0..LEVEL_WORDS)
                     .fold(0, |bits, word| bits | (value[word] ^ claim.value()[word]) & shared[word]);
                 if differs == 0 && is_other(value) {
-                    meet(entry);
+                    meet(other);
                 }
             }
         }
         self.drops.quiesce();
-        own_disputes
+        disputes
     }
 }
 

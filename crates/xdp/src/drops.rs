@@ -7,21 +7,26 @@
 //! or changed. Then every program that has read the slot has counted; what starts later reads the rule anew.
 //! So a slot is free as soon as no rule names it.
 //!
-//! A packet is counted among all before it is counted for its purpose, so the sum of the purposes is never
-//! more than what is read of all afterwards.
+//! A packet is counted among all before it is counted for its purpose. On processors that keep the order of
+//! stores the sum of the purposes is never more than what is read of all afterwards.
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use crate::memory::SharedWords;
 
 /// Words of the program's `struct drops`.
 pub(crate) const DROP_WORDS: usize = 2;
 
-/// The slots that have no purpose: one whose first word is odd while the program counts, and that of all
-/// dropped packets.
+/// The slots that have no purpose: one whose first word is odd while the program counts, and whose second is
+/// not 0 while nothing is to be dropped; and that of all dropped packets.
 const RESERVED_SLOTS: usize = 2;
 const TOTAL_SLOT: usize = 1;
+
+/// How often a program that counts is looked at before a nap, in which a program of less priority may run.
+const SPINS: usize = 1000;
+const NAP: Duration = Duration::from_micros(50);
 
 /// Dropped packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -64,14 +69,17 @@ impl DropMemory {
         })
     }
 
-    /// Waits until every program has counted that read a rule before this was called. Programs run without
-    /// interruption for less than a microsecond.
+    /// Waits until every program has counted that read a rule before this was called: less than a
+    /// microsecond, but where the host takes the processor from the program.
     pub(crate) fn quiesce(&self) {
         fence(Ordering::SeqCst);
         for of_processor in self.words.chunks_exact(self.slots.max(1) * DROP_WORDS) {
             let begun = of_processor[0].load(Ordering::SeqCst);
-            while begun % 2 == 1 && of_processor[0].load(Ordering::SeqCst) == begun {
-                std::thread::yield_now();
+            let is_counting = || begun % 2 == 1 && of_processor[0].load(Ordering::SeqCst) == begun;
+            let mut spins = 0;
+            while is_counting() {
+                spins += 1;
+                if spins < SPINS { std::hint::spin_loop() } else { std::thread::sleep(NAP) }
             }
         }
     }
@@ -82,6 +90,15 @@ impl DropMemory {
 pub struct AllDrops(pub(crate) Arc<DropMemory>);
 
 impl AllDrops {
+    /// Lets the program drop packets, or redirect those too. When this has returned, and none is to be dropped,
+    /// all that were are counted.
+    pub fn allow(&self, is_allowed: bool) {
+        for of_processor in self.0.words.chunks_exact(self.0.slots.max(1) * DROP_WORDS) {
+            of_processor[1].store(u64::from(!is_allowed), Ordering::SeqCst);
+        }
+        self.0.quiesce();
+    }
+
     /// The packets that the program has dropped so far.
     #[must_use]
     pub fn read(&self) -> Dropped {

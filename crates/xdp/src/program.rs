@@ -40,7 +40,7 @@ pub const MAX_CLAIMS: u32 = MAX_PLACES / BLOCKS_PER_CLAIM;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProgramOptions {
     /// The most different claims, up to [`MAX_CLAIMS`]; 392 bytes of kernel memory each, with the blocks of
-    /// the trees.
+    /// the trees. Beside them, 64 KiB for each processor that there may be count what is dropped.
     pub claims: u32,
     /// The queues of the interface.
     pub queues: u32,
@@ -154,6 +154,11 @@ fn load_object(object: &[u8], options: &ProgramOptions) -> Result<(SteeringProgr
     let processors =
         aya::util::nr_cpus().map_err(|(file, source)| XdpError::System { operation: file, source })?;
     let slots = if has_frame_length() { DROP_SLOTS } else { 0 };
+    if slots == 0 {
+        tracing::info!(
+            "the XDP program redirects packets that are to be dropped: it drops none before Linux 5.18"
+        );
+    }
     let mut ebpf = EbpfLoader::new()
         .btf(None)
         .map_max_entries("RULE_MAP", rules)

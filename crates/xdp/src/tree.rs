@@ -54,7 +54,7 @@ const ADDRESS_BITS: u32 = 12;
 /// Port bits from which on a claim is about ports.
 const PORT_BITS: u32 = 8;
 
-type Image = [u64; LEVEL_WORDS];
+pub(crate) type Image = [u64; LEVEL_WORDS];
 
 /// The packets whose image equals a value under a mask: the packed image of the outer headers
 /// ([`packet::cube`]).
@@ -88,6 +88,14 @@ impl Claim {
     #[must_use]
     pub fn matches(&self, image: &Image) -> bool {
         (0..LEVEL_WORDS).all(|word| image[word] & self.mask[word] == self.value[word])
+    }
+
+    /// Returns whether some image matches both claims.
+    #[must_use]
+    pub fn overlaps(&self, other: &Self) -> bool {
+        let differs =
+            |word: usize| (self.value[word] ^ other.value[word]) & self.mask[word] & other.mask[word] != 0;
+        !(0..LEVEL_WORDS).any(differs)
     }
 
     /// The entries of an inner node that an image of the claim may select.

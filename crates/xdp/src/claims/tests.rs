@@ -15,15 +15,10 @@ fn table(claims: usize) -> ClaimTable {
 
 /// The slot by which a claim drops, as the documentation of this module has it.
 fn expected(added: &[(Claim, ClaimAction)], claim: &Claim) -> u64 {
-    let overlaps = |other: &Claim| {
-        (0..LEVEL_WORDS).all(|word| {
-            (claim.value()[word] ^ other.value()[word]) & claim.mask()[word] & other.mask()[word] == 0
-        })
-    };
     let own: Vec<&ClaimAction> =
         added.iter().filter(|(one, _)| one == claim).map(|(_, action)| action).collect();
     let [ClaimAction::Drop(counter)] = &*own else { return 0 };
-    let others = added.iter().filter(|(one, _)| one != claim && overlaps(one));
+    let others = added.iter().filter(|(one, _)| one != claim && one.overlaps(claim));
     let mut by_claim: HashMap<Claim, Vec<&ClaimAction>> = HashMap::new();
     others.for_each(|(one, action)| by_claim.entry(*one).or_default().push(action));
     let agrees = |actions: &Vec<&ClaimAction>| actions.len() == 1 && *actions[0] == *own[0];
@@ -32,7 +27,7 @@ fn expected(added: &[(Claim, ClaimAction)], claim: &Claim) -> u64 {
 
 fn check(table: &mut ClaimTable, added: &[(Claim, ClaimAction)]) {
     for (claim, _) in added {
-        let rule = table.entry(claim).expect("it was added").rule;
+        let rule = table.state(claim).expect("it was added").rule;
         assert_eq!(table.trees.drop_of(rule), expected(added, claim), "{claim:x?} of {added:x?}");
     }
 }
@@ -40,7 +35,8 @@ fn check(table: &mut ClaimTable, added: &[(Claim, ClaimAction)]) {
 proptest! {
     #[test]
     fn a_claim_drops_if_and_only_if_nothing_disputes_it(
-        steps in prop::collection::vec((claim(), 0..4usize, prop::option::weighted(0.3, any::<prop::sample::Index>())), 1..40),
+        steps in prop::collection::vec(
+            (claim(), 0..4usize, prop::option::weighted(0.3, any::<prop::sample::Index>())), 1..40),
     ) {
         let mut table = table(64);
         let counters: Vec<DropCounter> = (2..SLOTS).map(|_| table.drop_counter().unwrap()).collect();
@@ -57,7 +53,8 @@ proptest! {
                     if let Some(which) = which.filter(|_| !added.is_empty()) {
                         claim = added[which.index(added.len())].0;
                     }
-                    let action = counters.get(action).cloned().map_or(ClaimAction::Redirect, ClaimAction::Drop);
+                    let counter = counters.get(action).cloned();
+                    let action = counter.map_or(ClaimAction::Redirect, ClaimAction::Drop);
                     table.add(&claim, action.clone()).unwrap();
                     added.push((claim, action));
                 }
@@ -69,7 +66,6 @@ proptest! {
             check(&mut table, &added);
         }
         prop_assert_eq!(table.report(), ClaimReport { claims: 0, dropping: 0, widened: 0 });
-        prop_assert_eq!(table.dropping, 0);
         prop_assert!(table.groups.is_empty());
     }
 }

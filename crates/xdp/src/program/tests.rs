@@ -227,13 +227,11 @@ proptest! {
                 claims.push((claim, action));
             }
         }
-        let is_apart = |one: &Claim, other: &Claim| (0..LEVEL_WORDS).any(|word| {
-            (one.value()[word] ^ other.value()[word]) & one.mask()[word] & other.mask()[word] != 0
-        });
         let is_undisputed = |(claim, action): &&(Claim, ClaimAction)| {
-            claims.iter().all(|(other, of_other)| of_other == action || is_apart(claim, other))
+            claims.iter().all(|(other, of_other)| of_other == action || !claim.overlaps(other))
         };
-        let undisputed = claims.iter().filter(|(_, action)| *action != ClaimAction::Redirect).filter(is_undisputed);
+        let to_drop = claims.iter().filter(|(_, action)| *action != ClaimAction::Redirect);
+        let undisputed = to_drop.filter(is_undisputed);
         prop_assert_eq!(table.report().dropping, undisputed.count());
         let mut expected = [Dropped::default(); 2];
         for frame in &frames {
@@ -263,6 +261,35 @@ proptest! {
         }
         prop_assert_eq!(counters.map(|counter| counter.read()), expected);
     }
+}
+
+/// Longer frames than the program may drop, and all while it may drop none, are redirected.
+#[test]
+fn the_program_drops_what_it_may() {
+    let options = ProgramOptions { drop_bytes_max: 100, ..ProgramOptions::default() };
+    let (program, mut table) = match load_object(OBJECT, &options) {
+        Ok(loaded) => loaded,
+        Err(error @ XdpError::NotPermitted { .. }) => {
+            return not_run("the XDP program", &error.to_string());
+        }
+        Err(error) => panic!("{error}"),
+    };
+    let counter = table.drop_counter().unwrap();
+    let everything = Claim::new([0; LEVEL_WORDS], [0; LEVEL_WORDS]);
+    table.add(&everything, ClaimAction::Drop(counter.clone())).unwrap();
+    let ip = FrameBuilder::new().ipv4([10, 1, 2, 3].into(), [192, 0, 2, 10].into());
+    let frame = |bytes| ip.clone().udp(1, 2).frame_bytes(bytes).build();
+    let try_both = || {
+        program.try_frame(&frame(100), 1).unwrap();
+        program.try_frame(&frame(101), 1).unwrap();
+        (counter.read(), program.counters().unwrap().unserved)
+    };
+    let one = Dropped { packets: 1, bytes: 100 };
+    assert_eq!(try_both(), (one, 1));
+    table.all_drops().allow(false);
+    assert_eq!(try_both(), (one, 3));
+    table.all_drops().allow(true);
+    assert_eq!(try_both(), (Dropped { packets: 2, bytes: 200 }, 4));
 }
 
 /// While frames arrive, the claim that drops them comes and goes, and is disputed. A counter that was read
