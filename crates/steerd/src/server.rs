@@ -279,8 +279,8 @@ struct Connections<R> {
     router: Arc<R>,
     /// Oldest first.
     open: VecDeque<Connection>,
-    /// The connections without a thread: their users have too many, or those that would make place are new, or
-    /// it could not be started. They are not closed here, because that could block.
+    /// The connections without a thread: their users have too many, or those that would make place are new,
+    /// or it could not be started. They are not closed here, because that could block.
     waiting: VecDeque<(UnixStream, Option<u32>)>,
     spawn: Spawn,
     /// [`REQUEST_TIME`], but for tests.

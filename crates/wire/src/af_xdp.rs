@@ -2,9 +2,9 @@
 //!
 //! The XDP program of crate `xdp` runs for each packet that the interface receives. It redirects those that a
 //! claim matches to the socket of their queue, where they end as far as the host is concerned, or drops them,
-//! and passes all others to the host's network stack. Whoever knows the flows takes the table of claims ([`Wire::claims`]);
-//! until then nothing is claimed. Received frames stay in memory that is shared with the kernel until the
-//! next burst; sent frames are copied once, into the socket of the first queue.
+//! and passes all others to the host's network stack. Whoever knows the flows takes the table of claims
+//! ([`Wire::claims`]); until then nothing is claimed. Received frames stay in memory that is shared with the
+//! kernel until the next burst; sent frames are copied once, into the socket of the first queue.
 //!
 //! The program and the claims outlive the interface: when it is removed the wire is down until there is one
 //! of its name, and the program is attached to that with new sockets. Another program cannot take the place

@@ -1,8 +1,8 @@
 //! A wire that receives only while a program lets it, so that a capture loses no packet before all flows are
 //! on the device and every packet is counted at the end.
 //!
-//! One flag opens and closes any number of them. All other calls pass through; no frame is inspected. While it
-//! is closed, an XDP program drops nothing either.
+//! One flag opens and closes any number of them. All other calls pass through; no frame is inspected. While
+//! it is closed, an XDP program drops nothing either.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -105,7 +105,8 @@ pub trait Wire: Send {
     fn tend(&mut self) {}
 
     /// Hands out the claims of the wire, to whoever knows the flows: only frames that a claim matches are
-    /// received, or dropped before that ([`xdp::ClaimAction`]). Once; `None` if the wire receives all frames, which is the default.
+    /// received, or dropped before that ([`xdp::ClaimAction`]). Once; `None` if the wire receives all frames,
+    /// which is the default.
     fn claims(&mut self) -> Option<xdp::ClaimTable> {
         None
     }

@@ -297,7 +297,8 @@ impl ClassTable {
         self.tallies.at(self.entry(outcome).tally as usize)
     }
 
-    /// Every rule with each disposition that its classes can have, and what was counted for rules at run time.
+    /// Every rule with each disposition that its classes can have, and what was counted for rules at run
+    /// time.
     pub(crate) fn rows(&self) -> impl Iterator<Item = (&str, Disposition, Traffic)> {
         let PublishedProgram { program, places, .. } = &*self.published;
         let names = program.rules.iter().map(|rule| rule.name.as_str()).chain([RUNTIME_RULES]);

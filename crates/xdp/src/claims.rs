@@ -250,8 +250,8 @@ impl ClaimTable {
     }
 
     /// Has the claims that share packets with one follow a change of its effect: those that it disputes now
-    /// drop nothing when this returns, and those that nothing disputes any more drop. Returns how many dispute
-    /// this one, if it is to drop.
+    /// drop nothing when this returns, and those that nothing disputes any more drop. Returns how many
+    /// dispute this one, if it is to drop.
     fn settle(&mut self, claim: &Claim, before: Effect, after: Effect) -> usize {
         let mut disputes = 0;
         let is_to_drop = after.slot() != 0;

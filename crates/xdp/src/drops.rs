@@ -90,8 +90,8 @@ impl DropMemory {
 pub struct AllDrops(pub(crate) Arc<DropMemory>);
 
 impl AllDrops {
-    /// Lets the program drop packets, or redirect those too. When this has returned, and none is to be dropped,
-    /// all that were are counted.
+    /// Lets the program drop packets, or redirect those too. When this has returned, and none is to be
+    /// dropped, all that were are counted.
     pub fn allow(&self, is_allowed: bool) {
         for of_processor in self.0.words.chunks_exact(self.0.slots.max(1) * DROP_WORDS) {
             of_processor[1].store(u64::from(!is_allowed), Ordering::SeqCst);
