@@ -5,7 +5,7 @@
 //! withdrawn before it leaves it: a frame that the wire takes finds its flow, but for those on their way when
 //! the flow is destroyed. Flows of sent frames claim nothing.
 //!
-//! The wire itself drops and counts frames of flows that drop, where no other flow could want them
+//! The wire itself drops and counts frames of flows that drop, where no flow before could want them
 //! ([`xdp::ClaimAction`]). A counter of the device is then the sum of what the engine counts and of a counter
 //! for each such port.
 //!
@@ -33,7 +33,7 @@ struct Claims {
 #[derive(Debug)]
 struct ClaimedFlows {
     table: ClaimTable,
-    of_flow: HashMap<FlowId, (Claim, ClaimAction)>,
+    of_flow: HashMap<FlowId, (Claim, u32, ClaimAction)>,
     /// For flows that drop without counting.
     uncounted: Option<DropCounter>,
 }
@@ -55,6 +55,15 @@ impl ClaimedFlows {
             }
         });
         counter.map_or(ClaimAction::Redirect, ClaimAction::Drop)
+    }
+}
+
+/// Where a flow stands among those that share frames with it: by kind and priority, as in the flow table. A
+/// sniffer gets a copy whatever comes before it.
+fn precedence(rule: &FlowRule) -> u32 {
+    match rule.kind {
+        FlowKind::Sniffer => 0,
+        kind => (kind as u32) << 16 | u32::from(rule.priority),
     }
 }
 
@@ -81,8 +90,9 @@ impl FlowClaims {
         let Some(mut flows) = self.lock().filter(|_| !rule.egress) else { return Ok(None) };
         let claim = Claim::new(*rule.matcher.value().words(), *rule.matcher.mask().words());
         let action = flows.action(rule, counter);
-        flows.table.add(&claim, action.clone())?;
-        flows.of_flow.insert(rule.id, (claim, action.clone()));
+        let precedence = precedence(rule);
+        flows.table.add(&claim, precedence, action.clone())?;
+        flows.of_flow.insert(rule.id, (claim, precedence, action.clone()));
         match action {
             ClaimAction::Drop(counter) => Ok(Some(counter)),
             ClaimAction::Redirect => Ok(None),
@@ -93,8 +103,8 @@ impl FlowClaims {
     /// takes and drops none for this flow.
     pub(crate) fn withdraw(&self, flow: FlowId) {
         let Some(mut flows) = self.lock() else { return };
-        if let Some((claim, action)) = flows.of_flow.remove(&flow) {
-            flows.table.remove(&claim, &action);
+        if let Some((claim, precedence, action)) = flows.of_flow.remove(&flow) {
+            flows.table.remove(&claim, precedence, &action);
         }
     }
 

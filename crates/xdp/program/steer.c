@@ -4,7 +4,7 @@
 // decision trees that the process writes while the program runs (crates/xdp/src/tree.rs describes their form). Membership
 // is all that they decide. Where a tree leads beyond its bounds the packet is redirected: more than is claimed may be
 // redirected, never less. A packet is dropped here if the rule that it meets names a slot: the process gives a rule one only
-// if every rule that shares packets with it drops them for the same slot (crates/xdp/src/claims.rs).
+// if it decides all of its packets (crates/xdp/src/claims.rs).
 //
 // It needs no headers, so that its object depends on the compiler alone: the types below are those of linux/bpf.h.
 // Build it with program/build, which also writes the object that the crate contains.
@@ -56,8 +56,8 @@ enum { RUN_SLOT, TOTAL_SLOT };
 #define HAS_UDP (1ULL << 60)
 #define HAS_C_TAG (1ULL << 63)
 
-// The trees.
-#define ROOTS 8
+// The trees; those of claims that may drop come first.
+#define ROOTS 16
 #define BLOCK_ENTRIES 16
 #define LIST_ENTRIES 15
 #define MAX_STEPS 24

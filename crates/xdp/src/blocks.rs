@@ -25,7 +25,7 @@ use crate::memory::SharedWords;
 use crate::tree::Claim;
 
 /// Trees, each with a root.
-pub(crate) const ROOTS: usize = 8;
+pub(crate) const ROOTS: usize = 16;
 /// References of a block: as many as a nibble has values.
 pub(crate) const BLOCK_ENTRIES: usize = 16;
 /// Rules of a list; the last entry leads on.

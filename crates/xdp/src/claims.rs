@@ -1,11 +1,12 @@
 //! The claims as their owner sees them: added and removed, any of them several times.
 //!
 //! # Which packets the program drops itself
-//! A claim can be for packets that are dropped and counted. The program finds *a* rule that matches a packet,
-//! not the one of highest precedence. So it drops by a claim only if that is right whatever else matches: the
-//! claim is *undisputed*, which means that every other claim that shares packets with it drops them too, for
-//! the same counter. All others are redirected, as ever, and whoever receives them decides. The packets of a
-//! claim that was added several times are redirected too.
+//! A claim can be for packets that are dropped and counted. Claims have a precedence, by which whoever
+//! receives redirected packets decides between those that match; the program finds *a* rule that matches a
+//! packet, of claims that may drop if there is one. So it drops by a claim only if the claim decides all of
+//! its packets: it is *undisputed*, which means that every other claim that shares packets with it comes
+//! after it, or drops them too, for the same counter. All others are redirected, as ever, and so are the
+//! packets of a claim that was added several times.
 //!
 //! Each claim that is to drop has the number of claims that dispute it. A claim that comes or goes changes
 //! the numbers of those that it shares packets with. Before it comes, the rules that it disputes drop nothing
@@ -69,7 +70,11 @@ impl MaskGroup {
     }
 
     /// Changes the actions of a claim. Returns its effect before and after.
-    fn change(&mut self, value: &Image, change: impl FnOnce(&mut Vec<ClaimAction>)) -> Option<[Effect; 2]> {
+    fn change(
+        &mut self,
+        value: &Image,
+        change: impl FnOnce(&mut Vec<(u32, ClaimAction)>),
+    ) -> Option<[Effect; 2]> {
         let claim = self.claims.get_mut(*self.places.get(value)?)?;
         let before = claim.effect();
         change(&mut claim.actions);
@@ -93,8 +98,8 @@ impl MaskGroup {
 #[derive(Debug)]
 struct ClaimState {
     rule: RulePlace,
-    /// One for each time that it was added.
-    actions: Vec<ClaimAction>,
+    /// One for each time that it was added, with its precedence.
+    actions: Vec<(u32, ClaimAction)>,
     /// The claims that dispute it; counted only while it is to drop.
     disputes: usize,
 }
@@ -103,41 +108,47 @@ impl ClaimState {
     fn effect(&self) -> Effect {
         match &*self.actions {
             [] => Effect::Absent,
-            [action] => Effect::of(action),
-            _ => Effect::Redirect,
+            [(precedence, action)] => Effect::of(*precedence, action),
+            several => Effect::Redirect(several.iter().map(|(precedence, _)| *precedence).min().unwrap_or(0)),
         }
     }
 }
 
-/// What a claim means for those that share packets with it.
+/// What a claim means for those that share packets with it. The lowest precedence comes first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Effect {
     /// It is not there.
     Absent,
-    Redirect,
-    /// It drops its packets for this slot.
-    Drop(u64),
+    /// Its packets are redirected.
+    Redirect(u32),
+    /// It drops its packets, of a precedence, for a slot.
+    Drop(u32, u64),
 }
 
 impl Effect {
-    fn of(action: &ClaimAction) -> Self {
+    fn of(precedence: u32, action: &ClaimAction) -> Self {
         match action {
-            ClaimAction::Redirect => Self::Redirect,
-            ClaimAction::Drop(counter) => Self::Drop(counter.slot()),
+            ClaimAction::Redirect => Self::Redirect(precedence),
+            ClaimAction::Drop(counter) => Self::Drop(precedence, counter.slot()),
         }
     }
 
     /// The slot of what it drops; 0: it drops nothing.
     fn slot(self) -> u64 {
         match self {
-            Self::Drop(slot) => slot,
-            Self::Absent | Self::Redirect => 0,
+            Self::Drop(_, slot) => slot,
+            Self::Absent | Self::Redirect(_) => 0,
         }
     }
 
-    /// Whether it disputes a claim that drops for the slot.
-    fn disputes(self, slot: u64) -> bool {
-        self != Self::Absent && self != Self::Drop(slot)
+    /// Whether it disputes another one, which is to drop.
+    fn disputes(self, other: Self) -> bool {
+        let Self::Drop(precedence, slot) = other else { return false };
+        match self {
+            Self::Absent => false,
+            Self::Redirect(own) => own <= precedence,
+            Self::Drop(own, own_slot) => own <= precedence && own_slot != slot,
+        }
     }
 }
 
@@ -171,36 +182,40 @@ impl ClaimTable {
     }
 
     /// Adds a claim. When this has returned, no packet that arrives and is claimed is passed, and none is
-    /// dropped that this claim disputes. A claim that was added twice has to be removed twice.
+    /// dropped that another action awaits by it. Of claims that match a packet the one of the lowest
+    /// `precedence` decides. A claim that was added twice has to be removed twice.
     ///
     /// # Errors
     /// There are too many claims; nothing has changed.
-    pub fn add(&mut self, claim: &Claim, action: ClaimAction) -> Result<(), XdpError> {
+    pub fn add(&mut self, claim: &Claim, precedence: u32, action: ClaimAction) -> Result<(), XdpError> {
         if let Some(state) = self.state(claim) {
             let rule = state.rule;
             self.trees.set_drop(rule, 0);
-            self.change_actions(claim, |actions| actions.push(action));
+            self.change_actions(claim, |actions| actions.push((precedence, action)));
             return Ok(());
         }
         self.widened = None;
-        let effect = Effect::of(&action);
+        let effect = Effect::of(precedence, &action);
         let disputes = self.settle(claim, Effect::Absent, effect);
-        let Ok(rule) = self.trees.add(claim, if disputes == 0 { effect.slot() } else { 0 }) else {
+        let slot = if disputes == 0 { effect.slot() } else { 0 };
+        let may_drop = effect.slot() != 0;
+        let Ok(rule) = self.trees.add(claim, may_drop.then_some(slot)) else {
             self.settle(claim, effect, Effect::Absent);
             return Err(XdpError::Full { limit: self.limit });
         };
         let group = self.groups.entry(*claim.mask()).or_default();
-        group.insert(*claim.value(), ClaimState { rule, actions: vec![action], disputes });
+        group.insert(*claim.value(), ClaimState { rule, actions: vec![(precedence, action)], disputes });
         self.len += 1;
         Ok(())
     }
 
-    /// Takes back an [`add`](Self::add) of a claim with this action. When it was the last, no packet that
+    /// Takes back an [`add`](Self::add) of a claim with this precedence and action. When it was the last, no packet that
     /// arrives after this has returned is redirected or dropped for it, and its counter has all that were
     /// dropped. Returns whether the claim was there.
-    pub fn remove(&mut self, claim: &Claim, action: &ClaimAction) -> bool {
+    pub fn remove(&mut self, claim: &Claim, precedence: u32, action: &ClaimAction) -> bool {
         let Some(state) = self.state(claim) else { return false };
-        let Some(place) = state.actions.iter().position(|known| known == action) else { return false };
+        let is_it = |(of, known): &(u32, ClaimAction)| *of == precedence && known == action;
+        let Some(place) = state.actions.iter().position(is_it) else { return false };
         let (rule, is_last) = (state.rule, state.actions.len() == 1);
         if !is_last {
             self.change_actions(claim, |actions| _ = actions.swap_remove(place));
@@ -218,12 +233,12 @@ impl ClaimTable {
                 self.groups.remove(claim.mask());
             }
         }
-        self.settle(claim, Effect::of(action), Effect::Absent);
+        self.settle(claim, Effect::of(precedence, action), Effect::Absent);
         true
     }
 
     /// Changes the actions of a claim that is there before and after.
-    fn change_actions(&mut self, claim: &Claim, change: impl FnOnce(&mut Vec<ClaimAction>)) {
+    fn change_actions(&mut self, claim: &Claim, change: impl FnOnce(&mut Vec<(u32, ClaimAction)>)) {
         let group = self.groups.get_mut(claim.mask());
         let Some([before, after]) = group.and_then(|group| group.change(claim.value(), change)) else {
             return;
@@ -261,16 +276,16 @@ impl ClaimTable {
             groups.iter_mut().filter(|(_, group)| before != after && (is_to_drop || group.dropping > 0));
         for (mask, group) in met {
             let mut meet = |other: &mut ClaimState| {
-                let slot = other.effect().slot();
-                disputes += usize::from(other.effect().disputes(after.slot()));
-                if slot == 0 {
+                let effect = other.effect();
+                disputes += usize::from(effect.disputes(after));
+                if effect.slot() == 0 {
                     return;
                 }
                 let former = other.disputes;
-                let (came, went) = (after.disputes(slot), before.disputes(slot));
+                let (came, went) = (after.disputes(effect), before.disputes(effect));
                 other.disputes = former + usize::from(came) - usize::from(went);
                 if (former == 0) != (other.disputes == 0) {
-                    trees.set_drop(other.rule, if other.disputes == 0 { slot } else { 0 });
+                    trees.set_drop(other.rule, if other.disputes == 0 { effect.slot() } else { 0 });
                 }
             };
             let shared: Image = std::array::from_fn(|word| mask[word] & claim.mask()[word]);

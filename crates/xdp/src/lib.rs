@@ -12,7 +12,8 @@
 //!   the claim is removed.
 //! - A packet that arrives after [`ClaimTable::remove`] returned is neither redirected nor dropped for that
 //!   claim.
-//! - A packet is dropped only if all claims that match it drop for one counter; each is counted once.
+//! - A packet is dropped only if the claims that come first of those that match it drop for one counter; each
+//!   is counted once.
 //! - Where the trees have no room for a claim, more packets are redirected than are claimed
 //!   ([`ClaimReport::widened`]), never fewer.
 //!
@@ -31,7 +32,7 @@
 //! // Everything over UDP (`packet::cube` describes the image).
 //! let udp = 1 << packet::cube::HAS_UDP.shift();
 //! let claim = Claim::new([udp, 0, 0, 0, 0, 0, 0, 0], [udp, 0, 0, 0, 0, 0, 0, 0]);
-//! claims.add(&claim, ClaimAction::Redirect)?;
+//! claims.add(&claim, 0, ClaimAction::Redirect)?;
 //! program.set_socket(0, socket().as_fd())?;
 //! let attachment = program.attach("eth0", 2)?;
 //! # Ok::<(), xdp::XdpError>(())

@@ -1,6 +1,6 @@
 //! The decision trees of the claims: how they are built and changed while the program reads them.
 //!
-//! There is a tree for each class of claims ([`class_of`]), by whether a claim masks much of the destination
+//! There is a tree for each class of claims ([`class_of`]), by whether they may drop packets, and by whether a claim masks much of the destination
 //! address, of the source address and of the ports: claims that leave one open would otherwise be copied into
 //! most leaves of a tree that divides by it. An inner node divides by four bits of the image. Claims that do
 //! not mask these bits are compared before it, in a *list*, if they are few, and otherwise copied to all of
@@ -22,7 +22,7 @@
 //! to leave: it needs nodes that are never changed where they can be read. What both could share is the
 //! choice of the bits that divide best, which is some thirty lines here.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use packet::cube::{
     DST_IPV4, DST_MAC, DST_PORT, HAS_IPV4, HAS_IPV6, LEVEL_WORDS, SRC_IPV4, SRC_MAC, SRC_PORT,
@@ -105,7 +105,10 @@ impl Claim {
     }
 }
 
-/// The tree of a claim.
+/// The classes of claims that may drop, and of others.
+const CLASSES: usize = ROOTS / 2;
+
+/// The class of a claim among those that may drop, or among the others.
 fn class_of(claim: &Claim) -> usize {
     let mask = &claim.mask;
     let layers = mask[HAS_IPV4.word()];
@@ -136,6 +139,8 @@ struct TreeState {
 pub(crate) struct Trees {
     memory: TreeMemory,
     claims: HashMap<RulePlace, Claim>,
+    /// The rules of claims that may drop.
+    dropping: HashSet<RulePlace>,
     states: [TreeState; ROOTS],
 }
 
@@ -146,15 +151,28 @@ pub(crate) struct NoRule;
 impl Trees {
     /// Empty trees in memory that no reference leads into.
     pub(crate) fn new(memory: TreeMemory) -> Self {
-        Self { memory, claims: HashMap::new(), states: [TreeState::default(); ROOTS] }
+        Self {
+            memory,
+            claims: HashMap::new(),
+            dropping: HashSet::new(),
+            states: [TreeState::default(); ROOTS],
+        }
+    }
+
+    /// The tree of a claim. The program looks into those of claims that may drop first.
+    fn tree_of(&self, rule: RulePlace, claim: &Claim) -> usize {
+        class_of(claim) + if self.dropping.contains(&rule) { 0 } else { CLASSES }
     }
 
     /// Adds a claim: packets that it matches are not passed any more when this returns. `drop`: as for
-    /// [`set_drop`](Self::set_drop).
-    pub(crate) fn add(&mut self, claim: &Claim, drop: u64) -> Result<RulePlace, NoRule> {
-        let rule = self.memory.new_rule(claim, drop).ok_or(NoRule)?;
+    /// [`set_drop`](Self::set_drop), if the claim may drop.
+    pub(crate) fn add(&mut self, claim: &Claim, drop: Option<u64>) -> Result<RulePlace, NoRule> {
+        let rule = self.memory.new_rule(claim, drop.unwrap_or(0)).ok_or(NoRule)?;
         self.claims.insert(rule, *claim);
-        let class = class_of(claim);
+        if drop.is_some() {
+            self.dropping.insert(rule);
+        }
+        let class = self.tree_of(rule, claim);
         self.states[class].len += 1;
         if !self.follow_changes(class) {
             self.add_at(ReferencePlace::Root(class), rule, 0);
@@ -172,7 +190,8 @@ impl Trees {
     /// Removes a claim: no packet that arrives when this has returned is redirected for it.
     pub(crate) fn remove(&mut self, rule: RulePlace) {
         let Some(claim) = self.claims.remove(&rule) else { return };
-        let class = class_of(&claim);
+        let class = self.tree_of(rule, &claim);
+        self.dropping.remove(&rule);
         self.states[class].len -= 1;
         if !self.follow_changes(class) {
             self.remove_at(ReferencePlace::Root(class), rule, &claim);
@@ -211,8 +230,8 @@ impl Trees {
 
     fn rebuild(&mut self, class: usize) {
         let root = ReferencePlace::Root(class);
-        let mut rules: Vec<RulePlace> =
-            self.claims.iter().filter(|(_, claim)| class_of(claim) == class).map(|(rule, _)| *rule).collect();
+        let of_tree = |(rule, claim): &(&RulePlace, &Claim)| self.tree_of(**rule, claim) == class;
+        let mut rules: Vec<RulePlace> = self.claims.iter().filter(of_tree).map(|(rule, _)| *rule).collect();
         // The same claims make the same tree.
         rules.sort_unstable();
         if self.memory.spare_blocks() < rules.len() {

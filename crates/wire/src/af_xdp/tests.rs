@@ -166,7 +166,7 @@ fn claimed_frames_leave_the_kernel_and_others_never_do() {
         };
         assert_eq!(sorted(receive(&mut host, 60)), sorted(mixed.clone()), "nothing is claimed");
 
-        claims.add(&port_claim(9), ClaimAction::Redirect).unwrap();
+        claims.add(&port_claim(9), 0, ClaimAction::Redirect).unwrap();
         send(&mut sender, &mixed);
         let to_port_9 = |frame: &Vec<u8>| packet::FlowKey::of(frame).dst_port == 9;
         let (expected, others): (Vec<_>, Vec<_>) = mixed.iter().cloned().partition(to_port_9);
@@ -174,11 +174,12 @@ fn claimed_frames_leave_the_kernel_and_others_never_do() {
         assert_eq!(sorted(receive(&mut host, 30)), sorted(others));
 
         // Only the tagged ones.
-        claims.remove(&port_claim(9), &ClaimAction::Redirect);
+        claims.remove(&port_claim(9), 0, &ClaimAction::Redirect);
         let tag = 1 << packet::cube::HAS_C_TAG.shift();
         claims
             .add(
                 &Claim::new([0, 0, 0, 0, 0, 0, 42, tag], [0, 0, 0, 0, 0, 0, VLAN_ID.ones(), tag]),
+                0,
                 ClaimAction::Redirect,
             )
             .unwrap();
@@ -197,7 +198,7 @@ fn frames_pass_the_rings_many_times_in_order() {
     in_namespace("many_times", |mode| {
         let mut wire = open("right", mode).unwrap();
         let mut claims = wire.claims().unwrap();
-        claims.add(&port_claim(9), ClaimAction::Redirect).unwrap();
+        claims.add(&port_claim(9), 0, ClaimAction::Redirect).unwrap();
         let mut sender = watch("left");
         for round in 0..40u16 {
             // Of one flow, and so of one queue.
@@ -235,7 +236,7 @@ fn frames_that_the_interface_drops_do_not_count_as_sent() {
 fn frames_beyond_the_ring_are_counted_as_lost() {
     in_namespace("beyond_the_ring", |mode| {
         let mut wire = open("right", mode).unwrap();
-        wire.claims().unwrap().add(&port_claim(9), ClaimAction::Redirect).unwrap();
+        wire.claims().unwrap().add(&port_claim(9), 0, ClaimAction::Redirect).unwrap();
         let mut sender = watch("left");
         let frames: Vec<Vec<u8>> = (0..1000).map(|number| frame(number, 9, 60).build()).collect();
         send(&mut sender, &frames);
@@ -361,7 +362,7 @@ fn claims_outlive_an_interface_that_goes_and_comes_back() {
     in_namespace("goes_and_comes_back", |mode| {
         let mut wire = open("right", mode).unwrap();
         let mut claims = wire.claims().unwrap();
-        claims.add(&port_claim(9), ClaimAction::Redirect).unwrap();
+        claims.add(&port_claim(9), 0, ClaimAction::Redirect).unwrap();
         let passes = |wire: &mut AfXdpWire| {
             let frames = vec![frame(1, 9, 60).build()];
             send(&mut watch("left"), &frames);
@@ -379,7 +380,7 @@ fn claims_outlive_an_interface_that_goes_and_comes_back() {
         ip("link del east").unwrap();
         until(&mut wire, WireState::Down);
         assert!(wire.describe().contains("gone"), "{}", wire.describe());
-        claims.add(&port_claim(10), ClaimAction::Redirect).unwrap();
+        claims.add(&port_claim(10), 0, ClaimAction::Redirect).unwrap();
         add_pair().unwrap();
         until(&mut wire, WireState::Live);
         passes(&mut wire);
@@ -394,7 +395,7 @@ fn claims_outlive_an_interface_that_goes_and_comes_back() {
 fn unmatched_frames_are_left_to_the_host_in_order() {
     in_namespace("unmatched", |mode| {
         let mut wire = open("right", mode).unwrap();
-        wire.claims().unwrap().add(&port_claim(9), ClaimAction::Redirect).unwrap();
+        wire.claims().unwrap().add(&port_claim(9), 0, ClaimAction::Redirect).unwrap();
         let (mut sender, mut host) = (watch("left"), watch("right"));
         let frames: Vec<Vec<u8>> = (0..8).map(|number| frame(1, 9, 60 + 100 * number).build()).collect();
         send(&mut sender, &frames);
@@ -426,7 +427,7 @@ fn frames_are_given_back_once_where_packets_are_spread_over_processors() {
         }
         add_pair().unwrap();
         let mut wire = open("right", mode).unwrap();
-        wire.claims().unwrap().add(&port_claim(9), ClaimAction::Redirect).unwrap();
+        wire.claims().unwrap().add(&port_claim(9), 0, ClaimAction::Redirect).unwrap();
         let (mut sender, mut host) = (watch("left"), watch("right"));
         for round in 0..20 {
             let mut frames: Vec<Vec<u8>> =
@@ -455,7 +456,7 @@ fn frames_are_given_back_once_where_packets_are_spread_over_processors() {
 fn claimed_frames_are_taken_among_thousands_that_are_given_back() {
     in_namespace("among_thousands", |mode| {
         let mut wire = open("right", mode).unwrap();
-        wire.claims().unwrap().add(&port_claim(9), ClaimAction::Redirect).unwrap();
+        wire.claims().unwrap().add(&port_claim(9), 0, ClaimAction::Redirect).unwrap();
         let (mut sender, mut host) = (watch("left"), watch("right"));
         for round in 0..60u16 {
             let frames: Vec<Vec<u8>> = (0..64).map(|_| frame(round, 9, 60).build()).collect();
@@ -484,7 +485,7 @@ fn a_frame_that_cannot_be_given_back_is_lost_with_its_reason() {
             ip(&format!("link set {end} mtu 3498")).unwrap();
         }
         let mut wire = open("right", mode).unwrap();
-        wire.claims().unwrap().add(&port_claim(9), ClaimAction::Redirect).unwrap();
+        wire.claims().unwrap().add(&port_claim(9), 0, ClaimAction::Redirect).unwrap();
         let (mut sender, mut host) = (watch("left"), watch("right"));
         let mut give_back = |bytes| {
             send(&mut sender, &[frame(1, 9, bytes).build()]);
@@ -511,7 +512,7 @@ fn a_frame_that_cannot_be_given_back_is_lost_with_its_reason() {
 fn a_program_that_cannot_be_attached_again_is_tried_again() {
     in_namespace("attach_again", |mode| {
         let mut wire = open("right", mode).unwrap();
-        wire.claims().unwrap().add(&port_claim(9), ClaimAction::Redirect).unwrap();
+        wire.claims().unwrap().add(&port_claim(9), 0, ClaimAction::Redirect).unwrap();
         wire.attached.attachment = None;
         let mode_of_other = if mode == XdpMode::Generic { AttachMode::Generic } else { AttachMode::Native };
         let options = ProgramOptions { mode: mode_of_other, ..ProgramOptions::default() };
@@ -545,7 +546,7 @@ fn offloads_of_a_veth_are_not_refused() {
 fn an_idle_engine_is_woken_by_a_claimed_frame() {
     in_namespace("woken", |mode| {
         let mut wire = open("right", mode).unwrap();
-        wire.claims().unwrap().add(&port_claim(9), ClaimAction::Redirect).unwrap();
+        wire.claims().unwrap().add(&port_claim(9), 0, ClaimAction::Redirect).unwrap();
         let SleepHint::Readable { descriptor, .. } = wire.sleep_hint() else { panic!("a descriptor") };
         assert!(!is_readable(descriptor, 0));
         send(&mut watch("left"), &[frame(1, 8, 60).build()]);

@@ -40,9 +40,9 @@ fn image(frame: &[u8]) -> Image {
 /// of an image that differs in one bit.
 fn check_image(program: &SteeringProgram, claims: &mut ClaimTable, frame: &[u8]) {
     let exact = Claim::new(image(frame), [u64::MAX; LEVEL_WORDS]);
-    claims.add(&exact, ClaimAction::Redirect).unwrap();
+    claims.add(&exact, 0, ClaimAction::Redirect).unwrap();
     assert!(!program.try_frame(frame, 1).unwrap().is_passed, "{:x?} of {frame:02x?}", image(frame));
-    claims.remove(&exact, &ClaimAction::Redirect);
+    claims.remove(&exact, 0, &ClaimAction::Redirect);
 }
 
 /// Frames of every kind that the parser distinguishes.
@@ -132,13 +132,13 @@ proptest! {
             claim_of(&image(which.get::<Vec<u8>>(&damaged)), choice, *bits)
         }).filter(|claim| claim.mask() != &[0; LEVEL_WORDS]).collect();
         for claim in &claims {
-            table.add(claim, ClaimAction::Redirect).unwrap();
+            table.add(claim, 0, ClaimAction::Redirect).unwrap();
         }
         let (_, superset) = check_decisions(&program, &claims, &damaged);
         let beyond = program.counters().unwrap().beyond_bounds;
         prop_assert!(superset <= beyond, "each exception is counted: {superset} of {beyond}");
         for claim in &claims {
-            table.remove(claim, &ClaimAction::Redirect);
+            table.remove(claim, 0, &ClaimAction::Redirect);
         }
         for frame in &damaged {
             prop_assert!(table.report().widened > 0 || program.try_frame(frame, 1).unwrap().is_passed);
@@ -193,12 +193,12 @@ fn no_frame_of_the_captures_that_a_claim_matches_is_passed() {
             .filter(|claim| claim.mask().iter().map(|word| word.count_ones()).sum::<u32>() > 100)
             .collect();
         for claim in &claims {
-            table.add(claim, ClaimAction::Redirect).unwrap();
+            table.add(claim, 0, ClaimAction::Redirect).unwrap();
         }
         let (matched, more) = check_decisions(&program, &claims, &frames);
         (claimed, superset) = (claimed + matched, superset + more);
         for claim in &claims {
-            table.remove(claim, &ClaimAction::Redirect);
+            table.remove(claim, 0, &ClaimAction::Redirect);
         }
     }
     println!("{} frames, 4 rounds: {claimed} claimed, {superset} redirected beyond that", frames.len());
@@ -207,31 +207,34 @@ fn no_frame_of_the_captures_that_a_claim_matches_is_passed() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 16, ..ProptestConfig::default() })]
 
-    /// The program drops only what all claims that match drop for one counter, and all of that where nothing
-    /// disputes these claims.
+    /// The program drops only what the first claims that match drop for one counter, and all of that where
+    /// nothing disputes the claims that drop.
     #[test]
     fn frames_are_dropped_and_counted_for_their_claims(
         rules in prop::collection::vec(
-            (any::<prop::sample::Index>(), any::<[u8; LEVEL_WORDS]>(), any::<u64>(), 0..3usize), 1..60),
+            (any::<prop::sample::Index>(), any::<[u8; LEVEL_WORDS]>(), any::<u64>(), 0..3usize, 0..3u32), 1..60),
     ) {
         let Some((program, mut table)) = loaded() else { return Ok(()) };
         let frames = frames();
         let all = table.all_drops();
         let counters: [DropCounter; 2] = std::array::from_fn(|_| table.drop_counter().unwrap());
-        let mut claims: Vec<(Claim, ClaimAction)> = Vec::new();
-        for (which, choice, bits, action) in &rules {
+        let mut claims: Vec<(Claim, u32, ClaimAction)> = Vec::new();
+        for (which, choice, bits, action, precedence) in &rules {
             let claim = claim_of(&image(which.get::<Vec<u8>>(&frames)), choice, *bits);
-            if claims.iter().all(|(known, _)| *known != claim) {
+            if claims.iter().all(|(known, ..)| *known != claim) {
                 let action = counters.get(*action).cloned().map_or(ClaimAction::Redirect, ClaimAction::Drop);
-                table.add(&claim, action.clone()).unwrap();
-                claims.push((claim, action));
+                table.add(&claim, *precedence, action.clone()).unwrap();
+                claims.push((claim, *precedence, action));
             }
         }
-        let is_undisputed = |(claim, action): &&(Claim, ClaimAction)| {
-            claims.iter().all(|(other, of_other)| of_other == action || !claim.overlaps(other))
+        let is_undisputed = |(claim, precedence, action): &&(Claim, u32, ClaimAction)| {
+            let agrees = |(other, later, of_other): &(Claim, u32, ClaimAction)| {
+                of_other == action || later > precedence || !claim.overlaps(other)
+            };
+            claims.iter().all(agrees)
         };
-        let to_drop = claims.iter().filter(|(_, action)| *action != ClaimAction::Redirect);
-        let undisputed = to_drop.filter(is_undisputed);
+        let is_to_drop = |(.., action): &&(Claim, u32, ClaimAction)| *action != ClaimAction::Redirect;
+        let undisputed = claims.iter().filter(is_to_drop).filter(is_undisputed);
         prop_assert_eq!(table.report().dropping, undisputed.count());
         let mut expected = [Dropped::default(); 2];
         for frame in &frames {
@@ -239,14 +242,17 @@ proptest! {
             let (before, beyond) = (all.read(), program.counters().unwrap().beyond_bounds);
             program.try_frame(frame, 1).unwrap();
             let now = all.read();
-            let matching: Vec<&(Claim, ClaimAction)> =
-                claims.iter().filter(|(claim, _)| claim.matches(&image)).collect();
+            let matching: Vec<&(Claim, u32, ClaimAction)> =
+                claims.iter().filter(|(claim, ..)| claim.matches(&image)).collect();
+            let first = matching.iter().map(|(_, precedence, _)| *precedence).min();
             let counter = counters.iter().position(|counter| {
                 let drops = ClaimAction::Drop(counter.clone());
-                !matching.is_empty() && matching.iter().all(|(_, action)| *action == drops)
+                let mut first = matching.iter().filter(|(_, precedence, _)| Some(*precedence) == first);
+                !matching.is_empty() && first.all(|(.., action)| *action == drops)
             });
             if now == before {
-                let is_certain = matching.iter().all(is_undisputed);
+                let mut to_drop = matching.iter().copied().filter(is_to_drop);
+                let is_certain = to_drop.all(|claim| is_undisputed(&claim));
                 prop_assert!(counter.is_none() || !is_certain || program.counters().unwrap().beyond_bounds > beyond, "not dropped");
             } else {
                 let expected = &mut expected[counter.expect("all claims agree")];
@@ -276,7 +282,7 @@ fn the_program_drops_what_it_may() {
     };
     let counter = table.drop_counter().unwrap();
     let everything = Claim::new([0; LEVEL_WORDS], [0; LEVEL_WORDS]);
-    table.add(&everything, ClaimAction::Drop(counter.clone())).unwrap();
+    table.add(&everything, 0, ClaimAction::Drop(counter.clone())).unwrap();
     let ip = FrameBuilder::new().ipv4([10, 1, 2, 3].into(), [192, 0, 2, 10].into());
     let frame = |bytes| ip.clone().udp(1, 2).frame_bytes(bytes).build();
     let try_both = || {
@@ -311,15 +317,15 @@ fn no_dropped_frame_is_missed_when_its_claim_goes() {
         for round in 0..rounds {
             let counter = table.drop_counter().unwrap();
             let action = ClaimAction::Drop(counter.clone());
-            table.add(&exact, action.clone()).unwrap();
+            table.add(&exact, 0, action.clone()).unwrap();
             let begun = std::time::Instant::now();
             while counter.read().packets == 0 && begun.elapsed().as_secs() < 10 {
                 std::hint::spin_loop();
             }
             if round % 2 == 0 {
-                table.add(&everything, ClaimAction::Redirect).unwrap();
+                table.add(&everything, 0, ClaimAction::Redirect).unwrap();
             } else {
-                table.remove(&exact, &action);
+                table.remove(&exact, 0, &action);
             }
             let read = counter.read();
             assert!(read.packets > 0 && read.bytes == read.packets * frame.len() as u64, "{read:?}");
@@ -327,8 +333,8 @@ fn no_dropped_frame_is_missed_when_its_claim_goes() {
             assert_eq!(counter.read(), read, "counted after the claim was disputed or gone");
             dropped += read.packets;
             if round % 2 == 0 {
-                table.remove(&everything, &ClaimAction::Redirect);
-                table.remove(&exact, &action);
+                table.remove(&everything, 0, &ClaimAction::Redirect);
+                table.remove(&exact, 0, &action);
                 dropped += counter.read().packets - read.packets;
             }
         }
@@ -353,8 +359,8 @@ fn claims_that_stay_are_never_missed_while_others_change() {
         Claim::new([1 << 60 | ports, 0, 0, 0, 0, 0, 0, 0], [1 << 60 | mask, 0, 0, 0, 0, 0, 0, 0])
     };
     let (both, one) = (0xffff_ffff, 0xffff);
-    table.add(&of_port(7, 7, both), ClaimAction::Redirect).unwrap();
-    table.add(&of_port(0, 9, one), ClaimAction::Redirect).unwrap();
+    table.add(&of_port(7, 7, both), 0, ClaimAction::Redirect).unwrap();
+    table.add(&of_port(0, 9, one), 0, ClaimAction::Redirect).unwrap();
     let (claimed, unclaimed) = ([frame(7, 7), frame(1, 9)], frame(40_000, 40_000));
     let done = AtomicBool::new(false);
     let runs = std::thread::scope(|scope| {
@@ -374,10 +380,10 @@ fn claims_that_stay_are_never_missed_while_others_change() {
                 .map(|number| of_port(number % 16, number ^ round, if number % 3 == 0 { both } else { one }))
                 .collect();
             for claim in &claims {
-                table.add(claim, ClaimAction::Redirect).unwrap();
+                table.add(claim, 0, ClaimAction::Redirect).unwrap();
             }
             for claim in &claims {
-                table.remove(claim, &ClaimAction::Redirect);
+                table.remove(claim, 0, &ClaimAction::Redirect);
             }
         }
         done.store(true, Ordering::Release);
