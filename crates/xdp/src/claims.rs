@@ -209,9 +209,9 @@ impl ClaimTable {
         Ok(())
     }
 
-    /// Takes back an [`add`](Self::add) of a claim with this precedence and action. When it was the last, no packet that
-    /// arrives after this has returned is redirected or dropped for it, and its counter has all that were
-    /// dropped. Returns whether the claim was there.
+    /// Takes back an [`add`](Self::add) of a claim with this precedence and action. When it was the last, no
+    /// packet that arrives after this has returned is redirected or dropped for it, and its counter has all
+    /// that were dropped. Returns whether the claim was there.
     pub fn remove(&mut self, claim: &Claim, precedence: u32, action: &ClaimAction) -> bool {
         let Some(state) = self.state(claim) else { return false };
         let is_it = |(of, known): &(u32, ClaimAction)| *of == precedence && known == action;

@@ -1,12 +1,12 @@
 //! The decision trees of the claims: how they are built and changed while the program reads them.
 //!
-//! There is a tree for each class of claims ([`class_of`]), by whether they may drop packets, and by whether a claim masks much of the destination
-//! address, of the source address and of the ports: claims that leave one open would otherwise be copied into
-//! most leaves of a tree that divides by it. An inner node divides by four bits of the image. Claims that do
-//! not mask these bits are compared before it, in a *list*, if they are few, and otherwise copied to all of
-//! its entries. A leaf is a list. Where neither helps, because the claims have no bits in common, up to
-//! [`MAX_CHAIN`] lists follow each other; beyond that, and where there are no more blocks, the place is
-//! *widened*: everything that gets there is redirected.
+//! There is a tree for each class of claims ([`class_of`]), by whether they may drop packets, and by whether
+//! a claim masks much of the destination address, of the source address and of the ports: claims that leave
+//! one open would otherwise be copied into most leaves of a tree that divides by it. An inner node divides by
+//! four bits of the image. Claims that do not mask these bits are compared before it, in a *list*, if they
+//! are few, and otherwise copied to all of its entries. A leaf is a list. Where neither helps, because the
+//! claims have no bits in common, up to [`MAX_CHAIN`] lists follow each other; beyond that, and where there
+//! are no more blocks, the place is *widened*: everything that gets there is redirected.
 //!
 //! # Why no claimed packet is passed
 //! Every path by which an image that the claim matches can go ends in the claim's rule or in a widened place:
