@@ -53,7 +53,8 @@ fn claimed_packets_of_an_enforced_interface_never_reach_the_kernel_and_others_do
         assert_eq!(seen["heard_claimed"], 0, "listeners on claimed ports hear nothing");
         assert_eq!(rule(&state, "dns"), [30 + 12, 0, 0], "{mode}, both families: {log}");
         assert_eq!(rule(&state, "discard"), [0, 20, 0], "{mode}");
-        assert_eq!(number(&state, "/ports/0/received_packets"), 62 + 15, "only claimed packets are taken");
+        assert_eq!(rule(&state, "blocked"), [0, 1, 0], "{mode}: before a wider rule");
+        assert_eq!(number(&state, "/ports/0/received_packets"), 63 + 15, "only claimed packets are taken");
         // Packets of a copy are taken, and given back.
         let given_back = 15;
         for (counter, packets) in [
@@ -64,8 +65,9 @@ fn claimed_packets_of_an_enforced_interface_never_reach_the_kernel_and_others_do
             ("lost_packets/not_given_back_refused", 0),
             ("beyond_claims_packets", 0),
             ("claims/widened_places", 0),
-            ("claims/dropping", 2),
-            ("xdp_dropped_packets", 20),
+            // Of two rules, each for both families.
+            ("claims/dropping", 4),
+            ("xdp_dropped_packets", 20 + 1),
         ] {
             assert_eq!(number(&state, &format!("/ports/0/{counter}")), packets, "{mode}: {counter}");
         }
@@ -76,7 +78,7 @@ fn claimed_packets_of_an_enforced_interface_never_reach_the_kernel_and_others_do
         for line in [
             format!("steerd_port_given_back_packets_total{{port=\"1\"}} {given_back}\n"),
             "steerd_port_claims_widened_places{port=\"1\"} 0\n".to_owned(),
-            "steerd_port_xdp_dropped_packets_total{port=\"1\"} 20\n".to_owned(),
+            "steerd_port_xdp_dropped_packets_total{port=\"1\"} 21\n".to_owned(),
         ] {
             assert!(metrics.contains(&line), "{line} in {metrics}");
         }

@@ -47,6 +47,10 @@ default = "kernel"
 [groups.every]
 workers = "all"
 [[rules]]
+name = "blocked"
+match = { protocol = "udp", dst_port = 53, src_port = 5354 }
+action = "drop"
+[[rules]]
 name = "own"
 match = { protocol = "udp", dst_port = 53, src_port = 5353 }
 action = "kernel"
@@ -99,6 +103,8 @@ datagrams 20 $server4 9
 datagrams 12 $server6 53
 # Taken for a copy, and given back. Their checksums are unfinished, so the kernel discards them.
 datagrams 15 $server4 5001
+# Of a rule before the one that steers.
+echo datagram | client nc -u -w 1 -p 5354 $server4 53
 # An exception of the rule.
 echo own | client nc -u -w 1 -p 5353 $server4 53
 head -c 300000 /dev/urandom > "$dir/upload"
@@ -111,7 +117,7 @@ for _ in $(seq 50); do
   curl -fsS http://127.0.0.1:9464/api/v1/state > "$dir/state.json"
   curl -fsS http://127.0.0.1:9464/metrics > "$dir/metrics.txt"
   passed=$(grep -o '"passed_packets": *[0-9]*' "$dir/state.json" | tr -dc 0-9)
-  grep -q '"received_packets": *77[,}]' "$dir/state.json" && [ "$(wc -l < "$dir/heard")" = 40 ] && [ "$passed" -gt 50 ] && break
+  grep -q '"received_packets": *78[,}]' "$dir/state.json" && [ "$(wc -l < "$dir/heard")" = 40 ] && [ "$passed" -gt 50 ] && break
   sleep 0.1
 done
 cat > "$dir/seen.env" <<EOF
