@@ -375,7 +375,8 @@ impl<R: Router> Connections<R> {
             self.waiting.push_back((stream, uid));
             return Ok(());
         }
-        // A user with many connections that wait is not given time, which would keep others waiting.
+        // The own connections of a user with many that wait are not given time, which would keep others
+        // waiting.
         let own_waiting = self.waiting.iter().filter(|(_, of)| *of == uid).count();
         let least_age = if own_waiting < USER_CONNECTIONS_MAX { self.request_time } else { Duration::ZERO };
         let has_place = is_privileged(uid) || {
@@ -383,9 +384,9 @@ impl<R: Router> Connections<R> {
             let privileged = self.open.iter().filter(|one| one.is_open() && is_privileged(one.uid)).count();
             let most = (CONNECTIONS_MAX - privileged.max(RESERVED)).max(1);
             self.make_place(|one| one.uid == uid, USER_CONNECTIONS_MAX, least_age)
-                && self.make_place(|one| !is_privileged(one.uid), most, least_age)
+                && self.make_place(|one| !is_privileged(one.uid), most, self.request_time)
         };
-        if !has_place || !self.make_place(|_| true, CONNECTIONS_MAX, least_age) {
+        if !has_place || !self.make_place(|_| true, CONNECTIONS_MAX, self.request_time) {
             self.waiting.push_back((stream, uid));
             return Ok(());
         }
