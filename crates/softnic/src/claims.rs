@@ -58,8 +58,8 @@ impl ClaimedFlows {
     }
 }
 
-/// Where a flow stands among those that share frames with it: by kind and priority, as in the flow table. A
-/// sniffer gets a copy whatever comes before it.
+/// Where a flow stands among those that share frames with it: by kind and priority, as normal flows do in the
+/// flow table, which alone may drop. A sniffer gets a copy whatever comes before it.
 fn precedence(rule: &FlowRule) -> u32 {
     match rule.kind {
         FlowKind::Sniffer => 0,
@@ -97,6 +97,17 @@ impl FlowClaims {
             ClaimAction::Drop(counter) => Ok(Some(counter)),
             ClaimAction::Redirect => Ok(None),
         }
+    }
+
+    /// Lets the wire drop frames for flows, or hand over those too.
+    pub(crate) fn allow_drops(&self, is_allowed: bool) {
+        self.0.iter().for_each(|claims| claims.drops.allow(is_allowed));
+    }
+
+    /// Whether the wire may drop the frames of a flow.
+    pub(crate) fn may_drop(&self, flow: FlowId) -> bool {
+        let action = self.lock().and_then(|flows| Some(flows.of_flow.get(&flow)?.2.clone()));
+        matches!(action, Some(ClaimAction::Drop(_)))
     }
 
     /// Withdraws the claim of a flow, if it has one. Of frames that arrive when this has returned, the wire

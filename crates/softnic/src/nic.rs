@@ -269,6 +269,12 @@ impl SoftNic {
         self.nic.port(port).map(Port::stats).unwrap_or_default()
     }
 
+    /// Lets the wires drop frames for flows before the engine has them, as they do at first, or not. When
+    /// this has returned, the frames that they have dropped are counted.
+    pub fn allow_drops(&self, is_allowed: bool) {
+        self.nic.ports.iter().for_each(|port| port.claims.allow_drops(is_allowed));
+    }
+
     /// The claims of the flows of a port (from 1) on its wire; `None` if the wire receives all frames. Waits
     /// for a flow that is being created.
     #[must_use]

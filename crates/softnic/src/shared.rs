@@ -165,6 +165,11 @@ impl NicShared {
         state
     }
 
+    /// Whether a wire may drop the frames of a flow.
+    pub(crate) fn may_drop(&self, flow: FlowId) -> bool {
+        self.ports.iter().any(|port| port.claims.may_drop(flow))
+    }
+
     /// Withdraws the claims of a flow on every port; before it leaves the flow table.
     pub(crate) fn withdraw_claims(&self, flow: FlowId) {
         self.ports.iter().for_each(|port| port.claims.withdraw(flow));

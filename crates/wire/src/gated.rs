@@ -2,7 +2,7 @@
 //! on the device and every packet is counted at the end.
 //!
 //! One flag opens and closes any number of them. All other calls pass through; no frame is inspected. While
-//! it is closed, an XDP program drops nothing either.
+//! it is closed, an XDP program drops nothing either, from the next call of `receive` on.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,7 +19,7 @@ pub struct GatedWire {
     open: Arc<AtomicBool>,
     /// The packets that the wire drops before they are received, once its claims were handed out.
     drops: Option<AllDrops>,
-    /// Whether the wire was open when it was called last.
+    /// Whether the wire was open when `receive` was called last.
     was_open: bool,
 }
 

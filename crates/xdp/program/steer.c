@@ -1,10 +1,10 @@
 // The XDP program: claimed packets are redirected to the AF_XDP socket of their queue or dropped, all others are passed.
 //
 // It reads the packed image of the outer headers exactly as crates/packet/src/parse.rs does, and looks the image up in
-// decision trees that the process writes while the program runs (crates/xdp/src/tree.rs describes their form). Membership
-// is all that they decide. Where a tree leads beyond its bounds the packet is redirected: more than is claimed may be
-// redirected, never less. A packet is dropped here if the rule that it meets names a slot: the process gives a rule one only
-// if it decides all of its packets (crates/xdp/src/claims.rs).
+// decision trees that the process writes while the program runs (crates/xdp/src/tree.rs describes their form). Where a tree
+// leads beyond its bounds the packet is redirected: more than is claimed may be redirected, never less. A packet is dropped
+// here if it meets a rule that names a slot. The process gives a rule one only if all packets that the rule matches are to
+// be dropped and counted there (crates/xdp/src/claims.rs).
 //
 // It needs no headers, so that its object depends on the compiler alone: the types below are those of linux/bpf.h.
 // Build it with program/build, which also writes the object that the crate contains.
@@ -56,8 +56,9 @@ enum { RUN_SLOT, TOTAL_SLOT };
 #define HAS_UDP (1ULL << 60)
 #define HAS_C_TAG (1ULL << 63)
 
-// The trees; those of claims that may drop come first.
+// The trees; those of claims that may drop come first. There, rules that name no slot are passed over.
 #define ROOTS 16
+#define DROP_ROOTS 8
 #define BLOCK_ENTRIES 16
 #define LIST_ENTRIES 15
 #define MAX_STEPS 24
@@ -97,6 +98,8 @@ struct scratch {
 	u64 redirected;
 	u64 beyond;
 	u64 unserved;
+	// Whether the packet met a rule that was passed over.
+	u64 disputed;
 	u64 image[WORDS];
 };
 
@@ -221,8 +224,9 @@ INLINE void read_image(u64 *image, const u8 *at, const u8 *end)
 // What a search finds: a rule, which is never 0, or one of these.
 enum { UNCLAIMED = 0, BEYOND = ~0U };
 
-INLINE int matches(const u64 *image, u32 place)
+INLINE int matches(struct scratch *scratch, u32 place, u32 drops)
 {
+	const u64 *image = scratch->image;
 	const struct rule *rule = map_lookup(&RULE_MAP, &place);
 	if (!rule)
 		return 1;
@@ -230,15 +234,19 @@ INLINE int matches(const u64 *image, u32 place)
 	for (int word = 0; word < WORDS; word++)
 		if ((image[word] & rule->mask[word]) != rule->value[word])
 			return 0;
+	if (drops && !*(const volatile u64 *)&rule->drop) {
+		scratch->disputed = 1;
+		return 0;
+	}
 	return 1;
 }
 
-// The first of the first rules of a list that matches. A function of its own, which the verifier examines once and not in
+// The first of the first rules of a list that matches, and drops if only such rules are wanted. A function of its own, which the verifier examines once and not in
 // every step of every tree.
-__attribute__((noinline)) u32 search_list(u32 place, u32 count)
+__attribute__((noinline)) u32 search_list(u32 place, u32 count, u32 drops)
 {
 	u32 zero = 0;
-	const struct scratch *scratch = map_lookup(&SCRATCH_MAP, &zero);
+	struct scratch *scratch = map_lookup(&SCRATCH_MAP, &zero);
 	const struct block *block = map_lookup(&BLOCK_MAP, &place);
 	if (!scratch || !block)
 		return BEYOND;
@@ -246,7 +254,7 @@ __attribute__((noinline)) u32 search_list(u32 place, u32 count)
 		if (entry >= count)
 			break;
 		u32 rule = *(const volatile u32 *)&block->entries[entry];
-		if (matches(scratch->image, rule))
+		if (matches(scratch, rule, drops))
 			return rule;
 	}
 	return UNCLAIMED;
@@ -254,15 +262,16 @@ __attribute__((noinline)) u32 search_list(u32 place, u32 count)
 
 // Every entry is read once: it is replaced by one store of 32 bits while this runs, and leads to what was written
 // before it.
-INLINE u32 search(const u64 *image, u32 at)
+INLINE u32 search(struct scratch *scratch, u32 at, u32 drops)
 {
+	const u64 *image = scratch->image;
 	for (int step = 0; step < MAX_STEPS; step++) {
 		u32 kind = KIND(at);
 		if (kind == CONSTANT)
 			return at == NOTHING ? UNCLAIMED : BEYOND;
 		u32 place = PLACE(at);
 		if (kind == RULE)
-			return matches(image, place) ? place : UNCLAIMED;
+			return matches(scratch, place, drops) ? place : UNCLAIMED;
 		const struct block *block = map_lookup(&BLOCK_MAP, &place);
 		if (!block)
 			return BEYOND;
@@ -271,7 +280,7 @@ INLINE u32 search(const u64 *image, u32 at)
 			at = *(const volatile u32 *)&block->entries[nibble];
 			continue;
 		}
-		u32 found = search_list(place, LIST_COUNT(at));
+		u32 found = search_list(place, LIST_COUNT(at), drops);
 		if (found != UNCLAIMED)
 			return found;
 		at = LIST_GOES_ON(at) ? *(const volatile u32 *)&block->entries[LIST_ENTRIES] : NOTHING;
@@ -351,21 +360,22 @@ SECTION("xdp") int steer(struct xdp_md *context)
 #pragma unroll
 	for (int word = 0; word < WORDS; word++)
 		image[word] = 0;
+	scratch->disputed = 0;
 	read_image(image, frame, end);
 
 	u32 found = UNCLAIMED;
 	for (u32 tree = 0; tree < ROOTS; tree++) {
-		found = search(image, *(const volatile u32 *)&roots->entries[tree]);
+		found = search(scratch, *(const volatile u32 *)&roots->entries[tree], tree < DROP_ROOTS);
 		if (found != UNCLAIMED)
 			break;
 	}
-	if (found == UNCLAIMED) {
+	if (found == UNCLAIMED && !scratch->disputed) {
 		scratch->passed++;
 		return XDP_PASS;
 	}
 	if (found == BEYOND)
 		scratch->beyond++;
-	else if (is_dropped(context, found))
+	else if (found != UNCLAIMED && is_dropped(context, found))
 		return XDP_DROP;
 	int action = redirect_map(&SOCKET_MAP, context->rx_queue_index, WITHOUT_SOCKET);
 	if (action == XDP_REDIRECT)

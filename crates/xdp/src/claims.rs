@@ -2,15 +2,15 @@
 //!
 //! # Which packets the program drops itself
 //! A claim can be for packets that are dropped and counted. Claims have a precedence, by which whoever
-//! receives redirected packets decides between those that match; the program finds *a* rule that matches a
-//! packet, of claims that may drop if there is one. So it drops by a claim only if the claim decides all of
-//! its packets: it is *undisputed*, which means that every other claim that shares packets with it comes
-//! after it, or drops them too, for the same counter. All others are redirected, as ever, and so are the
-//! packets of a claim that was added several times.
+//! receives redirected packets decides between those that match; the program finds *some* rule that matches a
+//! packet and drops, if there is one. So a claim drops only if all of its packets are to be dropped for its
+//! counter: it is *undisputed*, which means that every other claim that shares packets with it comes after
+//! it, or drops them too, for the same counter. All others are redirected, as ever, and so are the packets of
+//! a claim that was added several times.
 //!
 //! Each claim that is to drop has the number of claims that dispute it. A claim that comes or goes changes
-//! the numbers of those that it shares packets with. Before it comes, the rules that it disputes drop nothing
-//! any more; after it has gone, those that nothing disputes any more begin to drop.
+//! the numbers of those that it shares packets with. Before a claim comes, the rules that it disputes drop
+//! nothing any more; after it has gone, those that nothing disputes any more begin to drop.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -182,7 +182,7 @@ impl ClaimTable {
     }
 
     /// Adds a claim. When this has returned, no packet that arrives and is claimed is passed, and none is
-    /// dropped that another action awaits by it. Of claims that match a packet the one of the lowest
+    /// dropped by a claim that this one disputes. Of claims that match a packet the one of the lowest
     /// `precedence` decides. A claim that was added twice has to be removed twice.
     ///
     /// # Errors
@@ -244,10 +244,21 @@ impl ClaimTable {
             return;
         };
         let disputes = self.settle(claim, before, after);
+        let slot = if disputes == 0 { after.slot() } else { 0 };
         let Some(state) = self.state(claim) else { return };
         state.disputes = disputes;
         let rule = state.rule;
-        self.trees.set_drop(rule, if disputes == 0 { after.slot() } else { 0 });
+        if (before.slot() != 0) != (after.slot() != 0) {
+            // The trees of claims that may drop are others. Without room the rule stays where it is.
+            let moved = self.trees.add(claim, (after.slot() != 0).then_some(slot));
+            if let (Ok(moved), Some(state)) = (moved, self.state(claim)) {
+                state.rule = moved;
+                self.trees.set_drop(rule, 0);
+                self.trees.remove(rule);
+                return;
+            }
+        }
+        self.trees.set_drop(rule, slot);
     }
 
     /// How exactly the trees represent the claims. Walks through all of them if they have changed since it

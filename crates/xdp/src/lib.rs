@@ -4,8 +4,9 @@
 //! network stack does. It reads the packed image of the outer headers ([`packet::cube`]) and looks it up in
 //! decision trees, in memory that it shares with this process: a packet that a [`Claim`] matches is
 //! redirected to the AF_XDP socket of its queue, all others are passed to the host. [`ClaimTable`] adds and
-//! removes claims while the program runs, without a system call for most of them. Packets that are to be
-//! dropped whatever else matches them never leave the program; they are counted there ([`DropCounter`]).
+//! removes claims while the program runs, without a system call for most of them. Packets of
+//! claims that are to be dropped are dropped and counted there ([`DropCounter`]), if no claim that comes
+//! first could want them.
 //!
 //! # What is promised
 //! - A packet that arrives after [`ClaimTable::add`] returned is not passed if the claim matches it, until

@@ -28,8 +28,8 @@ const OBJECT: &[u8] = aya::include_bytes_aligned!("../program/steer.o");
 const STEER: &str = "steer";
 /// The program that makes the host receive frames.
 const LEAVE: &str = "leave";
-/// Words of the program's `struct scratch`: four counters and an image.
-const SCRATCH_WORDS: usize = 4 + LEVEL_WORDS;
+/// Words of the program's `struct scratch`: four counters, a flag and an image.
+const SCRATCH_WORDS: usize = 5 + LEVEL_WORDS;
 /// Purposes of dropping that are counted apart, and two slots that have none; 64 KiB for each processor.
 const DROP_SLOTS: usize = 4096;
 
@@ -44,7 +44,7 @@ pub struct ProgramOptions {
     pub claims: u32,
     /// The queues of the interface.
     pub queues: u32,
-    /// The longest frame, in bytes, that the program drops itself.
+    /// The longest frame, in bytes, that the program drops itself; 0: it drops none.
     pub drop_bytes_max: u32,
     /// The fate of claimed packets of a queue that has no socket.
     pub unserved: Unserved,
@@ -153,10 +153,12 @@ fn load_object(object: &[u8], options: &ProgramOptions) -> Result<(SteeringProgr
     };
     let processors =
         aya::util::nr_cpus().map_err(|(file, source)| XdpError::System { operation: file, source })?;
-    let slots = if has_frame_length() { DROP_SLOTS } else { 0 };
-    if slots == 0 {
+    let can_drop = has_frame_length() && !is_real_time();
+    let slots = if can_drop && options.drop_bytes_max > 0 { DROP_SLOTS } else { 0 };
+    if !can_drop {
         tracing::info!(
-            "the XDP program redirects packets that are to be dropped: it drops none before Linux 5.18"
+            "the XDP program redirects packets that are to be dropped: it drops none before Linux 5.18 and with \
+             PREEMPT_RT"
         );
     }
     let mut ebpf = EbpfLoader::new()
@@ -207,6 +209,12 @@ fn has_frame_length() -> bool {
     let mut numbers =
         release.split(|c: char| !c.is_ascii_digit()).map_while(|number| number.parse::<u32>().ok());
     numbers.next().zip(numbers.next()).is_some_and(|version| version >= (5, 18))
+}
+
+/// Whether programs can interrupt each other on a processor, so that one may count with the packet of another
+/// (PREEMPT_RT; Documentation/ABI/testing/sysfs-kernel-realtime).
+fn is_real_time() -> bool {
+    std::fs::read_to_string("/sys/kernel/realtime").is_ok_and(|text| text.trim() == "1")
 }
 
 /// A program of the object.

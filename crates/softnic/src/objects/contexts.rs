@@ -31,7 +31,9 @@ pub fn open(nic: &Nic) -> Verb<OpenedContext> {
 pub fn close(nic: &Nic, owner: u32) {
     let mut flows = nic.flow_writer();
     let slots = owned(&nic.control_without_wakeup().flow_objects, |flow| flow.owner == owner);
-    slots.iter().for_each(|slot| nic.withdraw_claims(FlowId(*slot)));
+    // Those that drop first: without the flows before them they would drop what these want.
+    let (drop, others): (Vec<u32>, Vec<u32>) = slots.iter().partition(|slot| nic.may_drop(FlowId(**slot)));
+    drop.iter().chain(&others).for_each(|slot| nic.withdraw_claims(FlowId(*slot)));
     flows.change(|table| {
         for slot in &slots {
             table.remove(FlowId(*slot));

@@ -227,6 +227,7 @@ impl OpenDevice {
     fn set_wires(&self, open: bool) {
         if let Some(soft) = &self.soft {
             soft.wires_open.store(open, Ordering::Release);
+            soft.nic.allow_drops(open);
         }
         if let Some(preloaded) = &self.preloaded {
             preloaded.set_wires(open);
