@@ -106,8 +106,7 @@ impl FlowClaims {
 
     /// Whether the wire may drop the frames of a flow.
     pub(crate) fn may_drop(&self, flow: FlowId) -> bool {
-        let action = self.lock().and_then(|flows| Some(flows.of_flow.get(&flow)?.2.clone()));
-        matches!(action, Some(ClaimAction::Drop(_)))
+        self.lock().is_some_and(|flows| matches!(flows.of_flow.get(&flow), Some((.., ClaimAction::Drop(_)))))
     }
 
     /// Withdraws the claim of a flow, if it has one. Of frames that arrive when this has returned, the wire

@@ -241,8 +241,8 @@ INLINE int matches(struct scratch *scratch, u32 place, u32 drops)
 	return 1;
 }
 
-// The first of the first rules of a list that matches, and drops if only such rules are wanted. A function of its own, which the verifier examines once and not in
-// every step of every tree.
+// Finds the first rule of a list that matches, and that names a slot if `drops` is set. It is a function of its own so that
+// the verifier examines it once and not in every step of every tree.
 __attribute__((noinline)) u32 search_list(u32 place, u32 count, u32 drops)
 {
 	u32 zero = 0;
@@ -288,8 +288,8 @@ INLINE u32 search(struct scratch *scratch, u32 at, u32 drops)
 	return BEYOND;
 }
 
-// Drops a packet if the rule that it met names a slot, and counts it there. Both exchanges are full barriers: a process that has
-// taken `drop` back, and then found the first word even or changed, has all counts of packets that were dropped by it.
+// Drops a packet if the rule that it met names a slot, and counts it there. Both exchanges are full barriers: a process that
+// has taken `drop` back, and then found the first word even or changed, has all counts of packets that were dropped by it.
 INLINE int is_dropped(struct xdp_md *context, u32 place)
 {
 	if (!DROP_SLOTS)
@@ -309,8 +309,9 @@ INLINE int is_dropped(struct xdp_md *context, u32 place)
 	u64 slot = *(const volatile u64 *)&rule->drop;
 	u32 counted = first + slot;
 	struct drops *drops = map_lookup(&DROP_MAP, &counted);
-	int dropped = slot && drops && !*(const volatile u64 *)&run->bytes;
-	if (dropped && drops) {
+	int dropped = 0;
+	if (slot && drops && !*(const volatile u64 *)&run->bytes) {
+		dropped = 1;
 		total->packets++;
 		total->bytes += bytes;
 		drops->packets++;

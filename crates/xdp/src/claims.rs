@@ -36,7 +36,7 @@ pub enum ClaimAction {
 #[derive(Debug)]
 pub struct ClaimTable {
     trees: Trees,
-    /// By mask.
+    /// The claims by their masks.
     groups: HashMap<Image, MaskGroup>,
     len: usize,
     drops: Arc<DropMemory>,
@@ -50,7 +50,7 @@ pub struct ClaimTable {
 struct MaskGroup {
     /// Side by side: a claim that comes or goes is compared with all of them.
     values: Vec<Image>,
-    /// By place of the value.
+    /// The states of the claims, in the order of the values.
     claims: Vec<ClaimState>,
     places: HashMap<Image, usize>,
     /// How many of them are to drop.
@@ -191,6 +191,7 @@ impl ClaimTable {
         if let Some(state) = self.state(claim) {
             let rule = state.rule;
             self.trees.set_drop(rule, 0);
+            self.drops.quiesce();
             self.change_actions(claim, |actions| actions.push((precedence, action)));
             return Ok(());
         }
@@ -280,7 +281,7 @@ impl ClaimTable {
     /// dispute this one, if it is to drop.
     fn settle(&mut self, claim: &Claim, before: Effect, after: Effect) -> usize {
         let mut disputes = 0;
-        let is_to_drop = after.slot() != 0;
+        let (is_to_drop, mut is_silenced) = (after.slot() != 0, false);
         let Self { groups, trees, .. } = self;
         // What drops nothing has an effect only on what is to drop.
         let met =
@@ -297,6 +298,7 @@ impl ClaimTable {
                 other.disputes = former + usize::from(came) - usize::from(went);
                 if (former == 0) != (other.disputes == 0) {
                     trees.set_drop(other.rule, if other.disputes == 0 { effect.slot() } else { 0 });
+                    is_silenced |= former == 0;
                 }
             };
             let shared: Image = std::array::from_fn(|word| mask[word] & claim.mask()[word]);
@@ -316,7 +318,9 @@ impl ClaimTable {
                 }
             }
         }
-        self.drops.quiesce();
+        if is_silenced {
+            self.drops.quiesce();
+        }
         disputes
     }
 }

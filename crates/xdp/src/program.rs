@@ -204,8 +204,7 @@ fn load_object(object: &[u8], options: &ProgramOptions) -> Result<(SteeringProgr
 
 /// Whether the kernel tells programs the length of a frame: `bpf_xdp_get_buff_len`, since Linux 5.18.
 fn has_frame_length() -> bool {
-    let system = rustix::system::uname();
-    let release = system.release().to_string_lossy();
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let mut numbers =
         release.split(|c: char| !c.is_ascii_digit()).map_while(|number| number.parse::<u32>().ok());
     numbers.next().zip(numbers.next()).is_some_and(|version| version >= (5, 18))

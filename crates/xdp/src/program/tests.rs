@@ -19,8 +19,11 @@ fn loaded() -> Option<(SteeringProgram, ClaimTable)> {
 }
 
 fn loaded_from(object: &[u8], claims: u32) -> Option<(SteeringProgram, ClaimTable)> {
-    let options = ProgramOptions { claims, unserved: Unserved::Drop, ..ProgramOptions::default() };
-    match load_object(object, &options) {
+    loaded_with(object, &ProgramOptions { claims, unserved: Unserved::Drop, ..ProgramOptions::default() })
+}
+
+fn loaded_with(object: &[u8], options: &ProgramOptions) -> Option<(SteeringProgram, ClaimTable)> {
+    match load_object(object, options) {
         Ok(loaded) => Some(loaded),
         Err(error @ XdpError::NotPermitted { .. }) => {
             not_run("the XDP program", &error.to_string());
@@ -273,13 +276,7 @@ proptest! {
 #[test]
 fn a_program_that_drops_nothing_has_no_counters() {
     let options = ProgramOptions { drop_bytes_max: 0, ..ProgramOptions::default() };
-    let (program, mut table) = match load_object(OBJECT, &options) {
-        Ok(loaded) => loaded,
-        Err(error @ XdpError::NotPermitted { .. }) => {
-            return not_run("the XDP program", &error.to_string());
-        }
-        Err(error) => panic!("{error}"),
-    };
+    let Some((program, mut table)) = loaded_with(OBJECT, &options) else { return };
     assert!(table.drop_counter().is_none());
     let everything = Claim::new([0; LEVEL_WORDS], [0; LEVEL_WORDS]);
     table.add(&everything, 0, ClaimAction::Redirect).unwrap();
@@ -293,13 +290,7 @@ fn a_program_that_drops_nothing_has_no_counters() {
 #[test]
 fn the_program_drops_what_it_may() {
     let options = ProgramOptions { drop_bytes_max: 100, ..ProgramOptions::default() };
-    let (program, mut table) = match load_object(OBJECT, &options) {
-        Ok(loaded) => loaded,
-        Err(error @ XdpError::NotPermitted { .. }) => {
-            return not_run("the XDP program", &error.to_string());
-        }
-        Err(error) => panic!("{error}"),
-    };
+    let Some((program, mut table)) = loaded_with(OBJECT, &options) else { return };
     let counter = table.drop_counter().unwrap();
     let everything = Claim::new([0; LEVEL_WORDS], [0; LEVEL_WORDS]);
     table.add(&everything, 0, ClaimAction::Drop(counter.clone())).unwrap();
