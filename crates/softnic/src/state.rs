@@ -241,10 +241,10 @@ pub(crate) struct CounterState {
     pub(crate) bound: bool,
     /// Index in the application's array, and what goes there.
     pub(crate) points: Vec<(u32, CounterPoint)>,
-    /// What the engine has counted.
+    /// The packets that the engine has counted.
     pub(crate) packets: u64,
     pub(crate) bytes: u64,
-    /// What the wires of ports have counted, by port.
+    /// The counters of the wires, by port.
     pub(crate) of_wires: Vec<(u8, DropCounter)>,
 }
 

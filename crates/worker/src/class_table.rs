@@ -57,7 +57,7 @@ const NONE: u32 = u32::MAX;
 const NO_OUTCOME: Outcome = Outcome { rule: RuleId(u32::MAX), verdict: Verdict::Drop };
 
 impl Entry {
-    /// Of a class that the program does not have, or that is not exact.
+    /// The entry of a class that the program does not have, or that is not exact.
     const NONE: Self = Self { outcome: NO_OUTCOME, tally: NONE, sinks: NONE };
 }
 
@@ -96,14 +96,14 @@ impl RuleTallies {
 /// The places of all tallies of a program.
 #[derive(Debug)]
 struct TallyPlaces {
-    /// By rule; behind them, those of all rules at run time.
+    /// The tallies by rule; behind them, those of all rules at run time.
     rules: Box<[RuleTallies]>,
     /// How many there are.
     len: usize,
 }
 
 impl TallyPlaces {
-    /// By rule, the dispositions.
+    /// Gives each rule its places; `rules` has the dispositions.
     fn new(mut rules: Vec<RuleTallies>) -> Self {
         let mut len = 0;
         for tallies in &mut rules {

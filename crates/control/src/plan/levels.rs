@@ -29,8 +29,8 @@ use crate::Limits;
 /// that is placed beside others is compared with all of them.
 const MOST_COMPARED: usize = 1 << 28;
 
-/// So many flows are placed, and the old levels of so many matches found, by looking at the flows themselves;
-/// for more, what is looked at is put side by side first.
+/// The number of flows that are placed, and of matches whose old levels are found, by looking at the flows
+/// themselves; for more, what is looked at is put side by side first.
 const FEW: usize = 8;
 
 /// The parts of a flow that a device compares.
@@ -265,7 +265,7 @@ impl<'k, 'p> Room<'k, 'p> {
 /// Flows that have a level, and those that wait for one.
 struct Placing<'k, 'p> {
     known: &'k Known<'p>,
-    /// By flow, once more than a few were placed.
+    /// The facts by flow, once more than a few were placed.
     facts: Option<Vec<Facts>>,
     /// How many flows were placed.
     placed: usize,

@@ -111,7 +111,7 @@ fn users_close_no_connection_of_root() {
     });
 }
 
-/// Of many connections at once, none is closed before its request can arrive.
+/// No connection of many at once is closed before its request can arrive.
 #[test]
 fn a_connection_is_kept_until_it_can_have_asked() {
     run(async {
