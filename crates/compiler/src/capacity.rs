@@ -373,7 +373,7 @@ fn overflow<'p>(before: &Program, after: &'p Program, profile: &DeviceModel) -> 
     let limits = profile.priority_table?;
     let mut tables: BTreeMap<FlowKind, TableFill<_>> = BTreeMap::new();
     let mut add =
-        |flow: &Flow| tables.entry(flow.kind).or_insert_with(|| TableFill::new(limits)).add(flow.shape());
+        |flow: &Flow| tables.entry(flow.kind).or_insert_with(|| TableFill::new(limits)).add(&flow.shape());
     multicast_flows(before).for_each(|flow| {
         add(flow);
     });

@@ -8,6 +8,13 @@ impl PriorityTable {
     pub fn single_entries(&self) -> u32 {
         self.entries.saturating_sub(self.groups.saturating_mul(self.group_entries))
     }
+
+    /// Whether there is room for so many flows, whatever their masks: each group has one at least, and the
+    /// others have single entries.
+    #[must_use]
+    pub fn has_room_for(&self, flows: usize) -> bool {
+        flows <= self.groups as usize + self.single_entries() as usize
+    }
 }
 
 /// The flows of one priority, by mask. The first masks get groups, and a flow that fits in no group gets one
@@ -20,7 +27,7 @@ pub struct TableFill<M> {
     single: u32,
 }
 
-impl<M: PartialEq> TableFill<M> {
+impl<M: PartialEq + Clone> TableFill<M> {
     /// An empty table.
     #[must_use]
     pub fn new(limits: PriorityTable) -> Self {
@@ -28,14 +35,73 @@ impl<M: PartialEq> TableFill<M> {
     }
 
     /// Adds a flow of this mask. False: there is no room for it, and nothing has changed.
-    pub fn add(&mut self, mask: M) -> bool {
-        let has_room = |(known, used): &(M, u32)| *known == mask && *used < self.limits.group_entries;
+    pub fn add(&mut self, mask: &M) -> bool {
+        let has_room = |(known, used): &(M, u32)| known == mask && *used < self.limits.group_entries;
         match self.groups.iter().position(has_room) {
             Some(group) => self.groups[group].1 += 1,
-            None if self.groups.len() < self.limits.groups as usize => self.groups.push((mask, 1)),
+            None if self.groups.len() < self.limits.groups as usize => self.groups.push((mask.clone(), 1)),
             None if self.single < self.limits.single_entries() => self.single += 1,
             None => return false,
         }
         true
+    }
+}
+
+/// A [`TableFill`] beside flows that are there, which does not look at masks as long as any flow has room.
+#[derive(Clone, Debug)]
+pub struct LazyFill<F, M> {
+    limits: PriorityTable,
+    there: usize,
+    added: Vec<F>,
+    fill: Option<TableFill<M>>,
+}
+
+impl<F: Copy, M: PartialEq + Clone> LazyFill<F, M> {
+    /// A table with at most so many flows.
+    #[must_use]
+    pub fn new(limits: PriorityTable, there: usize) -> Self {
+        Self { limits, there, added: Vec::new(), fill: None }
+    }
+
+    /// Adds a flow. `there`: the flows that the table was made with, which have room. False: there is no room
+    /// for it, and nothing has changed.
+    pub fn add(&mut self, flow: F, mask: impl Fn(F) -> M, there: impl Iterator<Item = F>) -> bool {
+        let Self { limits, added, fill, .. } = self;
+        if fill.is_none() && limits.has_room_for(self.there + added.len() + 1) {
+            added.push(flow);
+            return true;
+        }
+        let fill = fill.get_or_insert_with(|| {
+            let mut fill = TableFill::new(*limits);
+            there.chain(added.drain(..)).for_each(|known| _ = fill.add(&mask(known)));
+            fill
+        });
+        fill.add(&mask(flow))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// All sequences of eight flows out of three masks, the first ones there already, beside tables of all
+    /// small sizes.
+    #[test]
+    fn a_lazy_table_has_room_when_the_other_has() {
+        const FLOWS: u32 = 8;
+        for (entries, groups, group_entries) in [(4, 1, 2), (5, 2, 2), (6, 2, 1), (7, 1, 6), (3, 3, 1)] {
+            let limits = PriorityTable { entries, groups, group_entries };
+            for number in 0..3u32.pow(FLOWS) {
+                let masks: Vec<u32> = (0..FLOWS).map(|place| number / 3u32.pow(place) % 3).collect();
+                let mut fill = TableFill::new(limits);
+                let there = masks.iter().take(2).take_while(|mask| fill.add(mask)).count();
+                let (there, come) = masks.split_at(there);
+                let mut lazy = LazyFill::new(limits, there.len());
+                for mask in come {
+                    let has_room = lazy.add(*mask, |mask| mask, there.iter().copied());
+                    assert_eq!(has_room, fill.add(mask), "{masks:?} in {limits:?}");
+                }
+            }
+        }
     }
 }

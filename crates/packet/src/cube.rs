@@ -140,11 +140,19 @@ impl Cube {
 
     /// The cube as a flow can express it: the absence of a layer cannot be matched.
     pub fn without_absences(mut self) -> Self {
+        self.mask = self.matchable_mask();
+        self
+    }
+
+    /// The mask without the absence of layers: the bits that a flow can compare.
+    #[inline]
+    pub fn matchable_mask(&self) -> Image {
+        let mut mask = self.mask;
         for layer in LAYERS {
             // Where the layer is absent the value is zero already.
-            self.mask[layer.word] &= self.value[layer.word] | !layer.in_word();
+            mask[layer.word] &= self.value[layer.word] | !layer.in_word();
         }
-        self
+        mask
     }
 
     /// Whether it excludes a layer in a way that no flow can express.

@@ -30,8 +30,9 @@ pub struct SpecChain {
 struct Shared {
     specs: Box<[FlowSpec]>,
     inner_from: usize,
-    /// It is computed when it is asked for.
+    // These are computed when they are asked for.
     cube: OnceLock<Option<Box<Cube>>>,
+    mask_digest: OnceLock<u64>,
 }
 
 impl SpecChain {
@@ -46,7 +47,12 @@ impl SpecChain {
             digest: hasher.finish(),
             front: FlowFront::of(outer),
             is_multicast: outer.first().is_some_and(is_multicast),
-            shared: Arc::new(Shared { specs: specs.into(), inner_from, cube: OnceLock::new() }),
+            shared: Arc::new(Shared {
+                specs: specs.into(),
+                inner_from,
+                cube: OnceLock::new(),
+                mask_digest: OnceLock::new(),
+            }),
         }
     }
 
@@ -74,6 +80,17 @@ impl SpecChain {
     pub fn cube(&self) -> Option<&Cube> {
         let compute = || cube_of(self, self.inner_from()).map(Box::new);
         self.shared.cube.get_or_init(compute).as_deref()
+    }
+
+    /// A digest of the bits that a device compares ([`Cube::matchable_mask`]): chains of equal masks have the
+    /// same, others another one, as a rule.
+    #[must_use]
+    pub fn mask_digest(&self) -> u64 {
+        *self.shared.mask_digest.get_or_init(|| {
+            let mut hasher = DefaultHasher::new();
+            self.cube().unwrap_or(&Cube::ANY).matchable_mask().hash(&mut hasher);
+            hasher.finish()
+        })
     }
 
     /// Whether the first spec, of the outer packet, asks for a multicast address.

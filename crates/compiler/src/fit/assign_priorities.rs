@@ -74,7 +74,7 @@ fn assign_last(candidates: &[Candidate], late: &[Ranked], limits: PriorityTable,
         let flows = late.iter().map(|ranked| (ranked.id, &candidates[ranked.id.index()]));
         for (id, candidate) in flows.filter(|(_, candidate)| candidate.is_sent() == is_sent) {
             assigned.flows.push(Prioritized { id, priority: assigned.priorities });
-            if !table.add(candidate.cube.without_absences().mask) {
+            if !table.add(&candidate.cube.matchable_mask()) {
                 assigned.overflow = assigned.overflow.or(Some(id));
             }
         }
@@ -129,7 +129,7 @@ fn assign_rank(
 fn shapes(candidates: &[Candidate], flows: &[CandidateId]) -> Vec<Vec<CandidateId>> {
     let mut by_mask: BTreeMap<Image, Vec<CandidateId>> = BTreeMap::new();
     for id in flows {
-        by_mask.entry(candidates[id.index()].cube.without_absences().mask).or_default().push(*id);
+        by_mask.entry(candidates[id.index()].cube.matchable_mask()).or_default().push(*id);
     }
     let mut shapes: Vec<Vec<CandidateId>> = by_mask.into_values().collect();
     shapes.sort_by_key(|flows| (std::cmp::Reverse(flows.len()), flows.first().copied()));

@@ -81,7 +81,7 @@ impl RankMasks {
         let mut copies: ByMask<Image, usize> = ByMask::default();
         let own = kept.iter().map(|ranked| &candidates[ranked.id.index()]);
         for candidate in own.filter(|candidate| !candidate.traps) {
-            *copies.entry(candidate.cube.without_absences().mask).or_default() += 1;
+            *copies.entry(candidate.cube.matchable_mask()).or_default() += 1;
         }
         let masks = Masks::of(candidates, &kept);
         Self { rank, kept, masks, copies: copies.into_values().collect() }
@@ -189,7 +189,7 @@ impl Masks {
         let mut groups: Vec<Group> = Vec::new();
         let own = kept.iter().map(|ranked| &candidates[ranked.id.index()]);
         let of = own.map(|candidate| {
-            let mask = candidate.traps.then(|| candidate.cube.without_absences().mask)?;
+            let mask = candidate.traps.then(|| candidate.cube.matchable_mask())?;
             let is_sent = candidate.is_sent();
             let group = *place.entry((mask, is_sent)).or_insert_with(|| {
                 groups.push(Group { mask, is_sent, flows: 0 });

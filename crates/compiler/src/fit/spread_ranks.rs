@@ -70,7 +70,7 @@ fn spread(profile: &DeviceModel, table: PriorityTable, candidates: &[Candidate],
 /// The masks of flows as the device sees them, most numerous first.
 fn masks<'c>(flows: impl Iterator<Item = &'c Candidate>) -> Vec<(Image, usize)> {
     let mut masks: ByMask<Image, usize> = ByMask::default();
-    flows.for_each(|flow| *masks.entry(flow.cube.without_absences().mask).or_default() += 1);
+    flows.for_each(|flow| *masks.entry(flow.cube.matchable_mask()).or_default() += 1);
     let mut masks: Vec<(Image, usize)> = masks.into_iter().collect();
     masks.sort_by_key(|(mask, flows)| (Reverse(*flows), *mask));
     masks
@@ -89,7 +89,7 @@ fn rarest(places: &[usize], kept: &[Ranked], candidates: &[Candidate], table: Pr
     let masks = masks(places.iter().map(of_place));
     let numbers: ByMask<Image, usize> =
         masks.iter().enumerate().map(|(number, (mask, _))| (*mask, number)).collect();
-    let number = |place: &usize| numbers[&of_place(place).cube.without_absences().mask];
+    let number = |place: &usize| numbers[&of_place(place).cube.matchable_mask()];
     let mut rarest: Vec<usize> =
         places.iter().copied().filter(|place| number(place) >= table.groups as usize).collect();
     rarest.sort_by_key(|place| (Reverse(number(place)), *place));

@@ -4,9 +4,8 @@
 
 use std::sync::Arc;
 
-use device_model::TableFill;
+use device_model::LazyFill;
 use foldhash::{HashMap, HashMapExt as _, HashSet, HashSetExt as _};
-use packet::cube::{Cube, Image};
 use program::{
     Correspondence, Flow, FlowAction, FlowFront, FlowKind, Program, QueueId, SameNames, SpecChain,
 };
@@ -81,11 +80,6 @@ impl Plan {
 fn is_ordered(flow: &Flow, limits: &Limits) -> bool {
     let is_last = limits.multicast_ignores_priority && flow.is_multicast_only();
     flow.kind != FlowKind::Sniffer && !is_last
-}
-
-/// The bits that a device compares for the flow. No packet has the headers of one without any.
-fn mask(flow: &Flow) -> Image {
-    flow.cube().unwrap_or(&Cube::ANY).without_absences().mask
 }
 
 /// Every flow that is said to stay is on the device, as the new program needs it, and no two are one.
@@ -188,10 +182,15 @@ fn decides_by_tag(program: &Program, flow: &Flow) -> bool {
 /// A match at a level.
 type Place<'p> = (FlowKind, &'p SpecChain, Option<u16>);
 /// The flows of one kind and level, by mask.
-type Fill = HashMap<(FlowKind, u16), TableFill<Image>>;
+type Fill<'p> = HashMap<(FlowKind, u16), LazyFill<&'p Flow, u64>>;
 
 /// Whether a flow is applied behind all others, its level, and whether it takes its packets.
 type Order = (bool, u16, bool);
+
+/// Flows without an order are never said to clash: the device decides.
+fn place<'p>(flow: &'p Flow, level: u16, limits: &Limits) -> Place<'p> {
+    (flow.kind, &flow.specs, is_ordered(flow, limits).then_some(level))
+}
 
 /// The device while a plan is carried out.
 struct Device<'p> {
@@ -218,7 +217,7 @@ struct Device<'p> {
     /// The order of the last flow that was installed, and of the last that was removed.
     last_in: Order,
     last_out: Order,
-    fill: Fill,
+    fill: Fill<'p>,
     /// The fronts of the flows of each program; made when they are needed.
     old_fronts: Option<Vec<FlowFront>>,
     new_fronts: Option<Vec<FlowFront>>,
@@ -266,12 +265,14 @@ impl<'p> Device<'p> {
             PlanStep::InstallFlow { flow } => new.flows.get(flow).zip(plan.levels.get(flow)),
             _ => None,
         });
-        device.places = comes.map(|(flow, level)| (device.place(flow, *level), 0)).collect();
+        device.places = comes.map(|(flow, level)| (place(flow, *level, limits), 0)).collect();
         let levels: HashSet<Option<u16>> = device.places.keys().map(|(.., level)| *level).collect();
+        // A flow without an order has no level there.
+        let may_be_there = |level: u16| levels.contains(&Some(level)) || levels.contains(&None);
         for (index, flow) in old.iter().enumerate() {
-            let place = device.place(flow, device.old_level(index));
-            if levels.contains(&place.2)
-                && let Some(there) = device.places.get_mut(&place)
+            let level = device.old_level(index);
+            if may_be_there(level)
+                && let Some(there) = device.places.get_mut(&place(flow, level, limits))
             {
                 *there += 1;
             }
@@ -281,12 +282,6 @@ impl<'p> Device<'p> {
 
     fn old_level(&self, flow: usize) -> u16 {
         self.installed.and_then(|old| old.levels.get(flow).copied()).unwrap_or(0)
-    }
-
-    /// Flows without an order are never said to clash: the device decides.
-    fn place(&self, flow: &'p Flow, level: u16) -> Place<'p> {
-        let level = is_ordered(flow, self.limits).then_some(level);
-        (flow.kind, &flow.specs, level)
     }
 
     fn order(&self, flow: &Flow, level: u16) -> Order {
@@ -367,7 +362,7 @@ impl<'p> Device<'p> {
                 return Err(PlanFault::NoClass(index));
             }
         }
-        let place = self.place(flow, level);
+        let place = place(flow, level, self.limits);
         let there = self.places.entry(place).or_default();
         *there += 1;
         if *there > 1 && (is_sniffer || place.2.is_some()) {
@@ -377,19 +372,20 @@ impl<'p> Device<'p> {
     }
 
     /// Takes a place in the table of a level, where the old flows are all the time.
-    fn has_room(&mut self, flow: &Flow, level: u16) -> bool {
+    fn has_room(&mut self, flow: &'p Flow, level: u16) -> bool {
         let Some(table) = self.limits.priority_table.filter(|_| is_ordered(flow, self.limits)) else {
             return true;
         };
-        let (installed, limits) = (self.installed, self.limits);
-        let fill = self.fill.entry((flow.kind, level)).or_insert_with(|| {
-            let mut fill = TableFill::new(table);
-            let old = installed.iter().flat_map(|old| old.program.flows.iter().zip(old.levels));
-            old.filter(|(known, of)| **of == level && known.kind == flow.kind && is_ordered(known, limits))
-                .for_each(|(known, _)| _ = fill.add(mask(known)));
-            fill
-        });
-        fill.add(mask(flow))
+        let limits = self.limits;
+        let (flows, levels) =
+            self.installed.map_or_else(Default::default, |old| (&*old.program.flows, old.levels));
+        let at_level = || levels.iter().filter(|of| **of == level).count();
+        let fill = self.fill.entry((flow.kind, level)).or_insert_with(|| LazyFill::new(table, at_level()));
+        let is_beside =
+            |known: &Flow, of: u16| of == level && known.kind == flow.kind && is_ordered(known, limits);
+        let there =
+            flows.iter().zip(levels).filter(|(known, of)| is_beside(known, **of)).map(|(known, _)| known);
+        fill.add(flow, |flow| flow.specs.mask_digest(), there)
     }
 
     fn remove(&mut self, index: usize) -> Result<(), PlanFault> {
@@ -407,7 +403,7 @@ impl<'p> Device<'p> {
         if self.is_enforced && flow.kind != FlowKind::Sniffer {
             self.last_out = order;
         }
-        if let Some(there) = self.places.get_mut(&self.place(flow, level)) {
+        if let Some(there) = self.places.get_mut(&place(flow, level, self.limits)) {
             *there = there.saturating_sub(1);
         }
         Ok(())

@@ -16,9 +16,8 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use device_model::TableFill;
+use device_model::LazyFill;
 use foldhash::{HashMap, HashMapExt as _, HashSet};
-use packet::cube::{Cube, Image};
 use program::{Correspondence, Flow, FlowFront, FlowKind, Program, SpecChain};
 
 use super::PlacedProgram;
@@ -29,17 +28,12 @@ use crate::Limits;
 /// that is placed beside others is compared with all of them.
 const MOST_COMPARED: usize = 1 << 28;
 
-/// The number of flows that are placed, and of matches whose old levels are found, by looking at the flows
-/// themselves; for more, what is looked at is put side by side first.
+/// The number of matches whose old levels are found by looking at the flows themselves; for more, all are put
+/// into a table.
 const FEW: usize = 8;
 
 /// The parts of a flow that a device compares.
 pub(super) type MatchKey<'p> = (FlowKind, &'p SpecChain);
-
-/// The bits that a device compares for the flow. No packet has the headers of one without any.
-fn mask(flow: &Flow) -> Image {
-    flow.cube().unwrap_or(&Cube::ANY).without_absences().mask
-}
 
 /// The levels of a program.
 #[derive(Debug)]
@@ -101,7 +95,7 @@ pub(super) fn has_order(flow: &Flow, limits: &Limits) -> bool {
 }
 
 /// The part of a flow on which its level depends. Each flow that is placed is compared with all others.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 struct Facts {
     front: FlowFront,
     rank: Rank,
@@ -113,7 +107,8 @@ impl Facts {
     fn of(flow: &Flow, limits: &Limits) -> Self {
         Self {
             front: flow.front(),
-            rank: rank(flow),
+            // A flow depends on those before it only. Of one priority, copies are made first.
+            rank: (flow.priority, flow.kind != FlowKind::Copy),
             is_ordered: has_order(flow, limits),
             is_sent: flow.kind == FlowKind::Egress,
         }
@@ -133,13 +128,8 @@ impl Facts {
     }
 }
 
-/// The priority of the program, and whether the flow takes the packet.
+/// The priority of the program, and whether the flow takes the packet: the order in which levels are given.
 type Rank = (u16, bool);
-
-/// The order in which levels are given: a flow depends on those before it only.
-fn rank(flow: &Flow) -> Rank {
-    (flow.priority, flow.kind != FlowKind::Copy)
-}
 
 /// What the old and the new flows have in common.
 struct Known<'p> {
@@ -148,6 +138,8 @@ struct Known<'p> {
     limits: &'p Limits,
     /// By new flow, the old one of the same match and action.
     same: Vec<Option<usize>>,
+    /// By new flow. Side by side they are read faster than in the flows, of which the cache has none.
+    facts: Vec<Facts>,
 }
 
 impl<'p> Known<'p> {
@@ -158,9 +150,11 @@ impl<'p> Known<'p> {
         limits: &'p Limits,
     ) -> Self {
         let mut same = vec![None; new.flows.len()];
+        let mut facts = vec![Facts::default(); new.flows.len()];
         let mut is_used = vec![false; old.program.flows.len()];
         let mut pair = |of_old: usize, of_new: usize| {
             let (before, after) = (&old.program.flows[of_old], &new.flows[of_new]);
+            facts[of_new] = Facts::of(after, limits);
             let is_same = before.match_key() == after.match_key() && common.is_same_action(before, after);
             if is_same {
                 is_used[of_old] = true;
@@ -183,13 +177,14 @@ impl<'p> Known<'p> {
             let candidates = by_match.get(&new.flows[index].match_key()).into_iter().flatten();
             let mut free = candidates.copied().filter(|candidate| !is_used[*candidate]);
             let flow = &new.flows[index];
+            facts[index] = Facts::of(flow, limits);
             let found = free.find(|candidate| common.is_same_action(&old.program.flows[*candidate], flow));
             if let Some(found) = found {
                 is_used[found] = true;
                 same[index] = Some(found);
             }
         }
-        Self { old, new, limits, same }
+        Self { old, new, limits, same, facts }
     }
 
     /// The old flows at a level.
@@ -198,10 +193,16 @@ impl<'p> Known<'p> {
         there.filter(move |(_, of)| **of == level).map(|(flow, _)| flow)
     }
 
-    /// The levels at which the old program has flows of this match.
-    fn levels_of(&self, key: MatchKey<'_>) -> Vec<u16> {
-        let there = self.old.program.flows.iter().zip(self.old.levels);
-        there.filter(|(flow, _)| flow.match_key() == key).map(|(_, level)| *level).collect()
+    /// The levels at which the old program has flows of the match of each of these new flows.
+    fn levels_of(&self, asked: &[usize]) -> Vec<(usize, Vec<u16>)> {
+        let key = |index: &usize| self.new.flows[*index].match_key();
+        let mut found: Vec<(usize, Vec<u16>)> = asked.iter().map(|index| (*index, Vec::new())).collect();
+        let keys: Vec<MatchKey<'_>> = asked.iter().map(key).collect();
+        for (flow, level) in self.old.program.flows.iter().zip(self.old.levels) {
+            let same = found.iter_mut().zip(&keys).filter(|(_, key)| **key == flow.match_key());
+            same.for_each(|((_, levels), _)| levels.push(*level));
+        }
+        found
     }
 
     /// The matches of the old program with their levels.
@@ -220,9 +221,11 @@ impl<'p> Known<'p> {
             Strategy::Keep | Strategy::From(_) => Vec::new(),
         };
         let level = |(flow, same): (&Flow, &Option<usize>)| match (strategy, same) {
+            // Most flows are these: they are not looked at.
+            (Strategy::Keep, Some(old)) => Some(self.old.levels[*old]),
             (_, Some(old)) if !has_order(flow, self.limits) => Some(self.old.levels[*old]),
             (_, None) if !has_order(flow, self.limits) => Some(level_of(0, flow)),
-            (Strategy::Keep, same) => same.map(|old| self.old.levels[old]),
+            (Strategy::Keep, None) => None,
             (Strategy::From(base), _) => Some(level_of(base, flow)),
             (Strategy::Apart, _) => free.get(usize::from(flow.priority)).copied(),
         };
@@ -238,7 +241,7 @@ impl<'p> Known<'p> {
 /// The old flows of each level, as a device with small tables holds them, and those that come beside them.
 struct Room<'k, 'p> {
     known: &'k Known<'p>,
-    tables: HashMap<(FlowKind, u16), TableFill<Image>>,
+    tables: HashMap<(FlowKind, u16), LazyFill<&'p Flow, u64>>,
 }
 
 impl<'k, 'p> Room<'k, 'p> {
@@ -247,28 +250,19 @@ impl<'k, 'p> Room<'k, 'p> {
     }
 
     /// Takes a place in a level; false: there is none.
-    fn take(&mut self, flow: &Flow, level: u16) -> bool {
-        let limits = self.known.limits;
+    fn take(&mut self, flow: &'p Flow, level: u16) -> bool {
+        let Known { old, limits, .. } = *self.known;
         let Some(table) = limits.priority_table.filter(|_| has_order(flow, limits)) else { return true };
-        let fill = self.tables.entry((flow.kind, level)).or_insert_with(|| {
-            let mut fill = TableFill::new(table);
-            let there =
-                self.known.at(level).filter(|known| known.kind == flow.kind && has_order(known, limits));
-            // They are on the device, so they have room.
-            there.for_each(|known| _ = fill.add(mask(known)));
-            fill
-        });
-        fill.add(mask(flow))
+        let at_level = || old.levels.iter().filter(|of| **of == level).count();
+        let fill = self.tables.entry((flow.kind, level)).or_insert_with(|| LazyFill::new(table, at_level()));
+        let there = self.known.at(level).filter(|known| known.kind == flow.kind && has_order(known, limits));
+        fill.add(flow, |flow| flow.specs.mask_digest(), there)
     }
 }
 
 /// Flows that have a level, and those that wait for one.
 struct Placing<'k, 'p> {
     known: &'k Known<'p>,
-    /// The facts by flow, once more than a few were placed.
-    facts: Option<Vec<Facts>>,
-    /// How many flows were placed.
-    placed: usize,
     levels: Vec<u16>,
     is_placed: Vec<bool>,
     waiting: BinaryHeap<Reverse<(Rank, usize)>>,
@@ -285,8 +279,6 @@ impl<'k, 'p> Placing<'k, 'p> {
         let flows = &known.new.flows;
         let mut placing = Self {
             known,
-            facts: None,
-            placed: 0,
             levels: initial.iter().map(|level| level.unwrap_or(0)).collect(),
             is_placed: vec![true; flows.len()],
             waiting: BinaryHeap::new(),
@@ -299,7 +291,7 @@ impl<'k, 'p> Placing<'k, 'p> {
             let level = level.filter(|level| *level <= known.limits.last_level());
             let is_kept = level.is_some_and(|level| known.is_kept(index, level));
             if !is_kept
-                && has_order(&flows[index], known.limits)
+                && known.facts[index].is_ordered
                 && !level.is_some_and(|level| placing.fits(index, level))
             {
                 placing.wait(index);
@@ -311,6 +303,10 @@ impl<'k, 'p> Placing<'k, 'p> {
 
     /// Places all flows that wait.
     fn finish(mut self) -> Option<Levels> {
+        let waiting: Vec<usize> = self.waiting.iter().map(|Reverse((_, index))| *index).collect();
+        if self.asked.is_empty() && waiting.len() <= FEW {
+            self.asked = self.known.levels_of(&waiting);
+        }
         while let Some(Reverse((_, index))) = self.waiting.pop() {
             self.place(index)?;
         }
@@ -321,33 +317,20 @@ impl<'k, 'p> Placing<'k, 'p> {
         Some(Levels { kept, levels: self.levels })
     }
 
-    /// Puts the facts side by side, where they are found faster.
-    fn gather_facts(&mut self) {
-        if self.facts.is_none() {
-            self.facts = Some((0..self.levels.len()).map(|index| self.facts(index)).collect());
-        }
-    }
-
-    #[inline]
-    fn facts(&self, index: usize) -> Facts {
-        let Known { new, limits, .. } = self.known;
-        self.facts.as_ref().map_or_else(|| Facts::of(&new.flows[index], limits), |facts| facts[index])
-    }
-
     fn wait(&mut self, index: usize) {
         self.is_placed[index] = false;
-        self.waiting.push(Reverse((rank(&self.known.new.flows[index]), index)));
+        self.waiting.push(Reverse((self.known.facts[index].rank, index)));
     }
 
     /// Has those flows wait whose old levels contradict the new order. Only flows of unlike priorities are
     /// compared whose levels do not have the same order already.
     fn unsettle(&mut self) -> Option<()> {
-        let flows = &self.known.new.flows;
-        let group = |(index, flow): (usize, &Flow)| {
-            let is_compared = self.is_placed[index] && has_order(flow, self.known.limits);
-            is_compared.then(|| (rank(flow), flow.kind == FlowKind::Egress, self.levels[index]))
+        let group = |(index, facts): (usize, &Facts)| {
+            let is_compared = self.is_placed[index] && facts.is_ordered;
+            is_compared.then(|| (facts.rank, facts.is_sent, self.levels[index]))
         };
-        let groups = Runs::of(flows.iter().enumerate().map(group));
+        let facts = &self.known.facts;
+        let groups = Runs::of(facts.iter().enumerate().map(group));
         let keys = groups.keys();
         for (place, above) in keys.iter().enumerate() {
             for below in &keys[place + 1..] {
@@ -362,17 +345,14 @@ impl<'k, 'p> Placing<'k, 'p> {
                 if self.compared > MOST_COMPARED {
                     return None;
                 }
-                if self.compared > FEW * self.levels.len() {
-                    self.gather_facts();
-                }
                 let placed = |key| groups.of_key(key).filter(|index| self.is_placed[*index]);
                 let contradicts = |first: usize, second: usize, of_second: &Facts| {
-                    let distance = self.facts(first).distance(of_second);
+                    let distance = facts[first].distance(of_second);
                     distance.is_some_and(|least| below.2 < above.2 + least) && self.overlap(first, second)
                 };
                 let is_unsettled = |second: &usize| {
-                    let of_second = self.facts(*second);
-                    placed(above).any(|first| contradicts(first, *second, &of_second))
+                    let of_second = &facts[*second];
+                    placed(above).any(|first| contradicts(first, *second, of_second))
                 };
                 let unsettled: Vec<usize> = placed(below).filter(is_unsettled).collect();
                 unsettled.into_iter().for_each(|index| self.wait(index));
@@ -393,26 +373,21 @@ impl<'k, 'p> Placing<'k, 'p> {
         if self.compared > MOST_COMPARED {
             return None;
         }
-        self.placed += 1;
-        if self.placed > FEW {
-            self.gather_facts();
-        }
-        let facts = self.facts(index);
+        let known = self.known;
+        let facts = &known.facts[index];
         let place = (facts.rank, index);
         let mut least = 0;
         let mut later = Vec::new();
-        for other in 0..self.levels.len() {
-            let there = self.facts(other);
+        for (other, there) in known.facts.iter().enumerate() {
             if !self.is_placed[other] || !there.is_ordered || other == index {
                 continue;
             }
             if (there.rank, other) < place {
-                let distance =
-                    there.distance(&facts).filter(|distance| self.levels[other] + distance > least);
+                let distance = there.distance(facts).filter(|distance| self.levels[other] + distance > least);
                 if let Some(distance) = distance.filter(|_| self.overlap(other, index)) {
                     least = self.levels[other] + distance;
                 }
-            } else if let Some(distance) = facts.distance(&there) {
+            } else if let Some(distance) = facts.distance(there) {
                 later.push((other, distance));
             }
         }
@@ -443,9 +418,7 @@ impl<'k, 'p> Placing<'k, 'p> {
         if self.asked.len() == FEW {
             return !self.places.get_or_insert_with(|| known.places()).contains(&(key, level));
         }
-        let levels = known.levels_of(key);
-        let is_free = !levels.contains(&level);
-        self.asked.push((index, levels));
-        is_free
+        self.asked.extend(known.levels_of(&[index]));
+        self.asked.last().is_none_or(|(_, levels)| !levels.contains(&level))
     }
 }

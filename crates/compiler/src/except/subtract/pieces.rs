@@ -70,7 +70,7 @@ pub(super) fn missing_header(cube: &Cube, hole: &Cube) -> Result<(), Inseparable
 
 /// The most pieces that [`around`] makes.
 pub(super) fn bits_beyond(hole: &Cube, cube: &Cube) -> usize {
-    let mask = hole.without_absences().mask;
+    let mask = hole.matchable_mask();
     let bits: usize =
         mask.iter().zip(&cube.mask).map(|(hole, cube)| (hole & !cube).count_ones() as usize).sum();
     bits + PORT_HALVES * absent(hole, cube).count()
