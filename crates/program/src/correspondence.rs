@@ -35,13 +35,7 @@ impl SameNames {
     /// Compares two programs.
     #[must_use]
     pub fn of(old: &Program, new: &Program) -> Self {
-        let same = |index: usize, rule: &Rule| {
-            let before = &old.rules[index];
-            let does_same = before.policing == rule.policing && sinks(old, before).eq(sinks(new, rule));
-            (RuleId::of(index), does_same)
-        };
-        let named = same_names(&old.rules, &new.rules);
-        let rules = new.rules.iter().zip(named).map(|(rule, index)| Some(same(index?, rule))).collect();
+        let rules = same_rules(old, new);
         let kernel = |program: &Program| program.kernel_sink().and_then(|sink| program.sink(sink)).cloned();
         let mut known = Vec::new();
         let queues = [old, new].map(|program| {
@@ -160,18 +154,31 @@ fn group_name(program: &Program, group: GroupId) -> Option<&str> {
     program.groups.get(group.index()).map(|group| group.name.as_str())
 }
 
-/// The index of the old rule with the same name for each new rule. Names are unique, so only those between
-/// the rules that begin both programs and those that end both have to be looked up.
-fn same_names(old: &[Rule], new: &[Rule]) -> Vec<Option<usize>> {
-    let is_same = |(old, new): &(&Rule, &Rule)| old.name == new.name;
-    let start = old.iter().zip(new).take_while(is_same).count();
-    let (olds, news) = (&old[start..], &new[start..]);
-    let end = olds.iter().rev().zip(news.iter().rev()).take_while(is_same).count();
-    let (olds, news) = (&olds[..olds.len() - end], &news[..news.len() - end]);
-    let names = olds.iter().enumerate().map(|(index, rule)| (rule.name.as_str(), start + index));
-    let by_name: HashMap<&str, usize> = names.collect();
-    let found = news.iter().map(|rule| by_name.get(rule.name.as_str()).copied());
-    (0..start).map(Some).chain(found).chain((old.len() - end..old.len()).map(Some)).collect()
+/// The old rule with the same name for each new rule, and whether workers do the same with the packets of
+/// both. Names are unique, so only those between the rules that begin both programs and those that end both
+/// have to be looked up. Each rule is read once, as thousands of them are in no cache.
+fn same_rules(old: &Program, new: &Program) -> Vec<Option<(RuleId, bool)>> {
+    let does_same = |before: &Rule, after: &Rule| {
+        before.policing == after.policing && sinks(old, before).eq(sinks(new, after))
+    };
+    let pair = |before: usize, after: &Rule| (RuleId::of(before), does_same(&old.rules[before], after));
+    let same_name = |(index, after): (usize, &Rule)| {
+        let has_name = old.rules.get(index).is_some_and(|before| before.name == after.name);
+        has_name.then(|| Some(pair(index, after)))
+    };
+    let mut rules: Vec<Option<(RuleId, bool)>> = Vec::with_capacity(new.rules.len());
+    rules.extend(new.rules.iter().enumerate().map_while(same_name));
+    let start = rules.len();
+    let (olds, news) = (&old.rules[start..], &new.rules[start..]);
+    let ends = olds.iter().rev().zip(news.iter().rev());
+    let end = ends.take_while(|(before, after)| before.name == after.name).count();
+    let (between, ending) = news.split_at(news.len() - end);
+    let names = olds[..olds.len() - end].iter().enumerate();
+    let by_name: HashMap<&str, usize> =
+        names.map(|(index, rule)| (rule.name.as_str(), start + index)).collect();
+    rules.extend(between.iter().map(|rule| Some(pair(*by_name.get(rule.name.as_str())?, rule))));
+    rules.extend(ending.iter().zip(old.rules.len() - end..).map(|(rule, index)| Some(pair(index, rule))));
+    rules
 }
 
 /// The parts of a queue pair by which it spreads packets.
