@@ -138,16 +138,20 @@ pub(crate) struct PublishedProgram {
 impl PublishedProgram {
     fn new(program: Arc<Program>, sinks: Arc<SinkMap>) -> Self {
         program.make_indexes();
-        let lookups = program.classes.iter().map(|class| Lookup::of(class.as_ref())).collect();
-        let places = TallyPlaces::new(rule_tallies(&program, sinks.returns()));
-        let of_class = |class: &Class| match &class.decide {
-            Decide::Exact(outcome) if !program.is_policed(outcome) => entry(&places, &sinks, outcome),
-            _ => Entry::NONE,
-        };
-        let entries =
-            program.classes.iter().map(|class| class.as_ref().map_or(Entry::NONE, of_class)).collect();
-        let runtime = runtime_entries(&program, &places, &sinks);
         let has_policed_rules = program.rules.iter().any(|rule| !rule.policing.passes_all());
+        let places = TallyPlaces::new(rule_tallies(&program, sinks.returns(), has_policed_rules));
+        let of_class = |class: &Option<Class>| {
+            let exact = class.as_ref().and_then(|class| match &class.decide {
+                Decide::Exact(outcome) => Some(outcome),
+                Decide::Software(..) => None,
+            });
+            let exact = exact.filter(|outcome| !(has_policed_rules && program.is_policed(outcome)));
+            let entry = exact.map_or(Entry::NONE, |outcome| entry(&places, &sinks, outcome));
+            (entry, Lookup::of(class.as_ref()))
+        };
+        let (entries, lookups): (Vec<Entry>, Vec<Lookup>) = program.classes.iter().map(of_class).unzip();
+        let runtime = runtime_entries(&program, &places, &sinks);
+        let (entries, lookups) = (entries.into(), lookups.into());
         Self { program, sinks, entries, lookups, places, runtime, has_policed_rules }
     }
 }
@@ -338,13 +342,13 @@ fn entry_of(places: &TallyPlaces, sinks: &SinkMap, outcome: &Outcome, dispositio
 
 /// The tallies of each rule: those of the dispositions that its classes can have, which snapshots have even
 /// at zero. The steps of many classes are of one list, which is read once.
-fn rule_tallies(program: &Program, returns: bool) -> Vec<RuleTallies> {
+fn rule_tallies(program: &Program, returns: bool, has_policed_rules: bool) -> Vec<RuleTallies> {
     let mut tallies = vec![RuleTallies::default(); program.rules.len()];
     let mut note = |outcome: &Outcome| {
         if let Some(rule) = tallies.get_mut(outcome.rule.index()) {
             rule.add(Disposition::of(outcome.verdict, returns));
             let policing = match outcome.verdict {
-                Verdict::Deliver(_) => program.rules[outcome.rule.index()].policing,
+                Verdict::Deliver(_) if has_policed_rules => program.rules[outcome.rule.index()].policing,
                 _ => Policing::default(),
             };
             if policing.limit.is_some() {
