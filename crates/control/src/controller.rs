@@ -226,7 +226,8 @@ impl<I: Installer> Controller<I> {
         }
         let Change { mut new, old, .. } = change;
         if let Some(mut old) = old {
-            new.adopt(&mut old, plan);
+            // The old program has none after it, so that nothing looks for them when it is dropped.
+            new.adopt(&mut std::mem::take(&mut old.flows), plan);
         }
         (self.installed, self.leftover) = (Some(new), None);
         Ok(None)
@@ -314,7 +315,20 @@ impl<I: Installer> Controller<I> {
 
     /// Checks a program before anything is done on the device.
     fn check(&self, program: &Program) -> Result<(), ControlError> {
-        let needed = program.flows.iter().map(|flow| u32::from(flow.priority) + 1).max().unwrap_or(0);
+        let mut needed = 0;
+        for flow in &program.flows {
+            needed = needed.max(u32::from(flow.priority) + 1);
+            if program.rules.get(flow.rule.index()).is_none() {
+                return Err(inconsistent(format!("a flow of missing rule {}", flow.rule)));
+            }
+            if let FlowAction::Steer { queue, class } = flow.action
+                && (program.queues.get(queue.index()).is_none()
+                    || program.class(class).is_none()
+                    || class.tag().is_none())
+            {
+                return Err(inconsistent(format!("a flow to missing queue {queue} or class {class}")));
+            }
+        }
         let offered = self.limits.priorities_per_program();
         if needed > offered {
             let device = self.limits.device.clone();
@@ -334,18 +348,6 @@ impl<I: Installer> Controller<I> {
                     worker,
                     workers: self.workers,
                 });
-            }
-        }
-        for flow in &program.flows {
-            if program.rules.get(flow.rule.index()).is_none() {
-                return Err(inconsistent(format!("a flow of missing rule {}", flow.rule)));
-            }
-            if let FlowAction::Steer { queue, class } = flow.action
-                && (program.queues.get(queue.index()).is_none()
-                    || program.class(class).is_none()
-                    || class.tag().is_none())
-            {
-                return Err(inconsistent(format!("a flow to missing queue {queue} or class {class}")));
             }
         }
         Ok(())
@@ -692,7 +694,7 @@ impl<I: Installer> Controller<I> {
             match self.create_flow(placed, index, port) {
                 Ok(flow) => placed.flows[index].push(PlacedFlow { port, flow }),
                 Err(second) if is_enforced && new.is_complete(plan, ports) => {
-                    new.adopt(placed, plan);
+                    new.adopt(&mut placed.flows, plan);
                     let (first, second, left) = (Box::new(first), Box::new(second), placed.count());
                     (self.installed, self.leftover) = (Some(new), old);
                     return Ok(ControlError::OldFlowsLeft { first, second, left });
@@ -807,11 +809,11 @@ impl<I: Installer> Placed<I> {
         }
     }
 
-    /// Takes over the flows that stay.
-    fn adopt(&mut self, old: &mut Self, plan: &Plan) {
+    /// Takes over the flows of the old program that stay.
+    fn adopt(&mut self, old: &mut [Vec<PlacedFlow<I::Flow>>], plan: &Plan) {
         for (flows, kept) in self.flows.iter_mut().zip(plan.kept()) {
             if let Some(kept) = kept {
-                *flows = std::mem::take(&mut old.flows[*kept]);
+                *flows = std::mem::take(&mut old[*kept]);
             }
         }
     }
