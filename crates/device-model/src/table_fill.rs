@@ -93,12 +93,12 @@ mod tests {
             let limits = PriorityTable { entries, groups, group_entries };
             for number in 0..3u32.pow(FLOWS) {
                 let masks: Vec<u32> = (0..FLOWS).map(|place| number / 3u32.pow(place) % 3).collect();
-                let mut fill = TableFill::new(limits);
+                let mut fill: TableFill<u32> = TableFill::new(limits);
                 let there = masks.iter().take(2).take_while(|mask| fill.add(mask)).count();
                 let (there, come) = masks.split_at(there);
                 let mut lazy = LazyFill::new(limits, there.len());
                 for mask in come {
-                    let has_room = lazy.add(*mask, |mask| mask, there.iter().copied());
+                    let has_room = lazy.add(mask, |mask| *mask, there.iter());
                     assert_eq!(has_room, fill.add(mask), "{masks:?} in {limits:?}");
                 }
             }

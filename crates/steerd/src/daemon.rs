@@ -143,15 +143,24 @@ fn start(
     let (device, workers) = (&builder.opened().device, builder.worker_count());
     let profile = builder.opened().profile(workers);
     let begun = Instant::now();
-    let compiled = policy_file::compile(&loaded.policy, &profile, Some(workers), None)
-        .and_then(Compiled::into_installable)
-        .or_else(|diagnostics| {
+    let compiled = policy_file::compile(&loaded.policy, &profile, Some(workers), None);
+    let instead = |why, hint| last_good(loaded, history, why, hint, &profile, workers);
+    let compiled = match compiled.and_then(Compiled::into_installable) {
+        Ok(compiled) if history.is_unconfirmed(&compiled.inputs.sha256) => {
+            instead("was on trial and nobody confirmed it", "`steerd reload` puts it in force")
+                .unwrap_or(compiled)
+        }
+        Ok(compiled) => compiled,
+        Err(diagnostics) => {
             output::print_diagnostics(&diagnostics);
-            last_good(loaded, history, &profile, workers).ok_or_else(|| match diagnostics.is_unreadable() {
-                true => Error::PolicyUnreadable { file: loaded.policy.to_string() },
-                false => PolicyErrors::of(&loaded.policy, &diagnostics).into(),
-            })
-        })?;
+            instead("cannot be used", "mend the file and reload").ok_or_else(|| {
+                match diagnostics.is_unreadable() {
+                    true => Error::PolicyUnreadable { file: loaded.policy.to_string() },
+                    false => PolicyErrors::of(&loaded.policy, &diagnostics).into(),
+                }
+            })?
+        }
+    };
     if stopped(signals) {
         return Ok(None);
     }
@@ -171,8 +180,8 @@ fn start(
     let (inputs, past) = (Arc::clone(&compiled.inputs), compiled.past);
     let weights = compiled.weights.clone();
     let steering = builder.start(loaded.policy.clone(), compiled)?;
-    if past.is_some() {
-        let why = format!("{} cannot be used, the last policy that was in force is", loaded.policy);
+    if let Some(number) = past {
+        let why = format!("policy {number} of the history is in force instead of {}", loaded.policy);
         steering.observer.board.reload_failed(&why);
     }
     if history.back(0).is_none_or(|last| last.inputs.sha256 != inputs.sha256) {
@@ -193,16 +202,22 @@ fn start(
     Ok(Some(steering))
 }
 
-/// The policy that was in force last, for a start with a policy that cannot be used. `None`: there is none
-/// that can.
-fn last_good(loaded: &Loaded, history: &History, profile: &DeviceModel, workers: usize) -> Option<Compiled> {
-    let last = history.back(0)?;
+/// The last policy of the history that is not to be confirmed, for a start with one that is not put in force:
+/// `why`. `None`: there is none that can be used.
+fn last_good(
+    loaded: &Loaded,
+    history: &History,
+    why: &str,
+    hint: &str,
+    profile: &DeviceModel,
+    workers: usize,
+) -> Option<Compiled> {
+    let last = history.last_confirmed()?;
     let read = policy_file::load_inputs(&last.inputs)?.ok()?;
     let compiled = policy_file::compile_read(read, None, profile, Some(workers), None);
     let compiled = compiled.and_then(Compiled::into_installable).ok()?;
     tracing::error!(
-        "{}: the policy cannot be used: policy {} of the history, which was in force last, is used instead (hint: mend \
-         the file and reload)",
+        "{}: the policy {why}: policy {} of the history, which was in force before, is used instead (hint: {hint})",
         loaded.policy,
         last.number
     );

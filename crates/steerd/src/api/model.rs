@@ -184,7 +184,7 @@ pub(crate) struct HistoryEntry {
     pub(crate) difference: String,
     pub(crate) milliseconds: u64,
     pub(crate) flows: Option<ChangedFlows>,
-    /// Whether it was in force on trial and nobody confirmed it.
+    /// Whether it came into force on trial and nobody has confirmed it.
     #[serde(default)]
     pub(crate) is_unconfirmed: bool,
 }

@@ -30,7 +30,7 @@ pub(crate) struct PastPolicy {
     pub(crate) difference: String,
     pub(crate) milliseconds: u64,
     pub(crate) flows: Option<ChangedFlows>,
-    /// Whether it was in force on trial and nobody confirmed it.
+    /// Whether it came into force on trial and nobody has confirmed it.
     #[serde(default)]
     pub(crate) is_unconfirmed: bool,
     /// The weights for which it was compiled, so that its way back does not need the capture; empty after a
@@ -72,9 +72,23 @@ impl History {
     /// Adds the policy that is in force now. One that was in force already keeps its number and its place, so
     /// that reloads of the same policy do not remove earlier policies from the history.
     pub(crate) fn add(&self, policy: PastPolicy) {
-        // The list is not locked while the file is written, as that waits for the disk.
+        Self::put(&mut self.lock(), policy);
+        self.save();
+    }
+
+    /// Notes that the policy in force is confirmed. [`History::save`] is still to be called, which waits for
+    /// the disk.
+    pub(crate) fn confirm(&self) {
+        if let Some(policy) = self.lock().front_mut() {
+            policy.is_unconfirmed = false;
+        }
+    }
+
+    /// Writes the policies to the file.
+    pub(crate) fn save(&self) {
         let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
-        let policies = self.with(policy);
+        // The list is not locked while the file is written.
+        let policies = self.lock().clone();
         if let Some(path) = &self.file
             && let Err(error) = state_file::replace(path, &SavingPolicies { policies: &policies })
         {
@@ -82,19 +96,17 @@ impl History {
         }
     }
 
-    /// Adds a policy; returns all.
-    fn with(&self, policy: PastPolicy) -> VecDeque<PastPolicy> {
-        let mut policies = self.lock();
+    fn put(policies: &mut VecDeque<PastPolicy>, policy: PastPolicy) {
         match policies.front_mut() {
             Some(last) if last.inputs == policy.inputs => {
                 last.at_seconds = policy.at_seconds;
                 last.by = policy.by;
-                last.is_unconfirmed = false;
+                // A trial of the policy that is in force anyway can have one end only.
+                last.is_unconfirmed &= policy.is_unconfirmed;
                 last.weights = policy.weights;
             }
-            _ => Self::push(&mut policies, policy),
+            _ => Self::push(policies, policy),
         }
-        policies.clone()
     }
 
     fn push(policies: &mut VecDeque<PastPolicy>, policy: PastPolicy) {
@@ -124,11 +136,17 @@ impl History {
         self.lock().front().map(|policy| policy.number)
     }
 
-    /// Notes that the policy in force was not confirmed, before the one before comes back.
-    pub(crate) fn note_unconfirmed(&self) {
-        if let Some(policy) = self.lock().front_mut() {
-            policy.is_unconfirmed = true;
-        }
+    /// The last policy that was in force and did not wait for a confirmation in vain.
+    pub(crate) fn last_confirmed(&self) -> Option<PastPolicy> {
+        self.lock().iter().find(|policy| !policy.is_unconfirmed).cloned()
+    }
+
+    /// Whether a policy of this hash was not confirmed when it was in force last.
+    pub(crate) fn is_unconfirmed(&self, sha256: &str) -> bool {
+        self.lock()
+            .iter()
+            .find(|policy| policy.inputs.sha256 == sha256)
+            .is_some_and(|last| last.is_unconfirmed)
     }
 
     /// The policy that was in force so many policies before the one in force.
@@ -203,6 +221,30 @@ mod tests {
         assert!(again.back(KEPT).is_none());
         fs::write(&path, "{").expect("written");
         assert!(History::open(Some(path)).entries().is_empty(), "a broken file is no reason not to start");
+    }
+
+    #[test]
+    fn the_end_of_a_trial_is_kept_over_restarts() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("history.json");
+        let history = History::open(Some(path.clone()));
+        let on_trial = |text| PastPolicy { is_unconfirmed: true, ..policy(text) };
+        [policy("first"), on_trial("second")].into_iter().for_each(|policy| history.add(policy));
+        let again = History::open(Some(path.clone()));
+        assert_eq!(["first", "second", "third"].map(|sha| again.is_unconfirmed(sha)), [false, true, false]);
+        assert_eq!(again.last_confirmed().map(|last| last.number), Some(1));
+        again.confirm();
+        again.save();
+        let again = History::open(Some(path));
+        assert!(!again.is_unconfirmed("second"));
+        assert_eq!(again.last_confirmed().map(|last| last.number), Some(2));
+        again.add(on_trial("second"));
+        assert!(!again.is_unconfirmed("second"), "it was in force without a trial");
+        again.add(on_trial("third"));
+        again.add(policy("second"));
+        assert!(again.is_unconfirmed("third"), "after the way back too");
+        again.add(policy("third"));
+        assert!(!again.is_unconfirmed("third"), "the last time counts");
     }
 
     #[test]

@@ -166,10 +166,19 @@ impl Reloader {
     fn confirm(&mut self, by: &str) {
         self.trial = None;
         self.parts.rules.confirm();
+        self.parts.history.confirm();
         tracing::info!("the policy in force is confirmed by {by}");
         notify::ready("the policy is confirmed");
         let verdict = change::in_force(&self.parts.observer);
-        self.answer(&verdict);
+        let (history, waiting) = (Arc::clone(&self.parts.history), std::mem::take(&mut self.waiting));
+        // Not here: the run loop must not wait for the disk.
+        let thread = std::thread::Builder::new().name("confirm".into()).spawn(move || {
+            history.save();
+            answer(waiting, &verdict);
+        });
+        if let Err(error) = thread {
+            tracing::error!("the confirmation is not saved: {}", NoThread(error));
+        }
     }
 
     fn start(&mut self, origin: Origin, by: String) {

@@ -256,7 +256,7 @@ fn the_last_policy_is_used_at_a_start_whose_file_is_broken() {
     drop(daemon);
     place.write("p.toml", "version = 1\nrules = 3\n");
     let daemon = Daemon::start_command(&mut with_state(&place));
-    assert!(daemon.log().contains("policy 1 of the history, which was in force last, is used instead"));
+    assert!(daemon.log().contains("policy 1 of the history, which was in force before, is used instead"));
     let status = place.json(&["status"]);
     assert_eq!(status["policy"]["sha256"], first);
     assert_eq!(status["policy"]["last_reload_successful"], false, "loudly");
@@ -269,6 +269,37 @@ fn the_last_policy_is_used_at_a_start_whose_file_is_broken() {
     place.write("p.toml", "version = 1\nrules = 3\n");
     let output = place.daemon().output().expect("it runs");
     assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+}
+
+#[test]
+fn a_trial_that_the_daemon_does_not_survive_is_not_confirmed() {
+    let place = Place::new(FIRST);
+    std::fs::create_dir(place.path("state")).expect("made");
+    let daemon = Daemon::start_command(&mut with_state(&place));
+    let first = sha256(&place);
+    place.write("p.toml", &second());
+    place.ok(&["reload", "--confirm", "300s"]);
+    let on_trial = sha256(&place);
+    drop(daemon);
+    for start in ["after a crash", "and once more"] {
+        let daemon = Daemon::start_command(&mut with_state(&place));
+        assert!(daemon.log().contains("was on trial and nobody confirmed it: policy "), "{}", daemon.log());
+        let status = place.json(&["status"]);
+        assert_eq!(status["policy"]["sha256"], first, "{start}");
+        assert_eq!(status["policy"]["last_reload_successful"], false, "loudly");
+    }
+    let daemon = Daemon::start_command(&mut with_state(&place));
+    place.ok(&["reload"]);
+    assert_eq!(sha256(&place), on_trial, "who asks for it gets it");
+    drop(daemon);
+    let daemon = Daemon::start_command(&mut with_state(&place));
+    assert_eq!(sha256(&place), on_trial, "for good");
+    place.write("p.toml", FIRST);
+    place.ok(&["reload", "--confirm", "300s"]);
+    place.ok(&["confirm"]);
+    drop(daemon);
+    let _daemon = Daemon::start_command(&mut with_state(&place));
+    assert_eq!(sha256(&place), first, "confirmed");
 }
 
 /// The first policy, and a rule of 2,000 flows.

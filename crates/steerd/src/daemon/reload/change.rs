@@ -60,7 +60,7 @@ impl Work {
                 let flows = ChangedFlows { installed, removed, kept };
                 let milliseconds = begun.elapsed().as_millis();
                 // Before it is reported: what the comparison needs is then free again.
-                let difference = self.record(milliseconds, flows, &before);
+                let difference = self.record(milliseconds, flows, trial.is_some(), &before);
                 tracing::info!("reload: {source} is in force after {milliseconds} ms ({flows})");
                 notify::ready(&format!("reloaded {source}"));
                 let confirm_seconds = trial.as_ref().map(|trial| trial.time.as_secs_f64());
@@ -306,18 +306,21 @@ impl Work {
     }
 
     /// Adds the policy to the history; returns the difference from the one before.
-    fn record(&self, milliseconds: u128, flows: ChangedFlows, before: &PolicyInForce) -> String {
+    fn record(
+        &self,
+        milliseconds: u128,
+        flows: ChangedFlows,
+        is_unconfirmed: bool,
+        before: &PolicyInForce,
+    ) -> String {
         let now = Arc::clone(&self.parts.observer.board.read().policy);
         let parsed = |policy: &PolicyInForce| Some(policy_file::load_inputs(&policy.inputs)?.ok()?.policy);
         let change = parsed(before).zip(parsed(&now)).map(|(old, new)| PolicyChange::between(&old, &new));
         let difference =
             change.map_or_else(|| "the text is too long to be compared".to_owned(), |change| change.words());
-        if self.is_on_trial && matches!(self.origin, Origin::Past(_)) {
-            self.parts.history.note_unconfirmed();
-        }
         self.parts.history.add(PastPolicy {
             number: 0,
-            is_unconfirmed: false,
+            is_unconfirmed,
             at_seconds: unix_seconds(),
             by: self.by.clone(),
             inputs: Arc::clone(&now.inputs),
