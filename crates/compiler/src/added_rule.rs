@@ -1,13 +1,16 @@
-//! A program with one more rule at run time that drops, made from the program without it: the rule alone is
-//! compiled, and its flows are put among the others. A rule that was added so can be removed again. Either
+//! A program with more rules at run time that drop, made from the program without them: these rules alone are
+//! compiled, and their flows are put among the others. Rules that were added so can be removed again. Either
 //! takes a fraction of the time of a compilation of the whole policy, and is not always possible.
 //!
 //! Why the program is right. Packets that match no new flow meet the flows that they met, in the same order:
-//! new priorities keep the order of the old ones. A new flow has packets of the new rule only, and none that
-//! an earlier rule leaves to the kernel without a flow, as the rule is compiled behind these. Of the packets
-//! of a new flow, those of earlier rules meet a flow of these first, because its priority comes before; those
-//! of later rules do not, because the priorities of their flows come after. Where workers complete decisions
-//! the classes would change too, so such a program is not extended.
+//! new priorities keep the order of the old ones. A new flow has packets of a new rule only, and none that an
+//! earlier rule leaves to the kernel without a flow, as the new rules are compiled behind these. Of the
+//! packets of a new flow, those of earlier rules meet a flow of these first, because its priority comes
+//! before; those of later rules do not, because the priorities of their flows come after. New rules are of one
+//! form, so no two share packets. Where workers complete decisions the classes would change too, so such a
+//! program is not extended.
+
+use std::collections::HashSet;
 
 use policy::Policy;
 use policy::policy::{Action, InsertedRule};
@@ -15,39 +18,47 @@ use program::{Class, Decide, Exception, Flow, FlowAction, FlowKind, Placement, P
 
 use crate::job::Job;
 
-/// The most rules that leave packets to the kernel, and that the rule is compiled behind.
+/// The most rules that leave packets to the kernel, and that new rules are compiled behind.
 const EXCEPTIONS_MAX: usize = 32;
-/// The most flows of the rule: each is compared with all others.
-const FLOWS_MAX: usize = 64;
+/// The most pairs of new flows and others, which are compared.
+const COMPARED_MAX: usize = 1 << 27;
 
-/// A rule at run time, and the number that it gets.
+/// Rules at run time of one form, and the number that the first of them gets.
 #[derive(Clone, Debug)]
-pub struct AddedRule {
-    /// The rule.
-    pub rule: InsertedRule,
-    /// The number of the rule: rules with this number and later ones get the next one.
+pub struct AddedRules {
+    /// The rules.
+    pub rules: Vec<InsertedRule>,
+    /// The number of the first one: rules with this number and later ones come behind them.
     pub place: RuleId,
 }
 
-/// The rule as it is compiled alone.
+/// The rules as they are compiled alone.
 struct Alone {
-    rule: Rule,
+    rules: Vec<Rule>,
+    /// The flows have the numbers of the rules in the program with them.
     flows: Vec<Flow>,
-    /// The pieces into which each earlier exception has split it, by the exception's number.
-    pieces: Vec<(RuleId, u32)>,
+    split: Vec<Split>,
+}
+
+/// The part of an earlier exception in the rules that were compiled alone.
+struct Split {
+    exception: RuleId,
+    /// The rules that were split to exclude its packets, by their numbers in the program with them.
+    left_out_of: Vec<RuleId>,
+    pieces: u32,
 }
 
 impl Job<'_> {
-    /// The program of the job's policy with one more rule at run time. `installed`: the program without it;
-    /// the policy has none of the rules at run time. `None`: the whole policy has to be compiled.
+    /// The program of the job's policy with more rules at run time. `installed`: the program without them; the
+    /// policy has none of the rules at run time. `None`: the whole policy has to be compiled.
     #[must_use]
-    pub fn with_added_rule(&self, installed: &Program, added: &AddedRule) -> Option<Program> {
+    pub fn with_added_rules(&self, installed: &Program, added: &AddedRules) -> Option<Program> {
         let is_exact = |class: &Option<Class>| {
             class.as_ref().is_none_or(|class| matches!(class.decide, Decide::Exact(_)))
         };
         let is_plain = installed.classes.iter().all(is_exact)
             && installed.rules.iter().all(|rule| rule.undecided.is_empty())
-            && added.rule.action == Action::Drop;
+            && added.rules.iter().all(|rule| rule.action == Action::Drop);
         if !is_plain {
             return None;
         }
@@ -58,8 +69,8 @@ impl Job<'_> {
         (u32::from(program.priorities_used) <= offered).then_some(program)
     }
 
-    /// Compiles the rule behind the earlier rules that leave packets to the kernel without a flow.
-    fn alone(&self, installed: &Program, added: &AddedRule) -> Option<Alone> {
+    /// Compiles the rules behind the earlier rules that leave packets to the kernel without a flow.
+    fn alone(&self, installed: &Program, added: &AddedRules) -> Option<Alone> {
         let earlier: Vec<&Exception> =
             installed.exceptions.iter().filter(|exception| exception.rule < added.place).collect();
         if earlier.len() > EXCEPTIONS_MAX {
@@ -71,7 +82,7 @@ impl Job<'_> {
             (definition.name == *name).then(|| definition.clone())
         };
         let rules = earlier.iter().map(definition).collect::<Option<Vec<_>>>()?;
-        let number = RuleId::of(rules.len());
+        let own = rules.len()..rules.len() + added.rules.len();
         let mut runtime = self.policy.runtime.clone()?;
         runtime.before = rules.len();
         let mut policy = Policy {
@@ -87,29 +98,35 @@ impl Job<'_> {
             set_sizes: Vec::new(),
             runtime: Some(runtime),
         };
-        policy.insert_at_run_time(vec![added.rule.clone()]);
+        policy.insert_at_run_time(added.rules.clone());
         let job = Job { policy: &policy, previous: None, weights: None, apart: None, ..*self };
         let program = job.program().ok()?;
-        let rule = program.rules.get(number.index())?.clone();
+        let rules = program.rules.get(own.clone())?.to_vec();
         let drops = |flow: &Flow| {
             let is_last = self.profile.multicast_ignores_priority && flow.is_multicast_only();
-            flow.rule == number
+            own.contains(&flow.rule.index())
                 && flow.kind == FlowKind::Normal
                 && flow.action == FlowAction::Drop
                 && !is_last
         };
-        let is_exact = rule.placement == Placement::Hardware
+        let is_exact = rules.iter().all(|rule| rule.placement == Placement::Hardware)
             && program.rules.iter().all(|rule| rule.undecided.is_empty())
             && program.exceptions.len() == earlier.len()
-            && program.flows.len() <= FLOWS_MAX
+            && program.flows.len().saturating_mul(installed.flows.len()) <= COMPARED_MAX
             && program.flows.iter().all(drops);
-        let split = program.exceptions.iter().zip(&earlier);
-        let split = split.filter(|(exception, _)| exception.left_out_of.contains(&number));
-        let pieces = split.map(|(exception, earlier)| (earlier.rule, exception.pieces)).collect();
-        is_exact.then_some(Alone { rule, flows: program.flows, pieces })
+        let placed = |rule: RuleId| RuleId::of(added.place.index() + rule.index() - own.start);
+        let split = |(exception, earlier): (&Exception, &&Exception)| {
+            let left_out_of = exception.left_out_of.iter().filter(|rule| own.contains(&rule.index()));
+            let left_out_of: Vec<RuleId> = left_out_of.copied().map(placed).collect();
+            let pieces = exception.pieces;
+            (!left_out_of.is_empty()).then_some(Split { exception: earlier.rule, left_out_of, pieces })
+        };
+        let split = program.exceptions.iter().zip(&earlier).filter_map(split).collect();
+        let flows = program.flows.iter().map(|flow| Flow { rule: placed(flow.rule), ..flow.clone() });
+        is_exact.then(|| Alone { rules, flows: flows.collect(), split })
     }
 
-    /// The priority of the rule's flows, where those of later rules that have the same or an earlier one get
+    /// The priority of the new flows, where those of later rules that have the same or an earlier one get
     /// the next. `None`: there is none behind all earlier rules and before all later ones.
     fn room_for(&self, installed: &Program, flows: &[Flow], place: RuleId) -> Option<Room> {
         let own: Vec<_> = flows.iter().map(|flow| (flow.front(), flow.cube())).collect();
@@ -147,7 +164,7 @@ impl Job<'_> {
     }
 }
 
-/// The place of the rule's flows among the priorities.
+/// The place of the new flows among the priorities.
 #[derive(Clone, Copy)]
 struct Room {
     priority: u16,
@@ -155,10 +172,11 @@ struct Room {
     moves_later: bool,
 }
 
-/// The program with the rule.
+/// The program with the rules.
 fn extended(installed: &Program, alone: Alone, room: Room, place: RuleId) -> Program {
     let Room { priority, moves_later } = room;
-    let moved = |rule: RuleId| if rule >= place { RuleId::of(rule.index() + 1) } else { rule };
+    let count = alone.rules.len();
+    let moved = |rule: RuleId| if rule >= place { RuleId::of(rule.index() + count) } else { rule };
     let mut program = installed.clone();
     renumber(&mut program, moved);
     for flow in &mut program.flows {
@@ -168,45 +186,56 @@ fn extended(installed: &Program, alone: Alone, room: Room, place: RuleId) -> Pro
     }
     let is_behind = |flow: &Flow| flow.kind == FlowKind::Sniffer || flow.priority > priority;
     let at = program.flows.iter().position(is_behind).unwrap_or(program.flows.len());
-    let own = alone.flows.into_iter().map(|flow| Flow { rule: place, priority, ..flow });
-    program.flows.splice(at..at, own);
-    program.rules.insert(place.index().min(program.rules.len()), alone.rule);
-    for (rule, pieces) in alone.pieces {
-        let rule = moved(rule);
+    program.flows.splice(at..at, alone.flows.into_iter().map(|flow| Flow { priority, ..flow }));
+    let at = place.index().min(program.rules.len());
+    program.rules.splice(at..at, alone.rules);
+    for split in alone.split {
+        let rule = moved(split.exception);
         for exception in program.exceptions.iter_mut().filter(|exception| exception.rule == rule) {
-            exception.left_out_of.push(place);
+            exception.left_out_of.extend(&split.left_out_of);
             exception.left_out_of.sort_unstable();
-            exception.pieces += pieces;
+            exception.pieces += split.pieces;
         }
     }
     if let Some(runtime) = &mut program.runtime {
-        runtime.subject.insert(place.index().min(runtime.subject.len()), false);
+        let at = place.index().min(runtime.subject.len());
+        runtime.subject.splice(at..at, std::iter::repeat_n(false, count));
     }
     count_priorities(&mut program);
     program
 }
 
-/// The program without a rule that [`Job::with_added_rule`] has added, to this program or to one from which
-/// it was made in the same way: the flows of all others are as they were compiled without that rule. `None`:
-/// the whole policy has to be compiled.
+/// The program without rules that [`Job::with_added_rules`] has added, to this program or to one from which it
+/// was made in the same way: the flows of all others are as they were compiled without these rules. `None`: the
+/// whole policy has to be compiled.
 #[must_use]
-pub fn without_added_rule(installed: &Program, name: &str) -> Option<Program> {
-    let place = RuleId::of(installed.rules.iter().position(|rule| rule.name == name)?);
-    // How many pieces of an exception are due to the rule is not known.
-    let is_split = |exception: &Exception| exception.left_out_of.contains(&place);
-    let only_drops = installed.flows.iter().all(|flow| flow.rule != place || flow.action == FlowAction::Drop);
-    if !only_drops || installed.exceptions.iter().any(is_split) {
+pub fn without_added_rules(installed: &Program, names: &HashSet<&str>) -> Option<Program> {
+    let goes: Vec<bool> = installed.rules.iter().map(|rule| names.contains(rule.name.as_str())).collect();
+    let is_gone = |rule: RuleId| goes.get(rule.index()) == Some(&true);
+    let are_there = goes.iter().filter(|goes| **goes).count() == names.len();
+    // How many pieces of an exception are due to a rule is not known.
+    let is_split = |exception: &Exception| exception.left_out_of.iter().any(|rule| is_gone(*rule));
+    let only_drops =
+        installed.flows.iter().all(|flow| !is_gone(flow.rule) || flow.action == FlowAction::Drop);
+    if !are_there || !only_drops || installed.exceptions.iter().any(is_split) {
         return None;
     }
-    let moved = |rule: RuleId| if rule > place { RuleId::of(rule.index() - 1) } else { rule };
+    let mut gone_before = 0;
+    let number = |(index, goes): (usize, &bool)| {
+        let number = RuleId::of(index - gone_before);
+        gone_before += usize::from(*goes);
+        number
+    };
+    let numbers: Vec<RuleId> = goes.iter().enumerate().map(number).collect();
+    let moved = |rule: RuleId| numbers.get(rule.index()).copied().unwrap_or(rule);
     let mut program = installed.clone();
-    program.flows.retain(|flow| flow.rule != place);
+    program.flows.retain(|flow| !is_gone(flow.rule));
     renumber(&mut program, moved);
-    program.rules.remove(place.index());
-    if let Some(runtime) = &mut program.runtime
-        && place.index() < runtime.subject.len()
-    {
-        runtime.subject.remove(place.index());
+    let mut stays = goes.iter().map(|goes| !goes);
+    program.rules.retain(|_| stays.next() != Some(false));
+    if let Some(runtime) = &mut program.runtime {
+        let mut stays = goes.iter().map(|goes| !goes);
+        runtime.subject.retain(|_| stays.next() != Some(false));
     }
     count_priorities(&mut program);
     Some(program)

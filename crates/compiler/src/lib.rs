@@ -50,7 +50,7 @@ use program::Program;
 
 use traffic::share::{MAX_FLOWS_TRIED, Sample};
 
-pub use added_rule::{AddedRule, without_added_rule};
+pub use added_rule::{AddedRules, without_added_rules};
 pub use capacity::{Capacity, CapacityRow, PriorityUse};
 pub use device_room::{DeviceRoom, FormRoom};
 pub use diagnostics::{Obstacle, reload_conflict};

@@ -1,6 +1,8 @@
 //! Programs that are extended by a rule decide packets as the compiled policy with that rule does.
 
-use compiler::{AddedRule, Job, without_added_rule};
+use std::collections::HashSet;
+
+use compiler::{AddedRules, Job};
 use device_model::DeviceModel;
 use packet::DeepKey;
 use packet::build::FrameBuilder;
@@ -69,6 +71,15 @@ fn fate(program: &Program, key: &DeepKey) -> (String, bool) {
     (program.rules[explained.rule.index()].name.clone(), explained.reaches_host())
 }
 
+/// One rule, and the number that it gets.
+fn one(rule: InsertedRule, place: usize) -> AddedRules {
+    AddedRules { rules: vec![rule], place: RuleId::of(place) }
+}
+
+fn without_added_rule(program: &Program, name: &str) -> Option<Program> {
+    compiler::without_added_rules(program, &HashSet::from([name]))
+}
+
 fn inserted(number: usize, of: &RuntimeMatch) -> InsertedRule {
     InsertedRule { name: format!("({number})"), matches: *of, action: Action::Drop }
 }
@@ -81,7 +92,7 @@ proptest! {
         rules in prop::collection::vec((0usize..8, 0usize..3), 0..6),
         before in 0usize..7,
         default in 0usize..3,
-        added in prop::collection::vec((0usize..3, 0u8..4, prop::sample::select(vec![53u16, 55, 80])), 1..5),
+        added in prop::collection::vec((0usize..3, 0u8..4, prop::sample::select(vec![53u16, 55, 80]), 1u8..4), 1..5),
         first in 0usize..4,
         is_mlx5 in any::<bool>(),
     ) {
@@ -91,16 +102,21 @@ proptest! {
         let mut program = job.compile().expect("it compiles");
         let mut known: Vec<(usize, RuntimeMatch)> = Vec::new();
         let place = own.runtime.as_ref().expect("[runtime]").before;
-        for (form, host, port) in added {
-            let rule = matches(form, host, port);
-            if known.iter().any(|(_, other)| *other == rule) {
+        for (form, host, port, count) in added {
+            let mut rules: Vec<RuntimeMatch> = (host..host + count).map(|host| matches(form, host, port)).collect();
+            rules.dedup();
+            rules.retain(|rule| known.iter().all(|(_, other)| other != rule));
+            if rules.is_empty() {
                 continue;
             }
             let index = known.iter().filter(|(other, _)| *other <= form).count();
-            prop_assert_eq!(own.runtime.as_ref().expect("[runtime]").forms.get(FORM[form]).copied(), rule.fields().ok());
-            let rule_added = AddedRule { rule: inserted(known.len(), &rule), place: RuleId::of(place + index) };
-            let Some(extended) = job.with_added_rule(&program, &rule_added) else { break };
-            known.push((form, rule));
+            for rule in &rules {
+                prop_assert_eq!(own.runtime.as_ref().expect("[runtime]").forms.get(FORM[form]).copied(), rule.fields().ok());
+            }
+            let named = (known.len()..).zip(&rules).map(|(number, rule)| inserted(number, rule)).collect();
+            let rules_added = AddedRules { rules: named, place: RuleId::of(place + index) };
+            let Some(extended) = job.with_added_rules(&program, &rules_added) else { break };
+            known.extend(rules.into_iter().map(|rule| (form, rule)));
             let mut whole = own.clone();
             whole.insert_at_run_time(known.iter().enumerate().map(|(number, (_, rule))| inserted(number, rule)).collect());
             let compiled = Job::new(&whole, &device, 2).compile().expect("it compiles");
@@ -110,9 +126,17 @@ proptest! {
             }
             let names = |program: &Program| program.rules.iter().map(|rule| rule.name.clone()).collect::<Vec<_>>();
             prop_assert_eq!(names(&extended).len(), names(&compiled).len());
+            let subject = |program: &Program| program.runtime.as_ref().map(|runtime| runtime.subject.clone());
+            prop_assert_eq!(subject(&extended), subject(&compiled));
             program = extended;
         }
-        // They go again, in an order that is not that of their coming.
+        // They go again, in an order that is not that of their coming, first two at once.
+        if known.len() > 4 {
+            let [one, other] = [known.len() - 1, first].map(|number| format!("({number})"));
+            let both = compiler::without_added_rules(&program, &HashSet::from([one.as_str(), other.as_str()]));
+            let in_turn = without_added_rule(&program, &one).and_then(|left| without_added_rule(&left, &other));
+            prop_assert_eq!(both, in_turn);
+        }
         let mut left: Vec<(usize, usize, RuntimeMatch)> =
             known.into_iter().enumerate().map(|(number, (form, rule))| (number, form, rule)).collect();
         while !left.is_empty() {
@@ -148,8 +172,8 @@ fn rules_that_share_no_packet_with_hybrid_ones_are_added_one_by_one() {
     let own_priorities = program.priorities_used;
     for host in 0..200u8 {
         let rule = inserted(host.into(), &matches(2, host, 0));
-        let added = AddedRule { rule, place: RuleId::of(1 + usize::from(host)) };
-        program = job.with_added_rule(&program, &added).expect("there is nothing in its way");
+        let added = one(rule, 1 + usize::from(host));
+        program = job.with_added_rules(&program, &added).expect("there is nothing in its way");
     }
     assert_eq!(
         program.priorities_used,
@@ -167,8 +191,8 @@ fn all_others_are_as_before_once_an_added_rule_goes() {
     let device = DeviceModel::ideal();
     let job = Job::new(&own, &device, 2);
     let before = job.compile().expect("it compiles");
-    let added = AddedRule { rule: inserted(0, &matches(2, 1, 0)), place: RuleId::of(0) };
-    let with = job.with_added_rule(&before, &added).expect("there is nothing in its way");
+    let added = one(inserted(0, &matches(2, 1, 0)), 0);
+    let with = job.with_added_rules(&before, &added).expect("there is nothing in its way");
     assert!(with.flows.len() > before.flows.len() && with.rules.len() == before.rules.len() + 1);
     let mut again = without_added_rule(&with, "(0)").expect("it was added");
     assert_eq!(without_added_rule(&again, "(0)"), None, "it is not there any more");

@@ -1,11 +1,11 @@
-//! The short way into the device and out of it, for a few rules that drop: the program in force is extended
-//! by their flows, or loses them, instead of compiling the whole policy. The plan to it is made and examined
-//! as any other.
+//! The short way into the device and out of it, for rules that drop: the program in force is extended by their
+//! flows, or loses them, instead of compiling the whole policy. The plan to it is made and examined as any
+//! other.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
-use compiler::{AddedRule, Job, without_added_rule};
+use compiler::{AddedRules, Job, without_added_rules};
 use control::StoredRule;
 use policy::policy::InsertedRule;
 use program::{Program, RuleId};
@@ -14,10 +14,6 @@ use super::{LiveRules, Rules, device_rule};
 use crate::daemon::board::PolicyInForce;
 use crate::daemon::dataplane::Cause;
 use crate::policy_file::{Compiled, is_quoted, quoted};
-
-/// The most rules of a program that come and go at once, two for one of both directions; for more, one
-/// compilation takes less time.
-const CHANGED_MAX: usize = 16;
 
 impl LiveRules {
     /// Has the device enforce these rules and no others. `false`: nothing was done, as the whole policy has
@@ -38,8 +34,7 @@ impl LiveRules {
         let policy = in_force.policy.as_ref()?;
         let runtime = policy.runtime.as_ref()?;
         let stored = ids.iter().filter_map(|id| rules.store.get(id));
-        let (held, mut added): (Vec<&StoredRule>, Vec<&StoredRule>) =
-            stored.partition(|stored| stored.in_device);
+        let (held, added): (Vec<&StoredRule>, Vec<&StoredRule>) = stored.partition(|stored| stored.in_device);
         let names = |stored: &StoredRule| {
             let [forward, reverse] = quoted(&stored.rule.id);
             [Some(forward), stored.rule.both_directions.then_some(reverse)].into_iter().flatten()
@@ -47,18 +42,17 @@ impl LiveRules {
         let of_programs = in_force.program.rules.iter().map(|rule| rule.name.as_str());
         let mut gone: HashSet<&str> = of_programs.filter(|name| is_quoted(name)).collect();
         let are_all_there = held.iter().copied().flat_map(names).all(|name| gone.remove(name.as_str()));
-        let changed = gone.len() + added.iter().copied().flat_map(names).count();
-        if !are_all_there || changed == 0 || changed > CHANGED_MAX {
+        if !are_all_there || (gone.is_empty() && added.is_empty()) {
             return None;
         }
         let mut extended_by = in_force.extended_by.clone();
+        // If the program was compiled with a rule, the flows of later rules may leave its packets out.
+        if !gone.iter().all(|name| extended_by.remove(*name)) {
+            return None;
+        }
         let mut program: Option<Program> = None;
-        for name in gone {
-            // If the program was compiled with the rule, the flows of later rules may leave its packets out.
-            if !extended_by.remove(name) {
-                return None;
-            }
-            program = Some(without_added_rule(program.as_ref().unwrap_or(&in_force.program), name)?);
+        if !gone.is_empty() {
+            program = Some(without_added_rules(&in_force.program, &gone)?);
         }
         let form = |matches: &program::RuntimeMatch| {
             let fields = matches.fields().ok()?;
@@ -72,19 +66,23 @@ impl LiveRules {
             held.iter().copied().flat_map(directions).map(|matches| form(&matches)).collect::<Option<_>>()?;
         let profile = self.observer.opened.profile(self.observer.worker_count());
         let job = Job::new(policy, &profile, self.observer.worker_count());
-        added.sort_by(|a, b| a.rule.id.cmp(&b.rule.id));
+        let mut added_by_form: BTreeMap<usize, Vec<InsertedRule>> = BTreeMap::new();
         for stored in added {
             let text = device_rule(stored, &in_force.program)?.action;
             let (_, action) = runtime.actions.iter().find(|(known, _)| *known == text)?;
             for (name, matches) in names(stored).zip(directions(stored)) {
-                let own = form(&matches)?;
-                // Rules of one form stand together, in the order of the forms.
-                let place = RuleId::of(runtime.before + forms.iter().filter(|form| **form <= own).count());
                 extended_by.insert(name.clone());
-                let rule = AddedRule { rule: InsertedRule { name, matches, action: *action }, place };
-                program = Some(job.with_added_rule(program.as_ref().unwrap_or(&in_force.program), &rule)?);
-                forms.push(own);
+                let rules = added_by_form.entry(form(&matches)?).or_default();
+                rules.push(InsertedRule { name, matches, action: *action });
             }
+        }
+        for (own, mut rules) in added_by_form {
+            rules.sort_by(|a, b| a.name.cmp(&b.name));
+            // Rules of one form stand together, in the order of the forms.
+            let place = RuleId::of(runtime.before + forms.iter().filter(|form| **form <= own).count());
+            forms.extend(rules.iter().map(|_| own));
+            let added = AddedRules { rules, place };
+            program = Some(job.with_added_rules(program.as_ref().unwrap_or(&in_force.program), &added)?);
         }
         let program = program?;
         let has_room = compiler::reload_conflict(&in_force.program, &program, &profile).is_none();
