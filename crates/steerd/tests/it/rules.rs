@@ -501,8 +501,8 @@ fn a_hundred_thousand_rules_are_added_and_found() {
     ends_well(daemon);
 }
 
-/// The time of a call that adds a rule which only the device can enforce, at the speed of a firmware. It
-/// prints the times; those of a build without optimisation are some ten times longer.
+/// The time of a call that adds one rule or many which only the device can enforce, at the speed of a firmware.
+/// It prints the times; those of a build without optimisation are some ten times longer.
 #[test]
 fn rules_come_into_the_device_beside_ten_thousand_others() {
     let rule = |number: u32| {
@@ -513,7 +513,7 @@ fn rules_come_into_the_device_beside_ten_thousand_others() {
         )
     };
     let head = "version = 1\n[groups.every]\nworkers = \"all\"\n[runtime]\nbefore = \"r0\"\nmatches = [\"src\"]\n\
-         actions = [\"drop\"]\ndevice_rules = 100\n";
+         actions = [\"drop\"]\ndevice_rules = 2000\n";
     let place = Place::new(&(0..10_000).fold(head.to_owned(), |text, number| text + &rule(number)));
     let mut command = place.daemon();
     let daemon = Daemon::start_command(command.env("STEERD_SOFTNIC__FLOW_RATE", "5000"));
@@ -532,6 +532,15 @@ fn rules_come_into_the_device_beside_ten_thousand_others() {
     );
     let removed = changes(&place, &json!({ "remove": ["src:203.0.113.1"] }));
     println!("a removal took {} us", removed["microseconds"]);
+    let many: Vec<Value> = (0..1000)
+        .map(|host| json!({ "match": { "src": format!("198.18.{}.{}", host / 250, host % 250) }, "action": "drop" }))
+        .collect();
+    let answer = changes(&place, &json!({ "add": many }));
+    assert_eq!((&answer["added"], &answer["in_device"]), (&json!(1000), &json!(1019)), "{answer}");
+    println!("1,000 at once took {} us", answer["microseconds"]);
+    let answer = changes(&place, &json!({ "flush": true }));
+    assert_eq!((&answer["removed"], &answer["in_device"]), (&json!(1019), &json!(0)), "{answer}");
+    println!("their removal took {} us", answer["microseconds"]);
     ends_well(daemon);
 }
 
