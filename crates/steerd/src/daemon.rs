@@ -49,7 +49,7 @@ use crate::daemon::sink_health::SinkMonitor;
 use crate::message::{NoSignals, NoThread, chain};
 use crate::policy_file::{self, Compiled, PolicyErrors};
 use crate::rates::Rates;
-use crate::settings::{self, Loaded, Request};
+use crate::settings::{self, Loaded, PolicySource, Request};
 use crate::telemetry::logging::{self, Log};
 use crate::terminal::output;
 use crate::terminal::screen::Screen;
@@ -143,24 +143,7 @@ fn start(
     let (device, workers) = (&builder.opened().device, builder.worker_count());
     let profile = builder.opened().profile(workers);
     let begun = Instant::now();
-    let compiled = policy_file::compile(&loaded.policy, &profile, Some(workers), None);
-    let instead = |why, hint| last_good(loaded, history, why, hint, &profile, workers);
-    let compiled = match compiled.and_then(Compiled::into_installable) {
-        Ok(compiled) if history.is_unconfirmed(&compiled.inputs.sha256) => {
-            instead("was on trial and nobody confirmed it", "`steerd reload` puts it in force")
-                .unwrap_or(compiled)
-        }
-        Ok(compiled) => compiled,
-        Err(diagnostics) => {
-            output::print_diagnostics(&diagnostics);
-            instead("cannot be used", "mend the file and reload").ok_or_else(|| {
-                match diagnostics.is_unreadable() {
-                    true => Error::PolicyUnreadable { file: loaded.policy.to_string() },
-                    false => PolicyErrors::of(&loaded.policy, &diagnostics).into(),
-                }
-            })?
-        }
-    };
+    let (compiled, fault) = first_policy(&loaded.policy, history, &profile, workers)?;
     if stopped(signals) {
         return Ok(None);
     }
@@ -177,12 +160,12 @@ fn start(
     for (index, wire) in builder.opened().wires().iter().enumerate() {
         tracing::info!("port {}: {wire}", index + 1);
     }
-    let (inputs, past) = (Arc::clone(&compiled.inputs), compiled.past);
+    let inputs = Arc::clone(&compiled.inputs);
     let weights = compiled.weights.clone();
     let steering = builder.start(loaded.policy.clone(), compiled)?;
-    if let Some(number) = past {
-        let why = format!("policy {number} of the history is in force instead of {}", loaded.policy);
-        steering.observer.board.reload_failed(&why);
+    if let Some(fault) = fault {
+        tracing::error!("{fault}");
+        steering.observer.board.reload_failed(&fault);
     }
     if history.back(0).is_none_or(|last| last.inputs.sha256 != inputs.sha256) {
         history.add(PastPolicy {
@@ -202,25 +185,52 @@ fn start(
     Ok(Some(steering))
 }
 
-/// The last policy of the history that is not to be confirmed, for a start with one that is not put in force:
-/// `why`. `None`: there is none that can be used.
-fn last_good(
-    loaded: &Loaded,
+/// The policy of a start, compiled, and the fault if it is another one than `policy` or was not confirmed.
+fn first_policy(
+    policy: &PolicySource,
     history: &History,
-    why: &str,
-    hint: &str,
     profile: &DeviceModel,
     workers: usize,
-) -> Option<Compiled> {
+) -> Result<(Compiled, Option<String>), Error> {
+    let last = || last_good(history, profile, workers);
+    let used = |why: &str, last: &Compiled, hint: &str| {
+        let number = last.past.unwrap_or_default();
+        format!(
+            "{policy}: {why}: policy {number} of the history, which was in force before, is used instead (hint: {hint})"
+        )
+    };
+    let compiled = policy_file::compile(policy, profile, Some(workers), None);
+    match compiled.and_then(Compiled::into_installable) {
+        Ok(compiled) if history.is_unconfirmed(&compiled.inputs) => {
+            let why = "the policy was on trial and nobody confirmed it";
+            let Some(last) = last() else {
+                let fault = format!("{policy}: {why}: it is used all the same, as the history has no other");
+                return Ok((compiled, Some(fault)));
+            };
+            let fault = used(why, &last, "`steerd reload` puts it in force");
+            Ok((last, Some(fault)))
+        }
+        Ok(compiled) => Ok((compiled, None)),
+        Err(diagnostics) => {
+            output::print_diagnostics(&diagnostics);
+            let Some(last) = last() else {
+                return Err(match diagnostics.is_unreadable() {
+                    true => Error::PolicyUnreadable { file: policy.to_string() },
+                    false => PolicyErrors::of(policy, &diagnostics).into(),
+                });
+            };
+            let fault = used("the policy cannot be used", &last, "mend the file and reload");
+            Ok((last, Some(fault)))
+        }
+    }
+}
+
+/// The last confirmed policy of the history, compiled. `None`: there is none that can be used.
+fn last_good(history: &History, profile: &DeviceModel, workers: usize) -> Option<Compiled> {
     let last = history.last_confirmed()?;
     let read = policy_file::load_inputs(&last.inputs)?.ok()?;
     let compiled = policy_file::compile_read(read, None, profile, Some(workers), None);
     let compiled = compiled.and_then(Compiled::into_installable).ok()?;
-    tracing::error!(
-        "{}: the policy {why}: policy {} of the history, which was in force before, is used instead (hint: {hint})",
-        loaded.policy,
-        last.number
-    );
     Some(compiled.of_past(Some(last.number)))
 }
 

@@ -1,5 +1,5 @@
 //! The policies that were in force, the last one first: to go back to, to show, and for a start whose policy
-//! file is broken.
+//! file is broken or has a policy that was not confirmed.
 
 use std::collections::VecDeque;
 use std::io;
@@ -14,7 +14,8 @@ use crate::state_file;
 
 /// The most policies that are kept.
 const KEPT: usize = 20;
-/// The most bytes of text of all of them; the last one is kept in any case.
+/// The most bytes of text of all of them; that of the last one, and of the last confirmed one, is kept in any
+/// case.
 const BYTES_MAX: usize = KEPT_BYTES_MAX;
 
 /// A policy that was in force.
@@ -39,15 +40,19 @@ pub(crate) struct PastPolicy {
     pub(crate) weights: RuleWeights,
 }
 
-#[derive(Debug, Default, Deserialize)]
-struct SavedPolicies {
+/// The policies, the last one first, and the trial that is about to begin.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+struct Past {
     policies: VecDeque<PastPolicy>,
+    /// The hash of the policy that is being installed on trial: the daemon may not survive that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    begins_trial: Option<String>,
 }
 
 /// The policies, and the file that keeps them over restarts.
 pub(crate) struct History {
     file: Option<PathBuf>,
-    policies: Mutex<VecDeque<PastPolicy>>,
+    past: Mutex<Past>,
     /// Held while the file is written.
     writing: Mutex<()>,
 }
@@ -55,103 +60,100 @@ pub(crate) struct History {
 impl History {
     /// Reads the file, if there is one.
     pub(crate) fn open(file: Option<PathBuf>) -> Self {
-        let read = file.as_deref().map(|path| (path, state_file::read::<SavedPolicies>(path)));
-        let policies = match read {
-            None => VecDeque::new(),
-            Some((_, Ok(saved))) => saved.content.policies,
-            Some((_, Err(error))) if error.kind() == io::ErrorKind::NotFound => VecDeque::new(),
+        let read = file.as_deref().map(|path| (path, state_file::read::<Past>(path)));
+        let past = match read {
+            None => Past::default(),
+            Some((_, Ok(saved))) => saved.content,
+            Some((_, Err(error))) if error.kind() == io::ErrorKind::NotFound => Past::default(),
             Some((path, Err(error))) => {
                 tracing::error!("the history of policies in {} is lost: {error}", path.display());
                 state_file::keep_unreadable(path);
-                VecDeque::new()
+                Past::default()
             }
         };
-        Self { file, policies: Mutex::new(policies), writing: Mutex::default() }
+        Self { file, past: Mutex::new(past), writing: Mutex::default() }
     }
 
     /// Adds the policy that is in force now. One that was in force already keeps its number and its place, so
     /// that reloads of the same policy do not remove earlier policies from the history.
     pub(crate) fn add(&self, policy: PastPolicy) {
-        Self::put(&mut self.lock(), policy);
-        self.save();
+        {
+            let mut past = self.lock();
+            past.begins_trial = None;
+            past.put(policy);
+        }
+        self.save_or_log();
+    }
+
+    /// Notes that a policy is about to be installed on trial, or that this has failed (`None`).
+    pub(crate) fn begin_trial(&self, inputs: Option<&Inputs>) {
+        {
+            let mut past = self.lock();
+            // A trial of the policy in force can only end with the same policy.
+            let of_another =
+                inputs.filter(|inputs| past.policies.front().is_none_or(|last| *last.inputs != **inputs));
+            past.begins_trial = of_another.map(|inputs| inputs.sha256.clone());
+        }
+        self.save_or_log();
     }
 
     /// Notes that the policy in force is confirmed. [`History::save`] is still to be called, which waits for
     /// the disk.
     pub(crate) fn confirm(&self) {
-        if let Some(policy) = self.lock().front_mut() {
+        if let Some(policy) = self.lock().policies.front_mut() {
             policy.is_unconfirmed = false;
         }
     }
 
     /// Writes the policies to the file.
-    pub(crate) fn save(&self) {
+    ///
+    /// # Errors
+    /// It cannot be written, in words.
+    pub(crate) fn save(&self) -> Result<(), String> {
+        let Some(path) = &self.file else { return Ok(()) };
         let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         // The list is not locked while the file is written.
-        let policies = self.lock().clone();
-        if let Some(path) = &self.file
-            && let Err(error) = state_file::replace(path, &SavingPolicies { policies: &policies })
-        {
-            tracing::error!("the history of policies is not saved in {}: {error}", path.display());
-        }
+        let past = self.lock().clone();
+        state_file::replace(path, &past)
+            .map_err(|error| format!("the history of policies is not saved in {}: {error}", path.display()))
     }
 
-    fn put(policies: &mut VecDeque<PastPolicy>, policy: PastPolicy) {
-        match policies.front_mut() {
-            Some(last) if last.inputs == policy.inputs => {
-                last.at_seconds = policy.at_seconds;
-                last.by = policy.by;
-                // A trial of the policy that is in force anyway can have one end only.
-                last.is_unconfirmed &= policy.is_unconfirmed;
-                last.weights = policy.weights;
-            }
-            _ => Self::push(policies, policy),
+    fn save_or_log(&self) {
+        if let Err(why) = self.save() {
+            tracing::error!("{why}");
         }
-    }
-
-    fn push(policies: &mut VecDeque<PastPolicy>, policy: PastPolicy) {
-        let number = policies.front().map_or(1, |last| last.number + 1);
-        // Often the same few policies come back: their text is kept once.
-        let same = policies.iter().find(|known| known.inputs == policy.inputs);
-        let inputs = same.map_or(policy.inputs, |known| Arc::clone(&known.inputs));
-        policies.push_front(PastPolicy { number, inputs, ..policy });
-        let mut bytes = 0;
-        let fits = |policy: &PastPolicy| {
-            bytes += size(&policy.inputs);
-            bytes <= BYTES_MAX
-        };
-        let kept = policies.iter().map(fits).take_while(|fits| *fits).count().clamp(1, KEPT);
-        policies.truncate(kept);
     }
 
     /// Notes for which packets the policy in force was compiled.
     pub(crate) fn note_weights(&self, weights: RuleWeights) {
-        if let Some(policy) = self.lock().front_mut() {
+        if let Some(policy) = self.lock().policies.front_mut() {
             policy.weights = weights;
         }
     }
 
     /// The number of the policy in force.
     pub(crate) fn number(&self) -> Option<u64> {
-        self.lock().front().map(|policy| policy.number)
+        self.lock().policies.front().map(|policy| policy.number)
     }
 
-    /// The last policy that was in force and did not wait for a confirmation in vain.
+    /// The last policy that was confirmed, or was not on trial.
     pub(crate) fn last_confirmed(&self) -> Option<PastPolicy> {
-        self.lock().iter().find(|policy| !policy.is_unconfirmed).cloned()
+        self.lock().policies.iter().find(|policy| !policy.is_unconfirmed).cloned()
     }
 
-    /// Whether a policy of this hash was not confirmed when it was in force last.
-    pub(crate) fn is_unconfirmed(&self, sha256: &str) -> bool {
-        self.lock()
-            .iter()
-            .find(|policy| policy.inputs.sha256 == sha256)
-            .is_some_and(|last| last.is_unconfirmed)
+    /// Whether a policy was not confirmed when it was in force last. A set file may have changed since.
+    pub(crate) fn is_unconfirmed(&self, inputs: &Inputs) -> bool {
+        let past = self.lock();
+        let is_same = |known: &Inputs| {
+            known.sha256 == inputs.sha256 || (known.text.is_some() && known.text == inputs.text)
+        };
+        let last = past.policies.iter().find(|policy| is_same(&policy.inputs));
+        past.begins_trial.as_ref() == Some(&inputs.sha256) || last.is_some_and(|last| last.is_unconfirmed)
     }
 
     /// The policy that was in force so many policies before the one in force.
     pub(crate) fn back(&self, steps: usize) -> Option<PastPolicy> {
-        self.lock().get(steps).cloned()
+        self.lock().policies.get(steps).cloned()
     }
 
     pub(crate) fn entries(&self) -> Vec<HistoryEntry> {
@@ -167,22 +169,51 @@ impl History {
             flows: policy.flows,
             is_unconfirmed: policy.is_unconfirmed,
         };
-        self.lock().iter().enumerate().map(entry).collect()
+        self.lock().policies.iter().enumerate().map(entry).collect()
     }
 
-    fn lock(&self) -> MutexGuard<'_, VecDeque<PastPolicy>> {
-        self.policies.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Past> {
+        self.past.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Past {
+    fn put(&mut self, policy: PastPolicy) {
+        match self.policies.front_mut() {
+            Some(last) if last.inputs == policy.inputs => {
+                last.at_seconds = policy.at_seconds;
+                last.by = policy.by;
+                // After a trial of the policy in force it is in force anyway.
+                last.is_unconfirmed &= policy.is_unconfirmed;
+                last.weights = policy.weights;
+            }
+            _ => self.push(policy),
+        }
+    }
+
+    fn push(&mut self, policy: PastPolicy) {
+        let policies = &mut self.policies;
+        let number = policies.front().map_or(1, |last| last.number + 1);
+        // Often the same few policies come back: their text is kept once.
+        let same = policies.iter().find(|known| known.inputs == policy.inputs);
+        let inputs = same.map_or(policy.inputs, |known| Arc::clone(&known.inputs));
+        policies.push_front(PastPolicy { number, inputs, ..policy });
+        policies.truncate(KEPT);
+        let confirmed = policies.iter().position(|policy| !policy.is_unconfirmed).unwrap_or(0);
+        let mut bytes = 0;
+        for (place, policy) in policies.iter_mut().enumerate() {
+            bytes += size(&policy.inputs);
+            // The text in force, and that of the policy which comes back if it is not confirmed, are kept.
+            if bytes > BYTES_MAX && place > confirmed {
+                policy.inputs = Arc::new(policy.inputs.without_texts());
+            }
+        }
     }
 }
 
 fn size(inputs: &Inputs) -> usize {
     let files = inputs.files.values().filter_map(|file| file.text.as_ref());
     inputs.text.iter().chain(files).map(String::len).sum()
-}
-
-#[derive(Serialize)]
-struct SavingPolicies<'p> {
-    policies: &'p VecDeque<PastPolicy>,
 }
 
 #[cfg(test)]
@@ -231,20 +262,33 @@ mod tests {
         let on_trial = |text| PastPolicy { is_unconfirmed: true, ..policy(text) };
         [policy("first"), on_trial("second")].into_iter().for_each(|policy| history.add(policy));
         let again = History::open(Some(path.clone()));
-        assert_eq!(["first", "second", "third"].map(|sha| again.is_unconfirmed(sha)), [false, true, false]);
+        let is_unconfirmed = |history: &History, text: &str| history.is_unconfirmed(&policy(text).inputs);
+        assert_eq!(
+            ["first", "second", "third"].map(|text| is_unconfirmed(&again, text)),
+            [false, true, false]
+        );
+        let later = Inputs { sha256: "with another set".to_owned(), ..(*policy("second").inputs).clone() };
+        assert!(again.is_unconfirmed(&later), "the same text");
         assert_eq!(again.last_confirmed().map(|last| last.number), Some(1));
         again.confirm();
-        again.save();
+        again.save().expect("saved");
         let again = History::open(Some(path));
-        assert!(!again.is_unconfirmed("second"));
+        assert!(!is_unconfirmed(&again, "second"));
         assert_eq!(again.last_confirmed().map(|last| last.number), Some(2));
         again.add(on_trial("second"));
-        assert!(!again.is_unconfirmed("second"), "it was in force without a trial");
+        assert!(!is_unconfirmed(&again, "second"), "it was in force without a trial");
         again.add(on_trial("third"));
         again.add(policy("second"));
-        assert!(again.is_unconfirmed("third"), "after the way back too");
+        assert!(is_unconfirmed(&again, "third"), "after the way back too");
         again.add(policy("third"));
-        assert!(!again.is_unconfirmed("third"), "the last time counts");
+        assert!(!is_unconfirmed(&again, "third"), "the last time counts");
+        again.begin_trial(Some(&policy("third").inputs));
+        assert!(!is_unconfirmed(&again, "third"), "it is in force");
+        again.begin_trial(Some(&policy("fourth").inputs));
+        let again = History::open(again.file.clone());
+        assert!(is_unconfirmed(&again, "fourth"), "the daemon did not survive its installation");
+        again.begin_trial(None);
+        assert!(!is_unconfirmed(&again, "fourth"), "it was refused");
     }
 
     #[test]
@@ -253,9 +297,18 @@ mod tests {
         for text in ["x", "y", "x", "y", "x"] {
             history.add(policy(&text.repeat(KEPT_BYTES_MAX / 3)));
         }
-        assert_eq!(history.entries().len(), 3);
+        let kept =
+            |history: &History| history.entries().iter().map(|entry| entry.is_kept).collect::<Vec<_>>();
+        assert_eq!(kept(&history), [true, true, true, false, false]);
         let [last, before] = [0, 2].map(|back| history.back(back).expect("there").inputs);
         assert!(Arc::ptr_eq(&last, &before), "the same text is kept once");
+        // Two of them are too long together, and one of them may have to come back.
+        let history = History::open(None);
+        for (text, is_unconfirmed) in [("w", false), ("x", false), ("y", true)] {
+            history.add(PastPolicy { is_unconfirmed, ..policy(&text.repeat(KEPT_BYTES_MAX * 2 / 3)) });
+        }
+        assert_eq!(kept(&history), [true, true, false]);
+        assert_eq!(history.last_confirmed().map(|policy| policy.number), Some(2));
     }
 
     #[test]

@@ -9,7 +9,7 @@
 mod change;
 
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crossbeam::channel::{self, Receiver};
@@ -169,15 +169,16 @@ impl Reloader {
         self.parts.history.confirm();
         tracing::info!("the policy in force is confirmed by {by}");
         notify::ready("the policy is confirmed");
-        let verdict = change::in_force(&self.parts.observer);
-        let (history, waiting) = (Arc::clone(&self.parts.history), std::mem::take(&mut self.waiting));
+        let (parts, waiting) = (self.parts.clone(), Arc::new(Mutex::new(std::mem::take(&mut self.waiting))));
+        let confirmed = move |saved: Result<(), String>| {
+            let waiting = std::mem::take(&mut *waiting.lock().unwrap_or_else(PoisonError::into_inner));
+            answer(waiting, &change::confirmed(&parts.observer, saved));
+        };
+        let (history, on_thread) = (Arc::clone(&self.parts.history), confirmed.clone());
         // Not here: the run loop must not wait for the disk.
-        let thread = std::thread::Builder::new().name("confirm".into()).spawn(move || {
-            history.save();
-            answer(waiting, &verdict);
-        });
-        if let Err(error) = thread {
-            tracing::error!("the confirmation is not saved: {}", NoThread(error));
+        let thread = std::thread::Builder::new().name("confirm".into());
+        if let Err(error) = thread.spawn(move || on_thread(history.save())) {
+            confirmed(Err(NoThread(error).to_string()));
         }
     }
 

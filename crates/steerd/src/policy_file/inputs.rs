@@ -42,6 +42,22 @@ pub(crate) struct Recorder<'l> {
     files: RefCell<BTreeMap<String, InputFile>>,
 }
 
+impl Inputs {
+    /// The inputs without their texts.
+    pub(crate) fn without_texts(&self) -> Self {
+        let without = |(name, file): (&String, &InputFile)| {
+            (name.clone(), InputFile { sha256: file.sha256.clone(), text: None })
+        };
+        Self {
+            name: self.name.clone(),
+            text: None,
+            files: self.files.iter().map(without).collect(),
+            variables: self.variables.clone(),
+            sha256: self.sha256.clone(),
+        }
+    }
+}
+
 impl<'l> Recorder<'l> {
     pub(crate) fn new(loader: &'l dyn SetLoader) -> Self {
         Self { loader, files: RefCell::default() }

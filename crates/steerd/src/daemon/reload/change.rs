@@ -120,7 +120,7 @@ impl Work {
             let Some(own) = (if is_last { read.take() } else { read.clone() }) else {
                 return Err(Refused::because(format!("{source} is refused")));
             };
-            match self.attempt(&before, source, own, &choice, options.dry_run) {
+            match self.attempt(&before, source, own, &choice, options) {
                 Ok(done) => break done,
                 Err(refused) => self.reduce(&mut choice, source, refused)?,
             }
@@ -201,7 +201,7 @@ impl Work {
         source: &str,
         read: Read,
         choice: &DeviceChoice,
-        is_dry_run: bool,
+        options: ReloadBody,
     ) -> Result<(Attempted, Vec<Diagnostic>), Refused> {
         let Parts { observer, commands, .. } = &self.parts;
         let profile = observer.opened.profile(observer.worker_count());
@@ -213,7 +213,7 @@ impl Work {
             let half = profile.with_half_of_the_priorities();
             Some(read.and_then(|read| self.compile(before, source, read, choice, &half)))
         };
-        if is_dry_run {
+        if options.dry_run {
             let change = difference(before, &compiled);
             let summary = match commands.preview(Arc::clone(&compiled.program)) {
                 Err(error) if error.is_for_room() => match half() {
@@ -226,6 +226,10 @@ impl Work {
             let report = report(observer, summary, change.as_ref(), before);
             return Ok((Attempted::DryRun(Box::new(report)), warnings));
         }
+        let is_on_trial = options.confirm_seconds.is_some();
+        if is_on_trial {
+            self.parts.history.begin_trial(Some(&inputs));
+        }
         let (flows, is_half) = match commands.install(compiled, Cause::Policy) {
             Err(error) if error.is_for_room() => match half() {
                 Some(Ok(half)) => {
@@ -236,7 +240,12 @@ impl Work {
             },
             installed => (installed, false),
         };
-        let flows = flows.map_err(|error| refused_by_device(&error, &warnings))?;
+        let flows = flows.map_err(|error| {
+            if is_on_trial {
+                self.parts.history.begin_trial(None);
+            }
+            refused_by_device(&error, &warnings)
+        })?;
         Ok((Attempted::Installed { flows, is_half }, warnings))
     }
 
@@ -443,12 +452,12 @@ fn compile_past(
 /// The warning that a policy could not get the other half of the priorities.
 fn of_half(source: &str, why: &str) -> Diagnostic {
     let message = format!("{source} is in force with half of the device's priorities only: {why}");
-    of_device().warning(message, "half of the priorities")
+    outside("the device").warning(message, "half of the priorities")
 }
 
-/// The place of what no part of the policy names.
-fn of_device() -> Place {
-    Place::new(&Arc::new(Source::new("the device", "")), 0..0)
+/// The place of a diagnostic about something that is outside of the policy.
+fn outside(what: &str) -> Place {
+    Place::new(&Arc::new(Source::new(what, "")), 0..0)
 }
 
 /// A policy that the dataplane has not installed.
@@ -492,7 +501,7 @@ pub(in crate::daemon) fn plan(parts: &Parts, read: &Read) -> Result<PlanReport, 
             Ok(summary) => return Ok(report(observer, summary, change.as_ref(), &before)),
             Err(error) if error.is_for_room() && !std::ptr::eq(offered, &half) => offered = &half,
             Err(error) => {
-                return Err(Diagnostics::from(vec![of_device().error(chain(&error), "refused")]));
+                return Err(Diagnostics::from(vec![outside("the device").error(chain(&error), "refused")]));
             }
         }
     }
@@ -514,9 +523,15 @@ pub(super) fn refused_at_once(observer: &Observer, why: String) -> Verdict {
     verdict(observer, Instant::now(), Some(why), Diagnostics::default())
 }
 
-/// The verdict that the policy in force stays.
-pub(super) fn in_force(observer: &Observer) -> Verdict {
-    verdict(observer, Instant::now(), None, Diagnostics::default())
+/// The verdict that the policy in force is confirmed; `saved`: whether a restart will know it.
+pub(super) fn confirmed(observer: &Observer, saved: Result<(), String>) -> Verdict {
+    let warn = |why: String| {
+        tracing::error!("{why}");
+        outside("the history")
+            .warning(format!("the policy is confirmed until a restart only: {why}"), "not saved")
+    };
+    let warnings: Vec<Diagnostic> = saved.err().map(warn).into_iter().collect();
+    verdict(observer, Instant::now(), None, warnings.into())
 }
 
 /// `error`: why the policy is refused.
