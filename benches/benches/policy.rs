@@ -183,9 +183,10 @@ fn print_targets(sets: &[RuleSet], large: &RuleSet) {
     }
 }
 
-/// One rule of many changes its action, and changes it back; the slower of the two: the time to make the indexes of the compiled policy for workers, and
-/// then until its flows, workers and counters are in force, planned, examined and carried out on the soft NIC
-/// without cost for a flow, and at the rate of a firmware.
+/// One rule of many changes its action, and changes back. Prints the time to make the indexes of the compiled
+/// policy for workers, and the time until its flows, workers and counters are in force, in the slower
+/// direction: planned, examined and carried out on the soft NIC without cost for a flow, and at the rate of a
+/// firmware.
 fn print_small_change(set: &RuleSet) {
     const CHANGES: usize = 14;
     println!("\none changed rule of {}, {} rules, {CHANGES} changes in turn", set.name, set.rules.len());
@@ -223,7 +224,7 @@ fn print_small_change(set: &RuleSet) {
             programs.push(program);
             flows = flows.max(installed + removed);
         }
-        // To the other action and back are unlike changes.
+        // The two directions take different times.
         let (time, indexing) = (times.map(median).into_iter().fold(0.0, f64::max), median(indexing));
         let rate = if flow_rate > 0 { "5,000 flows/s" } else { "no cost of a flow" };
         let met = if time <= target_ms { "met" } else { "MISSED" };

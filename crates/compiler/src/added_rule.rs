@@ -3,14 +3,14 @@
 //! takes a fraction of the time of a compilation of the whole policy, and is not always possible.
 //!
 //! Why the program is right. Packets that match no new flow meet the flows that they met, in the same order:
-//! new priorities keep the order of the old ones. A new flow has packets of a new rule only, and none that an
-//! earlier rule leaves to the kernel without a flow, as the new rules are compiled behind these. Of the
+//! new priorities keep the order of the old ones. A new flow has packets of a new rule only, and none that
+//! an earlier rule leaves to the kernel without a flow, as the new rules are compiled behind these. Of the
 //! packets of a new flow, those of earlier rules meet a flow of these first, because its priority comes
-//! before; those of later rules do not, because the priorities of their flows come after. New rules are of one
-//! form, so no two share packets. Where workers complete decisions the classes would change too, so such a
-//! program is not extended.
+//! before; those of later rules do not, because the priorities of their flows come after. New rules are of
+//! one form with unlike values, so no two share packets. Where workers complete decisions the classes would
+//! change too, so such a program is not extended.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use policy::Policy;
 use policy::policy::{Action, InsertedRule};
@@ -26,7 +26,7 @@ const COMPARED_MAX: usize = 1 << 27;
 /// Rules at run time of one form, and the number that the first of them gets.
 #[derive(Clone, Debug)]
 pub struct AddedRules {
-    /// The rules.
+    /// The rules, each with other values than the others.
     pub rules: Vec<InsertedRule>,
     /// The number of the first one: rules with this number and later ones come behind them.
     pub place: RuleId,
@@ -37,20 +37,23 @@ struct Alone {
     rules: Vec<Rule>,
     /// The flows have the numbers of the rules in the program with them.
     flows: Vec<Flow>,
-    split: Vec<Split>,
+    /// The exceptions that have split rules.
+    splits: Vec<Split>,
 }
 
-/// The part of an earlier exception in the rules that were compiled alone.
+/// How an earlier exception has split the rules.
 struct Split {
+    /// The exception, by its number in the program without the rules.
     exception: RuleId,
     /// The rules that were split to exclude its packets, by their numbers in the program with them.
     left_out_of: Vec<RuleId>,
+    /// How many more pieces the rules have for it.
     pieces: u32,
 }
 
 impl Job<'_> {
-    /// The program of the job's policy with more rules at run time. `installed`: the program without them; the
-    /// policy has none of the rules at run time. `None`: the whole policy has to be compiled.
+    /// The program of the job's policy with more rules at run time. `installed`: the program without them;
+    /// the policy has none of the rules at run time. `None`: the whole policy has to be compiled.
     #[must_use]
     pub fn with_added_rules(&self, installed: &Program, added: &AddedRules) -> Option<Program> {
         let is_exact = |class: &Option<Class>| {
@@ -59,12 +62,13 @@ impl Job<'_> {
         let is_plain = installed.classes.iter().all(is_exact)
             && installed.rules.iter().all(|rule| rule.undecided.is_empty())
             && added.rules.iter().all(|rule| rule.action == Action::Drop);
-        if !is_plain {
+        let compared = added.rules.len().saturating_mul(installed.flows.len());
+        if !is_plain || compared > COMPARED_MAX {
             return None;
         }
         let alone = self.alone(installed, added)?;
-        let room = self.room_for(installed, &alone.flows, added.place)?;
-        let program = extended(installed, alone, room, added.place);
+        let rooms = self.rooms(installed, &alone, added.place)?;
+        let program = extended(installed, alone, &rooms, added.place);
         let offered = self.profile.priorities_per_program();
         (u32::from(program.priorities_used) <= offered).then_some(program)
     }
@@ -121,50 +125,50 @@ impl Job<'_> {
             let pieces = exception.pieces;
             (!left_out_of.is_empty()).then_some(Split { exception: earlier.rule, left_out_of, pieces })
         };
-        let split = program.exceptions.iter().zip(&earlier).filter_map(split).collect();
+        let splits = program.exceptions.iter().zip(&earlier).filter_map(split).collect();
         let flows = program.flows.iter().map(|flow| Flow { rule: placed(flow.rule), ..flow.clone() });
-        is_exact.then(|| Alone { rules, flows: flows.collect(), split })
+        is_exact.then(|| Alone { rules, flows: flows.collect(), splits })
     }
 
-    /// The priority of the new flows, where those of later rules that have the same or an earlier one get
-    /// the next. `None`: there is none behind all earlier rules and before all later ones.
-    fn room_for(&self, installed: &Program, flows: &[Flow], place: RuleId) -> Option<Room> {
-        let own: Vec<_> = flows.iter().map(|flow| (flow.front(), flow.cube())).collect();
-        let (mut least, mut most) = (0, None);
+    /// The room for the flows of each rule, in their order. `None`: for one of them there is none behind all
+    /// flows of earlier rules and before all of later ones.
+    fn rooms(&self, installed: &Program, alone: &Alone, place: RuleId) -> Option<Vec<Room>> {
+        let number = |flow: &Flow| flow.rule.index() - place.index();
+        let own: Vec<_> = alone.flows.iter().map(|flow| (number(flow), flow.front(), flow.cube())).collect();
+        let mut bounds: Vec<(u16, Option<u16>)> = vec![(0, None); alone.rules.len()];
         for flow in &installed.flows {
             if matches!(flow.kind, FlowKind::Sniffer | FlowKind::Egress) {
                 continue;
             }
             let front = flow.front();
-            let mut near = own.iter().filter(|(own, _)| !own.is_apart(&front)).peekable();
-            if near.peek().is_none() {
-                continue;
-            }
-            let Some(cube) = flow.cube() else { continue };
-            if !near.any(|(_, own)| own.is_some_and(|own| own.overlaps(cube))) {
-                continue;
-            }
-            let is_last = self.profile.multicast_ignores_priority && flow.is_multicast_only();
-            if flow.kind == FlowKind::Copy || is_last {
-                return None;
-            }
-            if flow.rule < place {
-                least = least.max(flow.priority + 1);
-            } else {
-                most = Some(most.map_or(flow.priority, |most: u16| most.min(flow.priority)));
+            for (number, _, own) in own.iter().filter(|(_, own, _)| !own.is_apart(&front)) {
+                if !own.zip(flow.cube()).is_some_and(|(own, cube)| own.overlaps(cube)) {
+                    continue;
+                }
+                let is_last = self.profile.multicast_ignores_priority && flow.is_multicast_only();
+                if flow.kind == FlowKind::Copy || is_last {
+                    return None;
+                }
+                let (least, most) = &mut bounds[*number];
+                if flow.rule < place {
+                    *least = (*least).max(flow.priority + 1);
+                } else {
+                    *most = Some(most.map_or(flow.priority, |most| most.min(flow.priority)));
+                }
             }
         }
-        match most {
+        let room = |(least, most): (u16, Option<u16>)| match most {
             Some(most) if least > most => None,
             // The priority before the later rules is free for it, or they make room.
             Some(most) if least < most => Some(Room { priority: most - 1, moves_later: false }),
             Some(most) => Some(Room { priority: most, moves_later: true }),
             None => Some(Room { priority: least, moves_later: false }),
-        }
+        };
+        bounds.into_iter().map(room).collect()
     }
 }
 
-/// The place of the new flows among the priorities.
+/// The place of the flows of a new rule among the priorities.
 #[derive(Clone, Copy)]
 struct Room {
     priority: u16,
@@ -173,23 +177,32 @@ struct Room {
 }
 
 /// The program with the rules.
-fn extended(installed: &Program, alone: Alone, room: Room, place: RuleId) -> Program {
-    let Room { priority, moves_later } = room;
+fn extended(installed: &Program, alone: Alone, rooms: &[Room], place: RuleId) -> Program {
     let count = alone.rules.len();
     let moved = |rule: RuleId| if rule >= place { RuleId::of(rule.index() + count) } else { rule };
     let mut program = installed.clone();
     renumber(&mut program, moved);
-    for flow in &mut program.flows {
-        if moves_later && flow.kind != FlowKind::Sniffer && flow.priority >= priority {
-            flow.priority += 1;
-        }
+    // Each priority that is inserted moves those behind it by one, which keeps their order.
+    let inserted: BTreeSet<u16> =
+        rooms.iter().filter(|room| room.moves_later).map(|room| room.priority).collect();
+    let moved_by = |until: u16| inserted.range(..=until).count() as u16;
+    for flow in program.flows.iter_mut().filter(|flow| flow.kind != FlowKind::Sniffer) {
+        flow.priority += moved_by(flow.priority);
     }
-    let is_behind = |flow: &Flow| flow.kind == FlowKind::Sniffer || flow.priority > priority;
-    let at = program.flows.iter().position(is_behind).unwrap_or(program.flows.len());
-    program.flows.splice(at..at, alone.flows.into_iter().map(|flow| Flow { priority, ..flow }));
+    let mut own: BTreeMap<u16, Vec<Flow>> = BTreeMap::new();
+    for flow in alone.flows {
+        let Room { priority, moves_later } = rooms[flow.rule.index() - place.index()];
+        let priority = priority + moved_by(priority) - u16::from(moves_later);
+        own.entry(priority).or_default().push(Flow { priority, ..flow });
+    }
+    for (priority, flows) in own {
+        let is_behind = |flow: &Flow| flow.kind == FlowKind::Sniffer || flow.priority > priority;
+        let at = program.flows.iter().position(is_behind).unwrap_or(program.flows.len());
+        program.flows.splice(at..at, flows);
+    }
     let at = place.index().min(program.rules.len());
     program.rules.splice(at..at, alone.rules);
-    for split in alone.split {
+    for split in alone.splits {
         let rule = moved(split.exception);
         for exception in program.exceptions.iter_mut().filter(|exception| exception.rule == rule) {
             exception.left_out_of.extend(&split.left_out_of);
@@ -205,9 +218,9 @@ fn extended(installed: &Program, alone: Alone, room: Room, place: RuleId) -> Pro
     program
 }
 
-/// The program without rules that [`Job::with_added_rules`] has added, to this program or to one from which it
-/// was made in the same way: the flows of all others are as they were compiled without these rules. `None`: the
-/// whole policy has to be compiled.
+/// The program without rules that [`Job::with_added_rules`] has added, to this program or to one from which
+/// it was made in the same way: the flows of all others are as they were compiled without these rules.
+/// `None`: the whole policy has to be compiled.
 #[must_use]
 pub fn without_added_rules(installed: &Program, names: &HashSet<&str>) -> Option<Program> {
     let goes: Vec<bool> = installed.rules.iter().map(|rule| names.contains(rule.name.as_str())).collect();

@@ -226,7 +226,8 @@ impl<I: Installer> Controller<I> {
         }
         let Change { mut new, old, .. } = change;
         if let Some(mut old) = old {
-            // The old program has none after it, so that nothing looks for them when it is dropped.
+            // All others were removed. Without the list of them, no flow is looked for when the old one is
+            // dropped.
             new.adopt(&mut std::mem::take(&mut old.flows), plan);
         }
         (self.installed, self.leftover) = (Some(new), None);

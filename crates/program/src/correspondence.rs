@@ -156,7 +156,7 @@ fn group_name(program: &Program, group: GroupId) -> Option<&str> {
 
 /// The old rule with the same name for each new rule, and whether workers do the same with the packets of
 /// both. Names are unique, so only those between the rules that begin both programs and those that end both
-/// have to be looked up. Each rule is read once, as thousands of them are in no cache.
+/// have to be looked up. Those that begin both are read once, as thousands of them are not in the cache.
 fn same_rules(old: &Program, new: &Program) -> Vec<Option<(RuleId, bool)>> {
     let does_same = |before: &Rule, after: &Rule| {
         before.policing == after.policing && sinks(old, before).eq(sinks(new, after))

@@ -16,8 +16,8 @@ use crate::flow_cube::cube_of;
 ///
 /// Clones share them, and so may equal chains of programs that follow each other
 /// ([`Program::share_specs`](crate::Program::share_specs)): these are compared without a look at the specs.
-/// Chains that differ have different digests, as a rule. The first call of [`SpecChain::cube`] stores the
-/// cube, which takes 320 bytes.
+/// Chains that differ have different digests, as a rule. The first call of [`SpecChain::cube`] or
+/// [`SpecChain::mask_digest`] stores the cube, which takes 320 bytes.
 #[derive(Clone)]
 pub struct SpecChain {
     shared: Arc<Shared>,
@@ -82,8 +82,9 @@ impl SpecChain {
         self.shared.cube.get_or_init(compute).as_deref()
     }
 
-    /// A digest of the bits that a device compares ([`Cube::matchable_mask`]): chains of equal masks have the
-    /// same, others another one, as a rule.
+    /// A digest of the bits that a device compares ([`Cube::matchable_mask`]). Chains with equal masks have
+    /// equal digests; others differ, as a rule. If they do not, a device may have no room that it was
+    /// expected to have.
     #[must_use]
     pub fn mask_digest(&self) -> u64 {
         *self.shared.mask_digest.get_or_init(|| {

@@ -1,4 +1,4 @@
-//! Programs that are extended by a rule decide packets as the compiled policy with that rule does.
+//! Programs that are extended by rules decide packets as the compiled policy with these rules does.
 
 use std::collections::HashSet;
 
@@ -183,6 +183,45 @@ fn rules_that_share_no_packet_with_hybrid_ones_are_added_one_by_one() {
     let exceptions = &program.exceptions[0];
     assert_eq!(exceptions.left_out_of.len(), 201, "SSH is left out of each");
     assert_eq!(without_added_rule(&program, "(7)"), None, "what SSH would look like without it is not known");
+    let rules = (0..200u8).map(|host| inserted(host.into(), &matches(2, host, 0))).collect();
+    let added = AddedRules { rules, place: RuleId::of(1) };
+    let at_once = job.with_added_rules(&job.compile().expect("it compiles"), &added);
+    assert_eq!(at_once, Some(program), "all at once too");
+}
+
+/// No one priority is behind the flows before the first rule and before those behind the second.
+#[test]
+fn rules_that_have_no_priority_together_are_added_at_once() {
+    let own = policy(&[(1, 0), (0, 1), (7, 0)], 2, 0);
+    let device = DeviceModel::ideal();
+    let job = Job::new(&own, &device, 2);
+    let before = job.compile().expect("it compiles");
+    let rules = ["10.0.0.7", "192.0.2.9", "10.0.0.1"].into_iter().enumerate().map(|(number, src)| {
+        inserted(number, &RuntimeMatch { src: src.parse().ok(), ..RuntimeMatch::default() })
+    });
+    let added = AddedRules { rules: rules.clone().collect(), place: RuleId::of(2) };
+    let extended = job.with_added_rules(&before, &added).expect("each has room");
+    let priorities = |program: &Program| {
+        let of = |number: usize| {
+            let rule = program.rules.iter().position(|rule| rule.name == format!("({number})"));
+            program
+                .flows
+                .iter()
+                .filter(|flow| Some(flow.rule.index()) == rule)
+                .map(|flow| flow.priority)
+                .max()
+        };
+        [0, 1, 2].map(of)
+    };
+    let [inside, outside, before_a_rule] = priorities(&extended);
+    assert!(outside < before_a_rule && outside < inside, "{:?}", priorities(&extended));
+    let mut whole = own.clone();
+    whole.insert_at_run_time(rules.collect());
+    let compiled = Job::new(&whole, &device, 2).compile().expect("it compiles");
+    for frame in frames() {
+        let key = DeepKey::of(&frame);
+        assert_eq!(fate(&extended, &key), fate(&compiled, &key), "{}", key.describe());
+    }
 }
 
 #[test]

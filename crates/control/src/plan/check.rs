@@ -1,6 +1,6 @@
 //! Examines a plan before it is carried out, by the rules of [`plan()`](super::plan()) alone: it shares no
-//! code with what makes plans, but for the comparison of names ([`SameNames`]) and the grouping of flows
-//! ([`Runs`]).
+//! code with what makes plans, but for the comparison of names ([`SameNames`]), the grouping of flows
+//! ([`Runs`]) and the room in small tables ([`LazyFill`]).
 
 use std::sync::Arc;
 

@@ -107,7 +107,6 @@ impl Facts {
     fn of(flow: &Flow, limits: &Limits) -> Self {
         Self {
             front: flow.front(),
-            // A flow depends on those before it only. Of one priority, copies are made first.
             rank: (flow.priority, flow.kind != FlowKind::Copy),
             is_ordered: has_order(flow, limits),
             is_sent: flow.kind == FlowKind::Egress,
@@ -115,7 +114,7 @@ impl Facts {
     }
 
     /// Returns how many levels the other flow must be below this one if they share packets; `None`: any
-    /// number, above included. This one must not come after the other by [`rank`].
+    /// number, above included. This one must not come after the other by its rank.
     fn distance(&self, other: &Self) -> Option<u16> {
         let ((priority, takes), (other_priority, other_takes)) = (self.rank, other.rank);
         match (takes, other_takes) {
@@ -129,6 +128,7 @@ impl Facts {
 }
 
 /// The priority of the program, and whether the flow takes the packet: the order in which levels are given.
+/// The level of a flow depends on those before it only. Of one priority, copies are made first.
 type Rank = (u16, bool);
 
 /// What the old and the new flows have in common.
@@ -138,7 +138,7 @@ struct Known<'p> {
     limits: &'p Limits,
     /// By new flow, the old one of the same match and action.
     same: Vec<Option<usize>>,
-    /// By new flow. Side by side they are read faster than in the flows, of which the cache has none.
+    /// By new flow; they are read often, and the flows themselves are not in the cache.
     facts: Vec<Facts>,
 }
 
@@ -267,7 +267,7 @@ struct Placing<'k, 'p> {
     is_placed: Vec<bool>,
     waiting: BinaryHeap<Reverse<(Rank, usize)>>,
     compared: usize,
-    /// The flows about which [`Placing::is_free`] was asked first, with the old levels of their matches.
+    /// A few of the flows that wait, with the old levels of their matches.
     asked: Vec<(usize, Vec<u16>)>,
     places: Option<HashSet<(MatchKey<'p>, u16)>>,
     room: Room<'k, 'p>,

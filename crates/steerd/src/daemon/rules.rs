@@ -359,7 +359,7 @@ impl LiveRules {
 
     /// Has the device enforce these rules and no others.
     fn put_in_device(&self, rules: &mut Rules, ids: &HashSet<Arc<str>>) -> Result<(), String> {
-        if self.extend_device(rules, ids) {
+        if self.extend_device(rules, ids)? {
             rules.note_device(&self.observer.board.read().policy.program);
             self.take_left_device(rules);
             return Ok(());

@@ -1,6 +1,6 @@
-//! The short way into the device and out of it, for rules that drop: the program in force is extended by their
-//! flows, or loses them, instead of compiling the whole policy. The plan to it is made and examined as any
-//! other.
+//! The short way into the device and out of it, for rules that drop: the program in force is extended by
+//! their flows, or loses them, instead of compiling the whole policy. The plan to it is made and examined as
+//! any other.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -13,21 +13,27 @@ use program::{Program, RuleId};
 use super::{LiveRules, Rules, device_rule};
 use crate::daemon::board::PolicyInForce;
 use crate::daemon::dataplane::Cause;
+use crate::message::chain;
 use crate::policy_file::{Compiled, is_quoted, quoted};
 
 impl LiveRules {
     /// Has the device enforce these rules and no others. `false`: nothing was done, as the whole policy has
     /// to be compiled.
-    pub(super) fn extend_device(&self, rules: &Rules, ids: &HashSet<Arc<str>>) -> bool {
+    ///
+    /// # Errors
+    /// The device has refused the rules.
+    pub(super) fn extend_device(&self, rules: &Rules, ids: &HashSet<Arc<str>>) -> Result<bool, String> {
         let in_force = Arc::clone(&self.observer.board.read().policy);
-        let Some(compiled) = self.extended(rules, ids, &in_force) else { return false };
-        match self.commands.install(compiled, Cause::Rules) {
-            Ok(_) => true,
-            Err(error) => {
-                tracing::debug!("the whole policy is compiled for rules at run time: {error}");
-                false
-            }
-        }
+        let why = match self.extended(rules, ids, &in_force) {
+            None => "its flows would change too".to_owned(),
+            Some(compiled) => match self.commands.install(compiled, Cause::Rules) {
+                Ok(_) => return Ok(true),
+                Err(error) if error.is_for_room() => error.to_string(),
+                Err(error) => return Err(chain(&error)),
+            },
+        };
+        tracing::debug!("the whole policy is compiled for rules at run time: {why}");
+        Ok(false)
     }
 
     fn extended(&self, rules: &Rules, ids: &HashSet<Arc<str>>, in_force: &PolicyInForce) -> Option<Compiled> {
