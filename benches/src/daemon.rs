@@ -250,6 +250,18 @@ impl Daemon {
         if answer["error"].is_null() { Ok(()) } else { Err(answer.to_string()) }
     }
 
+    /// The packets that the XDP programs of its ports have dropped.
+    ///
+    /// # Errors
+    /// It does not answer.
+    pub fn dropped_by_program(&self) -> Result<f64, String> {
+        // A state may be as old.
+        std::thread::sleep(STATE_LIFE);
+        let state = self.request("GET", "/v1/state")?;
+        let ports = state["ports"].as_array().ok_or_else(|| format!("no ports in {state}"))?;
+        Ok(ports.iter().filter_map(|port| port["xdp_dropped_packets"].as_f64()).sum())
+    }
+
     /// The memory that it occupies (VmRSS), in MB.
     ///
     /// # Errors

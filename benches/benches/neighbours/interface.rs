@@ -7,6 +7,8 @@
 //! /dev/null. Open vSwitch reads an AF_PACKET socket by recvmmsg(2). The kernel receives on the sender's
 //! core, so the rates are mostly the sender's.
 
+mod af_xdp;
+
 use std::any::Any;
 use std::path::Path;
 use std::sync::Arc;
@@ -18,7 +20,7 @@ use steerd_benches::comparison::{Case, Ratio};
 use steerd_benches::competitors::{CaptureTool, ingress, load_here};
 use steerd_benches::daemon::{Daemon, DaemonOptions, Provider, ThreadTimes};
 use steerd_benches::namespace;
-use steerd_benches::rules::RuleSet;
+use steerd_benches::rules::{Rule, RuleSet, Verdict};
 use steerd_benches::table::Row;
 use steerd_benches::trace::Trace;
 use wire::{AfPacketConfig, AfPacketWire, Burst, HandOver, MergedFrames, Wire};
@@ -68,6 +70,7 @@ pub(crate) fn cases(inputs: &Inputs) -> Vec<Case<'_>> {
     for count in [1, 10, usize::MAX] {
         cases.push(by_switch(inputs, count, veth.clone()));
     }
+    cases.extend(af_xdp::cases(inputs, &veth));
     cases.extend(idle(inputs, &veth));
     cases.push(reloads(inputs));
     cases
@@ -181,15 +184,18 @@ fn by_daemon(
     let kind = if hand_over == HandOver::Blocks { BLOCKS } else { "" };
     receiver(&format!("{OWN}{kind}, {name}"), bytes, move || {
         veth.clone()?;
-        let policy = policy.clone()?;
-        let daemon = Daemon::start(&inputs.subfolder("interface")?, &options(&policy, af_packet(hand_over)))?;
-        let _sending = Sending::start(inputs, bytes)?;
-        std::thread::sleep(WARM_UP);
-        let (before, begun) = (daemon.thread_times()?, Instant::now());
-        let packets_per_second = daemon.rate(inputs.round(MILLISECONDS))?;
-        let [engine, worker] = shares(before, daemon.thread_times()?, begun.elapsed());
-        Ok(Received { packets_per_second, core_share: engine + worker })
+        received_by_daemon(inputs, &policy.clone()?, af_packet(hand_over), bytes)
     })
+}
+
+fn received_by_daemon(inputs: &Inputs, policy: &str, wire: String, bytes: u32) -> Result<Received, String> {
+    let daemon = Daemon::start(&inputs.subfolder("interface")?, &options(policy, wire))?;
+    let _sending = Sending::start(inputs, bytes)?;
+    std::thread::sleep(WARM_UP);
+    let (before, begun) = (daemon.thread_times()?, Instant::now());
+    let packets_per_second = daemon.rate(inputs.round(MILLISECONDS))?;
+    let [engine, worker] = shares(before, daemon.thread_times()?, begun.elapsed());
+    Ok(Received { packets_per_second, core_share: engine + worker })
 }
 
 /// Of the engine and of the worker.
@@ -199,19 +205,22 @@ fn shares(before: ThreadTimes, after: ThreadTimes, time: Duration) -> [f64; 2] {
 }
 
 fn by_ring(inputs: &Inputs, bytes: u32) -> Result<Received, String> {
-    let mut wire = wire(RECEIVER)?;
+    counted_by_wire(inputs, &mut wire(RECEIVER)?, bytes)
+}
+
+fn counted_by_wire(inputs: &Inputs, wire: &mut impl Wire, bytes: u32) -> Result<Received, String> {
     let _sending = Sending::start(inputs, bytes)?;
-    count(&mut wire, WARM_UP);
+    count(wire, WARM_UP);
     let time = inputs.round(MILLISECONDS);
     let (before, begun) = (own_time(), Instant::now());
-    let counted = count(&mut wire, time);
+    let counted = count(wire, time);
     let seconds = begun.elapsed().as_secs_f64();
     let used = own_time().saturating_sub(before).as_secs_f64();
     Ok(Received { packets_per_second: counted as f64 / seconds, core_share: used / seconds })
 }
 
 /// Counts the frames of a wire, and sleeps a little while there are none.
-fn count(wire: &mut AfPacketWire, time: Duration) -> u64 {
+fn count(wire: &mut impl Wire, time: Duration) -> u64 {
     let (end, mut counted) = (Instant::now() + time, 0);
     while Instant::now() < end {
         let mut burst = Burst::new();
@@ -274,18 +283,24 @@ fn delivered_rules(inputs: &Inputs, count: usize) -> (String, Result<RuleSet, St
 fn by_nft(inputs: &Inputs, count: usize, veth: Result<(), String>) -> Case<'_> {
     let (name, rules) = some_rules(inputs, count);
     let mut row = Row::new(TABLE, format!("nft ingress, {name}"), SIZES[0], "Mpps");
-    let file = inputs.folder.join(format!("{name}.nft").replace(' ', "-"));
-    row.command = format!("nft -f {}", file.display());
+    row.command = own_command(TABLE);
     Case::new(row, move || {
         veth.clone()?;
-        std::fs::write(&file, ingress(&rules.clone()?.rules, RECEIVER)).map_err(|error| error.to_string())?;
-        load_here(&file)?;
-        let rate = kernel_rate(inputs);
-        let empty = inputs.folder.join("empty.nft");
-        std::fs::write(&empty, "flush ruleset\n").map_err(|error| error.to_string())?;
-        load_here(&empty)?;
-        rate
+        at_ingress(inputs, &rules.clone()?.rules)
     })
+}
+
+/// The rate of the interface while nft has these rules at its ingress.
+fn at_ingress(inputs: &Inputs, rules: &[Rule]) -> Result<f64, String> {
+    let load = |name: &str, text: &str| {
+        let file = inputs.folder.join(name);
+        std::fs::write(&file, text).map_err(|error| error.to_string())?;
+        load_here(&file)
+    };
+    load("ingress.nft", &ingress(rules, RECEIVER))?;
+    let rate = kernel_rate(inputs);
+    load("empty.nft", "flush ruleset\n")?;
+    rate
 }
 
 /// Open vSwitch on the interface, which looks packets up and drops them. Its processor time is that of all
@@ -386,5 +401,6 @@ pub(crate) fn ratios(_: &Inputs, rows: &[Row]) -> Vec<Ratio> {
             }
         }
     }
+    ratios.extend(af_xdp::ratios(rows));
     ratios
 }
