@@ -90,7 +90,7 @@ fn large() -> String {
             9000 + number % 1000
         )
     };
-    (0..4000).fold(FIRST.to_owned(), |text, number| text + &rule(number))
+    (0..2000).fold(FIRST.to_owned(), |text, number| text + &rule(number))
 }
 
 #[test]
@@ -100,7 +100,7 @@ fn a_dry_run_does_not_delay_the_way_back() {
     let first = sha256(&place);
     place.write("p.toml", &second());
     // Shorter than the dry run takes.
-    place.ok(&["reload", "--confirm", "500ms"]);
+    place.ok(&["reload", "--confirm", "300ms"]);
     place.write("p.toml", &large());
     let mut dry_run = place.command(&["reload", "--dry-run"]);
     let mut dry_run = dry_run.stdout(std::process::Stdio::null()).spawn().expect("it runs");
