@@ -3,8 +3,8 @@
 //! ingress with the same rules.
 //!
 //! The XDP programs run in the driver of the pair. The sockets alone are the soft NIC's wire, whose program
-//! has one claim, in a loop that only counts frames. A rate of drops is that of the packets that the interface
-//! has received: all that were sent but for those that found its queue full.
+//! has one claim, in a loop that only counts frames. A rate of drops is that of the packets that the
+//! interface has received: all that were sent but for those that found its queue full.
 
 use std::path::PathBuf;
 use std::process::Command;
