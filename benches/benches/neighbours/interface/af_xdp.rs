@@ -21,7 +21,7 @@ const ALL_DROPPED: &str = "XDP program that drops all";
 const NFT_DROPS: &str = "nft ingress, drops";
 /// The source of the program that drops all.
 const DROP_ALL: &str = "__attribute__((section(\"xdp\"), used)) int drop_all(void *context) { return 1; }\n\
-                        char license[] __attribute__((section(\"license\"), used)) = \"GPL\";\n";
+                        char _license[] __attribute__((section(\"license\"), used)) = \"GPL\";\n";
 /// After the name of a row.
 const SHARE: &str = ", share of the program";
 
