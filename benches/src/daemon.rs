@@ -255,11 +255,12 @@ impl Daemon {
     /// # Errors
     /// It does not answer.
     pub fn dropped_by_program(&self) -> Result<f64, String> {
-        // A state may be as old.
+        // The answer may be up to this old.
         std::thread::sleep(STATE_LIFE);
         let state = self.request("GET", "/v1/state")?;
         let ports = state["ports"].as_array().ok_or_else(|| format!("no ports in {state}"))?;
-        Ok(ports.iter().filter_map(|port| port["xdp_dropped_packets"].as_f64()).sum())
+        let dropped = ports.iter().map(|port| port["xdp_dropped_packets"].as_f64());
+        dropped.sum::<Option<f64>>().ok_or_else(|| format!("no counter in {state}"))
     }
 
     /// The memory that it occupies (VmRSS), in MB.

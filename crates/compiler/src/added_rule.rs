@@ -68,8 +68,13 @@ impl Job<'_> {
         }
         let alone = self.alone(installed, added)?;
         let rooms = self.rooms(installed, &alone, added.place)?;
-        let program = extended(installed, alone, &rooms, added.place);
+        let inserted: BTreeSet<u16> =
+            rooms.iter().filter(|room| room.moves_later).map(|room| room.priority).collect();
         let offered = self.profile.priorities_per_program();
+        if u32::from(installed.priorities_used) + inserted.len() as u32 > offered {
+            return None;
+        }
+        let program = extended(installed, alone, &rooms, &inserted, added.place);
         (u32::from(program.priorities_used) <= offered).then_some(program)
     }
 
@@ -172,19 +177,23 @@ impl Job<'_> {
 #[derive(Clone, Copy)]
 struct Room {
     priority: u16,
-    /// Whether all flows of this priority and later ones get the next.
+    /// Whether the priority is inserted: all flows that have it or a later one move back by one.
     moves_later: bool,
 }
 
-/// The program with the rules.
-fn extended(installed: &Program, alone: Alone, rooms: &[Room], place: RuleId) -> Program {
+/// The program with the rules. `inserted`: the priorities that are inserted.
+fn extended(
+    installed: &Program,
+    alone: Alone,
+    rooms: &[Room],
+    inserted: &BTreeSet<u16>,
+    place: RuleId,
+) -> Program {
     let count = alone.rules.len();
     let moved = |rule: RuleId| if rule >= place { RuleId::of(rule.index() + count) } else { rule };
     let mut program = installed.clone();
     renumber(&mut program, moved);
     // Each priority that is inserted moves those behind it by one, which keeps their order.
-    let inserted: BTreeSet<u16> =
-        rooms.iter().filter(|room| room.moves_later).map(|room| room.priority).collect();
     let moved_by = |until: u16| inserted.range(..=until).count() as u16;
     for flow in program.flows.iter_mut().filter(|flow| flow.kind != FlowKind::Sniffer) {
         flow.priority += moved_by(flow.priority);

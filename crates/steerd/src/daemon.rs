@@ -144,6 +144,7 @@ fn start(
     let profile = builder.opened().profile(workers);
     let begun = Instant::now();
     let (compiled, fault) = first_policy(&loaded.policy, history, &profile, workers)?;
+    fault.iter().for_each(|fault| tracing::error!("{fault}"));
     if stopped(signals) {
         return Ok(None);
     }
@@ -163,10 +164,7 @@ fn start(
     let inputs = Arc::clone(&compiled.inputs);
     let weights = compiled.weights.clone();
     let steering = builder.start(loaded.policy.clone(), compiled)?;
-    if let Some(fault) = fault {
-        tracing::error!("{fault}");
-        steering.observer.board.reload_failed(&fault);
-    }
+    fault.iter().for_each(|fault| steering.observer.board.reload_failed(fault));
     if history.back(0).is_none_or(|last| last.inputs.sha256 != inputs.sha256) {
         history.add(PastPolicy {
             number: 0,
@@ -185,7 +183,8 @@ fn start(
     Ok(Some(steering))
 }
 
-/// The policy of a start, compiled, and the fault if it is another one than `policy` or was not confirmed.
+/// Compiles the policy to start with. Also returns the fault, if another policy is used or this one was not
+/// confirmed.
 fn first_policy(
     policy: &PolicySource,
     history: &History,
@@ -204,10 +203,12 @@ fn first_policy(
         Ok(compiled) if history.is_unconfirmed(&compiled.inputs) => {
             let why = "the policy was on trial and nobody confirmed it";
             let Some(last) = last() else {
-                let fault = format!("{policy}: {why}: it is used all the same, as the history has no other");
+                let fault = format!(
+                    "{policy}: {why}: it is used all the same, as the history has no confirmed policy that can be used"
+                );
                 return Ok((compiled, Some(fault)));
             };
-            let fault = used(why, &last, "`steerd reload` puts it in force");
+            let fault = used(why, &last, "`steerd reload` puts the policy of the file in force");
             Ok((last, Some(fault)))
         }
         Ok(compiled) => Ok((compiled, None)),

@@ -96,10 +96,13 @@ fn own_drops(inputs: &Inputs, count: usize, veth: Result<(), String>) -> Case<'_
         veth.clone()?;
         let policy = dropping(&rules.clone()?).policy_text();
         let daemon = Daemon::start(&inputs.subfolder("xdp-drops")?, &options(&policy, wire_text()))?;
-        let before = namespace::received_packets(RECEIVER)?;
+        let counts =
+            || Ok::<_, String>((daemon.dropped_by_program()?, namespace::received_packets(RECEIVER)?));
+        let (dropped_before, received_before) = counts()?;
         let rate = kernel_rate(inputs)?;
-        let received = namespace::received_packets(RECEIVER)? - before;
-        Ok(vec![rate, daemon.dropped_by_program()? / received as f64 * 100.0])
+        let (dropped, received) = counts()?;
+        let share = (dropped - dropped_before) / (received - received_before) as f64;
+        Ok(vec![rate, share * 100.0])
     });
     Case { rows, run }
 }

@@ -21,6 +21,7 @@ fn policy(rules: &[(usize, usize)], before: usize, default: usize) -> Policy {
         "protocol = 'icmp'",
         "family = 'ipv4'",
         "src = '10.0.0.1'",
+        "src = '172.16.0.0/12'",
     ];
     let actions = ["'drop'", "{ steer = 'g' }", "'kernel'"];
     let runtime = if before < rules.len() { format!("before = 'r{before}'") } else { String::new() };
@@ -189,39 +190,33 @@ fn rules_that_share_no_packet_with_hybrid_ones_are_added_one_by_one() {
     assert_eq!(at_once, Some(program), "all at once too");
 }
 
-/// No one priority is behind the flows before the first rule and before those behind the second.
+/// The first rule has to come before all flows of a rule behind it, the second one behind most of them.
 #[test]
-fn rules_that_have_no_priority_together_are_added_at_once() {
-    let own = policy(&[(1, 0), (0, 1), (7, 0)], 2, 0);
+fn rules_of_several_priorities_are_added_at_once() {
+    let own = policy(&[(1, 0), (0, 1), (8, 1), (6, 0)], 2, 0);
     let device = DeviceModel::ideal();
     let job = Job::new(&own, &device, 2);
     let before = job.compile().expect("it compiles");
-    let rules = ["10.0.0.7", "192.0.2.9", "10.0.0.1"].into_iter().enumerate().map(|(number, src)| {
+    let rules = ["172.16.0.1", "10.0.0.7"].into_iter().enumerate().map(|(number, src)| {
         inserted(number, &RuntimeMatch { src: src.parse().ok(), ..RuntimeMatch::default() })
     });
     let added = AddedRules { rules: rules.clone().collect(), place: RuleId::of(2) };
     let extended = job.with_added_rules(&before, &added).expect("each has room");
-    let priorities = |program: &Program| {
-        let of = |number: usize| {
-            let rule = program.rules.iter().position(|rule| rule.name == format!("({number})"));
-            program
-                .flows
-                .iter()
-                .filter(|flow| Some(flow.rule.index()) == rule)
-                .map(|flow| flow.priority)
-                .max()
-        };
-        [0, 1, 2].map(of)
-    };
-    let [inside, outside, before_a_rule] = priorities(&extended);
-    assert!(outside < before_a_rule && outside < inside, "{:?}", priorities(&extended));
+    assert_eq!(extended.priorities_used, before.priorities_used + 2, "a priority is inserted for each");
     let mut whole = own.clone();
     whole.insert_at_run_time(rules.collect());
     let compiled = Job::new(&whole, &device, 2).compile().expect("it compiles");
-    for frame in frames() {
-        let key = DeepKey::of(&frame);
-        assert_eq!(fate(&extended, &key), fate(&compiled, &key), "{}", key.describe());
+    let mut decided_by_new = 0;
+    for src in [[172, 16, 0, 1], [172, 16, 0, 2], [10, 0, 0, 7], [10, 0, 0, 8], [10, 1, 0, 7], [192, 0, 2, 9]]
+    {
+        let ip = || FrameBuilder::new().ipv4(src.into(), [192, 0, 2, 1].into());
+        for frame in [ip().tcp(1000, 22, 0x10).build(), ip().udp(1000, 53).build()] {
+            let key = DeepKey::of(&frame);
+            assert_eq!(fate(&extended, &key), fate(&compiled, &key), "{}", key.describe());
+            decided_by_new += usize::from(fate(&extended, &key).0.starts_with('('));
+        }
     }
+    assert_eq!(decided_by_new, 2, "the packets from 172.16.0.1");
 }
 
 #[test]

@@ -98,4 +98,9 @@ impl Error {
     pub(crate) fn is_for_room(&self) -> bool {
         matches!(self, Self::Install(ControlError::NoRoom { .. }))
     }
+
+    /// Whether there is no plan to a program, so that another one with the same rules may be installed.
+    pub(crate) fn is_of_plan(&self) -> bool {
+        self.is_for_room() || matches!(self, Self::Install(ControlError::Inconsistent { .. }))
+    }
 }

@@ -44,9 +44,9 @@ pub(crate) struct PastPolicy {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct Past {
     policies: VecDeque<PastPolicy>,
-    /// The hash of the policy that is being installed on trial: the daemon may not survive that.
+    /// The policy that is being installed on trial: the daemon may not survive that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    begins_trial: Option<String>,
+    starting_trial: Option<Arc<Inputs>>,
 }
 
 /// The policies, and the file that keeps them over restarts.
@@ -79,21 +79,29 @@ impl History {
     pub(crate) fn add(&self, policy: PastPolicy) {
         {
             let mut past = self.lock();
-            past.begins_trial = None;
+            past.starting_trial = None;
             past.put(policy);
         }
         self.save_or_log();
     }
 
-    /// Notes that a policy is about to be installed on trial, or that this has failed (`None`).
-    pub(crate) fn begin_trial(&self, inputs: Option<&Inputs>) {
+    /// Notes that a policy is about to be installed on trial.
+    ///
+    /// # Errors
+    /// As of [`History::save`].
+    pub(crate) fn start_trial(&self, inputs: &Arc<Inputs>) -> Result<(), String> {
         {
             let mut past = self.lock();
             // A trial of the policy in force can only end with the same policy.
-            let of_another =
-                inputs.filter(|inputs| past.policies.front().is_none_or(|last| *last.inputs != **inputs));
-            past.begins_trial = of_another.map(|inputs| inputs.sha256.clone());
+            let is_in_force = past.policies.front().is_some_and(|last| last.inputs == *inputs);
+            past.starting_trial = (!is_in_force).then(|| Arc::clone(inputs));
         }
+        self.save()
+    }
+
+    /// Notes that the policy of [`History::start_trial`] was refused.
+    pub(crate) fn drop_trial(&self) {
+        self.lock().starting_trial = None;
         self.save_or_log();
     }
 
@@ -108,7 +116,7 @@ impl History {
     /// Writes the policies to the file.
     ///
     /// # Errors
-    /// It cannot be written, in words.
+    /// Why the file cannot be written.
     pub(crate) fn save(&self) -> Result<(), String> {
         let Some(path) = &self.file else { return Ok(()) };
         let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
@@ -141,14 +149,17 @@ impl History {
         self.lock().policies.iter().find(|policy| !policy.is_unconfirmed).cloned()
     }
 
-    /// Whether a policy was not confirmed when it was in force last. A set file may have changed since.
+    /// Whether a policy was not confirmed when it was in force last. If it never was, one of the same text
+    /// counts, whose set files had something else.
     pub(crate) fn is_unconfirmed(&self, inputs: &Inputs) -> bool {
         let past = self.lock();
-        let is_same = |known: &Inputs| {
-            known.sha256 == inputs.sha256 || (known.text.is_some() && known.text == inputs.text)
+        let known = || {
+            let starting = past.starting_trial.iter().map(|known| (&**known, true));
+            starting.chain(past.policies.iter().map(|policy| (&*policy.inputs, policy.is_unconfirmed)))
         };
-        let last = past.policies.iter().find(|policy| is_same(&policy.inputs));
-        past.begins_trial.as_ref() == Some(&inputs.sha256) || last.is_some_and(|last| last.is_unconfirmed)
+        let same = known().find(|(known, _)| known.sha256 == inputs.sha256);
+        let same_text = || known().find(|(known, _)| known.text.is_some() && known.text == inputs.text);
+        same.or_else(same_text).is_some_and(|(_, is_unconfirmed)| is_unconfirmed)
     }
 
     /// The policy that was in force so many policies before the one in force.
@@ -269,6 +280,10 @@ mod tests {
         );
         let later = Inputs { sha256: "with another set".to_owned(), ..(*policy("second").inputs).clone() };
         assert!(again.is_unconfirmed(&later), "the same text");
+        let other = History::open(None);
+        other.add(on_trial("second"));
+        other.add(PastPolicy { inputs: Arc::new(later.clone()), ..policy("second") });
+        assert!(!other.is_unconfirmed(&later) && is_unconfirmed(&other, "second"), "each by its hash");
         assert_eq!(again.last_confirmed().map(|last| last.number), Some(1));
         again.confirm();
         again.save().expect("saved");
@@ -282,12 +297,12 @@ mod tests {
         assert!(is_unconfirmed(&again, "third"), "after the way back too");
         again.add(policy("third"));
         assert!(!is_unconfirmed(&again, "third"), "the last time counts");
-        again.begin_trial(Some(&policy("third").inputs));
+        again.start_trial(&policy("third").inputs).expect("saved");
         assert!(!is_unconfirmed(&again, "third"), "it is in force");
-        again.begin_trial(Some(&policy("fourth").inputs));
+        again.start_trial(&policy("fourth").inputs).expect("saved");
         let again = History::open(again.file.clone());
         assert!(is_unconfirmed(&again, "fourth"), "the daemon did not survive its installation");
-        again.begin_trial(None);
+        again.drop_trial();
         assert!(!is_unconfirmed(&again, "fourth"), "it was refused");
     }
 

@@ -169,16 +169,17 @@ impl Reloader {
         self.parts.history.confirm();
         tracing::info!("the policy in force is confirmed by {by}");
         notify::ready("the policy is confirmed");
-        let (parts, waiting) = (self.parts.clone(), Arc::new(Mutex::new(std::mem::take(&mut self.waiting))));
-        let confirmed = move |saved: Result<(), String>| {
+        let policy = Arc::clone(&self.parts.observer.board.read().policy);
+        let waiting = Arc::new(Mutex::new(std::mem::take(&mut self.waiting)));
+        let confirmed = move |saved: &Result<(), String>| {
             let waiting = std::mem::take(&mut *waiting.lock().unwrap_or_else(PoisonError::into_inner));
-            answer(waiting, &change::confirmed(&parts.observer, saved));
+            answer(waiting, &change::confirmed(&policy, saved));
         };
         let (history, on_thread) = (Arc::clone(&self.parts.history), confirmed.clone());
         // Not here: the run loop must not wait for the disk.
         let thread = std::thread::Builder::new().name("confirm".into());
-        if let Err(error) = thread.spawn(move || on_thread(history.save())) {
-            confirmed(Err(NoThread(error).to_string()));
+        if let Err(error) = thread.spawn(move || on_thread(&history.save())) {
+            confirmed(&Err(NoThread(error).to_string()));
         }
     }
 

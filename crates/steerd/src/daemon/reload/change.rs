@@ -206,7 +206,7 @@ impl Work {
         let Parts { observer, commands, .. } = &self.parts;
         let profile = observer.opened.profile(observer.worker_count());
         let compiled = self.compile(before, source, read, choice, &profile)?;
-        let warnings = compiled.warnings.clone();
+        let mut warnings = compiled.warnings.clone();
         let inputs = Arc::clone(&compiled.inputs);
         let half = || {
             let read = policy_file::load_inputs(&inputs)?.map_err(|found| Refused::by(found, source));
@@ -227,8 +227,8 @@ impl Work {
             return Ok((Attempted::DryRun(Box::new(report)), warnings));
         }
         let is_on_trial = options.confirm_seconds.is_some();
-        if is_on_trial {
-            self.parts.history.begin_trial(Some(&inputs));
+        if is_on_trial && let Err(why) = self.parts.history.start_trial(&inputs) {
+            warnings.push(not_saved("a restart would put the policy on trial in force for good", &why));
         }
         let (flows, is_half) = match commands.install(compiled, Cause::Policy) {
             Err(error) if error.is_for_room() => match half() {
@@ -241,8 +241,9 @@ impl Work {
             installed => (installed, false),
         };
         let flows = flows.map_err(|error| {
-            if is_on_trial {
-                self.parts.history.begin_trial(None);
+            // What ends the daemon may be due to the policy.
+            if is_on_trial && !matches!(error, Error::DataplaneDied | Error::Stopping) {
+                self.parts.history.drop_trial();
             }
             refused_by_device(&error, &warnings)
         })?;
@@ -523,20 +524,31 @@ pub(super) fn refused_at_once(observer: &Observer, why: String) -> Verdict {
     verdict(observer, Instant::now(), Some(why), Diagnostics::default())
 }
 
-/// The verdict that the policy in force is confirmed; `saved`: whether a restart will know it.
-pub(super) fn confirmed(observer: &Observer, saved: Result<(), String>) -> Verdict {
-    let warn = |why: String| {
-        tracing::error!("{why}");
-        outside("the history")
-            .warning(format!("the policy is confirmed until a restart only: {why}"), "not saved")
-    };
-    let warnings: Vec<Diagnostic> = saved.err().map(warn).into_iter().collect();
-    verdict(observer, Instant::now(), None, warnings.into())
+/// The verdict that a policy is confirmed; `saved`: whether a restart will know it.
+pub(super) fn confirmed(policy: &PolicyInForce, saved: &Result<(), String>) -> Verdict {
+    let warn = |why: &String| not_saved("the policy is confirmed until a restart only", why);
+    let warnings: Vec<Diagnostic> = saved.as_ref().err().map(warn).into_iter().collect();
+    verdict_on(policy, Instant::now(), None, warnings.into())
 }
 
-/// `error`: why the policy is refused.
+/// Logs that the history is not saved; returns the warning.
+fn not_saved(consequence: &str, why: &str) -> Diagnostic {
+    tracing::error!("{why}");
+    outside("the history").warning(format!("{consequence}: {why}"), "not saved")
+}
+
+/// The verdict with the policy that is in force now; `error`: why the new one is refused.
 fn verdict(observer: &Observer, begun: Instant, error: Option<String>, diagnostics: Diagnostics) -> Verdict {
-    let in_force = observer.board.read().policy.for_api();
+    verdict_on(&observer.board.read().policy, begun, error, diagnostics)
+}
+
+fn verdict_on(
+    policy: &PolicyInForce,
+    begun: Instant,
+    error: Option<String>,
+    diagnostics: Diagnostics,
+) -> Verdict {
+    let in_force = policy.for_api();
     Verdict {
         accepted: error.is_none(),
         source: in_force.source,

@@ -21,14 +21,14 @@ impl LiveRules {
     /// to be compiled.
     ///
     /// # Errors
-    /// The device has refused the rules.
+    /// Why the rules are not in the device, if a whole compilation would not change that.
     pub(super) fn extend_device(&self, rules: &Rules, ids: &HashSet<Arc<str>>) -> Result<bool, String> {
         let in_force = Arc::clone(&self.observer.board.read().policy);
         let why = match self.extended(rules, ids, &in_force) {
-            None => "its flows would change too".to_owned(),
+            None => "the program in force cannot be extended".to_owned(),
             Some(compiled) => match self.commands.install(compiled, Cause::Rules) {
                 Ok(_) => return Ok(true),
-                Err(error) if error.is_for_room() => error.to_string(),
+                Err(error) if error.is_of_plan() => chain(&error),
                 Err(error) => return Err(chain(&error)),
             },
         };
