@@ -93,6 +93,18 @@ fn claimed_packets_of_an_enforced_interface_never_reach_the_kernel_and_others_do
 }
 
 #[test]
+fn a_killed_daemon_leaves_the_interface_to_the_kernel_and_starts_again() {
+    let Some(outcome) = outcome("killed.sh", &[]) else { return };
+    let (seen, log) = (outcome.numbers("seen.env"), outcome.read("steerd.log"));
+    assert_eq!((seen["detached"], seen["programs_running"]), (0, 1), "{}", outcome.read("refused"));
+    assert_eq!(seen["heard_running"], 0, "the kernel hears nothing");
+    assert_eq!((seen["programs_killed"], seen["heard_killed"]), (0, 5), "the kernel hears all");
+    assert_eq!((seen["heard_again"], seen["programs_ended"]), (5, 0), "{log}");
+    let summary = outcome.read("summary.txt");
+    assert!(summary.contains("\npacket accounting matches\n"), "{summary}");
+}
+
+#[test]
 fn packets_of_ordinary_programs_are_all_accounted_for() {
     let Some((sent, state, summary)) = traffic(&[]) else { return };
     assert_eq!(sent["pings"], 10, "the kernel still answers: af_packet copies");
