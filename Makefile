@@ -8,7 +8,7 @@ export PATH := $(TOOLS)/bin:$(PATH):/usr/sbin:/sbin
 .DEFAULT_GOAL := help
 # apt and cargo lock what they work on.
 .NOTPARALLEL:
-.PHONY: help run live test check soak soak-daemon conformance conformance-libmlx5 releases install install-files uninstall lint bench budgets audit fuzz asan miri loom \
+.PHONY: help run live test check soak soak-daemon conformance conformance-libmlx5 releases install install-files uninstall lint bench budgets audit fuzz asan miri miri-ready loom \
   deps cargo cargo-deny cargo-fuzz
 
 help: ## list the targets
@@ -190,6 +190,10 @@ miri: deps-build ## what Miri can run of the crates with unsafe code: hugemem, v
 	$(CARGO) +nightly miri test --locked -p wire --lib -- ring:: && \
 	$(CARGO) +nightly miri test --locked -p softnic --lib -- \
 	  ring:: memory:: slab:: work:: provider::held:: check_sequence known_answers_hold
+
+# Changes the nightly toolchain, which others may be using.
+miri-ready: deps-build
+	@$(miri_ready) || true
 
 # Nightly with Miri, and its standard library, which `cargo miri setup` builds from packages of the registry. What cannot be
 # had after three tries is reported as a check that did not run.
