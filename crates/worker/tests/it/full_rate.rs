@@ -433,8 +433,7 @@ fn change_at_full_rate(name: &str, personality: Personality, model: &DeviceModel
     assert_eq!((stats.rx_frames, stats.dispositions()), (met.packets, met.packets), "{stats:?}");
     assert_eq!(stats.delivered + stats.flow_dropped + stats.unmatched, met.packets, "{stats:?}");
     assert_eq!((stats.replicated, stats.copies_lost), (met.copies, 0), "{stats:?}");
-    // On a busy machine changes take longer, and more packets meet one.
-    assert!(met.packets > u64::from(changes) * 100 && met.certain * 4 > met.packets, "{met:?}");
+    assert!(met.packets > u64::from(changes) * 100 && met.certain * 2 > met.packets, "{met:?}");
     assert!(met.by_rules * 100 > met.packets && met.not_delivered * 20 > met.packets, "{met:?}");
     assert!(met.doubled * 10 < met.packets, "{met:?}");
 }
