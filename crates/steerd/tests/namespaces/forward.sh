@@ -5,6 +5,7 @@
 # Leaves in DIR the results of the client's programs (sent.env), what tcpdump saw at the server (server.txt), and the state
 # at the end (state.json, summary.txt, steerd.log). Touches nothing outside.
 set -euo pipefail
+. "$(dirname "$0")/common.sh"
 steerd=$1 dir=$2 policy=$3 daemon= dump=
 
 mount -t tmpfs tmpfs /run
@@ -31,11 +32,6 @@ server ip link set server0 up
 server ip route add 10.77.0.0/24 dev server0
 server ip neigh add 10.77.0.2 lladdr 02:00:00:00:88:01 dev server0
 
-page() { curl -s -m 5 "http://127.0.0.1:9464/$1"; }
-until_page() { # the page says so, within 20 s
-  for _ in $(seq 200); do page "$1" | grep -q "$2" && return; sleep 0.1; done
-  echo "$1 never says $2" >&2; page "$1" >&2; cat "$dir/steerd.log" >&2; exit 1
-}
 finish() { for pid in $daemon $dump; do kill "$pid" 2>/dev/null || true; done; }
 trap finish EXIT
 

@@ -5,32 +5,12 @@
 # Leaves in DIR what the client sent over both cables (sent.env) and what steerd says while there is none
 # (readyz.txt, down.json) and at the end (state.json, summary.txt, steerd.log). Touches nothing outside.
 set -euo pipefail
+. "$(dirname "$0")/common.sh"
 steerd=$1 dir=$2 daemon=
 
-mount -t tmpfs tmpfs /run
-mkdir /run/netns
-ip netns add client
-# Nothing on the cable but what is sent here: no IPv6, and no ARP by fixed neighbours.
-for side in "" "ip netns exec client"; do $side sysctl -q -w net.ipv6.conf.all.disable_ipv6=1 net.ipv6.conf.default.disable_ipv6=1; done
-ip link set lo up
-
-cable() { # with another address of the steered interface each time
-  ip link add steer0 address "$1" type veth peer name client0 address 02:00:00:00:77:99
-  ip link set client0 netns client
-  ip address add 10.77.0.1/24 dev steer0
-  ip -n client address add 10.77.0.2/24 dev client0
-  ip -n client link set client0 up
-  ip link set steer0 up
-  ip neigh add 10.77.0.2 lladdr 02:00:00:00:77:99 dev steer0
-  ip -n client neigh add 10.77.0.1 lladdr "$1" dev client0
-}
+make_client
 sent() { ip -n client -s -o link show dev client0 | sed -E 's/.*TX:[^0-9]*//' | awk '{ print $2 }'; }
 queries() { ip netns exec client bash -c "for i in \$(seq $1); do echo query \$i > /dev/udp/10.77.0.1/53; done" 2>/dev/null || true; }
-page() { curl -s -m 5 "http://127.0.0.1:9464/$1"; }
-until_page() { # the page says so, within 20 s
-  for _ in $(seq 200); do page "$1" | grep -q "$2" && return; sleep 0.1; done
-  echo "$1 never says $2" >&2; page "$1" >&2; cat "$dir/steerd.log" >&2; exit 1
-}
 trap '[ -z "$daemon" ] || kill $daemon 2>/dev/null || true' EXIT
 
 cat > "$dir/policy.toml" <<EOF
@@ -56,6 +36,7 @@ wire = { kind = "af_packet", interface = "steer0" }
 listen = "127.0.0.1:9464"
 EOF
 
+# With another address of the steered interface each time.
 cable 02:00:00:00:77:01
 "$steerd" run --config "$dir/steerd.toml" --for 120s 2> "$dir/steerd.log" > "$dir/summary.txt" &
 daemon=$!
