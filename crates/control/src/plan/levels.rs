@@ -138,7 +138,7 @@ struct Known<'p> {
     limits: &'p Limits,
     /// By new flow, the old one of the same match and action.
     same: Vec<Option<usize>>,
-    /// By new flow; they are read often, and the flows themselves are not in the cache.
+    /// The facts by new flow, which are read often; the flows themselves are not in the cache.
     facts: Vec<Facts>,
 }
 

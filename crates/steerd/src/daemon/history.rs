@@ -88,7 +88,7 @@ impl History {
     /// Notes that a policy is about to be installed on trial.
     ///
     /// # Errors
-    /// As of [`History::save`].
+    /// The file cannot be written, as for [`History::save`].
     pub(crate) fn start_trial(&self, inputs: &Arc<Inputs>) -> Result<(), String> {
         {
             let mut past = self.lock();
@@ -294,7 +294,7 @@ mod tests {
         assert!(!is_unconfirmed(&again, "second"), "it was in force without a trial");
         again.add(on_trial("third"));
         again.add(policy("second"));
-        assert!(is_unconfirmed(&again, "third"), "after the way back too");
+        assert!(is_unconfirmed(&again, "third"), "also once the policy before is back");
         again.add(policy("third"));
         assert!(!is_unconfirmed(&again, "third"), "the last time counts");
         again.start_trial(&policy("third").inputs).expect("saved");
