@@ -279,12 +279,17 @@ fn delivered_rules(inputs: &Inputs, count: usize) -> (String, Result<RuleSet, St
     }
 }
 
+/// A row of short frames.
+fn row(what: String, unit: &'static str) -> Row {
+    let mut row = Row::new(TABLE, what, SIZES[0], unit);
+    row.command = own_command(TABLE);
+    row
+}
+
 /// The kernel itself, with the rules before its network stack.
 fn by_nft(inputs: &Inputs, count: usize, veth: Result<(), String>) -> Case<'_> {
     let (name, rules) = some_rules(inputs, count);
-    let mut row = Row::new(TABLE, format!("nft ingress, {name}"), SIZES[0], "Mpps");
-    row.command = own_command(TABLE);
-    Case::new(row, move || {
+    Case::new(row(format!("nft ingress, {name}"), "Mpps"), move || {
         veth.clone()?;
         at_ingress(inputs, &rules.clone()?.rules)
     })

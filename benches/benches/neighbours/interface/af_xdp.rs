@@ -81,12 +81,6 @@ fn dropping(rules: &RuleSet) -> RuleSet {
     RuleSet { rules: drops, ..rules }
 }
 
-fn row(what: String, unit: &'static str) -> Row {
-    let mut row = Row::new(TABLE, what, SIZES[0], unit);
-    row.command = own_command(TABLE);
-    row
-}
-
 /// The daemon whose rules drop all packets, and the share of them that its program drops.
 fn own_drops(inputs: &Inputs, count: usize, veth: Result<(), String>) -> Case<'_> {
     let (name, rules) = delivered_rules(inputs, count);
