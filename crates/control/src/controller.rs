@@ -9,7 +9,8 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use program::{
-    ChangeStage, Flow, FlowAction, FlowKind, FlowSpec, Program, QueueId, RuleId, SpecChain, WorkerId,
+    ChangeStage, Flow, FlowAction, FlowDigest, FlowKind, FlowSpec, Program, QueueId, RuleId, SpecChain,
+    WorkerId,
 };
 use verbs::{EthernetMatch, HashConfig, HashFields, WorkQueue};
 
@@ -168,11 +169,11 @@ impl<I: Installer> Controller<I> {
         publish: &mut Publish<'_>,
     ) -> Result<Installed, ControlError> {
         let changes = planned.changes();
-        let PlannedChange { compaction, program, plan } = planned;
+        let PlannedChange { compaction, program, digests, plan } = planned;
         if let (Some(compaction), Some(placed)) = (compaction, &self.installed) {
-            let same = Arc::clone(&placed.program);
+            let same = (Arc::clone(&placed.program), placed.digests.clone());
             // Workers have its classes, which stay as they are.
-            if let Some(first) = self.apply(&same, compaction.plan(), &mut |_stage| Ok(()))? {
+            if let Some(first) = self.apply(same, compaction.plan(), &mut |_stage| Ok(()))? {
                 self.remove_leftover().map_err(|second| ControlError::RollbackFailed {
                     first: Box::new(first),
                     second: Box::new(second),
@@ -181,7 +182,7 @@ impl<I: Installer> Controller<I> {
                 })?;
             }
         }
-        let warning = self.apply(&program, plan.plan(), publish)?;
+        let warning = self.apply((Arc::clone(&program), digests), plan.plan(), publish)?;
         self.generation.0 += 1;
         Ok(Installed { generation: self.generation, program, changes, warning })
     }
@@ -210,11 +211,11 @@ impl<I: Installer> Controller<I> {
     /// are.
     fn apply(
         &mut self,
-        program: &Arc<Program>,
+        program: (Arc<Program>, Vec<FlowDigest>),
         plan: &Plan,
         publish: &mut Publish<'_>,
     ) -> Result<Option<ControlError>, ControlError> {
-        let mut new = Placed::new(Arc::clone(program), plan, Arc::clone(&self.limits));
+        let mut new = Placed::new(program, plan, Arc::clone(&self.limits));
         if let Some(old) = &self.installed {
             new.share_queues(old, plan);
         }
@@ -734,6 +735,7 @@ impl<I: Installer> Controller<I> {
 /// A program on the device, whole or on its way in or out.
 struct Placed<I: Installer> {
     program: Arc<Program>,
+    digests: Vec<FlowDigest>,
     /// The device's priorities of the flows.
     levels: Vec<u16>,
     limits: Arc<Limits>,
@@ -773,8 +775,9 @@ struct CounterHolder<F> {
 
 impl<I: Installer> Placed<I> {
     /// Nothing of the program is on the device yet.
-    fn new(program: Arc<Program>, plan: &Plan, limits: Arc<Limits>) -> Self {
+    fn new((program, digests): (Arc<Program>, Vec<FlowDigest>), plan: &Plan, limits: Arc<Limits>) -> Self {
         Self {
+            digests,
             levels: plan.levels().to_vec(),
             limits,
             flows: program.flows.iter().map(|_| Vec::new()).collect(),
@@ -786,11 +789,11 @@ impl<I: Installer> Placed<I> {
 
     /// The flows from the highest precedence to the lowest.
     fn order(&self) -> Vec<usize> {
-        by_precedence(&self.program, &self.levels, &self.limits)
+        by_precedence(&self.digests, &self.levels, &self.limits)
     }
 
     fn placement(&self) -> PlacedProgram<'_> {
-        PlacedProgram { program: &self.program, levels: &self.levels }
+        PlacedProgram { program: &self.program, digests: &self.digests, levels: &self.levels }
     }
 
     /// A table of its queue pairs over these workers.

@@ -38,7 +38,7 @@ mod tests;
 use std::sync::Arc;
 
 use foldhash::{HashMap, HashMapExt as _};
-use program::{Correspondence, FlowKind, Program, QueueId, RuleId, SameNames, WorkerId};
+use program::{Correspondence, FlowDigest, FlowKind, Program, QueueId, RuleId, WorkerId};
 
 use crate::plan_fault::PlanFault;
 use crate::{Counted, Limits, classes};
@@ -53,6 +53,8 @@ pub use summary::PlanSummary;
 pub struct PlacedProgram<'p> {
     /// The program.
     pub program: &'p Program,
+    /// Its digests ([`Program::flow_digests`]).
+    pub digests: &'p [FlowDigest],
     /// The device's priorities of its flows.
     pub levels: &'p [u16],
 }
@@ -187,6 +189,8 @@ pub struct PlannedChange {
     pub compaction: Option<CheckedPlan>,
     /// The new program, with other numbers for classes that the program before uses for something else.
     pub program: Arc<Program>,
+    /// Its digests.
+    pub digests: Vec<FlowDigest>,
     /// The steps to it.
     pub plan: CheckedPlan,
 }
@@ -202,7 +206,8 @@ impl PlannedChange {
     /// The new program as it is on the device afterwards.
     #[must_use]
     pub fn placed(&self) -> PlacedProgram<'_> {
-        PlacedProgram { program: &self.program, levels: self.plan.plan().levels() }
+        let Self { program, digests, plan, .. } = self;
+        PlacedProgram { program, digests, levels: plan.plan().levels() }
     }
 }
 
@@ -213,32 +218,49 @@ impl PlannedChange {
 /// that are there.
 pub fn plan(
     installed: Option<PlacedProgram<'_>>,
-    mut program: Arc<Program>,
+    program: Arc<Program>,
     limits: &Limits,
 ) -> Result<PlannedChange, PlanFault> {
-    let direct = with_any_strategy(installed, &mut program, limits, &Strategy::ALL);
+    let mut new = Wanted::of(program);
+    let direct = with_any_strategy(installed, &mut new, limits, &Strategy::ALL);
     let (Some(old), Err(PlanFault::NoLevels | PlanFault::NoRoom(_))) = (installed, &direct) else {
-        return direct.map(|plan| PlannedChange { compaction: None, program, plan });
+        return direct.map(|plan| new.planned(None, plan));
     };
-    let mut same = Arc::new(old.program.clone());
+    let mut same = Wanted::of(Arc::new(old.program.clone()));
     let compaction = with_any_strategy(installed, &mut same, limits, &[Strategy::From(0)])?;
-    let compact = PlacedProgram { program: old.program, levels: compaction.plan().levels() };
-    let plan = with_any_strategy(Some(compact), &mut program, limits, &Strategy::ALL)?;
-    Ok(PlannedChange { compaction: Some(compaction), program, plan })
+    let compact = PlacedProgram { levels: compaction.plan().levels(), ..old };
+    let plan = with_any_strategy(Some(compact), &mut new, limits, &Strategy::ALL)?;
+    Ok(new.planned(Some(compaction), plan))
+}
+
+/// A program to which a change is planned.
+#[derive(Debug)]
+struct Wanted {
+    program: Arc<Program>,
+    digests: Vec<FlowDigest>,
+}
+
+impl Wanted {
+    fn of(program: Arc<Program>) -> Self {
+        Self { digests: program.flow_digests(), program }
+    }
+
+    fn planned(self, compaction: Option<CheckedPlan>, plan: CheckedPlan) -> PlannedChange {
+        PlannedChange { compaction, program: self.program, digests: self.digests, plan }
+    }
 }
 
 /// The plan of the first strategy that finds one without a fault.
 fn with_any_strategy(
     installed: Option<PlacedProgram<'_>>,
-    new: &mut Arc<Program>,
+    new: &mut Wanted,
     limits: &Limits,
     strategies: &[Strategy],
 ) -> Result<CheckedPlan, PlanFault> {
     let mut fault = PlanFault::NoLevels;
-    let names = installed.map(|old| Arc::new(SameNames::of(old.program, new)));
     for strategy in strategies {
-        let Some(plan) = make(installed, new, names.as_ref(), limits, *strategy) else { continue };
-        match plan.check_with(names.as_ref(), installed, new, limits) {
+        let Some(plan) = make(installed, new, limits, *strategy) else { continue };
+        match plan.check(installed, new, limits) {
             // Flows of equal masks have room together, and may have none in the order in which they come.
             Err(no_room @ PlanFault::NoRoom(_)) => fault = no_room,
             checked => return checked,
@@ -250,58 +272,53 @@ fn with_any_strategy(
 /// The plan of a strategy. The program is copied only if it gets other numbers and somebody else has it too.
 fn make(
     installed: Option<PlacedProgram<'_>>,
-    new: &mut Arc<Program>,
-    names: Option<&Arc<SameNames>>,
+    new: &mut Wanted,
     limits: &Limits,
     strategy: Strategy,
 ) -> Option<Plan> {
-    let Some((old, names)) = installed.map(|installed| installed.program).zip(names) else {
-        return steps(None, new, None, limits, strategy);
-    };
-    let common = Correspondence::with(old, new, Arc::clone(names));
-    let plan = steps(installed, new, Some(&common), limits, strategy)?;
-    if !classes::must_change(old, new, &common, &plan.kept) {
+    let plan = steps(installed, new, limits, strategy)?;
+    let Some(old) = installed.map(|installed| installed.program) else { return Some(plan) };
+    let common = Correspondence::of(old, &new.program);
+    if !classes::must_change(old, &new.program, &common, &plan.kept) {
         return Some(plan);
     }
-    let changed = classes::changed(old, new, &common);
+    let changed = classes::changed(old, &new.program, &common);
     // Those that could stay as they are may have to move for the others, so all get a number of their own.
-    let all_come = !classes::have_kept_flows(&changed, new, &plan.kept);
-    classes::renumber(old, Arc::make_mut(new), &changed);
-    if all_come {
-        return Some(plan);
-    }
-    let common = Correspondence::with(old, new, Arc::clone(names));
-    steps(installed, new, Some(&common), limits, strategy)
+    let all_come = !classes::have_kept_flows(&changed, &new.program, &plan.kept);
+    classes::renumber(old, Arc::make_mut(&mut new.program), &changed);
+    new.digests = new.program.flow_digests();
+    if all_come { Some(plan) } else { steps(installed, new, limits, strategy) }
 }
 
 /// The steps to a program whose classes have their numbers.
 fn steps(
     installed: Option<PlacedProgram<'_>>,
-    new: &Program,
-    common: Option<&Correspondence<'_>>,
+    wanted: &Wanted,
     limits: &Limits,
     strategy: Strategy,
 ) -> Option<Plan> {
-    let levels::Levels { levels, kept } = levels::assign(installed.as_ref(), new, common, limits, strategy)?;
+    let levels::Levels { levels, kept } = levels::assign(installed.as_ref(), wanted, limits, strategy)?;
+    let new = &*wanted.program;
     let old = installed.map(|old| old.program);
+    let common = old.map(|old| Correspondence::of(old, new));
     let (tables, table_of_queue) = distinct_tables(new);
-    let kept_queues = kept_queues(old, new, common);
+    let kept_queues = kept_queues(old, new, common.as_ref());
     let mut steps = vec![PlanStep::Begin];
     steps.extend(missing_tables(old, new, &table_of_queue, &kept_queues, &tables));
     let queues = (0..new.queues.len()).filter(|queue| kept_queues[*queue].is_none());
     steps.extend(queues.map(|queue| PlanStep::CreateQueue { queue: QueueId::of(queue) }));
-    let is_new = |flow: &usize| kept[*flow].is_none();
-    let counted = counted_rules(new, (0..new.flows.len()).filter(is_new));
+    let fresh: Vec<usize> = (0..new.flows.len()).filter(|flow| kept[*flow].is_none()).collect();
+    let counted = counted_rules(new, &fresh);
     steps.extend(counted.into_iter().map(|(rule, kind)| PlanStep::CreateCounter { rule, kind }));
     let install = |flow| PlanStep::InstallFlow { flow };
-    let fresh = in_precedence((0..new.flows.len()).filter(is_new), new, &levels, limits).into_iter();
+    let fresh = in_precedence(fresh, &wanted.digests, &levels, limits).into_iter();
     let (sniffers, others): (Vec<usize>, Vec<usize>) =
         fresh.partition(|flow| new.flows[*flow].kind == FlowKind::Sniffer);
     let mut stays = vec![false; old.map_or(0, |old| old.flows.len())];
     kept.iter().flatten().for_each(|flow| stays[*flow] = true);
     let replaced = installed.zip(common).filter(|_| others.len() > limits.spare_flows);
-    let mut replaced =
-        replaced.map(|(old, common)| Replacements::of(old, new, common, &levels, (&kept, &others), limits));
+    let mut replaced = replaced
+        .map(|(old, common)| Replacements::of(old, wanted, &common, &levels, (&kept, &others), limits));
     for flow in others {
         steps.push(install(flow));
         for gone in replaced.as_mut().map_or_else(Vec::new, |replaced| replaced.after(flow)) {
@@ -312,8 +329,8 @@ fn steps(
     steps.push(PlanStep::Enforce);
     let mut sniffers = Some(sniffers);
     if let Some(placed) = installed {
-        let leaving = (0..stays.len()).filter(|flow| !stays[*flow]);
-        for flow in in_precedence(leaving, placed.program, placed.levels, limits).into_iter().rev() {
+        let leaving = (0..stays.len()).filter(|flow| !stays[*flow]).collect();
+        for flow in in_precedence(leaving, placed.digests, placed.levels, limits).into_iter().rev() {
             // A port has one sniffer (drivers/infiniband/hw/mlx5/fs.c, `mlx5_ib_create_flow`): the old one is
             // removed first.
             if placed.program.flows[flow].kind != FlowKind::Sniffer {
@@ -328,26 +345,23 @@ fn steps(
 
 /// Flows from the highest precedence to the lowest; behind them those that the device applies last, and
 /// sniffers.
-pub(crate) fn by_precedence(program: &Program, of: &[u16], limits: &Limits) -> Vec<usize> {
-    in_precedence(0..program.flows.len(), program, of, limits)
+pub(crate) fn by_precedence(digests: &[FlowDigest], levels: &[u16], limits: &Limits) -> Vec<usize> {
+    in_precedence((0..digests.len()).collect(), digests, levels, limits)
 }
 
 fn in_precedence(
-    flows: impl Iterator<Item = usize>,
-    program: &Program,
-    of: &[u16],
+    mut flows: Vec<usize>,
+    digests: &[FlowDigest],
+    levels: &[u16],
     limits: &Limits,
 ) -> Vec<usize> {
-    let mut order: Vec<usize> = flows.collect();
-    order.sort_by_cached_key(|&index| precedence(program, of, limits, index));
-    order
-}
-
-fn precedence(program: &Program, of: &[u16], limits: &Limits, index: usize) -> (bool, bool, u16, bool) {
-    let flow = &program.flows[index];
     // Of one level, copies are made first.
-    let takes = flow.kind != FlowKind::Copy;
-    (flow.kind == FlowKind::Sniffer, !levels::has_order(flow, limits), of[index], takes)
+    flows.sort_by_key(|&index| {
+        let FlowDigest { kind, .. } = digests[index];
+        let is_last = !levels::has_order(&digests[index], limits);
+        (kind == FlowKind::Sniffer, is_last, levels[index], kind != FlowKind::Copy)
+    });
+    flows
 }
 
 /// The queue pairs of the old program that those of the new one are.
@@ -384,8 +398,8 @@ fn missing_tables(
 }
 
 /// The rules of flows that the device counts, each once for what it counts, in the program's order.
-fn counted_rules(program: &Program, flows: impl Iterator<Item = usize>) -> Vec<(RuleId, Counted)> {
-    let flows = flows.map(|index| &program.flows[index]);
+fn counted_rules(program: &Program, flows: &[usize]) -> Vec<(RuleId, Counted)> {
+    let flows = flows.iter().map(|index| &program.flows[*index]);
     let counted = flows.filter_map(|flow| Some((flow.rule, Counted::of(flow)?)));
     let mut rules: Vec<(RuleId, Counted)> = counted.collect();
     rules.sort_unstable();

@@ -23,6 +23,8 @@ pub struct TableFill<M> {
     limits: PriorityTable,
     /// The mask of each group and how many flows it has.
     groups: Vec<(M, u32)>,
+    /// The group of the flow before: most flows have the mask of those beside them.
+    last: usize,
     single: u32,
 }
 
@@ -30,13 +32,16 @@ impl<M: PartialEq + Clone> TableFill<M> {
     /// An empty table.
     #[must_use]
     pub fn new(limits: PriorityTable) -> Self {
-        Self { limits, groups: Vec::new(), single: 0 }
+        Self { limits, groups: Vec::new(), last: 0, single: 0 }
     }
 
     /// Adds a flow of this mask. False: there is no room for it, and nothing has changed.
     pub fn add(&mut self, mask: &M) -> bool {
         let has_room = |(known, used): &(M, u32)| known == mask && *used < self.limits.group_entries;
-        match self.groups.iter().position(has_room) {
+        let is_last = self.groups.get(self.last).is_some_and(has_room);
+        let group = if is_last { Some(self.last) } else { self.groups.iter().position(has_room) };
+        self.last = group.unwrap_or(self.groups.len());
+        match group {
             Some(group) => self.groups[group].1 += 1,
             None if self.groups.len() < self.limits.groups as usize => self.groups.push((mask.clone(), 1)),
             None if self.single < self.limits.single_entries() => self.single += 1,

@@ -1,10 +1,10 @@
 //! The specs of a flow, in a form in which flows of several programs share them.
 
 use std::fmt;
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::hash::{BuildHasher as _, Hash, Hasher, RandomState};
 use std::net::Ipv4Addr;
 use std::ops::Deref;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, LazyLock, OnceLock};
 
 use flow_spec::{FlowSpec, PortMatch};
 use packet::DeepKey;
@@ -25,14 +25,18 @@ pub struct SpecChain {
     digest: u64,
     front: FlowFront,
     is_multicast: bool,
+    // Computed when it is asked for; clones have it.
+    mask_digest: OnceLock<u64>,
 }
+
+/// The keys of digests of this process.
+pub(crate) static DIGEST_KEYS: LazyLock<RandomState> = LazyLock::new(RandomState::new);
 
 struct Shared {
     specs: Box<[FlowSpec]>,
     inner_from: usize,
-    // These are computed when they are asked for.
+    // Computed when it is asked for.
     cube: OnceLock<Option<Box<Cube>>>,
-    mask_digest: OnceLock<u64>,
 }
 
 impl SpecChain {
@@ -40,19 +44,13 @@ impl SpecChain {
     /// `specs.len()` if there is none.
     #[must_use]
     pub fn new(specs: Vec<FlowSpec>, inner_from: usize) -> Self {
-        let mut hasher = DefaultHasher::new();
-        (inner_from, &specs).hash(&mut hasher);
         let outer = &specs[..inner_from.min(specs.len())];
         Self {
-            digest: hasher.finish(),
+            digest: DIGEST_KEYS.hash_one((inner_from, &specs)),
             front: FlowFront::of(outer),
             is_multicast: outer.first().is_some_and(is_multicast),
-            shared: Arc::new(Shared {
-                specs: specs.into(),
-                inner_from,
-                cube: OnceLock::new(),
-                mask_digest: OnceLock::new(),
-            }),
+            shared: Arc::new(Shared { specs: specs.into(), inner_from, cube: OnceLock::new() }),
+            mask_digest: OnceLock::new(),
         }
     }
 
@@ -87,11 +85,15 @@ impl SpecChain {
     /// expected to have.
     #[must_use]
     pub fn mask_digest(&self) -> u64 {
-        *self.shared.mask_digest.get_or_init(|| {
-            let mut hasher = DefaultHasher::new();
-            self.cube().unwrap_or(&Cube::ANY).matchable_mask().hash(&mut hasher);
-            hasher.finish()
-        })
+        let mask = || self.cube().unwrap_or(&Cube::ANY).matchable_mask();
+        *self.mask_digest.get_or_init(|| DIGEST_KEYS.hash_one(mask()))
+    }
+
+    /// A digest of the specs. Two chains that differ have the same one with a probability of 2^-64, whoever
+    /// has chosen them: it has a random key for each process.
+    #[must_use]
+    pub fn digest(&self) -> u64 {
+        self.digest
     }
 
     /// Whether the first spec, of the outer packet, asks for a multicast address.

@@ -1,17 +1,13 @@
 //! Examines a plan before it is carried out, by the rules of [`plan()`](super::plan()) alone: it shares no
-//! code with what makes plans, but for the comparison of names ([`SameNames`]), the grouping of flows
-//! ([`Runs`]) and the room in small tables ([`LazyFill`]).
-
-use std::sync::Arc;
+//! code with what makes plans, but for the digests of flows ([`FlowDigest`]), the grouping of flows ([`Runs`])
+//! and the room in small tables ([`LazyFill`]).
 
 use device_model::LazyFill;
 use foldhash::{HashMap, HashMapExt as _, HashSet, HashSetExt as _};
-use program::{
-    Correspondence, Flow, FlowAction, FlowFront, FlowKind, Program, QueueId, SameNames, SpecChain,
-};
+use program::{Correspondence, Flow, FlowAction, FlowDigest, FlowFront, FlowKind, Program, QueueId};
 
 use super::runs::Runs;
-use super::{PlacedProgram, Plan, PlanStep};
+use super::{PlacedProgram, Plan, PlanStep, Wanted};
 use crate::Limits;
 use crate::plan_fault::PlanFault;
 
@@ -32,29 +28,17 @@ impl Plan {
     ///
     /// # Errors
     /// The first rule that it breaks.
-    pub fn check(
+    pub(super) fn check(
         self,
         installed: Option<PlacedProgram<'_>>,
-        new: &Program,
+        wanted: &Wanted,
         limits: &Limits,
     ) -> Result<CheckedPlan, PlanFault> {
-        let names = installed.map(|old| Arc::new(SameNames::of(old.program, new)));
-        self.check_with(names.as_ref(), installed, new, limits)
-    }
-
-    /// Examines the plan like [`Plan::check`], with names that were compared before. Comparing them takes a
-    /// sixth of the time of a small change, so it is done once for planner and check; the tests do it again.
-    pub(super) fn check_with(
-        self,
-        names: Option<&Arc<SameNames>>,
-        installed: Option<PlacedProgram<'_>>,
-        new: &Program,
-        limits: &Limits,
-    ) -> Result<CheckedPlan, PlanFault> {
-        debug_assert_eq!(
-            names.map(|names| &**names),
-            installed.map(|old| SameNames::of(old.program, new)).as_ref(),
-            "the names are those of the two programs"
+        let new = &*wanted.program;
+        debug_assert!(
+            new.flow_digests() == wanted.digests
+                && installed.is_none_or(|old| old.program.flow_digests() == old.digests),
+            "the digests are those of the programs"
         );
         let planned = self.levels.len().min(self.kept.len());
         if planned != new.flows.len() || self.levels.len() != self.kept.len() {
@@ -63,22 +47,20 @@ impl Plan {
         if let Some(flow) = self.levels.iter().position(|level| *level > limits.last_level()) {
             return Err(PlanFault::Level(flow, self.levels[flow]));
         }
-        let common = installed
-            .zip(names)
-            .map(|(old, names)| Correspondence::with(old.program, new, Arc::clone(names)));
-        check_kept(&self, installed.as_ref(), new, common.as_ref(), limits)?;
+        let common = installed.map(|old| Correspondence::of(old.program, new));
+        check_kept(&self, installed.as_ref(), &wanted.digests, limits)?;
         if let Some((old, common)) = installed.zip(common.as_ref()) {
             check_meanings(&self.kept, old.program, new, common)?;
         }
-        check_precedence(&self.levels, new, limits)?;
-        Device::of(&self, installed, new, common.as_ref(), limits).follow()?;
+        check_precedence(&self.levels, wanted, limits)?;
+        Device::of(&self, installed, wanted, limits).follow()?;
         Ok(CheckedPlan(self))
     }
 }
 
 /// Whether a flow's priority counts: a sniffer has none, and some devices apply multicast last.
-fn is_ordered(flow: &Flow, limits: &Limits) -> bool {
-    let is_last = limits.multicast_ignores_priority && flow.is_multicast_only();
+fn is_ordered(flow: &FlowDigest, limits: &Limits) -> bool {
+    let is_last = limits.multicast_ignores_priority && flow.is_multicast_only;
     flow.kind != FlowKind::Sniffer && !is_last
 }
 
@@ -86,19 +68,16 @@ fn is_ordered(flow: &Flow, limits: &Limits) -> bool {
 fn check_kept(
     plan: &Plan,
     installed: Option<&PlacedProgram<'_>>,
-    new: &Program,
-    common: Option<&Correspondence<'_>>,
+    new: &[FlowDigest],
     limits: &Limits,
 ) -> Result<(), PlanFault> {
-    let mut is_used = vec![false; installed.map_or(0, |old| old.program.flows.len())];
-    for (index, (flow, kept)) in new.flows.iter().zip(&plan.kept).enumerate() {
+    let (digests, levels) = installed.map_or_else(Default::default, |old| (old.digests, old.levels));
+    let mut is_used = vec![false; levels.len()];
+    for (index, kept) in plan.kept.iter().enumerate() {
         let Some(kept) = *kept else { continue };
-        let is_there = installed.zip(common).is_some_and(|(old, common)| {
-            old.program.flows.get(kept).zip(old.levels.get(kept)).is_some_and(|(before, level)| {
-                let same_match = (before.kind, &before.specs) == (flow.kind, &flow.specs);
-                let same_level = *level == plan.levels[index] || !is_ordered(flow, limits);
-                same_match && same_level && common.is_same_action(before, flow)
-            })
+        let is_there = digests.get(kept).zip(levels.get(kept)).is_some_and(|(before, level)| {
+            let same_level = *level == plan.levels[index] || !is_ordered(&new[index], limits);
+            before.is_same_flow(&new[index]) && same_level
         });
         if !is_there || std::mem::replace(&mut is_used[kept], true) {
             return Err(PlanFault::NotThere(index));
@@ -134,10 +113,12 @@ fn check_meanings(
 
 /// Of any two flows that share packets, the one that the program puts first has the higher level. Only a copy
 /// may have the level of a flow behind it that takes the packets; a device may make one copy for each level.
-fn check_precedence(levels: &[u16], new: &Program, limits: &Limits) -> Result<(), PlanFault> {
-    let group =
-        |(flow, level): (&Flow, &u16)| is_ordered(flow, limits).then_some((flow.kind, flow.priority, *level));
-    let groups = Runs::of(new.flows.iter().zip(levels).map(group));
+fn check_precedence(levels: &[u16], new: &Wanted, limits: &Limits) -> Result<(), PlanFault> {
+    let group = |(flow, level): (&FlowDigest, &u16)| {
+        is_ordered(flow, limits).then_some((flow.kind, flow.priority, *level))
+    };
+    let groups = Runs::of(new.digests.iter().zip(levels).map(group));
+    let new = &*new.program;
     let front = |flow: usize| (flow, new.flows[flow].front());
     let keys = groups.keys();
     for above in &keys {
@@ -179,8 +160,8 @@ fn decides_by_tag(program: &Program, flow: &Flow) -> bool {
     is_tagged && flow.kind != FlowKind::Sniffer && flow.kind != FlowKind::Copy
 }
 
-/// A match at a level.
-type Place<'p> = (FlowKind, &'p SpecChain, Option<u16>);
+/// A match, by its digest, at a level.
+type Place = (u64, Option<u16>);
 /// The flows of one kind and level, by mask.
 type Fill<'p> = HashMap<(FlowKind, u16), LazyFill<&'p Flow, u64>>;
 
@@ -188,8 +169,8 @@ type Fill<'p> = HashMap<(FlowKind, u16), LazyFill<&'p Flow, u64>>;
 type Order = (bool, u16, bool);
 
 /// Flows without an order are never said to clash: the device decides.
-fn place<'p>(flow: &'p Flow, level: u16, limits: &Limits) -> Place<'p> {
-    (flow.kind, &flow.specs, is_ordered(flow, limits).then_some(level))
+fn place(flow: &FlowDigest, level: u16, limits: &Limits) -> Place {
+    (flow.matches, is_ordered(flow, limits).then_some(level))
 }
 
 /// The device while a plan is carried out.
@@ -197,8 +178,9 @@ struct Device<'p> {
     plan: &'p Plan,
     installed: Option<PlacedProgram<'p>>,
     new: &'p Program,
+    old_digests: &'p [FlowDigest],
+    new_digests: &'p [FlowDigest],
     limits: &'p Limits,
-    common: Option<&'p Correspondence<'p>>,
     is_begun: bool,
     is_enforced: bool,
     /// By flow of the new program.
@@ -208,9 +190,9 @@ struct Device<'p> {
     /// The flow of the new program that each flow of the old one is, if it stays.
     stays: Vec<Option<usize>>,
     /// The new flows that come, by match; made when it is needed.
-    coming: Option<HashMap<Place<'p>, usize>>,
+    coming: Option<HashMap<u64, usize>>,
     /// The places of flows that come, with how many flows there have each.
-    places: HashMap<Place<'p>, usize>,
+    places: HashMap<Place, usize>,
     /// The queue pairs of the new program that are there.
     queues: Vec<bool>,
     tables: Vec<bool>,
@@ -227,21 +209,22 @@ impl<'p> Device<'p> {
     fn of(
         plan: &'p Plan,
         installed: Option<PlacedProgram<'p>>,
-        new: &'p Program,
-        common: Option<&'p Correspondence<'p>>,
+        Wanted { program: new, digests }: &'p Wanted,
         limits: &'p Limits,
     ) -> Self {
+        let common = installed.map(|old| Correspondence::of(old.program, new));
         let is_kept = |queue: usize| {
-            let queue = QueueId::of(queue);
-            common.zip(plan.kept_queue(queue)).is_some_and(|(common, old)| common.is_same_queue(old, queue))
+            let (queue, kept) = (QueueId::of(queue), plan.kept_queue(QueueId::of(queue)));
+            common.zip(kept).is_some_and(|(common, old)| common.is_same_queue(old, queue))
         };
         let old = installed.map_or(&[][..], |old| &old.program.flows);
         let mut device = Self {
             plan,
             installed,
             new,
+            old_digests: installed.map_or(&[], |old| old.digests),
+            new_digests: digests,
             limits,
-            common,
             is_begun: false,
             is_enforced: false,
             is_in: plan.kept.iter().map(Option::is_some).collect(),
@@ -262,17 +245,15 @@ impl<'p> Device<'p> {
         }
         // Of all others nothing is asked.
         let comes = plan.steps().filter_map(|step| match step {
-            PlanStep::InstallFlow { flow } => new.flows.get(flow).zip(plan.levels.get(flow)),
+            PlanStep::InstallFlow { flow } => Some(flow).filter(|flow| *flow < new.flows.len()),
             _ => None,
         });
-        device.places = comes.map(|(flow, level)| (place(flow, *level, limits), 0)).collect();
-        let levels: HashSet<Option<u16>> = device.places.keys().map(|(.., level)| *level).collect();
-        // A flow without an order has no level there.
-        let may_be_there = |level: u16| levels.contains(&Some(level)) || levels.contains(&None);
-        for (index, flow) in old.iter().enumerate() {
-            let level = device.old_level(index);
-            if may_be_there(level)
-                && let Some(there) = device.places.get_mut(&place(flow, level, limits))
+        device.places = comes.map(|flow| (device.new_place(flow), 0)).collect();
+        let matches: HashSet<u64> = device.places.keys().map(|(matches, _)| *matches).collect();
+        for (index, flow) in device.old_digests.iter().enumerate() {
+            if matches.contains(&flow.matches)
+                && let Some(place) = device.old_place(index)
+                && let Some(there) = device.places.get_mut(&place)
             {
                 *there += 1;
             }
@@ -280,11 +261,19 @@ impl<'p> Device<'p> {
         device
     }
 
+    fn new_place(&self, flow: usize) -> Place {
+        place(&self.new_digests[flow], self.plan.levels[flow], self.limits)
+    }
+
+    fn old_place(&self, flow: usize) -> Option<Place> {
+        Some(place(self.old_digests.get(flow)?, self.old_level(flow), self.limits))
+    }
+
     fn old_level(&self, flow: usize) -> u16 {
         self.installed.and_then(|old| old.levels.get(flow).copied()).unwrap_or(0)
     }
 
-    fn order(&self, flow: &Flow, level: u16) -> Order {
+    fn order(&self, flow: &FlowDigest, level: u16) -> Order {
         if is_ordered(flow, self.limits) {
             (false, level, flow.kind != FlowKind::Copy)
         } else {
@@ -323,8 +312,8 @@ impl<'p> Device<'p> {
 
     /// From here on old flows go, so that all new ones must be there, but for a sniffer.
     fn enforce(&mut self) -> Result<(), PlanFault> {
-        let is_missing = |(flow, is_in): (&Flow, &bool)| !is_in && flow.kind != FlowKind::Sniffer;
-        if let Some(flow) = self.new.flows.iter().zip(&self.is_in).position(is_missing) {
+        let is_missing = |(flow, is_in): (&FlowDigest, &bool)| !is_in && flow.kind != FlowKind::Sniffer;
+        if let Some(flow) = self.new_digests.iter().zip(&self.is_in).position(is_missing) {
             return Err(PlanFault::Installed(flow));
         }
         self.is_enforced = true;
@@ -346,7 +335,7 @@ impl<'p> Device<'p> {
         let flow = self.new.flows.get(index).ok_or(PlanFault::Installed(index))?;
         let level = self.plan.levels[index];
         let is_sniffer = flow.kind == FlowKind::Sniffer;
-        let order = self.order(flow, level);
+        let order = self.order(&self.new_digests[index], level);
         let is_early = !self.is_begun || (!is_sniffer && (self.is_enforced || order < self.last_in));
         if is_early || std::mem::replace(&mut self.is_in[index], true) {
             return Err(PlanFault::Installed(index));
@@ -362,29 +351,28 @@ impl<'p> Device<'p> {
                 return Err(PlanFault::NoClass(index));
             }
         }
-        let place = place(flow, level, self.limits);
+        let place = self.new_place(index);
         let there = self.places.entry(place).or_default();
         *there += 1;
-        if *there > 1 && (is_sniffer || place.2.is_some()) {
+        if *there > 1 && (is_sniffer || place.1.is_some()) {
             return Err(PlanFault::Clash(index));
         }
-        if self.has_room(flow, level) { Ok(()) } else { Err(PlanFault::NoRoom(index)) }
+        if self.has_room(index, level) { Ok(()) } else { Err(PlanFault::NoRoom(index)) }
     }
 
     /// Takes a place in the table of a level, where the old flows are all the time.
-    fn has_room(&mut self, flow: &'p Flow, level: u16) -> bool {
-        let Some(table) = self.limits.priority_table.filter(|_| is_ordered(flow, self.limits)) else {
-            return true;
-        };
-        let limits = self.limits;
+    fn has_room(&mut self, index: usize, level: u16) -> bool {
+        let (limits, digest) = (self.limits, &self.new_digests[index]);
+        let Some(table) = limits.priority_table.filter(|_| is_ordered(digest, limits)) else { return true };
+        let (flow, old_digests) = (&self.new.flows[index], self.old_digests);
         let (flows, levels) =
             self.installed.map_or_else(Default::default, |old| (&*old.program.flows, old.levels));
         let at_level = || levels.iter().filter(|of| **of == level).count();
         let fill = self.fill.entry((flow.kind, level)).or_insert_with(|| LazyFill::new(table, at_level()));
-        let is_beside =
-            |known: &Flow, of: u16| of == level && known.kind == flow.kind && is_ordered(known, limits);
-        let there =
-            flows.iter().zip(levels).filter(|(known, of)| is_beside(known, **of)).map(|(known, _)| known);
+        let is_beside = |known: &FlowDigest| known.kind == digest.kind && is_ordered(known, limits);
+        let beside =
+            (0..flows.len()).filter(|known| levels[*known] == level && is_beside(&old_digests[*known]));
+        let there = beside.map(|known| &flows[known]);
         fill.add(flow, |flow| flow.specs.mask_digest(), there)
     }
 
@@ -392,7 +380,7 @@ impl<'p> Device<'p> {
         let old = self.installed.map_or(&[][..], |old| &old.program.flows);
         let flow = old.get(index).ok_or(PlanFault::Removed(index))?;
         let level = self.old_level(index);
-        let order = self.order(flow, level);
+        let order = self.order(&self.old_digests[index], level);
         let is_early = match self.is_enforced {
             true => flow.kind != FlowKind::Sniffer && order > self.last_out,
             false => !self.is_replaced(index, level),
@@ -403,7 +391,7 @@ impl<'p> Device<'p> {
         if self.is_enforced && flow.kind != FlowKind::Sniffer {
             self.last_out = order;
         }
-        if let Some(there) = self.places.get_mut(&place(flow, level, self.limits)) {
+        if let Some(there) = self.old_place(index).and_then(|place| self.places.get_mut(&place)) {
             *there = there.saturating_sub(1);
         }
         Ok(())
@@ -414,25 +402,26 @@ impl<'p> Device<'p> {
     fn is_replaced(&mut self, index: usize, level: u16) -> bool {
         let Some(old) = self.installed else { return false };
         let flow = &old.program.flows[index];
-        let anywhere = |flow: &'p Flow| (flow.kind, &flow.specs, None);
-        let (new, plan, limits) = (self.new, self.plan, self.limits);
+        let (new, plan, limits, digests) = (self.new, self.plan, self.limits, self.new_digests);
         let coming = self.coming.get_or_insert_with(|| {
-            let comes = |(index, flow): &(usize, &Flow)| {
-                plan.kept[*index].is_none() && is_ordered(flow, limits) && decides_by_tag(new, flow)
+            let comes = |(index, flow): &(usize, &FlowDigest)| {
+                let is_by_tag = || decides_by_tag(new, &new.flows[*index]);
+                plan.kept[*index].is_none() && is_ordered(flow, limits) && is_by_tag()
             };
-            let mut first: HashMap<Place<'p>, usize> = HashMap::new();
-            for (index, flow) in new.flows.iter().enumerate().filter(comes) {
-                let known = first.entry(anywhere(flow)).or_insert(index);
+            let mut first: HashMap<u64, usize> = HashMap::new();
+            for (index, flow) in digests.iter().enumerate().filter(comes) {
+                let known = first.entry(flow.matches).or_insert(index);
                 if plan.levels[index] < plan.levels[*known] {
                     *known = index;
                 }
             }
             first
         });
-        if !is_ordered(flow, limits) || !decides_by_tag(old.program, flow) {
+        let known = &self.old_digests[index];
+        if !is_ordered(known, limits) || !decides_by_tag(old.program, flow) {
             return false;
         }
-        let same = coming.get(&anywhere(flow)).copied().filter(|by| self.is_in[*by]);
+        let same = coming.get(&known.matches).copied().filter(|by| self.is_in[*by]);
         same.is_some_and(|by| !self.uncovers_an_old_flow(index, level, plan.levels[by]))
             || self
                 .first_cover(index)
@@ -449,7 +438,7 @@ impl<'p> Device<'p> {
             self.is_in[*by]
                 && self.plan.kept[*by].is_none()
                 && !front.is_apart(of_cover)
-                && is_ordered(cover, self.limits)
+                && is_ordered(&self.new_digests[*by], self.limits)
                 && decides_by_tag(new, cover)
                 && (cover.kind == FlowKind::Egress) == (flow.kind == FlowKind::Egress)
                 && cover.cube().is_some_and(|cover| cover.contains(cube))
@@ -460,10 +449,8 @@ impl<'p> Device<'p> {
     /// Whether an old flow behind one that goes, up to the level of the new one that covers it, shares
     /// packets with it and is not a flow of the new program that means the same.
     fn uncovers_an_old_flow(&mut self, index: usize, level: u16, until: u16) -> bool {
-        let Some((old, common)) = self.installed.zip(self.common).filter(|_| level < until) else {
-            return false;
-        };
-        let limits = self.limits;
+        let Some(old) = self.installed.filter(|_| level < until) else { return false };
+        let (limits, common) = (self.limits, Correspondence::of(old.program, self.new));
         let flows = &old.program.flows;
         let fronts = self.old_fronts.get_or_insert_with(|| flows.iter().map(Flow::front).collect());
         let (flow, new) = (&flows[index], self.new);
@@ -471,7 +458,7 @@ impl<'p> Device<'p> {
         flows.iter().zip(old.levels).zip(&*fronts).enumerate().any(|(other, ((known, of), of_known))| {
             (level < *of && *of <= until)
                 && !front.is_apart(of_known)
-                && is_ordered(known, limits)
+                && is_ordered(&self.old_digests[other], limits)
                 && !self.is_out[other]
                 && (known.kind == FlowKind::Egress) == (flow.kind == FlowKind::Egress)
                 && !self.stays[other].is_some_and(|stays| {

@@ -13,15 +13,16 @@
 //! tables are full: with [`Strategy::From`] 0, a flow of priority *p* has one of the levels up to 2*p* + 1,
 //! since each flow above it has an earlier priority and at most one level is forbidden.
 
+use std::cell::OnceCell;
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BinaryHeap, VecDeque};
 
 use device_model::LazyFill;
 use foldhash::{HashMap, HashMapExt as _, HashSet};
-use program::{Correspondence, Flow, FlowFront, FlowKind, Program, SpecChain};
+use program::{Flow, FlowDigest, FlowFront, FlowKind, Program};
 
-use super::PlacedProgram;
 use super::runs::Runs;
+use super::{PlacedProgram, Wanted};
 use crate::Limits;
 
 /// The most pairs of flows that are compared. Beyond it, the levels are the compiler's priorities: each flow
@@ -31,9 +32,6 @@ const MOST_COMPARED: usize = 1 << 28;
 /// The number of matches whose old levels are found by looking at the flows themselves; for more, all are put
 /// into a table.
 const FEW: usize = 8;
-
-/// The parts of a flow that a device compares.
-pub(super) type MatchKey<'p> = (FlowKind, &'p SpecChain);
 
 /// The levels of a program.
 #[derive(Debug)]
@@ -62,17 +60,16 @@ impl Strategy {
 /// Finds the levels of `new` beside what is on the device.
 pub(super) fn assign(
     old: Option<&PlacedProgram<'_>>,
-    new: &Program,
-    common: Option<&Correspondence<'_>>,
+    new: &Wanted,
     limits: &Limits,
     strategy: Strategy,
 ) -> Option<Levels> {
-    let Some((old, common)) = old.zip(common) else {
-        let base = first_level(new, limits);
-        let levels = new.flows.iter().map(|flow| level_of(base, flow)).collect();
-        return Some(Levels { levels, kept: vec![None; new.flows.len()] });
+    let Some(old) = old else {
+        let base = first_level(&new.program, limits);
+        let levels = new.digests.iter().map(|flow| level_of(base, flow)).collect();
+        return Some(Levels { levels, kept: vec![None; new.digests.len()] });
     };
-    let known = Known::of(old, new, common, limits);
+    let known = Known::of(old, new, limits);
     Placing::of(&known, &known.initial(strategy))?.finish()
 }
 
@@ -85,130 +82,83 @@ fn first_level(new: &Program, limits: &Limits) -> u16 {
 }
 
 /// A sniffer has no priority.
-fn level_of(base: u16, flow: &Flow) -> u16 {
+fn level_of(base: u16, flow: &FlowDigest) -> u16 {
     if flow.kind == FlowKind::Sniffer { 0 } else { base.saturating_add(flow.priority) }
 }
 
 /// Whether the device looks at the flow's priority.
-pub(super) fn has_order(flow: &Flow, limits: &Limits) -> bool {
-    flow.kind != FlowKind::Sniffer && !(limits.multicast_ignores_priority && flow.is_multicast_only())
-}
-
-/// The part of a flow on which its level depends. Each flow that is placed is compared with all others.
-#[derive(Clone, Copy, Default)]
-struct Facts {
-    front: FlowFront,
-    rank: Rank,
-    is_ordered: bool,
-    is_sent: bool,
-}
-
-impl Facts {
-    fn of(flow: &Flow, limits: &Limits) -> Self {
-        Self {
-            front: flow.front(),
-            rank: (flow.priority, flow.kind != FlowKind::Copy),
-            is_ordered: has_order(flow, limits),
-            is_sent: flow.kind == FlowKind::Egress,
-        }
-    }
-
-    /// Returns how many levels the other flow must be below this one if they share packets; `None`: any
-    /// number, above included. This one must not come after the other by its rank.
-    fn distance(&self, other: &Self) -> Option<u16> {
-        let ((priority, takes), (other_priority, other_takes)) = (self.rank, other.rank);
-        match (takes, other_takes) {
-            _ if self.is_sent != other.is_sent || self.front.is_apart(&other.front) => None,
-            // Of one priority, copies are made first.
-            (false, true) => Some(0),
-            // A device may make one copy of a packet for each priority.
-            _ => (priority < other_priority).then_some(1),
-        }
-    }
+pub(super) fn has_order(flow: &FlowDigest, limits: &Limits) -> bool {
+    flow.kind != FlowKind::Sniffer && !(limits.multicast_ignores_priority && flow.is_multicast_only)
 }
 
 /// The priority of the program, and whether the flow takes the packet: the order in which levels are given.
 /// The level of a flow depends on those before it only. Of one priority, copies are made first.
 type Rank = (u16, bool);
 
+fn rank(flow: &FlowDigest) -> Rank {
+    (flow.priority, flow.kind != FlowKind::Copy)
+}
+
+/// Returns how many levels the second flow must be below the first if they share packets; `None`: any number,
+/// above included. The first must not come after the second by its rank.
+fn distance(first: &FlowDigest, second: &FlowDigest) -> Option<u16> {
+    let ((priority, takes), (other_priority, other_takes)) = (rank(first), rank(second));
+    match (takes, other_takes) {
+        _ if (first.kind == FlowKind::Egress) != (second.kind == FlowKind::Egress) => None,
+        // Of one priority, copies are made first.
+        (false, true) => Some(0),
+        // A device may make one copy of a packet for each priority.
+        _ => (priority < other_priority).then_some(1),
+    }
+}
+
 /// What the old and the new flows have in common.
 struct Known<'p> {
     old: &'p PlacedProgram<'p>,
     new: &'p Program,
+    digests: &'p [FlowDigest],
     limits: &'p Limits,
-    /// By new flow, the old one of the same match and action.
-    same: Vec<Option<usize>>,
-    /// The facts by new flow, which are read often; the flows themselves are not in the cache.
-    facts: Vec<Facts>,
+    same: SameFlows,
+    /// The fronts by new flow, if many are compared: the flows themselves are not in the cache.
+    fronts: OnceCell<Vec<FlowFront>>,
 }
 
 impl<'p> Known<'p> {
-    fn of(
-        old: &'p PlacedProgram<'p>,
-        new: &'p Program,
-        common: &Correspondence<'_>,
-        limits: &'p Limits,
-    ) -> Self {
-        let mut same = vec![None; new.flows.len()];
-        let mut facts = vec![Facts::default(); new.flows.len()];
-        let mut is_used = vec![false; old.program.flows.len()];
-        let mut pair = |of_old: usize, of_new: usize| {
-            let (before, after) = (&old.program.flows[of_old], &new.flows[of_new]);
-            facts[of_new] = Facts::of(after, limits);
-            let is_same = before.match_key() == after.match_key() && common.is_same_action(before, after);
-            if is_same {
-                is_used[of_old] = true;
-                same[of_new] = Some(of_old);
-            }
-            is_same
-        };
-        // Most flows stand between the same two as before.
-        let shorter = old.program.flows.len().min(new.flows.len());
-        let from_start = (0..shorter).take_while(|index| pair(*index, *index)).count();
-        let (of_old, of_new) = (old.program.flows.len(), new.flows.len());
-        let from_end =
-            (1..=shorter - from_start).take_while(|back| pair(of_old - back, of_new - back)).count();
-        let (olds, news) = (from_start..of_old - from_end, from_start..of_new - from_end);
-        let mut by_match: HashMap<MatchKey<'p>, Vec<usize>> = HashMap::new();
-        for index in olds {
-            by_match.entry(old.program.flows[index].match_key()).or_default().push(index);
-        }
-        for index in news {
-            let candidates = by_match.get(&new.flows[index].match_key()).into_iter().flatten();
-            let mut free = candidates.copied().filter(|candidate| !is_used[*candidate]);
-            let flow = &new.flows[index];
-            facts[index] = Facts::of(flow, limits);
-            let found = free.find(|candidate| common.is_same_action(&old.program.flows[*candidate], flow));
-            if let Some(found) = found {
-                is_used[found] = true;
-                same[index] = Some(found);
-            }
-        }
-        Self { old, new, limits, same, facts }
+    fn of(old: &'p PlacedProgram<'p>, new: &'p Wanted, limits: &'p Limits) -> Self {
+        let Wanted { program, digests } = new;
+        let same = SameFlows::of(old.digests, digests);
+        Self { old, new: program, digests, limits, same, fronts: OnceCell::new() }
+    }
+
+    /// Makes the fronts, as many flows are to be compared.
+    fn make_fronts(&self) {
+        self.fronts.get_or_init(|| self.new.flows.iter().map(Flow::front).collect());
+    }
+
+    fn front(&self, index: usize) -> FlowFront {
+        self.fronts.get().map_or_else(|| self.new.flows[index].front(), |fronts| fronts[index])
     }
 
     /// The old flows at a level.
-    fn at(&self, level: u16) -> impl Iterator<Item = &'p Flow> {
-        let there = self.old.program.flows.iter().zip(self.old.levels);
-        there.filter(move |(_, of)| **of == level).map(|(flow, _)| flow)
+    fn at(&self, level: u16) -> impl Iterator<Item = usize> {
+        let levels = self.old.levels.iter().enumerate();
+        levels.filter(move |(_, of)| **of == level).map(|(flow, _)| flow)
+    }
+
+    /// The matches of the old flows with their levels.
+    fn places(&self) -> impl Iterator<Item = (u64, u16)> {
+        self.old.digests.iter().map(|flow| flow.matches).zip(self.old.levels.iter().copied())
     }
 
     /// The levels at which the old program has flows of the match of each of these new flows.
     fn levels_of(&self, asked: &[usize]) -> Vec<(usize, Vec<u16>)> {
-        let key = |index: &usize| self.new.flows[*index].match_key();
         let mut found: Vec<(usize, Vec<u16>)> = asked.iter().map(|index| (*index, Vec::new())).collect();
-        let keys: Vec<MatchKey<'_>> = asked.iter().map(key).collect();
-        for (flow, level) in self.old.program.flows.iter().zip(self.old.levels) {
-            let same = found.iter_mut().zip(&keys).filter(|(_, key)| **key == flow.match_key());
-            same.for_each(|((_, levels), _)| levels.push(*level));
+        let keys: Vec<u64> = asked.iter().map(|index| self.digests[*index].matches).collect();
+        for (matches, level) in self.places() {
+            let same = found.iter_mut().zip(&keys).filter(|(_, key)| **key == matches);
+            same.for_each(|((_, levels), _)| levels.push(level));
         }
         found
-    }
-
-    /// The matches of the old program with their levels.
-    fn places(&self) -> HashSet<(MatchKey<'p>, u16)> {
-        let there = self.old.program.flows.iter().zip(self.old.levels);
-        there.map(|(flow, level)| (flow.match_key(), *level)).collect()
     }
 
     /// The levels with which a strategy begins; those without one wait.
@@ -220,21 +170,55 @@ impl<'p> Known<'p> {
             }
             Strategy::Keep | Strategy::From(_) => Vec::new(),
         };
-        let level = |(flow, same): (&Flow, &Option<usize>)| match (strategy, same) {
-            // Most flows are these: they are not looked at.
-            (Strategy::Keep, Some(old)) => Some(self.old.levels[*old]),
-            (_, Some(old)) if !has_order(flow, self.limits) => Some(self.old.levels[*old]),
+        let level = |(index, flow): (usize, &FlowDigest)| match (strategy, self.same.get(index)) {
+            (Strategy::Keep, Some(old)) => Some(self.old.levels[old]),
+            (_, Some(old)) if !has_order(flow, self.limits) => Some(self.old.levels[old]),
             (_, None) if !has_order(flow, self.limits) => Some(level_of(0, flow)),
             (Strategy::Keep, None) => None,
             (Strategy::From(base), _) => Some(level_of(base, flow)),
             (Strategy::Apart, _) => free.get(usize::from(flow.priority)).copied(),
         };
-        self.new.flows.iter().zip(&self.same).map(level).collect()
+        self.digests.iter().enumerate().map(level).collect()
     }
 
     /// Whether the flow is on the device, at that level.
     fn is_kept(&self, index: usize, level: u16) -> bool {
-        self.same[index].is_some_and(|old| self.old.levels[old] == level)
+        self.same.get(index).is_some_and(|old| self.old.levels[old] == level)
+    }
+}
+
+/// The old flow of the same match and action for each new flow. Most flows stand between the same two as
+/// before: those that begin both programs, and those that end them.
+struct SameFlows {
+    start: usize,
+    between: Vec<Option<usize>>,
+    /// The numbers of flows of the old and the new program.
+    counts: (usize, usize),
+}
+
+impl SameFlows {
+    fn of(old: &[FlowDigest], new: &[FlowDigest]) -> Self {
+        let is_same = |(old, new): &(&FlowDigest, &FlowDigest)| old.is_same_flow(new);
+        let counts = (old.len(), new.len());
+        let start = old.iter().zip(new).take_while(is_same).count();
+        let (old, new) = (&old[start..], &new[start..]);
+        let end = old.iter().rev().zip(new.iter().rev()).take_while(is_same).count();
+        let (old, new) = (&old[..old.len() - end], &new[..new.len() - end]);
+        let mut free: HashMap<(u64, u64), VecDeque<usize>> = HashMap::new();
+        for (index, flow) in old.iter().enumerate() {
+            free.entry((flow.matches, flow.action)).or_default().push_back(start + index);
+        }
+        let between = new.iter().map(|flow| free.get_mut(&(flow.matches, flow.action))?.pop_front());
+        Self { start, between: between.collect(), counts }
+    }
+
+    /// The old flow that a new one is.
+    fn get(&self, new: usize) -> Option<usize> {
+        match new.checked_sub(self.start).map(|place| self.between.get(place)) {
+            None => Some(new),
+            Some(Some(between)) => *between,
+            Some(None) => Some(new + self.counts.0 - self.counts.1),
+        }
     }
 }
 
@@ -250,13 +234,16 @@ impl<'k, 'p> Room<'k, 'p> {
     }
 
     /// Takes a place in a level; false: there is none.
-    fn take(&mut self, flow: &'p Flow, level: u16) -> bool {
-        let Known { old, limits, .. } = *self.known;
+    fn take(&mut self, index: usize, level: u16) -> bool {
+        let Known { old, new, digests, limits, .. } = *self.known;
+        let flow = &digests[index];
         let Some(table) = limits.priority_table.filter(|_| has_order(flow, limits)) else { return true };
         let at_level = || old.levels.iter().filter(|of| **of == level).count();
         let fill = self.tables.entry((flow.kind, level)).or_insert_with(|| LazyFill::new(table, at_level()));
-        let there = self.known.at(level).filter(|known| known.kind == flow.kind && has_order(known, limits));
-        fill.add(flow, |flow| flow.specs.mask_digest(), there)
+        let is_beside = |known: &FlowDigest| known.kind == flow.kind && has_order(known, limits);
+        let beside = self.known.at(level).filter(|known| is_beside(&old.digests[*known]));
+        let there = beside.map(|known| &old.program.flows[known]);
+        fill.add(&new.flows[index], |flow| flow.specs.mask_digest(), there)
     }
 }
 
@@ -269,14 +256,15 @@ struct Placing<'k, 'p> {
     compared: usize,
     /// A few of the flows that wait, with the old levels of their matches.
     asked: Vec<(usize, Vec<u16>)>,
-    places: Option<HashSet<(MatchKey<'p>, u16)>>,
+    /// The matches of all old flows with their levels; made when more are asked for.
+    places: Option<HashSet<(u64, u16)>>,
     room: Room<'k, 'p>,
 }
 
 impl<'k, 'p> Placing<'k, 'p> {
     /// Begins with these levels. Flows wait that cannot have theirs, or have none. `None`: too many do.
     fn of(known: &'k Known<'p>, initial: &[Option<u16>]) -> Option<Self> {
-        let flows = &known.new.flows;
+        let flows = known.digests;
         let mut placing = Self {
             known,
             levels: initial.iter().map(|level| level.unwrap_or(0)).collect(),
@@ -291,7 +279,7 @@ impl<'k, 'p> Placing<'k, 'p> {
             let level = level.filter(|level| *level <= known.limits.last_level());
             let is_kept = level.is_some_and(|level| known.is_kept(index, level));
             if !is_kept
-                && known.facts[index].is_ordered
+                && has_order(&flows[index], known.limits)
                 && !level.is_some_and(|level| placing.fits(index, level))
             {
                 placing.wait(index);
@@ -304,14 +292,16 @@ impl<'k, 'p> Placing<'k, 'p> {
     /// Places all flows that wait.
     fn finish(mut self) -> Option<Levels> {
         let waiting: Vec<usize> = self.waiting.iter().map(|Reverse((_, index))| *index).collect();
-        if self.asked.is_empty() && waiting.len() <= FEW {
+        if waiting.len() > FEW {
+            self.known.make_fronts();
+        } else if self.asked.is_empty() {
             self.asked = self.known.levels_of(&waiting);
         }
         while let Some(Reverse((_, index))) = self.waiting.pop() {
             self.place(index)?;
         }
         let there = |(index, level): (usize, &u16)| {
-            self.known.same[index].filter(|_| self.known.is_kept(index, *level))
+            self.known.same.get(index).filter(|_| self.known.is_kept(index, *level))
         };
         let kept = self.levels.iter().enumerate().map(there).collect();
         Some(Levels { kept, levels: self.levels })
@@ -319,18 +309,18 @@ impl<'k, 'p> Placing<'k, 'p> {
 
     fn wait(&mut self, index: usize) {
         self.is_placed[index] = false;
-        self.waiting.push(Reverse((self.known.facts[index].rank, index)));
+        self.waiting.push(Reverse((rank(&self.known.digests[index]), index)));
     }
 
     /// Has those flows wait whose old levels contradict the new order. Only flows of unlike priorities are
     /// compared whose levels do not have the same order already.
     fn unsettle(&mut self) -> Option<()> {
-        let group = |(index, facts): (usize, &Facts)| {
-            let is_compared = self.is_placed[index] && facts.is_ordered;
-            is_compared.then(|| (facts.rank, facts.is_sent, self.levels[index]))
+        let Known { digests, limits, .. } = *self.known;
+        let group = |(index, flow): (usize, &FlowDigest)| {
+            let is_compared = self.is_placed[index] && has_order(flow, limits);
+            is_compared.then(|| (rank(flow), flow.kind == FlowKind::Egress, self.levels[index]))
         };
-        let facts = &self.known.facts;
-        let groups = Runs::of(facts.iter().enumerate().map(group));
+        let groups = Runs::of(digests.iter().enumerate().map(group));
         let keys = groups.keys();
         for (place, above) in keys.iter().enumerate() {
             for below in &keys[place + 1..] {
@@ -346,14 +336,12 @@ impl<'k, 'p> Placing<'k, 'p> {
                     return None;
                 }
                 let placed = |key| groups.of_key(key).filter(|index| self.is_placed[*index]);
-                let contradicts = |first: usize, second: usize, of_second: &Facts| {
-                    let distance = facts[first].distance(of_second);
+                self.known.make_fronts();
+                let contradicts = |first: usize, second: usize| {
+                    let distance = distance(&digests[first], &digests[second]);
                     distance.is_some_and(|least| below.2 < above.2 + least) && self.overlap(first, second)
                 };
-                let is_unsettled = |second: &usize| {
-                    let of_second = &facts[*second];
-                    placed(above).any(|first| contradicts(first, *second, of_second))
-                };
+                let is_unsettled = |second: &usize| placed(above).any(|first| contradicts(first, *second));
                 let unsettled: Vec<usize> = placed(below).filter(is_unsettled).collect();
                 unsettled.into_iter().for_each(|index| self.wait(index));
             }
@@ -362,6 +350,9 @@ impl<'k, 'p> Placing<'k, 'p> {
     }
 
     fn overlap(&self, one: usize, other: usize) -> bool {
+        if self.known.front(one).is_apart(&self.known.front(other)) {
+            return false;
+        }
         let cube = |flow: usize| self.known.new.flows[flow].cube();
         cube(one).zip(cube(other)).is_some_and(|(one, other)| one.overlaps(other))
     }
@@ -374,28 +365,26 @@ impl<'k, 'p> Placing<'k, 'p> {
             return None;
         }
         let known = self.known;
-        let facts = &known.facts[index];
-        let place = (facts.rank, index);
+        let flow = &known.digests[index];
+        let is_before = |other: usize, there: &FlowDigest| (rank(there), other) < (rank(flow), index);
+        let others = known.digests.iter().enumerate();
+        let others = others.filter(|(other, there)| *other != index && has_order(there, known.limits));
         let mut least = 0;
-        let mut later = Vec::new();
-        for (other, there) in known.facts.iter().enumerate() {
-            if !self.is_placed[other] || !there.is_ordered || other == index {
-                continue;
-            }
-            if (there.rank, other) < place {
-                let distance = there.distance(facts).filter(|distance| self.levels[other] + distance > least);
-                if let Some(distance) = distance.filter(|_| self.overlap(other, index)) {
-                    least = self.levels[other] + distance;
-                }
-            } else if let Some(distance) = facts.distance(there) {
-                later.push((other, distance));
+        for (other, there) in others.clone().filter(|(other, there)| is_before(*other, there)) {
+            let below = distance(there, flow).map(|distance| self.levels[other] + distance);
+            if let Some(below) = below.filter(|below| *below > least && self.is_placed[other])
+                && self.overlap(other, index)
+            {
+                least = below;
             }
         }
-        let level = (least..=self.known.limits.last_level()).find(|level| self.fits(index, *level))?;
+        let level = (least..=known.limits.last_level()).find(|level| self.fits(index, *level))?;
         self.levels[index] = level;
         self.is_placed[index] = true;
-        for (other, distance) in later {
-            if self.levels[other] < level + distance && self.overlap(index, other) {
+        for (other, there) in others.filter(|(other, there)| !is_before(*other, there)) {
+            let is_above =
+                distance(flow, there).is_some_and(|distance| self.levels[other] < level + distance);
+            if is_above && self.is_placed[other] && self.overlap(index, other) {
                 self.wait(other);
             }
         }
@@ -404,19 +393,18 @@ impl<'k, 'p> Placing<'k, 'p> {
 
     /// Whether the flow can have that level; takes its place there.
     fn fits(&mut self, index: usize, level: u16) -> bool {
-        let flow = &self.known.new.flows[index];
-        self.known.is_kept(index, level) || (self.is_free(index, level) && self.room.take(flow, level))
+        self.known.is_kept(index, level) || (self.is_free(index, level) && self.room.take(index, level))
     }
 
     /// Whether the old program has no flow of this match at the level.
     fn is_free(&mut self, index: usize, level: u16) -> bool {
         let known = self.known;
-        let key = known.new.flows[index].match_key();
+        let matches = known.digests[index].matches;
         if let Some((_, levels)) = self.asked.iter().find(|(asked, _)| *asked == index) {
             return !levels.contains(&level);
         }
         if self.asked.len() == FEW {
-            return !self.places.get_or_insert_with(|| known.places()).contains(&(key, level));
+            return !self.places.get_or_insert_with(|| known.places().collect()).contains(&(matches, level));
         }
         self.asked.extend(known.levels_of(&[index]));
         self.asked.last().is_none_or(|(_, levels)| !levels.contains(&level))

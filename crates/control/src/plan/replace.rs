@@ -18,8 +18,8 @@ use foldhash::{HashMap, HashMapExt as _};
 use packet::cube::Cube;
 use program::{Correspondence, Flow, FlowAction, FlowFront, FlowKind, Program};
 
-use super::PlacedProgram;
-use super::levels::{MatchKey, has_order};
+use super::levels::has_order;
+use super::{PlacedProgram, Wanted};
 use crate::Limits;
 
 /// The most pairs of flows that are compared. Beyond it, old flows go after all new ones are there.
@@ -52,7 +52,7 @@ impl<'p> Replacements<'p> {
     /// `kept`: by new flow, the old one that it is; `coming`: the others, in the order of their installation.
     pub(super) fn of(
         old: PlacedProgram<'p>,
-        new: &'p Program,
+        Wanted { program: new, digests }: &'p Wanted,
         common: &Correspondence<'_>,
         levels: &'p [u16],
         (kept, coming): (&[Option<usize>], &[usize]),
@@ -64,8 +64,11 @@ impl<'p> Replacements<'p> {
             kept.iter().for_each(|kept| stays[*kept] = Some(index));
         }
         let mut blocking: BTreeMap<u16, Vec<(usize, FlowFront)>> = BTreeMap::new();
-        let mut by_match: HashMap<MatchKey<'p>, usize> = HashMap::new();
-        for (index, flow) in flows.iter().enumerate().filter(|(_, flow)| has_order(flow, limits)) {
+        let mut by_match: HashMap<u64, usize> = HashMap::new();
+        for (index, flow) in flows.iter().enumerate() {
+            if !has_order(&old.digests[index], limits) {
+                continue;
+            }
             let is_same = |after: &Flow| {
                 !matches!(flow.action, FlowAction::Steer { .. }) || common.is_same_class_of(flow, after)
             };
@@ -74,16 +77,16 @@ impl<'p> Replacements<'p> {
             }
             blocking.entry(old.levels[index]).or_default().push((index, flow.front()));
             if stays[index].is_none() && can_go_early(old.program, flow) {
-                by_match.entry(flow.match_key()).or_insert(index);
+                by_match.entry(old.digests[index].matches).or_insert(index);
             }
         }
         let is_cover =
-            |index: &&usize| has_order(&new.flows[**index], limits) && can_go_early(new, &new.flows[**index]);
+            |index: &&usize| has_order(&digests[**index], limits) && can_go_early(new, &new.flows[**index]);
         let covers: Vec<usize> = coming.iter().filter(is_cover).copied().collect();
         // Of several new flows of one match, the first is the one that decides.
         let mut leaving: HashMap<usize, Vec<Leaving>> = HashMap::new();
         for &index in &covers {
-            if let Some(old) = by_match.remove(&new.flows[index].match_key()) {
+            if let Some(old) = by_match.remove(&digests[index].matches) {
                 leaving.entry(index).or_default().push(Leaving { old, until: levels[index] });
             }
         }

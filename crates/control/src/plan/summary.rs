@@ -40,12 +40,12 @@ impl PlanSummary {
     /// Returns the cost of a change from what is on the device, on so many ports.
     #[must_use]
     pub fn of(change: &PlannedChange, installed: Option<&PlacedProgram<'_>>, ports: usize) -> Self {
-        let PlannedChange { compaction, program, plan } = change;
+        let PlannedChange { compaction, program, plan, .. } = change;
         let (Some(old), Some(compaction)) = (installed, compaction) else {
             return Self::of_plan(plan.plan(), installed, program, ports);
         };
         let first = Self::of_plan(compaction.plan(), installed, old.program, ports);
-        let compact = PlacedProgram { program: old.program, levels: compaction.plan().levels() };
+        let compact = PlacedProgram { levels: compaction.plan().levels(), ..*old };
         let second = Self::of_plan(plan.plan(), Some(&compact), program, ports);
         Self {
             flows: first.flows.then(second.flows),

@@ -229,10 +229,9 @@ fn made(
     new: &Arc<Program>,
     limits: &Limits,
     strategy: Strategy,
-) -> Option<(Arc<Program>, Plan)> {
-    let mut new = Arc::clone(new);
-    let names = installed.map(|old| Arc::new(SameNames::of(old.program, &new)));
-    let plan = make(installed, &mut new, names.as_ref(), limits, strategy)?;
+) -> Option<(Wanted, Plan)> {
+    let mut new = Wanted::of(Arc::clone(new));
+    let plan = make(installed, &mut new, limits, strategy)?;
     Some((new, plan))
 }
 
@@ -268,7 +267,7 @@ fn every_packet_of_a_small_world_is_decided_by_one_of_two_programs() {
                 assert!(change.compaction.is_some(), "only so it can");
                 continue;
             };
-            follow(&plan, &placement, &new)
+            follow(&plan, &placement, &new.program)
                 .unwrap_or_else(|wrong| panic!("{wrong}\n{before:#?}\n{new:#?}\n{plan:#?}"));
             kept += plan.changes().kept;
             let before_workers = plan.steps().take_while(|step| *step != PlanStep::Enforce);
@@ -277,7 +276,7 @@ fn every_packet_of_a_small_world_is_decided_by_one_of_two_programs() {
                 if mutant == plan {
                     continue;
                 }
-                let verdict = follow(&mutant, &placement, &new);
+                let verdict = follow(&mutant, &placement, &new.program);
                 let checked = mutant.clone().check(Some(placement), &new, limits);
                 match (verdict, checked) {
                     (Err(wrong), Ok(_)) => panic!("accepted: {wrong}\n{before:#?}\n{new:#?}\n{mutant:#?}"),
@@ -305,7 +304,7 @@ fn flows_that_find_no_level_do_so_once_the_others_have_moved_together() {
     let change = plan(Some(first.placed()), of(&[(3, 2), (1, 2)]), &limits).expect("it fits");
     let compaction = change.compaction.as_ref().expect("the gap is between them").plan();
     follow(compaction, &first.placed(), &first.program).expect("every packet keeps its decision");
-    let compact = PlacedProgram { program: &first.program, levels: compaction.levels() };
+    let compact = PlacedProgram { levels: compaction.levels(), ..first.placed() };
     assert_eq!(compact.levels, [0, 1]);
     follow(change.plan.plan(), &compact, &change.program).expect("every packet meets one of both");
     assert_eq!(change.placed().levels, [1, 2]);
@@ -325,7 +324,7 @@ fn a_flow_of_a_class_that_no_packet_can_carry_is_refused() {
             panic!("it steers")
         };
         *of_flow = class;
-        let checked = plan.clone().check(None, &broken, &limits).map(drop);
+        let checked = plan.clone().check(None, &Wanted::of(Arc::new(broken)), &limits).map(drop);
         assert_eq!(checked, Err(PlanFault::NoClass(0)), "{class}");
     }
 }
@@ -338,9 +337,9 @@ fn half_of_the_priorities_always_suffices() {
     for (place, old) in all.iter().enumerate() {
         let before = placed(all.get(place * 5 % all.len()), old, &wide);
         for wanted in &all {
-            let common = Correspondence::of(&before.program, wanted);
-            let levels =
-                levels::assign(Some(&before.placed()), wanted, Some(&common), &wide, Strategy::From(0));
+            let placed = before.placed();
+            let wanted = Wanted::of(Arc::clone(wanted));
+            let levels = levels::assign(Some(&placed), &wanted, &wide, Strategy::From(0));
             assert!(levels.is_some(), "{before:#?}\n{wanted:#?}");
         }
     }

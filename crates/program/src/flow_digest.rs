@@ -1,0 +1,173 @@
+//! Digests of flows, by which thousands of flows of two programs are compared without a look at the flows,
+//! their rules and their queue pairs: most of these are not in the processor's cache.
+
+use std::hash::BuildHasher as _;
+
+use crate::ids::{QueueId, RuleId};
+use crate::program::{Flow, FlowAction, FlowKind, Program};
+use crate::spec_chain::DIGEST_KEYS;
+
+/// What a flow matches and does, as digests, and its place among others. Different flows have different
+/// digests, but for a probability of 2^-64 for each pair, whoever has chosen the flows: they have random keys
+/// for each process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FlowDigest {
+    /// Equal for flows of equal [`Flow::match_key`].
+    pub matches: u64,
+    /// Equal for flows of one match for which the device does the same
+    /// ([`Correspondence::is_same_action`](crate::Correspondence::is_same_action)).
+    pub action: u64,
+    /// [`Flow::priority`].
+    pub priority: u16,
+    /// [`Flow::kind`].
+    pub kind: FlowKind,
+    /// [`Flow::is_multicast_only`].
+    pub is_multicast_only: bool,
+}
+
+impl FlowDigest {
+    /// Whether a device that has one of the flows needs no call to have the other, but for its priority.
+    #[must_use]
+    pub fn is_same_flow(&self, other: &Self) -> bool {
+        (self.matches, self.action) == (other.matches, other.action)
+    }
+}
+
+impl Program {
+    /// The digests of all flows.
+    #[must_use]
+    pub fn flow_digests(&self) -> Vec<FlowDigest> {
+        let queue = |index| DIGEST_KEYS.hash_one(self.spreading(QueueId::of(index)));
+        let queues: Vec<u64> = (0..self.queues.len()).map(queue).collect();
+        // Flows of one rule stand side by side.
+        let mut last: Option<(RuleId, u64)> = None;
+        let mut name = |rule: RuleId| match last {
+            Some((known, digest)) if known == rule => digest,
+            _ => {
+                let name = self.rules.get(rule.index()).map(|rule| &rule.name);
+                last.insert((rule, DIGEST_KEYS.hash_one(name))).1
+            }
+        };
+        let digest = |flow: &Flow| {
+            let (number, whose) = match flow.action {
+                FlowAction::Steer { queue, class } => {
+                    let is_tagged = self.untagged != Some(class) && flow.kind != FlowKind::Sniffer;
+                    let tag = if is_tagged { u64::from(class.0) + 1 } else { 0 };
+                    (tag, queues.get(queue.index()).copied().unwrap_or(0))
+                }
+                FlowAction::Drop => (DROP, name(flow.rule)),
+                FlowAction::Pass => (PASS, name(flow.rule)),
+            };
+            FlowDigest {
+                matches: mixed(flow.specs.digest(), flow.kind as u64),
+                action: mixed(whose, number),
+                priority: flow.priority,
+                kind: flow.kind,
+                is_multicast_only: flow.is_multicast_only(),
+            }
+        };
+        self.flows.iter().map(digest).collect()
+    }
+}
+
+/// Beyond all tags.
+const DROP: u64 = 1 << 32;
+/// Beyond all tags.
+const PASS: u64 = 2 << 32;
+
+/// A digest with a number: of one digest, each number gives another result.
+fn mixed(digest: u64, number: u64) -> u64 {
+    // The golden ratio as a fraction of 2^64, which is odd.
+    digest.wrapping_add(number.wrapping_mul(0x9e37_79b9_7f4a_7c15))
+}
+
+#[cfg(test)]
+mod tests {
+    use flow_spec::{FlowSpec, PortMatch};
+    use packet::{HashFields, RssKey};
+
+    use super::*;
+    use crate::{ClassId, Correspondence, Group, GroupId, HashVariant, Placement, Policing, RssQueue, Rule};
+    use crate::{SpecChain, Verdict, WorkerId};
+
+    /// A program with these rules, whose queue pairs are those of these workers, with flows of every kind,
+    /// match and action.
+    fn program(rules: [&str; 2], workers: [u32; 2]) -> Program {
+        let rule = |name: &&str| Rule {
+            name: (*name).to_owned(),
+            action: Verdict::Drop,
+            line: 1,
+            placement: Placement::Hardware,
+            count: true,
+            flows: 1,
+            undecided: Vec::new(),
+            sinks: Vec::new(),
+            policing: Policing::default(),
+        };
+        let group = |worker: &u32| Group {
+            name: format!("of {worker}"),
+            table: vec![WorkerId(*worker)],
+            key: RssKey::SYMMETRIC,
+            fields: HashFields::empty(),
+            symmetric: true,
+        };
+        let queue = |(index, worker): (usize, &u32)| RssQueue {
+            group: GroupId::of(index),
+            variant: HashVariant::All,
+            fields: HashFields::empty(),
+            table: vec![WorkerId(*worker)],
+        };
+        let port = |dst_port| {
+            let [value, mask] = [dst_port, 0xffff].map(|dst_port| PortMatch { src_port: 0, dst_port });
+            SpecChain::outer(vec![FlowSpec::Udp { value, mask }])
+        };
+        let steer = |queue, class| FlowAction::Steer { queue: QueueId(queue), class: ClassId(class) };
+        let actions =
+            [steer(0, 0), steer(0, 1), steer(0, 2), steer(1, 0), FlowAction::Drop, FlowAction::Pass];
+        let mut flows = Vec::new();
+        for kind in [FlowKind::Normal, FlowKind::Copy, FlowKind::Sniffer, FlowKind::Egress] {
+            for (specs, rule) in [(port(53), 0), (port(53), 1), (port(80), 1)] {
+                let flow =
+                    |action| Flow { rule: RuleId(rule), priority: 0, kind, specs: specs.clone(), action };
+                flows.extend(actions.map(flow));
+            }
+        }
+        Program {
+            rules: rules.iter().map(rule).collect(),
+            groups: workers.iter().map(group).collect(),
+            sinks: Vec::new(),
+            queues: workers.iter().enumerate().map(queue).collect(),
+            flows,
+            classes: Vec::new(),
+            untagged: Some(ClassId(2)),
+            exceptions: Vec::new(),
+            runtime: None,
+            default: Verdict::Kernel,
+            priorities_used: 1,
+        }
+    }
+
+    #[test]
+    fn digests_are_equal_where_matches_and_actions_are() {
+        let programs = [
+            program(["a", "b"], [0, 1]),
+            program(["b", "a"], [1, 0]),
+            Program { untagged: None, ..program(["a", "c"], [1, 1]) },
+        ];
+        let (mut same, mut other) = (0, 0);
+        for (old, new) in programs.iter().flat_map(|old| programs.iter().map(move |new| (old, new))) {
+            let common = Correspondence::of(old, new);
+            for (before, of_old) in old.flows.iter().zip(old.flow_digests()) {
+                for (after, of_new) in new.flows.iter().zip(new.flow_digests()) {
+                    let has_same_match = before.match_key() == after.match_key();
+                    assert_eq!(of_old.matches == of_new.matches, has_same_match, "{before:?} {after:?}");
+                    let is_same = has_same_match && common.is_same_action(before, after);
+                    assert_eq!(of_old.is_same_flow(&of_new), is_same, "{before:?} {after:?}");
+                    (same, other) =
+                        (same + usize::from(is_same), other + usize::from(has_same_match && !is_same));
+                }
+            }
+        }
+        assert!(same > 500 && other > 5_000, "{same} {other}");
+    }
+}
