@@ -9,8 +9,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use program::{
-    ChangeStage, Flow, FlowAction, FlowDigest, FlowKind, FlowSpec, Program, QueueId, RuleId, SpecChain,
-    WorkerId,
+    ChangeStage, ClassId, Flow, FlowAction, FlowKind, FlowSpec, Program, QueueId, RuleId, SpecChain, WorkerId,
 };
 use verbs::{EthernetMatch, HashConfig, HashFields, WorkQueue};
 
@@ -22,7 +21,7 @@ use crate::plan::{
 };
 use crate::plan_fault::PlanFault;
 use crate::progress::{ChangeMeter, ChangeProgress};
-use crate::{ControlError, Device, DeviceRefusal, Limits};
+use crate::{ControlError, Device, DeviceRefusal, DigestedProgram, Limits};
 
 /// The number of an installed program, counted from 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -169,9 +168,9 @@ impl<I: Installer> Controller<I> {
         publish: &mut Publish<'_>,
     ) -> Result<Installed, ControlError> {
         let changes = planned.changes();
-        let PlannedChange { compaction, program, digests, plan } = planned;
+        let PlannedChange { compaction, program, plan } = planned;
         if let (Some(compaction), Some(placed)) = (compaction, &self.installed) {
-            let same = (Arc::clone(&placed.program), placed.digests.clone());
+            let same = placed.program.clone();
             // Workers have its classes, which stay as they are.
             if let Some(first) = self.apply(same, compaction.plan(), &mut |_stage| Ok(()))? {
                 self.remove_leftover().map_err(|second| ControlError::RollbackFailed {
@@ -182,8 +181,9 @@ impl<I: Installer> Controller<I> {
                 })?;
             }
         }
-        let warning = self.apply((Arc::clone(&program), digests), plan.plan(), publish)?;
+        let warning = self.apply(program.clone(), plan.plan(), publish)?;
         self.generation.0 += 1;
+        let program = Arc::clone(program.program());
         Ok(Installed { generation: self.generation, program, changes, warning })
     }
 
@@ -211,7 +211,7 @@ impl<I: Installer> Controller<I> {
     /// are.
     fn apply(
         &mut self,
-        program: (Arc<Program>, Vec<FlowDigest>),
+        program: DigestedProgram,
         plan: &Plan,
         publish: &mut Publish<'_>,
     ) -> Result<Option<ControlError>, ControlError> {
@@ -295,7 +295,7 @@ impl<I: Installer> Controller<I> {
     /// The program that is installed.
     #[must_use]
     pub fn installed(&self) -> Option<&Arc<Program>> {
-        self.installed.as_ref().map(|placed| &placed.program)
+        self.installed.as_ref().map(|placed| placed.program.program())
     }
 
     /// How many programs were installed.
@@ -364,12 +364,7 @@ impl<I: Installer> Controller<I> {
 
     /// The request to the device for a flow of a placed program.
     fn request<'r>(&self, placed: &'r Placed<I>, flow: &'r Flow, priority: u16, port: u8) -> FlowRequest<'r> {
-        // The tag of a sniffer is never read, and a device without tags refuses them.
-        let is_tagged = |class| placed.program.untagged != Some(class) && flow.kind != FlowKind::Sniffer;
-        let tag = match flow.action {
-            FlowAction::Steer { class, .. } if is_tagged(class) => class.tag(),
-            FlowAction::Steer { .. } | FlowAction::Drop | FlowAction::Pass => None,
-        };
+        let tag = placed.program.tagged_class(flow).and_then(ClassId::tag);
         FlowRequest { port, priority, flow, tag }
     }
 
@@ -552,7 +547,7 @@ impl<I: Installer> Controller<I> {
         publish: &mut Publish<'_>,
     ) -> Result<(), ControlError> {
         match step {
-            PlanStep::Begin => publish(&ChangeStage::Begin(Arc::clone(&change.new.program))),
+            PlanStep::Begin => publish(&ChangeStage::Begin(Arc::clone(change.new.program.program()))),
             PlanStep::Enforce => {
                 change.is_enforced = true;
                 publish(&ChangeStage::Enforce)
@@ -734,8 +729,7 @@ impl<I: Installer> Controller<I> {
 
 /// A program on the device, whole or on its way in or out.
 struct Placed<I: Installer> {
-    program: Arc<Program>,
-    digests: Vec<FlowDigest>,
+    program: DigestedProgram,
     /// The device's priorities of the flows.
     levels: Vec<u16>,
     limits: Arc<Limits>,
@@ -775,9 +769,8 @@ struct CounterHolder<F> {
 
 impl<I: Installer> Placed<I> {
     /// Nothing of the program is on the device yet.
-    fn new((program, digests): (Arc<Program>, Vec<FlowDigest>), plan: &Plan, limits: Arc<Limits>) -> Self {
+    fn new(program: DigestedProgram, plan: &Plan, limits: Arc<Limits>) -> Self {
         Self {
-            digests,
             levels: plan.levels().to_vec(),
             limits,
             flows: program.flows.iter().map(|_| Vec::new()).collect(),
@@ -789,11 +782,11 @@ impl<I: Installer> Placed<I> {
 
     /// The flows from the highest precedence to the lowest.
     fn order(&self) -> Vec<usize> {
-        by_precedence(&self.digests, &self.levels, &self.limits)
+        by_precedence(self.program.digests(), &self.levels, &self.limits)
     }
 
     fn placement(&self) -> PlacedProgram<'_> {
-        PlacedProgram { program: &self.program, digests: &self.digests, levels: &self.levels }
+        PlacedProgram { program: &self.program, levels: &self.levels }
     }
 
     /// A table of its queue pairs over these workers.

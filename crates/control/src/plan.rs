@@ -25,7 +25,7 @@
 //!
 //! A new flow has a class of the new program, with a number that fits into a tag.
 //!
-//! [`Plan::check`] examines a plan by these rules, whoever has made it; the controller carries out no other.
+//! `Plan::check` examines every plan by these rules; the controller carries out no other ([`CheckedPlan`]).
 
 mod check;
 mod levels;
@@ -41,7 +41,7 @@ use foldhash::{HashMap, HashMapExt as _};
 use program::{Correspondence, FlowDigest, FlowKind, Program, QueueId, RuleId, WorkerId};
 
 use crate::plan_fault::PlanFault;
-use crate::{Counted, Limits, classes};
+use crate::{Counted, DigestedProgram, Limits, classes};
 use levels::Strategy;
 use replace::Replacements;
 
@@ -52,9 +52,7 @@ pub use summary::PlanSummary;
 #[derive(Clone, Copy, Debug)]
 pub struct PlacedProgram<'p> {
     /// The program.
-    pub program: &'p Program,
-    /// Its digests ([`Program::flow_digests`]).
-    pub digests: &'p [FlowDigest],
+    pub program: &'p DigestedProgram,
     /// The device's priorities of its flows.
     pub levels: &'p [u16],
 }
@@ -188,9 +186,7 @@ pub struct PlannedChange {
     /// if the gaps that former changes left are together.
     pub compaction: Option<CheckedPlan>,
     /// The new program, with other numbers for classes that the program before uses for something else.
-    pub program: Arc<Program>,
-    /// Its digests.
-    pub digests: Vec<FlowDigest>,
+    pub program: DigestedProgram,
     /// The steps to it.
     pub plan: CheckedPlan,
 }
@@ -206,8 +202,7 @@ impl PlannedChange {
     /// The new program as it is on the device afterwards.
     #[must_use]
     pub fn placed(&self) -> PlacedProgram<'_> {
-        let Self { program, digests, plan, .. } = self;
-        PlacedProgram { program, digests, levels: plan.plan().levels() }
+        PlacedProgram { program: &self.program, levels: self.plan.plan().levels() }
     }
 }
 
@@ -221,39 +216,22 @@ pub fn plan(
     program: Arc<Program>,
     limits: &Limits,
 ) -> Result<PlannedChange, PlanFault> {
-    let mut new = Wanted::of(program);
-    let direct = with_any_strategy(installed, &mut new, limits, &Strategy::ALL);
+    let mut program = DigestedProgram::new(program);
+    let direct = with_any_strategy(installed, &mut program, limits, &Strategy::ALL);
     let (Some(old), Err(PlanFault::NoLevels | PlanFault::NoRoom(_))) = (installed, &direct) else {
-        return direct.map(|plan| new.planned(None, plan));
+        return direct.map(|plan| PlannedChange { compaction: None, program, plan });
     };
-    let mut same = Wanted::of(Arc::new(old.program.clone()));
+    let mut same = old.program.clone();
     let compaction = with_any_strategy(installed, &mut same, limits, &[Strategy::From(0)])?;
     let compact = PlacedProgram { levels: compaction.plan().levels(), ..old };
-    let plan = with_any_strategy(Some(compact), &mut new, limits, &Strategy::ALL)?;
-    Ok(new.planned(Some(compaction), plan))
-}
-
-/// A program to which a change is planned.
-#[derive(Debug)]
-struct Wanted {
-    program: Arc<Program>,
-    digests: Vec<FlowDigest>,
-}
-
-impl Wanted {
-    fn of(program: Arc<Program>) -> Self {
-        Self { digests: program.flow_digests(), program }
-    }
-
-    fn planned(self, compaction: Option<CheckedPlan>, plan: CheckedPlan) -> PlannedChange {
-        PlannedChange { compaction, program: self.program, digests: self.digests, plan }
-    }
+    let plan = with_any_strategy(Some(compact), &mut program, limits, &Strategy::ALL)?;
+    Ok(PlannedChange { compaction: Some(compaction), program, plan })
 }
 
 /// The plan of the first strategy that finds one without a fault.
 fn with_any_strategy(
     installed: Option<PlacedProgram<'_>>,
-    new: &mut Wanted,
+    new: &mut DigestedProgram,
     limits: &Limits,
     strategies: &[Strategy],
 ) -> Result<CheckedPlan, PlanFault> {
@@ -272,34 +250,32 @@ fn with_any_strategy(
 /// The plan of a strategy. The program is copied only if it gets other numbers and somebody else has it too.
 fn make(
     installed: Option<PlacedProgram<'_>>,
-    new: &mut Wanted,
+    new: &mut DigestedProgram,
     limits: &Limits,
     strategy: Strategy,
 ) -> Option<Plan> {
     let plan = steps(installed, new, limits, strategy)?;
     let Some(old) = installed.map(|installed| installed.program) else { return Some(plan) };
-    let common = Correspondence::of(old, &new.program);
-    if !classes::must_change(old, &new.program, &common, &plan.kept) {
+    let common = Correspondence::of(old, new);
+    if !classes::must_change(old, new, &common, &plan.kept) {
         return Some(plan);
     }
-    let changed = classes::changed(old, &new.program, &common);
+    let changed = classes::changed(old, new, &common);
     // Those that could stay as they are may have to move for the others, so all get a number of their own.
-    let all_come = !classes::have_kept_flows(&changed, &new.program, &plan.kept);
-    classes::renumber(old, Arc::make_mut(&mut new.program), &changed);
-    new.digests = new.program.flow_digests();
+    let all_come = !classes::have_kept_flows(&changed, new, &plan.kept);
+    new.change(|new| classes::renumber(old, new, &changed));
     if all_come { Some(plan) } else { steps(installed, new, limits, strategy) }
 }
 
 /// The steps to a program whose classes have their numbers.
 fn steps(
     installed: Option<PlacedProgram<'_>>,
-    wanted: &Wanted,
+    new: &DigestedProgram,
     limits: &Limits,
     strategy: Strategy,
 ) -> Option<Plan> {
-    let levels::Levels { levels, kept } = levels::assign(installed.as_ref(), wanted, limits, strategy)?;
-    let new = &*wanted.program;
-    let old = installed.map(|old| old.program);
+    let levels::Levels { levels, kept } = levels::assign(installed.as_ref(), new, limits, strategy)?;
+    let old: Option<&Program> = installed.map(|old| &**old.program);
     let common = old.map(|old| Correspondence::of(old, new));
     let (tables, table_of_queue) = distinct_tables(new);
     let kept_queues = kept_queues(old, new, common.as_ref());
@@ -311,14 +287,14 @@ fn steps(
     let counted = counted_rules(new, &fresh);
     steps.extend(counted.into_iter().map(|(rule, kind)| PlanStep::CreateCounter { rule, kind }));
     let install = |flow| PlanStep::InstallFlow { flow };
-    let fresh = in_precedence(fresh, &wanted.digests, &levels, limits).into_iter();
+    let fresh = in_precedence(fresh, new.digests(), &levels, limits).into_iter();
     let (sniffers, others): (Vec<usize>, Vec<usize>) =
         fresh.partition(|flow| new.flows[*flow].kind == FlowKind::Sniffer);
     let mut stays = vec![false; old.map_or(0, |old| old.flows.len())];
     kept.iter().flatten().for_each(|flow| stays[*flow] = true);
     let replaced = installed.zip(common).filter(|_| others.len() > limits.spare_flows);
-    let mut replaced = replaced
-        .map(|(old, common)| Replacements::of(old, wanted, &common, &levels, (&kept, &others), limits));
+    let mut replaced =
+        replaced.map(|(old, common)| Replacements::of(old, new, &common, &levels, (&kept, &others), limits));
     for flow in others {
         steps.push(install(flow));
         for gone in replaced.as_mut().map_or_else(Vec::new, |replaced| replaced.after(flow)) {
@@ -330,7 +306,8 @@ fn steps(
     let mut sniffers = Some(sniffers);
     if let Some(placed) = installed {
         let leaving = (0..stays.len()).filter(|flow| !stays[*flow]).collect();
-        for flow in in_precedence(leaving, placed.digests, placed.levels, limits).into_iter().rev() {
+        for flow in in_precedence(leaving, placed.program.digests(), placed.levels, limits).into_iter().rev()
+        {
             // A port has one sniffer (drivers/infiniband/hw/mlx5/fs.c, `mlx5_ib_create_flow`): the old one is
             // removed first.
             if placed.program.flows[flow].kind != FlowKind::Sniffer {
@@ -357,9 +334,9 @@ fn in_precedence(
 ) -> Vec<usize> {
     // Of one level, copies are made first.
     flows.sort_by_key(|&index| {
-        let FlowDigest { kind, .. } = digests[index];
-        let is_last = !levels::has_order(&digests[index], limits);
-        (kind == FlowKind::Sniffer, is_last, levels[index], kind != FlowKind::Copy)
+        let flow = &digests[index];
+        let is_last = !levels::has_order(flow, limits);
+        (flow.kind == FlowKind::Sniffer, is_last, levels[index], flow.kind != FlowKind::Copy)
     });
     flows
 }

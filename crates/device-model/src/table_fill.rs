@@ -23,7 +23,8 @@ pub struct TableFill<M> {
     limits: PriorityTable,
     /// The mask of each group and how many flows it has.
     groups: Vec<(M, u32)>,
-    /// The group of the flow before: most flows have the mask of those beside them.
+    /// The group of the flow before, or the number of groups if it has none: most flows have the mask of
+    /// those beside them.
     last: usize,
     single: u32,
 }
@@ -38,8 +39,8 @@ impl<M: PartialEq + Clone> TableFill<M> {
     /// Adds a flow of this mask. False: there is no room for it, and nothing has changed.
     pub fn add(&mut self, mask: &M) -> bool {
         let has_room = |(known, used): &(M, u32)| known == mask && *used < self.limits.group_entries;
-        let is_last = self.groups.get(self.last).is_some_and(has_room);
-        let group = if is_last { Some(self.last) } else { self.groups.iter().position(has_room) };
+        let last = self.groups.get(self.last).is_some_and(has_room).then_some(self.last);
+        let group = last.or_else(|| self.groups.iter().position(has_room));
         self.last = group.unwrap_or(self.groups.len());
         match group {
             Some(group) => self.groups[group].1 += 1,
@@ -90,6 +91,26 @@ impl<F: Copy, M: PartialEq + Clone> LazyFill<F, M> {
 mod tests {
     use super::*;
 
+    /// Whether each flow has room, by the rule alone: the first group of its mask that is not full, a new
+    /// group, a single entry.
+    fn expected(masks: &[u32], limits: PriorityTable) -> Vec<bool> {
+        let (mut groups, mut singles): (Vec<Vec<u32>>, u32) = (Vec::new(), 0);
+        let add = |mask: &u32| {
+            let is_open =
+                |group: &&mut Vec<u32>| group[0] == *mask && group.len() < limits.group_entries as usize;
+            if let Some(group) = groups.iter_mut().find(is_open) {
+                group.push(*mask);
+            } else if groups.len() < limits.groups as usize {
+                groups.push(vec![*mask]);
+            } else {
+                singles += 1;
+                return singles <= limits.single_entries();
+            }
+            true
+        };
+        masks.iter().map(add).collect()
+    }
+
     /// All sequences of eight flows out of three masks, the first ones there already, beside tables of all
     /// small sizes.
     #[test]
@@ -107,6 +128,9 @@ mod tests {
                     let has_room = lazy.add(mask, |mask| *mask, there.iter());
                     assert_eq!(has_room, fill.add(mask), "{masks:?} in {limits:?}");
                 }
+                let mut fill: TableFill<u32> = TableFill::new(limits);
+                let added: Vec<bool> = masks.iter().map(|mask| fill.add(mask)).collect();
+                assert_eq!(added, expected(&masks, limits), "{masks:?} in {limits:?}");
             }
         }
     }

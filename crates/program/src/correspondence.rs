@@ -5,7 +5,7 @@ use packet::{HashFields, RssKey};
 
 use crate::ids::{GroupId, QueueId, RuleId, WorkerId};
 use crate::outcome::{Outcome, Verdict};
-use crate::program::{Class, Decide, Flow, FlowAction, FlowKind, Program, Rule};
+use crate::program::{Class, Decide, Flow, FlowAction, Program, Rule};
 use crate::sink::SinkSpec;
 
 /// The parts of two programs that mean the same.
@@ -69,15 +69,8 @@ impl<'p> Correspondence<'p> {
     #[must_use]
     pub fn is_same_action(&self, old: &Flow, new: &Flow) -> bool {
         match (old.action, new.action) {
-            (
-                FlowAction::Steer { queue: old_queue, class: old_class },
-                FlowAction::Steer { queue: new_queue, class: new_class },
-            ) => {
-                let tag = |program: &Program, flow: &Flow, class| {
-                    Some(class).filter(|_| program.untagged != Some(class) && flow.kind != FlowKind::Sniffer)
-                };
-                tag(self.old, old, old_class) == tag(self.new, new, new_class)
-                    && self.is_same_queue(old_queue, new_queue)
+            (FlowAction::Steer { queue: of_old, .. }, FlowAction::Steer { queue: of_new, .. }) => {
+                self.old.tagged_class(old) == self.new.tagged_class(new) && self.is_same_queue(of_old, of_new)
             }
             (FlowAction::Drop, FlowAction::Drop) | (FlowAction::Pass, FlowAction::Pass) => {
                 let name = |program: &'p Program, rule: RuleId| Some(&program.rules.get(rule.index())?.name);
@@ -120,8 +113,7 @@ fn kernel_sink(program: &Program) -> Option<&SinkSpec> {
 
 impl Program {
     /// The parts of a queue pair by which it spreads packets: the table, the hashed fields and the key.
-    #[must_use]
-    pub fn spreading(&self, queue: QueueId) -> Option<(&[WorkerId], HashFields, RssKey)> {
+    pub(crate) fn spreading(&self, queue: QueueId) -> Option<(&[WorkerId], HashFields, RssKey)> {
         let queue = self.queues.get(queue.index())?;
         let group = self.groups.get(queue.group.index())?;
         Some((&queue.table, queue.fields, group.key))

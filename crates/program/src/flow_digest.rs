@@ -7,9 +7,9 @@ use crate::ids::{QueueId, RuleId};
 use crate::program::{Flow, FlowAction, FlowKind, Program};
 use crate::spec_chain::DIGEST_KEYS;
 
-/// What a flow matches and does, as digests, and its place among others. Different flows have different
-/// digests, but for a probability of 2^-64 for each pair, whoever has chosen the flows: they have random keys
-/// for each process.
+/// The digests of a flow's match and action, with its priority and kind. Two different flows have equal
+/// digests with a probability of 2^-64, even if an attacker chooses them, because the keys are random for
+/// each process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlowDigest {
     /// Equal for flows of equal [`Flow::match_key`].
@@ -34,7 +34,7 @@ impl FlowDigest {
 }
 
 impl Program {
-    /// The digests of all flows.
+    /// The digests of all flows. Their rules and queue pairs must exist.
     #[must_use]
     pub fn flow_digests(&self) -> Vec<FlowDigest> {
         let queue = |index| DIGEST_KEYS.hash_one(self.spreading(QueueId::of(index)));
@@ -50,17 +50,16 @@ impl Program {
         };
         let digest = |flow: &Flow| {
             let (number, whose) = match flow.action {
-                FlowAction::Steer { queue, class } => {
-                    let is_tagged = self.untagged != Some(class) && flow.kind != FlowKind::Sniffer;
-                    let tag = if is_tagged { u64::from(class.0) + 1 } else { 0 };
+                FlowAction::Steer { queue, .. } => {
+                    let tag = self.tagged_class(flow).map_or(0, |class| u64::from(class.0) + 1);
                     (tag, queues.get(queue.index()).copied().unwrap_or(0))
                 }
                 FlowAction::Drop => (DROP, name(flow.rule)),
                 FlowAction::Pass => (PASS, name(flow.rule)),
             };
             FlowDigest {
-                matches: mixed(flow.specs.digest(), flow.kind as u64),
-                action: mixed(whose, number),
+                matches: flow.specs.digest().wrapping_add(flow.kind as u64),
+                action: whose.wrapping_add(number),
                 priority: flow.priority,
                 kind: flow.kind,
                 is_multicast_only: flow.is_multicast_only(),
@@ -70,28 +69,20 @@ impl Program {
     }
 }
 
-/// Beyond all tags.
+/// Numbers beside those of tags, which are at most [`CLASSES_MAX`](crate::CLASSES_MAX).
 const DROP: u64 = 1 << 32;
-/// Beyond all tags.
 const PASS: u64 = 2 << 32;
-
-/// A digest with a number: of one digest, each number gives another result.
-fn mixed(digest: u64, number: u64) -> u64 {
-    // The golden ratio as a fraction of 2^64, which is odd.
-    digest.wrapping_add(number.wrapping_mul(0x9e37_79b9_7f4a_7c15))
-}
 
 #[cfg(test)]
 mod tests {
-    use flow_spec::{FlowSpec, PortMatch};
+    use flow_spec::{EthernetMatch, FlowSpec, PortMatch};
     use packet::{HashFields, RssKey};
 
     use super::*;
     use crate::{ClassId, Correspondence, Group, GroupId, HashVariant, Placement, Policing, RssQueue, Rule};
     use crate::{SpecChain, Verdict, WorkerId};
 
-    /// A program with these rules, whose queue pairs are those of these workers, with flows of every kind,
-    /// match and action.
+    /// A program with these rules, and with flows of every kind and action to queue pairs of these workers.
     fn program(rules: [&str; 2], workers: [u32; 2]) -> Program {
         let rule = |name: &&str| Rule {
             name: (*name).to_owned(),
@@ -117,18 +108,35 @@ mod tests {
             fields: HashFields::empty(),
             table: vec![WorkerId(*worker)],
         };
+        let mut queues: Vec<RssQueue> = workers.iter().enumerate().map(queue).collect();
+        queues.push(RssQueue { fields: HashFields::all(), ..queues[0].clone() });
         let port = |dst_port| {
             let [value, mask] = [dst_port, 0xffff].map(|dst_port| PortMatch { src_port: 0, dst_port });
-            SpecChain::outer(vec![FlowSpec::Udp { value, mask }])
+            FlowSpec::Udp { value, mask }
         };
+        let address = EthernetMatch { dst_mac: [1, 0, 0, 0, 0, 1], ..EthernetMatch::default() };
+        let multicast = FlowSpec::Ethernet { value: address, mask: address };
+        let [outer, dns, inside, multicast] = [
+            SpecChain::outer(vec![port(80)]),
+            SpecChain::outer(vec![port(53), port(80)]),
+            SpecChain::new(vec![port(53), port(80)], 1),
+            SpecChain::outer(vec![multicast]),
+        ];
         let steer = |queue, class| FlowAction::Steer { queue: QueueId(queue), class: ClassId(class) };
-        let actions =
-            [steer(0, 0), steer(0, 1), steer(0, 2), steer(1, 0), FlowAction::Drop, FlowAction::Pass];
+        let actions = [
+            steer(0, 0),
+            steer(0, 1),
+            steer(0, 2),
+            steer(1, 0),
+            steer(2, 0),
+            FlowAction::Drop,
+            FlowAction::Pass,
+        ];
         let mut flows = Vec::new();
         for kind in [FlowKind::Normal, FlowKind::Copy, FlowKind::Sniffer, FlowKind::Egress] {
-            for (specs, rule) in [(port(53), 0), (port(53), 1), (port(80), 1)] {
+            for (specs, rule) in [(&outer, 0), (&outer, 1), (&dns, 1), (&inside, 0), (&multicast, 1)] {
                 let flow =
-                    |action| Flow { rule: RuleId(rule), priority: 0, kind, specs: specs.clone(), action };
+                    |action| Flow { rule: RuleId(rule), priority: 3, kind, specs: specs.clone(), action };
                 flows.extend(actions.map(flow));
             }
         }
@@ -136,7 +144,7 @@ mod tests {
             rules: rules.iter().map(rule).collect(),
             groups: workers.iter().map(group).collect(),
             sinks: Vec::new(),
-            queues: workers.iter().enumerate().map(queue).collect(),
+            queues,
             flows,
             classes: Vec::new(),
             untagged: Some(ClassId(2)),
@@ -163,6 +171,9 @@ mod tests {
                     assert_eq!(of_old.matches == of_new.matches, has_same_match, "{before:?} {after:?}");
                     let is_same = has_same_match && common.is_same_action(before, after);
                     assert_eq!(of_old.is_same_flow(&of_new), is_same, "{before:?} {after:?}");
+                    let FlowDigest { priority, kind, is_multicast_only, .. } = of_new;
+                    assert_eq!((priority, kind), (after.priority, after.kind));
+                    assert_eq!(is_multicast_only, after.is_multicast_only());
                     (same, other) =
                         (same + usize::from(is_same), other + usize::from(has_same_match && !is_same));
                 }

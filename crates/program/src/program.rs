@@ -331,6 +331,18 @@ impl Class {
 }
 
 impl Program {
+    /// The class whose number is the tag of a flow's packets; `None`: they have no tag. The tag of a sniffer
+    /// is never read, and a device without tags refuses them.
+    #[must_use]
+    pub fn tagged_class(&self, flow: &Flow) -> Option<ClassId> {
+        match flow.action {
+            FlowAction::Steer { class, .. } => {
+                Some(class).filter(|_| self.untagged != Some(class) && flow.kind != FlowKind::Sniffer)
+            }
+            FlowAction::Drop | FlowAction::Pass => None,
+        }
+    }
+
     /// A class; `None` if the program does not have it.
     #[must_use]
     #[inline]

@@ -16,8 +16,8 @@ use crate::flow_cube::cube_of;
 ///
 /// Clones share them, and so may equal chains of programs that follow each other
 /// ([`Program::share_specs`](crate::Program::share_specs)): these are compared without a look at the specs.
-/// Chains that differ have different digests, as a rule. The first call of [`SpecChain::cube`] or
-/// [`SpecChain::mask_digest`] stores the cube, which takes 320 bytes.
+/// The first call of [`SpecChain::cube`] or [`SpecChain::mask_digest`] stores the cube, which takes 320
+/// bytes.
 #[derive(Clone)]
 pub struct SpecChain {
     shared: Arc<Shared>,
@@ -25,18 +25,19 @@ pub struct SpecChain {
     digest: u64,
     front: FlowFront,
     is_multicast: bool,
-    // Computed when it is asked for; clones have it.
+    // A copy of the shared one, which is asked of thousands of flows as well.
     mask_digest: OnceLock<u64>,
 }
 
-/// The keys of digests of this process.
+/// The random keys of all digests, chosen once for each process.
 pub(crate) static DIGEST_KEYS: LazyLock<RandomState> = LazyLock::new(RandomState::new);
 
 struct Shared {
     specs: Box<[FlowSpec]>,
     inner_from: usize,
-    // Computed when it is asked for.
+    // These are computed when they are asked for.
     cube: OnceLock<Option<Box<Cube>>>,
+    mask_digest: OnceLock<u64>,
 }
 
 impl SpecChain {
@@ -49,7 +50,12 @@ impl SpecChain {
             digest: DIGEST_KEYS.hash_one((inner_from, &specs)),
             front: FlowFront::of(outer),
             is_multicast: outer.first().is_some_and(is_multicast),
-            shared: Arc::new(Shared { specs: specs.into(), inner_from, cube: OnceLock::new() }),
+            shared: Arc::new(Shared {
+                specs: specs.into(),
+                inner_from,
+                cube: OnceLock::new(),
+                mask_digest: OnceLock::new(),
+            }),
             mask_digest: OnceLock::new(),
         }
     }
@@ -86,13 +92,13 @@ impl SpecChain {
     #[must_use]
     pub fn mask_digest(&self) -> u64 {
         let mask = || self.cube().unwrap_or(&Cube::ANY).matchable_mask();
-        *self.mask_digest.get_or_init(|| DIGEST_KEYS.hash_one(mask()))
+        let shared = || *self.shared.mask_digest.get_or_init(|| DIGEST_KEYS.hash_one(mask()));
+        *self.mask_digest.get_or_init(shared)
     }
 
-    /// A digest of the specs. Two chains that differ have the same one with a probability of 2^-64, whoever
-    /// has chosen them: it has a random key for each process.
-    #[must_use]
-    pub fn digest(&self) -> u64 {
+    /// A digest of the specs. Two chains that differ have the same one with a probability of 2^-64, even if
+    /// an attacker chooses them, because the keys are random.
+    pub(crate) fn digest(&self) -> u64 {
         self.digest
     }
 

@@ -1,15 +1,16 @@
 //! Examines a plan before it is carried out, by the rules of [`plan()`](super::plan()) alone: it shares no
-//! code with what makes plans, but for the digests of flows ([`FlowDigest`]), the grouping of flows ([`Runs`])
-//! and the room in small tables ([`LazyFill`]).
+//! code with what makes plans, but for the digests of flows ([`FlowDigest`]), the grouping of flows
+//! ([`Runs`]) and the room in small tables ([`LazyFill`]). So it does not find a fault of the digests: their
+//! own test does.
 
 use device_model::LazyFill;
 use foldhash::{HashMap, HashMapExt as _, HashSet, HashSetExt as _};
 use program::{Correspondence, Flow, FlowAction, FlowDigest, FlowFront, FlowKind, Program, QueueId};
 
 use super::runs::Runs;
-use super::{PlacedProgram, Plan, PlanStep, Wanted};
-use crate::Limits;
+use super::{PlacedProgram, Plan, PlanStep};
 use crate::plan_fault::PlanFault;
+use crate::{DigestedProgram, Limits};
 
 /// A plan that keeps the rules. The controller carries out no other.
 #[derive(Debug)]
@@ -31,15 +32,9 @@ impl Plan {
     pub(super) fn check(
         self,
         installed: Option<PlacedProgram<'_>>,
-        wanted: &Wanted,
+        new: &DigestedProgram,
         limits: &Limits,
     ) -> Result<CheckedPlan, PlanFault> {
-        let new = &*wanted.program;
-        debug_assert!(
-            new.flow_digests() == wanted.digests
-                && installed.is_none_or(|old| old.program.flow_digests() == old.digests),
-            "the digests are those of the programs"
-        );
         let planned = self.levels.len().min(self.kept.len());
         if planned != new.flows.len() || self.levels.len() != self.kept.len() {
             return Err(PlanFault::Length { planned, flows: new.flows.len() });
@@ -48,12 +43,12 @@ impl Plan {
             return Err(PlanFault::Level(flow, self.levels[flow]));
         }
         let common = installed.map(|old| Correspondence::of(old.program, new));
-        check_kept(&self, installed.as_ref(), &wanted.digests, limits)?;
+        check_kept(&self, installed.as_ref(), new.digests(), limits)?;
         if let Some((old, common)) = installed.zip(common.as_ref()) {
             check_meanings(&self.kept, old.program, new, common)?;
         }
-        check_precedence(&self.levels, wanted, limits)?;
-        Device::of(&self, installed, wanted, limits).follow()?;
+        check_precedence(&self.levels, new, limits)?;
+        Device::of(&self, installed, new, common, limits).follow()?;
         Ok(CheckedPlan(self))
     }
 }
@@ -71,7 +66,8 @@ fn check_kept(
     new: &[FlowDigest],
     limits: &Limits,
 ) -> Result<(), PlanFault> {
-    let (digests, levels) = installed.map_or_else(Default::default, |old| (old.digests, old.levels));
+    let (digests, levels) =
+        installed.map_or_else(Default::default, |old| (old.program.digests(), old.levels));
     let mut is_used = vec![false; levels.len()];
     for (index, kept) in plan.kept.iter().enumerate() {
         let Some(kept) = *kept else { continue };
@@ -113,12 +109,11 @@ fn check_meanings(
 
 /// Of any two flows that share packets, the one that the program puts first has the higher level. Only a copy
 /// may have the level of a flow behind it that takes the packets; a device may make one copy for each level.
-fn check_precedence(levels: &[u16], new: &Wanted, limits: &Limits) -> Result<(), PlanFault> {
+fn check_precedence(levels: &[u16], new: &DigestedProgram, limits: &Limits) -> Result<(), PlanFault> {
     let group = |(flow, level): (&FlowDigest, &u16)| {
         is_ordered(flow, limits).then_some((flow.kind, flow.priority, *level))
     };
-    let groups = Runs::of(new.digests.iter().zip(levels).map(group));
-    let new = &*new.program;
+    let groups = Runs::of(new.digests().iter().zip(levels).map(group));
     let front = |flow: usize| (flow, new.flows[flow].front());
     let keys = groups.keys();
     for above in &keys {
@@ -177,7 +172,9 @@ fn place(flow: &FlowDigest, level: u16, limits: &Limits) -> Place {
 struct Device<'p> {
     plan: &'p Plan,
     installed: Option<PlacedProgram<'p>>,
-    new: &'p Program,
+    new: &'p DigestedProgram,
+    common: Option<Correspondence<'p>>,
+    /// The digests of the flows of each program.
     old_digests: &'p [FlowDigest],
     new_digests: &'p [FlowDigest],
     limits: &'p Limits,
@@ -209,10 +206,10 @@ impl<'p> Device<'p> {
     fn of(
         plan: &'p Plan,
         installed: Option<PlacedProgram<'p>>,
-        Wanted { program: new, digests }: &'p Wanted,
+        new: &'p DigestedProgram,
+        common: Option<Correspondence<'p>>,
         limits: &'p Limits,
     ) -> Self {
-        let common = installed.map(|old| Correspondence::of(old.program, new));
         let is_kept = |queue: usize| {
             let (queue, kept) = (QueueId::of(queue), plan.kept_queue(QueueId::of(queue)));
             common.zip(kept).is_some_and(|(common, old)| common.is_same_queue(old, queue))
@@ -222,8 +219,9 @@ impl<'p> Device<'p> {
             plan,
             installed,
             new,
-            old_digests: installed.map_or(&[], |old| old.digests),
-            new_digests: digests,
+            common,
+            old_digests: installed.map_or(&[], |old| old.program.digests()),
+            new_digests: new.digests(),
             limits,
             is_begun: false,
             is_enforced: false,
@@ -252,8 +250,7 @@ impl<'p> Device<'p> {
         let matches: HashSet<u64> = device.places.keys().map(|(matches, _)| *matches).collect();
         for (index, flow) in device.old_digests.iter().enumerate() {
             if matches.contains(&flow.matches)
-                && let Some(place) = device.old_place(index)
-                && let Some(there) = device.places.get_mut(&place)
+                && let Some(there) = device.places.get_mut(&device.old_place(index))
             {
                 *there += 1;
             }
@@ -265,8 +262,8 @@ impl<'p> Device<'p> {
         place(&self.new_digests[flow], self.plan.levels[flow], self.limits)
     }
 
-    fn old_place(&self, flow: usize) -> Option<Place> {
-        Some(place(self.old_digests.get(flow)?, self.old_level(flow), self.limits))
+    fn old_place(&self, flow: usize) -> Place {
+        place(&self.old_digests[flow], self.old_level(flow), self.limits)
     }
 
     fn old_level(&self, flow: usize) -> u16 {
@@ -391,7 +388,7 @@ impl<'p> Device<'p> {
         if self.is_enforced && flow.kind != FlowKind::Sniffer {
             self.last_out = order;
         }
-        if let Some(there) = self.old_place(index).and_then(|place| self.places.get_mut(&place)) {
+        if let Some(there) = self.places.get_mut(&self.old_place(index)) {
             *there = there.saturating_sub(1);
         }
         Ok(())
@@ -449,8 +446,10 @@ impl<'p> Device<'p> {
     /// Whether an old flow behind one that goes, up to the level of the new one that covers it, shares
     /// packets with it and is not a flow of the new program that means the same.
     fn uncovers_an_old_flow(&mut self, index: usize, level: u16, until: u16) -> bool {
-        let Some(old) = self.installed.filter(|_| level < until) else { return false };
-        let (limits, common) = (self.limits, Correspondence::of(old.program, self.new));
+        let Some((old, common)) = self.installed.zip(self.common).filter(|_| level < until) else {
+            return false;
+        };
+        let limits = self.limits;
         let flows = &old.program.flows;
         let fronts = self.old_fronts.get_or_insert_with(|| flows.iter().map(Flow::front).collect());
         let (flow, new) = (&flows[index], self.new);

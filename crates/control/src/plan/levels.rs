@@ -21,9 +21,9 @@ use device_model::LazyFill;
 use foldhash::{HashMap, HashMapExt as _, HashSet};
 use program::{Flow, FlowDigest, FlowFront, FlowKind, Program};
 
+use super::PlacedProgram;
 use super::runs::Runs;
-use super::{PlacedProgram, Wanted};
-use crate::Limits;
+use crate::{DigestedProgram, Limits};
 
 /// The most pairs of flows that are compared. Beyond it, the levels are the compiler's priorities: each flow
 /// that is placed beside others is compared with all of them.
@@ -60,14 +60,14 @@ impl Strategy {
 /// Finds the levels of `new` beside what is on the device.
 pub(super) fn assign(
     old: Option<&PlacedProgram<'_>>,
-    new: &Wanted,
+    new: &DigestedProgram,
     limits: &Limits,
     strategy: Strategy,
 ) -> Option<Levels> {
     let Some(old) = old else {
-        let base = first_level(&new.program, limits);
-        let levels = new.digests.iter().map(|flow| level_of(base, flow)).collect();
-        return Some(Levels { levels, kept: vec![None; new.digests.len()] });
+        let base = first_level(new, limits);
+        let levels = new.digests().iter().map(|flow| level_of(base, flow)).collect();
+        return Some(Levels { levels, kept: vec![None; new.flows.len()] });
     };
     let known = Known::of(old, new, limits);
     Placing::of(&known, &known.initial(strategy))?.finish()
@@ -124,10 +124,10 @@ struct Known<'p> {
 }
 
 impl<'p> Known<'p> {
-    fn of(old: &'p PlacedProgram<'p>, new: &'p Wanted, limits: &'p Limits) -> Self {
-        let Wanted { program, digests } = new;
-        let same = SameFlows::of(old.digests, digests);
-        Self { old, new: program, digests, limits, same, fronts: OnceCell::new() }
+    fn of(old: &'p PlacedProgram<'p>, new: &'p DigestedProgram, limits: &'p Limits) -> Self {
+        let digests = new.digests();
+        let same = SameFlows::of(old.program.digests(), digests);
+        Self { old, new, digests, limits, same, fronts: OnceCell::new() }
     }
 
     /// Makes the fronts, as many flows are to be compared.
@@ -147,7 +147,7 @@ impl<'p> Known<'p> {
 
     /// The matches of the old flows with their levels.
     fn places(&self) -> impl Iterator<Item = (u64, u16)> {
-        self.old.digests.iter().map(|flow| flow.matches).zip(self.old.levels.iter().copied())
+        self.old.program.digests().iter().map(|flow| flow.matches).zip(self.old.levels.iter().copied())
     }
 
     /// The levels at which the old program has flows of the match of each of these new flows.
@@ -188,9 +188,11 @@ impl<'p> Known<'p> {
 }
 
 /// The old flow of the same match and action for each new flow. Most flows stand between the same two as
-/// before: those that begin both programs, and those that end them.
+/// before: those that begin both programs, and those that end both. No memory is read for these.
 struct SameFlows {
+    /// How many begin both.
     start: usize,
+    /// For each new flow behind these, up to those that end both.
     between: Vec<Option<usize>>,
     /// The numbers of flows of the old and the new program.
     counts: (usize, usize),
@@ -212,7 +214,7 @@ impl SameFlows {
         Self { start, between: between.collect(), counts }
     }
 
-    /// The old flow that a new one is.
+    /// Returns the old flow with the match and the action of a new one.
     fn get(&self, new: usize) -> Option<usize> {
         match new.checked_sub(self.start).map(|place| self.between.get(place)) {
             None => Some(new),
@@ -241,7 +243,7 @@ impl<'k, 'p> Room<'k, 'p> {
         let at_level = || old.levels.iter().filter(|of| **of == level).count();
         let fill = self.tables.entry((flow.kind, level)).or_insert_with(|| LazyFill::new(table, at_level()));
         let is_beside = |known: &FlowDigest| known.kind == flow.kind && has_order(known, limits);
-        let beside = self.known.at(level).filter(|known| is_beside(&old.digests[*known]));
+        let beside = self.known.at(level).filter(|known| is_beside(&old.program.digests()[*known]));
         let there = beside.map(|known| &old.program.flows[known]);
         fill.add(&new.flows[index], |flow| flow.specs.mask_digest(), there)
     }
@@ -371,8 +373,9 @@ impl<'k, 'p> Placing<'k, 'p> {
         let others = others.filter(|(other, there)| *other != index && has_order(there, known.limits));
         let mut least = 0;
         for (other, there) in others.clone().filter(|(other, there)| is_before(*other, there)) {
-            let below = distance(there, flow).map(|distance| self.levels[other] + distance);
-            if let Some(below) = below.filter(|below| *below > least && self.is_placed[other])
+            let below = distance(there, flow).filter(|_| self.is_placed[other]);
+            let below = below.map(|distance| self.levels[other] + distance);
+            if let Some(below) = below.filter(|below| *below > least)
                 && self.overlap(other, index)
             {
                 least = below;
@@ -382,9 +385,8 @@ impl<'k, 'p> Placing<'k, 'p> {
         self.levels[index] = level;
         self.is_placed[index] = true;
         for (other, there) in others.filter(|(other, there)| !is_before(*other, there)) {
-            let is_above =
-                distance(flow, there).is_some_and(|distance| self.levels[other] < level + distance);
-            if is_above && self.is_placed[other] && self.overlap(index, other) {
+            let is_above = |distance| self.is_placed[other] && self.levels[other] < level + distance;
+            if distance(flow, there).is_some_and(is_above) && self.overlap(index, other) {
                 self.wait(other);
             }
         }

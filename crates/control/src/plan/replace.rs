@@ -18,9 +18,9 @@ use foldhash::{HashMap, HashMapExt as _};
 use packet::cube::Cube;
 use program::{Correspondence, Flow, FlowAction, FlowFront, FlowKind, Program};
 
+use super::PlacedProgram;
 use super::levels::has_order;
-use super::{PlacedProgram, Wanted};
-use crate::Limits;
+use crate::{DigestedProgram, Limits};
 
 /// The most pairs of flows that are compared. Beyond it, old flows go after all new ones are there.
 const MOST_COMPARED: usize = 1 << 28;
@@ -52,7 +52,7 @@ impl<'p> Replacements<'p> {
     /// `kept`: by new flow, the old one that it is; `coming`: the others, in the order of their installation.
     pub(super) fn of(
         old: PlacedProgram<'p>,
-        Wanted { program: new, digests }: &'p Wanted,
+        new: &'p DigestedProgram,
         common: &Correspondence<'_>,
         levels: &'p [u16],
         (kept, coming): (&[Option<usize>], &[usize]),
@@ -66,7 +66,7 @@ impl<'p> Replacements<'p> {
         let mut blocking: BTreeMap<u16, Vec<(usize, FlowFront)>> = BTreeMap::new();
         let mut by_match: HashMap<u64, usize> = HashMap::new();
         for (index, flow) in flows.iter().enumerate() {
-            if !has_order(&old.digests[index], limits) {
+            if !has_order(&old.program.digests()[index], limits) {
                 continue;
             }
             let is_same = |after: &Flow| {
@@ -77,16 +77,17 @@ impl<'p> Replacements<'p> {
             }
             blocking.entry(old.levels[index]).or_default().push((index, flow.front()));
             if stays[index].is_none() && can_go_early(old.program, flow) {
-                by_match.entry(old.digests[index].matches).or_insert(index);
+                by_match.entry(old.program.digests()[index].matches).or_insert(index);
             }
         }
-        let is_cover =
-            |index: &&usize| has_order(&digests[**index], limits) && can_go_early(new, &new.flows[**index]);
+        let is_cover = |index: &&usize| {
+            has_order(&new.digests()[**index], limits) && can_go_early(new, &new.flows[**index])
+        };
         let covers: Vec<usize> = coming.iter().filter(is_cover).copied().collect();
         // Of several new flows of one match, the first is the one that decides.
         let mut leaving: HashMap<usize, Vec<Leaving>> = HashMap::new();
         for &index in &covers {
-            if let Some(old) = by_match.remove(&digests[index].matches) {
+            if let Some(old) = by_match.remove(&new.digests()[index].matches) {
                 leaving.entry(index).or_default().push(Leaving { old, until: levels[index] });
             }
         }

@@ -158,7 +158,7 @@ fn intended(program: &Program, key: &FlowKey) -> Fate {
 
 /// Carries a plan out step by step; returns what is wrong with it.
 fn follow(plan: &Plan, old: &PlacedProgram<'_>, new: &Program) -> Result<(), String> {
-    let before = |index: usize| (old.program, &old.program.flows[index], old.levels[index]);
+    let before = |index: usize| (&**old.program, &old.program.flows[index], old.levels[index]);
     let after = |index: usize| (new, &new.flows[index], plan.levels[index]);
     let mut there: Vec<(bool, usize)> = (0..old.program.flows.len()).map(|index| (false, index)).collect();
     let mut is_enforced = false;
@@ -229,8 +229,8 @@ fn made(
     new: &Arc<Program>,
     limits: &Limits,
     strategy: Strategy,
-) -> Option<(Wanted, Plan)> {
-    let mut new = Wanted::of(Arc::clone(new));
+) -> Option<(DigestedProgram, Plan)> {
+    let mut new = DigestedProgram::new(Arc::clone(new));
     let plan = make(installed, &mut new, limits, strategy)?;
     Some((new, plan))
 }
@@ -267,7 +267,7 @@ fn every_packet_of_a_small_world_is_decided_by_one_of_two_programs() {
                 assert!(change.compaction.is_some(), "only so it can");
                 continue;
             };
-            follow(&plan, &placement, &new.program)
+            follow(&plan, &placement, &new)
                 .unwrap_or_else(|wrong| panic!("{wrong}\n{before:#?}\n{new:#?}\n{plan:#?}"));
             kept += plan.changes().kept;
             let before_workers = plan.steps().take_while(|step| *step != PlanStep::Enforce);
@@ -276,7 +276,7 @@ fn every_packet_of_a_small_world_is_decided_by_one_of_two_programs() {
                 if mutant == plan {
                     continue;
                 }
-                let verdict = follow(&mutant, &placement, &new.program);
+                let verdict = follow(&mutant, &placement, &new);
                 let checked = mutant.clone().check(Some(placement), &new, limits);
                 match (verdict, checked) {
                     (Err(wrong), Ok(_)) => panic!("accepted: {wrong}\n{before:#?}\n{new:#?}\n{mutant:#?}"),
@@ -324,7 +324,7 @@ fn a_flow_of_a_class_that_no_packet_can_carry_is_refused() {
             panic!("it steers")
         };
         *of_flow = class;
-        let checked = plan.clone().check(None, &Wanted::of(Arc::new(broken)), &limits).map(drop);
+        let checked = plan.clone().check(None, &DigestedProgram::new(Arc::new(broken)), &limits).map(drop);
         assert_eq!(checked, Err(PlanFault::NoClass(0)), "{class}");
     }
 }
@@ -338,7 +338,7 @@ fn half_of_the_priorities_always_suffices() {
         let before = placed(all.get(place * 5 % all.len()), old, &wide);
         for wanted in &all {
             let placed = before.placed();
-            let wanted = Wanted::of(Arc::clone(wanted));
+            let wanted = DigestedProgram::new(Arc::clone(wanted));
             let levels = levels::assign(Some(&placed), &wanted, &wide, Strategy::From(0));
             assert!(levels.is_some(), "{before:#?}\n{wanted:#?}");
         }
@@ -375,7 +375,8 @@ fn an_unchanged_program_needs_no_call() {
     let limits = limits();
     for program in programs(2, &limits) {
         let first = placed(None, &program, &limits);
-        let again = plan(Some(first.placed()), Arc::clone(&first.program), &limits).expect("a good plan");
+        let again =
+            plan(Some(first.placed()), Arc::clone(first.program.program()), &limits).expect("a good plan");
         assert_eq!(again.plan.plan().steps().collect::<Vec<_>>(), [PlanStep::Begin, PlanStep::Enforce]);
     }
 }

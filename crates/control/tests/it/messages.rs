@@ -4,7 +4,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use crate::support::*;
-use control::{ControlError, Controller, Counted, DropTotals, Limits, PlacedProgram, PlanStep, plan};
+use control::{
+    ControlError, Controller, Counted, DigestedProgram, DropTotals, Limits, PlacedProgram, PlanStep, plan,
+};
 use program::{QueueId, RuleId, WorkerId};
 
 fn line(name: &'static str, matches: Match, steer: Option<usize>) -> Line {
@@ -150,8 +152,8 @@ fn a_plan_installs_before_it_removes() {
     let old = program(&[line("web", Match::UdpPort(1), Some(0)), line("bad", Match::Everything, None)]);
     let new = program(&[line("bad", Match::Ipv4To(1), None)]);
     let limits = limits();
-    let digests = old.flow_digests();
-    let placed = PlacedProgram { program: &old, digests: &digests, levels: &[0, 1] };
+    let old = DigestedProgram::new(old);
+    let placed = PlacedProgram { program: &old, levels: &[0, 1] };
     let planned = plan(Some(placed), new, &limits).expect("a good plan");
     let change = planned.plan.plan();
     assert_eq!(planned.program.rules[0].name, "bad");
@@ -170,7 +172,7 @@ fn a_plan_installs_before_it_removes() {
         ]
     );
     assert_eq!([0, 1, 2].map(|queue| change.kept_queue(QueueId(queue))), [0, 1, 2].map(|q| Some(QueueId(q))));
-    let first = plan(None, old, &limits).expect("a good plan").plan;
+    let first = plan(None, Arc::clone(old.program()), &limits).expect("a good plan").plan;
     let first = first.plan();
     assert_eq!(
         first.steps().collect::<Vec<_>>(),
