@@ -118,8 +118,8 @@ fn check_precedence(levels: &[u16], new: &DigestedProgram, limits: &Limits) -> R
     let keys = groups.keys();
     for above in &keys {
         for below in keys.iter().filter(|below| is_violated(*above, **below)) {
-            let seconds: Vec<(usize, FlowFront)> = groups.of_key(below).map(front).collect();
-            for (first, of_first) in groups.of_key(above).map(front) {
+            let seconds: Vec<(usize, FlowFront)> = groups.of_key(*below).map(front).collect();
+            for (first, of_first) in groups.of_key(*above).map(front) {
                 for (second, of_second) in &seconds {
                     if of_first.is_apart(of_second) {
                         continue;

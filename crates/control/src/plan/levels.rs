@@ -25,8 +25,8 @@ use super::PlacedProgram;
 use super::runs::Runs;
 use crate::{DigestedProgram, Limits};
 
-/// The most pairs of flows that are compared. Beyond it, the levels are the compiler's priorities: each flow
-/// that is placed beside others is compared with all of them.
+/// The most pairs of flows that are compared. Beyond it, the levels are the compiler's priorities. A flow
+/// that is placed counts as compared with all others.
 const MOST_COMPARED: usize = 1 << 28;
 
 /// The number of matches whose old levels are found by looking at the flows themselves; for more, all are put
@@ -91,24 +91,32 @@ pub(super) fn has_order(flow: &FlowDigest, limits: &Limits) -> bool {
     flow.kind != FlowKind::Sniffer && !(limits.multicast_ignores_priority && flow.is_multicast_only)
 }
 
-/// The priority of the program, and whether the flow takes the packet: the order in which levels are given.
-/// The level of a flow depends on those before it only. Of one priority, copies are made first.
-type Rank = (u16, bool);
-
-fn rank(flow: &FlowDigest) -> Rank {
-    (flow.priority, flow.kind != FlowKind::Copy)
+/// The order in which levels are given: the level of a flow depends on those before it only.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Rank {
+    /// The priority of the program.
+    priority: u16,
+    /// Whether the flow takes the packet. Of one priority, copies come first.
+    takes: bool,
+    /// Whether the flow is for sent packets. It shares no packet with flows for received ones.
+    is_sent: bool,
 }
 
-/// Returns how many levels the second flow must be below the first if they share packets; `None`: any number,
-/// above included. The first must not come after the second by its rank.
-fn distance(first: &FlowDigest, second: &FlowDigest) -> Option<u16> {
-    let ((priority, takes), (other_priority, other_takes)) = (rank(first), rank(second));
-    match (takes, other_takes) {
-        _ if (first.kind == FlowKind::Egress) != (second.kind == FlowKind::Egress) => None,
-        // Of one priority, copies are made first.
-        (false, true) => Some(0),
-        // A device may make one copy of a packet for each priority.
-        _ => (priority < other_priority).then_some(1),
+impl Rank {
+    fn of(flow: &FlowDigest) -> Self {
+        let FlowDigest { priority, kind, .. } = *flow;
+        Self { priority, takes: kind != FlowKind::Copy, is_sent: kind == FlowKind::Egress }
+    }
+
+    /// Returns how many levels a flow of the other rank must be below one of this rank if they share packets.
+    /// `None`: this rank sets no bound on the other, because it is not before it or they share no packets.
+    fn distance(self, other: Self) -> Option<u16> {
+        match (self.takes, other.takes) {
+            _ if self.is_sent != other.is_sent || self >= other => None,
+            (false, true) => Some(0),
+            // A device may make one copy of a packet for each priority.
+            _ => (self.priority < other.priority).then_some(1),
+        }
     }
 }
 
@@ -254,6 +262,8 @@ struct Placing<'k, 'p> {
     known: &'k Known<'p>,
     levels: Vec<u16>,
     is_placed: Vec<bool>,
+    // The flows that have an order, by rank and by each level that they had.
+    groups: Runs<(Rank, u16)>,
     waiting: BinaryHeap<Reverse<(Rank, usize)>>,
     compared: usize,
     /// A few of the flows that wait, with the old levels of their matches.
@@ -271,6 +281,7 @@ impl<'k, 'p> Placing<'k, 'p> {
             known,
             levels: initial.iter().map(|level| level.unwrap_or(0)).collect(),
             is_placed: vec![true; flows.len()],
+            groups: Runs::of(std::iter::empty()),
             waiting: BinaryHeap::new(),
             compared: 0,
             asked: Vec::new(),
@@ -311,7 +322,7 @@ impl<'k, 'p> Placing<'k, 'p> {
 
     fn wait(&mut self, index: usize) {
         self.is_placed[index] = false;
-        self.waiting.push(Reverse((rank(&self.known.digests[index]), index)));
+        self.waiting.push(Reverse((Rank::of(&self.known.digests[index]), index)));
     }
 
     /// Has those flows wait whose old levels contradict the new order. Only flows of unlike priorities are
@@ -320,35 +331,33 @@ impl<'k, 'p> Placing<'k, 'p> {
         let Known { digests, limits, .. } = *self.known;
         let group = |(index, flow): (usize, &FlowDigest)| {
             let is_compared = self.is_placed[index] && has_order(flow, limits);
-            is_compared.then(|| (rank(flow), flow.kind == FlowKind::Egress, self.levels[index]))
+            is_compared.then(|| (Rank::of(flow), self.levels[index]))
         };
-        let groups = Runs::of(digests.iter().enumerate().map(group));
-        let keys = groups.keys();
+        self.groups = Runs::of(digests.iter().enumerate().map(group));
+        let keys = self.groups.keys();
         for (place, above) in keys.iter().enumerate() {
             for below in &keys[place + 1..] {
-                let ((above_rank, ..), (below_rank, ..)) = (above, below);
-                let is_behind_copy = !above_rank.1 && below_rank.1;
-                let least = u16::from(!is_behind_copy && above_rank.0 < below_rank.0);
-                if below.2 >= above.2 + least {
+                if above.0.distance(below.0).is_none_or(|least| below.1 >= above.1 + least) {
                     continue;
                 }
-                let count = |key| groups.of_key(key).filter(|index| self.is_placed[*index]).count();
-                self.compared += count(above) * count(below);
+                self.compared += self.settled(*above).count() * self.settled(*below).count();
                 if self.compared > MOST_COMPARED {
                     return None;
                 }
-                let placed = |key| groups.of_key(key).filter(|index| self.is_placed[*index]);
                 self.known.make_fronts();
-                let contradicts = |first: usize, second: usize| {
-                    let distance = distance(&digests[first], &digests[second]);
-                    distance.is_some_and(|least| below.2 < above.2 + least) && self.overlap(first, second)
-                };
-                let is_unsettled = |second: &usize| placed(above).any(|first| contradicts(first, *second));
-                let unsettled: Vec<usize> = placed(below).filter(is_unsettled).collect();
+                let contradicts =
+                    |second: &usize| self.settled(*above).any(|first| self.overlap(first, *second));
+                let unsettled: Vec<usize> = self.settled(*below).filter(contradicts).collect();
                 unsettled.into_iter().for_each(|index| self.wait(index));
             }
         }
         Some(())
+    }
+
+    /// The flows of a group that are placed, at its level.
+    fn settled(&self, group: (Rank, u16)) -> impl Iterator<Item = usize> {
+        let is_settled = move |index: &usize| self.is_placed[*index] && self.levels[*index] == group.1;
+        self.groups.of_key(group).filter(is_settled)
     }
 
     fn overlap(&self, one: usize, other: usize) -> bool {
@@ -366,30 +375,23 @@ impl<'k, 'p> Placing<'k, 'p> {
         if self.compared > MOST_COMPARED {
             return None;
         }
-        let known = self.known;
-        let flow = &known.digests[index];
-        let is_before = |other: usize, there: &FlowDigest| (rank(there), other) < (rank(flow), index);
-        let others = known.digests.iter().enumerate();
-        let others = others.filter(|(other, there)| *other != index && has_order(there, known.limits));
+        let (own, groups) = (Rank::of(&self.known.digests[index]), self.groups.keys());
         let mut least = 0;
-        for (other, there) in others.clone().filter(|(other, there)| is_before(*other, there)) {
-            let below = distance(there, flow).filter(|_| self.is_placed[other]);
-            let below = below.map(|distance| self.levels[other] + distance);
-            if let Some(below) = below.filter(|below| *below > least)
-                && self.overlap(other, index)
-            {
+        for &(there, level) in groups.iter().rev() {
+            let below = there.distance(own).map_or(0, |distance| level + distance);
+            if below > least && self.settled((there, level)).any(|other| self.overlap(other, index)) {
                 least = below;
             }
         }
-        let level = (least..=known.limits.last_level()).find(|level| self.fits(index, *level))?;
+        let level = (least..=self.known.limits.last_level()).find(|level| self.fits(index, *level))?;
+        let must_move =
+            |(there, at): &&(Rank, u16)| own.distance(*there).is_some_and(|distance| *at < level + distance);
+        let behind = groups.iter().filter(must_move).flat_map(|group| self.settled(*group));
+        let waiting: Vec<usize> = behind.filter(|other| self.overlap(index, *other)).collect();
+        waiting.into_iter().for_each(|other| self.wait(other));
         self.levels[index] = level;
         self.is_placed[index] = true;
-        for (other, there) in others.filter(|(other, there)| !is_before(*other, there)) {
-            let is_above = |distance| self.is_placed[other] && self.levels[other] < level + distance;
-            if distance(flow, there).is_some_and(is_above) && self.overlap(index, other) {
-                self.wait(other);
-            }
-        }
+        self.groups.add((own, level), index);
         Some(())
     }
 

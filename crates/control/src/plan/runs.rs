@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// The indices of each key, as ranges in ascending order; those without a key are in none.
+/// The indices of each key, as ranges in ascending order, and those that were added; indices without a key
+/// are in none.
 pub(super) struct Runs<K>(BTreeMap<K, Vec<Range<usize>>>);
 
 impl<K: Ord + Copy> Runs<K> {
@@ -31,9 +32,14 @@ impl<K: Ord + Copy> Runs<K> {
         self.0.keys().copied().collect()
     }
 
-    /// The indices of a key in ascending order.
-    pub(super) fn of_key(&self, key: &K) -> impl Iterator<Item = usize> + Clone + '_ {
-        self.0.get(key).into_iter().flatten().cloned().flatten()
+    /// Adds an index to a key, behind those that the key has.
+    pub(super) fn add(&mut self, key: K, index: usize) {
+        self.0.entry(key).or_default().push(index..index + 1);
+    }
+
+    /// The indices of a key in ascending order, and behind them those that were added.
+    pub(super) fn of_key(&self, key: K) -> impl Iterator<Item = usize> + Clone {
+        self.0.get(&key).into_iter().flatten().cloned().flatten()
     }
 }
 
@@ -51,7 +57,7 @@ mod tests {
             let listed =
                 |key: usize| (0..6).filter(|index| keys[*index] == Some(key)).collect::<Vec<usize>>();
             assert_eq!(runs.keys(), (0..2).filter(|key| !listed(*key).is_empty()).collect::<Vec<_>>());
-            (0..3).for_each(|key| assert_eq!(runs.of_key(&key).collect::<Vec<_>>(), listed(key), "{keys:?}"));
+            (0..3).for_each(|key| assert_eq!(runs.of_key(key).collect::<Vec<_>>(), listed(key), "{keys:?}"));
         }
     }
 }

@@ -345,6 +345,41 @@ fn half_of_the_priorities_always_suffices() {
     }
 }
 
+/// Every pair of programs of up to two lines whose flows copy packets, are for sent ones, or match multicast
+/// only: what the planner finds, the check accepts.
+#[test]
+fn flows_of_all_kinds_find_levels_that_the_check_accepts() {
+    let limits = Limits { multicast_ignores_priority: true, ..limits() };
+    let multicast = || {
+        let address = EthernetMatch { dst_mac: [1, 0, 0, 0, 0, 1], ..EthernetMatch::default() };
+        SpecChain::outer(vec![FlowSpec::Ethernet { value: address, mask: address }])
+    };
+    let varied = |program: &Arc<Program>, seed: usize| {
+        let mut varied = Program::clone(program);
+        for (flow, choice) in varied.flows.iter_mut().zip([seed % 5, seed / 5 % 5]) {
+            flow.kind = [FlowKind::Normal, FlowKind::Copy, FlowKind::Egress][choice.min(2)];
+            if choice == 4 {
+                (flow.kind, flow.specs) = (FlowKind::Normal, multicast());
+            }
+        }
+        Arc::new(varied)
+    };
+    let all = programs(2, &limits);
+    let (mut found, mut kept, mut full) = (0, 0, 0);
+    for (place, old) in all.iter().enumerate() {
+        let Ok(before) = plan(None, varied(old, place), &limits) else { continue };
+        for (number, wanted) in all.iter().enumerate() {
+            match plan(Some(before.placed()), varied(wanted, number * 7 + place), &limits) {
+                Ok(change) => (found, kept) = (found + 1, kept + change.changes().kept),
+                Err(PlanFault::NoLevels) => full += 1,
+                Err(fault) => panic!("{fault}\n{before:#?}\n{wanted:#?}"),
+            }
+        }
+    }
+    println!("{found} plans, {kept} flows kept, {full} without levels");
+    assert!(found > 20_000 && kept > 1_000 && full < found / 10);
+}
+
 /// Plans that differ from this one in one place; which ones depends on `seed`.
 fn mutants(plan: &Plan, seed: usize) -> Vec<Plan> {
     let mut mutants = Vec::new();
