@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::support::{Daemon, PATIENCE, ServiceManager, not_run, stderr, stdout, steerd};
+use crate::support::{Daemon, PATIENCE, ServiceManager, config, not_run, stderr, stdout, steerd};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
@@ -47,6 +47,18 @@ impl Place {
             .args(["run", "--demo", "--policy"])
             .arg(self.path("p.toml"));
         command.arg("--api-socket").arg(self.socket());
+        command
+    }
+
+    /// `steerd run` on a thousand generated packets a second: for tests in which other programs do the work.
+    pub(crate) fn quiet_daemon(&self) -> Command {
+        let demo = std::fs::read_to_string(config().join("demo.toml")).expect("the demonstration's settings");
+        let quiet = demo.replace("rate = 200_000", "rate = 1_000");
+        assert_ne!(quiet, demo, "the demonstration has another rate");
+        self.write("quiet.toml", &quiet);
+        let mut command = steerd();
+        command.env("STEERD_API__ENABLED", "true").args(["run", "--config"]).arg(self.path("quiet.toml"));
+        command.arg("--policy").arg(self.path("p.toml")).arg("--api-socket").arg(self.socket());
         command
     }
 

@@ -134,9 +134,13 @@ impl Drop for Fail2ban {
     }
 }
 
+fn start(place: &Place) -> Daemon {
+    Daemon::start_command(&mut place.quiet_daemon())
+}
+
 /// A daemon that keeps its rules over restarts.
 fn start_with_state(place: &Place) -> Daemon {
-    Daemon::start_command(place.daemon().env("STEERD_STATE__FOLDER", place.path("state")))
+    Daemon::start_command(place.quiet_daemon().env("STEERD_STATE__FOLDER", place.path("state")))
 }
 
 #[test]
@@ -145,7 +149,7 @@ fn addresses_are_banned_and_unbanned() {
     else {
         return;
     };
-    let _daemon = fail2ban.place.start();
+    let _daemon = start(&fail2ban.place);
     fail2ban.start();
     fail2ban.fail("192.0.2.7");
     fail2ban.fail("2001:db8::7");
@@ -174,7 +178,7 @@ fn a_ban_time_that_is_over_or_endless() {
     else {
         return;
     };
-    let _daemon = fail2ban.place.start();
+    let _daemon = start(&fail2ban.place);
     fail2ban.start();
     fail2ban.fail("192.0.2.7");
     fail2ban.until_banned(&["192.0.2.7"]);
@@ -197,7 +201,7 @@ fn a_restart_of_fail2ban_restores_its_bans() {
     let database = fail2ban.place.path("database.sqlite3").display().to_string();
     let text = std::fs::read_to_string(fail2ban.place.path("etc/fail2ban.conf")).expect("settings");
     fail2ban.place.write("etc/fail2ban.conf", &text.replace("database.sqlite3", &database));
-    let _daemon = fail2ban.place.start();
+    let _daemon = start(&fail2ban.place);
     fail2ban.start();
     for address in ["192.0.2.7", "192.0.2.8", "2001:db8::7"] {
         fail2ban.fail(address);
@@ -259,13 +263,13 @@ fn bans_survive_a_restart_of_steerd() {
 fn bans_that_a_restart_of_steerd_has_lost_are_made_again() {
     let test = "fail2ban: bans that a restart of steerd has lost are made again";
     let Some(mut fail2ban) = Fail2ban::new(test, "None", "1h") else { return };
-    let mut daemon = fail2ban.place.start();
+    let mut daemon = start(&fail2ban.place);
     fail2ban.start();
     fail2ban.fail("192.0.2.7");
     fail2ban.until_banned(&["192.0.2.7"]);
     for _ in 0..2 {
         drop(daemon);
-        daemon = fail2ban.place.start();
+        daemon = start(&fail2ban.place);
         assert_eq!(ids(&fail2ban.place), [""; 0]);
         fail2ban.fail_until_banned("192.0.2.7");
     }
