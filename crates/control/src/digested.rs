@@ -16,7 +16,7 @@ impl DigestedProgram {
     /// Computes the digests.
     #[must_use]
     pub fn new(program: Arc<Program>) -> Self {
-        Self { digests: program.flow_digests().into(), program }
+        Self { digests: program.flow_digests(), program }
     }
 
     /// The program.

@@ -9,7 +9,7 @@
 //! use std::sync::Arc;
 //!
 //! use control::{Controller, Device, DeviceSelector};
-//! use program::{Placement, Policing, Program, Rule, Verdict};
+//! use program::{Program, Rule, Verdict};
 //! use wire::NullWire;
 //! use softnic::{Drive, Personality, PortConfig, SoftNic, SoftNicConfig};
 //! use verbs::{CompletionQueue, Domain, ProtectionDomain, WorkQueue};
@@ -26,17 +26,7 @@
 //! let (queue, _receives) = WorkQueue::builder(&domain, &completions.handle()).build()?;
 //!
 //! // The program of a policy without rules leaves all packets to the kernel.
-//! let default = Rule {
-//!     name: program::DEFAULT_RULE.to_owned(),
-//!     action: Verdict::Kernel,
-//!     line: 0,
-//!     placement: Placement::Hardware,
-//!     count: true,
-//!     flows: 0,
-//!     undecided: Vec::new(),
-//!     sinks: Vec::new(),
-//!     policing: Policing::default(),
-//! };
+//! let default = Rule { flows: 0, ..Rule::in_hardware(program::DEFAULT_RULE, Verdict::Kernel, 0) };
 //! let program = Program {
 //!     rules: vec![default],
 //!     groups: Vec::new(),

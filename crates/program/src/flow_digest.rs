@@ -2,6 +2,7 @@
 //! their rules and their queue pairs: most of these are not in the processor's cache.
 
 use std::hash::BuildHasher as _;
+use std::sync::Arc;
 
 use crate::ids::{QueueId, RuleId};
 use crate::program::{Flow, FlowAction, FlowKind, Program};
@@ -36,7 +37,7 @@ impl FlowDigest {
 impl Program {
     /// The digests of all flows. Their rules and queue pairs must exist.
     #[must_use]
-    pub fn flow_digests(&self) -> Vec<FlowDigest> {
+    pub fn flow_digests(&self) -> Arc<[FlowDigest]> {
         let queue = |index| DIGEST_KEYS.hash_one(self.spreading(QueueId::of(index)));
         let queues: Vec<u64> = (0..self.queues.len()).map(queue).collect();
         // Flows of one rule stand side by side.
@@ -79,22 +80,12 @@ mod tests {
     use packet::{HashFields, RssKey};
 
     use super::*;
-    use crate::{ClassId, Correspondence, Group, GroupId, HashVariant, Placement, Policing, RssQueue, Rule};
+    use crate::{ClassId, Correspondence, Group, GroupId, HashVariant, RssQueue, Rule};
     use crate::{SpecChain, Verdict, WorkerId};
 
     /// A program with these rules, and with flows of every kind and action to queue pairs of these workers.
     fn program(rules: [&str; 2], workers: [u32; 2]) -> Program {
-        let rule = |name: &&str| Rule {
-            name: (*name).to_owned(),
-            action: Verdict::Drop,
-            line: 1,
-            placement: Placement::Hardware,
-            count: true,
-            flows: 1,
-            undecided: Vec::new(),
-            sinks: Vec::new(),
-            policing: Policing::default(),
-        };
+        let rule = |name: &&str| Rule::in_hardware(*name, Verdict::Drop, 1);
         let group = |worker: &u32| Group {
             name: format!("of {worker}"),
             table: vec![WorkerId(*worker)],
@@ -165,13 +156,13 @@ mod tests {
         let (mut same, mut other) = (0, 0);
         for (old, new) in programs.iter().flat_map(|old| programs.iter().map(move |new| (old, new))) {
             let common = Correspondence::of(old, new);
-            for (before, of_old) in old.flows.iter().zip(old.flow_digests()) {
-                for (after, of_new) in new.flows.iter().zip(new.flow_digests()) {
+            for (before, of_old) in old.flows.iter().zip(&*old.flow_digests()) {
+                for (after, of_new) in new.flows.iter().zip(&*new.flow_digests()) {
                     let has_same_match = before.match_key() == after.match_key();
                     assert_eq!(of_old.matches == of_new.matches, has_same_match, "{before:?} {after:?}");
                     let is_same = has_same_match && common.is_same_action(before, after);
-                    assert_eq!(of_old.is_same_flow(&of_new), is_same, "{before:?} {after:?}");
-                    let FlowDigest { priority, kind, is_multicast_only, .. } = of_new;
+                    assert_eq!(of_old.is_same_flow(of_new), is_same, "{before:?} {after:?}");
+                    let FlowDigest { priority, kind, is_multicast_only, .. } = *of_new;
                     assert_eq!((priority, kind), (after.priority, after.kind));
                     assert_eq!(is_multicast_only, after.is_multicast_only());
                     (same, other) =

@@ -82,6 +82,24 @@ pub struct Rule {
     pub policing: Policing,
 }
 
+impl Rule {
+    /// A rule that the device decides alone, with one flow, an exported counter, no sink and no policing.
+    #[must_use]
+    pub fn in_hardware(name: impl Into<String>, action: Verdict, line: u32) -> Self {
+        Self {
+            name: name.into(),
+            action,
+            line,
+            placement: Placement::Hardware,
+            count: true,
+            flows: 1,
+            undecided: Vec::new(),
+            sinks: Vec::new(),
+            policing: Policing::default(),
+        }
+    }
+}
+
 /// A rule that leaves packets to the host: no flow matches them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Exception {

@@ -5,8 +5,8 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use program::{
-    ChangeStage, Class, ClassId, Decide, GroupId, Outcome, Placement, Policing, Program, RETIRED_RULES, Rule,
-    RuleId, Verdict, WorkerId,
+    ChangeStage, Class, ClassId, Decide, GroupId, Outcome, Program, RETIRED_RULES, Rule, RuleId, Verdict,
+    WorkerId,
 };
 
 use crate::batch::Batch;
@@ -22,17 +22,7 @@ fn outcome(rule: usize) -> Outcome {
 
 /// A program with one exact class per name.
 pub(crate) fn program(names: &[&str]) -> Arc<Program> {
-    let rule = |name: &&str| Rule {
-        name: (*name).to_owned(),
-        action: Verdict::Deliver(GroupId(0)),
-        line: 1,
-        placement: Placement::Hardware,
-        count: true,
-        flows: 1,
-        undecided: Vec::new(),
-        sinks: Vec::new(),
-        policing: Policing::default(),
-    };
+    let rule = |name: &&str| Rule::in_hardware(*name, Verdict::Deliver(GroupId(0)), 1);
     let class = |index| Some(Class { rule: RuleId::of(index), decide: Decide::Exact(outcome(index)) });
     Arc::new(Program {
         rules: names.iter().map(rule).collect(),

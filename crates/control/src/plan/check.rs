@@ -149,7 +149,7 @@ fn is_violated(first: (FlowKind, u16, u16), second: (FlowKind, u16, u16)) -> boo
 /// Whether a device or a worker decides the packets of a flow by that flow's own tag.
 fn decides_by_tag(program: &Program, flow: &Flow) -> bool {
     let is_tagged = match flow.action {
-        FlowAction::Steer { class, .. } => program.untagged != Some(class),
+        FlowAction::Steer { .. } => program.tagged_class(flow).is_some(),
         FlowAction::Drop | FlowAction::Pass => true,
     };
     is_tagged && flow.kind != FlowKind::Sniffer && flow.kind != FlowKind::Copy

@@ -196,7 +196,7 @@ impl<'p> Known<'p> {
 }
 
 /// The old flow of the same match and action for each new flow. Most flows stand between the same two as
-/// before: those that begin both programs, and those that end both. No memory is read for these.
+/// before: those that begin both programs, and those that end both. For these only the numbers are kept.
 struct SameFlows {
     /// How many begin both.
     start: usize,

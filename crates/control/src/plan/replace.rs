@@ -65,10 +65,8 @@ impl<'p> Replacements<'p> {
         }
         let mut blocking: BTreeMap<u16, Vec<(usize, FlowFront)>> = BTreeMap::new();
         let mut by_match: HashMap<u64, usize> = HashMap::new();
-        for (index, flow) in flows.iter().enumerate() {
-            if !has_order(&old.program.digests()[index], limits) {
-                continue;
-            }
+        let ordered = flows.iter().zip(old.program.digests()).enumerate();
+        for (index, (flow, digest)) in ordered.filter(|(_, (_, digest))| has_order(digest, limits)) {
             let is_same = |after: &Flow| {
                 !matches!(flow.action, FlowAction::Steer { .. }) || common.is_same_class_of(flow, after)
             };
@@ -77,7 +75,7 @@ impl<'p> Replacements<'p> {
             }
             blocking.entry(old.levels[index]).or_default().push((index, flow.front()));
             if stays[index].is_none() && can_go_early(old.program, flow) {
-                by_match.entry(old.program.digests()[index].matches).or_insert(index);
+                by_match.entry(digest.matches).or_insert(index);
             }
         }
         let is_cover = |index: &&usize| {
@@ -178,7 +176,7 @@ enum Blocked {
 /// tag are decided by the program in force. A copy decides no packet.
 fn can_go_early(program: &Program, flow: &Flow) -> bool {
     let is_tagged = match flow.action {
-        FlowAction::Steer { class, .. } => program.untagged != Some(class),
+        FlowAction::Steer { .. } => program.tagged_class(flow).is_some(),
         FlowAction::Drop | FlowAction::Pass => true,
     };
     is_tagged && matches!(flow.kind, FlowKind::Normal | FlowKind::Egress)

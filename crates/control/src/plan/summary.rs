@@ -40,7 +40,7 @@ impl PlanSummary {
     /// Returns the cost of a change from what is on the device, on so many ports.
     #[must_use]
     pub fn of(change: &PlannedChange, installed: Option<&PlacedProgram<'_>>, ports: usize) -> Self {
-        let PlannedChange { compaction, program, plan, .. } = change;
+        let PlannedChange { compaction, program, plan } = change;
         let (Some(old), Some(compaction)) = (installed, compaction) else {
             return Self::of_plan(plan.plan(), installed, program, ports);
         };

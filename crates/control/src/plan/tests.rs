@@ -6,7 +6,7 @@ use std::sync::Arc;
 use packet::{FlowKey, HashFields, Layers, RssKey};
 use program::{
     Class, ClassId, Decide, Flow, FlowAction, FlowKind, FlowSpec, Group, GroupId, HashVariant, Outcome,
-    Placement, Policing, Program, QueueId, RssQueue, Rule, RuleId, SpecChain, Verdict, WorkerId,
+    Program, QueueId, RssQueue, Rule, RuleId, SpecChain, Verdict, WorkerId,
 };
 use verbs::{EthernetMatch, Ipv4Match, PortMatch};
 
@@ -65,17 +65,8 @@ fn program(lines: &[Line], limits: &Limits) -> Option<Arc<Program>> {
         0 => Verdict::Drop,
         group => Verdict::Deliver(GroupId::of(group - 1)),
     };
-    let rules = lines.iter().map(|(matched, action)| Rule {
-        name: format!("r{matched}"),
-        action: verdict(*action),
-        line: 1,
-        placement: Placement::Hardware,
-        count: true,
-        flows: 1,
-        undecided: Vec::new(),
-        sinks: Vec::new(),
-        policing: Policing::default(),
-    });
+    let rules =
+        lines.iter().map(|(matched, action)| Rule::in_hardware(format!("r{matched}"), verdict(*action), 1));
     let table = |worker: usize| vec![WorkerId::of(worker)];
     let groups = (0..ACTIONS - 1).map(|worker| Group {
         name: format!("g{worker}"),

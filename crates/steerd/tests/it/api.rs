@@ -1,5 +1,6 @@
 //! The local API and its commands, with the real binary.
 
+use std::ffi::OsStr;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -41,12 +42,13 @@ impl Place {
 
     /// `steerd run` on generated traffic.
     pub(crate) fn daemon(&self) -> Command {
+        self.daemon_with(&["--demo".as_ref()])
+    }
+
+    fn daemon_with(&self, settings: &[&OsStr]) -> Command {
         let mut command = steerd();
-        command
-            .env("STEERD_API__ENABLED", "true")
-            .args(["run", "--demo", "--policy"])
-            .arg(self.path("p.toml"));
-        command.arg("--api-socket").arg(self.socket());
+        command.env("STEERD_API__ENABLED", "true").arg("run").args(settings);
+        command.arg("--policy").arg(self.path("p.toml")).arg("--api-socket").arg(self.socket());
         command
     }
 
@@ -56,10 +58,7 @@ impl Place {
         let quiet = demo.replace("rate = 200_000", "rate = 1_000");
         assert_ne!(quiet, demo, "the demonstration has another rate");
         self.write("quiet.toml", &quiet);
-        let mut command = steerd();
-        command.env("STEERD_API__ENABLED", "true").args(["run", "--config"]).arg(self.path("quiet.toml"));
-        command.arg("--policy").arg(self.path("p.toml")).arg("--api-socket").arg(self.socket());
-        command
+        self.daemon_with(&["--config".as_ref(), self.path("quiet.toml").as_ref()])
     }
 
     pub(crate) fn start(&self) -> Daemon {

@@ -13,7 +13,7 @@ use control::{
 use packet::{FlowKey, HashFields, Layers, RssKey};
 use program::{
     Class, ClassId, Decide, Flow, FlowAction, FlowKind, FlowSpec, Group, GroupId, HashVariant, Outcome,
-    Placement, Policing, Program, QueueId, RssQueue, Rule, RuleId, SpecChain, Verdict, WorkerId,
+    Program, QueueId, RssQueue, Rule, RuleId, SpecChain, Verdict, WorkerId,
 };
 use verbs::{CounterValues, EthernetMatch, HashConfig, Ipv4Match, PortMatch};
 
@@ -372,17 +372,7 @@ pub fn world() -> Vec<FlowKey> {
 
 /// A program with one flow per line, the first of the highest precedence, and one group per worker.
 pub fn program(lines: &[Line]) -> Arc<Program> {
-    let rule = |name: &str, line: usize, action| Rule {
-        name: name.to_owned(),
-        action,
-        line: line as u32,
-        placement: Placement::Hardware,
-        count: true,
-        flows: 1,
-        undecided: Vec::new(),
-        sinks: Vec::new(),
-        policing: Policing::default(),
-    };
+    let rule = |name: &str, line: usize, action| Rule::in_hardware(name, action, line as u32);
     let verdict =
         |line: &Line| line.steer.map_or(Verdict::Drop, |group| Verdict::Deliver(GroupId::of(group)));
     let mut rules: Vec<Rule> =
