@@ -216,7 +216,7 @@ pub fn plan(
     program: Arc<Program>,
     limits: &Limits,
 ) -> Result<PlannedChange, PlanFault> {
-    let mut program = DigestedProgram::new(program);
+    let mut program = DigestedProgram::new(program, limits);
     let direct = with_any_strategy(installed, &mut program, limits, &Strategy::ALL);
     let (Some(old), Err(PlanFault::NoLevels | PlanFault::NoRoom(_))) = (installed, &direct) else {
         return direct.map(|plan| PlannedChange { compaction: None, program, plan });

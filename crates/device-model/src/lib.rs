@@ -26,7 +26,7 @@ pub use model::{
     RefusalRow,
 };
 pub use program::{Errno, Feature};
-pub use table_fill::{LazyFill, TableFill};
+pub use table_fill::TableFill;
 
 /// The capacity of the software NIC, whatever device it imitates.
 pub mod software {

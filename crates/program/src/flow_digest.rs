@@ -18,6 +18,8 @@ pub struct FlowDigest {
     /// Equal for flows of one match for which the device does the same
     /// ([`Correspondence::is_same_action`](crate::Correspondence::is_same_action)).
     pub action: u64,
+    /// [`SpecChain::mask_digest`](crate::SpecChain::mask_digest), or 0 if masks were not asked for.
+    pub mask: u64,
     /// [`Flow::priority`].
     pub priority: u16,
     /// [`Flow::kind`].
@@ -35,9 +37,10 @@ impl FlowDigest {
 }
 
 impl Program {
-    /// The digests of all flows. Their rules and queue pairs must exist.
+    /// The digests of all flows. Their rules and queue pairs must exist. `has_masks`: those of the masks too,
+    /// for which the cube of each flow is computed and kept.
     #[must_use]
-    pub fn flow_digests(&self) -> Arc<[FlowDigest]> {
+    pub fn flow_digests(&self, has_masks: bool) -> Arc<[FlowDigest]> {
         let queue = |index| DIGEST_KEYS.hash_one(self.spreading(QueueId::of(index)));
         let queues: Vec<u64> = (0..self.queues.len()).map(queue).collect();
         // Flows of one rule stand side by side.
@@ -61,6 +64,7 @@ impl Program {
             FlowDigest {
                 matches: flow.specs.digest().wrapping_add(flow.kind as u64),
                 action: whose.wrapping_add(number),
+                mask: if has_masks { flow.specs.mask_digest() } else { 0 },
                 priority: flow.priority,
                 kind: flow.kind,
                 is_multicast_only: flow.is_multicast_only(),
@@ -156,8 +160,8 @@ mod tests {
         let (mut same, mut other) = (0, 0);
         for (old, new) in programs.iter().flat_map(|old| programs.iter().map(move |new| (old, new))) {
             let common = Correspondence::of(old, new);
-            for (before, of_old) in old.flows.iter().zip(&*old.flow_digests()) {
-                for (after, of_new) in new.flows.iter().zip(&*new.flow_digests()) {
+            for (before, of_old) in old.flows.iter().zip(&*old.flow_digests(true)) {
+                for (after, of_new) in new.flows.iter().zip(&*new.flow_digests(false)) {
                     let has_same_match = before.match_key() == after.match_key();
                     assert_eq!(of_old.matches == of_new.matches, has_same_match, "{before:?} {after:?}");
                     let is_same = has_same_match && common.is_same_action(before, after);

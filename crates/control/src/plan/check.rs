@@ -1,9 +1,9 @@
 //! Examines a plan before it is carried out, by the rules of [`plan()`](super::plan()) alone: it shares no
 //! code with what makes plans, but for the digests of flows ([`FlowDigest`]), the grouping of flows
-//! ([`Runs`]) and the room in small tables ([`LazyFill`]). So it does not find a fault of the digests: their
+//! ([`Runs`]) and the room in small tables ([`TableFill`]). So it does not find a fault of the digests: their
 //! own test does.
 
-use device_model::LazyFill;
+use device_model::TableFill;
 use foldhash::{HashMap, HashMapExt as _, HashSet, HashSetExt as _};
 use program::{Correspondence, Flow, FlowAction, FlowDigest, FlowFront, FlowKind, Program, QueueId};
 
@@ -157,9 +157,6 @@ fn decides_by_tag(program: &Program, flow: &Flow) -> bool {
 
 /// A match, by its digest, at a level.
 type Place = (u64, Option<u16>);
-/// The flows of one kind and level, by mask.
-type Fill<'p> = HashMap<(FlowKind, u16), LazyFill<&'p Flow, u64>>;
-
 /// Whether a flow is applied behind all others, its level, and whether it takes its packets.
 type Order = (bool, u16, bool);
 
@@ -196,7 +193,8 @@ struct Device<'p> {
     /// The order of the last flow that was installed, and of the last that was removed.
     last_in: Order,
     last_out: Order,
-    fill: Fill<'p>,
+    /// The tables of the device, each with the flows of one kind and level.
+    fill: HashMap<(FlowKind, u16), TableFill<u64>>,
     /// The fronts of the flows of each program; made when they are needed.
     old_fronts: Option<Vec<FlowFront>>,
     new_fronts: Option<Vec<FlowFront>>,
@@ -361,16 +359,13 @@ impl<'p> Device<'p> {
     fn has_room(&mut self, index: usize, level: u16) -> bool {
         let (limits, digest) = (self.limits, &self.new_digests[index]);
         let Some(table) = limits.priority_table.filter(|_| is_ordered(digest, limits)) else { return true };
-        let (flow, old_digests) = (&self.new.flows[index], self.old_digests);
-        let (flows, levels) =
-            self.installed.map_or_else(Default::default, |old| (&*old.program.flows, old.levels));
-        let at_level = || levels.iter().filter(|of| **of == level).count();
-        let fill = self.fill.entry((flow.kind, level)).or_insert_with(|| LazyFill::new(table, at_level()));
-        let is_beside = |known: &FlowDigest| known.kind == digest.kind && is_ordered(known, limits);
-        let beside =
-            (0..flows.len()).filter(|known| levels[*known] == level && is_beside(&old_digests[*known]));
-        let there = beside.map(|known| &flows[known]);
-        fill.add(flow, |flow| flow.specs.mask_digest(), there)
+        let (old, levels) = (self.old_digests, self.installed.map_or(&[][..], |old| old.levels));
+        let fill = self.fill.entry((digest.kind, level)).or_insert_with(|| {
+            let at_level = old.iter().zip(levels).filter(|(_, of)| **of == level).map(|(known, _)| known);
+            let beside = at_level.filter(|known| known.kind == digest.kind && is_ordered(known, limits));
+            TableFill::with(table, beside.map(|known| known.mask))
+        });
+        fill.add(&digest.mask)
     }
 
     fn remove(&mut self, index: usize) -> Result<(), PlanFault> {

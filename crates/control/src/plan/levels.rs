@@ -17,7 +17,7 @@ use std::cell::OnceCell;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
-use device_model::LazyFill;
+use device_model::TableFill;
 use foldhash::{HashMap, HashMapExt as _, HashSet};
 use program::{Flow, FlowDigest, FlowFront, FlowKind, Program};
 
@@ -235,7 +235,7 @@ impl SameFlows {
 /// The old flows of each level, as a device with small tables holds them, and those that come beside them.
 struct Room<'k, 'p> {
     known: &'k Known<'p>,
-    tables: HashMap<(FlowKind, u16), LazyFill<&'p Flow, u64>>,
+    tables: HashMap<(FlowKind, u16), TableFill<u64>>,
 }
 
 impl<'k, 'p> Room<'k, 'p> {
@@ -245,15 +245,15 @@ impl<'k, 'p> Room<'k, 'p> {
 
     /// Takes a place in a level; false: there is none.
     fn take(&mut self, index: usize, level: u16) -> bool {
-        let Known { old, new, digests, limits, .. } = *self.known;
+        let Known { old, digests, limits, .. } = *self.known;
         let flow = &digests[index];
         let Some(table) = limits.priority_table.filter(|_| has_order(flow, limits)) else { return true };
-        let at_level = || old.levels.iter().filter(|of| **of == level).count();
-        let fill = self.tables.entry((flow.kind, level)).or_insert_with(|| LazyFill::new(table, at_level()));
-        let is_beside = |known: &FlowDigest| known.kind == flow.kind && has_order(known, limits);
-        let beside = self.known.at(level).filter(|known| is_beside(&old.program.digests()[*known]));
-        let there = beside.map(|known| &old.program.flows[known]);
-        fill.add(&new.flows[index], |flow| flow.specs.mask_digest(), there)
+        let fill = self.tables.entry((flow.kind, level)).or_insert_with(|| {
+            let at_level = self.known.at(level).map(|known| &old.program.digests()[known]);
+            let beside = at_level.filter(|known| known.kind == flow.kind && has_order(known, limits));
+            TableFill::with(table, beside.map(|known| known.mask))
+        });
+        fill.add(&flow.mask)
     }
 }
 

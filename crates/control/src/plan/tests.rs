@@ -221,7 +221,7 @@ fn made(
     limits: &Limits,
     strategy: Strategy,
 ) -> Option<(DigestedProgram, Plan)> {
-    let mut new = DigestedProgram::new(Arc::clone(new));
+    let mut new = DigestedProgram::new(Arc::clone(new), limits);
     let plan = make(installed, &mut new, limits, strategy)?;
     Some((new, plan))
 }
@@ -315,7 +315,8 @@ fn a_flow_of_a_class_that_no_packet_can_carry_is_refused() {
             panic!("it steers")
         };
         *of_flow = class;
-        let checked = plan.clone().check(None, &DigestedProgram::new(Arc::new(broken)), &limits).map(drop);
+        let checked =
+            plan.clone().check(None, &DigestedProgram::new(Arc::new(broken), &limits), &limits).map(drop);
         assert_eq!(checked, Err(PlanFault::NoClass(0)), "{class}");
     }
 }
@@ -329,7 +330,7 @@ fn half_of_the_priorities_always_suffices() {
         let before = placed(all.get(place * 5 % all.len()), old, &wide);
         for wanted in &all {
             let placed = before.placed();
-            let wanted = DigestedProgram::new(Arc::clone(wanted));
+            let wanted = DigestedProgram::new(Arc::clone(wanted), &wide);
             let levels = levels::assign(Some(&placed), &wanted, &wide, Strategy::From(0));
             assert!(levels.is_some(), "{before:#?}\n{wanted:#?}");
         }
