@@ -1,7 +1,7 @@
 //! Packets around a change: two pairs of interfaces, between which each program forwards 500 flows at a
 //! steady rate by the rules for them, while other rules change. Beside the daemon (policies and rules at run
-//! time) nft at ingress and Open vSwitch on DPDK's polling thread, each by the way of its manual to change
-//! many rules at once.
+//! time) nft at ingress, tc's flower classifier where the kernel has it, and Open vSwitch on DPDK's polling
+//! thread, each by the way of its manual to change many rules at once.
 //!
 //! The interfaces are AF_PACKET's for both that run in user space, so no rate of theirs is that of a NIC: the
 //! rows show what a change does to a rate that all of them sustain. A row without a change shows what the
@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use packet::build::FrameBuilder;
 use steerd_benches::comparison::{Case, Ratio};
-use steerd_benches::competitors::{Datapath, Switch, load_here};
+use steerd_benches::competitors::{Datapath, Switch, load_here, tc_batch};
 use steerd_benches::daemon::{Daemon, DaemonOptions, Provider};
 use steerd_benches::namespace;
 use steerd_benches::table::Row;
@@ -63,12 +63,15 @@ trait Program {
 
 /// The programs, and what starts them with so many rules.
 type Start = fn(&Inputs, usize) -> Result<Box<dyn Program>, String>;
-const PROGRAMS: [(&str, Start); 4] = [
+const PROGRAMS: [(&str, Start); 5] = [
     ("daemon, reload", |inputs, rules| Ok(Box::new(Reloading::start(inputs, rules)?))),
     ("daemon, rules at run time", |inputs, rules| Ok(Box::new(AtRunTime::start(inputs, rules)?))),
     ("nft -f, a verdict map at ingress", |inputs, rules| Ok(Box::new(Nft::start(inputs, rules)?))),
     ("ovs-ofctl --bundle add-flows, DPDK", |inputs, rules| Ok(Box::new(Ovs::start(inputs, rules)?))),
+    ("tc -batch, flower at ingress", |inputs, rules| Ok(Box::new(Tc::start(inputs, rules)?))),
 ];
+/// The daemon's ways among the programs; the others are compared with each.
+const OWN: usize = 2;
 
 pub(crate) fn cases(inputs: &Inputs) -> Vec<Case<'_>> {
     let veth = namespace::make_veth(SENDER, IN).and_then(|()| namespace::make_veth(OUT, FAR));
@@ -124,8 +127,10 @@ pub(crate) fn ratios(_: &Inputs, rows: &[Row]) -> Vec<Ratio> {
         let (own, other) = (times(PROGRAMS[own].0, &of)?, times(PROGRAMS[other].0, &of)?);
         Some(Ratio::of(own, other))
     };
+    let pairs: Vec<(usize, usize)> =
+        (0..OWN).flat_map(|own| (OWN..PROGRAMS.len()).map(move |other| (own, other))).collect();
     sizes
-        .flat_map(|of| [(0, 2), (0, 3), (1, 2), (1, 3)].map(|(own, other)| pair(of.clone(), own, other)))
+        .flat_map(|of| pairs.iter().map(move |(own, other)| pair(of.clone(), *own, *other)))
         .flatten()
         .collect()
 }
@@ -353,6 +358,50 @@ impl Program for Nft {
 impl Drop for Nft {
     fn drop(&mut self) {
         let _ = self.load("flush ruleset\n");
+    }
+}
+
+/// The kernel's flower classifier, where a rule is one filter of one priority (tc-flower(8)).
+struct Tc {
+    folder: PathBuf,
+}
+
+fn filter(index: usize, changed: usize) -> String {
+    let (to, port) = rule(index);
+    let action =
+        if drops(index, changed) { "drop".to_owned() } else { format!("mirred egress redirect dev {OUT}") };
+    format!(
+        "filter replace dev {IN} ingress protocol ip prio 1 handle {} flower ip_proto udp dst_ip {to} dst_port {port} \
+         action {action}\n",
+        index + 1
+    )
+}
+
+impl Tc {
+    fn start(inputs: &Inputs, rules: usize) -> Result<Self, String> {
+        let tc = Self { folder: inputs.subfolder("change")? };
+        let filters: String = (0..rules).map(|index| filter(index, 0)).collect();
+        tc.load(&format!("qdisc add dev {IN} clsact\n{filters}"))?;
+        Ok(tc)
+    }
+
+    fn load(&self, text: &str) -> Result<(), String> {
+        let file = self.folder.join("change.tc");
+        std::fs::write(&file, text).map_err(|error| error.to_string())?;
+        tc_batch(&file)
+    }
+}
+
+impl Program for Tc {
+    fn change(&mut self, changed: usize) -> Result<(), String> {
+        let filters: String = (FLOWS..FLOWS + changed).map(|index| filter(index, changed)).collect();
+        self.load(&filters)
+    }
+}
+
+impl Drop for Tc {
+    fn drop(&mut self) {
+        let _ = self.load(&format!("qdisc del dev {IN} clsact\n"));
     }
 }
 
