@@ -7,6 +7,7 @@
 
 mod app;
 pub mod capture;
+mod clock;
 mod count;
 mod forward;
 pub mod handoff;

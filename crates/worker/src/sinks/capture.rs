@@ -17,7 +17,6 @@
 //! two iterations plus that queue's depth. Packets of several workers are merged by time as far as they are
 //! in the rings at the same moment, so a file can contain packets that are older than the ones before them.
 
-mod clock;
 mod files;
 mod interfaces;
 mod losses;
@@ -35,13 +34,13 @@ use parking::Wakeup;
 use program::{CaptureSink, Program};
 use verbs::Context;
 
-use self::clock::{ClockHub, Timestamps, now_ns};
 use self::files::{CreateError, Files};
 use self::interfaces::Names;
 use self::pcapng::packet_block_bytes;
 use self::ring::{Captured, Consumer, Producer};
 use self::sampler::Sampler;
 use self::writer::{Output, Settings, Shared, Writer};
+use super::clock::{ClockHub, Timestamps, now_ns};
 use super::{Hub, Opened, Ports, SinkError};
 use crate::BATCH_MAX;
 use crate::sink::{Deliveries, Sink, SinkCounters, SinkDrop};

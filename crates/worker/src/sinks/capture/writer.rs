@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use parking::Wakeup;
 
-use super::clock::now_ns;
+use crate::sinks::clock::now_ns;
 use super::files::{self, Files, write_all};
 use super::interfaces::{Interfaces, Names};
 use super::losses::NO_RULE;
