@@ -34,7 +34,7 @@ mod witness;
 pub use diagnostics::{Diagnostic, Diagnostics, MAX_DIAGNOSTICS, Place, Severity};
 pub use parse::{
     HASH_FIELDS, LoadOptions, MAX_INCLUDE_DEPTH, MAX_INCLUDED_FILES, MAX_SUBSTITUTED_BYTES, MAX_TOTAL_BYTES,
-    parse, parse_with,
+    parse, parse_match, parse_with,
 };
 pub use policy::Policy;
 pub use schema::schema;

@@ -23,11 +23,13 @@ mod variables;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use program::Match;
+
 use crate::diagnostics::{Diagnostic, Diagnostics, Place};
 use crate::keys;
 use crate::policy::{Action, Policy, RuleDefinition, RuntimeDefinition, VERSION};
 use crate::protect::ProtectedMatch;
-use crate::source::{MAX_FILE_BYTES, SetLoader, Source};
+use crate::source::{MAX_FILE_BYTES, NoFiles, SetLoader, Source};
 
 pub use files::{MAX_INCLUDE_DEPTH, MAX_INCLUDED_FILES, MAX_TOTAL_BYTES};
 pub use groups::FIELDS as HASH_FIELDS;
@@ -91,6 +93,35 @@ pub fn parse_with(
     match reader.diagnostics.has_errors() {
         false => Ok((policy, reader.diagnostics.list)),
         true => Err(reader.diagnostics),
+    }
+}
+
+/// Reads the conditions of one match, as they stand between the braces of `match = { ... }`; `name` is that of
+/// the text in diagnostics. There are no sets and no variables.
+///
+/// ```
+/// let matches = policy::parse_match("MATCH", r#"protocol = "udp", dst_port = 53"#)?;
+/// assert!(!program::Predicate::of(&matches).matches(&packet::FlowKey::of(&[0; 60])));
+/// let problems = policy::parse_match("MATCH", "dst_prot = 53").unwrap_err();
+/// assert!(problems.list[0].message.starts_with("unknown key `dst_prot`"));
+/// # Ok::<(), policy::Diagnostics>(())
+/// ```
+///
+/// # Errors
+/// All problems of the conditions.
+pub fn parse_match(name: &str, conditions: &str) -> Result<Match, Diagnostics> {
+    let text = format!(
+        "version = 1\nrules = [{{ name = \"match\", action = \"drop\", match = {{ {conditions} }} }}]\n"
+    );
+    let source = Source::new(name, text);
+    let (mut policy, _) = parse(&source, &NoFiles)?;
+    match policy.rules.pop() {
+        Some(rule) if policy.rules.is_empty() => Ok(rule.matches),
+        _ => {
+            let place = Place::new(&Arc::new(source), 0..0);
+            let problem = place.error("these are not the conditions of one match", "");
+            Err(vec![problem.hint("close no brace or bracket that was not opened")].into())
+        }
     }
 }
 
