@@ -41,6 +41,7 @@ mod slab;
 mod soft_context;
 mod state;
 mod stats;
+mod watch;
 mod work;
 
 pub use engine::profile::{EngineProfile, EngineStage};
@@ -50,5 +51,6 @@ pub use nic::{Drive, Nic, SoftNic, SoftNicConfig};
 pub use personality::{ModelPersonality, Personality, UnknownPersonality};
 pub use queue_memory::resource;
 pub use shared::PortConfig;
-pub use stats::PortStats;
+pub use stats::{Disposition, PortStats};
+pub use watch::{WatchFilter, WatchedFrame};
 pub use xdp::ClaimReport;

@@ -19,6 +19,7 @@ use crate::library::Library;
 use crate::limits::{MAX_NAME_BYTES, MAX_PORTS, MIN_MTU_BYTES};
 use crate::personality::{ClockRules, Personality};
 use crate::shared::{NicShared, Port, PortConfig};
+use crate::watch::{WatchFilter, WatchedFrame};
 use crate::{PortStats, SoftNicError};
 
 /// Who runs the engines. Each port belongs to one engine, so each queue gets the frames of a port in the
@@ -269,10 +270,31 @@ impl SoftNic {
         self.nic.port(port).map(Port::stats).unwrap_or_default()
     }
 
+    /// Begins to watch the frames of a port (from 1) that no receive queue gets, as far as `filter` chooses
+    /// them. `false`: somebody does already, or there is no such port. Until [`SoftNic::end_watch`] the wires
+    /// drop no frames for flows, as those would not be seen.
+    #[must_use]
+    pub fn watch(&self, port: u8, filter: WatchFilter) -> bool {
+        self.nic.port(port).is_some_and(|port| port.watch.begin(filter, &port.claims))
+    }
+
+    /// Puts the watched frames since the last call into `frames`, in their order, and returns how many others
+    /// were missed. Does not wait for the engine.
+    pub fn watched(&self, port: u8, frames: &mut Vec<WatchedFrame>) -> u64 {
+        self.nic.port(port).map_or(0, |port| port.watch.take(frames))
+    }
+
+    /// Ends [`SoftNic::watch`].
+    pub fn end_watch(&self, port: u8) {
+        if let Some(port) = self.nic.port(port) {
+            port.watch.end(&port.claims);
+        }
+    }
+
     /// Lets the wires drop frames for flows before the engine has them, as they do at first, or not. When
     /// this has returned, the frames that they have dropped are counted.
     pub fn allow_drops(&self, is_allowed: bool) {
-        self.nic.ports.iter().for_each(|port| port.claims.allow_drops(is_allowed));
+        self.nic.ports.iter().for_each(|port| port.watch.allow_drops(is_allowed, &port.claims));
     }
 
     /// The claims of the flows of a port (from 1) on its wire; `None` if the wire receives all frames. Waits

@@ -17,6 +17,7 @@ use crate::personality::{ClockRules, Personality, Rules};
 use crate::port_tables::{LINK_LOCAL, eui64};
 use crate::state::State;
 use crate::stats::{PortCounters, PortStats};
+use crate::watch::PortWatch;
 
 /// One port of the device.
 pub struct PortConfig {
@@ -58,6 +59,7 @@ pub(crate) struct Port {
     mac: AtomicU64,
     pub(crate) mtu_bytes: u32,
     pub(crate) counters: PortCounters,
+    pub(crate) watch: PortWatch,
     pub(crate) down: AtomicBool,
     pub(crate) finished: AtomicBool,
     /// The frames that the wire is to take, if it does not take all.
@@ -71,6 +73,7 @@ impl Port {
             mac: AtomicU64::new(packed(config.wire.mac())),
             mtu_bytes: config.mtu_bytes,
             counters: PortCounters::default(),
+            watch: PortWatch::default(),
             down: AtomicBool::new(config.wire.state() == WireState::Down),
             finished: AtomicBool::new(false),
         }

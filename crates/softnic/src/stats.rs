@@ -198,22 +198,47 @@ impl PortStats {
     }
 }
 
-/// The outcome of one received frame.
+/// The outcome of one received frame, as [`PortStats`] counts it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(crate) enum Disposition {
+pub enum Disposition {
+    /// No flow trapped it: it is left to the kernel.
     Unmatched,
+    /// A flow with a DROP action took it.
     FlowDropped,
+    /// It is shorter than an Ethernet header.
     Runt,
+    /// It is longer than its buffer or than the port's MTU.
     Oversize,
+    /// Its queue was not in a receiving state.
     QueueNotReady,
+    /// Its receive queue had no posted buffer.
     OutOfBuffer,
+    /// The completion queue was full.
     CqOverrun,
+    /// The posted buffer failed the memory key, bounds or domain check.
     MemoryFault,
+    /// A receive queue got it.
     Delivered,
 }
 
 impl Disposition {
+    /// The name in counters.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Unmatched => "unmatched",
+            Self::FlowDropped => "flow_dropped",
+            Self::Runt => "runt",
+            Self::Oversize => "oversize",
+            Self::QueueNotReady => "queue_not_ready",
+            Self::OutOfBuffer => "out_of_buffer",
+            Self::CqOverrun => "cq_overrun",
+            Self::MemoryFault => "memory_fault",
+            Self::Delivered => "delivered",
+        }
+    }
+
     pub(crate) const ALL: [Self; 9] = [
         Self::Unmatched,
         Self::FlowDropped,

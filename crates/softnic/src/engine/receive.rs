@@ -91,6 +91,9 @@ pub(super) fn burst(
     plan.tally(frames.len(), stats);
     let count = frames.len();
     drop(state);
+    if let Some(port) = nic.port(number).filter(|port| port.watch.is_on()) {
+        port.watch.note(frames, &plan.ends, now_ns);
+    }
     drop(burst);
     if port.takes_away {
         let unmatched = plan.unmatched(count);

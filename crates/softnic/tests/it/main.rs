@@ -20,3 +20,4 @@ mod verbs_steering;
 mod verbs_support;
 mod verbs_traffic;
 mod waiting;
+mod watching;

@@ -1,0 +1,89 @@
+//! Watching the frames that no receive queue gets.
+
+use std::sync::Arc;
+
+use crate::verbs_support::*;
+use packet::{DeepKey, FlowKey, FrameHead};
+use softnic::{Disposition, WatchFilter, WatchedFrame};
+use verbs::{ActionSpec, FlowHandle};
+
+fn all() -> WatchFilter {
+    Box::new(|_, _| true)
+}
+
+/// The frames since the last call, and how many were missed.
+fn watched(rig: &Rig) -> (Vec<WatchedFrame>, u64) {
+    let mut frames = Vec::new();
+    let missed = rig.nic.watched(PORT.0, &mut frames);
+    (frames, missed)
+}
+
+#[test]
+fn each_frame_without_a_queue_is_shown_with_its_end() {
+    let rig = Rig::new();
+    let domain = rig.domain();
+    // Two buffers.
+    let mut receiver = Receiver::new(&domain, 2);
+    let target = single(&domain, &receiver.queue);
+    let _steered = FlowHandle::create(&target, &udp_flow(53, 1)).unwrap();
+    let _dropped = FlowHandle::create(&target, &udp_flow(54, 2).action(ActionSpec::Drop)).unwrap();
+    let frames = [udp(1, 53), udp(2, 54), udp(3, 55), udp(4, 53), udp(5, 53), vec![0; 10], vec![0; 1600]];
+    rig.deliver([udp(3, 55)]);
+    assert!(watched(&rig).0.is_empty(), "nobody watches");
+
+    assert!(rig.nic.watch(PORT.0, all()));
+    rig.deliver(frames.clone());
+    assert_eq!(receiver.drain().len(), 2);
+    let (shown, missed) = watched(&rig);
+    let expected = [
+        (1, Disposition::FlowDropped),
+        (2, Disposition::Unmatched),
+        (4, Disposition::OutOfBuffer),
+        (5, Disposition::Runt),
+        (6, Disposition::Oversize),
+    ];
+    assert_eq!(shown.len(), expected.len(), "{shown:?}");
+    for (shown, (place, end)) in shown.iter().zip(expected) {
+        let frame = &frames[place];
+        assert_eq!((shown.end, shown.head, shown.key), (end, FrameHead::of(frame), DeepKey::of(frame)));
+        assert!(shown.received_ns > 0);
+    }
+    assert_eq!(missed, 0);
+}
+
+#[test]
+fn frames_are_chosen_and_beyond_the_room_counted() {
+    let rig = Rig::new();
+    assert!(rig.nic.watch(PORT.0, Box::new(|key, _| key.outer.dst_port == 9)));
+    assert!(!rig.nic.watch(PORT.0, all()), "somebody watches already");
+    assert!(!rig.nic.watch(7, all()), "there is no such port");
+    rig.deliver((0..1000).flat_map(|port| [udp(port, 9), udp(port, 10)]));
+    let (shown, missed) = watched(&rig);
+    assert!(shown.iter().all(|frame| frame.key.outer == FlowKey::of(&udp(frame.key.outer.src_port, 9))));
+    assert_eq!((shown.len(), missed), (256, 744));
+    rig.deliver([udp(7, 9)]);
+    assert_eq!((watched(&rig).0.len(), watched(&rig).0.len()), (1, 0));
+    rig.nic.end_watch(PORT.0);
+    rig.deliver([udp(7, 9)]);
+    assert!(watched(&rig).0.is_empty());
+    assert!(rig.nic.watch(PORT.0, all()), "another one can");
+}
+
+#[test]
+fn an_engine_with_a_thread_never_waits_for_the_watcher() {
+    let rig = Rig::new();
+    assert!(rig.nic.watch(PORT.0, all()));
+    let nic = Arc::new(rig);
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            let (mut shown, mut missed) = (0, 0);
+            while shown + missed < 20_000 {
+                let (frames, more) = watched(&nic);
+                (shown, missed) = (shown + frames.len() as u64, missed + more);
+            }
+            shown + missed
+        });
+        nic.deliver((0..20_000).map(|number| udp(number as u16, 9)));
+        assert_eq!(reader.join().unwrap(), 20_000, "each frame is shown or counted");
+    });
+}
