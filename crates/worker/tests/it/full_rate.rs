@@ -30,9 +30,9 @@ use crate::support::{nic_of, small};
 const WORKERS: usize = 2;
 const OWNER: RuntimeOwner = RuntimeOwner { uid: 0, rules_max: None };
 const PATIENCE: Duration = Duration::from_secs(20);
-/// The most packets between the wire and the workers. Each has a copy at most, and a worker has 1,024
-/// buffers.
-const IN_FLIGHT_MAX: u64 = 400;
+/// The most packets between the wire and the workers, and the most copies after which others are let in. A
+/// packet has a copy at most, so a worker, which has 1,024 buffers, meets three times as many.
+const IN_FLIGHT_MAX: u64 = 300;
 /// The most packets that a test awaits between two changes.
 const PACKETS_BETWEEN_MAX: u64 = 2000;
 /// The last bytes of a frame, which are its number.
@@ -45,6 +45,7 @@ struct Shared {
     granted: AtomicU64,
     /// Packets that workers have seen, without copies.
     seen: AtomicU64,
+    seen_copies: AtomicU64,
     /// The newest state whose change has begun, and the newest one whose change has ended.
     begun: AtomicU32,
     ended: AtomicU32,
@@ -132,7 +133,9 @@ impl Sink for Observer {
             let number = u64::from_le_bytes(*stamp);
             Decided { number, newest, generation: delivery.generation, outcome: delivery.outcome }
         }));
-        let packets = decided[before..].iter().filter(|one| !is_copy(one.outcome)).count();
+        let copies = decided[before..].iter().filter(|one| is_copy(one.outcome)).count();
+        let packets = decided.len() - before - copies;
+        self.shared.seen_copies.fetch_add(copies as u64, Ordering::Release);
         self.shared.seen.fetch_add(packets as u64, Ordering::Release);
     }
 }
@@ -399,11 +402,11 @@ fn change_at_full_rate(name: &str, personality: Personality, model: &DeviceModel
     let controls: Vec<_> = handles.iter().map(WorkerHandle::control).collect();
     let mut running =
         Running { shared, controller, controls, programs: Vec::new(), states: Vec::new(), has_table: false };
-    let shared = Arc::clone(&running.shared);
+    let (shared, controls) = (Arc::clone(&running.shared), running.controls.clone());
     let (mut first, mut last, mut store) = (Vec::new(), Vec::new(), RuntimeStore::default());
     running.install(&compiled(&text(&first, &last), model, None), store.clone());
     let rate = std::thread::scope(|scope| {
-        let granting = scope.spawn(|| grant(&nic, &shared));
+        let granting = scope.spawn(|| grant(&nic, &shared, &controls));
         let begun = Instant::now();
         for _ in 0..changes {
             // Rules change more often than policies, as they do.
@@ -440,18 +443,30 @@ fn change_at_full_rate(name: &str, personality: Personality, model: &DeviceModel
 
 /// Lets the wire hand over as many frames as the workers have room for, until it is to stop and all have
 /// arrived.
-fn grant(nic: &SoftNic, shared: &Shared) {
+fn grant(nic: &SoftNic, shared: &Shared, controls: &[WorkerControl]) {
+    let mut stopped: Option<Instant> = None;
     loop {
         let stops = shared.stops.load(Ordering::SeqCst);
+        let waits = stops.then(|| stopped.get_or_insert_with(Instant::now).elapsed());
         let stats = nic.port_stats(1);
         let seen = shared.seen.load(Ordering::Acquire);
         let settled = stats.flow_dropped + stats.unmatched + seen;
+        // The workers of the copies may be behind those of the packets.
+        let copies = stats.replicated.saturating_sub(shared.seen_copies.load(Ordering::Acquire));
         if !stops {
-            shared.granted.store(settled + IN_FLIGHT_MAX, Ordering::Release);
+            if copies <= IN_FLIGHT_MAX {
+                shared.granted.store(settled + IN_FLIGHT_MAX, Ordering::Release);
+            }
         } else if [settled, stats.dispositions()] == [shared.granted.load(Ordering::Acquire); 2] {
             // The engine publishes its counters after the workers may have had the packets.
             return;
         }
+        assert!(
+            waits.is_none_or(|waits| waits < PATIENCE),
+            "of {} frames {settled} have arrived: {stats:?}; {:#?}",
+            shared.granted.load(Ordering::Acquire),
+            controls.iter().map(WorkerControl::snapshot).collect::<Vec<_>>()
+        );
         std::thread::sleep(Duration::from_micros(50));
     }
 }
