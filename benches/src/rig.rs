@@ -196,7 +196,7 @@ impl Rig {
         let program = Arc::new(program);
         let slot = Slot::of(0).expect("the first place");
         let map = Arc::new(SinkMap::new(1, &program, &[slot]));
-        opened.hub.announce(1, &program);
+        opened.hub.announce(&map, &program);
         for (worker, endpoint) in self.workers.iter().zip(opened.endpoints.drain(..)) {
             worker.control().place_sink(slot, Some(endpoint));
         }

@@ -19,6 +19,7 @@ use std::time::Duration;
 
 use crate::server::{Listener, Server};
 use crate::settings;
+pub(crate) use captures::Asked;
 pub(crate) use router::{Daemon, InForce, Links, ReloadRequest, Waiter, Wanted};
 use socket::SocketFile;
 

@@ -103,6 +103,9 @@ pub(crate) enum Command {
     /// Write the packets of a rule of the running daemon to a file or a pipe as pcapng, until Ctrl-C or a
     /// limit.
     Capture(CaptureArgs),
+    /// Show the ways that packets take through the running daemon, and compare each with the way that
+    /// `explain` computes; exit code 1 if one differs.
+    Trace(TraceArgs),
     /// Write man pages and shell completions into a folder.
     #[command(hide = true)]
     Generate {
@@ -616,6 +619,31 @@ pub(crate) struct CaptureArgs {
     pub(crate) one_in: Option<u32>,
     #[command(flatten)]
     pub(crate) api: ApiArgs,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example: steerd trace 'protocol = \"udp\", dst_port = 53'")]
+pub(crate) struct TraceArgs {
+    /// The packets, by the keys of a `match` of a policy, e.g. 'dst_port = 53, src = \"10.0.0.0/8\"'; by
+    /// default all.
+    #[arg(value_name = "MATCH")]
+    pub(crate) matches: Option<String>,
+    /// End after this many packets.
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) count: u64,
+    /// End after this many seconds.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=31_536_000))]
+    pub(crate) seconds: Option<u64>,
+    /// Show one of this many packets.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) one_in: Option<u32>,
+    /// Only packets that are dropped, by the device or by workers, or lost.
+    #[arg(long)]
+    pub(crate) dropped: bool,
+    #[command(flatten)]
+    pub(crate) api: ApiArgs,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
 }
 
 #[derive(Debug, Args)]

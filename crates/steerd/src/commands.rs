@@ -5,6 +5,7 @@ pub(crate) mod check;
 mod client;
 pub(crate) mod devices;
 pub(crate) mod diff;
+mod ending;
 mod error;
 pub(crate) mod explain;
 pub(crate) mod flows;
@@ -18,6 +19,7 @@ pub(crate) mod size;
 pub(crate) mod status;
 mod target;
 pub(crate) mod top;
+pub(crate) mod trace;
 
 pub(crate) use error::Error;
 
@@ -26,6 +28,6 @@ pub(crate) use error::Error;
 #[repr(u8)]
 pub(crate) enum Outcome {
     Success = 0,
-    /// `diff` found a difference.
+    /// `diff` or `trace` found a difference.
     Different = 1,
 }

@@ -22,6 +22,7 @@ pub(crate) mod shutdown;
 pub(crate) mod signals;
 pub(crate) mod sink_health;
 pub(crate) mod sinks;
+mod trace;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -32,7 +32,7 @@ use clap::Parser;
 use cli::{Cli, Command};
 use commands::{
     Error, Outcome, capture, check, devices, diff, explain, flows, healthcheck, history, import, plan,
-    reload, rule, size, status, top,
+    reload, rule, size, status, top, trace,
 };
 use daemon::{shutdown, signals};
 use terminal::output::{self, OutputError};
@@ -70,6 +70,7 @@ fn main() -> ExitCode {
         Command::Rule(args) => rule::run(&args).map(|()| Outcome::Success),
         Command::Top(args) => top::run(&args).map(|()| Outcome::Success),
         Command::Capture(args) => capture::run(&args).map(|()| Outcome::Success),
+        Command::Trace(args) => trace::run(&args),
         Command::Flows(args) => flows::run(&args).map(|()| Outcome::Success),
         Command::Generate { folder } => {
             let generated = cli::generate(&folder).map_err(|error| Error::Output(OutputError(error)));

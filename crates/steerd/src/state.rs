@@ -27,6 +27,9 @@ pub(crate) struct State {
     pub(crate) policy: PolicyState,
     /// Log lines that were dropped because the log could not be written in time.
     pub(crate) log_lines_dropped: u64,
+    /// The packets that traces have shown, and those of them that took another way than `explain` computes.
+    pub(crate) traced_packets: u64,
+    pub(crate) trace_differences: u64,
     pub(crate) rules: Vec<RuleState>,
     pub(crate) workers: Vec<WorkerState>,
     pub(crate) sinks: Vec<SinkState>,

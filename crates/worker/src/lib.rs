@@ -71,7 +71,7 @@ pub use program::ChangeStage;
 pub use regime::{Regime, WorkerProfile};
 pub use sink::{
     Deliveries, Delivery, FrameBudget, FramesBack, Sink, SinkCounters, SinkDrop, SinkMap, SinkSide,
-    SinkTraffic, Slot, Taken, TakenRun,
+    SinkTraffic, Slot, SlotSet, Taken, TakenRun,
 };
 pub use stats::{DropReason, Failure, Latency, RuleSnapshot, WorkerSnapshot};
 pub use transmitter::{SENDS_MAX, Transmitter, TransmitterError};

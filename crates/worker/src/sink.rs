@@ -70,6 +70,8 @@ pub struct Delivery<'b> {
     pub generation: u64,
     /// The tag of its flow; 0 if the flow has none or the device has no tags.
     pub tag: FlowTag,
+    /// The places of all sinks that get it.
+    pub slots: SlotSet,
     /// The packet; its buffer is posted again when the sink returns.
     pub bytes: &'b [u8],
     /// The device's clock at reception, where timestamps were asked for.
@@ -153,6 +155,7 @@ fn delivery<'b>(decision: &Decision, batch: &'b Batch, pool: &'b FramePool) -> O
         outcome: decision.outcome,
         generation: decision.generation,
         tag: FlowTag(packet.tag),
+        slots: SlotSet(decision.sinks),
         bytes: whole.get(..packet.bytes as usize).unwrap_or(whole),
         timestamp: batch.timestamps.get(index).copied(),
     })
@@ -414,11 +417,31 @@ impl Slot {
 
 const _: () = assert!(Slot::COUNT <= u64::BITS as usize);
 
+/// A set of places.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct SlotSet(u64);
+
+impl FromIterator<Slot> for SlotSet {
+    fn from_iter<S: IntoIterator<Item = Slot>>(slots: S) -> Self {
+        Self(slots.into_iter().fold(0, |bits, slot| bits | slot.bit()))
+    }
+}
+
+impl SlotSet {
+    /// Whether a place is in the set.
+    #[must_use]
+    pub fn contains(self, slot: Slot) -> bool {
+        self.0 & slot.bit() != 0
+    }
+}
+
 /// Which sinks get the packets of a program's rules; one for all workers. The sinks of a rule can be changed
 /// while workers use it.
 #[derive(Debug)]
 pub struct SinkMap {
     generation: u64,
+    /// The places of the program's sinks.
+    slots: Box<[Slot]>,
     /// The bits of sinks: by rule those that get the packets delivered for it; behind them the sink that gets
     /// the packets of the kernel, and none.
     bits: Box<[AtomicU64]>,
@@ -439,7 +462,7 @@ impl SinkMap {
         let runtime = runtime
             .map(|action| action.iter().flat_map(|action| &action.sinks).fold(0, |bits, id| bits | bit(id)));
         let bits = rules.chain([kernel, 0]).chain(runtime).map(AtomicU64::new).collect();
-        Self { generation, bits, rules: program.rules.len(), kernel }
+        Self { generation, slots: slots.into(), bits, rules: program.rules.len(), kernel }
     }
 
     /// A map without sinks.
@@ -459,6 +482,23 @@ impl SinkMap {
         if let Some(bits) = self.of_rules().get(rule.index()) {
             bits.fetch_and(!slot.bit(), Relaxed);
         }
+    }
+
+    /// Lets the sink in `slot` get all decided packets from now on, also those that are dropped, and those
+    /// that rules at run time decide.
+    pub fn attach_to_all(&self, slot: Slot) {
+        self.bits.iter().for_each(|bits| _ = bits.fetch_or(slot.bit(), Relaxed));
+    }
+
+    /// Ends [`SinkMap::attach_to_all`], as [`SinkMap::detach`].
+    pub fn detach_from_all(&self, slot: Slot) {
+        self.bits.iter().for_each(|bits| _ = bits.fetch_and(!slot.bit(), Relaxed));
+    }
+
+    /// The sinks of the program in these places; others can be there that are attached.
+    pub fn sinks_in(&self, slots: SlotSet) -> impl Iterator<Item = SinkId> {
+        let is_in = move |slot: &Slot| slots.contains(*slot);
+        self.slots.iter().enumerate().filter(move |(_, slot)| is_in(slot)).map(|(index, _)| SinkId::of(index))
     }
 
     fn of_rules(&self) -> &[AtomicU64] {

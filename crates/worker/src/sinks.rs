@@ -14,6 +14,7 @@ pub mod handoff;
 mod kernel;
 mod outgoing;
 mod port;
+pub mod trace;
 
 use std::sync::Arc;
 
@@ -23,7 +24,7 @@ use verbs::{Context, Domain, RegisteredFrames};
 
 pub use self::count::{FlowId, PacketSizes, TopFlow};
 pub use self::kernel::TapError;
-use crate::sink::{FrameBudget, Sink, SinkCounters};
+use crate::sink::{FrameBudget, Sink, SinkCounters, SinkMap};
 
 /// The device and the workers that sinks are opened for.
 pub struct Environment<'e> {
@@ -84,8 +85,9 @@ impl Environment<'_> {
 /// The part of a sink that is not on the workers' threads. Dropping it ends its threads and closes its files,
 /// after everything that endpoints have passed to it is written or counted.
 pub trait Hub: Send + Sync {
-    /// Called before packets that a program of this generation delivers arrive at the endpoints.
-    fn announce(&self, _generation: u64, _program: &Arc<Program>) {}
+    /// Called before packets that a program delivers, with sinks in the places of this map, arrive at the
+    /// endpoints.
+    fn announce(&self, _map: &Arc<SinkMap>, _program: &Arc<Program>) {}
 
     /// The SHA-256 of the text of the policy that a program of this generation is of, in hexadecimal; called
     /// before [`Hub::announce`], if the daemon knows it.

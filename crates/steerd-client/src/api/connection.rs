@@ -191,11 +191,36 @@ impl ApiClient {
         &self,
         asked: &impl Serialize,
         is_over: impl Fn() -> bool,
+        data: impl FnMut(&[u8]) -> io::Result<CaptureNext>,
+    ) -> Result<io::Result<()>, ApiError> {
+        self.follow("/v1/captures", asked, is_over, data)
+    }
+
+    /// Starts a trace as [`ApiClient::capture`] starts a capture; its bytes are JSON objects, a line each.
+    /// `asked` has the keys of POST /v1/traces.
+    ///
+    /// # Errors
+    /// The daemon refuses, or does not answer.
+    pub fn trace(
+        &self,
+        asked: &impl Serialize,
+        is_over: impl Fn() -> bool,
+        data: impl FnMut(&[u8]) -> io::Result<CaptureNext>,
+    ) -> Result<io::Result<()>, ApiError> {
+        self.follow("/v1/traces", asked, is_over, data)
+    }
+
+    /// Passes on the bytes of an answer that goes on until it is stopped.
+    fn follow(
+        &self,
+        path: &str,
+        asked: &impl Serialize,
+        is_over: impl Fn() -> bool,
         mut data: impl FnMut(&[u8]) -> io::Result<CaptureNext>,
     ) -> Result<io::Result<()>, ApiError> {
         let body = serde_json::to_vec(asked).map_err(|error| self.not_understood(&error))?;
         self.runtime.block_on(async {
-            let begun = self.begin(Method::POST, "/v1/captures", body.into());
+            let begun = self.begin(Method::POST, path, body.into());
             let answer = self.within(SHORT, begun).await?;
             let id =
                 answer.headers().get(CAPTURE_HEADER).and_then(|id| id.to_str().ok()?.parse::<u64>().ok());

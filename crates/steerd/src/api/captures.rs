@@ -1,4 +1,4 @@
-//! Captures of rules for clients of the API: the bytes go from the thread of the sink through a bounded
+//! Captures of rules and traces of packets for clients of the API: the bytes go from the thread of the sink through a bounded
 //! channel to the answer.
 //!
 //! If the client reads slowly the thread waits, the rings of the workers fill, and packets are dropped as
@@ -16,13 +16,22 @@ use hyper::body::{Body, Bytes, Frame};
 use tokio::sync::mpsc;
 use worker::Slot;
 
-use super::request::{CaptureBody, Refused};
+use super::request::{CaptureBody, Refused, TraceBody};
 use super::router::Daemon;
 
 /// The most captures at once: each takes a ring per worker.
 const CAPTURES_MAX: usize = 8;
 /// The most writes of the sink's thread that wait for the client.
 const CHANNEL_WRITES: usize = 16;
+
+/// What a client wants to see.
+#[derive(Clone, Debug)]
+pub(crate) enum Asked {
+    /// The packets of a rule.
+    Capture(CaptureBody),
+    /// The ways of packets.
+    Trace(TraceBody),
+}
 
 /// The captures that are running.
 pub(super) struct Captures {
@@ -43,11 +52,14 @@ impl Captures {
     }
 
     /// Starts a capture; may wait for the workers.
-    pub(super) fn start(self: &Arc<Self>, asked: &CaptureBody) -> Result<(u64, Packets), Refused> {
+    pub(super) fn start(self: &Arc<Self>, asked: &Asked) -> Result<(u64, Packets), Refused> {
         let id = {
             let mut open = self.open();
             if open.slots.len() >= CAPTURES_MAX {
-                return Err(Refused::new(503, format!("{CAPTURES_MAX} captures are running already")));
+                return Err(Refused::new(
+                    503,
+                    format!("{CAPTURES_MAX} captures and traces are running already"),
+                ));
             }
             open.last_id += 1;
             let id = open.last_id;
@@ -198,12 +210,7 @@ mod tests {
             unimplemented!("captures do not use it")
         }
 
-        fn attach(
-            &self,
-            id: u64,
-            _asked: &CaptureBody,
-            _stream: Box<dyn Write + Send>,
-        ) -> Result<Slot, Refused> {
+        fn attach(&self, id: u64, _asked: &Asked, _stream: Box<dyn Write + Send>) -> Result<Slot, Refused> {
             assert!(self.captures.get().expect("set").stop(id), "it is known already");
             Ok(Slot::of(3).expect("a place"))
         }
@@ -218,7 +225,7 @@ mod tests {
         let daemon = Arc::new(Stopping::default());
         let captures = Arc::new(Captures::new(Arc::clone(&daemon) as Arc<dyn Daemon>));
         assert!(daemon.captures.set(Arc::clone(&captures)).is_ok());
-        let asked: CaptureBody = serde_json::from_str("{\"rule\":\"dns\"}").expect("a body");
+        let asked = Asked::Capture(CaptureBody { rule: "dns".to_owned(), ..CaptureBody::default() });
         let refused = captures.start(&asked).map(|(id, _)| id).expect_err("stopped");
         assert!(refused.status == 409 && refused.why.contains("was stopped"), "{refused}");
         assert_eq!(*daemon.detached.lock().expect("not poisoned"), [Slot::of(3).expect("a place")]);

@@ -109,6 +109,59 @@ pub(crate) struct Verdict {
     pub(crate) excerpts: String,
 }
 
+/// A line of the answer of POST /v1/traces: the way that a packet took.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct TraceLine {
+    /// The number in this trace, from 1.
+    pub(crate) number: u64,
+    /// The header fields, for people.
+    pub(crate) packet: String,
+    pub(crate) bytes: u32,
+    /// The first bytes in hexadecimal.
+    pub(crate) head: String,
+    /// The program that decided.
+    pub(crate) generation: u64,
+    /// The time of reception in nanoseconds since the epoch, if the device's clock tells it.
+    pub(crate) received_ns: Option<u64>,
+    /// The time of the worker's decision; `None`: no worker received it.
+    pub(crate) decided_ns: Option<u64>,
+    /// The worker that received it.
+    pub(crate) worker: Option<u32>,
+    /// The tag of its flow; `None`: it had none.
+    pub(crate) tag: Option<u32>,
+    /// The flow, by its place in the program, and its queue pair, as computed: devices report neither.
+    pub(crate) flow: Option<usize>,
+    pub(crate) queue: Option<u32>,
+    /// Whether it is a copy of a packet that other rules decide.
+    pub(crate) is_copy: bool,
+    pub(crate) rule: String,
+    pub(crate) line: u32,
+    pub(crate) action: String,
+    /// Why nobody gets it: `flow` if a flow drops it, `policed` beyond the limit or sample of its rule, or the
+    /// reason of a loss, as in the state of ports.
+    pub(crate) dropped: Option<String>,
+    /// The rules that the worker compared it with; `None`: its flow decided.
+    pub(crate) compared_rules: Option<usize>,
+    pub(crate) sinks: Vec<String>,
+    /// Where `explain` computes something else.
+    pub(crate) differences: Vec<TraceDifference>,
+}
+
+/// A part of a packet's way that is not as computed.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct TraceDifference {
+    /// `class`, `worker`, `decision`, `sinks` or `device`.
+    pub(crate) what: String,
+    pub(crate) seen: String,
+    pub(crate) computed: String,
+}
+
+impl fmt::Display for TraceDifference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}, computed {}", self.what, self.seen, self.computed)
+    }
+}
+
 /// POST /v1/plan, and a reload that is only tried: the cost of a change.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct PlanReport {

@@ -24,6 +24,7 @@ pub(crate) const PATHS: &[(&str, &str)] = &[
     ("POST", "/v1/plan"),
     ("GET", "/v1/history"),
     ("POST", "/v1/captures"),
+    ("POST", "/v1/traces"),
     ("DELETE", "/v1/captures/ID"),
 ];
 
@@ -65,6 +66,8 @@ pub(crate) enum Call<'r> {
     Rollback,
     History,
     StartCapture,
+    StartTrace,
+    /// Stops a capture or a trace; their numbers are of one sequence.
     StopCapture {
         id: u64,
     },
@@ -74,7 +77,7 @@ impl Call<'_> {
     /// Whether it changes what runs, or shows packets.
     pub(crate) fn is_privileged(self) -> bool {
         let reloads = matches!(self, Self::Reload | Self::Confirm | Self::Rollback);
-        reloads || matches!(self, Self::StartCapture | Self::StopCapture { .. })
+        reloads || matches!(self, Self::StartCapture | Self::StartTrace | Self::StopCapture { .. })
     }
 
     /// The most bytes of its body.
@@ -125,6 +128,7 @@ pub(crate) fn call<'r>(method: &str, path: &str, query: Option<&'r str>) -> Resu
         "/v1/rollback" => (Call::Rollback, "POST"),
         "/v1/history" => (Call::History, "GET, HEAD"),
         "/v1/captures" => (Call::StartCapture, "POST"),
+        "/v1/traces" => (Call::StartTrace, "POST"),
         _ => match path.strip_prefix("/v1/captures/").map(str::parse) {
             Some(Ok(id)) => (Call::StopCapture { id }, "DELETE"),
             _ => return Err(unknown(path)),
@@ -245,6 +249,21 @@ pub(crate) struct CaptureBody {
     /// One of this many packets is taken; `None`: all.
     #[serde(default)]
     pub(crate) one_in: Option<u32>,
+}
+
+/// A trace of packets.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct TraceBody {
+    /// The keys of a `match` of a policy; `None`: all packets.
+    #[serde(default, rename = "match")]
+    pub(crate) matches: Option<String>,
+    /// One of this many packets is shown; `None`: all.
+    #[serde(default)]
+    pub(crate) one_in: Option<u32>,
+    /// Only packets that are dropped or lost.
+    #[serde(default)]
+    pub(crate) dropped: bool,
 }
 
 /// The most entries of a list of a body, as each takes more memory than its text.

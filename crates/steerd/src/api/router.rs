@@ -19,12 +19,10 @@ use tokio::sync::{Semaphore, oneshot};
 use tokio::time::timeout;
 use worker::Slot;
 
-use super::captures::Captures;
+use super::captures::{Asked, Captures};
 use super::flows;
 use super::model::{File, History, PlanReport, PolicyText, Status, Verdict};
-use super::request::{
-    self, Call, CaptureBody, NoOptions, PATHS, PolicyBody, Refused, ReloadBody, RollbackBody,
-};
+use super::request::{self, Call, NoOptions, PATHS, PolicyBody, Refused, ReloadBody, RollbackBody};
 use super::rules::{Caller, ChangesRefused, RefusedRule, RuleChanges, RuleList, RulesChanged};
 use crate::policy_diff;
 use crate::policy_file::{self, Inputs, KEPT_BYTES_MAX};
@@ -55,13 +53,8 @@ pub(crate) trait Daemon: Send + Sync {
 
     fn in_force(&self) -> InForce;
 
-    /// Lets a new capture with this number write the packets of a rule to `stream`. Waits for the workers.
-    fn attach(
-        &self,
-        id: u64,
-        asked: &CaptureBody,
-        stream: Box<dyn io::Write + Send>,
-    ) -> Result<Slot, Refused>;
+    /// Lets a new capture or trace with this number write to `stream`. Waits for the workers.
+    fn attach(&self, id: u64, asked: &Asked, stream: Box<dyn io::Write + Send>) -> Result<Slot, Refused>;
 
     /// Ends it. Waits for the workers.
     fn detach(&self, slot: Slot);
@@ -243,11 +236,15 @@ impl Api {
             Call::History => json(&self.links.daemon.history()),
             Call::StartCapture => {
                 let bytes = body(incoming, call.body_bytes_max()).await?;
-                self.start_capture(&bytes)?
+                self.start(|| request::body(&bytes).map(Asked::Capture), "application/x-pcapng")?
+            }
+            Call::StartTrace => {
+                let bytes = body(incoming, call.body_bytes_max()).await?;
+                self.start(|| request::options(&bytes).map(Asked::Trace), "application/x-ndjson")?
             }
             Call::StopCapture { id } => match computed(|| self.captures.stop(id))? {
                 true => json(&BTreeMap::from([("stopped", id)])),
-                false => return Err(Refused::new(404, format!("no capture {id} is running")).into()),
+                false => return Err(Refused::new(404, format!("no capture or trace {id} is running")).into()),
             },
             Call::Diff => {
                 // Before the body is read, so that the bodies of those that wait take no memory. Held to the
@@ -327,13 +324,14 @@ impl Api {
     }
 
     /// The answer is the capture, and its number is in a header.
-    fn start_capture(&self, bytes: &Bytes) -> Result<Answer, Failed> {
-        let started = computed(|| {
-            let asked: CaptureBody = request::body(bytes)?;
-            self.captures.start(&asked)
-        });
+    fn start(
+        &self,
+        asked: impl FnOnce() -> Result<Asked, Refused>,
+        content_type: &'static str,
+    ) -> Result<Answer, Failed> {
+        let started = computed(|| self.captures.start(&asked()?));
         let (id, packets) = started??;
-        let mut answer = with(Response::new(packets.boxed()), CONTENT_TYPE, "application/x-pcapng");
+        let mut answer = with(Response::new(packets.boxed()), CONTENT_TYPE, content_type);
         answer.headers_mut().insert(CAPTURE_HEADER, HeaderValue::from(id));
         Ok(answer)
     }

@@ -84,8 +84,8 @@ impl Dataplane {
             Command::Preview { program, done } => {
                 let _ = done.send(self.controller.preview(program).map_err(Error::Install));
             }
-            Command::Attach { sink, rule, opened, done } => {
-                let attached = self.sinks.attach(&sink, &rule, opened);
+            Command::Attach { sink, packets, opened, done } => {
+                let attached = self.sinks.attach(&sink, &packets, opened);
                 match attached {
                     Ok(_) => self.publish_sinks(),
                     Err(_) => self.close_sinks(),
@@ -134,7 +134,13 @@ impl Dataplane {
         // Packets may arrive at new sinks before the change is over.
         self.publish_sinks();
         let workers = &self.observer.workers;
-        let mut publish = |stage: &ChangeStage| publish(workers, &SharedStage::new(stage, &map));
+        let sinks = &mut self.sinks;
+        let mut publish = |stage: &ChangeStage| {
+            if let ChangeStage::Begin(program) = stage {
+                sinks.begin(program, &map);
+            }
+            publish(workers, &SharedStage::new(stage, &map))
+        };
         let install = |controller: &mut Controller| controller.install(program, &mut publish);
         let installed = match change_device(&mut self.controller, &self.observer, install) {
             Ok(installed) => installed,

@@ -18,6 +18,7 @@ use crate::daemon::dataplane::DropReader;
 use crate::daemon::device::{OpenDevice, OutOfBuffer, Soft};
 use crate::daemon::health::{DownPort, Health, Part, Progress};
 use crate::daemon::libmlx5::PreloadedNic;
+use crate::daemon::trace::TraceTotals;
 use crate::state::State;
 use crate::telemetry::logging::Log;
 use crate::telemetry::pages::Source;
@@ -36,6 +37,7 @@ pub(crate) struct Observer {
     /// The frames of all workers.
     pub(super) frames: u64,
     pub(super) log: Log,
+    pub(super) traces: Arc<TraceTotals>,
     /// The traffic of rules at run time, by their names in programs, that was counted in the device until
     /// they left it, and that nobody has taken.
     pub(super) left_device: Mutex<HashMap<String, Traffic>>,

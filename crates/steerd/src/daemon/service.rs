@@ -2,16 +2,19 @@
 
 use std::io;
 
-use program::{CaptureSink, SinkKind, SinkSpec, Verdict};
+use program::{CaptureSink, CountSink, Predicate, SinkKind, SinkSpec, Verdict};
 use steerd_client::api::ApiFailure;
 use worker::Slot;
-use worker::sinks::capture;
+use worker::sinks::trace::{self, TraceOptions};
+use worker::sinks::{Opened, capture};
 
 use crate::api::model::PlanReport;
-use crate::api::request::{CaptureBody, Refused};
+use crate::api::request::{CaptureBody, Refused, TraceBody};
 use crate::api::rules::{Caller, ChangesRefused, RuleChanges, RuleList, RulesChanged};
-use crate::api::{self, InForce, model};
+use crate::api::{self, Asked, InForce, model};
 use crate::daemon::reload::{self, Parts};
+use crate::daemon::sinks::AttachedTo;
+use crate::daemon::trace::TraceWriter;
 use crate::policy_file::{self, Read};
 use crate::state::State;
 
@@ -28,29 +31,11 @@ impl api::Daemon for Service {
         self.parts.observer.board.read().policy.for_api()
     }
 
-    fn attach(
-        &self,
-        id: u64,
-        asked: &CaptureBody,
-        stream: Box<dyn io::Write + Send>,
-    ) -> Result<Slot, Refused> {
-        let CaptureBody { rule, snap, one_in } = asked;
-        self.check_captured(rule)?;
-        let options = CaptureSink {
-            snap_bytes: snap
-                .map_or(CaptureSink::SNAP_BYTES_MAX, |snap| snap.clamp(1, CaptureSink::SNAP_BYTES_MAX)),
-            one_in: one_in.map_or(1, |one_in| one_in.max(1)),
-            ..CaptureSink::default()
-        };
-        let unavailable = |error: &dyn std::fmt::Display| Refused::new(503, error.to_string());
-        // No sink of a policy has such a name.
-        let name = format!("(capture {id})");
-        let context = self.parts.observer.opened.device.context();
-        let workers = self.parts.observer.worker_count();
-        let opened = capture::to_writer(stream, &name, rule, &options, context, workers);
-        let opened = opened.map_err(|error| unavailable(&error))?;
-        let definition = SinkSpec { name, kind: SinkKind::Capture(options) };
-        self.parts.commands.attach(definition, rule, opened).map_err(|error| unavailable(&error))
+    fn attach(&self, id: u64, asked: &Asked, stream: Box<dyn io::Write + Send>) -> Result<Slot, Refused> {
+        match asked {
+            Asked::Capture(asked) => self.capture(id, asked, stream),
+            Asked::Trace(asked) => self.trace(id, asked, stream),
+        }
     }
 
     fn detach(&self, slot: Slot) {
@@ -85,6 +70,67 @@ impl api::Daemon for Service {
 }
 
 impl Service {
+    fn capture(
+        &self,
+        id: u64,
+        asked: &CaptureBody,
+        stream: Box<dyn io::Write + Send>,
+    ) -> Result<Slot, Refused> {
+        let CaptureBody { rule, snap, one_in } = asked;
+        self.check_captured(rule)?;
+        let options = CaptureSink {
+            snap_bytes: snap
+                .map_or(CaptureSink::SNAP_BYTES_MAX, |snap| snap.clamp(1, CaptureSink::SNAP_BYTES_MAX)),
+            one_in: one_in.map_or(1, |one_in| one_in.max(1)),
+            ..CaptureSink::default()
+        };
+        // No sink of a policy has such a name.
+        let name = format!("(capture {id})");
+        let context = self.parts.observer.opened.device.context();
+        let workers = self.parts.observer.worker_count();
+        let opened = capture::to_writer(stream, &name, rule, &options, context, workers);
+        let definition = SinkSpec { name, kind: SinkKind::Capture(options) };
+        self.attach_opened(definition, AttachedTo::Rule(rule.clone()), opened)
+    }
+
+    fn trace(&self, id: u64, asked: &TraceBody, stream: Box<dyn io::Write + Send>) -> Result<Slot, Refused> {
+        let matches = asked.matches.as_deref().map(|text| policy::parse_match("match", text)).transpose();
+        let matches = matches.map_err(|found| {
+            // The text around the conditions is not the caller's, so a place in it means nothing.
+            let first = found.list.into_iter().next();
+            let hint = first.as_ref().and_then(|problem| problem.hint.as_deref());
+            let hint = hint.map_or_else(String::new, |hint| format!(" (hint: {hint})"));
+            Refused::new(
+                400,
+                format!("match: {}{hint}", first.map_or_else(String::new, |problem| problem.message)),
+            )
+        })?;
+        let options = TraceOptions {
+            matches: matches.as_ref().map(Predicate::of),
+            one_in: asked.one_in.map_or(1, |one_in| one_in.max(1)),
+            only_dropped: asked.dropped,
+        };
+        let observer = &self.parts.observer;
+        let name = format!("(trace {id})");
+        let writer = TraceWriter::new(&name, stream, observer, &options);
+        let writer = writer.map_err(|error| Refused::new(409, error.to_string()))?;
+        let context = observer.opened.device.context();
+        let opened = trace::open(Box::new(writer), &options, context, observer.worker_count());
+        let definition = SinkSpec { name, kind: SinkKind::Count(CountSink::default()) };
+        self.attach_opened(definition, AttachedTo::All, opened)
+    }
+
+    fn attach_opened(
+        &self,
+        definition: SinkSpec,
+        packets: AttachedTo,
+        opened: io::Result<Opened>,
+    ) -> Result<Slot, Refused> {
+        let unavailable = |error: &dyn std::fmt::Display| Refused::new(503, error.to_string());
+        let opened = opened.map_err(|error| unavailable(&error))?;
+        self.parts.commands.attach(definition, packets, opened).map_err(|error| unavailable(&error))
+    }
+
     /// Only packets that a worker delivers can be captured.
     fn check_captured(&self, name: &str) -> Result<(), Refused> {
         let published = self.parts.observer.board.read();

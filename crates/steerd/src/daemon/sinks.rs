@@ -1,6 +1,6 @@
 //! The sinks of the policy in force: opened before its program is published, kept over reloads that do not
-//! change them, closed when no worker can have packets for them. Sinks can also be attached to a rule while
-//! the daemon runs.
+//! change them, closed when no worker can have packets for them. Sinks can also be attached to a rule, or
+//! to all packets, while the daemon runs.
 //!
 //! [`Sinks`] belongs to the thread of the dataplane; other threads see a [`SinkList`].
 
@@ -75,15 +75,62 @@ impl ProgramInUse {
     /// Tells a hub that packets of this program may come, and that no other is newer.
     fn announce(&self, hub: &dyn Hub) {
         hub.digest(self.map.generation(), &self.sha256);
-        hub.announce(self.map.generation(), &self.program);
+        hub.announce(&self.map, &self.program);
+    }
+}
+
+/// The packets that a sink gets that no policy names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum AttachedTo {
+    /// Those that the rule of this name delivers.
+    Rule(String),
+    /// All that workers decide.
+    All,
+}
+
+impl AttachedTo {
+    /// The name in the state; no rule has that of all packets.
+    pub(crate) fn name(&self) -> &str {
+        match self {
+            Self::Rule(name) => name,
+            Self::All => "(all packets)",
+        }
+    }
+
+    /// Whether it gets packets of this rule.
+    pub(crate) fn has(&self, rule: &program::Rule) -> bool {
+        match self {
+            Self::Rule(name) => rule.name == *name,
+            Self::All => true,
+        }
+    }
+
+    /// Gives a sink these packets of a program.
+    fn attach(&self, program: &Program, map: &SinkMap, slot: Slot) {
+        match self {
+            Self::All => map.attach_to_all(slot),
+            Self::Rule(name) => {
+                rule_named(program, name).into_iter().for_each(|rule| map.attach(rule, slot));
+            }
+        }
+    }
+
+    /// Ends [`AttachedTo::attach`].
+    fn detach(&self, program: &Program, map: &SinkMap, slot: Slot) {
+        match self {
+            Self::All => map.detach_from_all(slot),
+            Self::Rule(name) => {
+                rule_named(program, name).into_iter().for_each(|rule| map.detach(rule, slot));
+            }
+        }
     }
 }
 
 struct OpenSink {
     definition: SinkSpec,
     slot: Slot,
-    /// The name of the rule that it is attached to; `None`: a policy names it.
-    attached_to: Option<String>,
+    /// `None`: a policy names it.
+    attached_to: Option<AttachedTo>,
     hub: SharedHub,
     /// The hub's totals at the end of the workers.
     last: Measured,
@@ -128,9 +175,7 @@ impl Sinks {
             ProgramInUse { program: Arc::clone(program), map: Arc::clone(&map), sha256: sha256.to_owned() };
         for sink in &self.list {
             sink.hub.with(|hub| in_use.announce(hub));
-            if let Some(rule) = sink.attached_to.as_ref().and_then(|rule| rule_named(program, rule)) {
-                map.attach(rule, sink.slot);
-            }
+            sink.attached_to.iter().for_each(|packets| packets.attach(program, &map, sink.slot));
         }
         if self.programs.len() == PROGRAMS_MAX {
             let oldest = self.programs.iter().position(|other| other.map.generation() != self.in_force);
@@ -171,7 +216,7 @@ impl Sinks {
     fn place(
         &mut self,
         definition: &SinkSpec,
-        attached_to: Option<&str>,
+        attached_to: Option<&AttachedTo>,
         opened: Opened,
     ) -> Result<Slot, Error> {
         let is_free = |slot: &Slot| self.list.iter().all(|open| open.slot != *slot);
@@ -184,7 +229,7 @@ impl Sinks {
         self.list.push(OpenSink {
             definition: definition.clone(),
             slot,
-            attached_to: attached_to.map(ToOwned::to_owned),
+            attached_to: attached_to.cloned(),
             hub: SharedHub::new(hub),
             last: Measured::default(),
             counters: OpenCounters { traffic: counters, transmit },
@@ -197,6 +242,20 @@ impl Sinks {
                 let error = Error::NotTaken { sink: definition.name.clone(), worker: worker.id().0 };
                 self.list.iter_mut().filter(|sink| sink.slot == slot).for_each(|sink| sink.is_closing = true);
                 Err(error)
+            }
+        }
+    }
+
+    /// Workers get the program that was prepared with this map. It may have other numbers for its classes by
+    /// now.
+    pub(crate) fn begin(&mut self, program: &Arc<Program>, map: &Arc<SinkMap>) {
+        let Some(in_use) = self.programs.iter_mut().find(|in_use| Arc::ptr_eq(&in_use.map, map)) else {
+            return;
+        };
+        if !Arc::ptr_eq(&in_use.program, program) {
+            in_use.program = Arc::clone(program);
+            for sink in &self.list {
+                sink.hub.with(|hub| in_use.announce(hub));
             }
         }
     }
@@ -277,8 +336,7 @@ impl Sinks {
         Some(self.list.remove(index))
     }
 
-    /// Lets a sink get the packets of a rule, beside the rule's own sinks, until [`Sinks::detach`]; reloads
-    /// keep it.
+    /// Lets a sink get packets, beside the sinks of the policy, until [`Sinks::detach`]; reloads keep it.
     ///
     /// # Errors
     /// There is no such rule, or no place; or a worker has not taken the sink, which is left to
@@ -286,19 +344,19 @@ impl Sinks {
     pub(crate) fn attach(
         &mut self,
         definition: &SinkSpec,
-        rule: &str,
+        packets: &AttachedTo,
         opened: Opened,
     ) -> Result<Slot, Error> {
-        let is_known = self.in_force().is_some_and(|now| rule_named(&now.program, rule).is_some());
-        if !is_known {
-            return Err(Error::NoRule(rule.to_owned()));
+        let has_rule = |name| self.in_force().is_some_and(|now| rule_named(&now.program, name).is_some());
+        if let AttachedTo::Rule(name) = packets
+            && !has_rule(name)
+        {
+            return Err(Error::NoRule(name.clone()));
         }
         self.programs.iter().for_each(|in_use| in_use.announce(opened.hub.as_ref()));
-        let slot = self.place(definition, Some(rule), opened)?;
+        let slot = self.place(definition, Some(packets), opened)?;
         for ProgramInUse { program, map, .. } in &self.programs {
-            if let Some(rule) = rule_named(program, rule) {
-                map.attach(rule, slot);
-            }
+            packets.attach(program, map, slot);
         }
         Ok(slot)
     }
@@ -307,11 +365,9 @@ impl Sinks {
     /// not read its capture must not hold up the dataplane.
     pub(crate) fn detach(&mut self, slot: Slot) -> Option<SharedHub> {
         let sink = self.list.iter().find(|sink| sink.slot == slot)?;
-        let (rule, name) = (sink.attached_to.clone()?, sink.definition.name.clone());
+        let (packets, name) = (sink.attached_to.clone()?, sink.definition.name.clone());
         for ProgramInUse { program, map, .. } in &self.programs {
-            if let Some(rule) = rule_named(program, &rule) {
-                map.detach(rule, slot);
-            }
+            packets.detach(program, map, slot);
         }
         self.take_from_workers(slot, &name);
         Some(self.remove(slot)?.hub)
@@ -440,8 +496,8 @@ mod tests {
     struct Announced(Sender<u64>);
 
     impl Hub for Announced {
-        fn announce(&self, generation: u64, _: &Arc<Program>) {
-            let _ = self.0.send(generation);
+        fn announce(&self, map: &Arc<SinkMap>, _: &Arc<Program>) {
+            let _ = self.0.send(map.generation());
         }
     }
 
@@ -465,7 +521,7 @@ mod tests {
             let opened = Opened { hub, endpoints: Vec::new(), counters: Vec::new(), transmit: Vec::new() };
             let definition =
                 SinkSpec { name: "attached".into(), kind: SinkKind::Count(CountSink::default()) };
-            sinks.attach(&definition, "r", opened).expect("a place");
+            sinks.attach(&definition, &AttachedTo::Rule("r".to_owned()), opened).expect("a place");
             generations.try_iter().collect::<Vec<u64>>()
         };
         assert_eq!(attach(&mut sinks), [1, 2]);
@@ -499,7 +555,7 @@ mod tests {
         sinks.programs = vec![ProgramInUse { program, map: Arc::clone(&map), sha256: String::new() }];
         sinks.installed(&map);
         let definition = SinkSpec { name: "attached".into(), kind: SinkKind::Count(CountSink::default()) };
-        let slot = sinks.attach(&definition, "r", opened).expect("a place");
+        let slot = sinks.attach(&definition, &AttachedTo::All, opened).expect("a place");
         assert_eq!(sinks.list().view().len(), 1);
         let detached = within("detach", PATIENCE, move || (sinks.detach(slot), sinks));
         let (hub, sinks) = detached.expect("the end is not waited for");

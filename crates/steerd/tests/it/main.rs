@@ -37,4 +37,5 @@ mod rulesets;
 mod support;
 mod terminal;
 mod trace;
+mod traces;
 mod trial;

@@ -43,7 +43,7 @@ use self::writer::{Output, Settings, Shared, Writer};
 use super::clock::{ClockHub, Timestamps, now_ns};
 use super::{Hub, Opened, Ports, SinkError};
 use crate::BATCH_MAX;
-use crate::sink::{Deliveries, Sink, SinkCounters, SinkDrop};
+use crate::sink::{Deliveries, Sink, SinkCounters, SinkDrop, SinkMap};
 
 /// How long the end of a capture waits for a stream whose reader does not read. The thread then ends when the
 /// reader reads or closes.
@@ -264,7 +264,8 @@ struct CaptureHub {
 }
 
 impl Hub for CaptureHub {
-    fn announce(&self, generation: u64, program: &Arc<Program>) {
+    fn announce(&self, map: &Arc<SinkMap>, program: &Arc<Program>) {
+        let generation = map.generation();
         let is_captured = |rule: &program::Rule| match &self.rules {
             Rules::One(name) => rule.name == *name,
             Rules::OfSink(name) => {

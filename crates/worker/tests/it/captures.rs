@@ -59,10 +59,10 @@ impl Rig {
             others: None,
         };
         let mut opened = sinks::open(&program.sinks[0], &environment).expect("a sink");
-        opened.hub.announce(1, &program);
         let slot = Slot::of(0).expect("a place");
         worker.control().place_sink(slot, opened.endpoints.pop());
         let map = Arc::new(SinkMap::new(1, &program, &[slot]));
+        opened.hub.announce(&map, &program);
         let mut rig = Self {
             _controller: Controller::new(&device, vec![1], vec![worker.work_queue()]).expect("a controller"),
             worker,

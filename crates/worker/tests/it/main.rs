@@ -16,3 +16,4 @@ mod sleeping;
 mod steering;
 mod support;
 mod threads;
+mod tracing;

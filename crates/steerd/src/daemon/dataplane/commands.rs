@@ -12,7 +12,7 @@ use worker::Slot;
 use worker::sinks::Opened;
 
 use crate::daemon::Error;
-use crate::daemon::sinks::{self, SharedHub};
+use crate::daemon::sinks::{self, AttachedTo, SharedHub};
 use crate::policy_file::Compiled;
 
 /// How long a reader of the counters waits for a change of the device: most take less.
@@ -36,7 +36,7 @@ pub(crate) enum Cause {
 pub(super) enum Command {
     Install { compiled: Compiled, cause: Cause, done: Sender<Result<FlowChanges, Error>> },
     Preview { program: Arc<Program>, done: Sender<Result<PlanSummary, Error>> },
-    Attach { sink: SinkSpec, rule: String, opened: Opened, done: Sender<Result<Slot, sinks::Error>> },
+    Attach { sink: SinkSpec, packets: AttachedTo, opened: Opened, done: Sender<Result<Slot, sinks::Error>> },
     ReadDrops { done: Sender<Arc<[DropTotals]>> },
     Stop,
 }
@@ -112,10 +112,15 @@ impl Commands {
         result.recv().map_err(|_| Error::DataplaneDied)?
     }
 
-    /// Lets an open sink get the packets of a rule beside the rule's own sinks. Waits for the workers.
-    pub(crate) fn attach(&self, sink: SinkSpec, rule: &str, opened: Opened) -> Result<Slot, AttachError> {
+    /// Lets an open sink get packets beside the sinks of the policy. Waits for the workers.
+    pub(crate) fn attach(
+        &self,
+        sink: SinkSpec,
+        packets: AttachedTo,
+        opened: Opened,
+    ) -> Result<Slot, AttachError> {
         let (done, result) = channel::bounded(1);
-        let command = Command::Attach { sink, rule: rule.to_owned(), opened, done };
+        let command = Command::Attach { sink, packets, opened, done };
         self.commands.send_timeout(command, CAPTURE_PATIENCE).map_err(|refused| match refused {
             SendTimeoutError::Timeout(_) => AttachError::Busy,
             SendTimeoutError::Disconnected(_) => AttachError::Ending,

@@ -143,6 +143,7 @@ impl Builder {
             started_at_seconds: unix_seconds(),
             frames,
             log,
+            traces: Arc::default(),
             left_device: Mutex::default(),
         });
         let mut dataplane = Dataplane {

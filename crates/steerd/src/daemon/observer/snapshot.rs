@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use control::{ChangedSoFar, Counted, Device, DropTotals};
 use program::{DEFAULT_RULE, Placement, Program, RUNTIME_RULES, RuleId, SinkId, WorkerId};
-use softnic::{ClaimReport, PortStats, SoftNic};
+use softnic::{ClaimReport, Disposition, PortStats, SoftNic};
 use worker::sinks::{PacketSizes, TopFlow};
 use worker::{Distribution, SinkTraffic, WorkerSnapshot};
 
@@ -103,6 +103,8 @@ pub(super) fn of(observer: &Observer, drops: Option<Arc<[DropTotals]>>, moment: 
         other_devices: other_devices(observer, &stalled),
         policy: policy(&published),
         log_lines_dropped: observer.log.dropped_lines(),
+        traced_packets: observer.traces.packets(),
+        trace_differences: observer.traces.differing(),
         accounting: accounting::check(&ports, &rules, &workers, &in_flight),
         profile: stage_times::of(observer.soft_nic(), &snapshots),
         rules,
@@ -142,7 +144,7 @@ fn sink_status(view: SinkView) -> model::Sink {
     model::Sink {
         kind: view.definition.kind.name().to_owned(),
         name: view.definition.name,
-        attached_to: view.attached_to,
+        attached_to: view.attached_to.map(|packets| packets.name().to_owned()),
         status: view.status,
     }
 }
@@ -406,7 +408,7 @@ fn sink(program: &Program, view: SinkView) -> SinkState {
     let SinkView { definition, attached_to, counted, status, deleted_files, sizes, top_flows } = view;
     let id = program.sinks.iter().position(|sink| *sink == definition).map(SinkId::of);
     let gets = |rule: &&program::Rule| match &attached_to {
-        Some(name) => rule.name == *name,
+        Some(packets) => packets.has(rule),
         None => id.is_some_and(|id| rule.sinks.contains(&id)),
     };
     SinkState {
@@ -415,7 +417,7 @@ fn sink(program: &Program, view: SinkView) -> SinkState {
         workers: sink_traffic(&counted.traffic),
         transmit: sink_traffic(&counted.transmit),
         name: definition.name,
-        attached_to,
+        attached_to: attached_to.map(|packets| packets.name().to_owned()),
         losing: None,
         status: status.into_iter().collect(),
         deleted_files,
@@ -528,12 +530,12 @@ fn counters(stats: &PortStats) -> PortCounters {
 fn losses(stats: &PortStats) -> Reasons {
     Reasons::from([
         (LOST_ON_WIRE, stats.wire_lost),
-        ("out_of_buffer", stats.out_of_buffer),
-        ("cq_overrun", stats.cq_overrun),
-        ("oversize", stats.oversize),
-        ("runt", stats.runt),
-        ("queue_not_ready", stats.queue_not_ready),
-        ("memory_fault", stats.memory_fault),
+        (Disposition::OutOfBuffer.name(), stats.out_of_buffer),
+        (Disposition::CqOverrun.name(), stats.cq_overrun),
+        (Disposition::Oversize.name(), stats.oversize),
+        (Disposition::Runt.name(), stats.runt),
+        (Disposition::QueueNotReady.name(), stats.queue_not_ready),
+        (Disposition::MemoryFault.name(), stats.memory_fault),
         ("not_given_back_generic", stats.unreturned_generic),
         ("not_given_back_too_long", stats.unreturned_long),
         ("not_given_back_refused", stats.unreturned_refused),

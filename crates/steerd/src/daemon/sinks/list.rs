@@ -9,6 +9,7 @@ use program::SinkSpec;
 use worker::sinks::{Hub, PacketSizes, Ports, TopFlow};
 use worker::{SinkCounters, SinkTraffic};
 
+use super::AttachedTo;
 use crate::daemon::sink_health::SinkProgress;
 
 /// How long the end of a hub waits for the calls of it that are running, and how often it looks.
@@ -22,7 +23,7 @@ pub(crate) struct SinkList(Vec<ShownSink>);
 #[derive(Debug)]
 pub(super) struct ShownSink {
     pub(super) definition: SinkSpec,
-    pub(super) attached_to: Option<String>,
+    pub(super) attached_to: Option<AttachedTo>,
     pub(super) hub: SharedHub,
     /// The hub's totals at the end of the workers.
     pub(super) last: Measured,
@@ -103,8 +104,8 @@ pub(super) struct Measured {
 /// A sink with its counters, for the state.
 pub(crate) struct SinkView {
     pub(crate) definition: SinkSpec,
-    /// The rule that it is attached to.
-    pub(crate) attached_to: Option<String>,
+    /// `None`: a policy names it.
+    pub(crate) attached_to: Option<AttachedTo>,
     pub(crate) counted: Counted,
     pub(crate) status: Vec<(String, String)>,
     pub(crate) deleted_files: Option<u64>,

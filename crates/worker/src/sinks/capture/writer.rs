@@ -15,7 +15,6 @@ use std::time::{Duration, Instant};
 
 use parking::Wakeup;
 
-use crate::sinks::clock::now_ns;
 use super::files::{self, Files, write_all};
 use super::interfaces::{Interfaces, Names};
 use super::losses::NO_RULE;
@@ -23,6 +22,7 @@ use super::pcapng::{self, Section};
 use super::ring::{Blocks, Consumer, Numbers, Run, Taken};
 use crate::counter::Traffic;
 use crate::sink::{SinkCounters, SinkDrop};
+use crate::sinks::clock::now_ns;
 
 /// The most bytes that are written at once, or [`RING_PART`] of a ring.
 const WRITE_BYTES: u64 = 1 << 20;
