@@ -1,7 +1,8 @@
 //! Other programs that do the same work. They load rules: `nft` into a new network namespace, `ovs-ofctl`
-//! into a new virtual switch, and `tc` at an interface of this process's own. They classify packets: `dpdk-test-acl`, CutSplit, Open vSwitch. They move
-//! packets: testpmd, and programs that capture. The processes that they need are started and ended here; the
-//! machine's own configuration is not changed. `Err` is the reason why a program cannot run on this machine.
+//! into a new virtual switch, and `tc` at an interface of this process's own. They classify packets:
+//! `dpdk-test-acl`, CutSplit, Open vSwitch. They move packets: testpmd, and programs that capture. The
+//! processes that they need are started and ended here; the machine's own configuration is not changed. `Err`
+//! is the reason why a program cannot run on this machine.
 
 mod acl;
 mod capture;

@@ -96,8 +96,8 @@ pub fn parse_with(
     }
 }
 
-/// Reads the conditions of one match, as they stand between the braces of `match = { ... }`; `name` is that of
-/// the text in diagnostics. There are no sets and no variables.
+/// Reads the conditions of one match, as they stand between the braces of `match = { ... }`; `name` is that
+/// of the text in diagnostics. There are no sets and no variables.
 ///
 /// ```
 /// let matches = policy::parse_match("MATCH", r#"protocol = "udp", dst_port = 53"#)?;

@@ -51,6 +51,6 @@ pub use nic::{Drive, Nic, SoftNic, SoftNicConfig};
 pub use personality::{ModelPersonality, Personality, UnknownPersonality};
 pub use queue_memory::resource;
 pub use shared::PortConfig;
-pub use stats::{Disposition, PortStats};
+pub use stats::{FrameEnd, PortStats};
 pub use watch::{WatchFilter, WatchedFrame};
 pub use xdp::ClaimReport;

@@ -106,17 +106,17 @@ impl PortStats {
     }
 
     /// Counts `frames` that came to the same end.
-    pub(crate) fn dispose(&mut self, end: Disposition, frames: u64) {
+    pub(crate) fn dispose(&mut self, end: FrameEnd, frames: u64) {
         *match end {
-            Disposition::Unmatched => &mut self.unmatched,
-            Disposition::FlowDropped => &mut self.flow_dropped,
-            Disposition::Runt => &mut self.runt,
-            Disposition::Oversize => &mut self.oversize,
-            Disposition::QueueNotReady => &mut self.queue_not_ready,
-            Disposition::OutOfBuffer => &mut self.out_of_buffer,
-            Disposition::CqOverrun => &mut self.cq_overrun,
-            Disposition::MemoryFault => &mut self.memory_fault,
-            Disposition::Delivered => &mut self.delivered,
+            FrameEnd::Unmatched => &mut self.unmatched,
+            FrameEnd::FlowDropped => &mut self.flow_dropped,
+            FrameEnd::Runt => &mut self.runt,
+            FrameEnd::Oversize => &mut self.oversize,
+            FrameEnd::QueueNotReady => &mut self.queue_not_ready,
+            FrameEnd::OutOfBuffer => &mut self.out_of_buffer,
+            FrameEnd::CqOverrun => &mut self.cq_overrun,
+            FrameEnd::MemoryFault => &mut self.memory_fault,
+            FrameEnd::Delivered => &mut self.delivered,
         } += frames;
     }
 
@@ -125,18 +125,18 @@ impl PortStats {
     /// whichever comes first. Each delivery is in exactly one of the frame's end, `replicated` and
     /// `copies_lost`.
     #[inline]
-    pub(crate) fn settle(&mut self, so_far: &mut Disposition, delivery: Disposition, is_copy: bool) {
+    pub(crate) fn settle(&mut self, so_far: &mut FrameEnd, delivery: FrameEnd, is_copy: bool) {
         // By far the most frequent case.
-        if *so_far == Disposition::Unmatched && delivery == Disposition::Delivered && !is_copy {
-            *so_far = Disposition::Delivered;
+        if *so_far == FrameEnd::Unmatched && delivery == FrameEnd::Delivered && !is_copy {
+            *so_far = FrameEnd::Delivered;
         } else {
             self.settle_other(so_far, delivery, is_copy);
         }
     }
 
     #[cold]
-    fn settle_other(&mut self, so_far: &mut Disposition, delivery: Disposition, is_copy: bool) {
-        use Disposition::{Delivered, FlowDropped, Unmatched};
+    fn settle_other(&mut self, so_far: &mut FrameEnd, delivery: FrameEnd, is_copy: bool) {
+        use FrameEnd::{Delivered, FlowDropped, Unmatched};
         match (*so_far, delivery) {
             (_, Delivered) if is_copy => self.replicated += 1,
             (Delivered | FlowDropped, Delivered) => self.replicated += 1,
@@ -201,7 +201,7 @@ impl PortStats {
 /// The outcome of one received frame, as [`PortStats`] counts it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Disposition {
+pub enum FrameEnd {
     /// No flow trapped it: it is left to the kernel.
     Unmatched,
     /// A flow with a DROP action took it.
@@ -222,7 +222,7 @@ pub enum Disposition {
     Delivered,
 }
 
-impl Disposition {
+impl FrameEnd {
     /// The name in counters.
     #[must_use]
     pub fn name(self) -> &'static str {
@@ -297,7 +297,7 @@ mod tests {
     #[test]
     fn every_disposition_is_in_the_sum() {
         let mut stats = PortStats::default();
-        for (count, end) in (1u64..).zip(Disposition::ALL) {
+        for (count, end) in (1u64..).zip(FrameEnd::ALL) {
             stats.dispose(end, count);
         }
         assert_eq!(stats.dispositions(), 45);
@@ -319,7 +319,7 @@ mod tests {
 
     #[test]
     fn every_copy_is_counted_once_whichever_fails() {
-        use Disposition::{Delivered, FlowDropped, OutOfBuffer, QueueNotReady, Unmatched};
+        use FrameEnd::{Delivered, FlowDropped, OutOfBuffer, QueueNotReady, Unmatched};
         // The end before any delivery, the deliveries and whether they are copies, and: the end, replicated,
         // lost.
         for (start, copies, expected) in [
@@ -351,8 +351,8 @@ mod tests {
             let writer = scope.spawn(|| {
                 for turn in 0..100_000u64 {
                     let mut burst = PortStats { rx_frames: 3, ..PortStats::default() };
-                    burst.dispose(Disposition::ALL[(turn % 9) as usize], 1);
-                    burst.dispose(Disposition::Delivered, 2);
+                    burst.dispose(FrameEnd::ALL[(turn % 9) as usize], 1);
+                    burst.dispose(FrameEnd::Delivered, 2);
                     counters.add(&burst);
                 }
             });

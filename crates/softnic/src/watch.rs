@@ -8,7 +8,7 @@ use packet::{DeepKey, FrameHead};
 use wire::RxFrame;
 
 use crate::claims::FlowClaims;
-use crate::stats::Disposition;
+use crate::stats::FrameEnd;
 
 /// The most frames that wait to be taken.
 const WAITING_MAX: usize = 256;
@@ -17,7 +17,7 @@ const WAITING_MAX: usize = 256;
 #[derive(Clone, Copy, Debug)]
 pub struct WatchedFrame {
     /// What became of it instead.
-    pub end: Disposition,
+    pub end: FrameEnd,
     /// The header fields of the whole frame.
     pub key: DeepKey,
     /// The first bytes of the frame.
@@ -28,7 +28,7 @@ pub struct WatchedFrame {
 
 /// Chooses the frames to watch, by their headers and by what became of them. It is called by the engine, so
 /// it must not block.
-pub type WatchFilter = Box<dyn FnMut(&DeepKey, Disposition) -> bool + Send>;
+pub type WatchFilter = Box<dyn FnMut(&DeepKey, FrameEnd) -> bool + Send>;
 
 /// The frames of a port that are watched.
 #[derive(Default)]
@@ -109,8 +109,8 @@ impl PortWatch {
 
     /// Notes the frames of a burst that no queue got.
     #[cold]
-    pub(crate) fn note(&self, frames: &[RxFrame<'_>], ends: &[Disposition], now_ns: u64) {
-        let lost = || frames.iter().zip(ends).filter(|(_, end)| **end != Disposition::Delivered);
+    pub(crate) fn note(&self, frames: &[RxFrame<'_>], ends: &[FrameEnd], now_ns: u64) {
+        let lost = || frames.iter().zip(ends).filter(|(_, end)| **end != FrameEnd::Delivered);
         let miss = |frames: usize| _ = self.missed.fetch_add(frames as u64, Ordering::Relaxed);
         let Ok(mut state) = self.state.try_lock() else { return miss(lost().count()) };
         let Some(Watching { filter, frames: watched }) = &mut state.watching else { return };

@@ -15,7 +15,7 @@ use crate::class_map::{ClassMap, TABLES_MAX};
 use crate::class_table::{ClassTable, Entry};
 use crate::counter::Tally;
 use crate::mailbox::{Command, Mailbox, Publication};
-use crate::runtime_rules::{GROUP, RuntimeLookups, RuntimeTable, Undecided};
+use crate::runtime_rules::{GROUP, RuntimeLookups, RuntimeTable, Undecided, WaitingPackets};
 use crate::stats::{DropReason, Stats};
 
 /// The classes that packets may still have.
@@ -54,6 +54,16 @@ impl Classifier {
         if mailbox.newer_than(self.seen) {
             self.take_commands(mailbox, last);
         }
+    }
+
+    /// The packets that wait, if they can be of two programs.
+    pub(crate) fn packets_of_two_programs(&self, last: &Batch) -> Option<WaitingPackets> {
+        let two = self.map.as_ref().filter(|map| map.present().count() > 1);
+        two.map(|_| WaitingPackets {
+            most: self.outstanding_max,
+            taken: last.completions as u64,
+            are_none: last.drained,
+        })
     }
 
     /// Whether there are commands that were not applied.

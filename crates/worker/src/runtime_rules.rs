@@ -206,6 +206,28 @@ pub(crate) struct RuntimeRulesOfWorker {
     messages: Consumer<Message>,
     returned: Producer<Box<RuntimeTable>>,
     applied: Arc<AtomicU64>,
+    /// While one program replaces another: the changes that wait for packets which came before them.
+    draining: Option<Draining>,
+}
+
+/// The packets that wait in a worker's completion queue.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct WaitingPackets {
+    /// The most that there can be.
+    pub(crate) most: u64,
+    /// How many the last iteration has taken, and whether it has seen the queue empty.
+    pub(crate) taken: u64,
+    pub(crate) are_none: bool,
+}
+
+/// Changes that wait until the packets are decided that may have come by flows of the program before. Else
+/// such a packet could be decided by rules that this program never had.
+#[derive(Debug)]
+struct Draining {
+    /// The changes that were there when it began.
+    changes: usize,
+    /// The most packets that can still be waiting.
+    left: u64,
 }
 
 impl RuntimeRulesOfWorker {
@@ -220,18 +242,44 @@ impl RuntimeRulesOfWorker {
         !self.messages.is_empty()
     }
 
-    /// Takes some of the changes that wait.
+    /// Takes some of the changes that wait. `waiting`: the packets that may be of a program that another one
+    /// replaces, while one does.
     #[inline]
-    pub(crate) fn refresh(&mut self) {
+    pub(crate) fn refresh(&mut self, waiting: impl FnOnce() -> Option<WaitingPackets>) {
         if !self.messages.is_empty() {
-            self.take_changes();
+            let due = match waiting() {
+                Some(waiting) => self.due(&waiting),
+                None => CHANGES_PER_STEP,
+            };
+            self.take_changes(due);
         }
     }
 
+    /// How many of the changes may be taken while there are packets of two programs. Completions come in
+    /// order, so once the queue was seen empty, or as many were taken as it can hold, all are decided that
+    /// were waiting when the changes came.
     #[cold]
-    fn take_changes(&mut self) {
+    fn due(&mut self, waiting: &WaitingPackets) -> usize {
+        let Some(draining) = &mut self.draining else {
+            self.draining = Some(Draining { changes: self.messages.slots(), left: waiting.most });
+            return 0;
+        };
+        draining.left = match waiting.are_none {
+            true => 0,
+            false => draining.left.saturating_sub(waiting.taken),
+        };
+        let due = if draining.left == 0 { draining.changes.min(CHANGES_PER_STEP) } else { 0 };
+        draining.changes -= due;
+        if draining.changes == 0 {
+            self.draining = None;
+        }
+        due
+    }
+
+    #[cold]
+    fn take_changes(&mut self, due: usize) {
         let mut taken = 0;
-        while taken < CHANGES_PER_STEP
+        while taken < due
             && let Ok(message) = self.messages.pop()
         {
             taken += 1;
@@ -286,7 +334,7 @@ pub(crate) fn runtime_rules() -> (RuntimeFeed, RuntimeRulesOfWorker) {
         carried: Vec::new(),
         before: None,
     };
-    (feed, RuntimeRulesOfWorker { table: None, messages: taken, returned, applied })
+    (feed, RuntimeRulesOfWorker { table: None, messages: taken, returned, applied, draining: None })
 }
 
 impl RuntimeFeed {
@@ -406,25 +454,56 @@ mod tests {
         let (mut feed, mut worker) = runtime_rules();
         let entry = |slot| RuntimeEntry { slot, key: key(slot as u16), action: 0 };
         assert!(feed.replace(2, [entry(0)].into_iter()));
-        worker.refresh();
+        worker.refresh(|| None);
         assert_eq!(find(worker.table().expect("a rule"), 0), Some(0));
         assert_eq!(feed.send(&[RuntimeChange::Add(entry(1)), RuntimeChange::Add(entry(7))]), 2);
-        worker.refresh();
+        worker.refresh(|| None);
         assert_eq!(find(worker.table().expect("rules"), 7), None, "beyond the table");
         assert!(feed.replace(8, [entry(0), entry(7)].into_iter()));
         assert!(!feed.is_applied());
         find(worker.table().expect("the table before"), 0);
         assert_eq!(feed.traffic(0).packets, 2, "by a worker that is late");
         assert!(!feed.replace(8, [entry(0)].into_iter()), "one table after the other");
-        worker.refresh();
+        worker.refresh(|| None);
         assert!(feed.is_applied());
         assert_eq!(feed.traffic(0), Traffic { packets: 2, bytes: 120 });
         find(worker.table().expect("rules"), 7);
         find(worker.table().expect("rules"), 0);
         assert_eq!((feed.traffic(0).packets, feed.traffic(7).packets), (3, 1));
         assert_eq!(feed.send(&[RuntimeChange::Remove { slot: 0 }, RuntimeChange::Add(entry(0))]), 2);
-        worker.refresh();
+        worker.refresh(|| None);
         assert_eq!(feed.traffic(0).packets, 3, "of both rules");
+    }
+
+    /// While one program replaces another, a packet that came by a flow of the one before is decided by the
+    /// rules of before.
+    #[test]
+    fn changes_wait_for_the_packets_of_two_programs() {
+        let (mut feed, mut worker) = runtime_rules();
+        assert!(feed.replace(4, std::iter::empty()));
+        worker.refresh(|| None);
+        let entry = |slot| RuntimeEntry { slot, key: key(slot as u16), action: 0 };
+        let mut add = |slot| assert_eq!(feed.send(&[RuntimeChange::Add(entry(slot))]), 1);
+        let waiting = |taken, are_none| Some(WaitingPackets { most: 100, taken, are_none });
+        let count = |worker: &mut RuntimeRulesOfWorker| {
+            worker.table().map_or(0, |table| (0..4).filter(|slot| find(table, *slot).is_some()).count())
+        };
+        add(0);
+        worker.refresh(|| waiting(64, true));
+        assert_eq!(count(&mut worker), 0, "the queue was empty before the change came");
+        add(1);
+        worker.refresh(|| waiting(64, false));
+        assert_eq!(count(&mut worker), 0, "36 packets can be waiting");
+        worker.refresh(|| waiting(36, false));
+        assert_eq!(count(&mut worker), 1, "the second change came later than the first");
+        worker.refresh(|| waiting(10, false));
+        assert_eq!(count(&mut worker), 1);
+        worker.refresh(|| waiting(0, true));
+        assert_eq!((count(&mut worker), feed.is_applied()), (2, true));
+        worker.refresh(|| unreachable!("nothing waits"));
+        assert_eq!(feed.send(&[RuntimeChange::Add(entry(2))]), 1);
+        worker.refresh(|| None);
+        assert_eq!(count(&mut worker), 3, "there is one program");
     }
 
     #[test]
@@ -435,7 +514,7 @@ mod tests {
         assert_eq!(feed.send(&flood), RING - 1);
         let mut steps = 0;
         while !feed.is_applied() {
-            worker.refresh();
+            worker.refresh(|| None);
             steps += 1;
         }
         assert_eq!(steps, RING / CHANGES_PER_STEP);

@@ -142,7 +142,8 @@ impl Worker {
         self.stopwatch.begin(regimes);
         self.sinks.refresh(&shared.sinks);
         self.classifier.refresh(&shared.mailbox, &self.batch);
-        self.runtime.refresh();
+        let (classifier, last) = (&self.classifier, &self.batch);
+        self.runtime.refresh(|| classifier.packets_of_two_programs(last));
         self.receiver.poll(&mut self.batch, &shared.stats);
         let now_ns = self.stopwatch.polled(self.batch.completions, regimes);
         self.measure_latency(now_ns);

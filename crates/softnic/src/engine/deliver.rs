@@ -26,7 +26,7 @@ use crate::paths;
 use crate::ring::Slots;
 use crate::slab::Slab;
 use crate::state::{FrameEdits, Planned, QueueOwner, QueueState, State};
-use crate::stats::{Disposition, PortStats};
+use crate::stats::{FrameEnd, PortStats};
 use crate::work::{Cqe, Element, RECEIVE_HEADER_BYTES, Status, WorkOpcode};
 
 /// How many deliveries ahead the lines of buffers are taken over from the application's core.
@@ -227,14 +227,14 @@ pub(super) struct Work<'b, 'w> {
     pub(super) now_ns: u64,
     pub(super) edited: &'b mut EditedFrame,
     /// The outcome of each frame.
-    pub(super) ends: &'b mut [Disposition; BURST_FRAMES],
+    pub(super) ends: &'b mut [FrameEnd; BURST_FRAMES],
     pub(super) stats: &'b mut PortStats,
 }
 
 impl Work<'_, '_> {
     /// Notes how a delivery ended.
     #[inline]
-    fn settle(&mut self, delivery: &Delivery, end: Disposition) {
+    fn settle(&mut self, delivery: &Delivery, end: FrameEnd) {
         let so_far = &mut self.ends[usize::from(delivery.frame) % BURST_FRAMES];
         match delivery.kind {
             DeliveryKind::Only => *so_far = end,
@@ -323,7 +323,7 @@ fn fill(state: &mut State, slot: u32, deliveries: &[Delivery], work: &mut Work<'
             filling.fetch(count.min(filling.made + LOOKAHEAD));
         }
         // The first one finds the region that the others are in.
-        faulty = filling.make(next, work) == Disposition::MemoryFault;
+        faulty = filling.make(next, work) == FrameEnd::MemoryFault;
         if is_plain && !faulty && !paths::are_general() {
             filling.make_plain(&deliveries[filling.made as usize..], work);
         }
@@ -359,7 +359,7 @@ struct Filling<'f> {
 
 impl Filling<'_> {
     /// Makes the next delivery, and returns how it ended.
-    fn make(&mut self, delivery: &Delivery, work: &mut Work<'_, '_>) -> Disposition {
+    fn make(&mut self, delivery: &Delivery, work: &mut Work<'_, '_>) -> FrameEnd {
         let frame = &work.frames[usize::from(delivery.frame)];
         let is_edited = self.edits != FrameEdits::default();
         let bytes = if is_edited { edit(frame.bytes, self.edits, work.edited) } else { frame.bytes };
@@ -493,18 +493,18 @@ fn refuse(state: &mut State, slot: u32, left: &[Delivery], work: &mut Work<'_, '
     let Some(queue) = state.queues.get_mut(slot) else { return left.len() };
     let cq = queue.cq;
     let (end, refused) = if !queue.ready {
-        (Disposition::QueueNotReady, left.len())
+        (FrameEnd::QueueNotReady, left.len())
     } else if queue.consumer.published() == 0 {
         let lost = queue.out_of_buffer.load(Ordering::Relaxed);
         queue.out_of_buffer.store(lost.wrapping_add(left.len() as u64), Ordering::Relaxed);
-        (Disposition::OutOfBuffer, left.len())
+        (FrameEnd::OutOfBuffer, left.len())
     } else {
-        (Disposition::CqOverrun, 1)
+        (FrameEnd::CqOverrun, 1)
     };
     for delivery in &left[..refused] {
         work.settle(delivery, end);
     }
-    if end == Disposition::CqOverrun {
+    if end == FrameEnd::CqOverrun {
         state.overrun(cq);
     }
     refused
@@ -551,7 +551,7 @@ pub(super) struct Buffers<'m> {
 impl Buffers<'_> {
     /// Copies a frame into the buffers of a receive request, after all of them were checked.
     #[inline]
-    pub(super) fn scatter(&mut self, request: NonNull<u8>, frame: &[u8]) -> (Status, Disposition) {
+    pub(super) fn scatter(&mut self, request: NonNull<u8>, frame: &[u8]) -> (Status, FrameEnd) {
         let elements = first_element(request);
         // SAFETY: the request was published, so its slot is this side's; it holds at least one element.
         let first = unsafe { elements.read() };
@@ -560,19 +560,19 @@ impl Buffers<'_> {
         }
         // By far the most frequent case: one buffer takes it all.
         let Some(address) = self.regions.resolve(first.key, first.address, first.bytes) else {
-            return (Status::LocalProtection, Disposition::MemoryFault);
+            return (Status::LocalProtection, FrameEnd::MemoryFault);
         };
         // SAFETY: `resolve` found the buffer inside a writable region of the queue's domain, which stays
         // registered while the state is locked; it holds the frame, which is in memory of the wire or the
         // engine: the application cannot register that.
         unsafe { copy(frame.as_ptr(), address, frame.len()) };
-        (Status::Success, Disposition::Delivered)
+        (Status::Success, FrameEnd::Delivered)
     }
 
     /// The general case of [`Buffers::scatter`].
     #[cold]
-    fn scatter_list(&mut self, elements: NonNull<Element>, frame: &[u8]) -> (Status, Disposition) {
-        const FAULT: (Status, Disposition) = (Status::LocalProtection, Disposition::MemoryFault);
+    fn scatter_list(&mut self, elements: NonNull<Element>, frame: &[u8]) -> (Status, FrameEnd) {
+        const FAULT: (Status, FrameEnd) = (Status::LocalProtection, FrameEnd::MemoryFault);
         let mut targets = ArrayVec::<(*mut u8, usize), { crate::limits::MAX_SGE as usize }>::new();
         let mut room = 0;
         for index in 0..self.max_sge as usize {
@@ -596,7 +596,7 @@ impl Buffers<'_> {
             }
         }
         if room < frame.len() {
-            return (Status::LocalLength, Disposition::Oversize);
+            return (Status::LocalLength, FrameEnd::Oversize);
         }
         let mut rest = frame;
         for (address, bytes) in targets {
@@ -605,7 +605,7 @@ impl Buffers<'_> {
             // SAFETY: as in `scatter`; `part` is no longer than the element.
             unsafe { address.copy_from_nonoverlapping(part.as_ptr(), part.len()) };
         }
-        (Status::Success, Disposition::Delivered)
+        (Status::Success, FrameEnd::Delivered)
     }
 }
 

@@ -20,7 +20,7 @@ use crate::paths;
 use crate::shared::NicShared;
 use crate::slab::Slab;
 use crate::state::{CounterState, QpKind, QpState, State};
-use crate::stats::{Disposition, PortStats};
+use crate::stats::{FrameEnd, PortStats};
 
 /// Queue pairs of a burst that are not looked at again; a power of two.
 const ROUTES: usize = 4;
@@ -33,7 +33,7 @@ pub(super) struct Plan {
     /// The headers of each frame, as they are looked up.
     images: Box<[MatchKey; BURST_FRAMES]>,
     /// The outcome of each frame, as far as it is known.
-    ends: [Disposition; BURST_FRAMES],
+    ends: [FrameEnd; BURST_FRAMES],
     /// The flow table's verdict on each frame.
     verdicts: [Verdict; BURST_FRAMES],
     matches: Matches,
@@ -47,7 +47,7 @@ impl Plan {
     pub(super) fn new() -> Self {
         Self {
             images: Box::new([MatchKey::default(); BURST_FRAMES]),
-            ends: [Disposition::Unmatched; BURST_FRAMES],
+            ends: [FrameEnd::Unmatched; BURST_FRAMES],
             verdicts: [Verdict::NOTHING; BURST_FRAMES],
             matches: Matches::new(),
             deliveries: Deliveries::new(),
@@ -140,7 +140,7 @@ impl Plan {
             }
             // What `plan_run` does not plan.
             if let Some((end, frame)) = ends.get_mut(at).zip(frames.get(at))
-                && *end == Disposition::Unmatched
+                && *end == FrameEnd::Unmatched
             {
                 let (verdict, framed) = (verdicts[at], (at, frame.bytes, &images[at]));
                 match table.plain(verdict).filter(|_| decides_alone) {
@@ -174,7 +174,7 @@ impl Plan {
 
     /// The frames of a burst of so many that no flow has decided, by place.
     fn unmatched(&self, frames: usize) -> u64 {
-        let bit = |(place, end): (usize, &Disposition)| u64::from(*end == Disposition::Unmatched) << place;
+        let bit = |(place, end): (usize, &FrameEnd)| u64::from(*end == FrameEnd::Unmatched) << place;
         self.ends[..frames].iter().enumerate().map(bit).sum()
     }
 
@@ -184,7 +184,7 @@ impl Plan {
         let count = |end| self.ends[..frames].iter().map(|one| u8::from(*one == end)).sum::<u8>();
         let mut left = frames;
         // Delivered first: so are most bursts, as a whole.
-        for end in Disposition::ALL.into_iter().rev() {
+        for end in FrameEnd::ALL.into_iter().rev() {
             if left == 0 {
                 break;
             }
@@ -201,7 +201,7 @@ impl Plan {
 fn read_v3(
     frames: &[RxFrame<'_>],
     max_frame_bytes: usize,
-    ends: &mut [Disposition],
+    ends: &mut [FrameEnd],
     images: &mut [MatchKey],
 ) -> u64 {
     read(frames, max_frame_bytes, ends, images)
@@ -212,7 +212,7 @@ fn read_v3(
 fn read(
     frames: &[RxFrame<'_>],
     max_frame_bytes: usize,
-    ends: &mut [Disposition],
+    ends: &mut [FrameEnd],
     images: &mut [MatchKey],
 ) -> u64 {
     let mut bytes = 0;
@@ -226,23 +226,23 @@ fn read(
 
 /// Whether a frame is looked up at all: `Unmatched` so far, if it is.
 #[inline]
-fn admit(frame: &RxFrame<'_>, max_frame_bytes: usize) -> Disposition {
+fn admit(frame: &RxFrame<'_>, max_frame_bytes: usize) -> FrameEnd {
     let is_valid = frame.bytes.len() <= max_frame_bytes && frame.bytes.len() >= ETHERNET_BYTES;
-    if is_valid && !frame.is_truncated() { Disposition::Unmatched } else { refuse(frame) }
+    if is_valid && !frame.is_truncated() { FrameEnd::Unmatched } else { refuse(frame) }
 }
 
 /// The outcome of a frame that is not looked up.
 #[cold]
-fn refuse(frame: &RxFrame<'_>) -> Disposition {
+fn refuse(frame: &RxFrame<'_>) -> FrameEnd {
     // A frame that the wire had to cut is as undeliverable as one that is too long.
-    if frame.bytes.len() < ETHERNET_BYTES { Disposition::Runt } else { Disposition::Oversize }
+    if frame.bytes.len() < ETHERNET_BYTES { FrameEnd::Runt } else { FrameEnd::Oversize }
 }
 
 /// A frame of a burst: its place, its bytes and its image.
 type Framed<'f> = (usize, &'f [u8], &'f MatchKey);
 
 /// The frames of a burst that were looked up: images, verdicts, and what becomes of them.
-type Looked<'f> = (&'f [MatchKey], &'f [Verdict], &'f mut [Disposition]);
+type Looked<'f> = (&'f [MatchKey], &'f [Verdict], &'f mut [FrameEnd]);
 
 /// The parts that plan the deliveries of a burst.
 struct Planning<'p> {
@@ -271,10 +271,10 @@ impl<'p> Planning<'p> {
         for (((end, image), verdict), place) in ends.iter_mut().zip(images).zip(verdicts).zip(places) {
             let Some((target, tag)) = table.plain(*verdict) else { break };
             let route = self.routes[target.0 as usize % ROUTES];
-            if *end != Disposition::Unmatched || route.target != target || route.queue != queue {
+            if *end != FrameEnd::Unmatched || route.target != target || route.queue != queue {
                 break;
             }
-            *end = Disposition::Delivered;
+            *end = FrameEnd::Delivered;
             *place = Delivery::new(at + planned, image, tag, queue, DeliveryKind::Only);
             planned += 1;
         }
@@ -290,7 +290,7 @@ impl<'p> Planning<'p> {
         verdict: Verdict,
         frame: Framed<'_>,
         matches: &mut Matches,
-        end: &mut Disposition,
+        end: &mut FrameEnd,
     ) {
         table.expand(verdict, frame.2, || DeepKey::of(frame.1), matches);
         match matches.as_slice() {
@@ -303,26 +303,20 @@ impl<'p> Planning<'p> {
     }
 
     /// Plans the only delivery of a frame, to the queue pair and with the tag of its flow.
-    fn plan_only(
-        &mut self,
-        target: QpSlot,
-        tag: u32,
-        (index, bytes, image): Framed<'_>,
-        end: &mut Disposition,
-    ) {
+    fn plan_only(&mut self, target: QpSlot, tag: u32, (index, bytes, image): Framed<'_>, end: &mut FrameEnd) {
         if let Some(queue) = self.queue_of(target, bytes)
             && self.planner.plan(Delivery::new(index, image, tag, queue, DeliveryKind::Only))
         {
-            *end = Disposition::Delivered;
+            *end = FrameEnd::Delivered;
         }
     }
 
     /// Counts a frame for a flow with counters, and drops it or plans the copy for its queue.
     #[inline]
-    fn take(&mut self, hit: &FlowHit, frame: Framed<'_>, end: &mut Disposition) {
+    fn take(&mut self, hit: &FlowHit, frame: Framed<'_>, end: &mut FrameEnd) {
         self.count(hit, frame.1);
         if hit.actions.drop {
-            *end = Disposition::FlowDropped;
+            *end = FrameEnd::FlowDropped;
         } else {
             self.plan(hit, frame);
         }

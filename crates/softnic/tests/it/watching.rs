@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::verbs_support::*;
 use packet::{DeepKey, FlowKey, FrameHead};
-use softnic::{Disposition, WatchFilter, WatchedFrame};
+use softnic::{FrameEnd, WatchFilter, WatchedFrame};
 use verbs::{ActionSpec, FlowHandle};
 
 fn all() -> WatchFilter {
@@ -36,11 +36,11 @@ fn each_frame_without_a_queue_is_shown_with_its_end() {
     assert_eq!(receiver.drain().len(), 2);
     let (shown, missed) = watched(&rig);
     let expected = [
-        (1, Disposition::FlowDropped),
-        (2, Disposition::Unmatched),
-        (4, Disposition::OutOfBuffer),
-        (5, Disposition::Runt),
-        (6, Disposition::Oversize),
+        (1, FrameEnd::FlowDropped),
+        (2, FrameEnd::Unmatched),
+        (4, FrameEnd::OutOfBuffer),
+        (5, FrameEnd::Runt),
+        (6, FrameEnd::Oversize),
     ];
     assert_eq!(shown.len(), expected.len(), "{shown:?}");
     for (shown, (place, end)) in shown.iter().zip(expected) {

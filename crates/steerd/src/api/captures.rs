@@ -1,5 +1,5 @@
-//! Captures of rules and traces of packets for clients of the API: the bytes go from the thread of the sink through a bounded
-//! channel to the answer.
+//! Captures of rules and traces of packets for clients of the API: the bytes go from the thread of the sink
+//! through a bounded channel to the answer.
 //!
 //! If the client reads slowly the thread waits, the rings of the workers fill, and packets are dropped as
 //! `ring_full`; no worker ever waits. A capture ends when it is stopped, when its client goes away, or with

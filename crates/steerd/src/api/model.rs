@@ -137,8 +137,8 @@ pub(crate) struct TraceLine {
     pub(crate) rule: String,
     pub(crate) line: u32,
     pub(crate) action: String,
-    /// Why nobody gets it: `flow` if a flow drops it, `policed` beyond the limit or sample of its rule, or the
-    /// reason of a loss, as in the state of ports.
+    /// Why nobody gets it: `flow` if a flow drops it, `policed` beyond the limit or sample of its rule, or
+    /// the reason of a loss, as in the state of ports.
     pub(crate) dropped: Option<String>,
     /// The rules that the worker compared it with; `None`: its flow decided.
     pub(crate) compared_rules: Option<usize>,

@@ -1,6 +1,6 @@
 //! Traces: the ways that packets really took through device and worker, each beside the way that `explain`
-//! computes for it. A difference is logged and counted. Of a soft NIC the packets are shown too that no worker
-//! receives; other devices only count these.
+//! computes for it. A difference is logged and counted. Of a soft NIC the packets are shown too that no
+//! worker receives; other devices only count these.
 
 mod way;
 
@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use packet::DeepKey;
 use program::Program;
-use softnic::{Disposition, SoftNic, WatchedFrame};
+use softnic::{FrameEnd, SoftNic, WatchedFrame};
 use worker::SinkMap;
 use worker::sinks::trace::{TraceOptions, TracedPacket, Tracer};
 
@@ -164,8 +164,8 @@ impl Watch {
         let mut watch = Self { observer: Arc::clone(observer), ports: Vec::new(), frames: Vec::new() };
         for port in &observer.opened.ports {
             let (options, mut left) = (options.clone(), 0);
-            let filter = move |key: &DeepKey, end: Disposition| {
-                let is_wanted = !(options.only_dropped && end == Disposition::Unmatched)
+            let filter = move |key: &DeepKey, end: FrameEnd| {
+                let is_wanted = !(options.only_dropped && end == FrameEnd::Unmatched)
                     && options.matches.as_ref().is_none_or(|matches| matches.matches_deep(key));
                 if is_wanted {
                     left = if left == 0 { options.one_in } else { left } - 1;

@@ -255,6 +255,12 @@ struct Running {
 }
 
 impl Running {
+    /// The generation of the program of a state.
+    fn generation(&self, state: u32) -> Option<usize> {
+        let program = &self.states[state as usize].program;
+        self.programs.iter().position(|known| Arc::ptr_eq(known, program)).map(|place| place + 1)
+    }
+
     /// Changes from the last state to `next` by `act`.
     fn change(&mut self, next: State, act: impl FnOnce(&mut Self)) {
         self.states.push(next);
@@ -350,7 +356,8 @@ fn judge(running: &Running, sent: &[Sent], decided: &[Decided], keys: &[FlowKey]
         let allowed: Vec<String> = states.clone().map(|state| meant(state, of.template)).collect();
         assert!(
             allowed.contains(&told),
-            "{told} instead of {allowed:?} of states {states:?}: {of:?} {one:?}"
+            "{told} instead of {allowed:?} of states {states:?}, generations {:?}: {of:?} {one:?}",
+            states.clone().map(|state| running.generation(state)).collect::<Vec<_>>()
         );
     }
     let last = u32::try_from(running.states.len() - 1).expect("few");

@@ -158,7 +158,7 @@ fn each_decided_packet_is_shown_as_explain_has_it() {
         let shown = packets.remove(place);
         let explained = program.explain_deep(&key);
         assert_eq!((Some(shown.worker), shown.outcome), (explained.worker, explained.outcome), "{shown:?}");
-        assert_eq!(Some(shown.tag.0), explained.class.and_then(|class| class.tag()), "{shown:?}");
+        assert_eq!(Some(shown.tag.0), explained.class.and_then(program::ClassId::tag), "{shown:?}");
         assert_eq!((shown.head, shown.generation), (packet::FrameHead::of(frame), 1));
         assert!(shown.slots.contains(slot(TRACE)));
         let is_udp = program.rules[shown.outcome.rule.index()].name == "udp";

@@ -8,7 +8,7 @@ use packet::Layers;
 use super::{Buffers, Delivery, Work, edit};
 use crate::formats::{Completions, Requests};
 use crate::state::{FrameEdits, State};
-use crate::stats::Disposition;
+use crate::stats::FrameEnd;
 
 /// How many deliveries ahead their requests are fetched.
 const LOOKAHEAD: u32 = 4;
@@ -49,7 +49,7 @@ pub(super) fn fill(state: &mut State, slot: u32, deliveries: &[Delivery], work: 
         completions.write(&cqe, parsed.key.layers.contains(Layers::IPV4));
         work.settle(delivery, end);
         made += 1;
-        faulty = end == Disposition::MemoryFault;
+        faulty = end == FrameEnd::MemoryFault;
     }
     requests.advance_by(made);
     if made > 0 && !cq.unpublished {

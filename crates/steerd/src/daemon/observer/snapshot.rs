@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use control::{ChangedSoFar, Counted, Device, DropTotals};
 use program::{DEFAULT_RULE, Placement, Program, RUNTIME_RULES, RuleId, SinkId, WorkerId};
-use softnic::{ClaimReport, Disposition, PortStats, SoftNic};
+use softnic::{ClaimReport, FrameEnd, PortStats, SoftNic};
 use worker::sinks::{PacketSizes, TopFlow};
 use worker::{Distribution, SinkTraffic, WorkerSnapshot};
 
@@ -530,12 +530,12 @@ fn counters(stats: &PortStats) -> PortCounters {
 fn losses(stats: &PortStats) -> Reasons {
     Reasons::from([
         (LOST_ON_WIRE, stats.wire_lost),
-        (Disposition::OutOfBuffer.name(), stats.out_of_buffer),
-        (Disposition::CqOverrun.name(), stats.cq_overrun),
-        (Disposition::Oversize.name(), stats.oversize),
-        (Disposition::Runt.name(), stats.runt),
-        (Disposition::QueueNotReady.name(), stats.queue_not_ready),
-        (Disposition::MemoryFault.name(), stats.memory_fault),
+        (FrameEnd::OutOfBuffer.name(), stats.out_of_buffer),
+        (FrameEnd::CqOverrun.name(), stats.cq_overrun),
+        (FrameEnd::Oversize.name(), stats.oversize),
+        (FrameEnd::Runt.name(), stats.runt),
+        (FrameEnd::QueueNotReady.name(), stats.queue_not_ready),
+        (FrameEnd::MemoryFault.name(), stats.memory_fault),
         ("not_given_back_generic", stats.unreturned_generic),
         ("not_given_back_too_long", stats.unreturned_long),
         ("not_given_back_refused", stats.unreturned_refused),

@@ -6,7 +6,7 @@ use program::{
     ClassId, Decide, Explanation, FlowAction, Outcome, Policing, Program, RUNTIME_RULES, RuleId, SinkId,
     Step, Verdict, WorkerId,
 };
-use softnic::{Disposition, WatchedFrame};
+use softnic::{FrameEnd, WatchedFrame};
 use worker::SinkMap;
 use worker::sinks::trace::TracedPacket;
 
@@ -100,12 +100,12 @@ pub(super) fn line_of_frame(program: &Program, generation: u64, frame: &WatchedF
     let explained = program.explain_deep(&frame.key);
     let (seen, computed) = (name_of_end(frame.end), computed_end(program, &explained));
     // A frame that is lost on its way to a worker is still one that was to go there.
-    let is_lost = !matches!(frame.end, Disposition::Unmatched | Disposition::FlowDropped);
+    let is_lost = !matches!(frame.end, FrameEnd::Unmatched | FrameEnd::FlowDropped);
     let is_computed = seen == computed || (is_lost && computed == TO_WORKER);
-    let is_whole = !matches!(frame.end, Disposition::Runt | Disposition::Oversize);
+    let is_whole = !matches!(frame.end, FrameEnd::Runt | FrameEnd::Oversize);
     let action = match frame.end {
-        Disposition::Unmatched => program.describe(Verdict::Kernel),
-        Disposition::FlowDropped => program.describe(Verdict::Drop),
+        FrameEnd::Unmatched => program.describe(Verdict::Kernel),
+        FrameEnd::FlowDropped => program.describe(Verdict::Drop),
         _ => program.describe(explained.outcome.verdict),
     };
     let differs = (is_whole && !is_computed).then(|| difference("device", seen, computed));
@@ -119,7 +119,7 @@ pub(super) fn line_of_frame(program: &Program, generation: u64, frame: &WatchedF
         rule: name(program, explained.outcome.rule).to_owned(),
         line: program.rules.get(explained.outcome.rule.index()).map_or(0, |rule| rule.line),
         action,
-        dropped: (frame.end != Disposition::Unmatched).then(|| seen.to_owned()),
+        dropped: (frame.end != FrameEnd::Unmatched).then(|| seen.to_owned()),
         differences: differs.into_iter().collect(),
         ..TraceLine::default()
     }
@@ -128,11 +128,11 @@ pub(super) fn line_of_frame(program: &Program, generation: u64, frame: &WatchedF
 /// A frame that a worker receives, unless it is lost on the way.
 const TO_WORKER: &str = "delivered";
 
-fn name_of_end(end: Disposition) -> &'static str {
+fn name_of_end(end: FrameEnd) -> &'static str {
     match end {
-        Disposition::Unmatched => "kernel",
-        Disposition::FlowDropped => "flow",
-        Disposition::Delivered => TO_WORKER,
+        FrameEnd::Unmatched => "kernel",
+        FrameEnd::FlowDropped => "flow",
+        FrameEnd::Delivered => TO_WORKER,
         lost => lost.name(),
     }
 }
@@ -140,9 +140,9 @@ fn name_of_end(end: Disposition) -> &'static str {
 fn computed_end(program: &Program, explained: &Explanation) -> &'static str {
     let flow = explained.flow.and_then(|flow| program.flows.get(flow));
     name_of_end(match flow.map(|flow| flow.action) {
-        None | Some(FlowAction::Pass) => Disposition::Unmatched,
-        Some(FlowAction::Drop) => Disposition::FlowDropped,
-        Some(FlowAction::Steer { .. }) => Disposition::Delivered,
+        None | Some(FlowAction::Pass) => FrameEnd::Unmatched,
+        Some(FlowAction::Drop) => FrameEnd::FlowDropped,
+        Some(FlowAction::Steer { .. }) => FrameEnd::Delivered,
     })
 }
 
@@ -351,19 +351,19 @@ mod tests {
             FrameBuilder::new().ipv4([198, 51, 100, 1].into(), [192, 0, 2, 1].into()).udp(1, 2).build();
         let (dns, other) = (frame().udp(7, 53).build(), frame().udp(7, 54).build());
         for (frame, end, rule, dropped) in [
-            (&scan, Disposition::FlowDropped, "scan", Some("flow")),
-            (&other, Disposition::Unmatched, "default", None),
-            (&dns, Disposition::OutOfBuffer, "dns", Some("out_of_buffer")),
-            (&vec![0; 9], Disposition::Runt, "default", Some("runt")),
+            (&scan, FrameEnd::FlowDropped, "scan", Some("flow")),
+            (&other, FrameEnd::Unmatched, "default", None),
+            (&dns, FrameEnd::OutOfBuffer, "dns", Some("out_of_buffer")),
+            (&vec![0; 9], FrameEnd::Runt, "default", Some("runt")),
         ] {
             let line = line(frame, end);
             assert_eq!((line.rule.as_str(), line.dropped.as_deref()), (rule, dropped));
             assert_eq!((line.worker, line.differences), (None, vec![]));
         }
         for (frame, end, text) in [
-            (&scan, Disposition::Unmatched, "device kernel, computed flow"),
-            (&dns, Disposition::FlowDropped, "device flow, computed delivered"),
-            (&other, Disposition::OutOfBuffer, "device out_of_buffer, computed kernel"),
+            (&scan, FrameEnd::Unmatched, "device kernel, computed flow"),
+            (&dns, FrameEnd::FlowDropped, "device flow, computed delivered"),
+            (&other, FrameEnd::OutOfBuffer, "device out_of_buffer, computed kernel"),
         ] {
             assert_eq!(line(frame, end).differences[0].to_string(), text);
         }
