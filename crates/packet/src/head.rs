@@ -1,4 +1,4 @@
-//! The begin of a frame, for people who look at single packets.
+//! The start of a frame, for people who look at single packets.
 
 /// The first bytes of a frame, and its length.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -12,7 +12,7 @@ impl FrameHead {
     /// The most bytes that are kept.
     pub const BYTES_MAX: usize = 128;
 
-    /// The begin of a frame.
+    /// The start of a frame.
     #[must_use]
     pub fn of(frame: &[u8]) -> Self {
         let mut first = [0; Self::BYTES_MAX];

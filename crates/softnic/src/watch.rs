@@ -1,5 +1,5 @@
-//! A look at frames that no receive queue got: dropped by a flow, lost, or left to the kernel. The engine
-//! notes them while somebody watches, and never waits for whoever does.
+//! Frames that no receive queue got: dropped by a flow, lost, or left to the kernel. The engine notes them
+//! while somebody watches, and never waits for whoever does.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -26,9 +26,9 @@ pub struct WatchedFrame {
     pub received_ns: u64,
 }
 
-/// Chooses the frames to watch, by their headers and by what became of them. It is called by the engine, so
-/// it must not block.
-pub type WatchFilter = Box<dyn FnMut(&DeepKey, FrameEnd) -> bool + Send>;
+/// Chooses the frames to watch, by their bytes and by what became of them, and returns their header fields.
+/// It is called by the engine, so it must not block.
+pub type WatchFilter = Box<dyn FnMut(&[u8], FrameEnd) -> Option<DeepKey> + Send>;
 
 /// The frames of a port that are watched.
 #[derive(Default)]
@@ -47,7 +47,7 @@ struct WatchState {
 }
 
 impl WatchState {
-    /// Nor may it while somebody watches: frames that it drops are not seen.
+    /// Lets the wire drop frames unless somebody watches, who would not see them, or the owner forbids it.
     fn apply(&self, claims: &FlowClaims) {
         claims.allow_drops(!self.forbids_drops && self.watching.is_none());
     }
@@ -65,13 +65,14 @@ impl PortWatch {
         if state.watching.is_some() {
             return false;
         }
+        self.missed.store(0, Ordering::Relaxed);
         state.watching = Some(Watching { filter, frames: Vec::with_capacity(WAITING_MAX) });
         state.apply(claims);
         self.is_on.store(true, Ordering::Release);
         true
     }
 
-    /// Ends it.
+    /// Ends the watch.
     pub(crate) fn end(&self, claims: &FlowClaims) {
         self.is_on.store(false, Ordering::Release);
         let mut state = self.lock();
@@ -115,10 +116,7 @@ impl PortWatch {
         let Ok(mut state) = self.state.try_lock() else { return miss(lost().count()) };
         let Some(Watching { filter, frames: watched }) = &mut state.watching else { return };
         for (frame, end) in lost() {
-            let key = DeepKey::of(frame.bytes);
-            if !filter(&key, *end) {
-                continue;
-            }
+            let Some(key) = filter(frame.bytes, *end) else { continue };
             if watched.len() == WAITING_MAX {
                 miss(1);
                 continue;

@@ -624,7 +624,7 @@ pub(crate) struct CaptureArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "Example: steerd trace 'protocol = \"udp\", dst_port = 53'")]
 pub(crate) struct TraceArgs {
-    /// The packets, by the keys of a `match` of a policy, e.g. 'dst_port = 53, src = \"10.0.0.0/8\"'; by
+    /// The packets, by the keys of a `match` of a policy, e.g. 'dst_port = 53, src = "10.0.0.0/8"'; by
     /// default all.
     #[arg(value_name = "MATCH")]
     pub(crate) matches: Option<String>,

@@ -249,7 +249,10 @@ impl RuntimeRulesOfWorker {
         if !self.messages.is_empty() {
             let due = match waiting() {
                 Some(waiting) => self.due(&waiting),
-                None => CHANGES_PER_STEP,
+                None => {
+                    self.draining = None;
+                    CHANGES_PER_STEP
+                }
             };
             self.take_changes(due);
         }
@@ -504,6 +507,15 @@ mod tests {
         assert_eq!(feed.send(&[RuntimeChange::Add(entry(2))]), 1);
         worker.refresh(|| None);
         assert_eq!(count(&mut worker), 3, "there is one program");
+
+        worker.refresh(|| unreachable!("nothing waits"));
+        assert_eq!(feed.send(&[RuntimeChange::Remove { slot: 2 }]), 1);
+        worker.refresh(|| waiting(0, false));
+        worker.refresh(|| None);
+        assert_eq!(count(&mut worker), 2, "the program before was released");
+        assert_eq!(feed.send(&[RuntimeChange::Remove { slot: 1 }]), 1);
+        worker.refresh(|| waiting(64, true));
+        assert_eq!(count(&mut worker), 2, "the wait of before has ended");
     }
 
     #[test]

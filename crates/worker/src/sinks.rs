@@ -89,6 +89,9 @@ pub trait Hub: Send + Sync {
     /// endpoints.
     fn announce(&self, _map: &Arc<SinkMap>, _program: &Arc<Program>) {}
 
+    /// Packets of other programs than this can no longer arrive at the endpoints.
+    fn release_others(&self, _map: &Arc<SinkMap>) {}
+
     /// The SHA-256 of the text of the policy that a program of this generation is of, in hexadecimal; called
     /// before [`Hub::announce`], if the daemon knows it.
     fn digest(&self, _generation: u64, _sha256: &str) {}

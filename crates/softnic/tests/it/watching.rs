@@ -1,14 +1,12 @@
 //! Watching the frames that no receive queue gets.
 
-use std::sync::Arc;
-
 use crate::verbs_support::*;
 use packet::{DeepKey, FlowKey, FrameHead};
 use softnic::{FrameEnd, WatchFilter, WatchedFrame};
 use verbs::{ActionSpec, FlowHandle};
 
 fn all() -> WatchFilter {
-    Box::new(|_, _| true)
+    Box::new(|frame, _| Some(DeepKey::of(frame)))
 }
 
 /// The frames since the last call, and how many were missed.
@@ -54,7 +52,12 @@ fn each_frame_without_a_queue_is_shown_with_its_end() {
 #[test]
 fn frames_are_chosen_and_beyond_the_room_counted() {
     let rig = Rig::new();
-    assert!(rig.nic.watch(PORT.0, Box::new(|key, _| key.outer.dst_port == 9)));
+    assert!(
+        rig.nic.watch(
+            PORT.0,
+            Box::new(|frame, _| Some(DeepKey::of(frame)).filter(|key| key.outer.dst_port == 9))
+        )
+    );
     assert!(!rig.nic.watch(PORT.0, all()), "somebody watches already");
     assert!(!rig.nic.watch(7, all()), "there is no such port");
     rig.deliver((0..1000).flat_map(|port| [udp(port, 9), udp(port, 10)]));
@@ -63,27 +66,29 @@ fn frames_are_chosen_and_beyond_the_room_counted() {
     assert_eq!((shown.len(), missed), (256, 744));
     rig.deliver([udp(7, 9)]);
     assert_eq!((watched(&rig).0.len(), watched(&rig).0.len()), (1, 0));
+    rig.deliver((0..300).map(|port| udp(port, 9)));
     rig.nic.end_watch(PORT.0);
     rig.deliver([udp(7, 9)]);
+    let mut frames = Vec::new();
     assert!(watched(&rig).0.is_empty());
     assert!(rig.nic.watch(PORT.0, all()), "another one can");
+    assert_eq!((rig.nic.watched(PORT.0, &mut frames), frames.len()), (0, 0), "and begins anew");
 }
 
 #[test]
-fn an_engine_with_a_thread_never_waits_for_the_watcher() {
+fn frames_are_shown_or_counted_while_another_thread_takes_them() {
     let rig = Rig::new();
     assert!(rig.nic.watch(PORT.0, all()));
-    let nic = Arc::new(rig);
     std::thread::scope(|scope| {
         let reader = scope.spawn(|| {
             let (mut shown, mut missed) = (0, 0);
             while shown + missed < 20_000 {
-                let (frames, more) = watched(&nic);
+                let (frames, more) = watched(&rig);
                 (shown, missed) = (shown + frames.len() as u64, missed + more);
             }
             shown + missed
         });
-        nic.deliver((0..20_000).map(|number| udp(number as u16, 9)));
+        rig.deliver((0..20_000).map(|number| udp(number as u16, 9)));
         assert_eq!(reader.join().unwrap(), 20_000, "each frame is shown or counted");
     });
 }

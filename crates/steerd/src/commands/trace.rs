@@ -4,7 +4,8 @@
 use std::fmt::Write as _;
 use std::io;
 
-use steerd_client::api::CaptureNext;
+use program::RUNTIME_RULES;
+use steerd_client::api::{ApiError, CaptureNext};
 
 use super::ending::Ending;
 use crate::api::model::TraceLine;
@@ -25,9 +26,16 @@ pub(crate) fn run(args: &TraceArgs) -> Result<Outcome, Error> {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
         followed => followed.map_err(OutputError)?,
     }
-    let Shown { packets, differing, .. } = shown;
+    let Shown { packets, differing, left_out, not_understood, .. } = shown;
+    if let Some(why) = not_understood {
+        return Err(ApiError::NotUnderstood { path: "/v1/traces".into(), why: why.to_string() }.into());
+    }
+    let left_out = match left_out {
+        0 => String::new(),
+        left_out => format!(", {left_out} left out"),
+    };
     output::print_error(&format!(
-        "{} traced, {}",
+        "{} traced{left_out}, {}",
         counted(packets, "packet", "packets"),
         if differing == 0 { "all as computed".to_owned() } else { format!("{differing} NOT AS COMPUTED") }
     ));
@@ -41,8 +49,10 @@ struct Shown {
     is_json: bool,
     packets: u64,
     differing: u64,
-    /// The begin of a line whose end has not come.
+    left_out: u64,
+    /// The start of a line whose end has not come.
     unfinished: Vec<u8>,
+    not_understood: Option<serde_json::Error>,
 }
 
 impl Shown {
@@ -56,8 +66,15 @@ impl Shown {
                 break;
             }
             let line = std::mem::take(&mut self.unfinished);
-            let traced: TraceLine = serde_json::from_slice(&line)?;
+            let traced: TraceLine = match serde_json::from_slice(&line) {
+                Ok(traced) => traced,
+                Err(error) => {
+                    self.not_understood = Some(error);
+                    return Ok(CaptureNext::Stop);
+                }
+            };
             self.packets += 1;
+            self.left_out += traced.left_out;
             self.differing += u64::from(!traced.differences.is_empty());
             let text = match self.is_json {
                 true => format!("{}\n", String::from_utf8_lossy(&line)),
@@ -91,10 +108,13 @@ fn text(traced: &TraceLine) -> String {
         let (tag, queue) = (or_none(traced.tag.map(u64::from)), or_none(traced.queue.map(u64::from)));
         line("flow", format!("{flow}, tag {tag}, queue pair {queue}{copy}"));
         line("worker", worker.to_string());
-        let by = traced.compared_rules.map_or_else(
-            || "decided by the flow".to_owned(),
-            |rules| format!("decided by the worker, {} compared", counted(rules as u64, "rule", "rules")),
-        );
+        let by = match traced.compared_rules {
+            Some(rules) => {
+                format!("decided by the worker, {} compared", counted(rules as u64, "rule", "rules"))
+            }
+            None if traced.rule == RUNTIME_RULES => "decided by the worker".to_owned(),
+            None => "decided by the flow".to_owned(),
+        };
         line("rule", format!("{rule}, {by}"));
         line("sinks", if traced.sinks.is_empty() { "none".to_owned() } else { traced.sinks.join(", ") });
     } else {

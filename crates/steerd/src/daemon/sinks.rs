@@ -254,9 +254,7 @@ impl Sinks {
         };
         if !Arc::ptr_eq(&in_use.program, program) {
             in_use.program = Arc::clone(program);
-            for sink in &self.list {
-                sink.hub.with(|hub| in_use.announce(hub));
-            }
+            self.list.iter().for_each(|sink| _ = sink.hub.with(|hub| in_use.announce(hub)));
         }
     }
 
@@ -280,6 +278,9 @@ impl Sinks {
     /// Releases the programs that are not in force. No worker has another one.
     pub(crate) fn release_previous(&mut self) {
         self.programs = self.in_force().cloned().into_iter().collect();
+        for ProgramInUse { map, .. } in &self.programs {
+            self.list.iter().for_each(|sink| _ = sink.hub.with(|hub| hub.release_others(map)));
+        }
     }
 
     /// Releases programs as [`Sinks::release_previous`] does, and marks the sinks to be closed that the

@@ -4,24 +4,18 @@
 
 mod way;
 
-use std::collections::VecDeque;
 use std::io::Write;
-use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Weak};
 
-use packet::DeepKey;
-use program::Program;
-use softnic::{FrameEnd, SoftNic, WatchedFrame};
-use worker::SinkMap;
-use worker::sinks::trace::{TraceOptions, TracedPacket, Tracer};
+use softnic::{FrameEnd, WatchedFrame};
+use worker::sinks::trace::{KnownProgram, TraceFilter, TraceOptions, TracedPacket, Tracer};
 
 use crate::api::model::TraceLine;
 use crate::daemon::observer::Observer;
 use way::Way;
 
-/// The most programs that packets of a trace can be of: those that workers have.
-const PROGRAMS_MAX: usize = 4;
 /// The most differences of one trace that are logged.
 const LOGGED_MAX: u64 = 5;
 
@@ -44,22 +38,18 @@ impl TraceTotals {
     }
 }
 
-/// A program that workers may have, and the places of its sinks.
-struct Announced {
-    map: Arc<SinkMap>,
-    program: Arc<Program>,
-}
-
 /// Writes a line for each packet.
 pub(super) struct TraceWriter {
     name: String,
-    stream: Box<dyn Write + Send>,
-    /// The newest last.
-    programs: VecDeque<Announced>,
-    observer: Arc<Observer>,
+    totals: Arc<TraceTotals>,
+    only_dropped: bool,
+    /// Declared before the stream: whoever sees its end may begin another trace.
     watch: Option<Watch>,
+    stream: Box<dyn Write + Send>,
     lines: u64,
     differing: u64,
+    /// The packets that were left out since the last line.
+    left_out: u64,
 }
 
 /// Somebody watches the frames of the device already.
@@ -70,6 +60,10 @@ pub(super) struct TraceWriter {
 pub(super) struct AlreadyWatched;
 
 impl TraceWriter {
+    /// A trace with this name in the log.
+    ///
+    /// # Errors
+    /// On a soft NIC: another trace is running.
     pub(super) fn new(
         name: &str,
         stream: Box<dyn Write + Send>,
@@ -77,36 +71,30 @@ impl TraceWriter {
         options: &TraceOptions,
     ) -> Result<Self, AlreadyWatched> {
         let watch = observer.soft_nic().is_some().then(|| Watch::begin(observer, options)).transpose()?;
-        let (programs, observer) = (VecDeque::new(), Arc::clone(observer));
-        Ok(Self { name: name.to_owned(), stream, programs, observer, watch, lines: 0, differing: 0 })
+        Ok(Self {
+            name: name.to_owned(),
+            totals: Arc::clone(&observer.traces),
+            only_dropped: options.only_dropped,
+            watch,
+            stream,
+            lines: 0,
+            differing: 0,
+            left_out: 0,
+        })
     }
 
-    /// The line of a packet. A packet that was on its way while a policy was replaced may have come to its
-    /// worker by one program and been decided by the other.
-    fn line(&self, packet: &TracedPacket) -> Option<TraceLine> {
-        let decided = self.programs.iter().find(|known| known.map.generation() == packet.generation)?;
-        let others = self.programs.iter().rev().filter(|known| !Arc::ptr_eq(&known.map, &decided.map));
-        let ways = std::iter::once(decided).chain(others).map(|known| Way::of(&known.program, packet));
-        let way = ways.min_by_key(|way| way.differences.len())?;
-        Some(way.line(&decided.program, &decided.map, packet))
-    }
-
-    /// The line of a frame that no worker received, by the program that has it so, or the newest.
-    fn line_of_frame(&self, frame: &WatchedFrame) -> Option<TraceLine> {
-        let lines = self.programs.iter().rev();
-        let lines = lines.map(|known| way::line_of_frame(&known.program, known.map.generation(), frame));
-        lines.min_by_key(|line| line.differences.len())
-    }
-
-    /// Writes a line; `false`: nobody reads it.
+    /// Writes a line; `false`: nobody reads it. `None`: it is not known by which program the packet came.
     fn write(&mut self, line: Option<TraceLine>) -> bool {
-        let Some(mut line) = line else { return true };
+        let Some(mut line) = line else {
+            self.left_out += 1;
+            return true;
+        };
         self.lines += 1;
         line.number = self.lines;
-        let totals = &self.observer.traces;
-        totals.packets.fetch_add(1, Relaxed);
+        line.left_out = std::mem::take(&mut self.left_out);
+        self.totals.packets.fetch_add(1, Relaxed);
         if !line.differences.is_empty() {
-            totals.differing.fetch_add(1, Relaxed);
+            self.totals.differing.fetch_add(1, Relaxed);
             self.differing += 1;
             if self.differing <= LOGGED_MAX {
                 let differences: Vec<String> = line.differences.iter().map(ToString::to_string).collect();
@@ -124,36 +112,60 @@ impl TraceWriter {
     }
 }
 
+/// The line of a packet. One that was on its way while a policy was replaced may have come to its worker by
+/// one program and been decided by the other.
+fn line_of_packet(packet: &TracedPacket, programs: &[KnownProgram]) -> Option<TraceLine> {
+    let at_ns = packet.decided_ns;
+    let possible = || programs.iter().rev().filter(|known| known.can_have(at_ns));
+    let decided = possible().find(|known| known.map.generation() == packet.generation)?;
+    let mut way = Way::of(&decided.program, packet);
+    if !way.differences.is_empty() {
+        let others = possible().filter(|known| !Arc::ptr_eq(&known.map, &decided.map));
+        let mut ways = others.map(|known| Way::of(&known.program, packet));
+        way = ways.find(|way| way.differences.is_empty()).unwrap_or(way);
+    }
+    Some(way.line(&decided.program, &decided.map, packet))
+}
+
+/// The line of a frame that no worker received, by the newest program that has it so.
+fn line_of_frame(frame: &WatchedFrame, programs: &[KnownProgram]) -> Option<TraceLine> {
+    let possible = programs.iter().rev().filter(|known| known.can_have(frame.received_ns));
+    let mut lines = possible.map(|known| way::line_of_frame(&known.program, known.map.generation(), frame));
+    let newest = lines.next()?;
+    match newest.differences.is_empty() {
+        true => Some(newest),
+        false => lines.find(|line| line.differences.is_empty()).or(Some(newest)),
+    }
+}
+
 impl Tracer for TraceWriter {
-    fn announce(&mut self, map: &Arc<SinkMap>, program: &Arc<Program>) {
-        self.programs.retain(|known| known.map.generation() != map.generation());
-        self.programs.push_back(Announced { map: Arc::clone(map), program: Arc::clone(program) });
-        if self.programs.len() > PROGRAMS_MAX {
-            self.programs.pop_front();
+    fn collect(&mut self) {
+        if let Some(watch) = &mut self.watch {
+            self.left_out += watch.collect();
         }
     }
 
-    fn trace(&mut self, packet: &TracedPacket) -> bool {
-        let line = self.line(packet);
-        self.write(line)
+    fn show_collected(&mut self, programs: &[KnownProgram]) -> bool {
+        let frames = self.watch.as_mut().map(|watch| std::mem::take(&mut watch.frames));
+        frames.iter().flatten().all(|frame| self.write(line_of_frame(frame, programs)))
     }
 
-    fn poll(&mut self) -> bool {
-        let Some(mut watch) = self.watch.take() else { return true };
-        let mut is_read = true;
-        watch.take(|frame| {
-            let line = self.line_of_frame(frame);
-            is_read = self.write(line);
-            is_read
-        });
-        self.watch = Some(watch);
-        is_read
+    fn show(&mut self, packet: &TracedPacket, programs: &[KnownProgram]) -> bool {
+        let line = line_of_packet(packet, programs);
+        // Of those that are left to the kernel, some are given back to it.
+        let is_wanted = !self.only_dropped || line.as_ref().is_none_or(|line| line.dropped.is_some());
+        !is_wanted || self.write(line)
+    }
+
+    fn left_out(&mut self, packets: u64) {
+        self.left_out += packets;
     }
 }
 
 /// The frames of a soft NIC that no worker receives. Dropping it ends the watch.
 struct Watch {
-    observer: Arc<Observer>,
+    /// A trace whose client does not read may end after the device.
+    observer: Weak<Observer>,
     /// The ports that are watched.
     ports: Vec<u8>,
     frames: Vec<WatchedFrame>,
@@ -161,18 +173,11 @@ struct Watch {
 
 impl Watch {
     fn begin(observer: &Arc<Observer>, options: &TraceOptions) -> Result<Self, AlreadyWatched> {
-        let mut watch = Self { observer: Arc::clone(observer), ports: Vec::new(), frames: Vec::new() };
+        let mut watch = Self { observer: Arc::downgrade(observer), ports: Vec::new(), frames: Vec::new() };
         for port in &observer.opened.ports {
-            let (options, mut left) = (options.clone(), 0);
-            let filter = move |key: &DeepKey, end: FrameEnd| {
-                let is_wanted = !(options.only_dropped && end == FrameEnd::Unmatched)
-                    && options.matches.as_ref().is_none_or(|matches| matches.matches_deep(key));
-                if is_wanted {
-                    left = if left == 0 { options.one_in } else { left } - 1;
-                }
-                is_wanted && left + 1 == options.one_in
-            };
-            if !watch.nic().is_some_and(|nic| nic.watch(*port, Box::new(filter))) {
+            let filter = TraceFilter::new(options);
+            let choose = move |frame: &[u8], end| filter.choose(frame, end != FrameEnd::Unmatched);
+            if !observer.soft_nic().is_some_and(|nic| nic.watch(*port, Box::new(choose))) {
                 return Err(AlreadyWatched);
             }
             watch.ports.push(*port);
@@ -180,25 +185,21 @@ impl Watch {
         Ok(watch)
     }
 
-    fn nic(&self) -> Option<&SoftNic> {
-        self.observer.soft_nic()
-    }
-
-    /// Passes the frames since the last call on, until `each` returns `false`.
-    fn take(&mut self, mut each: impl FnMut(&WatchedFrame) -> bool) {
-        let mut frames = std::mem::take(&mut self.frames);
+    /// Takes the frames since the last call; returns how many were left out.
+    fn collect(&mut self) -> u64 {
+        let Some(observer) = self.observer.upgrade() else { return 0 };
+        let (mut left_out, mut taken) = (0, Vec::new());
         for port in &self.ports {
-            self.nic().iter().for_each(|nic| _ = nic.watched(*port, &mut frames));
-            if !frames.iter().all(&mut each) {
-                break;
-            }
+            left_out += observer.soft_nic().map_or(0, |nic| nic.watched(*port, &mut taken));
+            self.frames.append(&mut taken);
         }
-        self.frames = frames;
+        left_out
     }
 }
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        self.ports.iter().for_each(|port| self.nic().iter().for_each(|nic| nic.end_watch(*port)));
+        let Some(observer) = self.observer.upgrade() else { return };
+        self.ports.iter().for_each(|port| observer.soft_nic().iter().for_each(|nic| nic.end_watch(*port)));
     }
 }

@@ -116,6 +116,11 @@ pub(super) struct Timestamps {
 }
 
 impl Timestamps {
+    /// The time of a timestamp of the device, if it can be converted.
+    pub(super) fn exact(&self, timestamp: u64) -> Option<u64> {
+        self.relation.as_ref()?.wall_ns(timestamp)
+    }
+
     pub(super) fn new(shared: &Arc<SharedRelation>) -> Self {
         Self { shared: Arc::clone(shared), seen: 0, relation: None, last_ns: 0 }
     }
@@ -136,7 +141,7 @@ impl Timestamps {
     /// converted.
     #[inline]
     pub(super) fn of(&mut self, timestamp: Option<u64>, now_ns: u64) -> u64 {
-        let converted = timestamp.and_then(|timestamp| self.relation.as_ref()?.wall_ns(timestamp));
+        let converted = timestamp.and_then(|timestamp| self.exact(timestamp));
         let time = converted.unwrap_or(now_ns);
         let is_step = time.saturating_add(STEP_NS) < self.last_ns;
         self.last_ns = if is_step { time } else { time.max(self.last_ns) };

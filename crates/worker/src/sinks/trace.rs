@@ -27,6 +27,8 @@ use crate::sink::{Deliveries, Sink, SinkCounters, SinkDrop, SinkMap, SlotSet};
 
 /// The most packets of a worker that wait for the handler.
 const RING_PACKETS: usize = 256;
+/// The most programs that packets in the rings can be of; packets of older ones are not compared.
+const PROGRAMS_MAX: usize = 8;
 /// How long the end waits for a handler that does not return.
 const END_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -54,19 +56,44 @@ pub struct TracedPacket {
     pub head: FrameHead,
 }
 
+/// A program that packets of a trace can be of.
+#[derive(Clone, Debug)]
+pub struct KnownProgram {
+    /// The places of its sinks.
+    pub map: Arc<SinkMap>,
+    /// The program as workers have it.
+    pub program: Arc<Program>,
+    /// When its first packet can have come, in nanoseconds since the epoch.
+    pub since_ns: u64,
+    /// When no other could come any more; `None`: others can come.
+    pub until_ns: Option<u64>,
+}
+
+impl KnownProgram {
+    /// Whether a packet of this time can be of the program.
+    #[must_use]
+    pub fn can_have(&self, at_ns: u64) -> bool {
+        self.since_ns <= at_ns && self.until_ns.is_none_or(|until| at_ns <= until)
+    }
+}
+
 /// Takes the packets of a trace, on the trace's thread. It may block: packets that come meanwhile are
 /// dropped when the rings are full.
 pub trait Tracer: Send {
-    /// Packets of this program may follow, with sinks in the places of this map.
-    fn announce(&mut self, map: &Arc<SinkMap>, program: &Arc<Program>);
+    /// Called at least every [`parking::HEARTBEAT`], before the programs are looked up that packets so far
+    /// can be of: takes in packets from elsewhere.
+    fn collect(&mut self) {}
 
-    /// Takes a packet, in the order of one worker. `false`: no others are wanted.
-    fn trace(&mut self, packet: &TracedPacket) -> bool;
-
-    /// Called between packets, at least every [`parking::HEARTBEAT`]. `false`: no others are wanted.
-    fn poll(&mut self) -> bool {
+    /// Shows what was collected, by these programs, of which the newest is last. `false`: nobody wants more.
+    fn show_collected(&mut self, _programs: &[KnownProgram]) -> bool {
         true
     }
+
+    /// Shows a packet, in the order of one worker. `false`: nobody wants more.
+    fn show(&mut self, packet: &TracedPacket, programs: &[KnownProgram]) -> bool;
+
+    /// So many packets were left out since the last call, because the tracer was too slow.
+    fn left_out(&mut self, packets: u64);
 }
 
 /// Which packets are traced.
@@ -76,14 +103,36 @@ pub struct TraceOptions {
     pub matches: Option<Predicate>,
     /// One of so many packets that match.
     pub one_in: u32,
-    /// Only packets that workers drop.
+    /// Only packets that nobody gets, as far as that can be told.
     pub only_dropped: bool,
 }
 
-impl TraceOptions {
-    fn wants(&self, key: &DeepKey, outcome: Outcome) -> bool {
-        (!self.only_dropped || outcome.verdict == Verdict::Drop)
-            && self.matches.as_ref().is_none_or(|matches| matches.matches_deep(key))
+/// Chooses packets by the options of a trace; one for each thread that has packets.
+#[derive(Debug)]
+pub struct TraceFilter {
+    options: TraceOptions,
+    sample: OneIn,
+}
+
+impl TraceFilter {
+    /// A filter that begins with the first packet.
+    #[must_use]
+    pub fn new(options: &TraceOptions) -> Self {
+        Self { options: options.clone(), sample: OneIn::new(options.one_in) }
+    }
+
+    /// The header fields of a packet that is chosen. Others are parsed only if a match asks for it.
+    pub fn choose(&self, frame: &[u8], is_dropped: bool) -> Option<DeepKey> {
+        if self.options.only_dropped && !is_dropped {
+            return None;
+        }
+        match &self.options.matches {
+            None => self.sample.take().then(|| DeepKey::of(frame)),
+            Some(matches) => {
+                let key = DeepKey::of(frame);
+                (matches.matches_deep(&key) && self.sample.take()).then_some(key)
+            }
+        }
     }
 }
 
@@ -107,8 +156,7 @@ pub fn open(
         rings.push(consumer);
         endpoints.push(Box::new(Endpoint {
             worker: WorkerId::of(worker),
-            options: options.clone(),
-            sample: OneIn::new(options.one_in),
+            filter: TraceFilter::new(options),
             timestamps: Timestamps::new(&clock.shared),
             producer,
             counters: Arc::clone(counters),
@@ -122,6 +170,7 @@ pub fn open(
         counters: counters.clone(),
         wakeup: Arc::clone(&wakeup),
         shared: Arc::clone(&shared),
+        left_out: 0,
     };
     let thread = thread::Builder::new().name("trace".to_owned()).spawn(move || reader.run())?;
     let hub = TraceHub { shared, clock, wakeup, thread: Mutex::new(Some(thread)) };
@@ -131,7 +180,8 @@ pub fn open(
 /// What the thread shares with workers and control side.
 #[derive(Default)]
 struct Shared {
-    programs: Mutex<Vec<(Arc<SinkMap>, Arc<Program>)>>,
+    /// The newest last, at most [`PROGRAMS_MAX`].
+    programs: Mutex<Vec<KnownProgram>>,
     /// No further packets are wanted.
     is_over: AtomicBool,
 }
@@ -139,8 +189,7 @@ struct Shared {
 /// A worker's end.
 struct Endpoint {
     worker: WorkerId,
-    options: TraceOptions,
-    sample: OneIn,
+    filter: TraceFilter,
     timestamps: Timestamps,
     producer: Producer<TracedPacket>,
     counters: Arc<SinkCounters>,
@@ -157,12 +206,11 @@ impl Sink for Endpoint {
         self.timestamps.refresh();
         let (mut count, mut bytes, mut full) = (0, 0, 0);
         for delivery in packets.iter() {
-            let key = DeepKey::of(delivery.bytes);
-            if !self.options.wants(&key, delivery.outcome) || !self.sample.take() {
-                continue;
-            }
+            // Whether the host gets one that is left to the kernel depends on the program.
+            let may_be_dropped = matches!(delivery.outcome.verdict, Verdict::Drop | Verdict::Kernel);
+            let Some(key) = self.filter.choose(delivery.bytes, may_be_dropped) else { continue };
             (count, bytes) = (count + 1, bytes + delivery.bytes.len() as u64);
-            let received = delivery.timestamp.map(|at| self.timestamps.of(Some(at), decided_ns));
+            let received = delivery.timestamp.and_then(|at| self.timestamps.exact(at));
             let packet = TracedPacket {
                 worker: self.worker,
                 generation: delivery.generation,
@@ -191,20 +239,22 @@ struct Reader {
     counters: Vec<Arc<SinkCounters>>,
     wakeup: Arc<Wakeup>,
     shared: Arc<Shared>,
+    /// How many packets the rings had no room for, as the tracer knows.
+    left_out: u64,
 }
 
 impl Reader {
     fn run(mut self) {
         loop {
-            // Packets that are in a ring before the end are handed over, and the programs that were announced
-            // before them first.
+            // Packets that are in a ring before the end are shown, and of all programs that they can be of.
             let is_over = self.shared.is_over.load(Acquire);
             let waiting: Vec<usize> = self.rings.iter().map(Consumer::slots).collect();
-            let programs = std::mem::take(&mut *self.shared.programs());
-            programs.iter().for_each(|(map, program)| self.tracer.announce(map, program));
+            self.tracer.collect();
+            let programs = self.shared.programs().clone();
+            self.tell_left_out();
             let mut rings = waiting.into_iter().enumerate();
-            let wants_more =
-                self.tracer.poll() && rings.all(|(ring, waiting)| (0..waiting).all(|_| self.take(ring)));
+            let wants_more = self.tracer.show_collected(&programs)
+                && rings.all(|(ring, waiting)| (0..waiting).all(|_| self.show_next(ring, &programs)));
             if is_over || !wants_more {
                 return self.shared.is_over.store(true, Release);
             }
@@ -214,16 +264,28 @@ impl Reader {
         }
     }
 
-    /// Hands the next packet of a ring over; `false`: the tracer wants no other.
-    fn take(&mut self, ring: usize) -> bool {
+    fn tell_left_out(&mut self) {
+        let full = |counters: &Arc<SinkCounters>| {
+            let dropped = counters.read().dropped;
+            dropped.iter().filter(|(why, _)| *why == SinkDrop::RingFull).map(|(_, count)| count).sum::<u64>()
+        };
+        let left_out: u64 = self.counters.iter().map(full).sum();
+        let before = std::mem::replace(&mut self.left_out, left_out);
+        if left_out > before {
+            self.tracer.left_out(left_out - before);
+        }
+    }
+
+    /// Shows the next packet of a ring; `false`: the tracer wants no other.
+    fn show_next(&mut self, ring: usize, programs: &[KnownProgram]) -> bool {
         let Ok(packet) = self.rings[ring].pop() else { return true };
         self.counters[ring].thread.delivered(1, packet.head.frame_bytes.into());
-        self.tracer.trace(&packet)
+        self.tracer.show(&packet, programs)
     }
 }
 
 impl Shared {
-    fn programs(&self) -> std::sync::MutexGuard<'_, Vec<(Arc<SinkMap>, Arc<Program>)>> {
+    fn programs(&self) -> std::sync::MutexGuard<'_, Vec<KnownProgram>> {
         self.programs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -237,7 +299,25 @@ struct TraceHub {
 
 impl Hub for TraceHub {
     fn announce(&self, map: &Arc<SinkMap>, program: &Arc<Program>) {
-        self.shared.programs().push((Arc::clone(map), Arc::clone(program)));
+        let (now_ns, mut programs) = (now_ns(), self.shared.programs());
+        if let Some(known) = programs.iter_mut().find(|known| Arc::ptr_eq(&known.map, map)) {
+            known.program = Arc::clone(program);
+            return;
+        }
+        // The number of a program that was not installed is used again.
+        let namesakes = programs.iter_mut().filter(|known| known.map.generation() == map.generation());
+        namesakes.for_each(|known| known.until_ns = Some(now_ns));
+        let (map, program) = (Arc::clone(map), Arc::clone(program));
+        programs.push(KnownProgram { map, program, since_ns: now_ns, until_ns: None });
+        let old = programs.len().saturating_sub(PROGRAMS_MAX);
+        programs.drain(..old);
+    }
+
+    fn release_others(&self, map: &Arc<SinkMap>) {
+        let now_ns = now_ns();
+        for known in self.shared.programs().iter_mut().filter(|known| !Arc::ptr_eq(&known.map, map)) {
+            known.until_ns.get_or_insert(now_ns);
+        }
     }
 
     fn tick(&self, _ports: &Ports<'_>) {

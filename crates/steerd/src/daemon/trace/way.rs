@@ -52,8 +52,9 @@ impl Way {
     pub(super) fn line(self, program: &Program, map: &SinkMap, packet: &TracedPacket) -> TraceLine {
         let Self { flow, class, queue, is_copy, mut differences } = self;
         let is_at_run_time = packet.outcome.rule.index() == program.rules.len();
-        // A class means the same in all programs that have it.
-        let received = class_of(program, packet).and_then(|class| program.class(class));
+        // The worker decides by the class that the packet had, whichever program's flow it came by.
+        let class = class_of(program, packet).or(class);
+        let received = class.and_then(|class| program.class(class));
         let computed = received.map(|class| class.resolve_deep(&packet.key));
         if let Some(computed) = computed.filter(|computed| !may_decide(program, packet.outcome, *computed)) {
             let (seen, computed) = (decision(program, packet.outcome), decision(program, computed));
@@ -62,15 +63,20 @@ impl Way {
         let names = |ids: &mut dyn Iterator<Item = SinkId>| -> Vec<String> {
             ids.filter_map(|id| program.sink(id)).map(|sink| sink.name.clone()).collect()
         };
-        let sinks = names(&mut map.sinks_in(packet.slots));
-        if !is_at_run_time {
-            let expected = names(&mut sinks_of(program, packet.outcome).into_iter());
-            if sinks != expected {
-                differences.push(difference("sinks", list(&sinks), list(&expected)));
-            }
+        let sinks: Vec<SinkId> = map.sinks_in(packet.slots).collect();
+        let expected = sinks_of(program, packet.outcome);
+        let sinks = names(&mut sinks.into_iter());
+        let expected = names(&mut expected.into_iter());
+        if !is_at_run_time && sinks != expected {
+            differences.push(difference("sinks", list(&sinks), list(&expected)));
         }
-        let is_policed = packet.outcome.verdict == Verdict::Drop
-            && computed.is_some_and(|computed| computed.verdict != Verdict::Drop);
+        let is_policed = computed.is_some_and(|computed| is_policed(program, packet.outcome, computed));
+        let dropped = match packet.outcome.verdict {
+            Verdict::Drop if is_policed => Some("policed"),
+            Verdict::Drop => Some("worker"),
+            Verdict::Kernel if program.kernel_sink().is_none() => Some("lost_exception"),
+            Verdict::Kernel | Verdict::Deliver(_) | Verdict::Filtered => None,
+        };
         TraceLine {
             packet: describe(&packet.key),
             bytes: packet.head.frame_bytes,
@@ -86,7 +92,7 @@ impl Way {
             rule: name(program, packet.outcome.rule).to_owned(),
             line: program.rules.get(packet.outcome.rule.index()).map_or(0, |rule| rule.line),
             action: program.describe(packet.outcome.verdict),
-            dropped: (is_policed && !is_at_run_time).then(|| "policed".to_owned()),
+            dropped: dropped.map(ToOwned::to_owned),
             compared_rules: class.and_then(|class| compared_rules(program, class, packet)),
             sinks,
             differences,
@@ -98,17 +104,18 @@ impl Way {
 /// The line of a frame that no worker received.
 pub(super) fn line_of_frame(program: &Program, generation: u64, frame: &WatchedFrame) -> TraceLine {
     let explained = program.explain_deep(&frame.key);
-    let (seen, computed) = (name_of_end(frame.end), computed_end(program, &explained));
+    let computed = computed_end(program, &explained);
     // A frame that is lost on its way to a worker is still one that was to go there.
     let is_lost = !matches!(frame.end, FrameEnd::Unmatched | FrameEnd::FlowDropped);
-    let is_computed = seen == computed || (is_lost && computed == TO_WORKER);
+    let is_computed = frame.end == computed || (is_lost && computed == FrameEnd::Delivered);
+    let seen = name_of_end(frame.end);
     let is_whole = !matches!(frame.end, FrameEnd::Runt | FrameEnd::Oversize);
     let action = match frame.end {
         FrameEnd::Unmatched => program.describe(Verdict::Kernel),
         FrameEnd::FlowDropped => program.describe(Verdict::Drop),
         _ => program.describe(explained.outcome.verdict),
     };
-    let differs = (is_whole && !is_computed).then(|| difference("device", seen, computed));
+    let differs = (is_whole && !is_computed).then(|| difference("device", seen, name_of_end(computed)));
     TraceLine {
         packet: describe(&frame.key),
         bytes: frame.head.frame_bytes,
@@ -125,25 +132,21 @@ pub(super) fn line_of_frame(program: &Program, generation: u64, frame: &WatchedF
     }
 }
 
-/// A frame that a worker receives, unless it is lost on the way.
-const TO_WORKER: &str = "delivered";
-
 fn name_of_end(end: FrameEnd) -> &'static str {
     match end {
         FrameEnd::Unmatched => "kernel",
         FrameEnd::FlowDropped => "flow",
-        FrameEnd::Delivered => TO_WORKER,
-        lost => lost.name(),
+        other => other.name(),
     }
 }
 
-fn computed_end(program: &Program, explained: &Explanation) -> &'static str {
+fn computed_end(program: &Program, explained: &Explanation) -> FrameEnd {
     let flow = explained.flow.and_then(|flow| program.flows.get(flow));
-    name_of_end(match flow.map(|flow| flow.action) {
+    match flow.map(|flow| flow.action) {
         None | Some(FlowAction::Pass) => FrameEnd::Unmatched,
         Some(FlowAction::Drop) => FrameEnd::FlowDropped,
         Some(FlowAction::Steer { .. }) => FrameEnd::Delivered,
-    })
+    }
 }
 
 fn name(program: &Program, rule: RuleId) -> &str {
@@ -199,22 +202,29 @@ fn may_decide(program: &Program, seen: Outcome, computed: Outcome) -> bool {
         let subject = program.runtime.as_ref().map(|runtime| &runtime.subject);
         return subject.is_some_and(|subject| subject.get(computed.rule.index()) == Some(&true));
     }
-    let policing = program.rules.get(seen.rule.index()).map(|rule| rule.policing);
-    let is_refused = seen.verdict == Verdict::Drop
-        && seen.rule == computed.rule
-        && matches!(computed.verdict, Verdict::Deliver(_))
-        && !policing.is_none_or(|policing: Policing| policing.passes_all());
-    seen == computed || is_refused
+    seen == computed || is_policed(program, seen, computed)
 }
 
-/// The sinks that packets of an outcome get.
+/// Whether a packet that would be delivered is beyond the limit or sample of its rule.
+fn is_policed(program: &Program, seen: Outcome, computed: Outcome) -> bool {
+    let policing = program.rules.get(seen.rule.index()).map(|rule| rule.policing);
+    seen.verdict == Verdict::Drop
+        && seen.rule == computed.rule
+        && matches!(computed.verdict, Verdict::Deliver(_))
+        && !policing.is_none_or(|policing: Policing| policing.passes_all())
+}
+
+/// The sinks that packets of an outcome get, in the order of the program.
 fn sinks_of(program: &Program, outcome: Outcome) -> Vec<SinkId> {
-    match outcome.verdict {
+    let mut sinks = match outcome.verdict {
         Verdict::Deliver(_) => program.rules.get(outcome.rule.index()).map(|rule| rule.sinks.clone()),
         Verdict::Kernel => Some(program.kernel_sink().into_iter().collect()),
         Verdict::Drop | Verdict::Filtered => None,
     }
-    .unwrap_or_default()
+    .unwrap_or_default();
+    sinks.sort_unstable();
+    sinks.dedup();
+    sinks
 }
 
 /// The number of rules that a worker compares with the packet until one decides; `None`: the flow decides.
@@ -244,7 +254,7 @@ mod tests {
         [[rules]]\nname = 'scan'\nmatch = { src = '198.51.100.0/24' }\naction = 'drop'\n\
         [[rules]]\nname = 'seen'\nmatch = { dst_port = 53, protocol = 'udp' }\naction = { copy = 'second' }\n\
         [[rules]]\nname = 'dns'\nmatch = { dst_port = 53, protocol = 'udp' }\naction = 'steer first'\n\
-        sinks = ['other']\nsample = 2\n\
+        sinks = ['other', 'one']\nsample = 2\n\
         [[rules]]\nname = 'syn'\nmatch = { protocol = 'tcp', tcp_flags = 'syn' }\naction = 'drop'\n\
         [[rules]]\nname = 'tcp'\nmatch = { protocol = 'tcp' }\naction = 'steer first'\n";
 
@@ -276,7 +286,7 @@ mod tests {
                 generation: 1,
                 tag: FlowTag(class.and_then(ClassId::tag).expect("a tag")),
                 outcome,
-                slots: Slot::of(1).filter(|_| is_dns).into_iter().collect::<SlotSet>(),
+                slots: (0..2).filter(|_| is_dns).filter_map(Slot::of).collect::<SlotSet>(),
                 received_ns: None,
                 decided_ns: 1,
                 key,
@@ -313,7 +323,7 @@ mod tests {
         let tagged = TracedPacket { tag: other_class, ..computed };
         assert!(scene.differing(&tagged)[0].starts_with("class "), "{:?}", scene.differing(&tagged));
         let unsunk = TracedPacket { slots: SlotSet::default(), ..computed };
-        assert_eq!(scene.differing(&unsunk), ["sinks none, computed other"]);
+        assert_eq!(scene.differing(&unsunk), ["sinks none, computed one, other"]);
         let wrong = Outcome { verdict: Verdict::Drop, ..scene.computed(&ack, false).outcome };
         let decided =
             TracedPacket { outcome: wrong, slots: SlotSet::default(), ..scene.computed(&ack, false) };
@@ -338,6 +348,8 @@ mod tests {
         assert_eq!((policed.dropped.as_deref(), policed.differences), (Some("policed"), vec![]));
         let compared = |frame: &[u8]| scene.line(&scene.computed(frame, false)).compared_rules;
         assert_eq!([compared(&syn), compared(&ack), compared(&dns)], [Some(1), Some(1), None]);
+        let dropped = scene.line(&scene.computed(&syn, false));
+        assert_eq!((dropped.dropped.as_deref(), dropped.differences), (Some("worker"), vec![]));
     }
 
     #[test]
