@@ -279,7 +279,7 @@ impl SoftNic {
     }
 
     /// Puts the watched frames since the last call into `frames`, in their order, and returns how many others
-    /// were missed. Does not wait for the engine.
+    /// were missed at most. Does not wait for the engine.
     pub fn watched(&self, port: u8, frames: &mut Vec<WatchedFrame>) -> u64 {
         self.nic.port(port).map_or(0, |port| port.watch.take(frames))
     }

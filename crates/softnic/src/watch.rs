@@ -1,8 +1,9 @@
 //! Frames that no receive queue got: dropped by a flow, lost, or left to the kernel. The engine notes them
-//! while somebody watches, and never waits for whoever does.
+//! while somebody watches, and never waits for the watcher.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use packet::{DeepKey, FrameHead};
 use wire::RxFrame;
@@ -24,6 +25,8 @@ pub struct WatchedFrame {
     pub head: FrameHead,
     /// The time at which the engine had it, in nanoseconds since 1970.
     pub received_ns: u64,
+    /// A time after its flow was looked up, by a clock that cannot be set.
+    pub noted_at: Instant,
 }
 
 /// Chooses the frames to watch, by their bytes and by what became of them, and returns their header fields.
@@ -34,7 +37,7 @@ pub type WatchFilter = Box<dyn FnMut(&[u8], FrameEnd) -> Option<DeepKey> + Send>
 #[derive(Default)]
 pub(crate) struct PortWatch {
     is_on: AtomicBool,
-    /// Frames that the filter was not asked about, or that had no place.
+    /// Frames that had no place, or that the filter was not asked about.
     missed: AtomicU64,
     state: Mutex<WatchState>,
 }
@@ -47,7 +50,8 @@ struct WatchState {
 }
 
 impl WatchState {
-    /// Lets the wire drop frames unless somebody watches, who would not see them, or the owner forbids it.
+    /// Lets the wire drop frames by itself, unless the owner forbids it or somebody watches: the watcher
+    /// would not see them.
     fn apply(&self, claims: &FlowClaims) {
         claims.allow_drops(!self.forbids_drops && self.watching.is_none());
     }
@@ -111,6 +115,7 @@ impl PortWatch {
     /// Notes the frames of a burst that no queue got.
     #[cold]
     pub(crate) fn note(&self, frames: &[RxFrame<'_>], ends: &[FrameEnd], now_ns: u64) {
+        let noted_at = Instant::now();
         let lost = || frames.iter().zip(ends).filter(|(_, end)| **end != FrameEnd::Delivered);
         let miss = |frames: usize| _ = self.missed.fetch_add(frames as u64, Ordering::Relaxed);
         let Ok(mut state) = self.state.try_lock() else { return miss(lost().count()) };
@@ -122,7 +127,7 @@ impl PortWatch {
                 continue;
             }
             let head = FrameHead::of(frame.bytes);
-            watched.push(WatchedFrame { end: *end, key, head, received_ns: now_ns });
+            watched.push(WatchedFrame { end: *end, key, head, received_ns: now_ns, noted_at });
         }
     }
 }

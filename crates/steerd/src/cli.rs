@@ -637,7 +637,8 @@ pub(crate) struct TraceArgs {
     /// Show one of this many packets.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) one_in: Option<u32>,
-    /// Only packets that are dropped, by the device or by workers, or lost.
+    /// Only packets that are dropped by the device or by a worker, or lost before a worker or a kernel sink
+    /// got them.
     #[arg(long)]
     pub(crate) dropped: bool,
     #[command(flatten)]

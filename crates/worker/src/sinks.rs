@@ -89,7 +89,7 @@ pub trait Hub: Send + Sync {
     /// endpoints.
     fn announce(&self, _map: &Arc<SinkMap>, _program: &Arc<Program>) {}
 
-    /// Packets of other programs than this can no longer arrive at the endpoints.
+    /// Called when packets of programs other than this one can no longer arrive at the endpoints.
     fn release_others(&self, _map: &Arc<SinkMap>) {}
 
     /// The SHA-256 of the text of the policy that a program of this generation is of, in hexadecimal; called

@@ -114,7 +114,8 @@ pub(crate) struct Verdict {
 pub(crate) struct TraceLine {
     /// The number in this trace, from 1.
     pub(crate) number: u64,
-    /// The packets before it that were left out since the last line, as the trace was read too slowly.
+    /// At most so many packets were left out since the last line: they came faster than lines are written, or
+    /// it is not known by which program they came.
     pub(crate) left_out: u64,
     /// The header fields, for people.
     pub(crate) packet: String,
@@ -139,8 +140,9 @@ pub(crate) struct TraceLine {
     pub(crate) rule: String,
     pub(crate) line: u32,
     pub(crate) action: String,
-    /// Why nobody gets it: `flow` or `worker`, which drops it by a rule, `policed` beyond the limit or sample
-    /// of its rule, `lost_exception`, or the reason of a loss, as in the state of ports.
+    /// `flow`: a flow drops it; `worker`: a rule in a worker drops it; `policed`: it is beyond the limit or
+    /// sample of its rule; `lost_exception`; or the reason of a loss, as in the state of ports. `None`: not
+    /// dropped; a sink may still drop it.
     pub(crate) dropped: Option<String>,
     /// The rules that the worker compared it with; `None`: its flow decided.
     pub(crate) compared_rules: Option<usize>,

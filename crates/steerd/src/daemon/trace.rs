@@ -8,6 +8,7 @@ use std::io::Write;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Weak};
+use std::time::Instant;
 
 use softnic::{FrameEnd, WatchedFrame};
 use worker::sinks::trace::{KnownProgram, TraceFilter, TraceOptions, TracedPacket, Tracer};
@@ -43,13 +44,15 @@ pub(super) struct TraceWriter {
     name: String,
     totals: Arc<TraceTotals>,
     only_dropped: bool,
-    /// Declared before the stream: whoever sees its end may begin another trace.
+    /// Dropped before the stream: a client that sees the stream end may begin another trace at once.
     watch: Option<Watch>,
     stream: Box<dyn Write + Send>,
     lines: u64,
     differing: u64,
     /// The packets that were left out since the last line.
     left_out: u64,
+    /// From when on packets are shown: the first program is known.
+    since: Option<Instant>,
 }
 
 /// Somebody watches the frames of the device already.
@@ -80,6 +83,7 @@ impl TraceWriter {
             lines: 0,
             differing: 0,
             left_out: 0,
+            since: None,
         })
     }
 
@@ -115,27 +119,31 @@ impl TraceWriter {
 /// The line of a packet. One that was on its way while a policy was replaced may have come to its worker by
 /// one program and been decided by the other.
 fn line_of_packet(packet: &TracedPacket, programs: &[KnownProgram]) -> Option<TraceLine> {
-    let at_ns = packet.decided_ns;
-    let possible = || programs.iter().rev().filter(|known| known.can_have(at_ns));
-    let decided = possible().find(|known| known.map.generation() == packet.generation)?;
-    let mut way = Way::of(&decided.program, packet);
-    if !way.differences.is_empty() {
+    let possible = || programs.iter().rev().filter(|known| known.can_have(packet.decided_at));
+    // The number of a program that was not installed is used again.
+    let decided = possible().filter(|known| known.map.generation() == packet.generation);
+    first_as_computed(decided.map(|decided| {
         let others = possible().filter(|known| !Arc::ptr_eq(&known.map, &decided.map));
-        let mut ways = others.map(|known| Way::of(&known.program, packet));
-        way = ways.find(|way| way.differences.is_empty()).unwrap_or(way);
-    }
-    Some(way.line(&decided.program, &decided.map, packet))
+        let ways = std::iter::once(decided).chain(others).map(|known| Way::of(&known.program, packet));
+        let way = first_of(ways, |way| way.differences.is_empty());
+        way.map_or_else(TraceLine::default, |way| way.line(&decided.program, &decided.map, packet))
+    }))
+}
+
+fn first_as_computed(lines: impl Iterator<Item = TraceLine>) -> Option<TraceLine> {
+    first_of(lines, |line| line.differences.is_empty())
+}
+
+/// The first that is right, or the first of all.
+fn first_of<T>(mut all: impl Iterator<Item = T>, is_right: impl Fn(&T) -> bool) -> Option<T> {
+    let first = all.next()?;
+    if is_right(&first) { Some(first) } else { all.find(is_right).or(Some(first)) }
 }
 
 /// The line of a frame that no worker received, by the newest program that has it so.
 fn line_of_frame(frame: &WatchedFrame, programs: &[KnownProgram]) -> Option<TraceLine> {
-    let possible = programs.iter().rev().filter(|known| known.can_have(frame.received_ns));
-    let mut lines = possible.map(|known| way::line_of_frame(&known.program, known.map.generation(), frame));
-    let newest = lines.next()?;
-    match newest.differences.is_empty() {
-        true => Some(newest),
-        false => lines.find(|line| line.differences.is_empty()).or(Some(newest)),
-    }
+    let possible = programs.iter().rev().filter(|known| known.can_have(frame.noted_at));
+    first_as_computed(possible.map(|known| way::line_of_frame(&known.program, known.map.generation(), frame)))
 }
 
 impl Tracer for TraceWriter {
@@ -146,13 +154,24 @@ impl Tracer for TraceWriter {
     }
 
     fn show_collected(&mut self, programs: &[KnownProgram]) -> bool {
-        let frames = self.watch.as_mut().map(|watch| std::mem::take(&mut watch.frames));
-        frames.iter().flatten().all(|frame| self.write(line_of_frame(frame, programs)))
+        if self.since.is_none() {
+            self.since = programs.first().map(|known| known.since);
+            // The watch began before.
+            self.left_out = 0;
+        }
+        let Some(mut watch) = self.watch.take() else { return true };
+        let since = self.since;
+        let mut shown =
+            watch.frames.drain(..).filter(|frame| since.is_some_and(|since| since <= frame.noted_at));
+        let wants_more = shown.all(|frame| self.write(line_of_frame(&frame, programs)));
+        drop(shown);
+        self.watch = Some(watch);
+        wants_more
     }
 
     fn show(&mut self, packet: &TracedPacket, programs: &[KnownProgram]) -> bool {
         let line = line_of_packet(packet, programs);
-        // Of those that are left to the kernel, some are given back to it.
+        // The worker cannot know whether a kernel sink gets a packet that is left to the kernel.
         let is_wanted = !self.only_dropped || line.as_ref().is_none_or(|line| line.dropped.is_some());
         !is_wanted || self.write(line)
     }
@@ -164,16 +183,20 @@ impl Tracer for TraceWriter {
 
 /// The frames of a soft NIC that no worker receives. Dropping it ends the watch.
 struct Watch {
-    /// A trace whose client does not read may end after the device.
+    /// Weak, because a trace whose client does not read may outlive the device.
     observer: Weak<Observer>,
     /// The ports that are watched.
     ports: Vec<u8>,
     frames: Vec<WatchedFrame>,
+    /// The frames of one port, on their way to the others.
+    taken: Vec<WatchedFrame>,
 }
 
 impl Watch {
     fn begin(observer: &Arc<Observer>, options: &TraceOptions) -> Result<Self, AlreadyWatched> {
-        let mut watch = Self { observer: Arc::downgrade(observer), ports: Vec::new(), frames: Vec::new() };
+        let observer_of_watch = Arc::downgrade(observer);
+        let (ports, frames, taken) = (Vec::new(), Vec::new(), Vec::new());
+        let mut watch = Self { observer: observer_of_watch, ports, frames, taken };
         for port in &observer.opened.ports {
             let filter = TraceFilter::new(options);
             let choose = move |frame: &[u8], end| filter.choose(frame, end != FrameEnd::Unmatched);
@@ -188,10 +211,10 @@ impl Watch {
     /// Takes the frames since the last call; returns how many were left out.
     fn collect(&mut self) -> u64 {
         let Some(observer) = self.observer.upgrade() else { return 0 };
-        let (mut left_out, mut taken) = (0, Vec::new());
+        let mut left_out = 0;
         for port in &self.ports {
-            left_out += observer.soft_nic().map_or(0, |nic| nic.watched(*port, &mut taken));
-            self.frames.append(&mut taken);
+            left_out += observer.soft_nic().map_or(0, |nic| nic.watched(*port, &mut self.taken));
+            self.frames.append(&mut self.taken);
         }
         left_out
     }

@@ -12,7 +12,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use packet::{DeepKey, FrameHead};
 use parking::Wakeup;
@@ -50,6 +50,8 @@ pub struct TracedPacket {
     pub received_ns: Option<u64>,
     /// The time of the decision, in nanoseconds since the epoch; the same for all packets of an iteration.
     pub decided_ns: u64,
+    /// The same time by a clock that cannot be set.
+    pub decided_at: Instant,
     /// The header fields of the whole packet.
     pub key: DeepKey,
     /// The first bytes of the packet.
@@ -63,25 +65,25 @@ pub struct KnownProgram {
     pub map: Arc<SinkMap>,
     /// The program as workers have it.
     pub program: Arc<Program>,
-    /// When its first packet can have come, in nanoseconds since the epoch.
-    pub since_ns: u64,
-    /// When no other could come any more; `None`: others can come.
-    pub until_ns: Option<u64>,
+    /// The earliest time of a packet of this program.
+    pub since: Instant,
+    /// The latest time of a packet of it; `None`: it is still in use.
+    pub until: Option<Instant>,
 }
 
 impl KnownProgram {
-    /// Whether a packet of this time can be of the program.
+    /// Returns whether a packet of this time can be of the program.
     #[must_use]
-    pub fn can_have(&self, at_ns: u64) -> bool {
-        self.since_ns <= at_ns && self.until_ns.is_none_or(|until| at_ns <= until)
+    pub fn can_have(&self, at: Instant) -> bool {
+        self.since <= at && self.until.is_none_or(|until| at <= until)
     }
 }
 
 /// Takes the packets of a trace, on the trace's thread. It may block: packets that come meanwhile are
 /// dropped when the rings are full.
 pub trait Tracer: Send {
-    /// Called at least every [`parking::HEARTBEAT`], before the programs are looked up that packets so far
-    /// can be of: takes in packets from elsewhere.
+    /// Collects packets from elsewhere; called at least every [`parking::HEARTBEAT`]. The programs are read
+    /// after this call, so the list given to [`Tracer::show_collected`] contains the program of each.
     fn collect(&mut self) {}
 
     /// Shows what was collected, by these programs, of which the newest is last. `false`: nobody wants more.
@@ -103,7 +105,7 @@ pub struct TraceOptions {
     pub matches: Option<Predicate>,
     /// One of so many packets that match.
     pub one_in: u32,
-    /// Only packets that nobody gets, as far as that can be told.
+    /// Only packets that are dropped, or that a worker does not deliver.
     pub only_dropped: bool,
 }
 
@@ -202,11 +204,11 @@ impl Sink for Endpoint {
         if self.shared.is_over.load(Relaxed) {
             return;
         }
-        let decided_ns = now_ns();
+        let (decided_ns, decided_at) = (now_ns(), Instant::now());
         self.timestamps.refresh();
         let (mut count, mut bytes, mut full) = (0, 0, 0);
         for delivery in packets.iter() {
-            // Whether the host gets one that is left to the kernel depends on the program.
+            // A packet left to the kernel is lost unless the program has a kernel sink.
             let may_be_dropped = matches!(delivery.outcome.verdict, Verdict::Drop | Verdict::Kernel);
             let Some(key) = self.filter.choose(delivery.bytes, may_be_dropped) else { continue };
             (count, bytes) = (count + 1, bytes + delivery.bytes.len() as u64);
@@ -219,6 +221,7 @@ impl Sink for Endpoint {
                 slots: delivery.slots,
                 received_ns: received,
                 decided_ns,
+                decided_at,
                 key,
                 head: FrameHead::of(delivery.bytes),
             };
@@ -239,32 +242,36 @@ struct Reader {
     counters: Vec<Arc<SinkCounters>>,
     wakeup: Arc<Wakeup>,
     shared: Arc<Shared>,
-    /// How many packets the rings had no room for, as the tracer knows.
+    /// The packets without room in a ring that the tracer was informed of.
     left_out: u64,
 }
 
 impl Reader {
     fn run(mut self) {
         loop {
-            // Packets that are in a ring before the end are shown, and of all programs that they can be of.
+            // Packets that were in a ring before the end are still shown. The programs are read after the
+            // rings, so none is missing.
             let is_over = self.shared.is_over.load(Acquire);
+            let begun = Instant::now();
             let waiting: Vec<usize> = self.rings.iter().map(Consumer::slots).collect();
             self.tracer.collect();
             let programs = self.shared.programs().clone();
-            self.tell_left_out();
+            self.report_left_out();
             let mut rings = waiting.into_iter().enumerate();
             let wants_more = self.tracer.show_collected(&programs)
                 && rings.all(|(ring, waiting)| (0..waiting).all(|_| self.show_next(ring, &programs)));
             if is_over || !wants_more {
                 return self.shared.is_over.store(true, Release);
             }
+            // What comes from now on is newer.
+            self.shared.programs().retain(|known| known.until.is_none_or(|until| until >= begun));
             let has_work =
                 || self.shared.is_over.load(Relaxed) || self.rings.iter().any(|ring| !ring.is_empty());
             self.wakeup.wait(has_work, parking::HEARTBEAT);
         }
     }
 
-    fn tell_left_out(&mut self) {
+    fn report_left_out(&mut self) {
         let full = |counters: &Arc<SinkCounters>| {
             let dropped = counters.read().dropped;
             dropped.iter().filter(|(why, _)| *why == SinkDrop::RingFull).map(|(_, count)| count).sum::<u64>()
@@ -299,24 +306,25 @@ struct TraceHub {
 
 impl Hub for TraceHub {
     fn announce(&self, map: &Arc<SinkMap>, program: &Arc<Program>) {
-        let (now_ns, mut programs) = (now_ns(), self.shared.programs());
-        if let Some(known) = programs.iter_mut().find(|known| Arc::ptr_eq(&known.map, map)) {
-            known.program = Arc::clone(program);
-            return;
+        let mut programs = self.shared.programs();
+        let known = programs.iter().position(|known| Arc::ptr_eq(&known.map, map));
+        let since = known.map_or_else(Instant::now, |place| programs.remove(place).since);
+        if programs.len() == PROGRAMS_MAX {
+            let oldest = programs.iter().position(|known| known.until.is_some()).unwrap_or(0);
+            programs.remove(oldest);
         }
-        // The number of a program that was not installed is used again.
-        let namesakes = programs.iter_mut().filter(|known| known.map.generation() == map.generation());
-        namesakes.for_each(|known| known.until_ns = Some(now_ns));
-        let (map, program) = (Arc::clone(map), Arc::clone(program));
-        programs.push(KnownProgram { map, program, since_ns: now_ns, until_ns: None });
-        let old = programs.len().saturating_sub(PROGRAMS_MAX);
-        programs.drain(..old);
+        programs.push(KnownProgram {
+            map: Arc::clone(map),
+            program: Arc::clone(program),
+            since,
+            until: None,
+        });
     }
 
     fn release_others(&self, map: &Arc<SinkMap>) {
-        let now_ns = now_ns();
+        let now = Instant::now();
         for known in self.shared.programs().iter_mut().filter(|known| !Arc::ptr_eq(&known.map, map)) {
-            known.until_ns.get_or_insert(now_ns);
+            known.until.get_or_insert(now);
         }
     }
 

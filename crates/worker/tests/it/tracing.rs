@@ -57,7 +57,7 @@ struct Collector {
 impl Tracer for Collector {
     fn show(&mut self, packet: &TracedPacket, programs: &[KnownProgram]) -> bool {
         let [known] = programs else { panic!("there is one program: {programs:?}") };
-        assert!(known.map.generation() == packet.generation && known.can_have(packet.decided_ns));
+        assert!(known.map.generation() == packet.generation && known.can_have(packet.decided_at));
         let _open = self.gate.lock();
         self.wanted = self.wanted.saturating_sub(1);
         self.packets.send(*packet).is_ok() && self.wanted > 0

@@ -289,6 +289,7 @@ mod tests {
                 slots: (0..2).filter(|_| is_dns).filter_map(Slot::of).collect::<SlotSet>(),
                 received_ns: None,
                 decided_ns: 1,
+                decided_at: std::time::Instant::now(),
                 key,
                 head: FrameHead::of(frame),
             }
@@ -357,7 +358,11 @@ mod tests {
         let scene = Scene::new();
         let line = |frame: &[u8], end| {
             let (key, head) = (DeepKey::of(frame), FrameHead::of(frame));
-            line_of_frame(&scene.program, 1, &WatchedFrame { end, key, head, received_ns: 1 })
+            line_of_frame(
+                &scene.program,
+                1,
+                &WatchedFrame { end, key, head, received_ns: 1, noted_at: std::time::Instant::now() },
+            )
         };
         let scan =
             FrameBuilder::new().ipv4([198, 51, 100, 1].into(), [192, 0, 2, 1].into()).udp(1, 2).build();
