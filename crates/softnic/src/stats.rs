@@ -210,9 +210,9 @@ pub enum FrameEnd {
     Runt,
     /// It is longer than its buffer or than the port's MTU.
     Oversize,
-    /// Its queue was not in a receiving state.
+    /// The queue was not in a receiving state.
     QueueNotReady,
-    /// Its receive queue had no posted buffer.
+    /// The receive queue had no posted buffer.
     OutOfBuffer,
     /// The completion queue was full.
     CqOverrun,

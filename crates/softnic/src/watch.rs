@@ -17,7 +17,7 @@ const WAITING_MAX: usize = 256;
 /// A frame that no receive queue got.
 #[derive(Clone, Copy, Debug)]
 pub struct WatchedFrame {
-    /// What became of it instead.
+    /// The end of the frame.
     pub end: FrameEnd,
     /// The header fields of the whole frame.
     pub key: DeepKey,

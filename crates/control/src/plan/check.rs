@@ -157,6 +157,7 @@ fn decides_by_tag(program: &Program, flow: &Flow) -> bool {
 
 /// A match, by its digest, at a level.
 type Place = (u64, Option<u16>);
+
 /// Whether a flow is applied behind all others, its level, and whether it takes its packets.
 type Order = (bool, u16, bool);
 

@@ -24,7 +24,7 @@ const CAPTURES_MAX: usize = 8;
 /// The most writes of the sink's thread that wait for the client.
 const CHANNEL_WRITES: usize = 16;
 
-/// What a client wants to see.
+/// A capture or a trace that a client asks for.
 #[derive(Clone, Debug)]
 pub(crate) enum Asked {
     /// The packets of a rule.

@@ -86,7 +86,7 @@ impl Shown {
     }
 }
 
-/// Some lines for a packet.
+/// The text about a packet, of several lines.
 fn text(traced: &TraceLine) -> String {
     let bytes = counted(traced.bytes.into(), "byte", "bytes");
     let mut out = format!("{}  {}, {bytes}\n", traced.number, output::plain(&traced.packet));

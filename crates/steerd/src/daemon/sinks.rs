@@ -82,9 +82,9 @@ impl ProgramInUse {
 /// The packets that a sink gets that no policy names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum AttachedTo {
-    /// Those that the rule of this name delivers.
+    /// The packets that the rule of this name delivers.
     Rule(String),
-    /// All that workers decide.
+    /// All packets that workers decide.
     All,
 }
 

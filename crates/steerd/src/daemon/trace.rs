@@ -20,7 +20,7 @@ use way::Way;
 /// The most differences of one trace that are logged.
 const LOGGED_MAX: u64 = 5;
 
-/// What all traces have shown.
+/// The counts of all traces since the start.
 #[derive(Debug, Default)]
 pub(crate) struct TraceTotals {
     packets: AtomicU64,
@@ -28,12 +28,12 @@ pub(crate) struct TraceTotals {
 }
 
 impl TraceTotals {
-    /// The packets that were shown.
+    /// Returns the number of packets that were shown.
     pub(crate) fn packets(&self) -> u64 {
         self.packets.load(Relaxed)
     }
 
-    /// Those of them that took another way than `explain` computes.
+    /// Returns how many of them took another way than `explain` computes.
     pub(crate) fn differing(&self) -> u64 {
         self.differing.load(Relaxed)
     }

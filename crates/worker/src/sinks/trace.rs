@@ -50,7 +50,7 @@ pub struct TracedPacket {
     pub received_ns: Option<u64>,
     /// The time of the decision, in nanoseconds since the epoch; the same for all packets of an iteration.
     pub decided_ns: u64,
-    /// The same time by a clock that cannot be set.
+    /// The time of the decision by a clock that cannot be set.
     pub decided_at: Instant,
     /// The header fields of the whole packet.
     pub key: DeepKey,
@@ -94,7 +94,7 @@ pub trait Tracer: Send {
     /// Shows a packet, in the order of one worker. `false`: nobody wants more.
     fn show(&mut self, packet: &TracedPacket, programs: &[KnownProgram]) -> bool;
 
-    /// So many packets were left out since the last call, because the tracer was too slow.
+    /// Notes that packets were left out since the last call, because the tracer was too slow.
     fn left_out(&mut self, packets: u64);
 }
 
@@ -235,7 +235,7 @@ impl Sink for Endpoint {
     }
 }
 
-/// The thread.
+/// The thread of a trace.
 struct Reader {
     tracer: Box<dyn Tracer>,
     rings: Vec<Consumer<TracedPacket>>,

@@ -49,7 +49,7 @@ sinks = ["counted"]
 /// Passes on what it gets until it has enough, and waits before each packet until the test lets it go on.
 struct Collector {
     packets: Sender<TracedPacket>,
-    gate: Arc<Mutex<()>>,
+    hold: Arc<Mutex<()>>,
     wanted: usize,
     left_out: Arc<AtomicU64>,
 }
@@ -58,7 +58,7 @@ impl Tracer for Collector {
     fn show(&mut self, packet: &TracedPacket, programs: &[KnownProgram]) -> bool {
         let [known] = programs else { panic!("there is one program: {programs:?}") };
         assert!(known.map.generation() == packet.generation && known.can_have(packet.decided_at));
-        let _open = self.gate.lock();
+        let _released = self.hold.lock();
         self.wanted = self.wanted.saturating_sub(1);
         self.packets.send(*packet).is_ok() && self.wanted > 0
     }
@@ -74,7 +74,7 @@ struct Scene {
     map: Arc<SinkMap>,
     opened: Opened,
     packets: Receiver<TracedPacket>,
-    gate: Arc<Mutex<()>>,
+    hold: Arc<Mutex<()>>,
     left_out: Arc<AtomicU64>,
 }
 
@@ -107,18 +107,18 @@ impl Scene {
             Ok(())
         });
         install.expect("the soft NIC takes it");
-        let ((sender, packets), gate) = (channel(), Arc::<Mutex<()>>::default());
+        let ((sender, packets), hold) = (channel(), Arc::<Mutex<()>>::default());
         let left_out = Arc::<AtomicU64>::default();
-        let (of_collector, shared_gate) = (Arc::clone(&left_out), Arc::clone(&gate));
+        let (of_collector, hold_of_collector) = (Arc::clone(&left_out), Arc::clone(&hold));
         let collector =
-            Box::new(Collector { packets: sender, gate: shared_gate, wanted, left_out: of_collector });
+            Box::new(Collector { packets: sender, hold: hold_of_collector, wanted, left_out: of_collector });
         let mut opened = trace::open(collector, options, rig.device.context(), 2).expect("a thread");
         opened.hub.announce(&map, &program);
         for (worker, endpoint) in rig.workers.borrow().iter().zip(opened.endpoints.drain(..)) {
             worker.control().place_sink(slot(TRACE), Some(endpoint));
         }
         map.attach_to_all(slot(TRACE));
-        Self { rig, program, map, opened, packets, gate, left_out }
+        Self { rig, program, map, opened, packets, hold, left_out }
     }
 
     fn send(&self, frames: impl IntoIterator<Item = Vec<u8>>) {
@@ -212,7 +212,7 @@ fn a_slow_tracer_loses_packets_and_delays_nobody() {
     const SENT: u64 = 2_000;
     let scene = Scene::new(&ALL);
     {
-        let _closed = scene.gate.lock().expect("not poisoned");
+        let _held = scene.hold.lock().expect("not poisoned");
         scene.send((0..SENT).map(|number| udp(number as u8, 53)));
         assert_eq!(scene.rig.ruled("udp", worker::Disposition::Delivered), SENT, "workers do not wait");
     }

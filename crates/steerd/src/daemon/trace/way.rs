@@ -90,7 +90,7 @@ impl Way {
             queue,
             is_copy,
             rule: name(program, packet.outcome.rule).to_owned(),
-            line: program.rules.get(packet.outcome.rule.index()).map_or(0, |rule| rule.line),
+            line: line_in_policy(program, packet.outcome.rule),
             action: program.describe(packet.outcome.verdict),
             dropped: dropped.map(ToOwned::to_owned),
             compared_rules: class.and_then(|class| compared_rules(program, class, packet)),
@@ -124,7 +124,7 @@ pub(super) fn line_of_frame(program: &Program, generation: u64, frame: &WatchedF
         received_ns: Some(frame.received_ns),
         flow: explained.flow,
         rule: name(program, explained.outcome.rule).to_owned(),
-        line: program.rules.get(explained.outcome.rule.index()).map_or(0, |rule| rule.line),
+        line: line_in_policy(program, explained.outcome.rule),
         action,
         dropped: (frame.end != FrameEnd::Unmatched).then(|| seen.to_owned()),
         differences: differs.into_iter().collect(),
@@ -151,6 +151,11 @@ fn computed_end(program: &Program, explained: &Explanation) -> FrameEnd {
 
 fn name(program: &Program, rule: RuleId) -> &str {
     program.rules.get(rule.index()).map_or(RUNTIME_RULES, |rule| rule.name.as_str())
+}
+
+/// The line of a rule in the policy; 0 for none.
+fn line_in_policy(program: &Program, rule: RuleId) -> u32 {
+    program.rules.get(rule.index()).map_or(0, |rule| rule.line)
 }
 
 /// The class of a packet by its tag.
