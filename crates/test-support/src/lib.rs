@@ -7,10 +7,12 @@ use std::ffi::OsStr;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
+mod capture_rules;
 pub mod namespaces;
 mod patience;
 mod threads;
 
+pub use capture_rules::CAPTURE_RULES;
 pub use patience::Patience;
 pub use threads::{CpuTime, Sleeps, assert_wakes, thread_cpu_percent, thread_cpu_time, thread_sleeps};
 
@@ -68,14 +70,19 @@ pub fn not_run(what: &str, why: &str) {
 /// If the test fails there.
 #[must_use]
 pub fn is_alone(test: &str) -> bool {
+    is_in_process(test, |binary| std::process::Command::new(binary))
+}
+
+/// Whether this process runs only that test. If not, one that `command` makes of the test's binary has.
+fn is_in_process(test: &str, command: impl FnOnce(&Path) -> std::process::Command) -> bool {
     const VARIABLE: &str = "STEERD_TEST_ALONE";
     if std::env::var_os(VARIABLE).is_some() {
         return true;
     }
     let binary = std::env::current_exe().expect("the test's own binary");
-    let mut command = std::process::Command::new(binary);
-    let run = command.args(["--exact", test, "--nocapture"]).env(VARIABLE, "1").output();
+    let run = command(&binary).args(["--exact", test, "--nocapture"]).env(VARIABLE, "1").output();
     let output = run.expect("the binary runs");
+    let _ = std::io::stderr().write_all(&output.stderr);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     assert!(String::from_utf8_lossy(&output.stdout).contains("1 passed"), "there is no test {test}");
     false

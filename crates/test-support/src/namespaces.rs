@@ -28,6 +28,25 @@ pub fn obstacle(needs: &str) -> Option<String> {
     }
 }
 
+/// Like [`is_alone`](crate::is_alone), with the process in such namespaces. `false`, after [`not_run`], if a
+/// shell command with what the test needs fails there.
+///
+/// # Panics
+/// If the test fails there.
+#[track_caller]
+#[must_use]
+pub fn is_isolated(test: &str, needs: &str) -> bool {
+    if let Some(obstacle) = obstacle(needs) {
+        not_run(test, &obstacle);
+        return false;
+    }
+    crate::is_in_process(test, |binary| {
+        let mut command = isolated();
+        command.arg(binary);
+        command
+    })
+}
+
 /// The requirements of the scripts: links, TAP interfaces and nft(8).
 const NEEDS: &str =
     "ip link add t0 type veth peer name t1 && ip tuntap add dev t2 mode tap multi_queue && nft list tables";
