@@ -11,7 +11,7 @@ use program::{ClassId, FlowAction};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
-const POLICY: &str = r#"
+pub(crate) const POLICY: &str = r#"
 version = 1
 default = "kernel"
 [groups.a]
@@ -62,7 +62,8 @@ match = { family = "ipv6", dst = "2001:db8::/64" }
 action = { steer = "b" }
 "#;
 
-fn frames() -> impl Strategy<Value = Vec<u8>> {
+/// Frames of many kinds, some of them damaged or cut.
+pub(crate) fn frames() -> impl Strategy<Value = Vec<u8>> {
     let tag = prop_oneof![
         4 => Just(None),
         1 => (4..8u16).prop_map(|id| Some((EtherType::VLAN, id))),
@@ -143,7 +144,7 @@ fn explain_and_reality_agree_on_random_packets() {
             prop_assert_eq!(seen.outcome, explained.outcome);
         }
         let rule = &program.rules[explained.outcome.rule.index()].name;
-        *reached.borrow_mut().entry(rule.clone()).or_default() += 1;
+        *reached.borrow_mut().entry(rule.to_string()).or_default() += 1;
         Ok(())
     });
     outcome.expect("explain and reality agree");

@@ -7,6 +7,7 @@ mod explain;
 mod forward;
 mod full_rate;
 mod inline;
+mod interface;
 mod measurements;
 mod policing;
 mod reload;

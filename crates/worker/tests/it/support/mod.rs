@@ -239,8 +239,19 @@ impl Rig {
     ) -> Self {
         let feeds: Vec<Feed> = (0..ports).map(|_| Feed::default()).collect();
         let sent: Vec<Feed> = (0..ports).map(|_| Feed::default()).collect();
-        let wires = feeds.iter().zip(&sent).map(|(feed, sent)| ScriptWire::between(feed, sent));
-        let nic = Rc::new(nic("rig0", Drive::Manual, wires.collect()));
+        let wires = feeds.iter().zip(&sent).map(|(feed, sent)| ScriptWire::between(feed, sent)).collect();
+        Self { feeds, sent, ..Self::over(wires, workers, witnessed, config) }
+    }
+
+    /// With other wires than those that a test puts frames on.
+    pub fn over(
+        wires: Vec<Box<dyn Wire>>,
+        workers: usize,
+        witnessed: bool,
+        config: fn(usize) -> WorkerConfig,
+    ) -> Self {
+        let ports = wires.len();
+        let nic = Rc::new(nic("rig0", Drive::Manual, wires));
         let device = Device::open(&DeviceSelector::named("rig0"), Some(&*nic)).expect("the soft NIC opens");
         let witness = Witness::default();
         let workers: Vec<Worker> = (0..workers)
@@ -262,6 +273,7 @@ impl Rig {
         let controller =
             Controller::over(installer, device.limits(), port_numbers, count).expect("a controller");
         let workers = Rc::new(RefCell::new(workers));
+        let (feeds, sent) = Default::default();
         Self { controller, workers, device, nic, feeds, sent, witness, frames_per_call }
     }
 
