@@ -131,15 +131,15 @@ pub(crate) struct PublishedProgram {
     places: TallyPlaces,
     /// By number of the action, the decision on packets that a rule at run time with that action decides.
     runtime: Box<[Option<Entry>]>,
-    /// Whether there is a rule of which not all packets are let through.
+    /// Whether a class has a rule of which not all packets are let through.
     has_policed_rules: bool,
 }
 
 impl PublishedProgram {
     fn new(program: Arc<Program>, sinks: Arc<SinkMap>) -> Self {
         program.make_indexes();
-        let has_policed_rules = program.rules.iter().any(|rule| !rule.policing.passes_all());
-        let places = TallyPlaces::new(rule_tallies(&program, sinks.returns(), has_policed_rules));
+        let (tallies, has_policed_rules) = rule_tallies(&program, sinks.returns());
+        let places = TallyPlaces::new(tallies);
         let of_class = |class: &Option<Class>| {
             let exact = class.as_ref().and_then(|class| match &class.decide {
                 Decide::Exact(outcome) => Some(outcome),
@@ -341,16 +341,19 @@ fn entry_of(places: &TallyPlaces, sinks: &SinkMap, outcome: &Outcome, dispositio
 }
 
 /// The tallies of each rule: those of the dispositions that its classes can have, which snapshots have even
-/// at zero. The steps of many classes are of one list, which is read once.
-fn rule_tallies(program: &Program, returns: bool, has_policed_rules: bool) -> Vec<RuleTallies> {
+/// at zero. The steps of many classes are of one list, which is read once. Also whether a class has a rule of
+/// which not all packets are let through.
+fn rule_tallies(program: &Program, returns: bool) -> (Vec<RuleTallies>, bool) {
     let mut tallies = vec![RuleTallies::default(); program.rules.len()];
+    let mut has_policed_rules = false;
     let mut note = |outcome: &Outcome| {
         if let Some(rule) = tallies.get_mut(outcome.rule.index()) {
             rule.add(Disposition::of(outcome.verdict, returns));
             let policing = match outcome.verdict {
-                Verdict::Deliver(_) if has_policed_rules => program.rules[outcome.rule.index()].policing,
+                Verdict::Deliver(_) => program.rules[outcome.rule.index()].policing,
                 _ => Policing::default(),
             };
+            has_policed_rules |= !policing.passes_all();
             if policing.limit.is_some() {
                 rule.add(Disposition::RateLimited);
             }
@@ -380,5 +383,5 @@ fn rule_tallies(program: &Program, returns: bool, has_policed_rules: bool) -> Ve
     let mut at_run_time = RuleTallies::default();
     Disposition::ALL.into_iter().for_each(|disposition| at_run_time.add(disposition));
     tallies.push(at_run_time);
-    tallies
+    (tallies, has_policed_rules)
 }
