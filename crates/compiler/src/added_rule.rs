@@ -88,7 +88,7 @@ impl Job<'_> {
         let definition = |exception: &&Exception| {
             let definition = self.policy.rules.get(exception.rule.index())?;
             let name = &installed.rules.get(exception.rule.index())?.name;
-            (definition.name == *name).then(|| definition.clone())
+            (*name == *definition.name).then(|| definition.clone())
         };
         let rules = earlier.iter().map(definition).collect::<Option<Vec<_>>>()?;
         let own = rules.len()..rules.len() + added.rules.len();

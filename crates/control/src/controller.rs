@@ -11,13 +11,14 @@ use std::sync::Arc;
 use program::{
     ChangeStage, ClassId, Flow, FlowAction, FlowKind, FlowSpec, Program, QueueId, RuleId, SpecChain, WorkerId,
 };
+use thin_vec::ThinVec;
 use verbs::{EthernetMatch, HashConfig, HashFields, WorkQueue};
 
 use crate::counters::{Counted, DropTotals, RuleCounters};
 use crate::installer::{FlowRequest, Installer, VerbsInstaller};
 use crate::plan::{
     FlowChanges, PlacedProgram, Plan, PlanStep, PlanSummary, PlannedChange, by_precedence, distinct_tables,
-    plan, rule_name,
+    plan_digested, rule_name,
 };
 use crate::plan_fault::PlanFault;
 use crate::progress::{ChangeMeter, ChangeProgress};
@@ -141,7 +142,7 @@ impl<I: Installer> Controller<I> {
         })
     }
 
-    /// Replaces what is installed by `program`, make before break; see [`plan()`] for the order and why
+    /// Replaces what is installed by `program`, make before break; see [`plan()`](crate::plan()) for the order and why
     /// no packet meets half a policy.
     ///
     /// # Errors
@@ -152,7 +153,7 @@ impl<I: Installer> Controller<I> {
         program: Arc<Program>,
         publish: &mut Publish<'_>,
     ) -> Result<Installed, ControlError> {
-        self.check(&program)?;
+        let program = self.checked(program)?;
         self.remove_leftover()?;
         let planned = self.plan(program)?;
         let FlowChanges { installed, removed, .. } = planned.changes();
@@ -192,16 +193,15 @@ impl<I: Installer> Controller<I> {
     /// # Errors
     /// The program cannot be installed.
     pub fn preview(&self, program: Arc<Program>) -> Result<PlanSummary, ControlError> {
-        self.check(&program)?;
-        let change = self.plan(program)?;
+        let change = self.plan(self.checked(program)?)?;
         let placement = self.installed.as_ref().map(Placed::placement);
         Ok(PlanSummary::of(&change, placement.as_ref(), self.ports.len()))
     }
 
-    fn plan(&self, program: Arc<Program>) -> Result<PlannedChange, ControlError> {
+    fn plan(&self, program: DigestedProgram) -> Result<PlannedChange, ControlError> {
         let placement = self.installed.as_ref().map(Placed::placement);
         let device = || self.limits.device.clone();
-        plan(placement, program, &self.limits).map_err(|fault| match fault {
+        plan_digested(placement, program, &self.limits).map_err(|fault| match fault {
             PlanFault::NoLevels | PlanFault::NoRoom(_) => ControlError::NoRoom { device: device(), fault },
             fault => inconsistent(fault.to_string()),
         })
@@ -316,27 +316,17 @@ impl<I: Installer> Controller<I> {
     }
 
     /// Checks a program before anything is done on the device.
-    fn check(&self, program: &Program) -> Result<(), ControlError> {
-        let mut needed = 0;
-        for flow in &program.flows {
-            needed = needed.max(u32::from(flow.priority) + 1);
-            if program.rules.get(flow.rule.index()).is_none() {
-                return Err(inconsistent(format!("a flow of missing rule {}", flow.rule)));
-            }
-            if let FlowAction::Steer { queue, class } = flow.action
-                && (program.queues.get(queue.index()).is_none()
-                    || program.class(class).is_none()
-                    || class.tag().is_none())
-            {
-                return Err(inconsistent(format!("a flow to missing queue {queue} or class {class}")));
-            }
-        }
+    fn checked(&self, program: Arc<Program>) -> Result<DigestedProgram, ControlError> {
+        let program = DigestedProgram::new(program, &self.limits);
+        let program = program.map_err(|fault| inconsistent(fault.to_string()))?;
+        let last = program.digests().iter().map(|flow| flow.priority).max();
+        let needed = last.map_or(0, |last| u32::from(last) + 1);
         let offered = self.limits.priorities_per_program();
         if needed > offered {
             let device = self.limits.device.clone();
             return Err(ControlError::Priorities { device, needed, offered });
         }
-        let needed = distinct_tables(program).0.len();
+        let needed = distinct_tables(&program).0.len();
         if let Some(offered) = self.limits.tables.filter(|offered| needed > *offered) {
             return Err(ControlError::Tables { device: self.limits.device.clone(), needed, offered });
         }
@@ -352,7 +342,7 @@ impl<I: Installer> Controller<I> {
                 });
             }
         }
-        Ok(())
+        Ok(program)
     }
 
     fn warn(&mut self, warning: String) {
@@ -733,8 +723,8 @@ struct Placed<I: Installer> {
     /// The device's priorities of the flows.
     levels: Vec<u16>,
     limits: Arc<Limits>,
-    /// By flow, where it is on the device: a port for each.
-    flows: Vec<Vec<PlacedFlow<I::Flow>>>,
+    /// By flow, where it is on the device: a port for each. A change moves them all, so they are small.
+    flows: Vec<ThinVec<PlacedFlow<I::Flow>>>,
     /// By queue pair.
     queues: Vec<Option<PlacedQueue<I>>>,
     /// The tables that were created for it.
@@ -773,7 +763,7 @@ impl<I: Installer> Placed<I> {
         Self {
             levels: plan.levels().to_vec(),
             limits,
-            flows: program.flows.iter().map(|_| Vec::new()).collect(),
+            flows: program.flows.iter().map(|_| ThinVec::new()).collect(),
             queues: vec![None; program.queues.len()],
             tables: Vec::new(),
             program,
@@ -807,7 +797,7 @@ impl<I: Installer> Placed<I> {
     }
 
     /// Takes over the flows of the old program that stay.
-    fn adopt(&mut self, old: &mut [Vec<PlacedFlow<I::Flow>>], plan: &Plan) {
+    fn adopt(&mut self, old: &mut [ThinVec<PlacedFlow<I::Flow>>], plan: &Plan) {
         for (flows, kept) in self.flows.iter_mut().zip(plan.kept()) {
             if let Some(kept) = kept {
                 *flows = std::mem::take(&mut old[*kept]);
@@ -822,7 +812,7 @@ impl<I: Installer> Placed<I> {
 
     /// How many flows are on the device, on all ports together.
     fn count(&self) -> usize {
-        self.flows.iter().map(Vec::len).sum()
+        self.flows.iter().map(ThinVec::len).sum()
     }
 }
 

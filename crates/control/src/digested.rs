@@ -3,7 +3,7 @@
 use std::ops::Deref;
 use std::sync::Arc;
 
-use program::{FlowDigest, Program};
+use program::{DanglingFlow, FlowDigest, Program};
 
 use crate::Limits;
 
@@ -17,13 +17,15 @@ pub struct DigestedProgram {
 
 impl DigestedProgram {
     /// Computes the digests: those of masks for a device whose tables are small, which alone depends on them.
-    #[must_use]
-    pub fn new(program: Arc<Program>, limits: &Limits) -> Self {
+    ///
+    /// # Errors
+    /// A flow refers to something that the program does not have.
+    pub fn new(program: Arc<Program>, limits: &Limits) -> Result<Self, DanglingFlow> {
         Self::with_masks(program, limits.priority_table.is_some())
     }
 
-    fn with_masks(program: Arc<Program>, has_masks: bool) -> Self {
-        Self { digests: program.flow_digests(has_masks), program, has_masks }
+    fn with_masks(program: Arc<Program>, has_masks: bool) -> Result<Self, DanglingFlow> {
+        Ok(Self { digests: program.flow_digests(has_masks)?, program, has_masks })
     }
 
     /// The program.
@@ -38,9 +40,13 @@ impl DigestedProgram {
     }
 
     /// Changes the program; copies it if others have it too.
-    pub(crate) fn change(&mut self, change: impl FnOnce(&mut Program)) {
+    ///
+    /// # Errors
+    /// A flow of the changed program refers to something that the program does not have.
+    pub(crate) fn change(&mut self, change: impl FnOnce(&mut Program)) -> Result<(), DanglingFlow> {
         change(Arc::make_mut(&mut self.program));
-        *self = Self::with_masks(Arc::clone(&self.program), self.has_masks);
+        *self = Self::with_masks(Arc::clone(&self.program), self.has_masks)?;
+        Ok(())
     }
 }
 

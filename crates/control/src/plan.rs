@@ -216,7 +216,15 @@ pub fn plan(
     program: Arc<Program>,
     limits: &Limits,
 ) -> Result<PlannedChange, PlanFault> {
-    let mut program = DigestedProgram::new(program, limits);
+    plan_digested(installed, DigestedProgram::new(program, limits)?, limits)
+}
+
+/// Like [`plan()`].
+pub(crate) fn plan_digested(
+    installed: Option<PlacedProgram<'_>>,
+    mut program: DigestedProgram,
+    limits: &Limits,
+) -> Result<PlannedChange, PlanFault> {
     let direct = with_any_strategy(installed, &mut program, limits, &Strategy::ALL);
     let (Some(old), Err(PlanFault::NoLevels | PlanFault::NoRoom(_))) = (installed, &direct) else {
         return direct.map(|plan| PlannedChange { compaction: None, program, plan });
@@ -237,7 +245,7 @@ fn with_any_strategy(
 ) -> Result<CheckedPlan, PlanFault> {
     let mut fault = PlanFault::NoLevels;
     for strategy in strategies {
-        let Some(plan) = make(installed, new, limits, *strategy) else { continue };
+        let Some(plan) = make(installed, new, limits, *strategy)? else { continue };
         match plan.check(installed, new, limits) {
             // Flows of equal masks have room together, and may have none in the order in which they come.
             Err(no_room @ PlanFault::NoRoom(_)) => fault = no_room,
@@ -253,18 +261,18 @@ fn make(
     new: &mut DigestedProgram,
     limits: &Limits,
     strategy: Strategy,
-) -> Option<Plan> {
-    let plan = steps(installed, new, limits, strategy)?;
-    let Some(old) = installed.map(|installed| installed.program) else { return Some(plan) };
+) -> Result<Option<Plan>, PlanFault> {
+    let Some(plan) = steps(installed, new, limits, strategy) else { return Ok(None) };
+    let Some(old) = installed.map(|installed| installed.program) else { return Ok(Some(plan)) };
     let common = Correspondence::of(old, new);
     if !classes::must_change(old, new, &common, &plan.kept) {
-        return Some(plan);
+        return Ok(Some(plan));
     }
     let changed = classes::changed(old, new, &common);
     // Those that could stay as they are may have to move for the others, so all get a number of their own.
     let all_come = !classes::have_kept_flows(&changed, new, &plan.kept);
-    new.change(|new| classes::renumber(old, new, &changed));
-    if all_come { Some(plan) } else { steps(installed, new, limits, strategy) }
+    new.change(|new| classes::renumber(old, new, &changed))?;
+    Ok(if all_come { Some(plan) } else { steps(installed, new, limits, strategy) })
 }
 
 /// The steps to a program whose classes have their numbers.

@@ -1,9 +1,14 @@
 //! Why a plan is not carried out.
 
+use program::DanglingFlow;
+
 /// How a plan breaks the rules. Flows are counted in the order of their program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlanFault {
+    /// The program refers to a part that it does not have.
+    #[error(transparent)]
+    Dangling(#[from] DanglingFlow),
     /// It gives no level to some flow, or does not say whether it stays.
     #[error("the plan is for {planned} flows, and the program has {flows}")]
     Length {
@@ -46,9 +51,6 @@ pub enum PlanFault {
     /// A number means something else in the new program, and some flow that has it is only in one of them.
     #[error("class {0} means something else in the new program, and its flows change")]
     Meaning(u32),
-    /// A flow has the number of a class that the new program does not have, or that no tag stands for.
-    #[error("new flow {0} has a class that no packet can carry")]
-    NoClass(usize),
     /// A queue pair that a flow needs is not there.
     #[error("new flow {0} needs a queue pair that is not there")]
     NoQueue(usize),

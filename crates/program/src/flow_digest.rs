@@ -4,7 +4,7 @@
 use std::hash::BuildHasher as _;
 use std::sync::Arc;
 
-use crate::ids::{QueueId, RuleId};
+use crate::ids::{ClassId, QueueId, RuleId};
 use crate::program::{Flow, FlowAction, FlowKind, Program};
 use crate::spec_chain::DIGEST_KEYS;
 
@@ -36,30 +36,42 @@ impl FlowDigest {
     }
 }
 
+/// Something that a flow refers to and that its program does not have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DanglingFlow {
+    /// The rule of the flow.
+    #[error("a flow of missing rule {0}")]
+    Rule(RuleId),
+    /// The queue pair of its packets.
+    #[error("a flow to missing queue {0}")]
+    Queue(QueueId),
+    /// Their class; or no tag stands for it.
+    #[error("a flow to missing class {0}")]
+    Class(ClassId),
+}
+
 impl Program {
-    /// The digests of all flows. Their rules and queue pairs must exist. `has_masks`: those of the masks too,
-    /// for which the cube of each flow is computed and kept.
-    #[must_use]
-    pub fn flow_digests(&self, has_masks: bool) -> Arc<[FlowDigest]> {
+    /// The digests of all flows. `has_masks`: those of the masks too, for which the cube of each flow is
+    /// computed and kept.
+    ///
+    /// # Errors
+    /// A flow refers to something that the program does not have.
+    pub fn flow_digests(&self, has_masks: bool) -> Result<Arc<[FlowDigest]>, DanglingFlow> {
         let queue = |index| DIGEST_KEYS.hash_one(self.spreading(QueueId::of(index)));
         let queues: Vec<u64> = (0..self.queues.len()).map(queue).collect();
-        // Flows of one rule stand side by side.
-        let mut last: Option<(RuleId, u64)> = None;
-        let mut name = |rule: RuleId| match last {
-            Some((known, digest)) if known == rule => digest,
-            _ => {
-                let name = self.rules.get(rule.index()).map(|rule| &rule.name);
-                last.insert((rule, DIGEST_KEYS.hash_one(name))).1
-            }
-        };
+        let mut dangling = None;
         let digest = |flow: &Flow| {
+            if let Some(fault) = self.dangling(flow) {
+                dangling.get_or_insert(fault);
+            }
+            let rule = || self.rules.get(flow.rule.index()).map_or(0, |rule| rule.name.digest());
             let (number, whose) = match flow.action {
                 FlowAction::Steer { queue, .. } => {
                     let tag = self.tagged_class(flow).map_or(0, |class| u64::from(class.0) + 1);
                     (tag, queues.get(queue.index()).copied().unwrap_or(0))
                 }
-                FlowAction::Drop => (DROP, name(flow.rule)),
-                FlowAction::Pass => (PASS, name(flow.rule)),
+                FlowAction::Drop => (DROP, rule()),
+                FlowAction::Pass => (PASS, rule()),
             };
             FlowDigest {
                 matches: flow.specs.digest().wrapping_add(flow.kind as u64),
@@ -70,7 +82,20 @@ impl Program {
                 is_multicast_only: flow.is_multicast_only(),
             }
         };
-        self.flows.iter().map(digest).collect()
+        let digests = self.flows.iter().map(digest).collect();
+        dangling.map_or(Ok(digests), Err)
+    }
+
+    /// What the flow refers to, if it is missing.
+    fn dangling(&self, flow: &Flow) -> Option<DanglingFlow> {
+        if self.rules.get(flow.rule.index()).is_none() {
+            return Some(DanglingFlow::Rule(flow.rule));
+        }
+        let FlowAction::Steer { queue, class } = flow.action else { return None };
+        if self.queues.get(queue.index()).is_none() {
+            return Some(DanglingFlow::Queue(queue));
+        }
+        (self.class(class).is_none() || class.tag().is_none()).then_some(DanglingFlow::Class(class))
     }
 }
 
@@ -84,7 +109,7 @@ mod tests {
     use packet::{HashFields, RssKey};
 
     use super::*;
-    use crate::{ClassId, Correspondence, Group, GroupId, HashVariant, RssQueue, Rule};
+    use crate::{Class, Correspondence, Decide, Group, GroupId, HashVariant, Outcome, RssQueue, Rule};
     use crate::{SpecChain, Verdict, WorkerId};
 
     /// A program with these rules, and with flows of every kind and action to queue pairs of these workers.
@@ -135,13 +160,15 @@ mod tests {
                 flows.extend(actions.map(flow));
             }
         }
+        let outcome = Outcome { rule: RuleId(0), verdict: Verdict::Drop };
+        let class = Class { rule: RuleId(0), decide: Decide::Exact(outcome) };
         Program {
             rules: rules.iter().map(rule).collect(),
             groups: workers.iter().map(group).collect(),
             sinks: Vec::new(),
             queues,
             flows,
-            classes: Vec::new(),
+            classes: vec![Some(class); 3],
             untagged: Some(ClassId(2)),
             exceptions: Vec::new(),
             runtime: None,
@@ -160,8 +187,10 @@ mod tests {
         let (mut same, mut other) = (0, 0);
         for (old, new) in programs.iter().flat_map(|old| programs.iter().map(move |new| (old, new))) {
             let common = Correspondence::of(old, new);
-            for (before, of_old) in old.flows.iter().zip(&*old.flow_digests(true)) {
-                for (after, of_new) in new.flows.iter().zip(&*new.flow_digests(false)) {
+            let [of_old, of_new] = [(old, true), (new, false)]
+                .map(|(program, has_masks)| program.flow_digests(has_masks).expect("a whole program"));
+            for (before, of_old) in old.flows.iter().zip(&*of_old) {
+                for (after, of_new) in new.flows.iter().zip(&*of_new) {
                     let has_same_match = before.match_key() == after.match_key();
                     assert_eq!(of_old.matches == of_new.matches, has_same_match, "{before:?} {after:?}");
                     let is_same = has_same_match && common.is_same_action(before, after);
@@ -175,5 +204,21 @@ mod tests {
             }
         }
         assert!(same > 500 && other > 5_000, "{same} {other}");
+    }
+
+    #[test]
+    fn flows_that_refer_to_nothing_have_no_digests() {
+        let whole = program(["a", "b"], [0, 1]);
+        let steer = |queue, class| FlowAction::Steer { queue: QueueId(queue), class: ClassId(class) };
+        for (rule, action, fault) in [
+            (2, FlowAction::Drop, DanglingFlow::Rule(RuleId(2))),
+            (0, steer(3, 0), DanglingFlow::Queue(QueueId(3))),
+            (0, steer(0, 3), DanglingFlow::Class(ClassId(3))),
+            (0, steer(0, crate::CLASSES_MAX), DanglingFlow::Class(ClassId(crate::CLASSES_MAX))),
+        ] {
+            let mut broken = whole.clone();
+            (broken.flows[7].rule, broken.flows[7].action) = (RuleId(rule), action);
+            assert_eq!(broken.flow_digests(false).err(), Some(fault));
+        }
     }
 }

@@ -41,6 +41,7 @@ mod print;
 mod program;
 mod question;
 mod ranges;
+mod rule_name;
 mod runtime;
 mod sink;
 mod spec_chain;
@@ -53,7 +54,7 @@ pub use byte_set::ByteSet;
 pub use correspondence::Correspondence;
 pub use explain::{Copied, Explanation, SentExplanation};
 pub use feature::{Errno, Feature};
-pub use flow_digest::FlowDigest;
+pub use flow_digest::{DanglingFlow, FlowDigest};
 pub use flow_packets::FlowPackets;
 pub use flow_spec::FlowSpec;
 pub use ids::{ClassId, GroupId, QueueId, RuleId, SinkId, WorkerId};
@@ -67,6 +68,7 @@ pub use program::{
     Placement, Program, RETIRED_RULES, RssQueue, Rule,
 };
 pub use ranges::{RangeSet, Word};
+pub use rule_name::RuleName;
 pub use runtime::{
     AddressPrefix, AddressPrefixError, ProtocolNumber, RUNTIME_ACTIONS_MAX, RUNTIME_FORMS_MAX, RUNTIME_RULES,
     RUNTIME_RULES_MAX, RuntimeAction, RuntimeChange, RuntimeEntry, RuntimeFields, RuntimeForm, RuntimeHeader,

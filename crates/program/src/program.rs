@@ -13,6 +13,7 @@ use crate::ids::{ClassId, GroupId, QueueId, RuleId, SinkId, WorkerId};
 use crate::outcome::{Outcome, Verdict};
 use crate::policing::Policing;
 use crate::predicate::Predicate;
+use crate::rule_name::RuleName;
 use crate::runtime::RuntimeRules;
 use crate::sink::{SinkKind, SinkSpec};
 use crate::spec_chain::{FlowFront, SpecChain};
@@ -63,7 +64,7 @@ pub struct Program {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rule {
     /// Unique; what counters are named after.
-    pub name: String,
+    pub name: RuleName,
     /// The verdict on the rule's packets.
     pub action: Verdict,
     /// Line of the policy file, from 1 (the pseudo rule: the line of `default`, or 0).
@@ -85,7 +86,7 @@ pub struct Rule {
 impl Rule {
     /// A rule that the device decides alone, with one flow, an exported counter, no sink and no policing.
     #[must_use]
-    pub fn in_hardware(name: impl Into<String>, action: Verdict, line: u32) -> Self {
+    pub fn in_hardware(name: impl Into<RuleName>, action: Verdict, line: u32) -> Self {
         Self {
             name: name.into(),
             action,

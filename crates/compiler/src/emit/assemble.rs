@@ -276,7 +276,7 @@ fn rules(
             program::Placement::Hardware
         };
         listed.push(Rule {
-            name: definition.name.clone(),
+            name: definition.name.as_str().into(),
             action: verdict(definition.action),
             line: definition.name_place.line(),
             placement,
@@ -291,7 +291,7 @@ fn rules(
     let by_worker =
         job.policy.default == Action::Drop && matches!(placements.last(), Some(Placement::Steer(_)));
     listed.push(Rule {
-        name: DEFAULT_RULE.to_owned(),
+        name: DEFAULT_RULE.into(),
         action: default_outcome(job, placed).verdict,
         line: if job.policy.default_given { job.policy.default_place.line() } else { 0 },
         placement: match (by_worker, &order) {

@@ -104,7 +104,7 @@ fn check_beside(
         .iter()
         .enumerate()
         .map(|(index, rule)| RuleCheck {
-            name: rule.name.clone(),
+            name: rule.name.to_string(),
             line: rule.line,
             action: rule.policing.describe(&program.describe(rule.action)),
             placement: rule.placement.clone(),

@@ -69,7 +69,7 @@ fn frames() -> Vec<Vec<u8>> {
 /// The fate of a packet, and the name of the rule.
 fn fate(program: &Program, key: &DeepKey) -> (String, bool) {
     let explained = program.explain_deep(key);
-    (program.rules[explained.rule.index()].name.clone(), explained.reaches_host())
+    (program.rules[explained.rule.index()].name.to_string(), explained.reaches_host())
 }
 
 /// One rule, and the number that it gets.

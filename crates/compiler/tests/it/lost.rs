@@ -38,7 +38,7 @@ const SYN: (&str, &str, &str) =
 /// The rules of which a packet is lost, each with the one that takes it; every witness is looked at.
 fn lost(policy: &Policy, profile: &DeviceModel) -> Vec<(String, String)> {
     let program = compile(policy, profile, WORKERS).expect("it fits");
-    let named = |rule: program::RuleId| program.rules[rule.index()].name.clone();
+    let named = |rule: program::RuleId| program.rules[rule.index()].name.to_string();
     let analysis::LostExceptions { found, not_decided } = lost_exceptions(policy, &program);
     assert_eq!(not_decided, []);
     for lost in &found {
@@ -158,7 +158,7 @@ fn packets_without_ports_are_left_to_the_kernel_with_the_exception() {
     let program = compile(&rules("", &[CONTROL, NODE]), &DeviceModel::mlx5(), WORKERS).expect("it fits");
     let named = |key: &DeepKey| {
         let explained = program.explain_deep(key);
-        (program.rules[explained.outcome.rule.index()].name.clone(), explained.reaches_host())
+        (program.rules[explained.outcome.rule.index()].name.to_string(), explained.reaches_host())
     };
     assert_eq!(named(&frame(0)), ("rest-of-node".to_owned(), false));
     assert_eq!(named(&frame(8)), ("control".to_owned(), true));

@@ -38,7 +38,7 @@ fn missed(text: &str, profile: &DeviceModel) -> Vec<(String, String)> {
             let key = missed.witness.key();
             assert!(Predicate::of(&protected.matches).matches_deep(&key), "{}", missed.witness);
             assert!(program.explain_deep(&key).is_lost_exception(), "{}", missed.witness);
-            Some((protected.name.clone(), program.rules[missed.taken_by.index()].name.clone()))
+            Some((protected.name.clone(), program.rules[missed.taken_by.index()].name.to_string()))
         }
     });
     missed.collect()

@@ -339,13 +339,10 @@ impl<'p> Device<'p> {
         if !is_sniffer {
             self.last_in = order;
         }
-        if let FlowAction::Steer { queue, class } = flow.action {
-            if self.queues.get(queue.index()) != Some(&true) {
-                return Err(PlanFault::NoQueue(index));
-            }
-            if class.tag().is_none() || self.new.class(class).is_none() {
-                return Err(PlanFault::NoClass(index));
-            }
+        if let FlowAction::Steer { queue, .. } = flow.action
+            && self.queues.get(queue.index()) != Some(&true)
+        {
+            return Err(PlanFault::NoQueue(index));
         }
         let place = self.new_place(index);
         let there = self.places.entry(place).or_default();

@@ -131,7 +131,7 @@ fn programs(most: usize, limits: &Limits) -> Vec<Arc<Program>> {
 type Fate = Option<(String, Option<Vec<WorkerId>>)>;
 
 fn fate(program: &Program, flow: &Flow, classes: &Program) -> Fate {
-    let rule = |program: &Program, rule: RuleId| program.rules[rule.index()].name.clone();
+    let rule = |program: &Program, rule: RuleId| program.rules[rule.index()].name.to_string();
     Some(match flow.action {
         FlowAction::Steer { queue, class } => {
             let decided = classes.class(class).map(|class| rule(classes, class.rule));
@@ -221,8 +221,8 @@ fn made(
     limits: &Limits,
     strategy: Strategy,
 ) -> Option<(DigestedProgram, Plan)> {
-    let mut new = DigestedProgram::new(Arc::clone(new), limits);
-    let plan = make(installed, &mut new, limits, strategy)?;
+    let mut new = DigestedProgram::new(Arc::clone(new), limits).expect("a whole program");
+    let plan = make(installed, &mut new, limits, strategy).expect("a whole program")?;
     Some((new, plan))
 }
 
@@ -308,16 +308,14 @@ fn flows_that_find_no_level_do_so_once_the_others_have_moved_together() {
 fn a_flow_of_a_class_that_no_packet_can_carry_is_refused() {
     let limits = limits();
     let whole = program(&[(3, 1)], &limits).expect("it fits");
-    let plan = placed(None, &whole, &limits).plan.plan().clone();
     for class in [ClassId(7), ClassId(program::CLASSES_MAX)] {
         let mut broken = Program::clone(&whole);
         let FlowAction::Steer { class: of_flow, .. } = &mut broken.flows[0].action else {
             panic!("it steers")
         };
         *of_flow = class;
-        let checked =
-            plan.clone().check(None, &DigestedProgram::new(Arc::new(broken), &limits), &limits).map(drop);
-        assert_eq!(checked, Err(PlanFault::NoClass(0)), "{class}");
+        let fault = plan(None, Arc::new(broken), &limits).map(drop);
+        assert_eq!(fault, Err(PlanFault::Dangling(program::DanglingFlow::Class(class))), "{class}");
     }
 }
 
@@ -330,7 +328,7 @@ fn half_of_the_priorities_always_suffices() {
         let before = placed(all.get(place * 5 % all.len()), old, &wide);
         for wanted in &all {
             let placed = before.placed();
-            let wanted = DigestedProgram::new(Arc::clone(wanted), &wide);
+            let wanted = DigestedProgram::new(Arc::clone(wanted), &wide).expect("a whole program");
             let levels = levels::assign(Some(&placed), &wanted, &wide, Strategy::From(0));
             assert!(levels.is_some(), "{before:#?}\n{wanted:#?}");
         }

@@ -49,7 +49,7 @@ fn intended(program: Option<&Program>, key: &FlowKey) -> Fate {
         None => Fate::Kernel,
         Some((FlowAction::Drop | FlowAction::Pass, _)) => Fate::Dropped,
         Some((FlowAction::Steer { queue, .. }, rule)) => {
-            Fate::Steered { rule: Some(rule.clone()), table: program.queues[queue.index()].table.clone() }
+            Fate::Steered { rule: Some(rule.to_string()), table: program.queues[queue.index()].table.clone() }
         }
     }
 }

@@ -28,7 +28,11 @@ fn large(steer: impl Fn(u16) -> Option<usize>) -> Arc<Program> {
         let class = ClassId::of(usize::from(rule));
         let group = steer(rule);
         let verdict = group.map_or(Verdict::Drop, |group| Verdict::Deliver(GroupId::of(group)));
-        large.rules.push(program::Rule { name: format!("rule {rule}"), action: verdict, ..default.clone() });
+        large.rules.push(program::Rule {
+            name: format!("rule {rule}").into(),
+            action: verdict,
+            ..default.clone()
+        });
         let action =
             group.map_or(FlowAction::Drop, |group| FlowAction::Steer { queue: QueueId::of(group), class });
         let (priority, kind) = (rule % 4, FlowKind::Normal);

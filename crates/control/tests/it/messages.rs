@@ -152,7 +152,7 @@ fn a_plan_installs_before_it_removes() {
     let old = program(&[line("web", Match::UdpPort(1), Some(0)), line("bad", Match::Everything, None)]);
     let new = program(&[line("bad", Match::Ipv4To(1), None)]);
     let limits = limits();
-    let old = DigestedProgram::new(old, &limits);
+    let old = DigestedProgram::new(old, &limits).expect("a whole program");
     let placed = PlacedProgram { program: &old, levels: &[0, 1] };
     let planned = plan(Some(placed), new, &limits).expect("a good plan");
     let change = planned.plan.plan();

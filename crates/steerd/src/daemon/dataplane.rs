@@ -157,7 +157,7 @@ impl Dataplane {
         let last = self.observer.board.read();
         // The other causes put no other policy in force.
         if installed.generation.0 > 1 && cause == Cause::Policy {
-            self.before = last.policy.program.rules.iter().map(|rule| rule.name.clone()).collect();
+            self.before = last.policy.program.rules.iter().map(|rule| rule.name.to_string()).collect();
         }
         self.retire_rules(&program);
         let policy = PolicyInForce {
@@ -201,10 +201,10 @@ impl Dataplane {
     /// Sums the counters of rules that neither this program, which is in force, nor the previous policy has
     /// under one name. Otherwise every reload that renames rules would add series that never go away.
     fn retire_rules(&mut self, program: &Program) {
-        let now = program.rules.iter().map(|rule| &rule.name);
+        let now = program.rules.iter().map(|rule| &*rule.name);
         // Rules at run time keep their count where they are listed.
-        let before = self.before.iter().filter(|name| !is_quoted(name));
-        let keep: HashSet<&str> = now.chain(before).map(String::as_str).collect();
+        let before = self.before.iter().map(String::as_str).filter(|name| !is_quoted(name));
+        let keep: HashSet<&str> = now.chain(before).collect();
         let mut has_left = false;
         for entry in &self.observer.workers {
             let gone = entry.control.retire_rules(&keep).into_iter().filter(|rule| is_quoted(&rule.name));
@@ -310,9 +310,9 @@ fn late_worker(
 /// The names of rules without counters in the new program, or that had none in the old one and are gone.
 fn unexported(old: &Program, new: &Program) -> HashSet<String> {
     let uncounted = old.rules.iter().chain(&new.rules).filter(|rule| !rule.count);
-    let mut names: HashSet<String> = uncounted.map(|rule| rule.name.clone()).collect();
+    let mut names: HashSet<String> = uncounted.map(|rule| rule.name.to_string()).collect();
     new.rules.iter().filter(|rule| rule.count).for_each(|rule| {
-        names.remove(&rule.name);
+        names.remove(&*rule.name);
     });
     names
 }

@@ -272,7 +272,7 @@ impl Hub for CaptureHub {
                 rule.sinks.iter().any(|id| program.sink(*id).is_some_and(|sink| sink.name == *name))
             }
         };
-        let rules = program.rules.iter().map(|rule| (rule.name.clone(), is_captured(rule)));
+        let rules = program.rules.iter().map(|rule| (rule.name.to_string(), is_captured(rule)));
         // Packets that rules at run time decide have the number behind the rules of the policy.
         let at_run_time = program
             .runtime

@@ -74,7 +74,7 @@ impl Published {
         let class = ClassId::of_tag(tag)?;
         self.in_order().into_iter().flatten().find_map(|program| {
             let rule = program.class(class)?.rule;
-            Some(program.rules[rule.index()].name.clone())
+            Some(program.rules[rule.index()].name.to_string())
         })
     }
 }

@@ -288,7 +288,7 @@ pub(super) fn placed(rule: &str, line: u32) -> String {
 }
 
 pub(super) fn name(program: &Program, rule: RuleId) -> String {
-    program.rules.get(rule.index()).map_or_else(|| "?".into(), |rule| rule.name.clone())
+    program.rules.get(rule.index()).map_or_else(|| "?".into(), |rule| rule.name.to_string())
 }
 
 pub(super) fn line(program: &Program, rule: RuleId) -> u32 {

@@ -66,7 +66,7 @@ impl Summary {
             workers: BTreeMap::new(),
             balance: BTreeMap::new(),
             anomalies: BTreeMap::new(),
-            order: program.rules.iter().map(|rule| rule.name.clone()).collect(),
+            order: program.rules.iter().map(|rule| rule.name.to_string()).collect(),
         };
         // Of sent packets, workers receive the sniffers' copies.
         let sniffers = program.flows.iter().filter(|flow| flow.kind == FlowKind::Sniffer);

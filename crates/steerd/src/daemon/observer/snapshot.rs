@@ -254,7 +254,7 @@ impl Rules {
     fn of(program: &Program) -> Self {
         let exceptions: BTreeSet<RuleId> = program.exceptions.iter().map(|step| step.rule).collect();
         let rule = |(index, (rule, effect)): (usize, (&program::Rule, Effect))| RuleState {
-            name: rule.name.clone(),
+            name: rule.name.to_string(),
             action: rule.policing.describe(&effect.words(program, rule.action)),
             effect,
             placement: match rule.placement {
@@ -413,7 +413,7 @@ fn sink(program: &Program, view: SinkView) -> SinkState {
     };
     SinkState {
         kind: definition.kind.name(),
-        rules: program.rules.iter().filter(gets).map(|rule| rule.name.clone()).collect(),
+        rules: program.rules.iter().filter(gets).map(|rule| rule.name.to_string()).collect(),
         workers: sink_traffic(&counted.traffic),
         transmit: sink_traffic(&counted.transmit),
         name: definition.name,
