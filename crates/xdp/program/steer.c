@@ -3,8 +3,7 @@
 // It reads the packed image of the outer headers exactly as crates/packet/src/parse.rs does, and looks the image up in
 // decision trees that the process writes while the program runs (crates/xdp/src/tree.rs describes their form). Where a tree
 // leads beyond its bounds the packet is redirected: more than is claimed may be redirected, never less. A packet is dropped
-// here if it meets a rule that names a slot. The process gives a rule one only if all packets that the rule matches are to
-// be dropped and counted there (crates/xdp/src/claims.rs).
+// here if the rule of the lowest precedence that it meets names a slot, where it is counted (crates/xdp/src/claims.rs).
 //
 // It needs no headers, so that its object depends on the compiler alone: the types below are those of linux/bpf.h.
 // Build it with program/build, which also writes the object that the crate contains.
@@ -56,7 +55,7 @@ enum { RUN_SLOT, TOTAL_SLOT };
 #define HAS_UDP (1ULL << 60)
 #define HAS_C_TAG (1ULL << 63)
 
-// The trees; those of claims that may drop come first. There, rules that name no slot are passed over.
+// The trees; those of claims that may drop come first. There, all rules that match are met.
 #define ROOTS 16
 #define DROP_ROOTS 8
 #define BLOCK_ENTRIES 16
@@ -80,9 +79,16 @@ struct block {
 struct rule {
 	u64 value[WORDS];
 	u64 mask[WORDS];
-	// The slot of the packets that are dropped by the rule; 0: it drops none. The process changes it at any time.
-	u64 drop;
+	// What becomes of the packets. The process changes it at any time.
+	u64 effect;
 };
+
+// An effect: the precedence in the upper half, and the slot of what is dropped; slot 0: it is redirected. The lowest precedence
+// decides. Where several effects have that one, the packet is redirected.
+#define PRECEDENCE(effect) ((effect) >> 32)
+#define SLOT(effect) ((effect) & 0xffffffff)
+#define WITHOUT_SLOT(effect) ((effect) & ~0xffffffffULL)
+#define NO_EFFECT (~0ULL)
 
 // The packets that one processor has dropped for one purpose. Slot 0 of a processor counts none: its first word is odd
 // while the program is about to drop a packet there, and its second is not 0 while nothing is to be dropped. Slot 1 counts
@@ -98,8 +104,9 @@ struct scratch {
 	u64 redirected;
 	u64 beyond;
 	u64 unserved;
-	// Whether the packet met a rule that was passed over.
-	u64 disputed;
+	// The effect that decides of those that the packet has met, and its rule.
+	u64 best;
+	u64 best_rule;
 	u64 image[WORDS];
 };
 
@@ -118,6 +125,8 @@ struct mark {
 
 struct roots {
 	u32 entries[ROOTS];
+	// Counts the claims that are removed, each before it is.
+	u32 removals;
 };
 
 struct bpf_map_def SECTION("maps") ROOT_MAP = {MAP_ARRAY, 4, sizeof(struct roots), 1, F_MMAPABLE, 0, 0};
@@ -221,10 +230,11 @@ INLINE void read_image(u64 *image, const u8 *at, const u8 *end)
 		read_ipv6(image, next, end);
 }
 
-// What a search finds: a rule, which is never 0, or one of these.
-enum { UNCLAIMED = 0, BEYOND = ~0U };
+// What a search finds; with `drops`, the effects that it meets are in `scratch`, and it finds nothing but BEYOND.
+enum { UNCLAIMED, CLAIMED, BEYOND };
 
-INLINE int matches(struct scratch *scratch, u32 place, u32 drops)
+// Whether the packet is to be redirected because of this rule.
+INLINE int meet(struct scratch *scratch, u32 place, u32 drops)
 {
 	const u64 *image = scratch->image;
 	const struct rule *rule = map_lookup(&RULE_MAP, &place);
@@ -234,15 +244,19 @@ INLINE int matches(struct scratch *scratch, u32 place, u32 drops)
 	for (int word = 0; word < WORDS; word++)
 		if ((image[word] & rule->mask[word]) != rule->value[word])
 			return 0;
-	if (drops && !*(const volatile u64 *)&rule->drop) {
-		scratch->disputed = 1;
-		return 0;
+	u64 effect = *(const volatile u64 *)&rule->effect, best = scratch->best;
+	if (!drops)
+		return PRECEDENCE(effect) <= PRECEDENCE(best);
+	if (PRECEDENCE(effect) == PRECEDENCE(best) && effect != best) {
+		scratch->best = WITHOUT_SLOT(best);
+	} else if (effect < best) {
+		scratch->best = effect;
+		scratch->best_rule = place;
 	}
-	return 1;
+	return 0;
 }
 
-// Finds the first rule of a list that matches, and that names a slot if `drops` is set. It is a function of its own so that
-// the verifier examines it once and not in every step of every tree.
+// It is a function of its own so that the verifier examines it once and not in every step of every tree.
 __attribute__((noinline)) u32 search_list(u32 place, u32 count, u32 drops)
 {
 	u32 zero = 0;
@@ -253,9 +267,8 @@ __attribute__((noinline)) u32 search_list(u32 place, u32 count, u32 drops)
 	for (u32 entry = 0; entry < LIST_ENTRIES; entry++) {
 		if (entry >= count)
 			break;
-		u32 rule = *(const volatile u32 *)&block->entries[entry];
-		if (matches(scratch, rule, drops))
-			return rule;
+		if (meet(scratch, *(const volatile u32 *)&block->entries[entry], drops))
+			return CLAIMED;
 	}
 	return UNCLAIMED;
 }
@@ -271,7 +284,7 @@ INLINE u32 search(struct scratch *scratch, u32 at, u32 drops)
 			return at == NOTHING ? UNCLAIMED : BEYOND;
 		u32 place = PLACE(at);
 		if (kind == RULE)
-			return matches(scratch, place, drops) ? place : UNCLAIMED;
+			return meet(scratch, place, drops) ? CLAIMED : UNCLAIMED;
 		const struct block *block = map_lookup(&BLOCK_MAP, &place);
 		if (!block)
 			return BEYOND;
@@ -288,14 +301,14 @@ INLINE u32 search(struct scratch *scratch, u32 at, u32 drops)
 	return BEYOND;
 }
 
-// Drops a packet if the rule that it met names a slot, and counts it there. Both exchanges are full barriers: a process that
-// has taken `drop` back, and then found the first word even or changed, has all counts of packets that were dropped by it.
-INLINE int is_dropped(struct xdp_md *context, u32 place)
+// Drops a packet if its effect names a slot, and counts it there. Both exchanges are full barriers: a process that has taken
+// the effect back, and then found the first word even or changed, has all counts of packets that were dropped by it.
+INLINE int is_dropped(struct xdp_md *context, u32 place, u64 effect)
 {
-	if (!DROP_SLOTS)
+	if (!DROP_SLOTS || !SLOT(effect))
 		return 0;
 	const struct rule *rule = map_lookup(&RULE_MAP, &place);
-	if (!rule || !*(const volatile u64 *)&rule->drop)
+	if (!rule)
 		return 0;
 	u64 bytes = frame_bytes(context);
 	u32 first = processor() * DROP_SLOTS + RUN_SLOT;
@@ -306,11 +319,10 @@ INLINE int is_dropped(struct xdp_md *context, u32 place)
 		return 0;
 	u64 runs = run->packets;
 	__sync_lock_test_and_set(&run->packets, runs + 1);
-	u64 slot = *(const volatile u64 *)&rule->drop;
-	u32 counted = first + slot;
+	u32 counted = first + SLOT(effect);
 	struct drops *drops = map_lookup(&DROP_MAP, &counted);
 	int dropped = 0;
-	if (slot && drops && !*(const volatile u64 *)&run->bytes) {
+	if (*(const volatile u64 *)&rule->effect == effect && drops && !*(const volatile u64 *)&run->bytes) {
 		dropped = 1;
 		total->packets++;
 		total->bytes += bytes;
@@ -361,7 +373,8 @@ SECTION("xdp") int steer(struct xdp_md *context)
 #pragma unroll
 	for (int word = 0; word < WORDS; word++)
 		image[word] = 0;
-	scratch->disputed = 0;
+	scratch->best = NO_EFFECT;
+	u32 removals = *(const volatile u32 *)&roots->removals;
 	read_image(image, frame, end);
 
 	u32 found = UNCLAIMED;
@@ -370,13 +383,16 @@ SECTION("xdp") int steer(struct xdp_md *context)
 		if (found != UNCLAIMED)
 			break;
 	}
-	if (found == UNCLAIMED && !scratch->disputed) {
+	// If a claim was removed meanwhile, one that came in its place may be in a tree that was searched before that.
+	if (found == UNCLAIMED && removals != *(const volatile u32 *)&roots->removals)
+		found = BEYOND;
+	if (found == UNCLAIMED && scratch->best == NO_EFFECT) {
 		scratch->passed++;
 		return XDP_PASS;
 	}
 	if (found == BEYOND)
 		scratch->beyond++;
-	else if (found != UNCLAIMED && is_dropped(context, found))
+	else if (found == UNCLAIMED && is_dropped(context, scratch->best_rule, scratch->best))
 		return XDP_DROP;
 	int action = redirect_map(&SOCKET_MAP, context->rx_queue_index, WITHOUT_SOCKET);
 	if (action == XDP_REDIRECT)

@@ -13,8 +13,8 @@
 //! leads to it, and a reference to it is stored with release order afterwards, in one store. The program
 //! loads the reference and uses the address that depends on it. A block or rule that is no longer referred to
 //! is *retired*, and is free only after a grace period that began later: then every program that may have
-//! loaded a reference to it has ended. Only the last word of a rule, the slot of what it drops, changes while
-//! references lead to it ([`crate::drops`]).
+//! loaded a reference to it has ended. Only the last word of a rule, its effect, changes while references
+//! lead to it ([`crate::drops`]).
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
@@ -26,14 +26,16 @@ use crate::tree::Claim;
 
 /// Trees, each with a root.
 pub(crate) const ROOTS: usize = 16;
+/// Words of the roots: the last one counts the claims that are removed, each before it is.
+pub(crate) const ROOT_WORDS: usize = ROOTS + 1;
 /// References of a block: as many as a nibble has values.
 pub(crate) const BLOCK_ENTRIES: usize = 16;
 /// Rules of a list; the last entry leads on.
 pub(crate) const LIST_RULES: usize = BLOCK_ENTRIES - 1;
-/// Words of a rule: values, masks, and the slot of what it drops.
+/// Words of a rule: values, masks, and the effect.
 pub(crate) const RULE_WORDS: usize = 2 * LEVEL_WORDS + 1;
 /// The last of them.
-const RULE_DROP: usize = RULE_WORDS - 1;
+const RULE_EFFECT: usize = RULE_WORDS - 1;
 /// The most blocks, and rules, that a reference can name.
 pub(crate) const MAX_PLACES: u32 = 1 << PLACE_BITS;
 
@@ -50,6 +52,14 @@ const KIND_SHIFT: u32 = 30;
 /// The number of a rule in the shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct RulePlace(pub(crate) u32);
+
+/// What becomes of the packets that a rule matches. Of several rules the one of the lowest precedence decides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Effect {
+    pub(crate) precedence: u32,
+    /// The slot where they are counted when they are dropped; 0: they are redirected.
+    pub(crate) slot: u32,
+}
 
 /// The number of a block in the shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -171,7 +181,7 @@ impl TreeMemory {
         rules: SharedWords<AtomicU64>,
         grace: Box<dyn GracePeriod>,
     ) -> Self {
-        assert_eq!(roots.len(), ROOTS);
+        assert_eq!(roots.len(), ROOT_WORDS);
         let block_count = (blocks.len() / BLOCK_ENTRIES) as u32;
         let rule_count = (rules.len() / RULE_WORDS) as u32;
         assert!(block_count <= MAX_PLACES && rule_count <= MAX_PLACES);
@@ -203,8 +213,8 @@ impl TreeMemory {
         fence(Ordering::SeqCst);
     }
 
-    /// Takes a place for a rule and writes it. `drop`: as for [`set_drop`](Self::set_drop).
-    pub(crate) fn new_rule(&mut self, claim: &Claim, drop: u64) -> Option<RulePlace> {
+    /// Takes a place for a rule and writes it.
+    pub(crate) fn new_rule(&mut self, claim: &Claim, effect: Effect) -> Option<RulePlace> {
         if self.free_rules.free.is_empty() {
             self.reclaim();
         }
@@ -213,13 +223,19 @@ impl TreeMemory {
         for (word, number) in words.iter().zip(claim.value().iter().chain(claim.mask())) {
             word.store(*number, Ordering::Relaxed);
         }
-        self.set_drop(rule, drop);
+        self.set_effect(rule, effect);
         Some(rule)
     }
 
-    /// Has the program drop what the rule matches, and count it in this slot; 0: it drops nothing.
-    pub(crate) fn set_drop(&mut self, rule: RulePlace, slot: u64) {
-        self.rules[rule.0 as usize * RULE_WORDS + RULE_DROP].store(slot, Ordering::SeqCst);
+    /// Gives a rule that the program may read another effect, in one store.
+    pub(crate) fn set_effect(&mut self, rule: RulePlace, effect: Effect) {
+        let word = u64::from(effect.precedence) << 32 | u64::from(effect.slot);
+        self.rules[rule.0 as usize * RULE_WORDS + RULE_EFFECT].store(word, Ordering::SeqCst);
+    }
+
+    /// Must be called before a claim is removed.
+    pub(crate) fn note_removal(&self) {
+        self.roots[ROOTS].fetch_add(1, Ordering::SeqCst);
     }
 
     /// No reference leads to this rule any more.
@@ -325,15 +341,16 @@ impl TreeMemory {
 
     fn matches(&self, image: &[u64; LEVEL_WORDS], rule: RulePlace) -> bool {
         let words = &self.rules[rule.0 as usize * RULE_WORDS..][..RULE_WORDS];
-        let (values, masks) = words[..RULE_DROP].split_at(LEVEL_WORDS);
+        let (values, masks) = words[..RULE_EFFECT].split_at(LEVEL_WORDS);
         (0..LEVEL_WORDS).all(|word| {
             image[word] & masks[word].load(Ordering::Relaxed) == values[word].load(Ordering::Relaxed)
         })
     }
 
-    /// The slot of what a rule drops.
-    pub(crate) fn drop_of(&self, rule: RulePlace) -> u64 {
-        self.rules[rule.0 as usize * RULE_WORDS + RULE_DROP].load(Ordering::Relaxed)
+    /// The effect of a rule.
+    pub(crate) fn effect_of(&self, rule: RulePlace) -> Effect {
+        let word = self.rules[rule.0 as usize * RULE_WORDS + RULE_EFFECT].load(Ordering::Relaxed);
+        Effect { precedence: (word >> 32) as u32, slot: word as u32 }
     }
 
     /// Blocks and rules in use: none is lost once everything is removed.

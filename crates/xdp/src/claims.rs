@@ -1,26 +1,22 @@
 //! The claims as their owner sees them: added and removed, any of them several times.
 //!
 //! # Which packets the program drops itself
-//! A claim can be for packets that are dropped and counted. Claims have a precedence, by which whoever
-//! receives redirected packets decides between those that match; the program finds *some* rule that matches a
-//! packet and drops, if there is one. So a claim drops only if all of its packets are to be dropped for its
-//! counter: it is *undisputed*, which means that every other claim that shares packets with it comes after
-//! it, or drops them too, for the same counter. All others are redirected, as ever, and so are the packets of
-//! a claim that was added several times.
+//! Claims have a precedence. A packet is dropped and counted by the program if the claims of the lowest
+//! precedence that match it drop for one counter. For that, the rule of a claim has its [`Effect`], and the
+//! program meets all rules that match a packet among the claims that may drop; if one drops, it then looks
+//! for a claim among the others that comes first, or as soon. Packets of all other claims are redirected,
+//! whatever their precedence: whoever receives them decides.
 //!
-//! Each claim that is to drop has the number of claims that dispute it. A claim that comes or goes changes
-//! the numbers of those that it shares packets with. Before a claim comes, the rules that it disputes drop
-//! nothing any more; after it has gone, those that nothing disputes any more begin to drop.
+//! A claim that was added several times has one rule for those that drop and one for the others. Each has the
+//! effect of the lowest precedence among them, and stays in its tree.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use packet::cube::LEVEL_WORDS;
-
 use crate::XdpError;
-use crate::blocks::RulePlace;
+use crate::blocks::{Effect, RulePlace};
 use crate::drops::{AllDrops, DropCounter, DropMemory};
-use crate::tree::{Claim, Image, Trees};
+use crate::tree::{Claim, Trees};
 
 /// The treatment of claimed packets.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,67 +27,27 @@ pub enum ClaimAction {
     Drop(DropCounter),
 }
 
+impl ClaimAction {
+    /// The slot where packets are counted that are dropped; 0: they are redirected.
+    fn slot(&self) -> u32 {
+        match self {
+            Self::Redirect => 0,
+            Self::Drop(counter) => counter.slot(),
+        }
+    }
+}
+
 /// The claims that the program looks packets up in. Its owner is any thread, not that of the wire: adding and
 /// removing may wait for a grace period of the kernel, some ten milliseconds, when memory runs short.
 #[derive(Debug)]
 pub struct ClaimTable {
     trees: Trees,
-    /// The claims by their masks.
-    groups: HashMap<Image, MaskGroup>,
-    len: usize,
+    /// By claim, and whether it drops.
+    claims: HashMap<(Claim, bool), ClaimState>,
     drops: Arc<DropMemory>,
     limit: u32,
     /// The number of widened places, unless the trees have changed since it was counted.
     widened: Option<usize>,
-}
-
-/// The claims of one mask.
-#[derive(Debug, Default)]
-struct MaskGroup {
-    /// Side by side: a claim that comes or goes is compared with all of them.
-    values: Vec<Image>,
-    /// The states of the claims, in the order of the values.
-    claims: Vec<ClaimState>,
-    places: HashMap<Image, usize>,
-    /// How many of them are to drop.
-    dropping: usize,
-}
-
-impl MaskGroup {
-    fn insert(&mut self, value: Image, claim: ClaimState) {
-        self.dropping += usize::from(claim.effect().slot() != 0);
-        self.places.insert(value, self.values.len());
-        self.values.push(value);
-        self.claims.push(claim);
-    }
-
-    fn get(&mut self, value: &Image) -> Option<&mut ClaimState> {
-        self.claims.get_mut(*self.places.get(value)?)
-    }
-
-    /// Changes the actions of a claim. Returns its effect before and after.
-    fn change(
-        &mut self,
-        value: &Image,
-        change: impl FnOnce(&mut Vec<(u32, ClaimAction)>),
-    ) -> Option<[Effect; 2]> {
-        let claim = self.claims.get_mut(*self.places.get(value)?)?;
-        let before = claim.effect();
-        change(&mut claim.actions);
-        let after = claim.effect();
-        self.dropping += usize::from(after.slot() != 0);
-        self.dropping -= usize::from(before.slot() != 0);
-        Some([before, after])
-    }
-
-    fn remove(&mut self, value: &Image) {
-        let Some(place) = self.places.remove(value) else { return };
-        self.values.swap_remove(place);
-        self.dropping -= usize::from(self.claims.swap_remove(place).effect().slot() != 0);
-        if let Some(moved) = self.values.get(place) {
-            self.places.insert(*moved, place);
-        }
-    }
 }
 
 /// A claim that is in the trees.
@@ -100,64 +56,22 @@ struct ClaimState {
     rule: RulePlace,
     /// One for each time that it was added, with its precedence.
     actions: Vec<(u32, ClaimAction)>,
-    /// The claims that dispute it; counted only while it is to drop.
-    disputes: usize,
 }
 
-impl ClaimState {
-    fn effect(&self) -> Effect {
-        match &*self.actions {
-            [] => Effect::Absent,
-            [(precedence, action)] => Effect::of(*precedence, action),
-            several => Effect::Redirect(several.iter().map(|(precedence, _)| *precedence).min().unwrap_or(0)),
-        }
-    }
-}
-
-/// What a claim means for those that share packets with it. The lowest precedence comes first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Effect {
-    /// It is not there.
-    Absent,
-    /// Its packets are redirected.
-    Redirect(u32),
-    /// It drops its packets, of a precedence, for a slot.
-    Drop(u32, u64),
-}
-
-impl Effect {
-    fn of(precedence: u32, action: &ClaimAction) -> Self {
-        match action {
-            ClaimAction::Redirect => Self::Redirect(precedence),
-            ClaimAction::Drop(counter) => Self::Drop(precedence, counter.slot()),
-        }
-    }
-
-    /// The slot of what it drops; 0: it drops nothing.
-    fn slot(self) -> u64 {
-        match self {
-            Self::Drop(_, slot) => slot,
-            Self::Absent | Self::Redirect(_) => 0,
-        }
-    }
-
-    /// Whether it disputes another one, which is to drop.
-    fn disputes(self, other: Self) -> bool {
-        let Self::Drop(precedence, slot) = other else { return false };
-        match self {
-            Self::Absent => false,
-            Self::Redirect(own) => own <= precedence,
-            Self::Drop(own, own_slot) => own <= precedence && own_slot != slot,
-        }
-    }
+/// The effect of a claim with these precedences and actions, all of which drop, or none.
+fn effect_of(actions: &[(u32, ClaimAction)]) -> Effect {
+    let precedence = actions.iter().map(|(precedence, _)| *precedence).min().unwrap_or(u32::MAX);
+    let mut first = actions.iter().filter(|(of, _)| *of == precedence).map(|(_, action)| action.slot());
+    let slot = first.next().filter(|slot| first.all(|other| other == *slot)).unwrap_or(0);
+    Effect { precedence, slot }
 }
 
 /// How exactly the trees represent the claims.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClaimReport {
-    /// Different claims.
+    /// Different claims, those that drop and others.
     pub claims: usize,
-    /// Claims whose packets the program drops itself.
+    /// Those that drop: the program drops their packets itself, unless a claim that comes first matches them.
     pub dropping: usize,
     /// Places of the trees where packets are redirected although no claim may match them.
     pub widened: usize,
@@ -165,7 +79,7 @@ pub struct ClaimReport {
 
 impl ClaimTable {
     pub(crate) fn new(trees: Trees, drops: Arc<DropMemory>, limit: u32) -> Self {
-        Self { trees, groups: HashMap::new(), len: 0, drops, limit, widened: None }
+        Self { trees, claims: HashMap::new(), drops, limit, widened: None }
     }
 
     /// A counter for [`ClaimAction::Drop`]; `None` if there are no more, or if the kernel lacks what the
@@ -182,31 +96,23 @@ impl ClaimTable {
     }
 
     /// Adds a claim. When this has returned, no packet that arrives and is claimed is passed, and none is
-    /// dropped by a claim that this one disputes. Of claims that match a packet the one of the lowest
+    /// dropped for a claim that comes after this one. Of claims that match a packet the one of the lowest
     /// `precedence` decides. A claim that was added twice has to be removed twice.
     ///
     /// # Errors
     /// There are too many claims; nothing has changed.
     pub fn add(&mut self, claim: &Claim, precedence: u32, action: ClaimAction) -> Result<(), XdpError> {
-        if let Some(state) = self.state(claim) {
-            let rule = state.rule;
-            self.trees.set_drop(rule, 0);
-            self.drops.quiesce();
-            self.change_actions(claim, |actions| actions.push((precedence, action)));
+        let key = (*claim, action.slot() != 0);
+        if let Some(state) = self.claims.get_mut(&key) {
+            state.actions.push((precedence, action));
+            self.follow(&key);
             return Ok(());
         }
         self.widened = None;
-        let effect = Effect::of(precedence, &action);
-        let disputes = self.settle(claim, Effect::Absent, effect);
-        let slot = if disputes == 0 { effect.slot() } else { 0 };
-        let may_drop = effect.slot() != 0;
-        let Ok(rule) = self.trees.add(claim, may_drop.then_some(slot)) else {
-            self.settle(claim, effect, Effect::Absent);
-            return Err(XdpError::Full { limit: self.limit });
-        };
-        let group = self.groups.entry(*claim.mask()).or_default();
-        group.insert(*claim.value(), ClaimState { rule, actions: vec![(precedence, action)], disputes });
-        self.len += 1;
+        let actions = vec![(precedence, action)];
+        let added = self.trees.add(claim, effect_of(&actions));
+        let rule = added.map_err(|_| XdpError::Full { limit: self.limit })?;
+        self.claims.insert(key, ClaimState { rule, actions });
         Ok(())
     }
 
@@ -214,52 +120,30 @@ impl ClaimTable {
     /// packet that arrives after this has returned is redirected or dropped for it, and its counter has all
     /// that were dropped. Returns whether the claim was there.
     pub fn remove(&mut self, claim: &Claim, precedence: u32, action: &ClaimAction) -> bool {
-        let Some(state) = self.state(claim) else { return false };
+        let key = (*claim, action.slot() != 0);
+        let Some(state) = self.claims.get_mut(&key) else { return false };
         let is_it = |(of, known): &(u32, ClaimAction)| *of == precedence && known == action;
         let Some(place) = state.actions.iter().position(is_it) else { return false };
-        let (rule, is_last) = (state.rule, state.actions.len() == 1);
-        if !is_last {
-            self.change_actions(claim, |actions| _ = actions.swap_remove(place));
-            return true;
+        state.actions.swap_remove(place);
+        let (rule, is_gone) = (state.rule, state.actions.is_empty());
+        // A program that still finds a rule without a slot redirects.
+        self.follow(&key);
+        if is_gone {
+            self.widened = None;
+            self.trees.remove(rule);
+            self.claims.remove(&key);
         }
-        self.widened = None;
-        // Programs that still find the rule redirect.
-        self.trees.set_drop(rule, 0);
-        self.trees.remove(rule);
-        self.drops.quiesce();
-        self.len -= 1;
-        if let Some(group) = self.groups.get_mut(claim.mask()) {
-            group.remove(claim.value());
-            if group.values.is_empty() {
-                self.groups.remove(claim.mask());
-            }
-        }
-        self.settle(claim, Effect::of(precedence, action), Effect::Absent);
         true
     }
 
-    /// Changes the actions of a claim that is there before and after.
-    fn change_actions(&mut self, claim: &Claim, change: impl FnOnce(&mut Vec<(u32, ClaimAction)>)) {
-        let group = self.groups.get_mut(claim.mask());
-        let Some([before, after]) = group.and_then(|group| group.change(claim.value(), change)) else {
-            return;
-        };
-        let disputes = self.settle(claim, before, after);
-        let slot = if disputes == 0 { after.slot() } else { 0 };
-        let Some(state) = self.state(claim) else { return };
-        state.disputes = disputes;
-        let rule = state.rule;
-        if (before.slot() != 0) != (after.slot() != 0) {
-            // The trees of claims that may drop are others. Without room the rule stays where it is.
-            let moved = self.trees.add(claim, (after.slot() != 0).then_some(slot));
-            if let (Ok(moved), Some(state)) = (moved, self.state(claim)) {
-                state.rule = moved;
-                self.trees.set_drop(rule, 0);
-                self.trees.remove(rule);
-                return;
-            }
+    /// Gives the rule of a claim the effect of its actions. When this returns, nothing is counted any more
+    /// for the effect before.
+    fn follow(&mut self, key: &(Claim, bool)) {
+        let Some(state) = self.claims.get(key) else { return };
+        self.trees.set_effect(state.rule, effect_of(&state.actions));
+        if key.1 {
+            self.drops.quiesce();
         }
-        self.trees.set_drop(rule, slot);
     }
 
     /// How exactly the trees represent the claims. Walks through all of them if they have changed since it
@@ -267,61 +151,8 @@ impl ClaimTable {
     #[must_use]
     pub fn report(&mut self) -> ClaimReport {
         let widened = *self.widened.get_or_insert_with(|| self.trees.widened());
-        let claims = self.groups.values().filter(|group| group.dropping > 0).flat_map(|group| &group.claims);
-        let dropping = claims.filter(|claim| claim.effect().slot() != 0 && claim.disputes == 0).count();
-        ClaimReport { claims: self.len, dropping, widened }
-    }
-
-    fn state(&mut self, claim: &Claim) -> Option<&mut ClaimState> {
-        self.groups.get_mut(claim.mask())?.get(claim.value())
-    }
-
-    /// Has the claims that share packets with one follow a change of its effect: those that it disputes now
-    /// drop nothing when this returns, and those that nothing disputes any more drop. Returns how many
-    /// dispute this one, if it is to drop.
-    fn settle(&mut self, claim: &Claim, before: Effect, after: Effect) -> usize {
-        let mut disputes = 0;
-        let (is_to_drop, mut is_silenced) = (after.slot() != 0, false);
-        let Self { groups, trees, .. } = self;
-        // What drops nothing has an effect only on what is to drop.
-        let met =
-            groups.iter_mut().filter(|(_, group)| before != after && (is_to_drop || group.dropping > 0));
-        for (mask, group) in met {
-            let mut meet = |other: &mut ClaimState| {
-                let effect = other.effect();
-                disputes += usize::from(effect.disputes(after));
-                if effect.slot() == 0 {
-                    return;
-                }
-                let former = other.disputes;
-                let (came, went) = (after.disputes(effect), before.disputes(effect));
-                other.disputes = former + usize::from(came) - usize::from(went);
-                if (former == 0) != (other.disputes == 0) {
-                    trees.set_drop(other.rule, if other.disputes == 0 { effect.slot() } else { 0 });
-                    is_silenced |= former == 0;
-                }
-            };
-            let shared: Image = std::array::from_fn(|word| mask[word] & claim.mask()[word]);
-            let is_other = |value: &Image| mask != claim.mask() || value != claim.value();
-            if shared == *mask {
-                // All claims of this mask that share packets have one value.
-                let value: Image = std::array::from_fn(|word| mask[word] & claim.value()[word]);
-                group.get(&value).filter(|_| is_other(&value)).map(&mut meet);
-                continue;
-            }
-            for (value, other) in group.values.iter().zip(&mut group.claims) {
-                // Without a branch for each word.
-                let differs = (0..LEVEL_WORDS)
-                    .fold(0, |bits, word| bits | (value[word] ^ claim.value()[word]) & shared[word]);
-                if differs == 0 && is_other(value) {
-                    meet(other);
-                }
-            }
-        }
-        if is_silenced {
-            self.drops.quiesce();
-        }
-        disputes
+        let dropping = self.claims.keys().filter(|(_, drops)| *drops).count();
+        ClaimReport { claims: self.claims.len(), dropping, widened }
     }
 }
 

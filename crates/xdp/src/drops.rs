@@ -2,10 +2,10 @@
 //! this process.
 //!
 //! Why no count is missed or added to another one: the program makes the first word of its processor odd,
-//! reads which slot the rule names, counts there, and makes the word even again, with full barriers around.
-//! Once a rule names a slot no more, [`DropMemory::quiesce`] waits until it has seen each of these words even
-//! or changed. Then every program that has read the slot has counted; what starts later reads the rule anew.
-//! So a slot is free as soon as no rule names it.
+//! reads the effect of the rule once more, counts in its slot if it is the same, and makes the word even
+//! again, with full barriers around. Once a rule names a slot no more, [`DropMemory::quiesce`] waits until it
+//! has seen each of these words even or changed. Then every program that has read the slot has counted; what
+//! starts later reads the rule anew. So a slot is free as soon as no rule names it.
 //!
 //! A packet is counted among all before it is counted for its purpose. On processors that keep the order of
 //! stores the sum of the purposes is never more than what is read of all afterwards.
@@ -129,8 +129,8 @@ impl DropCounter {
     }
 
     /// The number of its slot, which is not 0.
-    pub(crate) fn slot(&self) -> u64 {
-        self.0.slot as u64
+    pub(crate) fn slot(&self) -> u32 {
+        self.0.slot as u32
     }
 }
 

@@ -5,16 +5,17 @@
 //! decision trees, in memory that it shares with this process: a packet that a [`Claim`] matches is
 //! redirected to the AF_XDP socket of its queue, all others are passed to the host. [`ClaimTable`] adds and
 //! removes claims while the program runs, without a system call for most of them. Packets of
-//! claims that are to be dropped are dropped and counted there ([`DropCounter`]), if no claim that comes
-//! first could want them.
+//! claims that are to be dropped are dropped and counted there ([`DropCounter`]), unless a claim that comes
+//! first wants them.
 //!
 //! # What is promised
 //! - A packet that arrives after [`ClaimTable::add`] returned is not passed if the claim matches it, until
 //!   the claim is removed.
 //! - A packet that arrives after [`ClaimTable::remove`] returned is neither redirected nor dropped for that
 //!   claim.
-//! - A packet is dropped only if the claims that come first of those that match it drop for one counter; each
-//!   is counted once.
+//!   Of packets that no claim matches, some are redirected while claims are removed.
+//! - A packet is dropped if the claims that come first of those that match it drop for one counter, and only
+//!   then; each is counted once.
 //! - Where the trees have no room for a claim, more packets are redirected than are claimed
 //!   ([`ClaimReport::widened`]), never fewer.
 //!

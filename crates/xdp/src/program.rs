@@ -12,7 +12,7 @@ use aya::{Ebpf, EbpfError, EbpfLoader, TestRunResult};
 use packet::cube::LEVEL_WORDS;
 
 use crate::XdpError;
-use crate::blocks::{BLOCK_ENTRIES, BLOCKS_PER_CLAIM, MAX_PLACES, ROOTS, RULE_WORDS, TreeMemory};
+use crate::blocks::{BLOCK_ENTRIES, BLOCKS_PER_CLAIM, MAX_PLACES, ROOT_WORDS, RULE_WORDS, TreeMemory};
 use crate::claims::ClaimTable;
 use crate::drops::{DROP_WORDS, DropMemory};
 use crate::grace::KernelGrace;
@@ -28,8 +28,8 @@ const OBJECT: &[u8] = aya::include_bytes_aligned!("../program/steer.o");
 const STEER: &str = "steer";
 /// The program that makes the host receive frames.
 const LEAVE: &str = "leave";
-/// Words of the program's `struct scratch`: four counters, a flag and an image.
-const SCRATCH_WORDS: usize = 5 + LEVEL_WORDS;
+/// Words of the program's `struct scratch`: four counters, two words of a search and an image.
+const SCRATCH_WORDS: usize = 6 + LEVEL_WORDS;
 /// Purposes of dropping that are counted apart, and two slots that have none; 64 KiB for each processor.
 const DROP_SLOTS: usize = 4096;
 
@@ -177,7 +177,7 @@ fn load_object(object: &[u8], options: &ProgramOptions) -> Result<(SteeringProgr
         program(&mut ebpf, name)?.load().map_err(|error| not_loaded(&EbpfError::from(error)))?;
     }
 
-    let roots: Array<MapData, [u32; ROOTS]> = map(&mut ebpf, "ROOT_MAP")?;
+    let roots: Array<MapData, [u32; ROOT_WORDS]> = map(&mut ebpf, "ROOT_MAP")?;
     let blocks_map: Array<MapData, [u32; BLOCK_ENTRIES]> = map(&mut ebpf, "BLOCK_MAP")?;
     let rules_map: Array<MapData, [u64; RULE_WORDS]> = map(&mut ebpf, "RULE_MAP")?;
     let mapped =
@@ -185,7 +185,7 @@ fn load_object(object: &[u8], options: &ProgramOptions) -> Result<(SteeringProgr
     let grace = KernelGrace::new()
         .map_err(|source| XdpError::System { operation: "bpf(2) of a map in a map", source })?;
     let memory = TreeMemory::new(
-        SharedWords::map(fd(&roots), ROOTS).map_err(mapped)?,
+        SharedWords::map(fd(&roots), ROOT_WORDS).map_err(mapped)?,
         SharedWords::map(fd(&blocks_map), blocks as usize * BLOCK_ENTRIES).map_err(mapped)?,
         SharedWords::map(fd(&rules_map), rules as usize * RULE_WORDS).map_err(mapped)?,
         Box::new(grace),

@@ -15,6 +15,11 @@
 //! earlier follows the old reference, and the packet arrived before `add` returned. That memory is not
 //! written while such programs run is the argument of [`crate::blocks`].
 //!
+//! One claim may take the place of another: it is added, and then the other is removed. A program could search
+//! its tree before that, and that of the other one afterwards. So removals are counted, each before it is
+//! made, and a program redirects a packet that it finds no claim of if one was made meanwhile. (It reads the
+//! count after the trees, on processors that keep the order of loads.)
+//!
 //! # Why there is a second builder beside that of `flow-table`
 //! The trees of `flow-table` answer which claim comes first, by leaves that AVX-512 compares at once, over
 //! the bytes that a family of rules looks at. They are changed in place in one of two copies, which readers
@@ -28,7 +33,7 @@ use packet::cube::{
     DST_IPV4, DST_MAC, DST_PORT, HAS_IPV4, HAS_IPV6, LEVEL_WORDS, SRC_IPV4, SRC_MAC, SRC_PORT,
 };
 
-use crate::blocks::{BLOCK_ENTRIES, BlockPlace, LIST_RULES, NEVER, Nibble, ROOTS, Reference};
+use crate::blocks::{BLOCK_ENTRIES, BlockPlace, Effect, LIST_RULES, NEVER, Nibble, ROOTS, Reference};
 use crate::blocks::{ReferencePlace, RulePlace, TreeMemory};
 
 /// References that the program follows at most for each tree.
@@ -164,12 +169,12 @@ impl Trees {
         class_of(claim) + if self.dropping.contains(&rule) { 0 } else { CLASSES }
     }
 
-    /// Adds a claim: packets that it matches are not passed any more when this returns. `drop`: as for
-    /// [`set_drop`](Self::set_drop), if the claim may drop.
-    pub(crate) fn add(&mut self, claim: &Claim, drop: Option<u64>) -> Result<RulePlace, NoRule> {
-        let rule = self.memory.new_rule(claim, drop.unwrap_or(0)).ok_or(NoRule)?;
+    /// Adds a claim: packets that it matches are not passed any more when this returns. With a slot it goes to
+    /// the trees of claims that may drop, and stays there.
+    pub(crate) fn add(&mut self, claim: &Claim, effect: Effect) -> Result<RulePlace, NoRule> {
+        let rule = self.memory.new_rule(claim, effect).ok_or(NoRule)?;
         self.claims.insert(rule, *claim);
-        if drop.is_some() {
+        if effect.slot != 0 {
             self.dropping.insert(rule);
         }
         let class = self.tree_of(rule, claim);
@@ -181,15 +186,16 @@ impl Trees {
         Ok(rule)
     }
 
-    /// Has packets that the rule of a claim matches dropped and counted in a slot, or not dropped if that is
-    /// 0. Programs that started earlier may still do as before.
-    pub(crate) fn set_drop(&mut self, rule: RulePlace, slot: u64) {
-        self.memory.set_drop(rule, slot);
+    /// Gives the rule of a claim another effect, which has a slot only if it may drop. Programs that started
+    /// earlier may still do as before.
+    pub(crate) fn set_effect(&mut self, rule: RulePlace, effect: Effect) {
+        self.memory.set_effect(rule, effect);
     }
 
     /// Removes a claim: no packet that arrives when this has returned is redirected for it.
     pub(crate) fn remove(&mut self, rule: RulePlace) {
         let Some(claim) = self.claims.remove(&rule) else { return };
+        self.memory.note_removal();
         let class = self.tree_of(rule, &claim);
         self.dropping.remove(&rule);
         self.states[class].len -= 1;
@@ -462,9 +468,9 @@ impl Trees {
 
 #[cfg(test)]
 impl Trees {
-    /// The slot of what a rule drops.
-    pub(crate) fn drop_of(&self, rule: RulePlace) -> u64 {
-        self.memory.drop_of(rule)
+    /// The effect of a rule.
+    pub(crate) fn effect_of(&self, rule: RulePlace) -> Effect {
+        self.memory.effect_of(rule)
     }
 }
 

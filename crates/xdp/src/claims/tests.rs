@@ -1,3 +1,6 @@
+use std::collections::HashSet;
+
+use packet::cube::LEVEL_WORDS;
 use proptest::prelude::*;
 
 use super::*;
@@ -15,28 +18,28 @@ fn table(claims: usize) -> ClaimTable {
 
 type Added = (Claim, u32, ClaimAction);
 
-/// The slot by which a claim drops, as the documentation of this module has it.
-fn expected(added: &[Added], claim: &Claim) -> u64 {
-    let own: Vec<&Added> = added.iter().filter(|(one, ..)| one == claim).collect();
-    let [(_, precedence, ClaimAction::Drop(counter))] = *own else { return 0 };
-    let others: Vec<&Added> = added.iter().filter(|(one, ..)| one != claim && one.overlaps(claim)).collect();
-    let is_alone = |one: &Claim| added.iter().filter(|(other, ..)| other == one).count() == 1;
-    let agrees = |(one, of_other, action): &&&Added| {
-        of_other > precedence || is_alone(one) && *action == ClaimAction::Drop(counter.clone())
-    };
-    if others.iter().all(|other| agrees(&other)) { counter.slot() } else { 0 }
+/// The effect of a claim that drops, or of one that does not, as the documentation of this module has it.
+fn expected(added: &[Added], (claim, drops): &(Claim, bool)) -> Effect {
+    let own = || added.iter().filter(|(one, _, action)| one == claim && (action.slot() != 0) == *drops);
+    let precedence = own().map(|(_, precedence, _)| *precedence).min().expect("it was added");
+    let slots: HashSet<u32> =
+        own().filter(|(_, of, _)| *of == precedence).map(|(.., action)| action.slot()).collect();
+    Effect { precedence, slot: if slots.len() == 1 { slots.into_iter().sum() } else { 0 } }
 }
 
-fn check(table: &mut ClaimTable, added: &[Added]) {
-    for (claim, ..) in added {
-        let rule = table.state(claim).expect("it was added").rule;
-        assert_eq!(table.trees.drop_of(rule), expected(added, claim), "{claim:x?} of {added:x?}");
+fn check(table: &ClaimTable, added: &[Added]) {
+    let keys: HashSet<(Claim, bool)> =
+        added.iter().map(|(claim, _, action)| (*claim, action.slot() != 0)).collect();
+    assert_eq!(table.claims.keys().copied().collect::<HashSet<_>>(), keys);
+    for key in keys {
+        let effect = table.trees.effect_of(table.claims[&key].rule);
+        assert_eq!(effect, expected(added, &key), "{key:x?} of {added:x?}");
     }
 }
 
 proptest! {
     #[test]
-    fn a_claim_drops_if_and_only_if_nothing_disputes_it(
+    fn a_claim_has_the_effect_of_its_lowest_precedence(
         steps in prop::collection::vec(
             (claim(), 0..4usize, prop::option::weighted(0.3, any::<prop::sample::Index>()), 0..3u32), 1..40),
     ) {
@@ -61,20 +64,19 @@ proptest! {
                     added.push((claim, precedence, action));
                 }
             }
-            check(&mut table, &added);
+            check(&table, &added);
         }
         while let Some((claim, precedence, action)) = added.pop() {
             prop_assert!(table.remove(&claim, precedence, &action));
-            check(&mut table, &added);
+            check(&table, &added);
         }
         prop_assert_eq!(table.report(), ClaimReport { claims: 0, dropping: 0, widened: 0 });
-        prop_assert!(table.groups.is_empty());
+        prop_assert!(table.claims.is_empty());
     }
 }
 
-/// A claim that does not fit changes nothing.
 #[test]
-fn a_refused_claim_disputes_nothing() {
+fn a_refused_claim_changes_nothing() {
     let mut table = table(1);
     let counter = table.drop_counter().expect("free");
     let everything = Claim::new([0; LEVEL_WORDS], [0; LEVEL_WORDS]);
@@ -82,6 +84,6 @@ fn a_refused_claim_disputes_nothing() {
     let drops = ClaimAction::Drop(counter);
     table.add(&some, 0, drops.clone()).expect("there is room");
     assert!(matches!(table.add(&everything, 0, ClaimAction::Redirect), Err(XdpError::Full { limit: 1 })));
-    check(&mut table, &[(some, 0, drops)]);
+    check(&table, &[(some, 0, drops)]);
     assert_eq!(table.report(), ClaimReport { claims: 1, dropping: 1, widened: 0 });
 }

@@ -4,9 +4,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use proptest::prelude::*;
 
 use super::*;
-use crate::blocks::{BLOCKS_PER_CLAIM, RULE_WORDS};
+use crate::blocks::{BLOCKS_PER_CLAIM, ROOT_WORDS, RULE_WORDS};
 use crate::grace::GracePeriod;
 use crate::memory::SharedWords;
+
+const REDIRECT: Effect = Effect { precedence: 0, slot: 0 };
 
 /// Counts the grace periods.
 struct CountedGrace(Arc<AtomicUsize>);
@@ -21,7 +23,7 @@ impl GracePeriod for CountedGrace {
 pub(crate) fn trees(blocks: usize, rules: usize) -> (Trees, Arc<AtomicUsize>) {
     let waits = Arc::new(AtomicUsize::new(0));
     let memory = TreeMemory::new(
-        SharedWords::own(ROOTS),
+        SharedWords::own(ROOT_WORDS),
         SharedWords::own(blocks * BLOCK_ENTRIES),
         SharedWords::own((rules + 1) * RULE_WORDS),
         Box::new(CountedGrace(Arc::clone(&waits))),
@@ -75,7 +77,7 @@ proptest! {
         for (number, (which, adds)) in steps.iter().enumerate() {
             if *adds {
                 let claim = claims[which.index(claims.len())];
-                present.push((claim, trees.add(&claim, None).unwrap()));
+                present.push((claim, trees.add(&claim, REDIRECT).unwrap()));
             } else if !present.is_empty() {
                 let (_, rule) = present.swap_remove(which.index(present.len()));
                 trees.remove(rule);
@@ -106,7 +108,7 @@ proptest! {
         images in prop::collection::vec((0..300usize, any::<[u64; LEVEL_WORDS]>()), 100),
     ) {
         let (mut trees, _) = trees(8, 512);
-        let rules: Vec<RulePlace> = claims.iter().map(|claim| trees.add(claim, None).unwrap()).collect();
+        let rules: Vec<RulePlace> = claims.iter().map(|claim| trees.add(claim, REDIRECT).unwrap()).collect();
         for (which, noise) in &images {
             let image = image(&claims, *which, *noise);
             let expected = claims.iter().any(|claim| claim.matches(&image));
@@ -127,28 +129,28 @@ fn of_ports(src: u16, dst: u16) -> Claim {
 fn memory_is_reused_only_after_a_grace_period() {
     let (mut trees, waits) = trees(64, 8);
     for round in 0..8 {
-        let rule = trees.add(&of_ports(round, 1), None).unwrap();
+        let rule = trees.add(&of_ports(round, 1), REDIRECT).unwrap();
         trees.remove(rule);
     }
     assert_eq!(waits.load(Ordering::Relaxed), 0);
-    trees.add(&of_ports(9, 1), None).unwrap();
+    trees.add(&of_ports(9, 1), REDIRECT).unwrap();
     assert_eq!(waits.load(Ordering::Relaxed), 1);
 }
 
 #[test]
 fn claims_beyond_the_room_for_rules_are_refused() {
     let (mut trees, _) = trees(64, 4);
-    let rules: Vec<RulePlace> = (0..4).map(|port| trees.add(&of_ports(port, 1), None).unwrap()).collect();
-    assert_eq!(trees.add(&of_ports(4, 1), None), Err(NoRule));
+    let rules: Vec<RulePlace> = (0..4).map(|port| trees.add(&of_ports(port, 1), REDIRECT).unwrap()).collect();
+    assert_eq!(trees.add(&of_ports(4, 1), REDIRECT), Err(NoRule));
     trees.remove(rules[0]);
-    assert!(trees.add(&of_ports(4, 1), None).is_ok());
+    assert!(trees.add(&of_ports(4, 1), REDIRECT).is_ok());
 }
 
 #[test]
 fn ten_thousand_claims_of_ports_are_exact_and_need_few_comparisons() {
     let (mut trees, _) = trees(1 << 15, 1 << 14);
     for number in 0..10_000u16 {
-        trees.add(&of_ports(number.wrapping_mul(77), number), None).unwrap();
+        trees.add(&of_ports(number.wrapping_mul(77), number), REDIRECT).unwrap();
     }
     assert_eq!(trees.widened(), 0);
     let image = |src: u64, dst: u64| [src << 16 | dst, 0, 0, 0, 0, 0, 0, 0];
@@ -182,15 +184,15 @@ fn as_many_claims_as_there_may_be_have_blocks_while_they_change() {
     let mut claims = (0..).map(rule_like).filter(move |claim| seen.insert(*claim));
     let (mut trees, _) = trees(LIMIT * BLOCKS_PER_CLAIM as usize, LIMIT);
     let mut present: Vec<_> =
-        claims.by_ref().take(LIMIT).map(|claim| trees.add(&claim, None).unwrap()).collect();
+        claims.by_ref().take(LIMIT).map(|claim| trees.add(&claim, REDIRECT).unwrap()).collect();
     println!("{LIMIT} claims: {} blocks, {} widened", trees.memory.used().0, trees.widened());
-    assert_eq!(trees.add(&claims.next().unwrap(), None), Err(NoRule));
+    assert_eq!(trees.add(&claims.next().unwrap(), REDIRECT), Err(NoRule));
     // All are replaced, some at a time.
     let mut most = 0;
     for (number, claim) in claims.take(2 * LIMIT).enumerate() {
         let at = number.wrapping_mul(7919) % LIMIT;
         trees.remove(present[at]);
-        present[at] = trees.add(&claim, None).unwrap();
+        present[at] = trees.add(&claim, REDIRECT).unwrap();
         most = most.max(trees.memory.used().0);
     }
     println!("later at most {most} blocks, {} widened", trees.widened());
