@@ -368,7 +368,9 @@ specs! {
 }
 
 impl SpecKind {
-    const fn is_tunnel(self) -> bool {
+    /// Whether the spec is about the header of a tunnel, which no other spec describes.
+    #[must_use]
+    pub const fn is_tunnel(self) -> bool {
         matches!(self, Self::Esp | Self::VxlanTunnel | Self::Gre | Self::Mpls)
     }
 

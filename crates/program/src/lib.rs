@@ -49,6 +49,7 @@ mod step_index;
 mod steps;
 mod tag;
 mod undecided;
+mod xdp_verdict;
 
 pub use byte_set::ByteSet;
 pub use correspondence::Correspondence;
@@ -82,3 +83,4 @@ pub use spec_chain::{FlowFront, SpecChain};
 pub use steps::{StepList, Steps};
 pub use tag::{CLASSES_MAX, ChangeStage, TAG_BITS};
 pub use undecided::{Inseparable, UndecidedKey, UndecidedReason};
+pub use xdp_verdict::XdpVerdict;

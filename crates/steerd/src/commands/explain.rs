@@ -25,7 +25,8 @@ use summary::Summary;
 
 pub(crate) fn run(args: &ExplainArgs) -> Result<(), Error> {
     let (compiled, model) = target::compile_for(&args.policy)?;
-    let explained = Explained { compiled: &compiled, model: &model, direction: direction_of(args) };
+    let direction = direction_of(args);
+    let explained = Explained { compiled: &compiled, model: &model, direction, has_xdp: args.xdp };
     let program = &*compiled.program;
     let format = args.policy.format;
     if let Some(path) = &args.pcap {
@@ -57,6 +58,8 @@ struct Explained<'c> {
     compiled: &'c Compiled,
     model: &'c AnswerModel,
     direction: Direction,
+    /// Whether the verdict of the XDP program is asked for.
+    has_xdp: bool,
 }
 
 impl Explained<'_> {
@@ -67,7 +70,9 @@ impl Explained<'_> {
         match self.direction {
             Direction::Ingress => {
                 let packet = ReceivedPacket::of(program, protected, key);
-                Answer::Received(Box::new(if has_device { packet } else { packet.without_device() }))
+                let mut packet = if has_device { packet } else { packet.without_device() };
+                packet.xdp = (self.has_xdp && has_device).then(|| program.xdp_verdict(key));
+                Answer::Received(Box::new(packet))
             }
             Direction::Egress => {
                 let packet = SentPacket::of(program, key);
@@ -141,7 +146,7 @@ fn whole(frame: &[u8]) -> Result<DeepKey, String> {
 }
 
 fn explain_capture(explained: &Explained<'_>, path: &Path, each: bool, format: Format) -> Result<(), Error> {
-    let Explained { compiled, model, direction } = explained;
+    let Explained { compiled, model, direction, has_xdp } = explained;
     let program = &*compiled.program;
     let mut summary = Summary::of(program, *direction);
     let mut stdout = Ok(if each { Stdout::Open } else { Stdout::Closed });
@@ -156,6 +161,9 @@ fn explain_capture(explained: &Explained<'_>, path: &Path, each: bool, format: F
         let parsed = packet::parse(frame);
         let key = DeepKey { outer: parsed.key, tunnel: parse_tunnel(frame, &parsed) };
         summary.add(program, &key, frame.len() as u64);
+        if *has_xdp && model.refused_by.is_none() {
+            summary.add_xdp(program.xdp_verdict(&key), frame.len() as u64);
+        }
         if let Some(anomaly) = parsed.anomaly {
             *summary.anomalies.entry(anomaly.name()).or_default() += 1;
         }

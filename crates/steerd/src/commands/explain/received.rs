@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use packet::DeepKey;
 use program::{
     ClassId, Copied, Explanation, FlowKind, LimitPart, Outcome, Policing, Program, RateLimit, RuleId,
-    SentExplanation, Verdict, WorkerId,
+    SentExplanation, Verdict, WorkerId, XdpVerdict,
 };
 use serde::Serialize;
 
@@ -40,6 +40,9 @@ pub(super) struct ReceivedPacket {
     /// Whether the host's network stack receives it, if its rule lets it through, on a device that delivers
     /// matched packets to workers only.
     reaches_host: bool,
+    /// What the XDP program of a network interface does with it, if that was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) xdp: Option<XdpVerdict>,
     /// Whether the policy leaves it to the kernel but a worker receives it, which cannot give it back.
     lost_exception: bool,
     /// The sinks that get it.
@@ -131,6 +134,7 @@ impl ReceivedPacket {
             worker: explanation.worker.map(|worker| worker.0),
             policing: Policed::of(program, outcome, explanation.worker),
             reaches_host: explanation.reaches_host(),
+            xdp: None,
             lost_exception: explanation.is_lost_exception(),
             sinks: sinks(program, &explanation),
             returned: explanation.returned,
@@ -171,6 +175,9 @@ impl ReceivedPacket {
         }
         if let Some(policed) = &self.policing {
             line("passes", policed.text());
+        }
+        if let Some(xdp) = self.xdp {
+            line("xdp", format!("{xdp}: {}", self.xdp_text(xdp)));
         }
         if self.lost_exception {
             let value = "does not receive it: a worker does and cannot give it back (lost exception)";
@@ -213,6 +220,17 @@ impl ReceivedPacket {
         out
     }
 
+    /// What follows from the verdict of the XDP program.
+    fn xdp_text(&self, verdict: XdpVerdict) -> &'static str {
+        match verdict {
+            XdpVerdict::Pass => "it never leaves the host's network stack",
+            XdpVerdict::Drop => "the program drops and counts it",
+            XdpVerdict::Redirect if self.worker.is_some() => "the engine delivers it to the worker",
+            XdpVerdict::Redirect if self.reaches_host => "the engine gives it back to the host",
+            XdpVerdict::Redirect => "the engine drops and counts it",
+        }
+    }
+
     fn sinks_text(&self) -> String {
         let returned = if self.returned { ": the host receives it from there" } else { "" };
         match self.sinks.is_empty() {
@@ -225,11 +243,12 @@ impl ReceivedPacket {
         let or_dash = |value: Option<String>| value.unwrap_or_else(|| "-".into());
         let copies: String = self.copies.iter().map(Copy::short).collect();
         format!(
-            "{packet_number}  rule={} action={}{}{} tag={} group={} queue={} index={} worker={}{copies}  {}",
+            "{packet_number}  rule={} action={}{}{}{} tag={} group={} queue={} index={} worker={}{copies}  {}",
             self.rule,
             self.action.replace(' ', "_"),
             if self.lost_exception { " lost_exception" } else { "" },
             if self.protected.is_empty() { "" } else { " protected" },
+            self.xdp.map(|xdp| format!(" xdp={xdp}")).unwrap_or_default(),
             or_dash(self.tag.map(|tag| tag.to_string())),
             or_dash(self.group.clone()),
             or_dash(self.queue.map(|queue| queue.to_string())),

@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 
 use packet::DeepKey;
 use policy::policy::Direction;
-use program::{Copied, FlowAction, FlowKind, Program, QueueId, RssQueue, Verdict, WorkerId};
+use program::{Copied, FlowAction, FlowKind, Program, QueueId, RssQueue, Verdict, WorkerId, XdpVerdict};
 use serde::Serialize;
 
 use super::received::{is_policed, name, sent_action};
@@ -49,6 +49,9 @@ pub(super) struct Summary {
     workers: BTreeMap<u32, Sum>,
     balance: BTreeMap<String, Balance>,
     pub(super) anomalies: BTreeMap<&'static str, u64>,
+    /// The sums by verdict of the XDP program, if that was asked for.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    xdp: BTreeMap<XdpVerdict, Sum>,
     /// The names of the rules in policy order.
     #[serde(skip)]
     order: Vec<String>,
@@ -66,6 +69,7 @@ impl Summary {
             workers: BTreeMap::new(),
             balance: BTreeMap::new(),
             anomalies: BTreeMap::new(),
+            xdp: BTreeMap::new(),
             order: program.rules.iter().map(|rule| rule.name.to_string()).collect(),
         };
         // Of sent packets, workers receive the sniffers' copies.
@@ -97,6 +101,12 @@ impl Summary {
             self.add_sent(program, key, bytes);
         } else {
             self.add_received(program, key, bytes);
+        }
+    }
+
+    pub(super) fn add_xdp(&mut self, verdict: XdpVerdict, bytes: u64) {
+        if self.no_rule.is_none() {
+            self.xdp.entry(verdict).or_default().add(bytes);
         }
     }
 
@@ -195,6 +205,14 @@ impl Summary {
             return out;
         }
         let _ = write!(out, "\n{}", rules.text());
+        if !self.xdp.is_empty() {
+            let mut verdicts = Grid::new(&["XDP program", "packets", "bytes", "share"]);
+            for (verdict, sum) in &self.xdp {
+                let share = percent(sum.packets, self.packets - self.runts);
+                verdicts.row(vec![verdict.to_string(), number(sum.packets), bytes(sum.bytes), share]);
+            }
+            let _ = write!(out, "\n{}", verdicts.text());
+        }
         if !self.workers.is_empty() {
             let _ = write!(out, "\n{}\n{}", workers.text(), groups.text());
         }

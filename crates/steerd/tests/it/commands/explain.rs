@@ -47,6 +47,23 @@ fn explain_looks_into_tunnels_and_shows_copies() {
     insta::assert_snapshot!("explain_copy", ok(&["explain", "ipfix-tap.toml", "--packet", web]));
 }
 
+#[test]
+fn explain_has_the_verdict_of_the_xdp_program() {
+    for (packet, verdict, text) in [
+        ("src=192.0.2.2,protocol=udp,dst_port=9000", "redirect", "the engine delivers it to the worker"),
+        ("src=192.0.2.2,protocol=tcp,dst_port=8080", "drop", "the program drops and counts it"),
+        ("src=192.0.2.2,protocol=tcp,dst_port=8000", "pass", "it never leaves the host's network stack"),
+    ] {
+        let asked = ["explain", "live.toml", "--packet", packet];
+        let with = |more: &[&'static str]| [&asked[..], more].concat();
+        assert_eq!(json(&with(&["--xdp", "--format", "json"]))["xdp"], verdict);
+        assert!(json(&with(&["--format", "json"])).get("xdp").is_none());
+        let line = format!("xdp      {verdict}: {text}\n");
+        let shown = ok(&with(&["--xdp"]));
+        assert!(shown.contains(&line), "{shown}");
+    }
+}
+
 /// Without flow tags another rule's flow may have delivered the packet.
 #[test]
 fn explain_shows_that_a_packet_stays_with_its_worker() {

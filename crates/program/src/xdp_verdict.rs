@@ -1,0 +1,75 @@
+//! What the XDP program of a network interface does with a received packet, computed from the flows alone. It
+//! shares no code with the decision trees of the `xdp` crate, so that tests can compare the two.
+
+use std::fmt;
+
+use flow_spec::SpecKind;
+use packet::{DeepKey, IpProtocol};
+use serde::Serialize;
+
+use crate::program::{Flow, FlowAction, FlowKind, Program};
+
+/// The verdict of the XDP program on a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum XdpVerdict {
+    /// The host receives the packet.
+    Pass,
+    /// The program drops and counts it.
+    Drop,
+    /// The engine of the port gets it, and decides by the flows. What no flow takes it gives back to the
+    /// host.
+    Redirect,
+}
+
+/// `redirect`
+impl fmt::Display for XdpVerdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Pass => "pass",
+            Self::Drop => "drop",
+            Self::Redirect => "redirect",
+        })
+    }
+}
+
+/// Whether the outer headers of a packet match, all that the program reads of it. Of the headers of tunnels
+/// only GRE asks for something else: its protocol.
+fn claims(flow: &Flow, key: &DeepKey) -> bool {
+    let mut outer = flow.specs[..flow.specs.inner_from()].iter();
+    flow.kind != FlowKind::Egress
+        && outer.all(|spec| match spec.kind() {
+            SpecKind::Gre => IpProtocol(key.outer.protocol) == IpProtocol::GRE,
+            kind => kind.is_tunnel() || spec.matches(&key.outer),
+        })
+}
+
+/// Whether the program may drop what the flow claims: the outer headers are all that it asks for.
+fn may_drop(flow: &Flow) -> bool {
+    let has_tunnel = flow.specs.iter().any(|spec| spec.kind().is_tunnel());
+    flow.kind == FlowKind::Normal
+        && flow.action == FlowAction::Drop
+        && !has_tunnel
+        && flow.specs.inner_from() == flow.specs.len()
+}
+
+impl Program {
+    /// The XDP program's verdict on a received packet, on a kernel and with trees that have room for all
+    /// flows and counters.
+    #[must_use]
+    pub fn xdp_verdict(&self, key: &DeepKey) -> XdpVerdict {
+        // A sniffer gets its copy whatever comes first.
+        let precedence = |flow: &Flow| match flow.kind {
+            FlowKind::Sniffer => None,
+            FlowKind::Normal | FlowKind::Copy | FlowKind::Egress => Some(flow.priority),
+        };
+        let claiming: Vec<&Flow> = self.flows.iter().filter(|flow| claims(flow, key)).collect();
+        let Some(first) = claiming.iter().map(|flow| precedence(flow)).min() else { return XdpVerdict::Pass };
+        let first: Vec<&Flow> = claiming.into_iter().filter(|flow| precedence(flow) == first).collect();
+        // The flows of a rule have one counter.
+        match first.iter().all(|flow| may_drop(flow) && flow.rule == first[0].rule) {
+            true => XdpVerdict::Drop,
+            false => XdpVerdict::Redirect,
+        }
+    }
+}
