@@ -8,7 +8,7 @@ export PATH := $(TOOLS)/bin:$(PATH):/usr/sbin:/sbin
 .DEFAULT_GOAL := help
 # apt and cargo lock what they work on.
 .NOTPARALLEL:
-.PHONY: help run live test check soak soak-daemon conformance conformance-libmlx5 releases install install-files uninstall lint bench budgets audit fuzz asan miri miri-ready loom \
+.PHONY: help run live test check soak soak-daemon soak-interface conformance conformance-libmlx5 releases install install-files uninstall lint bench budgets audit fuzz asan miri miri-ready loom \
   deps cargo cargo-deny cargo-fuzz
 
 help: ## list the targets
@@ -63,6 +63,10 @@ soak: deps-build ## all property tests with ever new seeds and PROPTEST_CASES (2
 soak-daemon: deps-build ## the daemon under traffic, reloads, changes of rules, scrapes, idle clients and SIGSTOP, for SOAK_SECONDS (600)
 	$(CARGO) build --release --locked --package steerd
 	.ci/soak-daemon target/release/steerd
+
+soak-interface: deps-build deps-soak-interface ## a policy on a veth pair under traffic, reloads, flaps, other programs' attempts and SIGKILL, for SOAK_SECONDS (600) (root)
+	$(CARGO) build --release --locked --package steerd
+	@$(if $(filter 0,$(shell id -u)),,sudo) SOAK_SECONDS=$${SOAK_SECONDS:-600} .ci/soak-interface target/release/steerd
 
 # libpcap with RDMA support, from a checkout that is given: Debian builds it without.
 LIBPCAP_BUILD := $(CURDIR)/target/libpcap
