@@ -23,9 +23,10 @@
 //! that was just removed. So no tag is ever unknown. A number that both programs have means the same in both,
 //! or belongs to flows only that both have.
 //!
-//! A new flow has a class of the new program, with a number that fits into a tag.
+//! A new flow has a class of the new program, with a number that fits into a tag: [`DigestedProgram`] has no
+//! others.
 //!
-//! `Plan::check` examines every plan by these rules; the controller carries out no other ([`CheckedPlan`]).
+//! `Plan::check` examines every plan by the other rules; the controller carries out no other ([`CheckedPlan`]).
 
 mod check;
 mod levels;
@@ -219,7 +220,7 @@ pub fn plan(
     plan_digested(installed, DigestedProgram::new(program, limits)?, limits)
 }
 
-/// Like [`plan()`].
+/// As [`plan()`] does, of a program whose digests are there.
 pub(crate) fn plan_digested(
     installed: Option<PlacedProgram<'_>>,
     mut program: DigestedProgram,

@@ -45,7 +45,7 @@ pub enum DanglingFlow {
     /// The queue pair of its packets.
     #[error("a flow to missing queue {0}")]
     Queue(QueueId),
-    /// Their class; or no tag stands for it.
+    /// The class of its packets, or a tag for it.
     #[error("a flow to missing class {0}")]
     Class(ClassId),
 }

@@ -36,7 +36,7 @@ impl fmt::Display for XdpVerdict {
 /// Whether the outer headers of a packet match, all that the program reads of it. Of the headers of tunnels
 /// only GRE asks for something else: its protocol.
 fn claims(flow: &Flow, key: &DeepKey) -> bool {
-    let mut outer = flow.specs[..flow.specs.inner_from()].iter();
+    let mut outer = flow.specs.iter().take(flow.specs.inner_from());
     flow.kind != FlowKind::Egress
         && outer.all(|spec| match spec.kind() {
             SpecKind::Gre => IpProtocol(key.outer.protocol) == IpProtocol::GRE,
@@ -50,12 +50,14 @@ fn may_drop(flow: &Flow) -> bool {
     flow.kind == FlowKind::Normal
         && flow.action == FlowAction::Drop
         && !has_tunnel
-        && flow.specs.inner_from() == flow.specs.len()
+        && flow.specs.inner_from() >= flow.specs.len()
 }
 
 impl Program {
-    /// The XDP program's verdict on a received packet, on a kernel and with trees that have room for all
-    /// flows and counters.
+    /// The XDP program's verdict on a received packet, if the program was installed on a device without
+    /// another one, the device honours the priorities of all flows, and the kernel and the trees have room for
+    /// all flows and counters. Otherwise more packets may be redirected, and those of rules with conditions
+    /// on tunnels may be in another order with those of rules that drop.
     #[must_use]
     pub fn xdp_verdict(&self, key: &DeepKey) -> XdpVerdict {
         // A sniffer gets its copy whatever comes first.
@@ -65,11 +67,7 @@ impl Program {
         };
         let claiming: Vec<&Flow> = self.flows.iter().filter(|flow| claims(flow, key)).collect();
         let Some(first) = claiming.iter().map(|flow| precedence(flow)).min() else { return XdpVerdict::Pass };
-        let first: Vec<&Flow> = claiming.into_iter().filter(|flow| precedence(flow) == first).collect();
-        // The flows of a rule have one counter.
-        match first.iter().all(|flow| may_drop(flow) && flow.rule == first[0].rule) {
-            true => XdpVerdict::Drop,
-            false => XdpVerdict::Redirect,
-        }
+        let mut first = claiming.into_iter().filter(|flow| precedence(flow) == first);
+        if first.all(may_drop) { XdpVerdict::Drop } else { XdpVerdict::Redirect }
     }
 }

@@ -5,7 +5,7 @@
 //! withdrawn before it leaves it: a frame that the wire takes finds its flow, but for those on their way when
 //! the flow is destroyed. Flows of sent frames claim nothing.
 //!
-//! The wire itself drops and counts frames of flows that drop, where no flow before could want them
+//! The wire itself drops and counts frames of flows that drop, unless a flow before claims them
 //! ([`xdp::ClaimAction`]). A counter of the device is then the sum of what the engine counts and of a counter
 //! for each such port.
 //!

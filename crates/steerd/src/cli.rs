@@ -397,9 +397,9 @@ pub(crate) struct ExplainArgs {
     /// With --pcap: a line for every packet.
     #[arg(long, requires = "pcap")]
     pub(crate) each: bool,
-    /// Also what the XDP program does with received packets where the policy is enforced on a network
-    /// interface (`run --interface`, the wire af_xdp): pass, drop, or redirect to the workers.
-    #[arg(long)]
+    /// The verdict of the XDP program on received packets, too, where the policy is enforced on a network
+    /// interface (`run --interface`, the wire af_xdp): pass, drop, or redirect to the engine.
+    #[arg(long, conflicts_with = "direction")]
     pub(crate) xdp: bool,
     /// The direction: received by the port, or sent by the host. Only egress rules and sniffers apply to sent
     /// packets.

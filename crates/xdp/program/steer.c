@@ -84,10 +84,9 @@ struct rule {
 };
 
 // An effect: the precedence in the upper half, and the slot of what is dropped; slot 0: it is redirected. The lowest precedence
-// decides. Where several effects have that one, the packet is redirected.
+// decides, and of one precedence the effect that redirects.
 #define PRECEDENCE(effect) ((effect) >> 32)
 #define SLOT(effect) ((effect) & 0xffffffff)
-#define WITHOUT_SLOT(effect) ((effect) & ~0xffffffffULL)
 #define NO_EFFECT (~0ULL)
 
 // The packets that one processor has dropped for one purpose. Slot 0 of a processor counts none: its first word is odd
@@ -125,8 +124,10 @@ struct mark {
 
 struct roots {
 	u32 entries[ROOTS];
-	// Counts the claims that are removed, each before it is.
-	u32 removals;
+	// No rule of the tree has a lower precedence.
+	u32 first[ROOTS];
+	// Counts the changes, each before it is made.
+	u32 changes;
 };
 
 struct bpf_map_def SECTION("maps") ROOT_MAP = {MAP_ARRAY, 4, sizeof(struct roots), 1, F_MMAPABLE, 0, 0};
@@ -247,17 +248,21 @@ INLINE int meet(struct scratch *scratch, u32 place, u32 drops)
 	u64 effect = *(const volatile u64 *)&rule->effect, best = scratch->best;
 	if (!drops)
 		return PRECEDENCE(effect) <= PRECEDENCE(best);
-	if (PRECEDENCE(effect) == PRECEDENCE(best) && effect != best) {
-		scratch->best = WITHOUT_SLOT(best);
-	} else if (effect < best) {
+	if (effect < best) {
 		scratch->best = effect;
 		scratch->best_rule = place;
 	}
 	return 0;
 }
 
+// Whether no rule of a tree of claims that may drop comes before the best one.
+INLINE int is_decided(struct scratch *scratch, u32 first)
+{
+	return scratch->best != NO_EFFECT && PRECEDENCE(scratch->best) <= first;
+}
+
 // It is a function of its own so that the verifier examines it once and not in every step of every tree.
-__attribute__((noinline)) u32 search_list(u32 place, u32 count, u32 drops)
+__attribute__((noinline)) u32 search_list(u32 place, u32 count, u32 drops, u32 first)
 {
 	u32 zero = 0;
 	struct scratch *scratch = map_lookup(&SCRATCH_MAP, &zero);
@@ -269,13 +274,15 @@ __attribute__((noinline)) u32 search_list(u32 place, u32 count, u32 drops)
 			break;
 		if (meet(scratch, *(const volatile u32 *)&block->entries[entry], drops))
 			return CLAIMED;
+		if (drops && is_decided(scratch, first))
+			break;
 	}
 	return UNCLAIMED;
 }
 
 // Every entry is read once: it is replaced by one store of 32 bits while this runs, and leads to what was written
 // before it.
-INLINE u32 search(struct scratch *scratch, u32 at, u32 drops)
+INLINE u32 search(struct scratch *scratch, u32 at, u32 drops, u32 first)
 {
 	const u64 *image = scratch->image;
 	for (int step = 0; step < MAX_STEPS; step++) {
@@ -293,8 +300,8 @@ INLINE u32 search(struct scratch *scratch, u32 at, u32 drops)
 			at = *(const volatile u32 *)&block->entries[nibble];
 			continue;
 		}
-		u32 found = search_list(place, LIST_COUNT(at), drops);
-		if (found != UNCLAIMED)
+		u32 found = search_list(place, LIST_COUNT(at), drops, first);
+		if (found != UNCLAIMED || (drops && is_decided(scratch, first)))
 			return found;
 		at = LIST_GOES_ON(at) ? *(const volatile u32 *)&block->entries[LIST_ENTRIES] : NOTHING;
 	}
@@ -374,17 +381,21 @@ SECTION("xdp") int steer(struct xdp_md *context)
 	for (int word = 0; word < WORDS; word++)
 		image[word] = 0;
 	scratch->best = NO_EFFECT;
-	u32 removals = *(const volatile u32 *)&roots->removals;
+	u32 changes = *(const volatile u32 *)&roots->changes;
 	read_image(image, frame, end);
 
 	u32 found = UNCLAIMED;
 	for (u32 tree = 0; tree < ROOTS; tree++) {
-		found = search(scratch, *(const volatile u32 *)&roots->entries[tree], tree < DROP_ROOTS);
+		u32 drops = tree < DROP_ROOTS, first = *(const volatile u32 *)&roots->first[tree];
+		// A rule that redirects does so at the precedence of the best one too.
+		if (drops ? is_decided(scratch, first) : first > PRECEDENCE(scratch->best))
+			continue;
+		found = search(scratch, *(const volatile u32 *)&roots->entries[tree], drops, first);
 		if (found != UNCLAIMED)
 			break;
 	}
-	// If a claim was removed meanwhile, one that came in its place may be in a tree that was searched before that.
-	if (found == UNCLAIMED && removals != *(const volatile u32 *)&roots->removals)
+	// If claims have changed meanwhile, one that came in the place of another may be in a tree that was searched before that.
+	if (found == UNCLAIMED && changes != *(const volatile u32 *)&roots->changes)
 		found = BEYOND;
 	if (found == UNCLAIMED && scratch->best == NO_EFFECT) {
 		scratch->passed++;

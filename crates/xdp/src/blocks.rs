@@ -26,8 +26,10 @@ use crate::tree::Claim;
 
 /// Trees, each with a root.
 pub(crate) const ROOTS: usize = 16;
-/// Words of the roots: the last one counts the claims that are removed, each before it is.
-pub(crate) const ROOT_WORDS: usize = ROOTS + 1;
+/// Words of the roots: a reference and the first precedence of each tree, and the number of changes, each of
+/// which is counted before it is made.
+pub(crate) const ROOT_WORDS: usize = 2 * ROOTS + 1;
+const CHANGES: usize = 2 * ROOTS;
 /// References of a block: as many as a nibble has values.
 pub(crate) const BLOCK_ENTRIES: usize = 16;
 /// Rules of a list; the last entry leads on.
@@ -233,9 +235,20 @@ impl TreeMemory {
         self.rules[rule.0 as usize * RULE_WORDS + RULE_EFFECT].store(word, Ordering::SeqCst);
     }
 
-    /// Must be called before a claim is removed.
-    pub(crate) fn note_removal(&self) {
-        self.roots[ROOTS].fetch_add(1, Ordering::SeqCst);
+    /// Says that no rule of a tree has a lower precedence: before one with it can be found there.
+    pub(crate) fn set_first(&self, root: usize, precedence: u32) {
+        self.roots[ROOTS + root].store(precedence, Ordering::SeqCst);
+    }
+
+    /// Must be called before a claim is added or removed, or gets another effect.
+    pub(crate) fn note_change(&self) {
+        self.roots[CHANGES].fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// The effect of a rule.
+    pub(crate) fn effect_of(&self, rule: RulePlace) -> Effect {
+        let word = self.rules[rule.0 as usize * RULE_WORDS + RULE_EFFECT].load(Ordering::Relaxed);
+        Effect { precedence: (word >> 32) as u32, slot: word as u32 }
     }
 
     /// No reference leads to this rule any more.
@@ -345,12 +358,6 @@ impl TreeMemory {
         (0..LEVEL_WORDS).all(|word| {
             image[word] & masks[word].load(Ordering::Relaxed) == values[word].load(Ordering::Relaxed)
         })
-    }
-
-    /// The effect of a rule.
-    pub(crate) fn effect_of(&self, rule: RulePlace) -> Effect {
-        let word = self.rules[rule.0 as usize * RULE_WORDS + RULE_EFFECT].load(Ordering::Relaxed);
-        Effect { precedence: (word >> 32) as u32, slot: word as u32 }
     }
 
     /// Blocks and rules in use: none is lost once everything is removed.

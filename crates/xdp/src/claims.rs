@@ -1,8 +1,8 @@
 //! The claims as their owner sees them: added and removed, any of them several times.
 //!
 //! # Which packets the program drops itself
-//! Claims have a precedence. A packet is dropped and counted by the program if the claims of the lowest
-//! precedence that match it drop for one counter. For that, the rule of a claim has its [`Effect`], and the
+//! Claims have a precedence. A packet is dropped by the program if the claims of the lowest precedence that
+//! match it drop, and counted for one of them, except as in [`crate`]. For that, the rule of a claim has its [`Effect`], and the
 //! program meets all rules that match a packet among the claims that may drop; if one drops, it then looks
 //! for a claim among the others that comes first, or as soon. Packets of all other claims are redirected,
 //! whatever their precedence: whoever receives them decides.

@@ -6,16 +6,17 @@
 //! redirected to the AF_XDP socket of its queue, all others are passed to the host. [`ClaimTable`] adds and
 //! removes claims while the program runs, without a system call for most of them. Packets of
 //! claims that are to be dropped are dropped and counted there ([`DropCounter`]), unless a claim that comes
-//! first wants them.
+//! first matches them.
 //!
 //! # What is promised
 //! - A packet that arrives after [`ClaimTable::add`] returned is not passed if the claim matches it, until
 //!   the claim is removed.
 //! - A packet that arrives after [`ClaimTable::remove`] returned is neither redirected nor dropped for that
 //!   claim.
-//!   Of packets that no claim matches, some are redirected while claims are removed.
-//! - A packet is dropped if the claims that come first of those that match it drop for one counter, and only
-//!   then; each is counted once.
+//! - A packet is dropped only if all claims that come first of those that match it drop; it is counted for one
+//!   of them. Redirected instead are packets longer than [`ProgramOptions::drop_bytes_max`], and all
+//!   while drops are not allowed ([`AllDrops::allow`]).
+//! - While claims change, packets are redirected that would be passed or dropped.
 //! - Where the trees have no room for a claim, more packets are redirected than are claimed
 //!   ([`ClaimReport::widened`]), never fewer.
 //!

@@ -15,16 +15,19 @@
 //! earlier follows the old reference, and the packet arrived before `add` returned. That memory is not
 //! written while such programs run is the argument of [`crate::blocks`].
 //!
-//! One claim may take the place of another: it is added, and then the other is removed. A program could search
-//! its tree before that, and that of the other one afterwards. So removals are counted, each before it is
-//! made, and a program redirects a packet that it finds no claim of if one was made meanwhile. (It reads the
-//! count after the trees, on processors that keep the order of loads.)
+//! # Why no decision is of two states
+//! The trees are searched one after the other, and one claim may take the place of another: it is added, and
+//! then the other is removed. A program could search its tree before that, and that of the other one
+//! afterwards. So changes are counted, each before it is made, and a program that would pass or drop a packet
+//! redirects it if there was one meanwhile: whoever receives it decides. Of a single change a program sees
+//! all or nothing, as it follows one path in each tree. It reads the count before the trees and again
+//! afterwards, on processors that keep the order of loads (not ARM).
 //!
 //! # Why there is a second builder beside that of `flow-table`
 //! The trees of `flow-table` answer which claim comes first, by leaves that AVX-512 compares at once, over
 //! the bytes that a family of rules looks at. They are changed in place in one of two copies, which readers
-//! have left. The program only needs membership, cannot use vectors, reads single words, and cannot be made
-//! to leave: it needs nodes that are never changed where they can be read. What both could share is the
+//! have left. The program needs all claims that may drop, of the others whether one comes first; it cannot use
+//! vectors, reads single words, and cannot be made to leave: it needs nodes that are never changed where they can be read. What both could share is the
 //! choice of the bits that divide best, which is some thirty lines here.
 
 use std::collections::{HashMap, HashSet};
@@ -130,13 +133,22 @@ fn class_of(claim: &Claim) -> usize {
 }
 
 /// The state of one tree.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 struct TreeState {
     len: usize,
+    /// No claim has a lower precedence.
+    first: u32,
     /// The claims that it was built of.
     built: usize,
     /// Changes since then.
     changes: usize,
+}
+
+impl TreeState {
+    /// A tree of so many claims, just built.
+    fn built(len: usize, first: u32) -> Self {
+        Self { len, first, built: len, changes: 0 }
+    }
 }
 
 /// The trees, and the claims in them.
@@ -160,8 +172,15 @@ impl Trees {
             memory,
             claims: HashMap::new(),
             dropping: HashSet::new(),
-            states: [TreeState::default(); ROOTS],
+            states: [TreeState::built(0, u32::MAX); ROOTS],
         }
+    }
+
+    /// Lets the program find a precedence in a tree.
+    fn expect(&mut self, class: usize, precedence: u32) {
+        let first = &mut self.states[class].first;
+        *first = precedence.min(*first);
+        self.memory.set_first(class, *first);
     }
 
     /// The tree of a claim. The program looks into those of claims that may drop first.
@@ -178,6 +197,8 @@ impl Trees {
             self.dropping.insert(rule);
         }
         let class = self.tree_of(rule, claim);
+        self.memory.note_change();
+        self.expect(class, effect.precedence);
         self.states[class].len += 1;
         if !self.follow_changes(class) {
             self.add_at(ReferencePlace::Root(class), rule, 0);
@@ -189,13 +210,17 @@ impl Trees {
     /// Gives the rule of a claim another effect, which has a slot only if it may drop. Programs that started
     /// earlier may still do as before.
     pub(crate) fn set_effect(&mut self, rule: RulePlace, effect: Effect) {
+        let Some(claim) = self.claims.get(&rule) else { return };
+        let class = self.tree_of(rule, claim);
+        self.memory.note_change();
+        self.expect(class, effect.precedence);
         self.memory.set_effect(rule, effect);
     }
 
     /// Removes a claim: no packet that arrives when this has returned is redirected for it.
     pub(crate) fn remove(&mut self, rule: RulePlace) {
         let Some(claim) = self.claims.remove(&rule) else { return };
-        self.memory.note_removal();
+        self.memory.note_change();
         let class = self.tree_of(rule, &claim);
         self.dropping.remove(&rule);
         self.states[class].len -= 1;
@@ -246,7 +271,9 @@ impl Trees {
         }
         let tree = self.build(&rules, 0);
         self.replace(root, tree);
-        self.states[class] = TreeState { len: rules.len(), built: rules.len(), changes: 0 };
+        let precedences = rules.iter().map(|rule| self.memory.effect_of(*rule).precedence);
+        self.states[class] = TreeState::built(rules.len(), precedences.min().unwrap_or(u32::MAX));
+        self.memory.set_first(class, self.states[class].first);
     }
 
     /// Publishes a reference, and retires all blocks that the old one leads to. The new one leads to none of

@@ -1,5 +1,6 @@
 //! Examines a plan before it is carried out, by the rules of [`plan()`](super::plan()) alone: it shares no
-//! code with what makes plans, but for the digests of flows ([`FlowDigest`]), the grouping of flows
+//! code with what makes plans, but for the digests of flows ([`FlowDigest`], which flows without a class do
+//! not have), the grouping of flows
 //! ([`Runs`]) and the room in small tables ([`TableFill`]). So it does not find a fault of the digests: their
 //! own test does.
 

@@ -1,6 +1,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use packet::build::FrameBuilder;
+use packet::cube::{HAS_IPV4, SRC_PORT};
 use packet::read_image;
 use proptest::prelude::*;
 use test_support::not_run;
@@ -210,7 +211,7 @@ fn no_frame_of_the_captures_that_a_claim_matches_is_passed() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 16, ..ProptestConfig::default() })]
 
-    /// The program drops what the first claims that match drop for one counter, and nothing else.
+    /// The program drops what all first claims that match drop, counts it for one of them, and drops nothing else.
     #[test]
     fn frames_are_dropped_and_counted_for_their_claims(
         rules in prop::collection::vec(
@@ -229,37 +230,40 @@ proptest! {
                 claims.push((claim, *precedence, action));
             }
         }
-        let is_to_drop = |(.., action): &&(Claim, u32, ClaimAction)| *action != ClaimAction::Redirect;
-        prop_assert_eq!(table.report().dropping, claims.iter().filter(is_to_drop).count());
-        let mut expected = [Dropped::default(); 2];
+        let drops = |(.., action): &&(Claim, u32, ClaimAction)| *action != ClaimAction::Redirect;
+        prop_assert_eq!(table.report().dropping, claims.iter().filter(drops).count());
         for frame in &frames {
             let image = image(frame);
             let (before, beyond) = (all.read(), program.counters().unwrap().beyond_bounds);
+            let before_each = counters.each_ref().map(DropCounter::read);
             program.try_frame(frame, 1).unwrap();
             let now = all.read();
             let matching: Vec<&(Claim, u32, ClaimAction)> =
                 claims.iter().filter(|(claim, ..)| claim.matches(&image)).collect();
             let first = matching.iter().map(|(_, precedence, _)| *precedence).min();
-            let counter = counters.iter().position(|counter| {
-                let drops = ClaimAction::Drop(counter.clone());
-                let mut first = matching.iter().filter(|(_, precedence, _)| Some(*precedence) == first);
-                !matching.is_empty() && first.all(|(.., action)| *action == drops)
-            });
+            let first: Vec<&ClaimAction> = matching
+                .iter()
+                .filter(|(_, precedence, _)| Some(*precedence) == first)
+                .map(|(.., action)| action)
+                .collect();
+            let is_to_drop = !first.is_empty() && !first.contains(&&ClaimAction::Redirect);
+            let grown = |(counter, before): (&DropCounter, &Dropped)| {
+                let now = counter.read();
+                (now != *before).then(|| (counter.clone(), now.packets - before.packets, now.bytes - before.bytes))
+            };
+            let grown: Vec<_> = counters.iter().zip(&before_each).filter_map(grown).collect();
             if now == before {
                 let is_beyond = program.counters().unwrap().beyond_bounds > beyond;
-                prop_assert!(counter.is_none() || is_beyond, "not dropped");
+                prop_assert!(!is_to_drop || is_beyond, "not dropped");
+                prop_assert!(grown.is_empty());
             } else {
-                let expected = &mut expected[counter.expect("all claims agree")];
-                *expected = Dropped {
-                    packets: expected.packets + 1,
-                    bytes: expected.bytes + frame.len() as u64,
-                };
-                let packets = now.packets - before.packets;
-                let bytes = now.bytes - before.bytes;
-                prop_assert_eq!((packets, bytes), (1, frame.len() as u64));
+                prop_assert!(is_to_drop, "dropped");
+                let [(counter, packets, bytes)] = &*grown else { panic!("one counter for each packet") };
+                prop_assert_eq!((*packets, *bytes), (1, frame.len() as u64));
+                prop_assert_eq!(now.packets - before.packets, 1);
+                prop_assert!(first.contains(&&ClaimAction::Drop(counter.clone())));
             }
         }
-        prop_assert_eq!(counters.map(|counter| counter.read()), expected);
     }
 }
 
@@ -329,7 +333,7 @@ fn no_dropped_frame_is_missed_when_its_claim_goes() {
             if round % 2 == 0 {
                 table.add(&everything, 0, ClaimAction::Redirect).unwrap();
                 let under_way = batches.load(Ordering::Acquire);
-                while batches.load(Ordering::Acquire) == under_way {
+                while batches.load(Ordering::Acquire) == under_way && !reader.is_finished() {
                     std::hint::spin_loop();
                 }
             } else {
@@ -401,45 +405,80 @@ fn claims_that_stay_are_never_missed_while_others_change() {
     println!("{runs} runs beside 40,000 changes: {counters:?}");
     assert_eq!(counters.unserved, runs / 3 * 2 + counters.beyond_bounds);
     assert_eq!(counters.passed + counters.beyond_bounds, runs / 3);
+    assert!(counters.passed > 0, "all are redirected");
     let before = counters;
     (0..1000).for_each(|_| _ = program.try_frame(&unclaimed, 1).unwrap());
     assert_eq!(program.counters().unwrap().passed, before.passed + 1000);
 }
 
-/// A claim is in force all the time, at first one that redirects, then one that drops in its place, and so on:
-/// they are in different trees.
+/// Runs the program over a frame again and again while one of two claims is in force all the time, each in
+/// turn. Returns how often it ran.
+fn taking_turns(
+    program: &SteeringProgram,
+    table: &mut ClaimTable,
+    frame: &[u8],
+    claims: [(Claim, ClaimAction); 2],
+) -> u64 {
+    // Each call begins and ends with a grace period of the kernel, of which there are some in the changes too.
+    const BATCH: u32 = 1 << 16;
+    let done = AtomicBool::new(false);
+    let [one, other] = &claims;
+    table.add(&one.0, 0, one.1.clone()).unwrap();
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            let mut runs = 0u64;
+            while !done.load(Ordering::Acquire) {
+                program.try_frame(frame, BATCH).unwrap();
+                runs += u64::from(BATCH);
+            }
+            runs
+        });
+        for _ in 0..100_000 {
+            for (comes, goes) in [(other, one), (one, other)] {
+                table.add(&comes.0, 0, comes.1.clone()).unwrap();
+                assert!(table.remove(&goes.0, 0, &goes.1));
+            }
+        }
+        done.store(true, Ordering::Release);
+        reader.join().unwrap()
+    })
+}
+
+/// One that redirects and one that drops are in different trees.
 #[test]
 fn a_claim_that_takes_the_place_of_another_is_never_missed() {
     let Some((program, mut table)) = loaded_from(OBJECT, 1024) else { return };
     let frame = frames().swap_remove(0);
     let exact = Claim::new(image(&frame), [u64::MAX; LEVEL_WORDS]);
     let drops = ClaimAction::Drop(table.drop_counter().unwrap());
-    // Each call begins and ends with a grace period of the kernel, of which there are some in the changes too.
-    const BATCH: u32 = 1 << 16;
-    let done = AtomicBool::new(false);
-    table.add(&exact, 0, ClaimAction::Redirect).unwrap();
-    let runs = std::thread::scope(|scope| {
-        let reader = scope.spawn(|| {
-            let mut runs = 0u64;
-            while !done.load(Ordering::Acquire) {
-                program.try_frame(&frame, BATCH).unwrap();
-                runs += u64::from(BATCH);
-            }
-            runs
-        });
-        for _ in 0..100_000 {
-            for (comes, goes) in [(&drops, &ClaimAction::Redirect), (&ClaimAction::Redirect, &drops)] {
-                table.add(&exact, 0, comes.clone()).unwrap();
-                assert!(table.remove(&exact, 0, goes));
-            }
-        }
-        done.store(true, Ordering::Release);
-        reader.join().unwrap()
-    });
+    let claims = [(exact, ClaimAction::Redirect), (exact, drops)];
+    let runs = taking_turns(&program, &mut table, &frame, claims);
     let (counters, dropped) = (program.counters().unwrap(), table.all_drops().read().packets);
     println!("{runs} runs beside 200,000 changes: {counters:?}, {dropped} dropped");
     assert_eq!((counters.passed, counters.unserved + dropped), (0, runs));
     assert!(dropped > 0 && counters.unserved > 0);
+}
+
+/// Claims of different trees redirect in turn, before one of all packets that drops.
+#[test]
+fn nothing_is_dropped_while_claims_that_come_first_take_turns() {
+    let Some((program, mut table)) = loaded_from(OBJECT, 1024) else { return };
+    let frame = frames().swap_remove(0);
+    let everything = Claim::new([0; LEVEL_WORDS], [0; LEVEL_WORDS]);
+    let drops = ClaimAction::Drop(table.drop_counter().unwrap());
+    let exact = Claim::new(image(&frame), [u64::MAX; LEVEL_WORDS]);
+    let mut addresses_alone = [u64::MAX; LEVEL_WORDS];
+    addresses_alone[SRC_PORT.word()] = 1 << HAS_IPV4.shift();
+    let similar = Claim::new(image(&frame), addresses_alone);
+    table.add(&everything, 1, drops).unwrap();
+    let claims = [(exact, ClaimAction::Redirect), (similar, ClaimAction::Redirect)];
+    let runs = taking_turns(&program, &mut table, &frame, claims);
+    let dropped = table.all_drops().read().packets;
+    println!("{runs} runs beside 200,000 changes: {:?}, {dropped} dropped", program.counters().unwrap());
+    assert_eq!(dropped, 0);
+    table.remove(&exact, 0, &ClaimAction::Redirect);
+    program.try_frame(&frame, 1).unwrap();
+    assert_eq!(table.all_drops().read().packets, 1, "nothing comes first any more");
 }
 
 #[test]

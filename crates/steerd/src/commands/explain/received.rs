@@ -177,7 +177,8 @@ impl ReceivedPacket {
             line("passes", policed.text());
         }
         if let Some(xdp) = self.xdp {
-            line("xdp", format!("{xdp}: {}", self.xdp_text(xdp)));
+            let copies = if self.copies.is_empty() { "" } else { ", after the copies" };
+            line("xdp", format!("{xdp}: {}{copies}", self.xdp_text(xdp)));
         }
         if self.lost_exception {
             let value = "does not receive it: a worker does and cannot give it back (lost exception)";

@@ -105,9 +105,7 @@ impl Summary {
     }
 
     pub(super) fn add_xdp(&mut self, verdict: XdpVerdict, bytes: u64) {
-        if self.no_rule.is_none() {
-            self.xdp.entry(verdict).or_default().add(bytes);
-        }
+        self.xdp.entry(verdict).or_default().add(bytes);
     }
 
     fn add_received(&mut self, program: &Program, key: &DeepKey, bytes: u64) {
