@@ -30,8 +30,8 @@ class Network:
 
     def make(self):
         for namespace in (self.host, self.peer):
-            self.made.append(namespace)
             ip("netns", "add", namespace)
+            self.made.append(namespace)
             ip("-n", namespace, "link", "set", "lo", "up")
         ip("-n", self.host, "link", "add", "eth0", "type", "veth", "peer", "name", "eth0", "netns", self.peer)
         for namespace, address in ((self.host, HOST), (self.peer, PEER)):
@@ -39,12 +39,14 @@ class Network:
             ip("-n", namespace, "link", "set", "eth0", "up")
 
     def __exit__(self, *_):
-        for process in self.processes:
-            if process.poll() is None:
-                process.kill()
-            process.wait()
-        for namespace in self.made:
-            subprocess.run(["ip", "netns", "delete", namespace], check=False, stderr=subprocess.DEVNULL)
+        try:
+            for process in self.processes:
+                if process.poll() is None:
+                    process.kill()
+                process.wait()
+        finally:
+            for namespace in self.made:
+                subprocess.run(["ip", "netns", "delete", namespace], check=False, stderr=subprocess.DEVNULL)
 
     def start(self, namespace, *command, **options):
         process = subprocess.Popen(["ip", "netns", "exec", namespace, *map(str, command)], text=True, **options)
@@ -54,11 +56,12 @@ class Network:
     def run(self, namespace, *command):
         process = self.start(namespace, *command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         text, _ = process.communicate()
+        self.processes.remove(process)
         return process.returncode, text
 
 
 def until(is_so, process=None):
-    """Whether it becomes so in time, and before a process ends."""
+    """Returns whether a condition becomes true in time, and before a process ends."""
     end = time.monotonic() + PATIENCE_SECONDS
     while not is_so():
         if time.monotonic() > end or (process and process.poll() is not None):

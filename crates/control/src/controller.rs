@@ -11,7 +11,6 @@ use std::sync::Arc;
 use program::{
     ChangeStage, ClassId, Flow, FlowAction, FlowKind, FlowSpec, Program, QueueId, RuleId, SpecChain, WorkerId,
 };
-use thin_vec::ThinVec;
 use verbs::{EthernetMatch, HashConfig, HashFields, WorkQueue};
 
 use crate::counters::{Counted, DropTotals, RuleCounters};
@@ -723,8 +722,8 @@ struct Placed<I: Installer> {
     /// The device's priorities of the flows.
     levels: Vec<u16>,
     limits: Arc<Limits>,
-    /// By flow, where it is on the device: a port for each. A change moves them all, so they are small.
-    flows: Vec<ThinVec<PlacedFlow<I::Flow>>>,
+    /// By flow, where it is on the device: a port for each.
+    flows: Vec<Vec<PlacedFlow<I::Flow>>>,
     /// By queue pair.
     queues: Vec<Option<PlacedQueue<I>>>,
     /// The tables that were created for it.
@@ -763,7 +762,7 @@ impl<I: Installer> Placed<I> {
         Self {
             levels: plan.levels().to_vec(),
             limits,
-            flows: program.flows.iter().map(|_| ThinVec::new()).collect(),
+            flows: program.flows.iter().map(|_| Vec::new()).collect(),
             queues: vec![None; program.queues.len()],
             tables: Vec::new(),
             program,
@@ -797,7 +796,7 @@ impl<I: Installer> Placed<I> {
     }
 
     /// Takes over the flows of the old program that stay.
-    fn adopt(&mut self, old: &mut [ThinVec<PlacedFlow<I::Flow>>], plan: &Plan) {
+    fn adopt(&mut self, old: &mut [Vec<PlacedFlow<I::Flow>>], plan: &Plan) {
         for (flows, kept) in self.flows.iter_mut().zip(plan.kept()) {
             if let Some(kept) = kept {
                 *flows = std::mem::take(&mut old[*kept]);
@@ -812,7 +811,7 @@ impl<I: Installer> Placed<I> {
 
     /// How many flows are on the device, on all ports together.
     fn count(&self) -> usize {
-        self.flows.iter().map(ThinVec::len).sum()
+        self.flows.iter().map(Vec::len).sum()
     }
 }
 

@@ -300,7 +300,7 @@ pub(crate) struct PortClaims {
     pub(crate) count: u64,
     /// Places of the claims' trees where more packets are taken than are claimed.
     pub(crate) widened_places: u64,
-    /// Claims whose packets the XDP program drops itself.
+    /// Claims whose packets the XDP program drops itself, unless an earlier one matches.
     pub(crate) dropping: u64,
 }
 

@@ -70,20 +70,22 @@ pub fn not_run(what: &str, why: &str) {
 /// If the test fails there.
 #[must_use]
 pub fn is_alone(test: &str) -> bool {
-    is_in_process(test, |binary| std::process::Command::new(binary))
+    is_own_process(test, |binary| Some(std::process::Command::new(binary)))
 }
 
-/// Whether this process runs only that test. If not, one that `command` makes of the test's binary has.
-fn is_in_process(test: &str, command: impl FnOnce(&Path) -> std::process::Command) -> bool {
+/// Whether this process runs only that test. If not, a process has run it when this returns: the command that
+/// runs the test's binary in it, if there is one.
+fn is_own_process(test: &str, command: impl FnOnce(&Path) -> Option<std::process::Command>) -> bool {
     const VARIABLE: &str = "STEERD_TEST_ALONE";
     if std::env::var_os(VARIABLE).is_some() {
         return true;
     }
     let binary = std::env::current_exe().expect("the test's own binary");
-    let run = command(&binary).args(["--exact", test, "--nocapture"]).env(VARIABLE, "1").output();
+    let Some(mut command) = command(&binary) else { return false };
+    let run = command.args(["--exact", test, "--nocapture"]).env(VARIABLE, "1").output();
     let output = run.expect("the binary runs");
     let _ = std::io::stderr().write_all(&output.stderr);
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{test} has failed in a process of its own");
     assert!(String::from_utf8_lossy(&output.stdout).contains("1 passed"), "there is no test {test}");
     false
 }

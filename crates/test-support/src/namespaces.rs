@@ -36,14 +36,14 @@ pub fn obstacle(needs: &str) -> Option<String> {
 #[track_caller]
 #[must_use]
 pub fn is_isolated(test: &str, needs: &str) -> bool {
-    if let Some(obstacle) = obstacle(needs) {
-        not_run(test, &obstacle);
-        return false;
-    }
-    crate::is_in_process(test, |binary| {
+    crate::is_own_process(test, |binary| {
+        if let Some(obstacle) = obstacle(needs) {
+            not_run(test, &obstacle);
+            return None;
+        }
         let mut command = isolated();
         command.arg(binary);
-        command
+        Some(command)
     })
 }
 

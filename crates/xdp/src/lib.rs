@@ -13,10 +13,10 @@
 //!   the claim is removed.
 //! - A packet that arrives after [`ClaimTable::remove`] returned is neither redirected nor dropped for that
 //!   claim.
-//! - A packet is dropped only if all claims that come first of those that match it drop; it is counted for one
-//!   of them. Redirected instead are packets longer than [`ProgramOptions::drop_bytes_max`], and all
+//! - A packet is dropped only if all claims that come first of those that match it drop; it is counted for
+//!   one of them. Redirected instead are packets longer than [`ProgramOptions::drop_bytes_max`], and all
 //!   while drops are not allowed ([`AllDrops::allow`]).
-//! - While claims change, packets are redirected that would be passed or dropped.
+//! - A packet that would be passed or dropped may be redirected if claims change all the time meanwhile.
 //! - Where the trees have no room for a claim, more packets are redirected than are claimed
 //!   ([`ClaimReport::widened`]), never fewer.
 //!

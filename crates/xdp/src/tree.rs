@@ -19,16 +19,18 @@
 //! The trees are searched one after the other, and one claim may take the place of another: it is added, and
 //! then the other is removed. A program could search its tree before that, and that of the other one
 //! afterwards. So changes are counted, each before it is made, and a program that would pass or drop a packet
-//! redirects it if there was one meanwhile: whoever receives it decides. Of a single change a program sees
+//! searches again if there was one meanwhile. After some searches it redirects the packet: whoever receives it
+//! decides. Of a single change a program sees
 //! all or nothing, as it follows one path in each tree. It reads the count before the trees and again
 //! afterwards, on processors that keep the order of loads (not ARM).
 //!
 //! # Why there is a second builder beside that of `flow-table`
 //! The trees of `flow-table` answer which claim comes first, by leaves that AVX-512 compares at once, over
 //! the bytes that a family of rules looks at. They are changed in place in one of two copies, which readers
-//! have left. The program needs all claims that may drop, of the others whether one comes first; it cannot use
-//! vectors, reads single words, and cannot be made to leave: it needs nodes that are never changed where they can be read. What both could share is the
-//! choice of the bits that divide best, which is some thirty lines here.
+//! have left. The program needs the first of the claims that may drop, and whether one of the others comes
+//! before it; it cannot use vectors, reads single words, and cannot be made to leave: it needs nodes that are
+//! never changed where they can be read. What both could share is the choice of the bits that divide best,
+//! which is some thirty lines here.
 
 use std::collections::{HashMap, HashSet};
 
@@ -188,8 +190,8 @@ impl Trees {
         class_of(claim) + if self.dropping.contains(&rule) { 0 } else { CLASSES }
     }
 
-    /// Adds a claim: packets that it matches are not passed any more when this returns. With a slot it goes to
-    /// the trees of claims that may drop, and stays there.
+    /// Adds a claim: packets that it matches are not passed any more when this returns. With a slot it goes
+    /// to the trees of claims that may drop, and stays there.
     pub(crate) fn add(&mut self, claim: &Claim, effect: Effect) -> Result<RulePlace, NoRule> {
         let rule = self.memory.new_rule(claim, effect).ok_or(NoRule)?;
         self.claims.insert(rule, *claim);

@@ -211,7 +211,8 @@ fn no_frame_of_the_captures_that_a_claim_matches_is_passed() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 16, ..ProptestConfig::default() })]
 
-    /// The program drops what all first claims that match drop, counts it for one of them, and drops nothing else.
+    /// The program drops what all first claims that match drop, counts it for one of them, and drops nothing
+    /// else.
     #[test]
     fn frames_are_dropped_and_counted_for_their_claims(
         rules in prop::collection::vec(
@@ -357,8 +358,8 @@ fn no_dropped_frame_is_missed_when_its_claim_goes() {
 }
 
 /// Claims come and go by thousands while the program runs; two that stay are never missed, and what is never
-/// claimed is redirected only while claims are removed. There is room for the rules of two rounds, so that their memory is used again
-/// after grace periods of the kernel.
+/// claimed is redirected only while claims change. There is room for the rules of two rounds, so that their
+/// memory is used again after grace periods of the kernel.
 #[test]
 fn claims_that_stay_are_never_missed_while_others_change() {
     let Some((program, mut table)) = loaded_from(OBJECT, 1024) else { return };
@@ -417,12 +418,12 @@ fn taking_turns(
     program: &SteeringProgram,
     table: &mut ClaimTable,
     frame: &[u8],
-    claims: [(Claim, ClaimAction); 2],
+    claims: &[(Claim, ClaimAction); 2],
 ) -> u64 {
-    // Each call begins and ends with a grace period of the kernel, of which there are some in the changes too.
+    // Each call begins and ends with a grace period of the kernel, of which there are some in the changes.
     const BATCH: u32 = 1 << 16;
     let done = AtomicBool::new(false);
-    let [one, other] = &claims;
+    let [one, other] = claims;
     table.add(&one.0, 0, one.1.clone()).unwrap();
     std::thread::scope(|scope| {
         let reader = scope.spawn(|| {
@@ -452,7 +453,7 @@ fn a_claim_that_takes_the_place_of_another_is_never_missed() {
     let exact = Claim::new(image(&frame), [u64::MAX; LEVEL_WORDS]);
     let drops = ClaimAction::Drop(table.drop_counter().unwrap());
     let claims = [(exact, ClaimAction::Redirect), (exact, drops)];
-    let runs = taking_turns(&program, &mut table, &frame, claims);
+    let runs = taking_turns(&program, &mut table, &frame, &claims);
     let (counters, dropped) = (program.counters().unwrap(), table.all_drops().read().packets);
     println!("{runs} runs beside 200,000 changes: {counters:?}, {dropped} dropped");
     assert_eq!((counters.passed, counters.unserved + dropped), (0, runs));
@@ -472,7 +473,7 @@ fn nothing_is_dropped_while_claims_that_come_first_take_turns() {
     let similar = Claim::new(image(&frame), addresses_alone);
     table.add(&everything, 1, drops).unwrap();
     let claims = [(exact, ClaimAction::Redirect), (similar, ClaimAction::Redirect)];
-    let runs = taking_turns(&program, &mut table, &frame, claims);
+    let runs = taking_turns(&program, &mut table, &frame, &claims);
     let dropped = table.all_drops().read().packets;
     println!("{runs} runs beside 200,000 changes: {:?}, {dropped} dropped", program.counters().unwrap());
     assert_eq!(dropped, 0);

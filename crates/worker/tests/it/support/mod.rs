@@ -173,6 +173,7 @@ pub struct Rig {
     pub workers: Rc<RefCell<Vec<Worker>>>,
     pub device: Device,
     pub nic: Rc<SoftNic>,
+    ports: u8,
     pub feeds: Vec<Feed>,
     /// The frames that each port has sent.
     pub sent: Vec<Feed>,
@@ -274,7 +275,7 @@ impl Rig {
             Controller::over(installer, device.limits(), port_numbers, count).expect("a controller");
         let workers = Rc::new(RefCell::new(workers));
         let (feeds, sent) = Default::default();
-        Self { controller, workers, device, nic, feeds, sent, witness, frames_per_call }
+        Self { controller, workers, device, nic, ports: ports as u8, feeds, sent, witness, frames_per_call }
     }
 
     /// Compiles for this rig's device and installs.
@@ -339,8 +340,7 @@ impl Rig {
 
     /// Invariant 1: every frame that any port received is in exactly one place.
     pub fn balance(&mut self) {
-        let ports: Vec<PortStats> =
-            (1..=self.feeds.len() as u8).map(|port| self.nic.port_stats(port)).collect();
+        let ports: Vec<PortStats> = (1..=self.ports).map(|port| self.nic.port_stats(port)).collect();
         let snapshots = self.snapshots();
         let received: u64 = snapshots.iter().map(|snapshot| snapshot.received.packets).sum();
         let delivered: u64 = ports.iter().map(|port| port.delivered).sum();
