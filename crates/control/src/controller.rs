@@ -141,8 +141,8 @@ impl<I: Installer> Controller<I> {
         })
     }
 
-    /// Replaces what is installed by `program`, make before break; see [`plan()`](crate::plan()) for the order and why
-    /// no packet meets half a policy.
+    /// Replaces what is installed by `program`, make before break; see [`plan()`](crate::plan()) for the
+    /// order and why no packet meets half a policy.
     ///
     /// # Errors
     /// What was refused, for which rule, and what to do. The program before is still installed; only

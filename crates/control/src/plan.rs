@@ -26,7 +26,8 @@
 //! A new flow has a class of the new program, with a number that fits into a tag: [`DigestedProgram`] has no
 //! others.
 //!
-//! `Plan::check` examines every plan by the other rules; the controller carries out no other ([`CheckedPlan`]).
+//! `Plan::check` examines every plan by the other rules; the controller carries out no other
+//! ([`CheckedPlan`]).
 
 mod check;
 mod levels;

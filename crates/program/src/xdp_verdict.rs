@@ -55,9 +55,9 @@ fn may_drop(flow: &Flow) -> bool {
 
 impl Program {
     /// The XDP program's verdict on a received packet, if the program was installed on a device without
-    /// another one, the device honours the priorities of all flows, and the kernel and the trees have room for
-    /// all flows and counters. Otherwise more packets may be redirected, and those of rules with conditions
-    /// on tunnels may be in another order with those of rules that drop.
+    /// another one, the device honours the priorities of all flows, and the kernel and the trees have room
+    /// for all flows and counters. Otherwise more packets may be redirected, and those of rules with
+    /// conditions on tunnels may be in another order with those of rules that drop.
     #[must_use]
     pub fn xdp_verdict(&self, key: &DeepKey) -> XdpVerdict {
         // A sniffer gets its copy whatever comes first.

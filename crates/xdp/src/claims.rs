@@ -2,10 +2,10 @@
 //!
 //! # Which packets the program drops itself
 //! Claims have a precedence. A packet is dropped by the program if the claims of the lowest precedence that
-//! match it drop, and counted for one of them, except as in [`crate`]. For that, the rule of a claim has its [`Effect`], and the
-//! program meets all rules that match a packet among the claims that may drop; if one drops, it then looks
-//! for a claim among the others that comes first, or as soon. Packets of all other claims are redirected,
-//! whatever their precedence: whoever receives them decides.
+//! match it drop, and counted for one of them, except as in [`crate`]. For that, the rule of a claim has its
+//! [`Effect`], and the program meets all rules that match a packet among the claims that may drop; if one
+//! drops, it then looks for a claim among the others that comes first, or as soon. Packets of all other
+//! claims are redirected, whatever their precedence: whoever receives them decides.
 //!
 //! A claim that was added several times has one rule for those that drop and one for the others. Each has the
 //! effect of the lowest precedence among them, and stays in its tree.

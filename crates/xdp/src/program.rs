@@ -39,8 +39,9 @@ pub const MAX_CLAIMS: u32 = MAX_PLACES / BLOCKS_PER_CLAIM;
 /// The sizes of a program's tables, and what it does where it cannot redirect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProgramOptions {
-    /// The most different claims, those that drop and others, up to [`MAX_CLAIMS`]; 392 bytes of kernel memory
-    /// each, with the blocks of the trees. Beside them, 64 KiB for each processor that there may be count what is dropped.
+    /// The most different claims, those that drop and others, up to [`MAX_CLAIMS`]; 392 bytes of kernel
+    /// memory each, with the blocks of the trees. Beside them, 64 KiB for each processor that there may be
+    /// count what is dropped.
     pub claims: u32,
     /// The queues of the interface.
     pub queues: u32,

@@ -19,10 +19,10 @@
 //! The trees are searched one after the other, and one claim may take the place of another: it is added, and
 //! then the other is removed. A program could search its tree before that, and that of the other one
 //! afterwards. So changes are counted, each before it is made, and a program that would pass or drop a packet
-//! searches again if there was one meanwhile. After some searches it redirects the packet: whoever receives it
-//! decides. Of a single change a program sees
-//! all or nothing, as it follows one path in each tree. It reads the count before the trees and again
-//! afterwards, on processors that keep the order of loads (not ARM).
+//! searches again if there was one meanwhile. After some searches it redirects the packet: whoever receives
+//! it decides. Of a single change a program sees all or nothing, as it follows one path in each tree. It
+//! reads the count before the trees and again afterwards, on processors that keep the order of loads (not
+//! ARM).
 //!
 //! # Why there is a second builder beside that of `flow-table`
 //! The trees of `flow-table` answer which claim comes first, by leaves that AVX-512 compares at once, over
