@@ -30,8 +30,8 @@ class Network:
 
     def make(self):
         for namespace in (self.host, self.peer):
-            ip("netns", "add", namespace)
             self.made.append(namespace)
+            ip("netns", "add", namespace)
             ip("-n", namespace, "link", "set", "lo", "up")
         ip("-n", self.host, "link", "add", "eth0", "type", "veth", "peer", "name", "eth0", "netns", self.peer)
         for namespace, address in ((self.host, HOST), (self.peer, PEER)):

@@ -29,7 +29,8 @@ pub struct FlowDigest {
 }
 
 impl FlowDigest {
-    /// Whether a device that has one of the flows needs no call to have the other, but for its priority.
+    /// Whether two flows have the same match and action, so that at most the priority has to be changed on a
+    /// device.
     #[must_use]
     pub fn is_same_flow(&self, other: &Self) -> bool {
         (self.matches, self.action) == (other.matches, other.action)

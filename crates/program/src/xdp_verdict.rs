@@ -22,7 +22,7 @@ pub enum XdpVerdict {
     Redirect,
 }
 
-/// `redirect`
+/// The name as in JSON, such as `redirect`.
 impl fmt::Display for XdpVerdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -33,8 +33,8 @@ impl fmt::Display for XdpVerdict {
     }
 }
 
-/// Whether the outer headers of a packet match, all that the program reads of it. Of the headers of tunnels
-/// only GRE asks for something else: its protocol.
+/// Whether the outer headers of a packet match the flow; the program reads nothing else. Of the matches of
+/// tunnels only that of GRE constrains an outer header: the IP protocol.
 fn claims(flow: &Flow, key: &DeepKey) -> bool {
     let mut outer = flow.specs.iter().take(flow.specs.inner_from());
     flow.kind != FlowKind::Egress

@@ -55,7 +55,7 @@ enum { RUN_SLOT, TOTAL_SLOT };
 #define HAS_UDP (1ULL << 60)
 #define HAS_C_TAG (1ULL << 63)
 
-// The trees; those of claims that may drop come first. There, all rules that match are met.
+// The trees; those of claims that may drop come first. The search of one of these ends when no rule in it can come first.
 #define ROOTS 16
 #define DROP_ROOTS 8
 #define BLOCK_ENTRIES 16
@@ -84,7 +84,7 @@ struct rule {
 };
 
 // An effect: the precedence in the upper half, and the slot of what is dropped; slot 0: it is redirected. The lowest precedence
-// decides, and of one precedence the effect that redirects.
+// decides, and of one precedence a claim that redirects.
 #define PRECEDENCE(effect) ((effect) >> 32)
 #define SLOT(effect) ((effect) & 0xffffffff)
 #define NO_EFFECT (~0ULL)
@@ -103,7 +103,7 @@ struct scratch {
 	u64 redirected;
 	u64 beyond;
 	u64 unserved;
-	// The effect that decides of those that the packet has met, and its rule.
+	// The best effect among the rules that the packet has met, and the place of its rule.
 	u64 best;
 	u64 best_rule;
 	u64 image[WORDS];
@@ -124,9 +124,9 @@ struct mark {
 
 struct roots {
 	u32 entries[ROOTS];
-	// No rule of the tree has a lower precedence.
+	// A lower bound of the precedences of each tree.
 	u32 first[ROOTS];
-	// Counts the changes, each before it is made.
+	// The number of changes, incremented before each.
 	u32 changes;
 };
 
@@ -231,7 +231,7 @@ INLINE void read_image(u64 *image, const u8 *at, const u8 *end)
 		read_ipv6(image, next, end);
 }
 
-// What a search finds; with `drops`, the effects that it meets are in `scratch`, and it finds nothing but BEYOND.
+// The result of a search. With `drops` it stores the best effect in `scratch`, and returns UNCLAIMED or BEYOND.
 enum { UNCLAIMED, CLAIMED, BEYOND, CHANGED };
 // The most searches for a packet while claims change.
 #define SEARCHES 8
@@ -311,7 +311,7 @@ INLINE u32 search(struct scratch *scratch, u32 at, u32 drops, u32 first)
 }
 
 // Searches all trees. If claims have changed meanwhile, one that came in the place of another may be in a tree that was
-// searched before that: the result is worth nothing, unless the packet is to be redirected.
+// searched before that: then the result is used only if the packet is to be redirected.
 __attribute__((noinline)) u32 search_all(void)
 {
 	u32 zero = 0;

@@ -236,12 +236,13 @@ impl TreeMemory {
         self.rules[rule.0 as usize * RULE_WORDS + RULE_EFFECT].store(word, Ordering::SeqCst);
     }
 
-    /// Says that no rule of a tree has a lower precedence: before one with it can be found there.
+    /// Sets the lower bound of the precedences of a tree. It is lowered before a rule with a lower one can be
+    /// found.
     pub(crate) fn set_first(&self, root: usize, precedence: u32) {
         self.roots[ROOTS + root].store(precedence, Ordering::SeqCst);
     }
 
-    /// Must be called before a claim is added or removed, or gets another effect.
+    /// Counts a change. The caller calls this before it adds or removes a claim, or changes an effect.
     pub(crate) fn note_change(&self) {
         self.roots[CHANGES].fetch_add(1, Ordering::SeqCst);
     }

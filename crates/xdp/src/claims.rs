@@ -3,12 +3,12 @@
 //! # Which packets the program drops itself
 //! Claims have a precedence. A packet is dropped by the program if the claims of the lowest precedence that
 //! match it drop, and counted for one of them, except as in [`crate`]. For that, the rule of a claim has its
-//! [`Effect`], and the program meets all rules that match a packet among the claims that may drop; if one
-//! drops, it then looks for a claim among the others that comes first, or as soon. Packets of all other
-//! claims are redirected, whatever their precedence: whoever receives them decides.
+//! [`Effect`]. The program searches the claims that may drop until no other can come first, and then those of
+//! the others whose precedence is as low or lower: if one of these matches, the packet is redirected.
 //!
 //! A claim that was added several times has one rule for those that drop and one for the others. Each has the
-//! effect of the lowest precedence among them, and stays in its tree.
+//! effect of the lowest precedence among them, and stays in its tree. If those of the lowest precedence drop
+//! for different counters, the packets are redirected.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use crate::tree::{Claim, Trees};
 pub enum ClaimAction {
     /// They go to the socket of their queue.
     Redirect,
-    /// They are dropped and counted: by the program where it can tell, else by whoever gets them.
+    /// They are dropped and counted: by the program if it can decide, else by the receiver.
     Drop(DropCounter),
 }
 
@@ -71,7 +71,8 @@ fn effect_of(actions: &[(u32, ClaimAction)]) -> Effect {
 pub struct ClaimReport {
     /// Different claims, those that drop and others.
     pub claims: usize,
-    /// Those that drop: the program drops their packets itself, unless a claim that comes first matches them.
+    /// The claims that drop: the program drops their packets itself, unless a claim that comes first matches
+    /// them.
     pub dropping: usize,
     /// Places of the trees where packets are redirected although no claim may match them.
     pub widened: usize,

@@ -4,8 +4,9 @@
 //! Why no count is missed or added to another one: the program makes the first word of its processor odd,
 //! reads the effect of the rule once more, counts in its slot if it is the same, and makes the word even
 //! again, with full barriers around. Once a rule names a slot no more, [`DropMemory::quiesce`] waits until it
-//! has seen each of these words even or changed. Then every program that has read the slot has counted; what
-//! starts later reads the rule anew. So a slot is free as soon as no rule names it.
+//! has seen each of these words even or changed. Then every program that read the old effect while its word
+//! was odd has counted. A program that makes the word odd later reads the new effect and does not count. So a
+//! slot is free as soon as no rule names it.
 //!
 //! A packet is counted among all before it is counted for its purpose. On processors that keep the order of
 //! stores the sum of the purposes is never more than what is read of all afterwards.
@@ -69,8 +70,8 @@ impl DropMemory {
         })
     }
 
-    /// Waits until every program has counted that read a rule before this was called: less than a
-    /// microsecond, but where the host takes the processor from the program.
+    /// Waits for all programs that are counting now. This takes less than a microsecond, unless a hypervisor
+    /// has suspended the processor of one.
     pub(crate) fn quiesce(&self) {
         fence(Ordering::SeqCst);
         for of_processor in self.words.chunks_exact(self.slots.max(1) * DROP_WORDS) {

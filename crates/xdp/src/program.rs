@@ -92,8 +92,8 @@ pub struct ForwardingCounters {
     pub passed: u64,
     /// Packets that were redirected to a socket, which may have lost them.
     pub redirected: u64,
-    /// Packets, redirected or unserved, for which a tree led beyond its bounds. Whether a claim matches them
-    /// is not known.
+    /// Packets, redirected or unserved, for which a tree led beyond its bounds, or claims changed during
+    /// every search. Whether a claim matches them is not known.
     pub beyond_bounds: u64,
     /// Claimed packets of queues without a socket ([`Unserved`]).
     pub unserved: u64,

@@ -15,22 +15,22 @@
 //! earlier follows the old reference, and the packet arrived before `add` returned. That memory is not
 //! written while such programs run is the argument of [`crate::blocks`].
 //!
-//! # Why no decision is of two states
+//! # Why a decision never mixes two states of the claims
 //! The trees are searched one after the other, and one claim may take the place of another: it is added, and
-//! then the other is removed. A program could search its tree before that, and that of the other one
-//! afterwards. So changes are counted, each before it is made, and a program that would pass or drop a packet
-//! searches again if there was one meanwhile. After some searches it redirects the packet: whoever receives
-//! it decides. Of a single change a program sees all or nothing, as it follows one path in each tree. It
-//! reads the count before the trees and again afterwards, on processors that keep the order of loads (not
-//! ARM).
+//! then the other is removed. A program could search the tree of the new claim before the claim is added, and
+//! the tree of the old one after it is removed. So changes are counted, each before it is made, and a program
+//! that would pass or drop a packet searches again if there was one meanwhile. After some searches it
+//! redirects the packet: the receiver decides. Of a single change a program sees all or nothing, as it
+//! follows one path in each tree. The argument needs a processor that keeps the order of loads and of stores
+//! (x86); it does not hold on ARM.
 //!
 //! # Why there is a second builder beside that of `flow-table`
 //! The trees of `flow-table` answer which claim comes first, by leaves that AVX-512 compares at once, over
 //! the bytes that a family of rules looks at. They are changed in place in one of two copies, which readers
 //! have left. The program needs the first of the claims that may drop, and whether one of the others comes
 //! before it; it cannot use vectors, reads single words, and cannot be made to leave: it needs nodes that are
-//! never changed where they can be read. What both could share is the choice of the bits that divide best,
-//! which is some thirty lines here.
+//! changed only by one store of a whole entry where they can be read. What both could share is the choice of
+//! the bits that divide best, which is some thirty lines here.
 
 use std::collections::{HashMap, HashSet};
 
@@ -178,7 +178,7 @@ impl Trees {
         }
     }
 
-    /// Lets the program find a precedence in a tree.
+    /// Lowers the first precedence of a tree to this one, if it is higher.
     fn expect(&mut self, class: usize, precedence: u32) {
         let first = &mut self.states[class].first;
         *first = precedence.min(*first);

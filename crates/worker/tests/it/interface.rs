@@ -2,7 +2,7 @@
 //! captures and random ones. Each goes where `explain` says: to a worker, with the outcome, to the rule's
 //! drop counter, or to the host, which gets every byte of it.
 //!
-//! Needs root: without it the test says so and, in CI, fails.
+//! Needs root: without it the test reports that it was not run and, in CI, fails.
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -39,7 +39,7 @@ struct Link {
     rig: Rig,
     sender: AfPacketWire,
     host: AfPacketWire,
-    /// The frames that rules have dropped, of those that have arrived.
+    /// The packets that each rule had dropped at the last call of [`Link::arrived`].
     dropped: BTreeMap<String, u64>,
 }
 
@@ -186,7 +186,7 @@ impl Link {
         places.sorted()
     }
 
-    /// What rules have dropped of frames that have not arrived yet.
+    /// The packets that each rule has dropped since the last call of [`Link::arrived`].
     fn newly_dropped(&mut self) -> BTreeMap<String, u64> {
         let totals = self.rig.controller.drop_counters().into_iter();
         let new = totals.map(|DropTotals { rule, packets, .. }| {
@@ -256,8 +256,9 @@ fn frames() -> Vec<Vec<u8>> {
     frames
 }
 
-/// Policies of one rule each that steers, drops, copies, or is an exception of a rule that takes all others;
-/// or that steers, copies or drops before a rule that drops all others.
+/// A policy of many kinds of rules, and policies of one rule each that steers, drops, copies, or is an
+/// exception of a rule that takes all others; or that steers, copies or drops before a rule that drops all
+/// others.
 fn policies() -> Vec<(String, String)> {
     const HEAD: &str = "version = 1\ndefault = 'kernel'\n[groups.g]\nworkers = 'all'\n";
     let rule = |name: &str, matches: &str, action: &str| {

@@ -268,7 +268,7 @@ proptest! {
     }
 }
 
-/// As on a kernel that lacks what dropping needs.
+/// A program that may drop nothing has no counters, as on a kernel before 5.18.
 #[test]
 fn a_program_that_drops_nothing_has_no_counters() {
     let options = ProgramOptions { drop_bytes_max: 0, ..ProgramOptions::default() };
@@ -420,7 +420,8 @@ fn taking_turns(
     frame: &[u8],
     claims: &[(Claim, ClaimAction); 2],
 ) -> u64 {
-    // Each call begins and ends with a grace period of the kernel, of which there are some in the changes.
+    // The changes and the calls wait for grace periods of the kernel, so a call must be long enough to
+    // overlap many changes.
     const BATCH: u32 = 1 << 16;
     let done = AtomicBool::new(false);
     let [one, other] = claims;
@@ -445,7 +446,7 @@ fn taking_turns(
     })
 }
 
-/// One that redirects and one that drops are in different trees.
+/// A claim that redirects and one that drops are in different trees.
 #[test]
 fn a_claim_that_takes_the_place_of_another_is_never_missed() {
     let Some((program, mut table)) = loaded_from(OBJECT, 1024) else { return };
