@@ -9,6 +9,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::{Arc, Condvar, Mutex};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -72,6 +73,8 @@ struct Log {
 pub struct Daemon {
     child: Child,
     log: Arc<Log>,
+    /// Reads stdout, unless that is the caller's: a daemon that ends waits until its whole summary is read.
+    stdout: Option<JoinHandle<String>>,
     address: Option<SocketAddr>,
 }
 
@@ -98,7 +101,14 @@ impl Daemon {
                 writer.grown.notify_all();
             }
         });
-        let mut daemon = Self { child, log, address: None };
+        let stdout = child.stdout.take().map(|mut stdout| {
+            std::thread::spawn(move || {
+                let mut out = String::new();
+                stdout.read_to_string(&mut out).expect("stdout");
+                out
+            })
+        });
+        let mut daemon = Self { child, log, stdout, address: None };
         daemon.wait_for("steering on", 1);
         daemon.address = daemon.log().lines().find_map(|line| {
             let (_, rest) = line.split_once("http://")?;
@@ -224,10 +234,7 @@ impl Daemon {
 
     /// Waits for the exit; returns the exit status, stdout and the log.
     pub fn end(mut self) -> (ExitStatus, String, String) {
-        let mut out = String::new();
-        if let Some(mut stdout) = self.child.stdout.take() {
-            stdout.read_to_string(&mut out).expect("stdout");
-        }
+        let out = self.stdout.take().map_or_else(String::new, |reader| reader.join().expect("stdout"));
         let status = self.child.wait().expect("end");
         let log = self.log();
         (status, out, log)
