@@ -221,7 +221,7 @@ pub fn plan(
     plan_digested(installed, DigestedProgram::new(program, limits)?, limits)
 }
 
-/// As [`plan()`] does, of a program whose digests are there.
+/// Plans the change to a program with its digests, and examines the plan, as [`plan()`] does.
 pub(crate) fn plan_digested(
     installed: Option<PlacedProgram<'_>>,
     mut program: DigestedProgram,

@@ -87,7 +87,7 @@ impl Program {
         dangling.map_or(Ok(digests), Err)
     }
 
-    /// What the flow refers to, if it is missing.
+    /// Returns the first part of the program that the flow refers to and that is missing.
     fn dangling(&self, flow: &Flow) -> Option<DanglingFlow> {
         if self.rules.get(flow.rule.index()).is_none() {
             return Some(DanglingFlow::Rule(flow.rule));

@@ -40,12 +40,6 @@ impl From<&str> for RuleName {
     }
 }
 
-impl From<&RuleName> for String {
-    fn from(name: &RuleName) -> Self {
-        name.as_str().to_owned()
-    }
-}
-
 impl Deref for RuleName {
     type Target = str;
 

@@ -341,8 +341,8 @@ fn entry_of(places: &TallyPlaces, sinks: &SinkMap, outcome: &Outcome, dispositio
 }
 
 /// The tallies of each rule: those of the dispositions that its classes can have, which snapshots have even
-/// at zero. The steps of many classes are of one list, which is read once. Also whether a class has a rule of
-/// which not all packets are let through.
+/// at zero. The steps of many classes are of one list, which is read once. The second value is whether a
+/// class has a rule of which not all packets are let through.
 fn rule_tallies(program: &Program, returns: bool) -> (Vec<RuleTallies>, bool) {
     let mut tallies = vec![RuleTallies::default(); program.rules.len()];
     let mut has_policed_rules = false;

@@ -55,8 +55,7 @@ const KIND_SHIFT: u32 = 30;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct RulePlace(pub(crate) u32);
 
-/// What becomes of the packets that a rule matches. Of several rules the one of the lowest precedence
-/// decides.
+/// The fate of the packets that a rule matches. Of several rules the one of the lowest precedence decides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Effect {
     pub(crate) precedence: u32,

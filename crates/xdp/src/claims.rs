@@ -42,7 +42,7 @@ impl ClaimAction {
 #[derive(Debug)]
 pub struct ClaimTable {
     trees: Trees,
-    /// By claim, and whether it drops.
+    /// The claims that are in the trees. The key has the claim and whether it drops.
     claims: HashMap<(Claim, bool), ClaimState>,
     drops: Arc<DropMemory>,
     limit: u32,

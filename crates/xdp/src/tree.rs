@@ -179,7 +179,7 @@ impl Trees {
     }
 
     /// Lowers the first precedence of a tree to this one, if it is higher.
-    fn expect(&mut self, class: usize, precedence: u32) {
+    fn lower_first(&mut self, class: usize, precedence: u32) {
         let first = &mut self.states[class].first;
         *first = precedence.min(*first);
         self.memory.set_first(class, *first);
@@ -200,7 +200,7 @@ impl Trees {
         }
         let class = self.tree_of(rule, claim);
         self.memory.note_change();
-        self.expect(class, effect.precedence);
+        self.lower_first(class, effect.precedence);
         self.states[class].len += 1;
         if !self.follow_changes(class) {
             self.add_at(ReferencePlace::Root(class), rule, 0);
@@ -215,7 +215,7 @@ impl Trees {
         let Some(claim) = self.claims.get(&rule) else { return };
         let class = self.tree_of(rule, claim);
         self.memory.note_change();
-        self.expect(class, effect.precedence);
+        self.lower_first(class, effect.precedence);
         self.memory.set_effect(rule, effect);
     }
 

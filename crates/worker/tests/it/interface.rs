@@ -43,9 +43,9 @@ struct Link {
     dropped: BTreeMap<String, u64>,
 }
 
-/// What the XDP program does with packets, and what the engine gives back of them.
+/// The numbers of packets by verdict of the XDP program; the engine gives back some of the redirected ones.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Taken {
+struct XdpCounts {
     passed: u64,
     dropped: u64,
     redirected: u64,
@@ -58,14 +58,14 @@ struct Places {
     host: Vec<Vec<u8>>,
     /// The worker, the tag and the outcome of each packet.
     workers: Vec<(Vec<u8>, WorkerId, Option<ClassId>, Outcome)>,
-    /// By rule.
+    /// The numbers of packets that each rule has dropped.
     dropped: BTreeMap<String, u64>,
 }
 
 impl Places {
-    /// Where explain says that the packets go, and by which way.
-    fn explained(program: &Program, frames: &[Vec<u8>]) -> (Self, Taken) {
-        let (mut places, mut taken) = (Self::default(), Taken::default());
+    /// The places that explain says, and the verdicts of the XDP program.
+    fn explained(program: &Program, frames: &[Vec<u8>]) -> (Self, XdpCounts) {
+        let (mut places, mut taken) = (Self::default(), XdpCounts::default());
         for frame in frames {
             let key = DeepKey::of(frame);
             let explained = program.explain_deep(&key);
@@ -166,7 +166,7 @@ impl Link {
         self.arrived(count)
     }
 
-    /// Where the frames are that were sent since the last call: in so many places.
+    /// Waits until the frames that were sent since the last call are in so many places, and returns these.
     fn arrived(&mut self, count: usize) -> Places {
         let mut places = Places::default();
         let mut patience = Patience::new(PATIENCE);
@@ -197,8 +197,8 @@ impl Link {
     }
 }
 
-impl Taken {
-    /// What the port has counted.
+impl XdpCounts {
+    /// The numbers that the port has counted.
     fn counted(port: &PortStats) -> Self {
         Self {
             passed: port.passed,
@@ -271,9 +271,15 @@ fn policies() -> Vec<(String, String)> {
             ("drops", rule(name, matches, "'drop'")),
             ("copies", rule(name, matches, "{ copy = 'g' }")),
             ("leaves", rule(name, matches, "'kernel'") + &rule("rest", "any = true", "{ steer = 'g' }")),
-            ("saves", rule(name, matches, "{ steer = 'g' }") + &rule("rest", "any = true", "'drop'")),
-            ("shows", rule(name, matches, "{ copy = 'g' }") + &rule("rest", "any = true", "'drop'")),
-            ("parts", rule(name, matches, "'drop'") + &rule("rest", "any = true", "'drop'")),
+            (
+                "steers before drops",
+                rule(name, matches, "{ steer = 'g' }") + &rule("rest", "any = true", "'drop'"),
+            ),
+            (
+                "copies before drops",
+                rule(name, matches, "{ copy = 'g' }") + &rule("rest", "any = true", "'drop'"),
+            ),
+            ("drops before drops", rule(name, matches, "'drop'") + &rule("rest", "any = true", "'drop'")),
         ] {
             policies.push((format!("{name} {action}"), format!("{HEAD}{rules}")));
         }
@@ -296,16 +302,16 @@ fn packets_go_where_explain_says() {
         let expected = Places { host: sent.clone(), ..Places::default() };
         assert_eq!(link.arrived(sent.len()), expected.sorted(), "without a flow all are the host's");
         let (mut ends, mut beyond) = (BTreeMap::<&str, usize>::new(), BTreeMap::<String, u64>::new());
-        let mut taken = Taken { passed: sent.len() as u64, ..Taken::default() };
+        let mut taken = XdpCounts { passed: sent.len() as u64, ..XdpCounts::default() };
         for (name, policy) in policies() {
             link.rig.install(&policy);
             // A change may give other numbers to classes.
             let program = link.rig.controller.installed().map(Arc::clone).expect("it was installed");
             for chunk in sent.chunks(CHUNK) {
-                let (expected, way) = Places::explained(&program, chunk);
-                taken.add(way);
-                if way.given_back > 0 && expected.workers.is_empty() {
-                    *beyond.entry(name.clone()).or_default() += way.given_back;
+                let (expected, verdicts) = Places::explained(&program, chunk);
+                taken.add(verdicts);
+                if verdicts.given_back > 0 && expected.workers.is_empty() {
+                    *beyond.entry(name.clone()).or_default() += verdicts.given_back;
                 }
                 let actual = link.places(chunk, expected.count());
                 assert_eq!(actual, expected, "{mode:?}, {name}");
@@ -314,11 +320,11 @@ fn packets_go_where_explain_says() {
                 *ends.entry("dropped").or_default() += actual.dropped.values().sum::<u64>() as usize;
             }
             // How many were passed is read from the kernel now and then.
-            let counted = Taken::counted(&link.rig.port(1));
-            assert_eq!(Taken { passed: taken.passed, ..counted }, taken, "{mode:?}, {name}");
+            let counted = XdpCounts::counted(&link.rig.port(1));
+            assert_eq!(XdpCounts { passed: taken.passed, ..counted }, taken, "{mode:?}, {name}");
         }
         let mut patience = Patience::new(PATIENCE);
-        while Taken::counted(&link.rig.port(1)) != taken {
+        while XdpCounts::counted(&link.rig.port(1)) != taken {
             link.rig.settle();
             assert!(!patience.is_over(), "{taken:?} is {:?}", link.rig.port(1));
         }

@@ -40,7 +40,7 @@ pub(super) struct ReceivedPacket {
     /// Whether the host's network stack receives it, if its rule lets it through, on a device that delivers
     /// matched packets to workers only.
     reaches_host: bool,
-    /// What the XDP program of a network interface does with it, if that was asked for.
+    /// The verdict of the XDP program of a network interface, if that was asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) xdp: Option<XdpVerdict>,
     /// Whether the policy leaves it to the kernel but a worker receives it, which cannot give it back.
@@ -221,7 +221,7 @@ impl ReceivedPacket {
         out
     }
 
-    /// What follows from the verdict of the XDP program.
+    /// The consequence of a verdict of the XDP program, in words.
     fn xdp_text(&self, verdict: XdpVerdict) -> &'static str {
         match verdict {
             XdpVerdict::Pass => "it never leaves the host's network stack",
