@@ -32,7 +32,7 @@
 //! changed only by one store of a whole entry where they can be read. What both could share is the choice of
 //! the bits that divide best, which is some thirty lines here.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
 use packet::cube::{
     DST_IPV4, DST_MAC, DST_PORT, HAS_IPV4, HAS_IPV6, LEVEL_WORDS, SRC_IPV4, SRC_MAC, SRC_PORT,
@@ -157,9 +157,8 @@ impl TreeState {
 #[derive(Debug)]
 pub(crate) struct Trees {
     memory: TreeMemory,
-    claims: HashMap<RulePlace, Claim>,
-    /// The rules of claims that may drop.
-    dropping: HashSet<RulePlace>,
+    /// The claim of each rule, with the number of its tree.
+    claims: HashMap<RulePlace, (Claim, usize)>,
     states: [TreeState; ROOTS],
 }
 
@@ -170,12 +169,7 @@ pub(crate) struct NoRule;
 impl Trees {
     /// Empty trees in memory that no reference leads into.
     pub(crate) fn new(memory: TreeMemory) -> Self {
-        Self {
-            memory,
-            claims: HashMap::new(),
-            dropping: HashSet::new(),
-            states: [TreeState::built(0, u32::MAX); ROOTS],
-        }
+        Self { memory, claims: HashMap::new(), states: [TreeState::built(0, u32::MAX); ROOTS] }
     }
 
     /// Lowers the first precedence of a tree to this one, if it is higher.
@@ -185,20 +179,13 @@ impl Trees {
         self.memory.set_first(class, *first);
     }
 
-    /// The tree of a claim. The program looks into those of claims that may drop first.
-    fn tree_of(&self, rule: RulePlace, claim: &Claim) -> usize {
-        class_of(claim) + if self.dropping.contains(&rule) { 0 } else { CLASSES }
-    }
-
     /// Adds a claim: packets that it matches are not passed any more when this returns. With a slot it goes
     /// to the trees of claims that may drop, and stays there.
     pub(crate) fn add(&mut self, claim: &Claim, effect: Effect) -> Result<RulePlace, NoRule> {
         let rule = self.memory.new_rule(claim, effect).ok_or(NoRule)?;
-        self.claims.insert(rule, *claim);
-        if effect.slot != 0 {
-            self.dropping.insert(rule);
-        }
-        let class = self.tree_of(rule, claim);
+        // The program searches the trees of claims that may drop first.
+        let class = class_of(claim) + if effect.slot == 0 { CLASSES } else { 0 };
+        self.claims.insert(rule, (*claim, class));
         self.memory.note_change();
         self.lower_first(class, effect.precedence);
         self.states[class].len += 1;
@@ -212,8 +199,7 @@ impl Trees {
     /// Gives the rule of a claim another effect, which has a slot only if it may drop. Programs that started
     /// earlier may still do as before.
     pub(crate) fn set_effect(&mut self, rule: RulePlace, effect: Effect) {
-        let Some(claim) = self.claims.get(&rule) else { return };
-        let class = self.tree_of(rule, claim);
+        let Some(&(_, class)) = self.claims.get(&rule) else { return };
         self.memory.note_change();
         self.lower_first(class, effect.precedence);
         self.memory.set_effect(rule, effect);
@@ -221,10 +207,8 @@ impl Trees {
 
     /// Removes a claim: no packet that arrives when this has returned is redirected for it.
     pub(crate) fn remove(&mut self, rule: RulePlace) {
-        let Some(claim) = self.claims.remove(&rule) else { return };
+        let Some((claim, class)) = self.claims.remove(&rule) else { return };
         self.memory.note_change();
-        let class = self.tree_of(rule, &claim);
-        self.dropping.remove(&rule);
         self.states[class].len -= 1;
         if !self.follow_changes(class) {
             self.remove_at(ReferencePlace::Root(class), rule, &claim);
@@ -263,8 +247,8 @@ impl Trees {
 
     fn rebuild(&mut self, class: usize) {
         let root = ReferencePlace::Root(class);
-        let of_tree = |(rule, claim): &(&RulePlace, &Claim)| self.tree_of(**rule, claim) == class;
-        let mut rules: Vec<RulePlace> = self.claims.iter().filter(of_tree).map(|(rule, _)| *rule).collect();
+        let of_tree = self.claims.iter().filter(|(_, (_, tree))| *tree == class);
+        let mut rules: Vec<RulePlace> = of_tree.map(|(rule, _)| *rule).collect();
         // The same claims make the same tree.
         rules.sort_unstable();
         if self.memory.spare_blocks() < rules.len() {
@@ -301,7 +285,7 @@ impl Trees {
 
     /// Adds a rule below a reference. `lists` is the number of lists right before it.
     fn add_at(&mut self, at: ReferencePlace, rule: RulePlace, lists: usize) {
-        let claim = self.claims[&rule];
+        let claim = self.claims[&rule].0;
         match self.memory.load(at) {
             Reference::Everything => {}
             Reference::Nothing => self.memory.publish(at, Reference::Rule(rule)),
@@ -419,7 +403,7 @@ impl Trees {
         }
         let Some(nibble) = self.best_nibble(rules) else { return self.leaf(rules) };
         let (before, divided): (Vec<RulePlace>, Vec<RulePlace>) =
-            rules.iter().partition(|rule| nibble.of(&self.claims[rule].mask) == 0);
+            rules.iter().partition(|rule| nibble.of(&self.claims[rule].0.mask) == 0);
         let (before, divided) =
             if before.len() <= MAX_BEFORE { (before, divided) } else { (Vec::new(), rules.to_vec()) };
         let lists = before.chunks(LIST_RULES);
@@ -428,7 +412,7 @@ impl Trees {
         let mut entries = [Reference::Nothing; BLOCK_ENTRIES];
         for (entry, reference) in entries.iter_mut().enumerate() {
             let is_there = |rule: &&RulePlace| {
-                let claim = &self.claims[*rule];
+                let claim = &self.claims[*rule].0;
                 entry & nibble.of(&claim.mask) == nibble.of(&claim.value)
             };
             let below: Vec<RulePlace> = divided.iter().filter(is_there).copied().collect();
@@ -464,7 +448,7 @@ impl Trees {
     /// those before the node included. `None` if none helps.
     fn best_nibble(&self, rules: &[RulePlace]) -> Option<Nibble> {
         let step = rules.len().div_ceil(SAMPLE_RULES);
-        let sample: Vec<Claim> = rules.iter().step_by(step).map(|rule| self.claims[rule]).collect();
+        let sample: Vec<Claim> = rules.iter().step_by(step).map(|rule| self.claims[rule].0).collect();
         let cost = |nibble: Nibble| {
             let mut below = [0usize; BLOCK_ENTRIES];
             let mut open = 0;
