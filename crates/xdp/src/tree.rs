@@ -137,7 +137,6 @@ fn class_of(claim: &Claim) -> usize {
 /// The state of one tree.
 #[derive(Clone, Copy, Debug)]
 struct TreeState {
-    len: usize,
     /// No claim has a lower precedence.
     first: u32,
     /// The claims that it was built of.
@@ -148,8 +147,8 @@ struct TreeState {
 
 impl TreeState {
     /// A tree of so many claims, just built.
-    fn built(len: usize, first: u32) -> Self {
-        Self { len, first, built: len, changes: 0 }
+    fn built(claims: usize, first: u32) -> Self {
+        Self { first, built: claims, changes: 0 }
     }
 }
 
@@ -188,7 +187,6 @@ impl Trees {
         self.claims.insert(rule, (*claim, class));
         self.memory.note_change();
         self.lower_first(class, effect.precedence);
-        self.states[class].len += 1;
         if !self.follow_changes(class) {
             self.add_at(ReferencePlace::Root(class), rule, 0);
         }
@@ -209,7 +207,6 @@ impl Trees {
     pub(crate) fn remove(&mut self, rule: RulePlace) {
         let Some((claim, class)) = self.claims.remove(&rule) else { return };
         self.memory.note_change();
-        self.states[class].len -= 1;
         if !self.follow_changes(class) {
             self.remove_at(ReferencePlace::Root(class), rule, &claim);
         }
