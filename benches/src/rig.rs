@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use control::{Controller, Device, DeviceSelector, FlowChanges};
+use control::{Controller, Device, DeviceSelector, DigestedProgram, FlowChanges};
 use device_model::DeviceModel;
 use policy::{NoFiles, Source};
 use program::{ChangeStage, Program, SinkId, SinkKind, WorkerId};
@@ -158,7 +158,21 @@ impl Rig {
         self.install_with_sinks(program, &map)
     }
 
+    /// Replaces the program by one whose digests were made before, without sinks.
+    ///
+    /// # Panics
+    /// If the device refuses it.
+    pub fn install_digested(&mut self, program: DigestedProgram) -> FlowChanges {
+        let map = Arc::new(SinkMap::new(0, &program, &[]));
+        self.change(program, &map)
+    }
+
     fn install_with_sinks(&mut self, program: &Arc<Program>, map: &Arc<SinkMap>) -> FlowChanges {
+        let program = DigestedProgram::new(Arc::clone(program), self.controller.limits());
+        self.change(program.expect("a whole program"), map)
+    }
+
+    fn change(&mut self, program: DigestedProgram, map: &Arc<SinkMap>) -> FlowChanges {
         let controls: Vec<_> = self.workers.iter().map(Worker::control).collect();
         let mut publish = |stage: &ChangeStage| {
             let stage = SharedStage::new(stage, map);
@@ -167,7 +181,7 @@ impl Rig {
             }
             Ok(())
         };
-        self.controller.install(Arc::clone(program), &mut publish).expect("it installs").changes
+        self.controller.install_digested(program, &mut publish).expect("it installs").changes
     }
 
     /// Gives the packets of all rules to a sink, on every worker. What it returns must be dropped before the

@@ -152,7 +152,19 @@ impl<I: Installer> Controller<I> {
         program: Arc<Program>,
         publish: &mut Publish<'_>,
     ) -> Result<Installed, ControlError> {
-        let program = self.checked(program)?;
+        self.install_digested(DigestedProgram::new(program, &self.limits)?, publish)
+    }
+
+    /// Like [`Controller::install`], with digests that were made before.
+    ///
+    /// # Errors
+    /// Those of [`Controller::install`].
+    pub fn install_digested(
+        &mut self,
+        program: DigestedProgram,
+        publish: &mut Publish<'_>,
+    ) -> Result<Installed, ControlError> {
+        self.check(&program)?;
         self.remove_leftover()?;
         let planned = self.plan(program)?;
         let FlowChanges { installed, removed, .. } = planned.changes();
@@ -192,7 +204,9 @@ impl<I: Installer> Controller<I> {
     /// # Errors
     /// The program cannot be installed.
     pub fn preview(&self, program: Arc<Program>) -> Result<PlanSummary, ControlError> {
-        let change = self.plan(self.checked(program)?)?;
+        let program = DigestedProgram::new(program, &self.limits)?;
+        self.check(&program)?;
+        let change = self.plan(program)?;
         let placement = self.installed.as_ref().map(Placed::placement);
         Ok(PlanSummary::of(&change, placement.as_ref(), self.ports.len()))
     }
@@ -309,15 +323,19 @@ impl<I: Installer> Controller<I> {
         self.meter.shown()
     }
 
+    /// The limits of the device, by which digests are made.
+    #[must_use]
+    pub fn limits(&self) -> &Arc<Limits> {
+        &self.limits
+    }
+
     /// The functions that the device does not have, as text.
     pub fn warnings(&self) -> impl Iterator<Item = &str> {
         self.warnings.iter().map(String::as_str)
     }
 
     /// Checks a program before anything is done on the device.
-    fn checked(&self, program: Arc<Program>) -> Result<DigestedProgram, ControlError> {
-        let program = DigestedProgram::new(program, &self.limits);
-        let program = program.map_err(|fault| inconsistent(fault.to_string()))?;
+    fn check(&self, program: &DigestedProgram) -> Result<(), ControlError> {
         let last = program.digests().iter().map(|flow| flow.priority).max();
         let needed = last.map_or(0, |last| u32::from(last) + 1);
         let offered = self.limits.priorities_per_program();
@@ -325,7 +343,7 @@ impl<I: Installer> Controller<I> {
             let device = self.limits.device.clone();
             return Err(ControlError::Priorities { device, needed, offered });
         }
-        let needed = distinct_tables(&program).0.len();
+        let needed = distinct_tables(program).0.len();
         if let Some(offered) = self.limits.tables.filter(|offered| needed > *offered) {
             return Err(ControlError::Tables { device: self.limits.device.clone(), needed, offered });
         }
@@ -341,7 +359,7 @@ impl<I: Installer> Controller<I> {
                 });
             }
         }
-        Ok(program)
+        Ok(())
     }
 
     fn warn(&mut self, warning: String) {

@@ -1,7 +1,7 @@
 //! Errors between a program and a device. Every message is one line that an operator can act on: the rule,
 //! the device's refusal and what to do about it.
 
-use program::WorkerId;
+use program::{DanglingFlow, WorkerId};
 use verbs::VerbsErrno;
 
 use crate::plan_fault::PlanFault;
@@ -33,6 +33,12 @@ impl DeviceRefusal {
 impl From<verbs::VerbsError> for DeviceRefusal {
     fn from(error: verbs::VerbsError) -> Self {
         Self { errno: error.errno(), source: Box::new(error) }
+    }
+}
+
+impl From<DanglingFlow> for ControlError {
+    fn from(fault: DanglingFlow) -> Self {
+        Self::Inconsistent { what: fault.to_string() }
     }
 }
 

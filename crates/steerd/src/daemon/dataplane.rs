@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use control::{ChangeStage, ControlError, Controller, Counted, DropTotals, FlowChanges};
+use control::{ChangeStage, ControlError, Controller, Counted, DigestedProgram, DropTotals, FlowChanges};
 use crossbeam::channel;
 use program::Program;
 use softnic::PortStats;
@@ -76,8 +76,8 @@ impl Dataplane {
     /// more.
     fn carry_out(&mut self, command: Command, is_reading: &AtomicBool) -> bool {
         match command {
-            Command::Install { compiled, cause, done } => {
-                let _ = done.send(self.install(compiled, cause));
+            Command::Install { compiled, digested, cause, done } => {
+                let _ = done.send(self.install(compiled, digested, cause));
                 // The answer does not wait for it.
                 self.free_unreachable();
             }
@@ -113,13 +113,23 @@ impl Dataplane {
 
     /// Replaces the program in force. All or nothing: after an error the device and the workers are as
     /// before.
-    fn install(&mut self, compiled: Compiled, cause: Cause) -> Result<FlowChanges, Error> {
-        let replaced = self.replace(compiled, cause);
+    fn install(
+        &mut self,
+        compiled: Compiled,
+        digested: DigestedProgram,
+        cause: Cause,
+    ) -> Result<FlowChanges, Error> {
+        let replaced = self.replace(compiled, digested, cause);
         self.free_at = Some(Instant::now() + LATE_PACKET_GRACE);
         replaced
     }
 
-    fn replace(&mut self, compiled: Compiled, cause: Cause) -> Result<FlowChanges, Error> {
+    fn replace(
+        &mut self,
+        compiled: Compiled,
+        digested: DigestedProgram,
+        cause: Cause,
+    ) -> Result<FlowChanges, Error> {
         let Compiled { program, policy, inputs, past, set_sizes, weights, warnings, extended_by, .. } =
             compiled;
         let opened = &self.observer.opened;
@@ -141,7 +151,7 @@ impl Dataplane {
             }
             publish(workers, &SharedStage::new(stage, &map))
         };
-        let install = |controller: &mut Controller| controller.install(program, &mut publish);
+        let install = |controller: &mut Controller| controller.install_digested(digested, &mut publish);
         let installed = match change_device(&mut self.controller, &self.observer, install) {
             Ok(installed) => installed,
             Err(error) => {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use control::{DropTotals, FlowChanges, PlanSummary};
+use control::{ControlError, DigestedProgram, DropTotals, FlowChanges, Limits, PlanSummary};
 use crossbeam::channel::{self, Receiver, SendTimeoutError, Sender};
 use program::{Program, SinkSpec};
 use worker::Slot;
@@ -34,10 +34,25 @@ pub(crate) enum Cause {
 }
 
 pub(super) enum Command {
-    Install { compiled: Compiled, cause: Cause, done: Sender<Result<FlowChanges, Error>> },
-    Preview { program: Arc<Program>, done: Sender<Result<PlanSummary, Error>> },
-    Attach { sink: SinkSpec, packets: AttachedTo, opened: Opened, done: Sender<Result<Slot, sinks::Error>> },
-    ReadDrops { done: Sender<Arc<[DropTotals]>> },
+    Install {
+        compiled: Compiled,
+        digested: DigestedProgram,
+        cause: Cause,
+        done: Sender<Result<FlowChanges, Error>>,
+    },
+    Preview {
+        program: Arc<Program>,
+        done: Sender<Result<PlanSummary, Error>>,
+    },
+    Attach {
+        sink: SinkSpec,
+        packets: AttachedTo,
+        opened: Opened,
+        done: Sender<Result<Slot, sinks::Error>>,
+    },
+    ReadDrops {
+        done: Sender<Arc<[DropTotals]>>,
+    },
     Stop,
 }
 
@@ -60,6 +75,7 @@ pub(super) struct Taken {
 pub(crate) struct Commands {
     commands: Sender<Command>,
     detached: Sender<Detach>,
+    limits: Arc<Limits>,
 }
 
 /// Reads the counters of drop rules.
@@ -81,24 +97,29 @@ pub(crate) enum AttachError {
 }
 
 impl Commands {
-    pub(super) fn new() -> (Self, DropReader, Taken) {
+    /// The commands to a thread that changes a device of these limits.
+    pub(super) fn new(limits: Arc<Limits>) -> (Self, DropReader, Taken) {
         let (commands, taken) = channel::bounded(0);
         let (detached, taken_away) = channel::unbounded();
         let is_reading = Arc::<AtomicBool>::default();
         let drops = DropReader { commands: commands.clone(), is_reading: Arc::clone(&is_reading) };
         let taken = Taken { commands: taken, detached: taken_away, is_reading };
-        (Self { commands, detached }, drops, taken)
+        (Self { commands, detached, limits }, drops, taken)
     }
 
     /// Waits until the program is installed; all or nothing. Returns the flows that have changed.
     ///
     /// # Errors
-    /// [`Error::Stopping`]: the daemon is ending; [`Error::DataplaneDied`]: the installation has panicked.
+    /// Those of the installation. [`Error::Stopping`]: the daemon is ending; [`Error::DataplaneDied`]: the
+    /// installation has panicked.
     pub(crate) fn install(&self, compiled: Compiled, cause: Cause) -> Result<FlowChanges, Error> {
         let (done, result) = channel::bounded(1);
         // On the thread of the caller: the one that carries commands out has others to look after.
         compiled.program.make_indexes();
-        self.commands.send(Command::Install { compiled, cause, done }).map_err(|_| Error::Stopping)?;
+        let digested = DigestedProgram::new(Arc::clone(&compiled.program), &self.limits)
+            .map_err(|fault| Error::Install(ControlError::from(fault)))?;
+        let command = Command::Install { compiled, digested, cause, done };
+        self.commands.send(command).map_err(|_| Error::Stopping)?;
         result.recv().map_err(|_| Error::DataplaneDied)?
     }
 
@@ -170,11 +191,17 @@ impl DropReader {
 
 #[cfg(test)]
 mod tests {
+    use device_model::DeviceModel;
+
     use super::*;
+
+    fn new() -> (Commands, DropReader, Taken) {
+        Commands::new(Arc::new(Limits::of_model(&DeviceModel::ideal())))
+    }
 
     #[test]
     fn a_reader_gives_up_while_the_device_is_changed() {
-        let (commands, drops, taken) = Commands::new();
+        let (commands, drops, taken) = new();
         assert_eq!(drops.read(), None, "nobody takes it");
         assert!(taken.commands.is_empty(), "and nothing is left behind");
         assert!(!commands.stop(Duration::from_millis(1)));
@@ -185,7 +212,7 @@ mod tests {
 
     #[test]
     fn a_reader_waits_for_another_one() {
-        let (_commands, drops, taken) = Commands::new();
+        let (_commands, drops, taken) = new();
         taken.is_reading.store(true, Ordering::Relaxed);
         let thread = std::thread::spawn(move || drops.read());
         std::thread::sleep(READER_PATIENCE * 2);
@@ -196,7 +223,7 @@ mod tests {
 
     #[test]
     fn a_capture_is_not_lost_behind_a_thread_that_hangs() {
-        let (commands, _drops, taken) = Commands::new();
+        let (commands, _drops, taken) = new();
         let slot = Slot::of(3).expect("a place");
         let thread = std::thread::spawn(move || commands.detach(slot));
         let Detach { slot: taken_away, done } = taken.detached.recv().expect("it is queued");
@@ -207,7 +234,7 @@ mod tests {
 
     #[test]
     fn a_command_that_is_dropped_is_answered() {
-        let (_commands, drops, taken) = Commands::new();
+        let (_commands, drops, taken) = new();
         let thread = std::thread::spawn(move || drop(taken.commands.recv()));
         assert_eq!(drops.read(), None, "the thread has ended without an answer");
         thread.join().expect("no panic");

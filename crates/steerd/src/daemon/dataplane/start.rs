@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-use control::Controller;
+use control::{Controller, DigestedProgram};
 use program::WorkerId;
 use worker::{Idle, Worker, WorkerConfig, WorkerHandle};
 
@@ -130,7 +130,7 @@ impl Builder {
         let out_of_buffer = OutOfBuffer::of(Path::new(device::CLASSES), name, ports);
         let controls = entries.iter().map(|entry| entry.control.clone()).collect();
         let sinks = Sinks::new(controls, domains, budgets, registered, ports.clone());
-        let (commands, drops, taken) = Commands::new();
+        let (commands, drops, taken) = Commands::new(Arc::clone(controller.limits()));
         let observer = Arc::new(Observer {
             change: controller.progress(),
             opened,
@@ -153,7 +153,9 @@ impl Builder {
             before: Vec::new(),
             free_at: None,
         };
-        dataplane.replace(compiled, Cause::Policy)?;
+        let digested = DigestedProgram::new(Arc::clone(&compiled.program), dataplane.controller.limits())
+            .map_err(|fault| Error::Install(fault.into()))?;
+        dataplane.replace(compiled, digested, Cause::Policy)?;
         observer.opened.open_wires();
         let thread = std::thread::Builder::new().name("dataplane".into());
         let thread = thread.spawn(move || dataplane.run(&taken)).map_err(NoThread)?;
