@@ -56,11 +56,11 @@ enum { RUN_SLOT, TOTAL_SLOT };
 #define HAS_C_TAG (1ULL << 63)
 
 // The trees; those of claims that may drop come first. The search of one of these ends when no rule in it can come first.
-#define ROOTS 16
-#define DROP_ROOTS 8
+#define ROOTS 8
+#define DROP_ROOTS 4
 #define BLOCK_ENTRIES 16
 #define LIST_ENTRIES 15
-#define MAX_STEPS 24
+#define MAX_STEPS 37
 
 // A reference: its kind in the upper two bits.
 #define KIND(at) ((at) >> 30)

@@ -25,7 +25,7 @@ use crate::memory::SharedWords;
 use crate::tree::Claim;
 
 /// Trees, each with a root.
-pub(crate) const ROOTS: usize = 16;
+pub(crate) const ROOTS: usize = 8;
 /// Words of the roots: a reference and the first precedence of each tree, and the number of changes, each of
 /// which is counted before it is made.
 pub(crate) const ROOT_WORDS: usize = 2 * ROOTS + 1;
@@ -41,8 +41,8 @@ const RULE_EFFECT: usize = RULE_WORDS - 1;
 /// The most blocks, and rules, that a reference can name.
 pub(crate) const MAX_PLACES: u32 = 1 << PLACE_BITS;
 
-/// Blocks for each claim that there may be. 10,000 claims of real rule sets need some 20,000 blocks, and
-/// twice as many while they are built anew, before the old ones are free.
+/// Blocks for each claim that there may be. As many claims need up to 1.3 each while they change, and a tree
+/// that is built anew has its blocks beside the old ones. Where there are fewer claims, each gets more.
 pub(crate) const BLOCKS_PER_CLAIM: u32 = 4;
 
 const PLACE_BITS: u32 = 22;
@@ -271,14 +271,20 @@ impl TreeMemory {
     }
 
     /// Writes a list of up to [`LIST_RULES`] rules, and of what decides if none matches.
-    pub(crate) fn list(&mut self, block: BlockPlace, rules: &[RulePlace], then: Reference) -> Reference {
-        assert!(rules.len() <= LIST_RULES, "the rules of a list fit into a block");
-        for (entry, rule) in rules.iter().enumerate() {
+    pub(crate) fn list(
+        &mut self,
+        block: BlockPlace,
+        rules: impl ExactSizeIterator<Item = RulePlace>,
+        then: Reference,
+    ) -> Reference {
+        let count = rules.len();
+        assert!(count <= LIST_RULES, "the rules of a list fit into a block");
+        for (entry, rule) in rules.enumerate() {
             self.word(ReferencePlace::Entry(block, entry)).store(rule.0, Ordering::Relaxed);
         }
         let last = self.word(ReferencePlace::Entry(block, LIST_RULES));
         last.store(then.encoded(), Ordering::Relaxed);
-        Reference::List { block, count: rules.len(), goes_on: then != Reference::Nothing }
+        Reference::List { block, count, goes_on: then != Reference::Nothing }
     }
 
     /// Writes an inner node.
@@ -310,6 +316,11 @@ impl TreeMemory {
     /// Blocks that are not in use, now or after a grace period.
     pub(crate) fn spare_blocks(&self) -> usize {
         self.free_blocks.free.len() + self.free_blocks.retired.len()
+    }
+
+    /// Blocks in use.
+    pub(crate) fn used_blocks(&self) -> usize {
+        self.blocks.len() / BLOCK_ENTRIES - self.spare_blocks()
     }
 
     /// Frees what was retired, after a grace period.
@@ -353,6 +364,25 @@ impl TreeMemory {
         Some(true)
     }
 
+    /// The rules that an image is compared with if none of them matches.
+    pub(crate) fn compared(&self, image: &[u64; LEVEL_WORDS]) -> usize {
+        (0..ROOTS).map(|root| self.compared_at(image, ReferencePlace::Root(root))).sum()
+    }
+
+    fn compared_at(&self, image: &[u64; LEVEL_WORDS], at: ReferencePlace) -> usize {
+        match self.load(at) {
+            Reference::Nothing | Reference::Everything => 0,
+            Reference::Rule(_) => 1,
+            Reference::Inner { block, nibble } => {
+                self.compared_at(image, ReferencePlace::Entry(block, nibble.of(image)))
+            }
+            Reference::List { count, goes_on: false, .. } => count,
+            Reference::List { block, count, .. } => {
+                count + self.compared_at(image, ReferencePlace::Entry(block, LIST_RULES))
+            }
+        }
+    }
+
     fn matches(&self, image: &[u64; LEVEL_WORDS], rule: RulePlace) -> bool {
         let words = &self.rules[rule.0 as usize * RULE_WORDS..][..RULE_WORDS];
         let (values, masks) = words[..RULE_EFFECT].split_at(LEVEL_WORDS);
@@ -363,10 +393,7 @@ impl TreeMemory {
 
     /// Blocks and rules in use: none is lost once everything is removed.
     pub(crate) fn used(&self) -> (usize, usize) {
-        let (blocks, rules) = (&self.free_blocks, &self.free_rules);
-        (
-            self.blocks.len() / BLOCK_ENTRIES - blocks.free.len() - blocks.retired.len(),
-            self.rules.len() / RULE_WORDS - rules.free.len() - rules.retired.len() - 1,
-        )
+        let rules = &self.free_rules;
+        (self.used_blocks(), self.rules.len() / RULE_WORDS - rules.free.len() - rules.retired.len() - 1)
     }
 }

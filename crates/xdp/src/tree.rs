@@ -1,12 +1,20 @@
 //! The decision trees of the claims: how they are built and changed while the program reads them.
 //!
 //! There is a tree for each class of claims ([`class_of`]), by whether they may drop packets, and by whether
-//! a claim masks much of the destination address, of the source address and of the ports: claims that leave
-//! one open would otherwise be copied into most leaves of a tree that divides by it. An inner node divides by
-//! four bits of the image. Claims that do not mask these bits are compared before it, in a *list*, if they
-//! are few, and otherwise copied to all of its entries. A leaf is a list. Where neither helps, because the
-//! claims have no bits in common, up to [`MAX_CHAIN`] lists follow each other; beyond that, and where there
-//! are no more blocks, the place is *widened*: everything that gets there is redirected.
+//! a claim masks much of the destination address and of the source address: claims that leave one open would
+//! otherwise be copied into most leaves of a tree that divides by it. An inner node divides by four bits of
+//! the image. Claims that do not mask these bits are copied to all of its entries, or, if they are few,
+//! compared before it, in a *list*. A leaf is a list. Where neither helps, because the claims have no bits in
+//! common, up to [`MAX_CHAIN`] lists follow each other; beyond that, and where there are no more blocks, the
+//! place is *widened*: everything that gets there is redirected.
+//!
+//! Copies save comparisons and cost blocks. So a tree is built with a number of blocks that it may take: each
+//! node chooses the division by which the fewest rules are left to compare, among those for which the leaves
+//! below it have blocks, and divides what is left over by the rules that its entries get.
+//!
+//! A claim that is added is put into the tree that is there, which gets worse by it. Building the tree anew
+//! takes some microseconds for each claim, so it is left to [`Trees::improve`], when no more claims come. A
+//! tree that has changed much is built anew at once, of few blocks ([`HASTY_BLOCKS_PER_RULE`]).
 //!
 //! # Why no claimed packet is passed
 //! Every path by which an image that the claim matches can go ends in the claim's rule or in a widened place:
@@ -34,35 +42,46 @@
 
 use std::collections::HashMap;
 
-use packet::cube::{
-    DST_IPV4, DST_MAC, DST_PORT, HAS_IPV4, HAS_IPV6, LEVEL_WORDS, SRC_IPV4, SRC_MAC, SRC_PORT,
-};
+use packet::cube::{DST_IPV4, DST_MAC, HAS_IPV4, HAS_IPV6, LEVEL_WORDS, SRC_IPV4, SRC_MAC};
 
 use crate::blocks::{BLOCK_ENTRIES, BlockPlace, Effect, LIST_RULES, NEVER, Nibble, ROOTS, Reference};
 use crate::blocks::{ReferencePlace, RulePlace, TreeMemory};
 
-/// References that the program follows at most for each tree.
+/// References that the program follows at most for each tree: inner nodes, each with a list before it, and a
+/// chain of lists with a last reference.
 #[cfg(test)]
-pub(crate) const MAX_STEPS: usize = 24;
+pub(crate) const MAX_STEPS: usize = 2 * MAX_DEPTH + MAX_CHAIN + 1;
 /// Rules that are not worth an inner node.
-const LEAF_RULES: usize = 8;
-/// Inner nodes and lists of a path when a tree is built. With a chain of lists and a last reference there are
-/// fewer than `MAX_STEPS`; lists that are added later may exceed it, and then widen their path.
+const LEAF_RULES: usize = 2;
+/// Rules of a leaf that a later one makes an inner node of.
+const LEAF_RULES_MAX: usize = 8;
+/// Blocks for each rule that a tree may have when it is built, if there are so many.
+const BLOCKS_PER_RULE: usize = 8;
+/// The same while claims are being added: a tree of fewer blocks is built sooner.
+const HASTY_BLOCKS_PER_RULE: usize = 1;
+/// Inner nodes of a path.
 const MAX_DEPTH: usize = 16;
-/// Lists that follow each other in a leaf.
+/// Lists that follow each other in a leaf when it is built. Those of rules that are added later may follow
+/// them; where the program cannot follow them all it redirects.
 const MAX_CHAIN: usize = 4;
-/// Rules that are compared before an inner node rather than copied to its entries.
-const MAX_BEFORE: usize = 2 * LIST_RULES;
-/// Entries that a rule is copied to on average when an inner node divides.
+/// The most rules of a leaf when it is built.
+const LEAF_MAX: usize = MAX_CHAIN * LIST_RULES;
+/// Rules that may be compared before an inner node rather than copied to its entries, when a tree is built.
+const MAX_BEFORE: usize = LIST_RULES;
+/// The same for a rule that is added to a tree.
+const ADDED_BEFORE: usize = 4;
+/// Entries that a rule is copied to on average when rules are divided without blocks for their leaves.
 const MAX_COPIED: usize = 2;
 /// Rules that the choice of an inner node looks at.
 const SAMPLE_RULES: usize = 128;
-/// A tree is built anew after this many changes, and twice the claims that it was built of.
-const FEW_CHANGES: usize = 256;
+/// A tree is built anew at once after this many changes, and twice the claims that it was built of: others
+/// may have made it large. A claim that is added changes a tree in every place that it is put.
+const MANY_CHANGES: usize = 256;
+/// A tree is worth building anew when nothing else is to be done after this many changes, and an eighth of
+/// the claims that it was built of.
+const FEW_CHANGES: usize = 8;
 /// Address bits from which on a claim is about an address, for IPv6 twice as many.
 const ADDRESS_BITS: u32 = 12;
-/// Port bits from which on a claim is about ports.
-const PORT_BITS: u32 = 8;
 
 pub(crate) type Image = [u64; LEVEL_WORDS];
 
@@ -128,10 +147,7 @@ fn class_of(claim: &Claim) -> usize {
     } else {
         (mask[DST_MAC.word()] >> DST_MAC.shift(), mask[SRC_MAC.word()] >> SRC_MAC.shift(), ADDRESS_BITS)
     };
-    let ports = mask[SRC_PORT.word()] & (SRC_PORT.ones() << SRC_PORT.shift() | DST_PORT.ones());
-    usize::from(dst.count_ones() >= least)
-        | usize::from(src.count_ones() >= least) << 1
-        | usize::from(ports.count_ones() >= PORT_BITS) << 2
+    usize::from(dst.count_ones() >= least) | usize::from(src.count_ones() >= least) << 1
 }
 
 /// The state of one tree.
@@ -143,12 +159,14 @@ struct TreeState {
     built: usize,
     /// Changes since then.
     changes: usize,
+    /// It was built of fewer blocks than it is worth.
+    is_hasty: bool,
 }
 
 impl TreeState {
     /// A tree of so many claims, just built.
     fn built(claims: usize, first: u32) -> Self {
-        Self { first, built: claims, changes: 0 }
+        Self { first, built: claims, changes: 0, is_hasty: false }
     }
 }
 
@@ -187,8 +205,8 @@ impl Trees {
         self.claims.insert(rule, (*claim, class));
         self.memory.note_change();
         self.lower_first(class, effect.precedence);
-        if !self.follow_changes(class) {
-            self.add_at(ReferencePlace::Root(class), rule, 0);
+        if !self.is_rebuilt(class) {
+            self.states[class].changes += self.add_at(ReferencePlace::Root(class), rule, 0);
         }
         self.memory.settle();
         Ok(rule)
@@ -207,7 +225,8 @@ impl Trees {
     pub(crate) fn remove(&mut self, rule: RulePlace) {
         let Some((claim, class)) = self.claims.remove(&rule) else { return };
         self.memory.note_change();
-        if !self.follow_changes(class) {
+        self.states[class].changes += 1;
+        if !self.is_rebuilt(class) {
             self.remove_at(ReferencePlace::Root(class), rule, &claim);
         }
         self.memory.settle();
@@ -217,6 +236,11 @@ impl Trees {
     /// The number of places where everything is redirected. Walks through all trees.
     pub(crate) fn widened(&self) -> usize {
         (0..ROOTS).map(|class| self.widened_at(ReferencePlace::Root(class))).sum()
+    }
+
+    /// The blocks of all trees.
+    pub(crate) fn blocks(&self) -> usize {
+        self.memory.used_blocks()
     }
 
     fn widened_at(&self, at: ReferencePlace) -> usize {
@@ -230,33 +254,44 @@ impl Trees {
         }
     }
 
-    /// Counts a change of a tree, and builds it anew of its claims if it has changed enough. Returns whether
-    /// it did.
-    fn follow_changes(&mut self, class: usize) -> bool {
-        let state = &mut self.states[class];
-        state.changes += 1;
-        let is_due = state.changes > FEW_CHANGES + 2 * state.built;
+    /// Builds a tree anew of its claims if it has changed enough. Returns whether it did.
+    fn is_rebuilt(&mut self, class: usize) -> bool {
+        let TreeState { changes, built, .. } = self.states[class];
+        let is_due = changes > MANY_CHANGES + 2 * built;
         if is_due {
-            self.rebuild(class);
+            self.rebuild(class, HASTY_BLOCKS_PER_RULE);
+            self.states[class].is_hasty = true;
         }
         is_due
     }
 
-    fn rebuild(&mut self, class: usize) {
+    fn rebuild(&mut self, class: usize, blocks_per_rule: usize) {
         let root = ReferencePlace::Root(class);
         let of_tree = self.claims.iter().filter(|(_, (_, tree))| *tree == class);
-        let mut rules: Vec<RulePlace> = of_tree.map(|(rule, _)| *rule).collect();
+        let claimed =
+            |(rule, (claim, _)): (&RulePlace, &(Claim, usize))| ClaimedRule { rule: *rule, claim: *claim };
+        let mut rules: Vec<ClaimedRule> = of_tree.map(claimed).collect();
         // The same claims make the same tree.
-        rules.sort_unstable();
+        rules.sort_unstable_by_key(|rule| rule.rule);
         if self.memory.spare_blocks() < rules.len() {
             // There may be no room for the old and the new tree together.
             self.replace(root, Reference::Everything);
         }
-        let tree = self.build(&rules, 0);
+        let room = (self.memory.spare_blocks() / 2).min(blocks_per_rule * rules.len());
+        let tree = self.build(&rules, 0, room);
         self.replace(root, tree);
-        let precedences = rules.iter().map(|rule| self.memory.effect_of(*rule).precedence);
+        let precedences = rules.iter().map(|rule| self.memory.effect_of(rule.rule).precedence);
         self.states[class] = TreeState::built(rules.len(), precedences.min().unwrap_or(u32::MAX));
         self.memory.set_first(class, self.states[class].first);
+    }
+
+    /// Builds a tree anew that has changed since it was built, so that the program compares fewer rules.
+    /// Returns whether there was one.
+    pub(crate) fn improve(&mut self) -> bool {
+        let is_worse = |state: &TreeState| state.is_hasty || state.changes > FEW_CHANGES + state.built / 8;
+        let worse = self.states.iter().position(is_worse);
+        worse.into_iter().for_each(|class| self.rebuild(class, BLOCKS_PER_RULE));
+        worse.is_some()
     }
 
     /// Publishes a reference, and retires all blocks that the old one leads to. The new one leads to none of
@@ -280,44 +315,50 @@ impl Trees {
         self.memory.retire_block(block);
     }
 
-    /// Adds a rule below a reference. `lists` is the number of lists right before it.
-    fn add_at(&mut self, at: ReferencePlace, rule: RulePlace, lists: usize) {
+    /// Adds a rule below a reference that `depth` inner nodes lead to. Returns the number of places where it
+    /// is then.
+    fn add_at(&mut self, at: ReferencePlace, rule: RulePlace, depth: usize) -> usize {
         let claim = self.claims[&rule].0;
         match self.memory.load(at) {
             Reference::Everything => {}
             Reference::Nothing => self.memory.publish(at, Reference::Rule(rule)),
             Reference::Rule(other) => {
-                let leaf = self.leaf(&[other, rule]);
+                let leaf = self.leaf(&[other, rule].map(|rule| self.claimed(rule)));
                 self.memory.publish(at, leaf);
             }
             Reference::List { block, count, goes_on: false } => {
-                if !self.put_into(at, block, count, false, LEAF_RULES, rule) {
-                    let mut rules: Vec<RulePlace> = self.memory.list_rules(block, count).collect();
-                    rules.push(rule);
-                    // Its depth does not matter to what it decides.
-                    let subtree = self.build(&rules, MAX_DEPTH / 2);
+                if !self.put_into(at, block, count, false, LEAF_RULES_MAX, rule) {
+                    let others = self.memory.list_rules(block, count).chain([rule]);
+                    let rules: Vec<_> = others.map(|rule| self.claimed(rule)).collect();
+                    let subtree = self.build(&rules, depth, HASTY_BLOCKS_PER_RULE * rules.len());
                     self.replace(at, subtree);
                 }
             }
             Reference::List { block, count, goes_on: true } => {
                 let then = ReferencePlace::Entry(block, LIST_RULES);
-                let is_before = match self.memory.load(then) {
-                    Reference::Inner { nibble, .. } => nibble.of(&claim.mask) == 0,
-                    _ => false,
-                };
-                if !is_before || !self.put_into(at, block, count, true, LIST_RULES, rule) {
-                    self.add_at(then, rule, lists + 1);
+                let most = if self.is_open(then, &claim) { ADDED_BEFORE } else { 0 };
+                if !self.put_into(at, block, count, true, most, rule) {
+                    return self.add_below(then, rule, depth);
                 }
             }
-            Reference::Inner { block, nibble } => {
-                if nibble.of(&claim.mask) == 0 && lists < MAX_BEFORE / LIST_RULES {
-                    return self.put_before(at, rule);
-                }
-                for entry in claim.entries(nibble) {
-                    self.add_at(ReferencePlace::Entry(block, entry), rule, 0);
-                }
-            }
+            Reference::Inner { .. } if self.is_open(at, &claim) => self.put_before(at, rule),
+            Reference::Inner { .. } => return self.add_below(at, rule, depth),
         }
+        1
+    }
+
+    /// Adds a rule to the entries of an inner node that it may select, without a list before it.
+    fn add_below(&mut self, at: ReferencePlace, rule: RulePlace, depth: usize) -> usize {
+        let Reference::Inner { block, nibble } = self.memory.load(at) else {
+            return self.add_at(at, rule, depth);
+        };
+        let entries = self.claims[&rule].0.entries(nibble);
+        entries.map(|entry| self.add_at(ReferencePlace::Entry(block, entry), rule, depth + 1)).sum()
+    }
+
+    /// Whether an inner node divides by bits that a claim does not mask.
+    fn is_open(&self, at: ReferencePlace, claim: &Claim) -> bool {
+        matches!(self.memory.load(at), Reference::Inner { nibble, .. } if nibble.of(&claim.mask) == 0)
     }
 
     /// Puts a list of one rule before what a reference leads to.
@@ -325,7 +366,7 @@ impl Trees {
         let then = self.memory.load(at);
         match self.memory.new_block() {
             Ok(block) => {
-                let list = self.memory.list(block, &[rule], then);
+                let list = self.memory.list(block, [rule].into_iter(), then);
                 self.memory.publish(at, list);
             }
             Err(_) => self.replace(at, Reference::Everything),
@@ -393,36 +434,39 @@ impl Trees {
         }
     }
 
-    /// Builds what decides over some rules. The result is not published yet.
-    fn build(&mut self, rules: &[RulePlace], depth: usize) -> Reference {
+    /// Builds what decides over some rules, of as many blocks if that can be. The result is not published yet.
+    fn build(&mut self, rules: &[ClaimedRule], depth: usize, room: usize) -> Reference {
         if rules.len() <= LEAF_RULES || depth >= MAX_DEPTH {
             return self.leaf(rules);
         }
-        let Some(nibble) = self.best_nibble(rules) else { return self.leaf(rules) };
-        let (before, divided): (Vec<RulePlace>, Vec<RulePlace>) =
-            rules.iter().partition(|rule| nibble.of(&self.claims[rule].0.mask) == 0);
-        let (before, divided) =
-            if before.len() <= MAX_BEFORE { (before, divided) } else { (Vec::new(), rules.to_vec()) };
-        let lists = before.chunks(LIST_RULES);
-        let Ok(block) = self.memory.new_block() else { return Reference::Everything };
-        let depth = depth + lists.len() + 1;
-        let mut entries = [Reference::Nothing; BLOCK_ENTRIES];
-        for (entry, reference) in entries.iter_mut().enumerate() {
-            let is_there = |rule: &&RulePlace| {
-                let claim = &self.claims[*rule].0;
-                entry & nibble.of(&claim.mask) == nibble.of(&claim.value)
-            };
-            let below: Vec<RulePlace> = divided.iter().filter(is_there).copied().collect();
-            *reference = self.build(&below, depth);
+        let Some(Division { nibble, has_open_before }) = best_division(rules, room) else {
+            return self.leaf(rules);
+        };
+        let (mut before, mut below) = (Vec::new(), [const { Vec::new() }; BLOCK_ENTRIES]);
+        for rule in rules {
+            if has_open_before && nibble.of(&rule.claim.mask) == 0 {
+                before.push(*rule);
+            } else {
+                rule.claim.entries(nibble).for_each(|entry| below[entry].push(*rule));
+            }
         }
+        let Ok(block) = self.memory.new_block() else { return Reference::Everything };
+        let lists = before.len().div_ceil(LIST_RULES);
+        let least: usize = below.iter().map(|rules| leaf_blocks(rules.len())).sum();
+        let copies: usize = below.iter().map(Vec::len).sum();
+        let spare = room.saturating_sub(1 + lists + least);
+        let entries = below.map(|rules| {
+            let room = leaf_blocks(rules.len()) + spare * rules.len() / copies.max(1);
+            self.build(&rules, depth + 1, room)
+        });
         let inner = self.memory.inner(block, nibble, &entries);
         self.lists(&before, inner)
     }
 
     /// Lists of rules that are compared before what `then` refers to.
-    fn lists(&mut self, rules: &[RulePlace], then: Reference) -> Reference {
+    fn lists(&mut self, rules: &[ClaimedRule], then: Reference) -> Reference {
         rules.chunks(LIST_RULES).rev().fold(then, |then, rules| match self.memory.new_block() {
-            Ok(block) => self.memory.list(block, rules, then),
+            Ok(block) => self.memory.list(block, rules.iter().map(|rule| rule.rule), then),
             Err(_) => {
                 // No program has seen it.
                 self.retire(then);
@@ -432,48 +476,101 @@ impl Trees {
     }
 
     /// A chain of lists, as long as it is not too long.
-    fn leaf(&mut self, rules: &[RulePlace]) -> Reference {
+    fn leaf(&mut self, rules: &[ClaimedRule]) -> Reference {
         match rules {
             [] => Reference::Nothing,
-            [rule] => Reference::Rule(*rule),
-            rules if rules.len() > MAX_CHAIN * LIST_RULES => Reference::Everything,
+            [rule] => Reference::Rule(rule.rule),
+            rules if rules.len() > LEAF_MAX => Reference::Everything,
             rules => self.lists(rules, Reference::Nothing),
         }
     }
 
-    /// The nibble that divides the rules best: for which the fewest of them are left to compare on average,
-    /// those before the node included. `None` if none helps.
-    fn best_nibble(&self, rules: &[RulePlace]) -> Option<Nibble> {
-        let step = rules.len().div_ceil(SAMPLE_RULES);
-        let sample: Vec<Claim> = rules.iter().step_by(step).map(|rule| self.claims[rule].0).collect();
-        let cost = |nibble: Nibble| {
-            let mut below = [0usize; BLOCK_ENTRIES];
-            let mut open = 0;
-            for claim in &sample {
-                let (value, mask) = (nibble.of(&claim.value), nibble.of(&claim.mask));
-                match mask {
-                    0 => open += 1,
-                    15 => below[value] += 1,
-                    _ => claim.entries(nibble).for_each(|entry| below[entry] += 1),
-                }
-            }
-            if step * open > MAX_BEFORE {
-                below.iter_mut().for_each(|count| *count += open);
-                open = 0;
-            }
-            let copies: usize = below.iter().sum();
-            let divided = sample.len() - open;
-            if divided == 0 || copies > MAX_COPIED * divided {
-                return None;
-            }
-            // A packet of a claim meets, on average, so many claims, in 16ths.
-            let met = below.iter().map(|count| count * count).sum::<usize>() * 16 / copies;
-            Some(met + 16 * open + 4 * (copies - divided))
-        };
-        let (nibble, cost) =
-            Nibble::all().filter_map(|nibble| Some((nibble, cost(nibble)?))).min_by_key(|(_, cost)| *cost)?;
-        (cost < sample.len() * 15).then_some(nibble)
+    /// A rule that is in the trees.
+    fn claimed(&self, rule: RulePlace) -> ClaimedRule {
+        ClaimedRule { rule, claim: self.claims[&rule].0 }
     }
+}
+
+/// A rule with its claim, to build trees of.
+#[derive(Clone, Copy, Debug)]
+struct ClaimedRule {
+    rule: RulePlace,
+    claim: Claim,
+}
+
+/// The division after which the fewest rules are left to compare on average, those before the node included,
+/// of those for which the blocks suffice; or, of rules that are too many for a leaf, that copy few. `None` if
+/// none helps.
+fn best_division(rules: &[ClaimedRule], room: usize) -> Option<Division> {
+    let step = rules.len().div_ceil(SAMPLE_RULES);
+    let sample = || rules.iter().step_by(step).map(|rule| &rule.claim);
+    let mut masked = [0; LEVEL_WORDS];
+    for claim in sample() {
+        masked.iter_mut().zip(claim.mask).for_each(|(word, mask)| *word |= mask);
+    }
+    let is_leaf = rules.len() <= LEAF_MAX;
+    let most_copies = if is_leaf { 0 } else { MAX_COPIED * rules.len() };
+    let divisions = Nibble::all().filter(|nibble| nibble.of(&masked) != 0).flat_map(|nibble| {
+        let entries = Entries::of(sample(), nibble, step);
+        let variants = if entries.open == 0 { &[false][..] } else { &[true, false] };
+        variants.iter().filter_map(move |&has_open_before| {
+            Some((Division { nibble, has_open_before }, entries.cost(has_open_before, room, most_copies)?))
+        })
+    });
+    let (division, cost) = divisions.min_by_key(|(_, cost)| *cost)?;
+    (cost < rules.len() * if is_leaf { 15 } else { 16 }).then_some(division)
+}
+
+/// How an inner node divides rules.
+#[derive(Clone, Copy, Debug)]
+struct Division {
+    nibble: Nibble,
+    /// Rules that mask no bit of it are compared before it, and not copied to all of its entries.
+    has_open_before: bool,
+}
+
+/// How many rules each entry of an inner node would get.
+#[derive(Clone, Copy, Debug)]
+struct Entries {
+    rules: [usize; BLOCK_ENTRIES],
+    /// Rules that mask no bit of the nibble, which are not among them.
+    open: usize,
+}
+
+impl Entries {
+    /// Estimated from a sample, which has each `step`-th rule.
+    fn of<'c>(sample: impl Iterator<Item = &'c Claim>, nibble: Nibble, step: usize) -> Self {
+        let mut entries = Self { rules: [0; BLOCK_ENTRIES], open: 0 };
+        for claim in sample {
+            match nibble.of(&claim.mask) {
+                0 => entries.open += step,
+                15 => entries.rules[nibble.of(&claim.value)] += step,
+                _ => claim.entries(nibble).for_each(|entry| entries.rules[entry] += step),
+            }
+        }
+        entries
+    }
+
+    /// The rules that a packet of one of them is compared with on average, in 16ths. `None` if there may not
+    /// be so many before the node, or if their leaves need more blocks than there are and there are more
+    /// copies than that.
+    fn cost(&self, has_open_before: bool, room: usize, most_copies: usize) -> Option<usize> {
+        let (before, copied) = if has_open_before { (self.open, 0) } else { (0, self.open) };
+        let below = self.rules.map(|rules| rules + copied);
+        let blocks = 1 + before.div_ceil(LIST_RULES) + below.map(leaf_blocks).iter().sum::<usize>();
+        let copies: usize = below.iter().sum();
+        if before > MAX_BEFORE || (blocks > room && copies > most_copies) {
+            return None;
+        }
+        let met = below.iter().map(|count| count * count).sum::<usize>() * 16 / copies.max(1);
+        // Those before it are not divided any further.
+        Some(met + 24 * before)
+    }
+}
+
+/// The blocks of a leaf of so many rules.
+fn leaf_blocks(rules: usize) -> usize {
+    if rules <= 1 { 0 } else { rules.div_ceil(LIST_RULES) }
 }
 
 #[cfg(test)]

@@ -70,6 +70,7 @@ proptest! {
     fn trees_decide_as_the_list_of_their_claims(
         claims in prop::collection::vec(claim(), 1..400),
         steps in prop::collection::vec((any::<prop::sample::Index>(), prop::bool::weighted(0.6)), 1..900),
+        improved_every in 1..200usize,
         images in prop::collection::vec((0..500usize, any::<[u64; LEVEL_WORDS]>()), 100),
     ) {
         let (mut trees, _) = trees(4096, 1024);
@@ -81,6 +82,9 @@ proptest! {
             } else if !present.is_empty() {
                 let (_, rule) = present.swap_remove(which.index(present.len()));
                 trees.remove(rule);
+            }
+            if number % improved_every == 0 {
+                trees.improve();
             }
             if number % 50 == 0 || number + 1 == steps.len() {
                 for (which, noise) in &images {
@@ -177,6 +181,48 @@ fn rule_like(number: u32) -> Claim {
     }
 }
 
+/// The claims of all packets but those to one address, for each kind of packet: they differ in any one bit.
+#[test]
+fn claims_of_all_but_one_address_are_exact_when_improved() {
+    const KINDS: u64 = if cfg!(miri) { 1 } else { 4 };
+    let (mut trees, _) = trees(1 << 12, 512);
+    for bit in 16..64 {
+        for kind in (1..=KINDS).map(|kind| kind << 60) {
+            let address = !0u64 << bit;
+            let value = [kind, 0, 0, 0, 0, address << 1, 0, 0];
+            trees.add(&Claim::new(value, [kind, 0, 0, 0, 0, address, 0, 0]), REDIRECT).unwrap();
+            assert_eq!(trees.memory.decide(&value), Some(false));
+        }
+        while trees.improve() {}
+        for kind in 0..8 {
+            let excepted = [kind << 60, 0, 0, 0, 0, !0 << 16, 0, 0];
+            assert_eq!(trees.memory.decide(&excepted), None, "after bit {bit}");
+        }
+    }
+    assert_eq!(trees.widened(), 0);
+}
+
+#[test]
+fn improved_trees_compare_a_packet_with_few_rules() {
+    const CLAIMS: u32 = if cfg!(miri) { 64 } else { 4000 };
+    let (mut trees, _) = trees(1 << 16, 1 << 13);
+    let claims: Vec<Claim> = (0..CLAIMS).map(rule_like).collect();
+    for claim in &claims {
+        trees.add(claim, REDIRECT).unwrap();
+    }
+    let compared = |trees: &Trees| {
+        let of_all: usize = claims.iter().map(|claim| trees.memory.compared(&claim.value)).sum();
+        of_all as f64 / f64::from(CLAIMS)
+    };
+    let before = compared(&trees);
+    while trees.improve() {}
+    let after = compared(&trees);
+    println!("{CLAIMS} claims: {before:.1} rules compared, {after:.1} when improved");
+    assert!(after <= before && after < 12.0, "{before} -> {after}");
+    assert!(!trees.improve(), "nothing has changed");
+    assert!(trees.blocks() < BLOCKS_PER_RULE * claims.len(), "{} blocks", trees.blocks());
+}
+
 #[test]
 fn as_many_claims_as_there_may_be_have_blocks_while_they_change() {
     const LIMIT: usize = if cfg!(miri) { 64 } else { 1 << 16 };
@@ -194,6 +240,9 @@ fn as_many_claims_as_there_may_be_have_blocks_while_they_change() {
         trees.remove(present[at]);
         present[at] = trees.add(&claim, REDIRECT).unwrap();
         most = most.max(trees.memory.used().0);
+        if number % (LIMIT / 4) == 0 {
+            while trees.improve() {}
+        }
     }
     println!("later at most {most} blocks, {} widened", trees.widened());
     assert_eq!(trees.widened(), 0);
