@@ -9,10 +9,18 @@
 //! ([`xdp::ClaimAction`]). A counter of the device is then the sum of what the engine counts and of a counter
 //! for each such port.
 //!
-//! The lock is taken with that of `flows` held, and no other while it is held. Engines never take it.
+//! A claim is made quickly, and the trees of claims are built anew by a thread of their own once no flow has
+//! changed for a while.
+//!
+//! The lock is taken with that of `flows` held, or none, and no other while it is held. Engines never take
+//! it.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::io;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use flow_table::{FlowId, FlowKind, FlowRule};
 use xdp::{AllDrops, Claim, ClaimAction, ClaimReport, ClaimTable, DropCounter, XdpError};
@@ -25,9 +33,66 @@ pub(crate) struct FlowClaims(Option<Claims>);
 
 #[derive(Debug)]
 struct Claims {
-    flows: Mutex<ClaimedFlows>,
+    flows: Arc<Mutex<ClaimedFlows>>,
     /// The frames that the wire drops for flows, and does not take.
     drops: AllDrops,
+    /// `None` if there can be no thread: then the wire needs more time for a packet.
+    improver: Option<Improver>,
+}
+
+/// How long no flow has changed when the trees are built anew, and how long that is put off at most.
+const QUIET: Duration = Duration::from_millis(50);
+const QUIET_MAX: Duration = Duration::from_secs(1);
+
+/// The thread that builds the trees of claims anew. It ends with this.
+#[derive(Debug)]
+struct Improver {
+    /// Gets an entry when claims have changed, unless there is one.
+    changes: Option<SyncSender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Improver {
+    fn new(flows: Arc<Mutex<ClaimedFlows>>) -> io::Result<Self> {
+        let (changes, changed) = sync_channel(1);
+        let thread = std::thread::Builder::new().name("claims".to_owned());
+        let thread = thread.spawn(move || improve(&flows, &changed))?;
+        Ok(Self { changes: Some(changes), thread: Some(thread) })
+    }
+
+    fn note_change(&self) {
+        // A full channel has what the thread needs to know.
+        if let Some(changes) = &self.changes {
+            let _ = changes.try_send(());
+        }
+    }
+}
+
+impl Drop for Improver {
+    fn drop(&mut self) {
+        self.changes = None;
+        self.thread.take().map(JoinHandle::join);
+    }
+}
+
+/// Improves the trees after each series of changes, until there can be no more.
+fn improve(flows: &Mutex<ClaimedFlows>, changed: &Receiver<()>) {
+    while changed.recv().is_ok() {
+        let begun = Instant::now();
+        while begun.elapsed() < QUIET_MAX {
+            match changed.recv_timeout(QUIET) {
+                Ok(()) => {}
+                Err(RecvTimeoutError::Timeout) => break,
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
+        }
+        // Flows can change between two trees.
+        while locked(flows).table.improve() {}
+    }
+}
+
+fn locked(flows: &Mutex<ClaimedFlows>) -> MutexGuard<'_, ClaimedFlows> {
+    flows.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[derive(Debug)]
@@ -70,9 +135,13 @@ fn precedence(rule: &FlowRule) -> u32 {
 impl FlowClaims {
     /// No flow claims anything yet.
     pub(crate) fn new(table: Option<ClaimTable>) -> Self {
-        Self(table.map(|table| Claims {
-            drops: table.all_drops(),
-            flows: Mutex::new(ClaimedFlows { table, of_flow: HashMap::new(), uncounted: None }),
+        Self(table.map(|table| {
+            let drops = table.all_drops();
+            let flows = ClaimedFlows { table, of_flow: HashMap::new(), uncounted: None };
+            let flows = Arc::new(Mutex::new(flows));
+            let improver = Improver::new(Arc::clone(&flows));
+            let improver = improver.inspect_err(|error| tracing::warn!("no thread for claims: {error}"));
+            Claims { flows, drops, improver: improver.ok() }
         }))
     }
 
@@ -93,6 +162,7 @@ impl FlowClaims {
         let precedence = precedence(rule);
         flows.table.add(&claim, precedence, action.clone())?;
         flows.of_flow.insert(rule.id, (claim, precedence, action.clone()));
+        self.note_change();
         match action {
             ClaimAction::Drop(counter) => Ok(Some(counter)),
             ClaimAction::Redirect => Ok(None),
@@ -115,7 +185,12 @@ impl FlowClaims {
         let Some(mut flows) = self.lock() else { return };
         if let Some((claim, precedence, action)) = flows.of_flow.remove(&flow) {
             flows.table.remove(&claim, precedence, &action);
+            self.note_change();
         }
+    }
+
+    fn note_change(&self) {
+        self.0.iter().filter_map(|claims| claims.improver.as_ref()).for_each(Improver::note_change);
     }
 
     /// Adds the frames that the wire has dropped to those that the engine has received. Takes no lock.
@@ -134,7 +209,7 @@ impl FlowClaims {
     }
 
     fn lock(&self) -> Option<MutexGuard<'_, ClaimedFlows>> {
-        self.0.as_ref().map(|claims| claims.flows.lock().unwrap_or_else(PoisonError::into_inner))
+        self.0.as_ref().map(|claims| locked(&claims.flows))
     }
 }
 
