@@ -142,6 +142,15 @@ fn settings(options: &DaemonOptions<'_>) -> String {
     text
 }
 
+/// The runs of an XDP program.
+#[derive(Clone, Copy, Debug)]
+pub struct ProgramRuns {
+    /// Packets.
+    pub runs: u64,
+    /// Nanoseconds for all of them, with what the kernel needs to measure them.
+    pub ns: u64,
+}
+
 impl Daemon {
     /// Starts one with its files in `folder`, and waits until it is ready.
     ///
@@ -261,6 +270,27 @@ impl Daemon {
         let ports = state["ports"].as_array().ok_or_else(|| format!("no ports in {state}"))?;
         let dropped = ports.iter().map(|port| port["xdp_dropped_packets"].as_f64());
         dropped.sum::<Option<f64>>().ok_or_else(|| format!("no counter in {state}"))
+    }
+
+    /// The runs of its XDP program and the nanoseconds that they took, which the kernel counts while
+    /// `kernel.bpf_stats_enabled` is set (proc_pid_fdinfo(5), `run_cnt` and `run_time_ns`).
+    ///
+    /// # Errors
+    /// The daemon has no XDP program.
+    pub fn program_runs(&self) -> Result<ProgramRuns, String> {
+        const XDP: &str = "prog_type:\t6\n";
+        let folder = format!("/proc/{}/fdinfo", self.child.id());
+        let entries = std::fs::read_dir(&folder).map_err(|error| format!("{folder}: {error}"))?;
+        let texts = entries.flatten().filter_map(|entry| std::fs::read_to_string(entry.path()).ok());
+        let runs = texts.filter(|text| text.contains(XDP)).map(|text| {
+            let number = |name: &str| {
+                let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(":\t"));
+                line.and_then(|number| number.parse().ok()).unwrap_or(0)
+            };
+            ProgramRuns { runs: number("run_cnt"), ns: number("run_time_ns") }
+        });
+        // The other one gives frames back to the host.
+        runs.max_by_key(|runs| runs.runs).ok_or_else(|| "no XDP program of the daemon".to_owned())
     }
 
     /// The memory that it occupies (VmRSS), in MB.

@@ -125,8 +125,12 @@ struct Sending {
 
 impl Sending {
     fn start(inputs: &Inputs, bytes: u32) -> Result<Self, String> {
-        let rules = inputs.set("acl1_1k")?.rules;
-        let frames: Vec<Vec<u8>> = Trace::of(&rules, FLOWS).frames(bytes).collect();
+        Self::of(&inputs.set("acl1_1k")?.rules, bytes)
+    }
+
+    /// Sends packets of these rules.
+    fn of(rules: &[Rule], bytes: u32) -> Result<Self, String> {
+        let frames: Vec<Vec<u8>> = Trace::of(rules, FLOWS).frames(bytes).collect();
         let mut wire = wire(SENDER)?;
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);

@@ -19,6 +19,10 @@ const SOCKETS: &str = "AF_XDP sockets of the daemon, only counted";
 const OWN_DROPS: &str = "daemon, AF_XDP, drops in the program";
 const ALL_DROPPED: &str = "XDP program that drops all";
 const NFT_DROPS: &str = "nft ingress, drops";
+/// After which the rules are named.
+const PROGRAM_TIME: &str = "XDP program of the daemon, time for a packet";
+/// Rule sets of many masks, and of many rules.
+const COSTLY_SETS: [&str; 4] = ["acl1_1k", "fw1_1k", "ipc1_1k", "acl1_10k"];
 /// The source of the program that drops all.
 const DROP_ALL: &str = "__attribute__((section(\"xdp\"), used)) int drop_all(void *context) { return 1; }\n\
                         char _license[] __attribute__((section(\"license\"), used)) = \"GPL\";\n";
@@ -41,6 +45,8 @@ pub(super) fn cases<'c>(inputs: &'c Inputs, veth: &Result<(), String>) -> Vec<Ca
         cases.push(nft_drops(inputs, count, veth.clone()));
     }
     cases.push(all_dropped(inputs, veth.clone()));
+    let sets = [Ok(one_rule())].into_iter().chain(COSTLY_SETS.map(|name| inputs.set(name)));
+    cases.extend(sets.map(|set| program_cost(inputs, set, veth.clone())));
     cases
 }
 
@@ -99,6 +105,46 @@ fn own_drops(inputs: &Inputs, count: usize, veth: Result<(), String>) -> Case<'_
         Ok(vec![rate, share * 100.0])
     });
     Case { rows, run }
+}
+
+/// The time that the program needs for a packet, by the rules that it drops packets of, with packets of these
+/// rules. Of one rule it is mostly that of reading the headers.
+fn program_cost(inputs: &Inputs, set: Result<RuleSet, String>, veth: Result<(), String>) -> Case<'_> {
+    let name =
+        set.as_ref().map_or_else(Clone::clone, |set| format!("{}, {} rules", set.name, set.rules.len()));
+    Case::new(row(format!("{PROGRAM_TIME}, {name}"), "ns"), move || {
+        veth.clone()?;
+        let set = set.clone()?;
+        let policy = dropping(&set).policy_text();
+        let daemon = Daemon::start(&inputs.subfolder("xdp-cost")?, &options(&policy, wire_text()))?;
+        // The trees of claims are built anew when no more claims come.
+        std::thread::sleep(WARM_UP);
+        let _counted = CountedRuns::new()?;
+        let _sending = Sending::of(&set.rules, SIZES[0])?;
+        std::thread::sleep(WARM_UP);
+        let before = daemon.program_runs()?;
+        std::thread::sleep(inputs.round(MILLISECONDS));
+        let after = daemon.program_runs()?;
+        Ok((after.ns - before.ns) as f64 / (after.runs - before.runs) as f64)
+    })
+}
+
+/// The kernel counts the runs of programs and their time as long as this is there.
+struct CountedRuns;
+
+impl CountedRuns {
+    const SWITCH: &str = "/proc/sys/kernel/bpf_stats_enabled";
+
+    fn new() -> Result<Self, String> {
+        std::fs::write(Self::SWITCH, "1").map_err(|error| format!("{}: {error}", Self::SWITCH))?;
+        Ok(Self)
+    }
+}
+
+impl Drop for CountedRuns {
+    fn drop(&mut self) {
+        let _ = std::fs::write(Self::SWITCH, "0");
+    }
 }
 
 fn nft_drops(inputs: &Inputs, count: usize, veth: Result<(), String>) -> Case<'_> {
