@@ -1,14 +1,33 @@
-//! The packets of a flow as a [`Cube`], for `control`, which asks which flows share packets.
+//! The packets of a flow as a [`Cube`], for `control`, which asks which flows share packets, and those that
+//! it claims of a network interface.
 
 use flow_spec::{FlowSpec, SpecKind};
+use packet::IpProtocol;
 use packet::cube::{
-    Cube, HAS_ESP, HAS_GRE, HAS_INNER, HAS_IPV4, HAS_IPV6, HAS_MPLS, HAS_TCP, HAS_UDP, HAS_VXLAN, Slot,
+    Cube, HAS_ESP, HAS_GRE, HAS_INNER, HAS_IPV4, HAS_IPV6, HAS_MPLS, HAS_TCP, HAS_UDP, HAS_VXLAN, PROTOCOL,
+    Slot,
 };
 
 /// The packets that match all specs.
 pub(crate) fn cube_of(specs: &[FlowSpec], inner_from: usize) -> Option<Cube> {
     let mut specs = specs.iter().enumerate();
     specs.try_fold(Cube::ANY, |cube, (index, spec)| restricted(cube, spec, index >= inner_from))?.closed()
+}
+
+/// The packets that the outer specs match, with nothing implied but the protocol; `None` if there are none.
+pub(crate) fn claim_of(specs: &[FlowSpec], inner_from: usize) -> Option<Cube> {
+    let mut outer = specs.iter().take(inner_from);
+    outer.try_fold(Cube::ANY, |cube, spec| {
+        let protocol = match spec.kind() {
+            SpecKind::Tcp => Some(IpProtocol::TCP),
+            SpecKind::Udp => Some(IpProtocol::UDP),
+            SpecKind::Gre => Some(IpProtocol::GRE),
+            _ => None,
+        };
+        let cube = if spec.kind().is_tunnel() { cube } else { restricted(cube, spec, false)? };
+        let with = |protocol: IpProtocol| cube.with(PROTOCOL, protocol.0.into(), u8::MAX.into());
+        protocol.map_or(Some(cube), with)
+    })
 }
 
 /// The part of a cube that a spec matches.

@@ -16,6 +16,7 @@ use crate::matching::{Addresses, Family, Fragments, Macs, MaskedMac, Match, Mpls
 use crate::question::{Question, Ranges, Value, alignment};
 use crate::ranges::RangeSet;
 
+mod overlap;
 mod show;
 
 /// A conjunction of tests. Cheap to clone.

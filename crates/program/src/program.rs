@@ -9,6 +9,7 @@ use packet::cube::Cube;
 use packet::{DeepKey, FlowKey, HashFields, RssKey};
 use serde::Serialize;
 
+use crate::flow_cube::claim_of;
 use crate::ids::{ClassId, GroupId, QueueId, RuleId, SinkId, WorkerId};
 use crate::outcome::{Outcome, Verdict};
 use crate::policing::Policing;
@@ -271,6 +272,14 @@ impl Flow {
     #[must_use]
     pub fn cube(&self) -> Option<&Cube> {
         self.specs.cube()
+    }
+
+    /// The received packets that the flow claims of a network interface: those that match its conditions on
+    /// outer headers, with nothing implied but the IP protocol. `None`: it claims none.
+    #[must_use]
+    pub fn claim(&self) -> Option<Cube> {
+        let is_received = self.kind != FlowKind::Egress;
+        claim_of(&self.specs, self.specs.inner_from()).filter(|_| is_received)
     }
 
     /// The flow without its values: devices keep flows of equal shape in one table.

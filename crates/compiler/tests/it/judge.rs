@@ -9,8 +9,8 @@ use compiler::{Job, Weights};
 use device_model::DeviceModel;
 use packet::{DeepKey, Toeplitz};
 use program::{
-    Copied, Decide, Flow, FlowAction, FlowKind, FlowSpec, GroupId, Outcome, Placement, Program, RuleId,
-    Verdict, WorkerId,
+    ClassId, Copied, Decide, Decider, Explanation, Flow, FlowAction, FlowKind, FlowSpec, GroupId,
+    HostReception, Outcome, Placement, Program, RuleDeciders, RuleId, Verdict, WorkerId,
 };
 use proptest::prelude::*;
 use proptest::test_runner::{TestRunner, contextualize_config};
@@ -57,6 +57,7 @@ struct Case<'c> {
     default: Act,
     profile: &'c DeviceModel,
     program: &'c Program,
+    deciders: &'c [RuleDeciders],
 }
 
 impl Case<'_> {
@@ -70,6 +71,7 @@ impl Case<'_> {
         let explained = program.explain_deep(key);
         prop_assert_eq!(explained.outcome, wanted, "{:?}\n{}", key, program);
         self.copies(&meant, &explained.copies, explained.flow, key)?;
+        self.deciders_agree(key, &explained)?;
         self.device_agrees(FlowKind::Normal, key, explained.flow)?;
         let Some(flow) = explained.flow else {
             prop_assert_eq!(wanted.verdict, Verdict::Kernel);
@@ -102,6 +104,33 @@ impl Case<'_> {
             (&program.class(class).expect("a class").decide, wanted.verdict)
         {
             prop_assert_eq!(queue.group, wanted);
+        }
+        Ok(())
+    }
+
+    /// On an interface the packet and its copies are decided by some of the deciders of their rules, and the
+    /// host receives the packet if it does so for the rule. The device must honour all priorities.
+    fn deciders_agree(&self, key: &DeepKey, explained: &Explanation) -> Result<(), TestCaseError> {
+        if self.profile.multicast_ignores_priority && key.outer.dst_mac.0[0] & 1 == 1 {
+            return Ok(());
+        }
+        let of_rule = |outcome: &Outcome| &self.deciders[outcome.rule.index()];
+        let RuleDeciders { deciders, host } = of_rule(&explained.outcome);
+        let decider = self.program.decider(key);
+        prop_assert!(deciders.contains(&decider), "{decider:?} {:?} {key:?}\n{}", explained, self.program);
+        let may_reach = match host {
+            HostReception::Yes => explained.reaches_host(),
+            HostReception::No => !explained.reaches_host(),
+            HostReception::Partly => true,
+            HostReception::OtherRules | HostReception::Sent => false,
+        };
+        prop_assert!(may_reach, "{host:?} {:?} {key:?}\n{}", explained, self.program);
+        for copied in &explained.copies {
+            let is_exact = |class: ClassId| self.program.class(class).is_some_and(program::Class::is_exact);
+            let decider = if copied.class.is_some_and(is_exact) { Decider::Engine } else { Decider::Worker };
+            let RuleDeciders { deciders, host } = of_rule(&copied.outcome);
+            prop_assert!(deciders.contains(&decider), "{decider:?} {copied:?} {key:?}\n{}", self.program);
+            prop_assert_eq!(*host, HostReception::OtherRules);
         }
         Ok(())
     }
@@ -317,7 +346,8 @@ fn one(
         ));
         prop_assert!(is_new, "two flows of one rule are the same match: {program}\n{text}");
     }
-    let case = Case { rules: &rules, default, profile, program: &program };
+    let deciders = program.deciders();
+    let case = Case { rules: &rules, default, profile, program: &program, deciders: &deciders };
     for key in keys {
         case.received(key)?;
         case.sent(key)?;
