@@ -13,6 +13,8 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use packet::cube::LEVEL_WORDS;
+
 use crate::XdpError;
 use crate::blocks::{Effect, RulePlace};
 use crate::drops::{AllDrops, DropCounter, DropMemory};
@@ -162,6 +164,13 @@ impl ClaimTable {
     #[must_use]
     pub fn blocks(&self) -> usize {
         self.trees.blocks()
+    }
+
+    /// Whether the trees lead a packet with this image to a widened place: it may be redirected although no
+    /// claim asks for that.
+    #[must_use]
+    pub fn leads_beyond(&self, image: &[u64; LEVEL_WORDS]) -> bool {
+        self.trees.leads_beyond(image)
     }
 
     /// How exactly the trees represent the claims. Walks through all of them if they have changed since it

@@ -51,6 +51,7 @@ mod grace;
 mod map_in_map;
 mod memory;
 mod occupant;
+mod offline;
 mod program;
 mod tree;
 

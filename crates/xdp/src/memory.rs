@@ -25,13 +25,12 @@ mod sealed {
     impl AtomicWord for AtomicU64 {}
 }
 
-/// Words that the program reads, or in tests none does.
+/// Words that the program reads, or no program does.
 #[derive(Debug)]
 pub(crate) enum SharedWords<W> {
     /// An array map with `BPF_F_MMAPABLE`.
     Mapped(Mapping<W>),
     /// Memory of this process alone.
-    #[cfg(test)]
     Own(Box<[W]>),
 }
 
@@ -60,8 +59,7 @@ impl<W: SharedWord> SharedWords<W> {
         Ok(Self::Mapped(Mapping { base, words }))
     }
 
-    /// Words for tests.
-    #[cfg(test)]
+    /// Words that no program reads.
     pub(crate) fn own(words: usize) -> Self {
         Self::Own((0..words).map(|_| W::default()).collect())
     }
@@ -78,7 +76,6 @@ impl<W: SharedWord> Deref for SharedWords<W> {
             Self::Mapped(mapping) => unsafe {
                 std::slice::from_raw_parts(mapping.base.as_ptr(), mapping.words)
             },
-            #[cfg(test)]
             Self::Own(words) => words,
         }
     }

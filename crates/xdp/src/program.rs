@@ -31,7 +31,7 @@ const LEAVE: &str = "leave";
 /// Words of the program's `struct scratch`: four counters, two words of a search and an image.
 const SCRATCH_WORDS: usize = 6 + LEVEL_WORDS;
 /// Purposes of dropping that are counted apart, and two slots that have none; 64 KiB for each processor.
-const DROP_SLOTS: usize = 4096;
+pub(crate) const DROP_SLOTS: usize = 4096;
 
 /// The most claims of a program.
 pub const MAX_CLAIMS: u32 = MAX_PLACES / BLOCKS_PER_CLAIM;

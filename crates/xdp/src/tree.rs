@@ -254,6 +254,23 @@ impl Trees {
         }
     }
 
+    /// Whether some tree leads an image to a place where everything is redirected.
+    pub(crate) fn leads_beyond(&self, image: &Image) -> bool {
+        (0..ROOTS).any(|class| {
+            let mut at = ReferencePlace::Root(class);
+            loop {
+                at = match self.memory.load(at) {
+                    Reference::Everything => return true,
+                    Reference::Nothing | Reference::Rule(_) | Reference::List { goes_on: false, .. } => {
+                        return false;
+                    }
+                    Reference::List { block, .. } => ReferencePlace::Entry(block, LIST_RULES),
+                    Reference::Inner { block, nibble } => ReferencePlace::Entry(block, nibble.of(image)),
+                }
+            }
+        })
+    }
+
     /// Builds a tree anew of its claims if it has changed enough. Returns whether it did.
     fn is_rebuilt(&mut self, class: usize) -> bool {
         let TreeState { changes, built, .. } = self.states[class];
