@@ -63,7 +63,7 @@ const ATTACH_INTERVAL: Duration = Duration::from_millis(250);
 const RELEASE_PATIENCE: Duration = Duration::from_secs(1);
 const RELEASE_INTERVAL: Duration = Duration::from_millis(10);
 /// The most queues of an interface.
-const MAX_QUEUES: u32 = 128;
+pub const MAX_QUEUES: u32 = 128;
 /// The most frames that a queue can hold: 64 MiB of memory for frames of 4 KiB.
 const MAX_RING_FRAMES: u32 = 1 << 14;
 

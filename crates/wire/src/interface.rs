@@ -1,6 +1,7 @@
 //! Network interfaces: found by name, asked for their addresses, MTU and state; see netdevice(7).
 
 pub(crate) mod offloads;
+mod rss;
 
 use std::io;
 use std::mem::zeroed;
@@ -10,6 +11,8 @@ use packet::MacAddr;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, netdevice, socket_with};
 
 use crate::WireError;
+
+pub use rss::rss_table;
 
 /// An interface, as its name resolves in this network namespace.
 #[derive(Clone, Debug)]

@@ -40,7 +40,7 @@ use hugemem::prefetch_read;
 use packet::MacAddr;
 
 pub use af_packet::{AfPacketWire, Promiscuous};
-pub use af_xdp::AfXdpWire;
+pub use af_xdp::{AfXdpWire, MAX_QUEUES as AF_XDP_MAX_QUEUES};
 pub use config::SHORT_FORMS;
 pub use config::{
     AddressRange, AfPacketConfig, AfXdpConfig, FrameSizes, GeneratorConfig, HandOver, LiveInterface,
@@ -50,6 +50,7 @@ pub use config::{
 pub use error::{TransmitError, WireError};
 pub use gated::GatedWire;
 pub use generator::GeneratorWire;
+pub use interface::rss_table;
 pub use link::{LinkConfig, LinkEnd, LinkName, LinkWire};
 pub use link_peer::LinkPeer;
 pub use loopback::{LoopbackWire, NullWire};
