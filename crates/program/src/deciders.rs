@@ -1,6 +1,6 @@
-//! Who decides the packets of each rule where a policy is enforced on a network interface by an XDP program, and
-//! whether the host receives them. Computed from flows and classes, for whole rules; [`Program::decider`] answers
-//! for one packet, without that code.
+//! Who decides the packets of each rule where a policy is enforced on a network interface by an XDP program,
+//! and whether the host receives them. Computed from flows and classes, for whole rules; [`Program::decider`]
+//! answers for one packet, without that code.
 
 use std::collections::{BTreeSet, HashSet};
 
@@ -91,10 +91,10 @@ impl HostReception {
 }
 
 /// The deciders of a rule's packets.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct RuleDeciders {
     /// All that decide packets of the rule, or may; empty if no packet reaches the rule.
-    pub deciders: BTreeSet<Decider>,
+    pub decided_by: BTreeSet<Decider>,
     /// Whether the host receives the packets.
     pub host: HostReception,
 }
@@ -111,7 +111,7 @@ impl WideClaim {
     fn of(flow: &Flow) -> Option<Self> {
         let precedence = match flow.kind {
             FlowKind::Egress => return None,
-            FlowKind::Normal if !is_of_tunnel(flow) => return None,
+            FlowKind::Normal if !flow.is_of_tunnel() => return None,
             FlowKind::Normal | FlowKind::Copy => flow.priority,
             FlowKind::Sniffer => 0,
         };
@@ -177,7 +177,7 @@ impl Program {
         let rules = self.rules.iter().zip(found.rules).zip(kinds);
         let of_rule = |((rule, found), kind): ((&Rule, FoundOfRule), FlowKind)| RuleDeciders {
             host: self.host_reception(rule, kind, &found),
-            deciders: found.deciders,
+            decided_by: found.deciders,
         };
         rules.map(of_rule).collect()
     }
@@ -250,10 +250,10 @@ impl Found {
         self.comparisons <= MAX_COMPARISONS
     }
 
-    /// Adds the deciders of a flow that drops: the XDP program, but for packets of wide claims and of compared
-    /// flows that do not come after the flow.
+    /// Adds the deciders of a flow that drops: the XDP program, but for packets of wide claims and of
+    /// compared flows that do not come after the flow.
     fn add_drops(&mut self, flow: &Flow) {
-        if flow.kind != FlowKind::Normal || is_of_tunnel(flow) {
+        if flow.kind != FlowKind::Normal || flow.is_of_tunnel() {
             return self.note(flow.rule, Decider::Engine);
         }
         let Some(packets) = flow.cube() else { return };
@@ -289,8 +289,4 @@ impl Found {
             self.note(rule, Decider::Engine);
         }
     }
-}
-
-fn is_of_tunnel(flow: &Flow) -> bool {
-    flow.specs.inner_from() < flow.specs.len() || flow.specs.iter().any(|spec| spec.kind().is_tunnel())
 }

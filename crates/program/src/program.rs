@@ -282,6 +282,12 @@ impl Flow {
         claim_of(&self.specs, self.specs.inner_from()).filter(|_| is_received)
     }
 
+    /// Whether a spec is about a tunnel, or the packet inside it.
+    #[must_use]
+    pub fn is_of_tunnel(&self) -> bool {
+        self.specs.inner_from() < self.specs.len() || self.specs.iter().any(|spec| spec.kind().is_tunnel())
+    }
+
     /// The flow without its values: devices keep flows of equal shape in one table.
     #[must_use]
     pub fn shape(&self) -> (FlowKind, usize, Vec<FlowSpec>) {

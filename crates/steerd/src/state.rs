@@ -5,7 +5,9 @@
 
 use std::collections::BTreeMap;
 
+use program::RuleDeciders;
 use serde::{Deserialize, Serialize};
+use softnic::ClaimReport;
 
 use crate::effects::Effect;
 use crate::outcome::{PacketOutcome, RuleOutcomes, Totals, WorkerOutcomes};
@@ -125,6 +127,10 @@ pub(crate) struct RuleState {
     /// The device does not count all packets of this rule, or its counter has not been read yet: the counts
     /// here are incomplete.
     pub(crate) uncounted: bool,
+    /// Who decides its packets, and whether the host receives them; `None`: the device is no network
+    /// interface, or the policy in force does not have the rule.
+    #[serde(flatten)]
+    pub(crate) deciders: Option<RuleDeciders>,
     #[serde(flatten, serialize_with = "RuleOutcomes::serialize_for_rule")]
     pub(crate) outcomes: RuleOutcomes,
 }
@@ -302,6 +308,12 @@ pub(crate) struct PortClaims {
     pub(crate) widened_places: u64,
     /// Claims whose packets the XDP program drops itself, unless an earlier one matches.
     pub(crate) dropping: u64,
+}
+
+impl PortClaims {
+    pub(crate) fn of(ClaimReport { claims, dropping, widened }: ClaimReport) -> Self {
+        Self { count: claims as u64, widened_places: widened as u64, dropping: dropping as u64 }
+    }
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]

@@ -21,7 +21,7 @@ fn compiled(text: &str) -> Program {
 fn shown(program: &Program) -> Vec<String> {
     let rules = program.rules.iter().zip(program.deciders());
     let lines = rules.map(|(rule, decided)| {
-        let deciders: Vec<&str> = decided.deciders.iter().map(|decider| decider.words()).collect();
+        let deciders: Vec<&str> = decided.decided_by.iter().map(|decider| decider.words()).collect();
         format!("{}: {}; host {}", rule.name, deciders.join(", "), decided.host.words())
     });
     lines.collect()
@@ -80,7 +80,7 @@ fn claims_of_tunnels_and_copies_bring_other_packets_to_the_engine() {
         ]
     );
     let sniffing = compiled(&[HEAD, &rule("ear", "any = true", "{ sniff = 'g' }"), &far].concat());
-    let by_engine = |decided: &program::RuleDeciders| decided.deciders.iter().eq([&Decider::Engine]);
+    let by_engine = |decided: &program::RuleDeciders| decided.decided_by.iter().eq([&Decider::Engine]);
     assert!(sniffing.deciders().iter().all(by_engine), "{:?}", shown(&sniffing));
 }
 

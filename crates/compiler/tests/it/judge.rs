@@ -115,9 +115,9 @@ impl Case<'_> {
             return Ok(());
         }
         let of_rule = |outcome: &Outcome| &self.deciders[outcome.rule.index()];
-        let RuleDeciders { deciders, host } = of_rule(&explained.outcome);
+        let RuleDeciders { decided_by, host } = of_rule(&explained.outcome);
         let decider = self.program.decider(key);
-        prop_assert!(deciders.contains(&decider), "{decider:?} {:?} {key:?}\n{}", explained, self.program);
+        prop_assert!(decided_by.contains(&decider), "{decider:?} {:?} {key:?}\n{}", explained, self.program);
         let may_reach = match host {
             HostReception::Yes => explained.reaches_host(),
             HostReception::No => !explained.reaches_host(),
@@ -128,8 +128,8 @@ impl Case<'_> {
         for copied in &explained.copies {
             let is_exact = |class: ClassId| self.program.class(class).is_some_and(program::Class::is_exact);
             let decider = if copied.class.is_some_and(is_exact) { Decider::Engine } else { Decider::Worker };
-            let RuleDeciders { deciders, host } = of_rule(&copied.outcome);
-            prop_assert!(deciders.contains(&decider), "{decider:?} {copied:?} {key:?}\n{}", self.program);
+            let RuleDeciders { decided_by, host } = of_rule(&copied.outcome);
+            prop_assert!(decided_by.contains(&decider), "{decider:?} {copied:?} {key:?}\n{}", self.program);
             prop_assert_eq!(*host, HostReception::OtherRules);
         }
         Ok(())

@@ -2,12 +2,12 @@
 //! reading of the drop rules' counters. Threads that only read take it from here and wait for nobody.
 
 use std::collections::HashSet;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use control::DropTotals;
 use policy::Policy;
 use policy::policy::SetSize;
-use program::Program;
+use program::{Program, RuleDeciders};
 
 use crate::api::InForce;
 use crate::daemon::sinks::SinkList;
@@ -53,6 +53,8 @@ pub(crate) struct PolicyInForce {
     pub(crate) generation: u64,
     pub(crate) loaded_at_seconds: f64,
     pub(crate) warnings: Warnings,
+    /// Who decides the packets of each rule on a network interface, computed when it is first asked for.
+    pub(crate) deciders: OnceLock<Vec<RuleDeciders>>,
 }
 
 /// The outcomes of reloads.
@@ -131,6 +133,11 @@ impl Board {
 }
 
 impl PolicyInForce {
+    /// Who decides the packets of each rule on a network interface.
+    pub(crate) fn deciders(&self) -> &[RuleDeciders] {
+        self.deciders.get_or_init(|| self.program.deciders())
+    }
+
     pub(crate) fn for_api(&self) -> InForce {
         InForce {
             source: self.source.to_string(),

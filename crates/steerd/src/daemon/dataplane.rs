@@ -12,8 +12,8 @@ mod start;
 mod stop;
 
 use std::collections::HashSet;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use control::{ChangeStage, ControlError, Controller, Counted, DigestedProgram, DropTotals, FlowChanges};
@@ -194,6 +194,7 @@ impl Dataplane {
                 }
                 Cause::Rules => last.policy.warnings.clone(),
             },
+            deciders: OnceLock::new(),
         };
         let sinks = Arc::new(self.sinks.list());
         self.update(|published| {

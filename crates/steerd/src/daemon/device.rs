@@ -102,6 +102,12 @@ impl OpenDevice {
         soft.or_else(|| self.preloaded.as_ref().map(|preloaded| preloaded.is_among(stalled)))
     }
 
+    /// Whether an XDP program enforces the policy on a port in use.
+    pub(crate) fn has_xdp_program(&self) -> bool {
+        let wires = self.ports.iter().map(|port| self.soft_wires.get(usize::from(*port).wrapping_sub(1)));
+        wires.flatten().any(|wire| matches!(wire, WireConfig::AfXdp(_)))
+    }
+
     /// The descriptions of the soft NIC's wires; empty for a real device.
     pub(crate) fn wires(&self) -> &[String] {
         match (&self.soft, &self.preloaded) {

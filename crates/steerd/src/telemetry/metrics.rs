@@ -10,6 +10,7 @@ mod tests;
 use std::borrow::Cow;
 use std::fs;
 
+use program::{Decider, RuleDeciders};
 use prometheus::TextEncoder;
 use prometheus::proto::{self, Bucket, Histogram, LabelPair, MetricFamily, MetricType};
 
@@ -145,6 +146,10 @@ static METRICS: &[Metric] = &[
         "Copies that workers received for a rule and discarded because the rule does not match them: the \
          device copies more packets than the rule matches.",
         filtered_copies),
+    gauge("steerd_rule_decided_by", &["rule", "decider", "host"],
+        "1 for each part of the system that decides packets of a rule on a network interface: xdp_program, engine, \
+         worker. The label host is whether the host receives the packets.",
+        deciders),
     counter("steerd_port_received_packets_total", &["port"], "Packets received from the wire.",
         |s| ports(s, |p| p.received_packets)),
     counter("steerd_port_received_bytes_total", &["port"], "Bytes received from the wire.",
@@ -421,6 +426,20 @@ fn by_action<'s>(s: &'s Sources<'s>, value: fn(Count) -> Option<u64>) -> Vec<Ser
 fn filtered_copies<'s>(s: &'s Sources<'s>) -> Vec<Series<'s>> {
     let rules = s.rules.iter().filter(|rule| is_filtered(rule));
     rules.map(|rule| (vec![rule.name.as_str().into()], Value::Number(count(filtered(rule))))).collect()
+}
+
+/// A series for each rule on a network interface and each of those that decide its packets.
+fn deciders<'s>(s: &'s Sources<'s>) -> Vec<Series<'s>> {
+    let of = |rule: &'s Cow<'s, RuleState>| {
+        let of_rule = |deciders: &'s RuleDeciders| {
+            let labels = |decider: &Decider| {
+                vec![rule.name.as_str().into(), decider.name().into(), deciders.host.name().into()]
+            };
+            deciders.decided_by.iter().map(move |decider| (labels(decider), Value::Number(1.0)))
+        };
+        rule.deciders.iter().flat_map(of_rule)
+    };
+    s.rules.iter().flat_map(of).collect()
 }
 
 /// The rules with `count = false` are summed under this name, so that sums over all rules stay complete. No

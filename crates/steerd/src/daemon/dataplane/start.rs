@@ -3,7 +3,7 @@
 
 use std::collections::HashSet;
 use std::path::Path;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
@@ -178,6 +178,7 @@ fn none_in_force(source: PolicySource, compiled: &Compiled) -> PolicyInForce {
         generation: 0,
         loaded_at_seconds: 0.0,
         warnings: Warnings::default(),
+        deciders: OnceLock::new(),
     }
 }
 

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use control::{ChangedSoFar, Counted, Device, DropTotals};
-use program::{DEFAULT_RULE, Placement, Program, RUNTIME_RULES, RuleId, SinkId, WorkerId};
-use softnic::{ClaimReport, FrameEnd, PortStats, SoftNic};
+use program::{DEFAULT_RULE, Placement, Program, RUNTIME_RULES, RuleDeciders, RuleId, SinkId, WorkerId};
+use softnic::{FrameEnd, PortStats};
 use worker::sinks::{PacketSizes, TopFlow};
 use worker::{Distribution, SinkTraffic, WorkerSnapshot};
 
@@ -61,7 +61,8 @@ pub(super) fn of(observer: &Observer, drops: Option<Arc<[DropTotals]>>, moment: 
     let published = observer.board.read();
     let program = &*published.policy.program;
 
-    let mut rules = Rules::of(program);
+    let deciders = observer.opened.has_xdp_program().then(|| published.policy.deciders());
+    let mut rules = Rules::of(program, deciders.unwrap_or_default());
     snapshots.iter().for_each(|snapshot| rules.add_worker(snapshot));
     match &drops {
         Some(drops) => drops.iter().for_each(|drop| rules.add_drops(drop)),
@@ -251,7 +252,8 @@ struct Rules {
 }
 
 impl Rules {
-    fn of(program: &Program) -> Self {
+    /// `deciders`: by rule, on a network interface.
+    fn of(program: &Program, deciders: &[RuleDeciders]) -> Self {
         let exceptions: BTreeSet<RuleId> = program.exceptions.iter().map(|step| step.rule).collect();
         let rule = |(index, (rule, effect)): (usize, (&program::Rule, Effect))| RuleState {
             name: rule.name.to_string(),
@@ -265,6 +267,7 @@ impl Rules {
             current: true,
             // Such a rule has neither flow nor worker: its packets cannot be told from the default's.
             uncounted: exceptions.contains(&RuleId::of(index)),
+            deciders: deciders.get(index).cloned(),
             ..RuleState::default()
         };
         let mut list: Vec<RuleState> =
@@ -461,7 +464,7 @@ fn ports(observer: &Observer, stats: Option<&[PortStats]>) -> Vec<PortState> {
         let lost_packets = || out_of_buffer().map(|packets| ("out_of_buffer", packets)).into_iter().collect();
         PortState {
             lost_packets: stats.map_or_else(lost_packets, losses),
-            claims: observer.soft_nic().and_then(|nic| claims(nic, *number)),
+            claims: observer.soft_nic().and_then(|nic| nic.port_claims(*number)).map(PortClaims::of),
             ..port(device, wires, *number, stats)
         }
     };
@@ -498,11 +501,6 @@ fn other_devices(observer: &Observer, stalled: &[Part]) -> Vec<OtherDeviceState>
             .collect(),
     };
     observer.opened.others.iter().map(state).collect()
-}
-
-fn claims(nic: &SoftNic, port: u8) -> Option<PortClaims> {
-    let ClaimReport { claims, dropping, widened } = nic.port_claims(port)?;
-    Some(PortClaims { count: claims as u64, widened_places: widened as u64, dropping: dropping as u64 })
 }
 
 fn counters(stats: &PortStats) -> PortCounters {

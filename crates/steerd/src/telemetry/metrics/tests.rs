@@ -1,5 +1,7 @@
 //! What a state looks like in Prometheus' text format.
 
+use program::HostReception;
+
 use super::*;
 
 fn scene() -> State {
@@ -12,14 +14,7 @@ fn scene() -> State {
                 current: true,
                 ..RuleState::default()
             },
-            RuleState {
-                name: "scan".into(),
-                action: "drop".into(),
-                effect: Effect::Drop,
-                current: true,
-                outcomes: [(PacketOutcome::Dropped, Count::of(7, 0))].into(),
-                ..RuleState::default()
-            },
+            scan(),
             RuleState {
                 name: "uncountable".into(),
                 action: "drop".into(),
@@ -82,6 +77,22 @@ fn scene() -> State {
     }
 }
 
+/// A rule that drops on a network interface.
+fn scan() -> RuleState {
+    RuleState {
+        name: "scan".into(),
+        action: "drop".into(),
+        effect: Effect::Drop,
+        current: true,
+        deciders: Some(RuleDeciders {
+            decided_by: [Decider::XdpProgram, Decider::Engine].into(),
+            host: HostReception::No,
+        }),
+        outcomes: [(PacketOutcome::Dropped, Count::of(7, 0))].into(),
+        ..RuleState::default()
+    }
+}
+
 fn sink() -> SinkState {
     SinkState {
         name: "sizes".into(),
@@ -141,6 +152,8 @@ fn a_state_becomes_text() {
         "steerd_sink_transmit_dropped_packets_total{kind=\"count\",reason=\"too_long\",sink=\"sizes\",worker=\"1\"} 2",
         "steerd_rule_packets_total{action=\"deliver\",rule=\"web \\\"x\\\"\"} 0",
         "steerd_rule_packets_total{action=\"drop\",rule=\"scan\"} 7",
+        "steerd_rule_decided_by{decider=\"xdp_program\",host=\"no\",rule=\"scan\"} 1",
+        "steerd_rule_decided_by{decider=\"engine\",host=\"no\",rule=\"scan\"} 1",
         "steerd_policy_reloads_total{result=\"failure\"} 0",
         "steerd_worker_dropped_packets_total{reason=\"unknown_tag\",worker=\"0\"} 1",
         "steerd_worker_poll_errors_total{worker=\"0\"} 5",
