@@ -202,6 +202,10 @@ pub(crate) struct CheckArgs {
     /// decided [default: policy.traffic of the settings, which is not shown].
     #[arg(long, value_name = "CAPTURE|running", value_parser = parse_traffic)]
     pub(crate) traffic: Option<TrafficArg>,
+    /// Check for a network interface, as `run --interface` puts the policy on it: also show for each rule who
+    /// decides its packets, and whether the host receives them. The interface need not exist.
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["config", "model"])]
+    pub(crate) interface: Option<String>,
     /// The unix socket of the API of the daemon that --traffic running asks; overrides api.socket of the
     /// settings.
     #[arg(long, value_name = "PATH")]

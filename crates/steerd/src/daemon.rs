@@ -14,6 +14,7 @@ mod history;
 pub(crate) mod libmlx5;
 mod notify;
 mod observer;
+pub(crate) mod placement;
 pub(crate) mod reload;
 pub(crate) mod rules;
 mod servers;

@@ -1,6 +1,8 @@
 //! `steerd check`: how a device would run a policy, rule by rule, with all errors, warnings and the capacity
-//! that it needs. Nothing is put on a device. `text` and `json` print the result.
+//! that it needs; for a network interface also who decides them (`interface`). Nothing is put on a device.
+//! `text` and `json` print the result.
 
+mod interface;
 mod json;
 mod text;
 
@@ -13,6 +15,7 @@ use policy::{Diagnostic, Diagnostics, Policy};
 use program::{Program, RuleId, SinkId};
 use serde::Serialize;
 
+use self::interface::OnInterface;
 use super::target::Target;
 use crate::cli::{ApiArgs, CheckArgs, Cli, Deny, Format, TrafficArg};
 use crate::commands::{Error, client};
@@ -54,18 +57,17 @@ struct Checked {
     counted: Option<CountedShare>,
     /// Pairs of rules that keep packets from hardware.
     savings: Vec<Saving>,
+    /// `None`: the device is no network interface, or there is no program.
+    interface: Option<OnInterface>,
 }
 
 pub(crate) fn run(args: &CheckArgs) -> Result<(), Error> {
     if args.print_schema {
         return Ok(output::print_plain_json(&policy::schema())?);
     }
-    if args.no_analysis && args.deny.contains(&Deny::Shadowed) {
-        let kind = clap::error::ErrorKind::ArgumentConflict;
-        let message = "--deny shadowed needs the analysis that --no-analysis skips";
-        <Cli as clap::CommandFactory>::command().error(kind, message).exit();
-    }
-    let Target { mut source, device, workers } = Target::of(&args.policy)?;
+    refuse_conflict(args);
+    let Target { mut source, device, workers, settings } =
+        Target::on(&args.policy, args.interface.as_deref())?;
     match &args.traffic {
         Some(TrafficArg::Capture(path)) => source.traffic = Some(Traffic::Capture(path.clone())),
         Some(TrafficArg::Running) => source.traffic = Some(Traffic::Counters),
@@ -106,11 +108,13 @@ pub(crate) fn run(args: &CheckArgs) -> Result<(), Error> {
     let (room_errors, of_room) = policy_file::of_room(room.as_ref(), &policy, profile);
     let warnings = all_warnings(&policy, &report, analysis.as_ref(), [warnings, of_room].concat());
     let device_warnings = report.program.as_ref().map(|program| device.warnings(program)).unwrap_or_default();
-    let traffic = match (&args.traffic, &report.program) {
-        (Some(TrafficArg::Capture(path)), Some(program)) => {
-            let packets = weights.iter().flat_map(compiler::Weights::packets).sum();
-            Some(shares_of_traffic(path, packets, program)?)
-        }
+    let packets = || weights.iter().flat_map(compiler::Weights::packets).sum();
+    let traffic = match (capture(args), &report.program) {
+        (Some(path), Some(program)) => Some(shares_of_traffic(path, packets(), program)?),
+        _ => None,
+    };
+    let interface = match (&settings, &report.program) {
+        (Some(settings), Some(program)) => interface::of(settings, program, capture(args))?,
         _ => None,
     };
     let counted = counters.map(|counters| CountedShare::of(&job, report.program.as_ref(), &counters));
@@ -130,6 +134,7 @@ pub(crate) fn run(args: &CheckArgs) -> Result<(), Error> {
         traffic,
         counted,
         savings,
+        interface,
     };
     let denied = checked.denied(&args.deny);
     match format {
@@ -147,6 +152,23 @@ fn analysed(args: &CheckArgs, policy: &Policy) -> Option<Analysis> {
         let mut progress = Progress::new();
         analysis::analyse(policy, &mut |at| progress.show(at))
     })
+}
+
+/// Ends the process if arguments contradict each other.
+fn refuse_conflict(args: &CheckArgs) {
+    if args.no_analysis && args.deny.contains(&Deny::Shadowed) {
+        let kind = clap::error::ErrorKind::ArgumentConflict;
+        let message = "--deny shadowed needs the analysis that --no-analysis skips";
+        <Cli as clap::CommandFactory>::command().error(kind, message).exit();
+    }
+}
+
+/// The capture that --traffic names.
+fn capture(args: &CheckArgs) -> Option<&Path> {
+    match &args.traffic {
+        Some(TrafficArg::Capture(path)) => Some(path),
+        Some(TrafficArg::Running) | None => None,
+    }
 }
 
 /// The counters of the daemon that --traffic names.
@@ -211,6 +233,9 @@ impl Checked {
             all.extend(self.warnings.iter().cloned());
         }
         output::print_diagnostics(&Diagnostics::from(all));
+        for error in self.unserved_queues() {
+            output::print_error(&format!("error: {error}"));
+        }
         if quiet {
             return Ok(());
         }
@@ -237,9 +262,15 @@ impl Checked {
         of_program.chain(&self.protection.errors).chain(&self.room_errors)
     }
 
-    /// Whether it compiles, loses no exceptions and no protected packets, and rules at run time have room.
+    /// The queues of network interfaces without a socket.
+    fn unserved_queues(&self) -> &[String] {
+        self.interface.as_ref().map(|interface| &*interface.unserved_queues).unwrap_or_default()
+    }
+
+    /// Whether it compiles, loses no exceptions and no protected packets, rules at run time have room, and
+    /// each queue of an interface has a socket.
     fn is_installable(&self) -> bool {
-        self.report.program.is_some() && self.problems().next().is_none()
+        self.report.program.is_some() && self.problems().next().is_none() && self.unserved_queues().is_empty()
     }
 
     /// Why a policy that compiles is refused, in short.
@@ -256,6 +287,9 @@ impl Checked {
         }
         if !self.room_errors.is_empty() {
             found.push("no room for the rules at run time".to_owned());
+        }
+        if !self.unserved_queues().is_empty() {
+            found.push("receive queues without a socket".to_owned());
         }
         format!("{} on {}", found.join(", "), self.report.device)
     }

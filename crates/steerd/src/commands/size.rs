@@ -135,7 +135,7 @@ struct WorkerAnswer {
 }
 
 pub(crate) fn run(args: &SizeArgs) -> Result<(), Error> {
-    let Target { source, device, workers } = Target::of(&args.policy)?;
+    let Target { source, device, workers, .. } = Target::of(&args.policy)?;
     let refused = |diagnostics| {
         output::print_diagnostics(&diagnostics);
         PolicyErrors::of(&source, &diagnostics)

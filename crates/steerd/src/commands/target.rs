@@ -10,7 +10,7 @@ use crate::cli::PolicyArgs;
 use crate::daemon::cores;
 use crate::daemon::device::{self, TargetDevice};
 use crate::policy_file::{Compiled, PolicyErrors, STANDARD_INPUT, compile, is_standard_input};
-use crate::settings::{self, PolicySource, PolicyText, Request, Traffic};
+use crate::settings::{self, PolicySource, PolicyText, Request, Settings, Traffic};
 use crate::terminal::output;
 
 /// A policy, and the device to compile it for.
@@ -19,19 +19,28 @@ pub(crate) struct Target {
     pub(crate) device: TargetDevice,
     /// `None`: as many as the policy names.
     pub(crate) workers: Option<usize>,
+    /// The settings that the device is of; `None`: it is a model.
+    pub(crate) settings: Option<Box<Settings>>,
 }
 
 impl Target {
     pub(crate) fn of(args: &PolicyArgs) -> Result<Self, Error> {
+        Self::on(args, None)
+    }
+
+    /// The target of these arguments; with an interface, the port that `run --interface` makes of it.
+    pub(crate) fn on(args: &PolicyArgs, interface: Option<&str>) -> Result<Self, Error> {
         let mut workers = args.workers.map(|workers| workers as usize);
         let wanted = args.model.clone();
-        let Some(file) = &args.config else {
+        if args.config.is_none() && interface.is_none() {
             let variables = args.variables.set.iter().cloned().collect();
             let source = source(&args.policy.clone().unwrap_or_default(), variables)?;
-            return Ok(Self { source, device: TargetDevice::of(wanted.unwrap_or_default()), workers });
-        };
+            let device = TargetDevice::of(wanted.unwrap_or_default());
+            return Ok(Self { source, device, workers, settings: None });
+        }
         let request = Request {
-            file: Some(file.clone()),
+            file: args.config.clone(),
+            interface: interface.map(str::to_owned),
             policy: args.policy.clone().filter(|path| !is_standard_input(path)),
             variables: args.variables.set.clone(),
             ..Request::default()
@@ -42,6 +51,7 @@ impl Target {
             let cores = cores::of_workers(settings, &cores::available());
             workers = Some(cores.map_err(Error::Cores)?.len());
         }
+        let is_of_settings = wanted.is_none();
         let device = wanted.map_or_else(
             || device::profile(settings),
             |profile| Ok(TargetDevice::of(profile.on_ports(settings.device.ports.len()))),
@@ -56,7 +66,8 @@ impl Target {
             }
             None => loaded.policy,
         };
-        Ok(Self { source, device, workers })
+        let settings = is_of_settings.then(|| Box::new(loaded.settings));
+        Ok(Self { source, device, workers, settings })
     }
 }
 
@@ -88,7 +99,7 @@ const COUNTED_ELSEWHERE: &str = "warning: policy.traffic is \"counters\": the ru
 /// Compiles the policy of these arguments; prints the diagnostics if that fails. If the device cannot run the
 /// policy, the result is for one without limits: what the policy means does not depend on the device.
 pub(crate) fn compile_for(args: &PolicyArgs) -> Result<(Compiled, AnswerModel), Error> {
-    let Target { source, device, workers } = Target::of(args)?;
+    let Target { source, device, workers, .. } = Target::of(args)?;
     if source.traffic == Some(Traffic::Counters) {
         output::print_error(COUNTED_ELSEWHERE);
     }

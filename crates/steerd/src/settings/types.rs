@@ -13,7 +13,7 @@ use hugemem::PageKind;
 use serde::de::{self, Deserializer, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
 use softnic::{Personality, UnknownPersonality};
-use wire::WireConfig;
+use wire::{AfXdpConfig, WireConfig};
 
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -35,6 +35,25 @@ impl Settings {
         let name = self.device.name.as_str();
         !self.softnic.ports.is_empty() && (name == AUTO_DEVICE || name == self.softnic.name)
     }
+
+    /// The ports in use on which an XDP program enforces the policy.
+    pub(crate) fn xdp_ports(&self) -> Vec<XdpPort> {
+        let of_port = |port: &u8| {
+            let wire = self.softnic.ports.get(usize::from(*port).checked_sub(1)?).map(|port| &port.wire)?;
+            let WireConfig::AfXdp(AfXdpConfig { interface, .. }) = wire else { return None };
+            Some(XdpPort { port: *port, interface: interface.clone() })
+        };
+        let ports = self.device.ports.iter().filter(|_| self.chooses_soft());
+        ports.filter_map(of_port).collect()
+    }
+}
+
+/// A port that is a network interface with the XDP program.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct XdpPort {
+    pub(crate) port: u8,
+    /// The name of the interface.
+    pub(crate) interface: String,
 }
 
 /// The name that stands for the only device there is.

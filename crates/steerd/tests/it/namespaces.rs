@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::support;
-use serde_json::Value;
+use serde_json::{Value, json};
 use test_support::namespaces::Outcome;
 
 /// Runs a script of the folder; `None`, after a notice, where it cannot run.
@@ -38,6 +38,22 @@ type Traffic = (HashMap<String, u64>, Value, String);
 fn traffic(arguments: &[&str]) -> Option<Traffic> {
     let outcome = outcome("traffic.sh", arguments)?;
     Some((outcome.numbers("sent.env"), json(&outcome, "state.json"), outcome.read("summary.txt")))
+}
+
+/// `check` has the same claims as the daemon, without the interface, and who decides each rule.
+fn check_agrees(check: &Value, state: &Value) {
+    assert_eq!(check["interface"]["claims"], state["ports"][0]["claims"], "{check:#}");
+    assert_eq!(check["interface"]["ports"][0]["interface"], "steer0");
+    let of_rules = |rules: &Value, name: &str| -> Vec<(Value, Value, Value)> {
+        let rules = rules.as_array().expect("rules").iter();
+        rules.map(|rule| (rule[name].clone(), rule["decided_by"].clone(), rule["host"].clone())).collect()
+    };
+    let checked = of_rules(&check["interface"]["rules"], "rule");
+    assert_eq!(checked, of_rules(&state["rules"], "name"));
+    assert_eq!(
+        checked.first().map(|(_, by, host)| (by, host)),
+        Some((&json!(["xdp_program"]), &json!("no")))
+    );
 }
 
 #[test]
@@ -82,6 +98,7 @@ fn claimed_packets_of_an_enforced_interface_never_reach_the_kernel_and_others_do
         ] {
             assert!(metrics.contains(&line), "{line} in {metrics}");
         }
+        check_agrees(&json(&outcome, "check.json"), &state);
         assert_eq!(
             (seen["program_before"], seen["program_after"]),
             (1, 0),

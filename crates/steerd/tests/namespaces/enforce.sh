@@ -4,7 +4,7 @@
 # Run by tests/it/namespaces.rs inside fresh network and mount namespaces:
 #   enforce.sh STEERD DIR MODE
 # MODE is `native` or `generic`. Sends known traffic by ordinary programs and leaves in DIR what the kernel and its
-# programs received (seen.env), what steerd has counted (state.json), and its log. Touches nothing outside.
+# programs received (seen.env), what steerd has counted (state.json) and had found out before (check.json), and its log. Touches nothing outside.
 set -euo pipefail
 steerd=$1 dir=$2 mode=$3
 server4=10.77.0.1 server6=fd77::1
@@ -84,6 +84,7 @@ wire = { kind = "af_xdp", interface = "steer0", mode = "$mode" }
 listen = "127.0.0.1:9464"
 EOF
 
+"$steerd" check --config "$dir/steerd.toml" --format json > "$dir/check.json"
 "$steerd" run --config "$dir/steerd.toml" --for 120s 2> "$dir/steerd.log" > "$dir/summary.txt" &
 daemon=$!
 trap 'kill $daemon 2>/dev/null || true' EXIT

@@ -4,11 +4,14 @@ use analysis::{Need, Pairs, Protected, Reach, Relation, RuleAnalysis};
 use compiler::{Capacity, DeviceRoom, Obstacle, RuleReport, Shares, TrafficShare};
 use policy::Witness;
 use policy::{Diagnostic, Diagnostics, MAX_DIAGNOSTICS};
-use program::{Program, RuleId, SinkId, SinkSpec};
+use program::{Program, RuleDeciders, RuleId, SinkId, SinkSpec};
 use serde::Serialize;
 
+use super::interface::{DecidedPackets, OnInterface};
 use super::{Checked, CountedShare};
+use crate::daemon::placement::Placement;
 use crate::settings::PolicySource;
+use crate::state::PortClaims;
 use crate::terminal::output::{self, OutputError};
 
 #[derive(Default, Serialize)]
@@ -46,6 +49,8 @@ struct Answer<'c> {
     diagnostics: Vec<&'c Diagnostic>,
     /// Warnings about the device of the settings.
     device_warnings: &'c [String],
+    /// Who decides on a network interface; `null`: the device is none, or there is no program.
+    interface: Option<Interface<'c>>,
     omitted_diagnostics: usize,
 }
 
@@ -63,6 +68,56 @@ struct RuleTraffic<'c> {
     rule: &'c str,
     #[serde(flatten)]
     share: &'c TrafficShare,
+}
+
+#[derive(Serialize)]
+struct Interface<'c> {
+    ports: Vec<InterfacePort<'c>>,
+    /// Where interrupts and packets of the interfaces go, beside the cores of workers and engines.
+    placement: Option<&'c Placement>,
+    /// Queues without a socket, in words; then `ok` is false.
+    unserved_queues: &'c [String],
+    /// The default last.
+    rules: Vec<RuleOnInterface<'c>>,
+    /// How exactly the XDP program represents what the flows claim; `null`: it does not take all flows.
+    claims: Option<PortClaims>,
+    /// Why it does not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    claims_problem: Option<String>,
+    /// The packets of a capture by who decides them; `null`: none is given.
+    traffic: Option<DecidedTraffic<'c>>,
+}
+
+#[derive(Serialize)]
+struct InterfacePort<'c> {
+    port: u8,
+    interface: &'c str,
+}
+
+#[derive(Serialize)]
+struct RuleOnInterface<'c> {
+    rule: &'c str,
+    /// Who decides its packets ("xdp_program", "engine", "worker"), and whether the host receives them.
+    #[serde(flatten)]
+    deciders: &'c RuleDeciders,
+}
+
+#[derive(Serialize)]
+struct DecidedTraffic<'c> {
+    /// One of so many packets was examined; the numbers are of these.
+    one_in: u64,
+    all: DecidedPackets,
+    /// The default last.
+    rules: Vec<DecidedOfRule<'c>>,
+    /// The packets that the XDP program redirects beyond what flows claim.
+    beyond_claims: u64,
+}
+
+#[derive(Serialize)]
+struct DecidedOfRule<'c> {
+    rule: &'c str,
+    #[serde(flatten)]
+    decided: DecidedPackets,
 }
 
 #[derive(Serialize)]
@@ -203,6 +258,7 @@ pub(super) fn print(checked: &Checked, denied: &[String]) -> Result<(), OutputEr
         omitted_diagnostics: found - diagnostics.len(),
         diagnostics,
         device_warnings: &checked.device_warnings,
+        interface: checked.interface.as_ref().map(|interface| checked.on_interface(interface)),
     })
 }
 
@@ -228,6 +284,30 @@ impl Checked {
             rules: self.rules_of_sink(program, SinkId::of(index)).collect(),
         };
         program.sinks.iter().enumerate().map(line).collect()
+    }
+
+    fn on_interface<'c>(&'c self, on: &'c OnInterface) -> Interface<'c> {
+        let name = |index: usize| self.rule_name(RuleId::of(index));
+        let ports = on.ports.iter().map(|on| InterfacePort { port: on.port, interface: &on.interface });
+        let rules = on.rules.iter().enumerate();
+        let rules = rules.map(|(index, deciders)| RuleOnInterface { rule: name(index), deciders });
+        let traffic = on.traffic.as_ref().map(|traffic| DecidedTraffic {
+            one_in: traffic.one_in,
+            all: traffic.all,
+            rules: (traffic.rules.iter().enumerate())
+                .map(|(index, decided)| DecidedOfRule { rule: name(index), decided: *decided })
+                .collect(),
+            beyond_claims: traffic.beyond_claims,
+        });
+        Interface {
+            ports: ports.collect(),
+            placement: on.placement.as_ref(),
+            unserved_queues: &on.unserved_queues,
+            rules: rules.collect(),
+            claims: on.claims.as_ref().ok().map(|report| PortClaims::of(*report)),
+            claims_problem: on.claims.as_ref().err().map(ToString::to_string),
+            traffic,
+        }
     }
 
     fn protected(&self) -> Vec<ProtectedPackets<'_>> {

@@ -5,9 +5,12 @@ use std::fmt::Write as _;
 use analysis::{Analysis, Need, Pair, Reach, Relation};
 use compiler::{Amount, Capacity, CapacityRow, Decided, DeviceRoom, Obstacle, Report, RuleReport};
 use device_model::Limit;
-use program::{RuleId, SinkId};
+use program::{Decider, RuleId, SinkId};
+use xdp::ClaimReport;
 
+use super::interface::{DecidedPackets, DecidedTraffic, OnInterface};
 use super::{Checked, names};
+use crate::daemon::placement::Placement;
 use crate::describe;
 use crate::terminal::style::{Layout, Style};
 use crate::terminal::table::{Grid, bytes, counted, number};
@@ -20,6 +23,9 @@ pub(super) fn of(checked: &Checked, layout: Layout) -> String {
     let workers = counted(checked.workers as u64, "worker", "workers");
     let title = format!("{} for {} with {workers}", checked.source, report.device);
     let mut out = format!("{}\n\n{}", layout.text(Style::Heading, &title), rules_table(report, layout));
+    if let Some(interface) = &checked.interface {
+        out.push_str(&on_interface(checked, interface, layout));
+    }
     out.push_str(&sinks_table(checked, layout));
     out.push_str(&reasons(report, layout));
     out.push_str(&shares(report, layout));
@@ -216,6 +222,103 @@ fn rules_table(report: &Report, layout: Layout) -> String {
         if let Some(note) = &rule.note {
             out.push_str(&layout.lines(Style::Dim, "        ", note));
         }
+    }
+    out
+}
+
+/// Who decides the packets of each rule on a network interface, and how exactly the XDP program represents
+/// what the flows claim.
+fn on_interface(checked: &Checked, on: &OnInterface, layout: Layout) -> String {
+    let names: Vec<&str> = on.ports.iter().map(|port| port.interface.as_str()).collect();
+    let title = format!("on {}, enforced by an XDP program", names.join(", "));
+    let mut grid = Grid::new(&["rule", "decided by", "host receives"]);
+    for (index, rule) in on.rules.iter().enumerate() {
+        let deciders: Vec<&str> = rule.decided_by.iter().map(|decider| decider.words()).collect();
+        let deciders = if deciders.is_empty() { "-".to_owned() } else { deciders.join(", ") };
+        grid.row(vec![
+            checked.rule_name(RuleId::of(index)).to_owned(),
+            deciders,
+            rule.host.words().to_owned(),
+        ]);
+    }
+    let mut out = format!("\n{}\n{}", layout.text(Style::Heading, &title), headed(&grid, layout));
+    let alone = |decider: Decider| {
+        let rules = on.rules.iter().filter(|rule| rule.decided_by.iter().eq([&decider])).count();
+        format!("{} alone: {}", decider.words(), counted(rules as u64, "rule", "rules"))
+    };
+    let mut totals = vec![alone(Decider::XdpProgram), alone(Decider::Engine), alone(Decider::Worker)];
+    let several = on.rules.iter().filter(|rule| rule.decided_by.len() > 1).count();
+    totals.push(format!("several of them: {}", counted(several as u64, "rule", "rules")));
+    out.push_str(&layout.lines(Style::Plain, "  ", &totals.join("; ")));
+    match &on.claims {
+        Ok(report) => out.push_str(&claims(*report, layout)),
+        Err(error) => out.push_str(&layout.lines(Style::Bad, "  claims: ", &error.to_string())),
+    }
+    if let Some(traffic) = &on.traffic {
+        out.push_str(&decided_traffic(checked, traffic, layout));
+    }
+    if let Some(placement) = &on.placement {
+        out.push_str(&placed(placement, layout));
+    }
+    out
+}
+
+/// Where interrupts and packets of the interfaces go, beside the cores of workers and engines.
+fn placed(placement: &Placement, layout: Layout) -> String {
+    let mut out = format!("\n{}\n", layout.text(Style::Heading, "placement"));
+    for line in placement.lines() {
+        out.push_str(&layout.lines(Style::Plain, "  ", &line));
+    }
+    for found in placement.problems.iter().take(SHOWN_FINDINGS) {
+        out.push_str(&layout.lines(Style::Warning, "  ", &found.problem));
+        out.push_str(&layout.lines(Style::Plain, "        remedy: ", &found.remedy));
+    }
+    let more = placement.problems.len().saturating_sub(SHOWN_FINDINGS);
+    if more > 0 {
+        let _ = writeln!(out, "  and {more} more (--format json has all)");
+    }
+    out
+}
+
+/// What the flows claim, and the places where the XDP program redirects more than that.
+fn claims(report: ClaimReport, layout: Layout) -> String {
+    let ClaimReport { claims, dropping, widened } = report;
+    let claims = number(claims as u64);
+    let dropping = format!("{} of them dropped by the XDP program", number(dropping as u64));
+    let (tone, exactness) = match widened {
+        0 => (Style::Plain, "no other packets are redirected".to_owned()),
+        places => {
+            let places = counted(places as u64, "place", "places");
+            let words = format!(
+                "at {places} of its decision trees every packet is redirected; the engine gives back those that no flow takes"
+            );
+            (Style::Warning, words)
+        }
+    };
+    layout.lines(tone, "  claims: ", &format!("{claims}, {dropping}; {exactness}"))
+}
+
+/// Who decides the packets of a capture.
+fn decided_traffic(checked: &Checked, traffic: &DecidedTraffic, layout: Layout) -> String {
+    let packets = counted(traffic.all.packets, "packet", "packets");
+    let title = match traffic.one_in {
+        1 => format!("who decides the capture's {packets}"),
+        one_in => format!("who decides {packets} of the capture, one of {}", number(one_in)),
+    };
+    let mut grid = Grid::new(&["rule", "packets", "XDP program", "engine", "worker", "host receives"]);
+    let rules = traffic.rules.iter().enumerate().filter(|(_, decided)| decided.packets > 0);
+    let rules = rules.map(|(index, decided)| (checked.rule_name(RuleId::of(index)), decided));
+    for (name, decided) in rules.chain([("all", &traffic.all)]) {
+        let DecidedPackets { packets, xdp_program, engine, worker, host } = *decided;
+        let percent = |part: u64| format!("{:.1} %", 100.0 * part as f64 / packets.max(1) as f64);
+        let shares = [xdp_program, engine, worker, host].map(percent);
+        grid.row([name.to_owned(), number(packets)].into_iter().chain(shares).collect());
+    }
+    let mut out = format!("\n{}\n{}", layout.text(Style::Heading, &title), headed(&grid, layout));
+    if traffic.beyond_claims > 0 {
+        let packets = counted(traffic.beyond_claims, "packet", "packets");
+        let words = format!("{packets} of them are redirected although no flow claims it");
+        out.push_str(&layout.lines(Style::Warning, "  ", &words));
     }
     out
 }

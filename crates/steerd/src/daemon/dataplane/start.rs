@@ -17,6 +17,7 @@ use crate::daemon::board::{Board, PolicyInForce, Warnings};
 use crate::daemon::cores;
 use crate::daemon::device::{self, OpenDevice, OutOfBuffer};
 use crate::daemon::observer::{Observer, WorkerEntry, unix_seconds};
+use crate::daemon::placement::Placement;
 use crate::daemon::sinks::Sinks;
 use crate::message::NoThread;
 use crate::policy_file::{Compiled, RuleWeights};
@@ -67,6 +68,9 @@ impl Builder {
         let cores = cores::of_workers(settings, &cores::available()).map_err(Error::Cores)?;
         settings.check_mtus()?;
         let opened = device::open(settings)?;
+        if let Some(placement) = Placement::of(settings, &cores) {
+            placement.log();
+        }
         opened.wait_for_peers(settings, is_stopping)?;
         for port in &settings.device.ports {
             opened.device.check_port(*port).map_err(Error::Device)?;

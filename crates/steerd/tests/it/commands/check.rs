@@ -1,5 +1,7 @@
 //! `steerd check`: its output and its exit codes.
 
+use packet::build::FrameBuilder;
+
 use super::rig::{DNS, POLICY, dns_frame, json, ok, policies, run, run_in, write_pcap};
 use rustix::process::Signal;
 
@@ -25,6 +27,50 @@ fn check_in_json_has_the_same_findings() {
     assert_eq!(placement("web-syn"), "hybrid");
     assert_eq!(placement("dns"), "hardware");
 }
+
+#[test]
+fn check_for_an_interface_shows_who_decides() {
+    let interface = ["check", "live.toml", "--interface", "no-such-if", "--workers", "2", "--no-analysis"];
+    let text = ok(&interface);
+    // What follows are the cores of this machine.
+    let (text, placement) = text.split_once("\nplacement\n").expect("the placement");
+    insta::assert_snapshot!("check_interface", text);
+    assert!(placement.starts_with("  no-such-if is not on this host: "), "{placement}");
+    let report = json(&[&interface[..], &["--format", "json"]].concat());
+    insta::assert_snapshot!("check_interface_json", format!("{:#}", report["interface"]["rules"]));
+    let elsewhere = json(&["check", "live.toml", "--workers", "2", "--no-analysis", "--format", "json"]);
+    assert!(elsewhere["interface"].is_null(), "{elsewhere:#}");
+}
+
+/// Of three packets of the capture, the worker's rule takes one.
+#[test]
+fn check_shows_who_decides_the_packets_of_a_capture() {
+    let folder = policies(&[("p.toml", DECIDED)]);
+    let udp =
+        |port| FrameBuilder::new().ipv4([10, 0, 0, 1].into(), [192, 0, 2, 1].into()).udp(9, port).build();
+    write_pcap(&folder.path().join("traffic.pcap"), &[udp(53), udp(9), udp(9), udp(7)]);
+    let args =
+        ["check", "p.toml", "--interface", "no-such-if", "--traffic", "traffic.pcap", "--format", "json"];
+    let report = run_in(&folder, &args);
+    let report: serde_json::Value = serde_json::from_slice(&report.stdout).expect("JSON");
+    let traffic = &report["interface"]["traffic"];
+    let decided = |packets: u64, [xdp_program, engine, worker, host]: [u64; 4]| {
+        serde_json::json!({
+            "packets": packets, "xdp_program": xdp_program, "engine": engine, "worker": worker, "host": host,
+        })
+    };
+    assert_eq!(traffic["all"], decided(4, [3, 1, 0, 1]), "{traffic:#}");
+    let mut scan = decided(2, [2, 0, 0, 0]);
+    scan["rule"] = "scan".into();
+    assert_eq!(traffic["rules"][0], scan);
+    assert_eq!((&traffic["one_in"], &traffic["beyond_claims"]), (&1.into(), &0.into()));
+    let text = stdout(&run_in(&folder, &args[..6]));
+    assert!(text.contains("who decides the capture's 4 packets"), "{text}");
+}
+
+const DECIDED: &str = "version = 1\ndefault = 'kernel'\n[groups.g]\nworkers = 'all'\n\
+     [[rules]]\nname = 'scan'\nmatch = { protocol = 'udp', dst_port = 9 }\naction = 'drop'\n\
+     [[rules]]\nname = 'dns'\nmatch = { protocol = 'udp', dst_port = 53 }\naction = { steer = 'g' }\n";
 
 #[test]
 fn all_problems_of_a_policy_are_reported_with_exit_code_1() {

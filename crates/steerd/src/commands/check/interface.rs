@@ -1,0 +1,154 @@
+//! A policy that an XDP program enforces on a network interface: who decides the packets of each rule,
+//! whether the host receives them, and how exactly the program's decision trees represent the flows. The
+//! trees are built here, in memory that no program reads.
+
+use std::path::Path;
+
+use packet::DeepKey;
+use packet::cube::{HAS_C_TAG, LEVEL_WORDS, VLAN_TCI};
+use program::{Decider, Flow, FlowAction, FlowKind, Program, RuleDeciders, XdpVerdict};
+use xdp::{Claim, ClaimAction, ClaimReport, ClaimTable, DropCounter, ProgramOptions, XdpError};
+
+use super::Error;
+use crate::daemon::cores;
+use crate::daemon::placement::Placement;
+use crate::settings::{Settings, XdpPort};
+use crate::traffic;
+
+/// The most comparisons of flows with packets of a capture, of which then fewer are drawn.
+const MAX_COMPARISONS: u64 = 1 << 28;
+
+/// A policy on network interfaces.
+pub(super) struct OnInterface {
+    pub(super) ports: Vec<XdpPort>,
+    pub(super) placement: Option<Placement>,
+    /// Queues without a socket, and the packets that would be missed: the policy is not put on such an
+    /// interface.
+    pub(super) unserved_queues: Vec<String>,
+    /// By rule, the default last.
+    pub(super) rules: Vec<RuleDeciders>,
+    /// `Err`: the trees do not take all flows.
+    pub(super) claims: Result<ClaimReport, XdpError>,
+    /// `None`: no capture is given.
+    pub(super) traffic: Option<DecidedTraffic>,
+}
+
+/// The packets of a capture, by who decides them.
+#[derive(Default)]
+pub(super) struct DecidedTraffic {
+    /// One of so many packets was examined.
+    pub(super) one_in: u64,
+    pub(super) all: DecidedPackets,
+    /// By rule, the default last.
+    pub(super) rules: Vec<DecidedPackets>,
+    /// The packets that the XDP program would pass or drop, but for widened places of the trees.
+    pub(super) beyond_claims: u64,
+}
+
+/// Packets by who decides them.
+#[derive(Clone, Copy, Debug, Default, serde::Serialize)]
+pub(super) struct DecidedPackets {
+    pub(super) packets: u64,
+    pub(super) xdp_program: u64,
+    pub(super) engine: u64,
+    pub(super) worker: u64,
+    /// The packets that the host receives.
+    pub(super) host: u64,
+}
+
+impl DecidedPackets {
+    fn add(&mut self, decider: Decider, reaches_host: bool) {
+        self.packets += 1;
+        self.host += u64::from(reaches_host);
+        *match decider {
+            Decider::XdpProgram => &mut self.xdp_program,
+            Decider::Engine => &mut self.engine,
+            Decider::Worker => &mut self.worker,
+        } += 1;
+    }
+}
+
+/// The policy on the interfaces of the settings; `None`: no port in use has an XDP program.
+///
+/// # Errors
+/// The capture cannot be read.
+pub(super) fn of(
+    settings: &Settings,
+    program: &Program,
+    capture: Option<&Path>,
+) -> Result<Option<OnInterface>, Error> {
+    let ports = settings.xdp_ports();
+    if ports.is_empty() {
+        return Ok(None);
+    }
+    let mut table = ClaimTable::offline(ProgramOptions::default().claims);
+    let claims = add_claims(&mut table, program).map(|()| table.report());
+    let traffic = capture.map(|path| DecidedTraffic::of(path, program, &table)).transpose()?;
+    let cores = cores::of_workers(settings, &cores::available()).unwrap_or_default();
+    let placement = Placement::of(settings, &cores);
+    let unserved_queues = placement.iter().flat_map(Placement::unserved_queues).collect();
+    let rules = program.deciders();
+    Ok(Some(OnInterface { ports, placement, unserved_queues, rules, claims, traffic }))
+}
+
+/// Adds what the flows claim, as the software NIC does.
+fn add_claims(table: &mut ClaimTable, program: &Program) -> Result<(), XdpError> {
+    let mut counters: Vec<Option<DropCounter>> = vec![None; program.rules.len()];
+    for flow in &program.flows {
+        let Some(claim) = claim_of(flow) else { continue };
+        let counter = counters.get_mut(flow.rule.index()).filter(|_| may_drop(flow)).and_then(|counter| {
+            *counter = counter.take().or_else(|| table.drop_counter());
+            counter.clone()
+        });
+        let precedence = if flow.kind == FlowKind::Sniffer { 0 } else { 1 + u32::from(flow.priority) };
+        table.add(&claim, precedence, counter.map_or(ClaimAction::Redirect, ClaimAction::Drop))?;
+    }
+    Ok(())
+}
+
+fn claim_of(flow: &Flow) -> Option<Claim> {
+    let cube = flow.claim()?;
+    let outer = |image: &[u64]| -> [u64; LEVEL_WORDS] { std::array::from_fn(|word| image[word]) };
+    let (mut value, mut mask) = (outer(&cube.value), outer(&cube.mask));
+    if cube.mask_of(VLAN_TCI) != 0 {
+        let (word, bit) = (HAS_C_TAG.word(), 1 << HAS_C_TAG.shift());
+        (value[word], mask[word]) = (value[word] | bit, mask[word] | bit);
+    }
+    Some(Claim::new(value, mask))
+}
+
+/// Whether the XDP program may drop what the flow claims.
+fn may_drop(flow: &Flow) -> bool {
+    flow.kind == FlowKind::Normal && flow.action == FlowAction::Drop && !flow.is_of_tunnel()
+}
+
+impl DecidedTraffic {
+    fn of(path: &Path, program: &Program, table: &ClaimTable) -> Result<Self, Error> {
+        let packets = traffic::for_each_key(path, &mut |_, _| {})?.packets;
+        let most = (MAX_COMPARISONS / (program.flows.len() as u64).max(1)).max(1);
+        let mut decided = Self {
+            one_in: packets.div_ceil(most).max(1),
+            rules: vec![DecidedPackets::default(); program.rules.len()],
+            ..Self::default()
+        };
+        let mut number = 0;
+        traffic::for_each_key(path, &mut |key, _| {
+            if number % decided.one_in == 0 {
+                decided.add(program, table, key);
+            }
+            number += 1;
+        })?;
+        Ok(decided)
+    }
+
+    fn add(&mut self, program: &Program, table: &ClaimTable, key: &DeepKey) {
+        let (decider, explained) = (program.decider(key), program.explain_deep(key));
+        let of_rule = self.rules.get_mut(explained.outcome.rule.index());
+        for decided in of_rule.into_iter().chain([&mut self.all]) {
+            decided.add(decider, explained.reaches_host());
+        }
+        if program.xdp_verdict(key) != XdpVerdict::Redirect && table.leads_beyond(&key.outer.image()) {
+            self.beyond_claims += 1;
+        }
+    }
+}
