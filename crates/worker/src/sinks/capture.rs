@@ -17,6 +17,7 @@
 //! two iterations plus that queue's depth. Packets of several workers are merged by time as far as they are
 //! in the rings at the same moment, so a file can contain packets that are older than the ones before them.
 
+mod commented;
 mod files;
 mod interfaces;
 mod losses;
@@ -34,6 +35,7 @@ use parking::Wakeup;
 use program::{CaptureSink, Program};
 use verbs::Context;
 
+pub use self::commented::{CommentedPacket, CommentedSection};
 use self::files::{CreateError, Files};
 use self::interfaces::Names;
 use self::pcapng::packet_block_bytes;

@@ -15,6 +15,11 @@ pub(super) struct Names {
     pub(super) rules: Vec<(String, bool)>,
 }
 
+/// The description of the interface of a rule.
+pub(super) fn description(rule: &str) -> String {
+    format!("packets of the steerd rule {rule}")
+}
+
 /// The rule of a record.
 pub(super) type RuleKey = (u64, u32);
 
@@ -108,8 +113,7 @@ impl Interfaces {
     pub(super) fn number(&mut self, place: usize, snap_bytes: u32, out: &mut Vec<u8>) -> u32 {
         let interface = &mut self.list[place];
         *interface.number.get_or_insert_with(|| {
-            let description = format!("packets of the steerd rule {}", interface.name);
-            pcapng::interface(out, &interface.name, &description, snap_bytes);
+            pcapng::interface(out, &interface.name, &description(&interface.name), snap_bytes);
             self.described += 1;
             self.described - 1
         })

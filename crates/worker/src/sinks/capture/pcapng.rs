@@ -154,6 +154,27 @@ pub(super) fn packet_with_drops(out: &mut Vec<u8>, packet_block: &[u8], dropped:
     });
 }
 
+/// Appends an enhanced packet block with a comment, and the number of the packets that were lost before it if
+/// there are any.
+pub(super) fn packet_with_comment(
+    out: &mut Vec<u8>,
+    packet: &Packet,
+    bytes: &[u8],
+    comment: &str,
+    dropped: u64,
+) {
+    let mut plain = vec![0; packet_block_bytes(bytes.len())];
+    write_packet(&mut plain, packet, bytes);
+    block(out, ENHANCED_PACKET, |out| {
+        out.extend_from_slice(&plain[8..plain.len() - LENGTH_BYTES]);
+        text(out, option::COMMENT, comment);
+        if dropped > 0 {
+            value(out, option::PACKET_DROPS, &dropped.to_ne_bytes());
+        }
+        end_of_options(out);
+    });
+}
+
 /// The size of an interface statistics block.
 pub(super) const STATISTICS_BLOCK_BYTES: usize = 8 + 12 + 6 * 12 + 4 + 4;
 
@@ -271,6 +292,19 @@ mod tests {
         let expected = words(&[6, 48, 4, 0x1122_3344, 0x5566_7788, 0, 1500, 8 << 16 | 4, 9, 0, 0, 48]);
         assert_eq!(out[1..], expected);
         assert_eq!(out.len() - 1, block.len() + DROPS_BYTES);
+    }
+
+    #[test]
+    #[cfg(target_endian = "little")]
+    fn a_packet_can_have_a_comment() {
+        let three = Packet { interface: 2, timestamp_ns: 0x1122_3344_5566_7788, original_bytes: 60 };
+        let (mut out, mut lossy) = (Vec::new(), Vec::new());
+        packet_with_comment(&mut out, &three, &[1, 2, 3], "flow", 0);
+        let mut expected = words(&[6, 48, 2, 0x1122_3344, 0x5566_7788, 3, 60]);
+        expected.extend(*b"\x01\x02\x03\0\x01\0\x04\0flow\0\0\0\0\x30\0\0\0");
+        assert_eq!(out, expected);
+        packet_with_comment(&mut lossy, &three, &[1, 2, 3], "flow", 9);
+        assert_eq!(lossy[40..], words(&[8 << 16 | 4, 9, 0, 0, 60]));
     }
 
     #[test]

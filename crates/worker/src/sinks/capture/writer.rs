@@ -627,7 +627,7 @@ impl Unwritten {
     }
 }
 
-fn operating_system() -> String {
+pub(super) fn operating_system() -> String {
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     format!("Linux {}", release.trim()).trim_end().to_owned()
 }
