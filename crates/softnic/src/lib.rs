@@ -52,5 +52,5 @@ pub use personality::{ModelPersonality, Personality, UnknownPersonality};
 pub use queue_memory::resource;
 pub use shared::PortConfig;
 pub use stats::{FrameEnd, PortStats};
-pub use watch::{WatchFilter, WatchedFrame};
+pub use watch::{WatchFilter, WatchedFrame, WatchedFrames};
 pub use xdp::ClaimReport;

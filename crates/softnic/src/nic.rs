@@ -19,7 +19,7 @@ use crate::library::Library;
 use crate::limits::{MAX_NAME_BYTES, MAX_PORTS, MIN_MTU_BYTES};
 use crate::personality::{ClockRules, Personality};
 use crate::shared::{NicShared, Port, PortConfig};
-use crate::watch::{WatchFilter, WatchedFrame};
+use crate::watch::{WatchFilter, WatchedFrames};
 use crate::{PortStats, SoftNicError};
 
 /// Who runs the engines. Each port belongs to one engine, so each queue gets the frames of a port in the
@@ -271,16 +271,17 @@ impl SoftNic {
     }
 
     /// Begins to watch the frames of a port (from 1) that no receive queue gets, as far as `filter` chooses
-    /// them. `false`: somebody does already, or there is no such port. Until [`SoftNic::end_watch`] the wires
-    /// drop no frames for flows, as those would not be seen.
+    /// them, and to keep the first `frame_bytes` bytes of each. `false`: somebody does already, or there is
+    /// no such port. Until [`SoftNic::end_watch`] the wires drop no frames for flows, as those would not be
+    /// seen.
     #[must_use]
-    pub fn watch(&self, port: u8, filter: WatchFilter) -> bool {
-        self.nic.port(port).is_some_and(|port| port.watch.begin(filter, &port.claims))
+    pub fn watch(&self, port: u8, filter: WatchFilter, frame_bytes: u32) -> bool {
+        self.nic.port(port).is_some_and(|port| port.watch.begin(filter, frame_bytes, &port.claims))
     }
 
     /// Puts the watched frames since the last call into `frames`, in their order, and returns how many others
     /// were missed at most. Does not wait for the engine.
-    pub fn watched(&self, port: u8, frames: &mut Vec<WatchedFrame>) -> u64 {
+    pub fn watched(&self, port: u8, frames: &mut WatchedFrames) -> u64 {
         self.nic.port(port).map_or(0, |port| port.watch.take(frames))
     }
 

@@ -11,8 +11,9 @@ use wire::RxFrame;
 use crate::claims::FlowClaims;
 use crate::stats::FrameEnd;
 
-/// The most frames that wait to be taken.
+/// The most frames that wait to be taken, and the most bytes of them.
 const WAITING_MAX: usize = 256;
+const WAITING_BYTES: usize = 1 << 20;
 
 /// A frame that no receive queue got.
 #[derive(Clone, Copy, Debug)]
@@ -27,6 +28,52 @@ pub struct WatchedFrame {
     pub received_ns: u64,
     /// A time after its flow was looked up, by a clock that cannot be set.
     pub noted_at: Instant,
+}
+
+/// Frames that were watched, with their bytes.
+#[derive(Debug, Default)]
+pub struct WatchedFrames {
+    /// The frames in their order.
+    pub list: Vec<WatchedFrame>,
+    /// The bytes of all frames, and where those of each end.
+    bytes: Vec<u8>,
+    ends: Vec<usize>,
+}
+
+impl WatchedFrames {
+    /// The frames in their order, each with as many of its bytes as [`SoftNic::watch`](crate::SoftNic::watch)
+    /// was asked to keep.
+    pub fn iter(&self) -> impl Iterator<Item = (&WatchedFrame, &[u8])> {
+        let starts = std::iter::once(0).chain(self.ends.iter().copied());
+        let bytes =
+            starts.zip(&self.ends).map(|(start, end)| self.bytes.get(start..*end).unwrap_or_default());
+        self.list.iter().zip(bytes)
+    }
+
+    /// Forgets the frames.
+    pub fn clear(&mut self) {
+        self.list.clear();
+        self.bytes.clear();
+        self.ends.clear();
+    }
+
+    /// Makes room, so that the engine finds it.
+    fn reserve(&mut self, frame_bytes: u32) {
+        self.list.reserve(WAITING_MAX);
+        self.ends.reserve(WAITING_MAX);
+        self.bytes.reserve((frame_bytes as usize).saturating_mul(WAITING_MAX).min(WAITING_BYTES));
+    }
+
+    /// Adds a frame with its first bytes; `false`: there is no room.
+    fn add(&mut self, frame: WatchedFrame, bytes: &[u8]) -> bool {
+        if self.list.len() == WAITING_MAX || self.bytes.capacity() - self.bytes.len() < bytes.len() {
+            return false;
+        }
+        self.list.push(frame);
+        self.bytes.extend_from_slice(bytes);
+        self.ends.push(self.bytes.len());
+        true
+    }
 }
 
 /// Chooses the frames to watch, by their bytes and by what became of them, and returns their header fields.
@@ -59,18 +106,22 @@ impl WatchState {
 
 struct Watching {
     filter: WatchFilter,
-    frames: Vec<WatchedFrame>,
+    /// The most bytes of a frame that are kept.
+    frame_bytes: u32,
+    frames: WatchedFrames,
 }
 
 impl PortWatch {
-    /// Begins to watch; `false`: somebody does already.
-    pub(crate) fn begin(&self, filter: WatchFilter, claims: &FlowClaims) -> bool {
+    /// Begins to watch, and to keep so many bytes of each frame; `false`: somebody does already.
+    pub(crate) fn begin(&self, filter: WatchFilter, frame_bytes: u32, claims: &FlowClaims) -> bool {
         let mut state = self.lock();
         if state.watching.is_some() {
             return false;
         }
         self.missed.store(0, Ordering::Relaxed);
-        state.watching = Some(Watching { filter, frames: Vec::with_capacity(WAITING_MAX) });
+        let mut frames = WatchedFrames::default();
+        frames.reserve(frame_bytes);
+        state.watching = Some(Watching { filter, frame_bytes, frames });
         state.apply(claims);
         self.is_on.store(true, Ordering::Release);
         true
@@ -92,10 +143,10 @@ impl PortWatch {
     }
 
     /// Puts the frames since the last call into `frames`, and returns how many others were missed.
-    pub(crate) fn take(&self, frames: &mut Vec<WatchedFrame>) -> u64 {
+    pub(crate) fn take(&self, frames: &mut WatchedFrames) -> u64 {
         frames.clear();
-        // The engine finds a vector with room.
-        frames.reserve(WAITING_MAX);
+        let frame_bytes = self.lock().watching.as_ref().map_or(0, |watching| watching.frame_bytes);
+        frames.reserve(frame_bytes);
         if let Some(watching) = &mut self.lock().watching {
             std::mem::swap(&mut watching.frames, frames);
         }
@@ -119,15 +170,15 @@ impl PortWatch {
         let lost = || frames.iter().zip(ends).filter(|(_, end)| **end != FrameEnd::Delivered);
         let miss = |frames: usize| _ = self.missed.fetch_add(frames as u64, Ordering::Relaxed);
         let Ok(mut state) = self.state.try_lock() else { return miss(lost().count()) };
-        let Some(Watching { filter, frames: watched }) = &mut state.watching else { return };
+        let Some(Watching { filter, frame_bytes, frames: watched }) = &mut state.watching else { return };
         for (frame, end) in lost() {
             let Some(key) = filter(frame.bytes, *end) else { continue };
-            if watched.len() == WAITING_MAX {
-                miss(1);
-                continue;
-            }
             let head = FrameHead::of(frame.bytes);
-            watched.push(WatchedFrame { end: *end, key, head, received_ns: now_ns, noted_at });
+            let kept = frame.bytes.get(..*frame_bytes as usize).unwrap_or(frame.bytes);
+            let noted = WatchedFrame { end: *end, key, head, received_ns: now_ns, noted_at };
+            if !watched.add(noted, kept) {
+                miss(1);
+            }
         }
     }
 }

@@ -100,8 +100,8 @@ pub(crate) enum Command {
     Top(TopArgs),
     /// List the flows that the running daemon has installed, with their rules, queues and packets.
     Flows(FlowsArgs),
-    /// Write the packets of a rule of the running daemon to a file or a pipe as pcapng, until Ctrl-C or a
-    /// limit.
+    /// Write the packets of a rule of the running daemon, or those that are dropped, to a file or a pipe as
+    /// pcapng, until Ctrl-C or a limit.
     Capture(CaptureArgs),
     /// Show the ways that packets take through the running daemon, and compare each with the way that
     /// `explain` computes; exit code 1 if one differs.
@@ -607,9 +607,14 @@ pub(crate) struct TopArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "Example: steerd capture dns -w - | tshark -i -")]
 pub(crate) struct CaptureArgs {
-    /// A rule of the policy in force whose packets workers receive.
-    #[arg(value_name = "RULE")]
-    pub(crate) rule: String,
+    /// A rule of the policy in force whose packets workers receive. With --dropped packets by the keys of a
+    /// `match` of a policy, e.g. 'dst_port = 53, src = "10.0.0.0/8"'; by default all.
+    #[arg(value_name = "RULE|MATCH", required_unless_present = "dropped")]
+    pub(crate) packets: Option<String>,
+    /// Packets that are dropped by the device or by a worker, or lost before a worker or a kernel sink got
+    /// them, each with the reason as a comment.
+    #[arg(long)]
+    pub(crate) dropped: bool,
     /// The file; "-" for standard output.
     #[arg(short, long, value_name = "FILE")]
     pub(crate) write: PathBuf,

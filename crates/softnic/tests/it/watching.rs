@@ -2,7 +2,7 @@
 
 use crate::verbs_support::*;
 use packet::{DeepKey, FlowKey, FrameHead};
-use softnic::{FrameEnd, WatchFilter, WatchedFrame};
+use softnic::{FrameEnd, WatchFilter, WatchedFrame, WatchedFrames};
 use verbs::{ActionSpec, FlowHandle};
 
 fn all() -> WatchFilter {
@@ -11,9 +11,9 @@ fn all() -> WatchFilter {
 
 /// The frames since the last call, and how many were missed.
 fn watched(rig: &Rig) -> (Vec<WatchedFrame>, u64) {
-    let mut frames = Vec::new();
+    let mut frames = WatchedFrames::default();
     let missed = rig.nic.watched(PORT.0, &mut frames);
-    (frames, missed)
+    (frames.list, missed)
 }
 
 #[test]
@@ -29,7 +29,7 @@ fn each_frame_without_a_queue_is_shown_with_its_end() {
     rig.deliver([udp(3, 55)]);
     assert!(watched(&rig).0.is_empty(), "nobody watches");
 
-    assert!(rig.nic.watch(PORT.0, all()));
+    assert!(rig.nic.watch(PORT.0, all(), 0));
     rig.deliver(frames.clone());
     assert_eq!(receiver.drain().len(), 2);
     let (shown, missed) = watched(&rig);
@@ -52,14 +52,13 @@ fn each_frame_without_a_queue_is_shown_with_its_end() {
 #[test]
 fn frames_are_chosen_and_beyond_the_room_counted() {
     let rig = Rig::new();
-    assert!(
-        rig.nic.watch(
-            PORT.0,
-            Box::new(|frame, _| Some(DeepKey::of(frame)).filter(|key| key.outer.dst_port == 9))
-        )
-    );
-    assert!(!rig.nic.watch(PORT.0, all()), "somebody watches already");
-    assert!(!rig.nic.watch(7, all()), "there is no such port");
+    assert!(rig.nic.watch(
+        PORT.0,
+        Box::new(|frame, _| Some(DeepKey::of(frame)).filter(|key| key.outer.dst_port == 9)),
+        0
+    ));
+    assert!(!rig.nic.watch(PORT.0, all(), 0), "somebody watches already");
+    assert!(!rig.nic.watch(7, all(), 0), "there is no such port");
     rig.deliver((0..1000).flat_map(|port| [udp(port, 9), udp(port, 10)]));
     let (shown, missed) = watched(&rig);
     assert!(shown.iter().all(|frame| frame.key.outer == FlowKey::of(&udp(frame.key.outer.src_port, 9))));
@@ -69,16 +68,43 @@ fn frames_are_chosen_and_beyond_the_room_counted() {
     rig.deliver((0..300).map(|port| udp(port, 9)));
     rig.nic.end_watch(PORT.0);
     rig.deliver([udp(7, 9)]);
-    let mut frames = Vec::new();
+    let mut frames = WatchedFrames::default();
     assert!(watched(&rig).0.is_empty());
-    assert!(rig.nic.watch(PORT.0, all()), "another one can");
-    assert_eq!((rig.nic.watched(PORT.0, &mut frames), frames.len()), (0, 0), "and begins anew");
+    assert!(rig.nic.watch(PORT.0, all(), 0), "another one can");
+    assert_eq!((rig.nic.watched(PORT.0, &mut frames), frames.list.len()), (0, 0), "and begins anew");
+}
+
+#[test]
+fn the_bytes_of_frames_are_kept_as_far_as_asked() {
+    let rig = Rig::new();
+    let frames: Vec<Vec<u8>> = (0..300).map(|port| [udp(port, 9), vec![port as u8; 1400]].concat()).collect();
+    let mut watched = WatchedFrames::default();
+    for kept in [0, 20, 9000] {
+        assert!(rig.nic.watch(PORT.0, all(), kept));
+        for _ in 0..2 {
+            rig.deliver(frames.clone());
+            assert_eq!(rig.nic.watched(PORT.0, &mut watched), 300 - 256);
+            let expected = |frame: &[u8]| frame[..frame.len().min(kept as usize)].to_vec();
+            for ((_, bytes), frame) in watched.iter().zip(&frames) {
+                assert_eq!(bytes, expected(frame));
+            }
+        }
+        rig.nic.end_watch(PORT.0);
+    }
+    let long: Vec<Vec<u8>> = (0..256).map(|_| [udp(1, 9), vec![0; 8000]].concat()).collect();
+    assert!(rig.nic.watch(PORT.0, all(), 9000));
+    rig.deliver(long);
+    let missed = rig.nic.watched(PORT.0, &mut watched);
+    assert!(
+        missed > 0 && watched.list.len() as u64 + missed == 256,
+        "the bytes have a limit as well: {missed}"
+    );
 }
 
 #[test]
 fn frames_are_shown_or_counted_while_another_thread_takes_them() {
     let rig = Rig::new();
-    assert!(rig.nic.watch(PORT.0, all()));
+    assert!(rig.nic.watch(PORT.0, all(), 0));
     std::thread::scope(|scope| {
         let reader = scope.spawn(|| {
             let (mut shown, mut missed) = (0, 0);

@@ -1,5 +1,5 @@
-//! Captures of rules and traces of packets for clients of the API: the bytes go from the thread of the sink
-//! through a bounded channel to the answer.
+//! Captures of rules and of dropped packets, and traces, for clients of the API: the bytes go from the thread
+//! of the sink through a bounded channel to the answer.
 //!
 //! If the client reads slowly the thread waits, the rings of the workers fill, and packets are dropped as
 //! `ring_full`; no worker ever waits. A capture ends when it is stopped, when its client goes away, or with
@@ -27,7 +27,7 @@ const CHANNEL_WRITES: usize = 16;
 /// A capture or a trace that a client asks for.
 #[derive(Clone, Debug)]
 pub(crate) enum Asked {
-    /// The packets of a rule.
+    /// The packets of a rule, or dropped ones.
     Capture(CaptureBody),
     /// The ways of packets.
     Trace(TraceBody),
@@ -225,7 +225,7 @@ mod tests {
         let daemon = Arc::new(Stopping::default());
         let captures = Arc::new(Captures::new(Arc::clone(&daemon) as Arc<dyn Daemon>));
         assert!(daemon.captures.set(Arc::clone(&captures)).is_ok());
-        let asked = Asked::Capture(CaptureBody { rule: "dns".to_owned(), ..CaptureBody::default() });
+        let asked = Asked::Capture(CaptureBody { rule: Some("dns".to_owned()), ..CaptureBody::default() });
         let refused = captures.start(&asked).map(|(id, _)| id).expect_err("stopped");
         assert!(refused.status == 409 && refused.why.contains("was stopped"), "{refused}");
         assert_eq!(*daemon.detached.lock().expect("not poisoned"), [Slot::of(3).expect("a place")]);

@@ -238,11 +238,19 @@ pub(crate) struct RollbackBody {
     pub(crate) in_force: Option<u64>,
 }
 
-/// A capture of the packets of a rule.
+/// A capture of the packets of a rule, or of packets that are dropped or lost.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct CaptureBody {
-    pub(crate) rule: String,
+    /// The rule; `None`: dropped packets are captured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) rule: Option<String>,
+    /// Whether dropped packets are captured, in place of those of a rule.
+    #[serde(default)]
+    pub(crate) dropped: bool,
+    /// The keys of a `match` of a policy, for dropped packets; `None`: all.
+    #[serde(default, rename = "match", skip_serializing_if = "Option::is_none")]
+    pub(crate) matches: Option<String>,
     /// The most bytes of a packet; `None`: all.
     #[serde(default)]
     pub(crate) snap: Option<u32>,

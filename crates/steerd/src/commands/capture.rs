@@ -1,4 +1,5 @@
-//! `steerd capture RULE -w FILE`: packets of a rule of the running daemon as pcapng, until Ctrl-C or a limit.
+//! `steerd capture RULE -w FILE`: packets of a rule of the running daemon as pcapng, or with `--dropped`
+//! those that are dropped or lost, until Ctrl-C or a limit.
 
 mod blocks;
 
@@ -20,7 +21,9 @@ use blocks::Blocks;
 pub(crate) fn run(args: &CaptureArgs) -> Result<(), Error> {
     let client = client::connect(&args.api)?;
     let ending = Ending::after(args.seconds)?;
-    let body = CaptureBody { rule: args.rule.clone(), snap: args.snap, one_in: args.one_in };
+    let (rule, matches) =
+        if args.dropped { (None, args.packets.clone()) } else { (args.packets.clone(), None) };
+    let body = CaptureBody { rule, dropped: args.dropped, matches, snap: args.snap, one_in: args.one_in };
     let mut blocks = Blocks::new(args.count);
     let mut file: Option<Box<dyn Write>> = None;
     let written = client.capture(

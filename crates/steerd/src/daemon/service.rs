@@ -14,7 +14,7 @@ use crate::api::rules::{Caller, ChangesRefused, RuleChanges, RuleList, RulesChan
 use crate::api::{self, Asked, InForce, model};
 use crate::daemon::reload::{self, Parts};
 use crate::daemon::sinks::AttachedTo;
-use crate::daemon::trace::TraceWriter;
+use crate::daemon::trace::{TraceForm, TraceWriter};
 use crate::policy_file::{self, Read};
 use crate::state::State;
 
@@ -34,7 +34,11 @@ impl api::Daemon for Service {
     fn attach(&self, id: u64, asked: &Asked, stream: Box<dyn io::Write + Send>) -> Result<Slot, Refused> {
         match asked {
             Asked::Capture(asked) => self.capture(id, asked, stream),
-            Asked::Trace(asked) => self.trace(id, asked, stream),
+            Asked::Trace(asked) => {
+                let written =
+                    Written { name: &format!("(trace {id})"), form: TraceForm::Lines, snap_bytes: 0 };
+                self.trace(&written, asked, stream)
+            }
         }
     }
 
@@ -69,6 +73,15 @@ impl api::Daemon for Service {
     }
 }
 
+/// How a trace is written.
+struct Written<'n> {
+    /// The name of its sink, which no sink of a policy has.
+    name: &'n str,
+    form: TraceForm,
+    /// The most bytes of each packet.
+    snap_bytes: u32,
+}
+
 impl Service {
     fn capture(
         &self,
@@ -76,11 +89,25 @@ impl Service {
         asked: &CaptureBody,
         stream: Box<dyn io::Write + Send>,
     ) -> Result<Slot, Refused> {
-        let CaptureBody { rule, snap, one_in } = asked;
+        let CaptureBody { rule, dropped, matches, snap, one_in } = asked;
+        let snap_bytes =
+            snap.map_or(CaptureSink::SNAP_BYTES_MAX, |snap| snap.clamp(1, CaptureSink::SNAP_BYTES_MAX));
+        let rule = match (rule, matches, dropped) {
+            (None, matches, true) => {
+                let asked = TraceBody { matches: matches.clone(), one_in: *one_in, dropped: true };
+                let written =
+                    Written { name: &format!("(capture {id})"), form: TraceForm::Pcapng, snap_bytes };
+                return self.trace(&written, &asked, stream);
+            }
+            (Some(rule), None, false) => rule,
+            _ => {
+                let why = "a capture has a `rule`, or `dropped` = true and may then have a `match`";
+                return Err(Refused::new(400, why));
+            }
+        };
         self.check_captured(rule)?;
         let options = CaptureSink {
-            snap_bytes: snap
-                .map_or(CaptureSink::SNAP_BYTES_MAX, |snap| snap.clamp(1, CaptureSink::SNAP_BYTES_MAX)),
+            snap_bytes,
             one_in: one_in.map_or(1, |one_in| one_in.max(1)),
             ..CaptureSink::default()
         };
@@ -93,7 +120,12 @@ impl Service {
         self.attach_opened(definition, AttachedTo::Rule(rule.clone()), opened)
     }
 
-    fn trace(&self, id: u64, asked: &TraceBody, stream: Box<dyn io::Write + Send>) -> Result<Slot, Refused> {
+    fn trace(
+        &self,
+        written: &Written<'_>,
+        asked: &TraceBody,
+        stream: Box<dyn io::Write + Send>,
+    ) -> Result<Slot, Refused> {
         let matches = asked.matches.as_deref().map(|text| policy::parse_match("match", text)).transpose();
         let matches = matches.map_err(|found| {
             // The text around the conditions is not the caller's, so a place in it means nothing.
@@ -109,10 +141,11 @@ impl Service {
             matches: matches.as_ref().map(Predicate::of),
             one_in: asked.one_in.map_or(1, |one_in| one_in.max(1)),
             only_dropped: asked.dropped,
+            frame_bytes: written.snap_bytes,
         };
         let observer = &self.parts.observer;
-        let name = format!("(trace {id})");
-        let writer = TraceWriter::new(&name, stream, observer, &options);
+        let name = written.name.to_owned();
+        let writer = TraceWriter::new(&name, written.form, stream, observer, &options);
         let writer = writer.map_err(|error| Refused::new(409, error.to_string()))?;
         let context = observer.opened.device.context();
         let opened = trace::open(Box::new(writer), &options, context, observer.worker_count());

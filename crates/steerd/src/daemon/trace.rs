@@ -1,6 +1,7 @@
 //! Traces: the ways that packets really took through device and worker, each beside the way that `explain`
 //! computes for it. A difference is logged and counted. Of a soft NIC the packets are shown too that no
-//! worker receives; other devices only count these.
+//! worker receives; other devices only count these. A trace is written as lines of JSON, or as pcapng with
+//! the reason of each dropped packet.
 
 mod way;
 
@@ -10,7 +11,8 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-use softnic::{FrameEnd, WatchedFrame};
+use softnic::{FrameEnd, WatchedFrame, WatchedFrames};
+use worker::sinks::capture::{CommentedPacket, CommentedSection};
 use worker::sinks::trace::{KnownProgram, TraceFilter, TraceOptions, TracedPacket, Tracer};
 
 use crate::api::model::TraceLine;
@@ -39,9 +41,26 @@ impl TraceTotals {
     }
 }
 
-/// Writes a line for each packet.
+/// The form in which a trace is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum TraceForm {
+    /// A line of JSON for each packet.
+    Lines,
+    /// A pcapng section, in which each packet has the reason for which it was dropped.
+    Pcapng,
+}
+
+/// Writes each packet.
 pub(super) struct TraceWriter {
     name: String,
+    form: TraceForm,
+    /// The most bytes of a packet in a pcapng section.
+    snap_bytes: u32,
+    /// For its header.
+    hardware: String,
+    /// `None`: it has not begun, or there is none.
+    section: Option<CommentedSection>,
+    blocks: Vec<u8>,
     totals: Arc<TraceTotals>,
     only_dropped: bool,
     /// Dropped before the stream: a client that sees the stream end may begin another trace at once.
@@ -69,6 +88,7 @@ impl TraceWriter {
     /// On a soft NIC: another trace is running.
     pub(super) fn new(
         name: &str,
+        form: TraceForm,
         stream: Box<dyn Write + Send>,
         observer: &Arc<Observer>,
         options: &TraceOptions,
@@ -76,6 +96,11 @@ impl TraceWriter {
         let watch = observer.soft_nic().is_some().then(|| Watch::begin(observer, options)).transpose()?;
         Ok(Self {
             name: name.to_owned(),
+            form,
+            snap_bytes: options.frame_bytes,
+            hardware: format!("RDMA device {}", observer.opened.device.name()),
+            section: None,
+            blocks: Vec::new(),
             totals: Arc::clone(&observer.traces),
             only_dropped: options.only_dropped,
             watch,
@@ -87,8 +112,21 @@ impl TraceWriter {
         })
     }
 
-    /// Writes a line; `false`: nobody reads it. `None`: it is not known by which program the packet came.
-    fn write(&mut self, line: Option<TraceLine>) -> bool {
+    /// Begins a pcapng section, unless it has begun; `false`: nobody reads it.
+    fn begin_section(&mut self) -> bool {
+        if self.form == TraceForm::Lines || self.section.is_some() {
+            return true;
+        }
+        self.blocks.clear();
+        let comment = "packets that were dropped or lost, each with the reason";
+        self.section =
+            Some(CommentedSection::begin(&self.hardware, self.snap_bytes, comment, &mut self.blocks));
+        self.stream.write_all(&self.blocks).is_ok()
+    }
+
+    /// Writes a line with the bytes of its packet; `false`: nobody reads it. `None`: it is not known by which
+    /// program the packet came.
+    fn write(&mut self, line: Option<TraceLine>, frame: &[u8]) -> bool {
         let Some(mut line) = line else {
             self.left_out += 1;
             return true;
@@ -110,9 +148,31 @@ impl TraceWriter {
                 );
             }
         }
-        let Ok(mut text) = serde_json::to_vec(&line) else { return false };
-        text.push(b'\n');
-        self.stream.write_all(&text).is_ok()
+        match &mut self.section {
+            Some(section) => {
+                let place = match line.line {
+                    0 => String::new(),
+                    number => format!(" (line {number})"),
+                };
+                let reason = line.dropped.as_deref().unwrap_or("none");
+                let packet = CommentedPacket {
+                    rule: &line.rule,
+                    timestamp_ns: line.received_ns.or(line.decided_ns).unwrap_or(0),
+                    original_bytes: line.bytes,
+                    bytes: frame,
+                    comment: &format!("dropped: {reason}, rule {}{place}", line.rule),
+                    missing: line.left_out,
+                };
+                self.blocks.clear();
+                section.packet(&packet, &mut self.blocks);
+                self.stream.write_all(&self.blocks).is_ok()
+            }
+            None => {
+                let Ok(mut text) = serde_json::to_vec(&line) else { return false };
+                text.push(b'\n');
+                self.stream.write_all(&text).is_ok()
+            }
+        }
     }
 }
 
@@ -154,6 +214,9 @@ impl Tracer for TraceWriter {
     }
 
     fn show_collected(&mut self, programs: &[KnownProgram]) -> bool {
+        if !self.begin_section() {
+            return false;
+        }
         if self.since.is_none() {
             self.since = programs.first().map(|known| known.since);
             // The watch began before.
@@ -161,19 +224,23 @@ impl Tracer for TraceWriter {
         }
         let Some(mut watch) = self.watch.take() else { return true };
         let since = self.since;
-        let mut shown =
-            watch.frames.drain(..).filter(|frame| since.is_some_and(|since| since <= frame.noted_at));
-        let wants_more = shown.all(|frame| self.write(line_of_frame(&frame, programs)));
-        drop(shown);
+        let is_known = |frame: &WatchedFrame| since.is_some_and(|since| since <= frame.noted_at);
+        let wants_more = watch
+            .ports
+            .iter()
+            .flat_map(|port| port.frames.iter())
+            .filter(|(frame, _)| is_known(frame))
+            .all(|(frame, bytes)| self.write(line_of_frame(frame, programs), bytes));
+        watch.ports.iter_mut().for_each(|port| port.frames.clear());
         self.watch = Some(watch);
         wants_more
     }
 
-    fn show(&mut self, packet: &TracedPacket, programs: &[KnownProgram]) -> bool {
+    fn show(&mut self, packet: &TracedPacket, frame: &[u8], programs: &[KnownProgram]) -> bool {
         let line = line_of_packet(packet, programs);
         // The worker cannot know whether a kernel sink gets a packet that is left to the kernel.
         let is_wanted = !self.only_dropped || line.as_ref().is_none_or(|line| line.dropped.is_some());
-        !is_wanted || self.write(line)
+        !is_wanted || self.write(line, frame)
     }
 
     fn left_out(&mut self, packets: u64) {
@@ -185,25 +252,26 @@ impl Tracer for TraceWriter {
 struct Watch {
     /// Weak, because a trace whose client does not read may outlive the device.
     observer: Weak<Observer>,
-    /// The ports that are watched.
-    ports: Vec<u8>,
-    frames: Vec<WatchedFrame>,
-    /// The frames of one port, on their way to the others.
-    taken: Vec<WatchedFrame>,
+    ports: Vec<WatchedPort>,
+}
+
+/// A port that is watched, with the frames since the last look.
+struct WatchedPort {
+    port: u8,
+    frames: WatchedFrames,
 }
 
 impl Watch {
     fn begin(observer: &Arc<Observer>, options: &TraceOptions) -> Result<Self, AlreadyWatched> {
-        let observer_of_watch = Arc::downgrade(observer);
-        let (ports, frames, taken) = (Vec::new(), Vec::new(), Vec::new());
-        let mut watch = Self { observer: observer_of_watch, ports, frames, taken };
+        let mut watch = Self { observer: Arc::downgrade(observer), ports: Vec::new() };
         for port in &observer.opened.ports {
             let filter = TraceFilter::new(options);
             let choose = move |frame: &[u8], end| filter.choose(frame, end != FrameEnd::Unmatched);
-            if !observer.soft_nic().is_some_and(|nic| nic.watch(*port, Box::new(choose))) {
+            let bytes = options.frame_bytes;
+            if !observer.soft_nic().is_some_and(|nic| nic.watch(*port, Box::new(choose), bytes)) {
                 return Err(AlreadyWatched);
             }
-            watch.ports.push(*port);
+            watch.ports.push(WatchedPort { port: *port, frames: WatchedFrames::default() });
         }
         Ok(watch)
     }
@@ -212,9 +280,8 @@ impl Watch {
     fn collect(&mut self) -> u64 {
         let Some(observer) = self.observer.upgrade() else { return 0 };
         let mut left_out = 0;
-        for port in &self.ports {
-            left_out += observer.soft_nic().map_or(0, |nic| nic.watched(*port, &mut self.taken));
-            self.frames.append(&mut self.taken);
+        for WatchedPort { port, frames } in &mut self.ports {
+            left_out += observer.soft_nic().map_or(0, |nic| nic.watched(*port, frames));
         }
         left_out
     }
@@ -223,6 +290,7 @@ impl Watch {
 impl Drop for Watch {
     fn drop(&mut self) {
         let Some(observer) = self.observer.upgrade() else { return };
-        self.ports.iter().for_each(|port| observer.soft_nic().iter().for_each(|nic| nic.end_watch(*port)));
+        let ports = self.ports.iter().map(|watched| watched.port);
+        ports.for_each(|port| observer.soft_nic().iter().for_each(|nic| nic.end_watch(port)));
     }
 }

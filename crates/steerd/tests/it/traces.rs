@@ -4,6 +4,9 @@ use std::collections::BTreeMap;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use packet::DeepKey;
+use pcap_file::pcapng::{Block, PcapNgReader};
+
 use crate::api::{Place, error};
 use crate::support::{Daemon, PATIENCE, stderr, stdout};
 use serde_json::Value;
@@ -163,6 +166,91 @@ fn a_trace_shows_what_is_asked_for() {
     assert_eq!(status, 400, "{answer}");
     let (status, answer) = place.ask("POST", "/v1/traces", r#"{"rule": "dns"}"#);
     assert_eq!((status, error(&answer).contains("unknown field")), (400, true), "{answer}");
+}
+
+/// A packet of a capture of dropped packets.
+struct DroppedPacket {
+    key: DeepKey,
+    is_whole: bool,
+    rule: String,
+    comment: String,
+}
+
+/// The packets of a file of `capture --dropped`.
+fn dropped_packets(bytes: &[u8]) -> Vec<DroppedPacket> {
+    use pcap_file::pcapng::blocks::enhanced_packet::EnhancedPacketOption;
+    use pcap_file::pcapng::blocks::interface_description::InterfaceDescriptionOption;
+    let mut reader = PcapNgReader::new(bytes).expect("a section header");
+    let (mut packets, mut rules) = (Vec::new(), Vec::new());
+    while let Some(block) = reader.next_block() {
+        match block.expect("a block") {
+            Block::InterfaceDescription(interface) => {
+                let names = interface.options.iter().filter_map(|option| match option {
+                    InterfaceDescriptionOption::IfName(name) => Some(name.to_string()),
+                    _ => None,
+                });
+                rules.extend(names);
+            }
+            Block::EnhancedPacket(packet) => {
+                let comments = packet.options.iter().find_map(|option| match option {
+                    EnhancedPacketOption::Comment(comment) => Some(comment.to_string()),
+                    _ => None,
+                });
+                packets.push(DroppedPacket {
+                    key: DeepKey::of(&packet.data),
+                    is_whole: packet.data.len() == packet.original_len as usize,
+                    rule: rules[packet.interface_id as usize].clone(),
+                    comment: comments.expect("a comment"),
+                });
+            }
+            _ => {}
+        }
+    }
+    packets
+}
+
+#[test]
+fn dropped_packets_are_captured_with_the_reason() {
+    let place = Place::new(POLICY);
+    let daemon = daemon(&place);
+    let output = place.run(&["capture", "--dropped", "-w", "d.pcapng", "--count", "300", "--seconds", "20"]);
+    assert!(
+        output.status.success() && stderr(&output).contains("300 packets captured"),
+        "{}",
+        stderr(&output)
+    );
+    let packets = dropped_packets(&std::fs::read(place.path("d.pcapng")).expect("written"));
+    assert_eq!(packets.len(), 300);
+    let mut reasons = BTreeMap::new();
+    for DroppedPacket { key, is_whole, rule, comment } in &packets {
+        assert!(is_whole, "{comment}");
+        let is_of_rule = match rule.as_str() {
+            "scan" => key.outer.src_ip[..3] == [198, 51, 100],
+            "dns" => key.outer.dst_port == 53,
+            "syn" => key.outer.protocol == 6,
+            _ => true,
+        };
+        assert!(is_of_rule, "{comment}: {key:?}");
+        let reason = comment.split_once(" (line ").map_or(comment.as_str(), |(reason, _)| reason);
+        *reasons.entry(reason).or_insert(0) += 1;
+    }
+    for reason in ["flow, rule scan", "policed, rule dns", "worker, rule syn", "lost_exception, rule default"]
+    {
+        assert!(reasons.contains_key(&*format!("dropped: {reason}")), "{reason}: {reasons:?}");
+    }
+    assert_eq!(daemon.metric("steerd_trace_differences_total", &[]), 0.0);
+
+    let scans = "src = '198.51.100.0/24'";
+    let piped = place.run(&["capture", "--dropped", scans, "-w", "-", "--snap", "40", "--count", "5"]);
+    let packets = dropped_packets(&piped.stdout);
+    assert!(packets.len() == 5 && packets.iter().all(|one| one.rule == "scan" && !one.is_whole));
+    let refused = place.run(&["capture", "--dropped", "dst_prot = 53", "-w", "x.pcapng"]);
+    assert!(stderr(&refused).contains("match: unknown key `dst_prot`"), "{}", stderr(&refused));
+    assert_eq!((refused.status.code(), place.path("x.pcapng").exists()), (Some(8), false));
+    assert_eq!(place.run(&["capture", "-w", "x.pcapng"]).status.code(), Some(2));
+    for body in [r#"{"rule": "dns", "dropped": true}"#, r#"{"rule": "dns", "match": "any = true"}"#] {
+        assert_eq!(place.ask("POST", "/v1/captures", body).0, 400, "{body}");
+    }
 }
 
 #[test]

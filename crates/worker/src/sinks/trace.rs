@@ -25,8 +25,9 @@ use super::{Hub, Opened, Ports};
 use crate::policer::OneIn;
 use crate::sink::{Deliveries, Sink, SinkCounters, SinkDrop, SinkMap, SlotSet};
 
-/// The most packets of a worker that wait for the handler.
+/// The most packets of a worker that wait for the handler, and the most bytes of them.
 const RING_PACKETS: usize = 256;
+const RING_BYTES: usize = 1 << 20;
 /// The most programs that packets in the rings can be of; packets of older ones are not compared.
 const PROGRAMS_MAX: usize = 8;
 /// How long the end waits for a handler that does not return.
@@ -91,8 +92,9 @@ pub trait Tracer: Send {
         true
     }
 
-    /// Shows a packet, in the order of one worker. `false`: nobody wants more.
-    fn show(&mut self, packet: &TracedPacket, programs: &[KnownProgram]) -> bool;
+    /// Shows a packet with the first bytes of its frame ([`TraceOptions::frame_bytes`]), in the order of one
+    /// worker. `false`: nobody wants more.
+    fn show(&mut self, packet: &TracedPacket, frame: &[u8], programs: &[KnownProgram]) -> bool;
 
     /// Notes that packets were left out since the last call, because the tracer was too slow.
     fn left_out(&mut self, packets: u64);
@@ -107,6 +109,20 @@ pub struct TraceOptions {
     pub one_in: u32,
     /// Only packets that are dropped, or that a worker does not deliver.
     pub only_dropped: bool,
+    /// The most bytes of a frame that the tracer gets.
+    pub frame_bytes: u32,
+}
+
+impl TraceOptions {
+    /// The bytes of a frame that the tracer gets.
+    fn kept<'f>(&self, frame: &'f [u8]) -> &'f [u8] {
+        frame.get(..self.frame_bytes as usize).unwrap_or(frame)
+    }
+
+    /// How many these are, by the length of the frame.
+    fn kept_bytes(&self, frame_bytes: u32) -> usize {
+        self.frame_bytes.min(frame_bytes) as usize
+    }
 }
 
 /// Chooses packets by the options of a trace; one for each thread that has packets.
@@ -155,12 +171,14 @@ pub fn open(
     let (mut rings, mut endpoints) = (Vec::new(), Vec::<Box<dyn Sink>>::new());
     for (worker, counters) in counters.iter().enumerate() {
         let (producer, consumer) = RingBuffer::new(RING_PACKETS);
-        rings.push(consumer);
+        let (frames, of_reader) = RingBuffer::new(if options.frame_bytes > 0 { RING_BYTES } else { 1 });
+        rings.push(Ring { packets: consumer, frames: of_reader });
         endpoints.push(Box::new(Endpoint {
             worker: WorkerId::of(worker),
             filter: TraceFilter::new(options),
             timestamps: Timestamps::new(&clock.shared),
             producer,
+            frames,
             counters: Arc::clone(counters),
             wakeup: Arc::clone(&wakeup),
             shared: Arc::clone(&shared),
@@ -168,6 +186,8 @@ pub fn open(
     }
     let reader = Reader {
         tracer,
+        options: options.clone(),
+        frame: Vec::new(),
         rings,
         counters: counters.clone(),
         wakeup: Arc::clone(&wakeup),
@@ -194,6 +214,8 @@ struct Endpoint {
     filter: TraceFilter,
     timestamps: Timestamps,
     producer: Producer<TracedPacket>,
+    /// The bytes of the packets' frames, in the same order.
+    frames: Producer<u8>,
     counters: Arc<SinkCounters>,
     wakeup: Arc<Wakeup>,
     shared: Arc<Shared>,
@@ -225,7 +247,7 @@ impl Sink for Endpoint {
                 key,
                 head: FrameHead::of(delivery.bytes),
             };
-            full += u64::from(self.producer.push(packet).is_err());
+            full += u64::from(!self.push(packet, delivery.bytes));
         }
         self.counters.offered(count, bytes);
         self.counters.worker.dropped(SinkDrop::RingFull, full);
@@ -235,10 +257,52 @@ impl Sink for Endpoint {
     }
 }
 
+impl Endpoint {
+    /// Hands a packet over with the bytes of its frame; `false`: there is no room for both.
+    fn push(&mut self, packet: TracedPacket, frame: &[u8]) -> bool {
+        let kept = self.filter.options.kept(frame);
+        if self.producer.is_full() {
+            return false;
+        }
+        let Ok(mut chunk) = self.frames.write_chunk(kept.len()) else { return false };
+        let (first, second) = chunk.as_mut_slices();
+        let (start, end) = kept.split_at(first.len());
+        first.copy_from_slice(start);
+        second.copy_from_slice(end);
+        chunk.commit_all();
+        self.producer.push(packet).is_ok()
+    }
+}
+
+/// The thread's end of a worker's rings.
+struct Ring {
+    packets: Consumer<TracedPacket>,
+    frames: Consumer<u8>,
+}
+
+impl Ring {
+    /// Takes the next packet and puts the bytes of its frame into `frame`.
+    fn pop(&mut self, options: &TraceOptions, frame: &mut Vec<u8>) -> Option<TracedPacket> {
+        let packet = self.packets.pop().ok()?;
+        frame.clear();
+        // They were there before the packet.
+        if let Ok(chunk) = self.frames.read_chunk(options.kept_bytes(packet.head.frame_bytes)) {
+            let (first, second) = chunk.as_slices();
+            frame.extend_from_slice(first);
+            frame.extend_from_slice(second);
+            chunk.commit_all();
+        }
+        Some(packet)
+    }
+}
+
 /// The thread of a trace.
 struct Reader {
     tracer: Box<dyn Tracer>,
-    rings: Vec<Consumer<TracedPacket>>,
+    options: TraceOptions,
+    /// The bytes of the packet that is shown.
+    frame: Vec<u8>,
+    rings: Vec<Ring>,
     counters: Vec<Arc<SinkCounters>>,
     wakeup: Arc<Wakeup>,
     shared: Arc<Shared>,
@@ -253,7 +317,7 @@ impl Reader {
             // rings, so none is missing.
             let is_over = self.shared.is_over.load(Acquire);
             let begun = Instant::now();
-            let waiting: Vec<usize> = self.rings.iter().map(Consumer::slots).collect();
+            let waiting: Vec<usize> = self.rings.iter().map(|ring| ring.packets.slots()).collect();
             self.tracer.collect();
             let programs = self.shared.programs().clone();
             self.report_left_out();
@@ -265,8 +329,9 @@ impl Reader {
             }
             // What comes from now on is newer.
             self.shared.programs().retain(|known| known.until.is_none_or(|until| until >= begun));
-            let has_work =
-                || self.shared.is_over.load(Relaxed) || self.rings.iter().any(|ring| !ring.is_empty());
+            let has_work = || {
+                self.shared.is_over.load(Relaxed) || self.rings.iter().any(|ring| !ring.packets.is_empty())
+            };
             self.wakeup.wait(has_work, parking::HEARTBEAT);
         }
     }
@@ -285,9 +350,9 @@ impl Reader {
 
     /// Shows the next packet of a ring; `false`: the tracer wants no other.
     fn show_next(&mut self, ring: usize, programs: &[KnownProgram]) -> bool {
-        let Ok(packet) = self.rings[ring].pop() else { return true };
+        let Some(packet) = self.rings[ring].pop(&self.options, &mut self.frame) else { return true };
         self.counters[ring].thread.delivered(1, packet.head.frame_bytes.into());
-        self.tracer.show(&packet, programs)
+        self.tracer.show(&packet, &self.frame, programs)
     }
 }
 

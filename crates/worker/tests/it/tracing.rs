@@ -46,6 +46,9 @@ action = "steer main"
 sinks = ["counted"]
 "#;
 
+/// More than the head of a frame, and less than the longest frame here.
+const KEPT_BYTES: u32 = 200;
+
 /// Passes on what it gets until it has enough, and waits before each packet until the test lets it go on.
 struct Collector {
     packets: Sender<TracedPacket>,
@@ -55,7 +58,10 @@ struct Collector {
 }
 
 impl Tracer for Collector {
-    fn show(&mut self, packet: &TracedPacket, programs: &[KnownProgram]) -> bool {
+    fn show(&mut self, packet: &TracedPacket, frame: &[u8], programs: &[KnownProgram]) -> bool {
+        let kept = KEPT_BYTES.min(packet.head.frame_bytes) as usize;
+        let head = packet.head.bytes();
+        assert_eq!((frame.len(), &frame[..head.len().min(kept)]), (kept, &head[..head.len().min(kept)]));
         let [known] = programs else { panic!("there is one program: {programs:?}") };
         assert!(known.map.generation() == packet.generation && known.can_have(packet.decided_at));
         let _released = self.hold.lock();
@@ -146,7 +152,8 @@ fn udp(host: u8, port: u16) -> Vec<u8> {
     ip(host).udp(1000, port).build()
 }
 
-const ALL: TraceOptions = TraceOptions { matches: None, one_in: 1, only_dropped: false };
+const ALL: TraceOptions =
+    TraceOptions { matches: None, one_in: 1, only_dropped: false, frame_bytes: KEPT_BYTES };
 const FIN: u8 = 1;
 const SYN: u8 = 2;
 const ACK: u8 = 16;
