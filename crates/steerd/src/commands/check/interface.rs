@@ -103,6 +103,7 @@ fn add_claims(table: &mut ClaimTable, program: &Program) -> Result<(), XdpError>
         let precedence = if flow.kind == FlowKind::Sniffer { 0 } else { 1 + u32::from(flow.priority) };
         table.add(&claim, precedence, counter.map_or(ClaimAction::Redirect, ClaimAction::Drop))?;
     }
+    while table.improve() {}
     Ok(())
 }
 
