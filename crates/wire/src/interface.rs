@@ -2,6 +2,7 @@
 
 pub(crate) mod offloads;
 mod rss;
+mod rx_filters;
 
 use std::io;
 use std::mem::zeroed;
@@ -13,6 +14,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, netdevice, socket_with
 use crate::WireError;
 
 pub use rss::rss_table;
+pub use rx_filters::{RXNFC_BYTES, RssSizes, RuleCommand, RuleLocations, RxFilterSocket};
 
 /// An interface, as its name resolves in this network namespace.
 #[derive(Clone, Debug)]

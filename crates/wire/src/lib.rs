@@ -50,7 +50,7 @@ pub use config::{
 pub use error::{TransmitError, WireError};
 pub use gated::GatedWire;
 pub use generator::GeneratorWire;
-pub use interface::rss_table;
+pub use interface::{RXNFC_BYTES, RssSizes, RuleCommand, RuleLocations, RxFilterSocket, rss_table};
 pub use link::{LinkConfig, LinkEnd, LinkName, LinkWire};
 pub use link_peer::LinkPeer;
 pub use loopback::{LoopbackWire, NullWire};

@@ -25,6 +25,10 @@ const MAX_FEATURES: usize = 256;
 const BLOCK_FEATURES: usize = 32;
 /// Words of a block: available, requested, active, never changed.
 const BLOCK_WORDS: usize = 4;
+/// The words of a block by their place.
+const AVAILABLE_WORD: usize = 0;
+const ACTIVE_WORD: usize = 2;
+const FIXED_WORD: usize = 3;
 
 /// An offload, as the kernel and as ethtool(8) name it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -208,22 +212,30 @@ fn switch(socket: BorrowedFd<'_>, interface: &str, offloads: &[Offload], on: boo
 
 /// The offloads of [`OFFLOADS`] that are on, whatever the driver.
 pub(crate) fn of_features(socket: BorrowedFd<'_>, interface: &str) -> io::Result<Vec<ActiveOffload>> {
+    let (names, words) = features(socket, interface)?;
+    let active = OFFLOADS.into_iter().filter_map(|offload| {
+        let feature = names.iter().position(|name| name == offload.feature)?;
+        // Neither available to be changed, or never to be changed.
+        let is_fixed = !is_set(&words, feature, AVAILABLE_WORD) || is_set(&words, feature, FIXED_WORD);
+        is_set(&words, feature, ACTIVE_WORD).then_some(ActiveOffload { offload, is_fixed })
+    });
+    Ok(active.collect())
+}
+
+/// The names of all features, and the answer of `ETHTOOL_GFEATURES`.
+fn features(socket: BorrowedFd<'_>, interface: &str) -> io::Result<(Vec<String>, Vec<u32>)> {
     let names = feature_names(socket, interface)?;
     let blocks = names.len().div_ceil(BLOCK_FEATURES);
     // The command, the number of blocks, the blocks.
     let mut words = vec![0u32; 2 + blocks * BLOCK_WORDS];
     (words[0], words[1]) = (ETHTOOL_GFEATURES, blocks as u32);
     ask(socket, interface, &mut words)?;
-    let is_set = |feature: usize, word: usize| {
-        words[2 + feature / BLOCK_FEATURES * BLOCK_WORDS + word] >> (feature % BLOCK_FEATURES) & 1 == 1
-    };
-    let active = OFFLOADS.into_iter().filter_map(|offload| {
-        let feature = names.iter().position(|name| name == offload.feature)?;
-        // Neither available to be changed, or never to be changed.
-        let is_fixed = !is_set(feature, 0) || is_set(feature, 3);
-        is_set(feature, 2).then_some(ActiveOffload { offload, is_fixed })
-    });
-    Ok(active.collect())
+    Ok((names, words))
+}
+
+/// A bit of a feature in the answer of `ETHTOOL_GFEATURES`, by the word of its block.
+fn is_set(words: &[u32], feature: usize, word: usize) -> bool {
+    words[2 + feature / BLOCK_FEATURES * BLOCK_WORDS + word] >> (feature % BLOCK_FEATURES) & 1 == 1
 }
 
 /// The names of all features, by their bit.
@@ -242,8 +254,15 @@ fn feature_names(socket: BorrowedFd<'_>, interface: &str) -> io::Result<Vec<Stri
     Ok(words[3..].chunks(NAME_BYTES / 4).map(text).collect())
 }
 
+/// Whether a feature is on, by its name; `None`: the kernel does not know it.
+pub(super) fn is_on(socket: BorrowedFd<'_>, interface: &str, feature: &str) -> io::Result<Option<bool>> {
+    let (names, words) = features(socket, interface)?;
+    let feature = names.iter().position(|name| name == feature);
+    Ok(feature.map(|feature| is_set(&words, feature, ACTIVE_WORD)))
+}
+
 /// The name of the driver.
-fn driver(socket: BorrowedFd<'_>, interface: &str) -> io::Result<String> {
+pub(super) fn driver(socket: BorrowedFd<'_>, interface: &str) -> io::Result<String> {
     // `struct ethtool_drvinfo`: the command, the driver's name, and more that is not read.
     const DRVINFO_BYTES: usize = 196;
     let mut words = [0u32; DRVINFO_BYTES / 4];
@@ -259,8 +278,8 @@ fn text(words: &[u32]) -> String {
 }
 
 /// Asks one of the `ETHTOOL_G*` questions, whose answer fits into the words by its own numbers, or carries
-/// `ETHTOOL_SFEATURES` out.
-fn ask(socket: BorrowedFd<'_>, interface: &str, words: &mut [u32]) -> io::Result<()> {
+/// `ETHTOOL_SFEATURES` out, or what [`rx_filters`](super::rx_filters) asks for.
+pub(super) fn ask(socket: BorrowedFd<'_>, interface: &str, words: &mut [u32]) -> io::Result<()> {
     let mut request = interface_request(interface);
     request.ifr_ifru.ifru_data = words.as_mut_ptr().cast();
     // SAFETY: `request` and the words that it points to live through the call. The kernel reads the blocks of
@@ -268,7 +287,9 @@ fn ask(socket: BorrowedFd<'_>, interface: &str, words: &mut [u32]) -> io::Result
     // structure of the command and its elements, for which the callers made room: one for the one set in
     // the mask of `ETHTOOL_GSSET_INFO`; for `ETHTOOL_GSTRINGS` the number of features, which is a
     // constant of the running kernel that the caller just asked for; at most the number in the second
-    // word for `ETHTOOL_GFEATURES`.
+    // word for `ETHTOOL_GFEATURES`. The commands of `rx_filters` write `struct ethtool_rxnfc`, of which that
+    // module always passes all words, and behind it at most as many locations as its `rule_cnt` says; or
+    // `struct ethtool_rxfh` and behind it as many words and bytes as its two sizes say.
     let rc = unsafe { libc::ioctl(socket.as_raw_fd(), SIOCETHTOOL, &raw mut request) };
     // More than 0 are flags of `ETHTOOL_SFEATURES`: it has not, or not yet, done what was asked, which the
     // callers see by reading.
