@@ -125,6 +125,11 @@ const MAX_CHANGE: Key = key(
 
 pub(crate) const GROUP: &[Key] = &[
     key("workers", Shape("workers"), "Its workers: \"all\", the number of them or a list of their numbers."),
+    key(
+        "queues",
+        ListOf("queue"),
+        "Receive queues of the interface, for programs that take packets from them; instead of all other keys.",
+    ),
     key("weights", TableOf("weight"), "A share for each worker, by its number; 0 for none."),
     key("hash", Shape("hash"), "The hash fields: \"l3l4\", \"l3\", \"none\" or a list of fields."),
     key("symmetric", Boolean, "Whether both directions of a connection reach the same worker."),

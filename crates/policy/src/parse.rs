@@ -2,6 +2,7 @@
 //! each with its place. Files are read only through the given loader.
 
 mod actions;
+mod carving;
 mod cautions;
 mod conflicts;
 mod extensions;
@@ -216,7 +217,9 @@ fn assemble(reader: &mut Reader, main: &Arc<Source>, found: &[File<'_>], files: 
         set_sizes: sets.sizes(),
         runtime,
     };
-    if !reader.diagnostics.has_errors() {
+    if !reader.diagnostics.has_errors() && policy.carves_queues() {
+        carving::refuse(reader, &policy);
+    } else if !reader.diagnostics.has_errors() {
         cautions::warn(reader, &policy, &groups.symmetry_asked);
     }
     policy

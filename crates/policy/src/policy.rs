@@ -72,6 +72,12 @@ pub struct Policy {
 }
 
 impl Policy {
+    /// Whether it carves queues: its groups have receive queues of an interface in the place of workers.
+    #[must_use]
+    pub fn carves_queues(&self) -> bool {
+        self.groups.iter().any(|group| group.has_queues)
+    }
+
     /// The sinks of a rule's packets: its own, or those of its group. `own`: [`RuleDefinition::sinks`]; of
     /// the default, `None`.
     #[must_use]
@@ -177,6 +183,9 @@ pub struct GroupDefinition {
     pub name: String,
     /// The workers and their shares.
     pub workers: Workers,
+    /// Whether the text has `queues`: the numbers are those of receive queues of the interface, from which
+    /// other programs take the packets.
+    pub has_queues: bool,
     /// The hashed fields.
     pub fields: HashFields,
     /// The Toeplitz key.

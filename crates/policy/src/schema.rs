@@ -77,6 +77,10 @@ fn definitions() -> Value {
         "vlan_change": one_of(keys::VLAN_CHANGE),
         "variable": { "type": ["string", "integer", "boolean", "array"] },
         "weight": { "type": "integer", "minimum": 0, "maximum": MAX_WEIGHT },
+        "queue": { "anyOf": [
+            { "type": "integer", "minimum": 0, "maximum": MAX_WORKER },
+            { "type": "string", "pattern": VARIABLE },
+        ] },
         "workers": { "anyOf": [
             { "const": "all" },
             { "type": "string", "pattern": VARIABLE },

@@ -140,6 +140,12 @@ impl Read {
         proves_room: bool,
     ) -> Result<Compiled, Diagnostics> {
         let Self { mut policy, mut warnings, inputs } = self;
+        if let Some(group) = policy.groups.iter().find(|group| group.has_queues) {
+            let message =
+                format!("the group `{}` has queues of an interface, and here are workers", group.name);
+            let hint = "`steerd run --interface NAME` and `steerd check` take such a policy";
+            return Err(vec![group.place.error(message, "this group").hint(hint)].into());
+        }
         let mut own = policy.runtime.is_some().then(|| policy.clone());
         device_rules::insert(&mut policy, device_rules);
         let workers = workers.unwrap_or_else(|| workers_named(&policy));

@@ -24,6 +24,7 @@ pub const POLICY_PAGES: &str = concat!(
     include_str!("../../../docs/reference/policy/rate-limits.md"),
     include_str!("../../../docs/reference/policy/counters.md"),
     include_str!("../../../docs/reference/policy/groups.md"),
+    include_str!("../../../docs/reference/policy/queues.md"),
     include_str!("../../../docs/reference/policy/sinks.md"),
     include_str!("../../../docs/reference/policy/sink-count.md"),
     include_str!("../../../docs/reference/policy/sink-app.md"),

@@ -34,10 +34,10 @@ pub(super) fn same_groups(old: &Policy, new: &Policy) -> Vec<GroupId> {
 }
 
 /// All that says where a group's packets land.
-type Content<'g> = (Option<Vec<(u32, u32)>>, HashFields, &'g RssKey, bool, Option<u32>);
+type Content<'g> = (Option<Vec<(u32, u32)>>, bool, HashFields, &'g RssKey, bool, Option<u32>);
 
 fn content(group: &GroupDefinition) -> Content<'_> {
-    (shares(&group.workers), group.fields, &group.key, group.symmetric, group.table_size)
+    (shares(&group.workers), group.has_queues, group.fields, &group.key, group.symmetric, group.table_size)
 }
 
 /// The workers and their shares, which count relative to each other; `None`: all workers.
@@ -68,7 +68,7 @@ pub struct GroupChange {
 /// One key of a group.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct KeyChange {
-    /// `workers`, `hash`, `key`, `symmetric` or `table_size`.
+    /// `workers`, `queues`, `hash`, `key`, `symmetric` or `table_size`.
     pub key: &'static str,
     /// The old value.
     pub before: String,
@@ -107,7 +107,8 @@ fn change(before: &GroupDefinition, after: &GroupDefinition, workers: usize) -> 
             changes.push(KeyChange { key, before, after });
         }
     };
-    compare("workers", sides.map(|group| members(&group.workers)));
+    let key_of_members = if sides.iter().all(|group| group.has_queues) { "queues" } else { "workers" };
+    compare(key_of_members, sides.map(members));
     compare("hash", sides.map(|group| hash(group.fields)));
     compare("key", sides.map(|group| key(&group.key)));
     compare("symmetric", sides.map(|group| group.symmetric.to_string()));
@@ -145,15 +146,19 @@ fn moved([before, after]: &[Vec<WorkerId>; 2]) -> f64 {
 }
 
 /// Members with their weights, unless all are alike.
-fn members(workers: &Workers) -> String {
-    let Workers::Listed(listed) = workers else { return "\"all\"".to_owned() };
+fn members(group: &GroupDefinition) -> String {
+    let Workers::Listed(listed) = &group.workers else { return "\"all\"".to_owned() };
     let is_even = listed.windows(2).all(|pair| pair[0].weight == pair[1].weight);
     let items = listed.iter().map(|share| match is_even {
         true => share.worker.to_string(),
         false => format!("{} = {}", share.worker, share.weight),
     });
     let items = items.collect::<Vec<_>>().join(", ");
-    if is_even { format!("[{items}]") } else { format!("{{ {items} }}") }
+    match is_even {
+        true if group.has_queues => format!("queues [{items}]"),
+        true => format!("[{items}]"),
+        false => format!("{{ {items} }}"),
+    }
 }
 
 /// Hashed fields as the language writes them.

@@ -27,7 +27,8 @@ fn compiled(block: &str) -> Program {
     let (policy, warnings) = policy::parse_with(&source, &files, &LoadOptions::default())
         .unwrap_or_else(|problems| panic!("{problems}\n{block}"));
     assert!(warnings.is_empty(), "{warnings:?}\n{block}");
-    compiler::compile(&policy, &DeviceModel::ideal(), 2)
+    let workers = if policy.carves_queues() { 8 } else { 2 };
+    compiler::compile(&policy, &DeviceModel::ideal(), workers)
         .unwrap_or_else(|problems| panic!("{problems}\n{block}"))
 }
 

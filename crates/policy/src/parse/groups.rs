@@ -94,6 +94,7 @@ fn group(reader: &mut Reader, key: &Key<'_>, value: &Value<'_>, sinks: &Sinks) -
     let mut group = GroupDefinition {
         name: key.get_ref().to_string(),
         workers: Workers::All,
+        has_queues: false,
         fields: HashFields::L3L4,
         key: RssKey::SYMMETRIC,
         symmetric: true,
@@ -103,6 +104,14 @@ fn group(reader: &mut Reader, key: &Key<'_>, value: &Value<'_>, sinks: &Sinks) -
     };
     let Some(table) = reader.table(value, "a group") else { return group };
     reader.refuse_unknown_keys(table, keys::GROUP, "a group");
+    if let Some(value) = table.get("queues") {
+        group.has_queues = true;
+        refuse_beside_queues(reader, table);
+        if let Some(queues) = numbers(reader, value, &QUEUES) {
+            group.workers = queues;
+        }
+        return group;
+    }
     if let Some(workers) = members(reader, key, table) {
         group.workers = workers;
     }
@@ -146,7 +155,8 @@ fn members(reader: &mut Reader, key: &Key<'_>, table: &Table<'_>) -> Option<Work
     };
     match (listed, table.get("weights")) {
         (None, None) => {
-            let hint = "write workers = \"all\", workers = 2, workers = [0, 1] or weights = { 0 = 2, 1 = 1 }";
+            let hint = "write workers = \"all\", workers = 2, workers = [0, 1], weights = { 0 = 2, 1 = 1 }, or queues of the \
+                        interface for other programs: queues = [4]";
             reader.error_with(key.span(), "the group has no workers", "no workers", hint);
             None
         }
@@ -183,23 +193,71 @@ fn workers(reader: &mut Reader, value: &Value<'_>) -> Option<Workers> {
         let share = |worker| WorkerShare { worker, weight: 1, place: reader.place(value.span()) };
         return Some(Workers::Listed((0..count).map(share).collect()));
     }
+    numbers(reader, value, &WORKERS)
+}
+
+/// The words for the members of a group in diagnostics.
+struct MemberWords {
+    key: &'static str,
+    one: &'static str,
+    /// The values that a key may have.
+    values: &'static str,
+    none: &'static str,
+    more: &'static str,
+}
+
+const WORKERS: MemberWords = MemberWords {
+    key: "workers",
+    one: "worker",
+    values: "\"all\", a number or a list of numbers",
+    none: "write workers = \"all\" or name at least one",
+    more: "use `weights` to give it a larger share",
+};
+
+const QUEUES: MemberWords = MemberWords {
+    key: "queues",
+    one: "queue",
+    values: "a list of numbers",
+    none: "name at least one queue, like queues = [4]",
+    more: "name each queue once",
+};
+
+/// A list of numbers, each once.
+fn numbers(reader: &mut Reader, value: &Value<'_>, words: &MemberWords) -> Option<Workers> {
     let Some(array) = value.get_ref().as_array() else {
         let label = format!("this is of type {}", value.get_ref().type_str());
-        let message = "`workers` must be \"all\", a number or a list of numbers";
-        reader.error_with(value.span(), message, label, listed_workers(value));
+        let message = format!("`{}` must be {}", words.key, words.values);
+        let hint = match words.key {
+            "workers" => listed_workers(value),
+            _ => "write a list such as [4, 5]".to_owned(),
+        };
+        reader.error_with(value.span(), message, label, hint);
         return None;
     };
     if array.is_empty() {
-        let hint = "write workers = \"all\" or name at least one";
-        reader.error_with(value.span(), "the group has no workers", "empty", hint);
+        let message = format!("the group has no {}", words.key);
+        reader.error_with(value.span(), message, "empty", words.none);
         return None;
     }
     let mut listed: Vec<WorkerShare> = Vec::new();
     for item in array.iter() {
-        let Some(worker) = reader.integer(item, "a worker", 0, MAX_WORKER) else { continue };
-        add(reader, &mut listed, WorkerShare { worker, weight: 1, place: reader.place(item.span()) });
+        let Some(worker) = reader.integer(item, &format!("a {}", words.one), 0, MAX_WORKER) else { continue };
+        let share = WorkerShare { worker, weight: 1, place: reader.place(item.span()) };
+        add(reader, &mut listed, share, words);
     }
     (!listed.is_empty()).then_some(Workers::Listed(listed))
+}
+
+/// Refuses the keys that are about workers.
+fn refuse_beside_queues(reader: &mut Reader, table: &Table<'_>) {
+    for (key, _) in entries(table) {
+        if *key.get_ref() != "queues" {
+            let message = format!("a group with `queues` cannot have `{}`", key.get_ref());
+            let hint =
+                "leave it out: no worker gets the packets, and the NIC spreads them by its own settings";
+            reader.error_with(key.span(), message, "beside `queues`", hint);
+        }
+    }
 }
 
 /// A hint for `"4"`, `"0-3"` or `"0,1"`. A single number may be meant as the count of workers or as the
@@ -247,7 +305,8 @@ fn weights(reader: &mut Reader, value: &Value<'_>) -> Option<Vec<WorkerShare>> {
             continue;
         };
         let Some(weight) = reader.integer(value, "a weight", 0, MAX_WEIGHT) else { continue };
-        add(reader, &mut listed, WorkerShare { worker, weight, place: reader.place(key.span()) });
+        let share = WorkerShare { worker, weight, place: reader.place(key.span()) };
+        add(reader, &mut listed, share, &WORKERS);
     }
     listed.sort_by_key(|share| share.worker);
     if listed.is_empty() && table.is_empty() {
@@ -256,10 +315,10 @@ fn weights(reader: &mut Reader, value: &Value<'_>) -> Option<Vec<WorkerShare>> {
     (!listed.is_empty()).then_some(listed)
 }
 
-fn add(reader: &mut Reader, listed: &mut Vec<WorkerShare>, share: WorkerShare) {
+fn add(reader: &mut Reader, listed: &mut Vec<WorkerShare>, share: WorkerShare, words: &MemberWords) {
     if listed.iter().any(|other| other.worker == share.worker) {
-        let message = format!("worker {} is listed twice", share.worker);
-        let error = share.place.error(message, "again").hint("use `weights` to give it a larger share");
+        let message = format!("{} {} is listed twice", words.one, share.worker);
+        let error = share.place.error(message, "again").hint(words.more);
         reader.push(error);
     } else if listed.len() < MAX_TABLE_SIZE as usize {
         listed.push(share);

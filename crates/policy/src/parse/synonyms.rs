@@ -61,7 +61,7 @@ const KEYS: [Row; 38] = [
     ("a rule", &["one_in", "sampling", "sample_rate"], "write sample = 100, for one packet in 100"),
     ("a rule", &["comment", "description", "note"], "write a comment, after #"),
     ("a rule", &["enabled", "disabled"], "to disable a rule, put # before each of its lines"),
-    ("a group", &["cores", "cpus", "queues", "members"], "write `workers`"),
+    ("a group", &["cores", "cpus", "members"], "write `workers`"),
     ("a group", &["fields", "hash_fields", "rss"], "write `hash`"),
     ("an action", &["group", "queue", "forward", "to"], "write { steer = \"GROUP\" }"),
 ];

@@ -121,8 +121,8 @@ fn action(policy: &Policy, action: Action) -> (std::mem::Discriminant<Action>, O
 
 /// Whether two groups of one name are the same.
 fn is_same_group(a: &GroupDefinition, b: &GroupDefinition) -> bool {
-    let GroupDefinition { name, workers, fields, key, symmetric, table_size, sinks, .. } = a;
-    (name, workers, fields) == (&b.name, &b.workers, &b.fields)
+    let GroupDefinition { name, workers, has_queues, fields, key, symmetric, table_size, sinks, .. } = a;
+    (name, workers, has_queues, fields) == (&b.name, &b.workers, &b.has_queues, &b.fields)
         && (key, symmetric, table_size, sinks) == (&b.key, &b.symmetric, &b.table_size, &b.sinks)
 }
 

@@ -89,6 +89,7 @@ pub(crate) fn policy(rules: Vec<(Match, Action, Direction)>, default: Action) ->
     let group = |name: String| GroupDefinition {
         name,
         workers: Workers::All,
+        has_queues: false,
         fields: HashFields::L3L4,
         key: RssKey::SYMMETRIC,
         symmetric: true,
