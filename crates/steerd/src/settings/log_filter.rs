@@ -15,6 +15,7 @@ const CRATES: &[&str] = &[
     "control",
     "device_model",
     "hugemem",
+    "nic_filters",
     "packet",
     "policy",
     "program",

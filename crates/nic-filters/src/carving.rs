@@ -1,0 +1,415 @@
+//! The filters of a policy on an interface: put there, changed by their difference, and removed.
+//!
+//! Invariants:
+//! - Locations of others are never written to. A filter is ours if the ledger has it and the interface lists
+//!   it unchanged; every change begins with a list.
+//! - The ledger has every filter before it is on the interface.
+//! - A filter counts as inserted once the driver lists it as it was asked for, so a condition that a driver
+//!   ignores is found before packets are lost to it.
+//! - A change that fails is undone step by step, in the reverse order. So each packet meets the old filters
+//!   or the new ones there, too.
+
+use std::collections::{BTreeSet, HashSet};
+use std::io;
+
+use crate::filter::{Destination, Filter};
+use crate::ledger::{Ledger, LedgerContext, LedgerFilter, LedgerStore};
+use crate::model::FilterModel;
+use crate::nic::{ListedFilter, NicError, NicFacts, NicFilters};
+use crate::plan::{InstalledFilter, Plan, PlanError, RankedFilter, Step, Table, plan};
+use crate::translate::{Target, WantedFilters};
+
+/// Why filters could not be changed. They are as before, unless it is [`CarveError::NotUndone`].
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CarveError {
+    /// A call failed.
+    #[error(transparent)]
+    Nic(#[from] NicError),
+    /// There is no room.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// The ledger could not be saved, without which filters would not be found after a crash.
+    #[error("the list of filters cannot be saved: {0} (hint: state.folder must be writable)")]
+    Save(io::Error),
+    /// The driver lists another filter than the one that was inserted.
+    #[error(
+        "the driver took the filter \"{asked}\" and lists it as \"{listed}\" (hint: it does not compare all that \
+         was asked for: use a filter model that `steerd devices --probe-filters` writes)"
+    )]
+    Altered {
+        /// The filter.
+        asked: Filter,
+        /// The answer.
+        listed: String,
+    },
+    /// A filter of another program has the match of one of ours.
+    #[error(
+        "a filter of another program has the same match: {listed} (hint: remove it: `ethtool -N INTERFACE delete \
+         {}`)", listed.location
+    )]
+    Taken {
+        /// The filter.
+        listed: ListedFilter,
+    },
+    /// The interface has no table for RSS contexts.
+    #[error("the driver reports no indirection table for RSS contexts (hint: name one queue for each group)")]
+    NoContextTable,
+    /// A change failed, and it could not be undone.
+    #[error(
+        "{failed}; it could not be undone: {undo}; the next reload puts the filters of its policy in place"
+    )]
+    NotUndone {
+        /// Why the change failed.
+        failed: Box<CarveError>,
+        /// Why it could not be undone.
+        undo: Box<CarveError>,
+    },
+}
+
+/// What a change did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ChangeSummary {
+    /// Filters that were not touched.
+    pub kept: usize,
+    /// Filters that were inserted.
+    pub inserted: usize,
+    /// Filters that another one with the same match has taken the place of. Their packets met neither for the
+    /// time of a call.
+    pub replaced: usize,
+    /// Filters that were removed.
+    pub removed: usize,
+}
+
+impl ChangeSummary {
+    /// Whether nothing was done.
+    #[must_use]
+    pub fn is_unchanged(&self) -> bool {
+        self.inserted + self.replaced + self.removed == 0
+    }
+}
+
+/// The filters of a policy on an interface. They stay when it is dropped; [`Carving::end`] removes them.
+#[derive(Debug)]
+pub struct Carving<N, S> {
+    nic: N,
+    store: S,
+    model: FilterModel,
+    facts: NicFacts,
+    ledger: Ledger,
+    /// How many filters the policy in force has.
+    in_force: usize,
+}
+
+impl<N: NicFilters, S: LedgerStore> Carving<N, S> {
+    /// Takes the filters of an interface over from the process that has left this ledger; an empty one if
+    /// there is none.
+    ///
+    /// # Errors
+    /// The interface has no filters, or is gone.
+    pub fn open(nic: N, store: S, model: FilterModel, left: Ledger) -> Result<Self, CarveError> {
+        let facts = nic.facts()?;
+        let mut carving = Self { nic, store, model, facts, ledger: left, in_force: 0 };
+        let (ours, _) = carving.listed()?;
+        carving.ledger.filters = as_ledger(&ours);
+        carving.in_force = ours.len();
+        let mut contexts = Vec::new();
+        for known in std::mem::take(&mut carving.ledger.contexts) {
+            if carving.nic.context_table(known.context)?.as_ref() == Some(&known.table) {
+                contexts.push(known);
+            }
+        }
+        carving.ledger.contexts = contexts;
+        Ok(carving)
+    }
+
+    /// What the interface reported when it was opened.
+    #[must_use]
+    pub fn facts(&self) -> &NicFacts {
+        &self.facts
+    }
+
+    /// The filter model.
+    #[must_use]
+    pub fn model(&self) -> &FilterModel {
+        &self.model
+    }
+
+    /// Our filters and contexts.
+    #[must_use]
+    pub fn ledger(&self) -> &Ledger {
+        &self.ledger
+    }
+
+    /// The filters of others.
+    ///
+    /// # Errors
+    /// The interface is gone, or a driver fails.
+    pub fn foreign(&self) -> Result<Vec<ListedFilter>, CarveError> {
+        Ok(self.listed()?.1)
+    }
+
+    /// How many filters of the policy in force are not on the interface any more, or have changed.
+    ///
+    /// # Errors
+    /// The interface is gone, or a driver fails.
+    pub fn missing(&self) -> Result<usize, CarveError> {
+        Ok(self.in_force.saturating_sub(self.listed()?.0.len()))
+    }
+
+    /// Changes the filters to these.
+    ///
+    /// # Errors
+    /// The reason; the filters are as before, unless it is [`CarveError::NotUndone`].
+    pub fn change(&mut self, wanted: &WantedFilters) -> Result<ChangeSummary, CarveError> {
+        let before = self.ledger.clone();
+        let changed = self.make_contexts(wanted).and_then(|contexts| self.change_filters(wanted, &contexts));
+        if changed.is_ok() {
+            self.in_force = wanted.filters.len();
+        } else {
+            // Filters of the new contexts are gone, unless undoing has failed; then their removal fails, and
+            // they stay in the ledger.
+            self.remove_contexts(&before.contexts);
+            self.save_late();
+        }
+        changed
+    }
+
+    /// Removes all our filters and contexts.
+    ///
+    /// # Errors
+    /// The reason; what could not be removed is in the ledger.
+    pub fn end(&mut self) -> Result<ChangeSummary, CarveError> {
+        self.change(&WantedFilters::default())
+    }
+
+    fn change_filters(
+        &mut self,
+        wanted: &WantedFilters,
+        contexts: &[u32],
+    ) -> Result<ChangeSummary, CarveError> {
+        let wanted: Vec<RankedFilter> = wanted
+            .filters
+            .iter()
+            .map(|wanted| {
+                let destination = match wanted.target {
+                    Target::Drop => Destination::Drop,
+                    Target::Queue(queue) => Destination::Queue(queue),
+                    Target::Group(group) => Destination::Context(contexts[group]),
+                };
+                RankedFilter {
+                    rank: wanted.rank,
+                    filter: Filter { matches: wanted.matches.clone(), destination },
+                }
+            })
+            .collect();
+        let (installed, foreign) = self.listed()?;
+        let matches: HashSet<_> = wanted.iter().map(|wanted| &wanted.filter.matches).collect();
+        let has_match = |listed: &&ListedFilter| {
+            listed.filter.as_ref().is_ok_and(|filter| matches.contains(&filter.matches))
+        };
+        if let Some(listed) = foreign.iter().find(has_match) {
+            return Err(CarveError::Taken { listed: listed.clone() });
+        }
+        let occupied: BTreeSet<u32> = foreign.iter().map(|listed| listed.location).collect();
+        let size = self.facts.filters.or(self.model.filters);
+        let table = Table { model: &self.model, installed: &installed, occupied: &occupied, size };
+        let plan = plan(&table, &wanted)?;
+        self.ledger.filters = as_ledger(&installed);
+        let intent = self.ledger.filters.iter().cloned().chain(plan.steps.iter().filter_map(announced));
+        let intent = Ledger { filters: intent.collect(), contexts: self.ledger.contexts.clone() };
+        self.store.save(&intent).map_err(CarveError::Save)?;
+        let summary = self.carry_out(&plan)?;
+        let needed = self.ledger.contexts.iter().filter(|known| contexts.contains(&known.context)).cloned();
+        let needed: Vec<LedgerContext> = needed.collect();
+        self.remove_contexts(&needed);
+        self.save_late();
+        Ok(summary)
+    }
+
+    /// Our filters on the interface, and those of others.
+    fn listed(&self) -> Result<(Vec<InstalledFilter>, Vec<ListedFilter>), CarveError> {
+        let (ours, foreign): (Vec<ListedFilter>, Vec<_>) =
+            self.nic.list()?.into_iter().partition(|listed| self.ledger.has(listed));
+        let installed = |ListedFilter { location, filter }: ListedFilter| {
+            filter.ok().map(|filter| InstalledFilter { location, filter })
+        };
+        Ok((ours.into_iter().filter_map(installed).collect(), foreign))
+    }
+
+    /// A context for each group of queues; those that are there are used again.
+    fn make_contexts(&mut self, wanted: &WantedFilters) -> Result<Vec<u32>, CarveError> {
+        let mut contexts = Vec::new();
+        for queues in &wanted.groups {
+            let entries = self.facts.context_entries.ok_or(CarveError::NoContextTable)? as usize;
+            let table: Vec<u32> = queues.iter().copied().cycle().take(entries).collect();
+            if let Some(at) = self.ledger.contexts.iter().position(|known| known.table == table) {
+                let context = self.ledger.contexts[at].context;
+                if self.nic.context_table(context)?.as_ref() == Some(&table) {
+                    contexts.push(context);
+                    continue;
+                }
+                // It has gone with a reset of the driver, or somebody has changed it.
+                self.ledger.contexts.remove(at);
+            }
+            let context = self.nic.create_context(&table)?;
+            self.ledger.contexts.push(LedgerContext { context, table });
+            contexts.push(context);
+            self.store.save(&self.ledger).map_err(CarveError::Save)?;
+        }
+        Ok(contexts)
+    }
+
+    /// Removes our contexts but these. One that cannot be removed stays in the ledger.
+    fn remove_contexts(&mut self, needed: &[LedgerContext]) {
+        let mut left = Vec::new();
+        for known in std::mem::take(&mut self.ledger.contexts) {
+            if needed.contains(&known) {
+                left.push(known);
+            } else if let Err(error) = self.nic.remove_context(known.context) {
+                tracing::warn!("{error}");
+                left.push(known);
+            }
+        }
+        self.ledger.contexts = left;
+    }
+
+    /// Saves the ledger after a change. The one that was saved before has more entries and does as well.
+    fn save_late(&mut self) {
+        if let Err(error) = self.store.save(&self.ledger) {
+            tracing::warn!("{}", CarveError::Save(error));
+        }
+    }
+
+    /// Makes the steps; if one fails, undoes those before it.
+    fn carry_out(&mut self, plan: &Plan) -> Result<ChangeSummary, CarveError> {
+        let mut done: Vec<Step> = Vec::new();
+        let mut summary = ChangeSummary { kept: plan.kept.len(), ..ChangeSummary::default() };
+        for step in &plan.steps {
+            match self.make(step) {
+                Ok(made) => done.push(made),
+                Err(failed) => return Err(self.undo(done, failed)),
+            }
+            match step {
+                Step::Insert { .. } => summary.inserted += 1,
+                Step::Replace { .. } => summary.replaced += 1,
+                Step::Remove { .. } => summary.removed += 1,
+            }
+        }
+        Ok(summary)
+    }
+
+    fn undo(&mut self, done: Vec<Step>, failed: CarveError) -> CarveError {
+        for step in done.into_iter().rev() {
+            let reversed = match step {
+                Step::Insert { location: None, .. } => continue,
+                Step::Insert { location: Some(location), filter } => Step::Remove { location, filter },
+                Step::Replace { location, old, new } => Step::Replace { location, old: new, new: old },
+                Step::Remove { location, filter } => {
+                    let location = (!self.model.driver_chooses_location).then_some(location);
+                    Step::Insert { location, filter }
+                }
+            };
+            if let Err(undo) = self.make(&reversed) {
+                return CarveError::NotUndone { failed: Box::new(failed), undo: Box::new(undo) };
+            }
+        }
+        failed
+    }
+
+    /// Makes a step, and notes it in the ledger in memory; returns it with the location that the driver has
+    /// chosen.
+    fn make(&mut self, step: &Step) -> Result<Step, CarveError> {
+        match step {
+            Step::Insert { location, filter } => {
+                let location = self.insert(*location, filter)?;
+                Ok(Step::Insert { location: Some(location), filter: filter.clone() })
+            }
+            Step::Replace { location, old, new } => {
+                let location = self.replace(*location, old, new)?;
+                Ok(Step::Replace { location, old: old.clone(), new: new.clone() })
+            }
+            Step::Remove { location, filter } => {
+                self.remove(*location, filter)?;
+                Ok(step.clone())
+            }
+        }
+    }
+
+    /// Replaces a filter by one with the same match; returns the location of the new one. If it fails, the
+    /// old one is put back.
+    fn replace(&mut self, location: u32, old: &Filter, new: &Filter) -> Result<u32, CarveError> {
+        let chosen = (!self.model.driver_chooses_location).then_some(location);
+        if chosen.is_none() {
+            self.remove(location, old)?;
+        }
+        let replaced = match self.insert(chosen, new) {
+            Ok(location) => Ok(location),
+            Err(failed) => match self.insert(chosen, old) {
+                Ok(_) => Err(failed),
+                // The old one may still be there, and stays in the ledger.
+                Err(undo) => Err(CarveError::NotUndone { failed: Box::new(failed), undo: Box::new(undo) }),
+            },
+        };
+        // In its place is the new one, or the old one that was inserted again and is in the ledger once more.
+        if chosen.is_some() && !matches!(replaced, Err(CarveError::NotUndone { .. })) {
+            self.forget(location, old);
+        }
+        replaced
+    }
+
+    /// Inserts a filter and checks that it is there as it was asked for.
+    fn insert(&mut self, location: Option<u32>, filter: &Filter) -> Result<u32, CarveError> {
+        let location = self.nic.insert(location, filter)?;
+        let listed = self.nic.read(location);
+        if let Ok(Some(listed)) = &listed
+            && listed.filter.as_ref() == Ok(filter)
+        {
+            self.ledger.filters.push(LedgerFilter { location: Some(location), filter: filter.clone() });
+            return Ok(location);
+        }
+        let text = match &listed {
+            Ok(Some(listed)) => listed.to_string(),
+            Ok(None) => "nothing".to_owned(),
+            Err(error) => error.to_string(),
+        };
+        let altered = CarveError::Altered { asked: filter.clone(), listed: text };
+        let Err(error) = self.nic.remove(location) else { return Err(altered) };
+        // It stays in the ledger as it is listed, for the next attempt.
+        let known = listed.ok().flatten().and_then(|listed| listed.filter.ok());
+        let filter = known.unwrap_or_else(|| filter.clone());
+        self.ledger.filters.push(LedgerFilter { location: Some(location), filter });
+        Err(CarveError::NotUndone { failed: Box::new(altered), undo: Box::new(CarveError::Nic(error)) })
+    }
+
+    fn remove(&mut self, location: u32, filter: &Filter) -> Result<(), CarveError> {
+        self.nic.remove(location)?;
+        self.forget(location, filter);
+        Ok(())
+    }
+
+    fn forget(&mut self, location: u32, filter: &Filter) {
+        let is_it = |ours: &LedgerFilter| ours.location == Some(location) && ours.filter == *filter;
+        if let Some(at) = self.ledger.filters.iter().position(is_it) {
+            self.ledger.filters.remove(at);
+        }
+    }
+}
+
+/// The entry of a filter that a step inserts.
+fn announced(step: &Step) -> Option<LedgerFilter> {
+    match step {
+        Step::Insert { location, filter } => {
+            Some(LedgerFilter { location: *location, filter: filter.clone() })
+        }
+        // Where the driver chooses locations, the new one may be at another.
+        Step::Replace { new, .. } => Some(LedgerFilter { location: None, filter: new.clone() }),
+        Step::Remove { .. } => None,
+    }
+}
+
+fn as_ledger(installed: &[InstalledFilter]) -> Vec<LedgerFilter> {
+    let entry =
+        |ours: &InstalledFilter| LedgerFilter { location: Some(ours.location), filter: ours.filter.clone() };
+    installed.iter().map(entry).collect()
+}

@@ -1,0 +1,8 @@
+//! Filters from policies on modelled NICs, and their encoding against a C compiler.
+
+mod carving;
+mod decisions;
+mod encoding;
+mod interface;
+mod probing;
+mod support;
