@@ -12,6 +12,7 @@ use std::time::Duration;
 use clap::{ArgGroup, Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use device_model::DeviceModel;
+use nic_filters::FilterModel;
 
 const EXIT_CODES: &str = "\
 Exit codes:
@@ -134,6 +135,10 @@ pub(crate) struct RunArgs {
     /// steers or drops leave the kernel, all others never leave it.
     #[arg(long, value_name = "NAME", conflicts_with_all = ["config", "demo", "device"])]
     pub(crate) interface: Option<String>,
+    /// With a policy whose groups have queues: the filter model of the interface in place of that of its
+    /// driver: a name (mlx5, mlx4, ixgbe, bnxt, fbnic, cautious) or a file.
+    #[arg(long, value_name = "NAME|FILE", value_parser = parse_filter_model, requires = "interface")]
+    pub(crate) filter_model: Option<FilterModel>,
     /// End after this time, e.g. 500ms, 10s, 2m, 1h.
     #[arg(long = "for", value_name = "TIME", value_parser = parse_duration)]
     pub(crate) run_for: Option<Duration>,
@@ -693,6 +698,15 @@ pub(crate) struct DevicesArgs {
 pub(crate) enum Format {
     Text,
     Json,
+}
+
+/// A filter model by name or from a file.
+fn parse_filter_model(text: &str) -> Result<FilterModel, String> {
+    use std::error::Error as _;
+    FilterModel::named_or_file(text).map_err(|error| match error.source() {
+        Some(source) => format!("{error}: {source}"),
+        None => error.to_string(),
+    })
 }
 
 /// A device model by name or from a file; errors with their causes, of which clap prints only the first.

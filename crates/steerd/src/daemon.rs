@@ -5,6 +5,7 @@
 //! takes back what was made before it. Packets never pass through this module.
 
 mod board;
+pub(crate) mod carving;
 pub(crate) mod cores;
 mod dataplane;
 pub(crate) mod device;
@@ -65,11 +66,24 @@ const LINE_INTERVAL: Duration = Duration::from_secs(10);
 
 pub(crate) fn run(args: &RunArgs) -> Result<(), Error> {
     let loaded = settings::load(&Request::from(args))?;
+    if let Some(interface) = carving::interface_of(args, &loaded)? {
+        return carve(args, &loaded, interface);
+    }
     libmlx5::enter(&loaded.settings).map_err(Error::LibMlx5)?;
     let signals = signals::listen().map_err(NoSignals)?;
     let screen = Screen::new(args.format == Format::Text);
     let log = logging::start(&loaded.settings.log, &screen).map_err(Error::Log)?;
     let result = steer(args, &loaded, &signals, &screen, &log);
+    log.flush(LOG_TIMEOUT);
+    result
+}
+
+/// Runs a policy that carves queues: without a device and workers.
+fn carve(args: &RunArgs, loaded: &Loaded, interface: &str) -> Result<(), Error> {
+    let signals = signals::listen().map_err(NoSignals)?;
+    let screen = Screen::new(false);
+    let log = logging::start(&loaded.settings.log, &screen).map_err(Error::Log)?;
+    let result = carving::run(args, loaded, interface, &signals);
     log.flush(LOG_TIMEOUT);
     result
 }

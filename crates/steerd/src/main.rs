@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod api;
+mod carving;
 mod cli;
 mod commands;
 mod daemon;

@@ -103,7 +103,7 @@ fn of_daemon(error: &daemon::Error) -> u8 {
     match error {
         Error::Policy(_) => 1,
         Error::Settings(problems) => of_settings(problems),
-        Error::Model(_) | Error::Personality(_) | Error::Frames(_) => 3,
+        Error::Model(_) | Error::Personality(_) | Error::Frames(_) | Error::NoQueues => 3,
         // The MTUs are those of the host now: before the network is configured they may be others.
         Error::Lengths(_)
         | Error::NoDevice(_)
@@ -114,6 +114,7 @@ fn of_daemon(error: &daemon::Error) -> u8 {
         | Error::SilentPeer { .. }
         | Error::Device(_)
         | Error::TooFewQueues { .. }
+        | Error::Carving(_)
         | Error::Sink(_)
         | Error::Install(_) => 4,
         Error::Worker(_) | Error::Cores(_) => 5,

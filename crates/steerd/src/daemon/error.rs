@@ -22,6 +22,12 @@ pub(crate) enum Error {
     /// The policy was not read, but the text may be right: the system has refused to read a file.
     #[error("{file}: a file of the policy cannot be read now")]
     PolicyUnreadable { file: String },
+    #[error("{}", chain(.0))]
+    Carving(#[from] super::carving::CarvingError),
+    #[error(
+        "--filter-model is for a policy with groups of queues (hint: give the groups `queues`, or leave the option out)"
+    )]
+    NoQueues,
     #[error("no device: {0}")]
     NoDevice(String),
     #[error("device.model: {}", chain(.0))]

@@ -21,6 +21,13 @@ pub(crate) fn reloading() {
     }
 }
 
+/// Feeds the watchdog of a daemon whose one thread this is.
+pub(crate) fn alive() {
+    if sd_notify::watchdog_enabled().is_some() {
+        send(&[NotifyState::Watchdog]);
+    }
+}
+
 pub(crate) fn stopping() {
     send(&[NotifyState::Stopping, NotifyState::Status("draining")]);
 }

@@ -21,6 +21,7 @@ use hyper::{Method, Request, StatusCode};
 
 use crate::server::{Answer, Limits, Listener, Peer, Router, Server, text, whole, with};
 use crate::settings::Http;
+use crate::telemetry::carving::CarvingStatus;
 use crate::telemetry::pages::{Page, Pages};
 use access::Access;
 
@@ -85,7 +86,14 @@ fn exposure(address: IpAddr, requires_token: bool) -> Option<&'static str> {
 
 impl Bound {
     pub(crate) fn serve(self, pages: Arc<Pages>, health: Arc<dyn Probes>) -> Result<Server, Error> {
-        let answers = Answers { access: self.access, pages, health };
+        let answers = Answers { access: self.access, content: Content::Rendered(pages), health };
+        Server::start(Listener::Tcp(self.listener), answers).map_err(Error::Start)
+    }
+
+    /// Serves the pages of a daemon that carves queues.
+    pub(crate) fn serve_carving(self, status: Arc<CarvingStatus>) -> Result<Server, Error> {
+        let health = Arc::clone(&status) as Arc<dyn Probes>;
+        let answers = Answers { access: self.access, content: Content::Carving(status), health };
         Server::start(Listener::Tcp(self.listener), answers).map_err(Error::Start)
     }
 }
@@ -108,10 +116,19 @@ pub(crate) trait Probes: fmt::Debug + Send + Sync {
     fn degraded(&self) -> Option<String>;
 }
 
+/// The source of the pages.
+#[derive(Debug)]
+enum Content {
+    /// A thread renders them.
+    Rendered(Arc<Pages>),
+    /// They are a few figures.
+    Carving(Arc<CarvingStatus>),
+}
+
 #[derive(Debug)]
 struct Answers {
     access: Access,
-    pages: Arc<Pages>,
+    content: Content,
     health: Arc<dyn Probes>,
 }
 
@@ -149,7 +166,11 @@ impl Answers {
             let answer = text(StatusCode::UNAUTHORIZED, "a bearer token is required: see http.token_file\n");
             return with(answer, WWW_AUTHENTICATE, "Bearer");
         }
-        match self.pages.rendered(page).await {
+        let rendered = match &self.content {
+            Content::Rendered(pages) => pages.rendered(page).await.map_err(str::to_owned),
+            Content::Carving(status) => status.page(page),
+        };
+        match rendered {
             Ok(bytes) => with(whole(bytes), CONTENT_TYPE, page.content_type()),
             Err(why) => text(StatusCode::SERVICE_UNAVAILABLE, why),
         }

@@ -1,0 +1,433 @@
+//! `steerd run --interface` with a policy that carves queues: filters of the NIC, and no device, no socket
+//! and no worker of steerd's own.
+//!
+//! The filters are put on the interface, watched, changed on SIGHUP by their difference, and removed at the
+//! end. Everything that can be refused is tried before a filter is inserted. Filters that an earlier process
+//! has left are taken over: those of the policy stay, the others go.
+
+mod store;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crossbeam::channel;
+use nic_filters::{CarveError, Carving, FilterModel, InterfaceFilters, NicFilters};
+use policy::Diagnostics;
+
+use crate::carving::CarvedPolicy;
+use crate::cli::RunArgs;
+use crate::daemon::signals::{Event, Signals};
+use crate::daemon::{Error, notify};
+use crate::policy_file::{self, PolicyErrors};
+use crate::server::Server;
+use crate::settings::{Listen, Loaded, PolicySource};
+use crate::telemetry::carving::{CarvingFigures, CarvingStatus};
+use crate::telemetry::http;
+use crate::terminal::output;
+use crate::terminal::table::counted;
+use store::FilterStore;
+pub(crate) use store::StoreError;
+
+/// How often the filters are compared with those that should be there, and systemd's watchdog is fed.
+const TICK: Duration = Duration::from_secs(5);
+/// How long the HTTP server may take to end.
+const SERVER_TIMEOUT: Duration = Duration::from_secs(2);
+/// The most filters of others that are listed in the log.
+const LISTED_FILTERS: usize = 8;
+
+/// Why filters cannot be put on an interface.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum CarvingError {
+    #[error(transparent)]
+    Interface(#[from] wire::WireError),
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error(transparent)]
+    Filters(#[from] CarveError),
+}
+
+/// The interface whose queues the policy of these arguments carves; `None`: the policy needs workers, or
+/// cannot be read, which the usual start reports.
+///
+/// # Errors
+/// The arguments are for such a policy, and it needs workers.
+pub(super) fn interface_of<'a>(args: &'a RunArgs, loaded: &Loaded) -> Result<Option<&'a str>, Error> {
+    let Some(interface) = args.interface.as_deref() else { return Ok(None) };
+    match policy_file::load(&loaded.policy) {
+        Ok(read) if read.policy.carves_queues() => Ok(Some(interface)),
+        Ok(_) if args.filter_model.is_some() => Err(Error::NoQueues),
+        _ => Ok(None),
+    }
+}
+
+/// Puts the policy on the interface and keeps it there until a signal.
+pub(super) fn run(args: &RunArgs, loaded: &Loaded, interface: &str, signals: &Signals) -> Result<(), Error> {
+    let nic = InterfaceFilters::open(interface).map_err(CarvingError::from)?;
+    let model = args.filter_model.clone().unwrap_or_else(|| FilterModel::by_driver(&nic.driver()));
+    let folder = loaded.settings.state.folder();
+    let store = FilterStore::open(folder, interface, nic.index()).map_err(CarvingError::from)?;
+    let left = store.left();
+    let carving = Carving::open(nic, store, model, left).map_err(CarvingError::from)?;
+    let mut daemon = CarvingDaemon::new(carving, loaded.policy.clone());
+    let server = match loaded.settings.http.listen {
+        Listen::On(address) => {
+            let bound = http::bind(address, &loaded.settings.http)?;
+            tracing::info!("http://{}/metrics", bound.address);
+            Some(bound.serve_carving(Arc::clone(&daemon.status))?)
+        }
+        Listen::Off => None,
+    };
+    let ran = daemon.start().and_then(|()| {
+        notify::ready(&daemon.describe());
+        daemon.keep(args, signals)
+    });
+    notify::stopping();
+    let ended = daemon.end();
+    server.map(|server: Server| server.stop(SERVER_TIMEOUT));
+    ran.and(ended)
+}
+
+/// The policy on an interface.
+struct CarvingDaemon<N> {
+    carving: Carving<N, FilterStore>,
+    source: PolicySource,
+    status: Arc<CarvingStatus>,
+    /// The filters of the policy in force.
+    wanted: Option<nic_filters::WantedFilters>,
+}
+
+impl<N: NicFilters> CarvingDaemon<N> {
+    fn new(carving: Carving<N, FilterStore>, source: PolicySource) -> Self {
+        let status = Arc::new(CarvingStatus::new(&carving.facts().interface, &carving.facts().driver));
+        Self { carving, source, status, wanted: None }
+    }
+
+    /// Puts the policy on the interface.
+    fn start(&mut self) -> Result<(), Error> {
+        let facts = self.carving.facts().clone();
+        let queues = facts.queues.map_or_else(|| "?".to_owned(), |queues| queues.to_string());
+        let model = &self.carving.model().name;
+        tracing::info!(
+            "{}: driver {}, {queues} receive queues, filter model {model}",
+            facts.interface,
+            facts.driver
+        );
+        if facts.is_on == Some(false) {
+            let interface = &facts.interface;
+            tracing::warn!("the filters of {interface} are switched off: `ethtool -K {interface} ntuple on`");
+        }
+        let left = self.carving.ledger().filters.len();
+        if left > 0 {
+            tracing::info!(
+                "{} of an earlier process are taken over",
+                counted(left as u64, "filter", "filters")
+            );
+        }
+        self.log_foreign()?;
+        self.install().map_err(|refused| match refused {
+            Refused::Policy(diagnostics) => {
+                output::print_diagnostics(&diagnostics);
+                PolicyErrors::of(&self.source, &diagnostics).into()
+            }
+            Refused::Carving(error) => CarvingError::from(error).into(),
+        })
+    }
+
+    /// Lists the filters of others, which are left alone, also where they take packets of ours.
+    fn log_foreign(&self) -> Result<(), Error> {
+        let foreign = self.carving.foreign().map_err(CarvingError::from)?;
+        for listed in foreign.iter().take(LISTED_FILTERS) {
+            tracing::warn!("a filter of another program stays: {listed}");
+        }
+        let more = foreign.len().saturating_sub(LISTED_FILTERS);
+        if more > 0 {
+            tracing::warn!("and {more} more filters of other programs (hint: `ethtool -n` lists them)");
+        }
+        Ok(())
+    }
+
+    /// Compiles the policy and changes the filters to it.
+    fn install(&mut self) -> Result<(), Refused> {
+        let read = policy_file::load(&self.source).map_err(Refused::Policy)?;
+        if !read.policy.carves_queues() {
+            let hint = "end steerd and start it again: with workers it uses the interface in another way";
+            let error =
+                read.policy.default_place.error("the policy has no groups with `queues` any more", "");
+            return Err(Refused::Policy(vec![error.hint(hint)].into()));
+        }
+        let foreign = self.carving.foreign().map_err(Refused::Carving)?.len();
+        let room = self.carving.facts().room(foreign);
+        let carved = CarvedPolicy::of(&read, self.carving.model(), room);
+        let (wanted, warnings) = carved.into_filters().map_err(Refused::Policy)?;
+        policy_file::log(&warnings, 0);
+        self.change(&wanted).map_err(Refused::Carving)?;
+        self.wanted = Some(wanted);
+        Ok(())
+    }
+
+    fn change(&mut self, wanted: &nic_filters::WantedFilters) -> Result<(), CarveError> {
+        let changed = self.carving.change(wanted);
+        self.note_figures();
+        let summary = changed?;
+        let filters = |count: usize| counted(count as u64, "filter", "filters");
+        tracing::info!(
+            "{} in force: {} inserted, {} replaced, {} removed, {} unchanged",
+            filters(wanted.filters.len()),
+            summary.inserted,
+            summary.replaced,
+            summary.removed,
+            summary.kept
+        );
+        if summary.replaced > 0 {
+            tracing::warn!(
+                "the NIC takes each match once: packets of {} went to the queues of the interface while their destination \
+                 changed",
+                filters(summary.replaced)
+            );
+        }
+        Ok(())
+    }
+
+    fn note_figures(&self) {
+        let foreign = self.carving.foreign().map_or(0, |foreign| foreign.len());
+        let ledger = self.carving.ledger();
+        self.status.update(|figures| {
+            *figures = CarvingFigures {
+                filters: ledger.filters.len(),
+                contexts: ledger.contexts.len(),
+                foreign_filters: foreign,
+                ..*figures
+            };
+        });
+    }
+
+    /// Waits for signals, and keeps the filters in place.
+    fn keep(&mut self, args: &RunArgs, signals: &Signals) -> Result<(), Error> {
+        let watchdog = notify::Watchdog::new();
+        let ticks = channel::tick(watchdog.interval().map_or(TICK, |interval| TICK.min(interval / 2)));
+        let deadline = args.run_for.map_or_else(channel::never, channel::after);
+        loop {
+            match signals.take() {
+                Some(Event::Reload) => self.reload(),
+                Some(Event::Stop { why }) => {
+                    tracing::info!("{why}: removing the filters");
+                    return Ok(());
+                }
+                None => {}
+            }
+            channel::select! {
+                recv(signals.wake()) -> _ => {}
+                recv(deadline) -> _ => return Ok(()),
+                recv(ticks) -> _ => {
+                    self.restore();
+                    notify::alive();
+                }
+            }
+        }
+    }
+
+    /// Reads the policy again. If it is refused, the one before stays in force.
+    fn reload(&mut self) {
+        notify::reloading();
+        let outcome = self.install();
+        let error = match &outcome {
+            Ok(()) => None,
+            Err(Refused::Policy(diagnostics)) => {
+                policy_file::log(&diagnostics.list, diagnostics.omitted);
+                Some(format!("{}: {}", self.source, policy_file::error_count(diagnostics)))
+            }
+            Err(Refused::Carving(error)) => Some(error.to_string()),
+        };
+        if let Some(error) = &error {
+            tracing::error!("the policy is refused, the previous one stays in force: {error}");
+        }
+        self.status.update(|figures| {
+            figures.reloads += 1;
+            figures.is_last_reload_successful = error.is_none();
+        });
+        notify::ready(&self.describe());
+    }
+
+    /// Inserts filters again that somebody has removed, as a driver does that is reset.
+    fn restore(&mut self) {
+        let Some(wanted) = self.wanted.clone() else { return };
+        let fault = match self.carving.missing() {
+            Ok(0) => None,
+            Ok(missing) => {
+                tracing::warn!(
+                    "{} are gone and are inserted again",
+                    counted(missing as u64, "filter", "filters")
+                );
+                self.status.update(|figures| figures.lost_filters += missing as u64);
+                self.change(&wanted).err().map(|error| error.to_string())
+            }
+            Err(error) => Some(error.to_string()),
+        };
+        let is_new = self.status.set_fault(fault.clone());
+        if let Some(fault) = fault.filter(|_| is_new) {
+            tracing::error!("the filters are not in place: {fault}");
+        }
+    }
+
+    /// Removes all filters.
+    fn end(&mut self) -> Result<(), Error> {
+        let ended = self.carving.end();
+        self.note_figures();
+        let summary = ended.map_err(CarvingError::from)?;
+        tracing::info!("{} removed", counted(summary.removed as u64, "filter", "filters"));
+        Ok(())
+    }
+
+    fn describe(&self) -> String {
+        let figures = self.status.figures();
+        format!(
+            "{} on {}: {}, {}",
+            self.source,
+            self.carving.facts().interface,
+            counted(figures.filters as u64, "filter", "filters"),
+            counted(figures.contexts as u64, "RSS context", "RSS contexts")
+        )
+    }
+}
+
+/// Why a policy is not in force.
+#[derive(Debug)]
+enum Refused {
+    Policy(Diagnostics),
+    Carving(CarveError),
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::Path;
+
+    use nic_filters::{Destination, Ledger, ModelledNic};
+
+    use super::*;
+
+    const POLICY: &str = "version = 1\n[groups.zc]\nqueues = [4]\n[groups.many]\nqueues = [5, 6]\n";
+
+    fn rule(name: &str, port: u16, group: &str) -> String {
+        format!(
+            "[[rules]]\nname = '{name}'\nmatch = {{ family = 'ipv4', protocol = 'udp', dst_port = {port} }}\n\
+             action = {{ steer = '{group}' }}\n"
+        )
+    }
+
+    fn daemon(nic: &ModelledNic, folder: &Path) -> CarvingDaemon<ModelledNic> {
+        let store = FilterStore::open(Some(folder.to_owned()), "modelled0", 3).expect("a folder");
+        let left = store.left();
+        let model = FilterModel::by_name("mlx5").expect("built in");
+        let carving = Carving::open(nic.clone(), store, model, left).expect("it has filters");
+        let source = PolicySource::file(folder.join("carve.toml"), std::collections::BTreeMap::new());
+        CarvingDaemon::new(carving, source)
+    }
+
+    fn write(folder: &Path, rules: &str) {
+        fs::write(folder.join("carve.toml"), format!("{POLICY}{rules}")).expect("written");
+    }
+
+    fn nic() -> ModelledNic {
+        ModelledNic::new(FilterModel::by_name("mlx5").expect("built in"), 8)
+    }
+
+    #[test]
+    fn a_policy_is_put_on_the_nic_reloaded_and_removed() {
+        let (nic, folder) = (nic(), tempfile::tempdir().expect("a folder"));
+        write(folder.path(), &rule("dns", 53, "zc"));
+        let mut daemon = daemon(&nic, folder.path());
+        daemon.start().expect("the NIC takes it");
+        let first = nic.filters();
+        assert_eq!(first.len(), 1);
+        write(folder.path(), &(rule("dns", 53, "zc") + &rule("ntp", 123, "many")));
+        daemon.reload();
+        assert!(
+            first.iter().all(|(location, filter)| nic.filters().get(location) == Some(filter)),
+            "unchanged"
+        );
+        assert_eq!((nic.filters().len(), nic.contexts().len()), (2, 1));
+        write(
+            folder.path(),
+            "[[rules]]\nname = 'x'\nmatch = { tcp_flags = 'syn' }\naction = { steer = 'zc' }\n",
+        );
+        daemon.reload();
+        assert_eq!(nic.filters().len(), 2, "a policy that no NIC takes changes nothing");
+        let figures = daemon.status.figures();
+        assert_eq!((figures.filters, figures.contexts, figures.reloads), (2, 1, 2));
+        assert!(!figures.is_last_reload_successful);
+        fs::write(folder.path().join("carve.toml"), "version = 1\n[groups.w]\nworkers = 'all'\n")
+            .expect("written");
+        daemon.reload();
+        assert_eq!(nic.filters().len(), 2, "a policy with workers changes nothing");
+        daemon.end().expect("all go");
+        assert!(nic.filters().is_empty() && nic.contexts().is_empty());
+        assert!(!daemon_file(folder.path()).exists(), "nothing is left to be noted");
+    }
+
+    fn daemon_file(folder: &Path) -> std::path::PathBuf {
+        folder.join("filters-modelled0.json")
+    }
+
+    #[test]
+    fn filters_of_a_process_that_was_killed_are_found_and_those_of_others_are_not_touched() {
+        let (nic, folder) = (nic(), tempfile::tempdir().expect("a folder"));
+        write(folder.path(), &(rule("dns", 53, "zc") + &rule("ntp", 123, "zc")));
+        let mut first = daemon(&nic, folder.path());
+        first.start().expect("the NIC takes it");
+        let foreign = nic_filters::Filter {
+            matches: nic_filters::FilterMatch::new(nic_filters::FilterKind::Tcp4, []),
+            destination: Destination::Queue(0),
+        };
+        nic.place(900, Some(foreign.clone()));
+        drop(first);
+        write(folder.path(), &rule("dns", 53, "zc"));
+        let mut second = daemon(&nic, folder.path());
+        assert_eq!(second.carving.ledger().filters.len(), 2);
+        second.start().expect("the NIC takes it");
+        assert_eq!(nic.filters().len(), 2, "one of ours, one of others");
+        drop(second);
+        // After another start of the kernel the numbers mean nothing.
+        let text = fs::read_to_string(daemon_file(folder.path())).expect("noted");
+        let other = text.replacen("\"boot\":\"", "\"boot\":\"other-", 1);
+        fs::write(daemon_file(folder.path()), other).expect("written");
+        let third = daemon(&nic, folder.path());
+        assert_eq!(third.carving.ledger(), &Ledger::default());
+        drop(third);
+        fs::write(daemon_file(folder.path()), text).expect("written");
+        let mut last = daemon(&nic, folder.path());
+        last.end().expect("ours go");
+        assert_eq!(nic.filters().into_values().collect::<Vec<_>>(), [foreign]);
+    }
+
+    #[test]
+    fn a_second_process_does_not_get_the_interface() {
+        let (nic, folder) = (nic(), tempfile::tempdir().expect("a folder"));
+        let first = daemon(&nic, folder.path());
+        let second = FilterStore::open(Some(folder.path().to_owned()), "modelled0", 3);
+        assert!(matches!(second, Err(StoreError::Held { .. })));
+        drop(first);
+        let free =
+            FilterStore::open(Some(folder.path().to_owned()), "modelled0", 3).expect("the lock is free");
+        assert_eq!(free.path(), daemon_file(folder.path()));
+    }
+
+    #[test]
+    fn filters_that_vanish_are_inserted_again() {
+        let (nic, folder) = (nic(), tempfile::tempdir().expect("a folder"));
+        write(folder.path(), &rule("dns", 53, "zc"));
+        let mut daemon = daemon(&nic, folder.path());
+        daemon.start().expect("the NIC takes it");
+        let location = *nic.filters().keys().next().expect("one filter");
+        nic.place(location, None);
+        daemon.restore();
+        assert_eq!(nic.filters().len(), 1);
+        assert_eq!(daemon.status.figures().lost_filters, 1);
+        nic.place(location, None);
+        nic.fail([0]);
+        daemon.restore();
+        assert!(daemon.status.fault().is_some());
+        daemon.restore();
+        assert_eq!((nic.filters().len(), daemon.status.fault()), (1, None));
+    }
+}
