@@ -222,6 +222,14 @@ pub(crate) struct CheckArgs {
     /// Print errors only: nothing on standard output, and no warnings. What --deny names still fails.
     #[arg(short, long, conflicts_with = "format")]
     pub(crate) quiet: bool,
+    /// For a policy whose groups have queues: the interface, for its driver, its queues and the room in its
+    /// table of filters.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) interface: Option<String>,
+    /// For a policy whose groups have queues: the filter model in place of that of the driver of --interface:
+    /// a name (mlx5, mlx4, ixgbe, bnxt, fbnic, cautious) or a file [default without --interface: cautious].
+    #[arg(long, value_name = "NAME|FILE", value_parser = parse_filter_model)]
+    pub(crate) filter_model: Option<FilterModel>,
     /// Skip the analysis of shadowed, redundant, conflicting and overlapping rules.
     #[arg(long)]
     pub(crate) no_analysis: bool,

@@ -2,6 +2,7 @@
 //! that it needs; for a network interface also who decides them (`interface`). Nothing is put on a device.
 //! `text` and `json` print the result.
 
+mod carving;
 mod interface;
 mod json;
 mod text;
@@ -76,17 +77,10 @@ pub(crate) fn run(args: &CheckArgs) -> Result<(), Error> {
     let counters = counters(args)?;
     let profile = &device.profile;
     let format = args.policy.format;
-    let mut read = match policy_file::load(&source) {
-        Ok(loaded) => loaded,
-        Err(diagnostics) => {
-            match format {
-                Format::Json => json::unreadable(&source, &profile.name, &diagnostics)?,
-                Format::Text if args.quiet => output::print_diagnostics(&errors_of(&diagnostics)),
-                Format::Text => output::print_diagnostics(&diagnostics),
-            }
-            return Err(PolicyErrors::of(&source, &diagnostics).into());
-        }
-    };
+    let mut read = read(args, &source, &profile.name)?;
+    if read.policy.carves_queues() {
+        return carving::run(args, &source, &read);
+    }
     let weights =
         read.weights(source.traffic.as_ref(), counters.as_ref()).map_err(|error| match &args.traffic {
             Some(_) => Error::Capture(error),
@@ -142,6 +136,20 @@ pub(crate) fn run(args: &CheckArgs) -> Result<(), Error> {
         Format::Text => checked.print(args.quiet)?,
     }
     checked.verdict(&denied)
+}
+
+/// Reads the policy; prints its diagnostics if that fails.
+fn read(args: &CheckArgs, source: &PolicySource, profile: &str) -> Result<policy_file::Read, Error> {
+    let diagnostics = match policy_file::load(source) {
+        Ok(read) => return Ok(read),
+        Err(diagnostics) => diagnostics,
+    };
+    match args.policy.format {
+        Format::Json => json::unreadable(source, profile, &diagnostics)?,
+        Format::Text if args.quiet => output::print_diagnostics(&errors_of(&diagnostics)),
+        Format::Text => output::print_diagnostics(&diagnostics),
+    }
+    Err(PolicyErrors::of(source, &diagnostics).into())
 }
 
 /// The analysis of the rules. With --quiet it runs only if --deny needs it.
