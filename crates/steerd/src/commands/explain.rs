@@ -1,6 +1,7 @@
 //! `steerd explain`: where a packet would go, and why. Compiles the policy and evaluates the program; no
 //! device is used and no packet is sent.
 
+mod carving;
 mod fields;
 mod received;
 mod summary;
@@ -13,7 +14,7 @@ use policy::policy::Direction;
 use program::Program;
 use serde::Serialize;
 
-use super::target::{self, AnswerModel};
+use super::target::{self, AnswerModel, ExplainedPolicy};
 use crate::cli::{DirectionArg, ExplainArgs, Format};
 use crate::commands::Error;
 use crate::policy_file::Compiled;
@@ -24,7 +25,10 @@ use received::{ReceivedPacket, SentPacket};
 use summary::Summary;
 
 pub(crate) fn run(args: &ExplainArgs) -> Result<(), Error> {
-    let (compiled, model) = target::compile_for(&args.policy)?;
+    let (compiled, model) = match target::explained(&args.policy)? {
+        ExplainedPolicy::Compiled(compiled, model) => (*compiled, model),
+        ExplainedPolicy::Carving(read) => return carving::run(args, &read),
+    };
     let direction = direction_of(args);
     let explained = Explained { compiled: &compiled, model: &model, direction, has_xdp: args.xdp };
     let program = &*compiled.program;
@@ -32,18 +36,23 @@ pub(crate) fn run(args: &ExplainArgs) -> Result<(), Error> {
     if let Some(path) = &args.pcap {
         return explain_capture(&explained, path, args.each, format);
     }
-    let key = match (&args.packet, &args.hex) {
-        (Some(fields), _) => fields::key_of_fields(fields),
-        (None, Some(hex)) => fields::frame_of_hex(hex).and_then(|frame| whole(&frame)),
-        (None, None) => Err("no packet is given".into()),
-    };
-    let key = key.map_err(Error::Packet)?;
+    let key = key_of(args)?;
     let answer = explained.answer(&key);
     match format {
         Format::Text => output::print(&format!("{}{}", model_line(&model), answer.text(program)))?,
         Format::Json => output::print_json(&ForModel::of(&model, &answer))?,
     }
     Ok(())
+}
+
+/// The packet of the arguments.
+fn key_of(args: &ExplainArgs) -> Result<DeepKey, Error> {
+    let key = match (&args.packet, &args.hex) {
+        (Some(fields), _) => fields::key_of_fields(fields),
+        (None, Some(hex)) => fields::frame_of_hex(hex).and_then(|frame| whole(&frame)),
+        (None, None) => Err("no packet is given".into()),
+    };
+    key.map_err(Error::Packet)
 }
 
 fn direction_of(args: &ExplainArgs) -> Direction {

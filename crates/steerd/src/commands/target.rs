@@ -9,7 +9,9 @@ use super::Error;
 use crate::cli::PolicyArgs;
 use crate::daemon::cores;
 use crate::daemon::device::{self, TargetDevice};
-use crate::policy_file::{Compiled, PolicyErrors, STANDARD_INPUT, compile, is_standard_input};
+use crate::policy_file::{
+    Compiled, PolicyErrors, Read, STANDARD_INPUT, compile, compile_read, is_standard_input, load,
+};
 use crate::settings::{self, PolicySource, PolicyText, Request, Settings, Traffic};
 use crate::terminal::output;
 
@@ -96,22 +98,39 @@ pub(crate) struct AnswerModel {
 const COUNTED_ELSEWHERE: &str = "warning: policy.traffic is \"counters\": the running daemon may have compiled another program at a \
                                  reload, with other flows, tags and decisions by workers for the same rules";
 
-/// Compiles the policy of these arguments; prints the diagnostics if that fails. If the device cannot run the
-/// policy, the result is for one without limits: what the policy means does not depend on the device.
-pub(crate) fn compile_for(args: &PolicyArgs) -> Result<(Compiled, AnswerModel), Error> {
+/// The policy of these arguments, as `explain` needs it.
+pub(crate) enum ExplainedPolicy {
+    /// For workers.
+    Compiled(Box<Compiled>, AnswerModel),
+    /// It carves queues.
+    Carving(Box<Read>),
+}
+
+/// Compiles the policy of these arguments, unless it carves queues; prints the diagnostics if that fails. If
+/// the device cannot run the policy, the result is for one without limits: what the policy means does not
+/// depend on the device.
+pub(crate) fn explained(args: &PolicyArgs) -> Result<ExplainedPolicy, Error> {
     let Target { source, device, workers, .. } = Target::of(args)?;
     if source.traffic == Some(Traffic::Counters) {
         output::print_error(COUNTED_ELSEWHERE);
     }
     let name = device.profile.name.clone();
-    match compile(&source, &device.profile, workers, None) {
-        Ok(compiled) => Ok((compiled, AnswerModel { name, refused_by: None })),
+    let read = match load(&source) {
+        Ok(read) if read.policy.carves_queues() => return Ok(ExplainedPolicy::Carving(Box::new(read))),
+        read => read,
+    };
+    let traffic = source.traffic.as_ref();
+    match read.and_then(|read| compile_read(read, traffic, &device.profile, workers, None)) {
+        Ok(compiled) => {
+            Ok(ExplainedPolicy::Compiled(Box::new(compiled), AnswerModel { name, refused_by: None }))
+        }
         Err(diagnostics) => {
             output::print_diagnostics(&diagnostics);
             let ideal = DeviceModel::ideal();
             let compiled = compile(&source, &ideal, workers, None);
             let compiled = compiled.map_err(|_| PolicyErrors::of(&source, &diagnostics))?;
-            Ok((compiled, AnswerModel { name: ideal.name, refused_by: Some(name) }))
+            let model = AnswerModel { name: ideal.name, refused_by: Some(name) };
+            Ok(ExplainedPolicy::Compiled(Box::new(compiled), model))
         }
     }
 }
