@@ -693,6 +693,11 @@ pub(crate) struct DevicesArgs {
     /// the results, and write a device model, which `--model` reads.
     #[arg(long, value_name = "NAME")]
     pub(crate) probe: Option<String>,
+    /// Find out what the receive filters (ntuple rules) of this interface match, by filters that no real
+    /// packet matches, and print a filter model, which --filter-model reads. The interface must have no
+    /// filters.
+    #[arg(long, value_name = "INTERFACE", conflicts_with_all = ["probe", "format"])]
+    pub(crate) probe_filters: Option<String>,
     /// The file for the model, which must not exist; "-" prints the model in place of the results. [default:
     /// NAME.toml]
     #[arg(long, value_name = "FILE", requires = "probe")]

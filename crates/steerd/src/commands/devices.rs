@@ -6,10 +6,12 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
 
+use nic_filters::{CarveError, InterfaceFilters};
 use serde::Serialize;
 
 use crate::cli::{DevicesArgs, Format};
 use crate::commands::Error;
+use crate::daemon::carving::CarvingError;
 use crate::daemon::device;
 use crate::settings::{self, Request, Settings};
 use crate::terminal::output;
@@ -35,6 +37,9 @@ struct Row {
 }
 
 pub(crate) fn run(args: &DevicesArgs) -> Result<(), Error> {
+    if let Some(interface) = &args.probe_filters {
+        return probe_filters(interface);
+    }
     let request = Request { file: args.config.clone(), ..Request::default() };
     let settings = settings::load(&request)?.settings;
     if let Some(name) = &args.probe {
@@ -59,6 +64,16 @@ pub(crate) fn run(args: &DevicesArgs) -> Result<(), Error> {
         Format::Json => output::print_json(&Devices { devices: &rows })?,
         Format::Text => output::print(&text(&rows))?,
     }
+    Ok(())
+}
+
+/// Prints the filter model of an interface, found by trying.
+fn probe_filters(interface: &str) -> Result<(), Error> {
+    let carving = |error: CarvingError| Error::Daemon(error.into());
+    let mut nic = InterfaceFilters::open(interface).map_err(|error| carving(error.into()))?;
+    let model = nic_filters::probe(&mut nic).map_err(|error| carving(CarveError::from(error).into()))?;
+    let text = toml::to_string_pretty(&model).unwrap_or_else(|error| format!("# {error}\n"));
+    output::print(&text)?;
     Ok(())
 }
 

@@ -7,6 +7,7 @@ mod api;
 mod apps;
 mod capture_sink;
 mod captures;
+mod carving;
 mod changes;
 mod chaos;
 mod commands;
