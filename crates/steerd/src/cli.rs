@@ -208,7 +208,8 @@ pub(crate) struct CheckArgs {
     #[arg(long, value_name = "CAPTURE|running", value_parser = parse_traffic)]
     pub(crate) traffic: Option<TrafficArg>,
     /// Check for a network interface, as `run --interface` puts the policy on it: also show for each rule who
-    /// decides its packets, and whether the host receives them. The interface need not exist.
+    /// decides its packets, and whether the host receives them. The interface need not exist. For a policy
+    /// whose groups have queues: for the driver, the queues and the room for filters of this interface.
     #[arg(long, value_name = "NAME", conflicts_with_all = ["config", "model"])]
     pub(crate) interface: Option<String>,
     /// The unix socket of the API of the daemon that --traffic running asks; overrides api.socket of the
@@ -222,10 +223,6 @@ pub(crate) struct CheckArgs {
     /// Print errors only: nothing on standard output, and no warnings. What --deny names still fails.
     #[arg(short, long, conflicts_with = "format")]
     pub(crate) quiet: bool,
-    /// For a policy whose groups have queues: the interface, for its driver, its queues and the room in its
-    /// table of filters.
-    #[arg(long, value_name = "NAME")]
-    pub(crate) interface: Option<String>,
     /// For a policy whose groups have queues: the filter model in place of that of the driver of --interface:
     /// a name (mlx5, mlx4, ixgbe, bnxt, fbnic, cautious) or a file [default without --interface: cautious].
     #[arg(long, value_name = "NAME|FILE", value_parser = parse_filter_model)]
