@@ -145,7 +145,7 @@ fn settings(options: &DaemonOptions<'_>) -> String {
 /// The runs of an XDP program.
 #[derive(Clone, Copy, Debug)]
 pub struct ProgramRuns {
-    /// Packets.
+    /// The number of runs, one for each packet.
     pub runs: u64,
     /// Nanoseconds for all of them, with what the kernel needs to measure them.
     pub ns: u64,

@@ -131,7 +131,8 @@ impl Program {
     }
 
     /// The deciders of the packets of each rule, and of the default, under the conditions of
-    /// [`Program::xdp_verdict`]. A decider that is not among them decides no packet of the rule.
+    /// [`Program::xdp_verdict`]. A decider that is not among them decides no packet of the rule, but for rules
+    /// at run time, by which workers compare packets of any class.
     #[must_use]
     pub fn deciders(&self) -> Vec<RuleDeciders> {
         let mut found = Found::of(self);

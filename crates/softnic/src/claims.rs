@@ -17,7 +17,7 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -43,6 +43,8 @@ struct Claims {
 /// How long no flow has changed when the trees are built anew, and how long that is put off at most.
 const QUIET: Duration = Duration::from_millis(50);
 const QUIET_MAX: Duration = Duration::from_secs(1);
+/// How long the end of the thread is waited for: it may be building a tree.
+const END_PATIENCE: Duration = Duration::from_secs(5);
 
 /// The thread that builds the trees of claims anew. It ends with this.
 #[derive(Debug)]
@@ -71,13 +73,17 @@ impl Improver {
 impl Drop for Improver {
     fn drop(&mut self) {
         self.changes = None;
-        self.thread.take().map(JoinHandle::join);
+        if let Some(thread) = self.thread.take() {
+            parking::join_within(thread, END_PATIENCE);
+        }
     }
 }
 
-/// Improves the trees after each series of changes, until there can be no more.
+/// Improves the trees after each series of changes, until there can be no more. Holds the lock while a tree is
+/// built, some microseconds for each of its claims.
 fn improve(flows: &Mutex<ClaimedFlows>, changed: &Receiver<()>) {
-    while changed.recv().is_ok() {
+    let mut has_changed = changed.recv().is_ok();
+    while has_changed {
         let begun = Instant::now();
         while begun.elapsed() < QUIET_MAX {
             match changed.recv_timeout(QUIET) {
@@ -86,8 +92,17 @@ fn improve(flows: &Mutex<ClaimedFlows>, changed: &Receiver<()>) {
                 Err(RecvTimeoutError::Disconnected) => return,
             }
         }
-        // Flows can change between two trees.
-        while locked(flows).table.improve() {}
+        // Flows that change between two trees come first.
+        has_changed = loop {
+            if !locked(flows).table.improve() {
+                break changed.recv().is_ok();
+            }
+            match changed.try_recv() {
+                Ok(()) => break true,
+                Err(TryRecvError::Empty) => {}
+                Err(TryRecvError::Disconnected) => return,
+            }
+        };
     }
 }
 
@@ -273,5 +288,18 @@ mod tests {
         assert_eq!((dropped(), claims.report().map(|report| report.claims)), (Some(4), Some(8)));
         (1..=4).for_each(|id| claims.withdraw(FlowId(id)));
         assert_eq!(dropped(), Some(0));
+    }
+
+    #[test]
+    fn trees_are_improved_when_flows_have_changed() {
+        let claims = FlowClaims::new(Some(ClaimTable::offline(1 << 10)));
+        for port in 0..100 {
+            claims.claim(&dropping(port, u128::from(port)), None).expect("there is room");
+        }
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while claims.lock().expect("a table").table.can_improve() {
+            assert!(Instant::now() < deadline, "nothing is improved");
+            std::thread::sleep(QUIET);
+        }
     }
 }

@@ -34,7 +34,7 @@ pub struct WatchedFrame {
 #[derive(Debug, Default)]
 pub struct WatchedFrames {
     /// The frames in their order.
-    pub list: Vec<WatchedFrame>,
+    list: Vec<WatchedFrame>,
     /// The bytes of all frames, and where those of each end.
     bytes: Vec<u8>,
     ends: Vec<usize>,

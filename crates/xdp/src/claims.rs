@@ -160,14 +160,20 @@ impl ClaimTable {
         has_improved
     }
 
+    /// Returns whether [`ClaimTable::improve`] has something to do.
+    #[must_use]
+    pub fn can_improve(&self) -> bool {
+        self.trees.can_improve()
+    }
+
     /// The blocks of the trees, of 64 bytes each.
     #[must_use]
     pub fn blocks(&self) -> usize {
         self.trees.blocks()
     }
 
-    /// Whether the trees lead a packet with this image to a widened place: it may be redirected although no
-    /// claim asks for that.
+    /// Returns whether a tree leads a packet with this image to a widened place. Then it may be redirected
+    /// although no claim asks for that; a claim that comes first can still decide it.
     #[must_use]
     pub fn leads_beyond(&self, image: &[u64; LEVEL_WORDS]) -> bool {
         self.trees.leads_beyond(image)

@@ -49,7 +49,6 @@ use crate::blocks::{ReferencePlace, RulePlace, TreeMemory};
 
 /// References that the program follows at most for each tree: inner nodes, each with a list before it, and a
 /// chain of lists with a last reference.
-#[cfg(test)]
 pub(crate) const MAX_STEPS: usize = 2 * MAX_DEPTH + MAX_CHAIN + 1;
 /// Rules that are not worth an inner node.
 const LEAF_RULES: usize = 2;
@@ -57,7 +56,7 @@ const LEAF_RULES: usize = 2;
 const LEAF_RULES_MAX: usize = 8;
 /// Blocks for each rule that a tree may have when it is built, if there are so many.
 const BLOCKS_PER_RULE: usize = 8;
-/// The same while claims are being added: a tree of fewer blocks is built sooner.
+/// Blocks for each rule of a tree that is built while claims are added: with fewer it is built sooner.
 const HASTY_BLOCKS_PER_RULE: usize = 1;
 /// Inner nodes of a path.
 const MAX_DEPTH: usize = 16;
@@ -68,7 +67,7 @@ const MAX_CHAIN: usize = 4;
 const LEAF_MAX: usize = MAX_CHAIN * LIST_RULES;
 /// Rules that may be compared before an inner node rather than copied to its entries, when a tree is built.
 const MAX_BEFORE: usize = LIST_RULES;
-/// The same for a rule that is added to a tree.
+/// Rules that may be compared before an inner node when one of them is added to a tree.
 const ADDED_BEFORE: usize = 4;
 /// Entries that a rule is copied to on average when rules are divided without blocks for their leaves.
 const MAX_COPIED: usize = 2;
@@ -159,7 +158,7 @@ struct TreeState {
     built: usize,
     /// Changes since then.
     changes: usize,
-    /// It was built of fewer blocks than it is worth.
+    /// The tree was built while claims were added, of few blocks.
     is_hasty: bool,
 }
 
@@ -235,7 +234,7 @@ impl Trees {
 
     /// The number of places where everything is redirected. Walks through all trees.
     pub(crate) fn widened(&self) -> usize {
-        (0..ROOTS).map(|class| self.widened_at(ReferencePlace::Root(class))).sum()
+        (0..ROOTS).map(|class| self.widened_below(self.memory.load(ReferencePlace::Root(class)), 1)).sum()
     }
 
     /// The blocks of all trees.
@@ -243,22 +242,27 @@ impl Trees {
         self.memory.used_blocks()
     }
 
-    fn widened_at(&self, at: ReferencePlace) -> usize {
-        match self.memory.load(at) {
-            Reference::Everything => 1,
-            Reference::Nothing | Reference::Rule(_) | Reference::List { goes_on: false, .. } => 0,
-            Reference::List { block, .. } => self.widened_at(ReferencePlace::Entry(block, LIST_RULES)),
-            Reference::Inner { block, .. } => {
-                (0..BLOCK_ENTRIES).map(|entry| self.widened_at(ReferencePlace::Entry(block, entry))).sum()
-            }
-        }
+    /// The widened places that a reference leads to, which is the `step`-th of its path.
+    fn widened_below(&self, reference: Reference, step: usize) -> usize {
+        let (block, entries) = match reference {
+            Reference::Nothing => return 0,
+            // The program does not follow it.
+            _ if step > MAX_STEPS => return 1,
+            Reference::Everything => return 1,
+            Reference::Rule(_) | Reference::List { goes_on: false, .. } => return 0,
+            Reference::List { block, .. } => (block, LIST_RULES..BLOCK_ENTRIES),
+            Reference::Inner { block, .. } => (block, 0..BLOCK_ENTRIES),
+        };
+        let below = entries.map(|entry| self.memory.load(ReferencePlace::Entry(block, entry)));
+        below.map(|reference| self.widened_below(reference, step + 1)).sum()
     }
 
-    /// Whether some tree leads an image to a place where everything is redirected.
+    /// Returns whether some tree leads an image to a place where everything is redirected, unless another
+    /// tree decides before.
     pub(crate) fn leads_beyond(&self, image: &Image) -> bool {
         (0..ROOTS).any(|class| {
             let mut at = ReferencePlace::Root(class);
-            loop {
+            for _ in 0..MAX_STEPS {
                 at = match self.memory.load(at) {
                     Reference::Everything => return true,
                     Reference::Nothing | Reference::Rule(_) | Reference::List { goes_on: false, .. } => {
@@ -268,6 +272,7 @@ impl Trees {
                     Reference::Inner { block, nibble } => ReferencePlace::Entry(block, nibble.of(image)),
                 }
             }
+            true
         })
     }
 
@@ -284,12 +289,7 @@ impl Trees {
 
     fn rebuild(&mut self, class: usize, blocks_per_rule: usize) {
         let root = ReferencePlace::Root(class);
-        let of_tree = self.claims.iter().filter(|(_, (_, tree))| *tree == class);
-        let claimed =
-            |(rule, (claim, _)): (&RulePlace, &(Claim, usize))| ClaimedRule { rule: *rule, claim: *claim };
-        let mut rules: Vec<ClaimedRule> = of_tree.map(claimed).collect();
-        // The same claims make the same tree.
-        rules.sort_unstable_by_key(|rule| rule.rule);
+        let rules = self.rules_of(class);
         if self.memory.spare_blocks() < rules.len() {
             // There may be no room for the old and the new tree together.
             self.replace(root, Reference::Everything);
@@ -297,18 +297,57 @@ impl Trees {
         let room = (self.memory.spare_blocks() / 2).min(blocks_per_rule * rules.len());
         let tree = self.build(&rules, 0, room);
         self.replace(root, tree);
+        self.note_built(class, &rules);
+    }
+
+    fn rules_of(&self, class: usize) -> Vec<ClaimedRule> {
+        let of_tree = self.claims.iter().filter(|(_, (_, tree))| *tree == class);
+        let mut rules: Vec<ClaimedRule> =
+            of_tree.map(|(rule, (claim, _))| ClaimedRule { rule: *rule, claim: *claim }).collect();
+        // The same claims make the same tree.
+        rules.sort_unstable_by_key(|rule| rule.rule);
+        rules
+    }
+
+    fn note_built(&mut self, class: usize, rules: &[ClaimedRule]) {
         let precedences = rules.iter().map(|rule| self.memory.effect_of(rule.rule).precedence);
         self.states[class] = TreeState::built(rules.len(), precedences.min().unwrap_or(u32::MAX));
         self.memory.set_first(class, self.states[class].first);
     }
 
+    /// The first tree that has changed since it was built, or was built of few blocks.
+    fn changed_tree(&self) -> Option<usize> {
+        let has_changed = |state: &TreeState| state.is_hasty || state.changes > FEW_CHANGES + state.built / 8;
+        self.states.iter().position(has_changed)
+    }
+
+    /// Returns whether [`Trees::improve`] has something to do.
+    pub(crate) fn can_improve(&self) -> bool {
+        self.changed_tree().is_some()
+    }
+
     /// Builds a tree anew that has changed since it was built, so that the program compares fewer rules.
-    /// Returns whether there was one.
+    /// Leaves it as it is if the new one does not fit beside it or is not as exact. Returns whether there was
+    /// one.
     pub(crate) fn improve(&mut self) -> bool {
-        let is_worse = |state: &TreeState| state.is_hasty || state.changes > FEW_CHANGES + state.built / 8;
-        let worse = self.states.iter().position(is_worse);
-        worse.into_iter().for_each(|class| self.rebuild(class, BLOCKS_PER_RULE));
-        worse.is_some()
+        let Some(class) = self.changed_tree() else { return false };
+        let root = ReferencePlace::Root(class);
+        let rules = self.rules_of(class);
+        // A block for each claim that is there stays free for claims to come.
+        let spare = self.memory.spare_blocks().saturating_sub(self.claims.len());
+        let room = spare.min(BLOCKS_PER_RULE * rules.len());
+        let old = self.memory.load(root);
+        let tree = if room < rules.len() { Reference::Everything } else { self.build(&rules, 0, room) };
+        if self.widened_below(tree, 1) > self.widened_below(old, 1) {
+            // No program has seen it.
+            self.retire(tree);
+            let first = self.states[class].first;
+            self.states[class] = TreeState::built(rules.len(), first);
+        } else {
+            self.replace(root, tree);
+            self.note_built(class, &rules);
+        }
+        true
     }
 
     /// Publishes a reference, and retires all blocks that the old one leads to. The new one leads to none of
@@ -373,7 +412,7 @@ impl Trees {
         entries.map(|entry| self.add_at(ReferencePlace::Entry(block, entry), rule, depth + 1)).sum()
     }
 
-    /// Whether an inner node divides by bits that a claim does not mask.
+    /// Returns whether an inner node divides by bits that a claim does not mask.
     fn is_open(&self, at: ReferencePlace, claim: &Claim) -> bool {
         matches!(self.memory.load(at), Reference::Inner { nibble, .. } if nibble.of(&claim.mask) == 0)
     }
@@ -555,7 +594,7 @@ struct Entries {
 }
 
 impl Entries {
-    /// Estimated from a sample, which has each `step`-th rule.
+    /// Estimates the entries from a sample, which has each `step`-th rule.
     fn of<'c>(sample: impl Iterator<Item = &'c Claim>, nibble: Nibble, step: usize) -> Self {
         let mut entries = Self { rules: [0; BLOCK_ENTRIES], open: 0 };
         for claim in sample {
@@ -568,7 +607,8 @@ impl Entries {
         entries
     }
 
-    /// The rules that a packet of one of them is compared with on average, in 16ths. `None` if there may not
+    /// The cost of the division, in 16ths of a comparison: the rules that a packet of one of them is compared
+    /// with on average, half as much again for those before the node. `None` if there may not
     /// be so many before the node, or if their leaves need more blocks than there are and there are more
     /// copies than that.
     fn cost(&self, has_open_before: bool, room: usize, most_copies: usize) -> Option<usize> {

@@ -19,7 +19,7 @@ const SOCKETS: &str = "AF_XDP sockets of the daemon, only counted";
 const OWN_DROPS: &str = "daemon, AF_XDP, drops in the program";
 const ALL_DROPPED: &str = "XDP program that drops all";
 const NFT_DROPS: &str = "nft ingress, drops";
-/// After which the rules are named.
+/// The start of a row's name, before the rules.
 const PROGRAM_TIME: &str = "XDP program of the daemon, time for a packet";
 /// Rule sets of many masks, and of many rules.
 const COSTLY_SETS: [&str; 4] = ["acl1_1k", "fw1_1k", "ipc1_1k", "acl1_10k"];
@@ -125,25 +125,33 @@ fn program_cost(inputs: &Inputs, set: Result<RuleSet, String>, veth: Result<(), 
         let before = daemon.program_runs()?;
         std::thread::sleep(inputs.round(MILLISECONDS));
         let after = daemon.program_runs()?;
-        Ok((after.ns - before.ns) as f64 / (after.runs - before.runs) as f64)
+        match after.runs - before.runs {
+            0 => Err("the program has not run".to_owned()),
+            runs => Ok((after.ns - before.ns) as f64 / runs as f64),
+        }
     })
 }
 
 /// The kernel counts the runs of programs and their time as long as this is there.
-struct CountedRuns;
+struct CountedRuns {
+    /// The switch as it was.
+    before: String,
+}
 
 impl CountedRuns {
     const SWITCH: &str = "/proc/sys/kernel/bpf_stats_enabled";
 
     fn new() -> Result<Self, String> {
-        std::fs::write(Self::SWITCH, "1").map_err(|error| format!("{}: {error}", Self::SWITCH))?;
-        Ok(Self)
+        let failed = |error: std::io::Error| format!("{}: {error}", Self::SWITCH);
+        let before = std::fs::read_to_string(Self::SWITCH).map_err(failed)?;
+        std::fs::write(Self::SWITCH, "1").map_err(failed)?;
+        Ok(Self { before })
     }
 }
 
 impl Drop for CountedRuns {
     fn drop(&mut self) {
-        let _ = std::fs::write(Self::SWITCH, "0");
+        let _ = std::fs::write(Self::SWITCH, &self.before);
     }
 }
 

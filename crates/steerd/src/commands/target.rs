@@ -12,7 +12,7 @@ use crate::daemon::device::{self, TargetDevice};
 use crate::policy_file::{
     Compiled, PolicyErrors, Read, STANDARD_INPUT, compile, compile_read, is_standard_input, load,
 };
-use crate::settings::{self, PolicySource, PolicyText, Request, Settings, Traffic};
+use crate::settings::{self, Cores, PolicySource, PolicyText, Request, Settings, Traffic};
 use crate::terminal::output;
 
 /// A policy, and the device to compile it for.
@@ -47,7 +47,10 @@ impl Target {
             variables: args.variables.set.clone(),
             ..Request::default()
         };
-        let loaded = settings::load(&request)?;
+        let mut loaded = settings::load(&request)?;
+        if let Some(count) = workers {
+            loaded.settings.workers.cores = Cores::Count(count);
+        }
         let settings = &loaded.settings;
         if workers.is_none() {
             let cores = cores::of_workers(settings, &cores::available());

@@ -132,6 +132,7 @@ impl Dataplane {
     ) -> Result<FlowChanges, Error> {
         let Compiled { program, policy, inputs, past, set_sizes, weights, warnings, extended_by, .. } =
             compiled;
+        debug_assert!(Arc::ptr_eq(&program, digested.program()), "the digests are those of the program");
         let opened = &self.observer.opened;
         let generation = self.controller.generation().0 + 1;
         let map = match self.sinks.prepare(opened, &program, generation, &inputs.sha256) {

@@ -159,8 +159,12 @@ impl InterfacePlacement {
         let device = folder.join("device");
         placement.present = true;
         placement.has_device = device.exists();
-        // That of virtio and some other buses is a child of the device that has the interrupts.
-        let devices = [device.clone(), device.join("..")];
+        // That of virtio and some other buses is a child of the device that has the interrupts. The parent of
+        // a PCI function is a bridge.
+        let bus = std::fs::read_link(device.join("subsystem")).ok();
+        let is_pci = bus.is_some_and(|bus| bus.file_name().is_some_and(|name| name == "pci"));
+        let parent = (!is_pci).then(|| device.join(".."));
+        let devices: Vec<_> = [device].into_iter().chain(parent).collect();
         let nodes = devices.iter().filter_map(|device| read(&device.join("numa_node")));
         // -1 stands for none.
         placement.numa_node = nodes.filter_map(|node| node.parse().ok()).next();
@@ -247,24 +251,35 @@ impl InterfacePlacement {
 
 /// The NUMA nodes of a host, with their cores.
 #[derive(Debug, Default)]
-struct Nodes(BTreeMap<u32, CoreSet>);
+struct Nodes {
+    cores: BTreeMap<u32, CoreSet>,
+    /// The cores of a host that names no nodes.
+    online: CoreSet,
+}
 
 impl Nodes {
     fn read(root: &Path) -> Self {
         let folder = root.join("sys/devices/system/node");
         let node =
             |node: u32| Some((node, CoreSet::of_list(&read(&folder.join(format!("node{node}/cpulist")))?)?));
-        Self(numbers(&folder, "node").into_iter().filter_map(node).collect())
+        let online = read(&root.join("sys/devices/system/cpu/online"));
+        Self {
+            cores: numbers(&folder, "node").into_iter().filter_map(node).collect(),
+            online: online.and_then(|list| CoreSet::of_list(&list)).unwrap_or_default(),
+        }
     }
 
     fn of_core(&self, core: usize) -> Option<u32> {
-        self.0.iter().find(|(_, cores)| cores.contains(core)).map(|(node, _)| *node)
+        self.cores.iter().find(|(_, cores)| cores.contains(core)).map(|(node, _)| *node)
     }
 
     /// The cores of a node, or all if it is not known.
     fn cores(&self, node: Option<u32>) -> CoreSet {
-        let of_node = node.and_then(|node| self.0.get(&node)).cloned();
-        of_node.unwrap_or_else(|| self.0.values().flat_map(CoreSet::iter).collect())
+        let of_node = node.and_then(|node| self.cores.get(&node)).cloned();
+        of_node.unwrap_or_else(|| match self.cores.is_empty() {
+            true => self.online.clone(),
+            false => self.cores.values().flat_map(CoreSet::iter).collect(),
+        })
     }
 }
 

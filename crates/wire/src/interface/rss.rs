@@ -29,6 +29,8 @@ pub fn rss_table(interface: &str) -> Option<Vec<u32>> {
     let mut words = vec![0u32; HEAD_WORDS + entries];
     words[..HEAD_WORDS].copy_from_slice(&size);
     ask(interface, &mut words).ok()?;
+    // The table may have become smaller meanwhile.
+    words.truncate(HEAD_WORDS + (words[1] as usize).min(entries));
     Some(words.split_off(HEAD_WORDS))
 }
 
@@ -38,8 +40,8 @@ fn ask(interface: &str, words: &mut [u32]) -> io::Result<()> {
     let mut request = interface_request(interface);
     request.ifr_ifru.ifru_data = words.as_mut_ptr().cast();
     // SAFETY: `request` and the words that it points to live through the call. Of this command the kernel
-    // reads the first two words. It writes the second, and if that was not 0 the table, which has so many
-    // words: the kernel refuses any other number (`ethtool_get_rxfh_indir`).
+    // reads the first two words. It writes the second, and if that was not 0 the table, which has at most so
+    // many words: the kernel refuses a smaller number (`ethtool_get_rxfh_indir`).
     let rc = unsafe { libc::ioctl(socket.as_fd().as_raw_fd(), SIOCETHTOOL, &raw mut request) };
     if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }

@@ -71,7 +71,7 @@ impl DecidedPackets {
 /// The policy on the interfaces of the settings; `None`: no port in use has an XDP program.
 ///
 /// # Errors
-/// The capture cannot be read.
+/// The capture cannot be read, or the settings name cores that are not there.
 pub(super) fn of(
     settings: &Settings,
     program: &Program,
@@ -84,7 +84,7 @@ pub(super) fn of(
     let mut table = ClaimTable::offline(ProgramOptions::default().claims);
     let claims = add_claims(&mut table, program).map(|()| table.report());
     let traffic = capture.map(|path| DecidedTraffic::of(path, program, &table)).transpose()?;
-    let cores = cores::of_workers(settings, &cores::available()).unwrap_or_default();
+    let cores = cores::of_workers(settings, &cores::available()).map_err(Error::Cores)?;
     let placement = Placement::of(settings, &cores);
     let unserved_queues = placement.iter().flat_map(Placement::unserved_queues).collect();
     let rules = program.deciders();

@@ -317,7 +317,9 @@ fn decided_traffic(checked: &Checked, traffic: &DecidedTraffic, layout: Layout) 
     let mut out = format!("\n{}\n{}", layout.text(Style::Heading, &title), headed(&grid, layout));
     if traffic.beyond_claims > 0 {
         let packets = counted(traffic.beyond_claims, "packet", "packets");
-        let words = format!("{packets} of them are redirected although no flow claims it");
+        let words = format!(
+            "up to {packets} that the XDP program could pass or drop are redirected, at places of its trees where all are"
+        );
         out.push_str(&layout.lines(Style::Warning, "  ", &words));
     }
     out
