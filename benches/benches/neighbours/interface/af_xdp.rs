@@ -114,8 +114,8 @@ fn program_cost(inputs: &Inputs, set: Result<RuleSet, String>, veth: Result<(), 
         set.as_ref().map_or_else(Clone::clone, |set| format!("{}, {} rules", set.name, set.rules.len()));
     Case::new(row(format!("{PROGRAM_TIME}, {name}"), "ns"), move || {
         veth.clone()?;
-        let set = set.clone()?;
-        let policy = dropping(&set).policy_text();
+        let set = dropping(&set.clone()?);
+        let policy = set.policy_text();
         let daemon = Daemon::start(&inputs.subfolder("xdp-cost")?, &options(&policy, wire_text()))?;
         // The trees of claims are built anew when no more claims come.
         std::thread::sleep(WARM_UP);
