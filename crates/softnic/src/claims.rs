@@ -79,8 +79,8 @@ impl Drop for Improver {
     }
 }
 
-/// Improves the trees after each series of changes, until there can be no more. Holds the lock while a tree is
-/// built, some microseconds for each of its claims.
+/// Improves the trees after each series of changes, until there can be no more. Holds the lock while a tree
+/// is built, some microseconds for each of its claims.
 fn improve(flows: &Mutex<ClaimedFlows>, changed: &Receiver<()>) {
     let mut has_changed = changed.recv().is_ok();
     while has_changed {

@@ -490,7 +490,7 @@ impl Trees {
         }
     }
 
-    /// Builds what decides over some rules, of as many blocks if that can be. The result is not published yet.
+    /// Builds what decides over some rules, of as many blocks if that can be. The result is not published.
     fn build(&mut self, rules: &[ClaimedRule], depth: usize, room: usize) -> Reference {
         if rules.len() <= LEAF_RULES || depth >= MAX_DEPTH {
             return self.leaf(rules);
