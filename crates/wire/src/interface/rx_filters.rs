@@ -72,6 +72,13 @@ pub struct RuleLocations {
     pub used: Vec<u32>,
 }
 
+/// The answer of `ETHTOOL_GRXCLSRLCNT`.
+#[derive(Clone, Copy, Debug)]
+struct RuleCount {
+    rules: u32,
+    data: u64,
+}
+
 /// The sizes of an indirection table and of a hash key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RssSizes {
@@ -113,7 +120,7 @@ impl RxFilterSocket {
         offloads::driver(self.socket.as_fd(), &self.name()?)
     }
 
-    /// Whether the filters are switched on (`ethtool -K ... ntuple on`); `None`: the kernel does not know the
+    /// Returns whether the filters are switched on (`ethtool -K ... ntuple on`); `None`: the kernel does not know the
     /// feature.
     ///
     /// # Errors
@@ -161,13 +168,13 @@ impl RxFilterSocket {
         let mut asked = self.count()?;
         let mut tries = 0;
         loop {
-            let listed = self.locations_of(asked.0, asked.1);
+            let listed = self.locations_of(asked);
             let now = self.count()?;
             tries += 1;
             // Others may insert and remove rules between the questions. A driver may refuse a list of another
             // length than the number of rules: mlx5e answers EINVAL for a longer one, ixgbe EMSGSIZE for a
             // shorter one.
-            if now.0 == asked.0 || tries == LIST_TRIES {
+            if now.rules == asked.rules || tries == LIST_TRIES {
                 return listed;
             }
             asked = now;
@@ -175,25 +182,22 @@ impl RxFilterSocket {
     }
 
     /// The locations of so many rules.
-    fn locations_of(&self, count: u32, takes_special: bool) -> io::Result<RuleLocations> {
-        let mut words = vec![0; RXNFC_WORDS + count as usize];
-        words[COUNT_WORD] = count;
+    fn locations_of(&self, count: RuleCount) -> io::Result<RuleLocations> {
+        let mut words = vec![0; RXNFC_WORDS + count.rules as usize];
+        words[COUNT_WORD] = count.rules;
         self.ask(ETHTOOL_GRXCLSRLALL, &mut words)?;
-        let listed = words[COUNT_WORD].min(count) as usize;
-        let size = u32::try_from(data_of(&words)).ok().map(|size| size & !RX_CLS_LOC_SPECIAL);
+        let listed = words[COUNT_WORD].min(count.rules) as usize;
         Ok(RuleLocations {
-            size: size.filter(|size| *size > 0),
-            takes_special,
+            size: table_size(count.data, data_of(&words)),
+            takes_special: count.data & u64::from(RX_CLS_LOC_SPECIAL) != 0,
             used: words[LOCATIONS_WORD..][..listed].to_vec(),
         })
     }
 
-    /// The number of rules, and whether the driver takes special locations.
-    fn count(&self) -> io::Result<(u32, bool)> {
+    fn count(&self) -> io::Result<RuleCount> {
         let mut words = [0; RXNFC_WORDS];
         self.ask(ETHTOOL_GRXCLSRLCNT, &mut words)?;
-        let takes_special = data_of(&words) & u64::from(RX_CLS_LOC_SPECIAL) != 0;
-        Ok((words[COUNT_WORD].min(MAX_ENTRIES), takes_special))
+        Ok(RuleCount { rules: words[COUNT_WORD].min(MAX_ENTRIES), data: data_of(&words) })
     }
 
     /// The sizes of a context's table and key; context 0 is that of the interface itself.
@@ -210,7 +214,7 @@ impl RxFilterSocket {
     /// The indirection table of a context.
     ///
     /// # Errors
-    /// As [`rss_sizes`](Self::rss_sizes).
+    /// The errors of [`rss_sizes`](Self::rss_sizes).
     pub fn rss_table(&self, context: u32) -> io::Result<Vec<u32>> {
         let size = self.rss_sizes(context)?.table.min(MAX_ENTRIES);
         let mut words = vec![0; RXFH_WORDS + size as usize];
@@ -261,6 +265,14 @@ impl RxFilterSocket {
     }
 }
 
+/// The size of the table, from `data` of the answers of `ETHTOOL_GRXCLSRLCNT` and `ETHTOOL_GRXCLSRLALL`. The
+/// second one is used only if the driver reports no size in the first: bnxt writes the number of filters in
+/// use there.
+fn table_size(of_count: u64, of_list: u64) -> Option<u32> {
+    let size = |data: u64| u32::try_from(data).ok().map(|size| size & !RX_CLS_LOC_SPECIAL);
+    [of_count, of_list].into_iter().filter_map(size).find(|size| *size > 0)
+}
+
 /// `data`, a number of 64 bits in two words.
 fn data_of(words: &[u32]) -> u64 {
     let (first, second) = (words[DATA_WORD].to_ne_bytes(), words[DATA_WORD + 1].to_ne_bytes());
@@ -283,6 +295,14 @@ mod tests {
         let refused = filters.rule(RuleCommand::Read, &mut [0; RXNFC_BYTES]);
         assert!(refused.is_err_and(unsupported));
         assert_eq!(filters.is_on().expect("the kernel names the feature"), Some(false));
+    }
+
+    #[test]
+    fn the_table_has_the_size_that_the_count_reports() {
+        let special = u64::from(RX_CLS_LOC_SPECIAL);
+        assert_eq!(table_size(special | 1024, 3), Some(1024));
+        assert_eq!(table_size(special, 2046), Some(2046), "no size in the count");
+        assert_eq!(table_size(0, 0), None);
     }
 
     #[test]
