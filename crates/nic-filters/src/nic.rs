@@ -4,7 +4,7 @@ use std::io;
 
 use crate::filter::Filter;
 
-/// What an interface reports about its filters.
+/// The facts that an interface reports about its filters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NicFacts {
     /// The name of the interface.
@@ -51,7 +51,7 @@ pub struct FilterRoom {
 /// A filter in the table of an interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListedFilter {
-    /// Its location.
+    /// The location.
     pub location: u32,
     /// The filter; else what it has that this crate does not write, in a few words.
     pub filter: Result<Filter, String>,
@@ -78,6 +78,19 @@ pub struct NicError {
     pub source: io::Error,
 }
 
+impl NicError {
+    /// Returns whether the filter or context that the operation was about is not there.
+    pub(crate) fn is_absence(&self) -> bool {
+        self.source.raw_os_error() == Some(ENOENT)
+    }
+
+    /// Returns whether a driver has refused a filter because of its contents or its place, and would take
+    /// another one.
+    pub(crate) fn is_refusal(&self) -> bool {
+        matches!(self.source.raw_os_error(), Some(EINVAL | EOPNOTSUPP | ERANGE | EEXIST | ENOSPC))
+    }
+}
+
 /// The remedy.
 fn hint(error: &io::Error) -> &'static str {
     match error.raw_os_error() {
@@ -97,11 +110,12 @@ pub(crate) const EACCES: i32 = 13;
 pub(crate) const EEXIST: i32 = 17;
 pub(crate) const EINVAL: i32 = 22;
 pub(crate) const ENOSPC: i32 = 28;
+pub(crate) const ERANGE: i32 = 34;
 pub(crate) const EOPNOTSUPP: i32 = 95;
 
 /// The filters and RSS contexts of one interface.
 pub trait NicFilters {
-    /// What the interface reports.
+    /// The facts that the interface reports.
     ///
     /// # Errors
     /// It has no filters, or is gone.

@@ -1,8 +1,9 @@
 //! A filter model found by trying: filters that no real packet matches are inserted and removed.
 //!
-//! Every filter asks for documentation addresses (RFC 5737, RFC 3849, RFC 7042), so that packets keep their
-//! ways. What a driver takes and lists differently counts as refused. An order cannot be found without
-//! packets, so the model has none.
+//! Every filter asks for documentation addresses (RFC 5737, RFC 3849, RFC 7042), so that no packet is
+//! diverted. A filter counts as refused if the driver answers that it cannot take it, or lists it differently;
+//! other errors, such as a missing capability, end the search. An order cannot be found without packets, so the
+//! model has none.
 
 use packet::Field;
 
@@ -124,27 +125,39 @@ struct Trial<'n> {
 }
 
 impl Trial<'_> {
-    /// Whether the driver takes these filters together, and lists them as they are. They are removed again.
+    /// Returns whether the driver takes these filters together, and lists them as they are. They are removed
+    /// again, also after an error.
     fn takes(&mut self, filters: &[Filter]) -> Result<bool, NicError> {
         let mut inserted = Vec::new();
-        let mut all = true;
+        let mut taken = self.insert_all(filters, &mut inserted);
+        for location in inserted {
+            if let Err(error) = self.nic.remove(location) {
+                taken = taken.and(Err(error));
+            }
+        }
+        taken
+    }
+
+    /// Inserts filters until one is refused or listed differently; returns whether all were taken. The
+    /// locations are noted also if that fails.
+    fn insert_all(&mut self, filters: &[Filter], inserted: &mut Vec<u32>) -> Result<bool, NicError> {
         for (at, filter) in filters.iter().enumerate() {
             let location = (!self.chooses).then_some(at as u32);
-            let Ok(location) = self.nic.insert(location, filter) else {
-                all = false;
-                break;
+            let location = match self.nic.insert(location, filter) {
+                Ok(location) => location,
+                Err(error) if error.is_refusal() => return Ok(false),
+                Err(error) => return Err(error),
             };
             inserted.push(location);
             let listed = self.nic.read(location)?;
-            all &= listed.is_some_and(|listed| listed.filter.as_ref() == Ok(filter));
+            if listed.is_none_or(|listed| listed.filter.as_ref() != Ok(filter)) {
+                return Ok(false);
+            }
         }
-        for location in inserted {
-            self.nic.remove(location)?;
-        }
-        Ok(all)
+        Ok(true)
     }
 
-    /// Whether it takes the filters of any kind; a list without filters is none.
+    /// Returns whether the driver takes the filters of any kind; a list without filters is none.
     fn any(
         &mut self,
         kinds: &[FilterKind],
@@ -197,7 +210,7 @@ impl Trial<'_> {
         Ok(found)
     }
 
-    /// Whether a filter with other masks is refused beside one that is there, although it is taken alone.
+    /// Returns whether a filter with other masks is refused beside one that is there, although it is taken alone.
     fn has_one_mask(&mut self, kinds: &[FilterKind], fields: &[FieldRow]) -> Result<bool, NicError> {
         for kind in kinds.iter().filter(|kind| **kind != FilterKind::Ether) {
             let first = base(*kind, Destination::Queue(0));
@@ -215,12 +228,16 @@ impl Trial<'_> {
         Ok(true)
     }
 
-    /// Whether a filter may have an RSS context as its destination.
+    /// Returns whether a filter may have an RSS context as its destination.
     fn takes_context(&mut self, kinds: &[FilterKind], entries: u32) -> Result<bool, NicError> {
-        let Ok(context) = self.nic.create_context(&vec![0; entries as usize]) else { return Ok(false) };
+        let context = match self.nic.create_context(&vec![0; entries as usize]) {
+            Ok(context) => context,
+            Err(error) if error.is_refusal() => return Ok(false),
+            Err(error) => return Err(error),
+        };
         let takes = self.any(kinds, |kind| vec![base(kind, Destination::Context(context))]);
-        self.nic.remove_context(context)?;
-        takes
+        let removed = self.nic.remove_context(context);
+        takes.and_then(|takes| removed.map(|()| takes))
     }
 }
 

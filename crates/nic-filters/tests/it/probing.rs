@@ -58,8 +58,25 @@ fn a_table_in_use_is_not_probed() {
 
 #[test]
 fn a_nic_that_takes_no_filter_has_no_model() {
-    let mut nic = ModelledNic::new(model("mlx5"), QUEUES);
-    nic.fail(0..1000);
-    let refused = probe(&mut nic).expect_err("every call fails").to_string();
+    let mut nic = ModelledNic::new(FilterModel { kinds: Vec::new(), ..model("mlx5") }, QUEUES);
+    let refused = probe(&mut nic).expect_err("it has no kinds of filters").to_string();
     assert!(refused.contains("inserting a filter of any kind failed"), "{refused}");
+}
+
+#[test]
+fn an_error_that_is_no_refusal_ends_the_search_and_leaves_no_filter() {
+    let count = {
+        let mut nic = ModelledNic::new(model("mlx5"), QUEUES);
+        nic.fail([]);
+        probe(&mut nic).expect("an empty table");
+        nic.calls()
+    };
+    for failing in 0..count {
+        let mut nic = ModelledNic::new(model("mlx5"), QUEUES);
+        nic.fail([failing]);
+        let error = probe(&mut nic).expect_err("a call fails");
+        // A removal that fails leaves one filter.
+        let left = usize::from(error.operation.starts_with("removing the filter"));
+        assert_eq!(nic.filters().len(), left, "call {failing}: {error}");
+    }
 }
