@@ -92,18 +92,25 @@ pub struct FieldBits {
 }
 
 impl FieldBits {
-    /// Whether the whole field is compared.
+    /// Returns whether the whole field is compared.
     #[must_use]
     pub fn is_whole(&self) -> bool {
         self.mask == self.field.max()
     }
 
-    /// Whether the mask is that of a prefix.
+    /// Returns whether the mask is that of a prefix.
     #[must_use]
     pub fn is_prefix(&self) -> bool {
         let wildcards = self.field.max() ^ self.mask;
         wildcards & wildcards.wrapping_add(1) == 0
     }
+}
+
+/// The masks of a filter, on a NIC whose filters must all have the same: TCP and UDP count as one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct SharedMasks {
+    has_transport: bool,
+    masks: Vec<(Field, u128)>,
 }
 
 /// The packets that a filter matches.
@@ -148,10 +155,12 @@ impl FilterMatch {
         Self::new(self.kind, others.chain([bits]))
     }
 
-    /// The fields and their masks, by which some NICs store filters.
-    #[must_use]
-    pub fn masks(&self) -> Vec<(Field, u128)> {
-        self.fields.iter().map(|bits| (bits.field, bits.mask)).collect()
+    /// The masks that all filters of some NICs have in common.
+    pub(crate) fn shared_masks(&self) -> SharedMasks {
+        SharedMasks {
+            has_transport: self.kind.transport().is_some(),
+            masks: self.fields.iter().map(|bits| (bits.field, bits.mask)).collect(),
+        }
     }
 
     /// The packets as a cube; `None` if there are none.
@@ -180,7 +189,7 @@ impl FilterMatch {
         cube.closed()
     }
 
-    /// Whether a packet matches.
+    /// Returns whether a packet matches.
     #[must_use]
     pub fn matches(&self, key: &FlowKey) -> bool {
         let has = |layer| key.layers.contains(layer);
@@ -198,17 +207,17 @@ impl FilterMatch {
     }
 }
 
-/// Whether the field is in the VLAN tag.
+/// Returns whether the field is in the VLAN tag.
 pub(crate) fn is_of_tag(field: Field) -> bool {
     field.row().header == packet::Header::Vlan
 }
 
-/// Whether the outermost tag is an 802.1Q tag.
+/// Returns whether the outermost tag is an 802.1Q tag.
 fn is_tagged(key: &FlowKey) -> bool {
     key.layers.contains(Layers::VLAN) && key.vlan_tpid == packet::EtherType::VLAN.0
 }
 
-/// As ethtool(8) would, but with masks of the bits that count: `udp4 dst 192.0.2.0/24 dst_port 53`.
+/// The text that ethtool(8) takes, but with masks of the bits that count: `udp4 dst 192.0.2.0/24 dst_port 53`.
 impl fmt::Display for FilterMatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.kind.name())?;
@@ -226,7 +235,7 @@ impl fmt::Display for FilterMatch {
     }
 }
 
-/// Where the packets of a filter go.
+/// The destination of the packets of a filter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Destination {
     /// Nowhere.
@@ -252,7 +261,7 @@ impl fmt::Display for Destination {
 pub struct Filter {
     /// The packets.
     pub matches: FilterMatch,
-    /// Where they go.
+    /// The destination.
     pub destination: Destination,
 }
 

@@ -2,7 +2,7 @@
 //! and destinations that the model lacks, keeps the filters of others, is full at some point, and decides
 //! packets.
 //!
-//! Clones are the same NIC, so one of them can go as a process that is killed does, without a word.
+//! Clones are the same NIC, so one of them can go as a process that is killed does, without removing a filter.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -14,7 +14,7 @@ use crate::filter::{Destination, Filter, FilterMatch};
 use crate::model::{FilterModel, FilterOrder};
 use crate::nic::{EEXIST, EINVAL, ENOENT, ENOSPC, EOPNOTSUPP, ListedFilter, NicError, NicFacts, NicFilters};
 
-/// What a NIC does with a packet.
+/// The decision of a NIC about a packet.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum NicDecision {
     /// No filter matches: the queues of the interface, and the kernel.
@@ -104,6 +104,11 @@ impl ModelledNic {
         state.contexts.clear();
     }
 
+    /// Changes the number of receive queues, as `ethtool -L` does.
+    pub fn set_queues(&self, queues: u32) {
+        self.lock().facts.queues = Some(queues);
+    }
+
     /// Lets calls that change something fail: the n-th from now on, from 0.
     pub fn fail(&self, calls: impl IntoIterator<Item = usize>) {
         let mut state = self.lock();
@@ -116,7 +121,7 @@ impl ModelledNic {
         self.lock().ignored = Some(field);
     }
 
-    /// How many calls that change something there were since [`ModelledNic::fail`].
+    /// The number of calls that change something since [`ModelledNic::fail`].
     #[must_use]
     pub fn calls(&self) -> usize {
         self.lock().calls
@@ -177,7 +182,7 @@ impl NicState {
         if self.failing.contains(&(self.calls - 1)) { Err(self.error(operation, EIO)) } else { Ok(()) }
     }
 
-    /// Whether the driver takes a filter for a location; the errno if it does not.
+    /// Returns whether the driver takes a filter for a location; the errno if it does not.
     fn check(&self, location: Option<u32>, filter: &Filter) -> Result<(), i32> {
         let model = &self.model;
         let matches = &filter.matches;
@@ -194,12 +199,11 @@ impl NicState {
             }
         }
         let others = self.filters.iter().filter(|(at, _)| Some(**at) != location).map(|(_, filter)| filter);
-        let masks = |matches: &FilterMatch| (matches.kind().transport().is_some(), matches.masks());
         for other in others {
             if !model.takes_equal_matches && other.matches == *matches {
                 return Err(EEXIST);
             }
-            if model.one_mask && masks(&other.matches) != masks(matches) {
+            if model.one_mask && other.matches.shared_masks() != matches.shared_masks() {
                 return Err(EINVAL);
             }
         }
@@ -234,7 +238,7 @@ impl NicFilters for ModelledNic {
         state.call(&operation)?;
         state.check(location, filter).map_err(|errno| state.error(&operation, errno))?;
         let size = state.facts.filters.unwrap_or(FILTERS);
-        // As fbnic does, from the end.
+        // Like fbnic, from the end.
         let chosen = || (0..size).rev().find(|location| !state.filters.contains_key(location));
         let location = location.filter(|location| *location < size).or_else(chosen);
         let location = location.ok_or_else(|| state.error(&operation, ENOSPC))?;

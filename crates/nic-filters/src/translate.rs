@@ -1,25 +1,28 @@
 //! From the flows of a program to filters.
 //!
-//! The compiler has split rules into flows that do not overlap unless the NIC can order them, and has marked
-//! the rules that a worker would have to complete. Here each flow becomes one filter, or several where the
-//! NIC compares a field only whole; what no filter can do is refused with the reason.
+//! The compiler has given flows that overlap and differ in their destinations different priorities, and has
+//! marked the rules that a worker would have to complete. Where the NIC cannot order filters, such overlaps are
+//! refused here. Each flow becomes one filter, or several where the NIC compares a field only whole; a rule that
+//! no filter can carry out is refused with the reason.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, hash_map};
 
 use packet::Field;
 use packet::cube::{Cube, HAS_IPV4, HAS_IPV6, HAS_TCP, HAS_UDP, PROTOCOL};
 use packet::{Header, IpProtocol};
 use program::{Flow, FlowAction, FlowKind, Program, RuleId, UndecidedKey};
 
-use crate::filter::{FieldBits, FilterKind, FilterMatch};
+use crate::filter::{FieldBits, FilterKind, FilterMatch, SharedMasks};
 use crate::model::{FilterModel, FilterOrder, MaskRule};
 use crate::nic::FilterRoom;
 use crate::wire_format::has_place;
 
 /// The most filters that one flow becomes.
 const MAX_FILTERS_OF_FLOW: u128 = 256;
+/// The most filters of a policy where the size of the table is not known.
+const MAX_FILTERS: usize = 4096;
 
-/// Where the packets of a wanted filter go.
+/// The destination of the packets of a wanted filter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Target {
     /// Nowhere.
@@ -40,7 +43,7 @@ pub struct WantedFilter {
     pub rank: u16,
     /// The packets.
     pub matches: FilterMatch,
-    /// Where they go.
+    /// The destination.
     pub target: Target,
 }
 
@@ -54,7 +57,7 @@ pub struct WantedFilters {
 }
 
 impl WantedFilters {
-    /// How many filters a rule has.
+    /// The number of filters of a rule.
     #[must_use]
     pub fn of_rule(&self, rule: RuleId) -> usize {
         self.filters.iter().filter(|wanted| wanted.rule == rule).count()
@@ -66,8 +69,8 @@ impl WantedFilters {
 pub struct CarveRefusal {
     /// By rule, each at most once; the number of rules stands for the default.
     pub rules: BTreeMap<RuleId, RuleRefusal>,
-    /// The filters that the program needs and the most that it may have, if there are too few.
-    pub too_many: Option<(usize, usize)>,
+    /// The most filters that the program may have, if it needs more.
+    pub too_many: Option<usize>,
 }
 
 /// Why the NIC cannot apply a rule.
@@ -227,7 +230,8 @@ pub fn carve(
             refused.rules.insert(RuleId::of(index), RuleRefusal::NeedsWorker { undecided });
         }
     }
-    let mut carver = Carver { program, model, room, masks: None };
+    let most = model.device(room).flows_per_program().unwrap_or(MAX_FILTERS);
+    let mut carver = Carver { program, model, room, masks: None, known: HashMap::new() };
     for flow in &program.flows {
         if refused.rules.contains_key(&flow.rule) {
             continue;
@@ -235,20 +239,18 @@ pub fn carve(
         if let Err(why) = carver.add(flow, &mut wanted) {
             refused.rules.insert(flow.rule, why);
         }
+        // A flow becomes a bounded number of filters, so time and memory are bounded with the table.
+        if wanted.filters.len() > most {
+            refused.too_many = Some(most);
+            return Err(refused);
+        }
     }
     if model.order == FilterOrder::None {
         for (rule, why) in unordered(&wanted) {
             refused.rules.entry(rule).or_insert(why);
         }
     }
-    // Of equal matches the first decides; where there is no order, their targets are equal.
-    let mut known = HashSet::new();
-    wanted.filters.retain(|wanted| known.insert(wanted.matches.clone()));
-    let most = model.device(room).flows_per_program();
-    if let Some(most) = most.filter(|most| wanted.filters.len() > *most) {
-        refused.too_many = Some((wanted.filters.len(), most));
-    }
-    if refused.rules.is_empty() && refused.too_many.is_none() { Ok(wanted) } else { Err(refused) }
+    if refused.rules.is_empty() { Ok(wanted) } else { Err(refused) }
 }
 
 /// The rules with a filter that only an order could tell from one of an earlier rule.
@@ -277,10 +279,9 @@ struct Carver<'p> {
     room: FilterRoom,
     /// The masks of the first filter and its rule, where all must have the same.
     masks: Option<(SharedMasks, RuleId)>,
+    /// The index of the filter with each match: of equal matches the first decides.
+    known: HashMap<FilterMatch, usize>,
 }
-
-/// The masks of a filter, where all must have the same: TCP and UDP count as one.
-type SharedMasks = (bool, Vec<(Field, u128)>);
 
 impl Carver<'_> {
     fn add(&mut self, flow: &Flow, wanted: &mut WantedFilters) -> Result<(), RuleRefusal> {
@@ -291,7 +292,7 @@ impl Carver<'_> {
         let matches = self.match_of(flow)?;
         for matches in expanded(&matches, self.model)? {
             if self.model.one_mask {
-                let masks = (matches.kind().transport().is_some(), matches.masks());
+                let masks = matches.shared_masks();
                 match &self.masks {
                     Some((first, rule)) if *first != masks => {
                         return Err(RuleRefusal::OtherMasks { first: *rule });
@@ -300,7 +301,19 @@ impl Carver<'_> {
                     None => self.masks = Some((masks, flow.rule)),
                 }
             }
-            wanted.filters.push(WantedFilter { rule: flow.rule, rank: flow.priority, matches, target });
+            match self.known.entry(matches.clone()) {
+                hash_map::Entry::Vacant(entry) => {
+                    entry.insert(wanted.filters.len());
+                    let (rule, rank) = (flow.rule, flow.priority);
+                    wanted.filters.push(WantedFilter { rule, rank, matches, target });
+                }
+                hash_map::Entry::Occupied(entry) => {
+                    let first = &wanted.filters[*entry.get()];
+                    if first.target != target && self.model.order == FilterOrder::None {
+                        return Err(RuleRefusal::Overlap { earlier: first.rule });
+                    }
+                }
+            }
         }
         Ok(())
     }
@@ -397,7 +410,7 @@ impl Carver<'_> {
     }
 }
 
-/// Whether packets of this kind can have the field: addresses of the other IP version are in the same words
+/// Returns whether packets of this kind can have the field: addresses of the other IP version are in the same words
 /// of a cube.
 fn is_of_version(field: Field, kind: FilterKind) -> bool {
     let is_ip4 = matches!(kind, FilterKind::Ip4 | FilterKind::Tcp4 | FilterKind::Udp4);
@@ -418,7 +431,7 @@ fn bits_of(cube: &Cube, field: Field) -> FieldBits {
     FieldBits { field, value, mask }
 }
 
-/// Whether the kind of the filter says the same.
+/// Returns whether the kind of the filter implies the condition.
 fn is_implied(bits: &FieldBits, kind: FilterKind) -> bool {
     match bits.field {
         Field::EtherType => kind != FilterKind::Ether && bits.is_whole(),

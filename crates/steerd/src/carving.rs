@@ -73,13 +73,14 @@ fn refusals<'r>(
         let message = format!("the filters of `{}` cannot carry out {name}: {reason}", model.name);
         place.error(message, "this rule").hint(remedy)
     });
-    let of_table = refused.too_many.iter().map(move |(needed, most)| {
+    let of_table = refused.too_many.iter().map(move |most| {
         let message = format!(
-            "the policy needs {needed} filters of `{}`, and the limit is {most}, half of its table (the other half is for a \
+            "the policy needs more filters of `{}` than {most}, the limit: half of the table (the other half is for a \
              reload)",
             model.name
         );
-        policy.default_place.error(message, "").hint("write fewer rules, or fewer values where a field is compared whole")
+        let hint = "write fewer rules, or fewer values where a field is compared whole";
+        policy.default_place.error(message, "").hint(hint)
     });
     of_rules.chain(of_table)
 }

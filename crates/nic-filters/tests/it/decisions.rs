@@ -1,7 +1,5 @@
 //! The decisions of a NIC compared with the policy, rule by rule.
 
-use std::net::IpAddr;
-
 use nic_filters::{CarveRefusal, Carving, FilterModel, Ledger, ModelledNic, RuleRefusal};
 use packet::FlowKey;
 use policy::Policy;
@@ -141,11 +139,26 @@ fn what_no_filter_can_do_is_refused_with_the_reason() {
 
 #[test]
 fn more_filters_than_half_of_the_table_are_refused() {
-    let ports: Vec<String> = (0..200).map(|port| (port * 2 + 1).to_string()).collect();
-    let text = format!("family = 'ipv4', protocol = 'udp', dst_port = [{}]", ports.join(", "));
-    let refused = carved(&policy(&rule("r", &text, "one")), &model("mlx4"));
-    assert!(refused.is_err(), "256 filters, of which a policy may have 128");
-    let address: IpAddr = "192.0.2.1".parse().expect("an address");
-    let text = format!("family = 'ipv4', protocol = 'udp', dst = '{address}'");
-    assert!(carved(&policy(&rule("r", &text, "one")), &model("mlx4")).is_ok());
+    let carved = |range: &str| {
+        let text = format!("family = 'ipv4', protocol = 'udp', dst_port = '{range}'");
+        let (policy, model) = (policy(&rule("r", &text, "one")), model("mlx4"));
+        let program = compiler::compile(&policy, &model.device(room(QUEUES)), QUEUES as usize);
+        nic_filters::carve(&program.expect("few flows"), &model, room(QUEUES))
+    };
+    let refused = carved("256-511").expect_err("256 filters");
+    assert_eq!((refused.too_many, refused.rules.len()), (Some(128), 0));
+    assert_eq!(carved("256-383").expect("128 filters").filters.len(), 128);
+}
+
+#[test]
+fn an_unknown_table_has_a_named_limit() {
+    let model = FilterModel { filters: None, ..model("mlx4") };
+    let rules: Vec<String> = (1..=17)
+        .map(|subnet| {
+            let text = format!("family = 'ipv4', protocol = 'udp', dst = '10.0.{subnet}.0/24'");
+            rule(&format!("r{subnet}"), &text, "one")
+        })
+        .collect();
+    assert_eq!(carved(&policy(&rules.concat()), &model).expect_err("17 times 256").too_many, Some(4096));
+    assert_eq!(carved(&policy(&rules[..16].concat()), &model).expect("16 times 256").filters.len(), 4096);
 }
