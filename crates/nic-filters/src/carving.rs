@@ -14,8 +14,8 @@ use std::io;
 
 use crate::filter::{Destination, Filter};
 use crate::ledger::{Ledger, LedgerContext, LedgerFilter, LedgerStore};
-use crate::model::FilterModel;
-use crate::nic::{ListedFilter, NicError, NicFacts, NicFilters};
+use crate::model::{FilterModel, FilterOrder};
+use crate::nic::{FilterRoom, ListedFilter, NicError, NicFacts, NicFilters};
 use crate::plan::{InstalledFilter, Plan, PlanError, RankedFilter, Step, Table, plan};
 use crate::translate::{Target, WantedFilters};
 
@@ -52,12 +52,22 @@ pub enum CarveError {
         /// The filter.
         listed: ListedFilter,
     },
+    /// A filter of another program has other masks than ours, and the NIC takes one set of masks.
+    #[error(
+        "all filters of the NIC have the same masks, and a filter of another program has others: {listed} (hint: \
+         remove it: `ethtool -N INTERFACE delete {}`, or compare the same fields in all rules)", listed.location
+    )]
+    OtherMasks {
+        /// The filter.
+        listed: ListedFilter,
+    },
     /// The interface has no table for RSS contexts.
     #[error("the driver reports no indirection table for RSS contexts (hint: name one queue for each group)")]
     NoContextTable,
     /// A change failed, and it could not be undone.
     #[error(
-        "{failed}; it could not be undone: {undo}; the next reload puts the filters of its policy in place"
+        "{failed}; it could not be undone: {undo}; filters of both policies may be on the interface until the next check \
+         or reload succeeds"
     )]
     NotUndone {
         /// Why the change failed.
@@ -67,7 +77,7 @@ pub enum CarveError {
     },
 }
 
-/// What a change did.
+/// The counts of a change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ChangeSummary {
     /// Filters that were not touched.
@@ -79,13 +89,35 @@ pub struct ChangeSummary {
     pub replaced: usize,
     /// Filters that were removed.
     pub removed: usize,
+    /// Those of the removed filters that had to go before the first new one came, because the NIC takes one set
+    /// of masks. Their packets met neither the old policy nor the new one until the last one was inserted.
+    pub removed_first: usize,
 }
 
 impl ChangeSummary {
-    /// Whether nothing was done.
+    /// Returns whether nothing was done.
     #[must_use]
     pub fn is_unchanged(&self) -> bool {
         self.inserted + self.replaced + self.removed == 0
+    }
+}
+
+/// The difference between the filters in force and those on the interface.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Deviation {
+    /// Filters that are not there any more, or have changed.
+    pub missing: usize,
+    /// Our filters that are there beside those in force, after a change that could not be undone.
+    pub surplus: usize,
+    /// Contexts that are not there any more, or have changed.
+    pub missing_contexts: usize,
+}
+
+impl Deviation {
+    /// Returns whether the filters in force are in place, and no others of ours.
+    #[must_use]
+    pub fn is_none(&self) -> bool {
+        *self == Self::default()
     }
 }
 
@@ -97,8 +129,9 @@ pub struct Carving<N, S> {
     model: FilterModel,
     facts: NicFacts,
     ledger: Ledger,
-    /// How many filters the policy in force has.
-    in_force: usize,
+    /// The filters and contexts of the policy in force, as they were on the interface after the last change that
+    /// succeeded.
+    in_force: Ledger,
 }
 
 impl<N: NicFilters, S: LedgerStore> Carving<N, S> {
@@ -109,10 +142,9 @@ impl<N: NicFilters, S: LedgerStore> Carving<N, S> {
     /// The interface has no filters, or is gone.
     pub fn open(nic: N, store: S, model: FilterModel, left: Ledger) -> Result<Self, CarveError> {
         let facts = nic.facts()?;
-        let mut carving = Self { nic, store, model, facts, ledger: left, in_force: 0 };
+        let mut carving = Self { nic, store, model, facts, ledger: left, in_force: Ledger::default() };
         let (ours, _) = carving.listed()?;
         carving.ledger.filters = as_ledger(&ours);
-        carving.in_force = ours.len();
         let mut contexts = Vec::new();
         for known in std::mem::take(&mut carving.ledger.contexts) {
             if carving.nic.context_table(known.context)?.as_ref() == Some(&known.table) {
@@ -120,10 +152,11 @@ impl<N: NicFilters, S: LedgerStore> Carving<N, S> {
             }
         }
         carving.ledger.contexts = contexts;
+        carving.in_force = carving.ledger.clone();
         Ok(carving)
     }
 
-    /// What the interface reported when it was opened.
+    /// The facts that the interface reported when it was opened, or before the last change.
     #[must_use]
     pub fn facts(&self) -> &NicFacts {
         &self.facts
@@ -149,12 +182,39 @@ impl<N: NicFilters, S: LedgerStore> Carving<N, S> {
         Ok(self.listed()?.1)
     }
 
-    /// How many filters of the policy in force are not on the interface any more, or have changed.
+    /// The room for a policy, from facts that are read again: queues may have been added or removed
+    /// (`ethtool -L`).
     ///
     /// # Errors
     /// The interface is gone, or a driver fails.
-    pub fn missing(&self) -> Result<usize, CarveError> {
-        Ok(self.in_force.saturating_sub(self.listed()?.0.len()))
+    pub fn room(&mut self) -> Result<FilterRoom, CarveError> {
+        self.facts = self.nic.facts()?;
+        Ok(self.facts.room(self.foreign()?.len()))
+    }
+
+    /// Compares the filters and contexts in force with those on the interface.
+    ///
+    /// # Errors
+    /// The interface is gone, or a driver fails.
+    pub fn deviation(&self) -> Result<Deviation, CarveError> {
+        let (ours, _) = self.listed()?;
+        // Where nothing orders the filters, a filter that was undone may be at another location than before.
+        let is_ordered = self.model.order == FilterOrder::Location;
+        let key = |location: Option<u32>, filter: &Filter| (location.filter(|_| is_ordered), filter.clone());
+        let listed: HashSet<_> = ours.iter().map(|ours| key(Some(ours.location), &ours.filter)).collect();
+        let in_force: HashSet<_> =
+            self.in_force.filters.iter().map(|known| key(known.location, &known.filter)).collect();
+        let mut deviation = Deviation {
+            missing: in_force.difference(&listed).count(),
+            surplus: listed.difference(&in_force).count(),
+            missing_contexts: 0,
+        };
+        for known in &self.in_force.contexts {
+            if self.nic.context_table(known.context)?.as_ref() != Some(&known.table) {
+                deviation.missing_contexts += 1;
+            }
+        }
+        Ok(deviation)
     }
 
     /// Changes the filters to these.
@@ -162,11 +222,10 @@ impl<N: NicFilters, S: LedgerStore> Carving<N, S> {
     /// # Errors
     /// The reason; the filters are as before, unless it is [`CarveError::NotUndone`].
     pub fn change(&mut self, wanted: &WantedFilters) -> Result<ChangeSummary, CarveError> {
+        self.facts = self.nic.facts()?;
         let before = self.ledger.clone();
         let changed = self.make_contexts(wanted).and_then(|contexts| self.change_filters(wanted, &contexts));
-        if changed.is_ok() {
-            self.in_force = wanted.filters.len();
-        } else {
+        if changed.is_err() {
             // Filters of the new contexts are gone, unless undoing has failed; then their removal fails, and
             // they stay in the ledger.
             self.remove_contexts(&before.contexts);
@@ -175,12 +234,50 @@ impl<N: NicFilters, S: LedgerStore> Carving<N, S> {
         changed
     }
 
-    /// Removes all our filters and contexts.
+    /// Removes all our filters and contexts. A removal that fails does not keep the others from being removed.
     ///
     /// # Errors
-    /// The reason; what could not be removed is in the ledger.
+    /// The first failure; the filters and contexts that could not be removed are in the ledger.
     pub fn end(&mut self) -> Result<ChangeSummary, CarveError> {
-        self.change(&WantedFilters::default())
+        let (mut ours, _) = self.listed()?;
+        self.ledger.filters = as_ledger(&ours);
+        ours.sort_by_key(|ours| std::cmp::Reverse(ours.location));
+        let mut summary = ChangeSummary::default();
+        let mut first = None;
+        for InstalledFilter { location, filter } in &ours {
+            match self.nic.remove(*location) {
+                // Drivers differ in their answer to a free location.
+                Err(error) if !error.is_absence() && !matches!(self.nic.read(*location), Ok(None)) => {
+                    first.get_or_insert(error);
+                }
+                _ => {
+                    self.forget(*location, filter);
+                    summary.removed += 1;
+                }
+            }
+        }
+        let mut left = Vec::new();
+        for known in std::mem::take(&mut self.ledger.contexts) {
+            if let Err(error) = self.end_context(&known) {
+                left.push(known);
+                first.get_or_insert(error);
+            }
+        }
+        self.ledger.contexts = left;
+        self.in_force = Ledger::default();
+        self.save_late();
+        first.map_or(Ok(summary), |error| Err(error.into()))
+    }
+
+    /// Removes a context that is still ours.
+    fn end_context(&mut self, known: &LedgerContext) -> Result<(), NicError> {
+        if self.nic.context_table(known.context)?.as_ref() != Some(&known.table) {
+            return Ok(());
+        }
+        match self.nic.remove_context(known.context) {
+            Err(error) if !error.is_absence() => Err(error),
+            _ => Ok(()),
+        }
     }
 
     fn change_filters(
@@ -204,13 +301,7 @@ impl<N: NicFilters, S: LedgerStore> Carving<N, S> {
             })
             .collect();
         let (installed, foreign) = self.listed()?;
-        let matches: HashSet<_> = wanted.iter().map(|wanted| &wanted.filter.matches).collect();
-        let has_match = |listed: &&ListedFilter| {
-            listed.filter.as_ref().is_ok_and(|filter| matches.contains(&filter.matches))
-        };
-        if let Some(listed) = foreign.iter().find(has_match) {
-            return Err(CarveError::Taken { listed: listed.clone() });
-        }
+        refuse_conflict(&self.model, &wanted, &foreign)?;
         let occupied: BTreeSet<u32> = foreign.iter().map(|listed| listed.location).collect();
         let size = self.facts.filters.or(self.model.filters);
         let table = Table { model: &self.model, installed: &installed, occupied: &occupied, size };
@@ -220,8 +311,10 @@ impl<N: NicFilters, S: LedgerStore> Carving<N, S> {
         let intent = Ledger { filters: intent.collect(), contexts: self.ledger.contexts.clone() };
         self.store.save(&intent).map_err(CarveError::Save)?;
         let summary = self.carry_out(&plan)?;
+        // Every filter that is there now was listed or read back as it was asked for.
         let needed = self.ledger.contexts.iter().filter(|known| contexts.contains(&known.context)).cloned();
         let needed: Vec<LedgerContext> = needed.collect();
+        self.in_force = Ledger { filters: self.ledger.filters.clone(), contexts: needed.clone() };
         self.remove_contexts(&needed);
         self.save_late();
         Ok(summary)
@@ -284,7 +377,11 @@ impl<N: NicFilters, S: LedgerStore> Carving<N, S> {
     /// Makes the steps; if one fails, undoes those before it.
     fn carry_out(&mut self, plan: &Plan) -> Result<ChangeSummary, CarveError> {
         let mut done: Vec<Step> = Vec::new();
-        let mut summary = ChangeSummary { kept: plan.kept.len(), ..ChangeSummary::default() };
+        let mut summary = ChangeSummary {
+            kept: plan.kept.len(),
+            removed_first: plan.removed_first,
+            ..ChangeSummary::default()
+        };
         for step in &plan.steps {
             match self.make(step) {
                 Ok(made) => done.push(made),
@@ -394,6 +491,26 @@ impl<N: NicFilters, S: LedgerStore> Carving<N, S> {
             self.ledger.filters.remove(at);
         }
     }
+}
+
+/// Refuses filters beside those of other programs that the NIC would not take.
+fn refuse_conflict(
+    model: &FilterModel,
+    wanted: &[RankedFilter],
+    foreign: &[ListedFilter],
+) -> Result<(), CarveError> {
+    let matches: HashSet<_> = wanted.iter().map(|wanted| &wanted.filter.matches).collect();
+    let masks = wanted.first().filter(|_| model.one_mask).map(|wanted| wanted.filter.matches.shared_masks());
+    for listed in foreign {
+        let Ok(filter) = &listed.filter else { continue };
+        if matches.contains(&filter.matches) {
+            return Err(CarveError::Taken { listed: listed.clone() });
+        }
+        if masks.as_ref().is_some_and(|masks| *masks != filter.matches.shared_masks()) {
+            return Err(CarveError::OtherMasks { listed: listed.clone() });
+        }
+    }
+    Ok(())
 }
 
 /// The entry of a filter that a step inserts.

@@ -30,7 +30,7 @@ impl InterfaceFilters {
         self.socket.index()
     }
 
-    /// The name of its driver; "?" if it has none.
+    /// The name of the driver; "?" if there is none.
     #[must_use]
     pub fn driver(&self) -> String {
         self.socket.driver().unwrap_or_else(|_| "?".to_owned())

@@ -13,7 +13,7 @@ use crate::wire_format;
 /// A filter that may be ours.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LedgerFilter {
-    /// Its location; `None`: the driver was about to choose one.
+    /// The location; `None`: the driver was about to choose one.
     pub location: Option<u32>,
     /// The filter.
     pub filter: Filter,
@@ -22,13 +22,13 @@ pub struct LedgerFilter {
 /// An RSS context that may be ours.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LedgerContext {
-    /// Its number.
+    /// The number.
     pub context: u32,
-    /// Its indirection table.
+    /// The indirection table.
     pub table: Vec<u32>,
 }
 
-/// What is, or may be, ours.
+/// The record of the filters and contexts that are, or may be, ours.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ledger {
     /// The filters.
@@ -39,13 +39,13 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// Whether nothing is ours.
+    /// Returns whether nothing is ours.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.filters.is_empty() && self.contexts.is_empty()
     }
 
-    /// Whether a filter on the interface is ours and unchanged.
+    /// Returns whether a filter on the interface is ours and unchanged.
     #[must_use]
     pub fn has(&self, listed: &ListedFilter) -> bool {
         let Ok(filter) = &listed.filter else { return false };
@@ -54,7 +54,7 @@ impl Ledger {
     }
 }
 
-/// Where the ledger is kept.
+/// The place where the ledger is kept.
 pub trait LedgerStore {
     /// Replaces the ledger as a whole; it is safe when this returns.
     ///
@@ -73,7 +73,7 @@ mod filters {
     #[derive(Serialize, Deserialize)]
     struct Entry {
         location: Option<u32>,
-        /// As people read it.
+        /// The text of the filter, for people.
         filter: String,
         /// `struct ethtool_rxnfc` in hexadecimal.
         block: String,

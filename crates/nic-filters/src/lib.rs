@@ -37,7 +37,7 @@ mod probe;
 mod translate;
 mod wire_format;
 
-pub use carving::{CarveError, Carving, ChangeSummary};
+pub use carving::{CarveError, Carving, ChangeSummary, Deviation};
 pub use filter::{Destination, FieldBits, Filter, FilterKind, FilterMatch};
 pub use interface::InterfaceFilters;
 pub use ledger::{Ledger, LedgerContext, LedgerFilter, LedgerStore};

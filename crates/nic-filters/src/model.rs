@@ -22,7 +22,7 @@ const STRUCTURE: &str = "linux: include/uapi/linux/ethtool.h, struct ethtool_rx_
 /// examined when flows become filters.
 const RANKS: u32 = 65_536;
 
-/// What the receive filters of a driver match and do.
+/// The properties of the receive filters of a driver: the packets that they match, and what they do with them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FilterModel {
@@ -75,7 +75,7 @@ pub enum FilterOrder {
     Location,
 }
 
-/// How a field can be compared.
+/// The comparison of a field.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FieldRow {
@@ -100,7 +100,7 @@ pub enum MaskRule {
 }
 
 impl MaskRule {
-    /// Whether a mask is allowed.
+    /// Returns whether a mask is allowed.
     pub(crate) fn allows(self, bits: &FieldBits) -> bool {
         match self {
             Self::Whole => bits.is_whole(),
@@ -245,8 +245,8 @@ impl FilterModel {
 
     /// The filters as a device, for the compiler.
     ///
-    /// A filter is a flow without a tag and a counter. The device is said to have both: the classes of a
-    /// program tell whether the device alone decides, and [`carve`](crate::carve) refuses a program in which
+    /// A filter is a flow without a tag and a counter. The device model has both all the same: the classes of a
+    /// program show whether the device alone decides, and [`carve`](crate::carve) refuses a program in which
     /// it does not.
     #[must_use]
     pub fn device(&self, room: FilterRoom) -> DeviceModel {
@@ -308,7 +308,7 @@ impl FilterModel {
         }
     }
 
-    /// Whether the field can be compared in a filter of this kind.
+    /// Returns whether the field can be compared in a filter of this kind.
     pub(crate) fn has_field(&self, kind: FilterKind, field: Field) -> bool {
         let is_beside_ip = field.row().header == Header::Ethernet && kind != FilterKind::Ether;
         self.row(field).is_some() && has_place(kind, field) && (!is_beside_ip || self.has_mac_beside_ip)

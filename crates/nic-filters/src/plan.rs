@@ -14,8 +14,10 @@
 //! New and old filters need no order between them. On a NIC that has no order, all filters of a program that
 //! match a packet have the same destination, so whichever it takes is right for one of the two.
 //!
-//! The exception is a NIC that does not take two filters with the same match. There a filter whose
-//! destination changes is replaced, and its packets meet neither for the time of a call.
+//! There are two exceptions. A NIC may not take two filters with the same match: there a filter whose
+//! destination changes is replaced, and its packets meet neither for the time of a call. And a NIC whose
+//! filters all have the same masks refuses those with other masks while one is there: if a change is to other
+//! masks, all old filters are removed first, and their packets meet neither until the new ones are there.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -53,6 +55,8 @@ pub(crate) struct Plan {
     pub(crate) steps: Vec<Step>,
     /// The filters that stay as they are.
     pub(crate) kept: Vec<InstalledFilter>,
+    /// The number of steps at the beginning that remove filters with other masks.
+    pub(crate) removed_first: usize,
 }
 
 /// Why there is no plan.
@@ -87,6 +91,31 @@ pub(crate) struct Table<'t> {
 
 /// The plan to these filters, which are in the order of their ranks and have different matches.
 pub(crate) fn plan(table: &Table<'_>, wanted: &[RankedFilter]) -> Result<Plan, PlanError> {
+    let masks =
+        wanted.first().filter(|_| table.model.one_mask).map(|wanted| wanted.filter.matches.shared_masks());
+    let has_others = |ours: &InstalledFilter| {
+        masks.as_ref().is_some_and(|masks| *masks != ours.filter.matches.shared_masks())
+    };
+    let (first, others): (Vec<InstalledFilter>, Vec<_>) =
+        table.installed.iter().cloned().partition(has_others);
+    // The locations of filters that are removed first are free afterwards.
+    let mut plan = plan_beside(&Table { installed: &others, ..*table }, wanted)?;
+    plan.removed_first = first.len();
+    plan.steps.splice(0..0, removals(&first));
+    Ok(plan)
+}
+
+/// The removals of filters, from the highest location to the lowest.
+fn removals<'f>(filters: impl IntoIterator<Item = &'f InstalledFilter>) -> Vec<Step> {
+    let mut removed: Vec<&InstalledFilter> = filters.into_iter().collect();
+    removed.sort_by_key(|ours| std::cmp::Reverse(ours.location));
+    let removal =
+        |ours: &InstalledFilter| Step::Remove { location: ours.location, filter: ours.filter.clone() };
+    removed.into_iter().map(removal).collect()
+}
+
+/// The plan to filters that can be inserted beside those that are there.
+fn plan_beside(table: &Table<'_>, wanted: &[RankedFilter]) -> Result<Plan, PlanError> {
     let index: HashMap<&Filter, usize> =
         wanted.iter().enumerate().map(|(at, wanted)| (&wanted.filter, at)).collect();
     let mut same: Vec<(u32, usize)> = table
@@ -117,12 +146,7 @@ pub(crate) fn plan(table: &Table<'_>, wanted: &[RankedFilter]) -> Result<Plan, P
     }
     let stays: BTreeSet<u32> =
         kept.values().copied().chain(replaced.values().map(|ours| ours.location)).collect();
-    let mut removed: Vec<&InstalledFilter> =
-        table.installed.iter().filter(|ours| !stays.contains(&ours.location)).collect();
-    removed.sort_by_key(|ours| std::cmp::Reverse(ours.location));
-    plan.steps.extend(
-        removed.into_iter().map(|ours| Step::Remove { location: ours.location, filter: ours.filter.clone() }),
-    );
+    plan.steps.extend(removals(table.installed.iter().filter(|ours| !stays.contains(&ours.location))));
     let is_kept = |ours: &&InstalledFilter| kept.values().any(|location| *location == ours.location);
     plan.kept = table.installed.iter().filter(is_kept).cloned().collect();
     Ok(plan)

@@ -103,7 +103,7 @@ fn places(kind: FilterKind) -> &'static [FieldPlace] {
     }
 }
 
-/// Whether the structure has the field beside a kind.
+/// Returns whether the structure has the field beside a kind.
 pub(crate) fn has_place(kind: FilterKind, field: Field) -> bool {
     places(kind).iter().any(|place| place.field == field) || is_of_tag(field) || field == Field::DstMac
 }

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use nic_filters::{
-    CarveError, Carving, Destination, FieldBits, Filter, FilterKind, FilterMatch, FilterModel, ModelledNic,
-    WantedFilters,
+    CarveError, Carving, Destination, Deviation, FieldBits, Filter, FilterKind, FilterMatch, FilterModel,
+    ModelledNic, NicFilters, WantedFilters,
 };
 use packet::{Field, FlowKey};
 use policy::Policy;
@@ -103,7 +103,7 @@ fn a_call_that_fails_leaves_the_old_policy() {
             if changed.is_err() {
                 assert_eq!(nic.filters(), before, "call {failing}");
                 assert_eq!(nic.contexts(), contexts, "call {failing}");
-                assert_eq!(carving.missing().expect("listed"), 0);
+                assert!(carving.deviation().expect("listed").is_none());
                 carving.change(&new_filters).expect("the next attempt succeeds");
             }
             assert_old_or_new(&nic, &[nic.filters()], [&new, &new], &keys);
@@ -133,8 +133,10 @@ fn a_process_that_is_killed_leaves_nothing_behind_for_good() {
             carving.change(&old).expect("there is room");
             // From this call on nothing reaches the NIC.
             nic.fail(killed..1000);
+            store.end_with_call(&nic, killed);
             let _ = carving.change(&new);
             drop(carving);
+            let store = store.of_next_process();
             nic.fail([]);
             let mut next = open(&nic, &store, &model);
             let left: Vec<String> = next.foreign().expect("listed").iter().map(ToString::to_string).collect();
@@ -169,7 +171,7 @@ fn a_filter_that_somebody_has_changed_is_left_alone() {
     carving.change(&filters).expect("there is room");
     let location = *nic.filters().keys().next().expect("one filter");
     nic.place(location, Some(foreign()));
-    assert_eq!(carving.missing().expect("listed"), 1);
+    assert_eq!(carving.deviation().expect("listed"), Deviation { missing: 1, ..Deviation::default() });
     carving.change(&filters).expect("it is inserted again");
     assert_eq!(nic.filters().len(), 2);
     carving.end().expect("ours goes");
@@ -248,9 +250,131 @@ fn filters_and_contexts_come_back_after_a_reset_of_the_driver() {
     let filters = wanted(&rule("web", "protocol = 'tcp', dst_port = 80", "many"), &model);
     carving.change(&filters).expect("there is room");
     nic.reset();
-    assert_eq!(carving.missing().expect("listed"), filters.filters.len());
+    let missing = filters.filters.len();
+    assert_eq!(
+        carving.deviation().expect("listed"),
+        Deviation { missing, missing_contexts: 1, ..Deviation::default() }
+    );
     carving.change(&filters).expect("they are inserted again");
     assert_eq!((nic.filters().len(), nic.contexts().len()), (filters.filters.len(), 1));
     carving.end().expect("all go");
     assert!(nic.filters().is_empty() && nic.contexts().is_empty());
+}
+
+#[test]
+fn the_end_removes_all_but_the_filter_whose_removal_fails() {
+    let model = model("mlx5");
+    let (nic, store) = (ModelledNic::new(model.clone(), QUEUES), MemoryStore::default());
+    let mut carving = open(&nic, &store, &model);
+    let rules = [
+        rule("dns", "protocol = 'udp', dst_port = 53", "one"),
+        rule("web", "protocol = 'tcp', dst_port = 80", "many"),
+    ];
+    let filters = wanted(&rules.concat(), &model);
+    assert_eq!(filters.filters.len(), 4);
+    carving.change(&filters).expect("there is room");
+    // The first removal is that of a filter to a queue, so that the context is free.
+    let last = nic.filters().into_iter().next_back().expect("4 filters");
+    nic.fail([0]);
+    carving.end().expect_err("the first removal fails");
+    assert_eq!(nic.filters(), BTreeMap::from([last.clone()]), "nothing is inserted again");
+    let left: Vec<_> = store.ledger().filters.into_iter().map(|ours| (ours.location, ours.filter)).collect();
+    assert_eq!(left, [(Some(last.0), last.1)]);
+    nic.fail([]);
+    assert_eq!(carving.end().expect("the rest goes").removed, 1);
+    assert!(nic.filters().is_empty() && nic.contexts().is_empty() && store.ledger().is_empty());
+}
+
+#[test]
+fn a_change_that_cannot_be_undone_is_a_deviation_until_it_is_repaired() {
+    let model = model("mlx5");
+    let nic = ModelledNic::new(model.clone(), QUEUES);
+    let mut carving = open(&nic, &MemoryStore::default(), &model);
+    let one = |port: u16, group: &str| {
+        rule(&format!("r{port}"), &format!("family = 'ipv4', protocol = 'udp', dst_port = {port}"), group)
+    };
+    let old = wanted(&one(53, "one"), &model);
+    carving.change(&old).expect("there is room");
+    let before = nic.filters();
+    // The second insertion fails, and the removal of the first one.
+    nic.fail([1, 2]);
+    let new = wanted(&[one(80, "one"), one(81, "one"), one(53, "one")].concat(), &model);
+    let failed = carving.change(&new).expect_err("a call fails");
+    assert!(matches!(failed, CarveError::NotUndone { .. }), "{failed}");
+    assert_eq!(carving.deviation().expect("listed"), Deviation { surplus: 1, ..Deviation::default() });
+    nic.fail([]);
+    carving.change(&old).expect("it is repaired");
+    assert_eq!(nic.filters(), before);
+    assert!(carving.deviation().expect("listed").is_none());
+}
+
+#[test]
+fn a_replacement_that_cannot_be_undone_is_a_deviation_until_it_is_repaired() {
+    let model = model("fbnic");
+    let nic = ModelledNic::new(model.clone(), QUEUES);
+    let mut carving = open(&nic, &MemoryStore::default(), &model);
+    let filters =
+        |group| wanted(&rule("r", "family = 'ipv4', protocol = 'udp', dst_port = 53", group), &model);
+    carving.change(&filters("one")).expect("there is room");
+    let before = nic.filters();
+    // The old filter is removed, and neither the new one nor the old one can be inserted.
+    nic.fail([1, 2]);
+    let failed = carving.change(&filters("two")).expect_err("a call fails");
+    assert!(matches!(failed, CarveError::NotUndone { .. }), "{failed}");
+    nic.fail([]);
+    assert_eq!(carving.deviation().expect("listed"), Deviation { missing: 1, ..Deviation::default() });
+    carving.change(&filters("one")).expect("it is repaired");
+    assert_eq!(nic.filters(), before);
+}
+
+#[test]
+fn a_context_that_is_gone_is_a_deviation() {
+    let model = model("mlx5");
+    let mut nic = ModelledNic::new(model.clone(), QUEUES);
+    let mut carving = open(&nic, &MemoryStore::default(), &model);
+    let filters = wanted(&rule("web", "family = 'ipv4', protocol = 'tcp', dst_port = 80", "many"), &model);
+    carving.change(&filters).expect("there is room");
+    let (location, filter) = nic.filters().into_iter().next().expect("one filter");
+    let context = *nic.contexts().keys().next().expect("one context");
+    nic.place(location, None);
+    nic.remove_context(context).expect("no filter uses it");
+    nic.place(location, Some(filter));
+    let deviation = carving.deviation().expect("listed");
+    assert_eq!(deviation, Deviation { missing_contexts: 1, ..Deviation::default() });
+}
+
+#[test]
+fn masks_change_by_removing_all_filters_first_where_the_nic_has_one_set() {
+    for name in ["ixgbe", "cautious"] {
+        let model = model(name);
+        let nic = ModelledNic::new(model.clone(), QUEUES);
+        let mut carving = open(&nic, &MemoryStore::default(), &model);
+        let by_port =
+            wanted(&rule("r", "family = 'ipv4', protocol = 'udp', dst_port = [53, 123]", "one"), &model);
+        let by_address =
+            wanted(&rule("r", "family = 'ipv4', protocol = 'udp', dst = '192.0.2.1'", "one"), &model);
+        carving.change(&by_port).expect("there is room");
+        let before = nic.filters();
+        nic.fail([2]);
+        carving.change(&by_address).expect_err("the insertion fails");
+        assert_eq!(nic.filters(), before, "{name}: the old filters are inserted again");
+        nic.fail([]);
+        let summary = carving.change(&by_address).expect("the old filters go first");
+        assert_eq!((summary.removed_first, summary.removed, summary.inserted), (2, 2, 1), "{name}");
+        nic.place(60, Some(foreign()));
+        let refused = carving.change(&by_address).expect_err("other masks");
+        assert!(matches!(refused, CarveError::OtherMasks { .. }), "{refused}");
+        assert!(refused.to_string().contains("delete 60"), "{refused}");
+        assert_eq!(nic.filters().len(), 2);
+    }
+}
+
+#[test]
+fn the_queues_of_the_interface_are_read_again() {
+    let model = model("mlx5");
+    let nic = ModelledNic::new(model.clone(), QUEUES);
+    let mut carving = open(&nic, &MemoryStore::default(), &model);
+    assert_eq!(carving.room().expect("listed").queues, Some(QUEUES));
+    nic.set_queues(2);
+    assert_eq!(carving.room().expect("listed").queues, Some(2));
 }

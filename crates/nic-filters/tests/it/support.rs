@@ -160,18 +160,42 @@ impl Numbers {
 
 /// A store that outlives the process that writes to it.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct MemoryStore(Arc<Mutex<String>>);
+pub(crate) struct MemoryStore {
+    text: Arc<Mutex<String>>,
+    end: Arc<Mutex<Option<ProcessEnd>>>,
+}
+
+/// The call to a NIC with which a process ends: it writes nothing afterwards.
+#[derive(Debug)]
+struct ProcessEnd {
+    nic: ModelledNic,
+    call: usize,
+}
 
 impl MemoryStore {
     pub(crate) fn ledger(&self) -> Ledger {
-        let text = self.0.lock().expect("nobody panics").clone();
+        let text = self.text.lock().expect("nobody panics").clone();
         if text.is_empty() { Ledger::default() } else { serde_json::from_str(&text).expect("a ledger") }
+    }
+
+    /// Ignores what is saved after this call to the NIC, counted from the last [`ModelledNic::fail`].
+    pub(crate) fn end_with_call(&self, nic: &ModelledNic, call: usize) {
+        *self.end.lock().expect("nobody panics") = Some(ProcessEnd { nic: nic.clone(), call });
+    }
+
+    /// The store with the same text, to which the next process writes.
+    pub(crate) fn of_next_process(&self) -> Self {
+        Self { text: Arc::clone(&self.text), end: Arc::default() }
     }
 }
 
 impl LedgerStore for MemoryStore {
     fn save(&mut self, ledger: &Ledger) -> io::Result<()> {
-        *self.0.lock().expect("nobody panics") = serde_json::to_string(ledger)?;
+        let end = self.end.lock().expect("nobody panics");
+        if end.as_ref().is_some_and(|end| end.nic.calls() > end.call) {
+            return Ok(());
+        }
+        *self.text.lock().expect("nobody panics") = serde_json::to_string(ledger)?;
         Ok(())
     }
 }

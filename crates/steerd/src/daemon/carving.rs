@@ -25,8 +25,8 @@ use crate::telemetry::carving::{CarvingFigures, CarvingStatus};
 use crate::telemetry::http;
 use crate::terminal::output;
 use crate::terminal::table::counted;
-use store::FilterStore;
-pub(crate) use store::StoreError;
+use store::{FilterStore, Places};
+pub(crate) use store::{StoreError, noted};
 
 /// How often the filters are compared with those that should be there, and systemd's watchdog is fed.
 const TICK: Duration = Duration::from_secs(5);
@@ -50,32 +50,53 @@ pub(crate) enum CarvingError {
 /// cannot be read, which the usual start reports.
 ///
 /// # Errors
-/// The arguments are for such a policy, and it needs workers.
+/// The arguments are for such a policy, and it needs workers or cannot be read; or it cannot be read, and an
+/// earlier process has carved the queues of the interface. The usual start would then put an earlier policy
+/// with workers on it.
 pub(super) fn interface_of<'a>(args: &'a RunArgs, loaded: &Loaded) -> Result<Option<&'a str>, Error> {
     let Some(interface) = args.interface.as_deref() else { return Ok(None) };
     match policy_file::load(&loaded.policy) {
         Ok(read) if read.policy.carves_queues() => Ok(Some(interface)),
         Ok(_) if args.filter_model.is_some() => Err(Error::NoQueues),
-        _ => Ok(None),
+        Ok(_) => Ok(None),
+        Err(diagnostics) => {
+            let is_for_queues =
+                args.filter_model.is_some() || store::is_carved(loaded.settings.state.folder(), interface);
+            if is_for_queues { Err(refused(&loaded.policy, &diagnostics)) } else { Ok(None) }
+        }
+    }
+}
+
+/// Prints why a policy is refused; returns the error with which the process ends.
+fn refused(source: &PolicySource, diagnostics: &Diagnostics) -> Error {
+    output::print_diagnostics(diagnostics);
+    match diagnostics.is_unreadable() {
+        true => Error::PolicyUnreadable { file: source.to_string() },
+        false => PolicyErrors::of(source, diagnostics).into(),
     }
 }
 
 /// Puts the policy on the interface and keeps it there until a signal.
 pub(super) fn run(args: &RunArgs, loaded: &Loaded, interface: &str, signals: &Signals) -> Result<(), Error> {
+    let bound = match loaded.settings.http.listen {
+        Listen::On(address) => Some(http::bind(address, &loaded.settings.http)?),
+        Listen::Off => None,
+    };
     let nic = InterfaceFilters::open(interface).map_err(CarvingError::from)?;
+    // An interface without filters is refused before anything is written.
+    nic.facts().map_err(|error| CarvingError::from(CarveError::from(error)))?;
     let model = args.filter_model.clone().unwrap_or_else(|| FilterModel::by_driver(&nic.driver()));
-    let folder = loaded.settings.state.folder();
-    let store = FilterStore::open(folder, interface, nic.index()).map_err(CarvingError::from)?;
+    let places = Places::of(loaded.settings.state.folder());
+    let store = FilterStore::open(&places, interface, nic.index()).map_err(CarvingError::from)?;
     let left = store.left();
     let carving = Carving::open(nic, store, model, left).map_err(CarvingError::from)?;
     let mut daemon = CarvingDaemon::new(carving, loaded.policy.clone());
-    let server = match loaded.settings.http.listen {
-        Listen::On(address) => {
-            let bound = http::bind(address, &loaded.settings.http)?;
+    let server = match bound {
+        Some(bound) => {
             tracing::info!("http://{}/metrics", bound.address);
             Some(bound.serve_carving(Arc::clone(&daemon.status))?)
         }
-        Listen::Off => None,
+        None => None,
     };
     let ran = daemon.start().and_then(|()| {
         notify::ready(&daemon.describe());
@@ -84,6 +105,10 @@ pub(super) fn run(args: &RunArgs, loaded: &Loaded, interface: &str, signals: &Si
     notify::stopping();
     let ended = daemon.end();
     server.map(|server: Server| server.stop(SERVER_TIMEOUT));
+    if let (Err(_), Err(error)) = (&ran, &ended) {
+        // The process ends with the first error.
+        tracing::error!("not all filters are removed: {error}");
+    }
     ran.and(ended)
 }
 
@@ -124,13 +149,13 @@ impl<N: NicFilters> CarvingDaemon<N> {
             );
         }
         self.log_foreign()?;
-        self.install().map_err(|refused| match refused {
-            Refused::Policy(diagnostics) => {
-                output::print_diagnostics(&diagnostics);
-                PolicyErrors::of(&self.source, &diagnostics).into()
-            }
+        self.install().map_err(|why| match why {
+            Refused::Policy(diagnostics) => refused(&self.source, &diagnostics),
             Refused::Carving(error) => CarvingError::from(error).into(),
-        })
+        })?;
+        self.status.tick();
+        self.status.set_fault(None);
+        Ok(())
     }
 
     /// Lists the filters of others, which are left alone, also where they take packets of ours.
@@ -155,8 +180,7 @@ impl<N: NicFilters> CarvingDaemon<N> {
                 read.policy.default_place.error("the policy has no groups with `queues` any more", "");
             return Err(Refused::Policy(vec![error.hint(hint)].into()));
         }
-        let foreign = self.carving.foreign().map_err(Refused::Carving)?.len();
-        let room = self.carving.facts().room(foreign);
+        let room = self.carving.room().map_err(Refused::Carving)?;
         let carved = CarvedPolicy::of(&read, self.carving.model(), room);
         let (wanted, warnings) = carved.into_filters().map_err(Refused::Policy)?;
         policy_file::log(&warnings, 0);
@@ -183,6 +207,13 @@ impl<N: NicFilters> CarvingDaemon<N> {
                 "the NIC takes each match once: packets of {} went to the queues of the interface while their destination \
                  changed",
                 filters(summary.replaced)
+            );
+        }
+        if summary.removed_first > 0 {
+            tracing::warn!(
+                "the NIC takes one set of masks: {} with other masks were removed first, and packets went to the queues of \
+                 the interface until the new filters were inserted",
+                filters(summary.removed_first)
             );
         }
         Ok(())
@@ -238,39 +269,58 @@ impl<N: NicFilters> CarvingDaemon<N> {
             }
             Err(Refused::Carving(error)) => Some(error.to_string()),
         };
-        if let Some(error) = &error {
-            tracing::error!("the policy is refused, the previous one stays in force: {error}");
+        match (&outcome, &error) {
+            (Err(Refused::Carving(CarveError::NotUndone { .. })), Some(error)) => {
+                tracing::error!("the reload has failed, and the filters are not in place: {error}");
+                self.status.set_fault(Some(error.clone()));
+            }
+            (_, Some(error)) => {
+                tracing::error!("the policy is refused, the previous one stays in force: {error}");
+            }
+            (_, None) => {
+                self.status.set_fault(None);
+            }
         }
         self.status.update(|figures| {
             figures.reloads += 1;
             figures.is_last_reload_successful = error.is_none();
         });
+        self.status.tick();
         notify::ready(&self.describe());
     }
 
-    /// Inserts filters again that somebody has removed, as a driver does that is reset.
+    /// Puts the filters in place again if they differ from those in force: somebody has removed some, as a
+    /// driver does that is reset, or a change could not be undone.
     fn restore(&mut self) {
         let Some(wanted) = self.wanted.clone() else { return };
-        let fault = match self.carving.missing() {
-            Ok(0) => None,
-            Ok(missing) => {
-                tracing::warn!(
-                    "{} are gone and are inserted again",
-                    counted(missing as u64, "filter", "filters")
-                );
-                self.status.update(|figures| figures.lost_filters += missing as u64);
-                self.change(&wanted).err().map(|error| error.to_string())
-            }
-            Err(error) => Some(error.to_string()),
-        };
+        let fault = self.repair(&wanted).err().map(|error| error.to_string());
         let is_new = self.status.set_fault(fault.clone());
         if let Some(fault) = fault.filter(|_| is_new) {
             tracing::error!("the filters are not in place: {fault}");
         }
+        self.status.tick();
+    }
+
+    fn repair(&mut self, wanted: &nic_filters::WantedFilters) -> Result<(), CarveError> {
+        let deviation = self.carving.deviation()?;
+        if deviation.is_none() {
+            return Ok(());
+        }
+        self.change(wanted)?;
+        self.status.update(|figures| figures.lost_filters += deviation.missing as u64);
+        let filters = |count: usize| counted(count as u64, "filter", "filters");
+        tracing::warn!(
+            "{} and {} were gone and are in place again; {} of a change that failed were removed",
+            filters(deviation.missing),
+            counted(deviation.missing_contexts as u64, "RSS context", "RSS contexts"),
+            filters(deviation.surplus)
+        );
+        Ok(())
     }
 
     /// Removes all filters.
     fn end(&mut self) -> Result<(), Error> {
+        self.status.set_fault(Some("stopping".to_owned()));
         let ended = self.carving.end();
         self.note_figures();
         let summary = ended.map_err(CarvingError::from)?;
@@ -305,6 +355,7 @@ mod tests {
     use nic_filters::{Destination, Ledger, ModelledNic};
 
     use super::*;
+    use crate::telemetry::http::Probes as _;
 
     const POLICY: &str = "version = 1\n[groups.zc]\nqueues = [4]\n[groups.many]\nqueues = [5, 6]\n";
 
@@ -316,12 +367,16 @@ mod tests {
     }
 
     fn daemon(nic: &ModelledNic, folder: &Path) -> CarvingDaemon<ModelledNic> {
-        let store = FilterStore::open(Some(folder.to_owned()), "modelled0", 3).expect("a folder");
+        let store = FilterStore::open(&places(folder), "modelled0", 3).expect("a folder");
         let left = store.left();
         let model = FilterModel::by_name("mlx5").expect("built in");
         let carving = Carving::open(nic.clone(), store, model, left).expect("it has filters");
         let source = PolicySource::file(folder.join("carve.toml"), std::collections::BTreeMap::new());
         CarvingDaemon::new(carving, source)
+    }
+
+    fn places(folder: &Path) -> Places {
+        Places { records: folder.to_owned(), locks: folder.join("locks") }
     }
 
     fn write(folder: &Path, rules: &str) {
@@ -337,7 +392,9 @@ mod tests {
         let (nic, folder) = (nic(), tempfile::tempdir().expect("a folder"));
         write(folder.path(), &rule("dns", 53, "zc"));
         let mut daemon = daemon(&nic, folder.path());
+        assert!(daemon.status.ready().is_err(), "no filter is there");
         daemon.start().expect("the NIC takes it");
+        assert_eq!(daemon.status.ready(), Ok(()));
         let first = nic.filters();
         assert_eq!(first.len(), 1);
         write(folder.path(), &(rule("dns", 53, "zc") + &rule("ntp", 123, "many")));
@@ -360,7 +417,10 @@ mod tests {
             .expect("written");
         daemon.reload();
         assert_eq!(nic.filters().len(), 2, "a policy with workers changes nothing");
+        assert!(store::is_carved(Some(folder.path().to_owned()), "modelled0"));
         daemon.end().expect("all go");
+        assert!(daemon.status.ready().is_err(), "the filters are gone");
+        assert!(!store::is_carved(Some(folder.path().to_owned()), "modelled0"));
         assert!(nic.filters().is_empty() && nic.contexts().is_empty());
         assert!(!daemon_file(folder.path()).exists(), "nothing is left to be noted");
     }
@@ -404,11 +464,13 @@ mod tests {
     fn a_second_process_does_not_get_the_interface() {
         let (nic, folder) = (nic(), tempfile::tempdir().expect("a folder"));
         let first = daemon(&nic, folder.path());
-        let second = FilterStore::open(Some(folder.path().to_owned()), "modelled0", 3);
+        // Neither another folder of the state nor another name of the interface is a way around the lock.
+        let others = Places { records: folder.path().join("other"), ..places(folder.path()) };
+        let second = FilterStore::open(&others, "renamed0", 3);
         assert!(matches!(second, Err(StoreError::Held { .. })));
+        assert!(FilterStore::open(&others, "modelled1", 4).is_ok(), "another interface");
         drop(first);
-        let free =
-            FilterStore::open(Some(folder.path().to_owned()), "modelled0", 3).expect("the lock is free");
+        let free = FilterStore::open(&places(folder.path()), "modelled0", 3).expect("the lock is free");
         assert_eq!(free.path(), daemon_file(folder.path()));
     }
 
@@ -427,7 +489,26 @@ mod tests {
         nic.fail([0]);
         daemon.restore();
         assert!(daemon.status.fault().is_some());
+        assert_eq!(daemon.status.figures().lost_filters, 1, "it is not in place again");
         daemon.restore();
         assert_eq!((nic.filters().len(), daemon.status.fault()), (1, None));
+        assert_eq!(daemon.status.figures().lost_filters, 2);
+    }
+
+    #[test]
+    fn a_reload_that_cannot_be_undone_is_a_fault_until_the_old_policy_is_in_place() {
+        let (nic, folder) = (nic(), tempfile::tempdir().expect("a folder"));
+        write(folder.path(), &rule("dns", 53, "zc"));
+        let mut daemon = daemon(&nic, folder.path());
+        daemon.start().expect("the NIC takes it");
+        let before = nic.filters();
+        write(folder.path(), &(rule("dns", 53, "zc") + &rule("ntp", 123, "zc") + &rule("sip", 5060, "zc")));
+        nic.fail([1, 2]);
+        daemon.reload();
+        assert_eq!(nic.filters().len(), 2, "one filter of the new policy");
+        assert!(daemon.status.ready().is_err_and(|fault| fault.contains("could not be undone")));
+        nic.fail([]);
+        daemon.restore();
+        assert_eq!((nic.filters(), daemon.status.ready()), (before, Ok(())));
     }
 }

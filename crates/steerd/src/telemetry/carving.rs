@@ -3,6 +3,7 @@
 //! A NIC counts neither the packets of a filter nor those that it drops, so there is no counter of packets.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use hyper::body::Bytes;
 use prometheus::proto::{self, MetricFamily, MetricType};
@@ -12,6 +13,10 @@ use serde::Serialize;
 use crate::telemetry::http::Probes;
 use crate::telemetry::pages::Page;
 use crate::terminal::output::Versioned;
+
+/// The time without a tick after which a call to the driver is taken to hang. A tick is every 5 seconds, and a
+/// change of a full table takes seconds.
+const STALL_LIMIT: Duration = Duration::from_secs(60);
 
 /// The figures.
 #[derive(Clone, Copy, Debug, Serialize)]
@@ -31,8 +36,10 @@ pub(crate) struct CarvingStatus {
     interface: String,
     driver: String,
     figures: Mutex<CarvingFigures>,
-    /// Why the filters are not in place.
+    /// The reason why the filters are not in place.
     fault: Mutex<Option<String>>,
+    /// The time of the last change or comparison of filters.
+    ticked: Mutex<Instant>,
 }
 
 /// The state as JSON.
@@ -79,6 +86,7 @@ const METRICS: [Row; 6] = [
 ];
 
 impl CarvingStatus {
+    /// The state before the first filter is inserted: not ready.
     pub(crate) fn new(interface: &str, driver: &str) -> Self {
         let figures = CarvingFigures {
             filters: 0,
@@ -92,7 +100,8 @@ impl CarvingStatus {
             interface: interface.to_owned(),
             driver: driver.to_owned(),
             figures: Mutex::new(figures),
-            fault: Mutex::default(),
+            fault: Mutex::new(Some("starting".to_owned())),
+            ticked: Mutex::new(Instant::now()),
         }
     }
 
@@ -118,6 +127,23 @@ impl CarvingStatus {
 
     pub(crate) fn fault(&self) -> Option<String> {
         Self::lock(&self.fault).clone()
+    }
+
+    /// Notes that the daemon makes progress.
+    pub(crate) fn tick(&self) {
+        *Self::lock(&self.ticked) = Instant::now();
+    }
+
+    /// Checks that the last tick was not too long before this time.
+    fn alive_at(&self, now: Instant) -> Result<(), String> {
+        let passed = now.saturating_duration_since(*Self::lock(&self.ticked));
+        if passed <= STALL_LIMIT {
+            return Ok(());
+        }
+        Err(format!(
+            "the filters were not compared for {} s: a call to the driver may hang",
+            passed.as_secs()
+        ))
     }
 
     /// A page.
@@ -174,7 +200,7 @@ impl Probes for CarvingStatus {
     }
 
     fn alive(&self) -> Result<(), String> {
-        Ok(())
+        self.alive_at(Instant::now())
     }
 
     fn degraded(&self) -> Option<String> {
@@ -203,6 +229,15 @@ mod tests {
         assert!(status.set_fault(Some("gone".to_owned())) && !status.set_fault(Some("gone".to_owned())));
         assert_eq!(status.ready(), Err("gone".to_owned()));
         assert!(status.set_fault(None));
+    }
+
+    #[test]
+    fn the_daemon_is_not_alive_if_ticks_fail_to_come() {
+        let status = CarvingStatus::new("eth0", "mlx5_core");
+        assert_eq!(status.ready(), Err("starting".to_owned()));
+        assert_eq!(status.alive(), Ok(()));
+        let later = Instant::now() + STALL_LIMIT + Duration::from_secs(1);
+        assert!(status.alive_at(later).is_err());
     }
 
     #[test]

@@ -16,6 +16,7 @@ match = { protocol = "udp", dst_port = 53 }
 action = { steer = "zc" }
 TOML
 export STEERD_STATE__FOLDER="$folder/state"
+mkdir "$folder/state"
 code=0
 "$steerd" run --interface t0 carve.toml 2> run.txt || code=$?
 echo "run=$code" > codes.env

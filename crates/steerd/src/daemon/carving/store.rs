@@ -3,7 +3,7 @@
 
 use std::fs::{self, File, TryLockError};
 use std::io;
-use std::os::unix::fs::DirBuilderExt as _;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 use nic_filters::{Ledger, LedgerStore};
@@ -11,9 +11,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::state_file;
 
-/// Where the files are if the settings name no folder for the state: filters do not outlive the machine's run
-/// either.
+/// The folder of the locks, and of the files if the settings name no folder for the state: filters do not
+/// outlive the machine's run either.
 const RUN_FOLDER: &str = "/run/steerd";
+/// The network namespace: numbers of interfaces are unique within one.
+const NETWORK_NAMESPACE: &str = "/proc/thread-self/ns/net";
 /// A number that is another one after each start of the kernel (random(4)).
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
@@ -22,6 +24,8 @@ const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 pub(crate) enum StoreError {
     #[error("{}: {source} (hint: filters are noted in state.folder, else in {RUN_FOLDER}: STEERD_STATE__FOLDER names another folder)", path.display())]
     Folder { path: PathBuf, source: io::Error },
+    #[error("{}: {source} (hint: the lock of an interface is in {RUN_FOLDER}, which this user must be able to write)", path.display())]
+    Lock { path: PathBuf, source: io::Error },
     #[error("another steerd carves the queues of {interface} (hint: end it first; it holds {})", path.display())]
     Held { interface: String, path: PathBuf },
 }
@@ -45,34 +49,39 @@ pub(crate) struct FilterStore {
     _lock: File,
 }
 
+/// The folders of the files and of the locks.
+#[derive(Clone, Debug)]
+pub(crate) struct Places {
+    pub(crate) records: PathBuf,
+    /// One folder for all processes, so that neither the settings nor the name of an interface are a way around
+    /// the lock.
+    pub(crate) locks: PathBuf,
+}
+
+impl Places {
+    /// The places for this folder of the state.
+    pub(crate) fn of(folder: Option<PathBuf>) -> Self {
+        Self { records: folder.unwrap_or_else(|| RUN_FOLDER.into()), locks: RUN_FOLDER.into() }
+    }
+
+    fn record(&self, interface: &str) -> PathBuf {
+        self.records.join(format!("filters-{interface}.json"))
+    }
+}
+
 impl FilterStore {
-    /// Opens the file of an interface and takes its lock. `folder`: that of the state.
-    pub(crate) fn open(folder: Option<PathBuf>, interface: &str, index: u32) -> Result<Self, StoreError> {
-        let folder = folder.unwrap_or_else(|| RUN_FOLDER.into());
-        let of_folder = |source| StoreError::Folder { path: folder.clone(), source };
-        fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder).map_err(of_folder)?;
-        let held = folder.join(format!("filters-{interface}.lock"));
-        let lock = File::options().create(true).truncate(false).write(true).open(&held).map_err(of_folder)?;
-        match lock.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => {
-                return Err(StoreError::Held { interface: interface.to_owned(), path: held });
-            }
-            Err(TryLockError::Error(source)) => return Err(of_folder(source)),
-        }
-        let boot = fs::read_to_string(BOOT_ID).unwrap_or_default().trim().to_owned();
-        Ok(Self { path: folder.join(format!("filters-{interface}.json")), boot, index, _lock: lock })
+    /// Opens the file of an interface and takes its lock.
+    pub(crate) fn open(places: &Places, interface: &str, index: u32) -> Result<Self, StoreError> {
+        let lock = lock(&places.locks, interface, index)?;
+        let folder = &places.records;
+        make_folder(folder).map_err(|source| StoreError::Folder { path: folder.clone(), source })?;
+        Ok(Self { path: places.record(interface), boot: boot().unwrap_or_default(), index, _lock: lock })
     }
 
     /// The filters that an earlier process may have left.
     pub(crate) fn left(&self) -> Ledger {
-        match state_file::read::<NotedFilters>(&self.path) {
-            Ok(noted) if noted.content.boot == self.boot && noted.content.index == self.index => {
-                noted.content.ledger
-            }
-            // Another start of the kernel, or another interface: its filters are gone.
-            Ok(_) => Ledger::default(),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ledger::default(),
+        match read(&self.path, Some(self.index)) {
+            Ok(noted) => noted.unwrap_or_default(),
             Err(error) => {
                 tracing::error!(
                     "{}: {error}: filters of an earlier process, if there are any, are taken for those of others \
@@ -99,6 +108,59 @@ impl LedgerStore for FilterStore {
         let noted = NotedFilters { boot: self.boot.clone(), index: self.index, ledger: ledger.clone() };
         state_file::replace(&self.path, &noted)
     }
+}
+
+/// The filters that are noted for an interface; nothing is changed. An unreadable file has none.
+pub(crate) fn noted(folder: Option<PathBuf>, interface: &str, index: u32) -> Ledger {
+    read(&Places::of(folder).record(interface), Some(index)).ok().flatten().unwrap_or_default()
+}
+
+/// Returns whether an earlier process has carved the queues of an interface and may have left filters there.
+pub(crate) fn is_carved(folder: Option<PathBuf>, interface: &str) -> bool {
+    // A file that cannot be read may have some.
+    read(&Places::of(folder).record(interface), None).map_or(true, |noted| noted.is_some())
+}
+
+/// The filters of a file; `None`: there is no file, or it is of another start of the kernel or another
+/// interface, so that its filters are gone. An index that is not given may be any.
+fn read(path: &Path, index: Option<u32>) -> io::Result<Option<Ledger>> {
+    let noted = match state_file::read::<NotedFilters>(path) {
+        Ok(noted) => noted.content,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    let is_of_boot = boot().is_some_and(|boot| boot == noted.boot);
+    let is_of_interface = index.is_none_or(|index| index == noted.index);
+    Ok((is_of_boot && is_of_interface).then_some(noted.ledger))
+}
+
+/// The start of the kernel; `None`: it cannot be read, and equals no other one.
+fn boot() -> Option<String> {
+    let text = fs::read_to_string(BOOT_ID).ok()?.trim().to_owned();
+    Some(text).filter(|text| !text.is_empty())
+}
+
+/// Takes the lock of an interface.
+fn lock(folder: &Path, interface: &str, index: u32) -> Result<File, StoreError> {
+    let of_folder = |source| StoreError::Lock { path: folder.to_owned(), source };
+    make_folder(folder).map_err(of_folder)?;
+    let namespace = fs::metadata(NETWORK_NAMESPACE).map_err(of_folder)?.ino();
+    let path = folder.join(format!("filters-{namespace}-{index}.lock"));
+    let of_lock = |source| StoreError::Lock { path: path.clone(), source };
+    // Who can open the file can hold its lock.
+    let lock = File::options().create(true).truncate(false).write(true).mode(0o600).open(&path);
+    let lock = lock.map_err(of_lock)?;
+    match lock.try_lock() {
+        Ok(()) => Ok(lock),
+        Err(TryLockError::WouldBlock) => Err(StoreError::Held { interface: interface.to_owned(), path }),
+        Err(TryLockError::Error(source)) => Err(of_lock(source)),
+    }
+}
+
+/// Creates a folder that may be there. The one in /run has the socket of the API as well.
+fn make_folder(folder: &Path) -> io::Result<()> {
+    let mode = if folder == Path::new(RUN_FOLDER) { 0o755 } else { 0o700 };
+    fs::DirBuilder::new().recursive(true).mode(mode).create(folder)
 }
 
 /// Removes a file that may not be there.
