@@ -28,7 +28,7 @@ use crate::terminal::output::{self, OutputError, Progress};
 use crate::terminal::style::Layout;
 use crate::terminal::table::counted;
 use crate::traffic;
-use crate::{effects, policy_file};
+use crate::{daemon, effects, policy_file};
 
 /// The result for a policy without syntax errors.
 struct Checked {
@@ -79,7 +79,10 @@ pub(crate) fn run(args: &CheckArgs) -> Result<(), Error> {
     let format = args.policy.format;
     let mut read = read(args, &source, &profile.name)?;
     if read.policy.carves_queues() {
-        return carving::run(args, &source, &read);
+        return carving::run(args, &source, settings.as_deref(), &read);
+    }
+    if args.filter_model.is_some() {
+        return Err(Error::Daemon(daemon::Error::NoQueues));
     }
     let weights =
         read.weights(source.traffic.as_ref(), counters.as_ref()).map_err(|error| match &args.traffic {

@@ -114,6 +114,25 @@ fn commands_about_workers_refuse_such_a_policy_with_the_remedy() {
 }
 
 #[test]
+fn a_filter_model_needs_a_policy_with_queues() {
+    let workers = "version = 1\n[groups.w]\nworkers = 'all'\n\
+        [[rules]]\nname = 'r'\nmatch = { any = true }\naction = { steer = 'w' }\n";
+    let output = check(workers, &["--filter-model", "mlx5"]);
+    assert_eq!(output.status.code(), Some(3), "{}", stderr(&output));
+    assert!(stderr(&output).contains("--filter-model is for a policy"), "{}", stderr(&output));
+    // A policy that cannot be read may be one with queues: no other policy is put on the interface.
+    let folder = tempfile::tempdir().expect("a folder");
+    std::fs::write(folder.path().join("broken.toml"), "version = 1\n[groups.zc]\nqueues = 4\n")
+        .expect("written");
+    let mut command = steerd();
+    command.current_dir(folder.path());
+    command.args(["run", "--interface", "lo", "--filter-model", "mlx5", "broken.toml"]);
+    let output = command.output().expect("runs");
+    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+    assert!(stderr(&output).contains("`queues` must be a list of numbers"), "{}", stderr(&output));
+}
+
+#[test]
 fn an_interface_without_filters_is_refused_and_left_as_it_was() {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/namespaces/carve.sh");
     let Some(outcome) = Outcome::of(&script, env!("CARGO_BIN_EXE_steerd"), &[]) else { return };

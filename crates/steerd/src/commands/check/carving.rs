@@ -10,10 +10,10 @@ use serde::Serialize;
 use crate::carving::CarvedPolicy;
 use crate::cli::{CheckArgs, Deny, Format};
 use crate::commands::Error;
-use crate::daemon::carving::CarvingError;
+use crate::daemon::carving::{CarvingError, noted};
 use crate::effects;
 use crate::policy_file::Read;
-use crate::settings::PolicySource;
+use crate::settings::{PolicySource, Settings};
 use crate::terminal::output;
 use crate::terminal::style::{Layout, Style};
 use crate::terminal::table::{Grid, counted};
@@ -47,8 +47,14 @@ struct RuleLine {
     remedy: Option<&'static str>,
 }
 
-pub(super) fn run(args: &CheckArgs, source: &PolicySource, read: &Read) -> Result<(), Error> {
-    let (model, room) = target(args)?;
+/// Checks a policy. `settings`: those of the daemon, whose folder has the record of its filters.
+pub(super) fn run(
+    args: &CheckArgs,
+    source: &PolicySource,
+    settings: Option<&Settings>,
+    read: &Read,
+) -> Result<(), Error> {
+    let (model, room) = target(args, settings)?;
     let carved = CarvedPolicy::of(read, &model, room);
     let rules = rule_lines(read, &carved);
     let filters = carved.filters.as_ref().ok();
@@ -91,7 +97,7 @@ pub(super) fn run(args: &CheckArgs, source: &PolicySource, read: &Read) -> Resul
 }
 
 /// The filter model and the room of the interface.
-fn target(args: &CheckArgs) -> Result<(FilterModel, FilterRoom), Error> {
+fn target(args: &CheckArgs, settings: Option<&Settings>) -> Result<(FilterModel, FilterRoom), Error> {
     let given = args.filter_model.clone();
     let Some(interface) = &args.interface else {
         let model = given.unwrap_or_else(|| FilterModel::by_driver(""));
@@ -101,7 +107,9 @@ fn target(args: &CheckArgs) -> Result<(FilterModel, FilterRoom), Error> {
     let nic = InterfaceFilters::open(interface).map_err(|error| failed(error.into()))?;
     let of_nic = |error: nic_filters::NicError| failed(CarveError::from(error).into());
     let facts = nic.facts().map_err(of_nic)?;
-    let foreign = nic.list().map_err(of_nic)?.len();
+    let folder = settings.and_then(|settings| settings.state.folder());
+    let ours = noted(folder, interface, nic.index());
+    let foreign = nic.list().map_err(of_nic)?.iter().filter(|listed| !ours.has(listed)).count();
     Ok((given.unwrap_or_else(|| FilterModel::by_driver(&facts.driver)), facts.room(foreign)))
 }
 
