@@ -89,8 +89,9 @@ pub struct ChangeSummary {
     pub replaced: usize,
     /// Filters that were removed.
     pub removed: usize,
-    /// Those of the removed filters that had to go before the first new one came, because the NIC takes one set
-    /// of masks. Their packets met neither the old policy nor the new one until the last one was inserted.
+    /// Those of the removed filters that had to go before the first new one came, because the NIC takes one
+    /// set of masks. Their packets met neither the old policy nor the new one until the last one was
+    /// inserted.
     pub removed_first: usize,
 }
 
@@ -129,8 +130,8 @@ pub struct Carving<N, S> {
     model: FilterModel,
     facts: NicFacts,
     ledger: Ledger,
-    /// The filters and contexts of the policy in force, as they were on the interface after the last change that
-    /// succeeded.
+    /// The filters and contexts of the policy in force, as they were on the interface after the last change
+    /// that succeeded.
     in_force: Ledger,
 }
 
@@ -234,7 +235,8 @@ impl<N: NicFilters, S: LedgerStore> Carving<N, S> {
         changed
     }
 
-    /// Removes all our filters and contexts. A removal that fails does not keep the others from being removed.
+    /// Removes all our filters and contexts. A removal that fails does not keep the others from being
+    /// removed.
     ///
     /// # Errors
     /// The first failure; the filters and contexts that could not be removed are in the ledger.

@@ -217,7 +217,8 @@ fn is_tagged(key: &FlowKey) -> bool {
     key.layers.contains(Layers::VLAN) && key.vlan_tpid == packet::EtherType::VLAN.0
 }
 
-/// The text that ethtool(8) takes, but with masks of the bits that count: `udp4 dst 192.0.2.0/24 dst_port 53`.
+/// The text that ethtool(8) takes, but with masks of the bits that count: `udp4 dst 192.0.2.0/24 dst_port
+/// 53`.
 impl fmt::Display for FilterMatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.kind.name())?;

@@ -22,7 +22,8 @@ const STRUCTURE: &str = "linux: include/uapi/linux/ethtool.h, struct ethtool_rx_
 /// examined when flows become filters.
 const RANKS: u32 = 65_536;
 
-/// The properties of the receive filters of a driver: the packets that they match, and what they do with them.
+/// The properties of the receive filters of a driver: the packets that they match, and what they do with
+/// them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FilterModel {
@@ -245,9 +246,9 @@ impl FilterModel {
 
     /// The filters as a device, for the compiler.
     ///
-    /// A filter is a flow without a tag and a counter. The device model has both all the same: the classes of a
-    /// program show whether the device alone decides, and [`carve`](crate::carve) refuses a program in which
-    /// it does not.
+    /// A filter is a flow without a tag and a counter. The device model has both all the same: the classes of
+    /// a program show whether the device alone decides, and [`carve`](crate::carve) refuses a program in
+    /// which it does not.
     #[must_use]
     pub fn device(&self, room: FilterRoom) -> DeviceModel {
         let has_kind = |kind| self.kinds.contains(&kind);

@@ -2,7 +2,8 @@
 //! and destinations that the model lacks, keeps the filters of others, is full at some point, and decides
 //! packets.
 //!
-//! Clones are the same NIC, so one of them can go as a process that is killed does, without removing a filter.
+//! Clones are the same NIC, so one of them can go as a process that is killed does, without removing a
+//! filter.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;

@@ -1,9 +1,9 @@
 //! A filter model found by trying: filters that no real packet matches are inserted and removed.
 //!
 //! Every filter asks for documentation addresses (RFC 5737, RFC 3849, RFC 7042), so that no packet is
-//! diverted. A filter counts as refused if the driver answers that it cannot take it, or lists it differently;
-//! other errors, such as a missing capability, end the search. An order cannot be found without packets, so the
-//! model has none.
+//! diverted. A filter counts as refused if the driver answers that it cannot take it, or lists it
+//! differently; other errors, such as a missing capability, end the search. An order cannot be found without
+//! packets, so the model has none.
 
 use packet::Field;
 
@@ -210,7 +210,8 @@ impl Trial<'_> {
         Ok(found)
     }
 
-    /// Returns whether a filter with other masks is refused beside one that is there, although it is taken alone.
+    /// Returns whether a filter with other masks is refused beside one that is there, although it is taken
+    /// alone.
     fn has_one_mask(&mut self, kinds: &[FilterKind], fields: &[FieldRow]) -> Result<bool, NicError> {
         for kind in kinds.iter().filter(|kind| **kind != FilterKind::Ether) {
             let first = base(*kind, Destination::Queue(0));

@@ -1,9 +1,9 @@
 //! From the flows of a program to filters.
 //!
 //! The compiler has given flows that overlap and differ in their destinations different priorities, and has
-//! marked the rules that a worker would have to complete. Where the NIC cannot order filters, such overlaps are
-//! refused here. Each flow becomes one filter, or several where the NIC compares a field only whole; a rule that
-//! no filter can carry out is refused with the reason.
+//! marked the rules that a worker would have to complete. Where the NIC cannot order filters, such overlaps
+//! are refused here. Each flow becomes one filter, or several where the NIC compares a field only whole; a
+//! rule that no filter can carry out is refused with the reason.
 
 use std::collections::{BTreeMap, HashMap, hash_map};
 
@@ -410,8 +410,8 @@ impl Carver<'_> {
     }
 }
 
-/// Returns whether packets of this kind can have the field: addresses of the other IP version are in the same words
-/// of a cube.
+/// Returns whether packets of this kind can have the field: addresses of the other IP version are in the same
+/// words of a cube.
 fn is_of_version(field: Field, kind: FilterKind) -> bool {
     let is_ip4 = matches!(kind, FilterKind::Ip4 | FilterKind::Tcp4 | FilterKind::Udp4);
     match field.row().header {

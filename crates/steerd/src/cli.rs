@@ -135,9 +135,9 @@ pub(crate) struct RunArgs {
     /// steers or drops leave the kernel, all others never leave it.
     #[arg(long, value_name = "NAME", conflicts_with_all = ["config", "demo", "device"])]
     pub(crate) interface: Option<String>,
-    /// With a policy whose groups have queues: the filter model of the interface in place of that of its
-    /// driver: a name (mlx5, mlx4, ixgbe, bnxt, fbnic, cautious) or a file.
+    /// The filter model of a policy whose groups have queues.
     #[arg(long, value_name = "NAME|FILE", value_parser = parse_filter_model, requires = "interface")]
+    #[arg(help = filter_model_help("that of the driver"))]
     pub(crate) filter_model: Option<FilterModel>,
     /// End after this time, e.g. 500ms, 10s, 2m, 1h.
     #[arg(long = "for", value_name = "TIME", value_parser = parse_duration)]
@@ -223,9 +223,9 @@ pub(crate) struct CheckArgs {
     /// Print errors only: nothing on standard output, and no warnings. What --deny names still fails.
     #[arg(short, long, conflicts_with = "format")]
     pub(crate) quiet: bool,
-    /// For a policy whose groups have queues: the filter model in place of that of the driver of --interface:
-    /// a name (mlx5, mlx4, ixgbe, bnxt, fbnic, cautious) or a file [default without --interface: cautious].
+    /// The filter model of a policy whose groups have queues.
     #[arg(long, value_name = "NAME|FILE", value_parser = parse_filter_model)]
+    #[arg(help = filter_model_help("that of the driver of --interface, without which it is `cautious`"))]
     pub(crate) filter_model: Option<FilterModel>,
     /// Skip the analysis of shadowed, redundant, conflicting and overlapping rules.
     #[arg(long)]
@@ -708,6 +708,14 @@ pub(crate) struct DevicesArgs {
 pub(crate) enum Format {
     Text,
     Json,
+}
+
+/// The help of --filter-model. `default`: the model without the option.
+fn filter_model_help(default: &str) -> String {
+    let names = FilterModel::names().join(", ");
+    format!(
+        "For a policy whose groups have queues: the filter model, a name ({names}) or a file [default: {default}]"
+    )
 }
 
 /// A filter model by name or from a file.

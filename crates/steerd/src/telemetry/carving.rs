@@ -14,8 +14,8 @@ use crate::telemetry::http::Probes;
 use crate::telemetry::pages::Page;
 use crate::terminal::output::Versioned;
 
-/// The time without a tick after which a call to the driver is taken to hang. A tick is every 5 seconds, and a
-/// change of a full table takes seconds.
+/// The time without a tick after which a call to the driver is taken to hang. A tick is every 5 seconds, and
+/// a change of a full table takes seconds.
 const STALL_LIMIT: Duration = Duration::from_secs(60);
 
 /// The figures.

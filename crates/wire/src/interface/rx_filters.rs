@@ -120,8 +120,8 @@ impl RxFilterSocket {
         offloads::driver(self.socket.as_fd(), &self.name()?)
     }
 
-    /// Returns whether the filters are switched on (`ethtool -K ... ntuple on`); `None`: the kernel does not know the
-    /// feature.
+    /// Returns whether the filters are switched on (`ethtool -K ... ntuple on`); `None`: the kernel does not
+    /// know the feature.
     ///
     /// # Errors
     /// The interface is gone, or does not answer.

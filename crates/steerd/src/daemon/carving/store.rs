@@ -53,8 +53,8 @@ pub(crate) struct FilterStore {
 #[derive(Clone, Debug)]
 pub(crate) struct Places {
     pub(crate) records: PathBuf,
-    /// One folder for all processes, so that neither the settings nor the name of an interface are a way around
-    /// the lock.
+    /// One folder for all processes, so that neither the settings nor the name of an interface are a way
+    /// around the lock.
     pub(crate) locks: PathBuf,
 }
 
@@ -144,7 +144,8 @@ fn boot() -> Option<String> {
 fn lock(folder: &Path, interface: &str, index: u32) -> Result<File, StoreError> {
     let of_folder = |source| StoreError::Lock { path: folder.to_owned(), source };
     make_folder(folder).map_err(of_folder)?;
-    let namespace = fs::metadata(NETWORK_NAMESPACE).map_err(of_folder)?.ino();
+    let of_namespace = |source| StoreError::Lock { path: NETWORK_NAMESPACE.into(), source };
+    let namespace = fs::metadata(NETWORK_NAMESPACE).map_err(of_namespace)?.ino();
     let path = folder.join(format!("filters-{namespace}-{index}.lock"));
     let of_lock = |source| StoreError::Lock { path: path.clone(), source };
     // Who can open the file can hold its lock.
