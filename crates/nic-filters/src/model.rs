@@ -32,12 +32,12 @@ pub struct FilterModel {
     /// The kernel drivers whose NICs it describes.
     #[serde(default)]
     pub drivers: Vec<String>,
-    /// Where this can be read, or how it was found.
+    /// The source of this statement: a file, or the way in which it was found.
     pub source: String,
     /// The size of the table; `None`: only the driver knows it.
     #[serde(default)]
     pub filters: Option<u32>,
-    /// What decides between filters that match the same packet.
+    /// The order between filters that match the same packet.
     #[serde(default)]
     pub order: FilterOrder,
     /// Whether the driver chooses the location of a filter, and refuses a chosen one.
@@ -65,7 +65,7 @@ pub struct FilterModel {
     pub fields: Vec<FieldRow>,
 }
 
-/// What decides between filters that match the same packet.
+/// The order between filters that match the same packet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FilterOrder {
@@ -84,7 +84,7 @@ pub struct FieldRow {
     pub field: String,
     /// The masks.
     pub mask: MaskRule,
-    /// Where this can be read, or how it was found.
+    /// The source of this statement: a file, or the way in which it was found.
     pub source: String,
 }
 

@@ -440,7 +440,7 @@ fn is_implied(bits: &FieldBits, kind: FilterKind) -> bool {
     }
 }
 
-/// The same packets by matches whose masks the NIC has.
+/// Matches of the same packets whose masks the NIC has.
 fn expanded(matches: &FilterMatch, model: &FilterModel) -> Result<Vec<FilterMatch>, RuleRefusal> {
     let mut done = vec![matches.clone()];
     let mut filters: u128 = 1;

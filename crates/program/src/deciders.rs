@@ -203,7 +203,7 @@ impl Program {
     }
 }
 
-/// What was found of a rule so far.
+/// The findings about a rule.
 #[derive(Clone, Default)]
 struct FoundOfRule {
     deciders: BTreeSet<Decider>,
@@ -213,7 +213,7 @@ struct FoundOfRule {
     is_unmatched: bool,
 }
 
-/// What was found so far.
+/// The findings about a program.
 struct Found {
     rules: Vec<FoundOfRule>,
     /// The rules that workers compare packets with, and the priorities of the flows by which these packets

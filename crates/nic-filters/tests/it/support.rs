@@ -76,7 +76,7 @@ pub(crate) fn decision(policy: &Policy, key: &FlowKey) -> NicDecision {
     }
 }
 
-/// What the NIC does with a packet, if there is only one possibility.
+/// The decision of the NIC about a packet, if only one is possible.
 pub(crate) fn decided(
     nic: &ModelledNic,
     filters: &BTreeMap<u32, Filter>,

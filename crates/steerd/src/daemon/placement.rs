@@ -27,7 +27,7 @@ const SHOWN: usize = 16;
 pub(crate) struct Placement {
     pub(crate) interfaces: Vec<InterfacePlacement>,
     pub(crate) threads: Vec<ThreadPlacement>,
-    /// With the remedy of each.
+    /// The bad placements, each with its remedy.
     pub(crate) problems: Vec<PlacementProblem>,
 }
 

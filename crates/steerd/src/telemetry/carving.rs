@@ -1,4 +1,4 @@
-//! What a daemon that carves queues reports: how many filters are in force, and whether they are.
+//! The report of a daemon that carves queues: how many filters are in force, and whether they are.
 //!
 //! A NIC counts neither the packets of a filter nor those that it drops, so there is no counter of packets.
 

@@ -25,7 +25,7 @@ pub(super) struct OnInterface {
     /// Queues without a socket, and the packets that would be missed: the policy is not put on such an
     /// interface.
     pub(super) unserved_queues: Vec<String>,
-    /// By rule, the default last.
+    /// The deciders by rule, the default last.
     pub(super) rules: Vec<RuleDeciders>,
     /// `Err`: the trees do not take all flows.
     pub(super) claims: Result<ClaimReport, XdpError>,
@@ -39,7 +39,7 @@ pub(super) struct DecidedTraffic {
     /// One of so many packets was examined.
     pub(super) one_in: u64,
     pub(super) all: DecidedPackets,
-    /// By rule, the default last.
+    /// The packets by rule, the default last.
     pub(super) rules: Vec<DecidedPackets>,
     /// The packets that the XDP program would pass or drop, but for widened places of the trees.
     pub(super) beyond_claims: u64,

@@ -280,7 +280,7 @@ fn placed(placement: &Placement, layout: Layout) -> String {
     out
 }
 
-/// What the flows claim, and the places where the XDP program redirects more than that.
+/// The claims of the flows, and the places where the XDP program redirects more than that.
 fn claims(report: ClaimReport, layout: Layout) -> String {
     let ClaimReport { claims, dropping, widened } = report;
     let claims = number(claims as u64);
