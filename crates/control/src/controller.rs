@@ -158,7 +158,7 @@ impl<I: Installer> Controller<I> {
     /// Like [`Controller::install`], with digests that were made before.
     ///
     /// # Errors
-    /// Those of [`Controller::install`].
+    /// The errors of [`Controller::install`].
     pub fn install_digested(
         &mut self,
         program: DigestedProgram,

@@ -89,9 +89,9 @@ pub struct ChangeSummary {
     pub replaced: usize,
     /// Filters that were removed.
     pub removed: usize,
-    /// Those of the removed filters that had to go before the first new one came, because the NIC takes one
-    /// set of masks. Their packets met neither the old policy nor the new one until the last one was
-    /// inserted.
+    /// Removed filters, among those above, that had to go before the first new one came, because the NIC
+    /// takes one set of masks. Their packets met neither the old policy nor the new one until the last one
+    /// was inserted.
     pub removed_first: usize,
 }
 

@@ -148,7 +148,7 @@ impl FilterMatch {
         &self.fields
     }
 
-    /// The same match with other bits of one of its fields.
+    /// Returns this match with other bits of one of its fields.
     #[must_use]
     pub fn with(&self, bits: FieldBits) -> Self {
         let others = self.fields.iter().filter(|other| other.field != bits.field).copied();

@@ -67,7 +67,7 @@ impl WantedFilters {
 /// Why a program cannot be carved.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CarveRefusal {
-    /// By rule, each at most once; the number of rules stands for the default.
+    /// The refusals by rule, each rule at most once; the number of rules stands for the default.
     pub rules: BTreeMap<RuleId, RuleRefusal>,
     /// The most filters that the program may have, if it needs more.
     pub too_many: Option<usize>,

@@ -254,7 +254,7 @@ impl Found {
     /// Adds the deciders of a flow that drops: the XDP program, but for packets of wide claims and of
     /// compared flows that do not come after the flow.
     fn add_drops(&mut self, flow: &Flow) {
-        if flow.kind != FlowKind::Normal || flow.is_of_tunnel() {
+        if !flow.xdp_may_drop() {
             return self.note(flow.rule, Decider::Engine);
         }
         let Some(packets) = flow.cube() else { return };

@@ -44,13 +44,13 @@ fn claims(flow: &Flow, key: &DeepKey) -> bool {
         })
 }
 
-/// Whether the program may drop what the flow claims: the outer headers are all that it asks for.
-fn may_drop(flow: &Flow) -> bool {
-    let has_tunnel = flow.specs.iter().any(|spec| spec.kind().is_tunnel());
-    flow.kind == FlowKind::Normal
-        && flow.action == FlowAction::Drop
-        && !has_tunnel
-        && flow.specs.inner_from() >= flow.specs.len()
+impl Flow {
+    /// Returns whether the XDP program may drop what the flow claims: the outer headers are all that it asks
+    /// for.
+    #[must_use]
+    pub fn xdp_may_drop(&self) -> bool {
+        self.kind == FlowKind::Normal && self.action == FlowAction::Drop && !self.is_of_tunnel()
+    }
 }
 
 impl Program {
@@ -68,6 +68,6 @@ impl Program {
         let claiming: Vec<&Flow> = self.flows.iter().filter(|flow| claims(flow, key)).collect();
         let Some(first) = claiming.iter().map(|flow| precedence(flow)).min() else { return XdpVerdict::Pass };
         let mut first = claiming.into_iter().filter(|flow| precedence(flow) == first);
-        if first.all(may_drop) { XdpVerdict::Drop } else { XdpVerdict::Redirect }
+        if first.all(Flow::xdp_may_drop) { XdpVerdict::Drop } else { XdpVerdict::Redirect }
     }
 }

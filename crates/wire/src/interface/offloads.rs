@@ -9,7 +9,7 @@ use rustix::net::netdevice;
 
 use super::{Interface, interface_request, mac_of};
 
-const SIOCETHTOOL: libc::Ioctl = 0x8946;
+pub(super) const SIOCETHTOOL: libc::Ioctl = 0x8946;
 const ETHTOOL_GDRVINFO: u32 = 0x03;
 const ETHTOOL_GSTRINGS: u32 = 0x1b;
 const ETHTOOL_GSSET_INFO: u32 = 0x37;

@@ -4,9 +4,9 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 
+use super::offloads::SIOCETHTOOL;
 use super::{interface_request, question_socket};
 
-const SIOCETHTOOL: libc::Ioctl = 0x8946;
 const ETHTOOL_GRXFHINDIR: u32 = 0x38;
 /// The command and the number of entries.
 const HEAD_WORDS: usize = 2;

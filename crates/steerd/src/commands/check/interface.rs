@@ -6,7 +6,7 @@ use std::path::Path;
 
 use packet::DeepKey;
 use packet::cube::{HAS_C_TAG, LEVEL_WORDS, VLAN_TCI};
-use program::{Decider, Flow, FlowAction, FlowKind, Program, RuleDeciders, XdpVerdict};
+use program::{Decider, Flow, FlowKind, Program, RuleDeciders, XdpVerdict};
 use xdp::{Claim, ClaimAction, ClaimReport, ClaimTable, DropCounter, ProgramOptions, XdpError};
 
 use super::Error;
@@ -96,10 +96,11 @@ fn add_claims(table: &mut ClaimTable, program: &Program) -> Result<(), XdpError>
     let mut counters: Vec<Option<DropCounter>> = vec![None; program.rules.len()];
     for flow in &program.flows {
         let Some(claim) = claim_of(flow) else { continue };
-        let counter = counters.get_mut(flow.rule.index()).filter(|_| may_drop(flow)).and_then(|counter| {
-            *counter = counter.take().or_else(|| table.drop_counter());
-            counter.clone()
-        });
+        let counter =
+            counters.get_mut(flow.rule.index()).filter(|_| flow.xdp_may_drop()).and_then(|counter| {
+                *counter = counter.take().or_else(|| table.drop_counter());
+                counter.clone()
+            });
         let precedence = if flow.kind == FlowKind::Sniffer { 0 } else { 1 + u32::from(flow.priority) };
         table.add(&claim, precedence, counter.map_or(ClaimAction::Redirect, ClaimAction::Drop))?;
     }
@@ -116,11 +117,6 @@ fn claim_of(flow: &Flow) -> Option<Claim> {
         (value[word], mask[word]) = (value[word] | bit, mask[word] | bit);
     }
     Some(Claim::new(value, mask))
-}
-
-/// Whether the XDP program may drop what the flow claims.
-fn may_drop(flow: &Flow) -> bool {
-    flow.kind == FlowKind::Normal && flow.action == FlowAction::Drop && !flow.is_of_tunnel()
 }
 
 impl DecidedTraffic {

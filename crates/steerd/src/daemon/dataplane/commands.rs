@@ -110,8 +110,8 @@ impl Commands {
     /// Waits until the program is installed; all or nothing. Returns the flows that have changed.
     ///
     /// # Errors
-    /// Those of the installation. [`Error::Stopping`]: the daemon is ending; [`Error::DataplaneDied`]: the
-    /// installation has panicked.
+    /// The errors of the installation. [`Error::Stopping`]: the daemon is ending; [`Error::DataplaneDied`]:
+    /// the installation has panicked.
     pub(crate) fn install(&self, compiled: Compiled, cause: Cause) -> Result<FlowChanges, Error> {
         let (done, result) = channel::bounded(1);
         // On the thread of the caller: the one that carries commands out has others to look after.

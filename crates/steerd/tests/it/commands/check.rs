@@ -42,7 +42,7 @@ fn check_for_an_interface_shows_who_decides() {
     assert!(elsewhere["interface"].is_null(), "{elsewhere:#}");
 }
 
-/// Of four packets of the capture the engine decides one.
+/// The engine decides one of four packets of the capture.
 #[test]
 fn check_shows_who_decides_the_packets_of_a_capture() {
     let folder = policies(&[("p.toml", DECIDED)]);
