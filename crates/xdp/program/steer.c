@@ -49,6 +49,8 @@ enum { RUN_SLOT, TOTAL_SLOT };
 
 // The packed image of one packet's headers (crates/packet/src/slots.rs).
 #define WORDS 8
+// Those of the protocol, ports and IPv4 addresses.
+#define NEAR_WORDS 3
 #define HAS_IPV4 (1ULL << 63)
 #define HAS_IPV6 (1ULL << 62)
 #define HAS_TCP (1ULL << 61)
@@ -76,11 +78,21 @@ struct block {
 	u32 entries[BLOCK_ENTRIES];
 };
 
+// The bits that a word of the image must have, and those that are compared.
+struct condition {
+	u64 value;
+	u64 mask;
+};
+
+// Three cache lines, of which most comparisons need the first.
 struct rule {
-	u64 value[WORDS];
-	u64 mask[WORDS];
+	struct condition near[NEAR_WORDS];
 	// What becomes of the packets. The process changes it at any time.
 	u64 effect;
+	// Whether the other words have a condition.
+	u64 has_far;
+	struct condition far[WORDS - NEAR_WORDS];
+	u64 unused[6];
 };
 
 // An effect: the precedence in the upper half, and the slot of what is dropped; slot 0: it is redirected. The lowest precedence
@@ -244,9 +256,15 @@ INLINE int meet(struct scratch *scratch, u32 place, u32 drops)
 	if (!rule)
 		return 1;
 #pragma unroll
-	for (int word = 0; word < WORDS; word++)
-		if ((image[word] & rule->mask[word]) != rule->value[word])
+	for (int word = 0; word < NEAR_WORDS; word++)
+		if ((image[word] & rule->near[word].mask) != rule->near[word].value)
 			return 0;
+	if (rule->has_far) {
+#pragma unroll
+		for (int word = 0; word < WORDS - NEAR_WORDS; word++)
+			if ((image[NEAR_WORDS + word] & rule->far[word].mask) != rule->far[word].value)
+				return 0;
+	}
 	u64 effect = *(const volatile u64 *)&rule->effect, best = scratch->best;
 	if (!drops)
 		return PRECEDENCE(effect) <= PRECEDENCE(best);

@@ -13,8 +13,8 @@
 //! leads to it, and a reference to it is stored with release order afterwards, in one store. The program
 //! loads the reference and uses the address that depends on it. A block or rule that is no longer referred to
 //! is *retired*, and is free only after a grace period that began later: then every program that may have
-//! loaded a reference to it has ended. Only the last word of a rule, its effect, changes while references
-//! lead to it ([`crate::drops`]).
+//! loaded a reference to it has ended. Only one word of a rule, its effect, changes while references lead to it
+//! ([`crate::drops`]).
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
@@ -34,10 +34,19 @@ const CHANGES: usize = 2 * ROOTS;
 pub(crate) const BLOCK_ENTRIES: usize = 16;
 /// Rules of a list; the last entry leads on.
 pub(crate) const LIST_RULES: usize = BLOCK_ENTRIES - 1;
-/// Words of a rule: values, masks, and the effect.
-pub(crate) const RULE_WORDS: usize = 2 * LEVEL_WORDS + 1;
-/// The last of them.
-const RULE_EFFECT: usize = RULE_WORDS - 1;
+/// Words of a rule, three cache lines: value and mask of the first [`NEAR_WORDS`] words of the image, the effect,
+/// whether the others have a condition, and value and mask of these. Most comparisons need the first line only.
+pub(crate) const RULE_WORDS: usize = 24;
+/// The words of the image with the protocol, ports and IPv4 addresses.
+const NEAR_WORDS: usize = 3;
+const RULE_EFFECT: usize = 2 * NEAR_WORDS;
+const RULE_HAS_FAR: usize = RULE_EFFECT + 1;
+const RULE_FAR: usize = RULE_HAS_FAR + 1;
+
+/// The place in a rule of the value for a word of the image; its mask comes next.
+fn value_place(word: usize) -> usize {
+    2 * word + if word < NEAR_WORDS { 0 } else { RULE_FAR - 2 * NEAR_WORDS }
+}
 /// The most blocks, and rules, that a reference can name.
 pub(crate) const MAX_PLACES: u32 = 1 << PLACE_BITS;
 
@@ -222,9 +231,12 @@ impl TreeMemory {
         }
         let rule = RulePlace(self.free_rules.free.pop()?);
         let words = &self.rules[rule.0 as usize * RULE_WORDS..][..RULE_WORDS];
-        for (word, number) in words.iter().zip(claim.value().iter().chain(claim.mask())) {
-            word.store(*number, Ordering::Relaxed);
+        for (word, (value, mask)) in claim.value().iter().zip(claim.mask()).enumerate() {
+            words[value_place(word)].store(*value, Ordering::Relaxed);
+            words[value_place(word) + 1].store(*mask, Ordering::Relaxed);
         }
+        let has_far = claim.mask()[NEAR_WORDS..].iter().any(|mask| *mask != 0);
+        words[RULE_HAS_FAR].store(has_far.into(), Ordering::Relaxed);
         self.set_effect(rule, effect);
         Some(rule)
     }
@@ -385,10 +397,9 @@ impl TreeMemory {
 
     fn matches(&self, image: &[u64; LEVEL_WORDS], rule: RulePlace) -> bool {
         let words = &self.rules[rule.0 as usize * RULE_WORDS..][..RULE_WORDS];
-        let (values, masks) = words[..RULE_EFFECT].split_at(LEVEL_WORDS);
-        (0..LEVEL_WORDS).all(|word| {
-            image[word] & masks[word].load(Ordering::Relaxed) == values[word].load(Ordering::Relaxed)
-        })
+        let load = |place: usize| words[place].load(Ordering::Relaxed);
+        let compared = if load(RULE_HAS_FAR) == 0 { NEAR_WORDS } else { LEVEL_WORDS };
+        (0..compared).all(|word| image[word] & load(value_place(word) + 1) == load(value_place(word)))
     }
 
     /// Blocks and rules in use: none is lost once everything is removed.
