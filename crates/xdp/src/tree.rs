@@ -2,7 +2,9 @@
 //!
 //! There is a tree for each class of claims ([`class_of`]), by whether they may drop packets, and by whether
 //! a claim masks much of the destination address and of the source address: claims that leave one open would
-//! otherwise be copied into most leaves of a tree that divides by it. An inner node divides by four bits of
+//! otherwise be copied into most leaves of a tree that divides by it. Trees of claims that mask both are
+//! searched first: rule sets usually have specific rules before general ones, and trees whose claims all come
+//! after the one that was found are skipped. An inner node divides by four bits of
 //! the image. Claims that do not mask these bits are copied to all of its entries, or, if they are few,
 //! compared before it, in a *list*. A leaf is a list. Where neither helps, because the claims have no bits in
 //! common, up to [`MAX_CHAIN`] lists follow each other; beyond that, and where there are no more blocks, the
@@ -136,7 +138,7 @@ impl Claim {
 /// The classes of claims that may drop, and of others.
 const CLASSES: usize = ROOTS / 2;
 
-/// The class of a claim among those that may drop, or among the others.
+/// The class of a claim among those that may drop, or among the others, in the order of their search.
 fn class_of(claim: &Claim) -> usize {
     let mask = &claim.mask;
     let layers = mask[HAS_IPV4.word()];
@@ -146,7 +148,7 @@ fn class_of(claim: &Claim) -> usize {
     } else {
         (mask[DST_MAC.word()] >> DST_MAC.shift(), mask[SRC_MAC.word()] >> SRC_MAC.shift(), ADDRESS_BITS)
     };
-    usize::from(dst.count_ones() >= least) | usize::from(src.count_ones() >= least) << 1
+    usize::from(dst.count_ones() < least) | usize::from(src.count_ones() < least) << 1
 }
 
 /// The state of one tree.

@@ -249,3 +249,12 @@ fn as_many_claims_as_there_may_be_have_blocks_while_they_change() {
     present.into_iter().for_each(|rule| trees.remove(rule));
     assert_eq!(trees.memory.used(), (0, 0));
 }
+
+#[test]
+fn trees_of_specific_claims_are_searched_first() {
+    let masked = |bits: u32| !0u64 << (64 - bits);
+    let claim = |dst, src| Claim::new([1 << 63, 0, 0, 0, 0, 0, 0, 0], [1 << 63, dst, src, 0, 0, 0, 0, 0]);
+    let classes =
+        [(32, 24), (16, 8), (8, 24), (1, 1)].map(|(dst, src)| class_of(&claim(masked(dst), masked(src))));
+    assert_eq!(classes, [0, 2, 1, 3]);
+}
