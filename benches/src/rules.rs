@@ -64,6 +64,13 @@ impl RuleSet {
         Self { name: self.name.clone(), rules }
     }
 
+    /// The same without the rules that compare TCP flags, which the flows of a device do not.
+    #[must_use]
+    pub fn without_tcp_flags(&self) -> Self {
+        let rules = self.rules.iter().filter(|rule| rule.filter.flags.1 == 0).copied().collect();
+        Self { name: format!("{} without TCP flags", self.name), rules }
+    }
+
     /// `count` of its rules, evenly spread, in their order.
     #[must_use]
     pub fn sample(&self, count: usize) -> Self {

@@ -40,9 +40,13 @@ pub(super) fn cases<'c>(inputs: &'c Inputs, veth: &Result<(), String>) -> Vec<Ca
             by_sockets(inputs, bytes)
         }));
     }
-    for count in [1, usize::MAX] {
-        cases.push(own_drops(inputs, count, veth.clone()));
-        cases.push(nft_drops(inputs, count, veth.clone()));
+    let all = some_rules(inputs, usize::MAX).1;
+    let without_flags = all.as_ref().map(RuleSet::without_tcp_flags).map_err(Clone::clone);
+    for rules in [Ok(one_rule()), all, without_flags] {
+        let name = rules.as_ref().map_or_else(Clone::clone, |rules| rules.name.clone());
+        let dropping = rules.map(|rules| dropping(&rules));
+        cases.push(own_drops(inputs, &name, dropping.clone(), veth.clone()));
+        cases.push(nft_drops(inputs, &name, dropping, veth.clone()));
     }
     cases.push(all_dropped(inputs, veth.clone()));
     let sets = [Ok(one_rule())].into_iter().chain(COSTLY_SETS.map(|name| inputs.set(name)));
@@ -87,14 +91,18 @@ fn dropping(rules: &RuleSet) -> RuleSet {
     RuleSet { rules: drops, ..rules }
 }
 
-/// The daemon whose rules drop all packets, and the share of them that its program drops.
-fn own_drops(inputs: &Inputs, count: usize, veth: Result<(), String>) -> Case<'_> {
-    let (name, rules) = delivered_rules(inputs, count);
+/// The daemon whose rules drop all packets of acl1_1k, and the share of them that its program drops.
+fn own_drops<'c>(
+    inputs: &'c Inputs,
+    name: &str,
+    rules: Result<RuleSet, String>,
+    veth: Result<(), String>,
+) -> Case<'c> {
     let what = format!("{OWN_DROPS}, {name}");
     let rows = vec![row(what.clone(), "Mpps"), row(format!("{what}{SHARE}"), "% of the packets")];
     let run = Box::new(move || {
         veth.clone()?;
-        let policy = dropping(&rules.clone()?).policy_text();
+        let policy = rules.clone()?.policy_text();
         let daemon = Daemon::start(&inputs.subfolder("xdp-drops")?, &options(&policy, wire_text()))?;
         let counts =
             || Ok::<_, String>((daemon.dropped_by_program()?, namespace::received_packets(RECEIVER)?));
@@ -155,11 +163,15 @@ impl Drop for CountedRuns {
     }
 }
 
-fn nft_drops(inputs: &Inputs, count: usize, veth: Result<(), String>) -> Case<'_> {
-    let (name, rules) = delivered_rules(inputs, count);
+fn nft_drops<'c>(
+    inputs: &'c Inputs,
+    name: &str,
+    rules: Result<RuleSet, String>,
+    veth: Result<(), String>,
+) -> Case<'c> {
     Case::new(row(format!("{NFT_DROPS}, {name}"), "Mpps"), move || {
         veth.clone()?;
-        at_ingress(inputs, &dropping(&rules.clone()?).rules)
+        at_ingress(inputs, &rules.clone()?.rules)
     })
 }
 
