@@ -180,9 +180,11 @@ impl Attached {
                 "ring_frames has to be a power of two from 64 to {MAX_RING_FRAMES}"
             )));
         }
+        let index = interface.index.cast_unsigned();
+        xdp::check_stacking(&interface.name, index)?;
         let queues = open_queues(&interface, config, frame_bytes)?;
         // Nothing is changed on an interface that will be refused for its program.
-        xdp::check_free(&interface.name, interface.index.cast_unsigned())?;
+        xdp::check_free(&interface.name, index)?;
         let questions = question_socket(&interface.name)?;
         // Before the program takes packets: a driver that switches offloads off when it is attached does so
         // too late for packets that are on their way.

@@ -29,6 +29,19 @@ pub enum XdpError {
         /// The number of the other program, if it is known.
         program: Option<u32>,
     },
+    /// The interface gets its packets from others, merged by the kernel or by queues that are not its own.
+    #[error(
+        "interface `{interface}` is of kind {kind} and gets its packets from other interfaces, possibly merged: attach to {}",
+        below_it(below)
+    )]
+    Stacked {
+        /// The interface.
+        interface: String,
+        /// The kind as the kernel names it.
+        kind: String,
+        /// The names of the interfaces below it that are in this network namespace.
+        below: Vec<String>,
+    },
     /// The driver of the interface cannot run the program in this mode.
     #[error("the driver of interface `{interface}` refuses the program in native mode ({source}): {remedy}")]
     Unsupported {
@@ -87,6 +100,17 @@ pub enum XdpError {
 
 fn of_program(program: Option<u32>) -> String {
     program.map(|id| format!(" (program {id}, `bpftool prog show id {id}`)")).unwrap_or_default()
+}
+
+fn below_it(names: &[String]) -> String {
+    match names {
+        [] => "the interface below it, which is not in this network namespace or not there yet".to_owned(),
+        [name] => format!("`{name}`"),
+        names => {
+            let names: Vec<String> = names.iter().map(|name| format!("`{name}`")).collect();
+            format!("each of {}", names.join(", "))
+        }
+    }
 }
 
 #[cfg(test)]

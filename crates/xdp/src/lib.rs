@@ -48,9 +48,9 @@ mod claims;
 mod drops;
 mod error;
 mod grace;
+mod link;
 mod map_in_map;
 mod memory;
-mod occupant;
 mod offline;
 mod program;
 mod tree;
@@ -60,6 +60,6 @@ pub use drops::{AllDrops, DropCounter, Dropped};
 pub use error::{PRIVILEGES, XdpError};
 pub use program::{
     AttachMode, Attachment, ForwardingCounters, FrameTrial, MAX_CLAIMS, ProgramOptions, SteeringProgram,
-    Unserved, check_free, load,
+    Unserved, check_free, check_stacking, load,
 };
 pub use tree::Claim;

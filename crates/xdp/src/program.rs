@@ -16,8 +16,8 @@ use crate::blocks::{BLOCK_ENTRIES, BLOCKS_PER_CLAIM, MAX_PLACES, ROOT_WORDS, RUL
 use crate::claims::ClaimTable;
 use crate::drops::{DROP_WORDS, DropMemory};
 use crate::grace::KernelGrace;
+use crate::link::{StackedLink, attached_program, stacked_link};
 use crate::memory::SharedWords;
-use crate::occupant::attached_program;
 use crate::tree::Trees;
 
 /// The program, compiled by `program/build`. It is shipped rather than compiled by each build, because the
@@ -39,7 +39,7 @@ pub const MAX_CLAIMS: u32 = MAX_PLACES / BLOCKS_PER_CLAIM;
 /// The sizes of a program's tables, and what it does where it cannot redirect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProgramOptions {
-    /// The most different claims, those that drop and others, up to [`MAX_CLAIMS`]; 392 bytes of kernel
+    /// The most different claims, those that drop and others, up to [`MAX_CLAIMS`]; 448 bytes of kernel
     /// memory each, with the blocks of the trees. Beside them, 64 KiB for each processor that there may be
     /// count what is dropped.
     pub claims: u32,
@@ -376,6 +376,20 @@ impl SteeringProgram {
         let program = self.ebpf.program(name).ok_or_else(|| lacks(name))?;
         let program: &Xdp = program.try_into().map_err(refused)?;
         program.test_run(options).map_err(refused)
+    }
+}
+
+/// Refuses an interface that gets its packets from other interfaces. One that does not answer is left to
+/// [`SteeringProgram::attach`].
+///
+/// # Errors
+/// [`XdpError::Stacked`].
+pub fn check_stacking(interface: &str, index: u32) -> Result<(), XdpError> {
+    match stacked_link(index) {
+        Ok(Some(StackedLink { kind, below })) => {
+            Err(XdpError::Stacked { interface: interface.to_owned(), kind, below })
+        }
+        Ok(None) | Err(_) => Ok(()),
     }
 }
 

@@ -531,6 +531,27 @@ fn a_program_that_cannot_be_attached_again_is_tried_again() {
 }
 
 #[test]
+fn an_interface_on_others_names_them() {
+    in_namespace("stacked", |mode| {
+        for command in [
+            "link add bridge type bridge",
+            "link set left master bridge",
+            "link set bridge up",
+            "link add over link right type macvlan mode bridge",
+            "link set over up",
+        ] {
+            ip(command).unwrap();
+        }
+        for (interface, below) in [("bridge", "left"), ("over", "right")] {
+            let refused = open(interface, mode).unwrap_err().to_string();
+            assert!(refused.contains(&format!("attach to `{below}`")), "{refused}");
+        }
+        // What they stand on is taken.
+        open("right", mode).unwrap();
+    });
+}
+
+#[test]
 fn offloads_of_a_veth_are_not_refused() {
     in_namespace("offloads", |_| {
         let socket = question_socket("right").unwrap();
