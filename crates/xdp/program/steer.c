@@ -118,6 +118,8 @@ struct scratch {
 	// The best effect among the rules that the packet has met, and the place of its rule.
 	u64 best;
 	u64 best_rule;
+	// What it holds means nothing.
+	u64 exchanged;
 	u64 image[WORDS];
 };
 
@@ -158,6 +160,9 @@ const volatile u32 IS_GENERIC = 0;
 const volatile u32 DROP_SLOTS = 0;
 // The longest frame that is dropped here, in bytes; set when the program is loaded.
 const volatile u32 MAX_DROP_BYTES = 0;
+
+// Whether the processors may load words in another order than the program has; set when the program is loaded.
+const volatile u32 REORDERS_LOADS = 0;
 
 INLINE u16 number16(const u8 *at) { return __builtin_bswap16(*(const u16 *)at); }
 INLINE u32 number32(const u8 *at) { return __builtin_bswap32(*(const u32 *)at); }
@@ -328,6 +333,13 @@ INLINE u32 search(struct scratch *scratch, u32 at, u32 drops, u32 first)
 	return BEYOND;
 }
 
+// Loads before this come before those after it: an exchange is a full barrier.
+INLINE void order_loads(struct scratch *scratch)
+{
+	if (REORDERS_LOADS)
+		__sync_lock_test_and_set(&scratch->exchanged, 0);
+}
+
 // Searches all trees. If claims have changed meanwhile, one that came in the place of another may be in a tree that was
 // searched before that: then the result is used only if the packet is to be redirected.
 __attribute__((noinline)) u32 search_all(void)
@@ -339,6 +351,7 @@ __attribute__((noinline)) u32 search_all(void)
 		return BEYOND;
 	scratch->best = NO_EFFECT;
 	u32 changes = *(const volatile u32 *)&roots->changes;
+	order_loads(scratch);
 	for (u32 tree = 0; tree < ROOTS; tree++) {
 		u32 drops = tree < DROP_ROOTS, first = *(const volatile u32 *)&roots->first[tree];
 		// A rule that redirects does so at the precedence of the best one too.
@@ -348,6 +361,7 @@ __attribute__((noinline)) u32 search_all(void)
 		if (found != UNCLAIMED)
 			return found;
 	}
+	order_loads(scratch);
 	return changes == *(const volatile u32 *)&roots->changes ? UNCLAIMED : CHANGED;
 }
 

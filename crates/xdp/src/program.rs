@@ -28,8 +28,8 @@ const OBJECT: &[u8] = aya::include_bytes_aligned!("../program/steer.o");
 const STEER: &str = "steer";
 /// The program that makes the host receive frames.
 const LEAVE: &str = "leave";
-/// Words of the program's `struct scratch`: four counters, two words of a search and an image.
-const SCRATCH_WORDS: usize = 6 + LEVEL_WORDS;
+/// Words of the program's `struct scratch`: four counters, three words of a search and an image.
+const SCRATCH_WORDS: usize = 7 + LEVEL_WORDS;
 /// Purposes of dropping that are counted apart, and two slots that have none; 64 KiB for each processor.
 pub(crate) const DROP_SLOTS: usize = 4096;
 
@@ -51,6 +51,8 @@ pub struct ProgramOptions {
     pub unserved: Unserved,
     /// Where the program is to run.
     pub mode: AttachMode,
+    /// Whether the processors may reorder loads, as ARM's do: then the program orders those that count.
+    pub reorders_loads: bool,
 }
 
 impl Default for ProgramOptions {
@@ -61,6 +63,7 @@ impl Default for ProgramOptions {
             drop_bytes_max: u32::MAX,
             unserved: Unserved::Pass,
             mode: AttachMode::Native,
+            reorders_loads: !cfg!(any(target_arch = "x86_64", target_arch = "x86")),
         }
     }
 }
@@ -171,6 +174,7 @@ fn load_object(object: &[u8], options: &ProgramOptions) -> Result<(SteeringProgr
         .override_global("WITHOUT_SOCKET", &unserved, true)
         .override_global("DROP_SLOTS", &(slots as u32), true)
         .override_global("MAX_DROP_BYTES", &options.drop_bytes_max, true)
+        .override_global("REORDERS_LOADS", &u32::from(options.reorders_loads), true)
         .override_global("IS_GENERIC", &u32::from(options.mode == AttachMode::Generic), true)
         .load(object)
         .map_err(|error| not_loaded(&error))?;

@@ -31,8 +31,10 @@
 //! the tree of the old one after it is removed. So changes are counted, each before it is made, and a program
 //! that would pass or drop a packet searches again if there was one meanwhile. After some searches it
 //! redirects the packet: the receiver decides. Of a single change a program sees all or nothing, as it
-//! follows one path in each tree. The argument needs a processor that keeps the order of loads and of stores
-//! (x86); it does not hold on ARM.
+//! follows one path in each tree. The argument needs the count loaded before and after all that the search
+//! loads: x86 keeps that order, and elsewhere the program has a barrier after the first and before the second
+//! load ([`crate::ProgramOptions::reorders_loads`]). Words that a reference leads to are loaded by an address
+//! that depends on it.
 //!
 //! # Why there is a second builder beside that of `flow-table`
 //! The trees of `flow-table` answer which claim comes first, by leaves that AVX-512 compares at once, over
