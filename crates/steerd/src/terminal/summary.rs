@@ -143,7 +143,17 @@ fn accounting(state: &State) -> String {
         }
     }
     sum.row(vec!["+ lost".into(), number(accounting.lost)]);
-    format!("\n{}\n{}\n", sum.text(), accounting.verdict())
+    format!("\n{}\n{}\n{}", sum.text(), accounting.verdict(), passed_before(state))
+}
+
+/// The packets that ports have not received, because an XDP program left them to the kernel.
+fn passed_before(state: &State) -> String {
+    let counters = state.ports.iter().filter_map(|port| port.counters.as_ref());
+    match counters.map(|counters| counters.passed_packets).sum() {
+        0 => String::new(),
+        1 => "besides, the XDP program left 1 packet to the kernel\n".to_owned(),
+        packets => format!("besides, the XDP program left {} packets to the kernel\n", number(packets)),
+    }
 }
 
 #[cfg(test)]
@@ -205,6 +215,18 @@ mod tests {
         ] {
             assert!(text.contains(part), "no {part:?} in\n{text}");
         }
+    }
+
+    #[test]
+    fn packets_that_the_xdp_program_passed_are_mentioned() {
+        let mut state = scene();
+        assert!(!text(&state, Duration::from_secs(2)).contains("XDP"));
+        state.ports[0].counters.as_mut().expect("counted").passed_packets = 1234;
+        let text = text(&state, Duration::from_secs(2));
+        assert!(
+            text.ends_with("matches\nbesides, the XDP program left 1 234 packets to the kernel\n"),
+            "{text}"
+        );
     }
 
     #[test]
