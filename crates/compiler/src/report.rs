@@ -19,6 +19,7 @@ use crate::capacity::Capacity;
 use crate::diagnostics::Obstacle;
 use crate::diagnostics::exclusion_remedy;
 use crate::except::classes::outcomes;
+use crate::flow_groups::FlowGroups;
 use crate::job::Job;
 use crate::report::check::{Check, RuleCheck};
 use crate::traffic::share::{Share, Shares, shares};
@@ -37,6 +38,8 @@ pub struct Report {
     pub shares: Option<Shares>,
     /// The capacity that the program needs; `None` if there is no program.
     pub capacity: Option<Capacity>,
+    /// The groups that the device makes of the flows, if that is known and there is a program.
+    pub flow_groups: Option<FlowGroups>,
     /// Why the policy as a whole is impossible on the device.
     pub obstacles: Vec<Obstacle>,
     /// Why it does not compile, with places.
@@ -152,7 +155,8 @@ pub(crate) fn describe(job: &Job<'_>) -> Report {
         Ok(program) => {
             let checked = job.check(&program);
             let mut rules = rules_of(policy, &program, &checked);
-            let shares = shares(policy, &program);
+            let flow_groups = FlowGroups::of(&program, profile);
+            let shares = shares(policy, &program, flow_groups.as_ref());
             for (rule, share) in rules.iter_mut().zip(&shares.rules) {
                 rule.share = (share.packets > 0).then(|| share.clone());
             }
@@ -161,6 +165,7 @@ pub(crate) fn describe(job: &Job<'_>) -> Report {
                 rules,
                 shares: Some(shares),
                 capacity: Some(capacity),
+                flow_groups,
                 obstacles: Vec::new(),
                 problems: Vec::new(),
                 warnings: checked.warnings,
@@ -178,6 +183,7 @@ pub(crate) fn describe(job: &Job<'_>) -> Report {
                 rules: impossible(policy, found, others),
                 shares: None,
                 capacity: None,
+                flow_groups: None,
                 obstacles: whole,
                 problems: problems.diagnostics(policy, profile).list,
                 warnings: Vec::new(),

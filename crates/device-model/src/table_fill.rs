@@ -40,17 +40,37 @@ impl<M: PartialEq + Clone> TableFill<M> {
 
     /// Adds a flow of this mask. False: there is no room for it, and nothing has changed.
     pub fn add(&mut self, mask: &M) -> bool {
+        self.place(mask).is_some()
+    }
+
+    /// Adds a flow of this mask, and returns the place of its group in the table. A single entry is a group
+    /// of its own, behind the others. `None`: there is no room for the flow, and nothing has changed.
+    pub fn place(&mut self, mask: &M) -> Option<u32> {
         let has_room = |(known, used): &(M, u32)| known == mask && *used < self.limits.group_entries;
         let last = self.groups.get(self.last).is_some_and(has_room).then_some(self.last);
         let group = last.or_else(|| self.groups.iter().position(has_room));
         self.last = group.unwrap_or(self.groups.len());
         match group {
-            Some(group) => self.groups[group].1 += 1,
-            None if self.groups.len() < self.limits.groups as usize => self.groups.push((mask.clone(), 1)),
-            None if self.single < self.limits.single_entries() => self.single += 1,
-            None => return false,
+            Some(group) => {
+                self.groups[group].1 += 1;
+                Some(group as u32)
+            }
+            None if self.groups.len() < self.limits.groups as usize => {
+                self.groups.push((mask.clone(), 1));
+                Some(self.last as u32)
+            }
+            None if self.single < self.limits.single_entries() => {
+                self.single += 1;
+                Some(self.groups() - 1)
+            }
+            None => None,
         }
-        true
+    }
+
+    /// The groups of the table, single entries among them.
+    #[must_use]
+    pub fn groups(&self) -> u32 {
+        self.groups.len() as u32 + self.single
     }
 }
 

@@ -18,6 +18,7 @@ use device_model::DeviceModel;
 
 use crate::actions::decides;
 use crate::cover::expand::expand;
+use crate::flow_groups::FlowGroups;
 use crate::traffic::cost::{mean_ns, worker_ps};
 use crate::traffic::weights::Weights;
 
@@ -39,6 +40,9 @@ pub struct Share {
     pub comparisons: u64,
     /// The time that workers take for all of them, in picoseconds.
     pub worker_ps: u64,
+    /// The groups of flows that the packets pass in the device, in all, if it is known how it makes groups.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub groups_passed: Option<u64>,
     /// One of the others.
     pub example: Option<Witness>,
 }
@@ -74,6 +78,18 @@ impl Share {
         mean_ns(self.worker_ps, self.packets)
     }
 
+    /// How many groups of flows a packet passes in the device, on average.
+    #[must_use]
+    pub fn groups_per_packet(&self) -> Option<f64> {
+        self.groups_passed.map(|groups| groups as f64 / self.packets.max(1) as f64)
+    }
+
+    fn pass(&mut self, groups: Option<u64>) {
+        if let Some(groups) = groups {
+            *self.groups_passed.get_or_insert(0) += groups;
+        }
+    }
+
     fn add(&mut self, key: &DeepKey, frame: &[u8], class: Option<&Class>) {
         self.packets += 1;
         let comparisons = comparisons(class, key);
@@ -99,15 +115,19 @@ pub(crate) fn comparisons(class: Option<&Class>, key: &DeepKey) -> Option<u64> {
     }
 }
 
-/// Draws packets from the rules of a policy, and finds where its program decides them.
+/// Draws packets from the rules of a policy, and finds where its program decides them, on a device with these
+/// groups.
 #[must_use]
-pub fn shares(policy: &Policy, program: &Program) -> Shares {
+pub fn shares(policy: &Policy, program: &Program, flow_groups: Option<&FlowGroups>) -> Shares {
     let mut shares = Shares { all: Share::default(), rules: vec![Share::default(); program.rules.len()] };
     for Drawn { frame, key, .. } in &Sample::of(policy, program, MAX_FLOWS_TRIED_FOR_SHARES).packets {
-        let (rule, class) = decision(program, key);
-        shares.all.add(key, frame, class);
-        if let Some(share) = shares.rules.get_mut(rule.index()) {
+        let explained = program.explain_deep(key);
+        let class = explained.class.and_then(|class| program.class(class));
+        let groups = flow_groups.map(|groups| groups.passed(explained.flow));
+        let of_rule = shares.rules.get_mut(explained.outcome.rule.index());
+        for share in of_rule.into_iter().chain([&mut shares.all]) {
             share.add(key, frame, class);
+            share.pass(groups);
         }
     }
     shares
@@ -311,7 +331,7 @@ mod tests {
         let text = format!("version = 1\n[groups.g]\nworkers = [0]\n{rules}");
         let (policy, _) = policy::parse(&Source::new("p.toml", text), &NoFiles).expect("a policy");
         let program = crate::compile(&policy, &DeviceModel::ideal(), 1).expect("it fits");
-        shares(&policy, &program)
+        shares(&policy, &program, None)
     }
 
     #[test]

@@ -1,0 +1,152 @@
+//! The groups that a device makes of flows with one mask, and how many of them packets pass.
+//!
+//! A device with groups has a table for each priority. A packet is looked up in the groups of a table one
+//! after the other, and in the next table if none has a flow for it (rdma-core, providers/mlx5/dr_matcher.c,
+//! `dr_matcher_connect`; that the groups which firmware makes are a chain as well is inferred). So every group
+//! before the one of its flow costs a packet time. Nobody has measured how much.
+
+use std::collections::BTreeMap;
+
+use device_model::{DeviceModel, TableFill};
+use program::{Flow, FlowKind, Program};
+use serde::Serialize;
+
+/// The table of a flow, in the order in which packets pass them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum FlowTable {
+    Priority(u16),
+    /// The one for flows that match only multicast, whose priority the device ignores
+    /// (hw/mlx5/fs.c, MLX5_IB_FLOW_MCAST_PRIO).
+    Multicast,
+}
+
+impl FlowTable {
+    /// The table of a flow that takes received packets; `None`: others do not meet these.
+    fn of(flow: &Flow, profile: &DeviceModel) -> Option<Self> {
+        (flow.kind == FlowKind::Normal).then(|| {
+            let is_multicast = profile.multicast_ignores_priority && flow.is_multicast_only();
+            if is_multicast { Self::Multicast } else { Self::Priority(flow.priority) }
+        })
+    }
+}
+
+/// The groups that received packets pass on a device.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct FlowGroups {
+    /// The tables that have flows.
+    pub tables: u64,
+    /// The groups of all tables: a packet that no flow takes passes all of them.
+    pub groups: u64,
+    /// The seconds in which the device makes the flows and groups, each by a command, if its rate is known.
+    pub install_seconds: Option<f64>,
+    /// The groups of each priority.
+    #[serde(skip)]
+    by_priority: BTreeMap<u16, u64>,
+    /// The groups that a packet of each flow passes, the last one its own.
+    #[serde(skip)]
+    passed: Vec<Option<u64>>,
+}
+
+impl FlowGroups {
+    /// Fills the tables of a device with the flows of a program, in their order. `None`: it is not known how
+    /// the device makes groups.
+    #[must_use]
+    pub fn of(program: &Program, profile: &DeviceModel) -> Option<Self> {
+        let limits = profile.priority_table?;
+        let mut tables: BTreeMap<FlowTable, TableFill<_>> = BTreeMap::new();
+        let mut places = Vec::with_capacity(program.flows.len());
+        for flow in &program.flows {
+            places.push(FlowTable::of(flow, profile).and_then(|table| {
+                let fill = tables.entry(table).or_insert_with(|| TableFill::new(limits));
+                Some((table, fill.place(&flow.shape())?))
+            }));
+        }
+        let (mut groups, mut before) = (0, BTreeMap::new());
+        for (table, fill) in &tables {
+            before.insert(*table, groups);
+            groups += u64::from(fill.groups());
+        }
+        let passed =
+            places.iter().map(|place| place.map(|(table, group)| before[&table] + u64::from(group) + 1));
+        let commands = program.flows.len() as u64 + groups;
+        Some(Self {
+            tables: tables.len() as u64,
+            groups,
+            install_seconds: profile.flows_per_second.map(|rate| commands as f64 / f64::from(rate)),
+            by_priority: tables
+                .iter()
+                .filter_map(|(table, fill)| match table {
+                    FlowTable::Priority(priority) => Some((*priority, fill.groups().into())),
+                    FlowTable::Multicast => None,
+                })
+                .collect(),
+            passed: passed.collect(),
+        })
+    }
+
+    /// The groups of the table of a priority.
+    #[must_use]
+    pub fn of_priority(&self, priority: u16) -> u64 {
+        self.by_priority.get(&priority).copied().unwrap_or(0)
+    }
+
+    /// The groups that a packet passes which this flow takes, or none.
+    #[must_use]
+    pub fn passed(&self, flow: Option<usize>) -> u64 {
+        flow.and_then(|flow| self.passed.get(flow).copied().flatten()).unwrap_or(self.groups)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use device_model::PriorityTable;
+    use policy::{NoFiles, Source};
+
+    use super::*;
+
+    /// Two groups for each priority, then groups of one flow.
+    fn device() -> DeviceModel {
+        DeviceModel {
+            priority_table: Some(PriorityTable { entries: 64, groups: 2, group_entries: 8 }),
+            flows_per_second: Some(10),
+            ..DeviceModel::ideal()
+        }
+    }
+
+    fn program(rules: &[&str]) -> Program {
+        let rules = rules.iter().enumerate().map(|(number, matches)| {
+            format!("[[rules]]\nname = 'r{number}'\nmatch = {{ {matches} }}\naction = 'drop'\n")
+        });
+        let text = format!("version = 1\n{}", rules.collect::<String>());
+        let (policy, _) = policy::parse(&Source::new("groups.toml", text), &NoFiles).expect("a policy");
+        crate::compile(&policy, &device(), 1).expect("a program")
+    }
+
+    #[test]
+    fn each_flow_beyond_the_groups_has_its_own() {
+        let masks = ["10.0.0.0/8", "20.0.0.0/8", "11.1.0.0/16", "21.1.0.0/16", "12.1.1.0/24", "22.1.1.0/24"];
+        let matches = masks.map(|dst| format!("dst = '{dst}'"));
+        let program = program(&matches.each_ref().map(String::as_str));
+        let groups = FlowGroups::of(&program, &device()).expect("groups");
+        // Two masks have groups, and each flow of the third is one.
+        assert_eq!((groups.tables, groups.groups, groups.of_priority(0)), (1, 4, 4));
+        let passed: Vec<u64> = (0..program.flows.len()).map(|flow| groups.passed(Some(flow))).collect();
+        assert_eq!(passed, [1, 1, 2, 2, 3, 4]);
+        assert_eq!(groups.passed(None), 4);
+        assert_eq!(groups.install_seconds, Some(1.0));
+    }
+
+    #[test]
+    fn later_tables_come_after_all_groups_of_earlier_ones() {
+        let program = program(&["dst = '10.1.0.0/16', src = '10.0.0.0/8'", "dst = '10.0.0.0/8'"]);
+        let groups = FlowGroups::of(&program, &device()).expect("groups");
+        assert_eq!((groups.tables, groups.groups), (2, 2));
+        let last = program.flows.iter().position(|flow| flow.priority == 1).expect("a second priority");
+        assert_eq!(groups.passed(Some(last)), 2);
+    }
+
+    #[test]
+    fn models_without_groups_have_none() {
+        assert_eq!(FlowGroups::of(&program(&["dst = '10.0.0.0/8'"]), &DeviceModel::ideal()), None);
+    }
+}
