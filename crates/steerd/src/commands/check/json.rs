@@ -1,7 +1,7 @@
 //! `check --format json`: one object, described in docs/reference/commands/check.md.
 
 use analysis::{Need, Pairs, Protected, Reach, Relation, RuleAnalysis};
-use compiler::{Capacity, DeviceRoom, Obstacle, RuleReport, Shares, TrafficShare};
+use compiler::{Capacity, DeviceRoom, FlowGroups, Obstacle, RuleReport, Shares, TrafficShare};
 use policy::Witness;
 use policy::{Diagnostic, Diagnostics, MAX_DIAGNOSTICS};
 use program::{Program, RuleDeciders, RuleId, SinkId, SinkSpec};
@@ -37,6 +37,8 @@ struct Answer<'c> {
     savings: Vec<SavingLine<'c>>,
     sinks: Vec<SinkLine<'c>>,
     capacity: Option<&'c Capacity>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    flow_groups: Option<&'c FlowGroups>,
     /// The room for rules at run time; `null`: there is no program, or none may be in the device.
     device_rules: Option<&'c DeviceRoom>,
     obstacles: &'c [Obstacle],
@@ -249,6 +251,7 @@ pub(super) fn print(checked: &Checked, denied: &[String]) -> Result<(), OutputEr
         counted: checked.counted,
         sinks: report.program.as_ref().map(|program| checked.sinks(program)).unwrap_or_default(),
         capacity: report.capacity.as_ref(),
+        flow_groups: report.flow_groups.as_ref(),
         device_rules: checked.room.as_ref(),
         obstacles: &report.obstacles,
         analysis: checked.analysis.as_ref().map(|analysis| Analysis {

@@ -1,9 +1,12 @@
 //! `check --format text`: tables of the rules and of the capacity, with reasons, remedies and findings.
 
 use std::fmt::Write as _;
+use std::time::Duration;
 
 use analysis::{Analysis, Need, Pair, Reach, Relation};
-use compiler::{Amount, Capacity, CapacityRow, Decided, DeviceRoom, Obstacle, Report, RuleReport};
+use compiler::{
+    Amount, Capacity, CapacityRow, Decided, DeviceRoom, FlowGroups, Obstacle, Report, RuleReport,
+};
 use device_model::Limit;
 use program::{Decider, RuleId, SinkId};
 use xdp::ClaimReport;
@@ -13,7 +16,7 @@ use super::{Checked, names};
 use crate::daemon::placement::Placement;
 use crate::describe;
 use crate::terminal::style::{Layout, Style};
-use crate::terminal::table::{Grid, bytes, counted, number};
+use crate::terminal::table::{Grid, bytes, counted, duration, number};
 
 /// The most findings of each kind that are listed; JSON has all.
 const SHOWN_FINDINGS: usize = 12;
@@ -39,7 +42,7 @@ pub(super) fn of(checked: &Checked, layout: Layout) -> String {
         out.push_str(&analysed(checked, analysis, layout));
     }
     if let Some(capacity) = &report.capacity {
-        out.push_str(&capacity_table(capacity, layout));
+        out.push_str(&capacity_table(report, capacity, layout));
     }
     if let Some(room) = &checked.room {
         out.push_str(&room_table(room, layout));
@@ -548,7 +551,7 @@ fn reasons_of(report: &Report, index: usize, rule: &RuleReport) -> Vec<(String, 
 /// The most priorities that are listed.
 const SHOWN_PRIORITIES: usize = 16;
 
-fn capacity_table(capacity: &Capacity, layout: Layout) -> String {
+fn capacity_table(report: &Report, capacity: &Capacity, layout: Layout) -> String {
     let mut grid = Grid::new(&[&format!("capacity of {}", capacity.device), "used", "of", ""]);
     let rows = capacity.rows.iter().filter(|row| row.used > 0 || row.exceeds());
     for row in rows {
@@ -558,14 +561,37 @@ fn capacity_table(capacity: &Capacity, layout: Layout) -> String {
     let mut out = format!("\n{}", headed(&grid, layout));
     // A device limits all priorities alike, or none.
     if let Some((masks, flows)) = capacity.priorities.iter().find_map(|priority| priority.most) {
-        out.push_str(&priorities(capacity, layout));
+        out.push_str(&priorities(capacity, report.flow_groups.as_ref(), layout));
         let flows = number(flows.into());
         let room = format!(
             "each priority has {masks} groups of up to {flows} flows of one mask, and room for one flow of each further mask"
         );
         out.push_str(&layout.lines(Style::Dim, "", &room));
     }
+    for line in report.flow_groups.iter().flat_map(|groups| flow_group_lines(groups, report)) {
+        out.push_str(&layout.lines(Style::Plain, "", &line));
+    }
     out
+}
+
+/// The cost of flow groups for packets, and the time in which the device makes them.
+fn flow_group_lines(groups: &FlowGroups, report: &Report) -> Vec<String> {
+    let mean = report.shares.as_ref().and_then(|shares| shares.all.groups_per_packet());
+    let mean =
+        mean.map_or_else(String::new, |mean| format!("; packets of the rules pass {mean:.1} on average"));
+    let passed = format!(
+        "packets without a flow pass {} in {}{mean} (not measured on a NIC)",
+        counted(groups.groups, "flow group", "flow groups"),
+        counted(groups.tables, "table", "tables"),
+    );
+    let installed = groups.install_seconds.map(|seconds| {
+        let time = match seconds {
+            ..0.1 => "less than 0.1 s".to_owned(),
+            _ => format!("about {}", duration(Duration::from_secs_f64(seconds))),
+        };
+        format!("the device makes flows and groups in {time}, by the rate of its model")
+    });
+    [passed].into_iter().chain(installed).collect()
 }
 
 /// The table of what rules at run time need in the device, by form, and with the policy.
@@ -597,14 +623,15 @@ fn room_table(room: &DeviceRoom, layout: Layout) -> String {
     format!("\n{}{room}", headed(&grid, layout))
 }
 
-fn priorities(capacity: &Capacity, layout: Layout) -> String {
-    let mut grid = Grid::new(&["priority", "flows", "masks", "largest mask"]);
+fn priorities(capacity: &Capacity, groups: Option<&FlowGroups>, layout: Layout) -> String {
+    let mut grid = Grid::new(&["priority", "flows", "masks", "largest mask", "flow groups"]);
     for priority in capacity.priorities.iter().take(SHOWN_PRIORITIES) {
         grid.row(vec![
             priority.priority.to_string(),
             number(priority.flows),
             number(priority.shapes),
             number(priority.largest_shape),
+            groups.map_or_else(String::new, |groups| number(groups.of_priority(priority.priority))),
         ]);
     }
     let more = capacity.priorities.len().saturating_sub(SHOWN_PRIORITIES);
