@@ -12,7 +12,7 @@
 use std::collections::{BTreeSet, HashSet};
 use std::io;
 
-use crate::filter::{Destination, Filter};
+use crate::filter::{Destination, Filter, FilterMatch};
 use crate::ledger::{Ledger, LedgerContext, LedgerFilter, LedgerStore};
 use crate::model::{FilterModel, FilterOrder};
 use crate::nic::{FilterRoom, ListedFilter, NicError, NicFacts, NicFilters};
@@ -75,6 +75,50 @@ pub enum CarveError {
         /// Why it could not be undone.
         undo: Box<CarveError>,
     },
+}
+
+impl CarveError {
+    /// Returns whether the interface is gone, and its filters with it.
+    #[must_use]
+    pub fn is_of_absent_interface(&self) -> bool {
+        matches!(self, Self::Nic(error) if error.is_of_absent_interface())
+    }
+
+    fn is_of_full_table(&self) -> bool {
+        matches!(self, Self::Nic(error) if error.is_full())
+    }
+
+    /// Returns whether another filter may be taken where this one was refused.
+    fn is_of_one_filter(&self) -> bool {
+        match self {
+            Self::Altered { .. } => true,
+            Self::Nic(error) => error.is_refusal() && !self.is_of_full_table(),
+            _ => false,
+        }
+    }
+}
+
+/// The room of an interface, and the filters of others there.
+#[derive(Clone, Debug, Default)]
+pub struct FilterSurvey {
+    /// The room beside those filters.
+    pub room: FilterRoom,
+    /// The filters of others.
+    pub foreign: Vec<ListedFilter>,
+}
+
+/// The result of [`Carving::add_drops`].
+#[derive(Debug, Default)]
+pub struct AddedDrops {
+    /// Filters that were inserted.
+    pub inserted: usize,
+    /// Wanted filters that are not there.
+    pub missing: usize,
+    /// The first failure.
+    pub why: Option<CarveError>,
+    /// Whether the insertion ended at a failure that is neither about one filter nor that the table is full,
+    /// so that another attempt may succeed.
+    pub is_cut_short: bool,
 }
 
 /// The counts of a change.
@@ -144,6 +188,7 @@ impl<N: NicFilters, S: LedgerStore> Carving<N, S> {
     pub fn open(nic: N, store: S, model: FilterModel, left: Ledger) -> Result<Self, CarveError> {
         let facts = nic.facts()?;
         let mut carving = Self { nic, store, model, facts, ledger: left, in_force: Ledger::default() };
+        let saved = carving.ledger.clone();
         let (ours, _) = carving.listed()?;
         carving.ledger.filters = as_ledger(&ours);
         let mut contexts = Vec::new();
@@ -154,6 +199,9 @@ impl<N: NicFilters, S: LedgerStore> Carving<N, S> {
         }
         carving.ledger.contexts = contexts;
         carving.in_force = carving.ledger.clone();
+        if carving.ledger != saved {
+            carving.save_late();
+        }
         Ok(carving)
     }
 
@@ -189,8 +237,17 @@ impl<N: NicFilters, S: LedgerStore> Carving<N, S> {
     /// # Errors
     /// The interface is gone, or a driver fails.
     pub fn room(&mut self) -> Result<FilterRoom, CarveError> {
+        Ok(self.survey()?.room)
+    }
+
+    /// The room for a policy, as [`Carving::room`], and the filters of others.
+    ///
+    /// # Errors
+    /// The interface is gone, or a driver fails.
+    pub fn survey(&mut self) -> Result<FilterSurvey, CarveError> {
         self.facts = self.nic.facts()?;
-        Ok(self.facts.room(self.foreign()?.len()))
+        let foreign = self.foreign()?;
+        Ok(FilterSurvey { room: self.facts.room(foreign.len()), foreign })
     }
 
     /// Compares the filters and contexts in force with those on the interface.
@@ -241,12 +298,92 @@ impl<N: NicFilters, S: LedgerStore> Carving<N, S> {
     /// # Errors
     /// The first failure; the filters and contexts that could not be removed are in the ledger.
     pub fn end(&mut self) -> Result<ChangeSummary, CarveError> {
+        let ended = self.remove_others(|_| false);
+        self.save_late();
+        ended
+    }
+
+    /// Removes our filters and contexts but those of these filters that drop. A removal that fails does not
+    /// keep the others from being removed.
+    ///
+    /// # Errors
+    /// The first failure, as of [`Carving::end`].
+    pub fn retain_drops(&mut self, wanted: &WantedFilters) -> Result<ChangeSummary, CarveError> {
+        let wanted = dropped_matches(wanted);
+        self.remove_others(|filter| {
+            filter.destination == Destination::Drop && wanted.contains(&filter.matches)
+        })
+    }
+
+    /// Returns whether all our filters, as far as it is known, are among these filters that drop.
+    #[must_use]
+    pub fn are_among(&self, wanted: &WantedFilters) -> bool {
+        let wanted = dropped_matches(wanted);
+        let is_wanted = |ours: &LedgerFilter| {
+            ours.filter.destination == Destination::Drop && wanted.contains(&ours.filter.matches)
+        };
+        self.ledger.filters.iter().all(is_wanted)
+    }
+
+    /// Inserts those of these filters that drop and are not there yet. One that the driver refuses is left
+    /// out, as the others do not depend on it; at a full table or another failure the insertion ends.
+    ///
+    /// # Errors
+    /// Nothing could be inserted.
+    pub fn add_drops(&mut self, wanted: &WantedFilters) -> Result<AddedDrops, CarveError> {
+        self.facts = self.nic.facts()?;
+        let matches = dropped_matches(wanted);
+        let mut known = HashSet::new();
+        let dropping = wanted.filters.iter().filter(|wanted| wanted.target == Target::Drop);
+        let filters: Vec<RankedFilter> = dropping
+            .filter(|wanted| known.insert(&wanted.matches))
+            .map(|wanted| Filter { matches: wanted.matches.clone(), destination: Destination::Drop })
+            .map(|filter| RankedFilter { rank: 0, filter })
+            .collect();
+        // Filters that all drop need no order, so none of them has to be moved.
+        let model = FilterModel { order: FilterOrder::None, ..self.model.clone() };
+        let (installed, foreign) = self.listed()?;
+        let occupied: BTreeSet<u32> = foreign.iter().map(|listed| listed.location).collect();
+        let size = self.facts.filters.or(model.filters);
+        let table = Table { model: &model, installed: &installed, occupied: &occupied, size };
+        let plan = plan(&table, &filters)?;
+        self.announce(&installed, &plan)?;
+        let mut added = AddedDrops::default();
+        for step in &plan.steps {
+            match self.make(step) {
+                Ok(Step::Insert { .. }) => added.inserted += 1,
+                Ok(_) => {}
+                Err(error) => {
+                    let is_last = !error.is_of_one_filter();
+                    added.is_cut_short = is_last && !error.is_of_full_table();
+                    added.why.get_or_insert(error);
+                    if is_last {
+                        break;
+                    }
+                }
+            }
+        }
+        let is_wanted = |ours: &&LedgerFilter| matches.contains(&ours.filter.matches);
+        let there: Vec<LedgerFilter> = self.ledger.filters.iter().filter(is_wanted).cloned().collect();
+        added.missing = filters.len().saturating_sub(there.len());
+        self.in_force = Ledger { filters: there, contexts: Vec::new() };
+        self.save_late();
+        Ok(added)
+    }
+
+    /// Removes our contexts, and the filters that `is_kept` rejects; those that it accepts are in force.
+    fn remove_others(&mut self, is_kept: impl Fn(&Filter) -> bool) -> Result<ChangeSummary, CarveError> {
+        let saved = self.ledger.clone();
         let (mut ours, _) = self.listed()?;
         self.ledger.filters = as_ledger(&ours);
         ours.sort_by_key(|ours| std::cmp::Reverse(ours.location));
         let mut summary = ChangeSummary::default();
         let mut first = None;
         for InstalledFilter { location, filter } in &ours {
+            if is_kept(filter) {
+                summary.kept += 1;
+                continue;
+            }
             match self.nic.remove(*location) {
                 // Drivers differ in their answer to a free location.
                 Err(error) if !error.is_absence() && !matches!(self.nic.read(*location), Ok(None)) => {
@@ -266,8 +403,11 @@ impl<N: NicFilters, S: LedgerStore> Carving<N, S> {
             }
         }
         self.ledger.contexts = left;
-        self.in_force = Ledger::default();
-        self.save_late();
+        let kept = self.ledger.filters.iter().filter(|ours| is_kept(&ours.filter)).cloned();
+        self.in_force = Ledger { filters: kept.collect(), contexts: Vec::new() };
+        if self.ledger != saved {
+            self.save_late();
+        }
         first.map_or(Ok(summary), |error| Err(error.into()))
     }
 
@@ -308,10 +448,7 @@ impl<N: NicFilters, S: LedgerStore> Carving<N, S> {
         let size = self.facts.filters.or(self.model.filters);
         let table = Table { model: &self.model, installed: &installed, occupied: &occupied, size };
         let plan = plan(&table, &wanted)?;
-        self.ledger.filters = as_ledger(&installed);
-        let intent = self.ledger.filters.iter().cloned().chain(plan.steps.iter().filter_map(announced));
-        let intent = Ledger { filters: intent.collect(), contexts: self.ledger.contexts.clone() };
-        self.store.save(&intent).map_err(CarveError::Save)?;
+        self.announce(&installed, &plan)?;
         let summary = self.carry_out(&plan)?;
         // Every filter that is there now was listed or read back as it was asked for.
         let needed = self.ledger.contexts.iter().filter(|known| contexts.contains(&known.context)).cloned();
@@ -320,6 +457,14 @@ impl<N: NicFilters, S: LedgerStore> Carving<N, S> {
         self.remove_contexts(&needed);
         self.save_late();
         Ok(summary)
+    }
+
+    /// Saves the ledger with the filters that a plan inserts.
+    fn announce(&mut self, installed: &[InstalledFilter], plan: &Plan) -> Result<(), CarveError> {
+        self.ledger.filters = as_ledger(installed);
+        let intent = self.ledger.filters.iter().cloned().chain(plan.steps.iter().filter_map(announced));
+        let intent = Ledger { filters: intent.collect(), contexts: self.ledger.contexts.clone() };
+        self.store.save(&intent).map_err(CarveError::Save)
     }
 
     /// Our filters on the interface, and those of others.
@@ -513,6 +658,12 @@ fn refuse_conflict(
         }
     }
     Ok(())
+}
+
+/// The matches of the filters that drop.
+fn dropped_matches(wanted: &WantedFilters) -> HashSet<&FilterMatch> {
+    let dropping = wanted.filters.iter().filter(|wanted| wanted.target == Target::Drop);
+    dropping.map(|wanted| &wanted.matches).collect()
 }
 
 /// The entry of a filter that a step inserts.

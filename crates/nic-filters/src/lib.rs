@@ -5,8 +5,9 @@
 //! contexts*. A [`FilterModel`] states what the filters of a driver match. [`carve`] turns a compiled program
 //! into [`WantedFilters`], or lists why it cannot. A [`Carving`] puts them on an interface, changes them by
 //! their difference and removes them; it keeps a [`Ledger`] of its filters, so that those of others are never
-//! touched, also after the process was killed. [`NicFilters`] is the interface: [`InterfaceFilters`] is one
-//! of the kernel, [`ModelledNic`] is one for tests.
+//! touched, also after the process was killed. [`drops`] finds the drop rules of a program for workers that a
+//! NIC can carry out before them, and [`EarlyDrops`] changes their filters with the program. [`NicFilters`]
+//! is the interface: [`InterfaceFilters`] is one of the kernel, [`ModelledNic`] is one for tests.
 //!
 //! ```
 //! use nic_filters::{FilterModel, FilterRoom, carve};
@@ -26,6 +27,8 @@
 #![forbid(unsafe_code)]
 
 mod carving;
+mod drops;
+mod early_drops;
 mod filter;
 mod interface;
 mod ledger;
@@ -37,7 +40,9 @@ mod probe;
 mod translate;
 mod wire_format;
 
-pub use carving::{CarveError, Carving, ChangeSummary, Deviation};
+pub use carving::{AddedDrops, CarveError, Carving, ChangeSummary, Deviation, FilterSurvey};
+pub use drops::{DropRefusal, WantedDrops, drops};
+pub use early_drops::{DropFigures, EarlyDrops};
 pub use filter::{Destination, FieldBits, Filter, FilterKind, FilterMatch};
 pub use interface::InterfaceFilters;
 pub use ledger::{Ledger, LedgerContext, LedgerFilter, LedgerStore};

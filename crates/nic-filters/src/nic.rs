@@ -84,6 +84,16 @@ impl NicError {
         self.source.raw_os_error() == Some(ENOENT)
     }
 
+    /// Returns whether the interface is gone, and its filters with it.
+    pub(crate) fn is_of_absent_interface(&self) -> bool {
+        self.source.raw_os_error() == Some(ENODEV)
+    }
+
+    /// Returns whether the table has no room for one more filter.
+    pub(crate) fn is_full(&self) -> bool {
+        self.source.raw_os_error() == Some(ENOSPC)
+    }
+
     /// Returns whether a driver has refused a filter because of its contents or its place, and would take
     /// another one.
     pub(crate) fn is_refusal(&self) -> bool {
@@ -108,6 +118,7 @@ pub(crate) const EPERM: i32 = 1;
 pub(crate) const ENOENT: i32 = 2;
 pub(crate) const EACCES: i32 = 13;
 pub(crate) const EEXIST: i32 = 17;
+pub(crate) const ENODEV: i32 = 19;
 pub(crate) const EINVAL: i32 = 22;
 pub(crate) const ENOSPC: i32 = 28;
 pub(crate) const ERANGE: i32 = 34;

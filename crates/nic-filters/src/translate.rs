@@ -20,7 +20,7 @@ use crate::wire_format::has_place;
 /// The most filters that one flow becomes.
 const MAX_FILTERS_OF_FLOW: u128 = 256;
 /// The most filters of a policy where the size of the table is not known.
-const MAX_FILTERS: usize = 4096;
+pub(crate) const MAX_FILTERS: usize = 4096;
 
 /// The destination of the packets of a wanted filter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -289,8 +289,7 @@ impl Carver<'_> {
             return Err(RuleRefusal::NotSteering);
         }
         let target = self.target(flow, wanted)?;
-        let matches = self.match_of(flow)?;
-        for matches in expanded(&matches, self.model)? {
+        for matches in matches_of(flow, self.model)? {
             if self.model.one_mask {
                 let masks = matches.shared_masks();
                 match &self.masks {
@@ -358,55 +357,60 @@ impl Carver<'_> {
             }
         }
     }
+}
 
-    /// The match of a flow, with the masks that it has.
-    fn match_of(&self, flow: &Flow) -> Result<FilterMatch, RuleRefusal> {
-        let cube = flow.cube().ok_or(RuleRefusal::Everything)?;
-        let kind = self.kind_of(cube);
-        if !self.model.kinds.contains(&kind) {
-            return Err(RuleRefusal::Kind(kind));
+/// The matches of a flow's filters: together those of the flow, each with masks that the NIC has.
+pub(crate) fn matches_of(flow: &Flow, model: &FilterModel) -> Result<Vec<FilterMatch>, RuleRefusal> {
+    expanded(&match_of(flow, model)?, model)
+}
+
+/// The match of a flow, with the masks that it has.
+fn match_of(flow: &Flow, model: &FilterModel) -> Result<FilterMatch, RuleRefusal> {
+    let cube = flow.cube().ok_or(RuleRefusal::Everything)?;
+    let kind = kind_of(cube, model);
+    if !model.kinds.contains(&kind) {
+        return Err(RuleRefusal::Kind(kind));
+    }
+    let mut fields = Vec::new();
+    for field in Field::all().filter(|field| is_of_version(*field, kind)) {
+        let bits = bits_of(cube, field);
+        if bits.mask == 0 || is_implied(&bits, kind) {
+            continue;
         }
-        let mut fields = Vec::new();
-        for field in Field::all().filter(|field| is_of_version(*field, kind)) {
-            let bits = bits_of(cube, field);
-            if bits.mask == 0 || is_implied(&bits, kind) {
-                continue;
-            }
-            if !has_place(kind, field) {
-                return Err(RuleRefusal::NoField { kind });
-            }
-            if !self.model.has_field(kind, field) {
-                return Err(RuleRefusal::Field { field, kind });
-            }
-            fields.push(bits);
-        }
-        let matches = FilterMatch::new(kind, fields);
-        // Conditions that are in no field: tunnels, the reserved bit of a tag, the absence of headers.
-        if matches.cube().as_ref() != Some(cube) {
+        if !has_place(kind, field) {
             return Err(RuleRefusal::NoField { kind });
         }
-        if matches.fields().is_empty() && kind == FilterKind::Ether {
-            return Err(RuleRefusal::Everything);
+        if !model.has_field(kind, field) {
+            return Err(RuleRefusal::Field { field, kind });
         }
-        Ok(matches)
+        fields.push(bits);
     }
+    let matches = FilterMatch::new(kind, fields);
+    // Conditions that are in no field: tunnels, the reserved bit of a tag, the absence of headers.
+    if matches.cube().as_ref() != Some(cube) {
+        return Err(RuleRefusal::NoField { kind });
+    }
+    if matches.fields().is_empty() && kind == FilterKind::Ether {
+        return Err(RuleRefusal::Everything);
+    }
+    Ok(matches)
+}
 
-    /// The kind of filter for a cube: of its transport protocol if the NIC has such filters, else of its IP
-    /// version.
-    fn kind_of(&self, cube: &Cube) -> FilterKind {
-        let protocol = (cube.mask_of(PROTOCOL) == u64::from(u8::MAX)).then(|| cube.value_of(PROTOCOL) as u8);
-        let is = |number: IpProtocol| protocol == Some(number.0);
-        let has = |kind| self.model.kinds.contains(&kind);
-        let (tcp, udp, ip) = match (cube.has(HAS_IPV4), cube.has(HAS_IPV6)) {
-            (true, _) => (FilterKind::Tcp4, FilterKind::Udp4, FilterKind::Ip4),
-            (_, true) => (FilterKind::Tcp6, FilterKind::Udp6, FilterKind::Ip6),
-            _ => return FilterKind::Ether,
-        };
-        match () {
-            () if cube.has(HAS_TCP) || is(IpProtocol::TCP) && has(tcp) => tcp,
-            () if cube.has(HAS_UDP) || is(IpProtocol::UDP) && has(udp) => udp,
-            () => ip,
-        }
+/// The kind of filter for a cube: of its transport protocol if the NIC has such filters, else of its IP
+/// version.
+fn kind_of(cube: &Cube, model: &FilterModel) -> FilterKind {
+    let protocol = (cube.mask_of(PROTOCOL) == u64::from(u8::MAX)).then(|| cube.value_of(PROTOCOL) as u8);
+    let is = |number: IpProtocol| protocol == Some(number.0);
+    let has = |kind| model.kinds.contains(&kind);
+    let (tcp, udp, ip) = match (cube.has(HAS_IPV4), cube.has(HAS_IPV6)) {
+        (true, _) => (FilterKind::Tcp4, FilterKind::Udp4, FilterKind::Ip4),
+        (_, true) => (FilterKind::Tcp6, FilterKind::Udp6, FilterKind::Ip6),
+        _ => return FilterKind::Ether,
+    };
+    match () {
+        () if cube.has(HAS_TCP) || is(IpProtocol::TCP) && has(tcp) => tcp,
+        () if cube.has(HAS_UDP) || is(IpProtocol::UDP) && has(udp) => udp,
+        () => ip,
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod carving;
 mod decisions;
+mod early_drops;
 mod encoding;
 mod interface;
 mod probing;
