@@ -20,6 +20,8 @@ const MAX_COMPARISONS: usize = 1 << 22;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Decider {
+    /// A filter of the NIC drops it, before a core sees it. A program alone does not show that.
+    Nic,
     /// The XDP program passes it to the host or drops it.
     XdpProgram,
     /// The flow table of the port: a worker only receives the packet, or the engine drops it or gives it
@@ -34,6 +36,7 @@ impl Decider {
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
+            Self::Nic => "nic",
             Self::XdpProgram => "xdp_program",
             Self::Engine => "engine",
             Self::Worker => "worker",
@@ -44,6 +47,7 @@ impl Decider {
     #[must_use]
     pub fn words(self) -> &'static str {
         match self {
+            Self::Nic => "NIC",
             Self::XdpProgram => "XDP program",
             Self::Engine => "engine",
             Self::Worker => "worker",

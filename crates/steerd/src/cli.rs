@@ -13,6 +13,7 @@ use clap::{ArgGroup, Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use device_model::DeviceModel;
 use nic_filters::FilterModel;
+use serde::Deserialize;
 
 const EXIT_CODES: &str = "\
 Exit codes:
@@ -135,7 +136,11 @@ pub(crate) struct RunArgs {
     /// steers or drops leave the kernel, all others never leave it.
     #[arg(long, value_name = "NAME", conflicts_with_all = ["config", "demo", "device"])]
     pub(crate) interface: Option<String>,
-    /// The filter model of a policy whose groups have queues.
+    /// Let the NIC drop packets of drop rules by its own filters, where they can: such packets reach no core,
+    /// and are not counted by rule. All others are left to the XDP program and the workers [default: off].
+    #[arg(long, value_enum, value_name = "off|drop", requires = "interface")]
+    pub(crate) nic_filters: Option<NicFilterUse>,
+    /// The filter model of a policy whose groups have queues, or of --nic-filters drop.
     #[arg(long, value_name = "NAME|FILE", value_parser = parse_filter_model, requires = "interface")]
     #[arg(help = filter_model_help("that of the driver"))]
     pub(crate) filter_model: Option<FilterModel>,
@@ -223,7 +228,11 @@ pub(crate) struct CheckArgs {
     /// Print errors only: nothing on standard output, and no warnings. What --deny names still fails.
     #[arg(short, long, conflicts_with = "format")]
     pub(crate) quiet: bool,
-    /// The filter model of a policy whose groups have queues.
+    /// With --interface: also show which drop rules the filters of the NIC carry out, as `run --nic-filters`
+    /// does, and why not the others.
+    #[arg(long, value_enum, value_name = "off|drop", requires = "interface")]
+    pub(crate) nic_filters: Option<NicFilterUse>,
+    /// The filter model of a policy whose groups have queues, or of ports with nic_filters = "drop".
     #[arg(long, value_name = "NAME|FILE", value_parser = parse_filter_model)]
     #[arg(help = filter_model_help("that of the driver of --interface, without which it is `cautious`"))]
     pub(crate) filter_model: Option<FilterModel>,
@@ -704,6 +713,17 @@ pub(crate) struct DevicesArgs {
     pub(crate) format: Format,
 }
 
+/// The use of the receive filters of a port's interface.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, ValueEnum)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum NicFilterUse {
+    /// None.
+    #[default]
+    Off,
+    /// The NIC drops packets of drop rules where its filters can.
+    Drop,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {
     Text,
@@ -714,7 +734,8 @@ pub(crate) enum Format {
 fn filter_model_help(default: &str) -> String {
     let names = FilterModel::names().join(", ");
     format!(
-        "For a policy whose groups have queues: the filter model, a name ({names}) or a file [default: {default}]"
+        "For a policy whose groups have queues, and for the filters of the NIC below drop rules: the filter model, a name \
+         ({names}) or a file [default: {default}]"
     )
 }
 

@@ -13,6 +13,7 @@ mod error;
 pub(crate) mod health;
 mod history;
 pub(crate) mod libmlx5;
+pub(crate) mod nic_drops;
 mod notify;
 mod observer;
 pub(crate) mod placement;
@@ -41,6 +42,7 @@ use crate::cli::{Format, RunArgs};
 use crate::daemon::dataplane::{Builder, Steering};
 use crate::daemon::health::{Change, Monitor};
 use crate::daemon::history::{History, PastPolicy};
+use crate::daemon::nic_drops::NicDrops;
 use crate::daemon::observer::{Observer, unix_seconds};
 use crate::daemon::reload::{Parts, Reloader, WAITERS_MAX};
 use crate::daemon::rules::LiveRules;
@@ -156,6 +158,8 @@ fn start(
         return Ok(None);
     }
     let builder = builder?;
+    // After the wires: an XDP program may make a driver set up its queues anew.
+    let nic_drops = NicDrops::open(&loaded.settings, args.filter_model.as_ref())?;
     let (device, workers) = (&builder.opened().device, builder.worker_count());
     let profile = builder.opened().profile(workers);
     let begun = Instant::now();
@@ -179,7 +183,7 @@ fn start(
     }
     let inputs = Arc::clone(&compiled.inputs);
     let weights = compiled.weights.clone();
-    let steering = builder.start(loaded.policy.clone(), compiled)?;
+    let steering = builder.start(loaded.policy.clone(), compiled, nic_drops)?;
     fault.iter().for_each(|fault| steering.observer.board.reload_failed(fault));
     if history.back(0).is_none_or(|last| last.inputs.sha256 != inputs.sha256) {
         history.add(PastPolicy {

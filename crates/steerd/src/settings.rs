@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
 
-use crate::cli::RunArgs;
+use crate::cli::{NicFilterUse, RunArgs};
 pub(crate) use layers::Origin;
 use layers::{Layer, Layers};
 pub(crate) use lengths::{LengthError, PortMtu};
@@ -92,6 +92,8 @@ pub(crate) struct Request {
     pub(crate) demo: bool,
     /// The network interface that the port of the soft NIC is.
     pub(crate) interface: Option<String>,
+    /// The use of the filters of that interface; `None`: the default.
+    pub(crate) nic_filters: Option<NicFilterUse>,
     pub(crate) policy: Option<PathBuf>,
     pub(crate) device: Option<String>,
     pub(crate) listen: Option<String>,
@@ -107,6 +109,7 @@ impl From<&RunArgs> for Request {
             file: args.config.clone(),
             demo: args.demo,
             interface: args.interface.clone(),
+            nic_filters: args.nic_filters,
             policy: args.policy.clone().or_else(|| args.policy_flag.clone()),
             device: args.device.clone(),
             listen: args.listen.clone(),
@@ -190,7 +193,7 @@ fn load_with(request: &Request, environment: &[(String, String)]) -> Result<Load
         }
     }
     if let Some(interface) = &request.interface {
-        layers.push(Layer::of_interface(interface), &mut problems);
+        layers.push(Layer::of_interface(interface, request.nic_filters), &mut problems);
     }
     for layer in flags(request) {
         layers.push(layer, &mut problems);

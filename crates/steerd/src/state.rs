@@ -294,9 +294,32 @@ pub(crate) struct PortState {
     /// `None`: the wire takes no packets away from the kernel.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) claims: Option<PortClaims>,
+    /// `None`: the NIC has no filters of the daemon.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) nic_filters: Option<PortFilters>,
     /// Lost, not dropped by a rule, as far as the device counts it. [`LOST_ON_WIRE`]: lost before the port
     /// received it; all other reasons are part of what it received.
     pub(crate) lost_packets: Reasons,
+}
+
+/// The filters of a NIC that drop packets of drop rules, as they were after the last change or comparison.
+/// The NIC counts no packets of them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub(crate) struct PortFilters {
+    pub(crate) filter_model: String,
+    /// Filters that are there, in all and by rule.
+    pub(crate) filters: u64,
+    pub(crate) rules: BTreeMap<String, usize>,
+    /// Filters that the NIC has not taken, or that are gone.
+    pub(crate) missing: u64,
+    /// Filters that could not be removed.
+    pub(crate) unwanted: u64,
+    /// Filters of other programs.
+    pub(crate) foreign: u64,
+    /// Filters that were gone and were inserted again.
+    pub(crate) restored: u64,
+    /// Why filters are missing or unwanted.
+    pub(crate) problem: Option<String>,
 }
 
 /// The packets that the flows of a port claim of its interface.

@@ -5,6 +5,7 @@
 mod carving;
 mod interface;
 mod json;
+mod nic_drops;
 mod text;
 
 use std::collections::HashSet;
@@ -17,13 +18,14 @@ use program::{Program, RuleId, SinkId};
 use serde::Serialize;
 
 use self::interface::OnInterface;
+use self::nic_drops::DropsOfPort;
 use super::target::Target;
-use crate::cli::{ApiArgs, CheckArgs, Cli, Deny, Format, TrafficArg};
+use crate::cli::{ApiArgs, CheckArgs, Cli, Deny, Format, NicFilterUse, TrafficArg};
 use crate::commands::{Error, client};
 use crate::lost_exceptions::Lost;
 use crate::policy_file::{Counters, PolicyErrors};
 use crate::protection::{self, Protection};
-use crate::settings::{PolicySource, Traffic};
+use crate::settings::{PolicySource, Settings, Traffic};
 use crate::terminal::output::{self, OutputError, Progress};
 use crate::terminal::style::Layout;
 use crate::terminal::table::counted;
@@ -68,7 +70,7 @@ pub(crate) fn run(args: &CheckArgs) -> Result<(), Error> {
     }
     refuse_conflict(args);
     let Target { mut source, device, workers, settings } =
-        Target::on(&args.policy, args.interface.as_deref())?;
+        Target::on(&args.policy, args.interface.as_deref(), args.nic_filters)?;
     match &args.traffic {
         Some(TrafficArg::Capture(path)) => source.traffic = Some(Traffic::Capture(path.clone())),
         Some(TrafficArg::Running) => source.traffic = Some(Traffic::Counters),
@@ -81,7 +83,7 @@ pub(crate) fn run(args: &CheckArgs) -> Result<(), Error> {
     if read.policy.carves_queues() {
         return carving::run(args, &source, settings.as_deref(), &read);
     }
-    if args.filter_model.is_some() {
+    if args.filter_model.is_some() && !uses_nic_filters(settings.as_deref()) {
         return Err(Error::Daemon(daemon::Error::NoQueues));
     }
     let weights =
@@ -111,7 +113,9 @@ pub(crate) fn run(args: &CheckArgs) -> Result<(), Error> {
         _ => None,
     };
     let interface = match (&settings, &report.program) {
-        (Some(settings), Some(program)) => interface::of(settings, program, capture(args))?,
+        (Some(settings), Some(program)) => {
+            interface::of(settings, program, capture(args), args.filter_model.as_ref())?
+        }
         _ => None,
     };
     let counted = counters.map(|counters| CountedShare::of(&job, report.program.as_ref(), &counters));
@@ -163,6 +167,12 @@ fn analysed(args: &CheckArgs, policy: &Policy) -> Option<Analysis> {
         let mut progress = Progress::new();
         analysis::analyse(policy, &mut |at| progress.show(at))
     })
+}
+
+/// Whether a port uses the filters of its NIC for drop rules.
+fn uses_nic_filters(settings: Option<&Settings>) -> bool {
+    let ports = settings.map(Settings::xdp_ports).unwrap_or_default();
+    ports.iter().any(|port| port.nic_filters == NicFilterUse::Drop)
 }
 
 /// Ends the process if arguments contradict each other.
@@ -244,7 +254,7 @@ impl Checked {
             all.extend(self.warnings.iter().cloned());
         }
         output::print_diagnostics(&Diagnostics::from(all));
-        for error in self.unserved_queues() {
+        for error in self.unserved_queues().iter().map(String::as_str).chain(self.filter_problems()) {
             output::print_error(&format!("error: {error}"));
         }
         if quiet {
@@ -278,10 +288,19 @@ impl Checked {
         self.interface.as_ref().map(|interface| &*interface.unserved_queues).unwrap_or_default()
     }
 
-    /// Whether it compiles, loses no exceptions and no protected packets, rules at run time have room, and
-    /// each queue of an interface has a socket.
+    /// Why NICs have no filters for drop rules.
+    fn filter_problems(&self) -> impl Iterator<Item = &str> {
+        let ports = self.interface.iter().flat_map(|interface| &interface.nic_drops);
+        ports.filter_map(DropsOfPort::problem)
+    }
+
+    /// Whether it compiles, loses no exceptions and no protected packets, rules at run time have room,
+    /// each queue of an interface has a socket, and each NIC has the filters that it is to have.
     fn is_installable(&self) -> bool {
-        self.report.program.is_some() && self.problems().next().is_none() && self.unserved_queues().is_empty()
+        self.report.program.is_some()
+            && self.problems().next().is_none()
+            && self.unserved_queues().is_empty()
+            && self.filter_problems().next().is_none()
     }
 
     /// Why a policy that compiles is refused, in short.
@@ -301,6 +320,9 @@ impl Checked {
         }
         if !self.unserved_queues().is_empty() {
             found.push("receive queues without a socket".to_owned());
+        }
+        if self.filter_problems().next().is_some() {
+            found.push("no filters of the NIC that drop".to_owned());
         }
         format!("{} on {}", found.join(", "), self.report.device)
     }

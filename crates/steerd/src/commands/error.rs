@@ -103,7 +103,12 @@ fn of_daemon(error: &daemon::Error) -> u8 {
     match error {
         Error::Policy(_) => 1,
         Error::Settings(problems) => of_settings(problems),
-        Error::Model(_) | Error::Personality(_) | Error::Frames(_) | Error::NoQueues => 3,
+        Error::Model(_)
+        | Error::FilterModel { .. }
+        | Error::Personality(_)
+        | Error::Frames(_)
+        | Error::NoQueues
+        | Error::QueuesAndDrops => 3,
         // The MTUs are those of the host now: before the network is configured they may be others.
         Error::Lengths(_)
         | Error::NoDevice(_)
@@ -115,6 +120,8 @@ fn of_daemon(error: &daemon::Error) -> u8 {
         | Error::Device(_)
         | Error::TooFewQueues { .. }
         | Error::Carving(_)
+        | Error::NicDrops { .. }
+        | Error::NoNicDrops { .. }
         | Error::Sink(_)
         | Error::Install(_) => 4,
         Error::Worker(_) | Error::Cores(_) => 5,

@@ -6,7 +6,7 @@ use std::path::Path;
 use device_model::DeviceModel;
 
 use super::Error;
-use crate::cli::PolicyArgs;
+use crate::cli::{NicFilterUse, PolicyArgs};
 use crate::daemon::cores;
 use crate::daemon::device::{self, TargetDevice};
 use crate::policy_file::{
@@ -27,11 +27,16 @@ pub(crate) struct Target {
 
 impl Target {
     pub(crate) fn of(args: &PolicyArgs) -> Result<Self, Error> {
-        Self::on(args, None)
+        Self::on(args, None, None)
     }
 
-    /// The target of these arguments; with an interface, the port that `run --interface` makes of it.
-    pub(crate) fn on(args: &PolicyArgs, interface: Option<&str>) -> Result<Self, Error> {
+    /// The target of these arguments; with an interface, the port that `run --interface` makes of it, with
+    /// this use of its filters.
+    pub(crate) fn on(
+        args: &PolicyArgs,
+        interface: Option<&str>,
+        nic_filters: Option<NicFilterUse>,
+    ) -> Result<Self, Error> {
         let mut workers = args.workers.map(|workers| workers as usize);
         let wanted = args.model.clone();
         if args.config.is_none() && interface.is_none() {
@@ -43,6 +48,7 @@ impl Target {
         let request = Request {
             file: args.config.clone(),
             interface: interface.map(str::to_owned),
+            nic_filters,
             policy: args.policy.clone().filter(|path| !is_standard_input(path)),
             variables: args.variables.set.clone(),
             ..Request::default()

@@ -10,6 +10,7 @@ use policy::policy::SetSize;
 use program::{Program, RuleDeciders};
 
 use crate::api::InForce;
+use crate::daemon::nic_drops::PublishedDrops;
 use crate::daemon::sinks::SinkList;
 use crate::policy_file::{Inputs, RuleWeights};
 use crate::settings::PolicySource;
@@ -24,6 +25,8 @@ pub(crate) struct Published {
     pub(crate) policy: Arc<PolicyInForce>,
     pub(crate) reloads: Reloads,
     pub(crate) sinks: Arc<SinkList>,
+    /// The filters of NICs that drop packets of the policy's drop rules, by port.
+    pub(crate) nic_drops: Arc<[PublishedDrops]>,
     /// The counters of drop rules; `None`: they were not read yet.
     pub(crate) drops: Option<Arc<[DropTotals]>>,
     /// The most dropped packets that are in no counter, because counters could not be read after the removal
@@ -96,6 +99,7 @@ impl Board {
             policy: Arc::new(policy),
             reloads: Reloads { succeeded: 0, failed: 0, last_error: None, last_successful: true },
             sinks: Arc::default(),
+            nic_drops: Arc::new([]),
             drops: None,
             uncounted_drops: 0,
             changes: 0,

@@ -15,7 +15,7 @@ use nic_filters::{CarveError, Carving, FilterModel, InterfaceFilters, NicFilters
 use policy::Diagnostics;
 
 use crate::carving::CarvedPolicy;
-use crate::cli::RunArgs;
+use crate::cli::{NicFilterUse, RunArgs};
 use crate::daemon::signals::{Event, Signals};
 use crate::daemon::{Error, notify};
 use crate::policy_file::{self, PolicyErrors};
@@ -25,7 +25,9 @@ use crate::telemetry::carving::{CarvingFigures, CarvingStatus};
 use crate::telemetry::http;
 use crate::terminal::output;
 use crate::terminal::table::counted;
-use store::{FilterStore, Places};
+#[cfg(test)]
+pub(super) use store::is_carved;
+pub(super) use store::{FilterPurpose, FilterStore, Places};
 pub(crate) use store::{StoreError, noted};
 
 /// How often the filters are compared with those that should be there, and systemd's watchdog is fed.
@@ -55,13 +57,15 @@ pub(crate) enum CarvingError {
 /// with workers on it.
 pub(super) fn interface_of<'a>(args: &'a RunArgs, loaded: &Loaded) -> Result<Option<&'a str>, Error> {
     let Some(interface) = args.interface.as_deref() else { return Ok(None) };
+    let is_for_drops = args.nic_filters == Some(NicFilterUse::Drop);
+    let is_for_queues = args.filter_model.is_some() && !is_for_drops;
     match policy_file::load(&loaded.policy) {
+        Ok(read) if read.policy.carves_queues() && is_for_drops => Err(Error::QueuesAndDrops),
         Ok(read) if read.policy.carves_queues() => Ok(Some(interface)),
-        Ok(_) if args.filter_model.is_some() => Err(Error::NoQueues),
+        Ok(_) if is_for_queues => Err(Error::NoQueues),
         Ok(_) => Ok(None),
         Err(diagnostics) => {
-            let is_for_queues =
-                args.filter_model.is_some() || store::is_carved(loaded.settings.state.folder(), interface);
+            let is_for_queues = is_for_queues || store::is_carved(loaded.settings.state.folder(), interface);
             if is_for_queues { Err(refused(&loaded.policy, &diagnostics)) } else { Ok(None) }
         }
     }
@@ -87,7 +91,8 @@ pub(super) fn run(args: &RunArgs, loaded: &Loaded, interface: &str, signals: &Si
     nic.facts().map_err(|error| CarvingError::from(CarveError::from(error)))?;
     let model = args.filter_model.clone().unwrap_or_else(|| FilterModel::by_driver(&nic.driver()));
     let places = Places::of(loaded.settings.state.folder());
-    let store = FilterStore::open(&places, interface, nic.index()).map_err(CarvingError::from)?;
+    let store = FilterStore::open(&places, interface, nic.index(), FilterPurpose::Queues)
+        .map_err(CarvingError::from)?;
     let left = store.left();
     let carving = Carving::open(nic, store, model, left).map_err(CarvingError::from)?;
     let mut daemon = CarvingDaemon::new(carving, loaded.policy.clone());
@@ -367,7 +372,8 @@ mod tests {
     }
 
     fn daemon(nic: &ModelledNic, folder: &Path) -> CarvingDaemon<ModelledNic> {
-        let store = FilterStore::open(&places(folder), "modelled0", 3).expect("a folder");
+        let store =
+            FilterStore::open(&places(folder), "modelled0", 3, FilterPurpose::Queues).expect("a folder");
         let left = store.left();
         let model = FilterModel::by_name("mlx5").expect("built in");
         let carving = Carving::open(nic.clone(), store, model, left).expect("it has filters");
@@ -466,11 +472,15 @@ mod tests {
         let first = daemon(&nic, folder.path());
         // Neither another folder of the state nor another name of the interface is a way around the lock.
         let others = Places { records: folder.path().join("other"), ..places(folder.path()) };
-        let second = FilterStore::open(&others, "renamed0", 3);
+        let second = FilterStore::open(&others, "renamed0", 3, FilterPurpose::Drops);
         assert!(matches!(second, Err(StoreError::Held { .. })));
-        assert!(FilterStore::open(&others, "modelled1", 4).is_ok(), "another interface");
+        assert!(
+            FilterStore::open(&others, "modelled1", 4, FilterPurpose::Queues).is_ok(),
+            "another interface"
+        );
         drop(first);
-        let free = FilterStore::open(&places(folder.path()), "modelled0", 3).expect("the lock is free");
+        let free = FilterStore::open(&places(folder.path()), "modelled0", 3, FilterPurpose::Queues)
+            .expect("the lock is free");
         assert_eq!(free.path(), daemon_file(folder.path()));
     }
 

@@ -16,15 +16,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use control::{ChangeStage, ControlError, Controller, Counted, DigestedProgram, DropTotals, FlowChanges};
+use control::{
+    ChangeStage, ControlError, Controller, Counted, DigestedProgram, DropTotals, FlowChanges, Installed,
+};
 use crossbeam::channel;
 use program::Program;
 use softnic::PortStats;
 use wire::BURST_FRAMES;
-use worker::{Disposition, Publication, RuleSnapshot, SharedStage, Traffic};
+use worker::{Disposition, Publication, RuleSnapshot, SharedStage, SinkMap, Traffic};
 
 use crate::daemon::Error;
 use crate::daemon::board::{PolicyInForce, Published, Warnings};
+use crate::daemon::nic_drops::{NicDrops, PublishedDrops};
 use crate::daemon::observer::{self, Observer, WorkerEntry, unix_seconds};
 use crate::daemon::sinks::Sinks;
 use crate::policy_file::{Compiled, is_quoted};
@@ -38,12 +41,17 @@ pub(crate) use stop::Stopped;
 /// ([`worker::WorkerControl::wait`]).
 const PUBLISH_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// How often the filters of NICs are compared with those that should be there.
+const FILTER_COMPARISON: Duration = Duration::from_secs(5);
+
 /// How long after a change workers keep the other program: a device may still deliver packets by flows that
 /// were just removed.
 pub(in crate::daemon) const LATE_PACKET_GRACE: Duration = Duration::from_secs(1);
 
 pub(crate) struct Dataplane {
-    /// First, so that flows and queue pairs are destroyed before the objects that they refer to.
+    /// Before the flows that drop the same packets.
+    nic_drops: NicDrops,
+    /// Before the rest, so that flows and queue pairs are destroyed before the objects that they refer to.
     controller: Controller,
     /// Before the device, whose queues they may use.
     sinks: Sinks,
@@ -58,6 +66,8 @@ impl Dataplane {
     /// Carries out commands until [`Command::Stop`]. The channels do not end before: the observer has a
     /// sender.
     fn run(mut self, taken: &Taken) -> Self {
+        let no_filters = self.nic_drops.is_empty();
+        let comparisons = if no_filters { channel::never() } else { channel::tick(FILTER_COMPARISON) };
         loop {
             let timer = self.free_at.map_or_else(channel::never, channel::at);
             channel::select! {
@@ -68,6 +78,10 @@ impl Dataplane {
                 }
                 recv(taken.detached) -> detach => detach.into_iter().for_each(|detach| self.detach(&detach)),
                 recv(timer) -> _ => self.free_previous(),
+                recv(comparisons) -> _ => {
+                    self.nic_drops.restore();
+                    self.publish_drops();
+                }
             }
         }
     }
@@ -144,23 +158,7 @@ impl Dataplane {
         };
         // Packets may arrive at new sinks before the change is over.
         self.publish_sinks();
-        let workers = &self.observer.workers;
-        let sinks = &mut self.sinks;
-        let mut publish = |stage: &ChangeStage| {
-            if let ChangeStage::Begin(program) = stage {
-                sinks.begin(program, &map);
-            }
-            publish(workers, &SharedStage::new(stage, &map))
-        };
-        let install = |controller: &mut Controller| controller.install_digested(digested, &mut publish);
-        let installed = match change_device(&mut self.controller, &self.observer, install) {
-            Ok(installed) => installed,
-            Err(error) => {
-                self.sinks.abandon();
-                return Err(Error::Install(error));
-            }
-        };
-        self.sinks.installed(&map);
+        let installed = self.change_flows(digested, &map)?;
         let program = installed.program;
         if let Some(warning) = &installed.warning {
             tracing::warn!("{warning}");
@@ -197,9 +195,10 @@ impl Dataplane {
             },
             deciders: OnceLock::new(),
         };
-        let sinks = Arc::new(self.sinks.list());
+        let (sinks, nic_drops) = (Arc::new(self.sinks.list()), self.published_drops());
         self.update(|published| {
             published.policy = Arc::new(policy);
+            published.nic_drops = nic_drops;
             published.sinks = sinks;
             if cause != Cause::Rules {
                 published.reloads.last_error = installed.warning.as_ref().map(ToString::to_string);
@@ -208,6 +207,50 @@ impl Dataplane {
             published.changes += 1;
         });
         Ok(installed.changes)
+    }
+
+    /// Changes the flows on the device, and the filters of NICs around that: those that the new program does
+    /// not want go before, and those that it wants come after.
+    fn change_flows(&mut self, digested: DigestedProgram, map: &Arc<SinkMap>) -> Result<Installed, Error> {
+        let workers = &self.observer.workers;
+        let sinks = &mut self.sinks;
+        let mut publish = |stage: &ChangeStage| {
+            if let ChangeStage::Begin(program) = stage {
+                sinks.begin(program, map);
+            }
+            publish(workers, &SharedStage::new(stage, map))
+        };
+        let begun = self.nic_drops.begin(digested.program().as_ref());
+        let install = |controller: &mut Controller| controller.install_digested(digested, &mut publish);
+        let installed = begun.and_then(|()| {
+            change_device(&mut self.controller, &self.observer, install).map_err(Error::Install)
+        });
+        match installed {
+            Ok(installed) => {
+                self.nic_drops.finish();
+                self.sinks.installed(map);
+                Ok(installed)
+            }
+            Err(error) => {
+                self.nic_drops.abandon(!self.controller.has_leftover());
+                self.publish_drops();
+                self.sinks.abandon();
+                Err(error)
+            }
+        }
+    }
+
+    fn publish_drops(&self) {
+        let nic_drops = self.published_drops();
+        self.update(|published| published.nic_drops = nic_drops);
+    }
+
+    /// The filters of NICs as they are now; a fault of them is one of the daemon's health.
+    fn published_drops(&self) -> Arc<[PublishedDrops]> {
+        let nic_drops = self.nic_drops.published();
+        let faults: Vec<String> = nic_drops.iter().filter_map(PublishedDrops::fault).collect();
+        self.observer.health.set_filters_fault((!faults.is_empty()).then(|| faults.join(", ")));
+        nic_drops
     }
 
     /// Sums the counters of rules that neither this program, which is in force, nor the previous policy has

@@ -25,9 +25,25 @@ pub(crate) enum Error {
     #[error("{}", chain(.0))]
     Carving(#[from] super::carving::CarvingError),
     #[error(
-        "--filter-model is for a policy with groups of queues (hint: give the groups `queues`, or leave the option out)"
+        "--filter-model is for a policy with groups of queues, or for nic_filters = \"drop\" (hint: give the groups \
+         `queues`, add --nic-filters drop, or leave the option out)"
     )]
     NoQueues,
+    #[error(
+        "--nic-filters is for a policy with workers, and this one carves queues: all of its rules are filters of the NIC \
+         (hint: leave the option out)"
+    )]
+    QueuesAndDrops,
+    #[error("port {port}: nic_filters = \"drop\": {}", chain(source))]
+    NicDrops { port: u8, source: super::carving::CarvingError },
+    #[error(
+        "port {port}: nic_filters = \"drop\": the filters of {interface} (driver {driver}, filter model `{model}`) do not \
+         drop (hint: `steerd devices --probe-filters {interface}` finds what they do, for filter_model; else nic_filters = \
+         \"off\")"
+    )]
+    NoNicDrops { port: u8, interface: String, driver: String, model: String },
+    #[error("port {port}: filter_model: {}", chain(source))]
+    FilterModel { port: u8, source: nic_filters::ModelError },
     #[error("no device: {0}")]
     NoDevice(String),
     #[error("device.model: {}", chain(.0))]

@@ -67,6 +67,8 @@ struct Status {
     losing_sinks: Vec<LosingSink>,
     /// Why rules at run time do not act as they should.
     rules_fault: Option<String>,
+    /// Why filters of a NIC may drop packets that the policy does not drop.
+    filters_fault: Option<String>,
     /// When the run loop must have made its next update. `None`: it does not run yet, or no more.
     due: Option<Instant>,
 }
@@ -107,6 +109,11 @@ impl Health {
         self.status().rules_fault = fault;
     }
 
+    /// Notes why filters of a NIC may drop packets that the policy does not drop, if they may.
+    pub(crate) fn set_filters_fault(&self, fault: Option<String>) {
+        self.status().filters_fault = fault;
+    }
+
     /// The reason why the sink of this name loses all its packets, if it does.
     pub(crate) fn loses(&self, sink: &str) -> Option<&'static str> {
         self.status().losing_sinks.iter().find(|losing| losing.name == sink).map(|losing| losing.reason)
@@ -131,7 +138,7 @@ impl Probes for Health {
     fn degraded(&self) -> Option<String> {
         let status = self.status();
         let mut reasons: Vec<String> = status.losing_sinks.iter().map(ToString::to_string).collect();
-        reasons.extend(status.rules_fault.clone());
+        reasons.extend(status.rules_fault.iter().chain(&status.filters_fault).cloned());
         (!reasons.is_empty()).then(|| format!("degraded: {}", reasons.join(", ")))
     }
 
@@ -334,6 +341,19 @@ mod tests {
         assert_eq!(health.degraded().as_deref(), Some(degraded));
         assert_eq!((health.loses("files"), health.loses("other")), (Some("ring_full"), None));
         assert_eq!(health.set_losing_sinks(vec![]), [Change::Passing(sink("ring_full"))]);
+        assert_eq!(health.degraded(), None);
+    }
+
+    #[test]
+    fn filters_that_may_drop_packets_of_other_rules_degrade_a_ready_daemon() {
+        let health = Health::default();
+        health.set_steering(true);
+        health.set_filters_fault(Some("1 filter of eth0".to_owned()));
+        assert_eq!(
+            (health.ready(), health.degraded()),
+            (Ok(()), Some("degraded: 1 filter of eth0".to_owned()))
+        );
+        health.set_filters_fault(None);
         assert_eq!(health.degraded(), None);
     }
 }

@@ -13,6 +13,7 @@ use toml::{Table, Value};
 
 use super::types::{AUTO_SOCKET, AUTO_STATE, COUNTERS};
 use super::{Problem, Settings};
+use crate::cli::NicFilterUse;
 
 const PREFIX: &str = "STEERD_";
 const SEPARATOR: &str = "__";
@@ -112,11 +113,15 @@ impl Layer {
     }
 
     /// A soft NIC whose one port is a network interface.
-    pub(super) fn of_interface(name: &str) -> Result<Self, Vec<Problem>> {
+    pub(super) fn of_interface(name: &str, filters: Option<NicFilterUse>) -> Result<Self, Vec<Problem>> {
         let name = Value::String(name.to_owned());
         let wire = format!("{{ kind = \"af_xdp\", interface = {name}, mode = \"auto\" }}");
+        let filters = match filters.unwrap_or_default() {
+            NicFilterUse::Off => "",
+            NicFilterUse::Drop => ", nic_filters = \"drop\"",
+        };
         let text = format!(
-            "device.name = \"softnic0\"\nsoftnic.name = \"softnic0\"\nsoftnic.ports = [{{ wire = {wire} }}]\n"
+            "device.name = \"softnic0\"\nsoftnic.name = \"softnic0\"\nsoftnic.ports = [{{ wire = {wire}{filters} }}]\n"
         );
         Self::parse(Origin::Flag("--interface"), &text)
     }
@@ -240,6 +245,8 @@ fn rebase(table: &mut Table, folder: &Path) {
             for key in ["path", "output"] {
                 rebase_one(port.get_mut("wire").and_then(|wire| wire.get_mut(key)));
             }
+            let model = port.get_mut("filter_model");
+            rebase_one(model.filter(|model| model.as_str().is_some_and(DeviceModel::is_path)));
         }
     };
     rebase_ports(nic);

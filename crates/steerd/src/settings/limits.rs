@@ -6,11 +6,14 @@
 use std::error::Error as _;
 
 use device_model::{BaseModel, DeviceModel, LoadError};
+use nic_filters::FilterModel;
 use softnic::PORT_MTU_BYTES;
+use wire::WireConfig;
 
 use super::layers::Layers;
 use super::types::{Cores, FrameBytes, Provider, Settings, SoftNic, SoftNicMode, SoftNicPort};
 use super::{Origin, Problem, log_filter};
+use crate::cli::NicFilterUse;
 
 /// No known device has indirection tables for more queues.
 const MAX_WORKERS: usize = 1024;
@@ -157,6 +160,7 @@ fn check_softnic(settings: &Settings, report: &mut dyn FnMut(&str, String, Optio
     }
     check_engine_threads(nic, report);
     check_mtu("softnic.ports", "", &nic.ports, report);
+    check_filters(nic, report);
     check_other_softnics(nic, &settings.device.name, report);
     if let FrameBytes::Bytes(frame_bytes) = settings.workers.frame_bytes
         && frame_bytes < *FRAME_BYTES.end()
@@ -182,6 +186,33 @@ fn check_softnic(settings: &Settings, report: &mut dyn FnMut(&str, String, Optio
     {
         let message = format!("the soft NIC has {} ports, none of them number {port}", nic.ports.len());
         report("device.ports", message, Some("add [[softnic.ports]]"));
+    }
+}
+
+/// Checks the settings of the filters of NICs.
+fn check_filters(nic: &SoftNic, report: &mut dyn FnMut(&str, String, Option<&str>)) {
+    for (port, number) in nic.ports.iter().zip(1..) {
+        let is_used = port.nic_filters == NicFilterUse::Drop;
+        if is_used && !matches!(port.wire, WireConfig::AfXdp(_)) {
+            let message = format!("port {number}: nic_filters = \"drop\" is for the wire af_xdp");
+            report("softnic.ports", message, Some("wire.kind = \"af_xdp\", or leave nic_filters out"));
+        }
+        let Some(model) = &port.filter_model else { continue };
+        if !is_used {
+            let message = format!("port {number}: filter_model is for nic_filters = \"drop\"");
+            report("softnic.ports", message, Some("add nic_filters = \"drop\", or leave filter_model out"));
+        }
+        if let Err(error) = FilterModel::named_or_file(model) {
+            let source = error.source().map_or_else(String::new, |source| format!(": {source}"));
+            report("softnic.ports", format!("port {number}: filter_model: {error}{source}"), None);
+        }
+    }
+    for other in &nic.others {
+        if other.ports.iter().any(|port| port.nic_filters != NicFilterUse::Off || port.filter_model.is_some())
+        {
+            let message = format!("{}: nic_filters is for ports that receive", other.name);
+            report("softnic.others", message, Some("leave nic_filters and filter_model out"));
+        }
     }
 }
 

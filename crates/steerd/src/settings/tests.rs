@@ -89,6 +89,10 @@ fn an_interface_is_the_port_of_the_soft_nic_whatever_variables_say() {
     let WireConfig::AfXdp(wire) = &port.wire else { panic!("{port:?}") };
     assert_eq!((&*wire.interface, wire.mode), ("eth\"0", wire::XdpMode::Auto));
     assert_eq!((&*settings.device.name, &*settings.softnic.name), ("softnic0", "softnic0"));
+    assert_eq!(port.nic_filters, NicFilterUse::Off);
+    let request = Request { nic_filters: Some(NicFilterUse::Drop), ..request };
+    let settings = load_with(&request, &environment).expect("an interface").settings;
+    assert_eq!(settings.xdp_ports()[0].nic_filters, NicFilterUse::Drop);
 }
 
 #[test]
@@ -340,6 +344,21 @@ fn values_out_of_range_name_the_layer_that_set_them() {
         ("[softnic]\ncores = [1]\nthreads = 1\n", "softnic.threads"),
         ("[device]\nports = [2]\n[[softnic.ports]]\nwire = { kind = \"null\" }\n", "device.ports"),
         ("[[softnic.ports]]\nmtu_bytes = 1\nwire = { kind = \"null\" }\n", "softnic.ports"),
+        ("[[softnic.ports]]\nnic_filters = \"drop\"\nwire = { kind = \"null\" }\n", "softnic.ports"),
+        (
+            "[[softnic.ports]]\nfilter_model = \"mlx5\"\nwire = { kind = \"af_xdp\", interface = \"eth0\" }\n",
+            "softnic.ports",
+        ),
+        (
+            "[[softnic.ports]]\nnic_filters = \"drop\"\nfilter_model = \"none\"\n\
+             wire = { kind = \"af_xdp\", interface = \"eth0\" }\n",
+            "softnic.ports",
+        ),
+        (
+            "[[softnic.others]]\nname = \"out\"\n\
+             ports = [{ wire = { kind = \"null\" }, nic_filters = \"drop\" }]\n",
+            "softnic.others",
+        ),
         (
             "[workers]\nframe_bytes = 2048\n\
              [[softnic.ports]]\nwire = { kind = \"af_packet\", interface = \"eth0\", merged = \"whole\" }\n",

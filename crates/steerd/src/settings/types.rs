@@ -10,10 +10,13 @@ use std::path::PathBuf;
 
 use device_model::DeviceModel;
 use hugemem::PageKind;
+use nic_filters::{FilterModel, ModelError};
 use serde::de::{self, Deserializer, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
 use softnic::{Personality, UnknownPersonality};
 use wire::{AfXdpConfig, WireConfig};
+
+use crate::cli::NicFilterUse;
 
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -39,9 +42,14 @@ impl Settings {
     /// The ports in use on which an XDP program enforces the policy.
     pub(crate) fn xdp_ports(&self) -> Vec<XdpPort> {
         let of_port = |port: &u8| {
-            let wire = self.softnic.ports.get(usize::from(*port).checked_sub(1)?).map(|port| &port.wire)?;
-            let WireConfig::AfXdp(AfXdpConfig { interface, .. }) = wire else { return None };
-            Some(XdpPort { port: *port, interface: interface.clone() })
+            let of_port = self.softnic.ports.get(usize::from(*port).checked_sub(1)?)?;
+            let WireConfig::AfXdp(AfXdpConfig { interface, .. }) = &of_port.wire else { return None };
+            Some(XdpPort {
+                port: *port,
+                interface: interface.clone(),
+                nic_filters: of_port.nic_filters,
+                filter_model: of_port.filter_model.clone(),
+            })
         };
         let ports = self.device.ports.iter().filter(|_| self.chooses_soft());
         ports.filter_map(of_port).collect()
@@ -54,6 +62,27 @@ pub(crate) struct XdpPort {
     pub(crate) port: u8,
     /// The name of the interface.
     pub(crate) interface: String,
+    pub(crate) nic_filters: NicFilterUse,
+    /// The filter model that the settings name; `None`: that of the driver.
+    pub(crate) filter_model: Option<String>,
+}
+
+impl XdpPort {
+    /// The model of the NIC's filters: the one of the command line, of the settings, or of the driver.
+    ///
+    /// # Errors
+    /// The file that the settings name cannot be read any more.
+    pub(crate) fn filter_model(
+        &self,
+        given: Option<&FilterModel>,
+        driver: &str,
+    ) -> Result<FilterModel, ModelError> {
+        match (given, &self.filter_model) {
+            (Some(model), _) => Ok(model.clone()),
+            (None, Some(name)) => FilterModel::named_or_file(name),
+            (None, None) => Ok(FilterModel::by_driver(driver)),
+        }
+    }
 }
 
 /// The name that stands for the only device there is.
@@ -230,6 +259,10 @@ pub(crate) struct SoftNicPort {
     pub(crate) wire: WireConfig,
     /// `None`: that of the live interface, see [`SoftNicPort::mtu_bytes`].
     pub(crate) mtu_bytes: Option<u32>,
+    #[serde(default)]
+    pub(crate) nic_filters: NicFilterUse,
+    /// With [`NicFilterUse::Drop`]: a name of [`FilterModel::names`] or a file; `None`: by the driver.
+    pub(crate) filter_model: Option<String>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]

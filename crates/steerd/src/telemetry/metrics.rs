@@ -17,8 +17,8 @@ use prometheus::proto::{self, Bucket, Histogram, LabelPair, MetricFamily, Metric
 use crate::effects::Effect;
 use crate::outcome::{Count, PacketOutcome};
 use crate::state::{
-    Accounting, Buckets, DeviceState, LatencyState, OtherDeviceState, PortClaims, PortCounters, PortState,
-    Reasons, RuleState, SinkState, SinkTrafficState, State, WorkerState,
+    Accounting, Buckets, DeviceState, LatencyState, OtherDeviceState, PortClaims, PortCounters, PortFilters,
+    PortState, Reasons, RuleState, SinkState, SinkTrafficState, State, WorkerState,
 };
 
 /// All metrics of a state.
@@ -147,8 +147,8 @@ static METRICS: &[Metric] = &[
          device copies more packets than the rule matches.",
         filtered_copies),
     gauge("steerd_rule_decided_by", &["rule", "decider", "host"],
-        "1 for each part of the system that decides packets of a rule on a network interface: xdp_program, engine, \
-         worker. The label host is whether the host receives the packets.",
+        "1 for each part of the system that decides packets of a rule on a network interface: nic, xdp_program, \
+         engine, worker. The label host is whether the host receives the packets.",
         deciders),
     counter("steerd_port_received_packets_total", &["port"], "Packets received from the wire.",
         |s| ports(s, |p| p.received_packets)),
@@ -184,6 +184,19 @@ static METRICS: &[Metric] = &[
     gauge("steerd_port_claims_dropping", &["port"],
         "Claims whose packets the XDP program of the wire af_xdp drops itself, unless an earlier one matches.",
         |s| claims(s, |c| c.dropping)),
+    gauge("steerd_port_nic_filters", &["port"],
+        "Filters of the NIC that drop packets of drop rules before the XDP program of the wire af_xdp; the NIC does not \
+         count the packets.",
+        |s| filters(s, |f| f.filters)),
+    gauge("steerd_port_nic_filters_missing", &["port"],
+        "Filters that the NIC should have, and that it has not taken or has lost: the XDP program drops their packets.",
+        |s| filters(s, |f| f.missing)),
+    gauge("steerd_port_nic_filters_unwanted", &["port"],
+        "Filters that could not be removed, and may drop packets of other rules; /readyz names it as degraded.",
+        |s| filters(s, |f| f.unwanted)),
+    counter("steerd_port_nic_filters_restored_total", &["port"],
+        "Filters that were gone, as after the reset of a driver, and were inserted again.",
+        |s| filters(s, |f| f.restored)),
     counter("steerd_port_split_packets_total", &["port"],
         "Merged frames (GRO, segmentation offload) that the port split into the packets that it received.",
         |s| ports(s, |p| p.split_packets)),
@@ -337,6 +350,11 @@ fn ports<'s>(s: &Sources<'s>, value: fn(&PortCounters) -> u64) -> Vec<Series<'s>
 fn claims<'s>(s: &Sources<'s>, value: fn(&PortClaims) -> u64) -> Vec<Series<'s>> {
     let claiming = s.state.ports.iter().filter_map(|port| Some((port.port, port.claims.as_ref()?)));
     claiming.map(|(port, of)| (vec![port.to_string().into()], Value::Number(count(value(of))))).collect()
+}
+
+fn filters<'s>(s: &Sources<'s>, value: fn(&PortFilters) -> u64) -> Vec<Series<'s>> {
+    let filtering = s.state.ports.iter().filter_map(|port| Some((port.port, port.nic_filters.as_ref()?)));
+    filtering.map(|(port, of)| (vec![port.to_string().into()], Value::Number(count(value(of))))).collect()
 }
 
 /// The ports of soft NICs that only send.

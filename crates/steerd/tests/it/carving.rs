@@ -149,3 +149,77 @@ fn an_interface_without_filters_is_refused_and_left_as_it_was() {
     assert!(!outcome.read("link.txt").contains("xdp"), "{}", outcome.read("link.txt"));
     assert!(!outcome.read("state.txt").contains(".json"), "{}", outcome.read("state.txt"));
 }
+
+#[test]
+fn drops_by_an_interface_without_filters_are_refused_and_it_is_left_as_it_was() {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/namespaces/nic_drops.sh");
+    let Some(outcome) = Outcome::of(&script, env!("CARGO_BIN_EXE_steerd"), &[]) else { return };
+    let codes = outcome.numbers("codes.env");
+    for (command, code) in [("run", 4), ("settings", 4), ("check", 1), ("off", 0)] {
+        assert_eq!(codes[command], code, "{command}: {}", outcome.read(&format!("{command}.txt")));
+    }
+    for file in ["run.txt", "settings.txt", "check.txt"] {
+        let text = outcome.read(file);
+        assert!(text.contains("t0 (driver veth): listing filters failed"), "{file}: {text}");
+        assert!(text.contains("not supported") && text.contains("ntuple on"), "{file}: {text}");
+    }
+    assert!(
+        outcome.read("run.txt").contains("port 1: nic_filters = \"drop\""),
+        "{}",
+        outcome.read("run.txt")
+    );
+    assert!(
+        outcome.read("check.txt").contains("no filters of the NIC that drop"),
+        "{}",
+        outcome.read("check.txt")
+    );
+    assert!(!outcome.read("link.txt").contains("xdp"), "{}", outcome.read("link.txt"));
+    assert!(!outcome.read("state.txt").contains("filters-"), "{}", outcome.read("state.txt"));
+}
+
+const DROPS: &str = "version = 1\n[groups.w]\nworkers = 'all'\n\
+    [[rules]]\nname = 'dns'\nmatch = { protocol = 'udp', dst_port = 53 }\naction = { steer = 'w' }\n\
+    [[rules]]\nname = 'scan'\nmatch = { protocol = 'tcp', dst_port = 23 }\naction = 'drop'\n\
+    [[rules]]\nname = 'guest'\nmatch = { src = '198.51.100.0/24' }\naction = 'drop'\n";
+
+#[test]
+fn check_shows_the_drop_rules_that_the_nic_carries_out_and_why_not_the_others() {
+    let options = ["--interface", "no-such-if", "--nic-filters", "drop", "--filter-model", "mlx5"];
+    let output = check(DROPS, &options);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let text = String::from_utf8(output.stdout).expect("text");
+    let expected = "drop rules in the NIC of no-such-if, by the filters of mlx5
+rule   filters
+scan         2
+guest        0
+  scan: tcp4 dst_port 23
+  scan: tcp6 dst_port 23
+  guest: not all: the rule `dns` may take or copy some of its packets
+";
+    assert!(text.contains(expected), "{text}");
+    let decided =
+        |rule: &str| text.lines().find(|line| line.starts_with(rule) && line.contains("XDP program"));
+    assert!(decided("scan").is_some_and(|line| line.contains("NIC, XDP program")), "{text}");
+    assert!(decided("guest").is_some_and(|line| !line.contains("NIC")), "{text}");
+    let output = check(DROPS, &[&options[..], &["--format", "json"]].concat());
+    let answer: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let port = &answer["interface"]["nic_drops"][0];
+    assert_eq!((&port["filters"], &port["filter_model"]), (&Value::from(2), &Value::from("mlx5")));
+    assert!(port["problem"].is_null() && port["rules"][1]["reason"].is_string(), "{port:#}");
+    // The filters of a driver that nobody knows do not drop.
+    let output = check(DROPS, &options[..4]);
+    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+    assert!(stderr(&output).contains("`cautious`) do not drop"), "{}", stderr(&output));
+}
+
+#[test]
+fn filters_for_drops_and_carved_queues_do_not_go_together() {
+    let folder = tempfile::tempdir().expect("a folder");
+    std::fs::write(folder.path().join("carve.toml"), POLICY).expect("written");
+    let mut command = steerd();
+    command.current_dir(folder.path());
+    let output = command.args(["run", "--interface", "lo", "--nic-filters", "drop", "carve.toml"]).output();
+    let output = output.expect("the binary runs");
+    assert_eq!(output.status.code(), Some(3), "{}", stderr(&output));
+    assert!(stderr(&output).contains("this one carves queues"), "{}", stderr(&output));
+}

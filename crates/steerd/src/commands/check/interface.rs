@@ -4,12 +4,14 @@
 
 use std::path::Path;
 
+use nic_filters::FilterModel;
 use packet::DeepKey;
 use packet::cube::{HAS_C_TAG, LEVEL_WORDS, VLAN_TCI};
 use program::{Decider, Flow, FlowKind, Program, RuleDeciders, XdpVerdict};
 use xdp::{Claim, ClaimAction, ClaimReport, ClaimTable, DropCounter, ProgramOptions, XdpError};
 
 use super::Error;
+use super::nic_drops::DropsOfPort;
 use crate::daemon::cores;
 use crate::daemon::placement::Placement;
 use crate::settings::{Settings, XdpPort};
@@ -27,6 +29,8 @@ pub(super) struct OnInterface {
     pub(super) unserved_queues: Vec<String>,
     /// The deciders by rule, the default last.
     pub(super) rules: Vec<RuleDeciders>,
+    /// The filters of NICs for drop rules, of the ports that have them.
+    pub(super) nic_drops: Vec<DropsOfPort>,
     /// `Err`: the trees do not take all flows.
     pub(super) claims: Result<ClaimReport, XdpError>,
     /// `None`: no capture is given.
@@ -49,6 +53,8 @@ pub(super) struct DecidedTraffic {
 #[derive(Clone, Copy, Debug, Default, serde::Serialize)]
 pub(super) struct DecidedPackets {
     pub(super) packets: u64,
+    /// Those that filters of the NIC drop.
+    pub(super) nic: u64,
     pub(super) xdp_program: u64,
     pub(super) engine: u64,
     pub(super) worker: u64,
@@ -61,6 +67,7 @@ impl DecidedPackets {
         self.packets += 1;
         self.host += u64::from(reaches_host);
         *match decider {
+            Decider::Nic => &mut self.nic,
             Decider::XdpProgram => &mut self.xdp_program,
             Decider::Engine => &mut self.engine,
             Decider::Worker => &mut self.worker,
@@ -68,7 +75,8 @@ impl DecidedPackets {
     }
 }
 
-/// The policy on the interfaces of the settings; `None`: no port in use has an XDP program.
+/// The policy on the interfaces of the settings; `None`: no port in use has an XDP program. `given`: the
+/// filter model of the command line.
 ///
 /// # Errors
 /// The capture cannot be read, or the settings name cores that are not there.
@@ -76,6 +84,7 @@ pub(super) fn of(
     settings: &Settings,
     program: &Program,
     capture: Option<&Path>,
+    given: Option<&FilterModel>,
 ) -> Result<Option<OnInterface>, Error> {
     let ports = settings.xdp_ports();
     if ports.is_empty() {
@@ -83,12 +92,16 @@ pub(super) fn of(
     }
     let mut table = ClaimTable::offline(ProgramOptions::default().claims);
     let claims = add_claims(&mut table, program).map(|()| table.report());
-    let traffic = capture.map(|path| DecidedTraffic::of(path, program, &table)).transpose()?;
+    let nic_drops = DropsOfPort::all(settings, program, given)?;
+    // Of several ports, it is not known at which one a packet of the capture arrives.
+    let filtering = if nic_drops.len() == ports.len() { nic_drops.as_slice() } else { &[] };
+    let traffic = capture.map(|path| DecidedTraffic::of(path, program, &table, filtering)).transpose()?;
     let cores = cores::of_workers(settings, &cores::available()).map_err(Error::Cores)?;
     let placement = Placement::of(settings, &cores);
     let unserved_queues = placement.iter().flat_map(Placement::unserved_queues).collect();
-    let rules = program.deciders();
-    Ok(Some(OnInterface { ports, placement, unserved_queues, rules, claims, traffic }))
+    let mut rules = program.deciders();
+    nic_drops.iter().for_each(|of_port| of_port.add_deciders(&mut rules));
+    Ok(Some(OnInterface { ports, placement, unserved_queues, rules, nic_drops, claims, traffic }))
 }
 
 /// Adds what the flows claim, as the software NIC does.
@@ -120,9 +133,15 @@ fn claim_of(flow: &Flow) -> Option<Claim> {
 }
 
 impl DecidedTraffic {
-    fn of(path: &Path, program: &Program, table: &ClaimTable) -> Result<Self, Error> {
+    fn of(
+        path: &Path,
+        program: &Program,
+        table: &ClaimTable,
+        nic_drops: &[DropsOfPort],
+    ) -> Result<Self, Error> {
         let packets = traffic::for_each_key(path, &mut |_, _| {})?.packets;
-        let most = (MAX_COMPARISONS / (program.flows.len() as u64).max(1)).max(1);
+        let filters: usize = nic_drops.iter().map(DropsOfPort::filters).sum();
+        let most = (MAX_COMPARISONS / ((program.flows.len() + filters) as u64).max(1)).max(1);
         let mut decided = Self {
             one_in: packets.div_ceil(most).max(1),
             rules: vec![DecidedPackets::default(); program.rules.len()],
@@ -131,15 +150,17 @@ impl DecidedTraffic {
         let mut number = 0;
         traffic::for_each_key(path, &mut |key, _| {
             if number % decided.one_in == 0 {
-                decided.add(program, table, key);
+                decided.add(program, table, nic_drops, key);
             }
             number += 1;
         })?;
         Ok(decided)
     }
 
-    fn add(&mut self, program: &Program, table: &ClaimTable, key: &DeepKey) {
-        let (decider, explained) = (program.decider(key), program.explain_deep(key));
+    fn add(&mut self, program: &Program, table: &ClaimTable, nic_drops: &[DropsOfPort], key: &DeepKey) {
+        let is_dropped = !nic_drops.is_empty() && nic_drops.iter().all(|port| port.drops(&key.outer));
+        let decider = if is_dropped { Decider::Nic } else { program.decider(key) };
+        let explained = program.explain_deep(key);
         let of_rule = self.rules.get_mut(explained.outcome.rule.index());
         for decided in of_rule.into_iter().chain([&mut self.all]) {
             decided.add(decider, explained.reaches_host());

@@ -8,6 +8,7 @@ use program::{Program, RuleDeciders, RuleId, SinkId, SinkSpec};
 use serde::Serialize;
 
 use super::interface::{DecidedPackets, OnInterface};
+use super::nic_drops::DropsOfPort;
 use super::{Checked, CountedShare};
 use crate::daemon::placement::Placement;
 use crate::settings::PolicySource;
@@ -81,6 +82,8 @@ struct Interface<'c> {
     unserved_queues: &'c [String],
     /// The default last.
     rules: Vec<RuleOnInterface<'c>>,
+    /// The drop rules that filters of the NIC carry out, by port; empty: no port has nic_filters = "drop".
+    nic_drops: &'c [DropsOfPort],
     /// How exactly the XDP program represents what the flows claim; `null`: it does not take all flows.
     claims: Option<PortClaims>,
     /// Why it does not.
@@ -99,7 +102,8 @@ struct InterfacePort<'c> {
 #[derive(Serialize)]
 struct RuleOnInterface<'c> {
     rule: &'c str,
-    /// Who decides its packets ("xdp_program", "engine", "worker"), and whether the host receives them.
+    /// Who decides its packets ("nic", "xdp_program", "engine", "worker"), and whether the host receives
+    /// them.
     #[serde(flatten)]
     deciders: &'c RuleDeciders,
 }
@@ -307,6 +311,7 @@ impl Checked {
             placement: on.placement.as_ref(),
             unserved_queues: &on.unserved_queues,
             rules: rules.collect(),
+            nic_drops: &on.nic_drops,
             claims: on.claims.as_ref().ok().map(|report| PortClaims::of(*report)),
             claims_problem: on.claims.as_ref().err().map(ToString::to_string),
             traffic,

@@ -257,8 +257,9 @@ fn on_interface(checked: &Checked, on: &OnInterface, layout: Layout) -> String {
         Ok(report) => out.push_str(&claims(*report, layout)),
         Err(error) => out.push_str(&layout.lines(Style::Bad, "  claims: ", &error.to_string())),
     }
+    on.nic_drops.iter().for_each(|of_port| out.push_str(&of_port.text(layout)));
     if let Some(traffic) = &on.traffic {
-        out.push_str(&decided_traffic(checked, traffic, layout));
+        out.push_str(&decided_traffic(checked, traffic, !on.nic_drops.is_empty(), layout));
     }
     if let Some(placement) = &on.placement {
         out.push_str(&placed(placement, layout));
@@ -301,21 +302,23 @@ fn claims(report: ClaimReport, layout: Layout) -> String {
     layout.lines(tone, "  claims: ", &format!("{claims}, {dropping}; {exactness}"))
 }
 
-/// Who decides the packets of a capture.
-fn decided_traffic(checked: &Checked, traffic: &DecidedTraffic, layout: Layout) -> String {
+/// Who decides the packets of a capture. `has_filters`: a NIC may be among them.
+fn decided_traffic(checked: &Checked, traffic: &DecidedTraffic, has_filters: bool, layout: Layout) -> String {
     let packets = counted(traffic.all.packets, "packet", "packets");
     let title = match traffic.one_in {
         1 => format!("who decides the capture's {packets}"),
         one_in => format!("who decides {packets} of the capture, one of {}", number(one_in)),
     };
-    let mut grid = Grid::new(&["rule", "packets", "XDP program", "engine", "worker", "host receives"]);
+    let heads = ["rule", "packets", "XDP program", "engine", "worker", "host receives", "NIC"];
+    let columns = if has_filters { heads.len() } else { heads.len() - 1 };
+    let mut grid = Grid::new(&heads[..columns]);
     let rules = traffic.rules.iter().enumerate().filter(|(_, decided)| decided.packets > 0);
     let rules = rules.map(|(index, decided)| (checked.rule_name(RuleId::of(index)), decided));
     for (name, decided) in rules.chain([("all", &traffic.all)]) {
-        let DecidedPackets { packets, xdp_program, engine, worker, host } = *decided;
+        let DecidedPackets { packets, nic, xdp_program, engine, worker, host } = *decided;
         let percent = |part: u64| format!("{:.1} %", 100.0 * part as f64 / packets.max(1) as f64);
-        let shares = [xdp_program, engine, worker, host].map(percent);
-        grid.row([name.to_owned(), number(packets)].into_iter().chain(shares).collect());
+        let shares = [xdp_program, engine, worker, host, nic].map(percent);
+        grid.row([name.to_owned(), number(packets)].into_iter().chain(shares).take(columns).collect());
     }
     let mut out = format!("\n{}\n{}", layout.text(Style::Heading, &title), headed(&grid, layout));
     if traffic.beyond_claims > 0 {

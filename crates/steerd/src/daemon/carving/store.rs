@@ -26,7 +26,7 @@ pub(crate) enum StoreError {
     Folder { path: PathBuf, source: io::Error },
     #[error("{}: {source} (hint: the lock of an interface is in {RUN_FOLDER}, which this user must be able to write)", path.display())]
     Lock { path: PathBuf, source: io::Error },
-    #[error("another steerd carves the queues of {interface} (hint: end it first; it holds {})", path.display())]
+    #[error("another steerd has the filters of {interface} (hint: end it first; it holds {})", path.display())]
     Held { interface: String, path: PathBuf },
 }
 
@@ -37,7 +37,22 @@ struct NotedFilters {
     boot: String,
     /// The number of the interface: another one may have got its name.
     index: u32,
+    /// The use of the filters. A record without it is of carved queues.
+    #[serde(default)]
+    purpose: FilterPurpose,
     ledger: Ledger,
+}
+
+/// The use of the filters on an interface. There is one at a time, as one process holds the lock, and each
+/// takes over and removes what another one has left.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum FilterPurpose {
+    /// A policy carves queues.
+    #[default]
+    Queues,
+    /// The filters drop packets of drop rules, before an XDP program would.
+    Drops,
 }
 
 /// The file of an interface. The lock goes with the process.
@@ -46,6 +61,7 @@ pub(crate) struct FilterStore {
     path: PathBuf,
     boot: String,
     index: u32,
+    purpose: FilterPurpose,
     _lock: File,
 }
 
@@ -71,17 +87,23 @@ impl Places {
 
 impl FilterStore {
     /// Opens the file of an interface and takes its lock.
-    pub(crate) fn open(places: &Places, interface: &str, index: u32) -> Result<Self, StoreError> {
+    pub(crate) fn open(
+        places: &Places,
+        interface: &str,
+        index: u32,
+        purpose: FilterPurpose,
+    ) -> Result<Self, StoreError> {
         let lock = lock(&places.locks, interface, index)?;
         let folder = &places.records;
         make_folder(folder).map_err(|source| StoreError::Folder { path: folder.clone(), source })?;
-        Ok(Self { path: places.record(interface), boot: boot().unwrap_or_default(), index, _lock: lock })
+        let (path, boot) = (places.record(interface), boot().unwrap_or_default());
+        Ok(Self { path, boot, index, purpose, _lock: lock })
     }
 
     /// The filters that an earlier process may have left.
     pub(crate) fn left(&self) -> Ledger {
         match read(&self.path, Some(self.index)) {
-            Ok(noted) => noted.unwrap_or_default(),
+            Ok(noted) => noted.map(|noted| noted.ledger).unwrap_or_default(),
             Err(error) => {
                 tracing::error!(
                     "{}: {error}: filters of an earlier process, if there are any, are taken for those of others \
@@ -105,25 +127,29 @@ impl LedgerStore for FilterStore {
         if ledger.is_empty() {
             return remove(&self.path);
         }
-        let noted = NotedFilters { boot: self.boot.clone(), index: self.index, ledger: ledger.clone() };
+        let Self { index, purpose, .. } = *self;
+        let noted = NotedFilters { boot: self.boot.clone(), index, purpose, ledger: ledger.clone() };
         state_file::replace(&self.path, &noted)
     }
 }
 
 /// The filters that are noted for an interface; nothing is changed. An unreadable file has none.
 pub(crate) fn noted(folder: Option<PathBuf>, interface: &str, index: u32) -> Ledger {
-    read(&Places::of(folder).record(interface), Some(index)).ok().flatten().unwrap_or_default()
+    let noted = read(&Places::of(folder).record(interface), Some(index)).ok().flatten();
+    noted.map(|noted| noted.ledger).unwrap_or_default()
 }
 
 /// Returns whether an earlier process has carved the queues of an interface and may have left filters there.
 pub(crate) fn is_carved(folder: Option<PathBuf>, interface: &str) -> bool {
     // A file that cannot be read may have some.
-    read(&Places::of(folder).record(interface), None).map_or(true, |noted| noted.is_some())
+    let is_of_queues =
+        |noted: Option<NotedFilters>| noted.is_some_and(|noted| noted.purpose == FilterPurpose::Queues);
+    read(&Places::of(folder).record(interface), None).map_or(true, is_of_queues)
 }
 
-/// The filters of a file; `None`: there is no file, or it is of another start of the kernel or another
+/// The contents of a file; `None`: there is no file, or it is of another start of the kernel or another
 /// interface, so that its filters are gone. An index that is not given may be any.
-fn read(path: &Path, index: Option<u32>) -> io::Result<Option<Ledger>> {
+fn read(path: &Path, index: Option<u32>) -> io::Result<Option<NotedFilters>> {
     let noted = match state_file::read::<NotedFilters>(path) {
         Ok(noted) => noted.content,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -131,7 +157,7 @@ fn read(path: &Path, index: Option<u32>) -> io::Result<Option<Ledger>> {
     };
     let is_of_boot = boot().is_some_and(|boot| boot == noted.boot);
     let is_of_interface = index.is_none_or(|index| index == noted.index);
-    Ok((is_of_boot && is_of_interface).then_some(noted.ledger))
+    Ok((is_of_boot && is_of_interface).then_some(noted))
 }
 
 /// The start of the kernel; `None`: it cannot be read, and equals no other one.

@@ -16,6 +16,7 @@ use crate::daemon::Error;
 use crate::daemon::board::{Board, PolicyInForce, Warnings};
 use crate::daemon::cores;
 use crate::daemon::device::{self, OpenDevice, OutOfBuffer};
+use crate::daemon::nic_drops::NicDrops;
 use crate::daemon::observer::{Observer, WorkerEntry, unix_seconds};
 use crate::daemon::placement::Placement;
 use crate::daemon::sinks::Sinks;
@@ -110,7 +111,12 @@ impl Builder {
     }
 
     /// Starts the workers, puts the program on the device, and lets packets in.
-    pub(crate) fn start(self, source: PolicySource, compiled: Compiled) -> Result<Steering, Error> {
+    pub(crate) fn start(
+        self,
+        source: PolicySource,
+        compiled: Compiled,
+        nic_drops: NicDrops,
+    ) -> Result<Steering, Error> {
         // The workers last, so that they are dropped first if a step below fails.
         let Self { opened, cores, frames, log, workers } = self;
         let queues = workers.iter().map(Worker::work_queue).collect();
@@ -151,6 +157,7 @@ impl Builder {
             left_device: Mutex::default(),
         });
         let mut dataplane = Dataplane {
+            nic_drops,
             controller,
             sinks,
             observer: Arc::clone(&observer),

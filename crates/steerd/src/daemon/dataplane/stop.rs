@@ -108,7 +108,7 @@ impl Ending {
     fn clear(&mut self, mut owner: Owner) -> (Option<Controller>, Option<Sinks>) {
         let timeout = clear_timeout(&self.observer);
         let deadline = Instant::now() + timeout;
-        let Dataplane { mut controller, sinks, .. } = match owner.end(timeout) {
+        let Dataplane { mut nic_drops, mut controller, sinks, .. } = match owner.end(timeout) {
             Ok(dataplane) => dataplane,
             Err(Lost::Hung) => {
                 self.hang("the thread of the dataplane");
@@ -121,15 +121,16 @@ impl Ending {
         };
         let observer = Arc::clone(&self.observer);
         let clear = move || {
-            let outcome = change_device(&mut controller, &observer, Controller::clear);
-            (controller, outcome)
+            let of_filters = nic_drops.end();
+            let of_flows = change_device(&mut controller, &observer, Controller::clear);
+            (controller, of_filters, of_flows.map_err(Error::Install))
         };
         let cleared = within("clear", deadline.saturating_duration_since(Instant::now()), clear);
-        let Some((controller, outcome)) = cleared else {
+        let Some((controller, of_filters, of_flows)) = cleared else {
             self.hang("the removal of the flows");
             return (None, Some(sinks));
         };
-        self.errors.extend(outcome.err().map(Error::Install));
+        self.errors.extend(of_filters.err().into_iter().chain(of_flows.err()));
         (Some(controller), Some(sinks))
     }
 

@@ -15,6 +15,7 @@ use crate::api::model;
 use crate::daemon::board::Published;
 use crate::daemon::device::OtherSoft;
 use crate::daemon::health::Part;
+use crate::daemon::nic_drops::{self, PublishedDrops};
 use crate::daemon::sinks::SinkView;
 use crate::effects::Effect;
 use crate::outcome::{self, Count, PacketOutcome, WorkerOutcomes};
@@ -62,7 +63,9 @@ pub(super) fn of(observer: &Observer, drops: Option<Arc<[DropTotals]>>, moment: 
     let program = &*published.policy.program;
 
     let deciders = observer.opened.has_xdp_program().then(|| published.policy.deciders());
-    let mut rules = Rules::of(program, deciders.unwrap_or_default());
+    let mut deciders = deciders.map(<[RuleDeciders]>::to_vec).unwrap_or_default();
+    nic_drops::add_deciders(&mut deciders, &published.nic_drops);
+    let mut rules = Rules::of(program, &deciders);
     snapshots.iter().for_each(|snapshot| rules.add_worker(snapshot));
     match &drops {
         Some(drops) => drops.iter().for_each(|drop| rules.add_drops(drop)),
@@ -457,6 +460,8 @@ fn buckets(distribution: &Distribution, bounds: &[u64]) -> Buckets {
 
 fn ports(observer: &Observer, stats: Option<&[PortStats]>) -> Vec<PortState> {
     let device = &observer.opened.device;
+    let published = observer.board.read();
+    let filters = |drops: &PublishedDrops| drops.state(&published.policy.program);
     let state = |(index, number): (usize, &u8)| {
         let wires = observer.opened.wires();
         let stats = stats.and_then(|stats| stats.get(index));
@@ -465,6 +470,7 @@ fn ports(observer: &Observer, stats: Option<&[PortStats]>) -> Vec<PortState> {
         PortState {
             lost_packets: stats.map_or_else(lost_packets, losses),
             claims: observer.soft_nic().and_then(|nic| nic.port_claims(*number)).map(PortClaims::of),
+            nic_filters: published.nic_drops.iter().find(|drops| drops.port == *number).map(filters),
             ..port(device, wires, *number, stats)
         }
     };
@@ -484,6 +490,7 @@ fn port(device: &Device, wires: &[String], number: u8, stats: Option<&PortStats>
         },
         counters: stats.map(counters),
         claims: None,
+        nic_filters: None,
         lost_packets: Reasons::new(),
     }
 }

@@ -54,18 +54,23 @@ fn check_shows_who_decides_the_packets_of_a_capture() {
     let report = run_in(&folder, &args);
     let report: serde_json::Value = serde_json::from_slice(&report.stdout).expect("JSON");
     let traffic = &report["interface"]["traffic"];
-    let decided = |packets: u64, [xdp_program, engine, worker, host]: [u64; 4]| {
+    let decided = |packets: u64, [nic, xdp_program, engine, worker, host]: [u64; 5]| {
         serde_json::json!({
-            "packets": packets, "xdp_program": xdp_program, "engine": engine, "worker": worker, "host": host,
+            "packets": packets, "nic": nic, "xdp_program": xdp_program, "engine": engine, "worker": worker,
+            "host": host,
         })
     };
-    assert_eq!(traffic["all"], decided(4, [3, 1, 0, 1]), "{traffic:#}");
-    let mut scan = decided(2, [2, 0, 0, 0]);
+    assert_eq!(traffic["all"], decided(4, [0, 3, 1, 0, 1]), "{traffic:#}");
+    let mut scan = decided(2, [0, 2, 0, 0, 0]);
     scan["rule"] = "scan".into();
     assert_eq!(traffic["rules"][0], scan);
     assert_eq!((&traffic["one_in"], &traffic["beyond_claims"]), (&1.into(), &0.into()));
     let text = stdout(&run_in(&folder, &args[..6]));
     assert!(text.contains("who decides the capture's 4 packets"), "{text}");
+    let with_filters = [&args[..], &["--nic-filters", "drop", "--filter-model", "mlx5"]].concat();
+    let report = run_in(&folder, &with_filters);
+    let report: serde_json::Value = serde_json::from_slice(&report.stdout).expect("JSON");
+    assert_eq!(report["interface"]["traffic"]["all"], decided(4, [2, 1, 1, 0, 1]), "{report:#}");
 }
 
 const DECIDED: &str = "version = 1\ndefault = 'kernel'\n[groups.g]\nworkers = 'all'\n\
