@@ -1,4 +1,5 @@
-//! `conformance`: runs the suite on a soft NIC or on a device, prints the rows, and fails on any mismatch.
+//! `conformance`: runs the suite on a soft NIC or on a device, prints the rows, and fails on any mismatch, and
+//! where nothing is expected of the device.
 #![forbid(unsafe_code)]
 
 use std::io::Write;
@@ -9,9 +10,9 @@ use std::{fs, io};
 use clap::Parser;
 use conformance::link::LinkPeer;
 use conformance::soft::SoftDevice;
-use conformance::{Bench, Peer, Report, Verdict, libmlx5, markdown, model, run};
+use conformance::{Bench, Peer, Report, libmlx5, markdown, model, origin, run};
 use softnic::Personality;
-use verbs::{Context, DeviceList, PortNumber};
+use verbs::{DeviceList, PortNumber};
 
 /// Tests every field and enum value of the four verbs and prints the results.
 #[derive(Debug, Parser)]
@@ -26,7 +27,7 @@ struct Arguments {
     #[arg(long, value_name = "NAME", requires = "device")]
     link: Option<String>,
     /// The personality of the soft NIC [default: each in turn]; with --device, whose answers are expected
-    /// [default: by the device's name, else none].
+    /// [default: by the device's driver; other devices' answers are only recorded].
     #[arg(long, value_name = "ideal|mlx5|mlx4")]
     personality: Option<Personality>,
     /// Print JSON, a report per device.
@@ -77,7 +78,7 @@ fn act(arguments: &Arguments) -> Result<bool, Failed> {
         return Ok(true);
     }
     print(&reports, arguments)?;
-    Ok(reports.iter().all(|report| report.count(Verdict::Mismatch) == 0))
+    Ok(reports.iter().all(Report::passed))
 }
 
 fn on_soft_nic(personality: Personality) -> Result<Report, Failed> {
@@ -95,12 +96,8 @@ fn on_device(name: &str, arguments: &Arguments) -> Result<Report, Failed> {
     let peer = arguments.link.as_deref().map(LinkPeer::meet).transpose()?;
     let peer = peer.as_ref().map(|peer| peer as &dyn Peer);
     let bench = Bench::new(&context, PortNumber(arguments.port), peer)?;
-    Ok(run(&bench, arguments.personality.or_else(|| kind_of(&context)), |_| true))
-}
-
-/// The personality, by the names that the kernel's drivers give.
-fn kind_of(context: &Context) -> Option<Personality> {
-    [Personality::Mlx5, Personality::Mlx4].into_iter().find(|kind| context.name().starts_with(kind.name()))
+    let kind = arguments.personality.or_else(|| origin::kind(Path::new(origin::SYSFS), name));
+    Ok(run(&bench, kind, |_| true))
 }
 
 fn print(reports: &[Report], arguments: &Arguments) -> Result<(), Failed> {

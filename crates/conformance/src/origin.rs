@@ -3,18 +3,27 @@
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use device_model::Origin;
+use device_model::{DeviceModel, Origin};
+use softnic::Personality;
 use verbs::{Context, RawPacketCaps};
 
 /// Where the kernel shows RDMA devices (Documentation/ABI/stable/sysfs-class-infiniband).
-const SYSFS: &str = "/sys/class/infiniband";
+pub const SYSFS: &str = "/sys/class/infiniband";
 /// Seconds of a day.
 const DAY: u64 = 86_400;
 
-/// The kernel driver of a device of that name; `None` for one that the kernel does not know.
-pub fn driver(device: &str) -> Option<String> {
-    let link = std::fs::read_link(Path::new(SYSFS).join(device).join("device/driver")).ok()?;
+/// The kernel driver of a device of that name; `None` for one that the kernel does not know. `sysfs`:
+/// [`SYSFS`], or the tree of a test.
+pub fn driver(sysfs: &Path, device: &str) -> Option<String> {
+    let link = std::fs::read_link(sysfs.join(device).join("device/driver")).ok()?;
     Some(link.file_name()?.to_string_lossy().into_owned())
+}
+
+/// The personality whose answers are expected of a device, by its kernel driver: udev renames devices, so the
+/// name shows nothing. `None`: a driver without expectations, or a device that the kernel does not know.
+pub fn kind(sysfs: &Path, device: &str) -> Option<Personality> {
+    let model = DeviceModel::by_driver(&driver(sysfs, device)?)?;
+    [Personality::Mlx5, Personality::Mlx4].into_iter().find(|kind| kind.name() == model.name)
 }
 
 /// Returns the origin of a model: an open device with that driver.
@@ -79,6 +88,32 @@ fn date(days: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_kind_of_a_device_is_that_of_its_driver_whatever_its_name() {
+        let sysfs = tempfile::tempdir().expect("a folder");
+        for (device, driver) in [
+            ("rocep193s0f0", Some("mlx5_core")),
+            ("rocep7s0", Some("mlx5_core.sf")),
+            ("ibp1s0", Some("mlx4_core")),
+            ("mlx5_0", Some("bnxt_en")),
+            ("mlx5_1", None),
+        ] {
+            let folder = sysfs.path().join(device).join("device");
+            std::fs::create_dir_all(&folder).expect("made");
+            if let Some(driver) = driver {
+                let target = format!("../../../../bus/pci/drivers/{driver}");
+                std::os::unix::fs::symlink(target, folder.join("driver")).expect("linked");
+            }
+        }
+        let kind = |device| kind(sysfs.path(), device);
+        assert_eq!(kind("rocep193s0f0"), Some(Personality::Mlx5));
+        assert_eq!(kind("rocep7s0"), Some(Personality::Mlx5));
+        assert_eq!(kind("ibp1s0"), Some(Personality::Mlx4));
+        assert_eq!(kind("mlx5_0"), None, "another driver");
+        assert_eq!(kind("mlx5_1"), None, "no driver");
+        assert_eq!(kind("mlx5_2"), None, "not in sysfs, as a software NIC");
+    }
 
     #[test]
     fn days_have_their_dates() {

@@ -13,9 +13,10 @@ use crate::{Answer, Bench, Case, Failure, Needs, Outcome, cases};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
-    /// The answer is the expected one. Without an expectation: the device did what was asked, ignored it or
-    /// refused it.
+    /// The answer is the expected one.
     Ok,
+    /// Nothing is expected of the device: it did what was asked, ignored it or refused it.
+    Recorded,
     /// Not as expected, or the device accepted the request and did something else.
     Mismatch,
     /// Not run.
@@ -54,12 +55,20 @@ impl Report {
         self.rows.iter().filter(|row| row.verdict == verdict).count()
     }
 
+    /// Whether the device was seen to do as expected: some row is as expected, none is a mismatch, and none
+    /// is only recorded.
+    pub fn passed(&self) -> bool {
+        let is_none = |verdict| self.count(verdict) == 0;
+        is_none(Verdict::Mismatch) && is_none(Verdict::Recorded) && !is_none(Verdict::Ok)
+    }
+
     /// A line for each row and the summary. Rows that are as expected are included only if `verbose`.
     pub fn text(&self, verbose: bool) -> String {
         let mut text = String::new();
         for row in self.rows.iter().filter(|row| verbose || row.verdict != Verdict::Ok) {
             let mark = match row.verdict {
                 Verdict::Ok => "ok      ",
+                Verdict::Recorded => "recorded",
                 Verdict::Mismatch => "MISMATCH",
                 Verdict::NotRun => "NOT RUN ",
             };
@@ -73,16 +82,23 @@ impl Report {
         text
     }
 
-    /// One line.
+    /// One line; for a device of unknown kind with what to do for expectations.
     pub fn summary(&self) -> String {
-        format!(
+        let mut text = format!(
             "{}: {} cases, {} as expected, {} mismatches, {} not run",
             self.device,
             self.rows.len(),
             self.count(Verdict::Ok),
             self.count(Verdict::Mismatch),
             self.count(Verdict::NotRun),
-        )
+        );
+        let recorded = self.count(Verdict::Recorded);
+        if recorded > 0 {
+            text.push_str(&format!(
+                ", {recorded} recorded: no answers are expected of its driver (hint: --personality names some)"
+            ));
+        }
+        text
     }
 }
 
@@ -100,11 +116,11 @@ pub fn judge(outcome: &Outcome, expected: Option<Answer>) -> (Verdict, String) {
     };
     match expected {
         Some(expected) if expected == answer => (Verdict::Ok, seen),
-        None if answer != Answer::Differs => (Verdict::Ok, seen),
         // uverbs_cmd.c asks for the capability before anything else.
-        Some(_) if answer == Answer::Refused(libc::EPERM) => {
+        _ if answer == Answer::Refused(libc::EPERM) => {
             (Verdict::NotRun, format!("not run: {}, needs CAP_NET_RAW", errno_name(libc::EPERM)))
         }
+        None if answer != Answer::Differs => (Verdict::Recorded, seen),
         _ => (Verdict::Mismatch, seen),
     }
 }
@@ -165,8 +181,40 @@ mod tests {
         assert_eq!(judge(&no(libc::ENOMEM), refused).0, Verdict::Mismatch);
         assert_eq!(judge(&no(libc::EPERM), refused).0, Verdict::NotRun);
         assert_eq!(judge(&Err(Failure::Ignored), works).0, Verdict::Mismatch);
-        assert_eq!(judge(&no(libc::ENOMEM), None).0, Verdict::Ok, "nothing is expected");
+        assert_eq!(judge(&no(libc::ENOMEM), None).0, Verdict::Recorded, "nothing is expected");
+        assert_eq!(judge(&Ok(()), None).0, Verdict::Recorded, "nothing is expected");
+        assert_eq!(judge(&no(libc::EPERM), None).0, Verdict::NotRun, "the kernel has refused it");
         let differs = Err(Failure::Differs("so".into()));
         assert_eq!(judge(&differs, None).0, Verdict::Mismatch, "accepted, but something else was done");
+    }
+
+    #[test]
+    fn a_report_passes_only_with_rows_that_are_as_expected() {
+        let report = |verdicts: &[Verdict]| {
+            let row = |verdict: &Verdict| Row {
+                verb: String::new(),
+                field: "",
+                value: "",
+                offered: "",
+                shows: "",
+                expected: None,
+                seen: String::new(),
+                verdict: *verdict,
+                source: "",
+            };
+            Report { device: "nic".into(), port: 1, rows: verdicts.iter().map(row).collect() }
+        };
+        assert!(report(&[Verdict::Ok, Verdict::NotRun]).passed());
+        for verdicts in [
+            &[Verdict::Ok, Verdict::Mismatch][..],
+            &[Verdict::Recorded],
+            &[Verdict::Ok, Verdict::Recorded],
+            &[Verdict::NotRun],
+            &[],
+        ] {
+            assert!(!report(verdicts).passed(), "{verdicts:?}");
+        }
+        let summary = report(&[Verdict::Recorded]).summary();
+        assert!(summary.contains("0 as expected") && summary.contains("1 recorded"), "{summary}");
     }
 }

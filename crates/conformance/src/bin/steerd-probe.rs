@@ -177,7 +177,7 @@ fn probed(arguments: &Arguments, wants_model: bool) -> Result<Probed, Failed> {
     let device = list
         .find(name)
         .ok_or_else(|| format!("no device {name} (hint: `steerd devices` lists what there is)"))?;
-    let driver = origin::driver(name).unwrap_or_default();
+    let driver = origin::driver(Path::new(origin::SYSFS), name).unwrap_or_default();
     let fallback = DeviceModel::by_driver(&driver).unwrap_or_else(DeviceModel::conservative);
     if !fallback.can_steer() {
         // An RSS queue pair of such a device may take the packets of the whole port.
@@ -246,7 +246,9 @@ fn answers(report: &Report) -> String {
     line("verb", "field", "value", "answer");
     for row in &report.rows {
         match row.verdict {
-            Verdict::Ok | Verdict::NotRun => line(&row.verb, row.field, row.value, &row.seen),
+            Verdict::Ok | Verdict::Recorded | Verdict::NotRun => {
+                line(&row.verb, row.field, row.value, &row.seen);
+            }
             Verdict::Mismatch => line(&row.verb, row.field, row.value, &format!("BROKEN: {}", row.seen)),
         }
     }
