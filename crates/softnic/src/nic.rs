@@ -349,6 +349,13 @@ impl SoftNic {
         self.nic.engines.iter().map(EngineCell::passes).take(self.drive.threads().len()).collect()
     }
 
+    /// The interrupt that each completion queue has chosen (`comp_vector`), in the order of the device's
+    /// table of queues.
+    #[must_use]
+    pub fn completion_vectors(&self) -> Vec<u32> {
+        self.nic.control_without_wakeup().cqs.iter().map(|(_, queue)| queue.vector).collect()
+    }
+
     /// The part of the device that its contexts share.
     #[must_use]
     pub fn nic(&self) -> &Arc<Nic> {

@@ -201,9 +201,11 @@ fn completion_queue(
     if config.timestamps {
         fields |= CompletionFields::COMPLETION_TIMESTAMP;
     }
+    let vector = config.completion_vector_of(context.completion_vectors());
     let build = |ignore_overrun, fields| {
         let builder = CompletionQueue::builder(context, entries)
             .fields(fields)
+            .completion_vector(vector)
             .single_threaded(true)
             .ignore_overrun(ignore_overrun);
         let builder = match channel {

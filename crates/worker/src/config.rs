@@ -27,6 +27,9 @@ pub const PORTS_MAX: usize = 255;
 pub struct WorkerConfig {
     /// Which worker this is: its place in the program's tables.
     pub id: WorkerId,
+    /// Which of the device's interrupts wakes it (`comp_vector`); `None` spreads workers over all of them by
+    /// their numbers.
+    pub completion_vector: Option<u32>,
     /// The core its thread is pinned to; `None` leaves it to the scheduler.
     pub core: Option<usize>,
     /// The device's ports that it serves, from 1: frames are to hold the largest packet of any.
@@ -61,6 +64,7 @@ impl WorkerConfig {
     pub fn new(id: WorkerId) -> Self {
         Self {
             id,
+            completion_vector: None,
             core: None,
             ports: vec![1],
             frames: 4096,
@@ -80,6 +84,11 @@ impl WorkerConfig {
     #[must_use]
     pub fn memory_node(&self) -> Option<u32> {
         self.numa_node.or_else(|| self.core.and_then(node_of))
+    }
+
+    /// The interrupt for its completion queue, on a device with so many.
+    pub(crate) fn completion_vector_of(&self, vectors: u32) -> u32 {
+        self.completion_vector.unwrap_or_else(|| self.id.0 % vectors.max(1))
     }
 
     /// Checks that all settings are in range.

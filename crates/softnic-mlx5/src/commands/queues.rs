@@ -105,6 +105,7 @@ fn create_completions(context: &Context, call: &mut Call<'_>, request: &Completi
     let queue = ForeignCompletionQueue {
         owner,
         ring: Box::new(ring),
+        vector: request.vector,
         ignore_overrun: request.flags & IGNORE_OVERRUN != 0,
         channel,
         native: request.user_handle,

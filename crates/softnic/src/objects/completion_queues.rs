@@ -15,6 +15,8 @@ pub struct ForeignCompletionQueue {
     pub owner: u32,
     /// The queue itself.
     pub ring: Box<dyn CompletionFormat>,
+    /// The interrupt that its events would come by.
+    pub vector: u32,
     /// Whether completions for which there is no room are lost without harm to the queue.
     pub ignore_overrun: bool,
     /// The channel that it reports to.
@@ -28,13 +30,14 @@ pub struct ForeignCompletionQueue {
 /// # Errors
 /// ENOMEM if the device has no more.
 pub fn insert_foreign(state: &mut State, queue: ForeignCompletionQueue) -> Verb<u32> {
-    let ForeignCompletionQueue { owner, ring, ignore_overrun, channel, native } = queue;
+    let ForeignCompletionQueue { owner, ring, vector, ignore_overrun, channel, native } = queue;
     let mut notice = Notice::of(Wish::default());
     notice.channel = channel;
     let cq = CqState {
         owner,
         users: 0,
         producer: Completions::Foreign(ring),
+        vector,
         ignore_overrun,
         failed: false,
         unpublished: false,

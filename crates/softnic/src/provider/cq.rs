@@ -225,6 +225,7 @@ fn create(context: *mut ibv_context, request: &Request<'_>) -> Verb<*mut ibv_cq_
         owner: soft.slot,
         users: 0,
         producer: Completions::Own(producer),
+        vector: request.vector,
         ignore_overrun: request.ignore_overrun,
         failed: false,
         unpublished: false,

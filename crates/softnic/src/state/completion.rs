@@ -27,6 +27,8 @@ pub(crate) struct CqState {
     pub(crate) owner: u32,
     pub(crate) users: u32,
     pub(crate) producer: Completions,
+    /// The interrupt that its events would come by (`comp_vector`).
+    pub(crate) vector: u32,
     pub(crate) ignore_overrun: bool,
     /// An overrun happened: the queue takes nothing any more.
     pub(crate) failed: bool,

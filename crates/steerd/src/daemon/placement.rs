@@ -7,6 +7,7 @@
 mod cores;
 #[cfg(test)]
 mod tests;
+mod vectors;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -18,6 +19,7 @@ use wire::AF_XDP_MAX_QUEUES;
 use crate::settings::{Settings, SoftNicMode};
 use crate::terminal::table::counted;
 pub(crate) use cores::CoreSet;
+pub(crate) use vectors::completion_vectors;
 
 /// The most interrupts or queues with a line of their own.
 const SHOWN: usize = 16;

@@ -15,6 +15,25 @@ fn frames_too_short_for_a_port_are_warned_of() {
 }
 
 #[test]
+fn each_worker_has_an_interrupt_of_the_device() {
+    let (nic, context) = nic("vectors0", 1500);
+    let vectors = context.completion_vectors();
+    assert!(vectors > 1, "{vectors}");
+    let worker = |id, completion_vector| WorkerConfig {
+        completion_vector,
+        id: WorkerId::of(id),
+        ..config()
+    };
+    let configs = [worker(0, None), worker(1, None), worker(vectors as usize, None), worker(0, Some(vectors - 1))];
+    let parts: Vec<_> =
+        configs.iter().map(|config| assemble(&context, config).expect("a worker's parts")).collect();
+    assert_eq!(nic.completion_vectors(), [0, 1, 0, vectors - 1]);
+    drop(parts);
+    let error = assemble(&context, &worker(0, Some(vectors))).err().expect("there is no such interrupt");
+    assert!(matches!(error, Error::Verb { object: Object::CompletionQueue, .. }), "{error}");
+}
+
+#[test]
 fn an_arena_too_small_for_the_rings_still_holds_the_frames() {
     let (_nic, context) = nic("small0", 1500);
     let bytes = (FRAMES * FRAME_BYTES) as usize;

@@ -18,7 +18,7 @@ use crate::daemon::cores;
 use crate::daemon::device::{self, OpenDevice, OutOfBuffer};
 use crate::daemon::nic_drops::NicDrops;
 use crate::daemon::observer::{Observer, WorkerEntry, unix_seconds};
-use crate::daemon::placement::Placement;
+use crate::daemon::placement::{self, Placement};
 use crate::daemon::sinks::Sinks;
 use crate::message::NoThread;
 use crate::policy_file::{Compiled, RuleWeights};
@@ -83,16 +83,21 @@ impl Builder {
         }
         settings.workers.check_frames(&opened.device.profile(cores.len()))?;
         let frame_bytes = settings.frame_bytes(&opened.mtus())?;
+        let context = opened.device.context();
+        let vectors = context.completion_vectors();
+        let vectors = placement::completion_vectors(Path::new("/"), opened.device.name(), vectors, &cores);
         let workers = cores
             .iter()
+            .zip(vectors)
             .enumerate()
-            .map(|(index, core)| {
+            .map(|(index, (core, vector))| {
                 let config = WorkerConfig {
                     profile,
                     frame_bytes,
+                    completion_vector: Some(vector),
                     ..worker_config(settings, WorkerId::of(index), *core)
                 };
-                Worker::new(opened.device.context(), config).map_err(Error::Worker)
+                Worker::new(context, config).map_err(Error::Worker)
             })
             .collect::<Result<Vec<_>, _>>()?;
         if let Some(soft) = opened.soft.as_ref().filter(|_| profile) {
