@@ -7,7 +7,7 @@ use device_model::DeviceModel;
 
 use super::Error;
 use crate::cli::{NicFilterUse, PolicyArgs};
-use crate::daemon::cores;
+use crate::daemon::cores::{self, HostCores};
 use crate::daemon::device::{self, TargetDevice};
 use crate::policy_file::{
     Compiled, PolicyErrors, Read, STANDARD_INPUT, compile, compile_read, is_standard_input, load,
@@ -59,7 +59,7 @@ impl Target {
         }
         let settings = &loaded.settings;
         if workers.is_none() {
-            let cores = cores::of_workers(settings, &cores::available());
+            let cores = cores::of_workers(settings, &HostCores::of(settings));
             workers = Some(cores.map_err(Error::Cores)?.len());
         }
         let is_of_settings = wanted.is_none();

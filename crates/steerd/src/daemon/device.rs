@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::daemon::Error;
-use crate::daemon::cores;
+use crate::daemon::cores::{self, HostCores};
 use crate::daemon::health::{Part, Progress};
 use crate::daemon::libmlx5::{self, PreloadedNic};
 use crate::settings::{AUTO_DEVICE, OtherSoftNic, PortMtu, Settings, SoftNicMode, SoftNicPort};
@@ -418,7 +418,7 @@ pub(crate) fn profile(settings: &Settings) -> Result<TargetDevice, Error> {
         let profile = profile.on_ports(settings.device.ports.len());
         return Ok(TargetDevice { mtus: settings.soft_mtus(), ..TargetDevice::of(profile) });
     }
-    let cores = cores::of_workers(settings, &cores::available());
+    let cores = cores::of_workers(settings, &HostCores::of(settings));
     let workers = cores.map_err(Error::Cores)?.len();
     let device = open_real(settings)?;
     let ports = if settings.device.promiscuous { Vec::new() } else { settings.device.ports.clone() };

@@ -16,10 +16,13 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 use wire::AF_XDP_MAX_QUEUES;
 
-use crate::settings::{Settings, SoftNicMode};
+use crate::settings::{AUTO_DEVICE, Settings, SoftNicMode};
 use crate::terminal::table::counted;
 pub(crate) use cores::CoreSet;
 pub(crate) use vectors::completion_vectors;
+
+/// The folder of RDMA devices below a root (Documentation/ABI/stable/sysfs-class-infiniband).
+const RDMA_DEVICES: &str = "sys/class/infiniband";
 
 /// The most interrupts or queues with a line of their own.
 const SHOWN: usize = 16;
@@ -283,6 +286,27 @@ impl Nodes {
             false => self.cores.values().flat_map(CoreSet::iter).collect(),
         })
     }
+}
+
+/// The cores on the NUMA node of an RDMA device (Documentation/ABI/testing/sysfs-bus-pci); of "auto", those
+/// of the only one. `None`: they are not known.
+pub(crate) fn device_cores(root: &Path, device: &str) -> Option<CoreSet> {
+    let folder = root.join(RDMA_DEVICES);
+    let name = match device {
+        AUTO_DEVICE => {
+            let mut entries = fs::read_dir(&folder).ok()?.flatten();
+            let only = entries.next()?.file_name();
+            entries.next().is_none().then_some(only)?
+        }
+        name => name.into(),
+    };
+    CoreSet::of_list(&read(&folder.join(name).join("device/local_cpulist"))?)
+}
+
+/// The threads of the physical core that a core is of (Documentation/admin-guide/cputopology.rst).
+pub(crate) fn thread_siblings(root: &Path, core: usize) -> Option<CoreSet> {
+    let topology = root.join(format!("sys/devices/system/cpu/cpu{core}/topology"));
+    CoreSet::of_list(&read(&topology.join("thread_siblings_list"))?)
 }
 
 /// The bad placements of an interface, with remedies.

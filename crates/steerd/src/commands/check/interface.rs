@@ -12,7 +12,7 @@ use xdp::{Claim, ClaimAction, ClaimReport, ClaimTable, DropCounter, ProgramOptio
 
 use super::Error;
 use super::nic_drops::DropsOfPort;
-use crate::daemon::cores;
+use crate::daemon::cores::{self, HostCores};
 use crate::daemon::placement::Placement;
 use crate::settings::{Settings, XdpPort};
 use crate::traffic;
@@ -96,7 +96,7 @@ pub(super) fn of(
     // Of several ports, it is not known at which one a packet of the capture arrives.
     let filtering = if nic_drops.len() == ports.len() { nic_drops.as_slice() } else { &[] };
     let traffic = capture.map(|path| DecidedTraffic::of(path, program, &table, filtering)).transpose()?;
-    let cores = cores::of_workers(settings, &cores::available()).map_err(Error::Cores)?;
+    let cores = cores::of_workers(settings, &HostCores::of(settings)).map_err(Error::Cores)?;
     let placement = Placement::of(settings, &cores);
     let unserved_queues = placement.iter().flat_map(Placement::unserved_queues).collect();
     let mut rules = program.deciders();

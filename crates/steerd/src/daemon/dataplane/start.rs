@@ -14,7 +14,7 @@ use worker::{Idle, Worker, WorkerConfig, WorkerHandle};
 use super::{Cause, Commands, Dataplane};
 use crate::daemon::Error;
 use crate::daemon::board::{Board, PolicyInForce, Warnings};
-use crate::daemon::cores;
+use crate::daemon::cores::{self, HostCores};
 use crate::daemon::device::{self, OpenDevice, OutOfBuffer};
 use crate::daemon::nic_drops::NicDrops;
 use crate::daemon::observer::{Observer, WorkerEntry, unix_seconds};
@@ -66,11 +66,15 @@ impl Builder {
         log: &Log,
         is_stopping: &dyn Fn() -> bool,
     ) -> Result<Self, Error> {
-        let cores = cores::of_workers(settings, &cores::available()).map_err(Error::Cores)?;
+        let host = HostCores::of(settings);
+        let cores = cores::of_workers(settings, &host).map_err(Error::Cores)?;
         settings.check_mtus()?;
         let opened = device::open(settings)?;
         if let Some(placement) = Placement::of(settings, &cores) {
             placement.log();
+        }
+        if let Some(warning) = host.remote_warning(opened.device.name(), &cores) {
+            tracing::warn!("{warning}");
         }
         opened.wait_for_peers(settings, is_stopping)?;
         for port in &settings.device.ports {

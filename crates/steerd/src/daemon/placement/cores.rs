@@ -38,11 +38,11 @@ impl CoreSet {
         Some(Self(words.into_iter().enumerate().flat_map(bits).collect()))
     }
 
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    pub(super) fn contains(&self, core: usize) -> bool {
+    pub(crate) fn contains(&self, core: usize) -> bool {
         self.0.contains(&core)
     }
 

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use super::{CoreSet, InterruptPlacement, interrupt, numbers};
+use super::{CoreSet, InterruptPlacement, RDMA_DEVICES, interrupt, numbers};
 
 /// The name of the interrupt of a completion vector, before the vector's number.
 const COMPLETION_INTERRUPT: &str = "mlx5_comp";
@@ -25,7 +25,7 @@ pub(crate) fn completion_vectors(
 
 /// The cores that the interrupt of each completion vector goes to, as far as they can be read.
 fn affinities(root: &Path, device: &str) -> BTreeMap<u32, CoreSet> {
-    let folder = root.join("sys/class/infiniband").join(device).join("device/msi_irqs");
+    let folder = root.join(RDMA_DEVICES).join(device).join("device/msi_irqs");
     let affinity = |number: u32| {
         let vector = vector_of(root, number)?;
         let InterruptPlacement { cores, .. } = interrupt(root, number)?;
@@ -45,13 +45,14 @@ fn vector_of(root: &Path, interrupt: u32) -> Option<u32> {
     fs::read_dir(folder).ok()?.flatten().find_map(vector)
 }
 
-/// Of the vectors whose interrupt goes to the worker's core, the one that fewest workers have, and of these
-/// the one that goes to fewest cores. Without such a vector, the worker's number modulo the vectors.
+/// The vector of each worker: of those whose interrupt goes to its core the one that fewest workers have, and
+/// then the one that goes to fewest cores. Without such a vector, its number modulo the vectors.
 fn choose(affinities: &BTreeMap<u32, CoreSet>, vectors: u32, workers: &[Option<usize>]) -> Vec<u32> {
     let mut chosen: Vec<u32> = Vec::with_capacity(workers.len());
     for (number, core) in (0..).zip(workers) {
-        let is_near =
-            |(vector, cores): &(&u32, &CoreSet)| **vector < vectors && core.is_some_and(|core| cores.contains(core));
+        let is_near = |(vector, cores): &(&u32, &CoreSet)| {
+            **vector < vectors && core.is_some_and(|core| cores.contains(core))
+        };
         let uses = |vector: u32| chosen.iter().filter(|used| **used == vector).count();
         let near = affinities.iter().filter(is_near);
         let best = near.min_by_key(|(vector, cores)| (uses(**vector), cores.iter().count(), **vector));
@@ -88,8 +89,9 @@ mod tests {
             (43, "mlx5_comp2@pci:0000:01:00.0", "2-3"),
             (44, "mlx5_comp3@pci:0000:01:00.0", "3"),
         ]);
-        let vectors =
-            |vectors, workers: &[Option<usize>]| completion_vectors(host.path(), "rocep1s0", vectors, workers);
+        let vectors = |vectors, workers: &[Option<usize>]| {
+            completion_vectors(host.path(), "rocep1s0", vectors, workers)
+        };
         assert_eq!(vectors(4, &[Some(2), Some(3), Some(4)]), [2, 1, 0]);
         assert_eq!(vectors(4, &[Some(3), Some(3)]), [1, 3], "one each");
         assert_eq!(vectors(2, &[Some(2), Some(4)]), [0, 0], "vector 2 cannot be chosen");
