@@ -17,6 +17,7 @@ pub(crate) mod nic_drops;
 mod notify;
 mod observer;
 pub(crate) mod placement;
+mod processor;
 pub(crate) mod reload;
 pub(crate) mod rules;
 mod servers;

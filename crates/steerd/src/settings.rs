@@ -23,7 +23,7 @@ use layers::{Layer, Layers};
 pub(crate) use lengths::{LengthError, PortMtu};
 pub(crate) use types::{
     AUTO_DEVICE, AUTO_SOCKET, Api, COUNTERS, Cores, Http, IdleMode, Listen, Log, LogFormat, LogTarget,
-    OtherSoftNic, Provider, Settings, SoftNic, SoftNicMode, SoftNicPort, TooManyFrames, XdpPort,
+    OtherSoftNic, Provider, RelaxedOrdering, Settings, SoftNic, SoftNicMode, SoftNicPort, TooManyFrames, XdpPort,
 };
 
 /// config/steerd.toml is both the documented example and the defaults, so they cannot differ.

@@ -235,9 +235,16 @@ fn frame_memory(config: &WorkerConfig, arena: &Arc<Arena>) -> Result<Block, Erro
 }
 
 fn frame_pool(config: &WorkerConfig, memory: Block, domain: &Domain) -> Result<FramePool, Error> {
-    let region = MemoryRegion::register(domain, memory, Access::LOCAL_WRITE)
+    let region = MemoryRegion::register(domain, memory, frame_access(config))
         .map_err(refused(config.id, Object::MemoryRegion))?;
     FramePool::new(region, frame_bytes(config)).map_err(refused(config.id, Object::FramePool))
+}
+
+/// The accesses of the device to frames.
+fn frame_access(config: &WorkerConfig) -> Access {
+    let mut access = Access::LOCAL_WRITE;
+    access.set(Access::RELAXED_ORDERING, config.relaxed_ordering);
+    access
 }
 
 /// Allocations that did not fit into the arena, shared with the worker that is being built.

@@ -52,6 +52,9 @@ pub struct WorkerConfig {
     /// Ask the device not to check for completion queue overruns, which cannot happen. Devices without the
     /// flag check.
     pub ignore_overrun: bool,
+    /// Let the device's writes to frames overtake each other (`IBV_ACCESS_RELAXED_ORDERING`). A device or
+    /// kernel that cannot ignores it.
+    pub relaxed_ordering: bool,
     /// Have completions carry the device's timestamp (for latencies and captures).
     pub timestamps: bool,
     /// Measure the time of stages ([`crate::WorkerProfile`]).
@@ -75,6 +78,7 @@ impl WorkerConfig {
             idle: Idle::default(),
             polls_drive_device: false,
             ignore_overrun: true,
+            relaxed_ordering: false,
             timestamps: false,
             profile: false,
         }

@@ -97,7 +97,19 @@ pub(crate) struct Device {
     pub(crate) model: String,
     /// Whether the interfaces of a real device's ports are kept promiscuous.
     pub(crate) promiscuous: bool,
+    pub(crate) relaxed_ordering: RelaxedOrdering,
     pub(crate) ports: Vec<u8>,
+}
+
+/// Whether the device's writes to frames may overtake each other.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum RelaxedOrdering {
+    /// Unless the processor gains nothing by it.
+    #[default]
+    Auto,
+    On,
+    Off,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]

@@ -34,6 +34,15 @@ fn each_worker_has_an_interrupt_of_the_device() {
 }
 
 #[test]
+fn frames_are_registered_with_relaxed_ordering_if_wanted() {
+    let relaxed = WorkerConfig { relaxed_ordering: true, ..config() };
+    assert_eq!(frame_access(&relaxed), Access::LOCAL_WRITE | Access::RELAXED_ORDERING);
+    assert_eq!(frame_access(&config()), Access::LOCAL_WRITE);
+    // The software NIC ignores it, as a device that cannot.
+    let _parts = parts("relaxed0", 1500, &relaxed);
+}
+
+#[test]
 fn an_arena_too_small_for_the_rings_still_holds_the_frames() {
     let (_nic, context) = nic("small0", 1500);
     let bytes = (FRAMES * FRAME_BYTES) as usize;

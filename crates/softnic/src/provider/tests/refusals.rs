@@ -269,6 +269,18 @@ fn regions_must_lie_somewhere() {
     assert_eq!(register(0x1000, 64, u64::MAX - 3, 1), libc::EINVAL);
     assert_eq!(register(0x1000, 64, 0x1000, 2), libc::EINVAL, "remote write without local write");
     assert_eq!(register(0x1000, 64, 0x1000, 1 << 6), libc::EOPNOTSUPP, "on demand");
+    for optional in [20, 29] {
+        assert_eq!(
+            register((&raw const *memory).addr(), 64, 0x1000, 1 | 1 << optional),
+            0,
+            "1 << {optional}"
+        );
+    }
+    assert_eq!(
+        register((&raw const *memory).addr(), 64, 0x1000, 1 | 1 << 30),
+        libc::EOPNOTSUPP,
+        "not optional"
+    );
 }
 
 #[test]

@@ -216,6 +216,7 @@ fn worker_config(settings: &Settings, id: WorkerId, core: Option<usize>) -> Work
             IdleMode::Spin => Idle::Spin,
         },
         timestamps: wanted.timestamps,
+        relaxed_ordering: settings.device.relaxed_ordering.is_on(),
         // In this mode nothing moves while nobody polls.
         polls_drive_device: settings.softnic.mode == SoftNicMode::Inline && settings.chooses_soft(),
         ..WorkerConfig::new(id)
