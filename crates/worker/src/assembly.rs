@@ -45,6 +45,7 @@ pub(crate) struct Parts {
 /// Makes everything except the counters, without posting frames.
 pub(crate) fn assemble(context: &Arc<Context>, config: &WorkerConfig) -> Result<Parts, Error> {
     config.check()?;
+    let config = &WorkerConfig { frames: frames_within(context, config.frames), ..config.clone() };
     let limits = context.attributes().map_err(refused(config.id, Object::Attributes))?;
     receives_fit(config, limits.max_qp_wr)?;
     let entries = completion_entries(config, limits.max_cqe)?;
@@ -110,6 +111,19 @@ fn receives_fit(config: &WorkerConfig, limit: u32) -> Result<(), Error> {
         return Err(Error::ReceiveLimit { worker: config.id, frames: config.frames, limit });
     }
     Ok(())
+}
+
+/// The number of frames, where so many are wanted and each has an entry of the completion queue. A device that
+/// gives queues one entry less than a power of two would give a power of two of frames a queue of twice the
+/// size: these get one frame less.
+fn frames_within(context: &Arc<Context>, wanted: u32) -> u32 {
+    // libmlx5 and libmlx4 round the entries plus one up (`align_queue_size`): two become three.
+    let rounds_up = || {
+        let queue = CompletionQueue::builder(context, 2).build();
+        queue.is_ok_and(|queue| queue.entries() == 3)
+    };
+    let would_double = wanted > 1 && wanted.is_power_of_two() && rounds_up();
+    wanted - u32::from(would_double)
 }
 
 fn completion_entries(config: &WorkerConfig, limit: u32) -> Result<u32, Error> {

@@ -64,7 +64,8 @@ impl Worker {
             control.shared().stats.details.is_on.store(true, Ordering::Relaxed);
         }
         let latency = if config.timestamps { latency(context, &control) } else { None };
-        let budget = Arc::new(FrameBudget::new(config.frames));
+        let budget =
+            Arc::new(FrameBudget::new(u32::try_from(receiver.pool.frame_count()).unwrap_or(u32::MAX)));
         Ok(Self {
             config,
             control,

@@ -1,9 +1,10 @@
 //! What a worker does without, and what it cannot do without, when it is built.
 
 use hugemem::PageKind;
+use softnic::Personality;
 
 use super::*;
-use crate::receiver::tests::{FRAME_BYTES, FRAMES, config, nic, parts};
+use crate::receiver::tests::{FRAME_BYTES, FRAMES, config, nic, nic_like, parts};
 
 #[test]
 fn frames_too_short_for_a_port_are_warned_of() {
@@ -31,6 +32,21 @@ fn each_worker_has_an_interrupt_of_the_device() {
     drop(parts);
     let error = assemble(&context, &worker(0, Some(vectors))).err().expect("there is no such interrupt");
     assert!(matches!(error, Error::Verb { object: Object::CompletionQueue, .. }), "{error}");
+}
+
+#[test]
+fn a_completion_queue_is_not_rounded_up_to_twice_the_frames() {
+    for (name, personality, frames, expected) in [
+        ("round0", Personality::Mlx5, 4096, (4095, 4095)),
+        ("round1", Personality::Mlx4, 64, (63, 63)),
+        ("round2", Personality::Mlx5, 100, (100, 127)),
+        ("round3", Personality::Ideal, 64, (64, 64)),
+    ] {
+        let (_nic, context) = nic_like(personality, name, 1500);
+        let parts = assemble(&context, &WorkerConfig { frames, ..config() }).expect("a worker's parts");
+        let receiver = &parts.receiver;
+        assert_eq!((receiver.pool.frame_count(), receiver.completions.entries()), expected, "{name}");
+    }
 }
 
 #[test]

@@ -24,10 +24,15 @@ pub(crate) const FRAME_BYTES: u32 = 1536;
 
 /// Two ports, and no packets.
 pub(crate) fn nic(name: &str, mtu_bytes: u32) -> (SoftNic, Arc<Context>) {
+    nic_like(Personality::Ideal, name, mtu_bytes)
+}
+
+/// A soft NIC with these limits.
+pub(crate) fn nic_like(personality: Personality, name: &str, mtu_bytes: u32) -> (SoftNic, Arc<Context>) {
     let port = || PortConfig { wire: Box::new(NullWire), mtu_bytes };
     let nic = SoftNic::create(SoftNicConfig {
         name: name.to_owned(),
-        personality: Personality::Ideal,
+        personality,
         ports: vec![port(), port()],
         drive: Drive::Manual,
     })
