@@ -19,7 +19,7 @@ use crate::idle::Events;
 use crate::receiver::{Receiver, refill_at};
 use crate::stats::Stats;
 use crate::transmitter::SENDS_MAX;
-use crate::{Error, Idle, Warning, WorkerConfig};
+use crate::{Error, Idle, ServedPort, Warning, WorkerConfig};
 
 /// Bytes in the arena for one entry of any ring: the largest in use is a 64-byte work request, and
 /// drivers round the number of entries up to a power of two.
@@ -113,9 +113,9 @@ fn receives_fit(config: &WorkerConfig, limit: u32) -> Result<(), Error> {
     Ok(())
 }
 
-/// The number of frames, where so many are wanted and each has an entry of the completion queue. A device that
-/// gives queues one entry less than a power of two would give a power of two of frames a queue of twice the
-/// size: these get one frame less.
+/// The number of frames, where so many are wanted and each has an entry of the completion queue. For a power
+/// of two a device that gives queues one entry less than a power of two would make one of twice the size, so
+/// there is one frame less.
 fn frames_within(context: &Arc<Context>, wanted: u32) -> u32 {
     // libmlx5 and libmlx4 round the entries plus one up (`align_queue_size`): two become three.
     let rounds_up = || {
@@ -134,11 +134,17 @@ fn completion_entries(config: &WorkerConfig, limit: u32) -> Result<u32, Error> {
     Ok(wanted)
 }
 
-/// A warning if the port may receive packets that are longer than a frame; none if the device reports no MTU.
-fn short_frames(context: &Context, config: &WorkerConfig, port: u8) -> Result<Option<Warning>, Error> {
+/// A warning if the port may receive packets that are longer than a frame; none if its MTU is not known.
+fn short_frames(
+    context: &Context,
+    config: &WorkerConfig,
+    port: ServedPort,
+) -> Result<Option<Warning>, Error> {
+    let ServedPort { number: port, mtu_bytes } = port;
     let attributes = context.port(PortNumber(port)).map_err(refused(config.id, Object::Port))?;
-    let Some(mtu_bytes) = attributes.active_mtu_bytes else { return Ok(None) };
-    let packet_bytes = mtu_bytes.max(ETHERNET_MTU_BYTES) + HEADER_BYTES;
+    let of_verbs = || attributes.active_mtu_bytes.map(|mtu_bytes| mtu_bytes.max(ETHERNET_MTU_BYTES));
+    let Some(mtu_bytes) = mtu_bytes.or_else(of_verbs) else { return Ok(None) };
+    let packet_bytes = mtu_bytes.saturating_add(HEADER_BYTES);
     let frame_bytes = frame_bytes(config);
     Ok((frame_bytes < packet_bytes).then_some(Warning::ShortFrames { port, frame_bytes, packet_bytes }))
 }

@@ -22,6 +22,16 @@ pub const CORE_MAX: usize = 1023;
 /// Most ports of one device (their numbers are bytes, from 1).
 pub const PORTS_MAX: usize = 255;
 
+/// A port that a worker serves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ServedPort {
+    /// The number of the port, from 1.
+    pub number: u8,
+    /// The MTU of the port's network interface; `None`: it is not known, and the one of the verbs counts,
+    /// which is at most 4096.
+    pub mtu_bytes: Option<u32>,
+}
+
 /// The configuration of one worker.
 #[derive(Clone, Debug)]
 pub struct WorkerConfig {
@@ -32,8 +42,8 @@ pub struct WorkerConfig {
     pub completion_vector: Option<u32>,
     /// The core its thread is pinned to; `None` leaves it to the scheduler.
     pub core: Option<usize>,
-    /// The device's ports that it serves, from 1: frames are to hold the largest packet of any.
-    pub ports: Vec<u8>,
+    /// The device's ports that it serves: frames are to hold the largest packet of any.
+    pub ports: Vec<ServedPort>,
     /// Frames in its pool; all of them are posted while the worker is idle.
     pub frames: u32,
     /// Bytes per frame; a longer packet is refused by the device.
@@ -69,7 +79,7 @@ impl WorkerConfig {
             id,
             completion_vector: None,
             core: None,
-            ports: vec![1],
+            ports: vec![ServedPort { number: 1, mtu_bytes: None }],
             frames: 4096,
             frame_bytes: 2048,
             batch: 64,

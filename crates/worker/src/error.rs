@@ -159,7 +159,7 @@ pub enum Warning {
         port: u8,
         /// Bytes per frame.
         frame_bytes: u32,
-        /// Bytes of the port's largest packet, or more if its MTU is above the largest in `ibv_mtu`.
+        /// Bytes of the port's largest packet. If the MTU of its interface is not known, it may be longer.
         packet_bytes: u32,
     },
     /// The device has no thread domains, so its driver locks the queues and allocates their memory.

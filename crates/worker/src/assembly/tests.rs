@@ -9,10 +9,17 @@ use crate::receiver::tests::{FRAME_BYTES, FRAMES, config, nic, nic_like, parts};
 #[test]
 fn frames_too_short_for_a_port_are_warned_of() {
     let short = |port, packet_bytes| Warning::ShortFrames { port, frame_bytes: FRAME_BYTES, packet_bytes };
-    let both = WorkerConfig { ports: vec![1, 2], ..config() };
+    let ports = |mtus: &[Option<u32>]| {
+        let port = |(number, mtu_bytes): (u8, &Option<u32>)| ServedPort { number, mtu_bytes: *mtu_bytes };
+        WorkerConfig { ports: (1..).zip(mtus).map(port).collect(), ..config() }
+    };
+    let both = ports(&[None, None]);
     assert_eq!(parts("short0", 1500, &both).1.warnings, []);
     assert_eq!(parts("short1", 9000, &both).1.warnings, [short(1, 4118), short(2, 4118)]);
     assert_eq!(parts("short2", 9000, &config()).1.warnings, [short(1, 4118)]);
+    // The interface's MTU is the one that packets have; verbs round it down to a power of two.
+    assert_eq!(parts("short3", 9000, &ports(&[Some(9000), Some(1500)])).1.warnings, [short(1, 9022)]);
+    assert_eq!(parts("short4", 9000, &ports(&[Some(1500)])).1.warnings, []);
 }
 
 #[test]
@@ -20,12 +27,9 @@ fn each_worker_has_an_interrupt_of_the_device() {
     let (nic, context) = nic("vectors0", 1500);
     let vectors = context.completion_vectors();
     assert!(vectors > 1, "{vectors}");
-    let worker = |id, completion_vector| WorkerConfig {
-        completion_vector,
-        id: WorkerId::of(id),
-        ..config()
-    };
-    let configs = [worker(0, None), worker(1, None), worker(vectors as usize, None), worker(0, Some(vectors - 1))];
+    let worker = |id, completion_vector| WorkerConfig { completion_vector, id: WorkerId::of(id), ..config() };
+    let configs =
+        [worker(0, None), worker(1, None), worker(vectors as usize, None), worker(0, Some(vectors - 1))];
     let parts: Vec<_> =
         configs.iter().map(|config| assemble(&context, config).expect("a worker's parts")).collect();
     assert_eq!(nic.completion_vectors(), [0, 1, 0, vectors - 1]);

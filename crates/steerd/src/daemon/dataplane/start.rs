@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use control::{Controller, DigestedProgram};
 use program::WorkerId;
-use worker::{Idle, Worker, WorkerConfig, WorkerHandle};
+use worker::{Idle, ServedPort, Worker, WorkerConfig, WorkerHandle};
 
 use super::{Cause, Commands, Dataplane};
 use crate::daemon::Error;
@@ -86,7 +86,11 @@ impl Builder {
             return Err(Error::TooFewQueues { device, queues, workers: cores.len() });
         }
         settings.workers.check_frames(&opened.device.profile(cores.len()))?;
-        let frame_bytes = settings.frame_bytes(&opened.mtus())?;
+        let mtus = opened.mtus();
+        let frame_bytes = settings.frame_bytes(&mtus)?;
+        let mtu_of = |number| mtus.iter().find(|known| known.port == number).map(|known| known.mtu_bytes);
+        let served = |number: &u8| ServedPort { number: *number, mtu_bytes: mtu_of(*number) };
+        let ports: Vec<ServedPort> = settings.device.ports.iter().map(served).collect();
         let context = opened.device.context();
         let vectors = context.completion_vectors();
         let vectors = placement::completion_vectors(Path::new("/"), opened.device.name(), vectors, &cores);
@@ -99,6 +103,7 @@ impl Builder {
                     profile,
                     frame_bytes,
                     completion_vector: Some(vector),
+                    ports: ports.clone(),
                     ..worker_config(settings, WorkerId::of(index), *core)
                 };
                 Worker::new(context, config).map_err(Error::Worker)
@@ -206,7 +211,6 @@ fn worker_config(settings: &Settings, id: WorkerId, core: Option<usize>) -> Work
     let wanted = &settings.workers;
     WorkerConfig {
         core,
-        ports: settings.device.ports.clone(),
         frames: wanted.frames,
         batch: wanted.batch,
         pages: wanted.pages.clone(),
