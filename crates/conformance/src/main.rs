@@ -1,5 +1,5 @@
-//! `conformance`: runs the suite on a soft NIC or on a device, prints the rows, and fails on any mismatch, and
-//! where nothing is expected of the device.
+//! `conformance`: runs the suite on a soft NIC or on a device and prints the rows. It fails on any mismatch,
+//! and where nothing is expected of the device.
 #![forbid(unsafe_code)]
 
 use std::io::Write;
@@ -12,15 +12,16 @@ use conformance::link::LinkPeer;
 use conformance::soft::SoftDevice;
 use conformance::{Bench, Peer, Report, libmlx5, markdown, model, origin, run};
 use softnic::Personality;
-use verbs::{DeviceList, PortNumber};
+use verbs::{DeviceList, DevicePort, PortNumber, SYSFS_CLASSES};
 
 /// Tests every field and enum value of the four verbs and prints the results.
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// A device of libibverbs' list, instead of the soft NIC [env: STEERD_TEST_DEVICE].
+    /// A device of libibverbs' list, or the network interface of one, instead of the soft NIC
+    /// [env: STEERD_TEST_DEVICE].
     #[arg(long, value_name = "NAME", env = "STEERD_TEST_DEVICE", hide_env = true)]
     device: Option<String>,
-    /// The port of the device.
+    /// The port of the device, unless an interface is named.
     #[arg(long, default_value_t = 1)]
     port: u8,
     /// With --device: the link at whose end `a` the device is; its end `b` is the peer.
@@ -90,12 +91,14 @@ fn on_soft_nic(personality: Personality) -> Result<Report, Failed> {
 }
 
 fn on_device(name: &str, arguments: &Arguments) -> Result<Report, Failed> {
+    let named = DevicePort::named(Path::new(SYSFS_CLASSES), name, PortNumber(arguments.port));
+    let name = named.device.as_str();
     let list = DeviceList::system()?;
     let device = list.find(name).ok_or_else(|| format!("no device {name}"))?;
     let context = device.open()?;
     let peer = arguments.link.as_deref().map(LinkPeer::meet).transpose()?;
     let peer = peer.as_ref().map(|peer| peer as &dyn Peer);
-    let bench = Bench::new(&context, PortNumber(arguments.port), peer)?;
+    let bench = Bench::new(&context, named.port, peer)?;
     let kind = arguments.personality.or_else(|| origin::kind(Path::new(origin::SYSFS), name));
     Ok(run(&bench, kind, |_| true))
 }

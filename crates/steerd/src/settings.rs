@@ -15,16 +15,19 @@ mod tests;
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::cli::{NicFilterUse, RunArgs};
 pub(crate) use layers::Origin;
 use layers::{Layer, Layers};
 pub(crate) use lengths::{LengthError, PortMtu};
+use types::OtherPort;
 pub(crate) use types::{
     AUTO_DEVICE, AUTO_SOCKET, Api, COUNTERS, Cores, Http, IdleMode, Listen, Log, LogFormat, LogTarget,
-    OtherSoftNic, Provider, RelaxedOrdering, Settings, SoftNic, SoftNicMode, SoftNicPort, TooManyFrames, XdpPort,
+    OtherSoftNic, Provider, RelaxedOrdering, Settings, SoftNic, SoftNicMode, SoftNicPort, TooManyFrames,
+    XdpPort,
 };
+use verbs::SYSFS_CLASSES;
 
 /// config/steerd.toml is both the documented example and the defaults, so they cannot differ.
 const DEFAULTS: &str = include_str!("../../../config/steerd.toml");
@@ -169,12 +172,29 @@ impl fmt::Display for Problems {
     }
 }
 
+impl From<OtherPort> for Problem {
+    fn from(OtherPort { interface, device, port }: OtherPort) -> Self {
+        Self {
+            origin: "settings".into(),
+            key: "device.ports".into(),
+            message: format!(
+                "the interface {interface} is port {port} of {device}, and other ports are named"
+            ),
+            hint: Some(format!("leave device.ports out, or set device.name = \"{device}\"")),
+            is_unreadable: false,
+        }
+    }
+}
+
 /// Reads and merges all layers, with the process' own environment.
 pub(crate) fn load(request: &Request) -> Result<Loaded, Problems> {
     let environment = std::env::vars_os()
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
         .collect::<Vec<_>>();
-    load_with(request, &environment)
+    let mut loaded = load_with(request, &environment)?;
+    let resolved = loaded.settings.resolve_interface(Path::new(SYSFS_CLASSES));
+    resolved.map_err(|other| Problems(vec![other.into()]))?;
+    Ok(loaded)
 }
 
 fn load_with(request: &Request, environment: &[(String, String)]) -> Result<Loaded, Problems> {

@@ -47,8 +47,16 @@ pub struct Environment<'e> {
 pub struct Others<'e> {
     /// The memory of each worker's frames.
     pub frames: &'e [RegisteredFrames],
-    /// Opens a device by its name.
-    pub open: &'e dyn Fn(&str) -> Result<Arc<Context>, Failure>,
+    /// Opens a device by its name, or by that of a network interface.
+    pub open: &'e dyn Fn(&str) -> Result<OtherDevice, Failure>,
+}
+
+/// A device that a sink sends by.
+pub struct OtherDevice {
+    /// The open device.
+    pub context: Arc<Context>,
+    /// The port that the name stands for; `None`: it is the name of a device.
+    pub port: Option<u8>,
 }
 
 /// Why something that a sink needs cannot be had.

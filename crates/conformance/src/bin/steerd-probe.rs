@@ -16,7 +16,7 @@ use conformance::soft::SoftDevice;
 use conformance::{Bench, Peer, Report, Verdict, model, origin, probe};
 use device_model::{DeviceModel, Origin};
 use softnic::Personality;
-use verbs::{Context, DeviceList, PortNumber};
+use verbs::{Context, DeviceList, DevicePort, PortNumber, SYSFS_CLASSES};
 
 /// The exit code of `steerd` for a device that is missing or cannot be used.
 const NO_DEVICE: u8 = 4;
@@ -27,15 +27,15 @@ const SOFT: &str = "softnic";
 
 /// Tests every field and value of the four verbs on a device, with objects that do not affect other users,
 /// prints its answers and writes its device model.
-#[derive(Debug, Parser)]
+#[derive(Clone, Debug, Parser)]
 struct Arguments {
-    /// A device of libibverbs' list.
+    /// A device of libibverbs' list, or the network interface of one.
     #[arg(value_name = "NAME", required_unless_present = "soft")]
     device: Option<String>,
     /// A soft NIC instead, with the limits of this device.
     #[arg(long, value_name = "ideal|mlx5|mlx4|FILE", conflicts_with = "device")]
     soft: Option<Personality>,
-    /// The device's port.
+    /// The device's port, unless an interface is named.
     #[arg(long, default_value_t = 1)]
     port: u8,
     /// How to print the answers.
@@ -171,6 +171,9 @@ fn probed(arguments: &Arguments, wants_model: bool) -> Result<Probed, Failed> {
         return Ok(probed);
     }
     let name = arguments.device.as_deref().unwrap_or_default();
+    let DevicePort { device: name, port } =
+        DevicePort::named(Path::new(SYSFS_CLASSES), name, PortNumber(arguments.port));
+    let (name, arguments) = (name.as_str(), &Arguments { port: port.0, ..arguments.clone() });
     let list = DeviceList::system().map_err(|error| {
         format!("{error} (hint: modprobe ib_uverbs and the NIC's driver, or try --soft mlx5)")
     })?;

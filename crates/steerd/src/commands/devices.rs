@@ -95,6 +95,7 @@ fn probe(settings: &Settings, name: &str, args: &DevicesArgs) -> Result<(), Erro
     if name == settings.softnic.name && !settings.softnic.ports.is_empty() {
         command.args(["--soft", settings.softnic.personality.as_str()]);
     } else {
+        // An interface has a port of its own, which `steerd-probe` finds.
         let port = settings.device.ports.first().copied().unwrap_or(FIRST_PORT);
         command.args(["--port", &port.to_string(), "--", name]);
     }

@@ -19,12 +19,12 @@ use packet::MacAddr;
 use program::Program;
 use rustix::io::Errno;
 use softnic::{Drive, Personality, PortConfig, SoftNic, SoftNicConfig};
-use verbs::{Context, Provider};
+use verbs::{Context, DevicePort, PortNumber, Provider, SYSFS_CLASSES};
 use wire::{GatedWire, LinkConfig, Promiscuous, WireConfig};
-use worker::sinks::{Failure, Station};
+use worker::sinks::{Failure, OtherDevice, Station};
 
 use sysfs::Netdev;
-pub(super) use sysfs::{CLASSES, OutOfBuffer};
+pub(super) use sysfs::OutOfBuffer;
 
 const NO_RDMA: &str = "this kernel has no RDMA support loaded (hint: modprobe ib_uverbs and the NIC's driver, \
                        or try the soft NIC with `steerd run --demo`)";
@@ -193,7 +193,7 @@ impl OpenDevice {
                 (Some(soft), _) => as_now((soft.nic.port_mac(*port), soft.nic.port_mtu_bytes(*port))),
                 (None, Some(preloaded)) => as_now((preloaded.mac(), preloaded.mtu_bytes())),
                 (None, None) => {
-                    let netdev = Netdev::of_port(Path::new(CLASSES), self.device.name(), *port);
+                    let netdev = Netdev::of_port(Path::new(SYSFS_CLASSES), self.device.name(), *port);
                     netdev.map_or((None, None), |netdev| (netdev.mac, netdev.mtu_bytes))
                 }
             };
@@ -208,16 +208,24 @@ impl OpenDevice {
         self.stations().into_iter().filter_map(known).collect()
     }
 
-    /// Opens a device for sinks that send by it: another soft NIC of the settings, or one of libibverbs'
-    /// list.
+    /// Opens a device for sinks that send by it: another soft NIC of the settings, one of libibverbs' list, or
+    /// the one of a network interface.
     ///
     /// # Errors
     /// There is no such device, or it cannot be used.
-    pub(crate) fn open_other(&self, name: &str) -> Result<Arc<Context>, Failure> {
+    pub(crate) fn open_other(&self, name: &str) -> Result<OtherDevice, Failure> {
         let soft = self.others.iter().map(|other| &other.soft).find(|soft| &*soft.name == name);
         let provider = soft.map(|soft| -> &dyn Provider { &soft.nic });
-        match Device::open(&DeviceSelector::named(name), provider) {
-            Ok(device) => Ok(Arc::clone(device.context())),
+        let of_interface = match soft {
+            Some(_) => None,
+            None => DevicePort::of_interface(Path::new(SYSFS_CLASSES), name),
+        };
+        let device = of_interface.as_ref().map_or(name, |port| port.device.as_str());
+        match Device::open(&DeviceSelector::named(device), provider) {
+            Ok(device) => {
+                let port = of_interface.map(|DevicePort { port: PortNumber(port), .. }| port);
+                Ok(OtherDevice { context: Arc::clone(device.context()), port })
+            }
             Err(error) if no_rdma_in_kernel(&error) => {
                 let names: Vec<_> = self.others.iter().map(|other| &*other.soft.name).collect();
                 Err(format!("the further soft NICs are [{}], and {NO_RDMA}", names.join(", ")).into())
@@ -305,7 +313,7 @@ pub(crate) fn open(settings: &Settings) -> Result<OpenDevice, Error> {
 /// Makes the interfaces of these ports promiscuous.
 fn promiscuous(device: &str, ports: &[u8]) -> Result<Vec<Promiscuous>, Error> {
     let hold = |port: &u8| {
-        let netdev = Netdev::of_port(Path::new(CLASSES), device, *port).ok_or_else(|| {
+        let netdev = Netdev::of_port(Path::new(SYSFS_CLASSES), device, *port).ok_or_else(|| {
             let hint = "leave device.promiscuous false, and make the interface promiscuous by hand";
             Error::NoDevice(format!("port {port} of {device} has no network interface (hint: {hint})"))
         })?;
@@ -336,7 +344,7 @@ fn open_real(settings: &Settings) -> Result<Device, Error> {
 
 /// Warnings for a real device: an unknown model, and packets that do not reach the flows through these ports.
 fn warnings(device: &str, model: &Model, ports: &[u8], program: &Program) -> Vec<String> {
-    let netdevs = ports.iter().filter_map(|port| Netdev::of_port(Path::new(CLASSES), device, *port));
+    let netdevs = ports.iter().filter_map(|port| Netdev::of_port(Path::new(SYSFS_CLASSES), device, *port));
     model
         .warning(device)
         .into_iter()
@@ -423,7 +431,7 @@ pub(crate) fn profile(settings: &Settings) -> Result<TargetDevice, Error> {
     let device = open_real(settings)?;
     let ports = if settings.device.promiscuous { Vec::new() } else { settings.device.ports.clone() };
     let mtu_of = |port: &u8| {
-        let netdev = Netdev::of_port(Path::new(CLASSES), device.name(), *port)?;
+        let netdev = Netdev::of_port(Path::new(SYSFS_CLASSES), device.name(), *port)?;
         Some(PortMtu { port: *port, mtu_bytes: netdev.mtu_bytes? })
     };
     let mtus = settings.device.ports.iter().filter_map(mtu_of).collect();

@@ -451,3 +451,44 @@ fn only_a_regular_file_of_a_sensible_size_holds_settings() {
         assert!(problem.contains(&path.display().to_string()), "{problem}");
     }
 }
+
+/// The kernel's device classes on a host where `ens1f0np0` is port 3 of `rocep1s0f0`.
+fn classes() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().expect("folder");
+    for (path, text) in [
+        ("infiniband/rocep1s0f0/ports/1/gid_attrs/ndevs/0", "pf0vf0\n"),
+        ("infiniband/rocep1s0f0/ports/3/gid_attrs/ndevs/0", "ens1f0np0\n"),
+        ("net/ens1f0np0/device/infiniband/rocep1s0f0/fw_ver", "16.35.2000\n"),
+    ] {
+        let path = folder.path().join(path);
+        std::fs::create_dir_all(path.parent().expect("a folder")).expect("made");
+        std::fs::write(path, text).expect("written");
+    }
+    folder
+}
+
+#[test]
+fn a_network_interface_stands_for_its_device_and_port() {
+    let classes = classes();
+    let resolved = |text: &str| {
+        let file = file(text);
+        let request = Request { file: Some(file.path().to_owned()), ..Request::default() };
+        let mut settings = load_with(&request, &[]).expect(text).settings;
+        settings.resolve_interface(classes.path()).map(|()| settings.device)
+    };
+    for ports in ["", "ports = [3]\n", "ports = [1]\n"] {
+        let device = resolved(&format!("[device]\nname = \"ens1f0np0\"\n{ports}")).expect("resolved");
+        assert_eq!((device.name.as_str(), device.ports), ("rocep1s0f0", vec![3]), "{ports}");
+        assert_eq!(device.interface.as_deref(), Some("ens1f0np0"));
+    }
+    let error = resolved("[device]\nname = \"ens1f0np0\"\nports = [2]\n").expect_err("another port");
+    let problem = Problem::from(error).to_string();
+    assert!(problem.contains("device.ports: the interface ens1f0np0 is port 3 of rocep1s0f0"), "{problem}");
+    for name in ["rocep1s0f0", "eth9", "auto"] {
+        let device = resolved(&format!("[device]\nname = \"{name}\"\nports = [2]\n")).expect("as it is");
+        assert_eq!((device.name.as_str(), device.ports, device.interface), (name, vec![2], None));
+    }
+    let soft = "[device]\nname = \"ens1f0np0\"\n[softnic]\nname = \"ens1f0np0\"\n\
+                [[softnic.ports]]\nwire = { kind = \"null\" }\n";
+    assert_eq!(resolved(soft).expect("as it is").name, "ens1f0np0", "the soft NIC has the name");
+}

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use device_model::DeviceModel;
 use hugemem::PageKind;
@@ -14,6 +14,7 @@ use nic_filters::{FilterModel, ModelError};
 use serde::de::{self, Deserializer, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
 use softnic::{Personality, UnknownPersonality};
+use verbs::DevicePort;
 use wire::{AfXdpConfig, WireConfig};
 
 use crate::cli::NicFilterUse;
@@ -39,6 +40,27 @@ impl Settings {
         !self.softnic.ports.is_empty() && (name == AUTO_DEVICE || name == self.softnic.name)
     }
 
+    /// Replaces the name of a network interface by its RDMA device and port. `classes`: the kernel's device
+    /// classes in sysfs.
+    ///
+    /// # Errors
+    /// The settings name other ports.
+    pub(super) fn resolve_interface(&mut self, classes: &Path) -> Result<(), OtherPort> {
+        if self.chooses_soft() {
+            return Ok(());
+        }
+        let device = &mut self.device;
+        let Some(found) = DevicePort::of_interface(classes, &device.name) else { return Ok(()) };
+        let ports = vec![found.port.0];
+        if device.ports != ports && device.ports != FIRST_PORT {
+            let interface = device.name.clone();
+            return Err(OtherPort { interface, device: found.device, port: found.port.0 });
+        }
+        let interface = std::mem::replace(&mut device.name, found.device);
+        (device.interface, device.ports) = (Some(interface), ports);
+        Ok(())
+    }
+
     /// The ports in use on which an XDP program enforces the policy.
     pub(crate) fn xdp_ports(&self) -> Vec<XdpPort> {
         let of_port = |port: &u8| {
@@ -54,6 +76,17 @@ impl Settings {
         let ports = self.device.ports.iter().filter(|_| self.chooses_soft());
         ports.filter_map(of_port).collect()
     }
+}
+
+/// The ports that settings without `device.ports` have.
+const FIRST_PORT: [u8; 1] = [1];
+
+/// The settings name a network interface and other ports than its own.
+#[derive(Debug)]
+pub(super) struct OtherPort {
+    pub(super) interface: String,
+    pub(super) device: String,
+    pub(super) port: u8,
 }
 
 /// A port that is a network interface with the XDP program.
@@ -91,8 +124,12 @@ pub(crate) const AUTO_DEVICE: &str = "auto";
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct Device {
-    /// A name in libibverbs' list, the soft NIC's name, or [`AUTO_DEVICE`].
+    /// A name in libibverbs' list, the soft NIC's name, or [`AUTO_DEVICE`]. In the file also the name of a
+    /// network interface, see [`Settings::resolve_interface`].
     pub(crate) name: String,
+    /// The network interface that the settings name in place of a device.
+    #[serde(skip)]
+    pub(crate) interface: Option<String>,
     /// A name of [`DeviceModel::NAMES`], a file, or "auto": by the device's driver.
     pub(crate) model: String,
     /// Whether the interfaces of a real device's ports are kept promiscuous.

@@ -14,7 +14,7 @@ use program::{ForwardMode, ForwardSink, VlanChange};
 use verbs::{CompletionStatus, Context, Domain, Pieces, PortNumber, RegisteredFrames};
 
 use super::port::{self, ETHERNET_BYTES, Link, Port, TAGS_BYTES};
-use super::{Environment, Failure, FrameBudget, Hub, Opened, Ports, SinkError};
+use super::{Environment, Failure, FrameBudget, Hub, Opened, OtherDevice, Ports, SinkError};
 use crate::sink::{Deliveries, FramesBack, Sink, SinkCounters, SinkDrop};
 use crate::transmitter::{SENDS_MAX, Transmitter};
 
@@ -342,7 +342,13 @@ fn by_other_device(
     environment: &Environment<'_>,
 ) -> Result<OpenPort, Failure> {
     let others = environment.others.ok_or("only the device of the settings can be used")?;
-    let context = (others.open)(device)?;
+    let OtherDevice { context, port: named } = (others.open)(device)?;
+    let port = match (port, named) {
+        (Some(port), Some(named)) if port != named => {
+            return Err(format!("it is port {named}, and `port` is {port} (hint: leave `port` out)").into());
+        }
+        (port, named) => port.or(named),
+    };
     let ports: Vec<u8> =
         (1..=u8::try_from(context.attributes()?.physical_ports).unwrap_or(u8::MAX)).collect();
     let number = match port {

@@ -10,9 +10,9 @@ use packet::build::FrameBuilder;
 use packet::{EtherType, MacAddr, parse};
 use program::{ForwardMode, ForwardSink, Program, SinkKind, SinkSpec, VlanChange};
 use softnic::{Drive, SoftNic};
-use verbs::{Context, DeviceList};
+use verbs::DeviceList;
 use wire::{Burst, TransmitError, Wire, WireState};
-use worker::sinks::{self, Environment, Failure, Hub, Opened, Others, Ports, SinkError};
+use worker::sinks::{self, Environment, Failure, Hub, Opened, OtherDevice, Others, Ports, SinkError};
 use worker::{SharedStage, SinkCounters, SinkDrop, SinkMap, SinkTraffic, Slot, WorkerConfig};
 
 const POLICY: &str = r#"
@@ -78,9 +78,11 @@ impl Other {
         Self { nic: support::nic("rig1", Drive::Manual, vec![Box::new(cable)]), sent, is_down }
     }
 
-    fn open(&self, name: &str) -> Result<Arc<Context>, Failure> {
+    /// `ens1`: its interface.
+    fn open(&self, name: &str) -> Result<OtherDevice, Failure> {
         let list = DeviceList::of(&self.nic)?;
-        Ok(list.find(name).ok_or("no such device")?.open()?)
+        let (name, port) = if name == "ens1" { ("rig1", Some(1)) } else { (name, None) };
+        Ok(OtherDevice { context: list.find(name).ok_or("no such device")?.open()?, port })
     }
 }
 
@@ -399,4 +401,10 @@ fn another_device_or_port_that_does_not_exist_is_named() {
         "{}",
         refusal(by_other(2))
     );
+    let by_interface = |port| ForwardSink { device: Some("ens1".to_owned()), port, ..by_other(1) };
+    for port in [None, Some(1)] {
+        assert!(opened(&rig, &other, by_interface(port)).is_ok(), "{port:?}");
+    }
+    let refused = refusal(by_interface(Some(2)));
+    assert!(refused.ends_with("`ens1`: it is port 1, and `port` is 2 (hint: leave `port` out)"), "{refused}");
 }

@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use control::{Controller, DigestedProgram};
 use program::WorkerId;
+use verbs::SYSFS_CLASSES;
 use worker::{Idle, ServedPort, Worker, WorkerConfig, WorkerHandle};
 
 use super::{Cause, Commands, Dataplane};
@@ -151,7 +152,7 @@ impl Builder {
             threads.0.push(worker.spawn().map_err(Error::Worker)?);
         }
         let (name, ports) = (opened.device.name(), &opened.ports);
-        let out_of_buffer = OutOfBuffer::of(Path::new(device::CLASSES), name, ports);
+        let out_of_buffer = OutOfBuffer::of(Path::new(SYSFS_CLASSES), name, ports);
         let controls = entries.iter().map(|entry| entry.control.clone()).collect();
         let sinks = Sinks::new(controls, domains, budgets, registered, ports.clone());
         let (commands, drops, taken) = Commands::new(Arc::clone(controller.limits()));

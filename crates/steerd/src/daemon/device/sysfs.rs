@@ -9,10 +9,8 @@ use std::path::{Path, PathBuf};
 
 use packet::MacAddr;
 use program::{Flow, FlowKind, FlowSpec, Program};
+use verbs::{DevicePort, PortNumber};
 
-/// The kernel's device classes (Documentation/ABI/testing/sysfs-class-net,
-/// Documentation/ABI/stable/sysfs-class-infiniband).
-pub(in crate::daemon) const CLASSES: &str = "/sys/class";
 /// linux/if.h.
 const IFF_PROMISC: u32 = 0x100;
 
@@ -27,24 +25,10 @@ pub(super) struct Netdev {
 }
 
 impl Netdev {
-    /// The interface of a port: the one that its first GID belongs to, else the PCI device's interface with
-    /// the port's number.
+    /// The interface of a port.
     pub(super) fn of_port(sysfs: &Path, device: &str, port: u8) -> Option<Self> {
-        let rdma = sysfs.join("infiniband").join(device);
-        let of_gid = read(&rdma.join(format!("ports/{port}/gid_attrs/ndevs/0")));
-        let name = of_gid.filter(|name| !name.is_empty()).or_else(|| {
-            let mut names: Vec<String> = fs::read_dir(rdma.join("device/net"))
-                .ok()?
-                .flatten()
-                .map(|entry| entry.file_name().to_string_lossy().into_owned())
-                .collect();
-            names.sort();
-            let has_port = |name: &String| {
-                let number = read(&sysfs.join("net").join(name).join("dev_port"));
-                number.and_then(|number| number.parse().ok()) == Some(u32::from(port) - 1)
-            };
-            names.into_iter().find(has_port)
-        })?;
+        let port = DevicePort { device: device.to_owned(), port: PortNumber(port) };
+        let name = port.interface(sysfs)?;
         let folder = sysfs.join("net").join(&name);
         let flags = read(&folder.join("flags"))?;
         let flags = u32::from_str_radix(flags.trim_start_matches("0x"), 16).ok()?;

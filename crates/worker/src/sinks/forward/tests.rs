@@ -5,7 +5,7 @@ use packet::build::FrameBuilder;
 use packet::{EtherType, parse};
 
 use super::*;
-use crate::sinks::Others;
+use crate::sinks::{OtherDevice, Others};
 
 const MTU: usize = 1500;
 const FRAME: usize = 2048;
@@ -176,7 +176,7 @@ fn a_failed_queue_pair_is_replaced(device: Option<&str>) {
     let nic = if device.is_some() { other_nic } else { own_nic };
     let parts = crate::assembly::assemble(&context, &crate::receiver::tests::config()).expect("parts");
     let mut pool = parts.receiver.pool;
-    let open = |_: &str| Ok(Arc::clone(&other));
+    let open = |_: &str| Ok(OtherDevice { context: Arc::clone(&other), port: None });
     let environment = Environment {
         context: &context,
         domains: &[parts.domain],
