@@ -1,6 +1,8 @@
 //! Opens the device that the settings name: the soft NIC, which is made here, or one of libibverbs' list.
 //! Used at start-up and by the commands; installs no flow.
 
+mod devlink;
+mod eswitch;
 mod sysfs;
 
 use std::path::Path;
@@ -19,10 +21,11 @@ use packet::MacAddr;
 use program::Program;
 use rustix::io::Errno;
 use softnic::{Drive, Personality, PortConfig, SoftNic, SoftNicConfig};
-use verbs::{Context, DevicePort, PortNumber, Provider, SYSFS_CLASSES};
+use verbs::{DevicePort, PortNumber, Provider, SYSFS_CLASSES};
 use wire::{GatedWire, LinkConfig, Promiscuous, WireConfig};
 use worker::sinks::{Failure, OtherDevice, Station};
 
+use eswitch::{DevlinkHandle, EswitchAdvice, EswitchMode};
 use sysfs::Netdev;
 pub(super) use sysfs::OutOfBuffer;
 
@@ -208,8 +211,8 @@ impl OpenDevice {
         self.stations().into_iter().filter_map(known).collect()
     }
 
-    /// Opens a device for sinks that send by it: another soft NIC of the settings, one of libibverbs' list, or
-    /// the one of a network interface.
+    /// Opens a device for sinks that send by it: another soft NIC of the settings, one of libibverbs' list,
+    /// or the one of a network interface.
     ///
     /// # Errors
     /// There is no such device, or it cannot be used.
@@ -335,11 +338,25 @@ fn open_real(settings: &Settings) -> Result<Device, Error> {
         error if no_rdma_in_kernel(&error) => Error::NoDevice(NO_RDMA.into()),
         error => Error::Device(error),
     })?;
+    check_eswitch(device.name(), settings.device.interface.as_deref())?;
     if settings.device.model == AUTO_DEVICE {
         return Ok(device);
     }
     let profile = DeviceModel::named_or_file(&settings.device.model).map_err(Error::Model)?;
     Ok(device.with_model(Model::named(profile)))
+}
+
+/// Logs what the mode of the eswitch means for this device, or refuses it.
+fn check_eswitch(device: &str, interface: Option<&str>) -> Result<(), Error> {
+    let Some(handle) = DevlinkHandle::of_rdma(Path::new(SYSFS_CLASSES), device) else { return Ok(()) };
+    match eswitch::judge(EswitchMode::of(Some(&handle)), device, &handle, interface) {
+        EswitchAdvice::Fine => Ok(()),
+        EswitchAdvice::Warning(warning) => {
+            tracing::warn!("{warning}");
+            Ok(())
+        }
+        EswitchAdvice::Refusal(reason) => Err(Error::NoDevice(reason)),
+    }
 }
 
 /// Warnings for a real device: an unknown model, and packets that do not reach the flows through these ports.

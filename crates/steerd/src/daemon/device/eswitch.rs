@@ -1,0 +1,181 @@
+//! What the eswitch of a device means for a start. In switchdev mode the packets of the wire meet the rules
+//! of the eswitch (FDB) before any flow, and the ports of the RDMA device are representors: the first is not
+//! the wire (kernel mlx5 ib_rep.c: port = vport index + 1, the uplink last).
+
+use std::fmt;
+use std::io;
+use std::path::Path;
+
+use rustix::io::Errno;
+
+use super::devlink;
+
+/// The mode of an eswitch, or why there is none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum EswitchMode {
+    /// The NIC itself distributes packets to its functions, by their MAC addresses.
+    Legacy,
+    /// The host decides by rules of the eswitch; each function has a representor.
+    Switchdev,
+    /// The device has no eswitch: a virtual function, or a NIC without SR-IOV.
+    Absent,
+    /// The kernel has no devlink, or does not answer this user.
+    Unknown,
+}
+
+impl EswitchMode {
+    /// The mode of the device behind an RDMA device. Asks the kernel.
+    pub(crate) fn of(handle: Option<&DevlinkHandle>) -> Self {
+        handle.map_or(Self::Unknown, |handle| {
+            Self::answered(devlink::eswitch_mode(&handle.bus, &handle.device))
+        })
+    }
+
+    /// `answer`: a number of `enum devlink_eswitch_mode` (linux/devlink.h).
+    fn answered(answer: io::Result<u16>) -> Self {
+        match answer {
+            Ok(0) => Self::Legacy,
+            // DEVLINK_ESWITCH_MODE_SWITCHDEV and, on later kernels, SWITCHDEV_INACTIVE.
+            Ok(1 | 2) => Self::Switchdev,
+            Err(error) if error.raw_os_error() == Some(Errno::OPNOTSUPP.raw_os_error()) => Self::Absent,
+            Ok(_) | Err(_) => Self::Unknown,
+        }
+    }
+}
+
+impl fmt::Display for EswitchMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Legacy => "legacy",
+            Self::Switchdev => "switchdev",
+            Self::Absent => "none",
+            Self::Unknown => "unknown",
+        })
+    }
+}
+
+/// The name of a device for devlink.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct DevlinkHandle {
+    pub(crate) bus: String,
+    pub(crate) device: String,
+}
+
+impl DevlinkHandle {
+    /// The device behind an RDMA device; `None`: there is none. `classes`: the kernel's device classes.
+    pub(crate) fn of_rdma(classes: &Path, name: &str) -> Option<Self> {
+        let link = classes.join("infiniband").join(name).join("device");
+        let last = |path: &Path| {
+            let target = std::fs::read_link(path).ok()?;
+            Some(target.file_name()?.to_string_lossy().into_owned())
+        };
+        Some(Self { device: last(&link)?, bus: last(&link.join("subsystem"))? })
+    }
+}
+
+impl fmt::Display for DevlinkHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.bus, self.device)
+    }
+}
+
+/// The result of comparing the settings with the mode of the eswitch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum EswitchAdvice {
+    /// The flows see the packets of the wire.
+    Fine,
+    /// The device is used, and this is to be known.
+    Warning(String),
+    /// The device is not used, because the port may not be the wire.
+    Refusal(String),
+}
+
+/// Judges an RDMA device in this mode. `interface`: the network interface by which the settings name it.
+pub(super) fn judge(
+    mode: EswitchMode,
+    device: &str,
+    handle: &DevlinkHandle,
+    interface: Option<&str>,
+) -> EswitchAdvice {
+    if mode != EswitchMode::Switchdev {
+        return EswitchAdvice::Fine;
+    }
+    let remedy = format!("`devlink dev eswitch set {handle} mode legacy`; on a BlueField use NIC mode");
+    match interface {
+        Some(interface) => EswitchAdvice::Warning(format!(
+            "the eswitch of {device} is in switchdev mode: its own rules decide the packets of the wire before the \
+             flows of {interface}, and the device refuses flows that copy, sniff or match sent packets with EINVAL \
+             (hint: {remedy})"
+        )),
+        None => EswitchAdvice::Refusal(format!(
+            "the eswitch of {device} is in switchdev mode, in which a port of the device is a representor and may \
+             not be the wire (hint: set device.name to the network interface of the wire, or {remedy})"
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn handle() -> DevlinkHandle {
+        DevlinkHandle { bus: "pci".to_owned(), device: "0000:c1:00.0".to_owned() }
+    }
+
+    #[test]
+    fn a_port_in_switchdev_mode_is_refused_unless_its_interface_is_named() {
+        let judge = |mode, interface| judge(mode, "rocep193s0f0", &handle(), interface);
+        let EswitchAdvice::Refusal(refusal) = judge(EswitchMode::Switchdev, None) else { panic!("refused") };
+        for part in
+            ["rocep193s0f0 ", "representor", "device.name", "eswitch set pci/0000:c1:00.0 mode legacy"]
+        {
+            assert!(refusal.contains(part), "no {part:?} in {refusal}");
+        }
+        let EswitchAdvice::Warning(warning) = judge(EswitchMode::Switchdev, Some("ens1f0np0")) else {
+            panic!("warned of")
+        };
+        for part in ["flows of ens1f0np0", "EINVAL", "mode legacy", "NIC mode"] {
+            assert!(warning.contains(part), "no {part:?} in {warning}");
+        }
+        for mode in [EswitchMode::Legacy, EswitchMode::Absent, EswitchMode::Unknown] {
+            assert_eq!(judge(mode, None), EswitchAdvice::Fine, "{mode}");
+        }
+    }
+
+    #[test]
+    fn answers_that_are_none_are_unknown() {
+        let error = |errno: Errno| Err(errno.into());
+        for (answer, expected) in [
+            (Ok(0), EswitchMode::Legacy),
+            (Ok(1), EswitchMode::Switchdev),
+            (Ok(2), EswitchMode::Switchdev),
+            (Ok(9), EswitchMode::Unknown),
+            (error(Errno::OPNOTSUPP), EswitchMode::Absent),
+            (error(Errno::NOENT), EswitchMode::Unknown),
+            (error(Errno::NODEV), EswitchMode::Unknown),
+            (error(Errno::PERM), EswitchMode::Unknown),
+        ] {
+            assert_eq!(EswitchMode::answered(answer), expected);
+        }
+        assert_eq!(EswitchMode::of(None), EswitchMode::Unknown);
+    }
+
+    #[test]
+    fn the_device_behind_an_rdma_device_has_a_bus_and_a_name() {
+        let folder = tempfile::tempdir().expect("folder");
+        let make = |path: &str| std::fs::create_dir_all(folder.path().join(path)).expect("made");
+        let link = |path: &str, target: &str| {
+            std::os::unix::fs::symlink(target, folder.path().join(path)).expect("linked");
+        };
+        make("class/infiniband/rocep193s0f0");
+        make("devices/pci0000:c0/0000:c1:00.0");
+        make("bus/pci");
+        link("class/infiniband/rocep193s0f0/device", "../../../devices/pci0000:c0/0000:c1:00.0");
+        link("devices/pci0000:c0/0000:c1:00.0/subsystem", "../../../bus/pci");
+        let classes = folder.path().join("class");
+        let found = DevlinkHandle::of_rdma(&classes, "rocep193s0f0");
+        assert_eq!(found.as_ref().map(ToString::to_string).as_deref(), Some("pci/0000:c1:00.0"));
+        assert_eq!(found, Some(handle()));
+        assert_eq!(DevlinkHandle::of_rdma(&classes, "softnic0"), None);
+    }
+}
