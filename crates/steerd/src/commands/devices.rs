@@ -12,13 +12,15 @@ use serde::Serialize;
 use crate::cli::{DevicesArgs, Format};
 use crate::commands::Error;
 use crate::daemon::carving::CarvingError;
-use crate::daemon::device;
+use crate::daemon::device::{self, DeviceFacts, LinkFacts};
 use crate::settings::{self, Request, Settings};
 use crate::terminal::output;
 use crate::terminal::table::Grid;
 
 const FIRST_PORT: u8 = 1;
 const PROBE: &str = "steerd-probe";
+/// The most ports of a device that are shown.
+const SHOWN: usize = 4;
 
 /// Described in docs/reference/commands/devices.md.
 #[derive(Debug, Serialize)]
@@ -34,6 +36,9 @@ struct Row {
     model: String,
     guid: Option<String>,
     ports: Option<usize>,
+    /// The place and the links of an RDMA device.
+    #[serde(flatten)]
+    facts: Option<DeviceFacts>,
 }
 
 pub(crate) fn run(args: &DevicesArgs) -> Result<(), Error> {
@@ -47,18 +52,23 @@ pub(crate) fn run(args: &DevicesArgs) -> Result<(), Error> {
     }
     let mut rows: Vec<Row> = device::list()?
         .into_iter()
-        .map(|device| Row {
-            model: format!("{} ({})", device.model.profile.name, device.model.known),
-            name: device.name,
-            kind: "rdma",
-            guid: (device.guid != 0).then(|| format!("{:016x}", device.guid)),
-            ports: None,
+        .map(|device| {
+            let facts = device::facts(&device.name);
+            Row {
+                model: format!("{} ({})", device.model.profile.name, device.model.known),
+                name: device.name,
+                kind: "rdma",
+                guid: (device.guid != 0).then(|| format!("{:016x}", device.guid)),
+                ports: Some(facts.links.len()).filter(|ports| *ports > 0),
+                facts: Some(facts),
+            }
         })
         .collect();
     if !settings.softnic.ports.is_empty() {
         let ports = Some(settings.softnic.ports.len());
         let model = settings.softnic.personality.clone();
-        rows.push(Row { name: settings.softnic.name, kind: "softnic", model, guid: None, ports });
+        let name = settings.softnic.name;
+        rows.push(Row { name, kind: "softnic", model, guid: None, ports, facts: None });
     }
     match args.format {
         Format::Json => output::print_json(&Devices { devices: &rows })?,
@@ -107,15 +117,125 @@ fn text(rows: &[Row]) -> String {
         return "no RDMA device on this machine, no soft NIC in the settings (`steerd run --demo` has one)\n"
             .into();
     }
-    let mut grid = Grid::new(&["device", "kind", "model", "guid", "ports"]);
+    let heads = [
+        "device",
+        "kind",
+        "model",
+        "guid",
+        "ports",
+        "interface",
+        "pci",
+        "link",
+        "node",
+        "eswitch",
+        "firmware",
+    ];
+    let mut grid = Grid::new(&heads);
     for row in rows {
+        let facts = row.facts.as_ref();
+        let links = facts.map_or(&[][..], |facts| facts.links.as_slice());
+        let interfaces: Vec<String> = links.iter().filter_map(|link| link.interface.clone()).collect();
+        let states: Vec<String> = links.iter().map(LinkFacts::text).collect();
         grid.row(vec![
             row.name.clone(),
             row.kind.into(),
             row.model.clone(),
-            row.guid.clone().unwrap_or_else(|| "-".into()),
-            row.ports.map_or_else(|| "-".into(), |ports| ports.to_string()),
+            or_dash(row.guid.clone()),
+            or_dash(row.ports),
+            some_of(&interfaces),
+            or_dash(facts.and_then(|facts| facts.pci_address.clone())),
+            some_of(&states),
+            or_dash(facts.and_then(|facts| facts.numa_node)),
+            or_dash(facts.map(|facts| facts.eswitch.clone())),
+            or_dash(facts.and_then(|facts| facts.firmware.clone())),
         ]);
     }
     grid.text()
+}
+
+fn or_dash(value: Option<impl ToString>) -> String {
+    value.map_or_else(|| "-".into(), |value| value.to_string())
+}
+
+/// The first values, and how many more there are: in switchdev mode a device has a port for each function.
+fn some_of(values: &[String]) -> String {
+    let shown: Vec<&str> = values.iter().take(SHOWN).map(String::as_str).collect();
+    match values.len().saturating_sub(SHOWN) {
+        _ if values.is_empty() => "-".into(),
+        0 => shown.join(", "),
+        more => format!("{} and {more} more", shown.join(", ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_list_shows_where_a_device_is() {
+        let link = |port: u8, state: &str| LinkFacts {
+            port,
+            interface: Some(format!("ens1f{port}")),
+            state: Some(state.to_owned()),
+            rate: Some("100 Gb/sec".to_owned()),
+        };
+        let row = |links: Vec<LinkFacts>| Row {
+            name: "rocep193s0f0".to_owned(),
+            kind: "rdma",
+            model: "mlx5 (driver mlx5_core)".to_owned(),
+            guid: None,
+            ports: Some(links.len()),
+            facts: Some(DeviceFacts {
+                pci_address: Some("0000:c1:00.0".to_owned()),
+                numa_node: Some(1),
+                eswitch: "legacy".to_owned(),
+                firmware: None,
+                links,
+            }),
+        };
+        let text = text(&[row(vec![link(1, "active"), link(2, "down")]), row(Vec::new())]);
+        let words = |line: usize| -> Vec<&str> {
+            let line = text.lines().nth(line).expect("a line");
+            line.split("  ").map(str::trim).filter(|word| !word.is_empty()).collect()
+        };
+        assert_eq!(words(0).len(), 11, "{text}");
+        assert_eq!(
+            words(1),
+            [
+                "rocep193s0f0",
+                "rdma",
+                "mlx5 (driver mlx5_core)",
+                "-",
+                "2",
+                "ens1f1, ens1f2",
+                "0000:c1:00.0",
+                "100 Gb/sec, down",
+                "1",
+                "legacy",
+                "-"
+            ],
+            "{text}"
+        );
+        assert_eq!(words(2)[5], "-", "{text}");
+        let six: Vec<String> = (1..=6).map(|number| number.to_string()).collect();
+        assert_eq!(some_of(&six), "1, 2, 3, 4 and 2 more");
+    }
+
+    #[test]
+    fn the_facts_are_keys_of_a_device() {
+        let row = Row {
+            name: "softnic0".to_owned(),
+            kind: "softnic",
+            model: "ideal".to_owned(),
+            guid: None,
+            ports: Some(1),
+            facts: None,
+        };
+        let json = serde_json::to_value(&row).expect("plain data");
+        assert!(json.get("eswitch").is_none(), "{json}");
+        let facts = device::facts("mlx5_9");
+        let json = serde_json::to_value(Row { facts: Some(facts), ..row }).expect("plain data");
+        assert_eq!(json["eswitch"], "unknown");
+        assert!(json["links"].as_array().is_some_and(Vec::is_empty), "{json}");
+    }
 }

@@ -3,6 +3,7 @@
 
 mod devlink;
 mod eswitch;
+mod facts;
 mod sysfs;
 
 use std::path::Path;
@@ -26,6 +27,7 @@ use wire::{GatedWire, LinkConfig, Promiscuous, WireConfig};
 use worker::sinks::{Failure, OtherDevice, Station};
 
 use eswitch::{DevlinkHandle, EswitchAdvice, EswitchMode};
+pub(crate) use facts::{DeviceFacts, LinkFacts};
 use sysfs::Netdev;
 pub(super) use sysfs::OutOfBuffer;
 
@@ -476,6 +478,11 @@ pub(crate) fn list() -> Result<Vec<DeviceSummary>, Error> {
         Err(error) if no_rdma_in_kernel(&error) => Ok(Vec::new()),
         list => list.map_err(Error::Device),
     }
+}
+
+/// What the kernel shows of an RDMA device.
+pub(crate) fn facts(device: &str) -> DeviceFacts {
+    DeviceFacts::read(Path::new(SYSFS_CLASSES), device, EswitchMode::of)
 }
 
 /// ibv_get_device_list(3): ENOSYS without kernel support.

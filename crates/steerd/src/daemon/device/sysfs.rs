@@ -97,7 +97,7 @@ fn read_count(path: &Path) -> Option<u64> {
     read(path)?.parse().ok()
 }
 
-fn read(path: &Path) -> Option<String> {
+pub(super) fn read(path: &Path) -> Option<String> {
     fs::read_to_string(path).ok().map(|text| text.trim().to_owned())
 }
 
