@@ -167,6 +167,8 @@ impl Attached {
     /// program.
     fn open(config: &AfXdpConfig, disabled: &mut DisabledOffloads) -> Result<Self, WireError> {
         let interface = Interface::find(&config.interface)?;
+        let index = interface.index.cast_unsigned();
+        xdp::check_stacking(&interface.name, index)?;
         let refused = |problem| WireError::InterfaceSetting { interface: interface.name.clone(), problem };
         let Some(frame_bytes) = umem_frame_bytes(packet_bytes(&interface)) else {
             let most = MAX_PACKET_BYTES - ETHERNET_BYTES - VLAN_TAGS_BYTES;
@@ -180,8 +182,6 @@ impl Attached {
                 "ring_frames has to be a power of two from 64 to {MAX_RING_FRAMES}"
             )));
         }
-        let index = interface.index.cast_unsigned();
-        xdp::check_stacking(&interface.name, index)?;
         let queues = open_queues(&interface, config, frame_bytes)?;
         // Nothing is changed on an interface that will be refused for its program.
         xdp::check_free(&interface.name, index)?;

@@ -49,7 +49,7 @@ enum { RUN_SLOT, TOTAL_SLOT };
 
 // The packed image of one packet's headers (crates/packet/src/slots.rs).
 #define WORDS 8
-// Those of the protocol, ports and IPv4 addresses.
+// The first words: protocol, ports, and IPv4 addresses or the upper halves of IPv6 addresses.
 #define NEAR_WORDS 3
 #define HAS_IPV4 (1ULL << 63)
 #define HAS_IPV6 (1ULL << 62)
@@ -118,7 +118,7 @@ struct scratch {
 	// The best effect among the rules that the packet has met, and the place of its rule.
 	u64 best;
 	u64 best_rule;
-	// What it holds means nothing.
+	// The target of an exchange that serves as a barrier; its value has no meaning.
 	u64 exchanged;
 	u64 image[WORDS];
 };
@@ -161,8 +161,8 @@ const volatile u32 DROP_SLOTS = 0;
 // The longest frame that is dropped here, in bytes; set when the program is loaded.
 const volatile u32 MAX_DROP_BYTES = 0;
 
-// Whether the processors may load words in another order than the program has; set when the program is loaded.
-const volatile u32 REORDERS_LOADS = 0;
+// Whether a search orders its loads, because the processors may not; set when the program is loaded.
+const volatile u32 ORDERS_LOADS = 0;
 
 INLINE u16 number16(const u8 *at) { return __builtin_bswap16(*(const u16 *)at); }
 INLINE u32 number32(const u8 *at) { return __builtin_bswap32(*(const u32 *)at); }
@@ -336,7 +336,7 @@ INLINE u32 search(struct scratch *scratch, u32 at, u32 drops, u32 first)
 // Loads before this come before those after it: an exchange is a full barrier.
 INLINE void order_loads(struct scratch *scratch)
 {
-	if (REORDERS_LOADS)
+	if (ORDERS_LOADS)
 		__sync_lock_test_and_set(&scratch->exchanged, 0);
 }
 

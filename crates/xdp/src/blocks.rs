@@ -13,8 +13,8 @@
 //! leads to it, and a reference to it is stored with release order afterwards, in one store. The program
 //! loads the reference and uses the address that depends on it. A block or rule that is no longer referred to
 //! is *retired*, and is free only after a grace period that began later: then every program that may have
-//! loaded a reference to it has ended. Only one word of a rule, its effect, changes while references lead to it
-//! ([`crate::drops`]).
+//! loaded a reference to it has ended. Only one word of a rule, its effect, changes while references lead to
+//! it ([`crate::drops`]).
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
@@ -34,19 +34,17 @@ const CHANGES: usize = 2 * ROOTS;
 pub(crate) const BLOCK_ENTRIES: usize = 16;
 /// Rules of a list; the last entry leads on.
 pub(crate) const LIST_RULES: usize = BLOCK_ENTRIES - 1;
-/// Words of a rule, three cache lines: value and mask of the first [`NEAR_WORDS`] words of the image, the effect,
-/// whether the others have a condition, and value and mask of these. Most comparisons need the first line only.
+/// Words of a rule, three cache lines: value and mask of the first [`NEAR_WORDS`] words of the image, the
+/// effect, whether the others have a condition, and value and mask of these. Most comparisons need the first
+/// line only.
 pub(crate) const RULE_WORDS: usize = 24;
-/// The words of the image with the protocol, ports and IPv4 addresses.
+/// The words of the image with the protocol, ports, and IPv4 addresses or the upper halves of IPv6 addresses.
 const NEAR_WORDS: usize = 3;
 const RULE_EFFECT: usize = 2 * NEAR_WORDS;
 const RULE_HAS_FAR: usize = RULE_EFFECT + 1;
 const RULE_FAR: usize = RULE_HAS_FAR + 1;
-
-/// The place in a rule of the value for a word of the image; its mask comes next.
-fn value_place(word: usize) -> usize {
-    2 * word + if word < NEAR_WORDS { 0 } else { RULE_FAR - 2 * NEAR_WORDS }
-}
+const _: () =
+    assert!(RULE_FAR + 2 * (LEVEL_WORDS - NEAR_WORDS) <= RULE_WORDS && RULE_WORDS.is_multiple_of(8));
 /// The most blocks, and rules, that a reference can name.
 pub(crate) const MAX_PLACES: u32 = 1 << PLACE_BITS;
 
@@ -59,6 +57,11 @@ const COUNT_SHIFT: u32 = PLACE_BITS;
 const MORE: u32 = 1 << 26;
 const NIBBLE_SHIFT: u32 = PLACE_BITS;
 const KIND_SHIFT: u32 = 30;
+
+/// The place in a rule of the value for a word of the image; its mask comes next.
+fn value_place(word: usize) -> usize {
+    2 * word + if word < NEAR_WORDS { 0 } else { RULE_FAR - 2 * NEAR_WORDS }
+}
 
 /// The number of a rule in the shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

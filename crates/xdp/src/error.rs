@@ -29,7 +29,8 @@ pub enum XdpError {
         /// The number of the other program, if it is known.
         program: Option<u32>,
     },
-    /// The interface gets its packets from others, merged by the kernel or by queues that are not its own.
+    /// The interface receives packets of other interfaces: the kernel may have merged them, or they carry
+    /// the queue numbers of a member.
     #[error(
         "interface `{interface}` is of kind {kind} and gets its packets from other interfaces, possibly merged: attach to {}",
         below_it(below)
@@ -104,7 +105,7 @@ fn of_program(program: Option<u32>) -> String {
 
 fn below_it(names: &[String]) -> String {
     match names {
-        [] => "the interface below it, which is not in this network namespace or not there yet".to_owned(),
+        [] => "the interface that receives these packets first".to_owned(),
         [name] => format!("`{name}`"),
         names => {
             let names: Vec<String> = names.iter().map(|name| format!("`{name}`")).collect();

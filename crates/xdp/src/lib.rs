@@ -17,6 +17,8 @@
 //!   one of them. Redirected instead are packets longer than [`ProgramOptions::drop_bytes_max`], and all
 //!   while drops are not allowed ([`AllDrops::allow`]).
 //! - While claims change, a packet that would be passed or dropped may be redirected.
+//! - On processors that reorder loads (ARM), with kernels before Linux 5.18, a packet that arrives while
+//!   claims change may be passed by a mixture of the claims before and after.
 //! - Where the trees have no room for a claim, more packets are redirected than are claimed
 //!   ([`ClaimReport::widened`]), never fewer.
 //!

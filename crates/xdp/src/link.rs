@@ -1,5 +1,5 @@
-//! The facts about an interface that decide whether the program can be attached, by rtnetlink(7): aya attaches
-//! programs, and does not answer this.
+//! The facts about an interface that decide whether the program can be attached, by rtnetlink(7): aya
+//! attaches programs, and does not answer this.
 
 use std::io;
 
@@ -25,21 +25,24 @@ pub(crate) fn attached_program(index: u32) -> io::Result<Option<u32>> {
 
 /// Returns what an interface stands on, if it gets its packets from other interfaces.
 ///
-/// The kernel merges packets (GRO) before such an interface sees them, but on one with a program of its own;
-/// and a bond's packets keep the queue of its member, whose sockets are not those of the bond (net/xdp/xsk.c,
-/// `xsk_rcv_check`).
+/// The kernel merges packets (GRO) before such an interface sees them, except where the interface has an XDP
+/// program; and a bond's packets keep the queue of its member, whose sockets are not those of the bond
+/// (net/xdp/xsk.c, `xsk_rcv_check`).
 pub(crate) fn stacked_link(index: u32) -> io::Result<Option<StackedLink>> {
     let link = link(index)?;
-    let Some(kind) = kind_of(&link).filter(is_stacked) else { return Ok(None) };
-    Ok(Some(StackedLink { kind: kind.to_string(), below: names_below(&link, &all_links()?) }))
+    let Some(kind) = kind_of(&link).filter(|kind| is_stacked(kind)) else { return Ok(None) };
+    // The names are for people only: without them the interface is stacked all the same.
+    let below = names_below(&link, &all_links().unwrap_or_default());
+    Ok(Some(StackedLink { kind: kind.to_string(), below }))
 }
 
-fn is_stacked(kind: &&InfoKind) -> bool {
+fn is_stacked(kind: &InfoKind) -> bool {
     use InfoKind::*;
     matches!(
         kind,
         Bond | Team
             | Bridge
+            | Vrf
             | Vlan
             | MacVlan
             | MacVtap
@@ -58,35 +61,34 @@ fn is_stacked(kind: &&InfoKind) -> bool {
 
 /// The names of the interfaces that a link names as its own, or that name it as theirs.
 fn names_below(link: &LinkMessage, all: &[LinkMessage]) -> Vec<String> {
-    let own = attributes(link, |attribute| match attribute {
+    let own = first_attribute(link, |attribute| match attribute {
         LinkAttribute::Link(index) => Some(*index),
         _ => None,
     });
     // The number is then one of another network namespace.
-    let elsewhere = attributes(link, |attribute| match attribute {
+    let elsewhere = first_attribute(link, |attribute| match attribute {
         LinkAttribute::LinkNetNsId(id) => Some(*id),
         _ => None,
     });
     let own = own.filter(|_| elsewhere.is_none());
-    let names = all.iter().filter(|other| {
-        let controller = attributes(other, |attribute| match attribute {
+    let below = all.iter().filter(|other| {
+        let controller = first_attribute(other, |attribute| match attribute {
             LinkAttribute::Controller(index) => Some(*index),
             _ => None,
         });
         own == Some(other.header.index) || controller == Some(link.header.index)
     });
-    names
-        .filter_map(|other| {
-            attributes(other, |attribute| match attribute {
-                LinkAttribute::IfName(name) => Some(name.clone()),
-                _ => None,
-            })
+    let name = |other| {
+        first_attribute(other, |attribute| match attribute {
+            LinkAttribute::IfName(name) => Some(name.clone()),
+            _ => None,
         })
-        .collect()
+    };
+    below.filter_map(name).collect()
 }
 
 /// The first attribute of a link that has a value for this.
-fn attributes<T>(link: &LinkMessage, value: impl Fn(&LinkAttribute) -> Option<T>) -> Option<T> {
+fn first_attribute<T>(link: &LinkMessage, value: impl Fn(&LinkAttribute) -> Option<T>) -> Option<T> {
     link.attributes.iter().find_map(value)
 }
 
@@ -150,7 +152,8 @@ fn ask(link: LinkMessage, flags: u16) -> io::Result<Vec<LinkMessage>> {
             rest = rest.get(bytes..).unwrap_or_default();
             match answer.payload {
                 NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewLink(link)) => links.push(link),
-                NetlinkPayload::Done(_) => return Ok(links),
+                NetlinkPayload::Done(done) if done.code == 0 => return Ok(links),
+                NetlinkPayload::Done(done) => return Err(io::Error::from_raw_os_error(-done.code)),
                 NetlinkPayload::Error(error) => return Err(error.to_io()),
                 _ => return Err(io::ErrorKind::InvalidData.into()),
             }
@@ -187,7 +190,7 @@ mod tests {
             named(4, "eth2", &[]),
         ];
         assert_eq!(names_below(&bond, &all), ["eth0", "eth1"]);
-        assert!(kind_of(&bond).is_some_and(|kind| is_stacked(&kind)));
+        assert!(kind_of(&bond).is_some_and(is_stacked));
     }
 
     #[test]
@@ -207,7 +210,7 @@ mod tests {
     #[test]
     fn interfaces_with_queues_of_their_own_are_not_stacked() {
         for kind in [InfoKind::Veth, InfoKind::Tun, InfoKind::Netkit, InfoKind::Dummy] {
-            assert!(!is_stacked(&&kind), "{kind}");
+            assert!(!is_stacked(&kind), "{kind}");
         }
     }
 }

@@ -33,6 +33,9 @@ const SCRATCH_WORDS: usize = 7 + LEVEL_WORDS;
 /// Purposes of dropping that are counted apart, and two slots that have none; 64 KiB for each processor.
 pub(crate) const DROP_SLOTS: usize = 4096;
 
+/// Whether the processors may load words in another order than a program has.
+const REORDERS_LOADS: bool = !cfg!(any(target_arch = "x86_64", target_arch = "x86"));
+
 /// The most claims of a program.
 pub const MAX_CLAIMS: u32 = MAX_PLACES / BLOCKS_PER_CLAIM;
 
@@ -51,8 +54,6 @@ pub struct ProgramOptions {
     pub unserved: Unserved,
     /// Where the program is to run.
     pub mode: AttachMode,
-    /// Whether the processors may reorder loads, as ARM's do: then the program orders those that count.
-    pub reorders_loads: bool,
 }
 
 impl Default for ProgramOptions {
@@ -63,7 +64,6 @@ impl Default for ProgramOptions {
             drop_bytes_max: u32::MAX,
             unserved: Unserved::Pass,
             mode: AttachMode::Native,
-            reorders_loads: !cfg!(any(target_arch = "x86_64", target_arch = "x86")),
         }
     }
 }
@@ -142,10 +142,16 @@ impl Attachment {
 /// # Errors
 /// A privilege is missing, or the kernel refuses the program or its maps.
 pub fn load(options: &ProgramOptions) -> Result<(SteeringProgram, ClaimTable), XdpError> {
-    load_object(OBJECT, options)
+    // Kernels that lack the one may lack the exchange that orders loads (arm64 before Linux 5.18).
+    load_object(OBJECT, options, REORDERS_LOADS && has_frame_length())
 }
 
-fn load_object(object: &[u8], options: &ProgramOptions) -> Result<(SteeringProgram, ClaimTable), XdpError> {
+/// Loads an object, whose searches order their loads if `orders_loads`.
+fn load_object(
+    object: &[u8],
+    options: &ProgramOptions,
+    orders_loads: bool,
+) -> Result<(SteeringProgram, ClaimTable), XdpError> {
     // One more rule, which matches nothing.
     let claims = options.claims.clamp(1, MAX_CLAIMS);
     let rules = claims + 1;
@@ -174,7 +180,7 @@ fn load_object(object: &[u8], options: &ProgramOptions) -> Result<(SteeringProgr
         .override_global("WITHOUT_SOCKET", &unserved, true)
         .override_global("DROP_SLOTS", &(slots as u32), true)
         .override_global("MAX_DROP_BYTES", &options.drop_bytes_max, true)
-        .override_global("REORDERS_LOADS", &u32::from(options.reorders_loads), true)
+        .override_global("ORDERS_LOADS", &u32::from(orders_loads), true)
         .override_global("IS_GENERIC", &u32::from(options.mode == AttachMode::Generic), true)
         .load(object)
         .map_err(|error| not_loaded(&error))?;

@@ -3,12 +3,13 @@
 //! There is a tree for each class of claims ([`class_of`]), by whether they may drop packets, and by whether
 //! a claim masks much of the destination address and of the source address: claims that leave one open would
 //! otherwise be copied into most leaves of a tree that divides by it. Trees of claims that mask both are
-//! searched first: rule sets usually have specific rules before general ones, and trees whose claims all come
-//! after the one that was found are skipped. An inner node divides by four bits of
-//! the image. Claims that do not mask these bits are copied to all of its entries, or, if they are few,
-//! compared before it, in a *list*. A leaf is a list. Where neither helps, because the claims have no bits in
-//! common, up to [`MAX_CHAIN`] lists follow each other; beyond that, and where there are no more blocks, the
-//! place is *widened*: everything that gets there is redirected.
+//! searched first: rule sets usually have specific rules before general ones, and trees whose claims all
+//! come after the one that was found are skipped.
+//!
+//! An inner node divides by four bits of the image. Claims that do not mask these bits are copied to all of
+//! its entries, or, if they are few, compared before it, in a *list*. A leaf is a list. Where neither helps,
+//! because the claims have no bits in common, up to [`MAX_CHAIN`] lists follow each other; beyond that, and
+//! where there are no more blocks, the place is *widened*: everything that gets there is redirected.
 //!
 //! Copies save comparisons and cost blocks. So a tree is built with a number of blocks that it may take: each
 //! node chooses the division by which the fewest rules are left to compare, among those for which the leaves
@@ -31,10 +32,10 @@
 //! the tree of the old one after it is removed. So changes are counted, each before it is made, and a program
 //! that would pass or drop a packet searches again if there was one meanwhile. After some searches it
 //! redirects the packet: the receiver decides. Of a single change a program sees all or nothing, as it
-//! follows one path in each tree. The argument needs the count loaded before and after all that the search
-//! loads: x86 keeps that order, and elsewhere the program has a barrier after the first and before the second
-//! load ([`crate::ProgramOptions::reorders_loads`]). Words that a reference leads to are loaded by an address
-//! that depends on it.
+//! follows one path in each tree. The search must load the count before and after everything else. x86 keeps
+//! the order of loads; elsewhere a barrier follows the first load of the count and precedes the second. The
+//! process counts a change before it stores it: all stores to memory that a reference leads to have release
+//! order.
 //!
 //! # Why there is a second builder beside that of `flow-table`
 //! The trees of `flow-table` answer which claim comes first, by leaves that AVX-512 compares at once, over

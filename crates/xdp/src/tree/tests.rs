@@ -251,7 +251,7 @@ fn as_many_claims_as_there_may_be_have_blocks_while_they_change() {
 }
 
 #[test]
-fn trees_of_specific_claims_are_searched_first() {
+fn specific_claims_have_the_first_classes() {
     let masked = |bits: u32| !0u64 << (64 - bits);
     let claim = |dst, src| Claim::new([1 << 63, 0, 0, 0, 0, 0, 0, 0], [1 << 63, dst, src, 0, 0, 0, 0, 0]);
     let classes =
