@@ -68,7 +68,7 @@ impl RuleSet {
     #[must_use]
     pub fn without_tcp_flags(&self) -> Self {
         let rules = self.rules.iter().filter(|rule| rule.filter.flags.1 == 0).copied().collect();
-        Self { name: format!("{} without TCP flags", self.name), rules }
+        Self { name: self.name.clone(), rules }
     }
 
     /// `count` of its rules, evenly spread, in their order.

@@ -40,10 +40,10 @@ pub(super) fn cases<'c>(inputs: &'c Inputs, veth: &Result<(), String>) -> Vec<Ca
             by_sockets(inputs, bytes)
         }));
     }
-    let all = some_rules(inputs, usize::MAX).1;
+    let (name, all) = some_rules(inputs, usize::MAX);
     let without_flags = all.as_ref().map(RuleSet::without_tcp_flags).map_err(Clone::clone);
-    for rules in [Ok(one_rule()), all, without_flags] {
-        let name = rules.as_ref().map_or_else(Clone::clone, |rules| rules.name.clone());
+    let unflagged = format!("{name} without TCP flags");
+    for (name, rules) in [(one_rule().name, Ok(one_rule())), (name, all), (unflagged, without_flags)] {
         let dropping = rules.map(|rules| dropping(&rules));
         cases.push(own_drops(inputs, &name, dropping.clone(), veth.clone()));
         cases.push(nft_drops(inputs, &name, dropping, veth.clone()));
@@ -91,7 +91,7 @@ fn dropping(rules: &RuleSet) -> RuleSet {
     RuleSet { rules: drops, ..rules }
 }
 
-/// The daemon whose rules drop all packets of acl1_1k, and the share of them that its program drops.
+/// The daemon with these rules, all of which drop, and the share of the packets that its program drops.
 fn own_drops<'c>(
     inputs: &'c Inputs,
     name: &str,
