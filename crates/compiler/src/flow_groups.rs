@@ -1,9 +1,10 @@
 //! The groups that a device makes of flows with one mask, and how many of them packets pass.
 //!
 //! A device with groups has a table for each priority. A packet is looked up in the groups of a table one
-//! after the other, and in the next table if none has a flow for it (rdma-core, providers/mlx5/dr_matcher.c,
-//! `dr_matcher_connect`; that the groups which firmware makes are a chain as well is inferred). So every group
-//! before the one of its flow costs a packet time. Nobody has measured how much.
+//! after the other, and in the next table if none has a flow for it (rdma-core,
+//! providers/mlx5/dr_matcher.c, `dr_matcher_connect`; that the groups which firmware makes are a chain as
+//! well is inferred). So every group before the one of its flow costs a packet time. Nobody has measured how
+//! much.
 
 use std::collections::BTreeMap;
 
@@ -11,38 +12,46 @@ use device_model::{DeviceModel, TableFill};
 use program::{Flow, FlowKind, Program};
 use serde::Serialize;
 
-/// The table of a flow, in the order in which packets pass them.
+/// A table of flows. Received packets pass those before [`FlowTable::Sent`] in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum FlowTable {
-    Priority(u16),
+    /// Of each priority the flows that copy come first (hw/mlx5/fs.c, `ib_prio_to_core_prio`).
+    Received { priority: u16, takes: bool },
     /// The one for flows that match only multicast, whose priority the device ignores
     /// (hw/mlx5/fs.c, MLX5_IB_FLOW_MCAST_PRIO).
     Multicast,
+    /// Of packets that the host sends.
+    Sent { priority: u16 },
 }
 
 impl FlowTable {
-    /// The table of a flow that takes received packets; `None`: others do not meet these.
+    /// The table of a flow; `None`: a sniffer is in none of them.
     fn of(flow: &Flow, profile: &DeviceModel) -> Option<Self> {
-        (flow.kind == FlowKind::Normal).then(|| {
-            let is_multicast = profile.multicast_ignores_priority && flow.is_multicast_only();
-            if is_multicast { Self::Multicast } else { Self::Priority(flow.priority) }
-        })
+        let priority = flow.priority;
+        match flow.kind {
+            FlowKind::Sniffer => None,
+            FlowKind::Egress => Some(Self::Sent { priority }),
+            FlowKind::Copy => Some(Self::Received { priority, takes: false }),
+            FlowKind::Normal if profile.multicast_ignores_priority && flow.is_multicast_only() => {
+                Some(Self::Multicast)
+            }
+            FlowKind::Normal => Some(Self::Received { priority, takes: true }),
+        }
     }
 }
 
-/// The groups that received packets pass on a device.
+/// The groups that a device makes of a program's flows.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct FlowGroups {
-    /// The tables that have flows.
+    /// The tables that received packets pass.
     pub tables: u64,
-    /// The groups of all tables: a packet that no flow takes passes all of them.
+    /// The groups of these tables: a packet that no flow takes passes all of them.
     pub groups: u64,
-    /// The seconds in which the device makes the flows and groups, each by a command, if its rate is known.
+    /// The seconds in which the device makes all flows and groups, each by a command, if its rate is known.
     pub install_seconds: Option<f64>,
-    /// The groups of each priority.
-    #[serde(skip)]
-    by_priority: BTreeMap<u16, u64>,
-    /// The groups that a packet of each flow passes, the last one its own.
+    /// The groups of all flows of each priority.
+    pub by_priority: BTreeMap<u16, u64>,
+    /// The groups that a received packet of each flow passes, the last one its own.
     #[serde(skip)]
     passed: Vec<Option<u64>>,
 }
@@ -54,43 +63,34 @@ impl FlowGroups {
     pub fn of(program: &Program, profile: &DeviceModel) -> Option<Self> {
         let limits = profile.priority_table?;
         let mut tables: BTreeMap<FlowTable, TableFill<_>> = BTreeMap::new();
-        let mut places = Vec::with_capacity(program.flows.len());
-        for flow in &program.flows {
-            places.push(FlowTable::of(flow, profile).and_then(|table| {
-                let fill = tables.entry(table).or_insert_with(|| TableFill::new(limits));
-                Some((table, fill.place(&flow.shape())?))
-            }));
-        }
+        let mut by_priority = BTreeMap::new();
+        let place = |flow: &Flow| {
+            let table = FlowTable::of(flow, profile)?;
+            let fill = tables.entry(table).or_insert_with(|| TableFill::new(limits));
+            let before = fill.groups();
+            let group = fill.place(&flow.shape())?;
+            *by_priority.entry(flow.priority).or_default() += u64::from(fill.groups() - before);
+            Some((table, group))
+        };
+        let places: Vec<_> = program.flows.iter().map(place).collect();
         let (mut groups, mut before) = (0, BTreeMap::new());
-        for (table, fill) in &tables {
+        let received = || tables.iter().filter(|(table, _)| !matches!(table, FlowTable::Sent { .. }));
+        for (table, fill) in received() {
             before.insert(*table, groups);
             groups += u64::from(fill.groups());
         }
-        let passed =
-            places.iter().map(|place| place.map(|(table, group)| before[&table] + u64::from(group) + 1));
-        let commands = program.flows.len() as u64 + groups;
+        let passed = |(table, group)| Some(before.get(&table)? + u64::from(group) + 1);
+        let commands = program.flows.len() as u64 + by_priority.values().sum::<u64>();
         Some(Self {
-            tables: tables.len() as u64,
+            tables: received().count() as u64,
             groups,
             install_seconds: profile.flows_per_second.map(|rate| commands as f64 / f64::from(rate)),
-            by_priority: tables
-                .iter()
-                .filter_map(|(table, fill)| match table {
-                    FlowTable::Priority(priority) => Some((*priority, fill.groups().into())),
-                    FlowTable::Multicast => None,
-                })
-                .collect(),
-            passed: passed.collect(),
+            passed: places.into_iter().map(|place| place.and_then(passed)).collect(),
+            by_priority,
         })
     }
 
-    /// The groups of the table of a priority.
-    #[must_use]
-    pub fn of_priority(&self, priority: u16) -> u64 {
-        self.by_priority.get(&priority).copied().unwrap_or(0)
-    }
-
-    /// The groups that a packet passes which this flow takes, or none.
+    /// The groups that a received packet passes which this flow takes, or none.
     #[must_use]
     pub fn passed(&self, flow: Option<usize>) -> u64 {
         flow.and_then(|flow| self.passed.get(flow).copied().flatten()).unwrap_or(self.groups)
@@ -129,7 +129,7 @@ mod tests {
         let program = program(&matches.each_ref().map(String::as_str));
         let groups = FlowGroups::of(&program, &device()).expect("groups");
         // Two masks have groups, and each flow of the third is one.
-        assert_eq!((groups.tables, groups.groups, groups.of_priority(0)), (1, 4, 4));
+        assert_eq!((groups.tables, groups.groups, groups.by_priority[&0]), (1, 4, 4));
         let passed: Vec<u64> = (0..program.flows.len()).map(|flow| groups.passed(Some(flow))).collect();
         assert_eq!(passed, [1, 1, 2, 2, 3, 4]);
         assert_eq!(groups.passed(None), 4);
@@ -143,6 +143,24 @@ mod tests {
         assert_eq!((groups.tables, groups.groups), (2, 2));
         let last = program.flows.iter().position(|flow| flow.priority == 1).expect("a second priority");
         assert_eq!(groups.passed(Some(last)), 2);
+    }
+
+    #[test]
+    fn copies_come_first_and_sent_packets_have_their_own_tables() {
+        let text = "version = 1\n[groups.one]\nworkers = [0]\n\
+            [[rules]]\nname = 'copied'\nmatch = { dst = '10.0.0.0/8' }\naction = { copy = 'one' }\n\
+            [[rules]]\nname = 'dropped'\nmatch = { dst = '10.0.0.0/16' }\naction = 'drop'\n\
+            [[rules]]\nname = 'sent'\ndirection = 'egress'\nmatch = { dst = '10.0.0.0/24' }\naction = 'drop'\n";
+        let device = DeviceModel { flows_per_second: Some(1), ..device() };
+        let (policy, _) = policy::parse(&Source::new("copies.toml", text), &NoFiles).expect("a policy");
+        let program = crate::compile(&policy, &device, 1).expect("a program");
+        let groups = FlowGroups::of(&program, &device).expect("groups");
+        assert_eq!((groups.tables, groups.groups), (2, 2), "{:?}", program.flows);
+        assert_eq!(groups.by_priority.values().sum::<u64>(), 3);
+        let of_kind = |kind| program.flows.iter().position(|flow| flow.kind == kind);
+        let passed = [FlowKind::Copy, FlowKind::Normal].map(|kind| groups.passed(of_kind(kind)));
+        assert_eq!(passed, [1, 2]);
+        assert_eq!(groups.install_seconds, Some(6.0));
     }
 
     #[test]

@@ -78,22 +78,23 @@ impl<M: PartialEq + Clone> TableFill<M> {
 mod tests {
     use super::*;
 
-    /// Whether each flow has room, by the rule alone: the first group of its mask that is not full, a new
-    /// group, a single entry.
-    fn expected(masks: &[u32], limits: PriorityTable) -> Vec<bool> {
+    /// The place of each flow, by the rule alone: the first group of its mask that is not full, a new group,
+    /// a single entry.
+    fn expected(masks: &[u32], limits: PriorityTable) -> Vec<Option<u32>> {
         let (mut groups, mut singles): (Vec<Vec<u32>>, u32) = (Vec::new(), 0);
         let add = |mask: &u32| {
             let is_open =
-                |group: &&mut Vec<u32>| group[0] == *mask && group.len() < limits.group_entries as usize;
-            if let Some(group) = groups.iter_mut().find(is_open) {
-                group.push(*mask);
+                |group: &&Vec<u32>| group[0] == *mask && group.len() < limits.group_entries as usize;
+            if let Some(group) = groups.iter().position(|group| is_open(&group)) {
+                groups[group].push(*mask);
+                Some(group as u32)
             } else if groups.len() < limits.groups as usize {
                 groups.push(vec![*mask]);
+                Some(groups.len() as u32 - 1)
             } else {
                 singles += 1;
-                return singles <= limits.single_entries();
+                (singles <= limits.single_entries()).then_some(limits.groups + singles - 1)
             }
-            true
         };
         masks.iter().map(add).collect()
     }
@@ -107,8 +108,8 @@ mod tests {
             for number in 0..3u32.pow(FLOWS) {
                 let masks: Vec<u32> = (0..FLOWS).map(|place| number / 3u32.pow(place) % 3).collect();
                 let mut fill: TableFill<u32> = TableFill::new(limits);
-                let added: Vec<bool> = masks.iter().map(|mask| fill.add(mask)).collect();
-                assert_eq!(added, expected(&masks, limits), "{masks:?} in {limits:?}");
+                let places: Vec<_> = masks.iter().map(|mask| fill.place(mask)).collect();
+                assert_eq!(places, expected(&masks, limits), "{masks:?} in {limits:?}");
             }
         }
     }

@@ -151,8 +151,9 @@ fn passed_before(state: &State) -> String {
     let counters = state.ports.iter().filter_map(|port| port.counters.as_ref());
     match counters.map(|counters| counters.passed_packets).sum() {
         0 => String::new(),
-        1 => "besides, the XDP program left 1 packet to the kernel\n".to_owned(),
-        packets => format!("besides, the XDP program left {} packets to the kernel\n", number(packets)),
+        packets => {
+            format!("besides, the XDP program left {} to the kernel\n", counted(packets, "packet", "packets"))
+        }
     }
 }
 

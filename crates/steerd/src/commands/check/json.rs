@@ -38,7 +38,6 @@ struct Answer<'c> {
     savings: Vec<SavingLine<'c>>,
     sinks: Vec<SinkLine<'c>>,
     capacity: Option<&'c Capacity>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     flow_groups: Option<&'c FlowGroups>,
     /// The room for rules at run time; `null`: there is no program, or none may be in the device.
     device_rules: Option<&'c DeviceRoom>,

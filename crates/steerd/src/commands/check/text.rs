@@ -580,8 +580,9 @@ fn capacity_table(report: &Report, capacity: &Capacity, layout: Layout) -> Strin
 /// The cost of flow groups for packets, and the time in which the device makes them.
 fn flow_group_lines(groups: &FlowGroups, report: &Report) -> Vec<String> {
     let mean = report.shares.as_ref().and_then(|shares| shares.all.groups_per_packet());
-    let mean =
-        mean.map_or_else(String::new, |mean| format!("; packets of the rules pass {mean:.1} on average"));
+    let mean = mean.map_or_else(String::new, |mean| {
+        format!("; packets drawn from the rules pass {} on average", number(mean.round() as u64))
+    });
     let passed = format!(
         "packets without a flow pass {} in {}{mean} (not measured on a NIC)",
         counted(groups.groups, "flow group", "flow groups"),
@@ -590,7 +591,8 @@ fn flow_group_lines(groups: &FlowGroups, report: &Report) -> Vec<String> {
     let installed = groups.install_seconds.map(|seconds| {
         let time = match seconds {
             ..0.1 => "less than 0.1 s".to_owned(),
-            _ => format!("about {}", duration(Duration::from_secs_f64(seconds))),
+            // It is cut off, not rounded.
+            _ => format!("about {}", duration(Duration::from_secs_f64(seconds + 0.05))),
         };
         format!("the device makes flows and groups in {time}, by the rate of its model")
     });
@@ -634,7 +636,9 @@ fn priorities(capacity: &Capacity, groups: Option<&FlowGroups>, layout: Layout) 
             number(priority.flows),
             number(priority.shapes),
             number(priority.largest_shape),
-            groups.map_or_else(String::new, |groups| number(groups.of_priority(priority.priority))),
+            number(
+                groups.and_then(|groups| groups.by_priority.get(&priority.priority)).copied().unwrap_or(0),
+            ),
         ]);
     }
     let more = capacity.priorities.len().saturating_sub(SHOWN_PRIORITIES);
