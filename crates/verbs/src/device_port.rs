@@ -4,7 +4,7 @@
 //! wire's port has another number on each host.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::PortNumber;
 
@@ -38,7 +38,12 @@ impl DevicePort {
         }
         let devices = names(&classes.join("net").join(interface).join("device/infiniband"));
         let ports = devices.into_iter().flat_map(|device| Self::of_device(classes, &device));
-        ports.into_iter().find(|port| port.interface(classes).as_deref() == Some(interface))
+        let ports: Vec<Self> = ports.collect();
+        let find = |name: fn(&Self, &Path) -> Option<String>| {
+            ports.iter().find(|port| name(port, classes).as_deref() == Some(interface)).cloned()
+        };
+        // The GIDs of a bonded interface belong to the bond.
+        find(Self::interface).or_else(|| find(Self::interface_by_number))
     }
 
     /// The ports of a device, by their numbers.
@@ -50,19 +55,29 @@ impl DevicePort {
         numbers.into_iter().map(|port| Self { device: device.to_owned(), port: PortNumber(port) }).collect()
     }
 
-    /// The network interface of the port: the one that its first GID belongs to, else the PCI device's
-    /// interface with the port's number.
+    /// The network interface of the port: the one that its first GID belongs to, else the only interface of
+    /// the PCI device with the port's number. `None`: there is none, or there are several.
     #[must_use]
     pub fn interface(&self, classes: &Path) -> Option<String> {
-        let (rdma, port) = (classes.join("infiniband").join(&self.device), self.port.0);
-        let of_gid = read(&rdma.join(format!("ports/{port}/gid_attrs/ndevs/0")));
-        of_gid.filter(|name| !name.is_empty()).or_else(|| {
-            let has_port = |name: &String| {
-                let number = read(&classes.join("net").join(name).join("dev_port"));
-                number.and_then(|number| number.parse().ok()) == u32::from(port).checked_sub(1)
-            };
-            names(&rdma.join("device/net")).into_iter().find(has_port)
-        })
+        let gid = format!("ports/{}/gid_attrs/ndevs/0", self.port.0);
+        let of_gid = read(&self.folder(classes).join(gid));
+        of_gid.filter(|name| !name.is_empty()).or_else(|| self.interface_by_number(classes))
+    }
+
+    /// The only interface of the PCI device with the port's number: in switchdev mode the representors have
+    /// the same.
+    fn interface_by_number(&self, classes: &Path) -> Option<String> {
+        let number = u32::from(self.port.0).checked_sub(1)?;
+        let has_number = |name: &String| {
+            let text = read(&classes.join("net").join(name).join("dev_port"));
+            text.and_then(|text| text.parse().ok()) == Some(number)
+        };
+        let mut found = names(&self.folder(classes).join("device/net")).into_iter().filter(has_number);
+        found.next().filter(|_| found.next().is_none())
+    }
+
+    fn folder(&self, classes: &Path) -> PathBuf {
+        classes.join("infiniband").join(&self.device)
     }
 }
 
@@ -124,6 +139,36 @@ mod tests {
         let named = |name| DevicePort::named(folder.path(), name, PortNumber(2));
         assert_eq!(named("ens1f0np0"), port("rocep1s0f0", 3));
         assert_eq!(named("mlx4_0"), port("mlx4_0", 2));
+    }
+
+    #[test]
+    fn ports_that_sysfs_does_not_tell_apart_have_no_interface() {
+        let folder = tempfile::tempdir().expect("folder");
+        let write = |path: &str, text: &str| {
+            let path = folder.path().join(path);
+            fs::create_dir_all(path.parent().expect("a folder")).expect("made");
+            fs::write(path, text).expect("written");
+        };
+        let add = |device: &str, interface: &str| {
+            write(&format!("infiniband/{device}/device/net/{interface}/ifindex"), "2");
+            write(&format!("net/{interface}/dev_port"), "0");
+            write(&format!("net/{interface}/device/infiniband/{device}/fw_ver"), "16.35");
+        };
+        // Representors without GIDs, of which any may be port 1.
+        for number in ["1", "2", "3"] {
+            write(&format!("infiniband/rocep1s0f0/ports/{number}/state"), "4: ACTIVE");
+        }
+        for interface in ["ens1f0np0", "ens1f0npf0vf0", "ens1f0npf0vf1"] {
+            add("rocep1s0f0", interface);
+        }
+        for interface in ["ens1f0np0", "ens1f0npf0vf0"] {
+            assert_eq!(DevicePort::of_interface(folder.path(), interface), None, "{interface}");
+        }
+        assert_eq!(port("rocep1s0f0", 1).interface(folder.path()), None);
+        // A member of a bond, whose GIDs are those of the bond.
+        write("infiniband/rocep2s0f0/ports/1/gid_attrs/ndevs/0", "bond0");
+        add("rocep2s0f0", "ens2f0");
+        assert_eq!(DevicePort::of_interface(folder.path(), "ens2f0"), Some(port("rocep2s0f0", 1)));
     }
 
     #[test]
