@@ -82,7 +82,10 @@ impl DropRefusal {
             Self::Shared { other } => {
                 format!("the rule `{}` may take or copy some of its packets", name(other))
             }
-            Self::NotExamined => "it was not compared with all other rules: there are too many".to_owned(),
+            Self::NotExamined => format!(
+                "comparing it with the rules before it would take more than {MAX_COMPARISONS} comparisons in all: \
+                 put drop rules first"
+            ),
             Self::OtherMasks => {
                 "all filters of the NIC have the same masks, and others came first".to_owned()
             }

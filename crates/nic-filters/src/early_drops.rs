@@ -34,7 +34,9 @@ use crate::nic::NicFilters;
 #[derive(Debug)]
 pub struct EarlyDrops<N, S> {
     carving: Carving<N, S>,
-    /// The filters that may be there.
+    /// The filters of the program in force.
+    in_force: WantedDrops,
+    /// Those of them that may be there: not all, while flows of a change that failed are left.
     wanted: WantedDrops,
     /// The filters of the program that is being installed.
     next: Option<WantedDrops>,
@@ -83,6 +85,7 @@ impl<N: NicFilters, S: LedgerStore> EarlyDrops<N, S> {
     pub fn open(nic: N, store: S, model: FilterModel, left: Ledger) -> Result<Self, CarveError> {
         Ok(Self {
             carving: Carving::open(nic, store, model, left)?,
+            in_force: WantedDrops::default(),
             wanted: WantedDrops::default(),
             next: None,
             shortage: None,
@@ -121,7 +124,8 @@ impl<N: NicFilters, S: LedgerStore> EarlyDrops<N, S> {
 
     /// Inserts the filters of the program that has been installed.
     pub fn finish(&mut self) {
-        self.wanted = self.next.take().unwrap_or_default();
+        self.in_force = self.next.take().unwrap_or_default();
+        self.wanted = self.in_force.clone();
         self.lost = 0;
         self.insert();
     }
@@ -129,7 +133,10 @@ impl<N: NicFilters, S: LedgerStore> EarlyDrops<N, S> {
     /// Ends a change that has failed. `is_in_force`: the program before is in force, and no flow of the other
     /// one is left.
     pub fn abandon(&mut self, is_in_force: bool) {
-        if let Some(next) = self.next.take().filter(|_| !is_in_force) {
+        let next = self.next.take();
+        if is_in_force {
+            self.wanted = self.in_force.clone();
+        } else if let Some(next) = next {
             self.wanted.retain(&next);
         }
         self.insert();
@@ -157,6 +164,7 @@ impl<N: NicFilters, S: LedgerStore> EarlyDrops<N, S> {
     /// # Errors
     /// The first failure; the filters that could not be removed are in the ledger.
     pub fn end(&mut self) -> Result<usize, CarveError> {
+        self.in_force = WantedDrops::default();
         self.wanted = WantedDrops::default();
         match self.carving.end() {
             Ok(summary) => Ok(summary.removed),
@@ -176,13 +184,16 @@ impl<N: NicFilters, S: LedgerStore> EarlyDrops<N, S> {
             why: self.shortage.clone(),
             ..DropFigures::default()
         };
-        for wanted in &self.wanted.filters.filters {
+        for wanted in &self.in_force.filters.filters {
             match there.contains(&wanted.matches) {
                 true => *figures.rules.entry(wanted.rule).or_default() += 1,
                 false => figures.missing += 1,
             }
         }
         figures.surplus = ledger.filters.len().saturating_sub(figures.filters());
+        if self.wanted != self.in_force && figures.why.is_none() {
+            figures.why = Some("flows of a change that failed are left".to_owned());
+        }
         figures
     }
 

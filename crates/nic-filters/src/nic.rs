@@ -41,8 +41,8 @@ impl NicFacts {
 pub struct FilterRoom {
     /// How many receive queues there are.
     pub queues: Option<u32>,
-    /// How many filters the table holds; not known: as the model says. A policy may have half of them, the
-    /// other half is for a reload.
+    /// How many filters the table holds; not known: as the model says. A policy that carves queues may have
+    /// half of them, the other half is for a reload.
     pub filters: Option<u32>,
     /// The entries of the table of an RSS context.
     pub context_entries: Option<u32>,
