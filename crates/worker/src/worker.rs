@@ -101,6 +101,12 @@ impl Worker {
         &self.config
     }
 
+    /// The number of frames, one less than configured where the device would double the completion queue.
+    #[must_use]
+    pub fn frame_count(&self) -> u64 {
+        self.receiver.pool.frame_count() as u64
+    }
+
     /// The queue for indirection tables. They must be released before the worker.
     #[must_use]
     pub fn work_queue(&self) -> Arc<WorkQueue> {

@@ -12,7 +12,7 @@ use crate::settings::{Cores, Settings};
 /// From this many cores on, "auto" leaves the first core to the system and to steerd's other threads.
 const ENOUGH_TO_SPARE_ONE: usize = 5;
 
-/// The most workers of "auto": each has a receive queue, and its frames take memory.
+/// The most workers of "auto": each takes a receive queue of the device, and memory for its frames.
 const AUTO_WORKERS_MAX: usize = 16;
 
 /// The cores of this host, as far as workers are placed by them.

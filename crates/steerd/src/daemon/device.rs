@@ -480,7 +480,7 @@ pub(crate) fn list() -> Result<Vec<DeviceSummary>, Error> {
     }
 }
 
-/// What the kernel shows of an RDMA device.
+/// Reads the facts that the kernel shows of an RDMA device.
 pub(crate) fn facts(device: &str) -> DeviceFacts {
     DeviceFacts::read(Path::new(SYSFS_CLASSES), device, EswitchMode::of)
 }

@@ -216,10 +216,13 @@ guest        0
 fn filters_for_drops_and_carved_queues_do_not_go_together() {
     let folder = tempfile::tempdir().expect("a folder");
     std::fs::write(folder.path().join("carve.toml"), POLICY).expect("written");
-    let mut command = steerd();
-    command.current_dir(folder.path());
-    let output = command.args(["run", "--interface", "lo", "--nic-filters", "drop", "carve.toml"]).output();
-    let output = output.expect("the binary runs");
-    assert_eq!(output.status.code(), Some(3), "{}", stderr(&output));
-    assert!(stderr(&output).contains("this one carves queues"), "{}", stderr(&output));
+    for (command, interface) in [("run", "lo"), ("check", "no-such-if")] {
+        let mut steerd = steerd();
+        steerd.current_dir(folder.path());
+        let output =
+            steerd.args([command, "--interface", interface, "--nic-filters", "drop", "carve.toml"]).output();
+        let output = output.expect("the binary runs");
+        assert_eq!(output.status.code(), Some(3), "{command}: {}", stderr(&output));
+        assert!(stderr(&output).contains("this one carves queues"), "{command}: {}", stderr(&output));
+    }
 }

@@ -8,8 +8,9 @@ use program::RuleId;
 use serde::Serialize;
 
 use crate::carving::CarvedPolicy;
-use crate::cli::{CheckArgs, Deny, Format};
+use crate::cli::{CheckArgs, Deny, Format, NicFilterUse};
 use crate::commands::Error;
+use crate::daemon;
 use crate::daemon::carving::{CarvingError, noted};
 use crate::effects;
 use crate::policy_file::Read;
@@ -54,6 +55,9 @@ pub(super) fn run(
     settings: Option<&Settings>,
     read: &Read,
 ) -> Result<(), Error> {
+    if args.nic_filters == Some(NicFilterUse::Drop) {
+        return Err(Error::Daemon(daemon::Error::QueuesAndDrops));
+    }
     let (model, room) = target(args, settings)?;
     let carved = CarvedPolicy::of(read, &model, room);
     let rules = rule_lines(read, &carved);

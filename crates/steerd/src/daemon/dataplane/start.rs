@@ -113,7 +113,7 @@ impl Builder {
         if let Some(soft) = opened.soft.as_ref().filter(|_| profile) {
             soft.nic.start_profile();
         }
-        let frames = u64::from(settings.workers.frames) * workers.len() as u64;
+        let frames = workers.iter().map(Worker::frame_count).sum();
         Ok(Self { opened, workers, cores, frames, log: log.clone() })
     }
 

@@ -1,6 +1,6 @@
-//! What the eswitch of a device means for a start. In switchdev mode the packets of the wire meet the rules
-//! of the eswitch (FDB) before any flow, and the ports of the RDMA device are representors: the first is not
-//! the wire (kernel mlx5 ib_rep.c: port = vport index + 1, the uplink last).
+//! The eswitch of a device, and its consequences for a start. In switchdev mode the packets of the wire meet
+//! the rules of the eswitch (FDB) before any flow, and the ports of the RDMA device are representors: the
+//! first is not the wire (kernel mlx5 ib_rep.c: port = vport index + 1, the uplink last).
 
 use std::fmt;
 use std::io;
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_that_are_none_are_unknown() {
+    fn an_errno_becomes_absent_or_unknown() {
         let error = |errno: Errno| Err(errno.into());
         for (answer, expected) in [
             (Ok(0), EswitchMode::Legacy),

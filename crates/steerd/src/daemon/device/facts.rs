@@ -1,5 +1,6 @@
-//! What the kernel knows of an RDMA device, for `steerd devices`: its place on the host, its links, its
-//! firmware and the mode of its eswitch (Documentation/ABI/stable/sysfs-class-infiniband). Opens no device.
+//! Facts that the kernel knows about an RDMA device, for `steerd devices`: its place on the host, its links,
+//! its firmware and the mode of its eswitch (Documentation/ABI/stable/sysfs-class-infiniband). Opens no
+//! device.
 
 use std::path::Path;
 

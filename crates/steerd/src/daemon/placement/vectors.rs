@@ -46,7 +46,7 @@ fn vector_of(root: &Path, interrupt: u32) -> Option<u32> {
 }
 
 /// The vector of each worker: of those whose interrupt goes to its core the one that fewest workers have, and
-/// then the one that goes to fewest cores. Without such a vector, its number modulo the vectors.
+/// then the one that goes to fewest cores. A worker without such a vector gets its number modulo the vectors.
 fn choose(affinities: &BTreeMap<u32, CoreSet>, vectors: u32, workers: &[Option<usize>]) -> Vec<u32> {
     let mut chosen: Vec<u32> = Vec::with_capacity(workers.len());
     for (number, core) in (0..).zip(workers) {
