@@ -11,7 +11,7 @@ use packet::cube::{
 };
 use packet::{DeepKey, Field, IpProtocol};
 use policy::{Policy, Witness};
-use program::{Class, Decide, Match, Placement, Program, RangeSet, RuleId};
+use program::{Class, Decide, Explanation, Match, Placement, Program, RangeSet, RuleId};
 use serde::Serialize;
 
 use device_model::DeviceModel;
@@ -121,8 +121,7 @@ pub(crate) fn comparisons(class: Option<&Class>, key: &DeepKey) -> Option<u64> {
 pub fn shares(policy: &Policy, program: &Program, flow_groups: Option<&FlowGroups>) -> Shares {
     let mut shares = Shares { all: Share::default(), rules: vec![Share::default(); program.rules.len()] };
     for Drawn { frame, key, .. } in &Sample::of(policy, program, MAX_FLOWS_TRIED_FOR_SHARES).packets {
-        let explained = program.explain_deep(key);
-        let class = explained.class.and_then(|class| program.class(class));
+        let (explained, class) = decision(program, key);
         let groups = flow_groups.map(|groups| groups.passed(explained.flow));
         let of_rule = shares.rules.get_mut(explained.outcome.rule.index());
         for share in of_rule.into_iter().chain([&mut shares.all]) {
@@ -133,10 +132,11 @@ pub fn shares(policy: &Policy, program: &Program, flow_groups: Option<&FlowGroup
     shares
 }
 
-/// The rule that decides a packet, and the class by which a worker does.
-fn decision<'p>(program: &'p Program, key: &DeepKey) -> (RuleId, Option<&'p Class>) {
+/// The decision about a packet, and the class by which a worker makes it.
+fn decision<'p>(program: &'p Program, key: &DeepKey) -> (Explanation, Option<&'p Class>) {
     let explained = program.explain_deep(key);
-    (explained.outcome.rule, explained.class.and_then(|class| program.class(class)))
+    let class = explained.class.and_then(|class| program.class(class));
+    (explained, class)
 }
 
 /// Packets drawn from the rules of a policy.
@@ -188,9 +188,9 @@ impl Sample {
     ) -> Option<f64> {
         let mut rules: BTreeMap<RuleId, (u64, u64)> = BTreeMap::new();
         for drawn in self.packets.iter().filter(|drawn| wanted(&drawn.key)) {
-            let (rule, class) = decision(program, &drawn.key);
+            let (explained, class) = decision(program, &drawn.key);
             let (all, in_hardware) = rules.entry(drawn.rule).or_default();
-            if weights.is_none() || rule == drawn.rule {
+            if weights.is_none() || explained.outcome.rule == drawn.rule {
                 *all += 1;
                 *in_hardware += u64::from(class.is_none_or(Class::is_exact));
             }

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use nic_filters::{CarveError, Carving, DropFigures, EarlyDrops, FilterModel, InterfaceFilters, NicFilters};
-use program::{Decider, Program, RuleDeciders};
+use program::{Decider, Program, RuleDeciders, RuleId};
 
 use crate::cli::NicFilterUse;
 use crate::daemon::Error;
@@ -211,9 +211,14 @@ impl PublishedDrops {
     }
 }
 
-/// Adds the NIC to the deciders of the rules that it drops packets of.
+/// Adds the NICs of ports to the deciders of the rules that they drop packets of.
 pub(crate) fn add_deciders(deciders: &mut [RuleDeciders], ports: &[PublishedDrops]) {
-    for rule in ports.iter().flat_map(|port| port.figures.rules.keys()) {
+    add_nic(deciders, ports.iter().flat_map(|port| port.figures.rules.keys()));
+}
+
+/// Adds the NIC to the deciders of rules.
+pub(crate) fn add_nic<'r>(deciders: &mut [RuleDeciders], rules: impl IntoIterator<Item = &'r RuleId>) {
+    for rule in rules {
         if let Some(of_rule) = deciders.get_mut(rule.index()) {
             of_rule.decided_by.insert(Decider::Nic);
         }

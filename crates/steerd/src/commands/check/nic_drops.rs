@@ -8,13 +8,14 @@ use nic_filters::{
     FilterMatch, FilterModel, FilterRoom, InterfaceFilters, ListedFilter, NicFilters, WantedDrops, drops,
 };
 use packet::FlowKey;
-use program::{Decider, Program, RuleDeciders, RuleId, Verdict};
+use program::{Program, RuleDeciders, RuleId, Verdict};
 use serde::Serialize;
 
 use crate::cli::NicFilterUse;
 use crate::commands::Error;
 use crate::daemon;
 use crate::daemon::carving::noted;
+use crate::daemon::nic_drops::add_nic;
 use crate::settings::{Settings, XdpPort};
 use crate::terminal::style::{Layout, Style};
 use crate::terminal::table::{Grid, counted};
@@ -113,11 +114,7 @@ impl DropsOfPort {
 
     /// Adds the NIC to the deciders of the rules that it drops packets of.
     pub(super) fn add_deciders(&self, rules: &mut [RuleDeciders]) {
-        for rule in &self.dropped {
-            if let Some(of_rule) = rules.get_mut(rule.index()) {
-                of_rule.decided_by.insert(Decider::Nic);
-            }
-        }
+        add_nic(rules, &self.dropped);
     }
 
     /// Whether a filter matches the packet.
