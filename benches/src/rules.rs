@@ -64,7 +64,7 @@ impl RuleSet {
         Self { name: self.name.clone(), rules }
     }
 
-    /// The same without the rules that compare TCP flags, which the flows of a device do not.
+    /// The set without the rules that compare TCP flags, which the flows of a device do not.
     #[must_use]
     pub fn without_tcp_flags(&self) -> Self {
         let rules = self.rules.iter().filter(|rule| rule.filter.flags.1 == 0).copied().collect();

@@ -15,12 +15,13 @@ use serde::Serialize;
 /// A table of flows. Received packets pass those before [`FlowTable::Sent`] in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum FlowTable {
-    /// Of each priority the flows that copy come first (hw/mlx5/fs.c, `ib_prio_to_core_prio`).
+    /// The table of a priority; that of the flows that copy comes first (hw/mlx5/fs.c,
+    /// `ib_prio_to_core_prio`).
     Received { priority: u16, takes: bool },
     /// The one for flows that match only multicast, whose priority the device ignores
     /// (hw/mlx5/fs.c, MLX5_IB_FLOW_MCAST_PRIO).
     Multicast,
-    /// Of packets that the host sends.
+    /// The table of a priority for packets that the host sends.
     Sent { priority: u16 },
 }
 

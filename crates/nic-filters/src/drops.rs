@@ -8,7 +8,8 @@
 //! one or an earlier one, and all of those that share packets with it drop. A sniffer gets copies of all
 //! packets, whatever comes first, so beside one no filter is right.
 //!
-//! A filter is right by itself. Filters that are left out are no fault: their packets are dropped later.
+//! Each filter is right whatever other filters there are. Where a filter is missing, the XDP program or the
+//! engine drops its packets.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -184,7 +185,7 @@ impl DropChooser<'_> {
 
 /// The flows that do anything but drop.
 struct OtherFlows {
-    /// What they claim, those of the highest precedence first.
+    /// The claims of these flows, those of the highest precedence first.
     claims: Vec<OtherClaim>,
     comparisons: usize,
 }

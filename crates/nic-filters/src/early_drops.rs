@@ -36,7 +36,7 @@ pub struct EarlyDrops<N, S> {
     carving: Carving<N, S>,
     /// The filters of the program in force.
     in_force: WantedDrops,
-    /// Those of them that may be there: not all, while flows of a change that failed are left.
+    /// The filters of these that may be there: not all, while flows of a change that failed are left.
     wanted: WantedDrops,
     /// The filters of the program that is being installed.
     next: Option<WantedDrops>,

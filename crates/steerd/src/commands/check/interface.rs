@@ -53,7 +53,7 @@ pub(super) struct DecidedTraffic {
 #[derive(Clone, Copy, Debug, Default, serde::Serialize)]
 pub(super) struct DecidedPackets {
     pub(super) packets: u64,
-    /// Those that filters of the NIC drop.
+    /// The packets that filters of the NIC drop.
     pub(super) nic: u64,
     pub(super) xdp_program: u64,
     pub(super) engine: u64,

@@ -1,5 +1,5 @@
-//! What sysfs shows of a real device: the network interfaces of its ports and its out_of_buffer counters.
-//! Only reads.
+//! Facts that sysfs shows of a real device: the network interfaces of its ports and its out_of_buffer
+//! counters. Only reads.
 //!
 //! A NIC receives packets to its own address, broadcasts and joined groups, and drops the others before they
 //! reach a flow, unless the interface is promiscuous (netdevice(7), IFF_PROMISC).
