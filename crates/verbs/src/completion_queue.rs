@@ -84,6 +84,24 @@ impl CompletionQueue {
 }
 
 impl CompletionQueue {
+    /// Calls `poll` as the only user of the queue and of what completes here; `None` where
+    /// [`CompletionQueue::poll`] finds another one.
+    #[inline]
+    pub(crate) fn enter<T>(&mut self, poll: impl FnOnce() -> T) -> Option<T> {
+        if !self.handle.gate.enter() {
+            return None;
+        }
+        let polled = poll();
+        self.handle.gate.leave();
+        Some(polled)
+    }
+
+    /// Counts a poll that found what it cannot read.
+    #[cold]
+    pub(crate) fn count_poll_error(&mut self) {
+        self.poll_errors += 1;
+    }
+
     /// Completions by value (`ibv_poll_cq`), appended to `into`, at most `most` of them. Returns how many; 0
     /// as well where [`CompletionQueue::poll`] gives `None`. Allocates only if `into` is full.
     pub fn poll_classic(&mut self, into: &mut Vec<WorkCompletion>, most: usize) -> usize {
@@ -344,7 +362,8 @@ impl CompletionQueueBuilder {
             return Err(failed(from_code(libc::EOPNOTSUPP)));
         };
         let gate = domain.as_ref().and_then(Domain::gate).cloned().unwrap_or_default();
-        let handle = CompletionQueueHandle { raw, context, domain, gate, functions, channel, checksums };
+        let handle =
+            CompletionQueueHandle { raw, context, domain, gate, functions, channel, fields, checksums };
         Ok(CompletionQueue { handle: Arc::new(handle), poll_errors: 0, _not_sync: PhantomData })
     }
 }

@@ -10,7 +10,7 @@ use ibverbs_sys::{self as sys, ibv_cq_ex};
 use crate::error::from_code;
 use crate::inline::PollFunctions;
 use crate::pause::{Gate, Gates, Paused, pause_both};
-use crate::{CompletionChannel, Context, Domain, Result, VerbsError, leak};
+use crate::{CompletionChannel, CompletionFields, Context, Domain, Result, VerbsError, leak};
 
 /// A completion queue for everything but its poller: an object that must outlive what completes into it.
 pub struct CompletionQueueHandle {
@@ -25,6 +25,8 @@ pub struct CompletionQueueHandle {
     pub(crate) functions: PollFunctions,
     /// Where it reports that it has something.
     pub(crate) channel: Option<Arc<CompletionChannel>>,
+    /// The fields that completions were asked for.
+    pub(crate) fields: CompletionFields,
     /// The device checks checksums, so that the flag in completions means something.
     pub(crate) checksums: bool,
 }

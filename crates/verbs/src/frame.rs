@@ -297,6 +297,12 @@ impl FramePool {
         self.ledger.reclaim(completion.wr_id()).ok_or(completion)
     }
 
+    /// Reclaims a frame as [`FramePool::reclaim`] does, by its work request id.
+    #[inline]
+    pub(crate) fn reclaim_id(&mut self, wr_id: u64) -> Option<Frame> {
+        self.ledger.reclaim(wr_id)
+    }
+
     /// How many frames there are.
     pub fn frame_count(&self) -> usize {
         self.ledger.states.len()

@@ -67,6 +67,7 @@ mod counter_point;
 mod counters;
 mod device;
 mod device_port;
+mod direct;
 mod domain;
 mod errno;
 mod error;
@@ -81,6 +82,7 @@ mod pause;
 mod queue_pair;
 mod queue_pools;
 mod raw_queue_pair;
+mod receive;
 mod rss;
 mod send_operations;
 #[cfg(test)]
@@ -102,6 +104,7 @@ pub use counter_point::CounterPoint;
 pub use counters::{CounterValues, Counters, ReadFlags};
 pub use device::{DeviceList, Guid, ListedDevice};
 pub use device_port::{DevicePort, SYSFS_CLASSES};
+pub use direct::{DirectProvider, DirectReceive, DirectRefusal};
 pub use domain::{Domain, ParentDomain, ProtectionDomain, ThreadDomain};
 pub use errno::VerbsErrno;
 pub use error::{Result, VerbsError};
@@ -125,6 +128,7 @@ pub use raw_queue_pair::{
     CompletedSend, IdleRawQueuePair, MAX_SEND_PARTS, Pieces, QueuedSend, RawQueuePair, RawQueuePairBuilder,
     RawQueuePairHandle, SENDS_PER_COMPLETION, SendBatch, SendFlags, SendRequest,
 };
+pub use receive::{Arrival, Polled, Receive, ReceivePath, TakeReceives, VerbsReceive};
 pub use rss::{
     HASH_KEY_BYTES, HashConfig, HashFunction, IndirectionTable, RssQueuePair, RssQueuePairBuilder,
 };

@@ -318,6 +318,25 @@ impl ReceiveQueue {
     /// itself.
     #[inline]
     pub fn post(&mut self, pool: &mut FramePool, frames: &mut Vec<Frame>) -> usize {
+        let wq = self.queue.raw();
+        self.post_with(pool, |chain, pool, lkey| {
+            chain.post(pool, lkey, frames, |head, bad| {
+                // SAFETY: the queue is live and in RDY, this is its only poster, alone behind the gates, and
+                // the chain's frames were held: they are registered, which `regions` keeps them, and marked
+                // as posted before anyone can touch them again.
+                unsafe { inline::post_wq_recv(wq, head, bad) }
+            })
+        })
+    }
+
+    /// Calls `post` with the key of the memory of `pool`, unless nothing can be posted to the queue now: it is
+    /// in RDY, keeps the memory, and has no other user until `post` returns.
+    #[inline]
+    pub(crate) fn post_with(
+        &mut self,
+        pool: &mut FramePool,
+        post: impl FnOnce(&mut ReceiveChain, &mut FramePool, u32) -> usize,
+    ) -> usize {
         let lkey = match self.pools.keep_writable(pool, &self.queue.regions, &self.queue.domain) {
             Ok(lkey) => lkey,
             Err(errno) => {
@@ -334,13 +353,7 @@ impl ReceiveQueue {
             self.chain.refuse(libc::EINVAL);
             return 0;
         }
-        let wq = self.queue.raw();
-        self.chain.post(pool, lkey, frames, |head, bad| {
-            // SAFETY: the queue is live and in RDY, this is its only poster, alone behind the gates, and the
-            // chain's frames were held: they are registered, which `regions` keeps them, and marked as posted
-            // before anyone can touch them again.
-            unsafe { inline::post_wq_recv(wq, head, bad) }
-        })
+        post(&mut self.chain, pool, lkey)
     }
 
     /// Why frames stayed in the vector last: ENOMEM usually means that the queue is full, EBUSY that another
