@@ -9,8 +9,8 @@ use hugemem::{Arena, ArenaOptions, Block};
 use program::WorkerId;
 use verbs::{
     Access, Allocation, AllocationRequest, CompletionChannel, CompletionFields, CompletionQueue, Context,
-    Domain, DomainAllocator, FramePool, MemoryRegion, ParentDomain, PortNumber, ProtectionDomain,
-    ThreadDomain, VerbsErrno, WorkQueue,
+    DirectProvider, DirectReceive, Domain, DomainAllocator, FramePool, MemoryRegion, ParentDomain,
+    PortNumber, ProtectionDomain, ReceivePath, ThreadDomain, VerbsErrno, VerbsReceive, WorkQueue,
 };
 
 use crate::batch::Batch;
@@ -19,7 +19,7 @@ use crate::idle::Events;
 use crate::receiver::{Receiver, refill_at};
 use crate::stats::Stats;
 use crate::transmitter::SENDS_MAX;
-use crate::{Error, Idle, ServedPort, Warning, WorkerConfig};
+use crate::{Error, Idle, ReceiveKind, ServedPort, Warning, WorkerConfig};
 
 /// Bytes in the arena for one entry of any ring: the largest in use is a 64-byte work request, and
 /// drivers round the number of entries up to a power of two.
@@ -71,18 +71,16 @@ fn assemble_in(
     let mut warnings = Vec::new();
     let (domain, parent) = domains(context, id, allocator, &mut warnings)?;
     let channel = event_channel(context, config, &mut warnings);
-    let completions = completion_queue(context, config, entries, channel.as_ref(), parent.as_ref())?;
-    let (work_queue, queue) = WorkQueue::builder(&domain, &completions.handle())
-        .max_receives(config.frames)
-        .build()
-        .map_err(refused(id, Object::WorkQueue))?;
+    let parents =
+        QueueParents { context, domain: &domain, parent: parent.as_ref(), channel: channel.as_ref() };
+    let (path, work_queue) = receive_path(&parents, config, entries, &mut warnings)?;
     let pool = frame_pool(config, memory, &domain)?;
     work_queue.ready().map_err(refused(id, Object::ReadyWorkQueue))?;
 
     warnings.append(&mut shortfalls.lock().unwrap_or_else(PoisonError::into_inner));
     let refill_at = refill_at(pool.frame_count(), config.batch);
     let events = channel.map(Events::new);
-    let receiver = Receiver { queue, work_queue, completions, pool, limit: config.batch, refill_at, events };
+    let receiver = Receiver { path, work_queue, pool, limit: config.batch, refill_at, events };
     Ok(Parts { receiver, domain, warnings })
 }
 
@@ -208,15 +206,54 @@ fn event_channel(
     made.inspect_err(|error| warnings.push(Warning::NoEvents { reason: error.to_string() })).ok()
 }
 
+/// The objects that a worker's queues are made of.
+struct QueueParents<'p> {
+    context: &'p Arc<Context>,
+    domain: &'p Domain,
+    parent: Option<&'p Arc<ParentDomain>>,
+    channel: Option<&'p Arc<CompletionChannel>>,
+}
+
+/// The receive queue and its completion queue.
+fn receive_path(
+    parents: &QueueParents<'_>,
+    config: &WorkerConfig,
+    entries: u32,
+    warnings: &mut Vec<Warning>,
+) -> Result<(ReceivePath, Arc<WorkQueue>), Error> {
+    let make = || {
+        let completions = completion_queue(parents, config, entries)?;
+        let (work_queue, queue) = WorkQueue::builder(parents.domain, &completions.handle())
+            .max_receives(config.frames)
+            .build()
+            .map_err(refused(config.id, Object::WorkQueue))?;
+        Ok((completions, work_queue, queue))
+    };
+    if config.receive == ReceiveKind::Direct {
+        let made = match DirectProvider::of(parents.context) {
+            Ok(provider) => {
+                let (completions, work_queue, queue) = make()?;
+                DirectReceive::new(&provider, completions, queue).map(|direct| (direct, work_queue))
+            }
+            Err(refusal) => Err(refusal),
+        };
+        match made {
+            Ok((direct, work_queue)) => return Ok((ReceivePath::Direct(Box::new(direct)), work_queue)),
+            Err(refusal) => warnings.push(Warning::NotDirect { reason: refusal.to_string() }),
+        }
+    }
+    let (completions, work_queue, queue) = make()?;
+    Ok((ReceivePath::Verbs(VerbsReceive::new(completions, queue)), work_queue))
+}
+
 /// The best completion queue that the device supports: some devices refuse to ignore overruns, and mlx4 has
 /// no flow tags (its programs have one class for all packets).
 fn completion_queue(
-    context: &Arc<Context>,
+    parents: &QueueParents<'_>,
     config: &WorkerConfig,
     entries: u32,
-    channel: Option<&Arc<CompletionChannel>>,
-    domain: Option<&Arc<ParentDomain>>,
 ) -> Result<CompletionQueue, Error> {
+    let QueueParents { context, parent, channel, .. } = *parents;
     let mut fields = CompletionFields::BYTE_LEN;
     if config.timestamps {
         fields |= CompletionFields::COMPLETION_TIMESTAMP;
@@ -232,8 +269,8 @@ fn completion_queue(
             Some(channel) => builder.channel(channel, 0),
             None => builder,
         };
-        match domain {
-            Some(domain) => builder.domain(domain).build(),
+        match parent {
+            Some(parent) => builder.domain(parent).build(),
             None => builder.build(),
         }
     };

@@ -32,6 +32,16 @@ pub struct ServedPort {
     pub mtu_bytes: Option<u32>,
 }
 
+/// How a worker receives ([`verbs::ReceivePath`]).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ReceiveKind {
+    /// By the functions of the device's provider.
+    #[default]
+    Verbs,
+    /// By the queues' memory, on a device of libmlx5; on others as [`ReceiveKind::Verbs`], with a warning.
+    Direct,
+}
+
 /// The configuration of one worker.
 #[derive(Clone, Debug)]
 pub struct WorkerConfig {
@@ -65,6 +75,8 @@ pub struct WorkerConfig {
     /// Let the device's writes to frames overtake each other (`IBV_ACCESS_RELAXED_ORDERING`). A device or
     /// kernel that cannot ignores it.
     pub relaxed_ordering: bool,
+    /// How it takes completions and posts frames.
+    pub receive: ReceiveKind,
     /// Have completions carry the device's timestamp (for latencies and captures).
     pub timestamps: bool,
     /// Measure the time of stages ([`crate::WorkerProfile`]).
@@ -89,6 +101,7 @@ impl WorkerConfig {
             polls_drive_device: false,
             ignore_overrun: true,
             relaxed_ordering: false,
+            receive: ReceiveKind::default(),
             timestamps: false,
             profile: false,
         }

@@ -172,6 +172,11 @@ pub enum Warning {
         /// The reason of the refusal.
         reason: String,
     },
+    /// The worker receives by verbs, although it was to receive directly.
+    NotDirect {
+        /// The reason of the refusal.
+        reason: String,
+    },
     /// The device's clock cannot be read or has no rate, so its timestamps cannot be converted.
     NoDeviceClock {
         /// The reason of the refusal.
@@ -209,6 +214,9 @@ impl std::fmt::Display for Warning {
                     f,
                     "an idle worker sleeps for at most 4 ms at a time, because there is no completion channel: {reason}"
                 )
+            }
+            Self::NotDirect { reason } => {
+                write!(f, "it receives by verbs, not directly: {reason} (hint: device.receive = \"verbs\")")
             }
             Self::NoDeviceClock { reason } => {
                 write!(

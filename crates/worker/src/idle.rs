@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use parking::{HEARTBEAT, Wakeup, nap};
 use rustix::event::{PollFd, PollFlags};
-use verbs::{CompletionChannel, CompletionQueue};
+use verbs::{CompletionChannel, Receive, ReceivePath};
 
 /// The behaviour of a worker on iterations that have no work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -155,9 +155,9 @@ impl Events {
     }
 
     /// Has the device report the next completion. False: it refuses now.
-    fn arm(&mut self, completions: &mut CompletionQueue) -> bool {
+    fn arm(&mut self, path: &mut ReceivePath) -> bool {
         if !self.is_armed {
-            self.is_armed = completions.request_notification(false).is_ok();
+            self.is_armed = path.request_notification().is_ok();
         }
         self.is_armed
     }
@@ -184,11 +184,11 @@ pub(crate) struct SleepLimits {
 /// Prepares a sleep: returns its longest time. What happens after this ends [`wait`].
 pub(crate) fn prepare(
     events: Option<&mut Events>,
-    completions: &mut CompletionQueue,
+    path: &mut ReceivePath,
     wakeup: Option<&Wakeup>,
     wishes: SleepLimits,
 ) -> Duration {
-    let is_armed = events.is_some_and(|events| events.arm(completions));
+    let is_armed = events.is_some_and(|events| events.arm(path));
     if let Some(wakeup) = wakeup {
         wakeup.announce_sleep();
     }

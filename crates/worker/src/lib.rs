@@ -57,7 +57,8 @@ mod worker;
 
 pub use class_table::SharedStage;
 pub use config::{
-    BATCH_MAX, CORE_MAX, FRAME_BYTES_MAX, FRAME_BYTES_MIN, FRAMES_MAX, PORTS_MAX, ServedPort, WorkerConfig,
+    BATCH_MAX, CORE_MAX, FRAME_BYTES_MAX, FRAME_BYTES_MIN, FRAMES_MAX, PORTS_MAX, ReceiveKind, ServedPort,
+    WorkerConfig,
 };
 pub use control::{SinkChange, WorkerControl, WorkerIsLate, WorkerProgress};
 pub use counter::Traffic;

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use verbs::{
-    Completion, CompletionQueue, CompletionStatus, FlowTag, Frame, FramePool, ReceiveQueue, WorkQueue,
+    Arrival, CompletionStatus, Frame, FramePool, Polled, Receive, ReceivePath, TakeReceives, WorkQueue,
 };
 
 use crate::batch::Batch;
@@ -17,9 +17,8 @@ use crate::stats::{DropReason, Stats};
 /// it, so flows, queue pairs and tables must be released before the worker; otherwise the queue stays, no
 /// thread takes its completions, and `verbs` keeps its memory.
 pub(crate) struct Receiver {
-    pub(crate) queue: ReceiveQueue,
+    pub(crate) path: ReceivePath,
     pub(crate) work_queue: Arc<WorkQueue>,
-    pub(crate) completions: CompletionQueue,
     /// Only for the receive queue: the frame that a completion names shows whether it is of a receive,
     /// because the opcode of a failed completion is undefined (ibv_poll_cq(3)).
     pub(crate) pool: FramePool,
@@ -39,56 +38,20 @@ pub(crate) fn refill_at(frames: usize, limit: usize) -> usize {
     (limit / 2).min(frames / 4).max(1)
 }
 
-/// The fields of a successful receive, read before its frame is taken back.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Arrival {
-    /// Not more than a frame holds.
-    pub(crate) bytes: u32,
-    pub(crate) tag: Option<FlowTag>,
-    pub(crate) timestamp: Option<u64>,
-}
-
 impl Receiver {
     /// Takes the waiting completions, at most one batch. A successful one is counted as received, and either
     /// becomes a packet of the batch or is counted as dropped with a reason.
-    // By itself it has enough registers for all that the loop uses.
-    #[inline(never)]
     pub(crate) fn poll(&mut self, batch: &mut Batch, stats: &Stats) {
         batch.clear();
-        // Also `None` while a queue that completes into this one is destroyed, but those are the worker's
-        // own.
-        let Some(mut open) = self.completions.poll() else {
+        let mut taker = BatchTaker { batch, stats, not_in_batch: Traffic::default() };
+        let Polled { completions, drained } = self.path.poll(&mut self.pool, self.limit, &mut taker);
+        let mut received = taker.not_in_batch;
+        if completions == 0 {
             batch.found_nothing();
             return;
-        };
-        batch.empty_iterations = 0;
-        let (frame_bytes, pool) = (self.pool.frame_bytes(), &mut self.pool);
-        let (mut completions, mut received) = (0, Traffic::default());
-        let mut next = open.next();
-        loop {
-            let Some(completion) = next else {
-                batch.drained = true;
-                break;
-            };
-            completions += 1;
-            let bytes = if completion.succeeded() { completion.byte_len() } else { None };
-            if let Some(bytes) = bytes
-                && bytes <= frame_bytes
-            {
-                let arrival =
-                    Arrival { bytes, tag: completion.flow_tag(), timestamp: completion.timestamp() };
-                if !accept(arrival, pool.reclaim(completion).ok(), batch, stats) {
-                    received += Traffic { packets: 1, bytes: u64::from(bytes) };
-                }
-            } else if accept_other(completion, pool, batch, stats) {
-                received.packets += 1;
-            }
-            if completions >= self.limit {
-                break;
-            }
-            next = open.next();
         }
-        batch.completions = completions;
+        batch.empty_iterations = 0;
+        (batch.completions, batch.drained) = (completions, drained);
         received += batch.received();
         stats.received.add(received.packets, received.bytes);
     }
@@ -101,7 +64,7 @@ impl Receiver {
     pub(crate) fn refill(&mut self, batch: &mut Batch, stats: &Stats) {
         let enough = batch.frames.len() >= self.refill_at || batch.empty_iterations >= QUIET_ITERATIONS;
         if enough && !batch.frames.is_empty() && !stats.queue_failed() {
-            let posted = self.queue.post(&mut self.pool, &mut batch.frames);
+            let posted = self.path.post(&mut self.pool, &mut batch.frames);
             stats.posted.add(posted as u64);
         }
     }
@@ -122,15 +85,32 @@ pub(crate) fn accept(arrival: Arrival, frame: Option<Frame>, batch: &mut Batch, 
     true
 }
 
-/// Takes a completion that failed, or whose length is missing or exceeds the frame. Returns whether a packet
-/// is to be counted as received: not for a failed receive, which the port does not count as delivered.
-#[cold]
-fn accept_other(completion: Completion<'_>, pool: &mut FramePool, batch: &mut Batch, stats: &Stats) -> bool {
-    let status = completion.status();
-    reject(status, pool.reclaim(completion).ok(), batch, stats)
+/// Puts the completions of a poll into a batch.
+struct BatchTaker<'p> {
+    batch: &'p mut Batch,
+    stats: &'p Stats,
+    /// Received packets that are not in the batch. A failed receive is none: the port does not count it as
+    /// delivered.
+    not_in_batch: Traffic,
 }
 
-/// Counts why a completion is no packet.
+impl TakeReceives for BatchTaker<'_> {
+    #[inline]
+    fn packet(&mut self, arrival: Arrival, frame: Option<Frame>) {
+        if !accept(arrival, frame, self.batch, self.stats) {
+            self.not_in_batch += Traffic { packets: 1, bytes: u64::from(arrival.bytes) };
+        }
+    }
+
+    #[cold]
+    fn rejected(&mut self, status: CompletionStatus, frame: Option<Frame>) {
+        if reject(status, frame, self.batch, self.stats) {
+            self.not_in_batch.packets += 1;
+        }
+    }
+}
+
+/// Counts why a completion is no packet. Returns whether one is to be counted as received.
 pub(crate) fn reject(
     status: CompletionStatus,
     frame: Option<Frame>,

@@ -56,7 +56,7 @@ impl Worker {
         let control = WorkerControl::new(config.id, feed);
         warnings.into_iter().for_each(|warning| control.warn(warning));
         let batch = first_fill(&mut receiver, &control.shared().stats, config.id)?;
-        let classifier = Classifier::new(receiver.completions.entries());
+        let classifier = Classifier::new(receiver.path.completion_entries());
         let recorder = IterationRecorder::default();
         let mut stopwatch = Stopwatch::new(Monotonic(control.shared().clock.origin));
         if config.profile {
@@ -193,7 +193,7 @@ impl Worker {
     /// Runs iterations until the queue is empty, or as many completions were taken as it can hold; then until
     /// sinks have given their frames back, for a limited time.
     pub(crate) fn drain(&mut self) {
-        let most = self.receiver.completions.entries() as usize;
+        let most = self.receiver.path.completion_entries() as usize;
         let mut taken = 0;
         while taken < most {
             taken += self.step();
@@ -222,8 +222,8 @@ impl Worker {
         let wakeup = shared.wakeup.as_deref();
         let (interval, polls_drive_device) = (self.sinks.poll_interval(), self.config.polls_drive_device);
         let wishes = SleepLimits { interval, sleeps, polls_drive_device };
-        let Receiver { events, completions, .. } = &mut self.receiver;
-        let longest = idle::prepare(events.as_mut(), completions, wakeup, wishes);
+        let Receiver { events, path, .. } = &mut self.receiver;
+        let longest = idle::prepare(events.as_mut(), path, wakeup, wishes);
         // What came before this is found now, and what comes later ends the wait.
         self.step();
         let is_behind = self.classifier.is_behind(&shared.mailbox)
@@ -242,7 +242,7 @@ impl Worker {
 
     fn record(&mut self) {
         let stats = &self.control.shared().stats;
-        stats.poll_errors.raise(self.receiver.completions.poll_errors());
+        stats.poll_errors.raise(self.receiver.path.poll_errors());
         stats.iterations.add(1);
         stats.empty_iterations.add(u64::from(self.batch.completions == 0));
         let elapsed_ns = self.stopwatch.end(&stats.regimes, &stats.details);

@@ -48,7 +48,7 @@ fn the_built_in_settings_stand_on_their_own() {
 fn every_key_has_a_default_in_the_file() {
     let defaults: toml::Table = DEFAULTS.parse().expect("TOML");
     for (section, keys) in [
-        ("device", vec!["name", "model", "promiscuous", "relaxed_ordering", "ports"]),
+        ("device", vec!["name", "model", "promiscuous", "relaxed_ordering", "receive", "ports"]),
         ("policy", vec!["file", "variables", "traffic"]),
         (
             "workers",
@@ -311,6 +311,7 @@ fn values_out_of_range_name_the_layer_that_set_them() {
         ("[workers]\nframe_bytes = 100000\n", "workers.frame_bytes"),
         ("[workers]\nbatch = 0\n", "workers.batch"),
         ("[device]\nrelaxed_ordering = \"yes\"\n", "device.relaxed_ordering"),
+        ("[device]\nreceive = \"dv\"\n", "device.receive"),
         ("[workers]\ncores = 0\n", "workers.cores"),
         ("[workers]\ncores = [1, 1]\n", "workers.cores"),
         ("[workers]\npages = []\n", "workers.pages"),

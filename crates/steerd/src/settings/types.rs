@@ -135,7 +135,19 @@ pub(crate) struct Device {
     /// Whether the interfaces of a real device's ports are kept promiscuous.
     pub(crate) promiscuous: bool,
     pub(crate) relaxed_ordering: RelaxedOrdering,
+    pub(crate) receive: ReceiveSetting,
     pub(crate) ports: Vec<u8>,
+}
+
+/// How workers take completions and post frames.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum ReceiveSetting {
+    /// By the functions of the device's provider.
+    #[default]
+    Verbs,
+    /// By the queues' memory, on mlx5.
+    Direct,
 }
 
 /// Whether the device's writes to frames may overtake each other.

@@ -49,7 +49,7 @@ fn a_completion_queue_is_not_rounded_up_to_twice_the_frames() {
         let (_nic, context) = nic_like(personality, name, 1500);
         let parts = assemble(&context, &WorkerConfig { frames, ..config() }).expect("a worker's parts");
         let receiver = &parts.receiver;
-        assert_eq!((receiver.pool.frame_count(), receiver.completions.entries()), expected, "{name}");
+        assert_eq!((receiver.pool.frame_count(), receiver.path.completion_entries()), expected, "{name}");
     }
 }
 

@@ -2,7 +2,7 @@
 
 use program::{ChangeStage, ClassId, Outcome, RuleId, Verdict, WorkerId};
 use softnic::{Drive, Personality, PortConfig, SoftNic, SoftNicConfig};
-use verbs::{Context, DeviceList};
+use verbs::{Context, DeviceList, FlowTag};
 use wire::NullWire;
 
 use super::*;

@@ -10,7 +10,7 @@ use std::time::Instant;
 use control::{Controller, DigestedProgram};
 use program::WorkerId;
 use verbs::SYSFS_CLASSES;
-use worker::{Idle, ServedPort, Worker, WorkerConfig, WorkerHandle};
+use worker::{Idle, ReceiveKind, ServedPort, Worker, WorkerConfig, WorkerHandle};
 
 use super::{Cause, Commands, Dataplane};
 use crate::daemon::Error;
@@ -23,7 +23,7 @@ use crate::daemon::placement::{self, Placement};
 use crate::daemon::sinks::Sinks;
 use crate::message::NoThread;
 use crate::policy_file::{Compiled, RuleWeights};
-use crate::settings::{IdleMode, PolicySource, Settings, SoftNicMode};
+use crate::settings::{IdleMode, PolicySource, ReceiveSetting, Settings, SoftNicMode};
 use crate::telemetry::logging::Log;
 
 /// Sleeps almost at once: a moderate rate then leaves most of a shared core to others.
@@ -222,6 +222,10 @@ fn worker_config(settings: &Settings, id: WorkerId, core: Option<usize>) -> Work
         },
         timestamps: wanted.timestamps,
         relaxed_ordering: settings.device.relaxed_ordering.is_on(),
+        receive: match settings.device.receive {
+            ReceiveSetting::Verbs => ReceiveKind::Verbs,
+            ReceiveSetting::Direct => ReceiveKind::Direct,
+        },
         // In this mode nothing moves while nobody polls.
         polls_drive_device: settings.softnic.mode == SoftNicMode::Inline && settings.chooses_soft(),
         ..WorkerConfig::new(id)
