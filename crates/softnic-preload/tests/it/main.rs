@@ -2,6 +2,7 @@
 //! it.
 
 mod arming;
+mod direct;
 mod launcher;
 mod mlx5;
 mod support;

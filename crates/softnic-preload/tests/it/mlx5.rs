@@ -17,22 +17,22 @@ use verbs::{
     ReceiveQueue, RssQueuePair, SendFlags, SendOperations, WorkQueue,
 };
 
-const PORT: PortNumber = PortNumber(1);
-const FRAME_BYTES: u32 = 2048;
-const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const PORT: PortNumber = PortNumber(1);
+pub(crate) const FRAME_BYTES: u32 = 2048;
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 /// Two kinds of packets, in equal parts, with lengths of their own.
-const WIRE: &str = r#"{ kind = "generator", seed = 1, rate = 50000, flows = [
+pub(crate) const WIRE: &str = r#"{ kind = "generator", seed = 1, rate = 50000, flows = [
   { name = "dns", share = 1, protocol = "udp", dst_ports = "53", frame_bytes = 100, count = 16 },
   { name = "web", share = 1, protocol = "udp", dst_ports = "80", frame_bytes = 300, count = 16 }] }"#;
 
 /// The device, opened, with a domain.
-struct Rig {
-    context: Arc<Context>,
-    domain: Domain,
+pub(crate) struct Rig {
+    pub(crate) context: Arc<Context>,
+    pub(crate) domain: Domain,
 }
 
 impl Rig {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let list = DeviceList::system().unwrap();
         let context = list.find("mlx5_0").unwrap().open().unwrap();
         let domain = Domain::from(&ProtectionDomain::new(&context).unwrap());
@@ -114,7 +114,7 @@ impl Receiver {
     }
 }
 
-fn target(domain: &Domain, queues: &[&Arc<WorkQueue>], fields: HashFields) -> FlowTarget {
+pub(crate) fn target(domain: &Domain, queues: &[&Arc<WorkQueue>], fields: HashFields) -> FlowTarget {
     let queues: Vec<_> = queues.iter().map(|queue| Arc::clone(queue)).collect();
     let table = IndirectionTable::new(domain.context(), &queues).unwrap();
     let hash = HashConfig { key: packet::RssKey::MICROSOFT.0, fields };
@@ -122,7 +122,7 @@ fn target(domain: &Domain, queues: &[&Arc<WorkQueue>], fields: HashFields) -> Fl
 }
 
 /// Takes UDP packets to a port and tags them.
-fn udp_flow(dst_port: u16, tag: u32) -> FlowAttr {
+pub(crate) fn udp_flow(dst_port: u16, tag: u32) -> FlowAttr {
     let any = Ipv4ExtMatch::default();
     FlowAttr::new(FlowKind::Normal, PORT)
         .spec(FlowSpec::Ipv4Ext { value: any, mask: any })
@@ -134,7 +134,7 @@ fn udp_flow(dst_port: u16, tag: u32) -> FlowAttr {
 }
 
 /// The destination port of an untagged IPv4 packet without options.
-fn dst_port(bytes: &[u8]) -> u16 {
+pub(crate) fn dst_port(bytes: &[u8]) -> u16 {
     u16::from_be_bytes([bytes[36], bytes[37]])
 }
 
