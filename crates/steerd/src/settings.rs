@@ -24,8 +24,8 @@ pub(crate) use lengths::{LengthError, PortMtu};
 use types::OtherPort;
 pub(crate) use types::{
     AUTO_DEVICE, AUTO_SOCKET, Api, COUNTERS, Cores, Http, IdleMode, Listen, Log, LogFormat, LogTarget,
-    OtherSoftNic, Provider, RelaxedOrdering, Settings, SoftNic, SoftNicMode, SoftNicPort, TooManyFrames,
-    XdpPort,
+    OtherSoftNic, Provider, ReceiveSetting, RelaxedOrdering, Settings, SoftNic, SoftNicMode, SoftNicPort,
+    TooManyFrames, XdpPort,
 };
 use verbs::SYSFS_CLASSES;
 

@@ -155,6 +155,8 @@ impl RuleState {
 pub(crate) struct WorkerState {
     pub(crate) worker: u32,
     pub(crate) core: Option<usize>,
+    /// How it receives: "verbs" or "direct".
+    pub(crate) receive: &'static str,
     /// Requested resources that it could not get, with remedies.
     pub(crate) warnings: Vec<String>,
     pub(crate) received_packets: u64,

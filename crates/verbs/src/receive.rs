@@ -147,6 +147,11 @@ impl ReceivePath {
         self.completions().entries()
     }
 
+    /// Whether the rings themselves are used.
+    pub fn is_direct(&self) -> bool {
+        matches!(self, Self::Direct(_))
+    }
+
     /// How often the completion queue could not be polled; never reset.
     pub fn poll_errors(&self) -> u64 {
         self.completions().poll_errors()

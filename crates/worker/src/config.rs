@@ -42,6 +42,17 @@ pub enum ReceiveKind {
     Direct,
 }
 
+impl ReceiveKind {
+    /// The name of the setting's value.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Verbs => "verbs",
+            Self::Direct => "direct",
+        }
+    }
+}
+
 /// The configuration of one worker.
 #[derive(Clone, Debug)]
 pub struct WorkerConfig {

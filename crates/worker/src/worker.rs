@@ -25,7 +25,7 @@ use crate::receiver::Receiver;
 use crate::regime::{Monotonic, Regime, Stopwatch};
 use crate::runtime_rules::{RuntimeRulesOfWorker, runtime_rules};
 use crate::sink::{FrameBudget, Sink, Slots};
-use crate::{Error, Warning, WorkerConfig, WorkerControl};
+use crate::{Error, ReceiveKind, Warning, WorkerConfig, WorkerControl};
 
 /// All that one polling thread owns.
 pub struct Worker {
@@ -111,6 +111,12 @@ impl Worker {
     #[must_use]
     pub fn work_queue(&self) -> Arc<WorkQueue> {
         Arc::clone(&self.receiver.work_queue)
+    }
+
+    /// How it receives, which may not be what was configured.
+    #[must_use]
+    pub fn receive(&self) -> ReceiveKind {
+        if self.receiver.path.is_direct() { ReceiveKind::Direct } else { ReceiveKind::Verbs }
     }
 
     /// The domain of its queues, for further queues that only its thread uses.

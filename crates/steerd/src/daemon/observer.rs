@@ -10,7 +10,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use control::{ChangeProgress, ControlError, DropTotals};
 use softnic::{PortStats, SoftNic};
-use worker::{ClockRelation, Traffic, WorkerControl};
+use worker::{ClockRelation, ReceiveKind, Traffic, WorkerControl};
 
 use crate::api::model;
 use crate::daemon::board::Board;
@@ -48,6 +48,7 @@ pub(super) struct WorkerEntry {
     /// The number of its work queue.
     pub(super) queue: u32,
     pub(super) core: Option<usize>,
+    pub(super) receive: ReceiveKind,
 }
 
 impl Observer {

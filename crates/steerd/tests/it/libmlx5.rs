@@ -1,5 +1,6 @@
 //! The daemon on rdma-core's own mlx5 provider, over the model of the kernel and of the device: with
-//! `softnic.provider = "mlx5"`, and below the launcher, `softnic exec --method mlx5 -- steerd run`.
+//! `softnic.provider = "mlx5"`, and below the launcher, `softnic exec --method mlx5 -- steerd run`. Workers
+//! receive by libmlx5's functions, and directly.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -14,6 +15,20 @@ use packet::build::FrameBuilder;
 use rustix::process::Signal;
 use test_support::namespaces::Outcome;
 use wire::{LinkConfig, LinkEnd, LinkWire, Wire as _, WireState};
+
+/// The settings of how workers receive on an mlx5 device.
+const RECEIVE: [&str; 2] = ["verbs", "direct"];
+
+/// The providers below the daemon, each with how workers receive.
+const PROVIDERS: [(&str, &str); 3] = [("softnic", "verbs"), ("mlx5", "verbs"), ("mlx5", "direct")];
+
+/// Every worker receives in this way, by the state or summary of a daemon.
+#[track_caller]
+fn assert_receives(state: &serde_json::Value, receive: &str) {
+    let workers = state["workers"].as_array().expect("workers");
+    assert!(!workers.is_empty());
+    assert!(workers.iter().all(|worker| worker["receive"] == receive), "{receive}: {state:#}");
+}
 
 /// The launcher, if it and rdma-core's mlx5 provider are there.
 fn softnic() -> Option<PathBuf> {
@@ -110,7 +125,12 @@ const SENT: u16 = 2_000;
 /// delivered it.
 #[test]
 fn a_capture_survives_a_reload_and_every_packet_is_accounted_for() {
-    let Some(softnic) = softnic() else { return };
+    if let Some(softnic) = softnic() {
+        RECEIVE.iter().for_each(|receive| capture_over_a_reload(&softnic, receive));
+    }
+}
+
+fn capture_over_a_reload(softnic: &Path, receive: &str) {
     let folder = tempfile::tempdir().expect("folder");
     let captures = folder.path().join("captures");
     std::fs::create_dir(&captures).expect("created");
@@ -121,10 +141,12 @@ fn a_capture_survives_a_reload_and_every_packet_is_accounted_for() {
     };
     write(&[WEB]);
     let settings = folder.path().join("s.toml");
-    let text = "[device]\nname = \"mlx5_0\"\n[policy]\nfile = \"p.toml\"\n\
+    let device = format!("[device]\nname = \"mlx5_0\"\nreceive = \"{receive}\"\n");
+    let text = device
+        + "[policy]\nfile = \"p.toml\"\n\
                 [workers]\ncores = 2\nframes = 8192\npages = [\"plain\"]\n";
     std::fs::write(&settings, text).expect("written");
-    let link = format!("libmlx5-{}", std::process::id());
+    let link = format!("libmlx5-{}-{receive}", std::process::id());
     let steerd = support::steerd();
     let mut command = Command::new(softnic);
     command.args(["exec", "--method", "mlx5", "--mtu", "1500", "--wire", &format!("link:{link}:a"), "--"]);
@@ -154,6 +176,7 @@ fn a_capture_survives_a_reload_and_every_packet_is_accounted_for() {
     let summary: serde_json::Value = serde_json::from_str(&summary).expect("JSON");
     assert_eq!(summary["accounting"]["matches"], true, "{summary:#}");
     assert_eq!(summary["device"]["name"], "mlx5_0", "{summary:#}");
+    assert_receives(&summary, receive);
     let rules = summary["rules"].as_array().expect("rules").iter();
     let delivered: BTreeMap<String, u64> = rules
         .filter_map(|rule| {
@@ -176,10 +199,11 @@ struct Setup {
 }
 
 impl Setup {
-    fn new(provider: &str, wire: &str, policy: &str) -> Self {
+    fn new(provider: &str, receive: &str, wire: &str, policy: &str) -> Self {
         let folder = tempfile::tempdir().expect("folder");
         let text = format!(
-            "[policy]\nfile = \"p.toml\"\n[workers]\ncores = 2\nframes = 4096\npages = [\"plain\"]\n\
+            "[device]\nreceive = \"{receive}\"\n\
+             [policy]\nfile = \"p.toml\"\n[workers]\ncores = 2\nframes = 4096\npages = [\"plain\"]\n\
              [softnic]\nprovider = \"{provider}\"\npersonality = \"mlx5\"\n\
              [[softnic.ports]]\nmtu_bytes = 9000\nwire = {wire}\n"
         );
@@ -261,14 +285,16 @@ fn both_providers_count_what_independent_tools_counted() {
         std::os::unix::fs::symlink(&capture, target).expect("a link");
     }
     let wire = format!("{{ kind = \"pcap\", path = \"{}\", mode = \"once\" }}", captures.path().display());
-    for provider in ["softnic", "mlx5"] {
-        let setup = Setup::new(provider, &wire, &policy);
+    for (provider, receive) in PROVIDERS {
+        let setup = Setup::new(provider, receive, &wire, &policy);
         let mut command = setup.command();
         // The longest packets of the captures.
         command.env("STEERD_WORKERS__FRAME_BYTES", "16384");
-        let mut counted = counts(&summary(&mut command));
+        let summary = summary(&mut command);
+        assert_receives(&summary, receive);
+        let mut counted = counts(&summary);
         counted.retain(|rule, _| expected.contains_key(rule));
-        assert_eq!(counted, expected, "with the provider {provider}");
+        assert_eq!(counted, expected, "with the provider {provider} and {receive}");
     }
 }
 
@@ -284,7 +310,6 @@ fn forwarded_packets_leave_unchanged() {
         return;
     }
     let wire = "{ kind = \"pcap\", path = \"in.pcap\", mode = \"once\", output = \"out.pcap\" }";
-    let setup = Setup::new("mlx5", wire, FORWARD);
     let frame = |port: u16| {
         let payload = vec![port as u8; usize::from(port) % 1_400];
         FrameBuilder::new()
@@ -294,15 +319,19 @@ fn forwarded_packets_leave_unchanged() {
             .build()
     };
     let frames: Vec<_> = (1..=COUNT).map(frame).collect();
-    setup.write("in.pcap", &test_support::capture(&frames));
-    let summary = setup.run();
-    assert_eq!(counts(&summary)["udp"], u64::from(COUNT), "{summary:#}");
-    let sent = corpus::packets(&setup.folder.path().join("out.pcap"));
     let sorted = |mut frames: Vec<Vec<u8>>| {
         frames.sort_unstable();
         frames
     };
-    assert!(sorted(sent) == sorted(frames), "the frames that left differ from those that arrived");
+    let arrived = sorted(frames.clone());
+    for receive in RECEIVE {
+        let setup = Setup::new("mlx5", receive, wire, FORWARD);
+        setup.write("in.pcap", &test_support::capture(&frames));
+        let summary = setup.run();
+        assert_eq!(counts(&summary)["udp"], u64::from(COUNT), "{summary:#}");
+        let sent = corpus::packets(&setup.folder.path().join("out.pcap"));
+        assert!(sorted(sent) == arrived, "{receive}: the frames that left differ from those that arrived");
+    }
 }
 
 /// With the limits of an mlx5 the device would refuse the program.
@@ -331,7 +360,7 @@ fn a_policy_is_compiled_for_the_model_file_that_the_device_imitates() {
         let _ = write!(policy, "[[rules]]\nname = \"r{index}\"\n{udp}\naction = {action}\n");
     }
     let wire = "{ kind = \"pcap\", path = \"in.pcap\", mode = \"once\" }";
-    let setup = Setup::new("mlx5", wire, &policy);
+    let setup = Setup::new("mlx5", "verbs", wire, &policy);
     let udp = |src: [u8; 4], dst: [u8; 4], src_port, dst_port| {
         FrameBuilder::new().ipv4(src.into(), dst.into()).udp(src_port, dst_port).build()
     };
@@ -355,9 +384,12 @@ fn a_policy_is_compiled_for_the_model_file_that_the_device_imitates() {
 /// The service manager watches the process that it started, also after that has started itself again.
 #[test]
 fn the_process_stays_the_same_over_its_start_and_reloads_under_traffic() {
-    if softnic().is_none() {
-        return;
+    if softnic().is_some() {
+        RECEIVE.into_iter().for_each(reload_under_traffic);
     }
+}
+
+fn reload_under_traffic(receive: &str) {
     let policy = |name: &str| {
         format!(
             "version = 1\ndefault = \"kernel\"\n[groups.g]\nworkers = \"all\"\n\
@@ -368,7 +400,7 @@ fn the_process_stays_the_same_over_its_start_and_reloads_under_traffic() {
     };
     let wire =
         "{ kind = \"generator\", rate = 50000, flows = [{ dst_ports = \"53\" }, { dst_ports = \"80\" }] }";
-    let setup = Setup::new("mlx5", wire, &policy("before"));
+    let setup = Setup::new("mlx5", receive, wire, &policy("before"));
     let manager = ServiceManager::new(setup.folder.path());
     let mut command = setup.command();
     command.env("STEERD_WORKERS__TIMESTAMPS", "true");
@@ -390,6 +422,7 @@ fn the_process_stays_the_same_over_its_start_and_reloads_under_traffic() {
     assert!(status.success(), "{log}");
     let summary: serde_json::Value = serde_json::from_str(&summary).expect("JSON");
     assert_eq!(summary["accounting"]["matches"], true, "{summary:#}");
+    assert_receives(&summary, receive);
     // The device's clock is read from memory, and converted to that of the workers.
     for worker in summary["workers"].as_array().expect("workers") {
         let latency = &worker["latency"];
@@ -418,8 +451,8 @@ fn reloads_that_remove_drop_rules_lose_no_count() {
     };
     let wire =
         "{ kind = \"generator\", rate = 100000, flows = [{ dst_ports = \"53\" }, { dst_ports = \"80\" }] }";
-    for provider in ["softnic", "mlx5"] {
-        let setup = Setup::new(provider, wire, &policy(0));
+    for (provider, receive) in PROVIDERS {
+        let setup = Setup::new(provider, receive, wire, &policy(0));
         let mut daemon = Daemon::start_command(&mut setup.command());
         for times in 1..=RELOADS {
             setup.write("p.toml", policy(times).as_bytes());
@@ -432,12 +465,15 @@ fn reloads_that_remove_drop_rules_lose_no_count() {
                 !accounting.borrow()["matches"].is_null()
             });
             let accounting = accounting.into_inner();
-            assert_eq!(accounting["matches"], true, "{provider}, {times} reloads: {accounting:#}");
+            assert_eq!(
+                accounting["matches"], true,
+                "{provider} and {receive}, {times} reloads: {accounting:#}"
+            );
         }
         let (status, summary, log) = daemon.terminate();
-        assert!(status.success(), "{provider}: {log}");
+        assert!(status.success(), "{provider} and {receive}: {log}");
         let summary: serde_json::Value = serde_json::from_str(&summary).expect("JSON");
-        assert_eq!(summary["accounting"]["matches"], true, "{provider}: {summary:#}");
+        assert_eq!(summary["accounting"]["matches"], true, "{provider} and {receive}: {summary:#}");
         assert!(summary["accounting"]["rule_dropped"].as_u64() > Some(1_000), "{summary:#}");
     }
 }
@@ -447,7 +483,7 @@ fn a_missing_library_is_an_error_with_a_remedy() {
     if softnic().is_none() {
         return;
     }
-    let setup = Setup::new("mlx5", "{ kind = \"null\" }", FORWARD);
+    let setup = Setup::new("mlx5", "verbs", "{ kind = \"null\" }", FORWARD);
     let output = setup.command().env("SOFTNIC_LIBRARY", "/nonexistent.so").output().expect("it runs");
     assert_eq!(output.status.code(), Some(4), "{}", stderr(&output));
     for part in ["softnic.provider", "SOFTNIC_LIBRARY=/nonexistent.so", "No such file"] {
@@ -470,10 +506,13 @@ fn resident_kib(daemon: &Daemon) -> u64 {
 
 #[test]
 fn reloads_do_not_grow_memory() {
-    const RULES: usize = 2_000;
-    if softnic().is_none() {
-        return;
+    if softnic().is_some() {
+        RECEIVE.into_iter().for_each(reload_many_rules);
     }
+}
+
+fn reload_many_rules(receive: &str) {
+    const RULES: usize = 2_000;
     let policy = |first: &str| {
         let mut text = "version = 1\ndefault = \"kernel\"\n[groups.g]\nworkers = \"all\"\n".to_owned();
         for rule in 0..RULES {
@@ -488,7 +527,7 @@ fn reloads_do_not_grow_memory() {
         }
         text
     };
-    let setup = Setup::new("mlx5", "{ kind = \"null\" }", &policy("r-0"));
+    let setup = Setup::new("mlx5", receive, "{ kind = \"null\" }", &policy("r-0"));
     let mut daemon = Daemon::start_command(&mut setup.command());
     let before = resident_kib(&daemon);
     for times in 1..=4 {
@@ -509,10 +548,13 @@ fn packets_of_another_kernel_are_received_and_the_kernel_still_answers() {
         return;
     }
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/namespaces/libmlx5.sh");
-    let Some(outcome) = Outcome::of(&path, env!("CARGO_BIN_EXE_steerd"), &[]) else { return };
-    let summary: serde_json::Value = serde_json::from_str(&outcome.read("summary.json")).expect("JSON");
-    assert_eq!(summary["accounting"]["matches"], true, "{summary:#}");
-    let counts = counts(&summary);
-    assert_eq!((counts["ping"], counts["dns"]), (10, 20), "{summary:#}");
-    assert_eq!(outcome.numbers("sent.env")["pings"], 10, "the kernel still answers: af_packet copies");
+    for receive in RECEIVE {
+        let Some(outcome) = Outcome::of(&path, env!("CARGO_BIN_EXE_steerd"), &[receive]) else { return };
+        let summary: serde_json::Value = serde_json::from_str(&outcome.read("summary.json")).expect("JSON");
+        assert_eq!(summary["accounting"]["matches"], true, "{summary:#}");
+        assert_receives(&summary, receive);
+        let counts = counts(&summary);
+        assert_eq!((counts["ping"], counts["dns"]), (10, 20), "{summary:#}");
+        assert_eq!(outcome.numbers("sent.env")["pings"], 10, "the kernel still answers: af_packet copies");
+    }
 }

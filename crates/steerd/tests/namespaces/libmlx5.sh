@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # A client in a namespace of its own sends to steerd on rdma-core's mlx5 provider, whose port is this end of a veth pair.
 # Run by tests/it/libmlx5.rs inside fresh network and mount namespaces:
-#   libmlx5.sh STEERD DIR
+#   libmlx5.sh STEERD DIR RECEIVE
 # Leaves in DIR what was sent (sent.env), steerd's summary (summary.json) and its log.
 set -euo pipefail
-steerd=$1 dir=$2 server=10.77.0.1
+steerd=$1 dir=$2 receive=$3 server=10.77.0.1
 
 mount -t tmpfs tmpfs /run
 mkdir /run/netns
@@ -32,6 +32,8 @@ match = { family = "ipv4", protocol = "udp", dst_port = 53 }
 action = { steer = "every" }
 EOF
 cat > "$dir/steerd.toml" <<EOF
+[device]
+receive = "$receive"
 [policy]
 file = "policy.toml"
 [workers]

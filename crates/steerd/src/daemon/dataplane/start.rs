@@ -145,6 +145,7 @@ impl Builder {
         let entry = |(worker, core): (&Worker, &Option<usize>)| WorkerEntry {
             control: worker.control(),
             queue: worker.work_queue().number().0,
+            receive: worker.receive(),
             core: *core,
         };
         let entries: Vec<WorkerEntry> = workers.iter().zip(&cores).map(entry).collect();

@@ -352,6 +352,7 @@ fn worker(entry: &WorkerEntry, snapshot: &WorkerSnapshot) -> WorkerState {
     WorkerState {
         worker: snapshot.id.0,
         core: entry.core,
+        receive: entry.receive.name(),
         warnings: entry.control.warnings().iter().map(ToString::to_string).collect(),
         received_packets: snapshot.received.packets,
         received_bytes: snapshot.received.bytes,
