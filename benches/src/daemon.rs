@@ -44,13 +44,23 @@ pub enum Provider {
     SoftNic,
     /// rdma-core's for an mlx5, over a model of the device: `softnic exec --method mlx5`.
     Mlx5,
+    /// The same, with a worker that reads and writes the queues itself.
+    Mlx5Direct,
 }
 
 impl Provider {
     fn device(self) -> &'static str {
         match self {
             Self::SoftNic => "softnic0",
-            Self::Mlx5 => "mlx5_0",
+            Self::Mlx5 | Self::Mlx5Direct => "mlx5_0",
+        }
+    }
+
+    /// Settings of the device beside its name.
+    fn device_settings(self) -> &'static str {
+        match self {
+            Self::SoftNic | Self::Mlx5 => "",
+            Self::Mlx5Direct => "receive = 'direct'\n",
         }
     }
 
@@ -126,10 +136,11 @@ fn built(name: &str) -> Result<PathBuf, String> {
 fn settings(options: &DaemonOptions<'_>) -> String {
     let DaemonOptions { wire, second_wire, personality, provider, engine_core, worker_core, .. } = options;
     let mut text = format!(
-        "[device]\nname = '{}'\nports = {}\n[policy]\nfile = 'policy.toml'\n[workers]\ncores = [{worker_core}]\n[http]\nlisten = 'off'\n\
+        "[device]\nname = '{}'\nports = {}\n{}[policy]\nfile = 'policy.toml'\n[workers]\ncores = [{worker_core}]\n[http]\nlisten = 'off'\n\
          [api]\nsocket = 'api.sock'\n",
         provider.device(),
         if second_wire.is_some() { "[1, 2]" } else { "[1]" },
+        provider.device_settings(),
     );
     let second = |wire| format!(", {{ mtu_bytes = {MTU_BYTES}, wire = {wire} }}");
     let second = second_wire.as_ref().map(second).unwrap_or_default();

@@ -1,6 +1,6 @@
 //! The worker of a daemon on the soft NIC's own provider of libibverbs and on rdma-core's unmodified one for
-//! an mlx5, over a model of that device (`softnic exec --method mlx5`): what the polling code of a real NIC
-//! costs. The rest of the worker is the same.
+//! an mlx5, over a model of that device (`softnic exec --method mlx5`), by the functions of that provider and
+//! directly (`device.receive`): the cost of a real NIC's polling code. The rest of the worker is the same.
 //!
 //! By the worker's own times: poll, classify and count, one rule, which matches every packet. The model
 //! writes completions and reads posted buffers from the provider's rings, as the device would, on the other
@@ -19,12 +19,13 @@ use super::{CORE, OTHER_CORE, SIZES, own_command};
 pub(crate) const TABLE: &str = "providers";
 const OWN: &str = "worker on the soft NIC's provider";
 const MLX5: &str = "worker on rdma-core's mlx5 provider";
+const DIRECT: &str = "worker on rdma-core's mlx5 provider, direct";
 const TRAFFIC: Traffic = Traffic::Flows(1000);
 const MILLISECONDS: u64 = 500;
 const WARM_UP: Duration = Duration::from_millis(150);
 
 pub(crate) fn cases(inputs: &Inputs) -> Vec<Case<'_>> {
-    let kinds = [(OWN, Provider::SoftNic), (MLX5, Provider::Mlx5)];
+    let kinds = [(OWN, Provider::SoftNic), (MLX5, Provider::Mlx5), (DIRECT, Provider::Mlx5Direct)];
     SIZES.into_iter().flat_map(|bytes| kinds.map(|kind| worker(inputs, kind, bytes))).collect()
 }
 
@@ -52,9 +53,10 @@ fn worker<'i>(inputs: &'i Inputs, (what, provider): (&str, Provider), bytes: u32
     })
 }
 
-/// rdma-core's beside the soft NIC's.
+/// rdma-core's, used in both ways, beside the soft NIC's.
 pub(crate) fn ratios(_: &Inputs, rows: &[Row]) -> Vec<Ratio> {
     let find = |what: &str, bytes| rows.iter().find(|row| row.what == what && row.frame_bytes == bytes);
-    let pairs = SIZES.into_iter().filter_map(|bytes| find(MLX5, bytes).zip(find(OWN, bytes)));
+    let mlx5 = SIZES.into_iter().flat_map(|bytes| [(MLX5, bytes), (DIRECT, bytes)]);
+    let pairs = mlx5.filter_map(|(what, bytes)| find(what, bytes).zip(find(OWN, bytes)));
     pairs.map(|(mlx5, own)| Ratio::of(mlx5, own)).collect()
 }
