@@ -66,20 +66,54 @@ impl CompletionQueue {
     /// no frames.
     #[inline]
     pub fn poll(&mut self) -> Option<CompletionBatch<'_>> {
+        self.try_poll().ok()
+    }
+
+    /// Polls as [`CompletionQueue::poll`] does.
+    ///
+    /// # Errors
+    /// An errno: ENOENT if there is no completion, EBUSY if somebody else uses the queue, or the provider's.
+    #[inline]
+    fn try_poll(&mut self) -> std::result::Result<CompletionBatch<'_>, c_int> {
         if !self.handle.gate.enter() {
-            return None;
+            return Err(libc::EBUSY);
         }
         // SAFETY: the queue is live; `&mut self` makes this the only poller, the gate keeps posters and
         // destroyers out, and a batch borrows `self`, so none is open.
         let code = unsafe { self.handle.functions.start_poll(self.handle.raw()) };
         if code == 0 {
-            return Some(CompletionBatch { queue: self, next: Next::First, _not_send: PhantomData });
+            return Ok(CompletionBatch { queue: self, next: Next::First, _not_send: PhantomData });
         }
         self.handle.gate.leave();
         if code != libc::ENOENT {
             self.poll_errors += 1;
         }
-        None
+        Err(code)
+    }
+
+    /// Passes completions to `each` until there is none.
+    ///
+    /// # Errors
+    /// An errno: EBUSY if somebody else uses the queue, or if completions of other queues keep coming; the
+    /// provider's if it cannot be polled. Some completions may be waiting then.
+    #[cold]
+    pub(crate) fn drain(&mut self, mut each: impl FnMut(Completion<'_>)) -> std::result::Result<(), c_int> {
+        let most = u64::from(self.entries()) * 2;
+        let mut taken = 0;
+        loop {
+            let mut batch = match self.try_poll() {
+                Ok(batch) => batch,
+                Err(libc::ENOENT) => return Ok(()),
+                Err(code) => return Err(code),
+            };
+            while let Some(completion) = batch.next() {
+                each(completion);
+                taken += 1;
+            }
+            if taken > most {
+                return Err(libc::EBUSY);
+            }
+        }
     }
 }
 

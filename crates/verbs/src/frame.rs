@@ -8,7 +8,7 @@
 
 use std::num::{NonZeroU32, NonZeroU64};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::{Completion, Domain, MemoryRegion, VerbsError, WorkCompletion};
 
@@ -26,8 +26,11 @@ const _: () = assert!(MAX_FRAMES <= UNSIGNALLED as usize);
 enum State {
     Free,
     Held,
-    /// Comes back by the completion that names it.
+    /// Posted to receive into; comes back by the completion that names it, or with the others of its queue
+    /// ([`FramePool::take_back_posted`]).
     Posted,
+    /// Sent with a signal; comes back by the completion that names it.
+    Signalled,
     /// Comes back by the completion of its send or of a later one of the same queue pair, which keeps the
     /// order.
     Sent,
@@ -36,7 +39,13 @@ enum State {
 impl State {
     #[inline]
     fn of_send(is_signalled: bool) -> Self {
-        if is_signalled { Self::Posted } else { Self::Sent }
+        if is_signalled { Self::Signalled } else { Self::Sent }
+    }
+
+    /// Whether the completion that names the frame gives it back.
+    #[inline]
+    fn comes_back_by_name(self) -> bool {
+        matches!(self, Self::Posted | Self::Signalled)
     }
 }
 
@@ -147,7 +156,7 @@ impl Ledger {
     /// The send of this frame has a signal after all. Returns the id of its request.
     #[inline]
     pub(crate) fn signalled(&mut self, index: u32) -> u64 {
-        self.states[index as usize] = State::Posted;
+        self.states[index as usize] = State::Signalled;
         Frame::new(index, self.id).wr_id()
     }
 
@@ -167,13 +176,26 @@ impl Ledger {
     #[inline]
     fn reclaim(&mut self, wr_id: u64) -> Option<Frame> {
         let state = self.states.get_mut(index_of(self.id, wr_id))?;
-        if *state != State::of_send(true) {
+        if !state.comes_back_by_name() {
             return None;
         }
         *state = State::Held;
         // SAFETY: `index_of` has found it to be of this pool, so its upper half is the pool's id, which is
         // not 0.
         Some(Frame { wr_id: unsafe { NonZeroU64::new_unchecked(wr_id) } })
+    }
+
+    /// Takes all frames back that are posted to receive into; returns how many.
+    #[cold]
+    fn take_back_posted(&mut self, frames: &mut Vec<Frame>) -> usize {
+        let before = frames.len();
+        for (index, state) in (0..).zip(&mut self.states) {
+            if *state == State::Posted {
+                *state = State::Held;
+                frames.push(Frame::new(index, self.id));
+            }
+        }
+        frames.len() - before
     }
 
     /// For loops that take frames back.
@@ -195,8 +217,7 @@ pub(crate) struct Taker<'l> {
 }
 
 impl Taker<'_> {
-    /// The frame with this index, if the device has it: for a send with the same `is_signalled`, or, with
-    /// that, for a receive.
+    /// The frame with this index, if the device has it for a send with the same `is_signalled`.
     #[inline]
     pub(crate) fn take_back(&mut self, index: u32, is_signalled: bool) -> Option<Frame> {
         let state = self.states.get_mut(index as usize)?;
@@ -214,6 +235,26 @@ pub struct FramePool {
     region: Arc<MemoryRegion>,
     pub(crate) ledger: Ledger,
     frame_bytes: u32,
+    receivers: Receivers,
+}
+
+/// The queues that frames of a pool were posted to, to receive into them.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Receivers {
+    None,
+    One(QueueKey),
+    Several,
+}
+
+/// A number that a queue of this process has alone, also after it is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct QueueKey(u64);
+
+impl QueueKey {
+    pub(crate) fn new() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        Self(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
 }
 
 /// A frame as work requests name it.
@@ -231,7 +272,8 @@ impl FramePool {
         let count = frame_count(region.bytes(), frame_bytes)?;
         let id = NEXT_ID.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |id| id.checked_add(1));
         let id = id.ok().and_then(NonZeroU32::new).ok_or(VerbsError::FramePoolIds)?;
-        Ok(Self { region: Arc::new(region), ledger: Ledger::new(id, count), frame_bytes })
+        let (region, ledger) = (Arc::new(region), Ledger::new(id, count));
+        Ok(Self { region, ledger, frame_bytes, receivers: Receivers::None })
     }
 
     /// A free frame, now held. Its bytes are unchanged since the last use.
@@ -343,6 +385,24 @@ impl FramePool {
     pub(crate) fn slot(&self, frame: &Frame) -> Option<Slot> {
         let address = self.address(frame)?.addr() as u64;
         Some(Slot { wr_id: frame.wr_id(), address })
+    }
+
+    /// Notes that frames are posted to this queue from now on, to receive into them.
+    #[cold]
+    pub(crate) fn note_receiver(&mut self, queue: QueueKey) {
+        self.receivers = match self.receivers {
+            Receivers::None => Receivers::One(queue),
+            Receivers::One(known) if known == queue => self.receivers,
+            Receivers::One(_) | Receivers::Several => Receivers::Several,
+        };
+    }
+
+    /// Takes all frames back that this queue has, if frames of the pool were posted to no other queue: which
+    /// queue has a frame is not known. Returns how many. The device must have given them up, and no completion
+    /// that names one may be waiting.
+    #[cold]
+    pub(crate) fn take_back_posted(&mut self, queue: QueueKey, frames: &mut Vec<Frame>) -> usize {
+        if self.receivers == Receivers::One(queue) { self.ledger.take_back_posted(frames) } else { 0 }
     }
 
     /// Notes that the device has this frame; the caller gives up its [`Frame`].
@@ -501,6 +561,25 @@ mod tests {
         ledger.withdrawn(index);
         assert_eq!(ledger.free.len(), 2);
         assert_eq!((ledger.named(8 << 32), ledger.taker().take_back(2, false)), (None, None));
+    }
+
+    #[test]
+    fn frames_posted_to_receive_come_back_together() {
+        let mut ledger = ledger(7, 6);
+        let frames: Vec<Frame> = std::iter::from_fn(|| ledger.take()).collect();
+        let [posted, signalled, sent, reclaimed, held, also_posted] = &frames[..] else { unreachable!() };
+        for frame in [posted, reclaimed, also_posted] {
+            ledger.posted(index(frame));
+        }
+        assert!(ledger.sent(signalled, true).is_some() && ledger.sent(sent, false).is_some());
+        assert!(ledger.reclaim(reclaimed.wr_id()).is_some());
+        let mut back = Vec::new();
+        assert_eq!(ledger.take_back_posted(&mut back), 2);
+        assert!(back.contains(posted) && back.contains(also_posted));
+        assert_eq!(ledger.take_back_posted(&mut back), 0, "once");
+        assert_eq!(ledger.reclaim(posted.wr_id()), None, "nor by a completion");
+        assert!(ledger.reclaim(signalled.wr_id()).is_some(), "the device has this one");
+        assert_eq!(ledger.reclaim(held.wr_id()), None);
     }
 
     #[test]

@@ -9,6 +9,7 @@ use std::mem;
 use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use crate::frame::QueueKey;
 use crate::{Domain, FramePool, MemoryRegion, RegisteredFrames};
 
 /// Most pools that one queue takes frames of.
@@ -36,16 +37,24 @@ struct QueuePool {
     lkey: u32,
     /// The device may write to the memory by that key.
     is_writable: bool,
+    /// The pool knows that its frames are posted to this queue.
+    is_receiving: bool,
 }
 
 /// The pools whose regions are in a queue's [`QueueRegions`].
 pub(crate) struct QueuePools {
     pools: Vec<QueuePool>,
+    key: QueueKey,
 }
 
 impl QueuePools {
     pub(crate) fn new() -> Self {
-        Self { pools: Vec::with_capacity(MAX_POOLS) }
+        Self { pools: Vec::with_capacity(MAX_POOLS), key: QueueKey::new() }
+    }
+
+    /// By which pools know the queue.
+    pub(crate) fn key(&self) -> QueueKey {
+        self.key
     }
 
     /// Sees to it that the queue keeps the memory of `pool`, before the first frame of it is sent. Returns
@@ -76,21 +85,33 @@ impl QueuePools {
     #[inline]
     pub(crate) fn keep_writable(
         &mut self,
-        pool: &FramePool,
+        pool: &mut FramePool,
         regions: &QueueRegions,
         domain: &Domain,
     ) -> Result<u32, c_int> {
         match self.find(pool.id()) {
-            Some(QueuePool { lkey, is_writable: true, .. }) => Ok(*lkey),
-            Some(_) => Err(libc::EINVAL),
-            None => {
-                let frames = pool.registered();
-                if !frames.region().is_writable() {
-                    return Err(libc::EINVAL);
-                }
-                self.admit(&frames, regions, domain)
-            }
+            Some(QueuePool { lkey, is_writable: true, is_receiving: true, .. }) => Ok(*lkey),
+            _ => self.begin_receiving(pool, regions, domain),
         }
+    }
+
+    /// Does what [`QueuePools::keep_writable`] does for the first frames.
+    #[cold]
+    fn begin_receiving(
+        &mut self,
+        pool: &mut FramePool,
+        regions: &QueueRegions,
+        domain: &Domain,
+    ) -> Result<u32, c_int> {
+        let frames = pool.registered();
+        if self.find(pool.id()).is_none() && frames.region().is_writable() {
+            self.admit(&frames, regions, domain)?;
+        }
+        let known = self.pools.iter_mut().find(|known| known.id == pool.id() && known.is_writable);
+        let known = known.ok_or(libc::EINVAL)?;
+        known.is_receiving = true;
+        pool.note_receiver(self.key);
+        Ok(known.lkey)
     }
 
     #[inline]
@@ -119,7 +140,7 @@ impl QueuePools {
         }
         regions.0.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(region));
         let (lkey, is_writable) = (region.lkey(), region.is_writable());
-        self.pools.push(QueuePool { id: frames.pool(), lkey, is_writable });
+        self.pools.push(QueuePool { id: frames.pool(), lkey, is_writable, is_receiving: false });
         Ok(lkey)
     }
 }

@@ -4,6 +4,7 @@
 //! pair, and destroyed.
 
 use std::cell::Cell;
+use std::ffi::c_int;
 use std::io;
 use std::marker::PhantomData;
 use std::ptr::{self, NonNull};
@@ -18,7 +19,10 @@ use crate::chain::ReceiveChain;
 use crate::error::{created, from_code};
 use crate::pause::Gates;
 use crate::queue_pools::{QueuePools, QueueRegions};
-use crate::{CompletionQueueHandle, Domain, Frame, FramePool, QueueNumber, Result, VerbsError, inline, leak};
+use crate::{
+    Completion, CompletionQueue, CompletionQueueHandle, Domain, Frame, FramePool, QueueNumber, Result,
+    VerbsError, inline, leak,
+};
 
 /// Most receives of one queue: no known device offers more.
 pub const MAX_RECEIVES: u32 = 1 << 20;
@@ -115,13 +119,31 @@ impl WorkQueue {
         self.change(sys::IBV_WQS_ERR, "ERR")
     }
 
-    /// Moves the queue to RESET. What is posted is forgotten without a completion, and its frames are lost to
-    /// their pools; to have them back, go to ERR first and collect what is flushed.
+    /// Moves the queue to RESET. What is posted is forgotten without a completion. Its frames come back by
+    /// [`ReceiveQueue::restart`]; otherwise they are lost to their pools.
     ///
     /// # Errors
     /// As for [`WorkQueue::ready`].
     pub fn reset(&self) -> Result<()> {
         self.change(sys::IBV_WQS_RESET, "RESET")
+    }
+
+    /// Moves a queue to RESET that the device has put into its error state, of which the kernel does not know:
+    /// it keeps the state of the last verb (core/uverbs_cmd.c, `ib_uverbs_ex_modify_wq`), and the device may
+    /// compare the state that a command names with its own. So the first attempt names ERR, as DPDK's
+    /// `mlx5_devx_modify_rq` does, and the second one the kernel's state, as DPDK's `mlx5_rxq_ibv_modify` does
+    /// and as a queue needs that is not in its error state.
+    fn leave_error(&self) -> Result<()> {
+        let attr = ibv_wq_attr {
+            attr_mask: sys::IBV_WQ_ATTR_STATE | sys::IBV_WQ_ATTR_CURR_STATE,
+            wq_state: sys::IBV_WQS_RESET,
+            curr_wq_state: sys::IBV_WQS_ERR,
+            ..ibv_wq_attr::default()
+        };
+        match self.modify(attr, "RESET", || self.state.store(sys::IBV_WQS_RESET, Ordering::Release)) {
+            Err(error) if error.errno() == Some(libc::EINVAL) => self.reset(),
+            moved => moved,
+        }
     }
 
     /// Changes the flags that `mask` names (`IBV_WQ_ATTR_FLAGS`), as far as the device can do that in the
@@ -160,11 +182,15 @@ impl WorkQueue {
             None => libc::EBUSY,
         };
         if code != 0 {
-            let (device, number) = (context.name().into(), self.number);
-            return Err(VerbsError::ModifyWorkQueue { device, number, to, source: from_code(code) });
+            return Err(self.refused(to, code));
         }
         done();
         Ok(())
+    }
+
+    fn refused(&self, to: &'static str, code: c_int) -> VerbsError {
+        let (device, number) = (self.domain.context().name().into(), self.number);
+        VerbsError::ModifyWorkQueue { device, number, to, source: from_code(code) }
     }
 
     /// The state it was moved to last. An error that the device detects is reported by an event
@@ -354,6 +380,49 @@ impl ReceiveQueue {
             return 0;
         }
         post(&mut self.chain, pool, lkey)
+    }
+
+    /// Stops the queue, whatever state it is in: from RESET on no packet arrives, and no completion is added.
+    /// Those that are waiting stay. Indirection tables and flows keep referring to the queue.
+    ///
+    /// # Errors
+    /// As for [`WorkQueue::ready`].
+    pub fn stop(&mut self) -> Result<()> {
+        if self.queue.state() == WorkQueueState::Reset { Ok(()) } else { self.queue.leave_error() }
+    }
+
+    /// Makes a queue ready anew that has failed, while the indirection tables and flows that refer to it stay:
+    /// the kernel counts no user of a queue when it changes its state (hw/mlx5/qp.c, `mlx5_ib_modify_wq`), and
+    /// DPDK recovers queues in the same way (drivers/net/mlx5/mlx5_rx.c, `mlx5_rx_err_handle`). Afterwards
+    /// nothing is posted. The frames that the queue had are in `frames`, except those of completions, which
+    /// `each` gets; returns how many there were. `completions` is the queue's own, and `pool` the only one
+    /// whose frames were posted to the queue, and to no other queue; frames of other pools stay lost.
+    ///
+    /// No frame gets two owners, by the order of the steps. In RESET the device has given the frames up and
+    /// adds no completion. When the completion queue is empty after that, nothing names a frame of the queue
+    /// any more. Only then are the frames that are still posted taken back, and only then can they be posted
+    /// again. The move to RDY makes the provider clear the doorbell record.
+    ///
+    /// # Errors
+    /// The errors of [`WorkQueue::ready`], and EBUSY if somebody else used the completion queue: it can be
+    /// called again. EINVAL for a completion queue that is not the queue's.
+    pub fn restart(
+        &mut self,
+        completions: &mut CompletionQueue,
+        pool: &mut FramePool,
+        frames: &mut Vec<Frame>,
+        mut each: impl FnMut(Completion<'_>, &mut FramePool),
+    ) -> Result<usize> {
+        if !Arc::ptr_eq(&completions.handle(), &self.queue.completions) {
+            return Err(self.queue.refused("RDY", libc::EINVAL));
+        }
+        self.stop()?;
+        completions
+            .drain(|completion| each(completion, pool))
+            .map_err(|code| self.queue.refused("RDY", code))?;
+        let taken = pool.take_back_posted(self.pools.key(), frames);
+        self.queue.ready()?;
+        Ok(taken)
     }
 
     /// Why frames stayed in the vector last: ENOMEM usually means that the queue is full, EBUSY that another
