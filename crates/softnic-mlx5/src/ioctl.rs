@@ -159,6 +159,8 @@ pub(super) fn carry_out(context: &Context, request: u64, address: u64) -> Verb<(
     if request != VERBS_IOCTL {
         return Err(ENOTTY);
     }
+    // A device that is gone has no command left (kernel core/uverbs_ioctl.c, `ib_uverbs_ioctl`).
+    context.nic.check_alive()?;
     let (method, attributes) = Attributes::read(address)?;
     match method {
         INVOKE_WRITE => invoke_write(context, &attributes),

@@ -116,6 +116,8 @@ struct EnginePort {
     /// Bytes of the longest received frame: merged ones are longer than the MTU.
     max_received_bytes: usize,
     state: WireState,
+    /// The link was taken down on purpose.
+    is_unplugged: bool,
     /// Whether unmatched frames have to be left to the host ([`Wire::takes_away`]).
     takes_away: bool,
     /// The merged frames that the wire split so far.
@@ -136,6 +138,7 @@ impl EnginePort {
             max_frame_bytes,
             max_received_bytes: max_frame_bytes.max(merged_bytes),
             state: port.wire.state(),
+            is_unplugged: false,
             takes_away: port.wire.takes_away(),
             splits: Splits::default(),
             wire: port.wire,
@@ -190,6 +193,9 @@ impl Engine {
 
     /// One turn over its ports: at most `max_frames` received frames, and what was posted to be sent.
     fn pass(&mut self, nic: &NicShared, profile: &profile::Totals, max_frames: usize) -> usize {
+        if nic.is_lost.load(Ordering::Relaxed) {
+            return 0;
+        }
         let first = self.passes as usize % self.ports.len().max(1);
         self.passes = self.passes.wrapping_add(1);
         self.ports.rotate_left(first);
@@ -208,6 +214,9 @@ impl Engine {
         self.ports.rotate_right(first);
         self.plan.probe.mark(profile::EngineStage::Send);
         self.plan.probe.end(received, sent, profile);
+        if let Some(faults) = nic.faults.get() {
+            faults.carry_out(nic);
+        }
         received + sent
     }
 
@@ -224,6 +233,9 @@ impl Engine {
             for port in &mut self.ports {
                 if received == max_frames {
                     return received;
+                }
+                if port.is_unplugged {
+                    continue;
                 }
                 let mut stats = PortStats::default();
                 received += receive::burst(nic, port, &mut self.plan, max_frames - received, &mut stats);
@@ -257,11 +269,12 @@ fn publish(nic: &NicShared, port: &EnginePort, stats: &mut PortStats) {
 
 /// Notes what became of the wire; a link that comes or goes is reported to every context.
 fn watch(nic: &NicShared, port: &mut EnginePort) {
-    let state = port.wire.state();
+    let Some(shared) = nic.port(port.number) else { return };
+    port.is_unplugged = shared.is_unplugged.load(Ordering::Relaxed);
+    let state = if port.is_unplugged { WireState::Down } else { port.wire.state() };
     if state == port.state && state != WireState::Finished {
         return;
     }
-    let Some(shared) = nic.port(port.number) else { return };
     shared.finished.store(state == WireState::Finished, Ordering::Release);
     let (was_down, down) = (port.state == WireState::Down, state == WireState::Down);
     port.state = state;

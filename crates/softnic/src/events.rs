@@ -8,7 +8,9 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, Shutdown, SocketFlags, SocketType, recv, send, shutdown, socketpair,
+};
 
 /// Bytes of `struct ib_uverbs_async_event_desc` {u64 element, u32 event_type, u32 reserved}.
 const ASYNC_BYTES: usize = 16;
@@ -43,6 +45,12 @@ impl EventChannel {
             tracing::warn!("an asynchronous event is lost: its context does not read events");
         }
         sent
+    }
+
+    /// Ends the channel: behind the events that were sent the reader finds its end.
+    pub(crate) fn end(&self) {
+        // It has ended already if this fails.
+        let _ = shutdown(&self.write, Shutdown::Write);
     }
 
     /// Takes back the unread events of an object; returns how many. Nothing may be sent meanwhile.

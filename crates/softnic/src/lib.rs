@@ -18,6 +18,7 @@ mod engine;
 pub mod errno;
 mod error;
 mod events;
+mod faults;
 mod flow_pace;
 pub mod formats;
 mod lazy_nic;
@@ -46,6 +47,7 @@ mod work;
 
 pub use engine::profile::{EngineProfile, EngineStage};
 pub use error::SoftNicError;
+pub use faults::{FailedFrames, FaultPlan, FaultPlanError};
 pub use limits::PORT_MTU_BYTES;
 pub use nic::{Drive, Nic, SoftNic, SoftNicConfig};
 pub use personality::{ModelPersonality, Personality, UnknownPersonality};

@@ -12,6 +12,7 @@ use wire::{Wire, WireState};
 use crate::SoftNicError;
 use crate::claims::FlowClaims;
 use crate::clock::ClockView;
+use crate::faults::PendingFaults;
 use crate::flow_pace::FlowPace;
 use crate::personality::{ClockRules, Personality, Rules};
 use crate::port_tables::{LINK_LOCAL, eui64};
@@ -52,6 +53,10 @@ pub struct NicShared {
     /// From which clients read the clock, once there is one that does.
     pub(crate) clock_view: OnceLock<Box<dyn ClockView>>,
     pub(crate) stopping: AtomicBool,
+    /// The device has failed for good.
+    pub(crate) is_lost: AtomicBool,
+    /// Faults that are to be made on purpose.
+    pub(crate) faults: OnceLock<PendingFaults>,
 }
 
 /// The part of a port that is known without the engine.
@@ -61,6 +66,8 @@ pub(crate) struct Port {
     pub(crate) counters: PortCounters,
     pub(crate) watch: PortWatch,
     pub(crate) down: AtomicBool,
+    /// A fault that was made on purpose: the link is down whatever the wire's state.
+    pub(crate) is_unplugged: AtomicBool,
     pub(crate) finished: AtomicBool,
     /// The frames that the wire is to take, if it does not take all.
     pub(crate) claims: FlowClaims,
@@ -75,6 +82,7 @@ impl Port {
             counters: PortCounters::default(),
             watch: PortWatch::default(),
             down: AtomicBool::new(config.wire.state() == WireState::Down),
+            is_unplugged: AtomicBool::new(false),
             finished: AtomicBool::new(false),
         }
     }
@@ -138,6 +146,8 @@ impl NicShared {
             turn: Mutex::new(()),
             waiting: AtomicU32::new(0),
             stopping: AtomicBool::new(false),
+            is_lost: AtomicBool::new(false),
+            faults: OnceLock::new(),
             personality,
             clock,
             name,

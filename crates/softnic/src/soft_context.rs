@@ -44,14 +44,16 @@ impl SoftContext {
         unsafe { Arc::from_raw(self.nic) }
     }
 
-    /// The context behind the library's handle.
+    /// The context behind the library's handle; EIO once the device has failed for good.
     ///
     /// # Safety
     /// `context` is NULL or came from this provider's `alloc_context` and was not closed.
     pub(crate) unsafe fn of<'a>(context: *mut ibv_context) -> Verb<&'a Self> {
         let base = Self::base(context).ok_or(EINVAL)?;
         // SAFETY: `base` is where the head was written in `alloc_context`; it is not changed after that.
-        Ok(unsafe { &*base })
+        let context = unsafe { &*base };
+        context.nic().check_alive()?;
+        Ok(context)
     }
 
     /// The start of the allocation, by the context's self-description (`sz`, the word before it, is the size

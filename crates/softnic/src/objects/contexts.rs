@@ -20,8 +20,9 @@ pub struct OpenedContext {
 /// Opens a context.
 ///
 /// # Errors
-/// ENOMEM if the device has no more, and the errno of socketpair(2).
+/// ENOMEM if the device has no more, EIO if it has failed, and the errno of socketpair(2).
 pub fn open(nic: &Nic) -> Verb<OpenedContext> {
+    nic.check_alive()?;
     let (events, client) = EventChannel::new()?;
     let slot = nic.control().contexts.insert(ContextState { events }).ok_or(ENOMEM)?;
     Ok(OpenedContext { slot, events: client })

@@ -3,6 +3,7 @@
 
 mod allocations;
 mod engine_threads;
+mod faults;
 mod handover;
 mod ports;
 mod safe_events;
